@@ -6,14 +6,14 @@
 //! connected to itself, so the queue pair of a rank to itself is connected to one without a send queue.
 
 use super::address::Address;
-use super::device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
+use super::device::{DeviceQueueError, RegisteredSlice};
 use super::doorbells::{Bells, DoorbellRelease, Doorbells, Ringer};
 use super::drain::{self, DrainError, FIRST_TOKEN, IdleQueue};
 use super::error::{NicError, NicPeer};
 use super::hca::Access;
 use super::layout::{QueueSpec, Role};
 use super::open::Nic;
-use super::queues::{Expired, QueueInfo};
+use super::queues::{DeviceQueues, Expired, QueueInfo};
 use super::relay::{DoorbellRelay, RelayLine};
 use bytemuck::Zeroable;
 use gin_abi::gdaki::{BUSY_RANKS, QueuePairData, busy_marks};
@@ -244,7 +244,7 @@ impl DeviceQueuePairs {
             doorbell_scope: self.shape.release.code(),
             most_bytes: target.most_bytes,
             signal_key: Be32::new(target.signal_key).memory(),
-            sink_key: Be32::new(self.sink.local_key()).memory(),
+            sink_key: Be32::new(self.sink.local_key).memory(),
             signals: target.signals,
             busy: self.busy(context) + u64::from(peer / BUSY_RANKS) * 8,
             marks: busy_marks(peer),

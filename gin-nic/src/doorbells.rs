@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The engine that rings doorbells: kernels if their device can store to the NIC's doorbell pages, else the host.
 
-use super::device::{DeviceQueueError, DeviceQueues};
+use super::device::DeviceQueueError;
 use super::error::NicError;
 use super::open::Nic;
 use super::owned::Owned;
+use super::queues::DeviceQueues;
 use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM};
 use gin_gpu::{Device, GpuError, Keep, MappedPages, Memory, MemoryKind};
 use std::collections::BTreeMap;

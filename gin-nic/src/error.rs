@@ -136,16 +136,6 @@ pub enum NicError {
         /// The requested number.
         asked: u64,
     },
-    /// The memory for the rings is too small, or does not begin at a page.
-    #[error("the rings need {needed} bytes from the beginning of a page; there are {given} at {address:#x}")]
-    RingMemory {
-        /// The required bytes.
-        needed: u64,
-        /// The given bytes.
-        given: u64,
-        /// Their address.
-        address: u64,
-    },
     /// The NIC does not reach this kind of memory.
     #[error("{nic} does not reach {kind} memory of {device}")]
     Memory {

@@ -11,12 +11,12 @@ pub mod checks;
 
 pub use checks::{CHECKS, Check, Failed, check};
 
-use super::device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
+use super::device::{DeviceQueueError, RegisteredSlice};
 use super::error::{NicError, NicPeer};
 use super::hca::Access;
 use super::layout::{QueuePlace, QueueSpec, Role};
 use super::open::Nic;
-use super::queues::{Expired, QueueInfo};
+use super::queues::{DeviceQueues, Expired, QueueInfo};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{self, Completion, CompletionError, Outcome, Syndrome, TAIL_WORD};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
@@ -114,8 +114,8 @@ impl Loopback {
         let areas = [register(Access::PAYLOAD)?, register(Access::SIGNALS)?];
         let [payload, words] = [0, 1].map(|index| {
             let area: &RegisteredSlice = &areas[index];
-            let (local, remote) = (Be32::new(area.local_key()), Be32::new(area.remote_key()));
-            Area { index, start: area.start(), local, remote }
+            let (local, remote) = (Be32::new(area.local_key), Be32::new(area.remote_key));
+            Area { index, start: area.start, local, remote }
         });
         let queues = DeviceQueues::new(nic, &device, &SPECS, expired)?;
         let itself = NicPeer { rank: 0, host: "itself".to_owned(), port: nic.config.port };
@@ -145,7 +145,7 @@ impl Loopback {
     }
 
     fn bytes(&self, area: Area, offset: u64, bytes: u64) -> &[AtomicU8] {
-        let slice = self.areas[area.index].slice();
+        let slice = &self.areas[area.index].slice;
         assert!(offset + bytes <= slice.bytes());
         let first = ptr::with_exposed_provenance((slice.address() + offset) as usize);
         // Safety: in range of memory of this process, which `self` keeps. All concurrent accesses are atomic.
@@ -153,7 +153,7 @@ impl Loopback {
     }
 
     pub fn word(&self, area: Area, offset: u64) -> &AtomicU64 {
-        word(self.areas[area.index].slice(), offset)
+        word(&self.areas[area.index].slice, offset)
     }
 
     /// Writes an entry once there is room. [`ring`](Self::ring) announces it to the NIC.

@@ -2,14 +2,13 @@
 //! Opens a NIC: queries its capabilities, and checks that they suffice.
 
 use super::error::{NicError, NicPeer, Step};
-use super::hca::{Access, Domain, Extent, Hca, HcaError, Link, Port, Region};
-use super::owned::{Owned, Owner, Stack, What};
+use super::hca::{Domain, Hca, HcaError, Link, Port};
+use super::owned::{Owned, Owner, What};
 use gin_abi::mlx5::bits::{Field, Mailbox};
 use gin_abi::mlx5::command::{Mtu, PORT_TYPE_ETHERNET, capability, opcode, roce_version};
 use gin_abi::mlx5::mailbox::{
     AtomicCap, HcaCap, QueryHcaCapIn, QueryHcaCapOut, QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress, RoceCap,
 };
-use gin_gpu::MemorySlice;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -87,17 +86,6 @@ pub struct Nic {
     _domain: Owned,
 }
 
-/// Registered memory, which work-queue entries can name until it is dropped.
-#[derive(Debug)]
-pub struct RegisteredMemory {
-    _region: Stack,
-    _nic: Arc<Nic>,
-    /// Returns the key for local access.
-    pub local_key: u32,
-    /// Returns the key for remote access.
-    pub remote_key: u32,
-}
-
 /// Adds the step to an error.
 pub(super) fn failed(nic: &str, step: Step, peer: Option<&NicPeer>) -> impl FnOnce(HcaError) -> NicError {
     let (nic, peer) = (nic.to_owned(), peer.cloned());
@@ -163,32 +151,6 @@ impl Nic {
     /// Returns the NIC's errors for objects that it did not destroy, and clears the list.
     pub fn take_failures(&self) -> Vec<HcaError> {
         self.owner.take_failures()
-    }
-
-    /// Registers memory for work-queue entries, in which its first byte has the address `start`.
-    ///
-    /// # Errors
-    /// An error of the NIC.
-    ///
-    /// # Safety
-    /// - The memory is valid until the result is dropped, and other code that uses it expects the NIC's accesses.
-    pub unsafe fn register(
-        self: &Arc<Self>,
-        memory: &Extent,
-        start: u64,
-        access: Access,
-    ) -> Result<RegisteredMemory, NicError> {
-        // Safety: the caller's promise.
-        let region = unsafe { self.owner.hca.register_region(&self.domain, memory, start, access) };
-        region.map(|region| self.keep(region, None)).map_err(failed(&self.name, Step::Region, None))
-    }
-
-    /// Wraps a region so that a drop deregisters it, then frees the memory.
-    pub(super) fn keep(self: &Arc<Self>, region: Region, memory: Option<MemorySlice>) -> RegisteredMemory {
-        let Region { handle, local_key, remote_key } = region;
-        let mut objects = Stack::new(&self.owner, memory);
-        objects.push(self.owner.own(What::Region, handle));
-        RegisteredMemory { _region: objects, _nic: Arc::clone(self), local_key, remote_key }
     }
 }
 

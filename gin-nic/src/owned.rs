@@ -71,13 +71,12 @@ impl Drop for Owned {
 #[derive(Debug)]
 pub(super) struct Stack {
     objects: Vec<Arc<Owned>>,
-    /// `None` if the caller keeps the memory.
-    memory: Option<MemorySlice>,
+    memory: MemorySlice,
     owner: Owner,
 }
 
 impl Stack {
-    pub(super) fn new(owner: &Owner, memory: Option<MemorySlice>) -> Self {
+    pub(super) fn new(owner: &Owner, memory: MemorySlice) -> Self {
         Self { objects: Vec::new(), memory, owner: owner.clone() }
     }
 
@@ -92,7 +91,7 @@ impl Drop for Stack {
         while self.objects.pop().is_some() {}
         if self.owner.failures() != before {
             // The NIC may write to the memory of an object that was not destroyed, as long as the process lives.
-            std::mem::forget(self.memory.take());
+            std::mem::forget(self.memory.clone());
         }
     }
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Creates queue pairs, and connects each to its peer.
 //!
-//! No step sends a packet, so a NIC need not reach its own host. No step waits for a peer: between [`QueueSet::new`]
-//! and [`QueueSet::connect`], ranks exchange [`Address`]es by other means.
+//! No step sends a packet, so a NIC need not reach its own host. No step waits for a peer: between [`DeviceQueues::new`]
+//! and [`DeviceQueues::connect`], ranks exchange [`Address`]es by other means.
 
 use super::address::Address;
+use super::device::DeviceQueueError;
 use super::doorbells::DoorbellPage;
 use super::error::{NicError, NicPeer, Step};
 use super::hca::{Access, Extent, Handle, HcaError, Link, Uar, Umem};
@@ -13,11 +14,12 @@ use super::open::{Nic, failed};
 use super::owned::{Stack, What};
 use gin_abi::mlx5::bits::{Layout as Structure, Mailbox};
 use gin_abi::mlx5::command::{AtomicMode, PM_MIGRATED, QpState, RQ_TYPE_NONE, opcode};
+use gin_abi::mlx5::cqe::INVALID_BYTE;
 use gin_abi::mlx5::mailbox::{
     Ads, Cqc, CreateCqIn, CreateCqOut, CreateQpIn, CreateQpOut, ModifyQpIn, ModifyQpOut, Qpc, QueryQpIn, QueryQpOut,
 };
-use gin_gpu::MemorySlice;
 use gin_gpu::registry::initial_psn;
+use gin_gpu::{Device, Memory, MemorySlice};
 use std::sync::Arc;
 
 /// log2 of the longest message in bytes. Devices split longer ones.
@@ -57,81 +59,56 @@ struct Made {
     initial_psn: u32,
 }
 
-/// Queue pairs that share a slab. A drop destroys them.
+/// Queue pairs to which kernels of a device post. They share a slab of memory of the device, or of pinned memory if the
+/// NIC requires that. A drop destroys them.
 #[derive(Debug)]
-pub struct QueueSet {
+pub struct DeviceQueues {
     queues: Vec<Made>,
+    slab: MemorySlice,
     // Dropped before the NIC's protection domain.
     _objects: Stack,
     pages: Vec<DoorbellPage>,
     nic: Arc<Nic>,
 }
 
-impl QueueSet {
-    /// Creates the queue pairs and moves them to the state init.
+impl DeviceQueues {
+    /// Allocates and fills the slab, creates the queue pairs and moves them to the state init.
     ///
     /// # Errors
-    /// An error of the NIC, the exceeded limit, or [`NicError::Deadline`]. Then no object remains.
-    ///
-    /// # Safety
-    /// - [`Layout::of`] the same specs defines the layout of `slab` and the bytes of its completion rings. All other
-    ///   bytes are zero.
-    /// - `slab` is valid until the set is dropped, and only the owner of the queue pairs writes to it.
-    pub unsafe fn new(
+    /// An error of the device or of the NIC, the exceeded limit, or [`NicError::Deadline`]. Then no object remains.
+    pub fn new(
         nic: &Arc<Nic>,
-        slab: &Extent,
+        device: &Arc<dyn Device>,
         specs: &[QueueSpec],
         expired: Expired<'_>,
-    ) -> Result<Self, NicError> {
-        let begins = slab.dma_buf.map_or(slab.address, |file| file.offset);
-        // Safety: the caller's promise.
-        let register = || unsafe { nic.owner.hca.register_umem(slab, Access::RINGS) };
-        Self::make(nic, (begins, slab.bytes), None, specs, expired, || {
-            register().map_err(failed(nic.name(), Step::Rings, None))
-        })
-    }
-
-    /// Does the same in memory of a device, which it registers as a file or by its address, and keeps.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); [`NicError::Unreached`].
-    ///
-    /// # Safety
-    /// - As [`new`](Self::new), except that the set keeps the memory valid.
-    pub(super) unsafe fn in_device(
-        nic: &Arc<Nic>,
-        slab: &MemorySlice,
-        specs: &[QueueSpec],
-        expired: Expired<'_>,
-    ) -> Result<Self, NicError> {
-        // Safety: the caller's promise.
-        let take = |extent: &Extent| unsafe { nic.owner.hca.register_umem(extent, Access::RINGS) };
-        let place = (slab.address(), slab.bytes());
-        Self::make(nic, place, Some(slab.clone()), specs, expired, || nic.take_memory(Step::Rings, slab, take))
-    }
-
-    /// Creates the queue pairs. `register` registers the slab, given its address and length. The set keeps `memory`.
-    fn make(
-        nic: &Arc<Nic>,
-        (address, given): (u64, u64),
-        memory: Option<MemorySlice>,
-        specs: &[QueueSpec],
-        expired: Expired<'_>,
-        register: impl FnOnce() -> Result<Umem, NicError>,
-    ) -> Result<Self, NicError> {
+    ) -> Result<Self, DeviceQueueError> {
+        let kind = nic.ring_memory();
+        nic.check_reach(&**device, kind)?;
         let layout = Layout::of(specs)?;
-        if given < layout.bytes || !address.is_multiple_of(PAGE) {
-            return Err(NicError::RingMemory { needed: layout.bytes, given, address });
-        }
         for spec in specs.iter().filter(|spec| spec.role != Role::Responder) {
             nic.check(spec)?;
         }
-        let mut maker = Maker { nic, objects: Stack::new(&nic.owner, memory), pages: Vec::new(), expired };
+        // Allocations begin at a multiple of 256.
+        let memory = Memory::new(device, kind, layout.bytes + PAGE)?;
+        let first = memory.address().next_multiple_of(PAGE) - memory.address();
+        let slab = memory.slice(first..first + layout.bytes)?;
+        for ring in layout.completion_rings() {
+            slab.write(ring.start, &vec![INVALID_BYTE; (ring.end - ring.start) as usize])?;
+        }
+        let objects = Stack::new(&nic.owner, slab.clone());
+        let mut maker = Maker { nic, objects, pages: Vec::new(), expired };
         maker.begin(Step::Rings)?;
-        let umem = register()?;
+        // Safety: the objects keep the memory, and only the owner of the queue pairs writes to it.
+        let take = |extent: &Extent| unsafe { nic.owner.hca.register_umem(extent, Access::RINGS) };
+        let umem = nic.take_memory(Step::Rings, &slab, take)?;
         maker.objects.push(nic.owner.own(What::Umem, umem.handle));
         let queues = maker.queues(&umem, &layout, specs)?;
-        Ok(Self { queues, _objects: maker.objects, pages: maker.pages, nic: Arc::clone(nic) })
+        Ok(Self { queues, slab, _objects: maker.objects, pages: maker.pages, nic: Arc::clone(nic) })
+    }
+
+    /// Returns the memory with the rings.
+    pub fn slab(&self) -> &MemorySlice {
+        &self.slab
     }
 
     /// Returns the NIC.

@@ -148,7 +148,7 @@ impl Gdaki {
         let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
         let addresses = pairs.filter_map(|(context, peer)| self.queues.address(context, peer));
         let addresses: Vec<Vec<u8>> = addresses.map(|address| address.to_bytes()).collect();
-        let signals = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key(), signals.start()));
+        let signals = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key, signals.start));
         encode(&(gin_boot::host_name(), self.nic.config().port, signals, addresses))
     }
 
@@ -214,7 +214,7 @@ impl Gdaki {
         // Words that the NIC raises in the window become visible after the data that was put before.
         let access = if signals { Access::SIGNALS } else { Access::PAYLOAD };
         let region = RegisteredSlice::new(&self.nic, memory.clone(), access)?;
-        let part = RemotePart { key: region.remote_key(), start: region.start() as u32 };
+        let part = RemotePart { key: region.remote_key, start: region.start as u32 };
         lock(&self.windows)[window as usize] = Some(region);
         Ok(part)
     }
@@ -224,10 +224,9 @@ impl Gdaki {
     /// # Errors
     /// An error of the device.
     pub(super) fn open_window(&self, window: u32, remote: &[RemotePart]) -> Result<(), GpuError> {
-        let local = lock(&self.windows)[window as usize].as_ref().map_or(RemotePart::default(), |region| RemotePart {
-            key: region.local_key(),
-            start: region.start() as u32,
-        });
+        let local = lock(&self.windows)[window as usize]
+            .as_ref()
+            .map_or(RemotePart::default(), |region| RemotePart { key: region.local_key, start: region.start as u32 });
         let parts = remote.iter().copied().chain([local]);
         let words = parts.map(|part| u64::from(part.start) << 32 | u64::from(Be32::new(part.key).memory()));
         self.keys.write(self.keys_of(window), &words.collect::<Vec<_>>())

@@ -34,8 +34,8 @@ fn queue_pairs_in_memory_of_a_device_carry_data_and_keep_it_alive() {
     let info = *queues.infos().next().unwrap();
     let place = info.place.unwrap();
     let queue = QueueNumber::new(info.queue);
-    let to = Remote { address: window.start() + 8, key: Be32::new(window.remote_key()) };
-    let from = Local { address: window.start(), key: Be32::new(window.local_key()), bytes: 8 };
+    let to = Remote { address: window.start + 8, key: Be32::new(window.remote_key) };
+    let from = Local { address: window.start, key: Be32::new(window.local_key), bytes: 8 };
     let entry = wqe::write(Post { index: 0, queue, flags: Flags::COMPLETION }, to, from);
     queues.slab().write(place.ring, &entry).unwrap();
     let record = Record { receive: Be32::new(0), send: Record::send(1) };
@@ -49,7 +49,7 @@ fn queue_pairs_in_memory_of_a_device_carry_data_and_keep_it_alive() {
     queues.slab().read(place.completions, &mut completion).unwrap();
     assert!(completion[0].read(0, info.log_completions).unwrap().result.is_ok());
     let mut seen = [0u64; 2];
-    window.slice().read(0, &mut seen).unwrap();
+    window.slice.read(0, &mut seen).unwrap();
     assert_eq!(seen, [42, 42]);
     drop((queues, window, nic));
     assert_eq!(fabric.objects(), 0);
