@@ -22,7 +22,7 @@ use gin_gpu::registry::{KEY_BYTES, Missing, Registry};
 use gin_gpu::share;
 use gin_gpu::wire::{decode, encode};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -44,13 +44,9 @@ struct Region {
 }
 
 impl Region {
-    /// Uses the region until the result is dropped; `None` if the region is closed. `close` waits for users.
+    /// Uses the region until the result is dropped; `None` if the region is closed. Its gate counts users.
     fn enter(self: &Arc<Self>) -> Option<Use> {
         self.gate.enter().then(|| Use(self.clone()))
-    }
-
-    fn close(&self) -> bool {
-        self.gate.close()
     }
 
     /// Returns the key for other ranks.
@@ -80,12 +76,13 @@ impl Region {
         key: &Key,
         take: impl Fn(&[u8]) -> Result<Arc<Memory>, NetError>,
     ) -> Result<Arc<Self>, NetError> {
+        let refuse = |missing: Missing| NetError::Key { rank, reason: missing.to_string() };
         match REGIONS.look(&key.0) {
             Ok(region) => return Ok(region),
             Err(Missing::Elsewhere) if key.0.len() > KEY_BYTES => {}
-            Err(missing) => return Err(NetError::Key { rank, reason: missing.to_string() }),
+            Err(missing) => return Err(refuse(missing)),
         }
-        let garbled = || NetError::Key { rank, reason: Missing::Garbled.to_string() };
+        let garbled = || refuse(Missing::Garbled);
         type Parts<'a> = (u64, &'a [u8], (u64, u64), &'a [u8], &'a [u8]);
         let parts = decode::<Parts<'_>>(&key.0[KEY_BYTES..]).ok_or_else(garbled)?;
         let (per_context, memory, (offset, bytes), plane, gate) = parts;
@@ -159,6 +156,32 @@ impl Gate {
     }
 }
 
+/// A region of this rank. A drop closes it.
+#[derive(Debug)]
+struct Own(Arc<Region>);
+
+impl Own {
+    /// Makes a region of memory of `rank`. Returns its key, too.
+    fn publish(
+        rank: u32,
+        memory: MemorySlice,
+        plane: Option<Arc<Memory>>,
+        per_context: u32,
+    ) -> Result<(Self, Key), NetError> {
+        let unusable = |error: GpuError| NetError::Key { rank, reason: error.to_string() };
+        let gate = Gate::new(memory.memory()).map_err(unusable)?;
+        let region = Arc::new(Region { memory, plane, per_context: per_context.into(), gate });
+        let key = region.key();
+        Ok((Self(region), key))
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.0.gate.close();
+    }
+}
+
 /// A region in use.
 #[derive(Debug)]
 struct Use(Arc<Region>);
@@ -172,22 +195,22 @@ impl Drop for Use {
 static REGIONS: Registry<Region> = Registry::new();
 
 /// The endpoint of one rank.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PeerNetwork {
     rank: u32,
     windows: BTreeMap<u32, PeerWindow>,
-    signals: Option<Arc<Region>>,
+    signals: Option<Own>,
     all_signals: Vec<Arc<Region>>,
     done: Vec<Event>,
     /// The contexts and peers of requests that failed.
-    broken: Vec<(u32, u32)>,
+    broken: BTreeSet<(u32, u32)>,
     /// The requests whose copies a copier carries out; `None` if the CPU copies.
     later: Option<Later>,
 }
 
 #[derive(Debug)]
 struct PeerWindow {
-    own: Arc<Region>,
+    own: Own,
     /// The regions by world rank; empty until connected.
     all: Vec<Arc<Region>>,
 }
@@ -195,15 +218,7 @@ struct PeerWindow {
 impl PeerNetwork {
     /// Makes the endpoint of `endpoint.rank`.
     pub fn new(endpoint: &Endpoint) -> Self {
-        Self {
-            rank: endpoint.rank,
-            windows: BTreeMap::new(),
-            signals: None,
-            all_signals: Vec::new(),
-            done: Vec::new(),
-            broken: Vec::new(),
-            later: None,
-        }
+        Self { rank: endpoint.rank, ..Self::default() }
     }
 
     /// Returns window `window` of rank `rank` and the address of the range's first byte, if the range is in the window.
@@ -240,8 +255,8 @@ impl PeerNetwork {
 
     /// Reports a request of this context and peer as complete. After a failure, later strong requests fail.
     fn complete(&mut self, id: u64, order: (u32, u32), outcome: Result<(), NetError>) {
-        if outcome.is_err() && !self.broken.contains(&order) {
-            self.broken.push(order);
+        if outcome.is_err() {
+            self.broken.insert(order);
         }
         self.done.push(Event::Completion { id, outcome });
     }
@@ -295,25 +310,6 @@ enum Work {
     Store { to: At, value: u64, bytes: u64 },
 }
 
-impl Work {
-    /// Carries out the work by the CPU.
-    ///
-    /// # Safety
-    /// - The addresses are in range, and the memory stays alive meanwhile.
-    unsafe fn carry_out(&self) {
-        match self {
-            Self::Nothing => {}
-            // Safety: the caller's promise.
-            Self::Copy { to, from, bytes } => unsafe { copy_shared(to.1, from.1, *bytes) },
-            Self::Store { to, value, bytes } => {
-                let value = value.to_le_bytes();
-                // Safety: the caller's promise. The source is a local value.
-                unsafe { copy_shared(to.1, value.as_ptr().expose_provenance() as u64, *bytes) };
-            }
-        }
-    }
-}
-
 /// A request, resolved to addresses.
 #[derive(Debug)]
 struct Plan {
@@ -326,8 +322,15 @@ struct Plan {
 impl Plan {
     /// Carries out the request by the CPU, and raises its signal.
     fn carry_out(&self) {
-        // Safety: the ranges were checked, and `uses` keeps their memory alive.
-        unsafe { self.work.carry_out() };
+        // Safety: the ranges were checked, and `uses` keeps their memory alive. The source of a store is a local value.
+        match &self.work {
+            Work::Nothing => {}
+            Work::Copy { to, from, bytes } => unsafe { copy_shared(to.1, from.1, *bytes) },
+            Work::Store { to, value, bytes } => {
+                let value = value.to_le_bytes();
+                unsafe { copy_shared(to.1, value.as_ptr().expose_provenance() as u64, *bytes) };
+            }
+        }
         self.raise();
     }
 
@@ -355,17 +358,14 @@ impl Network for PeerNetwork {
         let device = signals.memory.device();
         let unusable = |error: GpuError| NetError::Key { rank: self.rank, reason: error.to_string() };
         self.later = device.copier().map_err(unusable)?.map(Later::new);
-        let gate = Gate::new(&signals.memory).map_err(unusable)?;
-        let per_context = u64::from(signals.per_context);
-        let region = Arc::new(Region { memory: signals.memory.whole(), plane: None, per_context, gate });
-        let key = region.key();
-        self.signals = Some(region);
+        let (own, key) = Own::publish(self.rank, signals.memory.whole(), None, signals.per_context)?;
+        self.signals = Some(own);
         Ok(key)
     }
 
     fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
         let Some(own) = &self.signals else { return Ok(()) };
-        let device = own.memory.memory().device();
+        let device = own.0.memory.memory().device();
         // No proxy runs yet, so the thread that initialises the communicator may wait.
         let found = keys.iter().zip(0..).map(|(key, rank)| Region::fetch(rank, key, device));
         self.all_signals = found.collect::<Result<_, _>>()?;
@@ -373,10 +373,7 @@ impl Network for PeerNetwork {
     }
 
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
-        let unusable = |error: GpuError| NetError::Key { rank: self.rank, reason: error.to_string() };
-        let gate = Gate::new(window.memory.memory()).map_err(unusable)?;
-        let own = Arc::new(Region { memory: window.memory.clone(), plane: window.plane.clone(), per_context: 0, gate });
-        let key = own.key();
+        let (own, key) = Own::publish(self.rank, window.memory.clone(), window.plane.clone(), 0)?;
         self.windows.insert(window.id, PeerWindow { own, all: Vec::new() });
         Ok(key)
     }
@@ -395,7 +392,7 @@ impl Network for PeerNetwork {
     }
 
     fn deregister(&mut self, window: u32) -> bool {
-        let closed = self.windows.get(&window).is_none_or(|entry| entry.own.close());
+        let closed = self.windows.get(&window).is_none_or(|entry| entry.own.0.gate.close());
         if closed {
             self.windows.remove(&window);
         }
@@ -427,16 +424,5 @@ impl Network for PeerNetwork {
     fn poll(&mut self, events: &mut Vec<Event>) {
         self.follow();
         events.append(&mut self.done);
-    }
-}
-
-impl Drop for PeerNetwork {
-    fn drop(&mut self) {
-        for window in self.windows.values() {
-            window.own.close();
-        }
-        if let Some(signals) = &self.signals {
-            signals.close();
-        }
     }
 }

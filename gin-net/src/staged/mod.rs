@@ -26,7 +26,7 @@ use super::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Netwo
 use gin_abi::Transfer;
 use gin_gpu::copier::Ticket;
 use gin_gpu::{Device, MemoryKind};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// The most bytes of one request, so that the next request is copied while one is on its way.
@@ -72,8 +72,6 @@ pub struct Staged<N> {
     windows: BTreeMap<u32, StagedWindow>,
     /// Requests that wait for a copy, and requests posted behind them.
     lines: BTreeMap<Order, VecDeque<Item>>,
-    /// The number of items of all lines.
-    held: usize,
     /// Requests without order that wait for room in the inner network.
     outbox: VecDeque<(Request, Step)>,
     /// The purpose of each request of the inner network.
@@ -85,9 +83,8 @@ pub struct Staged<N> {
     /// The copies in order, with the actions that follow them.
     late: VecDeque<Late>,
     events: Vec<Event>,
-    below: Vec<Event>,
     /// The contexts and peers of requests that failed.
-    broken: Vec<Order>,
+    broken: BTreeSet<Order>,
     /// The error of a copy into a window. After it no data becomes visible any more.
     failure: Option<NetError>,
     next: u64,
@@ -98,9 +95,14 @@ pub struct Staged<N> {
 struct Item {
     request: Request,
     step: Step,
-    copy: Option<Ticket>,
-    /// Keeps the source of the copy alive.
-    _own: Option<Arc<Own>>,
+    copy: Option<Started>,
+}
+
+/// A copy that has started. It keeps the memory of the window alive.
+#[derive(Debug)]
+struct Started {
+    ticket: Ticket,
+    _own: Arc<Own>,
 }
 
 /// The purpose of a request of the inner network, with the id of the proxy's request.
@@ -148,9 +150,8 @@ struct Wanted {
 /// A copy, and the action that follows when it and all earlier copies are done.
 #[derive(Debug)]
 struct Late {
-    copy: Option<Ticket>,
+    copy: Option<Started>,
     then: Then,
-    _own: Option<Arc<Own>>,
 }
 
 #[derive(Debug)]
@@ -177,15 +178,13 @@ impl<N: Network> Staged<N> {
             mover: Mover::Cpu(ByCpu::default()),
             windows: BTreeMap::new(),
             lines: BTreeMap::new(),
-            held: 0,
             outbox: VecDeque::new(),
             steps: HashMap::new(),
             open: HashMap::new(),
             wanted: BTreeMap::new(),
             late: VecDeque::new(),
             events: Vec::new(),
-            below: Vec::new(),
-            broken: Vec::new(),
+            broken: BTreeSet::new(),
             failure: None,
             next: 0,
         }
@@ -328,7 +327,7 @@ impl<N: Network> Network for Staged<N> {
                 }
                 continue;
             }
-            if self.held >= MOST {
+            if self.lines.values().map(VecDeque::len).sum::<usize>() >= MOST {
                 break;
             }
             self.begin(request);
@@ -344,7 +343,7 @@ impl<N: Network> Network for Staged<N> {
         if !self.is_used {
             return self.inner.poll(events);
         }
-        let mut below = std::mem::take(&mut self.below);
+        let mut below = Vec::new();
         self.inner.poll(&mut below);
         if below.iter().any(|event| self.brings(event))
             && self.inner.capabilities().needs_make_visible
@@ -352,7 +351,7 @@ impl<N: Network> Network for Staged<N> {
         {
             self.failure.get_or_insert(error);
         }
-        for event in below.drain(..) {
+        for event in below {
             match event {
                 Event::Notice(arrival) => self.notice(arrival),
                 Event::Completion { id, outcome } if id & OWN != 0 => {
@@ -361,12 +360,11 @@ impl<N: Network> Network for Staged<N> {
                     }
                 }
                 Event::Signal(_) if !self.late.is_empty() => {
-                    self.late.push_back(Late { copy: None, then: Then::Tell(event), _own: None });
+                    self.late.push_back(Late { copy: None, then: Then::Tell(event) });
                 }
                 event => self.events.push(event),
             }
         }
-        self.below = below;
         self.mover.work();
         self.follow();
         self.ask();

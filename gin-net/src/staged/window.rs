@@ -39,22 +39,12 @@ impl Own {
         Ok(Self { memory: window.memory.clone(), stage, half })
     }
 
-    /// Returns the addresses of a range that begins at `offset`, which is in the part.
-    pub(super) fn places(&self, offset: u64) -> Places {
-        let arrival = self.stage.address() + offset;
-        Places { device: self.memory.address() + offset, arrival, departure: arrival + self.half }
+    /// Returns the place of a byte, which is in the part: in the window, in the area for arriving bytes, and in the area
+    /// for bytes to send. A place is an allocation and an address in it.
+    pub(super) fn places(&self, offset: u64) -> [(&Memory, u64); 3] {
+        let (window, arrival) = (self.memory.address() + offset, self.stage.address() + offset);
+        [(self.memory.memory(), window), (&self.stage, arrival), (&self.stage, arrival + self.half)]
     }
-}
-
-/// The addresses of a range.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
-    /// The address in the window.
-    pub(super) device: u64,
-    /// The address in the area for arriving bytes.
-    pub(super) arrival: u64,
-    /// The address in the area for bytes to send.
-    pub(super) departure: u64,
 }
 
 /// A rank's part of a window.

@@ -78,6 +78,12 @@ fn no_function(what: &'static str) -> NetError {
     local(what, "the driver has no such function")
 }
 
+/// Maximum number of completions taken from a queue at a time.
+const TAKE: usize = 32;
+
+/// How often one poll asks a queue, so that the proxy returns to its other work.
+const ROUNDS: usize = 4;
+
 /// A completion queue.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
@@ -110,6 +116,19 @@ impl CompletionQueue {
             Ok(count) => Ok(&room[..count.min(room.len())]),
             Err(_) => Err(local(WHAT, format_args!("the driver returned {count}"))),
         }
+    }
+
+    /// Takes the completions that have arrived, up to a limit.
+    pub(super) fn take(&self, mut handle: impl FnMut(&WorkCompletion)) -> Result<(), NetError> {
+        let mut room = [WorkCompletion::default(); TAKE];
+        for _ in 0..ROUNDS {
+            let taken = self.poll(&mut room)?;
+            taken.iter().for_each(&mut handle);
+            if taken.len() < TAKE {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 
