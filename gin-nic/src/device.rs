@@ -2,10 +2,10 @@
 //! Registrations of memory of a device, which they keep alive.
 
 use super::error::{NicError, Step};
-use super::hca::{Access, Extent, HcaError, Region};
+use super::hca::{Access, Extent, Region};
 use super::open::Nic;
 use super::owned::{Stack, What};
-use gin_gpu::{GpuError, MemoryKind, MemorySlice};
+use gin_gpu::{GpuError, MemorySlice};
 use std::sync::Arc;
 
 /// An error of queue pairs in memory of a device.
@@ -17,25 +17,6 @@ pub enum DeviceQueueError {
     /// An error of the NIC, or an exceeded limit.
     #[error(transparent)]
     Nic(#[from] NicError),
-}
-
-impl Nic {
-    /// Returns the kind of memory for rings that a device fills.
-    pub(super) fn ring_memory(&self) -> MemoryKind {
-        self.owner.hca.ring_memory()
-    }
-
-    /// Rings a doorbell: see [`Hca::ring`](super::hca::Hca::ring).
-    ///
-    /// # Safety
-    /// - As there.
-    ///
-    /// # Errors
-    /// As there.
-    pub(super) unsafe fn ring(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
-        // Safety: the caller's promise.
-        unsafe { self.owner.hca.ring(doorbell, word) }
-    }
 }
 
 /// Registered memory of a device, which work-queue entries can name.

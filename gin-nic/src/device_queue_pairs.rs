@@ -149,7 +149,7 @@ impl DeviceQueuePairs {
         expired: Expired<'_>,
     ) -> Result<Self, DeviceQueueError> {
         let Shape { contexts, depth, release, .. } = shape;
-        release.check(nic, nic.ring_memory())?;
+        release.check(nic, nic.owner.hca.ring_memory())?;
         let sender = QueueSpec { role: Role::Sender, depth, completions: depth, collapsed: false };
         let mut specs = vec![sender; shape.count() as usize];
         specs.push(QueueSpec { role: Role::Responder, ..sender });
@@ -157,7 +157,7 @@ impl DeviceQueuePairs {
         let words = Memory::new(device, MemoryKind::Device, places.end)?;
         // It has address 0 in its region, so it must begin a page.
         let page = rustix::param::page_size() as u64;
-        let home = Memory::new(device, nic.ring_memory(), page + 8)?;
+        let home = Memory::new(device, nic.owner.hca.ring_memory(), page + 8)?;
         let first = home.address().next_multiple_of(page) - home.address();
         let sink = RegisteredSlice::new(nic, home.slice(first..first + 8)?, Access::RINGS)?;
         let set = |_| DeviceQueues::new(nic, device, &specs, expired);
@@ -284,7 +284,7 @@ impl DeviceQueuePairs {
         });
         // Safety: the words and the pages exist as long as `self`. Only kernels of one device store to them, and the
         // host while no kernel runs.
-        self.sets.first().map(|set| unsafe { DoorbellRelay::new(set.nic(), lines) })
+        self.sets.first().map(|set| unsafe { DoorbellRelay::new(&set.nic, lines) })
     }
 
     /// Returns the progress of the queue pairs that requests were posted to: context, peer, number of claimed entries,
@@ -345,7 +345,7 @@ impl DeviceQueuePairs {
             doorbell: self.bells.host(self.shape.index(context, peer), info.doorbell),
             tokens: part(&self.words, self.ring_words(self.places.tokens, context, peer), depth * 8)?,
             tags: part(&self.words, self.ring_words(self.places.tags, context, peer), depth * 8)?,
-            nic: set.nic().clone(),
+            nic: set.nic.clone(),
             counters: self.counters.get(context as usize).cloned().flatten(),
             closed: false,
         })

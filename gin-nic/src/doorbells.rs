@@ -62,7 +62,7 @@ impl DoorbellRelease {
     /// [`NicError::Unreleased`].
     pub(super) fn check(self, nic: &Nic, rings: MemoryKind) -> Result<(), NicError> {
         match (self, rings) {
-            (Self::Gpu, MemoryKind::Pinned) => Err(NicError::Unreleased { nic: nic.name().to_owned() }),
+            (Self::Gpu, MemoryKind::Pinned) => Err(NicError::Unreleased { nic: nic.name.clone() }),
             _ => Ok(()),
         }
     }
@@ -103,7 +103,11 @@ pub(super) struct Pages {
 
 impl Pages {
     /// Maps each page once.
-    fn map(nic: &Nic, device: &dyn Device, doorbells: impl Iterator<Item = DoorbellPage>) -> Result<Self, GpuError> {
+    fn map<'a>(
+        nic: &Nic,
+        device: &dyn Device,
+        doorbells: impl Iterator<Item = &'a DoorbellPage>,
+    ) -> Result<Self, GpuError> {
         let size = rustix::param::page_size() as u64;
         let mut pages = BTreeMap::new();
         if nic.owner.hca.doorbells_are_memory() {
@@ -112,7 +116,7 @@ impl Pages {
         for DoorbellPage { doorbell, object } in doorbells {
             let page = doorbell - doorbell % size;
             if let Entry::Vacant(entry) = pages.entry(page) {
-                let keep: Keep = object;
+                let keep: Keep = object.clone();
                 // Safety: a page of the host, which is mapped as long as the object exists.
                 entry.insert(unsafe { device.map_pages(page, size, keep) }?);
             }
@@ -159,9 +163,12 @@ impl Bells {
         let refusal = if asked == Doorbells::Host {
             None
         } else {
-            match Pages::map(nic, &**device, sets.iter().flat_map(|set| set.doorbell_pages())) {
+            match Pages::map(nic, &**device, sets.iter().flat_map(|set| &set.pages)) {
                 Ok(pages) => return Ok(Self::Pages(pages)),
-                Err(reason) if asked == Doorbells::Gpu => return Err(nic.unmapped(&**device, reason).into()),
+                Err(reason) if asked == Doorbells::Gpu => {
+                    let (nic, device, reason) = (nic.name.clone(), device.name(), Box::new(reason));
+                    return Err(NicError::Doorbells { nic, device, reason }.into());
+                }
                 Err(reason) => Some(reason),
             }
         };
@@ -195,10 +202,6 @@ impl Bells {
 }
 
 impl Nic {
-    fn unmapped(&self, device: &dyn Device, reason: GpuError) -> NicError {
-        NicError::Doorbells { nic: self.name().to_owned(), device: device.name(), reason: Box::new(reason) }
-    }
-
     /// Returns the engine that would ring this NIC's doorbells for a device. Allocates a doorbell page, tries to map
     /// it, and frees both.
     ///
@@ -206,7 +209,7 @@ impl Nic {
     /// An error of the NIC.
     pub fn ringer(&self, device: &dyn Device) -> Result<Ringer, NicError> {
         let (_, page) = self.doorbell_page()?;
-        Ok(match Pages::map(self, device, [page].into_iter()) {
+        Ok(match Pages::map(self, device, [&page].into_iter()) {
             Ok(_) => Ringer::Kernels,
             Err(reason) => Ringer::Host(Some(reason)),
         })

@@ -178,7 +178,7 @@ impl IdleQueue {
         let word = Doorbell::word(end, self.number());
         match self.doorbell {
             // Safety: the doorbell exists as long as the queue pair.
-            HostBell::Nic(doorbell) => unsafe { self.nic.ring(doorbell, word) }?,
+            HostBell::Nic(doorbell) => unsafe { self.nic.owner.hca.ring(doorbell, word) }?,
             // Safety: so does the word, which is in pinned memory.
             HostBell::Word(address) => {
                 unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.store(word, Ordering::Release)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Errors of the bring-up of queue pairs.
 
-use super::hca::HcaError;
+use super::hca::{HcaError, Link};
 use gin_gpu::GpuError;
 use std::fmt;
 
@@ -209,9 +209,9 @@ pub enum NicError {
         /// The peer.
         peer: NicPeer,
         /// The peer's network.
-        theirs: String,
+        theirs: Link,
         /// This rank's network.
-        own: String,
+        own: Link,
     },
     /// The peer's message is not an address.
     #[error("the address of {peer} makes no sense: {reason}")]

@@ -139,8 +139,8 @@ pub enum HcaError {
         errno: i32,
     },
     /// A number does not fit into the command.
-    #[error("{0}")]
-    TooWide(TooWide),
+    #[error(transparent)]
+    TooWide(#[from] TooWide),
     /// The NIC, its driver or its library does not support the operation.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
@@ -166,12 +166,6 @@ pub enum HcaError {
     /// The handle is of no object of this NIC, or of a destroyed one.
     #[error("object {0:?} does not exist")]
     NoObject(Handle),
-}
-
-impl From<TooWide> for HcaError {
-    fn from(error: TooWide) -> Self {
-        Self::TooWide(error)
-    }
 }
 
 fn status_text(status: u8) -> &'static str {

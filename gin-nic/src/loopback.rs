@@ -126,7 +126,7 @@ impl Loopback {
         }
         let sender = queues.infos().next().and_then(|info| Some((*info, info.place?)));
         let Some((info, place)) = sender else {
-            return Err(NicError::NotCapable { nic: nic.name().to_owned(), what: "rings" }.into());
+            return Err(NicError::NotCapable { nic: nic.name.clone(), what: "rings" }.into());
         };
         Ok(Self {
             payload,

@@ -7,9 +7,10 @@
 pub use gin_verbs::LoadError;
 
 use super::hca::{Access, DmaBuf, Domain, Extent, Handle, Hca, HcaError, Port, Region, Uar, Umem};
-use gin_abi::mlx5::bits::{Mailbox, View};
-use gin_abi::mlx5::command::{Mtu, Status, capability, opcode};
-use gin_abi::mlx5::mailbox::{CommandOut, HcaCap, QueryHcaCapIn, QueryHcaCapOut};
+use super::open::table;
+use gin_abi::mlx5::bits::View;
+use gin_abi::mlx5::command::{Mtu, Status, capability};
+use gin_abi::mlx5::mailbox::{CommandOut, HcaCap, QueryHcaCapOut};
 use gin_verbs::mlx5dv::{
     DevxObject, DevxUar, DevxUmem, DevxUmemIn, DvAddressHandle, DvContextAttributes, DvObject, DvPair,
     DvProtectionDomain, MLX5DV_CONTEXT_FLAGS_DEVX, MLX5DV_OBJ_AH, MLX5DV_OBJ_PD, MLX5DV_UAR_ALLOC_TYPE_BF,
@@ -157,16 +158,10 @@ impl Mlx5 {
             device.map_err(|CallError { errno, .. }| Absent::Closed { name: name.to_owned(), errno })?
         };
         let mut nic = Self { device, dv, ports: 0 };
-        nic.ports = nic.count_ports().map_err(|error| Absent::Silent { name: name.to_owned(), error })?;
+        let answer = table(&nic, capability::GENERAL);
+        let answer = answer.map_err(|error| Absent::Silent { name: name.to_owned(), error })?;
+        nic.ports = answer.get(QueryHcaCapOut::GENERAL.field(HcaCap::NUM_PORTS)) as u8;
         Ok(Arc::new(nic))
-    }
-
-    fn count_ports(&self) -> Result<u8, HcaError> {
-        let mut command = Mailbox::<QueryHcaCapIn>::new();
-        command.set(QueryHcaCapIn::OPCODE, opcode::QUERY_HCA_CAP).set(QueryHcaCapIn::OP_MOD, capability::GENERAL);
-        let mut answer = Mailbox::<QueryHcaCapOut>::new();
-        self.command(command.bytes()?, answer.bytes_mut())?;
-        Ok(answer.get(QueryHcaCapOut::GENERAL.field(HcaCap::NUM_PORTS)) as u8)
     }
 
     /// Makes libmlx5 describe the objects that `kinds` selects (`MLX5DV_OBJ_*`).

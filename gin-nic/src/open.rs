@@ -75,14 +75,19 @@ pub struct OwnGid {
 /// A NIC that can serve GPUs, with a protection domain.
 #[derive(Debug)]
 pub struct Nic {
+    /// The name.
+    pub name: String,
+    /// The configuration of connections.
+    pub config: NicConfig,
+    /// The capabilities.
+    pub capabilities: NicCapabilities,
+    /// The state of the port at the time when the NIC was opened.
+    pub port: Port,
+    /// The GID of the port. An InfiniBand port has one too, used or not.
+    pub gid: OwnGid,
     pub(super) owner: Owner,
-    pub(super) config: NicConfig,
-    pub(super) capabilities: NicCapabilities,
-    pub(super) port: Port,
-    pub(super) gid: OwnGid,
     pub(super) event_queue: u32,
     pub(super) domain: Domain,
-    name: String,
     _domain: Owned,
 }
 
@@ -118,31 +123,6 @@ impl Nic {
         Ok(Arc::new(Self { owner, config, capabilities, port, gid, event_queue, domain, name, _domain: owned }))
     }
 
-    /// Returns the name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns the capabilities.
-    pub fn capabilities(&self) -> &NicCapabilities {
-        &self.capabilities
-    }
-
-    /// Returns the state of the port at the time when the NIC was opened.
-    pub fn port(&self) -> &Port {
-        &self.port
-    }
-
-    /// Returns the configuration of connections.
-    pub fn config(&self) -> &NicConfig {
-        &self.config
-    }
-
-    /// Returns the GID of the port. An InfiniBand port has one too, used or not.
-    pub fn gid(&self) -> OwnGid {
-        self.gid
-    }
-
     /// Returns the largest MTU that this end accepts.
     pub fn mtu(&self) -> Mtu {
         self.config.mtu.map_or(self.port.mtu, |limit| limit.min(self.port.mtu))
@@ -154,7 +134,8 @@ impl Nic {
     }
 }
 
-fn table(hca: &dyn Hca, which: u64) -> Result<Mailbox<QueryHcaCapOut>, HcaError> {
+/// Returns a table of the NIC's capabilities.
+pub(super) fn table(hca: &dyn Hca, which: u64) -> Result<Mailbox<QueryHcaCapOut>, HcaError> {
     let mut command = Mailbox::<QueryHcaCapIn>::new();
     command.set(QueryHcaCapIn::OPCODE, opcode::QUERY_HCA_CAP).set(QueryHcaCapIn::OP_MOD, which);
     let mut answer = Mailbox::<QueryHcaCapOut>::new();
@@ -164,42 +145,29 @@ fn table(hca: &dyn Hca, which: u64) -> Result<Mailbox<QueryHcaCapOut>, HcaError>
 
 fn capabilities(hca: &dyn Hca, name: &str, link: Link) -> Result<NicCapabilities, NicError> {
     let ask = |which| table(hca, which).map_err(failed(name, Step::Capabilities, None));
-    let lacks = |what| NicError::NotCapable { nic: name.to_owned(), what };
+    let need = |has: bool, what| {
+        if has { Ok(()) } else { Err(NicError::NotCapable { nic: name.to_owned(), what }) }
+    };
     let answer = ask(capability::GENERAL)?;
     let general = |field: Field<HcaCap>| answer.get(QueryHcaCapOut::GENERAL.field(field));
-    if general(HcaCap::RC) == 0 {
-        return Err(lacks("reliable connections"));
-    }
-    if general(HcaCap::CQ_OI) == 0 {
-        return Err(lacks("completion queues that ignore overruns"));
-    }
-    if general(HcaCap::ATOMIC) == 0 {
-        return Err(lacks("atomics"));
-    }
+    need(general(HcaCap::RC) != 0, "reliable connections")?;
+    need(general(HcaCap::CQ_OI) != 0, "completion queues that ignore overruns")?;
+    need(general(HcaCap::ATOMIC) != 0, "atomics")?;
     let atomics = ask(capability::ATOMIC)?;
     let atomic = |field: Field<AtomicCap>| atomics.get(QueryHcaCapOut::ATOMIC.field(field));
-    if atomic(AtomicCap::OPERATIONS) >> 1 & 1 == 0 || atomic(AtomicCap::SIZE_QP) >> 3 & 1 == 0 {
-        return Err(lacks("fetch-and-add of 8 bytes"));
-    }
-    if atomic(AtomicCap::ENDIANNESS_MODE) != 1 {
-        return Err(lacks("atomics in the byte order of the host"));
-    }
+    let adds_words = atomic(AtomicCap::OPERATIONS) >> 1 & 1 != 0 && atomic(AtomicCap::SIZE_QP) >> 3 & 1 != 0;
+    need(adds_words, "fetch-and-add of 8 bytes")?;
+    need(atomic(AtomicCap::ENDIANNESS_MODE) == 1, "atomics in the byte order of the host")?;
     let ethernet = general(HcaCap::PORT_TYPE) == PORT_TYPE_ETHERNET;
-    if ethernet != (link == Link::Ethernet) {
-        return Err(lacks("port of the kind that its capabilities name"));
-    }
+    need(ethernet == (link == Link::Ethernet), "port of the kind that its capabilities name")?;
     let udp_ports = if ethernet {
         let roce = ask(capability::ROCE)?;
         let get = |field: Field<RoceCap>| roce.get(QueryHcaCapOut::ROCE.field(field));
-        if get(RoceCap::ROCE_VERSION) >> roce_version::V2 & 1 == 0 {
-            return Err(lacks("RoCE v2"));
-        }
-        let (least, most) =
-            (get(RoceCap::R_ROCE_MIN_SRC_UDP_PORT) as u16, get(RoceCap::R_ROCE_MAX_SRC_UDP_PORT) as u16);
-        if least > most {
-            return Err(lacks("UDP source ports"));
-        }
-        least..=most
+        need(get(RoceCap::ROCE_VERSION) >> roce_version::V2 & 1 != 0, "RoCE v2")?;
+        let (least, most) = (get(RoceCap::R_ROCE_MIN_SRC_UDP_PORT), get(RoceCap::R_ROCE_MAX_SRC_UDP_PORT));
+        let ports = least as u16..=most as u16;
+        need(!ports.is_empty(), "UDP source ports")?;
+        ports
     } else {
         0..=0
     };

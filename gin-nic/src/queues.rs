@@ -9,7 +9,7 @@ use super::device::DeviceQueueError;
 use super::doorbells::DoorbellPage;
 use super::error::{NicError, NicPeer, Step};
 use super::hca::{Access, Extent, Handle, HcaError, Link, Uar, Umem};
-use super::layout::{Layout, PAGE, QueuePlace, QueueSpec, Role};
+use super::layout::{Layout, PAGE, QueuePlace, QueueSpec, Role, UNUSED_COMPLETIONS};
 use super::open::{Nic, failed};
 use super::owned::{Stack, What};
 use gin_abi::mlx5::bits::{Layout as Structure, Mailbox};
@@ -67,8 +67,9 @@ pub struct DeviceQueues {
     slab: MemorySlice,
     // Dropped before the NIC's protection domain.
     _objects: Stack,
-    pages: Vec<DoorbellPage>,
-    nic: Arc<Nic>,
+    /// The doorbell pages, each once.
+    pub(super) pages: Vec<DoorbellPage>,
+    pub(super) nic: Arc<Nic>,
 }
 
 impl DeviceQueues {
@@ -82,7 +83,7 @@ impl DeviceQueues {
         specs: &[QueueSpec],
         expired: Expired<'_>,
     ) -> Result<Self, DeviceQueueError> {
-        let kind = nic.ring_memory();
+        let kind = nic.owner.hca.ring_memory();
         nic.check_reach(&**device, kind)?;
         let layout = Layout::of(specs)?;
         for spec in specs.iter().filter(|spec| spec.role != Role::Responder) {
@@ -92,7 +93,7 @@ impl DeviceQueues {
         let memory = Memory::new(device, kind, layout.bytes + PAGE)?;
         let first = memory.address().next_multiple_of(PAGE) - memory.address();
         let slab = memory.slice(first..first + layout.bytes)?;
-        for ring in layout.completion_rings() {
+        for ring in &layout.completion_rings {
             slab.write(ring.start, &vec![INVALID_BYTE; (ring.end - ring.start) as usize])?;
         }
         let objects = Stack::new(&nic.owner, slab.clone());
@@ -111,29 +112,9 @@ impl DeviceQueues {
         &self.slab
     }
 
-    /// Returns the NIC.
-    pub(super) fn nic(&self) -> &Arc<Nic> {
-        &self.nic
-    }
-
-    /// Returns the number of queue pairs.
-    pub fn len(&self) -> usize {
-        self.queues.len()
-    }
-
-    /// Returns whether the set is empty.
-    pub fn is_empty(&self) -> bool {
-        self.queues.is_empty()
-    }
-
     /// Returns the queue pairs, in the order of their specs.
     pub fn infos(&self) -> impl Iterator<Item = &QueueInfo> {
         self.queues.iter().map(|made| &made.info)
-    }
-
-    /// Returns the doorbell pages of the queue pairs, each once.
-    pub(super) fn doorbell_pages(&self) -> impl Iterator<Item = DoorbellPage> {
-        self.pages.iter().cloned()
     }
 
     /// Returns the address of the queue pair with this index, for a peer; `None` if there is no such queue pair.
@@ -167,8 +148,7 @@ impl DeviceQueues {
         let nic = &self.nic;
         let made = &self.queues[index];
         if address.link != nic.port.link {
-            let (theirs, own) = (address.link.to_string(), nic.port.link.to_string());
-            return Err(NicError::Link { peer: peer.clone(), theirs, own });
+            return Err(NicError::Link { peer: peer.clone(), theirs: address.link, own: nic.port.link });
         }
         let begin = |step| nic.begin(step, Some(peer), expired);
         let path = self.path(made.info.queue, peer, address, expired)?;
@@ -220,7 +200,7 @@ impl DeviceQueues {
                 reason: format!("its code is {code}"),
             })
         };
-        ask().map_err(failed(self.nic.name(), Step::State, None))
+        ask().map_err(failed(&self.nic.name, Step::State, None))
     }
 
     /// Returns the path to a peer.
@@ -251,7 +231,7 @@ impl DeviceQueues {
             Link::Ethernet => {
                 nic.begin(Step::NextHop, Some(peer), expired)?;
                 let hop = nic.owner.hca.next_hop(&nic.domain, config.port, nic.gid.index, address.gid);
-                let [a, b, c, d, e, f] = hop.map_err(failed(nic.name(), Step::NextHop, Some(peer)))?.map(u64::from);
+                let [a, b, c, d, e, f] = hop.map_err(failed(&nic.name, Step::NextHop, Some(peer)))?.map(u64::from);
                 path.set(Ads::SRC_ADDR_INDEX, nic.gid.index.into())
                     .set(Ads::HOP_LIMIT, 255)
                     .set(Ads::DSCP, u64::from(config.traffic_class) >> 2)
@@ -283,12 +263,12 @@ impl Nic {
         if !expired() {
             return Ok(());
         }
-        Err(NicError::Deadline { nic: self.name().to_owned(), step, peer: peer.cloned() })
+        Err(NicError::Deadline { nic: self.name.clone(), step, peer: peer.cloned() })
     }
 
     /// Allocates a doorbell page.
     pub(super) fn doorbell_page(&self) -> Result<(Uar, DoorbellPage), NicError> {
-        let uar = self.owner.hca.allocate_uar().map_err(failed(self.name(), Step::DoorbellPage, None))?;
+        let uar = self.owner.hca.allocate_uar().map_err(failed(&self.name, Step::DoorbellPage, None))?;
         let object = Arc::new(self.owner.own(What::Uar, uar.handle));
         Ok((uar, DoorbellPage { doorbell: uar.doorbell, object }))
     }
@@ -300,12 +280,12 @@ impl Nic {
         ];
         for (what, asked, limit) in limits {
             if u64::from(asked) > limit {
-                return Err(NicError::Limit { nic: self.name().to_owned(), what, asked: asked.into(), limit });
+                return Err(NicError::Limit { nic: self.name.clone(), what, asked: asked.into(), limit });
             }
         }
         if spec.role == Role::Master && !self.capabilities.core_direct {
             let what = "entries that wait for completion queues";
-            return Err(NicError::NotCapable { nic: self.name().to_owned(), what });
+            return Err(NicError::NotCapable { nic: self.name.clone(), what });
         }
         Ok(())
     }
@@ -319,7 +299,7 @@ impl Nic {
     ) -> Result<(), NicError> {
         let mut answer = Mailbox::<ModifyQpOut>::new();
         let mut send = || self.owner.hca.modify(queue, command.bytes()?, answer.bytes_mut());
-        send().map_err(failed(self.name(), step, peer))
+        send().map_err(failed(&self.name, step, peer))
     }
 
     /// Returns the UDP source port of a connection. Switches choose a path by it, so it differs between queue pairs.
@@ -380,7 +360,7 @@ impl Maker<'_> {
                     let completion_queue = match (unused, layout.unused) {
                         (Some(number), _) => number,
                         (None, Some(place)) => {
-                            *unused.insert(self.completion_queue(ring(place, Layout::log_unused()), false)?)
+                            *unused.insert(self.completion_queue(ring(place, UNUSED_COMPLETIONS.ilog2()), false)?)
                         }
                         // The layout has one if there are responders.
                         (None, None) => 0,
@@ -414,7 +394,6 @@ impl Maker<'_> {
     }
 
     fn completion_queue(&mut self, ring: Ring, collapsed: bool) -> Result<u32, NicError> {
-        self.begin(Step::CompletionQueue)?;
         let context = CreateCqIn::CQ_CONTEXT;
         let mut command = Mailbox::<CreateCqIn>::new();
         command
@@ -440,9 +419,10 @@ impl Maker<'_> {
         step: Step,
         command: &Mailbox<In>,
     ) -> Result<(Mailbox<Out>, Handle), NicError> {
+        self.begin(step)?;
         let mut answer = Mailbox::new();
         let mut create = || self.nic.owner.hca.create(command.bytes()?, answer.bytes_mut());
-        let handle = create().map_err(failed(self.nic.name(), step, None))?;
+        let handle = create().map_err(failed(&self.nic.name, step, None))?;
         self.objects.push(self.nic.owner.own(What::Queue, handle));
         Ok((answer, handle))
     }
@@ -454,7 +434,6 @@ impl Maker<'_> {
         uar: u32,
         completions: u32,
     ) -> Result<(u32, Handle), NicError> {
-        self.begin(Step::QueuePair)?;
         let context = CreateQpIn::QPC;
         let mut command = Mailbox::<CreateQpIn>::new();
         command

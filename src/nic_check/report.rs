@@ -72,18 +72,18 @@ fn first_line(path: &str) -> Option<String> {
 
 impl Report {
     pub(super) fn new(nic: &Nic, software: bool) -> Self {
-        let (name, port, can, gid) = (nic.name(), nic.port(), nic.capabilities(), nic.gid());
+        let (name, port, can, gid) = (&nic.name, nic.port, &nic.capabilities, nic.gid);
         let of_device =
             |file| if software { None } else { first_line(&format!("/sys/class/infiniband/{name}/{file}")) };
         Self {
             version: env!("CARGO_PKG_VERSION"),
             abi_version: gin_abi::ABI_VERSION,
             software,
-            nic: name.to_owned(),
+            nic: name.clone(),
             firmware: of_device("fw_ver"),
             board: of_device("board_id"),
             kernel: first_line("/proc/sys/kernel/osrelease"),
-            port: nic.config().port,
+            port: nic.config.port,
             link: port.link.to_string(),
             lid: (port.link == Link::InfiniBand).then_some(port.lid),
             mtu: nic.mtu().bytes(),

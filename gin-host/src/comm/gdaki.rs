@@ -40,7 +40,7 @@ pub(super) fn capabilities(nic: &Nic) -> Capabilities {
         name: "mlx5",
         strong_signals: true,
         va_signals: true,
-        max_message: MOST_BYTES.min(1 << nic.capabilities().log_message.min(30)),
+        max_message: MOST_BYTES.min(1 << nic.capabilities.log_message.min(30)),
         completion_is_arrival: false,
         raises: Raises::Sender,
         needs_make_visible: false,
@@ -149,7 +149,7 @@ impl Gdaki {
         let addresses = pairs.filter_map(|(context, peer)| self.queues.address(context, peer));
         let addresses: Vec<Vec<u8>> = addresses.map(|address| address.to_bytes()).collect();
         let signals = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key, signals.start));
-        encode(&(gin_boot::host_name(), self.nic.config().port, signals, addresses))
+        encode(&(gin_boot::host_name(), self.nic.config.port, signals, addresses))
     }
 
     /// Connects the queue pairs by the messages of the other ranks, and fills the tables that kernels read.
@@ -209,7 +209,7 @@ impl Gdaki {
             return Ok(RemotePart::default());
         }
         if memory.memory().kind() == MemoryKind::Pinned {
-            return Err(NicError::HostWindow { nic: self.nic.name().to_owned() }.into());
+            return Err(NicError::HostWindow { nic: self.nic.name.clone() }.into());
         }
         // Words that the NIC raises in the window become visible after the data that was put before.
         let access = if signals { Access::SIGNALS } else { Access::PAYLOAD };

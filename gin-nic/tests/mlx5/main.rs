@@ -178,8 +178,8 @@ fn device() -> Arc<dyn Device> {
 fn comes_up() -> Result<(), Failed> {
     let stub = Stub::new(WORKS)?;
     let nic = Nic::open(stub.open()?, NicConfig::default())?;
-    equal((nic.name(), nic.gid().index, nic.mtu().bytes()), ("mlx5_0", 1, 2048))?;
-    equal(nic.capabilities().udp_ports.clone(), 0xc000..=0xffff)?;
+    equal((nic.name.as_str(), nic.gid.index, nic.mtu().bytes()), ("mlx5_0", 1, 2048))?;
+    equal(nic.capabilities.udp_ports.clone(), 0xc000..=0xffff)?;
     let memory = Memory::new(&device(), MemoryKind::Pinned, 16)?.slice(7..16)?;
     let start = memory.address() as u32 % 4096;
     let region = RegisteredSlice::new(&nic, memory, Access::PAYLOAD)?;
@@ -192,7 +192,7 @@ fn comes_up() -> Result<(), Failed> {
     // One page serves all queue pairs.
     ensure(infos[0].doorbell == infos[1].doorbell && infos[0].doorbell != 0, || format!("{infos:?}"))?;
     let address = set.address(0).ok_or("an address")?;
-    for index in 0..set.len() {
+    for index in 0..SPECS.len() {
         set.connect(index, &peer(), &address, &|| false)?;
     }
     // Context, domain, region, umem, page, three completion queues and three queue pairs.
