@@ -241,7 +241,7 @@ impl DeviceQueuePairs {
             number: bytemuck::cast(QueueNumber::new(info.queue)),
             depth_log2: info.log_depth,
             interval_log2: MOST_INTERVAL_LOG2.min(info.log_depth - 1) as u16,
-            doorbell_scope: self.shape.release.code(),
+            doorbell_scope: self.shape.release as u16,
             most_bytes: target.most_bytes,
             signal_key: Be32::new(target.signal_key).memory(),
             sink_key: Be32::new(self.sink.local_key).memory(),

@@ -35,27 +35,20 @@ pub enum Doorbells {
 /// assert_eq!(gin_nic::DoorbellRelease::default(), gin_nic::DoorbellRelease::System);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[repr(u16)]
 pub enum DoorbellRelease {
     /// The system, as the memory model of PTX requires if a device other than the GPU reads.
     #[default]
-    System,
+    System = DOORBELL_SYSTEM,
     /// The GPU only: then its writes are in its L2 cache. That suffices only if the NIC reads through that cache, as a
     /// NIC on PCIe does that reads this GPU's own memory. No document promises that the cache has the writes before the
     /// doorbell arrives; NCCL's kernels rely on it.
     ///
     /// Rings must be in memory of the GPU: bring-up refuses pinned memory.
-    Gpu,
+    Gpu = DOORBELL_GPU,
 }
 
 impl DoorbellRelease {
-    /// Returns the value that kernels read.
-    pub(super) fn code(self) -> u16 {
-        match self {
-            Self::System => DOORBELL_SYSTEM,
-            Self::Gpu => DOORBELL_GPU,
-        }
-    }
-
     /// Checks that the scope covers rings in memory of this kind.
     ///
     /// # Errors

@@ -16,11 +16,7 @@ use gin_verbs::mlx5dv::{
     DvProtectionDomain, MLX5DV_CONTEXT_FLAGS_DEVX, MLX5DV_OBJ_AH, MLX5DV_OBJ_PD, MLX5DV_UAR_ALLOC_TYPE_BF,
     MLX5DV_UAR_ALLOC_TYPE_NC, MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED, MLX5DV_UMEM_MASK_DMABUF, Mlx5dv,
 };
-use gin_verbs::verbs::{
-    AddressHandle, AddressHandleAttributes, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING,
-    IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, MemoryRegion, ProtectionDomain, Verbs,
-    VerbsDevice,
-};
+use gin_verbs::verbs::{AddressHandle, AddressHandleAttributes, MemoryRegion, ProtectionDomain, Verbs, VerbsDevice};
 use gin_verbs::{CallError, DeviceList, OpenDevice, check, non_null};
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -190,17 +186,6 @@ fn refused(output: &[u8]) -> Result<(), HcaError> {
     Err(HcaError::Refused { status: status as u8, syndrome: answer.get(CommandOut::SYNDROME) as u32 })
 }
 
-fn access_flags(access: Access) -> u32 {
-    let flags = [
-        (access.local_write, IBV_ACCESS_LOCAL_WRITE),
-        (access.remote_write, IBV_ACCESS_REMOTE_WRITE),
-        (access.remote_read, IBV_ACCESS_REMOTE_READ),
-        (access.remote_atomic, IBV_ACCESS_REMOTE_ATOMIC),
-        (access.relaxed_ordering, IBV_ACCESS_RELAXED_ORDERING),
-    ];
-    flags.into_iter().filter(|(wanted, _)| *wanted).map(|(_, flag)| flag).sum()
-}
-
 fn pointer<T>(handle: Handle) -> *mut T {
     handle.0 as usize as *mut T
 }
@@ -304,7 +289,7 @@ impl Hca for Mlx5 {
         access: Access,
     ) -> Result<Region, HcaError> {
         let (domain, bytes) = (pointer(domain.handle), memory.bytes as usize);
-        let flags = access_flags(access);
+        let flags = access.bits();
         let region = match memory.dma_buf {
             Some(DmaBuf { file, offset }) => {
                 let register =
@@ -342,7 +327,7 @@ impl Hca for Mlx5 {
                     // For a file: the offset.
                     addr: offset as usize as *mut c_void,
                     size: bytes,
-                    access: access_flags(access),
+                    access: access.bits(),
                     pgsz_bitmap: rustix::param::page_size() as u64,
                     comp_mask: MLX5DV_UMEM_MASK_DMABUF,
                     dmabuf_fd: file,
@@ -354,7 +339,7 @@ impl Hca for Mlx5 {
                 let first = memory.address as usize as *mut c_void;
                 let register = self.dv.mlx5dv_devx_umem_reg;
                 // Safety: as above.
-                non_null("mlx5dv_devx_umem_reg", unsafe { register(context, first, bytes, access_flags(access)) })?
+                non_null("mlx5dv_devx_umem_reg", unsafe { register(context, first, bytes, access.bits()) })?
             }
         };
         // Safety: the library has just created it.

@@ -162,6 +162,31 @@ pub enum Link {
     Ethernet,
 }
 
+bitflags::bitflags! {
+    /// `enum ibv_access_flags`: what a NIC may do with registered memory.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Access: u32 {
+        /// The NIC may write what this process's requests fetch.
+        const LOCAL_WRITE = 1;
+        /// Peers may write.
+        const REMOTE_WRITE = 1 << 1;
+        /// Peers may read.
+        const REMOTE_READ = 1 << 2;
+        /// Peers may use atomics.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Writes may become visible in any order, also relative to writes to other memory with this access.
+        const RELAXED_ORDERING = 1 << 20;
+        /// The accesses to rings, to doorbell records and to other memory that peers do not reach.
+        const RINGS = Self::LOCAL_WRITE.bits();
+        /// The accesses to memory that peers write and read.
+        const PEERS = Self::LOCAL_WRITE.bits() | Self::REMOTE_WRITE.bits() | Self::REMOTE_READ.bits();
+        /// The accesses to words that peers raise: all, ordered after all earlier writes.
+        const SIGNALS = Self::PEERS.bits() | Self::REMOTE_ATOMIC.bits();
+        /// The accesses to windows of kernels: all, with relaxed order.
+        const PAYLOAD = Self::SIGNALS.bits() | Self::RELAXED_ORDERING.bits();
+    }
+}
+
 /// `struct ibv_ah_attr`: the way to a peer. C's structure begins with a union of 8-byte words.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default, Debug)]
@@ -248,7 +273,7 @@ pub struct QueuePairAttributes {
     pub sq_psn: u32,
     /// Number of the peer's queue pair.
     pub dest_qp_num: u32,
-    /// `IBV_ACCESS_*`: what peers may do.
+    /// [`Access`]: what peers may do.
     pub qp_access_flags: c_uint,
     /// Sizes.
     pub cap: QueuePairCapabilities,
@@ -413,16 +438,6 @@ pub struct WorkCompletion {
 
 /// `enum ibv_port_state`: the port is up.
 pub const IBV_PORT_ACTIVE: u32 = 4;
-/// `enum ibv_access_flags`: the NIC may write what this process's requests fetch.
-pub const IBV_ACCESS_LOCAL_WRITE: u32 = 1;
-/// `enum ibv_access_flags`: peers may write.
-pub const IBV_ACCESS_REMOTE_WRITE: u32 = 1 << 1;
-/// `enum ibv_access_flags`: peers may read.
-pub const IBV_ACCESS_REMOTE_READ: u32 = 1 << 2;
-/// `enum ibv_access_flags`: peers may use atomics.
-pub const IBV_ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
-/// `enum ibv_access_flags`: writes may become visible in any order.
-pub const IBV_ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
 /// `enum ibv_atomic_cap`: the device has no atomics.
 pub const IBV_ATOMIC_NONE: u32 = 0;
 /// `enum ibv_atomic_cap`: operations are atomic with respect to each other.

@@ -4,13 +4,13 @@
 use super::config::{PortName, VerbsConfig};
 use super::info::{DeviceInfo, Gid, GidKind, NoDevice, PortInfo};
 use super::objects::Domain;
-use super::region::{Reach, Region, Way};
+use super::region::{Region, Way};
 use super::topology::PciPlace;
 use crate::NetError;
 use gin_abi::mlx5::command::Mtu;
 use gin_gpu::MemorySlice;
 use gin_verbs::verbs::{DeviceAttributes, IBV_ATOMIC_NONE, VerbsDevice};
-use gin_verbs::{CallError, DeviceList, OpenDevice, Verbs, check};
+use gin_verbs::{Access, CallError, DeviceList, OpenDevice, Verbs, check};
 use std::ffi::c_int;
 use std::fs;
 use std::sync::Arc;
@@ -100,11 +100,16 @@ fn rate(text: &str) -> Option<u64> {
 #[derive(Debug)]
 pub struct RdmaDevice {
     pub(super) open: OpenDevice,
-    pub(super) info: DeviceInfo,
-    pub(super) port: PortInfo,
-    pub(super) gid: Gid,
-    pub(super) mtu: Mtu,
-    pub(super) config: VerbsConfig,
+    /// The device's attributes.
+    pub info: DeviceInfo,
+    /// The port's attributes.
+    pub port: PortInfo,
+    /// The GID that connections use.
+    pub gid: Gid,
+    /// The size of the largest packet.
+    pub mtu: Mtu,
+    /// The configuration of connections.
+    pub config: VerbsConfig,
 }
 
 impl RdmaDevice {
@@ -181,41 +186,16 @@ impl RdmaDevice {
     pub fn reach(self: &Arc<Self>, memory: &MemorySlice) -> Result<(Way, bool), NetError> {
         let domain = Domain::new(self)?;
         // Safety: the region is gone before this returns.
-        let register = |reach| unsafe { Region::of_slice(&domain, memory, reach) }.map(|region| region.way());
-        match register(Reach::PeersAdd) {
+        let register = |reach| unsafe { Region::of_slice(&domain, memory, reach) }.map(|region| region.way);
+        match register(Access::SIGNALS) {
             Ok(way) if self.info.has_atomics => Ok((way, true)),
-            _ => register(Reach::Peers).map(|way| (way, false)),
+            _ => register(Access::PEERS).map(|way| (way, false)),
         }
-    }
-
-    /// Returns the device's attributes.
-    pub fn info(&self) -> &DeviceInfo {
-        &self.info
     }
 
     /// Returns the device's name and the number of the port.
     pub fn name(&self) -> PortName {
         PortName { device: self.info.name.clone(), port: Some(self.port.number) }
-    }
-
-    /// Returns the port's attributes.
-    pub fn port(&self) -> &PortInfo {
-        &self.port
-    }
-
-    /// Returns the GID that connections use.
-    pub fn gid(&self) -> Gid {
-        self.gid
-    }
-
-    /// Returns the size of the largest packet.
-    pub fn mtu(&self) -> Mtu {
-        self.mtu
-    }
-
-    /// Returns the configuration of connections.
-    pub fn config(&self) -> &VerbsConfig {
-        &self.config
     }
 }
 

@@ -4,11 +4,12 @@
 use super::connection::{Connection, Tools};
 use super::message::Message;
 use super::objects::{CompletionQueue, Domain};
-use super::region::{Reach, Region};
+use super::region::Region;
 use super::send_queue::Outcome;
 use super::status;
 use crate::{Event, NetError, NoticeArrival, SignalArrival};
 use gin_gpu::MemorySlice;
+use gin_verbs::Access;
 use std::sync::Arc;
 
 /// The connections, and the resources that they use. Dropped in this order.
@@ -41,7 +42,7 @@ pub(super) struct Words {
 impl Words {
     pub(super) fn new(domains: &[Arc<Domain>], memory: MemorySlice) -> Result<Self, NetError> {
         // Safety: the result keeps the memory beside the regions, and drops it after them.
-        let region = |domain| unsafe { Region::of_slice(domain, &memory, Reach::PeersAdd) };
+        let region = |domain| unsafe { Region::of_slice(domain, &memory, Access::SIGNALS) };
         let regions = domains.iter().map(region).collect::<Result<_, _>>()?;
         Ok(Self { regions, memory })
     }

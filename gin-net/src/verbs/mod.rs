@@ -77,7 +77,7 @@ use self::flush::Flush;
 use self::key::Hello;
 use self::links::{Links, Words};
 use self::objects::{Chain, CompletionQueue, Depths, Domain, QueuePair, local};
-use self::region::{Buffer, Reach, is_in_gpu};
+use self::region::{Buffer, is_in_gpu};
 use self::send_queue::Ended;
 use self::windows::{Peer, Windows};
 use super::staged::{Staged, Staging};
@@ -86,6 +86,7 @@ use super::{
 };
 use gin_gpu::registry::initial_psn;
 use gin_gpu::{Memory, MemoryKind};
+use gin_verbs::Access;
 use std::sync::Arc;
 
 /// The endpoint of one rank.
@@ -147,14 +148,11 @@ impl VerbsNetwork {
             Some(device) => Err(local(WHAT, format_args!("{} has no atomics", device.info.name))),
             None => Words::new(domains, memory.whole()),
         };
-        match words {
-            Err(error) if self.config.signals == SignalsBy::Nic => Err(error),
-            Err(error) => {
-                self.refusal = Some(error.to_string());
-                Ok(None)
-            }
-            Ok(words) => Ok(Some(words)),
+        if self.config.signals == SignalsBy::Nic {
+            return words.map(Some);
         }
+        self.refusal = words.as_ref().err().map(ToString::to_string);
+        Ok(words.ok())
     }
 
     /// Creates the endpoint of `endpoint.rank` on these ports like [`new`](Self::new). Sends GPU memory through host
@@ -274,8 +272,8 @@ impl Network for VerbsNetwork {
         let domains = self.devices.iter().map(Domain::new).collect::<Result<Vec<_>, _>>()?;
         let count = contexts * ranks;
         let mut buffers = Buffers {
-            credits: Buffer::new(&domains, 8 * count, Reach::Peers)?,
-            slots: Buffer::new(&domains, slot_bytes(depths) * count, Reach::Own)?,
+            credits: Buffer::new(&domains, 8 * count, Access::PEERS)?,
+            slots: Buffer::new(&domains, slot_bytes(depths) * count, Access::LOCAL_WRITE)?,
         };
         for index in 0..count {
             buffers.credits.write(8 * index, &credits::word(0).to_le_bytes());
@@ -433,13 +431,12 @@ impl Network for VerbsNetwork {
     }
 
     fn describe(&self) -> String {
-        let ports: Vec<String> = self.devices.iter().map(|device| device.name().to_string()).collect();
         let by = match (&self.links, &self.refusal) {
             (Some(Links { words: Some(_), .. }), _) => "signals raised by the NIC".to_owned(),
             (_, Some(reason)) => format!("signals raised by the proxy ({reason})"),
             (_, None) => "signals raised by the proxy".to_owned(),
         };
-        format!("verbs over {}, {by}", ports.join(", "))
+        format!("verbs over {}, {by}", ports::names(&self.devices))
     }
 
     fn carries_notices(&self) -> bool {

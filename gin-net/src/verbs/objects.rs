@@ -5,15 +5,14 @@ use super::device::RdmaDevice;
 use super::key::{End, Port};
 use crate::NetError;
 use gin_verbs::verbs::{
-    self, AddressHandleAttributes, ContextOperations, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
-    IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC,
-    IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT,
-    IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT,
-    IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, Link, ProtectionDomain,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairInitAttributes, ReceiveWorkRequest, ScatterGatherEntry,
-    SendWorkRequest, Verbs, WorkCompletion,
+    self, AddressHandleAttributes, ContextOperations, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
+    IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX,
+    IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT,
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, Link,
+    ProtectionDomain, QueuePairAttributes, QueuePairCapabilities, QueuePairInitAttributes, ReceiveWorkRequest,
+    ScatterGatherEntry, SendWorkRequest, Verbs, WorkCompletion,
 };
-use gin_verbs::{CallError, check, non_null};
+use gin_verbs::{Access, CallError, check, non_null};
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -230,11 +229,11 @@ impl QueuePair {
 
     /// Enters the state in which the queue pair takes receive buffers.
     pub(super) fn begin(&self) -> Result<(), NetError> {
-        let atomic = if self.domain.device.info.has_atomics { IBV_ACCESS_REMOTE_ATOMIC } else { 0 };
+        let atomic = if self.domain.device.info.has_atomics { Access::REMOTE_ATOMIC } else { Access::empty() };
         let attributes = QueuePairAttributes {
             qp_state: IBV_QPS_INIT,
             port_num: self.domain.device.port.number,
-            qp_access_flags: IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | atomic,
+            qp_access_flags: (Access::REMOTE_WRITE | Access::REMOTE_READ | atomic).bits(),
             ..QueuePairAttributes::default()
         };
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;

@@ -82,9 +82,7 @@ impl SendQueue {
     /// Returns why nothing more can be posted, if so.
     pub(super) fn broken(&self) -> Option<NetError> {
         match &self.broken {
-            Some(NetError::PeerLost { peer, reason }) => {
-                Some(NetError::PeerLost { peer: *peer, reason: reason.clone() })
-            }
+            Some(lost @ NetError::PeerLost { .. }) => Some(lost.clone()),
             Some(_) => Some(NetError::behind(self.peer)),
             None => None,
         }

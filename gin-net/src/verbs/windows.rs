@@ -3,9 +3,10 @@
 
 use super::key::Part;
 use super::objects::Domain;
-use super::region::{Reach, Region, is_in_gpu};
+use super::region::{Region, is_in_gpu};
 use crate::{Key, LocalWindow, NetError};
 use gin_abi::{RemoteSignal, SignalTarget};
+use gin_verbs::Access;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -74,9 +75,9 @@ impl Windows {
             let region = |domain| unsafe { Region::of_slice(domain, &window.memory, reach) };
             used.iter().map(region).collect::<Result<Vec<_>, _>>()
         };
-        let added_to = if nic { register(Reach::PeersAdd).ok() } else { None };
+        let added_to = if nic { register(Access::SIGNALS).ok() } else { None };
         let nic = added_to.is_some();
-        let regions = added_to.map_or_else(|| register(Reach::Peers), Ok)?;
+        let regions = added_to.map_or_else(|| register(Access::PEERS), Ok)?;
         let mut keys: Vec<u32> = regions.iter().map(|region| region.remote_key).collect();
         keys.resize(domains.len(), 0);
         let entry = RegisteredWindow { regions, memory: window.clone(), uses: 0, is_closed: false, parts: Vec::new() };

@@ -174,7 +174,7 @@ impl Hca for SoftHca {
                 .set(Mtt::PTAG_63_32, address >> 32)
                 .set(Mtt::PTAG_31_8, (address & 0xffff_ffff) >> 8)
                 .set(Mtt::RD_EN, 1)
-                .set(Mtt::WR_EN, access.local_write.into());
+                .set(Mtt::WR_EN, access.contains(Access::LOCAL_WRITE).into());
             input.extend_from_slice(entry.bytes()?);
         }
         let (handle, number) = self.make(&mut state, &input)?;

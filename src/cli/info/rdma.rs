@@ -91,7 +91,7 @@ fn print_gpus(out: &mut impl Write, ports: &Ports) -> Result<(), Failure> {
         });
         for port in &chosen.ports {
             let way = match &memory {
-                Ok(memory) => way(port.config().gpu_memory, port.reach(&memory.whole())),
+                Ok(memory) => way(port.config.gpu_memory, port.reach(&memory.whole())),
                 Err(error) => format!("unknown: {error}"),
             };
             writeln!(out, "    its memory, for {}: {way}", port.name())?;
