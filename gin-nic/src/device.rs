@@ -5,6 +5,8 @@ use super::error::{NicError, Step};
 use super::hca::{Access, Extent, Region};
 use super::open::Nic;
 use super::owned::{Stack, What};
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::wqe::{Local, Remote};
 use gin_gpu::{GpuError, MemorySlice};
 use std::sync::Arc;
 
@@ -51,5 +53,15 @@ impl RegisteredSlice {
         let Region { handle, local_key, remote_key } = nic.take_memory(Step::Region, &slice, take)?;
         objects.push(nic.owner.own(What::Region, handle));
         Ok(Self { slice, start, local_key, remote_key, _objects: objects, _nic: Arc::clone(nic) })
+    }
+
+    /// Returns the operand of an entry of a peer that names the bytes from `offset` on.
+    pub fn remote(&self, offset: u64) -> Remote {
+        Remote { address: self.start + offset, key: Be32::new(self.remote_key) }
+    }
+
+    /// Returns the operand of an own entry that names `bytes` bytes from `offset` on.
+    pub fn local(&self, offset: u64, bytes: u64) -> Local {
+        Local { address: self.start + offset, key: Be32::new(self.local_key), bytes: bytes as u32 }
     }
 }

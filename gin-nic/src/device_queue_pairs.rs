@@ -118,6 +118,9 @@ pub struct Target {
     pub most_bytes: u32,
 }
 
+/// A queue pair: its context, its peer, the set that it belongs to, and its data.
+type Pair<'a> = (u32, u32, &'a DeviceQueues, &'a QueueInfo);
+
 /// The device-driven queue pairs of all contexts.
 #[derive(Debug)]
 pub struct DeviceQueuePairs {
@@ -204,17 +207,17 @@ impl DeviceQueuePairs {
     /// An error of the device.
     pub fn fill(&self, target: impl Fn(u32, u32) -> Target) -> Result<(), GpuError> {
         let mut table = vec![QueuePairData::unconnected(); self.shape.entries() as usize];
-        for (context, peer, set, info) in self.pairs() {
-            table[self.shape.entry(context, peer) as usize] =
-                self.data(context, peer, set.slab().address(), info, target(context, peer));
+        for pair in self.pairs() {
+            let (context, peer, ..) = pair;
+            table[self.shape.entry(context, peer) as usize] = self.data(pair, target(context, peer));
             let tokens = self.ring_words(self.places.tokens, context, peer);
             self.words.write(tokens, &[FIRST_TOKEN])?;
         }
         self.words.write(0, &table)
     }
 
-    /// Returns all queue pairs but the responders: context, peer, set and attributes.
-    fn pairs(&self) -> impl Iterator<Item = (u32, u32, &DeviceQueues, &QueueInfo)> {
+    /// Returns all queue pairs but the responders.
+    fn pairs(&self) -> impl Iterator<Item = Pair<'_>> {
         (0..).zip(&self.sets).flat_map(|(context, set)| {
             self.shape.peers().zip(set.infos()).map(move |(peer, info)| (context, peer, set, info))
         })
@@ -227,8 +230,8 @@ impl DeviceQueuePairs {
         Ok(table)
     }
 
-    fn data(&self, context: u32, peer: u32, slab: u64, info: &QueueInfo, target: Target) -> QueuePairData {
-        let words = self.words.address();
+    fn data(&self, (context, peer, set, info): Pair<'_>, target: Target) -> QueuePairData {
+        let (words, slab) = (self.words.address(), set.slab().address());
         let place = info.place.expect("a sender has rings");
         let counters = self.counters.get(context as usize).and_then(Option::as_ref);
         QueuePairData {
@@ -313,22 +316,16 @@ impl DeviceQueuePairs {
     /// Returns the queue pairs with entries that are not known to be complete.
     fn idle(&self) -> Result<Vec<IdleQueue>, GpuError> {
         let table = self.read_table()?;
-        let all = self.pairs().map(|(context, peer, set, info)| {
+        let all = self.pairs().map(|pair| {
+            let (context, peer, ..) = pair;
             let data = table[self.shape.entry(context, peer) as usize];
             let has_entries = data.producer_index != data.completion_index;
-            has_entries.then(|| self.idle_queue(context, peer, data, set, info)).transpose()
+            has_entries.then(|| self.idle_queue(pair, data)).transpose()
         });
         all.filter_map(Result::transpose).collect()
     }
 
-    fn idle_queue(
-        &self,
-        context: u32,
-        peer: u32,
-        data: QueuePairData,
-        set: &DeviceQueues,
-        info: &QueueInfo,
-    ) -> Result<IdleQueue, GpuError> {
+    fn idle_queue(&self, (context, peer, set, info): Pair<'_>, data: QueuePairData) -> Result<IdleQueue, GpuError> {
         let (place, slab) = (info.place.expect("a sender has rings"), set.slab());
         let depth = u64::from(self.shape.depth);
         let part = |memory: &Arc<Memory>, start: u64, bytes: u64| memory.slice(start..start + bytes);
@@ -354,10 +351,7 @@ impl DeviceQueuePairs {
     /// Returns the queue pair of a context to a peer, in any state.
     #[doc(hidden)]
     pub fn one(&self, context: u32, peer: u32) -> IdleQueue {
-        let set = &self.sets[context as usize];
-        let info = set.infos().nth(self.shape.place(peer).unwrap() as usize).unwrap();
-        let mut data = [QueuePairData::zeroed()];
-        self.words.read(self.shape.entry(context, peer) * size_of::<QueuePairData>() as u64, &mut data).unwrap();
-        self.idle_queue(context, peer, data[0], set, info).unwrap()
+        let pair = self.pairs().find(|pair| (pair.0, pair.1) == (context, peer)).unwrap();
+        self.idle_queue(pair, self.read_table().unwrap()[self.shape.entry(context, peer) as usize]).unwrap()
     }
 }

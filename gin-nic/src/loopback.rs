@@ -9,7 +9,7 @@
 #[doc(hidden)]
 pub mod checks;
 
-pub use checks::{CHECKS, Check, Failed, check};
+pub use checks::{Check, Failed, check, names};
 
 use super::device::{DeviceQueueError, RegisteredSlice};
 use super::error::{NicError, NicPeer};
@@ -20,7 +20,7 @@ use super::queues::{DeviceQueues, Expired, QueueInfo};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{self, Completion, CompletionError, Outcome, Syndrome, TAIL_WORD};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
-use gin_abi::mlx5::wqe::{Flags, Local, Post, QueueNumber, Remote, SLOT_BYTES, Segment};
+use gin_abi::mlx5::wqe::{Flags, Post, QueueNumber, SLOT_BYTES, Segment};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind, MemorySlice};
 use std::collections::VecDeque;
@@ -41,35 +41,13 @@ const SPECS: [QueueSpec; 2] = [
     QueueSpec { role: Role::Responder, depth: 0, completions: 0, collapsed: false },
 ];
 
-/// A registered range. Entries name offsets in it.
-#[derive(Clone, Copy)]
-#[doc(hidden)]
-pub struct Area {
-    /// Its index among the ranges.
-    index: usize,
-    /// The address of its first byte in entries.
-    start: u64,
-    local: Be32,
-    remote: Be32,
-}
-
-impl Area {
-    pub fn remote(&self, offset: u64) -> Remote {
-        Remote { address: self.start + offset, key: self.remote }
-    }
-
-    pub fn local(&self, offset: u64, bytes: u64) -> Local {
-        Local { address: self.start + offset, key: self.local, bytes: bytes as u32 }
-    }
-}
-
 /// A queue pair that is connected to another one of the same NIC.
 #[doc(hidden)]
 pub struct Loopback {
     /// Ranges with the access of windows, where writes become visible in any order.
-    pub payload: Area,
+    pub payload: Arc<RegisteredSlice>,
     /// Ranges with the access of signals, where writes become visible after all earlier writes.
-    pub words: Area,
+    pub words: Arc<RegisteredSlice>,
     info: QueueInfo,
     place: QueuePlace,
     posted: u64,
@@ -82,7 +60,6 @@ pub struct Loopback {
     asked: VecDeque<u64>,
     until: Deadline,
     queues: DeviceQueues,
-    areas: [RegisteredSlice; 2],
 }
 
 /// The deadline of a check.
@@ -109,14 +86,9 @@ impl Loopback {
         let device: Arc<dyn Device> = VirtualDevice::memory_only(0);
         let register = |access| -> Result<_, DeviceQueueError> {
             let memory = Memory::new(&device, MemoryKind::Pinned, BYTES)?;
-            Ok(RegisteredSlice::new(nic, memory.whole(), access)?)
+            Ok(Arc::new(RegisteredSlice::new(nic, memory.whole(), access)?))
         };
-        let areas = [register(Access::PAYLOAD)?, register(Access::SIGNALS)?];
-        let [payload, words] = [0, 1].map(|index| {
-            let area: &RegisteredSlice = &areas[index];
-            let (local, remote) = (Be32::new(area.local_key), Be32::new(area.remote_key));
-            Area { index, start: area.start, local, remote }
-        });
+        let (payload, words) = (register(Access::PAYLOAD)?, register(Access::SIGNALS)?);
         let queues = DeviceQueues::new(nic, &device, &SPECS, expired)?;
         let itself = NicPeer { rank: 0, host: "itself".to_owned(), port: nic.config.port };
         for (index, other) in [(0, 1), (1, 0)] {
@@ -140,20 +112,7 @@ impl Loopback {
             asked: VecDeque::new(),
             until,
             queues,
-            areas,
         })
-    }
-
-    fn bytes(&self, area: Area, offset: u64, bytes: u64) -> &[AtomicU8] {
-        let slice = &self.areas[area.index].slice;
-        assert!(offset + bytes <= slice.bytes());
-        let first = ptr::with_exposed_provenance((slice.address() + offset) as usize);
-        // Safety: in range of memory of this process, which `self` keeps. All concurrent accesses are atomic.
-        unsafe { std::slice::from_raw_parts(first, bytes as usize) }
-    }
-
-    pub fn word(&self, area: Area, offset: u64) -> &AtomicU64 {
-        word(&self.areas[area.index].slice, offset)
     }
 
     /// Writes an entry once there is room. [`ring`](Self::ring) announces it to the NIC.
@@ -171,7 +130,7 @@ impl Loopback {
         let entry = entry(Post { index, queue: QueueNumber::new(self.info.queue), flags });
         let slot = self.place.ring + index % DEPTH * SLOT_BYTES;
         for (at, content) in entry.iter().flat_map(|segment| segment.words).enumerate() {
-            word(self.queues.slab(), slot + 8 * at as u64).store(content, Ordering::Relaxed);
+            word_at(self.queues.slab(), slot + 8 * at as u64).store(content, Ordering::Relaxed);
         }
         if flags.completion() {
             self.asked.push_back(index);
@@ -187,7 +146,7 @@ impl Loopback {
         }
         self.rung = self.posted;
         let record = Record { receive: Be32::new(0), send: Record::send(self.posted) };
-        word(self.queues.slab(), self.place.record).store(bytemuck::cast(record), Ordering::Release);
+        word_at(self.queues.slab(), self.place.record).store(bytemuck::cast(record), Ordering::Release);
         fence(Ordering::SeqCst);
         let doorbell = Doorbell::word(self.posted, QueueNumber::new(self.info.queue));
         // Safety: the page exists as long as the queue pair, and only this thread rings for it.
@@ -199,7 +158,7 @@ impl Loopback {
     /// Returns the next completion if it has arrived.
     pub fn poll(&mut self) -> Option<Result<Outcome, u8>> {
         let at = self.place.completions + self.consumer_index % DEPTH * cqe::BYTES;
-        let load = |index: usize| word(self.queues.slab(), at + 8 * index as u64).load(Ordering::Acquire);
+        let load = |index: usize| word_at(self.queues.slab(), at + 8 * index as u64).load(Ordering::Acquire);
         // The NIC writes the last word last, so this reads it first.
         let tail = load(TAIL_WORD);
         let mut words: [u64; 8] = std::array::from_fn(load);
@@ -295,10 +254,19 @@ impl Loopback {
     }
 }
 
-/// Returns the word at a byte offset that is a multiple of 8.
-fn word(slice: &MemorySlice, offset: u64) -> &AtomicU64 {
+/// Returns bytes of memory of this process.
+fn bytes_at(area: &RegisteredSlice, offset: u64, bytes: u64) -> &[AtomicU8] {
+    assert!(offset + bytes <= area.slice.bytes());
+    let first = ptr::with_exposed_provenance((area.slice.address() + offset) as usize);
+    // Safety: in range of memory that the area keeps. All concurrent accesses are atomic.
+    unsafe { std::slice::from_raw_parts(first, bytes as usize) }
+}
+
+/// Returns the word of memory of this process at a byte offset that is a multiple of 8.
+#[doc(hidden)]
+pub fn word_at(slice: &MemorySlice, offset: u64) -> &AtomicU64 {
     assert!(offset.is_multiple_of(8) && offset < slice.bytes());
-    // Safety: an aligned word of memory of this process, which the slice keeps. All accesses are atomic.
+    // Safety: an aligned word of memory that the slice keeps. All accesses are atomic.
     unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut((slice.address() + offset) as usize)) }
 }
 

@@ -79,7 +79,7 @@ use self::links::{Links, Words};
 use self::objects::{Chain, CompletionQueue, Depths, Domain, QueuePair, local};
 use self::region::{Buffer, is_in_gpu};
 use self::send_queue::Ended;
-use self::windows::{Peer, Windows};
+use self::windows::{PeerLimits, Windows};
 use super::staged::{Staged, Staging};
 use super::{
     Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, NetworkFactory, Raises, Request,
@@ -336,8 +336,8 @@ impl Network for VerbsNetwork {
             let own = connection.context as usize * self.ranks as usize + self.rank as usize;
             connection.connect(hello, own, self.by_nic, &links.tools.buffers)?;
         }
-        let peer = |hello: &Hello| Peer { signals: hello.per_context, ports: hello.ports.len() };
-        links.tools.windows.set_peers(hellos.iter().map(peer).collect());
+        let limits = |hello: &Hello| PeerLimits { signals: hello.per_context, ports: hello.ports.len() };
+        links.tools.windows.peers = hellos.iter().map(limits).collect();
         Ok(())
     }
 

@@ -15,13 +15,13 @@ use std::sync::Arc;
 pub(super) struct Windows {
     rank: u32,
     /// By rank.
-    peers: Vec<Peer>,
+    pub(super) peers: Vec<PeerLimits>,
     table: BTreeMap<u32, RegisteredWindow>,
 }
 
 /// A peer's attributes, from its first key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Peer {
+pub(super) struct PeerLimits {
     /// Number of its signals per context.
     pub(super) signals: u32,
     /// Number of its ports.
@@ -54,11 +54,6 @@ struct RegisteredWindow {
 impl Windows {
     pub(super) fn new(rank: u32) -> Self {
         Self { rank, ..Self::default() }
-    }
-
-    /// Sets the attributes of all ranks.
-    pub(super) fn set_peers(&mut self, peers: Vec<Peer>) {
-        self.peers = peers;
     }
 
     /// Registers this rank's part with all ports. `nic`: lets the NIC raise signals there, if it can.

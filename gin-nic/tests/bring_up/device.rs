@@ -4,7 +4,7 @@
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Completion;
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
-use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote};
+use gin_abi::mlx5::wqe::{self, Flags, Post, QueueNumber};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind};
 use gin_nic::hca::Access;
@@ -34,8 +34,8 @@ fn queue_pairs_in_memory_of_a_device_carry_data_and_keep_it_alive() {
     let info = *queues.infos().next().unwrap();
     let place = info.place.unwrap();
     let queue = QueueNumber::new(info.queue);
-    let to = Remote { address: window.start + 8, key: Be32::new(window.remote_key) };
-    let from = Local { address: window.start, key: Be32::new(window.local_key), bytes: 8 };
+    let to = window.remote(8);
+    let from = window.local(0, 8);
     let entry = wqe::write(Post { index: 0, queue, flags: Flags::COMPLETION }, to, from);
     queues.slab().write(place.ring, &entry).unwrap();
     let record = Record { receive: Be32::new(0), send: Record::send(1) };

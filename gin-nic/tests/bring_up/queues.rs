@@ -103,11 +103,11 @@ impl Side {
     }
 
     fn remote(&self, offset: u64) -> Remote {
-        Remote { address: self.region.start + offset, key: Be32::new(self.region.remote_key) }
+        self.region.remote(offset)
     }
 
     fn local(&self, offset: u64, bytes: u32) -> Local {
-        Local { address: self.region.start + offset, key: Be32::new(self.region.local_key), bytes }
+        self.region.local(offset, bytes.into())
     }
 }
 
@@ -544,7 +544,7 @@ fn what_was_on_its_way_is_there_when_a_registration_has_ended() {
     connect(&a, &b, 0);
     let window = page();
     let region = RegisteredSlice::new(&nics[1], window.clone(), Access::PAYLOAD).unwrap();
-    let there = Remote { address: region.start + 64, key: Be32::new(region.remote_key) };
+    let there = region.remote(64);
     a.post(0, |post| wqe::write_value(post, there, 5, 8));
     fabric.settle();
     assert!(a.completion(0).unwrap().result.is_ok());
