@@ -28,10 +28,9 @@ pub mod peer;
 pub mod staged;
 pub mod verbs;
 
-pub use gin_gpu::registry::Key;
+pub use gin_gpu::registry::{Key, KeyError};
 
 use gin_abi::{Fault, FaultKind, RemoteSignal, SignalTarget, Transfer};
-use gin_gpu::registry::KeyError;
 use gin_gpu::{Device, Memory, MemorySlice};
 use std::any::Any;
 use std::fmt;
@@ -213,13 +212,8 @@ pub enum NetError {
         signal: SignalTarget,
     },
     /// This network cannot use the key of another rank.
-    #[error("key of rank {rank} cannot be used: {reason}")]
-    Key {
-        /// The rank.
-        rank: u32,
-        /// The reason.
-        reason: String,
-    },
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// An operation of this rank's own part of the network failed.
     #[error("{what} failed: {reason}")]
     Local {
@@ -240,12 +234,6 @@ pub enum NetError {
     },
 }
 
-impl From<KeyError> for NetError {
-    fn from(KeyError { rank, reason }: KeyError) -> Self {
-        Self::Key { rank, reason }
-    }
-}
-
 impl NetError {
     /// Returns the fault that kernels see: the kind, and the expected and seen values.
     pub fn fault(&self) -> (FaultKind, u64, u64) {
@@ -254,7 +242,7 @@ impl NetError {
             Self::UnknownWindow { window, .. } => (FaultKind::UnknownWindow, 0, u64::from(window)),
             Self::OutOfRange { end, length, .. } => (FaultKind::OutOfRange, length, end),
             Self::UnknownSignal { .. } => (FaultKind::UnknownSignal, 0, 0),
-            Self::Key { .. } | Self::Local { .. } => (FaultKind::Network, 0, 0),
+            Self::Key(_) | Self::Local { .. } => (FaultKind::Network, 0, 0),
             Self::Failed { status, .. } => (FaultKind::Network, 0, status),
         }
     }

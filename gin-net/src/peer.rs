@@ -13,7 +13,9 @@
 mod late;
 
 use self::late::Later;
-use super::{Capabilities, Endpoint, Event, Fetch, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request};
+use super::{
+    Capabilities, Endpoint, Event, Fetch, Key, KeyError, LocalSignals, LocalWindow, NetError, Network, Raises, Request,
+};
 use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_device::internal::signal_words::raise;
 use gin_device::sys::GlobalWord;
@@ -76,11 +78,11 @@ impl Region {
         key: &Key,
         take: impl Fn(&[u8]) -> Result<Arc<Memory>, NetError>,
     ) -> Result<Arc<Self>, NetError> {
-        let refuse = |missing: Missing| NetError::Key { rank, reason: missing.to_string() };
+        let refuse = |missing: Missing| KeyError { rank, reason: missing.to_string() };
         match REGIONS.look(&key.0) {
             Ok(region) => return Ok(region),
             Err(Missing::Elsewhere) if key.0.len() > KEY_BYTES => {}
-            Err(missing) => return Err(refuse(missing)),
+            Err(missing) => return Err(refuse(missing).into()),
         }
         let garbled = || refuse(Missing::Garbled);
         type Parts<'a> = (u64, &'a [u8], (u64, u64), &'a [u8], &'a [u8]);
@@ -91,7 +93,7 @@ impl Region {
         let plane = if plane.is_empty() { None } else { Some(take(plane)?) };
         let gate = take(gate)?;
         if gate.bytes() < Gate::BYTES || plane.as_ref().is_some_and(|plane| plane.bytes() < bytes) {
-            return Err(garbled());
+            return Err(garbled().into());
         }
         Ok(Arc::new(Self { memory, plane, per_context, gate: Gate::Shared(gate) }))
     }
@@ -168,7 +170,7 @@ impl Own {
         plane: Option<Arc<Memory>>,
         per_context: u32,
     ) -> Result<(Self, Key), NetError> {
-        let unusable = |error: GpuError| NetError::Key { rank, reason: error.to_string() };
+        let unusable = |error: GpuError| KeyError { rank, reason: error.to_string() };
         let gate = Gate::new(memory.memory()).map_err(unusable)?;
         let region = Arc::new(Region { memory, plane, per_context: per_context.into(), gate });
         let key = region.key();
@@ -356,7 +358,7 @@ impl Network for PeerNetwork {
 
     fn register_signals(&mut self, signals: &LocalSignals) -> Result<Key, NetError> {
         let device = signals.memory.device();
-        let unusable = |error: GpuError| NetError::Key { rank: self.rank, reason: error.to_string() };
+        let unusable = |error: GpuError| KeyError { rank: self.rank, reason: error.to_string() };
         self.later = device.copier().map_err(unusable)?.map(Later::new);
         let (own, key) = Own::publish(self.rank, signals.memory.whole(), None, signals.per_context)?;
         self.signals = Some(own);

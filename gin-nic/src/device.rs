@@ -2,9 +2,9 @@
 //! Registrations of memory of a device, which they keep alive.
 
 use super::error::{NicError, Step};
-use super::hca::{Access, Extent, Region};
+use super::hca::{Access, Extent, Hca, Region};
 use super::open::Nic;
-use super::owned::{Stack, What};
+use super::owned::Stack;
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::wqe::{Local, Remote};
 use gin_gpu::{GpuError, MemorySlice};
@@ -51,7 +51,7 @@ impl RegisteredSlice {
         // access it.
         let take = |extent: &Extent| unsafe { nic.owner.hca.register_region(&nic.domain, extent, start, access) };
         let Region { handle, local_key, remote_key } = nic.take_memory(Step::Region, &slice, take)?;
-        objects.push(nic.owner.own(What::Region, handle));
+        objects.push(nic.owner.own(handle, Hca::deregister_region));
         Ok(Self { slice, start, local_key, remote_key, _objects: objects, _nic: Arc::clone(nic) })
     }
 

@@ -201,7 +201,7 @@ fn missing(library: &str, function: &str) -> HcaError {
 
 impl Hca for Mlx5 {
     fn name(&self) -> String {
-        self.device.name().to_owned()
+        self.device.name.clone()
     }
 
     fn shares_doorbells(&self) -> bool {

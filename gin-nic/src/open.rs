@@ -3,7 +3,7 @@
 
 use super::error::{NicError, NicPeer, Step};
 use super::hca::{Domain, Hca, HcaError, Link, Port};
-use super::owned::{Owned, Owner, What};
+use super::owned::{Owned, Owner};
 use gin_abi::mlx5::bits::{Field, Mailbox};
 use gin_abi::mlx5::command::{Mtu, PORT_TYPE_ETHERNET, capability, opcode, roce_version};
 use gin_abi::mlx5::mailbox::{
@@ -119,7 +119,7 @@ impl Nic {
         let event_queue = hca.event_queue().map_err(failed(&name, Step::EventQueue, None))?;
         let owner = Owner::new(hca);
         let domain = owner.hca.allocate_domain().map_err(failed(&name, Step::Domain, None))?;
-        let owned = owner.own(What::Domain, domain.handle);
+        let owned = owner.own(domain.handle, Hca::free_domain);
         Ok(Arc::new(Self { owner, config, capabilities, port, gid, event_queue, domain, name, _domain: owned }))
     }
 

@@ -5,16 +5,8 @@ use super::hca::{Handle, Hca, HcaError};
 use gin_gpu::{MemorySlice, lock};
 use std::sync::{Arc, Mutex};
 
-/// The kind of an object.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum What {
-    Domain,
-    Region,
-    Umem,
-    Uar,
-    /// A queue pair or a completion queue.
-    Queue,
-}
+/// A function of a NIC that destroys an object of one kind.
+pub(super) type End = fn(&(dyn Hca + 'static), Handle) -> Result<(), HcaError>;
 
 /// A NIC, and its errors for objects that it did not destroy.
 #[derive(Clone, Debug)]
@@ -28,8 +20,8 @@ impl Owner {
         Self { hca, failures: Arc::default() }
     }
 
-    pub(super) fn own(&self, what: What, handle: Handle) -> Owned {
-        Owned { owner: self.clone(), what, handle }
+    pub(super) fn own(&self, handle: Handle, end: End) -> Owned {
+        Owned { owner: self.clone(), handle, end }
     }
 
     /// Returns the number of objects that were not destroyed, and whose errors were not returned yet.
@@ -46,21 +38,13 @@ impl Owner {
 #[derive(Debug)]
 pub(super) struct Owned {
     owner: Owner,
-    what: What,
-    pub(super) handle: Handle,
+    handle: Handle,
+    end: End,
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        let (hca, handle) = (&self.owner.hca, self.handle);
-        let ended = match self.what {
-            What::Domain => hca.free_domain(handle),
-            What::Region => hca.deregister_region(handle),
-            What::Umem => hca.deregister_umem(handle),
-            What::Uar => hca.free_uar(handle),
-            What::Queue => hca.destroy(handle),
-        };
-        if let Err(error) = ended {
+        if let Err(error) = (self.end)(&*self.owner.hca, self.handle) {
             lock(&self.owner.failures).push(error);
         }
     }

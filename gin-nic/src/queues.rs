@@ -8,10 +8,10 @@ use super::address::Address;
 use super::device::DeviceQueueError;
 use super::doorbells::DoorbellPage;
 use super::error::{NicError, NicPeer, Step};
-use super::hca::{Access, Extent, Handle, HcaError, Link, Uar, Umem};
+use super::hca::{Access, Extent, Handle, Hca, HcaError, Link, Uar, Umem};
 use super::layout::{Layout, PAGE, QueuePlace, QueueSpec, Role, UNUSED_COMPLETIONS};
 use super::open::{Nic, failed};
-use super::owned::{Stack, What};
+use super::owned::Stack;
 use gin_abi::mlx5::bits::{Layout as Structure, Mailbox};
 use gin_abi::mlx5::command::{AtomicMode, PM_MIGRATED, QpState, RQ_TYPE_NONE, opcode};
 use gin_abi::mlx5::cqe::INVALID_BYTE;
@@ -102,7 +102,7 @@ impl DeviceQueues {
         // Safety: the objects keep the memory, and only the owner of the queue pairs writes to it.
         let take = |extent: &Extent| unsafe { nic.owner.hca.register_umem(extent, Access::RINGS) };
         let umem = nic.take_memory(Step::Rings, &slab, take)?;
-        maker.objects.push(nic.owner.own(What::Umem, umem.handle));
+        maker.objects.push(nic.owner.own(umem.handle, Hca::deregister_umem));
         let queues = maker.queues(&umem, &layout, specs)?;
         Ok(Self { queues, slab, _objects: maker.objects, pages: maker.pages, nic: Arc::clone(nic) })
     }
@@ -269,7 +269,7 @@ impl Nic {
     /// Allocates a doorbell page.
     pub(super) fn doorbell_page(&self) -> Result<(Uar, DoorbellPage), NicError> {
         let uar = self.owner.hca.allocate_uar().map_err(failed(&self.name, Step::DoorbellPage, None))?;
-        let object = Arc::new(self.owner.own(What::Uar, uar.handle));
+        let object = Arc::new(self.owner.own(uar.handle, Hca::free_uar));
         Ok((uar, DoorbellPage { doorbell: uar.doorbell, object }))
     }
 
@@ -423,7 +423,7 @@ impl Maker<'_> {
         let mut answer = Mailbox::new();
         let mut create = || self.nic.owner.hca.create(command.bytes()?, answer.bytes_mut());
         let handle = create().map_err(failed(&self.nic.name, step, None))?;
-        self.objects.push(self.nic.owner.own(What::Queue, handle));
+        self.objects.push(self.nic.owner.own(handle, Hca::destroy));
         Ok((answer, handle))
     }
 

@@ -52,7 +52,8 @@ pub struct OpenDevice {
     /// Functions of libibverbs.
     #[debug(skip)]
     pub verbs: Arc<Verbs>,
-    name: String,
+    /// The device's name.
+    pub name: String,
     #[debug(skip)]
     context: NonNull<DeviceContext>,
 }
@@ -78,11 +79,6 @@ impl OpenDevice {
         context: *mut DeviceContext,
     ) -> Result<Self, CallError> {
         Ok(Self { context: non_null(call, context)?, verbs: verbs.clone(), name: name.to_owned() })
-    }
-
-    /// Returns the device's name.
-    pub fn name(&self) -> &str {
-        &self.name
     }
 
     /// Returns the device's context, which stays open as long as this.

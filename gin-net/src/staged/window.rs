@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Windows that are staged through host memory, here or at a peer.
 
-use crate::{Key, LocalWindow, NetError};
+use crate::{Key, KeyError, LocalWindow, NetError};
 use gin_gpu::wire::{decode, encode};
 use gin_gpu::{Memory, MemoryKind, MemorySlice};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Part {
 
     /// Returns the part of a rank, and the key for the inner network.
     pub(super) fn from_key(rank: u32, key: &Key) -> Result<(Self, Key), NetError> {
-        let garbled = || NetError::Key { rank, reason: "it is garbled".to_owned() };
+        let garbled = || KeyError { rank, reason: "it is garbled".to_owned() };
         let (half, bytes, below): (_, _, &[u8]) = decode(&key.0).ok_or_else(garbled)?;
         Ok((Self { bytes, half }, Key(below.to_vec())))
     }

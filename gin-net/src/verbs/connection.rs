@@ -9,7 +9,7 @@ use super::objects::{Chain, Depths, QueuePair};
 use super::region::Buffer;
 use super::send_queue::{Ended, Entry, SendQueue};
 use super::windows::{RemoteRange, Windows};
-use crate::{NetError, Request};
+use crate::{KeyError, NetError, Request};
 use gin_abi::{SignalTarget, Transfer};
 use gin_verbs::verbs::{
     IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, ScatterGatherEntry, SendWorkRequest,
@@ -156,7 +156,7 @@ impl Connection {
     pub(super) fn connect(&mut self, peer: &Hello, own: usize, adds: bool, buffers: &Buffers) -> Result<(), NetError> {
         let port_index = peer.port_index(self.context);
         let (Some(&end), Some(port)) = (peer.ends.get(own), peer.ports.get(port_index)) else {
-            return Err(NetError::Key { rank: self.peer, reason: "it has no such queue pair".to_owned() });
+            return Err(KeyError { rank: self.peer, reason: "it has no such queue pair".to_owned() }.into());
         };
         self.queue_pair.begin()?;
         for slot in 0..self.depths.receive {
@@ -193,7 +193,7 @@ impl Connection {
 
     /// Returns whether no request is waiting or outstanding.
     pub(super) fn is_quiet(&self) -> bool {
-        self.backlog.is_empty() && self.send_queue.is_empty()
+        self.backlog.is_empty() && self.send_queue.entries.is_empty()
     }
 
     /// Returns whether there is work that no completion will announce.
@@ -406,7 +406,7 @@ impl Connection {
             self.unsignalled = 0;
             work.send_flags |= IBV_SEND_SIGNALED;
         }
-        self.send_queue.push(entry);
+        self.send_queue.entries.push_back(entry);
         tools.chain.push(work, sge);
     }
 
@@ -423,7 +423,7 @@ impl Connection {
     /// Checks that the peer's NIC answers, if its proxy has been waited for long: writes credits, which changes
     /// nothing.
     fn ask(&mut self, connected: Connected, tools: &mut Tools) {
-        if self.backlog.is_empty() || !self.send_queue.is_empty() {
+        if self.backlog.is_empty() || !self.send_queue.entries.is_empty() {
             self.waiting = None;
             return;
         }

@@ -46,25 +46,25 @@ fn info(device: &OpenDevice) -> Result<DeviceInfo, NoDevice> {
     let mut attributes = DeviceAttributes::default();
     // Safety: the context is open, and `attributes` has at least the room that the library writes.
     let result = unsafe { (device.verbs.ibv_query_device)(device.context().as_ptr(), &raw mut attributes) };
-    check("ibv_query_device", result).map_err(failed(device.name()))?;
+    check("ibv_query_device", result).map_err(failed(&device.name))?;
     let number = |number: c_int| u32::try_from(number).unwrap_or(0);
     let few = |count: c_int| u8::try_from(count.clamp(0, 255)).unwrap_or(0);
     Ok(DeviceInfo {
-        name: device.name().to_owned(),
+        name: device.name.clone(),
         ports: (1..=attributes.phys_port_cnt).map(|number| port(device, number)).collect::<Result<_, _>>()?,
         max_entries: number(attributes.max_qp_wr),
         max_completions: number(attributes.max_cqe),
         reads_answered: few(attributes.max_qp_rd_atom),
         reads_asked: few(attributes.max_qp_init_rd_atom),
         has_atomics: attributes.atomic_cap != IBV_ATOMIC_NONE,
-        place: PciPlace::of_rdma(device.name()),
+        place: PciPlace::of_rdma(&device.name),
     })
 }
 
 fn port(device: &OpenDevice, number: u8) -> Result<PortInfo, NoDevice> {
-    let attributes = device.port(number).map_err(failed(device.name()))?;
+    let attributes = device.port(number).map_err(failed(&device.name))?;
     let file =
-        |file: &str| fs::read_to_string(format!("/sys/class/infiniband/{}/ports/{number}/{file}", device.name())).ok();
+        |file: &str| fs::read_to_string(format!("/sys/class/infiniband/{}/ports/{number}/{file}", device.name)).ok();
     // libibverbs has no public function for the kind of a GID; the kernel reports it.
     let kind = |index: u32| match file(&format!("gid_attrs/types/{index}")).as_deref().map(str::trim) {
         Some("RoCE v2") => GidKind::RoceV2,

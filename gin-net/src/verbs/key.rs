@@ -3,7 +3,7 @@
 //!
 //! Every rank receives all keys, and a rank's first key holds a queue pair for every context and every rank.
 
-use crate::{Key, NetError};
+use crate::{Key, KeyError, NetError};
 use gin_abi::mlx5::command::Mtu;
 use gin_gpu::wire::{decode, encode};
 use gin_verbs::Link;
@@ -83,7 +83,7 @@ pub(super) struct Part {
 }
 
 fn refuse(rank: u32, reason: impl Into<String>) -> NetError {
-    NetError::Key { rank, reason: reason.into() }
+    KeyError { rank, reason: reason.into() }.into()
 }
 
 /// Checks the first bytes of a key of `rank`.
@@ -182,7 +182,7 @@ mod tests {
     }
 
     fn is_refused<T>(read: &Result<T, NetError>, of: u32) -> bool {
-        matches!(read, Err(NetError::Key { rank, .. }) if *rank == of)
+        matches!(read, Err(NetError::Key(KeyError { rank, .. })) if *rank == of)
     }
 
     proptest! {
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn a_key_of_another_network_is_refused_with_the_reason() {
         let reason = |error| match error {
-            NetError::Key { rank: 2, reason } => reason,
+            NetError::Key(KeyError { rank: 2, reason }) => reason,
             other => panic!("{other:?}"),
         };
         let error = reason(Hello::from_key(2, 4, 0, &Key(vec![0; 72])).unwrap_err());

@@ -82,7 +82,8 @@ use self::send_queue::Ended;
 use self::windows::{PeerLimits, Windows};
 use super::staged::{Staged, Staging};
 use super::{
-    Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, NetworkFactory, Raises, Request,
+    Capabilities, Endpoint, Event, Key, KeyError, LocalSignals, LocalWindow, NetError, Network, NetworkFactory, Raises,
+    Request,
 };
 use gin_gpu::registry::initial_psn;
 use gin_gpu::{Memory, MemoryKind};
@@ -324,14 +325,14 @@ impl Network for VerbsNetwork {
         for connection in &mut links.connections {
             let rank = connection.peer;
             let Some(hello) = hellos.get(rank as usize) else {
-                return Err(NetError::Key { rank, reason: "there is none".to_owned() });
+                return Err(KeyError { rank, reason: "there is none".to_owned() }.into());
             };
             let own = &self.devices[connection.context as usize % self.devices.len()];
             if let Some(port) = hello.ports.get(hello.port_index(connection.context))
                 && port.link != own.port.link
             {
                 let reason = format!("its port is on {}, this rank's {} on {}", port.link, own.name(), own.port.link);
-                return Err(NetError::Key { rank, reason });
+                return Err(KeyError { rank, reason }.into());
             }
             let own = connection.context as usize * self.ranks as usize + self.rank as usize;
             connection.connect(hello, own, self.by_nic, &links.tools.buffers)?;
