@@ -37,7 +37,7 @@ const POST_BYTES: u64 = 4 << 20;
 
 /// Memory of a rank that other ranks reach.
 #[derive(Debug)]
-struct Region {
+struct SharedRegion {
     memory: MemorySlice,
     /// The signal words of the window. `None` if the memory itself consists of signal words.
     plane: Option<Arc<Memory>>,
@@ -45,7 +45,7 @@ struct Region {
     gate: Gate,
 }
 
-impl Region {
+impl SharedRegion {
     /// Uses the region until the result is dropped; `None` if the region is closed. Its gate counts users.
     fn enter(self: &Arc<Self>) -> Option<Use> {
         self.gate.enter().then(|| Use(self.clone()))
@@ -160,9 +160,9 @@ impl Gate {
 
 /// A region of this rank. A drop closes it.
 #[derive(Debug)]
-struct Own(Arc<Region>);
+struct OwnRegion(Arc<SharedRegion>);
 
-impl Own {
+impl OwnRegion {
     /// Makes a region of memory of `rank`. Returns its key, too.
     fn publish(
         rank: u32,
@@ -172,13 +172,13 @@ impl Own {
     ) -> Result<(Self, Key), NetError> {
         let unusable = |error: GpuError| KeyError { rank, reason: error.to_string() };
         let gate = Gate::new(memory.memory()).map_err(unusable)?;
-        let region = Arc::new(Region { memory, plane, per_context: per_context.into(), gate });
+        let region = Arc::new(SharedRegion { memory, plane, per_context: per_context.into(), gate });
         let key = region.key();
         Ok((Self(region), key))
     }
 }
 
-impl Drop for Own {
+impl Drop for OwnRegion {
     fn drop(&mut self) {
         self.0.gate.close();
     }
@@ -186,7 +186,7 @@ impl Drop for Own {
 
 /// A region in use.
 #[derive(Debug)]
-struct Use(Arc<Region>);
+struct Use(Arc<SharedRegion>);
 
 impl Drop for Use {
     fn drop(&mut self) {
@@ -194,15 +194,15 @@ impl Drop for Use {
     }
 }
 
-static REGIONS: Registry<Region> = Registry::new();
+static REGIONS: Registry<SharedRegion> = Registry::new();
 
 /// The endpoint of one rank.
 #[derive(Debug, Default)]
 pub struct PeerNetwork {
     rank: u32,
     windows: BTreeMap<u32, PeerWindow>,
-    signals: Option<Own>,
-    all_signals: Vec<Arc<Region>>,
+    signals: Option<OwnRegion>,
+    all_signals: Vec<Arc<SharedRegion>>,
     done: Vec<Event>,
     /// The contexts and peers of requests that failed.
     broken: BTreeSet<(u32, u32)>,
@@ -212,9 +212,9 @@ pub struct PeerNetwork {
 
 #[derive(Debug)]
 struct PeerWindow {
-    own: Own,
+    own: OwnRegion,
     /// The regions by world rank; empty until connected.
-    all: Vec<Arc<Region>>,
+    all: Vec<Arc<SharedRegion>>,
 }
 
 impl PeerNetwork {
@@ -224,7 +224,7 @@ impl PeerNetwork {
     }
 
     /// Returns window `window` of rank `rank` and the address of the range's first byte, if the range is in the window.
-    fn range(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(&Arc<Region>, u64), NetError> {
+    fn range(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(&Arc<SharedRegion>, u64), NetError> {
         let region = self.windows.get(&window).and_then(|entry| entry.all.get(rank as usize));
         let region = region.ok_or(NetError::UnknownWindow { window, rank })?;
         NetError::check_range(window, rank, offset, bytes, region.memory.bytes())?;
@@ -232,7 +232,7 @@ impl PeerNetwork {
     }
 
     /// Returns the word of a signal, and the region that keeps it alive.
-    fn word(&self, request: &Request, signal: &RemoteSignal) -> Result<(&Arc<Region>, GlobalWord), NetError> {
+    fn word(&self, request: &Request, signal: &RemoteSignal) -> Result<(&Arc<SharedRegion>, GlobalWord), NetError> {
         let unknown = NetError::UnknownSignal { rank: request.peer, signal: signal.target };
         let (region, address) = match signal.target {
             SignalTarget::Id(id) => {
@@ -360,7 +360,7 @@ impl Network for PeerNetwork {
         let device = signals.memory.device();
         let unusable = |error: GpuError| KeyError { rank: self.rank, reason: error.to_string() };
         self.later = device.copier().map_err(unusable)?.map(Later::new);
-        let (own, key) = Own::publish(self.rank, signals.memory.whole(), None, signals.per_context)?;
+        let (own, key) = OwnRegion::publish(self.rank, signals.memory.whole(), None, signals.per_context)?;
         self.signals = Some(own);
         Ok(key)
     }
@@ -369,26 +369,26 @@ impl Network for PeerNetwork {
         let Some(own) = &self.signals else { return Ok(()) };
         let device = own.0.memory.memory().device();
         // No proxy runs yet, so the thread that initialises the communicator may wait.
-        let found = keys.iter().zip(0..).map(|(key, rank)| Region::fetch(rank, key, device));
+        let found = keys.iter().zip(0..).map(|(key, rank)| SharedRegion::fetch(rank, key, device));
         self.all_signals = found.collect::<Result<_, _>>()?;
         Ok(())
     }
 
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
-        let (own, key) = Own::publish(self.rank, window.memory.clone(), window.plane.clone(), 0)?;
+        let (own, key) = OwnRegion::publish(self.rank, window.memory.clone(), window.plane.clone(), 0)?;
         self.windows.insert(window.id, PeerWindow { own, all: Vec::new() });
         Ok(key)
     }
 
     fn fetch(&self) -> Option<Fetch> {
-        Some(|rank, key, device| Ok(Region::fetch(rank, key, device)?))
+        Some(|rank, key, device| Ok(SharedRegion::fetch(rank, key, device)?))
     }
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
         let Some(entry) = self.windows.get_mut(&window) else {
             return Err(NetError::UnknownWindow { window, rank: self.rank });
         };
-        let found = keys.iter().zip(0..).map(|(key, rank)| Region::find(rank, key));
+        let found = keys.iter().zip(0..).map(|(key, rank)| SharedRegion::find(rank, key));
         entry.all = found.collect::<Result<_, _>>()?;
         Ok(())
     }

@@ -231,7 +231,7 @@ impl DeviceQueuePairs {
     }
 
     fn data(&self, (context, peer, set, info): Pair<'_>, target: Target) -> QueuePairData {
-        let (words, slab) = (self.words.address(), set.slab().address());
+        let (words, slab) = (self.words.address(), set.slab.address());
         let place = info.place.expect("a sender has rings");
         let counters = self.counters.get(context as usize).and_then(Option::as_ref);
         QueuePairData {
@@ -326,7 +326,7 @@ impl DeviceQueuePairs {
     }
 
     fn idle_queue(&self, (context, peer, set, info): Pair<'_>, data: QueuePairData) -> Result<IdleQueue, GpuError> {
-        let (place, slab) = (info.place.expect("a sender has rings"), set.slab());
+        let (place, slab) = (info.place.expect("a sender has rings"), &set.slab);
         let depth = u64::from(self.shape.depth);
         let part = |memory: &Arc<Memory>, start: u64, bytes: u64| memory.slice(start..start + bytes);
         let of_slab = |offset: u64, bytes| part(slab.memory(), slab.offset() + offset, bytes);

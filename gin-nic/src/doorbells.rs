@@ -91,7 +91,6 @@ pub(super) struct DoorbellPage {
 pub(super) struct Pages {
     /// The pages by address in this process; none if kernels and host find doorbells at the same addresses.
     pages: BTreeMap<u64, Box<dyn MappedPages>>,
-    size: u64,
 }
 
 impl Pages {
@@ -104,7 +103,7 @@ impl Pages {
         let size = rustix::param::page_size() as u64;
         let mut pages = BTreeMap::new();
         if nic.owner.hca.doorbells_are_memory() {
-            return Ok(Self { pages, size });
+            return Ok(Self { pages });
         }
         for DoorbellPage { doorbell, object } in doorbells {
             let page = doorbell - doorbell % size;
@@ -114,12 +113,12 @@ impl Pages {
                 entry.insert(unsafe { device.map_pages(page, size, keep) }?);
             }
         }
-        Ok(Self { pages, size })
+        Ok(Self { pages })
     }
 
     /// Returns the address at which kernels store the doorbell that this process has at `doorbell`.
     fn address(&self, doorbell: u64) -> u64 {
-        let offset = doorbell % self.size;
+        let offset = doorbell % rustix::param::page_size() as u64;
         self.pages.get(&(doorbell - offset)).map_or(doorbell, |page| page.address() + offset)
     }
 }

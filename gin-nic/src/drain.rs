@@ -84,7 +84,8 @@ pub enum DrainError {
     },
 }
 
-fn syndrome(failure: &Failure) -> String {
+/// Returns the error of an entry, for people.
+pub(super) fn syndrome(failure: &Failure) -> String {
     let text = cqe::Syndrome::from_code(failure.syndrome).map_or("unknown syndrome", cqe::Syndrome::text);
     format!("{text} (syndrome {:#x}, vendor's {:#x})", failure.syndrome, failure.vendor)
 }

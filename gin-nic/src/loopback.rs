@@ -12,13 +12,14 @@ pub mod checks;
 pub use checks::{Check, Failed, check, names};
 
 use super::device::{DeviceQueueError, RegisteredSlice};
+use super::drain::syndrome;
 use super::error::{NicError, NicPeer};
 use super::hca::Access;
 use super::layout::{QueuePlace, QueueSpec, Role};
 use super::open::Nic;
 use super::queues::{DeviceQueues, Expired, QueueInfo};
 use gin_abi::mlx5::be::Be32;
-use gin_abi::mlx5::cqe::{self, Completion, CompletionError, Outcome, Syndrome, TAIL_WORD};
+use gin_abi::mlx5::cqe::{self, Completion, CompletionError, Outcome, TAIL_WORD};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{Flags, Post, QueueNumber, SLOT_BYTES, Segment};
 use gin_gpu::virt::VirtualDevice;
@@ -130,7 +131,7 @@ impl Loopback {
         let entry = entry(Post { index, queue: QueueNumber::new(self.info.queue), flags });
         let slot = self.place.ring + index % DEPTH * SLOT_BYTES;
         for (at, content) in entry.iter().flat_map(|segment| segment.words).enumerate() {
-            word_at(self.queues.slab(), slot + 8 * at as u64).store(content, Ordering::Relaxed);
+            word_at(&self.queues.slab, slot + 8 * at as u64).store(content, Ordering::Relaxed);
         }
         if flags.completion() {
             self.asked.push_back(index);
@@ -146,7 +147,7 @@ impl Loopback {
         }
         self.rung = self.posted;
         let record = Record { receive: Be32::new(0), send: Record::send(self.posted) };
-        word_at(self.queues.slab(), self.place.record).store(bytemuck::cast(record), Ordering::Release);
+        word_at(&self.queues.slab, self.place.record).store(bytemuck::cast(record), Ordering::Release);
         fence(Ordering::SeqCst);
         let doorbell = Doorbell::word(self.posted, QueueNumber::new(self.info.queue));
         // Safety: the page exists as long as the queue pair, and only this thread rings for it.
@@ -158,7 +159,7 @@ impl Loopback {
     /// Returns the next completion if it has arrived.
     pub fn poll(&mut self) -> Option<Result<Outcome, u8>> {
         let at = self.place.completions + self.consumer_index % DEPTH * cqe::BYTES;
-        let load = |index: usize| word_at(self.queues.slab(), at + 8 * index as u64).load(Ordering::Acquire);
+        let load = |index: usize| word_at(&self.queues.slab, at + 8 * index as u64).load(Ordering::Acquire);
         // The NIC writes the last word last, so this reads it first.
         let tail = load(TAIL_WORD);
         let mut words: [u64; 8] = std::array::from_fn(load);
@@ -279,10 +280,7 @@ fn show(outcome: &Outcome) -> String {
     let Outcome { queue, index, .. } = outcome;
     let result = match outcome.result {
         Ok(_) => "success".to_owned(),
-        Err(failure) => {
-            let text = Syndrome::from_code(failure.syndrome).map_or("unknown", Syndrome::text);
-            format!("error: {text} (syndrome {:#x}, vendor's {:#x})", failure.syndrome, failure.vendor)
-        }
+        Err(failure) => format!("error: {}", syndrome(&failure)),
     };
     format!("queue pair {queue:#x}: completion of entry {index} (16 bits): {result}")
 }

@@ -195,10 +195,7 @@ fn own_gid(hca: &dyn Hca, name: &str, config: &NicConfig, port: &Port) -> Result
         let gid = hca.gid(config.port, index).map_err(failed(name, Step::Gids, None))?;
         return Ok(OwnGid { index, gid });
     }
-    let ask = |index| {
-        let found = roce_address(hca, config.port, index).map_err(failed(name, Step::Gids, None))?;
-        Ok((OwnGid { index, gid: found.0 }, found.1))
-    };
+    let ask = |index| roce_address(hca, config.port, index).map_err(failed(name, Step::Gids, None));
     if let Some(index) = config.gid_index {
         let (gid, version) = ask(exists(index)?)?;
         return match (gid.gid == [0; 16], version == roce_version::V2) {
@@ -222,7 +219,7 @@ fn own_gid(hca: &dyn Hca, name: &str, config: &NicConfig, port: &Port) -> Result
 }
 
 /// Returns an entry of the table of GIDs, with its version of RoCE.
-fn roce_address(hca: &dyn Hca, port: u8, index: u32) -> Result<([u8; 16], u64), HcaError> {
+fn roce_address(hca: &dyn Hca, port: u8, index: u32) -> Result<(OwnGid, u64), HcaError> {
     let mut command = Mailbox::<QueryRoceAddressIn>::new();
     command
         .set(QueryRoceAddressIn::OPCODE, opcode::QUERY_ROCE_ADDRESS)
@@ -231,5 +228,6 @@ fn roce_address(hca: &dyn Hca, port: u8, index: u32) -> Result<([u8; 16], u64), 
     let mut answer = Mailbox::<QueryRoceAddressOut>::new();
     hca.command(command.bytes()?, answer.bytes_mut())?;
     let entry = answer.view().part(QueryRoceAddressOut::ROCE_ADDRESS);
-    Ok((entry.get_bytes(RoceAddress::SOURCE_L3_ADDRESS), entry.get(RoceAddress::ROCE_VERSION)))
+    let gid = OwnGid { index, gid: entry.get_bytes(RoceAddress::SOURCE_L3_ADDRESS) };
+    Ok((gid, entry.get(RoceAddress::ROCE_VERSION)))
 }

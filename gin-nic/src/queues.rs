@@ -64,7 +64,8 @@ struct Made {
 #[derive(Debug)]
 pub struct DeviceQueues {
     queues: Vec<Made>,
-    slab: MemorySlice,
+    /// The memory with the rings.
+    pub slab: MemorySlice,
     // Dropped before the NIC's protection domain.
     _objects: Stack,
     /// The doorbell pages, each once.
@@ -105,11 +106,6 @@ impl DeviceQueues {
         maker.objects.push(nic.owner.own(umem.handle, Hca::deregister_umem));
         let queues = maker.queues(&umem, &layout, specs)?;
         Ok(Self { queues, slab, _objects: maker.objects, pages: maker.pages, nic: Arc::clone(nic) })
-    }
-
-    /// Returns the memory with the rings.
-    pub fn slab(&self) -> &MemorySlice {
-        &self.slab
     }
 
     /// Returns the queue pairs, in the order of their specs.

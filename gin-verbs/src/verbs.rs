@@ -440,10 +440,6 @@ pub struct WorkCompletion {
 pub const IBV_PORT_ACTIVE: u32 = 4;
 /// `enum ibv_atomic_cap`: the device has no atomics.
 pub const IBV_ATOMIC_NONE: u32 = 0;
-/// `enum ibv_atomic_cap`: operations are atomic with respect to each other.
-pub const IBV_ATOMIC_HCA: u32 = 1;
-/// `enum ibv_atomic_cap`: operations are atomic also with respect to CPUs and other devices.
-pub const IBV_ATOMIC_GLOB: u32 = 2;
 /// `enum ibv_qp_type`: reliable connection.
 pub const IBV_QPT_RC: u32 = 2;
 /// `enum ibv_qp_state`: initialised: takes receive requests.

@@ -33,7 +33,7 @@ impl Poster {
     fn post<const N: usize>(&mut self, entry: impl Fn(Post) -> [wqe::Segment; N]) -> Result<bool, Box<dyn Error>> {
         let info = *self.queues.infos().next().ok_or("no queue pair")?;
         let (place, queue) = (info.place.ok_or("the queue pair has no rings")?, QueueNumber::new(info.queue));
-        let (index, slab) = (self.posted, self.queues.slab());
+        let (index, slab) = (self.posted, &self.queues.slab);
         self.posted += 1;
         slab.write(place.ring + index % DEPTH * SLOT_BYTES, &entry(Post { index, queue, flags: Flags::COMPLETION }))?;
         slab.write(place.record, &[Record { receive: Be32::new(0), send: Record::send(self.posted) }])?;

@@ -21,7 +21,7 @@ mod steps;
 mod window;
 
 use self::mover::{ByCpu, Mover};
-use self::window::{Own, Part, StagedWindow};
+use self::window::{StagedMemory, StagedPart, StagedWindow};
 use super::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Notice, Request};
 use gin_abi::Transfer;
 use gin_gpu::copier::Ticket;
@@ -102,7 +102,7 @@ struct Item {
 #[derive(Debug)]
 struct Started {
     ticket: Ticket,
-    _own: Arc<Own>,
+    _own: Arc<StagedMemory>,
 }
 
 /// The purpose of a request of the inner network, with the id of the proxy's request.
@@ -195,7 +195,7 @@ impl<N: Network> Staged<N> {
         &mut self.inner
     }
 
-    fn own(&self, window: u32) -> Option<&Arc<Own>> {
+    fn own(&self, window: u32) -> Option<&Arc<StagedMemory>> {
         self.windows.get(&window)?.own.as_ref()
     }
 
@@ -276,21 +276,21 @@ impl<N: Network> Network for Staged<N> {
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
         let bytes = window.memory.bytes();
         let is_staged = self.reason.is_some() && bytes > 0 && window.memory.memory().kind() == MemoryKind::Device;
-        let own = if is_staged { Some(Arc::new(Own::new(window)?)) } else { None };
+        let own = if is_staged { Some(Arc::new(StagedMemory::new(window)?)) } else { None };
         let below = match &own {
             None => self.inner.register(window)?,
             Some(own) => {
                 self.inner.register(&LocalWindow { memory: own.stage.whole(), nic: false, ..window.clone() })?
             }
         };
-        let part = Part { bytes, half: own.as_ref().map(|own| own.half) };
+        let part = StagedPart { bytes, half: own.as_ref().map(|own| own.half) };
         self.is_used |= is_staged;
         self.windows.insert(window.id, StagedWindow { own, is_closed: false, parts: Vec::new() });
         Ok(part.to_key(&below))
     }
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
-        let parts = keys.iter().zip(0..).map(|(key, rank)| Part::from_key(rank, key));
+        let parts = keys.iter().zip(0..).map(|(key, rank)| StagedPart::from_key(rank, key));
         let (parts, below): (Vec<_>, Vec<_>) = parts.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
         let Some(entry) = self.windows.get_mut(&window) else {
             return Err(NetError::UnknownWindow { window, rank: self.rank });

@@ -60,7 +60,7 @@ impl Mover {
         if let Self::Cpu(copies) = self
             && let Some(&(to, from, bytes)) = copies.waiting.front()
         {
-            // Safety: the promise of the caller of `start`. Other accesses are atomic.
+            // Safety: the promise of the caller of `copy`. Other accesses are atomic.
             unsafe { copy_shared(to, from, bytes) };
             copies.waiting.pop_front();
             copies.done += 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The requests for the inner network, and the actions that follow from its events.
 
-use super::window::{Own, StagedWindow};
+use super::window::{StagedMemory, StagedWindow};
 use super::{ASK_AFTER_NS, Item, Landing, Late, OWN, Open, Order, Staged, Started, Step, Then, Wanted};
 use crate::{Event, NetError, Network, Notice, NoticeArrival, Request};
 use gin_abi::{RemoteSignal, Transfer, WindowOffset};
@@ -22,7 +22,7 @@ impl<N: Network> Staged<N> {
     }
 
     /// Returns the own part, which has this range.
-    fn range(&self, landing: Landing) -> Result<Arc<Own>, NetError> {
+    fn range(&self, landing: Landing) -> Result<Arc<StagedMemory>, NetError> {
         let (rank, Landing { window, offset, bytes }) = (self.rank, landing);
         let own = self.open_window(window).and_then(|entry| entry.own.clone());
         let own = own.ok_or(NetError::UnknownWindow { window, rank })?;
@@ -82,12 +82,8 @@ impl<N: Network> Staged<N> {
             Transfer::Get { source, destination, bytes } => {
                 self.check(source.window, peer, source.offset, bytes)?;
                 let landing = Landing { window: destination.window, offset: destination.offset, bytes };
-                let landing = if self.own(destination.window).is_some() {
-                    self.range(landing)?;
-                    Some(landing)
-                } else {
-                    None
-                };
+                let landing = self.own(destination.window).map(|_| landing);
+                landing.map(|landing| self.range(landing)).transpose()?;
                 let Some(half) = self.half(source.window, peer) else {
                     let request = Request { id: self.name() | OWN, ..*request };
                     return Ok(vec![Item { request, step: Step::Read(id, landing), copy: None }]);

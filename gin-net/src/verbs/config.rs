@@ -2,6 +2,7 @@
 //! Configuration of the network.
 
 use gin_abi::mlx5::command::Mtu;
+use std::num::NonZeroU8;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -55,10 +56,9 @@ impl FromStr for PortName {
     fn from_str(text: &str) -> Result<Self, NotAPort> {
         let refuse = || NotAPort { text: text.to_owned() };
         let (device, port) = match text.split_once(':') {
-            Some((device, port)) => (device, Some(port)),
+            Some((device, port)) => (device, Some(port.parse::<NonZeroU8>().map_err(|_| refuse())?.get())),
             None => (text, None),
         };
-        let port = port.map(|port| port.parse::<u8>().ok().filter(|port| *port > 0).ok_or_else(refuse)).transpose()?;
         let is_name = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b',';
         if device.is_empty() || !device.bytes().all(is_name) {
             return Err(refuse());

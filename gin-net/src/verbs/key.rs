@@ -27,7 +27,7 @@ pub(super) struct End {
 
 /// A port, as its rank publishes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Port {
+pub(super) struct PublishedPort {
     pub(super) link: Link,
     /// Code of the largest packet's size.
     pub(super) mtu: u64,
@@ -55,7 +55,7 @@ pub(super) struct Hello {
     /// These words are in a GPU.
     pub(super) words_in_gpu: bool,
     /// Ports, which contexts use in turn.
-    pub(super) ports: Vec<Port>,
+    pub(super) ports: Vec<PublishedPort>,
     /// Ends of connections, by context, then by rank.
     pub(super) ends: Vec<End>,
 }
@@ -69,7 +69,7 @@ impl Hello {
 
 /// A rank's part of a window, as it publishes it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Part {
+pub(super) struct PublishedPart {
     pub(super) address: u64,
     pub(super) bytes: u64,
     /// Remote keys, by port of the rank.
@@ -131,7 +131,7 @@ impl Hello {
     }
 }
 
-impl Part {
+impl PublishedPart {
     /// Encodes the key.
     pub(super) fn to_key(&self) -> Key {
         Key(encode(&(WINDOW, self)))
@@ -158,11 +158,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn port() -> impl Strategy<Value = Port> {
+    fn port() -> impl Strategy<Value = PublishedPort> {
         let numbers = (any::<bool>(), 0..Mtu::ALL.len(), 1u8.., any::<u16>(), any::<[u8; 16]>(), any::<[u32; 2]>());
         numbers.prop_map(|(ethernet, mtu, reads, lid, gid, [credits_key, words_key])| {
             let link = if ethernet { Link::Ethernet } else { Link::InfiniBand };
-            Port { link, mtu: Mtu::ALL[mtu].code(), reads, lid, gid, credits_key, words_key }
+            PublishedPort { link, mtu: Mtu::ALL[mtu].code(), reads, lid, gid, credits_key, words_key }
         })
     }
 
@@ -202,9 +202,9 @@ mod tests {
         ) {
             let ports = keys.len();
             let [signals, nic, in_gpu] = flags;
-            let part = Part { address, bytes, keys, signals, nic, in_gpu };
-            let read = Part::from_key(3, ports, &part.to_key());
-            prop_assert!(is_refused(&Part::from_key(3, ports + 1, &part.to_key()), 3));
+            let part = PublishedPart { address, bytes, keys, signals, nic, in_gpu };
+            let read = PublishedPart::from_key(3, ports, &part.to_key());
+            prop_assert!(is_refused(&PublishedPart::from_key(3, ports + 1, &part.to_key()), 3));
             match address.checked_add(bytes) {
                 Some(_) => prop_assert_eq!(read, Ok(part)),
                 None => prop_assert!(is_refused(&read, 3)),
@@ -223,7 +223,7 @@ mod tests {
                 if let Ok(hello) = Hello::from_key(0, 1, ends, &key) {
                     prop_assert_eq!(hello.ends.len(), ends);
                 }
-                if let Ok(part) = Part::from_key(0, 1, &key) {
+                if let Ok(part) = PublishedPart::from_key(0, 1, &key) {
                     prop_assert!(part.address.checked_add(part.bytes).is_some());
                 }
             }
@@ -246,9 +246,9 @@ mod tests {
         };
         let error = reason(Hello::from_key(2, 4, 0, &Key(vec![0; 72])).unwrap_err());
         assert_eq!(error, "this version of the network `verbs` did not make it");
-        let error = reason(Part::from_key(2, 1, &Key(vec![0; 32])).unwrap_err());
+        let error = reason(PublishedPart::from_key(2, 1, &Key(vec![0; 32])).unwrap_err());
         assert_eq!(error, "this version of the network `verbs` did not make it");
         let cut = Key(WINDOW.to_vec());
-        assert_eq!(reason(Part::from_key(2, 1, &cut).unwrap_err()), "it is garbled");
+        assert_eq!(reason(PublishedPart::from_key(2, 1, &cut).unwrap_err()), "it is garbled");
     }
 }

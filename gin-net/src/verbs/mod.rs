@@ -227,14 +227,6 @@ impl VerbsNetwork {
         let complete = |(id, outcome)| Event::Completion { id, outcome };
         self.events.extend(ended.requests.drain(..).map(complete));
     }
-
-    /// Fails all connections: a completion queue cannot be polled, so nothing that waits for it would ever end.
-    fn fail_all(&mut self, error: &NetError) {
-        let Some(links) = &mut self.links else { return };
-        for connection in &mut links.connections {
-            connection.fail(error.clone());
-        }
-    }
 }
 
 /// Checks that all ports reach memory of a device; the error says why one does not.
@@ -399,9 +391,9 @@ impl Network for VerbsNetwork {
                     connection.send_queue.end(error);
                 }
             }
-            let polled = polled.and(asked_again);
-            if let Err(error) = polled {
-                self.fail_all(&error);
+            if let Err(error) = polled.and(asked_again) {
+                // A completion queue cannot be polled, so nothing that waits for it would ever end.
+                links.connections.iter_mut().for_each(|connection| connection.fail(error.clone()));
             }
         }
         self.work();

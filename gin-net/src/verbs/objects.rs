@@ -2,7 +2,7 @@
 //! RAII wrappers for protection domain, completion queue and queue pair; each keeps its parents alive.
 
 use super::device::RdmaDevice;
-use super::key::{End, Port};
+use super::key::{End, PublishedPort};
 use crate::NetError;
 use gin_verbs::verbs::{
     self, AddressHandleAttributes, ContextOperations, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
@@ -49,10 +49,10 @@ impl Domain {
     }
 
     /// Returns what this rank publishes of its port.
-    pub(super) fn port(&self, credits_key: u32, words_key: u32) -> Port {
+    pub(super) fn port(&self, credits_key: u32, words_key: u32) -> PublishedPort {
         let RdmaDevice { config, info, port, gid, mtu, .. } = &*self.device;
         let reads = info.reads_answered.min(config.reads).max(1);
-        Port { link: port.link, mtu: mtu.code(), reads, lid: port.lid, gid: gid.bytes, credits_key, words_key }
+        PublishedPort { link: port.link, mtu: mtu.code(), reads, lid: port.lid, gid: gid.bytes, credits_key, words_key }
     }
 
     pub(super) fn verbs(&self) -> &Verbs {
@@ -241,7 +241,7 @@ impl QueuePair {
     }
 
     /// Connects the queue pair to that of another rank.
-    pub(super) fn connect(&self, peer: &Port, end: End) -> Result<(), NetError> {
+    pub(super) fn connect(&self, peer: &PublishedPort, end: End) -> Result<(), NetError> {
         let RdmaDevice { config, info, port, gid, mtu, .. } = &*self.domain.device;
         let same_subnet = port.link == Link::InfiniBand && peer.lid != 0 && peer.gid[..8] == gid.bytes[..8];
         let attributes = QueuePairAttributes {

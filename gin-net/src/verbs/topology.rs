@@ -37,7 +37,8 @@ pub enum Distance {
 pub struct PciPlace {
     /// The host bridge, the bridges below it, and the device.
     path: Vec<String>,
-    numa_node: Option<u32>,
+    /// The device's NUMA node, if the host has several.
+    pub numa_node: Option<u32>,
 }
 
 impl PciPlace {
@@ -92,11 +93,6 @@ impl PciPlace {
     /// Returns the device's address on the PCI bus.
     pub fn address(&self) -> &str {
         self.path.last().map_or("", String::as_str)
-    }
-
-    /// Returns the device's NUMA node, if the host has several.
-    pub fn numa_node(&self) -> Option<u32> {
-        self.numa_node
     }
 
     /// Returns the distance to another device.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The table of windows: this rank's parts, which are registered with the NIC, and the parts that peers published.
 
-use super::key::Part;
+use super::key::PublishedPart;
 use super::objects::Domain;
 use super::region::{Region, is_in_gpu};
 use crate::{Key, LocalWindow, NetError};
@@ -48,7 +48,7 @@ struct RegisteredWindow {
     uses: u64,
     is_closed: bool,
     /// By rank; empty until connected.
-    parts: Vec<Part>,
+    parts: Vec<PublishedPart>,
 }
 
 impl Windows {
@@ -78,13 +78,15 @@ impl Windows {
         let entry = RegisteredWindow { regions, memory: window.clone(), uses: 0, is_closed: false, parts: Vec::new() };
         self.table.insert(window.id, entry);
         let (signals, in_gpu) = (window.plane.is_some(), is_in_gpu(&window.memory));
-        Ok(Part { address, bytes, keys, signals, nic, in_gpu }.to_key())
+        Ok(PublishedPart { address, bytes, keys, signals, nic, in_gpu }.to_key())
     }
 
     /// Stores the parts that all ranks published.
     pub(super) fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
         let ranks = keys.iter().zip(&self.peers).zip(0..);
-        let parts = ranks.map(|((key, peer), rank)| Part::from_key(rank, peer.ports, key)).collect::<Result<_, _>>()?;
+        let parts = ranks
+            .map(|((key, peer), rank)| PublishedPart::from_key(rank, peer.ports, key))
+            .collect::<Result<_, _>>()?;
         let unknown = NetError::UnknownWindow { window, rank: self.rank };
         self.table.get_mut(&window).ok_or(unknown)?.parts = parts;
         Ok(())

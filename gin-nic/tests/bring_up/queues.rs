@@ -78,11 +78,11 @@ impl Side {
         let entry = entry(Post { index: number, queue, flags: Flags::COMPLETION });
         let slot = place.ring + number % (1 << info.log_depth) * 64;
         for (at, word) in entry.iter().flat_map(|segment| segment.words).enumerate() {
-            word_at(self.set.slab(), slot + 8 * at as u64).store(word, Ordering::Relaxed);
+            word_at(&self.set.slab, slot + 8 * at as u64).store(word, Ordering::Relaxed);
         }
         self.posted[index].set(number + 1);
         let record = Record { receive: Be32::new(0), send: Record::send(number + 1) };
-        word_at(self.set.slab(), place.record).store(bytemuck::cast(record), Ordering::Release);
+        word_at(&self.set.slab, place.record).store(bytemuck::cast(record), Ordering::Release);
         // Safety: the page is there as long as the set is.
         let doorbell = unsafe { AtomicU64::from_ptr(self.doorbell(index) as usize as *mut u64) };
         doorbell.store(Doorbell::word(number + 1, queue), Ordering::Release);
@@ -96,7 +96,7 @@ impl Side {
         let info = self.info(index);
         let number = self.seen[index].get();
         let at = info.place.unwrap().completions + number % (1 << info.log_completions) * cqe::BYTES;
-        let words = std::array::from_fn(|word| word_at(self.set.slab(), at + 8 * word as u64).load(Ordering::Acquire));
+        let words = std::array::from_fn(|word| word_at(&self.set.slab, at + 8 * word as u64).load(Ordering::Acquire));
         let outcome = Completion { words }.read(number, info.log_completions).ok()?;
         self.seen[index].set(number + 1);
         Some(outcome)

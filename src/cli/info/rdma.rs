@@ -42,7 +42,7 @@ pub(super) fn print(out: &mut impl Write) -> Result<(), Failure> {
 fn print_device(out: &mut impl Write, info: &DeviceInfo, config: &VerbsConfig) -> Result<(), Failure> {
     let place = match &info.place {
         Some(place) => {
-            let node = place.numa_node().map_or("unknown".to_owned(), |node| node.to_string());
+            let node = place.numa_node.map_or("unknown".to_owned(), |node| node.to_string());
             format!("PCI {}, NUMA node {node}", place.address())
         }
         None => "not on the PCI bus".to_owned(),
