@@ -28,10 +28,9 @@ pub mod peer;
 pub mod staged;
 pub mod verbs;
 
-pub use gin_gpu::registry::Key;
+pub use gin_gpu::registry::{Key, KeyError};
 
 use gin_abi::{Fault, FaultKind, RemoteSignal, SignalTarget, Transfer};
-use gin_gpu::registry::KeyError;
 use gin_gpu::{Device, Memory, MemorySlice};
 use std::any::Any;
 use std::fmt;
@@ -213,13 +212,8 @@ pub enum NetError {
         signal: SignalTarget,
     },
     /// This network cannot use the key of another rank.
-    #[error("key of rank {rank} cannot be used: {reason}")]
-    Key {
-        /// The rank.
-        rank: u32,
-        /// The reason.
-        reason: String,
-    },
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// An operation of this rank's own part of the network failed.
     #[error("{what} failed: {reason}")]
     Local {
@@ -240,12 +234,6 @@ pub enum NetError {
     },
 }
 
-impl From<KeyError> for NetError {
-    fn from(KeyError { rank, reason }: KeyError) -> Self {
-        Self::Key { rank, reason }
-    }
-}
-
 impl NetError {
     /// Returns `fault` with the kind and the values that kernels see.
     pub fn apply(&self, fault: Fault) -> Fault {
@@ -254,7 +242,7 @@ impl NetError {
             Self::UnknownWindow { window, .. } => (FaultKind::UnknownWindow, 0, u64::from(window)),
             Self::OutOfRange { end, length, .. } => (FaultKind::OutOfRange, length, end),
             Self::UnknownSignal { .. } => (FaultKind::UnknownSignal, 0, 0),
-            Self::Key { .. } | Self::Local { .. } => (FaultKind::Network, 0, 0),
+            Self::Key(_) | Self::Local { .. } => (FaultKind::Network, 0, 0),
             Self::Failed { status, .. } => (FaultKind::Network, 0, status),
         };
         fault.with_kind(kind).with_values(fault.subject(), expected, seen)
@@ -310,6 +298,7 @@ pub type Fetch = fn(rank: u32, key: &Key, device: &Arc<dyn Device>) -> Result<Ar
 /// The endpoint of one rank in a network. The [crate docs](self) list the guarantees.
 ///
 /// No method waits for a peer. One thread at a time calls the methods.
+#[auto_impl::auto_impl(Box)]
 pub trait Network: Send + fmt::Debug {
     /// Returns the features, which never change.
     fn capabilities(&self) -> Capabilities;
@@ -376,60 +365,6 @@ pub trait Network: Send + fmt::Debug {
     /// complete.
     fn is_quiet(&self) -> bool {
         true
-    }
-}
-
-impl Network for Box<dyn Network> {
-    fn capabilities(&self) -> Capabilities {
-        (**self).capabilities()
-    }
-
-    fn register_signals(&mut self, signals: &LocalSignals) -> Result<Key, NetError> {
-        (**self).register_signals(signals)
-    }
-
-    fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
-        (**self).connect_signals(keys)
-    }
-
-    fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
-        (**self).register(window)
-    }
-
-    fn fetch(&self) -> Option<Fetch> {
-        (**self).fetch()
-    }
-
-    fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
-        (**self).connect(window, keys)
-    }
-
-    fn deregister(&mut self, window: u32) -> bool {
-        (**self).deregister(window)
-    }
-
-    fn post(&mut self, requests: &[Request]) -> usize {
-        (**self).post(requests)
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) {
-        (**self).poll(events)
-    }
-
-    fn make_visible(&mut self) -> Result<(), NetError> {
-        (**self).make_visible()
-    }
-
-    fn describe(&self) -> String {
-        (**self).describe()
-    }
-
-    fn carries_notices(&self) -> bool {
-        (**self).carries_notices()
-    }
-
-    fn is_quiet(&self) -> bool {
-        (**self).is_quiet()
     }
 }
 

@@ -13,7 +13,9 @@
 mod late;
 
 use self::late::Later;
-use super::{Capabilities, Endpoint, Event, Fetch, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request};
+use super::{
+    Capabilities, Endpoint, Event, Fetch, Key, KeyError, LocalSignals, LocalWindow, NetError, Network, Raises, Request,
+};
 use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_device::internal::signal_words::raise;
 use gin_device::sys::GlobalWord;
@@ -22,7 +24,7 @@ use gin_gpu::registry::{KEY_BYTES, Missing, Registry};
 use gin_gpu::share;
 use gin_gpu::wire::{decode, encode};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,7 +37,7 @@ const POST_BYTES: u64 = 4 << 20;
 
 /// Memory of a rank that other ranks reach.
 #[derive(Debug)]
-struct Region {
+struct SharedRegion {
     memory: MemorySlice,
     /// The signal words of the window. `None` if the memory itself consists of signal words.
     plane: Option<Arc<Memory>>,
@@ -43,14 +45,10 @@ struct Region {
     gate: Gate,
 }
 
-impl Region {
-    /// Uses the region until the result is dropped; `None` if the region is closed. `close` waits for users.
+impl SharedRegion {
+    /// Uses the region until the result is dropped; `None` if the region is closed. Its gate counts users.
     fn enter(self: &Arc<Self>) -> Option<Use> {
         self.gate.enter().then(|| Use(self.clone()))
-    }
-
-    fn close(&self) -> bool {
-        self.gate.close()
     }
 
     /// Returns the key for other ranks.
@@ -80,12 +78,13 @@ impl Region {
         key: &Key,
         take: impl Fn(&[u8]) -> Result<Arc<Memory>, NetError>,
     ) -> Result<Arc<Self>, NetError> {
+        let refuse = |missing: Missing| KeyError { rank, reason: missing.to_string() };
         match REGIONS.look(&key.0) {
             Ok(region) => return Ok(region),
             Err(Missing::Elsewhere) if key.0.len() > KEY_BYTES => {}
-            Err(missing) => return Err(NetError::Key { rank, reason: missing.to_string() }),
+            Err(missing) => return Err(refuse(missing).into()),
         }
-        let garbled = || NetError::Key { rank, reason: Missing::Garbled.to_string() };
+        let garbled = || refuse(Missing::Garbled);
         type Parts<'a> = (u64, &'a [u8], (u64, u64), &'a [u8], &'a [u8]);
         let parts = decode::<Parts<'_>>(&key.0[KEY_BYTES..]).ok_or_else(garbled)?;
         let (per_context, memory, (offset, bytes), plane, gate) = parts;
@@ -94,7 +93,7 @@ impl Region {
         let plane = if plane.is_empty() { None } else { Some(take(plane)?) };
         let gate = take(gate)?;
         if gate.bytes() < Gate::BYTES || plane.as_ref().is_some_and(|plane| plane.bytes() < bytes) {
-            return Err(garbled());
+            return Err(garbled().into());
         }
         Ok(Arc::new(Self { memory, plane, per_context, gate: Gate::Shared(gate) }))
     }
@@ -159,9 +158,35 @@ impl Gate {
     }
 }
 
+/// A region of this rank. A drop closes it.
+#[derive(Debug)]
+struct OwnRegion(Arc<SharedRegion>);
+
+impl OwnRegion {
+    /// Makes a region of memory of `rank`. Returns its key, too.
+    fn publish(
+        rank: u32,
+        memory: MemorySlice,
+        plane: Option<Arc<Memory>>,
+        per_context: u32,
+    ) -> Result<(Self, Key), NetError> {
+        let unusable = |error: GpuError| KeyError { rank, reason: error.to_string() };
+        let gate = Gate::new(memory.memory()).map_err(unusable)?;
+        let region = Arc::new(SharedRegion { memory, plane, per_context: per_context.into(), gate });
+        let key = region.key();
+        Ok((Self(region), key))
+    }
+}
+
+impl Drop for OwnRegion {
+    fn drop(&mut self) {
+        self.0.gate.close();
+    }
+}
+
 /// A region in use.
 #[derive(Debug)]
-struct Use(Arc<Region>);
+struct Use(Arc<SharedRegion>);
 
 impl Drop for Use {
     fn drop(&mut self) {
@@ -169,45 +194,37 @@ impl Drop for Use {
     }
 }
 
-static REGIONS: Registry<Region> = Registry::new();
+static REGIONS: Registry<SharedRegion> = Registry::new();
 
 /// The endpoint of one rank.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PeerNetwork {
     rank: u32,
     windows: BTreeMap<u32, PeerWindow>,
-    signals: Option<Arc<Region>>,
-    all_signals: Vec<Arc<Region>>,
+    signals: Option<OwnRegion>,
+    all_signals: Vec<Arc<SharedRegion>>,
     done: Vec<Event>,
     /// The contexts and peers of requests that failed.
-    broken: Vec<(u32, u32)>,
+    broken: BTreeSet<(u32, u32)>,
     /// The requests whose copies a copier carries out; `None` if the CPU copies.
     later: Option<Later>,
 }
 
 #[derive(Debug)]
 struct PeerWindow {
-    own: Arc<Region>,
+    own: OwnRegion,
     /// The regions by world rank; empty until connected.
-    all: Vec<Arc<Region>>,
+    all: Vec<Arc<SharedRegion>>,
 }
 
 impl PeerNetwork {
     /// Makes the endpoint of `endpoint.rank`.
     pub fn new(endpoint: &Endpoint) -> Self {
-        Self {
-            rank: endpoint.rank,
-            windows: BTreeMap::new(),
-            signals: None,
-            all_signals: Vec::new(),
-            done: Vec::new(),
-            broken: Vec::new(),
-            later: None,
-        }
+        Self { rank: endpoint.rank, ..Self::default() }
     }
 
     /// Returns window `window` of rank `rank` and the address of the range's first byte, if the range is in the window.
-    fn range(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(&Arc<Region>, u64), NetError> {
+    fn range(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(&Arc<SharedRegion>, u64), NetError> {
         let region = self.windows.get(&window).and_then(|entry| entry.all.get(rank as usize));
         let region = region.ok_or(NetError::UnknownWindow { window, rank })?;
         NetError::check_range(window, rank, offset, bytes, region.memory.bytes())?;
@@ -215,7 +232,7 @@ impl PeerNetwork {
     }
 
     /// Returns the word of a signal, and the region that keeps it alive.
-    fn word(&self, request: &Request, signal: &RemoteSignal) -> Result<(&Arc<Region>, GlobalWord), NetError> {
+    fn word(&self, request: &Request, signal: &RemoteSignal) -> Result<(&Arc<SharedRegion>, GlobalWord), NetError> {
         let unknown = NetError::UnknownSignal { rank: request.peer, signal: signal.target };
         let (region, address) = match signal.target {
             SignalTarget::Id(id) => {
@@ -240,8 +257,8 @@ impl PeerNetwork {
 
     /// Reports a request of this context and peer as complete. After a failure, later strong requests fail.
     fn complete(&mut self, id: u64, order: (u32, u32), outcome: Result<(), NetError>) {
-        if outcome.is_err() && !self.broken.contains(&order) {
-            self.broken.push(order);
+        if outcome.is_err() {
+            self.broken.insert(order);
         }
         self.done.push(Event::Completion { id, outcome });
     }
@@ -295,25 +312,6 @@ enum Work {
     Store { to: At, value: u64, bytes: u64 },
 }
 
-impl Work {
-    /// Carries out the work by the CPU.
-    ///
-    /// # Safety
-    /// - The addresses are in range, and the memory stays alive meanwhile.
-    unsafe fn carry_out(&self) {
-        match self {
-            Self::Nothing => {}
-            // Safety: the caller's promise.
-            Self::Copy { to, from, bytes } => unsafe { copy_shared(to.1, from.1, *bytes) },
-            Self::Store { to, value, bytes } => {
-                let value = value.to_le_bytes();
-                // Safety: the caller's promise. The source is a local value.
-                unsafe { copy_shared(to.1, value.as_ptr().expose_provenance() as u64, *bytes) };
-            }
-        }
-    }
-}
-
 /// A request, resolved to addresses.
 #[derive(Debug)]
 struct Plan {
@@ -326,8 +324,15 @@ struct Plan {
 impl Plan {
     /// Carries out the request by the CPU, and raises its signal.
     fn carry_out(&self) {
-        // Safety: the ranges were checked, and `uses` keeps their memory alive.
-        unsafe { self.work.carry_out() };
+        // Safety: the ranges were checked, and `uses` keeps their memory alive. The source of a store is a local value.
+        match &self.work {
+            Work::Nothing => {}
+            Work::Copy { to, from, bytes } => unsafe { copy_shared(to.1, from.1, *bytes) },
+            Work::Store { to, value, bytes } => {
+                let value = value.to_le_bytes();
+                unsafe { copy_shared(to.1, value.as_ptr().expose_provenance() as u64, *bytes) };
+            }
+        }
         self.raise();
     }
 
@@ -353,49 +358,43 @@ impl Network for PeerNetwork {
 
     fn register_signals(&mut self, signals: &LocalSignals) -> Result<Key, NetError> {
         let device = signals.memory.device();
-        let unusable = |error: GpuError| NetError::Key { rank: self.rank, reason: error.to_string() };
+        let unusable = |error: GpuError| KeyError { rank: self.rank, reason: error.to_string() };
         self.later = device.copier().map_err(unusable)?.map(Later::new);
-        let gate = Gate::new(&signals.memory).map_err(unusable)?;
-        let per_context = u64::from(signals.per_context);
-        let region = Arc::new(Region { memory: signals.memory.whole(), plane: None, per_context, gate });
-        let key = region.key();
-        self.signals = Some(region);
+        let (own, key) = OwnRegion::publish(self.rank, signals.memory.whole(), None, signals.per_context)?;
+        self.signals = Some(own);
         Ok(key)
     }
 
     fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
         let Some(own) = &self.signals else { return Ok(()) };
-        let device = own.memory.memory().device();
+        let device = own.0.memory.memory().device();
         // No proxy runs yet, so the thread that initialises the communicator may wait.
-        let found = keys.iter().zip(0..).map(|(key, rank)| Region::fetch(rank, key, device));
+        let found = keys.iter().zip(0..).map(|(key, rank)| SharedRegion::fetch(rank, key, device));
         self.all_signals = found.collect::<Result<_, _>>()?;
         Ok(())
     }
 
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
-        let unusable = |error: GpuError| NetError::Key { rank: self.rank, reason: error.to_string() };
-        let gate = Gate::new(window.memory.memory()).map_err(unusable)?;
-        let own = Arc::new(Region { memory: window.memory.clone(), plane: window.plane.clone(), per_context: 0, gate });
-        let key = own.key();
+        let (own, key) = OwnRegion::publish(self.rank, window.memory.clone(), window.plane.clone(), 0)?;
         self.windows.insert(window.id, PeerWindow { own, all: Vec::new() });
         Ok(key)
     }
 
     fn fetch(&self) -> Option<Fetch> {
-        Some(|rank, key, device| Ok(Region::fetch(rank, key, device)?))
+        Some(|rank, key, device| Ok(SharedRegion::fetch(rank, key, device)?))
     }
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
         let Some(entry) = self.windows.get_mut(&window) else {
             return Err(NetError::UnknownWindow { window, rank: self.rank });
         };
-        let found = keys.iter().zip(0..).map(|(key, rank)| Region::find(rank, key));
+        let found = keys.iter().zip(0..).map(|(key, rank)| SharedRegion::find(rank, key));
         entry.all = found.collect::<Result<_, _>>()?;
         Ok(())
     }
 
     fn deregister(&mut self, window: u32) -> bool {
-        let closed = self.windows.get(&window).is_none_or(|entry| entry.own.close());
+        let closed = self.windows.get(&window).is_none_or(|entry| entry.own.0.gate.close());
         if closed {
             self.windows.remove(&window);
         }
@@ -427,16 +426,5 @@ impl Network for PeerNetwork {
     fn poll(&mut self, events: &mut Vec<Event>) {
         self.follow();
         events.append(&mut self.done);
-    }
-}
-
-impl Drop for PeerNetwork {
-    fn drop(&mut self) {
-        for window in self.windows.values() {
-            window.own.close();
-        }
-        if let Some(signals) = &self.signals {
-            signals.close();
-        }
     }
 }

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Queue pairs in memory of a device, and registrations of memory. Both keep the memory alive.
+//! Registrations of memory of a device, which they keep alive.
 
 use super::error::{NicError, Step};
-use super::hca::{Access, Extent, HcaError};
-use super::layout::{Layout, PAGE, QueueSpec};
-use super::open::{Nic, RegisteredMemory};
-use super::queues::{Expired, QueueSet};
-use gin_abi::mlx5::cqe::INVALID_BYTE;
-use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
-use std::ops::Deref;
+use super::hca::{Access, Extent, Hca, Region};
+use super::open::Nic;
+use super::owned::Stack;
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::wqe::{Local, Remote};
+use gin_gpu::{GpuError, MemorySlice};
 use std::sync::Arc;
 
 /// An error of queue pairs in memory of a device.
@@ -22,121 +21,47 @@ pub enum DeviceQueueError {
     Nic(#[from] NicError),
 }
 
-impl Nic {
-    /// Returns the kind of memory for rings that a device fills.
-    pub(super) fn ring_memory(&self) -> MemoryKind {
-        self.owner.hca.ring_memory()
-    }
-
-    /// Rings a doorbell: see [`Hca::ring`](super::hca::Hca::ring).
-    ///
-    /// # Safety
-    /// - As there.
-    ///
-    /// # Errors
-    /// As there.
-    pub(super) unsafe fn ring(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
-        // Safety: the caller's promise.
-        unsafe { self.owner.hca.ring(doorbell, word) }
-    }
-}
-
-/// Queue pairs to which kernels of a device post. Their rings are in memory of the device, or in pinned memory if the
-/// NIC requires that. They are a [`QueueSet`] that keeps its slab alive.
-#[derive(Debug)]
-pub struct DeviceQueues {
-    // Destroyed before its memory is freed.
-    set: QueueSet,
-    slab: MemorySlice,
-}
-
-impl DeviceQueues {
-    /// Allocates and fills the slab, creates the queue pairs and moves them to the state init.
-    ///
-    /// # Errors
-    /// [`DeviceQueueError`]. Then no object remains.
-    pub fn new(
-        nic: &Arc<Nic>,
-        device: &Arc<dyn Device>,
-        specs: &[QueueSpec],
-        expired: Expired<'_>,
-    ) -> Result<Self, DeviceQueueError> {
-        let kind = nic.ring_memory();
-        nic.check_reach(&**device, kind)?;
-        let layout = Layout::of(specs)?;
-        // Allocations begin at a multiple of 256.
-        let memory = Memory::new(device, kind, layout.bytes + PAGE)?;
-        let first = memory.address().next_multiple_of(PAGE) - memory.address();
-        let slab = memory.slice(first..first + layout.bytes)?;
-        for ring in layout.completion_rings() {
-            slab.write(ring.start, &vec![INVALID_BYTE; (ring.end - ring.start) as usize])?;
-        }
-        // Safety: laid out and filled for these specs; the set is dropped before the slab.
-        let set = unsafe { QueueSet::in_device(nic, &slab, specs, expired) }?;
-        Ok(Self { set, slab })
-    }
-
-    /// Returns the memory with the rings.
-    pub fn slab(&self) -> &MemorySlice {
-        &self.slab
-    }
-}
-
-impl Deref for DeviceQueues {
-    type Target = QueueSet;
-
-    fn deref(&self) -> &QueueSet {
-        &self.set
-    }
-}
-
 /// Registered memory of a device, which work-queue entries can name.
 #[derive(Debug)]
 pub struct RegisteredSlice {
-    // Ends before its memory is freed.
-    region: RegisteredMemory,
-    slice: MemorySlice,
-    start: u64,
-}
-
-/// Returns the offset of an address in its page of the host.
-fn start(address: u64) -> u64 {
-    address % rustix::param::page_size() as u64
+    /// The memory.
+    pub slice: MemorySlice,
+    /// The address of its first byte in work-queue entries. It is less than a page of the host, because the Linux
+    /// driver registers memory only under an address with the same offset in a page.
+    pub start: u64,
+    /// The key for local access.
+    pub local_key: u32,
+    /// The key for remote access.
+    pub remote_key: u32,
+    _objects: Stack,
+    // Its protection domain outlives the region.
+    _nic: Arc<Nic>,
 }
 
 impl RegisteredSlice {
-    /// Registers memory. In work-queue entries its first byte has the address [`start`](Self::start).
+    /// Registers memory.
     ///
     /// # Errors
     /// An error of the NIC; [`NicError::Memory`], [`NicError::Unreached`].
     pub fn new(nic: &Arc<Nic>, slice: MemorySlice, access: Access) -> Result<Self, NicError> {
-        let start = start(slice.address());
+        let start = slice.address() % rustix::param::page_size() as u64;
         nic.check_reach(&**slice.memory().device(), slice.memory().kind())?;
-        // Safety: the slice keeps the memory alive. A program that allocates memory for communication expects that
-        // peers access it.
+        let mut objects = Stack::new(&nic.owner, slice.clone());
+        // Safety: the objects keep the memory. A program that allocates memory for communication expects that peers
+        // access it.
         let take = |extent: &Extent| unsafe { nic.owner.hca.register_region(&nic.domain, extent, start, access) };
-        let region = nic.keep(nic.take_memory(Step::Region, &slice, take)?);
-        Ok(Self { region, slice, start })
+        let Region { handle, local_key, remote_key } = nic.take_memory(Step::Region, &slice, take)?;
+        objects.push(nic.owner.own(handle, Hca::deregister_region));
+        Ok(Self { slice, start, local_key, remote_key, _objects: objects, _nic: Arc::clone(nic) })
     }
 
-    /// Returns the address of its first byte in work-queue entries. It is less than a page of the host, because the
-    /// Linux driver registers memory only under an address with the same offset in a page.
-    pub fn start(&self) -> u64 {
-        self.start
+    /// Returns the operand of an entry of a peer that names the bytes from `offset` on.
+    pub fn remote(&self, offset: u64) -> Remote {
+        Remote { address: self.start + offset, key: Be32::new(self.remote_key) }
     }
 
-    /// Returns the key for local access.
-    pub fn local_key(&self) -> u32 {
-        self.region.local_key
-    }
-
-    /// Returns the key for remote access.
-    pub fn remote_key(&self) -> u32 {
-        self.region.remote_key
-    }
-
-    /// Returns the memory.
-    pub fn slice(&self) -> &MemorySlice {
-        &self.slice
+    /// Returns the operand of an own entry that names `bytes` bytes from `offset` on.
+    pub fn local(&self, offset: u64, bytes: u64) -> Local {
+        Local { address: self.start + offset, key: Be32::new(self.local_key), bytes: bytes as u32 }
     }
 }

@@ -6,14 +6,14 @@
 //! connected to itself, so the queue pair of a rank to itself is connected to one without a send queue.
 
 use super::address::Address;
-use super::device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
+use super::device::{DeviceQueueError, RegisteredSlice};
 use super::doorbells::{Bells, DoorbellRelease, Doorbells, Ringer};
 use super::drain::{self, DrainError, FIRST_TOKEN, IdleQueue};
 use super::error::{NicError, NicPeer};
 use super::hca::Access;
 use super::layout::{QueueSpec, Role};
 use super::open::Nic;
-use super::queues::{Expired, QueueInfo};
+use super::queues::{DeviceQueues, Expired, QueueInfo};
 use super::relay::{DoorbellRelay, RelayLine};
 use bytemuck::Zeroable;
 use gin_abi::gdaki::{BUSY_RANKS, QueuePairData, busy_marks};
@@ -118,6 +118,9 @@ pub struct Target {
     pub most_bytes: u32,
 }
 
+/// A queue pair: its context, its peer, the set that it belongs to, and its data.
+type Pair<'a> = (u32, u32, &'a DeviceQueues, &'a QueueInfo);
+
 /// The device-driven queue pairs of all contexts.
 #[derive(Debug)]
 pub struct DeviceQueuePairs {
@@ -149,7 +152,7 @@ impl DeviceQueuePairs {
         expired: Expired<'_>,
     ) -> Result<Self, DeviceQueueError> {
         let Shape { contexts, depth, release, .. } = shape;
-        release.check(nic, nic.ring_memory())?;
+        release.check(nic, nic.owner.hca.ring_memory())?;
         let sender = QueueSpec { role: Role::Sender, depth, completions: depth, collapsed: false };
         let mut specs = vec![sender; shape.count() as usize];
         specs.push(QueueSpec { role: Role::Responder, ..sender });
@@ -157,7 +160,7 @@ impl DeviceQueuePairs {
         let words = Memory::new(device, MemoryKind::Device, places.end)?;
         // It has address 0 in its region, so it must begin a page.
         let page = rustix::param::page_size() as u64;
-        let home = Memory::new(device, nic.ring_memory(), page + 8)?;
+        let home = Memory::new(device, nic.owner.hca.ring_memory(), page + 8)?;
         let first = home.address().next_multiple_of(page) - home.address();
         let sink = RegisteredSlice::new(nic, home.slice(first..first + 8)?, Access::RINGS)?;
         let set = |_| DeviceQueues::new(nic, device, &specs, expired);
@@ -204,17 +207,17 @@ impl DeviceQueuePairs {
     /// An error of the device.
     pub fn fill(&self, target: impl Fn(u32, u32) -> Target) -> Result<(), GpuError> {
         let mut table = vec![QueuePairData::unconnected(); self.shape.entries() as usize];
-        for (context, peer, set, info) in self.pairs() {
-            table[self.shape.entry(context, peer) as usize] =
-                self.data(context, peer, set.slab().address(), info, target(context, peer));
+        for pair in self.pairs() {
+            let (context, peer, ..) = pair;
+            table[self.shape.entry(context, peer) as usize] = self.data(pair, target(context, peer));
             let tokens = self.ring_words(self.places.tokens, context, peer);
             self.words.write(tokens, &[FIRST_TOKEN])?;
         }
         self.words.write(0, &table)
     }
 
-    /// Returns all queue pairs but the responders: context, peer, set and attributes.
-    fn pairs(&self) -> impl Iterator<Item = (u32, u32, &DeviceQueues, &QueueInfo)> {
+    /// Returns all queue pairs but the responders.
+    fn pairs(&self) -> impl Iterator<Item = Pair<'_>> {
         (0..).zip(&self.sets).flat_map(|(context, set)| {
             self.shape.peers().zip(set.infos()).map(move |(peer, info)| (context, peer, set, info))
         })
@@ -227,8 +230,8 @@ impl DeviceQueuePairs {
         Ok(table)
     }
 
-    fn data(&self, context: u32, peer: u32, slab: u64, info: &QueueInfo, target: Target) -> QueuePairData {
-        let words = self.words.address();
+    fn data(&self, (context, peer, set, info): Pair<'_>, target: Target) -> QueuePairData {
+        let (words, slab) = (self.words.address(), set.slab.address());
         let place = info.place.expect("a sender has rings");
         let counters = self.counters.get(context as usize).and_then(Option::as_ref);
         QueuePairData {
@@ -241,10 +244,10 @@ impl DeviceQueuePairs {
             number: bytemuck::cast(QueueNumber::new(info.queue)),
             depth_log2: info.log_depth,
             interval_log2: MOST_INTERVAL_LOG2.min(info.log_depth - 1) as u16,
-            doorbell_scope: self.shape.release.code(),
+            doorbell_scope: self.shape.release as u16,
             most_bytes: target.most_bytes,
             signal_key: Be32::new(target.signal_key).memory(),
-            sink_key: Be32::new(self.sink.local_key()).memory(),
+            sink_key: Be32::new(self.sink.local_key).memory(),
             signals: target.signals,
             busy: self.busy(context) + u64::from(peer / BUSY_RANKS) * 8,
             marks: busy_marks(peer),
@@ -284,7 +287,7 @@ impl DeviceQueuePairs {
         });
         // Safety: the words and the pages exist as long as `self`. Only kernels of one device store to them, and the
         // host while no kernel runs.
-        self.sets.first().map(|set| unsafe { DoorbellRelay::new(set.nic(), lines) })
+        self.sets.first().map(|set| unsafe { DoorbellRelay::new(&set.nic, lines) })
     }
 
     /// Returns the progress of the queue pairs that requests were posted to: context, peer, number of claimed entries,
@@ -313,23 +316,17 @@ impl DeviceQueuePairs {
     /// Returns the queue pairs with entries that are not known to be complete.
     fn idle(&self) -> Result<Vec<IdleQueue>, GpuError> {
         let table = self.read_table()?;
-        let all = self.pairs().map(|(context, peer, set, info)| {
+        let all = self.pairs().map(|pair| {
+            let (context, peer, ..) = pair;
             let data = table[self.shape.entry(context, peer) as usize];
             let has_entries = data.producer_index != data.completion_index;
-            has_entries.then(|| self.idle_queue(context, peer, data, set, info)).transpose()
+            has_entries.then(|| self.idle_queue(pair, data)).transpose()
         });
         all.filter_map(Result::transpose).collect()
     }
 
-    fn idle_queue(
-        &self,
-        context: u32,
-        peer: u32,
-        data: QueuePairData,
-        set: &DeviceQueues,
-        info: &QueueInfo,
-    ) -> Result<IdleQueue, GpuError> {
-        let (place, slab) = (info.place.expect("a sender has rings"), set.slab());
+    fn idle_queue(&self, (context, peer, set, info): Pair<'_>, data: QueuePairData) -> Result<IdleQueue, GpuError> {
+        let (place, slab) = (info.place.expect("a sender has rings"), &set.slab);
         let depth = u64::from(self.shape.depth);
         let part = |memory: &Arc<Memory>, start: u64, bytes: u64| memory.slice(start..start + bytes);
         let of_slab = |offset: u64, bytes| part(slab.memory(), slab.offset() + offset, bytes);
@@ -345,7 +342,7 @@ impl DeviceQueuePairs {
             doorbell: self.bells.host(self.shape.index(context, peer), info.doorbell),
             tokens: part(&self.words, self.ring_words(self.places.tokens, context, peer), depth * 8)?,
             tags: part(&self.words, self.ring_words(self.places.tags, context, peer), depth * 8)?,
-            nic: set.nic().clone(),
+            nic: set.nic.clone(),
             counters: self.counters.get(context as usize).cloned().flatten(),
             closed: false,
         })
@@ -354,10 +351,7 @@ impl DeviceQueuePairs {
     /// Returns the queue pair of a context to a peer, in any state.
     #[doc(hidden)]
     pub fn one(&self, context: u32, peer: u32) -> IdleQueue {
-        let set = &self.sets[context as usize];
-        let info = set.infos().nth(self.shape.place(peer).unwrap() as usize).unwrap();
-        let mut data = [QueuePairData::zeroed()];
-        self.words.read(self.shape.entry(context, peer) * size_of::<QueuePairData>() as u64, &mut data).unwrap();
-        self.idle_queue(context, peer, data[0], set, info).unwrap()
+        let pair = self.pairs().find(|pair| (pair.0, pair.1) == (context, peer)).unwrap();
+        self.idle_queue(pair, self.read_table().unwrap()[self.shape.entry(context, peer) as usize]).unwrap()
     }
 }

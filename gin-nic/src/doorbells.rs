@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The engine that rings doorbells: kernels if their device can store to the NIC's doorbell pages, else the host.
 
-use super::device::{DeviceQueueError, DeviceQueues};
+use super::device::DeviceQueueError;
 use super::error::NicError;
 use super::open::Nic;
 use super::owned::Owned;
+use super::queues::DeviceQueues;
 use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM};
 use gin_gpu::{Device, GpuError, Keep, MappedPages, Memory, MemoryKind};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::fmt;
 use std::sync::Arc;
 
 /// The requested engine that rings the doorbells of device-driven queue pairs.
@@ -35,34 +35,27 @@ pub enum Doorbells {
 /// assert_eq!(gin_nic::DoorbellRelease::default(), gin_nic::DoorbellRelease::System);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[repr(u16)]
 pub enum DoorbellRelease {
     /// The system, as the memory model of PTX requires if a device other than the GPU reads.
     #[default]
-    System,
+    System = DOORBELL_SYSTEM,
     /// The GPU only: then its writes are in its L2 cache. That suffices only if the NIC reads through that cache, as a
     /// NIC on PCIe does that reads this GPU's own memory. No document promises that the cache has the writes before the
     /// doorbell arrives; NCCL's kernels rely on it.
     ///
     /// Rings must be in memory of the GPU: bring-up refuses pinned memory.
-    Gpu,
+    Gpu = DOORBELL_GPU,
 }
 
 impl DoorbellRelease {
-    /// Returns the value that kernels read.
-    pub(super) fn code(self) -> u16 {
-        match self {
-            Self::System => DOORBELL_SYSTEM,
-            Self::Gpu => DOORBELL_GPU,
-        }
-    }
-
     /// Checks that the scope covers rings in memory of this kind.
     ///
     /// # Errors
     /// [`NicError::Unreleased`].
     pub(super) fn check(self, nic: &Nic, rings: MemoryKind) -> Result<(), NicError> {
         match (self, rings) {
-            (Self::Gpu, MemoryKind::Pinned) => Err(NicError::Unreleased { nic: nic.name().to_owned() }),
+            (Self::Gpu, MemoryKind::Pinned) => Err(NicError::Unreleased { nic: nic.name.clone() }),
             _ => Ok(()),
         }
     }
@@ -73,23 +66,15 @@ impl DoorbellRelease {
 /// ```
 /// assert_eq!(gin_nic::Ringer::Kernels.to_string(), "kernels");
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, derive_more::Display)]
 pub enum Ringer {
     /// The communicator's kernels.
+    #[display("kernels")]
     Kernels,
     /// The progress thread, because it was requested ([`Doorbells::Host`]), or because the device cannot map the
     /// doorbell pages, with the reason.
+    #[display("the host{}", _0.as_ref().map_or(", as it was asked for".to_owned(), |reason| format!(": {reason}")))]
     Host(Option<GpuError>),
-}
-
-impl fmt::Display for Ringer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Kernels => f.write_str("kernels"),
-            Self::Host(None) => f.write_str("the host, as it was asked for"),
-            Self::Host(Some(reason)) => write!(f, "the host: {reason}"),
-        }
-    }
 }
 
 /// A doorbell page of a NIC, mapped into this process.
@@ -106,31 +91,34 @@ pub(super) struct DoorbellPage {
 pub(super) struct Pages {
     /// The pages by address in this process; none if kernels and host find doorbells at the same addresses.
     pages: BTreeMap<u64, MappedPages>,
-    size: u64,
 }
 
 impl Pages {
     /// Maps each page once.
-    fn map(nic: &Nic, device: &dyn Device, doorbells: impl Iterator<Item = DoorbellPage>) -> Result<Self, GpuError> {
+    fn map<'a>(
+        nic: &Nic,
+        device: &dyn Device,
+        doorbells: impl Iterator<Item = &'a DoorbellPage>,
+    ) -> Result<Self, GpuError> {
         let size = rustix::param::page_size() as u64;
         let mut pages = BTreeMap::new();
         if nic.owner.hca.doorbells_are_memory() {
-            return Ok(Self { pages, size });
+            return Ok(Self { pages });
         }
         for DoorbellPage { doorbell, object } in doorbells {
             let page = doorbell - doorbell % size;
             if let Entry::Vacant(entry) = pages.entry(page) {
-                let keep: Keep = object;
+                let keep: Keep = object.clone();
                 // Safety: a page of the host, which is mapped as long as the object exists.
                 entry.insert(unsafe { device.map_pages(page, size, keep) }?);
             }
         }
-        Ok(Self { pages, size })
+        Ok(Self { pages })
     }
 
     /// Returns the address at which kernels store the doorbell that this process has at `doorbell`.
     fn address(&self, doorbell: u64) -> u64 {
-        let offset = doorbell % self.size;
+        let offset = doorbell % rustix::param::page_size() as u64;
         self.pages.get(&(doorbell - offset)).map_or(doorbell, |page| page.address() + offset)
     }
 }
@@ -167,9 +155,12 @@ impl Bells {
         let refusal = if asked == Doorbells::Host {
             None
         } else {
-            match Pages::map(nic, &**device, sets.iter().flat_map(|set| set.doorbell_pages())) {
+            match Pages::map(nic, &**device, sets.iter().flat_map(|set| &set.pages)) {
                 Ok(pages) => return Ok(Self::Pages(pages)),
-                Err(reason) if asked == Doorbells::Gpu => return Err(nic.unmapped(&**device, reason).into()),
+                Err(reason) if asked == Doorbells::Gpu => {
+                    let (nic, device, reason) = (nic.name.clone(), device.name(), Box::new(reason));
+                    return Err(NicError::Doorbells { nic, device, reason }.into());
+                }
                 Err(reason) => Some(reason),
             }
         };
@@ -203,10 +194,6 @@ impl Bells {
 }
 
 impl Nic {
-    fn unmapped(&self, device: &dyn Device, reason: GpuError) -> NicError {
-        NicError::Doorbells { nic: self.name().to_owned(), device: device.name(), reason: Box::new(reason) }
-    }
-
     /// Returns the engine that would ring this NIC's doorbells for a device. Allocates a doorbell page, tries to map
     /// it, and frees both.
     ///
@@ -214,7 +201,7 @@ impl Nic {
     /// An error of the NIC.
     pub fn ringer(&self, device: &dyn Device) -> Result<Ringer, NicError> {
         let (_, page) = self.doorbell_page()?;
-        Ok(match Pages::map(self, device, [page].into_iter()) {
+        Ok(match Pages::map(self, device, [&page].into_iter()) {
             Ok(_) => Ringer::Kernels,
             Err(reason) => Ringer::Host(Some(reason)),
         })

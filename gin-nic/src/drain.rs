@@ -84,7 +84,8 @@ pub enum DrainError {
     },
 }
 
-fn syndrome(failure: &Failure) -> String {
+/// Returns the error of an entry, for people.
+pub(super) fn syndrome(failure: &Failure) -> String {
     let text = cqe::Syndrome::from_code(failure.syndrome).map_or("unknown syndrome", cqe::Syndrome::text);
     format!("{text} (syndrome {:#x}, vendor's {:#x})", failure.syndrome, failure.vendor)
 }
@@ -178,7 +179,7 @@ impl IdleQueue {
         let word = Doorbell::word(end, self.number());
         match self.doorbell {
             // Safety: the doorbell exists as long as the queue pair.
-            HostBell::Nic(doorbell) => unsafe { self.nic.ring(doorbell, word) }?,
+            HostBell::Nic(doorbell) => unsafe { self.nic.owner.hca.ring(doorbell, word) }?,
             // Safety: so does the word, which is in pinned memory.
             HostBell::Word(address) => {
                 unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.store(word, Ordering::Release)

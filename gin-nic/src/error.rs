@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Errors of the bring-up of queue pairs.
 
-use super::hca::HcaError;
+use super::hca::{HcaError, Link};
 use gin_gpu::GpuError;
 use std::fmt;
 
 /// The other end of a connection.
-#[derive(Clone, PartialEq, Eq, Debug, Hash)]
+#[derive(Clone, PartialEq, Eq, Debug, derive_more::Display, Hash)]
+#[display("rank {rank} (host {host}, port {port})")]
 pub struct NicPeer {
     /// The world rank.
     pub rank: u32,
@@ -14,12 +15,6 @@ pub struct NicPeer {
     pub host: String,
     /// The port of its NIC.
     pub port: u8,
-}
-
-impl fmt::Display for NicPeer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} (host {}, port {})", self.rank, self.host, self.port)
-    }
 }
 
 macro_rules! steps {
@@ -141,16 +136,6 @@ pub enum NicError {
         /// The requested number.
         asked: u64,
     },
-    /// The memory for the rings is too small, or does not begin at a page.
-    #[error("the rings need {needed} bytes from the beginning of a page; there are {given} at {address:#x}")]
-    RingMemory {
-        /// The required bytes.
-        needed: u64,
-        /// The given bytes.
-        given: u64,
-        /// Their address.
-        address: u64,
-    },
     /// The NIC does not reach this kind of memory.
     #[error("{nic} does not reach {kind} memory of {device}")]
     Memory {
@@ -224,9 +209,9 @@ pub enum NicError {
         /// The peer.
         peer: NicPeer,
         /// The peer's network.
-        theirs: String,
+        theirs: Link,
         /// This rank's network.
-        own: String,
+        own: Link,
     },
     /// The peer's message is not an address.
     #[error("the address of {peer} makes no sense: {reason}")]

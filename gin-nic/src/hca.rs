@@ -4,44 +4,13 @@
 use gin_abi::mlx5::bits::TooWide;
 use gin_abi::mlx5::command::{Mtu, Status};
 use gin_gpu::{Device, MemoryKind};
-pub use gin_verbs::Link;
+pub use gin_verbs::{Access, Link};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A handle of an object of a NIC. Only the NIC that returned it knows its meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Handle(pub u64);
-
-/// The accesses that registered memory allows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Access {
-    /// The NIC may write data that it read elsewhere.
-    pub local_write: bool,
-    /// Peers may write.
-    pub remote_write: bool,
-    /// Peers may read.
-    pub remote_read: bool,
-    /// Peers may execute atomics.
-    pub remote_atomic: bool,
-    /// Writes may become visible in any order, also relative to writes to other memory with this access.
-    pub relaxed_ordering: bool,
-}
-
-impl Access {
-    /// The accesses to windows: all, with relaxed order.
-    pub const PAYLOAD: Self =
-        Self { local_write: true, remote_write: true, remote_read: true, remote_atomic: true, relaxed_ordering: true };
-    /// The accesses to words that peers raise: all, ordered after all earlier writes.
-    pub const SIGNALS: Self = Self { relaxed_ordering: false, ..Self::PAYLOAD };
-    /// The accesses to rings and doorbell records.
-    pub const RINGS: Self = Self {
-        local_write: true,
-        remote_write: false,
-        remote_read: false,
-        remote_atomic: false,
-        relaxed_ordering: false,
-    };
-}
 
 /// Memory to register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,8 +108,8 @@ pub enum HcaError {
         errno: i32,
     },
     /// A number does not fit into the command.
-    #[error("{0}")]
-    TooWide(TooWide),
+    #[error(transparent)]
+    TooWide(#[from] TooWide),
     /// The NIC, its driver or its library does not support the operation.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
@@ -166,12 +135,6 @@ pub enum HcaError {
     /// The handle is of no object of this NIC, or of a destroyed one.
     #[error("object {0:?} does not exist")]
     NoObject(Handle),
-}
-
-impl From<TooWide> for HcaError {
-    fn from(error: TooWide) -> Self {
-        Self::TooWide(error)
-    }
 }
 
 fn status_text(status: u8) -> &'static str {

@@ -17,7 +17,7 @@ const LINE: u64 = 64;
 /// spare.
 pub const DEPTHS: Range<u64> = 2..(1 << 15) + 1;
 /// The slots of the completion queue that queue pairs without a send queue name and never use.
-const UNUSED_COMPLETIONS: u64 = 64;
+pub(super) const UNUSED_COMPLETIONS: u64 = 64;
 
 /// The purpose of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -65,7 +65,9 @@ pub struct Layout {
     pub unused: Option<(u64, u64)>,
     /// The length of the slab in bytes.
     pub bytes: u64,
-    rings: Vec<Range<u64>>,
+    /// The ranges of the slab to fill with [`INVALID_BYTE`](cqe::INVALID_BYTE) before the queue pairs are created. All
+    /// other bytes are zero.
+    pub completion_rings: Vec<Range<u64>>,
 }
 
 impl Layout {
@@ -104,18 +106,7 @@ impl Layout {
         }
         let unused = unused_ring.map(|ring| (ring, take(8, LINE)));
         let bytes = end.next_multiple_of(PAGE);
-        Ok(Self { places, unused, bytes, rings })
-    }
-
-    /// Returns the ranges of the slab to fill with [`INVALID_BYTE`](cqe::INVALID_BYTE) before the queue pairs are
-    /// created. All other bytes are zero.
-    pub fn completion_rings(&self) -> &[Range<u64>] {
-        &self.rings
-    }
-
-    /// Returns log2 of the slots of the shared completion queue.
-    pub(super) fn log_unused() -> u32 {
-        UNUSED_COMPLETIONS.ilog2()
+        Ok(Self { places, unused, bytes, completion_rings: rings })
     }
 }
 
@@ -168,7 +159,7 @@ mod tests {
             ranges.sort_by_key(|range| range.start);
             prop_assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
             prop_assert!(ranges.iter().all(|range| range.end <= layout.bytes));
-            prop_assert!(layout.completion_rings().iter().all(|ring| ranges.contains(ring)));
+            prop_assert!(layout.completion_rings.iter().all(|ring| ranges.contains(ring)));
         }
     }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The bring-up of device-driven NICs.
 //!
-//! [`Nic::open`] queries a NIC's capabilities and refuses a NIC that lacks one. [`QueueSet::new`] creates the queue
-//! pairs of a context in one slab of memory ([`DeviceQueues::new`] allocates the slab in a device). Ranks exchange
-//! their [`Address`]es, and [`QueueSet::connect`] makes each queue pair ready. The error of a failed step names the
-//! NIC, the step and the peer, and no object remains.
+//! [`Nic::open`] queries a NIC's capabilities and refuses a NIC that lacks one. [`DeviceQueues::new`] creates the queue
+//! pairs of a context in one slab of memory of a device. Ranks exchange their [`Address`]es, and
+//! [`DeviceQueues::connect`] makes each queue pair ready. The error of a failed step names the NIC, the step and the
+//! peer, and no object remains.
 //!
 //! Kernels ring doorbells if their device can map the NIC's doorbell pages. Otherwise, or on request ([`Doorbells`]), a
 //! [`DoorbellRelay`] rings for them. [`probe`] returns the NICs of this host that can serve GPUs, and the reasons why
@@ -39,7 +39,7 @@ mod reach;
 mod relay;
 
 pub use address::Address;
-pub use device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
+pub use device::{DeviceQueueError, RegisteredSlice};
 pub use device_queue_pairs::{DeviceQueuePairs, Shape, Target};
 pub use doorbells::{DoorbellRelease, Doorbells, Ringer};
 pub use drain::DrainError;
@@ -47,7 +47,7 @@ pub use error::{FileRefusal, NicError, NicPeer, Step};
 pub use hca::{Hca, HcaError};
 pub use layout::{DEPTHS, Layout, QueuePlace, QueueSpec, Role};
 pub use mlx5::{Absent, Mlx5};
-pub use open::{Nic, NicCapabilities, NicConfig, OwnGid, RegisteredMemory};
+pub use open::{Nic, NicCapabilities, NicConfig, OwnGid};
 pub use probe::{Found, Refusal, probe};
-pub use queues::{Expired, QueueInfo, QueueSet};
+pub use queues::{DeviceQueues, Expired, QueueInfo};
 pub use relay::{DoorbellRelay, RelayLine};

@@ -9,18 +9,23 @@
 #[doc(hidden)]
 pub mod checks;
 
-pub use checks::{CHECKS, Check, Failed, check};
+pub use checks::{Check, Failed, check, names};
 
+use super::device::{DeviceQueueError, RegisteredSlice};
+use super::drain::syndrome;
 use super::error::{NicError, NicPeer};
-use super::hca::{Access, Extent};
-use super::layout::{Layout, PAGE, QueueSpec, Role};
-use super::open::{Nic, RegisteredMemory};
-use super::queues::{Expired, QueueInfo, QueueSet};
+use super::hca::Access;
+use super::layout::{QueuePlace, QueueSpec, Role};
+use super::open::Nic;
+use super::queues::{DeviceQueues, Expired, QueueInfo};
 use gin_abi::mlx5::be::Be32;
-use gin_abi::mlx5::cqe::{self, Completion, CompletionError, INVALID_BYTE, Outcome, Syndrome, TAIL_WORD};
+use gin_abi::mlx5::cqe::{self, Completion, CompletionError, Outcome, TAIL_WORD};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
-use gin_abi::mlx5::wqe::{Flags, Local, Post, QueueNumber, Remote, SLOT_BYTES, Segment};
+use gin_abi::mlx5::wqe::{Flags, Post, QueueNumber, SLOT_BYTES, Segment};
+use gin_gpu::virt::VirtualDevice;
+use gin_gpu::{Device, Memory, MemoryKind, MemorySlice};
 use std::collections::VecDeque;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -37,98 +42,15 @@ const SPECS: [QueueSpec; 2] = [
     QueueSpec { role: Role::Responder, depth: 0, completions: 0, collapsed: false },
 ];
 
-/// Returns the bytes of a page of the host, or of rings if that is more.
-fn page() -> u64 {
-    PAGE.max(rustix::param::page_size() as u64)
-}
-
-/// Memory of this process that begins at a page.
-#[doc(hidden)]
-pub struct Pages {
-    words: Box<[AtomicU64]>,
-    first: usize,
-    bytes: u64,
-}
-
-impl Pages {
-    fn new(bytes: u64) -> Self {
-        let page = page();
-        let words: Box<[AtomicU64]> = (0..(bytes + page) / 8).map(|_| AtomicU64::new(0)).collect();
-        let address = words.as_ptr() as u64;
-        let first = ((address.next_multiple_of(page) - address) / 8) as usize;
-        Self { words, first, bytes }
-    }
-
-    fn address(&self) -> u64 {
-        (&raw const self.words[self.first]) as u64
-    }
-
-    /// Returns the word at a byte offset that is a multiple of 8.
-    pub fn word(&self, offset: u64) -> &AtomicU64 {
-        debug_assert!(offset.is_multiple_of(8) && offset < self.bytes);
-        &self.words[self.first + (offset / 8) as usize]
-    }
-
-    fn bytes(&self, offset: u64, bytes: u64) -> &[AtomicU8] {
-        let words = &self.words[self.first..];
-        // Safety: bytes of words that exist as long as `self`. All concurrent accesses are atomic.
-        let all = unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<AtomicU8>(), size_of_val(words)) };
-        &all[offset as usize..(offset + bytes) as usize]
-    }
-}
-
-/// Objects of the NIC, and the memory that the NIC uses while they exist.
-struct Held {
-    set: Option<QueueSet>,
-    regions: Vec<RegisteredMemory>,
-    memory: Option<Pages>,
-    nic: Arc<Nic>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let before = self.nic.owner.failures();
-        self.set = None;
-        self.regions.clear();
-        if self.nic.owner.failures() != before {
-            // The NIC may write to the memory of an object that was not destroyed, as long as the process lives.
-            std::mem::forget(self.memory.take());
-        }
-    }
-}
-
-/// A registered range. Entries name offsets in it.
-#[derive(Clone, Copy)]
-#[doc(hidden)]
-pub struct Area {
-    /// Its offset in the memory.
-    at: u64,
-    local: Be32,
-    remote: Be32,
-}
-
-impl Area {
-    pub fn remote(&self, offset: u64) -> Remote {
-        Remote { address: offset, key: self.remote }
-    }
-
-    pub fn local(&self, offset: u64, bytes: u64) -> Local {
-        Local { address: offset, key: self.local, bytes: bytes as u32 }
-    }
-}
-
 /// A queue pair that is connected to another one of the same NIC.
 #[doc(hidden)]
 pub struct Loopback {
     /// Ranges with the access of windows, where writes become visible in any order.
-    pub payload: Area,
+    pub payload: Arc<RegisteredSlice>,
     /// Ranges with the access of signals, where writes become visible after all earlier writes.
-    pub words: Area,
+    pub words: Arc<RegisteredSlice>,
     info: QueueInfo,
-    /// The offsets of ring, completions and record.
-    ring: u64,
-    completions: u64,
-    record: u64,
+    place: QueuePlace,
     posted: u64,
     rung: u64,
     /// The index below which all entries are complete.
@@ -138,7 +60,7 @@ pub struct Loopback {
     /// The entries whose requested completion is not consumed yet.
     asked: VecDeque<u64>,
     until: Deadline,
-    held: Held,
+    queues: DeviceQueues,
 }
 
 /// The deadline of a check.
@@ -160,71 +82,38 @@ impl Deadline {
 }
 
 impl Loopback {
-    pub fn new(nic: &Arc<Nic>, until: Deadline) -> Result<Self, NicError> {
+    pub fn new(nic: &Arc<Nic>, until: Deadline) -> Result<Self, DeviceQueueError> {
         let expired: Expired<'_> = &|| until.passed();
-        let layout = Layout::of(&SPECS)?;
-        // A range is registered with address 0, so it begins at a page.
-        let areas = layout.bytes.next_multiple_of(page());
-        let memory = Pages::new(areas + 2 * BYTES.next_multiple_of(page()));
-        for ring in layout.completion_rings() {
-            for byte in memory.bytes(ring.start, ring.end - ring.start) {
-                byte.store(INVALID_BYTE, Ordering::Relaxed);
-            }
-        }
-        let address = memory.address();
-        let mut held = Held { set: None, regions: Vec::new(), memory: Some(memory), nic: Arc::clone(nic) };
-        let extent = |at: u64, bytes| Extent { address: address + at, bytes, dma_buf: None };
-        let mut area = |at, access| {
-            // Safety: `held` deregisters the region before it frees the memory, and expects the NIC's accesses.
-            let region = unsafe { nic.register(&extent(at, BYTES), 0, access) }?;
-            let keys = (Be32::new(region.local_key), Be32::new(region.remote_key));
-            held.regions.push(region);
-            Ok::<_, NicError>(Area { at, local: keys.0, remote: keys.1 })
+        let device: Arc<dyn Device> = VirtualDevice::memory_only(0);
+        let register = |access| -> Result<_, DeviceQueueError> {
+            let memory = Memory::new(&device, MemoryKind::Pinned, BYTES)?;
+            Ok(Arc::new(RegisteredSlice::new(nic, memory.whole(), access)?))
         };
-        let payload = area(areas, Access::PAYLOAD)?;
-        let words = area(areas + BYTES.next_multiple_of(page()), Access::SIGNALS)?;
-        // Safety: laid out and filled for these specs. `held` destroys the set before it frees the memory.
-        let set = held.set.insert(unsafe { QueueSet::new(nic, &extent(0, layout.bytes), &SPECS, expired) }?);
+        let (payload, words) = (register(Access::PAYLOAD)?, register(Access::SIGNALS)?);
+        let queues = DeviceQueues::new(nic, &device, &SPECS, expired)?;
         let itself = NicPeer { rank: 0, host: "itself".to_owned(), port: nic.config.port };
         for (index, other) in [(0, 1), (1, 0)] {
-            if let Some(address) = set.address(other) {
-                set.connect(index, &itself, &address, expired)?;
+            if let Some(address) = queues.address(other) {
+                queues.connect(index, &itself, &address, expired)?;
             }
         }
-        let sender = set.infos().next().and_then(|info| Some((*info, info.place?)));
+        let sender = queues.infos().next().and_then(|info| Some((*info, info.place?)));
         let Some((info, place)) = sender else {
-            return Err(NicError::NotCapable { nic: nic.name().to_owned(), what: "rings" });
+            return Err(NicError::NotCapable { nic: nic.name.clone(), what: "rings" }.into());
         };
         Ok(Self {
             payload,
             words,
             info,
-            ring: place.ring,
-            completions: place.completions,
-            record: place.record,
+            place,
             posted: 0,
             rung: 0,
             completed: 0,
             consumer_index: 0,
             asked: VecDeque::new(),
             until,
-            held,
+            queues,
         })
-    }
-
-    fn memory(&self) -> &Pages {
-        match &self.held.memory {
-            Some(memory) => memory,
-            None => unreachable!("memory is taken in the destructor only"),
-        }
-    }
-
-    fn bytes(&self, area: Area, offset: u64, bytes: u64) -> &[AtomicU8] {
-        self.memory().bytes(area.at + offset, bytes)
-    }
-
-    pub fn word(&self, area: Area, offset: u64) -> &AtomicU64 {
-        self.memory().word(area.at + offset)
     }
 
     /// Writes an entry once there is room. [`ring`](Self::ring) announces it to the NIC.
@@ -240,9 +129,9 @@ impl Loopback {
         let covered = (index + 1).is_multiple_of(INTERVAL);
         let flags = if covered { flags.and(Flags::COMPLETION) } else { flags };
         let entry = entry(Post { index, queue: QueueNumber::new(self.info.queue), flags });
-        let slot = self.ring + index % DEPTH * SLOT_BYTES;
-        for (at, word) in entry.iter().flat_map(|segment| segment.words).enumerate() {
-            self.memory().word(slot + 8 * at as u64).store(word, Ordering::Relaxed);
+        let slot = self.place.ring + index % DEPTH * SLOT_BYTES;
+        for (at, content) in entry.iter().flat_map(|segment| segment.words).enumerate() {
+            word_at(&self.queues.slab, slot + 8 * at as u64).store(content, Ordering::Relaxed);
         }
         if flags.completion() {
             self.asked.push_back(index);
@@ -258,19 +147,19 @@ impl Loopback {
         }
         self.rung = self.posted;
         let record = Record { receive: Be32::new(0), send: Record::send(self.posted) };
-        self.memory().word(self.record).store(bytemuck::cast(record), Ordering::Release);
+        word_at(&self.queues.slab, self.place.record).store(bytemuck::cast(record), Ordering::Release);
         fence(Ordering::SeqCst);
-        let word = Doorbell::word(self.posted, QueueNumber::new(self.info.queue));
+        let doorbell = Doorbell::word(self.posted, QueueNumber::new(self.info.queue));
         // Safety: the page exists as long as the queue pair, and only this thread rings for it.
-        unsafe { AtomicU64::from_ptr(self.info.doorbell as usize as *mut u64) }.store(word, Ordering::Release);
+        unsafe { AtomicU64::from_ptr(self.info.doorbell as usize as *mut u64) }.store(doorbell, Ordering::Release);
         // The mapping may combine stores. The fence sends them now.
         fence(Ordering::SeqCst);
     }
 
     /// Returns the next completion if it has arrived.
     pub fn poll(&mut self) -> Option<Result<Outcome, u8>> {
-        let at = self.completions + self.consumer_index % DEPTH * cqe::BYTES;
-        let load = |word: usize| self.memory().word(at + 8 * word as u64).load(Ordering::Acquire);
+        let at = self.place.completions + self.consumer_index % DEPTH * cqe::BYTES;
+        let load = |index: usize| word_at(&self.queues.slab, at + 8 * index as u64).load(Ordering::Acquire);
         // The NIC writes the last word last, so this reads it first.
         let tail = load(TAIL_WORD);
         let mut words: [u64; 8] = std::array::from_fn(load);
@@ -362,11 +251,24 @@ impl Loopback {
 
     /// Returns the state of the sender (0) or of the responder (1), or the reason why it is unknown.
     pub fn state(&self, index: usize) -> Result<gin_abi::mlx5::command::QpState, String> {
-        match &self.held.set {
-            Some(set) => set.state(index).map_err(|error| error.to_string()),
-            None => unreachable!("queue pairs end in the destructor only"),
-        }
+        self.queues.state(index).map_err(|error| error.to_string())
     }
+}
+
+/// Returns bytes of memory of this process.
+fn bytes_at(area: &RegisteredSlice, offset: u64, bytes: u64) -> &[AtomicU8] {
+    assert!(offset + bytes <= area.slice.bytes());
+    let first = ptr::with_exposed_provenance((area.slice.address() + offset) as usize);
+    // Safety: in range of memory that the area keeps. All concurrent accesses are atomic.
+    unsafe { std::slice::from_raw_parts(first, bytes as usize) }
+}
+
+/// Returns the word of memory of this process at a byte offset that is a multiple of 8.
+#[doc(hidden)]
+pub fn word_at(slice: &MemorySlice, offset: u64) -> &AtomicU64 {
+    assert!(offset.is_multiple_of(8) && offset < slice.bytes());
+    // Safety: an aligned word of memory that the slice keeps. All accesses are atomic.
+    unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut((slice.address() + offset) as usize)) }
 }
 
 fn is_of(outcome: &Outcome, queue: u32, index: u64) -> bool {
@@ -378,10 +280,7 @@ fn show(outcome: &Outcome) -> String {
     let Outcome { queue, index, .. } = outcome;
     let result = match outcome.result {
         Ok(_) => "success".to_owned(),
-        Err(failure) => {
-            let text = Syndrome::from_code(failure.syndrome).map_or("unknown", Syndrome::text);
-            format!("error: {text} (syndrome {:#x}, vendor's {:#x})", failure.syndrome, failure.vendor)
-        }
+        Err(failure) => format!("error: {}", syndrome(&failure)),
     };
     format!("queue pair {queue:#x}: completion of entry {index} (16 bits): {result}")
 }

@@ -7,24 +7,21 @@
 pub use gin_verbs::LoadError;
 
 use super::hca::{Access, DmaBuf, Domain, Extent, Handle, Hca, HcaError, Port, Region, Uar, Umem};
-use gin_abi::mlx5::bits::{Mailbox, View};
-use gin_abi::mlx5::command::{Mtu, Status, capability, opcode};
-use gin_abi::mlx5::mailbox::{CommandOut, HcaCap, QueryHcaCapIn, QueryHcaCapOut};
+use super::open::table;
+use gin_abi::mlx5::bits::View;
+use gin_abi::mlx5::command::{Mtu, Status, capability};
+use gin_abi::mlx5::mailbox::{CommandOut, HcaCap, QueryHcaCapOut};
 use gin_verbs::mlx5dv::{
     DevxObject, DevxUar, DevxUmem, DevxUmemIn, DvAddressHandle, DvContextAttributes, DvObject, DvPair,
     DvProtectionDomain, MLX5DV_CONTEXT_FLAGS_DEVX, MLX5DV_OBJ_AH, MLX5DV_OBJ_PD, MLX5DV_UAR_ALLOC_TYPE_BF,
     MLX5DV_UAR_ALLOC_TYPE_NC, MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED, MLX5DV_UMEM_MASK_DMABUF, Mlx5dv,
 };
-use gin_verbs::verbs::{
-    AddressHandle, AddressHandleAttributes, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING,
-    IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, MemoryRegion, ProtectionDomain, Verbs,
-    VerbsDevice,
-};
+use gin_verbs::verbs::{AddressHandle, AddressHandleAttributes, MemoryRegion, ProtectionDomain, Verbs, VerbsDevice};
 use gin_verbs::{CallError, DeviceList, OpenDevice, check, non_null};
 use std::ffi::{c_int, c_void};
+use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::{fmt, io};
 
 /// The reason why no NIC is usable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -125,17 +122,13 @@ fn supported(list: &DeviceList<'_>, dv: &Mlx5dv) -> Result<Vec<(String, *mut Ver
 }
 
 /// A ConnectX NIC.
+#[derive(derive_more::Debug)]
 pub struct Mlx5 {
     // Before the library: closed first.
     device: OpenDevice,
+    #[debug(skip)]
     dv: Mlx5dv,
     ports: u8,
-}
-
-impl fmt::Debug for Mlx5 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mlx5").field("device", &self.device).field("ports", &self.ports).finish_non_exhaustive()
-    }
 }
 
 impl Mlx5 {
@@ -161,16 +154,10 @@ impl Mlx5 {
             device.map_err(|CallError { errno, .. }| Absent::Closed { name: name.to_owned(), errno })?
         };
         let mut nic = Self { device, dv, ports: 0 };
-        nic.ports = nic.count_ports().map_err(|error| Absent::Silent { name: name.to_owned(), error })?;
+        let answer = table(&nic, capability::GENERAL);
+        let answer = answer.map_err(|error| Absent::Silent { name: name.to_owned(), error })?;
+        nic.ports = answer.get(QueryHcaCapOut::GENERAL.field(HcaCap::NUM_PORTS)) as u8;
         Ok(Arc::new(nic))
-    }
-
-    fn count_ports(&self) -> Result<u8, HcaError> {
-        let mut command = Mailbox::<QueryHcaCapIn>::new();
-        command.set(QueryHcaCapIn::OPCODE, opcode::QUERY_HCA_CAP).set(QueryHcaCapIn::OP_MOD, capability::GENERAL);
-        let mut answer = Mailbox::<QueryHcaCapOut>::new();
-        self.command(command.bytes()?, answer.bytes_mut())?;
-        Ok(answer.get(QueryHcaCapOut::GENERAL.field(HcaCap::NUM_PORTS)) as u8)
     }
 
     /// Makes libmlx5 describe the objects that `kinds` selects (`MLX5DV_OBJ_*`).
@@ -199,17 +186,6 @@ fn refused(output: &[u8]) -> Result<(), HcaError> {
     Err(HcaError::Refused { status: status as u8, syndrome: answer.get(CommandOut::SYNDROME) as u32 })
 }
 
-fn access_flags(access: Access) -> u32 {
-    let flags = [
-        (access.local_write, IBV_ACCESS_LOCAL_WRITE),
-        (access.remote_write, IBV_ACCESS_REMOTE_WRITE),
-        (access.remote_read, IBV_ACCESS_REMOTE_READ),
-        (access.remote_atomic, IBV_ACCESS_REMOTE_ATOMIC),
-        (access.relaxed_ordering, IBV_ACCESS_RELAXED_ORDERING),
-    ];
-    flags.into_iter().filter(|(wanted, _)| *wanted).map(|(_, flag)| flag).sum()
-}
-
 fn pointer<T>(handle: Handle) -> *mut T {
     handle.0 as usize as *mut T
 }
@@ -225,7 +201,7 @@ fn missing(library: &str, function: &str) -> HcaError {
 
 impl Hca for Mlx5 {
     fn name(&self) -> String {
-        self.device.name().to_owned()
+        self.device.name.clone()
     }
 
     fn shares_doorbells(&self) -> bool {
@@ -313,7 +289,7 @@ impl Hca for Mlx5 {
         access: Access,
     ) -> Result<Region, HcaError> {
         let (domain, bytes) = (pointer(domain.handle), memory.bytes as usize);
-        let flags = access_flags(access);
+        let flags = access.bits();
         let region = match memory.dma_buf {
             Some(DmaBuf { file, offset }) => {
                 let register =
@@ -351,7 +327,7 @@ impl Hca for Mlx5 {
                     // For a file: the offset.
                     addr: offset as usize as *mut c_void,
                     size: bytes,
-                    access: access_flags(access),
+                    access: access.bits(),
                     pgsz_bitmap: rustix::param::page_size() as u64,
                     comp_mask: MLX5DV_UMEM_MASK_DMABUF,
                     dmabuf_fd: file,
@@ -363,7 +339,7 @@ impl Hca for Mlx5 {
                 let first = memory.address as usize as *mut c_void;
                 let register = self.dv.mlx5dv_devx_umem_reg;
                 // Safety: as above.
-                non_null("mlx5dv_devx_umem_reg", unsafe { register(context, first, bytes, access_flags(access)) })?
+                non_null("mlx5dv_devx_umem_reg", unsafe { register(context, first, bytes, access.bits()) })?
             }
         };
         // Safety: the library has just created it.

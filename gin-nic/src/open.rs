@@ -2,8 +2,8 @@
 //! Opens a NIC: queries its capabilities, and checks that they suffice.
 
 use super::error::{NicError, NicPeer, Step};
-use super::hca::{Access, Domain, Extent, Hca, HcaError, Link, Port, Region};
-use super::owned::{Owned, Owner, What};
+use super::hca::{Domain, Hca, HcaError, Link, Port};
+use super::owned::{Owned, Owner};
 use gin_abi::mlx5::bits::{Field, Mailbox};
 use gin_abi::mlx5::command::{Mtu, PORT_TYPE_ETHERNET, capability, opcode, roce_version};
 use gin_abi::mlx5::mailbox::{
@@ -75,26 +75,20 @@ pub struct OwnGid {
 /// A NIC that can serve GPUs, with a protection domain.
 #[derive(Debug)]
 pub struct Nic {
+    /// The name.
+    pub name: String,
+    /// The configuration of connections.
+    pub config: NicConfig,
+    /// The capabilities.
+    pub capabilities: NicCapabilities,
+    /// The state of the port at the time when the NIC was opened.
+    pub port: Port,
+    /// The GID of the port. An InfiniBand port has one too, used or not.
+    pub gid: OwnGid,
     pub(super) owner: Owner,
-    pub(super) config: NicConfig,
-    pub(super) capabilities: NicCapabilities,
-    pub(super) port: Port,
-    pub(super) gid: OwnGid,
     pub(super) event_queue: u32,
     pub(super) domain: Domain,
-    name: String,
     _domain: Owned,
-}
-
-/// Registered memory, which work-queue entries can name until it is dropped.
-#[derive(Debug)]
-pub struct RegisteredMemory {
-    _region: Owned,
-    _nic: Arc<Nic>,
-    /// Returns the key for local access.
-    pub local_key: u32,
-    /// Returns the key for remote access.
-    pub remote_key: u32,
 }
 
 /// Adds the step to an error.
@@ -125,33 +119,8 @@ impl Nic {
         let event_queue = hca.event_queue().map_err(failed(&name, Step::EventQueue, None))?;
         let owner = Owner::new(hca);
         let domain = owner.hca.allocate_domain().map_err(failed(&name, Step::Domain, None))?;
-        let owned = owner.own(What::Domain, domain.handle);
+        let owned = owner.own(domain.handle, Hca::free_domain);
         Ok(Arc::new(Self { owner, config, capabilities, port, gid, event_queue, domain, name, _domain: owned }))
-    }
-
-    /// Returns the name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns the capabilities.
-    pub fn capabilities(&self) -> &NicCapabilities {
-        &self.capabilities
-    }
-
-    /// Returns the state of the port at the time when the NIC was opened.
-    pub fn port(&self) -> &Port {
-        &self.port
-    }
-
-    /// Returns the configuration of connections.
-    pub fn config(&self) -> &NicConfig {
-        &self.config
-    }
-
-    /// Returns the GID of the port. An InfiniBand port has one too, used or not.
-    pub fn gid(&self) -> OwnGid {
-        self.gid
     }
 
     /// Returns the largest MTU that this end accepts.
@@ -163,37 +132,10 @@ impl Nic {
     pub fn take_failures(&self) -> Vec<HcaError> {
         self.owner.take_failures()
     }
-
-    /// Registers memory for work-queue entries, in which its first byte has the address `start`.
-    ///
-    /// # Errors
-    /// An error of the NIC.
-    ///
-    /// # Safety
-    /// - The memory is valid until the result is dropped, and other code that uses it expects the NIC's accesses.
-    pub unsafe fn register(
-        self: &Arc<Self>,
-        memory: &Extent,
-        start: u64,
-        access: Access,
-    ) -> Result<RegisteredMemory, NicError> {
-        // Safety: the caller's promise.
-        let region = unsafe { self.owner.hca.register_region(&self.domain, memory, start, access) };
-        region.map(|region| self.keep(region)).map_err(failed(&self.name, Step::Region, None))
-    }
-
-    /// Wraps a region so that a drop deregisters it.
-    pub(super) fn keep(self: &Arc<Self>, region: Region) -> RegisteredMemory {
-        RegisteredMemory {
-            _region: self.owner.own(What::Region, region.handle),
-            _nic: Arc::clone(self),
-            local_key: region.local_key,
-            remote_key: region.remote_key,
-        }
-    }
 }
 
-fn table(hca: &dyn Hca, which: u64) -> Result<Mailbox<QueryHcaCapOut>, HcaError> {
+/// Returns a table of the NIC's capabilities.
+pub(super) fn table(hca: &dyn Hca, which: u64) -> Result<Mailbox<QueryHcaCapOut>, HcaError> {
     let mut command = Mailbox::<QueryHcaCapIn>::new();
     command.set(QueryHcaCapIn::OPCODE, opcode::QUERY_HCA_CAP).set(QueryHcaCapIn::OP_MOD, which);
     let mut answer = Mailbox::<QueryHcaCapOut>::new();
@@ -203,42 +145,29 @@ fn table(hca: &dyn Hca, which: u64) -> Result<Mailbox<QueryHcaCapOut>, HcaError>
 
 fn capabilities(hca: &dyn Hca, name: &str, link: Link) -> Result<NicCapabilities, NicError> {
     let ask = |which| table(hca, which).map_err(failed(name, Step::Capabilities, None));
-    let lacks = |what| NicError::NotCapable { nic: name.to_owned(), what };
+    let need = |has: bool, what| {
+        if has { Ok(()) } else { Err(NicError::NotCapable { nic: name.to_owned(), what }) }
+    };
     let answer = ask(capability::GENERAL)?;
     let general = |field: Field<HcaCap>| answer.get(QueryHcaCapOut::GENERAL.field(field));
-    if general(HcaCap::RC) == 0 {
-        return Err(lacks("reliable connections"));
-    }
-    if general(HcaCap::CQ_OI) == 0 {
-        return Err(lacks("completion queues that ignore overruns"));
-    }
-    if general(HcaCap::ATOMIC) == 0 {
-        return Err(lacks("atomics"));
-    }
+    need(general(HcaCap::RC) != 0, "reliable connections")?;
+    need(general(HcaCap::CQ_OI) != 0, "completion queues that ignore overruns")?;
+    need(general(HcaCap::ATOMIC) != 0, "atomics")?;
     let atomics = ask(capability::ATOMIC)?;
     let atomic = |field: Field<AtomicCap>| atomics.get(QueryHcaCapOut::ATOMIC.field(field));
-    if atomic(AtomicCap::OPERATIONS) >> 1 & 1 == 0 || atomic(AtomicCap::SIZE_QP) >> 3 & 1 == 0 {
-        return Err(lacks("fetch-and-add of 8 bytes"));
-    }
-    if atomic(AtomicCap::ENDIANNESS_MODE) != 1 {
-        return Err(lacks("atomics in the byte order of the host"));
-    }
+    let adds_words = atomic(AtomicCap::OPERATIONS) >> 1 & 1 != 0 && atomic(AtomicCap::SIZE_QP) >> 3 & 1 != 0;
+    need(adds_words, "fetch-and-add of 8 bytes")?;
+    need(atomic(AtomicCap::ENDIANNESS_MODE) == 1, "atomics in the byte order of the host")?;
     let ethernet = general(HcaCap::PORT_TYPE) == PORT_TYPE_ETHERNET;
-    if ethernet != (link == Link::Ethernet) {
-        return Err(lacks("port of the kind that its capabilities name"));
-    }
+    need(ethernet == (link == Link::Ethernet), "port of the kind that its capabilities name")?;
     let udp_ports = if ethernet {
         let roce = ask(capability::ROCE)?;
         let get = |field: Field<RoceCap>| roce.get(QueryHcaCapOut::ROCE.field(field));
-        if get(RoceCap::ROCE_VERSION) >> roce_version::V2 & 1 == 0 {
-            return Err(lacks("RoCE v2"));
-        }
-        let (least, most) =
-            (get(RoceCap::R_ROCE_MIN_SRC_UDP_PORT) as u16, get(RoceCap::R_ROCE_MAX_SRC_UDP_PORT) as u16);
-        if least > most {
-            return Err(lacks("UDP source ports"));
-        }
-        least..=most
+        need(get(RoceCap::ROCE_VERSION) >> roce_version::V2 & 1 != 0, "RoCE v2")?;
+        let (least, most) = (get(RoceCap::R_ROCE_MIN_SRC_UDP_PORT), get(RoceCap::R_ROCE_MAX_SRC_UDP_PORT));
+        let ports = least as u16..=most as u16;
+        need(!ports.is_empty(), "UDP source ports")?;
+        ports
     } else {
         0..=0
     };
@@ -266,10 +195,7 @@ fn own_gid(hca: &dyn Hca, name: &str, config: &NicConfig, port: &Port) -> Result
         let gid = hca.gid(config.port, index).map_err(failed(name, Step::Gids, None))?;
         return Ok(OwnGid { index, gid });
     }
-    let ask = |index| {
-        let found = roce_address(hca, config.port, index).map_err(failed(name, Step::Gids, None))?;
-        Ok((OwnGid { index, gid: found.0 }, found.1))
-    };
+    let ask = |index| roce_address(hca, config.port, index).map_err(failed(name, Step::Gids, None));
     if let Some(index) = config.gid_index {
         let (gid, version) = ask(exists(index)?)?;
         return match (gid.gid == [0; 16], version == roce_version::V2) {
@@ -293,7 +219,7 @@ fn own_gid(hca: &dyn Hca, name: &str, config: &NicConfig, port: &Port) -> Result
 }
 
 /// Returns an entry of the table of GIDs, with its version of RoCE.
-fn roce_address(hca: &dyn Hca, port: u8, index: u32) -> Result<([u8; 16], u64), HcaError> {
+fn roce_address(hca: &dyn Hca, port: u8, index: u32) -> Result<(OwnGid, u64), HcaError> {
     let mut command = Mailbox::<QueryRoceAddressIn>::new();
     command
         .set(QueryRoceAddressIn::OPCODE, opcode::QUERY_ROCE_ADDRESS)
@@ -302,5 +228,6 @@ fn roce_address(hca: &dyn Hca, port: u8, index: u32) -> Result<([u8; 16], u64), 
     let mut answer = Mailbox::<QueryRoceAddressOut>::new();
     hca.command(command.bytes()?, answer.bytes_mut())?;
     let entry = answer.view().part(QueryRoceAddressOut::ROCE_ADDRESS);
-    Ok((entry.get_bytes(RoceAddress::SOURCE_L3_ADDRESS), entry.get(RoceAddress::ROCE_VERSION)))
+    let gid = OwnGid { index, gid: entry.get_bytes(RoceAddress::SOURCE_L3_ADDRESS) };
+    Ok((gid, entry.get(RoceAddress::ROCE_VERSION)))
 }

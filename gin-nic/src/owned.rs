@@ -2,19 +2,11 @@
 //! Objects of a NIC that a drop destroys.
 
 use super::hca::{Handle, Hca, HcaError};
-use gin_gpu::lock;
+use gin_gpu::{MemorySlice, lock};
 use std::sync::{Arc, Mutex};
 
-/// The kind of an object.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum What {
-    Domain,
-    Region,
-    Umem,
-    Uar,
-    /// A queue pair or a completion queue.
-    Queue,
-}
+/// A function of a NIC that destroys an object of one kind.
+pub(super) type End = fn(&(dyn Hca + 'static), Handle) -> Result<(), HcaError>;
 
 /// A NIC, and its errors for objects that it did not destroy.
 #[derive(Clone, Debug)]
@@ -28,8 +20,8 @@ impl Owner {
         Self { hca, failures: Arc::default() }
     }
 
-    pub(super) fn own(&self, what: What, handle: Handle) -> Owned {
-        Owned { owner: self.clone(), what, handle }
+    pub(super) fn own(&self, handle: Handle, end: End) -> Owned {
+        Owned { owner: self.clone(), handle, end }
     }
 
     /// Returns the number of objects that were not destroyed, and whose errors were not returned yet.
@@ -46,38 +38,44 @@ impl Owner {
 #[derive(Debug)]
 pub(super) struct Owned {
     owner: Owner,
-    what: What,
-    pub(super) handle: Handle,
+    handle: Handle,
+    end: End,
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        let (hca, handle) = (&self.owner.hca, self.handle);
-        let ended = match self.what {
-            What::Domain => hca.free_domain(handle),
-            What::Region => hca.deregister_region(handle),
-            What::Umem => hca.deregister_umem(handle),
-            What::Uar => hca.free_uar(handle),
-            What::Queue => hca.destroy(handle),
-        };
-        if let Err(error) = ended {
+        if let Err(error) = (self.end)(&*self.owner.hca, self.handle) {
             lock(&self.owner.failures).push(error);
         }
     }
 }
 
-/// Objects that are destroyed in the reverse order of their creation. A shared object is destroyed with its last owner.
-#[derive(Debug, Default)]
-pub(super) struct Stack(Vec<Arc<Owned>>);
+/// Objects that are destroyed in the reverse order of their creation, then the memory that they use. A shared object is
+/// destroyed with its last owner.
+#[derive(Debug)]
+pub(super) struct Stack {
+    objects: Vec<Arc<Owned>>,
+    memory: MemorySlice,
+    owner: Owner,
+}
 
 impl Stack {
+    pub(super) fn new(owner: &Owner, memory: MemorySlice) -> Self {
+        Self { objects: Vec::new(), memory, owner: owner.clone() }
+    }
+
     pub(super) fn push(&mut self, object: impl Into<Arc<Owned>>) {
-        self.0.push(object.into());
+        self.objects.push(object.into());
     }
 }
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        while self.0.pop().is_some() {}
+        let before = self.owner.failures();
+        while self.objects.pop().is_some() {}
+        if self.owner.failures() != before {
+            // The NIC may write to the memory of an object that was not destroyed, as long as the process lives.
+            std::mem::forget(self.memory.clone());
+        }
     }
 }

@@ -31,14 +31,9 @@ impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.nic {
             Ok(nic) => {
-                let (port, mtu) = (nic.port(), nic.mtu().bytes());
-                write!(
-                    f,
-                    "{}: {}, MTU {mtu}, queues of up to {} entries",
-                    self.name,
-                    port.link,
-                    nic.capabilities().max_depth
-                )
+                let (name, link, mtu, depth) =
+                    (&self.name, nic.port.link, nic.mtu().bytes(), nic.capabilities.max_depth);
+                write!(f, "{name}: {link}, MTU {mtu}, queues of up to {depth} entries")
             }
             Err(refusal) => write!(f, "{}: cannot serve GPUs: {refusal}", self.name),
         }

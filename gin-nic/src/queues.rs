@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Creates queue pairs, and connects each to its peer.
 //!
-//! No step sends a packet, so a NIC need not reach its own host. No step waits for a peer: between [`QueueSet::new`]
-//! and [`QueueSet::connect`], ranks exchange [`Address`]es by other means.
+//! No step sends a packet, so a NIC need not reach its own host. No step waits for a peer: between [`DeviceQueues::new`]
+//! and [`DeviceQueues::connect`], ranks exchange [`Address`]es by other means.
 
 use super::address::Address;
+use super::device::DeviceQueueError;
 use super::doorbells::DoorbellPage;
 use super::error::{NicError, NicPeer, Step};
-use super::hca::{Access, Extent, Handle, HcaError, Link, Uar, Umem};
-use super::layout::{Layout, PAGE, QueuePlace, QueueSpec, Role};
+use super::hca::{Access, Extent, Handle, Hca, HcaError, Link, Uar, Umem};
+use super::layout::{Layout, PAGE, QueuePlace, QueueSpec, Role, UNUSED_COMPLETIONS};
 use super::open::{Nic, failed};
-use super::owned::{Stack, What};
+use super::owned::Stack;
 use gin_abi::mlx5::bits::{Layout as Structure, Mailbox};
 use gin_abi::mlx5::command::{AtomicMode, PM_MIGRATED, QpState, RQ_TYPE_NONE, opcode};
+use gin_abi::mlx5::cqe::INVALID_BYTE;
 use gin_abi::mlx5::mailbox::{
     Ads, Cqc, CreateCqIn, CreateCqOut, CreateQpIn, CreateQpOut, ModifyQpIn, ModifyQpOut, Qpc, QueryQpIn, QueryQpOut,
 };
-use gin_gpu::MemorySlice;
 use gin_gpu::registry::initial_psn;
+use gin_gpu::{Device, Memory, MemorySlice};
 use std::sync::Arc;
 
 /// log2 of the longest message in bytes. Devices split longer ones.
@@ -57,105 +59,58 @@ struct Made {
     initial_psn: u32,
 }
 
-/// Queue pairs that share a slab. A drop destroys them.
+/// Queue pairs to which kernels of a device post. They share a slab of memory of the device, or of pinned memory if the
+/// NIC requires that. A drop destroys them.
 #[derive(Debug)]
-pub struct QueueSet {
+pub struct DeviceQueues {
     queues: Vec<Made>,
+    /// The memory with the rings.
+    pub slab: MemorySlice,
     // Dropped before the NIC's protection domain.
     _objects: Stack,
-    pages: Vec<DoorbellPage>,
-    nic: Arc<Nic>,
+    /// The doorbell pages, each once.
+    pub(super) pages: Vec<DoorbellPage>,
+    pub(super) nic: Arc<Nic>,
 }
 
-impl QueueSet {
-    /// Creates the queue pairs and moves them to the state init.
+impl DeviceQueues {
+    /// Allocates and fills the slab, creates the queue pairs and moves them to the state init.
     ///
     /// # Errors
-    /// An error of the NIC, the exceeded limit, or [`NicError::Deadline`]. Then no object remains.
-    ///
-    /// # Safety
-    /// - [`Layout::of`] the same specs defines the layout of `slab` and the bytes of its completion rings. All other
-    ///   bytes are zero.
-    /// - `slab` is valid until the set is dropped, and only the owner of the queue pairs writes to it.
-    pub unsafe fn new(
+    /// An error of the device or of the NIC, the exceeded limit, or [`NicError::Deadline`]. Then no object remains.
+    pub fn new(
         nic: &Arc<Nic>,
-        slab: &Extent,
+        device: &Arc<dyn Device>,
         specs: &[QueueSpec],
         expired: Expired<'_>,
-    ) -> Result<Self, NicError> {
-        let begins = slab.dma_buf.map_or(slab.address, |file| file.offset);
-        // Safety: the caller's promise.
-        let register = || unsafe { nic.owner.hca.register_umem(slab, Access::RINGS) };
-        Self::make(nic, (begins, slab.bytes), specs, expired, || {
-            register().map_err(failed(nic.name(), Step::Rings, None))
-        })
-    }
-
-    /// Does the same in memory of a device, which it registers as a file or by its address.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); [`NicError::Unreached`].
-    ///
-    /// # Safety
-    /// - As [`new`](Self::new).
-    pub(super) unsafe fn in_device(
-        nic: &Arc<Nic>,
-        slab: &MemorySlice,
-        specs: &[QueueSpec],
-        expired: Expired<'_>,
-    ) -> Result<Self, NicError> {
-        // Safety: the caller's promise.
-        let take = |extent: &Extent| unsafe { nic.owner.hca.register_umem(extent, Access::RINGS) };
-        let place = (slab.address(), slab.bytes());
-        Self::make(nic, place, specs, expired, || nic.take_memory(Step::Rings, slab, take))
-    }
-
-    /// Creates the queue pairs. `register` registers the slab, given its length and address.
-    fn make(
-        nic: &Arc<Nic>,
-        (address, given): (u64, u64),
-        specs: &[QueueSpec],
-        expired: Expired<'_>,
-        register: impl FnOnce() -> Result<Umem, NicError>,
-    ) -> Result<Self, NicError> {
+    ) -> Result<Self, DeviceQueueError> {
+        let kind = nic.owner.hca.ring_memory();
+        nic.check_reach(&**device, kind)?;
         let layout = Layout::of(specs)?;
-        if given < layout.bytes || !address.is_multiple_of(PAGE) {
-            return Err(NicError::RingMemory { needed: layout.bytes, given, address });
-        }
         for spec in specs.iter().filter(|spec| spec.role != Role::Responder) {
             nic.check(spec)?;
         }
-        let mut maker = Maker { nic, objects: Stack::default(), pages: Vec::new(), expired };
+        // Allocations begin at a multiple of 256.
+        let memory = Memory::new(device, kind, layout.bytes + PAGE)?;
+        let first = memory.address().next_multiple_of(PAGE) - memory.address();
+        let slab = memory.slice(first..first + layout.bytes)?;
+        for ring in &layout.completion_rings {
+            slab.write(ring.start, &vec![INVALID_BYTE; (ring.end - ring.start) as usize])?;
+        }
+        let objects = Stack::new(&nic.owner, slab.clone());
+        let mut maker = Maker { nic, objects, pages: Vec::new(), expired };
         maker.begin(Step::Rings)?;
-        let umem = register()?;
-        maker.objects.push(nic.owner.own(What::Umem, umem.handle));
+        // Safety: the objects keep the memory, and only the owner of the queue pairs writes to it.
+        let take = |extent: &Extent| unsafe { nic.owner.hca.register_umem(extent, Access::RINGS) };
+        let umem = nic.take_memory(Step::Rings, &slab, take)?;
+        maker.objects.push(nic.owner.own(umem.handle, Hca::deregister_umem));
         let queues = maker.queues(&umem, &layout, specs)?;
-        Ok(Self { queues, _objects: maker.objects, pages: maker.pages, nic: Arc::clone(nic) })
-    }
-
-    /// Returns the NIC.
-    pub(super) fn nic(&self) -> &Arc<Nic> {
-        &self.nic
-    }
-
-    /// Returns the number of queue pairs.
-    pub fn len(&self) -> usize {
-        self.queues.len()
-    }
-
-    /// Returns whether the set is empty.
-    pub fn is_empty(&self) -> bool {
-        self.queues.is_empty()
+        Ok(Self { queues, slab, _objects: maker.objects, pages: maker.pages, nic: Arc::clone(nic) })
     }
 
     /// Returns the queue pairs, in the order of their specs.
     pub fn infos(&self) -> impl Iterator<Item = &QueueInfo> {
         self.queues.iter().map(|made| &made.info)
-    }
-
-    /// Returns the doorbell pages of the queue pairs, each once.
-    pub(super) fn doorbell_pages(&self) -> impl Iterator<Item = DoorbellPage> {
-        self.pages.iter().cloned()
     }
 
     /// Returns the address of the queue pair with this index, for a peer; `None` if there is no such queue pair.
@@ -189,8 +144,7 @@ impl QueueSet {
         let nic = &self.nic;
         let made = &self.queues[index];
         if address.link != nic.port.link {
-            let (theirs, own) = (address.link.to_string(), nic.port.link.to_string());
-            return Err(NicError::Link { peer: peer.clone(), theirs, own });
+            return Err(NicError::Link { peer: peer.clone(), theirs: address.link, own: nic.port.link });
         }
         let begin = |step| nic.begin(step, Some(peer), expired);
         let path = self.path(made.info.queue, peer, address, expired)?;
@@ -242,7 +196,7 @@ impl QueueSet {
                 reason: format!("its code is {code}"),
             })
         };
-        ask().map_err(failed(self.nic.name(), Step::State, None))
+        ask().map_err(failed(&self.nic.name, Step::State, None))
     }
 
     /// Returns the path to a peer.
@@ -273,7 +227,7 @@ impl QueueSet {
             Link::Ethernet => {
                 nic.begin(Step::NextHop, Some(peer), expired)?;
                 let hop = nic.owner.hca.next_hop(&nic.domain, config.port, nic.gid.index, address.gid);
-                let [a, b, c, d, e, f] = hop.map_err(failed(nic.name(), Step::NextHop, Some(peer)))?.map(u64::from);
+                let [a, b, c, d, e, f] = hop.map_err(failed(&nic.name, Step::NextHop, Some(peer)))?.map(u64::from);
                 path.set(Ads::SRC_ADDR_INDEX, nic.gid.index.into())
                     .set(Ads::HOP_LIMIT, 255)
                     .set(Ads::DSCP, u64::from(config.traffic_class) >> 2)
@@ -305,13 +259,13 @@ impl Nic {
         if !expired() {
             return Ok(());
         }
-        Err(NicError::Deadline { nic: self.name().to_owned(), step, peer: peer.cloned() })
+        Err(NicError::Deadline { nic: self.name.clone(), step, peer: peer.cloned() })
     }
 
     /// Allocates a doorbell page.
     pub(super) fn doorbell_page(&self) -> Result<(Uar, DoorbellPage), NicError> {
-        let uar = self.owner.hca.allocate_uar().map_err(failed(self.name(), Step::DoorbellPage, None))?;
-        let object = Arc::new(self.owner.own(What::Uar, uar.handle));
+        let uar = self.owner.hca.allocate_uar().map_err(failed(&self.name, Step::DoorbellPage, None))?;
+        let object = Arc::new(self.owner.own(uar.handle, Hca::free_uar));
         Ok((uar, DoorbellPage { doorbell: uar.doorbell, object }))
     }
 
@@ -322,12 +276,12 @@ impl Nic {
         ];
         for (what, asked, limit) in limits {
             if u64::from(asked) > limit {
-                return Err(NicError::Limit { nic: self.name().to_owned(), what, asked: asked.into(), limit });
+                return Err(NicError::Limit { nic: self.name.clone(), what, asked: asked.into(), limit });
             }
         }
         if spec.role == Role::Master && !self.capabilities.core_direct {
             let what = "entries that wait for completion queues";
-            return Err(NicError::NotCapable { nic: self.name().to_owned(), what });
+            return Err(NicError::NotCapable { nic: self.name.clone(), what });
         }
         Ok(())
     }
@@ -341,7 +295,7 @@ impl Nic {
     ) -> Result<(), NicError> {
         let mut answer = Mailbox::<ModifyQpOut>::new();
         let mut send = || self.owner.hca.modify(queue, command.bytes()?, answer.bytes_mut());
-        send().map_err(failed(self.name(), step, peer))
+        send().map_err(failed(&self.name, step, peer))
     }
 
     /// Returns the UDP source port of a connection. Switches choose a path by it, so it differs between queue pairs.
@@ -402,7 +356,7 @@ impl Maker<'_> {
                     let completion_queue = match (unused, layout.unused) {
                         (Some(number), _) => number,
                         (None, Some(place)) => {
-                            *unused.insert(self.completion_queue(ring(place, Layout::log_unused()), false)?)
+                            *unused.insert(self.completion_queue(ring(place, UNUSED_COMPLETIONS.ilog2()), false)?)
                         }
                         // The layout has one if there are responders.
                         (None, None) => 0,
@@ -436,7 +390,6 @@ impl Maker<'_> {
     }
 
     fn completion_queue(&mut self, ring: Ring, collapsed: bool) -> Result<u32, NicError> {
-        self.begin(Step::CompletionQueue)?;
         let context = CreateCqIn::CQ_CONTEXT;
         let mut command = Mailbox::<CreateCqIn>::new();
         command
@@ -462,10 +415,11 @@ impl Maker<'_> {
         step: Step,
         command: &Mailbox<In>,
     ) -> Result<(Mailbox<Out>, Handle), NicError> {
+        self.begin(step)?;
         let mut answer = Mailbox::new();
         let mut create = || self.nic.owner.hca.create(command.bytes()?, answer.bytes_mut());
-        let handle = create().map_err(failed(self.nic.name(), step, None))?;
-        self.objects.push(self.nic.owner.own(What::Queue, handle));
+        let handle = create().map_err(failed(&self.nic.name, step, None))?;
+        self.objects.push(self.nic.owner.own(handle, Hca::destroy));
         Ok((answer, handle))
     }
 
@@ -476,7 +430,6 @@ impl Maker<'_> {
         uar: u32,
         completions: u32,
     ) -> Result<(u32, Handle), NicError> {
-        self.begin(Step::QueuePair)?;
         let context = CreateQpIn::QPC;
         let mut command = Mailbox::<CreateQpIn>::new();
         command

@@ -24,7 +24,7 @@ impl Nic {
         if !is_in_gpu(device.kind(), kind) || self.owner.hca.reaches(device) {
             return Ok(());
         }
-        Err(NicError::Memory { nic: self.name().to_owned(), kind: kind.to_string(), device: device.name() })
+        Err(NicError::Memory { nic: self.name.clone(), kind: kind.to_string(), device: device.name() })
     }
 
     /// Registers memory by `take`: as a file if that works, else by its address. Closes the file afterwards.
@@ -40,7 +40,7 @@ impl Nic {
         let device = slice.memory().device();
         let extent = Extent { address: slice.address(), bytes: slice.bytes(), dma_buf: None };
         if !is_in_gpu(device.kind(), slice.memory().kind()) {
-            return take(&extent).map_err(failed(self.name(), step, None));
+            return take(&extent).map_err(failed(&self.name, step, None));
         }
         let as_file = device.export(extent.address, extent.bytes).map_err(FileRefusal::Device).and_then(|file| {
             let dma_buf = Some(DmaBuf { file: file.number(), offset: file.offset() });
@@ -51,7 +51,7 @@ impl Nic {
             Err(refusal) => refusal,
         };
         take(&extent).map_err(|by_address| {
-            let (nic, device) = (self.name().to_owned(), device.name());
+            let (nic, device) = (self.name.clone(), device.name());
             NicError::Unreached { nic, step, device, by_file: Box::new(by_file), by_address }
         })
     }

@@ -48,7 +48,7 @@ impl DoorbellRelay {
             }
             any = true;
             // Safety: the promise of `new`.
-            let rung = unsafe { self.nic.ring(line.to, word) };
+            let rung = unsafe { self.nic.owner.hca.ring(line.to, word) };
             // Other calls report a NIC that cannot be rung. Until then the relay tries again.
             if rung.is_ok() {
                 *last = word;

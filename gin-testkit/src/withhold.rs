@@ -6,7 +6,7 @@ use gin_gpu::copy::copy_shared;
 use gin_gpu::registry::{KEY_BYTES, Registry};
 use gin_gpu::{DeviceKind, Memory, MemorySlice};
 use gin_net::{
-    Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, NoticeArrival, Raises, Request,
+    Capabilities, Event, Key, KeyError, LocalSignals, LocalWindow, NetError, Network, NoticeArrival, Raises, Request,
     SignalArrival,
 };
 use std::collections::{HashMap, VecDeque};
@@ -162,7 +162,7 @@ impl<N: Network> Network for Withhold<N> {
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
         let own = window.memory.memory();
         let memory = Memory::new(own.device(), own.kind(), window.memory.bytes())
-            .map_err(|error| NetError::Key { rank: self.rank, reason: error.to_string() })?;
+            .map_err(|error| KeyError { rank: self.rank, reason: error.to_string() })?;
         let read = LocalWindow { id: as_it_is(window.id), memory: window.memory.clone(), plane: None, nic: false };
         let write = LocalWindow { id: beside(window.id), memory: memory.whole(), plane: None, nic: false };
         let (read, write) = (self.inner.register(&read)?, self.inner.register(&write)?);
@@ -302,6 +302,6 @@ impl<N: Network> Network for Withhold<N> {
 fn split(rank: u32, key: &Key, length: usize) -> Result<(Key, Key), NetError> {
     match key.0.split_at_checked(length) {
         Some((first, rest)) => Ok((Key(first.to_vec()), Key(rest.to_vec()))),
-        None => Err(NetError::Key { rank, reason: "it has the wrong length".to_owned() }),
+        None => Err(KeyError { rank, reason: "it has the wrong length".to_owned() }.into()),
     }
 }

@@ -4,7 +4,6 @@
 use crate::verbs::{DeviceContext, PortAttributes, Verbs, VerbsDevice};
 use crate::{CallError, check, non_null};
 use std::ffi::{CStr, c_int};
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -48,10 +47,14 @@ impl Drop for DeviceList<'_> {
 }
 
 /// An open RDMA device. Dropping it closes it, so objects that belong to the device keep it alive.
+#[derive(derive_more::Debug)]
 pub struct OpenDevice {
     /// Functions of libibverbs.
+    #[debug(skip)]
     pub verbs: Arc<Verbs>,
-    name: String,
+    /// The device's name.
+    pub name: String,
+    #[debug(skip)]
     context: NonNull<DeviceContext>,
 }
 
@@ -59,12 +62,6 @@ pub struct OpenDevice {
 unsafe impl Send for OpenDevice {}
 // Safety: as above.
 unsafe impl Sync for OpenDevice {}
-
-impl fmt::Debug for OpenDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenDevice").field("name", &self.name).finish_non_exhaustive()
-    }
-}
 
 impl OpenDevice {
     /// Takes over the context that the function `call` returned for the device of this name.
@@ -82,11 +79,6 @@ impl OpenDevice {
         context: *mut DeviceContext,
     ) -> Result<Self, CallError> {
         Ok(Self { context: non_null(call, context)?, verbs: verbs.clone(), name: name.to_owned() })
-    }
-
-    /// Returns the device's name.
-    pub fn name(&self) -> &str {
-        &self.name
     }
 
     /// Returns the device's context, which stays open as long as this.

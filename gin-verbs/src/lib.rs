@@ -22,4 +22,4 @@ pub mod verbs;
 pub use device::{DeviceList, OpenDevice};
 pub use error::{CallError, LoadError, check, non_null};
 pub use mlx5dv::Mlx5dv;
-pub use verbs::{Link, Verbs};
+pub use verbs::{Access, Link, Verbs};

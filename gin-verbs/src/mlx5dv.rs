@@ -36,7 +36,7 @@ pub struct DevxUmemIn {
     pub addr: *mut c_void,
     /// Length in bytes.
     pub size: usize,
-    /// `IBV_ACCESS_*`
+    /// The bits of an [`Access`](crate::Access).
     pub access: u32,
     /// Page sizes that the registration may use, as a mask.
     pub pgsz_bitmap: u64,

@@ -6,7 +6,6 @@
 
 use crate::library::functions;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::fmt;
 
 /// Name of libibverbs in every distribution.
 pub const LIBRARY: &str = "libibverbs.so.1";
@@ -155,7 +154,7 @@ impl PortAttributes {
 }
 
 /// Link layer of a port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display, serde::Serialize, serde::Deserialize, Hash)]
 pub enum Link {
     /// InfiniBand: ports have local identifiers.
     InfiniBand,
@@ -163,12 +162,28 @@ pub enum Link {
     Ethernet,
 }
 
-impl fmt::Display for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::InfiniBand => "InfiniBand",
-            Self::Ethernet => "Ethernet",
-        })
+bitflags::bitflags! {
+    /// `enum ibv_access_flags`: what a NIC may do with registered memory.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Access: u32 {
+        /// The NIC may write what this process's requests fetch.
+        const LOCAL_WRITE = 1;
+        /// Peers may write.
+        const REMOTE_WRITE = 1 << 1;
+        /// Peers may read.
+        const REMOTE_READ = 1 << 2;
+        /// Peers may use atomics.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Writes may become visible in any order, also relative to writes to other memory with this access.
+        const RELAXED_ORDERING = 1 << 20;
+        /// The accesses to rings, to doorbell records and to other memory that peers do not reach.
+        const RINGS = Self::LOCAL_WRITE.bits();
+        /// The accesses to memory that peers write and read.
+        const PEERS = Self::LOCAL_WRITE.bits() | Self::REMOTE_WRITE.bits() | Self::REMOTE_READ.bits();
+        /// The accesses to words that peers raise: all, ordered after all earlier writes.
+        const SIGNALS = Self::PEERS.bits() | Self::REMOTE_ATOMIC.bits();
+        /// The accesses to windows of kernels: all, with relaxed order.
+        const PAYLOAD = Self::SIGNALS.bits() | Self::RELAXED_ORDERING.bits();
     }
 }
 
@@ -258,7 +273,7 @@ pub struct QueuePairAttributes {
     pub sq_psn: u32,
     /// Number of the peer's queue pair.
     pub dest_qp_num: u32,
-    /// `IBV_ACCESS_*`: what peers may do.
+    /// [`Access`]: what peers may do.
     pub qp_access_flags: c_uint,
     /// Sizes.
     pub cap: QueuePairCapabilities,
@@ -344,7 +359,8 @@ pub union Operands {
 
 /// `struct ibv_send_wr`: a send request.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, derive_more::Debug)]
+#[debug("SendWorkRequest {{ wr_id: {wr_id}, opcode: {opcode}, .. }}")]
 pub struct SendWorkRequest {
     /// A number of the caller's, which the completion carries.
     pub wr_id: u64,
@@ -362,15 +378,6 @@ pub struct SendWorkRequest {
     /// Operands by opcode.
     pub wr: Operands,
     _after: [u64; 7],
-}
-
-impl fmt::Debug for SendWorkRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendWorkRequest")
-            .field("wr_id", &self.wr_id)
-            .field("opcode", &self.opcode)
-            .finish_non_exhaustive()
-    }
 }
 
 impl SendWorkRequest {
@@ -431,22 +438,8 @@ pub struct WorkCompletion {
 
 /// `enum ibv_port_state`: the port is up.
 pub const IBV_PORT_ACTIVE: u32 = 4;
-/// `enum ibv_access_flags`: the NIC may write what this process's requests fetch.
-pub const IBV_ACCESS_LOCAL_WRITE: u32 = 1;
-/// `enum ibv_access_flags`: peers may write.
-pub const IBV_ACCESS_REMOTE_WRITE: u32 = 1 << 1;
-/// `enum ibv_access_flags`: peers may read.
-pub const IBV_ACCESS_REMOTE_READ: u32 = 1 << 2;
-/// `enum ibv_access_flags`: peers may use atomics.
-pub const IBV_ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
-/// `enum ibv_access_flags`: writes may become visible in any order.
-pub const IBV_ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
 /// `enum ibv_atomic_cap`: the device has no atomics.
 pub const IBV_ATOMIC_NONE: u32 = 0;
-/// `enum ibv_atomic_cap`: operations are atomic with respect to each other.
-pub const IBV_ATOMIC_HCA: u32 = 1;
-/// `enum ibv_atomic_cap`: operations are atomic also with respect to CPUs and other devices.
-pub const IBV_ATOMIC_GLOB: u32 = 2;
 /// `enum ibv_qp_type`: reliable connection.
 pub const IBV_QPT_RC: u32 = 2;
 /// `enum ibv_qp_state`: initialised: takes receive requests.

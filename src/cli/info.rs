@@ -125,7 +125,7 @@ fn print_ringers(out: &mut impl Write) -> Result<(), Failure> {
                 .map_err(Failure::from)
                 .and_then(|device| Ok(nic.ringer(&*device)?));
             let answer = asked.map_or_else(|error| format!("unknown: {error}"), |ringer| format!("rung by {ringer}"));
-            writeln!(out, "      {} by GPU {}: {answer}", nic.name(), gpu.ordinal)?;
+            writeln!(out, "      {} by GPU {}: {answer}", nic.name, gpu.ordinal)?;
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 
 use gin_nic::Nic;
 use gin_nic::hca::Link;
-use gin_nic::loopback::{CHECKS, Check};
+use gin_nic::loopback::{Check, names};
 use serde::Serialize;
 use std::fs;
 use std::io::{self, Write};
@@ -72,18 +72,18 @@ fn first_line(path: &str) -> Option<String> {
 
 impl Report {
     pub(super) fn new(nic: &Nic, software: bool) -> Self {
-        let (name, port, can, gid) = (nic.name(), nic.port(), nic.capabilities(), nic.gid());
+        let (name, port, can, gid) = (&nic.name, nic.port, &nic.capabilities, nic.gid);
         let of_device =
             |file| if software { None } else { first_line(&format!("/sys/class/infiniband/{name}/{file}")) };
         Self {
             version: env!("CARGO_PKG_VERSION"),
             abi_version: gin_abi::ABI_VERSION,
             software,
-            nic: name.to_owned(),
+            nic: name.clone(),
             firmware: of_device("fw_ver"),
             board: of_device("board_id"),
             kernel: first_line("/proc/sys/kernel/osrelease"),
-            port: nic.config().port,
+            port: nic.config.port,
             link: port.link.to_string(),
             lid: (port.link == Link::InfiniBand).then_some(port.lid),
             mtu: nic.mtu().bytes(),
@@ -119,7 +119,7 @@ impl Report {
     /// Completes the report after the last check.
     pub(super) fn end(&mut self) -> &Self {
         let tried = |name: &&str| self.checks.iter().any(|check| check.name == *name);
-        self.not_tried = CHECKS.into_iter().filter(|name| !tried(name)).collect();
+        self.not_tried = names().filter(|name| !tried(name)).collect();
         self.passed = self.not_tried.is_empty() && self.checks.iter().all(|check| check.passed);
         self
     }

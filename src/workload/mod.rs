@@ -199,7 +199,7 @@ fn run_rank(plan: &Plan, work: &dyn Job, rank: &Rank, launched: &dyn Fn()) -> Re
         ran.backend = format!("{:?}", comm.backend()?).to_lowercase();
         ran.network = comm.network()?.name.to_owned();
         ran.reach = comm.device()?.handle().lsa_reach;
-        ran.nic = comm.nic()?.map(|nic| nic.name().to_owned());
+        ran.nic = comm.nic()?.map(|nic| nic.name.clone());
         ran.ringer = comm.ringer()?.map(|ringer| ringer.to_string());
         ran.launches.push(work.launch(rank, &comm)?);
         comm.check("run")?;

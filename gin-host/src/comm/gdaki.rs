@@ -39,7 +39,7 @@ pub(super) fn capabilities(nic: &Nic) -> Capabilities {
         name: "mlx5",
         strong_signals: true,
         va_signals: true,
-        max_message: MOST_BYTES.min(1 << nic.capabilities().log_message.min(30)),
+        max_message: MOST_BYTES.min(1 << nic.capabilities.log_message.min(30)),
         completion_is_arrival: false,
         raises: Raises::Sender,
         needs_make_visible: false,
@@ -140,8 +140,8 @@ impl Gdaki {
         let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
         let addresses = pairs.filter_map(|(context, peer)| self.queues.address(context, peer));
         let addresses = addresses.map(|address| address.to_bytes()).collect();
-        let signals = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key(), signals.start()));
-        Offer { host: gin_boot::host_name(), port: self.nic.config().port, signals, addresses }
+        let signals = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key, signals.start));
+        Offer { host: gin_boot::host_name(), port: self.nic.config.port, signals, addresses }
     }
 
     /// Connects the queue pairs by the messages of the other ranks, and fills the tables that kernels read.
@@ -192,12 +192,12 @@ impl Gdaki {
             return Ok(RemotePart::default());
         }
         if memory.memory().kind() == MemoryKind::Pinned {
-            return Err(NicError::HostWindow { nic: self.nic.name().to_owned() }.into());
+            return Err(NicError::HostWindow { nic: self.nic.name.clone() }.into());
         }
         // Words that the NIC raises in the window become visible after the data that was put before.
         let access = if signals { Access::SIGNALS } else { Access::PAYLOAD };
         let region = RegisteredSlice::new(&self.nic, memory.clone(), access)?;
-        let part = RemotePart { key: region.remote_key(), start: region.start() as u32 };
+        let part = RemotePart { key: region.remote_key, start: region.start as u32 };
         lock(&self.windows)[window as usize] = Some(region);
         Ok(part)
     }
@@ -207,10 +207,9 @@ impl Gdaki {
     /// # Errors
     /// An error of the device.
     pub(super) fn open_window(&self, window: u32, remote: impl Iterator<Item = RemotePart>) -> Result<(), GpuError> {
-        let local = lock(&self.windows)[window as usize].as_ref().map_or(RemotePart::default(), |region| RemotePart {
-            key: region.local_key(),
-            start: region.start() as u32,
-        });
+        let local = lock(&self.windows)[window as usize]
+            .as_ref()
+            .map_or(RemotePart::default(), |region| RemotePart { key: region.local_key, start: region.start as u32 });
         let parts = remote.chain([local]);
         let words = parts.map(|part| u64::from(part.start) << 32 | u64::from(Be32::new(part.key).memory()));
         self.keys.write(self.keys_of(window), &words.collect::<Vec<_>>())

@@ -4,7 +4,7 @@
 use super::CommError;
 use gin_boot::BootstrapError;
 use gin_boot::wire::{decode, encode};
-use gin_net::NetError;
+use gin_net::{KeyError, NetError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -44,7 +44,7 @@ pub(super) fn agree<T: DeserializeOwned>(
 /// Returns the rank whose memory could not be connected or mapped.
 pub(super) fn concerned(error: &CommError) -> Option<u32> {
     match error {
-        CommError::Net(NetError::Key { rank, .. }) | CommError::OtherRank { rank, .. } => Some(*rank),
+        CommError::Net(NetError::Key(KeyError { rank, .. })) | CommError::OtherRank { rank, .. } => Some(*rank),
         _ => None,
     }
 }
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn a_lost_ranks_missing_part_is_reported_as_its_loss_and_nothing_else_is() {
         let lost = || BootstrapError::Lost { rank: 2, host: "there".to_owned(), cause: LossCause::Silent { ms: 100 } };
-        let of = |rank| CommError::Net(NetError::Key { rank, reason: "no answer".to_owned() });
+        let of = |rank| CommError::Net(KeyError { rank, reason: "no answer".to_owned() }.into());
         let ended =
             |own: CommError, how: BootstrapError| agree::<()>(|_| Err(how), "test", Err::<(), _>(&own)).unwrap_err();
         assert_eq!(ended(of(2), lost()), lost().into());

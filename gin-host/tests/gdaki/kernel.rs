@@ -33,7 +33,7 @@ impl Poster {
     fn post<const N: usize>(&mut self, entry: impl Fn(Post) -> [wqe::Segment; N]) -> Result<bool, Box<dyn Error>> {
         let info = *self.queues.infos().next().ok_or("no queue pair")?;
         let (place, queue) = (info.place.ok_or("the queue pair has no rings")?, QueueNumber::new(info.queue));
-        let (index, slab) = (self.posted, self.queues.slab());
+        let (index, slab) = (self.posted, &self.queues.slab);
         self.posted += 1;
         slab.write(place.ring + index % DEPTH * SLOT_BYTES, &entry(Post { index, queue, flags: Flags::COMPLETION }))?;
         slab.write(place.record, &[Record { receive: Be32::new(0), send: Record::send(self.posted) }])?;
@@ -73,9 +73,9 @@ fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
     window.write(1, &sent)?;
     let window = RegisteredSlice::new(&nic, window, Access::SIGNALS)?;
     let (word, landed) = (3 * BYTES.next_multiple_of(8), 2 * BYTES);
-    let start = window.start();
-    let remote = |offset| Remote { address: start + offset, key: Be32::new(window.remote_key()) };
-    let local = |offset, bytes| Local { address: start + offset, key: Be32::new(window.local_key()), bytes };
+    let start = window.start;
+    let remote = |offset| Remote { address: start + offset, key: Be32::new(window.remote_key) };
+    let local = |offset, bytes| Local { address: start + offset, key: Be32::new(window.local_key), bytes };
     let mut poster = Poster { fabric: fabric.clone(), hca, queues, posted: 0 };
 
     // Posts more entries than slots. In between the kernel is parked, by commands and on request.
@@ -83,12 +83,12 @@ fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
         assert!(poster.post(|head| wqe::write(head, remote(landed), local(1, BYTES as u32)))?);
         assert!(poster.post(|head| wqe::fetch_add(head, remote(word), 5, local(word + 8, 8)))?);
         let (mut arrived, mut sum) = (vec![0; BYTES as usize], [0u64]);
-        window.slice().read(landed, &mut arrived)?;
-        window.slice().read(word, &mut sum)?;
+        window.slice.read(landed, &mut arrived)?;
+        window.slice.read(word, &mut sum)?;
         assert_eq!((arrived == sent, sum), (true, [5 * round]), "round {round}");
-        window.slice().write(landed, &vec![0u8; BYTES as usize])?;
+        window.slice.write(landed, &vec![0u8; BYTES as usize])?;
         match round {
-            2 => drop(RegisteredSlice::new(&nic, window.slice().clone(), Access::PAYLOAD)?),
+            2 => drop(RegisteredSlice::new(&nic, window.slice.clone(), Access::PAYLOAD)?),
             4 => {
                 let parked = fabric.park();
                 gin_virtual::block_on(|| device.running() == 0);

@@ -77,7 +77,7 @@ fn check_handle(comm: &Communicator, rank: &Rank) {
     assert_eq!(handle.capabilities, CAP_STRONG_SIGNALS | CAP_VA_SIGNALS);
     assert_eq!(handle.strong_signals, handle.signals);
     let nic = comm.nic().unwrap().expect("a communicator whose kernels drive a NIC");
-    assert_eq!((nic.name(), nic.config().port), (format!("soft_{}", rank.rank()).as_str(), 1));
+    assert_eq!((nic.name.as_str(), nic.config.port), (format!("soft_{}", rank.rank()).as_str(), 1));
     let mut doorbells = Vec::new();
     for context in 0..2 {
         let data = hand.context(context);

@@ -29,7 +29,7 @@ fn devices() -> Result<[String; 2], NoDevice> {
         (Some(first), Some(second)) => Ok([first, second]),
         (Some(both), None) => Ok([both.clone(), both]),
         _ => {
-            let name = RdmaDevice::open(&VerbsConfig::default())?.info().name.clone();
+            let name = RdmaDevice::open(&VerbsConfig::default())?.info.name.clone();
             Ok([name.clone(), name])
         }
     }

@@ -58,15 +58,15 @@ fn start(plan: &Plan, copier: &mut dyn Copier) -> Result<Option<Ticket>, GpuErro
 impl PeerNetwork {
     /// Starts a request.
     pub(super) fn begin(&mut self, request: &Request) {
-        let Some(mut later) = self.later.take() else { return };
+        let plan = self.resolve(request);
+        let Some(later) = &mut self.later else { return };
         let lost = |error: GpuError| NetError::PeerLost { peer: request.peer, reason: error.to_string() };
-        let started = self.resolve(request).and_then(|plan| {
+        let started = plan.and_then(|plan| {
             let copy = start(&plan, &mut *later.copier).map_err(lost)?;
             Ok((plan, copy))
         });
         let order = (request.context, request.peer);
         later.requests.push_back(Late { id: request.id, order, strong: request.is_strong(), started });
-        self.later = Some(later);
     }
 
     /// Completes the requests whose copies have ended.

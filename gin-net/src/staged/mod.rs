@@ -21,13 +21,12 @@ mod steps;
 mod window;
 
 use self::mover::{ByCpu, Mover};
-use self::window::{Own, Part, StagedWindow};
+use self::window::{StagedMemory, StagedPart, StagedWindow};
 use super::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Notice, Request};
 use gin_abi::Transfer;
 use gin_gpu::copier::Ticket;
 use gin_gpu::{Device, MemoryKind};
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// The most bytes of one request, so that the next request is copied while one is on its way.
@@ -46,24 +45,14 @@ const OWN: u64 = 1 << 63;
 pub type Probe = Arc<dyn Fn(&Arc<dyn Device>) -> Result<(), String> + Send + Sync>;
 
 /// The choice whether a rank's device memory is staged through host memory.
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
 pub enum Staging {
     /// Never.
     Never,
     /// Always, for this reason.
     Always(&'static str),
     /// If the inner network does not reach the memory.
-    Unless(Probe),
-}
-
-impl fmt::Debug for Staging {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Never => "Never",
-            Self::Always(_) => "Always",
-            Self::Unless(_) => "Unless",
-        })
-    }
+    Unless(#[debug(skip)] Probe),
 }
 
 /// A context and a peer.
@@ -83,8 +72,6 @@ pub struct Staged<N> {
     windows: BTreeMap<u32, StagedWindow>,
     /// Requests that wait for a copy, and requests posted behind them.
     lines: BTreeMap<Order, VecDeque<Item>>,
-    /// The number of items of all lines.
-    held: usize,
     /// Requests without order that wait for room in the inner network.
     outbox: VecDeque<(Request, Step)>,
     /// The purpose of each request of the inner network.
@@ -96,9 +83,8 @@ pub struct Staged<N> {
     /// The copies in order, with the actions that follow them.
     late: VecDeque<Late>,
     events: Vec<Event>,
-    below: Vec<Event>,
     /// The contexts and peers of requests that failed.
-    broken: Vec<Order>,
+    broken: BTreeSet<Order>,
     /// The error of a copy into a window. After it no data becomes visible any more.
     failure: Option<NetError>,
     next: u64,
@@ -109,9 +95,14 @@ pub struct Staged<N> {
 struct Item {
     request: Request,
     step: Step,
-    copy: Option<Ticket>,
-    /// Keeps the source of the copy alive.
-    _own: Option<Arc<Own>>,
+    copy: Option<Started>,
+}
+
+/// A copy that has started. It keeps the memory of the window alive.
+#[derive(Debug)]
+struct Started {
+    ticket: Ticket,
+    _own: Arc<StagedMemory>,
 }
 
 /// The purpose of a request of the inner network, with the id of the proxy's request.
@@ -159,9 +150,8 @@ struct Wanted {
 /// A copy, and the action that follows when it and all earlier copies are done.
 #[derive(Debug)]
 struct Late {
-    copy: Option<Ticket>,
+    copy: Option<Started>,
     then: Then,
-    _own: Option<Arc<Own>>,
 }
 
 #[derive(Debug)]
@@ -188,15 +178,13 @@ impl<N: Network> Staged<N> {
             mover: Mover::Cpu(ByCpu::default()),
             windows: BTreeMap::new(),
             lines: BTreeMap::new(),
-            held: 0,
             outbox: VecDeque::new(),
             steps: HashMap::new(),
             open: HashMap::new(),
             wanted: BTreeMap::new(),
             late: VecDeque::new(),
             events: Vec::new(),
-            below: Vec::new(),
-            broken: Vec::new(),
+            broken: BTreeSet::new(),
             failure: None,
             next: 0,
         }
@@ -207,7 +195,7 @@ impl<N: Network> Staged<N> {
         &mut self.inner
     }
 
-    fn own(&self, window: u32) -> Option<&Arc<Own>> {
+    fn own(&self, window: u32) -> Option<&Arc<StagedMemory>> {
         self.windows.get(&window)?.own.as_ref()
     }
 
@@ -288,21 +276,21 @@ impl<N: Network> Network for Staged<N> {
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
         let bytes = window.memory.bytes();
         let is_staged = self.reason.is_some() && bytes > 0 && window.memory.memory().kind() == MemoryKind::Device;
-        let own = if is_staged { Some(Arc::new(Own::new(window)?)) } else { None };
+        let own = if is_staged { Some(Arc::new(StagedMemory::new(window)?)) } else { None };
         let below = match &own {
             None => self.inner.register(window)?,
             Some(own) => {
                 self.inner.register(&LocalWindow { memory: own.stage.whole(), nic: false, ..window.clone() })?
             }
         };
-        let part = Part { bytes, half: own.as_ref().map(|own| own.half) };
+        let part = StagedPart { bytes, half: own.as_ref().map(|own| own.half) };
         self.is_used |= is_staged;
         self.windows.insert(window.id, StagedWindow { own, is_closed: false, parts: Vec::new() });
         Ok(part.to_key(&below))
     }
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
-        let parts = keys.iter().zip(0..).map(|(key, rank)| Part::from_key(rank, key));
+        let parts = keys.iter().zip(0..).map(|(key, rank)| StagedPart::from_key(rank, key));
         let (parts, below): (Vec<_>, Vec<_>) = parts.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
         let Some(entry) = self.windows.get_mut(&window) else {
             return Err(NetError::UnknownWindow { window, rank: self.rank });
@@ -339,7 +327,7 @@ impl<N: Network> Network for Staged<N> {
                 }
                 continue;
             }
-            if self.held >= MOST {
+            if self.lines.values().map(VecDeque::len).sum::<usize>() >= MOST {
                 break;
             }
             self.begin(request);
@@ -355,7 +343,7 @@ impl<N: Network> Network for Staged<N> {
         if !self.is_used {
             return self.inner.poll(events);
         }
-        let mut below = std::mem::take(&mut self.below);
+        let mut below = Vec::new();
         self.inner.poll(&mut below);
         if below.iter().any(|event| self.brings(event))
             && self.inner.capabilities().needs_make_visible
@@ -363,7 +351,7 @@ impl<N: Network> Network for Staged<N> {
         {
             self.failure.get_or_insert(error);
         }
-        for event in below.drain(..) {
+        for event in below {
             match event {
                 Event::Notice(arrival) => self.notice(arrival),
                 Event::Completion { id, outcome } if id & OWN != 0 => {
@@ -372,12 +360,11 @@ impl<N: Network> Network for Staged<N> {
                     }
                 }
                 Event::Signal(_) if !self.late.is_empty() => {
-                    self.late.push_back(Late { copy: None, then: Then::Tell(event), _own: None });
+                    self.late.push_back(Late { copy: None, then: Then::Tell(event) });
                 }
                 event => self.events.push(event),
             }
         }
-        self.below = below;
         self.mover.work();
         self.follow();
         self.ask();

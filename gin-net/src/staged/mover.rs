@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Copies between a device's memory and the host memory of staged windows.
 
+use super::Started;
 use crate::NetError;
 use gin_gpu::copier::{Copier, Ticket};
 use gin_gpu::copy::copy_shared;
@@ -59,18 +60,19 @@ impl Mover {
         if let Self::Cpu(copies) = self
             && let Some(&(to, from, bytes)) = copies.waiting.front()
         {
-            // Safety: the promise of the caller of `start`. Other accesses are atomic.
+            // Safety: the promise of the caller of `copy`. Other accesses are atomic.
             unsafe { copy_shared(to, from, bytes) };
             copies.waiting.pop_front();
             copies.done += 1;
         }
     }
 
-    /// Returns whether a copy is done, and visible to kernels that acquire a word raised from now on.
-    pub(super) fn is_done(&mut self, copy: Ticket) -> Result<bool, NetError> {
+    /// Returns whether a copy, if there is one, is done, and visible to kernels that acquire a word raised from now on.
+    pub(super) fn is_done(&mut self, copy: &Option<Started>) -> Result<bool, NetError> {
+        let Some(Started { ticket, .. }) = *copy else { return Ok(true) };
         match self {
-            Self::Cpu(copies) => Ok(copy <= copies.done),
-            Self::Copier(copier) => copier.is_done(copy).map_err(|error| failed(&error)),
+            Self::Cpu(copies) => Ok(ticket <= copies.done),
+            Self::Copier(copier) => copier.is_done(ticket).map_err(|error| failed(&error)),
         }
     }
 }

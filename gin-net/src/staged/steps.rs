@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The requests for the inner network, and the actions that follow from its events.
 
-use super::window::{Own, Places, StagedWindow};
-use super::{ASK_AFTER_NS, Item, Landing, Late, OWN, Open, Order, Staged, Step, Then, Wanted};
+use super::window::{StagedMemory, StagedWindow};
+use super::{ASK_AFTER_NS, Item, Landing, Late, OWN, Open, Order, Staged, Started, Step, Then, Wanted};
 use crate::{Event, NetError, Network, Notice, NoticeArrival, Request};
 use gin_abi::{RemoteSignal, Transfer, WindowOffset};
-use gin_gpu::copier::Ticket;
 use gin_gpu::rt;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,30 +21,31 @@ impl<N: Network> Staged<N> {
         self.windows.get(&window).filter(|entry| !entry.is_closed)
     }
 
-    /// Returns the own part, and the addresses of a range of it: see [`Own::places`].
-    fn range(&self, landing: Landing) -> Result<(Arc<Own>, Places), NetError> {
+    /// Returns the own part, which has this range.
+    fn range(&self, landing: Landing) -> Result<Arc<StagedMemory>, NetError> {
         let (rank, Landing { window, offset, bytes }) = (self.rank, landing);
         let own = self.open_window(window).and_then(|entry| entry.own.clone());
         let own = own.ok_or(NetError::UnknownWindow { window, rank })?;
         NetError::check_range(window, rank, offset, bytes, own.memory.bytes())?;
-        let places = own.places(offset);
-        Ok((own, places))
+        Ok(own)
     }
 
     /// Starts the copy of arrived bytes into the window.
-    fn copy_in(&mut self, landing: Landing) -> Result<(Ticket, Arc<Own>), NetError> {
-        let (own, Places { device, arrival, .. }) = self.range(landing)?;
+    fn copy_in(&mut self, range: Landing) -> Result<Started, NetError> {
+        let own = self.range(range)?;
+        let [window, arrival, _] = own.places(range.offset);
         // Safety: the ranges are in both allocations, which the work that waits for the copy keeps alive.
-        let copy = unsafe { self.mover.copy((own.memory.memory(), device), (&own.stage, arrival), landing.bytes) }?;
-        Ok((copy, own))
+        let ticket = unsafe { self.mover.copy(window, arrival, range.bytes) }?;
+        Ok(Started { ticket, _own: own })
     }
 
     /// Starts the copy of bytes to send out of the window.
-    fn copy_out(&mut self, landing: Landing) -> Result<(Ticket, Arc<Own>), NetError> {
-        let (own, Places { device, departure, .. }) = self.range(landing)?;
+    fn copy_out(&mut self, range: Landing) -> Result<Started, NetError> {
+        let own = self.range(range)?;
+        let [window, _, departure] = own.places(range.offset);
         // Safety: as above.
-        let copy = unsafe { self.mover.copy((&own.stage, departure), (own.memory.memory(), device), landing.bytes) }?;
-        Ok((copy, own))
+        let ticket = unsafe { self.mover.copy(departure, window, range.bytes) }?;
+        Ok(Started { ticket, _own: own })
     }
 
     /// Accepts a request that does not pass unchanged.
@@ -57,38 +57,36 @@ impl<N: Network> Staged<N> {
             self.plan(request)
         };
         match items {
-            Ok((items, left)) => {
+            Ok(items) => {
+                // A notice is complete once it is sent and answered.
+                let answers = items.iter().filter(|item| matches!(item.step, Step::Tell(..))).count();
+                let left = (items.len() + answers) as u32;
                 self.open.insert(request.id, Open { line, left, outcome: Ok(()) });
-                self.held += items.len();
                 self.lines.entry(line).or_default().extend(items);
             }
             Err(error) => {
-                self.broken.push(line);
+                self.broken.insert(line);
                 self.events.push(Event::Completion { id: request.id, outcome: Err(error) });
             }
         }
     }
 
-    /// Returns the requests for the inner network, in order, and the number of steps until the request is complete.
-    fn plan(&mut self, request: &Request) -> Result<(Vec<Item>, u32), NetError> {
+    /// Returns the requests for the inner network, in order.
+    fn plan(&mut self, request: &Request) -> Result<Vec<Item>, NetError> {
         let (id, peer, line) = (request.id, request.peer, (request.context, request.peer));
         if !self.is_staged(request) {
-            let below = Request { id: self.name() | OWN, ..*request };
-            return Ok((vec![Item { request: below, step: Step::Send(id), copy: None, _own: None }], 1));
+            let request = Request { id: self.name() | OWN, ..*request };
+            return Ok(vec![Item { request, step: Step::Send(id), copy: None }]);
         }
         match request.transfer {
             Transfer::Get { source, destination, bytes } => {
                 self.check(source.window, peer, source.offset, bytes)?;
                 let landing = Landing { window: destination.window, offset: destination.offset, bytes };
-                let landing = if self.own(destination.window).is_some() {
-                    self.range(landing)?;
-                    Some(landing)
-                } else {
-                    None
-                };
+                let landing = self.own(destination.window).map(|_| landing);
+                landing.map(|landing| self.range(landing)).transpose()?;
                 let Some(half) = self.half(source.window, peer) else {
                     let request = Request { id: self.name() | OWN, ..*request };
-                    return Ok((vec![Item { request, step: Step::Read(id, landing), copy: None, _own: None }], 1));
+                    return Ok(vec![Item { request, step: Step::Read(id, landing), copy: None }]);
                 };
                 let read = Transfer::Get {
                     source: WindowOffset { window: source.window, offset: half + source.offset },
@@ -98,14 +96,14 @@ impl<N: Network> Staged<N> {
                 let tag = self.want(line, id, Some((read, landing)));
                 let notice = Notice::Wanted { window: source.window, offset: source.offset, bytes, tag };
                 let request = self.request(line, Transfer::Nothing, Some(notice));
-                Ok((vec![Item { request, step: Step::Tell(id, tag), copy: None, _own: None }], 2))
+                Ok(vec![Item { request, step: Step::Tell(id, tag), copy: None }])
             }
             transfer => self.plan_put(request, transfer),
         }
     }
 
     /// Does the same for a put, or a put of a value.
-    fn plan_put(&mut self, request: &Request, mut transfer: Transfer) -> Result<(Vec<Item>, u32), NetError> {
+    fn plan_put(&mut self, request: &Request, mut transfer: Transfer) -> Result<Vec<Item>, NetError> {
         let (id, peer, line) = (request.id, request.peer, (request.context, request.peer));
         let (window, offset, bytes) = match transfer {
             Transfer::PutValue { width_log2, destination, .. } => {
@@ -115,31 +113,29 @@ impl<N: Network> Staged<N> {
             Transfer::Get { .. } | Transfer::Nothing => return Err(NetError::behind(peer)),
         };
         self.check(window, peer, offset, bytes)?;
-        let mut copied = (None, None);
+        let mut copy = None;
         if let Transfer::Put { source, .. } = &mut transfer
             && let Some(half) = self.own(source.window).map(|own| own.half)
         {
-            let (copy, own) = self.copy_out(Landing { window: source.window, offset: source.offset, bytes })?;
+            let range = Landing { window: source.window, offset: source.offset, bytes };
+            copy = Some(self.copy_out(range)?);
             source.offset += half;
-            copied = (Some(copy), Some(own));
         }
-        let (copy, _own) = copied;
         if self.half(window, peer).is_none() {
             let below = Request { signal: request.signal, more: request.more, ..self.request(line, transfer, None) };
-            return Ok((vec![Item { request: below, step: Step::Send(id), copy, _own }], 1));
+            return Ok(vec![Item { request: below, step: Step::Send(id), copy }]);
         }
         let tag = self.want(line, id, None);
         let notice = Some(Notice::Arrived { window, offset, bytes, tag });
         let below = Request { more: request.more, ..self.request(line, transfer, notice) };
-        let mut items = vec![Item { request: below, step: Step::Tell(id, tag), copy, _own }];
+        let mut items = vec![Item { request: below, step: Step::Tell(id, tag), copy }];
         if let Some(signal) = request.signal {
             // After the notice, in whose order the signal is raised.
             let signal = Some(RemoteSignal { strong: true, ..signal });
             let raise = Request { signal, ..self.request(line, Transfer::Nothing, None) };
-            items.push(Item { request: raise, step: Step::Send(id), copy: None, _own: None });
+            items.push(Item { request: raise, step: Step::Send(id), copy: None });
         }
-        let left = items.len() as u32 + 1;
-        Ok((items, left))
+        Ok(items)
     }
 
     /// Adds a request that waits for an answer of its peer. Returns the tag.
@@ -154,9 +150,7 @@ impl<N: Network> Staged<N> {
         let Some(open) = self.open.get_mut(&request) else { return };
         open.left = open.left.saturating_sub(1);
         if let Err(error) = outcome {
-            if !self.broken.contains(&open.line) {
-                self.broken.push(open.line);
-            }
+            self.broken.insert(open.line);
             if open.outcome.is_ok() {
                 open.outcome = Err(error);
             }
@@ -187,7 +181,7 @@ impl<N: Network> Staged<N> {
         let lines: Vec<Order> = self.lines.keys().copied().collect();
         for line in lines {
             while let Some(item) = self.lines.get(&line).and_then(VecDeque::front) {
-                let copied = item.copy.map_or(Ok(true), |copy| self.mover.is_done(copy));
+                let copied = self.mover.is_done(&item.copy);
                 let refusal = match copied {
                     Ok(false) => break,
                     Ok(true) if item.request.is_strong() && self.broken.contains(&line) => {
@@ -201,7 +195,6 @@ impl<N: Network> Staged<N> {
                 }
                 let (id, step) = (item.request.id, item.step);
                 self.lines.get_mut(&line).map(VecDeque::pop_front);
-                self.held -= 1;
                 match refusal {
                     None => drop(self.steps.insert(id, step)),
                     Some(error) => self.over(step, Err(error)),
@@ -224,7 +217,7 @@ impl<N: Network> Staged<N> {
                 self.finish(request, outcome);
             }
             (Step::Read(request, Some(landing)), Ok(())) => match self.copy_in(landing) {
-                Ok(copied) => self.late(copied, Then::Got(request)),
+                Ok(copy) => self.late(copy, Then::Got(request)),
                 Err(error) => self.finish(request, Err(error)),
             },
             (Step::Read(request, _), outcome) => self.finish(request, outcome),
@@ -240,8 +233,8 @@ impl<N: Network> Staged<N> {
     }
 
     /// Adds the action that follows a copy.
-    fn late(&mut self, (copy, own): (Ticket, Arc<Own>), then: Then) {
-        self.late.push_back(Late { copy: Some(copy), then, _own: Some(own) });
+    fn late(&mut self, copy: Started, then: Then) {
+        self.late.push_back(Late { copy: Some(copy), then });
     }
 
     pub(super) fn notice(&mut self, arrival: NoticeArrival) {
@@ -250,11 +243,11 @@ impl<N: Network> Staged<N> {
         match notice {
             Notice::Alive => {}
             Notice::Arrived { window, offset, bytes, tag } => match self.copy_in(Landing { window, offset, bytes }) {
-                Ok(copied) => self.late(copied, Then::Arrived(line, tag)),
+                Ok(copy) => self.late(copy, Then::Arrived(line, tag)),
                 Err(error) => self.refuse(line, tag, error),
             },
             Notice::Wanted { window, offset, bytes, tag } => match self.copy_out(Landing { window, offset, bytes }) {
-                Ok(copied) => self.late(copied, Then::Answer(line, tag)),
+                Ok(copy) => self.late(copy, Then::Answer(line, tag)),
                 Err(_) => self.answer(line, tag, false),
             },
             Notice::Ready { tag, found } => {
@@ -294,7 +287,7 @@ impl<N: Network> Staged<N> {
     /// Carries out the actions that follow completed copies.
     pub(super) fn follow(&mut self) {
         while let Some(late) = self.late.front() {
-            let copied = late.copy.map_or(Ok(true), |copy| self.mover.is_done(copy));
+            let copied = self.mover.is_done(&late.copy);
             if copied == Ok(false) {
                 return;
             }

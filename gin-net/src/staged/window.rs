@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Windows that are staged through host memory, here or at a peer.
 
-use crate::{Key, LocalWindow, NetError};
+use crate::{Key, KeyError, LocalWindow, NetError};
 use gin_gpu::wire::{decode, encode};
 use gin_gpu::{Memory, MemoryKind, MemorySlice};
 use std::sync::Arc;
@@ -10,23 +10,23 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct StagedWindow {
     /// The own part if it is staged.
-    pub(super) own: Option<Arc<Own>>,
+    pub(super) own: Option<Arc<StagedMemory>>,
     pub(super) is_closed: bool,
     /// The parts by world rank; empty until connected.
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<StagedPart>,
 }
 
 /// The own part of a window, and its host memory: first the area for arriving bytes, then the area for bytes to send,
 /// each as long as the part. So bytes to send never overwrite bytes that have arrived.
 #[derive(Debug)]
-pub(super) struct Own {
+pub(super) struct StagedMemory {
     pub(super) memory: MemorySlice,
     pub(super) stage: Arc<Memory>,
     /// The offset of the area for bytes to send.
     pub(super) half: u64,
 }
 
-impl Own {
+impl StagedMemory {
     pub(super) fn new(window: &LocalWindow) -> Result<Self, NetError> {
         // Both areas have the same alignment.
         const ALIGN: u64 = 256;
@@ -39,33 +39,23 @@ impl Own {
         Ok(Self { memory: window.memory.clone(), stage, half })
     }
 
-    /// Returns the addresses of a range that begins at `offset`, which is in the part.
-    pub(super) fn places(&self, offset: u64) -> Places {
-        let arrival = self.stage.address() + offset;
-        Places { device: self.memory.address() + offset, arrival, departure: arrival + self.half }
+    /// Returns the place of a byte, which is in the part: in the window, in the area for arriving bytes, and in the area
+    /// for bytes to send. A place is an allocation and an address in it.
+    pub(super) fn places(&self, offset: u64) -> [(&Memory, u64); 3] {
+        let (window, arrival) = (self.memory.address() + offset, self.stage.address() + offset);
+        [(self.memory.memory(), window), (&self.stage, arrival), (&self.stage, arrival + self.half)]
     }
-}
-
-/// The addresses of a range.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
-    /// The address in the window.
-    pub(super) device: u64,
-    /// The address in the area for arriving bytes.
-    pub(super) arrival: u64,
-    /// The address in the area for bytes to send.
-    pub(super) departure: u64,
 }
 
 /// A rank's part of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Part {
+pub(super) struct StagedPart {
     pub(super) bytes: u64,
     /// The offset of the area for bytes to send in the memory that peers reach; `None` if the part is not staged.
     pub(super) half: Option<u64>,
 }
 
-impl Part {
+impl StagedPart {
     /// Returns the key of a part, given the key of the inner network.
     pub(super) fn to_key(self, below: &Key) -> Key {
         Key(encode(&(self.half, self.bytes, &below.0)))
@@ -73,7 +63,7 @@ impl Part {
 
     /// Returns the part of a rank, and the key for the inner network.
     pub(super) fn from_key(rank: u32, key: &Key) -> Result<(Self, Key), NetError> {
-        let garbled = || NetError::Key { rank, reason: "it is garbled".to_owned() };
+        let garbled = || KeyError { rank, reason: "it is garbled".to_owned() };
         let (half, bytes, below): (_, _, &[u8]) = decode(&key.0).ok_or_else(garbled)?;
         Ok((Self { bytes, half }, Key(below.to_vec())))
     }
@@ -89,14 +79,14 @@ mod tests {
         fn a_key_is_read_as_it_was_written_and_no_other(
             bytes: u64, half in proptest::option::of(any::<u64>()), below: Vec<u8>, cut: prop::sample::Index,
         ) {
-            let part = Part { bytes, half };
+            let part = StagedPart { bytes, half };
             let key = part.to_key(&Key(below.clone()));
-            prop_assert_eq!(Part::from_key(3, &key), Ok((part, Key(below))));
+            prop_assert_eq!(StagedPart::from_key(3, &key), Ok((part, Key(below))));
             let cut = Key(key.0[..cut.index(key.0.len())].to_vec());
-            prop_assert!(Part::from_key(3, &cut).is_err());
+            prop_assert!(StagedPart::from_key(3, &cut).is_err());
             let mut long = key;
             long.0.push(0);
-            prop_assert!(Part::from_key(3, &long).is_err());
+            prop_assert!(StagedPart::from_key(3, &long).is_err());
         }
     }
 }

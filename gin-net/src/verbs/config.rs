@@ -2,7 +2,7 @@
 //! Configuration of the network.
 
 use gin_abi::mlx5::command::Mtu;
-use std::fmt;
+use std::num::NonZeroU8;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -41,7 +41,8 @@ pub enum GpuMemory {
 /// assert_eq!((name.device.as_str(), name.port), ("mlx5_0", Some(1)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, derive_more::Display)]
+#[display("{device}{}", port.map_or_else(String::new, |port| format!(":{port}")))]
 pub struct PortName {
     /// Name of the device.
     pub device: String,
@@ -55,22 +56,14 @@ impl FromStr for PortName {
     fn from_str(text: &str) -> Result<Self, NotAPort> {
         let refuse = || NotAPort { text: text.to_owned() };
         let (device, port) = match text.split_once(':') {
-            Some((device, port)) => (device, Some(port)),
+            Some((device, port)) => (device, Some(port.parse::<NonZeroU8>().map_err(|_| refuse())?.get())),
             None => (text, None),
         };
-        let port = port.map(|port| port.parse::<u8>().ok().filter(|port| *port > 0).ok_or_else(refuse)).transpose()?;
         let is_name = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b',';
         if device.is_empty() || !device.bytes().all(is_name) {
             return Err(refuse());
         }
         Ok(Self { device: device.to_owned(), port })
-    }
-}
-
-impl fmt::Display for PortName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.device)?;
-        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }
 }
 

@@ -3,13 +3,13 @@
 
 use super::config::VerbsConfig;
 use super::credits::{Credits, Returns};
-use super::key::{End, Hello};
+use super::key::Hello;
 use super::message::{self, Message};
 use super::objects::{Chain, Depths, QueuePair};
 use super::region::Buffer;
-use super::send_queue::{Ended, Entry, Outcome, SendQueue};
+use super::send_queue::{Ended, Entry, SendQueue};
 use super::windows::{RemoteRange, Windows};
-use crate::{NetError, Request};
+use crate::{KeyError, NetError, Request};
 use gin_abi::{SignalTarget, Transfer};
 use gin_verbs::verbs::{
     IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, ScatterGatherEntry, SendWorkRequest,
@@ -84,18 +84,19 @@ pub(super) fn slot_bytes(depths: Depths) -> usize {
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    queue_pair: QueuePair,
+    pub(super) queue_pair: QueuePair,
     index: usize,
     /// Index of this rank's port.
     port: usize,
     depths: Depths,
     pub(super) context: u32,
     pub(super) peer: u32,
-    send_queue: SendQueue,
+    pub(super) send_queue: SendQueue,
     credits: Credits,
     returns: Returns,
     connected: Option<Connected>,
-    backlog: VecDeque<Request>,
+    /// Requests that wait for room in the send queue.
+    pub(super) backlog: VecDeque<Request>,
     /// A request was refused, so no later signal may cover it.
     refused: bool,
     /// Some puts went to host memory (0), some to GPU memory (1).
@@ -111,12 +112,13 @@ pub(super) struct Connection {
 }
 
 /// State that all connections share, lent to one while it works.
-pub(super) struct Tools<'a> {
-    pub(super) buffers: &'a mut Buffers,
-    pub(super) windows: &'a mut Windows,
-    pub(super) chain: &'a mut Chain,
-    pub(super) ended: &'a mut Ended,
-    pub(super) config: &'a VerbsConfig,
+#[derive(Debug)]
+pub(super) struct Tools {
+    pub(super) buffers: Buffers,
+    pub(super) windows: Windows,
+    pub(super) chain: Chain,
+    pub(super) ended: Ended,
+    pub(super) config: VerbsConfig,
 }
 
 impl Connection {
@@ -149,16 +151,12 @@ impl Connection {
         }
     }
 
-    pub(super) fn end(&self) -> End {
-        self.queue_pair.end()
-    }
-
     /// Posts the receive buffers and connects. `own`: index of this rank's end among those of the peer. `adds`: this
     /// end may have the peer's NIC raise signals.
     pub(super) fn connect(&mut self, peer: &Hello, own: usize, adds: bool, buffers: &Buffers) -> Result<(), NetError> {
         let port_index = peer.port_index(self.context);
         let (Some(&end), Some(port)) = (peer.ends.get(own), peer.ports.get(port_index)) else {
-            return Err(NetError::Key { rank: self.peer, reason: "it has no such queue pair".to_owned() });
+            return Err(KeyError { rank: self.peer, reason: "it has no such queue pair".to_owned() }.into());
         };
         self.queue_pair.begin()?;
         for slot in 0..self.depths.receive {
@@ -193,19 +191,9 @@ impl Connection {
         unsafe { self.queue_pair.receive(id, buffers.slots.sge(self.receive_slot(slot), SLOT, self.port)) }
     }
 
-    /// Returns whether the backlog has room for one more request.
-    pub(super) fn has_room(&self, config: &VerbsConfig) -> bool {
-        self.backlog.len() < config.backlog
-    }
-
-    /// Adds a request to the backlog.
-    pub(super) fn take(&mut self, request: Request) {
-        self.backlog.push_back(request);
-    }
-
     /// Returns whether no request is waiting or outstanding.
     pub(super) fn is_quiet(&self) -> bool {
-        self.backlog.is_empty() && self.send_queue.is_empty()
+        self.backlog.is_empty() && self.send_queue.entries.is_empty()
     }
 
     /// Returns whether there is work that no completion will announce.
@@ -213,9 +201,12 @@ impl Connection {
         !self.backlog.is_empty() || (self.returns.is_due() && self.send_queue.broken().is_none())
     }
 
-    /// Handles a completion of the send queue.
-    pub(super) fn complete(&mut self, number: u32, outcome: Outcome, ended: &mut Ended) {
-        self.send_queue.complete(number, outcome, ended);
+    /// Enters itself into the list of busy connections.
+    pub(super) fn list(&mut self, busy: &mut Vec<usize>) {
+        if !self.listed {
+            self.listed = true;
+            busy.push(self.index);
+        }
     }
 
     /// Reads the message that has arrived in a buffer and posts the buffer again. `None` if it is not a valid message.
@@ -240,13 +231,8 @@ impl Connection {
         let _ = self.queue_pair.fail();
     }
 
-    /// Marks the queue pair failed; another completion carries the cause.
-    pub(super) fn seen_in_error(&mut self, error: NetError) {
-        self.send_queue.end(error);
-    }
-
     /// Posts requests of the backlog, as far as there is room.
-    pub(super) fn work(&mut self, tools: &mut Tools<'_>) {
+    pub(super) fn work(&mut self, tools: &mut Tools) {
         if self.send_queue.broken().is_some() {
             for request in self.backlog.drain(..) {
                 let outcome = self.send_queue.refusal().map_or(Ok(()), Err);
@@ -265,7 +251,7 @@ impl Connection {
             if !self.send_queue.has_room(2) {
                 break;
             }
-            let planned = self.plan(request, connected, tools.windows);
+            let planned = self.plan(request, connected, &tools.windows);
             if matches!(planned, Ok((_, Some(Raise::Message)))) && !self.credits.is_there() {
                 break;
             }
@@ -285,8 +271,8 @@ impl Connection {
         }
         // Safety: windows stay registered while entries use them, which `enter` and `leave` count; a slot is reused
         // only after its entry has ended.
-        if let Err((posted, error)) = unsafe { self.queue_pair.post(tools.chain) } {
-            self.send_queue.abandon(tools.chain.len().saturating_sub(posted), &error, tools.ended);
+        if let Err((posted, error)) = unsafe { self.queue_pair.post(&mut tools.chain) } {
+            self.send_queue.abandon(tools.chain.len().saturating_sub(posted), &error, &mut tools.ended);
             self.fail(error);
         }
     }
@@ -363,7 +349,7 @@ impl Connection {
     }
 
     /// Adds the entries of a request.
-    fn put_in(&mut self, request: &Request, plan: Option<Move>, raise: Option<Raise>, tools: &mut Tools<'_>) {
+    fn put_in(&mut self, request: &Request, plan: Option<Move>, raise: Option<Raise>, tools: &mut Tools) {
         let last = Entry { request: Some(request.id), ..Entry::default() };
         if let Some(plan) = plan {
             plan.book(&mut self.has_put);
@@ -405,7 +391,7 @@ impl Connection {
     }
 
     /// Adds an entry that sends bytes from its slot.
-    fn add_bytes(&mut self, mut work: SendWorkRequest, bytes: &[u8], entry: Entry, tools: &mut Tools<'_>) {
+    fn add_bytes(&mut self, mut work: SendWorkRequest, bytes: &[u8], entry: Entry, tools: &mut Tools) {
         let slot = self.send_slot();
         tools.buffers.slots.write(slot, bytes);
         work.send_flags |= self.queue_pair.inline(bytes.len());
@@ -413,19 +399,19 @@ impl Connection {
         self.add(work, sge, entry, tools);
     }
 
-    fn add(&mut self, mut work: SendWorkRequest, sge: ScatterGatherEntry, entry: Entry, tools: &mut Tools<'_>) {
+    fn add(&mut self, mut work: SendWorkRequest, sge: ScatterGatherEntry, entry: Entry, tools: &mut Tools) {
         work.wr_id = (self.index as u64) << 32 | u64::from(self.send_queue.next());
         self.unsignalled += 1;
         if self.unsignalled >= tools.config.completion_every {
             self.unsignalled = 0;
             work.send_flags |= IBV_SEND_SIGNALED;
         }
-        self.send_queue.push(entry);
+        self.send_queue.entries.push_back(entry);
         tools.chain.push(work, sge);
     }
 
     /// Writes to the peer how many of its signals this rank has handled, if there is room.
-    fn return_credits(&mut self, connected: Connected, tools: &mut Tools<'_>) {
+    fn return_credits(&mut self, connected: Connected, tools: &mut Tools) {
         if !self.send_queue.has_room(1) {
             return;
         }
@@ -436,8 +422,8 @@ impl Connection {
 
     /// Checks that the peer's NIC answers, if its proxy has been waited for long: writes credits, which changes
     /// nothing.
-    fn ask(&mut self, connected: Connected, tools: &mut Tools<'_>) {
-        if self.backlog.is_empty() || !self.send_queue.is_empty() {
+    fn ask(&mut self, connected: Connected, tools: &mut Tools) {
+        if self.backlog.is_empty() || !self.send_queue.entries.is_empty() {
             self.waiting = None;
             return;
         }

@@ -4,13 +4,13 @@
 use super::config::{PortName, VerbsConfig};
 use super::info::{DeviceInfo, Gid, GidKind, NoDevice, PortInfo};
 use super::objects::Domain;
-use super::region::{Reach, Region, Way};
+use super::region::{Region, Way};
 use super::topology::PciPlace;
 use crate::NetError;
 use gin_abi::mlx5::command::Mtu;
 use gin_gpu::MemorySlice;
 use gin_verbs::verbs::{DeviceAttributes, IBV_ATOMIC_NONE, VerbsDevice};
-use gin_verbs::{CallError, DeviceList, OpenDevice, Verbs, check};
+use gin_verbs::{Access, CallError, DeviceList, OpenDevice, Verbs, check};
 use std::ffi::c_int;
 use std::fs;
 use std::sync::Arc;
@@ -46,25 +46,25 @@ fn info(device: &OpenDevice) -> Result<DeviceInfo, NoDevice> {
     let mut attributes = DeviceAttributes::default();
     // Safety: the context is open, and `attributes` has at least the room that the library writes.
     let result = unsafe { (device.verbs.ibv_query_device)(device.context().as_ptr(), &raw mut attributes) };
-    check("ibv_query_device", result).map_err(failed(device.name()))?;
+    check("ibv_query_device", result).map_err(failed(&device.name))?;
     let number = |number: c_int| u32::try_from(number).unwrap_or(0);
     let few = |count: c_int| u8::try_from(count.clamp(0, 255)).unwrap_or(0);
     Ok(DeviceInfo {
-        name: device.name().to_owned(),
+        name: device.name.clone(),
         ports: (1..=attributes.phys_port_cnt).map(|number| port(device, number)).collect::<Result<_, _>>()?,
         max_entries: number(attributes.max_qp_wr),
         max_completions: number(attributes.max_cqe),
         reads_answered: few(attributes.max_qp_rd_atom),
         reads_asked: few(attributes.max_qp_init_rd_atom),
         has_atomics: attributes.atomic_cap != IBV_ATOMIC_NONE,
-        place: PciPlace::of_rdma(device.name()),
+        place: PciPlace::of_rdma(&device.name),
     })
 }
 
 fn port(device: &OpenDevice, number: u8) -> Result<PortInfo, NoDevice> {
-    let attributes = device.port(number).map_err(failed(device.name()))?;
+    let attributes = device.port(number).map_err(failed(&device.name))?;
     let file =
-        |file: &str| fs::read_to_string(format!("/sys/class/infiniband/{}/ports/{number}/{file}", device.name())).ok();
+        |file: &str| fs::read_to_string(format!("/sys/class/infiniband/{}/ports/{number}/{file}", device.name)).ok();
     // libibverbs has no public function for the kind of a GID; the kernel reports it.
     let kind = |index: u32| match file(&format!("gid_attrs/types/{index}")).as_deref().map(str::trim) {
         Some("RoCE v2") => GidKind::RoceV2,
@@ -100,11 +100,16 @@ fn rate(text: &str) -> Option<u64> {
 #[derive(Debug)]
 pub struct RdmaDevice {
     pub(super) open: OpenDevice,
-    pub(super) info: DeviceInfo,
-    pub(super) port: PortInfo,
-    pub(super) gid: Gid,
-    pub(super) mtu: Mtu,
-    pub(super) config: VerbsConfig,
+    /// The device's attributes.
+    pub info: DeviceInfo,
+    /// The port's attributes.
+    pub port: PortInfo,
+    /// The GID that connections use.
+    pub gid: Gid,
+    /// The size of the largest packet.
+    pub mtu: Mtu,
+    /// The configuration of connections.
+    pub config: VerbsConfig,
 }
 
 impl RdmaDevice {
@@ -169,7 +174,7 @@ impl RdmaDevice {
         let gid = port.address(config).ok_or_else(missing)?;
         // An unknown code means a larger packet than any known code.
         let mtu = port.mtu.unwrap_or(Mtu::B4096);
-        let mtu = config.mtu.map_or(mtu, |wanted| if wanted.bytes() < mtu.bytes() { wanted } else { mtu });
+        let mtu = config.mtu.map_or(mtu, |wanted| wanted.min(mtu));
         Ok(Self { open, info, port, gid, mtu, config: config.clone() })
     }
 
@@ -181,41 +186,16 @@ impl RdmaDevice {
     pub fn reach(self: &Arc<Self>, memory: &MemorySlice) -> Result<(Way, bool), NetError> {
         let domain = Domain::new(self)?;
         // Safety: the region is gone before this returns.
-        let register = |reach| unsafe { Region::of_slice(&domain, memory, reach) }.map(|region| region.way());
-        match register(Reach::PeersAdd) {
+        let register = |reach| unsafe { Region::of_slice(&domain, memory, reach) }.map(|region| region.way);
+        match register(Access::SIGNALS) {
             Ok(way) if self.info.has_atomics => Ok((way, true)),
-            _ => register(Reach::Peers).map(|way| (way, false)),
+            _ => register(Access::PEERS).map(|way| (way, false)),
         }
-    }
-
-    /// Returns the device's attributes.
-    pub fn info(&self) -> &DeviceInfo {
-        &self.info
     }
 
     /// Returns the device's name and the number of the port.
     pub fn name(&self) -> PortName {
         PortName { device: self.info.name.clone(), port: Some(self.port.number) }
-    }
-
-    /// Returns the port's attributes.
-    pub fn port(&self) -> &PortInfo {
-        &self.port
-    }
-
-    /// Returns the GID that connections use.
-    pub fn gid(&self) -> Gid {
-        self.gid
-    }
-
-    /// Returns the size of the largest packet.
-    pub fn mtu(&self) -> Mtu {
-        self.mtu
-    }
-
-    /// Returns the configuration of connections.
-    pub fn config(&self) -> &VerbsConfig {
-        &self.config
     }
 }
 

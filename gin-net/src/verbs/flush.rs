@@ -6,10 +6,11 @@
 //! The read uses a queue pair that is connected to itself, as in NCCL.
 
 use super::objects::{Chain, CompletionQueue, Depths, Domain, QueuePair, local};
-use super::region::{Buffer, Reach};
+use super::region::Buffer;
 use super::send_queue::Outcome;
 use super::status;
 use crate::NetError;
+use gin_verbs::Access;
 use gin_verbs::verbs::{IBV_WR_RDMA_READ, SendWorkRequest, WorkCompletion};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +34,7 @@ impl Flush {
         let queue_pair = QueuePair::new(domain, (&completions, &completions), depths, 0)?;
         queue_pair.begin()?;
         queue_pair.connect(&domain.port(0, 0), queue_pair.end())?;
-        let landing = Buffer::new(std::slice::from_ref(domain), 8, Reach::Own)?;
+        let landing = Buffer::new(std::slice::from_ref(domain), 8, Access::LOCAL_WRITE)?;
         Ok(Self { queue_pair, completions, landing, chain: Chain::default() })
     }
 

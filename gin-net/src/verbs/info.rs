@@ -5,7 +5,7 @@ use super::config::VerbsConfig;
 use super::topology::PciPlace;
 use gin_abi::mlx5::command::Mtu;
 use gin_verbs::{Link, LoadError};
-use std::{fmt, io};
+use std::io;
 
 /// Why no RDMA device can be used.
 ///
@@ -91,7 +91,8 @@ pub enum GidKind {
 }
 
 /// A GID: an address of a port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
+#[display("{}", std::net::Ipv6Addr::from(*bytes))]
 pub struct Gid {
     /// Its index in the port's table.
     pub index: u32,
@@ -112,12 +113,6 @@ impl Gid {
             GidKind::RoceV2 => 2,
             GidKind::Unknown | GidKind::InfiniBand => 3,
         }
-    }
-}
-
-impl fmt::Display for Gid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", std::net::Ipv6Addr::from(self.bytes))
     }
 }
 

@@ -3,10 +3,11 @@
 //!
 //! Every rank receives all keys, and a rank's first key holds a queue pair for every context and every rank.
 
-use crate::{Key, NetError};
+use crate::{Key, KeyError, NetError};
 use gin_abi::mlx5::command::Mtu;
 use gin_gpu::wire::{decode, encode};
 use gin_verbs::Link;
+use serde::{Deserialize, Serialize};
 
 /// First bytes of the key for queue pairs. They name the version.
 const HELLO: [u8; 4] = *b"gvh4";
@@ -16,7 +17,7 @@ const WINDOW: [u8; 4] = *b"gvw4";
 const MOST_PORTS: usize = 256;
 
 /// One end of a connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct End {
     /// Number of the queue pair, 24 bits.
     pub(super) queue: u32,
@@ -25,10 +26,11 @@ pub(super) struct End {
 }
 
 /// A port, as its rank publishes it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Port {
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct PublishedPort {
     pub(super) link: Link,
-    pub(super) mtu: Mtu,
+    /// Code of the largest packet's size.
+    pub(super) mtu: u64,
     /// Outstanding reads that each of its queue pairs answers.
     pub(super) reads: u8,
     pub(super) lid: u16,
@@ -40,7 +42,7 @@ pub(super) struct Port {
 }
 
 /// A rank's queue pairs and signal words.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     /// Number of signals per context.
     pub(super) per_context: u32,
@@ -53,7 +55,7 @@ pub(super) struct Hello {
     /// These words are in a GPU.
     pub(super) words_in_gpu: bool,
     /// Ports, which contexts use in turn.
-    pub(super) ports: Vec<Port>,
+    pub(super) ports: Vec<PublishedPort>,
     /// Ends of connections, by context, then by rank.
     pub(super) ends: Vec<End>,
 }
@@ -66,8 +68,8 @@ impl Hello {
 }
 
 /// A rank's part of a window, as it publishes it.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Part {
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct PublishedPart {
     pub(super) address: u64,
     pub(super) bytes: u64,
     /// Remote keys, by port of the rank.
@@ -81,7 +83,7 @@ pub(super) struct Part {
 }
 
 fn refuse(rank: u32, reason: impl Into<String>) -> NetError {
-    NetError::Key { rank, reason: reason.into() }
+    KeyError { rank, reason: reason.into() }.into()
 }
 
 /// Checks the first bytes of a key of `rank`.
@@ -90,85 +92,64 @@ fn check_kind(rank: u32, kind: [u8; 4], key: &Key) -> Result<(), NetError> {
     if known { Ok(()) } else { Err(refuse(rank, "this version of the network `verbs` did not make it")) }
 }
 
-/// A port in a key: whether it is on Ethernet, the code of its MTU, and the other fields in their order.
-type SentPort = (bool, u64, u8, u16, [u8; 16], u32, u32);
-
-impl Port {
-    fn sent(&self) -> SentPort {
-        let Self { link, mtu, reads, lid, gid, credits_key, words_key } = *self;
-        (link == Link::Ethernet, mtu.code(), reads, lid, gid, credits_key, words_key)
-    }
-
-    fn received(rank: u32, port: SentPort) -> Result<Self, NetError> {
-        let (is_ethernet, mtu, reads, lid, gid, credits_key, words_key) = port;
-        let link = if is_ethernet { Link::Ethernet } else { Link::InfiniBand };
-        let mtu = Mtu::from_code(mtu).ok_or_else(|| refuse(rank, "its MTU is unknown"))?;
-        if reads == 0 {
-            return Err(refuse(rank, "a port answers no reads"));
-        }
-        Ok(Self { link, mtu, reads, lid, gid, credits_key, words_key })
-    }
-}
-
 impl Hello {
     /// Encodes the key of `rank` of `ranks`.
     pub(super) fn to_key(&self, rank: u32, ranks: u32) -> Key {
-        let ports: Vec<SentPort> = self.ports.iter().map(Port::sent).collect();
-        let ends: Vec<(u32, u32)> = self.ends.iter().map(|end| (end.queue, end.initial_psn)).collect();
-        let words = (self.credits, self.words, self.words_in_gpu);
-        Key(encode(&(HELLO, (rank, ranks), self.per_context, self.signal_depth, words, ports, ends)))
+        Key(encode(&(HELLO, rank, ranks, self)))
     }
 
     /// Decodes the key of `rank` of `ranks`, which must have `ends` queue pairs.
     pub(super) fn from_key(rank: u32, ranks: u32, ends: usize, key: &Key) -> Result<Self, NetError> {
-        type Sent = ([u8; 4], (u32, u32), u32, u32, (u64, u64, bool), Vec<SentPort>, Vec<(u32, u32)>);
         check_kind(rank, HELLO, key)?;
-        let sent: Sent = decode(&key.0).ok_or_else(|| refuse(rank, "it is garbled"))?;
-        let (_, member, per_context, signal_depth, (credits, words, words_in_gpu), ports, pairs) = sent;
-        if member != (rank, ranks) {
+        let sent: Option<([u8; 4], u32, u32, Self)> = decode(&key.0);
+        let (_, own, world, hello) = sent.ok_or_else(|| refuse(rank, "it is garbled"))?;
+        if (own, world) != (rank, ranks) {
             return Err(refuse(rank, "it belongs to another rank or world size"));
         }
         // Ensures that no address of a word overflows.
-        if words > u64::MAX >> 1 {
+        if hello.words > u64::MAX >> 1 {
             return Err(refuse(rank, "the address of its signal words is invalid"));
         }
-        if signal_depth == 0 || !(1..=MOST_PORTS).contains(&ports.len()) {
-            let ports = ports.len();
+        let (signal_depth, ports) = (hello.signal_depth, hello.ports.len());
+        if signal_depth == 0 || !(1..=MOST_PORTS).contains(&ports) {
             return Err(refuse(rank, format!("its {signal_depth} receive buffers or {ports} ports are out of range")));
         }
-        if pairs.len() != ends {
-            return Err(refuse(rank, format!("it has {} queue pairs instead of {ends}", pairs.len())));
+        if hello.ends.len() != ends {
+            return Err(refuse(rank, format!("it has {} queue pairs instead of {ends}", hello.ends.len())));
         }
-        if pairs.iter().any(|&(queue, initial_psn)| queue == 0 || queue >> 24 != 0 || initial_psn >> 24 != 0) {
+        if hello.ends.iter().any(|&End { queue, initial_psn }| queue == 0 || queue >> 24 != 0 || initial_psn >> 24 != 0)
+        {
             return Err(refuse(rank, "a queue pair or packet sequence number is out of range"));
         }
-        let ports = ports.into_iter().map(|port| Port::received(rank, port)).collect::<Result<_, _>>()?;
-        let ends = pairs.into_iter().map(|(queue, initial_psn)| End { queue, initial_psn }).collect();
-        Ok(Self { per_context, signal_depth, credits, words, words_in_gpu, ports, ends })
+        if hello.ports.iter().any(|port| Mtu::from_code(port.mtu).is_none()) {
+            return Err(refuse(rank, "its MTU is unknown"));
+        }
+        if hello.ports.iter().any(|port| port.reads == 0) {
+            return Err(refuse(rank, "a port answers no reads"));
+        }
+        Ok(hello)
     }
 }
 
-impl Part {
+impl PublishedPart {
     /// Encodes the key.
     pub(super) fn to_key(&self) -> Key {
-        let Self { address, bytes, keys, signals, nic, in_gpu } = self;
-        Key(encode(&(WINDOW, address, bytes, keys, signals, nic, in_gpu)))
+        Key(encode(&(WINDOW, self)))
     }
 
     /// Decodes the key of `rank`, which uses `ports` ports.
     pub(super) fn from_key(rank: u32, ports: usize, key: &Key) -> Result<Self, NetError> {
-        type Sent = ([u8; 4], u64, u64, Vec<u32>, bool, bool, bool);
         check_kind(rank, WINDOW, key)?;
-        let sent: Sent = decode(&key.0).ok_or_else(|| refuse(rank, "it is garbled"))?;
-        let (_, address, bytes, keys, signals, nic, in_gpu) = sent;
-        if keys.len() != ports {
-            return Err(refuse(rank, format!("it is for {} ports instead of {ports}", keys.len())));
+        let sent: Option<([u8; 4], Self)> = decode(&key.0);
+        let (_, part) = sent.ok_or_else(|| refuse(rank, "it is garbled"))?;
+        if part.keys.len() != ports {
+            return Err(refuse(rank, format!("it is for {} ports instead of {ports}", part.keys.len())));
         }
         // Ensures that the sum of an address in it and a length does not overflow.
-        if address.checked_add(bytes).is_none() {
+        if part.address.checked_add(part.bytes).is_none() {
             return Err(refuse(rank, "its memory reaches past the last address"));
         }
-        Ok(Self { address, bytes, keys, signals, nic, in_gpu })
+        Ok(part)
     }
 }
 
@@ -177,11 +158,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn port() -> impl Strategy<Value = Port> {
+    fn port() -> impl Strategy<Value = PublishedPort> {
         let numbers = (any::<bool>(), 0..Mtu::ALL.len(), 1u8.., any::<u16>(), any::<[u8; 16]>(), any::<[u32; 2]>());
         numbers.prop_map(|(ethernet, mtu, reads, lid, gid, [credits_key, words_key])| {
             let link = if ethernet { Link::Ethernet } else { Link::InfiniBand };
-            Port { link, mtu: Mtu::ALL[mtu], reads, lid, gid, credits_key, words_key }
+            PublishedPort { link, mtu: Mtu::ALL[mtu].code(), reads, lid, gid, credits_key, words_key }
         })
     }
 
@@ -201,7 +182,7 @@ mod tests {
     }
 
     fn is_refused<T>(read: &Result<T, NetError>, of: u32) -> bool {
-        matches!(read, Err(NetError::Key { rank, .. }) if *rank == of)
+        matches!(read, Err(NetError::Key(KeyError { rank, .. })) if *rank == of)
     }
 
     proptest! {
@@ -221,9 +202,9 @@ mod tests {
         ) {
             let ports = keys.len();
             let [signals, nic, in_gpu] = flags;
-            let part = Part { address, bytes, keys, signals, nic, in_gpu };
-            let read = Part::from_key(3, ports, &part.to_key());
-            prop_assert!(is_refused(&Part::from_key(3, ports + 1, &part.to_key()), 3));
+            let part = PublishedPart { address, bytes, keys, signals, nic, in_gpu };
+            let read = PublishedPart::from_key(3, ports, &part.to_key());
+            prop_assert!(is_refused(&PublishedPart::from_key(3, ports + 1, &part.to_key()), 3));
             match address.checked_add(bytes) {
                 Some(_) => prop_assert_eq!(read, Ok(part)),
                 None => prop_assert!(is_refused(&read, 3)),
@@ -242,7 +223,7 @@ mod tests {
                 if let Ok(hello) = Hello::from_key(0, 1, ends, &key) {
                     prop_assert_eq!(hello.ends.len(), ends);
                 }
-                if let Ok(part) = Part::from_key(0, 1, &key) {
+                if let Ok(part) = PublishedPart::from_key(0, 1, &key) {
                     prop_assert!(part.address.checked_add(part.bytes).is_some());
                 }
             }
@@ -260,14 +241,14 @@ mod tests {
     #[test]
     fn a_key_of_another_network_is_refused_with_the_reason() {
         let reason = |error| match error {
-            NetError::Key { rank: 2, reason } => reason,
+            NetError::Key(KeyError { rank: 2, reason }) => reason,
             other => panic!("{other:?}"),
         };
         let error = reason(Hello::from_key(2, 4, 0, &Key(vec![0; 72])).unwrap_err());
         assert_eq!(error, "this version of the network `verbs` did not make it");
-        let error = reason(Part::from_key(2, 1, &Key(vec![0; 32])).unwrap_err());
+        let error = reason(PublishedPart::from_key(2, 1, &Key(vec![0; 32])).unwrap_err());
         assert_eq!(error, "this version of the network `verbs` did not make it");
         let cut = Key(WINDOW.to_vec());
-        assert_eq!(reason(Part::from_key(2, 1, &cut).unwrap_err()), "it is garbled");
+        assert_eq!(reason(PublishedPart::from_key(2, 1, &cut).unwrap_err()), "it is garbled");
     }
 }

@@ -1,22 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The connections of a rank, and the resources that they use.
 
-use super::connection::{Buffers, Connection};
+use super::connection::{Connection, Tools};
 use super::message::Message;
 use super::objects::{CompletionQueue, Domain};
-use super::region::{Reach, Region};
-use super::send_queue::{Ended, Outcome};
+use super::region::Region;
+use super::send_queue::Outcome;
 use super::status;
 use crate::{Event, NetError, NoticeArrival, SignalArrival};
 use gin_gpu::MemorySlice;
-use gin_verbs::verbs::WorkCompletion;
+use gin_verbs::Access;
 use std::sync::Arc;
-
-/// Maximum number of completions taken from a queue at a time.
-const TAKE: usize = 32;
-
-/// How often one poll asks a queue, so that the proxy returns to its other work.
-const ROUNDS: usize = 4;
 
 /// The connections, and the resources that they use. Dropped in this order.
 #[derive(Debug)]
@@ -31,8 +25,9 @@ pub(super) struct Links {
     pub(super) completions: Vec<(CompletionQueue, CompletionQueue)>,
     /// Present if the NIC raises signals.
     pub(super) words: Option<Words>,
-    pub(super) buffers: Buffers,
-    pub(super) ports: Vec<PortState>,
+    pub(super) tools: Tools,
+    /// By port: the NIC may have written through the port since memory was last made visible.
+    pub(super) has_written: Vec<bool>,
     pub(super) domains: Vec<Arc<Domain>>,
 }
 
@@ -47,98 +42,70 @@ pub(super) struct Words {
 impl Words {
     pub(super) fn new(domains: &[Arc<Domain>], memory: MemorySlice) -> Result<Self, NetError> {
         // Safety: the result keeps the memory beside the regions, and drops it after them.
-        let region = |domain| unsafe { Region::of_slice(domain, &memory, Reach::PeersAdd) };
+        let region = |domain| unsafe { Region::of_slice(domain, &memory, Access::SIGNALS) };
         let regions = domains.iter().map(region).collect::<Result<_, _>>()?;
         Ok(Self { regions, memory })
     }
 }
 
-/// State of a port that this rank uses.
-#[derive(Debug, Default)]
-pub(super) struct PortState {
-    /// The NIC may have written through the port since memory was last made visible.
-    pub(super) has_written: bool,
-}
-
 impl Links {
-    /// Lists a connection as busy.
-    pub(super) fn list(&mut self, index: usize) {
-        if let Some(connection) = self.connections.get_mut(index)
-            && !connection.listed
-        {
-            connection.listed = true;
-            self.busy.push(index);
-        }
-    }
-
     /// Takes completions of send requests.
-    pub(super) fn sent(&mut self, ended: &mut Ended) -> Result<(), NetError> {
-        let mut room = [WorkCompletion::default(); TAKE];
+    pub(super) fn sent(&mut self) -> Result<(), NetError> {
+        let ports = self.has_written.len();
         for (context, (sends, _)) in self.completions.iter().enumerate() {
-            for _ in 0..ROUNDS {
-                let taken = sends.poll(&mut room)?;
-                let port = context % self.ports.len();
+            sends.take(|completion| {
                 // A completed get has written memory of this rank.
-                self.ports[port].has_written |= !taken.is_empty();
-                for completion in taken {
-                    if let Some(connection) = self.connections.get_mut((completion.wr_id >> 32) as usize) {
-                        connection.complete(
-                            completion.wr_id as u32,
-                            status::outcome(connection.peer, completion),
-                            ended,
-                        );
-                    }
+                self.has_written[context % ports] = true;
+                if let Some(connection) = self.connections.get_mut((completion.wr_id >> 32) as usize) {
+                    let outcome = status::outcome(connection.peer, completion);
+                    connection.send_queue.complete(completion.wr_id as u32, outcome, &mut self.tools.ended);
                 }
-                if taken.len() < TAKE {
-                    break;
-                }
-            }
+            })?;
         }
         Ok(())
     }
 
     /// Takes messages that have arrived.
     pub(super) fn received(&mut self, events: &mut Vec<Event>) -> Result<(), NetError> {
-        let mut room = [WorkCompletion::default(); TAKE];
-        for context in 0..self.completions.len() {
-            for _ in 0..ROUNDS {
-                let taken = self.completions[context].1.poll(&mut room)?;
-                let port = context % self.ports.len();
-                self.ports[port].has_written |= !taken.is_empty();
-                for completion in taken {
-                    let index = (completion.wr_id >> 32) as usize;
-                    let Some(connection) = self.connections.get_mut(index) else { continue };
-                    match status::outcome(connection.peer, completion) {
-                        Outcome::Done => {}
-                        Outcome::Failed(error) | Outcome::Flushed(error) => {
-                            self.in_error.push((index, error));
-                            continue;
-                        }
+        let ports = self.has_written.len();
+        for (context, (_, receives)) in self.completions.iter().enumerate() {
+            receives.take(|completion| {
+                self.has_written[context % ports] = true;
+                let index = (completion.wr_id >> 32) as usize;
+                let Some(connection) = self.connections.get_mut(index) else { return };
+                let (context, from) = (connection.context, connection.peer);
+                if let Outcome::Failed(error) | Outcome::Flushed(error) = status::outcome(from, completion) {
+                    self.in_error.push((index, error));
+                    return;
+                }
+                let buffers = &self.tools.buffers;
+                match connection.arrive(completion.wr_id as u32, completion.byte_len, buffers) {
+                    Some(Message::Signal(target, amount)) => {
+                        events.push(Event::Signal(SignalArrival { context, from, target, amount }));
                     }
-                    let arrived = connection.arrive(completion.wr_id as u32, completion.byte_len, &self.buffers);
-                    match arrived {
-                        Some(Message::Signal(target, amount)) => {
-                            let (context, from) = (connection.context, connection.peer);
-                            events.push(Event::Signal(SignalArrival { context, from, target, amount }));
-                        }
-                        Some(Message::Notice(notice)) => {
-                            let (context, from) = (connection.context, connection.peer);
-                            events.push(Event::Notice(NoticeArrival { context, from, notice }));
-                        }
-                        None => {
-                            let (context, peer) = ("an invalid message", connection.peer);
-                            connection.fail(NetError::Failed { context, peer, status: 0 });
-                        }
+                    Some(Message::Notice(notice)) => {
+                        events.push(Event::Notice(NoticeArrival { context, from, notice }));
                     }
-                    if connection.is_busy() {
-                        self.list(index);
+                    None => {
+                        let context = "an invalid message";
+                        connection.fail(NetError::Failed { context, peer: from, status: 0 });
                     }
                 }
-                if taken.len() < TAKE {
-                    break;
+                if connection.is_busy() {
+                    connection.list(&mut self.busy);
                 }
-            }
+            })?;
         }
         Ok(())
+    }
+
+    /// Lets busy connections post.
+    pub(super) fn work(&mut self) {
+        self.busy.retain(|&index| {
+            let Some(connection) = self.connections.get_mut(index) else { return false };
+            connection.work(&mut self.tools);
+            connection.listed = connection.is_busy();
+            connection.listed
+        });
     }
 }

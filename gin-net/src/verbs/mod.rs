@@ -75,17 +75,19 @@ pub use variables::{VARIABLES, Variable, WrongVariable};
 use self::connection::{Buffers, Connection, Tools, slot_bytes};
 use self::flush::Flush;
 use self::key::Hello;
-use self::links::{Links, PortState, Words};
+use self::links::{Links, Words};
 use self::objects::{Chain, CompletionQueue, Depths, Domain, QueuePair, local};
-use self::region::{Buffer, Reach, is_in_gpu};
+use self::region::{Buffer, is_in_gpu};
 use self::send_queue::Ended;
-use self::windows::{Peer, Windows};
+use self::windows::{PeerLimits, Windows};
 use super::staged::{Staged, Staging};
 use super::{
-    Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, NetworkFactory, Raises, Request,
+    Capabilities, Endpoint, Event, Key, KeyError, LocalSignals, LocalWindow, NetError, Network, NetworkFactory, Raises,
+    Request,
 };
 use gin_gpu::registry::initial_psn;
 use gin_gpu::{Memory, MemoryKind};
+use gin_verbs::Access;
 use std::sync::Arc;
 
 /// The endpoint of one rank.
@@ -99,10 +101,7 @@ pub struct VerbsNetwork {
     links: Option<Links>,
     /// By port; empty unless memory has to be read back.
     flushes: Vec<Flush>,
-    windows: Windows,
     events: Vec<Event>,
-    chain: Chain,
-    ended: Ended,
     /// NICs should raise signals.
     by_nic: bool,
     /// Why this rank's NIC does not raise signals, though it should.
@@ -130,10 +129,7 @@ impl VerbsNetwork {
             ranks,
             links: None,
             flushes: Vec::new(),
-            windows: Windows::new(rank),
             events: Vec::new(),
-            chain: Chain::default(),
-            ended: Ended::default(),
             by_nic,
             refusal: None,
         }
@@ -153,14 +149,11 @@ impl VerbsNetwork {
             Some(device) => Err(local(WHAT, format_args!("{} has no atomics", device.info.name))),
             None => Words::new(domains, memory.whole()),
         };
-        match words {
-            Err(error) if self.config.signals == SignalsBy::Nic => Err(error),
-            Err(error) => {
-                self.refusal = Some(error.to_string());
-                Ok(None)
-            }
-            Ok(words) => Ok(Some(words)),
+        if self.config.signals == SignalsBy::Nic {
+            return words.map(Some);
         }
+        self.refusal = words.as_ref().err().map(ToString::to_string);
+        Ok(words.ok())
     }
 
     /// Creates the endpoint of `endpoint.rank` on these ports like [`new`](Self::new). Sends GPU memory through host
@@ -226,38 +219,13 @@ impl VerbsNetwork {
     /// Lets busy connections post, and reports what has ended.
     fn work(&mut self) {
         let Some(links) = &mut self.links else { return };
-        let config = &self.config;
-        let mut tools = Tools {
-            buffers: &mut links.buffers,
-            windows: &mut self.windows,
-            chain: &mut self.chain,
-            ended: &mut self.ended,
-            config,
-        };
-        let connections = &mut links.connections;
-        links.busy.retain(|&index| {
-            let Some(connection) = connections.get_mut(index) else { return false };
-            connection.work(&mut tools);
-            connection.listed = connection.is_busy();
-            connection.listed
-        });
-        self.book();
-    }
-
-    fn book(&mut self) {
-        for window in self.ended.windows.drain(..) {
-            self.windows.leave(window);
+        links.work();
+        let Tools { windows, ended, .. } = &mut links.tools;
+        for window in ended.windows.drain(..) {
+            windows.leave(window);
         }
         let complete = |(id, outcome)| Event::Completion { id, outcome };
-        self.events.extend(self.ended.requests.drain(..).map(complete));
-    }
-
-    /// Fails all connections: a completion queue cannot be polled, so nothing that waits for it would ever end.
-    fn fail_all(&mut self, error: &NetError) {
-        let Some(links) = &mut self.links else { return };
-        for connection in &mut links.connections {
-            connection.fail(error.clone());
-        }
+        self.events.extend(ended.requests.drain(..).map(complete));
     }
 }
 
@@ -297,8 +265,8 @@ impl Network for VerbsNetwork {
         let domains = self.devices.iter().map(Domain::new).collect::<Result<Vec<_>, _>>()?;
         let count = contexts * ranks;
         let mut buffers = Buffers {
-            credits: Buffer::new(&domains, 8 * count, Reach::Peers)?,
-            slots: Buffer::new(&domains, slot_bytes(depths) * count, Reach::Own)?,
+            credits: Buffer::new(&domains, 8 * count, Access::PEERS)?,
+            slots: Buffer::new(&domains, slot_bytes(depths) * count, Access::LOCAL_WRITE)?,
         };
         for index in 0..count {
             buffers.credits.write(8 * index, &credits::word(0).to_le_bytes());
@@ -330,11 +298,12 @@ impl Network for VerbsNetwork {
             words: words.as_ref().map_or(0, |words| words.memory.address()),
             words_in_gpu: words.as_ref().is_some_and(|words| is_in_gpu(&words.memory)),
             ports: ports.collect(),
-            ends: connections.iter().map(Connection::end).collect(),
+            ends: connections.iter().map(|connection| connection.queue_pair.end()).collect(),
         };
-        let ports = domains.iter().map(|_| PortState::default()).collect();
-        let (busy, in_error) = (Vec::new(), Vec::new());
-        self.links = Some(Links { connections, busy, in_error, completions, words, buffers, ports, domains });
+        let (busy, in_error, has_written) = (Vec::new(), Vec::new(), vec![false; domains.len()]);
+        let (windows, config) = (Windows::new(self.rank), self.config.clone());
+        let tools = Tools { buffers, windows, chain: Chain::default(), ended: Ended::default(), config };
+        self.links = Some(Links { connections, busy, in_error, completions, words, tools, has_written, domains });
         Ok(hello.to_key(self.rank, self.ranks))
     }
 
@@ -348,25 +317,25 @@ impl Network for VerbsNetwork {
         for connection in &mut links.connections {
             let rank = connection.peer;
             let Some(hello) = hellos.get(rank as usize) else {
-                return Err(NetError::Key { rank, reason: "there is none".to_owned() });
+                return Err(KeyError { rank, reason: "there is none".to_owned() }.into());
             };
             let own = &self.devices[connection.context as usize % self.devices.len()];
             if let Some(port) = hello.ports.get(hello.port_index(connection.context))
                 && port.link != own.port.link
             {
                 let reason = format!("its port is on {}, this rank's {} on {}", port.link, own.name(), own.port.link);
-                return Err(NetError::Key { rank, reason });
+                return Err(KeyError { rank, reason }.into());
             }
             let own = connection.context as usize * self.ranks as usize + self.rank as usize;
-            connection.connect(hello, own, self.by_nic, &links.buffers)?;
+            connection.connect(hello, own, self.by_nic, &links.tools.buffers)?;
         }
-        let peer = |hello: &Hello| Peer { signals: hello.per_context, ports: hello.ports.len() };
-        self.windows.set_peers(hellos.iter().map(peer).collect());
+        let limits = |hello: &Hello| PeerLimits { signals: hello.per_context, ports: hello.ports.len() };
+        links.tools.windows.peers = hellos.iter().map(limits).collect();
         Ok(())
     }
 
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
-        let Some(links) = &self.links else {
+        let Some(links) = &mut self.links else {
             return Err(local("registering memory", "register signals first"));
         };
         let read_back = self.config.always_read_back || is_in_gpu(&window.memory);
@@ -375,15 +344,16 @@ impl Network for VerbsNetwork {
         }
         // Every context raises words of a window, so one NIC raises them all only if the rank uses one port.
         let nic = window.nic && links.words.is_some() && links.domains.len() == 1;
-        self.windows.register(&links.domains, window, nic)
+        links.tools.windows.register(&links.domains, window, nic)
     }
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
-        self.windows.connect(window, keys)
+        let unknown = NetError::UnknownWindow { window, rank: self.rank };
+        self.links.as_mut().ok_or(unknown)?.tools.windows.connect(window, keys)
     }
 
     fn deregister(&mut self, window: u32) -> bool {
-        self.windows.close(window)
+        self.links.as_mut().is_none_or(|links| links.tools.windows.close(window))
     }
 
     fn post(&mut self, requests: &[Request]) -> usize {
@@ -392,9 +362,10 @@ impl Network for VerbsNetwork {
             let index = request.context as usize * self.ranks as usize + request.peer as usize;
             let exists = |links: &&mut Links| request.peer < self.ranks && index < links.connections.len();
             match self.links.as_mut().filter(exists) {
-                Some(links) if links.connections[index].has_room(&self.config) => {
-                    links.connections[index].take(*request);
-                    links.list(index);
+                Some(links) if links.connections[index].backlog.len() < self.config.backlog => {
+                    let connection = &mut links.connections[index];
+                    connection.backlog.push_back(*request);
+                    connection.list(&mut links.busy);
                 }
                 Some(_) => break,
                 None => {
@@ -411,21 +382,20 @@ impl Network for VerbsNetwork {
 
     fn poll(&mut self, events: &mut Vec<Event>) {
         if let Some(links) = &mut self.links {
-            let polled = links.sent(&mut self.ended).and_then(|()| links.received(&mut self.events));
+            let polled = links.sent().and_then(|()| links.received(&mut self.events));
             // The send queue's completion carries the cause, and precedes those of the flushed receive buffers. It may
             // have arrived since the send queues were polled, so polls them again.
-            let asked_again = if links.in_error.is_empty() { Ok(()) } else { links.sent(&mut self.ended) };
+            let asked_again = if links.in_error.is_empty() { Ok(()) } else { links.sent() };
             for (index, error) in links.in_error.drain(..) {
                 if let Some(connection) = links.connections.get_mut(index) {
-                    connection.seen_in_error(error);
+                    connection.send_queue.end(error);
                 }
             }
-            let polled = polled.and(asked_again);
-            if let Err(error) = polled {
-                self.fail_all(&error);
+            if let Err(error) = polled.and(asked_again) {
+                // A completion queue cannot be polled, so nothing that waits for it would ever end.
+                links.connections.iter_mut().for_each(|connection| connection.fail(error.clone()));
             }
         }
-        self.book();
         self.work();
         events.append(&mut self.events);
     }
@@ -435,18 +405,18 @@ impl Network for VerbsNetwork {
         // Starts all reads, then waits for each, also if another one failed.
         let mut outcome = Ok(());
         let mut begun = Vec::with_capacity(self.flushes.len());
-        for (index, (port, flush)) in links.ports.iter_mut().zip(&mut self.flushes).enumerate() {
-            let source = self.windows.behind_pcie(self.config.always_read_back, index).filter(|_| port.has_written);
-            if let Some(source) = source {
+        for (index, (has_written, flush)) in links.has_written.iter_mut().zip(&mut self.flushes).enumerate() {
+            let source = links.tools.windows.behind_pcie(self.config.always_read_back, index);
+            if let Some(source) = source.filter(|_| *has_written) {
                 match flush.begin(source) {
-                    Ok(()) => begun.push((port, flush)),
+                    Ok(()) => begun.push((has_written, flush)),
                     Err(error) => outcome = Err(error),
                 }
             }
         }
-        for (port, flush) in begun {
+        for (has_written, flush) in begun {
             match flush.end(self.rank) {
-                Ok(()) => port.has_written = false,
+                Ok(()) => *has_written = false,
                 Err(error) => outcome = Err(error),
             }
         }
@@ -454,13 +424,12 @@ impl Network for VerbsNetwork {
     }
 
     fn describe(&self) -> String {
-        let ports: Vec<String> = self.devices.iter().map(|device| device.name().to_string()).collect();
         let by = match (&self.links, &self.refusal) {
             (Some(Links { words: Some(_), .. }), _) => "signals raised by the NIC".to_owned(),
             (_, Some(reason)) => format!("signals raised by the proxy ({reason})"),
             (_, None) => "signals raised by the proxy".to_owned(),
         };
-        format!("verbs over {}, {by}", ports.join(", "))
+        format!("verbs over {}, {by}", ports::names(&self.devices))
     }
 
     fn carries_notices(&self) -> bool {

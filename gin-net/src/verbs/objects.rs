@@ -2,18 +2,17 @@
 //! RAII wrappers for protection domain, completion queue and queue pair; each keeps its parents alive.
 
 use super::device::RdmaDevice;
-use super::key::{End, Port};
+use super::key::{End, PublishedPort};
 use crate::NetError;
 use gin_verbs::verbs::{
-    self, AddressHandleAttributes, ContextOperations, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
-    IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC,
-    IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT,
-    IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT,
-    IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, Link, ProtectionDomain,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairInitAttributes, ReceiveWorkRequest, ScatterGatherEntry,
-    SendWorkRequest, Verbs, WorkCompletion,
+    self, AddressHandleAttributes, ContextOperations, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
+    IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX,
+    IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT,
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, Link,
+    ProtectionDomain, QueuePairAttributes, QueuePairCapabilities, QueuePairInitAttributes, ReceiveWorkRequest,
+    ScatterGatherEntry, SendWorkRequest, Verbs, WorkCompletion,
 };
-use gin_verbs::{CallError, check, non_null};
+use gin_verbs::{Access, CallError, check, non_null};
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -30,32 +29,16 @@ impl From<CallError> for NetError {
     }
 }
 
-macro_rules! shown {
-    ($($name:ident)*) => {
-        $(
-            // Safety: libibverbs locks what threads share, and one thread at a time uses the object.
-            unsafe impl Send for $name {}
-
-            impl fmt::Debug for $name {
-                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    f.debug_struct(stringify!($name)).finish_non_exhaustive()
-                }
-            }
-        )*
-    };
-}
-
-pub(super) use shown;
-
-shown! { Domain CompletionQueue QueuePair }
-
 /// A protection domain.
+#[derive(Debug)]
 pub(super) struct Domain {
     device: Arc<RdmaDevice>,
     pub(super) domain: NonNull<ProtectionDomain>,
 }
 
 // Safety: libibverbs locks what threads share.
+unsafe impl Send for Domain {}
+// Safety: as above.
 unsafe impl Sync for Domain {}
 
 impl Domain {
@@ -66,10 +49,10 @@ impl Domain {
     }
 
     /// Returns what this rank publishes of its port.
-    pub(super) fn port(&self, credits_key: u32, words_key: u32) -> Port {
+    pub(super) fn port(&self, credits_key: u32, words_key: u32) -> PublishedPort {
         let RdmaDevice { config, info, port, gid, mtu, .. } = &*self.device;
         let reads = info.reads_answered.min(config.reads).max(1);
-        Port { link: port.link, mtu: *mtu, reads, lid: port.lid, gid: gid.bytes, credits_key, words_key }
+        PublishedPort { link: port.link, mtu: mtu.code(), reads, lid: port.lid, gid: gid.bytes, credits_key, words_key }
     }
 
     pub(super) fn verbs(&self) -> &Verbs {
@@ -94,11 +77,21 @@ fn no_function(what: &'static str) -> NetError {
     local(what, "the driver has no such function")
 }
 
+/// Maximum number of completions taken from a queue at a time.
+const TAKE: usize = 32;
+
+/// How often one poll asks a queue, so that the proxy returns to its other work.
+const ROUNDS: usize = 4;
+
 /// A completion queue.
+#[derive(Debug)]
 pub(super) struct CompletionQueue {
     domain: Arc<Domain>,
     queue: NonNull<verbs::CompletionQueue>,
 }
+
+// Safety: libibverbs locks what threads share, and one thread at a time uses the queue.
+unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
     /// Creates a queue of at least `entries` entries.
@@ -123,6 +116,19 @@ impl CompletionQueue {
             Err(_) => Err(local(WHAT, format_args!("the driver returned {count}"))),
         }
     }
+
+    /// Takes the completions that have arrived, up to a limit.
+    pub(super) fn take(&self, mut handle: impl FnMut(&WorkCompletion)) -> Result<(), NetError> {
+        let mut room = [WorkCompletion::default(); TAKE];
+        for _ in 0..ROUNDS {
+            let taken = self.poll(&mut room)?;
+            taken.iter().for_each(&mut handle);
+            if taken.len() < TAKE {
+                break;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Drop for CompletionQueue {
@@ -133,6 +139,7 @@ impl Drop for CompletionQueue {
 }
 
 /// A queue pair.
+#[derive(Debug)]
 pub(super) struct QueuePair {
     domain: Arc<Domain>,
     queue: NonNull<verbs::QueuePair>,
@@ -140,6 +147,9 @@ pub(super) struct QueuePair {
     /// Maximum bytes that an entry holds itself.
     inline: u32,
 }
+
+// Safety: libibverbs locks what threads share, and one thread at a time uses the queue pair.
+unsafe impl Send for QueuePair {}
 
 /// Sizes of a queue pair, in entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -219,11 +229,11 @@ impl QueuePair {
 
     /// Enters the state in which the queue pair takes receive buffers.
     pub(super) fn begin(&self) -> Result<(), NetError> {
-        let atomic = if self.domain.device.info.has_atomics { IBV_ACCESS_REMOTE_ATOMIC } else { 0 };
+        let atomic = if self.domain.device.info.has_atomics { Access::REMOTE_ATOMIC } else { Access::empty() };
         let attributes = QueuePairAttributes {
             qp_state: IBV_QPS_INIT,
             port_num: self.domain.device.port.number,
-            qp_access_flags: IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | atomic,
+            qp_access_flags: (Access::REMOTE_WRITE | Access::REMOTE_READ | atomic).bits(),
             ..QueuePairAttributes::default()
         };
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
@@ -231,13 +241,13 @@ impl QueuePair {
     }
 
     /// Connects the queue pair to that of another rank.
-    pub(super) fn connect(&self, peer: &Port, end: End) -> Result<(), NetError> {
+    pub(super) fn connect(&self, peer: &PublishedPort, end: End) -> Result<(), NetError> {
         let RdmaDevice { config, info, port, gid, mtu, .. } = &*self.domain.device;
         let same_subnet = port.link == Link::InfiniBand && peer.lid != 0 && peer.gid[..8] == gid.bytes[..8];
-        let mtu = if peer.mtu.bytes() < mtu.bytes() { peer.mtu } else { *mtu };
         let attributes = QueuePairAttributes {
             qp_state: IBV_QPS_RTR,
-            path_mtu: mtu.code() as u32,
+            // Larger packets have larger codes.
+            path_mtu: mtu.code().min(peer.mtu) as u32,
             dest_qp_num: end.queue,
             rq_psn: end.initial_psn,
             max_dest_rd_atomic: info.reads_answered.min(config.reads),

@@ -7,7 +7,6 @@ use super::info::NoDevice;
 use super::topology::{Candidate, Distance, PciPlace, choose};
 use super::{Endpoint, NetworkFactory, VerbsNetwork};
 use gin_verbs::Link;
-use std::fmt;
 use std::sync::Arc;
 
 /// Open ports. Each rank uses those nearest to its GPU.
@@ -27,7 +26,8 @@ pub struct Ports {
 }
 
 /// The ports that a rank uses.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, derive_more::Display)]
+#[display("{}{}", names(ports), distance.map_or_else(String::new, |distance| format!(" ({distance})")))]
 pub struct ChosenPorts {
     /// Ports, at least one. Contexts use them in turn.
     pub ports: Vec<Arc<RdmaDevice>>,
@@ -35,12 +35,10 @@ pub struct ChosenPorts {
     pub distance: Option<Distance>,
 }
 
-impl fmt::Display for ChosenPorts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.ports.iter().map(|port| port.name().to_string()).collect();
-        write!(f, "{}", names.join(", "))?;
-        self.distance.map_or(Ok(()), |distance| write!(f, " ({distance})"))
-    }
+/// Returns the names of ports, for people.
+pub(super) fn names(ports: &[Arc<RdmaDevice>]) -> String {
+    let names: Vec<String> = ports.iter().map(|port| port.name().to_string()).collect();
+    names.join(", ")
 }
 
 impl Ports {
@@ -52,9 +50,9 @@ impl Ports {
     pub fn open(config: &VerbsConfig) -> Result<Self, NoDevice> {
         let mut all = RdmaDevice::find(config, &config.ports, None, false)?;
         if config.ports.is_empty() {
-            let of = |link| all.iter().filter(|port| port.port().link == link).count();
+            let of = |link| all.iter().filter(|port| port.port.link == link).count();
             let kept = if of(Link::Ethernet) > of(Link::InfiniBand) { Link::Ethernet } else { Link::InfiniBand };
-            all.retain(|port| port.port().link == kept);
+            all.retain(|port| port.port.link == kept);
         }
         Ok(Self { all, most: config.most_ports })
     }
@@ -69,7 +67,7 @@ impl Ports {
     /// equally near. Among equally good ports, ranks start with different ones.
     pub fn choose(&self, gpu: Option<&str>, rank: u32) -> ChosenPorts {
         let gpu = gpu.and_then(PciPlace::of_pci);
-        let merits = |port: &Arc<RdmaDevice>| Candidate { place: port.info().place.clone(), rate: port.port().rate };
+        let merits = |port: &Arc<RdmaDevice>| Candidate { place: port.info.place.clone(), rate: port.port.rate };
         let candidates: Vec<Candidate> = self.all.iter().map(merits).collect();
         let (chosen, distance) = choose(gpu.as_ref(), &candidates, rank, self.most);
         ChosenPorts { ports: chosen.into_iter().map(|port| self.all[port].clone()).collect(), distance }

@@ -1,49 +1,38 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory regions: windows, signal words and the network's own buffers.
 
-use super::objects::{Domain, local, shown};
+use super::objects::{Domain, local};
 use crate::NetError;
 use gin_gpu::{DeviceKind, MemoryKind, MemorySlice};
-use gin_verbs::verbs::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, MemoryRegion,
-    ScatterGatherEntry,
-};
-use gin_verbs::{CallError, non_null};
+use gin_verbs::verbs::{MemoryRegion, ScatterGatherEntry};
+use gin_verbs::{Access, CallError, non_null};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ffi::{c_int, c_void};
-use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-shown! { Region Buffer }
-
 /// How a NIC reaches memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
 pub enum Way {
     /// Host memory, by its address.
+    #[display("by its address")]
     Host,
     /// GPU memory, as a DMA-BUF file.
+    #[display("as a DMA-BUF file")]
     DmaBuf,
     /// GPU memory, by its address, through the GPU driver's peer-memory module.
+    #[display("by its address (peer memory)")]
     PeerMemory,
 }
 
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Host => "by its address",
-            Self::DmaBuf => "as a DMA-BUF file",
-            Self::PeerMemory => "by its address (peer memory)",
-        })
-    }
-}
-
 /// A registered memory region.
+#[derive(Debug)]
 pub(super) struct Region {
     domain: Arc<Domain>,
     region: NonNull<MemoryRegion>,
-    way: Way,
+    /// How the NIC reaches the memory.
+    pub(super) way: Way,
     /// Key for requests of this rank.
     pub(super) local_key: u32,
     /// Key for requests of peers.
@@ -56,27 +45,8 @@ pub(super) fn is_in_gpu(slice: &MemorySlice) -> bool {
     memory.device().kind() == DeviceKind::Cuda && memory.kind() == MemoryKind::Device
 }
 
-/// Access to a region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Reach {
-    /// Only requests of this rank.
-    Own,
-    /// Peers may also write and read.
-    Peers,
-    /// Peers may also write, read and add to words.
-    PeersAdd,
-}
-
-impl Reach {
-    fn flags(self) -> u32 {
-        let peers = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-        match self {
-            Self::Own => IBV_ACCESS_LOCAL_WRITE,
-            Self::Peers => peers,
-            Self::PeersAdd => peers | IBV_ACCESS_REMOTE_ATOMIC,
-        }
-    }
-}
+// Safety: libibverbs locks what threads share, and one thread at a time uses the region.
+unsafe impl Send for Region {}
 
 impl Region {
     /// Registers memory at an address of this process.
@@ -86,13 +56,13 @@ impl Region {
     unsafe fn by_address(
         domain: &Arc<Domain>,
         (address, bytes): (u64, u64),
-        reach: Reach,
+        access: Access,
         way: Way,
     ) -> Result<Self, NetError> {
         let first = address as usize as *mut c_void;
         // Safety: the domain exists; the rest is the caller's promise.
         let region = unsafe {
-            (domain.verbs().ibv_reg_mr)(domain.domain.as_ptr(), first, bytes as usize, reach.flags() as c_int)
+            (domain.verbs().ibv_reg_mr)(domain.domain.as_ptr(), first, bytes as usize, access.bits() as c_int)
         };
         Ok(Self::of(domain, non_null("registering memory", region)?, way))
     }
@@ -103,29 +73,24 @@ impl Region {
         Self { domain: domain.clone(), region, way, local_key: *lkey, remote_key: *rkey }
     }
 
-    /// Returns how the NIC reaches the memory.
-    pub(super) fn way(&self) -> Way {
-        self.way
-    }
-
     /// Registers a slice of memory under the addresses that it has on its device.
     ///
     /// # Safety
     /// - The memory stays as long as the region.
-    pub(super) unsafe fn of_slice(domain: &Arc<Domain>, slice: &MemorySlice, reach: Reach) -> Result<Self, NetError> {
+    pub(super) unsafe fn of_slice(domain: &Arc<Domain>, slice: &MemorySlice, access: Access) -> Result<Self, NetError> {
         let (memory, address, bytes) = (slice.memory(), slice.address(), slice.bytes());
         if !is_in_gpu(slice) {
             // Safety: the caller's promise.
-            return unsafe { Self::by_address(domain, (address, bytes), reach, Way::Host) };
+            return unsafe { Self::by_address(domain, (address, bytes), access, Way::Host) };
         }
         // Tries a DMA-BUF file first, then the address, which needs the GPU driver's peer-memory module.
         // Safety: the caller's promise.
-        let by_file = match unsafe { Self::of_device(domain, slice, reach) } {
+        let by_file = match unsafe { Self::of_device(domain, slice, access) } {
             Ok(region) => return Ok(region),
             Err(reason) => reason,
         };
         // Safety: the caller's promise.
-        let by_address = unsafe { Self::by_address(domain, (address, bytes), reach, Way::PeerMemory) };
+        let by_address = unsafe { Self::by_address(domain, (address, bytes), access, Way::PeerMemory) };
         by_address.map_err(|by_address| {
             let device = memory.device().name();
             let reason = format!(
@@ -137,11 +102,11 @@ impl Region {
 
     /// # Safety
     /// - As [`of_slice`](Self::of_slice).
-    unsafe fn of_device(domain: &Arc<Domain>, slice: &MemorySlice, reach: Reach) -> Result<Self, String> {
+    unsafe fn of_device(domain: &Arc<Domain>, slice: &MemorySlice, access: Access) -> Result<Self, String> {
         let register = domain.verbs().ibv_reg_dmabuf_mr.ok_or("libibverbs is too old")?;
         let (address, bytes) = (slice.address(), slice.bytes());
         let file = slice.memory().device().export(address, bytes).map_err(|error| error.to_string())?;
-        let flags = reach.flags() as c_int;
+        let flags = access.bits() as c_int;
         // Safety: the domain exists, and the file holds these bytes; the rest is the caller's promise.
         let region =
             unsafe { register(domain.domain.as_ptr(), file.offset(), bytes as usize, address, file.number(), flags) };
@@ -158,6 +123,7 @@ impl Drop for Region {
 }
 
 /// Memory of the network itself, which NICs write while this process reads.
+#[derive(Debug)]
 pub(super) struct Buffer {
     /// By port.
     regions: Vec<Region>,
@@ -165,9 +131,12 @@ pub(super) struct Buffer {
     bytes: usize,
 }
 
+// Safety: the mapping belongs to no thread, and one thread at a time uses the buffer.
+unsafe impl Send for Buffer {}
+
 impl Buffer {
     /// Maps `bytes` bytes, all zero, and registers them with each port.
-    pub(super) fn new(domains: &[Arc<Domain>], bytes: usize, reach: Reach) -> Result<Self, NetError> {
+    pub(super) fn new(domains: &[Arc<Domain>], bytes: usize, access: Access) -> Result<Self, NetError> {
         const WHAT: &str = "allocating memory";
         let bytes = bytes.max(1);
         // Safety: a new mapping at an address that the kernel chooses.
@@ -179,7 +148,7 @@ impl Buffer {
         let address = buffer.address(0);
         for domain in domains {
             // Safety: `drop` unmaps the memory after its regions are gone.
-            buffer.regions.push(unsafe { Region::by_address(domain, (address, bytes as u64), reach, Way::Host) }?);
+            buffer.regions.push(unsafe { Region::by_address(domain, (address, bytes as u64), access, Way::Host) }?);
         }
         Ok(buffer)
     }

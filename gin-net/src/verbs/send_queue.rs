@@ -47,7 +47,8 @@ pub(super) struct SendQueue {
     depth: u32,
     /// Number of the first outstanding entry; numbers wrap.
     first: u32,
-    entries: VecDeque<Entry>,
+    /// The outstanding entries.
+    pub(super) entries: VecDeque<Entry>,
     /// Error of the previous entry, if the next one belongs to the same request.
     failing: Option<NetError>,
     broken: Option<NetError>,
@@ -60,10 +61,6 @@ impl SendQueue {
         Self { peer, depth, first: 0, entries: VecDeque::new(), failing: None, broken: None, known: false }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     /// Returns whether there is room for `count` more entries.
     pub(super) fn has_room(&self, count: u32) -> bool {
         self.entries.len() as u32 + count <= self.depth
@@ -74,17 +71,10 @@ impl SendQueue {
         self.first.wrapping_add(self.entries.len() as u32)
     }
 
-    /// Adds an entry.
-    pub(super) fn push(&mut self, entry: Entry) {
-        self.entries.push_back(entry);
-    }
-
     /// Returns why nothing more can be posted, if so.
     pub(super) fn broken(&self) -> Option<NetError> {
         match &self.broken {
-            Some(NetError::PeerLost { peer, reason }) => {
-                Some(NetError::PeerLost { peer: *peer, reason: reason.clone() })
-            }
+            Some(lost @ NetError::PeerLost { .. }) => Some(lost.clone()),
             Some(_) => Some(NetError::behind(self.peer)),
             None => None,
         }
@@ -173,20 +163,20 @@ mod tests {
     fn a_completion_covers_all_earlier_entries() {
         let mut queue = SendQueue::new(3, 8);
         for entry in [end(10), PUT, end(11), Entry::default(), end(12), end(13)] {
-            queue.push(entry);
+            queue.entries.push_back(entry);
         }
         let mut ended = Ended::default();
         queue.complete(4, Outcome::Done, &mut ended);
         assert_eq!(ended.requests, [(10, Ok(())), (11, Ok(())), (12, Ok(()))]);
         assert_eq!(ended.windows, [1]);
-        assert!(!queue.is_empty() && queue.broken().is_none());
+        assert!(!queue.entries.is_empty() && queue.broken().is_none());
     }
 
     #[test]
     fn the_first_failure_belongs_to_its_request_and_later_ones_fail_behind_it() {
         let mut queue = SendQueue::new(3, 8);
         for entry in [end(10), PUT, end(11), end(12)] {
-            queue.push(entry);
+            queue.entries.push_back(entry);
         }
         let mut ended = Ended::default();
         queue.complete(1, Outcome::Failed(failure(10)), &mut ended);
@@ -203,8 +193,8 @@ mod tests {
     fn requests_behind_a_lost_peer_report_the_loss_too() {
         let lost = NetError::PeerLost { peer: 3, reason: "no answer".to_owned() };
         let mut queue = SendQueue::new(3, 8);
-        queue.push(end(1));
-        queue.push(end(2));
+        queue.entries.push_back(end(1));
+        queue.entries.push_back(end(2));
         let mut ended = Ended::default();
         queue.complete(0, Outcome::Failed(lost.clone()), &mut ended);
         queue.complete(1, Outcome::Flushed(failure(5)), &mut ended);
@@ -216,8 +206,8 @@ mod tests {
     #[test]
     fn a_failed_entry_of_the_network_itself_belongs_to_no_request() {
         let mut queue = SendQueue::new(3, 8);
-        queue.push(Entry::default());
-        queue.push(end(1));
+        queue.entries.push_back(Entry::default());
+        queue.entries.push_back(end(1));
         let mut ended = Ended::default();
         queue.complete(0, Outcome::Failed(failure(12)), &mut ended);
         queue.complete(1, Outcome::Flushed(failure(5)), &mut ended);
@@ -227,8 +217,8 @@ mod tests {
     #[test]
     fn the_cause_is_reported_though_the_queue_pair_was_seen_in_error_before() {
         let mut queue = SendQueue::new(3, 8);
-        queue.push(end(1));
-        queue.push(end(2));
+        queue.entries.push_back(end(1));
+        queue.entries.push_back(end(2));
         queue.end(failure(5));
         let mut ended = Ended::default();
         queue.complete(0, Outcome::Failed(failure(10)), &mut ended);
@@ -241,8 +231,8 @@ mod tests {
         let behind = NetError::behind(3);
         let mut ended = Ended::default();
         let mut queue = SendQueue::new(3, 8);
-        queue.push(end(1));
-        queue.push(end(2));
+        queue.entries.push_back(end(1));
+        queue.entries.push_back(end(2));
         queue.end(failure(5));
         assert_eq!(queue.refusal(), Some(behind.clone()), "outstanding entries come first");
         queue.complete(0, Outcome::Flushed(failure(6)), &mut ended);
@@ -261,7 +251,7 @@ mod tests {
         let mut queue = SendQueue::new(3, 8);
         let mut ended = Ended::default();
         queue.complete(0, Outcome::Done, &mut ended);
-        queue.push(end(1));
+        queue.entries.push_back(end(1));
         queue.complete(1, Outcome::Done, &mut ended);
         queue.complete(u32::MAX, Outcome::Flushed(failure(5)), &mut ended);
         assert!(ended.requests.is_empty() && queue.broken().is_none());
@@ -271,7 +261,7 @@ mod tests {
     fn entries_that_were_not_posted_fail_and_release_their_windows() {
         let mut queue = SendQueue::new(3, 8);
         for entry in [end(1), PUT, end(2)] {
-            queue.push(entry);
+            queue.entries.push_back(entry);
         }
         let mut ended = Ended::default();
         queue.abandon(2, &failure(7), &mut ended);
@@ -300,16 +290,16 @@ mod tests {
                     queue.complete(number, if fails { Outcome::Failed(failure(9)) } else { Outcome::Done }, &mut ended);
                 }
                 if *two {
-                    queue.push(PUT);
+                    queue.entries.push_back(PUT);
                     windows += 1;
                 }
-                queue.push(end(id));
+                queue.entries.push_back(end(id));
                 posted += entries;
                 prop_assert!(queue.entries.len() <= 4);
             }
             let last = start.wrapping_add(posted - 1);
             queue.complete(last, Outcome::Done, &mut ended);
-            prop_assert!(queue.is_empty());
+            prop_assert!(queue.entries.is_empty());
             prop_assert_eq!(ended.windows.len(), windows);
             let ids: Vec<u64> = ended.requests.iter().map(|(id, _)| *id).collect();
             prop_assert_eq!(ids, (0..two.len() as u64).collect::<Vec<_>>());

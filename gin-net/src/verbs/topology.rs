@@ -6,38 +6,30 @@
 //! interface.
 
 use std::cmp::Reverse;
-use std::fmt;
 use std::fs;
 use std::path::Path;
 
 /// Distance between two PCI devices, the nearest first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, derive_more::Display)]
 pub enum Distance {
     /// Both are below a shared bridge, so data need not pass the processor.
+    #[display("below a shared PCI bridge, {links} links away")]
     Bridge {
         /// Number of links up to that bridge and down again.
         links: u32,
     },
     /// Both are at the same host bridge of a processor.
+    #[display("at the same host bridge")]
     HostBridge,
     /// Both are at the same NUMA node.
+    #[display("at the same NUMA node")]
     Node,
     /// They are at different NUMA nodes.
+    #[display("at another NUMA node")]
     Far,
     /// The system does not report it, or one of them is a software device.
+    #[display("at an unknown distance")]
     Unknown,
-}
-
-impl fmt::Display for Distance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bridge { links } => write!(f, "below a shared PCI bridge, {links} links away"),
-            Self::HostBridge => f.write_str("at the same host bridge"),
-            Self::Node => f.write_str("at the same NUMA node"),
-            Self::Far => f.write_str("at another NUMA node"),
-            Self::Unknown => f.write_str("at an unknown distance"),
-        }
-    }
 }
 
 /// Location of a PCI device.
@@ -45,7 +37,8 @@ impl fmt::Display for Distance {
 pub struct PciPlace {
     /// The host bridge, the bridges below it, and the device.
     path: Vec<String>,
-    numa_node: Option<u32>,
+    /// The device's NUMA node, if the host has several.
+    pub numa_node: Option<u32>,
 }
 
 impl PciPlace {
@@ -100,11 +93,6 @@ impl PciPlace {
     /// Returns the device's address on the PCI bus.
     pub fn address(&self) -> &str {
         self.path.last().map_or("", String::as_str)
-    }
-
-    /// Returns the device's NUMA node, if the host has several.
-    pub fn numa_node(&self) -> Option<u32> {
-        self.numa_node
     }
 
     /// Returns the distance to another device.

@@ -47,7 +47,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "GIN_VERBS_GID_INDEX",
         values: "an index in the port's GID table, 0 to 255",
-        set: |config, text| put_some(&mut config.gid_index, text),
+        set: |config, text| put(config.gid_index.get_or_insert_default(), text),
     },
     Variable {
         name: "GIN_VERBS_MTU",
@@ -113,11 +113,6 @@ fn parse<T: FromStr>(text: &str) -> Option<T> {
 
 fn put<T: FromStr>(place: &mut T, text: &str) -> bool {
     parse(text).map(|value| *place = value).is_some()
-}
-
-fn put_some<T: FromStr>(place: &mut Option<T>, text: &str) -> bool {
-    *place = parse(text);
-    place.is_some()
 }
 
 fn put_named<T, const N: usize>(place: &mut T, text: &str, names: [(&str, T); N]) -> bool {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The table of windows: this rank's parts, which are registered with the NIC, and the parts that peers published.
 
-use super::key::Part;
+use super::key::PublishedPart;
 use super::objects::Domain;
-use super::region::{Reach, Region, is_in_gpu};
+use super::region::{Region, is_in_gpu};
 use crate::{Key, LocalWindow, NetError};
 use gin_abi::{RemoteSignal, SignalTarget};
+use gin_verbs::Access;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -14,13 +15,13 @@ use std::sync::Arc;
 pub(super) struct Windows {
     rank: u32,
     /// By rank.
-    peers: Vec<Peer>,
+    pub(super) peers: Vec<PeerLimits>,
     table: BTreeMap<u32, RegisteredWindow>,
 }
 
 /// A peer's attributes, from its first key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Peer {
+pub(super) struct PeerLimits {
     /// Number of its signals per context.
     pub(super) signals: u32,
     /// Number of its ports.
@@ -47,17 +48,12 @@ struct RegisteredWindow {
     uses: u64,
     is_closed: bool,
     /// By rank; empty until connected.
-    parts: Vec<Part>,
+    parts: Vec<PublishedPart>,
 }
 
 impl Windows {
     pub(super) fn new(rank: u32) -> Self {
         Self { rank, ..Self::default() }
-    }
-
-    /// Sets the attributes of all ranks.
-    pub(super) fn set_peers(&mut self, peers: Vec<Peer>) {
-        self.peers = peers;
     }
 
     /// Registers this rank's part with all ports. `nic`: lets the NIC raise signals there, if it can.
@@ -74,21 +70,23 @@ impl Windows {
             let region = |domain| unsafe { Region::of_slice(domain, &window.memory, reach) };
             used.iter().map(region).collect::<Result<Vec<_>, _>>()
         };
-        let added_to = if nic { register(Reach::PeersAdd).ok() } else { None };
+        let added_to = if nic { register(Access::SIGNALS).ok() } else { None };
         let nic = added_to.is_some();
-        let regions = added_to.map_or_else(|| register(Reach::Peers), Ok)?;
+        let regions = added_to.map_or_else(|| register(Access::PEERS), Ok)?;
         let mut keys: Vec<u32> = regions.iter().map(|region| region.remote_key).collect();
         keys.resize(domains.len(), 0);
         let entry = RegisteredWindow { regions, memory: window.clone(), uses: 0, is_closed: false, parts: Vec::new() };
         self.table.insert(window.id, entry);
         let (signals, in_gpu) = (window.plane.is_some(), is_in_gpu(&window.memory));
-        Ok(Part { address, bytes, keys, signals, nic, in_gpu }.to_key())
+        Ok(PublishedPart { address, bytes, keys, signals, nic, in_gpu }.to_key())
     }
 
     /// Stores the parts that all ranks published.
     pub(super) fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
         let ranks = keys.iter().zip(&self.peers).zip(0..);
-        let parts = ranks.map(|((key, peer), rank)| Part::from_key(rank, peer.ports, key)).collect::<Result<_, _>>()?;
+        let parts = ranks
+            .map(|((key, peer), rank)| PublishedPart::from_key(rank, peer.ports, key))
+            .collect::<Result<_, _>>()?;
         let unknown = NetError::UnknownWindow { window, rank: self.rank };
         self.table.get_mut(&window).ok_or(unknown)?.parts = parts;
         Ok(())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The checks of a NIC.
 
-use super::{BYTES, DEPTH, Deadline, INTERVAL, Loopback, Nic, is_of, show};
+use super::{BYTES, DEPTH, Deadline, INTERVAL, Loopback, Nic, bytes_at, is_of, show, word_at};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::command::QpState;
 use gin_abi::mlx5::cqe::Syndrome;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Check {
-    /// The name, one of [`CHECKS`].
+    /// The name, one of [`names`].
     pub name: &'static str,
     /// The correct observation, or the error.
     pub outcome: Result<String, Failed>,
@@ -50,16 +50,10 @@ const BODIES: [(&str, Body); 10] = [
 ];
 const RELEASE: &str = "release";
 
-/// The names of all checks, in order.
-pub const CHECKS: [&str; 11] = {
-    let mut names = [RELEASE; 11];
-    let mut index = 0;
-    while index < BODIES.len() {
-        names[index] = BODIES[index].0;
-        index += 1;
-    }
-    names
-};
+/// Returns the names of all checks, in order.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    BODIES.into_iter().map(|(name, _)| name).chain([RELEASE])
+}
 
 /// Checks a NIC by queue pairs of its own. Each check ends after `deadline`, except that commands to the firmware have
 /// no time limit. Calls `report` after each check. If a queue pair does not come up, the checks and the list end there.
@@ -156,29 +150,29 @@ fn nop(pair: &mut Loopback) -> Done {
 const LENGTHS: [u64; 4] = [1, 8, 4097, 30_001];
 
 fn write(pair: &mut Loopback) -> Done {
-    let (from, to) = (pair.payload, pair.words);
+    let (from, to) = (pair.payload.clone(), pair.words.clone());
     for (round, bytes) in (0..).zip(LENGTHS) {
         let (source, target) = (3 + round, 64 + round);
-        fill(pair.bytes(to, 0, BYTES), |_| 0xee);
-        fill(pair.bytes(from, source, bytes), |at| pattern(round, at));
+        fill(bytes_at(&to, 0, BYTES), |_| 0xee);
+        fill(bytes_at(&from, source, bytes), |at| pattern(round, at));
         pair.post(Flags::COMPLETION, |post| wqe::write(post, to.remote(target), from.local(source, bytes)))?;
         pair.finish()?;
         let written = target..target + bytes;
         let value = |at| if written.contains(&at) { pattern(round, at - target) } else { 0xee };
-        soon(pair, &format!("write of {bytes} bytes at {target}, and all around"), pair.bytes(to, 0, BYTES), value)?;
+        soon(pair, &format!("write of {bytes} bytes at {target}, and all around"), bytes_at(&to, 0, BYTES), value)?;
     }
     Ok(format!("{LENGTHS:?} bytes"))
 }
 
 fn inline_write(pair: &mut Loopback) -> Done {
-    let to = pair.words;
+    let to = pair.words.clone();
     let value = 0x8877_6655_4433_2211u64;
     let words = [0x0403_0201, 0x0807_0605, 0x0c0b_0a09, 0x100f_0e0d, 0x1413_1211, 0x1817_1615, 0x1c1b_1a19u32];
     let small = (1..=8).map(|bytes| (bytes, value.to_le_bytes().to_vec()));
     let large = (13..=wqe::MAX_INLINE_BYTES).map(|bytes| (bytes, (1..=28).collect()));
     let all: Vec<(u32, Vec<u8>)> = small.chain(large).collect();
     for (target, (bytes, source)) in (5..).zip(&all) {
-        fill(pair.bytes(to, 0, 128), |_| 0xee);
+        fill(bytes_at(&to, 0, 128), |_| 0xee);
         if *bytes <= 8 {
             pair.post(Flags::COMPLETION, |post| wqe::write_value(post, to.remote(target), value, *bytes))?;
         } else {
@@ -188,38 +182,39 @@ fn inline_write(pair: &mut Loopback) -> Done {
         let written = target..target + u64::from(*bytes);
         let value = |at| if written.contains(&at) { source[(at - target) as usize] } else { 0xee };
         let what = format!("write of {bytes} bytes in the entry at {target}, and around");
-        soon(pair, &what, pair.bytes(to, 0, 128), value)?;
+        soon(pair, &what, bytes_at(&to, 0, 128), value)?;
     }
     Ok("1 to 8 and 13 to 28 bytes".to_owned())
 }
 
 fn read_and_dump(pair: &mut Loopback) -> Done {
-    let (from, to, unused) = (pair.words, pair.payload, pair.words.local(BYTES - 8, 8));
+    let (from, to, unused) = (pair.words.clone(), pair.payload.clone(), pair.words.local(BYTES - 8, 8));
     for (round, bytes) in (0..).zip(LENGTHS) {
         let (source, target) = (9 + round, 32 + round);
-        fill(pair.bytes(to, 0, BYTES), |_| 0xee);
-        fill(pair.bytes(from, source, bytes), |at| pattern(round, at));
+        fill(bytes_at(&to, 0, BYTES), |_| 0xee);
+        fill(bytes_at(&from, source, bytes), |at| pattern(round, at));
         pair.post(Flags::NONE, |post| wqe::read(post, from.remote(source), to.local(target, bytes)))?;
         pair.post(Flags::COMPLETION.and(Flags::FENCE), |post| wqe::dump(post, unused))?;
         pair.finish()?;
         let read = target..target + bytes;
         let value = |at| if read.contains(&at) { pattern(round, at - target) } else { 0xee };
-        same(&format!("read of {bytes} bytes to {target}, and all around"), pair.bytes(to, 0, BYTES), value)?;
+        same(&format!("read of {bytes} bytes to {target}, and all around"), bytes_at(&to, 0, BYTES), value)?;
     }
     Ok(format!("{LENGTHS:?} bytes, in view when the dump is complete"))
 }
 
 fn fetch_and_add(pair: &mut Loopback) -> Done {
-    let words = pair.words;
+    let words = pair.words.clone();
     let (word, old) = (words.remote(128), words.local(256, 8));
     // The sum carries through every byte, so a wrong byte order shows.
     let mut value = 0xffu64;
-    pair.word(words, 128).store(value, Ordering::Relaxed);
+    word_at(&words.slice, 128).store(value, Ordering::Relaxed);
     for amount in [1, 0xff00, 0xffff_0000, 0xffff_ffff_0000_0000u64, 0x0102_0304_0506_0708] {
         pair.post(Flags::COMPLETION, |post| wqe::fetch_add(post, word, amount, old))?;
         pair.finish()?;
         let sum = value.wrapping_add(amount);
-        let seen = || (pair.word(words, 256).load(Ordering::Acquire), pair.word(words, 128).load(Ordering::Acquire));
+        let seen =
+            || (word_at(&words.slice, 256).load(Ordering::Acquire), word_at(&words.slice, 128).load(Ordering::Acquire));
         pair.wait(|| seen() == (value, sum));
         let (old, new) = seen();
         if (old, new) != (value, sum) {
@@ -235,17 +230,17 @@ fn fetch_and_add(pair: &mut Loopback) -> Done {
 const SIGNALS: u64 = 64;
 
 fn signal_after_data(pair: &mut Loopback) -> Done {
-    let (data, words) = (pair.payload, pair.words);
+    let (data, words) = (pair.payload.clone(), pair.words.clone());
     let (bytes, half) = (20_000, BYTES / 2);
     let (word, old) = (words.remote(8), words.local(16, 8));
-    pair.word(words, 8).store(0, Ordering::Relaxed);
+    word_at(&words.slice, 8).store(0, Ordering::Relaxed);
     for round in 1..=SIGNALS {
-        fill(pair.bytes(data, 0, bytes), |at| pattern(round, at));
+        fill(bytes_at(&data, 0, bytes), |at| pattern(round, at));
         pair.post(Flags::NONE, |post| wqe::write(post, data.remote(half), data.local(0, bytes)))?;
         pair.post(Flags::NONE, |post| wqe::fetch_add(post, word, 1, old))?;
         pair.ring();
         loop {
-            let seen = pair.word(words, 8).load(Ordering::Acquire);
+            let seen = word_at(&words.slice, 8).load(Ordering::Acquire);
             if seen == round {
                 break;
             }
@@ -256,7 +251,7 @@ fn signal_after_data(pair: &mut Loopback) -> Done {
             pair.attend()?;
             std::thread::yield_now();
         }
-        same(&format!("data of signal {round}, once it is seen"), pair.bytes(data, half, bytes), |at| {
+        same(&format!("data of signal {round}, once it is seen"), bytes_at(&data, half, bytes), |at| {
             pattern(round, at)
         })?;
     }
@@ -266,7 +261,7 @@ fn signal_after_data(pair: &mut Loopback) -> Done {
 }
 
 fn completion_interval(pair: &mut Loopback) -> Done {
-    let to = pair.words;
+    let to = pair.words.clone();
     for value in 1..=DEPTH {
         pair.post(Flags::NONE, |post| wqe::write_value(post, to.remote(0), value, 8))?;
     }
@@ -275,8 +270,8 @@ fn completion_interval(pair: &mut Loopback) -> Done {
         let seen = more.map_or_else(|code| format!("code {code:#x}"), |outcome| show(&outcome));
         return Err(failed(format!("{} completions and no more", DEPTH / INTERVAL), seen));
     }
-    pair.wait(|| pair.word(to, 0).load(Ordering::Acquire) == DEPTH);
-    match pair.word(to, 0).load(Ordering::Acquire) {
+    pair.wait(|| word_at(&to.slice, 0).load(Ordering::Acquire) == DEPTH);
+    match word_at(&to.slice, 0).load(Ordering::Acquire) {
         DEPTH => Ok(format!("{DEPTH} entries, {} completions", pair.consumer_index)),
         seen => Err(failed(format!("what entry {} wrote, {DEPTH}", DEPTH - 1), seen)),
     }
@@ -295,11 +290,11 @@ fn index_past_16_bits(pair: &mut Loopback) -> Done {
 }
 
 fn wrong_remote_key(pair: &mut Loopback) -> Done {
-    let (to, queue) = (pair.words, pair.info.queue);
-    fill(pair.bytes(to, 0, 64), |_| 0xee);
+    let (to, queue) = (pair.words.clone(), pair.info.queue);
+    fill(bytes_at(&to, 0, 64), |_| 0xee);
     // The low 8 bits of a key are chosen at registration, and the NIC compares them.
-    let key = Be32::new(to.remote.get() ^ 0x5a);
-    pair.post(Flags::NONE, |post| wqe::write_value(post, Remote { address: 0, key }, 1, 8))?;
+    let key = Be32::new(to.remote_key ^ 0x5a);
+    pair.post(Flags::NONE, |post| wqe::write_value(post, Remote { key, ..to.remote(0) }, 1, 8))?;
     pair.post(Flags::COMPLETION, |post| wqe::write_value(post, to.remote(8), 1, 8))?;
     for (index, syndrome) in [(0, Syndrome::RemoteAccess), (1, Syndrome::Flushed)] {
         let expected = || {
@@ -318,6 +313,6 @@ fn wrong_remote_key(pair: &mut Loopback) -> Done {
         Ok(state) => return Err(failed("queue pair in the state error", state.text())),
         Err(error) => return Err(failed("queue pair in the state error", error)),
     }
-    same("memory behind the wrong key, and of the entry that was flushed", pair.bytes(to, 0, 64), |_| 0xee)?;
+    same("memory behind the wrong key, and of the entry that was flushed", bytes_at(&to, 0, 64), |_| 0xee)?;
     Ok(format!("{}, then flushed, queue pair in error", Syndrome::RemoteAccess.text()))
 }

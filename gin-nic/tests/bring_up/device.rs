@@ -4,7 +4,7 @@
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Completion;
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
-use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote};
+use gin_abi::mlx5::wqe::{self, Flags, Post, QueueNumber};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind};
 use gin_nic::hca::Access;
@@ -34,22 +34,22 @@ fn queue_pairs_in_memory_of_a_device_carry_data_and_keep_it_alive() {
     let info = *queues.infos().next().unwrap();
     let place = info.place.unwrap();
     let queue = QueueNumber::new(info.queue);
-    let to = Remote { address: window.start() + 8, key: Be32::new(window.remote_key()) };
-    let from = Local { address: window.start(), key: Be32::new(window.local_key()), bytes: 8 };
+    let to = window.remote(8);
+    let from = window.local(0, 8);
     let entry = wqe::write(Post { index: 0, queue, flags: Flags::COMPLETION }, to, from);
-    queues.slab().write(place.ring, &entry).unwrap();
+    queues.slab.write(place.ring, &entry).unwrap();
     let record = Record { receive: Be32::new(0), send: Record::send(1) };
-    queues.slab().write(place.record, &[record]).unwrap();
+    queues.slab.write(place.record, &[record]).unwrap();
     // Safety: the page is there as long as the queue pairs are.
     let doorbell = unsafe { AtomicU64::from_ptr(info.doorbell as usize as *mut u64) };
     doorbell.store(Doorbell::word(1, queue), Ordering::Release);
     fabric.settle();
 
     let mut completion = [Completion { words: [0; 8] }];
-    queues.slab().read(place.completions, &mut completion).unwrap();
+    queues.slab.read(place.completions, &mut completion).unwrap();
     assert!(completion[0].read(0, info.log_completions).unwrap().result.is_ok());
     let mut seen = [0u64; 2];
-    window.slice().read(0, &mut seen).unwrap();
+    window.slice.read(0, &mut seen).unwrap();
     assert_eq!(seen, [42, 42]);
     drop((queues, window, nic));
     assert_eq!(fabric.objects(), 0);

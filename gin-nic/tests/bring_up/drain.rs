@@ -59,7 +59,7 @@ impl Bench {
             }
             let target = |_, peer: u32| {
                 let data = &sides[peer as usize].data;
-                Target { signal_key: data.remote_key(), signals: data.start(), most_bytes: 64 }
+                Target { signal_key: data.remote_key, signals: data.start, most_bytes: 64 }
             };
             side.queues.fill(target).unwrap();
         }
@@ -99,7 +99,7 @@ impl Bench {
 
     fn arrived(&self, rank: usize) -> u64 {
         let mut word = [0];
-        self.sides[rank].data.slice().read(0, &mut word).unwrap();
+        self.sides[rank].data.slice.read(0, &mut word).unwrap();
         word[0]
     }
 

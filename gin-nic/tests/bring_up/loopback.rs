@@ -39,7 +39,7 @@ fn a_software_nic_passes_on_both_networks_with_answers_at_once_and_late() {
             let fabric = SoftFabric::new(options);
             let checks = run(&fabric, fabric.add(config(0)), DEADLINE, &[]);
             assert_eq!(wrong(&checks), []);
-            assert!(checks.iter().map(|check| check.name).eq(CHECKS));
+            assert!(checks.iter().map(|check| check.name).eq(names()));
             assert_eq!(fabric.violations(), (None, 0));
             assert_eq!(fabric.objects(), 0);
         }
@@ -141,7 +141,7 @@ fn an_object_that_does_not_end_fails_the_last_check() {
         drop(pair);
         let begun = failing.has_failed();
         assert_eq!(nic.failures() > 0, begun, "end {ends}");
-        let checks = checks::check_but(&nic, DEADLINE, &CHECKS, &mut |_| ());
+        let checks = checks::check_but(&nic, DEADLINE, &names().collect::<Vec<_>>(), &mut |_| ());
         let [check] = &*checks else { panic!("{checks:?}") };
         assert_eq!((check.name, check.outcome.is_err()), ("release", begun));
         let Err(failed) = &check.outcome else { break };
@@ -159,14 +159,14 @@ fn data_that_is_not_there_yet_is_noticed() {
     let nic = open(Arc::new(fabric.add(SoftConfig::ethernet(0))));
     let _server = fabric.serve().unwrap();
     let mut pair = Loopback::new(&nic, Deadline::new(DEADLINE)).unwrap();
-    let (from, to) = (pair.words, pair.payload);
-    pair.word(from, 0).store(7, Ordering::Relaxed);
+    let (from, to) = (pair.words.clone(), pair.payload.clone());
+    word_at(&from.slice, 0).store(7, Ordering::Relaxed);
     pair.post(Flags::COMPLETION, |post| wqe::read(post, from.remote(0), to.local(0, 8))).unwrap();
     pair.finish().unwrap();
-    assert_eq!(pair.word(to, 0).load(Ordering::Acquire), 0);
+    assert_eq!(word_at(&to.slice, 0).load(Ordering::Acquire), 0);
     pair.post(Flags::COMPLETION.and(Flags::FENCE), |post| wqe::dump(post, from.local(64, 8))).unwrap();
     pair.finish().unwrap();
-    assert_eq!(pair.word(to, 0).load(Ordering::Acquire), 7);
+    assert_eq!(word_at(&to.slice, 0).load(Ordering::Acquire), 7);
 }
 
 #[test]

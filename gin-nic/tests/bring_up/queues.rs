@@ -7,9 +7,11 @@ use gin_abi::mlx5::cqe::{self, Completion, Outcome, Syndrome};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::mailbox::Ads;
 use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, Segment};
+use gin_gpu::virt::VirtualDevice;
+use gin_gpu::{Device, Memory, MemoryKind, MemorySlice};
 use gin_nic::hca::Hca;
 use gin_nic::hca::{Access, Extent, Handle, HcaError};
-use gin_nic::layout::{Layout, PAGE, QueueSpec, Role};
+use gin_nic::layout::{PAGE, QueueSpec, Role};
 use gin_nic::*;
 use gin_soft_hca::Options;
 use gin_soft_hca_host::{SoftConfig, SoftFabric, SoftHca};
@@ -24,41 +26,21 @@ fn peer(rank: u32) -> NicPeer {
     NicPeer { rank, host: format!("node{rank}"), port: 1 }
 }
 
-/// Memory that begins a page.
-struct Slab {
-    memory: Vec<AtomicU64>,
-    bytes: u64,
+fn device() -> Arc<dyn Device> {
+    VirtualDevice::memory_only(0)
 }
 
-impl Slab {
-    fn new(bytes: u64) -> Self {
-        Self { memory: (0..(bytes + PAGE) / 8).map(|_| AtomicU64::new(0)).collect(), bytes }
-    }
+/// Returns memory that begins a page.
+fn page() -> MemorySlice {
+    let memory = Memory::new(&device(), MemoryKind::Pinned, 2 * PAGE).unwrap();
+    let first = memory.address().next_multiple_of(PAGE) - memory.address();
+    memory.slice(first..first + PAGE).unwrap()
+}
 
-    /// For these queue pairs, filled as it has to be.
-    fn of(specs: &[QueueSpec]) -> Self {
-        let layout = Layout::of(specs).unwrap();
-        let slab = Self::new(layout.bytes);
-        for ring in layout.completion_rings() {
-            for at in ring.clone().step_by(8) {
-                slab.word(at).store(u64::from_le_bytes([cqe::INVALID_BYTE; 8]), Ordering::Relaxed);
-            }
-        }
-        slab
-    }
-
-    fn address(&self) -> u64 {
-        (self.memory.as_ptr() as u64).next_multiple_of(PAGE)
-    }
-
-    fn extent(&self) -> Extent {
-        Extent { address: self.address(), bytes: self.bytes, dma_buf: None }
-    }
-
-    fn word(&self, offset: u64) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset < self.bytes);
-        &self.memory[((self.address() - self.memory.as_ptr() as u64 + offset) / 8) as usize]
-    }
+fn word_at(slice: &MemorySlice, offset: u64) -> &AtomicU64 {
+    assert!(offset.is_multiple_of(8) && offset < slice.bytes());
+    // Safety: an aligned word of memory of this process, which the slice keeps.
+    unsafe { AtomicU64::from_ptr((slice.address() + offset) as usize as *mut u64) }
 }
 
 const SENDER: QueueSpec = QueueSpec { role: Role::Sender, depth: 16, completions: 16, collapsed: false };
@@ -67,10 +49,8 @@ const RESPONDER: QueueSpec = QueueSpec { role: Role::Responder, depth: 0, comple
 
 /// A rank with queue pairs and registered memory.
 struct Side {
-    set: QueueSet,
-    slab: Slab,
-    data: Slab,
-    region: gin_nic::RegisteredMemory,
+    set: DeviceQueues,
+    region: RegisteredSlice,
     /// Entries posted and completions seen, by queue pair.
     posted: Vec<Cell<u64>>,
     seen: Vec<Cell<u64>>,
@@ -80,14 +60,10 @@ struct Side {
 
 impl Side {
     fn new(nic: &Arc<Nic>, specs: &[QueueSpec]) -> Self {
-        let slab = Slab::of(specs);
-        // Safety: laid out and filled for these specs; dropped after the set.
-        let set = unsafe { QueueSet::new(nic, &slab.extent(), specs, NEVER) }.unwrap();
-        let data = Slab::new(PAGE);
-        // Safety: dropped after the registration.
-        let region = unsafe { nic.register(&data.extent(), 0, Access::SIGNALS) }.unwrap();
+        let set = DeviceQueues::new(nic, &device(), specs, NEVER).unwrap();
+        let region = RegisteredSlice::new(nic, page(), Access::SIGNALS).unwrap();
         let counts = || specs.iter().map(|_| Cell::new(0)).collect();
-        Self { set, slab, data, region, posted: counts(), seen: counts(), words: None }
+        Self { set, region, posted: counts(), seen: counts(), words: None }
     }
 
     fn info(&self, index: usize) -> QueueInfo {
@@ -102,11 +78,11 @@ impl Side {
         let entry = entry(Post { index: number, queue, flags: Flags::COMPLETION });
         let slot = place.ring + number % (1 << info.log_depth) * 64;
         for (at, word) in entry.iter().flat_map(|segment| segment.words).enumerate() {
-            self.slab.word(slot + 8 * at as u64).store(word, Ordering::Relaxed);
+            word_at(&self.set.slab, slot + 8 * at as u64).store(word, Ordering::Relaxed);
         }
         self.posted[index].set(number + 1);
         let record = Record { receive: Be32::new(0), send: Record::send(number + 1) };
-        self.slab.word(place.record).store(bytemuck::cast(record), Ordering::Release);
+        word_at(&self.set.slab, place.record).store(bytemuck::cast(record), Ordering::Release);
         // Safety: the page is there as long as the set is.
         let doorbell = unsafe { AtomicU64::from_ptr(self.doorbell(index) as usize as *mut u64) };
         doorbell.store(Doorbell::word(number + 1, queue), Ordering::Release);
@@ -120,18 +96,18 @@ impl Side {
         let info = self.info(index);
         let number = self.seen[index].get();
         let at = info.place.unwrap().completions + number % (1 << info.log_completions) * cqe::BYTES;
-        let words = std::array::from_fn(|word| self.slab.word(at + 8 * word as u64).load(Ordering::Acquire));
+        let words = std::array::from_fn(|word| word_at(&self.set.slab, at + 8 * word as u64).load(Ordering::Acquire));
         let outcome = Completion { words }.read(number, info.log_completions).ok()?;
         self.seen[index].set(number + 1);
         Some(outcome)
     }
 
     fn remote(&self, offset: u64) -> Remote {
-        Remote { address: offset, key: Be32::new(self.region.remote_key) }
+        self.region.remote(offset)
     }
 
     fn local(&self, offset: u64, bytes: u32) -> Local {
-        Local { address: offset, key: Be32::new(self.region.local_key), bytes }
+        self.region.local(offset, bytes.into())
     }
 }
 
@@ -160,13 +136,13 @@ fn queue_pairs_come_up_and_carry_data_on_both_networks() {
         connect(&a, &b, 0);
         assert_eq!(a.set.state(0), Ok(QpState::ReadyToSend));
         assert_eq!(a.set.state(1), Ok(QpState::Init));
-        a.data.word(64).store(0x1234_5678_9abc_def0, Ordering::Relaxed);
+        word_at(&a.region.slice, 64).store(0x1234_5678_9abc_def0, Ordering::Relaxed);
         a.post(0, |post| wqe::write(post, b.remote(8), a.local(64, 8)));
         fabric.settle();
         a.post(0, |post| wqe::fetch_add(post, b.remote(16), 7, a.local(0, 8)));
         fabric.settle();
-        assert_eq!(b.data.word(8).load(Ordering::Acquire), 0x1234_5678_9abc_def0);
-        assert_eq!(b.data.word(16).load(Ordering::Acquire), 7);
+        assert_eq!(word_at(&b.region.slice, 8).load(Ordering::Acquire), 0x1234_5678_9abc_def0);
+        assert_eq!(word_at(&b.region.slice, 16).load(Ordering::Acquire), 7);
         for index in 0..2 {
             let outcome = a.completion(0).unwrap();
             assert_eq!((outcome.index, outcome.result.is_ok()), (index, true));
@@ -194,7 +170,7 @@ fn a_thread_serves_doorbells_of_many_queue_pairs() {
         }
     }
     drop(server);
-    assert!((0..4).all(|index| b.data.word(8 * index).load(Ordering::Acquire) == 100));
+    assert!((0..4).all(|index| word_at(&b.region.slice, 8 * index).load(Ordering::Acquire) == 100));
 }
 
 #[test]
@@ -216,10 +192,10 @@ fn a_responder_answers_without_rings_and_a_master_waits_for_another_queue() {
     fabric.settle();
     side.post(1, |post| wqe::fetch_add(post, side.remote(128), 1, side.local(0, 8)));
     fabric.settle();
-    assert_eq!(side.data.word(128).load(Ordering::Acquire), 0, "nothing to count yet");
+    assert_eq!(word_at(&side.region.slice, 128).load(Ordering::Acquire), 0, "nothing to count yet");
     side.post(0, |post| wqe::write_value(post, other.remote(0), 5, 8));
     fabric.settle();
-    assert_eq!(side.data.word(128).load(Ordering::Acquire), 1);
+    assert_eq!(word_at(&side.region.slice, 128).load(Ordering::Acquire), 1);
     assert_eq!(fabric.violations(), (None, 0));
     let info = side.info(2);
     assert_eq!((info.place, info.doorbell), (None, 0));
@@ -243,7 +219,8 @@ fn whichever_call_fails_the_error_names_it_and_nothing_is_left() {
                     assert!(!failing.has_failed(), "call {calls} failed and nobody noticed");
                     break;
                 }
-                Err(NicError::Step { nic, peer, step, source: HcaError::System { errno: 5, .. } }) => {
+                Err(DeviceQueueError::Nic(NicError::Step { nic, peer, step, source })) => {
+                    assert!(matches!(source, HcaError::System { errno: 5, .. }), "{source}");
                     assert_eq!(nic, "soft_0");
                     let late = matches!(step, Step::NextHop | Step::ReadyToReceive | Step::ReadyToSend);
                     assert_eq!(peer.is_some(), late, "{step}");
@@ -258,14 +235,11 @@ fn whichever_call_fails_the_error_names_it_and_nothing_is_left() {
 }
 
 /// Everything from a closed NIC to connected queue pairs.
-fn bring_up(hca: Arc<dyn Hca>, specs: &[QueueSpec], other: &Side) -> Result<(), NicError> {
+fn bring_up(hca: Arc<dyn Hca>, specs: &[QueueSpec], other: &Side) -> Result<(), DeviceQueueError> {
     let nic = Nic::open(hca, NicConfig::default())?;
-    let (slab, data) = (Slab::of(specs), Slab::new(PAGE));
-    // Safety: both outlive what is registered here.
-    let (_region, set) = unsafe {
-        (nic.register(&data.extent(), 0, Access::PAYLOAD)?, QueueSet::new(&nic, &slab.extent(), specs, NEVER)?)
-    };
-    for index in 0..set.len() {
+    let _region = RegisteredSlice::new(&nic, page(), Access::PAYLOAD)?;
+    let set = DeviceQueues::new(&nic, &device(), specs, NEVER)?;
+    for index in 0..specs.len() {
         set.connect(index, &peer(1), &other.set.address(index).unwrap(), NEVER)?;
         set.state(index)?;
     }
@@ -288,13 +262,11 @@ fn whichever_step_the_deadline_meets_is_named_and_nothing_is_left() {
             left.set(now.max(1) - 1);
             now == 0
         };
-        let slab = Slab::of(&specs);
-        // Safety: dropped after the set.
-        let outcome = unsafe { QueueSet::new(&nics[0], &slab.extent(), &specs, &expired) }
-            .and_then(|set| set.connect(0, &peer(1), &other.set.address(0).unwrap(), &expired).map(|()| set));
+        let outcome = DeviceQueues::new(&nics[0], &device(), &specs, &expired)
+            .and_then(|set| Ok(set.connect(0, &peer(1), &other.set.address(0).unwrap(), &expired).map(|()| set)?));
         match outcome {
             Ok(_) => break,
-            Err(NicError::Deadline { step, peer, .. }) => {
+            Err(DeviceQueueError::Nic(NicError::Deadline { step, peer, .. })) => {
                 let late = matches!(step, Step::NextHop | Step::ReadyToReceive | Step::ReadyToSend);
                 assert_eq!(peer.is_some(), late);
                 steps.push(step);
@@ -356,11 +328,11 @@ fn the_gid_is_the_first_that_stands_for_an_ipv4_address() {
     let fabric = SoftFabric::default();
     let mut config = SoftConfig::ethernet(0);
     config.ports[0].gids.insert(0, gin_soft_hca_host::SoftGid { gid: [0; 16], version: 2 });
-    assert_eq!(open(fabric.add(config)).gid().index, 4);
+    assert_eq!(open(fabric.add(config)).gid.index, 4);
     let mut config = SoftConfig::ethernet(1);
     config.ports[0].gids.truncate(2);
     config.ports[0].gids.insert(0, gin_soft_hca_host::SoftGid { gid: [0; 16], version: 2 });
-    assert_eq!(open(fabric.add(config)).gid().index, 2, "one of IPv6, if there is no other");
+    assert_eq!(open(fabric.add(config)).gid.index, 2, "one of IPv6, if there is no other");
 }
 
 #[test]
@@ -368,28 +340,24 @@ fn limits_and_memory_are_checked_before_anything_is_made() {
     let fabric = SoftFabric::default();
     let mut config = SoftConfig::ethernet(0);
     (config.log_max_queue, config.core_direct) = (6, false);
-    let nic = open(fabric.add(config));
-    let refuse = |spec: QueueSpec, extent: Option<Extent>| {
-        let slab = Slab::of(&[SENDER]);
-        // Safety: nothing is made.
-        let made = unsafe { QueueSet::new(&nic, &extent.unwrap_or(slab.extent()), &[spec], NEVER) };
+    let hca = fabric.add(config);
+    let nic = open(hca.clone());
+    let refuse = |spec: QueueSpec| {
+        let made = DeviceQueues::new(&nic, &device(), &[spec], NEVER);
         assert_eq!(fabric.objects(), 1, "the domain");
         made.expect_err("a refusal").to_string()
     };
     let deep = QueueSpec { depth: 128, ..SENDER };
-    let slab = Slab::of(&[deep]);
-    let text = "128 slots of a send queue were asked for; soft_0 has at most 64";
-    assert_eq!(refuse(deep, Some(slab.extent())), text);
+    assert_eq!(refuse(deep), "128 slots of a send queue were asked for; soft_0 has at most 64");
     let odd = QueueSpec { depth: 100, ..SENDER };
-    assert_eq!(refuse(odd, None), "the depth of a send queue must be a power of two; 100 was asked for");
-    assert_eq!(refuse(MASTER, None), "soft_0 has no entries that wait for completion queues");
-    let short = Extent { bytes: 4096, ..slab.extent() };
-    assert!(matches!(refuse(SENDER, Some(short)).as_str(), text if text.starts_with("the rings need 8192 bytes")));
-    let crooked = Extent { address: slab.address() + 64, ..slab.extent() };
-    assert!(refuse(SENDER, Some(crooked)).contains("from the beginning of a page"));
-    let device = Extent { dma_buf: Some(gin_nic::hca::DmaBuf { file: 3, offset: 0 }), ..slab.extent() };
-    let text = "soft_0: registering the memory of the rings: memory of a device is not supported: soft_0 has no DMA-BUF support";
-    assert_eq!(refuse(SENDER, Some(device)), text);
+    assert_eq!(refuse(odd), "the depth of a send queue must be a power of two; 100 was asked for");
+    assert_eq!(refuse(MASTER), "soft_0 has no entries that wait for completion queues");
+    let page = page();
+    let file = Some(gin_nic::hca::DmaBuf { file: 3, offset: 0 });
+    let extent = Extent { address: page.address(), bytes: page.bytes(), dma_buf: file };
+    // Safety: nothing is registered.
+    let refused = unsafe { hca.register_umem(&extent, Access::RINGS) }.unwrap_err();
+    assert_eq!(refused.to_string(), "memory of a device is not supported: soft_0 has no DMA-BUF support");
 }
 
 #[test]
@@ -461,7 +429,7 @@ fn connections_have_ports_of_their_own() {
     let nic = open(fabric.add(SoftConfig::ethernet(0)));
     let ports: std::collections::BTreeSet<u16> = (1..=64).map(|queue| nic.udp_port(queue, queue + 1)).collect();
     assert!(ports.len() > 60, "{} ports for 64 connections", ports.len());
-    assert!(ports.iter().all(|port| nic.capabilities().udp_ports.contains(port)));
+    assert!(ports.iter().all(|port| nic.capabilities.udp_ports.contains(port)));
 }
 
 #[test]
@@ -532,7 +500,7 @@ fn the_host_rings_for_a_gpu_that_cannot() {
         for index in 0..3 {
             // One doorbell for two entries.
             assert!((0..2).all(|_| a.completion(index).is_some_and(|outcome| outcome.result.is_ok())));
-            assert_eq!(b.data.word(8 * index as u64).load(Ordering::Acquire), 2 * round);
+            assert_eq!(word_at(&b.region.slice, 8 * index as u64).load(Ordering::Acquire), 2 * round);
         }
     }
     assert_eq!(fabric.violations(), (None, 0));
@@ -574,14 +542,13 @@ fn what_was_on_its_way_is_there_when_a_registration_has_ended() {
     let nics = [0, 1].map(|rank| open(fabric.add(SoftConfig::ethernet(rank))));
     let [a, b] = [0, 1].map(|rank: usize| Side::new(&nics[rank], &[SENDER]));
     connect(&a, &b, 0);
-    let window = Slab::new(PAGE);
-    // Safety: dropped after the registration.
-    let region = unsafe { nics[1].register(&window.extent(), 0, Access::PAYLOAD) }.unwrap();
-    let there = Remote { address: 64, key: Be32::new(region.remote_key) };
+    let window = page();
+    let region = RegisteredSlice::new(&nics[1], window.clone(), Access::PAYLOAD).unwrap();
+    let there = region.remote(64);
     a.post(0, |post| wqe::write_value(post, there, 5, 8));
     fabric.settle();
     assert!(a.completion(0).unwrap().result.is_ok());
-    assert_eq!(window.word(64).load(Ordering::Acquire), 0, "complete, but not in view");
+    assert_eq!(word_at(&window, 64).load(Ordering::Acquire), 0, "complete, but not in view");
     drop(region);
-    assert_eq!(window.word(64).load(Ordering::Acquire), 5);
+    assert_eq!(word_at(&window, 64).load(Ordering::Acquire), 5);
 }

@@ -8,9 +8,11 @@
 mod c;
 
 use c::compile;
+use gin_gpu::virt::VirtualDevice;
+use gin_gpu::{Device, Memory, MemoryKind};
 use gin_nic::hca::{Access, DmaBuf, Extent, Hca, HcaError};
 use gin_nic::mlx5::{Libraries, devices};
-use gin_nic::{Absent, Layout, Mlx5, Nic, NicConfig, NicError, NicPeer, QueueSet, QueueSpec, Role, probe};
+use gin_nic::{Absent, DeviceQueues, Mlx5, Nic, NicConfig, NicError, NicPeer, QueueSpec, RegisteredSlice, Role, probe};
 use libloading::Library;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::fs;
@@ -169,33 +171,28 @@ fn peer() -> NicPeer {
     NicPeer { rank: 4, host: "elsewhere".to_owned(), port: 1 }
 }
 
-/// Returns memory for these queue pairs that begins at a page.
-fn slab() -> Result<(Vec<u8>, Extent), Failed> {
-    let bytes = Layout::of(&SPECS)?.bytes;
-    let memory = vec![0; bytes as usize + 4096];
-    let address = (memory.as_ptr() as u64).next_multiple_of(4096);
-    Ok((memory, Extent { address, bytes, dma_buf: None }))
+fn device() -> Arc<dyn Device> {
+    VirtualDevice::memory_only(0)
 }
 
 fn comes_up() -> Result<(), Failed> {
     let stub = Stub::new(WORKS)?;
     let nic = Nic::open(stub.open()?, NicConfig::default())?;
-    equal((nic.name(), nic.gid().index, nic.mtu().bytes()), ("mlx5_0", 1, 2048))?;
-    equal(nic.capabilities().udp_ports.clone(), 0xc000..=0xffff)?;
-    let (_memory, extent) = slab()?;
-    // Safety: dropped after what is registered; no other code accesses it.
-    let region = unsafe { nic.register(&extent, 7, Access::PAYLOAD) }?;
-    equal((region.local_key, region.remote_key), (0x1107, 0x2200 + extent.bytes as u32))?;
+    equal((nic.name.as_str(), nic.gid.index, nic.mtu().bytes()), ("mlx5_0", 1, 2048))?;
+    equal(nic.capabilities.udp_ports.clone(), 0xc000..=0xffff)?;
+    let memory = Memory::new(&device(), MemoryKind::Pinned, 16)?.slice(7..16)?;
+    let start = memory.address() as u32 % 4096;
+    let region = RegisteredSlice::new(&nic, memory, Access::PAYLOAD)?;
+    equal((region.local_key, region.remote_key), (0x1100 + start, 0x2209))?;
     equal(stub.ask("stub_access"), 1 | 2 | 4 | 8 | 1 << 20)?;
-    // Safety: as above.
-    let set = unsafe { QueueSet::new(&nic, &extent, &SPECS, &|| false) }?;
+    let set = DeviceQueues::new(&nic, &device(), &SPECS, &|| false)?;
     equal(stub.ask("stub_access"), 1)?;
     let infos: Vec<_> = set.infos().copied().collect();
     ensure(infos.windows(2).all(|pair| pair[0].queue < pair[1].queue), || format!("{infos:?}"))?;
     // One page serves all queue pairs.
     ensure(infos[0].doorbell == infos[1].doorbell && infos[0].doorbell != 0, || format!("{infos:?}"))?;
     let address = set.address(0).ok_or("an address")?;
-    for index in 0..set.len() {
+    for index in 0..SPECS.len() {
         set.connect(index, &peer(), &address, &|| false)?;
     }
     // Context, domain, region, umem, page, three completion queues and three queue pairs.
@@ -210,30 +207,32 @@ fn comes_up() -> Result<(), Failed> {
 fn dma_buf() -> Result<(), Failed> {
     let file = Extent { address: 0x7000_0000_0000, bytes: 1 << 20, dma_buf: Some(DmaBuf { file: 99, offset: 8192 }) };
     let stub = Stub::new(WORKS)?;
-    let nic = Nic::open(stub.open()?, NicConfig::default())?;
+    let nic = stub.open()?;
+    let domain = nic.allocate_domain()?;
     // Safety: the stand-in accesses no memory.
-    let (region, set) =
-        unsafe { (nic.register(&file, 0, Access::PAYLOAD)?, QueueSet::new(&nic, &file, &SPECS, &|| false)?) };
-    equal((region.local_key, region.remote_key, set.len()), (8192, 99, 3))?;
+    let (region, umem) =
+        unsafe { (nic.register_region(&domain, &file, 0, Access::PAYLOAD)?, nic.register_umem(&file, Access::RINGS)?) };
+    equal((region.local_key, region.remote_key), (8192, 99))?;
+    nic.deregister_region(region.handle)?;
+    nic.deregister_umem(umem.handle)?;
 
     let stub = Stub::new(NO_DMA_BUF)?;
-    let nic = Nic::open(stub.open()?, NicConfig::default())?;
+    let nic = stub.open()?;
+    let domain = nic.allocate_domain()?;
     // Safety: the stand-in accesses no memory.
-    let refused = unsafe { nic.register(&file, 0, Access::PAYLOAD) };
+    let refused = unsafe { nic.register_region(&domain, &file, 0, Access::PAYLOAD) };
     let Err(error) = refused else { return Err("it was registered".into()) };
     let system = std::io::Error::from_raw_os_error(95);
-    equal(error.to_string(), format!("mlx5_0: registering memory: ibv_reg_dmabuf_mr failed: {system}"))?;
+    equal(error.to_string(), format!("ibv_reg_dmabuf_mr failed: {system}"))?;
     // Safety: the stand-in accesses no memory.
-    let refused = unsafe { QueueSet::new(&nic, &file, &SPECS, &|| false) };
+    let refused = unsafe { nic.register_umem(&file, Access::RINGS) };
     ensure(refused.is_err() && stub.ask("stub_objects") == 2, || format!("{refused:?}"))
 }
 
 fn refusal() -> Result<(), Failed> {
     let stub = Stub::new(REFUSES)?;
     let nic = Nic::open(stub.open()?, NicConfig::default())?;
-    let (_memory, extent) = slab()?;
-    // Safety: the stand-in accesses no memory.
-    let refused = unsafe { QueueSet::new(&nic, &extent, &SPECS, &|| false) };
+    let refused = DeviceQueues::new(&nic, &device(), &SPECS, &|| false);
     let Err(error) = refused else { return Err("it was made".into()) };
     let text = "mlx5_0: making a completion queue: the NIC answered: bad parameter (status 0x3, syndrome 0xabcdef)";
     equal(error.to_string(), text.to_owned())?;
@@ -254,9 +253,7 @@ fn doorbell_pages() -> Result<(), Failed> {
 fn unreachable() -> Result<(), Failed> {
     let stub = Stub::new(WORKS)?;
     let nic = Nic::open(stub.open()?, NicConfig::default())?;
-    let (_memory, extent) = slab()?;
-    // Safety: the stand-in accesses no memory.
-    let set = unsafe { QueueSet::new(&nic, &extent, &SPECS, &|| false) }?;
+    let set = DeviceQueues::new(&nic, &device(), &SPECS, &|| false)?;
     let mut address = set.address(0).ok_or("an address")?;
     address.gid = [0xee; 16];
     let Err(error) = set.connect(0, &peer(), &address, &|| false) else { return Err("connected".into()) };

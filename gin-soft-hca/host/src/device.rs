@@ -154,7 +154,8 @@ impl Hca for SoftHca {
         let mut state = self.fabric.lock();
         self.check_memory(&state, memory)?;
         state.check_room(self.device)?;
-        let rings = RingMemory { address: memory.address, bytes: memory.bytes, written: access.local_write };
+        let written = access.contains(Access::LOCAL_WRITE);
+        let rings = RingMemory { address: memory.address, bytes: memory.bytes, written };
         let number = objects::add(&mut state.umems, rings);
         let handle = state.keep(Object { name: (Kind::Umem, number), device: self.device, uses: Vec::new() });
         Ok(Umem { handle, number })

@@ -287,7 +287,8 @@ impl HcaState {
         self.check_room(device)?;
         Reason::WrongObject.refuse_if(kind != Kind::Domain)?;
         // The verbs require that.
-        Reason::Access.refuse_if((access.remote_write || access.remote_atomic) && !access.local_write)?;
+        let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        Reason::Access.refuse_if(writes && !access.contains(Access::LOCAL_WRITE))?;
         let number = put(&mut self.regions, |region| !region.live, Region::default())?;
         // The low bits differ between uses of a slot, so that a stale key is noticed.
         let key = number << 8 | (self.serial as u32 & 0xff);
@@ -300,12 +301,12 @@ impl HcaState {
             memory: memory.address,
             bytes: memory.bytes,
             rights: Rights {
-                local_write: access.local_write,
-                remote_read: access.remote_read,
-                remote_write: access.remote_write,
-                remote_atomic: access.remote_atomic,
+                local_write: access.contains(Access::LOCAL_WRITE),
+                remote_read: access.contains(Access::REMOTE_READ),
+                remote_write: access.contains(Access::REMOTE_WRITE),
+                remote_atomic: access.contains(Access::REMOTE_ATOMIC),
             },
-            relaxed: access.relaxed_ordering,
+            relaxed: access.contains(Access::RELAXED_ORDERING),
         };
         Ok(key)
     }

@@ -369,12 +369,12 @@ fn memory_that_cannot_be_registered_is_refused() {
         let refused = unsafe { bench.hca.register_umem(&memory, Access::RINGS) };
         assert!(matches!(refused, Err(HcaError::System { errno: 22, .. })), "{refused:?}");
     }
-    let access = Access { local_write: false, ..Access::PAYLOAD };
+    let access = Access::PAYLOAD - Access::LOCAL_WRITE;
     // Safety: refused.
     let refused = unsafe { bench.hca.register_region(&bench.domain, &extent(there, 8), 0, access) };
     assert_eq!(refusal(refused), (Status::BadParameter, "rights that do not go together"));
     // Rings in memory that the NIC may not write.
-    let read_only = Access { local_write: false, ..Access::RINGS };
+    let read_only = Access::RINGS - Access::LOCAL_WRITE;
     // Safety: no ring is made in it.
     let umem = unsafe { bench.hca.register_umem(&extent(there, 4096), read_only) }.unwrap();
     let mut command = bench.completion_command();

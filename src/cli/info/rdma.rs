@@ -42,7 +42,7 @@ pub(super) fn print(out: &mut impl Write) -> Result<(), Failure> {
 fn print_device(out: &mut impl Write, info: &DeviceInfo, config: &VerbsConfig) -> Result<(), Failure> {
     let place = match &info.place {
         Some(place) => {
-            let node = place.numa_node().map_or("unknown".to_owned(), |node| node.to_string());
+            let node = place.numa_node.map_or("unknown".to_owned(), |node| node.to_string());
             format!("PCI {}, NUMA node {node}", place.address())
         }
         None => "not on the PCI bus".to_owned(),
@@ -91,7 +91,7 @@ fn print_gpus(out: &mut impl Write, ports: &Ports) -> Result<(), Failure> {
         });
         for port in &chosen.ports {
             let way = match &memory {
-                Ok(memory) => way(port.config().gpu_memory, port.reach(&memory.whole())),
+                Ok(memory) => way(port.config.gpu_memory, port.reach(&memory.whole())),
                 Err(error) => format!("unknown: {error}"),
             };
             writeln!(out, "    its memory, for {}: {way}", port.name())?;
