@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Creates queue pairs, and connects each to its peer.
 //!
-//! No step sends a packet, so a NIC need not reach its own host. No step waits for a peer: between [`DeviceQueues::new`]
-//! and [`DeviceQueues::connect`], ranks exchange [`Address`]es by other means.
+//! No step sends a packet, so a NIC need not reach its own host. No step waits for a peer: between
+//! [`DeviceQueues::new`] and [`DeviceQueues::connect`], ranks exchange [`Address`]es by other means.
 
 use super::address::Address;
 use super::device::DeviceQueueError;

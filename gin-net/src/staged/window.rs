@@ -39,8 +39,8 @@ impl StagedMemory {
         Ok(Self { memory: window.memory.clone(), stage, half })
     }
 
-    /// Returns the place of a byte, which is in the part: in the window, in the area for arriving bytes, and in the area
-    /// for bytes to send. A place is an allocation and an address in it.
+    /// Returns the place of a byte, which is in the part: in the window, in the area for arriving bytes, and in the
+    /// area for bytes to send. A place is an allocation and an address in it.
     pub(super) fn places(&self, offset: u64) -> [(&Memory, u64); 3] {
         let (window, arrival) = (self.memory.address() + offset, self.stage.address() + offset);
         [(self.memory.memory(), window), (&self.stage, arrival), (&self.stage, arrival + self.half)]
