@@ -99,7 +99,7 @@ impl UniqueId {
 }
 
 /// Returns random bytes.
-pub(super) fn random() -> Result<[u8; 16], getrandom::Error> {
+pub fn random() -> Result<[u8; 16], getrandom::Error> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)?;
     Ok(bytes)

@@ -44,6 +44,7 @@
 
 mod beat;
 pub mod board;
+mod config;
 mod error;
 mod id;
 mod in_process;
@@ -64,6 +65,8 @@ pub mod wire;
 #[doc(hidden)]
 pub use error::on_host;
 pub use error::{BootstrapError, LossCause};
+#[doc(hidden)]
+pub use id::random;
 pub use id::{IdError, UniqueId};
 pub use in_process::InProcess;
 pub use job::{Job, JobError, Launcher};
@@ -172,19 +175,4 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Returns whole milliseconds; the largest number for a longer time.
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Defines methods that set a field each, for configurations that may get more fields.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! setters {
-    ($($(#[$attribute:meta])* $name:ident: $type:ty,)*) => {
-        $($(#[$attribute])*
-        #[doc = concat!("Sets the field `", stringify!($name), "`.")]
-        #[must_use]
-        pub fn $name(mut self, $name: $type) -> Self {
-            self.$name = $name;
-            self
-        })*
-    };
 }

@@ -19,49 +19,32 @@ use std::time::{Duration, Instant};
 /// The collective that ends when all ranks have joined.
 pub(crate) const JOINING: CollectiveId = CollectiveId { channel: u64::MAX, number: 0 };
 
-/// How a rank joins a job, and how it notices that other ranks are lost.
-///
-/// ```
-/// use gin_boot::TcpConfig;
-/// use std::time::Duration;
-///
-/// let config = TcpConfig::default().joining(Duration::from_secs(60));
-/// assert_eq!((config.joining.as_secs(), config.silence.as_secs()), (60, 10));
-/// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct TcpConfig {
-    /// The address at which this rank listens. By default rank 0 takes the address of the default route (IPv4 before
-    /// IPv6, the loopback without either). Other ranks take the address from which they reach rank 0.
-    pub address: Option<IpAddr>,
-    /// The time that all ranks have to join; 5 minutes by default.
-    pub joining: Duration,
-    /// The time for which a collective waits for ranks that are alive; for ever by default.
-    pub collective_timeout: Option<Duration>,
-    /// The time after which a rank that sends nothing is lost; 10 s by default, at least 100 ms. Each rank sends
-    /// something four times in this time. Time in which this rank itself did not run does not count. A rank of this
-    /// host that waits for a processor is not lost.
-    pub silence: Duration,
-    /// The time after which, and then the interval at which, a rank that waits reports the missing ranks (`tracing`,
-    /// level info); 5 s by default, at least 100 ms.
-    pub progress: Duration,
-}
-
-impl TcpConfig {
-    crate::setters! {
-        address: Option<IpAddr>,
-        joining: Duration,
-        collective_timeout: Option<Duration>,
-        silence: Duration,
-        progress: Duration,
-    }
-}
-
-impl Default for TcpConfig {
-    fn default() -> Self {
-        let seconds = Duration::from_secs;
-        let (joining, silence, progress) = (seconds(300), seconds(10), seconds(5));
-        Self { address: None, joining, collective_timeout: None, silence, progress }
+crate::config! {
+    /// How a rank joins a job, and how it notices that other ranks are lost.
+    ///
+    /// ```
+    /// use gin_boot::TcpConfig;
+    /// use std::time::Duration;
+    ///
+    /// let config = TcpConfig::default().joining(Duration::from_secs(60));
+    /// assert_eq!((config.joining.as_secs(), config.silence.as_secs()), (60, 10));
+    /// ```
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    pub struct TcpConfig {
+        /// The address at which this rank listens. By default rank 0 takes the address of the default route (IPv4
+        /// before IPv6, the loopback without either). Other ranks take the address from which they reach rank 0.
+        pub address: Option<IpAddr> = None,
+        /// The time that all ranks have to join; 5 minutes by default.
+        pub joining: Duration = Duration::from_secs(300),
+        /// The time for which a collective waits for ranks that are alive; for ever by default.
+        pub collective_timeout: Option<Duration> = None,
+        /// The time after which a rank that sends nothing is lost; 10 s by default, at least 100 ms. Each rank sends
+        /// something four times in this time. Time in which this rank itself did not run does not count. A rank of this
+        /// host that waits for a processor is not lost.
+        pub silence: Duration = Duration::from_secs(10),
+        /// The time after which, and then the interval at which, a rank that waits reports the missing ranks
+        /// (`tracing`, level info); 5 s by default, at least 100 ms.
+        pub progress: Duration = Duration::from_secs(5),
     }
 }
 

@@ -2,7 +2,6 @@
 //! The devices of the ranks of a job.
 
 use crate::{Device, GpuError};
-use std::fmt;
 use std::sync::Arc;
 
 /// Makes the device of a world rank; the arguments are the rank and the number of ranks.
@@ -22,9 +21,10 @@ type MakeDevice = Arc<dyn Fn(u32, u32) -> Result<Arc<dyn Device>, GpuError> + Se
 /// assert_eq!(devices.device(3, 4)?.name(), "virtual GPU 3");
 /// # Ok::<(), gin_gpu::GpuError>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
 pub struct Devices {
     name: Arc<str>,
+    #[debug(skip)]
     make: MakeDevice,
 }
 
@@ -48,11 +48,5 @@ impl Devices {
     /// An error of the device.
     pub fn device(&self, rank: u32, ranks: u32) -> Result<Arc<dyn Device>, GpuError> {
         (self.make)(rank, ranks)
-    }
-}
-
-impl fmt::Debug for Devices {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Devices").field("name", &self.name).finish_non_exhaustive()
     }
 }

@@ -36,8 +36,11 @@ impl LaunchConfig {
         Self { grid: row(blocks), block: row(threads), dynamic_shared: 0, cooperative: false, cluster: row(1) }
     }
 
-    gin_boot::setters! {
-        dynamic_shared: u32,
+    /// Sets the bytes of dynamic shared memory of a block.
+    #[must_use]
+    pub fn dynamic_shared(mut self, bytes: u32) -> Self {
+        self.dynamic_shared = bytes;
+        self
     }
 
     /// Refuses the launch unless all blocks can be resident at once.

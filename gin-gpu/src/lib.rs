@@ -20,7 +20,6 @@
 //! of kernel and device.
 
 mod arg;
-mod config;
 pub mod copier;
 #[doc(hidden)]
 pub mod copy;
@@ -53,12 +52,12 @@ pub use memory::{Allocation, Memory, MemoryKind, MemorySlice, RawMemory};
 pub use shared::SharedFile;
 
 #[doc(hidden)]
-pub use gin_boot::wire;
+pub use gin_boot::rt;
 #[doc(hidden)]
-pub use gin_boot::{rt, setters};
+pub use gin_boot::wire;
 
 #[doc(hidden)]
-pub use gin_boot::lock;
+pub use gin_boot::{config, lock};
 
 use placement::Locality;
 use std::any::Any;
@@ -70,21 +69,14 @@ use std::sync::Arc;
 /// ```
 /// assert_eq!(gin_gpu::DeviceKind::Cuda.to_string(), "cuda");
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, derive_more::Display)]
 pub enum DeviceKind {
     /// Threads of this process that run kernels as ordinary code.
+    #[display("virtual")]
     Virtual,
     /// An NVIDIA GPU.
+    #[display("cuda")]
     Cuda,
-}
-
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Virtual => "virtual",
-            Self::Cuda => "cuda",
-        })
-    }
 }
 
 /// Limits of launches.

@@ -16,21 +16,14 @@ use std::sync::{Arc, OnceLock};
 /// ```
 /// assert_eq!(gin_gpu::MemoryKind::Pinned.to_string(), "pinned host");
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, derive_more::Display)]
 pub enum MemoryKind {
     /// Memory of the device.
+    #[display("device")]
     Device,
     /// Pinned memory of the host: device and CPU reach it at the same address.
+    #[display("pinned host")]
     Pinned,
-}
-
-impl fmt::Display for MemoryKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Device => "device",
-            Self::Pinned => "pinned host",
-        })
-    }
 }
 
 /// The owner of an allocation. Dropping it frees the memory.

@@ -31,11 +31,7 @@ pub fn process() -> [u8; 16] {
 
 /// Returns random bits, which cannot be guessed.
 pub fn random() -> [u8; 16] {
-    let mut bits = [0; 16];
-    let got = rustix::rand::getrandom(&mut bits, rustix::rand::GetRandomFlags::empty());
-    // The kernel returns up to 256 bytes at once after it has started up.
-    assert_eq!(got, Ok(bits.len()), "the kernel gives random numbers");
-    bits
+    gin_boot::random().expect("the kernel gives random numbers after it has started up")
 }
 
 /// Returns a random initial packet sequence number for a connection, 24 bits. It lets a NIC recognise a late packet of

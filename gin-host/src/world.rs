@@ -18,7 +18,7 @@
 mod cuda;
 mod nics;
 
-pub use nics::{Nics, SoftNics};
+pub use nics::SoftNics;
 
 use crate::comm::{Backend, CommConfig, CommError, Communicator, Requirements, Routes};
 use crate::proxy::Turn;
@@ -69,10 +69,10 @@ pub struct WorldConfig {
     pub device: DeviceConfig,
     /// Devices instead of virtual GPUs, for ranks that are threads.
     pub devices: Option<Devices>,
-    /// The configuration of the ranks' communicators. The world sets each rank's NIC, progress threads and seed.
+    /// The configuration of the ranks' communicators. The world sets each rank's progress threads and seed.
     pub comm: CommConfig,
-    /// The device-driven NICs of the ranks, for the back end GDAKI.
-    pub nics: Nics,
+    /// Software NICs of the ranks, for the back end GDAKI, in place of the NIC in `comm`.
+    pub nics: Option<SoftNics>,
     /// The number of progress threads that all ranks share; by default each rank has one. A seeded world has none.
     pub progress_threads: Option<usize>,
     /// The processors of progress threads. A thread that serves several ranks runs on the processors of all these
@@ -90,7 +90,7 @@ impl WorldConfig {
             device: DeviceConfig::default(),
             devices: None,
             comm: CommConfig::default(),
-            nics: Nics::default(),
+            nics: None,
             progress_threads: None,
             placement: Placement::Automatic,
             collective_timeout: None,
@@ -158,7 +158,7 @@ impl WorldConfig {
     /// Sets the back end GDAKI with these software NICs.
     #[must_use]
     pub fn soft_nics(mut self, nics: &SoftNics) -> Self {
-        (self.comm.backend, self.nics) = (Backend::Gdaki, Nics::Soft(nics.clone()));
+        (self.comm.backend, self.nics) = (Backend::Gdaki, Some(nics.clone()));
         self
     }
 
@@ -477,7 +477,7 @@ fn run<T: Send, E: Send>(
             bootstrap: bootstrap.clone(),
             device,
             config: CommConfig {
-                nic: config.nics.of(bootstrap.rank()),
+                nic: config.nics.as_ref().map_or(config.comm.nic.clone(), |nics| nics.of(bootstrap.rank())),
                 progress,
                 seed: config.seed(),
                 ..config.comm.clone()
@@ -498,7 +498,7 @@ fn run<T: Send, E: Send>(
         }
     });
     let hosts: Vec<_> = hosts.collect();
-    if let Nics::Soft(nics) = &config.nics {
+    if let Some(nics) = &config.nics {
         nics.serve(world);
     }
     let results = world.run(hosts);

@@ -3,7 +3,6 @@
 
 use super::hca::{HcaError, Link};
 use gin_gpu::GpuError;
-use std::fmt;
 
 /// The other end of a connection.
 #[derive(Clone, PartialEq, Eq, Debug, derive_more::Display, Hash)]
@@ -20,14 +19,8 @@ pub struct NicPeer {
 macro_rules! steps {
     ($($(#[$doc:meta])* $variant:ident = $text:literal,)*) => {
         /// The step that failed.
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-        pub enum Step { $($(#[$doc])* $variant,)* }
-
-        impl fmt::Display for Step {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self { $(Self::$variant => $text,)* })
-            }
-        }
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, derive_more::Display)]
+        pub enum Step { $($(#[$doc])* #[display($text)] $variant,)* }
     };
 }
 

@@ -76,37 +76,18 @@ fn none_serves(found: &[Found]) -> Option<String> {
     (!found.iter().any(|found| found.nic.is_ok())).then(all)
 }
 
-/// The back end of a communicator.
-#[derive(Clone, Debug)]
-pub enum ChosenBackend {
-    /// A CPU thread and a network.
-    Proxy,
-    /// Kernels that drive this NIC.
-    Gdaki(Arc<Nic>),
-}
-
-impl ChosenBackend {
-    /// Returns the kind of the back end.
-    pub fn kind(&self) -> BackendKind {
-        match self {
-            Self::Proxy => BackendKind::Proxy,
-            Self::Gdaki(_) => BackendKind::Gdaki,
-        }
-    }
-}
-
 impl Backend {
-    /// Returns the back end of a communicator on `device`.
+    /// Returns the NIC that kernels of a communicator on `device` drive, or `None` for the proxy.
     ///
     /// # Errors
     /// [`CommError::Backend`] or [`CommError::Nic`] with the reason why the requested back end is not available.
-    pub fn choose(self, device: &dyn Device, nic: &NicChoice) -> Result<ChosenBackend, CommError> {
+    pub fn choose(self, device: &dyn Device, nic: &NicChoice) -> Result<Option<Arc<Nic>>, CommError> {
         match self {
-            Self::Proxy => Ok(ChosenBackend::Proxy),
-            Self::Gdaki => nic.open(device).map(ChosenBackend::Gdaki),
+            Self::Proxy => Ok(None),
+            Self::Gdaki => nic.open(device).map(Some),
             // Kernels of a virtual GPU could drive a real NIC, but that has no advantage.
-            Self::Auto if device.kind() == DeviceKind::Virtual => Ok(ChosenBackend::Proxy),
-            Self::Auto => Ok(nic.open(device).map_or(ChosenBackend::Proxy, ChosenBackend::Gdaki)),
+            Self::Auto if device.kind() == DeviceKind::Virtual => Ok(None),
+            Self::Auto => Ok(nic.open(device).ok()),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::resources::{Resources, when};
 use super::state::Active;
 use super::symmetric::{self, Flat, Offered};
 use super::wire::{agree, garbled, same};
-use super::{Backend, ChosenBackend, CommError, Communicator, Requirements, Routes};
+use super::{Backend, CommError, Communicator, Requirements, Routes};
 use crate::proxy::progress::Together;
 use crate::proxy::{Counters, Limits, Parts, Proxy};
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
@@ -18,6 +18,7 @@ use gin_gpu::quarantine::{Process, Sharers};
 use gin_gpu::share;
 use gin_net::nothing::Nothing;
 use gin_net::{Capabilities, Endpoint, Key, Network, Raises};
+use gin_nic::Nic;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -34,7 +35,7 @@ impl Communicator {
         let Met { lsa_size, chosen, processes } = self.meet(CALL)?;
         // The numbers that must be equal on all ranks.
         let mut own = requirements.named().to_vec();
-        let backend = chosen.as_ref().map_or(0, |chosen| chosen.kind() as u64);
+        let backend = chosen.as_ref().map_or(0, |nic| 1 + u64::from(nic.is_some()));
         own.extend([("lsa_size", lsa_size.into()), ("routes", self.config.routes as u64), ("backend", backend)]);
         let numbers = own.iter().map(|(_, value)| *value).collect();
         let prepared = chosen.and_then(|chosen| self.prepare(requirements, lsa_size, chosen, numbers));
@@ -80,11 +81,11 @@ impl Communicator {
         // The device stays published until all ranks have looked.
         let offered = reach::offer_device(&self.device, self.is_across());
         let keys: Vec<Vec<u8>> = self.exchange(call, offered.as_ref().map(|(_, key)| &key.0))?;
-        let drives = matches!(chosen, Ok(ChosenBackend::Gdaki(_)));
+        let drives = matches!(chosen, Ok(Some(_)));
         let found = self.exchange::<(Vec<bool>, bool)>(call, Ok((reach::row(&self.device, &keys), drives)))?;
         let (rows, drive): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         let chosen = match self.config.backend {
-            Backend::Auto if drive.contains(&false) => Ok(ChosenBackend::Proxy),
+            Backend::Auto if drive.contains(&false) => Ok(None),
             _ => chosen,
         };
         let (lsa_size, processes) = (reach::team_size(&rows, self.config.lsa_size)?, reach::processes(&keys)?);
@@ -96,23 +97,23 @@ impl Communicator {
         &self,
         requirements: &Requirements,
         lsa_size: u32,
-        chosen: ChosenBackend,
+        chosen: Option<Arc<Nic>>,
         numbers: Vec<u64>,
     ) -> Result<Prepared, CommError> {
         let (rank, ranks) = (self.rank(), self.ranks());
         requirements.check(ranks, lsa_size)?;
         requirements.check_connections(ranks, lsa_size, self.config.routes)?;
         let mut network: Box<dyn Network> = match &chosen {
-            ChosenBackend::Proxy => {
+            None => {
                 let gpu = self.device.pci_address();
                 (self.config.network)(&Endpoint { rank, ranks, seed: self.config.seed, gpu })
             }
-            ChosenBackend::Gdaki(nic) => Box::new(Nothing::new(gdaki::capabilities(nic))),
+            Some(nic) => Box::new(Nothing::new(gdaki::capabilities(nic))),
         };
         let capabilities = network.capabilities();
         requirements.check_network(&capabilities)?;
         let gpu = lsa_size > 1 && self.config.routes == Routes::Automatic;
-        let gdaki = matches!(chosen, ChosenBackend::Gdaki(_));
+        let gdaki = chosen.is_some();
         let nic = gdaki || capabilities.raises == Raises::Nic;
         let engines = when(gpu, ENGINE_GPU) | when(nic, ENGINE_NIC) | when(!gdaki, ENGINE_CPU);
         let across = self.is_across();
@@ -120,8 +121,8 @@ impl Communicator {
         let signals = resources.local_signals().map(|signals| network.register_signals(&signals));
         let key = signals.transpose()?.unwrap_or_default();
         let gdaki = match chosen {
-            ChosenBackend::Proxy => None,
-            ChosenBackend::Gdaki(nic) => {
+            None => None,
+            Some(nic) => {
                 let doorbells = (self.config.doorbells, self.config.release);
                 let expired = until(self.config.connecting);
                 let place = (rank, ranks, lsa_size);
@@ -239,7 +240,7 @@ impl Communicator {
 /// The findings of [`Communicator::meet`].
 struct Met {
     lsa_size: u32,
-    chosen: Result<ChosenBackend, CommError>,
+    chosen: Result<Option<Arc<Nic>>, CommError>,
     /// By rank.
     processes: Vec<Process>,
 }

@@ -32,7 +32,7 @@ mod windows;
 mod wire;
 
 pub use crate::proxy::{PeerStats, Stats};
-pub use backend::{Backend, BackendProbe, ChosenBackend, NicChoice, probe_backends};
+pub use backend::{Backend, BackendProbe, NicChoice, probe_backends};
 pub use config::{CommConfig, Routes};
 pub use error::CommError;
 pub use report::FaultReport;

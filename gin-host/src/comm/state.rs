@@ -4,7 +4,6 @@
 use super::resources::Resources;
 use gin_abi::{BackendKind, Fault, FaultKind, Operation};
 use gin_boot::board::{Board, Notice};
-use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -16,11 +15,14 @@ use std::sync::{Arc, OnceLock, Weak};
 /// assert_eq!(CommState::Uninitialised.to_string(), "not initialised");
 /// ```
 #[repr(u8)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, derive_more::Display)]
+#[display(rename_all = "lowercase")]
 pub enum CommState {
     /// Created, but not initialised.
+    #[display("not initialised")]
     Uninitialised = 0,
     /// Inside `initialise`.
+    #[display("being initialised")]
     Initialising = 1,
     /// In use.
     Active = 2,
@@ -32,12 +34,6 @@ pub enum CommState {
 
 impl CommState {
     const ALL: [Self; 5] = [Self::Uninitialised, Self::Initialising, Self::Active, Self::Aborted, Self::Destroyed];
-}
-
-impl fmt::Display for CommState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(["not initialised", "being initialised", "active", "aborted", "destroyed"][*self as usize])
-    }
 }
 
 /// The part of a communicator that outlives its calls. It suffices to abort the communicator and to query faults.

@@ -12,25 +12,6 @@ use gin_virtual::{ServiceStep, World};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// The device-driven NICs of the ranks, for the back end GDAKI.
-///
-/// ```
-/// assert!(matches!(gin_host::world::Nics::default(), gin_host::world::Nics::Probe(_)));
-/// ```
-#[derive(Clone, Debug)]
-pub enum Nics {
-    /// The NICs of this host.
-    Probe(NicConfig),
-    /// Software NICs, one for each rank.
-    Soft(SoftNics),
-}
-
-impl Default for Nics {
-    fn default() -> Self {
-        Self::Probe(NicConfig::default())
-    }
-}
-
 /// Makes the configuration of the software NIC of a rank.
 type MakeNic = Arc<dyn Fn(u32) -> SoftConfig + Send + Sync>;
 
@@ -97,6 +78,11 @@ impl SoftNics {
         hcas.entry(rank).or_insert_with(|| self.fabric.add((self.make)(rank))).clone()
     }
 
+    /// Returns the NIC for communicators of a rank.
+    pub(super) fn of(&self, rank: u32) -> NicChoice {
+        NicChoice::Hca(Arc::new(self.hca(rank)), self.config.clone())
+    }
+
     /// Steps the NICs as long as the world runs.
     pub(super) fn serve(&self, world: &World) {
         let fabric = self.fabric.clone();
@@ -105,15 +91,5 @@ impl SoftNics {
             // A delayed answer needs steps.
             gin_soft_hca::Progress::Moved | gin_soft_hca::Progress::Waiting => ServiceStep::Busy,
         });
-    }
-}
-
-impl Nics {
-    /// Returns the NIC for communicators of a rank.
-    pub(super) fn of(&self, rank: u32) -> NicChoice {
-        match self {
-            Self::Probe(config) => NicChoice::Probe(config.clone()),
-            Self::Soft(nics) => NicChoice::Hca(Arc::new(nics.hca(rank)), nics.config.clone()),
-        }
     }
 }

@@ -56,15 +56,10 @@ const NAP: Duration = Duration::from_micros(20);
 /// let nic = fabric.add(SoftConfig::ethernet(0));
 /// assert!(nic.port(1).unwrap().active && fabric.objects() == 0);
 /// ```
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
+#[debug("SoftFabric {{ objects: {}, .. }}", self.objects())]
 pub struct SoftFabric {
     state: Arc<Mutex<HcaState>>,
-}
-
-impl fmt::Debug for SoftFabric {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SoftFabric").field("objects", &self.objects()).finish_non_exhaustive()
-    }
 }
 
 impl Default for SoftFabric {

@@ -4,7 +4,7 @@
 /// Defines a configuration: a struct that may gain fields, with the default of each field and a setter for it.
 ///
 /// ```
-/// gin_gpu::config! {
+/// gin_boot::config! {
 ///     /// The shape of a ring.
 ///     #[derive(Clone, Debug)]
 ///     pub struct RingConfig {
