@@ -11,9 +11,9 @@ pub mod checks;
 
 pub use checks::{Check, Failed, check, names};
 
-use super::device::{DeviceQueueError, RegisteredSlice};
+use super::device::RegisteredSlice;
 use super::drain::syndrome;
-use super::error::{NicError, NicPeer};
+use super::error::{DeviceQueueError, NicError, NicPeer};
 use super::hca::Access;
 use super::layout::{QueuePlace, QueueSpec, Role};
 use super::open::Nic;
