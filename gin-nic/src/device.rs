@@ -7,19 +7,8 @@ use super::open::Nic;
 use super::owned::Stack;
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::wqe::{Local, Remote};
-use gin_gpu::{GpuError, MemorySlice};
+use gin_gpu::MemorySlice;
 use std::sync::Arc;
-
-/// An error of queue pairs in memory of a device.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum DeviceQueueError {
-    /// An error of the device.
-    #[error("memory of the rings: {0}")]
-    Gpu(#[from] GpuError),
-    /// An error of the NIC, or an exceeded limit.
-    #[error(transparent)]
-    Nic(#[from] NicError),
-}
 
 /// Registered memory of a device, which work-queue entries can name.
 #[derive(Debug)]

@@ -6,10 +6,10 @@
 //! connected to itself, so the queue pair of a rank to itself is connected to one without a send queue.
 
 use super::address::Address;
-use super::device::{DeviceQueueError, RegisteredSlice};
+use super::device::RegisteredSlice;
 use super::doorbells::{Bells, DoorbellRelease, Doorbells, Ringer};
 use super::drain::{self, DrainError, FIRST_TOKEN, IdleQueue};
-use super::error::{NicError, NicPeer};
+use super::error::{DeviceQueueError, NicError, NicPeer};
 use super::hca::Access;
 use super::layout::{QueueSpec, Role};
 use super::open::Nic;

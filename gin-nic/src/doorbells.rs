@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The engine that rings doorbells: kernels if their device can store to the NIC's doorbell pages, else the host.
 
-use super::device::DeviceQueueError;
-use super::error::NicError;
+use super::error::{DeviceQueueError, NicError};
 use super::open::Nic;
 use super::owned::Owned;
 use super::queues::DeviceQueues;

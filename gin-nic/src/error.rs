@@ -216,6 +216,17 @@ pub enum NicError {
     },
 }
 
+/// An error of queue pairs in memory of a device.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DeviceQueueError {
+    /// An error of the device.
+    #[error("memory of the rings: {0}")]
+    Gpu(#[from] GpuError),
+    /// An error of the NIC, or an exceeded limit.
+    #[error(transparent)]
+    Nic(#[from] NicError),
+}
+
 /// The reason why a NIC cannot register memory of a GPU as a file.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FileRefusal {

@@ -39,11 +39,11 @@ mod reach;
 mod relay;
 
 pub use address::Address;
-pub use device::{DeviceQueueError, RegisteredSlice};
+pub use device::RegisteredSlice;
 pub use device_queue_pairs::{DeviceQueuePairs, Shape, Target};
 pub use doorbells::{DoorbellRelease, Doorbells, Ringer};
 pub use drain::DrainError;
-pub use error::{FileRefusal, NicError, NicPeer, Step};
+pub use error::{DeviceQueueError, FileRefusal, NicError, NicPeer, Step};
 pub use hca::{Hca, HcaError};
 pub use layout::{DEPTHS, Layout, QueuePlace, QueueSpec, Role};
 pub use mlx5::{Absent, Mlx5};

@@ -11,9 +11,9 @@ pub mod checks;
 
 pub use checks::{Check, Failed, check, names};
 
-use super::device::{DeviceQueueError, RegisteredSlice};
+use super::device::RegisteredSlice;
 use super::drain::syndrome;
-use super::error::{NicError, NicPeer};
+use super::error::{DeviceQueueError, NicError, NicPeer};
 use super::hca::Access;
 use super::layout::{QueuePlace, QueueSpec, Role};
 use super::open::Nic;
@@ -23,7 +23,7 @@ use gin_abi::mlx5::cqe::{self, Completion, CompletionError, Outcome, TAIL_WORD};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{Flags, Post, QueueNumber, SLOT_BYTES, Segment};
 use gin_gpu::virt::VirtualDevice;
-use gin_gpu::{Device, Memory, MemoryKind, MemorySlice};
+use gin_gpu::{Device, DeviceKind, Memory, MemoryKind, MemorySlice};
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::Arc;
@@ -255,20 +255,24 @@ impl Loopback {
     }
 }
 
-/// Returns bytes of memory of this process.
+/// Returns the address of bytes of memory of this process.
+fn address(slice: &MemorySlice, offset: u64, bytes: u64) -> usize {
+    assert!(slice.memory().device().kind() == DeviceKind::Virtual && offset + bytes <= slice.bytes());
+    (slice.address() + offset) as usize
+}
+
 fn bytes_at(area: &RegisteredSlice, offset: u64, bytes: u64) -> &[AtomicU8] {
-    assert!(offset + bytes <= area.slice.bytes());
-    let first = ptr::with_exposed_provenance((area.slice.address() + offset) as usize);
-    // Safety: in range of memory that the area keeps. All concurrent accesses are atomic.
+    let first = ptr::with_exposed_provenance(address(&area.slice, offset, bytes));
+    // Safety: memory of this process that the area keeps. All concurrent accesses are atomic.
     unsafe { std::slice::from_raw_parts(first, bytes as usize) }
 }
 
-/// Returns the word of memory of this process at a byte offset that is a multiple of 8.
+/// Returns the word at a byte offset that is a multiple of 8.
 #[doc(hidden)]
 pub fn word_at(slice: &MemorySlice, offset: u64) -> &AtomicU64 {
-    assert!(offset.is_multiple_of(8) && offset < slice.bytes());
-    // Safety: an aligned word of memory that the slice keeps. All accesses are atomic.
-    unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut((slice.address() + offset) as usize)) }
+    assert!(offset.is_multiple_of(8));
+    // Safety: an aligned word of memory of this process that the slice keeps. All accesses are atomic.
+    unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut(address(slice, offset, 8))) }
 }
 
 fn is_of(outcome: &Outcome, queue: u32, index: u64) -> bool {

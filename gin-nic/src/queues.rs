@@ -5,9 +5,8 @@
 //! [`DeviceQueues::new`] and [`DeviceQueues::connect`], ranks exchange [`Address`]es by other means.
 
 use super::address::Address;
-use super::device::DeviceQueueError;
 use super::doorbells::DoorbellPage;
-use super::error::{NicError, NicPeer, Step};
+use super::error::{DeviceQueueError, NicError, NicPeer, Step};
 use super::hca::{Access, Extent, Handle, Hca, HcaError, Link, Uar, Umem};
 use super::layout::{Layout, PAGE, QueuePlace, QueueSpec, Role, UNUSED_COMPLETIONS};
 use super::open::{Nic, failed};

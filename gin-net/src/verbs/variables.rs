@@ -106,13 +106,10 @@ pub const VARIABLES: &[Variable] = &[
     },
 ];
 
-/// Parses a value; refuses a sign.
-fn parse<T: FromStr>(text: &str) -> Option<T> {
-    text.parse().ok().filter(|_| !text.starts_with('+'))
-}
-
+/// Parses a value and stores it; refuses a sign.
 fn put<T: FromStr>(place: &mut T, text: &str) -> bool {
-    parse(text).map(|value| *place = value).is_some()
+    let value = text.parse().ok().filter(|_| !text.starts_with('+'));
+    value.map(|value| *place = value).is_some()
 }
 
 fn put_named<T, const N: usize>(place: &mut T, text: &str, names: [(&str, T); N]) -> bool {
