@@ -230,83 +230,67 @@ impl Descriptor {
     /// # Errors
     /// Fails on words that [`encode`](Self::encode) never produces, so that a stray store into the queue is noticed.
     pub const fn decode(w: &[u64; WORDS]) -> Result<Self, DescriptorError> {
-        let low = ID_MASK;
-        let amount = w[7] >> 1 | ((w[0] >> 12) & 1) << 63;
-        let strong = w[0] >> 6 & 1 != 0;
-        let signal = match (w[0] >> 7) & 3 {
-            0 => {
-                if strong || amount != 0 || w[5] >> 1 != 0 || w[6] >> 1 != 0 {
-                    return Err(DescriptorError::Reserved(7));
-                }
-                None
+        let (operation, signals) = (w[0] >> 1 & 15, w[0] >> 7 & 3);
+        match signals {
+            0 if w[0] >> 6 & 1 != 0 || w[0] >> 12 & 1 != 0 || (w[5] | w[6] | w[7]) >> 1 != 0 => {
+                return Err(DescriptorError::Reserved(7));
             }
-            1 => {
-                if w[5] >> 25 != 0 {
-                    return Err(DescriptorError::Reserved(5));
-                }
-                if w[6] >> 1 != 0 {
-                    return Err(DescriptorError::Reserved(6));
-                }
-                Some(RemoteSignal { target: SignalTarget::Id((w[5] >> 1) as u32), amount, strong })
-            }
-            2 => {
-                if w[5] >> 25 != 0 {
-                    return Err(DescriptorError::Reserved(5));
-                }
-                let target = SignalTarget::Address { window: (w[5] >> 1) as u32, offset: w[6] >> 1 };
-                Some(RemoteSignal { target, amount, strong })
-            }
+            1 | 2 if w[5] >> 25 != 0 => return Err(DescriptorError::Reserved(5)),
+            1 if w[6] >> 1 != 0 => return Err(DescriptorError::Reserved(6)),
+            0..=2 => {}
             kind => return Err(DescriptorError::Signal(kind as u32)),
-        };
-        if w[0] >> 62 != 0 {
+        }
+        if w[0] >> 62 != 0 || w[0] >> 9 & 1 == 0 && w[0] >> 38 & ID_MASK != 0 {
             return Err(DescriptorError::Reserved(0));
         }
         if w[4] >> 49 != 0 {
             return Err(DescriptorError::Reserved(4));
         }
-        let counter = if w[0] >> 9 & 1 != 0 {
-            Some((w[0] >> 38 & low) as u32)
-        } else if w[0] >> 38 & low != 0 {
-            return Err(DescriptorError::Reserved(0));
-        } else {
-            None
-        };
-        let source = WindowOffset { window: (w[4] >> 1 & low) as u32, offset: w[2] >> 1 };
-        let destination = WindowOffset { window: (w[4] >> 25 & low) as u32, offset: w[3] >> 1 };
-        let bytes = w[1] >> 1;
-        let width_log2 = (w[0] >> 10 & 3) as u32;
-        let value_top = w[0] >> 13 & 1;
-        let operation = (w[0] >> 1 & 15) as u32;
-        if operation != 2 && (width_log2 != 0 || value_top != 0) {
+        let width_log2 = w[0] >> 10 & 3;
+        if operation != 2 && (width_log2 != 0 || w[0] >> 13 & 1 != 0) {
             return Err(DescriptorError::Reserved(0));
         }
-        let transfer = match operation {
+        match operation {
+            1 => {}
+            2 if w[4] >> 1 & ID_MASK != 0 || w[1] >> 1 != 1 << width_log2 => return Err(DescriptorError::Reserved(1)),
+            3 if signals != 0 => return Err(DescriptorError::Combination),
+            4 if signals == 0 => return Err(DescriptorError::Combination),
+            4 if (w[1] | w[2] | w[3] | w[4]) >> 1 != 0 => return Err(DescriptorError::Reserved(1)),
+            2..=4 => {}
+            code => return Err(DescriptorError::Operation(code as u32)),
+        }
+        Ok(Self::read(w))
+    }
+
+    /// Reads the words of [`encode`](Self::encode); phase bits are ignored. Of other words, returns some descriptor.
+    #[inline(always)]
+    pub const fn read(w: &[u64; WORDS]) -> Self {
+        let target = if w[0] >> 7 & 2 == 0 {
+            SignalTarget::Id((w[5] >> 1) as u32)
+        } else {
+            SignalTarget::Address { window: (w[5] >> 1) as u32, offset: w[6] >> 1 }
+        };
+        let amount = w[7] >> 1 | (w[0] >> 12 & 1) << 63;
+        let signal = RemoteSignal { target, amount, strong: w[0] >> 6 & 1 != 0 };
+        let source = WindowOffset { window: (w[4] >> 1 & ID_MASK) as u32, offset: w[2] >> 1 };
+        let destination = WindowOffset { window: (w[4] >> 25 & ID_MASK) as u32, offset: w[3] >> 1 };
+        let bytes = w[1] >> 1;
+        let transfer = match w[0] >> 1 & 15 {
             1 => Transfer::Put { source, destination, bytes },
             2 => {
-                if source.window != 0 || bytes != 1 << width_log2 {
-                    return Err(DescriptorError::Reserved(1));
-                }
-                let value = source.offset | value_top << 63;
-                Transfer::PutValue { value, width_log2, destination }
+                let value = source.offset | (w[0] >> 13 & 1) << 63;
+                Transfer::PutValue { value, width_log2: (w[0] >> 10 & 3) as u32, destination }
             }
-            3 => {
-                if signal.is_some() {
-                    return Err(DescriptorError::Combination);
-                }
-                Transfer::Get { source, destination, bytes }
-            }
-            4 => {
-                if signal.is_none() {
-                    return Err(DescriptorError::Combination);
-                }
-                if w[1] >> 1 != 0 || w[2] >> 1 != 0 || w[3] >> 1 != 0 || w[4] >> 1 != 0 {
-                    return Err(DescriptorError::Reserved(1));
-                }
-                Transfer::Nothing
-            }
-            code => return Err(DescriptorError::Operation(code)),
+            3 => Transfer::Get { source, destination, bytes },
+            _ => Transfer::Nothing,
         };
-        Ok(Self { peer: (w[0] >> 14 & low) as u32, transfer, signal, counter, more: w[0] >> 5 & 1 != 0 })
+        Self {
+            peer: (w[0] >> 14 & ID_MASK) as u32,
+            transfer,
+            signal: if w[0] >> 7 & 3 == 0 { None } else { Some(signal) },
+            counter: if w[0] >> 9 & 1 == 0 { None } else { Some((w[0] >> 38 & ID_MASK) as u32) },
+            more: w[0] >> 5 & 1 != 0,
+        }
     }
 }
 

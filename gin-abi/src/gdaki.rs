@@ -14,9 +14,8 @@ pub struct QueuePairData {
     /// Address of the send queue: `1 << depth_log2` slots of [`SLOT_BYTES`](crate::mlx5::wqe::SLOT_BYTES). 0 if this
     /// peer has no connection: see [`unconnected`](QueuePairData::unconnected).
     pub ring: u64,
-    /// Address of one word per slot, in GPU memory: the token that `gin_device::backend::gdaki` passes along. The first
-    /// word starts at 1, all others at 0.
-    pub tokens: u64,
+    /// Address of the copy of the communicator's [`CommHandle`](crate::CommHandle), in GPU memory.
+    pub comm: u64,
     /// Address of one word per slot, in GPU memory, 0 at first: the counter that the entry raises.
     pub tags: u64,
     /// Address of the completion queue, a ring of `1 << depth_log2` completions. It holds as many completions as
@@ -51,10 +50,14 @@ pub struct QueuePairData {
     pub counters: u64,
     /// Number of counters.
     pub counter_count: u64,
+    /// Number of the context.
+    pub context: u32,
+    /// World rank of the peer.
+    pub peer: u32,
     /// Zero.
-    pub reserved: [u64; 2],
-    /// Index of the next entry to claim.
-    pub producer_index: u64,
+    pub reserved: u64,
+    /// The entries claimed and published, and the right to ring: see [`claimed`].
+    pub claims: u64,
     /// Zero. Words with different writers are on different lines.
     pub rest_of_claim: [u64; 15],
     /// Completion index: all entries below it are complete, and the GPU has done the work that their completions ask
@@ -78,8 +81,10 @@ pub struct QueuePairData {
     pub covering: u64,
     /// Index past the last entry that raises a counter.
     pub tagged: u64,
+    /// Index past the entries that were last held back.
+    pub held: u64,
     /// Zero.
-    pub rest_of_rung: [u64; 10],
+    pub rest_of_rung: [u64; 9],
 }
 
 impl QueuePairData {
@@ -93,9 +98,49 @@ impl QueuePairData {
     /// assert_eq!(pair.ring, 0);
     /// ```
     pub fn unconnected() -> Self {
-        // The completion index is as far behind the producer index as index arithmetic allows.
-        Self { completion_index: (1u64 << 62).wrapping_neg(), ..Self::zeroed() }
+        // The completion index is about as far behind the producer index as the latter's 40 bits allow.
+        Self { completion_index: (1u64 << (62 - CLAIM_SHIFT)).wrapping_neg(), ..Self::zeroed() }
     }
+
+    /// Returns the producer index, the index of the next entry to claim.
+    ///
+    /// ```
+    /// # use bytemuck::Zeroable;
+    /// use gin_abi::gdaki::{CLAIM_SHIFT, QueuePairData};
+    ///
+    /// let pair = QueuePairData { completion_index: 5, claims: 7 << CLAIM_SHIFT | 2, ..QueuePairData::zeroed() };
+    /// assert_eq!(pair.producer_index(), 7); // and entries 5 and 6 are not published yet
+    /// ```
+    pub const fn producer_index(&self) -> u64 {
+        claimed(self.claims, self.completion_index)
+    }
+}
+
+/// Number of bits by which the producer index is shifted in [`QueuePairData::claims`].
+///
+/// | bits | hold |
+/// | --- | --- |
+/// | 0 to 22 | the number of claimed entries that are not published yet |
+/// | 23 | [`RINGING`] |
+/// | 24 to 63 | the lower 40 bits of the producer index |
+pub const CLAIM_SHIFT: u32 = 24;
+
+/// In [`QueuePairData::claims`]: a thread rings the doorbell.
+pub const RINGING: u64 = 1 << (CLAIM_SHIFT - 1);
+
+/// Returns the producer index of a value of [`QueuePairData::claims`], given a completion index less than 2^39 away.
+///
+/// ```
+/// use gin_abi::gdaki::{CLAIM_SHIFT, RINGING, claimed};
+///
+/// assert_eq!(claimed(3 << CLAIM_SHIFT | RINGING, 1), 3);
+/// assert_eq!(claimed(3 << CLAIM_SHIFT, (1 << 40) - 1), (1 << 40) + 3);
+/// assert_eq!(claimed(3 << CLAIM_SHIFT, 4), 3);
+/// ```
+#[inline(always)]
+pub const fn claimed(claims: u64, completion_index: u64) -> u64 {
+    let ahead = ((claims >> CLAIM_SHIFT).wrapping_sub(completion_index) << CLAIM_SHIFT) as i64 >> CLAIM_SHIFT;
+    completion_index.wrapping_add(ahead as u64)
 }
 
 /// Number of ranks whose marks one word holds.
@@ -128,7 +173,7 @@ pub const MOST_DEPTH_LOG2: u32 = 15;
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<QueuePairData>() == 512);
-    assert!(offset_of!(QueuePairData, producer_index) == 128 && offset_of!(QueuePairData, completion_index) == 256);
+    assert!(offset_of!(QueuePairData, claims) == 128 && offset_of!(QueuePairData, completion_index) == 256);
     assert!(offset_of!(QueuePairData, rung) == 384);
     // The first word of each pair is 16-byte aligned.
     assert!(offset_of!(QueuePairData, ring).is_multiple_of(16) && offset_of!(QueuePairData, tags).is_multiple_of(16));

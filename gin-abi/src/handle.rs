@@ -120,9 +120,11 @@ pub struct CommHandle {
     pub gdaki_contexts: u32,
     /// Zero.
     pub reserved: u32,
+    /// Address of a copy of this handle, in GPU memory. Functions that a kernel calls take it instead of the handle.
+    pub copy: u64,
 }
 
-const _: () = assert!(size_of::<CommHandle>() == 160 && align_of::<CommHandle>() == 8);
+const _: () = assert!(size_of::<CommHandle>() == 168 && align_of::<CommHandle>() == 8);
 
 /// An event that ended the normal course of a communicator, if there was one.
 ///

@@ -35,7 +35,7 @@ pub use handle::{BackendKind, CommHandle, ContextData, StatusBlock, WindowData, 
 ///
 /// A kernel module carries the version it was compiled with (the symbol [`ABI_SYMBOL`]). The host refuses to load a
 /// module of another version. Every change of a layout here raises this number.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 
 /// Name of the 32-bit variable in a kernel module that holds its [`ABI_VERSION`].
 pub const ABI_SYMBOL: &str = "gin_abi_version";
@@ -57,6 +57,38 @@ pub const COUNTER_BITS: u32 = 56;
 
 /// Width of a signal in bits.
 pub const SIGNAL_BITS: u32 = 64;
+
+/// Makes `Debug` of error types show what `Display` shows: an error that leaves `main` is printed with `Debug`.
+///
+/// ```
+/// struct Missing(&'static str);
+///
+/// impl core::fmt::Display for Missing {
+///     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+///         write!(f, "{} is missing", self.0)
+///     }
+/// }
+///
+/// gin_abi::debug_as_display!(Missing);
+/// assert_eq!(format!("{:?}", Missing("the key")), "the key is missing");
+/// ```
+#[macro_export]
+macro_rules! debug_as_display {
+    ($error:ident<$cause:ident>) => {
+        impl<$cause: ::core::fmt::Display> ::core::fmt::Debug for $error<$cause> {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                ::core::fmt::Display::fmt(self, f)
+            }
+        }
+    };
+    ($($error:ty),*) => { $(
+        impl ::core::fmt::Debug for $error {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                ::core::fmt::Display::fmt(self, f)
+            }
+        }
+    )* };
+}
 
 /// Returns a mask of the low `bits` bits, 1 to 64.
 ///

@@ -168,8 +168,8 @@ pub struct Op {
     pub required: u32,
     /// Route: 0 the setup's, 1 automatic, 2 LSA, 3 the network.
     pub route: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1 if a post or a wait for a signal is prepared first.
+    pub prepared: u32,
     /// Offset in the destination window in bytes.
     pub offset: u64,
     /// Offset in the source window in bytes.
@@ -210,7 +210,7 @@ impl Op {
             fence: 0,
             required: 0,
             route: 0,
-            reserved: 0,
+            prepared: 0,
             offset: 0,
             source_offset: 0,
             bytes: 0,
@@ -441,6 +441,13 @@ impl Op {
     #[must_use]
     pub const fn fence(mut self, fence: u32) -> Self {
         self.fence = fence;
+        self
+    }
+
+    /// Prepares the post or the wait before it is made.
+    #[must_use]
+    pub const fn prepared(mut self) -> Self {
+        self.prepared = 1;
         self
     }
 

@@ -5,10 +5,8 @@ use crate::op::{Code, Entry, NONE, Op, Reduction, pattern};
 use bytemuck::{Pod, Zeroable};
 use gin_abi::handle::NEAR_WORDS;
 use gin_abi::{COUNTER_BITS, ContextData, SIGNAL_BITS, Subject, WindowData, WindowHandle};
-use gin_device::coop::block_in_grid;
 use gin_device::internal::host_word::SPARE;
 use gin_device::prelude::*;
-use gin_device::signal::{CounterView, SignalAction, SignalView, VaSignal};
 use gin_device::sys::{self, GlobalWord, Word};
 
 /// A script kernel's argument: tables in device memory.
@@ -166,6 +164,23 @@ macro_rules! options {
     }};
 }
 
+/// Issues a post, at once or prepared. A prepared one is issued twice if it has neither signal nor counter, so that
+/// nobody can tell.
+macro_rules! issue {
+    ($post:expr, $coop:expr, $op:expr) => {{
+        let (post, op): (_, &Op) = ($post, $op);
+        if op.prepared == 0 {
+            post.issue($coop)?;
+        } else {
+            let post = post.prepare()?;
+            if op.signal == NONE && op.counter == NONE {
+                post.issue($coop)?;
+            }
+            post.issue($coop)?;
+        }
+    }};
+}
+
 /// A back end that can build the operation's context with the operation's route.
 trait Routed: Backend {
     fn gin(comm: &Comm, script: &Script, op: &Op) -> Gin<Self>;
@@ -243,7 +258,7 @@ fn operation<B: Backend, C: Coop>(
             let peer = team(comm, op).member(op.peer)?;
             let to = window(script, op.window).range(op.offset as usize, op.bytes as usize);
             let from = window(script, op.source_window).range(op.source_offset as usize, op.bytes as usize);
-            options!(gin.put(peer, to, from), script, op, signal).issue(coop)?;
+            issue!(options!(gin.put(peer, to, from), script, op, signal), coop, op);
             done()
         }
         Code::PutValue => put_value(&gin, comm, script, coop, op),
@@ -251,7 +266,7 @@ fn operation<B: Backend, C: Coop>(
             let peer = team(comm, op).member(op.peer)?;
             let to = window(script, op.window).range(op.offset as usize, op.bytes as usize);
             let from = window(script, op.source_window).range(op.source_offset as usize, op.bytes as usize);
-            options!(gin.get(peer, to, from), script, op).issue(coop)?;
+            issue!(options!(gin.get(peer, to, from), script, op), coop, op);
             done()
         }
         Code::Signal | Code::SignalAllRoutes => {
@@ -262,7 +277,7 @@ fn operation<B: Backend, C: Coop>(
                 Code::Signal => gin.signal(peer, action),
                 _ => gin.signal_all_routes(peer, action),
             };
-            options!(post, script, op).issue(coop)?;
+            issue!(options!(post, script, op), coop, op);
             done()
         }
         Code::Flush => {
@@ -280,7 +295,11 @@ fn operation<B: Backend, C: Coop>(
             done()
         }
         Code::WaitSignal => {
-            gin.wait_signal(coop, view(script, op), op.value, deadline)?;
+            if op.prepared == 0 {
+                gin.wait_signal(coop, view(script, op), op.value, deadline)?;
+            } else {
+                gin.prepare_wait(view(script, op))?.wait(coop, op.value, deadline)?;
+            }
             done()
         }
         Code::ReadSignal => Ok((gin.read_signal(view(script, op))?, 0)),
@@ -397,7 +416,7 @@ fn put_value<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, co
         4 => gin.put_value(peer, to.range_as::<u32>(op.offset, 1)?, op.value as u32),
         _ => gin.put_value(peer, to.range_as::<u64>(op.offset, 1)?, op.value),
     };
-    options!(post, script, op, signal).issue(coop)?;
+    issue!(options!(post, script, op, signal), coop, op);
     done()
 }
 

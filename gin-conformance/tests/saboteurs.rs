@@ -10,7 +10,7 @@ use gin_conformance::saboteurs::{self, Saboteur, Tally};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Ends a run that hangs early. A run without a mistake stays far below this.
-const STALL_STEPS: u64 = 300_000;
+const STALL_STEPS: u64 = 1_000_000;
 
 fn setups() -> [Setup; 2] {
     [(1, Net::Plain), (2, Net::Delay { ns: 20_000 })].map(|(seed, net)| Setup {

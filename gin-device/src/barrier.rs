@@ -36,7 +36,7 @@ use crate::backend::Backend;
 use crate::coop::Coop;
 use crate::epoch;
 use crate::fault::Fault;
-use crate::gin::{Gin, look_around, signal_tables};
+use crate::gin::{Gin, is_time_to_look, look_around, signal_tables};
 use crate::host_word::LAST;
 use crate::order::{Scope, release};
 use crate::signal::{ContextId, SignalAction, SignalId};
@@ -358,7 +358,7 @@ impl<B: Backend> BarrierSession<B> {
 
     /// Waits for all other members, by loads. Every thread of the coop calls.
     #[inline(always)]
-    fn wait_near(&mut self, coop: &impl Coop, deadline: Shared) -> Result<(), Fault> {
+    fn wait_near(&mut self, coop: &impl Coop, deadline: Shared, looks: bool) -> Result<(), Fault> {
         let core = self.gin.core();
         let status = core.status();
         let (mut outcome, mut waited) = (Ok(()), false);
@@ -371,7 +371,8 @@ impl<B: Backend> BarrierSession<B> {
                 broken == 0
             });
             waited = true;
-            let looked = look_around::<B>(core).map_err(|stop| (stop, next));
+            let looked = if looks { status.check() } else { look_around::<B>(core) };
+            let looked = looked.map_err(|stop| (stop, next));
             let peer = self.team.member((self.team.rank() + 1 + place as u32) % self.team.size());
             let fault = core.fault(FaultKind::Timeout, Operation::Barrier);
             let fault = fault.with_peer(peer.map_or(gin_abi::fault::NONE, |rank| rank.world()));
@@ -444,13 +445,22 @@ impl<B: Backend> BarrierSession<B> {
     /// arrived.
     #[inline(always)]
     pub fn wait(&mut self, coop: &impl Coop, deadline: Deadline) -> Result<(), Fault> {
+        self.wait_on(coop, deadline, false)
+    }
+
+    /// Does [`wait`](Self::wait), and reads the host's status if `looks`, else rarely.
+    #[inline(always)]
+    fn wait_on(&mut self, coop: &impl Coop, deadline: Deadline, looks: bool) -> Result<(), Fault> {
         // A successful arrival found the barrier not broken.
         let Some(fence) = self.arrived.take() else {
             return Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
         };
         let deadline = Shared::start::<Global>(deadline);
-        let mut outcome =
-            if self.by_network { self.wait_network(coop, fence, deadline) } else { self.wait_near(coop, deadline) };
+        let mut outcome = if self.by_network {
+            self.wait_network(coop, fence, deadline)
+        } else {
+            self.wait_near(coop, deadline, looks)
+        };
         if outcome.is_ok() && fence.gets() {
             for context in coop.stripe(self.contexts().len()) {
                 let gin = self.gin.in_context(ContextId(self.contexts().start + context as u32));
@@ -490,8 +500,44 @@ impl<B: Backend> BarrierSession<B> {
     /// As these two.
     #[inline(always)]
     pub fn sync(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
-        self.arrive(coop, fence, deadline)?;
-        self.wait(coop, deadline)
+        // The same in all threads.
+        let near = self.resolved & !self.failed & !self.by_network;
+        let quick = near & !fence.gets() & (self.others() <= coop.size() as usize);
+        if !quick {
+            self.arrive(coop, fence, deadline)?;
+        } else if self.meet(coop) {
+            return Ok(());
+        } else {
+            self.arrived = Some(fence);
+        }
+        self.wait_on(coop, deadline, quick)
+    }
+
+    /// Arrives by stores, and waits a short time, by one member or none for each thread. Later uses than the first
+    /// call. Returns whether all members were met; if not, the caller waits on. All threads of `coop` call and meet.
+    ///
+    /// It does what [`arrive_near`](Self::arrive_near) and [`wait_near`](Self::wait_near) do, with nothing between
+    /// fence, store and polls, and one vote.
+    #[inline(always)]
+    fn meet(&mut self, coop: &impl Coop) -> bool {
+        coop.sync();
+        let (place, near, mut met) = (coop.rank() as usize, self.near, true);
+        // False also in a coop that has not made the session.
+        let meets = place == near.place;
+        if meets {
+            let next = near.next();
+            release::<Global>(self.given, Scope::System);
+            epoch::arrive(near.there, next);
+            let (shadow, broken) = (near.shadow.load_relaxed_gpu(), self.broken.load_relaxed_gpu());
+            met = epoch::spin::<Global>(near.here, next) & (shadow == near.met) & (broken == 0) & !is_time_to_look();
+            epoch::acquire::<Global>();
+        }
+        met = !coop.sync_or(!met);
+        if met & meets {
+            self.near.met = near.met.wrapping_add(1);
+            near.shadow.store_relaxed_gpu(self.near.met);
+        }
+        met
     }
 
     #[inline(always)]

@@ -23,6 +23,16 @@ impl Comm {
         Self(handle)
     }
 
+    /// Reads the copy of a handle in GPU memory.
+    ///
+    /// # Safety
+    /// - `address` is a [`copy`](CommHandle::copy), and its communicator lives as long as the value is used.
+    #[inline(always)]
+    pub(crate) unsafe fn copied(address: u64) -> Self {
+        // Safety: the caller's promise.
+        Self(unsafe { *(address as usize as *const CommHandle) })
+    }
+
     /// Returns the handle.
     #[inline(always)]
     #[must_use]

@@ -23,6 +23,29 @@ pub struct Core {
 }
 
 impl Core {
+    /// Returns context, sharing and order in one word, for functions that a kernel calls.
+    #[inline(always)]
+    pub(crate) fn place(&self) -> u64 {
+        self.context as u64 | (self.sharing as u64) << 32 | (self.order as u64) << 40
+    }
+
+    /// Returns the state of a usable context from the address of the handle's copy and a [`place`](Self::place).
+    ///
+    /// # Safety
+    /// - As for [`Comm::copied`].
+    #[inline(always)]
+    pub(crate) unsafe fn at(copy: u64, place: u64) -> Self {
+        let sharing = match place >> 32 & 0xff {
+            0 => Sharing::Gpu,
+            1 => Sharing::Block,
+            _ => Sharing::Thread,
+        };
+        let order = if place >> 40 == 0 { Order::Relaxed } else { Order::Acquire };
+        // Safety: the caller's promise.
+        let comm = unsafe { Comm::copied(copy) };
+        Self { comm, context: place as u32, usable: true, sharing, order, route: Route::Auto }
+    }
+
     #[inline(always)]
     pub(crate) fn context(&self) -> u32 {
         self.context

@@ -29,6 +29,12 @@ pub fn arrive<W: Word>(word: W, epoch: u64) {
     word.store_relaxed_sys(epoch);
 }
 
+/// Polls a short time and returns whether `word` has `epoch` or a later one. Relaxed, as [`wait`].
+#[inline(always)]
+pub fn spin<M: Memory>(word: M::Word, epoch: u64) -> bool {
+    reached(word.spin(epoch, M::POLLS_PER_CHECK), epoch)
+}
+
 /// Waits until `word` has `epoch` or a later one. Calls `attend` now and then, and ends with [`WaitError::Fault`] if
 /// it returns false. Relaxed: [`acquire`] follows, once for all members.
 ///

@@ -108,6 +108,7 @@ pub mod sys;
 pub mod team;
 pub mod window;
 
+pub use bytemuck;
 pub use comm::Comm;
 pub use fault::Fault;
 pub use gin::Gin;
@@ -116,18 +117,43 @@ pub use gin_macros::{kernel, shared};
 pub use window::Window;
 
 /// The names that a kernel needs: `use gin_device::prelude::*;`.
+///
+/// A kernel crate needs no other dependency. Elements of windows and parameters may be structs of its own:
+///
+/// ```
+/// use gin_device::prelude::*;
+///
+/// #[repr(C)]
+/// #[derive(Clone, Copy, Pod, Zeroable)]
+/// #[bytemuck(crate = "gin_device::bytemuck")]
+/// struct Particle {
+///     place: [f32; 3],
+///     mass: f32,
+/// }
+///
+/// shared! { static TILE: [Particle; 64]; }
+///
+/// /// Returns the mass of particle `i`.
+/// fn mass(particles: Window<Particle>, i: usize) -> f32 {
+///     particles.read(i).mass
+/// }
+/// ```
 pub mod prelude {
     pub use crate::backend::{Any, Backend, Gdaki, Proxy};
     pub use crate::barrier::{BarrierSession, BarrierTeam, CombinedBarrier, Fence};
     pub use crate::comm::Comm;
-    pub use crate::coop::{Block, Coop, LaneCoop, Lanes, Thread, Tile, Warp, WarpSpan};
+    pub use crate::coop::{Block, Coop, Dim, LaneCoop, Lanes, Thread, Tile, WARP_SIZE, Warp, WarpSpan};
+    pub use crate::coop::{block_dim, block_in_grid, block_index, grid_dim, lane, thread_in_block, thread_index};
     pub use crate::fault::Fault;
     pub use crate::gin::{FlushToken, Gin, Order, Route, Scope, Sharing};
+    pub use crate::grid::GridBarrier;
     pub use crate::kernel;
     pub use crate::lsa::PeerWindow;
-    pub use crate::signal::{ContextId, CounterId, SignalId};
+    pub use crate::shared;
+    pub use crate::signal::{ContextId, CounterId, CounterView, SignalAction, SignalId, SignalView, VaSignal};
     pub use crate::team::{Rank, Team};
     pub use crate::window::{SymPtr, Window, WindowRange};
+    pub use bytemuck::{Pod, Zeroable};
     pub use gin_abi::{Deadline, FaultKind, Operation, Subject};
 }
 

@@ -83,62 +83,59 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
 /// - The GPU reaches the memory: it is its own, pinned, or a peer's.
 #[inline(always)]
 pub unsafe fn copy(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
-    let apart = destination ^ source;
-    let width = if apart & 15 == 0 {
-        16
-    } else if apart & 3 == 0 {
-        4
-    } else {
-        1
-    };
-    // The head is the bytes before the first whole unit. If units are bytes, the first loop copies all of them.
-    let (head, units) = if width == 1 {
-        (0, 0)
-    } else {
-        let head = (destination.wrapping_neg() & (width - 1)).min(bytes);
-        (head, (bytes - head) / width)
-    };
-    let body = units * width;
-    for index in coop.stripe((bytes - body) as usize) {
-        let index = index as u64;
-        let offset = if index < head { index } else { index + body };
-        // Safety: in range.
-        unsafe { store_weak_u8(at(destination, offset), load_relaxed_sys_u8(at(source, offset))) };
+    let (mut head, mut units) = (0, bytes / 16);
+    let (rank, step) = (coop.rank() as u64, coop.size() as u64);
+    if (destination | source | bytes) & 15 != 0 {
+        // log2 of the width of a unit.
+        let log2 = match destination ^ source {
+            apart if apart & 15 == 0 => 4,
+            apart if apart & 3 == 0 => 2,
+            _ => 0,
+        };
+        // The head is the bytes before the first whole unit. If units are bytes, the first loop copies all of them.
+        head = (destination.wrapping_neg() & ((1 << log2) - 1)).min(bytes);
+        units = if log2 == 0 { 0 } else { (bytes - head) >> log2 };
+        let body = units << log2;
+        for index in coop.stripe((bytes - body) as usize) {
+            let index = index as u64;
+            let offset = if index < head { index } else { index + body };
+            // Safety: in range.
+            unsafe { store_weak_u8(at(destination, offset), load_relaxed_sys_u8(at(source, offset))) };
+        }
+        if log2 == 2 {
+            let (destination, source, mut unit) = (destination + head, source + head, rank);
+            while unit < units {
+                // Safety: in range, and aligned, because both addresses have the same remainder.
+                unsafe { store_weak_u32(at(destination, 4 * unit), load_relaxed_sys_u32(at(source, 4 * unit))) };
+                unit += step;
+            }
+            return;
+        }
     }
     let (destination, source) = (destination + head, source + head);
-    let (rank, step) = (coop.rank() as u64, coop.size() as u64);
-    if width == 4 {
-        let mut unit = rank;
-        while unit < units {
-            // Safety: in range, and aligned, because both addresses have the same remainder.
-            unsafe { store_weak_u32(at(destination, 4 * unit), load_relaxed_sys_u32(at(source, 4 * unit))) };
-            unit += step;
+    let (stride, mut unit) = (16 * step, rank);
+    while unit + 3 * step < units {
+        let (from, to) = (source + 16 * unit, destination + 16 * unit);
+        // Safety: as above.
+        unsafe {
+            let first = load_relaxed_sys_pair(at(from, 0));
+            let second = load_relaxed_sys_pair(at(from, stride));
+            let third = load_relaxed_sys_pair(at(from, 2 * stride));
+            let fourth = load_relaxed_sys_pair(at(from, 3 * stride));
+            store_weak_pair(at(to, 0), first.0, first.1);
+            store_weak_pair(at(to, stride), second.0, second.1);
+            store_weak_pair(at(to, 2 * stride), third.0, third.1);
+            store_weak_pair(at(to, 3 * stride), fourth.0, fourth.1);
         }
-    } else if width == 16 {
-        let (stride, mut unit) = (16 * step, rank);
-        while unit + 3 * step < units {
-            let (from, to) = (source + 16 * unit, destination + 16 * unit);
-            // Safety: as above.
-            unsafe {
-                let first = load_relaxed_sys_pair(at(from, 0));
-                let second = load_relaxed_sys_pair(at(from, stride));
-                let third = load_relaxed_sys_pair(at(from, 2 * stride));
-                let fourth = load_relaxed_sys_pair(at(from, 3 * stride));
-                store_weak_pair(at(to, 0), first.0, first.1);
-                store_weak_pair(at(to, stride), second.0, second.1);
-                store_weak_pair(at(to, 2 * stride), third.0, third.1);
-                store_weak_pair(at(to, 3 * stride), fourth.0, fourth.1);
-            }
-            unit += 4 * step;
+        unit += 4 * step;
+    }
+    while unit < units {
+        // Safety: as above.
+        unsafe {
+            let (low, high) = load_relaxed_sys_pair(at(source, 16 * unit));
+            store_weak_pair(at(destination, 16 * unit), low, high);
         }
-        while unit < units {
-            // Safety: as above.
-            unsafe {
-                let (low, high) = load_relaxed_sys_pair(at(source, 16 * unit));
-                store_weak_pair(at(destination, 16 * unit), low, high);
-            }
-            unit += step;
-        }
+        unit += step;
     }
 }
 

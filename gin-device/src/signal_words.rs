@@ -182,6 +182,32 @@ impl<M: Memory> Words<M> {
         }
     }
 
+    /// Returns the only word of a signal whose other engines have none, if its values have `bits` bits.
+    #[inline(always)]
+    pub(crate) fn alone(&self, bits: u32) -> Option<M::Word> {
+        if self.nic.is_none() & self.cpu.is_none() & (bits == u64::BITS) { self.gpu } else { None }
+    }
+
+    /// Polls `word`, the [only word](Self::alone), a short time and looks at nothing else. Returns whether the value is
+    /// at or past `least`.
+    ///
+    /// Ordering: acquire, at system scope, if it is.
+    #[inline(always)]
+    pub fn meets_soon(&self, word: M::Word, least: u64) -> bool {
+        let meets = self.meets_soon_relaxed(word, least);
+        if meets {
+            M::fence_acquire_sys();
+        }
+        meets
+    }
+
+    /// Polls as [`meets_soon`](Self::meets_soon), but relaxed.
+    #[inline(always)]
+    pub(crate) fn meets_soon_relaxed(&self, word: M::Word, least: u64) -> bool {
+        let least = least.wrapping_add(self.base().load_relaxed_gpu());
+        word.spin(least, M::POLLS_PER_CHECK).wrapping_sub(least) as i64 >= 0
+    }
+
     /// Sets the value to 0. No raise may be in flight.
     ///
     /// Ordering: relaxed; threads that use the signal afterwards must be synchronised with this one.

@@ -97,7 +97,7 @@ impl<M: Memory> Status<M> {
 
     /// Returns why a wait that began at `start` must end now, if it must; checks as [`is_stopped`](Self::is_stopped).
     #[inline(always)]
-    pub(crate) fn end(&self, start: u64, deadline: Deadline) -> Option<WaitError> {
+    pub fn end(&self, start: u64, deadline: Deadline) -> Option<WaitError> {
         outlined::end::<M>(self.host, self.copy, start, deadline)
     }
 

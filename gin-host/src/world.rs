@@ -186,7 +186,7 @@ impl WorldConfig {
 /// let outcome = launch(WorldConfig::seeded(2, 7), |rank| if rank.rank() == 1 { Err("no data") } else { Ok(()) });
 /// assert!(matches!(outcome, Err(LaunchError::Rank { rank: 1, error: "no data" })));
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError<E> {
     /// The function of this rank was the first to return an error. The other ranks were aborted.
@@ -225,6 +225,8 @@ pub enum LaunchError<E> {
     #[error("no progress threads: {0}")]
     Threads(std::io::Error),
 }
+
+gin_abi::debug_as_display!(LaunchError<E>);
 
 /// One rank of a job, the argument of its function.
 ///

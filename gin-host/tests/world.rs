@@ -432,3 +432,18 @@ fn the_report_of_a_kernel_is_known_as_soon_as_it_has_ended() {
         outcome.unwrap_or_else(|error| panic!("{error}"));
     }
 }
+
+#[test]
+fn an_error_that_leaves_main_shows_the_text_of_its_cause() {
+    let outcome = launch(WorldConfig::seeded(1, 7), |rank| -> Result<(), CommError> {
+        rank.kernel("host_test_pass_off")?;
+        Ok(())
+    });
+    let error = outcome.unwrap_err();
+    let text = format!("{error:?}");
+    assert!(
+        text.starts_with("rank 0: no kernel is named `host_test_pass_off`; there is `host_test_pass_on`"),
+        "{text}"
+    );
+    assert_eq!(text, error.to_string());
+}

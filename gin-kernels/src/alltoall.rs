@@ -5,7 +5,6 @@
 //! `p` counts arrivals from rank `p`; counter `p` counts puts that have left for it. Arrivals are double-buffered, and
 //! no other flow control is needed: a rank that has sent round `k + 1` has read the arrivals of round `k`.
 
-use gin_device::coop::{block_in_grid, grid_dim};
 use gin_device::prelude::*;
 
 /// Number of buffers for arrivals.

@@ -7,8 +7,6 @@
 //!
 //! Signal 0 counts rows that arrived from above, signal 1 those from below; counter 0 counts rows that have left.
 
-use gin_device::coop::{block_in_grid, grid_dim};
-use gin_device::grid::GridBarrier;
 use gin_device::prelude::*;
 
 /// Numbers of the signals.

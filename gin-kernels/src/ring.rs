@@ -8,7 +8,6 @@
 //! Signal `2 * block` counts arrivals from the left neighbour. Signal `2 * block + 1` counts credits that the right
 //! neighbour returned. Counter `block` counts puts whose source may be reused.
 
-use gin_device::coop::{block_in_grid, grid_dim};
 use gin_device::prelude::*;
 
 /// Number of slots for arriving parts, per block. One is filled while the other is read.

@@ -23,9 +23,9 @@ struct Probe {
 const RELEASE: &str = "MEMBAR.ALL.SYS";
 const ACQUIRE: &str = "CCTL.IVALL";
 const CLAIM: &str = "ATOMG.E.ADD.64.STRONG.GPU";
-const RAISE: &str = "ATOMG.E.ADD.64.STRONG.SYS";
-/// The same operation without a result.
-const RAISE_ONLY: &str = "REDG.E.ADD.64.STRONG.SYS";
+const RAISE: &str = "REDG.E.ADD.64.STRONG.SYS";
+/// A store of a barrier's epoch at a peer.
+const EPOCH: &str = "STG.E.64.STRONG.SYS";
 /// A load of a word in host memory, or of one that a peer raises.
 const POLL: &str = "LDG.E.64.STRONG.SYS";
 /// A call: of the function that polls a word in host memory, if no other precedes it.
@@ -43,10 +43,10 @@ const PROBES: [Probe; 6] = [
     Probe { kernel: "probe_wait_signal", order: &[POLL, ACQUIRE], stores_payload: false },
     Probe {
         kernel: "probe_lsa_put_signal",
-        order: &["LDG.E.128.STRONG.SYS", "STG.E.128", RELEASE, RAISE_ONLY],
+        order: &["LDG.E.128.STRONG.SYS", "STG.E.128", RELEASE, RAISE],
         stores_payload: true,
     },
-    Probe { kernel: "probe_lsa_barrier", order: &[RELEASE, RAISE, POLL, ACQUIRE], stores_payload: false },
+    Probe { kernel: "probe_lsa_barrier", order: &[RELEASE, EPOCH, POLL, ACQUIRE], stores_payload: false },
 ];
 
 fn built() -> Result<&'static Built, Failed> {
@@ -85,9 +85,9 @@ const SIZES: [Size; 12] = [
     Size { kernel: "probe_put_value", inlined: 220, all: 460, registers: 40 },
     Size { kernel: "probe_flush", inlined: 150, all: 430, registers: 32 },
     Size { kernel: "probe_wait_signal", inlined: 210, all: 480, registers: 48 },
-    Size { kernel: "probe_gdaki_put_signal", inlined: 560, all: 1350, registers: 104 },
-    Size { kernel: "probe_gdaki_put_value", inlined: 400, all: 1200, registers: 80 },
-    Size { kernel: "probe_gdaki_flush", inlined: 800, all: 1480, registers: 104 },
+    Size { kernel: "probe_gdaki_put_signal", inlined: 545, all: 1390, registers: 96 },
+    Size { kernel: "probe_gdaki_put_value", inlined: 400, all: 1245, registers: 64 },
+    Size { kernel: "probe_gdaki_flush", inlined: 860, all: 1565, registers: 88 },
     Size { kernel: "probe_lsa_barrier", inlined: 1030, all: 1230, registers: 96 },
 ];
 

@@ -2,13 +2,13 @@
 //! Device-driven queue pairs: for each context one to every rank that kernels reach, and the words beside them.
 //!
 //! Everything that kernels access is in memory of their device. Rings, doorbell records and completions are in one slab
-//! for each context. Tokens, tags and the table of [`QueuePairData`] are in another allocation. A queue pair cannot be
+//! for each context. Tags and the table of [`QueuePairData`] are in another allocation. A queue pair cannot be
 //! connected to itself, so the queue pair of a rank to itself is connected to one without a send queue.
 
 use super::address::Address;
 use super::device::RegisteredSlice;
 use super::doorbells::{Bells, DoorbellRelease, Doorbells, Ringer};
-use super::drain::{self, DrainError, FIRST_TOKEN, IdleQueue};
+use super::drain::{self, DrainError, IdleQueue};
 use super::error::{DeviceQueueError, NicError, NicPeer};
 use super::hca::Access;
 use super::layout::{QueueSpec, Role};
@@ -86,7 +86,6 @@ impl Shape {
 /// The layout of the words in their allocation.
 #[derive(Debug)]
 struct Places {
-    tokens: u64,
     tags: u64,
     busy: u64,
     /// The bytes of one context.
@@ -100,10 +99,9 @@ impl Places {
         let table = shape.entries() * size_of::<QueuePairData>() as u64;
         let ring_words = shape.queues() * u64::from(shape.depth) * 8;
         let busy_bytes = (u64::from(shape.ranks.div_ceil(BUSY_RANKS)) * 8).next_multiple_of(LINE);
-        let tokens = table.next_multiple_of(LINE);
-        let tags = (tokens + ring_words).next_multiple_of(LINE);
+        let tags = table.next_multiple_of(LINE);
         let busy = (tags + ring_words).next_multiple_of(LINE);
-        Self { tokens, tags, busy, busy_bytes, end: busy + u64::from(shape.contexts) * busy_bytes }
+        Self { tags, busy, busy_bytes, end: busy + u64::from(shape.contexts) * busy_bytes }
     }
 }
 
@@ -201,17 +199,16 @@ impl DeviceQueuePairs {
         set.connect(own, peer, &answerer, expired)
     }
 
-    /// Fills the tables that kernels read. `target` returns the data of a context at a connected peer.
+    /// Fills the tables that kernels read. `comm`: the address of the copy of the communicator's handle. `target`
+    /// returns the data of a context at a connected peer.
     ///
     /// # Errors
     /// An error of the device.
-    pub fn fill(&self, target: impl Fn(u32, u32) -> Target) -> Result<(), GpuError> {
-        let mut table = vec![QueuePairData::unconnected(); self.shape.entries() as usize];
-        for pair in self.pairs() {
-            let (context, peer, ..) = pair;
-            table[self.shape.entry(context, peer) as usize] = self.data(pair, target(context, peer));
-            let tokens = self.ring_words(self.places.tokens, context, peer);
-            self.words.write(tokens, &[FIRST_TOKEN])?;
+    pub fn fill(&self, comm: u64, target: impl Fn(u32, u32) -> Target) -> Result<(), GpuError> {
+        let mut table = vec![QueuePairData { comm, ..QueuePairData::unconnected() }; self.shape.entries() as usize];
+        for pair @ (context, peer, ..) in self.pairs() {
+            let data = self.data(pair, target(context, peer));
+            table[self.shape.entry(context, peer) as usize] = QueuePairData { comm, ..data };
         }
         self.words.write(0, &table)
     }
@@ -236,8 +233,7 @@ impl DeviceQueuePairs {
         let counters = self.counters.get(context as usize).and_then(Option::as_ref);
         QueuePairData {
             ring: slab + place.ring,
-            tokens: words + self.ring_words(self.places.tokens, context, peer),
-            tags: words + self.ring_words(self.places.tags, context, peer),
+            tags: words + self.tags(context, peer),
             completions: slab + place.completions,
             record: slab + place.record,
             doorbell: self.bells.address(self.shape.index(context, peer), info.doorbell),
@@ -253,13 +249,15 @@ impl DeviceQueuePairs {
             marks: busy_marks(peer),
             counters: counters.map_or(0, MemorySlice::address),
             counter_count: counters.map_or(0, |counters| counters.bytes() / 8),
+            context,
+            peer,
             ..QueuePairData::zeroed()
         }
     }
 
-    /// Returns the offset of the words of a queue pair, which has one for each slot.
-    fn ring_words(&self, first: u64, context: u32, peer: u32) -> u64 {
-        first + self.shape.index(context, peer) * u64::from(self.shape.depth) * 8
+    /// Returns the offset of the tags of a queue pair, one for each slot.
+    fn tags(&self, context: u32, peer: u32) -> u64 {
+        self.places.tags + self.shape.index(context, peer) * u64::from(self.shape.depth) * 8
     }
 
     /// Returns the engine that rings the doorbells.
@@ -299,7 +297,7 @@ impl DeviceQueuePairs {
         let table = self.read_table()?;
         let all = self.pairs().map(|(context, peer, ..)| {
             let data = &table[self.shape.entry(context, peer) as usize];
-            (context, peer, data.producer_index, data.completion_index.min(data.producer_index))
+            (context, peer, data.producer_index(), data.completion_index.min(data.producer_index()))
         });
         Ok(all.filter(|&(_, _, claimed, _)| claimed > 0).collect())
     }
@@ -319,8 +317,7 @@ impl DeviceQueuePairs {
         let all = self.pairs().map(|pair| {
             let (context, peer, ..) = pair;
             let data = table[self.shape.entry(context, peer) as usize];
-            let has_entries = data.producer_index != data.completion_index;
-            has_entries.then(|| self.idle_queue(pair, data)).transpose()
+            (data.producer_index() != data.completion_index).then(|| self.idle_queue(pair, data)).transpose()
         });
         all.filter_map(Result::transpose).collect()
     }
@@ -340,8 +337,7 @@ impl DeviceQueuePairs {
             completions: of_slab(place.completions, depth * cqe::BYTES)?,
             record: of_slab(place.record, 8)?,
             doorbell: self.bells.host(self.shape.index(context, peer), info.doorbell),
-            tokens: part(&self.words, self.ring_words(self.places.tokens, context, peer), depth * 8)?,
-            tags: part(&self.words, self.ring_words(self.places.tags, context, peer), depth * 8)?,
+            tags: part(&self.words, self.tags(context, peer), depth * 8)?,
             nic: set.nic.clone(),
             counters: self.counters.get(context as usize).cloned().flatten(),
             closed: false,

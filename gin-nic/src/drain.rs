@@ -9,28 +9,17 @@ use super::doorbells::HostBell;
 use super::hca::HcaError;
 use super::open::Nic;
 use super::queues::Expired;
-use gin_abi::gdaki::QueuePairData;
+use gin_abi::gdaki::{CLAIM_SHIFT, QueuePairData};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{self, Completion, Failure, Tail};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{self, Entry, Flags, Post, QueueNumber, SLOT_BYTES, Slot};
-use gin_device::internal::pair::{TAG_SHIFT, TOKEN_SHIFT};
+use gin_device::internal::pair::TAG_SHIFT;
 use gin_gpu::rt;
 use gin_gpu::{GpuError, MemorySlice};
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-
-/// The codes of a token's word: a thread holds the token, and the token is free.
-pub const TAKEN: u64 = 0;
-pub const HERE: u64 = 1;
-
-/// The word of the first token, as kernels expect it.
-pub const FIRST_TOKEN: u64 = token(0, HERE);
-
-pub const fn token(index: u64, code: u64) -> u64 {
-    index << TOKEN_SHIFT | code
-}
 
 /// Returns the counter that entry `index` raises, by its tag.
 pub const fn tagged(tag: u64, index: u64) -> Option<u64> {
@@ -107,8 +96,6 @@ pub struct IdleQueue {
     pub record: MemorySlice,
     /// The place where the host rings.
     pub(crate) doorbell: HostBell,
-    /// The tokens, a word for each slot.
-    pub tokens: MemorySlice,
     /// The tags, a word for each slot.
     pub tags: MemorySlice,
     /// The NIC.
@@ -122,7 +109,7 @@ pub struct IdleQueue {
 impl IdleQueue {
     /// Returns the number of incomplete entries.
     pub fn left(&self) -> u64 {
-        self.data.producer_index - self.data.completion_index
+        self.data.producer_index() - self.data.completion_index
     }
 
     pub fn slot(&self, index: u64) -> u64 {
@@ -137,9 +124,15 @@ impl IdleQueue {
         self.home.write(offset as u64, &[value])
     }
 
+    /// Notes that the entries below `end` are claimed and published.
+    pub fn claim(&mut self, end: u64) -> Result<(), GpuError> {
+        self.data.claims = end << CLAIM_SHIFT;
+        self.keep(offset_of!(QueuePairData, claims), self.data.claims)
+    }
+
     /// Checks that all claimed entries were written.
     fn check(&self) -> Result<(), DrainError> {
-        for index in self.data.rung.max(self.data.completion_index)..self.data.producer_index {
+        for index in self.data.rung.max(self.data.completion_index)..self.data.producer_index() {
             let mut slot: [Slot; 1] = [Slot::default()];
             self.ring.read(self.slot(index) * SLOT_BYTES, &mut slot)?;
             if Entry::read(&slot[0], index, self.number().get()).is_err() {
@@ -152,29 +145,29 @@ impl IdleQueue {
     /// Announces all posted entries, and posts the last entry if there is room.
     pub fn begin(&mut self) -> Result<(), DrainError> {
         self.check()?;
+        // A kernel that was stopped may have left its mark here.
+        self.claim(self.data.producer_index())?;
         self.close()?;
-        if self.data.rung < self.data.producer_index { self.announce() } else { Ok(()) }
+        if self.data.rung < self.data.producer_index() { self.announce() } else { Ok(()) }
     }
 
     /// Posts an entry that completes after all others, if there is room and it is still needed.
     fn close(&mut self) -> Result<(), DrainError> {
-        let (index, depth) = (self.data.producer_index, 1 << self.data.depth_log2);
+        let (index, depth) = (self.data.producer_index(), 1 << self.data.depth_log2);
         if self.closed || self.left() == 0 || self.left() >= depth {
             return Ok(());
         }
         let entry = wqe::nop(Post { index, queue: self.number(), flags: Flags::COMPLETION });
         self.ring.write(self.slot(index) * SLOT_BYTES, &entry)?;
-        self.tokens.write(8 * self.slot(index), &[token(index, TAKEN)])?;
-        self.tokens.write(8 * self.slot(index + 1), &[token(index + 1, HERE)])?;
-        (self.data.producer_index, self.data.covered, self.closed) = (index + 1, index + 1, true);
-        self.keep(offset_of!(QueuePairData, producer_index), index + 1)?;
+        self.claim(index + 1)?;
+        (self.data.covered, self.closed) = (index + 1, true);
         self.keep(offset_of!(QueuePairData, covered), index + 1)?;
         self.announce()
     }
 
     /// Announces all posted entries to the NIC.
     pub fn announce(&mut self) -> Result<(), DrainError> {
-        let end = self.data.producer_index;
+        let end = self.data.producer_index();
         self.record.write(0, &[Record { receive: Be32::new(0), send: Record::send(end) }])?;
         let word = Doorbell::word(end, self.number());
         match self.doorbell {
@@ -219,7 +212,7 @@ impl IdleQueue {
         // `completion_index` on.
         let index =
             self.data.completion_index + u64::from(outcome.index.wrapping_sub(self.data.completion_index as u16));
-        if index >= self.data.producer_index {
+        if index >= self.data.producer_index() {
             return Err(senseless);
         }
         if let Err(failure) = outcome.result {

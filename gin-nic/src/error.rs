@@ -58,7 +58,7 @@ steps! {
 }
 
 /// An error of the bring-up of queue pairs.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NicError {
     /// The NIC or its driver failed or refused the step.
@@ -215,6 +215,8 @@ pub enum NicError {
         reason: &'static str,
     },
 }
+
+gin_abi::debug_as_display!(NicError);
 
 /// An error of queue pairs in memory of a device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

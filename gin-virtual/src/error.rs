@@ -177,7 +177,7 @@ impl fmt::Display for WaitReport {
 }
 
 /// The reason why a grid was refused or failed.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// An extent of the grid or of the block is zero.
@@ -305,7 +305,7 @@ pub enum LaunchError {
 }
 
 /// The reason why a world failed.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WorldError {
     /// No coroutine can run, or none has made progress for too long.
@@ -339,3 +339,5 @@ pub enum WorldError {
     #[error("World::run was called inside a world, or while this world runs")]
     Nested,
 }
+
+gin_abi::debug_as_display!(LaunchError, WorldError);

@@ -181,7 +181,7 @@ pub struct Post {
 
 /// Memory at the other end of the connection.
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Remote {
     /// Address in the region of the key.
     pub address: u64,
@@ -191,7 +191,7 @@ pub struct Remote {
 
 /// Memory at this end.
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Local {
     /// Address in the region of the key.
     pub address: u64,

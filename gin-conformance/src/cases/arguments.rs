@@ -12,6 +12,7 @@ use std::vec::Vec;
 
 pub(super) fn add(list: &mut List) {
     list.per_coop("wrong_arguments_give_the_same_fault_to_all_threads_and_lose_nothing", wrong);
+    list.per_coop("wrong_arguments_are_found_when_a_post_or_a_wait_is_prepared", wrong_prepared);
     list.case("ranges_are_checked_against_the_length_of_the_addressed_rank", lengths);
     list.case("an_unknown_pointer_is_in_no_window_and_a_known_one_is_found", find);
     list.case("faults_name_the_request_and_the_limit", figures);
@@ -65,7 +66,19 @@ fn mistakes() -> Vec<(Op, FaultKind)> {
 }
 
 fn wrong(setup: &Setup, coop: CoopKind) -> Verdict {
-    let mistakes = mistakes();
+    refused(setup, coop, mistakes())
+}
+
+fn wrong_prepared(setup: &Setup, coop: CoopKind) -> Verdict {
+    let posts_and_waits = |op: &Op| {
+        let codes = [Code::Put, Code::PutValue, Code::Get, Code::Signal, Code::WaitSignal];
+        codes.iter().any(|&code| op.code == code as u32)
+    };
+    let mistakes = mistakes().into_iter().filter(|(op, _)| posts_and_waits(op));
+    refused(setup, coop, mistakes.map(|(op, kind)| (op.prepared(), kind)).collect())
+}
+
+fn refused(setup: &Setup, coop: CoopKind, mistakes: Vec<(Op, FaultKind)>) -> Verdict {
     let mut program: Vec<Op> = mistakes.iter().map(|(op, _)| *op).collect();
     // Nothing was posted, and later operations work.
     program.extend([

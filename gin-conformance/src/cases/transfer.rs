@@ -15,6 +15,7 @@ pub(super) fn add(list: &mut List) {
     list.per_coop("a_put_of_every_size_arrives_before_its_signal", put_sizes);
     list.per_coop("a_value_of_each_width_arrives_and_touches_nothing_else", put_values);
     list.per_coop("a_get_of_every_size_is_visible_after_a_flush", get_sizes);
+    list.per_coop("prepared_posts_and_waits_do_what_others_do", prepared);
     list.case("offsets_apply_to_both_ends_of_a_transfer", offsets);
     list.network_case("a_put_past_the_message_limit_is_whole_when_its_weak_signal_or_counter_says_so", chunks);
     list.case("a_rank_puts_to_itself", to_itself);
@@ -39,6 +40,38 @@ fn put_sizes(setup: &Setup, coop: CoopKind) -> Verdict {
         receiver.extend([Op::wait_signal(0, index as u64 + 1), Op::check(1, 0, bytes, seed), Op::raise(0, 1)]);
     }
     run_ok(setup, &Scenario::new(2).coop(coop).on(0, sender).on(1, receiver)).map(|_| ())
+}
+
+/// Each prepared put without a signal is issued twice.
+fn prepared(setup: &Setup, coop: CoopKind) -> Verdict {
+    let (mut sender, mut receiver) = (Vec::new(), Vec::new());
+    for (index, bytes) in SIZES.into_iter().enumerate() {
+        let (seed, round) = (30 + index as u64, index as u64 + 1);
+        sender.extend([
+            Op::wait_signal(1, round - 1).prepared(),
+            Op::fill(0, 0, bytes, seed),
+            Op::put(1, bytes).prepared(),
+            Op::put_value(1, 8, seed).to(1, 6000).prepared(),
+            Op::raise(1, 0).prepared(),
+            Op::put_value(1, 4, seed).to(1, 6008).signal(2).counter(0).prepared(),
+            Op::put(1, bytes).to(1, 7000).signal(2).counter(0).prepared(),
+            Op::wait_counter(0, 2 * round),
+        ]);
+        receiver.extend([
+            Op::wait_signal(0, round).prepared(),
+            Op::check(1, 0, bytes, seed),
+            Op::wait_signal(2, 2 * round).bits(32).prepared(),
+            Op::check(1, 7000, bytes, seed),
+            Op::get(0, bytes).to(0, 0).prepared(),
+            Op::flush(),
+            Op::check(0, 0, bytes, seed),
+            Op::raise(0, 1).prepared(),
+        ]);
+    }
+    let outcome = run_ok(setup, &Scenario::new(2).coop(coop).on(0, sender).on(1, receiver))?;
+    let last = 29 + SIZES.len() as u64;
+    expect_bytes(&outcome, 1, 1, 6000, last.to_le_bytes())?;
+    expect_bytes(&outcome, 1, 1, 6008, (last as u32).to_le_bytes())
 }
 
 fn put_values(setup: &Setup, coop: CoopKind) -> Verdict {

@@ -95,7 +95,11 @@ impl Backend for Any {
     #[inline(always)]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
         if drives_nic(core) {
-            outlined::post(core, request, operation, deadline)
+            let [a, b, c, d, e, f, g, h] = request.encode();
+            match outlined::post(core.comm().handle().copy, core.place(), deadline, a, b, c, d, e, f, g, h) {
+                None => Ok(()),
+                Some(stop) => Err(stop),
+            }
         } else {
             Proxy::post(core, request, operation, deadline)
         }
@@ -103,13 +107,20 @@ impl Backend for Any {
 
     #[inline(always)]
     fn position(core: &Core, peer: Option<u32>) -> u64 {
-        if drives_nic(core) { outlined::position(core, peer) } else { Proxy::position(core, peer) }
+        if drives_nic(core) {
+            outlined::position(core.comm().handle().copy, core.place(), peer)
+        } else {
+            Proxy::position(core, peer)
+        }
     }
 
     #[inline(always)]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError> {
         if drives_nic(core) {
-            outlined::wait(core, peer, position, deadline)
+            match outlined::wait(core.comm().handle().copy, core.place(), peer, position, deadline) {
+                None => Ok(()),
+                Some(stop) => Err(stop),
+            }
         } else {
             Proxy::wait(core, peer, position, deadline)
         }
@@ -118,39 +129,62 @@ impl Backend for Any {
     #[inline(always)]
     fn attend(core: &Core) {
         if drives_nic(core) {
-            outlined::attend(core);
+            outlined::attend(core.comm().handle().copy, core.place());
         }
     }
 }
 
 /// The operations of [`Gdaki`] as functions, for [`Any`]. Their code is long; as functions a kernel has it once, not at
-/// each call. `gin-build` lets a kernel call these functions and no others.
+/// each call. `gin-build` lets a kernel call these functions and no others. Arguments are words, because a structure
+/// would be passed on the stack: `copy` is that of the handle, `place` that of [`Core::place`].
 mod outlined {
     use super::{Backend, Core, Deadline, Descriptor, Gdaki, Operation, WaitError};
 
     #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "see above")]
     pub(super) fn post(
-        core: &Core,
-        request: &Descriptor,
-        operation: Operation,
+        copy: u64,
+        place: u64,
         deadline: Deadline,
-    ) -> Result<(), WaitError> {
-        Gdaki::post(core, request, operation, deadline)
+        a: u64,
+        b: u64,
+        c: u64,
+        d: u64,
+        e: u64,
+        f: u64,
+        g: u64,
+        h: u64,
+    ) -> Option<WaitError> {
+        // Safety: `Any` passes the copy of its communicator's handle.
+        let core = unsafe { Core::at(copy, place) };
+        Gdaki::post(&core, &Descriptor::read(&[a, b, c, d, e, f, g, h]), Operation::None, deadline).err()
     }
 
     #[inline(never)]
-    pub(super) fn position(core: &Core, peer: Option<u32>) -> u64 {
-        Gdaki::position(core, peer)
+    pub(super) fn position(copy: u64, place: u64, peer: Option<u32>) -> u64 {
+        // Safety: as above.
+        let core = unsafe { Core::at(copy, place) };
+        Gdaki::position(&core, peer)
     }
 
     #[inline(never)]
-    pub(super) fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError> {
-        Gdaki::wait(core, peer, position, deadline)
+    pub(super) fn wait(
+        copy: u64,
+        place: u64,
+        peer: Option<u32>,
+        position: u64,
+        deadline: Deadline,
+    ) -> Option<WaitError> {
+        // Safety: as above.
+        let core = unsafe { Core::at(copy, place) };
+        Gdaki::wait(&core, peer, position, deadline).err()
     }
 
     #[inline(never)]
-    pub(super) fn attend(core: &Core) {
-        Gdaki::attend(core);
+    pub(super) fn attend(copy: u64, place: u64) {
+        // Safety: as above.
+        let core = unsafe { Core::at(copy, place) };
+        Gdaki::attend(&core);
     }
 }
 

@@ -218,10 +218,16 @@ const NOW_AND_THEN: u64 = 63 << 8;
 /// [`WaitError::Fault`].
 #[inline(always)]
 pub(crate) fn look_around<B: Backend>(core: &Core) -> Result<(), WaitError> {
-    if B::LSA && core.comm().lsa_reach() != 0 && sys::cycles() & NOW_AND_THEN == 0 {
+    if B::LSA && core.comm().lsa_reach() != 0 && is_time_to_look() {
         return core.status().check();
     }
     Ok(())
+}
+
+/// Returns whether a wait that has succeeded should look at the host's status now: rarely.
+#[inline(always)]
+pub(crate) fn is_time_to_look() -> bool {
+    sys::cycles() & NOW_AND_THEN == 0
 }
 
 /// Returns the fault of a wait that ended early.

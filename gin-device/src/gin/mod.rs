@@ -44,11 +44,12 @@ mod completion;
 mod post;
 mod signals;
 
-pub(crate) use completion::look_around;
+pub(crate) use completion::{is_time_to_look, look_around};
 pub(crate) use signals::signal_tables;
 
 pub use completion::FlushToken;
-pub use post::{Get, Post, Put, PutValue, SignalPost, Value};
+pub use post::{Get, Post, Prepared, Put, PutValue, SignalPost, Value};
+pub use signals::PreparedWait;
 
 pub use crate::order::{Order, Route, Scope, Sharing};
 

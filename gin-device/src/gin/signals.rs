@@ -7,6 +7,7 @@ use crate::backend::Backend;
 use crate::coop::{Coop, lead};
 use crate::fault::{self, Fault, Unmet};
 use crate::host_word;
+use crate::order::Order;
 use crate::signal::{Signal, SignalId, SignalView, VaSignal};
 use crate::signal_words::Words;
 use crate::sys::{self, Global, GlobalWord, Word};
@@ -151,10 +152,28 @@ impl<B: Backend> Gin<B> {
         lead!(coop, self.wait_here(view, least, deadline).map(|_| ()))
     }
 
+    /// Checks a signal and finds its words, so that it can be waited for many times. Each thread of the coop that will
+    /// wait prepares the wait; see [`Post::prepare`](super::post::Post::prepare).
+    ///
+    /// # Errors
+    /// The fault of a wrong argument, as [`read_signal`](Self::read_signal).
+    #[inline(always)]
+    pub fn prepare_wait(&self, signal: impl Into<SignalView>) -> Result<PreparedWait<'_, B>, Fault> {
+        let view = signal.into();
+        self.check(view, Operation::WaitSignal)?;
+        let words = self.words(view);
+        Ok(PreparedWait { gin: self, view, words, word: words.alone(view.bits) })
+    }
+
     #[inline(always)]
     fn wait_here(&self, view: SignalView, least: u64, deadline: Deadline) -> Result<u64, Fault> {
         self.check(view, Operation::WaitSignal)?;
-        completion::wait::<B>(self.core(), &self.words(view), least, view.bits, deadline)
+        self.wait_for(view, &self.words(view), least, deadline)
+    }
+
+    #[inline(always)]
+    fn wait_for(&self, view: SignalView, words: &Words<Global>, least: u64, deadline: Deadline) -> Result<u64, Fault> {
+        completion::wait::<B>(self.core(), words, least, view.bits, deadline)
             .map_err(|(stop, seen)| ended(self.core(), stop, Operation::WaitSignal, view.subject(), least, seen))
     }
 
@@ -268,5 +287,41 @@ impl<B: Backend> Gin<B> {
             });
         })?;
         Ok(shadow_word(self.core(), id))
+    }
+}
+
+/// A signal that was checked, with its words: [`Gin::prepare_wait`] makes it. It may be waited for any number of times.
+#[derive(Clone, Copy, Debug)]
+pub struct PreparedWait<'a, B: Backend> {
+    gin: &'a Gin<B>,
+    view: SignalView,
+    words: Words<Global>,
+    /// Its only word, if it has no other.
+    word: Option<GlobalWord>,
+}
+
+impl<B: Backend> PreparedWait<'_, B> {
+    /// Waits as [`Gin::wait_signal`], without its checks. All threads of `coop` call; one polls.
+    ///
+    /// # Errors
+    /// [`FaultKind::Timeout`] with the values expected and seen; the fault or abort that ended the wait.
+    #[inline(always)]
+    pub fn wait(&self, coop: &impl Coop, least: u64, deadline: Deadline) -> Result<(), Fault> {
+        lead!(coop, self.here(least, deadline))
+    }
+
+    #[inline(always)]
+    fn here(&self, least: u64, deadline: Deadline) -> Result<(), Fault> {
+        if let Some(word) = self.word {
+            // Most raises come soon.
+            let meets = match self.gin.core().order() {
+                Order::Acquire => self.words.meets_soon(word, least),
+                Order::Relaxed => self.words.meets_soon_relaxed(word, least),
+            };
+            if meets && !completion::is_time_to_look() {
+                return Ok(());
+            }
+        }
+        self.gin.wait_for(self.view, &self.words, least, deadline).map(|_| ())
     }
 }

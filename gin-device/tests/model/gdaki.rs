@@ -9,9 +9,9 @@ use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{INVALID_BYTE, SYNDROME_WORD, TAIL_WORD, Tail, opcode as outcome};
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Segment};
-use gin_abi::{COUNTER_BITS, Deadline, Fault};
+use gin_abi::{COUNTER_BITS, Deadline};
 use gin_device::gin::{Order, Sharing};
-use gin_device::internal::pair::{Failure, OneThread, Posting, QueuePair, finish};
+use gin_device::internal::pair::{Entries, OneThread, Posting, QueuePair, finish};
 use gin_device::internal::signal_words::Words;
 use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
@@ -48,11 +48,8 @@ struct Nic<'a> {
     reads: Option<usize>,
     /// The cell of a READ whose data is not in view yet.
     hidden: Option<usize>,
-}
-
-/// Returns the fault of a failed entry.
-fn failed((_, syndromes): Failure) -> Fault {
-    fault(syndromes)
+    /// The cells of the executed WRITEs.
+    cells: Vec<usize>,
 }
 
 /// Returns the head of a WRITE.
@@ -71,15 +68,13 @@ impl World {
         let words = size_of::<QueuePairData>() / 8;
         let ring = words;
         let completions = ring + 8 * depth;
-        let tokens = completions + 8 * depth;
-        let tags = tokens + depth;
+        let tags = completions + 8 * depth;
         let record = tags + depth;
         let (doorbell, busy, counters, near) = (record + 1, record + 2, record + 3, record + 4);
         let (over, status) = (near + 8, near + 9);
         let invalid = u64::from_ne_bytes([INVALID_BYTE; 8]);
         let values = (0..status + 24).map(|index| match index {
-            _ if (completions..tokens).contains(&index) => invalid,
-            _ if index == tokens => 1,
+            _ if (completions..tags).contains(&index) => invalid,
             _ => 0,
         });
         let arena = Arena::new(values);
@@ -89,7 +84,6 @@ impl World {
             connected: true,
             words: arena.word(0),
             ring: arena.word(ring),
-            tokens: arena.word(tokens),
             tags: arena.word(tags),
             completions: arena.word(completions),
             record: arena.word(record),
@@ -117,9 +111,27 @@ impl World {
     }
 
     fn post_filled(&self, posting: Posting, fill: impl Fn(u64)) -> Result<(), WaitError> {
-        self.pair.post(posting, &OneThread { pair: &self.pair, posting }, fill, |at, start| {
-            self.pair.help(at, start, posting.deadline, failed)
-        })
+        self.pair.post(
+            posting,
+            &OneThread { pair: &self.pair, posting },
+            |_, index| fill(index),
+            |own, start| (self.help(own, start, posting.deadline), self.pair),
+        )
+    }
+
+    fn help(&self, own: Entries, start: u64, deadline: Deadline) -> Option<WaitError> {
+        if !self.pair.help(own) {
+            return Some(WaitError::NotConnected);
+        }
+        self.take();
+        self.pair.status.end(start, deadline)
+    }
+
+    /// Takes completions.
+    fn take(&self) {
+        if !self.pair.take() {
+            self.pair.status.report(fault(self.pair.failure().1));
+        }
     }
 
     fn post(&self, cell: usize) {
@@ -138,8 +150,7 @@ impl World {
     }
 
     fn wait(&self, position: u64) -> Result<(), WaitError> {
-        let waited =
-            self.pair.wait(position, Deadline::NONE, |index, flags| self.dump(index, flags), || self.pair.take(failed));
+        let waited = self.pair.wait(position, Deadline::NONE, |index, flags| self.dump(index, flags), || self.take());
         finish(waited, &self.pair.status, Order::Acquire)
     }
 
@@ -148,7 +159,7 @@ impl World {
     }
 
     fn nic(&self) -> Nic<'_> {
-        Nic { world: self, executed: 0, completed: 0, fails: None, reads: None, hidden: None }
+        Nic { world: self, executed: 0, completed: 0, fails: None, reads: None, hidden: None, cells: Vec::new() }
     }
 }
 
@@ -186,6 +197,7 @@ impl Nic<'_> {
             let cell = tag as usize - 1;
             assert_eq!(self.world.cells[cell].read(), cell as u64 + 100, "the payload of entry {index}");
             self.hidden = self.hidden.or(self.reads.take());
+            self.cells.push(cell);
         } else if is(wqe::dump(post, Local { address: 0, key: Be32::new(0), bytes: 8 })[0]) {
             assert!(flags.fence() > 1, "a dump waits for the reads before it");
             if let Some(cell) = self.hidden.take() {
@@ -256,7 +268,7 @@ models! {
             world.post(1);
             world.post(2);
             slow.join().unwrap();
-            // The last thread at the token has announced all entries.
+            // The last thread to publish has announced all entries.
             let mut nic = world.nic();
             nic.step();
             assert_eq!(nic.executed, 3);
@@ -364,7 +376,7 @@ models! {
             };
             world.post(1);
             holder.join().unwrap();
-            world.pair.attend(|| world.pair.take(failed));
+            world.pair.attend(|| world.take());
             let mut nic = world.nic();
             nic.step();
             assert_eq!(nic.executed, 2);
@@ -433,7 +445,7 @@ models! {
                     };
                     world.cells[0].write(100);
                     world.post_filled(posting, fill).unwrap();
-                    let attend = || world.pair.attend(|| world.pair.take(failed));
+                    let attend = || world.pair.attend(|| world.take());
                     let status = &world.pair.status;
                     let waited = world.counter.wait(status, 1, COUNTER_BITS, Deadline::NONE, attend);
                     assert_eq!(waited, Ok(1));
@@ -444,7 +456,7 @@ models! {
             let other = {
                 let world = world.clone();
                 thread::spawn(move || {
-                    world.pair.attend(|| world.pair.take(failed));
+                    world.pair.attend(|| world.take());
                     world.finish();
                 })
             };
@@ -484,7 +496,7 @@ models! {
             let taker = {
                 let world = world.clone();
                 thread::spawn(move || {
-                    world.pair.take(failed);
+                    world.take();
                     world.finish();
                 })
             };
@@ -515,7 +527,7 @@ models! {
             let rester = {
                 let (world, mark) = (world.clone(), mark.clone());
                 thread::spawn(move || {
-                    world.pair.take(failed);
+                    world.take();
                     world.pair.rest();
                     if world.pair.busy.load_relaxed_gpu() & BUSY == 0 {
                         mark.mark();

@@ -84,6 +84,23 @@ models! {
         }
     }
 
+    fn a_short_wait_for_the_only_word_of_a_signal_shows_writes_before_its_raises() {
+        let met = Reached::new("wait that met both raises");
+        let mark = met.clone();
+        explore(3, move || {
+            let world = World::new(signals([by_one(GPU, u64::MAX)], 2));
+            let raisers = [raiser(&world, 0, GPU), raiser(&world, 1, GPU)];
+            if world.signals[0].meets_soon(word(&world, 0, GPU), 2) {
+                assert_eq!(world.cells[0].read() + world.cells[1].read(), 14);
+                mark.mark();
+            }
+            for raiser in raisers {
+                raiser.join().unwrap();
+            }
+        });
+        met.check();
+    }
+
     fn two_threads_that_wait_for_a_host_word_see_writes_before_its_raises() {
         let [looked, told] =
             [Reached::new("thread that looked at the word"), Reached::new("thread that had the value from the other")];

@@ -161,7 +161,7 @@ impl Communicator {
         prepared.network.connect_signals(&keys)?;
         let gdaki = prepared.gdaki.as_ref();
         if let Some(gdaki) = gdaki {
-            gdaki.connect(&gdaki_offers, &until(self.config.connecting))?;
+            gdaki.connect(&gdaki_offers, prepared.resources.copy(), &until(self.config.connecting))?;
         }
         let busy = |context| gdaki.map_or(0, |gdaki| gdaki.queues.busy(context));
         Ok(prepared.resources.fill_tables(peer_signals, busy)?)
@@ -183,6 +183,7 @@ impl Communicator {
         let stats: Vec<Arc<Counters>> = (0..requirements.contexts).map(|_| Arc::new(Counters::new(ranks))).collect();
         let handle = resources.handle(backend, rank, &capabilities, self.config.trap_on_fault);
         let handle = gdaki.as_ref().map_or(handle, |gdaki| gdaki.handle(handle));
+        resources.fill_copy(handle)?;
         let sharers = Sharers::new(channel.board().clone(), processes);
         let (commands, receiver) = mpsc::channel();
         let parts = Parts {

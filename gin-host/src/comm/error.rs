@@ -21,7 +21,7 @@ use gin_nic::NicError;
 /// let Err(LaunchError::Rank { error, .. }) = outcome else { panic!("100 is no power of two") };
 /// assert_eq!(error.to_string(), "queue_depth must be a power of two; 100 was asked for");
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
     /// The present state of the communicator does not allow the call.
@@ -247,6 +247,8 @@ pub enum CommError {
     #[error(transparent)]
     Nic(Box<NicError>),
 }
+
+gin_abi::debug_as_display!(CommError);
 
 impl From<Quarantined> for CommError {
     fn from(Quarantined { reason }: Quarantined) -> Self {

@@ -144,11 +144,12 @@ impl Gdaki {
         Offer { host: gin_boot::host_name(), port: self.nic.config.port, signals, addresses }
     }
 
-    /// Connects the queue pairs by the messages of the other ranks, and fills the tables that kernels read.
+    /// Connects the queue pairs by the messages of the other ranks, and fills the tables that kernels read. `comm`: the
+    /// address of the copy of the handle.
     ///
     /// # Errors
     /// [`CommError::Nic`] with the peer; an error of the device.
-    pub(super) fn connect(&self, offers: &[Offer], expired: &dyn Fn() -> bool) -> Result<(), CommError> {
+    pub(super) fn connect(&self, offers: &[Offer], comm: u64, expired: &dyn Fn() -> bool) -> Result<(), CommError> {
         for context in 0..self.shape.contexts {
             for rank in self.shape.peers() {
                 let offer = &offers[rank as usize];
@@ -159,9 +160,10 @@ impl Gdaki {
         }
         let target = |context: u32, peer: u32| {
             let (signal_key, start) = offers[peer as usize].signals;
-            Target { signal_key, signals: start + u64::from(context) * self.signal_bytes, most_bytes: self.most_bytes }
+            let signals = start + u64::from(context) * self.signal_bytes;
+            Target { signal_key, signals, most_bytes: self.most_bytes }
         };
-        Ok(self.queues.fill(target)?)
+        Ok(self.queues.fill(comm, target)?)
     }
 
     /// Returns the handle with the addresses by which kernels find their queue pairs.

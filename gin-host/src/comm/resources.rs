@@ -99,6 +99,7 @@ impl Places {
             window_table: near.place(u64::from(requirements.windows) * size_of::<WindowData>() as u64),
             peer_signals: if engines & ENGINE_GPU != 0 { near.words(contexts * peers) } else { 0 },
             barrier_state: near.words(requirements.barriers()),
+            copy: near.place(size_of::<CommHandle>() as u64),
             ..CommHandle::zeroed()
         };
         // Kernels that consume a NIC's completions raise counters, too.
@@ -331,6 +332,16 @@ impl Resources {
             lsa_first: rank - rank % lsa_size,
             ..self.places.handle
         }
+    }
+
+    /// Returns the address of the copy of the handle, for functions of kernels.
+    pub(crate) fn copy(&self) -> u64 {
+        self.places.handle.copy
+    }
+
+    /// Fills that copy.
+    pub(crate) fn fill_copy(&self, handle: CommHandle) -> Result<(), GpuError> {
+        write(&self.device, handle.copy, &[handle])
     }
 
     /// Returns the address of the table entry of a window.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Posts to a communicator's queue pairs through its tables, as its kernels do.
 
-use gin_abi::gdaki::QueuePairData;
+use gin_abi::gdaki::{CLAIM_SHIFT, QueuePairData};
 use gin_abi::handle::NEAR_WORDS;
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
@@ -75,32 +75,30 @@ impl Hand {
         entry: impl Fn(Post) -> [Segment; N],
     ) {
         let pair = self.pair(context, peer);
-        let (index, slot) = (pair.producer_index, pair.producer_index & ((1 << pair.depth_log2) - 1));
+        let (index, slot) = (pair.producer_index(), pair.producer_index() & ((1 << pair.depth_log2) - 1));
         let flags = if (index + 1) % (1 << pair.interval_log2) == 0 { Flags::COMPLETION } else { Flags::NONE };
         let queue: QueueNumber = bytemuck::cast(pair.number);
         for (number, value) in entry(Post { index, queue, flags }).iter().flat_map(|segment| segment.words).enumerate()
         {
             word(pair.ring + slot * SLOT_BYTES + 8 * number as u64).store(value, Ordering::Relaxed);
         }
-        assert_eq!(word(pair.tokens + 8 * slot).load(Ordering::Relaxed), index << 10 | 1, "the token is in its slot");
-        let next = (index + 1) & ((1 << pair.depth_log2) - 1);
-        word(pair.tokens + 8 * slot).store(index << 10, Ordering::Relaxed);
-        word(pair.tokens + 8 * next).store((index + 1) << 10 | 1, Ordering::Relaxed);
+        assert_eq!(pair.claims, index << CLAIM_SHIFT, "all earlier entries are published");
         if let Some(counter) = counter {
             word(pair.tags + 8 * slot).store((index + 1) << 24 | counter, Ordering::Relaxed);
             self.keep(context, peer, std::mem::offset_of!(QueuePairData, tagged), index + 1);
         }
-        self.keep(context, peer, std::mem::offset_of!(QueuePairData, producer_index), index + 1);
+        self.keep(context, peer, std::mem::offset_of!(QueuePairData, claims), (index + 1) << CLAIM_SHIFT);
         word(pair.busy).fetch_or(pair.marks, Ordering::Relaxed);
     }
 
     /// Announces all entries.
     pub fn ring(&self, context: u32, peer: u32) {
         let pair = self.pair(context, peer);
-        let record = Record { receive: Be32::new(0), send: Record::send(pair.producer_index) };
+        let record = Record { receive: Be32::new(0), send: Record::send(pair.producer_index()) };
         word(pair.record).store(bytemuck::cast(record), Ordering::Release);
-        word(pair.doorbell).store(Doorbell::word(pair.producer_index, bytemuck::cast(pair.number)), Ordering::Release);
-        self.keep(context, peer, std::mem::offset_of!(QueuePairData, rung), pair.producer_index);
+        word(pair.doorbell)
+            .store(Doorbell::word(pair.producer_index(), bytemuck::cast(pair.number)), Ordering::Release);
+        self.keep(context, peer, std::mem::offset_of!(QueuePairData, rung), pair.producer_index());
     }
 
     /// Copies between windows.

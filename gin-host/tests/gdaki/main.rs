@@ -88,8 +88,8 @@ fn check_handle(comm: &Communicator, rank: &Rank) {
             assert_eq!((pair.depth_log2, pair.interval_log2, pair.most_bytes), (4, 3, 1 << 30));
             assert_eq!((pair.busy, pair.marks), (data.busy, busy_marks(peer)));
             assert_eq!((pair.counters, pair.counter_count), (data.counters_gpu, 16));
-            assert_eq!((pair.producer_index, pair.completion_index, pair.rung), (0, 0, 0));
-            assert_eq!(word(pair.tokens).load(Ordering::Relaxed), 1);
+            assert_eq!((pair.claims, pair.completion_index, pair.rung), (0, 0, 0));
+            assert_eq!((pair.comm, pair.context, pair.peer), (hand.handle.copy, context, peer));
             assert_eq!(word(pair.completions).load(Ordering::Relaxed), u64::from_le_bytes([0xf1; 8]));
             doorbells.push(pair.doorbell);
         }
@@ -223,7 +223,7 @@ fn entries_never_announced_complete_before_a_window_ends_and_raise_counters() {
                 hand.put((0, me), (&target.handle(), 152), (&source.handle(), 0), 8, Some(7));
                 comm.deregister(&comm.alloc_window::<u8>(1, WindowFlags::NONE)?)?;
                 let pair = hand.pair(1, right);
-                assert_eq!((pair.completion_index, pair.rung), (pair.producer_index, pair.producer_index));
+                assert_eq!((pair.completion_index, pair.rung), (pair.producer_index(), pair.producer_index()));
                 assert_eq!(hand.counter(0, 7), round);
             }
             assert_eq!([hand.counter(1, 0), hand.counter(1, 1)], [16, 15]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Entries that a kernel left behind are brought to their end, and the next kernel finds the queue pair in order.
 
-use gin_abi::gdaki::QueuePairData;
+use gin_abi::gdaki::{CLAIM_SHIFT, QueuePairData, RINGING};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{Completion, Tail};
 use gin_abi::mlx5::cqe::{Syndrome, opcode};
@@ -61,7 +61,7 @@ impl Bench {
                 let data = &sides[peer as usize].data;
                 Target { signal_key: data.remote_key, signals: data.start, most_bytes: 64 }
             };
-            side.queues.fill(target).unwrap();
+            side.queues.fill(0, target).unwrap();
         }
         Self { sides, fabric }
     }
@@ -70,8 +70,8 @@ impl Bench {
     /// the counter that each raises.
     fn post(&self, peer: u32, count: u64, ring: bool, tag: Option<u64>) {
         let side = &self.sides[0];
-        let queue = side.queues.one(0, peer);
-        let first = queue.data.producer_index;
+        let mut queue = side.queues.one(0, peer);
+        let first = queue.data.producer_index();
         for index in first..first + count {
             let interval = 1 << queue.data.interval_log2;
             let flags = if (index + 1) % interval == 0 { Flags::COMPLETION } else { Flags::NONE };
@@ -83,10 +83,8 @@ impl Bench {
                 queue.tags.write(8 * queue.slot(index), &[(index + 1) << TAG_SHIFT | counter]).unwrap();
                 queue.keep(offset_of!(QueuePairData, tagged), index + 1).unwrap();
             }
-            queue.tokens.write(8 * queue.slot(index), &[token(index, TAKEN)]).unwrap();
         }
-        queue.tokens.write(8 * queue.slot(first + count), &[token(first + count, HERE)]).unwrap();
-        queue.keep(offset_of!(QueuePairData, producer_index), first + count).unwrap();
+        queue.claim(first + count).unwrap();
         if ring {
             side.queues.one(0, peer).announce().unwrap();
         }
@@ -121,35 +119,25 @@ impl Bench {
         })
     }
 
-    /// Everything is complete, and the token is where the next kernel looks for it.
+    /// Everything is complete, and the words are as the next kernel expects them.
     fn check_settled(&self, peer: u32) {
         let queue = self.sides[0].queues.one(0, peer);
-        let data = queue.data;
-        assert_eq!(
-            (data.completion_index, data.rung, data.covered),
-            (data.producer_index, data.producer_index, data.producer_index)
-        );
-        let mut tokens = [0u64; 2];
-        for (word, index) in tokens.iter_mut().zip([data.producer_index - 1, data.producer_index]) {
-            queue.tokens.read(8 * queue.slot(index), std::slice::from_mut(word)).unwrap();
-        }
-        assert_eq!(tokens, [token(data.producer_index - 1, TAKEN), token(data.producer_index, HERE)]);
+        let (data, end) = (queue.data, queue.data.producer_index());
+        assert_eq!((data.completion_index, data.rung, data.covered), (end, end, end));
+        assert_eq!(data.claims, end << CLAIM_SHIFT);
         let mut record = [Record::default()];
         queue.record.read(0, &mut record).unwrap();
-        assert_eq!(record[0].send.get(), data.producer_index as u32 & 0xffff);
+        assert_eq!(record[0].send.get(), end as u32 & 0xffff);
         assert_eq!(self.fabric.violations(), (None, 0));
     }
 }
 
 #[test]
-fn a_fresh_queue_pair_has_the_first_token_and_nothing_to_drain() {
+fn a_fresh_queue_pair_has_nothing_to_drain() {
     let bench = Bench::new(8);
     assert_eq!(bench.drain(), Ok(0));
     let queue = bench.sides[0].queues.one(0, 1);
-    let mut tokens = [9u64; 8];
-    queue.tokens.read(0, &mut tokens).unwrap();
-    assert_eq!(tokens, [FIRST_TOKEN, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!((queue.data.producer_index, queue.data.completion_index, queue.data.cq_consumer_index), (0, 0, 0));
+    assert_eq!((queue.data.claims, queue.data.completion_index, queue.data.cq_consumer_index), (0, 0, 0));
     assert_eq!((queue.data.depth_log2, queue.data.interval_log2), (3, 2));
 }
 
@@ -166,7 +154,7 @@ fn entries_that_nobody_waited_for_are_complete_afterwards_and_the_next_kernel_go
             bench.check_settled(peer);
         }
         let data = bench.data(peer);
-        assert_eq!(data.producer_index, sent + 6, "one more entry each time");
+        assert_eq!(data.producer_index(), sent + 6, "one more entry each time");
         assert_eq!(bench.drain(), Ok(0));
         assert_eq!(bench.data(peer), data, "and none when there is nothing to bring to its end");
     }
@@ -184,7 +172,7 @@ fn a_full_ring_makes_room_first() {
         }
         // The host's entry comes only after the last one that asks for a completion, if any is behind that.
         let data = bench.data(1);
-        assert_eq!((data.completion_index, data.rung), (data.producer_index, data.producer_index));
+        assert_eq!((data.completion_index, data.rung), (data.producer_index(), data.producer_index()));
     }
 }
 
@@ -225,7 +213,7 @@ fn a_tag_is_of_its_entry_only() {
 fn indices_past_16_bits_differ() {
     let bench = Bench::new(1 << 12);
     let mut sent = 0;
-    while bench.data(1).producer_index < (1 << 16) + 5000 {
+    while bench.data(1).producer_index() < (1 << 16) + 5000 {
         bench.post(1, 4095, true, None);
         sent += 4095;
         assert_eq!(bench.drain(), Ok(0));
@@ -258,7 +246,7 @@ fn an_entry_that_failed_is_named_and_nothing_is_waited_for() {
 fn an_entry_that_was_never_written_is_named_and_not_announced() {
     let bench = Bench::new(8);
     bench.post(1, 2, false, None);
-    bench.sides[0].queues.one(0, 1).keep(offset_of!(QueuePairData, producer_index), 4).unwrap();
+    bench.sides[0].queues.one(0, 1).claim(4).unwrap();
     assert_eq!(bench.drain(), Err(DrainError::Hole { context: 0, peer: 1, index: 2 }));
     bench.fabric.settle();
     assert_eq!((bench.arrived(1), bench.data(1).rung), (0, 0));
@@ -266,8 +254,20 @@ fn an_entry_that_was_never_written_is_named_and_not_announced() {
     let bench = Bench::new(4);
     bench.post(1, 3, true, None);
     assert_eq!(bench.drain(), Ok(0));
-    bench.sides[0].queues.one(0, 1).keep(offset_of!(QueuePairData, producer_index), 5).unwrap();
+    bench.sides[0].queues.one(0, 1).claim(5).unwrap();
     assert_eq!(bench.drain(), Err(DrainError::Hole { context: 0, peer: 1, index: 4 }));
+}
+
+#[test]
+fn a_kernel_that_was_stopped_while_it_rang_or_published_leaves_no_mark() {
+    for mark in [2, RINGING, RINGING | 1] {
+        let bench = Bench::new(8);
+        bench.post(1, 3, false, None);
+        bench.sides[0].queues.one(0, 1).keep(offset_of!(QueuePairData, claims), 3 << CLAIM_SHIFT | mark).unwrap();
+        assert_eq!(bench.drain(), Ok(0));
+        assert_eq!(bench.arrived(1), 3);
+        bench.check_settled(1);
+    }
 }
 
 #[test]

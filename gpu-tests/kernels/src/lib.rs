@@ -14,8 +14,6 @@
 #![warn(unreachable_pub)]
 
 use bytemuck::{Pod, Zeroable};
-use gin_device::coop::{block_in_grid, grid_dim};
-use gin_device::grid::GridBarrier;
 use gin_device::prelude::*;
 use gin_device::sys::{self, GlobalWord, Word};
 

@@ -31,12 +31,12 @@ use crate::fault::Fault;
 use crate::order::{Scope, Sharing};
 use crate::status::{Status, WaitError};
 use crate::sys::{self, Global, GlobalWord, Word};
-use gin_abi::gdaki::{BUSY_RANKS, DOORBELL_GPU, QueuePairData};
+use gin_abi::gdaki::{BUSY_RANKS, CLAIM_SHIFT, DOORBELL_GPU, QueuePairData};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
 use gin_abi::{Deadline, Descriptor, FaultKind, Operation, RemoteSignal, SignalTarget, Subject, Transfer};
-use pair::{Failure, OneThread, Posters, Posting, QueuePair};
+use pair::{Entries, OneThread, Posters, Posting, QueuePair};
 
 /// The back end in which kernels drive the NIC.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +59,7 @@ struct Link {
 unsafe fn queue_pair(data: *const QueuePairData, status: Status<Global>) -> QueuePair<Global> {
     // Safety: the caller's promise.
     unsafe {
-        let (ring, tokens) = sys::read_pair(&raw const (*data).ring);
+        let (ring, _) = sys::read_pair(&raw const (*data).ring);
         let (tags, completions) = sys::read_pair(&raw const (*data).tags);
         let (record, doorbell) = sys::read_pair(&raw const (*data).record);
         let (numbers, limits) = sys::read_pair((&raw const (*data).number).cast());
@@ -70,7 +70,6 @@ unsafe fn queue_pair(data: *const QueuePairData, status: Status<Global>) -> Queu
         QueuePair {
             words: GlobalWord::new(data as usize as u64),
             ring: GlobalWord::new(ring),
-            tokens: GlobalWord::new(tokens),
             tags: GlobalWord::new(tags),
             completions: GlobalWord::new(completions),
             record: GlobalWord::new(record),
@@ -88,9 +87,28 @@ unsafe fn queue_pair(data: *const QueuePairData, status: Status<Global>) -> Queu
     }
 }
 
-/// Returns the fault of a failed entry.
+/// Returns the communicator of a queue pair.
+///
+/// # Safety
+/// - `data` is valid.
 #[inline(always)]
-fn failed(pair: &QueuePair<Global>, context: u32, peer: u32, (tail, syndromes): Failure) -> Fault {
+unsafe fn comm(data: *const QueuePairData) -> Comm {
+    // Safety: the caller's promise.
+    unsafe { Comm::copied(sys::read_word(&raw const (*data).comm)) }
+}
+
+/// Reports the fault of the failed entry.
+///
+/// # Safety
+/// - `data` is valid, and an entry has failed.
+#[inline(always)]
+unsafe fn report(data: *const QueuePairData) {
+    // Safety: the caller's promise. Context and peer are the halves of an aligned word.
+    let (pair, comm, place) = unsafe {
+        let comm = comm(data);
+        (queue_pair(data, comm.status()), comm, sys::read_word((&raw const (*data).context).cast()))
+    };
+    let (tail, syndromes) = pair.failure();
     let operation = match tail.operation() {
         // The entry is still in its slot.
         opcode::WRITE if pair.is_inline(tail.index() as u64) => Operation::PutValue,
@@ -102,50 +120,56 @@ fn failed(pair: &QueuePair<Global>, context: u32, peer: u32, (tail, syndromes): 
     let syndrome = syndromes >> 56;
     let gone = syndrome == Syndrome::RetryExceeded.code() as u64;
     let kind = if gone { FaultKind::PeerLost } else { FaultKind::Network };
-    let fault = Fault::new(kind, operation).with_context(context).with_peer(peer);
-    fault.with_values(Subject::None, tail.index() as u64, syndrome)
+    let fault = Fault::new(kind, operation).with_context(place as u32).with_peer((place >> 32) as u32);
+    comm.status().report(fault.with_values(Subject::None, tail.index() as u64, syndrome));
 }
 
-/// Code that a kernel has once and calls. Arguments are words, because a structure would be passed on the stack.
+/// Code that a kernel has once and calls. Arguments are words, because a structure would be passed on the stack. Each
+/// function reads the queue pair again, so that a call keeps few registers of its caller.
 mod outlined {
-    use super::{failed, queue_pair};
-    use crate::status::{Status, WaitError};
-    use crate::sys::GlobalWord;
+    use super::pair::Entries;
+    use super::{comm, queue_pair};
+    use crate::status::WaitError;
     use gin_abi::Deadline;
     use gin_abi::gdaki::QueuePairData;
 
-    /// Does [`QueuePair::take`](super::QueuePair::take).
+    /// Does [`report`](super::report).
+    #[cold]
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) fn take(
-        data: *const QueuePairData,
-        context: u32,
-        peer: u32,
-        host: GlobalWord,
-        kernel: GlobalWord,
-        copy: GlobalWord,
-    ) {
-        // Safety: the address is a `Link`'s.
-        let pair = unsafe { queue_pair(data, Status { host, kernel, copy }) };
-        pair.take(|failure| failed(&pair, context, peer, failure));
+    fn report(data: *const QueuePairData) {
+        // Safety: the address is a `Link`'s, and an entry has failed.
+        unsafe { super::report(data) }
     }
 
-    /// Does [`QueuePair::help`](super::QueuePair::help).
+    /// Does [`QueuePair::take`](super::QueuePair::take). Reports the fault of a failed entry.
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    #[expect(clippy::too_many_arguments, reason = "see above")]
+    pub(super) fn take(data: *const QueuePairData) {
+        // Safety: the address is a `Link`'s.
+        let pair = unsafe { queue_pair(data, comm(data).status()) };
+        if !pair.take() {
+            // Now, when `pair` needs no registers any more.
+            report(data);
+        }
+    }
+
+    /// Does what brings a post room, and [`QueuePair::take`](super::QueuePair::take). Returns why the post, which began
+    /// at `start`, must give up, if it must.
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
     pub(super) fn help(
         data: *const QueuePairData,
-        context: u32,
-        peer: u32,
-        host: GlobalWord,
-        kernel: GlobalWord,
-        copy: GlobalWord,
-        at: u64,
+        index: u64,
+        count: u64,
         start: u64,
         deadline: Deadline,
     ) -> Option<WaitError> {
         // Safety: the address is a `Link`'s.
-        let pair = unsafe { queue_pair(data, Status { host, kernel, copy }) };
-        pair.help(at, start, deadline, |failure| failed(&pair, context, peer, failure))
+        unsafe {
+            if !queue_pair(data, comm(data).status()).help(Entries { index, count }) {
+                return Some(WaitError::NotConnected);
+            }
+            take(data);
+            comm(data).status().end(start, deadline)
+        }
     }
 }
 
@@ -215,16 +239,15 @@ impl Link {
 
     /// Writes the DUMP that brings the data of earlier READs into view.
     #[inline(always)]
-    fn dump(&self, index: u64, flags: Flags) {
+    fn dump(&self, pair: &QueuePair<Global>, index: u64, flags: Flags) {
         let (_, sink) = self.keys();
-        self.pair.store(index, wqe::dump(self.pair.head(index, flags), sink));
+        pair.store(index, wqe::dump(pair.head(index, flags), sink));
     }
 
     /// Takes completions.
     #[inline(always)]
     fn take(&self) {
-        let Status { host, kernel, copy } = self.core.status();
-        outlined::take(self.data, self.core.context(), self.peer, host, kernel, copy);
+        outlined::take(self.data);
     }
 
     /// Posts one entry, and a signal or a DUMP behind it, together with all lanes of the warp that post to this queue
@@ -239,7 +262,7 @@ impl Link {
     ) -> Result<(), WaitError> {
         let (pair, sharing) = (&self.pair, self.core.sharing());
         let counts = Counts { first: !matches!(then, Then::SignalAlone(_)), second: !matches!(then, Then::Nothing) };
-        let fill = |index: u64| {
+        let fill = |pair: &QueuePair<Global>, index: u64| {
             if counts.first {
                 let flags = match (counts.second, request.counter) {
                     (false, Some(_)) => Flags::COMPLETION,
@@ -257,7 +280,7 @@ impl Link {
                     pair.store(last, add);
                 }
                 Then::Dump => {
-                    self.dump(last, flags.and(Flags::FENCE));
+                    self.dump(pair, last, flags.and(Flags::FENCE));
                     pair.note_dump(last);
                 }
             }
@@ -269,9 +292,10 @@ impl Link {
             }
         };
         let mut posting = Posting { count: counts.all(), sharing, more: request.more, deadline };
-        let Status { host, kernel, copy } = self.core.status();
-        let help = |at, start| {
-            outlined::help(self.data, self.core.context(), self.peer, host, kernel, copy, at, start, deadline)
+        let help = |own: Entries, start| {
+            let stop = outlined::help(self.data, own.index, own.count, start, deadline);
+            // Safety: as in `of`.
+            (stop, unsafe { queue_pair(self.data, comm(self.data).status()) })
         };
         if sharing == Sharing::Thread {
             return pair.post(posting, &OneThread { pair, posting }, fill, help);
@@ -353,24 +377,24 @@ impl Posters for Callers<'_> {
     #[inline(always)]
     fn claim(&self) -> Option<u64> {
         self.posting.deadline.is_none().then(|| {
-            let first =
-                self.pair.claim(self.group.leads(), self.group.before + self.posting.count, self.posting.sharing);
-            coop::leader_shuffle(self.here, first, self.group.last()) + self.group.before
+            let Group { before, .. } = self.group;
+            let claims = self.pair.claim(self.group.leads(), before + self.posting.count, self.posting.sharing);
+            coop::leader_shuffle(self.here, claims, self.group.last()) + (before << CLAIM_SHIFT)
         })
     }
 
-    /// Returns the entries of a [`run`](pair::run) in its first lane.
     #[inline(always)]
-    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)> {
+    fn written(&self, filled: bool) -> Option<u64> {
         if !self.posting.deadline.is_none() {
-            return filled.then_some((index, self.posting.count));
+            return filled.then_some(self.posting.count);
         }
         // The first lane releases the stores of all.
         coop::sync_here(self.here);
-        let filled = coop::ballot_here(self.here, filled) & self.group.mask;
-        let (begins, last) = pair::run(self.group.mask, filled, coop::lanes_below());
-        let end = coop::leader_shuffle(self.here, index + self.posting.count, last);
-        begins.then(|| (index, end - index))
+        let all = coop::ballot_here(self.here, filled) & self.group.mask;
+        // Each lane has one entry or two.
+        let two = coop::ballot_here(self.here, self.posting.count == 2) & all;
+        let first = filled & (all & coop::lanes_below() == 0);
+        first.then_some((all.count_ones() + two.count_ones()) as u64)
     }
 
     #[inline(always)]
@@ -396,37 +420,27 @@ impl Backend for Gdaki {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn post(core: &Core, request: &Descriptor, _: Operation, deadline: Deadline) -> Result<(), WaitError> {
         let link = Link::of(core, request.peer);
-        let behind = match &request.signal {
-            Some(signal) => Then::Signal(signal),
-            None => Then::Nothing,
+        let (there, here, bytes) = match request.transfer {
+            Transfer::Nothing => (Remote::default(), Local::default(), 0),
+            Transfer::PutValue { width_log2, destination: to, .. } => {
+                (link.there(to.window, to.offset), Local::default(), 1 << width_log2)
+            }
+            Transfer::Put { source: from, destination: to, bytes } => {
+                (link.there(to.window, to.offset), link.here(from.window, from.offset, 0), bytes)
+            }
+            Transfer::Get { source: from, destination: to, bytes } => {
+                (link.there(from.window, from.offset), link.here(to.window, to.offset, 0), bytes)
+            }
         };
-        match request.transfer {
-            Transfer::Nothing => {
-                let Some(signal) = &request.signal else { return Ok(()) };
-                link.post(
-                    |head| [wqe::nop(head)[0], Segment::default(), Segment::default()],
-                    Then::SignalAlone(signal),
-                    request,
-                    deadline,
-                )
-            }
-            Transfer::PutValue { value, width_log2, destination } => {
-                let to = link.there(destination.window, destination.offset);
-                link.post(|head| wqe::write_value(head, to, value, 1 << width_log2), behind, request, deadline)
-            }
-            Transfer::Put { source, destination, bytes } => {
-                let (to, from) = (link.there(destination.window, destination.offset), source.offset);
-                let here = link.here(source.window, from, 0);
-                link.post_chunks(bytes, to, here, wqe::write, behind, request, deadline)
-            }
-            Transfer::Get { source, destination, bytes } => {
-                let from = link.there(source.window, source.offset);
-                let here = link.here(destination.window, destination.offset, 0);
-                // A counter reports that the data is in view.
-                let then = if request.counter.is_some() { Then::Dump } else { Then::Nothing };
-                link.post_chunks(bytes, from, here, wqe::read, then, request, deadline)
-            }
-        }
+        let then = match (&request.signal, request.transfer) {
+            (Some(signal), Transfer::Nothing) => Then::SignalAlone(signal),
+            (Some(signal), _) => Then::Signal(signal),
+            (None, Transfer::Nothing) => return Ok(()),
+            // A counter reports that the data is in view.
+            (None, Transfer::Get { .. }) if request.counter.is_some() => Then::Dump,
+            (None, _) => Then::Nothing,
+        };
+        link.post_chunks(bytes, there, here, then, request, deadline)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -458,20 +472,20 @@ impl Backend for Gdaki {
 }
 
 impl Link {
-    /// Posts a transfer in chunks of the largest number of bytes of one entry. `there` and `here` are its beginnings.
+    /// Posts a request, a transfer in chunks of the largest number of bytes of one entry. `there` and `here` are the
+    /// beginnings of the transfer.
     #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "one body for puts and gets")]
     fn post_chunks(
         &self,
         bytes: u64,
         there: Remote,
         here: Local,
-        entry: impl Fn(wqe::Post, Remote, Local) -> [Segment; 3],
         then: Then<'_>,
         request: &Descriptor,
         deadline: Deadline,
     ) -> Result<(), WaitError> {
-        let most = self.most_bytes();
+        let moves = matches!(request.transfer, Transfer::Put { .. } | Transfer::Get { .. });
+        let most = if moves { self.most_bytes() } else { u64::MAX };
         let (mut there, mut here, mut left, mut deadline) = (there, here, bytes, deadline);
         // A loop with one post in it, because the code of a post is long.
         loop {
@@ -479,7 +493,12 @@ impl Link {
             let chunk = if last { left } else { most };
             here.bytes = chunk as u32;
             let write = |head| {
-                let segments = entry(head, there, here);
+                let segments = match request.transfer {
+                    Transfer::Nothing => [Segment::default(); 3],
+                    Transfer::PutValue { value, .. } => wqe::write_value(head, there, value, chunk as u32),
+                    Transfer::Put { .. } => wqe::write(head, there, here),
+                    Transfer::Get { .. } => wqe::read(head, there, here),
+                };
                 // In an entry, a length of 0 means 2 GiB.
                 if chunk == 0 { [wqe::nop(head)[0], segments[1], segments[2]] } else { segments }
             };
@@ -506,7 +525,7 @@ impl Link {
             return 0;
         }
         let position = self.pair.position();
-        self.pair.prepare(position, |index, flags| self.dump(index, flags));
+        self.pair.prepare(position, |index, flags| self.dump(&self.pair, index, flags));
         position
     }
 
@@ -515,7 +534,8 @@ impl Link {
         if !self.pair.connected {
             return Ok(());
         }
-        let waited = self.pair.wait(position, deadline, |index, flags| self.dump(index, flags), || self.take());
+        let dump = |index, flags| self.dump(&self.pair, index, flags);
+        let waited = self.pair.wait(position, deadline, dump, || self.take());
         waited.map(|()| self.pair.rest())
     }
 }
@@ -525,7 +545,7 @@ impl Link {
 fn wait_all(core: &Core, deadline: Deadline) -> Result<(), WaitError> {
     let deadline = crate::status::Shared::start::<Global>(deadline);
     each_busy(core, |link| {
-        link.pair.prepare(link.pair.position(), |index, flags| link.dump(index, flags));
+        link.pair.prepare(link.pair.position(), |index, flags| link.dump(&link.pair, index, flags));
         Ok(())
     })?;
     each_busy(core, |link| link.wait(link.pair.position(), deadline.left::<Global>()))

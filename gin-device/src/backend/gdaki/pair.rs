@@ -5,32 +5,23 @@
 //! It is generic over the [`Memory`], so that a model checker can run it against a NIC.
 //!
 //! # Posting
+//! The claims word holds the producer index, the number of entries that are claimed and not published, and a bit that a
+//! thread sets while it rings the doorbell ([`claimed`](gin_abi::gdaki::claimed)).
+//!
 //! 1. A thread *claims* indices by one add, for itself or for all lanes of its warp that post to the same queue pair.
 //! 2. It waits until the slots are free and writes the entries.
-//! 3. It *publishes* them: it writes their number to the token word of its first slot.
-//! 4. The thread that has the *token* announces entries to the NIC. The token is at the first index that is not
-//!    announced. A thread that publishes there takes the token and carries it past all entries published behind it. It
-//!    writes record and doorbell once for all of them. Then it lays the token down at the next index that is not
-//!    published.
+//! 3. It *publishes* them: it subtracts their number. The thread that finds no other unpublished entry and no thread
+//!    that rings, sets the bit and rings: it writes record and doorbell once for all entries. A thread that claimed
+//!    while no entry was unpublished does both by one compare-and-swap.
+//! 4. The thread that rings clears the bit. If others have published all their entries meanwhile, it rings again.
 //!
-//! So a slow thread delays only the doorbell, never the others' posts. A thread that finds no token is finished,
-//! because the thread that brings the token rings for all.
+//! So a slow thread delays only the doorbell, never the others' posts. The doorbell lags while posts overlap, but by
+//! less than a queue: a thread that waits for room rings for the entries before its own once these are all published.
 //!
-//! | token word of index i | meaning |
-//! | --- | --- |
-//! | less than `i << 10` | a value of an earlier round: nothing is published yet |
-//! | `i << 10` | the token was here; a thread took it away to ring for entries held back |
-//! | `(i << 10) + 1` | the token; all entries below i are announced |
-//! | `(i << 10) + 2` | the token; entries below i are held back |
-//! | `(i << 10) + 2 + n` | n entries are published from here on |
-//!
-//! The value of a word only grows, by atomic maxima, so publisher and carrier both learn which of them came first.
-//!
-//! A poster that holds entries back ("more to come") publishes them and lays the token down behind them without a
-//! doorbell. The next poster rings for them, and so does every wait ([`attend`](QueuePair::attend)).
-//!
-//! Lanes that post together publish in *runs*. All lanes of the group inside a run have written their entries. Each
-//! lane finds room by its own load, so a lane may find none though the lanes on both sides do.
+//! A poster may hold entries back ("more to come"). It publishes them and does not ring, provided that all entries
+//! before them are announced or held back too: `rung` or `held` is their first index. Otherwise some thread may have
+//! left the doorbell to this one. The next poster rings for held-back entries, and so does every wait
+//! ([`attend`](QueuePair::attend)).
 //!
 //! # Completions
 //! Entry i asks for a completion if i + 1 is a multiple of the interval, so a full queue always has one to come. If no
@@ -44,19 +35,25 @@
 //! slot's previous entry. A NIC writes that entry's completion after it has read the entry. The thread's stores depend
 //! on the branch that its read decides, as in [`queue`](crate::queue).
 //!
-//! *Announced entries are whole.* Publishing is a release after the entries. The carrier acquires the entries that it
-//! finds published and the entries that it finds held back. Then it stores the record, releases to the system and
-//! rings. A thread that holds entries back behind other held-back entries acquires and releases again before it lays
-//! the token down, and so hands on their writes. The memory model requires the release to the system, because a NIC is
-//! no thread of this GPU. If the host reports that the NIC reads entries and payload through this GPU's L2 cache
-//! ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU is enough.
+//! *Announced entries are whole.* Publishing is a release after the entries, and all changes of the claims word are
+//! read-modify-writes. So the thread that rings acquires all entries that it finds published. Then it stores the
+//! record, releases to the system and rings. A thread that publishes by compare-and-swap releases its entries by that
+//! release. It need not acquire others' if `rung` is its first index. The memory model requires the release to the
+//! system, because a NIC is no thread of this GPU. If the host reports that the NIC reads entries and payload through
+//! this GPU's L2 cache ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU is enough.
 //!
-//! *Doorbell and record never go backwards.* The holder of the token stores them before it lays the token down, with a
-//! release between. The next holder stores later, because its stores depend on the exchange that took the token.
+//! *A thread that waits for room announces no hole.* It finds as many entries published as there are before its own,
+//! then no room for its own. The threads that published had room, and all room ends before the end of its own entries.
+//! So the published entries are the ones before its own.
 //!
-//! *Nothing is held back for ever.* A publisher that finds no token has stored before the carrier's maximum at that
-//! word, so the carrier finds its entries. Entries that are held back have the token behind them, and every wait checks
-//! that place.
+//! *Doorbell and record never go backwards.* The thread that rings stores them before it clears the bit, with a release
+//! between. The next one stores later, because its stores depend on the exchange that set the bit.
+//!
+//! *Nothing is held back for ever.* A publisher that does not ring has found unpublished entries, or a thread that
+//! rings. The thread that rings finds the former published when it clears the bit, or finds others unpublished. Of
+//! unpublished entries one is published last. If that publisher cannot set the bit, a thread has claimed in between,
+//! behind entries that are neither announced nor held back; so that thread does not hold its own back, and the argument
+//! applies to it. Entries that are held back are announced by the next wait.
 //!
 //! *A flush misses no queue pair.* Two bits mark a queue pair. The first means that entries may be under way. The
 //! second means that a poster has set both bits since a thread last began to clear the first. A poster sets both after
@@ -65,11 +62,11 @@
 //! its claim, a poster that marked between by the second bit, and a later poster sets the first bit again. One thread
 //! at a time rests, because two would clear each other's second bit.
 
-use crate::fault::Fault;
 use crate::order::{self, Order, Sharing};
 use crate::status::{Status, WaitError};
 use crate::sys::{Memory, NAP_NS, Word};
 use gin_abi::Deadline;
+use gin_abi::gdaki::{CLAIM_SHIFT, RINGING, claimed};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{SYNDROME_WORD, TAIL_WORD, Tail, opcode};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
@@ -80,39 +77,18 @@ const SLOT_WORDS: u64 = 8;
 /// Largest number of completions that a thread takes before it lets others take them.
 const TAKE: u32 = 32;
 
-/// Number of bits by which an index is shifted in a token word.
-pub const TOKEN_SHIFT: u32 = 10;
-/// Largest number of entries published at once.
-pub const MOST_PUBLISHED: u64 = (1 << TOKEN_SHIFT) - 3;
 /// Number of bits by which an index is shifted in a tag word.
 pub const TAG_SHIFT: u32 = 24;
 
-/// Returns the token word of `index` after a thread took the token away.
-const fn away(index: u64) -> u64 {
-    index << TOKEN_SHIFT
-}
-
-/// Returns the token at `index`, behind entries that are announced.
-const fn token(index: u64) -> u64 {
-    index << TOKEN_SHIFT | 1
-}
-
-/// Returns the token at `index`, behind entries that are held back.
-const fn held(index: u64) -> u64 {
-    index << TOKEN_SHIFT | 2
-}
-
-/// Returns the token word of `index` with `count` published entries, at least one.
-const fn published(index: u64, count: u64) -> u64 {
-    held(index) + count
-}
+/// The bits of the claims word below the producer index.
+const BELOW: u64 = (1 << CLAIM_SHIFT) - 1;
 
 /// Indices of the words behind the first cache line of [`QueuePairData`](gin_abi::gdaki::QueuePairData).
 mod word {
     use core::mem::offset_of;
     use gin_abi::gdaki::QueuePairData as Data;
 
-    pub(super) const PRODUCER_INDEX: u64 = offset_of!(Data, producer_index) as u64 / 8;
+    pub(super) const CLAIMS: u64 = offset_of!(Data, claims) as u64 / 8;
     pub(super) const COMPLETION_INDEX: u64 = offset_of!(Data, completion_index) as u64 / 8;
     pub(super) const CQ_CONSUMER_INDEX: u64 = offset_of!(Data, cq_consumer_index) as u64 / 8;
     pub(super) const TAKING: u64 = offset_of!(Data, taking) as u64 / 8;
@@ -122,6 +98,7 @@ mod word {
     pub(super) const COVERED: u64 = offset_of!(Data, covered) as u64 / 8;
     pub(super) const COVERING: u64 = offset_of!(Data, covering) as u64 / 8;
     pub(super) const TAGGED: u64 = offset_of!(Data, tagged) as u64 / 8;
+    pub(super) const HELD: u64 = offset_of!(Data, held) as u64 / 8;
 }
 
 /// A queue pair. `Copy`: every thread has its own.
@@ -132,8 +109,6 @@ pub struct QueuePair<M: Memory> {
     pub words: M::Word,
     /// First word of the send queue.
     pub ring: M::Word,
-    /// First token word.
-    pub tokens: M::Word,
     /// First tag word.
     pub tags: M::Word,
     /// First word of the completion queue.
@@ -162,15 +137,6 @@ pub struct QueuePair<M: Memory> {
     pub status: Status<M>,
 }
 
-/// The token while a thread carries it.
-#[derive(Clone, Copy, Debug)]
-struct Carried {
-    /// All entries below are published.
-    end: u64,
-    /// The doorbell waits for the next post.
-    hold: bool,
-}
-
 /// The target of a wait for entries, and whether a completion covers it.
 #[derive(Clone, Copy, Debug)]
 struct Covered {
@@ -195,20 +161,48 @@ pub struct Posting {
     pub deadline: Deadline,
 }
 
+/// Entries of one thread that wait for room.
+#[derive(Clone, Copy, Debug)]
+pub struct Entries {
+    /// The first.
+    pub index: u64,
+    /// Their number; 0 if the thread has claimed none.
+    pub count: u64,
+}
+
+impl Entries {
+    const NONE: Self = Self { index: 0, count: 0 };
+}
+
+/// Entries that are written.
+#[derive(Clone, Copy, Debug)]
+struct Published {
+    /// The first.
+    index: u64,
+    /// Their number. They need not follow each other.
+    count: u64,
+    /// No other entry was unpublished, and no thread rang, when they were claimed.
+    alone: bool,
+    /// Index past the last entry announced, read before the claim.
+    rung: u64,
+    /// A completion index, read before the claim.
+    completion_index: u64,
+}
+
 /// The threads that post to a queue pair together: one thread, or lanes of a warp.
 ///
 /// They stay together, because one may wait for a slot whose entry another has yet to write. Each calls
 /// [`written`](Self::written) and [`any`](Self::any) as often as the others.
 pub trait Posters {
-    /// Claims slots for each thread of the group at once and returns the caller's first index. Returns `None` if each
-    /// thread claims for itself once it finds room.
+    /// Claims slots for each thread of the group at once. Returns the claims word at the caller's first slot, or `None`
+    /// if each thread claims for itself once it finds room.
     fn claim(&self) -> Option<u64>;
 
-    /// Gathers the entries that threads of the group have just written. `filled`: the caller has; `index`: its first.
+    /// Gathers the entries that threads of the group have just written. `filled`: the caller has.
     ///
-    /// In one of the threads that claimed together, returns the first index and the number of entries that they have
-    /// written since the last call. Orders memory among them.
-    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)>;
+    /// In one of the threads that claimed together and have written entries, the first of them, returns the number of
+    /// these entries. Orders memory among them.
+    fn written(&self, filled: bool) -> Option<u64>;
 
     /// Returns whether any thread of the group brings `true`.
     fn any(&self, bit: bool) -> bool;
@@ -231,8 +225,8 @@ impl<M: Memory> Posters for OneThread<'_, M> {
     }
 
     #[inline(always)]
-    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)> {
-        filled.then_some((index, self.posting.count))
+    fn written(&self, filled: bool) -> Option<u64> {
+        filled.then_some(self.posting.count)
     }
 
     #[inline(always)]
@@ -253,27 +247,6 @@ pub fn finish<M: Memory>(waited: Result<(), WaitError>, status: &Status<M>, orde
     waited.and_then(|()| status.check_near())
 }
 
-/// A completion of a failed entry: its tail, and the word with the syndromes.
-pub type Failure = (Tail, u64);
-
-/// Finds the run of a lane: neighbouring lanes of a group that have written entries. Returns whether the run begins
-/// with the lane, and the run's last lane, which is at least the lane itself.
-///
-/// | argument | lanes |
-/// | --- | --- |
-/// | `group` | the lanes that claimed together |
-/// | `filled` | the lanes of `group` that have written entries |
-/// | `below` | the lanes below the calling lane |
-#[inline(always)]
-pub fn run(group: u32, filled: u32, below: u32) -> (bool, u32) {
-    let own = below.wrapping_add(1);
-    let (missing, before) = (group & !filled & below, filled & below);
-    let gaps = group & !filled & !below;
-    // The lanes before the first gap, or all.
-    let run = filled & !below & (gaps & gaps.wrapping_neg()).wrapping_sub(1);
-    (filled & own != 0 && missing >= before, 31 - (run | own).leading_zeros())
-}
-
 impl<M: Memory> QueuePair<M> {
     #[inline(always)]
     fn mask(&self) -> u64 {
@@ -288,14 +261,19 @@ impl<M: Memory> QueuePair<M> {
     }
 
     #[inline(always)]
-    fn token_word(&self, index: u64) -> M::Word {
-        self.tokens.at(index & self.mask())
+    fn claims(&self) -> M::Word {
+        self.words.at(word::CLAIMS)
+    }
+
+    #[inline(always)]
+    fn rung(&self) -> u64 {
+        self.words.at(word::RUNG).load_relaxed_gpu()
     }
 
     /// Returns the index of the next claim.
     #[inline(always)]
     pub fn position(&self) -> u64 {
-        self.words.at(word::PRODUCER_INDEX).load_relaxed_gpu()
+        claimed(self.claims().load_relaxed_gpu(), self.completion_index())
     }
 
     /// Returns the index below which all entries are complete.
@@ -352,22 +330,41 @@ impl<M: Memory> QueuePair<M> {
         self.words.at(word::DUMPED).red_max_relaxed_gpu(index + 1);
     }
 
-    /// Claims `count` indices if `leads`, with or without room, and returns the first.
+    /// Returns the amount by which a claim of `count` entries raises the claims word. One thread alone publishes by
+    /// claiming.
     #[inline(always)]
-    pub fn claim(&self, leads: bool, count: u64, sharing: Sharing) -> u64 {
-        order::claim(self.words.at(word::PRODUCER_INDEX), leads, count, sharing)
+    fn weight(count: u64, sharing: Sharing) -> u64 {
+        count << CLAIM_SHIFT | if sharing == Sharing::Thread { 0 } else { count }
     }
 
-    /// Claims `count` indices if the next index is still `at`. Returns whether it has.
+    /// Claims `count` indices if `leads`, with or without room, and returns the claims word before.
     #[inline(always)]
-    fn claim_at(&self, at: u64, count: u64) -> bool {
-        self.words.at(word::PRODUCER_INDEX).cas_relaxed_gpu(at, at + count) == at
+    pub fn claim(&self, leads: bool, count: u64, sharing: Sharing) -> u64 {
+        order::claim(self.claims(), leads, Self::weight(count, sharing), sharing)
+    }
+
+    /// Claims `count` indices if there is room, and returns the claims word before.
+    #[inline(always)]
+    fn claim_room(&self, count: u64, sharing: Sharing, completion_index: u64) -> Option<u64> {
+        loop {
+            let claims = self.claims().load_relaxed_gpu();
+            if !self.fits(claimed(claims, completion_index) + count, completion_index) {
+                return None;
+            }
+            // A claim that changes of other threads precede is tried again. A claim that succeeds certainly has room.
+            let raised = claims.wrapping_add(Self::weight(count, sharing));
+            if self.claims().cas_relaxed_gpu(claims, raised) == claims {
+                return Some(claims);
+            }
+        }
     }
 
     /// Writes entries by `fill`, which takes their first index, and publishes them. All threads of `posters` call.
     ///
     /// If the slots are claimed already, waits until they are free. Otherwise waits for room and claims last, so that a
-    /// timeout leaves the queue as it was. `help` calls [`help`](Self::help) with its arguments, place and start.
+    /// timeout leaves the queue as it was. `help` does what brings room to its argument, [`help`](Self::help) and
+    /// [`take`](Self::take). It returns why a post that began at its second argument must give up, if it must, and this
+    /// queue pair, read again, so that no register keeps it meanwhile.
     ///
     /// A queue pair that does not exist never has room, so the wait finds the missing connection. A post that finds
     /// room does not check.
@@ -383,34 +380,37 @@ impl<M: Memory> QueuePair<M> {
         &self,
         posting: Posting,
         posters: &impl Posters,
-        fill: impl Fn(u64),
-        help: impl Fn(u64, u64) -> Option<WaitError>,
+        fill: impl Fn(&Self, u64),
+        help: impl Fn(Entries, u64) -> (Option<WaitError>, Self),
     ) -> Result<(), WaitError> {
         let Posting { count, sharing, more, deadline } = posting;
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
-        // Read before the claim, so that the two trips to L2 overlap.
-        let mut completion_index = self.completion_index();
-        let claimed = posters.claim();
-        let (mut has, mut index) = (claimed.is_some(), claimed.unwrap_or(0));
+        let mut pair = *self;
+        // Read before the claim, so that the trips to L2 overlap.
+        let (rung, mut completion_index) = (pair.rung(), pair.completion_index());
+        let claims = posters.claim();
+        let (claims_later, mut has) = (claims.is_none(), claims.is_some());
+        let mut claims = claims.unwrap_or(0);
         let (mut waiting, mut stop, mut ended) = (true, None, None);
         loop {
-            if claimed.is_none() {
-                let at = self.position();
-                // A claim that another thread's claim precedes is tried again. A claim that succeeds certainly has
-                // room.
-                if waiting & !has & self.fits(at + count, completion_index) && self.claim_at(at, count) {
-                    (has, index) = (true, at);
-                }
+            if claims_later
+                && waiting
+                && !has
+                && let Some(found) = pair.claim_room(count, sharing, completion_index)
+            {
+                (has, claims) = (true, found);
             }
-            let filling = waiting & has & self.fits(index + count, completion_index);
+            let index = claimed(claims, completion_index);
+            let filling = waiting & has & pair.fits(index + count, completion_index);
             if filling {
-                fill(index);
+                fill(&pair, index);
             }
             waiting &= !filling;
-            if let Some((first, count)) = posters.written(filling, index)
-                && let Some(token) = self.publish(first, count, more, sharing)
-            {
-                self.carry(token);
+            if let Some(count) = posters.written(filling) {
+                let published = Published { index, count, alone: claims & BELOW == 0, rung, completion_index };
+                if let Some(end) = pair.publish(published, more, sharing) {
+                    pair.carry(end);
+                }
             }
             // A stop counts only if the room found together with it was not enough.
             if waiting & stop.is_some() {
@@ -421,9 +421,9 @@ impl<M: Memory> QueuePair<M> {
             }
             // All threads do the rest, so that they stay together. A claimed slot has room, or gets it from the NIC
             // alone, so no deadline ends the wait for it.
-            stop = help(if has { index } else { self.position() }, start)
-                .filter(|&end| !has || end != WaitError::Deadline);
-            completion_index = self.completion_index();
+            (stop, pair) = help(Entries { index, count: if waiting & has { count } else { 0 } }, start);
+            stop = stop.filter(|&end| !has || end != WaitError::Deadline);
+            completion_index = pair.completion_index();
         }
         match ended {
             None => Ok(()),
@@ -431,84 +431,81 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Does what brings a post room: rings for entries held back if the token is at `at`, and
-    /// [takes](Self::take) completions. Returns why a post that began at `start` must give up, if it must.
+    /// Does what brings a post room: [rings](Self::pick_up) for the entries before its own. The caller then
+    /// [takes](Self::take) completions. Returns false if there is no connection.
     #[inline(always)]
-    pub fn help(
-        &self,
-        at: u64,
-        start: u64,
-        deadline: Deadline,
-        failed: impl Fn(Failure) -> Fault,
-    ) -> Option<WaitError> {
-        if !self.connected {
-            return Some(WaitError::NotConnected);
+    pub fn help(&self, own: Entries) -> bool {
+        if self.connected {
+            M::pause(NAP_NS);
+            if let Some(end) = self.pick_up(own) {
+                self.carry(end);
+            }
         }
-        M::pause(NAP_NS);
-        if let Some(token) = self.pick_up(at) {
-            self.carry(token);
-        }
-        self.take(failed);
-        self.status.end(start, deadline)
+        self.connected
     }
 
-    /// Publishes `count` entries from `first` on, 1 to [`MOST_PUBLISHED`]. Returns the token if it was there.
+    /// Publishes entries. If this thread must ring, returns the index below which all are published; no other thread
+    /// rings then.
     #[inline(always)]
-    fn publish(&self, first: u64, count: u64, hold: bool, sharing: Sharing) -> Option<Carried> {
-        let end = first + count;
-        if sharing == Sharing::Thread && !hold {
-            // No other thread publishes, so the token is here and stays here. The doorbell's release covers the
-            // entries.
+    fn publish(&self, entries: Published, hold: bool, sharing: Sharing) -> Option<u64> {
+        let Published { index, count, alone, rung, completion_index } = entries;
+        let (claims, end) = (self.claims(), index + count);
+        if sharing == Sharing::Thread {
             self.busy.red_or_relaxed_gpu(self.marks);
-            self.ring(end);
-            self.token_word(end).store_relaxed_gpu(token(end));
+            if !hold {
+                // Its release covers the entries.
+                self.ring(end);
+            }
             return None;
         }
-        // Releases the entries and their payload. The carrier's release hands them on to the NIC.
+        if alone && !hold {
+            let all = end << CLAIM_SHIFT;
+            if claims.cas_relaxed_gpu(all | count, all | RINGING) == all | count {
+                if rung != index {
+                    // Others hold entries back, or have left the doorbell to this thread.
+                    M::fence_acquire_gpu();
+                }
+                return Some(end);
+            }
+        }
+        let hold = hold && (rung == index || self.words.at(word::HELD).load_relaxed_gpu() == index);
+        if hold {
+            self.words.at(word::HELD).store_relaxed_gpu(end);
+        }
+        // Releases the entries and their payload. The release of the thread that rings hands them on to the NIC.
         M::fence_release_gpu();
         self.busy.red_or_relaxed_gpu(self.marks);
-        let found = self.token_word(first).max_relaxed_gpu(published(first, count));
-        if found == held(first) {
-            // This thread announces the entries held back before its own, or hands them on together with its own.
-            M::fence_acquire_gpu();
-            if hold {
-                M::fence_release_gpu();
-            }
+        let found = claims.add_relaxed_gpu(count.wrapping_neg());
+        let all = claimed(found, completion_index);
+        let none = found - count;
+        if none & BELOW != 0 || hold && all == end || claims.cas_relaxed_gpu(none, none | RINGING) != none {
+            return None;
         }
-        (found == token(first) || found == held(first)).then_some(Carried { end, hold })
+        // Acquires the entries of the others.
+        M::fence_acquire_gpu();
+        Some(all)
     }
 
-    /// Carries the token past all entries published behind it, and rings.
+    /// Rings for all entries below `end`, then for entries that others publish meanwhile. No other thread rings.
     #[inline(always)]
-    fn carry(&self, token: Carried) {
-        let Carried { mut end, mut hold } = token;
+    fn carry(&self, mut end: u64) {
+        let claims = self.claims();
         loop {
-            if !hold {
-                self.ring(end);
-                // The thread that takes the token up rings after this.
-                M::fence_release_gpu();
-            }
-            let lies_at = if hold { held(end) } else { self::token(end) };
-            let found = self.token_word(end).max_relaxed_gpu(lies_at);
-            if found < lies_at {
+            self.ring(end);
+            // The next thread rings after this. A mark comes after its claim.
+            M::fence_release_gpu();
+            self.busy.red_or_relaxed_gpu(self.marks);
+            let none = claims.add_relaxed_gpu(RINGING.wrapping_neg()) - RINGING;
+            let all = claimed(none, end);
+            if none & BELOW != 0 || all == end || claims.cas_relaxed_gpu(none, none | RINGING) != none {
                 return;
             }
-            let (first, mut count) = (end, found - held(end));
-            // At most a full queue: the NIC has not seen these entries yet.
-            while count <= MOST_PUBLISHED && end - first <= self.mask() {
-                end += count;
-                let next = self.token_word(end).load_relaxed_gpu();
-                if next <= held(end) {
-                    break;
-                }
-                count = next - held(end);
-            }
             M::fence_acquire_gpu();
-            hold = false;
+            end = all;
         }
     }
 
-    /// Announces all entries below `end`. The caller has the token.
+    /// Announces all entries below `end`. No other thread rings.
     #[inline(always)]
     fn ring(&self, end: u64) {
         self.words.at(word::RUNG).store_relaxed_gpu(end);
@@ -522,46 +519,51 @@ impl<M: Memory> QueuePair<M> {
         self.doorbell.store_mmio(Doorbell::word(end, self.number));
     }
 
-    /// Takes the token up if it is at `end` and entries before it are held back.
+    /// Returns the index below which this thread must ring, if it must; no other thread rings then. A thread whose
+    /// `own` entries have no room rings for the entries before them, once all of these are published. Another thread
+    /// rings for entries that are held back, once all are published.
     #[inline(always)]
-    fn pick_up(&self, end: u64) -> Option<Carried> {
-        let word = self.token_word(end);
-        let taken = word.load_relaxed_gpu() == held(end) && word.cas_relaxed_gpu(held(end), away(end)) == held(end);
-        if taken {
-            // Acquires the entries that are held back.
-            M::fence_acquire_gpu();
+    fn pick_up(&self, own: Entries) -> Option<u64> {
+        let claims = self.claims().load_relaxed_gpu();
+        let all = claimed(claims, self.completion_index());
+        let end = if own.count == 0 { all } else { own.index };
+        // False while a thread rings, because its bit is worth more than a queue.
+        if all.wrapping_sub(end) != claims & BELOW || self.rung() == end {
+            return None;
         }
-        taken.then_some(Carried { end, hold: false })
+        // Acquires the entries, and the completion indices that their posters have seen.
+        M::fence_acquire_gpu();
+        let fits = own.count != 0 && self.fits(end + own.count, self.completion_index());
+        (!fits && self.claims().cas_relaxed_gpu(claims, claims | RINGING) == claims).then_some(end)
     }
 
     /// Rings for held-back entries and takes completions. Every wait calls this now and then for each queue pair that
     /// may have entries under way.
     #[inline(always)]
     pub fn attend(&self, take: impl Fn()) {
-        if let Some(token) = self.pick_up(self.position()) {
-            self.carry(token);
+        if let Some(end) = self.pick_up(Entries::NONE) {
+            self.carry(end);
         }
         take();
     }
 
-    /// Takes completions, unless another thread does. Reports the fault of a failed entry, which `failed` makes.
+    /// Takes completions, unless another thread does. Returns false if an entry has [failed](Self::failure).
     #[inline(always)]
-    pub fn take(&self, failed: impl Fn(Failure) -> Fault) {
+    pub fn take(&self) -> bool {
         if !self.begin_taking() {
-            return;
+            return true;
         }
         let (mut consumed, completion_index) =
             (self.words.at(word::CQ_CONSUMER_INDEX).load_relaxed_gpu(), self.completion_index());
         let (mut end, mut left) = (completion_index, TAKE);
-        let mut failure = None;
+        let mut succeeds = true;
         while left > 0 {
-            let at = self.completions.at((consumed & self.mask()) * SLOT_WORDS);
-            let tail = Tail(at.at(TAIL_WORD as u64).load_relaxed_sys());
+            let tail = Tail(self.completion(consumed).at(TAIL_WORD as u64).load_relaxed_sys());
             if !tail.is_in_place(consumed, self.depth_log2) {
                 break;
             }
             if tail.opcode() != opcode::REQUEST {
-                failure = Some((tail, at));
+                succeeds = false;
                 break;
             }
             // 16 bits are enough, because fewer than 2^16 entries are under way.
@@ -576,11 +578,22 @@ impl<M: Memory> QueuePair<M> {
             self.words.at(word::CQ_CONSUMER_INDEX).store_relaxed_gpu(consumed);
             self.words.at(word::COMPLETION_INDEX).store_release_gpu(end);
         }
-        if let Some((tail, at)) = failure {
-            M::fence_acquire_sys();
-            self.status.report(failed((tail, at.at(SYNDROME_WORD as u64).load_relaxed_sys())));
-        }
         self.end_taking();
+        succeeds
+    }
+
+    /// Returns the completion of the failed entry: its tail, and the word with the syndromes. Nobody takes it.
+    #[inline(always)]
+    pub fn failure(&self) -> (Tail, u64) {
+        let at = self.completion(self.words.at(word::CQ_CONSUMER_INDEX).load_relaxed_gpu());
+        let tail = Tail(at.at(TAIL_WORD as u64).load_relaxed_sys());
+        M::fence_acquire_sys();
+        (tail, at.at(SYNDROME_WORD as u64).load_relaxed_sys())
+    }
+
+    #[inline(always)]
+    fn completion(&self, index: u64) -> M::Word {
+        self.completions.at((index & self.mask()) * SLOT_WORDS)
     }
 
     /// Tries to become the one thread that takes completions and clears marks. Returns false if another thread is that
@@ -624,9 +637,9 @@ impl<M: Memory> QueuePair<M> {
     ///
     /// Returns the wait's target, the index below which all entries must be complete, if a completion will cover it. If
     /// none will, posts the missing NOP or DUMP, provided that there is room and no other thread does so. `dump` writes
-    /// the DUMP. Also returns the token if it was at that entry.
+    /// the DUMP. Also returns the index below which this thread must ring then, if it must.
     #[inline(always)]
-    fn cover(&self, position: u64, dump: &impl Fn(u64, Flags)) -> (Option<u64>, Option<Carried>) {
+    fn cover(&self, position: u64, dump: &impl Fn(u64, Flags)) -> (Option<u64>, Option<u64>) {
         let covering = self.words.at(word::COVERING);
         let covered = self.covered(position);
         if covered.sure {
@@ -638,8 +651,9 @@ impl<M: Memory> QueuePair<M> {
         // Acquires the stores of the previous thread that posted such an entry.
         M::fence_acquire_gpu();
         let Covered { mut target, mut sure, reads } = self.covered(position);
-        let (mut token, at) = (None, self.position());
-        if !sure && self.fits(at + 1, self.completion_index()) && self.claim_at(at, 1) {
+        let (mut end, rung, completion_index) = (None, self.rung(), self.completion_index());
+        if !sure && let Some(claims) = self.claim_room(1, Sharing::Gpu, completion_index) {
+            let at = claimed(claims, completion_index);
             if reads {
                 dump(at, Flags::COMPLETION.and(Flags::FENCE));
                 self.note_dump(at);
@@ -649,12 +663,13 @@ impl<M: Memory> QueuePair<M> {
                 self.store(at, nop(self.head(at, Flags::COMPLETION)));
             }
             self.words.at(word::COVERED).red_max_relaxed_gpu(at + 1);
-            token = self.publish(at, 1, false, Sharing::Gpu);
+            let alone = claims & BELOW == 0;
+            end = self.publish(Published { index: at, count: 1, alone, rung, completion_index }, false, Sharing::Gpu);
             sure = true;
         }
-        // Publishing has released the words that the next such thread reads.
-        covering.store_relaxed_gpu(0);
-        (sure.then_some(target), token)
+        // Releases the words that the next such thread reads.
+        covering.store_release_gpu(0);
+        (sure.then_some(target), end)
     }
 
     /// Finds the target of a wait for the entries below `position`, and whether a completion covers it.
@@ -685,15 +700,15 @@ impl<M: Memory> QueuePair<M> {
     ) -> Result<(), WaitError> {
         let mut target = None;
         self.status.poll_host_word(deadline, || {
-            let mut token = None;
+            let mut end = None;
             if target.is_none() {
-                (target, token) = self.cover(position, &dump);
+                (target, end) = self.cover(position, &dump);
             }
-            if token.is_none() {
-                token = self.pick_up(self.position());
+            if end.is_none() {
+                end = self.pick_up(Entries::NONE);
             }
-            if let Some(token) = token {
-                self.carry(token);
+            if let Some(end) = end {
+                self.carry(end);
             }
             take();
             target.is_some_and(|target| self.completion_index() >= target)
@@ -704,8 +719,8 @@ impl<M: Memory> QueuePair<M> {
     /// once.
     #[inline(always)]
     pub fn prepare(&self, position: u64, dump: impl Fn(u64, Flags)) {
-        if let (_, Some(token)) = self.cover(position, &dump) {
-            self.carry(token);
+        if let (_, Some(end)) = self.cover(position, &dump) {
+            self.carry(end);
         }
     }
 

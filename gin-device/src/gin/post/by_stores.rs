@@ -56,7 +56,7 @@ impl Raises {
 
     /// Returns the same for a post that is refused. Nothing may be raised.
     #[inline(always)]
-    fn none(options: &Options) -> Self {
+    pub(super) fn none(options: &Options) -> Self {
         // Safety: nobody accesses the word.
         let word = unsafe { GlobalWord::new(0) };
         Self { signal: options.signal.map(|_| (word, 0)), counter: options.counter.map(|_| word) }

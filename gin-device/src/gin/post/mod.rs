@@ -10,14 +10,17 @@
 //! | `options` | the options that every kind takes |
 //! | `check` | the conditions that a post must meet |
 //! | `by_stores` | posts by loads and stores |
+//! | `prepared` | posts that are checked once and issued many times |
 //! | `value` | the values that fit into a request |
 
 mod by_stores;
 mod check;
 mod options;
+mod prepared;
 mod request;
 mod value;
 
+pub use prepared::Prepared;
 pub use value::Value;
 
 use super::Gin;
@@ -155,7 +158,7 @@ impl<B: Backend, R: Arrives> Post<'_, B, R> {
     }
 }
 
-impl<B: Backend, R: Request> Post<'_, B, R> {
+impl<'a, B: Backend, R: Request> Post<'a, B, R> {
     /// Raises a counter of the caller by one once the source may be reused (a get: once the data is visible).
     #[inline(always)]
     pub fn counter(mut self, counter: CounterId) -> Self {
@@ -230,6 +233,30 @@ impl<B: Backend, R: Request> Post<'_, B, R> {
     #[inline(always)]
     pub fn issue(self, coop: &impl Coop) -> Result<(), Fault> {
         R::issue(&self, coop)
+    }
+
+    /// Checks the post and finds the addresses that it needs, so that it can be issued many times. Each thread of the
+    /// coop that will issue it prepares it, with the same arguments. Nothing is posted yet.
+    ///
+    /// ```
+    /// # use gin_device::prelude::*;
+    /// # fn pass(gin: &Gin, peer: Rank, to: Window<f32>, from: Window<f32>, deadline: Deadline) -> Result<(), Fault> {
+    /// let arrived = SignalId::new(0);
+    /// let put = gin.put(peer, to.range(0, 64), from.range(0, 64)).signal(arrived.inc()).prepare()?;
+    /// let arrival = gin.prepare_wait(arrived)?;
+    /// for round in 1..=1000 {
+    ///     put.issue(&Warp)?;
+    ///     arrival.wait(&Warp, round, deadline)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`issue`](Self::issue) for a wrong argument.
+    #[inline(always)]
+    pub fn prepare(self) -> Result<Prepared<'a, B, R>, Fault> {
+        Prepared::of(self)
     }
 
     /// Returns whether the post takes loads and stores. Constant for a named back end.

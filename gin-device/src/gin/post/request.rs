@@ -8,6 +8,7 @@ use super::value::Value;
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
 use crate::fault::{Fault, Judge, Unmet};
+use crate::lsa::copy;
 use crate::order::Scope;
 use crate::sys::data::{store_weak_u8, store_weak_u16, store_weak_u32, store_weak_u64};
 use crate::team::Rank;
@@ -25,6 +26,22 @@ pub trait Request: Copy {
 
     /// Returns the transfer of a request that was checked.
     fn transfer(&self) -> Transfer;
+
+    /// By loads and stores, all threads of a coop share the request.
+    const BY_ALL: bool;
+
+    /// By loads and stores, the request stores data.
+    const STORES: bool;
+
+    /// Returns where the data goes, where it comes from, and the number of bytes. The request was checked for loads and
+    /// stores.
+    fn ways(&self, peer: Rank) -> (u64, u64, u64);
+
+    /// Stores the data. All threads of `coop` call.
+    ///
+    /// # Safety
+    /// - `ways` is from [`ways`](Self::ways).
+    unsafe fn store(&self, coop: &impl Coop, ways: (u64, u64, u64));
 
     /// Carries out `post`; all threads of `coop` call.
     ///
@@ -61,16 +78,6 @@ fn begin<T: Pod>(range: &WindowRange<T>) -> WindowOffset {
     WindowOffset { window: range.window_id(), offset: range.place().0 }
 }
 
-impl<T: Pod, const PUTS: bool> Move<T, PUTS> {
-    /// Returns the addresses to copy to and from and the number of bytes, for a peer that loads and stores reach. The
-    /// move was checked.
-    #[inline(always)]
-    fn addresses(&self, peer: Rank) -> (u64, u64, u64) {
-        let (there, here) = (self.there.address_on(peer), self.here.address());
-        if PUTS { (there, here, self.here.place().1) } else { (here, there, self.there.place().1) }
-    }
-}
-
 impl<T: Pod, const PUTS: bool> Request for Move<T, PUTS> {
     #[inline(always)]
     fn operation(&self) -> Operation {
@@ -100,11 +107,26 @@ impl<T: Pod, const PUTS: bool> Request for Move<T, PUTS> {
         }
     }
 
+    const BY_ALL: bool = true;
+    const STORES: bool = true;
+
+    #[inline(always)]
+    fn ways(&self, peer: Rank) -> (u64, u64, u64) {
+        let (there, here) = (self.there.address_on(peer), self.here.address());
+        if PUTS { (there, here, self.here.place().1) } else { (here, there, self.there.place().1) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, coop: &impl Coop, (to, from, bytes): (u64, u64, u64)) {
+        // Safety: the caller's promise.
+        unsafe { copy(coop, to, from, bytes) };
+    }
+
     #[inline(always)]
     fn issue<B: Backend>(post: &Post<'_, B, Self>, coop: &impl Coop) -> Result<(), Fault> {
         if post.takes_lsa() {
             let Post { gin, peer, options, request } = post;
-            let addresses = || request.addresses(*peer);
+            let addresses = || request.ways(*peer);
             // Safety: the check finds both ranges in range, and the peer reached.
             return unsafe { move_bytes(gin.core(), *peer, options, coop, post.check(true), addresses) };
         }
@@ -117,40 +139,26 @@ impl<T: Pod> Arrives for Move<T, true> {}
 /// A value of 1, 2, 4 or 8 bytes for one element at the peer.
 #[derive(Clone, Copy, Debug)]
 pub struct OneValue {
-    there: WindowRange<u8>,
-    value: u64,
-    width_log2: u32,
+    pub(super) there: WindowRange<u8>,
+    pub(super) value: u64,
+    pub(super) width_log2: u32,
 }
 
 impl OneValue {
     #[inline(always)]
     pub(super) fn new<T: Value>(there: WindowRange<T>, value: T) -> Self {
-        let width_log2 = const { size_of::<T>().trailing_zeros() };
-        Self { there: there.as_bytes(), value: value.to_word(), width_log2 }
+        Self { there: there.as_bytes(), value: value.to_word(), width_log2: const { width_log2::<T>() } }
     }
 
     #[inline(always)]
     fn width(&self) -> u64 {
         1 << self.width_log2
     }
+}
 
-    /// Stores the value at the peer.
-    ///
-    /// # Safety
-    /// - The request was checked for loads and stores.
-    #[inline(always)]
-    unsafe fn store(&self, peer: Rank) {
-        let (to, value) = (self.there.address_on(peer) as usize, self.value);
-        // Safety: in range, aligned, and the peer is reached.
-        unsafe {
-            match self.width() {
-                1 => store_weak_u8(to as *mut u8, value as u8),
-                2 => store_weak_u16(to as *mut u16, value as u16),
-                4 => store_weak_u32(to as *mut u32, value as u32),
-                _ => store_weak_u64(to as *mut u64, value),
-            }
-        }
-    }
+/// Returns log2 of the size of a value.
+pub(super) const fn width_log2<T>() -> u32 {
+    size_of::<T>().trailing_zeros()
 }
 
 impl Request for OneValue {
@@ -175,11 +183,33 @@ impl Request for OneValue {
         Transfer::PutValue { value: self.value, width_log2: self.width_log2, destination: begin(&self.there) }
     }
 
+    const BY_ALL: bool = false;
+    const STORES: bool = true;
+
+    #[inline(always)]
+    fn ways(&self, peer: Rank) -> (u64, u64, u64) {
+        (self.there.address_on(peer), 0, 0)
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, _: &impl Coop, (to, ..): (u64, u64, u64)) {
+        let (to, value) = (to as usize, self.value);
+        // Safety: in range, aligned, and the peer is reached.
+        unsafe {
+            match self.width() {
+                1 => store_weak_u8(to as *mut u8, value as u8),
+                2 => store_weak_u16(to as *mut u16, value as u16),
+                4 => store_weak_u32(to as *mut u32, value as u32),
+                _ => store_weak_u64(to as *mut u64, value),
+            }
+        }
+    }
+
     #[inline(always)]
     fn issue<B: Backend>(post: &Post<'_, B, Self>, coop: &impl Coop) -> Result<(), Fault> {
         let store = || {
             // Safety: `by_one_thread` has checked the request for this route.
-            unsafe { post.request.store(post.peer) };
+            unsafe { post.request.store(coop, post.request.ways(post.peer)) };
             Scope::Thread
         };
         lead!(coop, post.by_one_thread(store))
@@ -208,6 +238,17 @@ impl Request for Raise {
     fn transfer(&self) -> Transfer {
         Transfer::Nothing
     }
+
+    const BY_ALL: bool = false;
+    const STORES: bool = false;
+
+    #[inline(always)]
+    fn ways(&self, _: Rank) -> (u64, u64, u64) {
+        (0, 0, 0)
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, _: &impl Coop, _: (u64, u64, u64)) {}
 
     #[inline(always)]
     fn issue<B: Backend>(post: &Post<'_, B, Self>, coop: &impl Coop) -> Result<(), Fault> {

@@ -2,13 +2,14 @@
 //! Models of a queue pair under contention. The NIC executes while threads post, hold back, flush and rest, and while
 //! lanes of a warp post together.
 
-use super::{BUSY, World, failed, write};
+use super::{BUSY, World};
 use crate::model::{Reached, explore, models};
 use gin_abi::Deadline;
+use gin_abi::gdaki::CLAIM_SHIFT;
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::Flags;
 use gin_device::gin::Sharing;
-use gin_device::internal::pair::{Posters, Posting, run};
+use gin_device::internal::pair::{Posters, Posting, QueuePair};
 use gin_device::sys::loom::Loom;
 use gin_device::sys::{Memory, Word};
 use loom::sync::{Condvar, Mutex};
@@ -53,27 +54,22 @@ impl Ballot {
 
 const GPU: Posting = Posting { count: 1, sharing: Sharing::Gpu, more: false, deadline: Deadline::NONE };
 
-/// A lane of a group, for which the group has claimed the slot `first + lane`.
+/// A lane of a group, which has claimed a slot for each lane.
 struct Lane<'a> {
-    world: &'a World,
     lane: usize,
-    first: u64,
+    /// The claims word before.
+    claims: u64,
     ballot: &'a Ballot,
 }
 
 impl Posters for Lane<'_> {
     fn claim(&self) -> Option<u64> {
-        Some(self.first + self.lane as u64)
+        Some(self.claims + ((self.lane as u64) << CLAIM_SHIFT))
     }
 
-    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)> {
-        let filled = self.ballot.cast(self.lane, filled);
-        let (begins, last) = run((1 << LANES) - 1, filled, (1 << self.lane) - 1);
-        let end = self.first + u64::from(last) + 1;
-        for index in if begins { index..end } else { 0..0 } {
-            assert!(self.world.is_written(index), "entry {index} is announced and no lane has written it");
-        }
-        begins.then(|| (index, end - index))
+    fn written(&self, filled: bool) -> Option<u64> {
+        let all = self.ballot.cast(self.lane, filled);
+        (filled && all.trailing_zeros() as usize == self.lane).then_some(u64::from(all.count_ones()))
     }
 
     fn any(&self, bit: bool) -> bool {
@@ -83,20 +79,14 @@ impl Posters for Lane<'_> {
 
 impl World {
     /// Posts cell `lane` as one lane of a group, as the back end does, at the index that the group claimed for it.
-    fn post_lane(&self, lane: usize, first: u64, ballot: &Ballot) {
+    fn post_lane(&self, lane: usize, claims: u64, ballot: &Ballot) {
         self.cells[lane].write(lane as u64 + 100);
-        let fill = |index| self.write_entry(index, lane, Flags::NONE);
+        let fill = |_: &QueuePair<Loom>, index| self.write_entry(index, lane, Flags::NONE);
         self.pair
-            .post(GPU, &Lane { world: self, lane, first, ballot }, fill, |at, start| {
-                self.pair.help(at, start, GPU.deadline, failed)
+            .post(GPU, &Lane { lane, claims, ballot }, fill, |own, start| {
+                (self.help(own, start, GPU.deadline), self.pair)
             })
             .unwrap();
-    }
-
-    fn is_written(&self, index: u64) -> bool {
-        let slot = self.pair.ring.at(8 * (index & ((1 << self.pair.depth_log2) - 1)));
-        let head = [slot.load_relaxed_sys(), slot.at(1).load_relaxed_sys()];
-        write(self.pair.head(index, Flags::NONE)).words == head
     }
 
     fn hold(&self, cell: usize) {
@@ -106,7 +96,7 @@ impl World {
     /// Attends until this many entries are announced, as a wait for another event does.
     fn attend_until(&self, entries: u16) {
         while Doorbell::read(self.pair.doorbell.load_relaxed_sys()).end < entries {
-            self.pair.attend(|| self.pair.take(failed));
+            self.pair.attend(|| self.take());
             Loom::pause(0);
         }
     }
@@ -156,11 +146,11 @@ models! {
             }
             let mut nic = world.nic();
             nic.step();
-            let first = world.pair.claim(true, LANES as u64, Sharing::Gpu);
+            let claims = world.pair.claim(true, LANES as u64, Sharing::Gpu);
             let ballot = Arc::new(Ballot::default());
             let lane = |lane: usize| {
                 let (world, ballot) = (world.clone(), ballot.clone());
-                thread::spawn(move || world.post_lane(lane, first, &ballot))
+                thread::spawn(move || world.post_lane(lane, claims, &ballot))
             };
             for lane in [lane(0), lane(1), lane(2)] {
                 lane.join().unwrap();
@@ -181,7 +171,7 @@ models! {
             let rester = |mark: Option<Reached>| {
                 let world = world.clone();
                 thread::spawn(move || {
-                    world.pair.take(failed);
+                    world.take();
                     world.pair.rest();
                     if let (Some(mark), false) = (mark, world.is_marked()) {
                         mark.mark();
@@ -265,37 +255,46 @@ models! {
         });
     }
 
-    fn two_posters_pass_the_token_on_while_the_nic_runs() {
+    fn two_posters_ring_for_each_other_while_the_nic_runs() {
         explore(3, || {
             let world = World::new(2, 1, 2);
             beside_a_nic(&world, 2, [Box::new(|world| world.post(0)), Box::new(|world| world.post(1))]);
         });
     }
-}
 
-#[test]
-fn runs_have_neighbours_of_the_group_and_together_all_filled_lanes() {
-    for group in 1u32..1 << 7 {
-        let lanes = (0..7).filter(|lane| group >> lane & 1 != 0);
-        let mut filled = group;
-        loop {
-            let mut found = 0;
-            for lane in lanes.clone() {
-                let (begins, last) = run(group, filled, (1 << lane) - 1);
-                if begins {
-                    let run = group & (u32::MAX >> (31 - last)) & !((1 << lane) - 1);
-                    assert_eq!(run & !filled, 0, "{group:b} {filled:b}: lane {lane} announces an unwritten entry");
-                    assert_eq!(run & found, 0, "{group:b} {filled:b}: lane {lane} announces twice");
-                    found |= run;
+    fn a_doorbell_left_to_a_thread_that_holds_its_entries_back_rings() {
+        explore(3, || {
+            let world = World::new(2, 1, 3);
+            let threads = spawn(&world, [
+                Box::new(|world: &World| world.post(0)),
+                Box::new(|world: &World| {
+                    world.hold(1);
+                    world.hold(2);
+                }),
+            ]);
+            let mut nic = world.nic();
+            while !nic.cells.contains(&0) {
+                if !nic.step() {
+                    Loom::pause(0);
                 }
             }
-            assert_eq!(found, filled, "{group:b}");
-            if filled == 0 {
-                break;
+            for thread in threads {
+                thread.join().unwrap();
             }
-            filled = (filled - 1) & group;
-        }
+        });
     }
-    assert_eq!(run(u32::MAX, u32::MAX, 0), (true, 31));
-    assert_eq!(run(u32::MAX, 1 << 31, (1 << 31) - 1), (true, 31));
+
+    fn threads_whose_entries_have_no_room_ring_for_those_before_them() {
+        // A post of two entries straddles the end of the queue.
+        explore(1, || {
+            let world = World::new(1, 0, 1);
+            let part = |count| -> Part {
+                Box::new(move |world: &World| {
+                    let fill = |index| (index..index + count).for_each(|at| world.write_entry(at, 0, Flags::NONE));
+                    world.post_filled(Posting { count, ..GPU }, fill).unwrap();
+                })
+            };
+            beside_a_nic(&world, 3, [part(1), part(2)]);
+        });
+    }
 }
