@@ -35,6 +35,7 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     let folder = out.join("ptx");
     std::fs::create_dir_all(&folder)?;
-    KernelBuilder::new("kernels").archs(archs).copy_to(&folder).build()?.write_table(&folder.with_extension("rs"))?;
+    let builder = KernelBuilder::new("kernels").archs(archs).figures(false).copy_to(&folder);
+    builder.build()?.write_table(&folder.with_extension("rs"))?;
     Ok(())
 }

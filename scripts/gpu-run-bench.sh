@@ -22,8 +22,9 @@ for part in ${*:-lsa proxy post}; do
     # One run for people and one for programs; differences between the two are noise.
     for format in table json; do
         result="$parts/$part.out"
-        [ $format = json ] && result="$parts/$part.json"
-        timeout -k 10 "$limit" ./gin bench "$part" --device cuda --format $format >"$result" 2>"$parts/$part.err" </dev/null
+        all=--all
+        [ $format = json ] && result="$parts/$part.json" all=
+        timeout -k 10 "$limit" ./gin bench "$part" --device cuda --format $format $all >"$result" 2>"$parts/$part.err" </dev/null
         status=$?
         if [ $status -ne 0 ]; then
             echo "status $status" >>"$parts/$part.err"

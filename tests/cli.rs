@@ -525,21 +525,41 @@ fn all_right(tables: &[Value]) {
 fn bench_lsa_measures_round_trips_barriers_and_puts_beside_bare_ones() {
     let tables = tables("lsa");
     let titles: Vec<&str> = tables.iter().map(|table| table["title"].as_str().unwrap()).collect();
-    let expected = ["LSA round trip", "LSA barrier", "LSA barrier", "LSA put by size", "LSA put by blocks"];
+    let expected = [
+        "LSA round trip",
+        "LSA barrier",
+        "LSA barrier",
+        "LSA round trip by size",
+        "LSA put by size",
+        "LSA put by blocks",
+        "LSA put both ways",
+    ];
     assert_eq!(titles, expected);
     all_right(&tables);
-    let floors = beside(&tables[0], "put of 64 bytes");
-    assert_eq!(floors.len(), 3);
-    assert!(floors[0].contains("release, acquire") && floors[2].contains("relaxed"), "{floors:?}");
-    assert_eq!((&tables[1]["ranks"], &tables[2]["ranks"]), (&2.into(), &3.into()));
-    assert_eq!(beside(&tables[1], "LSA barrier").len(), 2);
-    assert!(beside(&tables[1], "LSA barrier").iter().all(|floor| floor.starts_with("bare: NCCL")));
+    let [trip, two, three, sizes, puts, blocks, both] = &tables[..] else { panic!("{titles:?}") };
+    let floors = beside(trip, "put of 64B");
+    assert_eq!(floors.len(), 8);
+    assert!(floors[0].contains("relaxed poll") && floors[2].contains("flag in the data"), "{floors:?}");
+    assert_eq!((&two["ranks"], &three["ranks"]), (&2.into(), &3.into()));
+    let floors = beside(two, "barrier");
+    assert!(floors.len() == 4 && floors[0].starts_with("bare: NCCL") && floors[1].contains("relaxed"), "{floors:?}");
+    assert_eq!(beside(sizes, "put of 64B"), ["bare: copy by a block, release, flag"]);
     // Each size is checked and compared with the best of the bare loops.
-    for size in ["put of 1KiB", "put of 4KiB"] {
-        assert!(beside(&tables[3], size)[0].starts_with("bare_copy"), "{}", tables[3]);
+    for size in ["64B", "1KiB", "4KiB"] {
+        for row in
+            [format!("put of {size}, each with a signal"), format!("prepared puts of {size}, one signal at the end")]
+        {
+            assert_eq!(beside(puts, &row), ["best bare copy loop, released once"], "{puts}");
+        }
     }
-    assert!(tables[3]["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0));
-    assert_eq!(beside(&tables[4], "put of 4KiB").len() % 5, 0);
+    assert!(beside(blocks, "put of 4KiB").len().is_multiple_of(5), "{blocks}");
+    assert_eq!(beside(both, "put of 4KiB"), ["best bare copy loop, both ways"]);
+    for table in [puts, both] {
+        assert!(table["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0), "{table}");
+    }
+    // Figures have noise, and those of rounds have percentiles.
+    let row = &trip["rows"][0];
+    assert!(row["repeats"] == 2 && row["noise"].is_f64() && row["p50"].is_f64() && row["p99"].is_f64(), "{row}");
 }
 
 #[test]
@@ -547,9 +567,11 @@ fn bench_proxy_measures_round_trips_beside_trips_of_a_cpu_thread() {
     let tables = tables("proxy");
     assert_eq!(tables.len(), 1);
     all_right(&tables);
-    let floors = beside(&tables[0], "put_value with signal and back, pinned memory");
+    let floors = beside(&tables[0], "put_value with signal and back, host memory");
     assert_eq!(floors.len(), 2);
-    assert!(floors[0].contains("two bare trips: nothing") && floors[1].contains("8 bytes in pinned"), "{floors:?}");
+    assert!(floors[0].contains("trip: nothing") && floors[1].contains("8 bytes in pinned"), "{floors:?}");
+    let floors = beside(&tables[0], "put_value with signal and back, GPU memory");
+    assert!(floors.len() == 1 && floors[0].contains("which the receiver stores"), "{floors:?}");
     assert!(tables[0]["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0));
 }
 
@@ -559,9 +581,13 @@ fn bench_post_measures_puts_by_all_crowds_beside_bare_ones_and_none_is_lost() {
     assert_eq!(tables.len(), 4);
     all_right(&tables);
     for (table, before) in tables.iter().zip(["nothing to release", "not released", "to the GPU", "to the system"]) {
-        assert!(table["notes"][0].as_str().unwrap().contains(before), "{table}");
-        assert_eq!(beside(table, "put, "), ["bare"; 6]);
-        assert!(table["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0));
+        assert!(table["title"].as_str().unwrap().contains(before), "{table}");
+        let [bare, far, near] =
+            ["bare", "NCCL's operations, index in host memory", "NCCL's operations, index in GPU memory"];
+        assert_eq!(beside(table, "put, "), [bare, far, near].repeat(6));
+        for row in table["rows"].as_array().unwrap() {
+            assert!(row["wrong"] == 0 && row["median_thread"].is_f64(), "{row}");
+        }
     }
 }
 
@@ -569,6 +595,11 @@ fn bench_post_measures_puts_by_all_crowds_beside_bare_ones_and_none_is_lost() {
 fn bench_gdaki_measures_puts_by_all_crowds_and_round_trips_and_checks_each_entry() {
     let tables = tables("gdaki");
     all_right(&tables);
+    for table in &tables[..2] {
+        let floors = beside(table, "put, ");
+        assert_eq!(floors[..4], ["NCCL's operations", "bare", "NCCL's operations", "bare, nobody rings"]);
+        assert!(table["rows"][0]["median_thread"].is_f64(), "{table}");
+    }
     for (table, (rows, title)) in tables.iter().zip([(6, "to the system"), (6, "to the GPU"), (1, "round trip")]) {
         assert_eq!(table["rows"].as_array().unwrap().len(), rows, "{table}");
         assert!(table["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0), "{table}");
@@ -578,13 +609,41 @@ fn bench_gdaki_measures_puts_by_all_crowds_and_round_trips_and_checks_each_entry
 }
 
 #[test]
-fn bench_measures_everything_by_default_and_prints_tables() {
+fn bench_measures_everything_by_default_and_prints_one_table_that_fits_a_screen() {
     let text = succeeds("bench --device virtual --repeats 1 --deadline-ms 60000");
     for words in
         ["LSA round trip: 2 ranks, virtual", "LSA put by size", "Proxy round trip", "Issue of a proxy put", "ratio"]
     {
         assert!(text.contains(words), "expected {words:?} in {text}");
     }
+    let rows = text.lines().filter(|line| line.starts_with("  ")).count();
+    // The heading is indented, too.
+    assert!((25..=41).contains(&rows) && text.lines().all(|line| line.len() <= 100), "{rows} rows: {text}");
+    assert_eq!(text.matches("nothing about speed").count(), 1, "{text}");
+    let all = succeeds("bench post --all --device virtual --repeats 1 --deadline-ms 60000");
+    assert!(all.contains("median thread") && all.contains("put, 32 threads, 8 peers"), "{all}");
+}
+
+#[test]
+fn bench_compares_with_an_earlier_run_and_plots_by_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (old, plot) = (file("old.json"), file("plot.svg"));
+    let options = "--device virtual --repeats 2 --deadline-ms 60000";
+    std::fs::write(&old, succeeds(&format!("bench lsa {options} --json"))).unwrap();
+    let text = succeeds(&format!("bench lsa {options} --compare {old} --plot {plot}"));
+    assert!(text.contains("earlier") && text.contains("differs") && !text.contains("not in file"), "{text}");
+    let rows = json(&format!("bench lsa {options} --compare {old}"));
+    let compared = &rows[0]["rows"][0]["compared"];
+    assert!(compared["old"].is_f64() && compared["ratio"].is_f64() && compared["differs"].is_boolean(), "{compared}");
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    for words in ["Latency by size: 2 ranks, virtual", "Bandwidth by size", "puts, one signal", "1KiB"] {
+        assert!(svg.contains(words), "{words}: {svg}");
+    }
+    refused(&format!("bench lsa --device virtual --compare {}", file("none")), &["--compare", "cannot read", "none"]);
+    std::fs::write(&old, "{\"workload\": \"ring\"}\n").unwrap();
+    let refusal = ["--compare", "line 1", "`title`", "gin bench --json"];
+    refused(&format!("bench lsa --device virtual --compare {old}"), &refusal);
 }
 
 #[test]
@@ -593,6 +652,11 @@ fn bench_refuses_unknown_arguments() {
     refused("bench lsa --repeats 0", &["--repeats", "0"]);
     refused("bench lsa --device cuda", &["--device cuda", no_gpu(), "--device virtual"]);
     refused("bench lsa --json --format table", &["--json", "--format"]);
+    for option in ["--all", "--compare old.json", "--plot plot.svg"] {
+        let name = option.split(' ').next().unwrap();
+        refused(&format!("bench sass {option}"), &[name, "lsa, proxy"]);
+        refused(&format!("bench bootstrap {option}"), &[name, "lsa, proxy"]);
+    }
 }
 
 #[test]

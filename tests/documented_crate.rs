@@ -48,7 +48,7 @@ fn the_program_in_the_docs_builds_with_its_kernels_and_runs() {
     // Uses the target folder of this build, which contains the kernels' `core` and the dependencies of build scripts.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let output = Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--offline"])
+        .args(["run", "--offline"])
         .current_dir(&folder)
         .env("CARGO_TARGET_DIR", target)
         .env_remove("RUSTFLAGS")
@@ -58,6 +58,9 @@ fn the_program_in_the_docs_builds_with_its_kernels_and_runs() {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     assert!(out.starts_with("ok, and ") && out.contains("PTX for sm_90"), "{out}");
+    // The build script says what the kernels need, or that nothing was assembled.
+    let figures = ["warning: my-program@0.1.0: sm_90: `sum_of_left`: ", "sm_90: nothing was assembled: no ptxas found"];
+    assert!(figures.iter().any(|figures| err.contains(figures)), "{err}");
 }
 
 #[test]

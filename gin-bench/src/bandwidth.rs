@@ -2,20 +2,26 @@
 //! The bandwidth of puts by loads and stores, of bare copy loops, and of the copy engine.
 
 use super::driver::{Engine, ordinal, processors};
-use super::lab::{Lab, Shape, median};
-use super::table::{Goal, Row, Table};
+use super::figure::Figure;
+use super::lab::{Lab, Shape};
+use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, end};
 use crate::{Failure, size};
+use gin_bench_kernels::{FLAG_WORDS, Transfers};
 use gin_gpu::GpuError;
-use gin_gpu::MemoryKind;
+use gin_gpu::{KernelArg, MemoryKind, Plain};
 use gin_host::DeviceComm;
 use gin_host::comm::{CommError, Communicator, Requirements, Window, WindowFlags};
 use gin_host::world::Rank;
+use serde::{Deserialize, Serialize};
 
 const RANKS: u32 = 2;
 
 /// The size of a put to which the goals apply, in bytes.
 const GOAL_BYTES: u64 = 256 << 20;
+
+/// The kernel of puts.
+const PUT: &str = "bench_lsa_put";
 
 /// The kernels of bare copy loops, and the maximum number of threads per block of each.
 const LOOPS: [(&str, u32); 5] = [
@@ -26,34 +32,75 @@ const LOOPS: [(&str, u32); 5] = [
     ("bare_copy_4_strong", 1024),
 ];
 
-/// The shape of a kernel, and its bandwidth in GB/s.
-#[derive(Clone, Copy, Debug)]
-struct Speed {
+/// A way to move bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Way {
     shape: Shape,
-    rate: f64,
+    /// Each put has a signal; otherwise only the last one. Bare loops have none.
+    signals: bool,
 }
 
-/// The measurement of one put size. All bandwidths are in GB/s.
-#[derive(Clone, Debug)]
+/// A way to move bytes, and its bandwidth in GB/s.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Speed {
+    kernel: String,
+    blocks: u32,
+    threads: u32,
+    signals: bool,
+    rate: Figure,
+}
+
+impl Speed {
+    /// Returns the bandwidth of `way`, by the nanoseconds of each repeat.
+    fn new(way: Way, bytes: u64, repeats: &[f64]) -> Self {
+        let Way { shape: Shape { kernel, blocks, threads, .. }, signals } = way;
+        Self { kernel: kernel.to_owned(), blocks, threads, signals, rate: rate(bytes, repeats) }
+    }
+
+    /// Returns the blocks and threads as text.
+    fn shape(&self) -> String {
+        format!("{} x {} threads", self.blocks, self.threads)
+    }
+
+    /// Returns the kernel, its blocks and threads as text.
+    fn text(&self) -> String {
+        format!("{}, {}", self.kernel, self.shape())
+    }
+}
+
+/// Returns a bandwidth in GB/s by the nanoseconds of each repeat.
+fn rate(bytes: u64, repeats: &[f64]) -> Figure {
+    let rates: Vec<f64> = repeats.iter().map(|ns| bytes as f64 / ns.max(1.0)).collect();
+    Figure::new(&rates, None)
+}
+
+/// The measurement of one size.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Sized {
     bytes: u64,
-    puts: Vec<Speed>,
-    bare: Vec<Speed>,
-    engine: Option<f64>,
-    /// Number of wrong words after a put, a bare copy and a copy by the copy engine.
-    wrong: [u64; 3],
+    /// Puts and bare loops.
+    speeds: Vec<Speed>,
+    engine: Option<Figure>,
+    /// Number of wrong words after puts with a signal each, puts with one signal, a bare copy and a copy by the engine.
+    wrong: [u64; 4],
 }
 
-fn best(speeds: &[Speed]) -> Option<Speed> {
-    speeds.iter().copied().max_by(|one, other| one.rate.total_cmp(&other.rate))
+impl Sized {
+    /// Returns the fastest puts with a signal each or with one signal, or the fastest bare loop.
+    fn best(&self, put: Option<bool>) -> Option<&Speed> {
+        best(&self.speeds, put)
+    }
 }
 
-/// Returns the blocks and threads as text.
-fn shape_text(speed: Speed) -> String {
-    format!("{} x {} threads", speed.shape.blocks, speed.shape.threads)
+fn best(speeds: &[Speed], put: Option<bool>) -> Option<&Speed> {
+    let alike = |speed: &&Speed| match put {
+        Some(signals) => speed.kernel == PUT && speed.signals == signals,
+        None => speed.kernel != PUT,
+    };
+    speeds.iter().filter(alike).max_by(|one, other| one.rate.value.total_cmp(&other.rate.value))
 }
 
-/// One of the two ranks: rank 0 sends and rank 1 receives.
+/// One of the two ranks.
 struct Side<'a> {
     bench: &'a Bench,
     lab: Lab<'a>,
@@ -61,7 +108,10 @@ struct Side<'a> {
     handle: DeviceComm,
     to: Window<u64>,
     from: Window<u64>,
-    /// Number of the receiver's GPU, and the address of its part of `to`.
+    /// The flags by which kernels of both directions begin together, and the number of such launches so far.
+    flags: Window<u64>,
+    starts: u64,
+    /// Number of the other rank's GPU, and the address of its part of `to`.
     destination: (usize, u64),
     engine: Option<Engine>,
     /// Number of blocks that fill the GPU.
@@ -71,15 +121,19 @@ struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    fn new(bench: &'a Bench, rank: &'a Rank, comm: &'a Communicator, words: usize) -> Result<Self, CommError> {
-        let sends = rank.rank() == 0;
-        // Data moves in one direction, so each side needs one large window only.
-        let to = comm.alloc_window::<u64>(if sends { 2 } else { words }, WindowFlags::NONE)?;
-        let from = comm.alloc_window::<u64>(if sends { words } else { 2 }, WindowFlags::NONE)?;
+    /// Allocates windows of `to` words to write to and `from` words to read from.
+    fn new(
+        bench: &'a Bench,
+        rank: &'a Rank,
+        comm: &'a Communicator,
+        (to, from): (usize, usize),
+    ) -> Result<Self, CommError> {
+        let to = comm.alloc_window::<u64>(to, WindowFlags::NONE)?;
+        let from = comm.alloc_window::<u64>(from, WindowFlags::NONE)?;
         let device = &**rank.device();
         let own = [ordinal(device).unwrap_or(0) as u64, to.memory().address()];
         let all = rank.bootstrap().all_gather(bytemuck::cast_slice(&own))?;
-        let peer = all.get(1).and_then(|bytes| bytes.split_first_chunk::<8>());
+        let peer = all.get(1 - rank.rank() as usize).and_then(|bytes| bytes.split_first_chunk::<8>());
         let (number, address) = peer
             .and_then(|(number, rest)| Some((u64::from_le_bytes(*number), u64::from_le_bytes(*rest.first_chunk()?))))
             .unwrap_or_default();
@@ -90,8 +144,11 @@ impl<'a> Side<'a> {
             handle: comm.device()?,
             to,
             from,
+            flags: comm.alloc_window::<u64>(FLAG_WORDS, WindowFlags::NONE)?,
+            starts: 0,
             destination: (number as usize, address),
-            engine: if sends { Engine::of(device)? } else { None },
+            // The address of another process's memory means nothing to the driver.
+            engine: if bench.is_one_process() { Engine::of(device)? } else { None },
             most: processors(device).unwrap_or(4),
             raises: 0,
         })
@@ -108,34 +165,51 @@ impl<'a> Side<'a> {
         // Leaves out shapes that only take time: blocks with few bytes each, and few blocks for many bytes.
         counts.retain(|&count| count == 1 || bytes / u64::from(count) >= 1 << 10);
         counts.retain(|&count| bytes < 16 << 20 || count >= 8 || count == self.most);
-        let threads: &[u32] = if self.bench.is_real() { &[256, 512, 1024] } else { &[32] };
+        let threads: &[u32] = match (self.bench.is_real(), bytes > 4 << 10) {
+            (true, true) => &[256, 512, 1024],
+            (true, false) => &[32, 64, 256],
+            (false, _) => &[32],
+        };
         let threads = threads.iter().copied().filter(|&threads| threads <= most_threads);
         let shape = |threads| counts.iter().map(move |&blocks| Shape { kernel, blocks, threads, waits: false });
         threads.flat_map(shape).collect()
     }
 
-    /// Moves `bytes` bytes `times` times and returns the mean time of a transfer, in nanoseconds.
-    fn move_by(&mut self, shape: Shape, bytes: u64, times: u64) -> Result<f64, CommError> {
-        let (len, put) = ((bytes / 8) as usize, shape.kernel == "bench_lsa_put");
-        let figure = self.lab.timed(shape, Some(self.comm), &[&self.handle, &self.to, &self.from, &len, &times])?;
-        if put {
-            self.raises += u64::from(shape.blocks) * times;
-        }
-        Ok(figure.ns / times as f64)
+    /// Returns the ways to try for `bytes` bytes.
+    fn ways(&self, bytes: u64) -> Vec<Way> {
+        let puts = self.shapes(PUT, 512, bytes);
+        let puts = [true, false].into_iter().flat_map(|signals| puts.iter().map(move |&shape| Way { shape, signals }));
+        let bare = LOOPS.into_iter().flat_map(|(kernel, most_threads)| self.shapes(kernel, most_threads, bytes));
+        puts.chain(bare.map(|shape| Way { shape, signals: false })).collect()
     }
 
-    /// Measures the bandwidth of a shape, in GB/s.
-    fn rate(&mut self, shape: Shape, bytes: u64) -> Result<Speed, CommError> {
-        let times = self.times(bytes);
-        self.move_by(shape, bytes, 1)?;
-        let launches = self.bench.launches.min(5);
-        let each = (0..launches).map(|_| self.move_by(shape, bytes, times)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Speed { shape, rate: bytes as f64 / median(each).max(1.0) })
+    /// Moves `bytes` bytes `times` times and returns the mean time of a transfer, in nanoseconds. Kernels that wait
+    /// begin together with the other rank's.
+    fn move_by(&mut self, way: Way, bytes: u64, times: u64) -> Result<f64, CommError> {
+        let Way { shape, signals } = way;
+        self.starts += u64::from(shape.waits);
+        let transfers = Plain(Transfers {
+            len: bytes / 8,
+            times,
+            each: u64::from(signals),
+            together: if shape.waits { self.starts } else { 0 },
+            limit_ns: self.bench.limit_ns(),
+        });
+        let arguments: [&dyn KernelArg; 5] = [&self.handle, &self.to, &self.from, &self.flags, &transfers];
+        let launched = self.lab.timed(shape, Some(self.comm), &arguments)?;
+        if shape.kernel == PUT {
+            self.raises += u64::from(shape.blocks) * if signals { times } else { 1 };
+        }
+        Ok(launched.ns / times as f64)
+    }
+
+    fn repeats(&self) -> usize {
+        self.bench.launches.min(5)
     }
 
     /// Returns the number of transfers in one launch, large enough to time short transfers.
     fn times(&self, bytes: u64) -> u64 {
-        self.bench.pick(((64 << 20) / bytes).clamp(1, 200), 2)
+        self.bench.pick(((64 << 20) / bytes).clamp(1, 2000), 2)
     }
 
     /// Returns a shape that fills the GPU.
@@ -147,6 +221,13 @@ impl<'a> Side<'a> {
         let shape = self.whole("bench_fill");
         let address = std::ptr::without_provenance_mut::<u64>(window.memory().address() as usize);
         self.lab.launch(shape, None, &[&address, &(words as usize), &seed])
+    }
+
+    /// Returns the number of wrong words in the own part of `to`.
+    fn wrong(&self, words: u64, seed: u64) -> Result<u64, CommError> {
+        let shape = self.whole("bench_check");
+        let address = std::ptr::without_provenance::<u64>(self.to.memory().address() as usize);
+        Ok(self.lab.timed(shape, None, &[&address, &(words as usize), &seed])?.wrong)
     }
 
     /// Lets the sender move data by `act` and the receiver count the wrong words. Returns 0 at the sender. Collective.
@@ -168,12 +249,7 @@ impl<'a> Side<'a> {
             act(self)?;
         }
         self.lab.rank.barrier()?;
-        if self.sends() {
-            return Ok(0);
-        }
-        let shape = self.whole("bench_check");
-        let address = std::ptr::without_provenance::<u64>(self.to.memory().address() as usize);
-        Ok(self.lab.timed(shape, None, &[&address, &(words as usize), &seed])?.wrong)
+        if self.sends() { Ok(0) } else { self.wrong(words, seed) }
     }
 
     /// Returns the time of a copy by the copy engine, in nanoseconds; `None` without an engine.
@@ -186,45 +262,51 @@ impl<'a> Side<'a> {
         Ok(Some(ns))
     }
 
-    /// Measures and checks one put size.
+    /// Measures and checks one size. In each repeat all ways take turns.
     fn measure(&mut self, bytes: u64) -> Result<Sized, CommError> {
-        let (mut puts, mut bare, mut engine) = (Vec::new(), Vec::new(), None);
+        let (mut speeds, mut engine) = (Vec::new(), None);
+        let ways = self.ways(bytes);
         if self.sends() {
-            for shape in self.shapes("bench_lsa_put", 512, bytes) {
-                puts.push(self.rate(shape, bytes)?);
+            let times = self.times(bytes);
+            let mut repeats = vec![Vec::new(); ways.len()];
+            let mut copies = Vec::new();
+            for &way in &ways {
+                self.move_by(way, bytes, 1)?;
             }
-            for (kernel, most_threads) in LOOPS {
-                for shape in self.shapes(kernel, most_threads, bytes) {
-                    bare.push(self.rate(shape, bytes)?);
+            for _ in 0..self.repeats() {
+                for (&way, repeats) in ways.iter().zip(&mut repeats) {
+                    repeats.push(self.move_by(way, bytes, times)?);
                 }
+                copies.extend(self.engine(bytes, times)?);
             }
-            engine = self.engine(bytes, self.times(bytes))?.map(|ns| bytes as f64 / ns.max(1.0));
+            speeds = ways.iter().zip(&repeats).map(|(&way, repeats)| Speed::new(way, bytes, repeats)).collect();
+            engine = (!copies.is_empty()).then(|| rate(bytes, &copies));
         }
-        // The sender repeats its fastest shape for the check; the receiver has no shapes and only checks.
-        let put = best(&puts).map(|speed| speed.shape);
-        let copy = best(&bare).map(|speed| speed.shape);
-        let wrong = [
-            self.check(bytes, bytes ^ 1, |side| match put {
-                Some(shape) => side.move_by(shape, bytes, 1).map(drop),
+        // The sender repeats its fastest ways for the check; the receiver has measured none and only checks.
+        let fastest = |put| {
+            let speed = best(&speeds, put)?;
+            let same =
+                |way: &&Way| Speed::new(**way, bytes, &[1.0]).text() == speed.text() && way.signals == speed.signals;
+            ways.iter().find(same).copied()
+        };
+        let mut wrong = [0; 4];
+        for (number, way) in [fastest(Some(true)), fastest(Some(false)), fastest(None)].into_iter().enumerate() {
+            wrong[number] = self.check(bytes, bytes ^ (number as u64 + 1), |side| match way {
+                Some(way) => side.move_by(way, bytes, 1).map(drop),
                 None => Ok(()),
-            })?,
-            self.check(bytes, bytes ^ 2, |side| match copy {
-                Some(shape) => side.move_by(shape, bytes, 1).map(drop),
-                None => Ok(()),
-            })?,
-            if self.bench.is_real() {
-                self.check(bytes, bytes ^ 3, |side| Ok(side.engine(bytes, 1).map(drop)?))?
-            } else {
-                0
-            },
-        ];
-        Ok(Sized { bytes, puts, bare, engine, wrong })
+            })?;
+        }
+        if self.engine.is_some() {
+            wrong[3] = self.check(bytes, bytes ^ 4, |side| Ok(side.engine(bytes, 1).map(drop)?))?;
+        }
+        Ok(Sized { bytes, speeds, engine, wrong })
     }
 
     /// Returns how many raises are missing at the receiver, or were too many.
     fn missing(&self) -> Result<u64, CommError> {
         let all = self.lab.rank.bootstrap().all_gather(&self.raises.to_le_bytes())?;
-        let sent = all.first().and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let other = all.get(1 - self.lab.rank.rank() as usize);
+        let sent = other.and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let seen = self.lab.memory(MemoryKind::Device, 1)?;
         let out = std::ptr::without_provenance_mut::<u64>(seen.address() as usize);
         self.lab.launch(
@@ -234,16 +316,21 @@ impl<'a> Side<'a> {
         )?;
         let mut value = [0u64];
         seen.read(0, &mut value)?;
-        Ok(if self.sends() { 0 } else { value[0].abs_diff(sent) })
+        Ok(value[0].abs_diff(sent))
     }
 }
 
 fn sizes(bench: &Bench) -> Vec<u64> {
     if !bench.is_real() {
-        return vec![1 << 10, 1 << 12];
+        return vec![1 << 6, 1 << 10, 1 << 12];
     }
-    let powers = (10..=30).step_by(2).map(|power| 1u64 << power);
+    let powers = (6..=30).step_by(2).map(|power| 1u64 << power);
     powers.filter(|&bytes| bytes <= bench.most_bytes).collect()
+}
+
+/// Returns the row of the raises that did not arrive.
+fn missing(missing: u64) -> Row {
+    Row::new("missing raises of the signal", Figure::new(&[missing as f64], Some(missing)), "")
 }
 
 /// Measures puts by size. A second table shows the shapes of the size with goals and of the largest size.
@@ -252,46 +339,178 @@ pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let Some(&largest) = sizes.last() else { return Ok(Vec::new()) };
     let body = |rank: &Rank| -> Result<(Vec<Sized>, u64), CommError> {
         let comm = rank.communicator(&Requirements::default().signals(1).counters(0))?;
-        let mut side = Side::new(bench, rank, &comm, (largest / 8) as usize)?;
+        // Data moves in one direction, so each side needs one large window only.
+        let words = (largest / 8) as usize;
+        let mut side = Side::new(bench, rank, &comm, if rank.rank() == 0 { (2, words) } else { (words, 2) })?;
         let measured = sizes.iter().map(|&bytes| side.measure(bytes)).collect::<Result<Vec<_>, _>>()?;
         let missing = side.missing()?;
         end(rank, &comm)?;
         Ok((measured, missing))
     };
     let mut ranks = bench.on_ranks(bench.world(RANKS)?, body)?;
-    let (Some((received, missing)), Some((sent, _))) = (ranks.pop(), ranks.pop()) else {
+    let (Some((received, lost)), Some((sent, _))) = (ranks.pop(), ranks.pop()) else {
         return Err("a rank returned no figures".into());
     };
     let mut rows = Vec::new();
     let mut shapes = Vec::new();
     for (sent, received) in sent.into_iter().zip(received) {
-        let (Some(put), Some(bare)) = (best(&sent.puts), best(&sent.bare)) else { continue };
+        let Some(bare) = sent.best(None) else { continue };
         let bytes = sent.bytes;
-        let goals = bench.counts(RANKS) && bytes == GOAL_BYTES;
-        let what = format!("put of {}, {}", size::show(bytes), shape_text(put));
-        let beside = format!("{}, {}", bare.shape.kernel, shape_text(bare));
-        let goal = goals.then_some(Goal::AtLeast(0.98));
-        let mut row =
-            Row::new(what, put.rate, "GB/s", Some(received.wrong.iter().sum())).beside(beside, bare.rate, goal, None);
-        if let Some(engine) = sent.engine {
-            row = row.beside("cuMemcpyPeerAsync", engine, None, goals.then_some(Goal::AtLeast(0.95)));
-        }
-        rows.push(row);
+        let goals = bench.counts(RANKS);
+        let row = |signals: bool, what: String, curve: &str, goal: Option<f64>, main: &[u64]| {
+            let put = sent.best(Some(signals))?;
+            let wrong = received.wrong[usize::from(!signals)] + received.wrong[2] + received.wrong[3];
+            let goal = goal.filter(|_| goals).map(Goal::AtLeast);
+            let row = Row::new(what, Figure { wrong: Some(wrong), ..put.rate }, "GB/s")
+                .detail(put.shape())
+                .main(main.contains(&bytes))
+                .point(curve, bytes)
+                .beside(Kind::Floor, "best bare copy loop, released once", bare.rate, goal, None)
+                .by(bare.text());
+            let wish = (goals && bytes == GOAL_BYTES).then_some(Goal::AtLeast(0.95));
+            Some(match sent.engine {
+                Some(engine) => row.beside(Kind::Other, "cuMemcpyPeerAsync", engine, None, wish),
+                None => row,
+            })
+        };
+        let each = (bytes == GOAL_BYTES).then_some(0.98);
+        let once = if bytes == GOAL_BYTES { Some(0.98) } else { (bytes >= 1 << 10).then_some(0.8) };
+        let (shown, few) = ([1 << 6, 1 << 10, 1 << 16, 1 << 20, GOAL_BYTES], [1 << 6, 1 << 10, 1 << 16]);
+        let size = size::show(bytes);
+        rows.extend(row(true, format!("put of {size}, each with a signal"), "put, each with a signal", each, &shown));
+        rows.extend(row(
+            false,
+            format!("prepared puts of {size}, one signal at the end"),
+            "puts, one signal",
+            once,
+            &few,
+        ));
         if bytes == GOAL_BYTES || bytes == largest {
             shapes.extend(by_shape(&sent));
         }
     }
-    let mut table = bench.table("LSA put by size", RANKS, rows);
-    table.rows.push(Row::new("missing raises of the signal", missing as f64, "", Some(missing)));
-    Ok(vec![table, bench.table("LSA put by blocks", RANKS, shapes)])
+    rows.push(missing(lost));
+    Ok(vec![bench.table("LSA put by size", RANKS, rows), bench.table("LSA put by blocks", RANKS, shapes)])
 }
 
 /// Returns a row for each shape of a put of one size, compared with the bare loops of the same shape.
 fn by_shape(sized: &Sized) -> Vec<Row> {
     let row = |put: &Speed| {
-        let alike = |bare: &&Speed| bare.shape.blocks == put.shape.blocks && bare.shape.threads == put.shape.threads;
-        let row = Row::new(format!("put of {}, {}", size::show(sized.bytes), shape_text(*put)), put.rate, "GB/s", None);
-        sized.bare.iter().filter(alike).fold(row, |row, bare| row.beside(bare.shape.kernel, bare.rate, None, None))
+        let alike = |bare: &&Speed| bare.kernel != PUT && (bare.blocks, bare.threads) == (put.blocks, put.threads);
+        let row = Row::new(format!("put of {}, {}", size::show(sized.bytes), put.shape()), put.rate, "GB/s");
+        let bare = sized.speeds.iter().filter(alike);
+        bare.fold(row, |row, bare| row.beside(Kind::Floor, bare.kernel.as_str(), bare.rate, None, None))
     };
-    sized.puts.iter().map(row).collect()
+    sized.speeds.iter().filter(|speed| speed.kernel == PUT && speed.signals).map(row).collect()
+}
+
+/// The times of one size in both directions at one rank.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Exchanged {
+    /// Nanoseconds by way and repeat.
+    ways: Vec<Vec<f64>>,
+    /// Nanoseconds of the copy engine by repeat.
+    engine: Vec<f64>,
+    wrong: u64,
+}
+
+impl Side<'_> {
+    /// Returns the ways to try in both directions at once. The ranks' grids are resident together.
+    fn exchanges(&self) -> Vec<Way> {
+        let sharing = RANKS as usize > self.bench.gpus(RANKS);
+        let most = if sharing { self.most / 2 } else { self.most };
+        let counts = [most / 8, most / 4, most / 2, most].map(|blocks| blocks.max(1));
+        let threads = self.bench.pick(512, 32);
+        let way = |kernel| move |blocks| Way { shape: Shape { kernel, blocks, threads, waits: true }, signals: true };
+        counts.into_iter().map(way(PUT)).chain(counts.into_iter().map(way("bare_copy_4"))).collect()
+    }
+
+    /// Measures and checks one size in both directions at once.
+    fn exchange(&mut self, bytes: u64) -> Result<Exchanged, CommError> {
+        let (ways, words, times) = (self.exchanges(), bytes / 8, self.times(bytes));
+        let (own, other) = (u64::from(self.lab.rank.rank()), u64::from(1 - self.lab.rank.rank()));
+        let mut all = Exchanged { ways: vec![Vec::new(); ways.len()], engine: Vec::new(), wrong: 0 };
+        // The shapes with the most blocks, of puts and of the bare loop.
+        for way in [ways[ways.len() / 2 - 1], ways[ways.len() - 1]] {
+            let seed = bytes ^ (u64::from(way.shape.kernel == PUT) << 40);
+            self.fill(&self.from, words, seed + own)?;
+            self.fill(&self.to, words, !(seed + other))?;
+            self.lab.rank.barrier()?;
+            self.move_by(way, bytes, 1)?;
+            self.lab.rank.barrier()?;
+            all.wrong += self.wrong(words, seed + other)?;
+        }
+        for _ in 0..self.repeats() {
+            for (&way, repeats) in ways.iter().zip(&mut all.ways) {
+                self.lab.rank.barrier()?;
+                repeats.push(self.move_by(way, bytes, times)?);
+            }
+            self.lab.rank.barrier()?;
+            all.engine.extend(self.engine(bytes, times)?);
+        }
+        self.lab.rank.barrier()?;
+        Ok(all)
+    }
+}
+
+/// Measures puts in both directions at once.
+pub(super) fn exchanges(bench: &Bench) -> Result<Vec<Table>, Failure> {
+    let sizes: &[u64] = bench.pick(&[1 << 12, 1 << 16, 1 << 20, 1 << 24, GOAL_BYTES], &[1 << 10, 1 << 12]);
+    let sizes: Vec<u64> = sizes.iter().copied().filter(|&bytes| bytes <= bench.most_bytes).collect();
+    let Some(&largest) = sizes.last() else { return Ok(Vec::new()) };
+    type Measured = (Vec<Exchanged>, Vec<(String, u32, u32)>, u64);
+    let body = |rank: &Rank| -> Result<Measured, CommError> {
+        let comm = rank.communicator(&Requirements::default().signals(1).counters(0))?;
+        let words = (largest / 8) as usize;
+        let mut side = Side::new(bench, rank, &comm, (words, words))?;
+        // All ranks have loaded their kernels before any kernel waits.
+        rank.barrier()?;
+        let measured = sizes.iter().map(|&bytes| side.exchange(bytes)).collect::<Result<Vec<_>, _>>()?;
+        rank.barrier()?;
+        let missing = side.missing()?;
+        let ways = side
+            .exchanges()
+            .into_iter()
+            .map(|Way { shape, .. }| (shape.kernel.to_owned(), shape.blocks, shape.threads));
+        let ways = ways.collect();
+        end(rank, &comm)?;
+        Ok((measured, ways, missing))
+    };
+    let ranks = bench.on_ranks(bench.world(RANKS)?, body)?;
+    let [(first, ways, lost), (second, _, also_lost)] = &ranks[..] else {
+        return Err("a rank returned no figures".into());
+    };
+    // A transfer in both directions has ended when the slower one has.
+    let together = |one: &[f64], other: &[f64], bytes: u64| {
+        let slower: Vec<f64> = one.iter().zip(other).map(|(one, other)| one.max(*other)).collect();
+        rate(2 * bytes, &slower)
+    };
+    let mut rows = Vec::new();
+    for (index, &bytes) in sizes.iter().enumerate() {
+        let (one, other) = (&first[index], &second[index]);
+        let speed = |(way, (kernel, blocks, threads)): (usize, &(String, u32, u32))| Speed {
+            kernel: kernel.clone(),
+            blocks: *blocks,
+            threads: *threads,
+            signals: kernel == PUT,
+            rate: together(&one.ways[way], &other.ways[way], bytes),
+        };
+        let speeds: Vec<Speed> = ways.iter().enumerate().map(speed).collect();
+        let (Some(put), Some(bare)) = (best(&speeds, Some(true)), best(&speeds, None)) else { continue };
+        let figure = Figure { wrong: Some(one.wrong + other.wrong), ..put.rate };
+        let goal = (bench.counts(RANKS) && bytes == GOAL_BYTES).then_some(Goal::AtLeast(0.98));
+        let mut row = Row::new(format!("put of {}, both ways at once", size::show(bytes)), figure, "GB/s")
+            .detail(put.shape())
+            .main(bytes == 1 << 12 || bytes == GOAL_BYTES)
+            .point("put, both ways at once", bytes)
+            .beside(Kind::Floor, "best bare copy loop, both ways", bare.rate, goal, None)
+            .by(bare.text());
+        if !one.engine.is_empty() {
+            let engine = together(&one.engine, &other.engine, bytes);
+            row = row.beside(Kind::Other, "cuMemcpyPeerAsync, both ways", engine, None, None);
+        }
+        rows.push(row);
+    }
+    rows.push(missing(lost + also_lost));
+    Ok(vec![bench.table("LSA put both ways", RANKS, rows)])
 }

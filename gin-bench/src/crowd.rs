@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Posting threads, in the shapes for which NCCL's figures are known.
 
+use super::figure::{Figure, median};
+use super::lab::{Lab, Shape};
+use gin_gpu::{KernelArg, Memory};
+use gin_host::comm::{CommError, Communicator};
+
 /// The shape of the posting threads, and their number of posts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crowd {
@@ -27,6 +32,46 @@ impl Crowd {
         let plural = |count: u32, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         let blocks = if self.blocks == 1 { String::new() } else { format!("{} blocks x ", self.blocks) };
         format!("{blocks}{}, {}", plural(self.threads, "thread"), plural(self.peers, "peer"))
+    }
+}
+
+/// The times of a post by the repeats of one kernel, in nanoseconds.
+#[derive(Default)]
+pub(super) struct Posts {
+    /// From the first block that began to the last that ended, divided by all posts.
+    all: Vec<f64>,
+    /// The median thread's time, divided by all posts.
+    threads: Vec<f64>,
+}
+
+impl Posts {
+    /// Launches a kernel of posts and adds its times if `counts`. `times` has a word for each thread.
+    pub(super) fn launch(
+        &mut self,
+        lab: &Lab<'_>,
+        (kernel, crowd): (&'static str, &Crowd),
+        comm: Option<&Communicator>,
+        arguments: &[&dyn KernelArg],
+        times: &Memory,
+        counts: bool,
+    ) -> Result<(), CommError> {
+        let shape = Shape { kernel, blocks: crowd.blocks, threads: crowd.threads, waits: false };
+        let table = std::ptr::without_provenance_mut::<u64>(times.address() as usize);
+        let arguments: Vec<&dyn KernelArg> = arguments.iter().copied().chain([&table as &dyn KernelArg]).collect();
+        let launched = lab.timed(shape, comm, &arguments)?;
+        let mut own = vec![0u64; crowd.members() as usize];
+        times.read(0, &mut own)?;
+        if counts {
+            let own: Vec<f64> = own.into_iter().map(|ns| ns as f64).collect();
+            self.all.push(launched.ns / crowd.all() as f64);
+            self.threads.push(median(&own) / crowd.all() as f64);
+        }
+        Ok(())
+    }
+
+    /// Returns the figure of all repeats, of which there is at least one.
+    pub(super) fn figure(&self, wrong: Option<u64>) -> Figure {
+        Figure { median_thread: Some(median(&self.threads)), ..Figure::new(&self.all, wrong) }
     }
 }
 

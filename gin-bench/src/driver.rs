@@ -56,7 +56,17 @@ impl Engine {
     /// # Errors
     /// Returns the error of the driver, as all functions of the engine do.
     pub(super) fn of(device: &dyn Device) -> Result<Option<Self>, GpuError> {
-        let Some(ordinal) = ordinal(device) else { return Ok(None) };
+        ordinal(device).map_or(Ok(None), |number| Self::of_number(device, number))
+    }
+
+    /// Returns an engine for another GPU; `None` if `device` is no GPU.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub(super) fn of_number(device: &dyn Device, ordinal: usize) -> Result<Option<Self>, GpuError> {
+        if self::ordinal(device).is_none() {
+            return Ok(None);
+        }
         let context = context_of(ordinal)?;
         let (mut stream, mut events) = (std::ptr::null_mut(), [std::ptr::null_mut(); 3]);
         let no_time = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;

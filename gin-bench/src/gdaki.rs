@@ -5,21 +5,23 @@
 //! doorbell is in pinned host memory. Nothing reads them before the launch has ended. Then the host checks every entry,
 //! doorbell record and doorbell.
 
-use super::crowd::{self, Crowd};
+use super::crowd::{self, Crowd, Posts};
 use super::driver::processors;
-use super::lab::{Figure, Lab, Shape, median};
-use super::table::{Goal, Row, Table};
+use super::figure::Figure;
+use super::lab::Lab;
+use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, end};
 use crate::Failure;
 use bytemuck::Zeroable;
-use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM, MOST_DEPTH_LOG2, QueuePairData, busy_marks};
+use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM, MOST_DEPTH_LOG2, QueuePairData, busy_marks, claimed};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{Entry, QueueNumber, SLOT_BYTES, Slot};
 use gin_abi::{BackendKind, CommHandle};
+use gin_bench_kernels::nccl;
 use gin_bench_kernels::post::BYTES;
 use gin_gpu::GpuError;
-use gin_gpu::{Memory, MemoryKind};
+use gin_gpu::{KernelArg, Memory, MemoryKind};
 use gin_host::comm::{CommError, Communicator, Requirements, Routes, Window, WindowFlags};
 use gin_host::world::Rank;
 use std::mem::offset_of;
@@ -28,22 +30,19 @@ use std::sync::Arc;
 /// Number of ranks. Rank 0 posts to all ranks in turn.
 const RANKS: u32 = 8;
 
-/// NCCL's figures for a crowd: the time of issuing a put in nanoseconds, with 2.28.9 and with 2.32.3, and the goal for
-/// gin as a fraction of the second. The source is `docs/benchmarks.md`.
-type Nccl = (f64, f64, Option<f64>);
-
-/// Returns the crowds, and NCCL's figures for them.
-fn crowds(real: bool, all: u32) -> [(Crowd, Nccl); 6] {
-    let figures = [
-        (2731.0, 3179.0, Some(0.5)),
-        (2762.0, 3166.0, Some(0.05)),
-        (424.0, 450.0, None),
-        (175.0, 176.0, None),
-        (140.0, 138.0, Some(0.2)),
-        (253.0, 205.0, Some(0.2)),
+/// Returns the crowds. The goals for gin are fractions of the time of NCCL's memory operations, for a release to the
+/// system and to the GPU.
+fn crowds(real: bool, all: u32) -> [(Crowd, [Option<f64>; 2]); 6] {
+    let goals = [
+        [Some(0.8), Some(0.5)],
+        [Some(0.05), Some(0.05)],
+        [None, None],
+        [None, None],
+        [Some(0.1), Some(0.1)],
+        [Some(0.2), Some(0.2)],
     ];
     let crowds = crowd::crowds(real, all, [4096, 256, 512, 256, 512, 16]);
-    std::array::from_fn(|index| (crowds[index], figures[index]))
+    std::array::from_fn(|index| (crowds[index], goals[index]))
 }
 
 /// Queue pairs without a NIC, and the memory that they use.
@@ -55,29 +54,38 @@ struct Pairs {
     records: Arc<Memory>,
     doorbells: Arc<Memory>,
     keys: Arc<Memory>,
+    /// The state of these queue pairs as NCCL has it: see [`Self::nccl_words`].
+    nccl: Arc<Memory>,
+    /// A word for each thread.
+    times: Arc<Memory>,
     depth_log2: u32,
+    /// Address of the copy of the communicator's handle.
+    comm: u64,
 }
 
 /// The scopes of the release before a doorbell: the title of each table, and the value in the queue pairs.
 const RELEASES: [(&str, u16); 2] = [
-    ("Issue of a GDAKI put of 64 bytes with signal, released to the system", DOORBELL_SYSTEM),
-    ("Issue of a GDAKI put of 64 bytes with signal, released to the GPU", DOORBELL_GPU),
+    ("Issue of a GDAKI put, released to the system", DOORBELL_SYSTEM),
+    ("Issue of a GDAKI put, released to the GPU", DOORBELL_GPU),
 ];
 
 impl Pairs {
-    fn new(lab: &Lab<'_>, depth_log2: u32, windows: u32) -> Result<Self, CommError> {
+    fn new(lab: &Lab<'_>, depth_log2: u32, windows: u32, threads: u32, comm: u64) -> Result<Self, CommError> {
         let ranks = u64::from(RANKS);
         let slots = ranks << depth_log2;
         let (device, pinned) = (MemoryKind::Device, MemoryKind::Pinned);
         Ok(Self {
             table: lab.memory(device, ranks * size_of::<QueuePairData>() as u64 / 8 + 1)?,
             ring: lab.memory(device, slots * SLOT_BYTES / 8)?,
-            words: lab.memory(device, 2 * slots)?,
+            words: lab.memory(device, slots)?,
             completions: lab.memory(device, slots * SLOT_BYTES / 8)?,
             records: lab.memory(device, ranks * 8)?,
             doorbells: lab.memory(pinned, ranks * 8)?,
             keys: lab.memory(device, u64::from(windows) * (ranks + 1))?,
+            nccl: lab.memory(device, (nccl::PAIR * RANKS as usize + nccl::CONTEXT + 3 * RANKS as usize) as u64)?,
+            times: lab.memory(device, u64::from(threads))?,
             depth_log2,
+            comm,
         })
     }
 
@@ -90,8 +98,8 @@ impl Pairs {
         let depth = 1u64 << self.depth_log2;
         let pair = |rank: u64| QueuePairData {
             ring: self.ring.address() + rank * depth * SLOT_BYTES,
-            tokens: self.words.address() + rank * depth * 16,
-            tags: self.words.address() + rank * depth * 16 + depth * 8,
+            comm: self.comm,
+            tags: self.words.address() + rank * depth * 8,
             completions: self.completions.address() + rank * depth * SLOT_BYTES,
             record: self.records.address() + rank * 64,
             doorbell: self.doorbells.address() + rank * 64,
@@ -106,22 +114,65 @@ impl Pairs {
             // The word after the table.
             busy: self.table.address() + u64::from(RANKS) * size_of::<QueuePairData>() as u64,
             marks: busy_marks(rank as u32),
+            peer: rank as u32,
             ..QueuePairData::zeroed()
         };
         let pairs: Vec<QueuePairData> = (0..u64::from(RANKS)).map(pair).collect();
         self.table.write(0, &pairs)?;
-        let mut words = vec![0u64; 2 * depth as usize];
-        words[0] = 1;
+        let words = vec![0u64; depth as usize];
         for rank in 0..u64::from(RANKS) {
-            self.words.write(rank * depth * 16, &words)?;
+            self.words.write(rank * depth * 8, &words)?;
             self.doorbells.write(rank * 64, &[0u64])?;
         }
         Ok(())
     }
 
+    /// Returns the words of NCCL's state at first: the queue pairs, the context, the window, keys of signals and keys
+    /// of windows.
+    fn nccl_words(&self) -> Vec<u64> {
+        let (ranks, base) = (RANKS as usize, self.nccl.address());
+        let at = |index: usize| base + 8 * index as u64;
+        let context = nccl::PAIR * ranks;
+        let window = context + nccl::CONTEXT;
+        let (signal_keys, keys) = (window + ranks, window + 2 * ranks);
+        let mut words = vec![0; keys + ranks];
+        for rank in 0..ranks {
+            let (pair, rank) = (nccl::PAIR * rank, rank as u64);
+            words[pair + nccl::NUMBER] = u64::from(Self::number(rank).memory());
+            words[pair + nccl::DEPTH] = 1 << self.depth_log2;
+            words[pair + nccl::RING] = self.ring.address() + (rank << self.depth_log2) * SLOT_BYTES;
+            words[pair + nccl::RECORD] = self.records.address() + rank * 64;
+            words[pair + nccl::DOORBELL] = self.doorbells.address() + rank * 64;
+            words[signal_keys + rank as usize] = u64::from(Be32::new(0x1000 + rank as u32).memory());
+            words[keys + rank as usize] = u64::from(Be32::new(0x3000 + rank as u32).memory());
+        }
+        words[context + nccl::PAIRS] = base;
+        words[context + nccl::SIGNAL_KEYS] = at(signal_keys);
+        words[context + nccl::SINK_KEY] = u64::from(Be32::new(0x2000).memory());
+        words[context + nccl::WINDOW] = at(window);
+        words[window] = at(keys);
+        words[window + 1] = u64::from(Be32::new(0x4000).memory());
+        words
+    }
+
+    /// Returns the number of wrong entries below `end` in the ring of `rank`.
+    fn wrong_entries(&self, rank: u64, end: u64) -> Result<u64, GpuError> {
+        let mut slots = vec![Slot::default(); end as usize];
+        self.ring.read((rank << self.depth_log2) * SLOT_BYTES, &mut slots)?;
+        let number = Self::number(rank).get();
+        Ok((0..).zip(&slots).filter(|(index, slot)| Entry::read(slot, *index, number).is_err()).count() as u64)
+    }
+
+    /// Returns 1 if the doorbell of `rank` does not announce all entries below `end`.
+    fn wrong_bell(&self, rank: u64, end: u64) -> Result<u64, GpuError> {
+        let mut doorbell = [0u64];
+        self.doorbells.read(rank * 64, &mut doorbell)?;
+        let rings = if end == 0 { 0 } else { Doorbell::word(end, Self::number(rank)) };
+        Ok(u64::from(doorbell[0] != rings))
+    }
+
     /// Returns the number of wrong entries, records and doorbells after a launch of `posts` puts with signals.
     fn wrong(&self, posts: u64) -> Result<u64, GpuError> {
-        let depth = 1u64 << self.depth_log2;
         let (mut wrong, mut entries) = (0, 0);
         for rank in 0..u64::from(RANKS) {
             let word = |name: usize| -> Result<u64, GpuError> {
@@ -129,18 +180,31 @@ impl Pairs {
                 self.table.read(rank * size_of::<QueuePairData>() as u64 + name as u64, &mut word)?;
                 Ok(word[0])
             };
-            let (producer_index, rung) =
-                (word(offset_of!(QueuePairData, producer_index))?, word(offset_of!(QueuePairData, rung))?);
+            // Nothing completes, so this is less than 2^39.
+            let producer_index = claimed(word(offset_of!(QueuePairData, claims))?, 0);
+            let rung = word(offset_of!(QueuePairData, rung))?;
             entries += producer_index;
-            let mut doorbell = [0u64];
-            self.doorbells.read(rank * 64, &mut doorbell)?;
-            let rings = if producer_index == 0 { 0 } else { Doorbell::word(producer_index, Self::number(rank)) };
-            wrong += u64::from(rung != producer_index) + u64::from(doorbell[0] != rings);
-            let mut slots = vec![Slot::default(); producer_index as usize];
-            self.ring.read(rank * depth * SLOT_BYTES, &mut slots)?;
-            let number = Self::number(rank).get();
-            wrong +=
-                (0..).zip(&slots).filter(|(index, slot)| Entry::read(slot, *index, number).is_err()).count() as u64;
+            wrong += u64::from(rung != producer_index);
+            wrong += self.wrong_bell(rank, producer_index)? + self.wrong_entries(rank, producer_index)?;
+        }
+        Ok(wrong + entries.abs_diff(2 * posts))
+    }
+
+    /// Returns the same after a launch of NCCL's memory operations, or of the bare ones, of which one thread's ring.
+    fn wrong_without_gin(&self, posts: u64, bells: bool, ordered: bool) -> Result<u64, GpuError> {
+        let (mut wrong, mut entries) = (0, 0);
+        for rank in 0..RANKS as usize {
+            let mut pair = [0u64; nccl::PAIR];
+            self.nccl.read((8 * nccl::PAIR * rank) as u64, &mut pair)?;
+            let (rank, end) = (rank as u64, pair[nccl::RESERVED]);
+            entries += end;
+            wrong += self.wrong_entries(rank, end)?;
+            if bells {
+                wrong += self.wrong_bell(rank, end)?;
+            }
+            if ordered {
+                wrong += u64::from([pair[nccl::READY], pair[nccl::ANNOUNCED], pair[nccl::LOCK]] != [end, end, 0]);
+            }
         }
         Ok(wrong + entries.abs_diff(2 * posts))
     }
@@ -163,16 +227,16 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let depth_log2 = bench.pick(MOST_DEPTH_LOG2, 8);
     let mut config = bench.world(RANKS)?;
     config.comm.routes = Routes::Network;
-    let measure = |rank: &Rank| -> Result<Vec<Figure>, CommError> {
+    let measure = |rank: &Rank| -> Result<Vec<Vec<Figure>>, CommError> {
         let crowds = crowds(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
         let requirements = Requirements::default().signals(1).counters(0).windows(1);
         let comm = rank.communicator(&requirements)?;
-        let words = crowds.iter().map(|(crowd, _)| crowd.members()).max().unwrap_or(1) as usize * BYTES / 8;
-        let window = comm.alloc_window::<u64>(words, WindowFlags::NONE)?;
+        let threads = crowds.iter().map(|(crowd, _)| crowd.members()).max().unwrap_or(1);
+        let window = comm.alloc_window::<u64>(threads as usize * BYTES / 8, WindowFlags::NONE)?;
         let mut figures = Vec::new();
         if rank.rank() == 0 {
             let lab = Lab::new(rank)?;
-            let pairs = Pairs::new(&lab, depth_log2, requirements.windows)?;
+            let pairs = Pairs::new(&lab, depth_log2, requirements.windows, threads, comm.device()?.handle().copy)?;
             for (_, release) in RELEASES {
                 for (crowd, _) in &crowds {
                     figures.push(puts(bench, &lab, &comm, &pairs, &window, (crowd, release))?);
@@ -185,28 +249,31 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let measure = |rank: &Rank| measure(rank).map(|figures| (figures, processors(&**rank.device())));
     let ranks = bench.on_ranks(config, measure)?;
     let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank returned figures".into()) };
-    let row = |((crowd, nccl), figure): ((Crowd, Nccl), Figure)| {
-        let row = Row::new(format!("put, {}", crowd.text()), figure.ns, "ns", Some(figure.wrong));
-        if !bench.is_real() {
-            return row;
-        }
-        let (old, new, goal) = nccl;
-        let row = row.beside("NCCL 2.32.3, GDAKI", new, goal.map(Goal::AtMost), None);
-        row.beside("NCCL 2.28.9, GDAKI", old, None, None)
-    };
     let crowds = crowds(bench.is_real(), processors.unwrap_or(4));
-    let table = |((title, _), figures): ((&'static str, u16), &[Figure])| {
-        let rows = crowds.iter().copied().zip(figures.iter().copied()).map(row).collect();
+    let mut tables = Vec::new();
+    for (which, (title, _)) in RELEASES.into_iter().enumerate() {
+        let mut rows = Vec::new();
+        for (index, (crowd, goals)) in crowds.iter().enumerate() {
+            let [put, nccl, bare] = figures[which * crowds.len() + index][..] else { continue };
+            let goal = goals[which].filter(|_| bench.is_real()).map(Goal::AtMost);
+            let floor = if crowd.members() == 1 { "bare" } else { "bare, nobody rings" };
+            // One thread, one warp, and the whole GPU by one thread and by one warp of each block.
+            let main = [0, 4].contains(&index) || which == 1 && [1, 5].contains(&index);
+            let row = Row::new(format!("put, {}", crowd.text()), put, "ns").main(main);
+            let row = row.beside(Kind::Nccl, "NCCL's operations", nccl, goal, None);
+            rows.push(row.beside(Kind::Floor, floor, bare, None, None));
+        }
         let mut table = bench.table(title, RANKS, rows);
-        table.notes.insert(0, "Uses no NIC; the host checks each entry and doorbell afterwards".to_owned());
+        table.notes.push("No NIC takes part; the host checks each entry and doorbell afterwards".to_owned());
         // Sharing does not matter: only rank 0 runs kernels.
         table.notes.retain(|note| !note.starts_with("Ranks share"));
-        table
-    };
-    Ok(RELEASES.into_iter().zip(figures.chunks(crowds.len())).map(table).collect())
+        tables.push(table);
+    }
+    Ok(tables)
 }
 
-/// Returns the time of issuing a put, in nanoseconds, and the number of wrong entries, records and doorbells.
+/// Returns the times of issuing a put by gin, by NCCL's memory operations and by the bare ones, in nanoseconds. They
+/// take turns, and the wrong entries, records and doorbells of each are counted.
 fn puts(
     bench: &Bench,
     lab: &Lab<'_>,
@@ -214,23 +281,75 @@ fn puts(
     pairs: &Pairs,
     window: &Window<u64>,
     (crowd, release): (&Crowd, u16),
-) -> Result<Figure, CommError> {
+) -> Result<Vec<Figure>, CommError> {
     let handle = pairs.handle(comm)?;
-    let shape = Shape { kernel: "bench_gdaki", blocks: crowd.blocks, threads: crowd.threads, waits: false };
-    let (mut times, mut wrong) = (Vec::new(), 0);
-    for _ in 0..=bench.launches {
-        pairs.reset(release)?;
-        let figure = lab.timed(shape, Some(comm), &[&handle, window, &crowd.posts, &crowd.peers])?;
-        times.push(figure.ns / crowd.all() as f64);
-        wrong += pairs.wrong(crowd.all())?;
+    let start = pairs.nccl_words();
+    let context = pairs.nccl.address() + 8 * (nccl::PAIR * RANKS as usize) as u64;
+    let context = std::ptr::without_provenance_mut::<u64>(context as usize);
+    let (data, limit) = (std::ptr::without_provenance_mut::<u64>(window.memory().address() as usize), bench.limit_ns());
+    let rings = match (crowd.members(), release) {
+        (1, DOORBELL_SYSTEM) => 2u32,
+        (1, _) => 1,
+        _ => 0,
+    };
+    let gin: [&dyn KernelArg; 4] = [&handle, window, &crowd.posts, &crowd.peers];
+    let theirs: [&dyn KernelArg; 5] = [&context, &data, &crowd.posts, &crowd.peers, &limit];
+    let bare: [&dyn KernelArg; 5] = [&context, &data, &crowd.posts, &crowd.peers, &rings];
+    let mut posts: [Posts; 3] = Default::default();
+    let mut wrong = [0; 3];
+    // The first repeat warms up.
+    for repeat in 0..=bench.launches {
+        let mut launch = |which: usize, kernel, comm, arguments: &[&dyn KernelArg]| {
+            pairs.reset(release)?;
+            pairs.nccl.write(0, &start)?;
+            posts[which].launch(lab, (kernel, crowd), comm, arguments, &pairs.times, repeat > 0)
+        };
+        launch(0, "bench_gdaki", Some(comm), &gin)?;
+        wrong[0] += pairs.wrong(crowd.all())?;
+        launch(1, "nccl_gdaki", None, &theirs)?;
+        wrong[1] += pairs.wrong_without_gin(crowd.all(), true, true)?;
+        launch(2, "bare_gdaki", None, &bare)?;
+        wrong[2] += pairs.wrong_without_gin(crowd.all(), rings != 0, false)?;
     }
-    // The first launch warms up.
-    Ok(Figure { ns: median(times.split_off(1)), wrong })
+    let [gin, theirs, bare] = &posts;
+    Ok(vec![gin.figure(Some(wrong.iter().sum())), theirs.figure(Some(wrong[1])), bare.figure(Some(wrong[2]))])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gin_testkit::Sabotage;
+    use std::time::Duration;
+
+    #[test]
+    fn wrong_entries_doorbells_and_counts_are_found() {
+        let limit = Duration::from_secs(60);
+        let sabotage = Sabotage::None;
+        let bench = Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 1 << 16, sabotage };
+        let found = bench.on_ranks(bench.world(1).unwrap(), |rank| {
+            let lab = Lab::new(rank)?;
+            let (crowd, _) = crowds(false, 4)[0];
+            let pairs = Pairs::new(&lab, 8, 1, crowd.members(), 0)?;
+            pairs.reset(DOORBELL_GPU)?;
+            pairs.nccl.write(0, &pairs.nccl_words())?;
+            let data = lab.memory(MemoryKind::Device, (BYTES / 8) as u64)?;
+            let pointer = |address: u64| std::ptr::without_provenance_mut::<u64>(address as usize);
+            let context = pointer(pairs.nccl.address() + 8 * (nccl::PAIR * RANKS as usize) as u64);
+            let (data, limit) = (pointer(data.address()), bench.limit_ns());
+            let arguments: [&dyn KernelArg; 5] = [&context, &data, &crowd.posts, &crowd.peers, &limit];
+            Posts::default().launch(&lab, ("nccl_gdaki", &crowd), None, &arguments, &pairs.times, true)?;
+            let wrong = |posts: u64| pairs.wrong_without_gin(posts, true, true);
+            let mut found = vec![wrong(crowd.all())?, wrong(crowd.all() + 1)?];
+            pairs.nccl.write(8 * nccl::LOCK as u64, &[1u64])?;
+            found.push(wrong(crowd.all())?);
+            pairs.ring.write(SLOT_BYTES, &[Slot::default()])?;
+            found.push(wrong(crowd.all())?);
+            pairs.doorbells.write(0, &[0u64])?;
+            found.push(wrong(crowd.all())?);
+            Ok(found)
+        });
+        assert_eq!(found.unwrap(), [[0, 2, 1, 2, 3]]);
+    }
 
     #[test]
     fn a_launch_of_every_crowd_fits_into_the_rings() {

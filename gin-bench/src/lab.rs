@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Timed kernel launches.
 
+use super::figure::Figure;
 use gin_bench_kernels::{END, LATE, MARKS, Plan, START, WRONG};
 use gin_gpu::{GpuError, LaunchConfig};
 use gin_gpu::{KernelArg, Memory, MemoryKind, Plain, Stream};
 use gin_host::comm::{CommError, Communicator};
 use gin_host::world::Rank;
+use std::cell::Cell;
 use std::sync::Arc;
-
-/// Returns the median of one or more figures.
-pub(super) fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
-}
 
 /// The measuring tools of one rank: its stream, and the memory for the marks of its kernels.
 pub(super) struct Lab<'a> {
@@ -24,10 +20,10 @@ pub(super) struct Lab<'a> {
 /// Maximum number of blocks of a timed kernel.
 const MOST_BLOCKS: u32 = 1024;
 
-/// The result of one or several launches.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Figure {
-    /// Time in nanoseconds: from the start of the first block to the end of the last, or of one round.
+/// The result of one launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launched {
+    /// Time from the start of the first block to the end of the last, in nanoseconds.
     pub(super) ns: f64,
     /// Number of wrong results.
     pub(super) wrong: u64,
@@ -36,7 +32,7 @@ pub(super) struct Figure {
 /// The rounds of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rounds {
-    /// Number of timed launches.
+    /// Number of repeats: timed launches.
     pub(super) launches: usize,
     /// Rounds before the timed ones in each launch.
     pub(super) warm: u64,
@@ -49,7 +45,7 @@ pub(super) struct Rounds {
 }
 
 /// A kernel and its shape.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Shape {
     pub(super) kernel: &'static str,
     pub(super) blocks: u32,
@@ -63,6 +59,15 @@ impl Shape {
     pub(super) fn one(kernel: &'static str, threads: u32) -> Self {
         Self { kernel, blocks: 1, threads, waits: true }
     }
+}
+
+/// A kernel of rounds and its arguments before its plan and its marks.
+pub(super) struct Play<'a> {
+    pub(super) shape: Shape,
+    pub(super) comm: Option<&'a Communicator>,
+    pub(super) arguments: &'a [&'a dyn KernelArg],
+    /// Number of rounds so far of all kernels that use the same words and signals.
+    pub(super) before: &'a Cell<u64>,
 }
 
 impl<'a> Lab<'a> {
@@ -98,8 +103,7 @@ impl<'a> Lab<'a> {
         comm.map_or(Ok(()), |comm| comm.check("bench"))
     }
 
-    /// Launches a kernel as [`launch`](Self::launch) does, adds the address of its marks as last argument, and returns
-    /// its figure.
+    /// Launches a kernel as [`launch`](Self::launch) does, with the address of its marks as last argument.
     ///
     /// # Errors
     /// Returns the errors of [`launch`](Self::launch), and an error if a wait passed its limit.
@@ -108,7 +112,7 @@ impl<'a> Lab<'a> {
         shape: Shape,
         comm: Option<&Communicator>,
         arguments: &[&dyn KernelArg],
-    ) -> Result<Figure, CommError> {
+    ) -> Result<Launched, CommError> {
         let mut marks = vec![[0u64; MARKS]; shape.blocks.min(MOST_BLOCKS) as usize];
         self.marks.write(0, &marks)?;
         let address = self.marks.address();
@@ -123,41 +127,64 @@ impl<'a> Lab<'a> {
         let start = marks.iter().map(|marks| marks[START]).min().unwrap_or(0);
         let end = marks.iter().map(|marks| marks[END]).max().unwrap_or(0);
         let wrong = marks.iter().map(|marks| marks[WRONG]).sum();
-        Ok(Figure { ns: end.saturating_sub(start) as f64, wrong })
+        Ok(Launched { ns: end.saturating_sub(start) as f64, wrong })
     }
 
-    /// Runs the rounds of a kernel: first a checked launch, then the timed ones. `arguments` are the kernel's arguments
-    /// before its plan and its marks. `before` counts the rounds so far. If `with_others`, other ranks run the same
-    /// rounds, and a barrier precedes each launch.
+    /// Launches the kernel for some of its rounds. If `with_others`, other ranks launch the same rounds, and a barrier
+    /// comes first.
+    fn rounds(&self, play: &Play<'_>, mut plan: Plan, with_others: bool) -> Result<Launched, CommError> {
+        plan.before = play.before.get();
+        play.before.set(plan.before + plan.warm + plan.timed);
+        if with_others {
+            self.rank.barrier()?;
+        }
+        let plan = Plain(plan);
+        let all: Vec<&dyn KernelArg> = play.arguments.iter().copied().chain([&plan as &dyn KernelArg]).collect();
+        self.timed(play.shape, play.comm, &all)
+    }
+
+    /// Measures kernels of rounds: a checked launch of each, then the repeats, in each of which the kernels take turns,
+    /// then a launch of each that stamps every operation. Returns the time of a round in nanoseconds for each kernel.
     ///
     /// # Errors
     /// Returns the errors of [`timed`](Self::timed).
     pub(super) fn play(
         &self,
-        shape: Shape,
-        comm: Option<&Communicator>,
-        arguments: &[&dyn KernelArg],
+        plays: &[Play<'_>],
         rounds: &Rounds,
-        before: &mut u64,
         with_others: bool,
-    ) -> Result<Figure, CommError> {
-        let mut launch = |warm, timed, verify| {
-            let plan = Plan { before: *before, warm, timed, verify, limit_ns: rounds.limit_ns };
-            *before += warm + timed;
-            if with_others {
-                self.rank.barrier()?;
-            }
-            let plan = Plain(plan);
-            let all: Vec<&dyn KernelArg> = arguments.iter().copied().chain([&plan as &dyn KernelArg]).collect();
-            self.timed(shape, comm, &all)
-        };
-        let wrong = launch(0, rounds.checked, 1)?.wrong;
-        let mut times = Vec::new();
+    ) -> Result<Vec<Figure>, CommError> {
+        let plan =
+            |warm, timed, verify, stamps| Plan { before: 0, warm, timed, verify, limit_ns: rounds.limit_ns, stamps };
+        let wrong = plays.iter().map(|play| Ok(self.rounds(play, plan(0, rounds.checked, 1, 0), with_others)?.wrong));
+        let wrong = wrong.collect::<Result<Vec<_>, CommError>>()?;
+        let mut repeats = vec![Vec::new(); plays.len()];
         for _ in 0..rounds.launches {
-            times.push(launch(rounds.warm, rounds.timed, 0)?.ns / rounds.timed as f64);
+            for (play, repeats) in plays.iter().zip(&mut repeats) {
+                let launched = self.rounds(play, plan(rounds.warm, rounds.timed, 0, 0), with_others)?;
+                repeats.push(launched.ns / rounds.timed as f64);
+            }
         }
-        Ok(Figure { ns: median(times), wrong })
+        let stamps = self.memory(MemoryKind::Device, rounds.timed + 1)?;
+        let mut figures = Vec::new();
+        for (play, (repeats, wrong)) in plays.iter().zip(repeats.iter().zip(wrong)) {
+            let launched = self.rounds(play, plan(rounds.warm, rounds.timed, 0, stamps.address()), with_others)?;
+            let mut cycles = vec![0u64; rounds.timed as usize + 1];
+            stamps.read(0, &mut cycles)?;
+            figures.push(Figure::new(repeats, Some(wrong)).with_operations(&operations(launched.ns, &cycles)));
+        }
+        Ok(figures)
     }
+}
+
+/// Returns the times of operations in nanoseconds from the numbers of cycles at their ends. All of them together took
+/// `ns` nanoseconds. Returns none if the device does not count cycles.
+fn operations(ns: f64, cycles: &[u64]) -> Vec<f64> {
+    let all = match cycles {
+        [first, .., last] if last > first => (last - first) as f64,
+        _ => return Vec::new(),
+    };
+    cycles.windows(2).map(|two| two[1].saturating_sub(two[0]) as f64 * ns / all).collect()
 }
 
 #[cfg(test)]
@@ -165,8 +192,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_the_middle_figure() {
-        assert_eq!(median(vec![3.0, 100.0, 1.0]), 3.0);
-        assert_eq!(median(vec![2.0]), 2.0);
+    fn cycles_become_nanoseconds_by_the_time_of_all_operations() {
+        assert_eq!(operations(100.0, &[50, 60, 70, 100]), [20.0, 20.0, 60.0]);
+        assert!(operations(100.0, &[7, 7, 7]).is_empty() && operations(100.0, &[7]).is_empty());
     }
 }

@@ -5,18 +5,22 @@
 
 mod bandwidth;
 pub mod bootstrap;
+mod compare;
 mod crowd;
 #[cfg(feature = "cuda")]
 mod driver;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_driver.rs"]
 mod driver;
+mod figure;
 mod gdaki;
 mod lab;
 mod lsa;
 mod nics;
 mod nowhere;
+mod plot;
 mod post;
+mod print;
 mod proxy;
 pub mod size;
 mod table;
@@ -27,11 +31,20 @@ mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 }
 
+pub use compare::Earlier;
+pub use print::{COLUMNS, Form};
+
+use gin_boot::Bootstrap;
 use gin_host::comm::{CommError, Communicator};
-use gin_host::world::{Rank, WorldConfig, launch};
+use gin_host::world::{Rank, WorldConfig, join, launch};
 use lab::Rounds;
+use print::Printer;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::error::Error;
 use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use table::{Row, Table};
 
@@ -58,6 +71,8 @@ pub enum Measurement {
 pub struct Gpus {
     /// Their names, by number in the driver; at least one.
     pub names: Vec<String>,
+    /// The number of this process's GPU, if it is one rank of a job.
+    pub own: Option<usize>,
     /// The engine of software NICs, as PTX: architecture and text.
     pub engine: &'static [(&'static str, &'static str)],
 }
@@ -80,7 +95,9 @@ impl Gpus {
 pub struct Bench {
     /// The GPUs; `None` stands for virtual GPUs, one for each rank.
     pub gpus: Option<Gpus>,
-    /// Number of launches; the median is reported.
+    /// The job that this process is one rank of; `None` if the ranks are threads of this process.
+    pub job: Option<Arc<dyn Bootstrap>>,
+    /// Number of repeats of a figure; the median is reported.
     pub launches: usize,
     /// Time limit of a wait.
     pub limit: Duration,
@@ -91,8 +108,30 @@ pub struct Bench {
     sabotage: gin_testkit::Sabotage,
 }
 
+/// The output of a run.
+#[derive(Debug)]
+pub struct Output {
+    /// Its form.
+    pub form: Form,
+    /// An earlier run to compare with.
+    pub earlier: Option<Earlier>,
+    /// A file for a plot of the figures by size, as SVG.
+    pub plot: Option<PathBuf>,
+}
+
 /// A measurement that returns its tables.
 type Measure = fn(&Bench) -> Result<Vec<Table>, Failure>;
+
+/// The ranks that a measurement needs if they are processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Processes {
+    /// Two of them.
+    Two,
+    /// Two or more.
+    Any,
+    /// None: the measurement is of one process.
+    None,
+}
 
 impl Bench {
     fn is_real(&self) -> bool {
@@ -107,6 +146,23 @@ impl Bench {
     /// Returns the number of GPUs of `ranks` ranks. Each rank has its own virtual GPU.
     fn gpus(&self, ranks: u32) -> usize {
         self.gpus.as_ref().map_or(ranks as usize, |gpus| gpus.used(ranks))
+    }
+
+    /// Refuses a job in which a measurement does not run.
+    fn suits(&self, name: &str, processes: Processes) -> Result<(), String> {
+        let Some(job) = &self.job else { return Ok(()) };
+        match (processes, job.ranks()) {
+            (Processes::Two, 2) | (Processes::Any, 2..) => Ok(()),
+            (Processes::None, _) => Err(format!("{name}: measured in one process only, without a launcher")),
+            (_, ranks) => {
+                Err(format!("{name}: measured between 2 ranks, and the job has {ranks}; use `gin launch -n 2`"))
+            }
+        }
+    }
+
+    /// Returns whether the ranks are threads of this process.
+    fn is_one_process(&self) -> bool {
+        self.job.is_none()
     }
 
     /// Returns whether goals apply to figures of `ranks` ranks: the GPUs are real, and each rank has its own.
@@ -132,7 +188,7 @@ impl Bench {
     /// Returns the rounds for operations of some tens of microseconds.
     fn long_rounds(&self) -> Rounds {
         Rounds {
-            launches: self.launches.min(self.pick(5, 1)),
+            launches: self.launches.min(self.pick(5, 2)),
             warm: self.pick(50, 1),
             timed: self.pick(1000, 3),
             checked: self.pick(200, 3),
@@ -144,25 +200,34 @@ impl Bench {
         let mut config = WorldConfig::threads(ranks);
         #[cfg(feature = "cuda")]
         if let Some(gpus) = &self.gpus {
-            let ordinals: Vec<usize> = (0..gpus.used(ranks)).collect();
+            let ordinals = gpus.own.map_or_else(|| (0..gpus.used(ranks)).collect(), |own| vec![own]);
             config.devices = Some(gin_gpu::cuda::devices(&ordinals, &[ptx::PTX, gpus.engine], Some(self.limit * 2))?);
         }
         config.collective_timeout = Some(self.limit * 4);
         Ok(config)
     }
 
-    /// Runs `body` on each rank.
-    fn on_ranks<T: Send>(
+    /// Runs `body` on each rank and returns the results of all, also if the ranks are processes.
+    fn on_ranks<T: Send + Serialize + DeserializeOwned>(
         &self,
         config: WorldConfig,
         body: impl Fn(&Rank) -> Result<T, CommError> + Sync,
     ) -> Result<Vec<T>, Failure> {
         #[cfg(test)]
         let config = self.sabotage.apply(config);
-        launch(config, |rank| body(&rank)).map_err(|error| error.to_string().into())
+        let Some(job) = &self.job else {
+            return launch(config, |rank| body(&rank)).map_err(|error| error.to_string().into());
+        };
+        let own = join(config, job.clone(), |rank| body(&rank)).map_err(|error| error.to_string())?;
+        let all = job.all_gather(&serde_json::to_vec(&own)?)?;
+        all.iter().map(|one| Ok(serde_json::from_slice(one)?)).collect()
     }
 
-    fn table(&self, title: &'static str, ranks: u32, rows: Vec<Row>) -> Table {
+    fn device(&self) -> &'static str {
+        self.pick("cuda", "virtual")
+    }
+
+    fn table(&self, title: impl Into<String>, ranks: u32, rows: Vec<Row>) -> Table {
         let name =
             |gpus: &Gpus| format!("{} x {}", gpus.used(ranks), gpus.name(ranks).unwrap_or("GPUs of several kinds"));
         let gpus = self.gpus.as_ref().map(name);
@@ -172,8 +237,8 @@ impl Bench {
         } else if self.gpus(ranks) < ranks as usize {
             notes.push("Ranks share a GPU".to_owned());
         }
-        let device = if self.is_real() { "cuda" } else { "virtual" };
-        Table { title, device, gpus, ranks, notes, rows }
+        let processes = !self.is_one_process();
+        Table { title: title.into(), device: self.device(), gpus, ranks, processes, notes, rows }
     }
 }
 
@@ -183,35 +248,46 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
     comm.destroy()
 }
 
-/// Runs the measurements and prints each table as soon as it is complete: as text, or with `json` as one object per
-/// line. Returns whether all results were right and no measurement failed.
+/// The measurements by name, with the ranks that they need if these are processes.
+const MEASURES: [(&str, Processes, Measure, Measurement); 9] = [
+    ("lsa, round trip", Processes::Two, lsa::round_trips, Measurement::Lsa),
+    ("lsa, barrier", Processes::Any, lsa::barriers, Measurement::Lsa),
+    ("lsa, sizes", Processes::Two, lsa::sizes, Measurement::Lsa),
+    ("lsa, put", Processes::Two, bandwidth::puts, Measurement::Lsa),
+    ("lsa, both ways", Processes::Two, bandwidth::exchanges, Measurement::Lsa),
+    ("proxy", Processes::Two, proxy::round_trips, Measurement::Proxy),
+    ("post", Processes::None, post::posts, Measurement::Post),
+    ("gdaki", Processes::None, gdaki::posts, Measurement::Gdaki),
+    ("gdaki, round trip", Processes::None, nics::round_trips, Measurement::Gdaki),
+];
+
+/// Runs the measurements and prints each table as soon as it is complete. Returns whether all results were right and no
+/// measurement failed. In a job, all ranks run it and one of them should print.
 ///
 /// # Errors
-/// Returns the error of the writer. Prints the error of a measurement and continues with the next one.
-pub fn run(bench: &Bench, measurement: Measurement, json: bool, out: &mut impl Write) -> Result<bool, Failure> {
-    let measures: &[(&str, Measure)] = match measurement {
-        Measurement::All => &[
-            ("lsa", lsa::round_trips),
-            ("lsa barrier", lsa::barriers),
-            ("lsa put", bandwidth::puts),
-            ("proxy", proxy::round_trips),
-            ("post", post::posts),
-            ("gdaki", gdaki::posts),
-            ("nics", nics::round_trips),
-        ],
-        Measurement::Lsa => &[("lsa", lsa::round_trips), ("lsa barrier", lsa::barriers), ("lsa put", bandwidth::puts)],
-        Measurement::Proxy => &[("proxy", proxy::round_trips)],
-        Measurement::Post => &[("post", post::posts)],
-        Measurement::Gdaki => &[("gdaki", gdaki::posts), ("nics", nics::round_trips)],
-    };
-    let mut right = true;
-    for (name, measure) in measures {
+/// Returns the error of the writer. In a job, refuses a measurement that does not run there. Prints the error of a
+/// measurement and continues with the next one.
+pub fn run(bench: &Bench, measurement: Measurement, output: &Output, out: &mut impl Write) -> Result<bool, Failure> {
+    let Output { form, earlier, plot } = output;
+    let chosen = MEASURES.iter().filter(|(.., kind)| measurement == Measurement::All || measurement == *kind);
+    let (suited, refused): (Vec<_>, Vec<_>) =
+        chosen.map(|measure| (measure, bench.suits(measure.0, measure.1))).partition(|(_, suits)| suits.is_ok());
+    if let (true, Some((_, Err(reason)))) = (suited.is_empty(), refused.first()) {
+        return Err(reason.as_str().into());
+    }
+    let mut printer = Printer::new(*form, earlier.is_some(), out);
+    printer.notes(refused.into_iter().filter_map(|(_, suits)| suits.err()));
+    let (mut right, mut tables) = (true, Vec::new());
+    for ((name, _, measure, _), _) in suited {
         match measure(bench) {
-            Ok(tables) => {
-                for table in tables {
+            Ok(measured) => {
+                for mut table in measured {
                     right &= table.rows.iter().all(Row::is_right);
-                    table::print(&table, json, out)?;
-                    out.flush()?;
+                    if let Some(earlier) = earlier {
+                        earlier.add_to(&mut table);
+                    }
+                    printer.table(&table)?;
+                    tables.push(table);
                 }
             }
             Err(error) => {
@@ -219,6 +295,10 @@ pub fn run(bench: &Bench, measurement: Measurement, json: bool, out: &mut impl W
                 right = false;
             }
         }
+    }
+    printer.end()?;
+    if let Some(path) = plot {
+        plot::write(path, &tables)?;
     }
     Ok(right)
 }
@@ -232,12 +312,14 @@ mod tests {
     fn lost_values_make_a_measurement_wrong() {
         for measurement in [Measurement::Proxy, Measurement::Post] {
             for (sabotage, right) in [(Sabotage::None, true), (Sabotage::LosePut, false)] {
-                let bench =
-                    Bench { gpus: None, launches: 1, limit: Duration::from_secs(60), most_bytes: 1 << 16, sabotage };
+                let limit = Duration::from_secs(60);
+                let bench = Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 1 << 16, sabotage };
+                let output = Output { form: Form::Short, earlier: None, plot: None };
                 let mut out = Vec::new();
-                assert_eq!(run(&bench, measurement, false, &mut out).unwrap(), right, "{measurement:?}, {sabotage:?}");
+                let all_right = run(&bench, measurement, &output, &mut out).unwrap();
+                assert_eq!(all_right, right, "{measurement:?}, {sabotage:?}");
                 let text = String::from_utf8(out).unwrap();
-                assert_eq!(text.contains("NO ("), !right, "{text}");
+                assert_eq!(text.contains("WRONG"), !right, "{text}");
             }
         }
     }

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Round trips and barriers by loads and stores.
 
-use super::lab::{Figure, Lab, Shape};
-use super::table::{Goal, Row, Table};
+use super::figure::Figure;
+use super::lab::{Lab, Play, Shape};
+use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, end};
-use crate::Failure;
+use crate::{Failure, size};
 use gin_bench_kernels::PING_WORDS;
 use gin_gpu::KernelArg;
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 use gin_host::world::Rank;
+use std::cell::Cell;
 
 /// Threads of a warp.
 const WARP: u32 = 32;
@@ -18,19 +20,22 @@ fn together(all: Vec<Vec<Figure>>) -> Vec<Figure> {
     let mut sums = all.first().cloned().unwrap_or_default();
     for figures in &all[1..] {
         for (sum, figure) in sums.iter_mut().zip(figures) {
-            sum.wrong += figure.wrong;
+            sum.wrong = sum.wrong.zip(figure.wrong).map(|(one, other)| one + other);
         }
     }
     sums
 }
 
-/// The kernels of round trips, their threads, and whether they use gin's signals. The bare kernels use a flag.
-const PINGS: [(&str, u32, bool); 5] = [
-    ("bench_lsa_ping_thread", WARP, true),
-    ("bench_lsa_ping_warp", WARP, true),
-    ("bare_ping_payload", 1, false),
-    ("bare_ping_copy", WARP, false),
-    ("bare_ping_word", 1, false),
+/// The kernels of round trips, their threads, and whether they use gin's signals, a flag, or flags in the data.
+const PINGS: [(&str, u32, usize); 8] = [
+    ("bench_lsa_ping_thread", WARP, 0),
+    ("bench_lsa_ping_warp", WARP, 0),
+    ("bench_lsa_ping_prepared_thread", WARP, 0),
+    ("bench_lsa_ping_prepared_warp", WARP, 0),
+    ("bare_ping_payload", 1, 1),
+    ("bare_ping_copy", WARP, 1),
+    ("bare_ping_flagged", WARP, 2),
+    ("bare_ping_word", 1, 1),
 ];
 
 /// Measures round trips: a put of 64 bytes with a signal, and the same back.
@@ -42,41 +47,107 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
         let comm = rank.communicator(&Requirements::default().signals(1).counters(0))?;
         let window = comm.alloc_window::<u64>(PING_WORDS, WindowFlags::NONE)?;
         let handle = comm.device()?;
-        let (mut signals, mut flags) = (0, 0);
-        let figures = PINGS.iter().map(|&(kernel, threads, gins)| {
-            let before = if gins { &mut signals } else { &mut flags };
-            lab.play(Shape::one(kernel, threads), Some(&comm), &[&handle, &window], &rounds, before, true)
+        let befores = [const { Cell::new(0) }; 3];
+        let arguments: [&dyn KernelArg; 2] = [&handle, &window];
+        let plays = PINGS.map(|(kernel, threads, before)| Play {
+            shape: Shape::one(kernel, threads),
+            comm: Some(&comm),
+            arguments: &arguments,
+            before: &befores[before],
         });
-        let figures = figures.collect::<Result<_, _>>()?;
+        let figures = lab.play(&plays, &rounds, true)?;
         end(rank, &comm)?;
         Ok(figures)
     };
     let figures = together(bench.on_ranks(bench.world(RANKS)?, play)?);
-    let [thread, warp, payload, copy, relaxed] = figures[..] else { return Err("a rank returned no figures".into()) };
-    let goal = bench.counts(RANKS).then_some(Goal::AtMost(1.1));
-    let row = |what: &str, figure: Figure| {
-        Row::new(what, figure.ns / 1e3, "us", Some(figure.wrong))
-            .beside("bare: 64 bytes of registers, release, acquire", payload.ns / 1e3, goal, None)
-            .beside("bare: the same copied from memory by a warp", copy.ns / 1e3, None, None)
-            .beside("bare: 8 bytes, relaxed", relaxed.ns / 1e3, None, None)
+    let figures: Vec<Figure> = figures.into_iter().map(|figure| figure.times(1e-3)).collect();
+    let [thread, warp, prepared, prepared_warp, payload, copy, flagged, relaxed] = figures[..] else {
+        return Err("a rank returned no figures".into());
     };
-    let bare = |what: &str, figure: Figure| Row::new(what, figure.ns / 1e3, "us", Some(figure.wrong));
-    let rows = vec![
-        row("put of 64 bytes with signal and back, a warp", warp),
-        row("the same, a thread", thread),
-        bare("bare: 64 bytes of registers, release, acquire", payload),
-        bare("bare: the same copied from memory by a warp", copy),
-        bare("bare: 8 bytes, relaxed", relaxed),
+    let bare = [
+        (Kind::Floor, "bare: 64B of registers, release, relaxed poll, acquire", payload),
+        (Kind::Other, "bare: the same copied from memory by a warp", copy),
+        (Kind::Other, "bare: 64B of memory with the flag in the data", flagged),
+        (Kind::Other, "bare: 8 bytes, relaxed", relaxed),
     ];
+    let row = |what: &str, figure: Figure, most: f64| {
+        let row = Row::new(what, figure, "us").main(true);
+        bare.iter().fold(row, |row, &(kind, what, figure)| {
+            let goal = (bench.counts(RANKS) && kind == Kind::Floor).then_some(Goal::AtMost(most));
+            row.beside(kind, what, figure, goal, None)
+        })
+    };
+    let mut rows = vec![
+        row("put of 64B with signal and back, a thread", thread, 1.2),
+        row("put of 64B with signal and back, a warp", warp, 1.2),
+        row("prepared put of 64B with signal and back, a thread", prepared, 1.1),
+        row("prepared put of 64B with signal and back, a warp", prepared_warp, 1.1),
+    ];
+    rows.extend(bare.map(|(_, what, figure)| Row::new(what, figure, "us")));
     Ok(vec![bench.table("LSA round trip", RANKS, rows)])
 }
+
+/// Measures round trips of puts with a signal by size, by a block.
+pub(super) fn sizes(bench: &Bench) -> Result<Vec<Table>, Failure> {
+    const RANKS: u32 = 2;
+    let powers = bench.pick(6..=16, 6..=8);
+    let sizes: Vec<u64> = powers.step_by(2).map(|power| 1 << power).collect();
+    let Some(&largest) = sizes.last() else { return Ok(Vec::new()) };
+    let mut rounds = bench.long_rounds();
+    rounds.launches = bench.launches;
+    let play = |rank: &Rank| -> Result<Vec<Figure>, CommError> {
+        let lab = Lab::new(rank)?;
+        let comm = rank.communicator(&Requirements::default().signals(1).counters(0))?;
+        let handle = comm.device()?;
+        let flags = comm.alloc_window::<u64>(PING_WORDS, WindowFlags::NONE)?;
+        let to = comm.alloc_window::<u64>((largest / 8) as usize, WindowFlags::NONE)?;
+        let from = comm.alloc_window::<u64>((largest / 8) as usize, WindowFlags::NONE)?;
+        let (signals, raised) = (Cell::new(0), Cell::new(0));
+        let mut figures = Vec::new();
+        for &bytes in &sizes {
+            let len = (bytes / 8) as usize;
+            // At most 32 bytes for each thread, so that no thread waits for its own loads.
+            let threads = (bytes / 32).clamp(u64::from(WARP), bench.pick(512, 64)) as u32;
+            let (put, bare): ([&dyn KernelArg; 4], [&dyn KernelArg; 5]) =
+                ([&handle, &to, &from, &len], [&handle, &flags, &to, &from, &len]);
+            let play = |kernel, arguments, before| Play {
+                shape: Shape::one(kernel, threads),
+                comm: Some(&comm),
+                arguments,
+                before,
+            };
+            let plays = [play("bench_lsa_ping_block", &put, &signals), play("bare_ping_block", &bare, &raised)];
+            figures.extend(lab.play(&plays, &rounds, true)?);
+        }
+        end(rank, &comm)?;
+        Ok(figures)
+    };
+    let figures = together(bench.on_ranks(bench.world(RANKS)?, play)?);
+    let row = |(&bytes, figures): (&u64, &[Figure])| {
+        let [put, bare] = [0, 1].map(|index| figures[index].times(1e-3));
+        Row::new(format!("put of {} with signal and back, a block", size::show(bytes)), put, "us")
+            .main(bytes == 4 << 10)
+            .point("put with signal and back, a block", bytes)
+            .beside(Kind::Floor, "bare: copy by a block, release, flag", bare, None, None)
+    };
+    let rows = sizes.iter().zip(figures.chunks(2)).map(row).collect();
+    Ok(vec![bench.table("LSA round trip by size", RANKS, rows)])
+}
+
+/// The names of the bare barriers.
+const NCCL: &str = "bare: NCCL 2.28.9's algorithm";
+const BARE: &str = "bare: release, store, relaxed poll, acquire";
 
 /// Measures barriers of the LSA team: one warp, back to back.
 pub(super) fn barriers(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let most = bench.pick(bench.gpus(8).max(2) as u32, 3);
+    let all = match &bench.job {
+        Some(job) => job.ranks()..=job.ranks(),
+        None => 2..=most,
+    };
     let rounds = bench.rounds();
     let mut tables = Vec::new();
-    for ranks in 2..=most {
+    for ranks in all.clone() {
         let play = |rank: &Rank| -> Result<Vec<Figure>, CommError> {
             let lab = Lab::new(rank)?;
             let requirements = Requirements::default().signals(1).counters(0).lsa_barriers(1);
@@ -84,33 +155,43 @@ pub(super) fn barriers(bench: &Bench) -> Result<Vec<Table>, Failure> {
             let signalled = comm.alloc_window::<u64>(2 * ranks as usize, WindowFlags::NONE)?;
             let flags = comm.alloc_window::<u64>(ranks as usize, WindowFlags::NONE)?;
             let handle = comm.device()?;
-            let (mut barriers, mut released, mut bare) = (0, 0, 0);
-            let play = |kernel, arguments: &[&dyn KernelArg], before| {
-                lab.play(Shape::one(kernel, WARP), Some(&comm), arguments, &rounds, before, true)
+            // The bare barriers share their words.
+            let befores = [const { Cell::new(0) }; 3];
+            let barrier: [&dyn KernelArg; 3] = [&handle, &signalled, &0u32];
+            let released: [&dyn KernelArg; 3] = [&handle, &signalled, &1u32];
+            let nccl: [&dyn KernelArg; 3] = [&handle, &flags, &0u32];
+            let bare: [&dyn KernelArg; 3] = [&handle, &flags, &1u32];
+            let play = |kernel, arguments, before: usize| Play {
+                shape: Shape::one(kernel, WARP),
+                comm: Some(&comm),
+                arguments,
+                before: &befores[before],
             };
-            let figures = vec![
-                play("bench_lsa_barrier", &[&handle, &signalled, &0u32], &mut barriers)?,
-                play("bench_lsa_barrier", &[&handle, &signalled, &1u32], &mut released)?,
-                play("bare_barrier", &[&handle, &flags], &mut bare)?,
+            let plays = [
+                play("bench_lsa_barrier", &barrier, 0),
+                play("bench_lsa_barrier", &released, 1),
+                play("bare_barrier", &nccl, 2),
+                play("bare_barrier", &bare, 2),
             ];
+            let figures = lab.play(&plays, &rounds, true)?;
             end(rank, &comm)?;
             Ok(figures)
         };
         let figures = together(bench.on_ranks(bench.world(ranks)?, play)?);
-        let [barrier, released, bare] = figures[..] else { return Err("a rank returned no figures".into()) };
+        let figures: Vec<Figure> = figures.into_iter().map(|figure| figure.times(1e-3)).collect();
+        let [barrier, released, nccl, bare] = figures[..] else { return Err("a rank returned no figures".into()) };
         let row = |what: &str, figure: Figure, must: f64, wish: Option<f64>| {
             let goal = |ratio| bench.counts(ranks).then_some(Goal::AtMost(ratio));
-            Row::new(what, figure.ns / 1e3, "us", Some(figure.wrong)).beside(
-                "bare: NCCL 2.28.9's algorithm",
-                bare.ns / 1e3,
-                goal(must),
-                wish.and_then(goal),
-            )
+            Row::new(what, figure, "us")
+                .main(ranks == 2 || ranks == *all.end())
+                .beside(Kind::Nccl, NCCL, nccl, goal(must), wish.and_then(goal))
+                .beside(Kind::Floor, BARE, bare, None, None)
         };
         let rows = vec![
-            row("LSA barrier, a warp", barrier, 1.1, Some(1.0)),
-            row("LSA barrier, a warp that has released to the system", released, 0.6, None),
-            Row::new("bare: NCCL 2.28.9's algorithm", bare.ns / 1e3, "us", Some(bare.wrong)),
+            row("barrier, a warp", barrier, 1.1, Some(1.0)),
+            row("barrier, a warp that has released", released, 0.6, None),
+            Row::new(NCCL, nccl, "us"),
+            Row::new(BARE, bare, "us"),
         ];
         tables.push(bench.table("LSA barrier", ranks, rows));
     }

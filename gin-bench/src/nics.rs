@@ -2,6 +2,7 @@
 //! Round trips of kernels that drive software NICs, by the engine that executes the NICs' entries.
 
 use super::Bench;
+use super::figure::Figure;
 use super::lab::Lab;
 use super::proxy::pings;
 use super::table::{Row, Table};
@@ -24,7 +25,7 @@ const ENGINES: [(SoftEngine, &str); 3] = [
 /// Measures round trips: a put of a value with a signal, and the same back.
 pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let rounds = bench.long_rounds();
-    let measure = |rank: &Rank| pings(&Lab::new(rank)?, "bench_gdaki_ping", &rounds, &[MemoryKind::Device]);
+    let measure = |rank: &Rank| pings(&Lab::new(rank)?, "bench_gdaki_ping", &rounds, &[MemoryKind::Device], false);
     let mut rows = Vec::new();
     for (engine, text) in ENGINES.into_iter().filter(|(engine, _)| bench.is_real() == (*engine != SoftEngine::Process))
     {
@@ -39,12 +40,12 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
             return Err(format!("the NICs' engine failed: {failure}").into());
         }
         let violations = nics.fabric().violations().1;
-        let wrong = ranks.iter().flatten().map(|trips| trips.wrong).sum::<u64>() + violations;
+        let wrong = ranks.iter().flatten().filter_map(|trips| trips.wrong).sum::<u64>() + violations;
         let Some([first, ..]) = ranks.first().map(Vec::as_slice) else {
             return Err("a rank returned no figures".into());
         };
-        let text = format!("put_value with signal and back, {text}");
-        rows.push(Row::new(text, first.ns / 1e3, "us", Some(wrong)));
+        let figure = Figure { wrong: Some(wrong), ..first.times(1e-3) };
+        rows.push(Row::new(format!("put_value with signal and back, {text}"), figure, "us"));
     }
     Ok(vec![bench.table("GDAKI round trip over software NICs", RANKS, rows)])
 }

@@ -1,31 +1,40 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Round trips over the proxy, and bare trips from a GPU to a CPU thread and back without it.
 
-use super::driver::Engine;
-use super::lab::{Figure, Lab, Rounds, Shape};
-use super::table::{Goal, Row, Table};
+use super::driver::{Engine, ordinal};
+use super::figure::{Figure, median};
+use super::lab::{Lab, Play, Rounds, Shape};
+use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, end};
 use crate::Failure;
 use gin_boot::rt;
 use gin_device::sys::{GlobalWord, Word};
 use gin_gpu::GpuError;
-use gin_gpu::{Memory, MemoryKind};
+use gin_gpu::{KernelArg, Memory, MemoryKind};
 use gin_host::comm::{CommError, Requirements, Routes, WindowFlags};
 use gin_host::proxy::Turn;
 use gin_host::proxy::progress::Step;
 use gin_host::world::Rank;
+use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 const RANKS: u32 = 2;
 
-/// A way by which a CPU thread answers a kernel: it moves 8 bytes, then signals the kernel.
+/// A way by which a CPU thread carries what a kernel asks for to the kernel of the other rank: it moves 8 bytes, then
+/// signals that kernel. Copies and stream memory operations are of a stream of the receiver's GPU, if not said
+/// otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     /// The thread moves nothing and signals by a store to pinned memory.
     Notify,
     /// The thread stores value and signal to pinned memory.
     Store,
+    /// The thread stores the value twice to pinned memory; the receiving kernel stores it to GPU memory.
+    Mailbox,
+    /// A copy to GPU memory by a stream of the sender's GPU; once its event is complete, a store to pinned memory.
+    SenderCopyEvent,
     /// A copy to GPU memory; once its event is complete, a store to pinned memory.
     CopyEvent,
     /// A copy to GPU memory, then a second copy.
@@ -46,7 +55,9 @@ enum Way {
 
 impl Way {
     /// All ways that move the value to GPU memory.
-    const TO_GPU: [Self; 8] = [
+    const TO_GPU: [Self; 10] = [
+        Self::Mailbox,
+        Self::SenderCopyEvent,
         Self::CopyEvent,
         Self::CopyCopy,
         Self::CopyValue,
@@ -61,6 +72,10 @@ impl Way {
         match self {
             Self::Notify => "nothing, signalled by a store to pinned memory",
             Self::Store => "8 bytes in pinned memory, signalled by a store there",
+            Self::Mailbox => "8 bytes in pinned memory, which the receiver stores to GPU memory",
+            Self::SenderCopyEvent => {
+                "cuMemcpyAsync of the sender's GPU, event polled, signalled by a store to pinned memory"
+            }
             Self::CopyEvent => "cuMemcpyAsync, event polled, signalled by a store to pinned memory",
             Self::CopyCopy => "cuMemcpyAsync, signalled by another one",
             Self::CopyValue => "cuMemcpyAsync, signalled by cuStreamWriteValue64",
@@ -88,15 +103,21 @@ impl Way {
             _ => MemoryKind::Pinned,
         }
     }
+
+    /// Returns whether the way needs the driver.
+    fn needs_engine(self) -> bool {
+        !matches!(self, Self::Notify | Self::Store | Self::Mailbox)
+    }
 }
 
-/// The state of the answering CPU thread.
+/// The state of the CPU thread that serves the kernel of one rank.
 struct Answers {
     way: Way,
     engine: Option<Engine>,
     ask: Arc<Memory>,
-    answer: Arc<Memory>,
-    payload: Arc<Memory>,
+    /// The addresses of the other rank's signal and value.
+    answer: u64,
+    payload: u64,
     /// The pinned source of copies.
     source: Arc<Memory>,
     /// The round that the thread waits for.
@@ -109,37 +130,43 @@ struct Answers {
     failure: Arc<Mutex<Option<GpuError>>>,
 }
 
-/// Returns the word at the start of `memory`.
-fn word(memory: &Memory) -> GlobalWord {
-    // Safety: the word is aligned, and the memory outlives its users here. They access it atomically, or by copies that
-    // overlap with no other access.
-    unsafe { GlobalWord::new(memory.address()) }
+/// Returns the word at `address`, which is the start of some rank's memory.
+fn word(address: u64) -> GlobalWord {
+    // Safety: the word is aligned, and the ranks keep the memory until all threads that use it have ended. They access
+    // it atomically, or by copies that overlap with no other access.
+    unsafe { GlobalWord::new(address) }
 }
 
 impl Answers {
     /// Starts the answer to round `round`. Ways with an event complete in [`poll`](Self::poll), the others need no
     /// wait.
     fn answer(&mut self, round: u64) -> Result<(), GpuError> {
-        let (to, signal, source) = (self.payload.address(), self.answer.address(), self.source.address());
+        let (to, signal, source) = (self.payload, self.answer, self.source.address());
         let engine = match (&self.engine, self.way) {
             (_, Way::Notify) => {
-                word(&self.answer).store_release_sys(round);
+                word(signal).store_release_sys(round);
                 return Ok(());
             }
             (_, Way::Store) => {
-                word(&self.payload).store_relaxed_sys(round);
-                word(&self.answer).store_release_sys(round);
+                word(to).store_relaxed_sys(round);
+                word(signal).store_release_sys(round);
+                return Ok(());
+            }
+            (_, Way::Mailbox) => {
+                // Each word tells the round, so they need no order.
+                word(signal).store_relaxed_sys(round);
+                word(signal).at(1).store_relaxed_sys(round);
                 return Ok(());
             }
             (Some(engine), _) => engine,
             (None, _) => return Err(GpuError::Driver { context: "copy", reason: "the device is no GPU".into() }),
         };
-        word(&self.source).store_release_sys(round);
-        // Safety: `self` keeps the memory of these words alive; started operations complete before the engine ends.
+        word(source).store_release_sys(round);
+        // Safety: the ranks keep the memory of these words alive; started operations complete before the engine ends.
         unsafe {
             match self.way {
-                Way::Notify | Way::Store => {}
-                Way::CopyEvent => engine.copy(to, source, 8)?,
+                Way::Notify | Way::Store | Way::Mailbox => {}
+                Way::SenderCopyEvent | Way::CopyEvent => engine.copy(to, source, 8)?,
                 Way::CopyCopy => {
                     engine.copy(to, source, 8)?;
                     engine.copy(signal, source, 8)?;
@@ -156,7 +183,7 @@ impl Answers {
                 Way::Values | Way::ValuesPinned => engine.values([to, signal], round)?,
             }
         }
-        if matches!(self.way, Way::CopyEvent | Way::ValueEvent) {
+        if matches!(self.way, Way::SenderCopyEvent | Way::CopyEvent | Way::ValueEvent) {
             engine.mark()?;
             self.under_way = true;
         }
@@ -172,10 +199,10 @@ impl Answers {
         if let (true, Some(engine)) = (self.under_way, &self.engine) {
             if engine.is_done()? {
                 self.under_way = false;
-                word(&self.answer).store_release_sys(self.next);
+                word(self.answer).store_release_sys(self.next);
                 self.next += 1;
             }
-        } else if word(&self.ask).load_acquire_sys() >= self.next {
+        } else if word(self.ask.address()).load_acquire_sys() >= self.next {
             self.answer(self.next)?;
             if !self.under_way {
                 self.next += 1;
@@ -199,143 +226,203 @@ impl Step for Answers {
     fn broke(&mut self) {}
 }
 
-/// Measures trips that a CPU thread answers by `way`. The thread runs on the CPUs of progress threads.
-fn trips(lab: &Lab<'_>, way: Way, rounds: &Rounds) -> Result<Figure, CommError> {
+/// Measures round trips between the kernels of two ranks. A CPU thread for each rank carries what its kernel asks for
+/// to the other rank by `way`. The threads run on the CPUs of progress threads. Collective.
+///
+/// # Errors
+/// Returns the reason if the way is not usable, at both ranks.
+fn trips(lab: &Lab<'_>, way: Way, rounds: &Rounds) -> Result<Result<Figure, String>, CommError> {
     let payload_kind = way.payload().unwrap_or(MemoryKind::Pinned);
     let (ask, source) = (lab.memory(MemoryKind::Pinned, 16)?, lab.memory(MemoryKind::Pinned, 16)?);
     let (answer, payload) = (lab.memory(way.answer(), 16)?, lab.memory(payload_kind, 16)?);
-    let needs_engine = !matches!(way, Way::Notify | Way::Store);
-    let engine = if needs_engine { Engine::of(&**lab.rank.device())? } else { None };
+    let (bootstrap, device) = (lab.rank.bootstrap(), &**lab.rank.device());
+    let own = [answer.address(), payload.address(), ordinal(device).unwrap_or(0) as u64];
+    let all = bootstrap.all_gather(bytemuck::cast_slice(&own))?;
+    let [signal, value, number]: [u64; 3] = bytemuck::pod_read_unaligned(&all[1 - lab.rank.rank() as usize]);
     let (stop, failure) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
-    let mut answers = Answers {
-        way,
-        engine,
-        ask: ask.clone(),
-        answer: answer.clone(),
-        payload: payload.clone(),
-        source,
-        next: 1,
-        under_way: false,
-        entered: false,
-        stop: stop.clone(),
-        failure: failure.clone(),
-    };
-    if needs_engine {
+    let prepare = || -> Result<Answers, GpuError> {
+        let engine = match (way.needs_engine(), way) {
+            (false, _) => None,
+            (true, Way::SenderCopyEvent) => Engine::of(device)?,
+            (true, _) => Engine::of_number(device, number as usize)?,
+        };
+        let mut answers = Answers {
+            way,
+            engine,
+            ask: ask.clone(),
+            answer: signal,
+            payload: value,
+            source,
+            next: 1,
+            under_way: false,
+            entered: false,
+            stop: stop.clone(),
+            failure: failure.clone(),
+        };
         // Tries the way once without a kernel: a kernel would wait in vain if this machine does not support the way.
         answers.answer(0)?;
         if let Some(engine) = &answers.engine {
             engine.finish(std::time::Duration::from_nanos(rounds.limit_ns))?;
         }
         answers.under_way = false;
-    }
+        Ok(answers)
+    };
+    let prepared = prepare();
+    // Both ranks go on, or none.
+    let all = bootstrap.all_gather(&[u8::from(prepared.is_ok())])?;
+    let answers = match prepared {
+        Err(error) => return Ok(Err(error.to_string())),
+        Ok(_) if all.iter().any(|right| *right != [1]) => return Ok(Err("the other rank cannot do it".to_owned())),
+        Ok(answers) => answers,
+    };
     let progress = &lab.rank.comm_config().progress;
     let running = progress
         .start("gin-bench", Box::new(answers))
         .map_err(|error| GpuError::Driver { context: "start a thread", reason: error.to_string() })?;
     let pointer = |memory: &Memory| std::ptr::without_provenance_mut::<u64>(memory.address() as usize);
     let carried = if way.payload().is_some() { pointer(&payload) } else { std::ptr::null_mut() };
-    let mut before = 0;
-    let arguments = (pointer(&ask), pointer(&answer), carried);
-    let figure = lab.play(
-        Shape::one("bare_trips", 1),
-        None,
-        &[&arguments.0, &arguments.1, &arguments.2],
-        rounds,
-        &mut before,
-        false,
-    );
+    let (ask, answer) = (pointer(&ask), pointer(&answer));
+    let (mailbox, first) = (u32::from(way == Way::Mailbox), u32::from(lab.rank.rank() == 0));
+    let arguments: [&dyn KernelArg; 5] = [&ask, &answer, &carried, &mailbox, &first];
+    let before = Cell::new(0);
+    let play = Play { shape: Shape::one("bare_trips", 1), comm: None, arguments: &arguments, before: &before };
+    let figures = lab.play(&[play], rounds, true);
+    // The other rank's kernel waits for this rank's thread until here.
+    lab.rank.barrier()?;
     stop.store(true, Ordering::Release);
     rt::wait_until(|| running.is_finished());
     running.join();
-    match failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        Some(error) => Err(error.into()),
-        None => figure,
+    // The other rank's thread uses this rank's memory until here.
+    lab.rank.barrier()?;
+    if let Some(error) = failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        return Ok(Err(error.to_string()));
     }
+    Ok(figures.map(|figures| figures[0]).map_err(|error| error.to_string()))
 }
 
-/// The figures of one rank: those of the bare ways, or their errors, and round trips with windows in GPU memory and in
-/// pinned memory.
+/// The figures of one rank, by repeat: those of the bare ways, or their errors, and round trips with windows in GPU
+/// memory and in pinned memory.
+#[derive(Serialize, Deserialize)]
 struct Measured {
-    bare: Vec<(Way, Result<Figure, String>)>,
-    trips: Vec<Figure>,
+    bare: Vec<Vec<Result<Figure, String>>>,
+    trips: Vec<Vec<Figure>>,
 }
 
-/// Measures round trips of `kernel` between two ranks, with a window in each of the kinds of memory.
+/// Measures round trips of `kernel` between two ranks, with a window in each of the kinds of memory, which processes
+/// share if `shared`.
 pub(super) fn pings(
     lab: &Lab<'_>,
     kernel: &'static str,
     rounds: &Rounds,
     windows: &[MemoryKind],
+    shared: bool,
 ) -> Result<Vec<Figure>, CommError> {
     let comm = lab.rank.communicator(&Requirements::default().signals(1).counters(0))?;
     let handle = comm.device()?;
     let window = |kind: &MemoryKind| match kind {
         MemoryKind::Device => comm.alloc_window::<u64>(1, WindowFlags::NONE),
-        kind => comm.register::<u64>(&lab.memory(*kind, 1)?.whole(), WindowFlags::NONE),
+        kind => {
+            let memory = Memory::for_ranks(lab.rank.device(), *kind, 8, shared)?;
+            comm.register::<u64>(&memory.whole(), WindowFlags::NONE)
+        }
     };
     let windows = windows.iter().map(window).collect::<Result<Vec<_>, _>>()?;
-    let mut signals = 0;
-    let mut play =
-        |window| lab.play(Shape::one(kernel, 1), Some(&comm), &[&handle, window], rounds, &mut signals, true);
-    let trips = windows.iter().map(|window| play(window)).collect::<Result<_, _>>()?;
+    let signals = Cell::new(0);
+    let arguments: Vec<[&dyn KernelArg; 2]> = windows.iter().map(|window| [&handle as _, window as _]).collect();
+    let play = |arguments| Play { shape: Shape::one(kernel, 1), comm: Some(&comm), arguments, before: &signals };
+    let plays: Vec<Play<'_>> = arguments.iter().map(|arguments| play(arguments.as_slice())).collect();
+    let trips = lab.play(&plays, rounds, true)?;
     end(lab.rank, &comm)?;
     Ok(trips)
 }
 
+/// Returns the figure of all repeats, each of which was measured by itself.
+fn all_repeats(repeats: &[Figure]) -> Figure {
+    let values = |of: fn(&Figure) -> Option<f64>| repeats.iter().filter_map(of).collect::<Vec<_>>();
+    let middle = |values: Vec<f64>| (!values.is_empty()).then(|| median(&values));
+    Figure {
+        p50: middle(values(|figure| figure.p50)),
+        p99: middle(values(|figure| figure.p99)),
+        ..Figure::new(&values(|figure| Some(figure.value)), repeats.iter().map(|figure| figure.wrong).sum())
+    }
+}
+
 /// Measures round trips: a put of a value with a signal, and the same back.
 pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
+    // Bare ways and gin take turns: each repeat measures all of them.
     let rounds = bench.long_rounds();
+    let (repeats, rounds) = (rounds.launches, Rounds { launches: 1, ..rounds });
+    let ways: Vec<Way> = match (bench.is_one_process(), bench.is_real()) {
+        (true, true) => [Way::Notify, Way::Store].into_iter().chain(Way::TO_GPU).collect(),
+        (true, false) => vec![Way::Notify, Way::Store, Way::Mailbox],
+        (false, _) => Vec::new(),
+    };
     let measure = |rank: &Rank| -> Result<Measured, CommError> {
         let lab = Lab::new(rank)?;
+        let mut all = Measured { bare: vec![Vec::new(); ways.len()], trips: vec![Vec::new(); 2] };
         // All ranks have loaded their kernels before any kernel waits.
         rank.barrier()?;
-        let mut bare = Vec::new();
-        if rank.rank() == 0 {
-            let ways = [Way::Notify, Way::Store].into_iter().chain(Way::TO_GPU.into_iter().filter(|_| bench.is_real()));
-            bare = ways.map(|way| (way, trips(&lab, way, &rounds).map_err(|error| error.to_string()))).collect();
+        for _ in 0..repeats {
+            for (&way, bare) in ways.iter().zip(&mut all.bare) {
+                bare.push(trips(&lab, way, &rounds)?);
+            }
+            let kinds = [MemoryKind::Device, MemoryKind::Pinned];
+            let trips = pings(&lab, "bench_proxy_ping", &rounds, &kinds, !bench.is_one_process())?;
+            for (all, one) in all.trips.iter_mut().zip(trips) {
+                all.push(one);
+            }
         }
-        rank.barrier()?;
-        let trips = pings(&lab, "bench_proxy_ping", &rounds, &[MemoryKind::Device, MemoryKind::Pinned])?;
-        Ok(Measured { bare, trips })
+        Ok(all)
     };
     let mut config = bench.world(RANKS)?;
     config.comm.routes = Routes::Network;
     let ranks = bench.on_ranks(config, measure)?;
-    let Some(first) = ranks.first() else { return Err("a rank returned no figures".into()) };
-    let wrong = |which: usize| Some(ranks.iter().map(|rank| rank.trips[which].wrong).sum());
-    let us = |figure: Figure| figure.ns / 1e3;
+    let [first, second] = &ranks[..] else { return Err("a rank returned no figures".into()) };
+    // The times of rank 0, and the wrong values of both.
+    let both = |one: &[Figure], other: &[Figure]| {
+        let (one, other) = (all_repeats(one).times(1e-3), all_repeats(other));
+        Figure { wrong: one.wrong.zip(other.wrong).map(|(one, other)| one + other), ..one }
+    };
+    let whole = |repeats: &[Result<Figure, String>]| repeats.iter().cloned().collect::<Result<Vec<_>, _>>();
+    let bare: Vec<(Way, Result<Figure, String>)> = (ways.iter().zip(first.bare.iter().zip(&second.bare)))
+        .map(|(&way, (one, other))| (way, whole(one).and_then(|one| Ok(both(&one, &whole(other)?)))))
+        .collect();
     let of = |way: Way| {
         // A way is unusable if values arrived after their signal.
-        let is_right = |figure: &&Figure| figure.wrong == 0;
-        first
-            .bare
-            .iter()
-            .find_map(|(other, figure)| figure.as_ref().ok().filter(is_right).filter(|_| *other == way))
-            .copied()
+        let is_right = |figure: &&Figure| figure.wrong == Some(0);
+        bare.iter().find_map(|(other, figure)| figure.as_ref().ok().filter(is_right).filter(|_| *other == way)).copied()
     };
-    let cheapest = Way::TO_GPU.into_iter().filter_map(|way| Some((way, of(way)?)));
-    let cheapest = cheapest.min_by(|one, other| one.1.ns.total_cmp(&other.1.ns));
+    let by_driver = Way::TO_GPU.into_iter().filter(|way| way.needs_engine()).filter_map(|way| Some((way, of(way)?)));
+    let by_driver = by_driver.min_by(|one, other| one.1.value.total_cmp(&other.1.value));
     let goal = |bound| bench.counts(RANKS).then_some(Goal::AtMost(bound));
-    let mut in_gpu = Row::new("put_value with signal and back, GPU memory", us(first.trips[0]), "us", wrong(0));
-    if let Some((way, figure)) = cheapest {
-        in_gpu = in_gpu.beside(format!("two bare trips: {}", way.text()), 2.0 * us(figure), goal(1.2), None);
+    let trips = |which: usize| both(&first.trips[which], &second.trips[which]);
+    let mut in_gpu = Row::new("put_value with signal and back, GPU memory", trips(0), "us").main(true);
+    if let Some((way, figure)) = by_driver {
+        let what = "bare round trip, best way of the driver";
+        in_gpu = in_gpu.beside(Kind::Floor, what, figure, goal(1.2), None).by(way.text());
     }
-    let mut in_pinned = Row::new("put_value with signal and back, pinned memory", us(first.trips[1]), "us", wrong(1));
-    if let Some(figure) = of(Way::Notify) {
-        in_pinned =
-            in_pinned.beside(format!("two bare trips: {}", Way::Notify.text()), 2.0 * us(figure), goal(1.5), None);
+    if let Some(figure) = of(Way::Mailbox) {
+        // Virtual GPUs have no driver.
+        let kind = if by_driver.is_some() { Kind::Other } else { Kind::Floor };
+        in_gpu = in_gpu.beside(kind, format!("bare round trip: {}", Way::Mailbox.text()), figure, None, None);
     }
-    if let Some(figure) = of(Way::Store) {
-        in_pinned = in_pinned.beside(format!("two bare trips: {}", Way::Store.text()), 2.0 * us(figure), None, None);
+    let mut in_pinned = Row::new("put_value with signal and back, host memory", trips(1), "us").main(true);
+    for (way, kind, goal) in [(Way::Notify, Kind::Floor, goal(1.3)), (Way::Store, Kind::Other, None)] {
+        if let Some(figure) = of(way) {
+            in_pinned = in_pinned.beside(kind, format!("bare round trip: {}", way.text()), figure, goal, None);
+        }
     }
     let mut table = bench.table("Proxy round trip", RANKS, vec![in_gpu, in_pinned]);
-    for (way, figure) in &first.bare {
+    if !bench.is_one_process() {
+        table.notes.push("The floors of the proxy are measured in one process only".to_owned());
+    }
+    for (way, figure) in &bare {
         match figure {
-            Ok(figure) if figure.wrong == 0 => {
-                table.rows.push(Row::new(format!("bare trip: {}", way.text()), us(*figure), "us", Some(0)));
+            Ok(figure) if figure.wrong == Some(0) => {
+                table.rows.push(Row::new(format!("bare round trip: {}", way.text()), *figure, "us"));
             }
             Ok(figure) => {
-                let (wrong, of) = (figure.wrong, rounds.checked);
+                let (wrong, of) = (figure.wrong.unwrap_or(0), 2 * repeats as u64 * rounds.checked);
                 table
                     .notes
                     .push(format!("Unusable: {}: {wrong} of {of} values arrived after their signal", way.text()));

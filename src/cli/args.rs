@@ -5,6 +5,7 @@ use super::report::Format;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gin_bench::size;
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 /// GPU-initiated networking in Rust: workloads, benchmarks, and a description of this machine.
 #[derive(Parser, Debug)]
@@ -110,7 +111,7 @@ pub(crate) struct NicCheck {
 pub(crate) enum BenchWhat {
     /// All of lsa, proxy, post and gdaki.
     All,
-    /// Loads and stores between GPUs: round trip, barrier, put by size.
+    /// Loads and stores between GPUs: round trip, barrier, put by size, put in both directions.
     Lsa,
     /// Round trips over the proxy.
     Proxy,
@@ -125,6 +126,7 @@ pub(crate) enum BenchWhat {
 }
 
 #[derive(Args, Clone, Debug)]
+#[command(after_help = "Between processes: gin launch -n 2 -- gin bench lsa, and the same for proxy.")]
 pub(crate) struct BenchArgs {
     /// The measurement.
     #[arg(value_enum, default_value_t = BenchWhat::All)]
@@ -132,9 +134,18 @@ pub(crate) struct BenchArgs {
     /// Kind of device. Virtual GPUs only show that the benchmark works.
     #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
-    /// Number of launches; the median is reported.
+    /// Number of repeats of each figure; gin reports the median, and half the range of the others as noise.
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
+    /// Print all figures and all that is known of them, instead of one table of the main ones.
+    #[arg(long)]
+    pub all: bool,
+    /// Compare with an earlier run, whose output by --json the file holds. A difference counts if it exceeds the noise.
+    #[arg(long, value_name = "FILE")]
+    pub compare: Option<PathBuf>,
+    /// Write a plot of latency and bandwidth by size to this file, as SVG.
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
     /// Largest put by loads and stores. Accepts the units KiB, MiB and GiB.
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
     pub most_bytes: u64,

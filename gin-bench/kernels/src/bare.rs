@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Round trips and copies between GPUs without gin: lower bounds for gin's operations.
 
-use crate::{END, FLAG, LATE, Limit, Marks, PAYLOAD, PAYLOAD_WORDS, Plan, SOURCE, START, WRONG, payload, word};
-use gin_device::coop::{block_in_grid, grid_dim};
+use crate::{
+    END, FLAG, FLAGGED, LATE, Limit, Marks, PAYLOAD, PAYLOAD_WORDS, Plan, SOURCE, START, Transfers, WRONG, payload,
+    word,
+};
 use gin_device::prelude::*;
-use gin_device::sys::data::{load_relaxed_sys_pair, load_relaxed_sys_u64, load_weak_pair, store_weak_pair};
+use gin_device::sys::data::{
+    load_relaxed_sys_pair, load_relaxed_sys_u32, load_relaxed_sys_u64, load_weak_pair, store_weak_pair, store_weak_u32,
+};
 use gin_device::sys::{Global, GlobalWord, Memory, Word};
 
 /// Addresses of a round trip: this rank's part of the window, and the peer's.
@@ -68,7 +72,7 @@ pub unsafe fn bare_ping_word(comm: Comm, window: Window<u64>, plan: Plan, out: *
             true
         },
         |round| {
-            let there = limit.wait(|| here.load_relaxed_sys() >= round);
+            let there = limit.reached(here, round);
             marks.count(LATE, u64::from(!there));
             if plan.verifies() {
                 marks.count(WRONG, u64::from(here.load_relaxed_sys() != round));
@@ -78,8 +82,27 @@ pub unsafe fn bare_ping_word(comm: Comm, window: Window<u64>, plan: Plan, out: *
     );
 }
 
-/// Stores 64 bytes from registers to the peer, then a flag with release, and polls with acquire for the answer.
-/// Otherwise the same as [`bare_ping_word`].
+impl Sides {
+    /// Raises the peer's flag to `round`, after all earlier writes.
+    #[inline(always)]
+    fn raise(self, round: u64) {
+        Global::fence_release_sys();
+        Self::flag(self.there).store_relaxed_sys(round);
+    }
+
+    /// Waits until the own flag has reached `round`, and acquires what was written before. Returns false if the limit
+    /// passed first.
+    #[inline(always)]
+    fn reached(self, round: u64, limit: Limit, marks: Marks) -> bool {
+        let there = limit.reached(Self::flag(self.here), round);
+        marks.count(LATE, u64::from(!there));
+        Global::fence_acquire_sys();
+        there
+    }
+}
+
+/// Stores 64 bytes from registers to the peer, a release fence, then a flag; polls relaxed for the answer, then an
+/// acquire fence. Otherwise the same as [`bare_ping_word`].
 ///
 /// # Safety
 /// - The same as for [`bare_ping_word`].
@@ -88,7 +111,6 @@ pub unsafe fn bare_ping_payload(comm: Comm, window: Window<u64>, plan: Plan, out
     let Some(sides) = Sides::new(&comm, window) else { return };
     // Safety: guaranteed by the kernel's caller.
     let (marks, limit) = (unsafe { Marks::new(out) }, Limit::new(plan.limit_ns));
-    let (here, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
     plan.play(
         sides.first,
         true,
@@ -101,12 +123,11 @@ pub unsafe fn bare_ping_payload(comm: Comm, window: Window<u64>, plan: Plan, out
                 unsafe { store_weak_pair(sides.there.wrapping_add(PAYLOAD + index), low, high) };
                 index += 2;
             }
-            there.store_release_sys(round);
+            sides.raise(round);
             true
         },
         |round| {
-            let there = limit.wait(|| here.load_acquire_sys() >= round);
-            marks.count(LATE, u64::from(!there));
+            let there = sides.reached(round, limit, marks);
             if plan.verifies() && there {
                 sides.check(round, marks);
             }
@@ -115,8 +136,8 @@ pub unsafe fn bare_ping_payload(comm: Comm, window: Window<u64>, plan: Plan, out
     );
 }
 
-/// Copies 64 bytes from this rank's memory to the peer by the lanes of a warp. Then one lane stores a flag with release
-/// and polls with acquire for the answer. Otherwise the same as [`bare_ping_word`].
+/// Copies 64 bytes from this rank's memory to the peer by the lanes of a warp. Then one lane raises a flag after a
+/// release fence, and polls relaxed for the answer. Otherwise the same as [`bare_ping_payload`].
 ///
 /// # Safety
 /// - The same as for [`bare_ping_word`], with a block of one warp.
@@ -125,8 +146,8 @@ pub unsafe fn bare_ping_copy(comm: Comm, window: Window<u64>, plan: Plan, out: *
     let Some(sides) = Sides::new(&comm, window) else { return };
     // Safety: guaranteed by the kernel's caller.
     let (marks, limit) = (unsafe { Marks::new(out) }, Limit::new(plan.limit_ns));
-    let (here, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
-    let (leads, lane) = (Warp.elect(), Warp.rank() as usize);
+    let lane = Tile::<32>.rank() as usize;
+    let leads = lane == 0;
     let mine = sides.here.wrapping_add(SOURCE + 2 * lane);
     plan.play(
         sides.first,
@@ -144,42 +165,174 @@ pub unsafe fn bare_ping_copy(comm: Comm, window: Window<u64>, plan: Plan, out: *
                     store_weak_pair(sides.there.wrapping_add(PAYLOAD + 2 * lane), low, high);
                 }
             }
-            Warp.sync();
+            Tile::<32>.sync();
             if leads {
-                there.store_release_sys(round);
+                sides.raise(round);
             }
             true
         },
         |round| {
             let mut late = false;
             if leads {
-                late = !limit.wait(|| here.load_acquire_sys() >= round);
+                late = !sides.reached(round, limit, marks);
+                if plan.verifies() && !late {
+                    sides.check(round, marks);
+                }
+            }
+            !Tile::<32>.sync_or(late)
+        },
+    );
+}
+
+/// Sends 64 bytes of this rank's memory with the flag in the data, by 16 lanes: each stores a word of 4 bytes of data
+/// and the low half of the round's number. The same lanes of the peer poll these words and copy the data to its window.
+/// No fence comes before the words. Otherwise the same as [`bare_ping_copy`].
+///
+/// # Safety
+/// - The same as for [`bare_ping_copy`].
+#[kernel]
+pub unsafe fn bare_ping_flagged(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    let Some(sides) = Sides::new(&comm, window) else { return };
+    // Safety: guaranteed by the kernel's caller.
+    let (marks, limit) = (unsafe { Marks::new(out) }, Limit::new(plan.limit_ns));
+    let lane = Tile::<32>.rank() as usize;
+    let half = |start: usize| sides.here.wrapping_add(start).cast::<u32>().wrapping_add(lane);
+    // Safety: words of the windows, used only here; lanes without one do not access it.
+    let (here, there) =
+        unsafe { (word(sides.here.wrapping_add(FLAGGED + lane)), word(sides.there.wrapping_add(FLAGGED + lane))) };
+    let sends = lane < 2 * PAYLOAD_WORDS;
+    plan.play(
+        sides.first,
+        lane == 0,
+        marks,
+        |round| {
+            if sends {
+                // Safety: within the window; each lane has separate halves of words.
+                let data = unsafe {
+                    if plan.verifies() {
+                        store_weak_u32(half(SOURCE), (payload(round, lane as u64 / 2) >> (lane % 2 * 32)) as u32);
+                    }
+                    load_relaxed_sys_u32(half(SOURCE))
+                };
+                there.store_relaxed_sys(u64::from(data) | round << 32);
+            }
+            true
+        },
+        |round| {
+            let mut late = false;
+            if sends {
+                let mut word = 0;
+                // Several polls for each look at the clock.
+                late = !limit.wait(|| {
+                    let mut polls = 0;
+                    loop {
+                        word = here.load_relaxed_sys();
+                        polls += 1;
+                        let there = word >> 32 == round & 0xffff_ffff;
+                        if there || polls == 8 {
+                            return there;
+                        }
+                    }
+                });
+                // Safety: within the window; each lane has separate halves of words.
+                unsafe { store_weak_u32(half(PAYLOAD), word as u32) };
+            }
+            let late = Tile::<32>.sync_or(late);
+            Global::fence_acquire_sys();
+            if lane == 0 {
                 marks.count(LATE, u64::from(late));
                 if plan.verifies() && !late {
                     sides.check(round, marks);
                 }
             }
-            !Warp.sync_or(late)
+            !late
         },
     );
 }
 
-/// Copies `len` words to the peer `times` times. All threads of the grid stride together, each with `UNROLL` units of
-/// 16 bytes in flight.
+/// Copies `len` words to the peer by all threads of a block. Then one thread raises a flag after a release fence, and
+/// polls relaxed for the answer. Otherwise the same as [`bare_ping_word`].
 ///
 /// # Safety
-/// - `load` loads 16 bytes of a valid address. Both sides have `len` words, aligned to 16 bytes.
+/// - The same as for [`bare_ping_word`], with one block of any size. `to` and `from` have `len` words, an even number.
+#[kernel]
+pub unsafe fn bare_ping_block(
+    comm: Comm,
+    window: Window<u64>,
+    to: Window<u64>,
+    from: Window<u64>,
+    len: usize,
+    plan: Plan,
+    out: *mut u64,
+) {
+    let Some(sides) = Sides::new(&comm, window) else { return };
+    let there = match to.peer_ptr(comm.world().right()) {
+        Ok(there) => there,
+        Err(fault) => return comm.report(fault),
+    };
+    // Safety: guaranteed by the kernel's caller.
+    let (marks, limit) = (unsafe { Marks::new(out) }, Limit::new(plan.limit_ns));
+    let leads = Block.elect();
+    plan.play(
+        sides.first,
+        leads,
+        marks,
+        |round| {
+            if plan.verifies() {
+                // Safety: guaranteed by the kernel's caller.
+                unsafe { crate::data::write(from.local_ptr(), len, round) };
+            }
+            let mut unit = Block.rank() as usize;
+            while unit < len / 2 {
+                // Safety: in range.
+                unsafe {
+                    let (low, high) = load_weak_pair(from.local_ptr().wrapping_add(2 * unit));
+                    store_weak_pair(there.wrapping_add(2 * unit), low, high);
+                }
+                unit += Block.size() as usize;
+            }
+            Block.sync();
+            if leads {
+                sides.raise(round);
+            }
+            true
+        },
+        |round| {
+            let late = Block.sync_or(leads && !sides.reached(round, limit, marks));
+            if plan.verifies() && !late {
+                // Safety: guaranteed by the kernel's caller.
+                marks.count(WRONG, unsafe { crate::data::differing(to.local_ptr(), len, round) });
+                Block.sync();
+            }
+            !late
+        },
+    );
+}
+
+/// Copies words to the peer. All threads of the grid stride together, each with `UNROLL` units of 16 bytes in flight.
+///
+/// # Safety
+/// - `load` loads 16 bytes of a valid address. Both windows have as many words, aligned to 16 bytes.
 #[inline(always)]
 unsafe fn copy<const UNROLL: usize>(
-    to: *mut u64,
-    from: *const u64,
-    len: usize,
-    times: u64,
+    comm: &Comm,
+    (to, from): (Window<u64>, Window<u64>),
+    flags: Window<u64>,
+    transfers: Transfers,
     marks: Marks,
     load: impl Fn(*const u64) -> (u64, u64),
 ) {
+    let (len, times) = (transfers.len as usize, transfers.times);
+    let to = match to.peer_ptr(comm.world().right()) {
+        Ok(there) => there,
+        Err(fault) => return comm.report(fault),
+    };
+    let from = from.local_ptr();
     let (threads, blocks) = (Block.size() as usize, grid_dim().count() as usize);
     let (first, step, units) = (block_in_grid() as usize * threads + Block.rank() as usize, threads * blocks, len / 2);
+    if !transfers.begin(comm, flags, marks) {
+        return;
+    }
     Block.sync();
     if Block.elect() {
         marks.now(START);
@@ -221,21 +374,23 @@ unsafe fn copy<const UNROLL: usize>(
 
 macro_rules! copies {
     ($($name:ident $unroll:literal $threads:literal $load:ident $doc:literal;)*) => { $(
-        #[doc = concat!("Copies `len` words to the next rank `times` times, ", $doc, ".")]
+        #[doc = concat!("Copies words to the next rank, ", $doc, ".")]
         ///
         /// # Safety
-        /// - Both windows have `len` words, aligned to 16 bytes, with no other users meanwhile. `out` has
-        ///   [`MARKS`](crate::MARKS) words for each block.
+        /// - Both windows have the words of the transfers, aligned to 16 bytes, with no other users meanwhile. `out`
+        ///   has [`MARKS`](crate::MARKS) words for each block. `flags` has [`FLAG_WORDS`](crate::FLAG_WORDS); if the
+        ///   kernels begin together, all blocks are resident.
         #[kernel(launch_bounds($threads))]
-        pub unsafe fn $name(comm: Comm, to: Window<u64>, from: Window<u64>, len: usize, times: u64, out: *mut u64) {
-            let there = match to.peer_ptr(comm.world().right()) {
-                Ok(there) => there,
-                Err(fault) => return comm.report(fault),
-            };
+        pub unsafe fn $name(
+            comm: Comm,
+            to: Window<u64>,
+            from: Window<u64>,
+            flags: Window<u64>,
+            transfers: Transfers,
+            out: *mut u64,
+        ) {
             // Safety: guaranteed by the kernel's caller.
-            unsafe {
-                copy::<$unroll>(there, from.local_ptr(), len, times, Marks::new(out), |unit| $load(unit));
-            }
+            unsafe { copy::<$unroll>(&comm, (to, from), flags, transfers, Marks::new(out), |unit| $load(unit)) };
         }
     )* };
 }

@@ -2,7 +2,6 @@
 //! The data of transfers, and checks of its arrival.
 
 use crate::{MARKS, Marks, WRONG};
-use gin_device::coop::{block_in_grid, grid_dim};
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_relaxed_sys_u64, store_weak_u64};
 
@@ -21,16 +20,42 @@ fn mine(len: usize) -> impl Iterator<Item = usize> {
     (block_in_grid() as usize * threads + Block.rank() as usize..len).step_by(threads * blocks)
 }
 
+/// Writes the data of a seed to `len` words, by all threads of the grid.
+///
+/// # Safety
+/// - `to` has `len` words, with no other users meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn write(to: *mut u64, len: usize, seed: u64) {
+    for index in mine(len) {
+        // Safety: guaranteed by the caller.
+        unsafe { store_weak_u64(to.wrapping_add(index), value(seed, index as u64)) };
+    }
+    Block.sync();
+}
+
+/// Returns how many of the calling thread's words differ from the data of a seed.
+///
+/// # Safety
+/// - `from` has `len` words, with no writers meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn differing(from: *const u64, len: usize, seed: u64) -> u64 {
+    let mut wrong = 0;
+    for index in mine(len) {
+        // Safety: guaranteed by the caller.
+        let found = unsafe { load_relaxed_sys_u64(from.wrapping_add(index)) };
+        wrong += u64::from(found != value(seed, index as u64));
+    }
+    wrong
+}
+
 /// Writes the data of a seed to `len` words.
 ///
 /// # Safety
 /// - `to` has `len` words, with no other users meanwhile.
 #[kernel]
 pub unsafe fn bench_fill(to: *mut u64, len: usize, seed: u64) {
-    for index in mine(len) {
-        // Safety: guaranteed by the kernel's caller.
-        unsafe { store_weak_u64(to.wrapping_add(index), value(seed, index as u64)) };
-    }
+    // Safety: guaranteed by the kernel's caller.
+    unsafe { write(to, len, seed) };
 }
 
 /// Counts the words that differ from the data of a seed, in the marks of each block.
@@ -42,12 +67,8 @@ pub unsafe fn bench_check(from: *const u64, len: usize, seed: u64, out: *mut u64
     const { assert!(MARKS > WRONG) };
     // Safety: guaranteed by the kernel's caller.
     let marks = unsafe { Marks::new(out) };
-    let mut wrong = 0;
-    for index in mine(len) {
-        // Safety: guaranteed by the kernel's caller.
-        let found = unsafe { load_relaxed_sys_u64(from.wrapping_add(index)) };
-        wrong += u64::from(found != value(seed, index as u64));
-    }
+    // Safety: guaranteed by the kernel's caller.
+    let wrong = unsafe { differing(from, len, seed) };
     marks.count(WRONG, wrong);
 }
 

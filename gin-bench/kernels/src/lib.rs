@@ -4,8 +4,9 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`bare`] | round trips, copies, barriers and posts without gin |
+//! | [`bare`] | round trips and copies without gin |
 //! | [`lsa`] | put with signal, puts of many bytes and barriers by loads and stores |
+//! | [`nccl`] | posts by NCCL's memory operations |
 //! | [`proxy`] | round trips over the network: by the proxy, and by device-driven NIC queue pairs |
 //! | [`post`] | posts without waiting for completion |
 //! | [`data`] | the data of transfers, and checks of its arrival |
@@ -20,11 +21,11 @@
 pub mod bare;
 pub mod data;
 pub mod lsa;
+pub mod nccl;
 pub mod post;
 pub mod proxy;
 
 use bytemuck::{Pod, Zeroable};
-use gin_device::coop::block_in_grid;
 use gin_device::prelude::*;
 use gin_device::sys::{self, GlobalWord, Word};
 
@@ -47,8 +48,13 @@ pub const PAYLOAD: usize = 16;
 pub const PAYLOAD_WORDS: usize = 8;
 /// Index of the first word of the payload to send.
 pub const SOURCE: usize = 32;
+/// Index of the first word in which half a payload word arrives beside the number of the round.
+pub const FLAGGED: usize = 48;
 /// Number of words of the window of round trips.
-pub const PING_WORDS: usize = 48;
+pub const PING_WORDS: usize = FLAGGED + 2 * PAYLOAD_WORDS;
+
+/// Number of words of the window whose [`FLAG`] tells that the other rank's kernel has begun.
+pub const FLAG_WORDS: usize = 2;
 
 /// Returns word `index` of the payload of round `round`.
 #[inline(always)]
@@ -112,8 +118,11 @@ impl Limit {
     }
 
     /// Polls until `test` holds. Returns `false` if the limit passed first.
+    ///
+    /// The assembler reads the clock at every poll, which takes tens of cycles: for floors there is
+    /// [`reached`](Self::reached).
     #[inline(always)]
-    fn wait(self, test: impl Fn() -> bool) -> bool {
+    fn wait(self, mut test: impl FnMut() -> bool) -> bool {
         let mut looks = 0u32;
         loop {
             if test() {
@@ -125,9 +134,75 @@ impl Limit {
             }
         }
     }
+
+    /// Polls until `word`, which counts rounds, has reached `round`. Returns `false` if the limit passed first.
+    #[inline(always)]
+    fn reached(self, word: GlobalWord, round: u64) -> bool {
+        loop {
+            if word.spin(round, POLLS).wrapping_sub(round) as i64 >= 0 {
+                return true;
+            }
+            if sys::clock_ns().wrapping_sub(self.start) >= self.ns {
+                return false;
+            }
+        }
+    }
+}
+
+/// Number of polls between two looks at the clock.
+const POLLS: u32 = 64;
+
+/// Transfers of the same words.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable, Debug)]
+pub struct Transfers {
+    /// Number of words.
+    pub len: u64,
+    /// Number of transfers.
+    pub times: u64,
+    /// Not 0 if each put has a signal; otherwise the last one has.
+    pub each: u64,
+    /// Number of the launch, from 1, if the kernels of both ranks begin their timed parts together, for transfers in
+    /// both directions at once; otherwise 0.
+    pub together: u64,
+    /// Nanoseconds after which the wait for the other kernel gives up.
+    pub limit_ns: u64,
+}
+
+impl Transfers {
+    /// Waits until the other rank's kernel has begun, by all threads of the grid. Returns false if it did not, and
+    /// reports a fault if `flags` has no such peer.
+    #[inline(always)]
+    fn begin(&self, comm: &Comm, flags: Window<u64>, marks: Marks) -> bool {
+        if self.together == 0 {
+            return true;
+        }
+        let mut late = false;
+        if Block.elect() {
+            match flags.peer_ptr(comm.world().right()) {
+                Ok(there) => {
+                    // Safety: words of the windows, used only here.
+                    let (here, there) = unsafe { (word(flags.local_ptr()), word(there)) };
+                    if block_in_grid() == 0 {
+                        there.at(FLAG as u64).store_relaxed_sys(self.together);
+                    }
+                    let limit = Limit::new(self.limit_ns);
+                    late = !limit.reached(here.at(FLAG as u64), self.together);
+                }
+                Err(fault) => {
+                    comm.report(fault);
+                    late = true;
+                }
+            }
+            marks.count(LATE, u64::from(late));
+        }
+        !Block.sync_or(late)
+    }
 }
 
 /// The rounds of a round trip or of barriers.
+///
+/// Kernels require that `stamps` is 0 or the address of `timed + 1` words.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug)]
 pub struct Plan {
@@ -141,6 +216,9 @@ pub struct Plan {
     pub verify: u64,
     /// Nanoseconds after which a wait gives up.
     pub limit_ns: u64,
+    /// Address of a word for the number of cycles at the start of each timed round and one for the end of the last; 0
+    /// if rounds are not stamped.
+    pub stamps: u64,
 }
 
 impl Plan {
@@ -154,6 +232,15 @@ impl Plan {
         Deadline::after_ns(self.limit_ns)
     }
 
+    /// Stamps the start of timed round `number`, or the end of the last one.
+    #[inline(always)]
+    fn stamp(&self, number: u64) {
+        if self.stamps != 0 {
+            // Safety: guaranteed by the kernels' callers.
+            unsafe { GlobalWord::new(self.stamps) }.at(number).store_relaxed_gpu(sys::cycles());
+        }
+    }
+
     /// Calls `step` with the number of each round, until it returns false. The calling thread takes the times if
     /// `leads`.
     #[inline(always)]
@@ -164,12 +251,16 @@ impl Plan {
             if leads && round == first {
                 marks.now(START);
             }
+            if leads && round >= first {
+                self.stamp(round - first);
+            }
             round += 1;
             if !step(round) {
                 return;
             }
         }
         if leads {
+            self.stamp(self.timed);
             marks.now(END);
         }
     }
@@ -184,6 +275,9 @@ impl Plan {
             if leads && half == start {
                 marks.now(START);
             }
+            if leads && half >= start && half % 2 == 0 {
+                self.stamp((half - start) / 2);
+            }
             let round = self.before + half / 2 + 1;
             if !(if sends { send(round) } else { wait(round) }) {
                 return;
@@ -192,6 +286,7 @@ impl Plan {
             half += 1;
         }
         if leads {
+            self.stamp(self.timed);
             marks.now(END);
         }
     }

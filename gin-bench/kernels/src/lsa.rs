@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Operations by loads and stores.
 
-use crate::{END, LATE, Limit, Marks, PAYLOAD, PAYLOAD_WORDS, Plan, SOURCE, START, WRONG, payload, succeeded, word};
-use gin_device::coop::{block_in_grid, grid_dim};
+use crate::{
+    END, LATE, Limit, Marks, PAYLOAD, PAYLOAD_WORDS, Plan, SOURCE, START, Transfers, WRONG, data, payload, succeeded,
+    word,
+};
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_relaxed_sys_u64, store_weak_u64};
 use gin_device::sys::{Global, Memory, Word};
@@ -33,15 +35,72 @@ pub unsafe fn bench_lsa_ping_warp(comm: Comm, window: Window<u64>, plan: Plan, o
     unsafe { ping(&Warp, &comm, window, plan, Marks::new(out)) };
 }
 
+/// Does the same as [`bench_lsa_ping_thread`] with a prepared put and a prepared wait.
+///
+/// # Safety
+/// - The same as for [`bench_lsa_ping_thread`].
+#[kernel]
+pub unsafe fn bench_lsa_ping_prepared_thread(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    if Block.rank() == 0 {
+        // Safety: guaranteed by the kernel's caller.
+        unsafe { ping_prepared(&Thread, &comm, window, plan, Marks::new(out)) };
+    }
+}
+
+/// Does the same as [`bench_lsa_ping_prepared_thread`] by the threads of a warp together.
+///
+/// # Safety
+/// - The same as for [`bench_lsa_ping_thread`].
+#[kernel]
+pub unsafe fn bench_lsa_ping_prepared_warp(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    // Safety: guaranteed by the kernel's caller.
+    unsafe { ping_prepared(&Warp, &comm, window, plan, Marks::new(out)) };
+}
+
 /// # Safety
 /// - The same as for the kernels.
 #[inline(always)]
 unsafe fn ping(coop: &impl Coop, comm: &Comm, window: Window<u64>, plan: Plan, marks: Marks) {
     let gin = Gin::new(comm, ContextId::new(0));
-    let peer = comm.world().right();
-    let first = comm.world().rank() == 0;
-    let own = window.local_ptr();
-    let signal = SignalId::new(0);
+    let (peer, signal) = (comm.world().right(), SignalId::new(0));
+    let put = || {
+        let put = gin.put(peer, window.range(PAYLOAD, PAYLOAD_WORDS), window.range(SOURCE, PAYLOAD_WORDS));
+        put.signal(signal.inc()).issue(coop)
+    };
+    let wait = |round| gin.wait_signal(coop, signal, round, plan.deadline());
+    // Safety: the caller's promise.
+    unsafe { play(coop, comm, window, plan, marks, put, wait) };
+}
+
+/// # Safety
+/// - The same as for the kernels.
+#[inline(always)]
+unsafe fn ping_prepared(coop: &impl Coop, comm: &Comm, window: Window<u64>, plan: Plan, marks: Marks) {
+    let gin = Gin::new(comm, ContextId::new(0));
+    let (peer, signal) = (comm.world().right(), SignalId::new(0));
+    let put = gin.put(peer, window.range(PAYLOAD, PAYLOAD_WORDS), window.range(SOURCE, PAYLOAD_WORDS));
+    let (put, wait) = match (put.signal(signal.inc()).prepare(), gin.prepare_wait(signal)) {
+        (Ok(put), Ok(wait)) => (put, wait),
+        (Err(fault), _) | (_, Err(fault)) => return comm.report(fault),
+    };
+    let wait = |round| wait.wait(coop, round, plan.deadline());
+    // Safety: the caller's promise.
+    unsafe { play(coop, comm, window, plan, marks, || put.issue(coop), wait) };
+}
+
+/// # Safety
+/// - The same as for the kernels.
+#[inline(always)]
+unsafe fn play(
+    coop: &impl Coop,
+    comm: &Comm,
+    window: Window<u64>,
+    plan: Plan,
+    marks: Marks,
+    put: impl Fn() -> Result<(), Fault>,
+    wait: impl Fn(u64) -> Result<(), Fault>,
+) {
+    let (first, own) = (comm.world().rank() == 0, window.local_ptr());
     plan.play(
         first,
         coop.elect(),
@@ -53,11 +112,10 @@ unsafe fn ping(coop: &impl Coop, comm: &Comm, window: Window<u64>, plan: Plan, m
                     unsafe { store_weak_u64(own.wrapping_add(SOURCE + index), payload(round, index as u64)) };
                 }
             }
-            let put = gin.put(peer, window.range(PAYLOAD, PAYLOAD_WORDS), window.range(SOURCE, PAYLOAD_WORDS));
-            succeeded(comm, put.signal(signal.inc()).issue(coop))
+            succeeded(comm, put())
         },
         |round| {
-            if !succeeded(comm, gin.wait_signal(coop, signal, round, plan.deadline())) {
+            if !succeeded(comm, wait(round)) {
                 return false;
             }
             if plan.verifies() {
@@ -74,32 +132,107 @@ unsafe fn ping(coop: &impl Coop, comm: &Comm, window: Window<u64>, plan: Plan, m
     );
 }
 
-/// Puts each block's part of `len` words to the next rank `times` times, each time with a signal.
+/// Puts `len` words with a signal and waits for the answer, repeatedly, by all threads of a block; ranks 0 and 1. With
+/// `plan.verify` every payload is new and checked.
 ///
 /// # Safety
-/// - Both windows have `len` words, with no other users meanwhile. `out` has [`MARKS`](crate::MARKS) words for each
-///   block.
-#[kernel(launch_bounds(512))]
-pub unsafe fn bench_lsa_put(comm: Comm, to: Window<u64>, from: Window<u64>, len: usize, times: u64, out: *mut u64) {
+/// - Both ranks launch it with the same numbers, one block each, resident. `to` and `from` have `len` words, with no
+///   other users meanwhile. `out` has [`MARKS`](crate::MARKS) words.
+#[kernel]
+pub unsafe fn bench_lsa_ping_block(
+    comm: Comm,
+    to: Window<u64>,
+    from: Window<u64>,
+    len: usize,
+    plan: Plan,
+    out: *mut u64,
+) {
+    // Safety: guaranteed by the kernel's caller.
+    let marks = unsafe { Marks::new(out) };
     let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Lsa);
-    let peer = comm.world().right();
+    let (peer, first) = (comm.world().right(), comm.world().rank() == 0);
+    let signal = SignalId::new(0);
+    plan.play(
+        first,
+        Block.elect(),
+        marks,
+        |round| {
+            if plan.verifies() {
+                // Safety: guaranteed by the kernel's caller; the put that used the words has been answered.
+                unsafe { data::write(from.local_ptr(), len, round) };
+            }
+            let put = gin.put(peer, to.range(0, len), from.range(0, len));
+            succeeded(&comm, put.signal(signal.inc()).issue(&Block))
+        },
+        |round| {
+            if !succeeded(&comm, gin.wait_signal(&Block, signal, round, plan.deadline())) {
+                return false;
+            }
+            if plan.verifies() {
+                // Safety: guaranteed by the kernel's caller; the signal covers the words.
+                marks.count(WRONG, unsafe { data::differing(to.local_ptr(), len, round) });
+                Block.sync();
+            }
+            true
+        },
+    );
+}
+
+/// Puts each block's part of the words to the next rank, each time with a signal, or by a prepared put, with one signal
+/// after the last.
+///
+/// # Safety
+/// - Both windows have the words of the transfers, with no other users meanwhile. `out` has [`MARKS`](crate::MARKS)
+///   words for each block. `flags` has [`FLAG_WORDS`](crate::FLAG_WORDS); if the kernels begin
+///   together, all blocks are resident.
+#[kernel(launch_bounds(512))]
+pub unsafe fn bench_lsa_put(
+    comm: Comm,
+    to: Window<u64>,
+    from: Window<u64>,
+    flags: Window<u64>,
+    transfers: Transfers,
+    out: *mut u64,
+) {
+    let (times, each) = (transfers.times, transfers.each != 0);
+    let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Lsa);
+    let (peer, raise) = (comm.world().right(), SignalId::new(0).inc());
     // Safety: guaranteed by the kernel's caller.
     let marks = unsafe { Marks::new(out) };
     // Whole units of 16 bytes; the host ensures that `len` is even.
-    let (block, blocks, pairs) = (block_in_grid() as usize, grid_dim().count() as usize, len / 2);
+    let (block, blocks, pairs) = (block_in_grid() as usize, grid_dim().count() as usize, transfers.len as usize / 2);
     let start = 2 * (pairs * block / blocks);
     let part = 2 * (pairs * (block + 1) / blocks) - start;
+    if !transfers.begin(&comm, flags, marks) {
+        return;
+    }
     Block.sync();
     if Block.elect() {
         marks.now(START);
     }
+    let put = gin.put(peer, to.range(start, part), from.range(start, part));
     let mut time = 0;
-    while time < times {
-        let put = gin.put(peer, to.range(start, part), from.range(start, part));
-        if !succeeded(&comm, put.signal(SignalId::new(0).inc()).issue(&Block)) {
+    if each {
+        while time < times {
+            if !succeeded(&comm, put.signal(raise).issue(&Block)) {
+                return;
+            }
+            time += 1;
+        }
+    } else {
+        let put = match put.prepare() {
+            Ok(put) => put,
+            Err(fault) => return comm.report(fault),
+        };
+        while time < times {
+            if !succeeded(&comm, put.issue(&Block)) {
+                return;
+            }
+            time += 1;
+        }
+        if !succeeded(&comm, gin.signal(peer, raise).issue(&Block)) {
             return;
         }
-        time += 1;
     }
     if Block.elect() {
         marks.now(END);
@@ -161,14 +294,15 @@ pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, released: u32, 
     });
 }
 
-/// Passes barriers by the algorithm of NCCL 2.28.9: each lane stores its round to one peer with release, and polls with
-/// acquire for the round that this peer stores. Otherwise the same as [`bench_lsa_barrier`], with the first word of
-/// `window` for each rank.
+/// Passes barriers without gin: each lane stores its round to one peer and polls for the round that this peer stores.
+/// As in NCCL 2.28.9 the store releases and each poll acquires. If `late` is not 0, a fence releases and the polls are
+/// relaxed, with one acquire fence after them. Otherwise the same as [`bench_lsa_barrier`], with one word of `window`
+/// for each rank.
 ///
 /// # Safety
 /// - The same as for [`bench_lsa_barrier`]. `window` is 0 at first, and the team has at most 33 ranks.
 #[kernel]
-pub unsafe fn bare_barrier(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+pub unsafe fn bare_barrier(comm: Comm, window: Window<u64>, late: u32, plan: Plan, out: *mut u64) {
     // Safety: guaranteed by the kernel's caller.
     let marks = unsafe { Marks::new(out) };
     let limit = Limit::new(plan.limit_ns);
@@ -185,15 +319,20 @@ pub unsafe fn bare_barrier(comm: Comm, window: Window<u64>, plan: Plan, out: *mu
     let here = unsafe { word(window.local_ptr().wrapping_add(peer as usize)) };
     plan.each(lane == 0, marks, |round| {
         Tile::<32>.sync();
-        let mut late = false;
-        if lane < others {
+        let mut missed = false;
+        if lane < others && late == 0 {
             there.store_release_sys(round);
-            late = !limit.wait(|| here.load_acquire_sys() >= round);
+            missed = !limit.wait(|| here.load_acquire_sys() >= round);
+        } else if lane < others {
+            Global::fence_release_sys();
+            there.store_relaxed_sys(round);
+            missed = !limit.reached(here, round);
+            Global::fence_acquire_sys();
         }
-        let late = Tile::<32>.sync_or(late);
-        if late && lane == 0 {
+        let missed = Tile::<32>.sync_or(missed);
+        if missed && lane == 0 {
             marks.count(LATE, 1);
         }
-        !late
+        !missed
     });
 }

@@ -5,23 +5,22 @@
 //! different ones.
 
 use crate::{END, Marks, START, succeeded};
-use gin_device::coop::block_in_grid;
 use gin_device::prelude::*;
-use gin_device::sys::data::store_weak_pair;
-use gin_device::sys::{Global, GlobalWord, Memory, Word};
+use gin_device::sys::data::{store_weak_pair, store_weak_u64};
+use gin_device::sys::{self, Global, GlobalWord, Memory, Word};
 
 /// Number of bytes of a put.
 pub const BYTES: usize = 64;
 
 /// Returns the number of the calling thread in the grid.
 #[inline(always)]
-fn thread() -> usize {
+pub(crate) fn thread() -> usize {
     block_in_grid() as usize * Block.size() as usize + Block.rank() as usize
 }
 
 /// The writes before a post.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fresh {
+pub(crate) enum Fresh {
     /// No write and no release.
     Nothing,
     /// 16 bytes are written but not released.
@@ -32,11 +31,32 @@ enum Fresh {
     System,
 }
 
-/// Posts `posts` times, as long as posts succeed. One thread of the block records the start and the end of the block.
-/// `mine` is 16 bytes of the thread's, which it writes before each post.
+/// The words that a kernel of posts writes: the marks of its block, and a table of one word for each thread.
+#[derive(Clone, Copy)]
+pub(crate) struct Times {
+    pub(crate) marks: Marks,
+    /// The calling thread's word: the time of its posts, in nanoseconds.
+    own: *mut u64,
+}
+
+impl Times {
+    /// # Safety
+    /// - `times` has a word for each thread of the grid, `out` has [`MARKS`](crate::MARKS) words for each block; nobody
+    ///   else uses them meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn new(times: *mut u64, out: *mut u64) -> Self {
+        // Safety: guaranteed by the caller.
+        Self { marks: unsafe { Marks::new(out) }, own: times.wrapping_add(thread()) }
+    }
+}
+
+/// Posts `posts` times, as long as posts succeed. One thread of the block records the start and the end of the block,
+/// each thread its own time. `mine` is 16 bytes of the thread's, which it writes before each post.
 #[inline(always)]
-fn time(posts: u64, marks: Marks, fresh: Fresh, mine: *mut u64, mut post: impl FnMut(u64) -> bool) {
+pub(crate) fn time(posts: u64, times: Times, fresh: Fresh, mine: *mut u64, mut post: impl FnMut(u64) -> bool) {
+    let marks = times.marks;
     Block.sync();
+    let begun = sys::clock_ns();
     if Block.elect() {
         marks.now(START);
     }
@@ -47,10 +67,12 @@ fn time(posts: u64, marks: Marks, fresh: Fresh, mine: *mut u64, mut post: impl F
             unsafe { store_weak_pair(mine, number, number) };
         }
         if !post(number) {
-            return;
+            break;
         }
         number += 1;
     }
+    // Safety: the thread's own word.
+    unsafe { store_weak_u64(times.own, sys::clock_ns().wrapping_sub(begun)) };
     Block.sync();
     if Block.elect() {
         marks.now(END);
@@ -58,13 +80,13 @@ fn time(posts: u64, marks: Marks, fresh: Fresh, mine: *mut u64, mut post: impl F
 }
 
 #[inline(always)]
-fn put<B: Backend>(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, marks: Marks, fresh: Fresh) {
+fn put<B: Backend>(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, times: Times, fresh: Fresh) {
     let gin = Gin::<B>::with_backend(comm, ContextId::new(0));
     let place = thread() * (BYTES / 8);
     let mine = window.local_ptr().wrapping_add(place);
     let range = window.range(place, BYTES / 8);
     let mut peer = thread() as u32 % peers;
-    time(posts, marks, fresh, mine, |_| {
+    time(posts, times, fresh, mine, |_| {
         // Safety: guaranteed by the kernel's caller: there are that many ranks.
         let to = unsafe { Rank::new_unchecked(peer) };
         let put = gin.put(to, range, range).signal(SignalId::new(0).inc());
@@ -80,11 +102,11 @@ fn put<B: Backend>(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, mar
 
 /// Does the least that a post takes: claims a slot by an atomic in GPU memory, and stores 64 bytes to it.
 #[inline(always)]
-fn bare(slots: *mut u64, producer: *mut u64, mask: u64, data: *mut u64, posts: u64, marks: Marks, fresh: Fresh) {
+fn bare(slots: *mut u64, producer: *mut u64, mask: u64, data: *mut u64, posts: u64, times: Times, fresh: Fresh) {
     // Safety: guaranteed by the kernels' callers.
     let (slots, producer) = unsafe { (crate::word(slots), crate::word(producer)) };
     let mine = data.wrapping_add(thread() * (BYTES / 8));
-    time(posts, marks, fresh, mine, |post| {
+    time(posts, times, fresh, mine, |post| {
         match fresh {
             Fresh::Nothing | Fresh::Unreleased => {}
             Fresh::Gpu => Global::fence_release_gpu(),
@@ -106,19 +128,27 @@ macro_rules! kernels {
         #[doc = concat!("Each thread posts `posts` puts with a signal to `peers` ranks, ", $doc, ".")]
         ///
         /// # Safety
-        /// - There are `peers` ranks. `window` has [`BYTES`] bytes for each thread. `out` has [`MARKS`](crate::MARKS)
-        ///   words for each block.
+        /// - There are `peers` ranks. `window` has [`BYTES`] bytes and `times` a word for each thread. `out` has
+        ///   [`MARKS`](crate::MARKS) words for each block.
         #[kernel]
-        pub unsafe fn $put(comm: Comm, window: Window<u64>, posts: u64, peers: u32, out: *mut u64) {
+        pub unsafe fn $put(
+            comm: Comm,
+            window: Window<u64>,
+            posts: u64,
+            peers: u32,
+            times: *mut u64,
+            out: *mut u64,
+        ) {
             // Safety: guaranteed by the kernel's caller.
-            put::<Proxy>(&comm, window, posts, peers, unsafe { Marks::new(out) }, Fresh::$fresh);
+            put::<Proxy>(&comm, window, posts, peers, unsafe { Times::new(times, out) }, Fresh::$fresh);
         }
 
         #[doc = concat!("Each thread claims and fills `posts` slots, ", $doc, ".")]
         ///
         /// # Safety
         /// - `slots` has 8 words for each of `mask + 1` slots, a power of two. `producer` is a word. `data` has
-        ///   [`BYTES`] bytes for each thread. `out` has [`MARKS`](crate::MARKS) words for each block.
+        ///   [`BYTES`] bytes and `times` a word for each thread. `out` has [`MARKS`](crate::MARKS) words for each
+        ///   block.
         #[kernel]
         pub unsafe fn $bare(
             slots: *mut u64,
@@ -126,10 +156,11 @@ macro_rules! kernels {
             mask: u64,
             data: *mut u64,
             posts: u64,
+            times: *mut u64,
             out: *mut u64,
         ) {
             // Safety: guaranteed by the kernel's caller.
-            bare(slots, producer, mask, data, posts, unsafe { Marks::new(out) }, Fresh::$fresh);
+            bare(slots, producer, mask, data, posts, unsafe { Times::new(times, out) }, Fresh::$fresh);
         }
     )* };
 }
@@ -149,7 +180,7 @@ kernels! {
 /// # Safety
 /// - The same as for the kernels of the proxy.
 #[kernel]
-pub unsafe fn bench_gdaki(comm: Comm, window: Window<u64>, posts: u64, peers: u32, out: *mut u64) {
+pub unsafe fn bench_gdaki(comm: Comm, window: Window<u64>, posts: u64, peers: u32, times: *mut u64, out: *mut u64) {
     // Safety: guaranteed by the kernel's caller.
-    put::<Gdaki>(&comm, window, posts, peers, unsafe { Marks::new(out) }, Fresh::Nothing);
+    put::<Gdaki>(&comm, window, posts, peers, unsafe { Times::new(times, out) }, Fresh::Nothing);
 }

@@ -3,6 +3,7 @@
 
 use crate::{LATE, Limit, Marks, Plan, WRONG, payload, succeeded, word};
 use gin_device::prelude::*;
+use gin_device::sys::data::load_relaxed_sys_pair;
 use gin_device::sys::{Global, Memory, Word};
 
 macro_rules! ping {
@@ -54,20 +55,30 @@ ping! {
     bench_gdaki_ping, Gdaki
 }
 
-/// Stores the number of the round to `ask` and polls `answer` until it has that number, repeatedly, by one thread:
-/// trips to an answering party. With a `payload`, acquires the data written before the answer. With `plan.verify`,
-/// checks that it is the number of the round.
+/// Asks a CPU thread for an answer at the other rank and waits for the one that the other rank asked for, repeatedly,
+/// by one thread: stores the number of the round to `ask`, and polls `answer` until it has that number. Ranks 0 and 1;
+/// the first one asks first. With a `payload`, acquires what was written before the answer, or, if `mailbox` is not 0,
+/// takes it from the word after the answer and stores it. With `plan.verify`, checks that it is the number of the
+/// round.
 ///
 /// # Safety
-/// - `ask`, `answer` and, unless it is null, `payload` are valid words. The answering party accesses them by atomics
-///   and copies. `out` has [`MARKS`](crate::MARKS) words.
+/// - `ask`, `answer` and, unless it is null, `payload` are valid words. CPU threads access them by atomics and copies.
+///   A mailbox has two words, aligned to 16 bytes. `out` has [`MARKS`](crate::MARKS) words.
 #[kernel]
-pub unsafe fn bare_trips(ask: *mut u64, answer: *mut u64, payload: *mut u64, plan: Plan, out: *mut u64) {
+pub unsafe fn bare_trips(
+    ask: *mut u64,
+    answer: *mut u64,
+    payload: *mut u64,
+    mailbox: u32,
+    first: u32,
+    plan: Plan,
+    out: *mut u64,
+) {
     // Safety: guaranteed by the kernel's caller.
-    let (marks, ask, answer) = unsafe { (Marks::new(out), word(ask), word(answer)) };
+    let (marks, ask, answer_word) = unsafe { (Marks::new(out), word(ask), word(answer)) };
     let limit = Limit::new(plan.limit_ns);
     plan.play(
-        true,
+        first != 0,
         true,
         marks,
         |round| {
@@ -75,16 +86,30 @@ pub unsafe fn bare_trips(ask: *mut u64, answer: *mut u64, payload: *mut u64, pla
             true
         },
         |round| {
-            if !limit.wait(|| answer.load_relaxed_sys() >= round) {
+            let mut carried = 0;
+            let there = if mailbox == 0 {
+                limit.reached(answer_word, round)
+            } else {
+                limit.wait(|| {
+                    // Safety: guaranteed by the kernel's caller.
+                    let (number, value) = unsafe { load_relaxed_sys_pair(answer) };
+                    carried = value;
+                    number >= round && value >= round
+                })
+            };
+            if !there {
                 marks.count(LATE, 1);
                 return false;
             }
             if !payload.is_null() {
+                // Safety: guaranteed by the kernel's caller.
+                let payload = unsafe { word(payload) };
+                if mailbox != 0 {
+                    payload.store_relaxed_sys(carried);
+                }
                 Global::fence_acquire_sys();
                 if plan.verifies() {
-                    // Safety: guaranteed by the kernel's caller.
-                    let found = unsafe { word(payload) }.load_relaxed_sys();
-                    marks.count(WRONG, u64::from(found != round));
+                    marks.count(WRONG, u64::from(payload.load_relaxed_sys() != round));
                 }
             }
             true

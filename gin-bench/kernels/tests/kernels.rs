@@ -2,6 +2,7 @@
 //! The measurements are checked, and they end.
 
 use gin_bench_kernels::data::value;
+use gin_bench_kernels::nccl::{DESCRIPTOR, Rings};
 use gin_bench_kernels::{END, LATE, MARKS, Plan, START, WRONG};
 use gin_gpu::{KernelArg, LaunchConfig};
 use gin_gpu::{Memory, MemoryKind, Plain};
@@ -63,7 +64,7 @@ fn every_word_that_did_not_arrive_is_counted() {
 
 #[test]
 fn a_trip_that_nobody_answers_ends_at_its_limit_and_says_so() {
-    let plan = Plan { before: 0, warm: 0, timed: 5, verify: 0, limit_ns: 1_000_000 };
+    let plan = Plan { before: 0, warm: 0, timed: 5, verify: 0, limit_ns: 1_000_000, stamps: 0 };
     let run = |answer: u64| {
         let marks = marks("bare_trips", 1, |rank| {
             let (ask, answer) = (words(rank, &[0])?, words(rank, &[answer])?);
@@ -71,6 +72,8 @@ fn a_trip_that_nobody_answers_ends_at_its_limit_and_says_so() {
                 Box::new(pointer(&ask)),
                 Box::new(pointer(&answer)),
                 Box::new(std::ptr::null_mut::<u64>()),
+                Box::new(0u32),
+                Box::new(1u32),
                 Box::new(Plain(plan)),
             ];
             Ok((vec![ask, answer], arguments))
@@ -82,4 +85,38 @@ fn a_trip_that_nobody_answers_ends_at_its_limit_and_says_so() {
     assert!(late[LATE] == 32 && late[START] != 0 && late[END] == 0, "{late:?}");
     let answered = run(5);
     assert!(answered[LATE] == 0 && answered[END] >= answered[START], "{answered:?}");
+}
+
+#[test]
+fn a_post_by_nccls_operations_to_a_full_ring_ends_at_its_limit_and_says_so() {
+    /// Slots of the one ring: one for each thread of the block.
+    const SLOTS: u64 = 32;
+    let run = |posts: u64| {
+        let marks = marks("nccl_post", 1, |rank| {
+            let slots = words(rank, &[0; SLOTS as usize * DESCRIPTOR])?;
+            let (producer, consumer) = (words(rank, &[0])?, words(rank, &[0])?);
+            let (data, times) = (words(rank, &[0; 8 * 32])?, words(rank, &[0; 32])?);
+            let rings = Rings {
+                slots: slots.address(),
+                producers: producer.address(),
+                consumers: consumer.address(),
+                mask: SLOTS - 1,
+                stamp: 7,
+                fenced: 1,
+                limit_ns: 1_000_000,
+            };
+            let arguments: Vec<Box<dyn KernelArg>> = vec![
+                Box::new(Plain(rings)),
+                Box::new(pointer(&data)),
+                Box::new(posts),
+                Box::new(1u32),
+                Box::new(pointer(&times)),
+            ];
+            Ok((vec![slots, producer, consumer, data, times], arguments))
+        });
+        marks[0]
+    };
+    assert_eq!(run(1)[LATE], 0);
+    // A thread that claims a slot behind the last one finds no room.
+    assert!(run(2)[LATE] > 0);
 }
