@@ -36,7 +36,7 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     for (kernels, table) in [("gin-kernels", "ptx"), ("gin-soft-hca", "engine")] {
         let folder = out.join(table);
         std::fs::create_dir_all(&folder)?;
-        let builder = KernelBuilder::new(kernels).archs(archs.clone()).copy_to(&folder);
+        let builder = KernelBuilder::new(kernels).archs(archs.clone()).figures(false).copy_to(&folder);
         builder.build()?.write_table(&folder.with_extension("rs"))?;
     }
     Ok(())

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 /// let error = gin_boot::InProcess::job(0).unwrap_err();
 /// assert!(error.to_string().ends_with("ranks, not 0"));
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
     /// A rank called `abort`.
@@ -108,6 +108,8 @@ pub enum BootstrapError {
         reason: String,
     },
 }
+
+gin_abi::debug_as_display!(BootstrapError, crate::id::IdError, crate::job::JobError);
 
 /// Returns a function that makes the error of an operation that the system refused, from the system's reason.
 pub(crate) fn system<E: ToString>(what: &'static str) -> impl FnOnce(E) -> BootstrapError {

@@ -68,7 +68,7 @@ pub struct UniqueId {
 }
 
 /// The reason why a text is no id. It does not repeat the text, which may hold a secret.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdError {
     /// The text does not begin as ids of this version do.

@@ -44,7 +44,7 @@ pub enum Launcher {
 /// let error = gin_boot::Job::from_variables(&variables).unwrap_err();
 /// assert!(error.to_string().starts_with("GIN_RANKS is not set"));
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
     /// A required variable is not set.

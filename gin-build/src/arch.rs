@@ -94,7 +94,7 @@ impl fmt::Display for Arch {
 }
 
 /// Error: the name is none of [`Arch::ALL`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct UnknownArch(pub String);
 
 impl fmt::Display for UnknownArch {

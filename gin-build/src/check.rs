@@ -5,6 +5,8 @@
 use std::fmt;
 
 use crate::arch::MAX_PTX_VERSION;
+use crate::lines::Lines;
+use crate::origins::{Origins, opcode, operands};
 use crate::ptx::{Module, strip_comment};
 
 /// Limits of a module.
@@ -56,10 +58,35 @@ pub enum Rule {
     NonCoherentLoad,
     /// No read-modify-write without an ordering and a scope. `core::sync::atomic` compiles to such.
     UnscopedAtomic,
+    /// No access by a `.global` instruction to shared memory. It reads or writes elsewhere, or ends the kernel.
+    GlobalAccessToShared,
     /// No PTX version that the drivers in use refuse.
     Version,
     /// No more text than the limit.
     Size,
+}
+
+impl Rule {
+    /// Returns the advice to the author of a kernel that breaks the rule; `None` if the kernel computes the same
+    /// results in spite of it.
+    pub(crate) fn advice(self) -> Option<&'static str> {
+        match self {
+            Rule::Formatting => {
+                Some("it takes much stack and code, and nothing prints its text: pass numbers to the host")
+            }
+            Rule::Panic => Some("nothing prints its text: report a fault, or end the grid by a panic without one"),
+            Rule::NonCoherentLoad => {
+                Some("a reference promises that nobody else writes: use a `Window` or a raw pointer")
+            }
+            Rule::UnscopedAtomic => {
+                Some("LLVM drops its ordering: use signals, barriers, or the words of gin_device::sys")
+            }
+            Rule::GlobalAccessToShared => {
+                Some("it does not reach the block's copy: a `Window` or `GlobalWord` must be in the memory of a device")
+            }
+            Rule::Call | Rule::Function | Rule::Version | Rule::Size => None,
+        }
+    }
 }
 
 impl fmt::Display for Rule {
@@ -71,6 +98,7 @@ impl fmt::Display for Rule {
             Rule::Function => "a device function that is not exported",
             Rule::NonCoherentLoad => "a load through the read-only cache",
             Rule::UnscopedAtomic => "an atomic without ordering and scope (core::sync::atomic)",
+            Rule::GlobalAccessToShared => "a .global access to shared memory",
             Rule::Version => "a PTX version that drivers may refuse",
             Rule::Size => "more text than allowed",
         })
@@ -86,6 +114,11 @@ pub struct Finding {
     pub line: usize,
     /// Text of the line, or the string that its bytes encode.
     pub text: String,
+    /// The kernel or function that contains the line.
+    pub function: Option<String>,
+    /// Source file and line of the instruction, or of the function that contains it, as `src/lib.rs:7`. Known only for
+    /// code of the kernel crate itself, and only in a build.
+    pub place: Option<String>,
 }
 
 impl fmt::Display for Finding {
@@ -117,10 +150,21 @@ const PANIC_WORDS: [&str; 8] =
 /// assert_eq!((findings[0].rule, findings[0].line), (Rule::UnscopedAtomic, 5));
 /// ```
 pub fn check(text: &str, limits: &Limits) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let mut add = |rule, line, text: &str| findings.push(Finding { rule, line, text: text.trim().to_owned() });
+    check_with(text, limits, &Lines::default())
+}
 
+/// Does the same as [`check`], with the places of the lines.
+pub(crate) fn check_with(text: &str, limits: &Limits, lines: &Lines) -> Vec<Finding> {
     let module = Module::parse(text);
+    let mut findings = Vec::new();
+    let mut add = |rule, line, said: &str| {
+        // A constant belongs to the code that first uses it.
+        let at = if is_constant(text, line) { first_use(text, line) } else { Some(line) };
+        let function = at.and_then(|at| module.function_at(at)).map(str::to_owned);
+        let place = at.and_then(|at| lines.place(at));
+        findings.push(Finding { rule, line, text: said.trim().to_owned(), function, place });
+    };
+
     if module.version.is_none_or(|version| version > MAX_PTX_VERSION) {
         let line = text.lines().position(|line| line.starts_with(".version")).map_or(1, |index| index + 1);
         add(Rule::Version, line, text.lines().nth(line - 1).unwrap_or_default());
@@ -133,6 +177,7 @@ pub fn check(text: &str, limits: &Limits) -> Vec<Finding> {
             add(Rule::Function, function.line, &function.name);
         }
     }
+    let origins = Origins::of(text, &module);
     let mut bytes = 0;
     for (index, raw) in text.split_inclusive('\n').enumerate() {
         let number = index + 1;
@@ -153,15 +198,25 @@ pub fn check(text: &str, limits: &Limits) -> Vec<Finding> {
             let Some(opcode) = opcode(statement) else {
                 continue;
             };
+            let address = || operands(statement).find_map(|operand| operand.strip_prefix('['));
+            let is_global = opcode.split('.').any(|part| part == "global");
             if opcode == "call" || opcode.starts_with("call.") {
                 if is_outlined(line) {
                     continue;
                 }
                 add(Rule::Call, number, line);
             } else if opcode.starts_with("ld.global") && opcode.split('.').any(|part| part == "nc") {
-                add(Rule::NonCoherentLoad, number, line);
+                // Nobody writes to a constant of the module.
+                if !address().is_some_and(|address| origins.is_constant(number, address)) {
+                    add(Rule::NonCoherentLoad, number, line);
+                }
             } else if is_unscoped_atomic(opcode) {
                 add(Rule::UnscopedAtomic, number, line);
+            }
+            // `cp` copies between the two kinds of memory.
+            let is_copy = opcode.starts_with("cp.") || opcode.contains(".shared");
+            if is_global && !is_copy && address().is_some_and(|address| origins.is_shared(number, address)) {
+                add(Rule::GlobalAccessToShared, number, line);
             }
         }
     }
@@ -169,9 +224,21 @@ pub fn check(text: &str, limits: &Limits) -> Vec<Finding> {
     findings
 }
 
-/// Returns the first word of a statement, after a label or a predicate.
-fn opcode(statement: &str) -> Option<&str> {
-    statement.split_whitespace().find(|word| !word.starts_with('@') && !word.ends_with(':'))
+/// Returns true if this line, counted from 1, defines a variable of the module with its value.
+fn is_constant(text: &str, line: usize) -> bool {
+    let line = text.lines().nth(line - 1).unwrap_or_default();
+    line.starts_with('.') && line.contains("] = {")
+}
+
+/// Returns the first line of code that names the variable which this line defines.
+fn first_use(text: &str, line: usize) -> Option<usize> {
+    let (declaration, _) = text.lines().nth(line - 1)?.split_once('[')?;
+    let name = declaration.split_whitespace().next_back()?;
+    let is_use = |code: &str| {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || "_$".contains(c);
+        code.starts_with(char::is_whitespace) && code.split(|c| !is_part(c)).any(|word| word == name)
+    };
+    text.lines().skip(line).position(is_use).map(|after| line + after + 1)
 }
 
 /// Returns true for an atomic without ordering or scope. Shared memory of one block needs neither: no other agent can

@@ -48,6 +48,44 @@ fn each_broken_rule_is_found_at_its_line() {
 }
 
 #[test]
+fn a_global_access_is_found_where_its_address_comes_from_shared_memory() {
+    let asks = "{ .reg .u64 t; mov.u64 t, tile; cvta.shared.u64 %rd5, t; }\n\tadd.s64 %rd6, %rd5, %rd9;";
+    for (line, found) in [
+        ("red.relaxed.gpu.global.add.u64 [%rd6], %rd1;", true),
+        ("cvta.to.global.u64 %rd7, %rd6; ld.global.b32 %r1, [%rd7+8];", true),
+        ("ld.b32 %r1, [%rd6];", false),
+        ("ld.global.b32 %r1, [%rd9];", false),
+        ("cp.async.ca.shared.global [%rd6], [%rd9], 16;", false),
+        ("sub.s64 %rd7, %rd6, %rd5; add.s64 %rd8, %rd9, %rd7; ld.global.b32 %r1, [%rd8];", false),
+    ] {
+        let text = with(&format!("{asks}\n\t{line}"));
+        let expected = if found { vec![(Rule::GlobalAccessToShared, 13)] } else { Vec::new() };
+        assert_eq!(rules(&text, &Limits::default()), expected, "{line}");
+        // An address of another function has nothing to do with it.
+        let apart = text.replace(&format!("\t{line}"), &format!("}}\n.visible .entry l()\n{{\t{line}"));
+        assert_eq!(rules(&apart, &Limits::default()), [], "{line}");
+    }
+}
+
+#[test]
+fn a_constant_of_the_module_may_be_read_through_the_read_only_cache() {
+    for line in ["ld.global.nc.b32 %r1, [TABLE+4];", "mov.b64 %rd5, TABLE; ld.global.nc.b32 %r1, [%rd5];"] {
+        assert_eq!(rules(&with(line), &Limits::default()), [], "{line}");
+    }
+}
+
+#[test]
+fn a_finding_names_the_function_and_a_message_the_code_that_uses_it() {
+    let bytes: Vec<String> = "src/kernels.rs".bytes().map(|byte| byte.to_string()).collect();
+    let array = format!(".global .align 1 .b8 alloc_1[{}] = {{{}}};", bytes.len(), bytes.join(", "));
+    let text = with("atom.global.add.u64 %rd3, [%rd0], 1; mov.b64 %rd4, alloc_1;");
+    let text = text.replace(".visible .entry", &format!("{array}\n.visible .entry"));
+    let found = check(&text, &Limits::default());
+    let functions: Vec<_> = found.iter().map(|finding| (finding.rule, finding.function.as_deref())).collect();
+    assert_eq!(functions, [(Rule::Panic, Some("k")), (Rule::UnscopedAtomic, Some("k"))]);
+}
+
+#[test]
 fn functions_of_a_back_end_that_is_too_long_to_be_inlined_may_be_called() {
     let name = "_RNvNtNtCsk_10gin_device7backend8outlined4post";
     let function = format!(".func {name}(\n\t.param .b64 p\n)\n{{\n\tret;\n}}\n.visible .entry");

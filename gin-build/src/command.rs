@@ -78,6 +78,8 @@ impl Plan {
         let mut emit = OsString::from("--emit=asm=");
         emit.push(&ptx);
         args.extend(["--".into(), emit]);
+        // For the places of findings; `Lines` takes the directives out again. They change no instruction.
+        args.push("-Cdebuginfo=line-directives-only".into());
         // A kernel crate then need not name the unstable features that `#[kernel]` expands to, but may.
         args.push("-Zcrate-attr=feature(abi_gpu_kernel,abi_ptx,asm_experimental_arch)".into());
         args.extend(["-Aduplicate-features".into(), "-Aunused-features".into()]);

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::arch::{Arch, MAX_PTX_VERSION};
+use crate::arch::{Arch, MAX_PTX_VERSION, UnknownArch};
 use crate::ptx::MarkerError;
 
 /// Commands that install a usable compiler. The errors print them.
@@ -23,7 +23,8 @@ pub struct Rejected {
 }
 
 /// The reason why no PTX was produced.
-#[derive(Debug)]
+///
+/// `Debug` shows what `Display` shows, so that an error that leaves a build script by `?` can be read.
 #[non_exhaustive]
 pub enum BuildError {
     /// No compiler on this machine can build `core` for `nvptx64-nvidia-cuda`.
@@ -158,7 +159,8 @@ impl fmt::Display for BuildError {
                 write!(f, "{} does not know {arch}; use a newer compiler", rustc.display())
             }
             BuildError::Compile { arch, command, output } => {
-                write!(f, "compiling the kernels for {arch} failed.\n  {command}\n{output}")
+                let output = errors_first(output);
+                write!(f, "compiling the kernels for {arch} failed:\n\n{output}\n\nThe command was\n  {command}")
             }
             BuildError::NoPtx { arch, path } => {
                 write!(f, "the compiler left no PTX for {arch} at {}", path.display())
@@ -177,12 +179,66 @@ impl fmt::Display for BuildError {
             }
             BuildError::Disassemble { kernel, output } => write!(f, "cuobjdump shows no code of {kernel}:\n{output}"),
             BuildError::NoPtxas { reason } => {
-                write!(f, "no ptxas to check the PTX with: {reason}; name one with GIN_PTXAS")
+                write!(f, "the build requires ptxas: {reason}")
             }
             BuildError::Io { action, path, source } => write!(f, "cannot {action} {}: {source}", path.display()),
         }
     }
 }
+
+/// Returns the diagnostics in a compiler's output: errors before warnings, and no lines about progress.
+///
+/// A diagnostic ends at an empty line or where the next one begins.
+fn errors_first(output: &str) -> String {
+    let is_progress = |line: &str| {
+        let word = line.trim_start().split(' ').next().unwrap_or_default();
+        line.starts_with("   ") && PROGRESS.contains(&word)
+    };
+    let begins = |line: &str| line.starts_with("error") || line.starts_with("warning");
+    let mut diagnostics = vec![String::new()];
+    for line in output.lines().filter(|line| !is_progress(line)) {
+        if line.trim().is_empty() || begins(line) {
+            diagnostics.push(String::new());
+        }
+        if let Some(last) = diagnostics.last_mut().filter(|_| !line.trim().is_empty()) {
+            last.push_str(&format!("{}{line}", if last.is_empty() { "" } else { "\n" }));
+        }
+    }
+    let is_count = |text: &str| text.starts_with("warning: `") && text.contains(" generated ");
+    diagnostics.retain(|text| !text.is_empty() && !text.contains(OWN_WARNING) && !is_count(text));
+    // The sort is stable: errors keep their order, and so does the rest.
+    diagnostics.sort_by_key(|text| !text.starts_with("error"));
+    diagnostics.join("\n\n")
+}
+
+/// Part of a warning about a flag that gin sets.
+const OWN_WARNING: &str = "unstable feature specified for `-Ctarget-feature`";
+
+/// Words with which cargo begins a line about its progress, after spaces.
+const PROGRESS: [&str; 10] = [
+    "Adding",
+    "Blocking",
+    "Compiling",
+    "Downloaded",
+    "Downloading",
+    "Finished",
+    "Fresh",
+    "Locking",
+    "Running",
+    "Updating",
+];
+
+macro_rules! debug_as_display {
+    ($($error:ty),*) => { $(
+        impl fmt::Debug for $error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    )* };
+}
+
+debug_as_display!(BuildError, MarkerError, UnknownArch);
 
 impl std::error::Error for BuildError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
@@ -191,5 +247,48 @@ impl std::error::Error for BuildError {
             BuildError::Marker { error, .. } => Some(error),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "   Compiling core v0.0.0 (/rust/library/core)
+   Compiling kernels v0.1.0 (/k)
+warning: unused variable: `x`
+ --> src/lib.rs:3:9
+
+warning: `helper` (lib) generated 1 warning
+error[E0308]: mismatched types
+ --> src/lib.rs:9:5
+  |
+9 |     1
+  |     ^ expected `()`, found integer
+
+warning: `kernels` (lib) generated 1 warning
+error: could not compile `kernels` (lib) due to 1 previous error; 1 warning emitted
+";
+
+    #[test]
+    fn the_compilers_errors_come_before_its_warnings_and_the_command_comes_last() {
+        let (command, output) = ("cargo rustc --lib".to_owned(), OUTPUT.to_owned());
+        let text = BuildError::Compile { arch: Arch::Sm90, command, output }.to_string();
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is not in {text}"));
+        assert!(
+            text.starts_with("compiling the kernels for sm_90 failed:\n\nerror[E0308]: mismatched types\n"),
+            "{text}"
+        );
+        assert!(at("found integer") < at("unused variable"), "{text}");
+        assert!(text.ends_with("\n  cargo rustc --lib"), "{text}");
+        assert!(!text.contains("Compiling"), "{text}");
+    }
+
+    #[test]
+    fn an_error_that_leaves_main_shows_its_text_with_that_of_its_source() {
+        let missing = BuildError::io("read", Path::new("/k/Cargo.toml"))(io::Error::other("no such disk"));
+        assert_eq!(format!("{missing:?}"), "cannot read /k/Cargo.toml: no such disk");
+        let unknown = "sm_42".parse::<Arch>().unwrap_err();
+        assert_eq!(format!("{unknown:?}"), unknown.to_string());
     }
 }

@@ -28,8 +28,22 @@
 //! | variable | meaning |
 //! | --- | --- |
 //! | `GIN_RUSTC`, `GIN_CARGO` | compiler and cargo to use instead of searching; if only one is given, the other must be in the same folder; may be older than 1.96 |
-//! | `GIN_PTXAS` | `ptxas` to check the PTX with |
+//! | `GIN_PTXAS` | `ptxas` to check the PTX with, instead of [searching](Ptxas::find) |
 //! | `GIN_CODEGEN_BACKEND` | path of rust-cuda's `librustc_codegen_nvvm.so`; `GIN_RUSTC` must then name the nightly that it was built for |
+//!
+//! # Findings and figures
+//!
+//! In a build script, [`KernelBuilder::build`] prints a [report](Built::report) as warnings of cargo. It names mistakes
+//! that compile but go wrong on a GPU, with source file, line and kernel as far as they are known:
+//!
+//! ```text
+//! warning: my-program@0.1.0: kernels/src/lib.rs:17: in `count`: an atomic without ordering and scope
+//! (core::sync::atomic): `atom.global.add.u32 %r1, [%rd2], 1;`; LLVM drops its ordering: use signals, barriers, or the
+//! words of gin_device::sys
+//! ```
+//!
+//! It gives the registers, stack, spills and shared memory of each kernel too, or says that there is no `ptxas` and
+//! nothing was assembled. [`KernelBuilder::figures`] turns these lines off.
 //!
 //! # Markers
 //!
@@ -57,9 +71,12 @@ mod command;
 mod error;
 #[cfg(test)]
 mod fakes;
+mod lines;
 mod manifest;
+mod origins;
 pub mod ptx;
 mod ptxas;
+mod report;
 mod sass;
 mod sources;
 mod toolchain;
@@ -74,15 +91,18 @@ pub use check::{Finding, Limits, Rule, check};
 pub use command::Backend;
 pub use error::{BuildError, INSTALL_COMMANDS, Rejected};
 pub use ptxas::{Assembly, EntryReport, Ptxas, Report, UsePtxas, parse_report};
+pub use report::BuildReport;
 pub use sass::Code;
 pub use toolchain::{TARGET, Toolchain};
 
 use command::{Plan, Request};
+use lines::Lines;
 use manifest::Manifest;
 use toolchain::Environment;
 
 /// Variables whose change makes a build script run again.
-const VARIABLES: [&str; 4] = ["GIN_RUSTC", "GIN_CARGO", "GIN_PTXAS", "GIN_CODEGEN_BACKEND"];
+const VARIABLES: [&str; 7] =
+    ["GIN_RUSTC", "GIN_CARGO", "GIN_PTXAS", "GIN_CODEGEN_BACKEND", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV"];
 
 /// A builder that compiles one kernel crate to PTX.
 #[derive(Clone, Debug)]
@@ -95,6 +115,7 @@ pub struct KernelBuilder {
     target_dir: Option<PathBuf>,
     backend: Option<Backend>,
     ptxas: UsePtxas,
+    figures: bool,
     quiet: bool,
 }
 
@@ -110,6 +131,7 @@ impl KernelBuilder {
             target_dir: None,
             backend: None,
             ptxas: UsePtxas::default(),
+            figures: true,
             quiet: false,
         }
     }
@@ -190,6 +212,13 @@ impl KernelBuilder {
         self
     }
 
+    /// Sets whether a build script prints the figures of each kernel as warnings of cargo. By default it does.
+    #[must_use]
+    pub fn figures(mut self, on: bool) -> Self {
+        self.figures = on;
+        self
+    }
+
     /// Suppresses the `cargo::rerun-if-changed` lines, for a build script that prints its own.
     #[must_use]
     pub fn quiet(mut self) -> Self {
@@ -200,7 +229,8 @@ impl KernelBuilder {
     /// Compiles the crate for every architecture.
     ///
     /// In a build script it also prints the dependencies of the result: the sources of the kernel crate and of its path
-    /// dependencies, their manifests, the lock file, the compiler and the variables above.
+    /// dependencies, their manifests, the lock file, the compiler and the variables above. As warnings of cargo it
+    /// prints the [report](Built::report).
     ///
     /// # Errors
     /// Fails with a [`BuildError`], one variant for each cause. If there is no compiler, the error says how to install
@@ -256,12 +286,19 @@ impl KernelBuilder {
                 println!("cargo::rerun-if-changed={}", source.display());
             }
         }
-        Ok(Built { crate_name: manifest.package, modules, sources, toolchain })
+        let built = Built { crate_name: manifest.package, modules, sources, toolchain };
+        if in_build_script {
+            let report = built.report();
+            for line in report.findings.iter().chain(report.figures.iter().filter(|_| self.figures)) {
+                println!("cargo::warning={line}");
+            }
+        }
+        Ok(built)
     }
 
     fn find_ptxas(&self, environment: &Environment, manifest: &Manifest) -> Result<Result<Ptxas, String>, BuildError> {
         match self.ptxas {
-            UsePtxas::No => Ok(Err("ptxas was not requested".to_owned())),
+            UsePtxas::No => Ok(Err(String::new())),
             UsePtxas::IfFound => Ok(Ptxas::find_in(environment, &manifest.dir)),
             UsePtxas::Required => {
                 Ptxas::find_in(environment, &manifest.dir).map(Ok).map_err(|reason| BuildError::NoPtxas { reason })
@@ -293,7 +330,8 @@ impl KernelBuilder {
             }
             attempts += 1;
         };
-        let text = ptx::apply_launch_bounds(&raw).map_err(|error| BuildError::Marker { arch, error })?;
+        let bounded = ptx::apply_launch_bounds(&raw).map_err(|error| BuildError::Marker { arch, error })?;
+        let (text, lines) = Lines::take(&bounded, &manifest.dir);
         let version = ptx::Module::parse(&text).version;
         if version.is_none_or(|version| version > MAX_PTX_VERSION) {
             return Err(BuildError::PtxVersion { arch, found: version });
@@ -314,7 +352,8 @@ impl KernelBuilder {
         let mut of_module = sources::of_dep_info(&plan.dep_info)?;
         of_module.push(manifest.path.clone());
         of_module.extend(manifest.lock());
-        Ok((Module { arch, path, text, assembly, log }, of_module))
+        let findings = check::check_with(&text, &Limits::default(), &lines);
+        Ok((Module { arch, path, text, findings, assembly, log }, of_module))
     }
 
     fn destination(&self, plan: &Plan, arch: Arch, manifest: &Manifest) -> PathBuf {
@@ -336,6 +375,8 @@ pub struct Module {
     pub path: PathBuf,
     /// The PTX text.
     pub text: String,
+    /// The lines that break a rule, with the default [`Limits`].
+    pub findings: Vec<Finding>,
     /// The result of `ptxas`.
     pub assembly: Assembly,
     /// The compiler's output, including warnings.

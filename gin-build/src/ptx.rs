@@ -127,6 +127,19 @@ impl Module {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
+    /// Returns the name of the kernel or function that contains a line, counted from 1.
+    pub(crate) fn function_at(&self, line: usize) -> Option<&str> {
+        let kernels = self.entries.iter().map(|entry| (entry.line, &entry.name));
+        let functions = self.functions.iter().map(|function| (function.line, &function.name));
+        let last = kernels.chain(functions).filter(|(start, _)| *start <= line).max();
+        last.map(|(_, name)| name.as_str())
+    }
+
+    /// Returns the first lines of all kernels and functions.
+    pub(crate) fn starts(&self) -> impl Iterator<Item = usize> {
+        self.entries.iter().map(|entry| entry.line).chain(self.functions.iter().map(|function| function.line))
+    }
+
     /// Returns the shared variable of that name.
     pub fn shared(&self, name: &str) -> Option<&Shared> {
         self.shared.iter().find(|shared| shared.name == name)
@@ -162,7 +175,7 @@ impl Module {
 }
 
 /// Error: a marker cannot be applied.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct MarkerError {
     /// Line of the marker, counted from 1.
     pub line: usize,

@@ -61,7 +61,7 @@ impl Report {
 pub enum Assembly {
     /// `ptxas` accepted it.
     Done(Report),
-    /// `ptxas` did not run on it, for this reason.
+    /// `ptxas` did not run on it, for this reason; empty if the build did not request it.
     NotTried(String),
 }
 
@@ -94,8 +94,14 @@ pub struct Ptxas {
 }
 
 impl Ptxas {
-    /// Finds `ptxas`: `GIN_PTXAS`, then `target/cuda-tools` of `start` and the folders above it, `PATH`,
-    /// `/usr/local/cuda`.
+    /// Finds `ptxas`, in this order:
+    ///
+    /// 1. `GIN_PTXAS`
+    /// 2. what `make setup` installed: `target/cuda-tools` of `start` and the folders above it, and of gin's checkout
+    /// 3. `PATH`, `CUDA_HOME`, `CUDA_PATH`
+    /// 4. NVIDIA's Python packages (`nvidia-cuda-nvcc`) in the environment that `VIRTUAL_ENV` names
+    /// 5. `/usr/local/cuda`, then the newest `/usr/local/cuda-*`
+    /// 6. NVIDIA's Python packages where `python3` finds them
     ///
     /// # Errors
     /// Fails with a text that names the places searched.
@@ -112,18 +118,27 @@ impl Ptxas {
                 Err(format!("GIN_PTXAS={} is not a file", path.display()))
             };
         }
-        let tools = start.ancestors().map(|dir| dir.join("target").join(TOOLS_BELOW_TARGET));
-        let path_var = environment.var("PATH").map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
-        let path_dirs: Vec<PathBuf> = path_var;
-        tools
-            .chain(path_dirs)
-            .chain([PathBuf::from("/usr/local/cuda/bin")])
-            .map(|dir| dir.join("ptxas"))
-            .find(|path| path.is_file())
+        let folder = |name: &str| environment.var(name).map(PathBuf::from);
+        let path_dirs: Vec<PathBuf> = folder("PATH").iter().flat_map(std::env::split_paths).collect();
+        let cuda = |root: PathBuf| root.join("bin");
+        let checkouts = start.ancestors().chain(environment.checkout.as_deref());
+        let known = checkouts
+            .map(|dir| dir.join("target").join(TOOLS_BELOW_TARGET))
+            .chain(path_dirs.iter().cloned())
+            .chain(["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(folder).map(cuda))
+            .chain(folder("VIRTUAL_ENV").into_iter().flat_map(|root| wheels(&site_packages(&root.join("lib")))))
+            .chain(environment.local.iter().flat_map(|local| newest_first(local, "cuda")).map(cuda));
+        let is_tool = |dir: PathBuf| Some(dir.join("ptxas")).filter(|path| path.is_file());
+        known
+            .filter_map(is_tool)
+            .next()
+            .or_else(|| wheels(&python_packages(&path_dirs)).into_iter().find_map(is_tool))
             .map(|path| Ptxas { path })
             .ok_or_else(|| {
                 format!(
-                    "no ptxas in GIN_PTXAS, target/cuda-tools of {} or a folder above it, PATH, or /usr/local/cuda",
+                    "no ptxas found; searched GIN_PTXAS, target/cuda-tools of {} and above it, PATH, CUDA_HOME, \
+                     CUDA_PATH, VIRTUAL_ENV, /usr/local/cuda* and the packages of python3; install one with: python3 -m \
+                     pip install nvidia-cuda-nvcc",
                     start.display()
                 )
             })
@@ -182,6 +197,39 @@ impl Ptxas {
             None => Err(BuildError::Assemble { arch, ptx: ptx.to_owned(), output: said }),
         }
     }
+}
+
+/// Returns the subfolders whose names begin with `prefix`. That name itself comes first, then the highest versions.
+fn newest_first(dir: &Path, prefix: &str) -> Vec<PathBuf> {
+    let version = |path: &PathBuf| -> Vec<u32> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+    };
+    let begins = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix));
+    let mut found: Vec<PathBuf> =
+        fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).filter(begins).collect();
+    found.sort_by_key(|path| (path.file_name() != Some(prefix.as_ref()), std::cmp::Reverse(version(path))));
+    found
+}
+
+/// Returns the folders of packages in the library folder of a Python environment.
+fn site_packages(lib: &Path) -> Vec<PathBuf> {
+    newest_first(lib, "python").into_iter().map(|python| python.join("site-packages")).collect()
+}
+
+/// Returns the folders in which `python3` looks for packages. Nothing if there is no `python3`.
+fn python_packages(path_dirs: &[PathBuf]) -> Vec<PathBuf> {
+    const ASK: &str = "import site; print('\\n'.join([*site.getsitepackages(), site.getusersitepackages()]))";
+    let Some(python) = path_dirs.iter().map(|dir| dir.join("python3")).find(|path| path.is_file()) else {
+        return Vec::new();
+    };
+    let said = Command::new(python).args(["-c", ASK]).output();
+    said.map(|said| String::from_utf8_lossy(&said.stdout).lines().map(PathBuf::from).collect()).unwrap_or_default()
+}
+
+/// Returns the folders of programs of NVIDIA's packages: `nvidia/cuda_nvcc/bin`, `nvidia/cu13/bin` and the like.
+fn wheels(packages: &[PathBuf]) -> Vec<PathBuf> {
+    packages.iter().flat_map(|dir| newest_first(&dir.join("nvidia"), "cu")).map(|package| package.join("bin")).collect()
 }
 
 /// Returns the output of an earlier run with the same input that produced this `cubin`.

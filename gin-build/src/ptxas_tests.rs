@@ -43,7 +43,7 @@ fn with_ptxas(place: &str, script: &str) -> tempfile::TempDir {
 }
 
 fn environment(name: &str, value: &Path) -> Environment {
-    Environment { vars: BTreeMap::from([(name.into(), value.into())]), distribution: None }
+    Environment { vars: BTreeMap::from([(name.into(), value.into())]), ..Environment::default() }
 }
 
 #[test]
@@ -70,6 +70,49 @@ fn a_variable_that_names_no_assembler_is_not_passed_over() {
     let dir = with_ptxas("target/cuda-tools/nvidia/cu13/bin", "");
     let reason = Ptxas::find_in(&environment("GIN_PTXAS", Path::new("/nowhere/ptxas")), dir.path()).unwrap_err();
     assert_eq!(reason, "GIN_PTXAS=/nowhere/ptxas is not a file");
+}
+
+#[test]
+fn cudas_folders_are_searched_the_newest_of_usr_local_first() {
+    let _alone = fakes::one_at_a_time();
+    let dir = with_ptxas("cuda-12.9/bin", "");
+    fakes::program(&dir.path().join("cuda-13.0/bin/ptxas"), "");
+    let nowhere = Path::new("/nowhere");
+    for name in ["CUDA_HOME", "CUDA_PATH"] {
+        let found = Ptxas::find_in(&environment(name, &dir.path().join("cuda-12.9")), nowhere).unwrap();
+        assert_eq!(found.path(), dir.path().join("cuda-12.9/bin/ptxas"));
+    }
+    let local = Environment { local: Some(dir.path().to_owned()), ..Environment::default() };
+    assert_eq!(Ptxas::find_in(&local, nowhere).unwrap().path(), dir.path().join("cuda-13.0/bin/ptxas"));
+    fakes::program(&dir.path().join("cuda/bin/ptxas"), "");
+    assert_eq!(Ptxas::find_in(&local, nowhere).unwrap().path(), dir.path().join("cuda/bin/ptxas"));
+}
+
+#[test]
+fn python_packages_of_the_active_environment_and_of_python3_are_searched() {
+    let _alone = fakes::one_at_a_time();
+    for package in ["cuda_nvcc", "cu13"] {
+        let place = format!("lib/python3.12/site-packages/nvidia/{package}/bin");
+        let dir = with_ptxas(&place, "");
+        let found = Ptxas::find_in(&environment("VIRTUAL_ENV", dir.path()), Path::new("/nowhere")).unwrap();
+        assert_eq!(found.path(), dir.path().join(&place).join("ptxas"));
+
+        let packages = dir.path().join("lib/python3.12/site-packages");
+        fakes::program(&dir.path().join("bin/python3"), &format!("echo /nowhere; echo '{}'", packages.display()));
+        let found = Ptxas::find_in(&environment("PATH", &dir.path().join("bin")), Path::new("/nowhere")).unwrap();
+        assert_eq!(found.path(), dir.path().join(&place).join("ptxas"));
+    }
+}
+
+#[test]
+fn the_tools_of_gins_checkout_serve_crates_elsewhere() {
+    let _alone = fakes::one_at_a_time();
+    let dir = with_ptxas("target/cuda-tools/nvidia/cu13/bin", "");
+    let environment = Environment { checkout: Some(dir.path().to_owned()), ..Environment::default() };
+    let found = Ptxas::find_in(&environment, Path::new("/nowhere")).unwrap();
+    assert_eq!(found.path(), dir.path().join("target/cuda-tools/nvidia/cu13/bin/ptxas"));
+    let reason = Ptxas::find_in(&Environment::default(), Path::new("/nowhere")).unwrap_err();
+    assert!(reason.starts_with("no ptxas found; searched GIN_PTXAS, target/cuda-tools of /nowhere"), "{reason}");
 }
 
 fn assemble(script: &str) -> Result<Assembly, BuildError> {

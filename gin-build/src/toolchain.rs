@@ -31,11 +31,20 @@ pub(crate) struct Environment {
     pub(crate) vars: BTreeMap<OsString, OsString>,
     /// Compiler and cargo of the distribution; `None` excludes them.
     pub(crate) distribution: Option<(PathBuf, PathBuf)>,
+    /// The folder with CUDA's folders.
+    pub(crate) local: Option<PathBuf>,
+    /// The checkout of gin that this crate was built from.
+    pub(crate) checkout: Option<PathBuf>,
 }
 
 impl Environment {
     pub(crate) fn of_this_process() -> Self {
-        Environment { vars: std::env::vars_os().collect(), distribution: Some((DEBIAN.0.into(), DEBIAN.1.into())) }
+        Environment {
+            vars: std::env::vars_os().collect(),
+            distribution: Some((DEBIAN.0.into(), DEBIAN.1.into())),
+            local: Some("/usr/local".into()),
+            checkout: Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned),
+        }
     }
 
     pub(crate) fn var(&self, name: &str) -> Option<&OsStr> {

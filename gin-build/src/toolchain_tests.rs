@@ -50,7 +50,7 @@ impl Machine {
 
     fn environment(&self) -> Environment {
         let home = self.dir.path().as_os_str().to_owned();
-        Environment { vars: BTreeMap::from([("RUSTUP_HOME".into(), home)]), distribution: None }
+        Environment { vars: BTreeMap::from([("RUSTUP_HOME".into(), home)]), ..Environment::default() }
     }
 
     fn rustc(&self, name: &str) -> PathBuf {

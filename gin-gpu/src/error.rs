@@ -15,7 +15,7 @@ use super::MemoryKind;
 /// assert_eq!(error.to_string(), "bytes 9 to 17 are not in an allocation of 16 bytes");
 /// # Ok::<(), gin_gpu::GpuError>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
     /// No loaded kernel has this name.
@@ -256,6 +256,8 @@ pub enum GpuError {
         reason: String,
     },
 }
+
+gin_abi::debug_as_display!(GpuError, crate::placement::PlacementError, crate::registry::KeyError);
 
 /// Returns a function that makes the error of a refused allocation from the reason.
 pub(crate) fn out_of_memory<E: ToString>(kind: MemoryKind, bytes: u64) -> impl Fn(E) -> GpuError {

@@ -63,7 +63,7 @@ pub struct ChosenCpus {
 /// let error = Placement::Cpus(vec![65_000]).choose(&Locality::default()).unwrap_err();
 /// assert!(matches!(error, PlacementError::NotAllowed { .. }));
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
     /// The variable has an invalid value.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 pub struct Key(pub Vec<u8>);
 
 /// The error of a key of another rank that this rank cannot use.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("key of rank {rank} cannot be used: {reason}")]
 pub struct KeyError {
     /// The rank.

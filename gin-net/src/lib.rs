@@ -172,7 +172,7 @@ pub enum Event {
 }
 
 /// The failure of a network.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetError {
     /// The peer is lost.
@@ -233,6 +233,8 @@ pub enum NetError {
         status: u64,
     },
 }
+
+gin_abi::debug_as_display!(NetError, verbs::NoDevice, verbs::WrongVariable);
 
 impl NetError {
     /// Returns `fault` with the kind and the values that kernels see.

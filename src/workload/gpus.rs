@@ -83,7 +83,7 @@ impl Gpus {
         let engine = gin::ptx::ENGINE;
         #[cfg(not(feature = "cuda"))]
         let engine = &[];
-        gin_bench::Gpus { names: self.names, engine }
+        gin_bench::Gpus { names: self.names, own: self.own.map(|own| own.ordinal), engine }
     }
 
     /// Returns `count` invented GPUs.

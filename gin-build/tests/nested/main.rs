@@ -49,6 +49,7 @@ fn main() {
         needs_compiler("features_give_another_module_beside_the_first", features),
         needs_compiler("ptx_goes_where_copy_to_says_and_the_table_embeds_it", copies),
         needs_compiler("an_error_in_a_kernel_is_reported_in_the_compilers_words", broken_kernel),
+        needs_compiler("mistakes_are_found_with_their_file_and_kernel", mistakes),
         needs_compiler("a_marker_for_no_kernel_is_refused", broken_marker),
         needs_ptxas("invalid_assembly_is_refused_by_ptxas_in_its_words", broken_assembly),
         needs_nvcc("a_device_function_links_into_a_cuda_program", links),
@@ -213,10 +214,28 @@ fn broken_kernel() -> Result<(), Failed> {
         return Err("it was not refused".into());
     };
     let text = error.to_string();
-    contains(&text, "compiling the kernels for sm_90 failed")?;
+    let start = text.starts_with("compiling the kernels for sm_90 failed:\n\nerror[E0308]: mismatched types");
+    ensure(start, format!("the compiler's error is not first in:\n{text}"))?;
     contains(&text, "RUSTFLAGS='-Ctarget-cpu=sm_90 ")?;
     contains(&text, "mismatched types")?;
     contains(&text, "src/lib.rs:")
+}
+
+fn mistakes() -> Result<(), Failed> {
+    let workspace = Workspace::new("mistakes");
+    let built = builder(&workspace.mistakes()).arch(Arch::Sm90).ptxas(UsePtxas::No).build()?;
+    let findings = built.report().findings;
+    for (line, kernel, mistake) in [
+        (17, "counts_by_core", "an atomic without ordering and scope (core::sync::atomic): `atom.global.add.u32 "),
+        (25, "takes_shared_for_global", "a .global access to shared memory: `red.relaxed.gpu.global.add.u64 "),
+        (36, "formats", "formatting code (core::fmt); "),
+    ] {
+        let part = format!("mistakes/src/lib.rs:{line}: in `{kernel}`: {mistake}");
+        ensure(findings.iter().any(|finding| finding.contains(&part)), format!("{part} is not in {findings:#?}"))?;
+    }
+    ensure(findings.len() == 3, format!("{findings:#?}"))?;
+    // Directives for the places of findings do not reach the PTX.
+    ensure(!built.modules[0].text.contains(".loc\t"), "the PTX has .loc directives".to_owned())
 }
 
 fn broken_marker() -> Result<(), Failed> {

@@ -56,7 +56,7 @@ impl Workspace {
     pub(crate) fn new(name: &str) -> Workspace {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let workspace = Workspace { dir };
-        for name in ["bare", "helper", "user"] {
+        for name in ["bare", "helper", "mistakes", "user"] {
             workspace.add(name);
         }
         workspace
@@ -76,6 +76,10 @@ impl Workspace {
 
     pub(crate) fn bare(&self) -> PathBuf {
         self.dir.join("bare")
+    }
+
+    pub(crate) fn mistakes(&self) -> PathBuf {
+        self.dir.join("mistakes")
     }
 
     pub(crate) fn user(&self) -> PathBuf {

@@ -12,7 +12,7 @@ use std::io;
 /// ```
 /// assert_eq!(gin_net::verbs::NoDevice::None.to_string(), "no RDMA device: the kernel has none");
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoDevice {
     /// A number of the configuration is out of its range.

@@ -18,7 +18,7 @@ pub struct Variable {
 }
 
 /// An environment variable has an invalid value.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name}={value} is invalid; use {values}")]
 pub struct WrongVariable {
     /// Its name.

@@ -1,12 +1,38 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! A user's kernel: only the device crate and its attribute, no feature and no panic handler.
+//! A user's kernels: only the device crate and its attribute, no feature and no panic handler.
 
 #![no_std]
 
 use gin_device::prelude::*;
 
-gin_device::shared! { static SCRATCH: [u32; 32]; }
+/// A parameter and an element of a type of the crate.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[bytemuck(crate = "gin_device::bytemuck")]
+pub struct Range {
+    start: u32,
+    len: u32,
+}
+
+shared! { static SCRATCH: [u32; 32]; }
+
+/// Passes the barrier of the grid, then copies a range that `ranges` holds for each block.
+///
+/// # Safety
+/// - The handles are valid; `word` is 0.
+#[kernel]
+pub unsafe fn copy_ranges(comm: Comm, ranges: Window<Range>, whole: Range, word: *mut u64, deadline: Deadline) {
+    // SAFETY: guaranteed by the caller.
+    let mut barrier = unsafe { GridBarrier::new(&comm, word) };
+    if let Err(fault) = barrier.sync(deadline) {
+        return comm.report(fault);
+    }
+    let mine = ranges.read((block_in_grid() % grid_dim().count()) as usize);
+    if thread_in_block() < mine.len.min(whole.len) && lane() < WARP_SIZE {
+        ranges.write(block_index().x as usize, Range { start: block_dim().x + thread_index().y, ..mine });
+    }
+}
 
 /// Keeps a word in shared memory, puts `len` elements to the right neighbour and raises signal 0 there.
 ///
