@@ -88,6 +88,10 @@ codes! {
         Address = 9, "address";
         /// A reset of a signal or counter.
         Reset = 10, "reset";
+        /// A send of a small message.
+        Send = 11, "send";
+        /// A receive of a small message.
+        Receive = 12, "receive";
     }
 }
 

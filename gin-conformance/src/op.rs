@@ -105,6 +105,11 @@ codes! {
         Reduce = 35;
         /// Reads `bytes` bytes, 4 or 8, at `offset` of own window `window`; logs them.
         Read = 36;
+        /// Sends the [`Message`](crate::script::Message) at `source_offset` of own window `source_window` to the LSA
+        /// peer, through window `window`. If `bytes` is not 0, it is the number of elements.
+        Send = 37;
+        /// Receives a message from the LSA peer, in the same way; `source_window` gets it.
+        Receive = 38;
     }
 }
 

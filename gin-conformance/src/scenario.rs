@@ -282,7 +282,7 @@ impl Scenario {
     /// Returns whether some operation, or a team, needs loads and stores to other ranks.
     #[must_use]
     pub fn loads_and_stores(&self) -> bool {
-        const CODES: [Code; 8] = [
+        const CODES: [Code; 10] = [
             Code::RaiseByGpu,
             Code::LoadPeer,
             Code::WriteTotal,
@@ -291,6 +291,8 @@ impl Scenario {
             Code::CopyFrom,
             Code::CopyTo,
             Code::Reduce,
+            Code::Send,
+            Code::Receive,
         ];
         let counts = |op: &Op| op.team != 0 || op.route == 2 || CODES.iter().any(|code| *code as u32 == op.code);
         let teams = self.lsa_size.is_some_and(|size| size > 1);

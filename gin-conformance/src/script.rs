@@ -354,6 +354,7 @@ fn operation<B: Backend, C: Coop>(
             }
             done()
         }
+        Code::Send | Code::Receive => mail(comm, script, coop, op, code == Code::Send),
         Code::Reduce => reduce(comm, script, coop, op),
         Code::Read => {
             let own = window(script, op.window);
@@ -417,6 +418,26 @@ fn put_value<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, co
         _ => gin.put_value(peer, to.range_as::<u64>(op.offset, 1)?, op.value),
     };
     issue!(options!(post, script, op, signal), coop, op);
+    done()
+}
+
+/// The message of `Code::Send`. Its words are no multiple of the threads of a group.
+pub type Message = [u64; 25];
+
+#[inline(always)]
+fn mail<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op, sends: bool) -> Step {
+    let peer = team(comm, op).member(op.peer)?;
+    // Safety: the table's handles are those of registered windows.
+    let mail = unsafe { Window::<u64>::from_handle(*window(script, op.window).handle()) };
+    let count = if op.bytes == 0 { 1 } else { op.bytes as usize };
+    let message = window(script, op.source_window).range_as::<Message>(op.source_offset, count)?;
+    let deadline = Deadline::after_ns(op.deadline);
+    // Each operation goes on where the one before it ended.
+    if sends {
+        Outbox::new(comm, mail, peer)?.send(coop, message, deadline)?;
+    } else {
+        Inbox::new(comm, mail, peer)?.receive(coop, message, deadline)?;
+    }
     done()
 }
 

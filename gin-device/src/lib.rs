@@ -36,6 +36,7 @@
 //! | [`coop`] | groups of threads: from one thread to a block |
 //! | [`barrier`], [`grid`] | barriers over ranks, and over the blocks of a grid |
 //! | [`lsa`] | loads, stores and reductions on memory of peers over NVLink |
+//! | [`inbox`] | small messages over NVLink, with the flag in the data |
 //! | [`mod@shared`] | static and dynamic shared memory |
 //! | [`backend`] | the back ends, which carry out requests |
 //! | [`sys`] | every instruction of the memory model: PTX, CPU atomics, model checker |
@@ -92,6 +93,7 @@ mod fault;
 pub mod gin;
 pub mod grid;
 mod host_word;
+pub mod inbox;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod kernel;
 pub mod lsa;
@@ -147,6 +149,7 @@ pub mod prelude {
     pub use crate::fault::Fault;
     pub use crate::gin::{FlushToken, Gin, Order, Route, Scope, Sharing};
     pub use crate::grid::GridBarrier;
+    pub use crate::inbox::{Inbox, Outbox};
     pub use crate::kernel;
     pub use crate::lsa::PeerWindow;
     pub use crate::shared;

@@ -30,10 +30,10 @@ use crate::coop::Coop;
 use crate::fault::Fault;
 use crate::order::{Scope, release};
 use crate::sys::data::{
-    load_relaxed_sys_pair, load_relaxed_sys_u8, load_relaxed_sys_u32, red_add_relaxed_sys_f32, red_add_relaxed_sys_u32,
-    red_add_relaxed_sys_u64, red_and_relaxed_sys_u32, red_and_relaxed_sys_u64, red_max_relaxed_sys_u32,
-    red_max_relaxed_sys_u64, red_min_relaxed_sys_u32, red_min_relaxed_sys_u64, red_or_relaxed_sys_u32,
-    red_or_relaxed_sys_u64, store_weak_pair, store_weak_u8, store_weak_u32,
+    load_relaxed_sys_pair, load_relaxed_sys_u8, load_relaxed_sys_u32, load_weak_pair, red_add_relaxed_sys_f32,
+    red_add_relaxed_sys_u32, red_add_relaxed_sys_u64, red_and_relaxed_sys_u32, red_and_relaxed_sys_u64,
+    red_max_relaxed_sys_u32, red_max_relaxed_sys_u64, red_min_relaxed_sys_u32, red_min_relaxed_sys_u64,
+    red_or_relaxed_sys_u32, red_or_relaxed_sys_u64, store_weak_pair, store_weak_u8, store_weak_u32,
 };
 use crate::sys::{self, Memory, Word};
 use crate::team::Rank;
@@ -76,13 +76,19 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
 /// A thread has four units of 16 bytes under way at a time, so that few threads, on few processors, hide the latency of
 /// memory. More units would take registers from the surrounding kernel.
 ///
+/// `OWN` says that the source is the caller's own memory. Then units of 16 bytes may come from the L1 cache: the caller
+/// has acquired what others wrote to the source, and an acquire empties that cache. So small puts of the same bytes, one
+/// after the other, need no trip to L2. A peer's memory is read afresh, for callers that look at it again and again.
+///
 /// # Safety
 /// - Both ranges are valid and in global memory, and they do not overlap.
 /// - No other thread writes them meanwhile, or reads the destination.
 /// - All threads of the coop bring the same arguments.
 /// - The GPU reaches the memory: it is its own, pinned, or a peer's.
 #[inline(always)]
-pub unsafe fn copy(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
+pub unsafe fn copy<const OWN: bool>(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
+    // Safety: of the callers below.
+    let pair = |from| unsafe { if OWN { load_weak_pair(from) } else { load_relaxed_sys_pair(from) } };
     let (mut head, mut units) = (0, bytes / 16);
     let (rank, step) = (coop.rank() as u64, coop.size() as u64);
     if (destination | source | bytes) & 15 != 0 {
@@ -118,10 +124,10 @@ pub unsafe fn copy(coop: &impl Coop, destination: u64, source: u64, bytes: u64) 
         let (from, to) = (source + 16 * unit, destination + 16 * unit);
         // Safety: as above.
         unsafe {
-            let first = load_relaxed_sys_pair(at(from, 0));
-            let second = load_relaxed_sys_pair(at(from, stride));
-            let third = load_relaxed_sys_pair(at(from, 2 * stride));
-            let fourth = load_relaxed_sys_pair(at(from, 3 * stride));
+            let first = pair(at(from, 0));
+            let second = pair(at(from, stride));
+            let third = pair(at(from, 2 * stride));
+            let fourth = pair(at(from, 3 * stride));
             store_weak_pair(at(to, 0), first.0, first.1);
             store_weak_pair(at(to, stride), second.0, second.1);
             store_weak_pair(at(to, 2 * stride), third.0, third.1);
@@ -132,7 +138,7 @@ pub unsafe fn copy(coop: &impl Coop, destination: u64, source: u64, bytes: u64) 
     while unit < units {
         // Safety: as above.
         unsafe {
-            let (low, high) = load_relaxed_sys_pair(at(source, 16 * unit));
+            let (low, high) = pair(at(source, 16 * unit));
             store_weak_pair(at(destination, 16 * unit), low, high);
         }
         unit += step;
@@ -274,7 +280,7 @@ impl<T: Pod> PeerWindow<T> {
         let (there, here) = self.both(start, &source)?;
         coop.sync();
         // Safety: both ranges are within bounds; if they overlap, the copied bytes are unknown.
-        unsafe { copy(coop, there, here, source.bytes()) };
+        unsafe { copy::<true>(coop, there, here, source.bytes()) };
         coop.sync();
         Ok(())
     }
@@ -291,7 +297,7 @@ impl<T: Pod> PeerWindow<T> {
         let (there, here) = self.both(start, &destination)?;
         coop.sync();
         // Safety: as above.
-        unsafe { copy(coop, here, there, destination.bytes()) };
+        unsafe { copy::<false>(coop, here, there, destination.bytes()) };
         coop.sync();
         Ok(())
     }
@@ -385,7 +391,7 @@ mod tests {
             let (at, source) = (destination.0.as_mut_ptr() as u64 + to as u64, source.0.as_ptr() as u64 + from as u64);
             for coop in coops {
                 // Safety: both in range.
-                unsafe { copy(coop, at, source, bytes as u64) };
+                unsafe { copy::<true>(coop, at, source, bytes as u64) };
             }
             destination.0
         };
@@ -405,7 +411,7 @@ mod tests {
         }
         let mut one = Aligned([0; 512]);
         // Safety: both in range.
-        unsafe { copy(&Thread, one.0.as_mut_ptr() as u64, source.0.as_ptr() as u64, 512) };
+        unsafe { copy::<false>(&Thread, one.0.as_mut_ptr() as u64, source.0.as_ptr() as u64, 512) };
         assert_eq!(one.0, source.0);
     }
 }

@@ -147,6 +147,8 @@ fn all_about(file: &str) -> Vec<(&'static str, fn())> {
         [model::gdaki::MODELS, model::gdaki::contention::MODELS].concat()
     } else if file.ends_with("/fault.rs") {
         model::faults::MODELS.to_vec()
+    } else if file.ends_with("/inbox.rs") {
+        model::inbox::MODELS.to_vec()
     } else if file.ends_with("/orders.rs") {
         model::orders::MODELS.to_vec()
     } else if file.contains("/queue/") {

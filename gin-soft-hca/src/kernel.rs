@@ -126,7 +126,7 @@ unsafe fn copy_tables(residence: &Residence, ends: impl Fn(Table) -> (u64, u64))
     let copy = |table: Table, size: usize| {
         let (to, from) = ends(table);
         // Safety: guaranteed by the caller.
-        unsafe { lsa::copy(&Block, to, from, table.count * size as u64) };
+        unsafe { lsa::copy::<false>(&Block, to, from, table.count * size as u64) };
     };
     copy(residence.queues, size_of::<QueuePair>());
     copy(residence.busy, size_of::<u64>());
@@ -251,7 +251,7 @@ unsafe fn help(residence: &Residence) {
         }
         let order = orders.read();
         // Safety: an order names memory that the engine may access.
-        unsafe { lsa::copy(&crew, order.to, order.from, order.bytes) };
+        unsafe { lsa::copy::<false>(&crew, order.to, order.from, order.bytes) };
         Warp.sync();
         if Warp.elect() {
             orders.carried_out();
@@ -317,7 +317,7 @@ impl Memory for DeviceMemory {
     fn copy(&mut self, to: u64, from: u64, bytes: u64) {
         if bytes <= SINGLE_THREAD_BYTES || self.helpers == 0 {
             // Safety: as above.
-            unsafe { lsa::copy(&Thread, to, from, bytes) };
+            unsafe { lsa::copy::<false>(&Thread, to, from, bytes) };
         } else {
             self.order(Order { to, from, bytes });
         }

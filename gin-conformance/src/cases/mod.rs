@@ -7,6 +7,7 @@ mod contention;
 mod corners;
 mod endings;
 mod faults;
+mod inbox;
 mod limits;
 mod nics;
 mod ordering;
@@ -166,6 +167,7 @@ pub fn every() -> Vec<Case> {
     signals::add(&mut list);
     ordering::add(&mut list);
     routes::add(&mut list);
+    inbox::add(&mut list);
     sync::add(&mut list);
     wrap::add(&mut list);
     arguments::add(&mut list);

@@ -17,7 +17,7 @@ const LSA: u32 = 2;
 const NETWORK: u32 = 3;
 
 /// Groups whose kernels know both routes.
-const COOPS: [CoopKind; 6] =
+pub(super) const COOPS: [CoopKind; 6] =
     [CoopKind::Thread, CoopKind::Tile, CoopKind::Warp, CoopKind::Lanes, CoopKind::Span, CoopKind::Block];
 
 /// Networks that delay or reorder.

@@ -6,6 +6,7 @@
 
 pub mod faults;
 pub mod gdaki;
+pub mod inbox;
 pub mod orders;
 pub mod queue;
 pub mod signals;
@@ -31,6 +32,7 @@ pub fn all() -> Vec<(&'static str, fn())> {
     [
         status::MODELS,
         signals::MODELS,
+        inbox::MODELS,
         queue::MODELS,
         gdaki::MODELS,
         gdaki::contention::MODELS,

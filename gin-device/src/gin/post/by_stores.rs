@@ -70,14 +70,14 @@ impl Raises {
 }
 
 /// Carries out a put or get by loads and stores if `checked` is `Ok`. All threads of `coop` call. `addresses` returns
-/// the addresses to copy to and from, and the number of bytes.
+/// the addresses to copy to and from, and the number of bytes. `OWN` as for [`copy`].
 ///
 /// Ranges that overlap, or that others write meanwhile, give unknown bytes.
 ///
 /// # Safety
 /// - If `checked` is `Ok`, the addresses are valid for that many bytes.
 #[inline(always)]
-pub(super) unsafe fn move_bytes(
+pub(super) unsafe fn move_bytes<const OWN: bool>(
     core: &Core,
     peer: Rank,
     options: &Options,
@@ -91,7 +91,7 @@ pub(super) unsafe fn move_bytes(
     if checked.is_ok() {
         let (to, from, bytes) = addresses();
         // Safety: the caller's promise.
-        unsafe { copy(coop, to, from, bytes) };
+        unsafe { copy::<OWN>(coop, to, from, bytes) };
     }
     // All threads have stored before one of them raises, and before any of them reads.
     coop.agree(checked)?;

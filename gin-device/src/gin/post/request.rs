@@ -119,7 +119,7 @@ impl<T: Pod, const PUTS: bool> Request for Move<T, PUTS> {
     #[inline(always)]
     unsafe fn store(&self, coop: &impl Coop, (to, from, bytes): (u64, u64, u64)) {
         // Safety: the caller's promise.
-        unsafe { copy(coop, to, from, bytes) };
+        unsafe { copy::<PUTS>(coop, to, from, bytes) };
     }
 
     #[inline(always)]
@@ -128,7 +128,7 @@ impl<T: Pod, const PUTS: bool> Request for Move<T, PUTS> {
             let Post { gin, peer, options, request } = post;
             let addresses = || request.ways(*peer);
             // Safety: the check finds both ranges in range, and the peer reached.
-            return unsafe { move_bytes(gin.core(), *peer, options, coop, post.check(true), addresses) };
+            return unsafe { move_bytes::<PUTS>(gin.core(), *peer, options, coop, post.check(true), addresses) };
         }
         lead!(coop, post.over_network())
     }
