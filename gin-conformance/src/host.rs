@@ -100,19 +100,22 @@ pub enum Net {
 pub struct Carrier {
     name: &'static str,
     make: NetworkFactory,
+    by_proxy: NetworkFactory,
 }
 
 impl Carrier {
-    /// Creates a carrier whose networks `make` builds, one for each rank. `name` appears in reports.
+    /// Creates a carrier whose networks `make` builds, one for each rank. `name` appears in reports. On a network that
+    /// withholds data the receiver's proxy raises signals, so `by_proxy` builds one whose NIC raises none.
     #[must_use]
-    pub fn new(name: &'static str, make: NetworkFactory) -> Self {
-        Self { name, make }
+    pub fn new(name: &'static str, make: NetworkFactory, by_proxy: NetworkFactory) -> Self {
+        Self { name, make, by_proxy }
     }
 }
 
 impl Default for Carrier {
     fn default() -> Self {
-        Self::new("peer", Arc::new(|endpoint| Box::new(PeerNetwork::new(endpoint))))
+        let make: NetworkFactory = Arc::new(|endpoint| Box::new(PeerNetwork::new(endpoint)));
+        Self::new("peer", make.clone(), make)
     }
 }
 
@@ -129,7 +132,9 @@ impl Net {
     }
 
     fn wrap(self, endpoint: &Endpoint, carrier: &Carrier) -> Box<dyn Network> {
-        let peer = (carrier.make)(endpoint);
+        // All that withhold data exchange information past the network, and no others do.
+        let make = if self.is_of_one_process() { &carrier.by_proxy } else { &carrier.make };
+        let peer = make(endpoint);
         match self {
             Self::Plain => peer,
             Self::Delay { ns } => Box::new(Delay::new(peer, endpoint, Duration::from_nanos(ns))),

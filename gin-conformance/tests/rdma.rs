@@ -17,7 +17,7 @@ use gin_conformance::cases;
 use gin_conformance::host::{Carrier, Net, Setup, judge};
 use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_conformance::scenario::CoopKind;
-use gin_net::verbs::{RdmaDevice, VerbsConfig, VerbsNetwork};
+use gin_net::verbs::{RdmaDevice, SignalsBy, VerbsConfig, VerbsNetwork};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -28,12 +28,11 @@ use std::time::Duration;
 /// Time limit of a case in processes. A case that does not hang takes far less.
 const LIMIT: Duration = Duration::from_secs(240);
 
-fn devices() -> Result<Vec<Arc<RdmaDevice>>, String> {
-    let config = VerbsConfig::from_env().map_err(|error| error.to_string())?;
+fn devices(config: &VerbsConfig) -> Result<Vec<Arc<RdmaDevice>>, String> {
     let named = std::env::var("GIN_VERBS_DEVICES").unwrap_or_default();
     let names: Vec<&str> = named.split(',').filter(|name| !name.is_empty()).collect();
     if names.is_empty() {
-        return Ok(vec![RdmaDevice::open(&config).map_err(|error| error.to_string())?]);
+        return Ok(vec![RdmaDevice::open(config).map_err(|error| error.to_string())?]);
     }
     let open = |name: &&str| RdmaDevice::open(&config.clone().device(Some((*name).to_owned())));
     names.iter().map(open).collect::<Result<_, _>>().map_err(|error| error.to_string())
@@ -45,7 +44,9 @@ fn setup(carrier: &Carrier) -> Setup {
 }
 
 fn carrier() -> Result<Carrier, String> {
-    Ok(Carrier::new("verbs", VerbsNetwork::factory(&devices()?)))
+    let config = VerbsConfig::from_env().map_err(|error| error.to_string())?;
+    let factory = |config| Ok::<_, String>(VerbsNetwork::factory(&devices(config)?));
+    Ok(Carrier::new("verbs", factory(&config)?, factory(&config.clone().signals(SignalsBy::Proxy))?))
 }
 
 /// Returns the setup of a group's process.
