@@ -6,7 +6,8 @@ use super::lab::{Lab, Play, Shape};
 use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, end};
 use crate::{Failure, size};
-use gin_bench_kernels::PING_WORDS;
+use gin_bench_kernels::{PAYLOAD_WORDS, PING_WORDS};
+use gin_device::inbox::words;
 use gin_gpu::KernelArg;
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 use gin_host::world::Rank;
@@ -26,17 +27,21 @@ fn together(all: Vec<Vec<Figure>>) -> Vec<Figure> {
     sums
 }
 
-/// The kernels of round trips, their threads, and whether they use gin's signals, a flag, or flags in the data.
-const PINGS: [(&str, u32, usize); 8] = [
+/// The kernels of round trips, their threads, and whether they use gin's signals, a flag, flags in the data, or messages.
+const PINGS: [(&str, u32, usize); 9] = [
     ("bench_lsa_ping_thread", WARP, 0),
     ("bench_lsa_ping_warp", WARP, 0),
     ("bench_lsa_ping_prepared_thread", WARP, 0),
     ("bench_lsa_ping_prepared_warp", WARP, 0),
+    ("bench_lsa_ping_inbox", WARP, MESSAGES),
     ("bare_ping_payload", 1, 1),
     ("bare_ping_copy", WARP, 1),
     ("bare_ping_flagged", WARP, 2),
     ("bare_ping_word", 1, 1),
 ];
+
+/// The last number of [`PINGS`]: messages.
+const MESSAGES: usize = 3;
 
 /// Measures round trips: a put of 64 bytes with a signal, and the same back.
 pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
@@ -47,12 +52,14 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
         let comm = rank.communicator(&Requirements::default().signals(1).counters(0))?;
         let window = comm.alloc_window::<u64>(PING_WORDS, WindowFlags::NONE)?;
         let handle = comm.device()?;
-        let befores = [const { Cell::new(0) }; 3];
-        let arguments: [&dyn KernelArg; 2] = [&handle, &window];
+        let befores = [const { Cell::new(0) }; MESSAGES + 1];
+        let mail = comm.alloc_window::<u64>(words::<[u64; PAYLOAD_WORDS]>(RANKS), WindowFlags::NONE)?;
+        let (arguments, messages): ([&dyn KernelArg; 2], [&dyn KernelArg; 3]) =
+            ([&handle, &window], [&handle, &window, &mail]);
         let plays = PINGS.map(|(kernel, threads, before)| Play {
             shape: Shape::one(kernel, threads),
             comm: Some(&comm),
-            arguments: &arguments,
+            arguments: if before == MESSAGES { &messages[..] } else { &arguments },
             before: &befores[before],
         });
         let figures = lab.play(&plays, &rounds, true)?;
@@ -61,7 +68,7 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     };
     let figures = together(bench.on_ranks(bench.world(RANKS)?, play)?);
     let figures: Vec<Figure> = figures.into_iter().map(|figure| figure.times(1e-3)).collect();
-    let [thread, warp, prepared, prepared_warp, payload, copy, flagged, relaxed] = figures[..] else {
+    let [thread, warp, prepared, prepared_warp, inbox, payload, copy, flagged, relaxed] = figures[..] else {
         return Err("a rank returned no figures".into());
     };
     let bare = [
@@ -83,6 +90,9 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
         row("prepared put of 64B with signal and back, a thread", prepared, 1.1),
         row("prepared put of 64B with signal and back, a warp", prepared_warp, 1.1),
     ];
+    let goal = bench.counts(RANKS).then_some(Goal::AtMost(1.12));
+    let message = Row::new("message of 64B and back, a warp", inbox, "us").main(true);
+    rows.push(message.beside(Kind::Floor, bare[2].1, flagged, goal, None));
     rows.extend(bare.map(|(_, what, figure)| Row::new(what, figure, "us")));
     Ok(vec![bench.table("LSA round trip", RANKS, rows)])
 }

@@ -356,20 +356,24 @@ impl<T: Pod> Inbox<T> {
         while unit < units && mine.is_ok() {
             // Four words under way; past the end, the last one again.
             let at = |ahead: u64| (unit + ahead * step).min(units - 1);
-            let mut words = [(0, 0); 4];
+            // Not an array, which LLVM would put on the stack.
+            let (mut first, mut second, mut third, mut fourth) = ((0, 0), (0, 0), (0, 0), (0, 0));
             let met = status.poll(deadline.left::<Global>(), || {
-                let mut late = 0;
-                for (ahead, word) in (0..).zip(&mut words) {
-                    *word = way.ring.load(number, at(ahead));
-                    late |= word.1 ^ number as u32;
-                }
-                late == 0
+                first = way.ring.load(number, at(0));
+                second = way.ring.load(number, at(1));
+                third = way.ring.load(number, at(2));
+                fourth = way.ring.load(number, at(3));
+                let low = number as u32;
+                (first.1 ^ low) | (second.1 ^ low) | (third.1 ^ low) | (fourth.1 ^ low) == 0
             });
-            mine = met.map_err(|stop| (stop, words[0].1));
-            for (ahead, word) in (0..).zip(words) {
-                let destination = (message.address() + 4 * at(ahead)) as usize as *mut u32;
-                // Safety: the range was checked, and `T` is aligned to 4 bytes.
-                unsafe { store_weak_u32(destination, word.0) };
+            mine = met.map_err(|stop| (stop, first.1));
+            let to = |ahead| (message.address() + 4 * at(ahead)) as usize as *mut u32;
+            // Safety: the range was checked, and `T` is aligned to 4 bytes.
+            unsafe {
+                store_weak_u32(to(0), first.0);
+                store_weak_u32(to(1), second.0);
+                store_weak_u32(to(2), third.0);
+                store_weak_u32(to(3), fourth.0);
             }
             unit += 4 * step;
         }

@@ -268,7 +268,14 @@ impl Plan {
     /// Plays ping-pong: the first rank sends and waits, the other one waits and sends. `send` and `wait` receive the
     /// number of the round and return false to stop. Each has one call site, so that both are inlined.
     #[inline(always)]
-    fn play(&self, first: bool, leads: bool, marks: Marks, send: impl Fn(u64) -> bool, wait: impl Fn(u64) -> bool) {
+    fn play(
+        &self,
+        first: bool,
+        leads: bool,
+        marks: Marks,
+        mut send: impl FnMut(u64) -> bool,
+        mut wait: impl FnMut(u64) -> bool,
+    ) {
         let (start, last) = (2 * self.warm, 2 * (self.warm + self.timed));
         let (mut half, mut sends) = (0, first);
         while half < last {

@@ -57,6 +57,28 @@ pub unsafe fn bench_lsa_ping_prepared_warp(comm: Comm, window: Window<u64>, plan
     unsafe { ping_prepared(&Warp, &comm, window, plan, Marks::new(out)) };
 }
 
+/// Does the same as [`bench_lsa_ping_warp`] with messages, whose flag is in the data. `mail` has the words of an inbox.
+///
+/// # Safety
+/// - The same as for [`bench_lsa_ping_thread`].
+#[kernel]
+pub unsafe fn bench_lsa_ping_inbox(comm: Comm, window: Window<u64>, mail: Window<u64>, plan: Plan, out: *mut u64) {
+    let peer = comm.world().right();
+    let play = || -> Result<(), Fault> {
+        let message = |start: usize| window.range_as::<[u64; PAYLOAD_WORDS]>(8 * start as u64, 1);
+        let (from, to) = (message(SOURCE)?, message(PAYLOAD)?);
+        let (mut outbox, mut inbox) = (Outbox::new(&comm, mail, peer)?, Inbox::new(&comm, mail, peer)?);
+        let send = || outbox.send(&Warp, from, plan.deadline());
+        let receive = |_| inbox.receive(&Warp, to, plan.deadline());
+        // Safety: guaranteed by the kernel's caller.
+        unsafe { self::play(&Warp, &comm, window, plan, Marks::new(out), send, receive) };
+        Ok(())
+    };
+    if let Err(fault) = play() {
+        comm.report(fault);
+    }
+}
+
 /// # Safety
 /// - The same as for the kernels.
 #[inline(always)]
@@ -97,8 +119,8 @@ unsafe fn play(
     window: Window<u64>,
     plan: Plan,
     marks: Marks,
-    put: impl Fn() -> Result<(), Fault>,
-    wait: impl Fn(u64) -> Result<(), Fault>,
+    mut put: impl FnMut() -> Result<(), Fault>,
+    mut wait: impl FnMut(u64) -> Result<(), Fault>,
 ) {
     let (first, own) = (comm.world().rank() == 0, window.local_ptr());
     plan.play(
