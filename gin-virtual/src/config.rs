@@ -140,7 +140,8 @@ impl Default for ThreadsConfig {
 pub struct DeviceConfig {
     /// Number of blocks that can be resident at a time; block K+1 begins only when one has exited. At least 1.
     pub resident_blocks: u32,
-    /// Stack size of a device thread in bytes, without its guard page; at least 16 KiB.
+    /// Stack size of a device thread in bytes, without its guard page; at least 16 KiB. Pages that no thread touches
+    /// take addresses only, no memory.
     pub stack_bytes: usize,
 }
 
@@ -152,8 +153,8 @@ impl DeviceConfig {
 }
 
 impl Default for DeviceConfig {
-    /// Returns 132 resident blocks, as many as an H200 has multiprocessors, and stacks of 64 KiB.
+    /// Returns 132 resident blocks, as many as an H200 has multiprocessors, and stacks of 1 MiB.
     fn default() -> Self {
-        DeviceConfig { resident_blocks: 132, stack_bytes: 64 << 10 }
+        DeviceConfig { resident_blocks: 132, stack_bytes: 1 << 20 }
     }
 }

@@ -47,6 +47,10 @@ impl Heartbeat {
         beat
     }
 
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
     fn names(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<str>>> {
         lock(&self.names)
     }
