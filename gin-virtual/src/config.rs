@@ -111,6 +111,10 @@ pub struct ThreadsConfig {
     pub quantum: u32,
     /// Real time after which a grid that has not ended fails as making no progress; `None` for no limit.
     pub grid_limit: Option<Duration>,
+    /// Real time without progress after which all waiters are printed on standard error; `None` for never. Progress
+    /// means that a thread, a barrier or an exchange of lanes ends, that a thread begins or computes, or that a wait of
+    /// a host function or a service ends.
+    pub stall_report: Option<Duration>,
     /// Stack size of a host function or a service, in bytes.
     pub host_stack_bytes: usize,
     /// Real time that one coroutine may run without yielding before the process is ended; `None` for no limit.
@@ -124,6 +128,7 @@ impl Default for ThreadsConfig {
             policy: Policy::Random,
             quantum: 64,
             grid_limit: None,
+            stall_report: Some(Duration::from_secs(5)),
             host_stack_bytes: 2 << 20,
             watchdog: Some(Duration::from_secs(10)),
         }

@@ -2,11 +2,12 @@
 //! Delivery of work to an engine, from its own coroutines and, in the threads mode, from other OS threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::config::DeviceConfig;
-use crate::error::LaunchError;
+use crate::error::{LaunchError, WaitReport};
 use crate::grid::{Grid, GridRun, StreamId};
 use crate::lock::lock;
 
@@ -32,6 +33,8 @@ pub(crate) enum Mail {
     Service(ServiceSpec),
     /// Ends all grids, for this reason.
     EndGrids(String),
+    /// Asks for a report of all waiters.
+    Report(Sender<WaitReport>),
 }
 
 #[derive(Default)]

@@ -37,7 +37,7 @@
 //! | clock | virtual: advances with each access, jumps when all coroutines nap | real |
 //! | choice of the next coroutine | drawn from the seed, by a [`Policy`] | the operating system; inside a device as in a seeded world |
 //! | same seed, same run | yes, byte for byte ([`World::event_log`]) | no |
-//! | deadlock | [`WorldError::NoProgress`] names every waiter and its place | only a stuck block is detected, or `grid_limit` expires |
+//! | deadlock | [`WorldError::NoProgress`] names every waiter and its place | a stuck block fails; without progress for `stall_report` all waiters are printed; `grid_limit` ends a grid |
 //!
 //! Host code is the same in both modes if it waits with [`block_on`] and [`sleep_ns`] and reads [`clock_ns`]. In a
 //! seeded world these let other coroutines run. Any other blocking call (a channel, a lock held across a wait, a join)
@@ -58,6 +58,10 @@
 //!   threads of the grid are unwound; other grids continue.
 //! - Blocks that wait for room while the resident ones wait for them, and any other lack of progress in a seeded world:
 //!   [`WorldError::NoProgress`]. It names every waiter, the blocks that never began, and the residency limit.
+//! - A lack of progress in real time, such as a wait without a deadline for a signal that never comes: after
+//!   [`ThreadsConfig::stall_report`], all waiters and their places are printed once on standard error, and the world
+//!   goes on. SIGQUIT prints them too, in both modes, and then ends the process. A program that handles or ignores
+//!   SIGQUIT keeps its own action. Threads of a grid that wait at the same place take one line.
 //! - A failed grid whose result no ticket read: [`WorldError::UnseenFailure`].
 //! - A coroutine that overflows its stack: a handler of SIGSEGV names rank, grid, block, thread and the setting that
 //!   enlarges the stack on standard error, and aborts the process. It passes other faults to the handler before it.

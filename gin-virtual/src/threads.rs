@@ -18,7 +18,11 @@ use crate::watchdog::Heartbeat;
 use crate::world::{WorldEnd, WorldInner};
 
 /// Starts the OS thread that runs the grids of a device.
-pub(crate) fn start_device(device: &Arc<DeviceCore>, config: &ThreadsConfig) -> io::Result<JoinHandle<()>> {
+pub(crate) fn start_device(
+    device: &Arc<DeviceCore>,
+    config: &ThreadsConfig,
+    world: &Arc<WorldEnd>,
+) -> io::Result<JoinHandle<()>> {
     let settings = Settings {
         seed: config.seed ^ u64::from(device.index) << 32,
         policy: config.policy,
@@ -32,7 +36,8 @@ pub(crate) fn start_device(device: &Arc<DeviceCore>, config: &ThreadsConfig) -> 
         grid_limit_ns: config.grid_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)),
         host_stack_bytes: config.host_stack_bytes,
     };
-    let (inbox, beat) = (device.inbox.clone(), Heartbeat::new(config.watchdog, config.seed));
+    let inbox = device.inbox.clone();
+    let beat = Heartbeat::new(config.watchdog, config.stall_report, config.seed, world, &inbox);
     Builder::new()
         .name(format!("virtual GPU {}", device.index))
         // The engine is created on the thread that it runs on, because its coroutines cannot move.
@@ -52,7 +57,7 @@ pub(crate) fn start_service(
 ) -> Result<JoinHandle<()>, WorldError> {
     let (ended, service): (_, Arc<str>) = (ended.clone(), name.into());
     let run = move || {
-        work_for(Some(ended.clone()));
+        work_for(ended.clone(), Actor::Service { name: service.clone() });
         if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
             let failure = failure_of(payload, |payload| {
                 Failure::World(WorldError::ServicePanicked { name: service, message: panic_text(&*payload) })
@@ -76,7 +81,7 @@ fn start_host<'scope>(
 ) {
     let shared = ended.clone();
     let run = move || {
-        work_for(Some(shared.clone()));
+        work_for(shared.clone(), Actor::Host { rank });
         if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
             shared.end(failure_of(payload, |payload| Failure::HostPanic { rank, payload }));
         }

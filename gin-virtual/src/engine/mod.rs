@@ -193,6 +193,7 @@ impl Engine {
                 }
                 Turn::Dead => self.inbox.wait(),
             }
+            self.beat.note_progress(self.state.borrow().activity());
             self.check_grid_limits();
         }
         self.end_everything(&Ok(()));
@@ -319,6 +320,7 @@ impl Engine {
                 task.switches = task.switches.saturating_add(1);
                 if task.switches > POLL_SWITCHES {
                     task.wait = WaitKind::Ready;
+                    state.activity += 1;
                 }
                 state.make_ready(key, now);
                 return;
@@ -383,6 +385,8 @@ impl Engine {
                 Mail::Host(spec) => self.add_host(spec),
                 Mail::Service(spec) => self.add_service(spec),
                 Mail::EndGrids(reason) => self.end_grids(&reason),
+                // The watchdog may have given up waiting for it.
+                Mail::Report(to) => drop(to.send(self.state.borrow().report(None))),
             }
         }
     }

@@ -91,6 +91,8 @@ pub(super) struct EngineState {
     pub(super) log_mode: LogMode,
     pub(super) steps: u64,
     pub(super) progress_step: u64,
+    /// Number of barriers and exchanges that have completed, and of turns of coroutines that do not poll.
+    pub(super) activity: u64,
     pub(super) serial: u64,
     pub(super) hosts: u32,
     pub(super) services: u32,
@@ -118,6 +120,7 @@ impl EngineState {
             log_mode,
             steps: 0,
             progress_step: 0,
+            activity: 0,
             serial: 0,
             hosts: 0,
             services: 0,
@@ -132,6 +135,11 @@ impl EngineState {
 
     pub(super) fn progress(&mut self) {
         self.progress_step = self.steps;
+    }
+
+    /// Returns a number that changes if there was progress, also within a grid.
+    pub(super) fn activity(&self) -> u64 {
+        self.progress_step.wrapping_add(self.activity)
     }
 
     pub(super) fn alive(&self, key: TaskKey) -> bool {
