@@ -129,7 +129,7 @@ mod world;
 pub use config::{DeviceConfig, LogMode, Policy, SeededConfig, ThreadsConfig};
 pub use error::{Actor, LaunchError, NotStarted, WaitKind, WaitReport, Waiter, WorldError};
 pub use gin_device::exec::Dim3;
-pub use grid::{BLOCK_THREADS_LIMIT, Grid, LaunchTicket, SHARED_LIMIT, StreamId};
+pub use grid::{BLOCK_THREADS_LIMIT, Grid, LaunchTicket, SHARED_LIMIT, STATIC_SHARED_LIMIT, StreamId};
 pub use hooks::{executor, install};
 pub use host::{block_on, block_on_at, clock_ns, in_world, is_simulated, maybe_switch, sleep_ns, yield_now};
 pub use log::EventLog;
