@@ -33,7 +33,9 @@ fn written(name: &str, others: &[(&str, &str)]) -> PathBuf {
     for (path, text) in files {
         let text = others.iter().find(|(other, _)| *other == path).map_or(text, |(_, other)| other);
         let path = folder.join(path);
-        let text = text.replace("my-program", name).replace("path/to/gin", env!("CARGO_MANIFEST_DIR"));
+        // Packages of one name would replace each other in the target folder.
+        let text = text.replace("my-", &format!("{name}-")).replace("my_", &format!("{}_", name.replace('-', "_")));
+        let text = text.replace("path/to/gin", env!("CARGO_MANIFEST_DIR"));
         fs::create_dir_all(path.parent().expect("in the folder")).unwrap();
         if !fs::read_to_string(&path).is_ok_and(|there| there == text) {
             fs::write(&path, text).unwrap();
@@ -56,7 +58,7 @@ fn cargo_run(folder: &Path) -> Command {
 
 #[test]
 fn the_program_in_the_docs_builds_with_its_kernels_and_runs() {
-    let output = cargo_run(&written("documented-program", &[])).output().unwrap();
+    let output = cargo_run(&written("documented", &[])).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     assert!(out.starts_with("ok, and ") && out.contains("PTX for sm_90"), "{out}");
@@ -87,7 +89,7 @@ fn kernels_with_large_frames_run_without_optimisation_and_one_that_overflows_its
 
 #[test]
 fn the_kernels_in_the_docs_and_in_the_readme_become_ptx_that_keeps_the_rules() {
-    let folder = written("documented-kernels", &[]).join("kernels");
+    let folder = written("documented-ptx", &[]).join("kernels");
     let (_, below) = include_str!("../README.md").split_once("## A kernel").unwrap();
     let (_, code) = below.split_once("```rust\n").unwrap();
     fs::write(folder.join("src/readme.rs"), code.split_once("```").unwrap().0).unwrap();

@@ -119,6 +119,7 @@ mod inbox;
 mod lock;
 mod log;
 mod overflow;
+mod refusal;
 mod service;
 mod shared;
 mod stack;
@@ -133,5 +134,6 @@ pub use grid::{BLOCK_THREADS_LIMIT, Grid, LaunchTicket, SHARED_LIMIT, STATIC_SHA
 pub use hooks::{executor, install};
 pub use host::{block_on, block_on_at, clock_ns, in_world, is_simulated, maybe_switch, sleep_ns, yield_now};
 pub use log::EventLog;
+pub use refusal::{explain_refusal, memory_cgroup};
 pub use service::{ServiceHandle, ServiceStep};
 pub use world::{VirtualGpu, World};

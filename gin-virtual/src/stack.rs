@@ -15,6 +15,7 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 use rustix::param::page_size;
 
 use crate::lock::lock;
+use crate::refusal::explain_refusal;
 
 /// Largest number of stacks of one size that are kept.
 const KEEP: usize = 8192;
@@ -121,7 +122,11 @@ pub(crate) fn take_stacks(bytes: usize, count: usize) -> io::Result<Vec<Stack>> 
         let pooled = pool.entry(bytes).or_default();
         pooled.split_off(pooled.len().saturating_sub(count))
     };
-    stacks.extend(Stack::map(bytes, count - stacks.len(), guard)?);
+    let missing = count - stacks.len();
+    stacks.extend(Stack::map(bytes, missing, guard).map_err(|cause| {
+        let total = (bytes as u64).saturating_mul(missing as u64);
+        io::Error::new(cause.kind(), explain_refusal(&cause, total))
+    })?);
     Ok(stacks)
 }
 

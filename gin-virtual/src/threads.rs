@@ -14,6 +14,7 @@ use crate::host::{WorldOver, work_for};
 use crate::inbox::{DeviceCore, Mail};
 use crate::lock::lock;
 use crate::log::EventLog;
+use crate::refusal::explain_refusal;
 use crate::watchdog::Heartbeat;
 use crate::world::{WorldEnd, WorldInner};
 
@@ -68,7 +69,7 @@ pub(crate) fn start_service(
     let spawned = Builder::new().name(name.into()).stack_size(stack_bytes).spawn(run);
     spawned.map_err(|cause| WorldError::NoResources {
         actor: Actor::Service { name: name.into() },
-        cause: cause.to_string(),
+        cause: explain_refusal(&cause, stack_bytes as u64),
     })
 }
 
@@ -87,7 +88,8 @@ fn start_host<'scope>(
         }
     };
     if let Err(cause) = Builder::new().name(format!("rank {rank}")).stack_size(stack_bytes).spawn_scoped(scope, run) {
-        let error = WorldError::NoResources { actor: Actor::Host { rank }, cause: cause.to_string() };
+        let error =
+            WorldError::NoResources { actor: Actor::Host { rank }, cause: explain_refusal(&cause, stack_bytes as u64) };
         ended.end(Some(Failure::World(error)));
     }
 }
