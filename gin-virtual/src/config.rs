@@ -113,7 +113,8 @@ pub struct ThreadsConfig {
     pub grid_limit: Option<Duration>,
     /// Real time without progress after which all waiters are printed on standard error; `None` for never. Progress
     /// means that a thread, a barrier or an exchange of lanes ends, that a thread begins or computes, or that a wait of
-    /// a host function or a service ends.
+    /// a host function or a service ends. A grid whose threads only post and poll, each for itself, may be printed
+    /// although it goes on.
     pub stall_report: Option<Duration>,
     /// Stack size of a host function or a service, in bytes.
     pub host_stack_bytes: usize,

@@ -177,7 +177,11 @@ impl Stall {
         self.watched += passed;
         if self.watched >= limit && !self.reported {
             self.reported = true;
-            print(&format!("no progress for {limit:?} (`ThreadsConfig::stall_report`)"), engines, world);
+            let reason = format!(
+                "no progress for {limit:?}: no thread, barrier or exchange of lanes ended, no thread computed, and no wait \
+                 of a host ended (`ThreadsConfig::stall_report` sets the time)"
+            );
+            print(&reason, engines, world);
         }
     }
 }
