@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::config::DeviceConfig;
@@ -112,12 +112,14 @@ pub(crate) struct DeviceCore {
     pub(crate) index: u32,
     pub(crate) config: DeviceConfig,
     pub(crate) inbox: Arc<Inbox>,
+    /// The reason for which the device has no OS thread, if it should have one.
+    pub(crate) refusal: OnceLock<String>,
     grids: Mutex<DeviceGrids>,
 }
 
 impl DeviceCore {
     pub(crate) fn new(index: u32, config: DeviceConfig, inbox: Arc<Inbox>) -> Self {
-        DeviceCore { index, config, inbox, grids: Mutex::default() }
+        DeviceCore { index, config, inbox, refusal: OnceLock::new(), grids: Mutex::default() }
     }
 
     fn grids(&self) -> MutexGuard<'_, DeviceGrids> {
@@ -137,7 +139,10 @@ impl DeviceCore {
             run
         };
         if self.inbox.is_closed() {
-            let reason = "the device has been shut down".to_owned();
+            let reason = match self.refusal.get() {
+                Some(cause) => format!("the device has no thread to run it: {cause}"),
+                None => "the device has been shut down".to_owned(),
+            };
             run.finish(Err(LaunchError::WorldEnded { grid: run.grid.name.clone(), reason }));
             self.finished(&run);
         } else {

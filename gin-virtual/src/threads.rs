@@ -18,6 +18,9 @@ use crate::refusal::explain_refusal;
 use crate::watchdog::Heartbeat;
 use crate::world::{WorldEnd, WorldInner};
 
+/// Size in bytes of the stack of a device's OS thread, on which no kernel runs.
+pub(crate) const DEVICE_STACK: usize = 2 << 20;
+
 /// Starts the OS thread that runs the grids of a device.
 pub(crate) fn start_device(
     device: &Arc<DeviceCore>,
@@ -41,6 +44,7 @@ pub(crate) fn start_device(
     let beat = Heartbeat::new(config.watchdog, config.stall_report, config.seed, world, &inbox);
     Builder::new()
         .name(format!("virtual GPU {}", device.index))
+        .stack_size(DEVICE_STACK)
         // The engine is created on the thread that it runs on, because its coroutines cannot move.
         .spawn(move || Engine::new(settings, inbox, beat).serve())
 }

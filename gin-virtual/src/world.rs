@@ -14,6 +14,7 @@ use crate::hooks;
 use crate::inbox::{DeviceCore, HostSpec, Inbox, Mail, ServiceSpec};
 use crate::lock::lock;
 use crate::log::EventLog;
+use crate::refusal::explain_refusal;
 use crate::service::{ServiceHandle, ServiceState, ServiceStep, service_body};
 use crate::watchdog::Heartbeat;
 
@@ -151,8 +152,11 @@ impl World {
         if let WorldMode::Threads(config) = &inner.mode {
             match crate::threads::start_device(&device, config, &inner.ended) {
                 Ok(thread) => lock(&inner.device_threads).push(thread),
-                // Every launch then fails with the error that the device has been shut down.
-                Err(_) => device.inbox.close(),
+                // Every launch then fails with this reason.
+                Err(cause) => {
+                    device.refusal.get_or_init(|| explain_refusal(&cause, crate::threads::DEVICE_STACK as u64));
+                    device.inbox.close();
+                }
             }
         }
         devices.push(device.clone());

@@ -62,8 +62,8 @@ fn stacks_past_the_limit_of_data_name_it() {
 }
 
 #[test]
-fn a_service_whose_thread_has_no_room_names_the_limit() {
-    if passes_in_a_child("a_service_whose_thread_has_no_room_names_the_limit") {
+fn a_rank_or_device_whose_thread_has_no_room_names_the_limit() {
+    if passes_in_a_child("a_rank_or_device_whose_thread_has_no_room_names_the_limit") {
         return;
     }
     let config = ThreadsConfig { host_stack_bytes: 1 << 30, watchdog: None, ..ThreadsConfig::default() };
@@ -71,6 +71,10 @@ fn a_service_whose_thread_has_no_room_names_the_limit() {
     limit_to(Resource::As, 0, 64 << 20);
     let text = world.run(vec![|| ()]).unwrap_err().to_string();
     assert!(text.starts_with("cannot start host of rank 0: ") && text.contains("`ulimit -v`"), "{text}");
+    limit_to(Resource::As, 0, 1 << 20);
+    let gpu = world.device(DeviceConfig::default());
+    let text = gpu.launch(StreamId(0), Grid::new("never", 1, 1, || ())).unwrap().wait().unwrap_err().to_string();
+    assert!(text.contains("the device has no thread to run it: ") && text.contains("`ulimit -v`"), "{text}");
 }
 
 #[test]
