@@ -23,14 +23,18 @@ fn files(document: &str) -> Vec<(&str, &str)> {
     found
 }
 
-/// Writes the files to this test's own folder, which is kept so that a second run compiles less.
-fn written(name: &str) -> PathBuf {
+/// Writes the files to this test's own folder, which is kept so that a second run compiles less. `others` are paths of
+/// files that have another text here.
+fn written(name: &str, others: &[(&str, &str)]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let files = files(include_str!("../docs/kernels.md"));
     let paths: Vec<&str> = files.iter().map(|(path, _)| *path).collect();
     assert_eq!(paths, ["kernels/Cargo.toml", "kernels/src/lib.rs", "Cargo.toml", "build.rs", "src/main.rs"]);
     for (path, text) in files {
+        let text = others.iter().find(|(other, _)| *other == path).map_or(text, |(_, other)| other);
         let path = folder.join(path);
+        // Packages of one name would replace each other in the target folder.
+        let text = text.replace("my-", &format!("{name}-")).replace("my_", &format!("{}_", name.replace('-', "_")));
         let text = text.replace("path/to/gin", env!("CARGO_MANIFEST_DIR"));
         fs::create_dir_all(path.parent().expect("in the folder")).unwrap();
         if !fs::read_to_string(&path).is_ok_and(|there| there == text) {
@@ -42,30 +46,50 @@ fn written(name: &str) -> PathBuf {
     folder
 }
 
-#[test]
-fn the_program_in_the_docs_builds_with_its_kernels_and_runs() {
-    let folder = written("documented-program");
+/// Returns a command that builds the program in this folder, and runs it.
+fn cargo_run(folder: &Path) -> Command {
     // Uses the target folder of this build, which contains the kernels' `core` and the dependencies of build scripts.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = Command::new(env!("CARGO"))
-        .args(["run", "--offline"])
-        .current_dir(&folder)
-        .env("CARGO_TARGET_DIR", target)
-        .env_remove("RUSTFLAGS")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["run", "--offline"]).current_dir(folder).env("CARGO_TARGET_DIR", target);
+    command.env_remove("RUSTFLAGS").stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn the_program_in_the_docs_builds_with_its_kernels_and_runs() {
+    let output = cargo_run(&written("documented", &[])).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     assert!(out.starts_with("ok, and ") && out.contains("PTX for sm_90"), "{out}");
     // The build script says what the kernels need, or that nothing was assembled.
-    let figures = ["warning: my-program@0.1.0: sm_90: `sum_of_left`: ", "sm_90: nothing was assembled: no ptxas found"];
+    let figures =
+        ["warning: documented-program@0.1.0: sm_90: `sum_of_left`: ", "sm_90: nothing was assembled: no ptxas found"];
     assert!(figures.iter().any(|figures| err.contains(figures)), "{err}");
 }
 
 #[test]
+fn kernels_with_large_frames_run_without_optimisation_and_one_that_overflows_its_stack_is_named() {
+    let others = [
+        ("kernels/src/lib.rs", include_str!("plain_profile/kernels.rs")),
+        ("src/main.rs", include_str!("plain_profile/program.rs")),
+        ("build.rs", "fn main() {}\n"),
+    ];
+    let folder = written("plain-profile", &others);
+    let output = cargo_run(&folder).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out == "ok\n", "{out}{err}");
+    assert!(err.contains("`dev` profile [unoptimized"), "{err}");
+
+    let output = cargo_run(&folder).args(["--", "overflow"]).output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    let expected = "grid `too_deep` (launch 1), block 0, thread 0 overflowed its stack of 1048576 bytes";
+    assert!(!output.status.success() && err.contains(expected) && err.contains("stack_bytes"), "{err}");
+}
+
+#[test]
 fn the_kernels_in_the_docs_and_in_the_readme_become_ptx_that_keeps_the_rules() {
-    let folder = written("documented-kernels").join("kernels");
+    let folder = written("documented-ptx", &[]).join("kernels");
     let (_, below) = include_str!("../README.md").split_once("## A kernel").unwrap();
     let (_, code) = below.split_once("```rust\n").unwrap();
     fs::write(folder.join("src/readme.rs"), code.split_once("```").unwrap().0).unwrap();

@@ -2,6 +2,8 @@
 //! Errors of devices.
 
 use super::MemoryKind;
+use gin_virtual::{explain_refusal, memory_cgroup};
+use rustix::io::Errno;
 
 /// An error of a device. Each names the requested value and its limit.
 ///
@@ -262,6 +264,25 @@ gin_abi::debug_as_display!(GpuError, crate::placement::PlacementError, crate::re
 /// Returns a function that makes the error of a refused allocation from the reason.
 pub(crate) fn out_of_memory<E: ToString>(kind: MemoryKind, bytes: u64) -> impl Fn(E) -> GpuError {
     move |reason| GpuError::OutOfMemory { bytes, kind, reason: reason.to_string() }
+}
+
+/// Returns a function that makes the error of host memory that the system refused. It names the limit that was met.
+pub(crate) fn out_of_host_memory(kind: MemoryKind, bytes: u64) -> impl Fn(Errno) -> GpuError {
+    let refuse = out_of_memory(kind, bytes);
+    move |cause| refuse(explain_refusal(&cause.into(), bytes))
+}
+
+/// Checks that the memory cgroup of this process has `bytes` bytes at all. Past its limit the system would end the
+/// process when the memory is touched.
+pub(crate) fn check_memory_cgroup(kind: MemoryKind, bytes: u64) -> Result<(), GpuError> {
+    // No process of this size runs in a smaller cgroup, so small allocations need no look at files.
+    const SMALL: u64 = 16 << 20;
+    match if bytes > SMALL { memory_cgroup() } else { None } {
+        Some((limit, file)) if bytes > limit => {
+            Err(out_of_memory(kind, bytes)(format!("the memory cgroup of this process allows {limit} bytes ({file})")))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn hidden(visible: Option<&str>) -> String {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory of the host: pages, reserved addresses, and files that another process of the host can map.
 
-use super::error::out_of_memory;
+use super::error::{check_memory_cgroup, out_of_host_memory, out_of_memory};
 use super::flat::FlatPlace;
 use super::{GpuError, MemoryKind, RawMemory};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
@@ -93,9 +93,10 @@ impl HostPages {
     pub(super) fn allocate(kind: MemoryKind, bytes: u64) -> Result<(Self, OwnedFd), GpuError> {
         let refuse = out_of_memory(kind, bytes);
         let length = bytes.max(1).checked_next_multiple_of(page());
-        let length = length.ok_or_else(|| refuse("it is more than an address space".to_owned()))?;
+        let length = length.ok_or_else(|| refuse("it is more than an address space"))?;
+        check_memory_cgroup(kind, length)?;
         let made = new_file(length).and_then(|file| Ok((Self::of_file(&file, length)?, file)));
-        made.map_err(|error| refuse(error.to_string()))
+        made.map_err(out_of_host_memory(kind, length))
     }
 
     /// Maps zeroed pages, or a file that is at least as long, at a place whose ends are multiples of pages.
@@ -112,7 +113,7 @@ impl HostPages {
             // Safety: as above.
             None => unsafe { mprotect(address, bytes, MprotectFlags::READ | MprotectFlags::WRITE) },
         };
-        opened.map_err(out_of_memory(MemoryKind::Device, length))?;
+        opened.map_err(out_of_host_memory(MemoryKind::Device, length))?;
         Ok(Self { start, length, place: Some(place) })
     }
 }

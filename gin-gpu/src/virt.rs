@@ -5,7 +5,7 @@
 //! the kernels that are linked into the program. A stream runs its work in order; work of different streams runs
 //! concurrently.
 
-use super::error::out_of_memory;
+use super::error::{check_memory_cgroup, out_of_host_memory, out_of_memory};
 use super::flat::{FlatPlace, RawAddresses};
 use super::launch::unknown;
 use super::shared::{HostPages, check_file, new_file, page};
@@ -18,7 +18,8 @@ use crate::copy::copy_shared;
 use crate::lock;
 use gin_boot::rt::{self, VirtualWorld};
 use gin_device::kernel::{KERNELS, KernelEntry};
-use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu};
+use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu, explain_refusal};
+use rustix::io::Errno;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ptr::NonNull;
@@ -158,8 +159,11 @@ impl Device for VirtualDevice {
         let refuse = out_of_memory(kind, bytes);
         let layout = usize::try_from(bytes).ok().and_then(|size| Layout::from_size_align(size.max(1), ALIGN).ok());
         let layout = layout.ok_or_else(|| refuse("it is more than an address space"))?;
+        check_memory_cgroup(kind, bytes)?;
         // Safety: the layout's size is not 0.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refuse("the system has no more"))?;
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })
+            .ok_or(Errno::NOMEM)
+            .map_err(out_of_host_memory(kind, bytes))?;
         Ok(Allocation::new(start.as_ptr().expose_provenance() as u64, None, VirtualMemory { start, layout }))
     }
 
@@ -221,7 +225,7 @@ impl Device for VirtualDevice {
 impl MemorySharing for VirtualDevice {
     fn reserve_addresses(&self, slots: u32) -> Result<Option<RawAddresses>, GpuError> {
         let reserve = |bytes| {
-            let pages = HostPages::reserve(bytes).map_err(|error| error.to_string())?;
+            let pages = HostPages::reserve(bytes).map_err(|error| explain_refusal(&error.into(), bytes))?;
             Ok((pages.start, pages))
         };
         RawAddresses::reserve(DeviceKind::Virtual, slots, LARGEST, reserve).map(Some)
@@ -232,8 +236,9 @@ impl MemorySharing for VirtualDevice {
     }
 
     fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Allocation, GpuError> {
+        check_memory_cgroup(MemoryKind::Device, place.bytes())?;
         let file = shared.then(|| new_file(place.bytes())).transpose();
-        let file = file.map_err(out_of_memory(MemoryKind::Device, place.bytes()))?;
+        let file = file.map_err(out_of_host_memory(MemoryKind::Device, place.bytes()))?;
         let pages = HostPages::at(place, file.as_ref())?;
         Ok(Allocation::new(pages.start, file, pages))
     }
@@ -252,7 +257,9 @@ impl MemorySharing for VirtualDevice {
                 return Err(GpuError::OutOfRange { offset: 0, end: length, length: place.bytes() });
             }
             Some(place) => HostPages::at(place, Some(&file))?,
-            None => HostPages::of_file(&file, length).map_err(|error| refuse(error.to_string()))?,
+            None => {
+                HostPages::of_file(&file, length).map_err(|error| refuse(explain_refusal(&error.into(), length)))?
+            }
         };
         // The file is closed, as there may be many, and is for its owner to give.
         Ok(Allocation::new(pages.start, None, pages))

@@ -111,6 +111,11 @@ pub struct ThreadsConfig {
     pub quantum: u32,
     /// Real time after which a grid that has not ended fails as making no progress; `None` for no limit.
     pub grid_limit: Option<Duration>,
+    /// Real time without progress after which all waiters are printed on standard error; `None` for never. Progress
+    /// means that a thread, a barrier or an exchange of lanes ends, that a thread begins or computes, or that a wait of
+    /// a host function or a service ends. A grid whose threads only post and poll, each for itself, may be printed
+    /// although it goes on.
+    pub stall_report: Option<Duration>,
     /// Stack size of a host function or a service, in bytes.
     pub host_stack_bytes: usize,
     /// Real time that one coroutine may run without yielding before the process is ended; `None` for no limit.
@@ -124,6 +129,7 @@ impl Default for ThreadsConfig {
             policy: Policy::Random,
             quantum: 64,
             grid_limit: None,
+            stall_report: Some(Duration::from_secs(5)),
             host_stack_bytes: 2 << 20,
             watchdog: Some(Duration::from_secs(10)),
         }
@@ -140,7 +146,8 @@ impl Default for ThreadsConfig {
 pub struct DeviceConfig {
     /// Number of blocks that can be resident at a time; block K+1 begins only when one has exited. At least 1.
     pub resident_blocks: u32,
-    /// Stack size of a device thread in bytes, without its guard page; at least 16 KiB.
+    /// Stack size of a device thread in bytes, without its guard page; at least 16 KiB. Pages that no thread touches
+    /// take addresses only, no memory.
     pub stack_bytes: usize,
 }
 
@@ -152,8 +159,8 @@ impl DeviceConfig {
 }
 
 impl Default for DeviceConfig {
-    /// Returns 132 resident blocks, as many as an H200 has multiprocessors, and stacks of 64 KiB.
+    /// Returns 132 resident blocks, as many as an H200 has multiprocessors, and stacks of 1 MiB.
     fn default() -> Self {
-        DeviceConfig { resident_blocks: 132, stack_bytes: 64 << 10 }
+        DeviceConfig { resident_blocks: 132, stack_bytes: 1 << 20 }
     }
 }

@@ -133,35 +133,87 @@ impl WaitReport {
     }
 }
 
-/// Prints consecutive threads with equal waits as one line.
-impl fmt::Display for WaitReport {
+/// Threads of a grid with equal waits.
+struct Group<'a> {
+    first: &'a Waiter,
+    /// Block, first thread and last thread of each set of consecutive threads.
+    runs: Vec<(u64, u32, u32)>,
+}
+
+impl<'a> Group<'a> {
+    /// Returns true if `other` is a thread of the same grid with the same wait.
+    fn takes(&self, other: &Waiter) -> bool {
+        let Waiter { actor, wait, site } = self.first;
+        let grid = |actor: &Actor| match actor {
+            Actor::Thread { rank, launch, .. } => Some((*rank, *launch)),
+            Actor::Host { .. } | Actor::Service { .. } => None,
+        };
+        grid(actor).is_some() && grid(actor) == grid(&other.actor) && (wait, site) == (&other.wait, &other.site)
+    }
+
+    fn add(&mut self, block: u64, thread: u32) {
+        match self.runs.last_mut() {
+            Some((last_block, _, last)) if *last_block == block && *last + 1 == thread => *last = thread,
+            _ => self.runs.push((block, thread, thread)),
+        }
+    }
+
+    /// Returns the groups of waiters that are sorted by actor, each at the place of its first one.
+    fn all(waiters: &'a [Waiter]) -> Vec<Self> {
+        let mut groups: Vec<Group<'a>> = Vec::new();
+        for waiter in waiters {
+            let at = groups.iter().rposition(|group| group.takes(waiter)).unwrap_or_else(|| {
+                groups.push(Group { first: waiter, runs: Vec::new() });
+                groups.len() - 1
+            });
+            if let Actor::Thread { block, thread, .. } = waiter.actor {
+                groups[at].add(block, thread);
+            }
+        }
+        groups
+    }
+}
+
+impl fmt::Display for Group<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut at = 0;
-        while let Some(first) = self.waiters.get(at) {
-            let mut end = at + 1;
-            if let Actor::Thread { block, thread, launch, rank, .. } = &first.actor {
-                while let Some(next) = self.waiters.get(end) {
-                    let Actor::Thread { block: b, thread: t, launch: l, rank: r, .. } = &next.actor else { break };
-                    let follows = (r, l, b) == (rank, launch, block) && *t as usize == *thread as usize + (end - at);
-                    if !follows || next.wait != first.wait || next.site != first.site {
-                        break;
+        let Waiter { actor, wait, site } = self.first;
+        match (actor, &self.runs[..]) {
+            (Actor::Thread { rank, grid, launch, .. }, [(first, from, to), .., (last, ..)]) => {
+                write!(f, "rank {rank}, grid `{grid}` (launch {launch}), ")?;
+                let alike = self.runs.windows(2).all(|pair| {
+                    let ((block, from, to), next) = (pair[0], pair[1]);
+                    (block + 1, from, to) == next
+                });
+                let threads: u32 = self.runs.iter().map(|(_, from, to)| to - from + 1).sum();
+                match (alike, from == to) {
+                    (true, true) => write!(f, "blocks {first} to {last}, thread {from}")?,
+                    (true, false) => write!(f, "blocks {first} to {last}, thread {from} to {to}")?,
+                    (false, _) if first == last => write!(f, "block {first}, {threads} threads from {from} on")?,
+                    (false, _) => {
+                        write!(
+                            f,
+                            "{threads} threads of blocks {first} to {last}, the first is block {first}, thread {from}"
+                        )?;
                     }
-                    end += 1;
                 }
             }
-            write!(f, "\n  {}", first.actor)?;
-            if let (true, Some(Waiter { actor: Actor::Thread { thread, .. }, .. })) =
-                (end - at > 1, self.waiters.get(end - 1))
-            {
-                write!(f, " to {thread}")?;
-            }
-            write!(f, ": {}", first.wait)?;
-            match (&first.site, &first.wait) {
-                (Some(site), WaitKind::Pause | WaitKind::Ready) => write!(f, " (last seen at {site})")?,
-                (Some(site), _) => write!(f, " at {site}")?,
-                (None, _) => {}
-            }
-            at = end;
+            (_, [(_, from, to)]) if from != to => write!(f, "{actor} to {to}")?,
+            _ => write!(f, "{actor}")?,
+        }
+        write!(f, ": {wait}")?;
+        match (site, wait) {
+            (Some(site), WaitKind::Pause | WaitKind::Ready) => write!(f, " (last seen at {site})"),
+            (Some(site), _) => write!(f, " at {site}"),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
+/// Prints threads of a grid with equal waits as one line.
+impl fmt::Display for WaitReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for group in Group::all(&self.waiters) {
+            write!(f, "\n  {group}")?;
         }
         for NotStarted { rank, grid, first_block, blocks, reason } in &self.not_started {
             let last = blocks - 1;

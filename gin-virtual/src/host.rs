@@ -7,6 +7,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::{Actor, WaitKind, Waiter};
 use crate::hooks::{SuspendReason, engine, suspend, switch_point};
 use crate::world::WorldEnd;
 
@@ -15,22 +16,43 @@ const VIRTUAL_NAP_NS: u64 = 10_000;
 /// Longest nap between two looks at a condition on an OS thread, in real nanoseconds.
 const REAL_NAP_NS: u64 = 50_000;
 
+/// Number of looks at a condition without a nap.
+const LONG_TURNS: u32 = 64;
+
 thread_local! {
     /// The world that this OS thread works for, in the threads mode.
-    static WORLD: RefCell<Option<Arc<WorldEnd>>> = const { RefCell::new(None) };
+    static WORLD: RefCell<Option<(Arc<WorldEnd>, Actor)>> = const { RefCell::new(None) };
 }
 
 /// Payload that unwinds an OS thread whose world has ended.
 pub(crate) struct WorldOver;
 
-pub(crate) fn work_for(world: Option<Arc<WorldEnd>>) {
-    WORLD.set(world);
+/// Makes this OS thread work for a world, as `actor`.
+pub(crate) fn work_for(world: Arc<WorldEnd>, actor: Actor) {
+    WORLD.set(Some((world, actor)));
+}
+
+/// A wait of this OS thread that its world's reports name, until dropped.
+struct LongWait(Arc<WorldEnd>, Actor);
+
+impl LongWait {
+    fn begin(site: &'static Location<'static>) -> Option<Self> {
+        let (world, actor) = WORLD.with_borrow(Clone::clone)?;
+        world.wait_begins(Waiter { actor: actor.clone(), wait: WaitKind::BlockOn, site: Some(site) });
+        Some(LongWait(world, actor))
+    }
+}
+
+impl Drop for LongWait {
+    fn drop(&mut self) {
+        self.0.wait_ends(&self.1);
+    }
 }
 
 /// Unwinds this OS thread if its world has ended. Returns false if the world has ended but the thread already unwinds.
 pub(crate) fn check_world() -> bool {
     // The engine ends coroutines.
-    if engine().is_some() || !WORLD.with_borrow(|world| world.as_ref().is_some_and(|world| world.is_ended())) {
+    if engine().is_some() || !WORLD.with_borrow(|world| world.as_ref().is_some_and(|(world, _)| world.is_ended())) {
         return true;
     }
     if std::thread::panicking() {
@@ -55,6 +77,8 @@ pub fn block_on(condition: impl FnMut() -> bool) -> bool {
 /// Waits as [`block_on`] does. Reports name `site` as the place of the wait.
 pub fn block_on_at(site: &'static Location<'static>, mut condition: impl FnMut() -> bool) -> bool {
     let mut turns = 0_u32;
+    // Dropped when the wait ends, also by unwinding.
+    let mut _long = None;
     loop {
         if condition() {
             if let Some(engine) = engine() {
@@ -71,10 +95,15 @@ pub fn block_on_at(site: &'static Location<'static>, mut condition: impl FnMut()
             if !check_world() {
                 return false;
             }
+            if turns == LONG_TURNS {
+                _long = LongWait::begin(site);
+            }
             match turns {
                 0..16 => std::hint::spin_loop(),
-                16..64 => std::thread::yield_now(),
-                _ => std::thread::sleep(Duration::from_nanos((1_000_u64 << (turns - 64).min(10)).min(REAL_NAP_NS))),
+                16..LONG_TURNS => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_nanos(
+                    (1_000_u64 << (turns - LONG_TURNS).min(10)).min(REAL_NAP_NS),
+                )),
             }
         }
         turns = turns.saturating_add(1);

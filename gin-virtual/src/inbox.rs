@@ -2,11 +2,12 @@
 //! Delivery of work to an engine, from its own coroutines and, in the threads mode, from other OS threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::config::DeviceConfig;
-use crate::error::LaunchError;
+use crate::error::{LaunchError, WaitReport};
 use crate::grid::{Grid, GridRun, StreamId};
 use crate::lock::lock;
 
@@ -32,6 +33,8 @@ pub(crate) enum Mail {
     Service(ServiceSpec),
     /// Ends all grids, for this reason.
     EndGrids(String),
+    /// Asks for a report of all waiters.
+    Report(Sender<WaitReport>),
 }
 
 #[derive(Default)]
@@ -109,12 +112,14 @@ pub(crate) struct DeviceCore {
     pub(crate) index: u32,
     pub(crate) config: DeviceConfig,
     pub(crate) inbox: Arc<Inbox>,
+    /// The reason for which the device has no OS thread, if it should have one.
+    pub(crate) refusal: OnceLock<String>,
     grids: Mutex<DeviceGrids>,
 }
 
 impl DeviceCore {
     pub(crate) fn new(index: u32, config: DeviceConfig, inbox: Arc<Inbox>) -> Self {
-        DeviceCore { index, config, inbox, grids: Mutex::default() }
+        DeviceCore { index, config, inbox, refusal: OnceLock::new(), grids: Mutex::default() }
     }
 
     fn grids(&self) -> MutexGuard<'_, DeviceGrids> {
@@ -134,7 +139,10 @@ impl DeviceCore {
             run
         };
         if self.inbox.is_closed() {
-            let reason = "the device has been shut down".to_owned();
+            let reason = match self.refusal.get() {
+                Some(cause) => format!("the device has no thread to run it: {cause}"),
+                None => "the device has been shut down".to_owned(),
+            };
             run.finish(Err(LaunchError::WorldEnded { grid: run.grid.name.clone(), reason }));
             self.finished(&run);
         } else {

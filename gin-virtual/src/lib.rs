@@ -37,7 +37,7 @@
 //! | clock | virtual: advances with each access, jumps when all coroutines nap | real |
 //! | choice of the next coroutine | drawn from the seed, by a [`Policy`] | the operating system; inside a device as in a seeded world |
 //! | same seed, same run | yes, byte for byte ([`World::event_log`]) | no |
-//! | deadlock | [`WorldError::NoProgress`] names every waiter and its place | only a stuck block is detected, or `grid_limit` expires |
+//! | deadlock | [`WorldError::NoProgress`] names every waiter and its place | a stuck block fails; without progress for `stall_report` all waiters are printed; `grid_limit` ends a grid |
 //!
 //! Host code is the same in both modes if it waits with [`block_on`] and [`sleep_ns`] and reads [`clock_ns`]. In a
 //! seeded world these let other coroutines run. Any other blocking call (a channel, a lock held across a wait, a join)
@@ -58,7 +58,13 @@
 //!   threads of the grid are unwound; other grids continue.
 //! - Blocks that wait for room while the resident ones wait for them, and any other lack of progress in a seeded world:
 //!   [`WorldError::NoProgress`]. It names every waiter, the blocks that never began, and the residency limit.
+//! - A lack of progress in real time, such as a wait without a deadline for a signal that never comes: after
+//!   [`ThreadsConfig::stall_report`], all waiters and their places are printed once on standard error, and the world
+//!   goes on. SIGQUIT prints them too, in both modes, and then ends the process. A program that handles or ignores
+//!   SIGQUIT keeps its own action. Threads of a grid that wait at the same place take one line.
 //! - A failed grid whose result no ticket read: [`WorldError::UnseenFailure`].
+//! - A coroutine that overflows its stack: a handler of SIGSEGV names rank, grid, block, thread and the setting that
+//!   enlarges the stack on standard error, and aborts the process. It passes other faults to the handler before it.
 //! - A coroutine that never yields: the watchdog names it on standard error and aborts the process.
 //!
 //! # Differences from a GPU
@@ -72,8 +78,8 @@
 //!   mask names an exited lane. A mask may name lanes that a partial last warp lacks, as on a GPU.
 //! - Barriers with a count count whole warps: a partial last warp counts 32 when all its threads have arrived.
 //! - Static shared memory is zeroed; dynamic shared memory is filled with `0xcd`.
-//! - A thread has 64 KiB of stack and a guard page behind it. A thread that overflows its stack ends the process by a
-//!   signal.
+//! - A thread has 1 MiB of stack by default ([`DeviceConfig::stack_bytes`]), which is enough for kernels compiled
+//!   without optimisation, and a guard page behind it.
 //! - Pauses have no place in the source. A polling thread is reported with the last barrier, exchange or active mask
 //!   that it called.
 //!
@@ -94,11 +100,13 @@
 //! | an arrival at a block barrier, 8 blocks of 256 threads, switches included | 146 ns | 6.9 million |
 //! | a lane in a warp exchange, 8 warps, switches included | 132 ns | 7.6 million |
 //!
-//! The ranges cover the policies. A resident thread takes 4.2 KB of memory if it uses one page of its stack, and 68 KiB
-//! of address space. Up to 8,192 stacks of each size are kept for later grids. A process can have about 32,000 resident
-//! threads under Linux's usual limit of 65,530 mappings (`vm.max_map_count`), since each takes two. Blocks beyond that
-//! end their grid with [`LaunchError::OutOfStacks`]; a smaller [`DeviceConfig::resident_blocks`] avoids it. Under a
-//! load of 6 on the same machine, all figures were 1.3 times as long, under a load of 12 twice.
+//! The ranges cover the policies. A resident thread takes 4.2 KB of memory if it uses one page of its stack, and 1 MiB
+//! of address space. Up to 8,192 stacks of each size are kept for later grids. Since Linux 6.13 thousands of stacks
+//! share a mapping. Before, each takes two of the usual 65,530 (`vm.max_map_count`), so a process can have about 32,000
+//! resident threads. Blocks beyond that end their grid with [`LaunchError::OutOfStacks`]; a smaller
+//! [`DeviceConfig::resident_blocks`] avoids it.
+//!
+//! Under a load of 6 on the same machine, all figures were 1.3 times as long, under a load of 12 twice.
 #![warn(unreachable_pub)]
 
 mod config;
@@ -110,6 +118,8 @@ mod host;
 mod inbox;
 mod lock;
 mod log;
+mod overflow;
+mod refusal;
 mod service;
 mod shared;
 mod stack;
@@ -120,9 +130,10 @@ mod world;
 pub use config::{DeviceConfig, LogMode, Policy, SeededConfig, ThreadsConfig};
 pub use error::{Actor, LaunchError, NotStarted, WaitKind, WaitReport, Waiter, WorldError};
 pub use gin_device::exec::Dim3;
-pub use grid::{BLOCK_THREADS_LIMIT, Grid, LaunchTicket, SHARED_LIMIT, StreamId};
+pub use grid::{BLOCK_THREADS_LIMIT, Grid, LaunchTicket, SHARED_LIMIT, STATIC_SHARED_LIMIT, StreamId};
 pub use hooks::{executor, install};
 pub use host::{block_on, block_on_at, clock_ns, in_world, is_simulated, maybe_switch, sleep_ns, yield_now};
 pub use log::EventLog;
+pub use refusal::{explain_refusal, memory_cgroup};
 pub use service::{ServiceHandle, ServiceStep};
 pub use world::{VirtualGpu, World};

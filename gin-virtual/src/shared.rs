@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use gin_device::exec::SharedKey;
 
-use crate::grid::SHARED_LIMIT;
+use crate::grid::{SHARED_LIMIT, STATIC_SHARED_LIMIT};
 
 /// Byte that fills dynamic shared memory when a block starts. As on a GPU, a kernel may not rely on its contents.
 const DYNAMIC_FILL: u8 = 0xcd;
@@ -30,13 +30,14 @@ impl Drop for Segment {
 pub(crate) struct SharedSegments {
     segments: Vec<Segment>,
     dynamic: Option<(Segment, usize)>,
+    /// Bytes of the static segments, with the gaps of their alignment.
     bytes: usize,
 }
 
 impl SharedSegments {
     /// Allocates `bytes` bytes of dynamic shared memory. The caller has checked the limit.
     pub(crate) fn with_dynamic(bytes: usize) -> Self {
-        let mut segments = SharedSegments { bytes, ..SharedSegments::default() };
+        let mut segments = SharedSegments::default();
         if bytes > 0 {
             // An invalid layout cannot occur: size and alignment are small and valid.
             let Ok(layout) = Layout::from_size_align(bytes, DYNAMIC_ALIGN) else { return SharedSegments::default() };
@@ -67,16 +68,24 @@ impl SharedSegments {
             }
             return Ok(segment.pointer.as_ptr());
         }
-        let total = self.bytes.saturating_add(bytes);
-        if total > SHARED_LIMIT {
-            let had = self.bytes;
-            return Err(format!(
-                "{total} bytes of shared memory in a block ({bytes} more than {had}), the limit is {SHARED_LIMIT}"
-            ));
-        }
         let Ok(layout) = Layout::from_size_align(bytes.max(1), align) else {
             return Err(format!("static shared memory of {bytes} bytes cannot be aligned to {align}"));
         };
+        let had = self.bytes;
+        let total = had.next_multiple_of(align).saturating_add(bytes);
+        if total > STATIC_SHARED_LIMIT {
+            return Err(format!(
+                "{total} bytes of static shared memory in a block ({bytes} more than {had}), the limit is \
+                 {STATIC_SHARED_LIMIT}; the launch may ask for dynamic shared memory up to {SHARED_LIMIT} bytes"
+            ));
+        }
+        let dynamic = self.dynamic().1;
+        if total + dynamic > SHARED_LIMIT {
+            return Err(format!(
+                "{total} bytes of static and {dynamic} bytes of dynamic shared memory in a block, the limit of both \
+                 together is {SHARED_LIMIT}"
+            ));
+        }
         // Safety: the size is not zero.
         let Some(pointer) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
         self.bytes = total;

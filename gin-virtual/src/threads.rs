@@ -14,11 +14,19 @@ use crate::host::{WorldOver, work_for};
 use crate::inbox::{DeviceCore, Mail};
 use crate::lock::lock;
 use crate::log::EventLog;
+use crate::refusal::explain_refusal;
 use crate::watchdog::Heartbeat;
 use crate::world::{WorldEnd, WorldInner};
 
+/// Size in bytes of the stack of a device's OS thread, on which no kernel runs.
+pub(crate) const DEVICE_STACK: usize = 2 << 20;
+
 /// Starts the OS thread that runs the grids of a device.
-pub(crate) fn start_device(device: &Arc<DeviceCore>, config: &ThreadsConfig) -> io::Result<JoinHandle<()>> {
+pub(crate) fn start_device(
+    device: &Arc<DeviceCore>,
+    config: &ThreadsConfig,
+    world: &Arc<WorldEnd>,
+) -> io::Result<JoinHandle<()>> {
     let settings = Settings {
         seed: config.seed ^ u64::from(device.index) << 32,
         policy: config.policy,
@@ -32,9 +40,11 @@ pub(crate) fn start_device(device: &Arc<DeviceCore>, config: &ThreadsConfig) -> 
         grid_limit_ns: config.grid_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)),
         host_stack_bytes: config.host_stack_bytes,
     };
-    let (inbox, beat) = (device.inbox.clone(), Heartbeat::new(config.watchdog, config.seed));
+    let inbox = device.inbox.clone();
+    let beat = Heartbeat::new(config.watchdog, config.stall_report, config.seed, world, &inbox);
     Builder::new()
         .name(format!("virtual GPU {}", device.index))
+        .stack_size(DEVICE_STACK)
         // The engine is created on the thread that it runs on, because its coroutines cannot move.
         .spawn(move || Engine::new(settings, inbox, beat).serve())
 }
@@ -52,7 +62,7 @@ pub(crate) fn start_service(
 ) -> Result<JoinHandle<()>, WorldError> {
     let (ended, service): (_, Arc<str>) = (ended.clone(), name.into());
     let run = move || {
-        work_for(Some(ended.clone()));
+        work_for(ended.clone(), Actor::Service { name: service.clone() });
         if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
             let failure = failure_of(payload, |payload| {
                 Failure::World(WorldError::ServicePanicked { name: service, message: panic_text(&*payload) })
@@ -63,7 +73,7 @@ pub(crate) fn start_service(
     let spawned = Builder::new().name(name.into()).stack_size(stack_bytes).spawn(run);
     spawned.map_err(|cause| WorldError::NoResources {
         actor: Actor::Service { name: name.into() },
-        cause: cause.to_string(),
+        cause: explain_refusal(&cause, stack_bytes as u64),
     })
 }
 
@@ -76,13 +86,14 @@ fn start_host<'scope>(
 ) {
     let shared = ended.clone();
     let run = move || {
-        work_for(Some(shared.clone()));
+        work_for(shared.clone(), Actor::Host { rank });
         if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
             shared.end(failure_of(payload, |payload| Failure::HostPanic { rank, payload }));
         }
     };
     if let Err(cause) = Builder::new().name(format!("rank {rank}")).stack_size(stack_bytes).spawn_scoped(scope, run) {
-        let error = WorldError::NoResources { actor: Actor::Host { rank }, cause: cause.to_string() };
+        let error =
+            WorldError::NoResources { actor: Actor::Host { rank }, cause: explain_refusal(&cause, stack_bytes as u64) };
         ended.end(Some(Failure::World(error)));
     }
 }

@@ -8,12 +8,13 @@ use std::thread::JoinHandle;
 
 use crate::config::{DeviceConfig, SeededConfig, ThreadsConfig};
 use crate::engine::{Engine, Failure, Settings};
-use crate::error::{LaunchError, WorldError};
+use crate::error::{Actor, LaunchError, Waiter, WorldError};
 use crate::grid::{Grid, GridRun, LaunchTicket, StreamId};
 use crate::hooks;
 use crate::inbox::{DeviceCore, HostSpec, Inbox, Mail, ServiceSpec};
 use crate::lock::lock;
 use crate::log::EventLog;
+use crate::refusal::explain_refusal;
 use crate::service::{ServiceHandle, ServiceState, ServiceStep, service_body};
 use crate::watchdog::Heartbeat;
 
@@ -27,6 +28,10 @@ pub(crate) enum WorldMode {
 pub(crate) struct WorldEnd {
     flag: AtomicBool,
     failure: Mutex<Option<Failure>>,
+    /// Host functions and services that have waited for a while.
+    waiting: Mutex<Vec<Waiter>>,
+    /// Number of their waits that have ended.
+    waits: AtomicU64,
 }
 
 impl WorldEnd {
@@ -40,6 +45,21 @@ impl WorldEnd {
             *slot = failure;
         }
         self.flag.store(true, Ordering::Release);
+    }
+
+    /// Records that an OS thread of the world waits.
+    pub(crate) fn wait_begins(&self, waiter: Waiter) {
+        lock(&self.waiting).push(waiter);
+    }
+
+    pub(crate) fn wait_ends(&self, actor: &Actor) {
+        lock(&self.waiting).retain(|waiter| waiter.actor != *actor);
+        self.waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the OS threads that have waited for a while, and the number of such waits that have ended.
+    pub(crate) fn waiting(&self) -> (Vec<Waiter>, u64) {
+        (lock(&self.waiting).clone(), self.waits.load(Ordering::Relaxed))
     }
 
     /// Withdraws the request to end and returns its cause.
@@ -130,10 +150,13 @@ impl World {
         let inbox = if self.is_seeded() { inner.inbox.clone() } else { Arc::default() };
         let device = Arc::new(DeviceCore::new(index, config, inbox));
         if let WorldMode::Threads(config) = &inner.mode {
-            match crate::threads::start_device(&device, config) {
+            match crate::threads::start_device(&device, config, &inner.ended) {
                 Ok(thread) => lock(&inner.device_threads).push(thread),
-                // Every launch then fails with the error that the device has been shut down.
-                Err(_) => device.inbox.close(),
+                // Every launch then fails with this reason.
+                Err(cause) => {
+                    device.refusal.get_or_init(|| explain_refusal(&cause, crate::threads::DEVICE_STACK as u64));
+                    device.inbox.close();
+                }
             }
         }
         devices.push(device.clone());
@@ -267,7 +290,7 @@ impl World {
                 host_stack_bytes: config.host_stack_bytes,
             },
             inner.inbox.clone(),
-            Heartbeat::new(config.watchdog, config.seed),
+            Heartbeat::new(config.watchdog, None, config.seed, &inner.ended, &inner.inbox),
         );
         let outcome = engine.run_world();
         inner.clock.store(engine.clock(), Ordering::Relaxed);

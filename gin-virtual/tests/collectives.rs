@@ -265,16 +265,31 @@ fn dynamic_shared_memory_has_the_size_of_the_launch_and_holds_nothing_to_rely_on
     });
 }
 
-#[test]
-fn static_and_dynamic_shared_memory_beyond_the_limit_trap_with_both_figures() {
+/// Runs a thread that uses `first` and `second` bytes of static shared memory. Returns the text of its trap, if any.
+fn trap_of_shared(first: usize, second: usize, dynamic: usize) -> Option<String> {
     let world = World::seeded(SeededConfig::default());
-    let grid = Grid::new("greedy", 1, 1, || {
-        shared(&FIRST, 1 << 10);
-        shared(&SECOND, 1);
+    let grid = Grid::new("greedy", 1, 1, move || {
+        shared(&FIRST, first);
+        shared(&SECOND, second);
     });
-    let error = run_grid(&world, DeviceConfig::default(), &grid.dynamic_shared(226 << 10)).unwrap_err();
-    let LaunchError::Trapped { message, .. } = &error else { panic!("{error}") };
-    assert_eq!(message, "232449 bytes of shared memory in a block (1 more than 232448), the limit is 232448");
+    match run_grid(&world, DeviceConfig::default(), &grid.dynamic_shared(dynamic)) {
+        Ok(()) => None,
+        Err(LaunchError::Trapped { message, .. }) => Some(message),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn shared_memory_beyond_a_limit_of_gpus_traps_with_the_figures() {
+    assert_eq!(trap_of_shared(40 << 10, 8 << 10, 179 << 10), None);
+    let text = "49153 bytes of static shared memory in a block (1 more than 49152), the limit is 49152; the launch may \
+                ask for dynamic shared memory up to 232448 bytes";
+    assert_eq!(trap_of_shared(48 << 10, 1, 0).unwrap(), text);
+    let text = "49168 bytes of static shared memory in a block (49152 more than 1), ";
+    assert!(trap_of_shared(1, 48 << 10, 0).unwrap().starts_with(text));
+    let text = "1040 bytes of static and 231424 bytes of dynamic shared memory in a block, the limit of both together is \
+                232448";
+    assert_eq!(trap_of_shared(1 << 10, 16, 226 << 10).unwrap(), text);
 }
 
 #[test]

@@ -56,6 +56,22 @@ fn a_grid_of_full_blocks_many_times_over_the_residency_limit_runs() {
 }
 
 #[test]
+fn thirty_thousand_threads_of_a_mebibyte_of_stack_are_resident_together() {
+    let world = World::seeded(SeededConfig::new(1));
+    let count = Arc::new(AtomicU64::new(0));
+    let counter = count.clone();
+    let grid = Grid::new("wide", 30, 1000, move || {
+        counter.fetch_add(1, SeqCst);
+        // Every thread waits for the last one.
+        while counter.load(SeqCst) < 30_000 {
+            pause(1000);
+        }
+    });
+    run_grid(&world, DeviceConfig { stack_bytes: 1 << 20, ..DeviceConfig::default() }, &grid.cooperative()).unwrap();
+    assert_eq!(count.load(SeqCst), 30_000);
+}
+
+#[test]
 fn stacks_that_the_machine_does_not_have_are_an_error_of_the_grid_or_of_the_run() {
     for world in [World::seeded(SeededConfig::default()), World::threads(ThreadsConfig::default())] {
         for stack_bytes in [1 << 50, usize::MAX] {

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The watchdog names a coroutine that never yields and ends the process. Observed from outside, in a child process.
 
+mod common;
+
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::*;
+use gin_device::exec::Reduction;
 use gin_virtual::*;
 
 const CHILD: &str = "GIN_VIRTUAL_TEST_CHILD";
@@ -95,6 +100,112 @@ fn a_service_that_never_yields_is_named() {
     }
     let text = child("a_service_that_never_yields_is_named", "service");
     assert!(text.contains("service 0 (`stubborn`) has not yielded"), "{text}");
+}
+
+/// Launches a grid on each of two devices and waits for both. The first threads of all blocks poll for ever; the others
+/// wait for them at the barrier.
+fn two_ranks_that_wait(world: &World) {
+    let hosts = (0..2).map(|_| {
+        let gpu = world.device(DeviceConfig::resident(8));
+        move || {
+            let polling = || {
+                while thread() == 0 {
+                    pause(1000);
+                }
+                sync();
+            };
+            gpu.launch(StreamId(0), Grid::new("waiter", 10, 64, polling)).unwrap().wait().unwrap();
+        }
+    });
+    let _ = world.run(hosts.collect());
+}
+
+#[track_caller]
+fn assert_names_all_waiters(text: &str) {
+    for rank in [0, 1] {
+        let expected = [
+            format!("  host of rank {rank}: blocked on a condition at gin-virtual/tests/watchdog.rs:"),
+            format!("  rank {rank}, grid `waiter` (launch 1), blocks 0 to 7, thread 0: pausing in a polling loop"),
+            format!(
+                "  rank {rank}, grid `waiter` (launch 1), blocks 0 to 7, thread 1 to 63: waiting at barrier 0 for the \
+                 whole block at gin-virtual/tests/watchdog.rs:"
+            ),
+            format!("  rank {rank}, grid `waiter`: blocks 8 to 9 of 10 not started: residency limit 8, 8 blocks are"),
+        ];
+        for expected in expected {
+            assert_eq!(text.lines().filter(|line| line.starts_with(&expected)).count(), 1, "{expected}\n{text}");
+        }
+    }
+}
+
+/// Starts the named test of this binary again as a child that does `what`. Returns its standard error up to a line that
+/// begins with `until` and the seven lines after it, then ends it by a signal.
+fn child_until(test: &str, what: &str, signals: [&str; 2], until: &str) -> (String, std::process::ExitStatus) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(CHILD, what).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let id = child.id().to_string();
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    if lines.next().is_some_and(|line| line == "runs") {
+        std::thread::sleep(Duration::from_millis(500));
+        signal(signals[0]);
+    }
+    let report: Vec<String> = lines.by_ref().skip_while(|line| !line.starts_with(until)).take(9).collect();
+    signal(signals[1]);
+    let again = lines.filter(|line| line.starts_with(until)).count();
+    assert_eq!(again, 0);
+    (report.join("\n"), child.wait().unwrap())
+}
+
+#[test]
+fn a_world_of_threads_without_progress_names_all_waiters_once() {
+    let test = "a_world_of_threads_without_progress_names_all_waiters_once";
+    if is_child("stall") {
+        eprintln!("runs");
+        let stall_report = Some(Duration::from_millis(500));
+        two_ranks_that_wait(&World::threads(ThreadsConfig { stall_report, ..ThreadsConfig::default() }));
+    }
+    let until = "gin-virtual: no progress for 500ms";
+    let (text, _) = child_until(test, "stall", ["-CONT", "-KILL"], until);
+    assert_names_all_waiters(&text);
+}
+
+#[test]
+fn sigquit_names_all_waiters_and_ends_the_process_in_both_modes() {
+    let test = "sigquit_names_all_waiters_and_ends_the_process_in_both_modes";
+    if is_child("quit threads") {
+        eprintln!("runs");
+        two_ranks_that_wait(&World::threads(ThreadsConfig::default()));
+    }
+    if is_child("quit seeded") {
+        eprintln!("runs");
+        two_ranks_that_wait(&World::seeded(SeededConfig { stall_steps: u64::MAX, ..SeededConfig::default() }));
+    }
+    for what in ["quit threads", "quit seeded"] {
+        let (text, status) = child_until(test, what, ["-QUIT", "-CONT"], "gin-virtual: SIGQUIT");
+        assert_names_all_waiters(&text);
+        assert_eq!(status.signal(), Some(3), "{text}");
+    }
+}
+
+#[test]
+fn a_long_run_with_progress_is_not_reported() {
+    if is_child("progress") {
+        let stall_report = Some(Duration::from_millis(100));
+        let world = World::threads(ThreadsConfig { stall_report, ..ThreadsConfig::default() });
+        let started = Instant::now();
+        let grid = Grid::new("busy", 1, 64, move || {
+            while barrier(0, 0, Reduction::Or, started.elapsed() < Duration::from_millis(1500)) != 0 {
+                pause(1000);
+            }
+        });
+        run_grid(&world, DeviceConfig::default(), &grid).unwrap();
+        // Fails, as `child` expects.
+        panic!("went on");
+    }
+    let text = child("a_long_run_with_progress_is_not_reported", "progress");
+    assert!(text.contains("went on") && !text.contains("no progress"), "{text}");
 }
 
 #[test]

@@ -270,7 +270,7 @@ fn a_grid_beyond_the_limit_of_a_threaded_world_is_reported() {
     let error = run_grid(&world, DeviceConfig::resident(2), &grid).unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with("rank 0, grid `poller`: has not ended after 200000000 ns"), "{text}");
-    assert!(text.contains("block 1, thread 0 to 31: pausing in a polling loop"), "{text}");
+    assert!(text.contains("blocks 0 to 1, thread 0 to 31: pausing in a polling loop"), "{text}");
     assert!(text.contains("blocks 2 to 4 of 5 not started: residency limit 2"), "{text}");
 }
 

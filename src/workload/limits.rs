@@ -22,12 +22,6 @@ fn default_resident_blocks() -> u32 {
     gin_host::WorldConfig::seeded(1, 0).device.resident_blocks
 }
 
-/// Mappings of a process reserved for everything except the stacks of device threads.
-const OTHER_MAPPINGS: u64 = 2000;
-
-/// Linux's default limit of mappings per process.
-const USUAL_MAPPINGS: u64 = 65530;
-
 /// Bytes of a resident thread of a virtual GPU: one or two pages of its stack, and its state.
 const THREAD_BYTES: u128 = 8 << 10;
 
@@ -79,7 +73,7 @@ fn gdaki_refusal() -> Option<String> {
 /// Checks the limits that only the virtual GPU has.
 fn check_virtual(plan: &Plan) -> Result<(), Refused> {
     let refuse = |text: String| Err(Refused(text));
-    let (ranks, Sizes { blocks, threads, .. }) = (plan.ranks, plan.sizes);
+    let (ranks, blocks) = (plan.ranks, plan.sizes.blocks);
     let (most_ranks, mode) = match plan.mode {
         Mode::Seeded => (MOST_RANKS_SEEDED, "seeded"),
         Mode::Threads => (MOST_RANKS_THREADS, "threads"),
@@ -95,14 +89,6 @@ fn check_virtual(plan: &Plan) -> Result<(), Refused> {
         return refuse(format!(
             "--blocks {blocks}: the blocks of a workload wait for each other, so all {blocks} must be resident at once, \
              but a device holds {resident}: use fewer blocks or more --resident-blocks"
-        ));
-    }
-    let (all, mappings) = (u64::from(ranks) * u64::from(blocks) * u64::from(threads), mappings());
-    let most = mappings.saturating_sub(OTHER_MAPPINGS) / 2;
-    if all > most {
-        return refuse(format!(
-            "--ranks {ranks} x --blocks {blocks} x --threads {threads}: {all} threads; the virtual GPUs of a process can \
-             run {most} at once here, because each uses two of the vm.max_map_count = {mappings} mappings"
         ));
     }
     Ok(())
@@ -138,11 +124,6 @@ pub(super) fn check_memory(plan: &Plan, ids: u32, per_rank: u128) -> Result<(), 
 
 fn in_mib(bytes: u128) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
-}
-
-/// Returns the limit of mappings of a process.
-fn mappings() -> u64 {
-    number_in("/proc/sys/vm/max_map_count").unwrap_or(USUAL_MAPPINGS)
 }
 
 fn number_in(path: &str) -> Option<u64> {
@@ -196,12 +177,6 @@ mod tests {
         both(refusal(|plan| (plan.ranks, plan.mode) = (65, Mode::Threads)), "--ranks 65", "64");
         both(refusal(|plan| plan.sizes.blocks = 133), "--blocks 133", "132");
         both(refusal(|plan| plan.resident_blocks = Some(1)), "--blocks 2", "holds 1:");
-        let most = (mappings() - OTHER_MAPPINGS) / 2;
-        let many = |plan: &mut Plan| {
-            (plan.resident_blocks, plan.sizes.blocks, plan.sizes.threads) =
-                (Some(i32::MAX as u32), i32::MAX as u32, 1024);
-        };
-        both(refusal(many), "8796093018112 threads", &most.to_string());
     }
 
     #[test]

@@ -105,6 +105,7 @@ fn barrier(state: &mut EngineState, key: TaskKey, call: &BarrierCall, now: u64) 
             state.block(block).barriers[at].waiters = waiters;
             state.tasks[key.id as usize].wait = WaitKind::Ready;
             let code = state.tasks[key.id as usize].code;
+            state.activity += 1;
             state.record(Event::Barrier, code, now, u64::from(call.id) << 32 | u64::from(call.site.line()));
             Then::Go(result)
         }
@@ -192,6 +193,7 @@ fn exchange(state: &mut EngineState, key: TaskKey, call: &ExchangeCall, out: &mu
     let task = &mut state.tasks[key.id as usize];
     task.wait = WaitKind::Ready;
     let code = task.code;
+    state.activity += 1;
     state.record(Event::Exchange, code, now, u64::from(call.mask) << 20 | u64::from(call.site.line() & 0xf_ffff));
     Then::Go(())
 }

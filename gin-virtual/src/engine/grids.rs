@@ -105,6 +105,7 @@ impl Engine {
             let warp = serial << 5 | u64::from(thread / LANES);
             let key = state.add_task(TaskKind::Thread { block: slot, thread }, code, warp, position);
             state.block(slot).tasks.push(key);
+            state.set_stack(key, &stack);
             let thread_run = run.clone();
             self.put_coroutine(key, new_coroutine(stack, move || (thread_run.grid.body)()));
             state.wake(key, now);

@@ -32,6 +32,7 @@ use crate::hooks::{Current, SuspendReason, current};
 use crate::host::real_clock_ns;
 use crate::inbox::{HostSpec, Inbox, Mail, ServiceSpec};
 use crate::log::{Code, Event, EventLog};
+use crate::overflow::{Overflow, SignalStack};
 use crate::stack::{Stack, give_stack, take_stack};
 use crate::watchdog::Heartbeat;
 
@@ -142,6 +143,7 @@ impl Engine {
 
     /// Runs hosts, services and grids until all hosts and grids have ended, or something fails.
     pub(crate) fn run_world(&self) -> Result<(), Failure> {
+        let _signals = SignalStack::new();
         let outcome = loop {
             self.read_mail();
             self.start_blocks();
@@ -169,6 +171,7 @@ impl Engine {
 
     /// Runs the grids of a device until the inbox is closed, on the real clock.
     pub(crate) fn serve(&self) {
+        let _signals = SignalStack::new();
         let mut idle_turns = 0_u32;
         let mut idle_progress = 0;
         loop {
@@ -190,9 +193,21 @@ impl Engine {
                 }
                 Turn::Dead => self.inbox.wait(),
             }
+            self.beat.note_progress(self.state.borrow().activity());
             self.check_grid_limits();
         }
         self.end_everything(&Ok(()));
+    }
+
+    /// Returns the running coroutine and its stack if `address` is in its guard page. For a signal handler.
+    pub(crate) fn overflow(&self, address: usize) -> Option<Overflow> {
+        let key = current(|current| current.key.get());
+        // Safety: the coroutine was interrupted on this OS thread, perhaps while a hook borrows the state to change it.
+        // Hooks change neither the lists of tasks, blocks and grids nor what is read of their elements here, and
+        // nothing runs after this.
+        let state = unsafe { &*self.state.as_ptr() };
+        let task = state.tasks.get(key.id as usize).filter(|task| task.guard.contains(&address))?;
+        Some(Overflow { actor: state.actor(key), bytes: task.stack_bytes, seed: self.beat.seed() })
     }
 
     fn no_progress(&self, reason: String) -> Failure {
@@ -305,6 +320,7 @@ impl Engine {
                 task.switches = task.switches.saturating_add(1);
                 if task.switches > POLL_SWITCHES {
                     task.wait = WaitKind::Ready;
+                    state.activity += 1;
                 }
                 state.make_ready(key, now);
                 return;
@@ -369,6 +385,8 @@ impl Engine {
                 Mail::Host(spec) => self.add_host(spec),
                 Mail::Service(spec) => self.add_service(spec),
                 Mail::EndGrids(reason) => self.end_grids(&reason),
+                // The watchdog may have given up waiting for it.
+                Mail::Report(to) => drop(to.send(self.state.borrow().report(None))),
             }
         }
     }
@@ -392,6 +410,7 @@ impl Engine {
         let key = state.add_task(kind, code, 0, Position::ALONE);
         match take_stack(self.settings.host_stack_bytes) {
             Ok(stack) => {
+                state.set_stack(key, &stack);
                 self.put_coroutine(key, new_coroutine(stack, body));
                 state.wake(key, self.now.get());
             }

@@ -2,6 +2,7 @@
 //! An engine's record of its coroutines, grids and blocks.
 
 use std::any::Any;
+use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::grid::GridRun;
 use crate::hooks::SuspendReason;
 use crate::inbox::DeviceCore;
 use crate::log::{Code, Event, EventLog};
+use crate::stack::Stack;
 
 #[derive(Clone)]
 pub(super) enum TaskKind {
@@ -40,6 +42,10 @@ pub(super) struct Task {
     /// Result that the waker leaves for the task.
     pub(super) result: u32,
     pub(super) yielder: *const Yielder<(), SuspendReason>,
+    /// Addresses of the guard page of its stack.
+    pub(super) guard: Range<usize>,
+    /// Size of its stack in bytes.
+    pub(super) stack_bytes: usize,
     pub(super) position: Position,
 }
 
@@ -85,6 +91,8 @@ pub(super) struct EngineState {
     pub(super) log_mode: LogMode,
     pub(super) steps: u64,
     pub(super) progress_step: u64,
+    /// Number of barriers and exchanges that have completed, and of turns of coroutines that do not poll.
+    pub(super) activity: u64,
     pub(super) serial: u64,
     pub(super) hosts: u32,
     pub(super) services: u32,
@@ -112,6 +120,7 @@ impl EngineState {
             log_mode,
             steps: 0,
             progress_step: 0,
+            activity: 0,
             serial: 0,
             hosts: 0,
             services: 0,
@@ -126,6 +135,11 @@ impl EngineState {
 
     pub(super) fn progress(&mut self) {
         self.progress_step = self.steps;
+    }
+
+    /// Returns a number that changes if there was progress, also within a grid.
+    pub(super) fn activity(&self) -> u64 {
+        self.progress_step.wrapping_add(self.activity)
     }
 
     pub(super) fn alive(&self, key: TaskKey) -> bool {
@@ -147,6 +161,8 @@ impl EngineState {
             switches: 0,
             result: 0,
             yielder: std::ptr::null(),
+            guard: 0..0,
+            stack_bytes: 0,
             position,
         };
         let id = match self.free_tasks.pop() {
@@ -160,6 +176,12 @@ impl EngineState {
             }
         };
         TaskKey { id, generation }
+    }
+
+    /// Records the stack on which a task runs.
+    pub(super) fn set_stack(&mut self, key: TaskKey, stack: &Stack) {
+        let task = &mut self.tasks[key.id as usize];
+        (task.guard, task.stack_bytes) = (stack.guard(), stack.bytes());
     }
 
     pub(super) fn free_task(&mut self, key: TaskKey) {

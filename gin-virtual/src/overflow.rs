@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The report of a stack overflow: a signal handler that names the coroutine that touched its guard page.
+//!
+//! The handler ends the process. Unwinding out of it, or leaving the coroutine behind, is not safe: its code may hold
+//! a lock of the allocator, or be anywhere else.
+
+use std::io::Write;
+use std::mem::MaybeUninit;
+use std::sync::OnceLock;
+
+use corosensei::stack::Stack as _;
+use libc::{SA_ONSTACK, SA_SIGINFO, SIG_DFL, SIG_IGN, SIGSEGV, c_int, c_void, sigaction, siginfo_t, stack_t};
+
+use crate::error::Actor;
+use crate::hooks::engine;
+use crate::stack::{Stack, give_stack, take_stack};
+
+/// Size of the stack on which the handler runs, in bytes: the processor's state and a line of text must fit.
+const HANDLER_STACK: usize = 64 << 10;
+
+/// A signal stack of this OS thread, until dropped. The stack of a coroutine that overflowed has no room.
+pub(crate) struct SignalStack {
+    stack: Option<Stack>,
+    before: stack_t,
+}
+
+impl SignalStack {
+    /// Installs the handler and a signal stack. Without memory for that stack, an overflow is not explained.
+    pub(crate) fn new() -> Option<Self> {
+        install();
+        let stack = take_stack(HANDLER_STACK).ok()?;
+        let lowest = std::ptr::with_exposed_provenance_mut(stack.base().get() - HANDLER_STACK);
+        let new = stack_t { ss_sp: lowest, ss_flags: 0, ss_size: HANDLER_STACK };
+        let mut before = stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        // Safety: the stack lives until `drop` has put the previous one back.
+        if unsafe { libc::sigaltstack(&new, &mut before) } != 0 {
+            give_stack(stack);
+            return None;
+        }
+        Some(SignalStack { stack: Some(stack), before })
+    }
+}
+
+impl Drop for SignalStack {
+    fn drop(&mut self) {
+        // Safety: this is the thread's previous signal stack, and the value was not sent to another thread.
+        let restored = unsafe { libc::sigaltstack(&self.before, std::ptr::null_mut()) } == 0;
+        match self.stack.take() {
+            Some(stack) if restored => give_stack(stack),
+            stack => std::mem::forget(stack),
+        }
+    }
+}
+
+/// The action that the handler replaced.
+static BEFORE: OnceLock<sigaction> = OnceLock::new();
+
+fn install() {
+    BEFORE.get_or_init(|| {
+        let mut before = MaybeUninit::<sigaction>::zeroed();
+        // Safety: the action is plain old data, for which zeros are valid. The handler reads `BEFORE` only after a
+        // fault, and no coroutine runs before this function returns.
+        unsafe {
+            let mut new: sigaction = MaybeUninit::zeroed().assume_init();
+            new.sa_sigaction = on_fault as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as usize;
+            new.sa_flags = SA_SIGINFO | SA_ONSTACK;
+            libc::sigaction(SIGSEGV, &new, before.as_mut_ptr());
+            before.assume_init()
+        }
+    });
+}
+
+/// Handles SIGSEGV. It calls only functions that are safe in a signal handler: it neither locks nor allocates.
+extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // Safety: the kernel passes the information of a fault.
+    let address = unsafe { (*info).si_addr() } as usize;
+    if let Some(overflow) = engine().and_then(|engine| engine.overflow(address)) {
+        let mut text = [0; 1024];
+        let mut rest = &mut text[..];
+        // A name that is too long is cut off.
+        let _ = writeln!(rest, "gin-virtual: {overflow}");
+        let length = 1024 - rest.len();
+        // Safety: the bytes are initialised.
+        unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), length) };
+        // Safety: it has no precondition.
+        unsafe { libc::abort() };
+    }
+    chain(signal, info, context);
+}
+
+/// Lets the previous action handle another fault. Returning from here repeats the access that faulted.
+fn chain(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // Safety: zeros are the default action.
+    let default: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+    let before = BEFORE.get().unwrap_or(&default);
+    match before.sa_sigaction {
+        SIG_DFL | SIG_IGN => {
+            // The kernel does not let a program ignore a fault either.
+            // Safety: it sets the default action.
+            unsafe { libc::sigaction(signal, &default, std::ptr::null_mut()) };
+        }
+        handler if before.sa_flags & SA_SIGINFO != 0 => {
+            // Safety: the flag says that the function has this type.
+            let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // Safety: without the flag the function has this type.
+            let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}
+
+/// A coroutine that touched its guard page.
+pub(crate) struct Overflow {
+    pub(crate) actor: Actor,
+    pub(crate) bytes: usize,
+    pub(crate) seed: u64,
+}
+
+impl std::fmt::Display for Overflow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Overflow { actor, bytes, seed } = self;
+        let setting = match actor {
+            Actor::Thread { .. } => "`DeviceConfig::stack_bytes` (`device` of a `WorldConfig`)",
+            Actor::Host { .. } | Actor::Service { .. } => "`SeededConfig::host_stack_bytes`",
+        };
+        write!(
+            f,
+            "{actor} overflowed its stack of {bytes} bytes (seed {seed}). Set {setting} to more, or keep less on the \
+             stack. Ending the process."
+        )
+    }
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A coroutine that overflows its stack is named. Observed from outside, in a child process.
+
+mod common;
+
+use std::hint::black_box;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output, Stdio};
+
+use common::*;
+use gin_virtual::*;
+
+const CHILD: &str = "GIN_VIRTUAL_TEST_CHILD";
+const SIGABRT: i32 = 6;
+const SIGSEGV: i32 = 11;
+
+/// Uses a quarter of a KiB of stack at each level, for ever.
+#[expect(unconditional_recursion, reason = "it overflows the stack")]
+fn deep(level: u64) -> u64 {
+    let room = black_box([level; 32]);
+    deep(level + 1) + room[level as usize % 32]
+}
+
+/// Runs the named test of this binary again, as a child.
+fn child(test: &str) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(CHILD, test).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.spawn().unwrap().wait_with_output().unwrap()
+}
+
+fn is_child(test: &str) -> bool {
+    std::env::var(CHILD).is_ok_and(|asked| asked == test)
+}
+
+#[track_caller]
+fn assert_ends_with_text(test: &str, expected: &str) {
+    let Output { status, stderr, .. } = child(test);
+    let text = String::from_utf8_lossy(&stderr);
+    assert!(text.lines().any(|line| line == expected), "{text}");
+    assert_eq!(status.signal(), Some(SIGABRT), "{text}");
+}
+
+fn overflowing_grid() -> Grid {
+    Grid::new("deep", 2, 64, || {
+        if (block(), thread()) == (1, 37) {
+            black_box(deep(0));
+        }
+    })
+}
+
+#[test]
+fn a_device_thread_that_overflows_its_stack_in_a_seeded_world_is_named() {
+    let test = "a_device_thread_that_overflows_its_stack_in_a_seeded_world_is_named";
+    if is_child(test) {
+        let _ = run_grid(&World::seeded(SeededConfig::new(3)), DeviceConfig::default(), &overflowing_grid());
+    }
+    assert_ends_with_text(
+        test,
+        "gin-virtual: rank 0, grid `deep` (launch 1), block 1, thread 37 overflowed its stack of 1048576 bytes (seed 3). \
+         Set `DeviceConfig::stack_bytes` (`device` of a `WorldConfig`) to more, or keep less on the stack. Ending the \
+         process.",
+    );
+}
+
+#[test]
+fn a_device_thread_that_overflows_its_stack_in_a_threaded_world_is_named() {
+    let test = "a_device_thread_that_overflows_its_stack_in_a_threaded_world_is_named";
+    if is_child(test) {
+        let config = DeviceConfig { stack_bytes: 100_000, ..DeviceConfig::default() };
+        let _ = run_grid(&World::threads(ThreadsConfig::default()), config, &overflowing_grid());
+    }
+    assert_ends_with_text(
+        test,
+        "gin-virtual: rank 0, grid `deep` (launch 1), block 1, thread 37 overflowed its stack of 102400 bytes (seed 0). \
+         Set `DeviceConfig::stack_bytes` (`device` of a `WorldConfig`) to more, or keep less on the stack. Ending the \
+         process.",
+    );
+}
+
+#[test]
+fn a_host_function_that_overflows_its_stack_in_a_seeded_world_is_named() {
+    let test = "a_host_function_that_overflows_its_stack_in_a_seeded_world_is_named";
+    if is_child(test) {
+        let _ = World::seeded(SeededConfig::new(4)).run(vec![|| 0, || deep(0)]);
+    }
+    assert_ends_with_text(
+        test,
+        "gin-virtual: host of rank 1 overflowed its stack of 1048576 bytes (seed 4). Set \
+         `SeededConfig::host_stack_bytes` to more, or keep less on the stack. Ending the process.",
+    );
+}
+
+#[test]
+fn a_thread_of_the_program_that_overflows_its_stack_is_left_to_the_handler_before() {
+    let test = "a_thread_of_the_program_that_overflows_its_stack_is_left_to_the_handler_before";
+    if is_child(test) {
+        run_grid(&World::seeded(SeededConfig::new(3)), DeviceConfig::default(), &Grid::new("no", 1, 1, || ())).unwrap();
+        black_box(deep(0));
+    }
+    let Output { status, stderr, .. } = child(test);
+    let text = String::from_utf8_lossy(&stderr);
+    // The words of the standard library's handler.
+    assert!(text.contains("has overflowed its stack") && !text.contains("gin-virtual"), "{text}");
+    assert_eq!(status.signal(), Some(SIGABRT), "{text}");
+}
+
+#[test]
+fn another_fault_in_a_device_thread_ends_the_process_as_before() {
+    let test = "another_fault_in_a_device_thread_ends_the_process_as_before";
+    if is_child(test) {
+        let grid = Grid::new("wild", 1, 1, || {
+            // Safety: none. The fault is the point of the test.
+            let word = unsafe { black_box(std::ptr::without_provenance::<u64>(4096)).read_volatile() };
+            black_box(word);
+        });
+        let _ = run_grid(&World::seeded(SeededConfig::new(3)), DeviceConfig::default(), &grid);
+    }
+    let Output { status, stderr, .. } = child(test);
+    let text = String::from_utf8_lossy(&stderr);
+    assert!(!text.contains("gin-virtual"), "{text}");
+    assert_eq!(status.signal(), Some(SIGSEGV), "{text}");
+}
