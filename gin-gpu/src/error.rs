@@ -229,6 +229,12 @@ pub enum GpuError {
         /// The oldest version that gin supports.
         needed: String,
     },
+    /// This process may use GPUs, but gin cannot.
+    #[error("there are GPUs that gin cannot use: {reason}; to use virtual GPUs, set CUDA_VISIBLE_DEVICES to -1")]
+    Unusable {
+        /// The error of the driver or of the kernels.
+        reason: String,
+    },
     /// No GPU has this number.
     #[error("there is no GPU {ordinal}; {there} are there, numbered from 0")]
     NoSuchDevice {

@@ -44,7 +44,6 @@ mod stream;
 pub use context::device_count;
 pub use info::{GpuInfo, gpus, kernel_module_version};
 pub use launches::take_failures;
-pub use module::Embedded;
 pub use stream::CudaStream;
 
 use self::context::Context;
@@ -58,8 +57,8 @@ use super::{
     Allocation, Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, MemorySharing, Module,
     ModuleSource, NicAccess, Stream,
 };
-use crate::Devices;
 use crate::copy::copy_shared;
+use crate::{Devices, Embedded};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;

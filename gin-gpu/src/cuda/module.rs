@@ -6,7 +6,7 @@ use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, start, version_text, written};
 use super::lane::Lane;
 use crate::launch::unknown;
-use crate::{Function, GpuError, Module, Parameter, lock};
+use crate::{Embedded, Function, GpuError, Module, Parameter, lock};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
 use gin_abi::{ABI_SYMBOL, ABI_VERSION};
@@ -14,9 +14,6 @@ use gin_device::kernel::KERNELS;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
-
-/// Kernels as PTX: pairs of architecture (`sm_90`) and text, as `gin-build` writes them into a program.
-pub type Embedded = &'static [(&'static str, &'static str)];
 
 /// The most bytes of the log of the driver's compiler.
 const LOG: usize = 16 << 10;
