@@ -259,10 +259,13 @@ fn features_that_are_missing_are_refused_with_the_reason() {
     verified(&format!("run halo {SMALL} --bytes 64 --backend proxy"));
 }
 
-/// Returns part of the command's message without a visible GPU: there is no CUDA driver, it is too old, or it shows no
-/// GPU.
+/// Returns part of the command's message about the GPUs that these tests hide.
 fn no_gpu() -> &'static str {
-    if cfg!(feature = "cuda") { "CUDA driver" } else { "built without the feature `cuda`" }
+    if cfg!(feature = "cuda") {
+        "CUDA_VISIBLE_DEVICES is ``, which hides all GPUs"
+    } else {
+        "built without the feature `cuda`"
+    }
 }
 
 #[test]

@@ -67,6 +67,20 @@ pub enum GpuError {
         /// The type of the argument.
         given_type: &'static str,
     },
+    /// A parameter has another type than the kernel expects, of the same size.
+    #[error("parameter {position} of kernel `{kernel}` is `{name}: {type_name}`; a `{given_type}` was given")]
+    ParameterType {
+        /// The kernel.
+        kernel: String,
+        /// The position of the parameter, from 0.
+        position: usize,
+        /// Its name.
+        name: String,
+        /// Its type, as written in the kernel.
+        type_name: String,
+        /// The type of the argument.
+        given_type: &'static str,
+    },
     /// A kernel was compiled with other layouts than this host.
     #[error(
         "kernel `{kernel}` was built for version {kernel_abi} of the shared layouts; this host has version {host_abi}"

@@ -54,7 +54,7 @@ impl Job for Ring<'_> {
         let words = plan.sizes.iters as usize * blocks * threads;
         let sums = plan.words(rank, words)?;
         let handle = comm.device()?;
-        let time = plan.time(rank, &[&handle, &data, &inbox, &sums.address(), &plan.sizes.iters, &plan.deadline])?;
+        let time = plan.time(rank, &[&handle, &data, &inbox, &words_at(&sums), &plan.sizes.iters, &plan.deadline])?;
 
         let mut check = Check::default();
         let mut parts = vec![0u64; words];

@@ -179,6 +179,13 @@ impl Device for CudaDevice {
     }
 
     fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
+        // Every typed launch comes here, and must not park resident kernels for modules that are loaded already.
+        if source == ModuleSource::Linked {
+            let loaded = |&embedded: &Embedded| Image::loaded(&self.context, embedded);
+            if let Some(images) = self.kernels.iter().map(loaded).collect() {
+                return Ok(Box::new(Images(images)));
+            }
+        }
         // The driver waits for running kernels before it loads a module.
         let _hold = Hold::new();
         let images = match source {

@@ -77,6 +77,12 @@ struct Loaded {
 }
 
 impl Image {
+    /// Returns the module of a static text if the GPU has loaded it.
+    pub(super) fn loaded(context: &Context, embedded: Embedded) -> Option<Arc<Self>> {
+        let text = choose(embedded, context.capability)?;
+        lock(&context.images).get(&text.as_ptr().addr()).cloned()
+    }
+
     /// Returns the module of a static text. Each GPU loads it once.
     pub(super) fn embedded(context: &Arc<Context>, embedded: Embedded) -> Result<Arc<Self>, GpuError> {
         let Some(text) = choose(embedded, context.capability) else {
@@ -203,8 +209,8 @@ fn attribute(function: CUfunction, attribute: Attribute) -> Result<u32, GpuError
     written("ask for a property of a kernel", 0, ask).map(|value| value as u32)
 }
 
-/// Returns the parameters of a kernel. The module contains only sizes. The names are those of the kernel of the same
-/// name and the same sizes that is linked into the program, if there is one.
+/// Returns the parameters of a kernel. The module contains only sizes. Names and types are those of the kernel of the
+/// same name and the same sizes that is linked into the program, if there is one.
 fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuError> {
     let mut sizes = Vec::new();
     loop {
@@ -225,6 +231,7 @@ fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuErr
         Parameter {
             name: linked.map_or(String::new(), |linked| linked.name.to_owned()),
             type_name: linked.map_or(String::new(), |linked| linked.type_name.to_owned()),
+            type_id: linked.map(|linked| linked.type_id),
             size,
         }
     };
