@@ -124,7 +124,7 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
     let text = name.to_string();
     // These cannot be mistaken for parameters of the kernel.
     let (stream, config) = (Ident::new("stream", Span::mixed_site()), Ident::new("config", Span::mixed_site()));
-    let about = format!("The launcher of the kernel `{name}`.");
+    // The launcher's type is hidden from documentation, because links to the kernel would be ambiguous.
     Ok(quote! {
         #[cfg(target_arch = "nvptx64")]
         #(#attributes)*
@@ -138,7 +138,7 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
         #visibility unsafe fn #name(#inputs) #block
 
         #[cfg(not(target_arch = "nvptx64"))]
-        #[doc = #about]
+        #[doc(hidden)]
         #[allow(dead_code, non_camel_case_types)]
         #visibility enum #name {}
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The workload all-to-all.
 
-use super::{Check, Job, Launched, Plan, Refused, limits, reference};
+use super::{Check, Job, Launched, Plan, Refused, limits, reference, words_at};
 use gin_host::CommError;
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::Rank;

@@ -1,7 +1,6 @@
 use gin::comm::Deadline;
 use gin::prelude::*;
-// Links the kernels, also when nothing else of the crate is named.
-use my_program_kernels as _;
+use my_program_kernels::sum_of_left;
 use std::error::Error;
 
 include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
@@ -15,17 +14,11 @@ fn sums(config: WorldConfig) -> Result<Vec<u64>, Box<dyn Error>> {
         mine.fill(rank.rank() + 1)?;
         let sum = Memory::new(rank.device(), MemoryKind::Device, 8)?;
 
-        let (stream, kernel) = (rank.stream()?, rank.kernel("sum_of_left")?);
+        let stream = rank.stream()?;
+        let (shape, limit) = (LaunchConfig::new(1, 256).cooperative(), Deadline::after_ms(1000));
         let address = sum.address() as usize as *mut u64;
-        let handle = comm.device()?;
         // Safety: one block on every rank; windows and memory live until the stream is done.
-        unsafe {
-            stream.launch(
-                &kernel,
-                LaunchConfig::new(1, 256).cooperative(),
-                &[&handle, &mine, &theirs, &address, &Deadline::after_ms(1000)],
-            )?;
-        }
+        unsafe { sum_of_left::launch(&stream, shape, &comm.device()?, &mine, &theirs, address, limit)? };
         stream.synchronize()?;
         comm.check("add up")?;
         let mut result = [0];
