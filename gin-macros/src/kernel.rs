@@ -144,7 +144,8 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
 
         #[cfg(not(target_arch = "nvptx64"))]
         const _: () = {
-            #[allow(dead_code, clippy::too_many_arguments)]
+            // Clippy does not see the section on safety if `macro_rules` made the kernel.
+            #[allow(dead_code, clippy::missing_safety_doc, clippy::too_many_arguments)]
             impl #name {
                 /// Launches the kernel, after a check of the shape against the limits of kernel and device.
                 ///
