@@ -69,17 +69,11 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         let values: Vec<f32> = (0..LEN).map(|index| input(rank.rank(), index)).collect();
         send.write(0, &values)?;
 
-        let (stream, kernel) = (rank.stream()?, rank.kernel("ring_round")?);
-        let handle = comm.device()?;
+        let (stream, handle) = (rank.stream()?, comm.device()?);
+        let (shape, limit) = (LaunchConfig::new(1, 128).cooperative(), Deadline::after_ms(10_000));
         for round in 1..=ROUNDS {
             // Safety: one block on every rank, all rounds in order. The windows live until the stream is done.
-            unsafe {
-                stream.launch(
-                    &kernel,
-                    LaunchConfig::new(1, 128).cooperative(),
-                    &[&handle, &recv, &send, &LEN, &round, &Deadline::after_ms(10_000)],
-                )?;
-            }
+            unsafe { ring_round::launch(&stream, shape, &handle, &recv, &send, LEN, round, limit)? };
         }
         stream.synchronize()?;
         comm.check("run the ring")?;

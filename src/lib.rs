@@ -50,14 +50,14 @@ pub mod launch {
 /// Devices: memory, streams, kernels and launches.
 pub mod device {
     pub use gin_gpu::{
-        Device, DeviceKind, Devices, Event, Function, GpuError, KernelArg, LaunchConfig, Memory, MemoryKind,
+        Device, DeviceKind, Devices, Embedded, Event, Function, GpuError, KernelArg, LaunchConfig, Memory, MemoryKind,
         MemorySlice, Module, ModuleSource, Stream,
     };
 
     /// NVIDIA GPUs, and handles shared with other users of the CUDA driver.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "gpu")]
     pub mod cuda {
-        pub use gin_gpu::cuda::{CudaDevice, CudaStream, Embedded, device_count, raw};
+        pub use gin_gpu::cuda::{CudaDevice, CudaStream, device_count, raw};
     }
 }
 

@@ -4,6 +4,7 @@
 mod cli;
 mod launch;
 mod log;
+mod new;
 mod nic_check;
 mod workload;
 

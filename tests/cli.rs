@@ -259,10 +259,13 @@ fn features_that_are_missing_are_refused_with_the_reason() {
     verified(&format!("run halo {SMALL} --bytes 64 --backend proxy"));
 }
 
-/// Returns part of the command's message without a visible GPU: there is no CUDA driver, it is too old, or it shows no
-/// GPU.
+/// Returns part of the command's message about the GPUs that these tests hide.
 fn no_gpu() -> &'static str {
-    if cfg!(feature = "cuda") { "CUDA driver" } else { "built without the feature `cuda`" }
+    if cfg!(feature = "cuda") {
+        "CUDA_VISIBLE_DEVICES is ``, which hides all GPUs"
+    } else {
+        "built without the feature `cuda`"
+    }
 }
 
 #[test]
@@ -347,7 +350,9 @@ fn a_seed_gives_the_same_run_but_for_its_times() {
 #[test]
 fn info_lists_devices_back_ends_kernels_and_limits() {
     let text = succeeds("info");
-    for word in ["virtual:", "cuda: none: ", no_gpu(), "gdaki: ", "proxy: available", "ring", "threads a block: 1024"] {
+    // It asks the driver also if the GPUs are hidden.
+    let reason = if cfg!(feature = "cuda") { "CUDA driver" } else { no_gpu() };
+    for word in ["virtual:", "cuda: none: ", reason, "gdaki: ", "proxy: available", "ring", "threads a block: 1024"] {
         assert!(text.contains(word), "expected {word:?} in {text}");
     }
     // Devices that are up, or the reason why none can be used.

@@ -118,6 +118,46 @@
 //! pub unsafe fn k(comm: Comm) -> u32 { 0 }
 //! ```
 //!
+//! A launch passes the kernel's parameters, in their number, order and types.
+//!
+//! ```
+//! # use gin_device::{kernel::LaunchStream, prelude::*};
+//! # /// # Safety
+//! # /// - None.
+//! #[kernel]
+//! pub unsafe fn fill(words: *mut f32, len: usize, value: f32) {}
+//! unsafe fn f<S: LaunchStream>(stream: &S, shape: S::Config, words: *mut f32) -> Result<(), S::Error> {
+//!     unsafe { fill::launch(stream, shape, words, 4, 2.0) }
+//! }
+//! ```
+//!
+//! ```compile_fail,E0061
+//! # use gin_device::{kernel::LaunchStream, prelude::*};
+//! # #[kernel]
+//! # pub unsafe fn fill(words: *mut f32, len: usize, value: f32) {}
+//! unsafe fn f<S: LaunchStream>(stream: &S, shape: S::Config, words: *mut f32) -> Result<(), S::Error> {
+//!     unsafe { fill::launch(stream, shape, words, 4) } // no value
+//! }
+//! ```
+//!
+//! ```compile_fail,E0277
+//! # use gin_device::{kernel::LaunchStream, prelude::*};
+//! # #[kernel]
+//! # pub unsafe fn fill(words: *mut f32, len: usize, value: f32) {}
+//! unsafe fn f<S: LaunchStream>(stream: &S, shape: S::Config, words: *mut f32) -> Result<(), S::Error> {
+//!     unsafe { fill::launch(stream, shape, words, 2.0, 4) } // length and value change places
+//! }
+//! ```
+//!
+//! ```compile_fail,E0277
+//! # use gin_device::{kernel::LaunchStream, prelude::*};
+//! # #[kernel]
+//! # pub unsafe fn add(sums: Window<f32>) {}
+//! unsafe fn f<S: LaunchStream>(stream: &S, shape: S::Config, sums: Window<u32>) -> Result<(), S::Error> {
+//!     unsafe { add::launch(stream, shape, sums) } // a window of other elements
+//! }
+//! ```
+//!
 //! A parameter is `Copy` and aligned to 16 bytes at most.
 //!
 //! ```compile_fail,E0277

@@ -2,22 +2,45 @@
 //! Arguments of a launch.
 
 use bytemuck::Pod;
-use gin_abi::{CommHandle, Deadline, WindowHandle};
+use gin_abi::{CommHandle, Deadline};
+use gin_device::Comm;
+use gin_device::kernel::KernelParam;
+use std::any::{TypeId, type_name};
+use std::mem::MaybeUninit;
 
 /// The bytes of one argument, aligned to 16.
 #[derive(Clone, Debug)]
 pub struct Argument {
-    words: Vec<u128>,
+    words: Vec<MaybeUninit<u128>>,
     bytes: usize,
     type_name: &'static str,
+    type_id: TypeId,
 }
 
 impl Argument {
-    /// Makes an argument of the bytes of `value`.
-    pub fn plain<T: Pod>(value: T, type_name: &'static str) -> Self {
-        let mut words = vec![0u128; size_of::<T>().div_ceil(16).max(1)];
-        bytemuck::cast_slice_mut::<u128, u8>(&mut words)[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));
-        Self { words, bytes: size_of::<T>(), type_name }
+    /// Makes an argument for a parameter of type `P` of the bytes of `value`, which has the same layout.
+    pub fn of<P: 'static>(value: impl Pod) -> Self {
+        let bytes = bytemuck::bytes_of(&value);
+        // Safety: the bytes are those of the value.
+        unsafe { Self::copied(bytes.as_ptr(), bytes.len(), type_name::<P>(), TypeId::of::<P>()) }
+    }
+
+    /// Makes an argument for a parameter of a kernel.
+    ///
+    /// # Safety
+    /// - `value` points to a value of the parameter's type.
+    pub(crate) unsafe fn of_param(parameter: &KernelParam, value: *const u8) -> Self {
+        // Safety: the caller's promise.
+        unsafe { Self::copied(value, parameter.size, parameter.type_name, parameter.type_id) }
+    }
+
+    /// # Safety
+    /// - `value` points to `bytes` bytes, which may be padding.
+    unsafe fn copied(value: *const u8, bytes: usize, type_name: &'static str, type_id: TypeId) -> Self {
+        let mut words = vec![MaybeUninit::uninit(); bytes.div_ceil(16).max(1)];
+        // Safety: the words are at least as many bytes, and the caller's promise.
+        unsafe { words.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(value, bytes) };
+        Self { words, bytes, type_name, type_id }
     }
 
     /// Returns the size in bytes.
@@ -30,9 +53,14 @@ impl Argument {
         self.words.as_ptr().cast()
     }
 
-    /// Returns the name of the value's type.
+    /// Returns the name of the parameter's type.
     pub fn type_name(&self) -> &'static str {
         self.type_name
+    }
+
+    /// Returns the parameter's type.
+    pub fn type_id(&self) -> TypeId {
+        self.type_id
     }
 }
 
@@ -67,7 +95,7 @@ pub struct Plain<T: Pod>(pub T);
 
 impl<T: Pod> KernelArg for Plain<T> {
     fn argument(&self) -> Argument {
-        Argument::plain(self.0, std::any::type_name::<T>())
+        Argument::of::<T>(self.0)
     }
 }
 
@@ -75,19 +103,25 @@ macro_rules! plain {
     ($($ty:ty),*) => { $(
         impl KernelArg for $ty {
             fn argument(&self) -> Argument {
-                Argument::plain(*self, stringify!($ty))
+                Argument::of::<Self>(*self)
             }
         }
     )* };
 }
 
-plain!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64, Deadline, CommHandle, WindowHandle);
+impl KernelArg for CommHandle {
+    fn argument(&self) -> Argument {
+        Argument::of::<Comm>(*self)
+    }
+}
+
+plain!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64, Deadline);
 
 macro_rules! pointers {
     ($($pointer:ty),*) => { $(
-        impl<T> KernelArg for $pointer {
+        impl<T: 'static> KernelArg for $pointer {
             fn argument(&self) -> Argument {
-                Argument::plain(self.addr(), std::any::type_name::<Self>())
+                Argument::of::<Self>(self.addr())
             }
         }
     )* };

@@ -69,6 +69,20 @@ pub enum GpuError {
         /// The type of the argument.
         given_type: &'static str,
     },
+    /// A parameter has another type than the kernel expects, of the same size.
+    #[error("parameter {position} of kernel `{kernel}` is `{name}: {type_name}`; a `{given_type}` was given")]
+    ParameterType {
+        /// The kernel.
+        kernel: String,
+        /// The position of the parameter, from 0.
+        position: usize,
+        /// Its name.
+        name: String,
+        /// Its type, as written in the kernel.
+        type_name: String,
+        /// The type of the argument.
+        given_type: &'static str,
+    },
     /// A kernel was compiled with other layouts than this host.
     #[error(
         "kernel `{kernel}` was built for version {kernel_abi} of the shared layouts; this host has version {host_abi}"
@@ -230,6 +244,12 @@ pub enum GpuError {
         found: String,
         /// The oldest version that gin supports.
         needed: String,
+    },
+    /// This process may use GPUs, but gin cannot.
+    #[error("there are GPUs that gin cannot use: {reason}; to use virtual GPUs, set CUDA_VISIBLE_DEVICES to -1")]
+    Unusable {
+        /// The error of the driver or of the kernels.
+        reason: String,
     },
     /// No GPU has this number.
     #[error("there is no GPU {ordinal}; {there} are there, numbered from 0")]

@@ -122,6 +122,15 @@ pub fn check_launch(
                 given_type: argument.type_name(),
             });
         }
+        if parameter.type_id.is_some_and(|expected| expected != argument.type_id()) {
+            return Err(GpuError::ParameterType {
+                kernel: function.name.clone(),
+                position,
+                name: parameter.name.clone(),
+                type_name: parameter.type_name.clone(),
+                given_type: argument.type_name(),
+            });
+        }
     }
     for (what, extent) in [("grid", config.grid), ("block", config.block), ("cluster", config.cluster)] {
         if count(extent) == 0 {

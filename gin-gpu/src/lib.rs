@@ -16,8 +16,8 @@
 //! | [`SharedFile`] | what it shares with other processes of the host |
 //! | [`copier`] | copies that a progress thread starts |
 //!
-//! Before anything runs, a launch checks the kernel's name, the number and the sizes of the parameters, and the limits
-//! of kernel and device.
+//! Before anything runs, a launch checks the kernel's name, the number, sizes and types of the parameters, and the
+//! limits of kernel and device. A kernel's own `launch` ([`LaunchStream`]) has the compiler check the parameters.
 
 mod arg;
 pub mod copier;
@@ -44,7 +44,7 @@ mod shared;
 pub mod virt;
 
 pub use arg::{Argument, KernelArg, Plain};
-pub use devices::Devices;
+pub use devices::{Available, Devices, Embedded, available};
 pub use error::GpuError;
 pub use io::{Keep, MappedPages, MemoryFile, whole_pages};
 pub use launch::{LaunchConfig, check_launch};
@@ -59,8 +59,9 @@ pub use gin_boot::wire;
 #[doc(hidden)]
 pub use gin_boot::{config, lock};
 
+use gin_device::kernel::{KernelEntry, LaunchStream};
 use placement::Locality;
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::Arc;
 
@@ -114,6 +115,8 @@ pub struct Parameter {
     pub name: String,
     /// The type as written in the kernel; empty if the module does not contain it.
     pub type_name: String,
+    /// The type; `None` if the module does not contain it.
+    pub type_id: Option<TypeId>,
     /// The size in bytes.
     pub size: usize,
 }
@@ -487,8 +490,28 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
     fn synchronize(&self) -> Result<(), GpuError>;
 }
 
-impl dyn Stream {
-    /// Launches a kernel.
+impl LaunchStream for dyn Stream + '_ {
+    type Config = LaunchConfig;
+    type Error = GpuError;
+
+    unsafe fn launch_entry(
+        &self,
+        kernel: &'static KernelEntry,
+        config: LaunchConfig,
+        params: &[*const u8],
+    ) -> Result<(), GpuError> {
+        let function = self.device().load(ModuleSource::Linked)?.function(kernel.name)?;
+        // Safety: the caller's promise.
+        let argument = |(parameter, &value)| unsafe { Argument::of_param(parameter, value) };
+        let arguments = kernel.params.iter().zip(params).map(argument).collect();
+        // Safety: the caller's promise.
+        unsafe { self.launch_checked(&function, config, arguments) }
+    }
+}
+
+impl dyn Stream + '_ {
+    /// Launches a kernel by name, such as one of PTX that was loaded at run time. For a kernel that is linked into the
+    /// program, its own `launch` has the compiler check the arguments.
     ///
     /// ```
     /// use gin_device::prelude::*;
@@ -530,7 +553,19 @@ impl dyn Stream {
         config: LaunchConfig,
         arguments: &[&dyn KernelArg],
     ) -> Result<(), GpuError> {
-        let arguments: Vec<Argument> = arguments.iter().map(|argument| argument.argument()).collect();
+        let arguments = arguments.iter().map(|argument| argument.argument()).collect();
+        // Safety: the caller's promise.
+        unsafe { self.launch_checked(function, config, arguments) }
+    }
+
+    /// # Safety
+    /// - As [`launch`](#method.launch).
+    unsafe fn launch_checked(
+        &self,
+        function: &Function,
+        config: LaunchConfig,
+        arguments: Vec<Argument>,
+    ) -> Result<(), GpuError> {
         let device = self.device();
         check_launch(function, &config, &arguments, &device.limits(), &device.name())?;
         if config.cooperative {
@@ -539,7 +574,7 @@ impl dyn Stream {
                 return Err(GpuError::NotResident { blocks: config.blocks(), resident, device: device.name() });
             }
         }
-        // Safety: sizes were checked; the rest is the caller's promise.
+        // Safety: sizes and types were checked; the rest is the caller's promise.
         unsafe { self.enqueue(function, config, arguments) }
     }
 }

@@ -312,6 +312,7 @@ pub fn function(entry: &'static KernelEntry) -> Function {
     let parameter = |parameter: &gin_device::kernel::KernelParam| Parameter {
         name: parameter.name.to_owned(),
         type_name: parameter.type_name.to_owned(),
+        type_id: Some(parameter.type_id),
         size: parameter.size,
     };
     Function {

@@ -26,7 +26,7 @@ use crate::proxy::progress::{Pool, Progress, Running, Work};
 use gin_boot::{Bootstrap, BootstrapError, InProcess, lock};
 use gin_gpu::placement::{ChosenCpus, Placement, PlacementError, started_on};
 use gin_gpu::virt::VirtualDevice;
-use gin_gpu::{Device, Devices, Function, GpuError, ModuleSource, Stream};
+use gin_gpu::{Device, Devices, Embedded, Function, GpuError, ModuleSource, Stream};
 use gin_net::{Endpoint, Network};
 use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
 use std::sync::{Arc, Mutex};
@@ -80,6 +80,8 @@ pub struct WorldConfig {
     pub placement: Placement,
     /// The time limit of a collective call; none by default.
     pub collective_timeout: Option<Duration>,
+    /// The devices that [`auto`](Self::auto) took, and why, for people; empty if the program chose them.
+    pub choice: String,
 }
 
 impl WorldConfig {
@@ -94,7 +96,35 @@ impl WorldConfig {
             progress_threads: None,
             placement: Placement::Automatic,
             collective_timeout: None,
+            choice: String::new(),
         }
+    }
+
+    /// Makes a job of `ranks` ranks on the GPUs of this machine. If it has none, the job runs on virtual GPUs in a
+    /// seeded world, with seed 1. `kernels` are the tables that the build script wrote: the PTX for real GPUs.
+    /// [`choice`](Self::choice) says which devices it took, and why.
+    ///
+    /// ```
+    /// use gin_host::world::{Mode, WorldConfig};
+    ///
+    /// // Without kernels it serves programs that only move memory.
+    /// let config = WorldConfig::auto(2, &[])?;
+    /// println!("on {}", config.choice);
+    /// assert_eq!(matches!(config.mode, Mode::Seeded(_)), config.devices.is_none());
+    /// # Ok::<(), gin_gpu::GpuError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`available`](gin_gpu::available): GPUs that cannot be used are an error, not a reason for virtual GPUs. An
+    /// error of the driver.
+    pub fn auto(ranks: u32, kernels: &[Embedded]) -> Result<Self, GpuError> {
+        let found = gin_gpu::available(kernels)?;
+        #[cfg(feature = "cuda")]
+        if !found.names.is_empty() {
+            let gpus: Vec<usize> = (0..found.names.len().min(ranks as usize)).collect();
+            return Ok(Self { choice: found.text, ..Self::cuda(&gpus, ranks, kernels)? });
+        }
+        Ok(Self { choice: format!("virtual GPUs: {}", found.text), ..Self::seeded(ranks, 1) })
     }
 
     /// Makes a job of `ranks` ranks in a seeded world.

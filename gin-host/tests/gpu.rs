@@ -7,7 +7,8 @@ use gin_device::kernel::{KernelEntry, KernelParam};
 use gin_device::prelude::*;
 use gin_gpu::virt::{VirtualDevice, function};
 use gin_gpu::{Argument, Device, Function, GpuError, Limits, Memory, MemoryKind, ModuleSource, Plain, check_launch};
-use gin_gpu::{KernelArg, LaunchConfig};
+use gin_gpu::{KernelArg, LaunchConfig, Stream};
+use gin_host::comm::{CommError, Requirements, WindowFlags};
 use gin_host::world::{Rank as WorldRank, WorldConfig, launch};
 use std::sync::Arc;
 
@@ -113,6 +114,77 @@ fn wrong_parameters_are_refused_with_count_position_and_sizes() {
     assert!(matches!(plain, GpuError::ParameterSize { position: 1, expected: 8, given: 24, .. }), "{plain:?}");
 }
 
+/// Does nothing.
+///
+/// # Safety
+/// - None.
+#[kernel]
+pub unsafe fn host_test_types(comm: Comm, window: gin_device::Window<u32>, factor: f32, deadline: Deadline) {
+    let _ = (comm, window, factor, deadline);
+}
+
+#[test]
+fn arguments_of_another_type_of_the_same_size_are_refused_with_both_types() {
+    let outcome = launch(WorldConfig::seeded(1, 5), |rank| -> Result<[String; 4], CommError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        let (words, longs) =
+            (comm.alloc_window::<u32>(8, WindowFlags::NONE)?, comm.alloc_window(8, WindowFlags::NONE)?);
+        let (stream, kernel, handle) = (rank.stream()?, rank.kernel("host_test_types")?, comm.device()?);
+        let refused = |window: &dyn KernelArg, factor: &dyn KernelArg, deadline: &dyn KernelArg| {
+            let arguments = [&handle, window, factor, deadline];
+            // Safety: the kernel does nothing.
+            unsafe { stream.launch(&kernel, LaunchConfig::new(1, 1), &arguments) }.unwrap_err().to_string()
+        };
+        let limit = Deadline::after_ms(1);
+        let texts = [
+            refused(&gin_host::Window::<u64>::clone(&longs), &1f32, &limit),
+            refused(&words, &1u32, &limit),
+            refused(&words, &1f32, &1u64),
+            refused(&words, &Plain([0u8; 4]), &limit),
+        ];
+        // Safety: as above.
+        unsafe { stream.launch(&kernel, LaunchConfig::new(1, 1), &[&handle, &words, &1f32, &limit])? };
+        stream.synchronize()?;
+        comm.destroy()?;
+        Ok(texts)
+    });
+    let [window, factor, deadline, plain] = outcome.unwrap().remove(0);
+    let of = "of kernel `host_test_types` is";
+    assert_eq!(
+        window,
+        format!("parameter 1 {of} `window: gin_device::Window<u32>`; a `gin_device::window::Window<u64>` was given")
+    );
+    assert_eq!(factor, format!("parameter 2 {of} `factor: f32`; a `u32` was given"));
+    assert_eq!(deadline, format!("parameter 3 {of} `deadline: Deadline`; a `u64` was given"));
+    assert_eq!(plain, format!("parameter 2 {of} `factor: f32`; a `[u8; 4]` was given"));
+}
+
+/// # Safety
+/// - As [`host_test_store`].
+unsafe fn store(stream: &dyn Stream, threads: u32, out: *mut u64) -> Result<(), GpuError> {
+    // Safety: the caller's promise.
+    unsafe { host_test_store::launch(stream, LaunchConfig::new(1, threads), out, 1000, 7, 2.5) }
+}
+
+#[test]
+fn a_typed_launch_passes_its_arguments_and_checks_the_shape() {
+    on_one_rank(|rank| {
+        let memory = Memory::new(rank.device(), MemoryKind::Device, 32 * 8).unwrap();
+        let stream = rank.stream().unwrap();
+        let out = memory.address() as usize as *mut u64;
+        // Safety: one word for each thread.
+        unsafe { host_test_store::launch(&stream, LaunchConfig::new(1, 32), out, 1000, 7, 2.5).unwrap() };
+        stream.synchronize().unwrap();
+        let mut values = [0u64; 32];
+        memory.read(0, &mut values).unwrap();
+        let expected: Vec<u64> = (0..32).map(|index| 1000 + index * 7 + 2 + 1).collect();
+        assert_eq!(values[..], expected);
+        // Safety: the launch is refused.
+        let past = unsafe { store(&*stream, 65, out) };
+        assert!(matches!(past, Err(GpuError::LaunchLimit { asked: 65, limit: 64, .. })), "{past:?}");
+    });
+}
+
 #[test]
 fn launches_past_a_limit_are_refused_with_the_number_and_the_limit() {
     let figures = |config| match try_launch("host_test_store", config, &[&NULL, &1u64, &7u32, &2.5f32]).unwrap_err() {
@@ -164,7 +236,7 @@ fn a_kernel_of_another_version_of_the_layouts_is_refused_with_both_versions() {
         name: "old",
         module: "tests",
         abi: ABI_VERSION + 1,
-        params: &[KernelParam { name: "x", type_name: "u32", size: 4, align: 4 }],
+        params: &[KernelParam::new::<u32>("x", "u32")],
         launch_bounds: None,
         call: nothing,
     };

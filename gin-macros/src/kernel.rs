@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Expansion of `#[kernel]`.
 
-use proc_macro2::TokenStream;
+use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote};
 use syn::spanned::Spanned;
 use syn::{Error, FnArg, ItemFn, LitInt, Pat, Result, ReturnType, Token, Type};
@@ -97,13 +97,14 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
 
     let (attributes, visibility, block) = (&function.attrs, &function.vis, &function.block);
     let (name, inputs) = (&function.sig.ident, &function.sig.inputs);
-    let (mut types, mut names) = (Vec::new(), Vec::new());
+    let (mut types, mut parameters) = (Vec::new(), Vec::new());
     for input in inputs {
         let FnArg::Typed(parameter) = input else { continue };
         let Pat::Ident(pattern) = &*parameter.pat else { continue };
         types.push(&*parameter.ty);
-        names.push(pattern.ident.to_string());
+        parameters.push(&pattern.ident);
     }
+    let names = parameters.iter().map(ToString::to_string);
     let type_names = types.iter().map(|ty| ty.to_token_stream().to_string().replace(' ', ""));
     let values: Vec<_> = (types.iter().enumerate())
         .map(|(index, ty)| quote!(unsafe { (*params.add(#index)).cast::<#ty>().read_unaligned() }))
@@ -121,6 +122,9 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
     });
     let entry = format_ident!("__GIN_KERNEL_{}", name);
     let text = name.to_string();
+    // These cannot be mistaken for parameters of the kernel.
+    let (stream, config) = (Ident::new("stream", Span::mixed_site()), Ident::new("config", Span::mixed_site()));
+    // The launcher's type is hidden from documentation, because links to the kernel would be ambiguous.
     Ok(quote! {
         #[cfg(target_arch = "nvptx64")]
         #(#attributes)*
@@ -134,7 +138,36 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
         #visibility unsafe fn #name(#inputs) #block
 
         #[cfg(not(target_arch = "nvptx64"))]
+        #[doc(hidden)]
+        #[allow(dead_code, non_camel_case_types)]
+        #visibility enum #name {}
+
+        #[cfg(not(target_arch = "nvptx64"))]
         const _: () = {
+            // Clippy does not see the section on safety if `macro_rules` made the kernel.
+            #[allow(dead_code, clippy::missing_safety_doc, clippy::too_many_arguments)]
+            impl #name {
+                /// Launches the kernel, after a check of the shape against the limits of kernel and device.
+                ///
+                /// # Safety
+                /// - The conditions in the kernel's own `# Safety` section hold until it has ended; communicators and
+                ///   windows among the arguments are alive until then.
+                ///
+                /// # Errors
+                /// An error of the device; nothing runs then.
+                #visibility unsafe fn launch<GinStream: ::gin_device::kernel::LaunchStream + ?Sized>(
+                    #stream: &GinStream,
+                    #config: GinStream::Config,
+                    #(#parameters: impl ::gin_device::kernel::LaunchArg<#types>),*
+                ) -> ::core::result::Result<(), GinStream::Error> {
+                    unsafe {
+                        #(let #parameters: #types = ::gin_device::kernel::LaunchArg::into_param(#parameters);)*
+                        let values: &[*const u8] = &[#((&raw const #parameters).cast::<u8>()),*];
+                        ::gin_device::kernel::LaunchStream::launch_entry(#stream, &#entry, #config, values)
+                    }
+                }
+            }
+
             #[allow(non_upper_case_globals)]
             #[::gin_device::__private::linkme::distributed_slice(::gin_device::kernel::KERNELS)]
             #[linkme(crate = ::gin_device::__private::linkme)]
@@ -142,10 +175,7 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
                 name: #text,
                 module: ::core::module_path!(),
                 abi: ::gin_device::__private::ABI_VERSION,
-                params: &[#({
-                    let (size, align) = ::gin_device::kernel::check_param::<#types>();
-                    ::gin_device::kernel::KernelParam { name: #names, type_name: #type_names, size, align }
-                },)*],
+                params: &[#(::gin_device::kernel::KernelParam::new::<#types>(#names, #type_names),)*],
                 launch_bounds: #bounds,
                 call: {
                     unsafe fn call(params: *const *const u8) {

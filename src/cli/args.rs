@@ -23,6 +23,8 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
+    /// Write a project into a new folder: a kernel crate, a program, a test for virtual and real GPUs, and a workflow.
+    New(NewArgs),
     /// Run one workload and check its results against a plain computation on the host.
     Run(Run),
     /// Run all workloads on the virtual GPU and on the real GPUs of this machine, and print one table.
@@ -36,6 +38,19 @@ pub(crate) enum Command {
     /// Check a ConnectX NIC from the host: connects queue pairs to themselves and posts the entries that kernels write.
     /// Prints a report that you can paste into an issue.
     NicCheck(NicCheck),
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NewArgs {
+    /// The folder. Its last part is the name of the project: lower-case letters, digits, - and _.
+    #[arg(value_name = "NAME")]
+    pub folder: PathBuf,
+    /// The checkout of gin that the project depends on [default: the one that this command was built from].
+    #[arg(long, value_name = "DIR", conflicts_with = "git")]
+    pub path: Option<PathBuf>,
+    /// The git repository of gin that the project depends on, instead of a checkout.
+    #[arg(long, value_name = "URL")]
+    pub git: Option<String>,
 }
 
 #[derive(Args, Clone, Debug)]

@@ -11,7 +11,7 @@ mod sass;
 #[cfg(test)]
 pub(crate) use args::default_options;
 pub(crate) use args::{
-    Backend, DeviceChoice, LaunchArgs, Mode, Network, NicCheck, Options, Route, Sizes, SoftLink, Workload,
+    Backend, DeviceChoice, LaunchArgs, Mode, Network, NewArgs, NicCheck, Options, Route, Sizes, SoftLink, Workload,
 };
 pub(crate) use report::{Format, Report};
 
@@ -86,6 +86,7 @@ pub(crate) fn run() -> Result<End, Failure> {
             let workloads = [Workload::Ring, Workload::Alltoall, Workload::Halo];
             run_plans(&Plans::resolve(&workloads, &demo.options, true, None)?, demo.format, None, &mut io::stdout())
         }
+        Command::New(arguments) => crate::new::run(&arguments, &mut io::stdout()),
         Command::Launch(arguments) => crate::launch::run(&arguments),
         Command::Info => info::print(&mut io::stdout()).map(|()| End::Right),
         Command::NicCheck(arguments) => crate::nic_check::run(&arguments, &mut io::stdout()),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The workload all-to-all.
 
-use super::{Check, Job, Launched, Plan, Refused, limits, reference};
+use super::{Check, Job, Launched, Plan, Refused, limits, reference, words_at};
 use gin_host::CommError;
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::Rank;
@@ -47,8 +47,10 @@ impl Job for Alltoall<'_> {
         let words = (plan.sizes.blocks * plan.sizes.threads) as usize;
         let sums = plan.words(rank, words)?;
         let handle = comm.device()?;
-        let time = plan
-            .time(rank, &[&handle, &outbox, &inbox, &self.bytes, &sums.address(), &plan.sizes.iters, &plan.deadline])?;
+        let time = plan.time(
+            rank,
+            &[&handle, &outbox, &inbox, &self.bytes, &words_at(&sums), &plan.sizes.iters, &plan.deadline],
+        )?;
 
         let mut check = Check::default();
         let mut parts = vec![0u64; words];

@@ -58,19 +58,6 @@ impl Gpus {
         }
     }
 
-    /// Returns a description of the GPUs for people.
-    pub(crate) fn text(&self) -> String {
-        let mut kinds: Vec<(&str, usize)> = Vec::new();
-        for name in &self.names {
-            match kinds.iter_mut().find(|(kind, _)| kind == name) {
-                Some((_, count)) => *count += 1,
-                None => kinds.push((name, 1)),
-            }
-        }
-        let kinds: Vec<String> = kinds.iter().map(|(kind, count)| format!("{count} x {kind}")).collect();
-        kinds.join(", ")
-    }
-
     /// Returns the name of the GPUs that `ranks` ranks use, if all have the same.
     pub(crate) fn name(&self, ranks: u32) -> Option<String> {
         let names = &self.names[..self.used(ranks)];
@@ -110,27 +97,17 @@ fn check_room(plan: &Plan, gpus: &Gpus, device: &str, resident: u64) -> Result<(
     )))
 }
 
-/// Returns the GPUs of this machine, after a check that the shipped kernels support each.
+/// Returns the GPUs of this machine and their text, or the reason why there is none.
 ///
 /// # Errors
-/// Returns the reason if no GPU is usable.
-#[cfg(feature = "cuda")]
-pub(crate) fn find() -> Result<Gpus, String> {
-    use gin_gpu::cuda::gpus;
-    let found = gpus().map_err(|error| error.to_string())?;
-    for gpu in &found {
-        gpu.check(gin::ptx::PTX).map_err(|error| error.to_string())?;
-    }
-    Ok(Gpus { names: found.into_iter().map(|gpu| gpu.name).collect(), own: None })
-}
-
-/// Fails: this build supports no GPUs.
-///
-/// # Errors
-/// Always returns the reason.
-#[cfg(not(feature = "cuda"))]
-pub(crate) fn find() -> Result<Gpus, String> {
-    Err("this command was built without the feature `cuda`, so it has no kernels for GPUs".to_owned())
+/// Refuses GPUs that the shipped kernels or gin do not support.
+pub(crate) fn find() -> Result<Result<(Gpus, String), String>, Refused> {
+    #[cfg(feature = "cuda")]
+    let kernels = [gin::ptx::PTX];
+    #[cfg(not(feature = "cuda"))]
+    let kernels = [];
+    let found = gin_gpu::available(&kernels).map_err(|error| Refused(format!("{error}, or use --device virtual")))?;
+    Ok(if found.names.is_empty() { Err(found.text) } else { Ok((Gpus { names: found.names, own: None }, found.text)) })
 }
 
 /// Checks against the limits of the GPUs that the grids of all ranks are resident at once.
@@ -165,7 +142,12 @@ pub(crate) fn check(gpus: &Gpus, plan: &Plan) -> Result<(), Failure> {
 /// Always returns [`Refused`].
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn check(_gpus: &Gpus, _plan: &Plan) -> Result<(), Failure> {
-    find().map(|_| ()).map_err(|reason| Refused(reason).into())
+    Err(no_support().into())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn no_support() -> Refused {
+    Refused("this command was built without the feature `cuda`: it has no kernels for GPUs".to_owned())
 }
 
 /// Returns a world on the first of these GPUs, at most one GPU per rank.
@@ -184,7 +166,7 @@ pub(crate) fn world(gpus: &Gpus, ranks: u32) -> Result<WorldConfig, Failure> {
 /// Always returns [`Refused`].
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn world(_gpus: &Gpus, _ranks: u32) -> Result<WorldConfig, Failure> {
-    find().map(|_| WorldConfig::threads(0)).map_err(|reason| Refused(reason).into())
+    Err(no_support().into())
 }
 
 #[cfg(test)]
@@ -193,10 +175,9 @@ mod tests {
     use crate::workload::plan::default_plan;
 
     #[test]
-    fn gpus_are_described_by_kind_and_number() {
+    fn ranks_use_at_most_one_gpu_each_and_only_gpus_of_one_kind_have_a_name() {
         let names = ["A", "B", "A"].map(String::from).to_vec();
         let gpus = Gpus { names, own: None };
-        assert_eq!(gpus.text(), "2 x A, 1 x B");
         assert_eq!((gpus.used(2), gpus.used(8)), (2, 3));
         assert_eq!((gpus.name(1).as_deref(), gpus.name(3)), (Some("A"), None));
     }

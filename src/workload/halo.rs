@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The workload halo: a stencil that exchanges its borders.
 
-use super::{Check, Job, Launched, Plan, Refused, limits, reference};
+use super::{Check, Job, Launched, Plan, Refused, limits, reference, words_at};
 use gin_host::CommError;
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::Rank;
@@ -51,8 +51,8 @@ impl Job for Halo<'_> {
         let grid = comm.alloc_window::<f32>(window_len(rows, columns), WindowFlags::NONE)?;
         let barrier = plan.words(rank, 1)?;
         let handle = comm.device()?;
-        let time =
-            plan.time(rank, &[&handle, &grid, &rows, &columns, &barrier.address(), &plan.sizes.iters, &plan.deadline])?;
+        let time = plan
+            .time(rank, &[&handle, &grid, &rows, &columns, &words_at(&barrier), &plan.sizes.iters, &plan.deadline])?;
 
         let mut check = Check::default();
         let start = row_start((plan.sizes.iters % 2) as usize, 1, rows, columns);

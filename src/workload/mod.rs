@@ -120,6 +120,11 @@ impl Plan {
     }
 }
 
+/// Returns the address of a table of words as kernels take it.
+fn words_at(table: &Memory) -> *mut u64 {
+    std::ptr::with_exposed_provenance_mut(table.address() as usize)
+}
+
 fn world(plan: &Plan) -> Result<WorldConfig, Failure> {
     let mut config = match (&plan.device, plan.mode) {
         (RunDevice::Cuda(gpus), _) => gpus::world(gpus, plan.ranks)?,

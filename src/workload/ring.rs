@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The workload ring: an all-reduce.
 
-use super::{Check, Job, Launched, Plan, Refused, limits, reference};
+use super::{Check, Job, Launched, Plan, Refused, limits, reference, words_at};
 use gin_host::CommError;
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::Rank;
@@ -54,7 +54,7 @@ impl Job for Ring<'_> {
         let words = plan.sizes.iters as usize * blocks * threads;
         let sums = plan.words(rank, words)?;
         let handle = comm.device()?;
-        let time = plan.time(rank, &[&handle, &data, &inbox, &sums.address(), &plan.sizes.iters, &plan.deadline])?;
+        let time = plan.time(rank, &[&handle, &data, &inbox, &words_at(&sums), &plan.sizes.iters, &plan.deadline])?;
 
         let mut check = Check::default();
         let mut parts = vec![0u64; words];

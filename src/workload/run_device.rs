@@ -53,23 +53,23 @@ pub(crate) fn run_devices(options: &Options, every: bool) -> Result<RunDevices, 
 /// # Errors
 /// Refuses `--device cuda` without a usable GPU; the text gives the reason and an alternative.
 pub(crate) fn choose_one(choice: DeviceChoice) -> Result<(RunDevice, Option<String>), Refused> {
-    match (choice, gpus::find) {
-        (DeviceChoice::Virtual, _) => Ok((RunDevice::Virtual, None)),
-        (DeviceChoice::Cuda | DeviceChoice::Auto, find) => match (find(), choice) {
-            (Ok(gpus), DeviceChoice::Auto) => {
-                let note = format!("--device auto took {}", gpus.text());
-                Ok((RunDevice::Cuda(gpus), Some(note)))
-            }
-            (Ok(gpus), _) => Ok((RunDevice::Cuda(gpus), None)),
-            (Err(reason), DeviceChoice::Auto) => {
-                Ok((RunDevice::Virtual, Some(format!("--device auto took the virtual GPU: {reason}"))))
-            }
-            (Err(reason), _) => Err(Refused(format!("--device cuda: {reason}; use --device virtual"))),
-        },
+    if choice == DeviceChoice::Virtual {
+        return Ok((RunDevice::Virtual, None));
+    }
+    let is_auto = choice == DeviceChoice::Auto;
+    match gpus::find()? {
+        Ok((gpus, text)) => Ok((RunDevice::Cuda(gpus), is_auto.then(|| format!("--device auto took {text}")))),
+        Err(reason) if is_auto => {
+            Ok((RunDevice::Virtual, Some(format!("--device auto took the virtual GPU: {reason}"))))
+        }
+        Err(reason) => Err(Refused(format!("--device cuda: {reason}; use --device virtual"))),
     }
 }
 
-fn decide(options: &Options, every: bool, find: impl FnOnce() -> Result<Gpus, String>) -> Result<RunDevices, Refused> {
+/// The outcome of [`gpus::find`].
+type Find = Result<Result<(Gpus, String), String>, Refused>;
+
+fn decide(options: &Options, every: bool, find: impl FnOnce() -> Find) -> Result<RunDevices, Refused> {
     let virtual_only = |note: Option<String>| Ok(RunDevices { all: vec![RunDevice::Virtual], note });
     match options.device {
         DeviceChoice::Virtual => virtual_only(None),
@@ -79,8 +79,8 @@ fn decide(options: &Options, every: bool, find: impl FnOnce() -> Result<Gpus, St
                     "{option}: only the virtual GPU has this option; leave it out, or use --device virtual"
                 )));
             }
-            match find() {
-                Ok(gpus) => Ok(RunDevices { all: vec![RunDevice::Cuda(gpus)], note: None }),
+            match find()? {
+                Ok((gpus, _)) => Ok(RunDevices { all: vec![RunDevice::Cuda(gpus)], note: None }),
                 Err(reason) => Err(Refused(format!("--device cuda: {reason}; use --device virtual"))),
             }
         }
@@ -90,13 +90,13 @@ fn decide(options: &Options, every: bool, find: impl FnOnce() -> Result<Gpus, St
                     "--device auto took the virtual GPU: only that has {option}, which was given"
                 )));
             }
-            match find() {
-                Ok(gpus) if every => {
-                    let note = format!("--device auto took both: {}", gpus.text());
+            match find()? {
+                Ok((gpus, text)) if every => {
+                    let note = format!("--device auto took both: {text}");
                     Ok(RunDevices { all: vec![RunDevice::Virtual, RunDevice::Cuda(gpus)], note: Some(note) })
                 }
-                Ok(gpus) => {
-                    let note = format!("--device auto took {}", gpus.text());
+                Ok((gpus, text)) => {
+                    let note = format!("--device auto took {text}");
                     Ok(RunDevices { all: vec![RunDevice::Cuda(gpus)], note: Some(note) })
                 }
                 Err(reason) => virtual_only(Some(format!("--device auto took the virtual GPU: {reason}"))),
@@ -124,16 +124,25 @@ mod tests {
         Options { device, ..default_options() }
     }
 
-    fn names(options: &Options, every: bool, found: Result<Gpus, String>) -> Vec<&'static str> {
+    fn names(options: &Options, every: bool, found: Find) -> Vec<&'static str> {
         decide(options, every, || found).unwrap().all.iter().map(RunDevice::name).collect()
     }
 
-    fn two() -> Result<Gpus, String> {
-        Ok(Gpus::for_tests(2))
+    fn two() -> Find {
+        Ok(Ok((Gpus::for_tests(2), "2 x Some GPU".to_owned())))
     }
 
-    fn none() -> Result<Gpus, String> {
-        Err("no CUDA driver found: there is no libcuda".to_owned())
+    fn none() -> Find {
+        Ok(Err("no CUDA driver found: there is no libcuda".to_owned()))
+    }
+
+    #[test]
+    fn gpus_that_cannot_be_used_are_refused_and_not_replaced_by_virtual_ones() {
+        for device in [DeviceChoice::Auto, DeviceChoice::Cuda] {
+            let unusable = || Err(Refused("there are GPUs that gin cannot use".to_owned()));
+            let Refused(text) = decide(&options(device), true, unusable).unwrap_err();
+            assert_eq!(text, "there are GPUs that gin cannot use");
+        }
     }
 
     #[test]

@@ -3,9 +3,9 @@
 
 use super::context::device_count;
 use super::driver::{check, written};
-use super::module::{Embedded, choose, no_text};
-use crate::GpuError;
+use super::module::{choose, no_text};
 use crate::placement::Locality;
+use crate::{Embedded, GpuError};
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute as Attribute};
 use std::ffi::CStr;
 

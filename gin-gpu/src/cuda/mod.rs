@@ -44,7 +44,6 @@ mod stream;
 pub use context::device_count;
 pub use info::{GpuInfo, gpus, kernel_module_version};
 pub use launches::take_failures;
-pub use module::Embedded;
 pub use stream::CudaStream;
 
 use self::context::Context;
@@ -58,8 +57,8 @@ use super::{
     Allocation, Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, MemorySharing, Module,
     ModuleSource, NicAccess, Stream,
 };
-use crate::Devices;
 use crate::copy::copy_shared;
+use crate::{Devices, Embedded};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -180,6 +179,13 @@ impl Device for CudaDevice {
     }
 
     fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
+        // Every typed launch comes here, and must not park resident kernels for modules that are loaded already.
+        if source == ModuleSource::Linked {
+            let loaded = |&embedded: &Embedded| Image::loaded(&self.context, embedded);
+            if let Some(images) = self.kernels.iter().map(loaded).collect() {
+                return Ok(Box::new(Images(images)));
+            }
+        }
         // The driver waits for running kernels before it loads a module.
         let _hold = Hold::new();
         let images = match source {

@@ -6,7 +6,7 @@ use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, start, version_text, written};
 use super::lane::Lane;
 use crate::launch::unknown;
-use crate::{Function, GpuError, Module, Parameter, lock};
+use crate::{Embedded, Function, GpuError, Module, Parameter, lock};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
 use gin_abi::{ABI_SYMBOL, ABI_VERSION};
@@ -14,9 +14,6 @@ use gin_device::kernel::KERNELS;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
-
-/// Kernels as PTX: pairs of architecture (`sm_90`) and text, as `gin-build` writes them into a program.
-pub type Embedded = &'static [(&'static str, &'static str)];
 
 /// The most bytes of the log of the driver's compiler.
 const LOG: usize = 16 << 10;
@@ -80,6 +77,12 @@ struct Loaded {
 }
 
 impl Image {
+    /// Returns the module of a static text if the GPU has loaded it.
+    pub(super) fn loaded(context: &Context, embedded: Embedded) -> Option<Arc<Self>> {
+        let text = choose(embedded, context.capability)?;
+        lock(&context.images).get(&text.as_ptr().addr()).cloned()
+    }
+
     /// Returns the module of a static text. Each GPU loads it once.
     pub(super) fn embedded(context: &Arc<Context>, embedded: Embedded) -> Result<Arc<Self>, GpuError> {
         let Some(text) = choose(embedded, context.capability) else {
@@ -206,8 +209,8 @@ fn attribute(function: CUfunction, attribute: Attribute) -> Result<u32, GpuError
     written("ask for a property of a kernel", 0, ask).map(|value| value as u32)
 }
 
-/// Returns the parameters of a kernel. The module contains only sizes. The names are those of the kernel of the same
-/// name and the same sizes that is linked into the program, if there is one.
+/// Returns the parameters of a kernel. The module contains only sizes. Names and types are those of the kernel of the
+/// same name and the same sizes that is linked into the program, if there is one.
 fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuError> {
     let mut sizes = Vec::new();
     loop {
@@ -228,6 +231,7 @@ fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuErr
         Parameter {
             name: linked.map_or(String::new(), |linked| linked.name.to_owned()),
             type_name: linked.map_or(String::new(), |linked| linked.type_name.to_owned()),
+            type_id: linked.map(|linked| linked.type_id),
             size,
         }
     };

@@ -14,6 +14,7 @@ use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUevent, CUfunction, CUresult, CUstream};
 use gin_boot::rt;
 use gin_device::exec::Dim3;
+use gin_device::kernel::{KernelEntry, LaunchStream};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -220,6 +221,22 @@ impl Stream for CudaStream {
             }
             Err(error) => Err(error),
         }
+    }
+}
+
+impl LaunchStream for CudaStream {
+    type Config = LaunchConfig;
+    type Error = GpuError;
+
+    unsafe fn launch_entry(
+        &self,
+        kernel: &'static KernelEntry,
+        config: LaunchConfig,
+        params: &[*const u8],
+    ) -> Result<(), GpuError> {
+        let stream: &dyn Stream = self;
+        // Safety: the caller's promise.
+        unsafe { stream.launch_entry(kernel, config, params) }
     }
 }
 

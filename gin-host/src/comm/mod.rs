@@ -43,6 +43,8 @@ pub use window::{Window, WindowFlags};
 use gin_abi::{BackendKind, CommHandle};
 use gin_boot::Bootstrap;
 use gin_boot::board::Notice;
+use gin_device::Comm;
+use gin_device::kernel::LaunchArg;
 use gin_gpu::{Argument, Device, KernelArg};
 use gin_nic::{Nic, Ringer};
 use live::Live;
@@ -75,7 +77,14 @@ impl DeviceComm {
 
 impl KernelArg for DeviceComm {
     fn argument(&self) -> Argument {
-        Argument::plain(self.0, "DeviceComm")
+        Argument::of::<Comm>(self.0)
+    }
+}
+
+impl LaunchArg<Comm> for &DeviceComm {
+    unsafe fn into_param(self) -> Comm {
+        // Safety: the communicator made the handle, and the caller's promise.
+        unsafe { Comm::from_handle(self.0) }
     }
 }
 

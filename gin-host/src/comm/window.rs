@@ -5,6 +5,7 @@ use super::CommError;
 use bytemuck::Pod;
 use gin_abi::WindowHandle;
 use gin_abi::handle::STRIDE_SHIFT;
+use gin_device::kernel::LaunchArg;
 use gin_gpu::{Argument, KernelArg, Memory, MemorySlice};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -68,6 +69,21 @@ pub(crate) struct Registered {
 ///     Ok(sum)
 /// });
 /// assert_eq!(sums.unwrap(), [11, 11]);
+/// ```
+///
+/// A kernel's own `launch` takes a reference to a window of the same elements. With others it does not compile:
+///
+/// ```compile_fail,E0277
+/// use gin_device::kernel;
+/// use gin_gpu::{GpuError, LaunchConfig, Stream};
+/// use gin_host::comm::Window;
+///
+/// #[kernel]
+/// unsafe fn clear(words: gin_device::Window<u32>) {}
+///
+/// fn start(stream: &dyn Stream, longs: &Window<u64>) -> Result<(), GpuError> {
+///     unsafe { clear::launch(stream, LaunchConfig::new(1, 32), longs) }
+/// }
 /// ```
 #[derive(Debug)]
 pub struct Window<T> {
@@ -182,6 +198,13 @@ impl<T: Pod> Window<T> {
 
 impl<T: Pod> KernelArg for Window<T> {
     fn argument(&self) -> Argument {
-        Argument::plain(self.inner.handle, std::any::type_name::<Self>())
+        Argument::of::<gin_device::Window<T>>(self.inner.handle)
+    }
+}
+
+impl<T: Pod> LaunchArg<gin_device::Window<T>> for &Window<T> {
+    unsafe fn into_param(self) -> gin_device::Window<T> {
+        // Safety: the communicator made the handle for elements of this type, and the caller's promise.
+        unsafe { gin_device::Window::from_handle(self.inner.handle) }
     }
 }

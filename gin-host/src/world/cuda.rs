@@ -2,8 +2,8 @@
 //! Jobs on NVIDIA GPUs.
 
 use super::WorldConfig;
-use gin_gpu::GpuError;
-use gin_gpu::cuda::{Embedded, devices};
+use gin_gpu::cuda::devices;
+use gin_gpu::{Embedded, GpuError};
 
 impl WorldConfig {
     /// Makes a job of `ranks` ranks that are threads on these GPUs, with the kernels that they may launch. Ranks share
