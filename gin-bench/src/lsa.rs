@@ -27,7 +27,8 @@ fn together(all: Vec<Vec<Figure>>) -> Vec<Figure> {
     sums
 }
 
-/// The kernels of round trips, their threads, and whether they use gin's signals, a flag, flags in the data, or messages.
+/// The kernels of round trips, their threads, and whether they use gin's signals, a flag, flags in the data, or
+/// messages.
 const PINGS: [(&str, u32, usize); 9] = [
     ("bench_lsa_ping_thread", WARP, 0),
     ("bench_lsa_ping_warp", WARP, 0),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Small messages between two ranks, by loads and stores, with the flag in the data.
 //!
-//! A put with a signal pays for a fence between them, about a microsecond over NVLink. A message has none: each word of 8
-//! bytes has 4 bytes of the message and the message's number. So every word says by itself that it has arrived. That
+//! A put with a signal pays for a fence between them, about a microsecond over NVLink. A message has none: each word of
+//! 8 bytes has 4 bytes of the message and the message's number. So every word says by itself that it has arrived. That
 //! takes twice the bytes, and suits messages up to [`MOST_BYTES`].
 //!
 //! [`Outbox`] sends to one peer, [`Inbox`] receives from one. Both use a window of words that all ranks register with
@@ -26,8 +26,9 @@
 //! arrived says nothing about other writes of its sender. For that there are [signals](crate::gin#ordering).
 //!
 //! # Room
-//! A peer's part of the window has room for [`SLOTS`] messages. The receiver gives slots back, half of them at a time, at
-//! the beginning of a receive. So a send waits only if half of the slots or more hold messages that were not received.
+//! A peer's part of the window has room for [`SLOTS`] messages. The receiver gives slots back, half of them at a time,
+//! at the beginning of a receive. So a send waits only if half of the slots or more hold messages that were not
+//! received.
 //!
 //! # Layout
 //! The window of each rank has a block of words for each rank: 8 words of state, then the slots.
@@ -40,9 +41,9 @@
 //! | 8 and on | the slots: messages from that rank | that rank |
 //!
 //! # Why it is right
-//! *A message is whole.* A word of 8 bytes is stored and loaded as one. The receiver takes 4 bytes only from a word with
-//! the number of the awaited message. The same slot's message before has a number that is smaller by [`SLOTS`], and
-//! numbers repeat after 2^32 messages.
+//! *A message is whole.* A word of 8 bytes is stored and loaded as one. The receiver takes 4 bytes only from a word
+//! with the number of the awaited message. The same slot's message before has a number that is smaller by [`SLOTS`],
+//! and numbers repeat after 2^32 messages.
 //!
 //! *No message is overwritten.* The receiver makes a release fence after its loads and before it gives slots back. The
 //! sender makes an acquire fence after it has seen that, and before it stores to them. All threads of the coop have met
@@ -222,8 +223,8 @@ impl<T: Pod> Way<T> {
 
 /// Messages of type `T` to one peer, by one coop.
 ///
-/// All threads of the coop make the same calls. A window and a peer have one live outbox at a time, because it remembers
-/// the number of messages. The next one, in this kernel or a later one, goes on where it ended.
+/// All threads of the coop make the same calls. A window and a peer have one live outbox at a time, because it
+/// remembers the number of messages. The next one, in this kernel or a later one, goes on where it ended.
 #[derive(Debug)]
 pub struct Outbox<T> {
     way: Way<T>,
@@ -236,8 +237,8 @@ impl<T: Pod> Outbox<T> {
     /// Returns the outbox to `peer` of a window of [`words`] words. Every calling thread makes it.
     ///
     /// # Errors
-    /// [`FaultKind::OutOfRange`] if the window is too short here or at the peer; [`FaultKind::NotReachable`] if the peer
-    /// is outside the LSA team.
+    /// [`FaultKind::OutOfRange`] if the window is too short here or at the peer; [`FaultKind::NotReachable`] if the
+    /// peer is outside the LSA team.
     #[inline(always)]
     pub fn new(comm: &Comm, window: Window<u64>, peer: Rank) -> Result<Self, Fault> {
         let way = Way::new(comm, window, peer, true)?;

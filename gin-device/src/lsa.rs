@@ -76,9 +76,9 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
 /// A thread has four units of 16 bytes under way at a time, so that few threads, on few processors, hide the latency of
 /// memory. More units would take registers from the surrounding kernel.
 ///
-/// `OWN` says that the source is the caller's own memory. Then units of 16 bytes may come from the L1 cache: the caller
-/// has acquired what others wrote to the source, and an acquire empties that cache. So small puts of the same bytes, one
-/// after the other, need no trip to L2. A peer's memory is read afresh, for callers that look at it again and again.
+/// `OWN` says that the source is the caller's own memory. Then units of 16 bytes may come from the L1 cache: the
+/// caller has acquired what others wrote to the source, and an acquire empties that cache. So small puts of the same
+/// bytes, one after the other, need no trip to L2. A peer's memory is read afresh, for callers that look at it again.
 ///
 /// # Safety
 /// - Both ranges are valid and in global memory, and they do not overlap.

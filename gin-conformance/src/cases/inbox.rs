@@ -71,7 +71,7 @@ fn in_order(setup: &Setup, coop: CoopKind) -> Verdict {
     run_ok(setup, &scenario).map(|_| ())
 }
 
-/// What ended by its deadline is done afterwards.
+/// An operation that ended by its deadline succeeds when it is repeated.
 fn ended(setup: &Setup, coop: CoopKind) -> Verdict {
     const SOON_US: u64 = 50;
     let mut sender = vec![Op::wait_signal(0, 1)];
