@@ -50,8 +50,7 @@ fn named(setup: &Setup) -> Result<(), Failed> {
             &[
                 NO_END,
                 "script_warp",
-                "block 0",
-                "block 3",
+                "blocks 0 to 3",
                 "pausing in a polling loop",
                 "block 4 of 5 not started",
                 "4 blocks are resident",
