@@ -43,7 +43,8 @@ const PROBES: [Probe; 6] = [
     Probe { kernel: "probe_wait_signal", order: &[POLL, ACQUIRE], stores_payload: false },
     Probe {
         kernel: "probe_lsa_put_signal",
-        order: &["LDG.E.128.STRONG.SYS", "STG.E.128", RELEASE, RAISE],
+        // Weak: the caller has acquired its own memory.
+        order: &["LDG.E.128", "STG.E.128", RELEASE, RAISE],
         stores_payload: true,
     },
     Probe { kernel: "probe_lsa_barrier", order: &[RELEASE, EPOCH, POLL, ACQUIRE], stores_payload: false },

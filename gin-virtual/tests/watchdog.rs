@@ -174,6 +174,11 @@ fn a_world_of_threads_without_progress_names_all_waiters_once() {
 #[test]
 fn sigquit_names_all_waiters_and_ends_the_process_in_both_modes() {
     let test = "sigquit_names_all_waiters_and_ends_the_process_in_both_modes";
+    if is_child("quit threads") || is_child("quit seeded") {
+        // A shell lets programs in the background ignore it.
+        // Safety: this process has no handler of the signal.
+        unsafe { libc::signal(libc::SIGQUIT, libc::SIG_DFL) };
+    }
     if is_child("quit threads") {
         eprintln!("runs");
         two_ranks_that_wait(&World::threads(ThreadsConfig::default()));

@@ -287,14 +287,15 @@ models! {
     fn threads_whose_entries_have_no_room_ring_for_those_before_them() {
         // A post of two entries straddles the end of the queue.
         explore(1, || {
-            let world = World::new(1, 0, 1);
-            let part = |count| -> Part {
+            let world = World::new(1, 0, 2);
+            let part = |count, cell: usize| -> Part {
                 Box::new(move |world: &World| {
-                    let fill = |index| (index..index + count).for_each(|at| world.write_entry(at, 0, Flags::NONE));
+                    world.cells[cell].write(cell as u64 + 100);
+                    let fill = |index| (index..index + count).for_each(|at| world.write_entry(at, cell, Flags::NONE));
                     world.post_filled(Posting { count, ..GPU }, fill).unwrap();
                 })
             };
-            beside_a_nic(&world, 3, [part(1), part(2)]);
+            beside_a_nic(&world, 3, [part(1, 0), part(2, 1)]);
         });
     }
 }
