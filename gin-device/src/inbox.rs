@@ -213,10 +213,10 @@ impl<T: Pod> Way<T> {
         })
     }
 
-    /// Returns the fault of a wait that ended early.
+    /// Returns the fault of a wait that ended early. It concerns this rank's block for the peer.
     #[inline(always)]
     fn ended(&self, stop: WaitError, operation: Operation, expected: u64, seen: u64) -> Fault {
-        let subject = Subject::Window { id: self.window, offset: 0 };
+        let subject = Subject::Window { id: self.window, offset: 8 * block::<T>() * u64::from(self.peer.world()) };
         self.comm.status().explain(stop, self.place(operation), subject, expected, seen)
     }
 }

@@ -139,13 +139,14 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
 
         #[cfg(not(target_arch = "nvptx64"))]
         #[doc(hidden)]
-        #[allow(dead_code, non_camel_case_types)]
+        #[allow(dead_code, non_camel_case_types, reason = "it has the kernel's name, and not each program launches it")]
         #visibility enum #name {}
 
         #[cfg(not(target_arch = "nvptx64"))]
         const _: () = {
-            // Clippy does not see the section on safety if `macro_rules` made the kernel.
-            #[allow(dead_code, clippy::missing_safety_doc, clippy::too_many_arguments)]
+            #[allow(dead_code, reason = "not each program launches it")]
+            #[allow(clippy::missing_safety_doc, reason = "clippy does not see it if `macro_rules` made the kernel")]
+            #[allow(clippy::too_many_arguments, reason = "the kernel has as many")]
             impl #name {
                 /// Launches the kernel, after a check of the shape against the limits of kernel and device.
                 ///

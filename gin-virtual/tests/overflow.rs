@@ -48,33 +48,39 @@ fn overflowing_grid() -> Grid {
     })
 }
 
-#[test]
-fn a_device_thread_that_overflows_its_stack_in_a_seeded_world_is_named() {
-    let test = "a_device_thread_that_overflows_its_stack_in_a_seeded_world_is_named";
+/// Lets thread 37 of block 1 overflow its stack, which has `bytes` bytes, in a child.
+#[track_caller]
+fn assert_device_thread_is_named(test: &str, world: fn() -> World, config: DeviceConfig, (bytes, seed): (usize, u64)) {
     if is_child(test) {
-        let _ = run_grid(&World::seeded(SeededConfig::new(3)), DeviceConfig::default(), &overflowing_grid());
+        let _ = run_grid(&world(), config, &overflowing_grid());
     }
     assert_ends_with_text(
         test,
-        "gin-virtual: rank 0, grid `deep` (launch 1), block 1, thread 37 overflowed its stack of 1048576 bytes (seed 3). \
-         Set `DeviceConfig::stack_bytes` (`device` of a `WorldConfig`) to more, or keep less on the stack. Ending the \
-         process.",
+        &format!(
+            "gin-virtual: rank 0, grid `deep` (launch 1), block 1, thread 37 overflowed its stack of {bytes} bytes (seed \
+             {seed}). Set `DeviceConfig::stack_bytes` (`device` of a `WorldConfig`) to more, or keep less on the stack. \
+             Ending the process."
+        ),
+    );
+}
+
+#[test]
+fn a_device_thread_that_overflows_its_stack_in_a_seeded_world_is_named() {
+    let test = "a_device_thread_that_overflows_its_stack_in_a_seeded_world_is_named";
+    assert_device_thread_is_named(
+        test,
+        || World::seeded(SeededConfig::new(3)),
+        DeviceConfig::default(),
+        (1_048_576, 3),
     );
 }
 
 #[test]
 fn a_device_thread_that_overflows_its_stack_in_a_threaded_world_is_named() {
     let test = "a_device_thread_that_overflows_its_stack_in_a_threaded_world_is_named";
-    if is_child(test) {
-        let config = DeviceConfig { stack_bytes: 100_000, ..DeviceConfig::default() };
-        let _ = run_grid(&World::threads(ThreadsConfig::default()), config, &overflowing_grid());
-    }
-    assert_ends_with_text(
-        test,
-        "gin-virtual: rank 0, grid `deep` (launch 1), block 1, thread 37 overflowed its stack of 102400 bytes (seed 0). \
-         Set `DeviceConfig::stack_bytes` (`device` of a `WorldConfig`) to more, or keep less on the stack. Ending the \
-         process.",
-    );
+    // Rounded up to pages.
+    let config = DeviceConfig { stack_bytes: 100_000, ..DeviceConfig::default() };
+    assert_device_thread_is_named(test, || World::threads(ThreadsConfig::default()), config, (102_400, 0));
 }
 
 #[test]

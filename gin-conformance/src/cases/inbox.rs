@@ -7,7 +7,7 @@ use crate::host::Setup;
 use crate::op::{Code, Op};
 use crate::scenario::{CoopKind, Outcome, Scenario, WindowSpec, fault};
 use crate::script::Message;
-use gin_abi::{FaultKind, Operation};
+use gin_abi::{FaultKind, Operation, Subject};
 use gin_device::inbox::{SLOTS, words};
 use std::format;
 use std::vec;
@@ -87,13 +87,21 @@ fn ended(setup: &Setup, coop: CoopKind) -> Verdict {
     let scenario = scenario(2, coop).on(0, sender).on(1, receiver);
     let outcome = setup.run(&scenario)?;
     outcome.check_agreement(&scenario)?;
-    for (rank, index, expected) in
-        [(0, refused, (Operation::Send, 1, SLOTS + 1, 0)), (1, 0, (Operation::Receive, 0, 1, 0))]
-    {
+    // Rank 0 waits at its block for rank 1, and rank 1 at its first block.
+    let block = 4 * words::<Message>(2) as u64;
+    let (sent, received) = ((Operation::Send, 1, block, SLOTS + 1, 0), (Operation::Receive, 0, 0, 1, 0));
+    for (rank, index, expected) in [(0, refused, sent), (1, 0, received)] {
         outcome.check_fault(&scenario, rank, 0, index, FaultKind::Timeout)?;
         outcome.each(&scenario, rank, 0, index, |entry| match fault(entry) {
-            Some(fault) if (fault.operation(), fault.peer(), fault.expected(), fault.seen()) == expected => Ok(()),
-            _ => Err(format!("{expected:?} expected")),
+            Some(fault) => match fault.subject() {
+                Subject::Window { offset, .. }
+                    if (fault.operation(), fault.peer(), offset, fault.expected(), fault.seen()) == expected =>
+                {
+                    Ok(())
+                }
+                _ => Err(format!("{expected:?} expected")),
+            },
+            None => Err(format!("{expected:?} expected")),
         })?;
     }
     others_ok(&outcome, &scenario, &[(0, refused), (1, 0)])

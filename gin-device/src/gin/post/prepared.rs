@@ -19,7 +19,7 @@ pub struct Prepared<'a, B: Backend, R> {
     /// It takes loads and stores.
     lsa: bool,
     raises: Raises,
-    /// Where its data goes, where it comes from, and the number of bytes, for loads and stores.
+    /// For loads and stores: the destination's address, the source's address, and the number of bytes.
     ways: (u64, u64, u64),
 }
 
