@@ -12,7 +12,7 @@ SECONDS_OF_SOAK ?= 600
 PROGRAMS_OF_NIGHT ?= 3000
 SEEDS_OF_NIGHT ?= 600
 
-.PHONY: help setup run test test-rdma stress soak night gpu-test gpu-bundle bench doc fmt lint clean clean-tools
+.PHONY: help setup run test test-rdma stress soak night gpu-test gpu-bundle bench doc guide fmt lint clean clean-tools
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,7 +39,7 @@ night: setup ## Searches for hours: programs, seeds, all ways of the suite, deep
 	@PROGRAMS=$(PROGRAMS_OF_NIGHT) SEEDS=$(SEEDS_OF_NIGHT) MAKE="$(MAKE)" scripts/night.sh $(FEATURES)
 
 gpu-test: setup ## Runs the tests that need GPUs
-	@$(CARGO) test --release -p gpu-tests $(FEATURES)
+	@$(CARGO) test --release -p gpu-tests -p gin-examples $(FEATURES)
 
 gpu-bundle: setup ## Builds the tests and the command into one folder for a GPU machine without Rust
 	@scripts/gpu-bundle.sh
@@ -50,6 +50,10 @@ bench: setup ## Measures operations on this machine and counts instructions of t
 
 doc: setup ## Builds the documentation; a warning is an error
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps --workspace $(FEATURES)
+
+guide: ## Builds the guide as a book in target/guide; needs mdbook
+	@command -v mdbook >/dev/null || { echo "mdbook is missing; install it with: cargo install mdbook --locked"; exit 1; }
+	mdbook build docs/guide
 
 fmt: ## Formats the code
 	$(CARGO) fmt --all
