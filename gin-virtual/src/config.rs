@@ -65,6 +65,9 @@ pub struct SeededConfig {
     pub host_stack_bytes: usize,
     /// Real time that one coroutine may run without yielding before the process is ended; `None` for no limit.
     pub watchdog: Option<Duration>,
+    /// Looks for data races, and ends the run at the first with [`WorldError::Race`](crate::WorldError::Race). Off by
+    /// default, unless the environment has `GIN_RACES=1`.
+    pub races: bool,
 }
 
 impl SeededConfig {
@@ -76,6 +79,11 @@ impl SeededConfig {
     /// Sets the policy.
     pub fn policy(self, policy: Policy) -> Self {
         SeededConfig { policy, ..self }
+    }
+
+    /// Sets whether the run looks for data races.
+    pub fn races(self, races: bool) -> Self {
+        SeededConfig { races, ..self }
     }
 
     /// Sets the record to keep.
@@ -96,6 +104,7 @@ impl Default for SeededConfig {
             max_virtual_ns: 3_600_000_000_000,
             host_stack_bytes: 1 << 20,
             watchdog: Some(Duration::from_secs(10)),
+            races: std::env::var_os("GIN_RACES").is_some_and(|value| value == "1"),
         }
     }
 }

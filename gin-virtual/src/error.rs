@@ -8,6 +8,8 @@ use std::sync::Arc;
 use gin_device::exec::Dim3;
 use thiserror::Error;
 
+use crate::race::Race;
+
 /// A coroutine or OS thread of a world.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Actor {
@@ -387,6 +389,9 @@ pub enum WorldError {
         /// The operating system's error.
         cause: String,
     },
+    /// Nothing orders two accesses to the same bytes; see [`SeededConfig::races`](crate::SeededConfig::races).
+    #[error("{0}")]
+    Race(Box<Race>),
     /// `World::run` was called inside a world, or twice at a time.
     #[error("World::run was called inside a world, or while this world runs")]
     Nested,

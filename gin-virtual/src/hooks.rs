@@ -6,7 +6,7 @@ use std::panic::{Location, PanicHookInfo};
 use std::sync::Once;
 
 use corosensei::Yielder;
-use gin_device::exec::{self, BarrierCall, ExchangeCall, Executor, Position, Reduction, SharedKey};
+use gin_device::exec::{self, BarrierCall, ExchangeCall, Executor, Position, Reduction, SharedKey, watch};
 
 use crate::engine::{Engine, TaskKey};
 use crate::host::real_clock_ns;
@@ -169,6 +169,12 @@ fn active_mask(site: &'static Location<'static>) -> u32 {
     device().map_or(1, |engine| engine.active_mask(current(|current| current.key.get()), site))
 }
 
+fn note_place(site: &'static Location<'static>) {
+    if let Some(engine) = device() {
+        engine.note_place(current(|current| current.key.get()), site);
+    }
+}
+
 fn shared(key: SharedKey) -> *mut u8 {
     match device() {
         Some(engine) => engine.shared(current(|current| current.key.get()), key),
@@ -193,6 +199,16 @@ fn trap(text: &'static str) -> ! {
     }
 }
 
+fn watch(event: watch::Event, site: &'static Location<'static>) {
+    // Coroutines that are being ended skip waits, so their accesses are in no order.
+    let (key, dying) = current(|current| (current.key.get(), current.dying.get()));
+    if let Some(engine) = engine()
+        && (!dying || matches!(event, watch::Event::Forget { .. }))
+    {
+        engine.watch(key, event, site);
+    }
+}
+
 pub(crate) fn trap_with(message: String) -> ! {
     std::panic::resume_unwind(Box::new(TrapPayload(message)))
 }
@@ -206,9 +222,11 @@ static EXECUTOR: Executor = Executor {
     barrier,
     exchange,
     active_mask,
+    note_place,
     shared,
     dynamic_shared,
     trap,
+    watch,
 };
 
 /// Returns the functions that `gin-device` calls once a world exists, for code that calls them directly.

@@ -62,6 +62,8 @@
 //!   [`ThreadsConfig::stall_report`], all waiters and their places are printed once on standard error, and the world
 //!   goes on. SIGQUIT prints them too, in both modes, and then ends the process. A program that handles or ignores
 //!   SIGQUIT keeps its own action. Threads of a grid that wait at the same place take one line.
+//! - A data race in windows or shared memory, in a seeded world: [`WorldError::Race`]. It names both accesses, their
+//!   threads and places, and what would have ordered them; see [`SeededConfig::races`].
 //! - A failed grid whose result no ticket read: [`WorldError::UnseenFailure`].
 //! - A coroutine that overflows its stack: a handler of SIGSEGV names rank, grid, block, thread and the setting that
 //!   enlarges the stack on standard error, and aborts the process. It passes other faults to the handler before it.
@@ -69,9 +71,9 @@
 //!
 //! # Differences from a GPU
 //!
-//! - In a seeded world memory is sequentially consistent between switch points. It cannot show memory orders that are
-//!   too weak; loom and reading the PTX can. In the threads mode, accesses of different devices have the CPU's memory
-//!   order.
+//! - In a seeded world memory is sequentially consistent between switch points. Memory orders that are too weak show as
+//!   data races only; loom and reading the PTX show more. In the threads mode, accesses of different devices have the
+//!   CPU's memory order.
 //! - Lanes of a warp do not run in lockstep. `active_mask` returns a random part of the lanes that reach one place
 //!   within 2 us, so code that aggregates over it meets groups of all sizes.
 //! - A whole-block barrier with exited threads, which hardware tolerates, is an error here. So is an exchange whose
@@ -119,6 +121,8 @@ mod inbox;
 mod lock;
 mod log;
 mod overflow;
+mod race;
+mod races;
 mod refusal;
 mod service;
 mod shared;
@@ -132,8 +136,11 @@ pub use error::{Actor, LaunchError, NotStarted, WaitKind, WaitReport, Waiter, Wo
 pub use gin_device::exec::Dim3;
 pub use grid::{BLOCK_THREADS_LIMIT, Grid, LaunchTicket, SHARED_LIMIT, STATIC_SHARED_LIMIT, StreamId};
 pub use hooks::{executor, install};
-pub use host::{block_on, block_on_at, clock_ns, in_world, is_simulated, maybe_switch, sleep_ns, yield_now};
+pub use host::{
+    block_on, block_on_at, clock_ns, in_world, is_simulated, maybe_switch, peek_clock_ns, sleep_ns, yield_now,
+};
 pub use log::EventLog;
+pub use race::{Race, RaceAccess, RaceMemory, RaceOperation};
 pub use refusal::{explain_refusal, memory_cgroup};
 pub use service::{ServiceHandle, ServiceStep};
 pub use world::{VirtualGpu, World};

@@ -39,6 +39,7 @@ pub(crate) fn start_device(
         max_ns: u64::MAX,
         grid_limit_ns: config.grid_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)),
         host_stack_bytes: config.host_stack_bytes,
+        races: false,
     };
     let inbox = device.inbox.clone();
     let beat = Heartbeat::new(config.watchdog, config.stall_report, config.seed, world, &inbox);

@@ -288,6 +288,7 @@ impl World {
                 max_ns: config.max_virtual_ns,
                 grid_limit_ns: None,
                 host_stack_bytes: config.host_stack_bytes,
+                races: config.races,
             },
             inner.inbox.clone(),
             Heartbeat::new(config.watchdog, None, config.seed, &inner.ended, &inner.inbox),

@@ -93,6 +93,25 @@ fn ballots_and_shuffles_of_the_device_api_hold_for_full_partial_and_masked_group
 }
 
 #[test]
+fn shuffles_matches_and_reductions_of_the_device_api_hold_for_full_and_partial_groups() {
+    everywhere(|| {
+        Grid::new("exchanges", 1, 40, || {
+            let (own, lanes) = (thread() % 32, if thread() < 32 { 32 } else { 8 });
+            assert_eq!(Warp.shuffle_up(own, 3), own.checked_sub(3).unwrap_or(own));
+            assert_eq!(Tile::<8>.shuffle_down(f64::from(own), 3), f64::from(if own % 8 < 5 { own + 3 } else { own }));
+            assert_eq!(Tile::<8>.shuffle(own, 9), own);
+            assert_eq!(Warp.shuffle_xor(own as i32, 5), (own ^ 5) as i32);
+            let even = 0x5555_5555 & (u32::MAX >> (32 - lanes));
+            assert_eq!(Warp.match_any(u64::from(own % 2) << 40), even << (own % 2));
+            assert!(Warp.match_all(5u32) && !Warp.match_all(own) && !Warp.match_all(u64::from(own) << 32));
+            assert_eq!((Warp.reduce_add(own), Tile::<8>.reduce_max(own)), ((0..lanes).sum(), own | 7));
+            assert_eq!((Warp.reduce_min(-(own as i32)), Warp.reduce_min(own + 1)), (1 - lanes as i32, 1));
+            assert_eq!((Warp.reduce_and(own | 64), Warp.reduce_or(own), Warp.reduce_xor(own & 1)), (64, lanes - 1, 0));
+        })
+    });
+}
+
+#[test]
 fn block_barriers_reduce_predicates_of_all_threads() {
     everywhere(|| {
         Grid::new("reduce", 2, 70, || {

@@ -54,14 +54,16 @@ fn assert_device_thread_is_named(test: &str, world: fn() -> World, config: Devic
     if is_child(test) {
         let _ = run_grid(&world(), config, &overflowing_grid());
     }
+    let rest = "Set `DeviceConfig::stack_bytes` (`device` of a `WorldConfig`) to more, or keep less on the stack. Ending the \
+                process.";
     assert_ends_with_text(
         test,
         &format!(
             "gin-virtual: rank 0, grid `deep` (launch 1), block 1, thread 37 overflowed its stack of {bytes} bytes (seed \
-             {seed}). Set `DeviceConfig::stack_bytes` (`device` of a `WorldConfig`) to more, or keep less on the stack. \
-             Ending the process."
+             {seed}). {rest}"
         ),
     );
+    assert_documented(&format!("overflowed its stack of 1048576 bytes (seed 1). {rest}"));
 }
 
 #[test]

@@ -55,6 +55,9 @@ fn a_device_thread_that_never_yields_in_a_seeded_world_is_named() {
     let text = child("a_device_thread_that_never_yields_in_a_seeded_world_is_named", "seeded");
     let expected = "rank 0 launch 1 block 1 thread 37 (`spinner`) has not yielded for 200ms (seed 11)";
     assert!(text.contains(expected), "{text}");
+    let rest = ": it loops without touching shared words, pausing or waiting. Ending the process.";
+    assert!(text.contains(&format!("{expected}{rest}")), "{text}");
+    assert_documented(&format!("has not yielded for 10s (seed 1){rest}"));
 }
 
 #[test]

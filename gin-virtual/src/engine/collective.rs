@@ -12,6 +12,7 @@ use super::{Engine, TaskKey};
 use crate::error::WaitKind;
 use crate::hooks::{SuspendReason, suspend, switch_point, trap_with};
 use crate::log::Event;
+use crate::race::RaceMemory;
 
 /// Longest time that a lane waits for others at the same `active_mask`, in nanoseconds.
 const GATHERING_NS: u32 = 2_000;
@@ -64,12 +65,21 @@ impl Engine {
         self.park(then, || self.result(key))
     }
 
+    /// Records the place of a call that the caller makes alone.
+    pub(crate) fn note_place(&self, key: TaskKey, site: &'static Location<'static>) {
+        self.state.borrow_mut().tasks[key.id as usize].site = Some(site);
+    }
+
     /// Returns static shared memory of the caller's block.
     pub(crate) fn shared(&self, key: TaskKey, segment: SharedKey) -> *mut u8 {
         let found = {
             let mut state = self.state.borrow_mut();
             let (block, _) = state.block_and_thread(key);
-            state.block(block).shared.get(segment)
+            let found = state.block(block).shared.get(segment);
+            if let Ok(pointer) = found {
+                state.watch_shared(block, false, (pointer, segment.bytes));
+            }
+            found
         };
         found.unwrap_or_else(|message| trap_with(message))
     }
@@ -78,7 +88,20 @@ impl Engine {
     pub(crate) fn dynamic_shared(&self, key: TaskKey) -> (*mut u8, usize) {
         let mut state = self.state.borrow_mut();
         let (block, _) = state.block_and_thread(key);
-        state.block(block).shared.dynamic()
+        let dynamic = state.block(block).shared.dynamic();
+        state.watch_shared(block, true, dynamic);
+        dynamic
+    }
+}
+
+impl EngineState {
+    /// Makes accesses to shared memory of a block known to the detector of races.
+    fn watch_shared(&self, block: u32, dynamic: bool, (first, bytes): (*mut u8, usize)) {
+        let (Some(mut races), Some(Some(here))) = (self.races(), self.blocks.get(block as usize)) else { return };
+        if let Some(grid) = &self.grids[here.grid] {
+            let memory = RaceMemory::Shared { rank: grid.run.device, block: here.index, dynamic };
+            races.shared(block, memory, first.addr() as u64, bytes as u64);
+        }
     }
 }
 
@@ -96,6 +119,9 @@ fn barrier(state: &mut EngineState, key: TaskKey, call: &BarrierCall, now: u64) 
         Arrival::Complete(result) => {
             let at = call.id as usize;
             let mut waiters = std::mem::take(&mut state.block(block).barriers[at].waiters);
+            if let Some(mut races) = state.races() {
+                races.meet(waiters.iter().chain([&key]).map(|key| key.id));
+            }
             for waiter in waiters.drain(..) {
                 state.tasks[waiter.id as usize].result = result;
                 state.block(block).parked -= 1;
@@ -183,6 +209,10 @@ fn exchange(state: &mut EngineState, key: TaskKey, call: &ExchangeCall, out: &mu
             out[from as usize] = joined.values[from as usize];
         }
     }
+    if let (Some(races), Some(Some(block_state))) = (state.races.clone(), state.blocks.get(block as usize)) {
+        let task = |lane| block_state.tasks[warp * LANES as usize + lane as usize].id;
+        races.borrow_mut().meet(lanes(needed).map(task));
+    }
     for other in lanes(needed & !me) {
         let block_state = state.block(block);
         block_state.parked -= 1;
@@ -198,7 +228,7 @@ fn exchange(state: &mut EngineState, key: TaskKey, call: &ExchangeCall, out: &mu
     Then::Go(())
 }
 
-fn lanes(mut mask: u32) -> impl Iterator<Item = u32> {
+fn lanes(mut mask: u32) -> impl Iterator<Item = u32> + Clone {
     std::iter::from_fn(move || {
         (mask != 0).then(|| {
             let lane = mask.trailing_zeros();

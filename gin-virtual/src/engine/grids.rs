@@ -23,6 +23,9 @@ impl Engine {
         let mut state = self.state.borrow_mut();
         state.progress();
         state.record(Event::GridStart, code, now, run.grid.blocks());
+        if let Some(mut races) = state.races() {
+            races.grid_launched(&run);
+        }
         let at = run.device as usize;
         while state.devices.len() <= at {
             state.devices.push(DeviceState::default());
@@ -109,6 +112,9 @@ impl Engine {
             let thread_run = run.clone();
             self.put_coroutine(key, new_coroutine(stack, move || (thread_run.grid.body)()));
             state.wake(key, now);
+        }
+        if let (Some(mut races), Some(Some(fresh))) = (state.races(), state.blocks.get(slot as usize)) {
+            races.block_begins(&run, block, fresh.tasks.iter().map(|key| key.id));
         }
     }
 
@@ -227,6 +233,9 @@ impl EngineState {
     /// Frees a block. Returns its device, if that is known.
     fn release_block(&mut self, slot: u32) -> Option<&mut DeviceState> {
         let block = self.blocks[slot as usize].take()?;
+        if let Some(mut races) = self.races() {
+            races.block_ends(slot);
+        }
         self.free_blocks.push(slot);
         let grid = self.grids[block.grid].as_mut()?;
         grid.resident.retain(|other| *other != slot);
@@ -237,6 +246,9 @@ impl EngineState {
     fn finish_grid(&mut self, index: usize, outcome: Result<(), LaunchError>, now: u64) -> Option<Code> {
         let grid = self.grids[index].take()?;
         let run = grid.run;
+        if let Some(mut races) = self.races() {
+            races.grid_ends(&run);
+        }
         let code = Code::thread(run.device, run.launch, 0, 0);
         self.record(Event::GridEnd, code, now, u64::from(outcome.is_err()));
         self.devices[run.device as usize].order.retain(|other| *other != index);

@@ -14,17 +14,18 @@ mod timers;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use corosensei::{Coroutine, CoroutineResult};
-use gin_device::exec::Position;
+use gin_device::exec::{Position, watch};
 use oorandom::Rand32;
 
 use self::grids::refuse;
 use self::ready::Ready;
 pub(crate) use self::state::Failure;
-use self::state::{EngineState, TaskKind};
+use self::state::{EngineState, SharedRaces, TaskKind};
 use self::timers::Alarm;
 use crate::config::{LogMode, Policy};
 use crate::error::{WaitKind, WorldError};
@@ -33,6 +34,7 @@ use crate::host::real_clock_ns;
 use crate::inbox::{HostSpec, Inbox, Mail, ServiceSpec};
 use crate::log::{Code, Event, EventLog};
 use crate::overflow::{Overflow, SignalStack};
+use crate::races::Races;
 use crate::stack::{Stack, give_stack, take_stack};
 use crate::watchdog::Heartbeat;
 
@@ -74,6 +76,8 @@ pub(crate) struct Settings {
     /// Time limit of each grid on the engine's clock.
     pub(crate) grid_limit_ns: Option<u64>,
     pub(crate) host_stack_bytes: usize,
+    /// Look for data races.
+    pub(crate) races: bool,
 }
 
 /// The next action of the loop.
@@ -90,6 +94,7 @@ pub(crate) struct Engine {
     now: Cell<u64>,
     start: u64,
     state: RefCell<EngineState>,
+    races: Option<SharedRaces>,
     /// Indexed by task id.
     coroutines: RefCell<Vec<Option<TaskCoroutine>>>,
     inbox: Arc<Inbox>,
@@ -100,13 +105,19 @@ impl Engine {
     pub(crate) fn new(mut settings: Settings, inbox: Arc<Inbox>, beat: Arc<Heartbeat>) -> Self {
         let rng = Rand32::new(settings.seed);
         let log = std::mem::take(&mut settings.log);
-        let state = EngineState::new(Ready::new(settings.policy, rng, settings.quantum), log, settings.log_mode);
+        let mut state = EngineState::new(Ready::new(settings.policy, rng, settings.quantum), log, settings.log_mode);
+        let races = settings.races.then(|| {
+            watch::turn_on();
+            Rc::new(RefCell::new(Races::new()))
+        });
+        state.races = races.clone();
         let now = settings.virtual_clock.map_or_else(real_clock_ns, |(start, _)| start);
         Engine {
             settings,
             now: Cell::new(now),
             start: now,
             state: RefCell::new(state),
+            races,
             coroutines: RefCell::new(Vec::new()),
             inbox,
             beat,
@@ -135,6 +146,21 @@ impl Engine {
 
     pub(crate) fn note_progress(&self) {
         self.state.borrow_mut().progress();
+        if let Some(races) = &self.races {
+            races.borrow_mut().host_waited(current(|current| current.key.get()).id);
+        }
+    }
+
+    /// Hands an event of a coroutine to the detector of races, if there is one. A race ends the run.
+    pub(crate) fn watch(&self, key: TaskKey, event: watch::Event, site: &'static Location<'static>) {
+        let Some(races) = &self.races else { return };
+        // A destructor may run while the detector drops what it no longer needs.
+        let Ok(mut races) = races.try_borrow_mut() else { return };
+        if let Some(race) = races.watch(key.id, event, site) {
+            let mut state = self.state.borrow_mut();
+            state.failure.get_or_insert(Failure::World(WorldError::Race(race)));
+            state.may_be_over = true;
+        }
     }
 
     pub(crate) fn take_log(&self) -> EventLog {
@@ -407,7 +433,14 @@ impl Engine {
         if let TaskKind::Service { name } = &kind {
             self.beat.name(code, name.clone());
         }
-        let key = state.add_task(kind, code, 0, Position::ALONE);
+        let key = state.add_task(kind.clone(), code, 0, Position::ALONE);
+        if let Some(mut races) = state.races() {
+            match &kind {
+                TaskKind::Host { rank } => races.host_begins(key.id, *rank),
+                TaskKind::Service { name } => races.service_begins(key.id, name),
+                TaskKind::Thread { .. } | TaskKind::Free => {}
+            }
+        }
         match take_stack(self.settings.host_stack_bytes) {
             Ok(stack) => {
                 state.set_stack(key, &stack);

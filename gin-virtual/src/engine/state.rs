@@ -2,8 +2,10 @@
 //! An engine's record of its coroutines, grids and blocks.
 
 use std::any::Any;
+use std::cell::{RefCell, RefMut};
 use std::ops::Range;
 use std::panic::Location;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use corosensei::Yielder;
@@ -19,6 +21,7 @@ use crate::grid::GridRun;
 use crate::hooks::SuspendReason;
 use crate::inbox::DeviceCore;
 use crate::log::{Code, Event, EventLog};
+use crate::races::Races;
 use crate::stack::Stack;
 
 #[derive(Clone)]
@@ -73,6 +76,9 @@ pub(crate) enum Failure {
     World(WorldError),
 }
 
+/// The detector of races of an engine.
+pub(super) type SharedRaces = Rc<RefCell<Races>>;
+
 pub(super) struct EngineState {
     pub(super) tasks: Vec<Task>,
     pub(super) free_tasks: Vec<u32>,
@@ -100,6 +106,7 @@ pub(super) struct EngineState {
     pub(super) can_start: bool,
     /// True if something has ended or failed since the last check.
     pub(super) may_be_over: bool,
+    pub(super) races: Option<SharedRaces>,
 }
 
 impl EngineState {
@@ -126,7 +133,13 @@ impl EngineState {
             services: 0,
             can_start: false,
             may_be_over: true,
+            races: None,
         }
+    }
+
+    /// Returns the detector of races, if there is one. The caller runs no code of users meanwhile.
+    pub(super) fn races(&self) -> Option<RefMut<'_, Races>> {
+        self.races.as_ref().map(|races| races.borrow_mut())
     }
 
     pub(super) fn record(&mut self, event: Event, code: Code, now: u64, detail: u64) {
@@ -185,6 +198,14 @@ impl EngineState {
     }
 
     pub(super) fn free_task(&mut self, key: TaskKey) {
+        if let Some(mut races) = self.races() {
+            let block = match self.tasks[key.id as usize].kind {
+                TaskKind::Thread { block, .. } => self.blocks.get(block as usize).and_then(Option::as_ref),
+                _ => None,
+            };
+            let grid = block.and_then(|block| self.grids[block.grid].as_ref());
+            races.task_ends(key.id, grid.map(|grid| &*grid.run));
+        }
         let task = &mut self.tasks[key.id as usize];
         task.generation = task.generation.wrapping_add(1).max(1);
         task.kind = TaskKind::Free;

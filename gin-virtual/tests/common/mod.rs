@@ -85,3 +85,11 @@ impl<T: Clone> List<T> {
         self.0.lock().unwrap().clone()
     }
 }
+
+/// Checks that the list of traps in docs/kernels.md has this text.
+#[track_caller]
+pub fn assert_documented(text: &str) {
+    let docs = include_str!("../../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
+    let (_, traps) = docs.split_once("## Traps").expect("the list of traps");
+    assert!(traps.contains(text), "the traps do not name: {text}");
+}
