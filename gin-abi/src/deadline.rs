@@ -71,3 +71,22 @@ impl From<core::time::Duration> for Deadline {
         Self(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
     }
 }
+
+/// Writes the limit in the largest unit in which it is a whole number.
+///
+/// ```
+/// use gin_abi::Deadline;
+/// assert_eq!(Deadline::after_ms(1500).to_string(), "1500 ms");
+/// assert_eq!(Deadline::NONE.to_string(), "no limit");
+/// ```
+#[cfg(not(target_arch = "nvptx64"))]
+impl core::fmt::Display for Deadline {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
+        match (self.is_none(), units.into_iter().find(|(unit, _)| self.0 != 0 && self.0.is_multiple_of(*unit))) {
+            (true, _) => f.write_str("no limit"),
+            (_, Some((unit, name))) => write!(f, "{} {name}", self.0 / unit),
+            (_, None) => write!(f, "{} ns", self.0),
+        }
+    }
+}

@@ -134,6 +134,14 @@ impl Subject {
         [code | (id as u64) << 32, offset]
     }
 
+    /// Returns the form stored in memory of a wait that a deadline ended. The place of the offset holds the deadline,
+    /// in nanoseconds, unless there is an offset.
+    #[inline(always)]
+    pub const fn to_words_within(self, deadline: crate::Deadline) -> [u64; 2] {
+        let [word, offset] = self.to_words();
+        [word, if let Self::Window { .. } = self { offset } else { deadline.ns() }]
+    }
+
     /// Decodes the form stored in memory. An unknown code becomes [`Subject::None`].
     #[inline(always)]
     pub const fn read([word, offset]: [u64; 2]) -> Self {
@@ -168,7 +176,9 @@ pub use cpu::Fault;
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu {
     use super::{FaultKind, NONE, Operation, Subject, WORDS};
-    use core::fmt;
+    use crate::Deadline;
+    use core::hash::{Hash, Hasher};
+    use core::panic::Location;
 
     /// A fault: its kind, where it occurred, what it concerns, the expected value and the value seen.
     ///
@@ -180,7 +190,7 @@ mod cpu {
     /// let fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal).with_context(0).with_peer(3);
     /// let fault = fault.with_values(Subject::Signal(7), 5, 4);
     /// assert_eq!(fault.kind(), FaultKind::Timeout);
-    /// let text = "deadline passed in wait_signal, context 0, rank 3, signal 7 (expected 5, saw 4)";
+    /// let text = "deadline passed in wait_signal, context 0, rank 3, signal 7: it is 4 and should have reached 5";
     /// assert_eq!(fault.to_string(), text);
     /// assert_eq!(Fault::from_words(fault.to_words()), Some(fault));
     /// ```
@@ -194,12 +204,32 @@ mod cpu {
         subject: Subject,
         expected: u64,
         seen: u64,
+        /// In nanoseconds; 0 if it is not known.
+        deadline_ns: u64,
+        place: Place,
+    }
+
+    /// The place of a call in the source. Faults that differ only in their places are equal.
+    #[derive(Clone, Copy, Debug)]
+    struct Place(Option<&'static Location<'static>>);
+
+    impl PartialEq for Place {
+        fn eq(&self, _: &Self) -> bool {
+            true
+        }
+    }
+
+    impl Eq for Place {}
+
+    impl Hash for Place {
+        fn hash<H: Hasher>(&self, _: &mut H) {}
     }
 
     impl Fault {
         /// Returns a fault of this kind in this operation, with no context or peer.
         pub const fn new(kind: FaultKind, operation: Operation) -> Self {
-            Self { kind, context: NONE, peer: NONE, operation, subject: Subject::None, expected: 0, seen: 0 }
+            let (subject, place) = (Subject::None, Place(None));
+            Self { kind, context: NONE, peer: NONE, operation, subject, expected: 0, seen: 0, deadline_ns: 0, place }
         }
 
         /// Sets the kind.
@@ -225,6 +255,25 @@ mod cpu {
             self.subject = subject;
             self.expected = expected;
             self.seen = seen;
+            self
+        }
+
+        /// Sets the last four words of the form stored in memory.
+        pub const fn with_words(self, [subject, rest, expected, seen]: [u64; 4]) -> Self {
+            let subject = Subject::read([subject, rest]);
+            let deadline_ns = if matches!(subject, Subject::Window { .. }) { 0 } else { rest };
+            Self { deadline_ns, ..self.with_values(subject, expected, seen) }
+        }
+
+        /// Sets the deadline that passed. A fault in memory keeps it unless it concerns a window.
+        pub const fn with_deadline(mut self, deadline: Deadline) -> Self {
+            self.deadline_ns = deadline.ns();
+            self
+        }
+
+        /// Sets the place of the failed call in the source. A fault in memory does not keep it.
+        pub const fn with_place(mut self, place: &'static Location<'static>) -> Self {
+            self.place = Place(Some(place));
             self
         }
 
@@ -263,9 +312,20 @@ mod cpu {
             self.seen
         }
 
+        /// Returns the deadline that passed, if it is known.
+        pub const fn deadline(&self) -> Option<Deadline> {
+            if self.deadline_ns == 0 { None } else { Some(Deadline::after_ns(self.deadline_ns)) }
+        }
+
+        /// Returns the place of the failed call in the source of the kernel: known on the rank whose virtual GPU ran
+        /// it, and on ranks of the same process.
+        pub const fn place(&self) -> Option<&'static Location<'static>> {
+            self.place.0
+        }
+
         /// Returns the form stored in memory.
         pub const fn to_words(self) -> [u64; WORDS] {
-            let [subject, offset] = self.subject.to_words();
+            let [subject, offset] = self.subject.to_words_within(Deadline::after_ns(self.deadline_ns));
             let codes = self.kind as u64 | (self.operation as u64) << 32;
             let place = self.context as u64 | (self.peer as u64) << 32;
             [codes, place, subject, offset, self.expected, self.seen]
@@ -282,9 +342,9 @@ mod cpu {
                 Some(operation) => operation,
                 None => Operation::None,
             };
-            let [_, place, subject, offset, expected, seen] = words;
-            let subject = Subject::read([subject, offset]);
-            Self { kind, context: place as u32, peer: (place >> 32) as u32, operation, subject, expected, seen }
+            let [_, place, subject, rest, expected, seen] = words;
+            let fault = Self::new(kind, operation).with_context(place as u32).with_peer((place >> 32) as u32);
+            fault.with_words([subject, rest, expected, seen])
         }
 
         /// Decodes the form stored in memory, or returns `None` if the code of its kind or operation is unknown.
@@ -292,34 +352,6 @@ mod cpu {
             match (FaultKind::from_code(words[0] as u32), Operation::from_code((words[0] >> 32) as u32)) {
                 (Some(_), Some(_)) => Some(Self::read(words)),
                 _ => None,
-            }
-        }
-    }
-
-    impl fmt::Display for Fault {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "{} in {}", self.kind, self.operation)?;
-            if self.context != NONE {
-                write!(f, ", context {}", self.context)?;
-            }
-            if self.peer != NONE {
-                write!(f, ", rank {}", self.peer)?;
-            }
-            write!(f, "{} (expected {}, saw {})", self.subject, self.expected, self.seen)
-        }
-    }
-
-    impl core::error::Error for Fault {}
-
-    /// Writes nothing for [`Subject::None`]; begins with a comma otherwise.
-    impl fmt::Display for Subject {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            match self {
-                Self::None => Ok(()),
-                Self::Signal(id) => write!(f, ", signal {id}"),
-                Self::Counter(id) => write!(f, ", counter {id}"),
-                Self::Barrier(index) => write!(f, ", barrier {index}"),
-                Self::Window { id, offset } => write!(f, ", window {id} at byte {offset}"),
             }
         }
     }
@@ -343,7 +375,10 @@ mod tests {
             for &operation in Operation::ALL {
                 for subject in SUBJECTS {
                     let fault = Fault::new(kind, operation).with_context(3).with_peer(9);
-                    let fault = fault.with_values(subject, u64::MAX, 7);
+                    let mut fault = fault.with_values(subject, u64::MAX, 7);
+                    if !matches!(subject, Subject::Window { .. }) {
+                        fault = fault.with_deadline(crate::Deadline::after_us(5));
+                    }
                     assert_eq!(Fault::from_words(fault.to_words()), Some(fault));
                     assert_eq!(Fault::read(fault.to_words()), fault);
                 }

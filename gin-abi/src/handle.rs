@@ -28,7 +28,7 @@ pub const CAP_MULTIMEM: u32 = 4;
 /// Number of words in GPU memory that accompany a word in host memory which many threads wait for.
 ///
 /// In order: the value last seen, whether a thread is polling, a word free for other use, whether a thread wants to
-/// know, the result that ended a wait. The rest is free.
+/// know, the result that ended a wait, the raises taken from a mailbox. The rest is free.
 pub const NEAR_WORDS: u64 = 8;
 /// Byte offset from the producer index to the words that accompany `consumer_index`, which many threads poll: one cache
 /// line.
@@ -189,8 +189,9 @@ pub struct ContextData {
     /// Address of the words with the [marks](crate::gdaki::busy_marks) of peers that may have outstanding entries; GPU
     /// memory; 0 unless kernels drive a NIC.
     pub busy: u64,
-    /// Zero. It completes the cache line.
-    pub reserved: u64,
+    /// Address of the words of the rank's mailbox, the same in all contexts; GPU memory; 0 if there is none. By it CPU
+    /// threads hand values and signals to waiting kernels, which store and raise them.
+    pub mailbox: u64,
 }
 
 const _: () = {

@@ -13,6 +13,7 @@
 //! | [`fault`] | error values that travel between kernel and host |
 //! | [`gdaki`] | device-driven NIC queue pairs |
 //! | [`mlx5`] | formats of an mlx5 NIC: work-queue entries, completions, doorbells, command mailboxes |
+//! | [`print`] | lines that kernels print |
 #![no_std]
 #![warn(unreachable_pub)]
 
@@ -20,9 +21,12 @@ mod codes;
 pub mod deadline;
 pub mod descriptor;
 pub mod fault;
+#[cfg(not(target_arch = "nvptx64"))]
+mod fault_text;
 pub mod gdaki;
 pub mod handle;
 pub mod mlx5;
+pub mod print;
 
 pub use deadline::Deadline;
 pub use descriptor::{Descriptor, DescriptorError, RemoteSignal, SignalTarget, Transfer, WindowOffset};
@@ -35,7 +39,7 @@ pub use handle::{BackendKind, CommHandle, ContextData, StatusBlock, WindowData, 
 ///
 /// A kernel module carries the version it was compiled with (the symbol [`ABI_SYMBOL`]). The host refuses to load a
 /// module of another version. Every change of a layout here raises this number.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 11;
 
 /// Name of the 32-bit variable in a kernel module that holds its [`ABI_VERSION`].
 pub const ABI_SYMBOL: &str = "gin_abi_version";

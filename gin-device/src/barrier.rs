@@ -35,7 +35,7 @@
 use crate::backend::Backend;
 use crate::coop::Coop;
 use crate::epoch;
-use crate::fault::Fault;
+use crate::fault::{self, Fault};
 use crate::gin::{Gin, is_time_to_look, look_around, signal_tables};
 use crate::host_word::LAST;
 use crate::order::{Scope, release};
@@ -157,6 +157,7 @@ impl Near {
 
 /// Returns the fault of a barrier that the team does not have: it has `count`.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn unknown<B: Backend>(gin: &Gin<B>, index: u32, count: u32) -> Fault {
     let fault = gin.core().fault(FaultKind::UnknownBarrier, Operation::Barrier);
     fault.with_values(Subject::Barrier(index), count as u64, index as u64)
@@ -168,6 +169,7 @@ impl<B: Backend> BarrierSession<B> {
     /// # Errors
     /// [`FaultKind::UnknownBarrier`] with the number of barriers, [`FaultKind::UnknownContext`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn new(gin: &Gin<B>, team: BarrierTeam, index: u32) -> Result<Self, Fault> {
         gin.core().check(Operation::Barrier)?;
         let handle = gin.comm().handle();
@@ -273,10 +275,11 @@ impl<B: Backend> BarrierSession<B> {
 
     /// Checks that the barrier is not broken. All threads of `coop` call and meet.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn usable(&self, coop: &impl Coop) -> Result<(), Fault> {
         let broken = self.broken.load_relaxed_gpu() != 0;
         let fault = self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier);
-        coop.agree(if broken { Err(fault) } else { Ok(()) })
+        fault::here(coop.agree(if broken { Err(fault) } else { Ok(()) }))
     }
 
     /// Returns the signal that this rank raises at the others.
@@ -293,6 +296,7 @@ impl<B: Backend> BarrierSession<B> {
 
     /// Finds the words of the other member number `place`. No arrival takes the network.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn find(&self, place: usize) -> Result<Near, Fault> {
         let next = self.team.rank() + 1 + place as u32;
         let member = if next < self.team.size() { next } else { next - self.team.size() };
@@ -306,12 +310,14 @@ impl<B: Backend> BarrierSession<B> {
 
     /// Returns the words of a member, remembered or found again: they were found at the first use.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn known(&self, place: usize) -> Near {
         if place == self.near.place { self.near } else { self.find(place).unwrap_or(Near::none()) }
     }
 
     /// Finds the words of all other members. All threads of `coop` call, at the first use.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn resolve(&mut self, coop: &impl Coop) -> Result<(), Fault> {
         let mut outcome = Ok(());
         for place in coop.stripe(self.others()) {
@@ -327,13 +333,14 @@ impl<B: Backend> BarrierSession<B> {
         if self.broken.load_relaxed_gpu() != 0 {
             outcome = Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
         }
-        let outcome = coop.agree(outcome);
+        let outcome = fault::here(coop.agree(outcome));
         self.resolved = outcome.is_ok();
         outcome
     }
 
     /// Does [`arrive`](Self::arrive) by stores. Later uses than the first make no vote.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn arrive_near(&mut self, coop: &impl Coop, fence: Fence) -> Result<(), Fault> {
         if self.failed {
             return Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
@@ -358,6 +365,7 @@ impl<B: Backend> BarrierSession<B> {
 
     /// Waits for all other members, by loads. Every thread of the coop calls.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn wait_near(&mut self, coop: &impl Coop, deadline: Shared, looks: bool) -> Result<(), Fault> {
         let core = self.gin.core();
         let status = core.status();
@@ -383,7 +391,8 @@ impl<B: Backend> BarrierSession<B> {
             }
             if let Err((stop, seen)) = met_here.and(looked) {
                 let (expected, seen) = (next.wrapping_add(near.rest), seen.wrapping_add(near.rest));
-                outcome = Err(status.explain(stop, fault, Subject::Barrier(self.index), expected, seen));
+                let subject = Subject::Barrier(self.index);
+                outcome = Err(status.explain(stop, fault, subject, deadline.whole(), expected, seen));
                 break;
             }
             near.shadow.store_relaxed_gpu(met.wrapping_add(1));
@@ -403,6 +412,7 @@ impl<B: Backend> BarrierSession<B> {
     /// The same in all threads: [`FaultKind::BarrierBroken`]; [`FaultKind::NoStrongSignals`] if the fence covers puts
     /// and the network has no strong signals; the fault of a post, which breaks the barrier.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn arrive(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
         if !self.by_network {
             return self.arrive_near(coop, fence);
@@ -444,12 +454,14 @@ impl<B: Backend> BarrierSession<B> {
     /// ended the wait; [`FaultKind::BarrierBroken`] if the barrier is broken or this session has not
     /// arrived.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn wait(&mut self, coop: &impl Coop, deadline: Deadline) -> Result<(), Fault> {
         self.wait_on(coop, deadline, false)
     }
 
     /// Does [`wait`](Self::wait), and reads the host's status if `looks`, else rarely.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn wait_on(&mut self, coop: &impl Coop, deadline: Deadline, looks: bool) -> Result<(), Fault> {
         // A successful arrival found the barrier not broken.
         let Some(fence) = self.arrived.take() else {
@@ -475,6 +487,7 @@ impl<B: Backend> BarrierSession<B> {
 
     /// Waits for all members, whose arrivals are counted.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn wait_network(&self, coop: &impl Coop, fence: Fence, deadline: Shared) -> Result<(), Fault> {
         for pair in coop.stripe(self.pairs(fence)) {
             let (gin, member) = self.pair(pair);
@@ -488,7 +501,8 @@ impl<B: Backend> BarrierSession<B> {
             if let Err((stop, seen)) = waited.and(looked) {
                 let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
                 let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).with_peer(peer);
-                return Err(status.explain(stop, timeout, Subject::Barrier(self.index), expected, seen));
+                let subject = Subject::Barrier(self.index);
+                return Err(status.explain(stop, timeout, subject, deadline.whole(), expected, seen));
             }
         }
         Ok(())
@@ -499,6 +513,7 @@ impl<B: Backend> BarrierSession<B> {
     /// # Errors
     /// As these two.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn sync(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
         // The same in all threads.
         let near = self.resolved & !self.failed & !self.by_network;
@@ -519,6 +534,7 @@ impl<B: Backend> BarrierSession<B> {
     /// It does what [`arrive_near`](Self::arrive_near) and [`wait_near`](Self::wait_near) do, with nothing between
     /// fence, store and polls, and one vote.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn meet(&mut self, coop: &impl Coop) -> bool {
         coop.sync();
         let (place, near, mut met) = (coop.rank() as usize, self.near, true);
@@ -541,8 +557,9 @@ impl<B: Backend> BarrierSession<B> {
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn finish(&mut self, coop: &impl Coop, outcome: Result<(), Fault>) -> Result<(), Fault> {
-        let outcome = coop.agree(outcome);
+        let outcome = fault::here(coop.agree(outcome));
         if outcome.is_err() {
             self.failed = true;
             if coop.elect() {
@@ -578,6 +595,7 @@ impl<B: Backend> CombinedBarrier<B> {
     /// # Errors
     /// [`FaultKind::UnknownBarrier`] with the number of barriers that each team has, [`FaultKind::UnknownContext`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn new(gin: &Gin<B>, index: u32) -> Result<Self, Fault> {
         gin.core().check(Operation::Barrier)?;
         let handle = gin.comm().handle();
@@ -604,6 +622,7 @@ impl<B: Backend> CombinedBarrier<B> {
     /// # Errors
     /// As [`BarrierSession::sync`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn sync(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
         let mut team = if fence.puts() { BarrierTeam::World } else { BarrierTeam::Lsa };
         // A loop, so that the kernel has the code of a step once.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The communicator, as a kernel sees it.
 
-use crate::fault::Fault;
+use crate::fault::{self, Fault};
 use crate::status::Status;
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::{Rank, Team};
@@ -160,8 +160,9 @@ impl Comm {
 
     /// Reports an error of the kernel's own, with a code of its choice; see [`report`](Self::report).
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn report_code(&self, code: u64) {
-        self.report(Fault::new(FaultKind::Reported, Operation::None).with_values(Subject::None, 0, code));
+        self.report(fault::new(FaultKind::Reported, Operation::None).with_values(Subject::None, 0, code));
     }
 
     /// Returns the abort or fault of this communicator, if there is one. Reads host memory: about a microsecond on a
@@ -177,6 +178,7 @@ impl Comm {
     /// # Errors
     /// [`FaultKind::UnknownWindow`] if no registered window has it.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn find_window(&self, address: *const u8) -> Result<(WindowHandle, u64), Fault> {
         let mut id = 0;
         while id < self.0.windows {
@@ -201,7 +203,7 @@ impl Comm {
             }
             id += 1;
         }
-        let fault = Fault::new(FaultKind::UnknownWindow, Operation::Address);
+        let fault = fault::new(FaultKind::UnknownWindow, Operation::Address);
         Err(fault.with_values(Subject::None, 0, address as usize as u64))
     }
 

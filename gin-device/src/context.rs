@@ -93,11 +93,13 @@ impl Core {
 
     /// Returns a fault of this context.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(crate) fn fault(&self, kind: FaultKind, operation: Operation) -> Fault {
-        Fault::new(kind, operation).with_context(sys::stay(self.context))
+        fault::new(kind, operation).with_context(sys::stay(self.context))
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(crate) fn check(&self, operation: Operation) -> Result<(), Fault> {
         fault::check!(self.fault(FaultKind::BadDescriptor, operation), |judge| { self.judge(&mut judge) })
     }

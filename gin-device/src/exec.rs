@@ -9,8 +9,10 @@
 //! An executor finds out whether the caller is one of its threads. Other code, such as a proxy on an OS thread of its
 //! own, must get the behaviour without an executor.
 
+pub mod watch;
+
 use core::panic::Location;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// Three extents or indices, in CUDA's order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -123,13 +125,20 @@ pub struct Executor {
     pub exchange: fn(ExchangeCall, out: &mut [u64; 32]),
     /// Returns lanes of the warp that have reached this call together, the caller's among them.
     pub active_mask: fn(site: &'static Location<'static>) -> u32,
+    /// Records the place of a call by one thread alone, for reports of its wait.
+    pub note_place: fn(site: &'static Location<'static>),
     /// Returns static shared memory of the block, zeroed at its first use.
     pub shared: fn(SharedKey) -> *mut u8,
     /// Returns the block's dynamic shared memory and its size in bytes.
     pub dynamic_shared: fn() -> (*mut u8, usize),
     /// Ends the grid with an error that carries this text.
     pub trap: fn(&'static str) -> !,
+    /// Called with accesses, fences and posts once [`watch::turn_on`] was called. The location is that of the access.
+    pub watch: fn(watch::Event, &'static Location<'static>),
 }
+
+/// The executor watches accesses.
+static WATCHED: AtomicBool = AtomicBool::new(false);
 
 static EXECUTOR: AtomicPtr<Executor> = AtomicPtr::new(core::ptr::null_mut());
 

@@ -18,7 +18,7 @@
 use crate::sys::{Memory, Word};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use gin_abi::Fault;
-use gin_abi::{FaultKind, Subject};
+use gin_abi::{FaultKind, Operation, Subject};
 #[cfg(target_arch = "nvptx64")]
 pub use gpu::Fault;
 
@@ -235,6 +235,28 @@ macro_rules! check {
 }
 pub(crate) use check;
 
+/// Returns a fault of this kind in this operation. On a CPU it has the place of the caller.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub(crate) const fn new(kind: FaultKind, operation: Operation) -> Fault {
+    let fault = Fault::new(kind, operation);
+    #[cfg(not(target_arch = "nvptx64"))]
+    let fault = fault.with_place(core::panic::Location::caller());
+    fault
+}
+
+/// Returns the outcome of a call. On a CPU its fault has the place of the caller.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub(crate) fn here<T>(outcome: Result<T, Fault>) -> Result<T, Fault> {
+    #[cfg(not(target_arch = "nvptx64"))]
+    let outcome = match outcome {
+        Err(fault) => Err(fault.with_place(core::panic::Location::caller())),
+        ok => ok,
+    };
+    outcome
+}
+
 /// Number of words by which threads pass a fault to each other.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) const PASSED: usize = gin_abi::fault::WORDS;
@@ -343,6 +365,12 @@ mod gpu {
         pub fn with_values(self, subject: Subject, expected: u64, seen: u64) -> Self {
             let [word, offset] = subject.to_words();
             Self::of(outlined::store(self.0.get(), word, offset, expected, seen))
+        }
+
+        /// Sets the words of what it concerns, the expected value and the value seen.
+        #[inline(always)]
+        pub(crate) fn with_words(self, [subject, rest, expected, seen]: [u64; 4]) -> Self {
+            Self::of(outlined::store(self.0.get(), subject, rest, expected, seen))
         }
 
         #[inline(always)]

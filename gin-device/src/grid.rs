@@ -53,6 +53,7 @@ impl<'a> GridBarrier<'a> {
     /// The same in all threads of a block: [`FaultKind::Timeout`] with the number of blocks expected and arrived;
     /// the fault or abort that ended the wait.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn sync(&mut self, deadline: Deadline) -> Result<(), Fault> {
         let blocks = grid_dim().count() as u64;
         self.epoch += 1;
@@ -61,11 +62,13 @@ impl<'a> GridBarrier<'a> {
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn meet_here(&self, expected: u64, blocks: u64, deadline: Deadline) -> Result<(), Fault> {
         let status = self.comm.status();
         meet(self.word, &status, expected, deadline).map_err(|stop| {
             let seen = self.word.load_relaxed_gpu() + blocks - expected;
-            status.explain(stop, Fault::new(FaultKind::Timeout, Operation::Barrier), Subject::None, blocks, seen)
+            let timeout = Fault::new(FaultKind::Timeout, Operation::Barrier);
+            status.explain(stop, timeout, Subject::None, deadline, blocks, seen)
         })
     }
 

@@ -37,6 +37,7 @@
 //! branch, and GPUs do not load speculatively.) So values may be compared on a circle, and a word may go back between
 //! waits.
 
+use crate::mailbox;
 use crate::status::Status;
 use crate::sys::{Memory, NAP_NS, Word};
 
@@ -51,6 +52,8 @@ pub const WANTED: u64 = 3;
 /// Index of the near word with the value of the host word when some wait for a signal or counter ended, or at the
 /// beginning.
 pub const LAST: u64 = 4;
+/// Index of the near word that kernels raise when they drain a signal from the mailbox.
+pub const MAIL: u64 = 5;
 /// Number of near words of a word in host memory.
 pub const WORDS: u64 = gin_abi::handle::NEAR_WORDS;
 
@@ -104,6 +107,31 @@ impl<M: Memory> Look<M> {
             None => outlined::look::<M>(word, near, self.state),
         };
         (self.state & VALID != 0).then_some(now)
+    }
+
+    /// Reads the word as [`now`](Self::now), and drains the [mailbox](crate::mailbox) whose words in GPU memory these
+    /// are: opens it if a sender wants that and no other thread has it open, or carries out its next entry.
+    /// [`leave`](Self::leave) must be called before [`end`](Self::end).
+    #[inline(always)]
+    pub(crate) fn now_and_drain(&mut self, mailbox: M::Word) -> Option<u64> {
+        let HostWord { word, near } = self.host;
+        let now;
+        (now, self.state) = outlined::look_and_drain::<M>(word, near, self.state, mailbox);
+        (self.state & VALID != 0).then_some(now)
+    }
+
+    /// Returns whether this thread has the mailbox open.
+    #[inline(always)]
+    pub(crate) fn drains(&self) -> bool {
+        self.state & mailbox::OPEN != 0
+    }
+
+    /// Closes the mailbox if this thread has it open.
+    #[inline(always)]
+    pub(crate) fn leave(&self, mailbox: M::Word) {
+        if self.drains() {
+            outlined::close::<M>(mailbox);
+        }
     }
 
     /// Returns whether this thread has the turn: it reads the word itself.
@@ -165,12 +193,34 @@ fn look<M: Memory>(word: M::Word, near: M::Word, mut state: u32, announce: impl 
 
 /// Code of reads of host memory, which a kernel has once and calls.
 mod outlined {
+    use super::MINE;
+    use crate::mailbox::{OPEN, Reader};
     use crate::status;
     use crate::sys::Memory;
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
     pub(super) fn look<M: Memory>(word: M::Word, near: M::Word, state: u32) -> (u64, u32) {
         super::look::<M>(word, near, state, || {})
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn look_and_drain<M: Memory>(word: M::Word, near: M::Word, state: u32, mailbox: M::Word) -> (u64, u32) {
+        let reader = Reader::<M>::new(mailbox);
+        // Loads first, so that these trips to the host overlap with that of the word.
+        if state & OPEN == 0 {
+            // Of all threads that wait for the word, only the one that reads it.
+            let wanted = reader.is_wanted() || state & MINE != 0 && reader.is_wanted_now();
+            let (now, state) = super::look::<M>(word, near, state, || {});
+            return (now, if wanted && state & MINE != 0 { reader.open(state) } else { state });
+        }
+        let entry = reader.load();
+        let (now, state) = super::look::<M>(word, near, state, || {});
+        (now, reader.drain(state, entry))
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn close<M: Memory>(mailbox: M::Word) {
+        Reader::<M>::new(mailbox).close();
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]

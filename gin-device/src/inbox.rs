@@ -175,10 +175,11 @@ struct Way<T> {
 impl<T: Pod> Way<T> {
     /// Finds the words of the direction to `peer` if `sends`, else from it.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn new(comm: &Comm, window: Window<u64>, peer: Rank, sends: bool) -> Result<Self, Fault> {
         let (operation, world) = (if sends { Operation::Send } else { Operation::Receive }, comm.world());
         let whole = window.range(0, words::<T>(world.size()));
-        fault::check!(Fault::new(FaultKind::OutOfRange, operation).with_peer(peer.world()), |judge| {
+        fault::check!(fault::new(FaultKind::OutOfRange, operation).with_peer(peer.world()), |judge| {
             let unmet = |length| Unmet::new(FaultKind::OutOfRange).of(whole.subject()).values(length, whole.end());
             judge.condition(whole.fits_own(), || unmet(whole.own_length()));
             judge.condition(whole.fits_on(peer), || unmet(whole.length_on(peer)));
@@ -195,12 +196,14 @@ impl<T: Pod> Way<T> {
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn place(&self, operation: Operation) -> Fault {
-        Fault::new(FaultKind::Timeout, operation).with_peer(self.peer.world())
+        fault::new(FaultKind::Timeout, operation).with_peer(self.peer.world())
     }
 
     /// Checks the memory of one message.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn check(&self, message: &WindowRange<T>, operation: Operation) -> Result<(), Fault> {
         fault::check!(self.place(operation), |judge| {
             let unmet = |kind| Unmet::new(kind).of(message.subject());
@@ -216,8 +219,9 @@ impl<T: Pod> Way<T> {
     /// Returns the fault of a wait that ended early. It concerns this rank's block for the peer.
     #[inline(always)]
     fn ended(&self, stop: WaitError, operation: Operation, expected: u64, seen: u64) -> Fault {
+        // A fault of a window has no room for the deadline.
         let subject = Subject::Window { id: self.window, offset: 8 * block::<T>() * u64::from(self.peer.world()) };
-        self.comm.status().explain(stop, self.place(operation), subject, expected, seen)
+        self.comm.status().explain(stop, self.place(operation), subject, Deadline::NONE, expected, seen)
     }
 }
 
@@ -240,6 +244,7 @@ impl<T: Pod> Outbox<T> {
     /// [`FaultKind::OutOfRange`] if the window is too short here or at the peer; [`FaultKind::NotReachable`] if the
     /// peer is outside the LSA team.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn new(comm: &Comm, window: Window<u64>, peer: Rank) -> Result<Self, Fault> {
         let way = Way::new(comm, window, peer, true)?;
         let sent = way.count.load_relaxed_gpu();
@@ -261,7 +266,9 @@ impl<T: Pod> Outbox<T> {
     /// | [`FaultKind::Timeout`] | there was no [room](crate::inbox#room) in time; with the number of messages, and of those whose slots were given back |
     /// | the communicator's fault or abort | it ended the wait for room |
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn send(&mut self, coop: &impl Coop, message: WindowRange<T>, deadline: Deadline) -> Result<(), Fault> {
+        called!(here);
         let (way, number) = (&self.way, self.sent.wrapping_add(1));
         coop.sync();
         // The same in all threads.
@@ -279,7 +286,7 @@ impl<T: Pod> Outbox<T> {
             } else {
                 Ok(())
             };
-            coop.agree(mine)?;
+            fault::here(coop.agree(mine))?;
             self.credit = coop.broadcast(credit, 0);
         }
         for unit in coop.stripe(units::<T>() as usize) {
@@ -314,6 +321,7 @@ impl<T: Pod> Inbox<T> {
     /// # Errors
     /// As [`Outbox::new`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn new(comm: &Comm, window: Window<u64>, peer: Rank) -> Result<Self, Fault> {
         let way = Way::new(comm, window, peer, false)?;
         let received = way.count.load_relaxed_gpu();
@@ -337,7 +345,9 @@ impl<T: Pod> Inbox<T> {
     /// | [`FaultKind::Timeout`] | the message did not arrive in time; with the low 32 bits of its number, and of the one in its slot |
     /// | the communicator's fault or abort | it ended the wait |
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn receive(&mut self, coop: &impl Coop, message: WindowRange<T>, deadline: Deadline) -> Result<(), Fault> {
+        called!(alike);
         let (way, number) = (&self.way, self.received.wrapping_add(1));
         coop.sync();
         // The same in all threads.
@@ -396,8 +406,8 @@ impl<T: Pod> Inbox<T> {
             way.count.store_relaxed_gpu(number);
         }
         let expected = u64::from(number as u32);
-        let outcome =
-            coop.agree(mine.map_err(|(stop, seen)| way.ended(stop, Operation::Receive, expected, seen.into())));
+        let mine = mine.map_err(|(stop, seen)| way.ended(stop, Operation::Receive, expected, seen.into()));
+        let outcome = fault::here(coop.agree(mine));
         if outcome.is_ok() {
             self.received = number;
         } else {

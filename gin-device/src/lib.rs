@@ -37,7 +37,8 @@
 //! | [`barrier`], [`grid`] | barriers over ranks, and over the blocks of a grid |
 //! | [`lsa`] | loads, stores and reductions on memory of peers over NVLink |
 //! | [`inbox`] | small messages over NVLink, with the flag in the data |
-//! | [`mod@shared`] | static and dynamic shared memory |
+//! | [`mod@shared`] | static and dynamic shared memory: loads, stores, atomics |
+//! | [`float`] | numbers of 8 and 16 bits |
 //! | [`backend`] | the back ends, which carry out requests |
 //! | [`sys`] | every instruction of the memory model: PTX, CPU atomics, model checker |
 //! | `queue`, `signal_words`, `status`, `orders` | private: the protocols between kernels and CPU threads, both halves, generic over the memory |
@@ -58,7 +59,10 @@
 //!   NICs. Operations to peers of the LSA team take loads and stores instead ([`gin`](gin#routes)).
 //! - GPUs need compute capability 8.0 or later. `docs/hardware.md` lists the tested GPUs.
 //! - Signals and counters only grow. They have no operation that sets or subtracts.
-#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx))]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx)
+)]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 #![no_std]
 #![warn(unreachable_pub)]
@@ -81,6 +85,22 @@ macro_rules! ordered {
     };
 }
 
+/// Calls a function of [`exec::watch`] on a CPU. On a GPU it is nothing.
+macro_rules! watch {
+    ($($call:tt)*) => {
+        #[cfg(not(target_arch = "nvptx64"))]
+        $crate::exec::watch::$($call)*;
+    };
+}
+
+/// Gives accesses and posts from here to the end of the block the place of the function's caller, on a CPU.
+macro_rules! called {
+    ($how:ident) => {
+        #[cfg(not(target_arch = "nvptx64"))]
+        let _call = $crate::exec::watch::Call::$how();
+    };
+}
+
 pub mod backend;
 pub mod barrier;
 pub mod comm;
@@ -90,6 +110,7 @@ mod epoch;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod exec;
 mod fault;
+pub mod float;
 pub mod gin;
 pub mod grid;
 mod host_word;
@@ -97,10 +118,12 @@ pub mod inbox;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod kernel;
 pub mod lsa;
+mod mailbox;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod misuse;
 mod order;
 mod orders;
+pub mod print;
 mod queue;
 pub mod shared;
 pub mod signal;
@@ -115,7 +138,7 @@ pub use comm::Comm;
 pub use fault::Fault;
 pub use gin::Gin;
 pub use gin_abi::{Deadline, FaultKind, Operation, Subject};
-pub use gin_macros::{kernel, shared};
+pub use gin_macros::{gin_println, kernel, shared};
 pub use window::Window;
 
 /// The names that a kernel needs: `use gin_device::prelude::*;`.
@@ -144,15 +167,20 @@ pub mod prelude {
     pub use crate::backend::{Any, Backend, Gdaki, Proxy};
     pub use crate::barrier::{BarrierSession, BarrierTeam, CombinedBarrier, Fence};
     pub use crate::comm::Comm;
-    pub use crate::coop::{Block, Coop, Dim, LaneCoop, Lanes, Thread, Tile, WARP_SIZE, Warp, WarpSpan};
+    pub use crate::coop::{
+        Block, Coop, Dim, LaneCoop, LaneInteger, LaneValue, Lanes, Thread, Tile, WARP_SIZE, Warp, WarpSpan,
+    };
     pub use crate::coop::{block_dim, block_in_grid, block_index, grid_dim, lane, thread_in_block, thread_index};
     pub use crate::fault::Fault;
+    pub use crate::float::{Bf16, E4m3, E5m2, F16, Ue8m0};
     pub use crate::gin::{FlushToken, Gin, Order, Route, Scope, Sharing};
+    pub use crate::gin_println;
     pub use crate::grid::GridBarrier;
     pub use crate::inbox::{Inbox, Outbox};
     pub use crate::kernel;
     pub use crate::lsa::PeerWindow;
     pub use crate::shared;
+    pub use crate::shared::SharedArray;
     pub use crate::signal::{ContextId, CounterId, CounterView, SignalAction, SignalId, SignalView, VaSignal};
     pub use crate::team::{Rank, Team};
     pub use crate::window::{SymPtr, Window, WindowRange};
@@ -172,6 +200,9 @@ pub mod internal {
     pub mod host_word {
         pub use crate::host_word::*;
     }
+    pub mod mailbox {
+        pub use crate::mailbox::*;
+    }
     pub mod order {
         pub use crate::order::*;
     }
@@ -180,6 +211,9 @@ pub mod internal {
     }
     pub mod pair {
         pub use crate::backend::gdaki::pair::*;
+    }
+    pub mod print {
+        pub use crate::print::{Ring, kind};
     }
     pub mod queue {
         pub use crate::queue::*;

@@ -27,15 +27,17 @@
 //! host has destroyed its communicator after a fault.
 
 use crate::coop::Coop;
-use crate::fault::Fault;
+use crate::fault::{self, Fault};
 use crate::order::{Scope, release};
+#[cfg(target_arch = "nvptx64")]
+use crate::sys;
 use crate::sys::data::{
     load_relaxed_sys_pair, load_relaxed_sys_u8, load_relaxed_sys_u32, load_weak_pair, red_add_relaxed_sys_f32,
     red_add_relaxed_sys_u32, red_add_relaxed_sys_u64, red_and_relaxed_sys_u32, red_and_relaxed_sys_u64,
     red_max_relaxed_sys_u32, red_max_relaxed_sys_u64, red_min_relaxed_sys_u32, red_min_relaxed_sys_u64,
     red_or_relaxed_sys_u32, red_or_relaxed_sys_u64, store_weak_pair, store_weak_u8, store_weak_u32,
 };
-use crate::sys::{self, Memory, Word};
+use crate::sys::{Memory, Word};
 use crate::team::Rank;
 use crate::window::{Window, WindowRange};
 use bytemuck::Pod;
@@ -179,6 +181,7 @@ impl<T: Pod> Window<T> {
     /// # Errors
     /// [`FaultKind::NotReachable`] if the rank is outside the LSA team.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn peer(&self, rank: Rank) -> Result<PeerWindow<T>, Fault> {
         let address = self.peer_ptr(rank)?.addr() as u64;
         Ok(PeerWindow { address, bytes: crate::window::bytes_on(self.handle(), rank), rank, element: PhantomData })
@@ -208,8 +211,15 @@ impl<T: Pod> PeerWindow<T> {
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn checked(&self, index: usize) -> *mut T {
         if index >= self.len() {
+            #[cfg(not(target_arch = "nvptx64"))]
+            {
+                let (rank, length) = (self.rank.world(), self.len());
+                panic!("index {index} is past the end of rank {rank}'s part of a window, which has {length} elements");
+            }
+            #[cfg(target_arch = "nvptx64")]
             sys::trap();
         }
         self.ptr().wrapping_add(index)
@@ -218,17 +228,23 @@ impl<T: Pod> PeerWindow<T> {
     /// Loads element `index` by a plain load; its value must have been acquired. An index out of range ends the grid.
     #[inline(always)]
     #[must_use]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn read(&self, index: usize) -> T {
+        let element = self.checked(index);
+        watch!(read(element));
         // Safety: the peer's memory is valid for its length.
-        unsafe { self.checked(index).read() }
+        unsafe { element.read() }
     }
 
     /// Stores element `index` by a plain store, which a later release makes visible. An index out of range ends the
     /// grid.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn write(&self, index: usize, value: T) {
+        let element = self.checked(index);
+        watch!(write(element));
         // Safety: as above.
-        unsafe { self.checked(index).write(value) }
+        unsafe { element.write(value) }
     }
 
     /// Loads element `index` without a check.
@@ -237,7 +253,9 @@ impl<T: Pod> PeerWindow<T> {
     /// - `index < self.len()`.
     #[inline(always)]
     #[must_use]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn read_unchecked(&self, index: usize) -> T {
+        watch!(read(self.ptr().wrapping_add(index)));
         // Safety: the caller's promise.
         unsafe { self.ptr().add(index).read() }
     }
@@ -247,7 +265,9 @@ impl<T: Pod> PeerWindow<T> {
     /// # Safety
     /// - `index < self.len()`.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn write_unchecked(&self, index: usize, value: T) {
+        watch!(write(self.ptr().wrapping_add(index)));
         // Safety: the caller's promise.
         unsafe { self.ptr().add(index).write(value) }
     }
@@ -255,13 +275,14 @@ impl<T: Pod> PeerWindow<T> {
     /// Returns the addresses of the elements from `start` on and of `own`, if both ranges are within bounds. They have
     /// the same length.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn both(&self, start: usize, own: &WindowRange<T>) -> Result<(u64, u64), Fault> {
         own.check_own()?;
         let offset = (start as u64).checked_mul(size_of::<T>() as u64);
         match offset.map(|offset| (offset, offset.saturating_add(own.bytes()))) {
             Some((offset, end)) if end <= self.bytes => Ok((self.address + offset, own.address())),
             past => {
-                let fault = Fault::new(FaultKind::OutOfRange, Operation::Address).with_peer(self.rank.world());
+                let fault = fault::new(FaultKind::OutOfRange, Operation::Address).with_peer(self.rank.world());
                 let (offset, end) = past.unwrap_or((u64::MAX, u64::MAX));
                 Err(fault.with_values(Subject::Window { id: own.window_id(), offset }, self.bytes, end))
             }
@@ -276,7 +297,9 @@ impl<T: Pod> PeerWindow<T> {
     /// # Errors
     /// The same in all threads: [`FaultKind::OutOfRange`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn copy_from(&self, coop: &impl Coop, start: usize, source: WindowRange<T>) -> Result<(), Fault> {
+        called!(here);
         let (there, here) = self.both(start, &source)?;
         coop.sync();
         // Safety: both ranges are within bounds; if they overlap, the copied bytes are unknown.
@@ -293,7 +316,9 @@ impl<T: Pod> PeerWindow<T> {
     /// # Errors
     /// The same in all threads: [`FaultKind::OutOfRange`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn copy_to(&self, coop: &impl Coop, start: usize, destination: WindowRange<T>) -> Result<(), Fault> {
+        called!(here);
         let (there, here) = self.both(start, &destination)?;
         coop.sync();
         // Safety: as above.
@@ -312,6 +337,7 @@ macro_rules! reductions {
                 /// Atomic with the other reductions and with atomics of GPUs; relaxed, at system scope. An index out of
                 /// range ends the grid.
                 #[inline(always)]
+                #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
                 pub fn $name(&self, index: usize, value: $ty) {
                     // Safety: in range of valid memory.
                     unsafe { $red(self.checked(index), value) }

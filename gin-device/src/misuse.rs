@@ -1,5 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Mistakes that the types forbid, each with an example that must not compile.
+//! Mistakes: the texts of mistakes that show when a kernel runs, and examples of mistakes that the types forbid, which
+//! must not compile.
+//!
+//! # When a kernel runs
+//!
+//! The list of traps in `docs/kernels.md` has the remedies. Tests make each mistake and compare the text.
+//!
+//! | mistake | text on the virtual GPU |
+//! | --- | --- |
+//! | a wait that nothing meets | `deadline passed in wait_signal, context 0, signal 3: it is 0 and should have reached 1 within 20 ms, at src/lib.rs:17:9` |
+//! | the same without a deadline | `no progress: ...`, and each waiter: `pausing in a polling loop (last seen at src/lib.rs:17:9)` |
+//! | a number that was not requested | ``no such signal in signal, context 0, rank 1, signal 99: `Requirements` have 16 of `signals`, with numbers 0 to 15`` |
+//! | a range past the end | ``range reaches past the end of the window in put, context 0, rank 1, window 0 (`halo`) at byte 16: the window has 40 bytes there, and the range is bytes 16 to 48`` |
+//! | an index past the end | `index 10 is past the end of window 0, which has 10 elements here, at src/lib.rs:17:9` |
+//! | a thread that leaves early | `barrier 0 needs the whole block of 64 threads, 1 of them have exited` |
+//! | a loop that polls plain memory | `has not yielded for 10s (seed 1): it loops without touching shared words, pausing or waiting. Ending the process.` |
+//! | a large array on the stack | `overflowed its stack of 1048576 bytes (seed 1)` |
+//! | a panic | `panicked: index out of bounds: the len is 4 but the index is 4, at src/lib.rs:17:9` |
+//!
+//! Faults have the same text on a GPU, without the place.
+//!
+//! # When it is compiled
 //!
 //! Every example differs in one place from this correct kernel:
 //!

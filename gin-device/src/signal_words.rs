@@ -25,8 +25,12 @@
 //! value is no more than the present one, so if it meets "at least n", the present one does too. After a while the wait
 //! reads the word itself; it does so often only if the word has ever been raised. An old value could be taken for a
 //! later one only if half the circle was raised since. So this is for values of [`WIDE`] bits and more.
+//!
+//! # Signals from a mailbox
+//! A CPU thread may hand a raise to kernels of the receiver ([`mailbox`](crate::mailbox)). They add it to [`MAIL`], a
+//! near word in GPU memory that only they write: one more engine.
 
-use crate::host_word::{HostWord, LAST, Look, SPARE};
+use crate::host_word::{HostWord, LAST, Look, MAIL, SPARE};
 use crate::status::{Status, WaitError};
 use crate::sys::{Memory, Word};
 use gin_abi::{Deadline, mask, rolling_le};
@@ -44,6 +48,8 @@ pub struct Words<M: Memory> {
     /// baseline: the sum of the words at the last reset. [`LAST`] has an earlier value of `cpu`, at first its initial
     /// value.
     pub near: M::Word,
+    /// The words in GPU memory of the rank's mailbox, if CPU threads hand signals to kernels.
+    pub mailbox: Option<M::Word>,
 }
 
 /// Raises one word of a signal or counter by `by`. Only the word's engine may call this.
@@ -71,12 +77,27 @@ impl<M: Memory> Words<M> {
     fn own(&self) -> u64 {
         let gpu = self.gpu.map_or(0, |word| word.load_relaxed_sys());
         let nic = self.nic.map_or(0, |word| word.load_relaxed_sys());
-        gpu.wrapping_add(nic)
+        gpu.wrapping_add(nic).wrapping_add(self.mail())
+    }
+
+    /// Returns the sum of the raises that kernels of this rank took from the mailbox.
+    #[inline(always)]
+    fn mail(&self) -> u64 {
+        self.mailbox.map_or(0, |_| self.near.at(MAIL).load_relaxed_gpu())
     }
 
     #[inline(always)]
     fn host(&self) -> u64 {
         self.cpu.map_or(0, |word| word.load_relaxed_sys())
+    }
+
+    /// Reads the word in host memory, and drains the mailbox if there is one.
+    #[inline(always)]
+    fn look(&self, look: &mut Look<M>) -> Option<u64> {
+        match self.mailbox {
+            Some(mailbox) => look.now_and_drain(mailbox),
+            None => look.now(None),
+        }
     }
 
     /// Returns the word with the baseline.
@@ -142,7 +163,7 @@ impl<M: Memory> Words<M> {
         let last = if remembers { self.near.at(LAST).load_relaxed_gpu() } else { 0 };
         // Not an `Option`: a register without a value would stay live round the loops of a kernel.
         let (mut host, mut known) = (last, self.cpu.is_none() || remembers);
-        let mut until = match (remembers, last) {
+        let mut until = match (remembers, last | self.mail()) {
             (false, _) => 0,
             (true, 0) => Self::LOOKS_ALONE,
             (true, _) => 1,
@@ -156,11 +177,11 @@ impl<M: Memory> Words<M> {
             looks += 1;
             if until == 0 {
                 if self.cpu.is_some()
-                    && let Some(now) = look.now(None)
+                    && let Some(now) = self.look(&mut look)
                 {
                     (host, known) = (now, true);
                 }
-                until = match (near, known && host == 0) {
+                until = match (near && !look.drains(), known && host | self.mail() == 0) {
                     (false, _) => 1,
                     (true, true) => Self::LOOKS_ALONE,
                     (true, false) => GPU_LOOKS,
@@ -170,6 +191,9 @@ impl<M: Memory> Words<M> {
             value = self.own().wrapping_add(host).wrapping_sub(base) & mask(bits);
             known && rolling_le(least, value, bits)
         });
+        if let Some(mailbox) = self.mailbox {
+            look.leave(mailbox);
+        }
         look.end();
         if remembers && outcome.is_ok() && host != last {
             // A thread that takes the value must see the writes that these raises cover, as this thread does.

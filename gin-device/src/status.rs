@@ -44,6 +44,12 @@ impl Shared {
         Self { deadline, start: if deadline.is_none() { 0 } else { M::clock_ns() } }
     }
 
+    /// Returns the deadline, counted from the start.
+    #[inline(always)]
+    pub(crate) fn whole(&self) -> Deadline {
+        self.deadline
+    }
+
     /// Returns the remaining time, at least 0.
     #[inline(always)]
     pub(crate) fn left<M: Memory>(&self) -> Deadline {
@@ -158,11 +164,19 @@ impl<M: Memory> Status<M> {
     }
 
     /// Returns the fault of an operation whose wait ended early. A deadline becomes `timeout`, which names the
-    /// operation, with these values.
+    /// operation, with these values and itself.
     #[inline(always)]
-    pub fn explain(&self, stop: WaitError, timeout: Fault, subject: Subject, expected: u64, seen: u64) -> Fault {
-        let [subject, offset] = subject.to_words();
-        outlined::explain::<M>(self.host, self.copy, stop, timeout, subject, offset, expected, seen)
+    pub fn explain(
+        &self,
+        stop: WaitError,
+        timeout: Fault,
+        subject: Subject,
+        deadline: Deadline,
+        expected: u64,
+        seen: u64,
+    ) -> Fault {
+        let [subject, rest] = subject.to_words_within(deadline);
+        outlined::explain::<M>(self.host, self.copy, stop, timeout, subject, rest, expected, seen)
     }
 
     /// Posts a fault from a kernel and ends every wait of this communicator. The first fault stays; later ones are
@@ -199,7 +213,7 @@ impl<M: Memory> Status<M> {
     pub fn reported(&self) -> Option<Fault> {
         (self.kernel.load_relaxed_sys() != 0).then(|| {
             M::fence_acquire_sys();
-            Fault::read(record::<M>(self.kernel))
+            place::read::<M>(self.kernel, Fault::read(record::<M>(self.kernel)))
         })
     }
 
@@ -271,13 +285,52 @@ fn record<M: Memory>(block: M::Word) -> [u64; WORDS] {
     [word(0), word(1), word(2), word(3), word(4), word(5)]
 }
 
+/// The place of a fault in the source. On a CPU the second word of the kernel's block in host memory has the address of
+/// the place, for the host of the same process. A GPU knows no places, and the word stays 0.
+mod place {
+    use crate::fault::Fault;
+    use crate::sys::Memory;
+    #[cfg(not(target_arch = "nvptx64"))]
+    use crate::sys::Word;
+    #[cfg(not(target_arch = "nvptx64"))]
+    use core::panic::Location;
+
+    /// Index of the word in the block.
+    #[cfg(not(target_arch = "nvptx64"))]
+    const PLACE: u64 = 1;
+
+    /// Stores the place, before the word that announces the record.
+    #[inline(always)]
+    pub(super) fn store<M: Memory>(_kernel: M::Word, _fault: Fault) {
+        #[cfg(not(target_arch = "nvptx64"))]
+        if let Some(place) = _fault.place() {
+            _kernel.at(PLACE).store_relaxed_sys(core::ptr::from_ref(place).expose_provenance() as u64);
+        }
+    }
+
+    /// Returns the fault of the block with its place, if that is known.
+    #[inline(always)]
+    pub(super) fn read<M: Memory>(_kernel: M::Word, fault: Fault) -> Fault {
+        #[cfg(not(target_arch = "nvptx64"))]
+        {
+            let address = _kernel.at(PLACE).load_relaxed_sys() as usize;
+            let place = core::ptr::with_exposed_provenance::<Location<'static>>(address);
+            // Safety: the word is 0, or a kernel on a CPU of this process stored the address of a `'static` place.
+            if let Some(place) = unsafe { place.as_ref() } {
+                return fault.with_place(place);
+            }
+        }
+        fault
+    }
+}
+
 /// Code of rare ends, which a kernel has once and calls. Arguments are words, because a structure would be passed on
 /// the stack.
 mod outlined {
     use super::{HOST, POSTED, RECORD, WRITING, WRITTEN, WaitError, look, record};
     use crate::fault::Fault;
     use crate::sys::{Memory, Word};
-    use gin_abi::{Deadline, FaultKind, Subject};
+    use gin_abi::{Deadline, FaultKind};
 
     /// Does [`Status::end`](super::Status::end).
     #[cold]
@@ -324,13 +377,13 @@ mod outlined {
         stop: WaitError,
         timeout: Fault,
         subject: u64,
-        offset: u64,
+        rest: u64,
         expected: u64,
         seen: u64,
     ) -> Fault {
         match stop {
             WaitError::Fault => cause::<M>(host, copy),
-            WaitError::Deadline => timeout.with_values(Subject::read([subject, offset]), expected, seen),
+            WaitError::Deadline => timeout.with_words([subject, rest, expected, seen]),
             WaitError::NotConnected => timeout.with_kind(FaultKind::NotConnected),
         }
     }
@@ -350,6 +403,7 @@ mod outlined {
         kernel.at(RECORD).store_pair_relaxed_sys(words[0], words[1]);
         kernel.at(RECORD + 2).store_pair_relaxed_sys(words[2], words[3]);
         kernel.at(RECORD + 4).store_pair_relaxed_sys(words[4], words[5]);
+        super::place::store::<M>(kernel, fault);
         copy.store_release_gpu(WRITTEN);
         kernel.store_release_sys(1);
     }

@@ -12,7 +12,7 @@
 //! Operations take a [`Rank`], which is always a valid world rank. So a rank of one team cannot be taken for a rank of
 //! another team: a rank outside a team is refused, not mapped to a wrong one.
 
-use crate::fault::Fault;
+use crate::fault::{self, Fault};
 use gin_abi::{FaultKind, Operation, Subject};
 
 /// A world rank that exists in its communicator.
@@ -94,11 +94,12 @@ impl Team {
     /// # Errors
     /// [`FaultKind::UnknownRank`] if the team has no such member.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn member(&self, rank: u32) -> Result<Rank, Fault> {
         if rank < self.size {
             Ok(Rank(self.first + rank * self.stride))
         } else {
-            let fault = Fault::new(FaultKind::UnknownRank, Operation::Address).with_peer(rank);
+            let fault = fault::new(FaultKind::UnknownRank, Operation::Address).with_peer(rank);
             Err(fault.with_values(Subject::None, self.size as u64, rank as u64))
         }
     }
@@ -132,11 +133,12 @@ impl Team {
     /// # Errors
     /// [`FaultKind::NotInTeam`] if it is no member.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn rank_of(&self, rank: Rank) -> Result<u32, Fault> {
         if let Some(place) = self.place_of(rank) {
             return Ok(place);
         }
-        let fault = Fault::new(FaultKind::NotInTeam, Operation::Address).with_peer(rank.0);
+        let fault = fault::new(FaultKind::NotInTeam, Operation::Address).with_peer(rank.0);
         Err(fault.with_values(Subject::None, self.size as u64, rank.0 as u64))
     }
 
@@ -164,6 +166,7 @@ impl Team {
     /// # Errors
     /// [`FaultKind::UnknownRank`] if `size` is 0 or does not divide the team's size.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn inner(&self, size: u32) -> Result<Team, Fault> {
         if size == 0 || !self.size.is_multiple_of(size) {
             return Err(Self::indivisible(self.size, size));
@@ -177,6 +180,7 @@ impl Team {
     /// # Errors
     /// As [`inner`](Self::inner).
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn outer(&self, size: u32) -> Result<Team, Fault> {
         if size == 0 || !self.size.is_multiple_of(size) {
             return Err(Self::indivisible(self.size, size));
@@ -190,8 +194,9 @@ impl Team {
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn indivisible(size: u32, part: u32) -> Fault {
-        Fault::new(FaultKind::UnknownRank, Operation::Address).with_values(Subject::None, size as u64, part as u64)
+        fault::new(FaultKind::UnknownRank, Operation::Address).with_values(Subject::None, size as u64, part as u64)
     }
 }
 

@@ -5,7 +5,7 @@
 //! that the *addressed* rank registered. If all ranks registered the same length, the handle has that length and the
 //! check reads no memory.
 
-use crate::fault::Fault;
+use crate::fault::{self, Fault};
 use crate::sys;
 use crate::team::Rank;
 use bytemuck::Pod;
@@ -16,8 +16,9 @@ use gin_abi::{FaultKind, Operation, Subject, WindowData, WindowHandle};
 /// A window of elements of type `T`: a kernel parameter that the host makes.
 ///
 /// Indices and lengths count elements. `read`, `write` and `add` access the caller's own part and check the index as a
-/// slice does: an index out of range ends the grid. They are plain accesses: signals, counters and barriers order them,
-/// and no other thread may write the element meanwhile.
+/// slice does: an index out of range ends the grid. On the virtual GPU the error names index, length and source line.
+/// They are plain accesses: signals, counters and barriers order them, and no other thread may write the element
+/// meanwhile.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Window<T> {
@@ -186,10 +187,11 @@ impl<T: Pod> Window<T> {
     /// [`FaultKind::Misaligned`] if `offset` is not a multiple of the other type's alignment, or the memory is not
     /// aligned for it; [`FaultKind::OutOfRange`] if `offset` is past the end of the caller's own part.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn range_as<U: Pod>(&self, offset: u64, len: usize) -> Result<WindowRange<U>, Fault> {
         let align = align_of::<U>() as u64;
         if !offset.is_multiple_of(align) || !self.handle.base.is_multiple_of(align) {
-            let fault = Fault::new(FaultKind::Misaligned, Operation::Address);
+            let fault = fault::new(FaultKind::Misaligned, Operation::Address);
             return Err(fault.with_values(Subject::Window { id: self.handle.id, offset }, align, offset));
         }
         let window = Window::<U> { handle: self.handle, element: PhantomData };
@@ -216,19 +218,28 @@ impl<T: Pod> Window<T> {
     /// # Errors
     /// [`FaultKind::NotReachable`] if the rank is outside the LSA team.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn peer_ptr(&self, rank: Rank) -> Result<*mut T, Fault> {
         // `lsa_reach` is 0 unless parts have a fixed distance. The table has no address for a rank outside the team.
         let near = rank.world().wrapping_sub(sys::narrow(self.handle.lsa_first)) < sys::narrow(self.handle.lsa_reach);
         let address = if near { peer_place(&self.handle, rank) } else { peer_entry(&self.handle, rank) };
         if address == 0 {
-            return Err(Fault::new(FaultKind::NotReachable, Operation::Address).with_peer(rank.world()));
+            return Err(fault::new(FaultKind::NotReachable, Operation::Address).with_peer(rank.world()));
         }
         Ok(address as usize as *mut T)
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn checked(&self, index: usize) -> *mut T {
         if index >= self.len() {
+            #[cfg(not(target_arch = "nvptx64"))]
+            panic!(
+                "index {index} is past the end of window {}, which has {} elements here",
+                self.handle.id,
+                self.len()
+            );
+            #[cfg(target_arch = "nvptx64")]
             sys::trap();
         }
         self.local_ptr().wrapping_add(index)
@@ -237,25 +248,34 @@ impl<T: Pod> Window<T> {
     /// Reads element `index` of the caller's own part. An index out of range ends the grid.
     #[inline(always)]
     #[must_use]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn read(&self, index: usize) -> T {
+        let element = self.checked(index);
+        watch!(read(element));
         // Safety: the window's memory is valid for its length.
-        unsafe { self.checked(index).read() }
+        unsafe { element.read() }
     }
 
     /// Stores element `index` of the caller's own part. An index out of range ends the grid.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn write(&self, index: usize, value: T) {
+        let element = self.checked(index);
+        watch!(write(element));
         // Safety: as above.
-        unsafe { self.checked(index).write(value) }
+        unsafe { element.write(value) }
     }
 
     /// Adds to element `index` of the caller's own part; not atomic. An index out of range ends the grid.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn add(&self, index: usize, value: T)
     where
         T: core::ops::Add<Output = T>,
     {
         let element = self.checked(index);
+        watch!(read(element));
+        watch!(write(element));
         // Safety: as above.
         unsafe { element.write(element.read() + value) }
     }
@@ -266,7 +286,9 @@ impl<T: Pod> Window<T> {
     /// - `index < self.len()`.
     #[inline(always)]
     #[must_use]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn read_unchecked(&self, index: usize) -> T {
+        watch!(read(self.local_ptr().wrapping_add(index)));
         // Safety: the caller's promise.
         unsafe { self.local_ptr().add(index).read() }
     }
@@ -276,7 +298,9 @@ impl<T: Pod> Window<T> {
     /// # Safety
     /// - `index < self.len()`.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn write_unchecked(&self, index: usize, value: T) {
+        watch!(write(self.local_ptr().wrapping_add(index)));
         // Safety: the caller's promise.
         unsafe { self.local_ptr().add(index).write(value) }
     }
@@ -389,11 +413,12 @@ impl<T: Pod> WindowRange<T> {
     /// # Errors
     /// [`FaultKind::OutOfRange`] with the length in bytes and the end of the range.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn check_own(&self) -> Result<(), Fault> {
         if self.fits_own() {
             return Ok(());
         }
-        let fault = Fault::new(FaultKind::OutOfRange, Operation::Address);
+        let fault = fault::new(FaultKind::OutOfRange, Operation::Address);
         Err(fault.with_values(self.subject(), self.own_length(), self.end()))
     }
 
@@ -402,11 +427,12 @@ impl<T: Pod> WindowRange<T> {
     /// # Errors
     /// [`FaultKind::OutOfRange`] with the length in bytes and the end of the range.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn check_on(&self, rank: Rank) -> Result<(), Fault> {
         if self.fits_on(rank) {
             return Ok(());
         }
-        let fault = Fault::new(FaultKind::OutOfRange, Operation::Address).with_peer(rank.world());
+        let fault = fault::new(FaultKind::OutOfRange, Operation::Address).with_peer(rank.world());
         Err(fault.with_values(self.subject(), self.length_on(rank), self.end()))
     }
 }
@@ -500,6 +526,7 @@ impl<T: Pod> SymPtr<T> {
     /// # Errors
     /// [`FaultKind::OutOfRange`] if it points past the end.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn local_ptr(&self) -> Result<*mut T, Fault> {
         self.range(1).check_own()?;
         Ok(self.window.local_ptr().wrapping_add(self.index as usize))
@@ -511,6 +538,7 @@ impl<T: Pod> SymPtr<T> {
     /// [`FaultKind::OutOfRange`] if it points past the end there, [`FaultKind::NotReachable`] if the rank is outside
     /// the LSA team.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn peer_ptr(&self, rank: Rank) -> Result<*mut T, Fault> {
         self.range(1).check_on(rank)?;
         Ok(self.window.peer_ptr(rank)?.wrapping_add(self.index as usize))

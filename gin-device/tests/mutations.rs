@@ -157,8 +157,12 @@ fn all_about(file: &str) -> Vec<(&'static str, fn())> {
         model::faults::MODELS.to_vec()
     } else if file.ends_with("/inbox.rs") {
         model::inbox::MODELS.to_vec()
+    } else if file.ends_with("/mailbox.rs") {
+        model::mailbox::MODELS.to_vec()
     } else if file.ends_with("/orders.rs") {
         model::orders::MODELS.to_vec()
+    } else if file.ends_with("/print.rs") {
+        model::print::MODELS.to_vec()
     } else if file.contains("/queue/") {
         [queue, status, signals].concat()
     } else if file.ends_with("/status.rs") {

@@ -5,7 +5,9 @@
 //! The statements come from the same table as the code. Without `ptxas` and `nvdisasm` the trials report as ignored.
 
 use gin_build::{Arch, Assembly, BuildError, Ptxas};
+use gin_device::sys::convert::CONVERSIONS;
 use gin_device::sys::data::DATA_OPERATIONS;
+use gin_device::sys::shared::SHARED_OPERATIONS;
 use gin_device::sys::{OPERATIONS, OperationRow};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::BTreeSet;
@@ -24,11 +26,41 @@ const DOCUMENTED: &str = "release 13.0";
 
 const DOCS: &str = include_str!("../src/sys/mod.rs");
 
-/// The registers of 64 bits and of 32 that statements name.
-const REGISTERS: [(&str, &str); 2] = [("b64", "pvcolht"), ("b32", "inws")];
+/// A module of operations whose docs show their machine code.
+#[derive(Clone, Copy)]
+struct Table {
+    name: &'static str,
+    docs: &'static str,
+    rows: fn() -> Vec<OperationRow>,
+    /// The memory of the frame that [`module`] puts around a statement.
+    frame: &'static str,
+    /// The instructions that the docs show; all but those of the frame if there are none.
+    shown: &'static [&'static str],
+}
+
+const TABLES: [Table; 3] = [
+    Table { name: "sys", docs: DOCS, rows: || OPERATIONS.to_vec(), frame: "shared", shown: &[] },
+    Table {
+        name: "shared",
+        docs: include_str!("../src/sys/shared/mod.rs"),
+        rows: || SHARED_OPERATIONS.to_vec(),
+        frame: "global",
+        shown: &["ATOMS", "LDS", "STS"],
+    },
+    Table {
+        name: "convert",
+        docs: include_str!("../src/sys/convert/mod.rs"),
+        rows: || CONVERSIONS.iter().map(|conversion| conversion.row).collect(),
+        frame: "shared",
+        shown: &["F2F", "F2FP", "HADD2"],
+    },
+];
+
+/// The registers of 64 bits, of 32 and of 16 that statements name.
+const REGISTERS: [(&str, &str); 3] = [("b64", "pvcolht"), ("b32", "ainws"), ("b16", "jk")];
 
 /// The letters of output registers.
-const RESULTS: &str = "ots";
+const RESULTS: &str = "otsk";
 
 /// The instructions of the frame that [`module`] puts around a statement.
 const FRAME: [&str; 13] =
@@ -57,12 +89,13 @@ fn with_registers(statement: &str) -> (String, BTreeSet<char>) {
     (code, used)
 }
 
-/// Returns a module with a kernel for each statement, of the statement's name. Inputs come from shared memory and
-/// outputs are stored there, at a place of each thread's own. So the assembler can neither guess the operands nor leave
-/// the statement out.
-fn module((arch, version, _): Target, statements: &[(&str, &str)]) -> String {
+/// Returns a module with a kernel for each statement, of the statement's name. Inputs come from memory of the kind
+/// `space` and outputs are stored there, at a place of each thread's own. So the assembler can neither guess the
+/// operands nor leave the statement out.
+fn module((arch, version, _): Target, statements: &[(&str, &str)], space: &str) -> String {
     let mut text =
-        format!(".version {version}\n.target {arch}\n.address_size 64\n.shared .align 16 .b8 frame[4096];\n");
+        format!(".version {version}\n.target {arch}\n.address_size 64\n.{space} .align 16 .b8 frame[4096];\n");
+    let (bits, width) = if space == "shared" { (32, "lo") } else { (64, "wide") };
     for (kernel, statement) in statements {
         let (mut declare, mut load, mut store) = (String::new(), String::new(), String::new());
         let (code, used) = with_registers(statement);
@@ -70,13 +103,13 @@ fn module((arch, version, _): Target, statements: &[(&str, &str)]) -> String {
         for (index, (kind, name)) in registers.enumerate().filter(|(_, (_, name))| used.contains(name)) {
             declare += &format!(".reg .{kind} %{name};\n");
             if !RESULTS.contains(name) {
-                load += &format!("ld.volatile.shared.{kind} %{name}, [%own+{}];\n", 8 * index);
+                load += &format!("ld.volatile.{space}.{kind} %{name}, [%own+{}];\n", 8 * index);
             }
-            store += &format!("st.volatile.shared.{kind} [%own+{}], %{name};\n", 8 * index);
+            store += &format!("st.volatile.{space}.{kind} [%own+{}], %{name};\n", 8 * index);
         }
         text += &format!(
-            ".visible .entry {kernel}()\n{{\n.reg .b32 %own, %frame;\n{declare}\
-             mov.u32 %frame, frame;\nmov.u32 %own, %tid.x;\nmad.lo.u32 %own, %own, 128, %frame;\n\
+            ".visible .entry {kernel}()\n{{\n.reg .b32 %thread;\n.reg .b{bits} %own, %frame;\n{declare}\
+             mov.u{bits} %frame, frame;\nmov.u32 %thread, %tid.x;\nmad.{width}.u32 %own, %thread, 128, %frame;\n\
              {load}{code}\n{store}ret;\n}}\n"
         );
     }
@@ -108,10 +141,11 @@ fn assemble(
     tools: &Tools,
     target: Target,
     statements: &[(&str, &str)],
+    space: &str,
 ) -> Result<(Result<Assembly, BuildError>, Folder), Failed> {
     let folder = Folder::new()?;
     let ptx = folder.0.join("module.ptx");
-    std::fs::write(&ptx, module(target, statements))?;
+    std::fs::write(&ptx, module(target, statements, space))?;
     Ok((tools.ptxas.assemble(target.0, &ptx, &folder.0.join("module.cubin")), folder))
 }
 
@@ -126,6 +160,11 @@ fn disassemble(tools: &Tools, folder: &Folder) -> Result<String, String> {
     }
 }
 
+/// Returns whether a target has the instruction of a row, or one in its place.
+fn is_there(row: &OperationRow, (_, _, modern): Target) -> bool {
+    modern || !CONVERSIONS.iter().any(|conversion| conversion.row.name == row.name && !conversion.everywhere)
+}
+
 /// Returns the statement of a row for this target.
 fn statement(row: &OperationRow, (_, _, modern): Target) -> (&'static str, &'static str) {
     (row.name, row.fallback.filter(|_| !modern).unwrap_or(row.statement))
@@ -133,7 +172,7 @@ fn statement(row: &OperationRow, (_, _, modern): Target) -> (&'static str, &'sta
 
 /// Checks that the assembler accepts the statement alone.
 fn taken(tools: &Tools, row: OperationRow, target: Target) -> Result<Completion, Failed> {
-    match assemble(tools, target, &[statement(&row, target)])?.0? {
+    match assemble(tools, target, &[statement(&row, target)], "shared")?.0? {
         Assembly::Done(_) => Ok(Completion::Completed),
         Assembly::NotTried(reason) => Ok(Completion::ignored_with(reason)),
     }
@@ -141,14 +180,15 @@ fn taken(tools: &Tools, row: OperationRow, target: Target) -> Result<Completion,
 
 /// Checks that the assembler's output has no illegal instruction. `ptxas` 13.0 accepts instructions that sm_80 lacks,
 /// so its acceptance alone proves little.
-fn legal(tools: &Tools, target: Target) -> Result<Completion, Failed> {
-    let statements: Vec<_> = OPERATIONS.iter().map(|row| statement(row, target)).collect();
-    let (assembly, folder) = assemble(tools, target, &statements)?;
+fn legal(tools: &Tools, table: Table, target: Target) -> Result<Completion, Failed> {
+    let rows: Vec<_> = (table.rows)().into_iter().filter(|row| is_there(row, target)).collect();
+    let statements: Vec<_> = rows.iter().map(|row| statement(row, target)).collect();
+    let (assembly, folder) = assemble(tools, target, &statements, table.frame)?;
     if let Assembly::NotTried(reason) = assembly? {
         return Ok(Completion::ignored_with(reason));
     }
     let listing = disassemble(tools, &folder)?;
-    match OPERATIONS.iter().find(|row| part(&listing, row.name).is_none()) {
+    match rows.iter().find(|row| part(&listing, row.name).is_none()) {
         None => Ok(Completion::Completed),
         Some(row) => Err(format!("{} is not in the listing", row.name).into()),
     }
@@ -157,7 +197,7 @@ fn legal(tools: &Tools, target: Target) -> Result<Completion, Failed> {
 /// Checks that the fallback is needed, because sm_80 lacks the statement's instruction. If `ptxas` accepts the
 /// statement, it emits an illegal instruction.
 fn refused(tools: &Tools, row: OperationRow) -> Result<Completion, Failed> {
-    let (assembly, folder) = assemble(tools, TARGETS[0], &[(row.name, row.statement)])?;
+    let (assembly, folder) = assemble(tools, TARGETS[0], &[(row.name, row.statement)], "shared")?;
     match assembly {
         Err(BuildError::Assemble { .. }) => Ok(Completion::Completed),
         Ok(Assembly::NotTried(reason)) => Ok(Completion::ignored_with(reason)),
@@ -175,9 +215,9 @@ fn part<'a>(listing: &'a str, kernel: &str) -> Option<&'a str> {
     Some(from.split("//--------").next().unwrap_or(from))
 }
 
-/// Returns the instructions of a listing without those of the frame: the name, after `@P` if it is predicated, and
-/// before the special register that it reads.
-fn instructions(listing: &str) -> Result<Vec<String>, String> {
+/// Returns the instructions of a listing that the docs show: the name, after `@P` if it is predicated, and before the
+/// special register that it reads.
+fn instructions(listing: &str, shown: &[&str]) -> Result<Vec<String>, String> {
     let mut found: Vec<String> = Vec::new();
     // After `EXIT`, or the end of the grid, there is only padding.
     for line in listing.lines() {
@@ -198,7 +238,7 @@ fn instructions(listing: &str) -> Result<Vec<String>, String> {
                     return Err(format!("{name} without a MEMBAR: {listing}"));
                 }
             }
-            family if FRAME.contains(&family) => {}
+            family if if shown.is_empty() { FRAME.contains(&family) } else { !shown.contains(&family) } => {}
             _ => {
                 let special = words.find(|word| word.starts_with("SR_")).map_or(String::new(), |sr| format!(" {sr}"));
                 found.push(format!("{}{name}{special}", if predicated { "@P " } else { "" }));
@@ -220,20 +260,23 @@ fn documented(docs: &str) -> Vec<(&str, &str, Vec<&str>)> {
     .collect()
 }
 
-/// Returns the listing for sm_90 of all operations, made once.
-fn listing(tools: &Tools) -> Result<&'static str, Failed> {
-    static LISTING: OnceLock<Result<String, String>> = OnceLock::new();
+/// Returns the listing for sm_90 of all operations of a table, made once.
+fn listing(tools: &Tools, table: Table) -> Result<&'static str, Failed> {
+    static LISTINGS: [OnceLock<Result<String, String>>; TABLES.len()] = [const { OnceLock::new() }; TABLES.len()];
     let make = || {
-        let statements: Vec<_> = OPERATIONS.iter().map(|row| (row.name, row.statement)).collect();
-        let (assembly, folder) = assemble(tools, TARGETS[1], &statements).map_err(|error| format!("{error:?}"))?;
+        let rows = (table.rows)();
+        let statements: Vec<_> = rows.iter().map(|row| (row.name, row.statement)).collect();
+        let made = assemble(tools, TARGETS[1], &statements, table.frame);
+        let (assembly, folder) = made.map_err(|error| format!("{error:?}"))?;
         assembly.map_err(|error| error.to_string())?;
         disassemble(tools, &folder)
     };
-    Ok(LISTING.get_or_init(make).as_ref()?)
+    let index = TABLES.iter().position(|other| other.name == table.name).ok_or("no such table")?;
+    Ok(LISTINGS[index].get_or_init(make).as_ref()?)
 }
 
 /// Checks that the assembler's output for a row is the SASS of that name in the docs.
-fn as_documented(tools: &Tools, name: &str, docs: &str) -> Result<Completion, Failed> {
+fn as_documented(tools: &Tools, name: &str, table: Table, docs: &str) -> Result<Completion, Failed> {
     let version = Command::new(tools.ptxas.path()).arg("--version").output()?;
     let version = String::from_utf8_lossy(&version.stdout).into_owned();
     if !version.contains(DOCUMENTED) {
@@ -244,24 +287,24 @@ fn as_documented(tools: &Tools, name: &str, docs: &str) -> Result<Completion, Fa
     let Some((_, _, sass)) = rows.iter().find(|(other, ..)| *other == name) else {
         return Err("it is not in the docs".into());
     };
-    let part = part(listing(tools)?, name).ok_or("it is not in the listing")?;
-    let made = instructions(part)?;
+    let part = part(listing(tools, table)?, name).ok_or("it is not in the listing")?;
+    let made = instructions(part, table.shown)?;
     if made == *sass { Ok(Completion::Completed) } else { Err(format!("docs {sass:?}, made {made:?}\n{part}").into()) }
 }
 
 /// Checks that docs and code list the same operations with the same PTX, each once.
-fn same_rows() -> Result<Completion, Failed> {
-    let rows = documented(DOCS);
+fn same_rows(table: Table) -> Result<Completion, Failed> {
+    let (rows, operations) = (documented(table.docs), (table.rows)());
     let docs: BTreeSet<_> = rows.iter().map(|(name, ptx, _)| (*name, *ptx)).collect();
-    let code: BTreeSet<_> = OPERATIONS.iter().map(|row| (row.name, row.ptx)).collect();
-    if rows.len() != docs.len() || OPERATIONS.len() != code.len() {
+    let code: BTreeSet<_> = operations.iter().map(|row| (row.name, row.ptx)).collect();
+    if rows.len() != docs.len() || operations.len() != code.len() {
         return Err("a row is there twice".into());
     }
     if docs != code {
         let (docs, code): (Vec<_>, Vec<_>) = (docs.difference(&code).collect(), code.difference(&docs).collect());
         return Err(format!("only in the docs: {docs:?}; only in the code: {code:?}").into());
     }
-    for row in OPERATIONS {
+    for row in &operations {
         // The docs have the PTX of the statement.
         if let Some(word) = row.ptx.split(' ').find(|word| !row.statement.contains(word)) {
             return Err(format!("{}: {word} is not in {:?}", row.name, row.statement).into());
@@ -289,7 +332,7 @@ fn mistakes(tools: &Tools) -> Result<Completion, Failed> {
         return Err("no PTX, and yet the assembler took it".into());
     }
     let docs = DOCS.replace("`MEMBAR.ALL.SYS`, `STG.E.64.STRONG.SYS`", "`STG.E.64.STRONG.SYS`");
-    match as_documented(tools, "store_release_sys", &docs) {
+    match as_documented(tools, "store_release_sys", TABLES[0], &docs) {
         Ok(Completion::Completed) => Err("docs without the MEMBAR went unnoticed".into()),
         _ => Ok(Completion::Completed),
     }
@@ -318,10 +361,11 @@ type Run = Box<dyn FnOnce(&Tools) -> Result<Completion, Failed> + Send>;
 
 fn main() {
     let tools = Tools::find();
-    let mut trials = vec![
-        Trial::ignorable_test("the_docs_list_exactly_the_operations_that_there_are", same_rows),
-        Trial::ignorable_test("every_asm_of_sys_is_a_statement_of_the_table", one_source),
-    ];
+    let mut trials = vec![Trial::ignorable_test("every_asm_of_sys_is_a_statement_of_the_table", one_source)];
+    for table in TABLES {
+        let name = format!("the_docs_list_exactly_the_operations_that_there_are::{}", table.name);
+        trials.push(Trial::ignorable_test(name, move || same_rows(table)));
+    }
     let mut trial = |name: String, run: Run| {
         let tools = tools.clone();
         trials.push(Trial::ignorable_test(name, move || match tools {
@@ -329,22 +373,26 @@ fn main() {
             Err(reason) => Ok(Completion::ignored_with(reason)),
         }));
     };
-    for row in OPERATIONS.iter().chain(DATA_OPERATIONS).copied() {
+    for row in TABLES.iter().flat_map(|table| (table.rows)()).chain(DATA_OPERATIONS.iter().copied()) {
         for target in TARGETS {
-            let name = format!("ptxas_takes_{}_alone::{}", row.name, target.0);
-            trial(name, Box::new(move |tools| taken(tools, row, target)));
+            if is_there(&row, target) {
+                let name = format!("ptxas_takes_{}_alone::{}", row.name, target.0);
+                trial(name, Box::new(move |tools| taken(tools, row, target)));
+            }
         }
-    }
-    for row in OPERATIONS.iter().copied() {
-        if row.fallback.is_some() {
+        if row.fallback.is_some() || !is_there(&row, TARGETS[0]) {
             trial(format!("{}_needs_its_fallback::sm_80", row.name), Box::new(move |tools| refused(tools, row)));
         }
-        let name = format!("{}_becomes_what_the_docs_say::sm_90", row.name);
-        trial(name, Box::new(move |tools| as_documented(tools, row.name, DOCS)));
     }
-    for target in TARGETS {
-        let name = format!("no_line_becomes_an_illegal_instruction::{}", target.0);
-        trial(name, Box::new(move |tools| legal(tools, target)));
+    for table in TABLES {
+        for row in (table.rows)() {
+            let name = format!("{}_becomes_what_the_docs_say::sm_90", row.name);
+            trial(name, Box::new(move |tools| as_documented(tools, row.name, table, table.docs)));
+        }
+        for target in TARGETS {
+            let name = format!("no_line_becomes_an_illegal_instruction::{}::{}", table.name, target.0);
+            trial(name, Box::new(move |tools| legal(tools, table, target)));
+        }
     }
     trial("mistakes_in_statements_are_noticed".into(), Box::new(mistakes));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();

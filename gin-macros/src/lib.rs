@@ -3,6 +3,7 @@
 #![warn(unreachable_pub)]
 
 mod kernel;
+mod println;
 mod shared;
 
 use proc_macro::TokenStream;
@@ -13,6 +14,14 @@ use proc_macro::TokenStream;
 #[proc_macro_attribute]
 pub fn kernel(arguments: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(arguments.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
+}
+
+/// Prints a line from a kernel; see `gin_device::print`.
+///
+/// `gin_println!(comm, "text {} {:#x}", value, other)`
+#[proc_macro]
+pub fn gin_println(item: TokenStream) -> TokenStream {
+    println::expand(item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
 /// Declares static shared memory; see `gin_device::shared`.

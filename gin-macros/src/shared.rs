@@ -35,6 +35,7 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     let symbol = format!("gin_shared_{package}_{number}_{name}");
     let declaration = format!(".shared .align {{align}} .b8 {symbol}[{{bytes}}];");
     let address = format!("{{{{ .reg .u64 gin_t; mov.u64 gin_t, {symbol}; cvta.shared.u64 {{p}}, gin_t; }}}}");
+    let place = format!("mov.u32 {{a}}, {symbol};");
     let hidden = format_ident!("__Shared_{}", name);
     Ok(quote! {
         #[cfg(target_arch = "nvptx64")]
@@ -50,7 +51,31 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
         #(#attributes)*
         #visibility const #name: #hidden = #hidden;
 
+        impl ::gin_device::shared::Declaration for #hidden {
+            type Value = #ty;
+        }
+
+        #[allow(dead_code, reason = "a declaration is used by pointer or as an array")]
         impl #hidden {
+            /// Returns the elements of the block's copy, of a declaration of an array.
+            #[inline(always)]
+            #visibility fn array<T: ::gin_device::bytemuck::Pod, const N: usize>(self) -> ::gin_device::shared::SharedArray<T>
+            where
+                Self: ::gin_device::shared::Declaration<Value = [T; N]>,
+            {
+                #[cfg(target_arch = "nvptx64")]
+                let address: u32 = {
+                    let address;
+                    // Safety: takes the address of a variable.
+                    unsafe { ::core::arch::asm!(#place, a = out(reg32) address, options(pure, nomem, nostack, preserves_flags)) }
+                    address
+                };
+                #[cfg(not(target_arch = "nvptx64"))]
+                let address = self.as_mut_ptr().cast();
+                // Safety: the declaration has N elements there, aligned as the type.
+                unsafe { ::gin_device::shared::SharedArray::new(::gin_device::sys::shared::Address::new(address), N) }
+            }
+
             /// Returns the block's copy; zeroed on a CPU, not initialised on a GPU.
             #[inline(always)]
             #visibility fn as_mut_ptr(self) -> *mut #ty {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Indices and collectives on a CPU, by the executor.
 
-use super::Dim;
+use super::value::{Fold, Source};
+use super::{Dim, WARP_SIZE};
 use crate::exec::{BarrierCall, Dim3, ExchangeCall, Position, Reduction, executor};
 use core::panic::Location;
 
@@ -41,7 +42,7 @@ pub fn grid_dim() -> Dim {
 
 #[inline(always)]
 pub(super) fn lane() -> u32 {
-    super::thread_in_block() % super::WARP_SIZE
+    super::thread_in_block() % WARP_SIZE
 }
 
 /// Returns the lanes of the warp below the calling thread's lane.
@@ -78,6 +79,16 @@ fn barrier(id: u32, threads: u32, reduction: Reduction, predicate: bool) -> u32 
     }
 }
 
+/// Lets reports name the caller's place.
+#[track_caller]
+pub(super) fn note_place() {
+    // Outside a closure, which would have another caller.
+    let site = Location::caller();
+    if let Some(executor) = executor() {
+        (executor.note_place)(site);
+    }
+}
+
 #[track_caller]
 pub(super) fn sync_lanes(mask: u32) {
     exchange(mask, 0);
@@ -85,18 +96,17 @@ pub(super) fn sync_lanes(mask: u32) {
 
 #[track_caller]
 pub(super) fn vote_any(mask: u32, bit: bool) -> bool {
-    ballot(mask, bit) != 0
+    ballot_here(mask, bit) != 0
 }
 
-#[track_caller]
-pub(super) fn ballot(mask: u32, bit: bool) -> u32 {
-    let values = exchange(mask, bit as u64);
-    (0..32).filter(|lane| mask >> lane & 1 != 0 && values[*lane as usize] != 0).map(|lane| 1 << lane).sum()
+/// Returns the lanes of `mask` of whose values `holds` is true.
+fn lanes_where(mask: u32, values: &[u64; 32], holds: impl Fn(u64) -> bool) -> u32 {
+    (0..WARP_SIZE).filter(|lane| mask >> lane & 1 != 0 && holds(values[*lane as usize])).map(|lane| 1 << lane).sum()
 }
 
 #[track_caller]
 pub(super) fn shuffle(mask: u32, value: u64, from: u32) -> u64 {
-    exchange(mask, value)[(from % 32) as usize]
+    exchange(mask, value)[(from % WARP_SIZE) as usize]
 }
 
 #[track_caller]
@@ -130,8 +140,7 @@ pub(crate) fn active_mask<const SITE: u32>() -> u32 {
 /// Returns the lanes of `mask`, which are here together, that bring the caller's `value`.
 #[track_caller]
 pub(crate) fn alike(mask: u32, value: u64) -> u32 {
-    let values = exchange(mask, value);
-    (0..32).filter(|lane| mask >> lane & 1 != 0 && values[*lane as usize] == value).map(|lane| 1 << lane).sum()
+    lanes_where(mask, &exchange(mask, value), |other| other == value)
 }
 
 /// Returns the value of lane `from` of the lanes of `mask`, which are here together.
@@ -149,7 +158,61 @@ pub(crate) fn any_here(mask: u32, bit: bool) -> bool {
 /// Returns the lanes of `mask`, which are here together, that bring `true`.
 #[track_caller]
 pub(crate) fn ballot_here(mask: u32, bit: bool) -> u32 {
-    ballot(mask, bit)
+    lanes_where(mask, &exchange(mask, bit as u64), |bit| bit != 0)
+}
+
+/// Returns whether all of the lanes of `mask` bring `true`.
+#[track_caller]
+pub(super) fn all_here(mask: u32, bit: bool) -> bool {
+    ballot_here(mask, bit) == mask
+}
+
+/// Returns the value of a lane in the caller's segment of `width` lanes, as `shfl.sync` does; the caller's own value if
+/// that lane is not in `mask`.
+#[track_caller]
+pub(super) fn shuffle_from(mask: u32, bits: u64, _wide: bool, source: Source, by: u32, width: u32) -> u64 {
+    let (own, by) = (lane(), by % WARP_SIZE);
+    let first = own & !(width - 1);
+    let last = first + width - 1;
+    let from = match source {
+        Source::Lane => first + by % width,
+        Source::Up if own >= first + by => own - by,
+        Source::Down if own + by <= last => own + by,
+        Source::Xor if own ^ by <= last => own ^ by,
+        _ => own,
+    };
+    let values = exchange(mask, bits);
+    if mask >> from & 1 != 0 { values[from as usize] } else { bits }
+}
+
+/// Returns the lanes of `mask` that bring the caller's value.
+#[track_caller]
+pub(super) fn match_any(mask: u32, bits: u64, _wide: bool) -> u32 {
+    alike(mask, bits)
+}
+
+/// Returns whether the lanes of `mask` bring the same value.
+#[track_caller]
+pub(super) fn match_all(mask: u32, bits: u64, _wide: bool) -> bool {
+    alike(mask, bits) == mask
+}
+
+/// Returns the reduction of the values of the lanes of `mask`.
+#[track_caller]
+pub(super) fn reduce(mask: u32, fold: Fold, signed: bool, word: u32) -> u32 {
+    let values = exchange(mask, word as u64);
+    let lanes = (0..WARP_SIZE).filter(|lane| mask >> lane & 1 != 0).map(|lane| values[lane as usize] as u32);
+    let all = lanes.reduce(|a, b| match (fold, signed) {
+        (Fold::Add, _) => a.wrapping_add(b),
+        (Fold::Min, false) => a.min(b),
+        (Fold::Max, false) => a.max(b),
+        (Fold::Min, true) => (a as i32).min(b as i32) as u32,
+        (Fold::Max, true) => (a as i32).max(b as i32) as u32,
+        (Fold::And, _) => a & b,
+        (Fold::Or, _) => a | b,
+        (Fold::Xor, _) => a ^ b,
+    });
+    all.unwrap_or(word)
 }
 
 /// Waits for the lanes of `mask`, which are here together. Orders memory among them.

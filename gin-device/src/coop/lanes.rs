@@ -1,10 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Groups of lanes of one warp.
 
+use super::value::{Fold, LaneInteger, LaneValue, Source};
 use super::{Coop, WARP_SIZE, imp};
 use crate::fault::{Fault, PASSED, pass, passed};
 
-/// A group of lanes of one warp, which adds votes and shuffles to [`Coop`].
+/// A group of lanes of one warp, which adds votes, shuffles, matches and reductions to [`Coop`].
+///
+/// | call | PTX | SASS on sm_90, by [`Warp`] |
+/// | --- | --- | --- |
+/// | `ballot` | `vote.sync.ballot.b32` | `VOTE.ANY` |
+/// | `any`, `all` | `vote.sync.any.pred`, `vote.sync.all.pred` | `VOTE.ANY`, `VOTE.ALL` |
+/// | `shuffle` | `shfl.sync.idx.b32` | `SHFL.IDX` |
+/// | `shuffle_up`, `shuffle_down` | `shfl.sync.up.b32`, `shfl.sync.down.b32` | `SHFL.UP`, `SHFL.DOWN` |
+/// | `shuffle_xor` | `shfl.sync.bfly.b32` | `SHFL.BFLY` |
+/// | `match_any` | `match.any.sync` | `MATCH.ANY` |
+/// | `match_all` | `match.all.sync` | `MATCH.ALL` |
+/// | `reduce_add` and the other reductions | `redux.sync` | `REDUX` |
+///
+/// A shuffle of 64 bits is two. `Warp` and `Tile<32>` name all lanes by a constant; other groups compute their mask.
+/// [`Lanes`] finds lanes by rank, which takes a loop over the bits of its mask.
+///
+/// Each call waits for the lanes of the group, and orders no memory: [`sync`](Coop::sync) does.
 pub trait LaneCoop: Coop {
     /// Returns the lanes of the group, as bits of the warp.
     fn mask(&self) -> u32;
@@ -12,49 +29,119 @@ pub trait LaneCoop: Coop {
     /// Returns the lane of the thread with this rank in the group.
     fn lane_of(&self, rank: u32) -> u32;
 
-    /// Returns one bit per lane of the warp, set for each lane of the group that brings `true`. Implies a sync.
+    /// Returns one bit per lane of the warp, set for each lane of the group that brings `true`.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn ballot(&self, bit: bool) -> u32;
-
-    /// Returns the `value` of the thread with rank `from`, which may differ from thread to thread. Implies a sync.
-    ///
-    /// For a rank outside the group, returns the caller's own value.
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn shuffle(&self, value: u64, from: u32) -> u64;
+    #[inline(always)]
+    fn ballot(&self, bit: bool) -> u32 {
+        imp::ballot_here(self.mask(), bit)
+    }
 
     /// Returns whether any thread of the group brings `true`.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
     fn any(&self, bit: bool) -> bool {
-        self.ballot(bit) != 0
+        imp::any_here(self.mask(), bit)
     }
 
     /// Returns whether all threads of the group bring `true`.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
     fn all(&self, bit: bool) -> bool {
-        self.ballot(!bit) == 0
+        imp::all_here(self.mask(), bit)
     }
 
-    /// Returns the value of the thread whose rank differs from the caller's in the bits of `with`.
+    /// Returns the `value` of the thread with rank `from`, which may differ from thread to thread.
+    ///
+    /// For a rank outside the group, returns the caller's own value. In a warp with fewer than 32 threads, the value of
+    /// a rank from their number to 31 is unspecified.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn shuffle<T: LaneValue>(&self, value: T, from: u32) -> T;
+
+    /// Returns the value of the thread whose rank differs from the caller's in the bits of `with`, as
+    /// [`shuffle`](Self::shuffle) does.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
-    fn shuffle_xor(&self, value: u64, with: u32) -> u64 {
+    fn shuffle_xor<T: LaneValue>(&self, value: T, with: u32) -> T {
         self.shuffle(value, self.rank() ^ with)
     }
 
     /// Returns the value of the thread `by` ranks below; the caller's own if there is none.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
-    fn shuffle_up(&self, value: u64, by: u32) -> u64 {
+    fn shuffle_up<T: LaneValue>(&self, value: T, by: u32) -> T {
         self.shuffle(value, if by <= self.rank() { self.rank() - by } else { self.rank() })
     }
 
-    /// Returns the value of the thread `by` ranks above; the caller's own if there is none.
+    /// Returns the value of the thread `by` ranks above; the caller's own if there is none. In a warp with fewer than
+    /// 32 threads, see [`shuffle`](Self::shuffle).
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
-    fn shuffle_down(&self, value: u64, by: u32) -> u64 {
+    fn shuffle_down<T: LaneValue>(&self, value: T, by: u32) -> T {
         self.shuffle(value, self.rank().saturating_add(by))
+    }
+
+    /// Returns the lanes of the group that bring the caller's value, as bits of the warp. Compares bits.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn match_any<T: LaneValue>(&self, value: T) -> u32 {
+        imp::match_any(self.mask(), value.to_lane_bits(), T::WIDE)
+    }
+
+    /// Returns whether all threads of the group bring the same value. Compares bits.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn match_all<T: LaneValue>(&self, value: T) -> bool {
+        imp::match_all(self.mask(), value.to_lane_bits(), T::WIDE)
+    }
+
+    /// Returns the sum of the group's values modulo 2^32, in all threads.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn reduce_add<T: LaneInteger>(&self, value: T) -> T {
+        self.reduce(Fold::Add, value)
+    }
+
+    /// Returns the least of the group's values, in all threads.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn reduce_min<T: LaneInteger>(&self, value: T) -> T {
+        self.reduce(Fold::Min, value)
+    }
+
+    /// Returns the greatest of the group's values, in all threads.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn reduce_max<T: LaneInteger>(&self, value: T) -> T {
+        self.reduce(Fold::Max, value)
+    }
+
+    /// Returns the bits that are 1 in all of the group's values, in all threads.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn reduce_and<T: LaneInteger>(&self, value: T) -> T {
+        self.reduce(Fold::And, value)
+    }
+
+    /// Returns the bits that are 1 in any of the group's values, in all threads.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn reduce_or<T: LaneInteger>(&self, value: T) -> T {
+        self.reduce(Fold::Or, value)
+    }
+
+    /// Returns the bits that are 1 in an odd number of the group's values, in all threads.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn reduce_xor<T: LaneInteger>(&self, value: T) -> T {
+        self.reduce(Fold::Xor, value)
+    }
+
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[doc(hidden)]
+    #[inline(always)]
+    fn reduce<T: LaneInteger>(&self, fold: Fold, value: T) -> T {
+        let word = value.to_lane_bits() as u32;
+        T::from_lane_bits(u64::from(imp::reduce(self.mask(), fold, T::SIGNED, word)))
     }
 }
 
@@ -102,7 +189,10 @@ impl Coop for Thread {
     }
 
     #[inline(always)]
-    fn sync(&self) {}
+    fn sync(&self) {
+        #[cfg(not(target_arch = "nvptx64"))]
+        imp::note_place();
+    }
 
     #[inline(always)]
     fn sync_or(&self, bit: bool) -> bool {
@@ -143,7 +233,32 @@ impl LaneCoop for Thread {
     }
 
     #[inline(always)]
-    fn shuffle(&self, value: u64, _: u32) -> u64 {
+    fn any(&self, bit: bool) -> bool {
+        bit
+    }
+
+    #[inline(always)]
+    fn all(&self, bit: bool) -> bool {
+        bit
+    }
+
+    #[inline(always)]
+    fn shuffle<T: LaneValue>(&self, value: T, _: u32) -> T {
+        value
+    }
+
+    #[inline(always)]
+    fn match_any<T: LaneValue>(&self, _: T) -> u32 {
+        self.mask()
+    }
+
+    #[inline(always)]
+    fn match_all<T: LaneValue>(&self, _: T) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn reduce<T: LaneInteger>(&self, _: Fold, value: T) -> T {
         value
     }
 }
@@ -177,8 +292,34 @@ fn share_from(mask: u32, mine: Option<Fault>, from: u32) -> Fault {
     passed(words)
 }
 
+/// Returns the value of a lane in the caller's segment of `width` lanes; the caller's own if `by` leads out of it.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+fn shuffle_in<T: LaneValue>(mask: u32, width: u32, value: T, source: Source, by: u32) -> T {
+    // The instruction takes five bits of `by`.
+    let by = match source {
+        Source::Lane => {
+            if by < width {
+                by
+            } else {
+                imp::lane()
+            }
+        }
+        // A distance of 0 gives the own value, as one of 32 must.
+        Source::Up | Source::Down => by.min(WARP_SIZE),
+        Source::Xor => {
+            if by < width {
+                by
+            } else {
+                0
+            }
+        }
+    };
+    T::from_lane_bits(imp::shuffle_from(mask, value.to_lane_bits(), T::WIDE, source, by, width))
+}
+
 macro_rules! lane_coop {
-    ([$($generics:tt)*] $group:ty, $mask:expr, $rank:expr, $size:expr, $lane_of:expr) => {
+    ([$($generics:tt)*] $group:ty, $mask:expr, $rank:expr, $size:expr, $lane_of:expr, $($width:expr)?) => {
         impl<$($generics)*> Coop for $group {
             #[inline(always)]
             fn rank(&self) -> u32 {
@@ -236,16 +377,35 @@ macro_rules! lane_coop {
                 $lane_of(group, rank)
             }
 
-            #[inline(always)]
-            fn ballot(&self, bit: bool) -> u32 {
-                imp::ballot(self.mask(), bit)
-            }
+            lane_coop! { @shuffles $($width)? }
+        }
+    };
+    (@shuffles) => {
+        #[inline(always)]
+        fn shuffle<T: LaneValue>(&self, value: T, from: u32) -> T {
+            let lane = if from < self.size() { self.lane_of(from) } else { imp::lane() };
+            shuffle_in(self.mask(), WARP_SIZE, value, Source::Lane, lane)
+        }
+    };
+    (@shuffles $width:expr) => {
+        #[inline(always)]
+        fn shuffle<T: LaneValue>(&self, value: T, from: u32) -> T {
+            shuffle_in(self.mask(), $width, value, Source::Lane, from)
+        }
 
-            #[inline(always)]
-            fn shuffle(&self, value: u64, from: u32) -> u64 {
-                let lane = if from < self.size() { self.lane_of(from) } else { imp::lane() };
-                imp::shuffle(self.mask(), value, lane)
-            }
+        #[inline(always)]
+        fn shuffle_xor<T: LaneValue>(&self, value: T, with: u32) -> T {
+            shuffle_in(self.mask(), $width, value, Source::Xor, with)
+        }
+
+        #[inline(always)]
+        fn shuffle_up<T: LaneValue>(&self, value: T, by: u32) -> T {
+            shuffle_in(self.mask(), $width, value, Source::Up, by)
+        }
+
+        #[inline(always)]
+        fn shuffle_down<T: LaneValue>(&self, value: T, by: u32) -> T {
+            shuffle_in(self.mask(), $width, value, Source::Down, by)
         }
     };
 }
@@ -258,7 +418,7 @@ impl<const N: u32> Tile<N> {
 
     #[inline(always)]
     fn first(self) -> u32 {
-        imp::lane() & !(N - 1)
+        if N == WARP_SIZE { 0 } else { imp::lane() & !(N - 1) }
     }
 }
 
@@ -267,7 +427,8 @@ lane_coop!(
     |tile: &Self| Self::MASK << tile.first(),
     |_: &Self| imp::lane() & (N - 1),
     |_: &Self| N,
-    |tile: &Self, rank: u32| tile.first() + rank
+    |tile: &Self, rank: u32| tile.first() + rank,
+    N
 );
 
 /// Returns the number of lanes of the calling thread's warp that are threads of the block.
@@ -290,7 +451,8 @@ lane_coop!(
     |_: &Self| whole_warp(),
     |_: &Self| imp::lane(),
     |_: &Self| lanes_in_warp(),
-    |_: &Self, rank: u32| rank
+    |_: &Self, rank: u32| rank,
+    WARP_SIZE
 );
 
 lane_coop!(
@@ -298,5 +460,5 @@ lane_coop!(
     |lanes: &Self| lanes.0,
     |lanes: &Self| rank_in(lanes.0),
     |lanes: &Self| lanes.0.count_ones(),
-    |lanes: &Self, rank: u32| nth_lane(lanes.0, rank)
+    |lanes: &Self, rank: u32| nth_lane(lanes.0, rank),
 );

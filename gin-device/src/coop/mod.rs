@@ -26,13 +26,14 @@ macro_rules! lead {
         let coop = $coop;
         coop.sync();
         let mine = if coop.elect() { $act } else { Ok(()) };
-        coop.agree_led(mine)
+        $crate::fault::here(coop.agree_led(mine))
     }};
 }
 pub(crate) use lead;
 
 mod lanes;
 mod span;
+mod value;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu;
@@ -47,6 +48,9 @@ use ptx as imp;
 pub use imp::{block_dim, block_index, grid_dim, thread_index};
 pub use lanes::{LaneCoop, Lanes, Thread, Tile, Warp};
 pub use span::{Block, WarpSpan};
+#[doc(hidden)]
+pub use value::Fold;
+pub use value::{LaneInteger, LaneValue};
 
 pub(crate) use imp::{active_mask, alike, any_here, ballot_here, lanes_below, lanes_until, leader_shuffle, sync_here};
 
@@ -158,6 +162,7 @@ pub trait Coop: Copy {
     /// Ends a call as [`agree`](Self::agree). Only the elected thread may bring a fault, and the group has met since
     /// its last call that gave a value to all.
     #[doc(hidden)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
     fn agree_led(&self, mine: Result<(), Fault>) -> Result<(), Fault> {
         self.agree(mine)

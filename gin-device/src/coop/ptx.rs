@@ -5,7 +5,8 @@
 //! blocks from the arms of a divergent branch into one. The exception is [`active_mask`]. The names are those of LLVM
 //! 22; only this list has them.
 
-use super::Dim;
+use super::value::{Fold, Source};
+use super::{Dim, WARP_SIZE};
 use core::arch::{asm, nvptx};
 
 unsafe extern "C" {
@@ -15,10 +16,36 @@ unsafe extern "C" {
     fn llvm_vote_ballot_sync(mask: u32, bit: bool) -> u32;
     #[link_name = "llvm.nvvm.vote.any.sync"]
     fn llvm_vote_any_sync(mask: u32, bit: bool) -> bool;
+    #[link_name = "llvm.nvvm.vote.all.sync"]
+    fn llvm_vote_all_sync(mask: u32, bit: bool) -> bool;
+    #[link_name = "llvm.nvvm.match.any.sync.i32"]
+    fn llvm_match_any_sync_32(mask: u32, value: u32) -> u32;
     #[link_name = "llvm.nvvm.match.any.sync.i64"]
     fn llvm_match_any_sync(mask: u32, value: u64) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
     fn llvm_shfl_sync_idx(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.up.i32"]
+    fn llvm_shfl_sync_up(mask: u32, value: u32, by: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.down.i32"]
+    fn llvm_shfl_sync_down(mask: u32, value: u32, by: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
+    fn llvm_shfl_sync_bfly(mask: u32, value: u32, with: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.add"]
+    fn llvm_redux_sync_add(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.umin"]
+    fn llvm_redux_sync_umin(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.umax"]
+    fn llvm_redux_sync_umax(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.min"]
+    fn llvm_redux_sync_min(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.max"]
+    fn llvm_redux_sync_max(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.and"]
+    fn llvm_redux_sync_and(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.or"]
+    fn llvm_redux_sync_or(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.xor"]
+    fn llvm_redux_sync_xor(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
     fn llvm_barrier_sync(id: u32);
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"]
@@ -27,6 +54,14 @@ unsafe extern "C" {
     fn llvm_barrier_or(id: u32, bit: bool) -> bool;
     #[link_name = "llvm.nvvm.barrier.cta.red.or.aligned.count"]
     fn llvm_barrier_or_count(id: u32, threads: u32, bit: bool) -> bool;
+}
+
+// An ABI that returns a pair in registers, as these intrinsics do.
+unsafe extern "unadjusted" {
+    #[link_name = "llvm.nvvm.match.all.sync.i32p"]
+    fn llvm_match_all_sync_32(mask: u32, value: u32) -> (u32, bool);
+    #[link_name = "llvm.nvvm.match.all.sync.i64p"]
+    fn llvm_match_all_sync(mask: u32, value: u64) -> (u32, bool);
 }
 
 /// Returns the index of the calling thread in its block.
@@ -96,12 +131,6 @@ pub(super) fn vote_any(mask: u32, bit: bool) -> bool {
 }
 
 #[inline(always)]
-pub(super) fn ballot(mask: u32, bit: bool) -> u32 {
-    sync_lanes(mask);
-    unsafe { llvm_vote_ballot_sync(mask, bit) }
-}
-
-#[inline(always)]
 pub(super) fn shuffle(mask: u32, value: u64, from: u32) -> u64 {
     sync_lanes(mask);
     leader_shuffle(mask, value, from)
@@ -168,15 +197,78 @@ pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
     // Safety: all lanes of the mask are here.
     unsafe {
         let low = llvm_shfl_sync_idx(mask, value as u32, from, 31);
-        let high = llvm_shfl_sync_idx(mask, (value >> 32) as u32, from, 31);
-        let whole: u64;
-        // Not shifts: LLVM would combine them with later additions.
+        join(low, llvm_shfl_sync_idx(mask, (value >> 32) as u32, from, 31))
+    }
+}
+
+/// Returns the 64 bits of two halves.
+#[inline(always)]
+fn join(low: u32, high: u32) -> u64 {
+    let whole: u64;
+    // Safety: this copies registers. Not shifts: LLVM would combine them with later additions.
+    unsafe {
         asm!(
             "mov.b64 {w}, {{{l}, {h}}};",
             w = out(reg64) whole, l = in(reg32) low, h = in(reg32) high,
             options(pure, nomem, nostack, preserves_flags),
         );
-        whole
+    }
+    whole
+}
+
+/// Returns the value of a lane in the caller's segment of `width` lanes: that of `source` and `by`, which has five
+/// bits. Does not order memory.
+#[inline(always)]
+pub(super) fn shuffle_from(mask: u32, bits: u64, wide: bool, source: Source, by: u32, width: u32) -> u64 {
+    let segment = (WARP_SIZE - width) << 8;
+    let one = |word: u32| {
+        // Safety: all lanes of the mask call.
+        unsafe {
+            match source {
+                Source::Lane => llvm_shfl_sync_idx(mask, word, by, segment | 31),
+                Source::Up => llvm_shfl_sync_up(mask, word, by, segment),
+                Source::Down => llvm_shfl_sync_down(mask, word, by, segment | 31),
+                Source::Xor => llvm_shfl_sync_bfly(mask, word, by, segment | 31),
+            }
+        }
+    };
+    let low = one(bits as u32);
+    if wide { join(low, one((bits >> 32) as u32)) } else { u64::from(low) }
+}
+
+/// Returns whether all of the lanes of `mask` bring `true`. Does not order memory.
+#[inline(always)]
+pub(super) fn all_here(mask: u32, bit: bool) -> bool {
+    // Safety: all lanes of the mask call, here and below.
+    unsafe { llvm_vote_all_sync(mask, bit) }
+}
+
+/// Returns the lanes of `mask` that bring the caller's value. Does not order memory.
+#[inline(always)]
+pub(super) fn match_any(mask: u32, bits: u64, wide: bool) -> u32 {
+    unsafe { if wide { llvm_match_any_sync(mask, bits) } else { llvm_match_any_sync_32(mask, bits as u32) } }
+}
+
+/// Returns whether the lanes of `mask` bring the same value. Does not order memory.
+#[inline(always)]
+pub(super) fn match_all(mask: u32, bits: u64, wide: bool) -> bool {
+    unsafe { if wide { llvm_match_all_sync(mask, bits).1 } else { llvm_match_all_sync_32(mask, bits as u32).1 } }
+}
+
+/// Returns the reduction of the values of the lanes of `mask`. Does not order memory.
+#[inline(always)]
+pub(super) fn reduce(mask: u32, fold: Fold, signed: bool, word: u32) -> u32 {
+    unsafe {
+        match (fold, signed) {
+            (Fold::Add, _) => llvm_redux_sync_add(word, mask),
+            (Fold::Min, false) => llvm_redux_sync_umin(word, mask),
+            (Fold::Max, false) => llvm_redux_sync_umax(word, mask),
+            (Fold::Min, true) => llvm_redux_sync_min(word, mask),
+            (Fold::Max, true) => llvm_redux_sync_max(word, mask),
+            (Fold::And, _) => llvm_redux_sync_and(word, mask),
+            (Fold::Or, _) => llvm_redux_sync_or(word, mask),
+            (Fold::Xor, _) => llvm_redux_sync_xor(word, mask),
+        }
     }
 }
 

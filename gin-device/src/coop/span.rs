@@ -53,6 +53,7 @@ fn scratch(barrier: u32) -> *mut u64 {
 }
 
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn broadcast(group: &impl Coop, barrier: u32, value: u64, root: u32) -> u64 {
     let word = scratch(barrier);
     group.sync();
@@ -77,6 +78,7 @@ fn write_fault(barrier: u32, fault: Fault) {
 
 /// Returns the fault in the scratch, in all threads of the group.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn read_fault(group: &impl Coop, barrier: u32) -> Fault {
     let scratch = scratch(barrier);
     // Safety: as in `write_fault`.
@@ -87,6 +89,7 @@ fn read_fault(group: &impl Coop, barrier: u32) -> Fault {
 }
 
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn agree_led(group: &impl Coop, barrier: u32, mine: Result<(), Fault>) -> Result<(), Fault> {
     if let Err(fault) = mine {
         write_fault(barrier, fault);
@@ -97,6 +100,7 @@ fn agree_led(group: &impl Coop, barrier: u32, mine: Result<(), Fault>) -> Result
 /// Returns the fault of one thread that brings one, in all threads. They have just met, so none still reads the
 /// scratch.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn share_fault(group: &impl Coop, barrier: u32, mine: Option<Fault>) -> Fault {
     let owner = scratch(barrier).wrapping_add(PASSED);
     if mine.is_some() {

@@ -34,16 +34,18 @@ impl<B: Backend> Gin<B> {
     /// [`FaultKind::Timeout`] if they are not complete in time; the fault of a failed operation; the fault or abort
     /// that ended the wait.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn flush(&self, coop: &impl Coop, deadline: Deadline) -> Result<(), Fault> {
         lead!(coop, self.flush_here(deadline))
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(crate) fn flush_here(&self, deadline: Deadline) -> Result<(), Fault> {
         self.core().check(Operation::Flush)?;
         let position = B::position(self.core(), None);
         let flushed = B::wait(self.core(), None, position, deadline);
-        flushed.map_err(|stop| ended(self.core(), stop, Operation::Flush, Subject::None, position, 0))
+        flushed.map_err(|stop| ended(self.core(), stop, Operation::Flush, Subject::None, deadline, (position, 0)))
     }
 
     /// Returns a token for the operations posted to `peer` until now. Does not wait.
@@ -51,6 +53,7 @@ impl<B: Backend> Gin<B> {
     /// # Errors
     /// [`FaultKind::UnknownContext`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn flush_async(&self, peer: Rank) -> Result<FlushToken, Fault> {
         self.core().check(Operation::Flush)?;
         Ok(FlushToken { position: B::position(self.core(), Some(peer.world())), peer })
@@ -64,22 +67,25 @@ impl<B: Backend> Gin<B> {
     /// # Errors
     /// As [`flush`](Self::flush).
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn wait(&self, coop: &impl Coop, token: FlushToken, deadline: Deadline) -> Result<(), Fault> {
         lead!(coop, self.token_here(token, deadline))
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn token_here(&self, token: FlushToken, deadline: Deadline) -> Result<(), Fault> {
         self.core().check(Operation::Flush)?;
         let peer = token.peer.world();
         let flushed = B::wait(self.core(), Some(peer), token.position, deadline);
         flushed.map_err(|stop| {
             let timeout = self.core().fault(FaultKind::Timeout, Operation::Flush).with_peer(peer);
-            self.core().status().explain(stop, timeout, Subject::None, token.position, 0)
+            self.core().status().explain(stop, timeout, Subject::None, deadline, token.position, 0)
         })
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn check_counter(&self, counter: CounterView, operation: Operation) -> Result<(), Fault> {
         let counters = self.core().comm().counters();
         fault::check!(self.core().fault(FaultKind::BadDescriptor, operation), |judge| {
@@ -101,6 +107,7 @@ impl<B: Backend> Gin<B> {
     /// # Errors
     /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownCounter`], [`FaultKind::BadWidth`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn read_counter(&self, counter: impl Into<CounterView>) -> Result<u64, Fault> {
         let counter = counter.into();
         self.check_counter(counter, Operation::WaitCounter)?;
@@ -120,6 +127,7 @@ impl<B: Backend> Gin<B> {
     /// [`FaultKind::Timeout`] with the values expected and seen; the fault or abort that ended the wait; the fault of a
     /// wrong argument.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn wait_counter(
         &self,
         coop: &impl Coop,
@@ -132,13 +140,15 @@ impl<B: Backend> Gin<B> {
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn wait_counter_here(&self, counter: CounterView, least: u64, deadline: Deadline) -> Result<(), Fault> {
         self.check_counter(counter, Operation::WaitCounter)?;
         let words = counter_words(self.core(), counter.id);
         match wait::<B>(self.core(), &words, least, counter.bits, deadline) {
             Ok(_) => Ok(()),
             Err((stop, seen)) => {
-                Err(ended(self.core(), stop, Operation::WaitCounter, Subject::Counter(counter.id), least, seen))
+                let subject = Subject::Counter(counter.id);
+                Err(ended(self.core(), stop, Operation::WaitCounter, subject, deadline, (least, seen)))
             }
         }
     }
@@ -150,6 +160,7 @@ impl<B: Backend> Gin<B> {
     /// # Errors
     /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownCounter`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn reset_counter(&self, counter: impl Into<CounterView>) -> Result<(), Fault> {
         let counter = counter.into();
         self.check_counter(counter, Operation::Reset)?;
@@ -173,6 +184,7 @@ fn counter_words(core: &Core, id: u32) -> Words<Global> {
             nic: None,
             cpu: (engines & ENGINE_CPU != 0).then(|| GlobalWord::new(counters + offset)),
             near: GlobalWord::new(near + host_word::WORDS * offset),
+            mailbox: None,
         }
     }
 }
@@ -230,15 +242,15 @@ pub(crate) fn is_time_to_look() -> bool {
     sys::cycles() & NOW_AND_THEN == 0
 }
 
-/// Returns the fault of a wait that ended early.
+/// Returns the fault of a wait that ended early, with the deadline and the values expected and seen.
 #[inline(always)]
 pub(super) fn ended(
     core: &Core,
     stop: WaitError,
     operation: Operation,
     subject: Subject,
-    expected: u64,
-    seen: u64,
+    deadline: Deadline,
+    (expected, seen): (u64, u64),
 ) -> Fault {
-    core.status().explain(stop, core.fault(FaultKind::Timeout, operation), subject, expected, seen)
+    core.status().explain(stop, core.fault(FaultKind::Timeout, operation), subject, deadline, expected, seen)
 }

@@ -39,12 +39,14 @@ fn signal_words(core: &Core, id: u32) -> Words<Global> {
         let data = core.data();
         let (gpu, nic) = sys::read_pair(&raw const (*data).signal_gpu);
         let (cpu, near) = sys::read_pair(&raw const (*data).signal_cpu);
+        let mailbox = sys::read_word(&raw const (*data).mailbox);
         let id = id as u64;
         Words {
             gpu: word(engines, ENGINE_GPU, gpu, id),
             nic: word(engines, ENGINE_NIC, nic, id),
             cpu: word(engines, ENGINE_CPU, cpu, id),
             near: GlobalWord::new(near + 8 * host_word::WORDS * id),
+            mailbox: (mailbox != 0).then(|| GlobalWord::new(mailbox)),
         }
     }
 }
@@ -65,6 +67,7 @@ fn window_data(va: &VaSignal) -> *const WindowData {
 impl<B: Backend> Gin<B> {
     /// Checks a signal of the caller's.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn check(&self, view: SignalView, operation: Operation) -> Result<(), Fault> {
         let signals = self.core().comm().signals();
         fault::check!(self.core().fault(FaultKind::BadDescriptor, operation), |judge| {
@@ -107,6 +110,8 @@ impl<B: Backend> Gin<B> {
                         nic: word(engines, ENGINE_NIC, data.base, index),
                         cpu: word(engines, ENGINE_CPU, data.va_cpu, index),
                         near: GlobalWord::new(data.va_near + 8 * host_word::WORDS * index),
+                        // CPU threads themselves raise signals at addresses.
+                        mailbox: None,
                     }
                 }
             }
@@ -121,6 +126,7 @@ impl<B: Backend> Gin<B> {
     /// The invalid argument: [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`], [`FaultKind::BadWidth`],
     /// [`FaultKind::NoVaSignals`], [`FaultKind::OutOfRange`], [`FaultKind::Misaligned`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn read_signal(&self, signal: impl Into<SignalView>) -> Result<u64, Fault> {
         let view = signal.into();
         self.check(view, Operation::WaitSignal)?;
@@ -141,6 +147,7 @@ impl<B: Backend> Gin<B> {
     /// [`FaultKind::Timeout`] with the values expected and seen; the fault or abort that ended the wait; the fault of a
     /// wrong argument.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn wait_signal(
         &self,
         coop: &impl Coop,
@@ -158,6 +165,7 @@ impl<B: Backend> Gin<B> {
     /// # Errors
     /// The fault of a wrong argument, as [`read_signal`](Self::read_signal).
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn prepare_wait(&self, signal: impl Into<SignalView>) -> Result<PreparedWait<'_, B>, Fault> {
         let view = signal.into();
         self.check(view, Operation::WaitSignal)?;
@@ -166,15 +174,18 @@ impl<B: Backend> Gin<B> {
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn wait_here(&self, view: SignalView, least: u64, deadline: Deadline) -> Result<u64, Fault> {
         self.check(view, Operation::WaitSignal)?;
         self.wait_for(view, &self.words(view), least, deadline)
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn wait_for(&self, view: SignalView, words: &Words<Global>, least: u64, deadline: Deadline) -> Result<u64, Fault> {
-        completion::wait::<B>(self.core(), words, least, view.bits, deadline)
-            .map_err(|(stop, seen)| ended(self.core(), stop, Operation::WaitSignal, view.subject(), least, seen))
+        completion::wait::<B>(self.core(), words, least, view.bits, deadline).map_err(|(stop, seen)| {
+            ended(self.core(), stop, Operation::WaitSignal, view.subject(), deadline, (least, seen))
+        })
     }
 
     /// Sets a signal to 0, and its shadow if it has an id, in every calling thread. No raise may be in flight.
@@ -185,6 +196,7 @@ impl<B: Backend> Gin<B> {
     /// # Errors
     /// As [`read_signal`](Self::read_signal).
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn reset_signal(&self, signal: impl Into<SignalView>) -> Result<(), Fault> {
         let view = signal.into();
         self.check(view, Operation::Reset)?;
@@ -204,6 +216,7 @@ impl<B: Backend> Gin<B> {
     /// # Errors
     /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn signal_shadow(&self, signal: SignalId) -> Result<u64, Fault> {
         Ok(self.shadow(signal.into())?.load_relaxed_gpu())
     }
@@ -213,6 +226,7 @@ impl<B: Backend> Gin<B> {
     /// # Errors
     /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`].
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn increase_signal_shadow(&self, signal: SignalId, delta: u64) -> Result<(), Fault> {
         self.shadow(signal.into())?.add_relaxed_cta(delta);
         Ok(())
@@ -226,6 +240,7 @@ impl<B: Backend> Gin<B> {
     /// As [`wait_signal`](Self::wait_signal); [`FaultKind::UnknownSignal`] for a signal at a window address, which has
     /// no shadow.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn wait_signal_meet_shadow(
         &self,
         coop: &impl Coop,
@@ -237,6 +252,7 @@ impl<B: Backend> Gin<B> {
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn meet_here(&self, view: SignalView, deadline: Deadline) -> Result<(), Fault> {
         let shadow = self.shadow(view)?;
         self.wait_here(view, shadow.load_relaxed_gpu() & mask(view.bits), deadline).map(|_| ())
@@ -251,6 +267,7 @@ impl<B: Backend> Gin<B> {
     /// # Errors
     /// As [`wait_signal_meet_shadow`](Self::wait_signal_meet_shadow). The shadow stays as it was.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn wait_signal_follow_shadow(
         &self,
         coop: &impl Coop,
@@ -265,6 +282,7 @@ impl<B: Backend> Gin<B> {
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn follow_here(&self, view: SignalView, least_delta: u64, deadline: Deadline) -> Result<(u64, u64), Fault> {
         let shadow = self.shadow(view)?;
         let old = shadow.load_relaxed_gpu();
@@ -276,6 +294,7 @@ impl<B: Backend> Gin<B> {
 
     /// Returns the shadow of a signal, after a check.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn shadow(&self, view: SignalView) -> Result<GlobalWord, Fault> {
         // A signal at a window address has no id and no shadow.
         let id = if let Signal::Id(id) = view.signal { id } else { u32::MAX };
@@ -306,11 +325,13 @@ impl<B: Backend> PreparedWait<'_, B> {
     /// # Errors
     /// [`FaultKind::Timeout`] with the values expected and seen; the fault or abort that ended the wait.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn wait(&self, coop: &impl Coop, least: u64, deadline: Deadline) -> Result<(), Fault> {
         lead!(coop, self.here(least, deadline))
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn here(&self, least: u64, deadline: Deadline) -> Result<(), Fault> {
         if let Some(word) = self.word {
             // Most raises come soon.

@@ -4,6 +4,7 @@
 //! There are no scopes here: every operation has the scope of the process. So a run on a CPU does not find a scope that
 //! is too narrow; only a look at the PTX or a run on hardware does.
 
+use crate::exec::watch::{self, Access};
 use crate::exec::{executor, switch_point};
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -22,45 +23,61 @@ macro_rules! operations {
 macro_rules! operation {
     (load $name:ident $ordering:ident) => {
         #[inline(always)]
+        #[track_caller]
         pub(crate) fn $name(address: *mut u64) -> u64 {
             switch_point();
-            word(address).load(Ordering::$ordering)
+            let value = word(address).load(Ordering::$ordering);
+            watch::word(address, Access::Load, Ordering::$ordering);
+            value
         }
     };
     (store $name:ident $ordering:ident) => {
         #[inline(always)]
+        #[track_caller]
         pub(crate) fn $name(address: *mut u64, value: u64) {
             switch_point();
-            word(address).store(value, Ordering::$ordering)
+            word(address).store(value, Ordering::$ordering);
+            watch::word(address, Access::Store, Ordering::$ordering);
         }
     };
     (rmw $name:ident $ordering:ident $op:ident) => {
         #[inline(always)]
+        #[track_caller]
         pub(crate) fn $name(address: *mut u64, value: u64) -> u64 {
             switch_point();
-            word(address).$op(value, Ordering::$ordering)
+            let value = word(address).$op(value, Ordering::$ordering);
+            watch::word(address, Access::Change, Ordering::$ordering);
+            value
         }
     };
     (red $name:ident $ordering:ident $op:ident) => {
         #[inline(always)]
+        #[track_caller]
         pub(crate) fn $name(address: *mut u64, value: u64) {
             switch_point();
             word(address).$op(value, Ordering::$ordering);
+            watch::word(address, Access::Reduce, Ordering::$ordering);
         }
     };
     (cas $name:ident $ordering:ident) => {
         #[inline(always)]
+        #[track_caller]
         pub(crate) fn $name(address: *mut u64, expected: u64, new: u64) -> u64 {
             switch_point();
-            match word(address).compare_exchange(expected, new, Ordering::$ordering, Ordering::Relaxed) {
+            let outcome = word(address).compare_exchange(expected, new, Ordering::$ordering, Ordering::Relaxed);
+            let access = if outcome.is_ok() { Access::Change } else { Access::Load };
+            watch::word(address, access, Ordering::$ordering);
+            match outcome {
                 Ok(seen) | Err(seen) => seen,
             }
         }
     };
     (fence $name:ident $ordering:ident) => {
         #[inline(always)]
+        #[track_caller]
         pub(crate) fn $name() {
-            fence(Ordering::$ordering)
+            fence(Ordering::$ordering);
+            watch::fence(Ordering::$ordering);
         }
     };
 }
@@ -68,13 +85,15 @@ macro_rules! operation {
 word_operations!(operations);
 
 #[inline(always)]
+#[track_caller]
 pub(crate) fn store_pair_relaxed_sys(address: *mut u64, low: u64, high: u64) {
     // A GPU ends the kernel.
     assert!(address.addr().is_multiple_of(16), "a pair of words is stored at an address that is no multiple of 16");
-    switch_point();
-    word(address).store(low, Ordering::Relaxed);
-    switch_point();
-    word(address.wrapping_add(1)).store(high, Ordering::Relaxed);
+    for (word_at, value) in [(address, low), (address.wrapping_add(1), high)] {
+        switch_point();
+        word(word_at).store(value, Ordering::Relaxed);
+        watch::word(word_at, Access::Store, Ordering::Relaxed);
+    }
 }
 
 /// Returns its argument.

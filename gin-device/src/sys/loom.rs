@@ -161,6 +161,11 @@ unsafe impl Send for LoomWord {}
 unsafe impl Sync for LoomWord {}
 
 impl LoomWord {
+    /// Returns its address, for [`Memory::word`].
+    pub fn address(self) -> u64 {
+        self.0.expose_provenance() as u64
+    }
+
     /// Returns the atomic, for a store.
     fn change<'a>(self) -> &'a AtomicU64 {
         &self.cell().value
@@ -288,7 +293,20 @@ macro_rules! implement_traits {
 
             const LOOK_NS: u64 = 0;
 
+            const MAILBOX_LOG2: u32 = 1;
+
             $($fence)*
+
+            unsafe fn word(address: u64) -> LoomWord {
+                LoomWord(core::ptr::with_exposed_provenance(address as usize))
+            }
+
+            unsafe fn store_value(address: u64, value: u64, _: u32) {
+                // Safety: the caller's promise.
+                let word = unsafe { Self::word(address) };
+                word.change().store(value, Ordering::Relaxed);
+                word.changed(value);
+            }
 
             fn pause(_: u32) {
                 let [now, paused] = STATE.get();

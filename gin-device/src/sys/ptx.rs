@@ -65,6 +65,13 @@ macro_rules! operation {
             old
         }
     };
+    (fence $name:ident $ptx:literal) => {
+        #[inline(always)]
+        pub(crate) fn $name() {
+            // Safety: a fence touches no memory of its own.
+            unsafe { asm!(statement!(fence $ptx), options(nostack)) };
+        }
+    };
     (fence $name:ident $ptx:literal $fallback:literal) => {
         #[inline(always)]
         pub(crate) fn $name() {

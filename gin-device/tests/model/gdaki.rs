@@ -97,7 +97,8 @@ impl World {
             releases_to_gpu,
             status,
         };
-        let counter = Words { gpu: Some(arena.word(counters)), nic: None, cpu: None, near: arena.word(near) };
+        let counter =
+            Words { gpu: Some(arena.word(counters)), nic: None, cpu: None, near: arena.word(near), mailbox: None };
         let cells = (0..cells).map(|_| Cell(UnsafeCell::new(0))).collect();
         Arc::new(Self { pair, cells, counter, over: arena.word(over), _arena: arena })
     }

@@ -7,7 +7,9 @@
 pub mod faults;
 pub mod gdaki;
 pub mod inbox;
+pub mod mailbox;
 pub mod orders;
+pub mod print;
 pub mod queue;
 pub mod signals;
 pub mod status;
@@ -33,10 +35,12 @@ pub fn all() -> Vec<(&'static str, fn())> {
         status::MODELS,
         signals::MODELS,
         inbox::MODELS,
+        mailbox::MODELS,
         queue::MODELS,
         gdaki::MODELS,
         gdaki::contention::MODELS,
         orders::MODELS,
+        print::MODELS,
         faults::MODELS,
     ]
     .concat()
@@ -106,6 +110,10 @@ pub struct Cell(UnsafeCell<u64>);
 unsafe impl Sync for Cell {}
 
 impl Cell {
+    pub fn new() -> Self {
+        Self(UnsafeCell::new(0))
+    }
+
     pub fn write(&self, value: u64) {
         // Safety: loom panics if another access is not ordered with this one.
         self.0.with_mut(|cell| unsafe { *cell = value });
@@ -174,13 +182,13 @@ impl World {
         let words = setup.signals.iter().enumerate().map(|(index, values)| {
             let word = |engine: usize| values[engine].map(|_| arena.word(signals + 3 * index + engine));
             let near = arena.word(near_signals + host_word::WORDS as usize * index);
-            Words { gpu: word(0), nic: word(1), cpu: word(2), near }
+            Words { gpu: word(0), nic: word(1), cpu: word(2), near, mailbox: None }
         });
         Arc::new(Self {
             queue,
             status: Status { host: block(0), kernel: block(1), copy: block(2) },
             signals: words.collect(),
-            cells: (0..setup.cells).map(|_| Cell(UnsafeCell::new(0))).collect(),
+            cells: (0..setup.cells).map(|_| Cell::new()).collect(),
             first: setup.first,
             _arena: arena,
         })

@@ -86,7 +86,7 @@ pub fn scan_file(name: &str, text: &str) -> Vec<Site> {
 
 /// Returns whether this is the name of an operation of `sys` that is stronger than relaxed.
 fn strong(word: &str) -> bool {
-    ["acquire", "release", "acq_rel"].iter().any(|order| {
+    ["acquire", "release", "acq_rel", "sc"].iter().any(|order| {
         ["cta", "gpu", "sys"].iter().any(|scope| {
             word.strip_suffix(scope)
                 .and_then(|word| word.strip_suffix('_'))

@@ -4,7 +4,7 @@
 use super::options::Options;
 use crate::context::Core;
 use crate::coop::Coop;
-use crate::fault::Fault;
+use crate::fault::{self, Fault};
 use crate::lsa::{copy, publish};
 use crate::order::Scope;
 use crate::signal::{CounterId, Signal};
@@ -77,6 +77,7 @@ impl Raises {
 /// # Safety
 /// - If `checked` is `Ok`, the addresses are valid for that many bytes.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub(super) unsafe fn move_bytes<const OWN: bool>(
     core: &Core,
     peer: Rank,
@@ -94,7 +95,7 @@ pub(super) unsafe fn move_bytes<const OWN: bool>(
         unsafe { copy::<OWN>(coop, to, from, bytes) };
     }
     // All threads have stored before one of them raises, and before any of them reads.
-    coop.agree(checked)?;
+    fault::here(coop.agree(checked))?;
     if coop.elect() {
         raises.publish(Scope::Thread);
     }

@@ -25,6 +25,7 @@ pub struct Posted<'a> {
 impl Posted<'_> {
     /// Returns the fault of the first unmet condition: those of the post first, then those of `request`.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn check(&self, request: &impl Request) -> Result<(), Fault> {
         let (core, operation, peer) = (self.core, self.operation, self.peer.world());
         fault::check!(core.fault(FaultKind::BadDescriptor, operation).with_peer(peer), |judge| {

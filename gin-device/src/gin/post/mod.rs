@@ -124,6 +124,7 @@ impl<B: Backend> Gin<B> {
     /// # Errors
     /// [`FaultKind::NotReachable`] if loads and stores do not reach the peer; the fault of an unusable context.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(crate) fn peer_word(&self, peer: Rank, id: u32) -> Result<GlobalWord, Fault> {
         let core = self.core();
         let place = core.fault(FaultKind::NotReachable, Operation::Barrier).with_peer(peer.world());
@@ -136,6 +137,7 @@ impl<B: Backend> Gin<B> {
 
     /// Raises, for barriers, a signal whose id is past the user's ids. The caller has released to the system.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(crate) fn raise_internal(
         &self,
         peer: Rank,
@@ -231,7 +233,9 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
     /// | [`FaultKind::QueueBroken`] | the deadline passed after a slot was claimed; the communicator ends |
     /// | the communicator's fault or abort | it ended the wait for room |
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn issue(self, coop: &impl Coop) -> Result<(), Fault> {
+        called!(here);
         R::issue(&self, coop)
     }
 
@@ -255,6 +259,7 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
     /// # Errors
     /// Those of [`issue`](Self::issue) for a wrong argument.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn prepare(self) -> Result<Prepared<'a, B, R>, Fault> {
         Prepared::of(self)
     }
@@ -267,6 +272,7 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
 
     /// Checks the post for a route: loads and stores if `lsa`, else the network.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn check(&self, lsa: bool) -> Result<(), Fault> {
         let Self { gin, peer, request, options } = self;
         Posted { core: gin.core(), peer: *peer, options, operation: request.operation(), lsa }.check(request)
@@ -280,6 +286,7 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
     /// Carries out the post in the calling thread, by either route. For loads and stores, `store` stores the data, if
     /// there is any, and returns the scope to which it is released.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn by_one_thread(&self, store: impl FnOnce() -> Scope) -> Result<(), Fault> {
         let lsa = self.takes_lsa();
         self.check(lsa)?;
@@ -293,6 +300,7 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
 
     /// Checks the request and posts it to the back end, in the calling thread.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn over_network(&self) -> Result<(), Fault> {
         self.check(false)?;
         self.post()
@@ -300,6 +308,7 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
 
     /// Posts a request that was checked to the back end.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn post(&self) -> Result<(), Fault> {
         let (core, options, operation) = (self.gin.core(), &self.options, self.request.operation());
         // Stores at a peer need a release to the system.
@@ -312,9 +321,10 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
             counter: options.counter.map(|counter| counter.0),
             more: options.more,
         };
+        watch!(posted(self.request.own(), &descriptor));
         B::post(core, &descriptor, operation, options.deadline).map_err(|stop| {
             let timeout = core.fault(FaultKind::Timeout, operation).with_peer(self.peer.world());
-            core.status().explain(stop, timeout, Subject::None, 0, 0)
+            core.status().explain(stop, timeout, Subject::None, options.deadline, 0, 0)
         })
     }
 }

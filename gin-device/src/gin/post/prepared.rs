@@ -25,6 +25,7 @@ pub struct Prepared<'a, B: Backend, R> {
 
 impl<'a, B: Backend, R: Request> Prepared<'a, B, R> {
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn of(post: Post<'a, B, R>) -> Result<Self, Fault> {
         let lsa = post.takes_lsa();
         post.check(lsa)?;
@@ -49,7 +50,9 @@ impl<'a, B: Backend, R: Request> Prepared<'a, B, R> {
     /// | [`FaultKind::QueueBroken`] | the deadline passed after a slot was claimed; the communicator ends |
     /// | the communicator's fault or abort | it ended the wait for room |
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn issue(&self, coop: &impl Coop) -> Result<(), Fault> {
+        called!(here);
         if !self.lsa {
             return lead!(coop, self.post.post());
         }
@@ -83,6 +86,7 @@ impl<B: Backend> Prepared<'_, B, OneValue> {
     /// # Errors
     /// [`FaultKind::LengthMismatch`] if the value has another size than the prepared one.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn value<T: Value>(mut self, value: T) -> Result<Self, Fault> {
         let OneValue { there, width_log2: width, .. } = &self.post.request;
         let core = self.post.gin.core();

@@ -27,6 +27,10 @@ pub trait Request: Copy {
     /// Returns the transfer of a request that was checked.
     fn transfer(&self) -> Transfer;
 
+    /// Returns the address of the range in the caller's own part of a window, or the value.
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn own(&self) -> u64;
+
     /// By loads and stores, all threads of a coop share the request.
     const BY_ALL: bool;
 
@@ -47,6 +51,7 @@ pub trait Request: Copy {
     ///
     /// # Errors
     /// See [`Post::issue`].
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn issue<B: Backend>(post: &Post<'_, B, Self>, coop: &impl Coop) -> Result<(), Fault>;
 }
 
@@ -105,6 +110,11 @@ impl<T: Pod, const PUTS: bool> Request for Move<T, PUTS> {
         } else {
             Transfer::Get { source: there, destination: here, bytes: self.there.place().1 }
         }
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn own(&self) -> u64 {
+        self.here.address()
     }
 
     const BY_ALL: bool = true;
@@ -183,6 +193,11 @@ impl Request for OneValue {
         Transfer::PutValue { value: self.value, width_log2: self.width_log2, destination: begin(&self.there) }
     }
 
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn own(&self) -> u64 {
+        self.value
+    }
+
     const BY_ALL: bool = false;
     const STORES: bool = true;
 
@@ -237,6 +252,11 @@ impl Request for Raise {
     #[inline(always)]
     fn transfer(&self) -> Transfer {
         Transfer::Nothing
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn own(&self) -> u64 {
+        0
     }
 
     const BY_ALL: bool = false;

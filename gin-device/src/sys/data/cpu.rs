@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The accesses to bulk data on a CPU.
 
-use crate::exec::switch_point;
+use crate::exec::{switch_point, watch};
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 macro_rules! atomic {
@@ -33,11 +33,19 @@ macro_rules! operation {
         /// # Safety
         /// - `address` is valid for reading, in global memory, and a multiple of the size.
         #[inline(always)]
+        #[track_caller]
         pub unsafe fn $name(address: *const $ty) -> $ty {
             switch_point();
+            watch::read(address);
             // Safety: the caller's promise.
             unsafe { <atomic!($ty)>::from_ptr(address.cast_mut()) }.load(Relaxed)
         }
+    };
+    (@ store $address:ident) => {
+        watch::write($address)
+    };
+    (@ $op:ident $address:ident) => {
+        watch::reduction($address)
     };
     (store $name:ident $ty:ident $op:ident $doc:literal) => {
         #[doc = $doc]
@@ -45,8 +53,10 @@ macro_rules! operation {
         /// # Safety
         /// - `address` is valid for writing, in global memory, and a multiple of the size.
         #[inline(always)]
+        #[track_caller]
         pub unsafe fn $name(address: *mut $ty, value: $ty) {
             switch_point();
+            operation!(@ $op address);
             // Safety: the caller's promise.
             unsafe { <atomic!($ty)>::from_ptr(address) }.$op(value, Relaxed);
         }
@@ -60,6 +70,7 @@ data_operations!(operations);
 /// # Safety
 /// - `address` is valid for reading, in global memory, and a multiple of 16.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn load_relaxed_sys_pair(address: *const u64) -> (u64, u64) {
     // Safety: the caller's promise.
     unsafe { (load_relaxed_sys_u64(address), load_relaxed_sys_u64(address.wrapping_add(1))) }
@@ -70,6 +81,7 @@ pub unsafe fn load_relaxed_sys_pair(address: *const u64) -> (u64, u64) {
 /// # Safety
 /// - `address` is valid for reading, in global memory, and a multiple of 16.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn load_weak_pair(address: *const u64) -> (u64, u64) {
     // Safety: the caller's promise.
     unsafe { load_relaxed_sys_pair(address) }
@@ -80,6 +92,7 @@ pub unsafe fn load_weak_pair(address: *const u64) -> (u64, u64) {
 /// # Safety
 /// - `address` is valid for writing, in global memory, and a multiple of 16.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn store_weak_pair(address: *mut u64, low: u64, high: u64) {
     // Safety: the caller's promise.
     unsafe {
@@ -93,8 +106,10 @@ pub unsafe fn store_weak_pair(address: *mut u64, low: u64, high: u64) {
 /// # Safety
 /// - `address` is valid for writing, in global memory, and a multiple of 4.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn red_add_relaxed_sys_f32(address: *mut f32, value: f32) {
     switch_point();
+    watch::reduction(address);
     // Safety: the caller's promise.
     let word = unsafe { AtomicU32::from_ptr(address.cast()) };
     let mut old = word.load(Relaxed);

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The accesses that an executor with a detector of data races watches.
+//!
+//! Until an executor [turns it on](turn_on), each call here costs one load of a flag.
+
+use super::{WATCHED, executor};
+use core::panic::Location;
+use core::sync::atomic::Ordering;
+use gin_abi::{Descriptor, Transfer};
+
+/// An event of the calling thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// An access to a shared word, atomic.
+    Word {
+        /// Address of the word.
+        address: u64,
+        /// It returns the word.
+        reads: bool,
+        /// It changes the word.
+        writes: bool,
+        /// The change is atomic, so that it continues the releases before it.
+        continues: bool,
+        /// It acquires.
+        acquire: bool,
+        /// It releases.
+        release: bool,
+    },
+    /// An acquire fence.
+    Acquire,
+    /// A release fence.
+    Release,
+    /// An access to bytes that is no atomic.
+    Data {
+        /// Address of the first byte.
+        address: u64,
+        /// Number of bytes.
+        bytes: u64,
+        /// It stores.
+        writes: bool,
+    },
+    /// An atomic change of bytes that are no shared word.
+    Reduction {
+        /// Address of the first byte.
+        address: u64,
+        /// Number of bytes.
+        bytes: u64,
+    },
+    /// A proxy, a NIC or a copy engine copies bytes.
+    Copy {
+        /// Address of the destination.
+        to: u64,
+        /// Address of the source.
+        from: u64,
+        /// Number of bytes.
+        bytes: u64,
+    },
+    /// A proxy or a NIC stores the bytes of a value.
+    Store {
+        /// Address of the destination.
+        to: u64,
+        /// The value.
+        value: u64,
+        /// Number of bytes.
+        bytes: u64,
+    },
+    /// A kernel posts a request.
+    Post {
+        /// Address of the range in the poster's own part of a window, or the value of a put of a value.
+        own: u64,
+        /// World rank of the peer.
+        peer: u32,
+        /// The request.
+        transfer: Transfer,
+    },
+    /// The bytes are those of a window from now on.
+    Window {
+        /// Address of the first byte.
+        address: u64,
+        /// Number of bytes.
+        bytes: u64,
+        /// Number of the window.
+        window: u32,
+        /// The rank whose part it is.
+        rank: u32,
+    },
+    /// No window has these bytes any more.
+    Forget {
+        /// Address of the first byte.
+        address: u64,
+        /// Number of bytes.
+        bytes: u64,
+    },
+    /// A call of the device API begins. Its accesses are those of the place that calls it.
+    Enter {
+        /// Several threads may store the same to the same bytes.
+        alike: bool,
+    },
+    /// The call ends.
+    Leave,
+}
+
+/// Makes all later calls of this module reach the executor.
+pub fn turn_on() {
+    WATCHED.store(true, Ordering::Relaxed);
+}
+
+#[inline(always)]
+fn is_on() -> bool {
+    WATCHED.load(Ordering::Relaxed)
+}
+
+#[cold]
+#[inline(never)]
+fn pass(event: Event, site: &'static Location<'static>) {
+    if let Some(executor) = executor() {
+        (executor.watch)(event, site);
+    }
+}
+
+/// Reports an event of the calling thread.
+#[inline(always)]
+#[track_caller]
+pub fn event(event: Event) {
+    if is_on() {
+        pass(event, Location::caller());
+    }
+}
+
+/// The kind of an access to a shared word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// A load.
+    Load,
+    /// A store.
+    Store,
+    /// An atomic change that returns what was there.
+    Change,
+    /// An atomic change that returns nothing.
+    Reduce,
+}
+
+/// Reports an access to a shared word, after it was made, without a switch point between.
+#[inline(always)]
+#[track_caller]
+pub fn word<T>(address: *const T, access: Access, order: Ordering) {
+    #[cold]
+    #[inline(never)]
+    fn pass_word(address: u64, access: Access, order: Ordering, site: &'static Location<'static>) {
+        let (acquire, release) = (matches!(order, Ordering::Acquire), matches!(order, Ordering::Release));
+        let (reads, writes) = (!matches!(access, Access::Store | Access::Reduce), !matches!(access, Access::Load));
+        let continues = matches!(access, Access::Change | Access::Reduce);
+        pass(Event::Word { address, reads, writes, continues, acquire, release }, site);
+    }
+    if is_on() {
+        pass_word(address.addr() as u64, access, order, Location::caller());
+    }
+}
+
+/// Reports a fence.
+#[inline(always)]
+#[track_caller]
+pub fn fence(order: Ordering) {
+    if !matches!(order, Ordering::Release) {
+        event(Event::Acquire);
+    }
+    if !matches!(order, Ordering::Acquire) {
+        event(Event::Release);
+    }
+}
+
+/// Reports an access to data. The event is built outside of the code of a kernel, to keep that short.
+#[cold]
+#[inline(never)]
+fn pass_data(address: u64, bytes: u64, writes: bool, site: &'static Location<'static>) {
+    pass(Event::Data { address, bytes, writes }, site);
+}
+
+/// Reports a load of a value that is no atomic.
+#[inline(always)]
+#[track_caller]
+pub fn read<T>(address: *const T) {
+    if is_on() {
+        pass_data(address.addr() as u64, size_of::<T>() as u64, false, Location::caller());
+    }
+}
+
+/// Reports a store of a value that is no atomic.
+#[inline(always)]
+#[track_caller]
+pub fn write<T>(address: *const T) {
+    if is_on() {
+        pass_data(address.addr() as u64, size_of::<T>() as u64, true, Location::caller());
+    }
+}
+
+/// Reports an atomic change of a value that is no shared word.
+#[inline(always)]
+#[track_caller]
+pub fn reduction<T>(address: *const T) {
+    event(Event::Reduction { address: address.addr() as u64, bytes: size_of::<T>() as u64 });
+}
+
+/// Reports a post. `own` is as for [`Event::Post`].
+#[inline(always)]
+#[track_caller]
+pub fn posted(own: u64, request: &Descriptor) {
+    event(Event::Post { own, peer: request.peer, transfer: request.transfer });
+}
+
+/// A call of the device API, until dropped.
+#[derive(Debug)]
+pub struct Call(bool);
+
+impl Call {
+    /// Begins a call. Its accesses are those of the caller's caller.
+    #[inline(always)]
+    #[track_caller]
+    pub fn here() -> Self {
+        Self::begin(false, Location::caller())
+    }
+
+    /// Does the same, for a call in which several threads may store the same to the same bytes.
+    #[inline(always)]
+    #[track_caller]
+    pub fn alike() -> Self {
+        Self::begin(true, Location::caller())
+    }
+
+    #[inline(always)]
+    fn begin(alike: bool, site: &'static Location<'static>) -> Self {
+        let on = is_on();
+        if on {
+            pass(Event::Enter { alike }, site);
+        }
+        Self(on)
+    }
+}
+
+impl Drop for Call {
+    #[inline(always)]
+    #[track_caller]
+    fn drop(&mut self) {
+        if self.0 {
+            pass(Event::Leave, Location::caller());
+        }
+    }
+}
