@@ -23,7 +23,7 @@ use gin_soft_hca::engine::Slow;
 use gin_soft_hca::{Fault, FaultKind};
 use gin_soft_hca_host::{SoftEngine, SoftFabric};
 use gin_testkit::Sabotage;
-use gin_testkit::{Delay, FailOnDemand, FailSwitch, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
+use gin_testkit::{Delay, FailOnDemand, FailSwitch, LateCopies, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
 use gin_virtual::{EventLog, LogMode, Policy, SeededConfig};
 use std::boxed::Box;
 use std::fmt;
@@ -109,6 +109,14 @@ impl Carrier {
     #[must_use]
     pub fn new(name: &'static str, make: NetworkFactory, by_proxy: NetworkFactory) -> Self {
         Self { name, make, by_proxy }
+    }
+
+    /// Creates the carrier of GPUs, for virtual ones: copies end late, and small values go to mailboxes.
+    #[must_use]
+    pub fn late() -> Self {
+        let make: NetworkFactory =
+            Arc::new(|endpoint| Box::new(PeerNetwork::with_copier(endpoint, Box::new(LateCopies::new(endpoint)))));
+        Self::new("late copies and mailboxes", make.clone(), make)
     }
 }
 
@@ -421,6 +429,8 @@ impl Setup {
         match &mut config.mode {
             Mode::Seeded(seeded) => {
                 seeded.stall_steps = self.stall_steps;
+                // A mistake must show in what a case checks.
+                seeded.races &= matches!(self.mistake, Mistake::None);
                 seeded.log = if self.logs.is_some() { LogMode::Full } else { LogMode::Off };
             }
             Mode::Threads(threads) => {

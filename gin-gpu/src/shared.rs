@@ -4,6 +4,7 @@
 use super::error::{check_memory_cgroup, out_of_host_memory, out_of_memory};
 use super::flat::FlatPlace;
 use super::{GpuError, MemoryKind, RawMemory};
+use gin_device::exec::watch;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
@@ -122,6 +123,7 @@ impl RawMemory for HostPages {}
 
 impl Drop for HostPages {
     fn drop(&mut self) {
+        watch::event(watch::Event::Forget { address: self.start, bytes: self.length });
         let (start, bytes) = (pointer(self.start), self.length as usize);
         let Some(place) = self.place.take() else {
             // Safety: the pages were mapped with this length and are not used any more; if they were reserved, every

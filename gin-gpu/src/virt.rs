@@ -17,6 +17,7 @@ use super::{
 use crate::copy::copy_shared;
 use crate::lock;
 use gin_boot::rt::{self, VirtualWorld};
+use gin_device::exec::watch::{self, Event as Watched};
 use gin_device::kernel::{KERNELS, KernelEntry};
 use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu, explain_refusal};
 use rustix::io::Errno;
@@ -52,6 +53,8 @@ impl RawMemory for VirtualMemory {}
 
 impl Drop for VirtualMemory {
     fn drop(&mut self) {
+        let address = self.start.as_ptr().expose_provenance() as u64;
+        watch::event(Watched::Forget { address, bytes: self.layout.size() as u64 });
         // Safety: allocated with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
@@ -176,6 +179,7 @@ impl Device for VirtualDevice {
     }
 
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
+        watch::event(Watched::Data { address: destination, bytes: source.len() as u64, writes: true });
         // Safety: the caller's promise.
         unsafe { copy_shared(destination, source.as_ptr().expose_provenance() as u64, source.len() as u64) };
         Ok(())
@@ -183,6 +187,7 @@ impl Device for VirtualDevice {
 
     unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError> {
         let bytes = destination.len() as u64;
+        watch::event(Watched::Data { address: source, bytes, writes: false });
         // Safety: the caller's promise.
         unsafe { copy_shared(destination.as_mut_ptr().expose_provenance() as u64, source, bytes) };
         Ok(())
@@ -401,8 +406,11 @@ impl Stream for VirtualStream {
     }
 
     unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {
-        // Safety: the caller's promise.
-        let body = move || unsafe { copy_shared(destination, source, bytes) };
+        let body = move || {
+            watch::event(Watched::Copy { to: destination, from: source, bytes });
+            // Safety: the caller's promise.
+            unsafe { copy_shared(destination, source, bytes) }
+        };
         self.launch_grid(Grid::new("copy", 1, 1, body)).map(drop)
     }
 

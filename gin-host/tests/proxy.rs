@@ -8,10 +8,14 @@ use gin_abi::descriptor::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, Subject};
 use gin_device::gin::Order;
 use gin_device::internal::status::WaitError;
+use gin_gpu::copier::{Copier, Ticket};
+use gin_gpu::{GpuError, Memory};
 use gin_host::comm::{CommConfig, Communicator, Requirements, WindowFlags};
 use gin_net::peer::PeerNetwork;
 use gin_net::{Endpoint, Network};
-use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Trickle, WeakOnly, Withhold};
+use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, LateCopies, Reorder, Trickle, WeakOnly, Withhold};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 fn byte(rank: u32, index: usize) -> u8 {
@@ -56,6 +60,77 @@ fn exchange_over(make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 's
             comm.destroy().unwrap();
         });
     }
+}
+
+/// Copies late, and counts the values.
+#[derive(Debug)]
+struct Counted(LateCopies, Arc<AtomicU64>);
+
+impl Copier for Counted {
+    unsafe fn copy(&mut self, to: (&Memory, u64), from: (&Memory, u64), bytes: u64) -> Result<Ticket, GpuError> {
+        // Safety: the caller's promise.
+        unsafe { self.0.copy(to, from, bytes) }
+    }
+
+    unsafe fn store(&mut self, to: (&Memory, u64), value: u64, bytes: u64) -> Result<Ticket, GpuError> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        // Safety: the caller's promise.
+        unsafe { self.0.store(to, value, bytes) }
+    }
+
+    fn is_done(&mut self, ticket: Ticket) -> Result<bool, GpuError> {
+        self.0.is_done(ticket)
+    }
+}
+
+/// Sends `rounds` values between two ranks, there and back if `waits`, and returns how many a copier moved.
+fn values_by_copier(rounds: u64, waits: bool) -> u64 {
+    let count = Arc::new(AtomicU64::new(0));
+    let counter = count.clone();
+    let network = network(move |endpoint| {
+        let copier = Box::new(Counted(LateCopies::new(endpoint), counter.clone()));
+        Box::new(PeerNetwork::with_copier(endpoint, copier))
+    });
+    with_comm(2, &config(network), &Requirements::default(), |comm| {
+        let (poster, window) = (Poster::new(comm), comm.alloc_window::<u64>(1, WindowFlags::NONE).unwrap());
+        let destination = WindowOffset { window: window.id(), offset: 0 };
+        for round in 1..=rounds {
+            let transfer = Transfer::PutValue { value: round, width_log2: 3, destination };
+            let post = || {
+                let value = Descriptor { signal: strong(0, 1), ..request(1 - comm.rank(), transfer) };
+                poster.post(0, value).unwrap();
+            };
+            if !waits {
+                post();
+                poster.flush(0).unwrap();
+                comm_barrier(comm);
+            } else if comm.rank() == 0 {
+                post();
+                poster.wait_signal(0, 0, round).unwrap();
+            } else {
+                poster.wait_signal(0, 0, round).unwrap();
+                post();
+            }
+            if comm.rank() == 1 || !waits {
+                assert_eq!(window.read_range(0..1).unwrap(), [round]);
+            }
+            if !waits {
+                comm_barrier(comm);
+            }
+        }
+        comm_barrier(comm);
+        assert_eq!(poster.signal(0, 0), rounds);
+        comm.destroy().unwrap();
+    });
+    count.load(Ordering::Relaxed)
+}
+
+#[test]
+fn a_kernel_that_waits_takes_values_from_its_mailbox_and_a_copier_moves_the_others() {
+    let rounds = 100;
+    assert_eq!(values_by_copier(rounds, false), 2 * rounds, "values for kernels that do not wait");
+    let copied = values_by_copier(rounds, true);
+    assert!(copied < rounds, "a copier moved {copied} of {} values for kernels that wait", 2 * rounds);
 }
 
 fn comm_barrier(comm: &Communicator) {

@@ -65,6 +65,8 @@ pub struct Capabilities {
     pub raises: Raises,
     /// The receiver's GPU sees payload only after [`Network::make_visible`].
     pub needs_make_visible: bool,
+    /// Senders hand small values to waiting kernels of the receiver, by the mailbox of [`LocalSignals`].
+    pub mailbox: bool,
 }
 
 /// A request to move bytes, raise a signal, or both.
@@ -288,6 +290,9 @@ pub struct LocalSignals {
     pub contexts: u32,
     /// The words of one context.
     pub per_context: u32,
+    /// The offset in `memory` of the words of this rank's mailbox, if it has one
+    /// (`gin_device::internal::mailbox`).
+    pub mailbox: Option<u64>,
 }
 
 /// Fetches the data that [`Network::connect`] needs for a rank's key, on a thread that may wait: see

@@ -7,8 +7,9 @@
 //!
 //! If the CPU reaches all memory, `post` carries each request out completely: it copies the bytes, then adds to the
 //! receiver's signal word with release. Otherwise the device's [copier](gin_gpu::copier::Copier) copies, and the rest
-//! of a request follows, in the order of posting, once its copy is done. So signals are strong, and a completed put has
-//! arrived.
+//! of a request follows, in the order of posting to its peer, once its copy is done. A small value instead goes to the
+//! receiver's [mailbox], if a kernel drains it. So signals are strong, and a completed
+//! put has arrived.
 
 mod late;
 
@@ -17,8 +18,11 @@ use super::{
     Capabilities, Endpoint, Event, Fetch, Key, KeyError, LocalSignals, LocalWindow, NetError, Network, Raises, Request,
 };
 use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
+use gin_device::exec::watch::{self, Event as Watched};
+use gin_device::internal::mailbox::{self, Entry, Sender, Value};
 use gin_device::internal::signal_words::raise;
-use gin_device::sys::GlobalWord;
+use gin_device::sys::{Global, GlobalWord};
+use gin_gpu::copier::Copier;
 use gin_gpu::copy::copy_shared;
 use gin_gpu::registry::{KEY_BYTES, Missing, Registry};
 use gin_gpu::share;
@@ -35,10 +39,17 @@ pub const MAX_MESSAGE: u64 = 1 << 20;
 /// the limit is still carried out.
 const POST_BYTES: u64 = 4 << 20;
 
+/// The bytes of a mailbox.
+const MAILBOX_BYTES: u64 = mailbox::pinned_words::<Global>() * 8;
+
 /// Memory of a rank that other ranks reach.
 #[derive(Debug)]
 struct SharedRegion {
     memory: MemorySlice,
+    /// The address in the rank's own process.
+    home: u64,
+    /// The offset of the rank's mailbox, if the memory consists of signal words and has one behind them.
+    mailbox: Option<u64>,
     /// The signal words of the window. `None` if the memory itself consists of signal words.
     plane: Option<Arc<Memory>>,
     per_context: u64,
@@ -57,7 +68,8 @@ impl SharedRegion {
         if let Gate::Shared(words) = &self.gate {
             let plane = self.plane.as_ref().map(share::offer).unwrap_or_default();
             let (memory, range) = (share::offer(self.memory.memory()), (self.memory.offset(), self.memory.bytes()));
-            key.0.extend(encode(&(self.per_context, memory.0, range, plane.0, share::offer(words).0)));
+            let of_signals = (self.per_context, self.mailbox);
+            key.0.extend(encode(&(of_signals, self.home, memory.0, range, plane.0, share::offer(words).0)));
         }
         key
     }
@@ -85,17 +97,21 @@ impl SharedRegion {
             Err(missing) => return Err(refuse(missing).into()),
         }
         let garbled = || refuse(Missing::Garbled);
-        type Parts<'a> = (u64, &'a [u8], (u64, u64), &'a [u8], &'a [u8]);
+        type Parts<'a> = ((u64, Option<u64>), u64, &'a [u8], (u64, u64), &'a [u8], &'a [u8]);
         let parts = decode::<Parts<'_>>(&key.0[KEY_BYTES..]).ok_or_else(garbled)?;
-        let (per_context, memory, (offset, bytes), plane, gate) = parts;
+        let ((per_context, mailbox), home, memory, (offset, bytes), plane, gate) = parts;
         let end = offset.checked_add(bytes).ok_or_else(garbled)?;
         let memory = take(memory)?.slice(offset..end).map_err(|_| garbled())?;
         let plane = if plane.is_empty() { None } else { Some(take(plane)?) };
         let gate = take(gate)?;
-        if gate.bytes() < Gate::BYTES || plane.as_ref().is_some_and(|plane| plane.bytes() < bytes) {
+        let fits = |start: u64| start.is_multiple_of(8) && start.saturating_add(MAILBOX_BYTES) <= bytes;
+        if gate.bytes() < Gate::BYTES
+            || plane.as_ref().is_some_and(|plane| plane.bytes() < bytes)
+            || !mailbox.is_none_or(fits)
+        {
             return Err(garbled().into());
         }
-        Ok(Arc::new(Self { memory, plane, per_context, gate: Gate::Shared(gate) }))
+        Ok(Arc::new(Self { memory, home, mailbox, plane, per_context, gate: Gate::Shared(gate) }))
     }
 }
 
@@ -163,16 +179,19 @@ impl Gate {
 struct OwnRegion(Arc<SharedRegion>);
 
 impl OwnRegion {
-    /// Makes a region of memory of `rank`. Returns its key, too.
+    /// Makes a region of memory of `rank`, whose signal words, if it has some, are as `signals` says. Returns its key,
+    /// too.
     fn publish(
         rank: u32,
         memory: MemorySlice,
         plane: Option<Arc<Memory>>,
-        per_context: u32,
+        signals: Option<&LocalSignals>,
     ) -> Result<(Self, Key), NetError> {
         let unusable = |error: GpuError| KeyError { rank, reason: error.to_string() };
         let gate = Gate::new(memory.memory()).map_err(unusable)?;
-        let region = Arc::new(SharedRegion { memory, plane, per_context: per_context.into(), gate });
+        let (home, mailbox) = (memory.address(), signals.and_then(|signals| signals.mailbox));
+        let per_context = signals.map_or(0, |signals| signals.per_context.into());
+        let region = Arc::new(SharedRegion { memory, home, mailbox, plane, per_context, gate });
         let key = region.key();
         Ok((Self(region), key))
     }
@@ -206,6 +225,8 @@ pub struct PeerNetwork {
     done: Vec<Event>,
     /// The contexts and peers of requests that failed.
     broken: BTreeSet<(u32, u32)>,
+    /// Small values go to mailboxes that kernels drain.
+    mailbox: bool,
     /// The requests whose copies a copier carries out; `None` if the CPU copies.
     later: Option<Later>,
 }
@@ -220,7 +241,14 @@ struct PeerWindow {
 impl PeerNetwork {
     /// Makes the endpoint of `endpoint.rank`.
     pub fn new(endpoint: &Endpoint) -> Self {
-        Self { rank: endpoint.rank, ..Self::default() }
+        Self { rank: endpoint.rank, mailbox: endpoint.gpu.is_some(), ..Self::default() }
+    }
+
+    /// Makes the endpoint of `endpoint.rank`. It takes the CPU not to reach device memory: `copier` copies, and small
+    /// values go to mailboxes. For tests on virtual devices.
+    #[doc(hidden)]
+    pub fn with_copier(endpoint: &Endpoint, copier: Box<dyn Copier>) -> Self {
+        Self { rank: endpoint.rank, mailbox: true, later: Some(Later::new(copier)), ..Self::default() }
     }
 
     /// Returns window `window` of rank `rank` and the address of the range's first byte, if the range is in the window.
@@ -238,7 +266,8 @@ impl PeerNetwork {
             SignalTarget::Id(id) => {
                 let Some(region) = self.all_signals.get(request.peer as usize) else { return Err(unknown) };
                 let index = u64::from(request.context) * region.per_context + u64::from(id);
-                if u64::from(id) >= region.per_context || (index + 1) * 8 > region.memory.bytes() {
+                let bytes = region.mailbox.unwrap_or(region.memory.bytes());
+                if u64::from(id) >= region.per_context || (index + 1) * 8 > bytes {
                     return Err(unknown);
                 }
                 (region, region.memory.address() + index * 8)
@@ -293,8 +322,9 @@ impl PeerNetwork {
                 Work::Copy { to: part(destination, self.rank, bytes, 2)?, from, bytes }
             }
             Transfer::PutValue { value, width_log2, destination } => {
-                let bytes = 1 << width_log2;
-                Work::Store { to: part(destination, peer, bytes, 1)?, value, bytes }
+                let to = part(destination, peer, 1 << width_log2, 1)?;
+                let home = plan.uses[1].as_ref().map_or(0, |window| window.0.home + destination.offset);
+                Work::Store { to, home, value, width_log2 }
             }
         };
         Ok(plan)
@@ -308,8 +338,18 @@ type At = (Arc<Memory>, u64);
 #[derive(Debug)]
 enum Work {
     Nothing,
-    Copy { to: At, from: At, bytes: u64 },
-    Store { to: At, value: u64, bytes: u64 },
+    Copy {
+        to: At,
+        from: At,
+        bytes: u64,
+    },
+    /// `home` is the address in the receiver's process.
+    Store {
+        to: At,
+        home: u64,
+        value: u64,
+        width_log2: u32,
+    },
 }
 
 /// A request, resolved to addresses.
@@ -327,10 +367,14 @@ impl Plan {
         // Safety: the ranges were checked, and `uses` keeps their memory alive. The source of a store is a local value.
         match &self.work {
             Work::Nothing => {}
-            Work::Copy { to, from, bytes } => unsafe { copy_shared(to.1, from.1, *bytes) },
-            Work::Store { to, value, bytes } => {
+            Work::Copy { to, from, bytes } => {
+                watch::event(Watched::Copy { to: to.1, from: from.1, bytes: *bytes });
+                unsafe { copy_shared(to.1, from.1, *bytes) }
+            }
+            Work::Store { to, value, width_log2, .. } => {
+                watch::event(Watched::Store { to: to.1, value: *value, bytes: 1 << width_log2 });
                 let value = value.to_le_bytes();
-                unsafe { copy_shared(to.1, value.as_ptr().expose_provenance() as u64, *bytes) };
+                unsafe { copy_shared(to.1, value.as_ptr().expose_provenance() as u64, 1 << width_log2) };
             }
         }
         self.raise();
@@ -340,6 +384,34 @@ impl Plan {
         if let Some((word, amount)) = self.raise {
             raise(word, amount);
         }
+    }
+}
+
+impl PeerNetwork {
+    /// Returns the senders' end of the mailbox of `peer`, if it has one.
+    fn mailbox(&self, peer: u32) -> Option<Sender<Global>> {
+        let region = self.all_signals.get(peer as usize)?;
+        // Safety: in range of memory that the region keeps alive, and aligned. All accesses are atomic.
+        let pinned = unsafe { GlobalWord::new(region.memory.address() + region.mailbox?) };
+        Some(Sender { pinned })
+    }
+
+    /// Returns the entry by which the receiver's kernels do the work of a request; `None` if they cannot.
+    fn entry(&self, request: &Request, plan: &Plan) -> Option<Entry> {
+        let signal = match &request.signal {
+            None => None,
+            Some(RemoteSignal { target: SignalTarget::Id(id), amount, .. }) => {
+                let per_context = self.all_signals.get(request.peer as usize)?.per_context;
+                Some((u64::from(request.context) * per_context + u64::from(*id), *amount))
+            }
+            Some(_) => return None,
+        };
+        let value = match plan.work {
+            Work::Nothing => None,
+            Work::Store { home, value, width_log2, .. } => Some(Value { address: home, value, width_log2 }),
+            Work::Copy { .. } => return None,
+        };
+        Some(Entry { value, signal })
     }
 }
 
@@ -353,14 +425,17 @@ impl Network for PeerNetwork {
             completion_is_arrival: true,
             raises: Raises::Sender,
             needs_make_visible: false,
+            mailbox: self.mailbox,
         }
     }
 
     fn register_signals(&mut self, signals: &LocalSignals) -> Result<Key, NetError> {
         let device = signals.memory.device();
         let unusable = |error: GpuError| KeyError { rank: self.rank, reason: error.to_string() };
-        self.later = device.copier().map_err(unusable)?.map(Later::new);
-        let (own, key) = OwnRegion::publish(self.rank, signals.memory.whole(), None, signals.per_context)?;
+        if self.later.is_none() {
+            self.later = device.copier().map_err(unusable)?.map(Later::new);
+        }
+        let (own, key) = OwnRegion::publish(self.rank, signals.memory.whole(), None, Some(signals))?;
         self.signals = Some(own);
         Ok(key)
     }
@@ -375,7 +450,7 @@ impl Network for PeerNetwork {
     }
 
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
-        let (own, key) = OwnRegion::publish(self.rank, window.memory.clone(), window.plane.clone(), 0)?;
+        let (own, key) = OwnRegion::publish(self.rank, window.memory.clone(), window.plane.clone(), None)?;
         self.windows.insert(window.id, PeerWindow { own, all: Vec::new() });
         Ok(key)
     }

@@ -77,7 +77,8 @@ fn pair(staged: [bool; 2], switch: &FailSwitch) -> [Side; 2] {
     };
     let mut sides = [side(0), side(1)];
     let signals = |side: &mut Side| {
-        let signals = LocalSignals { memory: side._words.clone(), nic: None, contexts: 1, per_context: 8 };
+        let signals =
+            LocalSignals { memory: side._words.clone(), nic: None, contexts: 1, per_context: 8, mailbox: None };
         side.network.register_signals(&signals).unwrap()
     };
     let keys: Vec<Key> = sides.iter_mut().map(signals).collect();
@@ -341,7 +342,7 @@ fn a_network_that_carries_no_notices_is_refused_with_the_reason() {
     let endpoint = Endpoint { rank: 0, ranks: 2, seed: 1, gpu: None };
     let device: Arc<dyn Device> = VirtualDevice::memory_only(0);
     let memory = Memory::new(&device, MemoryKind::Pinned, 64).unwrap();
-    let signals = LocalSignals { memory, nic: None, contexts: 1, per_context: 8 };
+    let signals = LocalSignals { memory, nic: None, contexts: 1, per_context: 8, mailbox: None };
     let mut network =
         Staged::new(PeerNetwork::new(&endpoint), 0, Staging::Unless(Arc::new(|_| Err("it is far".to_owned()))));
     let error = network.register_signals(&signals).unwrap_err().to_string();

@@ -11,11 +11,12 @@
 //! | [`SlowPeer`] | delays requests to one peer |
 //! | [`Trickle`] | accepts few requests at a time |
 //!
-//! All choices come from a seed. [`Sabotage`] makes deliberate mistakes, and [`FailingHca`] is a NIC of which one call
-//! fails.
+//! All choices come from a seed. [`Sabotage`] makes deliberate mistakes, [`FailingHca`] is a NIC of which one call
+//! fails, and [`LateCopies`] copies as a GPU does, some time after it was asked.
 
 #![warn(unreachable_pub)]
 
+mod copies;
 mod delay;
 mod fail;
 mod hca;
@@ -25,6 +26,7 @@ mod sabotage;
 mod slow;
 mod withhold;
 
+pub use copies::LateCopies;
 pub use delay::Delay;
 pub use fail::{FailOnDemand, FailSwitch, Failure};
 pub use hca::FailingHca;

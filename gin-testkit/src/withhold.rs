@@ -2,6 +2,7 @@
 //! A network whose payload stays invisible until it is made visible.
 
 use gin_abi::{RemoteSignal, Transfer, WindowOffset};
+use gin_device::exec::watch;
 use gin_gpu::copy::copy_shared;
 use gin_gpu::registry::{KEY_BYTES, Registry};
 use gin_gpu::{DeviceKind, Memory, MemorySlice};
@@ -10,6 +11,7 @@ use gin_net::{
     SignalArrival,
 };
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Announcements of arrivals to a rank's proxy.
@@ -92,6 +94,8 @@ impl<N: Network> Withhold<N> {
         while let Some((_, true, arrival)) = queue.front() {
             if let Some(inbox) = self.inboxes.get(line.1 as usize) {
                 inbox.lock().unwrap_or_else(PoisonError::into_inner).push_back(*arrival);
+                // The list orders the two proxies as a word would.
+                watch::word(Arc::as_ptr(inbox), watch::Access::Change, Ordering::Release);
             }
             queue.pop_front();
         }
@@ -259,6 +263,7 @@ impl<N: Network> Network for Withhold<N> {
         }
         events.append(&mut self.events);
         let arrived = std::mem::take(&mut *self.inbox.lock().unwrap_or_else(PoisonError::into_inner));
+        watch::word(Arc::as_ptr(&self.inbox), watch::Access::Load, Ordering::Acquire);
         for arrival in arrived {
             self.unseen.extend(arrival.part);
             events.extend(arrival.signal.map(Event::Signal));
@@ -273,6 +278,7 @@ impl<N: Network> Network for Withhold<N> {
             let (destination, source) = (memory.address() + part.offset, beside.address() + part.offset);
             let device = beside.device();
             if device.kind() == DeviceKind::Virtual {
+                watch::event(watch::Event::Copy { to: destination, from: source, bytes: part.bytes });
                 // Safety: the inner network checked the range against the memory beside the window, which is as long as
                 // the window. Both are alive.
                 unsafe { copy_shared(destination, source, part.bytes) };

@@ -79,7 +79,8 @@ fn all_ended(
 
 /// The waits have no deadline; the abort ends each in turn.
 fn abort(setup: &Setup, coop: CoopKind) -> Verdict {
-    let program = |rank| [waits(rank), vec![Op::put(1, 8), Op::new(Code::Fault)]].concat();
+    let put = |rank| Op { offset: 8 * u64::from(rank), ..Op::put(1, 8) };
+    let program = |rank| [waits(rank), vec![put(rank), Op::new(Code::Fault)]].concat();
     let scenario = with_signals(3).coop(coop).all(program).during(|control| {
         if control.rank == 2 {
             gin_boot::rt::wait_until({

@@ -352,7 +352,8 @@ fn many_raisers(setup: &Setup) -> Verdict {
     let mut scenario = Scenario::new(ranks).shape(1, threads);
     for rank in 0..ranks {
         for thread in 0..threads {
-            scenario = scenario.on_group(rank, thread, vec![Op::raise(0, 5), Op::put_value(0, 1, 1).signal(5).add(2)]);
+            let put = Op { offset: u64::from(rank * threads + thread), ..Op::put_value(0, 1, 1) };
+            scenario = scenario.on_group(rank, thread, vec![Op::raise(0, 5), put.signal(5).add(2)]);
         }
     }
     let total = u64::from(3 * ranks * threads);

@@ -7,7 +7,7 @@
 mod residency;
 
 use gin_conformance::cases::{self, Case};
-use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge, number_from_env};
+use gin_conformance::host::{Carrier, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge, number_from_env};
 use gin_nic::DoorbellRelease;
 use gin_virtual::Policy;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -59,6 +59,15 @@ fn ways() -> Vec<Way> {
         let windows = if net == Net::Plain { SetupWindows::Allocated } else { SetupWindows::Registered };
         ways.push((name.to_owned(), Setup { policy, net, route, windows, ..Setup::seeded(seed) }));
     }
+    for (name, policy, net, route) in [
+        ("late_random_plain", Policy::Random, Net::Plain, SetupRoute::Network),
+        ("late_starve_plain_auto", Policy::Starve, Net::Plain, SetupRoute::Auto),
+        ("late_warp_ahead_worst", Policy::WarpAhead, Net::Worst, SetupRoute::Network),
+    ] {
+        seed += 1;
+        ways.push((name.to_owned(), Setup { policy, net, route, carrier: Carrier::late(), ..Setup::seeded(seed) }));
+    }
+    ways.push(("late_threads_plain".to_owned(), Setup { carrier: Carrier::late(), ..Setup::threads() }));
     for (name, policy, net, route) in [
         ("gdaki_round_robin_plain", Policy::RoundRobin, Net::Plain, SetupRoute::Network),
         ("gdaki_warp_ahead_worst", Policy::WarpAhead, Net::Worst, SetupRoute::Network),

@@ -52,6 +52,11 @@ fn ptx_version(image: &[u8]) -> Option<String> {
     line.split_whitespace().next().map(str::to_owned)
 }
 
+/// Returns whether a PTX text has the lines of its sources, which debuggers and profilers then show.
+fn has_lines(image: &[u8]) -> bool {
+    std::str::from_utf8(image).is_ok_and(|text| text.contains("\t.loc\t"))
+}
+
 /// A loaded module and its functions.
 #[derive(Debug)]
 pub(super) struct Image {
@@ -108,9 +113,14 @@ impl Image {
     pub(super) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Self, GpuError> {
         context.enter()?;
         let mut log = vec![0u8; LOG];
-        let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         // The driver takes numbers in place of pointers.
-        let mut values = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut::<core::ffi::c_void>(LOG)];
+        let number = std::ptr::without_provenance_mut::<core::ffi::c_void>;
+        let mut options = vec![CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut values = vec![log.as_mut_ptr().cast(), number(LOG)];
+        if has_lines(image) {
+            options.push(CUjit_option::CU_JIT_GENERATE_LINE_INFO);
+            values.push(number(1));
+        }
         let mut raw = std::ptr::null_mut();
         // Safety: the image is whole, the buffer has the stated length, and there is a value for each option.
         let code = unsafe {

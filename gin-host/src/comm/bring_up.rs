@@ -3,6 +3,7 @@
 
 use super::gdaki::{self, Gdaki};
 use super::live::{Live, until};
+use super::print::Printer;
 use super::reach;
 use super::resources::{Resources, when};
 use super::state::Active;
@@ -61,7 +62,8 @@ impl Communicator {
         tracing::debug!(rank = self.rank(), number, ?backend, network, over, lsa_size, contexts, "communicator is up");
         let (board, resources) = (live.channel.board().clone(), Arc::downgrade(&live.resources));
         // Set once: a communicator becomes active at most once.
-        let _ = self.shared.active.set(Active { board, resources, backend, network, lsa_size });
+        let printer = live.printer.clone();
+        let _ = self.shared.active.set(Active { board, resources, printer, backend, network, lsa_size });
         Ok(live)
     }
 
@@ -117,7 +119,8 @@ impl Communicator {
         let nic = gdaki || capabilities.raises == Raises::Nic;
         let engines = when(gpu, ENGINE_GPU) | when(nic, ENGINE_NIC) | when(!gdaki, ENGINE_CPU);
         let across = self.is_across();
-        let resources = Resources::new(&self.device, requirements, (ranks, lsa_size), engines, across)?;
+        let has_mailbox = capabilities.mailbox;
+        let resources = Resources::new(&self.device, requirements, (ranks, lsa_size), engines, has_mailbox, across)?;
         let signals = resources.local_signals().map(|signals| network.register_signals(&signals));
         let key = signals.transpose()?.unwrap_or_default();
         let gdaki = match chosen {
@@ -186,6 +189,7 @@ impl Communicator {
         resources.fill_copy(handle)?;
         let sharers = Sharers::new(channel.board().clone(), processes);
         let (commands, receiver) = mpsc::channel();
+        let printer = resources.lines().map(|ring| Arc::new(Printer::new(ring, rank, self.config.print_to.clone())));
         let parts = Parts {
             limits: Limits {
                 rank,
@@ -208,6 +212,7 @@ impl Communicator {
             board: channel.board().clone(),
             network,
             commands: receiver,
+            printer: printer.clone(),
             _memory: Arc::new((resources.clone(), gdaki.clone())),
         };
         // Safety: the words lie in `resources`, which the proxy keeps alive, as it does the doorbells. The queues were
@@ -233,6 +238,7 @@ impl Communicator {
             sharers,
             channel,
             commands,
+            printer,
             progress: Some(progress),
         })
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The configuration of a communicator.
 
+use super::print::{PrintTo, to_stdout};
 use super::{Backend, NicChoice};
 use crate::proxy::progress::{OwnThreads, Progress};
 use gin_net::NetworkFactory;
@@ -68,6 +69,9 @@ gin_gpu::config! {
         pub drain: Duration = Duration::from_secs(10),
         /// Stops a kernel at once when it reports a fault. For debugging.
         pub trap_on_fault: bool = false,
+        /// Takes the lines that kernels print with `gin_println!`, on the proxy's thread or in a call of the program.
+        /// By default they go to standard output.
+        pub print_to: PrintTo = to_stdout(),
         /// Makes the proxy store 0 to the words of signals that a kernel resets. This is a deliberate mistake, for
         /// tests.
         #[cfg(feature = "reset-by-store")]

@@ -47,6 +47,7 @@ impl Communicator {
             },
             CommState::Aborted => self.no_kernels(call)?,
         }
+        self.shared.print_lines();
         if let Some(mut live) = live.take() {
             live.stop();
         }

@@ -43,6 +43,7 @@ pub(super) fn capabilities(nic: &Nic) -> Capabilities {
         completion_is_arrival: false,
         raises: Raises::Sender,
         needs_make_visible: false,
+        mailbox: false,
     }
 }
 

@@ -2,6 +2,7 @@
 //! The parts of an active communicator.
 
 use super::gdaki::Gdaki;
+use super::print::Printer;
 use super::resources::Resources;
 use super::symmetric::Flat;
 use super::window::Registered;
@@ -34,6 +35,8 @@ pub(super) struct Live {
     pub(super) sharers: Arc<Sharers>,
     pub(super) channel: Arc<dyn Channel>,
     pub(super) commands: Sender<Command>,
+    /// The lines of this rank's kernels.
+    pub(super) printer: Option<Arc<Printer>>,
     pub(super) progress: Option<Running>,
 }
 

@@ -20,6 +20,7 @@ mod end;
 mod error;
 mod gdaki;
 mod live;
+pub(crate) mod print;
 mod reach;
 mod report;
 mod requirements;
@@ -35,8 +36,9 @@ pub use crate::proxy::{PeerStats, Stats};
 pub use backend::{Backend, BackendProbe, NicChoice, probe_backends};
 pub use config::{CommConfig, Routes};
 pub use error::CommError;
+pub use print::PrintTo;
 pub use report::FaultReport;
-pub use requirements::{Connections, MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, Requirements};
+pub use requirements::{Connections, MAX_MESSAGE, MAX_OUTSTANDING, MAX_PRINT_LINES, MAX_QUEUE_DEPTH, Requirements};
 pub use state::{AbortHandle, CommState};
 pub use window::{Window, WindowFlags};
 
@@ -192,11 +194,12 @@ impl Communicator {
     }
 
     /// Checks that no fault has ended the communicator. Programs call this after a kernel has run. The error text says
-    /// that the program cannot `call`.
+    /// that the program cannot `call`. Also prints the lines of these kernels.
     ///
     /// # Errors
     /// [`CommError::Ended`].
     pub fn check(&self, call: &'static str) -> Result<(), CommError> {
+        self.shared.print_lines();
         self.shared.fault().map_or(Ok(()), |notice| Err(self.ended(call, notice)))
     }
 

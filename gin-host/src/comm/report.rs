@@ -3,7 +3,7 @@
 
 use super::state::Active;
 use super::{Communicator, Notice, Routes};
-use gin_abi::{BackendKind, Fault, FaultKind, Operation};
+use gin_abi::{BackendKind, Fault, Operation, Subject};
 use gin_boot::on_host;
 use std::fmt;
 
@@ -35,6 +35,8 @@ pub struct FaultReport {
     pub fault: Fault,
     /// The name of the peer's host, if the fault names a peer.
     pub peer_host: Option<String>,
+    /// The name of the window that the fault concerns, if this rank gave it one.
+    pub window: Option<String>,
     /// The back end with its network or NIC, and whether loads and stores reach the peer too.
     pub back_end: String,
     /// The known cause, in words: the reason of the network, or how a rank was lost.
@@ -43,7 +45,7 @@ pub struct FaultReport {
 
 impl fmt::Display for FaultReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, host, fault, peer_host, back_end, cause } = self;
+        let Self { rank, host, fault, peer_host, window, back_end, cause } = self;
         match (peer_host, cause) {
             (Some(peer), Some(cause)) if cause.starts_with("is lost") => {
                 let lost = format!("rank {}{} {cause}", fault.peer(), on_host(peer));
@@ -60,10 +62,14 @@ impl fmt::Display for FaultReport {
         if let Some(peer) = peer_host {
             write!(f, ", rank {}{}", fault.peer(), on_host(peer))?;
         }
-        match cause {
-            Some(cause) => write!(f, "{}: {cause}", fault.subject())?,
-            None if fault.kind() == FaultKind::Aborted => {}
-            None => write!(f, "{}: expected {}, saw {}", fault.subject(), fault.expected(), fault.seen())?,
+        match (fault.subject(), window) {
+            (Subject::Window { id, offset }, Some(name)) => write!(f, ", window {id} (`{name}`) at byte {offset}")?,
+            (subject, _) => write!(f, "{subject}")?,
+        }
+        match (cause, fault.place()) {
+            (Some(cause), Some(place)) => write!(f, ": {cause}, at {place}")?,
+            (Some(cause), None) => write!(f, ": {cause}")?,
+            (None, _) => write!(f, "{}", fault.detail())?,
         }
         write!(f, " (reported by rank {rank}{}; {back_end})", on_host(host))
     }
@@ -96,6 +102,10 @@ impl Communicator {
             rank,
             host: self.bootstrap.host(rank),
             fault,
+            window: match fault.subject() {
+                Subject::Window { id, .. } => self.shared.names.get(id),
+                _ => None,
+            },
             peer_host: concerned.map(|peer| self.bootstrap.host(peer)),
             back_end,
             cause,

@@ -14,6 +14,9 @@ pub const MAX_OUTSTANDING: u32 = 1 << 20;
 /// The most bytes of one message.
 pub const MAX_MESSAGE: u64 = 1 << 30;
 
+/// The most lines of kernels that wait to be printed.
+pub const MAX_PRINT_LINES: u32 = 1 << 16;
+
 /// The ranks that kernels reach over the network with the back end GDAKI. A proxy always reaches all ranks.
 ///
 /// ```
@@ -82,6 +85,9 @@ gin_gpu::config! {
         pub max_message: u64 = MAX_MESSAGE,
         /// The most windows registered at the same time, 1 to [`gin_abi::MAX_WINDOWS`]; 64 by default.
         pub windows: u32 = 64,
+        /// The most lines of kernels ([`gin_println!`](gin_device::gin_println)) that wait to be printed: 0, or a power
+        /// of two up to [`MAX_PRINT_LINES`]; 1024 by default. Each takes 256 bytes of pinned memory.
+        pub print_lines: u32 = 1024,
         /// Refuses a network without strong signals.
         pub strong_signals: bool = false,
         /// Refuses a network without signals at window addresses.
@@ -136,6 +142,10 @@ impl Requirements {
         limit("signals a context, with those of barriers,", all, 0, u64::from(MAX_IDS))?;
         limit("outstanding requests a peer", u64::from(self.max_outstanding_per_peer), 1, u64::from(MAX_OUTSTANDING))?;
         limit("bytes a message", self.max_message, 1, MAX_MESSAGE)?;
+        limit("lines of kernels", u64::from(self.print_lines), 0, u64::from(MAX_PRINT_LINES))?;
+        if self.print_lines != 0 && !self.print_lines.is_power_of_two() {
+            return Err(CommError::NotPowerOfTwo { what: "print_lines", asked: u64::from(self.print_lines) });
+        }
         limit("windows", u64::from(self.windows), 1, u64::from(gin_abi::MAX_WINDOWS))
     }
 

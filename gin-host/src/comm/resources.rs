@@ -9,13 +9,16 @@ use crate::proxy::{ContextPart, Counters};
 use bytemuck::{Pod, Zeroable};
 use gin_abi::descriptor::WORDS;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
+use gin_abi::print::{PrintRing, RING_OFFSET, SLOT_WORDS};
 use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, StatusBlock, WindowData};
-use gin_device::internal::host_word;
+use gin_device::internal::print::Ring;
 use gin_device::internal::queue::Queue;
 use gin_device::internal::status::Status;
+use gin_device::internal::{host_word, mailbox};
 use gin_device::sys::{Global, GlobalWord};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use gin_net::{Capabilities, LocalSignals};
+use std::mem::offset_of;
 use std::sync::Arc;
 
 /// Cache lines are 64 bytes on CPUs and 128 on GPUs.
@@ -65,8 +68,11 @@ struct Places {
     /// The sizes of the communicator, and the words that all contexts share.
     handle: CommHandle,
     contexts: Vec<ContextData>,
+    print: PrintRing,
     /// As many zeros as there are ranks.
     zeros: u64,
+    /// The words of the mailbox in device memory.
+    mailbox: u64,
 }
 
 impl Places {
@@ -94,7 +100,7 @@ impl Places {
             lsa_reach: when(engines & ENGINE_GPU != 0, lsa_size),
             host_status: pinned.place(size_of::<StatusBlock>() as u64),
             kernel_status: pinned.place(size_of::<StatusBlock>() as u64),
-            kernel_status_copy: near.place(size_of::<StatusBlock>() as u64),
+            kernel_status_copy: near.place((size_of::<StatusBlock>() + size_of::<PrintRing>()) as u64),
             context_table: near.place(contexts * size_of::<ContextData>() as u64),
             window_table: near.place(u64::from(requirements.windows) * size_of::<WindowData>() as u64),
             peer_signals: if engines & ENGINE_GPU != 0 { near.words(contexts * peers) } else { 0 },
@@ -102,9 +108,10 @@ impl Places {
             copy: near.place(size_of::<CommHandle>() as u64),
             ..CommHandle::zeroed()
         };
+        let (mailbox, signal_near) = (near.words(mailbox::NEAR_WORDS), near.words(NEAR_WORDS * all_signals * contexts));
         // Kernels that consume a NIC's completions raise counters, too.
         let own_counters = engines & (ENGINE_GPU | ENGINE_NIC) != 0;
-        let context = |_| ContextData {
+        let context = |number| ContextData {
             slots: pinned.words(u64::from(requirements.queue_depth) * WORDS as u64),
             consumer_index: pinned.words(1),
             completion_index: pinned.words(1),
@@ -113,14 +120,21 @@ impl Places {
             producer_index: near.place(QUEUE_NEAR + (2 + peers) * NEAR_WORDS * 8),
             depth_log2: requirements.queue_depth.trailing_zeros(),
             depth_mask: requirements.queue_depth - 1,
-            signal_near: near.words(NEAR_WORDS * all_signals),
+            signal_near: signal_near + NEAR_WORDS * all_signals * 8 * number,
             signal_shadow: near.words(all_signals),
             counter_near: near.words(NEAR_WORDS * counters),
             counters_gpu: if own_counters { near.words(counters) } else { 0 },
             ..ContextData::zeroed()
         };
         let contexts = (0..contexts).map(context).collect();
-        Self { handle, contexts, zeros: near.words(peers) }
+        let lines = u64::from(requirements.print_lines);
+        let print = PrintRing {
+            slots: if lines != 0 { pinned.words(lines * SLOT_WORDS) } else { 0 },
+            taken: pinned.words(1),
+            mask: lines.saturating_sub(1),
+            ..PrintRing::zeroed()
+        };
+        Self { handle, contexts, print, zeros: near.words(peers), mailbox }
     }
 }
 
@@ -135,6 +149,8 @@ pub(crate) struct Resources {
     pub(crate) signals_nic: Option<Arc<Memory>>,
     /// The signal words that GPUs raise; `None` if they raise none.
     pub(crate) signals_gpu: Option<Arc<Memory>>,
+    /// The offset of the mailbox behind the signal words that CPU threads raise; `None` if there is none.
+    mailbox: Option<u64>,
     /// The signal words of LSA peers that kernels of this rank raise.
     peers: Vec<Arc<Memory>>,
     places: Places,
@@ -144,12 +160,14 @@ pub(crate) struct Resources {
 
 impl Resources {
     /// Allocates the memory and fills the words that do not depend on other ranks. `engines`: the `ENGINE_*` bits of
-    /// the engines that raise words. `across`: each rank is a separate process.
+    /// the engines that raise words. `has_mailbox`: the network hands values to kernels. `across`: each rank is a
+    /// separate process.
     pub(crate) fn new(
         device: &Arc<dyn Device>,
         requirements: &Requirements,
         (ranks, lsa_size): (u32, u32),
         engines: u32,
+        has_mailbox: bool,
         across: bool,
     ) -> Result<Self, GpuError> {
         let (mut pinned, mut near) = (Layout::default(), Layout::default());
@@ -160,23 +178,35 @@ impl Resources {
         let mut places = Places::new(requirements, (ranks, lsa_size), engines, &mut at_pinned, &mut at_near);
         let all_signals = requirements.all_signals(ranks, lsa_size);
         let words = u64::from(requirements.contexts) * all_signals * 8;
-        let signal_words =
-            |engine, kind| (engines & engine != 0).then(|| Memory::for_ranks(device, kind, words, across)).transpose();
-        let signals = signal_words(ENGINE_CPU, MemoryKind::Pinned)?;
-        let signals_nic = signal_words(ENGINE_NIC, MemoryKind::Device)?;
-        let signals_gpu = signal_words(ENGINE_GPU, MemoryKind::Device)?;
+        let signal_words = |engine, kind, bytes| {
+            (engines & engine != 0).then(|| Memory::for_ranks(device, kind, bytes, across)).transpose()
+        };
+        let mailbox = (has_mailbox && engines & ENGINE_CPU != 0).then(|| words.next_multiple_of(LINE));
+        let pinned_words = mailbox.map_or(words, |start| start + mailbox::pinned_words::<Global>() * 8);
+        let signals = signal_words(ENGINE_CPU, MemoryKind::Pinned, pinned_words)?;
+        let signals_nic = signal_words(ENGINE_NIC, MemoryKind::Device, words)?;
+        let signals_gpu = signal_words(ENGINE_GPU, MemoryKind::Device, words)?;
         for (context, data) in (0..).zip(&mut places.contexts) {
             data.signal_cpu = signals_of(&signals, context, all_signals);
             data.signal_nic = signals_of(&signals_nic, context, all_signals);
             data.signal_gpu = signals_of(&signals_gpu, context, all_signals);
+            data.mailbox = if mailbox.is_some() { places.mailbox } else { 0 };
         }
+        if let (Some(signals), Some(start)) = (&signals, mailbox) {
+            let mut block = [0; mailbox::NEAR_WORDS as usize];
+            block[mailbox::PINNED as usize] = signals.address() + start;
+            block[mailbox::SIGNALS as usize] = places.contexts[0].signal_near;
+            write(&near, places.mailbox, &block)?;
+        }
+        let peers = Vec::new();
         let resources =
-            Self { pinned, device: near, signals, signals_nic, signals_gpu, peers: Vec::new(), places, all_signals };
+            Self { pinned, device: near, signals, signals_nic, signals_gpu, mailbox, peers, places, all_signals };
         resources.initialise(requirements)?;
         Ok(resources)
     }
 
     fn initialise(&self, requirements: &Requirements) -> Result<(), GpuError> {
+        write(&self.device, self.print_ring(), &[self.places.print])?;
         let (ranks, all_signals) = (u64::from(self.places.handle.ranks), self.all_signals as usize);
         for (context, data) in self.places.contexts.iter().enumerate() {
             let mut queue = self.queue(data);
@@ -238,6 +268,33 @@ impl Resources {
         Status { host: self.word(host_status), kernel: self.word(kernel_status), copy: self.word(kernel_status_copy) }
     }
 
+    /// Returns the address of the ring of lines.
+    fn print_ring(&self) -> u64 {
+        self.places.handle.kernel_status_copy + RING_OFFSET
+    }
+
+    /// Returns the ring of lines of kernels, if the communicator has one. The host uses its words in pinned memory
+    /// only.
+    pub(crate) fn lines(&self) -> Option<Ring<Global>> {
+        let PrintRing { slots, taken, mask, .. } = self.places.print;
+        let count = |offset: usize| self.word(self.print_ring() + offset as u64);
+        (slots != 0).then(|| Ring {
+            slots: self.word(slots),
+            taken: self.word(taken),
+            mask,
+            tickets: count(offset_of!(PrintRing, tickets)),
+            head: count(offset_of!(PrintRing, head)),
+            dropped: count(offset_of!(PrintRing, dropped)),
+        })
+    }
+
+    /// Returns the number of lines that kernels dropped.
+    pub(crate) fn dropped_lines(&self) -> Result<u64, GpuError> {
+        let (mut dropped, offset) = ([0u64], offset_of!(PrintRing, dropped) as u64);
+        self.device.read(self.print_ring() + offset - self.device.address(), &mut dropped)?;
+        Ok(dropped[0])
+    }
+
     /// Returns the signal words that CPU threads raise, if they raise any.
     pub(crate) fn local_signals(&self) -> Option<LocalSignals> {
         Some(LocalSignals {
@@ -245,6 +302,7 @@ impl Resources {
             nic: self.signals_nic.clone(),
             contexts: self.places.handle.contexts,
             per_context: self.all_signals as u32,
+            mailbox: self.mailbox,
         })
     }
 

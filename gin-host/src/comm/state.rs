@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The state of a communicator, and the part of it that outlives its calls.
 
+use super::print::Printer;
 use super::resources::Resources;
+use super::window::Names;
 use gin_abi::{BackendKind, Fault, FaultKind, Operation};
 use gin_boot::board::{Board, Notice};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -41,6 +43,8 @@ impl CommState {
 pub(super) struct Shared {
     rank: u32,
     state: AtomicU8,
+    /// The names of windows, by id.
+    pub(super) names: Arc<Names>,
     /// Set when the communicator becomes active.
     pub(super) active: OnceLock<Active>,
 }
@@ -51,6 +55,8 @@ pub(super) struct Active {
     pub(super) board: Arc<Board>,
     /// The owner of the status words that this rank's kernels report faults to.
     pub(super) resources: Weak<Resources>,
+    /// The lines of this rank's kernels, in the memory of `resources`.
+    pub(super) printer: Option<Arc<Printer>>,
     pub(super) backend: BackendKind,
     /// The network of its proxy, or the kind of NIC that its kernels drive.
     pub(super) network: &'static str,
@@ -61,7 +67,7 @@ pub(super) struct Active {
 impl Shared {
     pub(super) fn new(rank: u32) -> Arc<Self> {
         let state = AtomicU8::new(CommState::Uninitialised as u8);
-        Arc::new(Self { rank, state, active: OnceLock::new() })
+        Arc::new(Self { rank, state, names: Arc::default(), active: OnceLock::new() })
     }
 
     pub(super) fn state(&self) -> CommState {
@@ -83,6 +89,15 @@ impl Shared {
             board.post(self.rank, fault);
         }
         board.first()
+    }
+
+    /// Prints the lines of kernels that have ended.
+    pub(super) fn print_lines(&self) {
+        if let Some(Active { printer: Some(printer), resources, .. }) = self.active.get()
+            && let Some(resources) = resources.upgrade()
+        {
+            printer.finish(|| resources.dropped_lines().ok());
+        }
     }
 
     pub(super) fn abort(&self) {

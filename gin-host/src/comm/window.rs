@@ -7,9 +7,10 @@ use gin_abi::WindowHandle;
 use gin_abi::handle::STRIDE_SHIFT;
 use gin_device::kernel::LaunchArg;
 use gin_gpu::{Argument, KernelArg, Memory, MemorySlice};
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The options of a window's registration.
 ///
@@ -38,12 +39,33 @@ impl WindowFlags {
     }
 }
 
+/// The names of a communicator's windows, by id.
+#[derive(Debug, Default)]
+pub(crate) struct Names(Mutex<BTreeMap<u32, String>>);
+
+impl Names {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
+        // No thread panics while it holds the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self, id: u32) -> Option<String> {
+        self.lock().get(&id).cloned()
+    }
+
+    /// Forgets the name of an earlier window with this id.
+    pub(crate) fn forget(&self, id: u32) {
+        self.lock().remove(&id);
+    }
+}
+
 /// The state of a window, which the communicator and every [`Window`] share.
 #[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) handle: WindowHandle,
     /// Unique in this process. An id is reused.
     pub(crate) serial: u64,
+    pub(crate) names: Arc<Names>,
     pub(crate) memory: MemorySlice,
     /// The bytes of each part, by world rank.
     pub(crate) lengths: Vec<u64>,
@@ -100,6 +122,31 @@ impl<T> Clone for Window<T> {
 impl<T: Pod> Window<T> {
     pub(crate) fn new(inner: Arc<Registered>) -> Self {
         Self { inner, element: PhantomData }
+    }
+
+    /// Gives the window a name, which this rank's reports of faults print beside the window's id. Not collective.
+    ///
+    /// ```
+    /// use gin_host::comm::{CommError, Requirements, WindowFlags};
+    /// use gin_host::world::{WorldConfig, launch};
+    ///
+    /// launch(WorldConfig::seeded(2, 7), |rank| -> Result<(), CommError> {
+    ///     let comm = rank.communicator(&Requirements::default())?;
+    ///     let halo = comm.alloc_window::<f32>(64, WindowFlags::NONE)?.named("halo");
+    ///     assert_eq!(halo.name().as_deref(), Some("halo"));
+    ///     comm.destroy()
+    /// })
+    /// .unwrap();
+    /// ```
+    #[must_use]
+    pub fn named(self, name: impl Into<String>) -> Self {
+        self.inner.names.lock().insert(self.id(), name.into());
+        self
+    }
+
+    /// Returns the name, if the window was given one.
+    pub fn name(&self) -> Option<String> {
+        self.inner.names.get(self.id())
     }
 
     /// Returns the window for kernels.

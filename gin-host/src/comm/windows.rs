@@ -11,6 +11,7 @@ use crate::proxy::{Command, Waiting, WindowInfo};
 use bytemuck::Pod;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
 use gin_abi::{CommHandle, WindowData, WindowHandle};
+use gin_device::exec::watch;
 use gin_device::internal::host_word;
 use gin_gpu::flat::FlatPlace;
 use gin_gpu::share;
@@ -330,9 +331,13 @@ impl Communicator {
         let fetched = live.fetch.map(fetch).transpose()?;
         live.ask(|to| Command::Connect { window: id, keys, info, to })??;
         drop(fetched);
+        self.shared.names.forget(id);
+        let (address, bytes) = (memory.address(), memory.bytes());
+        watch::event(watch::Event::Window { address, bytes, window: id, rank: self.rank() });
         let beside = [plane_cpu, plane_gpu, plane_near, Some(tables)];
         Ok(Arc::new(Registered {
             handle,
+            names: self.shared.names.clone(),
             serial: NEXT.fetch_add(1, Ordering::Relaxed),
             memory,
             lengths,
@@ -389,6 +394,8 @@ impl Communicator {
             // No rank returns, and perhaps frees the memory, before all ranks have closed the window.
             self.agree::<()>(live, "close a window", cleared.and(closed).as_ref())?;
             live.let_go_of(window.memory().memory());
+            let (address, bytes) = (window.memory().address(), window.memory().bytes());
+            watch::event(watch::Event::Forget { address, bytes });
             Ok(())
         };
         self.traced(CALL, || self.with_live(CALL, work))

@@ -22,12 +22,14 @@ pub mod progress;
 #[cfg(feature = "reset-by-store")]
 mod sabotage;
 mod stats;
+pub mod trace;
 
 pub(crate) use check::{Limits, WindowInfo};
 pub(crate) use command::{Command, Waiting};
 pub(crate) use stats::Counters;
 pub use stats::{PeerStats, Stats};
 
+use crate::comm::print::Printer;
 use flow::Op;
 use gin_abi::descriptor::WORDS;
 use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget, Subject};
@@ -79,6 +81,8 @@ pub(crate) struct Parts {
     pub(crate) board: Arc<Board>,
     pub(crate) network: Box<dyn Network>,
     pub(crate) commands: Receiver<Command>,
+    /// The lines of this rank's kernels.
+    pub(crate) printer: Option<Arc<Printer>>,
     /// Keeps the memory of all words above alive.
     pub(crate) _memory: Arc<dyn Any + Send + Sync>,
 }
@@ -173,6 +177,7 @@ impl Proxy {
         worked |= self.post();
         worked |= self.poll();
         worked |= self.answer();
+        worked |= self.parts.printer.as_ref().is_some_and(|printer| printer.drain());
         if self.finished {
             Turn::Finished
         } else if worked {
@@ -278,7 +283,10 @@ impl Proxy {
                 stats.depth(peer, part.lists.unfinished(peer) as u64, part.lists.depth() as u64);
             }
             match checked {
-                Ok(request) => self.accept(context as u32, index, request),
+                Ok(request) => {
+                    trace::accepted(limits.rank, context as u32, index, &request);
+                    self.accept(context as u32, index, request);
+                }
                 Err(fault) => {
                     self.found(fault, "");
                     self.publish(context as u32, index, peer, Some(fault), None);
@@ -290,6 +298,7 @@ impl Proxy {
 
     /// Publishes the end of a request.
     fn publish(&mut self, context: u32, index: u64, peer: Option<u32>, fault: Option<Fault>, counter: Option<u32>) {
+        trace::finished(self.parts.limits.rank, context, index, fault.is_some());
         let part = &mut self.contexts[context as usize];
         part.lists.finish(index, peer);
         let stats = part.part.stats.of(peer);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The engines that step proxies: progress threads, or a scheduler.
 
-use super::{Proxy, Turn};
+use super::{Proxy, Turn, trace};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -39,14 +39,18 @@ impl Together {
 
 impl Step for Together {
     fn step(&mut self) -> Turn {
+        let rank = self.proxy.parts.limits.rank;
+        trace::step_begins(rank);
         let mut worked = false;
         for work in &mut self.beside {
             worked |= work.step() == Turn::Worked;
         }
-        match self.proxy.step() {
+        let turn = match self.proxy.step() {
             Turn::Idle if worked => Turn::Worked,
             turn => turn,
-        }
+        };
+        trace::step_ends(rank, turn == Turn::Worked);
+        turn
     }
 
     fn broke(&mut self) {

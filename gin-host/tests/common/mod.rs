@@ -143,6 +143,7 @@ impl Poster {
                 nic: None,
                 cpu: Some(GlobalWord::new(data.signal_cpu + offset)),
                 near: GlobalWord::new(data.signal_near + NEAR_WORDS * offset),
+                mailbox: (data.mailbox != 0).then(|| GlobalWord::new(data.mailbox)),
             }
         }
     }
@@ -164,6 +165,7 @@ impl Poster {
                 nic: None,
                 cpu: Some(GlobalWord::new(data.counters + offset)),
                 near: GlobalWord::new(data.counter_near + NEAR_WORDS * offset),
+                mailbox: None,
             }
         }
     }
@@ -241,6 +243,7 @@ impl Poster {
                 nic: None,
                 cpu: word(data.va_cpu),
                 near: GlobalWord::new(data.va_near + NEAR_WORDS * offset),
+                mailbox: None,
             }
         };
         words.wait(&self.status(), least, 64, LIMIT, || {}).map_err(|(stop, _)| stop)

@@ -162,7 +162,8 @@ pub fn pair(plan: &Plan) -> Result<[Side; 2], Failed> {
     }
     let keys = sides.iter_mut().map(|side| {
         let nic = (side.network.capabilities().raises == Raises::Nic).then(|| side.nic_words.clone());
-        let signals = LocalSignals { memory: side.signal_words.clone(), nic, contexts: 2, per_context: 8 };
+        let signals =
+            LocalSignals { memory: side.signal_words.clone(), nic, contexts: 2, per_context: 8, mailbox: None };
         side.network.register_signals(&signals)
     });
     let keys = keys.collect::<Result<Vec<Key>, _>>()?;

@@ -3,6 +3,7 @@
 
 use super::Started;
 use crate::NetError;
+use gin_device::exec::watch::{self, Event};
 use gin_gpu::copier::{Copier, Ticket};
 use gin_gpu::copy::copy_shared;
 use gin_gpu::{Device, GpuError, Memory};
@@ -60,6 +61,7 @@ impl Mover {
         if let Self::Cpu(copies) = self
             && let Some(&(to, from, bytes)) = copies.waiting.front()
         {
+            watch::event(Event::Copy { to, from, bytes });
             // Safety: the promise of the caller of `copy`. Other accesses are atomic.
             unsafe { copy_shared(to, from, bytes) };
             copies.waiting.pop_front();

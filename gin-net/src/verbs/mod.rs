@@ -254,6 +254,7 @@ impl Network for VerbsNetwork {
             completion_is_arrival: true,
             raises: if self.by_nic { Raises::Nic } else { Raises::Receiver },
             needs_make_visible: true,
+            mailbox: false,
         }
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The access to memory of an engine that runs on a CPU.
 
+use gin_device::exec::watch::{self, Access, Event};
 use gin_gpu::copy::copy_quietly;
 use gin_gpu::{Device, GpuError};
 use gin_soft_hca::Memory;
@@ -32,29 +33,37 @@ impl Memory for HostMemory {
     fn load_u32(&mut self, address: u64) -> u32 {
         // Safety: the CPU reaches rings and records. The address is aligned and within a registered range, because the
         // tables contain no other.
-        unsafe { AtomicU32::from_ptr(address as usize as *mut u32) }.load(Ordering::Relaxed)
+        let value = unsafe { AtomicU32::from_ptr(address as usize as *mut u32) }.load(Ordering::Relaxed);
+        watch::word((address & !7) as *const u64, Access::Load, Ordering::Relaxed);
+        value
     }
 
     fn load_u64(&mut self, address: u64) -> u64 {
         // Safety: as above.
-        unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.load(Ordering::Relaxed)
+        let value = unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.load(Ordering::Relaxed);
+        watch::word(address as *const u64, Access::Load, Ordering::Relaxed);
+        value
     }
 
     fn store_u64(&mut self, address: u64, value: u64) {
         // Safety: as above.
         unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.store(value, Ordering::Relaxed);
+        watch::word(address as *const u64, Access::Store, Ordering::Relaxed);
     }
 
     fn fence_acquire(&mut self) {
         fence(Ordering::Acquire);
+        watch::fence(Ordering::Acquire);
     }
 
     fn fence_release(&mut self) {
         fence(Ordering::Release);
+        watch::fence(Ordering::Release);
     }
 
     fn copy(&mut self, to: u64, from: u64, bytes: u64) {
         let Some(device) = self.device.clone() else {
+            watch::event(Event::Copy { to, from, bytes });
             // Safety: both are within registered ranges, or the staging area.
             return unsafe { copy_quietly(to, from, bytes) };
         };
@@ -71,7 +80,11 @@ impl Memory for HostMemory {
         let bytes = u64::from(bytes.min(28));
         match &self.device {
             // Safety: `to` is within a registered range, and `words` has the requested bytes, at most 28.
-            None => unsafe { copy_quietly(to, words.as_ptr() as u64, bytes) },
+            None => {
+                let value = u64::from(words[0]) | u64::from(words[1]) << 32;
+                watch::event(Event::Store { to, value, bytes });
+                unsafe { copy_quietly(to, words.as_ptr() as u64, bytes) }
+            }
             Some(device) => {
                 // Safety: as above.
                 let done = unsafe { device.copy_in(to, &bytemuck::bytes_of(&words)[..bytes as usize]) };
@@ -83,7 +96,9 @@ impl Memory for HostMemory {
     fn fetch_add(&mut self, address: u64, amount: u64) -> u64 {
         let Some(device) = self.device.clone() else {
             // Safety: within a registered range, and aligned.
-            return unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.fetch_add(amount, Ordering::Relaxed);
+            let old = unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.fetch_add(amount, Ordering::Relaxed);
+            watch::word(address as *const u64, Access::Change, Ordering::Relaxed);
+            return old;
         };
         // Only this engine raises the word, as with a NIC whose atomics are atomic only among themselves.
         let mut old = [0; 8];

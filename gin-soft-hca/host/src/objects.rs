@@ -8,6 +8,7 @@ use super::memory::HostMemory;
 use super::place::SoftEngine;
 use super::place::{DOORBELLS, KernelEngine};
 use super::table::Table;
+use gin_device::exec::watch;
 use gin_gpu::Memory;
 use gin_nic::hca::{Access, Extent, Handle, HcaError};
 use gin_soft_hca::faults::Switch;
@@ -142,6 +143,7 @@ impl HcaState {
                 continue;
             }
             let (device, word) = (self.owners[number] as u32, word.swap(0, Ordering::Acquire));
+            watch::word(uar.address as *const u64, watch::Access::Load, Ordering::Acquire);
             rang = true;
             self.with_engine(|engine, tables, _, memory| engine.ring(tables, memory, device, word));
         }
@@ -178,9 +180,14 @@ impl HcaState {
             regions: &mut self.regions,
             faults: &mut self.faults,
         };
+        let lock = self.core.as_ptr();
         let core = &mut self.core[0];
         let mut held = Held::new(&mut self.items, &mut core.usage, self.stage, STAGE_BYTES);
-        work(&mut core.engine, &mut tables, &mut held, &mut self.memory)
+        // The lock of the fabric orders the threads that step the engine, as a word would.
+        watch::word(lock, watch::Access::Load, Ordering::Acquire);
+        let done = work(&mut core.engine, &mut tables, &mut held, &mut self.memory);
+        watch::word(lock, watch::Access::Store, Ordering::Release);
+        done
     }
 
     /// Injects a fault once.
