@@ -4,8 +4,10 @@
 mod cli;
 mod launch;
 mod log;
+mod metrics;
 mod new;
 mod nic_check;
+mod trace;
 mod workload;
 
 use cli::{End, Failure, Refused};
@@ -13,13 +15,7 @@ use std::io;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let end = log::start().and_then(|()| cli::run()).unwrap_or_else(|error| print_failure(&error));
-    ExitCode::from(match end {
-        End::Right => 0,
-        End::Wrong => 1,
-        End::Refused => 2,
-        End::Code(code) => code,
-    })
+    ExitCode::from(cli::run().unwrap_or_else(|error| print_failure(&error)).status())
 }
 
 /// Prints the error of a failed run and returns the matching end.
@@ -29,5 +25,5 @@ fn print_failure(error: &Failure) -> End {
     if !error.downcast_ref::<io::Error>().is_some_and(is_broken_pipe) {
         eprintln!("gin: {error}");
     }
-    if error.is::<Refused>() { End::Refused } else { End::Wrong }
+    if error.is::<Refused>() { End::Refused } else { End::Failed }
 }

@@ -126,6 +126,326 @@ fn a_run_in_json_is_one_object_on_one_line_with_the_promised_keys() {
 }
 
 #[test]
+fn a_run_shows_times_and_the_bandwidth_of_nccl_tests() {
+    let [report] = json(&format!("run alltoall {SMALL} --bytes 1000")).try_into().unwrap();
+    let figure = |name: &str| report[name].as_f64().unwrap_or_else(|| panic!("{name}: {report}"));
+    let [min, median, p99] = ["time_us_min", "time_us_median", "time_us_p99"].map(figure);
+    assert!(min > 0.0 && min <= median && median <= p99, "{report}");
+    // Three blocks of 1000 bytes, of which two leave the rank.
+    let algorithm = 3000.0 / median * 1e-3;
+    assert!((figure("algorithm_gb_s") / algorithm - 1.0).abs() < 1e-9, "{report}");
+    assert!((figure("bus_gb_s") / figure("algorithm_gb_s") - 2.0 / 3.0).abs() < 1e-9, "{report}");
+    let table = succeeds(&format!("run alltoall {SMALL} --bytes 1000"));
+    for heading in ["time/iteration", "min", "p99", "algbw GB/s", "busbw GB/s"] {
+        assert!(table.contains(heading), "{table}");
+    }
+}
+
+#[test]
+fn a_sweep_has_a_row_for_each_size_and_a_plot_of_times_and_bandwidth() {
+    let folder = tempfile::tempdir().unwrap();
+    let plot = folder.path().join("sweep.svg");
+    let options = "--device virtual --ranks 2 --threads 32 --iters 2 --repeats 1";
+    let rows = json(&format!("run alltoall {options} -b 8 -e 600 -f 4 --plot {}", plot.display()));
+    let sizes: Vec<u64> = rows.iter().filter_map(|row| row["bytes"].as_u64()).collect();
+    assert_eq!(sizes, [8, 32, 128, 512]);
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    let words = ["Latency by size: alltoall, 2 ranks, virtual, network", "Bandwidth by size", "99th percentile", "bus"];
+    for word in words {
+        assert!(svg.contains(word), "{word}: {svg}");
+    }
+    let table = succeeds(&format!("run ring {options} --min-bytes 4 --max-bytes 16"));
+    assert_eq!(table.lines().filter(|line| line.starts_with("ring ")).count(), 3, "{table}");
+
+    // Nothing runs if one of the sizes is wrong.
+    refused("run ring -b 6 -e 12", &["--bytes 6", "multiple of 4"]);
+    refused("run ring -b 8 -e 4", &["-b 8 -e 4"]);
+    refused("run ring -b 0 -e 4", &["-b 0"]);
+    refused("run ring -b 8 -e 8 --plot x.svg", &["--plot", "one size"]);
+    refused("run ring -b 8", &["--max-bytes"]);
+    refused("run ring --plot x.svg", &["--max-bytes"]);
+    refused("run ring -f 2", &["--max-bytes"]);
+    refused("run ring -b 8 -e 16 -f 1", &["1 is not in 2..=1024"]);
+    refused("run ring -b 8 -e 16 --bytes 8", &["--bytes"]);
+    refused("run ring -b 8 -e 16 --kill-rank 1", &["--kill-rank"]);
+}
+
+#[test]
+fn a_plot_that_cannot_be_written_fails_the_run_after_its_table() {
+    let output = gin("run ring --ranks 2 --threads 32 --iters 1 --repeats 1 -b 4 -e 8 --plot /no/such/folder/x.svg");
+    assert_eq!(output.status.code(), Some(3));
+    assert!(
+        out(&output).starts_with("workload ") && err(&output).contains("/no/such/folder/x.svg"),
+        "{}",
+        err(&output)
+    );
+}
+
+#[test]
+fn loads_and_stores_alone_are_a_route_which_makes_other_options_ineffective() {
+    let [report] = json(&format!("run ring {SMALL} --bytes 64 --route lsa")).try_into().unwrap();
+    assert_eq!((&report["route"], &report["verified"]), (&Value::from("lsa"), &Value::from(true)));
+    refused("run ring --device virtual --route lsa --network peer", &["--network peer", "--route lsa"]);
+    refused("run ring --device virtual --route lsa --backend gdaki", &["--backend gdaki", "--route lsa"]);
+    refused("run ring --device virtual --route lsa --ranks 1", &["no peer"]);
+    refused("run ring --device virtual --backend gdaki --network peer", &["--network peer", "--backend gdaki"]);
+}
+
+#[test]
+fn each_cause_has_the_exit_status_of_the_list_in_every_help() {
+    let code = |arguments: &str| gin(arguments).status.code();
+    assert_eq!(code(&format!("run ring {SMALL} --bytes 64")), Some(0));
+    assert_eq!(code("nic-check --soft --deadline-ms 60000 --fault-at 2"), Some(1));
+    assert_eq!(code("run ring --bytes 6"), Some(2));
+    assert_eq!(code("run ring --no-such-option"), Some(2));
+    assert_eq!(code("run ring --ranks 2 --threads 32 --deadline-ms 0 --repeats 1"), Some(3));
+    assert_eq!(code("launch -n 1 -- /no/such/program"), Some(127));
+    assert_eq!(code("launch -n 1 -- /dev/null"), Some(126));
+    assert_eq!(code("launch -n 1 --may-lose 1 -- true"), Some(2));
+    for help in ["--help", "run --help", "launch --help", "bench --help"] {
+        let text = succeeds(help);
+        for line in ["Exit status:", "  0    all results", "  3    the run failed", "  127  gin launch"] {
+            assert!(text.contains(line), "{help}: {text}");
+        }
+    }
+}
+
+#[test]
+fn quiet_runs_print_no_notes_and_verbose_ones_events_and_progress() {
+    let options = "--ranks 1 --threads 32 --iters 1 --repeats 1 --bytes 64";
+    let noted = succeeds(&format!("run halo {options} --device auto"));
+    assert!(noted.contains("--device auto took"), "{noted}");
+    let quiet = succeeds(&format!("run halo {options} --device auto -q"));
+    assert!(!quiet.contains("--device auto took") && quiet.contains("halo "), "{quiet}");
+    let events = |flag: &str| err(&gin(&format!("run halo {options} --device virtual {flag}")));
+    assert_eq!(events("-v"), "", "a short run has no progress");
+    assert!(events("-vv").contains("communicator is up"), "{}", events("-vv"));
+    refused(&format!("run halo {options} -v -q"), &["--verbose", "--quiet"]);
+    refused("info -v", &["-v"]);
+    let launched = err(&gin("launch -n 2 -v -- true"));
+    assert!(launched.contains("gin: rank 1 is process "), "{launched}");
+}
+
+#[test]
+fn a_run_of_more_than_two_seconds_shows_its_progress_and_an_estimate() {
+    // As many launches as take some seconds on any machine.
+    let arguments = "run ring --device virtual --ranks 2 --threads 32 --iters 50 --repeats 100000 -v";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+    command.args(arguments.split(' ')).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.env("CUDA_VISIBLE_DEVICES", "").spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stderr.take().unwrap()), &mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(line.starts_with("gin: ring, virtual: ") && line.contains(" of 100000 launches, "), "{line}");
+    assert!(line.contains("about ") && line.ends_with(" left\n"), "{line}");
+}
+
+#[test]
+fn metrics_are_served_while_a_run_lasts_by_default_on_the_loopback() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    let arguments = "run ring --device virtual --ranks 2 --threads 32 --iters 50 --repeats 100000 --metrics 0";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+    command.args(arguments.split(' ')).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.env("CUDA_VISIBLE_DEVICES", "").spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let address =
+        line.trim_end().strip_prefix("gin: metrics at http://127.0.0.1:").and_then(|at| at.strip_suffix("/metrics"));
+    let port: u16 = address.unwrap_or_else(|| panic!("{line}")).parse().unwrap();
+    let get = || {
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let value = |text: &str, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|value| value.trim().parse::<u64>().ok())
+    };
+    let puts = "gin_proxy_puts_total{rank=\"1\",context=\"0\",peer=\"0\"}";
+    // It answers at once, and the figures grow until the run has counted several launches.
+    let (mut last, mut texts) = (0, Vec::new());
+    while texts.len() < 10_000 {
+        let text = get();
+        let now = value(&text, puts).unwrap_or(0);
+        assert!(now >= last, "{now} after {last}: {text}");
+        last = now;
+        let launches = value(&text, "gin_launches_total").unwrap();
+        texts.push(text);
+        if launches >= 3 && now > 0 {
+            break;
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let text = texts.last().unwrap();
+    assert!(last > 0 && text.starts_with("HTTP/1.1 200 OK") && text.ends_with("# EOF\n"), "{text}");
+    for line in ["# TYPE gin_proxy_puts counter", "# TYPE gin_proxy_deepest gauge", "gin_proxy_failed_total"] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    refused(&format!("run ring --device virtual --metrics {taken}"), &["--metrics", &taken, "in use"]);
+    refused("run ring --device virtual --metrics here", &["here", "0.0.0.0:9464"]);
+    refused("run ring --device virtual --metrics 0 -q", &["--metrics", "-q"]);
+    refused("demo --metrics 0", &["--metrics"]);
+}
+
+/// Returns the spans of a trace with this category, by rank.
+fn spans<'a>(trace: &'a Value, category: &str, rank: u32) -> Vec<&'a Value> {
+    let events = trace["traceEvents"].as_array().unwrap().iter();
+    events.filter(|event| event["ph"] == "X" && event["cat"] == category && event["pid"] == rank).collect()
+}
+
+#[test]
+fn a_trace_has_each_request_by_rank_context_and_peer_the_steps_that_worked_and_the_kernels() {
+    let folder = tempfile::tempdir().unwrap();
+    let traced = |name: &str, arguments: &str| {
+        let path = folder.path().join(name);
+        let output = gin(&format!("trace --output {} run {arguments}", path.display()));
+        (output.status.code(), err(&output), std::fs::read_to_string(path).unwrap_or_default())
+    };
+    let run = format!("alltoall {SMALL} --bytes 100 --contexts 2 --mode seeded");
+    let (code, words, text) = traced("a.json", &run);
+    assert_eq!(code, Some(0), "{words}");
+    assert!(words.contains("gin: wrote ") && words.contains("a.json: ") && words.contains("perfetto"), "{words}");
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    for rank in 0..3 {
+        let requests = spans(&trace, "request", rank);
+        for peer in 0..3 {
+            let to: Vec<_> = requests.iter().filter(|span| span["args"]["peer"] == peer).collect();
+            assert_eq!(to.len(), 3, "one request for each iteration: {to:?}");
+            // The block of an odd peer uses the other context.
+            assert!(
+                to.iter().all(|span| span["args"]["context"] == peer % 2 && span["args"]["bytes"] == 100),
+                "{to:?}"
+            );
+            assert!(
+                to.iter().all(|span| span["name"] == "put and signal" && span["dur"].as_f64() > Some(0.0)),
+                "{to:?}"
+            );
+        }
+        let [kernel] = spans(&trace, "kernel", rank)[..] else { panic!("{text}") };
+        assert_eq!(kernel["name"], "alltoall");
+        let end = |span: &Value| span["ts"].as_f64().unwrap() + span["dur"].as_f64().unwrap();
+        assert!(requests.iter().all(|span| span["ts"].as_f64() >= kernel["ts"].as_f64()), "{text}");
+        assert!(requests.iter().any(|span| end(span) <= end(kernel)), "{text}");
+        assert!(!spans(&trace, "proxy", rank).is_empty());
+    }
+    // The trace has virtual time and does not disturb the run, so a seed repeats it.
+    assert_eq!(traced("b.json", &run).2, text);
+    assert_ne!(traced("c.json", &format!("{run} --seed 8")).2, text);
+    // Loads and stores leave the kernels alone, and quiet runs say nothing.
+    let (_, words, text) = traced("d.json", &format!("ring {SMALL} --bytes 64 --route lsa -q"));
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&*words, spans(&trace, "kernel", 1).len(), spans(&trace, "request", 1).len()), ("", 1, 0));
+    // A sweep is one trace.
+    let sweep = "ring --device virtual --ranks 2 --threads 32 --iters 1 --repeats 2 -b 4 -e 8 -q";
+    let trace: Value = serde_json::from_str(&traced("e.json", sweep).2).unwrap();
+    let kernels = spans(&trace, "kernel", 0);
+    let starts: Vec<f64> = kernels.iter().map(|span| span["ts"].as_f64().unwrap()).collect();
+    assert!(starts.len() == 4 && starts.is_sorted(), "{starts:?}");
+    // A run that fails has a trace, whose requests and kernels failed.
+    let (code, _, text) = traced("f.json", "ring --ranks 2 --threads 32 --deadline-ms 0 --repeats 1 --device virtual");
+    assert_eq!(code, Some(3));
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    assert!(!spans(&trace, "kernel", 0).is_empty());
+    let (code, words, _) = traced("no/such/folder.json", &run);
+    assert!(code == Some(3) && words.contains("cannot write the trace"), "{words}");
+    refused("trace ring", &["ring"]);
+    refused("trace run ring --bytes 6", &["--bytes 6"]);
+}
+
+/// Returns both ends of a new terminal: the user's and the program's.
+fn terminal() -> (std::fs::File, std::fs::File) {
+    use std::os::fd::FromRawFd;
+    let (mut user, mut program) = (-1, -1);
+    let (name, settings) = (std::ptr::null_mut(), std::ptr::null());
+    let size = libc::winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    // Safety: the call writes two descriptors, which nothing else owns; no name, the default settings, and a size.
+    unsafe {
+        let opened = libc::openpty(&raw mut user, &raw mut program, name, settings, &raw const size);
+        assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
+        (std::fs::File::from_raw_fd(user), std::fs::File::from_raw_fd(program))
+    }
+}
+
+#[test]
+fn a_long_run_on_a_terminal_shows_a_bar_and_a_short_one_nothing() {
+    use std::io::Read;
+    let run = |repeats: u32| {
+        let (mut user, program) = terminal();
+        let arguments = format!("run ring --device virtual --ranks 2 --threads 32 --iters 50 --repeats {repeats}");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+        command.args(arguments.split(' ')).stdin(Stdio::null()).stdout(Stdio::null()).stderr(program);
+        let mut child = command.env("CUDA_VISIBLE_DEVICES", "").env("TERM", "xterm").spawn().unwrap();
+        let process = rustix::process::Pid::from_child(&child);
+        // A run without a bar takes much longer than the test may.
+        let (ended, end) = std::sync::mpsc::channel::<()>();
+        let limit = std::thread::spawn(move || {
+            if end.recv_timeout(std::time::Duration::from_secs(60)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+            }
+        });
+        // The program's end closes once the child has it alone.
+        drop(command);
+        let (mut shown, mut bytes) = (String::new(), [0; 4096]);
+        while !shown.contains(" left") {
+            // Reading fails once the child has ended.
+            match user.read(&mut bytes) {
+                Ok(count @ 1..) => shown.push_str(&String::from_utf8_lossy(&bytes[..count])),
+                _ => break,
+            }
+        }
+        if shown.contains(" left") {
+            child.kill().unwrap();
+        }
+        let code = child.wait().unwrap().code();
+        drop(ended);
+        limit.join().unwrap();
+        (code, shown)
+    };
+    assert_eq!(run(1), (Some(0), String::new()));
+    let (_, shown) = run(100_000);
+    assert!(shown.contains("ring, virtual: ") && shown.contains(" of 100000 launches, "), "{shown:?}");
+}
+
+#[test]
+fn completions_and_man_pages_have_the_subcommands_and_options() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let text = succeeds(&format!("completions {shell}"));
+        assert!(text.contains("nic-check") && text.contains("resident-blocks"), "{shell}");
+    }
+    assert!(succeeds("completions bash").contains("virtual cuda auto"));
+    refused("completions tcsh", &["tcsh", "bash"]);
+    let page = succeeds("man");
+    assert!(page.contains(".TH gin") && page.contains("nic\\-check") && page.contains("Exit status"), "{page}");
+    let page = succeeds("man run");
+    assert!(page.contains("gin\\-run") && page.contains("resident\\-blocks"), "{page}");
+    refused("man fly", &["gin man fly", "nic-check"]);
+}
+
+#[test]
+fn info_in_json_is_one_object_with_what_the_text_has() {
+    let [info] = json("info").try_into().unwrap();
+    assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
+    let text = succeeds("info");
+    for limit in info["limits"].as_array().unwrap() {
+        assert!(text.contains(&format!("{}: {}", limit["what"].as_str().unwrap(), limit["limit"])), "{limit}");
+    }
+    for kernel in info["kernels"].as_array().unwrap() {
+        assert!(text.contains(kernel.as_str().unwrap()));
+    }
+    assert_eq!(info["back_ends"][1]["name"], "proxy");
+    assert_eq!(info["back_ends"][1]["refusal"], Value::Null);
+    let reason = info["cuda"]["none"].as_str().unwrap();
+    assert!(text.contains(&format!("cuda: none: {reason}")), "{text}");
+    assert!(info["rdma"]["devices"].is_array(), "{info}");
+}
+
+#[test]
 fn the_demo_runs_the_three_workloads_by_both_routes_into_one_table_or_six_objects() {
     let options = "--ranks 2 --threads 32 --iters 2 --repeats 1 --bytes 512";
     let runs = json(&format!("demo {options}"));
@@ -217,11 +537,20 @@ fn a_grid_that_does_not_fit_as_a_whole_is_refused_with_both_figures() {
 
 #[test]
 fn limits_of_launches_are_those_of_a_gpu_and_each_refusal_names_value_and_limit() {
-    refused("run ring --threads 2048", &["--threads 2048", "1024"]);
-    refused("run ring --blocks 4294967295", &["--blocks 4294967295", "2147483647"]);
-    refused("run ring --contexts 1000", &["--contexts 1000", "256"]);
-    for option in ["ranks", "threads", "blocks", "contexts", "iters", "repeats", "resident-blocks"] {
-        refused(&format!("run ring --{option} 0"), &[&format!("--{option}"), "0 is not in 1.."]);
+    let limits = [
+        ("ranks", "16777216"),
+        ("threads", "1024"),
+        ("blocks", "2147483647"),
+        ("contexts", "256"),
+        ("iters", "4294967295"),
+        ("repeats", "100000"),
+        ("resident-blocks", "2147483647"),
+    ];
+    for (option, most) in limits {
+        for value in ["0", "-1", "99999999999"] {
+            let range = format!("{value} is not in 1..={most}");
+            refused(&format!("run ring --{option} {value}"), &[&format!("--{option}"), &range]);
+        }
     }
 }
 
@@ -246,8 +575,9 @@ fn arguments_that_make_no_sense_are_refused_with_the_reason() {
     refused("jump", &["jump"]);
     refused("run ring --bytes 12parsecs", &["parsecs", "KiB"]);
     refused("run ring --bytes 1.5KiB", &["1.5KiB"]);
-    refused("run ring --bytes -1", &["-1"]);
-    refused("run ring --seed one", &["--seed", "one"]);
+    refused("run ring --bytes -1", &["--bytes", "a size is not negative"]);
+    refused("run ring --bytes -1KiB", &["`-1KiB`", "negative"]);
+    refused("run ring --seed one", &["--seed", "one", "whole number"]);
     refused("run ring --mode slow", &["slow", "seeded"]);
     refused("run ring --format xml", &["xml", "json"]);
     refused("run ring --ranks 99999999999", &["--ranks"]);
@@ -256,6 +586,9 @@ fn arguments_that_make_no_sense_are_refused_with_the_reason() {
 #[test]
 fn features_that_are_missing_are_refused_with_the_reason() {
     refused("run ring --device cuda", &["--device cuda: ", no_gpu(), "use --device virtual"]);
+    refused("run ring --device cuda:0,2", &["--device cuda: ", no_gpu(), "use --device virtual"]);
+    refused("run ring --device cuda:0,0", &["GPU 0 occurs twice"]);
+    refused("run ring --device cuda:x", &["`x`", "cuda:0,2"]);
     refused("demo --device cuda", &["--device cuda: ", no_gpu(), "use --device virtual"]);
     verified(&format!("run halo {SMALL} --bytes 64 --backend proxy"));
 }
@@ -307,7 +640,7 @@ fn progress_threads_run_where_the_variable_says_and_an_invalid_value_is_refused(
     }
     for value in ["near", "3-1"] {
         let output = run(value);
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(2));
         assert!(err(&output).contains(&format!("GIN_PROXY_CPUS={value}: it is `auto`")), "{}", err(&output));
     }
 }
@@ -324,7 +657,7 @@ fn an_automatic_device_names_its_choice() {
 #[test]
 fn a_wait_that_passes_its_deadline_fails_the_run_and_says_which() {
     let output = gin("run ring --ranks 2 --threads 32 --deadline-ms 0 --repeats 1");
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(3));
     assert_eq!(out(&output), "");
     let text = err(&output);
     assert!(text.starts_with("gin: ") && text.contains("deadline passed in wait_signal, context 0"), "{text}");
@@ -335,7 +668,8 @@ fn a_seed_gives_the_same_run_but_for_its_times() {
     let without_times = |arguments: &str| {
         let output = gin(arguments);
         let mut report: Value = serde_json::from_str(&out(&output)).unwrap();
-        for key in ["time_us_median", "operations_per_second"] {
+        let times = ["time_us_min", "time_us_median", "time_us_p99", "algorithm_gb_s", "bus_gb_s"];
+        for key in times.into_iter().chain(["operations_per_second"]) {
             assert!(report.as_object_mut().unwrap().remove(key).is_some(), "{report}");
         }
         report
@@ -403,7 +737,7 @@ fn nic_check_of_a_software_nic_says_that_it_is_one_and_passes_every_check() {
 
 /// Returns the exit status and the report of a check of a software NIC.
 fn nic_report(arguments: &str) -> (Option<i32>, Value) {
-    let output = gin(&format!("nic-check --soft --json --deadline-ms 60000 {arguments}"));
+    let output = gin(&format!("nic-check --soft --format json --deadline-ms 60000 {arguments}"));
     let text = out(&output);
     let report = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}: {}", err(&output)));
     (output.status.code(), report)
@@ -453,14 +787,14 @@ fn nic_check_fails_if_one_request_does_and_shows_what_was_expected_and_seen() {
 /// Expects that no NIC is checked, for this reason.
 fn no_nic(arguments: &str, reason: &str) {
     let output = gin(&format!("nic-check {arguments}"));
-    assert_eq!((output.status.code(), &*out(&output)), (Some(1), ""), "{arguments}");
+    assert_eq!((output.status.code(), &*out(&output)), (Some(2), ""), "{arguments}");
     assert!(err(&output).starts_with(&format!("gin: {reason}")), "{arguments}: {}", err(&output));
 }
 
 #[test]
 fn nic_check_says_why_there_is_no_nic_to_check() {
     no_nic("--nic no-such-nic", "no mlx5 device");
-    no_nic("--nic no-such-nic --json", "no mlx5 device");
+    no_nic("--nic no-such-nic --format json", "no mlx5 device");
     no_nic("--soft --port 2", "soft_0: asking for the port: there is no port 2; there are 1 to 1");
     no_nic("--soft --gid 2", "soft_0: port 1: GID 2 is not of RoCE v2");
     // Without a device, `info` gives the same reason.
@@ -494,7 +828,7 @@ fn bench_sass_counts_instructions_or_says_what_is_missing() {
 
 /// Returns the tables of a benchmark on virtual GPUs.
 fn tables(arguments: &str) -> Vec<Value> {
-    let text = succeeds(&format!("bench {arguments} --device virtual --repeats 2 --deadline-ms 60000 --json"));
+    let text = succeeds(&format!("bench {arguments} --device virtual --repeats 2 --deadline-ms 60000 --format json"));
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
 }
 
@@ -636,7 +970,7 @@ fn bench_compares_with_an_earlier_run_and_plots_by_size() {
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (old, plot) = (file("old.json"), file("plot.svg"));
     let options = "--device virtual --repeats 2 --deadline-ms 60000";
-    std::fs::write(&old, succeeds(&format!("bench lsa {options} --json"))).unwrap();
+    std::fs::write(&old, succeeds(&format!("bench lsa {options} --format json"))).unwrap();
     let text = succeeds(&format!("bench lsa {options} --compare {old} --plot {plot}"));
     assert!(text.contains("earlier") && text.contains("differs") && !text.contains("not in file"), "{text}");
     let rows = json(&format!("bench lsa {options} --compare {old}"));
@@ -648,7 +982,7 @@ fn bench_compares_with_an_earlier_run_and_plots_by_size() {
     }
     refused(&format!("bench lsa --device virtual --compare {}", file("none")), &["--compare", "cannot read", "none"]);
     std::fs::write(&old, "{\"workload\": \"ring\"}\n").unwrap();
-    let refusal = ["--compare", "line 1", "`title`", "gin bench --json"];
+    let refusal = ["--compare", "line 1", "`title`", "gin bench --format json"];
     refused(&format!("bench lsa --device virtual --compare {old}"), &refusal);
 }
 
@@ -657,12 +991,19 @@ fn bench_refuses_unknown_arguments() {
     refused("bench speed", &["speed", "proxy"]);
     refused("bench lsa --repeats 0", &["--repeats", "0"]);
     refused("bench lsa --device cuda", &["--device cuda", no_gpu(), "--device virtual"]);
-    refused("bench lsa --json --format table", &["--json", "--format"]);
-    for option in ["--all", "--compare old.json", "--plot plot.svg"] {
+    for option in ["--all", "--compare old.json", "--device virtual", "--repeats 3", "--deadline-ms 9"] {
         let name = option.split(' ').next().unwrap();
         refused(&format!("bench sass {option}"), &[name, "lsa, proxy"]);
         refused(&format!("bench bootstrap {option}"), &[name, "lsa, proxy"]);
     }
+    for option in ["--plot plot.svg", "--most-bytes 4KiB"] {
+        let name = option.split(' ').next().unwrap();
+        refused(&format!("bench proxy {option}"), &[name, "only lsa and all"]);
+    }
+    refused("bench lsa --most-ranks 9", &["--most-ranks", "only bootstrap has"]);
+    refused("bench sass --format json", &["--format json", "measurements of time"]);
+    refused("bench lsa --all --format json", &["--all", "--format json"]);
+    refused("bench lsa --repeats -1", &["-1 is not in 1..=1000"]);
 }
 
 #[test]

@@ -63,6 +63,25 @@ fn every_workload_runs_across_processes_and_the_first_prints() {
 }
 
 #[test]
+fn each_process_writes_a_trace_of_its_own_and_serves_metrics_at_a_port_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.json");
+    // The system chooses ports that are free; a fixed one and the next may be in use.
+    let run_of = "run alltoall --device virtual --threads 32 --bytes 64 --iters 2 --repeats 1 --metrics 0";
+    let outputs = run(2, &format!("trace --output {} {run_of}", file.display()), &[]);
+    for (rank, output) in outputs.iter().enumerate() {
+        let err = text(&output.stderr);
+        assert!(output.status.success(), "rank {rank}: {err}");
+        assert!(err.contains("gin: metrics at http://127.0.0.1:") && err.contains(&format!("a.{rank}.json")), "{err}");
+        let trace = std::fs::read(folder.path().join(format!("a.{rank}.json"))).unwrap();
+        let trace: Value = serde_json::from_slice(&trace).unwrap();
+        let spans = trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X");
+        let requests: Vec<&Value> = spans.filter(|event| event["cat"] == "request").collect();
+        assert!(requests.len() == 4 && requests.iter().all(|span| span["pid"] == rank), "{requests:?}");
+    }
+}
+
+#[test]
 fn options_that_a_job_cannot_have_are_refused_by_every_rank() {
     for (options, word) in [("--ranks 5", "has 2"), ("--mode seeded", "processes"), ("--backend gdaki", "processes")] {
         let outputs = run(2, &format!("run ring --device virtual {options}"), &[]);
@@ -95,7 +114,7 @@ fn the_benchmark_runs_across_processes_and_the_first_prints() {
         }
     }
     for output in run(2, &format!("bench post {options}"), &[]) {
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(2));
         assert!(text(&output.stderr).contains("post: measured in one process only"), "{}", text(&output.stderr));
     }
 }
@@ -104,7 +123,7 @@ fn the_benchmark_runs_across_processes_and_the_first_prints() {
 fn invalid_variables_are_named() {
     let child = start("run ring --device virtual", &[("GIN_RANK", "2".to_owned()), ("GIN_RANKS", "2".to_owned())]);
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("GIN_RANK"), "{}", text(&output.stderr));
 }
 
@@ -138,9 +157,9 @@ fn a_job_continues_without_a_rank_that_was_killed() {
         let lost = format!("rank 2 on host {host}");
         assert!(line.is_some_and(|line| line.contains(&lost) && line.contains("for 2000 ms")), "{err}");
     }
-    assert!(err.contains("rank 2 ended with status 1; the others go on"), "{err}");
+    assert!(err.contains("rank 2 ended with status 3; the others go on"), "{err}");
     let output = start(&format!("run ring --ranks 3 --kill-rank 1 {options}"), &[]).wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("--shrink"), "{}", text(&output.stderr));
     for arguments in ["--ranks 3 --kill-rank 3", "--ranks 1 --kill-rank 0", "--ranks 3 --stop-rank 3", "--shrink"] {
         let output = start(&format!("run ring {arguments}"), &[]).wait_with_output().unwrap();

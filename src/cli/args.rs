@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The arguments of the command.
 
+use super::exit;
 use super::report::Format;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use super::run_args::{Demo, DeviceChoice, Run, Verbosity};
+use super::values::{MOST_MS, negative, within};
+use super::{End, Refused};
+use clap::builder::StyledStr;
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use gin_bench::size;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// GPU-initiated networking in Rust: workloads, benchmarks, and a description of this machine.
 #[derive(Parser, Debug)]
-#[command(
-    name = "gin",
-    version,
-    arg_required_else_help = true,
-    after_help = "Exit status: 0 if all results were right, 1 if a result was wrong or a run failed, 2 if the arguments \
-                  are invalid."
-)]
+#[command(name = "gin", version, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -27,17 +28,30 @@ pub(crate) enum Command {
     New(NewArgs),
     /// Run one workload and check its results against a plain computation on the host.
     Run(Run),
+    /// Run a workload, and write a trace of its requests, proxy steps and kernels, which Perfetto shows.
+    Trace(TraceArgs),
     /// Run all workloads on the virtual GPU and on the real GPUs of this machine, and print one table.
     Demo(Demo),
     /// Run a program as the ranks of one job on this host. If one rank fails, end all of them.
     Launch(LaunchArgs),
     /// Show devices, back ends (with the reason if one is unavailable), limits and versions.
-    Info,
+    Info(InfoArgs),
     /// Measure the cost of operations, each compared with its lower bound on this machine.
     Bench(BenchArgs),
     /// Check a ConnectX NIC from the host: connects queue pairs to themselves and posts the entries that kernels write.
     /// Prints a report that you can paste into an issue.
     NicCheck(NicCheck),
+    /// Print the completions of this command for a shell. For bash: source <(gin completions bash).
+    Completions {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Print a man page, of this command or of a subcommand. To read it: man -l <(gin man run).
+    Man {
+        /// The subcommand.
+        subcommand: Option<String>,
+    },
 }
 
 #[derive(Args, Clone, Debug)]
@@ -53,29 +67,54 @@ pub(crate) struct NewArgs {
     pub git: Option<String>,
 }
 
+#[derive(Args, Debug)]
+#[command(
+    after_help = "https://ui.perfetto.dev opens the file. A rank that is a process writes its own: trace.0.json and so on."
+)]
+pub(crate) struct TraceArgs {
+    /// The file of the trace.
+    #[arg(short, long, value_name = "FILE", default_value = "trace.json")]
+    pub output: PathBuf,
+    #[command(subcommand)]
+    pub command: Traced,
+}
+
+/// The commands that can be traced.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Traced {
+    /// Run one workload and check its results against a plain computation on the host.
+    Run(Run),
+}
+
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "Each rank gets the variables GIN_RANK, GIN_RANKS, GIN_LOCAL_RANK, GIN_LOCAL_RANKS and GIN_UNIQUE_ID. \
                         gin launch prints a rank's output with the rank's number before each line; it prints JSON objects \
                         on rank 0's standard output without the number. It forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, \
-                        SIGUSR1 and SIGUSR2 to the ranks.\n\n\
-                        Exit status: 0 if all ranks ended with 0, otherwise the status of the first rank that failed (128 \
-                        plus the signal's number if a signal ended it); 127 if the program does not exist, 126 if it \
-                        cannot be started; 2 if the arguments are invalid."
+                        SIGUSR1 and SIGUSR2 to the ranks."
 )]
 pub(crate) struct LaunchArgs {
     /// Number of ranks.
-    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short = 'n', long, value_parser = within::<u32>(1..=1024))]
     pub ranks: u32,
     /// Milliseconds between asking the ranks to end (by SIGTERM or a forwarded signal) and killing them.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
+    #[arg(long, default_value_t = 10_000, value_parser = within::<u64>(0..=MOST_MS))]
     pub grace_ms: u64,
     /// A rank whose end, for any reason, neither ends the other ranks nor counts as a failure. Can be repeated.
-    #[arg(long, value_name = "RANK")]
+    #[arg(long, value_name = "RANK", value_parser = within::<u32>(0..=1023))]
     pub may_lose: Vec<u32>,
+    #[command(flatten)]
+    pub verbosity: Verbosity,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct InfoArgs {
+    /// Output format.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
 }
 
 /// The network of a software NIC.
@@ -93,14 +132,14 @@ pub(crate) struct NicCheck {
     #[arg(long, value_name = "NAME")]
     pub nic: Option<String>,
     /// The port of the NIC, from 1.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    #[arg(long, default_value_t = 1, value_parser = within::<u8>(1..=255))]
     pub port: u8,
     /// Index of the port's GID [default: the first RoCE v2 GID with an IPv4 address, else the first RoCE v2 GID; 0 on
     /// InfiniBand].
-    #[arg(long, value_name = "INDEX")]
+    #[arg(long, value_name = "INDEX", value_parser = within::<u32>(0..=u64::from(u32::MAX)))]
     pub gid: Option<u32>,
     /// Milliseconds until an unfinished check fails.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    #[arg(long, default_value_t = 10_000, value_parser = within::<u64>(1..=MOST_MS))]
     pub deadline_ms: u64,
     /// Check a software NIC of this process instead of hardware [default link: ethernet].
     #[arg(
@@ -113,11 +152,11 @@ pub(crate) struct NicCheck {
         conflicts_with = "nic"
     )]
     pub soft: Option<SoftLink>,
-    /// Print one JSON object instead of text.
-    #[arg(long)]
-    pub json: bool,
+    /// Output format of the report.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
     /// Index, from 0 over all checks, of the request that the software NIC fails. Proves that a check notices failures.
-    #[arg(long, hide = true, requires = "soft")]
+    #[arg(long, hide = true, requires = "soft", value_parser = within::<u64>(0..=u64::MAX))]
     pub fault_at: Option<u64>,
 }
 
@@ -146,215 +185,91 @@ pub(crate) struct BenchArgs {
     /// The measurement.
     #[arg(value_enum, default_value_t = BenchWhat::All)]
     pub what: BenchWhat,
-    /// Kind of device. Virtual GPUs only show that the benchmark works.
-    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
-    pub device: DeviceChoice,
-    /// Number of repeats of each figure; gin reports the median, and half the range of the others as noise.
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub repeats: u32,
+    /// Kind of device, as of `gin run`. Virtual GPUs only show that the benchmark works [default: auto].
+    #[arg(long, value_parser = DeviceChoice::parser())]
+    pub device: Option<DeviceChoice>,
+    /// Number of repeats of each figure; gin reports the median, and half the range of the others as noise [default:
+    /// 9].
+    #[arg(long, value_parser = within::<u32>(1..=1000))]
+    pub repeats: Option<u32>,
     /// Print all figures and all that is known of them, instead of one table of the main ones.
     #[arg(long)]
     pub all: bool,
-    /// Compare with an earlier run, whose output by --json the file holds. A difference counts if it exceeds the noise.
+    /// Compare with an earlier run, whose output by --format json the file holds. A difference counts if it exceeds the
+    /// noise.
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
     /// Write a plot of latency and bandwidth by size to this file, as SVG.
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
-    /// Largest put by loads and stores. Accepts the units KiB, MiB and GiB.
-    #[arg(long, default_value = "1GiB", value_parser = size::parse)]
-    pub most_bytes: u64,
-    /// Milliseconds until a wait ends with an error.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
-    pub deadline_ms: u64,
-    /// Maximum number of ranks in the simulated jobs of `bootstrap`.
-    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..=16384))]
-    pub most_ranks: u32,
-    /// Output format of the figures.
+    /// Largest put by loads and stores. Accepts the units KiB, MiB and GiB [default: 1GiB].
+    #[arg(long, value_parser = size::parse)]
+    pub most_bytes: Option<u64>,
+    /// Milliseconds until a wait ends with an error [default: 10000].
+    #[arg(long, value_parser = within::<u64>(1..=MOST_MS))]
+    pub deadline_ms: Option<u64>,
+    /// Maximum number of ranks in the simulated jobs of `bootstrap` [default: 1024].
+    #[arg(long, value_parser = within::<u32>(2..=16384))]
+    pub most_ranks: Option<u32>,
+    /// Output format of the figures. JSON is one object for each table, with everything.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
-    /// Same as --format json: prints one object for each table.
-    #[arg(long, conflicts_with = "format")]
-    pub json: bool,
+    #[command(flatten)]
+    pub verbosity: Verbosity,
 }
 
-/// The workload.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Workload {
-    /// Ring all-reduce of a vector of f32 per rank, fused: each rank adds the received chunk and passes the sum on.
-    Ring,
-    /// All-to-all: every rank puts a block to every rank, signals, and folds the received blocks into a checksum.
-    Alltoall,
-    /// 2-D stencil whose kernel exchanges its borders each step.
-    Halo,
-}
-
-impl Workload {
-    /// Returns its name on the command line.
-    pub(crate) const fn name(self) -> &'static str {
+impl Command {
+    /// Returns how much the command says; commands without the options print results and errors.
+    pub(crate) fn verbosity(&self) -> Verbosity {
         match self {
-            Self::Ring => "ring",
-            Self::Alltoall => "alltoall",
-            Self::Halo => "halo",
+            Self::Run(run) | Self::Trace(TraceArgs { command: Traced::Run(run), .. }) => run.options.verbosity,
+            Self::Demo(demo) => demo.options.verbosity,
+            Self::Launch(launch) => launch.verbosity,
+            Self::Bench(bench) => bench.verbosity,
+            Self::New(_) | Self::Info(_) | Self::NicCheck(_) | Self::Completions { .. } | Self::Man { .. } => {
+                Verbosity::default()
+            }
         }
     }
 }
 
-/// The option `--device`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum DeviceChoice {
-    /// The virtual GPU: kernels run on this machine's CPU.
-    Virtual,
-    /// NVIDIA GPUs.
-    Cuda,
-    /// NVIDIA GPUs if the machine has any, else the virtual GPU.
-    Auto,
-}
-
-/// The option `--backend`: the engine that executes the operations of kernels.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Backend {
-    /// A CPU thread and a network.
-    Proxy,
-    /// The GPU drives the NIC (device-driven queue pairs).
-    Gdaki,
-    /// The best available back end.
-    Auto,
-}
-
-/// The option `--network`: the network of the proxy.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Network {
-    /// Copies by the CPU, between ranks of one host.
-    Peer,
-    /// RDMA NICs through libibverbs, within a host and between hosts.
-    Verbs,
-    /// `verbs` if the ranks of the job are on several hosts, else `peer`.
-    Auto,
-}
-
-/// The option `--route`: how operations reach their peers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Route {
-    /// Over the network to all peers.
-    Network,
-    /// By loads and stores if these reach the peer (over NVLink, or within a GPU), else over the network.
-    Auto,
-}
-
-/// The option `--mode`: how the virtual GPU runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Mode {
-    /// On operating system threads, in real time.
-    Threads,
-    /// On one thread, in virtual time. The same seed gives the same run.
-    Seeded,
-}
-
-/// The amount of work of a run.
-#[derive(Args, Clone, Copy, Debug)]
-pub(crate) struct Sizes {
-    /// Bytes: for alltoall the block per peer (1 or more), for ring each rank's vector and for halo each rank's grid
-    /// (both a multiple of 4). Accepts the units KiB, MiB and GiB.
-    #[arg(long, default_value = "16KiB", value_parser = size::parse)]
-    pub bytes: u64,
-    /// Number of contexts of the communicator.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub contexts: u32,
-    /// Number of blocks of each rank's grid.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-    pub blocks: u32,
-    /// Number of threads of each block.
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
-    pub threads: u32,
-    /// Number of iterations, rounds or steps in one launch.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
-    pub iters: u64,
-    /// Number of launches; the median time is shown.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub repeats: u32,
-}
-
-/// Options that all workloads share.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct Options {
-    /// Kind of device.
-    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
-    pub device: DeviceChoice,
-    /// Number of ranks. Each rank has a virtual GPU of this process or a real GPU. Ranks share real GPUs if there are
-    /// fewer GPUs than ranks [default: 4; in a job its number of ranks].
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    pub ranks: Option<u32>,
-    /// Back end.
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    pub backend: Backend,
-    /// The network of the proxy, for operations that do not use loads and stores.
-    #[arg(long, value_enum, default_value_t = Network::Auto)]
-    pub network: Network,
-    /// How operations reach their peers [default: network; the demo runs both].
-    #[arg(long, value_enum)]
-    pub route: Option<Route>,
-    #[command(flatten)]
-    pub sizes: Sizes,
-    /// Seed of the virtual GPU's schedule [default: 1].
-    #[arg(long)]
-    pub seed: Option<u64>,
-    /// How the virtual GPU runs [default: seeded; threads if the network is verbs or the ranks are processes].
-    #[arg(long, value_enum)]
-    pub mode: Option<Mode>,
-    /// Maximum number of resident blocks of a virtual GPU. gin refuses a workload that needs more. A real GPU has its
-    /// own limit.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    pub resident_blocks: Option<u32>,
-    /// Milliseconds until a wait in a kernel ends with an error.
-    #[arg(long, default_value_t = 60_000)]
-    pub deadline_ms: u64,
-    /// Print the statistics of the communicators by rank, context and peer, summed over all launches.
-    #[arg(long)]
-    pub stats: bool,
-}
-
-impl Options {
-    /// Returns the number of ranks without a job.
-    pub(crate) fn ranks(&self) -> u32 {
-        self.ranks.unwrap_or(4)
+/// Returns the description of the command, which also completions and man pages are made from.
+pub(super) fn command() -> clap::Command {
+    fn complete(command: clap::Command) -> clap::Command {
+        let list = match command.get_after_help() {
+            Some(text) => format!("{text}\n\n{}", exit::list()),
+            None => exit::list(),
+        };
+        // A negative number is a value, so that the error names the option and its range.
+        let takes_value = |arg: &clap::Arg| !arg.is_positional() && arg.get_action().takes_values();
+        let command = command.after_help(StyledStr::from(list)).mut_subcommands(complete);
+        command.mut_args(|arg| if takes_value(&arg) { arg.allow_negative_numbers(true) } else { arg })
     }
+    complete(Cli::command())
 }
 
-#[derive(Args, Debug)]
-pub(crate) struct Run {
-    /// The workload.
-    #[arg(value_enum)]
-    pub workload: Workload,
-    #[command(flatten)]
-    pub options: Options,
-    /// Kill this rank's process during an extra, longer launch, and print how the other ranks learn of the loss. The
-    /// ranks are then processes; this command starts them if no launcher did.
-    #[arg(long, value_name = "RANK", group = "lost")]
-    pub kill_rank: Option<u32>,
-    /// Like --kill-rank, but stop the process and let it continue after the other ranks have gone on.
-    #[arg(long, value_name = "RANK", group = "lost")]
-    pub stop_rank: Option<u32>,
-    /// Continue without the killed or stopped rank: the other ranks form a new job with new communicators and windows.
-    #[arg(long, requires = "lost")]
-    pub shrink: bool,
-    /// Output format of the result.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    pub format: Format,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct Demo {
-    #[command(flatten)]
-    pub options: Options,
-    /// Output format of the results.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    pub format: Format,
+/// Parses the arguments of this process. If they ask for a help, or are invalid, prints the text and returns the
+/// outcome.
+///
+/// # Errors
+/// Refuses a negative value where no option takes one; returns the error of the writer.
+pub(super) fn parse() -> Result<Result<Cli, End>, super::Failure> {
+    let error = match command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => return Ok(Ok(cli)),
+        Err(error) => error,
+    };
+    let words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
+    if let (ErrorKind::UnknownArgument, Some(word)) = (error.kind(), negative(words)) {
+        return Err(Refused(format!("`{word}`: no option takes a negative value; see gin --help")).into());
+    }
+    error.print()?;
+    let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    Ok(Err(if asked { End::Right } else { End::Refused }))
 }
 
 /// Returns the options of a run without arguments.
 #[cfg(test)]
-pub(crate) fn default_options() -> Options {
+pub(crate) fn default_options() -> super::run_args::Options {
     let Command::Run(run) = Cli::parse_from(["gin", "run", "ring"]).command else { panic!("another command") };
     run.options
 }
@@ -362,22 +277,33 @@ pub(crate) fn default_options() -> Options {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_arguments_are_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]
-    fn zero_ranks_and_sizes_that_are_none_are_refused_with_the_reason() {
+    fn values_outside_their_limits_are_refused_with_the_option_and_the_range() {
         let error = |args: &[&str]| {
-            Cli::try_parse_from(["gin", "run", "ring"].iter().chain(args)).map(|_| ()).unwrap_err().to_string()
+            let words = ["gin", "run", "ring"].iter().chain(args);
+            command().try_get_matches_from(words).map(|_| ()).unwrap_err().to_string()
         };
-        assert!(error(&["--ranks", "0"]).contains("not in 1.."));
-        assert!(error(&["--threads", "0"]).contains("not in 1.."));
+        for (option, value, range) in [
+            ("--ranks", "0", "1..=16777216"),
+            ("--ranks", "-3", "1..=16777216"),
+            ("--threads", "2048", "1..=1024"),
+            ("--blocks", "4294967295", "1..=2147483647"),
+            ("--contexts", "-1", "1..=256"),
+            ("--iters", "4294967296", "1..=4294967295"),
+            ("--seed", "-1", "0..=18446744073709551615"),
+            ("--deadline-ms", "3600001", "0..=3600000"),
+        ] {
+            let text = error(&[option, value]);
+            assert!(text.contains(option) && text.contains(&format!("{value} is not in {range}")), "{text}");
+        }
         assert!(error(&["--bytes", "12 parsecs"]).contains("parsecs"));
-        assert!(error(&["--device", "abacus"]).contains("possible values"));
-        assert!(error(&["--iters", "4294967296"]).contains("1..=4294967295"));
+        assert!(error(&["--bytes", "-1"]).contains("a size is not negative"));
+        assert!(error(&["--device", "abacus"]).contains("virtual, cuda"));
     }
 }

@@ -3,17 +3,43 @@
 
 use super::args::{BenchArgs, BenchWhat};
 use super::job::{ThisJob, join};
-use super::{End, Failure, Format, Refused, sass};
+use super::{DeviceChoice, End, Failure, Format, Refused, sass};
 use crate::workload::{RunDevice, choose_one};
-use gin_bench::{Bench, Earlier, Form, Measurement, Output, bootstrap};
+use gin_bench::{Bench, Earlier, Form, Measurement, Outcome, Output, Unsuited, bootstrap};
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// Returns the first given option of the measurements on GPUs.
-fn of_gpus(arguments: &BenchArgs) -> Option<&'static str> {
-    let given =
-        [(arguments.all, "--all"), (arguments.compare.is_some(), "--compare"), (arguments.plot.is_some(), "--plot")];
-    given.into_iter().find_map(|(given, name)| given.then_some(name))
+/// Repeats of a figure, and milliseconds until a wait ends, without the options.
+const REPEATS: u32 = 9;
+const DEADLINE_MS: u64 = 10_000;
+
+/// Refuses the first option that the measurement ignores.
+fn refuse_ignored(arguments: &BenchArgs) -> Result<(), Refused> {
+    use BenchWhat::{All, Bootstrap, Gdaki, Lsa, Post, Proxy};
+    let json = arguments.format == Format::Json;
+    let on_gpus = (&[Lsa, Proxy, Post, Gdaki, All][..], "lsa, proxy, post, gdaki and all");
+    let by_size = (&[Lsa, All][..], "lsa and all");
+    let options = [
+        ("--device", arguments.device.is_some(), on_gpus),
+        ("--repeats", arguments.repeats.is_some(), on_gpus),
+        ("--deadline-ms", arguments.deadline_ms.is_some(), on_gpus),
+        ("--all", arguments.all, on_gpus),
+        ("--compare", arguments.compare.is_some(), on_gpus),
+        ("--plot", arguments.plot.is_some(), by_size),
+        ("--most-bytes", arguments.most_bytes.is_some(), by_size),
+        ("--most-ranks", arguments.most_ranks.is_some(), (&[Bootstrap][..], "bootstrap")),
+        ("--format json", json, (&[Lsa, Proxy, Post, Gdaki, All, Bootstrap][..], "measurements of time")),
+    ];
+    for (option, given, (measurements, names)) in options {
+        if given && !measurements.contains(&arguments.what) {
+            let plural = if measurements.len() > 1 { "have" } else { "has" };
+            return Err(Refused(format!("{option}: only {names} {plural} this option; leave it out")));
+        }
+    }
+    if json && arguments.all {
+        return Err(Refused("--all: --format json always has everything; leave one of the two out".to_owned()));
+    }
+    Ok(())
 }
 
 /// Runs the chosen measurements and prints their tables. As one rank of a job, measures between processes.
@@ -21,20 +47,20 @@ fn of_gpus(arguments: &BenchArgs) -> Option<&'static str> {
 /// # Errors
 /// Refuses a device that is not available, and a file of earlier figures that is none; returns the error of the writer.
 pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Failure> {
-    let json = arguments.json || arguments.format == Format::Json;
-    if let (BenchWhat::Bootstrap | BenchWhat::Sass, Some(option)) = (arguments.what, of_gpus(arguments)) {
-        return Err(Refused(format!("{option}: only lsa, proxy, post, gdaki and all have this option")).into());
-    }
+    let json = arguments.format == Format::Json;
+    refuse_ignored(arguments)?;
     let measurement = match arguments.what {
         BenchWhat::All => Measurement::All,
         BenchWhat::Lsa => Measurement::Lsa,
         BenchWhat::Proxy => Measurement::Proxy,
         BenchWhat::Post => Measurement::Post,
         BenchWhat::Gdaki => Measurement::Gdaki,
-        BenchWhat::Bootstrap => return bootstrap::run(arguments.most_ranks, json, out).map(|()| End::Right),
+        BenchWhat::Bootstrap => {
+            return bootstrap::run(arguments.most_ranks.unwrap_or(1024), json, out).map(|()| End::Right);
+        }
         BenchWhat::Sass => return sass::print(out).map(|()| End::Right),
     };
-    let (device, note) = choose_one(arguments.device)?;
+    let (device, note) = choose_one(arguments.device.as_ref().unwrap_or(&DeviceChoice::Auto))?;
     let job = join()?;
     let prints = job.as_ref().is_none_or(ThisJob::prints);
     let form = match (json, arguments.all) {
@@ -62,17 +88,24 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
             }
         },
         job: job.map(|job| job.bootstrap),
-        launches: arguments.repeats as usize,
-        limit: Duration::from_millis(arguments.deadline_ms),
-        most_bytes: arguments.most_bytes,
+        launches: arguments.repeats.unwrap_or(REPEATS) as usize,
+        limit: Duration::from_millis(arguments.deadline_ms.unwrap_or(DEADLINE_MS)),
+        most_bytes: arguments.most_bytes.unwrap_or(1 << 30),
     };
-    if !prints {
-        let right = gin_bench::run(&bench, measurement, &output, &mut io::sink())?;
-        return Ok(if right { End::Right } else { End::Wrong });
-    }
-    let right = gin_bench::run(&bench, measurement, &output, out)?;
-    if let (Some(note), false) = (note, json) {
+    let outcome = match prints {
+        true => gin_bench::run(&bench, measurement, &output, out),
+        false => gin_bench::run(&bench, measurement, &output, &mut io::sink()),
+    };
+    let outcome = outcome.map_err(|error| match error.downcast::<Unsuited>() {
+        Ok(unsuited) => Refused(unsuited.to_string()).into(),
+        Err(error) => error,
+    })?;
+    if let (Some(note), true, false) = (note, prints, json || arguments.verbosity.quiet) {
         writeln!(out, "{note}.")?;
     }
-    Ok(if right { End::Right } else { End::Wrong })
+    Ok(match outcome {
+        Outcome::Right => End::Right,
+        Outcome::Wrong => End::Wrong,
+        Outcome::Failed => End::Failed,
+    })
 }

@@ -2,53 +2,136 @@
 //! `gin info`: devices, back ends, limits and versions.
 
 mod rdma;
+mod text;
 
-use super::Failure;
+use super::{Failure, Format};
 use gin_abi::BackendKind;
 use gin_host::comm::{MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, probe_backends};
-#[cfg(feature = "cuda")]
-use gin_nic::{NicConfig, probe};
+use serde::Serialize;
 use std::io::Write;
+
+/// The description of this machine and of this command.
+#[derive(Debug, Serialize)]
+struct Info {
+    version: &'static str,
+    abi_version: u32,
+    cuda: Cuda,
+    back_ends: Vec<BackEnd>,
+    multimem: &'static str,
+    rdma: rdma::Rdma,
+    /// The architectures for which this command has PTX, with the bytes of the text.
+    ptx: Vec<Ptx>,
+    /// The kernels that run on virtual GPUs.
+    kernels: Vec<&'static str>,
+    limits: Vec<Limit>,
+}
+
+/// The NVIDIA GPUs.
+#[derive(Debug, Default, Serialize)]
+struct Cuda {
+    /// The reason why there is none.
+    none: Option<String>,
+    /// The CUDA version of the driver.
+    driver: Option<String>,
+    kernel_module: Option<String>,
+    gpus: Vec<Gpu>,
+}
+
+#[derive(Debug, Serialize)]
+struct Gpu {
+    number: usize,
+    name: String,
+    /// The architecture, such as `sm_90`.
+    arch: String,
+    processors: u32,
+    memory_bytes: u64,
+    pci_address: String,
+    numa_node: Option<u32>,
+    /// The processors of progress threads, or the error of the variable that chooses them.
+    progress_threads: String,
+    /// The reason why gin's kernels cannot run on it.
+    unusable: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct BackEnd {
+    name: String,
+    /// The reason why it is not available.
+    refusal: Option<String>,
+    /// The findings about each NIC, in words.
+    nics: Vec<String>,
+    /// The engine that rings doorbells, for each NIC that could serve a GPU, and each GPU.
+    doorbells: Vec<Doorbell>,
+}
+
+#[derive(Debug, Serialize)]
+struct Doorbell {
+    nic: String,
+    gpu: usize,
+    rung_by: Result<String, String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Ptx {
+    arch: &'static str,
+    bytes: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Limit {
+    what: &'static str,
+    limit: u64,
+}
 
 /// Prints devices, back ends, limits and versions.
 ///
 /// # Errors
 /// Returns the error of the writer.
-pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
-    writeln!(out, "gin {}, shared layouts version {}", env!("CARGO_PKG_VERSION"), gin_abi::ABI_VERSION)?;
-    writeln!(out, "\ndevices")?;
-    writeln!(out, "  virtual: this machine's CPU")?;
-    print_gpus(out)?;
-    writeln!(out, "\nback ends")?;
-    for probe in probe_backends() {
-        let name = format!("{:?}", probe.backend).to_lowercase();
-        writeln!(out, "  {name}: {}", probe.refusal.as_deref().unwrap_or("available"))?;
-        for nic in &probe.nics {
-            writeln!(out, "    {nic}")?;
-        }
-        if probe.backend == BackendKind::Gdaki {
-            print_ringers(out)?;
-            writeln!(out, "    virtual GPUs: drive software NICs, with `--backend gdaki`")?;
-            writeln!(out, "    `gin nic-check` checks a NIC of this machine, `gin nic-check --soft` a software NIC")?;
+pub(crate) fn print(format: Format, out: &mut impl Write) -> Result<(), Failure> {
+    let info = Info::new()?;
+    match format {
+        Format::Table => Ok(text::print(&info, out)?),
+        Format::Json => {
+            serde_json::to_writer(&mut *out, &info)?;
+            Ok(writeln!(out)?)
         }
     }
-    writeln!(out, "  multimem (NVLink SHARP): off: multicast objects are not set up yet")?;
-    rdma::print(out)?;
-    writeln!(out, "\nkernels")?;
-    #[cfg(feature = "cuda")]
-    for (arch, text) in gin::ptx::PTX {
-        writeln!(out, "  PTX for {arch}: {} bytes", text.len())?;
+}
+
+impl Info {
+    fn new() -> Result<Self, Failure> {
+        let mut kernels: Vec<&str> = gin_device::kernel::KERNELS.iter().map(|kernel| kernel.name).collect();
+        kernels.sort_unstable();
+        let back_end = |probe: gin_host::comm::BackendProbe| BackEnd {
+            name: format!("{:?}", probe.backend).to_lowercase(),
+            refusal: probe.refusal,
+            nics: probe.nics,
+            doorbells: if probe.backend == BackendKind::Gdaki { doorbells() } else { Vec::new() },
+        };
+        #[cfg(feature = "cuda")]
+        let ptx = gin::ptx::PTX.iter().map(|(arch, text)| Ptx { arch, bytes: text.len() }).collect();
+        #[cfg(not(feature = "cuda"))]
+        let ptx = Vec::new();
+        Ok(Self {
+            version: env!("CARGO_PKG_VERSION"),
+            abi_version: gin_abi::ABI_VERSION,
+            cuda: cuda()?,
+            back_ends: probe_backends().into_iter().map(back_end).collect(),
+            multimem: "off: multicast objects are not set up yet",
+            rdma: rdma::Rdma::find(),
+            ptx,
+            kernels,
+            limits: limits(),
+        })
     }
-    #[cfg(not(feature = "cuda"))]
-    writeln!(out, "  no PTX: built without the feature `cuda`")?;
-    let mut names: Vec<&str> = gin_device::kernel::KERNELS.iter().map(|kernel| kernel.name).collect();
-    names.sort_unstable();
-    writeln!(out, "  linked for the virtual GPU: {}", names.join(", "))?;
-    writeln!(out, "\nlimits")?;
+}
+
+fn limits() -> Vec<Limit> {
+    use crate::workload::limits::{MOST_RANKS_SEEDED, MOST_RANKS_THREADS};
     let limits: [(&str, u64); 12] = [
         ("ranks a communicator", u64::from(gin_abi::MAX_RANKS)),
-        ("ranks of `gin run`, mode seeded", u64::from(crate::workload::limits::MOST_RANKS_SEEDED)),
-        ("ranks of `gin run`, mode threads", u64::from(crate::workload::limits::MOST_RANKS_THREADS)),
+        ("ranks of `gin run`, mode seeded", u64::from(MOST_RANKS_SEEDED)),
+        ("ranks of `gin run`, mode threads", u64::from(MOST_RANKS_THREADS)),
         ("contexts a communicator", u64::from(gin_abi::MAX_CONTEXTS)),
         ("signals or counters a context, those of barriers included", u64::from(gin_abi::MAX_IDS)),
         ("windows registered at a time", u64::from(gin_abi::MAX_WINDOWS)),
@@ -59,80 +142,72 @@ pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
         ("bits of a counter", u64::from(gin_abi::COUNTER_BITS)),
         ("threads a block", u64::from(gin_gpu::Limits::CUDA.threads_per_block)),
     ];
-    for (what, limit) in limits {
-        writeln!(out, "  {what}: {limit}")?;
-    }
-    Ok(())
+    limits.into_iter().map(|(what, limit)| Limit { what, limit }).collect()
 }
 
-/// Prints the GPUs, or why there are none.
+/// Returns the GPUs, or why there are none.
 #[cfg(feature = "cuda")]
-fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
+fn cuda() -> Result<Cuda, Failure> {
     use gin_gpu::cuda::{driver_version, gpus, kernel_module_version};
     use gin_gpu::placement::{Placement, show_cpus};
     let found = match gpus() {
         Ok(found) => found,
-        Err(error) => {
-            writeln!(out, "  cuda: none: {error}")?;
-            return Ok(());
-        }
+        Err(error) => return Ok(Cuda { none: Some(error.to_string()), ..Cuda::default() }),
     };
-    let module = kernel_module_version().map_or(String::new(), |version| format!(", {version}"));
-    writeln!(out, "  cuda: driver of CUDA {}{module}", driver_version()?)?;
-    for gpu in found {
+    let gpu = |gpu: gin_gpu::cuda::GpuInfo| {
         let near = gpu.locality();
-        let node = near.numa_node.map_or("unknown".to_owned(), |node| node.to_string());
-        writeln!(
-            out,
-            "    GPU {}: {}, sm_{}, {} processors, {} MiB, PCI {}, NUMA node {node}",
-            gpu.ordinal,
-            gpu.name,
-            gpu.capability,
-            gpu.processors,
-            gpu.memory >> 20,
-            gpu.pci_address,
-        )?;
         // `gin info` shows the error of an invalid variable; a run fails with it.
-        let threads = match Placement::Automatic.choose(&near) {
+        let progress_threads = match Placement::Automatic.choose(&near) {
             Ok(chosen) => {
                 let cpus = chosen.cpus.map_or("anywhere".to_owned(), |cpus| format!("on CPUs {}", show_cpus(&cpus)));
                 format!("{cpus} ({})", chosen.reason)
             }
             Err(error) => error.to_string(),
         };
-        writeln!(out, "      progress threads: {threads}")?;
-        if let Err(error) = gpu.check(gin::ptx::PTX) {
-            writeln!(out, "      {error}")?;
+        Gpu {
+            number: gpu.ordinal,
+            arch: format!("sm_{}", gpu.capability),
+            processors: gpu.processors,
+            memory_bytes: gpu.memory,
+            numa_node: near.numa_node,
+            progress_threads,
+            unusable: gpu.check(gin::ptx::PTX).err().map(|error| error.to_string()),
+            pci_address: gpu.pci_address,
+            name: gpu.name,
         }
-    }
-    Ok(())
+    };
+    Ok(Cuda {
+        none: None,
+        driver: Some(driver_version()?.to_string()),
+        kernel_module: kernel_module_version(),
+        gpus: found.into_iter().map(gpu).collect(),
+    })
 }
 
-/// Prints the engine that rings doorbells. For each GPU and each NIC that could serve it, maps a page and prints the
-/// result.
-fn print_ringers(out: &mut impl Write) -> Result<(), Failure> {
-    let text = "rung by kernels where the driver maps the NIC's pages, else by the host (relay)";
-    writeln!(out, "    doorbells of GPUs: {text}")?;
-    #[cfg(feature = "cuda")]
-    for nic in probe(&gin_nic::mlx5::Libraries::default(), &NicConfig::default())
-        .into_iter()
-        .flatten()
-        .filter_map(|found| found.nic.ok())
-    {
-        // Without a GPU this prints no line; the section on devices says why there is none.
-        for gpu in gin_gpu::cuda::gpus().into_iter().flatten() {
-            let asked = gin_gpu::cuda::CudaDevice::new(gpu.ordinal, &[])
-                .map_err(Failure::from)
-                .and_then(|device| Ok(nic.ringer(&*device)?));
-            let answer = asked.map_or_else(|error| format!("unknown: {error}"), |ringer| format!("rung by {ringer}"));
-            writeln!(out, "      {} by GPU {}: {answer}", nic.name, gpu.ordinal)?;
-        }
-    }
-    Ok(())
-}
-
-/// Prints that this build supports no GPUs.
+/// Returns why this build has no GPUs.
 #[cfg(not(feature = "cuda"))]
-fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
-    Ok(writeln!(out, "  cuda: none: built without the feature `cuda`")?)
+#[expect(clippy::unnecessary_wraps, reason = "builds with GPUs ask the driver")]
+fn cuda() -> Result<Cuda, Failure> {
+    Ok(Cuda { none: Some("built without the feature `cuda`".to_owned()), ..Cuda::default() })
+}
+
+/// Finds the engine that rings doorbells: for each GPU and each NIC that could serve it, maps a page.
+fn doorbells() -> Vec<Doorbell> {
+    #[cfg(not(feature = "cuda"))]
+    return Vec::new();
+    #[cfg(feature = "cuda")]
+    {
+        let nics = gin_nic::probe(&gin_nic::mlx5::Libraries::default(), &gin_nic::NicConfig::default());
+        let nics: Vec<_> = nics.into_iter().flatten().filter_map(|found| found.nic.ok()).collect();
+        // Without a GPU there is none; the section on devices says why.
+        let gpus: Vec<_> = gin_gpu::cuda::gpus().into_iter().flatten().map(|gpu| gpu.ordinal).collect();
+        let rung_by = |nic: &gin_nic::Nic, gpu| -> Result<String, Failure> {
+            Ok(nic.ringer(&*gin_gpu::cuda::CudaDevice::new(gpu, &[])?)?.to_string())
+        };
+        let doorbell = |nic: &gin_nic::Nic, gpu| {
+            let rung_by = rung_by(nic, gpu).map_err(|error| error.to_string());
+            Doorbell { nic: nic.name.clone(), gpu, rung_by }
+        };
+        nics.iter().flat_map(|nic| gpus.iter().map(move |&gpu| doorbell(nic, gpu))).collect()
+    }
 }

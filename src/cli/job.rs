@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A run as one rank of a job, and the loss of a rank on request.
 
-use super::args::Run;
-use super::{End, Failure, LaunchArgs, Refused};
+use super::run_args::Run;
+use super::{End, Failure, LaunchArgs, Refused, Verbosity};
 use crate::workload::{Plans, Process};
 use gin_boot::{Bootstrap, Job, TcpConfig};
 use rustix::process::{Pid, Signal, getpid, kill_process};
@@ -27,9 +27,9 @@ impl ThisJob {
 /// Joins the job if a launcher started this process as one of its ranks.
 ///
 /// # Errors
-/// Returns the error of the bootstrap.
+/// Refuses invalid variables; returns the error of the bootstrap.
 pub(crate) fn join() -> Result<Option<ThisJob>, Failure> {
-    let Some(job) = Job::from_env()? else { return Ok(None) };
+    let Some(job) = Job::from_env().map_err(|error| Refused(error.to_string()))? else { return Ok(None) };
     let bootstrap = job.bootstrap(TcpConfig::default())?;
     let process =
         Process { ranks: bootstrap.ranks(), local_rank: bootstrap.local_rank(), local_ranks: bootstrap.local_ranks() };
@@ -86,11 +86,11 @@ impl Loss {
 ///
 /// # Errors
 /// Refuses a rank that does not exist; returns the error of the launch.
-pub(crate) fn launch_with_loss(loss: Loss, ranks: u32) -> Result<End, Failure> {
+pub(crate) fn launch_with_loss(loss: Loss, ranks: u32, verbosity: Verbosity) -> Result<End, Failure> {
     loss.check(ranks)?;
     let program = std::env::current_exe()?.into_os_string();
     let program = std::iter::once(program).chain(std::env::args_os().skip(1)).collect();
-    crate::launch::run(&LaunchArgs { ranks, grace_ms: 10_000, may_lose: vec![loss.rank], program })
+    crate::launch::run(&LaunchArgs { ranks, grace_ms: 10_000, may_lose: vec![loss.rank], verbosity, program })
 }
 
 /// Returns the stopped process if this process must continue it. The first other rank of its host does so; all other

@@ -3,27 +3,34 @@
 
 mod args;
 mod bench;
+mod exit;
 mod info;
 mod job;
+mod progress;
 mod report;
+mod run_args;
 mod sass;
+mod values;
 
 #[cfg(test)]
 pub(crate) use args::default_options;
-pub(crate) use args::{
-    Backend, DeviceChoice, LaunchArgs, Mode, Network, NewArgs, NicCheck, Options, Route, Sizes, SoftLink, Workload,
-};
+pub(crate) use args::{LaunchArgs, NewArgs, NicCheck, SoftLink};
+pub(crate) use exit::End;
 pub(crate) use report::{Format, Report};
+pub(crate) use run_args::{Backend, DeviceChoice, Mode, Network, Options, Route, Sizes, Verbosity, Workload};
 
 use self::job::{Loss, ThisJob};
-use crate::workload::Plans;
-use args::{Cli, Command};
-use clap::Parser;
-use clap::error::ErrorKind;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use crate::metrics;
+use crate::trace::Recorder;
+use crate::workload::{Plans, Watch};
+use args::{Command, TraceArgs, Traced};
+use progress::Progress;
+use run_args::Run;
 use std::error::Error;
 use std::fmt;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
 
 /// The error of a failed run.
 pub(crate) type Failure = Box<dyn Error>;
@@ -40,79 +47,144 @@ impl fmt::Display for Refused {
 
 impl Error for Refused {}
 
-/// The outcome of the command. Each outcome has its own exit status.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum End {
-    /// All results were right.
-    Right,
-    /// A result was wrong and was printed, or a run failed.
-    Wrong,
-    /// The arguments were invalid.
-    Refused,
-    /// A launched program failed with this status.
-    Code(u8),
-}
-
 /// Parses the arguments and runs the subcommand.
 ///
 /// # Errors
 /// Returns the error of the subcommand.
 pub(crate) fn run() -> Result<End, Failure> {
-    let cli = match Cli::try_parse() {
+    let cli = match args::parse()? {
         Ok(cli) => cli,
-        Err(error) => {
-            error.print()?;
-            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-            return Ok(if asked { End::Right } else { End::Refused });
-        }
+        Err(end) => return Ok(end),
     };
+    let recorder = matches!(cli.command, Command::Trace(_)).then(Recorder::default);
+    crate::log::start(cli.command.verbosity(), recorder.clone())?;
     match cli.command {
-        Command::Run(run) => match (job::join()?, Loss::of(&run)) {
-            (None, None) => {
-                let plans = Plans::resolve(&[run.workload], &run.options, false, None)?;
-                run_plans(&plans, run.format, None, &mut io::stdout())
-            }
-            (None, Some(loss)) => job::launch_with_loss(loss, run.options.ranks()),
-            (Some(job), loss) => {
-                let plans = Plans::resolve(&[run.workload], &run.options, false, Some(job.process))?;
-                let run_all = |plans: &Plans, job: &ThisJob| run_plans(plans, run.format, Some(job), &mut io::stdout());
-                match loss {
-                    None => run_all(&plans, &job),
-                    Some(loss) => job::run_with_loss((loss, run.shrink), &plans, &job, run_all),
-                }
-            }
-        },
+        Command::Run(run) => run_one(&run, None),
+        Command::Trace(TraceArgs { output, command: Traced::Run(run) }) => {
+            run_one(&run, recorder.as_ref().map(|recorder| (recorder, output.as_path())))
+        }
         Command::Demo(demo) => {
             let workloads = [Workload::Ring, Workload::Alltoall, Workload::Halo];
-            run_plans(&Plans::resolve(&workloads, &demo.options, true, None)?, demo.format, None, &mut io::stdout())
+            let plans = Plans::resolve(&workloads, &demo.options, true, None)?;
+            run_plans(&plans, &Printed::of(&demo.options, demo.format), None, &mut io::stdout())
         }
         Command::New(arguments) => crate::new::run(&arguments, &mut io::stdout()),
         Command::Launch(arguments) => crate::launch::run(&arguments),
-        Command::Info => info::print(&mut io::stdout()).map(|()| End::Right),
+        Command::Info(arguments) => info::print(arguments.format, &mut io::stdout()).map(|()| End::Right),
         Command::NicCheck(arguments) => crate::nic_check::run(&arguments, &mut io::stdout()),
         Command::Bench(arguments) => bench::run(&arguments, &mut io::stdout()),
+        Command::Completions { shell } => {
+            // A closed output is an error here and a panic in clap_complete, so this writes to memory first.
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut args::command(), "gin", &mut text);
+            io::stdout().write_all(&text)?;
+            Ok(End::Right)
+        }
+        Command::Man { subcommand } => man(subcommand.as_deref(), &mut io::stdout()),
+    }
+}
+
+/// Prints the man page of the command, or of a subcommand.
+fn man(subcommand: Option<&str>, out: &mut impl Write) -> Result<End, Failure> {
+    let mut command = args::command();
+    command.build();
+    let page = match subcommand {
+        None => command,
+        Some(name) => {
+            let names = || command.get_subcommands().map(clap::Command::get_name).collect::<Vec<_>>().join(", ");
+            match command.find_subcommand(name) {
+                Some(found) => found.clone(),
+                None => return Err(Refused(format!("gin man {name}: the subcommands are {}", names())).into()),
+            }
+        }
+    };
+    clap_mangen::Man::new(page).render(out)?;
+    Ok(End::Right)
+}
+
+/// Runs one workload, also as one rank of a job, and writes a trace if there is a recorder and a file.
+fn run_one(run: &Run, trace: Option<(&Recorder, &Path)>) -> Result<End, Failure> {
+    let sizes = run.sweep()?;
+    if run.options.verbosity.quiet && run.metrics.is_some_and(|address| address.port() == 0) {
+        return Err(
+            Refused("--metrics: with -q nobody learns the port that the system chooses; name one".to_owned()).into()
+        );
+    }
+    let recorder = trace.map(|(recorder, _)| recorder);
+    let printed = Printed { plot: run.plot.as_deref(), recorder, ..Printed::of(&run.options, run.format) };
+    let plans =
+        |process| Ok::<_, Refused>(Plans::resolve(&[run.workload], &run.options, false, process)?.sweep(&sizes));
+    let run_all = |plans: &Plans, job: Option<&ThisJob>| run_plans(plans, &printed, job, &mut io::stdout());
+    let job = job::join()?;
+    let rank = job.as_ref().map(|job| job.bootstrap.rank());
+    let loss = Loss::of(run);
+    if let (Some(address), true) = (run.metrics, job.is_some() || loss.is_none()) {
+        let local_rank = job.as_ref().map_or(0, |job| job.process.local_rank);
+        let address = metrics::serve(metrics::address_of(address, local_rank)?, printed.watch.clone())?;
+        if !run.options.verbosity.quiet {
+            eprintln!("gin: metrics at http://{address}/metrics");
+        }
+    }
+    let outcome = match (job, loss) {
+        (None, None) => run_all(&plans(None)?, None),
+        (None, Some(loss)) => job::launch_with_loss(loss, run.options.ranks(), run.options.verbosity),
+        (Some(job), None) => run_all(&plans(Some(job.process))?, Some(&job)),
+        (Some(job), Some(loss)) => {
+            let run_all = |plans: &Plans, job: &ThisJob| run_all(plans, Some(job));
+            job::run_with_loss((loss, run.shrink), &plans(Some(job.process))?, &job, run_all)
+        }
+    };
+    // A run that failed has a trace, too.
+    if let Some((recorder, path)) = trace {
+        recorder.write(path, rank, run.options.verbosity.quiet)?;
+    }
+    outcome
+}
+
+/// The output of runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Printed<'a> {
+    format: Format,
+    verbosity: Verbosity,
+    /// The file for a plot of the results by size.
+    plot: Option<&'a Path>,
+    /// The recorder of a trace.
+    recorder: Option<&'a Recorder>,
+    /// The state of the runs, for progress and metrics.
+    watch: Arc<Watch>,
+}
+
+impl Printed<'_> {
+    /// Returns the output without a plot.
+    pub(crate) fn of(options: &Options, format: Format) -> Self {
+        Self { format, verbosity: options.verbosity, plot: None, recorder: None, watch: Arc::default() }
     }
 }
 
 /// Runs the plans and prints the results. With a `job` this process is one rank of it, and only the first rank prints.
+///
+/// # Errors
+/// Refuses what no plan may be, before the first one runs; returns the error of a run, the file or the writer.
 pub(crate) fn run_plans(
     plans: &Plans,
-    format: Format,
+    printed: &Printed,
     job: Option<&ThisJob>,
     out: &mut impl Write,
 ) -> Result<End, Failure> {
+    plans.all.iter().try_for_each(crate::workload::check)?;
     let total = plans.all.iter().map(|plan| u64::from(plan.sizes.repeats)).sum();
     let prints = job.is_none_or(ThisJob::prints);
-    let progress = if prints && io::stderr().is_terminal() {
-        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-        bar.with_style(ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} launches, {elapsed}")?)
-    } else {
-        ProgressBar::hidden()
-    };
+    let verbosity = if prints { printed.verbosity } else { Verbosity { quiet: true, verbose: 0 } };
+    // A job that loses a rank has several runs.
+    let (watch, before) = (printed.watch.clone(), printed.watch.launches().floor());
+    let progress = Progress::start(verbosity, (total, "launches"), move || watch.launches() - before)?;
     let (mut reports, mut failure) = (Vec::new(), None);
     for plan in &plans.all {
-        progress.set_message(format!("{}, {}", plan.workload.name(), plan.device.name()));
-        match crate::workload::run(plan, job.map(|job| &job.bootstrap), &|| progress.inc(1)) {
+        progress.name(format!("{}, {}", plan.workload.name(), plan.device.name()));
+        if let Some(recorder) = printed.recorder {
+            recorder.begin_run(plan.is_virtual_time());
+        }
+        match crate::workload::run(plan, job.map(|job| &job.bootstrap), &printed.watch) {
             Ok(report) => reports.push(report),
             Err(error) => {
                 failure = Some(error);
@@ -120,10 +192,14 @@ pub(crate) fn run_plans(
             }
         }
     }
-    progress.finish_and_clear();
+    drop(progress);
     // Prints the results from before a failure, too.
     if prints && !reports.is_empty() {
-        report::print(&reports, format, plans.note.as_deref(), out)?;
+        let note = plans.note.as_deref().filter(|_| !printed.verbosity.quiet);
+        report::print(&reports, printed.format, note, out)?;
+        if let Some(path) = printed.plot {
+            report::plot(&reports, path)?;
+        }
     }
     match failure {
         Some(error) => Err(error),

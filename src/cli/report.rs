@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The results of runs, as a table for people or as JSON for programs.
 
+use super::Failure;
 use crate::workload::Figures;
-use gin_bench::size;
+use gin_bench::{Curve, Curves, size};
 use gin_host::comm::Stats;
 use serde::Serialize;
 use std::io::{self, Write};
+use std::path::Path;
 
 /// The result of one run.
 #[derive(Clone, Debug, Serialize)]
@@ -53,8 +55,14 @@ pub(crate) struct Report {
     pub errors: u64,
     /// The first wrong result, in words.
     pub first_difference: Option<String>,
-    /// Microseconds per iteration: the median over the launches.
+    /// Microseconds per iteration of the slowest rank: the minimum, the median and the 99th percentile of the launches.
+    pub time_us_min: f64,
     pub time_us_median: f64,
+    pub time_us_p99: f64,
+    /// Algorithm bandwidth in GB/s: bytes of a rank's data divided by the median time.
+    pub algorithm_gb_s: f64,
+    /// Bus bandwidth in GB/s, as nccl-tests defines it.
+    pub bus_gb_s: f64,
     /// Operations per second: puts and signals posted by all ranks.
     pub operations_per_second: f64,
 }
@@ -68,10 +76,45 @@ pub(crate) enum Format {
     Json,
 }
 
-const HEADINGS: [&str; 9] =
-    ["workload", "device", "back end", "route", "ranks", "bytes", "time/iteration", "operations/s", "verified"];
+const HEADINGS: [&str; 13] = [
+    "workload",
+    "device",
+    "back end",
+    "route",
+    "ranks",
+    "bytes",
+    "time/iteration",
+    "min",
+    "p99",
+    "algbw GB/s",
+    "busbw GB/s",
+    "operations/s",
+    "verified",
+];
 
-fn cells(report: &Report) -> [String; 9] {
+/// Formats a number with three digits or more.
+fn number(value: f64) -> String {
+    match value {
+        large if large >= 100.0 => format!("{large:.0}"),
+        middle if middle >= 10.0 => format!("{middle:.1}"),
+        small if small >= 1.0 || small == 0.0 => format!("{small:.2}"),
+        tiny if tiny >= 1e-3 => format!("{tiny:.5}"),
+        least => format!("{least:.2e}"),
+    }
+}
+
+/// Formats a time in the unit that fits.
+pub(super) fn time(us: f64) -> String {
+    let (value, unit) = match us {
+        seconds if seconds >= 1e6 => (seconds * 1e-6, "s"),
+        milliseconds if milliseconds >= 1e3 => (milliseconds * 1e-3, "ms"),
+        microseconds if microseconds >= 1.0 => (microseconds, "us"),
+        nanoseconds => (nanoseconds * 1e3, "ns"),
+    };
+    format!("{} {unit}", number(value))
+}
+
+fn cells(report: &Report) -> [String; 13] {
     [
         report.workload.to_string(),
         match report.gpus {
@@ -83,7 +126,11 @@ fn cells(report: &Report) -> [String; 9] {
         report.route.to_owned(),
         report.ranks.to_string(),
         size::show(report.bytes),
-        format!("{:.1} us", report.time_us_median),
+        time(report.time_us_median),
+        time(report.time_us_min),
+        time(report.time_us_p99),
+        number(report.algorithm_gb_s),
+        number(report.bus_gb_s),
         format!("{:.0}", report.operations_per_second),
         if report.verified { "yes".into() } else { format!("NO ({} wrong)", report.errors) },
     ]
@@ -172,6 +219,26 @@ pub(crate) fn print(reports: &[Report], format: Format, note: Option<&str>, out:
     Ok(())
 }
 
+/// Writes a plot of the results of one workload by size to a file, as SVG.
+///
+/// # Errors
+/// Returns the error of the file.
+pub(crate) fn plot(reports: &[Report], path: &Path) -> Result<(), Failure> {
+    let Some(first) = reports.first() else { return Ok(()) };
+    let curve = |name: &str, value: fn(&Report) -> f64| {
+        (name.to_owned(), reports.iter().map(|report| (report.bytes, value(report))).collect::<Curve>())
+    };
+    let latency = [
+        curve("minimum", |report| report.time_us_min),
+        curve("median", |report| report.time_us_median),
+        curve("99th percentile", |report| report.time_us_p99),
+    ];
+    let bandwidth = [curve("algorithm", |report| report.algorithm_gb_s), curve("bus", |report| report.bus_gb_s)];
+    let Report { workload, ranks, device, route, .. } = first;
+    let of = format!("{workload}, {ranks} ranks, {device}, {route}");
+    gin_bench::plot(path, &of, [Curves::from(latency), Curves::from(bandwidth)])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,9 +266,20 @@ mod tests {
             verified: false,
             errors: 2,
             first_difference: Some("rank 1, element 7: expected 3, got 4".into()),
+            time_us_min: 9.0,
             time_us_median: 12.34,
+            time_us_p99: 15.0,
+            algorithm_gb_s: 0.5,
+            bus_gb_s: 0.75,
             operations_per_second: 1e6,
         }
+    }
+
+    #[test]
+    fn times_are_in_the_unit_that_fits_and_small_numbers_keep_their_digits() {
+        let shown = [0.5, 1.0, 12.34, 999.0, 1234.5, 56_789.0, 4_500_000.0].map(time);
+        assert_eq!(shown, ["500 ns", "1.00 us", "12.3 us", "999 us", "1.23 ms", "56.8 ms", "4.50 s"]);
+        assert_eq!([0.0, 0.012345, 0.000_012].map(number), ["0.00", "0.01235", "1.20e-5"]);
     }
 
     #[test]
@@ -222,7 +300,11 @@ mod tests {
                 "iters",
                 "verified",
                 "errors",
+                "time_us_min",
                 "time_us_median",
+                "time_us_p99",
+                "algorithm_gb_s",
+                "bus_gb_s",
             ];
             for key in keys {
                 assert!(value.get(key).is_some(), "{key} is missing");

@@ -73,6 +73,9 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
     let Some((program, words)) = arguments.program.split_first() else {
         return Err(Refused("no program given; name it after --".to_owned()).into());
     };
+    if let Some(lost) = arguments.may_lose.iter().find(|&&lost| lost >= arguments.ranks) {
+        return Err(Refused(format!("--may-lose {lost}: the job has ranks 0 to {}", arguments.ranks - 1)).into());
+    }
     let mut signals = signals()?;
     let rendezvous = Rendezvous::new(TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())))?;
     let mut ranks = Ranks { groups: Vec::new(), ended: JoinSet::new(), output: JoinSet::new() };
@@ -103,7 +106,12 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
         let started = command.spawn();
         fcntl_setfd(&rendezvous, FdFlags::CLOEXEC)?;
         match started {
-            Ok(child) => ranks.add(child),
+            Ok(child) => {
+                if let (1.., Some(process)) = (arguments.verbosity.verbose, child.id()) {
+                    eprintln!("gin: rank {rank} is process {process}");
+                }
+                ranks.add(child);
+            }
             Err(error) => {
                 eprintln!("gin: cannot start {}: {error}", quoted(program));
                 failed = Some(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 });
@@ -114,7 +122,8 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
     // Closes the socket here, so that the other ranks cannot connect once rank 0 has ended.
     drop(rendezvous);
     let grace = Duration::from_millis(arguments.grace_ms);
-    let mut all = Watched { ranks, failed: None, deadline: None, grace, may_lose: arguments.may_lose.clone() };
+    let (may_lose, quiet) = (arguments.may_lose.clone(), arguments.verbosity.quiet);
+    let mut all = Watched { ranks, failed: None, deadline: None, grace, may_lose, quiet };
     if let Some(code) = failed {
         all.fail(code);
     }
@@ -130,6 +139,8 @@ struct Watched {
     grace: Duration,
     /// The ranks whose end is no failure.
     may_lose: Vec<u32>,
+    /// Say nothing of ranks whose end is no failure.
+    quiet: bool,
 }
 
 impl Watched {
@@ -218,7 +229,9 @@ impl Watched {
             let _ = kill_process_group(group, Signal::TERM);
         }
         if self.failed.is_none() && self.may_lose.iter().any(|&lost| lost as usize == rank) {
-            eprintln!("gin: rank {rank} ended {how}; the others go on");
+            if !self.quiet {
+                eprintln!("gin: rank {rank} ended {how}; the others go on");
+            }
             return;
         }
         // Reports no rank that ends after a first failure or a forwarded signal: this command asked it to end.

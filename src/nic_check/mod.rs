@@ -3,7 +3,7 @@
 
 mod report;
 
-use crate::cli::{End, Failure, NicCheck, SoftLink};
+use crate::cli::{End, Failure, Format, NicCheck, Refused, SoftLink};
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_nic::loopback::{self, Check, Failed};
 use gin_nic::mlx5::Libraries;
@@ -22,28 +22,37 @@ const ACK_TIMEOUT: u8 = 16;
 /// Checks a NIC and prints the report. The table form prints each line as soon as its check ends.
 ///
 /// # Errors
-/// Returns the reason if it finds no NIC to check; returns the error of the writer.
+/// Refuses with the reason if it finds no NIC to check; returns the error of the writer.
 pub(crate) fn run(arguments: &NicCheck, out: &mut impl Write) -> Result<End, Failure> {
     let config = NicConfig::default().port(arguments.port).gid_index(arguments.gid).ack_timeout(ACK_TIMEOUT);
     let Some(link) = arguments.soft else {
-        let nic = match &arguments.nic {
-            Some(name) => Nic::open(Mlx5::open(&Libraries::default(), name)?, config)?,
-            None => first(&config)?,
-        };
-        return examine(&nic, None, arguments, out);
+        return examine(&hardware(arguments, &config).map_err(refused)?, None, arguments, out);
     };
     let fabric = SoftFabric::default();
     let software = match link {
         SoftLink::Ethernet => SoftConfig::ethernet(0),
         SoftLink::Infiniband => SoftConfig::infiniband(0),
     };
-    let nic = Nic::open(Arc::new(fabric.add(software)), config)?;
+    let nic = Nic::open(Arc::new(fabric.add(software)), config).map_err(refused)?;
     if let Some(entry) = arguments.fault_at {
         let kind = FaultKind::Fail(Syndrome::RemoteOperation);
         fabric.inject(Fault { device: None, queue: None, entry, kind })?;
     }
     let _server = fabric.serve()?;
     examine(&nic, Some(&fabric), arguments, out)
+}
+
+/// Opens the NIC that the arguments name.
+fn hardware(arguments: &NicCheck, config: &NicConfig) -> Result<Arc<Nic>, Failure> {
+    match &arguments.nic {
+        Some(name) => Ok(Nic::open(Mlx5::open(&Libraries::default(), name)?, config.clone())?),
+        None => first(config),
+    }
+}
+
+/// Returns the refusal of a NIC or port that this machine lacks.
+fn refused(reason: impl ToString) -> Failure {
+    Refused(reason.to_string()).into()
 }
 
 /// Opens the first NIC of this host that can serve GPUs.
@@ -65,10 +74,11 @@ fn examine(
     out: &mut impl Write,
 ) -> Result<End, Failure> {
     let mut report = Report::new(nic, software.is_some());
-    let mut written = if arguments.json { Ok(()) } else { report.print_head(out) };
+    let json = arguments.format == Format::Json;
+    let mut written = if json { Ok(()) } else { report.print_head(out) };
     let mut note = |check: &Check| {
         let check = report.add(check);
-        if !arguments.json && written.is_ok() {
+        if !json && written.is_ok() {
             written = check.print(out).and_then(|()| out.flush());
         }
     };
@@ -77,7 +87,7 @@ fn examine(
         note(&rules(fabric));
     }
     written?;
-    if arguments.json {
+    if json {
         serde_json::to_writer(&mut *out, report.end())?;
         writeln!(out)?;
     } else {

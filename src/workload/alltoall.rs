@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The workload all-to-all.
 
-use super::{Check, Job, Launched, Plan, Refused, limits, reference, words_at};
+use super::{Check, Job, Launched, Plan, Refused, Traffic, Watched, limits, reference, words_at};
 use gin_host::CommError;
-use gin_host::comm::{Communicator, Requirements, WindowFlags};
+use gin_host::comm::{Requirements, WindowFlags};
 use gin_host::world::Rank;
 use gin_kernels::alltoall::{BUFFERS, payload};
 
@@ -16,18 +16,25 @@ impl<'a> Alltoall<'a> {
     /// Prepares the workload.
     ///
     /// # Errors
-    /// Refuses 0 bytes, and sizes beyond the memory of this machine.
+    /// As [`check`].
     pub(super) fn new(plan: &'a Plan) -> Result<Self, Refused> {
-        let bytes = plan.sizes.bytes;
-        if bytes == 0 {
-            return Err(Refused("--bytes 0: alltoall needs 1 byte per peer or more".into()));
-        }
-        // Outbox, inbox, and a copy of the last round for the check.
-        let buffers = (2 + BUFFERS as u128) * u128::from(plan.ranks) * u128::from(bytes);
-        limits::check_memory(plan, 2 * plan.ranks, buffers)?;
-        let bytes = usize::try_from(bytes).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))?;
-        Ok(Self { plan, bytes })
+        Ok(Self { plan, bytes: check(plan)? })
     }
+}
+
+/// Returns the bytes of a block.
+///
+/// # Errors
+/// Refuses 0 bytes, and sizes beyond the memory of this machine.
+pub(super) fn check(plan: &Plan) -> Result<usize, Refused> {
+    let bytes = plan.sizes.bytes;
+    if bytes == 0 {
+        return Err(Refused("--bytes 0: alltoall needs 1 byte per peer or more".into()));
+    }
+    // Outbox, inbox, and a copy of the last round for the check.
+    let buffers = (2 + BUFFERS as u128) * u128::from(plan.ranks) * u128::from(bytes);
+    limits::check_memory(plan, 2 * plan.ranks, buffers)?;
+    usize::try_from(bytes).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))
 }
 
 impl Job for Alltoall<'_> {
@@ -39,7 +46,12 @@ impl Job for Alltoall<'_> {
         f64::from(self.plan.ranks) * self.plan.sizes.iters as f64
     }
 
-    fn launch(&self, rank: &Rank, comm: &Communicator) -> Result<Launched, CommError> {
+    fn traffic(&self) -> Traffic {
+        let ranks = f64::from(self.plan.ranks);
+        Traffic { bytes: ranks * self.bytes as f64, factor: (ranks - 1.0) / ranks }
+    }
+
+    fn launch(&self, rank: &Rank, comm: &Watched<'_>) -> Result<Launched, CommError> {
         let plan = self.plan;
         let ranks = plan.ranks as usize;
         let outbox = comm.alloc_window::<u8>(ranks * self.bytes, WindowFlags::NONE)?;
@@ -49,6 +61,7 @@ impl Job for Alltoall<'_> {
         let handle = comm.device()?;
         let time = plan.time(
             rank,
+            comm,
             &[&handle, &outbox, &inbox, &self.bytes, &words_at(&sums), &plan.sizes.iters, &plan.deadline],
         )?;
 

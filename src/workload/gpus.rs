@@ -5,11 +5,13 @@ use super::Plan;
 use crate::cli::{Failure, Refused};
 use gin_host::WorldConfig;
 
-/// The GPUs that workloads run on: all that the driver shows.
+/// The GPUs that workloads run on: the GPUs that `--device` names, or all that the driver shows.
 #[derive(Clone, Debug)]
 pub(crate) struct Gpus {
-    /// Name of each GPU, by number. There is at least one GPU.
+    /// Name of each GPU. There is at least one GPU.
     names: Vec<String>,
+    /// Number of each GPU in the driver.
+    ordinals: Vec<usize>,
     /// The GPU of this process, if it is one rank of a job.
     own: Option<Own>,
 }
@@ -34,10 +36,32 @@ impl Gpus {
     pub(crate) fn of_process(mut self, rank: u32, ranks: u32) -> Self {
         let (gpus, ranks) = (self.names.len() as u64, u64::from(ranks.max(1)));
         let gpu_of = |rank: u64| if ranks <= gpus { rank } else { rank * gpus / ranks };
-        let ordinal = gpu_of(u64::from(rank)).min(gpus.saturating_sub(1));
-        let sharing = (0..ranks).filter(|&rank| gpu_of(rank) == ordinal).count() as u32;
-        self.own = Some(Own { ordinal: ordinal as usize, sharing });
+        let place = gpu_of(u64::from(rank)).min(gpus.saturating_sub(1));
+        let sharing = (0..ranks).filter(|&rank| gpu_of(rank) == place).count() as u32;
+        self.own = Some(Own { ordinal: self.ordinals[place as usize], sharing });
         self
+    }
+
+    fn all(names: Vec<String>) -> Self {
+        Self { ordinals: (0..names.len()).collect(), names, own: None }
+    }
+
+    /// Returns the GPUs with these numbers, in their order; all for none.
+    ///
+    /// # Errors
+    /// Refuses a number that no GPU has.
+    pub(crate) fn only(self, numbers: &[usize]) -> Result<Self, Refused> {
+        if numbers.is_empty() {
+            return Ok(self);
+        }
+        let last = self.names.len() - 1;
+        if let Some(number) = numbers.iter().find(|&&number| number > last) {
+            let all: Vec<String> = numbers.iter().map(usize::to_string).collect();
+            let text = format!("--device cuda:{}: there is no GPU {number}; there are 0 to {last}", all.join(","));
+            return Err(Refused(text));
+        }
+        let names = numbers.iter().map(|&number| self.names[number].clone()).collect();
+        Ok(Self { names, ordinals: numbers.to_vec(), own: None })
     }
 
     /// Returns the GPUs that this process uses for `ranks` ranks, by number.
@@ -45,7 +69,7 @@ impl Gpus {
     fn ordinals(&self, ranks: u32) -> Vec<usize> {
         match self.own {
             Some(own) => vec![own.ordinal],
-            None => (0..self.used(ranks)).collect(),
+            None => self.ordinals[..self.used(ranks)].to_vec(),
         }
     }
 
@@ -70,13 +94,13 @@ impl Gpus {
         let engine = gin::ptx::ENGINE;
         #[cfg(not(feature = "cuda"))]
         let engine = &[];
-        gin_bench::Gpus { names: self.names, own: self.own.map(|own| own.ordinal), engine }
+        gin_bench::Gpus { names: self.names, ordinals: self.ordinals, own: self.own.map(|own| own.ordinal), engine }
     }
 
     /// Returns `count` invented GPUs.
     #[cfg(test)]
     pub(crate) fn for_tests(count: usize) -> Self {
-        Self { names: vec!["Some GPU".to_owned(); count], own: None }
+        Self::all(vec!["Some GPU".to_owned(); count])
     }
 }
 
@@ -107,7 +131,7 @@ pub(crate) fn find() -> Result<Result<(Gpus, String), String>, Refused> {
     #[cfg(not(feature = "cuda"))]
     let kernels = [];
     let found = gin_gpu::available(&kernels).map_err(|error| Refused(format!("{error}, or use --device virtual")))?;
-    Ok(if found.names.is_empty() { Err(found.text) } else { Ok((Gpus { names: found.names, own: None }, found.text)) })
+    Ok(if found.names.is_empty() { Err(found.text) } else { Ok((Gpus::all(found.names), found.text)) })
 }
 
 /// Checks against the limits of the GPUs that the grids of all ranks are resident at once.
@@ -177,7 +201,7 @@ mod tests {
     #[test]
     fn ranks_use_at_most_one_gpu_each_and_only_gpus_of_one_kind_have_a_name() {
         let names = ["A", "B", "A"].map(String::from).to_vec();
-        let gpus = Gpus { names, own: None };
+        let gpus = Gpus::all(names);
         assert_eq!((gpus.used(2), gpus.used(8)), (2, 3));
         assert_eq!((gpus.name(1).as_deref(), gpus.name(3)), (Some("A"), None));
     }
@@ -206,5 +230,8 @@ mod tests {
         assert_eq!((own(2, 0, 4), own(2, 1, 4), own(2, 3, 4)), ((vec![0], 2), (vec![0], 2), (vec![1], 2)));
         assert_eq!((own(2, 1, 3), own(2, 2, 3)), ((vec![0], 2), (vec![1], 1)));
         assert_eq!(own(1, 7, 8), (vec![0], 8));
+        let chosen = Gpus::for_tests(4).only(&[3, 1]).unwrap();
+        assert_eq!((chosen.ordinals(1), chosen.ordinals(5), chosen.most_on_one(5)), (vec![3], vec![3, 1], 3));
+        assert_eq!(chosen.of_process(1, 2).ordinals(2), [1]);
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The workload halo: a stencil that exchanges its borders.
 
-use super::{Check, Job, Launched, Plan, Refused, limits, reference, words_at};
+use super::{Check, Job, Launched, Plan, Refused, Traffic, Watched, limits, reference, words_at};
 use gin_host::CommError;
-use gin_host::comm::{Communicator, Requirements, WindowFlags};
+use gin_host::comm::{Requirements, WindowFlags};
 use gin_host::world::Rank;
 use gin_kernels::halo::{row_start, window_len};
 
@@ -19,22 +19,29 @@ impl<'a> Halo<'a> {
     /// Prepares the workload.
     ///
     /// # Errors
-    /// Refuses sizes that are not a whole number of cells, and sizes beyond the memory of this machine.
+    /// As [`check`].
     pub(super) fn new(plan: &'a Plan) -> Result<Self, Refused> {
-        let bytes = plan.sizes.bytes;
-        if !bytes.is_multiple_of(4) || bytes == 0 {
-            return Err(Refused(format!(
-                "--bytes {bytes}: halo has a grid of f32 per rank; use a multiple of 4, at least 4"
-            )));
-        }
-        // Per rank: two buffers, each at most three times the grid with its border rows; two grids of the computation
-        // on the host; a copy for the check.
-        limits::check_memory(plan, 3, 9 * u128::from(bytes))?;
-        let cells = usize::try_from(bytes / 4).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))?;
-        let (rows, columns) = reference::halo_shape(cells);
+        let (rows, columns) = reference::halo_shape(check(plan)?);
         let expected = reference::halo_cells(plan.ranks, rows, columns, plan.sizes.iters);
         Ok(Self { plan, rows, columns, expected })
     }
+}
+
+/// Returns the number of cells of a rank.
+///
+/// # Errors
+/// Refuses sizes that are not a whole number of cells, and sizes beyond the memory of this machine.
+pub(super) fn check(plan: &Plan) -> Result<usize, Refused> {
+    let bytes = plan.sizes.bytes;
+    if !bytes.is_multiple_of(4) || bytes == 0 {
+        return Err(Refused(format!(
+            "--bytes {bytes}: halo has a grid of f32 per rank; use a multiple of 4, at least 4"
+        )));
+    }
+    // Per rank: two buffers, each at most three times the grid with its border rows; two grids of the computation on
+    // the host; a copy for the check.
+    limits::check_memory(plan, 3, 9 * u128::from(bytes))?;
+    usize::try_from(bytes / 4).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))
 }
 
 impl Job for Halo<'_> {
@@ -46,13 +53,21 @@ impl Job for Halo<'_> {
         2.0 * (self.plan.sizes.iters as f64 + 1.0)
     }
 
-    fn launch(&self, rank: &Rank, comm: &Communicator) -> Result<Launched, CommError> {
+    fn traffic(&self) -> Traffic {
+        // A rank sends its first and its last row.
+        Traffic { bytes: (2 * self.columns * size_of::<f32>()) as f64, factor: 1.0 }
+    }
+
+    fn launch(&self, rank: &Rank, comm: &Watched<'_>) -> Result<Launched, CommError> {
         let (plan, rows, columns) = (self.plan, self.rows, self.columns);
         let grid = comm.alloc_window::<f32>(window_len(rows, columns), WindowFlags::NONE)?;
         let barrier = plan.words(rank, 1)?;
         let handle = comm.device()?;
-        let time = plan
-            .time(rank, &[&handle, &grid, &rows, &columns, &words_at(&barrier), &plan.sizes.iters, &plan.deadline])?;
+        let time = plan.time(
+            rank,
+            comm,
+            &[&handle, &grid, &rows, &columns, &words_at(&barrier), &plan.sizes.iters, &plan.deadline],
+        )?;
 
         let mut check = Check::default();
         let start = row_start((plan.sizes.iters % 2) as usize, 1, rows, columns);

@@ -4,7 +4,6 @@
 use super::{Plan, RunDevice};
 use crate::cli::{Mode, Refused, Sizes};
 use gin_abi::BackendKind;
-use gin_gpu::Limits;
 use gin_host::comm::{Backend, probe_backends};
 use std::fs;
 
@@ -25,27 +24,16 @@ fn default_resident_blocks() -> u32 {
 /// Bytes of a resident thread of a virtual GPU: one or two pages of its stack, and its state.
 const THREAD_BYTES: u128 = 8 << 10;
 
-/// Checks the limits that do not depend on the workload.
+/// Checks the limits that do not depend on the workload, beyond those of single options.
 ///
 /// # Errors
 /// Refuses the first option beyond its limit; the text names the limit and a remedy.
 pub(super) fn check(plan: &Plan) -> Result<(), Refused> {
     let refuse = |text: String| Err(Refused(text));
-    let launch = Limits::CUDA;
-    let (ranks, Sizes { contexts, blocks, threads, .. }) = (plan.ranks, plan.sizes);
-    if threads > launch.threads_per_block {
-        return refuse(format!("--threads {threads}: a block has at most {} threads", launch.threads_per_block));
-    }
-    if blocks > launch.grid[0] {
-        return refuse(format!("--blocks {blocks}: a grid has at most {} blocks", launch.grid[0]));
-    }
-    let most = gin_abi::MAX_CONTEXTS;
-    if contexts > most {
-        return refuse(format!("--contexts {contexts}: a communicator has at most {most} contexts"));
-    }
+    let ranks = plan.ranks;
     match plan.device {
         RunDevice::Virtual => check_virtual(plan)?,
-        RunDevice::Cuda(_) if ranks > MOST_RANKS_THREADS => {
+        RunDevice::Cuda(_) if ranks > MOST_RANKS_THREADS && !plan.processes => {
             return refuse(format!(
                 "--ranks {ranks}: all ranks are threads of this process, which supports at most {MOST_RANKS_THREADS} on \
                  real GPUs"
@@ -78,7 +66,7 @@ fn check_virtual(plan: &Plan) -> Result<(), Refused> {
         Mode::Seeded => (MOST_RANKS_SEEDED, "seeded"),
         Mode::Threads => (MOST_RANKS_THREADS, "threads"),
     };
-    if ranks > most_ranks {
+    if ranks > most_ranks && !plan.processes {
         return refuse(format!(
             "--ranks {ranks}: all ranks are virtual GPUs of this process, which supports at most {most_ranks} in the \
              {mode} mode"
@@ -170,13 +158,14 @@ mod tests {
         let both = |text: String, asked: &str, limit: &str| {
             assert!(text.contains(asked) && text.contains(limit), "{text}");
         };
-        both(refusal(|plan| plan.sizes.threads = 1025), "--threads 1025", "1024");
-        both(refusal(|plan| plan.sizes.blocks = 1 << 31), "--blocks 2147483648", "2147483647");
-        both(refusal(|plan| plan.sizes.contexts = 257), "--contexts 257", "256");
         both(refusal(|plan| plan.ranks = 257), "--ranks 257", "256");
         both(refusal(|plan| (plan.ranks, plan.mode) = (65, Mode::Threads)), "--ranks 65", "64");
         both(refusal(|plan| plan.sizes.blocks = 133), "--blocks 133", "132");
         both(refusal(|plan| plan.resident_blocks = Some(1)), "--blocks 2", "holds 1:");
+        // The ranks of a job of processes do not share this one.
+        let job = Plan { ranks: 1000, mode: Mode::Threads, processes: true, ..default_plan() };
+        check(&job).unwrap();
+        check(&Plan { device: RunDevice::Cuda(Gpus::for_tests(1)), ..job }).unwrap();
     }
 
     #[test]
@@ -191,7 +180,6 @@ mod tests {
         check(|plan| plan.ranks = 64).unwrap();
         let Err(Refused(text)) = check(|plan| plan.ranks = 65) else { panic!("accepted") };
         assert!(text.contains("--ranks 65") && text.contains("at most 64"), "{text}");
-        check(|plan| plan.sizes.threads = 1025).unwrap_err();
         match (check(|plan| plan.backend = Backend::Gdaki), gdaki_refusal()) {
             (Err(Refused(text)), Some(reason)) => assert_eq!(text, format!("--backend gdaki: {reason}")),
             (outcome, refusal) => assert!(outcome.is_ok() && refusal.is_none(), "{refusal:?}"),

@@ -10,11 +10,13 @@ mod plan;
 mod reference;
 mod ring;
 mod run_device;
+mod watch;
 #[cfg(test)]
 mod wrong;
 
 pub(crate) use plan::{Plan, Plans, Process};
 pub(crate) use run_device::{RunDevice, choose_one};
+pub(crate) use watch::Watch;
 
 use crate::cli::{Failure, Mode, Refused, Report, Sizes, Workload};
 use gin_boot::Bootstrap;
@@ -22,10 +24,12 @@ use gin_gpu::LaunchConfig;
 use gin_gpu::{KernelArg, Memory, MemoryKind};
 use gin_host::CommError;
 use gin_host::comm::{Backend, Communicator, Requirements, Stats};
-use gin_host::world::{Rank, SoftNics, WorldConfig, join, launch};
+use gin_host::proxy::trace::TARGET;
+use gin_host::world::{LaunchError, Rank, SoftNics, WorldConfig, join, launch};
 use gin_soft_hca_host::Options as NicOptions;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -85,6 +89,16 @@ pub(crate) struct Figures {
     pub figures: BTreeMap<String, u64>,
 }
 
+/// The traffic of one iteration, in the terms of nccl-tests.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Traffic {
+    /// Bytes of a rank's data. Divided by the time they are the algorithm bandwidth.
+    bytes: f64,
+    /// Factor from algorithm bandwidth to bus bandwidth, which does not depend on the number of ranks where the slowest
+    /// link limits all.
+    factor: f64,
+}
+
 /// A workload, as one rank runs it.
 trait Job: Sync {
     /// Returns the requirements of the communicator.
@@ -93,23 +107,45 @@ trait Job: Sync {
     /// Returns the number of puts and signals that one rank posts in one launch.
     fn operations(&self) -> f64;
 
+    /// Returns the traffic of one iteration, by which bandwidth is computed.
+    fn traffic(&self) -> Traffic;
+
     /// Allocates windows, launches the kernel once and checks the results.
-    fn launch(&self, rank: &Rank, comm: &Communicator) -> Result<Launched, CommError>;
+    fn launch(&self, rank: &Rank, comm: &Watched<'_>) -> Result<Launched, CommError>;
+}
+
+/// The communicator of a launch, which other threads observe while its kernel runs.
+struct Watched<'a> {
+    comm: Arc<Communicator>,
+    watch: &'a Watch,
+}
+
+impl Deref for Watched<'_> {
+    type Target = Communicator;
+
+    fn deref(&self) -> &Communicator {
+        &self.comm
+    }
 }
 
 impl Plan {
     /// Runs the kernel of the workload and returns its duration.
-    fn time(&self, rank: &Rank, arguments: &[&dyn KernelArg]) -> Result<Duration, CommError> {
+    fn time(&self, rank: &Rank, comm: &Watched<'_>, arguments: &[&dyn KernelArg]) -> Result<Duration, CommError> {
         let function = rank.kernel(self.workload.name())?;
         let stream = rank.stream()?;
         let config = LaunchConfig::new(self.sizes.blocks, self.sizes.threads).cooperative();
         rank.barrier()?;
+        comm.watch.start(rank.rank(), &comm.comm);
+        let kernel = self.workload.name();
+        tracing::trace!(name: "kernel begins", target: TARGET, rank = rank.rank(), kernel);
         let start = Instant::now();
         // Safety: the workloads pass the arguments that the kernels' docs require; the device makes all blocks of a
         // cooperative launch resident or refuses it.
-        unsafe { stream.launch(&function, config, arguments)? };
-        stream.synchronize()?;
+        let outcome = unsafe { stream.launch(&function, config, arguments) }.and_then(|()| stream.synchronize());
         let time = start.elapsed();
+        tracing::trace!(name: "kernel ends", target: TARGET, rank = rank.rank(), failed = outcome.is_err());
+        comm.watch.end(rank.rank());
+        outcome?;
         rank.barrier()?;
         Ok(time)
     }
@@ -157,6 +193,14 @@ fn ringers(results: &[Ran]) -> Option<Vec<String>> {
     Some(ringers)
 }
 
+/// Returns the error of a job. Processors that progress threads cannot run on come from a variable, so it is refused.
+fn failure(error: LaunchError<CommError>) -> Failure {
+    match error {
+        LaunchError::Placement(error) => Refused(error.to_string()).into(),
+        error => error.to_string().into(),
+    }
+}
+
 /// Exchanges the results between all processes of a job and returns them by rank.
 fn gather(job: &Arc<dyn Bootstrap>, own: &Ran) -> Result<Vec<Ran>, Failure> {
     let all = job.all_gather(&serde_json::to_vec(own)?)?;
@@ -166,15 +210,37 @@ fn gather(job: &Arc<dyn Bootstrap>, own: &Ran) -> Result<Vec<Ran>, Failure> {
     all.iter().enumerate().map(read).collect()
 }
 
-/// Runs a plan and calls `launched` after each launch. With a `job` this process is one rank of it.
+/// Checks a plan without running it.
+///
+/// # Errors
+/// Refuses sizes and numbers that the workload, the devices or this machine do not support.
+pub(crate) fn check(plan: &Plan) -> Result<(), Refused> {
+    limits::check(plan)?;
+    match plan.workload {
+        Workload::Ring => ring::check(plan).map(drop),
+        Workload::Alltoall => alltoall::check(plan).map(drop),
+        Workload::Halo => halo::check(plan).map(drop),
+    }
+}
+
+/// Returns the refusal of loads and stores that do not reach all peers of each rank.
+fn check_reach(plan: &Plan, results: &[Ran]) -> Result<(), Refused> {
+    let short = |ran: &&Ran| ran.reach < plan.ranks;
+    match results.iter().filter(|_| plan.lsa_only).find(short) {
+        Some(ran) => Err(Refused(format!(
+            "--route lsa: loads and stores of a rank reach {} of {} ranks; use --route auto, which takes the network to the \
+             others",
+            ran.reach, plan.ranks
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Runs a plan. With a `job` this process is one rank of it.
 ///
 /// # Errors
 /// Returns the error of the run. A wrong result is no error; the report records it.
-pub(crate) fn run(
-    plan: &Plan,
-    job: Option<&Arc<dyn Bootstrap>>,
-    launched: &(dyn Fn() + Sync),
-) -> Result<Report, Failure> {
+pub(crate) fn run(plan: &Plan, job: Option<&Arc<dyn Bootstrap>>, watch: &Watch) -> Result<Report, Failure> {
     limits::check(plan)?;
     let work: Box<dyn Job> = match plan.workload {
         Workload::Ring => Box::new(ring::Ring::new(plan)?),
@@ -184,39 +250,49 @@ pub(crate) fn run(
     if let RunDevice::Cuda(gpus) = &plan.device {
         gpus::check(gpus, plan)?;
     }
-    let body = |rank: Rank| run_rank(plan, &*work, &rank, launched);
+    watch.begin(work.operations());
+    let body = |rank: Rank| run_rank(plan, &*work, &rank, watch);
     let world = world(plan)?;
     let results = match job {
-        None => launch(world, body).map_err(|error| error.to_string())?,
-        Some(job) => gather(job, &join(world, job.clone(), body).map_err(|error| error.to_string())?)?,
+        None => launch(world, body).map_err(failure)?,
+        Some(job) => gather(job, &join(world, job.clone(), body).map_err(failure)?)?,
     };
-    Ok(report(plan, work.operations(), &results))
+    check_reach(plan, &results)?;
+    Ok(report(plan, work.operations(), work.traffic(), &results))
 }
 
 /// Runs all launches of one rank.
-fn run_rank(plan: &Plan, work: &dyn Job, rank: &Rank, launched: &dyn Fn()) -> Result<Ran, CommError> {
+fn run_rank(plan: &Plan, work: &dyn Job, rank: &Rank, watch: &Watch) -> Result<Ran, CommError> {
     let requirements = work.requirements();
     let mut ran = Ran::default();
     let mut counted: BTreeMap<(u32, u32), Stats> = BTreeMap::new();
     for _ in 0..plan.sizes.repeats {
         // Each launch has a new communicator, so that its signals and counters start at 0.
-        let comm = rank.communicator(&requirements)?;
+        let comm = Watched { comm: Arc::new(rank.communicator(&requirements)?), watch };
         ran.backend = format!("{:?}", comm.backend()?).to_lowercase();
         ran.network = comm.network()?.name.to_owned();
         ran.reach = comm.device()?.handle().lsa_reach;
         ran.nic = comm.nic()?.map(|nic| nic.name.clone());
         ran.ringer = comm.ringer()?.map(|ringer| ringer.to_string());
-        ran.launches.push(work.launch(rank, &comm)?);
-        comm.check("run")?;
-        if plan.stats {
-            for row in comm.peer_stats()? {
-                let sum = counted.entry((row.context, row.peer)).or_default();
-                *sum = *sum + row.stats;
+        if plan.lsa_only {
+            // All ranks leave together, so that none waits for another one.
+            let reached = rank.bootstrap().all_gather(&ran.reach.to_le_bytes())?;
+            if reached.iter().any(|reach| *reach != plan.ranks.to_le_bytes()) {
+                comm.destroy()?;
+                return Ok(ran);
             }
         }
+        ran.launches.push(work.launch(rank, &comm)?);
+        comm.check("run")?;
+        let rows = comm.peer_stats()?;
+        watch.count(rank.rank(), &rows);
+        for row in rows.iter().filter(|_| plan.stats) {
+            let sum = counted.entry((row.context, row.peer)).or_default();
+            *sum = *sum + row.stats;
+        }
         comm.destroy()?;
-        if rank.rank() == 0 {
-            launched();
+        if rank.rank() == 0 || plan.processes {
+            watch.launched();
         }
     }
     ran.figures.extend(counted.into_iter().map(|((context, peer), stats)| {
@@ -226,13 +302,21 @@ fn run_rank(plan: &Plan, work: &dyn Job, rank: &Rank, launched: &dyn Fn()) -> Re
     Ok(ran)
 }
 
+/// Returns the value that `percent` percent of one or more sorted values do not exceed.
+fn percentile(sorted: &[f64], percent: usize) -> f64 {
+    sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1]
+}
+
 /// Returns the report on the results of all ranks, of which each posted `operations` per launch.
-fn report(plan: &Plan, operations: f64, results: &[Ran]) -> Report {
+fn report(plan: &Plan, operations: f64, traffic: Traffic, results: &[Ran]) -> Report {
     let Sizes { bytes, contexts, blocks, threads, iters, repeats } = plan.sizes;
     let slowest = |repeat: usize| results.iter().map(|ran| ran.launches[repeat].time).max().unwrap_or_default();
-    let mut times: Vec<f64> = (0..repeats as usize).map(|repeat| slowest(repeat).as_secs_f64() * 1e6).collect();
+    let time = |repeat| slowest(repeat).as_secs_f64() * 1e6 / iters as f64;
+    let mut times: Vec<f64> = (0..repeats as usize).map(time).collect();
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
+    // Bytes in a microsecond are MB/s.
+    let algorithm = traffic.bytes / median * 1e-3;
     let checks = || results.iter().flat_map(|ran| &ran.launches).map(|launched| &launched.check);
     let errors = checks().map(|check| check.errors).sum();
     let (simulated, device_name, gpus) = match &plan.device {
@@ -268,7 +352,56 @@ fn report(plan: &Plan, operations: f64, results: &[Ran]) -> Report {
         verified: errors == 0,
         errors,
         first_difference: checks().find_map(|check| check.first.clone()),
-        time_us_median: median / iters as f64,
-        operations_per_second: operations * f64::from(plan.ranks) / (median * 1e-6),
+        time_us_min: times[0],
+        time_us_median: median,
+        time_us_p99: percentile(&times, 99),
+        algorithm_gb_s: algorithm,
+        bus_gb_s: algorithm * traffic.factor,
+        operations_per_second: operations * f64::from(plan.ranks) / (median * iters as f64 * 1e-6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plan::default_plan;
+
+    /// Returns the report on launches of these milliseconds, each with 10 iterations.
+    fn reported(milliseconds: &[u64], traffic: Traffic) -> Report {
+        let mut plan = default_plan();
+        (plan.sizes.iters, plan.sizes.repeats) = (10, milliseconds.len() as u32);
+        let launched = |&ms: &u64| Launched { time: Duration::from_millis(ms), check: Check::default() };
+        let ran = |part: u64| Ran {
+            launches: milliseconds.iter().map(|ms| launched(&(ms / part))).collect(),
+            ..Ran::default()
+        };
+        // The slowest rank counts.
+        report(&plan, 10.0, traffic, &[ran(2), ran(1), ran(4), ran(1)])
+    }
+
+    #[test]
+    fn times_are_those_of_the_slowest_rank_per_iteration_and_bandwidth_is_bytes_by_the_median() {
+        let all: Vec<u64> = (1..=200).rev().collect();
+        let report = reported(&all, Traffic { bytes: 1e6, factor: 0.75 });
+        assert_eq!((report.time_us_min, report.time_us_median, report.time_us_p99), (100.0, 10_100.0, 19_800.0));
+        let close = |value: f64, expected: f64| (value / expected - 1.0).abs() < 1e-9;
+        assert!(close(report.algorithm_gb_s, 1e6 / 10.1e-3 / 1e9), "{report:?}");
+        assert!(close(report.bus_gb_s, 0.75 * report.algorithm_gb_s), "{report:?}");
+        assert!(close(report.operations_per_second, 40.0 / 0.101), "{report:?}");
+        let one = reported(&[8], Traffic { bytes: 1.0, factor: 1.0 });
+        assert_eq!((one.time_us_min, one.time_us_median, one.time_us_p99), (800.0, 800.0, 800.0));
+    }
+
+    #[test]
+    fn bus_bandwidth_has_the_factors_of_nccl_tests() {
+        let mut plan = Plan { ranks: 4, ..default_plan() };
+        plan.sizes.bytes = 1 << 20;
+        let bytes = plan.sizes.bytes as f64;
+        assert_eq!(ring::Ring::new(&plan).unwrap().traffic(), Traffic { bytes, factor: 1.5 });
+        assert_eq!(alltoall::Alltoall::new(&plan).unwrap().traffic(), Traffic { bytes: 4.0 * bytes, factor: 0.75 });
+        // 1 MiB is a square of 512 x 512 cells.
+        assert_eq!(halo::Halo::new(&plan).unwrap().traffic(), Traffic { bytes: 4096.0, factor: 1.0 });
+        let alone = Plan { ranks: 1, ..plan };
+        assert_eq!(ring::Ring::new(&alone).unwrap().traffic().factor, 0.0);
     }
 }

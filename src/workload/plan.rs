@@ -40,12 +40,23 @@ pub(crate) struct Plan {
     pub network: Option<NetworkFactory>,
     /// How operations reach their peers.
     pub routes: Routes,
+    /// Refuse to run if loads and stores do not reach all peers.
+    pub lsa_only: bool,
     /// The amount of work.
     pub sizes: Sizes,
     /// Time limit of a wait in a kernel.
     pub deadline: Deadline,
     /// The report contains the statistics of the communicators.
     pub stats: bool,
+    /// The ranks are processes; otherwise threads of this process.
+    pub processes: bool,
+}
+
+impl Plan {
+    /// Returns whether the clock of the run is virtual.
+    pub(crate) fn is_virtual_time(&self) -> bool {
+        matches!(self.device, RunDevice::Virtual) && self.mode == Mode::Seeded
+    }
 }
 
 /// The runs of one command.
@@ -83,8 +94,12 @@ impl Plans {
         let routes: &[Routes] = match options.route {
             None if every => &[Routes::Network, Routes::Automatic],
             None | Some(cli::Route::Network) => &[Routes::Network],
-            Some(cli::Route::Auto) => &[Routes::Automatic],
+            Some(cli::Route::Auto | cli::Route::Lsa) => &[Routes::Automatic],
         };
+        let lsa_only = options.route == Some(cli::Route::Lsa);
+        if let Some(text) = ignored(options, process.map_or(options.ranks(), |process| process.ranks)) {
+            return Err(Refused(text));
+        }
         let mut plans = Self { all: Vec::new(), note };
         for device in &devices {
             for &routes in routes {
@@ -98,9 +113,11 @@ impl Plans {
                     backend,
                     network: network.clone(),
                     routes,
+                    lsa_only,
                     sizes: options.sizes,
                     deadline: Deadline::after_ms(options.deadline_ms),
                     stats: options.stats,
+                    processes: false,
                 }));
             }
         }
@@ -113,8 +130,19 @@ impl Plans {
     /// Returns the same runs as one rank of a job.
     pub(crate) fn of_process(mut self, process: Process) -> Self {
         for plan in &mut self.all {
-            plan.ranks = process.ranks;
+            (plan.ranks, plan.processes) = (process.ranks, true);
             plan.device = plan.device.clone().of_process(process.local_rank, process.local_ranks);
+        }
+        self
+    }
+
+    /// Returns the same runs once for each of these sizes, or as they are if there is none.
+    pub(crate) fn sweep(mut self, sizes: &[u64]) -> Self {
+        if !sizes.is_empty() {
+            let all = self.all.iter().flat_map(|plan| {
+                sizes.iter().map(|&bytes| Plan { sizes: Sizes { bytes, ..plan.sizes }, ..plan.clone() })
+            });
+            self.all = all.collect();
         }
         self
     }
@@ -125,6 +153,33 @@ impl Plans {
             (sizes.iters, sizes.repeats) = (sizes.iters.saturating_mul(factor), 1);
         }
         self
+    }
+}
+
+/// Returns the refusal of the first option that another one makes ineffective.
+fn ignored(options: &Options, ranks: u32) -> Option<String> {
+    let gdaki = options.backend == cli::Backend::Gdaki;
+    let network = match options.network {
+        Network::Auto => None,
+        Network::Peer => Some("--network peer"),
+        Network::Verbs => Some("--network verbs"),
+    };
+    match (options.route == Some(cli::Route::Lsa), network) {
+        (true, Some(network)) => {
+            Some(format!("{network}: with --route lsa no operation takes the network; leave it out"))
+        }
+        (true, None) if gdaki => {
+            Some("--backend gdaki: with --route lsa no operation takes the back end; leave it out".to_owned())
+        }
+        (true, None) if ranks == 1 => {
+            Some("--route lsa: a single rank has no peer; use more --ranks or leave it out".to_owned())
+        }
+        (false, Some("--network peer")) if gdaki => {
+            let text =
+                "--network peer: with --backend gdaki the kernels drive NICs, and no proxy has a network; leave it out";
+            Some(text.to_owned())
+        }
+        _ => None,
     }
 }
 
@@ -206,6 +261,25 @@ mod tests {
         for (options, word) in [(seeded, "--mode"), (gdaki, "--backend")] {
             let Refused(text) = in_job(&options, process(2, 2)).unwrap_err();
             assert!(text.starts_with(word) && text.contains("processes"), "{text}");
+        }
+    }
+
+    #[test]
+    fn options_that_would_have_no_effect_are_refused_with_the_one_that_makes_them_ineffective() {
+        let lsa = || Options { route: Some(cli::Route::Lsa), ..default_options() };
+        let gdaki = || Options { backend: cli::Backend::Gdaki, ..default_options() };
+        for (options, option, because) in [
+            (Options { network: Network::Peer, ..lsa() }, "--network peer", "--route lsa"),
+            (Options { network: Network::Verbs, ..lsa() }, "--network verbs", "--route lsa"),
+            (Options { backend: cli::Backend::Gdaki, ..lsa() }, "--backend gdaki", "--route lsa"),
+            (Options { network: Network::Peer, ..gdaki() }, "--network peer", "--backend gdaki"),
+            (Options { ranks: Some(1), ..lsa() }, "--route lsa", "no peer"),
+        ] {
+            let text = ignored(&options, options.ranks()).unwrap();
+            assert!(text.starts_with(option) && text.contains(because), "{text}");
+        }
+        for options in [lsa(), gdaki(), Options { network: Network::Peer, ..default_options() }] {
+            assert_eq!(ignored(&options, options.ranks()), None);
         }
     }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The workload ring: an all-reduce.
 
-use super::{Check, Job, Launched, Plan, Refused, limits, reference, words_at};
+use super::{Check, Job, Launched, Plan, Refused, Traffic, Watched, limits, reference, words_at};
 use gin_host::CommError;
-use gin_host::comm::{Communicator, Requirements, WindowFlags};
+use gin_host::comm::{Requirements, WindowFlags};
 use gin_host::world::Rank;
 use gin_kernels::ring::{chunk, inbox_len};
 
@@ -16,21 +16,28 @@ impl<'a> Ring<'a> {
     /// Prepares the workload.
     ///
     /// # Errors
-    /// Refuses sizes that are not a whole number of elements, and sizes beyond the memory of this machine.
+    /// As [`check`].
     pub(super) fn new(plan: &'a Plan) -> Result<Self, Refused> {
-        let bytes = plan.sizes.bytes;
-        if !bytes.is_multiple_of(4) || bytes == 0 {
-            return Err(Refused(format!(
-                "--bytes {bytes}: ring reduces a vector of f32 per rank; use a multiple of 4, at least 4"
-            )));
-        }
-        // The vector, its inbox (at most two vectors and a few elements), a copy for the check, and twice the checksums
-        // of all threads in all iterations.
-        let sums = u128::from(plan.sizes.iters) * u128::from(plan.sizes.blocks) * u128::from(plan.sizes.threads) * 8;
-        limits::check_memory(plan, 3 * plan.sizes.blocks, 4 * u128::from(bytes) + 2 * sums)?;
-        let len = usize::try_from(bytes / 4).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))?;
-        Ok(Self { plan, len })
+        Ok(Self { plan, len: check(plan)? })
     }
+}
+
+/// Returns the number of elements of a rank.
+///
+/// # Errors
+/// Refuses sizes that are not a whole number of elements, and sizes beyond the memory of this machine.
+pub(super) fn check(plan: &Plan) -> Result<usize, Refused> {
+    let bytes = plan.sizes.bytes;
+    if !bytes.is_multiple_of(4) || bytes == 0 {
+        return Err(Refused(format!(
+            "--bytes {bytes}: ring reduces a vector of f32 per rank; use a multiple of 4, at least 4"
+        )));
+    }
+    // The vector, its inbox (at most two vectors and a few elements), a copy for the check, and twice the checksums of
+    // all threads in all iterations.
+    let sums = u128::from(plan.sizes.iters) * u128::from(plan.sizes.blocks) * u128::from(plan.sizes.threads) * 8;
+    limits::check_memory(plan, 3 * plan.sizes.blocks, 4 * u128::from(bytes) + 2 * sums)?;
+    usize::try_from(bytes / 4).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))
 }
 
 impl Job for Ring<'_> {
@@ -46,7 +53,12 @@ impl Job for Ring<'_> {
         3.0 * f64::from(self.plan.ranks - 1) * f64::from(self.plan.sizes.blocks) * self.plan.sizes.iters as f64
     }
 
-    fn launch(&self, rank: &Rank, comm: &Communicator) -> Result<Launched, CommError> {
+    fn traffic(&self) -> Traffic {
+        let ranks = f64::from(self.plan.ranks);
+        Traffic { bytes: self.plan.sizes.bytes as f64, factor: 2.0 * (ranks - 1.0) / ranks }
+    }
+
+    fn launch(&self, rank: &Rank, comm: &Watched<'_>) -> Result<Launched, CommError> {
         let plan = self.plan;
         let (blocks, threads) = (plan.sizes.blocks as usize, plan.sizes.threads as usize);
         let data = comm.alloc_window::<f32>(self.len, WindowFlags::NONE)?;
@@ -54,7 +66,8 @@ impl Job for Ring<'_> {
         let words = plan.sizes.iters as usize * blocks * threads;
         let sums = plan.words(rank, words)?;
         let handle = comm.device()?;
-        let time = plan.time(rank, &[&handle, &data, &inbox, &words_at(&sums), &plan.sizes.iters, &plan.deadline])?;
+        let time =
+            plan.time(rank, comm, &[&handle, &data, &inbox, &words_at(&sums), &plan.sizes.iters, &plan.deadline])?;
 
         let mut check = Check::default();
         let mut parts = vec![0u64; words];

@@ -52,17 +52,17 @@ pub(crate) fn run_devices(options: &Options, every: bool) -> Result<RunDevices, 
 ///
 /// # Errors
 /// Refuses `--device cuda` without a usable GPU; the text gives the reason and an alternative.
-pub(crate) fn choose_one(choice: DeviceChoice) -> Result<(RunDevice, Option<String>), Refused> {
-    if choice == DeviceChoice::Virtual {
-        return Ok((RunDevice::Virtual, None));
-    }
-    let is_auto = choice == DeviceChoice::Auto;
-    match gpus::find()? {
-        Ok((gpus, text)) => Ok((RunDevice::Cuda(gpus), is_auto.then(|| format!("--device auto took {text}")))),
-        Err(reason) if is_auto => {
-            Ok((RunDevice::Virtual, Some(format!("--device auto took the virtual GPU: {reason}"))))
-        }
-        Err(reason) => Err(Refused(format!("--device cuda: {reason}; use --device virtual"))),
+pub(crate) fn choose_one(choice: &DeviceChoice) -> Result<(RunDevice, Option<String>), Refused> {
+    let numbers = match choice {
+        DeviceChoice::Virtual => return Ok((RunDevice::Virtual, None)),
+        DeviceChoice::Cuda(numbers) => Some(numbers),
+        DeviceChoice::Auto => None,
+    };
+    match (gpus::find()?, numbers) {
+        (Ok((gpus, _)), Some(numbers)) => Ok((RunDevice::Cuda(gpus.only(numbers)?), None)),
+        (Ok((gpus, text)), None) => Ok((RunDevice::Cuda(gpus), Some(format!("--device auto took {text}")))),
+        (Err(reason), None) => Ok((RunDevice::Virtual, Some(format!("--device auto took the virtual GPU: {reason}")))),
+        (Err(reason), Some(_)) => Err(Refused(format!("--device cuda: {reason}; use --device virtual"))),
     }
 }
 
@@ -71,16 +71,16 @@ type Find = Result<Result<(Gpus, String), String>, Refused>;
 
 fn decide(options: &Options, every: bool, find: impl FnOnce() -> Find) -> Result<RunDevices, Refused> {
     let virtual_only = |note: Option<String>| Ok(RunDevices { all: vec![RunDevice::Virtual], note });
-    match options.device {
+    match &options.device {
         DeviceChoice::Virtual => virtual_only(None),
-        DeviceChoice::Cuda => {
+        DeviceChoice::Cuda(numbers) => {
             if let Some(option) = of_virtual_gpus(options) {
                 return Err(Refused(format!(
                     "{option}: only the virtual GPU has this option; leave it out, or use --device virtual"
                 )));
             }
             match find()? {
-                Ok((gpus, _)) => Ok(RunDevices { all: vec![RunDevice::Cuda(gpus)], note: None }),
+                Ok((gpus, _)) => Ok(RunDevices { all: vec![RunDevice::Cuda(gpus.only(numbers)?)], note: None }),
                 Err(reason) => Err(Refused(format!("--device cuda: {reason}; use --device virtual"))),
             }
         }
@@ -120,6 +120,10 @@ mod tests {
     use super::*;
     use crate::cli::{Mode, default_options};
 
+    fn all_gpus() -> DeviceChoice {
+        DeviceChoice::Cuda(Vec::new())
+    }
+
     fn options(device: DeviceChoice) -> Options {
         Options { device, ..default_options() }
     }
@@ -138,7 +142,7 @@ mod tests {
 
     #[test]
     fn gpus_that_cannot_be_used_are_refused_and_not_replaced_by_virtual_ones() {
-        for device in [DeviceChoice::Auto, DeviceChoice::Cuda] {
+        for device in [DeviceChoice::Auto, all_gpus()] {
             let unusable = || Err(Refused("there are GPUs that gin cannot use".to_owned()));
             let Refused(text) = decide(&options(device), true, unusable).unwrap_err();
             assert_eq!(text, "there are GPUs that gin cannot use");
@@ -154,12 +158,24 @@ mod tests {
         let note = decide(&auto, false, none).unwrap().note.unwrap();
         assert_eq!(note, "--device auto took the virtual GPU: no CUDA driver found: there is no libcuda");
         assert_eq!(names(&options(DeviceChoice::Virtual), true, two()), ["virtual"]);
-        assert_eq!(names(&options(DeviceChoice::Cuda), true, two()), ["cuda"]);
+        assert_eq!(names(&options(all_gpus()), true, two()), ["cuda"]);
+    }
+
+    #[test]
+    fn gpus_are_chosen_by_number_and_numbers_that_do_not_exist_are_refused_with_those_that_do() {
+        let chosen = |numbers: &[usize]| {
+            let found = decide(&options(DeviceChoice::Cuda(numbers.to_vec())), false, two);
+            found.map(|found| format!("{:?}", found.all[0])).map_err(|Refused(text)| text)
+        };
+        assert!(chosen(&[1]).unwrap().contains("ordinals: [1]"), "{:?}", chosen(&[1]));
+        assert!(chosen(&[1, 0]).unwrap().contains("ordinals: [1, 0]"));
+        assert!(chosen(&[]).unwrap().contains("ordinals: [0, 1]"));
+        assert_eq!(chosen(&[0, 2]).unwrap_err(), "--device cuda:0,2: there is no GPU 2; there are 0 to 1");
     }
 
     #[test]
     fn what_is_asked_for_and_not_there_is_refused_with_the_reason_and_advice() {
-        let Refused(text) = decide(&options(DeviceChoice::Cuda), false, none).unwrap_err();
+        let Refused(text) = decide(&options(all_gpus()), false, none).unwrap_err();
         assert!(text.starts_with("--device cuda: no CUDA driver found") && text.ends_with("use --device virtual"));
     }
 
@@ -172,7 +188,7 @@ mod tests {
             ("--resident-blocks", |options| options.resident_blocks = Some(4)),
         ];
         for (name, change) in changes {
-            let (mut auto, mut cuda) = (options(DeviceChoice::Auto), options(DeviceChoice::Cuda));
+            let (mut auto, mut cuda) = (options(DeviceChoice::Auto), options(all_gpus()));
             change(&mut auto);
             change(&mut cuda);
             let devices = decide(&auto, true, two).unwrap();

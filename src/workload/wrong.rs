@@ -2,8 +2,8 @@
 //! Tests that a run reports wrong results, over a network that loses the bytes of some puts.
 
 use super::plan::default_plan;
-use super::{Plan, Plans, run};
-use crate::cli::{End, Format, Sizes, Workload, run_plans};
+use super::{Plan, Plans, Watch, run};
+use crate::cli::{End, Format, Printed, Sizes, Workload, default_options, run_plans};
 use gin_abi::Transfer;
 use gin_host::comm::{CommConfig, Routes};
 use gin_net::{Capabilities, Event, Fetch, Key, LocalSignals, LocalWindow, NetError, Network, Request};
@@ -85,9 +85,9 @@ fn lossy(plan: Plan) -> Plan {
 #[test]
 fn lost_bytes_make_a_run_wrong_and_the_report_shows_the_first_difference() {
     for workload in [Workload::Ring, Workload::Alltoall, Workload::Halo] {
-        let right = run(&plan(workload), None, &|| {}).unwrap();
+        let right = run(&plan(workload), None, &Watch::default()).unwrap();
         assert!(right.verified && right.errors == 0 && right.first_difference.is_none(), "{right:?}");
-        let wrong = run(&lossy(plan(workload)), None, &|| {}).unwrap();
+        let wrong = run(&lossy(plan(workload)), None, &Watch::default()).unwrap();
         assert!(!wrong.verified && wrong.errors > 0, "{wrong:?}");
         let difference = wrong.first_difference.as_deref().unwrap_or_default();
         assert!(difference.starts_with("rank ") && difference.contains("expected "), "{difference}");
@@ -98,7 +98,8 @@ fn lost_bytes_make_a_run_wrong_and_the_report_shows_the_first_difference() {
 fn one_wrong_run_among_right_runs_makes_the_command_end_wrong_after_all_results() {
     let end = |all: Vec<Plan>| {
         let (runs, mut out) = (all.len(), Vec::new());
-        let end = run_plans(&Plans { all, note: None }, Format::Json, None, &mut out).unwrap();
+        let end = run_plans(&Plans { all, note: None }, &Printed::of(&default_options(), Format::Json), None, &mut out)
+            .unwrap();
         let text = String::from_utf8(out).unwrap();
         assert_eq!(text.lines().count(), runs, "{text}");
         (end, text.matches("\"verified\":false").count())
