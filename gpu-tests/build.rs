@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! With the feature `cuda`, compiles to PTX the kernels of the conformance suite, the kernels of these tests, and the
-//! engine of software NICs. Writes tables of them, `ptx.rs`, `hardware.rs` and `engine.rs`, to `OUT_DIR`.
+//! With the feature `cuda`, compiles to PTX the kernels of the conformance suite, the kernels of these tests, the
+//! kernels that gin ships, and the engine of software NICs. Writes tables of them, `ptx.rs`, `hardware.rs`,
+//! `shipped.rs` and `engine.rs`, to `OUT_DIR`.
 
 fn main() {
     #[cfg(feature = "cuda")]
@@ -28,7 +29,13 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     // A test of gin-conformance assembles the PTX. Here that would only cost minutes, since the driver compiles the
     // PTX.
-    for (kernels, table) in [("../gin-conformance", "ptx"), ("kernels", "hardware"), ("../gin-soft-hca", "engine")] {
+    let tables = [
+        ("../gin-conformance", "ptx"),
+        ("kernels", "hardware"),
+        ("../gin-kernels", "shipped"),
+        ("../gin-soft-hca", "engine"),
+    ];
+    for (kernels, table) in tables {
         let place = out.join(table);
         std::fs::create_dir_all(&place)?;
         let builder = KernelBuilder::new(kernels).archs(archs.clone()).ptxas(UsePtxas::No);

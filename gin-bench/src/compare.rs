@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::fs;
 use std::path::Path;
 
-/// The figures of an earlier run, as `gin bench --json` printed them.
+/// The figures of an earlier run, as `gin bench --format json` printed them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Earlier {
     /// Name of the file.
@@ -36,7 +36,8 @@ struct EarlierRow {
 }
 
 impl Earlier {
-    /// Reads a file that the output of `gin bench --json` was written to, for a run on `device`, `cuda` or `virtual`.
+    /// Reads a file that the output of `gin bench --format json` was written to, for a run on `device`, `cuda` or
+    /// `virtual`.
     ///
     /// # Errors
     /// Returns a text that names the file, the line and the reason, and the command that writes such a file. Refuses
@@ -50,7 +51,7 @@ impl Earlier {
     }
 
     fn parse(name: &str, text: &str) -> Result<Self, String> {
-        let advice = "write such a file by `gin bench --json >FILE`";
+        let advice = "write such a file by `gin bench --format json >FILE`";
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let tables = lines.map(|(number, line)| {
             serde_json::from_str(line)
@@ -159,7 +160,10 @@ mod tests {
         let refused = |text: &str| Earlier::parse("old.json", text).unwrap_err();
         assert!(refused(" \n").contains("old.json holds no table"));
         let text = refused("{\"ranks\": 2}\n");
-        assert!(text.contains("line 1") && text.contains("`title`") && text.contains("gin bench --json"), "{text}");
+        assert!(
+            text.contains("line 1") && text.contains("`title`") && text.contains("gin bench --format json"),
+            "{text}"
+        );
         let mut out = Vec::new();
         Printer::new(Form::Json, false, &mut out).table(&table(1.0)).unwrap();
         let whole = String::from_utf8(out).unwrap();

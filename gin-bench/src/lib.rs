@@ -32,6 +32,7 @@ mod ptx {
 }
 
 pub use compare::Earlier;
+pub use plot::{Curve, Curves, plot};
 pub use print::{COLUMNS, Form};
 
 use gin_boot::Bootstrap;
@@ -42,6 +43,7 @@ use print::Printer;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::error::Error;
+use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -69,8 +71,10 @@ pub enum Measurement {
 /// GPUs to measure on.
 #[derive(Clone, Debug)]
 pub struct Gpus {
-    /// Their names, by number in the driver; at least one.
+    /// Their names; at least one.
     pub names: Vec<String>,
+    /// Their numbers in the driver.
+    pub ordinals: Vec<usize>,
     /// The number of this process's GPU, if it is one rank of a job.
     pub own: Option<usize>,
     /// The engine of software NICs, as PTX: architecture and text.
@@ -107,6 +111,29 @@ pub struct Bench {
     #[cfg(test)]
     sabotage: gin_testkit::Sabotage,
 }
+
+/// The outcome of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// All results were right.
+    Right,
+    /// A result was wrong.
+    Wrong,
+    /// A measurement failed.
+    Failed,
+}
+
+/// The error of a measurement that the job of this process does not suit.
+#[derive(Debug)]
+pub struct Unsuited(String);
+
+impl fmt::Display for Unsuited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Unsuited {}
 
 /// The output of a run.
 #[derive(Debug)]
@@ -200,7 +227,7 @@ impl Bench {
         let mut config = WorldConfig::threads(ranks);
         #[cfg(feature = "cuda")]
         if let Some(gpus) = &self.gpus {
-            let ordinals = gpus.own.map_or_else(|| (0..gpus.used(ranks)).collect(), |own| vec![own]);
+            let ordinals = gpus.own.map_or_else(|| gpus.ordinals[..gpus.used(ranks)].to_vec(), |own| vec![own]);
             config.devices = Some(gin_gpu::cuda::devices(&ordinals, &[ptx::PTX, gpus.engine], Some(self.limit * 2))?);
         }
         config.collective_timeout = Some(self.limit * 4);
@@ -261,23 +288,23 @@ const MEASURES: [(&str, Processes, Measure, Measurement); 9] = [
     ("gdaki, round trip", Processes::None, nics::round_trips, Measurement::Gdaki),
 ];
 
-/// Runs the measurements and prints each table as soon as it is complete. Returns whether all results were right and no
-/// measurement failed. In a job, all ranks run it and one of them should print.
+/// Runs the measurements and prints each table as soon as it is complete. In a job, all ranks run it and one of them
+/// should print.
 ///
 /// # Errors
-/// Returns the error of the writer. In a job, refuses a measurement that does not run there. Prints the error of a
-/// measurement and continues with the next one.
-pub fn run(bench: &Bench, measurement: Measurement, output: &Output, out: &mut impl Write) -> Result<bool, Failure> {
+/// Returns the error of the writer. In a job, refuses a measurement that does not run there, as [`Unsuited`]. Prints
+/// the error of a measurement and continues with the next one.
+pub fn run(bench: &Bench, measurement: Measurement, output: &Output, out: &mut impl Write) -> Result<Outcome, Failure> {
     let Output { form, earlier, plot } = output;
     let chosen = MEASURES.iter().filter(|(.., kind)| measurement == Measurement::All || measurement == *kind);
     let (suited, refused): (Vec<_>, Vec<_>) =
         chosen.map(|measure| (measure, bench.suits(measure.0, measure.1))).partition(|(_, suits)| suits.is_ok());
     if let (true, Some((_, Err(reason)))) = (suited.is_empty(), refused.first()) {
-        return Err(reason.as_str().into());
+        return Err(Unsuited(reason.clone()).into());
     }
     let mut printer = Printer::new(*form, earlier.is_some(), out);
     printer.notes(refused.into_iter().filter_map(|(_, suits)| suits.err()));
-    let (mut right, mut tables) = (true, Vec::new());
+    let (mut right, mut failed, mut tables) = (true, false, Vec::new());
     for ((name, _, measure, _), _) in suited {
         match measure(bench) {
             Ok(measured) => {
@@ -292,7 +319,7 @@ pub fn run(bench: &Bench, measurement: Measurement, output: &Output, out: &mut i
             }
             Err(error) => {
                 eprintln!("gin bench {name}: {error}");
-                right = false;
+                failed = true;
             }
         }
     }
@@ -300,7 +327,11 @@ pub fn run(bench: &Bench, measurement: Measurement, output: &Output, out: &mut i
     if let Some(path) = plot {
         plot::write(path, &tables)?;
     }
-    Ok(right)
+    Ok(match (right, failed) {
+        (false, _) => Outcome::Wrong,
+        (true, true) => Outcome::Failed,
+        (true, false) => Outcome::Right,
+    })
 }
 
 #[cfg(test)]
@@ -316,7 +347,7 @@ mod tests {
                 let bench = Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 1 << 16, sabotage };
                 let output = Output { form: Form::Short, earlier: None, plot: None };
                 let mut out = Vec::new();
-                let all_right = run(&bench, measurement, &output, &mut out).unwrap();
+                let all_right = run(&bench, measurement, &output, &mut out).unwrap() == Outcome::Right;
                 assert_eq!(all_right, right, "{measurement:?}, {sabotage:?}");
                 let text = String::from_utf8(out).unwrap();
                 assert_eq!(text.contains("WRONG"), !right, "{text}");

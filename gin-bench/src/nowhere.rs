@@ -61,6 +61,7 @@ impl Network for Nowhere {
             completion_is_arrival: true,
             raises: Raises::Sender,
             needs_make_visible: false,
+            mailbox: false,
         }
     }
 

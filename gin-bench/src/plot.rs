@@ -16,11 +16,14 @@ const PART: (u32, u32) = (900, 520);
 const PARTS: [(&str, &str); 2] = [("Latency by size", "us"), ("Bandwidth by size", "GB/s")];
 
 /// The figures of one curve, by size in bytes.
-type Curve = BTreeMap<u64, f64>;
+pub type Curve = BTreeMap<u64, f64>;
+
+/// Curves by name.
+pub type Curves = BTreeMap<String, Curve>;
 
 /// Returns the curves of the figures in `unit`, by name: gin's and their floors.
-fn curves(tables: &[Table], unit: &str) -> BTreeMap<String, Curve> {
-    let mut curves: BTreeMap<String, Curve> = BTreeMap::new();
+fn curves(tables: &[Table], unit: &str) -> Curves {
+    let mut curves = Curves::new();
     for row in tables.iter().flat_map(|table| &table.rows).filter(|row| row.unit == unit) {
         let Some(point) = &row.point else { continue };
         let mut add = |curve: &str, value| {
@@ -35,21 +38,32 @@ fn curves(tables: &[Table], unit: &str) -> BTreeMap<String, Curve> {
     curves
 }
 
-/// Writes the curves of all tables to a file: latency above, bandwidth below, both axes logarithmic.
+/// Writes the curves of all tables to a file.
 ///
 /// # Errors
 /// Returns an error if no measurement was by size, and the error of the file.
 pub(crate) fn write(path: &Path, tables: &[Table]) -> Result<(), Failure> {
-    let parts: Vec<_> = PARTS.iter().map(|&(title, unit)| (title, unit, curves(tables, unit))).collect();
-    let parts: Vec<_> = parts.into_iter().filter(|(.., curves)| !curves.is_empty()).collect();
     let Some(table) = tables.iter().find(|table| table.rows.iter().any(|row| row.point.is_some())) else {
         return Err("--plot: no measurement was by size; `gin bench lsa` is".into());
     };
-    let name = path.display();
-    draw(path, &parts, table).map_err(|error| format!("cannot write the plot {name}: {error}").into())
+    let of = subject(table);
+    plot(path, of.split_once(": ").map_or("", |(_, of)| of), PARTS.map(|(_, unit)| curves(tables, unit)))
 }
 
-fn draw(path: &Path, parts: &[(&str, &str, BTreeMap<String, Curve>)], table: &Table) -> Result<(), Failure> {
+/// Writes a plot of figures by size to a file, as SVG: latency in microseconds above, bandwidth in GB/s below, both
+/// axes logarithmic. Each curve has two sizes or more, and a part without curves is left out. `of` is the subject in
+/// the titles.
+///
+/// # Errors
+/// Returns the error of the file.
+pub fn plot(path: &Path, of: &str, [latency, bandwidth]: [Curves; 2]) -> Result<(), Failure> {
+    let parts = PARTS.iter().zip([latency, bandwidth]).map(|(&(title, unit), curves)| (title, unit, curves));
+    let parts: Vec<_> = parts.filter(|(.., curves)| !curves.is_empty()).collect();
+    let name = path.display();
+    draw(path, &parts, of).map_err(|error| format!("cannot write the plot {name}: {error}").into())
+}
+
+fn draw(path: &Path, parts: &[(&str, &str, Curves)], of: &str) -> Result<(), Failure> {
     let (width, height) = PART;
     let root = SVGBackend::new(path, (width, height * parts.len() as u32)).into_drawing_area();
     root.fill(&WHITE)?;
@@ -58,8 +72,6 @@ fn draw(path: &Path, parts: &[(&str, &str, BTreeMap<String, Curve>)], table: &Ta
         let values = || curves.values().flat_map(|curve| curve.values().copied()).filter(|value| *value > 0.0);
         let (least, most) = (sizes().min().unwrap_or(1), sizes().max().unwrap_or(2));
         let (low, high) = (values().fold(f64::MAX, f64::min) / 2.0, values().fold(0.0, f64::max) * 2.0);
-        let of = subject(table);
-        let of = of.split_once(": ").map_or("", |(_, of)| of);
         let mut chart = ChartBuilder::on(area)
             .caption(format!("{title}: {of}"), ("sans-serif", 20))
             .margin(12)
@@ -75,7 +87,8 @@ fn draw(path: &Path, parts: &[(&str, &str, BTreeMap<String, Curve>)], table: &Ta
             .draw()?;
         for (index, (name, curve)) in curves.iter().enumerate() {
             let colour = Palette99::pick(index).to_rgba();
-            let points = curve.iter().map(|(&bytes, &value)| (bytes as f64, value));
+            // A logarithmic axis has no 0.
+            let points = curve.iter().filter(|(_, value)| **value > 0.0).map(|(&bytes, &value)| (bytes as f64, value));
             chart
                 .draw_series(LineSeries::new(points, colour.stroke_width(2)).point_size(3))?
                 .label(name)
@@ -120,7 +133,7 @@ mod tests {
         let curves = curves(&[table(&[64, 1024])], "GB/s");
         let put = Curve::from([(64, 8.0), (1024, 128.0)]);
         let bare = Curve::from([(64, 64.0), (1024, 1024.0)]);
-        assert_eq!(curves, BTreeMap::from([("bare".to_owned(), bare), ("put".to_owned(), put)]));
+        assert_eq!(curves, Curves::from([("bare".to_owned(), bare), ("put".to_owned(), put)]));
     }
 
     #[test]

@@ -317,22 +317,36 @@ pub(super) fn pings(
     windows: &[MemoryKind],
     shared: bool,
 ) -> Result<Vec<Figure>, CommError> {
-    let comm = lab.rank.communicator(&Requirements::default().signals(1).counters(0))?;
-    let handle = comm.device()?;
-    let window = |kind: &MemoryKind| match kind {
-        MemoryKind::Device => comm.alloc_window::<u64>(1, WindowFlags::NONE),
-        kind => {
-            let memory = Memory::for_ranks(lab.rank.device(), *kind, 8, shared)?;
-            comm.register::<u64>(&memory.whole(), WindowFlags::NONE)
-        }
-    };
-    let windows = windows.iter().map(window).collect::<Result<Vec<_>, _>>()?;
-    let signals = Cell::new(0);
-    let arguments: Vec<[&dyn KernelArg; 2]> = windows.iter().map(|window| [&handle as _, window as _]).collect();
-    let play = |arguments| Play { shape: Shape::one(kernel, 1), comm: Some(&comm), arguments, before: &signals };
-    let plays: Vec<Play<'_>> = arguments.iter().map(|arguments| play(arguments.as_slice())).collect();
+    // A communicator for each: once a value has gone to GPU memory, kernels open the mailbox in every wait.
+    let mut comms = Vec::new();
+    for kind in windows {
+        let comm = lab.rank.communicator(&Requirements::default().signals(1).counters(0))?;
+        let window = match kind {
+            MemoryKind::Device => comm.alloc_window::<u64>(1, WindowFlags::NONE)?,
+            kind => {
+                let memory = Memory::for_ranks(lab.rank.device(), *kind, 8, shared)?;
+                comm.register::<u64>(&memory.whole(), WindowFlags::NONE)?
+            }
+        };
+        comms.push((comm.device()?, window, Cell::new(0), comm));
+    }
+    let arguments: Vec<[&dyn KernelArg; 2]> =
+        comms.iter().map(|(handle, window, ..)| [handle as _, window as _]).collect();
+    let plays: Vec<Play<'_>> = comms
+        .iter()
+        .zip(&arguments)
+        .map(|((_, _, before, comm), arguments)| Play {
+            shape: Shape::one(kernel, 1),
+            comm: Some(comm),
+            arguments,
+            before,
+        })
+        .collect();
     let trips = lab.play(&plays, rounds, true)?;
-    end(lab.rank, &comm)?;
+    for (_, window, _, comm) in comms {
+        drop(window);
+        end(lab.rank, &comm)?;
+    }
     Ok(trips)
 }
 

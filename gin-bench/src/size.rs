@@ -8,6 +8,9 @@
 /// Returns a text that names the value and the accepted forms.
 pub fn parse(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
+    if trimmed.starts_with('-') {
+        return Err(format!("{text:?}: a size is not negative"));
+    }
     let digits = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(digits);
     let factor: u64 = match unit.trim() {
@@ -52,7 +55,7 @@ mod tests {
     #[test]
     fn what_is_no_size_is_refused_with_the_reason() {
         assert!(parse("").unwrap_err().contains("whole number"));
-        assert!(parse("-1").unwrap_err().contains("unit"));
+        assert!(parse("-1").unwrap_err().contains("negative"));
         assert!(parse("1.5KiB").unwrap_err().contains("unit"));
         assert!(parse("12 parsecs").unwrap_err().contains("parsecs"));
         assert!(parse("99999999999GiB").unwrap_err().contains("2^64"));

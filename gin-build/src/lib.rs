@@ -29,6 +29,7 @@
 //! | --- | --- |
 //! | `GIN_RUSTC`, `GIN_CARGO` | compiler and cargo to use instead of searching; if only one is given, the other must be in the same folder; may be older than 1.96 |
 //! | `GIN_PTXAS` | `ptxas` to check the PTX with, instead of [searching](Ptxas::find) |
+//! | `GIN_LINE_INFO` | `1` keeps source lines in the PTX, as [`KernelBuilder::line_info`] does |
 //! | `GIN_CODEGEN_BACKEND` | path of rust-cuda's `librustc_codegen_nvvm.so`; `GIN_RUSTC` must then name the nightly that it was built for |
 //!
 //! # Findings and figures
@@ -101,8 +102,16 @@ use manifest::Manifest;
 use toolchain::Environment;
 
 /// Variables whose change makes a build script run again.
-const VARIABLES: [&str; 7] =
-    ["GIN_RUSTC", "GIN_CARGO", "GIN_PTXAS", "GIN_CODEGEN_BACKEND", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV"];
+const VARIABLES: [&str; 8] = [
+    "GIN_RUSTC",
+    "GIN_CARGO",
+    "GIN_PTXAS",
+    "GIN_LINE_INFO",
+    "GIN_CODEGEN_BACKEND",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "VIRTUAL_ENV",
+];
 
 /// A builder that compiles one kernel crate to PTX.
 #[derive(Clone, Debug)]
@@ -116,6 +125,7 @@ pub struct KernelBuilder {
     backend: Option<Backend>,
     ptxas: UsePtxas,
     figures: bool,
+    line_info: Option<bool>,
     quiet: bool,
 }
 
@@ -132,6 +142,7 @@ impl KernelBuilder {
             backend: None,
             ptxas: UsePtxas::default(),
             figures: true,
+            line_info: None,
             quiet: false,
         }
     }
@@ -219,6 +230,14 @@ impl KernelBuilder {
         self
     }
 
+    /// Sets whether the PTX keeps the lines of its sources, for `cuda-gdb`, `ncu` and `compute-sanitizer`. Without this
+    /// call it does if `GIN_LINE_INFO` is `1`. Lines change no instruction.
+    #[must_use]
+    pub fn line_info(mut self, on: bool) -> Self {
+        self.line_info = Some(on);
+        self
+    }
+
     /// Suppresses the `cargo::rerun-if-changed` lines, for a build script that prints its own.
     #[must_use]
     pub fn quiet(mut self) -> Self {
@@ -258,6 +277,7 @@ impl KernelBuilder {
         let backend = self.backend.clone().unwrap_or_else(|| backend_of(&environment));
         let target_dir = self.target_dir.clone().unwrap_or_else(|| default_target_dir(&environment, &manifest));
         let ptxas = self.find_ptxas(&environment, &manifest)?;
+        let line_info = self.line_info.unwrap_or_else(|| environment.var("GIN_LINE_INFO").is_some_and(|on| on == "1"));
 
         let compile = |arch: Arch| {
             let request = Request {
@@ -270,7 +290,7 @@ impl KernelBuilder {
                 arch,
             };
             let plan = Plan::new(&toolchain, &backend, &request);
-            self.compile(&plan, arch, &manifest, &ptxas)
+            self.compile(&plan, arch, &manifest, &ptxas, line_info)
         };
         let mut modules = Vec::new();
         let mut sources = Vec::new();
@@ -312,6 +332,7 @@ impl KernelBuilder {
         arch: Arch,
         manifest: &Manifest,
         ptxas: &Result<Ptxas, String>,
+        line_info: bool,
     ) -> Result<(Module, Vec<PathBuf>), BuildError> {
         let mut attempts = 0;
         let (raw, log) = loop {
@@ -337,6 +358,8 @@ impl KernelBuilder {
             return Err(BuildError::PtxVersion { arch, found: version });
         }
 
+        let findings = check::check_with(&text, &Limits::default(), &lines);
+        let text = if line_info { bounded } else { text };
         let path = self.destination(plan, arch, manifest);
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir).map_err(BuildError::io("create", dir))?;
@@ -352,7 +375,6 @@ impl KernelBuilder {
         let mut of_module = sources::of_dep_info(&plan.dep_info)?;
         of_module.push(manifest.path.clone());
         of_module.extend(manifest.lock());
-        let findings = check::check_with(&text, &Limits::default(), &lines);
         Ok((Module { arch, path, text, findings, assembly, log }, of_module))
     }
 
@@ -375,7 +397,8 @@ pub struct Module {
     pub path: PathBuf,
     /// The PTX text.
     pub text: String,
-    /// The lines that break a rule, with the default [`Limits`].
+    /// The lines that break a rule, with the default [`Limits`]. Their numbers are those of the text without the lines
+    /// of its sources.
     pub findings: Vec<Finding>,
     /// The result of `ptxas`.
     pub assembly: Assembly,

@@ -54,6 +54,11 @@ impl Lines {
     }
 }
 
+/// Returns true if a text has the lines of its sources.
+pub(crate) fn are_in(text: &str) -> bool {
+    text.lines().any(|line| parse_loc(line).is_some())
+}
+
 /// Returns true for lines that LLVM prints only with debug information.
 fn is_directive(line: &str) -> bool {
     let line = line.trim();
@@ -103,6 +108,7 @@ $L__func_end0:
     #[test]
     fn directives_are_taken_out_and_give_the_lines_of_instructions_or_of_their_function() {
         let (text, lines) = Lines::take(TEXT, Path::new("/k"));
+        assert!(are_in(TEXT) && !are_in(&text));
         assert!(!text.contains(".loc") && !text.contains("$L__") && !text.contains(".file"), "{text}");
         let place = |part: &str| {
             let line = text.lines().position(|line| line.contains(part)).unwrap() + 1;

@@ -161,6 +161,8 @@ impl Ptxas {
 
     /// Assembles a PTX file into `cubin`.
     ///
+    /// A text that has the lines of its sources passes them on to the machine code.
+    ///
     /// An assembler that is too old for the architecture or the PTX version gives [`Assembly::NotTried`]. The output is
     /// kept beside `cubin`, in a file ending in `.ptxas`. With the same text and the same assembler it does not run
     /// again, which saves minutes for a large text.
@@ -176,8 +178,10 @@ impl Ptxas {
         if let Some(said) = asked.as_ref().and_then(|asked| said_before(&kept, asked, cubin)) {
             return done(said);
         }
+        let text = fs::read_to_string(ptx).map_err(BuildError::io("read", ptx))?;
         let output = Command::new(&self.path)
             .arg("-v")
+            .args(crate::lines::are_in(&text).then_some("-lineinfo"))
             .arg(format!("-arch={arch}"))
             .arg(ptx)
             .arg("-o")

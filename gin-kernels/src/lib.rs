@@ -6,7 +6,9 @@
 //! | [`ring`] | fused ring all-reduce: adds the arrivals and passes them on |
 //! | [`alltoall`] | all-to-all: every rank puts a block to every other and folds the arrivals into a checksum |
 //! | [`halo`] | a 2-D stencil that exchanges its borders each step |
+//! | [`histogram`] | counts bytes in shared memory, and exchanges the counts |
 //! | [`probe`] | single operations, to inspect the compiled code |
+//! | [`primitives`] | the same for shared memory, warp operations and conversions |
 //!
 //! The workloads run all their steps in one launch. The functions that define their data ([`ring::input`] and so on)
 //! are plain Rust, so the host uses them to check the results.
@@ -16,5 +18,7 @@
 
 pub mod alltoall;
 pub mod halo;
+pub mod histogram;
+pub mod primitives;
 pub mod probe;
 pub mod ring;

@@ -28,6 +28,12 @@ pub mod hardware_ptx {
     include!(concat!(env!("OUT_DIR"), "/hardware.rs"));
 }
 
+/// The kernels that gin ships as PTX.
+#[cfg(feature = "cuda")]
+pub mod shipped_ptx {
+    include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
+}
+
 /// The engine of software NICs as PTX.
 #[cfg(feature = "cuda")]
 pub mod engine_ptx {
@@ -87,7 +93,7 @@ pub fn devices(gpus: &[usize]) -> Result<Devices, String> {
     use gin_gpu::{Device, ModuleSource};
 
     let make = || -> Result<Devices, gin_gpu::GpuError> {
-        let kernels = [ptx::PTX, hardware_ptx::PTX, engine_ptx::PTX];
+        let kernels = [ptx::PTX, hardware_ptx::PTX, shipped_ptx::PTX, engine_ptx::PTX];
         let devices = cuda::devices(gpus, &kernels, Some(KERNEL_LIMIT))?;
         for &ordinal in gpus {
             CudaDevice::new(ordinal, &kernels)?.load(ModuleSource::Linked)?;

@@ -3,6 +3,7 @@
 //!
 //! They run on any devices. On virtual devices they prove that the trials themselves are right.
 
+use crate::printing::prints;
 use bytemuck::Zeroable;
 use gin_gpu::Devices;
 use gin_gpu::{KernelArg, LaunchConfig};
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Deadline of waits in these kernels.
-const DEADLINE: gin_abi::Deadline = gin_abi::Deadline::after_ms(6000);
+pub(crate) const DEADLINE: gin_abi::Deadline = gin_abi::Deadline::after_ms(6000);
 
 /// Longest wait of ranks for each other. It is longer than a kernel may take.
 const COLLECTIVE: Duration = Duration::from_secs(20);
@@ -96,7 +97,18 @@ impl Testbed {
         made().map(Some).map_err(|error| error.to_string())
     }
 
-    fn run<T: Send>(&self, body: impl Fn(&Rank) -> Result<T, CommError> + Sync) -> Result<Vec<T>, String> {
+    /// Returns the configuration of a job on these devices.
+    pub(crate) fn config(&self) -> WorldConfig {
+        let mut config = WorldConfig::threads(self.ranks());
+        config.devices = self.devices.clone();
+        config.collective_timeout = Some(COLLECTIVE);
+        if self.gpus > 1 && !self.lsa {
+            config.comm.lsa_size = Some(1);
+        }
+        config
+    }
+
+    pub(crate) fn run<T: Send>(&self, body: impl Fn(&Rank) -> Result<T, CommError> + Sync) -> Result<Vec<T>, String> {
         self.run_with(self.nics()?.as_ref(), body)
     }
 
@@ -106,12 +118,7 @@ impl Testbed {
         nics: Option<&SoftNics>,
         body: impl Fn(&Rank) -> Result<T, CommError> + Sync,
     ) -> Result<Vec<T>, String> {
-        let mut config = WorldConfig::threads(self.ranks());
-        config.devices = self.devices.clone();
-        config.collective_timeout = Some(COLLECTIVE);
-        if self.gpus > 1 && !self.lsa {
-            config.comm.lsa_size = Some(1);
-        }
+        let config = self.config();
         let Some(nics) = nics else {
             return launch(config, |rank| body(&rank)).map_err(|error| error.to_string());
         };
@@ -127,13 +134,13 @@ impl Testbed {
     }
 
     /// Runs `body` on each rank, and returns an error if a rank reports a failure.
-    fn expect(&self, body: impl Fn(&Rank) -> Result<Vec<String>, CommError> + Sync) -> Result<(), String> {
+    pub(crate) fn expect(&self, body: impl Fn(&Rank) -> Result<Vec<String>, CommError> + Sync) -> Result<(), String> {
         let wrong: Vec<String> = self.run(body)?.into_iter().flatten().collect();
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
     }
 
     /// Returns the largest number of blocks for this rank if all ranks on its GPU fill the GPU together.
-    fn share(&self, rank: &Rank, kernel: &str, threads: u32) -> Result<u32, CommError> {
+    pub(crate) fn share(&self, rank: &Rank, kernel: &str, threads: u32) -> Result<u32, CommError> {
         let shape = LaunchConfig::new(1, threads).cooperative();
         let room = rank.device().resident_blocks(&rank.kernel(kernel)?, &shape)?;
         // Every rank has read the number before one launches.
@@ -153,7 +160,7 @@ pub type Trial = (&'static str, fn(&Testbed) -> Result<(), String>);
 pub const NIC_TRIALS: &[Trial] = TRIALS.split_at(8).0;
 
 /// The trials that run on any devices. The last four need loads and stores.
-pub const TRIALS: [Trial; 12] = [
+pub const TRIALS: [Trial; 13] = [
     ("lines_read_before_by_all_blocks_are_fresh_after_a_put_was_waited_for", |testbed| stale(testbed, false)),
     ("lines_read_before_by_all_blocks_are_fresh_after_a_get_was_flushed", |testbed| stale(testbed, true)),
     ("every_thread_of_every_resident_block_posts_at_once", |testbed| flood(testbed, u32::MAX, 32, 1)),
@@ -162,6 +169,7 @@ pub const TRIALS: [Trial; 12] = [
     ("two_communicators_work_at_the_same_time", communicators),
     ("every_value_of_a_long_ring_is_right", |testbed| long(testbed, 1)),
     ("every_value_of_a_long_all_to_all_is_right", |testbed| long(testbed, testbed.ranks() - 1)),
+    ("lines_that_kernels_print_are_whole_in_order_and_counted_if_dropped", prints),
     ("lines_read_before_are_fresh_after_a_put_by_stores_was_waited_for", |testbed| stale(&testbed.lsa(), false)),
     ("lines_read_before_are_fresh_after_a_get_by_loads_was_flushed", |testbed| stale(&testbed.lsa(), true)),
     ("every_value_of_a_long_ring_by_loads_and_stores_is_right", |testbed| long(&testbed.lsa(), 1)),
@@ -170,7 +178,12 @@ pub const TRIALS: [Trial; 12] = [
     }),
 ];
 
-fn run(rank: &Rank, kernel: &str, shape: LaunchConfig, arguments: &[&dyn KernelArg]) -> Result<(), CommError> {
+pub(crate) fn run(
+    rank: &Rank,
+    kernel: &str,
+    shape: LaunchConfig,
+    arguments: &[&dyn KernelArg],
+) -> Result<(), CommError> {
     let (function, stream) = (rank.kernel(kernel)?, rank.stream()?);
     rank.barrier()?;
     // Safety: the trials pass the arguments that the kernels require, and keep them until the kernels have ended.
@@ -180,7 +193,7 @@ fn run(rank: &Rank, kernel: &str, shape: LaunchConfig, arguments: &[&dyn KernelA
 }
 
 /// Describes the communicator's fault, if it has one.
-fn fault(rank: &Rank, comm: &Communicator) -> Option<String> {
+pub(crate) fn fault(rank: &Rank, comm: &Communicator) -> Option<String> {
     let notice = comm.fault()?;
     Some(format!("rank {}: fault of rank {}: {}", rank.rank(), notice.rank, notice.fault))
 }

@@ -7,9 +7,11 @@
 //! | [`gpus`] | the GPUs of this machine, or the reason why there are none |
 //! | [`hardware`] | trials of effects that only hardware shows |
 //! | `interop` | trials of programs that call the driver themselves beside gin, with the feature `cuda` |
+//! | [`printing`] | a trial of the lines that kernels print |
 //! | `raw` | trials that call the driver themselves, with the feature `cuda` |
 //! | `parking` | a trial beside the resident kernel of software NICs, with the feature `cuda` |
 //! | [`journal`] | results of earlier runs, so that a run continues where one was ended |
+//! | [`primitives`] | trials of warp operations, shared memory, conversions and a histogram |
 //! | `sharing` | a trial of memory that a GPU and a NIC share, with the feature `cuda` |
 //! | [`watchdog`] | ends the process when a trial hangs |
 #![warn(unreachable_pub)]
@@ -23,6 +25,8 @@ pub mod interop;
 pub mod journal;
 #[cfg(feature = "cuda")]
 pub mod parking;
+pub mod primitives;
+pub mod printing;
 #[cfg(feature = "cuda")]
 pub mod raw;
 #[cfg(feature = "cuda")]

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use gin_build::{Arch, Assembly, BuildError, Built, Limits, Module, UsePtxas, check, ptx};
+use gin_build::{Arch, Assembly, BuildError, BuildReport, Built, Limits, Module, UsePtxas, check, ptx};
 use libtest_mimic::{Arguments, Failed, Trial};
 use support::{Workspace, builder, contains, ensure, needs_compiler, needs_nvcc, needs_ptxas};
 
@@ -50,6 +50,8 @@ fn main() {
         needs_compiler("ptx_goes_where_copy_to_says_and_the_table_embeds_it", copies),
         needs_compiler("an_error_in_a_kernel_is_reported_in_the_compilers_words", broken_kernel),
         needs_compiler("mistakes_are_found_with_their_file_and_kernel", mistakes),
+        needs_compiler("a_feature_removes_all_prints_from_the_ptx", prints),
+        needs_compiler("source_lines_reach_the_machine_code_on_request_and_change_no_instruction", lines_of_sources),
         needs_compiler("a_marker_for_no_kernel_is_refused", broken_marker),
         needs_ptxas("invalid_assembly_is_refused_by_ptxas_in_its_words", broken_assembly),
         needs_nvcc("a_device_function_links_into_a_cuda_program", links),
@@ -223,8 +225,14 @@ fn broken_kernel() -> Result<(), Failed> {
 
 fn mistakes() -> Result<(), Failed> {
     let workspace = Workspace::new("mistakes");
-    let built = builder(&workspace.mistakes()).arch(Arch::Sm90).ptxas(UsePtxas::No).build()?;
-    let findings = built.report().findings;
+    let built = builder(&workspace.mistakes()).arch(Arch::Sm90).build()?;
+    let BuildReport { findings, figures } = built.report();
+    // The kernel copies its parameter to the stack of each thread.
+    let copies = "registers, 128 bytes of stack, no spills";
+    let copied = figures.iter().any(|line| line.contains("`indexes_by_value`: ") && line.ends_with(copies));
+    ensure(copied || built.modules[0].assembly.report().is_none(), format!("{figures:#?}"))?;
+    documented(copies)?;
+    documented("an atomic without ordering and scope (core::sync::atomic)")?;
     for (line, kernel, mistake) in [
         (17, "counts_by_core", "an atomic without ordering and scope (core::sync::atomic): `atom.global.add.u32 "),
         (25, "takes_shared_for_global", "a .global access to shared memory: `red.relaxed.gpu.global.add.u64 "),
@@ -236,6 +244,32 @@ fn mistakes() -> Result<(), Failed> {
     ensure(findings.len() == 3, format!("{findings:#?}"))?;
     // Directives for the places of findings do not reach the PTX.
     ensure(!built.modules[0].text.contains(".loc\t"), "the PTX has .loc directives".to_owned())
+}
+
+fn prints() -> Result<(), Failed> {
+    let workspace = Workspace::new("prints");
+    let build = |features: &[&str]| builder(&workspace.user()).arch(Arch::Sm90).features(features.to_vec()).build();
+    let (loud, quiet) = (build(&[])?, build(&["quiet"])?);
+    let (loud, quiet) = (&loud.modules[0], &quiet.modules[0]);
+    contains(&loud.text, "gin_device5print8outlined5claim")?;
+    if let Some(entry) = loud.assembly.report().and_then(|report| report.entry("prints")) {
+        ensure((entry.stack, entry.spill_stores) == (0, 0), format!("{entry:?}"))?;
+    }
+    ensure(!quiet.text.contains("5print"), "a function that prints is left".to_owned())?;
+    let body = |module: &Module| -> Option<String> {
+        let (_, rest) = module.text.split_once(".entry prints(")?;
+        let (body, _) = rest.split_once("\n}")?;
+        Some(body.split_once('{')?.1.to_owned())
+    };
+    let body = body(quiet).ok_or("no kernel `prints`")?;
+    let code: Vec<&str> = body.lines().map(str::trim).filter(|line| line.ends_with(';')).collect();
+    ensure(code == ["ret;"], format!("{code:#?}"))
+}
+
+/// Checks that the list of traps in docs/kernels.md has this text.
+fn documented(text: &str) -> Result<(), Failed> {
+    let docs = include_str!("../../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
+    contains(docs.split_once("## Traps").ok_or("no list of traps")?.1, text)
 }
 
 fn broken_marker() -> Result<(), Failed> {
@@ -277,4 +311,26 @@ fn does_not_link() -> Result<(), Failed> {
         Ok(_) => Err("it was linked".into()),
         Err(error) => contains(error.message().unwrap_or_default(), "bare_add"),
     }
+}
+
+fn lines_of_sources() -> Result<(), Failed> {
+    let workspace = Workspace::new("lines");
+    let build = |on| builder(&workspace.bare()).arch(Arch::Sm90).line_info(on).build();
+    let (without, with) = (build(false)?, build(true)?);
+    let (plain, lined) = (&without.modules[0].text, &with.modules[0].text);
+    ensure(!plain.contains(".loc"), "a build that did not ask for lines has some".to_owned())?;
+    contains(lined, "bare/src/lib.rs\"")?;
+    // The same instructions, whatever the labels.
+    let code = |text: &str| -> Vec<String> {
+        let is_code = |line: &&str| line.starts_with('\t') && line.ends_with(';');
+        text.lines().filter(is_code).map(str::to_owned).collect()
+    };
+    ensure(code(plain) == code(lined), "lines changed instructions".to_owned())?;
+    let Assembly::Done(report) = &with.modules[0].assembly else {
+        return Ok(());
+    };
+    let source = fs::read_to_string(workspace.bare().join("src/lib.rs"))?;
+    let line = source.lines().position(|line| line.contains("values[3] = 2;")).ok_or("no such line")? + 1;
+    let listing = support::disassemble_with_lines(report)?;
+    contains(&listing, &format!("bare/src/lib.rs\", line {line}"))
 }

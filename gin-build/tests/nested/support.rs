@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use gin_build::{KernelBuilder, Ptxas, Toolchain};
+use gin_build::{KernelBuilder, Ptxas, Report, Toolchain};
 use libtest_mimic::{Completion, Failed, Trial};
 
 /// This crate's folder.
@@ -200,6 +200,14 @@ pub(crate) fn link(dir: &Path, ptx: Option<&Path>) -> Result<PathBuf, Failed> {
 
 pub(crate) fn disassemble(program: &Path) -> Result<String, Failed> {
     Cuda::find()?.run("cuobjdump", &["-sass", text(program)?])
+}
+
+/// Returns the machine code of a module with its source lines, by the `nvdisasm` beside the assembler.
+pub(crate) fn disassemble_with_lines(report: &Report) -> Result<String, Failed> {
+    let output = Command::new(report.tool.with_file_name("nvdisasm")).arg("-g").arg(&report.cubin).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure(output.status.success(), format!("nvdisasm -g: {said}"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn text(path: &Path) -> Result<&str, Failed> {

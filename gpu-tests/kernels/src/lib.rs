@@ -8,10 +8,14 @@
 //! | `hardware_stale` | reads lines by plain loads, lets a peer overwrite them, and reads them again |
 //! | `hardware_flood` | posts from every thread of every block at once, while every block polls |
 //! | `hardware_pass` | passes values on to a neighbour by one put and one get, on the automatic route |
+//! | `hardware_print` | prints lines |
 //! | `hardware_spin` | occupies processors until the host ends it |
+//! | `hardware_lanes`, `hardware_shared`, `hardware_convert` | check operations of warps, shared memory, and conversions |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 #![warn(unreachable_pub)]
+
+pub mod primitives;
 
 use bytemuck::{Pod, Zeroable};
 use gin_device::prelude::*;
@@ -379,5 +383,16 @@ fn pause(ns: u64) {
     let start = sys::clock_ns();
     while sys::clock_ns().wrapping_sub(start) < ns {
         sys::pause(if ns < NAP { ns as u32 } else { NAP as u32 });
+    }
+}
+
+/// Prints `lines` lines from each thread.
+///
+/// # Safety
+/// - Any grid.
+#[kernel]
+pub unsafe fn hardware_print(comm: Comm, lines: u32) {
+    for line in 0..lines {
+        gin_println!(comm, "line {line} {:.3} {:#x} {}", line as f32 / 8.0, line, "done");
     }
 }

@@ -18,6 +18,7 @@ use gin_testkit::Sabotage;
 use gpu_tests::gpus::{self, Gpus};
 use gpu_tests::hardware::{self, Testbed};
 use gpu_tests::journal::{Journal, Outcome};
+use gpu_tests::primitives;
 use gpu_tests::watchdog::{self, Watchdog};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
@@ -227,6 +228,10 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
             format!("{prefix}/hardware/{name}"),
             Box::new(move |gpus, devices| trial(&Testbed::real(devices, gpus.len()))),
         );
+    }
+    for (name, trial) in primitives::TRIALS {
+        let trial = move |gpus: &[usize], devices| trial(&Testbed::real(devices, gpus.len()));
+        add(format!("{prefix}/primitives/{name}"), Box::new(trial));
     }
     for (name, trial) in RAW {
         add(format!("{prefix}/hardware/{name}"), Box::new(trial));

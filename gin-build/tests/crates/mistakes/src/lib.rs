@@ -59,3 +59,11 @@ pub unsafe fn looks_up(out: *mut u32, which: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe { out.write(SQUARES[which % 8]) };
 }
+
+/// # Safety
+/// - `out` points to a word; `which` is less than 16.
+#[kernel]
+pub unsafe fn indexes_by_value(table: [u64; 16], out: *mut u64, which: usize) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { out.write(table[which]) };
+}

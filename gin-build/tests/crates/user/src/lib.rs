@@ -49,3 +49,12 @@ pub unsafe fn pass_on(comm: Comm, to: Window<u32>, from: Window<u32>, len: usize
         comm.report(fault);
     }
 }
+
+/// Prints a line of each kind of value.
+///
+/// # Safety
+/// - The handles are valid.
+#[kernel]
+pub unsafe fn prints(comm: Comm, words: Window<u32>) {
+    gin_println!(comm, "{} {:#x} {} {}", words.len(), words.read(0), 0.5_f32, "a text");
+}
