@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Builds the tests for real GPUs and the command into one folder that runs on a GPU machine without Rust. The folder is
-# gpu-bundle in the target folder, or the first argument. In it, run.sh runs the tests, run-command.sh the command, and
-# run-bench.sh its benchmarks. GIN_ARCHS gives the architectures of the kernels (sm_90 by default).
+# Builds the tests for real GPUs, the command and the examples into one folder that runs on a GPU machine without Rust.
+# The folder is gpu-bundle in the target folder, or the first argument. In it, run.sh runs the tests, run-command.sh the
+# command and the examples, and run-bench.sh the benchmarks. GIN_ARCHS gives the architectures of the
+# kernels (sm_90 by default).
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,10 +24,14 @@ tests=$(built test --release --no-run -p gpu-tests --test gpu)
 command=$(built build --release -p gin --bin gin)
 [ -n "$command" ] || { echo "gpu-bundle: cargo printed no path of the command" >&2; exit 1; }
 
+examples=$(built build --release -p gin-examples --bin gin-examples)
+[ -n "$examples" ] || { echo "gpu-bundle: cargo printed no path of the examples" >&2; exit 1; }
+
 rm -rf "$bundle"
 mkdir -p "$bundle"
 strip -o "$bundle/gpu-tests" "$tests"
 strip -o "$bundle/gin" "$command"
+strip -o "$bundle/gin-examples" "$examples"
 cp scripts/gpu-run-command.sh "$bundle/run-command.sh"
 cp scripts/gpu-sanitize.sh "$bundle/sanitize.sh"
 cp scripts/gpu-run-bench.sh "$bundle/run-bench.sh"

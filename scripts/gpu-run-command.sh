@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs the command beside this script on the GPUs of this machine: `info`, `demo`, and each workload with several
-# numbers of ranks. Results are kept in $OUT, or in the folder out beside this script, and steps that succeeded are not
-# run again. A step ends after GIN_STEP_SECONDS (120). The report is printed last. The exit status is 0 if all steps
-# succeeded. GIN_ITERATIONS (10000) is the number of rounds of the longest runs.
+# Runs the command beside this script on the GPUs of this machine: `info`, `demo`, each example, and each workload with
+# several numbers of ranks. Results are kept in $OUT, or in the folder out beside this script, and steps that succeeded
+# are not run again. A step ends after GIN_STEP_SECONDS (120). The report is printed last. The exit status is 0 if all
+# steps succeeded. GIN_ITERATIONS (10000) is the number of rounds of the longest runs.
 #
 # usage: run-command.sh [RANKS...]   (1 2 4 8 if none are given)
 
@@ -17,15 +17,15 @@ limit="${GIN_STEP_SECONDS:-120}"
 failed=0
 names=""
 
-# step NAME ARGUMENTS...: runs the command with these arguments. Writes its output to NAME.out and its errors to
-# NAME.err, and creates NAME.ok if it succeeded.
+# step NAME ARGUMENTS...: runs the command, or $program if it is set, with these arguments. Writes its output to
+# NAME.out and its errors to NAME.err, and creates NAME.ok if it succeeded.
 step() {
-    local name="$1" status
+    local name="$1" status program="${program:-./gin}"
     shift
     names="$names $name"
     [ -e "$steps/$name.ok" ] && return
-    echo "gin $*" >"$steps/$name.cmd"
-    timeout -k 10 "$limit" ./gin "$@" >"$steps/$name.out" 2>"$steps/$name.err" </dev/null
+    echo "${program#./} $*" >"$steps/$name.cmd"
+    timeout -k 10 "$limit" "$program" "$@" >"$steps/$name.out" 2>"$steps/$name.err" </dev/null
     status=$?
     if [ $status -eq 0 ]; then
         touch "$steps/$name.ok"
@@ -39,7 +39,16 @@ step() {
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 
 step info info
+step info-json info --format json
 step demo demo
+# One GPU by its number, by loads and stores alone.
+step gpu-0 run ring --device cuda:0 --ranks 2 --route lsa --format json
+step sweep run alltoall --device cuda --ranks 2 -b 8 -e 16M -f 8 --plot "$out/sweep.svg"
+step trace trace --output "$out/trace.json" run alltoall --device cuda --ranks 2 --stats
+# Without arguments it lists its examples. Ranks that are processes follow below.
+for example in $(./gin-examples 2>&1 | awk 'NR > 1 && $1 != "processes" { print $1 }'); do
+    program=./gin-examples step "example-$example" "$example"
+done
 for ranks in ${*:-1 2 4 8}; do
     for workload in ring alltoall halo; do
         step "$workload-$ranks" run "$workload" --device cuda --ranks "$ranks" --format json
@@ -63,6 +72,7 @@ for ranks in ${*:-1 2 4 8}; do
                     --route "$route" --stats --format json --bytes 1MiB --blocks 8 --threads 256 --contexts 4 --iters 100
             done
         done
+        step "example-processes-$ranks" launch -n "$ranks" -- ./gin-examples processes
         last=$((ranks - 1))
         for route in network auto; do
             step "alltoall-$ranks-killed-$route" run alltoall --device cuda --route "$route" --ranks "$ranks" \

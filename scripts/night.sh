@@ -33,6 +33,7 @@ for case in \
 done
 tests GIN_ALL_WAYS=1 gin-conformance virtual_gpu
 tests GIN_ALL_WAYS=1 gin-device mutations
+search "${CARGO:-cargo}" test --release -p gin-device --test float -- --ignored
 tests GIN_MODEL_MORE_PREEMPTIONS=1 gin-device loom_models
 search "${MAKE:-make}" stress
 search "${MAKE:-make}" soak
