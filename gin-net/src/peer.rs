@@ -8,8 +8,7 @@
 //! If the CPU reaches all memory, `post` carries each request out completely: it copies the bytes, then adds to the
 //! receiver's signal word with release. Otherwise the device's [copier](gin_gpu::copier::Copier) copies, and the rest
 //! of a request follows, in the order of posting to its peer, once its copy is done. A small value instead goes to the
-//! receiver's [mailbox], if a kernel drains it. So signals are strong, and a completed
-//! put has arrived.
+//! receiver's [mailbox], if a kernel drains it. So signals are strong, and a completed put has arrived.
 
 mod late;
 
