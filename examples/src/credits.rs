@@ -15,7 +15,7 @@ const THREADS: u32 = 64;
 pub fn run(config: WorldConfig) -> Result<String, Box<dyn Error>> {
     let ranks = config.ranks;
     let sums = launch(config, |rank| -> Result<u64, CommError> {
-        let comm = rank.communicator(&Requirements::default().signals(2).counters(1))?;
+        let comm = rank.communicator(&Requirements::default().signals(2).counters(SLOTS as u32))?;
         let outbox = comm.alloc_window::<u32>(SLOTS * LEN, WindowFlags::NONE)?;
         let inbox = comm.alloc_window::<u32>(SLOTS * LEN, WindowFlags::NONE)?;
         let sums = comm.alloc_window::<u64>(THREADS as usize, WindowFlags::NONE)?;

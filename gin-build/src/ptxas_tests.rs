@@ -119,7 +119,9 @@ fn assemble(script: &str) -> Result<Assembly, BuildError> {
     let _alone = fakes::one_at_a_time();
     let dir = with_ptxas("bin", script);
     let ptxas = Ptxas { path: dir.path().join("bin/ptxas") };
-    ptxas.assemble(Arch::Sm100, Path::new("in.ptx"), Path::new("out.cubin"))
+    let ptx = dir.path().join("in.ptx");
+    fs::write(&ptx, "text").unwrap();
+    ptxas.assemble(Arch::Sm100, &ptx, Path::new("out.cubin"))
 }
 
 #[test]
@@ -132,7 +134,7 @@ fn an_assembler_that_is_too_old_differs_from_one_that_refuses_the_text() {
     assert!(matches!(old, Ok(Assembly::NotTried(_))), "{old:?}");
     let refused = assemble("echo 'ptxas in.ptx, line 9; error : Unknown modifier .acqrel'; exit 255").unwrap_err();
     let text = refused.to_string();
-    assert!(text.contains("sm_100, in.ptx") && text.contains("line 9; error"), "{text}");
+    assert!(text.contains("sm_100, ") && text.contains("in.ptx") && text.contains("line 9; error"), "{text}");
 }
 
 #[test]

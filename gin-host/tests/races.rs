@@ -22,15 +22,20 @@ const LONG: Deadline = Deadline::after_ms(5_000);
 #[kernel]
 pub unsafe fn race_test_read(comm: Comm, to: Window<u64>, from: Window<u64>, mistake: u32) {
     let gin = Gin::new(&comm, ContextId::new(0));
-    let outcome = if comm.world().rank() == 0 {
-        gin.put(comm.world().right(), to.range(0, LEN), from.range(0, LEN)).signal(CAME.inc()).issue(&Block) // put
-    } else {
+    let peer = comm.world().right();
+    let exchange = || -> Result<(), Fault> {
+        if comm.world().rank() == 0 {
+            // A kernel that is launched late comes after all that its host has waited for, the put perhaps.
+            gin.wait_signal(&Block, CAME, 1, LONG)?;
+            return gin.put(peer, to.range(0, LEN), from.range(0, LEN)).signal(CAME.inc()).issue(&Block); // put
+        }
+        gin.signal(peer, CAME.inc()).issue(&Block)?;
         if mistake != 0 && thread_in_block() == 3 {
             let _ = to.read(5); // read too early
         }
         gin.wait_signal(&Block, CAME, 1, LONG)
     };
-    match outcome {
+    match exchange() {
         Ok(()) => Block.stripe(LEN).for_each(|i| {
             let _ = to.read(i);
         }),
@@ -117,13 +122,17 @@ pub unsafe fn race_test_value(comm: Comm, to: Window<u64>, from: Window<u64>, mi
 pub unsafe fn race_test_warps(comm: Comm, to: Window<u64>, from: Window<u64>, mistake: u32) {
     let gin = Gin::new(&comm, ContextId::new(0));
     let first = thread_in_block() < WARP_SIZE;
-    let mut outcome = Ok(());
-    if comm.world().rank() == 0 {
-        let put = gin.put(comm.world().right(), to.range(0, LEN), from.range(0, LEN));
-        outcome = put.signal(CAME.inc()).issue(&Block); // put for the first warp
-    } else if first {
-        outcome = gin.wait_signal(&Warp, CAME, 1, LONG);
-    }
+    let peer = comm.world().right();
+    let outcome = if comm.world().rank() == 0 {
+        // As in `race_test_read`: both kernels run before the put.
+        gin.wait_signal(&Block, CAME, 1, LONG).and_then(|()| {
+            let put = gin.put(peer, to.range(0, LEN), from.range(0, LEN));
+            put.signal(CAME.inc()).issue(&Block) // put for the first warp
+        })
+    } else {
+        let told = gin.signal(peer, CAME.inc()).issue(&Block);
+        told.and_then(|()| if first { gin.wait_signal(&Warp, CAME, 1, LONG) } else { Ok(()) })
+    };
     if mistake == 0 {
         Block.sync();
     }

@@ -33,16 +33,18 @@ fn send(
     deadline: Deadline,
 ) -> Result<(), Fault> {
     let world = gin.comm().world();
-    let (arrived, credit, left) = (SignalId::new(0), SignalId::new(1), CounterId::new(0));
+    let (arrived, credit) = (SignalId::new(0), SignalId::new(1));
     for message in 0..messages {
         let slot = message as usize % SLOTS * len;
-        // The number of earlier messages that must have left this slot, here and at the receiver.
-        let earlier = (message + 1).saturating_sub(SLOTS as u64);
-        gin.wait_counter(&Block, left, earlier, deadline)?; // the put has read the outbox
+        // Puts may read their sources in any order, so each slot has its own counter.
+        let (left, puts) = (CounterId::new(message as u32 % SLOTS as u32), message / SLOTS as u64);
+        gin.wait_counter(&Block, left, puts, deadline)?; // the last put has read this slot of the outbox
         for i in Block.stripe(len) {
             outbox.write(slot + i, value(world.rank(), message, i));
         }
-        gin.wait_signal(&Block, credit, earlier, deadline)?; // the receiver has read the inbox
+        // Credits come in the order of the messages.
+        let earlier = (message + 1).saturating_sub(SLOTS as u64);
+        gin.wait_signal(&Block, credit, earlier, deadline)?; // the receiver has read this slot of the inbox
         gin.put(world.right(), inbox.range(slot, len), outbox.range(slot, len))
             .signal(arrived.inc())
             .counter(left)
@@ -73,7 +75,7 @@ fn receive(gin: &Gin, inbox: Window<u32>, len: usize, messages: u64, deadline: D
 /// Streams messages round the ring: block 0 sends, block 1 receives. `sums` gets the sum of each thread of block 1.
 ///
 /// # Safety
-/// - Two resident blocks, launched once on every rank of a communicator with two signals and a counter.
+/// - Two resident blocks, launched once on every rank of a communicator with two signals and [`SLOTS`] counters.
 #[kernel]
 pub unsafe fn credits(
     comm: Comm,

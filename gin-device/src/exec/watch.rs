@@ -3,9 +3,8 @@
 //!
 //! Until an executor [turns it on](turn_on), each call here costs one load of a flag.
 
-use super::{WATCHED, executor};
+use super::{Ordering, WATCHED, executor};
 use core::panic::Location;
-use core::sync::atomic::Ordering;
 use gin_abi::{Descriptor, Transfer};
 
 /// An event of the calling thread.
