@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Dispatch and combine of expert parallelism, as device functions and as kernels.
+//!
+//! Each rank has tokens: rows of bytes, and for each row the ids of its experts. Dispatch sends each row once to every
+//! rank that has one of its experts. Combine sends one row for each of those back, and adds them up.
+//!
+//! ```text
+//!            rank 0                        rank 1
+//!   rows     t0  t1  t2                    t0  t1
+//!             |   |\  |                     |   |
+//!   arena    rows[0]: t0 t1                rows[0]: t1 t2         from rank 0, in the order of its tokens
+//!            rows[1]: t1                   rows[1]: t0            from rank 1
+//!             |   |                         |   |
+//!            experts, in place or into other memory
+//!             |   |                         |   |
+//!   arena    returned[0]: t0 t1 --         returned[0]: -- t1     from rank 0, by token
+//!            returned[1]: -- t1 t2         returned[1]: t0 --     from rank 1
+//!             |                             |
+//!   output   t0  t1  t2                    t0  t1                 the sum over ranks
+//! ```
+//!
+//! # Protocol
+//! All ranks share a window, the *arena*. A rank stores into its own region of another rank's part, then one flag. Two
+//! slots alternate, so that a dispatch may begin while others still read the one before.
+//!
+//! *No row is overwritten too early.* Dispatch `e` uses the slot of dispatch `e - 2`. It follows, on its stream, the
+//! receive of dispatch `e - 1`, which saw the flag of every rank. Each rank raised that flag after its own combine or
+//! release of `e - 2`, by the order of its stream. The same flag covers the returned rows: a rank returns rows of `e`
+//! after it received dispatch `e`, so after the sender's combine `e - 1`, and there are two slots of these too.
+//!
+//! *One resident block suffices.* A block sends its share of the rows without a wait. It waits only if all blocks of
+//! its grid have started, so that every share has been taken by a block that runs; otherwise it ends. What remains is
+//! taken in units, so that it does not matter which blocks stayed. The last block that starts sees that all have.
+//!
+//! *The order of rows is that of tokens.* A row's place is the number of earlier tokens for the same rank. Each block
+//! counts them for itself, so the same routing gives the same bytes in every grid and schedule.
+#![no_std]
+#![warn(unreachable_pub)]
+
+mod combine;
+mod dispatch;
+mod lane;
+mod protocol;
+mod received;
+mod routes;
+mod status;
+
+pub use combine::{combine, ep_combine};
+pub use dispatch::{RECEIVE, SEND, dispatch, ep_dispatch};
+pub use lane::{CLAIMED_WORD, EPOCH_WORD, Lane, MASKED_WORD, Places, Sizes, Tokens, WIDE_IDS, reset};
+pub use received::Received;
+pub use status::{Code, STATUS_WORDS};
+
+/// Pairs of words (16 bytes) of a row that a warp moves at a time.
+pub const UNIT: u32 = 128;
+
+/// The most threads of a block of these kernels.
+pub const MOST_THREADS: u32 = 512;

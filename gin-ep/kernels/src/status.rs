@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Errors of a group's kernels, as values that the host reads.
+
+use crate::lane::{CLAIMED, Lane};
+use gin_device::prelude::*;
+use gin_device::sys::{GlobalWord, Word};
+
+/// Number of words of the status block: code, rank, expert, seen, limit; the rest is unused.
+pub const STATUS_WORDS: u64 = 8;
+
+/// What went wrong.
+#[repr(u64)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Code {
+    /// A rank did not send or return its rows in time. `rank` is its number, `seen` the epoch of its flag, `limit` the
+    /// awaited one.
+    Silent = 1,
+    /// An id is not less than the number of experts. `seen` is the token, `expert` the id, `limit` that number.
+    UnknownExpert = 2,
+    /// There are more tokens than the group has room for. `seen` is their number, `limit` the room.
+    TooManyTokens = 3,
+    /// The communicator was aborted, or has a fault.
+    Stopped = 4,
+}
+
+impl Code {
+    /// Returns the code of a status word.
+    #[must_use]
+    pub const fn from_word(word: u64) -> Option<Self> {
+        match word {
+            1 => Some(Self::Silent),
+            2 => Some(Self::UnknownExpert),
+            3 => Some(Self::TooManyTokens),
+            4 => Some(Self::Stopped),
+            _ => None,
+        }
+    }
+}
+
+/// Reports an error. The first one stays until the host has read it.
+#[cold]
+#[inline(never)]
+pub(crate) fn report(arena: u64, lane: &Lane, code: Code, rank: u32, expert: u32, seen: u64, limit: u64) {
+    // Safety: words of the arena and of the status block, which the host made; all accesses are atomic.
+    let (claimed, status) = unsafe { (GlobalWord::new(arena + lane.word(CLAIMED)), GlobalWord::new(lane.status)) };
+    if claimed.cas_relaxed_gpu(0, 1) != 0 {
+        return;
+    }
+    for (index, word) in [u64::from(rank), u64::from(expert), seen, limit].into_iter().enumerate() {
+        status.at(1 + index as u64).store_relaxed_sys(word);
+    }
+    status.store_release_sys(code as u64);
+}
+
+/// Returns what a kernel needs to poll: the communicator's status.
+#[inline(always)]
+pub(crate) fn of(comm: &Comm) -> gin_device::internal::status::Status<gin_device::sys::Global> {
+    let handle = comm.handle();
+    // Safety: the communicator's own words.
+    unsafe {
+        gin_device::internal::status::Status {
+            host: GlobalWord::new(handle.host_status),
+            kernel: GlobalWord::new(handle.kernel_status),
+            copy: GlobalWord::new(handle.kernel_status_copy),
+        }
+    }
+}

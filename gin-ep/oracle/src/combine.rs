@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a rank has after combine.
+
+use crate::{Batch, RankRow, Shape, narrow, widen};
+
+/// The experts of a test: each multiplies a row and adds a number of its own, so that a row at the wrong expert shows.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Experts;
+
+impl Experts {
+    /// Returns an element of the row that expert `expert` of all makes of an element.
+    pub fn apply(self, expert: usize, element: u16) -> u16 {
+        narrow(widen(element).mul_add(1.0 + (expert % 5) as f32 / 8.0, (expert % 29) as f32))
+    }
+}
+
+/// Returns the row that the receiving rank makes of a row: the sum over its experts in the order of the token's ids,
+/// weighted, by `fma` in FP32, rounded once.
+pub fn reduced(shape: &Shape, receiver: usize, row: &RankRow, experts: Experts) -> Vec<u16> {
+    let element = |&element: &u16| {
+        let mut sum = 0.0f32;
+        for (&local, &weight) in row.experts.iter().zip(&row.weights) {
+            if let Ok(local) = usize::try_from(local) {
+                sum = weight.mul_add(widen(experts.apply(receiver * shape.local() + local, element)), sum);
+            }
+        }
+        narrow(sum)
+    };
+    row.row.iter().map(element).collect()
+}
+
+/// Returns the rows of a rank after a combine with one row for each rank: their sum in FP32 in the order in which the
+/// token's ids name the ranks first, from 0, rounded once. Ranks of `silent` take no part.
+pub fn per_rank(shape: &Shape, batch: &Batch, silent: &[usize], experts: Experts) -> Vec<u16> {
+    let mut all = Vec::new();
+    for token in 0..batch.tokens(shape) {
+        let places = batch.places(shape, token);
+        let mut ranks: Vec<usize> = Vec::new();
+        for &(_, rank, ..) in &places {
+            if !ranks.contains(&rank) && !silent.contains(&rank) {
+                ranks.push(rank);
+            }
+        }
+        let mut sums = vec![0.0f32; shape.hidden];
+        for rank in ranks {
+            let (mut ids, mut weights) = (vec![-1; shape.topk], vec![0.0; shape.topk]);
+            for &(k, owner, local, weight) in &places {
+                if owner == rank {
+                    (ids[k], weights[k]) = (local as i32, weight);
+                }
+            }
+            let row = batch.row(shape, token).to_vec();
+            let row = reduced(shape, rank, &RankRow { source: 0, token, experts: ids, weights, row }, experts);
+            sums.iter_mut().zip(row).for_each(|(sum, element)| *sum += widen(element));
+        }
+        all.extend(sums.into_iter().map(narrow));
+    }
+    all
+}
+
+/// Returns the rows of a rank after a combine with one row for each id: their weighted sum in the order of the ids, by
+/// `fma` in FP32 from 0, rounded once. Ranks of `silent` take no part.
+pub fn at_source(shape: &Shape, batch: &Batch, silent: &[usize], experts: Experts) -> Vec<u16> {
+    let mut all = Vec::new();
+    for token in 0..batch.tokens(shape) {
+        let places = batch.places(shape, token);
+        for &element in batch.row(shape, token) {
+            let mut sum = 0.0f32;
+            for &(_, rank, local, weight) in places.iter().filter(|(_, rank, ..)| !silent.contains(rank)) {
+                sum = weight.mul_add(widen(experts.apply(rank * shape.local() + local, element)), sum);
+            }
+            all.push(narrow(sum));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Routing, batch, rank_major};
+
+    #[test]
+    fn a_token_without_experts_is_zero_and_a_silent_rank_takes_no_part() {
+        let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 4 };
+        let none = batch(&shape, Routing::None, 1, 0, 3);
+        assert!(
+            per_rank(&shape, &none, &[], Experts)
+                .iter()
+                .chain(&at_source(&shape, &none, &[], Experts))
+                .all(|&x| x == 0)
+        );
+        let remote = batch(&shape, Routing::Without(0), 1, 0, 3);
+        assert!(per_rank(&shape, &remote, &[1], Experts).iter().all(|&x| x == 0));
+        assert!(per_rank(&shape, &remote, &[], Experts).iter().any(|&x| x != 0));
+    }
+
+    #[test]
+    fn the_sum_over_ranks_is_of_the_rows_that_they_received() {
+        let shape = Shape { ranks: 3, experts: 9, topk: 4, hidden: 8 };
+        let batches: Vec<Batch> = (0..3).map(|rank| batch(&shape, Routing::Repeats, 3, rank, 20)).collect();
+        for (source, batch) in batches.iter().enumerate() {
+            let mut sums = vec![0.0f64; 20 * shape.hidden];
+            for receiver in 0..3 {
+                for row in &rank_major(&shape, &batches, receiver)[source] {
+                    let made = reduced(&shape, receiver, row, Experts);
+                    let sums = &mut sums[row.token * shape.hidden..];
+                    sums.iter_mut().zip(made).for_each(|(sum, element)| *sum += f64::from(widen(element)));
+                }
+            }
+            let combined = per_rank(&shape, batch, &[], Experts);
+            for (sum, found) in sums.into_iter().zip(combined) {
+                assert!((sum - f64::from(widen(found))).abs() <= sum.abs() / 128.0, "{sum} {found}");
+            }
+        }
+    }
+}

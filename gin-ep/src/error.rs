@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Errors of calls, and errors of kernels as values.
+
+use gin_ep_kernels::Code;
+use gin_gpu::GpuError;
+use gin_host::comm::CommError;
+use std::fmt;
+
+/// The error of a call. Nothing was launched then.
+#[derive(Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EpError {
+    /// A size is outside the limits.
+    #[error("{what} is {given}; the limit is {limit}")]
+    Limit {
+        /// The size.
+        what: &'static str,
+        /// Its value.
+        given: u64,
+        /// The least or the most that is possible, and why.
+        limit: String,
+    },
+    /// The ranks were given different configurations.
+    #[error("rank {rank} has another configuration than this rank: {theirs}, here {ours}")]
+    Differs {
+        /// The first such rank.
+        rank: u32,
+        /// Its configuration.
+        theirs: String,
+        /// This rank's.
+        ours: String,
+    },
+    /// Loads and stores do not reach all ranks.
+    #[error("loads and stores reach {reached} of {ranks} ranks; gin-ep has no route over a network yet")]
+    NotReachable {
+        /// The number of ranks that they reach.
+        reached: u32,
+        /// The number of ranks.
+        ranks: u32,
+    },
+    /// There is no such lane, or it is in use.
+    #[error("lane {lane} is {reason}")]
+    Lane {
+        /// Its number.
+        lane: u32,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Memory is too short.
+    #[error("{what} has {given} bytes, {needed} are needed")]
+    Short {
+        /// What the memory is for.
+        what: &'static str,
+        /// Its bytes.
+        given: u64,
+        /// The bytes that it needs.
+        needed: u64,
+    },
+    /// Memory is not aligned.
+    #[error("{what} begins at address {address:#x}, which is no multiple of {align}")]
+    Misaligned {
+        /// What the memory is for.
+        what: &'static str,
+        /// Its address.
+        address: u64,
+        /// The alignment in bytes.
+        align: u64,
+    },
+    /// The last dispatch of the lane was not received, so other ranks may still use the memory for the next one.
+    #[error("the last dispatch of lane {lane} was not received; call `receive` on the value that `dispatch` returns")]
+    NotReceived {
+        /// The lane's number.
+        lane: u32,
+    },
+    /// An error of the communicator.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// An error of the device.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+}
+
+impl fmt::Debug for EpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// An error of a group's kernels, from [`Group::status`](crate::Group::status). Group and communicator go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// The lane.
+    pub lane: u32,
+    /// What went wrong.
+    pub code: Code,
+    /// The rank that it concerns, if the code is [`Code::Silent`].
+    pub rank: u32,
+    /// The id of an expert that does not exist.
+    pub expert: u32,
+    /// What the kernel saw.
+    pub seen: u64,
+    /// What it expected, or the limit.
+    pub limit: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &Self { lane, code, rank, expert, seen, limit } = self;
+        write!(f, "lane {lane}: ")?;
+        match code {
+            Code::Silent => write!(
+                f,
+                "rank {rank} did not come to dispatch {limit} in time, its last one was {seen}; the group goes on \
+                 without it"
+            ),
+            Code::UnknownExpert => {
+                write!(f, "token {seen} has the expert id {expert}, there are {limit} experts; the token was dropped")
+            }
+            Code::TooManyTokens => {
+                write!(f, "a batch has {seen} tokens, the group has room for {limit}; the others were dropped")
+            }
+            Code::Stopped => write!(f, "the communicator was aborted, or has a fault"),
+        }
+    }
+}
+
+impl std::error::Error for Report {}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Groups: the memory for rows, and the shape of launches.
+
+use crate::{EpError, GroupConfig, Lane, Report};
+use gin_ep_kernels::{Code, STATUS_WORDS};
+use gin_gpu::{DeviceKind, LaunchConfig, Memory, MemoryKind, ModuleSource};
+use gin_host::comm::{CommError, Communicator, DeviceComm, Window, WindowFlags};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The ranks of a communicator, with the memory for rows of tokens.
+///
+/// ```
+/// use gin_ep::{EpError, Group, GroupConfig, Ids, Rows, Tokens};
+/// use gin_gpu::{Memory, MemoryKind};
+/// use gin_host::comm::Requirements;
+/// use gin_host::world::{WorldConfig, launch};
+///
+/// let outputs = launch(WorldConfig::seeded(2, 7), |rank| -> Result<Vec<u16>, EpError> {
+///     let comm = rank.communicator(&Requirements::default())?;
+///     let config = GroupConfig::new(2, 8, 1).tokens(4).sms(1).threads(32);
+///     let group = Group::new(&comm, &config)?;
+///     let memory = |bytes| Memory::new(rank.device(), MemoryKind::Device, bytes).map(|memory| memory.whole());
+///     let (rows, ids, output) = (memory(16)?, memory(4)?, memory(16)?);
+///     rows.write(0, &[0x3f80u16; 8])?; // one token: eight times 1
+///     ids.write(0, &[1i32])?; // its expert is on rank 1
+///     let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+///     let tokens = Tokens::new(&rows, Ids::I32(&ids), 1);
+///     let received = lane.dispatch(&stream, &tokens)?.receive(&stream)?;
+///     // The experts' kernels run here, and replace the rows. Without any, the rows come back.
+///     received.combine(&stream, Rows::InPlace, &output)?;
+///     stream.synchronize()?;
+///     assert_eq!(group.status()?, None);
+///     let mut values = vec![0u16; 8];
+///     output.read(0, &mut values)?;
+///     drop(lane);
+///     group.destroy()?;
+///     comm.destroy()?;
+///     Ok(values)
+/// });
+/// assert_eq!(outputs.unwrap(), [vec![0x3f80; 8], vec![0x3f80; 8]]);
+/// ```
+#[derive(Debug)]
+pub struct Group<'c> {
+    pub(crate) comm: &'c Communicator,
+    pub(crate) device: DeviceComm,
+    pub(crate) arena: Window<u64>,
+    pub(crate) lanes: Vec<LaneState>,
+    pub(crate) shape: LaunchConfig,
+}
+
+/// What a group keeps of a lane.
+#[derive(Debug)]
+pub(crate) struct LaneState {
+    pub(crate) params: gin_ep_kernels::Lane,
+    pub(crate) taken: AtomicBool,
+    status: Arc<Memory>,
+}
+
+/// A value that fails with `error` on all ranks if it does on one.
+fn agreed(comm: &Communicator, mine: &[u8]) -> Result<Vec<Vec<u8>>, EpError> {
+    comm.bootstrap().all_gather(mine).map_err(|error| EpError::Comm(CommError::from(error)))
+}
+
+impl<'c> Group<'c> {
+    /// Allocates the memory of a group. Collective: all ranks pass the same configuration.
+    ///
+    /// # Errors
+    /// [`EpError::Limit`], [`EpError::Differs`], [`EpError::NotReachable`], or an error of communicator or device.
+    pub fn new(comm: &'c Communicator, config: &GroupConfig) -> Result<Self, EpError> {
+        let (ranks, device) = (comm.ranks(), comm.device()?);
+        let sizes = config.sizes(ranks)?;
+        let gpu = comm.gpu();
+        let place = format!("{}/{}", comm.bootstrap().host(comm.rank()), gpu.pci_address().unwrap_or_default());
+        let ours = format!("{config:?}");
+        let all = agreed(comm, format!("{place}\n{ours}").as_bytes())?;
+        let all: Vec<String> = all.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect();
+        for (rank, text) in all.iter().enumerate() {
+            let theirs = text.split_once('\n').map_or("", |(_, theirs)| theirs);
+            // What a rank may choose for itself does not matter here, but one rule is simpler than two.
+            if theirs != ours {
+                return Err(EpError::Differs { rank: rank as u32, theirs: theirs.to_owned(), ours });
+            }
+        }
+        let reached = device.handle().lsa_size;
+        if reached != ranks {
+            return Err(EpError::NotReachable { reached, ranks });
+        }
+        let lane_bytes = sizes.lane_bytes();
+        let arena = comm.alloc_window::<u64>((lane_bytes * u64::from(config.lanes) / 8) as usize, WindowFlags::NONE)?;
+        let arena = arena.named("gin-ep");
+        let lane = |number: u32| -> Result<LaneState, EpError> {
+            let status = Memory::new(gpu, MemoryKind::Pinned, 8 * STATUS_WORDS)?;
+            let (first, deadline) = (u64::from(number) * lane_bytes, config.deadline);
+            let params = gin_ep_kernels::Lane { sizes, first, status: status.address(), deadline };
+            Ok(LaneState { params, taken: AtomicBool::new(false), status })
+        };
+        let lanes = (0..config.lanes).map(lane).collect::<Result<_, _>>()?;
+        // Ranks that share a GPU share its processors, so that each of them always has room for a block.
+        let sharing = match gpu.kind() {
+            DeviceKind::Cuda => all.iter().filter(|text| text.starts_with(&format!("{place}\n"))).count() as u64,
+            DeviceKind::Virtual => 1,
+        };
+        let shape = LaunchConfig::new(1, config.threads).dynamic_shared(config.shared_bytes(ranks) as u32);
+        let kernels = gpu.load(ModuleSource::Linked)?;
+        let mut most = config.blocks.map_or(u64::MAX, u64::from);
+        for name in ["ep_dispatch", "ep_combine"] {
+            most = most.min(gpu.resident_blocks(&kernels.function(name)?, &shape)? / sharing);
+        }
+        let blocks = config.grid.unwrap_or(most.clamp(1, 65_535) as u32);
+        let shape = LaunchConfig::new(blocks, config.threads).dynamic_shared(shape.dynamic_shared);
+        Ok(Self { comm, device, arena, lanes, shape })
+    }
+
+    /// Lends a lane. Its dispatches and combines follow each other; other lanes are independent.
+    ///
+    /// # Errors
+    /// [`EpError::Lane`] if there is no such lane, or it is lent already.
+    pub fn lane(&self, lane: u32) -> Result<Lane<'_>, EpError> {
+        let Some(state) = self.lanes.get(lane as usize) else {
+            let reason = format!("not there: the group has {}", self.lanes.len());
+            return Err(EpError::Lane { lane, reason });
+        };
+        if state.taken.swap(true, Ordering::Acquire) {
+            return Err(EpError::Lane { lane, reason: "in use".to_owned() });
+        }
+        Ok(Lane::new(self, lane))
+    }
+
+    /// Returns the number of blocks of a launch.
+    pub fn blocks(&self) -> u64 {
+        self.shape.blocks()
+    }
+
+    /// Returns the first error of each lane's kernels since the last call, the one of the first such lane. The lane's
+    /// stream is done.
+    ///
+    /// # Errors
+    /// An error of the device.
+    pub fn status(&self) -> Result<Option<Report>, EpError> {
+        for (lane, state) in self.lanes.iter().enumerate() {
+            let mut words = [0u64; 5];
+            state.status.read(0, &mut words)?;
+            let [code, rank, expert, seen, limit] = words;
+            let Some(code) = Code::from_word(code) else { continue };
+            state.status.write(0, &[0u64; 5])?;
+            self.arena.write((state.params.first / 8 + gin_ep_kernels::CLAIMED_WORD) as usize, &[0])?;
+            let (lane, rank, expert) = (lane as u32, rank as u32, expert as u32);
+            return Ok(Some(Report { lane, code, rank, expert, seen, limit }));
+        }
+        Ok(None)
+    }
+
+    /// Returns the ranks that a lane goes on without, as bits.
+    ///
+    /// # Errors
+    /// [`EpError::Lane`], or an error of the device.
+    pub fn masked(&self, lane: u32) -> Result<u64, EpError> {
+        let Some(state) = self.lanes.get(lane as usize) else {
+            return Err(EpError::Lane { lane, reason: "not there".to_owned() });
+        };
+        let mut word = [0u64];
+        self.arena.read((state.params.first / 8 + gin_ep_kernels::MASKED_WORD) as usize, &mut word)?;
+        Ok(word[0])
+    }
+
+    /// Lets all ranks take part again, in all lanes. Collective; no kernel of the group runs on any rank, and no lane is
+    /// lent.
+    ///
+    /// # Errors
+    /// [`EpError::Lane`] if a lane is lent; an error of communicator or device.
+    pub fn readmit(&self) -> Result<(), EpError> {
+        for (lane, state) in self.lanes.iter().enumerate() {
+            if state.taken.load(Ordering::Acquire) {
+                return Err(EpError::Lane { lane: lane as u32, reason: "in use".to_owned() });
+            }
+        }
+        // The ranks may have made different numbers of dispatches. All begin again after the most.
+        let mut epochs = vec![0u64; self.lanes.len()];
+        for (state, epoch) in self.lanes.iter().zip(&mut epochs) {
+            let mut word = [0u64];
+            self.arena.read((state.params.first / 8 + gin_ep_kernels::EPOCH_WORD) as usize, &mut word)?;
+            *epoch = word[0];
+        }
+        let all = agreed(self.comm, bytemuck::cast_slice(&epochs))?;
+        for (lane, state) in self.lanes.iter().enumerate() {
+            let of_rank = |bytes: &Vec<u8>| {
+                let word = bytes.get(8 * lane..8 * lane + 8)?;
+                Some(u64::from_le_bytes(word.try_into().ok()?))
+            };
+            let most = all.iter().filter_map(of_rank).max().unwrap_or(0);
+            let mut words = vec![0u64; state.params.sizes.words() as usize];
+            gin_ep_kernels::reset(&state.params.sizes, &mut words, most);
+            self.arena.write((state.params.first / 8) as usize, &words)?;
+        }
+        // No rank sends before all have reset their words.
+        agreed(self.comm, &[])?;
+        Ok(())
+    }
+
+    /// Frees the memory. Collective; the group's kernels are done on this rank. A group that is dropped leaves its memory
+    /// to the communicator.
+    ///
+    /// # Errors
+    /// An error of the communicator.
+    pub fn destroy(self) -> Result<(), EpError> {
+        Ok(self.comm.deregister(&self.arena)?)
+    }
+}

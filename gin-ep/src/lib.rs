@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Expert parallelism: dispatch and combine of tokens among ranks, as kernels in Rust.
+//!
+//! Every rank has some of a model's experts and some of the tokens. [`Lane::dispatch`] sends each token's row to the
+//! ranks that have its experts, [`Received`] has the rows that arrived, and [`Received::combine`] returns one row for
+//! each of them and adds them up.
+//!
+//! | type | is |
+//! | --- | --- |
+//! | [`GroupConfig`] | sizes, and the memory that they take |
+//! | [`Group`] | the ranks of a communicator, with the memory for rows |
+//! | [`Lane`] | room for one dispatch at a time; lanes are independent |
+//! | [`Sent`], [`Received`] | a dispatch that was sent, and one that was received |
+//! | [`Report`] | an error of the kernels, as a value |
+//!
+//! `docs/ep.md` describes protocol, layout, memory and limits. Rows are BF16, and all ranks must reach each other by
+//! loads and stores.
+#![warn(unreachable_pub)]
+
+mod config;
+mod error;
+mod group;
+mod lane;
+
+pub use config::GroupConfig;
+pub use error::{EpError, Report};
+pub use gin_ep_kernels::Code;
+pub use group::Group;
+pub use lane::{Ids, Lane, Number, Received, ReceivedRow, Rows, Sent, Tokens};
+
+#[cfg(feature = "cuda")]
+include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+
+/// The kernels as PTX: none, so only virtual GPUs run them.
+#[cfg(not(feature = "cuda"))]
+pub static PTX: &[(&str, &str)] = &[];
