@@ -3,10 +3,10 @@
 
 use crate::{EpError, GroupConfig, Lane, Report};
 use gin_ep_kernels::{Code, STATUS_WORDS};
-use gin_gpu::{DeviceKind, LaunchConfig, Memory, MemoryKind, ModuleSource};
+use gin_gpu::{DeviceKind, GpuError, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
 use gin_host::comm::{CommError, Communicator, DeviceComm, Window, WindowFlags};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// The ranks of a communicator, with the memory for rows of tokens.
 ///
@@ -55,6 +55,65 @@ pub(crate) struct LaneState {
     pub(crate) params: gin_ep_kernels::Lane,
     pub(crate) taken: AtomicBool,
     status: Arc<Memory>,
+    in_use: Mutex<InUse>,
+}
+
+/// What kernels of a lane may use.
+#[derive(Debug, Default)]
+struct InUse {
+    streams: Vec<Arc<dyn Stream>>,
+    memory: Vec<MemorySlice>,
+}
+
+/// The number of memory slices from which a lane looks whether its streams are done, and from which it waits for them.
+const LOOK_AT: usize = 64;
+const WAIT_AT: usize = 1024;
+
+impl LaneState {
+    /// Keeps memory for kernels that a call will launch on a stream.
+    pub(crate) fn keep(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
+        let mut in_use = gin_gpu::lock(&self.in_use);
+        let same = |kept: &MemorySlice, new: &MemorySlice| {
+            Arc::ptr_eq(kept.memory(), new.memory()) && (kept.offset(), kept.bytes()) == (new.offset(), new.bytes())
+        };
+        for new in memory {
+            if in_use.memory.iter().any(|kept| same(kept, new)) {
+                continue;
+            }
+            let number = in_use.memory.len();
+            let is_idle =
+                || in_use.streams.iter().try_fold(true, |idle, stream| Ok::<_, GpuError>(idle & stream.is_idle()?));
+            if number >= WAIT_AT || number >= LOOK_AT && is_idle()? {
+                in_use.settle();
+            }
+            in_use.memory.push((*new).clone());
+        }
+        if !in_use.streams.iter().any(|kept| Arc::ptr_eq(kept, stream)) {
+            in_use.streams.push(stream.clone());
+        }
+        Ok(())
+    }
+
+    /// Waits for the lane's kernels. They end by their deadlines.
+    pub(crate) fn settle(&self) {
+        gin_gpu::lock(&self.in_use).settle();
+    }
+}
+
+impl InUse {
+    fn settle(&mut self) {
+        for stream in self.streams.drain(..) {
+            // The error of a kernel is its caller's, who synchronises, too. Then the kernel has ended as well.
+            let _ = stream.synchronize();
+        }
+        self.memory.clear();
+    }
+}
+
+impl Drop for Group<'_> {
+    fn drop(&mut self) {
+        self.lanes.iter().for_each(LaneState::settle);
+    }
 }
 
 /// A value that fails with `error` on all ranks if it does on one.
@@ -93,7 +152,7 @@ impl<'c> Group<'c> {
             let status = Memory::new(gpu, MemoryKind::Pinned, 8 * STATUS_WORDS)?;
             let (first, deadline) = (u64::from(number) * lane_bytes, config.deadline);
             let params = gin_ep_kernels::Lane { sizes, first, status: status.address(), deadline };
-            Ok(LaneState { params, taken: AtomicBool::new(false), status })
+            Ok(LaneState { params, taken: AtomicBool::new(false), status, in_use: Mutex::default() })
         };
         let lanes = (0..config.lanes).map(lane).collect::<Result<_, _>>()?;
         // Ranks that share a GPU share its processors, so that each of them always has room for a block.
@@ -198,12 +257,13 @@ impl<'c> Group<'c> {
         Ok(())
     }
 
-    /// Frees the memory. Collective; the group's kernels are done on this rank. A group that is dropped leaves its memory
-    /// to the communicator.
+    /// Frees the memory. Collective. Waits for this rank's kernels of the group. A group that is dropped leaves its memory to
+    /// the communicator.
     ///
     /// # Errors
     /// An error of the communicator.
     pub fn destroy(self) -> Result<(), EpError> {
+        self.lanes.iter().for_each(LaneState::settle);
         Ok(self.comm.deregister(&self.arena)?)
     }
 }

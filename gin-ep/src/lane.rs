@@ -87,18 +87,18 @@ pub enum Rows<'a> {
 /// }
 /// ```
 ///
-/// Calls of one lane take one stream, or streams that events order.
+/// Calls of one lane take one stream, or streams that events order. The lane keeps the memory of its calls. When it is
+/// dropped it waits for its kernels.
 #[derive(Debug)]
 pub struct Lane<'g> {
     group: &'g Group<'g>,
     number: u32,
     is_unheard: bool,
-    /// Memory of the last calls, whose kernels may run.
-    kept: Vec<MemorySlice>,
 }
 
 impl Drop for Lane<'_> {
     fn drop(&mut self) {
+        self.state().settle();
         self.state().taken.store(false, Ordering::Release);
     }
 }
@@ -117,7 +117,7 @@ fn address(what: &'static str, memory: &MemorySlice, needed: u64, align: u64) ->
 
 impl<'g> Lane<'g> {
     pub(crate) fn new(group: &'g Group<'_>, number: u32) -> Self {
-        Self { group, number, is_unheard: false, kept: Vec::new() }
+        Self { group, number, is_unheard: false }
     }
 
     fn state(&self) -> &'g LaneState {
@@ -159,7 +159,6 @@ impl<'g> Lane<'g> {
             Number::At(_) => sizes.tokens.into(),
         };
         let ids = most * u64::from(sizes.topk);
-        self.kept.clear();
         let mut params = kernels::Tokens {
             rows: address("the memory of rows", tokens.rows, most * u64::from(sizes.row_bytes), 16)?,
             ids: 0,
@@ -178,18 +177,19 @@ impl<'g> Lane<'g> {
                 memory
             }
         };
-        self.kept.extend([tokens.rows.clone(), memory.clone()]);
+        let mut used = vec![tokens.rows, memory];
         if let Some(weights) = tokens.weights {
             params.weights = address("the memory of weights", weights, 4 * ids, 4)?;
-            self.kept.push(weights.clone());
+            used.push(weights);
         }
         match tokens.count {
             Number::Is(count) => params.count = count,
             Number::At(memory) => {
                 params.count_at = address("the memory of the number of tokens", memory, 4, 4)?;
-                self.kept.push(memory.clone());
+                used.push(memory);
             }
         }
+        self.state().keep(stream, &used)?;
         self.launch_dispatch(stream, self.group.shape, params, phases)?;
         Ok(params)
     }
@@ -234,6 +234,7 @@ trait Lent: std::fmt::Debug {
 
 impl Lent for Lane<'_> {
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError> {
+        self.state().keep(stream, &[])?;
         // One warp waits.
         self.launch_dispatch(stream, LaunchConfig::new(1, 32), tokens, RECEIVE)?;
         self.is_unheard = false;
@@ -260,14 +261,15 @@ impl Lent for Lane<'_> {
         let row_bytes = u64::from(sizes.row_bytes);
         let most = if tokens.count_at == 0 { tokens.count.min(sizes.tokens) } else { sizes.tokens };
         let to = address("the memory of the output", output, u64::from(most) * row_bytes, 16)?;
+        let mut used = vec![output];
         let from = match rows {
             Rows::InPlace => 0,
             Rows::At(memory) => {
-                self.kept.push(memory.clone());
+                used.push(memory);
                 address("the memory of returned rows", memory, sizes.room() * row_bytes, 16)?
             }
         };
-        self.kept.push(output.clone());
+        Lane::state(self).keep(stream, &used)?;
         // Safety: as for the dispatch.
         unsafe { ep_combine::launch(stream, group.shape, &group.device, &group.arena, params, tokens, from, to)? };
         Ok(())

@@ -1,152 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Dispatch and combine against the oracle, bit for bit.
 
+mod support;
+
 use gin_device::prelude::*;
-use gin_ep::{Code, EpError, Group, GroupConfig, Ids, Number, Received, Rows, Tokens};
-use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank, rank_major};
-use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
+use gin_ep::{Code, EpError, Group, GroupConfig, Ids, Rows, Tokens};
+use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
 use gin_host::comm::Requirements;
-use gin_host::world::{Rank, WorldConfig, launch};
+use gin_host::world::{WorldConfig, launch};
+use support::{Input, Pair, compare, experts, pairs};
 
-/// The experts of the oracle, weighted and added up for each row, in place.
-///
-/// # Safety
-/// - It runs between the receive and the combine of the lane. `local` is the number of experts of a rank.
-#[kernel]
-unsafe fn test_experts(received: gin_ep_kernels::Received, rank: u32, local: u32, hidden: u32) {
-    for source in 0..received.ranks() {
-        for row in Block.stripe(received.count(source) as usize) {
-            let row = row as u32;
-            let elements = received.row(source, row).cast::<u16>();
-            for column in 0..hidden as usize {
-                // Safety: an element of the row, which this thread has for itself.
-                let element = unsafe { elements.add(column) };
-                // Safety: as above.
-                let value = Bf16::from_bits(unsafe { element.read() }).to_f32();
-                let mut sum = 0.0f32;
-                for k in 0..received.topk() {
-                    let expert = received.expert(source, row, k);
-                    if expert >= 0 {
-                        let expert = rank * local + expert as u32;
-                        let made = value.mul_add(1.0 + (expert % 5) as f32 / 8.0, (expert % 29) as f32);
-                        sum = received.weight(source, row, k).mul_add(Bf16::from_f32(made).to_f32(), sum);
-                    }
-                }
-                // Safety: as above.
-                unsafe { element.write(Bf16::from_f32(sum).to_bits()) };
-            }
-        }
-    }
-}
-
-/// The memory of one rank's tokens.
-struct Input {
-    rows: MemorySlice,
-    ids: MemorySlice,
-    weights: MemorySlice,
-    output: MemorySlice,
-}
-
-impl Input {
-    fn new(rank: &Rank, shape: &Shape, most: usize) -> Result<Self, EpError> {
-        let memory = |bytes: usize| -> Result<MemorySlice, EpError> {
-            Ok(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole())
-        };
-        let (row, ids) = (2 * shape.hidden, most * shape.topk);
-        Ok(Self {
-            rows: memory(most * row)?,
-            ids: memory(8 * ids)?,
-            weights: memory(4 * ids)?,
-            output: memory(most * row)?,
-        })
-    }
-
-    fn write(&self, batch: &Batch, wide: bool) -> Result<(), EpError> {
-        self.rows.write(0, &batch.rows)?;
-        if wide {
-            self.ids.write(0, &batch.experts.iter().map(|&id| i64::from(id)).collect::<Vec<_>>())?;
-        } else {
-            self.ids.write(0, &batch.experts)?;
-        }
-        self.weights.write(0, &batch.weights)?;
-        // What is not written shows.
-        self.output.write(0, &vec![0x7fffu16; self.output.bytes() as usize / 2])?;
-        Ok(())
-    }
-
-    fn tokens(&self, count: usize, wide: bool) -> Tokens<'_> {
-        let ids = if wide { Ids::I64(&self.ids) } else { Ids::I32(&self.ids) };
-        Tokens::new(&self.rows, ids, count as u32).weights(&self.weights)
-    }
-}
-
-/// Compares what was received with the oracle.
-fn compare(received: &Received<'_>, shape: &Shape, batches: &[Batch], rank: usize) -> Result<(), EpError> {
-    let expected = rank_major(shape, batches, rank);
-    let found = received.fetch()?;
-    for (source, (expected, found)) in expected.iter().zip(&found).enumerate() {
-        assert_eq!(expected.len(), found.len(), "{shape:?}: rows from {source} at {rank}");
-        for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
-            let expected = (expected.token as u32, &expected.experts, &expected.weights, &expected.row);
-            let found = (found.token, &found.experts, &found.weights, &found.row);
-            assert!(expected == found, "{shape:?}: row {index} from {source} at {rank}: {expected:?}, found {found:?}");
-        }
-    }
-    Ok(())
-}
-
-/// One pair of dispatch and combine.
-struct Pair {
-    routing: Routing,
-    /// Tokens of the ranks, round and round.
-    counts: &'static [usize],
-    /// Ids of 64 bits, the number of tokens on the device, send and receive in one kernel.
-    alternative: bool,
-}
-
-/// Runs pairs on all ranks, and compares each.
-fn run(world: WorldConfig, config: GroupConfig, shape: Shape, most: usize, pairs: &[Pair]) {
+/// Runs pairs on all ranks of a world.
+fn run(world: WorldConfig, config: GroupConfig, shape: Shape, most: usize, list: &[Pair]) {
     let outcome = launch(world, |rank| -> Result<(), EpError> {
-        let me = rank.rank() as usize;
         let comm = rank.communicator(&Requirements::default())?;
-        let group = Group::new(&comm, &config)?;
-        let input = Input::new(&rank, &shape, most)?;
-        let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
-        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
-        for (number, pair) in pairs.iter().enumerate() {
-            let make = |rank: usize| {
-                let tokens = pair.counts[(rank + number) % pair.counts.len()].min(most);
-                batch(&shape, pair.routing, number as u64, rank, tokens)
-            };
-            let batches: Vec<Batch> = (0..shape.ranks).map(make).collect();
-            let (mine, wide) = (&batches[me], pair.alternative);
-            input.write(mine, wide)?;
-            let mut tokens = input.tokens(mine.tokens(&shape), wide);
-            if wide {
-                count_at.write(0, &[mine.tokens(&shape) as u32])?;
-                tokens = tokens.count(Number::At(&count_at));
-            }
-            let received = if pair.alternative {
-                lane.exchange(&stream, &tokens)?
-            } else {
-                lane.dispatch(&stream, &tokens)?.receive(&stream)?
-            };
-            stream.synchronize()?;
-            compare(&received, &shape, &batches, me)?;
-            let local = shape.local() as u32;
-            let (one, hidden) = (LaunchConfig::new(1, 32), shape.hidden as u32);
-            // Safety: after the receive, before the combine, on one stream.
-            unsafe { test_experts::launch(&stream, one, received.view(), me as u32, local, hidden)? };
-            received.combine(&stream, Rows::InPlace, &input.output)?;
-            stream.synchronize()?;
-            assert_eq!(group.status()?, None, "{shape:?} {:?}", pair.routing);
-            let expected = per_rank(&shape, mine, &[], Experts);
-            let mut found = vec![0u16; expected.len()];
-            input.output.read(0, &mut found)?;
-            assert!(expected == found, "{shape:?} {:?}, pair {number}: the output of rank {me} differs", pair.routing);
-        }
-        drop(lane);
-        group.destroy()?;
+        pairs(&rank, &comm, &config, &shape, most, list)?;
         Ok(comm.destroy()?)
     });
     outcome.unwrap();
@@ -257,9 +125,7 @@ fn a_silent_rank_is_told_and_masked_and_readmitted() {
         let once = |silent: &[usize]| -> Result<(), EpError> {
             let mut lane = group.lane(0)?;
             let received = lane.exchange(&stream, &input.tokens(8, false))?;
-            let (one, local) = (LaunchConfig::new(1, 32), shape.local() as u32);
-            // Safety: after the receive, before the combine, on one stream.
-            unsafe { test_experts::launch(&stream, one, received.view(), me as u32, local, 8)? };
+            experts(&rank, &stream, &shape, &received)?;
             received.combine(&stream, Rows::InPlace, &input.output)?;
             stream.synchronize()?;
             let expected = per_rank(&shape, &batches[me], silent, Experts);
@@ -315,9 +181,7 @@ fn two_lanes_on_two_streams_do_not_disturb_each_other() {
                 let other = other.receive(&streams[1])?;
                 let received = sent.receive(&streams[0])?;
                 for (stream, received) in streams.iter().zip([&received, &other]) {
-                    let (one, local) = (LaunchConfig::new(1, 32), shape.local() as u32);
-                    // Safety: after the receive, before the combine, on one stream.
-                    unsafe { test_experts::launch(stream, one, received.view(), me as u32, local, 16)? };
+                    experts(&rank, stream, &shape, received)?;
                 }
                 received.combine(&streams[0], Rows::InPlace, &inputs[0].output)?;
                 other.combine(&streams[1], Rows::InPlace, &inputs[1].output)?;

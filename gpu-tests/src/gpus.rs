@@ -93,7 +93,7 @@ pub fn devices(gpus: &[usize]) -> Result<Devices, String> {
     use gin_gpu::{Device, ModuleSource};
 
     let make = || -> Result<Devices, gin_gpu::GpuError> {
-        let kernels = [ptx::PTX, hardware_ptx::PTX, shipped_ptx::PTX, engine_ptx::PTX];
+        let kernels = [ptx::PTX, hardware_ptx::PTX, shipped_ptx::PTX, engine_ptx::PTX, gin_ep::PTX];
         let devices = cuda::devices(gpus, &kernels, Some(KERNEL_LIMIT))?;
         for &ordinal in gpus {
             CudaDevice::new(ordinal, &kernels)?.load(ModuleSource::Linked)?;

@@ -4,6 +4,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `calls` | a trial of each driver call beside a kernel, with the feature `cuda` |
+//! | [`ep`] | trials of expert parallelism |
 //! | [`gpus`] | the GPUs of this machine, or the reason why there are none |
 //! | [`hardware`] | trials of effects that only hardware shows |
 //! | `interop` | trials of programs that call the driver themselves beside gin, with the feature `cuda` |
@@ -18,6 +19,7 @@
 
 #[cfg(feature = "cuda")]
 pub mod calls;
+pub mod ep;
 pub mod gpus;
 pub mod hardware;
 #[cfg(feature = "cuda")]

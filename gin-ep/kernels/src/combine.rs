@@ -6,17 +6,7 @@ use crate::dispatch::{Arena, Pairs, arrives, lane_index, load_unit, store_unit};
 use crate::lane::{COMBINE, EPOCH, Lane, MASKED, Tokens, load};
 use crate::protocol::{Launch, agree, raise};
 use gin_device::prelude::*;
-use gin_device::sys::{Global, GlobalWord, Memory, Word};
-
-/// Runs [`combine`].
-///
-/// # Safety
-/// - As [`combine`].
-#[kernel(launch_bounds(512))]
-pub unsafe fn ep_combine(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens, rows: u64, output: u64) {
-    // Safety: the caller's promise.
-    unsafe { combine(&comm, &arena, &lane, &tokens, rows, output) }
-}
+use gin_device::sys::{Global, Memory, Word};
 
 /// Returns a row for every row that this rank received, and adds up the ones that it gets back, in FP32, in the order in
 /// which a token's ids name the ranks first. Elements are BF16. All threads of the grid call.
@@ -72,7 +62,7 @@ pub unsafe fn combine(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &To
 /// # Safety
 /// - As [`combine`].
 #[inline(always)]
-unsafe fn give_back(arena: &Arena<'_>, lane: &Lane, epoch: u64, rows: u64, blocks: u32) {
+unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, blocks: u32) {
     let (sizes, slot, me) = (&lane.sizes, epoch & 1, arena.rank());
     let pairs = sizes.row_bytes / 16;
     let units = pairs.div_ceil(UNIT);
@@ -104,7 +94,7 @@ unsafe fn give_back(arena: &Arena<'_>, lane: &Lane, epoch: u64, rows: u64, block
 
 /// Waits until all ranks have returned their rows. Returns those that have, as bits; the same in all blocks.
 #[inline(always)]
-fn present(comm: &Comm, arena: &Arena<'_>, lane: &Lane, epoch: u64) -> u64 {
+fn present(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64) -> u64 {
     let masked = arena.word(lane.word(MASKED));
     let silent = masked.load_relaxed_gpu();
     let mut present = 0u64;
@@ -134,11 +124,33 @@ fn present(comm: &Comm, arena: &Arena<'_>, lane: &Lane, epoch: u64) -> u64 {
     Block.broadcast(present, 0)
 }
 
-/// Adds the two BF16 of a word to two sums.
-#[inline(always)]
-fn add(sums: &mut [f32; 2], word: u32) {
-    sums[0] += f32::from_bits(word << 16);
-    sums[1] += f32::from_bits(word & 0xffff_0000);
+/// The sums of the eight elements of a pair. Not an array in a loop, which LLVM would put on the stack.
+#[derive(Clone, Copy, Default)]
+struct Sums([f32; 8]);
+
+impl Sums {
+    /// Adds the eight BF16 of a pair.
+    #[inline(always)]
+    fn add(&mut self, (low, high): (u64, u64)) {
+        let value = |word: u64, place: u32| f32::from_bits(((word >> (16 * place)) as u32) << 16);
+        let sums = &mut self.0;
+        sums[0] += value(low, 0);
+        sums[1] += value(low, 1);
+        sums[2] += value(low, 2);
+        sums[3] += value(low, 3);
+        sums[4] += value(high, 0);
+        sums[5] += value(high, 1);
+        sums[6] += value(high, 2);
+        sums[7] += value(high, 3);
+    }
+
+    /// Rounds to eight BF16.
+    #[inline(always)]
+    fn pair(&self) -> (u64, u64) {
+        let sums = &self.0;
+        let word = |a, b, c, d| u64::from(Bf16::pack([a, b])) | u64::from(Bf16::pack([c, d])) << 32;
+        (word(sums[0], sums[1], sums[2], sums[3]), word(sums[4], sums[5], sums[6], sums[7]))
+    }
 }
 
 /// Adds up units of tokens, until all are taken.
@@ -147,7 +159,7 @@ fn add(sums: &mut [f32; 2], word: u32) {
 /// - As [`combine`].
 #[inline(always)]
 unsafe fn add_up(
-    arena: &Arena<'_>,
+    arena: &Arena,
     lane: &Lane,
     tokens: &Tokens,
     launch: &Launch<Global>,
@@ -171,7 +183,8 @@ unsafe fn add_up(
         let id = if lane_index() < topk { tokens.id((token * topk + lane_index()) as usize) } else { -1 };
         let is_dropped = Warp.any(id >= 0 && id as u32 >= sizes.experts);
         let owner = if id < 0 || is_dropped { u32::MAX } else { id as u32 / local };
-        let mut sums = [[0.0f32; 2]; 16];
+        let (mut first, mut second, mut third, mut fourth) =
+            (Sums::default(), Sums::default(), Sums::default(), Sums::default());
         let mut added = !present;
         for k in 0..topk {
             let source = Warp.shuffle(owner, k);
@@ -181,24 +194,15 @@ unsafe fn add_up(
             added |= 1 << source;
             let row = arena.here() + lane.returned(slot, source) + u64::from(token) * u64::from(sizes.row_bytes);
             // Safety: a place of the arena, and the rank has returned its rows.
-            let data: Pairs = unsafe { load_unit(row, pair, pairs) };
-            for (index, (low, high)) in data.into_iter().enumerate() {
-                add(&mut sums[4 * index], low as u32);
-                add(&mut sums[4 * index + 1], (low >> 32) as u32);
-                add(&mut sums[4 * index + 2], high as u32);
-                add(&mut sums[4 * index + 3], (high >> 32) as u32);
-            }
+            let data = unsafe { load_unit(row, pair, pairs) };
+            first.add(data.0);
+            second.add(data.1);
+            third.add(data.2);
+            fourth.add(data.3);
         }
-        let word = |index: usize| {
-            let [first, second] = [Bf16::pack(sums[2 * index]), Bf16::pack(sums[2 * index + 1])];
-            u64::from(first) | u64::from(second) << 32
-        };
-        let data = [(word(0), word(1)), (word(2), word(3)), (word(4), word(5)), (word(6), word(7))];
+        let data: Pairs = (first.pair(), second.pair(), third.pair(), fourth.pair());
         let row = output + u64::from(token) * u64::from(sizes.row_bytes);
         // Safety: the caller's promise.
         unsafe { store_unit(row, pair, pairs, &data) };
     }
 }
-
-/// The flags and words of the arena are words of one size.
-const _: () = assert!(size_of::<GlobalWord>() == 8);

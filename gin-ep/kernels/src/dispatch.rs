@@ -11,23 +11,13 @@ use gin_device::prelude::*;
 use gin_device::sys::data::{load_weak_pair, store_weak_pair, store_weak_u32};
 use gin_device::sys::{Global, GlobalWord, Memory, Word};
 
-/// Phase of [`ep_dispatch`]: send the rows.
+/// Phase of [`dispatch`]: send the rows.
 pub const SEND: u32 = 1;
-/// Phase of [`ep_dispatch`]: wait for the rows of all ranks.
+/// Phase of [`dispatch`]: wait for the rows of all ranks.
 pub const RECEIVE: u32 = 2;
 
-/// Runs [`dispatch`].
-///
-/// # Safety
-/// - As [`dispatch`].
-#[kernel(launch_bounds(512))]
-pub unsafe fn ep_dispatch(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens, phases: u32) {
-    // Safety: the caller's promise.
-    unsafe { dispatch(&comm, &arena, &lane, &tokens, phases) }
-}
-
 /// Four pairs of words of a row, for one lane of a warp.
-pub(crate) type Pairs = [(u64, u64); 4];
+pub(crate) type Pairs = ((u64, u64), (u64, u64), (u64, u64), (u64, u64));
 
 /// Loads a warp's unit of a row: this lane's pairs from `pair` on, 32 apart.
 ///
@@ -40,7 +30,7 @@ pub(crate) unsafe fn load_unit(row: u64, pair: u32, pairs: u32) -> Pairs {
         let pair = pair + 32 * ahead;
         if pair < pairs { load_weak_pair((row + 16 * u64::from(pair)) as usize as *const u64) } else { (0, 0) }
     };
-    [load(0), load(1), load(2), load(3)]
+    (load(0), load(1), load(2), load(3))
 }
 
 /// Stores a warp's unit of a row.
@@ -56,26 +46,26 @@ pub(crate) unsafe fn store_unit(row: u64, pair: u32, pairs: u32, unit: &Pairs) {
             unsafe { store_weak_pair((row + 16 * u64::from(pair)) as usize as *mut u64, value.0, value.1) };
         }
     };
-    store(0, unit[0]);
-    store(1, unit[1]);
-    store(2, unit[2]);
-    store(3, unit[3]);
+    store(0, unit.0);
+    store(1, unit.1);
+    store(2, unit.2);
+    store(3, unit.3);
 }
 
 /// The arena of all ranks.
 #[derive(Clone, Copy)]
-pub(crate) struct Arena<'a> {
-    window: &'a Window<u64>,
+pub(crate) struct Arena {
+    window: Window<u64>,
     world: Team,
 }
 
-impl<'a> Arena<'a> {
+impl Arena {
     /// Returns the arena, if loads and stores reach all ranks. Otherwise reports a fault.
     #[inline(always)]
-    pub(crate) fn new(comm: &Comm, window: &'a Window<u64>) -> Option<Self> {
+    pub(crate) fn new(comm: &Comm, window: &Window<u64>) -> Option<Self> {
         let world = comm.world();
         if comm.lsa().size() == world.size() {
-            return Some(Self { window, world });
+            return Some(Self { window: *window, world });
         }
         if Block.elect() && block_in_grid() == 0 {
             comm.report_code(u64::from(comm.lsa().size()));
@@ -92,9 +82,10 @@ impl<'a> Arena<'a> {
     /// Returns the address of a rank's part.
     #[inline(always)]
     pub(crate) fn there(&self, rank: u32) -> u64 {
-        let part = self.world.member(rank).and_then(|rank| self.window.peer_ptr(rank));
-        // All ranks are members of the team and reached.
-        part.map_or(0, |part| part.addr() as u64)
+        // Safety: callers pass ranks of the group, which are all ranks of the communicator.
+        let rank = unsafe { Rank::new_unchecked(rank) };
+        // Loads and stores reach all of them.
+        self.window.peer_ptr(rank).map_or(0, |part| part.addr() as u64)
     }
 
     #[inline(always)]
@@ -155,7 +146,7 @@ pub unsafe fn dispatch(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &T
 /// # Safety
 /// - As [`dispatch`].
 #[inline(always)]
-unsafe fn send(arena: &Arena<'_>, lane: &Lane, tokens: &Tokens, epoch: u64) -> bool {
+unsafe fn send(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u64) -> bool {
     let (sizes, slot, blocks) = (&lane.sizes, epoch & 1, grid_dim().count() as u64);
     let launch = |slot: u64| Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot)));
     if Block.elect() {
@@ -244,7 +235,7 @@ unsafe fn describe(lane: &Lane, tokens: &Tokens, token: u32, to: u32, meta: u64)
 
 /// Waits for the rows of all ranks, by one warp.
 #[inline(always)]
-fn receive(comm: &Comm, arena: &Arena<'_>, lane: &Lane, epoch: u64) {
+fn receive(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64) {
     let slot = epoch & 1;
     let masked = arena.word(lane.word(MASKED));
     let silent = masked.load_relaxed_gpu();
@@ -265,7 +256,7 @@ fn receive(comm: &Comm, arena: &Arena<'_>, lane: &Lane, epoch: u64) {
 
 /// Waits for a flag. Reports why it did not come.
 #[inline(always)]
-pub(crate) fn arrives(comm: &Comm, arena: &Arena<'_>, lane: &Lane, flag: GlobalWord, epoch: u64, source: u32) -> bool {
+pub(crate) fn arrives(comm: &Comm, arena: &Arena, lane: &Lane, flag: GlobalWord, epoch: u64, source: u32) -> bool {
     let mut seen = 0;
     let waited = status::of(comm).poll(lane.deadline, || {
         seen = flag.load_relaxed_sys();

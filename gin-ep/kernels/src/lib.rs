@@ -39,14 +39,18 @@
 
 mod combine;
 mod dispatch;
+#[cfg(feature = "kernels")]
+mod kernels;
 mod lane;
 mod protocol;
 mod received;
 mod routes;
 mod status;
 
-pub use combine::{combine, ep_combine};
-pub use dispatch::{RECEIVE, SEND, dispatch, ep_dispatch};
+pub use combine::combine;
+pub use dispatch::{RECEIVE, SEND, dispatch};
+#[cfg(feature = "kernels")]
+pub use kernels::{ep_combine, ep_dispatch};
 pub use lane::{CLAIMED_WORD, EPOCH_WORD, Lane, MASKED_WORD, Places, Sizes, Tokens, WIDE_IDS, reset};
 pub use received::Received;
 pub use status::{Code, STATUS_WORDS};

@@ -38,17 +38,17 @@ impl Code {
 }
 
 /// Reports an error. The first one stays until the host has read it.
-#[cold]
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn report(arena: u64, lane: &Lane, code: Code, rank: u32, expert: u32, seen: u64, limit: u64) {
     // Safety: words of the arena and of the status block, which the host made; all accesses are atomic.
     let (claimed, status) = unsafe { (GlobalWord::new(arena + lane.word(CLAIMED)), GlobalWord::new(lane.status)) };
     if claimed.cas_relaxed_gpu(0, 1) != 0 {
         return;
     }
-    for (index, word) in [u64::from(rank), u64::from(expert), seen, limit].into_iter().enumerate() {
-        status.at(1 + index as u64).store_relaxed_sys(word);
-    }
+    status.at(1).store_relaxed_sys(rank.into());
+    status.at(2).store_relaxed_sys(expert.into());
+    status.at(3).store_relaxed_sys(seen);
+    status.at(4).store_relaxed_sys(limit);
     status.store_release_sys(code as u64);
 }
 

@@ -10,11 +10,13 @@
 //! | `hardware_pass` | passes values on to a neighbour by one put and one get, on the automatic route |
 //! | `hardware_print` | prints lines |
 //! | `hardware_spin` | occupies processors until the host ends it |
+//! | `hardware_experts` | does what experts do between dispatch and combine |
 //! | `hardware_lanes`, `hardware_shared`, `hardware_convert` | check operations of warps, shared memory, and conversions |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 #![warn(unreachable_pub)]
 
+pub mod experts;
 pub mod primitives;
 
 use bytemuck::{Pod, Zeroable};

@@ -15,6 +15,7 @@ use gin_gpu::Devices;
 use gin_nic::DoorbellRelease;
 use gin_soft_hca_host::SoftEngine;
 use gin_testkit::Sabotage;
+use gpu_tests::ep;
 use gpu_tests::gpus::{self, Gpus};
 use gpu_tests::hardware::{self, Testbed};
 use gpu_tests::journal::{Journal, Outcome};
@@ -232,6 +233,10 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
     for (name, trial) in primitives::TRIALS {
         let trial = move |gpus: &[usize], devices| trial(&Testbed::real(devices, gpus.len()));
         add(format!("{prefix}/primitives/{name}"), Box::new(trial));
+    }
+    for (name, trial) in ep::TRIALS {
+        let trial = move |gpus: &[usize], devices| trial(&Testbed::real(devices, gpus.len()));
+        add(format!("{prefix}/ep/{name}"), Box::new(trial));
     }
     for (name, trial) in RAW {
         add(format!("{prefix}/hardware/{name}"), Box::new(trial));

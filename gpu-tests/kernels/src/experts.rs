@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Experts of tests of expert parallelism.
+
+use gin_device::prelude::*;
+use gin_ep_kernels::Received;
+
+/// Replaces each received row by the weighted sum of what its experts on this rank make of it. Expert `e` of all makes
+/// `x * (1 + (e % 5) / 8) + e % 29` of an element `x`.
+///
+/// All numbers are exact for elements of at most 8 bits and weights of at most 7, so it does not matter whether a
+/// multiplication and an addition round once or twice.
+///
+/// # Safety
+/// - It runs between the receive and the combine of a lane. `local` is the number of experts of a rank.
+#[kernel]
+pub unsafe fn hardware_experts(received: Received, rank: u32, local: u32, hidden: u32) {
+    for source in 0..received.ranks() {
+        let mut row = block_in_grid();
+        while row < received.count(source) {
+            let elements = received.row(source, row).cast::<u16>();
+            for column in Block.stripe(hidden as usize) {
+                // Safety: an element of the row, which this thread has for itself.
+                let element = unsafe { elements.add(column) };
+                // Safety: as above.
+                let value = Bf16::from_bits(unsafe { element.read() }).to_f32();
+                let mut sum = 0.0f32;
+                for k in 0..received.topk() {
+                    let expert = received.expert(source, row, k);
+                    if expert >= 0 {
+                        let expert = rank * local + expert as u32;
+                        let made = value * (1.0 + (expert % 5) as f32 / 8.0) + (expert % 29) as f32;
+                        sum += received.weight(source, row, k) * Bf16::from_f32(made).to_f32();
+                    }
+                }
+                // Safety: as above.
+                unsafe { element.write(Bf16::from_f32(sum).to_bits()) };
+            }
+            row += grid_dim().count() as u32;
+        }
+    }
+}
