@@ -12,6 +12,7 @@ mod driver;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_driver.rs"]
 mod driver;
+mod ep;
 mod figure;
 mod gdaki;
 mod lab;
@@ -66,6 +67,8 @@ pub enum Measurement {
     Post,
     /// The cost of issuing a put where the kernel drives the NIC.
     Gdaki,
+    /// Dispatch and combine of expert parallelism.
+    Ep,
 }
 
 /// GPUs to measure on.
@@ -228,7 +231,8 @@ impl Bench {
         #[cfg(feature = "cuda")]
         if let Some(gpus) = &self.gpus {
             let ordinals = gpus.own.map_or_else(|| gpus.ordinals[..gpus.used(ranks)].to_vec(), |own| vec![own]);
-            config.devices = Some(gin_gpu::cuda::devices(&ordinals, &[ptx::PTX, gpus.engine], Some(self.limit * 2))?);
+            config.devices =
+                Some(gin_gpu::cuda::devices(&ordinals, &[ptx::PTX, gin_ep::PTX, gpus.engine], Some(self.limit * 2))?);
         }
         config.collective_timeout = Some(self.limit * 4);
         Ok(config)
@@ -276,7 +280,7 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
 }
 
 /// The measurements by name, with the ranks that they need if these are processes.
-const MEASURES: [(&str, Processes, Measure, Measurement); 9] = [
+const MEASURES: [(&str, Processes, Measure, Measurement); 10] = [
     ("lsa, round trip", Processes::Two, lsa::round_trips, Measurement::Lsa),
     ("lsa, barrier", Processes::Any, lsa::barriers, Measurement::Lsa),
     ("lsa, sizes", Processes::Two, lsa::sizes, Measurement::Lsa),
@@ -286,6 +290,7 @@ const MEASURES: [(&str, Processes, Measure, Measurement); 9] = [
     ("post", Processes::None, post::posts, Measurement::Post),
     ("gdaki", Processes::None, gdaki::posts, Measurement::Gdaki),
     ("gdaki, round trip", Processes::None, nics::round_trips, Measurement::Gdaki),
+    ("ep", Processes::Any, ep::pairs, Measurement::Ep),
 ];
 
 /// Runs the measurements and prints each table as soon as it is complete. In a job, all ranks run it and one of them

@@ -20,6 +20,7 @@
 
 pub mod bare;
 pub mod data;
+pub mod ep;
 pub mod lsa;
 pub mod nccl;
 pub mod post;
