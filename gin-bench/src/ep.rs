@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Dispatch and combine of expert parallelism beside the same bytes without routing.
 //!
-//! Kernels follow each other on a stream without pauses, and two events tell the time of all of them. The time of a
+//! Graphs of calls follow each other on a stream without pauses, and two events tell the time of all. The time of a
 //! combine is that of a pair less that of a dispatch.
 
 use super::figure::Figure;
@@ -15,9 +15,13 @@ use gin_gpu::{GpuError, KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 use gin_host::world::Rank;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Experts, ids of a token, elements of a row, as in DeepSeek-V3.
 const MODEL: (usize, usize, usize) = (256, 8, 7168);
+
+/// Launches whose host time is measured; the queue of a stream has room for them.
+const LAUNCHES: u32 = 100;
 
 /// Figures for one number of tokens.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -31,6 +35,8 @@ struct Times {
     rows: usize,
     wrong: u64,
     blocks: u64,
+    /// Host time of a launch.
+    launch: Vec<f64>,
 }
 
 /// Returns an error of gin-ep as one of the communicator.
@@ -100,6 +106,8 @@ fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
         let floor: Vec<f64> = there.iter().zip(&back).map(|(there, back)| there + back).collect();
         rows.push(row("dispatch and combine", &pair, &floor));
     }
+    let launch: Vec<f64> = all[0][0].launch.clone();
+    rows.push(Row::new("host time of a launch", Figure::new(&launch, None), "us").main(true));
     let mut table = bench.table("Expert parallelism, low latency", ranks, rows);
     table.notes.push(format!(
         "{experts} experts, {topk} of them for a token, rows of {hidden} BF16; {blocks} blocks of 512 threads"
@@ -107,31 +115,34 @@ fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
     Ok(table)
 }
 
-/// Returns the time of each of `calls` calls in microseconds.
+/// Returns the time of a call in microseconds. Graphs of `calls` calls follow each other.
 fn chain(
     rank: &Rank,
     stream: &Arc<dyn Stream>,
     calls: usize,
+    replays: usize,
     mut call: impl FnMut() -> Result<(), EpError>,
 ) -> Result<f64, EpError> {
-    call()?;
+    let graph = stream.capture(|| (0..calls).try_for_each(|_| call()))?;
+    // Safety: memory and group outlive the graph, and all ranks launch theirs as often.
+    let replay = || unsafe { stream.replay(&*graph) };
+    replay()?;
     stream.synchronize()?;
     rank.barrier()?;
-    for _ in 0..calls / 10 {
-        call()?;
-    }
+    replay()?;
     let start = stream.record()?;
-    for _ in 0..calls {
-        call()?;
+    for _ in 0..replays {
+        replay()?;
     }
     let stop = stream.record()?;
     stream.synchronize()?;
-    Ok(stop.since(&*start).map_or(0.0, |ns| ns as f64 / 1e3 / calls as f64))
+    Ok(stop.since(&*start).map_or(0.0, |ns| ns as f64 / 1e3 / (calls * replays) as f64))
 }
 
 /// Measures a number of tokens on a rank.
 fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Times, EpError> {
-    let (calls, repeats) = (bench.pick(200, 1), bench.launches.min(bench.pick(7, 1)));
+    let (calls, replays) = (bench.pick(20, 1), bench.pick(10, 1));
+    let repeats = bench.launches.min(bench.pick(9, 1));
     let me = rank.rank() as usize;
     let comm = rank.communicator(&Requirements::default())?;
     let limit = Deadline::after_ns(bench.limit_ns());
@@ -216,17 +227,24 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
         rows: there.1 as usize,
         wrong,
         blocks: group.blocks(),
+        launch: Vec::new(),
     };
     for _ in 0..repeats {
-        times.dispatch.push(chain(rank, &stream, calls, || {
+        times.dispatch.push(chain(rank, &stream, calls, replays, || {
             lane.exchange(&stream, &input)?.release();
             Ok(())
         })?);
-        times.pair.push(chain(rank, &stream, calls, || {
+        times.pair.push(chain(rank, &stream, calls, replays, || {
             lane.exchange(&stream, &input)?.combine(&stream, Rows::InPlace, &output)
         })?);
-        times.there.push(chain(rank, &stream, calls, || floor(&there))?);
-        times.back.push(chain(rank, &stream, calls, || floor(&back))?);
+        times.there.push(chain(rank, &stream, calls, replays, || floor(&there))?);
+        let start = Instant::now();
+        for _ in 0..LAUNCHES {
+            floor(&there)?;
+        }
+        times.launch.push(start.elapsed().as_secs_f64() * 1e6 / f64::from(LAUNCHES));
+        stream.synchronize()?;
+        times.back.push(chain(rank, &stream, calls, replays, || floor(&back))?);
     }
     times.wrong += u64::from(group.status()?.is_some());
     comm.check("bench")?;

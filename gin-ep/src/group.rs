@@ -3,7 +3,7 @@
 
 use crate::{EpError, GroupConfig, Lane, Report};
 use gin_ep_kernels::{Code, STATUS_WORDS};
-use gin_gpu::{DeviceKind, GpuError, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
+use gin_gpu::{DeviceKind, Function, GpuError, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
 use gin_host::comm::{CommError, Communicator, DeviceComm, Window, WindowFlags};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -47,6 +47,8 @@ pub struct Group<'c> {
     pub(crate) arena: Window<u64>,
     pub(crate) lanes: Vec<LaneState>,
     pub(crate) shape: LaunchConfig,
+    pub(crate) dispatch: Function,
+    pub(crate) combine: Function,
 }
 
 /// What a group keeps of a lane.
@@ -162,13 +164,14 @@ impl<'c> Group<'c> {
         };
         let shape = LaunchConfig::new(1, config.threads).dynamic_shared(config.shared_bytes(ranks) as u32);
         let kernels = gpu.load(ModuleSource::Linked)?;
+        let (dispatch, combine) = (kernels.function("ep_dispatch")?, kernels.function("ep_combine")?);
         let mut most = config.blocks.map_or(u64::MAX, u64::from);
-        for name in ["ep_dispatch", "ep_combine"] {
-            most = most.min(gpu.resident_blocks(&kernels.function(name)?, &shape)? / sharing);
+        for kernel in [&dispatch, &combine] {
+            most = most.min(gpu.resident_blocks(kernel, &shape)? / sharing);
         }
         let blocks = config.grid.unwrap_or(most.clamp(1, 65_535) as u32);
         let shape = LaunchConfig::new(blocks, config.threads).dynamic_shared(shape.dynamic_shared);
-        Ok(Self { comm, device, arena, lanes, shape })
+        Ok(Self { comm, device, arena, lanes, shape, dispatch, combine })
     }
 
     /// Lends a lane. Its dispatches and combines follow each other; other lanes are independent.

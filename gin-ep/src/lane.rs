@@ -4,8 +4,8 @@
 use crate::group::LaneState;
 use crate::{EpError, Group};
 use gin_ep_kernels as kernels;
-use gin_ep_kernels::{RECEIVE, SEND, WIDE_IDS, ep_combine, ep_dispatch};
-use gin_gpu::{LaunchConfig, MemorySlice, Stream};
+use gin_ep_kernels::{RECEIVE, SEND, WIDE_IDS};
+use gin_gpu::{KernelArg, LaunchConfig, MemorySlice, Plain, Stream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -202,11 +202,11 @@ impl<'g> Lane<'g> {
         phases: u32,
     ) -> Result<(), EpError> {
         let group = self.group;
+        let (lane, tokens) = (Plain(self.state().params), Plain(tokens));
+        let arguments: [&dyn KernelArg; 5] = [&group.device, &group.arena, &lane, &tokens, &phases];
         // Safety: arena and lane are the communicator's, the memory of the tokens was checked and is kept, and the lane
         // lends itself, so that its kernels follow each other.
-        unsafe {
-            ep_dispatch::launch(stream, shape, &group.device, &group.arena, self.state().params, tokens, phases)?;
-        }
+        unsafe { stream.launch(&group.dispatch, shape, &arguments)? };
         Ok(())
     }
 }
@@ -270,8 +270,10 @@ impl Lent for Lane<'_> {
             }
         };
         Lane::state(self).keep(stream, &used)?;
+        let (lane, tokens) = (Plain(params), Plain(tokens));
+        let arguments: [&dyn KernelArg; 6] = [&group.device, &group.arena, &lane, &tokens, &from, &to];
         // Safety: as for the dispatch.
-        unsafe { ep_combine::launch(stream, group.shape, &group.device, &group.arena, params, tokens, from, to)? };
+        unsafe { stream.launch(&group.combine, group.shape, &arguments)? };
         Ok(())
     }
 }

@@ -261,7 +261,7 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
     /// An error of the device.
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError>;
 
-    /// Returns the number of kernels that were launched and have not ended, on all streams of the process.
+    /// Returns the number of streams with kernels that were launched by this object and have not ended.
     fn running(&self) -> usize;
 
     /// Returns a copier for a progress thread, if the CPU does not reach the device's memory; otherwise the thread
@@ -434,6 +434,10 @@ pub trait Event: Any + fmt::Debug + Send + Sync {
     fn since(&self, earlier: &dyn Event) -> Option<u64>;
 }
 
+/// Captured work of a stream, which runs again each time it is launched. [`Stream::capture`](trait.Stream.html#method.capture)
+/// makes it.
+pub trait Graph: Any + fmt::Debug + Send + Sync {}
+
 /// Work of one device in order.
 ///
 /// The example of [`launch`](#method.launch) runs a kernel and reads its result.
@@ -454,6 +458,28 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
         config: LaunchConfig,
         arguments: Vec<Argument>,
     ) -> Result<(), GpuError>;
+
+    /// Begins a graph: until [`end_capture`](Self::end_capture), launches and copies become part of it and do not run.
+    /// Users call [`capture`](#method.capture).
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`] if the stream is captured already, or an error of the device.
+    fn begin_capture(&self) -> Result<(), GpuError>;
+
+    /// Ends a graph.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`] if the stream is not captured, or an error of the device.
+    fn end_capture(&self) -> Result<Box<dyn Graph>, GpuError>;
+
+    /// Launches a graph in the order of this stream.
+    ///
+    /// # Safety
+    /// - What was promised for each of its launches and copies holds again.
+    ///
+    /// # Errors
+    /// As a launch of its kernels.
+    unsafe fn replay(&self, graph: &dyn Graph) -> Result<(), GpuError>;
 
     /// Copies `bytes` bytes of memory that the device reaches, in stream order.
     ///
@@ -558,6 +584,49 @@ impl dyn Stream + '_ {
         unsafe { self.launch_checked(function, config, arguments) }
     }
 
+    /// Makes a graph of the launches and copies that `work` puts on this stream; they do not run. A launch of the graph
+    /// takes less time than theirs, and passes the same arguments again: addresses and values of now.
+    ///
+    /// ```
+    /// use gin_device::prelude::*;
+    /// use gin_gpu::{GpuError, LaunchConfig, Memory, MemoryKind};
+    /// use gin_host::{WorldConfig, launch};
+    ///
+    /// /// # Safety
+    /// /// - `word` is valid.
+    /// #[kernel]
+    /// unsafe fn count(word: *mut u64) {
+    ///     // Safety: the kernel's promise.
+    ///     unsafe { word.write(word.read() + 1) };
+    /// }
+    ///
+    /// let counts = launch(WorldConfig::seeded(1, 0), |rank| -> Result<u64, GpuError> {
+    ///     let memory = Memory::new(rank.device(), MemoryKind::Device, 8)?;
+    ///     let (stream, word) = (rank.stream()?, memory.address() as usize as *mut u64);
+    ///     // Safety: one thread, one word.
+    ///     let graph = stream.capture(|| unsafe { count::launch(&stream, LaunchConfig::new(1, 1), word) })?;
+    ///     for _ in 0..3 {
+    ///         // Safety: as above.
+    ///         unsafe { stream.replay(&*graph)? };
+    ///     }
+    ///     stream.synchronize()?;
+    ///     let mut count = [0];
+    ///     memory.read(0, &mut count)?;
+    ///     Ok(count[0])
+    /// });
+    /// assert_eq!(counts.unwrap(), [3]);
+    /// ```
+    ///
+    /// # Errors
+    /// The error of `work`, or of the device. Then there is no graph, and the stream is as before.
+    pub fn capture<E: From<GpuError>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Box<dyn Graph>, E> {
+        self.begin_capture()?;
+        let done = work();
+        let graph = self.end_capture();
+        done?;
+        Ok(graph?)
+    }
+
     /// # Safety
     /// - As [`launch`](#method.launch).
     unsafe fn launch_checked(
@@ -568,12 +637,6 @@ impl dyn Stream + '_ {
     ) -> Result<(), GpuError> {
         let device = self.device();
         check_launch(function, &config, &arguments, &device.limits(), &device.name())?;
-        if config.cooperative {
-            let resident = device.resident_blocks(function, &config)?;
-            if config.blocks() > resident {
-                return Err(GpuError::NotResident { blocks: config.blocks(), resident, device: device.name() });
-            }
-        }
         // Safety: sizes and types were checked; the rest is the caller's promise.
         unsafe { self.enqueue(function, config, arguments) }
     }

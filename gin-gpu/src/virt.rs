@@ -10,9 +10,9 @@ use super::flat::{FlatPlace, RawAddresses};
 use super::launch::unknown;
 use super::shared::{HostPages, check_file, new_file, page};
 use super::{
-    Allocation, Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages,
-    Memory, MemoryFile, MemoryKind, MemorySharing, Module, ModuleSource, NicAccess, Parameter, RawMemory, SharedFile,
-    Stream,
+    Allocation, Argument, Device, DeviceKind, Event, Function, GpuError, Graph, Keep, LaunchConfig, Limits,
+    MappedPages, Memory, MemoryFile, MemoryKind, MemorySharing, Module, ModuleSource, NicAccess, Parameter, RawMemory,
+    SharedFile, Stream,
 };
 use crate::copy::copy_shared;
 use crate::lock;
@@ -23,6 +23,7 @@ use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu, explain
 use rustix::io::Errno;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -85,7 +86,7 @@ pub struct VirtualDevice {
     index: u32,
     /// `None` for a device that has memory and runs no kernels.
     engine: Option<VirtualGpu>,
-    running: Mutex<Vec<LaunchTicket>>,
+    running: Mutex<Vec<(StreamId, LaunchTicket)>>,
     streams: AtomicU32,
     this: Weak<Self>,
 }
@@ -205,7 +206,13 @@ impl Device for VirtualDevice {
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
         let device = self.this.upgrade().ok_or_else(|| self.unsupported("make a stream while it is dropped"))?;
         let id = StreamId(self.streams.fetch_add(1, Ordering::Relaxed));
-        Ok(Arc::new(VirtualStream { device, id, tickets: Mutex::new(Vec::new()), gates: Mutex::new(Vec::new()) }))
+        Ok(Arc::new(VirtualStream {
+            device,
+            id,
+            tickets: Mutex::default(),
+            gates: Mutex::default(),
+            captured: Mutex::default(),
+        }))
     }
 
     fn reaches(&self, other: &dyn Device) -> bool {
@@ -218,8 +225,8 @@ impl Device for VirtualDevice {
 
     fn running(&self) -> usize {
         let mut running = lock(&self.running);
-        running.retain(|ticket| !ticket.is_done());
-        running.len()
+        running.retain(|(_, ticket)| !ticket.is_done());
+        running.iter().map(|(stream, _)| stream.0).collect::<BTreeSet<_>>().len()
     }
 
     fn is_stepped(&self) -> bool {
@@ -337,7 +344,18 @@ struct VirtualStream {
     tickets: Mutex<Vec<LaunchTicket>>,
     /// The launches for which later work must wait.
     gates: Mutex<Vec<LaunchTicket>>,
+    /// The work of a capture, while there is one.
+    captured: Mutex<Option<Vec<Grid>>>,
 }
+
+/// Grids of a device, in order.
+#[derive(Debug)]
+struct VirtualGraph {
+    device: u32,
+    grids: Vec<Grid>,
+}
+
+impl Graph for VirtualGraph {}
 
 impl VirtualStream {
     fn launch_grid(&self, grid: Grid) -> Result<LaunchTicket, GpuError> {
@@ -347,11 +365,25 @@ impl VirtualStream {
         let name = grid.name.clone();
         let ticket = engine.launch(self.id, grid).map_err(|error| failed(&name, &error))?;
         let mut running = lock(&self.device.running);
-        running.retain(|ticket| !ticket.is_done());
-        running.push(ticket.clone());
+        running.retain(|(_, ticket)| !ticket.is_done());
+        running.push((self.id, ticket.clone()));
         drop(running);
         lock(&self.tickets).push(ticket.clone());
         Ok(ticket)
+    }
+
+    /// Launches a grid, or adds it to a capture.
+    fn submit(&self, grid: Grid) -> Result<(), GpuError> {
+        if let Some(captured) = &mut *lock(&self.captured) {
+            captured.push(grid);
+            return Ok(());
+        }
+        self.launch_grid(grid).map(drop)
+    }
+
+    /// Refuses what cannot become part of a graph.
+    fn not_captured(&self, what: &'static str) -> Result<(), GpuError> {
+        if lock(&self.captured).is_some() { Err(self.device.unsupported(what)) } else { Ok(()) }
     }
 
     /// Returns the result of the work that is done: the first failure, if there is one.
@@ -402,7 +434,34 @@ impl Stream for VirtualStream {
                 unsafe { (entry.call)(pointers.as_ptr()) }
             }),
         };
-        self.launch_grid(grid).map(drop)
+        if config.cooperative {
+            let (blocks, resident) = (config.blocks(), self.device.resident_blocks(function, &config)?);
+            if blocks > resident {
+                return Err(GpuError::NotResident { blocks, resident, device: self.device.name() });
+            }
+        }
+        self.submit(grid)
+    }
+
+    fn begin_capture(&self) -> Result<(), GpuError> {
+        self.not_captured("capture a stream twice at a time")?;
+        *lock(&self.captured) = Some(Vec::new());
+        Ok(())
+    }
+
+    fn end_capture(&self) -> Result<Box<dyn Graph>, GpuError> {
+        let Some(grids) = lock(&self.captured).take() else {
+            return Err(self.device.unsupported("end a graph that was not begun"));
+        };
+        Ok(Box::new(VirtualGraph { device: self.device.index, grids }))
+    }
+
+    unsafe fn replay(&self, graph: &dyn Graph) -> Result<(), GpuError> {
+        let graph = (graph as &dyn Any).downcast_ref::<VirtualGraph>();
+        let Some(graph) = graph.filter(|graph| graph.device == self.device.index) else {
+            return Err(self.device.unsupported("launch a graph of another device"));
+        };
+        graph.grids.iter().try_for_each(|grid| self.submit(grid.clone()))
     }
 
     unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {
@@ -411,10 +470,11 @@ impl Stream for VirtualStream {
             // Safety: the caller's promise.
             unsafe { copy_shared(destination, source, bytes) }
         };
-        self.launch_grid(Grid::new("copy", 1, 1, body)).map(drop)
+        self.submit(Grid::new("copy", 1, 1, body))
     }
 
     fn record(&self) -> Result<Box<dyn Event>, GpuError> {
+        self.not_captured("record an event in a capture")?;
         let time = Arc::new(AtomicU64::new(0));
         let stamp = time.clone();
         let ticket =
@@ -423,6 +483,7 @@ impl Stream for VirtualStream {
     }
 
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
+        self.not_captured("wait for an event in a capture")?;
         match (event as &dyn Any).downcast_ref::<VirtualEvent>() {
             Some(event) => {
                 lock(&self.gates).push(event.ticket.clone());

@@ -372,7 +372,7 @@ fn windows_and_communicators_stay_while_kernels_run() {
         }
         for error in [comm.deregister(&window).unwrap_err(), comm.destroy().unwrap_err()] {
             match (rank.rank(), error) {
-                (0, CommError::KernelsRunning { rank: 0, kernels: 1, .. })
+                (0, CommError::KernelsRunning { rank: 0, streams: 1, .. })
                 | (1, CommError::OtherRank { rank: 0, .. }) => {}
                 (_, other) => panic!("{other:?}"),
             }

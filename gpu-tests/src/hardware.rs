@@ -160,7 +160,7 @@ pub type Trial = (&'static str, fn(&Testbed) -> Result<(), String>);
 pub const NIC_TRIALS: &[Trial] = TRIALS.split_at(8).0;
 
 /// The trials that run on any devices. The last four need loads and stores.
-pub const TRIALS: [Trial; 13] = [
+pub const TRIALS: [Trial; 15] = [
     ("lines_read_before_by_all_blocks_are_fresh_after_a_put_was_waited_for", |testbed| stale(testbed, false)),
     ("lines_read_before_by_all_blocks_are_fresh_after_a_get_was_flushed", |testbed| stale(testbed, true)),
     ("every_thread_of_every_resident_block_posts_at_once", |testbed| flood(testbed, u32::MAX, 32, 1)),
@@ -170,6 +170,8 @@ pub const TRIALS: [Trial; 13] = [
     ("every_value_of_a_long_ring_is_right", |testbed| long(testbed, 1)),
     ("every_value_of_a_long_all_to_all_is_right", |testbed| long(testbed, testbed.ranks() - 1)),
     ("lines_that_kernels_print_are_whole_in_order_and_counted_if_dropped", prints),
+    ("hundreds_of_launches_that_fill_the_gpu_follow_each_other_on_a_stream", |testbed| follow(testbed, false)),
+    ("launches_that_fill_the_gpu_follow_each_other_by_events_and_in_graphs", |testbed| follow(testbed, true)),
     ("lines_read_before_are_fresh_after_a_put_by_stores_was_waited_for", |testbed| stale(&testbed.lsa(), false)),
     ("lines_read_before_are_fresh_after_a_get_by_loads_was_flushed", |testbed| stale(&testbed.lsa(), true)),
     ("every_value_of_a_long_ring_by_loads_and_stores_is_right", |testbed| long(&testbed.lsa(), 1)),
@@ -190,6 +192,52 @@ pub(crate) fn run(
     unsafe { stream.launch(&function, shape.cooperative(), arguments)? };
     stream.synchronize()?;
     rank.barrier()
+}
+
+/// Launches cooperative grids that fill the GPU, one after another: on one stream, or on two that events order and as
+/// graphs.
+fn follow(testbed: &Testbed, by_events: bool) -> Result<(), String> {
+    testbed.expect(|rank| {
+        const THREADS: u32 = 64;
+        let out = Memory::new(rank.device(), MemoryKind::Device, 8 * u64::from(THREADS))?;
+        let address = out.address() as usize as *mut u32;
+        // The other ranks of the GPU are as many.
+        let blocks = testbed.share(rank, "hardware_lanes", THREADS)?;
+        let (kernel, streams) = (rank.kernel("hardware_lanes")?, [rank.stream()?, rank.stream()?]);
+        let shape = LaunchConfig::new(blocks, THREADS).cooperative();
+        // Safety: the kernel's only parameter, which lives until all have ended.
+        let launch = |stream: &Arc<dyn Stream>| unsafe { stream.launch(&kernel, shape, &[&address]) };
+        let mut wrong = Vec::new();
+        if by_events {
+            for _ in 0..20 {
+                launch(&streams[0])?;
+                streams[1].wait_for(&*streams[0].record()?)?;
+                launch(&streams[1])?;
+                streams[0].wait_for(&*streams[1].record()?)?;
+            }
+            let graph = streams[0].capture(|| (0..10).try_for_each(|_| launch(&streams[0])))?;
+            for _ in 0..20 {
+                // Safety: as above.
+                unsafe { streams[0].replay(&*graph)? };
+            }
+            let other = Memory::new(rank.device(), MemoryKind::Device, 8)?;
+            let failing = streams[0].capture(|| Err(CommError::from(other.slice(0..9).map(drop).unwrap_err())));
+            if failing.is_ok() {
+                wrong.push("a capture whose work failed made a graph".to_owned());
+            }
+        } else {
+            let launches = if testbed.devices.is_some() { 400 } else { 20 };
+            (0..launches).try_for_each(|_| launch(&streams[0]))?;
+        }
+        for stream in &streams {
+            stream.synchronize()?;
+        }
+        let running = rank.device().running();
+        if running != 0 {
+            wrong.push(format!("rank {}: {running} streams have kernels after all ended", rank.rank()));
+        }
+        Ok(wrong)
+    })
 }
 
 /// Describes the communicator's fault, if it has one.

@@ -13,7 +13,7 @@ use super::pages;
 use crate::flat::FlatPlace;
 use crate::shared::{HostPages, pointer};
 use crate::{GpuError, RawMemory};
-use cudarc::driver::sys::{self, CUevent, CUmodule, CUstream};
+use cudarc::driver::sys::{self, CUevent, CUgraphExec, CUmodule, CUstream};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -28,6 +28,8 @@ pub(super) enum Resource {
     Stream(CUstream),
     /// An event.
     Event(CUevent),
+    /// A graph.
+    Graph(CUgraphExec),
     /// A module.
     Module(CUmodule),
     /// A lane that may still copy.
@@ -96,6 +98,7 @@ pub(super) fn free(context: &Context, resource: Resource) -> Result<Box<dyn Any>
             }
             Resource::Stream(stream) => check("end a stream", sys::cuStreamDestroy_v2(*stream)),
             Resource::Event(event) => check("end an event", sys::cuEventDestroy_v2(*event)),
+            Resource::Graph(graph) => check("end a graph", sys::cuGraphExecDestroy(*graph)),
             Resource::Module(module) => check("unload a module", sys::cuModuleUnload(*module)),
             Resource::Placed(place) => unmap(place.address(), place.bytes()),
             Resource::Alone(start, bytes) => unmap(*start, *bytes).and_then(|()| release(*start, *bytes)),

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The most kernels that one GPU runs at a time.
+/// The most kernels that one GPU runs at a time: as many as it has streams for.
 const MOST_KERNELS: usize = 128;
 
 /// The most failures of frees that are kept.
@@ -25,17 +25,25 @@ const MOST_FAILURES: usize = 16;
 /// The pause of a launch that waits for resident kernels.
 const NAP: Duration = Duration::from_micros(20);
 
-/// A kernel that was launched.
+/// The launches on a stream that have not ended, as far as known. They run one after another.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) ordinal: usize,
-    /// The device object that launched it.
+    /// The device object that launched them.
     pub(super) owner: u64,
+    /// The number of the stream.
+    stream: u64,
+    /// The number of the last launch on it.
+    last: u64,
+    /// It is recorded after each launch.
     ended: CUevent,
-    blocks: u64,
-    /// The blocks of its shape that one processor holds.
-    per_processor: u64,
+    /// Their shapes, each once: blocks, and the blocks of that shape that one processor holds.
+    shapes: Vec<(u64, u64)>,
 }
+
+/// Launches that come before others by the order of streams and events: for each stream, by its number, the number of
+/// its last such launch.
+pub(super) type Before = BTreeMap<u64, u64>;
 
 #[derive(Debug, Default)]
 pub(super) struct State {
@@ -77,30 +85,55 @@ pub(super) struct Fit {
     pub(super) clusters: u64,
 }
 
-/// A launch that will follow.
-#[derive(Debug)]
-pub(super) struct Launch<'a> {
-    pub(super) context: &'a Arc<Context>,
-    pub(super) owner: u64,
-    pub(super) stream: CUstream,
+/// What a kernel needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
     pub(super) blocks: u64,
     pub(super) fit: Fit,
     /// All blocks must be resident at once.
     pub(super) cooperative: bool,
     /// The bytes of local memory of a thread.
     pub(super) local: u32,
+}
+
+impl Launch<'_> {
+    /// Returns whether all blocks of a kernel must be resident at once.
+    pub(super) fn is_cooperative(&self) -> bool {
+        self.kernels.iter().any(|kernel| kernel.cooperative)
+    }
+
+    /// Returns the most bytes of local memory of a thread.
+    pub(super) fn local(&self) -> u32 {
+        self.kernels.iter().map(|kernel| kernel.local).max().unwrap_or(0)
+    }
+}
+
+/// A launch that will follow.
+#[derive(Debug)]
+pub(super) struct Launch<'a> {
+    pub(super) context: &'a Arc<Context>,
+    pub(super) owner: u64,
+    pub(super) stream: CUstream,
+    /// The number of the stream.
+    pub(super) number: u64,
+    /// What the launch follows, its own stream included.
+    pub(super) before: &'a Before,
+    /// Its kernels, which run one after another.
+    pub(super) kernels: &'a [Wanted],
     /// It becomes part of a graph, and runs when the graph is launched, which is not seen here.
     pub(super) captured: bool,
 }
 
 /// Returns the blocks that fit beside the running ones, wherever these are. Each running block takes a whole number of
 /// places of one processor, at most as many as its share of the processor needs. Each place may be of another cluster.
-/// `running`: blocks, and how many of their shape one processor holds.
-fn room(running: impl Iterator<Item = (u64, u64)>, fit: Fit) -> u64 {
-    let taken = running.map(|(blocks, per_processor)| {
+/// `running`: for each stream the shapes that it may run, one at a time: blocks, and how many of the shape one processor
+/// holds.
+fn room<'a>(running: impl Iterator<Item = &'a [(u64, u64)]>, fit: Fit) -> u64 {
+    let taken = |&(blocks, per_processor): &(u64, u64)| {
         let each = fit.per_processor.div_ceil(per_processor.max(1));
         blocks.saturating_mul(each).min(fit.clusters)
-    });
+    };
+    let taken = running.map(|shapes| shapes.iter().map(taken).max().unwrap_or(0));
     fit.clusters.saturating_sub(taken.fold(0, u64::saturating_add)).saturating_mul(fit.cluster)
 }
 
@@ -118,12 +151,19 @@ impl State {
         });
     }
 
-    /// Returns how many blocks fit on GPU `ordinal` beside the running kernels, and beside the parked resident kernels,
-    /// which will run again. Resident kernels that `asks` launches do not count.
-    fn room(&self, ordinal: usize, fit: Fit, asks: Option<u64>) -> u64 {
-        let running = self.running.iter().filter(|running| running.ordinal == ordinal);
-        let running = running.map(|running| (running.blocks, running.per_processor));
-        room(running.chain(self.away(ordinal, asks)), fit)
+    /// Returns how many blocks fit on GPU `ordinal` beside the running kernels, except those that come `before` them, and
+    /// beside the parked resident kernels, which will run again. Resident kernels that `asks` launches do not count.
+    fn room(&self, ordinal: usize, fit: Fit, before: &Before, asks: Option<u64>) -> u64 {
+        let beside = self.beside(ordinal, before).map(|running| running.shapes.clone());
+        let away = self.away(ordinal, asks).map(|shape| vec![shape]);
+        let all: Vec<Vec<(u64, u64)>> = beside.chain(away).collect();
+        room(all.iter().map(Vec::as_slice), fit)
+    }
+
+    /// Returns the streams of a GPU with kernels that may run at the same time as a launch after `before`.
+    fn beside(&self, ordinal: usize, before: &Before) -> impl Iterator<Item = &Running> {
+        let is_before = |running: &Running| before.get(&running.stream).is_some_and(|last| *last >= running.last);
+        self.running.iter().filter(move |running| running.ordinal == ordinal && !is_before(running))
     }
 
     /// Returns whether no kernel runs. If only resident kernels run, asks them to park.
@@ -173,7 +213,7 @@ pub fn take_failures() -> Vec<GpuError> {
     with(|state| std::mem::take(&mut state.failures))
 }
 
-/// Returns the number of kernels that a device object launched and that have not ended.
+/// Returns the number of streams with kernels that a device object launched and that have not ended.
 pub(super) fn running(owner: u64) -> usize {
     with(|state| {
         state.reap();
@@ -185,7 +225,7 @@ pub(super) fn running(owner: u64) -> usize {
 pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
     with(|state| {
         state.reap();
-        state.room(context.ordinal, fit, None)
+        state.room(context.ordinal, fit, &Before::new(), None)
     })
 }
 
@@ -209,15 +249,17 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
 
 fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
     let context = launch.context;
-    if launch.cooperative {
-        let resident = state.room(context.ordinal, launch.fit, Some(launch.owner));
-        if launch.blocks > resident {
-            return Err(GpuError::NotResident { blocks: launch.blocks, resident, device: context.full_name() });
+    for kernel in launch.kernels.iter().filter(|kernel| kernel.cooperative) {
+        let resident = state.room(context.ordinal, kernel.fit, launch.before, Some(launch.owner));
+        if kernel.blocks > resident {
+            return Err(GpuError::NotResident { blocks: kernel.blocks, resident, device: context.full_name() });
         }
-        let beside = state.running.iter().filter(|running| running.ordinal == context.ordinal).count();
+    }
+    if launch.is_cooperative() {
+        let beside = state.beside(context.ordinal, launch.before).count();
         if beside >= MOST_KERNELS {
             return Err(GpuError::LaunchLimit {
-                what: "a number of kernels at a time",
+                what: "a number of streams with kernels at a time",
                 asked: beside as u64 + 1,
                 limit: MOST_KERNELS as u64,
                 whose: context.full_name(),
@@ -230,19 +272,46 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
         // An event recorded now would be part of the graph too, and never show the end of a kernel.
         return check("launch a kernel into a graph", start());
     }
-    let ended = new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+    let &Launch { owner, number, .. } = launch;
+    let same = |running: &Running| (running.ordinal, running.owner, running.stream) == (context.ordinal, owner, number);
+    let known = state.running.iter().position(same);
+    let ended = match known {
+        Some(at) => state.running[at].ended,
+        None => new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
+    };
     // Safety: both handles are alive.
     let recorded = start().result().and_then(|()| unsafe { sys::cuEventRecord(ended, launch.stream) }.result());
     if let Err(failure) = recorded {
-        // Safety: no other code has the event.
-        unsafe { sys::cuEventDestroy_v2(ended) };
+        if known.is_none() {
+            // Safety: no other code has the event.
+            unsafe { sys::cuEventDestroy_v2(ended) };
+        }
         return Err(error("launch a kernel", failure));
     }
-    let &Launch { owner, blocks, fit: Fit { per_processor, .. }, .. } = launch;
-    if let Some(stays) = state.residents.iter_mut().find(|stays| stays.owner == owner) {
+    let shapes = launch.kernels.iter().map(|kernel| (kernel.blocks, kernel.fit.per_processor));
+    let resident = state.residents.iter_mut().find(|stays| stays.owner == owner);
+    if let (Some(stays), Some((blocks, per_processor))) = (resident, shapes.clone().next()) {
         stays.room = Some((context.ordinal, blocks, per_processor));
     }
-    state.running.push(Running { ordinal: context.ordinal, owner, ended, blocks, per_processor });
+    let last = launch.before.get(&number).copied().unwrap_or(0);
+    let at = known.unwrap_or_else(|| {
+        state.running.push(Running {
+            ordinal: context.ordinal,
+            owner,
+            stream: number,
+            last,
+            ended,
+            shapes: Vec::new(),
+        });
+        state.running.len() - 1
+    });
+    let running = &mut state.running[at];
+    running.last = last;
+    for shape in shapes {
+        if !running.shapes.contains(&shape) {
+            running.shapes.push(shape);
+        }
+    }
     Ok(())
 }
 
@@ -268,7 +337,10 @@ mod tests {
             (&[(40, 1)], fit(1, 4, 32), 0),
             (&[(2, 1)], fit(0, 1, 0), 0),
         ] {
-            assert_eq!(room(running.iter().copied(), fit), expected, "{running:?}, {fit:?}");
+            let each: Vec<&[(u64, u64)]> = running.chunks(1).collect();
+            assert_eq!(room(each.into_iter(), fit), expected, "{running:?}, {fit:?}");
         }
+        // Those of one stream run one after another.
+        assert_eq!(room([&[(100, 2), (4, 1)][..]].into_iter(), fit(2, 1, 264)), 164);
     }
 }

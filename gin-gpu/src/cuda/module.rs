@@ -5,15 +5,17 @@ use super::context::Context;
 use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, start, version_text, written};
 use super::lane::Lane;
+use super::launches::Fit;
+use super::stream;
 use crate::launch::unknown;
-use crate::{Embedded, Function, GpuError, Module, Parameter, lock};
+use crate::{Embedded, Function, GpuError, LaunchConfig, Module, Parameter, lock};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
 use gin_abi::{ABI_SYMBOL, ABI_VERSION};
 use gin_device::kernel::KERNELS;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// The most bytes of the log of the driver's compiler.
 const LOG: usize = 16 << 10;
@@ -79,6 +81,8 @@ struct Loaded {
     parameters: Vec<Parameter>,
     max_threads: u32,
     local: u32,
+    /// How many blocks the GPU holds, by threads and dynamic shared memory of a block, without clusters.
+    fits: Mutex<BTreeMap<(u64, u32), Fit>>,
 }
 
 impl Image {
@@ -207,7 +211,7 @@ impl Image {
             }
             let local = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
             let parameters = parameters(&name, raw)?;
-            self.functions.insert(name, Loaded { raw, parameters, max_threads, local });
+            self.functions.insert(name, Loaded { raw, parameters, max_threads, local, fits: Mutex::default() });
         }
         Ok(())
     }
@@ -262,6 +266,22 @@ pub(super) struct Handle {
 unsafe impl Send for Handle {}
 // Safety: as above.
 unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// Returns how many blocks of a shape the GPU holds. Asks the driver once for each shape.
+    pub(super) fn fit(&self, name: &str, config: &LaunchConfig) -> Result<Fit, GpuError> {
+        let loaded = self.image.functions.get(name).filter(|_| config.cluster_blocks() == 1);
+        let key = (config.threads(), config.dynamic_shared);
+        if let Some(fit) = loaded.and_then(|loaded| lock(&loaded.fits).get(&key).copied()) {
+            return Ok(fit);
+        }
+        let fit = stream::fit(&self.image.context, self.raw, config)?;
+        if let Some(loaded) = loaded {
+            lock(&loaded.fits).insert(key, fit);
+        }
+        Ok(fit)
+    }
+}
 
 /// Modules in which kernels are looked up together.
 #[derive(Debug)]

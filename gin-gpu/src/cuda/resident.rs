@@ -52,7 +52,7 @@ impl State {
     /// # Errors
     /// [`GpuError::Driver`] after 2 s.
     pub(super) fn must_wait(&self, launch: &Launch<'_>, since: &mut Option<Instant>) -> Result<bool, GpuError> {
-        if !launch.cooperative || self.away(launch.context.ordinal, Some(launch.owner)).next().is_none() {
+        if !launch.is_cooperative() || self.away(launch.context.ordinal, Some(launch.owner)).next().is_none() {
             return Ok(false);
         }
         if since.get_or_insert_with(Instant::now).elapsed() <= COMING_BACK {
@@ -103,15 +103,16 @@ impl State {
             return Err(GpuError::Parked { device: launch.context.full_name() });
         }
         let known = self.local.get(&ordinal).copied().unwrap_or(0);
-        if launch.local > known && !self.park(|gpu| gpu == ordinal) {
+        let local = launch.local();
+        if local > known && !self.park(|gpu| gpu == ordinal) {
             let reason = format!(
                 "it needs {} bytes of local memory a thread, more than any before it, and a resident kernel has not \
                  parked within {PARKING:?}",
-                launch.local
+                local
             );
             return Err(GpuError::Driver { context: "launch a kernel", reason });
         }
-        self.local.insert(ordinal, known.max(launch.local));
+        self.local.insert(ordinal, known.max(local));
         Ok(())
     }
 }

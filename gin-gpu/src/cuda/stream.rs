@@ -6,26 +6,29 @@ use super::context::Context;
 use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, is_done, new_event, written};
 use super::lane::new_stream;
-use super::launches::{self, Fit, free_deferred};
-use super::module::Handle;
+use super::launches::{self, Before, Fit, Wanted, free_deferred};
+use super::module::{Handle, Image};
 use super::raw::{RawHandle, is_capturing};
-use crate::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream, lock};
+use crate::{Argument, Device, Event, Function, GpuError, Graph, LaunchConfig, Stream, lock};
 use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::{self, CUevent, CUfunction, CUresult, CUstream};
+use cudarc::driver::sys::{self, CUevent, CUfunction, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode};
 use gin_boot::rt;
 use gin_device::exec::Dim3;
 use gin_device::kernel::{KernelEntry, LaunchStream};
 use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Work of a GPU in order, on a stream that waits for no other stream, or on one of the program.
 ///
-/// # Captured launches
-/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. As always, a cooperative launch
-/// is refused if it does not fit beside the kernels of that moment. Nothing is checked when the graph is launched, and
-/// its kernels are not in [`Device::running`]. A program that launches graphs with waiting kernels ensures that all of
-/// them fit at once. Before they have ended it drops nothing that they use and destroys no communicator.
+/// # Graphs
+/// [`capture`](crate::Stream#method.capture) makes a graph whose kernels are checked and counted when it is launched.
+/// If the program captures the stream by the driver itself, a launch becomes part of the program's graph. As always, a
+/// cooperative launch is refused if it does not fit beside the kernels of that moment. Nothing is checked when such a
+/// graph is launched, and its kernels are not in [`Device::running`]. A program that launches such graphs with waiting
+/// kernels ensures that all of them fit at once. Before they have ended it drops nothing that they use and destroys no
+/// communicator.
 #[derive(Debug)]
 pub struct CudaStream {
     device: Arc<CudaDevice>,
@@ -34,7 +37,23 @@ pub struct CudaStream {
     _owner: Option<Deferred>,
     /// The kernel that was launched last, for error texts.
     last: Mutex<String>,
+    /// Its number, which no other stream of the process has.
+    number: u64,
+    /// What its next launch follows; its own last launch, too.
+    before: Mutex<Before>,
+    /// The kernels of a capture.
+    captured: Mutex<Vec<Captured>>,
 }
+
+/// A kernel that became part of a graph.
+#[derive(Debug)]
+struct Captured {
+    wanted: Wanted,
+    image: Arc<Image>,
+}
+
+/// The number of the next stream.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 // Safety: a stream may be used from any thread, from several at the same time.
 unsafe impl Send for CudaStream {}
@@ -104,12 +123,18 @@ impl CudaStream {
         device.context.enter()?;
         let raw = new_stream()?;
         let owner = Some(Deferred::new(&device.context, Resource::Stream(raw)));
-        Ok(Self { raw, _owner: owner, device, last: Mutex::default() })
+        Ok(Self::with(device, raw, owner))
+    }
+
+    fn with(device: Arc<CudaDevice>, raw: CUstream, owner: Option<Deferred>) -> Self {
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let before = Mutex::new(Before::from([(number, 0)]));
+        Self { raw, _owner: owner, device, last: Mutex::default(), number, before, captured: Mutex::default() }
     }
 
     /// Uses a stream of the program, which keeps it alive.
     pub(super) fn foreign(device: Arc<CudaDevice>, raw: CUstream) -> Self {
-        Self { raw, _owner: None, device, last: Mutex::default() }
+        Self::with(device, raw, None)
     }
 
     /// Returns the stream of a GPU behind a stream, if it is one.
@@ -143,14 +168,19 @@ impl Stream for CudaStream {
         let Some(handle) = handle else {
             return Err(context.unsupported("run a kernel that was loaded for another device"));
         };
+        let fit = handle.fit(&function.name, &config)?;
+        let (blocks, cooperative, local) = (config.blocks(), config.cooperative, handle.local);
+        let wanted = Wanted { blocks, fit, cooperative, local };
+        let mut before = lock(&self.before);
+        let launched = before.get(&self.number).copied().unwrap_or(0) + 1;
+        before.insert(self.number, launched);
         let launch = launches::Launch {
             context,
             owner: self.device.id,
             stream: self.raw,
-            blocks: config.blocks(),
-            fit: fit(context, handle.raw, &config)?,
-            cooperative: config.cooperative,
-            local: handle.local,
+            number: self.number,
+            before: &before,
+            kernels: &[wanted],
             captured: is_capturing(self.raw)?,
         };
         // The driver copies the values before it returns.
@@ -164,7 +194,61 @@ impl Stream for CudaStream {
             unsafe {
                 sys::cuLaunchKernelEx(&raw const shape.config, handle.raw, values.as_mut_ptr(), std::ptr::null_mut())
             }
-        })
+        })?;
+        if launch.captured {
+            lock(&self.captured).push(Captured { wanted, image: handle.image.clone() });
+        }
+        Ok(())
+    }
+
+    fn begin_capture(&self) -> Result<(), GpuError> {
+        self.device.context.enter()?;
+        lock(&self.captured).clear();
+        // Other threads of the program, other ranks for example, call the driver as before.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // Safety: the stream is alive.
+        check("begin a graph", unsafe { sys::cuStreamBeginCapture_v2(self.raw, mode) })
+    }
+
+    fn end_capture(&self) -> Result<Box<dyn Graph>, GpuError> {
+        let context = &self.device.context;
+        context.enter()?;
+        let null = std::ptr::null_mut();
+        // Safety: the stream is alive; the call writes a pointer.
+        let graph = written("end a graph", null, |graph| unsafe { sys::cuStreamEndCapture(self.raw, graph) })?;
+        // Safety: the graph is alive; the call writes a pointer.
+        let make = |made| unsafe { sys::cuGraphInstantiateWithFlags(made, graph, 0) };
+        let made = written("make a graph", std::ptr::null_mut(), make);
+        // Safety: nothing else has the graph.
+        check("end a graph", unsafe { sys::cuGraphDestroy(graph) })?;
+        let raw = made?;
+        let captured = std::mem::take(&mut *lock(&self.captured));
+        let (kernels, images) = captured.into_iter().map(|kernel| (kernel.wanted, kernel.image)).unzip();
+        let owner = Deferred::new(context, Resource::Graph(raw));
+        Ok(Box::new(CudaGraph { raw, ordinal: context.ordinal, kernels, _owner: owner, _images: images }))
+    }
+
+    unsafe fn replay(&self, graph: &dyn Graph) -> Result<(), GpuError> {
+        let context = &self.device.context;
+        let graph = (graph as &dyn Any).downcast_ref::<CudaGraph>();
+        let Some(graph) = graph.filter(|graph| graph.ordinal == context.ordinal) else {
+            return Err(context.unsupported("launch a graph of another device"));
+        };
+        let mut before = lock(&self.before);
+        let launched = before.get(&self.number).copied().unwrap_or(0) + 1;
+        before.insert(self.number, launched);
+        let launch = launches::Launch {
+            context,
+            owner: self.device.id,
+            stream: self.raw,
+            number: self.number,
+            before: &before,
+            kernels: &graph.kernels,
+            captured: is_capturing(self.raw)?,
+        };
+        "a graph".clone_into(&mut lock(&self.last));
+        // Safety: both are alive.
+        launches::launch(&launch, || unsafe { sys::cuGraphLaunch(graph.raw, self.raw) })
     }
 
     unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {
@@ -178,7 +262,8 @@ impl Stream for CudaStream {
         self.device.context.enter()?;
         let raw = new_event(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
         let context = self.device.context.clone();
-        let event = CudaEvent { raw, _owner: Deferred::new(&context, Resource::Event(raw)), context };
+        let (owner, before) = (Deferred::new(&context, Resource::Event(raw)), lock(&self.before).clone());
+        let event = CudaEvent { raw, _owner: owner, context, before };
         // Safety: both are alive.
         check("record an event", unsafe { sys::cuEventRecord(raw, self.raw) })?;
         Ok(Box::new(event))
@@ -190,7 +275,13 @@ impl Stream for CudaStream {
         };
         self.device.context.enter()?;
         // Safety: both are alive.
-        check("wait for an event", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
+        check("wait for an event", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })?;
+        let mut before = lock(&self.before);
+        for (&stream, &last) in &event.before {
+            let known = before.entry(stream).or_insert(0);
+            *known = last.max(*known);
+        }
+        Ok(())
     }
 
     fn is_idle(&self) -> Result<bool, GpuError> {
@@ -240,9 +331,29 @@ impl LaunchStream for CudaStream {
     }
 }
 
+/// Captured work that the driver can launch.
+#[derive(Debug)]
+struct CudaGraph {
+    raw: CUgraphExec,
+    ordinal: usize,
+    kernels: Vec<Wanted>,
+    /// Frees it before the modules of its kernels.
+    _owner: Deferred,
+    _images: Vec<Arc<Image>>,
+}
+
+// Safety: handles of the driver, which any thread may use.
+unsafe impl Send for CudaGraph {}
+// Safety: as above.
+unsafe impl Sync for CudaGraph {}
+
+impl Graph for CudaGraph {}
+
 #[derive(Debug)]
 struct CudaEvent {
     context: Arc<Context>,
+    /// What was launched before it.
+    before: Before,
     raw: CUevent,
     _owner: Deferred,
 }

@@ -62,7 +62,7 @@ impl Communicator {
     pub(super) fn no_kernels(&self, call: &'static str) -> Result<(), CommError> {
         match self.device.running() as u64 {
             0 => Ok(()),
-            kernels => Err(CommError::KernelsRunning { call, rank: self.rank(), kernels }),
+            streams => Err(CommError::KernelsRunning { call, rank: self.rank(), streams }),
         }
     }
 

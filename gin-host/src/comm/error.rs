@@ -209,14 +209,14 @@ pub enum CommError {
         waited_ms: u64,
     },
     /// Kernels run on the device of a rank.
-    #[error("cannot {call}: {kernels} kernels are running on the device of rank {rank}")]
+    #[error("cannot {call}: kernels are running on {streams} streams of rank {rank}")]
     KernelsRunning {
         /// The refused call.
         call: &'static str,
         /// The rank.
         rank: u32,
         /// The number of kernels.
-        kernels: u64,
+        streams: u64,
     },
     /// A range ends past the end of the window.
     #[error("elements {start} to {end} are not in a window of {length}")]
