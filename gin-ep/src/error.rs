@@ -43,13 +43,13 @@ pub enum EpError {
     Lane {
         /// Its number.
         lane: u32,
-        /// What is wrong.
+        /// The cause.
         reason: String,
     },
     /// Memory is too short.
     #[error("{what} has {given} bytes, {needed} are needed")]
     Short {
-        /// What the memory is for.
+        /// The purpose of the memory.
         what: &'static str,
         /// Its bytes.
         given: u64,
@@ -59,7 +59,7 @@ pub enum EpError {
     /// Memory is not aligned.
     #[error("{what} begins at address {address:#x}, which is no multiple of {align}")]
     Misaligned {
-        /// What the memory is for.
+        /// The purpose of the memory.
         what: &'static str,
         /// Its address.
         address: u64,
@@ -91,15 +91,15 @@ impl fmt::Debug for EpError {
 pub struct Report {
     /// The lane.
     pub lane: u32,
-    /// What went wrong.
+    /// The cause.
     pub code: Code,
     /// The rank that it concerns, if the code is [`Code::Silent`].
     pub rank: u32,
     /// The id of an expert that does not exist.
     pub expert: u32,
-    /// What the kernel saw.
+    /// The value that the kernel saw.
     pub seen: u64,
-    /// What it expected, or the limit.
+    /// The value that it expected, or the limit.
     pub limit: u64,
 }
 

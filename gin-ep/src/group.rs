@@ -51,7 +51,7 @@ pub struct Group<'c> {
     pub(crate) combine: Function,
 }
 
-/// What a group keeps of a lane.
+/// The state of a lane in its group.
 #[derive(Debug)]
 pub(crate) struct LaneState {
     pub(crate) params: gin_ep_kernels::Lane,
@@ -60,7 +60,7 @@ pub(crate) struct LaneState {
     in_use: Mutex<InUse>,
 }
 
-/// What kernels of a lane may use.
+/// Streams and memory that kernels of a lane may use.
 #[derive(Debug, Default)]
 struct InUse {
     streams: Vec<Arc<dyn Stream>>,
@@ -105,7 +105,7 @@ impl LaneState {
 impl InUse {
     fn settle(&mut self) {
         for stream in self.streams.drain(..) {
-            // The error of a kernel is its caller's, who synchronises, too. Then the kernel has ended as well.
+            // The caller gets the error of a kernel when it synchronises, too. Then the kernel has ended as well.
             let _ = stream.synchronize();
         }
         self.memory.clear();
@@ -118,8 +118,8 @@ impl Drop for Group<'_> {
     }
 }
 
-/// A value that fails with `error` on all ranks if it does on one.
-fn agreed(comm: &Communicator, mine: &[u8]) -> Result<Vec<Vec<u8>>, EpError> {
+/// Returns the bytes that each rank passes. Collective.
+fn gathered(comm: &Communicator, mine: &[u8]) -> Result<Vec<Vec<u8>>, EpError> {
     comm.bootstrap().all_gather(mine).map_err(|error| EpError::Comm(CommError::from(error)))
 }
 
@@ -134,11 +134,11 @@ impl<'c> Group<'c> {
         let gpu = comm.gpu();
         let place = format!("{}/{}", comm.bootstrap().host(comm.rank()), gpu.pci_address().unwrap_or_default());
         let ours = format!("{config:?}");
-        let all = agreed(comm, format!("{place}\n{ours}").as_bytes())?;
+        let all = gathered(comm, format!("{place}\n{ours}").as_bytes())?;
         let all: Vec<String> = all.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect();
         for (rank, text) in all.iter().enumerate() {
             let theirs = text.split_once('\n').map_or("", |(_, theirs)| theirs);
-            // What a rank may choose for itself does not matter here, but one rule is simpler than two.
+            // Some values need not agree, but one rule is simpler than two.
             if theirs != ours {
                 return Err(EpError::Differs { rank: rank as u32, theirs: theirs.to_owned(), ours });
             }
@@ -226,8 +226,8 @@ impl<'c> Group<'c> {
         Ok(word[0])
     }
 
-    /// Lets all ranks take part again, in all lanes. Collective; no kernel of the group runs on any rank, and no lane is
-    /// lent.
+    /// Lets all ranks take part again, in all lanes. Collective; no kernel of the group runs on any rank, and no lane
+    /// is lent.
     ///
     /// # Errors
     /// [`EpError::Lane`] if a lane is lent; an error of communicator or device.
@@ -244,7 +244,7 @@ impl<'c> Group<'c> {
             self.arena.read((state.params.first / 8 + gin_ep_kernels::EPOCH_WORD) as usize, &mut word)?;
             *epoch = word[0];
         }
-        let all = agreed(self.comm, bytemuck::cast_slice(&epochs))?;
+        let all = gathered(self.comm, bytemuck::cast_slice(&epochs))?;
         for (lane, state) in self.lanes.iter().enumerate() {
             let of_rank = |bytes: &Vec<u8>| {
                 let word = bytes.get(8 * lane..8 * lane + 8)?;
@@ -256,12 +256,12 @@ impl<'c> Group<'c> {
             self.arena.write((state.params.first / 8) as usize, &words)?;
         }
         // No rank sends before all have reset their words.
-        agreed(self.comm, &[])?;
+        gathered(self.comm, &[])?;
         Ok(())
     }
 
-    /// Frees the memory. Collective. Waits for this rank's kernels of the group. A group that is dropped leaves its memory to
-    /// the communicator.
+    /// Frees the memory. Collective. Waits for this rank's kernels of the group. A group that is dropped leaves its
+    /// memory to the communicator.
     ///
     /// # Errors
     /// An error of the communicator.

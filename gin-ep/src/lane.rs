@@ -72,8 +72,8 @@ pub enum Rows<'a> {
     At(&'a MemorySlice),
 }
 
-/// One dispatch at a time. The lane lends itself to [`Sent`] and [`Received`], so a second dispatch before the first has
-/// ended does not compile:
+/// One dispatch at a time. The lane lends itself to [`Sent`] and [`Received`], so a second dispatch before the first
+/// has ended does not compile:
 ///
 /// ```compile_fail,E0499
 /// # use gin_ep::{EpError, Lane, Tokens};

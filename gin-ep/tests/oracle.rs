@@ -58,7 +58,7 @@ fn one_resident_block_of_many_is_enough() {
 }
 
 #[test]
-fn what_a_kernel_cannot_do_is_told_and_the_next_call_works() {
+fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
     let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 8 };
     let config = GroupConfig::new(4, 8, 2).tokens(4).sms(1).threads(32);
     let outcome = launch(WorldConfig::seeded(2, 3), |rank| -> Result<(), EpError> {
@@ -111,7 +111,7 @@ fn what_a_kernel_cannot_do_is_told_and_the_next_call_works() {
 }
 
 #[test]
-fn a_silent_rank_is_told_and_masked_and_readmitted() {
+fn a_silent_rank_is_reported_and_masked_and_readmitted() {
     let shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
     let config = GroupConfig::new(6, 8, 2).tokens(8).sms(2).threads(32).deadline(Deadline::after_ms(20));
     let outcome = launch(WorldConfig::seeded(3, 5), |rank| -> Result<(), EpError> {

@@ -434,8 +434,7 @@ pub trait Event: Any + fmt::Debug + Send + Sync {
     fn since(&self, earlier: &dyn Event) -> Option<u64>;
 }
 
-/// Captured work of a stream, which runs again each time it is launched. [`Stream::capture`](trait.Stream.html#method.capture)
-/// makes it.
+/// Captured work of a stream, which runs again each time it is launched. [`Stream::capture`] makes it.
 pub trait Graph: Any + fmt::Debug + Send + Sync {}
 
 /// Work of one device in order.
@@ -475,7 +474,7 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
     /// Launches a graph in the order of this stream.
     ///
     /// # Safety
-    /// - What was promised for each of its launches and copies holds again.
+    /// - The promises for each of its launches and copies hold again.
     ///
     /// # Errors
     /// As a launch of its kernels.

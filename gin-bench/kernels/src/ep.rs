@@ -5,8 +5,8 @@ use gin_device::prelude::*;
 use gin_device::sys::data::{load_weak_pair, store_weak_pair};
 use gin_device::sys::{Global, GlobalWord, Memory, Word};
 
-/// Words of state of [`bare_exchange`] in the window of each rank, before the rows: the epoch, the number of blocks that
-/// are done, and the flag of each rank.
+/// Words of state of [`bare_exchange`] in the window of each rank, before the rows: the epoch, the number of blocks
+/// that are done, and the flag of each rank.
 pub const EXCHANGE_WORDS: usize = 2 + 64;
 
 /// A row to copy.

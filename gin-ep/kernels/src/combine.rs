@@ -8,8 +8,8 @@ use crate::protocol::{Launch, agree, raise};
 use gin_device::prelude::*;
 use gin_device::sys::{Global, Memory, Word};
 
-/// Returns a row for every row that this rank received, and adds up the ones that it gets back, in FP32, in the order in
-/// which a token's ids name the ranks first. Elements are BF16. All threads of the grid call.
+/// Returns a row for every row that this rank received, and adds up the rows that it gets back, in FP32, in the order
+/// in which a token's ids name the ranks first. Elements are BF16. All threads of the grid call.
 ///
 /// `rows` is the address of the rows, in the places of the received ones: `tokens` of the group's most for each rank.
 /// 0 stands for the received rows themselves, which the experts have overwritten. `output` is the address of a row for
@@ -82,7 +82,7 @@ unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, blocks: u
             unsafe {
                 let data = load_unit(rows + place * u64::from(sizes.row_bytes), pair, pairs);
                 let meta = arena.here() + lane.meta(slot, source) + u64::from(row) * u64::from(sizes.meta_bytes());
-                // What a rank sends may be wrong, but nothing is written past its region.
+                // A rank may send anything, but nothing is written past its region.
                 let token = load(meta).min(sizes.tokens - 1);
                 store_unit(there + u64::from(token) * u64::from(sizes.row_bytes), pair, pairs, &data);
             }
@@ -92,7 +92,7 @@ unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, blocks: u
     }
 }
 
-/// Waits until all ranks have returned their rows. Returns those that have, as bits; the same in all blocks.
+/// Waits until all ranks have returned their rows. Returns the ranks that have, as bits; the same in all blocks.
 #[inline(always)]
 fn present(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64) -> u64 {
     let masked = arena.word(lane.word(MASKED));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a dispatch and its combine share: places in the arena, and the tokens.
+//! Places in the arena and the tokens, which a dispatch and its combine share.
 
 use gin_device::prelude::*;
 

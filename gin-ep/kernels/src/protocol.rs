@@ -14,7 +14,7 @@ pub(crate) struct Launch<M: Memory> {
     pub(crate) taken: M::Word,
 }
 
-/// What a block knows after it has sent.
+/// The state of a block after it has sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Sent {
     /// All blocks have sent, and the caller sees what they did.

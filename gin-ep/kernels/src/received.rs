@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a rank has received, for the kernels of its experts.
+//! The rows that a rank has received, for the kernels of its experts.
 
 use crate::lane::{EPOCH, Lane, load};
 use gin_device::prelude::*;

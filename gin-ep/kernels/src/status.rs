@@ -8,7 +8,7 @@ use gin_device::sys::{GlobalWord, Word};
 /// Number of words of the status block: code, rank, expert, seen, limit; the rest is unused.
 pub const STATUS_WORDS: u64 = 8;
 
-/// What went wrong.
+/// The cause of an entry.
 #[repr(u64)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Code {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a rank has after combine.
+//! The output of a rank after combine.
 
 use crate::{Batch, RankRow, Shape, narrow, widen};
 

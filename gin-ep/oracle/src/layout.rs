@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a rank receives.
+//! The rows that a rank receives.
 
 use crate::{Batch, Shape};
 

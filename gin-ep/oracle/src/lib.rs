@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What dispatch and combine must do, in plain Rust.
+//! The results of dispatch and combine, in plain Rust.
 //!
 //! It depends on nothing of gin, so that it can judge gin. All results are exact: a test compares bits.
 //!

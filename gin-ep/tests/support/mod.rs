@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the tests of dispatch and combine share, on virtual GPUs here and on real ones in `gpu-tests`.
+//! Shared by the tests of dispatch and combine, on virtual GPUs here and on real ones in `gpu-tests`.
 
 use gin_ep::{EpError, Group, GroupConfig, Ids, Number, Received, Rows, Tokens};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank, rank_major};
@@ -39,7 +39,7 @@ impl Input {
             self.ids.write(0, &batch.experts)?;
         }
         self.weights.write(0, &batch.weights)?;
-        // What is not written shows.
+        // Elements that no kernel writes show.
         self.output.write(0, &vec![0x7fffu16; self.output.bytes() as usize / 2])?;
         Ok(())
     }

@@ -85,7 +85,7 @@ pub(super) struct Fit {
     pub(super) clusters: u64,
 }
 
-/// What a kernel needs.
+/// The room that a kernel needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) blocks: u64,
@@ -116,7 +116,7 @@ pub(super) struct Launch<'a> {
     pub(super) stream: CUstream,
     /// The number of the stream.
     pub(super) number: u64,
-    /// What the launch follows, its own stream included.
+    /// The launches that it follows, its own stream's included.
     pub(super) before: &'a Before,
     /// Its kernels, which run one after another.
     pub(super) kernels: &'a [Wanted],
@@ -126,8 +126,7 @@ pub(super) struct Launch<'a> {
 
 /// Returns the blocks that fit beside the running ones, wherever these are. Each running block takes a whole number of
 /// places of one processor, at most as many as its share of the processor needs. Each place may be of another cluster.
-/// `running`: for each stream the shapes that it may run, one at a time: blocks, and how many of the shape one processor
-/// holds.
+/// `running`: for each stream the shapes that it may run, one at a time: blocks, and how many one processor holds.
 fn room<'a>(running: impl Iterator<Item = &'a [(u64, u64)]>, fit: Fit) -> u64 {
     let taken = |&(blocks, per_processor): &(u64, u64)| {
         let each = fit.per_processor.div_ceil(per_processor.max(1));
@@ -151,7 +150,7 @@ impl State {
         });
     }
 
-    /// Returns how many blocks fit on GPU `ordinal` beside the running kernels, except those that come `before` them, and
+    /// Returns how many blocks fit on GPU `ordinal` beside the running kernels, except the ones `before` them, and
     /// beside the parked resident kernels, which will run again. Resident kernels that `asks` launches do not count.
     fn room(&self, ordinal: usize, fit: Fit, before: &Before, asks: Option<u64>) -> u64 {
         let beside = self.beside(ordinal, before).map(|running| running.shapes.clone());

@@ -39,7 +39,7 @@ pub struct CudaStream {
     last: Mutex<String>,
     /// Its number, which no other stream of the process has.
     number: u64,
-    /// What its next launch follows; its own last launch, too.
+    /// The launches that its next one follows; its own last launch, too.
     before: Mutex<Before>,
     /// The kernels of a capture.
     captured: Mutex<Vec<Captured>>,
@@ -352,7 +352,7 @@ impl Graph for CudaGraph {}
 #[derive(Debug)]
 struct CudaEvent {
     context: Arc<Context>,
-    /// What was launched before it.
+    /// The launches before it.
     before: Before,
     raw: CUevent,
     _owner: Deferred,
