@@ -54,7 +54,7 @@ use crate::coop::Coop;
 use crate::fault::{self, Fault, Unmet};
 use crate::gin::is_time_to_look;
 use crate::status::{Shared, Status, WaitError};
-use crate::sys::data::{load_relaxed_sys_u32, store_weak_u32};
+use crate::sys::data::{load_weak_u32, store_weak_u32};
 use crate::sys::{Global, GlobalWord, Memory, Word};
 use crate::team::Rank;
 use crate::window::{Window, WindowRange};
@@ -127,6 +127,15 @@ impl<M: Memory> Ring<M> {
     #[inline(always)]
     pub fn load(&self, number: u64, unit: u64) -> (u32, u32) {
         let word = self.word(number, unit).load_relaxed_sys();
+        (word as u32, (word >> 32) as u32)
+    }
+
+    /// Polls a word of message `number` a short time. Returns the last result of [`load`](Self::load).
+    ///
+    /// In a slot, words of earlier messages are before this message's words on the circle of 2^64 values.
+    #[inline(always)]
+    pub fn spin(&self, number: u64, unit: u64) -> (u32, u32) {
+        let word = self.word(number, unit).spin(number << 32, M::POLLS_PER_CHECK);
         (word as u32, (word >> 32) as u32)
     }
 
@@ -289,10 +298,14 @@ impl<T: Pod> Outbox<T> {
             fault::here(coop.agree(mine))?;
             self.credit = coop.broadcast(credit, 0);
         }
-        for unit in coop.stripe(units::<T>() as usize) {
-            let source = (message.address() + 4 * unit as u64) as usize as *const u32;
-            // Safety: the range was checked, and `T` is aligned to 4 bytes.
-            way.ring.store(number, unit as u64, unsafe { load_relaxed_sys_u32(source) });
+        // Numbers of 32 bits take half the instructions.
+        let (mut unit, units) = (coop.rank(), units::<T>() as u32);
+        while unit < units {
+            let source = (message.address() + 4 * u64::from(unit)) as usize as *const u32;
+            // Safety: the range was checked, and `T` is aligned to 4 bytes. The coop has met, and has acquired what
+            // others wrote there.
+            way.ring.store(number, u64::from(unit), unsafe { load_weak_u32(source) });
+            unit += coop.size();
         }
         self.sent = number;
         if coop.elect() {
@@ -359,10 +372,63 @@ impl<T: Pod> Inbox<T> {
             }
             self.given = self.received;
         }
+        // Before the threads meet, so that each of them may make the next inbox.
+        let came = self.take(coop, &message, number);
+        if coop.elect() {
+            way.count.store_relaxed_gpu(number);
+        }
+        if !coop.sync_or(!came | (coop.elect() && is_time_to_look())) {
+            self.received = number;
+            return Ok(());
+        }
+        self.wait(coop, &message, deadline)
+    }
+
+    /// Takes this thread's part of message `number`, if it comes soon. Looks at nothing else.
+    #[inline(always)]
+    fn take(&self, coop: &impl Coop, message: &WindowRange<T>, number: u64) -> bool {
+        let (ring, low) = (&self.way.ring, number as u32);
+        let (mut unit, units, step) = (coop.rank(), units::<T>() as u32, coop.size());
+        let to = |unit: u32| (message.address() + 4 * u64::from(unit)) as usize as *mut u32;
+        let mut came = true;
+        // The words after the first one have mostly come with it: their loads overlap.
+        while unit + 3 * step < units {
+            let first = ring.spin(number, u64::from(unit));
+            let second = ring.load(number, u64::from(unit + step));
+            let third = ring.load(number, u64::from(unit + 2 * step));
+            let fourth = ring.load(number, u64::from(unit + 3 * step));
+            if ((first.1 ^ low) | (second.1 ^ low) | (third.1 ^ low) | (fourth.1 ^ low)) != 0 {
+                // One by one below.
+                break;
+            }
+            // Safety: the range was checked, and `T` is aligned to 4 bytes.
+            unsafe {
+                store_weak_u32(to(unit), first.0);
+                store_weak_u32(to(unit + step), second.0);
+                store_weak_u32(to(unit + 2 * step), third.0);
+                store_weak_u32(to(unit + 3 * step), fourth.0);
+            }
+            unit += 4 * step;
+        }
+        while came && unit < units {
+            let word = ring.spin(number, u64::from(unit));
+            // Safety: as above.
+            unsafe { store_weak_u32(to(unit), word.0) };
+            came = word.1 == low;
+            unit += step;
+        }
+        came
+    }
+
+    /// Waits for the next message, which did not come soon or after which the status is due, and takes it. All threads
+    /// of `coop` call.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn wait(&mut self, coop: &impl Coop, message: &WindowRange<T>, deadline: Deadline) -> Result<(), Fault> {
+        let (way, number) = (&self.way, self.received.wrapping_add(1));
         let (status, deadline) = (way.comm.status(), Shared::start::<Global>(deadline));
         let (units, step) = (units::<T>(), coop.size() as u64);
-        let mut mine =
-            if coop.elect() && is_time_to_look() { status.check().map_err(|stop| (stop, 0)) } else { Ok(()) };
+        let mut mine = if coop.elect() { status.check().map_err(|stop| (stop, 0)) } else { Ok(()) };
         let mut unit = coop.rank() as u64;
         while unit < units && mine.is_ok() {
             // Four words under way; past the end, the last one again.
@@ -381,12 +447,7 @@ impl<T: Pod> Inbox<T> {
                 }
                 late == 0
             };
-            // Most messages come soon: the first polls look at nothing else.
-            let mut left = Global::POLLS_PER_CHECK;
-            while !test() && left != 0 {
-                left -= 1;
-            }
-            if left == 0 {
+            if !test() {
                 mine = status.poll(deadline.left::<Global>(), test).map_err(|stop| (stop, first.1));
             }
             let to = |ahead| (message.address() + 4 * at(ahead)) as usize as *mut u32;
@@ -400,10 +461,6 @@ impl<T: Pod> Inbox<T> {
                 }
             }
             unit += 4 * step;
-        }
-        // Before the threads meet, so that each of them may make the next inbox.
-        if coop.elect() {
-            way.count.store_relaxed_gpu(number);
         }
         let expected = u64::from(number as u32);
         let mine = mine.map_err(|(stop, seen)| way.ended(stop, Operation::Receive, expected, seen.into()));

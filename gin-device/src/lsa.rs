@@ -91,36 +91,13 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
 pub unsafe fn copy<const OWN: bool>(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
     // Safety: of the callers below.
     let pair = |from| unsafe { if OWN { load_weak_pair(from) } else { load_relaxed_sys_pair(from) } };
-    let (mut head, mut units) = (0, bytes / 16);
     let (rank, step) = (coop.rank() as u64, coop.size() as u64);
+    let (mut destination, mut source, mut units) = (destination, source, bytes / 16);
     if (destination | source | bytes) & 15 != 0 {
-        // log2 of the width of a unit.
-        let log2 = match destination ^ source {
-            apart if apart & 15 == 0 => 4,
-            apart if apart & 3 == 0 => 2,
-            _ => 0,
-        };
-        // The head is the bytes before the first whole unit. If units are bytes, the first loop copies all of them.
-        head = (destination.wrapping_neg() & ((1 << log2) - 1)).min(bytes);
-        units = if log2 == 0 { 0 } else { (bytes - head) >> log2 };
-        let body = units << log2;
-        for index in coop.stripe((bytes - body) as usize) {
-            let index = index as u64;
-            let offset = if index < head { index } else { index + body };
-            // Safety: in range.
-            unsafe { store_weak_u8(at(destination, offset), load_relaxed_sys_u8(at(source, offset))) };
-        }
-        if log2 == 2 {
-            let (destination, source, mut unit) = (destination + head, source + head, rank);
-            while unit < units {
-                // Safety: in range, and aligned, because both addresses have the same remainder.
-                unsafe { store_weak_u32(at(destination, 4 * unit), load_relaxed_sys_u32(at(source, 4 * unit))) };
-                unit += step;
-            }
-            return;
-        }
+        // Safety: the caller's promise.
+        let head = unsafe { copy_unaligned(destination, source, bytes, rank, step) };
+        (destination, source, units) = (destination + head, source + head, (bytes - head) / 16);
     }
-    let (destination, source) = (destination + head, source + head);
     let (stride, mut unit) = (16 * step, rank);
     while unit + 3 * step < units {
         let (from, to) = (source + 16 * unit, destination + 16 * unit);
@@ -145,6 +122,44 @@ pub unsafe fn copy<const OWN: bool>(coop: &impl Coop, destination: u64, source: 
         }
         unit += step;
     }
+}
+
+/// Copies the bytes that are no part of whole, aligned units of 16 bytes. Returns the number of bytes before such units,
+/// or all bytes if the addresses allow no such units.
+///
+/// # Safety
+/// - As [`copy`]; `rank` and `step` are number and count of the threads.
+#[cold]
+#[cfg_attr(target_arch = "nvptx64", inline(never))]
+unsafe fn copy_unaligned(destination: u64, source: u64, bytes: u64, rank: u64, step: u64) -> u64 {
+    // log2 of the width of a unit.
+    let log2 = match destination ^ source {
+        apart if apart & 15 == 0 => 4,
+        apart if apart & 3 == 0 => 2,
+        _ => 0,
+    };
+    // The head is the bytes before the first whole unit. If units are bytes, the first loop copies all of them.
+    let head = (destination.wrapping_neg() & ((1 << log2) - 1)).min(bytes);
+    let units = if log2 == 0 { 0 } else { (bytes - head) >> log2 };
+    let body = units << log2;
+    let mut index = rank;
+    while index < bytes - body {
+        let offset = if index < head { index } else { index + body };
+        // Safety: in range.
+        unsafe { store_weak_u8(at(destination, offset), load_relaxed_sys_u8(at(source, offset))) };
+        index += step;
+    }
+    if log2 == 4 {
+        return head;
+    }
+    let mut unit = rank;
+    while unit < units {
+        let offset = head + 4 * unit;
+        // Safety: in range, and aligned, because both addresses have the same remainder.
+        unsafe { store_weak_u32(at(destination, offset), load_relaxed_sys_u32(at(source, offset))) };
+        unit += step;
+    }
+    bytes
 }
 
 #[inline(always)]

@@ -3,7 +3,7 @@
 //!
 //! | access | property |
 //! | --- | --- |
-//! | load | strong, except `load_weak_pair`: it bypasses the L1 cache, so it reads a range afresh that was read before |
+//! | load | strong, except `load_weak_u32` and `load_weak_pair`: it bypasses the L1 cache, so it reads a range afresh that was read before |
 //! | store | weak: a release by the storing thread, or by a thread that it has met, makes it visible |
 //! | reduction | atomic with other reductions and with atomics of system scope on memory of GPUs that have them natively, not with atomics of CPUs and NICs |
 //!
@@ -16,6 +16,7 @@
 //! | `load_relaxed_sys_u32` | `ld.relaxed.sys.global.u32` | the same |
 //! | `load_relaxed_sys_u64` | `ld.relaxed.sys.global.u64` | the same |
 //! | `load_relaxed_sys_pair` | `ld.relaxed.sys.global.v2.u64` | the same, 16 bytes |
+//! | `load_weak_u32` | `ld.global.u32` | the same, or the L1 cache if the SM has read the bytes since it last acquired |
 //! | `load_weak_pair` | `ld.global.v2.u64` | the same, or the L1 cache if the SM has read the bytes since it last acquired |
 //! | `store_weak_u8` | `st.global.u8` | posted |
 //! | `store_weak_u16` | `st.global.u16` | posted |
@@ -50,6 +51,8 @@ macro_rules! data_operations {
                 "Loads 4 bytes, relaxed, at system scope.";
             load load_relaxed_sys_u64 u64 (reg64 u64) "ld.relaxed.sys.global.u64" " {o}, [{p}];" load
                 "Loads 8 bytes, relaxed, at system scope.";
+            load load_weak_u32 u32 (reg32 u32) "ld.global.u32" " {s}, [{p}];" load
+                "Loads 4 bytes; weak: no thread may write them meanwhile, and earlier writes must have been acquired.";
             store store_weak_u8 u8 (reg32 u32) "st.global.u8" " [{p}], {w};" store
                 "Stores a byte; weak.";
             store store_weak_u16 u16 (reg32 u32) "st.global.u16" " [{p}], {w};" store
