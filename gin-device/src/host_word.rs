@@ -208,10 +208,12 @@ mod outlined {
         let reader = Reader::<M>::new(mailbox);
         // Loads first, so that these trips to the host overlap with that of the word.
         if state & OPEN == 0 {
-            // Of all threads that wait for the word, only the one that reads it.
-            let wanted = reader.is_wanted() || state & MINE != 0 && reader.is_wanted_now();
+            // Of all threads that wait for the word, only the one that reads it. Not compared before the word is
+            // loaded: that would wait for this trip first.
+            let known = reader.is_wanted();
+            let wants = if !known && state & MINE != 0 { reader.host() } else { u64::from(known) };
             let (now, state) = super::look::<M>(word, near, state, || {});
-            return (now, if wanted && state & MINE != 0 { reader.open(state) } else { state });
+            return (now, if wants != 0 && state & MINE != 0 { reader.open(state) } else { state });
         }
         let entry = reader.load();
         let (now, state) = super::look::<M>(word, near, state, || {});

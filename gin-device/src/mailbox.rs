@@ -251,14 +251,9 @@ impl<M: Memory> Reader<M> {
         self.near.at(WANTED).load_relaxed_gpu() != 0
     }
 
-    /// Returns whether a sender wants the mailbox open. Reads host memory.
+    /// Returns a number that is not 0 if a sender wants the mailbox open. Reads host memory.
     #[inline(always)]
-    pub(crate) fn is_wanted_now(&self) -> bool {
-        self.host() != 0
-    }
-
-    #[inline(always)]
-    fn host(&self) -> u64 {
+    pub(crate) fn host(&self) -> u64 {
         self.pinned.at(HOST).load_relaxed_sys()
     }
 

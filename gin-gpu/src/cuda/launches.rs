@@ -12,7 +12,7 @@ use super::resident::Stays;
 use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -39,6 +39,8 @@ pub(super) struct Running {
     ended: CUevent,
     /// Their shapes, each once: blocks, and the blocks of that shape that one processor holds.
     shapes: Vec<(u64, u64)>,
+    /// The numbers of the streams of whose launches one may run at the same time as one of these.
+    meets: BTreeSet<u64>,
 }
 
 /// Launches that come before others by the order of streams and events: for each stream, by its number, the number of
@@ -124,16 +126,29 @@ pub(super) struct Launch<'a> {
     pub(super) captured: bool,
 }
 
-/// Returns the blocks that fit beside the running ones, wherever these are. Each running block takes a whole number of
-/// places of one processor, at most as many as its share of the processor needs. Each place may be of another cluster.
-/// `running`: for each stream the shapes that it may run, one at a time: blocks, and how many one processor holds.
-fn room<'a>(running: impl Iterator<Item = &'a [(u64, u64)]>, fit: Fit) -> u64 {
+/// Returns the clusters that streams may take from others, wherever their blocks are. Each running block takes a whole
+/// number of places of one processor, at most as many as its share of the processor needs. Each place may be of another
+/// cluster. `running`: for each stream the shapes that it may run, one at a time: blocks, and how many one processor
+/// holds.
+fn taken<'a>(running: impl Iterator<Item = &'a [(u64, u64)]>, fit: Fit) -> u64 {
     let taken = |&(blocks, per_processor): &(u64, u64)| {
         let each = fit.per_processor.div_ceil(per_processor.max(1));
         blocks.saturating_mul(each).min(fit.clusters)
     };
-    let taken = running.map(|shapes| shapes.iter().map(taken).max().unwrap_or(0));
-    fit.clusters.saturating_sub(taken.fold(0, u64::saturating_add)).saturating_mul(fit.cluster)
+    running.map(|shapes| shapes.iter().map(taken).max().unwrap_or(0)).fold(0, u64::saturating_add)
+}
+
+/// Divides streams into groups, so that no launch of a group runs at the same time as one of another group. `meets`
+/// returns whether launches of two streams may run at the same time.
+fn groups<T>(streams: impl Iterator<Item = T>, meets: impl Fn(&T, &T) -> bool) -> Vec<Vec<T>> {
+    let mut groups: Vec<Vec<T>> = Vec::new();
+    for stream in streams {
+        let joins = |group: &mut Vec<T>| group.iter().any(|other| meets(&stream, other));
+        let mut joined: Vec<T> = groups.extract_if(.., joins).flatten().collect();
+        joined.push(stream);
+        groups.push(joined);
+    }
+    groups
 }
 
 impl State {
@@ -153,10 +168,13 @@ impl State {
     /// Returns how many blocks fit on GPU `ordinal` beside the running kernels, except the ones `before` them, and
     /// beside the parked resident kernels, which will run again. Resident kernels that `asks` launches do not count.
     fn room(&self, ordinal: usize, fit: Fit, before: &Before, asks: Option<u64>) -> u64 {
-        let beside = self.beside(ordinal, before).map(|running| running.shapes.clone());
-        let away = self.away(ordinal, asks).map(|shape| vec![shape]);
-        let all: Vec<Vec<(u64, u64)>> = beside.chain(away).collect();
-        room(all.iter().map(Vec::as_slice), fit)
+        let meets = |one: &&Running, other: &&Running| one.meets.contains(&other.stream);
+        let groups = groups(self.beside(ordinal, before), meets);
+        let group = |group: &Vec<&Running>| taken(group.iter().map(|running| running.shapes.as_slice()), fit);
+        let running = groups.iter().map(group).max().unwrap_or(0);
+        let away: Vec<(u64, u64)> = self.away(ordinal, asks).collect();
+        let all = running.saturating_add(taken(away.chunks(1), fit));
+        fit.clusters.saturating_sub(all).saturating_mul(fit.cluster)
     }
 
     /// Returns the streams of a GPU with kernels that may run at the same time as a launch after `before`.
@@ -301,10 +319,18 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
             last,
             ended,
             shapes: Vec::new(),
+            meets: BTreeSet::new(),
         });
         state.running.len() - 1
     });
+    let others: BTreeSet<u64> = state.beside(context.ordinal, launch.before).map(|running| running.stream).collect();
+    for running in &mut state.running {
+        if running.stream != number && others.contains(&running.stream) {
+            running.meets.insert(number);
+        }
+    }
     let running = &mut state.running[at];
+    running.meets.extend(others.iter().filter(|&&other| other != number));
     running.last = last;
     for shape in shapes {
         if !running.shapes.contains(&shape) {
@@ -321,6 +347,9 @@ mod tests {
     #[test]
     fn what_runs_takes_the_most_room_that_it_may() {
         let fit = |per_processor, cluster, clusters| Fit { per_processor, cluster, clusters };
+        let room = |running: &[&[(u64, u64)]], fit: Fit| {
+            fit.clusters.saturating_sub(taken(running.iter().copied(), fit)).saturating_mul(fit.cluster)
+        };
         for (running, fit, expected) in [
             // 132 processors.
             (&[][..], fit(2, 1, 264), 264),
@@ -337,9 +366,24 @@ mod tests {
             (&[(2, 1)], fit(0, 1, 0), 0),
         ] {
             let each: Vec<&[(u64, u64)]> = running.chunks(1).collect();
-            assert_eq!(room(each.into_iter(), fit), expected, "{running:?}, {fit:?}");
+            assert_eq!(room(&each, fit), expected, "{running:?}, {fit:?}");
         }
         // Those of one stream run one after another.
-        assert_eq!(room([&[(100, 2), (4, 1)][..]].into_iter(), fit(2, 1, 264)), 164);
+        assert_eq!(room(&[&[(100, 2), (4, 1)]], fit(2, 1, 264)), 164);
+    }
+
+    #[test]
+    fn streams_that_meet_directly_or_through_others_are_one_group() {
+        let of = |pairs: &[(u32, u32)]| {
+            let meets = |&a: &u32, &b: &u32| pairs.contains(&(a, b)) || pairs.contains(&(b, a));
+            let mut groups = groups(1..=5, meets);
+            groups.iter_mut().for_each(|group| group.sort());
+            groups.sort();
+            groups
+        };
+        assert_eq!(of(&[]), [[1], [2], [3], [4], [5]]);
+        assert_eq!(of(&[(1, 3), (2, 5)]), [vec![1, 3], vec![2, 5], vec![4]]);
+        // The last one joins groups that were apart.
+        assert_eq!(of(&[(1, 5), (2, 5), (3, 4)]), [vec![1, 2, 5], vec![3, 4]]);
     }
 }
