@@ -98,6 +98,43 @@ impl Engine {
         ok("copy", unsafe { sys::cuMemcpyAsync(to, from, bytes, self.stream) })
     }
 
+    /// Starts copies of `bytes` bytes each, in one call if `at_once`, else in a call for each.
+    ///
+    /// # Safety
+    /// - All ranges are valid until the copies are complete.
+    pub(super) unsafe fn copies(
+        &self,
+        to: &mut [u64],
+        from: &mut [u64],
+        bytes: usize,
+        at_once: bool,
+    ) -> Result<(), GpuError> {
+        if !at_once {
+            // Safety: the caller's promise.
+            return to.iter().zip(&*from).try_for_each(|(&to, &from)| unsafe { self.copy(to, from, bytes) });
+        }
+        let count = to.len().min(from.len());
+        let attributes = sys::CUmemcpyAttributes {
+            srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            ..sys::CUmemcpyAttributes::default()
+        };
+        let (mut sizes, mut attributes, mut first, mut failed) = (vec![bytes; count], [attributes], [0usize], 0usize);
+        // Safety: the arrays have `count` elements, and one attribute; the memory is valid by the caller's promise.
+        ok("copy in a batch", unsafe {
+            sys::cuMemcpyBatchAsync(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                sizes.as_mut_ptr(),
+                count,
+                attributes.as_mut_ptr(),
+                first.as_mut_ptr(),
+                1,
+                &raw mut failed,
+                self.stream,
+            )
+        })
+    }
+
     /// Starts writing a word.
     ///
     /// # Safety

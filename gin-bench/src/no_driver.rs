@@ -34,6 +34,10 @@ impl Engine {
         match *self {}
     }
 
+    pub(super) unsafe fn copies(&self, _: &mut [u64], _: &mut [u64], _: usize, _: bool) -> Result<(), GpuError> {
+        match *self {}
+    }
+
     pub(super) unsafe fn value(&self, _: u64, _: u64) -> Result<(), GpuError> {
         match *self {}
     }

@@ -4,12 +4,13 @@
 use super::{GpuError, Memory};
 use std::fmt;
 
-/// The number of a copy. Numbers ascend, and copies end in this order.
+/// The number of a copy, or of several copies that end together. Numbers ascend, and copies end in this order.
 pub type Ticket = u64;
 
 /// Copies in order, for a device whose memory the CPU does not reach. No method waits for a kernel or for a copy.
 pub trait Copier: Send + fmt::Debug {
-    /// Starts copying `bytes` bytes from address `from.1` in memory `from.0` to `to.1` in `to.0`.
+    /// Starts copying `bytes` bytes from address `from.1` in memory `from.0` to `to.1` in `to.0`, at the latest when
+    /// [`is_done`](Self::is_done) is called. Copies that start together have no order among themselves.
     ///
     /// # Safety
     /// - Both ranges are in their allocations, which stay alive until the copy is done.

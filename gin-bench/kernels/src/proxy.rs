@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Round trips over the network.
 
-use crate::{LATE, Limit, Marks, Plan, WRONG, payload, succeeded, word};
+use crate::{END, LATE, Limit, Marks, Plan, START, WRONG, payload, succeeded, word};
 use gin_device::prelude::*;
 use gin_device::sys::data::load_relaxed_sys_pair;
 use gin_device::sys::{Global, Memory, Word};
@@ -53,6 +53,43 @@ ping! {
 ping! {
     /// Does the same as [`bench_proxy_ping`] by device-driven NIC queue pairs.
     bench_gdaki_ping, Gdaki
+}
+
+/// Puts `words` words `puts` times to the next rank, each time from and to the next of `slots` places, by one warp, and
+/// waits until all are complete.
+///
+/// # Safety
+/// - Both windows have `slots` times `words` words, with no other users meanwhile. `out` has
+///   [`MARKS`](crate::MARKS) words.
+#[kernel]
+pub unsafe fn bench_proxy_puts(
+    comm: Comm,
+    to: Window<u64>,
+    from: Window<u64>,
+    words: usize,
+    slots: u64,
+    puts: u64,
+    deadline: Deadline,
+    out: *mut u64,
+) {
+    // Safety: guaranteed by the kernel's caller.
+    let marks = unsafe { Marks::new(out) };
+    let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));
+    let peer = comm.world().right();
+    if Block.elect() {
+        marks.now(START);
+    }
+    let mut put = u64::from(Block.rank());
+    while put < puts {
+        let place = (put % slots) as usize * words;
+        if !succeeded(&comm, gin.put(peer, to.range(place, words), from.range(place, words)).issue(&Thread)) {
+            return;
+        }
+        put += u64::from(Block.size());
+    }
+    if succeeded(&comm, gin.flush(&Block, deadline)) && Block.elect() {
+        marks.now(END);
+    }
 }
 
 /// Asks a CPU thread for an answer at the other rank and waits for the one that the other rank asked for, repeatedly,

@@ -9,12 +9,24 @@ use super::lane::{BUFFER, Lane, VALUES};
 use super::launches::defer;
 use crate::copier::{Copier, Ticket};
 use crate::{GpuError, Memory, MemoryKind};
-use cudarc::driver::sys::{self, CUevent};
+use cudarc::driver::sys::{self, CUevent, CUmemcpyAttributes, CUmemcpySrcAccessOrder};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// The most values under way. Each has a place in the buffer until it is written.
 const MOST_VALUES: u64 = VALUES / 8;
+
+/// The most copies that one call starts. On two H100s (2026-11-24) one call for 64 copies between them took 1.0 us of
+/// CPU time for each, and single calls 2.4 us.
+const BATCH: usize = 64;
+
+/// Copies to start by one call of the driver.
+#[derive(Debug, Default)]
+struct Batch {
+    to: Vec<u64>,
+    from: Vec<u64>,
+    bytes: Vec<usize>,
+}
 
 /// Copies on a lane of their own, in order.
 #[derive(Debug)]
@@ -24,6 +36,10 @@ pub(super) struct Copies {
     context: Arc<Context>,
     started: Ticket,
     done: Ticket,
+    /// The copies that have a ticket, the one after `started`, and are not started yet.
+    batch: Batch,
+    /// The error of a batch that did not start.
+    failed: Option<GpuError>,
     /// The copies that are under way.
     ends: VecDeque<(Ticket, CUevent)>,
     /// The unused events.
@@ -44,6 +60,8 @@ impl Copies {
             context: context.clone(),
             started: 0,
             done: 0,
+            batch: Batch::default(),
+            failed: None,
             ends: VecDeque::new(),
             spare: Vec::new(),
             values: 0,
@@ -80,9 +98,66 @@ impl Copies {
         Ok(self.started)
     }
 
+    /// Adds a copy to the batch.
+    fn add(&mut self, to: u64, from: u64, bytes: u64) -> Result<Ticket, GpuError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        self.batch.to.push(to);
+        self.batch.from.push(from);
+        self.batch.bytes.push(bytes as usize);
+        let ticket = self.started + 1;
+        if self.batch.to.len() >= BATCH {
+            self.start()?;
+        }
+        Ok(ticket)
+    }
+
+    /// Starts the copies of the batch. If that fails, none of them is ever done.
+    fn start(&mut self) -> Result<(), GpuError> {
+        let Batch { mut to, mut from, mut bytes } = std::mem::take(&mut self.batch);
+        let count = to.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let stream = self.lane()?.stream;
+        let attributes = CUmemcpyAttributes {
+            srcAccessOrder: CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            ..CUmemcpyAttributes::default()
+        };
+        let (mut attributes, mut first, mut failed) = ([attributes], [0usize], 0usize);
+        // Safety: the arrays have `count` elements, and one attribute from the first copy on; the callers of `copy` and
+        // `store` promise that the memory is valid.
+        let code = unsafe {
+            match count {
+                1 => sys::cuMemcpyAsync(to[0], from[0], bytes[0], stream),
+                _ => sys::cuMemcpyBatchAsync(
+                    to.as_mut_ptr(),
+                    from.as_mut_ptr(),
+                    bytes.as_mut_ptr(),
+                    count,
+                    attributes.as_mut_ptr(),
+                    first.as_mut_ptr(),
+                    1,
+                    &raw mut failed,
+                    stream,
+                ),
+            }
+        };
+        (to.clear(), from.clear(), bytes.clear());
+        self.batch = Batch { to, from, bytes };
+        let started = check("copy between GPUs and host", code).and_then(|()| self.mark());
+        if let Err(error) = started {
+            self.failed = Some(error.clone());
+            return Err(error);
+        }
+        Ok(())
+    }
+
     /// Finds out which copies are done.
     fn look(&mut self) -> Result<(), GpuError> {
         self.context.enter()?;
+        self.start()?;
         let _beside = BesideCaptures::begin();
         while let Some(&(ticket, event)) = self.ends.front() {
             // Safety: the event is alive.
@@ -104,31 +179,25 @@ impl Copier for Copies {
     unsafe fn copy(&mut self, to: (&Memory, u64), from: (&Memory, u64), bytes: u64) -> Result<Ticket, GpuError> {
         self.context.enter()?;
         let (to, to_address, from, from_address) = (self.holder(to.0)?, to.1, self.holder(from.0)?, from.1);
+        let within = match (&to, &from) {
+            (Some(to), Some(from)) => to.ordinal == from.ordinal,
+            (None, None) => true,
+            _ => false,
+        };
+        if !within {
+            return self.add(to_address, from_address, bytes);
+        }
+        // A copy within the GPU would need a processor, and perhaps none is free. The chunks follow each other in the
+        // stream, so one buffer is enough.
+        self.start()?;
         let lane = self.lane()?;
-        match (&to, &from) {
-            (Some(to), Some(from)) if to.ordinal != from.ordinal => {
-                // Safety: the caller's promise.
-                let code = unsafe {
-                    sys::cuMemcpyPeerAsync(to_address, to.raw, from_address, from.raw, bytes as usize, lane.stream)
-                };
-                check("copy between GPUs", code)?;
-            }
-            (Some(_), None) | (None, Some(_)) => {
-                // Safety: the caller's promise.
-                unsafe { lane.start(to_address, from_address, bytes)? };
-            }
-            (Some(_), Some(_)) | (None, None) => {
-                // A copy within the GPU would need a processor, and perhaps none is free. The chunks follow each other
-                // in the stream, so one buffer is enough.
-                let buffer = lane.buffer;
-                for at in (0..bytes).step_by(BUFFER as usize) {
-                    let chunk = BUFFER.min(bytes - at);
-                    // Safety: the caller's promise; the buffer lives as long as the lane.
-                    unsafe {
-                        lane.start(buffer, from_address + at, chunk)?;
-                        lane.start(to_address + at, buffer, chunk)?;
-                    }
-                }
+        let buffer = lane.buffer;
+        for at in (0..bytes).step_by(BUFFER as usize) {
+            let chunk = BUFFER.min(bytes - at);
+            // Safety: the caller's promise; the buffer lives as long as the lane.
+            unsafe {
+                lane.start(buffer, from_address + at, chunk)?;
+                lane.start(to_address + at, buffer, chunk)?;
             }
         }
         self.mark()
@@ -149,9 +218,7 @@ impl Copier for Copies {
         let place = lane.buffer + BUFFER + slot * 8;
         // Safety: no copy uses this place of the lane's buffer, because its last value is written.
         unsafe { (place as usize as *mut u64).write_volatile(value.to_le()) };
-        // Safety: the caller's promise.
-        unsafe { lane.start(to.1, place, bytes.min(8))? };
-        let ticket = self.mark()?;
+        let ticket = self.add(to.1, place, bytes.min(8))?;
         self.values += 1;
         self.writing.push_back(ticket);
         Ok(ticket)
@@ -161,7 +228,10 @@ impl Copier for Copies {
         if ticket > self.done {
             self.look()?;
         }
-        Ok(ticket <= self.done)
+        match &self.failed {
+            Some(error) if ticket > self.started => Err(error.clone()),
+            _ => Ok(ticket <= self.done),
+        }
     }
 }
 
