@@ -114,22 +114,24 @@ impl Engine {
             return to.iter().zip(&*from).try_for_each(|(&to, &from)| unsafe { self.copy(to, from, bytes) });
         }
         let count = to.len().min(from.len());
-        let attributes = sys::CUmemcpyAttributes {
+        let nowhere = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
+        let mut attributes = sys::CUmemcpyAttributes {
             srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
-            ..sys::CUmemcpyAttributes::default()
+            srcLocHint: nowhere,
+            dstLocHint: nowhere,
+            flags: 0,
         };
-        let (mut sizes, mut attributes, mut first, mut failed) = (vec![bytes; count], [attributes], [0usize], 0usize);
+        let (mut sizes, mut first) = (vec![bytes; count], 0usize);
         // Safety: the arrays have `count` elements, and one attribute; the memory is valid by the caller's promise.
         ok("copy in a batch", unsafe {
-            sys::cuMemcpyBatchAsync(
+            sys::cuMemcpyBatchAsync_v2(
                 to.as_mut_ptr(),
                 from.as_mut_ptr(),
                 sizes.as_mut_ptr(),
                 count,
-                attributes.as_mut_ptr(),
-                first.as_mut_ptr(),
+                &raw mut attributes,
+                &raw mut first,
                 1,
-                &raw mut failed,
                 self.stream,
             )
         })

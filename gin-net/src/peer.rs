@@ -297,41 +297,54 @@ impl PeerNetwork {
     /// [`NetError::UnknownSignal`], [`NetError::UnknownWindow`], [`NetError::OutOfRange`].
     fn resolve(&self, request: &Request) -> Result<Plan, NetError> {
         let peer = request.peer;
-        let mut plan = Plan { work: Work::Nothing, raise: None, uses: [None, None, None] };
-        if let Some(signal) = &request.signal {
-            let (region, word) = self.word(request, signal)?;
-            let unknown = NetError::UnknownSignal { rank: peer, signal: signal.target };
-            plan.uses[0] = Some(region.enter().ok_or(unknown)?);
-            plan.raise = Some((word, signal.amount));
-        }
-        let mut part = |at: WindowOffset, rank, bytes, slot: usize| {
+        let raise = match &request.signal {
+            None => None,
+            Some(signal) => {
+                let (region, word) = self.word(request, signal)?;
+                let unknown = NetError::UnknownSignal { rank: peer, signal: signal.target };
+                Some((region.enter().ok_or(unknown)?, word, signal.amount))
+            }
+        };
+        let part = |at: WindowOffset, rank, bytes| {
             let (region, address) = self.range(at.window, rank, at.offset, bytes)?;
             let gone = NetError::UnknownWindow { window: at.window, rank };
-            plan.uses[slot] = Some(region.enter().ok_or(gone)?);
-            Ok::<_, NetError>((region.memory.memory().clone(), address))
+            Ok::<_, NetError>(At { region: region.enter().ok_or(gone)?, address })
         };
-        plan.work = match request.transfer {
+        let work = match request.transfer {
             Transfer::Nothing => Work::Nothing,
             Transfer::Put { source, destination, bytes } => {
-                let from = part(source, self.rank, bytes, 1)?;
-                Work::Copy { to: part(destination, peer, bytes, 2)?, from, bytes }
+                Work::Copy { to: part(destination, peer, bytes)?, from: part(source, self.rank, bytes)?, bytes }
             }
             Transfer::Get { source, destination, bytes } => {
-                let from = part(source, peer, bytes, 1)?;
-                Work::Copy { to: part(destination, self.rank, bytes, 2)?, from, bytes }
+                Work::Copy { to: part(destination, self.rank, bytes)?, from: part(source, peer, bytes)?, bytes }
             }
             Transfer::PutValue { value, width_log2, destination } => {
-                let to = part(destination, peer, 1 << width_log2, 1)?;
-                let home = plan.uses[1].as_ref().map_or(0, |window| window.0.home + destination.offset);
+                let to = part(destination, peer, 1 << width_log2)?;
+                let home = to.region.0.home + destination.offset;
                 Work::Store { to, home, value, width_log2 }
             }
         };
-        Ok(plan)
+        Ok(Plan { work, raise })
     }
 }
 
-/// Memory, and an address in it.
-type At = (Arc<Memory>, u64);
+/// An address in a region in use.
+#[derive(Debug)]
+struct At {
+    region: Use,
+    address: u64,
+}
+
+impl At {
+    /// Returns the memory, and the address in it, as copiers take it.
+    fn place(&self) -> (&Memory, u64) {
+        (self.region.0.memory.memory(), self.address)
+    }
+
+    fn is_device(&self) -> bool {
+        self.place().0.kind() == MemoryKind::Device
+    }
+}
 
 /// The work of a request before its signal is raised.
 #[derive(Debug)]
@@ -355,33 +368,32 @@ enum Work {
 #[derive(Debug)]
 struct Plan {
     work: Work,
-    raise: Option<(GlobalWord, u64)>,
-    /// The regions that it uses.
-    uses: [Option<Use>; 3],
+    /// The region of the signal's word, the word, and the amount to add.
+    raise: Option<(Use, GlobalWord, u64)>,
 }
 
 impl Plan {
     /// Carries out the request by the CPU, and raises its signal.
     fn carry_out(&self) {
-        // Safety: the ranges were checked, and `uses` keeps their memory alive. The source of a store is a local value.
+        // Safety: the ranges were checked, and the plan keeps their memory alive. The source of a store is a local value.
         match &self.work {
             Work::Nothing => {}
             Work::Copy { to, from, bytes } => {
-                watch::event(Watched::Copy { to: to.1, from: from.1, bytes: *bytes });
-                unsafe { copy_shared(to.1, from.1, *bytes) }
+                watch::event(Watched::Copy { to: to.address, from: from.address, bytes: *bytes });
+                unsafe { copy_shared(to.address, from.address, *bytes) }
             }
             Work::Store { to, value, width_log2, .. } => {
-                watch::event(Watched::Store { to: to.1, value: *value, bytes: 1 << width_log2 });
+                watch::event(Watched::Store { to: to.address, value: *value, bytes: 1 << width_log2 });
                 let value = value.to_le_bytes();
-                unsafe { copy_shared(to.1, value.as_ptr().expose_provenance() as u64, 1 << width_log2) };
+                unsafe { copy_shared(to.address, value.as_ptr().expose_provenance() as u64, 1 << width_log2) };
             }
         }
         self.raise();
     }
 
     fn raise(&self) {
-        if let Some((word, amount)) = self.raise {
-            raise(word, amount);
+        if let Some((_, word, amount)) = &self.raise {
+            raise(*word, *amount);
         }
     }
 }

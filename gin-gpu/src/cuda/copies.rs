@@ -4,12 +4,14 @@
 use super::CudaDevice;
 use super::context::Context;
 use super::deferred::Resource;
-use super::driver::{BesideCaptures, check, is_done, new_event};
+use super::driver::{self, BesideCaptures, check, is_done, new_event};
 use super::lane::{BUFFER, Lane, VALUES};
 use super::launches::defer;
 use crate::copier::{Copier, Ticket};
 use crate::{GpuError, Memory, MemoryKind};
-use cudarc::driver::sys::{self, CUevent, CUmemcpyAttributes, CUmemcpySrcAccessOrder};
+use cudarc::driver::sys::{
+    self, CUevent, CUmemLocation, CUmemLocationType, CUmemcpyAttributes, CUmemcpySrcAccessOrder, CUresult,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -38,6 +40,8 @@ pub(super) struct Copies {
     done: Ticket,
     /// The copies that have a ticket, the one after `started`, and are not started yet.
     batch: Batch,
+    /// The driver has `cuMemcpyBatchAsync_v2`: it is of CUDA 13 or later.
+    batches: bool,
     /// The error of a batch that did not start.
     failed: Option<GpuError>,
     /// The copies that are under way.
@@ -61,6 +65,7 @@ impl Copies {
             started: 0,
             done: 0,
             batch: Batch::default(),
+            batches: driver::start()? >= 13_000,
             failed: None,
             ends: VecDeque::new(),
             spare: Vec::new(),
@@ -121,28 +126,33 @@ impl Copies {
             return Ok(());
         }
         let stream = self.lane()?.stream;
-        let attributes = CUmemcpyAttributes {
+        let nowhere = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
+        let mut attributes = CUmemcpyAttributes {
             srcAccessOrder: CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
-            ..CUmemcpyAttributes::default()
+            srcLocHint: nowhere,
+            dstLocHint: nowhere,
+            flags: 0,
         };
-        let (mut attributes, mut first, mut failed) = ([attributes], [0usize], 0usize);
-        // Safety: the arrays have `count` elements, and one attribute from the first copy on; the callers of `copy` and
-        // `store` promise that the memory is valid.
-        let code = unsafe {
-            match count {
-                1 => sys::cuMemcpyAsync(to[0], from[0], bytes[0], stream),
-                _ => sys::cuMemcpyBatchAsync(
+        let mut first = 0usize;
+        let code = if count > 1 && self.batches {
+            // Safety: the arrays have `count` elements, and one attribute from the first copy on; the callers of `copy`
+            // and `store` promise that the memory is valid.
+            unsafe {
+                sys::cuMemcpyBatchAsync_v2(
                     to.as_mut_ptr(),
                     from.as_mut_ptr(),
                     bytes.as_mut_ptr(),
                     count,
-                    attributes.as_mut_ptr(),
-                    first.as_mut_ptr(),
+                    &raw mut attributes,
+                    &raw mut first,
                     1,
-                    &raw mut failed,
                     stream,
-                ),
+                )
             }
+        } else {
+            // Safety: as above.
+            let mut codes = (0..count).map(|at| unsafe { sys::cuMemcpyAsync(to[at], from[at], bytes[at], stream) });
+            codes.find(|code| *code != CUresult::CUDA_SUCCESS).unwrap_or(CUresult::CUDA_SUCCESS)
         };
         (to.clear(), from.clear(), bytes.clear());
         self.batch = Batch { to, from, bytes };

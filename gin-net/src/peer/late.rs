@@ -9,8 +9,8 @@
 
 use super::{PeerNetwork, Plan, Work};
 use crate::{NetError, Request};
+use gin_gpu::GpuError;
 use gin_gpu::copier::{Copier, Ticket};
-use gin_gpu::{GpuError, Memory, MemoryKind};
 use std::collections::VecDeque;
 
 /// The most incomplete requests.
@@ -79,16 +79,16 @@ enum Engine {
 impl Engine {
     /// Starts the copy of a request, unless the CPU reaches both sides.
     fn start(plan: &Plan, copier: &mut dyn Copier) -> Result<Self, GpuError> {
-        let is_pinned = |memory: &Memory| memory.kind() == MemoryKind::Pinned;
         // Safety of both: the ranges were checked, and the plan keeps the regions and their memory alive.
         let ticket = match &plan.work {
             Work::Copy { bytes: 0, .. } | Work::Nothing => return Ok(Self::Cpu),
-            Work::Copy { to, from, .. } if is_pinned(&to.0) && is_pinned(&from.0) => return Ok(Self::Cpu),
-            Work::Store { to, .. } if is_pinned(&to.0) => return Ok(Self::Cpu),
-            Work::Copy { to, from, bytes } => unsafe { copier.copy((&to.0, to.1), (&from.0, from.1), *bytes) },
-            Work::Store { to, value, width_log2, .. } => unsafe {
-                copier.store((&to.0, to.1), *value, 1 << *width_log2)
+            Work::Copy { to, from, bytes } if to.is_device() || from.is_device() => unsafe {
+                copier.copy(to.place(), from.place(), *bytes)
             },
+            Work::Store { to, value, width_log2, .. } if to.is_device() => unsafe {
+                copier.store(to.place(), *value, 1 << *width_log2)
+            },
+            Work::Copy { .. } | Work::Store { .. } => return Ok(Self::Cpu),
         };
         ticket.map(Self::Copier)
     }
@@ -100,7 +100,7 @@ impl PeerNetwork {
         let before = self.later.as_ref()?.peers.get(request.peer as usize);
         let (behind, others) = before.map_or((false, 0), |peer| (!peer.requests.is_empty(), peer.others));
         let wanted = match &plan.work {
-            Work::Store { to, .. } => to.0.kind() == MemoryKind::Device,
+            Work::Store { to, .. } => to.is_device(),
             // The CPU raises a signal by itself, unless that must follow an entry.
             Work::Nothing => behind,
             Work::Copy { .. } => false,
