@@ -21,7 +21,7 @@ setup: ## Installs the missing tools for building and testing
 	@scripts/setup.sh
 
 run: setup ## Runs the workloads on the devices of this machine and prints one table
-	@$(CARGO) run --release --quiet $(FEATURES) -- demo
+	@$(CARGO) run --release --quiet --features command $(FEATURES) -- demo
 
 test: setup ## Runs all tests; a test without its GPU or tool is reported as ignored
 	@scripts/test.sh $(FEATURES)
@@ -45,8 +45,8 @@ gpu-bundle: setup ## Builds the tests and the command into one folder for a GPU 
 	@scripts/gpu-bundle.sh
 
 bench: setup ## Measures operations on this machine and counts instructions of the probe kernels
-	@$(CARGO) run --release --quiet $(FEATURES) -- bench
-	@$(CARGO) run --release --quiet $(FEATURES) -- bench sass
+	@$(CARGO) run --release --quiet --features command $(FEATURES) -- bench
+	@$(CARGO) run --release --quiet --features command $(FEATURES) -- bench sass
 
 doc: setup ## Builds the documentation; a warning is an error
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps --workspace $(FEATURES)
@@ -61,7 +61,7 @@ fmt: ## Formats the code
 lint: setup ## Checks formatting and runs clippy, with and without the kernels for real GPUs
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
-	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --no-default-features --features gin/command -- -D warnings
 
 clean: ## Removes build results, but not the CUDA tools
 	$(CARGO) clean --profile dev

@@ -11,7 +11,8 @@ fn main() {
             println!("cargo::error={line}");
         }
         println!(
-            "cargo::error=Only real GPUs need these kernels; build without them: cargo build --no-default-features"
+            "cargo::error=Only real GPUs need these kernels; build without them: \
+             cargo build --no-default-features --features command"
         );
     }
     #[cfg(not(feature = "cuda"))]

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Builds the tests for real GPUs, the command and the examples into one folder that runs on a GPU machine without Rust.
-# The folder is gpu-bundle in the target folder, or the first argument. In it, run.sh runs the tests, run-command.sh the
-# command and the examples, and run-bench.sh the benchmarks. GIN_ARCHS gives the architectures of the
-# kernels (sm_90 by default).
+# Builds the tests for real GPUs, the command, the examples, and the program and test that `gin new` writes, into one
+# folder that runs on a GPU machine without Rust. The folder is gpu-bundle in the target folder, or the first argument.
+# In it, run.sh runs the tests, run-command.sh the rest, and run-bench.sh the benchmarks. GIN_ARCHS gives the
+# architectures of the kernels (sm_90 by default).
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -27,11 +27,24 @@ command=$(built build --release -p gin --bin gin)
 examples=$(built build --release -p gin-examples --bin gin-examples)
 [ -n "$examples" ] || { echo "gpu-bundle: cargo printed no path of the examples" >&2; exit 1; }
 
+# A project as a user writes it, with the versions of this workspace.
+project="$target/gpu-project/first-hour"
+rm -rf "$project"
+"$command" new "$project" >/dev/null
+cp Cargo.lock "$project/"
+in_project=(--release --target-dir "$target" --manifest-path "$project/Cargo.toml")
+program=$(built build "${in_project[@]}" --bin first-hour)
+[ -n "$program" ] || { echo "gpu-bundle: cargo printed no path of the new project's program" >&2; exit 1; }
+program_test=$(built test --no-run "${in_project[@]}" --bin first-hour)
+[ -n "$program_test" ] || { echo "gpu-bundle: cargo printed no path of the new project's test" >&2; exit 1; }
+
 rm -rf "$bundle"
 mkdir -p "$bundle"
 strip -o "$bundle/gpu-tests" "$tests"
 strip -o "$bundle/gin" "$command"
 strip -o "$bundle/gin-examples" "$examples"
+strip -o "$bundle/first-hour" "$program"
+strip -o "$bundle/first-hour-test" "$program_test"
 cp scripts/gpu-run-command.sh "$bundle/run-command.sh"
 cp scripts/gpu-sanitize.sh "$bundle/sanitize.sh"
 cp scripts/gpu-run-bench.sh "$bundle/run-bench.sh"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs all tests of the workspace, with the arguments for `cargo test`. Ends with the ten slowest test programs and the
-# sum over all tests:
+# Runs all tests of the workspace, also those of the command, with the arguments for `cargo test`. Ends with the ten
+# slowest test programs and the sum over all tests:
 #
 #   N passed, N failed, N skipped
 #
@@ -21,7 +21,7 @@ fi
 
 status=0
 # Every test binary runs, also after one that failed, so that the sum covers all of them.
-"${CARGO:-cargo}" test --workspace --no-fail-fast "$@" </dev/null 2>&1 | tee "$log" || status=${PIPESTATUS[0]}
+"${CARGO:-cargo}" test --workspace --features gin/command --no-fail-fast "$@" </dev/null 2>&1 | tee "$log" || status=${PIPESTATUS[0]}
 
 awk -v status="$status" '
     # Removes colours and carriage returns.

@@ -44,7 +44,7 @@ pub mod comm {
 /// Jobs: one function per rank, as threads of this process or as one rank of a job of processes.
 pub mod launch {
     pub use gin_gpu::placement::{Placement, PlacementError};
-    pub use gin_host::world::{LaunchError, Mode, Rank, SoftNics, WorldConfig, join, launch};
+    pub use gin_host::world::{LaunchError, Mode, Policy, Rank, SoftNics, WorldConfig, join, launch};
 }
 
 /// Devices: memory, streams, kernels and launches.

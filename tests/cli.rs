@@ -67,6 +67,22 @@ fn every_workload_is_verified_in_the_seeded_and_in_the_threads_mode() {
 }
 
 #[test]
+fn the_workloads_have_no_data_races_in_any_way_of_their_requests() {
+    let options = "--device virtual --mode seeded --ranks 3 --bytes 1KiB --iters 5 --repeats 2 --contexts 2";
+    for workload in ["ring", "alltoall", "halo"] {
+        for way in ["--route network", "--route lsa", "--backend gdaki"] {
+            for seed in 1..=4 {
+                let arguments = format!("run {workload} {options} {way} --seed {seed}");
+                let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+                command.env("CUDA_VISIBLE_DEVICES", "").env("GIN_RACES", "1").stdin(Stdio::null());
+                let output = command.args(arguments.split(' ')).output().unwrap();
+                assert!(output.status.success(), "gin {arguments}: {}", err(&output));
+            }
+        }
+    }
+}
+
+#[test]
 fn statistics_count_the_requests_of_each_rank_to_each_peer() {
     let [report] = json(&format!("run alltoall {SMALL} --bytes 100 --contexts 1 --stats")).try_into().unwrap();
     let stats = report["stats"].as_array().unwrap();

@@ -32,36 +32,38 @@ fn blocks(text: &str) -> Vec<(&str, &str)> {
     parts.iter().skip(1).step_by(2).map(|block| block.split_once('\n').expect("a block has lines")).collect()
 }
 
-/// Checks that the file that an include names exists, is compiled, and has the anchor.
-fn check_include(chapter: &str, include: &str) {
-    let (path, anchor) = match include.split_once(':') {
-        Some((path, anchor)) => (path, Some(anchor)),
-        None => (include, None),
-    };
-    let file = root().join("docs/guide/src").join(path);
-    let file = file.canonicalize().unwrap_or_else(|error| panic!("{chapter}: {include}: {error}"));
-    assert!(COMPILED.iter().any(|folder| file.starts_with(root().join(folder))), "{chapter}: {include}: not compiled");
-    let source = fs::read_to_string(&file).unwrap();
-    if let Some(anchor) = anchor {
-        for mark in [format!("// ANCHOR: {anchor}\n"), format!("// ANCHOR_END: {anchor}\n")] {
-            assert_eq!(source.matches(&mark).count(), 1, "{chapter}: {include}: no {mark:?}");
-        }
-    }
+/// Returns the text of a file, or of the part between its marks of an anchor: `path` or `path:anchor`.
+fn source(chapter: &str, named: &str) -> String {
+    let (path, anchor) = named.split_once(':').map_or((named, None), |(path, anchor)| (path, Some(anchor)));
+    let file = root().join(path);
+    let file = file.canonicalize().unwrap_or_else(|error| panic!("{chapter}: {named}: {error}"));
+    assert!(COMPILED.iter().any(|folder| file.starts_with(root().join(folder))), "{chapter}: {named}: not compiled");
+    let text = fs::read_to_string(&file).unwrap();
+    let Some(anchor) = anchor else { return text };
+    let [begin, end] = ["", "_END"].map(|end| format!("// ANCHOR{end}: {anchor}\n"));
+    let part = text.split_once(&begin).and_then(|(_, rest)| rest.split_once(&end));
+    part.unwrap_or_else(|| panic!("{chapter}: {named}: no such marks")).0.to_owned()
 }
 
 #[test]
 fn every_listing_in_rust_is_a_file_that_is_compiled_and_run() {
     let mut listings = 0;
     for (chapter, text) in chapters() {
-        for (language, code) in blocks(&text).into_iter().filter(|(language, _)| language.starts_with("rust")) {
-            assert_eq!(language, "rust", "{chapter}");
-            let include = code.trim().strip_prefix("{{#include ").and_then(|rest| rest.strip_suffix("}}"));
-            let include = include.unwrap_or_else(|| panic!("{chapter}: write this listing to an example: {code}"));
-            check_include(&chapter, include);
+        // The line before a listing names its file, so that the guide can be read without a tool.
+        let named: Vec<&str> = text
+            .match_indices("\n```rust")
+            .map(|(at, _)| {
+                let line = text[..at].lines().last().unwrap_or_default();
+                let name = line.strip_prefix("<!-- ").and_then(|rest| rest.strip_suffix(" -->"));
+                name.unwrap_or_else(|| panic!("{chapter}: name the file of the listing behind {line:?}"))
+            })
+            .collect();
+        let listed: Vec<_> = blocks(&text).into_iter().filter(|(language, _)| language.starts_with("rust")).collect();
+        assert_eq!(named.len(), listed.len(), "{chapter}");
+        for (named, (_, code)) in named.into_iter().zip(listed) {
+            assert_eq!(code, source(&chapter, named), "{chapter}: copy {named}");
             listings += 1;
         }
-        let others = text.matches("{{#").count();
-        assert_eq!(others, text.matches("```rust\n{{#include ").count(), "{chapter}: an include outside a listing");
     }
     assert!(listings >= 15, "{listings} listings");
 }

@@ -290,7 +290,7 @@ fn trips(lab: &Lab<'_>, way: Way, rounds: &Rounds) -> Result<Result<Figure, Stri
     // The other rank's kernel waits for this rank's thread until here.
     lab.rank.barrier()?;
     stop.store(true, Ordering::Release);
-    rt::wait_until(|| running.is_finished());
+    rt::wait_until_named("the end of a thread", || running.is_finished());
     running.join();
     // The other rank's thread uses this rank's memory until here.
     lab.rank.barrier()?;

@@ -61,7 +61,7 @@ impl ChannelEnd {
         let empty = || Collective { parts: vec![None; self.ranks as usize], received: 0 };
         self.hub().collectives.entry(key).or_insert_with(empty).parts[self.rank as usize] = Some(bytes.to_vec());
         let start = rt::clock_ns();
-        let outcome = rt::wait_for(|| {
+        let outcome = rt::wait_for("the other ranks, in a collective call", || {
             let waited = Duration::from_nanos(rt::clock_ns().wrapping_sub(start));
             match self.result(key, waited) {
                 Some(Ok(parts)) => Some(Ok(parts)),

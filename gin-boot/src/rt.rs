@@ -9,14 +9,22 @@ use std::panic::Location;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+/// The aim of a wait, for reports of waiters.
+#[derive(Clone, Copy, Debug)]
+pub enum Waited {
+    /// A condition of the code at this place.
+    At(&'static Location<'static>),
+    /// The words behind "waiting for".
+    For(&'static str),
+}
+
 /// The functions by which threads of a virtual world wait and read the time.
 #[derive(Clone, Copy, Debug)]
 pub struct VirtualWorld {
     /// Returns whether the caller is a coroutine or a thread of a virtual world.
     pub is_inside: fn() -> bool,
-    /// Waits until the condition holds, while other threads of the world run. The location is that of the wait, for
-    /// reports.
-    pub block_on: fn(&'static Location<'static>, &mut dyn FnMut() -> bool),
+    /// Waits until the condition holds, while other threads of the world run. Reports name what the caller waits for.
+    pub block_on: fn(Waited, &mut dyn FnMut() -> bool),
     /// Returns the time in nanoseconds: virtual in a seeded world, else that of `CLOCK_MONOTONIC`.
     pub clock_ns: fn() -> u64,
 }
@@ -48,9 +56,19 @@ fn inside() -> Option<&'static VirtualWorld> {
 /// assert!(gin_boot::rt::clock_ns() > start + 1000);
 /// ```
 #[track_caller]
-pub fn wait_until(mut condition: impl FnMut() -> bool) {
+pub fn wait_until(condition: impl FnMut() -> bool) {
+    wait(Waited::At(Location::caller()), condition);
+}
+
+/// Does the same for code of gin that programs call: a report of waiters says "waiting for" and `what`, in place of a
+/// line of gin.
+pub fn wait_until_named(what: &'static str, condition: impl FnMut() -> bool) {
+    wait(Waited::For(what), condition);
+}
+
+fn wait(waited: Waited, mut condition: impl FnMut() -> bool) {
     if let Some(world) = inside() {
-        return (world.block_on)(Location::caller(), &mut condition);
+        return (world.block_on)(waited, &mut condition);
     }
     let mut turns = 0_u32;
     while !condition() {
@@ -63,12 +81,11 @@ pub fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until `look` finds something, as [`wait_until`] waits. Returns `None` only in a destructor, while a world
-/// ends.
-#[track_caller]
-pub fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+/// Waits until `look` finds something, as [`wait_until_named`] waits. Returns `None` only in a destructor, while a
+/// world ends.
+pub fn wait_for<T>(what: &'static str, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let mut found = None;
-    wait_until(|| {
+    wait_until_named(what, || {
         found = look();
         found.is_some()
     });

@@ -31,7 +31,7 @@ impl Spares {
     /// Opens the second socket of this rank, and exchanges its address with the other ranks.
     pub(super) fn exchange(inner: &Inner) -> Result<Self, BootstrapError> {
         // A rank without neighbours may arrive here before its thread has set the address.
-        rt::wait_until(|| inner.node.ip.get().is_some() || inner.node.failed().is_some());
+        rt::wait_until_named("its own address", || inner.node.ip.get().is_some() || inner.node.failed().is_some());
         let unknown = || inner.node.failed().unwrap_or_else(|| system("listen")("this rank has no address"));
         let ip = *inner.node.ip.get().ok_or_else(unknown)?;
         let own = listen((ip, 0).into())?;

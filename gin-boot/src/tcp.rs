@@ -261,7 +261,7 @@ impl Inner {
         node.give(JOINING, this_system().as_bytes());
         // The tasks keep the time. This limit is for the case that they do not.
         let limit = self.config.joining.saturating_add(Duration::from_secs(20));
-        let outcome = rt::wait_for(|| {
+        let outcome = rt::wait_for("the other ranks, which join the job", || {
             if begun.elapsed() > limit {
                 node.give_up_joining(limit);
             }
@@ -291,7 +291,7 @@ impl Inner {
         self.node.give(id, bytes);
         let begun = Instant::now();
         let mut reported = begun;
-        let outcome = rt::wait_for(|| {
+        let outcome = rt::wait_for("the other ranks, in a collective call", || {
             // The end of a communicator says more than the departure of a rank after it.
             let outcome = match self.node.result(id) {
                 Some(Ok(all)) => Some(Ok(all)),
@@ -324,7 +324,7 @@ impl Inner {
     /// after its last collective does not break it for other ranks. Does not wait for a neighbour that takes nothing.
     fn flush(&self) {
         let (queued, begun) = (self.node.queued(), Instant::now());
-        rt::wait_until(|| self.node.has_sent(&queued) || begun.elapsed() > FLUSH);
+        rt::wait_until_named("messages to leave", || self.node.has_sent(&queued) || begun.elapsed() > FLUSH);
     }
 }
 

@@ -16,7 +16,19 @@
 //! | a thread that leaves early | `barrier 0 needs the whole block of 64 threads, 1 of them have exited` |
 //! | a loop that polls plain memory | `has not yielded for 10s (seed 1): it loops without touching shared words, pausing or waiting. Ending the process.` |
 //! | a large array on the stack | `overflowed its stack of 1048576 bytes (seed 1)` |
-//! | a panic | `panicked: index out of bounds: the len is 4 but the index is 4, at src/lib.rs:17:9` |
+//! | a panic | ``rank 0, grid `said_mistake` (launch 1), block 0, thread 0 panicked: index out of bounds: the len is 4 but the index is 4, at src/lib.rs:17:9`` |
+//! | two kernels of one name | ``2 kernels are named `said_twice`: `` and the modules |
+//! | a read without a wait, `GIN_RACES=1` | `data race in window 0 of rank 1, byte 40: `, both accesses, and `no wait for a signal that covers the put is between them, by the reading thread or one that it met at a barrier` |
+//! | a source that changes too early, `GIN_RACES=1` | the same, and `no wait for the put's counter and no flush is between them; the source may change only after one of these` |
+//! | shared memory without a barrier, `GIN_RACES=1` | `data race in static shared memory of rank 0, block 0, byte 56: `, both accesses, and ``no barrier of the threads is between them; call `sync` of the coop`` |
+//!
+//! These show when the kernel is built:
+//!
+//! | mistake | text |
+//! | --- | --- |
+//! | a reference as a parameter | ``a kernel cannot take references: the compiler would assume that no one else writes to the memory; take a `Window` or a raw pointer`` |
+//! | atomics of `core` | `an atomic without ordering and scope (core::sync::atomic)`, with file, line and kernel |
+//! | an array or struct by value that is indexed | ``sm_90: `indexes_by_value`: 32 registers, 128 bytes of stack, no spills`` |
 //!
 //! Faults have the same text on a GPU, without the place.
 //!

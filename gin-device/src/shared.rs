@@ -42,7 +42,6 @@
 //! }
 //! ```
 
-use crate::sys;
 use crate::sys::shared::{self as access, Address};
 use bytemuck::Pod;
 #[cfg(target_arch = "nvptx64")]
@@ -114,7 +113,7 @@ impl<T: Pod> SharedArray<T> {
         self.len == 0
     }
 
-    /// Returns the address of the first element, for the accesses of [`sys::shared`].
+    /// Returns the address of the first element, for the accesses of [`crate::sys::shared`].
     #[inline(always)]
     #[must_use]
     pub const fn address(&self) -> Address {
@@ -122,9 +121,13 @@ impl<T: Pod> SharedArray<T> {
     }
 
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn checked(&self, index: usize) -> Address {
         if index >= self.len {
-            sys::trap();
+            #[cfg(not(target_arch = "nvptx64"))]
+            panic!("index {index} is past the end of shared memory, which has {} elements here", self.len);
+            #[cfg(target_arch = "nvptx64")]
+            crate::sys::trap();
         }
         self.base.at((index * Self::SIZE) as u32)
     }
@@ -234,45 +237,59 @@ and_relaxed_cta_u64 exchange_relaxed_cta_u64 cas_relaxed_cta_u64 }
 impl<T: SharedInteger> SharedArray<T> {
     /// Adds to element `index`, modulo the type's range. Returns the value before.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn add(&self, index: usize, value: T) -> T {
+        called!(here);
         // Safety: the element is in the array and aligned to its size, here and below.
         unsafe { T::add(self.checked(index), value) }
     }
 
     /// Stores `value` into element `index` if it is less. Returns the value before.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn min(&self, index: usize, value: T) -> T {
+        called!(here);
         unsafe { T::min(self.checked(index), value) }
     }
 
     /// Stores `value` into element `index` if it is greater. Returns the value before.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn max(&self, index: usize, value: T) -> T {
+        called!(here);
         unsafe { T::max(self.checked(index), value) }
     }
 
     /// Sets the bits of element `index` that are 1 in `value`. Returns the value before.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn or(&self, index: usize, value: T) -> T {
+        called!(here);
         unsafe { T::or(self.checked(index), value) }
     }
 
     /// Clears the bits of element `index` that are 0 in `value`. Returns the value before.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn and(&self, index: usize, value: T) -> T {
+        called!(here);
         unsafe { T::and(self.checked(index), value) }
     }
 
     /// Stores `value` into element `index`. Returns the value before.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn exchange(&self, index: usize, value: T) -> T {
+        called!(here);
         unsafe { T::exchange(self.checked(index), value) }
     }
 
     /// Stores `new` into element `index` if `expected` is there. Returns the value before, which is `expected` if and
     /// only if it stored.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn compare_exchange(&self, index: usize, expected: T, new: T) -> T {
+        called!(here);
         unsafe { T::compare_exchange(self.checked(index), expected, new) }
     }
 }
@@ -290,12 +307,16 @@ pub trait Declaration: Copy {
 /// overlap.
 #[inline(always)]
 #[must_use]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn dynamic_array<T: Pod>(offset: usize, len: usize) -> SharedArray<T> {
     let size = SharedArray::<T>::SIZE;
     let (bytes, all) = (len.wrapping_mul(size), dynamic_bytes());
     // A length of more than 2^32 elements would overflow; no GPU has as many bytes.
     if !offset.is_multiple_of(size) || len > u32::MAX as usize || offset > all || bytes > all - offset {
-        sys::trap();
+        #[cfg(not(target_arch = "nvptx64"))]
+        panic!("{len} elements of {size} bytes do not fit at byte {offset} of dynamic shared memory of {all} bytes");
+        #[cfg(target_arch = "nvptx64")]
+        crate::sys::trap();
     }
     // Safety: the bytes are in the dynamic shared memory, which is aligned to 16 bytes.
     unsafe { SharedArray::new(dynamic_address().at(offset as u32), len) }

@@ -73,8 +73,11 @@ pub fn install() {
     gin_virtual::install();
     rt::install(VirtualWorld {
         is_inside: gin_virtual::in_world,
-        block_on: |site, condition| {
-            gin_virtual::block_on_at(site, condition);
+        block_on: |waited, condition| {
+            match waited {
+                rt::Waited::At(site) => gin_virtual::block_on_at(site, condition),
+                rt::Waited::For(what) => gin_virtual::block_on_for(what, condition),
+            };
         },
         clock_ns: gin_virtual::clock_ns,
     });
@@ -360,7 +363,7 @@ impl Graph for VirtualGraph {}
 impl VirtualStream {
     fn launch_grid(&self, grid: Grid) -> Result<LaunchTicket, GpuError> {
         let gates = std::mem::take(&mut *lock(&self.gates));
-        rt::wait_until(|| gates.iter().all(LaunchTicket::is_done));
+        rt::wait_until_named("an event of another stream", || gates.iter().all(LaunchTicket::is_done));
         let engine = self.device.engine.as_ref().ok_or_else(|| self.device.unsupported("run kernels"))?;
         let name = grid.name.clone();
         let ticket = engine.launch(self.id, grid).map_err(|error| failed(&name, &error))?;
@@ -500,7 +503,7 @@ impl Stream for VirtualStream {
     }
 
     fn synchronize(&self) -> Result<(), GpuError> {
-        rt::wait_until(|| self.is_done());
+        rt::wait_until_named("the work of its stream", || self.is_done());
         self.outcome()
     }
 }

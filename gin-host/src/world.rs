@@ -18,6 +18,7 @@
 mod cuda;
 mod nics;
 
+pub use gin_virtual::Policy;
 pub use nics::SoftNics;
 
 use crate::comm::{Backend, CommConfig, CommError, Communicator, Requirements, Routes};
@@ -28,7 +29,7 @@ use gin_gpu::placement::{ChosenCpus, Placement, PlacementError, started_on};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Devices, Embedded, Function, GpuError, ModuleSource, Stream};
 use gin_net::{Endpoint, Network};
-use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
+use gin_virtual::{DeviceConfig, EventLog, SeededConfig, ServiceStep, ThreadsConfig, World};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -143,6 +144,16 @@ impl WorldConfig {
         match &mut self.mode {
             Mode::Seeded(config) => config.policy = policy,
             Mode::Threads(config) => config.policy = policy,
+        }
+        self
+    }
+
+    /// Sets whether a seeded world looks for data races. By default it does if the environment has `GIN_RACES=1`. A
+    /// world of threads looks for none.
+    #[must_use]
+    pub fn races(mut self, races: bool) -> Self {
+        if let Mode::Seeded(config) = &mut self.mode {
+            config.races = races;
         }
         self
     }

@@ -287,6 +287,19 @@ fn two_writes_that_nothing_orders_are_found() {
 }
 
 #[test]
+fn the_documents_have_what_is_missing_between_two_accesses() {
+    let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let docs = one_line(include_str!("../../docs/kernels.md"));
+    let table = include_str!("../../gin-device/src/misuse.rs");
+    for kernel in ["race_test_read", "race_test_source"] {
+        let config = WorldConfig::seeded(2, 1).routes(Routes::Network);
+        let text = run(config, kernel, true).map_err(|error| error.to_string()).unwrap_err();
+        let (_, missing) = text.rsplit_once(": ").unwrap();
+        assert!(docs.contains(missing) && table.contains(missing), "{kernel}: {missing}");
+    }
+}
+
+#[test]
 fn a_report_names_both_accesses_and_what_is_missing() {
     let config = WorldConfig::seeded(2, 1).routes(Routes::Network);
     let text = run(config, "race_test_read", true).map_err(|error| error.to_string()).unwrap_err();

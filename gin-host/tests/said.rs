@@ -187,6 +187,8 @@ fn assert_documented(text: &str) {
     let docs = include_str!("../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
     let (_, traps) = docs.split_once("## Traps").expect("the list of traps");
     assert!(traps.contains(text), "the traps do not name: {text}");
+    let table = include_str!("../../gin-device/src/misuse.rs");
+    assert!(table.contains(text.trim_matches('"')), "gin_device::misuse does not name: {text}");
 }
 
 #[test]
@@ -213,7 +215,12 @@ fn a_wait_that_nothing_ends_is_reported_with_the_line_of_the_call_for_every_coop
         assert_documented("pausing in a polling loop (last seen at src/lib.rs:17:9)");
         let at = |wait: &&str| text.lines().any(|line| line.contains(*wait) && line.contains(&place(ENDLESS)));
         assert!(waits.iter().any(at), "coop {coop}: no wait at {} in\n{text}", place(ENDLESS));
-        assert!(!text.contains(" at gin-device/"), "coop {coop}: a line of gin's own in\n{text}");
+        // Neither kernels nor hosts are named with lines of gin's own.
+        assert!(!text.contains(" at gin-device/") && !text.contains("/src/"), "coop {coop}: gin's lines in\n{text}");
+        for rank in 0..2 {
+            let host = format!("host of rank {rank}: waiting for the ");
+            assert!(text.contains(&host), "{text}");
+        }
     }
 }
 

@@ -249,7 +249,7 @@ impl IdleQueue {
 pub fn drain(mut queues: Vec<IdleQueue>, expired: Expired<'_>) -> Result<u64, DrainError> {
     queues.iter_mut().try_for_each(IdleQueue::begin)?;
     let mut failed = None;
-    rt::wait_until(|| {
+    rt::wait_until_named("its NICs", || {
         queues.retain_mut(|queue| match queue.poll() {
             Ok(complete) => !complete,
             Err(error) => {

@@ -71,8 +71,11 @@ pub enum WaitKind {
     },
     /// It waits for the set of lanes that run together, which is about to be decided.
     ActiveMask,
-    /// It waits for a condition of `block_on`.
-    BlockOn,
+    /// A host function or a service waits.
+    BlockOn {
+        /// The words behind "waiting for".
+        what: &'static str,
+    },
     /// It sleeps.
     Sleep,
 }
@@ -88,7 +91,7 @@ impl fmt::Display for WaitKind {
             WaitKind::Barrier { id, threads: None } => write!(f, "waiting at barrier {id} for the whole block"),
             WaitKind::Exchange { mask } => write!(f, "waiting in an exchange of lanes {mask:#010x}"),
             WaitKind::ActiveMask => f.write_str("asking for the active mask"),
-            WaitKind::BlockOn => f.write_str("blocked on a condition"),
+            WaitKind::BlockOn { what } => write!(f, "waiting for {what}"),
             WaitKind::Sleep => f.write_str("asleep"),
         }
     }

@@ -20,7 +20,7 @@ pub(crate) enum SuspendReason {
     /// It polls, and continues after this many nanoseconds.
     Pause(u64),
     /// It waits for a condition, and evaluates it again after this many nanoseconds.
-    BlockOn(u64, &'static Location<'static>),
+    BlockOn(u64, &'static str, Option<&'static Location<'static>>),
     /// It sleeps until the clock shows this time.
     SleepUntil(u64),
     /// Another coroutine or a timer wakes it, and is registered to do so.

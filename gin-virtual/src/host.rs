@@ -36,9 +36,9 @@ pub(crate) fn work_for(world: Arc<WorldEnd>, actor: Actor) {
 struct LongWait(Arc<WorldEnd>, Actor);
 
 impl LongWait {
-    fn begin(site: &'static Location<'static>) -> Option<Self> {
+    fn begin(what: &'static str, site: Option<&'static Location<'static>>) -> Option<Self> {
         let (world, actor) = WORLD.with_borrow(Clone::clone)?;
-        world.wait_begins(Waiter { actor: actor.clone(), wait: WaitKind::BlockOn, site: Some(site) });
+        world.wait_begins(Waiter { actor: actor.clone(), wait: WaitKind::BlockOn { what }, site });
         Some(LongWait(world, actor))
     }
 }
@@ -75,7 +75,17 @@ pub fn block_on(condition: impl FnMut() -> bool) -> bool {
 }
 
 /// Waits as [`block_on`] does. Reports name `site` as the place of the wait.
-pub fn block_on_at(site: &'static Location<'static>, mut condition: impl FnMut() -> bool) -> bool {
+pub fn block_on_at(site: &'static Location<'static>, condition: impl FnMut() -> bool) -> bool {
+    wait("a condition", Some(site), condition)
+}
+
+/// Waits as [`block_on`] does. Reports of waiters say "waiting for", and `what`, in place of the line of the call,
+/// which is none of the program's.
+pub fn block_on_for(what: &'static str, condition: impl FnMut() -> bool) -> bool {
+    wait(what, None, condition)
+}
+
+fn wait(what: &'static str, site: Option<&'static Location<'static>>, mut condition: impl FnMut() -> bool) -> bool {
     let mut turns = 0_u32;
     // Dropped when the wait ends, also by unwinding.
     let mut _long = None;
@@ -88,7 +98,7 @@ pub fn block_on_at(site: &'static Location<'static>, mut condition: impl FnMut()
         }
         if engine().is_some() {
             let nap = (200_u64 << turns.min(10)).min(VIRTUAL_NAP_NS);
-            if !suspend(SuspendReason::BlockOn(nap, site)) {
+            if !suspend(SuspendReason::BlockOn(nap, what, site)) {
                 return false;
             }
         } else {
@@ -96,7 +106,7 @@ pub fn block_on_at(site: &'static Location<'static>, mut condition: impl FnMut()
                 return false;
             }
             if turns == LONG_TURNS {
-                _long = LongWait::begin(site);
+                _long = LongWait::begin(what, site);
             }
             match turns {
                 0..16 => std::hint::spin_loop(),

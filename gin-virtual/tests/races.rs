@@ -93,7 +93,33 @@ fn shared_memory_without_a_barrier_between_is_found_with_both_lines() {
         };
         assert_eq!((writer, u64::from(writer) * 8), ((reader + 1) % 64, *offset));
         let text = race.to_string();
-        assert!(text.contains("no barrier of the threads is between them"), "{text}");
+        let (_, missing) = text.rsplit_once(": ").unwrap();
+        let docs = include_str!("../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(docs.contains(missing) && include_str!("../../gin-device/src/misuse.rs").contains(missing), "{text}");
+    }
+}
+
+#[test]
+fn accesses_through_the_types_of_shared_memory_are_found_with_the_lines_of_their_calls() {
+    for seed in 0..10 {
+        let (add, read) = (line!() + 2, line!() + 4);
+        let race = one(seed, || {
+            CELLS.array().add(7, 1);
+            if thread_in_block() == 40 {
+                let _ = CELLS.array().read(7);
+            }
+        });
+        let race = race.unwrap_or_else(|| panic!("seed {seed}: no race"));
+        let mut found = [&race.first, &race.second].map(|access| (access.site.file(), access.site.line()));
+        found.sort_by_key(|(_, line)| *line);
+        assert_eq!(found, [add, read].map(|line| (file!(), line)), "{race}");
+        // Additions alone are atomic, and a barrier orders the rest.
+        let race = one(seed, || {
+            CELLS.array().add(7, 1);
+            Block.sync();
+            let _ = CELLS.array().read(7);
+        });
+        assert_eq!(race, None);
     }
 }
 

@@ -124,30 +124,35 @@ fn another_thread_may_run_before_every_access() {
 }
 
 #[test]
-fn an_index_past_the_end_and_an_array_past_dynamic_memory_end_the_grid() {
-    let trapped = |kernel: fn()| {
+fn an_index_past_the_end_and_an_array_past_dynamic_memory_end_the_grid_and_say_the_figures_and_the_line() {
+    let said = |kernel: fn()| {
         let grid = Grid::new("past", 1, 1, kernel).dynamic_shared(64);
-        let ended = run_grid(&World::seeded(SeededConfig::default()), DeviceConfig::default(), &grid);
-        matches!(ended, Err(LaunchError::Trapped { .. }))
+        match run_grid(&World::seeded(SeededConfig::default()), DeviceConfig::default(), &grid) {
+            Ok(()) => String::new(),
+            Err(error @ LaunchError::Panicked { .. }) => error.to_string(),
+            Err(error) => panic!("{error}"),
+        }
     };
-    assert!(!trapped(|| NARROW.array().write(6, dynamic_array::<u32>(0, 16).read(15))));
-    assert!(trapped(|| NARROW.array().write(7, 0)));
-    assert!(trapped(|| {
-        NARROW.array().add(usize::MAX, 0);
-    }));
-    assert!(trapped(|| {
-        dynamic_array::<u32>(0, 16).exchange(16, 0);
-    }));
-    assert!(trapped(|| {
-        let _ = dynamic_array::<u32>(0, 17);
-    }));
-    assert!(trapped(|| {
-        let _ = dynamic_array::<u32>(2, 1);
-    }));
-    assert!(trapped(|| {
-        let _ = dynamic_array::<u32>(68, 0);
-    }));
-    assert!(trapped(|| {
-        let _ = dynamic_array::<u32>(0, usize::MAX / 4 + 2);
-    }));
+    assert_eq!(said(|| NARROW.array().write(6, dynamic_array::<u32>(0, 16).read(15))), "");
+    let index = |index: usize, len: usize| {
+        format!("panicked: index {index} is past the end of shared memory, which has {len} elements here, at ")
+    };
+    let array = |len: usize, offset: usize| {
+        format!(
+            "panicked: {len} elements of 4 bytes do not fit at byte {offset} of dynamic shared memory of 64 bytes, at "
+        )
+    };
+    let cases: [(fn(), u32, String); 7] = [
+        (|| NARROW.array().write(7, 0), line!(), index(7, 7)),
+        (|| _ = NARROW.array().add(usize::MAX, 0), line!(), index(usize::MAX, 7)),
+        (|| _ = dynamic_array::<u32>(0, 16).exchange(16, 0), line!(), index(16, 16)),
+        (|| _ = dynamic_array::<u32>(0, 17), line!(), array(17, 0)),
+        (|| _ = dynamic_array::<u32>(2, 1), line!(), array(1, 2)),
+        (|| _ = dynamic_array::<u32>(68, 0), line!(), array(0, 68)),
+        (|| _ = dynamic_array::<u32>(0, usize::MAX / 4 + 2), line!(), array(usize::MAX / 4 + 2, 0)),
+    ];
+    for (kernel, line, expected) in cases {
+        let text = said(kernel);
+        assert!(text.contains(&format!("{expected}gin-virtual/tests/shared.rs:{line}:")), "{text}");
+    }
 }

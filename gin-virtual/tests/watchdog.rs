@@ -127,7 +127,7 @@ fn two_ranks_that_wait(world: &World) {
 fn assert_names_all_waiters(text: &str) {
     for rank in [0, 1] {
         let expected = [
-            format!("  host of rank {rank}: blocked on a condition at gin-virtual/tests/watchdog.rs:"),
+            format!("  host of rank {rank}: waiting for a condition at gin-virtual/tests/watchdog.rs:"),
             format!("  rank {rank}, grid `waiter` (launch 1), blocks 0 to 7, thread 0: pausing in a polling loop"),
             format!(
                 "  rank {rank}, grid `waiter` (launch 1), blocks 0 to 7, thread 1 to 63: waiting at barrier 0 for the \

@@ -56,7 +56,9 @@ unsafe extern "C" {
     fn llvm_barrier_or_count(id: u32, threads: u32, bit: bool) -> bool;
 }
 
-// An ABI that returns a pair in registers, as these intrinsics do.
+// An ABI that returns a pair in registers, as these intrinsics do. No function of C is called, so types need no layout
+// of C.
+#[allow(improper_ctypes)]
 unsafe extern "unadjusted" {
     #[link_name = "llvm.nvvm.match.all.sync.i32p"]
     fn llvm_match_all_sync_32(mask: u32, value: u32) -> (u32, bool);

@@ -298,7 +298,7 @@ impl Stream for CudaStream {
         // A driver call that waits could delay calls of other ranks, for which this one waits.
         let start = Instant::now();
         let mut outcome = Ok(true);
-        rt::wait_until(|| {
+        rt::wait_until_named("the work of its stream", || {
             outcome = self.is_idle();
             let late = self.device.limit.is_some_and(|limit| start.elapsed() > limit);
             outcome != Ok(false) || late

@@ -50,7 +50,7 @@ impl Live {
     pub(super) fn ask<T>(&self, command: impl FnOnce(mpsc::SyncSender<T>) -> Command) -> Result<T, CommError> {
         let (to, from) = mpsc::sync_channel(1);
         self.commands.send(command(to)).map_err(|_| CommError::ProxyGone)?;
-        let answer = rt::wait_for(|| match from.try_recv() {
+        let answer = rt::wait_for("its proxy", || match from.try_recv() {
             Err(TryRecvError::Empty) => None,
             answer => Some(answer),
         });
@@ -77,7 +77,7 @@ impl Live {
     pub(super) fn stop(&mut self) {
         let _ = self.commands.send(Command::Stop);
         if let Some(running) = self.progress.take() {
-            rt::wait_until(|| running.is_finished());
+            rt::wait_until_named("the end of its proxy", || running.is_finished());
             running.join();
             self.sharers.close();
         }

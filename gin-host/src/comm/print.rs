@@ -53,7 +53,7 @@ impl Printer {
     /// Prints all whole lines, then tells how many were dropped, which `dropped` returns. For a thread that may wait.
     pub(super) fn finish(&self, dropped: impl FnOnce() -> Option<u64>) {
         // The thread that prints may be a coroutine that waits for this one.
-        let Some(mut state) = rt::wait_for(|| self.try_lock()) else { return };
+        let Some(mut state) = rt::wait_for("the printing of lines", || self.try_lock()) else { return };
         self.print(&mut state);
         // Only a full ring drops lines, so some were printed.
         if let Some(dropped) = (state.next > 0).then(dropped).flatten() {

@@ -244,7 +244,7 @@ impl KernelEngine {
         if self.is_launched {
             self.bell.store(PARK);
             let start = Instant::now();
-            rt::wait_until(|| self.look() || start.elapsed() > PARK_LIMIT);
+            rt::wait_until_named("the engine of its NICs", || self.look() || start.elapsed() > PARK_LIMIT);
             if self.is_launched {
                 self.fail(format!("its kernel has not parked within {PARK_LIMIT:?}"));
             }

@@ -357,9 +357,9 @@ impl Engine {
                 task.switches = 0;
                 now + state.ready.nap(ns)
             }
-            SuspendReason::BlockOn(ns, site) => {
-                task.wait = WaitKind::BlockOn;
-                task.site = Some(site);
+            SuspendReason::BlockOn(ns, what, site) => {
+                task.wait = WaitKind::BlockOn { what };
+                task.site = site;
                 now + state.ready.nap(ns)
             }
             SuspendReason::SleepUntil(at) => {

@@ -97,6 +97,8 @@ struct Poster {
     epoch: u32,
     site: Site,
     get: bool,
+    /// The end of the poster's own range: behind it the bytes are those of other requests.
+    end: u64,
     /// The number of the request, in the order of posting.
     number: u64,
 }
@@ -403,7 +405,8 @@ impl Races {
                 let (slot, epoch, number) = (actor.slot, actor.epoch, self.posted);
                 self.posted += 1;
                 let stamp = actor.publish();
-                let poster = Poster { slot, epoch, site, get: false, number };
+                let end = own.saturating_add(transfer.bytes());
+                let poster = Poster { slot, epoch, site, get: false, end, number };
                 self.post(own, peer, transfer, poster, stamp);
             }
             Event::Copy { to, from, bytes } => return self.copy(task, to, from, bytes, place),
@@ -490,7 +493,8 @@ impl Races {
             let next = |at: Option<There>| at.map(|(window, rank, offset)| (window, rank, offset + bytes));
             let next = if posted.poster.get { (to + bytes, next(here)) } else { (from + bytes, next(there)) };
             let later = |other: &Rc<Posted>| other.poster.number > posted.poster.number;
-            if !self.posts.get(&next).is_some_and(later) {
+            let has_more = next.0 < posted.poster.end;
+            if has_more && !self.posts.get(&next).is_some_and(later) {
                 self.posts.insert(next, posted.clone());
             }
         }

@@ -20,17 +20,11 @@ pub unsafe fn sum_of_left(comm: Comm, mine: Window<u32>, theirs: Window<u32>, su
         return comm.report(fault);
     }
     // Each thread adds up its share; then one thread adds up the shares.
-    let part = Block.stripe(len).map(|i| u64::from(theirs.read(i))).sum();
-    let parts = PARTS.as_mut_ptr().cast::<u64>();
-    // Safety: a block has at most 256 threads.
-    unsafe { parts.add(Block.rank() as usize).write(part) };
+    let parts = PARTS.array();
+    parts.write(Block.rank() as usize, Block.stripe(len).map(|i| u64::from(theirs.read(i))).sum());
     Block.sync();
     if Block.elect() {
-        let mut total = 0;
-        for i in 0..Block.size() as usize {
-            // Safety: as above; the barrier orders the writes before these reads.
-            total += unsafe { parts.add(i).read() };
-        }
+        let total = (0..Block.size() as usize).map(|i| parts.read(i)).sum();
         // Safety: the kernel's promise.
         unsafe { sum.write(total) };
     }
