@@ -29,7 +29,11 @@
 #define GIN_NULL { 0 }
 
 /// Returns the status of `call` from the calling function, if it is an error.
-#define GIN_TRY(call) do { gin_status_t gin_try_status = (call); if (gin_try_status != GIN_OK) return gin_try_status; } while (0)
+#define GIN_TRY(call) \
+    do { \
+        gin_status_t gin_try_status = (call); \
+        if (gin_try_status != GIN_OK) return gin_try_status; \
+    } while (0)
 
 
 // The version of the layouts that header, library and kernels share.

@@ -18,3 +18,13 @@ fn passes(source: &str) {
 fn two_ranks_of_a_c_program_put_and_check() {
     passes("tests/c/put.c");
 }
+
+#[test]
+fn kernels_in_cpp_run_on_the_virtual_gpu() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program("../examples/cuda-cpp/virtual.cpp", folder.path());
+    for arguments in [&["4"][..], &["3", "network"], &["1"]] {
+        let said = run(Command::new(&program).args(arguments));
+        assert!(said.contains("passed"), "{arguments:?}: {said}");
+    }
+}

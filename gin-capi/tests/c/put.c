@@ -11,11 +11,12 @@
 #include <string.h>
 
 // The device functions that this kernel calls. C++ kernels include gin_device.cuh instead.
-extern uint64_t gin_put(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t peer, uint32_t counter,
-                        uint64_t to, uint64_t to_offset, uint64_t from, uint64_t from_offset, uint64_t bytes,
-                        uint64_t signal_window, uint64_t signal, uint64_t amount, uint64_t deadline);
-extern uint64_t gin_wait_signal(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint64_t signal_window,
-                                uint64_t signal, uint64_t least, uint32_t bits, uint64_t deadline);
+extern uint64_t gin_put(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t peer,
+                        uint32_t counter, uint64_t to, uint64_t to_offset, uint64_t from, uint64_t from_offset,
+                        uint64_t bytes, uint64_t signal_window, uint64_t signal, uint64_t amount, uint64_t deadline);
+extern uint64_t gin_wait_signal(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop,
+                                uint64_t signal_window, uint64_t signal, uint64_t least, uint32_t bits,
+                                uint64_t deadline);
 extern void gin_report(uint64_t comm, uint64_t fault);
 
 enum { RANKS = 2, WORDS = 1000, BLOCK = 2, SIGNAL = 1 << 10 };
@@ -38,7 +39,8 @@ static void pass(const void *const *params) {
     memcpy(&from, params[2], sizeof from);
     uint64_t deadline = 20000000000ull;
     uint32_t next = (comm.rank + 1) % comm.ranks;
-    uint64_t fault = gin_put(comm.copy, 0, SIGNAL, BLOCK, next, 0, to.data, 0, from.data, 0, 4 * WORDS, 0, 3, 1, deadline);
+    uint64_t fault =
+        gin_put(comm.copy, 0, SIGNAL, BLOCK, next, 0, to.data, 0, from.data, 0, 4 * WORDS, 0, 3, 1, deadline);
     if (fault == 0) fault = gin_wait_signal(comm.copy, 0, 0, BLOCK, 0, 3, 1, 64, deadline);
     gin_report(comm.copy, fault);
 }
@@ -78,7 +80,8 @@ static void *rank_main(void *argument) {
     CHECK(gin_kernel_of_function(pass, "pass", sizes, 3, &kernel));
     gin_stream_t stream;
     CHECK(gin_stream_create(job, &stream));
-    gin_arg_t arguments[3] = {{&device, sizeof device}, {&device_to, sizeof device_to}, {&device_from, sizeof device_from}};
+    gin_arg_t arguments[3] = {
+        {&device, sizeof device}, {&device_to, sizeof device_to}, {&device_from, sizeof device_from}};
     gin_shape_t shape = {{1, 1, 1}, {64, 1, 1}, 0, 1};
     assert(gin_launch(stream, kernel, &shape, arguments, 2) == GIN_ERROR_ARGUMENT);
     CHECK(gin_launch(stream, kernel, &shape, arguments, 3));
