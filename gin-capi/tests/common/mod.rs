@@ -18,11 +18,19 @@ pub(crate) fn library(name: &str) -> PathBuf {
 }
 
 /// Runs a command, and returns its output.
+///
+/// # Errors
+/// The command, its exit status and its output, if it fails.
+pub(crate) fn try_run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    if output.status.success() { Ok(said.into_owned()) } else { Err(format!("{command:?}: {}\n{said}", output.status)) }
+}
+
+/// Runs a command that succeeds, and returns its output.
 pub(crate) fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
-    format!("{out}{err}")
+    try_run(command).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns the C or C++ compiler of this machine.
