@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Names the shared library by the version of its interface, and hides symbols that the linker makes.
+//! Hides symbols that the linker makes. Cargo passes this on to shared libraries that contain this crate.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libgin.so.0");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,start-stop-visibility=hidden");
 }

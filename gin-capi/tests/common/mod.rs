@@ -46,15 +46,16 @@ pub(crate) fn compiler(cpp: bool) -> Command {
     command
 }
 
-/// Compiles a program of this crate's folder, links it with the shared library, and returns its path.
-pub(crate) fn program(source: &str, to: &Path) -> PathBuf {
-    let (library, source) = (library("libgin_capi.so"), Path::new(HERE).join(source));
+/// Compiles a program of this crate's folder, links it with a shared library, and returns its path.
+pub(crate) fn program_with(source: &str, library: &Path, to: &Path) -> PathBuf {
+    let source = Path::new(HERE).join(source);
     let program = to.join(source.file_stem().expect("a source has a name"));
-    let folder = library.parent().expect("a library is in a folder");
     let mut command = compiler(source.extension().is_some_and(|end| end == "cpp"));
-    // The library's soname: the loader looks for a file of that name.
-    let _ = std::os::unix::fs::symlink(&library, to.join("libgin.so.0"));
-    command.arg(&source).arg("-o").arg(&program).arg(folder.join("libgin_capi.so"));
-    run(command.args([format!("-Wl,-rpath,{}", to.display()), "-pthread".to_owned(), "-lm".to_owned()]));
+    run(command.arg(&source).arg("-o").arg(&program).arg(library).args(["-pthread", "-lm"]));
     program
+}
+
+/// Does the same with this crate's library.
+pub(crate) fn program(source: &str, to: &Path) -> PathBuf {
+    program_with(source, &library("libgin_capi.so"), to)
 }
