@@ -40,8 +40,8 @@ impl Built {
     /// Writes the modules as a library `NAME` for programs in CUDA C++: `NAME.ARCH.ptx`, `NAME.ARCH.cubin`,
     /// `NAME.fatbin`, `NAME.o` and `libNAME.a` in `folder`.
     ///
-    /// The crate exports functions by `#[unsafe(no_mangle)] pub extern "C" fn`. All its other symbols are local or weak, so
-    /// several such libraries link into one program.
+    /// The crate exports functions by `#[unsafe(no_mangle)] pub extern "C" fn`. All its other symbols are local or
+    /// weak, so several such libraries link into one program.
     ///
     /// `registers` limits the registers of each function. A kernel that calls one takes at least as many, and so has
     /// blocks of 65536 / `registers` threads at most.

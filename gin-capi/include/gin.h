@@ -304,7 +304,7 @@ typedef struct gin_fault_t {
   uint32_t context;
   // The peer; `GIN_NONE` if there is none.
   uint32_t peer;
-  // What it concerns: 0 nothing more, 1 a signal, 2 a counter, 3 a barrier, 4 a place in a window.
+  // The kind of its subject: 0 nothing more, 1 a signal, 2 a counter, 3 a barrier, 4 a place in a window.
   uint32_t subject;
   // The id of that.
   uint32_t id;
@@ -484,8 +484,9 @@ gin_status_t gin_check_abi(uint32_t abi);
 
 // Makes the id of a new job, and listens for its ranks. The same process then joins as rank 0.
 //
-// Give the id to the other ranks by a way that keeps it secret: whoever knows it can join. Not collective.
-gin_status_t gin_unique_id_create(const struct gin_config_t *config, struct gin_unique_id_t *id);
+// Give the id to the other ranks by a way that keeps it secret: a process that knows it can join. Not collective.
+gin_status_t gin_unique_id_create(const struct gin_config_t *config,
+                                  struct gin_unique_id_t *id);
 
 // Joins a job by its id, as one rank of `ranks`, each of which is a process. Waits for all ranks.
 //
@@ -551,7 +552,8 @@ gin_status_t gin_job_abort(struct gin_job_t job);
 // The caller ensures: `ranks` has space for `capacity` numbers, and may be null if that is 0.
 gin_status_t gin_job_lost(struct gin_job_t job, uint32_t *ranks, uintptr_t capacity, uintptr_t *count);
 
-// Closes the handle. Communicators of the job stay usable; the rank leaves the job when the last of them is closed too.
+// Closes the handle. Communicators of the job stay usable; the rank leaves the job when the last of them is closed
+// too.
 gin_status_t gin_job_close(struct gin_job_t job);
 
 // Creates a communicator of all ranks of the job. Collective: all ranks pass the same requirements.
@@ -574,14 +576,14 @@ gin_status_t gin_comm_device(struct gin_comm_t comm,
 // the lines of these kernels, too. Does not wait.
 gin_status_t gin_comm_check(struct gin_comm_t comm);
 
-// Returns the fault that ended the communicator. `found` is 1 if there is one; else 0, and `fault` is not written. Does
-// not wait.
+// Returns the fault that ended the communicator. `found` is 1 if there is one; else 0, and `fault` is not written.
+// Does not wait.
 gin_status_t gin_comm_fault(struct gin_comm_t comm,
                             uint32_t *found,
                             struct gin_fault_t *fault);
 
-// Ends every wait of the communicator, on all ranks. A rank notices within about 50 us. Does not wait. A second call has
-// no effect.
+// Ends every wait of the communicator, on all ranks. A rank notices within about 50 us. Does not wait. A second call
+// has no effect.
 gin_status_t gin_comm_abort(struct gin_comm_t comm);
 
 // Returns the statistics of a context. Programs may call this at any time, also while kernels run.
@@ -596,8 +598,8 @@ gin_status_t gin_comm_destroy(struct gin_comm_t comm);
 // Closes the handle. If the communicator is active, aborts it first: waits end on all ranks. Not collective.
 gin_status_t gin_comm_release(struct gin_comm_t comm);
 
-// Allocates `bytes` bytes of device memory on this rank, zeroed, and registers them as its part of a window. Collective;
-// ranks may pass different lengths, including 0.
+// Allocates `bytes` bytes of device memory on this rank, zeroed, and registers them as its part of a window.
+// Collective; ranks may pass different lengths, including 0.
 //
 // gin owns the memory. The caller owns the handle, and closes it with `gin_window_close`.
 gin_status_t gin_window_alloc(struct gin_comm_t comm,
@@ -660,8 +662,8 @@ gin_status_t gin_stream_synchronize(struct gin_stream_t stream);
 // Closes the handle. Work of the stream goes on.
 gin_status_t gin_stream_close(struct gin_stream_t stream);
 
-// Loads kernels: PTX text or a cubin of `bytes` bytes; or, if `image` is null, the Rust kernels that are linked into the
-// program, which the virtual GPU runs. The caller closes the handle with `gin_module_close`.
+// Loads kernels: PTX text or a cubin of `bytes` bytes; or, if `image` is null, the Rust kernels that are linked into
+// the program, which the virtual GPU runs. The caller closes the handle with `gin_module_close`.
 //
 // The caller ensures: `image` has `bytes` bytes.
 gin_status_t gin_module_load(struct gin_job_t job,
@@ -675,10 +677,12 @@ gin_status_t gin_module_kernel(struct gin_module_t module, const char *name, str
 // Closes the handle. Kernels of the module stay usable.
 gin_status_t gin_module_close(struct gin_module_t module);
 
-// Makes a kernel of a function of the program. Only the virtual GPU runs it: it calls the function as each thread of the
-// grid. `sizes` are the sizes in bytes of its `count` parameters. The caller closes the handle with `gin_kernel_close`.
+// Makes a kernel of a function of the program. Only the virtual GPU runs it: it calls the function as each thread of
+// the grid. `sizes` are the sizes in bytes of its `count` parameters. The caller closes the handle with
+// `gin_kernel_close`.
 //
-// The function calls the device functions of gin, which this library has for CPUs too; it must not wait in another way. The function has these parameters, and lives as long as the handle and its launches.
+// The function calls the device functions of gin, which this library has for CPUs too; it must not wait in another
+// way. The function has these parameters, and lives as long as the handle and its launches.
 gin_status_t gin_kernel_of_function(gin_kernel_fn_t function,
                                     const char *name,
                                     const uintptr_t *sizes,
@@ -688,10 +692,11 @@ gin_status_t gin_kernel_of_function(gin_kernel_fn_t function,
 // Closes the handle. Launches go on.
 gin_status_t gin_kernel_close(struct gin_kernel_t kernel);
 
-// Launches a kernel on a stream. Does not wait. Checks the number and sizes of the arguments, communicators and windows
-// among those of a Rust kernel, and the limits of kernel and device.
+// Launches a kernel on a stream. Does not wait. Checks the number and sizes of the arguments, communicators and
+// windows among those of a Rust kernel, and the limits of kernel and device.
 //
-// The caller ensures: each argument is a value of its parameter's type. The kernel's own conditions hold until it
+// The caller ensures: each argument is a value of its parameter's type. The kernel's own conditions hold until
+//   it
 //   has ended, and communicators and windows among the arguments live until then.
 gin_status_t gin_launch(struct gin_stream_t stream,
                         struct gin_kernel_t kernel,

@@ -81,8 +81,8 @@ pub extern "C" fn gin_comm_check(comm: gin_comm_t) -> gin_status_t {
     call("gin_comm_check", || Ok(table::get::<Comm>(comm.id)?.inner.check("go on")?))
 }
 
-/// Returns the fault that ended the communicator. `found` is 1 if there is one; else 0, and `fault` is not written. Does
-/// not wait.
+/// Returns the fault that ended the communicator. `found` is 1 if there is one; else 0, and `fault` is not written.
+/// Does not wait.
 ///
 /// # Safety
 /// - As the crate's docs say.
@@ -121,8 +121,8 @@ pub unsafe extern "C" fn gin_comm_fault(comm: gin_comm_t, found: *mut u32, fault
     })
 }
 
-/// Ends every wait of the communicator, on all ranks. A rank notices within about 50 us. Does not wait. A second call has
-/// no effect.
+/// Ends every wait of the communicator, on all ranks. A rank notices within about 50 us. Does not wait. A second call
+/// has no effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn gin_comm_abort(comm: gin_comm_t) -> gin_status_t {
     call("gin_comm_abort", || Ok(table::get::<Comm>(comm.id)?.inner.abort()?))

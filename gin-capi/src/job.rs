@@ -147,7 +147,7 @@ fn cuda(_: Option<usize>, _: u32) -> Result<Arc<dyn Device>, Failure> {
 
 /// Makes the id of a new job, and listens for its ranks. The same process then joins as rank 0.
 ///
-/// Give the id to the other ranks by a way that keeps it secret: whoever knows it can join. Not collective.
+/// Give the id to the other ranks by a way that keeps it secret: a process that knows it can join. Not collective.
 ///
 /// # Safety
 /// - As the crate's docs say.
@@ -412,7 +412,8 @@ pub unsafe extern "C" fn gin_job_lost(
     })
 }
 
-/// Closes the handle. Communicators of the job stay usable; the rank leaves the job when the last of them is closed too.
+/// Closes the handle. Communicators of the job stay usable; the rank leaves the job when the last of them is closed
+/// too.
 #[unsafe(no_mangle)]
 pub extern "C" fn gin_job_close(job: gin_job_t) -> gin_status_t {
     call("gin_job_close", || table::remove::<Job>(job.id).map(drop))

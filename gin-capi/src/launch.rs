@@ -95,8 +95,8 @@ pub extern "C" fn gin_stream_close(stream: gin_stream_t) -> gin_status_t {
     call("gin_stream_close", || table::remove::<Stream>(stream.id).map(drop))
 }
 
-/// Loads kernels: PTX text or a cubin of `bytes` bytes; or, if `image` is null, the Rust kernels that are linked into the
-/// program, which the virtual GPU runs. The caller closes the handle with `gin_module_close`.
+/// Loads kernels: PTX text or a cubin of `bytes` bytes; or, if `image` is null, the Rust kernels that are linked into
+/// the program, which the virtual GPU runs. The caller closes the handle with `gin_module_close`.
 ///
 /// # Safety
 /// - As the crate's docs say; `image` has `bytes` bytes.
@@ -165,10 +165,12 @@ unsafe fn call_c(params: *const *const u8) {
     }
 }
 
-/// Makes a kernel of a function of the program. Only the virtual GPU runs it: it calls the function as each thread of the
-/// grid. `sizes` are the sizes in bytes of its `count` parameters. The caller closes the handle with `gin_kernel_close`.
+/// Makes a kernel of a function of the program. Only the virtual GPU runs it: it calls the function as each thread of
+/// the grid. `sizes` are the sizes in bytes of its `count` parameters. The caller closes the handle with
+/// `gin_kernel_close`.
 ///
-/// The function calls the device functions of gin, which this library has for CPUs too; it must not wait in another way.
+/// The function calls the device functions of gin, which this library has for CPUs too; it must not wait in another
+/// way.
 ///
 /// # Safety
 /// - As the crate's docs say. The function has these parameters, and lives as long as the handle and its launches.
@@ -233,11 +235,12 @@ fn bytes_of<T: Copy>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// Launches a kernel on a stream. Does not wait. Checks the number and sizes of the arguments, communicators and windows
-/// among those of a Rust kernel, and the limits of kernel and device.
+/// Launches a kernel on a stream. Does not wait. Checks the number and sizes of the arguments, communicators and
+/// windows among those of a Rust kernel, and the limits of kernel and device.
 ///
 /// # Safety
-/// - As the crate's docs say; each argument is a value of its parameter's type. The kernel's own conditions hold until it
+/// - As the crate's docs say; each argument is a value of its parameter's type. The kernel's own conditions hold until
+///   it
 ///   has ended, and communicators and windows among the arguments live until then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gin_launch(
@@ -272,6 +275,7 @@ pub unsafe extern "C" fn gin_launch(
             (extent(shape.grid), extent(shape.block), shape.cooperative != 0);
         let all: Vec<&dyn KernelArg> = all.iter().map(|argument| argument as &dyn KernelArg).collect();
         // Safety: the caller's promise.
-        Ok(unsafe { stream.inner.launch(&kernel.function, config, &all)? })
+        unsafe { stream.inner.launch(&kernel.function, config, &all)? };
+        Ok(())
     })
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! gin for programs in C and C++: the library `libgin`.
 //!
-//! `include/gin.h` declares its functions, `include/gin.hpp` wraps them for C++, and `include/gin_device.cuh` is the device
-//! API. `docs/c.md` is the page for users.
+//! `include/gin.h` declares its functions, `include/gin.hpp` wraps them for C++, and `include/gin_device.cuh` is the
+//! device API. `docs/c.md` is the page for users.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -19,7 +19,8 @@
 //!   calling thread. An output is written only on success.
 //! - It checks each handle: a null, closed or foreign handle is `GIN_ERROR_HANDLE`. A pointer that must not be null is
 //!   checked for null and alignment, and for nothing more.
-//! - Any thread may call it, also several at a time. Exceptions are calls on one communicator: while one waits for other
+//! - Any thread may call it, also several at a time. Exceptions are calls on one communicator: while one waits for
+//!   other
 //!   ranks, another returns `GIN_ERROR_BUSY`; only abort, fault, check and statistics are always possible.
 //! - No panic and no exception leaves it. gin neither installs a signal handler nor changes one.
 //! - In the child of a fork it returns `GIN_ERROR_FORK`.

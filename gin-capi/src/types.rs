@@ -210,7 +210,7 @@ pub struct gin_fault_t {
     pub context: u32,
     /// The peer; `GIN_NONE` if there is none.
     pub peer: u32,
-    /// What it concerns: 0 nothing more, 1 a signal, 2 a counter, 3 a barrier, 4 a place in a window.
+    /// The kind of its subject: 0 nothing more, 1 a signal, 2 a counter, 3 a barrier, 4 a place in a window.
     pub subject: u32,
     /// The id of that.
     pub id: u32,

@@ -42,8 +42,8 @@ fn flags(bits: u32) -> Result<WindowFlags, Failure> {
     }
 }
 
-/// Allocates `bytes` bytes of device memory on this rank, zeroed, and registers them as its part of a window. Collective;
-/// ranks may pass different lengths, including 0.
+/// Allocates `bytes` bytes of device memory on this rank, zeroed, and registers them as its part of a window.
+/// Collective; ranks may pass different lengths, including 0.
 ///
 /// gin owns the memory. The caller owns the handle, and closes it with `gin_window_close`.
 ///

@@ -49,7 +49,7 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
     let (job, module, kernel) = (gin_job_t { id }, gin_module_t { id }, gin_kernel_t { id });
     let (small, mut bytes) = (number % 5000, [0u8; 64]);
     let requirements = gin_requirements_t {
-        size: size_of::<gin_requirements_t>() as u32 + (number % 9 == 0) as u32,
+        size: size_of::<gin_requirements_t>() as u32 + u32::from(number.is_multiple_of(9)),
         contexts: (number >> 8) as u32 % 4,
         signals: (number >> 16) as u32 % 5,
         counters: 1,
@@ -61,8 +61,8 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
         max_outstanding_per_peer: 8,
     };
     let mut made = 0u64;
-    // Safety: pointers are null, or to values of these types that live during the call. Windows over memory of the program
-    // are never registered.
+    // Safety: pointers are null, or to values of these types that live during the call. Windows over memory of the
+    // program are never registered.
     let status = unsafe {
         match which {
             0 => gin_job_local(&CONFIG, (number % 2) as u32, (&raw mut made).cast()),
@@ -109,7 +109,7 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
                 bytes.as_mut_ptr().cast::<c_void>(),
             ),
             26 => gin_job_rank(job, null_mut(), null_mut()),
-            27 => gin_window_memory(window, null_mut(), 1 as *mut u64),
+            27 => gin_window_memory(window, null_mut(), std::ptr::without_provenance_mut(1)),
             28 => gin_job_local(null(), 1, null_mut()),
             29 => gin_stream_from_cuda(job, null_mut(), (&raw mut made).cast()),
             30 => gin_module_load(job, bytes.as_ptr().cast(), (number % 65) as usize, (&raw mut made).cast()),
@@ -149,7 +149,7 @@ proptest! {
                 prop_assert!(status != gin_status_t::GIN_ERROR_INTERNAL, "call {which}: {text}");
             }
         }
-        // What is left is closed in any order.
+        // The rest is closed in any order.
         for &id in &handles.0 {
             for close in [15, 17, 19, 20, 21, 23] {
                 let mut one = Handles(vec![id]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The device functions as CUDA C++ programs link them. Nothing runs on a GPU. Without a compiler for kernels, or `nvcc` in
-//! `target/cuda-tools`, the trials are reported as ignored.
+//! The device functions as CUDA C++ programs link them. Nothing runs on a GPU. Without a compiler for kernels, or
+//! `nvcc` in `target/cuda-tools`, the trials are reported as ignored.
 
 mod common;
 
@@ -56,8 +56,8 @@ fn out(name: &str) -> String {
     FOLDER.path().join(name).display().to_string()
 }
 
-/// Every operation of the header finds its function. A second gin module in the program does no harm; without the library
-/// the program does not link.
+/// Every operation of the header finds its function. A second gin module in the program does no harm; without the
+/// library the program does not link.
 fn links() {
     let object = out("calls.o");
     nvcc(["-dc", &here("tests/cuda/calls.cu"), "-o", &object]);

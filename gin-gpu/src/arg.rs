@@ -35,8 +35,8 @@ impl Argument {
         unsafe { Self::copied(value, parameter.size, parameter.type_name, parameter.type_id) }
     }
 
-    /// Makes an argument for a parameter of the bytes of a program in another language, whose promise replaces the check
-    /// of types. A launch still checks the size.
+    /// Makes an argument for a parameter of the bytes of a program in another language, whose promise replaces the
+    /// check of types. A launch still checks the size.
     #[doc(hidden)]
     pub fn of_bytes(parameter: &Parameter, bytes: &[u8]) -> Self {
         let type_id = parameter.type_id.unwrap_or(TypeId::of::<u8>());

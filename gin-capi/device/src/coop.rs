@@ -22,7 +22,7 @@ impl AnyCoop {
     /// Returns the group of this word.
     ///
     /// # Safety
-    /// - The calling threads are the group: the lanes of a mask are those that call, and the warps of a span are in the
+    /// - The calling threads are the group: each lane of a mask calls, and the warps of a span are in the
     ///   block and alone use their barrier.
     #[inline(always)]
     #[must_use]

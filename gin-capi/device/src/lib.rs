@@ -16,12 +16,13 @@
 //! | `signal_window`, `signal` | 0 and an id, or a window and an offset |
 //! | `deadline` | nanoseconds, `u64::MAX` for none |
 //!
-//! Each function returns a fault in one word, 0 if there is none: its kind in bits 0 to 5, its operation in bits 6 to 9,
-//! its context in bits 10 to 18, its peer in bits 19 to 43. Functions that return a value too return both, as [`Value`].
+//! Each function returns a fault in one word, 0 if there is none: its kind in bits 0 to 5, its operation in bits 6 to
+//! 9, its context in bits 10 to 18, its peer in bits 19 to 43. Functions that return a value too return both, as
+//! [`Value`].
 //!
 //! # Safety
-//! All functions are unsafe: `comm` is the copy of a handle that the host made, whose communicator lives, and all threads
-//! of the coop call with the same arguments.
+//! All functions are unsafe: `comm` is the copy of a handle that the host made, whose communicator lives, and all
+//! threads of the coop call with the same arguments.
 #![no_std]
 #![warn(unreachable_pub)]
 
