@@ -12,7 +12,13 @@ SECONDS_OF_SOAK ?= 600
 PROGRAMS_OF_NIGHT ?= 3000
 SEEDS_OF_NIGHT ?= 600
 
-.PHONY: help setup run test test-rdma stress soak night gpu-test gpu-bundle bench doc guide fmt lint clean clean-tools
+# Architectures of `make device-lib`
+ARCHS ?= sm_80 sm_90 sm_100
+# Folder of `make install`
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+.PHONY: help setup run test test-rdma stress soak night gpu-test gpu-bundle device-lib install bench doc guide fmt lint clean clean-tools
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +49,13 @@ gpu-test: setup ## Runs the tests that need GPUs
 
 gpu-bundle: setup ## Builds the tests and the command into one folder for a GPU machine without Rust
 	@scripts/gpu-bundle.sh
+
+device-lib: setup ## Makes the device functions for CUDA C++ in target/device-lib, for ARCHS (sm_80 sm_90 sm_100)
+	@$(CARGO) run --quiet -p gin-build --example device_lib -- gin-capi/device gin_device \
+		"$${CARGO_TARGET_DIR:-target}/device-lib" $(ARCHS)
+
+install: ## Installs the libraries and headers for C and C++ below PREFIX (/usr/local) and DESTDIR
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
 
 bench: setup ## Measures operations on this machine and counts instructions of the probe kernels
 	@$(CARGO) run --release --quiet --features command $(FEATURES) -- bench

@@ -101,6 +101,13 @@ pub enum BuildError {
         /// Output of `ptxas`.
         output: String,
     },
+    /// A tool that makes a library of device functions failed.
+    Link {
+        /// The tool.
+        tool: PathBuf,
+        /// Its output.
+        output: String,
+    },
     /// `cuobjdump` did not disassemble a kernel.
     Disassemble {
         /// The kernel.
@@ -177,6 +184,7 @@ impl fmt::Display for BuildError {
             BuildError::Assemble { arch, ptx, output } => {
                 write!(f, "ptxas refused the PTX for {arch}, {}:\n{output}", ptx.display())
             }
+            BuildError::Link { tool, output } => write!(f, "{} failed:\n{output}", tool.display()),
             BuildError::Disassemble { kernel, output } => write!(f, "cuobjdump shows no code of {kernel}:\n{output}"),
             BuildError::NoPtxas { reason } => {
                 write!(f, "the build requires ptxas: {reason}")

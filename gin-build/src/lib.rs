@@ -18,6 +18,11 @@
 //! Each architecture has a separate target folder, and the nested cargo sees nothing of the outer cargo's environment.
 //! So neither cargo waits for the other's lock or inherits its flags.
 //!
+//! # Device functions for CUDA C++
+//!
+//! [`Built::write_device_library`] writes the functions that a crate exports as PTX, relocatable machine code, a fat
+//! binary and a static library, which `nvcc -rdc=true` and nvJitLink link.
+//!
 //! # The compiler
 //!
 //! [`Toolchain::find`] looks for a compiler that can build `core` for `nvptx64-nvidia-cuda`, version 1.96 or later.
@@ -69,6 +74,7 @@
 mod arch;
 mod check;
 mod command;
+mod device_library;
 mod error;
 #[cfg(test)]
 mod fakes;
@@ -90,6 +96,7 @@ use std::thread;
 pub use arch::{Arch, MAX_PTX_VERSION, UnknownArch};
 pub use check::{Finding, Limits, Rule, check};
 pub use command::Backend;
+pub use device_library::DeviceLibrary;
 pub use error::{BuildError, INSTALL_COMMANDS, Rejected};
 pub use ptxas::{Assembly, EntryReport, Ptxas, Report, UsePtxas, parse_report};
 pub use report::BuildReport;

@@ -18,6 +18,27 @@ const MAX_THREADS_PER_BLOCK: u32 = 1024;
 /// Largest number of blocks resident on one multiprocessor of any architecture so far.
 const MAX_BLOCKS_PER_SM: u32 = 32;
 
+/// Name of the variable by which every module of gin-device states its version; other modules have it too.
+const SHARED_VARIABLE: &str = "gin_abi_version";
+
+/// Returns a module that links with other modules of this crate in one program: of its symbols, only kernels and the
+/// functions that the crate exports by their own names stay visible. [`SHARED_VARIABLE`] becomes weak.
+pub(crate) fn for_linking(text: &str) -> String {
+    let mut linked = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        let is_mangled = |line: &str| line.contains(" _R") || line.contains(" _ZN");
+        match line.strip_prefix(".visible ") {
+            Some(rest) if rest.starts_with(".global") && rest.contains(SHARED_VARIABLE) => {
+                linked.push_str(".weak ");
+                linked.push_str(rest);
+            }
+            Some(rest) if !rest.starts_with(".entry") && is_mangled(rest) => linked.push_str(rest),
+            _ => linked.push_str(line),
+        }
+    }
+    linked
+}
+
 /// The largest block of a kernel, and the number of blocks that must fit on one multiprocessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchBounds {

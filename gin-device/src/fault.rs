@@ -259,13 +259,13 @@ pub(crate) fn here<T>(outcome: Result<T, Fault>) -> Result<T, Fault> {
 
 /// Number of words by which threads pass a fault to each other.
 #[cfg(not(target_arch = "nvptx64"))]
-pub(crate) const PASSED: usize = gin_abi::fault::WORDS;
+pub const PASSED: usize = gin_abi::fault::WORDS;
 #[cfg(target_arch = "nvptx64")]
-pub(crate) const PASSED: usize = 1;
+pub const PASSED: usize = 1;
 
 /// Returns the words that pass a fault to another thread of the grid.
 #[inline(always)]
-pub(crate) fn pass(fault: Fault) -> [u64; PASSED] {
+pub fn pass(fault: Fault) -> [u64; PASSED] {
     #[cfg(not(target_arch = "nvptx64"))]
     return fault.to_words();
     #[cfg(target_arch = "nvptx64")]
@@ -274,7 +274,7 @@ pub(crate) fn pass(fault: Fault) -> [u64; PASSED] {
 
 /// Returns the fault of the words of [`pass`].
 #[inline(always)]
-pub(crate) fn passed(words: [u64; PASSED]) -> Fault {
+pub fn passed(words: [u64; PASSED]) -> Fault {
     #[cfg(not(target_arch = "nvptx64"))]
     return Fault::read(words);
     #[cfg(target_arch = "nvptx64")]

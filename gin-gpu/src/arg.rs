@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Arguments of a launch.
 
+use crate::Parameter;
 use bytemuck::Pod;
 use gin_abi::{CommHandle, Deadline};
 use gin_device::Comm;
@@ -32,6 +33,15 @@ impl Argument {
     pub(crate) unsafe fn of_param(parameter: &KernelParam, value: *const u8) -> Self {
         // Safety: the caller's promise.
         unsafe { Self::copied(value, parameter.size, parameter.type_name, parameter.type_id) }
+    }
+
+    /// Makes an argument for a parameter of the bytes of a program in another language, whose promise replaces the
+    /// check of types. A launch still checks the size.
+    #[doc(hidden)]
+    pub fn of_bytes(parameter: &Parameter, bytes: &[u8]) -> Self {
+        let type_id = parameter.type_id.unwrap_or(TypeId::of::<u8>());
+        // Safety: the bytes are those of the slice.
+        unsafe { Self::copied(bytes.as_ptr(), bytes.len(), "bytes", type_id) }
     }
 
     /// # Safety

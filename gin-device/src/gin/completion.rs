@@ -21,6 +21,24 @@ pub struct FlushToken {
     peer: Rank,
 }
 
+impl FlushToken {
+    /// Makes the token again of its position and peer, for the functions of C.
+    #[doc(hidden)]
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_parts(position: u64, peer: Rank) -> Self {
+        Self { position, peer }
+    }
+
+    /// Returns the position among the posts to its peer.
+    #[doc(hidden)]
+    #[inline(always)]
+    #[must_use]
+    pub const fn position(&self) -> u64 {
+        self.position
+    }
+}
+
 impl<B: Backend> Gin<B> {
     /// Waits until all earlier operations of this context are complete: sources of puts may be reused, and the data of
     /// gets is visible. It does not report that puts have arrived at their peers.

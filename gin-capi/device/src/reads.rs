@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Waits, reads, flushes, barriers, pointers and reports.
+
+use crate::ops::{Kind, Target, check_abi, comm_at, peer_at, target, window_at};
+use crate::{AnyCoop, Followed, Value, options, word};
+use gin_abi::{Deadline, FaultKind, Operation};
+use gin_device::Fault;
+use gin_device::gin::FlushToken;
+use gin_device::prelude::{
+    Any, BarrierSession, BarrierTeam, Comm, Coop, CounterId, CounterView, Fence, Gdaki, Gin, Proxy, SignalId,
+    SignalView,
+};
+
+/// The arguments that every call has.
+#[derive(Clone, Copy)]
+struct Call {
+    comm: u64,
+    context: u32,
+    options: u32,
+}
+
+/// Runs `work` with the communicator and the context.
+#[inline(always)]
+unsafe fn with<B: Kind, T>(call: Call, work: impl FnOnce(&Comm, Gin<B>) -> Result<T, Fault>) -> Result<T, Fault> {
+    // Safety: the caller's promise.
+    let comm = unsafe { comm_at(call.comm) };
+    check_abi(&comm)?;
+    work(&comm, B::with_options(&comm, call.context, call.options))
+}
+
+#[inline(always)]
+fn view(comm: &Comm, window: u64, signal: u64, bits: u32) -> Result<SignalView, Fault> {
+    Ok(match target(comm, window, signal)? {
+        Target::Id(id) => id.bits(bits),
+        Target::Va(va) => va.bits(bits),
+    })
+}
+
+#[inline(always)]
+fn value(outcome: Result<u64, Fault>) -> Value {
+    match outcome {
+        Ok(value) => Value { value, fault: 0 },
+        Err(fault) => Value { value: 0, fault: word::word(fault) },
+    }
+}
+
+#[inline(always)]
+fn counter(id: u32, bits: u32) -> CounterView {
+    CounterId::new(id).bits(bits)
+}
+
+/// Defines the waits and reads for a back end.
+macro_rules! waits {
+    (
+        $backend:ty, $which:literal, $flush:ident, $flush_async:ident, $wait:ident, $wait_signal:ident, $read_signal:ident,
+        $wait_counter:ident, $read_counter:ident, $meet:ident, $follow:ident
+    ) => {
+        #[doc = concat!("Waits until all earlier operations of the context are complete", $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $flush(comm: u64, context: u32, options: u32, coop: u64, deadline: u64) -> u64 {
+            // Safety: the caller's promise, here and below.
+            let coop = unsafe { AnyCoop::new(coop) };
+            let work = |_: &Comm, gin: Gin<$backend>| gin.flush(&coop, Deadline::after_ns(deadline));
+            word::of(unsafe { with(Call { comm, context, options }, work) })
+        }
+
+        #[doc = concat!("Returns the position of the operations posted to `peer` until now", $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $flush_async(comm: u64, context: u32, options: u32, peer: u32) -> Value {
+            let work = |comm: &Comm, gin: Gin<$backend>| Ok(gin.flush_async(peer_at(comm, peer)?)?.position());
+            // Safety: the caller's promise.
+            value(unsafe { with(Call { comm, context, options }, work) })
+        }
+
+        #[doc = concat!("Waits until the operations before a position are complete", $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $wait(
+            comm: u64,
+            context: u32,
+            options: u32,
+            coop: u64,
+            peer: u32,
+            position: u64,
+            deadline: u64,
+        ) -> u64 {
+            // Safety: the caller's promise, here and below.
+            let coop = unsafe { AnyCoop::new(coop) };
+            let work = |comm: &Comm, gin: Gin<$backend>| {
+                let token = FlushToken::from_parts(position, peer_at(comm, peer)?);
+                gin.wait(&coop, token, Deadline::after_ns(deadline))
+            };
+            word::of(unsafe { with(Call { comm, context, options }, work) })
+        }
+
+        #[doc = concat!("Waits until a signal is at or past `least`", $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $wait_signal(
+            comm: u64,
+            context: u32,
+            options: u32,
+            coop: u64,
+            signal_window: u64,
+            signal: u64,
+            least: u64,
+            bits: u32,
+            deadline: u64,
+        ) -> u64 {
+            // Safety: the caller's promise, here and below.
+            let coop = unsafe { AnyCoop::new(coop) };
+            let work = |comm: &Comm, gin: Gin<$backend>| {
+                let view = view(comm, signal_window, signal, bits)?;
+                gin.wait_signal(&coop, view, least, Deadline::after_ns(deadline))
+            };
+            word::of(unsafe { with(Call { comm, context, options }, work) })
+        }
+
+        #[doc = concat!("Returns the value of a signal", $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $read_signal(
+            comm: u64,
+            context: u32,
+            options: u32,
+            signal_window: u64,
+            signal: u64,
+            bits: u32,
+        ) -> Value {
+            let work = |comm: &Comm, gin: Gin<$backend>| gin.read_signal(view(comm, signal_window, signal, bits)?);
+            // Safety: the caller's promise.
+            value(unsafe { with(Call { comm, context, options }, work) })
+        }
+
+        #[doc = concat!("Waits until a counter is at or past `least`", $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $wait_counter(
+            comm: u64,
+            context: u32,
+            options: u32,
+            coop: u64,
+            id: u32,
+            least: u64,
+            bits: u32,
+            deadline: u64,
+        ) -> u64 {
+            // Safety: the caller's promise, here and below.
+            let coop = unsafe { AnyCoop::new(coop) };
+            let work = |_: &Comm, gin: Gin<$backend>| {
+                gin.wait_counter(&coop, counter(id, bits), least, Deadline::after_ns(deadline))
+            };
+            word::of(unsafe { with(Call { comm, context, options }, work) })
+        }
+
+        #[doc = concat!("Returns the value of a counter", $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $read_counter(
+            comm: u64,
+            context: u32,
+            options: u32,
+            id: u32,
+            bits: u32,
+        ) -> Value {
+            let work = |_: &Comm, gin: Gin<$backend>| gin.read_counter(counter(id, bits));
+            // Safety: the caller's promise.
+            value(unsafe { with(Call { comm, context, options }, work) })
+        }
+
+        #[doc = concat!("Waits until a signal is at or past its shadow", $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $meet(
+            comm: u64,
+            context: u32,
+            options: u32,
+            coop: u64,
+            signal: u32,
+            bits: u32,
+            deadline: u64,
+        ) -> u64 {
+            // Safety: the caller's promise, here and below.
+            let coop = unsafe { AnyCoop::new(coop) };
+            let work = |_: &Comm, gin: Gin<$backend>| {
+                gin.wait_signal_meet_shadow(&coop, SignalId::new(signal).bits(bits), Deadline::after_ns(deadline))
+            };
+            word::of(unsafe { with(Call { comm, context, options }, work) })
+        }
+
+        #[doc = concat!("Waits until a signal is `least_delta` past its shadow, which then follows it", $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $follow(
+            comm: u64,
+            context: u32,
+            options: u32,
+            coop: u64,
+            signal: u32,
+            bits: u32,
+            least_delta: u64,
+            deadline: u64,
+        ) -> Followed {
+            // Safety: the caller's promise, here and below.
+            let coop = unsafe { AnyCoop::new(coop) };
+            let work = |_: &Comm, gin: Gin<$backend>| {
+                let view = SignalId::new(signal).bits(bits);
+                gin.wait_signal_follow_shadow(&coop, view, least_delta, Deadline::after_ns(deadline))
+            };
+            match unsafe { with(Call { comm, context, options }, work) } {
+                Ok((before, delta)) => Followed { before, delta, fault: 0 },
+                Err(fault) => Followed { before: 0, delta: 0, fault: word::word(fault) },
+            }
+        }
+    };
+}
+
+waits!(
+    Any,
+    "",
+    gin_flush,
+    gin_flush_async,
+    gin_wait,
+    gin_wait_signal,
+    gin_read_signal,
+    gin_wait_counter,
+    gin_read_counter,
+    gin_wait_signal_meet_shadow,
+    gin_wait_signal_follow_shadow
+);
+waits!(
+    Proxy,
+    ", by the proxy alone",
+    gin_flush_proxy,
+    gin_flush_async_proxy,
+    gin_wait_proxy,
+    gin_wait_signal_proxy,
+    gin_read_signal_proxy,
+    gin_wait_counter_proxy,
+    gin_read_counter_proxy,
+    gin_wait_signal_meet_shadow_proxy,
+    gin_wait_signal_follow_shadow_proxy
+);
+waits!(
+    Gdaki,
+    ", by a NIC that kernels drive",
+    gin_flush_gdaki,
+    gin_flush_async_gdaki,
+    gin_wait_gdaki,
+    gin_wait_signal_gdaki,
+    gin_read_signal_gdaki,
+    gin_wait_counter_gdaki,
+    gin_read_counter_gdaki,
+    gin_wait_signal_meet_shadow_gdaki,
+    gin_wait_signal_follow_shadow_gdaki
+);
+
+/// Sets a signal to 0. No operation that raises it may be under way.
+///
+/// # Safety
+/// - As the module's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_reset_signal(comm: u64, context: u32, signal_window: u64, signal: u64) -> u64 {
+    let work = |comm: &Comm, gin: Gin<Any>| gin.reset_signal(view(comm, signal_window, signal, gin_abi::SIGNAL_BITS)?);
+    // Safety: the caller's promise.
+    word::of(unsafe { with(Call { comm, context, options: 0 }, work) })
+}
+
+/// Sets a counter to 0. No operation that raises it may be under way.
+///
+/// # Safety
+/// - As the module's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_reset_counter(comm: u64, context: u32, id: u32) -> u64 {
+    let work = |_: &Comm, gin: Gin<Any>| gin.reset_counter(CounterId::new(id));
+    // Safety: the caller's promise.
+    word::of(unsafe { with(Call { comm, context, options: 0 }, work) })
+}
+
+/// Returns the shadow of a signal.
+///
+/// # Safety
+/// - As the module's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_signal_shadow(comm: u64, context: u32, signal: u32) -> Value {
+    let work = |_: &Comm, gin: Gin<Any>| gin.signal_shadow(SignalId::new(signal));
+    // Safety: the caller's promise.
+    value(unsafe { with(Call { comm, context, options: 0 }, work) })
+}
+
+/// Adds to the shadow of a signal.
+///
+/// # Safety
+/// - As the module's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_increase_signal_shadow(comm: u64, context: u32, signal: u32, delta: u64) -> u64 {
+    let work = |_: &Comm, gin: Gin<Any>| gin.increase_signal_shadow(SignalId::new(signal), delta);
+    // Safety: the caller's promise.
+    word::of(unsafe { with(Call { comm, context, options: 0 }, work) })
+}
+
+/// Meets the ranks of a team (0 world, 1 rail, 2 LSA) in barrier `index`. Bit 0 of `fence`: puts to this rank are
+/// visible afterwards; bit 1: gets of this rank have arrived, and sources of puts may be reused.
+///
+/// # Safety
+/// - As the module's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_barrier(
+    comm: u64,
+    context: u32,
+    options: u32,
+    coop: u64,
+    team: u32,
+    index: u32,
+    fence: u32,
+    deadline: u64,
+) -> u64 {
+    // Safety: the caller's promise, here and below.
+    let coop = unsafe { AnyCoop::new(coop) };
+    let work = |_: &Comm, gin: Gin<Any>| {
+        let team = match team {
+            0 => BarrierTeam::World,
+            1 => BarrierTeam::Rail,
+            2 => BarrierTeam::Lsa,
+            _ => return Err(Fault::new(FaultKind::UnknownBarrier, Operation::Barrier)),
+        };
+        let fence = match fence & 3 {
+            0 => Fence::None,
+            1 => Fence::Put,
+            2 => Fence::Get,
+            _ => Fence::PutGet,
+        };
+        let mut session = BarrierSession::new(&gin, team, index)?.released(options::given(options));
+        if options & options::ALL_CONTEXTS != 0 {
+            session = session.all_contexts();
+        }
+        if options & options::ALL_ROUTES != 0 {
+            session = session.all_routes();
+        }
+        session.sync(&coop, fence, Deadline::after_ns(deadline))
+    };
+    word::of(unsafe { with(Call { comm, context, options }, work) })
+}
+
+/// Returns the address at which this rank's kernels load and store the byte at `offset` of a peer's window.
+///
+/// # Safety
+/// - As the module's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_peer_pointer(comm: u64, window: u64, offset: u64, peer: u32) -> Value {
+    let work = |comm: &Comm, _: Gin<Any>| {
+        let (window, peer) = (window_at(comm, window)?, peer_at(comm, peer)?);
+        window.range(offset as usize, 1).check_on(peer)?;
+        Ok((window.peer_ptr(peer)?.addr() as u64).wrapping_add(offset))
+    };
+    // Safety: the caller's promise.
+    value(unsafe { with(Call { comm, context: 0, options: 0 }, work) })
+}
+
+/// Reports a fault to the host. It ends every wait of the communicator, on all ranks.
+///
+/// # Safety
+/// - As the module's docs say; `fault` is a fault of this kernel.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_report(comm: u64, fault: u64) {
+    if fault != 0 {
+        // Safety: the caller's promise.
+        unsafe { comm_at(comm) }.report(word::fault(fault));
+    }
+}
+
+/// Reports an error of the kernel's own, with a code of its choice.
+///
+/// # Safety
+/// - As the module's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_report_code(comm: u64, code: u64) {
+    // Safety: the caller's promise.
+    unsafe { comm_at(comm) }.report_code(code);
+}
+
+/// Returns the abort or fault of the communicator, 0 if there is none.
+///
+/// # Safety
+/// - As the module's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_comm_fault_word(comm: u64) -> u64 {
+    // Safety: the caller's promise.
+    unsafe { comm_at(comm) }.fault().map_or(0, word::word)
+}
+
+/// Waits for all threads of a coop. It orders their memory.
+///
+/// # Safety
+/// - As the module's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_coop_sync(coop: u64) {
+    // Safety: the caller's promise.
+    unsafe { AnyCoop::new(coop) }.sync();
+}

@@ -1,0 +1,709 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// The host library of gin; docs/c.md is the page for users. cbindgen made this file from gin-capi/src: do not edit it.
+//
+// Every function returns a gin_status_t. After an error gin_last_error() returns the text, for the calling thread. An
+// output is written only on success. Each handle is checked: a null, closed or foreign one is GIN_ERROR_HANDLE. A pointer
+// is checked for null and alignment, and for nothing more; it must stay valid during the call.
+//
+// Any thread may call any function. While a call on a communicator waits for other ranks, most other calls on it return
+// GIN_ERROR_BUSY; abort, check, fault and statistics never wait. A collective call is one that all ranks make together.
+//
+// No panic and no exception leaves the library; it installs no signal handler. In the child of a fork every call returns
+// GIN_ERROR_FORK.
+
+#pragma once
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+/// The defaults of a `gin_config_t`.
+#define GIN_CONFIG_INIT { sizeof(gin_config_t), GIN_ABI_VERSION, 0, -1, 0, 0, 0, 300000, GIN_FOREVER, 0, NULL }
+
+/// The defaults of a `gin_requirements_t`.
+#define GIN_REQUIREMENTS_INIT { sizeof(gin_requirements_t), 1, 16, 16, 256, 0, 0, 0, 64, 1024 }
+
+/// A null handle of any type.
+#define GIN_NULL { 0 }
+
+/// Returns the status of `call` from the calling function, if it is an error.
+#define GIN_TRY(call) \
+    do { \
+        gin_status_t gin_try_status = (call); \
+        if (gin_try_status != GIN_OK) return gin_try_status; \
+    } while (0)
+
+
+// The version of the layouts that header, library and kernels share.
+#define GIN_ABI_VERSION 11
+
+// The bytes of a unique id, with the zero at its end.
+#define GIN_UNIQUE_ID_BYTES 256
+
+// Bytes of names in `gin_fault_t`.
+#define GIN_FAULT_TEXT_BYTES 512
+
+// `gin_fault_t::context` and `gin_fault_t::peer` if there is none.
+#define GIN_NONE 4294967295
+
+// No time limit, in milliseconds.
+#define GIN_FOREVER 4294967295
+
+// Peers may raise signals at words of the window.
+#define GIN_WINDOW_SIGNALS 1
+
+// The outcome of a call.
+enum gin_status_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Success.
+  GIN_OK = 0,
+  // An argument is null, misaligned, or past its limit, or ranks disagree about it.
+  GIN_ERROR_ARGUMENT = 1,
+  // A handle is null, closed, of another kind, or of another process.
+  GIN_ERROR_HANDLE = 2,
+  // The state of the object does not allow the call.
+  GIN_ERROR_STATE = 3,
+  // Another call on the object, a kernel or a request is under way.
+  GIN_ERROR_BUSY = 4,
+  // The communicator was aborted, or has a fault: `gin_comm_fault` describes it.
+  GIN_ERROR_ENDED = 5,
+  // A time limit passed.
+  GIN_ERROR_TIMEOUT = 6,
+  // No launcher started this process.
+  GIN_ERROR_NO_JOB = 7,
+  // The ranks could not meet, or one was lost.
+  GIN_ERROR_BOOTSTRAP = 8,
+  // The device or its driver reports an error.
+  GIN_ERROR_DEVICE = 9,
+  // The network or a NIC reports an error.
+  GIN_ERROR_NETWORK = 10,
+  // There is not enough memory.
+  GIN_ERROR_MEMORY = 11,
+  // Program, library and kernel were built with different versions of the shared layouts.
+  GIN_ERROR_ABI = 12,
+  // Nothing has this name.
+  GIN_ERROR_NOT_FOUND = 13,
+  // Another rank failed in a collective call.
+  GIN_ERROR_OTHER_RANK = 14,
+  // This process is the child of a fork.
+  GIN_ERROR_FORK = 15,
+  // An error in gin itself.
+  GIN_ERROR_INTERNAL = 16,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum gin_status_t gin_status_t;
+#else
+typedef uint32_t gin_status_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// The devices of a job.
+enum gin_device_kind_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // GPUs if the machine has any, else virtual GPUs.
+  GIN_DEVICE_AUTO = 0,
+  // Virtual GPUs, which run on the CPU.
+  GIN_DEVICE_VIRTUAL = 1,
+  // NVIDIA GPUs.
+  GIN_DEVICE_CUDA = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum gin_device_kind_t gin_device_kind_t;
+#else
+typedef uint32_t gin_device_kind_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// The network between ranks that do not reach each other by loads and stores.
+enum gin_network_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Copies within a host.
+  GIN_NETWORK_PEER = 0,
+  // RDMA NICs, through libibverbs.
+  GIN_NETWORK_VERBS = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum gin_network_t gin_network_t;
+#else
+typedef uint32_t gin_network_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// The configuration of a job. `GIN_CONFIG_INIT` has the defaults.
+typedef struct gin_config_t {
+  // `sizeof(gin_config_t)`.
+  uint32_t size;
+  // `GIN_ABI_VERSION` of the header.
+  uint32_t abi;
+  // A `gin_device_kind_t`.
+  uint32_t device;
+  // The number of the GPU; -1 for the rank's place on its host, modulo the number of GPUs.
+  int32_t gpu;
+  // A `gin_network_t`.
+  uint32_t network;
+  // The ranks of an LSA team; 0 for the largest number that is possible.
+  uint32_t lsa_size;
+  // 1 if all operations take the network, also to peers of the LSA team.
+  uint32_t network_only;
+  // The time in milliseconds that all ranks have to join.
+  uint32_t joining_ms;
+  // The time in milliseconds for which a collective call waits for ranks that are alive.
+  uint32_t collective_ms;
+  // Zero.
+  uint32_t reserved;
+  // The address at which this rank listens, as text; null for that of the default route.
+  const char *address;
+} gin_config_t;
+
+// The name of a job that is not described by a launcher. Rank 0 makes it; it contains the job's secret.
+typedef struct gin_unique_id_t {
+  // Text that ends with a zero.
+  char text[GIN_UNIQUE_ID_BYTES];
+} gin_unique_id_t;
+
+// One rank of a job.
+typedef struct gin_job_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_job_t;
+
+// Gathers `bytes` bytes of each rank, by rank, into `all`. Returns 0 on success. All ranks call it together.
+typedef int32_t (*gin_all_gather_t)(void *user, const void *own, uintptr_t bytes, void *all);
+
+// The size of a communicator. All ranks pass the same values. `GIN_REQUIREMENTS_INIT` has the defaults.
+typedef struct gin_requirements_t {
+  // `sizeof(gin_requirements_t)`.
+  uint32_t size;
+  // The number of contexts, 1 to 256.
+  uint32_t contexts;
+  // The number of signals of a context.
+  uint32_t signals;
+  // The number of counters of a context.
+  uint32_t counters;
+  // The number of requests in the queue of a context: a power of two.
+  uint32_t queue_depth;
+  // The number of barriers over all ranks.
+  uint32_t world_barriers;
+  // The number of barriers over the ranks with the same place in their LSA teams.
+  uint32_t rail_barriers;
+  // The number of barriers over the LSA team.
+  uint32_t lsa_barriers;
+  // The most windows registered at the same time.
+  uint32_t windows;
+  // The most unfinished requests of one context to one peer.
+  uint32_t max_outstanding_per_peer;
+} gin_requirements_t;
+
+// One rank's member of a communicator.
+typedef struct gin_comm_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_comm_t;
+
+// Communicator handle: a kernel parameter, passed by value.
+//
+// The device API wraps it as `gin_device::Comm`.
+typedef struct gin_device_comm_t {
+  // `crate::ABI_VERSION` of the host that created it.
+  uint32_t abi;
+  // A `BackendKind`.
+  uint32_t backend;
+  // World rank of this rank.
+  uint32_t rank;
+  // Number of ranks in the world.
+  uint32_t ranks;
+  // This rank's rank in the LSA team, which holds the ranks that reach each other by loads and stores.
+  uint32_t lsa_rank;
+  // Size of the LSA team; divides `ranks`.
+  uint32_t lsa_size;
+  // Number of contexts.
+  uint32_t contexts;
+  // Number of signals per context that a user may name. Higher ids belong to barriers.
+  uint32_t signals;
+  // Number of counters per context.
+  uint32_t counters;
+  // Number of entries of the window table.
+  uint32_t windows;
+  // `CAP_*` bits.
+  uint32_t capabilities;
+  // `ENGINE_*` bits: the words that each signal has.
+  uint32_t engines;
+  // Number of barriers over the world team. Their signals start at id `signals`.
+  uint32_t world_barriers;
+  // Number of barriers over the rail team. Their signals follow those of the world team.
+  uint32_t rail_barriers;
+  // Number of barriers over the LSA team. Their signals follow those of the rail team.
+  uint32_t lsa_barriers;
+  // 1 if a reported fault must stop the kernel at once (`trap`), for debugging; else 0.
+  uint32_t trap_on_fault;
+  // `contexts` if `backend` is the proxy, else 0. One comparison checks both a context's number and its back end.
+  uint32_t proxy_contexts;
+  // `signals` if `capabilities` has `CAP_STRONG_SIGNALS`, else 0. One comparison checks a strong signal.
+  uint32_t strong_signals;
+  // World rank of the first member of the LSA team.
+  uint32_t lsa_first;
+  // Number of ranks from `lsa_first` on that operations reach by loads and stores: `lsa_size`, or 0 if the
+  // communicator has no such route. One comparison selects the route to a peer.
+  uint32_t lsa_reach;
+  // Table of `ContextData`, `contexts` long, in GPU memory.
+  uint64_t context_table;
+  // Table of `WindowData`, `windows` long, in GPU memory.
+  uint64_t window_table;
+  // `StatusBlock` in pinned host memory. Only the host writes it.
+  uint64_t host_status;
+  // `StatusBlock` in pinned host memory. Only this rank's kernels write it, once.
+  uint64_t kernel_status;
+  // `StatusBlock` in GPU memory: the copy of `kernel_status` that kernels poll. Its word is 0 for none, 1 while a
+  // thread writes the record, 2 once the record is valid.
+  uint64_t kernel_status_copy;
+  // One word per barrier (world, rail, LSA, in the order of their signals) in GPU memory: the epoch. Its top bit
+  // says that the barrier is broken.
+  uint64_t barrier_state;
+  // For each context, `ranks` addresses: the address of a rank's `signal_gpu` of that context, 0 if that rank cannot
+  // be reached. In GPU memory; 0 if no rank can be reached. The table is here, not in `ContextData`, so that a
+  // signal raised by loads and stores finds its word in one memory access.
+  uint64_t peer_signals;
+  // Table of `QueuePairData`(crate::gdaki::QueuePairData), `ranks` for each context, in GPU memory; 0 unless
+  // kernels drive a NIC.
+  uint64_t queue_pairs;
+  // Keys of windows, in GPU memory; 0 unless kernels drive a NIC. For each window: `ranks` remote keys of the ranks'
+  // parts, then the local key of this rank's part. Each key is in the lower half of its word, big-endian, as entries
+  // hold it. The upper half is the address of the part's first byte in its region, less than a host page.
+  uint64_t window_keys;
+  // `contexts` if kernels drive a NIC, else 0.
+  uint32_t gdaki_contexts;
+  // Zero.
+  uint32_t reserved;
+  // Address of a copy of this handle, in GPU memory. Functions that a kernel calls take it instead of the handle.
+  uint64_t copy;
+} gin_device_comm_t;
+
+// A fault that ended a communicator.
+typedef struct gin_fault_t {
+  // The rank that found it.
+  uint32_t rank;
+  // The kind: see the table of faults in the guide.
+  uint32_t kind;
+  // The operation.
+  uint32_t operation;
+  // The context; `GIN_NONE` if there is none.
+  uint32_t context;
+  // The peer; `GIN_NONE` if there is none.
+  uint32_t peer;
+  // The kind of its subject: 0 nothing more, 1 a signal, 2 a counter, 3 a barrier, 4 a place in a window.
+  uint32_t subject;
+  // The id of that.
+  uint32_t id;
+  // Zero.
+  uint32_t reserved;
+  // The offset in the window.
+  uint64_t offset;
+  // The value waited for, or the limit exceeded.
+  uint64_t expected;
+  // The value found instead.
+  uint64_t seen;
+  // All of it as text that ends with a zero, cut if it is longer.
+  char text[GIN_FAULT_TEXT_BYTES];
+} gin_fault_t;
+
+// The statistics of a context since its communicator was created, summed over all peers.
+typedef struct gin_stats_t {
+  // The requests accepted from the queue.
+  uint64_t accepted;
+  // The finished requests, including failed ones.
+  uint64_t finished;
+  // The failed requests.
+  uint64_t failed;
+  // The puts from a window.
+  uint64_t puts;
+  // The puts of a value.
+  uint64_t values;
+  // The gets.
+  uint64_t gets;
+  // The bytes of puts and values.
+  uint64_t put_bytes;
+  // The bytes of gets.
+  uint64_t get_bytes;
+  // The signals sent, with a put or alone.
+  uint64_t signals;
+  // The messages posted to the network.
+  uint64_t posted;
+  // The messages that the network has completed.
+  uint64_t completions;
+  // The requests that held up the queue.
+  uint64_t stalls;
+  // The messages for which the network first had no room.
+  uint64_t retries;
+  // The most requests that were unfinished at a time.
+  uint64_t deepest;
+} gin_stats_t;
+
+// One rank's part of a window.
+typedef struct gin_window_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_window_t;
+
+// Window handle: a kernel parameter, passed by value.
+//
+// The device API wraps it as `gin_device::Window<T>`.
+typedef struct gin_device_window_t {
+  // Address of this rank's memory.
+  uint64_t base;
+  // Length of this rank's memory in bytes.
+  uint64_t own_length;
+  // Length in bytes that every rank registered at least; 0 is always valid. Kernels look up ranges past it in the
+  // table.
+  uint64_t least_length;
+  // Address of the window's `WindowData`.
+  uint64_t data;
+  // Index in the window table, which descriptors carry.
+  uint32_t id;
+  // `WINDOW_*` bits.
+  uint32_t flags;
+  // Distance between the parts of neighbouring ranks of the LSA team, in units of `1 << STRIDE_SHIFT` bytes. The
+  // part of rank `p` starts at `base + ((p - rank) * stride << STRIDE_SHIFT)`, in wrapping arithmetic. 0 if the
+  // parts have unrelated addresses, which the table holds.
+  uint32_t stride;
+  // World rank of this rank.
+  uint32_t rank;
+  // World rank of the first member of the LSA team.
+  uint32_t lsa_first;
+  // Number of ranks from `lsa_first` on whose parts have that distance: the LSA team's size, or 0 if `stride` is 0.
+  uint32_t lsa_reach;
+} gin_device_window_t;
+
+// A stream.
+typedef struct gin_stream_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_stream_t;
+
+// Kernels that were loaded together.
+typedef struct gin_module_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_module_t;
+
+// A kernel.
+typedef struct gin_kernel_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_kernel_t;
+
+// A kernel in C, which the virtual GPU calls as each thread. `params[i]` points to argument `i` of the launch.
+typedef void (*gin_kernel_fn_t)(const void *const *params);
+
+// The shape of a launch.
+typedef struct gin_shape_t {
+  // The blocks in each direction.
+  uint32_t grid[3];
+  // The threads of a block in each direction.
+  uint32_t block[3];
+  // The bytes of dynamic shared memory of a block.
+  uint32_t dynamic_shared;
+  // 1 to refuse the launch unless all blocks can be resident at once. Blocks that wait for each other, or for other
+  // ranks, need that.
+  uint32_t cooperative;
+} gin_shape_t;
+
+// One argument of a launch.
+typedef struct gin_arg_t {
+  // The value.
+  const void *data;
+  // Its size in bytes.
+  uintptr_t bytes;
+} gin_arg_t;
+
+// A registered window, as one rank sees it.
+typedef struct gin_device_window_entry_t {
+  // 1 while registered, else 0.
+  uint32_t active;
+  // `WINDOW_*` bits.
+  uint32_t flags;
+  // Address of this rank's memory.
+  uint64_t base;
+  // Length of this rank's memory in bytes.
+  uint64_t length;
+  // Address of one word per world rank: its length in bytes; GPU memory.
+  uint64_t lengths;
+  // Address of one word per world rank: the device address of its memory, 0 if it cannot be reached; GPU memory. 0
+  // if no other rank can be reached.
+  uint64_t peers;
+  // Plane of signal words that GPUs raise, one for each 8 bytes of the window; 0 if there is none.
+  uint64_t va_gpu;
+  // Plane of signal words that CPU threads raise, one for each 8 bytes of the window; pinned host memory; 0 if there
+  // is none.
+  uint64_t va_cpu;
+  // Plane of the words that accompany signals: `NEAR_WORDS` words for each 8 bytes of the window, of which the
+  // third is the baseline; GPU memory. 0 if the window takes no signals.
+  uint64_t va_near;
+  // Address of one word per world rank: the device address of its `va_gpu`; GPU memory. 0 if there is none.
+  uint64_t peer_va_gpu;
+  // `WindowHandle::stride`.
+  uint32_t stride;
+  // Zero.
+  uint32_t reserved;
+} gin_device_window_entry_t;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Returns the text of the last error of the calling thread; empty if it had none. The text belongs to gin, and lives
+// until the thread's next call of gin that fails.
+const char *gin_last_error(void);
+
+// Returns the name of a status code, such as `GIN_ERROR_HANDLE`. The text lives for ever.
+const char *gin_status_name(uint32_t status);
+
+// Returns the version of the library, such as `0.1.0`. The text lives for ever.
+const char *gin_version(void);
+
+// Returns the library's version of the layouts that header, library and kernels share.
+uint32_t gin_abi(void);
+
+// Returns an error if a header, or device functions, have another version of the shared layouts than the library.
+//
+// Pass `GIN_ABI_VERSION`. Functions that take a `gin_config_t` check it too.
+gin_status_t gin_check_abi(uint32_t abi);
+
+// Makes the id of a new job, and listens for its ranks. The same process then joins as rank 0.
+//
+// Give the id to the other ranks by a way that keeps it secret: a process that knows it can join. Not collective.
+gin_status_t gin_unique_id_create(const struct gin_config_t *config,
+                                  struct gin_unique_id_t *id);
+
+// Joins a job by its id, as one rank of `ranks`, each of which is a process. Waits for all ranks.
+//
+// The caller owns the handle, and closes it with `gin_job_close`.
+gin_status_t gin_job_join(const struct gin_config_t *config,
+                          const struct gin_unique_id_t *id,
+                          uint32_t rank,
+                          uint32_t ranks,
+                          struct gin_job_t *job);
+
+// Joins the job for which a launcher started this process: `gin launch`, torchrun, Open MPI or Slurm. Waits for all
+// ranks. Without a launcher it is `GIN_ERROR_NO_JOB`.
+//
+// The caller owns the handle, and closes it with `gin_job_close`.
+gin_status_t gin_job_from_env(const struct gin_config_t *config,
+                              struct gin_job_t *job);
+
+// Makes a job over the caller's own exchange of messages, such as MPI's all-gather or a store of torch. Waits for all
+// ranks.
+//
+// gin calls `all_gather` once, on the calling thread, to hand out the id that rank 0 makes; all further messages take
+// gin's own encrypted connections. So gin finds lost ranks as in any other job.
+//
+// The caller owns the handle, and closes it with `gin_job_close`.
+//
+// The caller ensures: `all_gather` does as its type says, and does not unwind.
+gin_status_t gin_job_over(const struct gin_config_t *config,
+                          uint32_t rank,
+                          uint32_t ranks,
+                          gin_all_gather_t all_gather,
+                          void *user,
+                          struct gin_job_t *job);
+
+// Makes a job of `ranks` ranks that are threads of this process, and writes one handle for each to `jobs`. Each thread
+// then uses its own: collective calls wait for the other threads.
+//
+// The caller owns the handles, and closes each with `gin_job_close`.
+//
+// The caller ensures: `jobs` has space for `ranks` handles.
+gin_status_t gin_job_local(const struct gin_config_t *config,
+                           uint32_t ranks,
+                           struct gin_job_t *jobs);
+
+// Returns the rank, and the number of ranks. Either output may be null.
+gin_status_t gin_job_rank(struct gin_job_t job, uint32_t *rank, uint32_t *ranks);
+
+// Returns the kind of the rank's device: `GIN_DEVICE_VIRTUAL` or `GIN_DEVICE_CUDA`.
+gin_status_t gin_job_device(struct gin_job_t job, uint32_t *kind);
+
+// Waits for all ranks of the job. Collective.
+gin_status_t gin_job_barrier(struct gin_job_t job);
+
+// Gathers `bytes` bytes of each rank, by rank, into `all`. All ranks pass the same length. Collective.
+//
+// The caller ensures: `own` has `bytes` bytes, and `all` has that many for each rank.
+gin_status_t gin_job_all_gather(struct gin_job_t job, const void *own, uintptr_t bytes, void *all);
+
+// Ends every collective call of the job, on all ranks, with an error. Does not wait.
+gin_status_t gin_job_abort(struct gin_job_t job);
+
+// Writes the first `capacity` ranks that are known to be lost to `ranks`, and their number to `count`.
+//
+// The caller ensures: `ranks` has space for `capacity` numbers, and may be null if that is 0.
+gin_status_t gin_job_lost(struct gin_job_t job, uint32_t *ranks, uintptr_t capacity, uintptr_t *count);
+
+// Closes the handle. Communicators of the job stay usable; the rank leaves the job when the last of them is closed
+// too.
+gin_status_t gin_job_close(struct gin_job_t job);
+
+// Creates a communicator of all ranks of the job. Collective: all ranks pass the same requirements.
+//
+// gin's own threads carry out the requests of kernels from now on; the program calls nothing for that.
+//
+// The caller owns the handle. It ends the communicator with `gin_comm_destroy`, or with `gin_comm_release`.
+gin_status_t gin_comm_create(struct gin_job_t job,
+                             const struct gin_requirements_t *requirements,
+                             struct gin_comm_t *comm);
+
+// Returns the bytes that pass the communicator to a kernel. They are valid until the communicator ends.
+//
+// A kernel takes them by value: as `gin_device_comm_t` in C++, as `Comm` in Rust. The program launches it by its own
+// runtime, or by `gin_launch`.
+gin_status_t gin_comm_device(struct gin_comm_t comm,
+                             struct gin_device_comm_t *device);
+
+// Returns an error with the fault if one has ended the communicator. Programs call this after a kernel has run. Prints
+// the lines of these kernels, too. Does not wait.
+gin_status_t gin_comm_check(struct gin_comm_t comm);
+
+// Returns the fault that ended the communicator. `found` is 1 if there is one; else 0, and `fault` is not written.
+// Does not wait.
+gin_status_t gin_comm_fault(struct gin_comm_t comm,
+                            uint32_t *found,
+                            struct gin_fault_t *fault);
+
+// Ends every wait of the communicator, on all ranks. A rank notices within about 50 us. Does not wait. A second call
+// has no effect.
+gin_status_t gin_comm_abort(struct gin_comm_t comm);
+
+// Returns the statistics of a context. Programs may call this at any time, also while kernels run.
+gin_status_t gin_comm_stats(struct gin_comm_t comm, uint32_t context, struct gin_stats_t *stats);
+
+// Ends the communicator in an orderly way, and closes the handle. Collective, unless a fault or an abort has ended the
+// communicator. Waits for unfinished requests; refuses while a kernel runs. After an error the handle stays open.
+//
+// The handles of its windows stay open, and can only be closed.
+gin_status_t gin_comm_destroy(struct gin_comm_t comm);
+
+// Closes the handle. If the communicator is active, aborts it first: waits end on all ranks. Not collective.
+gin_status_t gin_comm_release(struct gin_comm_t comm);
+
+// Allocates `bytes` bytes of device memory on this rank, zeroed, and registers them as its part of a window.
+// Collective; ranks may pass different lengths, including 0.
+//
+// gin owns the memory. The caller owns the handle, and closes it with `gin_window_close`.
+gin_status_t gin_window_alloc(struct gin_comm_t comm,
+                              uint64_t bytes,
+                              uint32_t flags,
+                              struct gin_window_t *window);
+
+// Registers memory of the caller as this rank's part of a window. Collective; ranks may pass different lengths.
+//
+// The memory stays the caller's. On a GPU it is device memory of the rank's GPU, from any allocator of the driver, or
+// pinned host memory; on a virtual GPU it is any memory of the process. The caller owns the handle, and closes it with
+// `gin_window_close`. The memory stays valid until the window is closed on all ranks and no kernel uses it;
+//   meanwhile the program accesses it only as it may access memory of a window.
+gin_status_t gin_window_register(struct gin_comm_t comm,
+                                 void *memory,
+                                 uint64_t bytes,
+                                 uint32_t flags,
+                                 struct gin_window_t *window);
+
+// Returns the bytes that pass the window to a kernel. They are valid until the window is closed.
+//
+// A kernel takes them by value: as `gin_device_window_t` in C++, as `Window<T>` in Rust.
+gin_status_t gin_window_device(struct gin_window_t window, struct gin_device_window_t *device);
+
+// Returns the device address and the length in bytes of this rank's part. Either output may be null.
+gin_status_t gin_window_memory(struct gin_window_t window, void **memory, uint64_t *bytes);
+
+// Copies `bytes` bytes of the program to this rank's part, from byte `offset` on. No kernel may use them meanwhile.
+//
+// The caller ensures: `from` has `bytes` bytes.
+gin_status_t gin_window_write(struct gin_window_t window,
+                              uint64_t offset,
+                              const void *from,
+                              uint64_t bytes);
+
+// Copies `bytes` bytes of this rank's part, from byte `offset` on, to the program. No kernel may use them meanwhile.
+//
+// The caller ensures: `to` has `bytes` bytes.
+gin_status_t gin_window_read(struct gin_window_t window,
+                             uint64_t offset,
+                             void *to,
+                             uint64_t bytes);
+
+// Deregisters the window, and closes the handle. Collective while the communicator is active: waits for requests that
+// use it, and refuses while a kernel runs. After an error of an active communicator the handle stays open.
+gin_status_t gin_window_close(struct gin_window_t window);
+
+// Makes a stream of the rank's device. The caller closes the handle with `gin_stream_close`.
+gin_status_t gin_stream_create(struct gin_job_t job, struct gin_stream_t *stream);
+
+// Uses a stream of the program, a `cudaStream_t` or `CUstream` of the rank's GPU. gin does not destroy it. The caller
+// closes the handle with `gin_stream_close`. The stream lives until the handle is closed and the work put on it is done.
+gin_status_t gin_stream_from_cuda(struct gin_job_t job,
+                                  void *cuda,
+                                  struct gin_stream_t *stream);
+
+// Waits until all work of the stream is done. An error of a kernel is reported once.
+gin_status_t gin_stream_synchronize(struct gin_stream_t stream);
+
+// Closes the handle. Work of the stream goes on.
+gin_status_t gin_stream_close(struct gin_stream_t stream);
+
+// Loads kernels: PTX text or a cubin of `bytes` bytes; or, if `image` is null, the Rust kernels that are linked into
+// the program, which the virtual GPU runs. The caller closes the handle with `gin_module_close`.
+//
+// The caller ensures: `image` has `bytes` bytes.
+gin_status_t gin_module_load(struct gin_job_t job,
+                             const void *image,
+                             uintptr_t bytes,
+                             struct gin_module_t *module);
+
+// Returns the kernel of this name. The caller closes the handle with `gin_kernel_close`.
+gin_status_t gin_module_kernel(struct gin_module_t module, const char *name, struct gin_kernel_t *kernel);
+
+// Closes the handle. Kernels of the module stay usable.
+gin_status_t gin_module_close(struct gin_module_t module);
+
+// Makes a kernel of a function of the program. Only the virtual GPU runs it: it calls the function as each thread of
+// the grid. `sizes` are the sizes in bytes of its `count` parameters. The caller closes the handle with
+// `gin_kernel_close`.
+//
+// The function calls the device functions of gin, which this library has for CPUs too; it must not wait in another
+// way. The function has these parameters, and lives as long as the handle and its launches.
+gin_status_t gin_kernel_of_function(gin_kernel_fn_t function,
+                                    const char *name,
+                                    const uintptr_t *sizes,
+                                    uintptr_t count,
+                                    struct gin_kernel_t *kernel);
+
+// Closes the handle. Launches go on.
+gin_status_t gin_kernel_close(struct gin_kernel_t kernel);
+
+// Launches a kernel on a stream. Does not wait. Checks the number and sizes of the arguments, communicators and
+// windows among those of a Rust kernel, and the limits of kernel and device.
+//
+// The caller ensures: each argument is a value of its parameter's type. The kernel's own conditions hold until
+//   it
+//   has ended, and communicators and windows among the arguments live until then.
+gin_status_t gin_launch(struct gin_stream_t stream,
+                        struct gin_kernel_t kernel,
+                        const struct gin_shape_t *shape,
+                        const struct gin_arg_t *arguments,
+                        uintptr_t count);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus

@@ -1,0 +1,656 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// The device API of gin for CUDA C++17, and for C++ kernels on the virtual GPU.
+//
+// Thin classes over the functions of gin-capi/device, which `libgin_device.a` has for GPUs and `libgin` for CPUs. Names
+// and the order of arguments are those of NCCL's ncclGin; docs/c.md has the table of what becomes what. Every call that
+// can fail returns a gin::Fault. Offsets and lengths are in bytes, unless an argument says elements.
+//
+// What is small is code of this header: teams, ranges, pointers to memory of LSA peers. Operations, waits and barriers
+// are calls. docs/c.md states what a call costs.
+
+#pragma once
+
+#include "gin.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#if defined(__CUDACC__)
+#define GIN_FN __device__ __forceinline__
+#define GIN_BOTH __host__ __device__ __forceinline__
+#define GIN_CALL __device__
+#else
+#define GIN_FN inline
+#define GIN_BOTH inline
+#define GIN_CALL
+#endif
+
+extern "C" {
+/// A value and a fault; the value counts only if the fault is 0.
+typedef struct gin_value_t {
+    uint64_t value;
+    uint64_t fault;
+} gin_value_t;
+
+/// The shadow of a signal before a wait, the distance to its value after it, and a fault.
+typedef struct gin_followed_t {
+    uint64_t before;
+    uint64_t delta;
+    uint64_t fault;
+} gin_followed_t;
+
+#define GIN_DECLARE(form) \
+    GIN_CALL uint64_t gin_put##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t peer, \
+                                    uint32_t counter, uint64_t to, uint64_t to_offset, uint64_t from, \
+                                    uint64_t from_offset, uint64_t bytes, uint64_t signal_window, uint64_t signal, \
+                                    uint64_t amount, uint64_t deadline); \
+    GIN_CALL uint64_t gin_put_value##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
+                                          uint32_t peer, uint32_t bytes, uint64_t to, uint64_t to_offset, \
+                                          uint64_t value, uint64_t signal_window, uint64_t signal, uint64_t amount, \
+                                          uint64_t deadline); \
+    GIN_CALL uint64_t gin_get##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t peer, \
+                                    uint64_t from, uint64_t from_offset, uint64_t to, uint64_t to_offset, \
+                                    uint64_t bytes, uint64_t deadline); \
+    GIN_CALL uint64_t gin_signal##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
+                                       uint32_t peer, uint64_t signal_window, uint64_t signal, uint64_t amount, \
+                                       uint64_t deadline); \
+    GIN_CALL uint64_t gin_flush##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
+                                      uint64_t deadline); \
+    GIN_CALL gin_value_t gin_flush_async##form(uint64_t comm, uint32_t context, uint32_t options, uint32_t peer); \
+    GIN_CALL uint64_t gin_wait##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t peer, \
+                                     uint64_t position, uint64_t deadline); \
+    GIN_CALL uint64_t gin_wait_signal##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
+                                            uint64_t signal_window, uint64_t signal, uint64_t least, uint32_t bits, \
+                                            uint64_t deadline); \
+    GIN_CALL gin_value_t gin_read_signal##form(uint64_t comm, uint32_t context, uint32_t options, \
+                                               uint64_t signal_window, uint64_t signal, uint32_t bits); \
+    GIN_CALL uint64_t gin_wait_counter##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
+                                             uint32_t id, uint64_t least, uint32_t bits, uint64_t deadline); \
+    GIN_CALL gin_value_t gin_read_counter##form(uint64_t comm, uint32_t context, uint32_t options, uint32_t id, \
+                                                uint32_t bits); \
+    GIN_CALL uint64_t gin_wait_signal_meet_shadow##form(uint64_t comm, uint32_t context, uint32_t options, \
+                                                        uint64_t coop, uint32_t signal, uint32_t bits, \
+                                                        uint64_t deadline); \
+    GIN_CALL gin_followed_t gin_wait_signal_follow_shadow##form(uint64_t comm, uint32_t context, uint32_t options, \
+                                                                uint64_t coop, uint32_t signal, uint32_t bits, \
+                                                                uint64_t least_delta, uint64_t deadline);
+GIN_DECLARE()
+GIN_DECLARE(_proxy)
+GIN_DECLARE(_gdaki)
+#undef GIN_DECLARE
+
+GIN_CALL uint64_t gin_reset_signal(uint64_t comm, uint32_t context, uint64_t signal_window, uint64_t signal);
+GIN_CALL uint64_t gin_reset_counter(uint64_t comm, uint32_t context, uint32_t id);
+GIN_CALL gin_value_t gin_signal_shadow(uint64_t comm, uint32_t context, uint32_t signal);
+GIN_CALL uint64_t gin_increase_signal_shadow(uint64_t comm, uint32_t context, uint32_t signal, uint64_t delta);
+GIN_CALL uint64_t gin_barrier(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t team,
+                              uint32_t index, uint32_t fence, uint64_t deadline);
+GIN_CALL gin_value_t gin_peer_pointer(uint64_t comm, uint64_t window, uint64_t offset, uint32_t peer);
+GIN_CALL void gin_report(uint64_t comm, uint64_t fault);
+GIN_CALL void gin_report_code(uint64_t comm, uint64_t code);
+GIN_CALL uint64_t gin_comm_fault_word(uint64_t comm);
+GIN_CALL void gin_coop_sync(uint64_t coop);
+GIN_CALL uint32_t gin_device_abi(void);
+
+#if !defined(__CUDACC__)
+/// The indices and extents of a thread of the virtual GPU.
+typedef struct gin_position_t {
+    uint32_t thread_index[3];
+    uint32_t block_dim[3];
+    uint32_t block_index[3];
+    uint32_t grid_dim[3];
+} gin_position_t;
+gin_position_t gin_virtual_position(void);
+#endif
+}
+
+namespace gin {
+
+/// The kinds of faults.
+enum class FaultKind : uint32_t {
+    None = 0,
+    Timeout = 1,
+    Aborted = 2,
+    PeerLost = 3,
+    Network = 4,
+    QueueBroken = 5,
+    UnknownRank = 6,
+    NotInTeam = 7,
+    OutOfRange = 8,
+    Misaligned = 9,
+    LengthMismatch = 10,
+    UnknownSignal = 11,
+    UnknownCounter = 12,
+    UnknownContext = 13,
+    UnknownWindow = 14,
+    UnknownBarrier = 15,
+    NoStrongSignals = 16,
+    NoVaSignals = 17,
+    BadWidth = 18,
+    BarrierBroken = 19,
+    BadDescriptor = 20,
+    NoBackend = 21,
+    AbiMismatch = 22,
+    Reported = 23,
+    NotReachable = 24,
+    Elsewhere = 25,
+    NotConnected = 26,
+};
+
+/// The outcome of a call: true if it failed.
+class [[nodiscard]] Fault {
+public:
+    GIN_FN explicit Fault(uint64_t word = 0) : word_(word) {}
+    GIN_FN explicit Fault(FaultKind kind) : word_(static_cast<uint64_t>(kind) | 0x1ffull << 10 | 0x1ffffffull << 19) {}
+    GIN_FN explicit operator bool() const { return word_ != 0; }
+    GIN_FN FaultKind kind() const { return static_cast<FaultKind>(word_ & 63); }
+    /// Returns the context, GIN_NONE if there is none.
+    GIN_FN uint32_t context() const { return (word_ >> 10 & 0x1ff) == 0x1ff ? GIN_NONE : word_ >> 10 & 0x1ff; }
+    /// Returns the world rank of the peer, GIN_NONE if there is none.
+    GIN_FN uint32_t peer() const { return (word_ >> 19 & 0x1ffffff) == 0x1ffffff ? GIN_NONE : word_ >> 19 & 0x1ffffff; }
+    GIN_FN uint64_t word() const { return word_; }
+
+private:
+    uint64_t word_;
+};
+
+/// A value, or a fault.
+template <class T>
+struct [[nodiscard]] Result {
+    T value;
+    Fault fault;
+    GIN_FN explicit operator bool() const { return !fault; }
+};
+
+/// The time limit of a wait, from its start.
+struct Deadline {
+    uint64_t ns;
+    GIN_BOTH static constexpr Deadline none() { return {UINT64_MAX}; }
+    GIN_BOTH static constexpr Deadline after_ns(uint64_t ns) { return {ns}; }
+    GIN_BOTH static constexpr Deadline after_us(uint64_t us) { return {us * 1000}; }
+    GIN_BOTH static constexpr Deadline after_ms(uint64_t ms) { return {ms * 1000000}; }
+};
+
+// ---- Threads -----------------------------------------------------------------------------------------------------
+
+#if defined(__CUDACC__)
+GIN_FN uint32_t thread_in_block() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
+GIN_FN uint32_t threads_of_block() { return blockDim.x * blockDim.y * blockDim.z; }
+GIN_FN uint32_t block_in_grid() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
+GIN_FN uint32_t blocks_of_grid() { return gridDim.x * gridDim.y * gridDim.z; }
+#else
+GIN_FN uint32_t thread_in_block() {
+    gin_position_t p = gin_virtual_position();
+    return p.thread_index[0] + p.block_dim[0] * (p.thread_index[1] + p.block_dim[1] * p.thread_index[2]);
+}
+GIN_FN uint32_t threads_of_block() {
+    gin_position_t p = gin_virtual_position();
+    return p.block_dim[0] * p.block_dim[1] * p.block_dim[2];
+}
+GIN_FN uint32_t block_in_grid() {
+    gin_position_t p = gin_virtual_position();
+    return p.block_index[0] + p.grid_dim[0] * (p.block_index[1] + p.grid_dim[1] * p.block_index[2]);
+}
+GIN_FN uint32_t blocks_of_grid() {
+    gin_position_t p = gin_virtual_position();
+    return p.grid_dim[0] * p.grid_dim[1] * p.grid_dim[2];
+}
+#endif
+
+/// The calling thread.
+struct CoopThread {
+    GIN_FN uint32_t thread_rank() const { return 0; }
+    GIN_FN uint32_t size() const { return 1; }
+    GIN_FN void sync() const {}
+    GIN_FN uint64_t word() const { return 0; }
+};
+
+/// The lanes of the warp that the block has.
+struct CoopWarp {
+    GIN_FN uint32_t thread_rank() const { return thread_in_block() % 32; }
+    GIN_FN uint32_t size() const {
+        uint32_t first = thread_in_block() / 32 * 32, threads = threads_of_block();
+        return threads - first < 32 ? threads - first : 32;
+    }
+    GIN_FN void sync() const { gin_coop_sync(word()); }
+    GIN_FN uint64_t word() const { return 1; }
+};
+
+/// All threads of the block, which may have up to three dimensions.
+struct CoopCta {
+    GIN_FN uint32_t thread_rank() const { return thread_in_block(); }
+    GIN_FN uint32_t size() const { return threads_of_block(); }
+#if defined(__CUDA_ARCH__)
+    GIN_FN void sync() const { __syncthreads(); }
+#else
+    GIN_FN void sync() const { gin_coop_sync(word()); }
+#endif
+    GIN_FN uint64_t word() const { return 2; }
+};
+
+/// The lanes of a mask, all of which call.
+struct CoopLanes {
+    uint32_t mask;
+    GIN_FN void sync() const { gin_coop_sync(word()); }
+    GIN_FN uint64_t word() const { return 3 | static_cast<uint64_t>(mask) << 32; }
+};
+
+/// Neighbouring whole warps, with a named barrier, 1 to 15, of their own.
+struct CoopWarpSpan {
+    uint32_t warp0, warps, barrier;
+    GIN_FN uint32_t thread_rank() const { return thread_in_block() - 32 * warp0; }
+    GIN_FN uint32_t size() const { return 32 * warps; }
+    GIN_FN void sync() const { gin_coop_sync(word()); }
+    GIN_FN uint64_t word() const {
+        return 4 | static_cast<uint64_t>(barrier & 255) << 8 | static_cast<uint64_t>(warp0 & 0xffff) << 32 |
+               static_cast<uint64_t>(warps & 0xffff) << 48;
+    }
+};
+
+// ---- Communicators, teams, windows -------------------------------------------------------------------------------
+
+/// A set of ranks: `nRanks` world ranks from `first` on, `stride` apart. `rank` is the caller's.
+struct Team {
+    uint32_t first, nRanks, rank, stride;
+    /// Returns the world rank of a rank of the team; GIN_NONE, which every operation refuses, if there is none.
+    GIN_FN uint32_t world(uint32_t peer) const { return peer < nRanks ? first + peer * stride : GIN_NONE; }
+    /// Returns the team's rank `distance` ranks further on, in a circle.
+    GIN_FN uint32_t after(uint32_t distance) const { return (rank + distance) % nRanks; }
+};
+
+/// A communicator: a parameter of kernels. The host's `gin_device_comm_t` becomes one.
+class Comm {
+public:
+    Comm() = default;
+    GIN_BOTH Comm(const gin_device_comm_t& handle) : handle_(handle) {}
+    GIN_FN const gin_device_comm_t& handle() const { return handle_; }
+    /// Returns whether header, library and host have the same layouts. Without that every operation is refused.
+    GIN_FN bool matches() const { return handle_.abi == GIN_ABI_VERSION; }
+    GIN_FN Team world() const { return {0, handle_.ranks, handle_.rank, 1}; }
+    GIN_FN Team lsa() const { return {handle_.rank - handle_.lsa_rank, handle_.lsa_size, handle_.lsa_rank, 1}; }
+    GIN_FN Team rail() const {
+        return {handle_.lsa_rank, handle_.ranks / handle_.lsa_size, handle_.rank / handle_.lsa_size, handle_.lsa_size};
+    }
+    GIN_FN uint32_t rank() const { return handle_.rank; }
+    GIN_FN uint32_t nRanks() const { return handle_.ranks; }
+    GIN_FN uint32_t contexts() const { return handle_.contexts; }
+    /// Reports a fault to the host, if there is one. It ends every wait, on all ranks.
+    GIN_FN void report(Fault fault) const {
+        if (fault) gin_report(handle_.copy, fault.word());
+    }
+    /// Reports an error of the kernel's own.
+    GIN_FN void report(uint32_t code) const { gin_report_code(handle_.copy, code); }
+    /// Returns the abort or fault of the communicator, if there is one.
+    GIN_FN Fault fault() const { return Fault(gin_comm_fault_word(handle_.copy)); }
+
+private:
+    gin_device_comm_t handle_;
+};
+
+/// A window of elements of type `T`: a parameter of kernels. The host's `gin_device_window_t` becomes one.
+template <class T>
+class Window {
+public:
+    Window() = default;
+    GIN_BOTH Window(const gin_device_window_t& handle) : handle_(handle) {}
+    GIN_FN const gin_device_window_t& handle() const { return handle_; }
+    /// Returns the number of elements of the caller's own part.
+    GIN_FN std::size_t size() const { return handle_.own_length / sizeof(T); }
+    /// Returns the caller's own part.
+    GIN_FN T* localPointer(std::size_t element = 0) const {
+        return reinterpret_cast<T*>(handle_.base + element * sizeof(T));
+    }
+    /// Returns whether elements `start` to `start + count` are in the caller's own part.
+    GIN_FN bool holds(std::size_t start, std::size_t count) const { return start <= size() && count <= size() - start; }
+    /// Returns the address at which this GPU loads and stores a team rank's part; null if it does not reach it.
+    GIN_FN T* peerPointer(const Team& team, uint32_t peer, std::size_t element = 0) const {
+        uint32_t rank = team.world(peer);
+        if (rank == GIN_NONE) return nullptr;
+        uint64_t base;
+        if (rank - handle_.lsa_first < handle_.lsa_reach) {
+            base = handle_.base + (static_cast<uint64_t>((rank - handle_.rank) * handle_.stride) << 32);
+        } else {
+            auto entry = reinterpret_cast<const gin_device_window_entry_t*>(handle_.data);
+            base = entry->peers == 0 ? 0 : reinterpret_cast<const uint64_t*>(entry->peers)[rank];
+            if (base == 0) return nullptr;
+        }
+        return reinterpret_cast<T*>(base + element * sizeof(T));
+    }
+
+private:
+    gin_device_window_t handle_;
+};
+
+/// An element of a window, the same on all ranks.
+template <class T>
+struct SymPtr {
+    Window<T> window;
+    std::size_t element = 0;
+    GIN_FN SymPtr operator+(std::size_t elements) const { return {window, element + elements}; }
+    GIN_FN uint64_t offset() const { return element * sizeof(T); }
+};
+
+// ---- Actions and options -----------------------------------------------------------------------------------------
+
+struct None {};
+struct StrongSignalInc { uint32_t signal; };
+struct WeakSignalInc { uint32_t signal; };
+struct StrongSignalAdd { uint32_t signal; uint64_t value; };
+struct WeakSignalAdd { uint32_t signal; uint64_t value; };
+template <class T> struct StrongVASignalInc { Window<T> signalWindow; uint64_t signalOffset; };
+template <class T> struct WeakVASignalInc { Window<T> signalWindow; uint64_t signalOffset; };
+template <class T> struct StrongVASignalAdd { Window<T> signalWindow; uint64_t signalOffset; uint64_t value; };
+template <class T> struct WeakVASignalAdd { Window<T> signalWindow; uint64_t signalOffset; uint64_t value; };
+struct CounterInc { uint32_t counter; };
+
+/// The scope to which a payload is released.
+enum class Scope : uint32_t { Thread = 0, Block = 1, Device = 2, System = 3 };
+/// The threads that use a context at the same time.
+enum class Sharing : uint32_t { Gpu = 0, Cta = 1, Thread = 2 };
+/// The route of operations.
+enum class Route : uint32_t { Auto = 0, Lsa = 1, Network = 2 };
+/// The memory that a wait or a read makes visible: that of the peer, or none yet.
+enum class Order : uint32_t { Acquire = 0, Relaxed = 1 };
+/// The operations that a barrier waits for, besides the ranks.
+enum class Fence : uint32_t { None = 0, Put = 1, Get = 2, PutGet = 3 };
+/// The ranks of a barrier.
+enum class BarrierTeam : uint32_t { World = 0, Rail = 1, Lsa = 2 };
+enum OptFlags : uint32_t { OptDefault = 0, OptAggregateRequests = 1 << 9 };
+
+/// The engine that carries out operations: found at run time, or named.
+struct Any {};
+struct Proxy {};
+struct Gdaki {};
+
+namespace detail {
+
+enum : uint32_t { Signal = 1 << 10, Weak = 1 << 11, Counter = 1 << 12, AllRoutes = 1 << 13, AllContexts = 1 << 14 };
+
+struct Raise {
+    uint32_t options;
+    uint64_t window, signal, amount;
+};
+
+GIN_FN Raise raise(None) { return {0, 0, 0, 0}; }
+GIN_FN Raise raise(StrongSignalInc a) { return {Signal, 0, a.signal, 1}; }
+GIN_FN Raise raise(WeakSignalInc a) { return {Signal | Weak, 0, a.signal, 1}; }
+GIN_FN Raise raise(StrongSignalAdd a) { return {Signal, 0, a.signal, a.value}; }
+GIN_FN Raise raise(WeakSignalAdd a) { return {Signal | Weak, 0, a.signal, a.value}; }
+template <class T>
+GIN_FN Raise raise(const StrongVASignalInc<T>& a) {
+    return {Signal, a.signalWindow.handle().data, a.signalOffset, 1};
+}
+template <class T>
+GIN_FN Raise raise(const WeakVASignalInc<T>& a) {
+    return {Signal | Weak, a.signalWindow.handle().data, a.signalOffset, 1};
+}
+template <class T>
+GIN_FN Raise raise(const StrongVASignalAdd<T>& a) {
+    return {Signal, a.signalWindow.handle().data, a.signalOffset, a.value};
+}
+template <class T>
+GIN_FN Raise raise(const WeakVASignalAdd<T>& a) {
+    return {Signal | Weak, a.signalWindow.handle().data, a.signalOffset, a.value};
+}
+
+GIN_FN uint32_t counter_bit(None) { return 0; }
+GIN_FN uint32_t counter_bit(CounterInc) { return Counter; }
+GIN_FN uint32_t counter_id(None) { return 0; }
+GIN_FN uint32_t counter_id(CounterInc a) { return a.counter; }
+
+GIN_FN uint32_t given(Scope scope) { return static_cast<uint32_t>(scope) << 5; }
+GIN_FN uint32_t required(Scope scope) {
+    return (scope == Scope::Device ? 0u : scope == Scope::System ? 3u : static_cast<uint32_t>(scope) + 1) << 7;
+}
+
+template <class T>
+GIN_FN uint64_t bits_of(T value) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8 && (sizeof(T) & (sizeof(T) - 1)) == 0,
+                  "a value has 1, 2, 4 or 8 bytes");
+    uint64_t word = 0;
+    __builtin_memcpy(&word, &value, sizeof(T));
+    return word;
+}
+
+}  // namespace detail
+
+/// The operations of a context up to a position, to one peer.
+struct Request {
+    uint64_t position = 0;
+    uint32_t peer = GIN_NONE;
+};
+
+// Calls the function of a name for the back end.
+#define GIN_FORM(name, ...) \
+    [&] { \
+        if constexpr (std::is_same_v<Backend, Proxy>) { \
+            return name##_proxy(__VA_ARGS__); \
+        } else if constexpr (std::is_same_v<Backend, Gdaki>) { \
+            return name##_gdaki(__VA_ARGS__); \
+        } else { \
+            return name(__VA_ARGS__); \
+        } \
+    }()
+
+// Ends a call if header and host have different layouts.
+#define GIN_REFUSE(...) \
+    if (!matches_) return __VA_ARGS__
+
+/// One context of a communicator. `deadline` limits each of its waits.
+template <class Backend = Any>
+class Gin {
+public:
+    GIN_FN Gin(const Comm& comm, uint32_t context, Deadline deadline, Sharing sharing = Sharing::Gpu,
+               Route route = Route::Auto)
+        : comm_(comm.handle().copy), deadline_(deadline.ns), context_(context),
+          options_(static_cast<uint32_t>(route) | static_cast<uint32_t>(sharing) << 2), matches_(comm.matches()) {}
+
+    /// Writes `bytes` bytes of an own window to a window of the peer. All threads of the coop call, here and below.
+    template <class D, class S, class RemoteAction = None, class LocalAction = None, class Coop = CoopThread>
+    GIN_FN Fault put(const Team& team, uint32_t peer, const Window<D>& dstWindow, uint64_t dstOffset,
+                     const Window<S>& srcWindow, uint64_t srcOffset, uint64_t bytes, RemoteAction remoteAction = {},
+                     LocalAction localAction = {}, Coop coop = {}, Scope givenRelease = Scope::Thread,
+                     Scope requiredRelease = Scope::Device, uint32_t optFlags = OptDefault) const {
+        GIN_REFUSE(mismatch());
+        detail::Raise raise = detail::raise(remoteAction);
+        uint32_t options = options_ | raise.options | detail::counter_bit(localAction) | detail::given(givenRelease) |
+                           detail::required(requiredRelease) | (optFlags & OptAggregateRequests);
+        return Fault(GIN_FORM(gin_put, comm_, context_, options, coop.word(), team.world(peer),
+                              detail::counter_id(localAction), dstWindow.handle().data, dstOffset,
+                              srcWindow.handle().data, srcOffset, bytes, raise.window, raise.signal, raise.amount,
+                              deadline_));
+    }
+    /// Does the same with elements.
+    template <class T, class RemoteAction = None, class LocalAction = None, class Coop = CoopThread>
+    GIN_FN Fault put(const Team& team, uint32_t peer, const SymPtr<T>& dst, const SymPtr<T>& src, std::size_t elements,
+                     RemoteAction remoteAction = {}, LocalAction localAction = {}, Coop coop = {},
+                     Scope givenRelease = Scope::Thread, Scope requiredRelease = Scope::Device,
+                     uint32_t optFlags = OptDefault) const {
+        return put(team, peer, dst.window, dst.offset(), src.window, src.offset(), elements * sizeof(T), remoteAction,
+                   localAction, coop, givenRelease, requiredRelease, optFlags);
+    }
+    /// Writes a value of 1, 2, 4 or 8 bytes to a window of the peer.
+    template <class D, class V, class RemoteAction = None, class Coop = CoopThread>
+    GIN_FN Fault putValue(const Team& team, uint32_t peer, const Window<D>& dstWindow, uint64_t dstOffset, V value,
+                          RemoteAction remoteAction = {}, Coop coop = {}, Scope givenRelease = Scope::Thread,
+                          Scope requiredRelease = Scope::Device, uint32_t optFlags = OptDefault) const {
+        GIN_REFUSE(mismatch());
+        detail::Raise raise = detail::raise(remoteAction);
+        uint32_t options = options_ | raise.options | detail::given(givenRelease) | detail::required(requiredRelease) |
+                           (optFlags & OptAggregateRequests);
+        return Fault(GIN_FORM(gin_put_value, comm_, context_, options, coop.word(), team.world(peer),
+                              static_cast<uint32_t>(sizeof(V)), dstWindow.handle().data, dstOffset,
+                              detail::bits_of(value), raise.window, raise.signal, raise.amount, deadline_));
+    }
+    /// Reads `bytes` bytes of a window of the peer into an own window. A flush or a barrier makes them visible.
+    template <class R, class L, class Coop = CoopThread>
+    GIN_FN Fault get(const Team& team, uint32_t peer, const Window<R>& remoteWindow, uint64_t remoteOffset,
+                     const Window<L>& localWindow, uint64_t localOffset, uint64_t bytes, Coop coop = {}) const {
+        GIN_REFUSE(mismatch());
+        return Fault(GIN_FORM(gin_get, comm_, context_, options_, coop.word(), team.world(peer),
+                              remoteWindow.handle().data, remoteOffset, localWindow.handle().data, localOffset, bytes,
+                              deadline_));
+    }
+    /// Raises a signal of the peer.
+    template <class RemoteAction, class Coop = CoopThread>
+    GIN_FN Fault signal(const Team& team, uint32_t peer, RemoteAction remoteAction, Coop coop = {},
+                        Scope givenRelease = Scope::Thread, Scope requiredRelease = Scope::Device,
+                        uint32_t optFlags = OptDefault) const {
+        return raise(0, team, peer, remoteAction, coop, givenRelease, requiredRelease, optFlags);
+    }
+    /// Does the same after all earlier puts to the peer, of either route.
+    template <class RemoteAction, class Coop = CoopThread>
+    GIN_FN Fault signalAllRoutes(const Team& team, uint32_t peer, RemoteAction remoteAction, Coop coop = {}) const {
+        return raise(detail::AllRoutes, team, peer, remoteAction, coop, Scope::Thread, Scope::Device, OptDefault);
+    }
+
+    /// Waits until all earlier operations are complete: sources may be reused, gets are visible.
+    template <class Coop>
+    GIN_FN Fault flush(Coop coop, Order order = Order::Acquire) const {
+        GIN_REFUSE(mismatch());
+        return Fault(GIN_FORM(gin_flush, comm_, context_, with(order), coop.word(), deadline_));
+    }
+    /// Notes the operations posted to the peer until now. Does not wait.
+    GIN_FN Fault flushAsync(const Team& team, uint32_t peer, Request* request) const {
+        GIN_REFUSE(mismatch());
+        request->peer = team.world(peer);
+        gin_value_t position = GIN_FORM(gin_flush_async, comm_, context_, options_, request->peer);
+        request->position = position.value;
+        return Fault(position.fault);
+    }
+    /// Waits until the noted operations are complete.
+    template <class Coop = CoopThread>
+    GIN_FN Fault wait(const Request& request, Coop coop = {}, Order order = Order::Acquire) const {
+        GIN_REFUSE(mismatch());
+        return Fault(GIN_FORM(gin_wait, comm_, context_, with(order), coop.word(), request.peer, request.position,
+                              deadline_));
+    }
+
+    /// Returns the value of a signal.
+    GIN_FN Result<uint64_t> readSignal(uint32_t signal, uint32_t bits = 64, Order order = Order::Acquire) const {
+        return read(0, signal, bits, order);
+    }
+    /// Returns the value of a signal at a word of a window.
+    template <class T>
+    GIN_FN Result<uint64_t> readSignal(const Window<T>& window, uint64_t offset, uint32_t bits = 64,
+                                       Order order = Order::Acquire) const {
+        return read(window.handle().data, offset, bits, order);
+    }
+    /// Waits until a signal is at or past `least`.
+    template <class Coop>
+    GIN_FN Fault waitSignal(Coop coop, uint32_t signal, uint64_t least, uint32_t bits = 64,
+                            Order order = Order::Acquire) const {
+        return await(coop, 0, signal, least, bits, order);
+    }
+    /// Waits until a signal at a word of a window is at or past `least`.
+    template <class Coop, class T>
+    GIN_FN Fault waitSignal(Coop coop, const Window<T>& window, uint64_t offset, uint64_t least, uint32_t bits = 64,
+                            Order order = Order::Acquire) const {
+        return await(coop, window.handle().data, offset, least, bits, order);
+    }
+    /// Waits until a signal is at or past its shadow.
+    template <class Coop>
+    GIN_FN Fault waitSignalMeetShadow(Coop coop, uint32_t signal, uint32_t bits = 64,
+                                      Order order = Order::Acquire) const {
+        GIN_REFUSE(mismatch());
+        return Fault(GIN_FORM(gin_wait_signal_meet_shadow, comm_, context_, with(order), coop.word(), signal, bits,
+                              deadline_));
+    }
+    /// Waits until a signal is `leastDelta` past its shadow, which then follows it. `before` and `delta` may be null.
+    template <class Coop>
+    GIN_FN Fault waitSignalFollowShadow(Coop coop, uint32_t signal, uint64_t leastDelta, uint64_t* before = nullptr,
+                                        uint64_t* delta = nullptr, uint32_t bits = 64,
+                                        Order order = Order::Acquire) const {
+        GIN_REFUSE(mismatch());
+        gin_followed_t followed = GIN_FORM(gin_wait_signal_follow_shadow, comm_, context_, with(order), coop.word(),
+                                           signal, bits, leastDelta, deadline_);
+        if (before) *before = followed.before;
+        if (delta) *delta = followed.delta;
+        return Fault(followed.fault);
+    }
+    /// Returns the shadow of a signal.
+    GIN_FN Result<uint64_t> signalShadow(uint32_t signal) const {
+        GIN_REFUSE({0, mismatch()});
+        gin_value_t value = gin_signal_shadow(comm_, context_, signal);
+        return {value.value, Fault(value.fault)};
+    }
+    /// Adds to the shadow of a signal.
+    GIN_FN Fault increaseSignalShadow(uint32_t signal, uint64_t delta) const {
+        GIN_REFUSE(mismatch());
+        return Fault(gin_increase_signal_shadow(comm_, context_, signal, delta));
+    }
+    /// Returns the value of a counter.
+    GIN_FN Result<uint64_t> readCounter(uint32_t counter, uint32_t bits = 56, Order order = Order::Acquire) const {
+        GIN_REFUSE({0, mismatch()});
+        gin_value_t value = GIN_FORM(gin_read_counter, comm_, context_, with(order), counter, bits);
+        return {value.value, Fault(value.fault)};
+    }
+    /// Waits until a counter is at or past `least`.
+    template <class Coop>
+    GIN_FN Fault waitCounter(Coop coop, uint32_t counter, uint64_t least, uint32_t bits = 56,
+                             Order order = Order::Acquire) const {
+        GIN_REFUSE(mismatch());
+        return Fault(GIN_FORM(gin_wait_counter, comm_, context_, with(order), coop.word(), counter, least, bits,
+                              deadline_));
+    }
+    /// Sets a signal, and its shadow, to 0. No operation that raises it may be under way.
+    GIN_FN Fault resetSignal(uint32_t signal) const {
+        GIN_REFUSE(mismatch());
+        return Fault(gin_reset_signal(comm_, context_, 0, signal));
+    }
+    /// Sets a signal at a word of a window to 0.
+    template <class T>
+    GIN_FN Fault resetSignal(const Window<T>& window, uint64_t offset) const {
+        GIN_REFUSE(mismatch());
+        return Fault(gin_reset_signal(comm_, context_, window.handle().data, offset));
+    }
+    /// Sets a counter to 0. No operation that raises it may be under way.
+    GIN_FN Fault resetCounter(uint32_t counter) const {
+        GIN_REFUSE(mismatch());
+        return Fault(gin_reset_counter(comm_, context_, counter));
+    }
+    /// Meets the ranks of a team in one of the barriers that the communicator has.
+    template <class Coop>
+    GIN_FN Fault barrier(Coop coop, BarrierTeam team, uint32_t index, Fence fence, bool allContexts = false) const {
+        GIN_REFUSE(mismatch());
+        uint32_t options = options_ | (allContexts ? detail::AllContexts : 0u);
+        return Fault(gin_barrier(comm_, context_, options, coop.word(), static_cast<uint32_t>(team), index,
+                                 static_cast<uint32_t>(fence), deadline_));
+    }
+
+private:
+    GIN_FN static Fault mismatch() { return Fault(FaultKind::AbiMismatch); }
+    GIN_FN uint32_t with(Order order) const { return options_ | static_cast<uint32_t>(order) << 4; }
+    template <class RemoteAction, class Coop>
+    GIN_FN Fault raise(uint32_t routes, const Team& team, uint32_t peer, RemoteAction remoteAction, Coop coop,
+                       Scope givenRelease, Scope requiredRelease, uint32_t optFlags) const {
+        GIN_REFUSE(mismatch());
+        detail::Raise raise = detail::raise(remoteAction);
+        uint32_t options = options_ | routes | raise.options | detail::given(givenRelease) |
+                           detail::required(requiredRelease) | (optFlags & OptAggregateRequests);
+        return Fault(GIN_FORM(gin_signal, comm_, context_, options, coop.word(), team.world(peer), raise.window,
+                              raise.signal, raise.amount, deadline_));
+    }
+    GIN_FN Result<uint64_t> read(uint64_t window, uint64_t signal, uint32_t bits, Order order) const {
+        GIN_REFUSE({0, mismatch()});
+        gin_value_t value = GIN_FORM(gin_read_signal, comm_, context_, with(order), window, signal, bits);
+        return {value.value, Fault(value.fault)};
+    }
+    template <class Coop>
+    GIN_FN Fault await(Coop coop, uint64_t window, uint64_t signal, uint64_t least, uint32_t bits, Order order) const {
+        GIN_REFUSE(mismatch());
+        return Fault(GIN_FORM(gin_wait_signal, comm_, context_, with(order), coop.word(), window, signal, least, bits,
+                              deadline_));
+    }
+
+    uint64_t comm_, deadline_;
+    uint32_t context_, options_;
+    bool matches_;
+};
+
+#undef GIN_FORM
+#undef GIN_REFUSE
+
+}  // namespace gin

@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Jobs: how ranks meet, and their devices.
+
+use crate::status::{Failure, call, check_abi, fill, input, inputs, output, outputs, text};
+use crate::table;
+use crate::types::gin_status_t::{GIN_ERROR_BOOTSTRAP, GIN_ERROR_MEMORY, GIN_ERROR_NETWORK, GIN_ERROR_NO_JOB};
+use crate::types::{
+    GIN_FOREVER, GIN_UNIQUE_ID_BYTES, gin_all_gather_t, gin_config_t, gin_device_kind_t, gin_job_t, gin_network_t,
+    gin_status_t, gin_unique_id_t,
+};
+use gin_boot::{Bootstrap, InProcess, Rendezvous, TcpBootstrap, TcpConfig, UniqueId, lock};
+use gin_gpu::Device;
+use gin_gpu::placement::{Placement, started_on};
+use gin_gpu::virt::VirtualDevice;
+use gin_host::comm::{CommConfig, Routes};
+use gin_host::proxy::progress::{OwnThreads, Progress, Running, Work};
+use gin_net::verbs::{Ports, VerbsConfig};
+use gin_virtual::{DeviceConfig, ThreadsConfig, World};
+use std::collections::HashMap;
+use std::ffi::{c_char, c_void};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+
+/// One rank of a job.
+pub(crate) struct Job {
+    pub(crate) bootstrap: Arc<dyn Bootstrap>,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) config: CommConfig,
+}
+
+/// Rank 0 of jobs whose id this process made.
+static MADE: LazyLock<Mutex<HashMap<String, Rendezvous>>> = LazyLock::new(Mutex::default);
+
+/// Starts progress threads on the processors near a device.
+#[derive(Debug)]
+struct Near(Option<Vec<usize>>);
+
+impl Progress for Near {
+    fn start(&self, name: &str, work: Work) -> std::io::Result<Running> {
+        started_on(self.0.as_deref(), || OwnThreads.start(name, work))?
+    }
+}
+
+/// A configuration that was checked.
+struct Config {
+    device: gin_device_kind_t,
+    gpu: Option<usize>,
+    tcp: TcpConfig,
+    comm: CommConfig,
+}
+
+fn limit(ms: u32) -> Option<Duration> {
+    (ms != GIN_FOREVER).then(|| Duration::from_millis(ms.into()))
+}
+
+impl Config {
+    fn read(config: *const gin_config_t) -> Result<Self, Failure> {
+        let config = input(config, "config")?;
+        check_abi(config.abi)?;
+        if config.size as usize != size_of::<gin_config_t>() {
+            let expected = size_of::<gin_config_t>();
+            let text = format!("config.size is {}, not {expected}: begin with GIN_CONFIG_INIT", config.size);
+            return Err(Failure::argument(text));
+        }
+        let device = match config.device {
+            0 => gin_device_kind_t::GIN_DEVICE_AUTO,
+            1 => gin_device_kind_t::GIN_DEVICE_VIRTUAL,
+            2 => gin_device_kind_t::GIN_DEVICE_CUDA,
+            other => return Err(Failure::argument(format!("config.device is {other}: there are 0 to 2"))),
+        };
+        let verbs = match config.network {
+            0 => false,
+            n if n == gin_network_t::GIN_NETWORK_VERBS as u32 => true,
+            other => return Err(Failure::argument(format!("config.network is {other}: there are 0 and 1"))),
+        };
+        let gpu = match config.gpu {
+            -1 => None,
+            gpu => Some(usize::try_from(gpu).map_err(|_| Failure::argument(format!("config.gpu is {gpu}: use -1")))?),
+        };
+        let mut tcp = TcpConfig::default().collective_timeout(limit(config.collective_ms));
+        if let Some(joining) = limit(config.joining_ms) {
+            tcp = tcp.joining(joining);
+        }
+        if !config.address.is_null() {
+            let address = text(config.address, "config.address")?;
+            let parsed = address
+                .parse()
+                .map_err(|_| Failure::argument(format!("config.address: `{address}` is no IP address")))?;
+            tcp = tcp.address(Some(parsed));
+        }
+        let mut comm = CommConfig::default().lsa_size((config.lsa_size != 0).then_some(config.lsa_size));
+        if config.network_only != 0 {
+            comm = comm.routes(Routes::Network);
+        }
+        if verbs {
+            let none = |error: String| Failure::new(GIN_ERROR_NETWORK, error);
+            let found = VerbsConfig::from_env().map_err(|error| none(error.to_string()))?;
+            comm = comm.network(Ports::open(&found).map_err(|error| none(error.to_string()))?.factory());
+        }
+        Ok(Self { device, gpu, tcp, comm })
+    }
+
+    /// Returns whether the job runs on NVIDIA GPUs.
+    fn is_cuda(&self) -> Result<bool, Failure> {
+        Ok(match self.device {
+            gin_device_kind_t::GIN_DEVICE_AUTO => !gin_gpu::available(&[])?.names.is_empty(),
+            kind => kind == gin_device_kind_t::GIN_DEVICE_CUDA,
+        })
+    }
+
+    /// Makes the rank's device. `place` is its number among the ranks of its host.
+    fn device(&self, world: &World, place: u32) -> Result<Arc<dyn Device>, Failure> {
+        if !self.is_cuda()? {
+            return Ok(VirtualDevice::new(world.device(DeviceConfig::default())));
+        }
+        cuda(self.gpu, place)
+    }
+
+    /// Makes the rank with this bootstrap.
+    fn rank(&self, bootstrap: Arc<dyn Bootstrap>, world: &World, place: u32) -> Result<Job, Failure> {
+        let device = self.device(world, place)?;
+        let near = Placement::Automatic.choose(&device.locality())?.cpus;
+        let config = self.comm.clone().progress(Arc::new(Near(near)));
+        Ok(Job { bootstrap, device, config })
+    }
+
+    /// Makes the rank of a process.
+    fn process(&self, bootstrap: TcpBootstrap) -> Result<gin_job_t, Failure> {
+        let (world, place) = (World::threads(ThreadsConfig::default()), bootstrap.local_rank());
+        let job = self.rank(Arc::new(bootstrap), &world, place)?;
+        Ok(gin_job_t { id: table::insert(Arc::new(job))? })
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(gpu: Option<usize>, place: u32) -> Result<Arc<dyn Device>, Failure> {
+    let count = gin_gpu::cuda::device_count()?;
+    let gpu = gpu.unwrap_or(place as usize % count.max(1));
+    Ok(gin_gpu::cuda::devices(&[gpu], &[], None)?.device(0, 1)?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: Option<usize>, _: u32) -> Result<Arc<dyn Device>, Failure> {
+    let text = "this library was built without the feature `cuda`: it supports virtual GPUs only";
+    Err(Failure::new(gin_status_t::GIN_ERROR_DEVICE, text))
+}
+
+/// Makes the id of a new job, and listens for its ranks. The same process then joins as rank 0.
+///
+/// Give the id to the other ranks by a way that keeps it secret: a process that knows it can join. Not collective.
+///
+/// # Safety
+/// - As the crate's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_unique_id_create(config: *const gin_config_t, id: *mut gin_unique_id_t) -> gin_status_t {
+    call("gin_unique_id_create", || {
+        let (config, out) = (Config::read(config)?, output(id, "id")?);
+        let rendezvous = Rendezvous::new(config.tcp)?;
+        let mut id = gin_unique_id_t { text: [0; GIN_UNIQUE_ID_BYTES] };
+        let name = rendezvous.id().to_string();
+        if name.len() >= GIN_UNIQUE_ID_BYTES {
+            return Err(Failure::new(GIN_ERROR_MEMORY, format!("the id has {} bytes", name.len())));
+        }
+        fill(&mut id.text, &name);
+        lock(&MADE).insert(name, rendezvous);
+        out.write(id);
+        Ok(())
+    })
+}
+
+fn join(config: &Config, id: &str, rank: u32, ranks: u32) -> Result<gin_job_t, Failure> {
+    let own = if rank == 0 { lock(&MADE).remove(id) } else { None };
+    let bootstrap = match own {
+        Some(rendezvous) => rendezvous.join(ranks)?,
+        None if rank == 0 => {
+            let text = "rank 0 is the process that called gin_unique_id_create, and it joins once";
+            return Err(Failure::argument(text));
+        }
+        None => {
+            let id: UniqueId = id.parse().map_err(|error| Failure::argument(format!("id: {error}")))?;
+            TcpBootstrap::join(&id, rank, ranks, config.tcp.clone())?
+        }
+    };
+    config.process(bootstrap)
+}
+
+/// Joins a job by its id, as one rank of `ranks`, each of which is a process. Waits for all ranks.
+///
+/// The caller owns the handle, and closes it with `gin_job_close`.
+///
+/// # Safety
+/// - As the crate's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_join(
+    config: *const gin_config_t,
+    id: *const gin_unique_id_t,
+    rank: u32,
+    ranks: u32,
+    job: *mut gin_job_t,
+) -> gin_status_t {
+    call("gin_job_join", || {
+        let (config, id, job) = (Config::read(config)?, input(id, "id")?, output(job, "job")?);
+        if !id.text.contains(&0) {
+            return Err(Failure::argument("`id` has no end: it was not made by gin_unique_id_create"));
+        }
+        job.write(join(&config, text(id.text.as_ptr(), "id")?, rank, ranks)?);
+        Ok(())
+    })
+}
+
+/// Joins the job for which a launcher started this process: `gin launch`, torchrun, Open MPI or Slurm. Waits for all
+/// ranks. Without a launcher it is `GIN_ERROR_NO_JOB`.
+///
+/// The caller owns the handle, and closes it with `gin_job_close`.
+///
+/// # Safety
+/// - As the crate's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_from_env(config: *const gin_config_t, job: *mut gin_job_t) -> gin_status_t {
+    call("gin_job_from_env", || {
+        let (config, job) = (Config::read(config)?, output(job, "job")?);
+        let Some(found) = gin_boot::Job::from_env()? else {
+            let text = "no launcher started this process: start it with `gin launch`, torchrun, mpirun or srun, or use \
+                        gin_job_join or gin_job_local";
+            return Err(Failure::new(GIN_ERROR_NO_JOB, text));
+        };
+        job.write(config.process(found.bootstrap(config.tcp.clone())?)?);
+        Ok(())
+    })
+}
+
+/// Makes a job over the caller's own exchange of messages, such as MPI's all-gather or a store of torch. Waits for all
+/// ranks.
+///
+/// gin calls `all_gather` once, on the calling thread, to hand out the id that rank 0 makes; all further messages take
+/// gin's own encrypted connections. So gin finds lost ranks as in any other job.
+///
+/// The caller owns the handle, and closes it with `gin_job_close`.
+///
+/// # Safety
+/// - As the crate's docs say; `all_gather` does as its type says, and does not unwind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_over(
+    config: *const gin_config_t,
+    rank: u32,
+    ranks: u32,
+    all_gather: gin_all_gather_t,
+    user: *mut c_void,
+    job: *mut gin_job_t,
+) -> gin_status_t {
+    call("gin_job_over", || {
+        let (config, job) = (Config::read(config)?, output(job, "job")?);
+        let all_gather = all_gather.ok_or_else(|| Failure::argument("`all_gather` is null"))?;
+        if rank >= ranks || ranks > gin_abi::MAX_RANKS {
+            return Err(Failure::argument(format!("there is no rank {rank} of {ranks}")));
+        }
+        let mut own = [0 as c_char; GIN_UNIQUE_ID_BYTES];
+        // Ranks that wait for an id learn of a failure here by its absence.
+        let made = (rank == 0).then(|| Rendezvous::new(config.tcp.clone()));
+        if let Some(Ok(rendezvous)) = &made {
+            fill(&mut own, &rendezvous.id().to_string());
+        }
+        let mut all = vec![0 as c_char; GIN_UNIQUE_ID_BYTES * ranks as usize];
+        // Safety: the caller's promise; the buffers have these lengths.
+        let code = unsafe { all_gather(user, own.as_ptr().cast(), own.len(), all.as_mut_ptr().cast()) };
+        let made = made.transpose()?;
+        if code != 0 {
+            return Err(Failure::new(GIN_ERROR_BOOTSTRAP, format!("all_gather of the program returned {code}")));
+        }
+        all[GIN_UNIQUE_ID_BYTES - 1] = 0;
+        let id = text(all.as_ptr(), "the id of rank 0")?;
+        if id.is_empty() {
+            return Err(Failure::new(GIN_ERROR_BOOTSTRAP, "rank 0 could not listen: see its error"));
+        }
+        let bootstrap = match made {
+            Some(rendezvous) => rendezvous.join(ranks)?,
+            None => {
+                let id: UniqueId = id.parse().map_err(|error| Failure::argument(format!("id: {error}")))?;
+                TcpBootstrap::join(&id, rank, ranks, config.tcp.clone())?
+            }
+        };
+        job.write(config.process(bootstrap)?);
+        Ok(())
+    })
+}
+
+/// Makes a job of `ranks` ranks that are threads of this process, and writes one handle for each to `jobs`. Each thread
+/// then uses its own: collective calls wait for the other threads.
+///
+/// The caller owns the handles, and closes each with `gin_job_close`.
+///
+/// # Safety
+/// - As the crate's docs say; `jobs` has space for `ranks` handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_local(config: *const gin_config_t, ranks: u32, jobs: *mut gin_job_t) -> gin_status_t {
+    call("gin_job_local", || {
+        let config = Config::read(config)?;
+        let members = InProcess::job(ranks)?;
+        let out = outputs(jobs, members.len(), "jobs")?;
+        let world = World::threads(ThreadsConfig::default());
+        let mut made = Vec::new();
+        for (place, member) in (0..).zip(members) {
+            let member = match config.tcp.collective_timeout {
+                Some(limit) => member.with_timeout(limit),
+                None => member,
+            };
+            made.push(Arc::new(config.rank(Arc::new(member), &world, place)?));
+        }
+        for (out, job) in out.iter_mut().zip(made) {
+            *out = gin_job_t { id: table::insert(job)? };
+        }
+        Ok(())
+    })
+}
+
+/// Returns the rank, and the number of ranks. Either output may be null.
+///
+/// # Safety
+/// - As the crate's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_rank(job: gin_job_t, rank: *mut u32, ranks: *mut u32) -> gin_status_t {
+    call("gin_job_rank", || {
+        let job = table::get::<Job>(job.id)?;
+        for (out, value) in [(rank, job.bootstrap.rank()), (ranks, job.bootstrap.ranks())] {
+            if !out.is_null() {
+                output(out, "rank or ranks")?.write(value);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Returns the kind of the rank's device: `GIN_DEVICE_VIRTUAL` or `GIN_DEVICE_CUDA`.
+///
+/// # Safety
+/// - As the crate's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_device(job: gin_job_t, kind: *mut u32) -> gin_status_t {
+    call("gin_job_device", || {
+        let (job, kind) = (table::get::<Job>(job.id)?, output(kind, "kind")?);
+        kind.write(match job.device.kind() {
+            gin_gpu::DeviceKind::Virtual => gin_device_kind_t::GIN_DEVICE_VIRTUAL as u32,
+            gin_gpu::DeviceKind::Cuda => gin_device_kind_t::GIN_DEVICE_CUDA as u32,
+        });
+        Ok(())
+    })
+}
+
+/// Waits for all ranks of the job. Collective.
+#[unsafe(no_mangle)]
+pub extern "C" fn gin_job_barrier(job: gin_job_t) -> gin_status_t {
+    call("gin_job_barrier", || Ok(table::get::<Job>(job.id)?.bootstrap.barrier()?))
+}
+
+/// Gathers `bytes` bytes of each rank, by rank, into `all`. All ranks pass the same length. Collective.
+///
+/// # Safety
+/// - As the crate's docs say; `own` has `bytes` bytes, and `all` has that many for each rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_all_gather(
+    job: gin_job_t,
+    own: *const c_void,
+    bytes: usize,
+    all: *mut c_void,
+) -> gin_status_t {
+    call("gin_job_all_gather", || {
+        let job = table::get::<Job>(job.id)?;
+        let own = inputs(own.cast::<u8>(), bytes, "own")?;
+        let total = bytes.checked_mul(job.bootstrap.ranks() as usize);
+        let total = total.ok_or_else(|| Failure::argument(format!("{bytes} bytes are too many")))?;
+        let all = outputs(all.cast::<u8>(), total, "all")?;
+        let parts = job.bootstrap.all_gather(own)?;
+        for (rank, part) in parts.iter().enumerate() {
+            if part.len() != bytes {
+                let text = format!("rank {rank} passed {} bytes, this rank {bytes}", part.len());
+                return Err(Failure::argument(text));
+            }
+            all[rank * bytes..][..bytes].copy_from_slice(part);
+        }
+        Ok(())
+    })
+}
+
+/// Ends every collective call of the job, on all ranks, with an error. Does not wait.
+#[unsafe(no_mangle)]
+pub extern "C" fn gin_job_abort(job: gin_job_t) -> gin_status_t {
+    call("gin_job_abort", || {
+        table::get::<Job>(job.id)?.bootstrap.abort();
+        Ok(())
+    })
+}
+
+/// Writes the first `capacity` ranks that are known to be lost to `ranks`, and their number to `count`.
+///
+/// # Safety
+/// - As the crate's docs say; `ranks` has space for `capacity` numbers, and may be null if that is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_lost(
+    job: gin_job_t,
+    ranks: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+) -> gin_status_t {
+    call("gin_job_lost", || {
+        let (job, count) = (table::get::<Job>(job.id)?, output(count, "count")?);
+        let lost = job.bootstrap.lost();
+        for (out, rank) in outputs(ranks, capacity.min(lost.len()), "ranks")?.iter_mut().zip(&lost) {
+            *out = *rank;
+        }
+        count.write(lost.len());
+        Ok(())
+    })
+}
+
+/// Closes the handle. Communicators of the job stay usable; the rank leaves the job when the last of them is closed
+/// too.
+#[unsafe(no_mangle)]
+pub extern "C" fn gin_job_close(job: gin_job_t) -> gin_status_t {
+    call("gin_job_close", || table::remove::<Job>(job.id).map(drop))
+}

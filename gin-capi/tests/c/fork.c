@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// Two processes form a job over the program's own all-gather, a pair of pipes; then a child of a fork is refused.
+
+#define _POSIX_C_SOURCE 200809L
+
+#include "gin.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct pipes {
+    uint32_t rank;
+    int in, out;
+};
+
+// All parts are short, so a pipe takes a whole one.
+static int all_gather(void *user, const void *own, size_t bytes, void *all) {
+    struct pipes *pipes = user;
+    char *to = all;
+    if (write(pipes->out, own, bytes) != (ssize_t)bytes) return 1;
+    memcpy(to + pipes->rank * bytes, own, bytes);
+    to += (1 - pipes->rank) * bytes;
+    for (size_t got = 0; got < bytes;) {
+        ssize_t more = read(pipes->in, to + got, bytes - got);
+        if (more <= 0) return 2;
+        got += (size_t)more;
+    }
+    return 0;
+}
+
+static int fails(void *user, const void *own, size_t bytes, void *all) {
+    (void)user, (void)own, (void)bytes, (void)all;
+    return 7;
+}
+
+static int member(struct pipes pipes) {
+    gin_config_t config = GIN_CONFIG_INIT;
+    config.device = GIN_DEVICE_VIRTUAL;
+    config.address = "127.0.0.1";
+    gin_job_t job;
+    gin_status_t status = gin_job_over(&config, pipes.rank, 2, all_gather, &pipes, &job);
+    if (status != GIN_OK) {
+        fprintf(stderr, "rank %u: %s\n", pipes.rank, gin_last_error());
+        return 1;
+    }
+    uint32_t own = 10 + pipes.rank, all[2] = {0, 0};
+    assert(gin_job_all_gather(job, &own, sizeof own, all) == GIN_OK);
+    assert(all[0] == 10 && all[1] == 11);
+    assert(gin_job_over(&config, 0, 2, fails, NULL, &job) == GIN_ERROR_BOOTSTRAP && strstr(gin_last_error(), "7"));
+    config.address = "nowhere";
+    assert(gin_job_over(&config, 0, 2, all_gather, &pipes, &job) == GIN_ERROR_ARGUMENT);
+
+    // A process that uses gin forks: the child has none of gin's threads.
+    pid_t child = fork();
+    assert(child >= 0);
+    if (child == 0) {
+        int refused = gin_job_barrier(job) == GIN_ERROR_FORK && strstr(gin_last_error(), "exec") != NULL;
+        _exit(refused ? 0 : 1);
+    }
+    int outcome;
+    assert(waitpid(child, &outcome, 0) == child && outcome == 0);
+    assert(gin_job_barrier(job) == GIN_OK);
+    return gin_job_close(job) != GIN_OK;
+}
+
+int main(void) {
+    int forth[2], back[2];
+    assert(pipe(forth) == 0 && pipe(back) == 0);
+    // Before the first call of gin.
+    pid_t other = fork();
+    assert(other >= 0);
+    if (other == 0) return member((struct pipes){1, forth[0], back[1]});
+    int own = member((struct pipes){0, back[0], forth[1]}), outcome;
+    assert(waitpid(other, &outcome, 0) == other);
+    if (own == 0 && outcome == 0) printf("passed\n");
+    return own;
+}

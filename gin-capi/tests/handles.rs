@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Random sequences of calls with random handles, sizes and pointers: no call crashes, and each error has a text.
+
+use gin_abi::{CommHandle, WindowHandle};
+use gin_capi::types::gin_status_t::GIN_OK;
+use gin_capi::types::*;
+use gin_capi::{comm::*, job::*, launch::*, status::*, window::*};
+use proptest::prelude::*;
+use std::ffi::{CStr, c_void};
+use std::ptr::{null, null_mut};
+
+const CONFIG: gin_config_t = gin_config_t {
+    size: size_of::<gin_config_t>() as u32,
+    abi: GIN_ABI_VERSION,
+    device: 1,
+    gpu: -1,
+    network: 0,
+    lsa_size: 0,
+    network_only: 0,
+    joining_ms: 1000,
+    collective_ms: 1000,
+    reserved: 0,
+    address: null(),
+};
+
+/// The handles that calls of a sequence have made, of all kinds, also closed ones.
+#[derive(Default)]
+struct Handles(Vec<u64>);
+
+impl Handles {
+    /// Chooses a handle: one that was made, one beside it, or a wild one.
+    fn choose(&self, choice: u64) -> u64 {
+        let known = || self.0[(choice >> 8) as usize % self.0.len()];
+        match choice & 7 {
+            _ if self.0.is_empty() => choice,
+            0 => 0,
+            1 => choice,
+            2 => known() ^ 1 << (choice >> 40 & 63),
+            _ => known(),
+        }
+    }
+}
+
+/// Makes one call. Returns its status.
+fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_status_t {
+    let id = handles.choose(choice);
+    let (comm, window, stream) = (gin_comm_t { id }, gin_window_t { id }, gin_stream_t { id });
+    let (job, module, kernel) = (gin_job_t { id }, gin_module_t { id }, gin_kernel_t { id });
+    let (small, mut bytes) = (number % 5000, [0u8; 64]);
+    let requirements = gin_requirements_t {
+        size: size_of::<gin_requirements_t>() as u32 + u32::from(number.is_multiple_of(9)),
+        contexts: (number >> 8) as u32 % 4,
+        signals: (number >> 16) as u32 % 5,
+        counters: 1,
+        queue_depth: 1 << (number >> 24 & 7),
+        world_barriers: 0,
+        rail_barriers: 0,
+        lsa_barriers: 1,
+        windows: 4,
+        max_outstanding_per_peer: 8,
+    };
+    let mut made = 0u64;
+    // Safety: pointers are null, or to values of these types that live during the call. Windows over memory of the
+    // program are never registered.
+    let status = unsafe {
+        match which {
+            0 => gin_job_local(&CONFIG, (number % 2) as u32, (&raw mut made).cast()),
+            1 => gin_comm_create(job, &requirements, (&raw mut made).cast()),
+            2 => gin_window_alloc(comm, small, (number >> 20) as u32 & 3, (&raw mut made).cast()),
+            3 => gin_stream_create(job, (&raw mut made).cast()),
+            4 => gin_module_load(job, null(), 0, (&raw mut made).cast()),
+            5 => gin_module_kernel(module, c"no_kernel".as_ptr(), (&raw mut made).cast()),
+            6 => gin_window_write(window, number, bytes.as_ptr().cast(), small % 65),
+            7 => gin_window_read(window, small, bytes.as_mut_ptr().cast(), small % 65),
+            8 => gin_window_read(window, 0, null_mut(), number),
+            9 => {
+                let mut device = std::mem::zeroed::<CommHandle>();
+                gin_comm_device(comm, &mut device)
+            }
+            10 => {
+                let mut device = std::mem::zeroed::<WindowHandle>();
+                gin_window_device(window, &mut device)
+            }
+            11 => gin_comm_abort(comm),
+            12 => gin_comm_check(comm),
+            13 => {
+                let (mut found, mut fault) = (0, std::mem::zeroed());
+                gin_comm_fault(comm, &mut found, &mut fault)
+            }
+            14 => {
+                let mut stats = gin_stats_t::default();
+                gin_comm_stats(comm, number as u32, &mut stats)
+            }
+            15 => gin_comm_destroy(comm),
+            16 => gin_comm_release(comm),
+            17 => gin_window_close(window),
+            18 => gin_stream_synchronize(stream),
+            19 => gin_stream_close(stream),
+            20 => gin_module_close(module),
+            21 => gin_kernel_close(kernel),
+            22 => gin_job_barrier(job),
+            23 => gin_job_close(job),
+            24 => gin_launch(stream, kernel, null(), null(), number as usize),
+            25 => gin_job_all_gather(
+                job,
+                bytes.as_ptr().cast(),
+                (number % 65) as usize,
+                bytes.as_mut_ptr().cast::<c_void>(),
+            ),
+            26 => gin_job_rank(job, null_mut(), null_mut()),
+            27 => gin_window_memory(window, null_mut(), std::ptr::without_provenance_mut(1)),
+            28 => gin_job_local(null(), 1, null_mut()),
+            29 => gin_stream_from_cuda(job, null_mut(), (&raw mut made).cast()),
+            30 => gin_module_load(job, bytes.as_ptr().cast(), (number % 65) as usize, (&raw mut made).cast()),
+            _ => gin_window_register(comm, null_mut(), number, 0, (&raw mut made).cast()),
+        }
+    };
+    if made != 0 {
+        handles.0.push(made);
+    }
+    status
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_sequence_of_calls_crashes_and_each_error_has_a_text(
+        calls in proptest::collection::vec((0u8..32, any::<u64>(), any::<u64>()), 1..60),
+    ) {
+        let mut handles = Handles::default();
+        // A job, a communicator with one context, a window, a stream, a module: later calls close them in any order.
+        prop_assert_eq!(call(&mut handles, 0, 0, 1), GIN_OK);
+        let job = handles.0[0];
+        prop_assert_eq!(call(&mut handles, 1, 3, 0x101), GIN_OK);
+        let comm = handles.0[1];
+        for (which, id) in [(2, comm), (3, job), (4, job)] {
+            let mut one = Handles(vec![id]);
+            prop_assert_eq!(call(&mut one, which, 3, 100), GIN_OK);
+            handles.0.extend(&one.0[1..]);
+        }
+        for (which, choice, number) in calls {
+            let status = call(&mut handles, which, choice, number);
+            if status != GIN_OK {
+                // Safety: the text lives until this thread's next error.
+                let text = unsafe { CStr::from_ptr(gin_last_error()) }.to_string_lossy().into_owned();
+                prop_assert!(text.starts_with("gin_") && text.len() > 20, "call {which}: {text}");
+                prop_assert!(status != gin_status_t::GIN_ERROR_INTERNAL, "call {which}: {text}");
+            }
+        }
+        // The rest is closed in any order.
+        for &id in &handles.0 {
+            for close in [15, 17, 19, 20, 21, 23] {
+                let mut one = Handles(vec![id]);
+                let _ = call(&mut one, close, 3, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_wild_handle_is_never_an_object(id in any::<u64>()) {
+        let _ = (gin_job_barrier(gin_job_t { id }), gin_comm_abort(gin_comm_t { id }));
+        prop_assert_eq!(gin_stream_close(gin_stream_t { id }), gin_status_t::GIN_ERROR_HANDLE);
+    }
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The header `gin.h` and the list of symbols are those of the sources. `GIN_BLESS=1` writes both anew.
+
+mod common;
+
+use common::{HERE, library, run};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+const HEADER: &str = r#"
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// The host library of gin; docs/c.md is the page for users. cbindgen made this file from gin-capi/src: do not edit it.
+//
+// Every function returns a gin_status_t. After an error gin_last_error() returns the text, for the calling thread. An
+// output is written only on success. Each handle is checked: a null, closed or foreign one is GIN_ERROR_HANDLE. A pointer
+// is checked for null and alignment, and for nothing more; it must stay valid during the call.
+//
+// Any thread may call any function. While a call on a communicator waits for other ranks, most other calls on it return
+// GIN_ERROR_BUSY; abort, check, fault and statistics never wait. A collective call is one that all ranks make together.
+//
+// No panic and no exception leaves the library; it installs no signal handler. In the child of a fork every call returns
+// GIN_ERROR_FORK.
+"#;
+
+const AFTER_INCLUDES: &str = r#"
+/// The defaults of a `gin_config_t`.
+#define GIN_CONFIG_INIT { sizeof(gin_config_t), GIN_ABI_VERSION, 0, -1, 0, 0, 0, 300000, GIN_FOREVER, 0, NULL }
+
+/// The defaults of a `gin_requirements_t`.
+#define GIN_REQUIREMENTS_INIT { sizeof(gin_requirements_t), 1, 16, 16, 256, 0, 0, 0, 64, 1024 }
+
+/// A null handle of any type.
+#define GIN_NULL { 0 }
+
+/// Returns the status of `call` from the calling function, if it is an error.
+#define GIN_TRY(call) \
+    do { \
+        gin_status_t gin_try_status = (call); \
+        if (gin_try_status != GIN_OK) return gin_try_status; \
+    } while (0)
+"#;
+
+fn generated() -> String {
+    let source = |name: &str| format!("{HERE}/src/{name}.rs");
+    let mut config = cbindgen::Config {
+        language: cbindgen::Language::C,
+        pragma_once: true,
+        cpp_compat: true,
+        line_length: 110,
+        documentation_style: cbindgen::DocumentationStyle::C99,
+        header: Some(HEADER.trim().to_owned()),
+        after_includes: Some(AFTER_INCLUDES.to_owned()),
+        ..Default::default()
+    };
+    config.export.rename.insert("CommHandle".to_owned(), "gin_device_comm_t".to_owned());
+    config.export.rename.insert("WindowHandle".to_owned(), "gin_device_window_t".to_owned());
+    config.export.include = ["gin_device_kind_t", "gin_network_t", "gin_status_t"].map(str::to_owned).to_vec();
+    config.export.rename.insert("WindowData".to_owned(), "gin_device_window_entry_t".to_owned());
+    config.export.include.push("WindowData".to_owned());
+    // Constants and types of the layouts that C does not need.
+    config.export.exclude = [
+        "StatusBlock",
+        "ContextData",
+        "BackendKind",
+        "FaultRecord",
+        "ENGINE_GPU",
+        "ENGINE_NIC",
+        "ENGINE_CPU",
+        "CAP_STRONG_SIGNALS",
+        "CAP_VA_SIGNALS",
+        "CAP_MULTIMEM",
+        "NEAR_WORDS",
+        "QUEUE_NEAR",
+        "STRIDE_SHIFT",
+        "WINDOW_SIGNALS",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    let mut builder = cbindgen::Builder::new().with_config(config);
+    for name in ["types", "status", "job", "comm", "window", "launch"] {
+        builder = builder.with_src(source(name));
+    }
+    builder = builder.with_src(format!("{HERE}/../gin-abi/src/handle.rs"));
+    let mut text = Vec::new();
+    builder.generate().expect("cbindgen reads the sources").write(&mut text);
+    let text = String::from_utf8(text).expect("the header is UTF-8");
+    // Links of rustdoc, and sections that repeat the head of the file.
+    let text = text.replace("\n//\n// # Safety\n// - As the crate's docs say.", "");
+    let text = text.replace("// # Safety\n// - As the crate's docs say; ", "// The caller ensures: ");
+    let text = text.replace("// # Safety\n// - As the crate's docs say. ", "// The caller ensures: ");
+    text.replace("[`", "`").replace("`]", "`")
+}
+
+/// Compares a file with its content as it should be, or writes it.
+fn compare(path: &str, fresh: &str) {
+    let path = Path::new(HERE).join(path);
+    if std::env::var_os("GIN_BLESS").is_some() {
+        std::fs::write(&path, fresh).expect("write the file");
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    let first = kept.lines().zip(fresh.lines()).find(|(kept, fresh)| kept != fresh);
+    assert!(kept == fresh, "{} is not of these sources, first at {first:?}: run with GIN_BLESS=1", path.display());
+}
+
+#[test]
+fn the_header_is_that_of_the_sources() {
+    compare("include/gin.h", &generated());
+}
+
+#[test]
+fn the_shared_library_exports_the_listed_symbols_and_no_others() {
+    let names = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library("libgin_capi.so")));
+    let names: BTreeSet<&str> = names.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    let list: String = names.iter().map(|name| format!("{name}\n")).collect();
+    compare("symbols.txt", &list);
+    assert!(names.iter().all(|name| name.starts_with("gin_")), "{names:?}");
+}

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The device functions as CUDA C++ programs link them. Nothing runs on a GPU. Without a compiler for kernels, or
+//! `nvcc` in `target/cuda-tools`, the trials are reported as ignored.
+
+mod common;
+
+use common::{HERE, library, run, try_run};
+use gin_abi::{CommHandle, FaultKind, WindowData, WindowHandle};
+use gin_build::{Arch, DeviceLibrary, KernelBuilder, Toolchain, UsePtxas};
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::mem::{offset_of, size_of};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::LazyLock;
+
+/// NVIDIA's tools.
+static CUDA: LazyLock<PathBuf> = LazyLock::new(|| Path::new(HERE).join("../target/cuda-tools/nvidia/cu13"));
+
+/// A folder for the results of this program.
+static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir().expect("make a folder"));
+
+/// The library of the device functions.
+static LIBRARY: LazyLock<DeviceLibrary> = LazyLock::new(|| {
+    let builder = KernelBuilder::new(Path::new(HERE).join("device")).arch(Arch::Sm90).ptxas(UsePtxas::No).quiet();
+    let built =
+        builder.target_dir_of_build_scripts(env!("CARGO_TARGET_TMPDIR")).build().expect("compile the functions");
+    built.write_device_library(FOLDER.path(), "gin_device", 128).expect("make the library")
+});
+
+fn missing() -> Option<String> {
+    if !CUDA.join("bin/nvcc").is_file() {
+        return Some(format!("{} has no nvcc", CUDA.display()));
+    }
+    Toolchain::find().err().map(|error| error.to_string().replace('\n', " "))
+}
+
+fn try_nvcc<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Result<String, String> {
+    let mut command = Command::new(CUDA.join("bin/nvcc"));
+    command.args(["-std=c++17", "-arch=sm_90", "-rdc=true", &format!("-I{HERE}/include")]);
+    try_run(command.arg(format!("-L{}", CUDA.join("lib").display())).args(arguments))
+}
+
+fn nvcc<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) {
+    try_nvcc(arguments).unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn here(path: &str) -> String {
+    format!("{HERE}/{path}")
+}
+
+fn out(name: &str) -> String {
+    FOLDER.path().join(name).display().to_string()
+}
+
+/// Every operation of the header finds its function. A second gin module in the program does no harm; without the
+/// library the program does not link.
+fn links() {
+    let object = out("calls.o");
+    nvcc(["-dc", &here("tests/cuda/calls.cu"), "-o", &object]);
+    let archive = LIBRARY.archive.display().to_string();
+    nvcc([&object, &archive, "-o", &out("calls")]);
+
+    // Another module of gin-device: the same functions under other names.
+    let text = std::fs::read_to_string(&LIBRARY.ptx[0].1).expect("read the PTX");
+    let twin =
+        text.replace("gin_abi_version", "GIN_ABI").replace("gin_", "twin_").replace("GIN_ABI", "gin_abi_version");
+    let twin = twin.replace("twin_dynamic_shared", "gin_dynamic_shared");
+    std::fs::write(out("twin.ptx"), &twin).expect("write PTX");
+    nvcc(["-dc", &out("twin.ptx"), "-o", &out("twin.o")]);
+    nvcc([&object, &archive, &out("twin.o"), "-o", &out("two")]);
+    let strong = |text: &str| text.replace(".weak .global", ".visible .global");
+    std::fs::write(out("strong.ptx"), strong(&twin)).expect("write PTX");
+    std::fs::write(out("first.ptx"), strong(&text)).expect("write PTX");
+    for name in ["strong", "first"] {
+        nvcc(["-dc", &out(&format!("{name}.ptx")), "-o", &out(&format!("{name}.o"))]);
+    }
+    let refused = |objects: &[&str]| {
+        let all = objects.iter().map(|name| out(name)).chain([object.clone(), "-o".to_owned(), out("refused")]);
+        try_nvcc(all).expect_err("it was linked")
+    };
+    assert!(refused(&["first.o", "strong.o"]).contains("gin_abi_version"), "two strong variables link");
+    assert!(refused(&[]).contains("gin_put"), "a program links without the functions");
+}
+
+/// Returns the parameters and results of the functions of a module, by name.
+fn prototypes(text: &str, directive: &str) -> BTreeMap<String, Vec<String>> {
+    let mut found = BTreeMap::new();
+    for part in text.split(directive).skip(1) {
+        // Up to the body, or the end of a declaration.
+        let head = part.split(['{', ';']).next().unwrap_or_default();
+        let head = head.trim_start().strip_prefix(".func").unwrap_or(head).trim();
+        let (result, rest) = match head.strip_prefix('(').and_then(|rest| rest.split_once(')')) {
+            Some((result, rest)) => (result, rest),
+            None => ("", head),
+        };
+        let (name, parameters) = rest.trim().split_once('(').unwrap_or((rest.trim(), ""));
+        // A parameter is `.param .b64 NAME` or `.param .align 8 .b8 NAME[16]`.
+        let kind = |parameter: &str| {
+            let words: Vec<&str> = parameter.split_whitespace().collect();
+            let array = words.last().and_then(|name| name.split_once('[')).map_or("", |(_, length)| length);
+            format!(
+                "{}{}",
+                words.iter().take(words.len().saturating_sub(1)).copied().collect::<Vec<_>>().join(" "),
+                array
+            )
+        };
+        let parameters = parameters.trim_end().trim_end_matches(')');
+        let all = std::iter::once(result).chain(parameters.split(',')).map(kind).collect();
+        if name.trim().starts_with("gin_") {
+            found.insert(name.trim().to_owned(), all);
+        }
+    }
+    found
+}
+
+/// C++ and Rust have the same functions with the same parameters.
+fn agrees() {
+    nvcc(["-ptx", &here("tests/cuda/calls.cu"), "-o", &out("calls.ptx")]);
+    let theirs = std::fs::read_to_string(out("calls.ptx")).expect("read PTX");
+    let ours = std::fs::read_to_string(&LIBRARY.ptx[0].1).expect("read PTX");
+    let (theirs, ours) = (prototypes(&theirs, ".extern "), prototypes(&ours, ".visible "));
+    assert!(ours.len() >= 50, "{ours:?}");
+    for (name, parameters) in &ours {
+        assert_eq!(theirs.get(name), Some(parameters), "{name}, in C++ and in Rust");
+    }
+    assert_eq!(theirs.len(), ours.len());
+}
+
+/// A translation unit with the layouts and codes of gin-abi, as assertions.
+fn assertions() -> String {
+    let mut text = String::from("#include \"gin_device.cuh\"\n#include <cstddef>\n");
+    macro_rules! layout {
+        ($rust:ident, $c:literal, $($field:ident),* $(,)?) => {{
+            writeln!(text, "static_assert(sizeof({}) == {}, \"\");", $c, size_of::<$rust>()).expect("write");
+            $(
+                let (field, offset) = (stringify!($field), offset_of!($rust, $field));
+                writeln!(text, "static_assert(offsetof({}, {field}) == {offset}, \"\");", $c).expect("write");
+            )*
+            // The list is complete.
+            let _ = |$rust { $($field: _),* }: $rust| ();
+        }};
+    }
+    layout!(
+        CommHandle,
+        "gin_device_comm_t",
+        abi,
+        backend,
+        rank,
+        ranks,
+        lsa_rank,
+        lsa_size,
+        contexts,
+        signals,
+        counters,
+        windows,
+        capabilities,
+        engines,
+        world_barriers,
+        rail_barriers,
+        lsa_barriers,
+        trap_on_fault,
+        proxy_contexts,
+        strong_signals,
+        lsa_first,
+        lsa_reach,
+        context_table,
+        window_table,
+        host_status,
+        kernel_status,
+        kernel_status_copy,
+        barrier_state,
+        peer_signals,
+        queue_pairs,
+        window_keys,
+        gdaki_contexts,
+        reserved,
+        copy
+    );
+    layout!(
+        WindowHandle,
+        "gin_device_window_t",
+        base,
+        own_length,
+        least_length,
+        data,
+        id,
+        flags,
+        stride,
+        rank,
+        lsa_first,
+        lsa_reach
+    );
+    layout!(
+        WindowData,
+        "gin_device_window_entry_t",
+        active,
+        flags,
+        base,
+        length,
+        lengths,
+        peers,
+        va_gpu,
+        va_cpu,
+        va_near,
+        peer_va_gpu,
+        stride,
+        reserved
+    );
+    for (wrapper, c) in [("Comm", "gin_device_comm_t"), ("Window<float>", "gin_device_window_t")] {
+        writeln!(text, "static_assert(sizeof(gin::{wrapper}) == sizeof({c}), \"\");").expect("write");
+    }
+    for kind in FaultKind::ALL {
+        writeln!(text, "static_assert(gin::FaultKind::{kind:?} == gin::FaultKind({}), \"\");", *kind as u32)
+            .expect("write");
+    }
+    writeln!(text, "static_assert(GIN_ABI_VERSION == {}, \"\");", gin_abi::ABI_VERSION).expect("write");
+    text
+}
+
+/// nvcc, and the compiler of the host, have the layouts of Rust.
+fn layouts() {
+    std::fs::write(out("layouts.cu"), assertions()).expect("write the source");
+    std::fs::write(out("layouts.cpp"), assertions()).expect("write the source");
+    nvcc(["-dc", &out("layouts.cu"), "-o", &out("layouts.o")]);
+    run(common::compiler(true).args(["-fsyntax-only", &out("layouts.cpp")]));
+}
+
+/// The example links with the library when it is built, and by nvJitLink when it runs.
+fn examples() {
+    let gin = library("libgin_capi.so").display().to_string();
+    let example = |name: &str| here(&format!("../examples/cuda-cpp/{name}"));
+    nvcc([&example("main.cu"), &LIBRARY.archive.display().to_string(), &gin, "-o", &out("main")]);
+    nvcc(["-cubin", "-x", "cu", &example("kernels.cuh"), "-o", &out("kernels.cubin")]);
+    let cuda = CUDA.display();
+    let mut compile = common::compiler(true);
+    compile.args([&example("jit.cpp"), &format!("-I{cuda}/include"), "-o", &out("jit"), &gin]);
+    compile.args(["-pthread", "-Wno-pedantic", &format!("{cuda}/lib/libnvJitLink.so.13")]);
+    run(&mut compile);
+    let mut jit = Command::new(out("jit"));
+    jit.env("LD_LIBRARY_PATH", format!("{cuda}/lib"));
+    let said = run(jit.args([&out("kernels.cubin"), &LIBRARY.ptx[0].1.display().to_string(), "link"]));
+    assert!(said.contains("linked: "), "{said}");
+}
+
+fn main() -> ExitCode {
+    let trials: [(&str, fn()); 4] = [
+        ("device_functions_and_two_modules_link_into_a_program", links),
+        ("cpp_and_rust_agree_on_the_parameters_of_every_function", agrees),
+        ("cpp_and_rust_agree_on_every_layout_and_code", layouts),
+        ("the_example_links_both_ways", examples),
+    ];
+    let reason = missing();
+    let trial = |(name, run): (&'static str, fn())| {
+        let result = move || -> Result<(), Failed> {
+            run();
+            Ok(())
+        };
+        Trial::test(name, result).with_ignored_flag(reason.is_some())
+    };
+    if let Some(reason) = &reason {
+        eprintln!("ignored: {reason}");
+    }
+    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials.into_iter().map(trial).collect());
+    // Statics are not dropped.
+    let _ = std::fs::remove_dir_all(FOLDER.path());
+    conclusion.exit_code()
+}

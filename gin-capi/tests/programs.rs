@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Programs in C and C++ that use the library, on virtual GPUs.
+
+mod common;
+
+use common::{library, program, program_with, run};
+use std::process::{Command, Stdio};
+
+/// Compiles a program and runs it; it ends with `passed`.
+fn passes(source: &str) {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let said = run(&mut Command::new(program(source, folder.path())));
+    assert!(said.contains("passed"), "{source}: {said}");
+}
+
+#[test]
+fn two_ranks_of_a_c_program_put_and_check() {
+    passes("tests/c/put.c");
+}
+
+#[test]
+fn kernels_in_cpp_run_on_the_virtual_gpu() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program("../examples/cuda-cpp/virtual.cpp", folder.path());
+    for arguments in [&["4"][..], &["3", "network"], &["1"]] {
+        let said = run(Command::new(&program).args(arguments));
+        assert!(said.contains("passed"), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn processes_meet_over_the_programs_own_exchange_and_children_of_forks_are_refused() {
+    passes("tests/c/fork.c");
+}
+
+#[test]
+fn an_object_that_cpp_drops_closes_its_handle() {
+    passes("tests/c/owner.cpp");
+}
+
+#[test]
+fn a_c_program_launches_a_kernel_in_rust_alone_and_as_two_processes() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program_with("../examples/c/main.c", &library("libgin_example_c.so"), folder.path());
+    assert!(run(&mut Command::new(&program)).contains("rank 0 of 1: passed"));
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
+    let port = port.expect("a free port").port().to_string();
+    let rank = |rank: &str| {
+        let mut command = Command::new(&program);
+        let variables = [("GIN_RANKS", "2"), ("GIN_ADDR", "127.0.0.1"), ("GIN_PORT", &port), ("GIN_INSECURE", "1")];
+        command.env("GIN_RANK", rank).envs(variables).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("start a rank")
+    };
+    for child in [rank("0"), rank("1")] {
+        let output = child.wait_with_output().expect("wait for a rank");
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(output.status.success() && said.contains("of 2: passed"), "{said}");
+    }
+}
