@@ -9,11 +9,13 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
+#[expect(unreachable_pub, reason = "gin-build writes the table for every crate")]
 mod shipped {
     include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
 }
 
 #[cfg(feature = "cuda")]
+#[expect(unreachable_pub, reason = "as above")]
 mod examples {
     include!(concat!(env!("OUT_DIR"), "/examples.rs"));
 }
