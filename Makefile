@@ -18,7 +18,7 @@ ARCHS ?= sm_80 sm_90 sm_100
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help setup run test test-rdma stress soak night gpu-test gpu-bundle device-lib install bench doc guide fmt lint clean clean-tools
+.PHONY: help setup run test test-rdma test-torch stress soak night gpu-test gpu-bundle device-lib install bench doc guide fmt lint clean clean-tools
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test: setup ## Runs all tests; a test without its GPU or tool is reported as ign
 
 test-rdma: setup ## Runs the tests over RDMA in virtual machines with Soft-RoCE; SMOKE=smoke for a selection
 	@scripts/test-rdma.sh $(SMOKE)
+
+test-torch: setup ## Installs torch below the target folder and runs all tests of the Python package
+	@GIN_PY_TORCH=1 $(CARGO) test -p gin-py $(FEATURES) --test python
 
 stress: setup ## Runs random faults, then healthy jobs on a busy machine, SECONDS_OF_STRESS (300) each; GIN_SEED repeats
 	@GIN_STRESS_SECONDS=$(SECONDS_OF_STRESS) $(CARGO) test -p gin-conformance $(FEATURES) --test faults -- random

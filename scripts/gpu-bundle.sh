@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Builds the tests for real GPUs, the command, the examples, and the program and test that `gin new` writes, into one
-# folder that runs on a GPU machine without Rust. The folder is gpu-bundle in the target folder, or the first argument.
-# In it, run.sh runs the tests, run-command.sh the rest, and run-bench.sh the benchmarks. GIN_ARCHS gives the
-# architectures of the kernels (sm_90 by default).
+# Builds the tests for real GPUs, the command, the examples, the Python package, and the program and test that `gin new`
+# writes, into one folder that runs on a GPU machine without Rust. The folder is gpu-bundle in the target folder, or the
+# first argument. In it, run.sh runs the tests, run-command.sh the rest, run-bench.sh the benchmarks, and run-python.sh
+# the tests of the Python package. GIN_ARCHS gives the architectures of the kernels (sm_90 by default).
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,6 +38,20 @@ program=$(built build "${in_project[@]}" --bin first-hour)
 program_test=$(built test --no-run "${in_project[@]}" --bin first-hour)
 [ -n "$program_test" ] || { echo "gpu-bundle: cargo printed no path of the new project's test" >&2; exit 1; }
 
+# The wheel, and pytest with what it needs, for a machine without a network.
+wheels="$target/gpu-python-wheels"
+rm -rf "$wheels"
+python3 -m pip wheel --quiet --no-deps --wheel-dir "$wheels" ./gin-py
+python3 -m pip download --quiet --only-binary=:all: --python-version 3.12 --dest "$wheels" pytest==8.4.2
+
+# ptx CRATE NAME: prints the path of the newest PTX that the build of this crate has made for a table
+ptx() {
+    local found
+    found=$(ls -t "$target"/release/build/"$1"-*/out/"$2"/*."${GIN_ARCHS%%,*}".ptx 2>/dev/null | head -n 1)
+    [ -n "$found" ] || { echo "gpu-bundle: the build of $1 has left no PTX of $2" >&2; exit 1; }
+    echo "$found"
+}
+
 rm -rf "$bundle"
 mkdir -p "$bundle"
 strip -o "$bundle/gpu-tests" "$tests"
@@ -48,6 +62,14 @@ strip -o "$bundle/first-hour-test" "$program_test"
 cp scripts/gpu-run-command.sh "$bundle/run-command.sh"
 cp scripts/gpu-sanitize.sh "$bundle/sanitize.sh"
 cp scripts/gpu-run-bench.sh "$bundle/run-bench.sh"
+cp scripts/gpu-python.sh "$bundle/run-python.sh"
+mkdir -p "$bundle/python/ptx"
+mv "$wheels" "$bundle/python/wheels"
+cp -r gin-py/tests "$bundle/python/tests"
+rm -f "$bundle/python/tests/python.rs"
+cp -r examples/python "$bundle/python/examples"
+cp "$(ptx gin-py examples)" "$bundle/python/ptx/linked.ptx"
+cp "$(ptx gpu-tests hardware)" "$bundle/python/ptx/other.ptx"
 git rev-parse HEAD >"$bundle/commit" 2>/dev/null || echo unknown >"$bundle/commit"
 
 cat >"$bundle/run.sh" <<'EOF'
@@ -101,5 +123,6 @@ EOF
 chmod +x "$bundle/run.sh"
 
 size=$(du -sm "$bundle" | cut -f1)
-echo "$bundle: $size MiB; copy it to a machine with GPUs, and run ./run.sh, ./run-command.sh and ./run-bench.sh there"
+echo "$bundle: $size MiB; copy it to a machine with GPUs, and run ./run.sh, ./run-command.sh, ./run-bench.sh and" \
+    "./run-python.sh there"
 [ "$size" -lt "$limit_mib" ] || { echo "gpu-bundle: $bundle has $size MiB, the limit is $limit_mib MiB" >&2; exit 1; }

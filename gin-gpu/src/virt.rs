@@ -61,9 +61,12 @@ impl Drop for VirtualMemory {
     }
 }
 
-/// Memory of the program, which the device never frees.
-#[derive(Debug)]
-struct ForeignMemory;
+/// Memory of the program, which the device never frees. It drops its owner, if the program has passed one.
+#[derive(derive_more::Debug)]
+struct ForeignMemory {
+    #[debug(skip)]
+    _keep: Option<Keep>,
+}
 
 impl RawMemory for ForeignMemory {}
 
@@ -131,13 +134,31 @@ impl VirtualDevice {
     /// # Errors
     /// [`GpuError::Foreign`] if there are no bytes.
     pub unsafe fn import_memory(&self, address: u64, bytes: u64) -> Result<Arc<Memory>, GpuError> {
+        self.import_foreign(address, bytes, None)
+    }
+
+    /// Does the same as [`import_memory`](Self::import_memory) for memory that exists as long as `keep`. The last user
+    /// of the memory among the ranks of this process drops `keep`, on its own thread.
+    ///
+    /// # Safety
+    /// - The `bytes` bytes at `address` are valid for reads and writes while `keep` exists.
+    /// - Meanwhile the program accesses them only as it may access memory of a window.
+    ///
+    /// # Errors
+    /// As there. Then `keep` is dropped.
+    pub unsafe fn import_kept(&self, address: u64, bytes: u64, keep: Keep) -> Result<Arc<Memory>, GpuError> {
+        self.import_foreign(address, bytes, Some(keep))
+    }
+
+    fn import_foreign(&self, address: u64, bytes: u64, keep: Option<Keep>) -> Result<Arc<Memory>, GpuError> {
         if address == 0 || bytes == 0 {
             let reason = "it has no bytes".to_owned();
             return Err(GpuError::Foreign { address, bytes, device: self.name(), reason });
         }
         let device: Arc<dyn Device> =
             self.this.upgrade().ok_or_else(|| self.unsupported("take memory while it is dropped"))?;
-        Ok(Memory::with(Allocation::new(address, None, ForeignMemory), &device, MemoryKind::Device, bytes))
+        let allocation = Allocation::new(address, None, ForeignMemory { _keep: keep });
+        Ok(Memory::with(allocation, &device, MemoryKind::Device, bytes))
     }
 
     fn unsupported(&self, what: &'static str) -> GpuError {

@@ -280,6 +280,42 @@ pub struct Rank {
 }
 
 impl Rank {
+    /// Makes a rank outside of [`launch`] and [`join`], for a program that cannot pass its own code to them, such as
+    /// one behind an interpreter. Its progress threads run on the processors of `placement`.
+    ///
+    /// ```
+    /// use gin_boot::InProcess;
+    /// use gin_gpu::placement::Placement;
+    /// use gin_gpu::virt::VirtualDevice;
+    /// use gin_host::comm::{CommConfig, Requirements};
+    /// use gin_host::world::Rank;
+    /// use std::sync::Arc;
+    ///
+    /// let bootstrap = Arc::new(InProcess::job(1)?.remove(0));
+    /// let device = VirtualDevice::memory_only(0);
+    /// let rank = Rank::outside(bootstrap, device, CommConfig::default(), &Placement::Automatic)?;
+    /// rank.communicator(&Requirements::default())?.destroy()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`PlacementError`].
+    pub fn outside(
+        bootstrap: Arc<dyn Bootstrap>,
+        device: Arc<dyn Device>,
+        config: CommConfig,
+        placement: &Placement,
+    ) -> Result<Self, PlacementError> {
+        let config = match placement.choose(&device.locality())?.cpus {
+            Some(cpus) => {
+                let inner = config.progress.clone();
+                config.progress(Arc::new(Placed { inner, cpus }))
+            }
+            None => config,
+        };
+        Ok(Self { bootstrap, device, config })
+    }
+
     /// Returns the world rank.
     pub fn rank(&self) -> u32 {
         self.bootstrap.rank()

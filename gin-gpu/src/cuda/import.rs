@@ -5,7 +5,7 @@ use super::CudaDevice;
 use super::context::Context;
 use super::driver::describe;
 use super::memory::{forget_pinned, know_pinned};
-use crate::{Allocation, Device, GpuError, MemoryKind, RawMemory};
+use crate::{Allocation, Device, GpuError, Keep, MemoryKind, RawMemory};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{
     self, CUcontext, CUmemAccess_flags, CUmemoryPool, CUmemorytype, CUpointer_attribute as Attribute, CUresult,
@@ -148,12 +148,15 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
 }
 
 /// Memory of the program.
-#[derive(Debug)]
+#[derive(derive_more::Debug)]
 struct ForeignMemory {
     owner: Arc<Context>,
     origin: Origin,
     address: u64,
     bytes: u64,
+    /// Its owner, if the program has passed one.
+    #[debug(skip)]
+    _keep: Option<Keep>,
 }
 
 // Safety: addresses and a handle of the driver, which any thread may use.
@@ -230,15 +233,20 @@ impl Drop for ForeignMemory {
     }
 }
 
-/// Returns memory of the program, if kernels of this GPU can use it.
-pub(super) fn import(context: &Arc<Context>, address: u64, bytes: u64) -> Result<(Allocation, MemoryKind), GpuError> {
+/// Returns memory of the program, if kernels of this GPU can use it. The allocation keeps `keep`.
+pub(super) fn import(
+    context: &Arc<Context>,
+    address: u64,
+    bytes: u64,
+    keep: Option<Keep>,
+) -> Result<(Allocation, MemoryKind), GpuError> {
     let refuse = |reason| GpuError::Foreign { address, bytes, device: context.full_name(), reason };
     let origin = examine(context, address, bytes).map_err(refuse)?;
     let kind = if origin == Origin::Host { MemoryKind::Pinned } else { MemoryKind::Device };
     if kind == MemoryKind::Pinned {
         know_pinned(address, bytes);
     }
-    let memory = ForeignMemory { owner: context.clone(), origin, address, bytes };
+    let memory = ForeignMemory { owner: context.clone(), origin, address, bytes, _keep: keep };
     memory.check(context).map_err(refuse)?;
     Ok((Allocation::new(address, None, memory), kind))
 }

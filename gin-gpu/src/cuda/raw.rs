@@ -21,7 +21,7 @@ use super::import::import;
 use super::module::{Handle, Image, Images};
 use super::stream::CudaStream;
 use super::{CudaDevice, Device, GpuError, Module, Stream};
-use crate::{Function, Memory};
+use crate::{Function, Keep, Memory};
 use cudarc::driver::sys;
 use std::sync::Arc;
 
@@ -103,7 +103,24 @@ impl CudaDevice {
     /// [`GpuError::Foreign`] with the reason: no bytes; memory of another GPU or context; bytes outside an allocation;
     /// managed memory; host memory that is not pinned, or has another address on the GPU.
     pub unsafe fn import_memory(&self, address: u64, bytes: u64) -> Result<Arc<Memory>, GpuError> {
-        let (raw, kind) = import(&self.context, address, bytes)?;
+        self.import_foreign(address, bytes, None)
+    }
+
+    /// Does the same as [`import_memory`](Self::import_memory) for memory that exists as long as `keep`. The last user
+    /// of the memory among the ranks of this process drops `keep`, on its own thread.
+    ///
+    /// # Safety
+    /// - The memory stays allocated and mapped, its host memory pinned and its pool alive, while `keep` exists.
+    /// - Meanwhile the program accesses it only as it may access memory of a window.
+    ///
+    /// # Errors
+    /// As there. Then `keep` is dropped.
+    pub unsafe fn import_kept(&self, address: u64, bytes: u64, keep: Keep) -> Result<Arc<Memory>, GpuError> {
+        self.import_foreign(address, bytes, Some(keep))
+    }
+
+    fn import_foreign(&self, address: u64, bytes: u64, keep: Option<Keep>) -> Result<Arc<Memory>, GpuError> {
+        let (raw, kind) = import(&self.context, address, bytes, keep)?;
         let device: Arc<dyn Device> = self.shared()?;
         Ok(Memory::with(raw, &device, kind, bytes))
     }

@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""GPU-initiated networking: kernels put data into other GPUs' memory. docs/python.md has the whole interface."""
+
+from ._gin import *
+from ._gin import __all__, __version__

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Arguments of a launch: Python values as the parameters that a kernel takes.
+
+use crate::comm::{Communicator, Member};
+use crate::error::{OrRaise, Raised};
+use crate::tensor::Tensor;
+use crate::window::Window;
+use bytemuck::Pod;
+use gin_abi::WindowHandle;
+use gin_device::bytemuck;
+use gin_gpu::{Argument, Device, Function, GpuError, KernelArg, Parameter};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::any::TypeId;
+use std::sync::Arc;
+
+/// The ways in which kernels name a type of elements.
+pub(crate) struct Typed {
+    pub(crate) window: fn(WindowHandle) -> Argument,
+    mutable: (TypeId, fn(u64) -> Argument),
+    constant: (TypeId, fn(u64) -> Argument),
+}
+
+impl Typed {
+    pub(crate) fn of<T: Pod>() -> Self {
+        Self {
+            window: Argument::of::<gin_device::Window<T>>,
+            mutable: (TypeId::of::<*mut T>(), |address| Argument::of::<*mut T>(address as usize)),
+            constant: (TypeId::of::<*const T>(), |address| Argument::of::<*const T>(address as usize)),
+        }
+    }
+}
+
+/// Time limit of a wait in a kernel, from the start of that wait.
+#[pyclass(frozen, eq, module = "gin")]
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Deadline(gin_abi::Deadline);
+
+#[pymethods]
+impl Deadline {
+    #[new]
+    fn new(seconds: f64) -> PyResult<Self> {
+        match std::time::Duration::try_from_secs_f64(seconds) {
+            Ok(limit) => Ok(Self(limit.into())),
+            Err(error) => Err(PyValueError::new_err(format!("a deadline of {seconds} s: {error}"))),
+        }
+    }
+
+    /// No time limit. An abort or a fault still ends the wait.
+    #[classattr]
+    const NONE: Self = Self(gin_abi::Deadline::NONE);
+
+    /// Returns the limit in nanoseconds.
+    #[getter]
+    fn ns(&self) -> u64 {
+        self.0.ns()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gin.Deadline: {}>", self.0)
+    }
+}
+
+/// A value that lives until a kernel has ended.
+#[derive(Debug)]
+pub(crate) enum Held {
+    /// A communicator or a window.
+    Object(Py<PyAny>),
+    /// A tensor whose address the kernel has.
+    #[expect(dead_code, reason = "it lives as long as this")]
+    Tensor(Tensor),
+}
+
+/// The arguments of a launch.
+#[derive(Debug, Default)]
+pub(crate) struct Arguments {
+    pub(crate) values: Vec<Argument>,
+    pub(crate) held: Vec<Held>,
+    /// The communicators among them, and those of the windows among them.
+    pub(crate) members: Vec<Arc<Member>>,
+}
+
+/// The place of an argument, for errors.
+struct Place<'a> {
+    kernel: &'a str,
+    position: usize,
+    parameter: &'a Parameter,
+}
+
+impl std::fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { kernel, position, parameter: Parameter { name, type_name, size, .. } } = self;
+        write!(f, "parameter {position} of kernel `{kernel}`")?;
+        if name.is_empty() { write!(f, " of {size} bytes") } else { write!(f, ", `{name}: {type_name}`") }
+    }
+}
+
+impl Arguments {
+    /// Makes the arguments of a launch on `device`.
+    pub(crate) fn new(function: &Function, given: &Bound<'_, PyTuple>, device: &Arc<dyn Device>) -> PyResult<Self> {
+        let Function { name: kernel, parameters, .. } = function;
+        if given.len() != parameters.len() {
+            let names: Vec<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+            let (expected, names) = (parameters.len(), names.join(", "));
+            let error = GpuError::ParameterCount { kernel: kernel.clone(), expected, given: given.len(), names };
+            return Err(error.raised(given.py()));
+        }
+        let mut arguments = Self::default();
+        let (mut passed, mut windows) = (Vec::new(), Vec::new());
+        for (position, (parameter, value)) in parameters.iter().zip(given).enumerate() {
+            let place = Place { kernel, position, parameter };
+            let argument = if let Ok(comm) = value.cast::<Communicator>() {
+                let member = comm.get().member()?;
+                check_device(&place, &**member.comm.gpu(), &**device)?;
+                passed.push(member.clone());
+                arguments.held.push(Held::Object(value.clone().unbind()));
+                member.comm.device().or_raise(value.py())?.argument()
+            } else if let Ok(window) = value.cast::<Window>() {
+                let part = window.get().part()?;
+                check_device(&place, &**part.member.comm.gpu(), &**device)?;
+                windows.push((position, part.member.clone()));
+                arguments.held.push(Held::Object(value.clone().unbind()));
+                (part.dtype.typed().window)(part.window.handle())
+            } else if let Ok(deadline) = value.cast::<Deadline>() {
+                deadline.get().0.argument()
+            } else if Tensor::is_offered_by(&value) && !is_scalar(parameter) {
+                let tensor = Tensor::take(&value, &**device, &place.to_string())?;
+                let argument = pointer(&place, &tensor)?;
+                arguments.held.push(Held::Tensor(tensor));
+                argument
+            } else {
+                scalar(&place, &value)?
+            };
+            arguments.values.push(argument);
+        }
+        for (position, owner) in windows {
+            if !passed.is_empty() && !passed.iter().any(|member| Arc::ptr_eq(member, &owner)) {
+                let place = Place { kernel, position, parameter: &parameters[position] };
+                let text = format!("{place}: the window belongs to another communicator than the kernel gets");
+                return Err(PyValueError::new_err(text));
+            }
+            passed.push(owner);
+        }
+        arguments.members = passed;
+        Ok(arguments)
+    }
+}
+
+fn check_device(place: &Place<'_>, own: &dyn Device, wanted: &dyn Device) -> PyResult<()> {
+    // Ranks that share a GPU have device objects of their own.
+    if std::ptr::addr_eq(own, wanted) {
+        return Ok(());
+    }
+    let text = format!(
+        "{place}: the value belongs to a rank on {}, and the stream to another rank, on {}: pass values of the rank \
+         that made the stream",
+        own.name(),
+        wanted.name()
+    );
+    Err(PyValueError::new_err(text))
+}
+
+/// Returns the address of a tensor as the parameter that the kernel takes.
+fn pointer(place: &Place<'_>, tensor: &Tensor) -> PyResult<Argument> {
+    let Typed { mutable, constant, .. } = tensor.dtype.typed();
+    match place.parameter.type_id {
+        Some(id) if id == constant.0 => Ok((constant.1)(tensor.address)),
+        // The module does not tell types; the launch compares sizes.
+        None => Ok((mutable.1)(tensor.address)),
+        Some(id) if id == mutable.0 => Ok((mutable.1)(tensor.address)),
+        Some(_) => {
+            let text = format!("{place}: a tensor of {} was given", tensor.dtype.name());
+            Err(PyTypeError::new_err(text))
+        }
+    }
+}
+
+/// Returns the error of a value that does not fit a parameter.
+fn misfit(place: &Place<'_>, value: &Bound<'_, PyAny>, cause: &PyErr) -> PyErr {
+    let (shown, kind) = (value.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string()), value.get_type());
+    let kind = kind.name().map_or_else(|_| "?".to_owned(), |name| name.to_string());
+    let text = format!("{place}: {shown} of type `{kind}` does not fit");
+    match cause.is_instance_of::<PyOverflowError>(value.py()) {
+        true => PyOverflowError::new_err(text),
+        false => PyTypeError::new_err(text),
+    }
+}
+
+macro_rules! numbers {
+    ($place:ident, $value:ident, $id:ident: $($ty:ty),*) => { $(
+        if $id == TypeId::of::<$ty>() {
+            let number: $ty = $value.extract().map_err(|error| misfit($place, $value, &error))?;
+            return Ok(number.argument());
+        }
+    )* };
+}
+
+/// Returns whether a parameter is known to be a number.
+fn is_scalar(parameter: &Parameter) -> bool {
+    macro_rules! any {
+        ($($ty:ty),*) => { [$(TypeId::of::<$ty>()),*] };
+    }
+    let scalars = any!(bool, u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64);
+    parameter.type_id.is_some_and(|id| scalars.contains(&id))
+}
+
+/// Returns a number as the parameter that the kernel takes.
+fn scalar(place: &Place<'_>, value: &Bound<'_, PyAny>) -> PyResult<Argument> {
+    let Some(id) = place.parameter.type_id else { return untyped(place, value) };
+    numbers!(place, value, id: u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64);
+    if id == TypeId::of::<bool>() {
+        let flag: bool = value.extract().map_err(|error| misfit(place, value, &error))?;
+        return Ok(Argument::of::<bool>(u8::from(flag)));
+    }
+    let advice = "pass gin.Communicator for `Comm`, gin.Window for `Window`, gin.Deadline for `Deadline`, a tensor for a \
+                  pointer, a number for a number; parameters of other types cannot be passed from Python";
+    let kind = value.get_type().name()?;
+    Err(PyTypeError::new_err(format!("{place}: a `{kind}` was given; {advice}")))
+}
+
+/// Returns a number for a parameter of which only the size is known: an integer, or a float of 4 or 8 bytes.
+fn untyped(place: &Place<'_>, value: &Bound<'_, PyAny>) -> PyResult<Argument> {
+    let size = place.parameter.size;
+    if value.hasattr("__index__")? {
+        let number: i128 = value.extract().map_err(|error| misfit(place, value, &error))?;
+        let bits = 8 * size as u32;
+        if [1, 2, 4, 8].contains(&size) && (-(1_i128 << (bits - 1))..1_i128 << bits).contains(&number) {
+            return Ok(match size {
+                1 => (number as u8).argument(),
+                2 => (number as u16).argument(),
+                4 => (number as u32).argument(),
+                _ => (number as u64).argument(),
+            });
+        }
+        return Err(PyOverflowError::new_err(format!("{place}: {number} does not fit")));
+    }
+    let number: f64 = value.extract().map_err(|error| misfit(place, value, &error))?;
+    match size {
+        4 => Ok((number as f32).argument()),
+        8 => Ok(number.argument()),
+        _ => Err(PyTypeError::new_err(format!("{place}: a float has 4 or 8 bytes"))),
+    }
+}

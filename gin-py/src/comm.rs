@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Communicators.
+
+use crate::dtype::DType;
+use crate::error::{OrRaise, StateError, fault};
+use crate::guard::{Guarded, interruptible};
+use crate::tensor::{Tensor, elements};
+use crate::window::{Part, Window};
+use gin_gpu::{Device, Memory};
+use gin_host::comm::{CommError, Requirements, WindowFlags};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// One rank's member of a communicator.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) comm: gin_host::comm::Communicator,
+    /// Shared by launches, exclusive for calls that end what kernels use.
+    gate: RwLock<()>,
+}
+
+impl Member {
+    /// Lets nobody end the communicator or a window while the guard lives.
+    pub(crate) fn launching(&self) -> PyResult<RwLockReadGuard<'_, ()>> {
+        let busy = "cannot launch: a window or the communicator is just being ended by another thread";
+        self.gate.try_read().map_err(|_| StateError::new_err(busy))
+    }
+
+    /// Lets nobody launch while the guard lives.
+    fn ending(&self) -> PyResult<RwLockWriteGuard<'_, ()>> {
+        let busy = "cannot end it: another thread is launching a kernel with this communicator, or is ending it";
+        self.gate.try_write().map_err(|_| StateError::new_err(busy))
+    }
+
+    /// Deregisters a window. Collective.
+    pub(crate) fn deregister(&self, py: Python<'_>, window: &gin_host::comm::Window<u8>) -> PyResult<()> {
+        let _ending = self.ending()?;
+        self.wait(py, || self.comm.deregister(window))
+    }
+
+    /// Waits for other ranks in a collective call, which a signal ends by an abort.
+    fn wait<T: Send>(&self, py: Python<'_>, work: impl FnOnce() -> Result<T, CommError> + Send) -> PyResult<T> {
+        let handle = self.comm.abort_handle();
+        interruptible(py, || handle.abort(), work)?.or_raise(py)
+    }
+}
+
+/// One rank's member of a group of ranks that share windows, signals and counters. `Rank.communicator` makes it.
+#[pyclass(frozen, module = "gin")]
+#[derive(Debug)]
+pub(crate) struct Communicator(Guarded<Member>);
+
+impl Communicator {
+    /// Makes a communicator and brings it up. Collective.
+    pub(crate) fn new(
+        py: Python<'_>,
+        comm: gin_host::comm::Communicator,
+        requirements: &Requirements,
+    ) -> PyResult<(Self, Arc<Member>)> {
+        let member = Arc::new(Member { comm, gate: RwLock::new(()) });
+        let bootstrap = member.comm.bootstrap().clone();
+        let guarded = Guarded::new(member.clone());
+        interruptible(py, || bootstrap.abort(), || member.comm.initialise(requirements))?.or_raise(py)?;
+        Ok((Self(guarded), member))
+    }
+
+    pub(crate) fn member(&self) -> PyResult<&Arc<Member>> {
+        self.0.get()
+    }
+
+    fn window(
+        &self,
+        window: gin_host::comm::Window<u8>,
+        dtype: DType,
+        shape: Vec<i64>,
+        name: Option<String>,
+    ) -> PyResult<Window> {
+        let window = match name {
+            Some(name) => window.named(name),
+            None => window,
+        };
+        Ok(Window::new(Part::new(window, self.0.get()?.clone(), dtype, shape)))
+    }
+}
+
+fn flags(signals: bool) -> WindowFlags {
+    if signals { WindowFlags::SIGNALS } else { WindowFlags::NONE }
+}
+
+/// Makes memory of a tensor, which the memory keeps alive.
+fn memory(device: &Arc<dyn Device>, tensor: Tensor) -> Result<Arc<Memory>, CommError> {
+    let (address, bytes) = (tensor.address, tensor.bytes);
+    if bytes == 0 {
+        return Ok(Memory::new(device, gin_gpu::MemoryKind::Device, 0)?);
+    }
+    let keep = Arc::new(tensor);
+    #[cfg(feature = "cuda")]
+    if let Some(gpu) = gin_gpu::cuda::CudaDevice::of(&**device) {
+        // Safety: the tensor owns the memory, and docs/python.md says how the program may use it.
+        return Ok(unsafe { gpu.import_kept(address, bytes, keep)? });
+    }
+    let gpu = device.downcast::<gin_gpu::virt::VirtualDevice>();
+    let gpu = gpu.ok_or(CommError::NotRegistrable { reason: "the device takes no memory of the program" })?;
+    // Safety: as above.
+    Ok(unsafe { gpu.import_kept(address, bytes, keep)? })
+}
+
+#[pymethods]
+impl Communicator {
+    /// Returns the world rank.
+    #[getter]
+    fn rank(&self) -> PyResult<u32> {
+        Ok(self.0.get()?.comm.rank())
+    }
+
+    /// Returns the number of ranks.
+    #[getter]
+    fn ranks(&self) -> PyResult<u32> {
+        Ok(self.0.get()?.comm.ranks())
+    }
+
+    /// Returns the state: "active", "aborted" or "destroyed".
+    #[getter]
+    fn state(&self) -> PyResult<String> {
+        Ok(self.0.get()?.comm.state().to_string())
+    }
+
+    /// Returns the back end in use: "Proxy" or "Gdaki".
+    #[getter]
+    fn backend(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!("{:?}", self.0.get()?.comm.backend().or_raise(py)?))
+    }
+
+    /// Allocates this rank's part of a new window, zeroed, and registers it. Collective; shapes may differ by rank.
+    #[pyo3(signature = (shape, dtype, *, signals=false, name=None))]
+    fn alloc_window(
+        &self,
+        shape: &Bound<'_, PyAny>,
+        dtype: &Bound<'_, PyAny>,
+        signals: bool,
+        name: Option<String>,
+    ) -> PyResult<Window> {
+        let (py, member) = (shape.py(), self.0.get()?);
+        let dtype = DType::named(dtype)?;
+        let shape: Vec<i64> = shape.extract().or_else(|_| shape.extract().map(|length| vec![length]))?;
+        let bytes = elements(&shape).and_then(|count| usize::try_from(count.checked_mul(dtype.bytes())?).ok());
+        let bytes = bytes.ok_or_else(|| PyValueError::new_err(format!("a window cannot have the shape {shape:?}")))?;
+        let window = member.wait(py, || member.comm.alloc_window::<u8>(bytes, flags(signals)))?;
+        self.window(window, dtype, shape, name)
+    }
+
+    /// Registers a tensor's memory as this rank's part of a window, without a copy. Collective.
+    ///
+    /// The window keeps the memory alive. While kernels run, the program uses it as it may use memory of a window.
+    #[pyo3(signature = (tensor, *, signals=false, name=None))]
+    fn register(&self, tensor: &Bound<'_, PyAny>, signals: bool, name: Option<String>) -> PyResult<Window> {
+        let (py, member) = (tensor.py(), self.0.get()?);
+        let taken = Tensor::take(tensor, &**member.comm.gpu(), "the tensor to register")?;
+        let (dtype, shape) = (taken.dtype, taken.shape.clone());
+        let window = member.wait(py, || {
+            let memory = memory(member.comm.gpu(), taken)?;
+            member.comm.register::<u8>(&memory.whole(), flags(signals))
+        })?;
+        self.window(window, dtype, shape, name)
+    }
+
+    /// Raises FaultError if a fault has ended the communicator. Programs call this after a kernel has run.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        let member = self.0.get()?;
+        py.detach(|| member.comm.check("go on")).or_raise(py)
+    }
+
+    /// Returns the fault that has ended the communicator, as an exception that is not raised; None if there is none.
+    #[getter]
+    fn fault(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let report = self.0.get()?.comm.fault_report();
+        Ok(report.map(|report| fault(py, report.to_string(), &report).into_value(py).into_any()))
+    }
+
+    /// Ends every wait of the communicator on every rank.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.get()?.comm.abort().or_raise(py)
+    }
+
+    /// Returns the statistics of each context, as a list of dictionaries.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let all = self.0.get()?.comm.stats().or_raise(py)?;
+        let list = PyList::empty(py);
+        for stats in all {
+            let row = PyDict::new(py);
+            stats.named().into_iter().try_for_each(|(name, value)| row.set_item(name, value))?;
+            list.append(row)?;
+        }
+        Ok(list)
+    }
+
+    /// Ends the communicator and frees its resources. Collective if it is active.
+    fn destroy(&self, py: Python<'_>) -> PyResult<()> {
+        let member = self.0.get()?;
+        let _ending = member.ending()?;
+        member.wait(py, || member.comm.destroy())
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    /// Destroys the communicator; after an exception, aborts it instead.
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        use gin_host::comm::CommState;
+        let state = self.0.get()?.comm.state();
+        match (kind.is_none(), state) {
+            (_, CommState::Destroyed) => {}
+            (true, _) => self.destroy(py)?,
+            (false, CommState::Active) => self.abort(py)?,
+            (false, _) => {}
+        }
+        Ok(false)
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        let comm = &self.0.get()?.comm;
+        Ok(format!("<gin.Communicator: rank {} of {}, {}>", comm.rank(), comm.ranks(), comm.state()))
+    }
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Types of elements.
+
+use crate::argument::Typed;
+use gin_device::prelude::{Bf16, E4m3, E5m2, F16};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+
+/// The type of an element as DLPack describes it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct DlType {
+    pub(crate) code: u8,
+    pub(crate) bits: u8,
+    pub(crate) lanes: u16,
+}
+
+macro_rules! types {
+    ($($variant:ident: $name:literal, $ty:ty, $code:literal;)*) => {
+        /// The type of a window's or a tensor's elements.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum DType { $($variant),* }
+
+        impl DType {
+            const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// Returns the name, as NumPy and torch have it.
+            pub(crate) fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+
+            /// Returns the bytes of an element.
+            pub(crate) fn bytes(self) -> u64 {
+                match self { $(Self::$variant => size_of::<$ty>() as u64),* }
+            }
+
+            pub(crate) fn dlpack(self) -> DlType {
+                match self {
+                    $(Self::$variant => DlType { code: $code, bits: 8 * size_of::<$ty>() as u8, lanes: 1 }),*
+                }
+            }
+
+            /// Returns the ways in which kernels name this type.
+            pub(crate) fn typed(self) -> Typed {
+                match self { $(Self::$variant => Typed::of::<$ty>()),* }
+            }
+        }
+    };
+}
+
+types! {
+    Uint8: "uint8", u8, 1;
+    Int8: "int8", i8, 0;
+    Uint16: "uint16", u16, 1;
+    Int16: "int16", i16, 0;
+    Uint32: "uint32", u32, 1;
+    Int32: "int32", i32, 0;
+    Uint64: "uint64", u64, 1;
+    Int64: "int64", i64, 0;
+    Float32: "float32", f32, 2;
+    Float64: "float64", f64, 2;
+    Float16: "float16", F16, 2;
+    Bfloat16: "bfloat16", Bf16, 4;
+    Float8E4m3: "float8_e4m3fn", E4m3, 10;
+    Float8E5m2: "float8_e5m2", E5m2, 12;
+}
+
+impl DType {
+    pub(crate) fn of_dlpack(found: DlType) -> Option<Self> {
+        Self::ALL.iter().copied().find(|dtype| dtype.dlpack() == found)
+    }
+
+    /// Returns the type that a Python value names: a text, or a dtype of NumPy or torch.
+    pub(crate) fn named(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let text = match value.extract::<String>() {
+            Ok(text) => text,
+            // A dtype of NumPy has `name`, its scalar types have `__name__`, and torch prints `torch.float32`.
+            Err(_) => ["name", "__name__"]
+                .iter()
+                .find_map(|name| value.getattr(*name).ok()?.extract::<String>().ok())
+                .map_or_else(|| value.str().map(|text| text.to_string()), Ok)?,
+        };
+        let name = text.strip_prefix("torch.").unwrap_or(&text);
+        Self::ALL.iter().copied().find(|dtype| dtype.name() == name).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|dtype| dtype.name()).collect();
+            PyTypeError::new_err(format!("`{name}` is no type of elements: there are {}", names.join(", ")))
+        })
+    }
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Exceptions.
+
+use gin_abi::{Fault, Subject, fault::NONE};
+use gin_boot::{BootstrapError, JobError};
+use gin_gpu::GpuError;
+use gin_gpu::placement::PlacementError;
+use gin_host::comm::{CommError, FaultReport};
+use pyo3::create_exception;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::prelude::*;
+
+create_exception!(gin, Error, PyRuntimeError, "An error of gin. Its text names the cause and the remedy.");
+create_exception!(
+    gin,
+    StateError,
+    Error,
+    "A call that the present state refuses: too early, too late, or after a fork."
+);
+create_exception!(
+    gin,
+    FaultError,
+    Error,
+    "A fault that has ended the communicator, with all its fields as attributes: kind, operation, context, peer, subject, \
+     subject_id, offset, expected, seen, deadline_ns, place, rank, host, peer_host, window, back_end, cause."
+);
+
+/// An error of Rust that has an exception.
+pub(crate) trait Raised {
+    /// Returns the exception.
+    fn raised(self, py: Python<'_>) -> PyErr;
+}
+
+/// Results whose error becomes an exception.
+pub(crate) trait OrRaise<T> {
+    /// Returns the value, or the exception of the error.
+    fn or_raise(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T, E: Raised> OrRaise<T> for Result<T, E> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| error.raised(py))
+    }
+}
+
+impl Raised for CommError {
+    fn raised(self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Ended { ref report, .. } => fault(py, self.to_string(), report),
+            Self::State { .. } | Self::Busy { .. } | Self::WindowGone { .. } => StateError::new_err(self.to_string()),
+            Self::Gpu(error) => error.raised(py),
+            other => Error::new_err(other.to_string()),
+        }
+    }
+}
+
+impl Raised for GpuError {
+    fn raised(self, _: Python<'_>) -> PyErr {
+        let text = self.to_string();
+        match self {
+            Self::ParameterCount { .. } | Self::ParameterSize { .. } | Self::ParameterType { .. } => {
+                PyTypeError::new_err(text)
+            }
+            _ => Error::new_err(text),
+        }
+    }
+}
+
+macro_rules! plain {
+    ($($error:ty),*) => { $(
+        impl Raised for $error {
+            fn raised(self, _: Python<'_>) -> PyErr {
+                Error::new_err(self.to_string())
+            }
+        }
+    )* };
+}
+
+plain!(BootstrapError, JobError, PlacementError, std::io::Error);
+
+/// Returns the exception of a fault, with its fields.
+pub(crate) fn fault(py: Python<'_>, text: String, report: &FaultReport) -> PyErr {
+    let error = FaultError::new_err(text);
+    match set_fields(error.value(py).as_any(), report) {
+        Ok(()) => error,
+        Err(other) => other,
+    }
+}
+
+fn set_fields(value: &Bound<'_, PyAny>, report: &FaultReport) -> PyResult<()> {
+    let FaultReport { rank, host, fault, peer_host, window, back_end, cause, .. } = report;
+    let known = |number: u32| (number != NONE).then_some(number);
+    let (subject, id, offset) = subject(fault);
+    value.setattr("kind", format!("{:?}", fault.kind()))?;
+    value.setattr("operation", fault.operation().to_string())?;
+    value.setattr("context", known(fault.context()))?;
+    value.setattr("peer", known(fault.peer()))?;
+    value.setattr("subject", subject)?;
+    value.setattr("subject_id", id)?;
+    value.setattr("offset", offset)?;
+    value.setattr("expected", fault.expected())?;
+    value.setattr("seen", fault.seen())?;
+    value.setattr("deadline_ns", fault.deadline().map(|deadline| deadline.ns()))?;
+    value.setattr("place", fault.place().map(ToString::to_string))?;
+    value.setattr("rank", rank)?;
+    value.setattr("host", host)?;
+    value.setattr("peer_host", peer_host.as_ref())?;
+    value.setattr("window", window.as_ref())?;
+    value.setattr("back_end", back_end)?;
+    value.setattr("cause", cause.as_ref())
+}
+
+/// Returns the kind of a fault's subject, its id, and the offset in a window.
+fn subject(fault: &Fault) -> (Option<&'static str>, Option<u32>, Option<u64>) {
+    match fault.subject() {
+        Subject::Signal(id) => (Some("signal"), Some(id), None),
+        Subject::Counter(id) => (Some("counter"), Some(id), None),
+        Subject::Barrier(id) => (Some("barrier"), Some(id), None),
+        Subject::Window { id, offset } => (Some("window"), Some(id), Some(offset)),
+        _ => (None, None, None),
+    }
+}

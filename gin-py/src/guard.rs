@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Refusal after a fork, values that end without the interpreter lock, and waits that a signal interrupts.
+
+use crate::error::StateError;
+use pyo3::prelude::*;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+/// The process that uses gin; 0 before the first use.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// The interval at which a waiting thread looks for signals of the process, such as that of Ctrl-C.
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
+
+/// Returns the process that used gin before this one was forked from it.
+fn forked_from() -> Option<u32> {
+    let own = std::process::id();
+    match PROCESS.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {
+        Err(first) if first != own => Some(first),
+        _ => None,
+    }
+}
+
+/// Checks that this process is the one that uses gin. A fork has neither its threads nor its GPUs.
+pub(crate) fn check_process() -> PyResult<()> {
+    match forked_from() {
+        None => Ok(()),
+        Some(first) => Err(StateError::new_err(format!(
+            "process {} is a fork of process {first}, which has used gin: a fork has none of gin's threads and cannot use \
+             it; start processes by \"spawn\" or \"forkserver\", or fork before the first use",
+            std::process::id()
+        ))),
+    }
+}
+
+/// A value of gin behind a Python object. It is dropped without the interpreter lock, because its end may wait for
+/// threads that take the lock, and never in a fork, which lacks these threads.
+#[derive(Debug)]
+pub(crate) struct Guarded<T: Send + Sync>(ManuallyDrop<Arc<T>>);
+
+impl<T: Send + Sync> Guarded<T> {
+    pub(crate) fn new(value: Arc<T>) -> Self {
+        Self(ManuallyDrop::new(value))
+    }
+
+    /// Returns the value, unless this process is a fork.
+    pub(crate) fn get(&self) -> PyResult<&Arc<T>> {
+        check_process().map(|()| &*self.0)
+    }
+}
+
+impl<T: Send + Sync> Deref for Guarded<T> {
+    type Target = Arc<T>;
+
+    fn deref(&self) -> &Arc<T> {
+        &self.0
+    }
+}
+
+impl<T: Send + Sync> Drop for Guarded<T> {
+    fn drop(&mut self) {
+        if forked_from().is_some() {
+            return;
+        }
+        // Safety: nothing uses it after this.
+        let value = unsafe { ManuallyDrop::take(&mut self.0) };
+        without_lock(|| drop(value));
+    }
+}
+
+/// Runs `work` without the interpreter lock, whether the caller has it or not.
+pub(crate) fn without_lock(work: impl FnOnce() + Send) {
+    let mut work = Some(work);
+    let _ = Python::try_attach(|py| {
+        if let Some(work) = work.take() {
+            py.detach(work);
+        }
+    });
+    // There is no interpreter any more.
+    if let Some(work) = work {
+        work();
+    }
+}
+
+/// Runs `work`, which may wait, on another thread and without the interpreter lock. When a signal handler of the
+/// program raises an exception, as Ctrl-C does, calls `end`, which must end the wait, and raises that exception.
+pub(crate) fn interruptible<T: Send>(
+    py: Python<'_>,
+    end: impl Fn() + Send + Sync,
+    work: impl FnOnce() -> T + Send,
+) -> PyResult<T> {
+    std::thread::scope(|scope| {
+        let (to, mut from) = sync_channel(1);
+        let worker = scope.spawn(move || {
+            let _ = to.send(work());
+        });
+        let mut interrupted = None;
+        loop {
+            let from = &mut from;
+            match py.detach(move || from.recv_timeout(LOOK)) {
+                Ok(value) => return interrupted.map_or(Ok(value), Err),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => match py.detach(|| worker.join()) {
+                    Err(panic) => std::panic::resume_unwind(panic),
+                    Ok(()) => return Err(StateError::new_err("the call has brought no result")),
+                },
+            }
+            if interrupted.is_none()
+                && let Err(error) = py.check_signals()
+            {
+                py.detach(&end);
+                interrupted = Some(error);
+            }
+        }
+    })
+}

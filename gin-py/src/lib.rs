@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The Python package `gin`: an extension module, `gin._gin`.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `process` | the start of a job in this process: launchers, ids, threads |
+//! | `rank`, `comm`, `window`, `stream` | the classes |
+//! | `tensor`, `dtype` | tensors that cross the border by DLPack, and their types |
+//! | `argument`, `kernel` | kernels by name, and checked arguments |
+//! | `error` | exceptions |
+//! | `guard` | refusal after a fork, and values that end without the interpreter lock |
+//!
+//! A crate with other kernels can build an extension of its own with [`fill`]: `docs/python.md` shows one.
+#![warn(unreachable_pub)]
+
+mod argument;
+mod comm;
+mod dtype;
+mod error;
+mod guard;
+mod kernel;
+mod process;
+mod rank;
+mod stream;
+mod tensor;
+mod window;
+
+// Links the kernels.
+use gin_examples_kernels as _;
+use gin_kernels as _;
+
+use pyo3::prelude::*;
+
+/// Adds the classes, functions and exceptions to a Python module.
+///
+/// # Errors
+/// An error of the interpreter.
+pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("Error", py.get_type::<error::Error>())?;
+    module.add("StateError", py.get_type::<error::StateError>())?;
+    module.add("FaultError", py.get_type::<error::FaultError>())?;
+    module.add_class::<rank::Rank>()?;
+    module.add_class::<comm::Communicator>()?;
+    module.add_class::<window::Window>()?;
+    module.add_class::<stream::Stream>()?;
+    module.add_class::<kernel::Kernel>()?;
+    module.add_class::<kernel::Module>()?;
+    module.add_class::<argument::Deadline>()?;
+    module.add_function(wrap_pyfunction!(process::init, module)?)?;
+    module.add_function(wrap_pyfunction!(process::rank, module)?)?;
+    module.add_function(wrap_pyfunction!(process::unique_id, module)?)?;
+    module.add_function(wrap_pyfunction!(process::launch, module)?)?;
+    module.add_function(wrap_pyfunction!(process::gpus, module)?)?;
+    Ok(())
+}
+
+#[pymodule]
+fn _gin(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    fill(module)
+}

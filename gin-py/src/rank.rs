@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One rank of a job.
+
+use crate::comm::{Communicator, Member};
+use crate::error::{OrRaise, StateError};
+use crate::guard::{Guarded, check_process, interruptible, without_lock};
+use crate::kernel::{Kernel, Module, find, load, names};
+use crate::stream::{Stream, Work, raw_handle};
+use gin_boot::lock;
+use gin_gpu::{Device, GpuError};
+use gin_host::comm::{Requirements, Routes};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+
+/// A rank while it is open.
+#[derive(Debug)]
+pub(crate) struct Open {
+    rank: gin_host::world::Rank,
+    /// The program's own streams, by handle. Launches are counted by stream, so each has one object.
+    streams: Mutex<HashMap<usize, Arc<Work>>>,
+    members: Mutex<Vec<Weak<Member>>>,
+}
+
+/// One rank of a job. `gin.init` and `gin.launch` make it.
+#[pyclass(frozen, module = "gin")]
+#[derive(Debug)]
+pub(crate) struct Rank {
+    number: u32,
+    ranks: u32,
+    open: Mutex<Option<Guarded<Open>>>,
+}
+
+impl Rank {
+    pub(crate) fn new(rank: gin_host::world::Rank) -> Self {
+        let (number, ranks) = (rank.rank(), rank.ranks());
+        let open = Arc::new(Open { rank, streams: Mutex::default(), members: Mutex::default() });
+        Self { number, ranks, open: Mutex::new(Some(Guarded::new(open))) }
+    }
+
+    fn open(&self) -> PyResult<Arc<Open>> {
+        check_process()?;
+        let closed = || StateError::new_err(format!("rank {} is closed", self.number));
+        lock(&self.open).as_ref().map(|open| (**open).clone()).ok_or_else(closed)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.open).is_none()
+    }
+
+    /// Ends the collective calls of all ranks, and all communicators of this rank.
+    pub(crate) fn end(&self) {
+        if let Ok(open) = self.open() {
+            open.rank.bootstrap().abort();
+            for member in lock(&open.members).iter().filter_map(Weak::upgrade) {
+                member.comm.abort_handle().abort();
+            }
+        }
+    }
+}
+
+/// Makes an object of a stream of the program.
+fn foreign(device: &Arc<dyn Device>, handle: usize) -> Result<Arc<dyn gin_gpu::Stream>, GpuError> {
+    #[cfg(feature = "cuda")]
+    if let Some(gpu) = gin_gpu::cuda::CudaDevice::of(&**device) {
+        // Safety: the program keeps the stream alive, as the docs require.
+        return unsafe { gpu.stream_from_raw(std::ptr::with_exposed_provenance_mut(handle)) };
+    }
+    let _ = handle;
+    Err(GpuError::Unsupported { device: device.name(), what: "use a CUDA stream of the program: it has none" })
+}
+
+#[pymethods]
+impl Rank {
+    /// Returns the world rank.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.number
+    }
+
+    /// Returns the number of ranks.
+    #[getter]
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// Returns the name of its device.
+    #[getter]
+    fn device(&self) -> PyResult<String> {
+        Ok(self.open()?.rank.device().name())
+    }
+
+    /// Returns the DLPack device of tensors that its kernels reach: type and number.
+    #[getter]
+    fn dlpack_device(&self) -> PyResult<(i32, i32)> {
+        Ok(crate::tensor::dlpack_device(&**self.open()?.rank.device()))
+    }
+
+    /// Creates a communicator of all ranks. Collective. All ranks pass the same values.
+    #[pyo3(signature = (
+        *, contexts=None, signals=None, counters=None, queue_depth=None, world_barriers=None, rail_barriers=None,
+        lsa_barriers=None, max_outstanding_per_peer=None, max_message=None, windows=None, print_lines=None,
+        strong_signals=false, va_signals=false, lsa_size=None, routes="automatic"
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn communicator(
+        &self,
+        py: Python<'_>,
+        contexts: Option<u32>,
+        signals: Option<u32>,
+        counters: Option<u32>,
+        queue_depth: Option<u32>,
+        world_barriers: Option<u32>,
+        rail_barriers: Option<u32>,
+        lsa_barriers: Option<u32>,
+        max_outstanding_per_peer: Option<u32>,
+        max_message: Option<u64>,
+        windows: Option<u32>,
+        print_lines: Option<u32>,
+        strong_signals: bool,
+        va_signals: bool,
+        lsa_size: Option<u32>,
+        routes: &str,
+    ) -> PyResult<Communicator> {
+        let open = self.open()?;
+        let mut needs = Requirements::default().strong_signals(strong_signals).va_signals(va_signals);
+        macro_rules! set {
+            ($($name:ident),*) => { $( if let Some(value) = $name { needs = needs.$name(value); } )* };
+        }
+        set!(contexts, signals, counters, queue_depth, world_barriers, rail_barriers, lsa_barriers);
+        set!(max_outstanding_per_peer, max_message, windows, print_lines);
+        let routes = match routes {
+            "automatic" => Routes::Automatic,
+            "network" => Routes::Network,
+            other => {
+                let text = format!("routes are \"automatic\" or \"network\", not \"{other}\"");
+                return Err(PyValueError::new_err(text));
+            }
+        };
+        let rank = &open.rank;
+        let mut config = rank.comm_config().clone().routes(routes);
+        config.lsa_size = lsa_size.or(config.lsa_size);
+        let comm = gin_host::comm::Communicator::new(rank.bootstrap().clone(), rank.device().clone(), config);
+        let (comm, member) = Communicator::new(py, comm, &needs)?;
+        let mut members = lock(&open.members);
+        members.retain(|member| member.strong_count() > 0);
+        members.push(Arc::downgrade(&member));
+        Ok(comm)
+    }
+
+    /// Makes a stream, or uses one of the program: a handle of the driver, or torch's `torch.cuda.current_stream()`.
+    #[pyo3(signature = (stream=None))]
+    fn stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Stream> {
+        let open = self.open()?;
+        let device = open.rank.device();
+        let Some(given) = stream else {
+            return Ok(Stream::new(Work::new(py.detach(|| device.stream()).or_raise(py)?, None)));
+        };
+        let handle = raw_handle(given)?;
+        if let Some(known) = lock(&open.streams).get(&handle) {
+            return Ok(Stream::new(known.clone()));
+        }
+        let made = py.detach(|| foreign(device, handle)).or_raise(py)?;
+        let work = Work::new(made, Some(given.clone().unbind()));
+        Ok(Stream::new(lock(&open.streams).entry(handle).or_insert(work).clone()))
+    }
+
+    /// Returns the linked kernel of this name, which the name of its crate and `::` may precede.
+    fn kernel(&self, py: Python<'_>, name: &str) -> PyResult<Kernel> {
+        Ok(Kernel(find(py, self.open()?.rank.device(), name)?))
+    }
+
+    /// Returns the names and parameters of all linked kernels.
+    fn kernels(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        names(py, self.open()?.rank.device())
+    }
+
+    /// Loads kernels from PTX or a cubin: its text, its bytes, or its path. On GPUs only.
+    fn load(&self, source: &Bound<'_, PyAny>) -> PyResult<Module> {
+        load(self.open()?.rank.device(), source)
+    }
+
+    /// Waits for all ranks. Collective.
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        let open = self.open()?;
+        let bootstrap = open.rank.bootstrap();
+        interruptible(py, || bootstrap.abort(), || bootstrap.barrier())?.or_raise(py)
+    }
+
+    /// Gives every rank the bytes of all ranks, by rank. Collective.
+    fn all_gather<'py>(&self, py: Python<'py>, data: Vec<u8>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let open = self.open()?;
+        let bootstrap = open.rank.bootstrap();
+        let all = interruptible(py, || bootstrap.abort(), || bootstrap.all_gather(&data))?.or_raise(py)?;
+        Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
+    }
+
+    /// Ends the collective calls of all ranks, and every wait of this rank's communicators on every rank.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        self.open()?;
+        py.detach(|| self.end());
+        Ok(())
+    }
+
+    /// Leaves the job. Communicators that exist stay usable; destroy them first. A second call has no effect.
+    pub(crate) fn close(&self) -> PyResult<()> {
+        check_process()?;
+        let open = lock(&self.open).take();
+        without_lock(|| drop(open));
+        Ok(())
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    /// Closes the rank; after an exception, aborts it first.
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        if !kind.is_none() && !self.is_closed() {
+            self.abort(py)?;
+        }
+        self.close()?;
+        Ok(false)
+    }
+
+    fn __repr__(&self) -> String {
+        let end = if self.is_closed() { ", closed" } else { "" };
+        format!("<gin.Rank: {} of {}{end}>", self.number, self.ranks)
+    }
+}

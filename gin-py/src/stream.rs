@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Streams, and launches on them.
+
+use crate::argument::{Arguments, Held};
+use crate::error::{Error, OrRaise};
+use crate::guard::{Guarded, LOOK, check_process};
+use crate::kernel::{Kernel, find};
+use gin_boot::lock;
+use gin_device::exec::Dim3;
+use gin_gpu::{GpuError, LaunchConfig};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The number of values for the use of kernels at which a launch looks whether these kernels have ended.
+const MANY: usize = 64;
+
+/// A stream, and what its kernels use.
+#[derive(Debug)]
+pub(crate) struct Work {
+    stream: Arc<dyn gin_gpu::Stream>,
+    /// The values that kernels use which have not been seen to end.
+    held: Mutex<Vec<Held>>,
+    /// The program's object of a stream of its own.
+    _owner: Option<Py<PyAny>>,
+}
+
+impl Work {
+    pub(crate) fn new(stream: Arc<dyn gin_gpu::Stream>, owner: Option<Py<PyAny>>) -> Arc<Self> {
+        Arc::new(Self { stream, held: Mutex::default(), _owner: owner })
+    }
+
+    /// Returns whether the program captures the stream. Then it must not be asked whether it is idle.
+    fn is_capturing(&self) -> Result<bool, GpuError> {
+        #[cfg(feature = "cuda")]
+        if let Some(stream) = gin_gpu::cuda::CudaStream::of(&*self.stream) {
+            return stream.is_capturing();
+        }
+        Ok(false)
+    }
+
+    /// Adds what a kernel uses. Returns what is not used any more.
+    fn hold(&self, held: Vec<Held>) -> Result<Vec<Held>, GpuError> {
+        let many = lock(&self.held).len() > MANY;
+        let idle = many && !self.is_capturing()? && self.stream.is_idle()?;
+        let mut all = lock(&self.held);
+        let gone = if idle { std::mem::take(&mut *all) } else { Vec::new() };
+        for value in held {
+            let known = |other: &Held| match (other, &value) {
+                (Held::Object(other), Held::Object(value)) => other.is(value),
+                _ => false,
+            };
+            if !all.iter().any(known) {
+                all.push(value);
+            }
+        }
+        Ok(gone)
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // A kernel that still runs may use them. Nothing tells when it ends.
+        if !matches!(self.is_capturing(), Ok(false)) || !matches!(self.stream.is_idle(), Ok(true)) {
+            std::mem::forget(std::mem::take(&mut *lock(&self.held)));
+        }
+    }
+}
+
+/// Kernels of one rank in order. `Rank.stream` makes it.
+#[pyclass(frozen, module = "gin")]
+#[derive(Debug)]
+pub(crate) struct Stream(Guarded<Work>);
+
+impl Stream {
+    pub(crate) fn new(work: Arc<Work>) -> Self {
+        Self(Guarded::new(work))
+    }
+}
+
+/// Reads an extent in one, two or three directions.
+fn extent(value: &Bound<'_, PyAny>) -> PyResult<Dim3> {
+    let extents: Vec<u32> = value.extract().or_else(|_| value.extract().map(|x| vec![x]))?;
+    match extents[..] {
+        [x] => Ok(Dim3 { x, y: 1, z: 1 }),
+        [x, y] => Ok(Dim3 { x, y, z: 1 }),
+        [x, y, z] => Ok(Dim3 { x, y, z }),
+        _ => Err(PyTypeError::new_err(format!("an extent has 1 to 3 directions, not {}", extents.len()))),
+    }
+}
+
+#[pymethods]
+impl Stream {
+    /// Launches a kernel: a `gin.Kernel`, or the name of a linked one. Does not wait for it.
+    ///
+    /// The conditions in the kernel's own `# Safety` section bind the caller.
+    #[pyo3(signature = (kernel, *args, grid=None, block=None, shared=0, cooperative=true, cluster=None))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn launch(
+        &self,
+        py: Python<'_>,
+        kernel: &Bound<'_, PyAny>,
+        args: &Bound<'_, PyTuple>,
+        grid: Option<&Bound<'_, PyAny>>,
+        block: Option<&Bound<'_, PyAny>>,
+        shared: u32,
+        cooperative: bool,
+        cluster: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let work = self.0.get()?;
+        let device = work.stream.device();
+        let function = match kernel.cast::<Kernel>() {
+            Ok(kernel) => kernel.get().0.clone(),
+            Err(_) => find(py, &device, &kernel.extract::<String>()?)?,
+        };
+        let one = |value: Option<&Bound<'_, PyAny>>, default: u32| match value {
+            Some(value) => extent(value),
+            None => Ok(Dim3 { x: default, y: 1, z: 1 }),
+        };
+        let mut config = LaunchConfig::new(1, 1).dynamic_shared(shared);
+        (config.grid, config.block, config.cluster) = (one(grid, 1)?, one(block, 64)?, one(cluster, 1)?);
+        config.cooperative = cooperative;
+        let Arguments { values, held, members } = Arguments::new(&function, args, &device)?;
+        let launching = members.iter().map(|member| member.launching()).collect::<PyResult<Vec<_>>>()?;
+        let arguments: Vec<&dyn gin_gpu::KernelArg> = values.iter().map(|value| value as _).collect();
+        // Held before the launch, and for nothing if that fails.
+        let gone = work.hold(held).or_raise(py)?;
+        // Safety: sizes and types are checked by the call; communicators, windows and tensors are alive and held until
+        // the kernel has ended. The rest is the caller's promise.
+        let outcome = unsafe { work.stream.launch(&function, config, &arguments) };
+        drop((launching, gone));
+        outcome.or_raise(py)
+    }
+
+    /// Waits until all work is done, and raises the error of a kernel. Raises TimeoutError after `timeout` seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn synchronize(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let work = self.0.get()?;
+        let limit = timeout.map(Duration::try_from_secs_f64).transpose()?;
+        let start = Instant::now();
+        loop {
+            let done = py.detach(|| {
+                let look = Instant::now();
+                let mut outcome = Ok(true);
+                gin_boot::rt::wait_until(|| {
+                    outcome = work.stream.is_idle();
+                    let over = limit.is_some_and(|limit| start.elapsed() >= limit);
+                    outcome != Ok(false) || over || look.elapsed() >= LOOK
+                });
+                outcome
+            });
+            if done.or_raise(py)? {
+                break;
+            }
+            py.check_signals()?;
+            if limit.is_some_and(|limit| start.elapsed() >= limit) {
+                let text = format!("the stream's work has not ended after {:.1?}", start.elapsed());
+                return Err(pyo3::exceptions::PyTimeoutError::new_err(text));
+            }
+        }
+        // It frees what was dropped meanwhile.
+        py.detach(|| work.stream.synchronize()).or_raise(py)?;
+        let held = std::mem::take(&mut *lock(&work.held));
+        drop(held);
+        Ok(())
+    }
+
+    /// Returns whether all work is done, and raises the error of a kernel.
+    fn is_idle(&self, py: Python<'_>) -> PyResult<bool> {
+        let work = self.0.get()?;
+        py.detach(|| work.stream.is_idle()).or_raise(py)
+    }
+
+    /// Delays later work of this stream until all present work of the other one is done.
+    fn wait_for(&self, py: Python<'_>, other: &Self) -> PyResult<()> {
+        let (work, other) = (self.0.get()?, other.0.get()?);
+        py.detach(|| work.stream.wait_for(&*other.stream.record()?)).or_raise(py)
+    }
+
+    /// Returns the driver's handle of the stream, as an integer; None on a virtual GPU.
+    #[getter]
+    fn handle(&self) -> PyResult<Option<usize>> {
+        let work = self.0.get()?;
+        #[cfg(feature = "cuda")]
+        if let Some(stream) = gin_gpu::cuda::CudaStream::of(&*work.stream) {
+            return Ok(Some(stream.raw().addr()));
+        }
+        let _ = work;
+        Ok(None)
+    }
+}
+
+/// Returns the driver's handle of a stream of the program: an integer, or an object with `cuda_stream` as torch has, or
+/// with `__cuda_stream__`.
+pub(crate) fn raw_handle(value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    check_process()?;
+    if let Ok(handle) = value.extract::<usize>() {
+        return Ok(handle);
+    }
+    if let Ok(handle) = value.getattr("cuda_stream") {
+        return handle.extract();
+    }
+    if let Ok(protocol) = value.call_method0("__cuda_stream__") {
+        let (version, handle): (u32, usize) = protocol.extract()?;
+        if version != 0 {
+            return Err(Error::new_err(format!("version {version} of `__cuda_stream__` is not known to gin")));
+        }
+        return Ok(handle);
+    }
+    let kind = value.get_type().name()?;
+    Err(PyTypeError::new_err(format!("a `{kind}` is no CUDA stream: pass a handle, or an object with `cuda_stream`")))
+}

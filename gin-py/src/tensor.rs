@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Tensors that cross the border by DLPack, without a copy.
+//!
+//! The structures are as in DLPack 1.1. An owner hands out a capsule. The consumer renames the capsule, owns its tensor
+//! from then on, and calls the deleter once.
+
+use crate::dtype::{DType, DlType};
+use crate::guard::check_process;
+use gin_gpu::{Device, DeviceKind};
+use gin_host::comm::Window;
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
+
+const CPU: i32 = 1;
+const CUDA: i32 = 2;
+const CUDA_HOST: i32 = 3;
+
+const PLAIN: &CStr = c"dltensor";
+const PLAIN_USED: &CStr = c"used_dltensor";
+const VERSIONED: &CStr = c"dltensor_versioned";
+const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
+
+const READ_ONLY: u64 = 1;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DlDevice {
+    kind: i32,
+    id: i32,
+}
+
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device: DlDevice,
+    ndim: i32,
+    dtype: DlType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct Managed {
+    tensor: DlTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Version {
+    major: u32,
+    minor: u32,
+}
+
+#[repr(C)]
+struct ManagedVersioned {
+    version: Version,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// A tensor that this process has taken over from its owner.
+enum Taken {
+    Plain(NonNull<Managed>),
+    Versioned(NonNull<ManagedVersioned>),
+}
+
+/// A contiguous tensor of the program. It keeps the memory alive.
+pub(crate) struct Tensor {
+    taken: Taken,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<i64>,
+}
+
+// Safety: DLPack allows any thread to call the deleter, and nothing else is done with the tensor.
+unsafe impl Send for Tensor {}
+// Safety: as above.
+unsafe impl Sync for Tensor {}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        // The owner's library may be as unusable in a fork as gin is.
+        if check_process().is_err() {
+            return;
+        }
+        // Safety: the tensor was taken over, and its deleter is called once.
+        unsafe {
+            match self {
+                Self::Plain(tensor) => {
+                    if let Some(delete) = tensor.as_ref().deleter {
+                        delete(tensor.as_ptr());
+                    }
+                }
+                Self::Versioned(tensor) => {
+                    if let Some(delete) = tensor.as_ref().deleter {
+                        delete(tensor.as_ptr());
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Taken {
+    /// Takes over the tensor of a capsule.
+    fn of(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let raw = capsule.as_ptr();
+        for (name, used, versioned) in [(VERSIONED, VERSIONED_USED, true), (PLAIN, PLAIN_USED, false)] {
+            // Safety: asks for the type and the name of an object that is alive.
+            if unsafe { ffi::PyCapsule_IsValid(raw, name.as_ptr()) } == 0 {
+                continue;
+            }
+            // Safety: the capsule has this name, and so a pointer to such a structure. Its new name is static.
+            let pointer = unsafe {
+                let pointer = ffi::PyCapsule_GetPointer(raw, name.as_ptr());
+                if ffi::PyCapsule_SetName(raw, used.as_ptr()) != 0 {
+                    return Err(PyErr::fetch(capsule.py()));
+                }
+                pointer
+            };
+            let taken = if versioned {
+                NonNull::new(pointer.cast()).map(Self::Versioned)
+            } else {
+                NonNull::new(pointer.cast()).map(Self::Plain)
+            };
+            return taken.ok_or_else(|| PyBufferError::new_err("the DLPack capsule has no tensor"));
+        }
+        Err(PyBufferError::new_err("`__dlpack__` has returned no DLPack capsule, or one that was used already"))
+    }
+
+    fn tensor(&self) -> PyResult<&DlTensor> {
+        match self {
+            // Safety: it lives as long as this.
+            Self::Plain(tensor) => Ok(unsafe { &tensor.as_ref().tensor }),
+            Self::Versioned(tensor) => {
+                // Safety: as above. The first fields have the same places in all versions.
+                let tensor = unsafe { tensor.as_ref() };
+                if tensor.version.major != 1 {
+                    let text = format!("the tensor has version {} of DLPack; gin knows 1", tensor.version.major);
+                    return Err(PyBufferError::new_err(text));
+                }
+                if tensor.flags & READ_ONLY != 0 {
+                    return Err(PyValueError::new_err("the tensor is read-only, and kernels would write to it"));
+                }
+                Ok(&tensor.tensor)
+            }
+        }
+    }
+}
+
+/// Returns the name of a DLPack device.
+fn device_name(DlDevice { kind, id }: DlDevice) -> String {
+    match kind {
+        CPU => "cpu".to_owned(),
+        CUDA => format!("cuda:{id}"),
+        CUDA_HOST => "pinned host memory".to_owned(),
+        other => format!("DLPack device {other}:{id}"),
+    }
+}
+
+/// Returns the DLPack device of tensors that kernels of `device` reach.
+pub(crate) fn dlpack_device(device: &dyn Device) -> (i32, i32) {
+    #[cfg(feature = "cuda")]
+    if let Some(gpu) = gin_gpu::cuda::CudaDevice::of(device) {
+        return (CUDA, gpu.ordinal() as i32);
+    }
+    debug_assert_eq!(device.kind(), DeviceKind::Virtual);
+    (CPU, 0)
+}
+
+/// Returns the numbers of elements between neighbours of a contiguous tensor.
+fn contiguous(shape: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for dimension in (1..shape.len()).rev() {
+        strides[dimension - 1] = strides[dimension] * shape[dimension].max(1);
+    }
+    strides
+}
+
+/// Returns the number of elements of a shape, if it is one.
+pub(crate) fn elements(shape: &[i64]) -> Option<u64> {
+    shape.iter().try_fold(1_u64, |product, &extent| product.checked_mul(u64::try_from(extent).ok()?))
+}
+
+impl Tensor {
+    /// Returns whether a value offers its memory by DLPack.
+    pub(crate) fn is_offered_by(value: &Bound<'_, PyAny>) -> bool {
+        value.hasattr("__dlpack__").unwrap_or(false)
+    }
+
+    /// Takes a tensor that kernels of `device` can use. `what` names it in errors.
+    pub(crate) fn take(value: &Bound<'_, PyAny>, device: &dyn Device, what: &str) -> PyResult<Self> {
+        let py = value.py();
+        if !Self::is_offered_by(value) {
+            let text = format!("{what} is a `{}`, which has no `__dlpack__`: pass a tensor", value.get_type().name()?);
+            return Err(PyTypeError::new_err(text));
+        }
+        let (kind, id) = value.call_method0("__dlpack_device__")?.extract::<(i32, i32)>()?;
+        let (own_kind, own_id) = dlpack_device(device);
+        // A GPU reaches pinned memory too, which has no number of its own.
+        let near = (kind, id) == (own_kind, own_id) || (own_kind, kind) == (CUDA, CUDA_HOST);
+        if !near {
+            let (found, wanted) = (DlDevice { kind, id }, DlDevice { kind: own_kind, id: own_id });
+            let text = format!(
+                "{what} is on {}; the rank's kernels run on {}, which takes tensors on {}",
+                device_name(found),
+                device.name(),
+                device_name(wanted)
+            );
+            return Err(PyValueError::new_err(text));
+        }
+        let options = PyDict::new(py);
+        if kind == CUDA {
+            // The producer does not wait for other streams: the program orders its streams.
+            options.set_item("stream", -1)?;
+        }
+        options.set_item("max_version", (1, 1))?;
+        let capsule = match value.call_method("__dlpack__", (), Some(&options)) {
+            // It implements DLPack of before version 1.
+            Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+                options.del_item("max_version")?;
+                value.call_method("__dlpack__", (), Some(&options))?
+            }
+            outcome => outcome?,
+        };
+        Self::read(Taken::of(&capsule)?, what)
+    }
+
+    fn read(taken: Taken, what: &str) -> PyResult<Self> {
+        let tensor = taken.tensor()?;
+        let dtype = DType::of_dlpack(tensor.dtype).ok_or_else(|| {
+            let DlType { code, bits, lanes } = tensor.dtype;
+            let text = format!(
+                "{what} has elements that no window can have (DLPack type {code}, {bits} bits, {lanes} lanes): convert it"
+            );
+            PyTypeError::new_err(text)
+        })?;
+        let count = usize::try_from(tensor.ndim).unwrap_or(0);
+        let values = |pointer: *const i64| match (count, pointer.is_null()) {
+            (0, _) | (_, true) => Vec::new(),
+            // Safety: the arrays have as many values as the tensor has dimensions.
+            _ => unsafe { std::slice::from_raw_parts(pointer, count) }.to_vec(),
+        };
+        let (shape, strides) = (values(tensor.shape), values(tensor.strides));
+        let length =
+            elements(&shape).ok_or_else(|| PyValueError::new_err(format!("{what} has the shape {shape:?}")))?;
+        // The stride of an extent of 1 has no meaning, nor do any if there are no elements.
+        let differs = |((&extent, &found), &wanted): ((&i64, &i64), &i64)| extent > 1 && found != wanted;
+        if length > 0 && shape.iter().zip(&strides).zip(&contiguous(&shape)).any(differs) {
+            let text =
+                format!("{what} is not contiguous (shape {shape:?}, strides {strides:?}): pass a contiguous copy");
+            return Err(PyValueError::new_err(text));
+        }
+        let address = (tensor.data.expose_provenance() as u64).wrapping_add(tensor.byte_offset);
+        let bytes = length.saturating_mul(dtype.bytes());
+        if !address.is_multiple_of(dtype.bytes()) {
+            return Err(PyValueError::new_err(format!("{what} at {address:#x} is not aligned to its elements")));
+        }
+        Ok(Self { taken, address, bytes, dtype, shape })
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let versioned = matches!(self.taken, Taken::Versioned(_));
+        f.debug_struct("Tensor").field("address", &self.address).field("versioned", &versioned).finish_non_exhaustive()
+    }
+}
+
+/// The owner of a window's memory that was handed out. Shape and strides are beside each other.
+struct Handed {
+    window: Window<u8>,
+    extents: Vec<i64>,
+}
+
+/// Hands out a window's own part as a capsule: of DLPack 1 if `versioned`, else of before.
+pub(crate) fn hand_out<'py>(
+    py: Python<'py>,
+    window: &Window<u8>,
+    dtype: DType,
+    shape: &[i64],
+    versioned: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (kind, id) = dlpack_device(&**window.memory().memory().device());
+    let mut extents = shape.to_vec();
+    extents.extend(contiguous(shape));
+    let mut handed = Box::new(Handed { window: window.clone(), extents });
+    let extents = handed.extents.as_mut_ptr();
+    let tensor = DlTensor {
+        data: std::ptr::with_exposed_provenance_mut(handed.window.memory().address() as usize),
+        device: DlDevice { kind, id },
+        ndim: shape.len() as i32,
+        dtype: dtype.dlpack(),
+        shape: extents,
+        // Safety: the strides follow the shape.
+        strides: unsafe { extents.add(shape.len()) },
+        byte_offset: 0,
+    };
+    let context = Box::into_raw(handed).cast::<c_void>();
+    let (pointer, name, end): (*mut c_void, &CStr, ffi::PyCapsule_Destructor) = if versioned {
+        let (version, deleter) = (Version { major: 1, minor: 1 }, Some(delete_versioned as unsafe extern "C" fn(_)));
+        let managed = Box::new(ManagedVersioned { version, context, deleter, flags: 0, tensor });
+        (Box::into_raw(managed).cast(), VERSIONED, end_versioned)
+    } else {
+        let managed = Box::new(Managed { tensor, context, deleter: Some(delete_plain) });
+        (Box::into_raw(managed).cast(), PLAIN, end_plain)
+    };
+    // Safety: the pointer is not null, the name is static, and the destructor fits the pointer.
+    let capsule = unsafe { ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end)) };
+    // Safety: a new reference, or null with an exception.
+    unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
+}
+
+/// # Safety
+/// - The context is that of a tensor that was handed out, once.
+unsafe fn drop_handed(context: *mut c_void) {
+    // Safety: the caller's promise.
+    let handed = unsafe { Box::from_raw(context.cast::<Handed>()) };
+    if check_process().is_err() {
+        // The device may be unusable in a fork.
+        std::mem::forget(handed);
+    }
+}
+
+unsafe extern "C" fn delete_plain(managed: *mut Managed) {
+    // Safety: the consumer calls this once, with the tensor that was handed out.
+    unsafe { drop_handed(Box::from_raw(managed).context) }
+}
+
+unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
+    // Safety: as above.
+    unsafe { drop_handed(Box::from_raw(managed).context) }
+}
+
+/// Deletes the tensor of a capsule that nobody has taken.
+unsafe extern "C" fn end_plain(capsule: *mut ffi::PyObject) {
+    // Safety: the interpreter calls this once, with a capsule that has the pointer if it still has the name.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, PLAIN.as_ptr()) != 0 {
+            delete_plain(ffi::PyCapsule_GetPointer(capsule, PLAIN.as_ptr()).cast());
+        }
+    }
+}
+
+/// Deletes the tensor of a capsule that nobody has taken.
+unsafe extern "C" fn end_versioned(capsule: *mut ffi::PyObject) {
+    // Safety: as above.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, VERSIONED.as_ptr()) != 0 {
+            delete_versioned(ffi::PyCapsule_GetPointer(capsule, VERSIONED.as_ptr()).cast());
+        }
+    }
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Windows.
+
+use crate::comm::Member;
+use crate::dtype::DType;
+use crate::error::StateError;
+use crate::guard::Guarded;
+use crate::tensor::{dlpack_device, hand_out};
+use gin_host::comm::CommState;
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// This rank's part of a window.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) window: gin_host::comm::Window<u8>,
+    pub(crate) member: Arc<Member>,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<i64>,
+    /// It is deregistered.
+    gone: AtomicBool,
+}
+
+impl Part {
+    pub(crate) fn new(
+        window: gin_host::comm::Window<u8>,
+        member: Arc<Member>,
+        dtype: DType,
+        shape: Vec<i64>,
+    ) -> Arc<Self> {
+        Arc::new(Self { window, member, dtype, shape, gone: AtomicBool::new(false) })
+    }
+}
+
+/// A window: one part on each rank, which kernels of all ranks reach. This rank's part is a tensor by DLPack.
+#[pyclass(frozen, module = "gin")]
+#[derive(Debug)]
+pub(crate) struct Window(Guarded<Part>);
+
+impl Window {
+    pub(crate) fn new(part: Arc<Part>) -> Self {
+        Self(Guarded::new(part))
+    }
+
+    /// Returns the part of a window that is registered.
+    pub(crate) fn part(&self) -> PyResult<&Arc<Part>> {
+        let part = self.0.get()?;
+        let refuse = |reason| Err(StateError::new_err(format!("window {} cannot be used: {reason}", part.window.id())));
+        if part.gone.load(Ordering::Acquire) {
+            return refuse("it is deregistered");
+        }
+        if part.member.comm.state() == CommState::Destroyed {
+            return refuse("its communicator is destroyed");
+        }
+        Ok(part)
+    }
+}
+
+#[pymethods]
+impl Window {
+    /// Returns the number, which is the same on all ranks.
+    #[getter]
+    fn id(&self) -> PyResult<u32> {
+        Ok(self.0.get()?.window.id())
+    }
+
+    /// Returns the name, which reports of faults print.
+    #[getter]
+    fn name(&self) -> PyResult<Option<String>> {
+        Ok(self.0.get()?.window.name())
+    }
+
+    /// Returns the type of the elements, as NumPy and torch name it.
+    #[getter]
+    fn dtype(&self) -> PyResult<&'static str> {
+        Ok(self.0.get()?.dtype.name())
+    }
+
+    /// Returns the shape of this rank's part.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.get()?.shape)
+    }
+
+    /// Returns the bytes of this rank's part.
+    #[getter]
+    fn nbytes(&self) -> PyResult<usize> {
+        Ok(self.0.get()?.window.len())
+    }
+
+    /// Returns the bytes of a rank's part.
+    fn nbytes_on(&self, rank: u32) -> PyResult<usize> {
+        let part = self.0.get()?;
+        let refuse = || StateError::new_err(format!("there is no rank {rank} in {} ranks", part.member.comm.ranks()));
+        part.window.len_on(rank).ok_or_else(refuse)
+    }
+
+    /// Ends the window. Collective. Tensors of it keep its memory.
+    fn deregister(&self, py: Python<'_>) -> PyResult<()> {
+        let part = self.part()?;
+        part.member.deregister(py, &part.window)?;
+        part.gone.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Returns a DLPack capsule of this rank's part. NumPy and torch call it in `from_dlpack`.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // No work of gin is under way on the consumer's stream: the program orders kernels and tensors.
+        let _ = stream;
+        let part = self.part()?;
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("a window is its memory; copy the tensor instead"));
+        }
+        let own = dlpack_device(&**part.member.comm.gpu());
+        if dl_device.is_some_and(|wanted| wanted != own) {
+            return Err(PyBufferError::new_err(format!(
+                "the window is on DLPack device {own:?}: copy the tensor there"
+            )));
+        }
+        let versioned = max_version.is_some_and(|(major, _)| major >= 1);
+        hand_out(py, &part.window, part.dtype, &part.shape, versioned)
+    }
+
+    /// Returns the DLPack device: its type and its number.
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        Ok(dlpack_device(&**self.0.get()?.member.comm.gpu()))
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        let Part { window, dtype, shape, gone, .. } = &**self.0.get()?;
+        let end = if gone.load(Ordering::Acquire) { ", deregistered" } else { "" };
+        Ok(format!("<gin.Window {}: {shape:?} of {}{end}>", window.id(), dtype.name()))
+    }
+}

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What several tests use."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import gin
+
+LIMIT = gin.Deadline(10)
+"""The deadline of waits that end well."""
+
+
+def run(code, *, env=None, timeout=60):
+    """Runs Python code in a process of its own, with variables besides those of this one."""
+    return start(code, env=env).communicate_within(timeout)
+
+
+class Started:
+    def __init__(self, code, env):
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("GIN_")}
+        variables["PYTHONPATH"] = os.pathsep.join(sys.path)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=variables | (env or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def communicate_within(self, timeout=60):
+        try:
+            out, err = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            out, err = self.process.communicate()
+            raise AssertionError(f"it did not end within {timeout} s:\n{out}\n{err}") from None
+        assert self.process.returncode == 0, f"status {self.process.returncode}:\n{out}\n{err}"
+        return out
+
+
+def start(code, *, env=None):
+    """Starts Python code in a process of its own."""
+    return Started(code, env)

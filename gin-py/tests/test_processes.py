@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Ranks that are processes, the order of calls, and forks."""
+
+import os
+import signal
+import socket
+
+import gin
+import pytest
+from support import run, start
+
+HELLO = """
+import sys
+import gin, numpy as np
+rank = gin.init(device="virtual", {how})
+assert gin.rank() is rank
+with rank.communicator(signals=1) as comm:
+    mine, inbox = comm.alloc_window(32, "uint8"), comm.alloc_window(32, "uint8")
+    np.from_dlpack(mine)[:3] = 10 * rank.rank + np.arange(3)
+    stream = rank.stream()
+    stream.launch("hello_put", comm, mine, inbox, gin.Deadline(20))
+    stream.synchronize()
+    comm.check()
+    gathered = rank.all_gather(bytes([rank.rank]))
+    print(rank.rank, rank.ranks, np.from_dlpack(inbox)[:3].tolist(), gathered)
+rank.close()
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def expected(rank, ranks):
+    left = 10 * ((rank + ranks - 1) % ranks)
+    return f"{rank} {ranks} [{left}, {left + 1}, {left + 2}] {[bytes([each]) for each in range(ranks)]}\n"
+
+
+VARIABLES = {
+    "torchrun": lambda rank, ranks, port: {
+        "RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port - 1,
+    },
+    "Slurm": lambda rank, ranks, port: {
+        "SLURM_PROCID": rank,
+        "SLURM_NTASKS": ranks,
+        "SLURM_LOCALID": rank,
+        "SLURM_NODEID": 0,
+        "SLURM_STEP_NODELIST": "here",
+        "SLURM_STEP_NUM_TASKS": ranks,
+        "SLURM_STEP_TASKS_PER_NODE": ranks,
+        "SLURM_JOB_ID": 1,
+        "GIN_ADDR": "127.0.0.1",
+        "GIN_PORT": port,
+    },
+    "gin launch": lambda rank, ranks, port: {
+        "GIN_RANK": rank,
+        "GIN_RANKS": ranks,
+        "GIN_LOCAL_RANK": rank,
+        "GIN_LOCAL_RANKS": ranks,
+        "GIN_ADDR": "127.0.0.1",
+        "GIN_PORT": port,
+        "GIN_SECRET": "0123456789abcdef" * 2,
+    },
+}
+
+
+@pytest.mark.parametrize("launcher", VARIABLES)
+def test_the_variables_of_a_launcher_make_a_job(launcher):
+    ranks, port = 2, free_port()
+    variables = lambda rank: {name: str(value) for name, value in VARIABLES[launcher](rank, ranks, port).items()}
+    started = [start(HELLO.format(how=""), env=variables(rank)) for rank in range(ranks)]
+    for rank, process in enumerate(started):
+        assert process.communicate_within() == expected(rank, ranks)
+
+
+def by_hand(code, ranks=2):
+    """Starts ranks that get the id of rank 0."""
+    first = start('import gin\nid = gin.unique_id("127.0.0.1")\nprint(id, flush=True)\nrank = 0\n' + code)
+    id = first.process.stdout.readline().strip()
+    return [first] + [start(f"id = {id!r}\nrank = {rank}\n" + code) for rank in range(1, ranks)]
+
+
+def test_an_id_makes_a_job():
+    started = by_hand(HELLO.format(how="rank=rank, ranks=3, id=id"), 3)
+    for rank, process in enumerate(started):
+        assert process.communicate_within() == expected(rank, 3)
+
+
+def test_a_killed_rank_ends_the_others_with_its_number():
+    code = """
+import gin, os, signal
+rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
+comm = rank.communicator(signals=2, counters=1)
+window = comm.alloc_window(0, "float32")
+stream = rank.stream()
+rank.barrier()
+if rank.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+# Rank 1 never raises the signal, and the wait has no limit.
+stream.launch("ring_round", comm, window, window, 0, 2, gin.Deadline.NONE)
+stream.synchronize(timeout=40)
+try:
+    comm.check()
+except gin.FaultError as fault:
+    print(fault.kind, fault.peer, "is lost" in str(fault), fault.cause is not None)
+try:
+    rank.barrier()
+except gin.Error as error:
+    print("rank 1" in str(error))
+"""
+    first, second = by_hand(code)
+    assert first.communicate_within() == "PeerLost 1 True True\nTrue\n"
+    second.process.communicate()
+    assert second.process.returncode == -signal.SIGKILL
+
+
+def test_tensors_of_a_process_cannot_be_windows_of_others_and_the_error_says_what_can():
+    code = """
+import gin, numpy as np
+rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
+comm = rank.communicator()
+try:
+    comm.register(np.zeros(8))
+except gin.Error as error:
+    print("alloc_window" in str(error), comm.state)
+comm.destroy()
+"""
+    for process in by_hand(code):
+        assert process.communicate_within() == "True active\n"
+
+
+def test_a_process_that_forgets_everything_still_ends():
+    code = """
+import gin, numpy as np
+rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
+comm = rank.communicator(signals=2, counters=1)
+window = comm.alloc_window(4, "float32")
+array = np.from_dlpack(window)
+stream = rank.stream()
+stream.launch("ring_round", comm, window, window, 0, 2, gin.Deadline.NONE)
+rank.barrier()
+"""
+    for process in by_hand(code):
+        process.communicate_within()
+
+
+def test_calls_before_and_after_the_job_are_refused():
+    code = """
+import gin
+
+def refused(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except (gin.Error, ValueError) as error:
+        print(type(error).__name__, str(error)[:70])
+    else:
+        raise AssertionError("it was not refused")
+
+refused(gin.rank)
+refused(gin.init)
+refused(gin.init, rank=0, ranks=1)
+refused(gin.init, rank=0, ranks=1, id="gin1:nonsense")
+id = gin.unique_id("127.0.0.1")
+refused(gin.init, rank=0, ranks=1, id="gin1:000102030405060708090a0b0c0d0e0f@127.0.0.1:9")
+refused(gin.init, rank=1, ranks=2, id="gin1:000102030405060708090a0b0c0d0e0f@127.0.0.1:9", timeout=0.5)
+refused(gin.unique_id, "nowhere")
+rank = gin.init(rank=0, ranks=1, id=id, device="virtual")
+refused(gin.init, rank=0, ranks=1, id=id)
+comm = rank.communicator()
+rank.close()
+rank.close()
+refused(gin.rank)
+refused(rank.communicator)
+refused(rank.barrier)
+comm.destroy()
+rank = gin.init(rank=0, ranks=1, id=gin.unique_id("127.0.0.1"), device="virtual")
+print(rank, gin.rank() is rank)
+"""
+    lines = run(code, env={"CUDA_VISIBLE_DEVICES": "-1"}).splitlines()
+    for line, begin in zip(
+        lines,
+        [
+            "StateError gin.init() has not been called in this process",
+            "StateError no launcher has started this process: start it by torchrun, srun,",
+            "ValueError pass all of rank, ranks and id, or none of them",
+            "ValueError the secret of an id is 32 hexadecimal digits",
+            "StateError rank 0 is the process in which gin.unique_id() made the id, and joins ",
+            "Error rank 1 cannot reach rank 0 at 127.0.0.1:9",
+            "ValueError address = Some(",
+            "StateError gin.init() was called before: this is",
+            "StateError the rank of this process is closed",
+            "StateError rank 0 is closed",
+            "StateError rank 0 is closed",
+            "<gin.Rank: 0 of 1> True",
+        ],
+        strict=True,
+    ):
+        assert line.startswith(begin), (line, begin)
+
+
+def test_a_fork_is_refused_and_harms_nobody():
+    code = """
+import gc, os
+import gin, numpy as np
+
+def body(rank):
+    comm = rank.communicator(signals=1)
+    window = comm.alloc_window(4, "uint8")
+    tensor = comm.register(np.zeros(8))
+    array, stream = np.from_dlpack(window), rank.stream()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        calls = [lambda: gin.init(device="virtual"), gin.rank, gin.unique_id, gin.gpus, lambda: gin.launch(1, print),
+                 comm.destroy, comm.check, lambda: comm.alloc_window(1, "uint8"), lambda: comm.register(np.zeros(8)),
+                 window.deregister, window.__dlpack__, lambda: window.shape, rank.communicator, rank.barrier,
+                 rank.close,
+                 lambda: stream.launch("hello_put", comm, window, window, gin.Deadline(1)), stream.synchronize]
+        refused = 0
+        for call in calls:
+            try:
+                call()
+            except gin.StateError as error:
+                refused += "is a fork of process" in str(error)
+        # What the child has of the parent's objects ends without harm.
+        del comm, window, tensor, stream, calls
+        array[:] = 1
+        del array
+        gc.collect()
+        os.write(writer, b"%d of 17" % refused)
+        os._exit(0)
+    os.close(writer)
+    print(os.read(reader, 100).decode(), os.waitpid(child, 0)[1])
+    stream.launch("hello_put", comm, window, window, gin.Deadline(20))
+    stream.synchronize()
+    comm.check()
+    comm.destroy()
+    return "done"
+
+print(gin.launch(1, body, device="virtual"))
+
+# A child that leaves by the interpreter's own end.
+pid = os.fork()
+if pid == 0:
+    raise SystemExit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    assert run(code) == "17 of 17 0\n['done']\n3\n"
+
+
+def test_a_fork_before_the_first_use_is_free():
+    code = """
+import os
+import gin
+if os.fork() == 0:
+    print(gin.launch(2, lambda rank: rank.rank, device="virtual"), flush=True)
+    os._exit(0)
+os.wait()
+print(gin.launch(2, lambda rank: rank.rank, device="virtual"))
+"""
+    assert run(code) == "[0, 1]\n[0, 1]\n"
+
+
+@pytest.mark.skipif(bool(gin.gpus()), reason="this machine has GPUs")
+def test_a_gpu_that_is_not_there_is_an_error():
+    for device in ("cuda", "cuda:3"):
+        with pytest.raises(gin.Error, match=f'device "{device}": '):
+            gin.launch(1, print, device=device)
+
+
+def test_the_stubs_have_the_names_of_the_module():
+    import ast
+
+    path = os.path.join(os.path.dirname(gin.__file__), "__init__.pyi")
+    with open(path, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    named = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            inner = (each for each in node.body if isinstance(each, (ast.FunctionDef, ast.AnnAssign)))
+            named[node.name] = {each.name if isinstance(each, ast.FunctionDef) else each.target.id for each in inner}
+        elif isinstance(node, ast.FunctionDef):
+            named[node.name] = None
+    assert set(named) == {name for name in gin.__all__ if not name.startswith("__")}
+    special = {"__dlpack__", "__dlpack_device__", "__enter__", "__exit__"}
+    for name, inner in named.items():
+        thing = getattr(gin, name)
+        if inner is None or issubclass(thing, BaseException):
+            continue
+        public = {each for each in vars(thing) if not each.startswith("_") or each in special}
+        assert inner - {"__init__", "__new__"} == public, name

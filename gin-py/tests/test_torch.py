@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Tensors of torch: CPU tensors on virtual GPUs, CUDA tensors on GPUs."""
+
+import gc
+import os
+import subprocess
+import sys
+
+import gin
+import pytest
+from support import LIMIT
+
+try:
+    import torch
+except ImportError as error:
+    torch = None
+    pytestmark = pytest.mark.skip(f"all tests of torch need torch ({error}); make test-torch installs it")
+
+GPUS = len(gin.gpus()) if torch is not None and torch.cuda.is_available() else 0
+
+# The devices of a job, the number of its ranks, and the GPUs that it needs.
+JOBS = {
+    "virtual": ("virtual", 2, 0),
+    "one_rank_on_a_gpu": ("cuda", 1, 1),
+    "two_ranks_on_a_gpu": ("cuda:0", 2, 1),
+    "two_gpus": ("cuda", 2, 2),
+}
+
+
+@pytest.fixture(params=JOBS)
+def job(request):
+    device, ranks, gpus = JOBS[request.param]
+    if gpus > GPUS:
+        pytest.skip(f"it needs {gpus} GPUs that gin and torch can use; there are {GPUS}")
+    return lambda body: gin.launch(ranks, lambda rank: on_device(rank, body), device=device)
+
+
+def needs_gpus(gpus):
+    if gpus > GPUS:
+        pytest.skip(f"it needs {gpus} GPUs that gin and torch can use; there are {GPUS}")
+
+
+def place(rank):
+    """Returns torch's device of a rank."""
+    kind, number = rank.dlpack_device
+    return torch.device("cpu") if kind == 1 else torch.device("cuda", number)
+
+
+def on_device(rank, body):
+    """Runs a rank's function on its GPU and on a stream of torch, which is not the default stream."""
+    device = place(rank)
+    if device.type == "cpu":
+        return body(rank, rank.stream())
+    torch.cuda.set_device(device)
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        return body(rank, rank.stream(torch.cuda.current_stream()))
+
+
+def exchange(rank, comm, stream, launch):
+    """Launches on all ranks at a time, waits for the work, and raises the fault of any rank.
+
+    Between the barriers no rank allocates memory or uses a kernel of torch for the first time: the driver lets both wait
+    for kernels that run, and these may wait for that rank.
+    """
+    if GPUS > 0:
+        torch.cuda.current_stream().synchronize()
+    rank.barrier()
+    launch()
+    stream.synchronize(timeout=60)
+    rank.barrier()
+    comm.check()
+
+
+def test_windows_are_tensors_of_torch(job):
+    def body(rank, stream):
+        with rank.communicator(signals=1) as comm:
+            mine, inbox = comm.alloc_window(32, torch.uint8), comm.alloc_window(32, torch.uint8)
+            own, arrived = torch.from_dlpack(mine), torch.from_dlpack(inbox)
+            assert own.device == place(rank) and own.dtype == torch.uint8 and own.shape == (32,)
+            own.copy_(torch.arange(32, device=own.device) + rank.rank)
+            exchange(rank, comm, stream, lambda: stream.launch("hello_put", comm, mine, inbox, LIMIT))
+            return arrived.cpu().tolist()
+
+    found = job(body)
+    for rank, values in enumerate(found):
+        left = (rank + len(found) - 1) % len(found)
+        assert values == [left + i for i in range(32)]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int64", "float32"])
+def test_elements_have_the_types_of_torch(job, dtype):
+    def body(rank, stream):
+        with rank.communicator() as comm:
+            wanted = getattr(torch, dtype)
+            tensor = torch.ones(4, 6, device=place(rank)).to(wanted)
+            window = comm.register(tensor)
+            assert (window.dtype, window.shape) == (dtype, (4, 6))
+            if dtype.startswith("float8") and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
+                return
+            same = torch.from_dlpack(window)
+            assert same.dtype == wanted and same.data_ptr() == tensor.data_ptr()
+            assert (same.float() == 1).all()
+
+    try:
+        job(body)
+    except BufferError as error:
+        if not dtype.startswith("float8"):
+            raise
+        pytest.skip(f"this torch hands out no tensors of {dtype}: {error}")
+
+
+def test_tensors_of_torch_are_windows_without_a_copy(job):
+    def body(rank, stream):
+        device = place(rank)
+        data = torch.arange(16 * rank.ranks, dtype=torch.float32, device=device) + rank.rank
+        inbox = torch.zeros_like(data)
+        comm = rank.communicator(signals=1)
+        windows = comm.register(data), comm.register(inbox)
+        kernel = rank.kernel("ring_all_reduce")
+        exchange(rank, comm, stream, lambda: stream.launch(kernel, comm, *windows, LIMIT))
+        comm.destroy()
+        expected = rank.ranks * torch.arange(16 * rank.ranks) + sum(range(rank.ranks))
+        assert (data.cpu() == expected).all(), data
+
+    job(body)
+
+
+def test_a_tensor_that_the_program_forgets_lives_in_its_window(job):
+    def body(rank, stream):
+        device = place(rank)
+        comm = rank.communicator(signals=1)
+        mine = comm.register(torch.full((1 << 20,), rank.rank + 1, dtype=torch.uint8, device=device))
+        inbox = comm.register(torch.zeros(1 << 20, dtype=torch.uint8, device=device))
+        gc.collect()
+        # The allocator would give the memory to these.
+        others = [torch.full((1 << 20,), 99, dtype=torch.uint8, device=device) for _ in range(4)]
+        exchange(rank, comm, stream, lambda: stream.launch("hello_put", comm, mine, inbox, LIMIT))
+        left = (rank.rank + rank.ranks - 1) % rank.ranks
+        assert (torch.from_dlpack(inbox) == left + 1).all() and all((other == 99).all() for other in others)
+        rank.barrier()
+        mine.deregister()
+        comm.destroy()
+
+    job(body)
+
+
+def test_pointers_are_tensors_of_torch(job):
+    def body(rank, stream):
+        device, ranks, length = place(rank), rank.ranks, 64
+        sums = torch.zeros(64, dtype=torch.uint64, device=device)
+        with rank.communicator(signals=ranks, counters=ranks) as comm:
+            outbox, inbox = comm.alloc_window(ranks * length, "uint8"), comm.alloc_window(2 * ranks * length, "uint8")
+            with pytest.raises(TypeError, match="a tensor of int32 was given"):
+                wrong = torch.zeros(64, dtype=torch.int32, device=device)
+                stream.launch("alltoall", comm, outbox, inbox, length, wrong, 3, LIMIT)
+            launch = lambda: stream.launch("alltoall", comm, outbox, inbox, length, sums, 3, LIMIT)
+            exchange(rank, comm, stream, launch)
+        assert (sums.cpu().view(torch.int64) != 0).all()
+
+    job(body)
+
+
+def test_tensors_that_kernels_cannot_use_are_refused(job):
+    def body(rank, stream):
+        device = place(rank)
+        with rank.communicator() as comm:
+            for tensor, kind, text in [
+                (torch.zeros(4, 4, device=device).t(), ValueError, "not contiguous"),
+                (torch.zeros(4, dtype=torch.complex64, device=device), TypeError, "no window can have"),
+                (torch.zeros(4, device=device, requires_grad=True), (BufferError, RuntimeError), "require"),
+                (torch.zeros(4, device="meta"), Exception, ""),
+            ]:
+                with pytest.raises(kind, match=text):
+                    comm.register(tensor)
+            if device.type == "cuda":
+                with pytest.raises(ValueError, match=f"is on cpu; .* takes tensors on cuda:{device.index}"):
+                    comm.register(torch.zeros(4))
+                with pytest.raises(gin.Error, match="default stream"):
+                    rank.stream(torch.cuda.default_stream())
+                # Pinned memory is reached by the GPU.
+                comm.register(torch.zeros(64, pin_memory=True))
+            if GPUS > 1 and rank.ranks == 2 and device.type == "cuda":
+                other = torch.zeros(4, device=f"cuda:{1 - device.index}")
+                with pytest.raises(ValueError, match=f"is on cuda:{1 - device.index}"):
+                    comm.register(other)
+
+    job(body)
+
+
+def test_the_same_exchange_runs_again_and_again(job):
+    """On GPUs each rank replays a CUDA graph, in which work of torch stands before and behind the kernel."""
+
+    def body(rank, stream):
+        device, ranks, length = place(rank), rank.ranks, 1000
+        comm = rank.communicator(signals=1, world_barriers=1)
+        kernel = rank.kernel("all_to_all")
+        inbox_window, outbox_window = (comm.alloc_window((ranks, 4 * length), "uint8") for _ in range(2))
+        inbox, outbox = (torch.from_dlpack(window).view(torch.float32) for window in (inbox_window, outbox_window))
+        data, sums = torch.zeros(ranks, length, device=device), torch.zeros(length, device=device)
+
+        def step(stream):
+            torch.add(data, float(rank.rank), out=outbox)
+            stream.launch(kernel, comm, inbox_window, outbox_window, LIMIT)
+            if device.type == "cpu":
+                stream.synchronize()
+            torch.sum(inbox, 0, out=sums)
+
+        graph = None
+        if device.type == "cuda":
+            # torch loads its kernels now, and not in the capture.
+            torch.sum(torch.add(data, 1.0, out=outbox), 0, out=sums)
+            torch.cuda.synchronize()
+            # One rank after another: a capture is a matter of the whole process.
+            for turn in range(ranks):
+                if turn == rank.rank:
+                    graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                        step(rank.stream(torch.cuda.current_stream()))
+                rank.barrier()
+        for round in range(5):
+            data.copy_((100 * round + 10 * torch.arange(ranks, device=device))[:, None].expand_as(data))
+            exchange(rank, comm, stream, graph.replay if graph else lambda: step(stream))
+            expected = ranks * (100 * round + 10 * rank.rank) + ranks * (ranks - 1) / 2
+            assert (sums == expected).all(), (round, expected, sums)
+        # The work of all ranks is done, and the graph is not replayed any more.
+        rank.barrier()
+        del graph
+        comm.destroy()
+
+    job(body)
+
+
+def test_a_fault_and_an_abort_reach_the_program(job):
+    def body(rank, stream):
+        comm = rank.communicator(signals=2, counters=1)
+        window = comm.alloc_window(0, "float32")
+        # Waits for a credit that nobody gives.
+        stream.launch("ring_round", comm, window, window, 0, 2, gin.Deadline(0.1))
+        stream.synchronize(timeout=60)
+        with pytest.raises(gin.FaultError) as raised:
+            comm.check()
+        fault = raised.value
+        assert (fault.kind, fault.operation, fault.subject, fault.subject_id) == ("Timeout", "wait_signal", "signal", 1)
+        assert (fault.expected, fault.seen, fault.deadline_ns) == (1, 0, 100_000_000)
+        rank.barrier()
+        comm.destroy()
+
+        comm = rank.communicator(signals=2, counters=1)
+        window = comm.alloc_window(0, "float32")
+        stream.launch("ring_round", comm, window, window, 0, 2, gin.Deadline.NONE)
+        with pytest.raises(TimeoutError):
+            stream.synchronize(timeout=0.05)
+        if rank.rank == 0:
+            comm.abort()
+        stream.synchronize(timeout=60)
+        with pytest.raises(gin.FaultError, match="communicator was aborted"):
+            comm.check()
+        rank.barrier()
+        comm.destroy()
+
+    job(body)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_kernels_of_ptx_run_by_name(linked):
+    """GIN_PY_PTX names a file with PTX of kernels: one with `hello_put`, GIN_PY_OTHER_PTX one of kernels not linked."""
+    needs_gpus(1)
+    path = os.environ.get("GIN_PY_PTX" if linked else "GIN_PY_OTHER_PTX")
+    if path is None:
+        pytest.skip("no file of PTX is named; scripts/gpu-python.sh names one")
+
+    def body(rank, stream):
+        module = rank.load(path)
+        if not linked:
+            spin = module.kernel("hardware_spin")
+            assert [bytes for _, _, bytes in spin.parameters] == [8, 8, 8]
+            stop, started = torch.ones(1, dtype=torch.int64, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+            torch.cuda.synchronize()
+            with pytest.raises(OverflowError):
+                stream.launch(spin, stop, started, 1 << 64, block=32)
+            stream.launch(spin, stop, started, 1_000_000, block=32)
+            stream.synchronize(timeout=60)
+            assert started.item() == 1
+            return
+        with open(path, encoding="utf-8") as file:
+            assert "hello_put" in module.names and rank.load(file.read()).names == module.names
+        with rank.communicator(signals=1) as comm:
+            mine, inbox = comm.register(torch.ones(8, dtype=torch.uint8, device="cuda")), comm.alloc_window(8, "uint8")
+            kernel = module.kernel("hello_put")
+            exchange(rank, comm, stream, lambda: stream.launch(kernel, comm, mine, inbox, LIMIT))
+            assert (torch.from_dlpack(inbox) == 1).all()
+
+    gin.launch(1, lambda rank: on_device(rank, body), device="cuda:0")
+
+
+def test_processes_of_torchrun_exchange_tensors_inside_a_graph():
+    needs_gpus(2)
+    here = os.path.dirname(os.path.abspath(__file__))
+    folder = os.environ.get("GIN_PY_EXAMPLES", os.path.join(here, "..", "..", "examples", "python"))
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, os.path.join(folder, "all_to_all.py")], env=variables, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("rounds of") == 2, done.stdout
