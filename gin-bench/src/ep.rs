@@ -4,15 +4,16 @@
 //! Graphs of calls follow each other on a stream without pauses, and two events tell the time of all. The time of a
 //! combine is that of a pair less that of a dispatch.
 
-use super::figure::Figure;
+use super::driver::processors;
+use super::figure::{Figure, median};
 use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, Failure, end};
 use gin_abi::Deadline;
 use gin_bench_kernels::ep::{EXCHANGE_WORDS, Job};
-use gin_ep::{EpError, Group, GroupConfig, Ids, Rows, Tokens};
-use gin_ep_oracle::{Batch, Routing, Shape, batch, rank_major};
-use gin_gpu::{GpuError, KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
-use gin_host::comm::{CommError, Requirements, WindowFlags};
+use gin_ep::{Combine, Element, EpError, Group, GroupConfig, Ids, Rows, Scales, Tokens};
+use gin_ep_oracle::{Batch, Routing, Shape, batch, narrow, quantized, rank_major, widen};
+use gin_gpu::{Function, GpuError, KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
+use gin_host::comm::{CommError, Communicator, DeviceComm, Requirements, Window, WindowFlags};
 use gin_host::world::Rank;
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,18 +24,38 @@ const MODEL: (usize, usize, usize) = (256, 8, 7168);
 /// Launches whose host time is measured; the queue of a stream has room for them.
 const LAUNCHES: u32 = 100;
 
+/// A batch of this size or more is one of a prefill or a training.
+const LARGE: usize = 4096;
+
+/// Figures of one group.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Calls {
+    dispatch: Vec<f64>,
+    pair: Vec<f64>,
+    wrong: u64,
+    blocks: u64,
+}
+
 /// Figures for one number of tokens.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Times {
-    dispatch: Vec<f64>,
-    pair: Vec<f64>,
-    /// The least work of a dispatch and of a combine.
+    /// All processors.
+    all: Calls,
+    /// With fewer processors.
+    fewer: Vec<(u32, Calls)>,
+    /// FP8 that the dispatch makes. Its pairs are not measured.
+    fp8: Option<Calls>,
+    /// The floors of a dispatch, of a combine, and of a dispatch of FP8.
     there: Vec<f64>,
     back: Vec<f64>,
+    fp8_there: Vec<f64>,
+    /// The shapes of the floors.
+    shapes: [String; 2],
+    /// The rows that the rank sends, by the driver; the rows that it received, copied within its memory.
+    copy: Vec<f64>,
+    expand: Vec<f64>,
     /// Rows that this rank sends.
     rows: usize,
-    wrong: u64,
-    blocks: u64,
     /// Host time of a launch.
     launch: Vec<f64>,
 }
@@ -64,63 +85,114 @@ pub(super) fn pairs(bench: &Bench) -> Result<Vec<Table>, Failure> {
     Ok(tables)
 }
 
+/// Returns the goals of a dispatch and of a combine: most and stretch, as ratios to the floor.
+fn goals(tokens: usize, floor: f64) -> [(Goal, Goal); 2] {
+    let ratio = |most: f64| Goal::AtMost((most * 100.0).round() / 100.0);
+    // For few tokens the goals are microseconds.
+    let more = |us: f64| ratio(1.0 + us / floor);
+    match tokens {
+        LARGE.. => [(ratio(1.1), ratio(1.0)), (ratio(1.2), ratio(1.05))],
+        33.. => [(ratio(1.25), ratio(1.05)), (ratio(1.25), ratio(1.0))],
+        _ => [(more(3.0), more(1.0)), (more(3.0), more(1.0))],
+    }
+}
+
 fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
-    let (experts, topk, hidden) = bench.pick(MODEL, (16, 4, 64));
+    let (experts, topk, hidden) = bench.pick(MODEL, (16, 4, 128));
     let shape = Shape { ranks: ranks as usize, experts, topk, hidden };
-    let sizes = bench.pick(&[1, 8, 32, 128, 512][..], &[1, 8]);
+    let sizes = bench.pick(&[1, 8, 32, 128, 512, LARGE][..], &[1, 8]);
     let all = bench.on_ranks(bench.world(ranks)?, |rank| {
-        sizes
-            .iter()
-            .map(|&tokens| times(bench, rank, &shape, tokens).map_err(comm_error))
-            .collect::<Result<Vec<_>, _>>()
+        let measure = |&tokens: &usize| times(bench, rank, &shape, tokens).map_err(comm_error);
+        sizes.iter().map(measure).collect::<Result<Vec<_>, _>>()
     })?;
     let mut rows = Vec::new();
-    let mut blocks = 0;
     for (index, &tokens) in sizes.iter().enumerate() {
         let of: Vec<&Times> = all.iter().map(|times| &times[index]).collect();
-        let wrong = of.iter().map(|times| times.wrong).sum();
-        blocks = of[0].blocks;
-        // A call is done when the last rank is.
-        let slowest = |get: &dyn Fn(&Times) -> &Vec<f64>| -> Vec<f64> {
-            let repeats = of.iter().map(|times| get(times).len()).min().unwrap_or(0);
-            (0..repeats).map(|repeat| of.iter().map(|times| get(times)[repeat]).fold(0.0, f64::max)).collect()
-        };
-        let (dispatch, pair) = (slowest(&|times| &times.dispatch), slowest(&|times| &times.pair));
-        let combine: Vec<f64> = pair.iter().zip(&dispatch).map(|(pair, dispatch)| pair - dispatch).collect();
-        let figure = |repeats: &[f64], wrong| Figure::new(repeats, wrong);
-        let (there, back) = (slowest(&|times| &times.there), slowest(&|times| &times.back));
-        let bytes = of.iter().map(|times| times.rows).max().unwrap_or(0) * 2 * hidden;
-        let goal = (bench.counts(ranks) && tokens == 128).then_some(Goal::AtMost(1.25));
-        let row = |what: &str, repeats: &[f64], floor: &[f64]| {
-            let name = format!("{what}, {tokens} tokens");
-            Row::new(name, figure(repeats, Some(wrong)), "us").main(true).point(what, bytes as u64).beside(
-                Kind::Floor,
-                "bare: the same rows to known places, one flag a rank",
-                figure(floor, None),
-                goal,
-                None,
-            )
-        };
-        rows.push(row("dispatch", &dispatch, &there));
-        rows.push(row("combine", &combine, &back));
-        let floor: Vec<f64> = there.iter().zip(&back).map(|(there, back)| there + back).collect();
-        rows.push(row("dispatch and combine", &pair, &floor));
+        rows.extend(lines(bench, &shape, tokens, &of));
     }
     let launch: Vec<f64> = all[0][0].launch.clone();
     rows.push(Row::new("host time of a launch", Figure::new(&launch, None), "us").main(true));
-    let mut table = bench.table("Expert parallelism, low latency", ranks, rows);
-    table.notes.push(format!(
-        "{experts} experts, {topk} of them for a token, rows of {hidden} BF16; {blocks} blocks of 512 threads"
-    ));
+    let mut table = bench.table("Expert parallelism, rank-major", ranks, rows);
+    table.notes.push(format!("{experts} experts, {topk} of them for a token, rows of {hidden} BF16"));
+    table.notes.push("floor: the same rows to known places, one flag a rank, in the best of its shapes".to_owned());
     Ok(table)
+}
+
+/// Returns the rows of a table for one number of tokens. `of` has the figures of all ranks.
+fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row> {
+    // A call is done when the last rank is.
+    let slowest = |get: &dyn Fn(&Times) -> &Vec<f64>| -> Vec<f64> {
+        let repeats = of.iter().map(|times| get(times).len()).min().unwrap_or(0);
+        (0..repeats).map(|repeat| of.iter().map(|times| get(times)[repeat]).fold(0.0, f64::max)).collect()
+    };
+    let less = |pair: &[f64], dispatch: &[f64]| -> Vec<f64> { pair.iter().zip(dispatch).map(|(a, b)| a - b).collect() };
+    let wrong = |get: &dyn Fn(&Times) -> u64| Some(of.iter().map(|times| get(times)).sum());
+    let counts = bench.counts(shape.ranks as u32);
+    let logical = (tokens * shape.topk * 2 * shape.hidden) as u64;
+    let moved = (of.iter().map(|times| times.rows).max().unwrap_or(0) * 2 * shape.hidden) as u64;
+    let (dispatch, pair) = (slowest(&|times| &times.all.dispatch), slowest(&|times| &times.all.pair));
+    let combine = less(&pair, &dispatch);
+    let (there, back) = (slowest(&|times| &times.there), slowest(&|times| &times.back));
+    let blocks = of[0].all.blocks;
+    let detail = |blocks: u64| format!("{blocks} blocks; {moved} bytes, {logical} logical");
+    let main = |what: &str, repeats: &[f64], floor: &[f64], shape: &str, goal: Option<(Goal, Goal)>| {
+        let (goal, stretch) = goal.filter(|_| counts).unzip();
+        Row::new(format!("{what}, {tokens} tokens"), Figure::new(repeats, wrong(&|times| times.all.wrong)), "us")
+            .main(true)
+            .detail(detail(blocks))
+            .point(what, moved)
+            .beside(Kind::Floor, "exchange", Figure::new(floor, None), goal, stretch)
+            .by(shape)
+    };
+    let [there_goal, back_goal] = goals(tokens, median(&there));
+    let [there_shape, back_shape] = &of[0].shapes;
+    let mut rows = vec![main("dispatch", &dispatch, &there, there_shape, Some(there_goal))];
+    let mut back_row = main("combine", &combine, &back, back_shape, Some(back_goal));
+    if tokens >= 512 {
+        let (copy, expand) = (slowest(&|times| &times.copy), slowest(&|times| &times.expand));
+        for (what, times) in [("copies by the driver, all ranks at once", copy), ("expand: rows within a GPU", expand)]
+        {
+            if !times.is_empty() {
+                rows[0] = rows[0].clone().beside(Kind::Other, what, Figure::new(&times, None), None, None);
+                back_row = back_row.beside(Kind::Other, what, Figure::new(&times, None), None, None);
+            }
+        }
+    }
+    rows.push(back_row);
+    let floor: Vec<f64> = there.iter().zip(&back).map(|(there, back)| there + back).collect();
+    rows.push(main("dispatch and combine in a chain", &pair, &floor, "both", None));
+    if of[0].fp8.is_some() {
+        let fp8 = |times: &Times| times.fp8.as_ref().map_or(0, |calls| calls.wrong);
+        static NONE: Vec<f64> = Vec::new();
+        let repeats = slowest(&|times| times.fp8.as_ref().map_or(&NONE, |calls| &calls.dispatch));
+        let floor = slowest(&|times| &times.fp8_there);
+        let most = |us: f64| Goal::AtMost(((1.0 + us / median(&floor)) * 100.0).round() / 100.0);
+        let goal = if tokens >= LARGE { (Goal::AtMost(1.1), Goal::AtMost(1.0)) } else { (most(4.0), most(1.0)) };
+        let (goal, stretch) = Some(goal).filter(|_| counts).unzip();
+        let name = format!("dispatch that makes FP8, {tokens} tokens");
+        let row = Row::new(name, Figure::new(&repeats, wrong(&fp8)), "us").main(true);
+        rows.push(row.beside(Kind::Floor, "exchange of FP8", Figure::new(&floor, None), goal, stretch).by(there_shape));
+    }
+    for (index, &(sms, _)) in of[0].fewer.iter().enumerate() {
+        let few = slowest(&|times| &times.fewer[index].1.dispatch);
+        let few_combine = less(&slowest(&|times| &times.fewer[index].1.pair), &few);
+        let goal = |goal: f64| (counts && sms == 16 && tokens >= LARGE).then_some(Goal::AtMost(goal));
+        let of_few = |times: &Times| times.fewer[index].1.wrong;
+        for (what, repeats, all) in [("dispatch", &few, &dispatch), ("combine", &few_combine, &combine)] {
+            let row =
+                Row::new(format!("{what}, {tokens} tokens, {sms} SMs"), Figure::new(repeats, wrong(&of_few)), "us");
+            // 0.85 and 0.9 of the rate.
+            rows.push(row.beside(Kind::Other, "all SMs", Figure::new(all, None), goal(1.18), goal(1.11)));
+        }
+    }
+    rows
 }
 
 /// Returns the time of a call in microseconds. Graphs of `calls` calls follow each other.
 fn chain(
     rank: &Rank,
     stream: &Arc<dyn Stream>,
-    calls: usize,
-    replays: usize,
+    (calls, replays): (usize, usize),
     mut call: impl FnMut() -> Result<(), EpError>,
 ) -> Result<f64, EpError> {
     let graph = stream.capture(|| (0..calls).try_for_each(|_| call()))?;
@@ -130,126 +202,302 @@ fn chain(
     stream.synchronize()?;
     rank.barrier()?;
     replay()?;
+    timed(stream, calls * replays, || (0..replays).try_for_each(|_| Ok(replay()?)))
+}
+
+/// Returns the microseconds of one of `calls` calls that `work` puts onto the stream.
+fn timed(stream: &Arc<dyn Stream>, calls: usize, work: impl FnOnce() -> Result<(), EpError>) -> Result<f64, EpError> {
     let start = stream.record()?;
-    for _ in 0..replays {
-        replay()?;
-    }
+    work()?;
     let stop = stream.record()?;
     stream.synchronize()?;
-    Ok(stop.since(&*start).map_or(0.0, |ns| ns as f64 / 1e3 / (calls * replays) as f64))
+    Ok(stop.since(&*start).map_or(0.0, |ns| ns as f64 / 1e3 / calls as f64))
+}
+
+/// A rank with its tokens.
+struct Bed<'a> {
+    bench: &'a Bench,
+    rank: &'a Rank,
+    comm: &'a Communicator,
+    shape: &'a Shape,
+    tokens: usize,
+    /// Tokens with rows of one element, for their routing.
+    batches: Vec<Batch>,
+    /// The elements of this rank's rows.
+    elements: Vec<u16>,
+    rows: MemorySlice,
+    ids: MemorySlice,
+    output: MemorySlice,
+    stream: Arc<dyn Stream>,
+    handle: DeviceComm,
+    window: Window<u64>,
+    kernel: Function,
+}
+
+impl<'a> Bed<'a> {
+    fn new(
+        bench: &'a Bench,
+        rank: &'a Rank,
+        comm: &'a Communicator,
+        shape: &'a Shape,
+        tokens: usize,
+    ) -> Result<Self, EpError> {
+        let small = Shape { hidden: 1, ..*shape };
+        let batches: Vec<Batch> =
+            (0..shape.ranks).map(|rank| batch(&small, Routing::Uniform, 1, rank, tokens)).collect();
+        let memory = |bytes: usize| -> Result<MemorySlice, EpError> {
+            Ok(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole())
+        };
+        let me = rank.rank() as usize;
+        let all = tokens * shape.hidden;
+        // Whole numbers of at most 8 bits, which differ from column to column and from row to row.
+        let value = |at: usize| ((at * 37 + at / shape.hidden * 11 + me) % 511) as f32 - 255.0;
+        let elements: Vec<u16> = (0..all).map(|at| narrow(value(at))).collect();
+        let (rows, ids, output) = (memory(2 * all)?, memory(4 * tokens * shape.topk)?, memory(2 * all)?);
+        rows.write(0, &elements)?;
+        ids.write(0, &batches[me].experts)?;
+        let words = EXCHANGE_WORDS + shape.ranks * all / 4;
+        let window = comm.alloc_window::<u64>(words, WindowFlags::NONE)?;
+        let (handle, kernel, stream) = (comm.device()?, rank.kernel("bare_exchange")?, rank.stream()?);
+        let bed = Self {
+            bench,
+            rank,
+            comm,
+            shape,
+            tokens,
+            batches,
+            elements,
+            rows,
+            ids,
+            output,
+            stream,
+            handle,
+            window,
+            kernel,
+        };
+        Ok(bed)
+    }
+
+    fn memory(&self, bytes: usize) -> Result<MemorySlice, EpError> {
+        Ok(Memory::new(self.rank.device(), MemoryKind::Device, bytes as u64)?.whole())
+    }
+
+    /// Returns calls and replays of a chain.
+    fn length(&self) -> (usize, usize) {
+        let few = if self.tokens >= 512 { (10, 4) } else { (20, 10) };
+        self.bench.pick(few, (1, 1))
+    }
+
+    fn config(&self) -> GroupConfig {
+        let shape = self.shape;
+        let config = GroupConfig::new(shape.experts as u32, shape.hidden as u32, shape.topk as u32)
+            .tokens(self.tokens as u32)
+            .deadline(Deadline::after_ns(self.bench.limit_ns()));
+        if self.bench.is_real() { config } else { config.sms(1).threads(64) }
+    }
+
+    /// Counts wrong elements after a pair. Without experts, a row comes back once from each of its ranks.
+    fn wrong(&self) -> Result<u64, EpError> {
+        let (hidden, me) = (self.shape.hidden, self.rank.rank() as usize);
+        let mut sums = vec![0u16; self.tokens * hidden];
+        self.output.read(0, &mut sums)?;
+        let mut wrong = 0;
+        for token in 0..self.tokens {
+            let places = self.batches[me].places(&Shape { hidden: 1, ..*self.shape }, token);
+            let mut ranks: Vec<usize> = places.into_iter().map(|(_, rank, ..)| rank).collect();
+            ranks.sort_unstable();
+            ranks.dedup();
+            let row = &self.elements[token * hidden..][..hidden];
+            let expected = row.iter().map(|&x| narrow(ranks.len() as f32 * widen(x)));
+            wrong += u64::from(!expected.eq(sums[token * hidden..][..hidden].iter().copied()));
+        }
+        Ok(wrong)
+    }
+
+    /// Counts wrong rows of FP8, of the first ones from each rank with elements that this rank knows: its own.
+    fn wrong_fp8(&self, received: &gin_ep::Received<'_>) -> Result<u64, EpError> {
+        let (hidden, me) = (self.shape.hidden, self.rank.rank() as usize);
+        let mut wrong = 0;
+        for row in received.fetch()?[me].iter().take(64) {
+            let (expected, scales) = quantized(&self.elements[row.token as usize * hidden..][..hidden], false);
+            let scales: Vec<u8> = scales.into_iter().flat_map(f32::to_le_bytes).collect();
+            wrong += u64::from(expected != row.row || scales != row.scales);
+        }
+        Ok(wrong)
+    }
+
+    /// Measures a group. `between` runs in each repeat, too.
+    fn calls(
+        &self,
+        config: &GroupConfig,
+        with_combine: bool,
+        mut between: impl FnMut() -> Result<(), EpError>,
+    ) -> Result<Calls, EpError> {
+        let group = Group::new(self.comm, config)?;
+        let mut lane = group.lane(0)?;
+        let (stream, input) = (&self.stream, Tokens::new(&self.rows, Ids::I32(&self.ids), self.tokens as u32));
+        let combine = Combine::reduced().into(&self.output);
+        let received = lane.exchange(stream, &input)?;
+        let mut wrong = 0;
+        if with_combine {
+            received.combine(stream, Rows::InPlace, &combine)?;
+            stream.synchronize()?;
+            wrong += self.wrong()?;
+        } else {
+            stream.synchronize()?;
+            wrong += self.wrong_fp8(&received)?;
+            received.release();
+        }
+        let mut calls = Calls { dispatch: Vec::new(), pair: Vec::new(), wrong, blocks: group.blocks() };
+        for _ in 0..self.bench.launches.min(self.bench.pick(9, 1)) {
+            calls.dispatch.push(chain(self.rank, stream, self.length(), || {
+                lane.exchange(stream, &input)?.release();
+                Ok(())
+            })?);
+            if with_combine {
+                calls.pair.push(chain(self.rank, stream, self.length(), || {
+                    lane.exchange(stream, &input)?.combine(stream, Rows::InPlace, &combine)
+                })?);
+            }
+            between()?;
+        }
+        calls.wrong += u64::from(group.status()?.is_some());
+        drop(lane);
+        group.destroy()?;
+        Ok(calls)
+    }
+
+    /// Returns the rows to copy without routing: the rows that this rank sends, returns, or received. Those of the last
+    /// kind are copied within its memory.
+    fn jobs(&self, back: bool, within: bool) -> Result<(MemorySlice, u32), EpError> {
+        let (me, tokens) = (self.rank.rank() as usize, self.tokens);
+        let small = Shape { hidden: 1, ..*self.shape };
+        let mut jobs = Vec::new();
+        for other in 0..self.shape.ranks {
+            let (receiver, source) = if back || within { (me, other) } else { (other, me) };
+            for (place, row) in rank_major(&small, &self.batches, receiver)[source].iter().enumerate() {
+                let there =
+                    if within { other * tokens + place } else { me * tokens + if back { row.token } else { place } };
+                let from = if back || within { place % tokens } else { row.token };
+                let rank = if within { me } else { other };
+                jobs.push(Job { from: from as u32, rank: rank as u32, to: there as u32, reserved: 0 });
+            }
+        }
+        let list = self.memory((16 * jobs.len()).max(16))?;
+        list.write(0, &jobs)?;
+        Ok((list, jobs.len() as u32))
+    }
+
+    /// Puts the floor onto the stream: rows of `row_bytes`.
+    fn floor(
+        &self,
+        (list, number): &(MemorySlice, u32),
+        row_bytes: usize,
+        (blocks, threads): (u32, u32),
+    ) -> Result<(), EpError> {
+        let list = std::ptr::without_provenance::<Job>(list.address() as usize);
+        let from = std::ptr::without_provenance::<u64>(self.rows.address() as usize);
+        let (pairs, limit) = ((row_bytes / 16) as u32, Deadline::after_ns(self.bench.limit_ns()));
+        let arguments: [&dyn KernelArg; 7] = [&self.handle, &self.window, &from, &list, number, &pairs, &limit];
+        // Safety: the memory is valid, the window has the words and rows, and the blocks are resident.
+        unsafe { self.stream.launch(&self.kernel, LaunchConfig::new(blocks, threads), &arguments)? };
+        Ok(())
+    }
+
+    /// Returns the fastest shape of the floor. Its ranks may have different ones.
+    fn best(&self, jobs: &(MemorySlice, u32)) -> Result<(u32, u32), EpError> {
+        if !self.bench.is_real() {
+            return Ok((1, 64));
+        }
+        let ranks = self.shape.ranks as u32;
+        let sharing = ranks.div_ceil(self.bench.gpus(ranks).max(1) as u32);
+        let most = (processors(&**self.rank.device()).unwrap_or(4) / sharing).max(1);
+        let counts = [4, 8, 16, 32, 64, 96].into_iter().filter(|&count| count < most).chain([most]);
+        let mut best = (f64::INFINITY, (1, 512));
+        for shape in counts.flat_map(|blocks| [(blocks, 512), (blocks, 1024)]) {
+            let time = chain(self.rank, &self.stream, (10, 3), || self.floor(jobs, 2 * self.shape.hidden, shape))?;
+            if time < best.0 {
+                best = (time, shape);
+            }
+        }
+        Ok(best.1)
+    }
+
+    /// Returns the time of copies by the driver of as many rows as this rank sends, to their ranks.
+    fn copy(&self) -> Result<Option<f64>, EpError> {
+        let (Some(stride), true) = (self.window.stride(), self.bench.is_one_process()) else { return Ok(None) };
+        let me = self.rank.rank() as usize;
+        let (row_bytes, own) = (2 * self.shape.hidden as u64, self.window.memory().address());
+        let small = Shape { hidden: 1, ..*self.shape };
+        let rows: Vec<u64> = (0..self.shape.ranks)
+            .map(|other| rank_major(&small, &self.batches, other)[me].len() as u64 * row_bytes)
+            .collect();
+        let times = 20;
+        self.rank.barrier()?;
+        let time = timed(&self.stream, times, || {
+            for _ in 0..times {
+                for (other, &bytes) in rows.iter().enumerate().filter(|(_, bytes)| **bytes > 0) {
+                    let part = own
+                        .wrapping_add(stride.wrapping_mul(other as u64).wrapping_sub(stride.wrapping_mul(me as u64)));
+                    let to = part + 8 * EXCHANGE_WORDS as u64 + me as u64 * self.tokens as u64 * row_bytes;
+                    // Safety: the rows of the window, which only copies use meanwhile, and this rank's rows.
+                    unsafe { self.stream.copy(to, self.rows.address(), bytes)? };
+                }
+            }
+            Ok(())
+        })?;
+        self.rank.barrier()?;
+        Ok(Some(time))
+    }
 }
 
 /// Measures a number of tokens on a rank.
 fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Times, EpError> {
-    let (calls, replays) = (bench.pick(20, 1), bench.pick(10, 1));
-    let repeats = bench.launches.min(bench.pick(9, 1));
-    let me = rank.rank() as usize;
     let comm = rank.communicator(&Requirements::default())?;
-    let limit = Deadline::after_ns(bench.limit_ns());
-    let config = GroupConfig::new(shape.experts as u32, shape.hidden as u32, shape.topk as u32)
-        .tokens(tokens as u32)
-        .deadline(limit);
-    let config = if bench.is_real() { config } else { config.sms(1).threads(64) };
-    let group = Group::new(&comm, &config)?;
-    let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 1, rank, tokens)).collect();
+    let bed = Bed::new(bench, rank, &comm, shape, tokens)?;
+    let (there, back, within) = (bed.jobs(false, false)?, bed.jobs(true, false)?, bed.jobs(false, true)?);
+    let (there_shape, back_shape) = (bed.best(&there)?, bed.best(&back)?);
+    let text = |(blocks, threads): (u32, u32)| format!("{blocks} x {threads} threads");
     let row_bytes = 2 * shape.hidden;
-    let memory = |bytes: usize| -> Result<MemorySlice, EpError> {
-        Ok(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole())
-    };
-    let (rows, ids) = (memory(tokens * row_bytes)?, memory(4 * tokens * shape.topk)?);
-    let output = memory(tokens * row_bytes)?;
-    rows.write(0, &batches[me].rows)?;
-    ids.write(0, &batches[me].experts)?;
-    let stream = rank.stream()?;
-    let input = Tokens::new(&rows, Ids::I32(&ids), tokens as u32);
-    let mut lane = group.lane(0)?;
-
-    // One checked pair: without experts, each row comes back once from each of its ranks.
-    let received = lane.exchange(&stream, &input)?;
-    received.combine(&stream, Rows::InPlace, &output)?;
-    stream.synchronize()?;
-    let mut sums = vec![0u16; tokens * shape.hidden];
-    output.read(0, &mut sums)?;
-    let number_of_ranks = |token: usize| {
-        let mut ranks: Vec<usize> = batches[me].places(shape, token).into_iter().map(|(_, rank, ..)| rank).collect();
-        ranks.sort_unstable();
-        ranks.dedup();
-        ranks.len()
-    };
-    let mut wrong = u64::from(group.status()?.is_some());
-    for token in 0..tokens {
-        let times = number_of_ranks(token) as f32;
-        let expected =
-            batches[me].row(shape, token).iter().map(|&x| gin_ep_oracle::narrow(times * gin_ep_oracle::widen(x)));
-        wrong += u64::from(!expected.eq(sums[token * shape.hidden..][..shape.hidden].iter().copied()));
-    }
-
-    // The same rows without routing: the ones that this rank sends, and the ones that it returns.
-    let jobs = |back: bool| -> Vec<Job> {
-        let mut jobs = Vec::new();
-        for (other, _) in batches.iter().enumerate() {
-            let (receiver, source) = if back { (me, other) } else { (other, me) };
-            for (place, row) in rank_major(shape, &batches, receiver)[source].iter().enumerate() {
-                let there = (me * tokens + if back { row.token } else { place }) as u32;
-                let from = if back { place % tokens } else { row.token } as u32;
-                jobs.push(Job { from, rank: other as u32, to: there, reserved: 0 });
-            }
-        }
-        jobs
-    };
-    let words = EXCHANGE_WORDS + shape.ranks * tokens * row_bytes / 8;
-    let window = comm.alloc_window::<u64>(words, WindowFlags::NONE)?;
-    let kernel = rank.kernel("bare_exchange")?;
-    let threads = bench.pick(512, 64);
-    let blocks = group.blocks() as u32;
-    let (handle, pairs) = (comm.device()?, (row_bytes / 16) as u32);
-    let from = std::ptr::without_provenance::<u64>(rows.address() as usize);
-    let list = |back: bool| -> Result<(MemorySlice, u32), EpError> {
-        let jobs = jobs(back);
-        let list = memory((16 * jobs.len()).max(16))?;
-        list.write(0, &jobs)?;
-        Ok((list, jobs.len() as u32))
-    };
-    let floor = |(list, number): &(MemorySlice, u32)| -> Result<(), EpError> {
-        let list = std::ptr::without_provenance::<Job>(list.address() as usize);
-        let (shape, arguments): (_, [&dyn KernelArg; 7]) =
-            (LaunchConfig::new(blocks, threads), [&handle, &window, &from, &list, number, &pairs, &limit]);
-        // Safety: the memory is valid, the window has the words and rows, and the blocks are as many as the group's.
-        unsafe { stream.launch(&kernel, shape, &arguments)? };
-        Ok(())
-    };
-    let (there, back) = (list(false)?, list(true)?);
-    let mut times = Times {
-        dispatch: Vec::new(),
-        pair: Vec::new(),
-        there: Vec::new(),
-        back: Vec::new(),
-        rows: there.1 as usize,
-        wrong,
-        blocks: group.blocks(),
-        launch: Vec::new(),
-    };
-    for _ in 0..repeats {
-        times.dispatch.push(chain(rank, &stream, calls, replays, || {
-            lane.exchange(&stream, &input)?.release();
-            Ok(())
-        })?);
-        times.pair.push(chain(rank, &stream, calls, replays, || {
-            lane.exchange(&stream, &input)?.combine(&stream, Rows::InPlace, &output)
-        })?);
-        times.there.push(chain(rank, &stream, calls, replays, || floor(&there))?);
+    let (mut times_there, mut times_back, mut launch) = (Vec::new(), Vec::new(), Vec::new());
+    let all = bed.calls(&bed.config(), true, || {
+        let exchange = |jobs, shape| chain(rank, &bed.stream, bed.length(), || bed.floor(jobs, row_bytes, shape));
+        times_there.push(exchange(&there, there_shape)?);
+        times_back.push(exchange(&back, back_shape)?);
         let start = Instant::now();
         for _ in 0..LAUNCHES {
-            floor(&there)?;
+            bed.floor(&there, row_bytes, there_shape)?;
         }
-        times.launch.push(start.elapsed().as_secs_f64() * 1e6 / f64::from(LAUNCHES));
-        stream.synchronize()?;
-        times.back.push(chain(rank, &stream, calls, replays, || floor(&back))?);
+        launch.push(start.elapsed().as_secs_f64() * 1e6 / f64::from(LAUNCHES));
+        bed.stream.synchronize()?;
+        Ok(())
+    })?;
+    let mut fp8_there = Vec::new();
+    let mut fp8 = None;
+    if bench.pick(tokens == 128 || tokens >= LARGE, tokens == 8) {
+        let config = bed.config().element(Element::E4m3(Scales::F32));
+        fp8 = Some(bed.calls(&config, false, || {
+            fp8_there.push(chain(rank, &bed.stream, bed.length(), || bed.floor(&there, shape.hidden, there_shape))?);
+            Ok(())
+        })?);
     }
-    times.wrong += u64::from(group.status()?.is_some());
+    let mut fewer = Vec::new();
+    if bench.pick(tokens == 128 || tokens >= LARGE, tokens == 8) {
+        for sms in bench.pick(&[4, 8, 16, 32][..], &[1]) {
+            fewer.push((*sms, bed.calls(&bed.config().sms(*sms), true, || Ok(()))?));
+        }
+    }
+    let (mut copy, mut expand) = (Vec::new(), Vec::new());
+    if bench.pick(tokens >= 512, tokens == 8) {
+        for _ in 0..bench.launches.min(bench.pick(5, 1)) {
+            copy.extend(bed.copy()?);
+            expand.push(chain(rank, &bed.stream, bed.length(), || bed.floor(&within, row_bytes, there_shape))?);
+        }
+    }
     comm.check("bench")?;
-    drop(lane);
-    group.destroy()?;
+    let rows = there.1 as usize;
+    drop(bed);
     end(rank, &comm)?;
-    Ok(times)
+    let shapes = [text(there_shape), text(back_shape)];
+    Ok(Times { all, fewer, fp8, there: times_there, back: times_back, fp8_there, shapes, copy, expand, rows, launch })
 }

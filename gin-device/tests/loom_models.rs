@@ -30,6 +30,12 @@ fn a_load_hides_no_order_of_others_accesses_from_the_search() {
 }
 
 #[test]
+#[should_panic(expected = "Causality violation")]
+fn a_dispatch_with_one_slot_overwrites_rows_too_early() {
+    model::explore(2, || model::ep::ranks(1, 3, false, |_| 0));
+}
+
+#[test]
 fn no_two_models_have_the_same_name() {
     let mut names: Vec<_> = model::all().into_iter().map(|(name, _)| name).collect();
     names.sort_unstable();

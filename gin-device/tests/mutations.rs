@@ -57,7 +57,9 @@ fn main() -> ExitCode {
     if let Ok(mutation) = std::env::var(VARIABLE) {
         return run_models(parse(&mutation));
     }
-    let sites = scan(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sites = scan(&here.join("src"), "gin-device/src");
+    sites.extend(scan(&here.join("../gin-ep/kernels/src"), "gin-ep/kernels/src"));
     let mut trials = vec![
         Trial::test("the scanner finds every ordered operation and no other", scanner),
         // With all their preemptions they run as tests of their own.
@@ -153,6 +155,8 @@ fn all_about(file: &str) -> Vec<(&'static str, fn())> {
     if file.contains("/gdaki/") {
         // No other models pass these files.
         [model::gdaki::MODELS, model::gdaki::contention::MODELS].concat()
+    } else if file.starts_with("gin-ep/") {
+        model::ep::MODELS.to_vec()
     } else if file.ends_with("/fault.rs") {
         model::faults::MODELS.to_vec()
     } else if file.ends_with("/inbox.rs") {
@@ -235,6 +239,6 @@ fn scanner() -> Result<(), Failed> {
         },
         weaken("a/b.rs second: add_release_sys", 12),
     ];
-    let found = scan_file("a/b.rs", text);
+    let found = scan_file("gin-device/src", "a/b.rs", text);
     if found == expected { Ok(()) } else { Err(format!("{found:#?}").into()) }
 }

@@ -3,7 +3,7 @@
 
 use crate::EpError;
 use gin_abi::Deadline;
-use gin_ep_kernels::{MOST_THREADS, Sizes};
+use gin_ep_kernels::{MOST_THREADS, SCALED, Sizes, UNIT};
 
 /// The most bytes of a row.
 const MOST_ROW_BYTES: u64 = 64 << 10;
@@ -13,8 +13,39 @@ const MOST_RANKS: u64 = 64;
 const MOST_TOPK: u64 = 32;
 /// The most experts.
 const MOST_EXPERTS: u64 = 65_536;
-/// The most shared memory that a block counts tokens in, in bytes.
-const MOST_SHARED: u64 = 48 << 10;
+/// Groups with room for more tokens count tokens in a kernel of its own, before each dispatch.
+const COUNT_IN_DISPATCH: u32 = 256;
+/// Units of rows for a block: half of its warps. More blocks would make a small dispatch slower.
+const UNITS: u64 = 8;
+
+/// The elements of rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Element {
+    /// BF16, there and back.
+    Bf16,
+    /// IEEE's binary16, there and back.
+    F16,
+    /// FP32, there and back.
+    F32,
+    /// BF16, which the dispatch makes FP8 (E4M3) with scales of 128 elements. BF16 come back.
+    E4m3(Scales),
+    /// Any bytes, which are copied, with scales of any bytes: MXFP8, NVFP4 and others. BF16 come back.
+    Opaque {
+        /// Bytes of a row.
+        row_bytes: u32,
+        /// Bytes of its scales; 0 if there are none.
+        scale_bytes: u32,
+    },
+}
+
+/// The type of scales that a dispatch makes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scales {
+    /// FP32: the greatest magnitude, at least 1e-4, divided by 448.
+    F32,
+    /// UE8M0: that, rounded up to a power of two. One byte, its exponent.
+    Ue8m0,
+}
 
 /// Sizes of a [`Group`](crate::Group). All ranks pass the same.
 ///
@@ -34,6 +65,9 @@ pub struct GroupConfig {
     pub(crate) topk: u32,
     pub(crate) tokens: u32,
     pub(crate) lanes: u32,
+    pub(crate) element: Element,
+    pub(crate) at_source: bool,
+    pub(crate) first_epoch: u64,
     pub(crate) blocks: Option<u32>,
     pub(crate) grid: Option<u32>,
     pub(crate) threads: u32,
@@ -42,7 +76,8 @@ pub struct GroupConfig {
 
 impl GroupConfig {
     /// Makes the configuration of a model with `experts` experts on all ranks together, rows of `hidden` elements, and
-    /// `topk` experts for each token. A rank has room for 128 tokens and one lane, and waits for 1 s.
+    /// `topk` experts for each token. Elements are BF16, and one row comes back for each rank of a token. A rank has
+    /// room for 128 tokens and one lane, and waits for 1 s.
     pub const fn new(experts: u32, hidden: u32, topk: u32) -> Self {
         Self {
             experts,
@@ -50,6 +85,9 @@ impl GroupConfig {
             topk,
             tokens: 128,
             lanes: 1,
+            element: Element::Bf16,
+            at_source: false,
+            first_epoch: 0,
             blocks: None,
             grid: None,
             threads: MOST_THREADS,
@@ -68,6 +106,29 @@ impl GroupConfig {
     #[must_use]
     pub const fn lanes(mut self, lanes: u32) -> Self {
         self.lanes = lanes;
+        self
+    }
+
+    /// Sets the type of elements.
+    #[must_use]
+    pub const fn element(mut self, element: Element) -> Self {
+        self.element = element;
+        self
+    }
+
+    /// Makes one row come back for each id of a token, in place of one for each rank. The source multiplies them by
+    /// weights and adds them up. It takes `topk` times the memory.
+    #[must_use]
+    pub const fn at_source(mut self) -> Self {
+        self.at_source = true;
+        self
+    }
+
+    /// Sets the number of dispatches that the lanes have made already, for tests of large numbers.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn first_epoch(mut self, epoch: u64) -> Self {
+        self.first_epoch = epoch;
         self
     }
 
@@ -105,7 +166,20 @@ impl GroupConfig {
     /// # Errors
     /// [`EpError::Limit`].
     pub fn footprint(&self, ranks: u32) -> Result<u64, EpError> {
-        Ok(self.sizes(ranks)?.lane_bytes() * u64::from(self.lanes))
+        let sizes = self.sizes(ranks)?;
+        let plan = if self.has_plan() { sizes.plan_bytes() } else { 0 };
+        Ok((sizes.lane_bytes() + plan) * u64::from(self.lanes))
+    }
+
+    /// Returns whether each dispatch makes a plan first.
+    pub(crate) fn has_plan(&self) -> bool {
+        self.tokens > COUNT_IN_DISPATCH
+    }
+
+    /// Returns the number of blocks that have work, if all tokens are there.
+    pub(crate) fn useful_blocks(&self, sizes: &Sizes) -> u64 {
+        let units = u64::from(sizes.back_bytes.max(sizes.row_bytes)).div_ceil(16 * u64::from(UNIT));
+        (u64::from(sizes.tokens) * u64::from(sizes.back_rows) * units).div_ceil(UNITS)
     }
 
     /// Returns the sizes for kernels, if they are within the limits.
@@ -119,11 +193,20 @@ impl GroupConfig {
                 Ok(())
             }
         };
-        let row_bytes = 2 * u64::from(self.hidden);
+        let hidden = u64::from(self.hidden);
+        let (row_bytes, back_bytes, scale_bytes) = match self.element {
+            Element::Bf16 | Element::F16 => (2 * hidden, 2 * hidden, 0),
+            Element::F32 => (4 * hidden, 4 * hidden, 0),
+            Element::E4m3(Scales::F32) => (hidden, 2 * hidden, 4 * hidden / u64::from(SCALED)),
+            Element::E4m3(Scales::Ue8m0) => (hidden, 2 * hidden, hidden / u64::from(SCALED)),
+            Element::Opaque { row_bytes, scale_bytes } => (row_bytes.into(), 2 * hidden, scale_bytes.into()),
+        };
         limit("the number of ranks", ranks.into(), 1, MOST_RANKS)?;
         limit("the number of experts", self.experts.into(), 1, MOST_EXPERTS)?;
         limit("the number of experts of a token", self.topk.into(), 1, MOST_TOPK)?;
         limit("the number of bytes of a row", row_bytes, 16, MOST_ROW_BYTES)?;
+        limit("the number of bytes of a returned row", back_bytes, 16, MOST_ROW_BYTES)?;
+        limit("the number of bytes of the scales of a row", scale_bytes, 0, MOST_ROW_BYTES)?;
         limit("the number of lanes", self.lanes.into(), 1, 64)?;
         limit("the number of tokens", self.tokens.into(), 1, 65_536)?;
         for (what, blocks) in [("the number of SMs", self.blocks), ("the number of blocks", self.grid)] {
@@ -132,24 +215,39 @@ impl GroupConfig {
         limit("the number of threads of a block", self.threads.into(), 32, MOST_THREADS.into())?;
         for (what, given, unit) in [
             ("the number of bytes of a row", row_bytes, 16),
+            ("the number of bytes of a returned row", back_bytes, 16),
             ("the number of threads of a block", self.threads.into(), 32),
         ] {
             if !u64::is_multiple_of(given, unit) {
                 return Err(EpError::Limit { what, given, limit: format!("a multiple of {unit}") });
             }
         }
-        let shared = self.shared_bytes(ranks);
-        if shared > MOST_SHARED {
-            // One word for each 32 tokens and each rank and one more.
-            let limit = format!("at most {} with {ranks} ranks", MOST_SHARED / 4 / (u64::from(ranks) + 1) * 32);
-            return Err(EpError::Limit { what: "the number of tokens", given: self.tokens.into(), limit });
+        if let (Element::E4m3(_), given) = (self.element, hidden)
+            && !given.is_multiple_of(SCALED.into())
+        {
+            let limit = format!("a multiple of {SCALED}, the elements of a scale");
+            return Err(EpError::Limit { what: "the number of elements of a row", given, limit });
         }
         let Self { experts, topk, tokens, .. } = *self;
-        Ok(Sizes { row_bytes: row_bytes as u32, tokens, topk, experts, ranks, reserved: 0 })
+        Ok(Sizes {
+            row_bytes: row_bytes as u32,
+            back_bytes: back_bytes as u32,
+            back_rows: if self.at_source { topk } else { 1 },
+            scale_bytes: scale_bytes as u32,
+            tokens,
+            topk,
+            experts,
+            ranks,
+        })
     }
 
-    /// Returns the bytes of shared memory of a block.
-    pub(crate) fn shared_bytes(&self, ranks: u32) -> u64 {
-        4 * u64::from(self.tokens.div_ceil(32)) * (u64::from(ranks) + 1)
+    /// Returns the names of the kernels for dispatch and combine.
+    pub(crate) const fn kernels(&self) -> (&'static str, &'static str) {
+        match self.element {
+            Element::Bf16 | Element::Opaque { .. } => ("ep_dispatch", "ep_combine_bf16"),
+            Element::F16 => ("ep_dispatch", "ep_combine_f16"),
+            Element::F32 => ("ep_dispatch", "ep_combine_f32"),
+            Element::E4m3(_) => ("ep_dispatch_e4m3", "ep_combine_bf16"),
+        }
     }
 }

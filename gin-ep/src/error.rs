@@ -66,6 +66,14 @@ pub enum EpError {
         /// The alignment in bytes.
         align: u64,
     },
+    /// The group was not configured for a call.
+    #[error("{what}: {remedy}")]
+    Unsuited {
+        /// The call, and what the group has.
+        what: &'static str,
+        /// The remedy.
+        remedy: &'static str,
+    },
     /// The last dispatch of the lane was not received, so other ranks may still use the memory for the next one.
     #[error("the last dispatch of lane {lane} was not received; call `receive` on the value that `dispatch` returns")]
     NotReceived {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Groups: the memory for rows, and the shape of launches.
 
-use crate::{EpError, GroupConfig, Lane, Report};
+use crate::{Element, EpError, GroupConfig, Lane, Report};
 use gin_ep_kernels::{Code, STATUS_WORDS};
 use gin_gpu::{DeviceKind, Function, GpuError, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
 use gin_host::comm::{CommError, Communicator, DeviceComm, Window, WindowFlags};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 /// The ranks of a communicator, with the memory for rows of tokens.
 ///
 /// ```
-/// use gin_ep::{EpError, Group, GroupConfig, Ids, Rows, Tokens};
+/// use gin_ep::{Combine, EpError, Group, GroupConfig, Ids, Rows, Tokens};
 /// use gin_gpu::{Memory, MemoryKind};
 /// use gin_host::comm::Requirements;
 /// use gin_host::world::{WorldConfig, launch};
@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 ///     let tokens = Tokens::new(&rows, Ids::I32(&ids), 1);
 ///     let received = lane.dispatch(&stream, &tokens)?.receive(&stream)?;
 ///     // The experts' kernels run here, and replace the rows. Without any, the rows come back.
-///     received.combine(&stream, Rows::InPlace, &output)?;
+///     received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
 ///     stream.synchronize()?;
 ///     assert_eq!(group.status()?, None);
 ///     let mut values = vec![0u16; 8];
@@ -47,6 +47,9 @@ pub struct Group<'c> {
     pub(crate) arena: Window<u64>,
     pub(crate) lanes: Vec<LaneState>,
     pub(crate) shape: LaunchConfig,
+    pub(crate) element: Element,
+    pub(crate) at_source: bool,
+    pub(crate) plan: Function,
     pub(crate) dispatch: Function,
     pub(crate) combine: Function,
 }
@@ -56,6 +59,8 @@ pub struct Group<'c> {
 pub(crate) struct LaneState {
     pub(crate) params: gin_ep_kernels::Lane,
     pub(crate) taken: AtomicBool,
+    /// Memory for the plan of each dispatch, if it makes one.
+    pub(crate) plan: Option<MemorySlice>,
     status: Arc<Memory>,
     in_use: Mutex<InUse>,
 }
@@ -154,24 +159,39 @@ impl<'c> Group<'c> {
             let status = Memory::new(gpu, MemoryKind::Pinned, 8 * STATUS_WORDS)?;
             let (first, deadline) = (u64::from(number) * lane_bytes, config.deadline);
             let params = gin_ep_kernels::Lane { sizes, first, status: status.address(), deadline };
-            Ok(LaneState { params, taken: AtomicBool::new(false), status, in_use: Mutex::default() })
+            let plan =
+                config.has_plan().then(|| Memory::new(gpu, MemoryKind::Device, sizes.plan_bytes())).transpose()?;
+            let plan = plan.map(|memory| memory.whole());
+            Ok(LaneState { params, taken: AtomicBool::new(false), plan, status, in_use: Mutex::default() })
         };
-        let lanes = (0..config.lanes).map(lane).collect::<Result<_, _>>()?;
+        let lanes = (0..config.lanes).map(lane).collect::<Result<Vec<_>, _>>()?;
+        if config.first_epoch != 0 {
+            let mut words = vec![0u64; sizes.words() as usize];
+            gin_ep_kernels::reset(&sizes, &mut words, config.first_epoch);
+            for lane in &lanes {
+                arena.write((lane.params.first / 8) as usize, &words)?;
+            }
+            // No rank sends before all have written.
+            gathered(comm, &[])?;
+        }
         // Ranks that share a GPU share its processors, so that each of them always has room for a block.
         let sharing = match gpu.kind() {
             DeviceKind::Cuda => all.iter().filter(|text| text.starts_with(&format!("{place}\n"))).count() as u64,
             DeviceKind::Virtual => 1,
         };
-        let shape = LaunchConfig::new(1, config.threads).dynamic_shared(config.shared_bytes(ranks) as u32);
+        let shape = LaunchConfig::new(1, config.threads).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
-        let (dispatch, combine) = (kernels.function("ep_dispatch")?, kernels.function("ep_combine")?);
+        let (plan, (dispatch, combine)) = (kernels.function("ep_plan")?, config.kernels());
+        let (dispatch, combine) = (kernels.function(dispatch)?, kernels.function(combine)?);
         let mut most = config.blocks.map_or(u64::MAX, u64::from);
         for kernel in [&dispatch, &combine] {
             most = most.min(gpu.resident_blocks(kernel, &shape)? / sharing);
         }
+        let most = most.min(config.useful_blocks(&sizes));
         let blocks = config.grid.unwrap_or(most.clamp(1, 65_535) as u32);
         let shape = LaunchConfig::new(blocks, config.threads).dynamic_shared(shape.dynamic_shared);
-        Ok(Self { comm, device, arena, lanes, shape, dispatch, combine })
+        let (element, at_source) = (config.element, config.at_source);
+        Ok(Self { comm, device, arena, lanes, shape, element, at_source, plan, dispatch, combine })
     }
 
     /// Lends a lane. Its dispatches and combines follow each other; other lanes are independent.

@@ -2,75 +2,12 @@
 //! Lanes: dispatch, receive, combine.
 
 use crate::group::LaneState;
-use crate::{EpError, Group};
+use crate::{Combine, EpError, Group, Plan, Rows, Tokens};
 use gin_ep_kernels as kernels;
-use gin_ep_kernels::{RECEIVE, SEND, WIDE_IDS};
-use gin_gpu::{KernelArg, LaunchConfig, MemorySlice, Plain, Stream};
+use gin_ep_kernels::{RECEIVE, SEND};
+use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// The ids of tokens' experts: `topk` for each token, in memory of the device. A negative id is none.
-#[derive(Clone, Copy, Debug)]
-pub enum Ids<'a> {
-    /// Of 32 bits.
-    I32(&'a MemorySlice),
-    /// Of 64 bits.
-    I64(&'a MemorySlice),
-}
-
-/// The number of tokens of a dispatch.
-#[derive(Clone, Copy, Debug)]
-pub enum Number<'a> {
-    /// This many.
-    Is(u32),
-    /// As many as this word in memory of the device, a `u32`, says when the kernel runs.
-    At(&'a MemorySlice),
-}
-
-impl From<u32> for Number<'_> {
-    fn from(count: u32) -> Self {
-        Self::Is(count)
-    }
-}
-
-/// The tokens of a rank's dispatch, in memory of the device.
-#[derive(Clone, Copy, Debug)]
-pub struct Tokens<'a> {
-    rows: &'a MemorySlice,
-    ids: Ids<'a>,
-    weights: Option<&'a MemorySlice>,
-    count: Number<'a>,
-}
-
-impl<'a> Tokens<'a> {
-    /// Makes them of rows, ids and their number. All weights are 1.
-    pub fn new(rows: &'a MemorySlice, ids: Ids<'a>, count: impl Into<Number<'a>>) -> Self {
-        Self { rows, ids, weights: None, count: count.into() }
-    }
-
-    /// Sets the number of tokens.
-    #[must_use]
-    pub fn count(mut self, count: impl Into<Number<'a>>) -> Self {
-        self.count = count.into();
-        self
-    }
-
-    /// Sets the weights: an `f32` for each id. The receiving ranks get them with the rows.
-    #[must_use]
-    pub fn weights(mut self, weights: &'a MemorySlice) -> Self {
-        self.weights = Some(weights);
-        self
-    }
-}
-
-/// The rows that a combine returns.
-#[derive(Clone, Copy, Debug)]
-pub enum Rows<'a> {
-    /// The received rows, which the experts have replaced.
-    InPlace,
-    /// Rows in the places of the received ones: for each rank as many as the group has tokens.
-    At(&'a MemorySlice),
-}
 
 /// One dispatch at a time. The lane lends itself to [`Sent`] and [`Received`], so a second dispatch before the first
 /// has ended does not compile:
@@ -103,18 +40,6 @@ impl Drop for Lane<'_> {
     }
 }
 
-/// Returns the address of memory after a check of length and alignment.
-fn address(what: &'static str, memory: &MemorySlice, needed: u64, align: u64) -> Result<u64, EpError> {
-    let (address, given) = (memory.address(), memory.bytes());
-    if given < needed {
-        return Err(EpError::Short { what, given, needed });
-    }
-    if !address.is_multiple_of(align) {
-        return Err(EpError::Misaligned { what, address, align });
-    }
-    Ok(address)
-}
-
 impl<'g> Lane<'g> {
     pub(crate) fn new(group: &'g Group<'_>, number: u32) -> Self {
         Self { group, number, is_unheard: false }
@@ -143,6 +68,40 @@ impl<'g> Lane<'g> {
         Ok(Received { ended: Ended { lane: self, tokens } })
     }
 
+    /// Counts the tokens for each rank once, for dispatches of the same ids. A dispatch with a plan does not count, and
+    /// does not report tokens that were dropped.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn plan(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<Plan, EpError> {
+        let sizes = self.state().params.sizes;
+        let bytes = sizes.plan_bytes();
+        let memory = Memory::new(self.group.comm.gpu(), MemoryKind::Device, bytes)?.whole();
+        let (params, mut used) = tokens.check(&sizes, self.group.element)?;
+        used.push(&memory);
+        self.state().keep(stream, &used)?;
+        self.launch_plan(stream, params, &memory)?;
+        let most = if params.count_at == 0 { params.count.min(sizes.tokens) } else { sizes.tokens };
+        Ok(Plan { memory, sizes, most })
+    }
+
+    fn launch_plan(
+        &self,
+        stream: &Arc<dyn Stream>,
+        tokens: kernels::Tokens,
+        memory: &MemorySlice,
+    ) -> Result<(), EpError> {
+        let state = self.state();
+        let threads = self.group.shape.threads();
+        let warps = state.params.sizes.tokens.div_ceil(32);
+        let blocks = warps.div_ceil(threads as u32 / 32).min(1024);
+        let (lane, tokens, to) = (Plain(state.params), Plain(tokens), memory.address());
+        let arguments: [&dyn KernelArg; 4] = [&self.group.arena, &lane, &tokens, &to];
+        // Safety: the memory has the bytes of a plan and is kept, and the lane's kernels follow each other.
+        unsafe { stream.launch(&self.group.plan, LaunchConfig::new(blocks, threads as u32), &arguments)? };
+        Ok(())
+    }
+
     fn start(
         &mut self,
         stream: &Arc<dyn Stream>,
@@ -152,44 +111,13 @@ impl<'g> Lane<'g> {
         if self.is_unheard {
             return Err(EpError::NotReceived { lane: self.number });
         }
-        let sizes = &self.state().params.sizes;
-        // With a number on the device, memory for the most is needed.
-        let most = match tokens.count {
-            Number::Is(count) => u64::from(count.min(sizes.tokens)),
-            Number::At(_) => sizes.tokens.into(),
-        };
-        let ids = most * u64::from(sizes.topk);
-        let mut params = kernels::Tokens {
-            rows: address("the memory of rows", tokens.rows, most * u64::from(sizes.row_bytes), 16)?,
-            ids: 0,
-            weights: 0,
-            count_at: 0,
-            count: 0,
-            flags: 0,
-        };
-        let memory = match tokens.ids {
-            Ids::I32(memory) => {
-                params.ids = address("the memory of ids", memory, 4 * ids, 4)?;
-                memory
-            }
-            Ids::I64(memory) => {
-                (params.ids, params.flags) = (address("the memory of ids", memory, 8 * ids, 8)?, WIDE_IDS);
-                memory
-            }
-        };
-        let mut used = vec![tokens.rows, memory];
-        if let Some(weights) = tokens.weights {
-            params.weights = address("the memory of weights", weights, 4 * ids, 4)?;
-            used.push(weights);
+        let state = self.state();
+        let (mut params, used) = tokens.check(&state.params.sizes, self.group.element)?;
+        state.keep(stream, &used)?;
+        if let (Some(plan), 0) = (&state.plan, params.plan) {
+            self.launch_plan(stream, params, plan)?;
+            params.plan = plan.address();
         }
-        match tokens.count {
-            Number::Is(count) => params.count = count,
-            Number::At(memory) => {
-                params.count_at = address("the memory of the number of tokens", memory, 4, 4)?;
-                used.push(memory);
-            }
-        }
-        self.state().keep(stream, &used)?;
         self.launch_dispatch(stream, self.group.shape, params, phases)?;
         Ok(params)
     }
@@ -228,7 +156,7 @@ trait Lent: std::fmt::Debug {
         stream: &Arc<dyn Stream>,
         tokens: kernels::Tokens,
         rows: Rows<'_>,
-        output: &MemorySlice,
+        combine: &Combine<'_>,
     ) -> Result<(), EpError>;
 }
 
@@ -254,24 +182,13 @@ impl Lent for Lane<'_> {
         stream: &Arc<dyn Stream>,
         tokens: kernels::Tokens,
         rows: Rows<'_>,
-        output: &MemorySlice,
+        combine: &Combine<'_>,
     ) -> Result<(), EpError> {
         let (group, params) = (self.group, Lane::state(self).params);
-        let sizes = &params.sizes;
-        let row_bytes = u64::from(sizes.row_bytes);
-        let most = if tokens.count_at == 0 { tokens.count.min(sizes.tokens) } else { sizes.tokens };
-        let to = address("the memory of the output", output, u64::from(most) * row_bytes, 16)?;
-        let mut used = vec![output];
-        let from = match rows {
-            Rows::InPlace => 0,
-            Rows::At(memory) => {
-                used.push(memory);
-                address("the memory of returned rows", memory, sizes.room() * row_bytes, 16)?
-            }
-        };
+        let (sums, used) = combine.check(&params.sizes, &tokens, rows, group.at_source)?;
         Lane::state(self).keep(stream, &used)?;
-        let (lane, tokens) = (Plain(params), Plain(tokens));
-        let arguments: [&dyn KernelArg; 6] = [&group.device, &group.arena, &lane, &tokens, &from, &to];
+        let (lane, tokens, sums) = (Plain(params), Plain(tokens), Plain(sums));
+        let arguments: [&dyn KernelArg; 5] = [&group.device, &group.arena, &lane, &tokens, &sums];
         // Safety: as for the dispatch.
         unsafe { stream.launch(&group.combine, group.shape, &arguments)? };
         Ok(())
@@ -305,8 +222,10 @@ pub struct ReceivedRow {
     pub experts: Vec<i32>,
     /// For each id its weight; 0 where `experts` is -1.
     pub weights: Vec<f32>,
-    /// The elements: BF16 as bits.
-    pub row: Vec<u16>,
+    /// The bytes of the row.
+    pub row: Vec<u8>,
+    /// The bytes of its scales.
+    pub scales: Vec<u8>,
 }
 
 /// A dispatch that was received.
@@ -344,27 +263,28 @@ impl Received<'_> {
             arena.read(places.got(source), &mut count)?;
             let mut rows = Vec::new();
             for row in 0..count[0] {
-                let mut elements = vec![0u16; sizes.row_bytes as usize / 2];
-                arena.read(places.rows(source) + row * u64::from(sizes.row_bytes), &mut elements)?;
+                let mut bytes = vec![0u8; sizes.row_bytes as usize];
+                arena.read(places.rows(source) + row * u64::from(sizes.row_bytes), &mut bytes)?;
                 let mut meta = vec![0u32; sizes.meta_bytes() as usize / 4];
                 arena.read(places.meta(source) + row * u64::from(sizes.meta_bytes()), &mut meta)?;
                 let (topk, token) = (sizes.topk as usize, meta[0]);
                 let experts = meta[1..=topk].iter().map(|&word| word as i32).collect();
                 let weights = meta[1 + topk..][..topk].iter().map(|&word| f32::from_bits(word)).collect();
-                rows.push(ReceivedRow { token, experts, weights, row: elements });
+                let scales = &bytemuck::cast_slice::<u32, u8>(&meta)[sizes.scales_at() as usize..];
+                let scales = scales[..sizes.scale_bytes as usize].to_vec();
+                rows.push(ReceivedRow { token, experts, weights, row: bytes, scales });
             }
             all.push(rows);
         }
         Ok(all)
     }
 
-    /// Returns a row for each received one, and stores the sums of the rows that come back, one for each of this rank's
-    /// tokens: in FP32, in the order in which a token's ids name the ranks first, rounded once. A token without experts
-    /// gets zeros.
+    /// Returns rows for each received one, and stores the sums of the rows that come back, one for each of this rank's
+    /// tokens. A token without experts gets zeros, or bias and old output.
     ///
     /// # Errors
-    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, an error of the device.
-    pub fn combine(self, stream: &Arc<dyn Stream>, rows: Rows<'_>, output: &MemorySlice) -> Result<(), EpError> {
-        self.ended.lane.combine(stream, self.ended.tokens, rows, output)
+    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`], an error of the device.
+    pub fn combine(self, stream: &Arc<dyn Stream>, rows: Rows<'_>, combine: &Combine<'_>) -> Result<(), EpError> {
+        self.ended.lane.combine(stream, self.ended.tokens, rows, combine)
     }
 }

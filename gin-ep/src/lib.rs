@@ -10,23 +10,27 @@
 //! | [`GroupConfig`] | sizes, and the memory that they take |
 //! | [`Group`] | the ranks of a communicator, with the memory for rows |
 //! | [`Lane`] | room for one dispatch at a time; lanes are independent |
+//! | [`Tokens`], [`Plan`] | the tokens of a dispatch; their routing, which several dispatches may share |
 //! | [`Sent`], [`Received`] | a dispatch that was sent, and one that was received |
+//! | [`Combine`] | the sums that a combine makes of the rows that come back |
 //! | [`Report`] | an error of the kernels, as a value |
 //!
-//! `docs/ep.md` describes protocol, layout, memory and limits. Rows are BF16, and all ranks must reach each other by
-//! loads and stores.
+//! `docs/ep.md` describes use, layout, protocol, memory and limits. All ranks must reach each other by loads and
+//! stores.
 #![warn(unreachable_pub)]
 
 mod config;
 mod error;
 mod group;
 mod lane;
+mod terms;
 
-pub use config::GroupConfig;
+pub use config::{Element, GroupConfig, Scales};
 pub use error::{EpError, Report};
 pub use gin_ep_kernels::Code;
 pub use group::Group;
-pub use lane::{Ids, Lane, Number, Received, ReceivedRow, Rows, Sent, Tokens};
+pub use lane::{Lane, Received, ReceivedRow, Sent};
+pub use terms::{Combine, Ids, Number, Plan, Rows, Terms, Tokens};
 
 #[cfg(feature = "cuda")]
 include!(concat!(env!("OUT_DIR"), "/ptx.rs"));

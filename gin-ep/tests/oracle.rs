@@ -4,20 +4,32 @@
 mod support;
 
 use gin_device::prelude::*;
-use gin_ep::{Code, EpError, Group, GroupConfig, Ids, Rows, Tokens};
+use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Rows, Scales, Tokens};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
+use gin_host::comm::Communicator;
 use gin_host::comm::Requirements;
-use gin_host::world::{WorldConfig, launch};
+use gin_host::world::{Mode, Rank, WorldConfig, launch};
 use support::{Input, Pair, compare, experts, pairs};
 
-/// Runs pairs on all ranks of a world.
-fn run(world: WorldConfig, config: GroupConfig, shape: Shape, most: usize, list: &[Pair]) {
+/// Runs `test` on all ranks of a world.
+fn on_ranks(world: WorldConfig, test: impl Fn(&Rank, &Communicator) -> Result<(), EpError> + Sync) {
     let outcome = launch(world, |rank| -> Result<(), EpError> {
         let comm = rank.communicator(&Requirements::default())?;
-        pairs(&rank, &comm, &config, &shape, most, list)?;
+        test(&rank, &comm)?;
         Ok(comm.destroy()?)
     });
     outcome.unwrap();
+}
+
+/// Runs pairs on all ranks of a world.
+fn run(world: WorldConfig, config: GroupConfig, shape: Shape, most: usize, list: &[Pair]) {
+    on_ranks(world, |rank, comm| pairs(rank, comm, &config, &shape, most, list));
+}
+
+/// Returns the configuration for a shape.
+fn config(shape: &Shape, tokens: u32) -> GroupConfig {
+    let config = GroupConfig::new(shape.experts as u32, shape.hidden as u32, shape.topk as u32);
+    config.tokens(tokens).sms(2).threads(64)
 }
 
 const COUNTS: &[usize] = &[37, 0, 1, 64];
@@ -43,6 +55,135 @@ fn all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks() {
             pair(Routing::Repeats),
         ];
         run(WorldConfig::seeded(ranks as u32, 11), config, shape, 64, &pairs);
+    }
+}
+
+/// The environment variable with the number of random cases.
+const CASES_VARIABLE: &str = "GIN_EP_CASES";
+
+#[test]
+fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
+    // Steele, Lea, Flood 2014.
+    let mut state = 1u64;
+    let mut next = move |below: usize| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let word = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((word ^ word >> 31) % below as u64) as usize
+    };
+    let cases = std::env::var(CASES_VARIABLE).map_or(12, |cases| cases.parse().expect("a number of cases"));
+    for case in 0..cases {
+        let ranks = 1 + next(8);
+        let experts = [1, 8, 60, 257][next(4)];
+        let topk = [1, 2, 7, 8, 9, 22, 32][next(7)];
+        let hidden = [8, 1000, 1536, 2880, 7168][next(5)];
+        let shape = Shape { ranks, experts, topk, hidden };
+        // Virtual GPUs take long for long rows, so there are fewer then.
+        let most = [300, 128, 37][next(3)].min(2 + 160_000 / hidden / ranks);
+        let counts: &[usize] = [&[128, 0, 1, 37][..], &[300], &[0], &[37, 128]][next(4)];
+        let config = config(&shape, most as u32).sms(1 + next(3) as u32);
+        let routing = [
+            Routing::Uniform,
+            Routing::Zipf,
+            Routing::Holes,
+            Routing::None,
+            Routing::One(next(experts) as u32),
+            Routing::Local,
+            Routing::Repeats,
+        ];
+        let list: Vec<Pair> =
+            (0..2).map(|_| Pair { routing: routing[next(routing.len())], counts, alternative: next(2) == 0 }).collect();
+        println!("case {case}: {shape:?}, {counts:?} of {most} tokens, {:?}", [list[0].routing, list[1].routing]);
+        run(WorldConfig::seeded(ranks as u32, next(1000) as u64), config, shape, most, &list);
+    }
+}
+
+#[test]
+fn free_running_pairs_give_the_bits_of_the_oracle() {
+    let shape = Shape { ranks: 2, experts: 5, topk: 2, hidden: 8 };
+    let config = config(&shape, 3).threads(32);
+    on_ranks(WorldConfig::seeded(2, 3), |rank, comm| {
+        support::free_running(rank, comm, &config, &shape, 3, if cfg!(debug_assertions) { 2_000 } else { 10_000 })
+    });
+}
+
+#[test]
+fn epochs_wrap_where_numbers_do() {
+    let shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
+    for first in [(1 << 16) - 3, (1 << 32) - 3, (1 << 63) - 3, u64::MAX - 2] {
+        let config = config(&shape, 4).threads(32).first_epoch(first);
+        on_ranks(WorldConfig::seeded(3, 5), |rank, comm| support::free_running(rank, comm, &config, &shape, 4, 8));
+        on_ranks(WorldConfig::seeded(3, 6), |rank, comm| support::replays(rank, comm, &config, &shape, 4, 8));
+    }
+}
+
+#[test]
+fn a_graph_replays_with_other_counts_ids_and_rows() {
+    let shape = Shape { ranks: 2, experts: 5, topk: 2, hidden: 8 };
+    let config = config(&shape, 5).threads(32);
+    on_ranks(WorldConfig::seeded(2, 3), |rank, comm| support::replays(rank, comm, &config, &shape, 5, 1_000));
+}
+
+#[test]
+fn rows_for_each_id_come_back_and_are_added_up_with_weights() {
+    for (ranks, experts, topk, hidden) in [(1, 4, 1, 8), (3, 7, 5, 48), (2, 8, 32, 1032)] {
+        let shape = Shape { ranks, experts, topk, hidden };
+        let config = config(&shape, 12);
+        on_ranks(WorldConfig::seeded(ranks as u32, 9), |rank, comm| {
+            support::at_source(rank, comm, &config, &shape, 12)
+        });
+    }
+}
+
+#[test]
+fn all_elements_go_there_and_back_with_their_scales() {
+    for element in [
+        Element::Bf16,
+        Element::F16,
+        Element::F32,
+        Element::E4m3(Scales::F32),
+        Element::E4m3(Scales::Ue8m0),
+        Element::Opaque { row_bytes: 80, scale_bytes: 0 },
+        Element::Opaque { row_bytes: 2064, scale_bytes: 7 },
+        Element::Opaque { row_bytes: 16, scale_bytes: 300 },
+    ] {
+        for (ranks, hidden) in [(2, 128), (3, 1152)] {
+            let shape = Shape { ranks, experts: 8, topk: 3, hidden };
+            let config = config(&shape, 9);
+            on_ranks(WorldConfig::seeded(ranks as u32, 4), |rank, comm| {
+                support::element(rank, comm, &config, element, &shape, 9)
+            });
+        }
+    }
+}
+
+#[test]
+fn all_tokens_that_a_rank_may_have_find_their_places() {
+    // Groups of tokens fit into shared memory several times over with 1 rank, and not at once with 16.
+    let all = Shape { ranks: 1, experts: 3, topk: 1, hidden: 8 };
+    let pairs = |tokens| [Pair { routing: Routing::Uniform, counts: tokens, alternative: false }];
+    run(WorldConfig::seeded(1, 2), config(&all, 65_536).threads(512), all, 65_536, &pairs(&[65_536]));
+    let many = Shape { ranks: 16, experts: 40, topk: 2, hidden: 8 };
+    let counts = &[13_000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3];
+    run(WorldConfig::seeded(16, 2), config(&many, 13_000).sms(1).threads(512), many, 13_000, &pairs(counts));
+}
+
+#[test]
+fn nothing_races() {
+    let shape = Shape { ranks: 3, experts: 9, topk: 3, hidden: 24 };
+    for seed in 0..3 {
+        let mut world = WorldConfig::seeded(3, seed);
+        let Mode::Seeded(seeded) = world.mode else { unreachable!("the mode of a seeded world") };
+        world.mode = Mode::Seeded(seeded.races(true));
+        // A host that waits would order all that follows.
+        on_ranks(world.clone(), |rank, comm| support::free_running(rank, comm, &config(&shape, 16), &shape, 16, 10));
+        run(
+            world,
+            config(&shape, 16),
+            shape,
+            16,
+            &[pair(Routing::Uniform), pair(Routing::Repeats), pair(Routing::Zipf)],
+        );
     }
 }
 
@@ -73,7 +214,7 @@ fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
         let received = lane.exchange(&stream, &input.tokens(4, false))?;
         stream.synchronize()?;
         compare(&received, &shape, &batches, me)?;
-        received.combine(&stream, Rows::InPlace, &input.output)?;
+        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
         let report = group.status()?;
         assert_eq!(report.map(|report| (report.code, report.expert, report.seen, report.limit)), {
@@ -126,7 +267,7 @@ fn a_silent_rank_is_reported_and_masked_and_readmitted() {
             let mut lane = group.lane(0)?;
             let received = lane.exchange(&stream, &input.tokens(8, false))?;
             experts(&rank, &stream, &shape, &received)?;
-            received.combine(&stream, Rows::InPlace, &input.output)?;
+            received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
             stream.synchronize()?;
             let expected = per_rank(&shape, &batches[me], silent, Experts);
             let mut found = vec![0u16; expected.len()];
@@ -183,8 +324,8 @@ fn two_lanes_on_two_streams_do_not_disturb_each_other() {
                 for (stream, received) in streams.iter().zip([&received, &other]) {
                     experts(&rank, stream, &shape, received)?;
                 }
-                received.combine(&streams[0], Rows::InPlace, &inputs[0].output)?;
-                other.combine(&streams[1], Rows::InPlace, &inputs[1].output)?;
+                received.combine(&streams[0], Rows::InPlace, &Combine::reduced().into(&inputs[0].output))?;
+                other.combine(&streams[1], Rows::InPlace, &Combine::reduced().into(&inputs[1].output))?;
                 for (index, stream) in streams.iter().enumerate() {
                     stream.synchronize()?;
                     let expected = per_rank(&shape, &batches[index][me], &[], Experts);
@@ -220,8 +361,29 @@ fn a_group_needs_loads_and_stores_to_all_ranks_and_one_configuration() {
         (GroupConfig::new(8, 12, 1), "the number of bytes of a row is 24; the limit is a multiple of 16"),
         (GroupConfig::new(8, 8, 33), "the number of experts of a token is 33; the limit is at most 32"),
         (GroupConfig::new(8, 40_000, 1), "the number of bytes of a row is 80000; the limit is at most 65536"),
+        (GroupConfig::new(8, 8, 1).tokens(65_537), "the number of tokens is 65537; the limit is at most 65536"),
+        (GroupConfig::new(65_537, 8, 1), "the number of experts is 65537; the limit is at most 65536"),
+        (
+            GroupConfig::new(8, 64, 1).element(Element::E4m3(Scales::F32)),
+            "the number of elements of a row is 64; the limit is a multiple of 128, the elements of a scale",
+        ),
+        (
+            GroupConfig::new(8, 64, 1).element(Element::Opaque { row_bytes: 24, scale_bytes: 1 }),
+            "the number of bytes of a row is 24; the limit is a multiple of 16",
+        ),
     ] {
         assert_eq!(config.footprint(2).unwrap_err().to_string(), words);
     }
     assert!(GroupConfig::new(8, 8, 1).footprint(65).is_err());
+    // The largest of all is within the limits.
+    let largest = GroupConfig::new(65_536, 32_768, 32).tokens(65_536);
+    assert!(largest.footprint(64).is_ok_and(|bytes| bytes > 1 << 40));
+}
+
+#[test]
+fn a_group_takes_the_memory_that_was_promised() {
+    for (ranks, megabytes) in [(2, 14.7), (4, 29.4), (8, 58.9)] {
+        let bytes = GroupConfig::new(256, 7168, 8).tokens(128).footprint(ranks).unwrap() as f64;
+        assert!((bytes / 1e6 / megabytes - 1.0).abs() < 0.02, "{bytes} with {ranks} ranks");
+    }
 }

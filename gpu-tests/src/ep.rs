@@ -2,10 +2,10 @@
 //! Trials of expert parallelism, against its oracle.
 
 use crate::hardware::{Testbed, Trial};
-use gin_ep::{EpError, GroupConfig};
+use gin_ep::{Element, EpError, GroupConfig, Scales};
 use gin_ep_oracle::{Routing, Shape};
-use gin_host::comm::{CommError, Requirements};
-use gin_host::world::launch;
+use gin_host::comm::{CommError, Communicator, Requirements};
+use gin_host::world::{Rank, launch};
 use support::{Pair, pairs};
 
 #[expect(unreachable_pub, reason = "the tests of gin-ep include it too")]
@@ -13,26 +13,31 @@ use support::{Pair, pairs};
 mod support;
 
 /// The trials of this module, which run on any devices. Ranks form one LSA team.
-pub const TRIALS: [Trial; 3] = [
+pub const TRIALS: [Trial; 8] = [
     ("rows_go_to_their_experts_and_back_with_the_bits_of_the_oracle", small),
     ("whole_batches_go_to_their_experts_and_back_with_the_bits_of_the_oracle", large),
     ("one_block_is_enough_to_dispatch_and_combine", |testbed| {
         on(testbed, 3, |config| config.sms(1), (60, 4, 200), 64, &[pair(Routing::Uniform), pair(Routing::Repeats)])
     }),
+    ("free_running_pairs_of_dispatch_and_combine_give_the_bits_of_the_oracle", free_running),
+    ("graphs_of_dispatch_and_combine_replay_with_other_counts_ids_and_rows", replays),
+    ("rows_for_each_id_come_back_and_are_added_up_with_weights", at_source),
+    ("all_elements_go_to_their_experts_and_back_with_their_scales", elements),
+    ("large_batches_find_their_places", prefill),
 ];
 
 fn pair(routing: Routing) -> Pair {
     Pair { routing, counts: &[37, 0, 1, 128], alternative: false }
 }
 
-/// Runs pairs with `sizes`: experts, ids of a token, elements of a row.
-fn on(
+/// Runs `test` on `ranks` ranks with `sizes`: experts, ids of a token, elements of a row.
+fn with(
     testbed: &Testbed,
     ranks: u32,
     change: impl Fn(GroupConfig) -> GroupConfig + Sync,
     (experts, topk, hidden): (u32, u32, u32),
     tokens: u32,
-    list: &[Pair],
+    test: impl Fn(&Rank, &Communicator, &GroupConfig, &Shape, usize) -> Result<(), EpError> + Sync,
 ) -> Result<(), String> {
     let shape =
         Shape { ranks: ranks as usize, experts: experts as usize, topk: topk as usize, hidden: hidden as usize };
@@ -44,12 +49,94 @@ fn on(
     world.comm.lsa_size = None;
     let outcome = launch(world, |rank| -> Result<(), EpError> {
         let comm = rank.communicator(&Requirements::default())?;
-        pairs(&rank, &comm, &config, &shape, tokens as usize, list)?;
+        test(&rank, &comm, &config, &shape, tokens as usize)?;
         let fault = crate::hardware::fault(&rank, &comm);
         assert_eq!(fault, None);
         comm.destroy().map_err(|error: CommError| error.into())
     });
     outcome.map(drop).map_err(|error| error.to_string())
+}
+
+/// Runs pairs.
+fn on(
+    testbed: &Testbed,
+    ranks: u32,
+    change: impl Fn(GroupConfig) -> GroupConfig + Sync,
+    sizes: (u32, u32, u32),
+    tokens: u32,
+    list: &[Pair],
+) -> Result<(), String> {
+    with(testbed, ranks, change, sizes, tokens, |rank, comm, config, shape, most| {
+        pairs(rank, comm, config, shape, most, list)
+    })
+}
+
+/// Makes a group small enough for virtual GPUs.
+fn small_on(testbed: &Testbed) -> impl Fn(GroupConfig) -> GroupConfig + Sync + use<> {
+    let is_real = testbed.devices.is_some();
+    move |config: GroupConfig| if is_real { config } else { config.sms(2).threads(64) }
+}
+
+fn free_running(testbed: &Testbed) -> Result<(), String> {
+    let is_real = testbed.devices.is_some();
+    let (sizes, tokens, number) = if is_real { ((256, 8, 1024), 256, 10_000) } else { ((5, 2, 8), 3, 40) };
+    for ranks in [1, 2] {
+        with(testbed, ranks, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
+            support::free_running(rank, comm, config, shape, most, number)
+        })?;
+    }
+    Ok(())
+}
+
+fn replays(testbed: &Testbed) -> Result<(), String> {
+    let number = if testbed.devices.is_some() { 1000 } else { 10 };
+    with(testbed, 2, small_on(testbed), (8, 2, 64), 16, |rank, comm, config, shape, most| {
+        support::replays(rank, comm, config, shape, most, number)
+    })
+}
+
+fn at_source(testbed: &Testbed) -> Result<(), String> {
+    let (hidden, tokens) = if testbed.devices.is_some() { (2880, 64) } else { (48, 8) };
+    for sizes in [(8, 1, hidden), (60, 8, hidden)] {
+        with(testbed, 2, small_on(testbed), sizes, tokens, support::at_source)?;
+    }
+    Ok(())
+}
+
+fn elements(testbed: &Testbed) -> Result<(), String> {
+    let (hidden, tokens) = if testbed.devices.is_some() { (7168, 128) } else { (256, 8) };
+    for element in [
+        Element::F16,
+        Element::F32,
+        Element::E4m3(Scales::F32),
+        Element::E4m3(Scales::Ue8m0),
+        Element::Opaque { row_bytes: 3600, scale_bytes: 224 },
+        Element::Opaque { row_bytes: 48, scale_bytes: 7 },
+    ] {
+        with(testbed, 2, small_on(testbed), (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
+            support::element(rank, comm, config, element, shape, most)
+        })?;
+    }
+    Ok(())
+}
+
+/// Groups with room for more than 256 tokens count them in a kernel of its own.
+fn prefill(testbed: &Testbed) -> Result<(), String> {
+    if testbed.devices.is_none() {
+        return on(
+            testbed,
+            2,
+            small_on(testbed),
+            (8, 2, 8),
+            300,
+            &[Pair { counts: &[300, 7], ..pair(Routing::Uniform) }],
+        );
+    }
+    let list = [Pair { counts: &[4096, 3000], ..pair(Routing::Uniform) }, pair(Routing::Zipf)];
+    on(testbed, 2, |config| config, (256, 8, 1024), 4096, &list)?;
+    // Not all groups of 32 tokens fit into shared memory at once.
+    let all = [Pair { counts: &[65_536], ..pair(Routing::Uniform) }];
+    on(testbed, 4, |config| config, (8, 2, 8), 65_536, &all)
 }
 
 fn small(testbed: &Testbed) -> Result<(), String> {

@@ -4,6 +4,7 @@
 //! A model is a sentence about a protocol and a program of two or three threads that would falsify it. loom runs the
 //! program in every interleaving, up to a bound of preemptions, and with every value that a relaxed load may return.
 
+pub mod ep;
 pub mod faults;
 pub mod gdaki;
 pub mod inbox;
@@ -42,6 +43,7 @@ pub fn all() -> Vec<(&'static str, fn())> {
         orders::MODELS,
         print::MODELS,
         faults::MODELS,
+        ep::MODELS,
     ]
     .concat()
 }

@@ -14,8 +14,9 @@ pub struct Site {
     pub mutation: Mutation,
 }
 
-/// Returns all places below `root`, the folder of the crate's sources, except in `sys`, which defines the operations.
-pub fn scan(root: &Path) -> Vec<Site> {
+/// Returns all places below `root`, the folder of a crate's sources, except in `sys`, which defines the operations.
+/// `folder` is the name of `root` in the workspace.
+pub fn scan(root: &Path, folder: &str) -> Vec<Site> {
     let mut files = Vec::new();
     list(root, &mut files);
     files.sort();
@@ -25,7 +26,7 @@ pub fn scan(root: &Path) -> Vec<Site> {
             path.strip_prefix(root).expect("listed below root").to_str().expect("an ASCII name").replace('\\', "/");
         if !name.starts_with("sys/") {
             let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            sites.extend(scan_file(&name, &text));
+            sites.extend(scan_file(folder, &name, &text));
         }
     }
     // The name of an `ordered!` alone identifies its mutation.
@@ -47,8 +48,8 @@ fn list(folder: &Path, files: &mut Vec<std::path::PathBuf>) {
     }
 }
 
-/// Returns the places in one file. `name` is relative to the sources.
-pub fn scan_file(name: &str, text: &str) -> Vec<Site> {
+/// Returns the places in one file. `name` is relative to `folder`.
+pub fn scan_file(folder: &str, name: &str, text: &str) -> Vec<Site> {
     let mut function = String::new();
     let mut found: Vec<(String, Mutation)> = Vec::new();
     let mut in_ordered = false;
@@ -65,7 +66,7 @@ pub fn scan_file(name: &str, text: &str) -> Vec<Site> {
         // The line identifies the place of a mutation.
         assert!(operations.len() <= 1, "{name}:{number}: several ordered operations on one line: {operations:?}");
         for operation in operations {
-            let mutation = Mutation::Weaken { file: format!("gin-device/src/{name}"), line: number };
+            let mutation = Mutation::Weaken { file: format!("{folder}/{name}"), line: number };
             found.push((format!("{name} {function}: {operation}"), mutation));
         }
         in_ordered |= code.contains("ordered! {");

@@ -2,26 +2,51 @@
 //! Combine: one row back for every row received, and their sums.
 
 use crate::UNIT;
-use crate::dispatch::{Arena, Pairs, arrives, lane_index, load_unit, store_unit};
-use crate::lane::{COMBINE, EPOCH, Lane, MASKED, Tokens, load};
-use crate::protocol::{Launch, agree, raise};
+use crate::dispatch::{Arena, arrives, lane_index};
+use crate::element::Element;
+use crate::format::{Pairs, load_unit, store_unit};
+use crate::lane::{COMBINE, EPOCH, Lane, MASKED, SINCE, Tokens, load};
+use crate::protocol::{self, Launch, agree, must_agree, raise};
 use gin_device::prelude::*;
-use gin_device::sys::{Global, Memory, Word};
+use gin_device::sys::{Global, Word};
 
-/// Returns a row for every row that this rank received, and adds up the rows that it gets back, in FP32, in the order
-/// in which a token's ids name the ranks first. Elements are BF16. All threads of the grid call.
+/// [`Sums::flags`]: the sums start from the output's elements.
+pub const ACCUMULATE: u32 = 1;
+
+/// The rows that come back, and where their sums go: a parameter of the kernels.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[bytemuck(crate = "gin_device::bytemuck")]
+pub struct Sums {
+    /// The address of the rows, in the places of the received ones: [`Sizes::back_rows`](crate::Sizes::back_rows) for
+    /// each. 0 stands for the received rows themselves, which the experts have overwritten.
+    pub rows: u64,
+    /// The address of a row for each token.
+    pub output: u64,
+    /// The address of a row for each token, from which its sum starts; 0 if there is none.
+    pub bias: u64,
+    /// The address of the weights, an `f32` for each id; 0 if all are 1. One row for each rank has none.
+    pub weights: u64,
+    /// 0 or [`ACCUMULATE`].
+    pub flags: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+/// Returns rows for every row that this rank received, and adds up the rows that it gets back, in FP32, rounded once.
+/// All threads of the grid call.
 ///
-/// `rows` is the address of the rows, in the places of the received ones: `tokens` of the group's most for each rank.
-/// 0 stands for the received rows themselves, which the experts have overwritten. `output` is the address of a row for
-/// each token. A token without experts gets zeros.
+/// With one row for each rank, the sum is in the order in which a token's ids name the ranks first. With one for each
+/// id it is in the order of the ids, and each row is multiplied by its weight, by `fma`. Bias, then the output's old
+/// row, come first. A token without experts gets zeros, or those.
 ///
 /// A rank that is silent takes no part: its terms are missing, which is reported once.
 ///
 /// # Safety
-/// - As [`dispatch`](crate::dispatch), whose tokens these are, with the same ids. `rows` and `output` are valid and
-///   multiples of 16.
+/// - As [`dispatch`](crate::dispatch()), whose tokens these are, with the same ids. The addresses of `sums` are valid
+///   and multiples of 16, that of the weights of 4.
 #[inline(always)]
-pub unsafe fn combine(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, rows: u64, output: u64) {
+pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, sums: &Sums) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     let blocks = grid_dim().count() as u64;
     let launch = Launch::<Global>::new(arena.word(lane.word(COMBINE)));
@@ -29,21 +54,22 @@ pub unsafe fn combine(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &To
         launch.start();
     }
     let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
-    let rows = if rows == 0 { arena.here() + lane.rows(epoch & 1, 0) } else { rows };
+    let since = arena.word(lane.word(SINCE)).load_relaxed_gpu();
+    let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
+    let rows = if sums.rows == 0 { arena.here() + lane.rows(protocol::slot(epoch), 0) } else { sums.rows };
     // Safety: the caller's promise.
     unsafe { give_back(&arena, lane, epoch, rows, blocks as u32) };
     Block.sync();
     let mut may_wait = false;
     if Block.rank() < WARP_SIZE {
-        let sent = if Block.elect() {
-            launch.finish(blocks)
-        } else {
-            crate::protocol::Sent { is_last: false, may_wait: false }
-        };
+        let sent =
+            if Block.elect() { launch.finish(blocks) } else { protocol::Sent { is_last: false, may_wait: false } };
         if Warp.any(sent.is_last) {
             let mut to = lane_index();
             while to < lane.sizes.ranks {
-                raise::<Global>(arena.word_at(to, lane.returned_flag(arena.rank())), epoch);
+                if masked >> to & 1 == 0 {
+                    raise::<Global>(arena.word_at(to, lane.returned_flag(arena.rank())), epoch);
+                }
                 to += WARP_SIZE;
             }
         }
@@ -52,9 +78,11 @@ pub unsafe fn combine(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &To
     if !Block.sync_or(may_wait) {
         return;
     }
-    let present = present(comm, &arena, lane, epoch);
+    // The flags are on their way meanwhile.
+    let first = if lane_index() == 0 { launch.take() } else { 0 };
+    let present = present(comm, &arena, lane, epoch, since);
     // Safety: the caller's promise.
-    unsafe { add_up(&arena, lane, tokens, &launch, epoch, present, output) };
+    unsafe { add_up::<E>(&arena, lane, tokens, sums, &launch, epoch, present, first) };
 }
 
 /// Stores the rows of the block's share into the memory of their sources.
@@ -63,8 +91,8 @@ pub unsafe fn combine(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &To
 /// - As [`combine`].
 #[inline(always)]
 unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, blocks: u32) {
-    let (sizes, slot, me) = (&lane.sizes, epoch & 1, arena.rank());
-    let pairs = sizes.row_bytes / 16;
+    let (sizes, slot, me) = (&lane.sizes, protocol::slot(epoch), arena.rank());
+    let (pairs, each, bytes) = (sizes.back_bytes / 16, sizes.back_rows, u64::from(sizes.back_bytes));
     let units = pairs.div_ceil(UNIT);
     let warps = Block.size() / WARP_SIZE;
     let step = warps * blocks;
@@ -74,27 +102,32 @@ unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, blocks: u
         let source = if sum >= sizes.ranks { sum - sizes.ranks } else { sum };
         let count = arena.word(lane.got(slot, source)).load_relaxed_gpu() as u32;
         let there = arena.there(source) + lane.returned(slot, me);
-        while unit < count * units {
-            let (row, part) = (unit / units, unit % units);
+        while unit < count * each * units {
+            let (index, part) = (unit / units, unit % units);
+            let (row, k) = (index / each, index % each);
             let pair = part * UNIT + lane_index();
             let place = u64::from(source) * u64::from(sizes.tokens) + u64::from(row);
+            let meta = arena.here() + lane.meta(slot, source) + u64::from(row) * u64::from(sizes.meta_bytes());
+            unit += step;
             // Safety: the caller's promise.
             unsafe {
-                let data = load_unit(rows + place * u64::from(sizes.row_bytes), pair, pairs);
-                let meta = arena.here() + lane.meta(slot, source) + u64::from(row) * u64::from(sizes.meta_bytes());
+                if each > 1 && (load(meta + 4 + 4 * u64::from(k)) as i32) < 0 {
+                    continue;
+                }
+                let data = load_unit(rows + (place * u64::from(each) + u64::from(k)) * bytes, pair, pairs);
                 // A rank may send anything, but nothing is written past its region.
                 let token = load(meta).min(sizes.tokens - 1);
-                store_unit(there + u64::from(token) * u64::from(sizes.row_bytes), pair, pairs, &data);
+                let back = u64::from(token) * u64::from(each) + u64::from(k);
+                store_unit(there + back * bytes, pair, pairs, &data);
             }
-            unit += step;
         }
-        unit -= count * units;
+        unit -= count * each * units;
     }
 }
 
 /// Waits until all ranks have returned their rows. Returns the ranks that have, as bits; the same in all blocks.
 #[inline(always)]
-fn present(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64) -> u64 {
+fn present(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64, since: u64) -> u64 {
     let masked = arena.word(lane.word(MASKED));
     let silent = masked.load_relaxed_gpu();
     let mut present = 0u64;
@@ -104,12 +137,8 @@ fn present(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64) -> u64 {
             let source = first + lane_index();
             let mut took_part = false;
             if source < lane.sizes.ranks && silent >> source & 1 == 0 {
-                let start = Global::clock_ns();
-                took_part = arrives(comm, arena, lane, arena.word(lane.returned_flag(source)), epoch, source);
-                // The blocks began to wait at about the same time. So if one of them gave up, a block that saw the flag
-                // has waited for long, too, and asks.
-                let waited = Global::clock_ns().wrapping_sub(start);
-                if !took_part || lane.deadline.is_over(waited.saturating_mul(4)) {
+                took_part = arrives(comm, arena, lane, lane.returned_flag(source), epoch, source);
+                if !took_part || must_agree::<Global>(since, lane.deadline) {
                     took_part = agree::<Global>(arena.word(lane.verdict(source)), epoch, took_part);
                 }
                 if !took_part {
@@ -119,90 +148,108 @@ fn present(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64) -> u64 {
             present |= u64::from(Warp.ballot(took_part)) << first;
             first += WARP_SIZE;
         }
-        Global::fence_acquire_sys();
     }
     Block.broadcast(present, 0)
 }
 
-/// The sums of the eight elements of a pair. Not an array in a loop, which LLVM would put on the stack.
-#[derive(Clone, Copy, Default)]
-struct Sums([f32; 8]);
+/// The sums of four pairs. Separate variables: LLVM would put an array in a loop on the stack.
+struct Unit<E: Element> {
+    first: E::Sums,
+    second: E::Sums,
+    third: E::Sums,
+    fourth: E::Sums,
+}
 
-impl Sums {
-    /// Adds the eight BF16 of a pair.
+impl<E: Element> Unit<E> {
     #[inline(always)]
-    fn add(&mut self, (low, high): (u64, u64)) {
-        let value = |word: u64, place: u32| f32::from_bits(((word >> (16 * place)) as u32) << 16);
-        let sums = &mut self.0;
-        sums[0] += value(low, 0);
-        sums[1] += value(low, 1);
-        sums[2] += value(low, 2);
-        sums[3] += value(low, 3);
-        sums[4] += value(high, 0);
-        sums[5] += value(high, 1);
-        sums[6] += value(high, 2);
-        sums[7] += value(high, 3);
+    fn new() -> Self {
+        Self {
+            first: E::Sums::default(),
+            second: E::Sums::default(),
+            third: E::Sums::default(),
+            fourth: E::Sums::default(),
+        }
     }
 
-    /// Rounds to eight BF16.
     #[inline(always)]
-    fn pair(&self) -> (u64, u64) {
-        let sums = &self.0;
-        let word = |a, b, c, d| u64::from(Bf16::pack([a, b])) | u64::from(Bf16::pack([c, d])) << 32;
-        (word(sums[0], sums[1], sums[2], sums[3]), word(sums[4], sums[5], sums[6], sums[7]))
+    fn add(&mut self, weight: f32, data: &Pairs) {
+        E::add(&mut self.first, weight, data.0);
+        E::add(&mut self.second, weight, data.1);
+        E::add(&mut self.third, weight, data.2);
+        E::add(&mut self.fourth, weight, data.3);
+    }
+
+    #[inline(always)]
+    fn round(&self) -> Pairs {
+        (E::round(&self.first), E::round(&self.second), E::round(&self.third), E::round(&self.fourth))
     }
 }
 
-/// Adds up units of tokens, until all are taken.
+/// Adds up units of tokens, until all are taken. `next` is the first one, in the first lane of each warp.
 ///
 /// # Safety
 /// - As [`combine`].
 #[inline(always)]
-unsafe fn add_up(
+#[expect(clippy::too_many_arguments, reason = "it is a part of `combine`")]
+unsafe fn add_up<E: Element>(
     arena: &Arena,
     lane: &Lane,
     tokens: &Tokens,
+    sums: &Sums,
     launch: &Launch<Global>,
     epoch: u64,
     present: u64,
-    output: u64,
+    mut next: u64,
 ) {
-    let (sizes, slot) = (&lane.sizes, epoch & 1);
-    let number = tokens.number().min(sizes.tokens);
-    let pairs = sizes.row_bytes / 16;
+    let (sizes, slot) = (&lane.sizes, protocol::slot(epoch));
+    let number = tokens.number(sizes);
+    let (pairs, each, bytes) = (sizes.back_bytes / 16, sizes.back_rows, u64::from(sizes.back_bytes));
     let units = pairs.div_ceil(UNIT);
     let (topk, local) = (sizes.topk, sizes.local());
     loop {
-        let taken = if lane_index() == 0 { launch.take() } else { 0 };
-        let unit = Warp.shuffle(taken, 0);
+        let unit = Warp.shuffle(next, 0);
         if unit >= u64::from(number) * u64::from(units) {
             return;
         }
+        // The next one is on its way meanwhile.
+        next = if lane_index() == 0 { launch.take() } else { 0 };
         let (token, part) = (unit as u32 / units, unit as u32 % units);
         let pair = part * UNIT + lane_index();
-        let id = if lane_index() < topk { tokens.id((token * topk + lane_index()) as usize) } else { -1 };
+        let index = u64::from(token) * u64::from(topk) + u64::from(lane_index());
+        let id = if lane_index() < topk { tokens.id(index) } else { -1 };
+        let weight = if sums.weights != 0 && id >= 0 {
+            // Safety: the caller's promise.
+            f32::from_bits(unsafe { load(sums.weights + 4 * index) })
+        } else {
+            1.0
+        };
         let is_dropped = Warp.any(id >= 0 && id as u32 >= sizes.experts);
         let owner = if id < 0 || is_dropped { u32::MAX } else { id as u32 / local };
-        let (mut first, mut second, mut third, mut fourth) =
-            (Sums::default(), Sums::default(), Sums::default(), Sums::default());
+        let output = sums.output + u64::from(token) * bytes;
+        let mut sum = Unit::<E>::new();
+        // Safety: the caller's promise.
+        unsafe {
+            if sums.bias != 0 {
+                sum.add(1.0, &load_unit(sums.bias + u64::from(token) * bytes, pair, pairs));
+            }
+            if sums.flags & ACCUMULATE != 0 {
+                sum.add(1.0, &load_unit(output, pair, pairs));
+            }
+        }
         let mut added = !present;
         for k in 0..topk {
-            let source = Warp.shuffle(owner, k);
+            let (source, weight) = (Warp.shuffle(owner, k), Warp.shuffle(weight, k));
             if source >= sizes.ranks || added >> source & 1 != 0 {
                 continue;
             }
-            added |= 1 << source;
-            let row = arena.here() + lane.returned(slot, source) + u64::from(token) * u64::from(sizes.row_bytes);
+            let place = if each > 1 { k } else { 0 };
+            added |= if each > 1 { 0 } else { 1 << source };
+            let back = u64::from(token) * u64::from(each) + u64::from(place);
             // Safety: a place of the arena, and the rank has returned its rows.
-            let data = unsafe { load_unit(row, pair, pairs) };
-            first.add(data.0);
-            second.add(data.1);
-            third.add(data.2);
-            fourth.add(data.3);
+            let data = unsafe { load_unit(arena.here() + lane.returned(slot, source) + back * bytes, pair, pairs) };
+            sum.add(weight, &data);
         }
-        let data: Pairs = (first.pair(), second.pair(), third.pair(), fourth.pair());
-        let row = output + u64::from(token) * u64::from(sizes.row_bytes);
         // Safety: the caller's promise.
-        unsafe { store_unit(row, pair, pairs, &data) };
+        unsafe { store_unit(output, pair, pairs, &sum.round()) };
     }
 }

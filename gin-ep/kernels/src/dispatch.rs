@@ -1,56 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Dispatch: every row once to every rank that has one of its experts.
 
-use crate::UNIT;
-use crate::lane::{COMBINE, DISPATCH, EPOCH, Lane, MASKED, Tokens};
-use crate::protocol::{Launch, raise, reached};
-use crate::routes::Routes;
+use crate::format::Format;
+use crate::lane::{COMBINE, DISPATCH, EPOCH, Lane, MASKED, SINCE, Tokens, load};
+use crate::protocol::{self, Launch, raise};
+use crate::routes::{Routes, check_number};
 use crate::status::{self, Code};
 use gin_device::internal::status::WaitError;
 use gin_device::prelude::*;
-use gin_device::sys::data::{load_weak_pair, store_weak_pair, store_weak_u32};
+use gin_device::sys::data::{store_weak_u8, store_weak_u32};
 use gin_device::sys::{Global, GlobalWord, Memory, Word};
 
 /// Phase of [`dispatch`]: send the rows.
 pub const SEND: u32 = 1;
 /// Phase of [`dispatch`]: wait for the rows of all ranks.
 pub const RECEIVE: u32 = 2;
-
-/// Four pairs of words of a row, for one lane of a warp.
-pub(crate) type Pairs = ((u64, u64), (u64, u64), (u64, u64), (u64, u64));
-
-/// Loads a warp's unit of a row: this lane's pairs from `pair` on, 32 apart.
-///
-/// # Safety
-/// - The row has `pairs` pairs at `row`.
-#[inline(always)]
-pub(crate) unsafe fn load_unit(row: u64, pair: u32, pairs: u32) -> Pairs {
-    // Safety: the caller's promise; a pair past the end is not loaded.
-    let load = |ahead: u32| unsafe {
-        let pair = pair + 32 * ahead;
-        if pair < pairs { load_weak_pair((row + 16 * u64::from(pair)) as usize as *const u64) } else { (0, 0) }
-    };
-    (load(0), load(1), load(2), load(3))
-}
-
-/// Stores a warp's unit of a row.
-///
-/// # Safety
-/// - As [`load_unit`], and nothing else uses the row.
-#[inline(always)]
-pub(crate) unsafe fn store_unit(row: u64, pair: u32, pairs: u32, unit: &Pairs) {
-    let store = |ahead: u32, value: (u64, u64)| {
-        let pair = pair + 32 * ahead;
-        if pair < pairs {
-            // Safety: the caller's promise.
-            unsafe { store_weak_pair((row + 16 * u64::from(pair)) as usize as *mut u64, value.0, value.1) };
-        }
-    };
-    store(0, unit.0);
-    store(1, unit.1);
-    store(2, unit.2);
-    store(3, unit.3);
-}
 
 /// The arena of all ranks.
 #[derive(Clone, Copy)]
@@ -110,7 +74,7 @@ impl Arena {
 /// threads of the grid call.
 ///
 /// Afterwards, in the order of the stream, [`Received`](crate::Received) has the rows. The launch has dynamic shared
-/// memory of 4 bytes for each 32 tokens of the group's most and each rank and one more.
+/// memory of [`Sizes::shared_bytes`](crate::Sizes::shared_bytes).
 ///
 /// Errors are reported to the lane's status, and the communicator goes on:
 ///
@@ -118,15 +82,15 @@ impl Arena {
 /// | --- | --- |
 /// | [`Code::UnknownExpert`] | the token goes nowhere |
 /// | [`Code::TooManyTokens`] | the tokens past the limit go nowhere |
-/// | [`Code::Silent`] | the rank counts as one without tokens, in this dispatch and later ones |
+/// | [`Code::Silent`] | the rank counts as one without tokens, in this dispatch and later ones, and gets no rows |
 ///
 /// # Safety
 /// - The host made communicator, arena and lane for each other. The addresses of `tokens` are valid, for as many tokens
-///   as it says.
+///   as it says, and the plan is one of the same ids.
 /// - The lane's dispatches and combines follow each other on one stream, or by events, with the same phases on all
 ///   ranks.
 #[inline(always)]
-pub unsafe fn dispatch(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, phases: u32) {
+pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, phases: u32) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     let before = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
     let mut is_receiver = block_in_grid() == 0;
@@ -134,7 +98,7 @@ pub unsafe fn dispatch(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &T
     if phases & SEND != 0 {
         epoch = before.wrapping_add(1);
         // Safety: the caller's promise.
-        is_receiver = unsafe { send(&arena, lane, tokens, epoch) };
+        is_receiver = unsafe { send::<F>(&arena, lane, tokens, epoch) };
     }
     if phases & RECEIVE != 0 && is_receiver && Block.rank() < WARP_SIZE {
         receive(comm, &arena, lane, epoch);
@@ -146,47 +110,31 @@ pub unsafe fn dispatch(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &T
 /// # Safety
 /// - As [`dispatch`].
 #[inline(always)]
-unsafe fn send(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u64) -> bool {
-    let (sizes, slot, blocks) = (&lane.sizes, epoch & 1, grid_dim().count() as u64);
+unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u64) -> bool {
+    let (sizes, slot, blocks) = (&lane.sizes, protocol::slot(epoch), grid_dim().count() as u64);
     let launch = |slot: u64| Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot)));
     if Block.elect() {
         launch(slot).start();
     }
-    let routes = Routes::new(arena.here(), lane, tokens);
-    let (me, pairs) = (arena.rank(), sizes.row_bytes / 16);
-    let units = pairs.div_ceil(UNIT);
+    let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
+    if tokens.plan == 0 {
+        check_number(arena.here(), lane, tokens);
+    }
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
+    let units = (sizes.row_bytes / 16).div_ceil(F::UNIT);
+    let mut routes = Routes::new(lane, tokens);
     let mut unit = warp * blocks as u32 + block_in_grid();
-    while unit < routes.tokens * units {
-        let (token, part) = (unit / units, unit % units);
-        let pair = part * UNIT + lane_index();
-        let row = tokens.rows + u64::from(token) * u64::from(sizes.row_bytes);
-        // Safety: the caller's promise.
-        let data = unsafe { load_unit(row, pair, pairs) };
-        let mut first = 0;
-        while first < sizes.ranks {
-            // Each lane counts for one rank.
-            let mine = first + lane_index();
-            let is_mine = mine < sizes.ranks;
-            let place = if is_mine { routes.before(token, mine) } else { 0 };
-            let mut goes = Warp.ballot(is_mine && routes.goes(token, mine));
-            while goes != 0 {
-                let index = goes.trailing_zeros();
-                goes &= goes - 1;
-                let (to, place) = (first + index, Warp.shuffle(place, index));
-                let there = arena.there(to);
-                let row = there + lane.rows(slot, me) + u64::from(place) * u64::from(sizes.row_bytes);
-                // Safety: the place is in this rank's region, which has room for all tokens.
-                unsafe { store_unit(row, pair, pairs, &data) };
-                if part == 0 {
-                    let meta = there + lane.meta(slot, me) + u64::from(place) * u64::from(sizes.meta_bytes());
-                    // Safety: as above.
-                    unsafe { describe(lane, tokens, token, to, meta) };
-                }
-            }
-            first += WARP_SIZE;
+    loop {
+        let (first, end) = routes.advance(arena.here(), lane, tokens);
+        if first == end {
+            break;
         }
-        unit += warps * blocks as u32;
+        while unit < (end - first) * units {
+            // Safety: the caller's promise.
+            unsafe { send_unit::<F>(arena, lane, tokens, &routes, slot, masked, first + unit / units, unit % units) };
+            unit += warps * blocks as u32;
+        }
+        unit -= (end - first) * units;
     }
     Block.sync();
     let mut is_last = false;
@@ -195,20 +143,72 @@ unsafe fn send(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u64) -> bool 
         if is_last {
             let mut to = lane_index();
             while to < sizes.ranks {
-                let count = routes.before(routes.tokens, to);
-                arena.word_at(to, lane.count(slot, me)).store_relaxed_sys(count.into());
-                raise::<Global>(arena.word_at(to, lane.sent_flag(me)), epoch);
+                if masked >> to & 1 == 0 {
+                    arena.word_at(to, lane.count(slot, arena.rank())).store_relaxed_sys(routes.count(to).into());
+                    raise::<Global>(arena.word_at(to, lane.sent_flag(arena.rank())), epoch);
+                }
                 to += WARP_SIZE;
             }
             if Block.elect() {
                 // Nobody uses these words before the next launch on the lane.
                 launch(slot ^ 1).clear();
                 Launch::<Global>::new(arena.word(lane.word(COMBINE))).clear();
+                arena.word(lane.word(SINCE)).store_relaxed_gpu(Global::clock_ns());
                 arena.word(lane.word(EPOCH)).store_relaxed_gpu(epoch);
             }
         }
     }
     is_last
+}
+
+/// Sends a unit of a token's row to all its ranks, by one warp.
+///
+/// # Safety
+/// - As [`dispatch`].
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "it is a part of `send`")]
+unsafe fn send_unit<F: Format>(
+    arena: &Arena,
+    lane: &Lane,
+    tokens: &Tokens,
+    routes: &Routes,
+    slot: u64,
+    masked: u64,
+    token: u32,
+    part: u32,
+) {
+    let (sizes, me, pairs) = (&lane.sizes, arena.rank(), lane.sizes.row_bytes / 16);
+    let pair = part * F::UNIT + lane_index();
+    let row = tokens.rows + u64::from(token) * u64::from(F::SOURCE * sizes.row_bytes);
+    // Safety: the caller's promise.
+    let data = unsafe { F::load(row, pair, pairs, tokens.flags) };
+    let mut first = 0;
+    while first < sizes.ranks {
+        // Each lane looks for one rank.
+        let mine = first + lane_index();
+        let place = if mine < sizes.ranks && masked >> mine & 1 == 0 { routes.place(token, mine) } else { None };
+        let mut goes = Warp.ballot(place.is_some());
+        let place = place.unwrap_or(0);
+        while goes != 0 {
+            let index = goes.trailing_zeros();
+            goes &= goes - 1;
+            let (to, place) = (first + index, Warp.shuffle(place, index));
+            let there = arena.there(to);
+            let row = there + lane.rows(slot, me) + u64::from(place) * u64::from(sizes.row_bytes);
+            let meta = there + lane.meta(slot, me) + u64::from(place) * u64::from(sizes.meta_bytes());
+            // Safety: the place is in this rank's region, which has room for all tokens.
+            unsafe {
+                F::store(&data, row, meta + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
+                if part == 0 {
+                    describe(lane, tokens, token, to, meta);
+                    if !F::MAKES_SCALES && sizes.scale_bytes != 0 {
+                        copy_scales(tokens.scales, sizes.scale_bytes, token, meta + u64::from(sizes.scales_at()));
+                    }
+                }
+            }
+        }
+        first += WARP_SIZE;
+    }
 }
 
 /// Stores the description of a row.
@@ -225,7 +225,7 @@ unsafe fn describe(lane: &Lane, tokens: &Tokens, token: u32, to: u32, meta: u64)
         store(0, token);
     }
     if k < topk {
-        let index = (token * topk + k) as usize;
+        let index = u64::from(token) * u64::from(topk) + u64::from(k);
         let id = tokens.id(index);
         let is_there = id >= 0 && id as u32 / local == to;
         store(1 + k, if is_there { id as u32 % local } else { u32::MAX });
@@ -233,19 +233,43 @@ unsafe fn describe(lane: &Lane, tokens: &Tokens, token: u32, to: u32, meta: u64)
     }
 }
 
+/// Copies the scales of a row, by one warp.
+///
+/// # Safety
+/// - `scales` has `bytes` for each token, and `to` is their place, a multiple of 16.
+#[inline(always)]
+unsafe fn copy_scales(scales: u64, bytes: u32, token: u32, to: u64) {
+    let from = scales + u64::from(token) * u64::from(bytes);
+    let mut at = 4 * lane_index();
+    while at < bytes {
+        // Safety: the caller's promise.
+        unsafe {
+            let from = from + u64::from(at);
+            if from.is_multiple_of(4) && at + 4 <= bytes {
+                store_weak_u32((to + u64::from(at)) as usize as *mut u32, load(from));
+            } else {
+                for byte in 0..(bytes - at).min(4) {
+                    let value =
+                        gin_device::sys::data::load_relaxed_sys_u8((from + u64::from(byte)) as usize as *const u8);
+                    store_weak_u8((to + u64::from(at + byte)) as usize as *mut u8, value);
+                }
+            }
+        }
+        at += 4 * WARP_SIZE;
+    }
+}
+
 /// Waits for the rows of all ranks, by one warp.
 #[inline(always)]
 fn receive(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64) {
-    let slot = epoch & 1;
+    let slot = protocol::slot(epoch);
     let masked = arena.word(lane.word(MASKED));
     let silent = masked.load_relaxed_gpu();
     let mut source = lane_index();
     while source < lane.sizes.ranks {
-        let flag = arena.word(lane.sent_flag(source));
         let mut count = 0;
-        if silent >> source & 1 == 0 && arrives(comm, arena, lane, flag, epoch, source) {
-            Global::fence_acquire_sys();
-            count = arena.word(lane.count(slot, source)).load_relaxed_sys();
+        if silent >> source & 1 == 0 && arrives(comm, arena, lane, lane.sent_flag(source), epoch, source) {
+            count = arena.word(lane.count(slot, source)).load_relaxed_sys().min(lane.sizes.tokens.into());
         } else {
             masked.red_or_relaxed_gpu(1 << source);
         }
@@ -256,17 +280,10 @@ fn receive(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64) {
 
 /// Waits for a flag. Reports why it did not come.
 #[inline(always)]
-pub(crate) fn arrives(comm: &Comm, arena: &Arena, lane: &Lane, flag: GlobalWord, epoch: u64, source: u32) -> bool {
-    let mut seen = 0;
-    let waited = status::of(comm).poll(lane.deadline, || {
-        seen = flag.load_relaxed_sys();
-        reached(seen, epoch)
-    });
-    let code = match waited {
-        Ok(()) => return true,
-        Err(WaitError::Deadline) => Code::Silent,
-        Err(_) => Code::Stopped,
-    };
+pub(crate) fn arrives(comm: &Comm, arena: &Arena, lane: &Lane, flag: u64, epoch: u64, source: u32) -> bool {
+    let waited = protocol::wait::<Global>(&status::of(comm), lane.deadline, arena.word(flag), epoch);
+    let Err((stop, seen)) = waited else { return true };
+    let code = if stop == WaitError::Deadline { Code::Silent } else { Code::Stopped };
     status::report(arena.here(), lane, code, source, 0, seen, epoch);
     false
 }

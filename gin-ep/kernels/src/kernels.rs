@@ -1,25 +1,54 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernels.
+//! The kernels, one for each format and each type of elements.
 
-use crate::{Lane, Tokens, combine, dispatch};
+use crate::{Bytes, Lane, Quantized, Sums, Tokens, combine, dispatch, plan};
 use gin_device::prelude::*;
 
-/// Runs [`dispatch`].
+/// Runs [`plan`].
 ///
 /// # Safety
-/// - As [`dispatch`].
+/// - As [`plan`].
 #[kernel(launch_bounds(512))]
-pub unsafe fn ep_dispatch(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens, phases: u32) {
+pub unsafe fn ep_plan(arena: Window<u64>, lane: Lane, tokens: Tokens, to: u64) {
     // Safety: the caller's promise.
-    unsafe { dispatch(&comm, &arena, &lane, &tokens, phases) }
+    unsafe { plan(&arena, &lane, &tokens, to) }
 }
 
-/// Runs [`combine`].
-///
-/// # Safety
-/// - As [`combine`].
-#[kernel(launch_bounds(512))]
-pub unsafe fn ep_combine(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens, rows: u64, output: u64) {
-    // Safety: the caller's promise.
-    unsafe { combine(&comm, &arena, &lane, &tokens, rows, output) }
+macro_rules! dispatches {
+    ($($name:ident $format:ident;)*) => { $(
+        #[doc = concat!("Runs [`dispatch`] of rows as [`", stringify!($format), "`].")]
+        ///
+        /// # Safety
+        /// - As [`dispatch`].
+        #[kernel(launch_bounds(512))]
+        pub unsafe fn $name(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens, phases: u32) {
+            // Safety: the caller's promise.
+            unsafe { dispatch::<$format>(&comm, &arena, &lane, &tokens, phases) }
+        }
+    )* };
+}
+
+dispatches! {
+    ep_dispatch Bytes;
+    ep_dispatch_e4m3 Quantized;
+}
+
+macro_rules! combines {
+    ($($name:ident $element:ident;)*) => { $(
+        #[doc = concat!("Runs [`combine`] of [`", stringify!($element), "`].")]
+        ///
+        /// # Safety
+        /// - As [`combine`].
+        #[kernel(launch_bounds(512))]
+        pub unsafe fn $name(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens, sums: Sums) {
+            // Safety: the caller's promise.
+            unsafe { combine::<$element>(&comm, &arena, &lane, &tokens, &sums) }
+        }
+    )* };
+}
+
+combines! {
+    ep_combine_bf16 Bf16;
+    ep_combine_f16 F16;
+    ep_combine_f32 f32;
 }

@@ -8,8 +8,14 @@ use gin_device::prelude::*;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[bytemuck(crate = "gin_device::bytemuck")]
 pub struct Sizes {
-    /// Bytes of a row: a multiple of 16.
+    /// Bytes of a row on its way to the experts: a multiple of 16.
     pub row_bytes: u32,
+    /// Bytes of a row on its way back: a multiple of 16.
+    pub back_bytes: u32,
+    /// Number of rows that come back for a row: 1, or `topk`.
+    pub back_rows: u32,
+    /// Bytes of the scales of a row: any number.
+    pub scale_bytes: u32,
     /// The most tokens of a rank.
     pub tokens: u32,
     /// Number of ids of a token: 1 to 32.
@@ -18,8 +24,6 @@ pub struct Sizes {
     pub experts: u32,
     /// Number of ranks: 1 to 64.
     pub ranks: u32,
-    /// Must be 0.
-    pub reserved: u32,
 }
 
 impl Sizes {
@@ -30,11 +34,18 @@ impl Sizes {
         self.experts.div_ceil(self.ranks)
     }
 
-    /// Returns the bytes of a row's description: its token, then the ids and the weights.
+    /// Returns the offset of the scales in a row's description, behind its token, the ids and the weights.
+    #[inline(always)]
+    #[must_use]
+    pub const fn scales_at(&self) -> u32 {
+        (4 + 8 * self.topk).next_multiple_of(16)
+    }
+
+    /// Returns the bytes of a row's description.
     #[inline(always)]
     #[must_use]
     pub const fn meta_bytes(&self) -> u32 {
-        (4 + 8 * self.topk).next_multiple_of(16)
+        self.scales_at() + self.scale_bytes.next_multiple_of(16)
     }
 
     /// Returns the number of words of state of a lane, a multiple of 2.
@@ -50,12 +61,47 @@ impl Sizes {
         self.ranks as u64 * self.tokens as u64
     }
 
+    /// Returns the number of returned rows that a rank has room for in a slot.
+    #[inline(always)]
+    #[must_use]
+    pub const fn back_room(&self) -> u64 {
+        self.room() * self.back_rows as u64
+    }
+
     /// Returns the bytes of a lane in the arena of each rank.
     #[must_use]
     pub const fn lane_bytes(&self) -> u64 {
-        2 * self.room() * (2 * self.row_bytes as u64 + self.meta_bytes() as u64) + 8 * self.words()
+        let there = self.room() * (self.row_bytes as u64 + self.meta_bytes() as u64);
+        2 * (there + self.back_room() * self.back_bytes as u64) + 8 * self.words()
+    }
+
+    /// Returns the number of groups of 32 tokens whose routing a block has in shared memory at a time.
+    #[inline(always)]
+    #[must_use]
+    pub const fn groups(&self) -> u32 {
+        let (all, ranks) = (self.tokens.div_ceil(32), self.ranks);
+        let most = (MOST_SHARED / 4 - ranks) / (2 * ranks);
+        if all < most { all } else { most }
+    }
+
+    /// Returns the bytes of shared memory of a block of a dispatch.
+    #[must_use]
+    pub const fn shared_bytes(&self) -> u32 {
+        // A word of bits and a number for each group and rank, and the numbers after the last group.
+        4 * self.ranks * (2 * self.groups() + 1)
+    }
+
+    /// Returns the bytes of a plan: the number of tokens, and a word of bits for each 32 tokens and each rank.
+    #[must_use]
+    pub const fn plan_bytes(&self) -> u64 {
+        PLAN_BITS + 4 * self.ranks as u64 * self.tokens.div_ceil(32) as u64
     }
 }
+
+/// The most shared memory of a block, in bytes: what a launch has without a request for more.
+const MOST_SHARED: u32 = 48 << 10;
+/// Offset of the bits in a plan.
+pub(crate) const PLAN_BITS: u64 = 16;
 
 /// Words of state before the words by rank.
 pub(crate) const STATE: u64 = 16;
@@ -63,6 +109,8 @@ pub(crate) const STATE: u64 = 16;
 pub(crate) const EPOCH: u64 = 0;
 pub(crate) const MASKED: u64 = 1;
 pub(crate) const CLAIMED: u64 = 2;
+/// The time before which no block of the combine waits.
+pub(crate) const SINCE: u64 = 3;
 /// Three words of the combine; six of the dispatch, three for each slot.
 pub(crate) const COMBINE: u64 = 4;
 pub(crate) const DISPATCH: u64 = 8;
@@ -93,15 +141,17 @@ impl Lane {
     /// Returns the offset of the rows that the slot has back from `source`.
     #[inline(always)]
     pub(crate) fn returned(&self, slot: u64, source: u32) -> u64 {
-        self.rows(slot, source) + 2 * self.sizes.room() * u64::from(self.sizes.row_bytes)
+        let sizes = &self.sizes;
+        let first = u64::from(source) * u64::from(sizes.tokens) * u64::from(sizes.back_rows);
+        let region = slot * sizes.back_room() + first;
+        self.rows(2, 0) + region * u64::from(sizes.back_bytes)
     }
 
     /// Returns the offset of the descriptions of the rows that the slot has from `source`.
     #[inline(always)]
     pub(crate) fn meta(&self, slot: u64, source: u32) -> u64 {
         let region = slot * self.sizes.room() + u64::from(source) * u64::from(self.sizes.tokens);
-        let after = 4 * self.sizes.room() * u64::from(self.sizes.row_bytes);
-        self.first + 8 * self.sizes.words() + after + region * u64::from(self.sizes.meta_bytes())
+        self.returned(2, 0) + region * u64::from(self.sizes.meta_bytes())
     }
 
     /// Returns the offset of a word of state.
@@ -177,7 +227,7 @@ impl Places {
     /// Returns the places of the rows of dispatch `epoch`.
     #[must_use]
     pub const fn new(lane: &Lane, epoch: u64) -> Self {
-        Self { lane: *lane, slot: epoch & 1 }
+        Self { lane: *lane, slot: crate::protocol::slot(epoch) }
     }
 
     /// Returns the offset of the number of rows from `source`, a word.
@@ -201,6 +251,8 @@ impl Places {
 
 /// [`Tokens::flags`]: ids have 64 bits.
 pub const WIDE_IDS: u32 = 1;
+/// [`Tokens::flags`]: scales are [`Ue8m0`], where the dispatch makes them.
+pub const POWERS: u32 = 2;
 
 /// The tokens of a rank: a parameter of the kernels.
 #[repr(C)]
@@ -209,6 +261,9 @@ pub const WIDE_IDS: u32 = 1;
 pub struct Tokens {
     /// The address of the rows: a multiple of 16.
     pub rows: u64,
+    /// The address of the scales, [`Sizes::scale_bytes`] for each row; 0 if there are none, or if the dispatch makes
+    /// them.
+    pub scales: u64,
     /// The address of the ids: signed integers of 32 bits, or of 64 with [`WIDE_IDS`]. A negative id is none.
     pub ids: u64,
     /// The address of the weights: `f32`; 0 if all are 1.
@@ -216,16 +271,18 @@ pub struct Tokens {
     /// The address of the number of tokens, a `u32` that may change between launches; 0 if [`count`](Self::count) is
     /// the number.
     pub count_at: u64,
+    /// The address of a plan of these tokens, whose first word is then their number; 0 if there is none.
+    pub plan: u64,
     /// The number of tokens, unless `count_at` is set.
     pub count: u32,
-    /// 0 or [`WIDE_IDS`].
+    /// 0, or the sum of [`WIDE_IDS`] and [`POWERS`].
     pub flags: u32,
 }
 
 impl Tokens {
     /// Returns the number of tokens, which may be more than there is room for.
     #[inline(always)]
-    pub(crate) fn number(&self) -> u32 {
+    pub(crate) fn given(&self) -> u32 {
         if self.count_at == 0 {
             return self.count;
         }
@@ -233,15 +290,23 @@ impl Tokens {
         unsafe { load(self.count_at) }
     }
 
+    /// Returns the number of tokens that take part.
+    #[inline(always)]
+    pub(crate) fn number(&self, sizes: &Sizes) -> u32 {
+        // Safety: the kernel's caller promised a plan.
+        let number = if self.plan == 0 { self.given() } else { unsafe { load(self.plan) } };
+        number.min(sizes.tokens)
+    }
+
     /// Returns an id of a token; negative if it is none, `i32::MAX` if it is past that.
     #[inline(always)]
-    pub(crate) fn id(&self, index: usize) -> i32 {
+    pub(crate) fn id(&self, index: u64) -> i32 {
         // Safety: the kernel's caller promised that the ids are there.
         unsafe {
             if self.flags & WIDE_IDS == 0 {
-                return load(self.ids + 4 * index as u64) as i32;
+                return load(self.ids + 4 * index) as i32;
             }
-            let (low, high): (u32, u32) = (load(self.ids + 8 * index as u64), load(self.ids + 8 * index as u64 + 4));
+            let (low, high): (u32, u32) = (load(self.ids + 8 * index), load(self.ids + 8 * index + 4));
             match high as i32 {
                 0 => low.min(i32::MAX as u32) as i32,
                 high if high < 0 => -1,
@@ -252,12 +317,12 @@ impl Tokens {
 
     /// Returns a weight of a token.
     #[inline(always)]
-    pub(crate) fn weight(&self, index: usize) -> f32 {
+    pub(crate) fn weight(&self, index: u64) -> f32 {
         if self.weights == 0 {
             return 1.0;
         }
         // Safety: as above.
-        f32::from_bits(unsafe { load(self.weights + 4 * index as u64) })
+        f32::from_bits(unsafe { load(self.weights + 4 * index) })
     }
 }
 

@@ -34,11 +34,18 @@
 //!
 //! *The order of rows is that of tokens.* A row's place is the number of earlier tokens for the same rank. Each block
 //! counts them for itself, so the same routing gives the same bytes in every grid and schedule.
+#![cfg_attr(target_arch = "nvptx64", feature(core_float_math))]
 #![no_std]
 #![warn(unreachable_pub)]
 
+// On a CPU its `f32` has `mul_add`.
+#[cfg(not(target_arch = "nvptx64"))]
+extern crate std;
+
 mod combine;
 mod dispatch;
+mod element;
+mod format;
 #[cfg(feature = "kernels")]
 mod kernels;
 mod lane;
@@ -47,13 +54,22 @@ mod received;
 mod routes;
 mod status;
 
-pub use combine::combine;
+pub use combine::{ACCUMULATE, Sums, combine};
 pub use dispatch::{RECEIVE, SEND, dispatch};
+pub use element::Element;
+pub use format::{Bytes, Format, Quantized, SCALED};
 #[cfg(feature = "kernels")]
-pub use kernels::{ep_combine, ep_dispatch};
-pub use lane::{CLAIMED_WORD, EPOCH_WORD, Lane, MASKED_WORD, Places, Sizes, Tokens, WIDE_IDS, reset};
+pub use kernels::{ep_combine_bf16, ep_combine_f16, ep_combine_f32, ep_dispatch, ep_dispatch_e4m3, ep_plan};
+pub use lane::{CLAIMED_WORD, EPOCH_WORD, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset};
 pub use received::Received;
+pub use routes::plan;
 pub use status::{Code, STATUS_WORDS};
+
+/// Parts for the models of the protocol.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::protocol::*;
+}
 
 /// Pairs of words (16 bytes) of a row that a warp moves at a time.
 pub const UNIT: u32 = 128;

@@ -1,38 +1,46 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The words by which blocks and ranks agree, generic over the memory.
+//! The words by which blocks and ranks agree, generic over the memory. `docs/ep.md` has the argument.
 
+use gin_device::Deadline;
+use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::{Memory, Word};
+
+/// Returns the slot of a dispatch.
+#[inline(always)]
+pub const fn slot(epoch: u64) -> u64 {
+    epoch & 1
+}
 
 /// The words of one launch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Launch<M: Memory> {
+pub struct Launch<M: Memory> {
     /// Number of blocks that have started.
-    pub(crate) started: M::Word,
+    started: M::Word,
     /// Number of blocks that have sent.
-    pub(crate) sent: M::Word,
+    sent: M::Word,
     /// Number of units of the rest that were taken.
-    pub(crate) taken: M::Word,
+    taken: M::Word,
 }
 
 /// The state of a block after it has sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Sent {
+pub struct Sent {
     /// All blocks have sent, and the caller sees what they did.
-    pub(crate) is_last: bool,
+    pub is_last: bool,
     /// All blocks have started, so the block may wait.
-    pub(crate) may_wait: bool,
+    pub may_wait: bool,
 }
 
 impl<M: Memory> Launch<M> {
     /// Returns the words from `first` on.
     #[inline(always)]
-    pub(crate) fn new(first: M::Word) -> Self {
+    pub fn new(first: M::Word) -> Self {
         Self { started: first, sent: first.at(1), taken: first.at(2) }
     }
 
     /// Stores 0 to all words. No block uses them.
     #[inline(always)]
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         self.started.store_relaxed_gpu(0);
         self.sent.store_relaxed_gpu(0);
         self.taken.store_relaxed_gpu(0);
@@ -40,7 +48,7 @@ impl<M: Memory> Launch<M> {
 
     /// Counts a block that starts.
     #[inline(always)]
-    pub(crate) fn start(&self) {
+    pub fn start(&self) {
         self.started.red_add_relaxed_gpu(1);
     }
 
@@ -48,7 +56,7 @@ impl<M: Memory> Launch<M> {
     ///
     /// Ordering: release, at system scope; for the last block also acquire, at GPU scope.
     #[inline(always)]
-    pub(crate) fn finish(&self, blocks: u64) -> Sent {
+    pub fn finish(&self, blocks: u64) -> Sent {
         M::fence_release_sys();
         let may_wait = self.started.load_relaxed_gpu() == blocks;
         let is_last = self.sent.add_relaxed_gpu(1) == blocks - 1;
@@ -61,27 +69,49 @@ impl<M: Memory> Launch<M> {
 
     /// Takes the next unit of the rest.
     #[inline(always)]
-    pub(crate) fn take(&self) -> u64 {
+    pub fn take(&self) -> u64 {
         self.taken.add_relaxed_gpu(1)
     }
 }
 
-/// Raises a flag after everything that the caller has seen.
+/// Raises a flag after all writes that the caller made or has seen.
 #[inline(always)]
-pub(crate) fn raise<M: Memory>(flag: M::Word, epoch: u64) {
+pub fn raise<M: Memory>(flag: M::Word, epoch: u64) {
     M::fence_release_sys();
     flag.store_relaxed_sys(epoch);
 }
 
+/// Waits for a flag. An error has its last value.
+///
+/// Ordering: acquire, at system scope.
+#[inline(always)]
+pub fn wait<M: Memory>(
+    status: &Status<M>,
+    deadline: Deadline,
+    flag: M::Word,
+    epoch: u64,
+) -> Result<(), (WaitError, u64)> {
+    let mut seen = 0;
+    let waited = status.poll(deadline, || {
+        seen = flag.load_relaxed_sys();
+        reached(seen, epoch)
+    });
+    if let Err(stop) = waited {
+        return Err((stop, seen));
+    }
+    M::fence_acquire_sys();
+    Ok(())
+}
+
 /// Returns whether a flag is at or past an epoch, on the circle of 2^64 values.
 #[inline(always)]
-pub(crate) fn reached(flag: u64, epoch: u64) -> bool {
+pub const fn reached(flag: u64, epoch: u64) -> bool {
     flag.wrapping_sub(epoch) < 1 << 63
 }
 
 /// Makes all blocks agree whether a rank took part in an epoch. The first that asks decides.
 #[inline(always)]
-pub(crate) fn agree<M: Memory>(verdict: M::Word, epoch: u64, took_part: bool) -> bool {
+pub fn agree<M: Memory>(verdict: M::Word, epoch: u64, took_part: bool) -> bool {
     let mine = epoch << 1 | u64::from(took_part);
     let mut seen = verdict.load_relaxed_gpu();
     while seen >> 1 != epoch << 1 >> 1 {
@@ -92,4 +122,29 @@ pub(crate) fn agree<M: Memory>(verdict: M::Word, epoch: u64, took_part: bool) ->
         seen = before;
     }
     seen & 1 != 0
+}
+
+/// Returns whether a block that has seen a flag must [`agree`] with the others: one of them may have given up.
+///
+/// No block of a combine begins to wait before `since`, so none gives up before `deadline` has passed since then. A
+/// block that saw the flag earlier therefore knows that the others will see it too. A quarter of the time is left for
+/// clocks that differ and for the others' next look.
+#[inline(always)]
+pub fn must_agree<M: Memory>(since: u64, deadline: Deadline) -> bool {
+    let waited = M::clock_ns().wrapping_sub(since);
+    deadline.is_over(waited.saturating_add(waited / 3))
+}
+
+/// Writes a report of four words after its code, if no other is there. The host reads it when the stream is done, so
+/// nothing here orders the words.
+#[inline(always)]
+pub fn report<M: Memory>(claimed: M::Word, first: M::Word, code: u64, words: [u64; 4]) {
+    if claimed.cas_relaxed_gpu(0, 1) != 0 {
+        return;
+    }
+    first.at(1).store_relaxed_sys(words[0]);
+    first.at(2).store_relaxed_sys(words[1]);
+    first.at(3).store_relaxed_sys(words[2]);
+    first.at(4).store_relaxed_sys(words[3]);
+    first.store_relaxed_sys(code);
 }

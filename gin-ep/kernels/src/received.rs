@@ -2,6 +2,7 @@
 //! The rows that a rank has received, for the kernels of its experts.
 
 use crate::lane::{EPOCH, Lane, load};
+use crate::protocol::slot;
 use gin_device::prelude::*;
 use gin_device::sys::{GlobalWord, Word};
 
@@ -46,7 +47,7 @@ impl Received {
     #[inline(always)]
     fn slot(&self) -> u64 {
         // Safety: a word of the arena.
-        unsafe { GlobalWord::new(self.arena + self.lane.word(EPOCH)) }.load_relaxed_gpu() & 1
+        slot(unsafe { GlobalWord::new(self.arena + self.lane.word(EPOCH)) }.load_relaxed_gpu())
     }
 
     /// Returns the number of ranks.
@@ -81,6 +82,14 @@ impl Received {
     pub fn row(&self, source: u32, row: u32) -> *mut u8 {
         let offset = u64::from(row) * u64::from(self.lane.sizes.row_bytes);
         (self.arena + self.lane.rows(self.slot(), source) + offset) as usize as *mut u8
+    }
+
+    /// Returns the address of the scales of a row, or of their place as [`row`](Self::row) does: a multiple of 16.
+    #[inline(always)]
+    #[must_use]
+    pub fn scales(&self, source: u32, row: u32) -> *mut u8 {
+        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes()) + u64::from(self.lane.sizes.scales_at());
+        (self.arena + self.lane.meta(self.slot(), source) + offset) as usize as *mut u8
     }
 
     #[inline(always)]

@@ -1,77 +1,207 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which tokens go to which ranks, counted by each block for itself.
+//! Which tokens go to which ranks, and the places of their rows there.
 
-use crate::lane::{Lane, Tokens};
+use crate::lane::{Lane, PLAN_BITS, Tokens, load};
 use crate::status::{self, Code};
 use gin_device::prelude::*;
+use gin_device::sys::data::store_weak_u32;
 
-/// The routing of all tokens, in the block's dynamic shared memory: for each 32 tokens a word for each rank, with a bit
-/// for each token that goes there, and a word for tokens that are dropped.
+/// Reports tokens past the limit, by one thread.
+#[inline(always)]
+pub(crate) fn check_number(arena: u64, lane: &Lane, tokens: &Tokens) {
+    let (given, most) = (tokens.given(), lane.sizes.tokens);
+    if given > most && block_in_grid() == 0 && Block.elect() {
+        status::report(arena, lane, Code::TooManyTokens, 0, 0, given.into(), most.into());
+    }
+}
+
+/// Returns the ranks to which a warp's lanes' tokens go, as bits: token `32 * group + lane`. All lanes call. An id
+/// that does not exist drops its token; `reports` says whether to report that.
+#[inline(always)]
+fn ranks_of(arena: u64, lane: &Lane, tokens: &Tokens, number: u32, group: u32, reports: bool) -> u64 {
+    let (sizes, local, token) = (&lane.sizes, lane.sizes.local(), 32 * group + gin_device::coop::lane());
+    if token >= number {
+        return 0;
+    }
+    let (first, topk) = (u64::from(token) * u64::from(sizes.topk), sizes.topk);
+    // Ids past the last are none. The loads of four are on their way together.
+    let id = |k: u32| if k < topk { tokens.id(first + u64::from(k)) } else { -1 };
+    let (mut ranks, mut unknown) = (0u64, -1);
+    let mut add = |id: i32| {
+        if id >= 0 {
+            if (id as u32) < sizes.experts {
+                ranks |= 1 << (id as u32 / local);
+            } else {
+                unknown = id;
+            }
+        }
+    };
+    let mut k = 0;
+    while k < topk {
+        let (a, b, c, d) = (id(k), id(k + 1), id(k + 2), id(k + 3));
+        add(a);
+        add(b);
+        add(c);
+        add(d);
+        k += 4;
+    }
+    if unknown < 0 {
+        return ranks;
+    }
+    if reports {
+        let experts = sizes.experts.into();
+        status::report(arena, lane, Code::UnknownExpert, 0, unknown as u32, token.into(), experts);
+    }
+    0
+}
+
+/// Calls `word` with the bits of a group of 32 tokens for each rank, each by one lane. All lanes call.
+#[inline(always)]
+fn words_of(arena: u64, lane: &Lane, tokens: &Tokens, number: u32, group: u32, reports: bool, word: impl Fn(u32, u32)) {
+    let ranks = ranks_of(arena, lane, tokens, number, group, reports);
+    for rank in 0..lane.sizes.ranks {
+        let bits = Warp.ballot(ranks >> rank & 1 != 0);
+        if gin_device::coop::lane() == rank % WARP_SIZE {
+            word(rank, bits);
+        }
+    }
+}
+
+/// Counts the tokens for ranks once, for dispatches with this plan. All threads of the grid call.
+///
+/// # Safety
+/// - As [`dispatch`](crate::dispatch()). `plan` is the address of [`Sizes::plan_bytes`](crate::Sizes::plan_bytes)
+///   bytes, a multiple of 16, which no other kernel uses.
+#[inline(always)]
+pub unsafe fn plan(arena: &Window<u64>, lane: &Lane, tokens: &Tokens, plan: u64) {
+    let arena = arena.local_ptr().addr() as u64;
+    check_number(arena, lane, tokens);
+    let number = tokens.given().min(lane.sizes.tokens);
+    // Safety: the caller's promise, here and below.
+    let store = |offset: u64, value: u32| unsafe { store_weak_u32((plan + offset) as usize as *mut u32, value) };
+    if block_in_grid() == 0 && Block.elect() {
+        store(0, number);
+    }
+    let mut group = block_in_grid() * (Block.size() / WARP_SIZE) + Block.rank() / WARP_SIZE;
+    while group < number.div_ceil(32) {
+        let first = u64::from(group) * u64::from(lane.sizes.ranks);
+        words_of(arena, lane, tokens, number, group, true, |rank, bits| {
+            store(PLAN_BITS + 4 * (first + u64::from(rank)), bits);
+        });
+        group += grid_dim().count() as u32 * (Block.size() / WARP_SIZE);
+    }
+}
+
+/// The routing of some groups of 32 tokens, in the block's dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Routes {
+    /// For each group a word for each rank, with a bit for each token that goes there.
     bits: SharedArray<u32>,
+    /// For each group and rank the number of tokens of all groups before it, and the same after the last.
+    before: SharedArray<u32>,
     ranks: u32,
     /// Number of tokens that take part.
     pub(crate) tokens: u32,
+    /// The first group.
+    first: u32,
+    /// Number of groups.
+    groups: u32,
 }
 
 impl Routes {
-    /// Counts. All threads of the block call.
+    /// Makes them without groups.
     #[inline(always)]
-    pub(crate) fn new(arena: u64, lane: &Lane, tokens: &Tokens) -> Self {
-        let sizes = &lane.sizes;
-        let given = tokens.number();
-        let number = given.min(sizes.tokens);
-        let (ranks, local) = (sizes.ranks, sizes.local());
-        let words = (number.div_ceil(32) * (ranks + 1)) as usize;
+    pub(crate) fn new(lane: &Lane, tokens: &Tokens) -> Self {
+        let (ranks, most) = (lane.sizes.ranks, lane.sizes.groups());
+        let words = (ranks * most) as usize;
         let bits = shared::dynamic_array::<u32>(0, words);
-        for word in Block.stripe(words) {
-            bits.write(word, 0);
+        let before = shared::dynamic_array::<u32>(4 * words, words + ranks as usize);
+        Self { bits, before, ranks, tokens: tokens.number(&lane.sizes), first: 0, groups: 0 }
+    }
+
+    /// Goes on to the next groups. Returns the first token of them and the one after the last, which are the same if
+    /// there are no more. All threads of the block call.
+    #[inline(always)]
+    pub(crate) fn advance(&mut self, arena: u64, lane: &Lane, tokens: &Tokens) -> (u32, u32) {
+        let is_first = self.groups == 0;
+        let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
+        let old = self.groups;
+        self.first += self.groups;
+        let left = self.tokens.div_ceil(32) - self.first;
+        if left == 0 && !is_first {
+            return (self.tokens, self.tokens);
         }
-        let first_block = block_in_grid() == 0;
-        if given > number && first_block && Block.elect() {
-            status::report(arena, lane, Code::TooManyTokens, 0, 0, given.into(), number.into());
+        self.groups = left.min(lane.sizes.groups());
+        // The threads have finished with the old groups.
+        Block.sync();
+        if tokens.plan == 0 {
+            let mut group = warp;
+            while group < self.groups {
+                let reports = block_in_grid() == 0;
+                words_of(arena, lane, tokens, self.tokens, self.first + group, reports, |rank, bits| {
+                    self.bits.write((group * self.ranks + rank) as usize, bits);
+                });
+                group += warps;
+            }
+        } else {
+            let first = tokens.plan + PLAN_BITS + 4 * u64::from(self.first) * u64::from(self.ranks);
+            for word in Block.stripe((self.groups * self.ranks) as usize) {
+                // Safety: the kernel's caller promised a plan.
+                self.bits.write(word, unsafe { load(first + 4 * word as u64) });
+            }
         }
         Block.sync();
-        for index in Block.stripe((number * sizes.topk) as usize) {
-            let (id, token) = (tokens.id(index), index as u32 / sizes.topk);
-            if id < 0 {
-                continue;
-            }
-            let is_known = (id as u32) < sizes.experts;
-            if !is_known && first_block {
-                status::report(arena, lane, Code::UnknownExpert, 0, id as u32, token.into(), sizes.experts.into());
-            }
-            let to = if is_known { id as u32 / local } else { ranks };
-            bits.or((token / 32 * (ranks + 1) + to) as usize, 1 << (token % 32));
+        let mut rank = warp;
+        while rank < self.ranks {
+            let base = if is_first { 0 } else { self.before.read((old * self.ranks + rank) as usize) };
+            Warp.sync();
+            self.add_up(rank, base);
+            rank += warps;
         }
         Block.sync();
-        Self { bits, ranks, tokens: number }
+        (32 * self.first, self.tokens.min(32 * (self.first + self.groups)))
     }
 
-    /// Returns the tokens of a group of 32 that go to a rank, as bits.
+    /// Counts the tokens before each group for a rank, by one warp.
     #[inline(always)]
-    fn group(&self, group: u32, rank: u32) -> u32 {
-        let first = group * (self.ranks + 1);
-        self.bits.read((first + rank) as usize) & !self.bits.read((first + self.ranks) as usize)
-    }
-
-    /// Returns whether a token goes to a rank.
-    #[inline(always)]
-    pub(crate) fn goes(&self, token: u32, rank: u32) -> bool {
-        self.group(token / 32, rank) >> (token % 32) & 1 != 0
-    }
-
-    /// Returns the number of tokens before `token` that go to a rank.
-    #[inline(always)]
-    pub(crate) fn before(&self, token: u32, rank: u32) -> u32 {
-        let mut count = 0;
-        for group in 0..token / 32 {
-            count += self.group(group, rank).count_ones();
+    fn add_up(&self, rank: u32, mut base: u32) {
+        let lane = gin_device::coop::lane();
+        let place = |group: u32| (group * self.ranks + rank) as usize;
+        let mut first = 0;
+        while first < self.groups {
+            let group = first + lane;
+            let is_there = group < self.groups;
+            let count = if is_there { self.bits.read(place(group)).count_ones() } else { 0 };
+            let mut sum = count;
+            let mut by = 1;
+            while by < WARP_SIZE {
+                let below = Warp.shuffle_up(sum, by);
+                sum += if lane >= by { below } else { 0 };
+                by *= 2;
+            }
+            if is_there {
+                self.before.write(place(group), base + sum - count);
+            }
+            base += Warp.shuffle(sum, WARP_SIZE - 1);
+            first += WARP_SIZE;
         }
-        if !token.is_multiple_of(32) {
-            count += (self.group(token / 32, rank) & ((1 << (token % 32)) - 1)).count_ones();
+        if lane == 0 {
+            self.before.write(place(self.groups), base);
         }
-        count
+    }
+
+    /// Returns the place of a token's row at a rank; `None` if it does not go there.
+    #[inline(always)]
+    pub(crate) fn place(&self, token: u32, rank: u32) -> Option<u32> {
+        let word = ((token / 32 - self.first) * self.ranks + rank) as usize;
+        let bits = self.bits.read(word);
+        let before = self.before.read(word) + (bits & ((1 << (token % 32)) - 1)).count_ones();
+        if bits >> (token % 32) & 1 != 0 { Some(before) } else { None }
+    }
+
+    /// Returns the number of tokens that go to a rank, of those up to the last group.
+    #[inline(always)]
+    pub(crate) fn count(&self, rank: u32) -> u32 {
+        self.before.read((self.groups * self.ranks + rank) as usize)
     }
 }

@@ -2,8 +2,9 @@
 //! Errors of a group's kernels, as values that the host reads.
 
 use crate::lane::{CLAIMED, Lane};
+use crate::protocol;
 use gin_device::prelude::*;
-use gin_device::sys::{GlobalWord, Word};
+use gin_device::sys::{Global, GlobalWord};
 
 /// Number of words of the status block: code, rank, expert, seen, limit; the rest is unused.
 pub const STATUS_WORDS: u64 = 8;
@@ -42,19 +43,12 @@ impl Code {
 pub(crate) fn report(arena: u64, lane: &Lane, code: Code, rank: u32, expert: u32, seen: u64, limit: u64) {
     // Safety: words of the arena and of the status block, which the host made; all accesses are atomic.
     let (claimed, status) = unsafe { (GlobalWord::new(arena + lane.word(CLAIMED)), GlobalWord::new(lane.status)) };
-    if claimed.cas_relaxed_gpu(0, 1) != 0 {
-        return;
-    }
-    status.at(1).store_relaxed_sys(rank.into());
-    status.at(2).store_relaxed_sys(expert.into());
-    status.at(3).store_relaxed_sys(seen);
-    status.at(4).store_relaxed_sys(limit);
-    status.store_release_sys(code as u64);
+    protocol::report::<Global>(claimed, status, code as u64, [rank.into(), expert.into(), seen, limit]);
 }
 
 /// Returns what a kernel needs to poll: the communicator's status.
 #[inline(always)]
-pub(crate) fn of(comm: &Comm) -> gin_device::internal::status::Status<gin_device::sys::Global> {
+pub(crate) fn of(comm: &Comm) -> gin_device::internal::status::Status<Global> {
     let handle = comm.handle();
     // Safety: the communicator's own words.
     unsafe {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The output of a rank after combine.
 
-use crate::{Batch, RankRow, Shape, narrow, widen};
+use crate::{Batch, Kind, RankRow, Shape, narrow, widen};
 
 /// The experts of a test: each multiplies a row and adds a number of its own, so that a row at the wrong expert shows.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -70,6 +70,34 @@ pub fn at_source(shape: &Shape, batch: &Batch, silent: &[usize], experts: Expert
                 sum = weight.mul_add(widen(experts.apply(rank * shape.local() + local, element)), sum);
             }
             all.push(narrow(sum));
+        }
+    }
+    all
+}
+
+/// Returns the bytes of a rank's rows after a combine without experts, which adds up the rows as they were sent: one
+/// for each rank of a token, or one for each id, times its weight. `start` has the values from which the sums start.
+pub fn identity(
+    shape: &Shape,
+    batch: &Batch,
+    kind: Kind,
+    weighted: bool,
+    start: impl Fn(usize, usize) -> f32,
+) -> Vec<u8> {
+    let mut all = Vec::new();
+    for token in 0..batch.tokens(shape) {
+        let places = batch.places(shape, token);
+        for (column, &element) in batch.row(shape, token).iter().enumerate() {
+            let (mut sum, mut ranks) = (start(token, column), Vec::new());
+            for &(_, rank, _, weight) in &places {
+                if weighted {
+                    sum = weight.mul_add(widen(element), sum);
+                } else if !ranks.contains(&rank) {
+                    ranks.push(rank);
+                    sum += widen(element);
+                }
+            }
+            all.extend(kind.bytes(sum));
         }
     }
     all

@@ -10,8 +10,10 @@
 //! | [`Routing`] | distributions of tokens over experts, from a keyed hash |
 //! | [`rank_major`], [`flat`], [`expert_major`] | what a rank receives |
 //! | [`per_rank`], [`at_source`] | what a rank has after combine |
+//! | [`identity`] | the same without experts, of elements of any [`Kind`] |
+//! | [`quantized`] | a row as FP8 with scales |
 //!
-//! Rows are BF16, as bits.
+//! Rows are BF16, as bits, if nothing else is said.
 #![warn(unreachable_pub)]
 
 mod combine;
@@ -19,10 +21,10 @@ mod input;
 mod layout;
 mod number;
 
-pub use combine::{Experts, at_source, per_rank, reduced};
+pub use combine::{Experts, at_source, identity, per_rank, reduced};
 pub use input::{Routing, batch};
 pub use layout::{ExpertRow, RankRow, Zone, expert_major, flat, rank_major};
-pub use number::{narrow, widen};
+pub use number::{Kind, SCALED, narrow, quantized, widen};
 
 /// The sizes that all ranks agree on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

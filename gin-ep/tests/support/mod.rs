@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Shared by the tests of dispatch and combine, on virtual GPUs here and on real ones in `gpu-tests`.
 
-use gin_ep::{EpError, Group, GroupConfig, Ids, Number, Received, Rows, Tokens};
-use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank, rank_major};
+use gin_ep::{Combine, Element, EpError, Group, GroupConfig, Ids, Number, Received, Rows, Scales, Tokens};
+use gin_ep_oracle::{Batch, Experts, Kind, Routing, Shape, batch, per_rank, rank_major};
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
-use gpu_tests_kernels::experts::hardware_experts;
+use gpu_tests_kernels::experts::{hardware_experts, hardware_experts_each};
 use std::sync::Arc;
 
 /// The memory of one rank's tokens.
@@ -58,7 +58,8 @@ pub fn compare(received: &Received<'_>, shape: &Shape, batches: &[Batch], rank: 
         assert_eq!(expected.len(), found.len(), "{shape:?}: rows from {source} at {rank}");
         for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
             let expected = (expected.token as u32, &expected.experts, &expected.weights, &expected.row);
-            let found = (found.token, &found.experts, &found.weights, &found.row);
+            let row: Vec<u16> = found.row.chunks_exact(2).map(|two| u16::from_le_bytes([two[0], two[1]])).collect();
+            let found = (found.token, &found.experts, &found.weights, &row);
             assert!(expected == found, "{shape:?}: row {index} from {source} at {rank}: {expected:?}, found {found:?}");
         }
     }
@@ -118,7 +119,7 @@ pub fn pairs(
         stream.synchronize()?;
         compare(&received, shape, &batches, me)?;
         experts(rank, &stream, shape, &received)?;
-        received.combine(&stream, Rows::InPlace, &input.output)?;
+        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
         assert_eq!(group.status()?, None, "{shape:?} {:?}", pair.routing);
         let expected = per_rank(shape, mine, &[], Experts);
@@ -126,6 +127,232 @@ pub fn pairs(
         input.output.read(0, &mut found)?;
         assert!(expected == found, "{shape:?} {:?}, pair {number}: the output of rank {me} differs", pair.routing);
     }
+    drop(lane);
+    group.destroy()
+}
+
+/// Runs pairs that nothing separates, with counts from a hash, and compares every 97th with the oracle.
+pub fn free_running(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    most: usize,
+    pairs: u64,
+) -> Result<(), EpError> {
+    const CHECKED: u64 = 97;
+    let me = rank.rank() as usize;
+    let group = Group::new(comm, config)?;
+    // Batches of several sizes, used round and round.
+    let count = |number: u64, rank: usize| (number * 7 + 13 * rank as u64) as usize % (most + 1);
+    let make = |number: u64| -> Vec<Batch> {
+        let routing = [Routing::Uniform, Routing::Holes, Routing::Repeats][number as usize % 3];
+        (0..shape.ranks).map(|rank| batch(shape, routing, number, rank, count(number, rank))).collect()
+    };
+    let all: Vec<Vec<Batch>> = (0..8).map(make).collect();
+    let inputs = (0..8).map(|_| Input::new(rank, shape, most)).collect::<Result<Vec<_>, _>>()?;
+    for (input, batches) in inputs.iter().zip(&all) {
+        input.write(&batches[me], false)?;
+    }
+    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    for number in 0..pairs {
+        let index = (number * 5 % 8) as usize;
+        let (input, mine) = (&inputs[index], &all[index][me]);
+        let received = lane.exchange(&stream, &input.tokens(mine.tokens(shape), false))?;
+        if number % 11 == 10 {
+            // A dispatch without a combine.
+            received.release();
+            continue;
+        }
+        experts(rank, &stream, shape, &received)?;
+        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+        if number % CHECKED == 0 {
+            stream.synchronize()?;
+            let expected = per_rank(shape, mine, &[], Experts);
+            let mut found = vec![0u16; expected.len()];
+            input.output.read(0, &mut found)?;
+            assert!(expected == found, "pair {number}: the output of rank {me} differs");
+            input.output.write(0, &vec![0x7fffu16; found.len()])?;
+        }
+    }
+    stream.synchronize()?;
+    assert_eq!((group.status()?, group.masked(0)?), (None, 0));
+    drop(lane);
+    group.destroy()
+}
+
+/// Replays a graph of one pair with other counts, ids and rows each time, and compares each with the oracle.
+pub fn replays(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    most: usize,
+    replays: u64,
+) -> Result<(), EpError> {
+    let me = rank.rank() as usize;
+    let group = Group::new(comm, config)?;
+    let input = Input::new(rank, shape, most)?;
+    let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
+    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let tokens = input.tokens(0, true).count(Number::At(&count_at));
+    let graph = stream.capture(|| -> Result<(), EpError> {
+        let received = lane.exchange(&stream, &tokens)?;
+        experts(rank, &stream, shape, &received)?;
+        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))
+    })?;
+    for number in 0..replays {
+        let mine = batch(shape, Routing::Uniform, number, me, (number as usize * 3 + me) % (most + 1));
+        input.write(&mine, true)?;
+        count_at.write(0, &[mine.tokens(shape) as u32])?;
+        // Safety: memory and group outlive the graph, and all ranks replay theirs as often.
+        unsafe { stream.replay(&*graph)? };
+        stream.synchronize()?;
+        let expected = per_rank(shape, &mine, &[], Experts);
+        let mut found = vec![0u16; expected.len()];
+        input.output.read(0, &mut found)?;
+        assert!(expected == found, "replay {number}: the output of rank {me} differs");
+    }
+    assert_eq!((group.status()?, group.masked(0)?), (None, 0));
+    drop((graph, lane));
+    group.destroy()
+}
+
+/// Returns a row for each id, and compares their weighted sums with the oracle.
+pub fn at_source(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    most: usize,
+) -> Result<(), EpError> {
+    let me = rank.rank() as usize;
+    let group = Group::new(comm, &config.at_source())?;
+    let input = Input::new(rank, shape, most)?;
+    let memory = |bytes: usize| -> Result<MemorySlice, EpError> {
+        Ok(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole())
+    };
+    let rows = memory(shape.ranks * most * shape.topk * 2 * shape.hidden)?;
+    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    for (number, routing) in [Routing::Uniform, Routing::Holes, Routing::Repeats, Routing::None].into_iter().enumerate()
+    {
+        let batches: Vec<Batch> =
+            (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
+        let mine = &batches[me];
+        input.write(mine, false)?;
+        let received = lane.exchange(&stream, &input.tokens(mine.tokens(shape), false))?;
+        let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
+        let to = std::ptr::without_provenance_mut::<u16>(rows.address() as usize);
+        // Safety: after the receive, before the combine, on one stream; the memory has a row for each id.
+        unsafe {
+            let (view, shape) = (received.view(), LaunchConfig::new(4, 64));
+            hardware_experts_each::launch(&stream, shape, view, rank.rank(), local, hidden, to, most as u32)?;
+        }
+        received.combine(&stream, Rows::At(&rows), &Combine::weighted(&input.weights).into(&input.output))?;
+        stream.synchronize()?;
+        let expected = gin_ep_oracle::at_source(shape, mine, &[], Experts);
+        let mut found = vec![0u16; expected.len()];
+        input.output.read(0, &mut found)?;
+        assert!(expected == found, "{routing:?}: the output of rank {me} differs");
+    }
+    assert_eq!(group.status()?, None);
+    drop(lane);
+    group.destroy()
+}
+
+/// Sends rows of an element's type without experts, and compares rows, scales and sums with the oracle.
+pub fn element(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    element: Element,
+    shape: &Shape,
+    most: usize,
+) -> Result<(), EpError> {
+    let me = rank.rank() as usize;
+    let kind = match element {
+        Element::F16 => Kind::F16,
+        Element::F32 => Kind::F32,
+        _ => Kind::Bf16,
+    };
+    let memory = |bytes: &[u8]| -> Result<MemorySlice, EpError> {
+        let memory = Memory::new(rank.device(), MemoryKind::Device, bytes.len().max(16) as u64)?.whole();
+        memory.write(0, bytes)?;
+        Ok(memory)
+    };
+    let bytes_of =
+        |row: &[u16]| row.iter().flat_map(|&bits| kind.bytes(gin_ep_oracle::widen(bits))).collect::<Vec<u8>>();
+    let batches: Vec<Batch> =
+        (0..shape.ranks).map(|rank| batch(shape, Routing::Holes, 3, rank, most - rank % 2)).collect();
+    let mine = &batches[me];
+    // A row and its scales on their way.
+    let sent = |row: &[u16], source: usize, token: usize| -> (Vec<u8>, Vec<u8>) {
+        let opaque =
+            |bytes: u32, salt: usize| (0..bytes as usize).map(|at| (at * 31 + salt * 7 + token) as u8).collect();
+        match element {
+            Element::Opaque { row_bytes, scale_bytes } => {
+                (opaque(row_bytes, 2 * source), opaque(scale_bytes, 2 * source + 1))
+            }
+            Element::E4m3(scales) => {
+                let (row, values) = gin_ep_oracle::quantized(row, scales == Scales::Ue8m0);
+                let of = |scale: f32| match scales {
+                    Scales::F32 => scale.to_le_bytes().to_vec(),
+                    Scales::Ue8m0 => vec![(scale.to_bits() >> 23) as u8],
+                };
+                (row, values.into_iter().flat_map(of).collect())
+            }
+            _ => (bytes_of(row), Vec::new()),
+        }
+    };
+    let tokens = mine.tokens(shape);
+    let each = |of: &dyn Fn(usize) -> Vec<u8>| (0..tokens).flat_map(of).collect::<Vec<u8>>();
+    let rows = match element {
+        Element::Opaque { .. } => each(&|token| sent(mine.row(shape, token), me, token).0),
+        _ => bytes_of(&mine.rows),
+    };
+    let (rows, scales) = (memory(&rows)?, memory(&each(&|token| sent(mine.row(shape, token), me, token).1))?);
+    let ids = memory(bytemuck::cast_slice(&mine.experts))?;
+    let weights = memory(bytemuck::cast_slice(&mine.weights))?;
+    // The bias has odd numbers, the output even ones.
+    let start = |token: usize, column: usize| ((2 * token + 1) % 64 + column % 2 * 64) as f32;
+    let old = |token: usize, column: usize| ((2 * column + 2 * token) % 128) as f32;
+    let made = |value: &dyn Fn(usize, usize) -> f32| {
+        let all = (0..tokens).flat_map(|token| (0..shape.hidden).map(move |column| (token, column)));
+        all.flat_map(|(token, column)| kind.bytes(value(token, column))).collect::<Vec<u8>>()
+    };
+    let (bias, output) = (memory(&made(&start))?, memory(&made(&old))?);
+    let group = Group::new(comm, &config.element(element))?;
+    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let input = Tokens::new(&rows, Ids::I32(&ids), tokens as u32).weights(&weights);
+    let has_scales = matches!(element, Element::Opaque { scale_bytes: 1.., .. });
+    let plan = lane.plan(&stream, &if has_scales { input.scales(&scales) } else { input })?;
+    let input = if has_scales { input.scales(&scales).planned(&plan) } else { input.planned(&plan) };
+    let received = lane.dispatch(&stream, &input)?.receive(&stream)?;
+    stream.synchronize()?;
+    // The rows that come back: what was sent, as numbers.
+    let mut back = vec![0u8; shape.ranks * most * kind.bytes(0.0).len() * shape.hidden];
+    let row_bytes = kind.bytes(0.0).len() * shape.hidden;
+    for (source, found) in received.fetch()?.into_iter().enumerate() {
+        let expected = &rank_major(shape, &batches, me)[source];
+        assert_eq!(expected.len(), found.len(), "{element:?}: rows from {source} at {me}");
+        for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
+            let (row, scales) = sent(&expected.row, source, expected.token);
+            assert_eq!((expected.token as u32, &expected.experts), (found.token, &found.experts));
+            assert!(row == found.row, "{element:?}: row {index} from {source} at {me}: {row:?}, found {:?}", found.row);
+            assert_eq!(scales, found.scales, "{element:?}: scales of row {index} from {source} at {me}");
+            back[(source * most + index) * row_bytes..][..row_bytes].copy_from_slice(&bytes_of(&expected.row));
+        }
+    }
+    let rows = memory(&back)?;
+    let combine = Combine::reduced().into(&output).bias(&bias).accumulate();
+    received.combine(&stream, Rows::At(&rows), &combine)?;
+    stream.synchronize()?;
+    let expected =
+        gin_ep_oracle::identity(shape, mine, kind, false, |token, column| start(token, column) + old(token, column));
+    let mut found = vec![0u8; expected.len()];
+    output.read(0, &mut found)?;
+    assert!(expected == found, "{element:?}: the output of rank {me} differs");
+    assert_eq!(group.status()?, None);
     drop(lane);
     group.destroy()
 }

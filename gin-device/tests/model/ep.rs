@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Models of dispatch and combine of expert parallelism: rows, flags, slots, blocks that stay.
+
+use super::{Cell, Reached, Setup, World, explore, models};
+use gin_abi::Deadline;
+use gin_device::internal::status::WaitError;
+use gin_device::sys::Word;
+use gin_device::sys::loom::{Arena, Loom, LoomWord};
+use gin_ep_kernels::internal::{Launch, agree, raise, report, slot, wait};
+use loom::thread;
+use std::sync::Arc;
+
+/// Waits for a flag as long as it takes.
+fn arrives(world: &World, flag: LoomWord, epoch: u64) {
+    wait::<Loom>(&world.status, Deadline::NONE, flag, epoch).expect("nothing ends the wait");
+}
+
+/// The part of the arena of one rank, with one peer: two slots of a row and a count, two of a returned row, flags.
+struct Part {
+    rows: [Cell; 2],
+    returned: [Cell; 2],
+    arena: Arena,
+}
+
+impl Part {
+    fn new(epoch: u64) -> Self {
+        let cells = || [Cell::new(), Cell::new()];
+        Self { rows: cells(), returned: cells(), arena: Arena::new([epoch, epoch, 0, 0]) }
+    }
+
+    fn sent(&self) -> LoomWord {
+        self.arena.word(0)
+    }
+
+    fn came_back(&self) -> LoomWord {
+        self.arena.word(1)
+    }
+
+    fn count(&self, slot: u64) -> LoomWord {
+        self.arena.word(2 + slot as usize)
+    }
+}
+
+/// Runs `pairs` dispatches of a rank, one block each, from `first` on. `of` maps an epoch to the slot.
+fn rank(
+    world: &World,
+    parts: &[Part; 2],
+    me: usize,
+    first: u64,
+    pairs: u64,
+    with_combine: bool,
+    of: impl Fn(u64) -> u64,
+) {
+    let (here, there) = (&parts[me], &parts[1 - me]);
+    for number in 0..pairs {
+        let epoch = first.wrapping_add(number);
+        let slot = of(epoch);
+        there.rows[slot as usize].write(10 * number + me as u64);
+        there.count(slot).store_relaxed_sys(number + 1);
+        raise::<Loom>(there.sent(), epoch);
+        arrives(world, here.sent(), epoch);
+        assert_eq!(here.count(slot).load_relaxed_sys(), number + 1, "a count of another dispatch");
+        let row = here.rows[slot as usize].read();
+        assert_eq!(row, 10 * number + (1 - me) as u64, "a row of another dispatch");
+        if with_combine {
+            there.returned[slot as usize].write(row + 5);
+            raise::<Loom>(there.came_back(), epoch);
+            arrives(world, here.came_back(), epoch);
+            assert_eq!(here.returned[slot as usize].read(), 10 * number + me as u64 + 5, "a row of another combine");
+        }
+    }
+}
+
+/// Runs two ranks.
+pub fn ranks(first: u64, pairs: u64, with_combine: bool, of: fn(u64) -> u64) {
+    let world = World::new(Setup::default());
+    let parts = Arc::new([Part::new(first.wrapping_sub(1)), Part::new(first.wrapping_sub(1))]);
+    let other = {
+        let (world, parts) = (world.clone(), parts.clone());
+        thread::spawn(move || rank(&world, &parts, 1, first, pairs, with_combine, of))
+    };
+    rank(&world, &parts, 0, first, pairs, with_combine, of);
+    other.join().unwrap();
+}
+
+/// The words of a launch.
+fn launch(arena: &Arena) -> Launch<Loom> {
+    Launch::new(arena.word(0))
+}
+
+models! {
+    fn a_receiver_sees_the_rows_of_all_blocks_of_a_source_after_its_flag() {
+        explore(2, || {
+            let world = World::new(Setup { cells: 2, ..Setup::default() });
+            let arena = Arc::new(Arena::new([0; 5]));
+            let block = |world: &World, arena: &Arena, number: usize| {
+                let launch = launch(arena);
+                launch.start();
+                world.cells[number].write(7 + number as u64);
+                if launch.finish(2).is_last {
+                    arena.word(4).store_relaxed_sys(2);
+                    raise::<Loom>(arena.word(3), 1);
+                }
+            };
+            let blocks = [0, 1].map(|number| {
+                let (world, arena) = (world.clone(), arena.clone());
+                thread::spawn(move || block(&world, &arena, number))
+            });
+            arrives(&world, arena.word(3), 1);
+            assert_eq!(arena.word(4).load_relaxed_sys(), 2, "the count is older than the flag");
+            assert_eq!([0, 1].map(|number| world.cells[number].read()), [7, 8]);
+            for block in blocks {
+                block.join().unwrap();
+            }
+        });
+    }
+
+    fn no_row_of_a_dispatch_is_overwritten_before_its_receiver_is_done() {
+        explore(2, || ranks(1, 3, false, slot));
+    }
+
+    fn no_returned_row_is_overwritten_before_its_receiver_is_done() {
+        explore(1, || ranks(1, 3, true, slot));
+    }
+
+    fn dispatches_go_on_where_the_epoch_wraps() {
+        for first in [u64::MAX, (1 << 63) - 1] {
+            explore(1, move || ranks(first, 3, false, slot));
+        }
+    }
+
+    fn a_block_stays_only_if_all_have_started_and_one_stays_to_take_the_rest() {
+        let seen = [Reached::new("one block stays"), Reached::new("both stay")];
+        let marks = seen.clone();
+        explore(3, move || {
+            let arena = Arc::new(Arena::new([0; 3]));
+            let started = Arc::new([Cell::new(), Cell::new()]);
+            let block = |arena: &Arena, started: &[Cell; 2], number: usize| {
+                let launch = launch(arena);
+                launch.start();
+                started[number].write(1);
+                let sent = launch.finish(2);
+                if sent.is_last {
+                    // It raises the flags, for the rows of both.
+                    assert_eq!([0, 1].map(|number| started[number].read()), [1, 1]);
+                }
+                let mut units = 0;
+                while sent.may_wait && launch.take() < 3 {
+                    units += 1;
+                }
+                (sent.may_wait, units)
+            };
+            let other = {
+                let (arena, started) = (arena.clone(), started.clone());
+                thread::spawn(move || block(&arena, &started, 1))
+            };
+            let mine = block(&arena, &started, 0);
+            let other = other.join().unwrap();
+            assert_eq!(mine.1 + other.1, 3, "each unit is taken once");
+            marks[usize::from(mine.0 && other.0)].mark();
+        });
+        seen.iter().for_each(Reached::check);
+    }
+
+    fn blocks_agree_whether_a_rank_took_part_also_where_the_epoch_wraps() {
+        let seen = [Reached::new("it did not"), Reached::new("it did")];
+        let marks = seen.clone();
+        explore(3, move || {
+            for epoch in [7, 1 << 63] {
+                let verdict = Arc::new(Arena::new([(epoch - 1) << 1]));
+                let other = {
+                    let verdict = verdict.clone();
+                    thread::spawn(move || agree::<Loom>(verdict.word(0), epoch, true))
+                };
+                let mine = agree::<Loom>(verdict.word(0), epoch, false);
+                assert_eq!(mine, other.join().unwrap());
+                assert_eq!(agree::<Loom>(verdict.word(0), epoch, !mine), mine, "a late block decides anew");
+                marks[usize::from(mine)].mark();
+            }
+        });
+        seen.iter().for_each(Reached::check);
+    }
+
+    fn a_wait_for_a_silent_rank_ends_and_names_its_last_flag() {
+        explore(1, || {
+            let world = World::new(Setup::default());
+            let arena = Arena::new([4]);
+            let waited = wait::<Loom>(&world.status, Deadline::after_ns(0), arena.word(0), 5);
+            assert_eq!(waited, Err((WaitError::Deadline, 4)));
+        });
+    }
+
+    fn of_two_reports_one_is_written_as_a_whole() {
+        explore(2, || {
+            let arena = Arc::new(Arena::new([0; 6]));
+            let write = |arena: &Arena, code: u64| {
+                report::<Loom>(arena.word(0), arena.word(1), code, [10 * code, 10 * code + 1, 10 * code + 2, 10 * code + 3]);
+            };
+            let other = {
+                let arena = arena.clone();
+                thread::spawn(move || write(&arena, 1))
+            };
+            write(&arena, 2);
+            other.join().unwrap();
+            let code = arena.word(1).load_relaxed_sys();
+            let words = [2, 3, 4, 5].map(|index| arena.word(index).load_relaxed_sys());
+            assert_eq!(words, [0, 1, 2, 3].map(|offset| 10 * code + offset));
+        });
+    }
+}

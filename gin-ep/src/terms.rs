@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The memory of a call: tokens of a dispatch, rows and sums of a combine.
+
+use crate::EpError;
+use gin_ep_kernels as kernels;
+use gin_ep_kernels::{POWERS, Sizes, WIDE_IDS};
+use gin_gpu::MemorySlice;
+
+/// The ids of tokens' experts: `topk` for each token, in memory of the device. A negative id is none.
+#[derive(Clone, Copy, Debug)]
+pub enum Ids<'a> {
+    /// Of 32 bits.
+    I32(&'a MemorySlice),
+    /// Of 64 bits.
+    I64(&'a MemorySlice),
+}
+
+/// The number of tokens of a dispatch.
+#[derive(Clone, Copy, Debug)]
+pub enum Number<'a> {
+    /// This many.
+    Is(u32),
+    /// As many as this word in memory of the device, a `u32`, says when the kernel runs.
+    At(&'a MemorySlice),
+}
+
+impl From<u32> for Number<'_> {
+    fn from(count: u32) -> Self {
+        Self::Is(count)
+    }
+}
+
+/// The routing of tokens, counted once for several dispatches of the same ids: [`Lane::plan`](crate::Lane::plan).
+#[derive(Debug)]
+pub struct Plan {
+    pub(crate) memory: MemorySlice,
+    pub(crate) sizes: Sizes,
+    /// The most tokens that it can have.
+    pub(crate) most: u32,
+}
+
+/// The tokens of a rank's dispatch, in memory of the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a> {
+    rows: &'a MemorySlice,
+    scales: Option<&'a MemorySlice>,
+    ids: Ids<'a>,
+    weights: Option<&'a MemorySlice>,
+    count: Number<'a>,
+    plan: Option<&'a Plan>,
+}
+
+impl<'a> Tokens<'a> {
+    /// Makes them of rows, ids and their number. All weights are 1.
+    pub fn new(rows: &'a MemorySlice, ids: Ids<'a>, count: impl Into<Number<'a>>) -> Self {
+        Self { rows, scales: None, ids, weights: None, count: count.into(), plan: None }
+    }
+
+    /// Sets the number of tokens.
+    #[must_use]
+    pub fn count(mut self, count: impl Into<Number<'a>>) -> Self {
+        self.count = count.into();
+        self
+    }
+
+    /// Sets the weights: an `f32` for each id. The receiving ranks get them with the rows.
+    #[must_use]
+    pub fn weights(mut self, weights: &'a MemorySlice) -> Self {
+        self.weights = Some(weights);
+        self
+    }
+
+    /// Sets the scales of rows of [`Element::Opaque`](crate::Element::Opaque). The receiving ranks get them with the
+    /// rows.
+    #[must_use]
+    pub fn scales(mut self, scales: &'a MemorySlice) -> Self {
+        self.scales = Some(scales);
+        self
+    }
+
+    /// Sets a plan, which was made of the same ids. Its number of tokens holds.
+    #[must_use]
+    pub fn planned(mut self, plan: &'a Plan) -> Self {
+        self.plan = Some(plan);
+        self
+    }
+
+    /// Returns the parameter of kernels, and the memory that they use.
+    pub(crate) fn check(
+        &self,
+        sizes: &Sizes,
+        element: crate::Element,
+    ) -> Result<(kernels::Tokens, Vec<&'a MemorySlice>), EpError> {
+        // With a number on the device, memory for the most is needed.
+        let most = match (self.plan, self.count) {
+            (Some(plan), _) => plan.most.into(),
+            (None, Number::Is(count)) => u64::from(count.min(sizes.tokens)),
+            (None, Number::At(_)) => sizes.tokens.into(),
+        };
+        let ids = most * u64::from(sizes.topk);
+        let makes_scales = matches!(element, crate::Element::E4m3(_));
+        let source = u64::from(sizes.row_bytes) * if makes_scales { 2 } else { 1 };
+        let mut params = kernels::Tokens {
+            rows: address("the memory of rows", self.rows, most * source, 16)?,
+            scales: 0,
+            ids: 0,
+            weights: 0,
+            count_at: 0,
+            plan: 0,
+            count: 0,
+            flags: if element == crate::Element::E4m3(crate::Scales::Ue8m0) { POWERS } else { 0 },
+        };
+        let memory = match self.ids {
+            Ids::I32(memory) => {
+                params.ids = address("the memory of ids", memory, 4 * ids, 4)?;
+                memory
+            }
+            Ids::I64(memory) => {
+                params.ids = address("the memory of ids", memory, 8 * ids, 8)?;
+                params.flags |= WIDE_IDS;
+                memory
+            }
+        };
+        let mut used = vec![self.rows, memory];
+        if let Some(weights) = self.weights {
+            params.weights = address("the memory of weights", weights, 4 * ids, 4)?;
+            used.push(weights);
+        }
+        match (self.scales, sizes.scale_bytes != 0 && !makes_scales) {
+            (Some(scales), true) => {
+                params.scales = address("the memory of scales", scales, most * u64::from(sizes.scale_bytes), 1)?;
+                used.push(scales);
+            }
+            (None, false) => {}
+            (Some(_), false) => {
+                let remedy = "only `Element::Opaque` with `scale_bytes` takes them";
+                return Err(EpError::Unsuited { what: "tokens with scales", remedy });
+            }
+            (None, true) => {
+                let remedy = "pass them by `Tokens::scales`";
+                return Err(EpError::Unsuited { what: "tokens without scales, which the group's rows have", remedy });
+            }
+        }
+        match (self.plan, self.count) {
+            (Some(Plan { memory, sizes: of, most }), _) => {
+                if of != sizes {
+                    let remedy = "make one by a lane of this group";
+                    return Err(EpError::Unsuited { what: "a plan of a group with other sizes", remedy });
+                }
+                (params.plan, params.count) = (memory.address(), *most);
+                used.push(memory);
+            }
+            (None, Number::Is(count)) => params.count = count,
+            (None, Number::At(memory)) => {
+                params.count_at = address("the memory of the number of tokens", memory, 4, 4)?;
+                used.push(memory);
+            }
+        }
+        Ok((params, used))
+    }
+}
+
+/// The rows that a combine returns.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows<'a> {
+    /// The received rows, which the experts have replaced.
+    InPlace,
+    /// Rows in the places of the received ones: for each rank as many as the group has tokens. With
+    /// [`at_source`](crate::GroupConfig::at_source), one for each id in the place of each row.
+    At(&'a MemorySlice),
+}
+
+/// The terms of a combine's sums.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    weights: Option<Option<&'a MemorySlice>>,
+}
+
+impl<'a> Terms<'a> {
+    /// Sets the memory of the sums: a row for each token.
+    pub fn into(self, output: &'a MemorySlice) -> Combine<'a> {
+        Combine { terms: self, output, bias: None, accumulate: false }
+    }
+}
+
+/// The sums of a combine, in FP32, rounded once.
+#[derive(Clone, Copy, Debug)]
+pub struct Combine<'a> {
+    terms: Terms<'a>,
+    output: &'a MemorySlice,
+    bias: Option<&'a MemorySlice>,
+    accumulate: bool,
+}
+
+impl<'a> Combine<'a> {
+    /// Adds up the rows of a token's ranks, in the order in which its ids name them first. The receiving ranks have
+    /// multiplied by weights.
+    #[must_use]
+    pub const fn reduced() -> Terms<'a> {
+        Terms { weights: None }
+    }
+
+    /// Adds up the rows of a token's ids in their order, each multiplied by its weight, an `f32`: by `fma`, in a group
+    /// with [`at_source`](crate::GroupConfig::at_source).
+    #[must_use]
+    pub const fn weighted(weights: &'a MemorySlice) -> Terms<'a> {
+        Terms { weights: Some(Some(weights)) }
+    }
+
+    /// Adds up the rows of a token's ids in their order, in a group with [`at_source`](crate::GroupConfig::at_source).
+    #[must_use]
+    pub const fn plain() -> Terms<'a> {
+        Terms { weights: Some(None) }
+    }
+
+    /// Starts each sum from a row of the elements that come back: one for each token.
+    #[must_use]
+    pub const fn bias(mut self, bias: &'a MemorySlice) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+
+    /// Adds what is in the output before, after the bias.
+    #[must_use]
+    pub const fn accumulate(mut self) -> Self {
+        self.accumulate = true;
+        self
+    }
+
+    /// Returns the parameter of kernels, and the memory that they use.
+    pub(crate) fn check(
+        &self,
+        sizes: &Sizes,
+        tokens: &kernels::Tokens,
+        rows: Rows<'a>,
+        at_source: bool,
+    ) -> Result<(kernels::Sums, Vec<&'a MemorySlice>), EpError> {
+        match (self.terms.weights, at_source) {
+            (Some(_), false) => {
+                let what = "a combine of one row for each id, in a group with one for each rank";
+                return Err(EpError::Unsuited { what, remedy: "configure `at_source`, or use `Combine::reduced`" });
+            }
+            (None, true) => {
+                let what = "a combine of one row for each rank, in a group with one for each id";
+                return Err(EpError::Unsuited { what, remedy: "use `Combine::weighted` or `Combine::plain`" });
+            }
+            _ => {}
+        }
+        let most = if tokens.count_at == 0 { tokens.count.min(sizes.tokens) } else { sizes.tokens };
+        let (bytes, most) = (u64::from(sizes.back_bytes), u64::from(most));
+        let mut sums = kernels::Sums {
+            rows: 0,
+            output: address("the memory of the output", self.output, most * bytes, 16)?,
+            bias: 0,
+            weights: 0,
+            flags: if self.accumulate { kernels::ACCUMULATE } else { 0 },
+            reserved: 0,
+        };
+        let mut used = vec![self.output];
+        match rows {
+            Rows::InPlace if at_source || sizes.back_bytes != sizes.row_bytes => {
+                let what = "a combine of the received rows, in a group where other rows come back";
+                return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::At`" });
+            }
+            Rows::InPlace => {}
+            Rows::At(memory) => {
+                used.push(memory);
+                sums.rows = address("the memory of returned rows", memory, sizes.back_room() * bytes, 16)?;
+            }
+        }
+        if let Some(bias) = self.bias {
+            used.push(bias);
+            sums.bias = address("the memory of the bias", bias, most * bytes, 16)?;
+        }
+        if let Some(Some(weights)) = self.terms.weights {
+            used.push(weights);
+            let needed = 4 * most * u64::from(sizes.topk);
+            sums.weights = address("the memory of the combine's weights", weights, needed, 4)?;
+        }
+        Ok((sums, used))
+    }
+}
+
+/// Returns the address of memory after a check of length and alignment.
+fn address(what: &'static str, memory: &MemorySlice, needed: u64, align: u64) -> Result<u64, EpError> {
+    let (address, given) = (memory.address(), memory.bytes());
+    if given < needed {
+        return Err(EpError::Short { what, given, needed });
+    }
+    if !address.is_multiple_of(align) {
+        return Err(EpError::Misaligned { what, address, align });
+    }
+    Ok(address)
+}
