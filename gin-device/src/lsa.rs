@@ -124,8 +124,8 @@ pub unsafe fn copy<const OWN: bool>(coop: &impl Coop, destination: u64, source: 
     }
 }
 
-/// Copies the bytes that are no part of whole, aligned units of 16 bytes. Returns the number of bytes before such units,
-/// or all bytes if the addresses allow no such units.
+/// Copies the bytes that are no part of whole, aligned units of 16 bytes. Returns the number of bytes before such
+/// units, or all bytes if the addresses allow no such units.
 ///
 /// # Safety
 /// - As [`copy`]; `rank` and `step` are number and count of the threads.

@@ -375,7 +375,7 @@ struct Plan {
 impl Plan {
     /// Carries out the request by the CPU, and raises its signal.
     fn carry_out(&self) {
-        // Safety: the ranges were checked, and the plan keeps their memory alive. The source of a store is a local value.
+        // Safety: the ranges were checked, and the plan keeps their memory alive. A store's source is a local value.
         match &self.work {
             Work::Nothing => {}
             Work::Copy { to, from, bytes } => {

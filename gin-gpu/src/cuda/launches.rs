@@ -47,7 +47,9 @@ pub(super) struct Running {
 /// its last such launch.
 pub(super) type Before = BTreeMap<u64, u64>;
 
-#[derive(Debug, Default)]
+/// The kernels of one GPU; of several, if the process has more than [`STATES`]. Ranks of different GPUs launch without
+/// waiting for each other.
+#[derive(Debug)]
 pub(super) struct State {
     pub(super) running: Vec<Running>,
     /// The resident kernels.
@@ -56,24 +58,46 @@ pub(super) struct State {
     pub(super) local: BTreeMap<usize, u32>,
     /// The number of [`Hold`](super::resident::Hold)s.
     pub(super) holds: u32,
-    deferred: Vec<(Arc<Context>, Resource)>,
-    failures: Vec<GpuError>,
+}
+
+impl State {
+    const fn new() -> Self {
+        Self { running: Vec::new(), residents: Vec::new(), local: BTreeMap::new(), holds: 0 }
+    }
 }
 
 // Safety: handles of the driver, which any thread may use.
 unsafe impl Send for State {}
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+/// The frees that wait until no kernel runs on any GPU, and their errors.
+#[derive(Debug)]
+struct Deferred {
+    resources: Vec<(Arc<Context>, Resource)>,
+    failures: Vec<GpuError>,
+}
 
-pub(super) fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
-    let mut state = lock(&STATE);
-    let state = state.get_or_insert_default();
-    if state.running.is_empty() && state.deferred.is_empty() {
+// Safety: as above.
+unsafe impl Send for Deferred {}
+
+static STATES: [Mutex<State>; 16] = [const { Mutex::new(State::new()) }; 16];
+
+/// Locked after the states.
+static DEFERRED: Mutex<Deferred> = Mutex::new(Deferred { resources: Vec::new(), failures: Vec::new() });
+
+/// Runs `work` on the state of GPU `ordinal`.
+pub(super) fn with<T>(ordinal: usize, work: impl FnOnce(&mut State) -> T) -> T {
+    let mut state = lock(&STATES[ordinal % STATES.len()]);
+    if state.running.is_empty() {
         // No query of the driver is needed.
-        return work(state);
+        return work(&mut state);
     }
     let _beside = BesideCaptures::begin();
-    work(state)
+    work(&mut state)
+}
+
+/// Runs `work` on the states of all GPUs, one after another.
+pub(super) fn with_each(mut work: impl FnMut(&mut State)) {
+    (0..STATES.len()).for_each(|state| with(state, &mut work));
 }
 
 /// The blocks of a shape that a GPU holds when no other kernel runs.
@@ -188,51 +212,61 @@ impl State {
         self.reap();
         self.running.iter().all(|running| self.is_resident(running.owner)) && self.park(|_| true)
     }
+}
 
-    /// Carries out deferred frees, if no kernel runs. The caller drops the result without the lock, because that may
-    /// defer more.
-    fn free_deferred(&mut self) -> Vec<Box<dyn Any>> {
-        let mut rests = Vec::new();
-        if self.deferred.is_empty() || !self.is_quiet() {
-            return rests;
+/// Defers a free until no kernel runs.
+pub(super) fn defer(context: &Arc<Context>, resource: Resource) {
+    lock(&DEFERRED).resources.push((context.clone(), resource));
+}
+
+/// Carries out deferred frees, if no kernel runs on any GPU.
+pub(super) fn free_deferred() {
+    let mut rests: Vec<Box<dyn Any>> = Vec::new();
+    if lock(&DEFERRED).resources.is_empty() {
+        return;
+    }
+    {
+        // No launch until the frees are done.
+        let mut states: Vec<_> = STATES.iter().map(lock).collect();
+        let _beside = BesideCaptures::begin();
+        if !states.iter_mut().all(|state| state.is_quiet()) {
+            return;
         }
-        let is_copying = self.deferred.iter().any(|(_, resource)| match resource {
+        let mut deferred = lock(&DEFERRED);
+        let is_copying = deferred.resources.iter().any(|(_, resource)| match resource {
             Resource::Lane(lane) => lane.is_idle() == Ok(false),
             _ => false,
         });
         if is_copying {
             // Its copies may use memory whose free is deferred too.
-            return rests;
+            return;
         }
-        for (context, resource) in std::mem::take(&mut self.deferred) {
+        let resources = std::mem::take(&mut deferred.resources);
+        drop(deferred);
+        for (context, resource) in resources {
             match free(&context, resource) {
                 Ok(rest) => rests.push(rest),
-                Err(error) if self.failures.len() < MOST_FAILURES => self.failures.push(error),
-                Err(_) => {}
+                Err(error) => {
+                    let failures = &mut lock(&DEFERRED).failures;
+                    if failures.len() < MOST_FAILURES {
+                        failures.push(error);
+                    }
+                }
             }
         }
-        rests
     }
-}
-
-/// Defers a free until no kernel runs.
-pub(super) fn defer(context: &Arc<Context>, resource: Resource) {
-    with(|state| state.deferred.push((context.clone(), resource)));
-}
-
-/// Carries out deferred frees, if no kernel runs.
-pub(super) fn free_deferred() {
-    drop(with(State::free_deferred));
+    // Without the locks, because that may defer more.
+    drop(rests);
 }
 
 /// Returns the errors of freeing memory, streams and modules since the last call.
 pub fn take_failures() -> Vec<GpuError> {
-    with(|state| std::mem::take(&mut state.failures))
+    std::mem::take(&mut lock(&DEFERRED).failures)
 }
 
-/// Returns the number of streams with kernels that a device object launched and that have not ended.
-pub(super) fn running(owner: u64) -> usize {
-    with(|state| {
+/// Returns the number of streams with kernels that a device object of GPU `ordinal` launched and that have not ended.
+pub(super) fn running(ordinal: usize, owner: u64) -> usize {
+    with(ordinal, |state| {
         state.reap();
         state.running.iter().filter(|running| running.owner == owner).count()
     })
@@ -240,7 +274,7 @@ pub(super) fn running(owner: u64) -> usize {
 
 /// Returns the blocks of a shape that fit beside the running kernels.
 pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
-    with(|state| {
+    with(context.ordinal, |state| {
         state.reap();
         state.room(context.ordinal, fit, &Before::new(), None)
     })
@@ -250,7 +284,7 @@ pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
 pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
     let (mut start, mut since) = (Some(start), None);
     loop {
-        let done = with(|state| {
+        let done = with(launch.context.ordinal, |state| {
             state.reap();
             if state.must_wait(launch, &mut since)? {
                 return Ok(None);

@@ -216,7 +216,7 @@ impl Device for CudaDevice {
     }
 
     fn running(&self) -> usize {
-        launches::running(self.id)
+        launches::running(self.context.ordinal, self.id)
     }
 
     fn copier(&self) -> Result<Option<Box<dyn Copier>>, GpuError> {

@@ -6,7 +6,7 @@
 //! first. A program without such a kernel pays one branch per launch.
 
 use super::CudaDevice;
-use super::launches::{Launch, State, with};
+use super::launches::{Launch, State, with, with_each};
 use crate::GpuError;
 use crate::resident::Resident;
 use std::sync::Weak;
@@ -119,7 +119,8 @@ impl State {
 
 /// Registers a resident kernel: this device object launches it from now on.
 pub(crate) fn keep(device: &CudaDevice, resident: Weak<dyn Resident>) {
-    with(|state| state.residents.push(Stays { owner: device.id, resident, room: None }));
+    let stays = Stays { owner: device.id, resident, room: None };
+    with(device.context.ordinal, |state| state.residents.push(stays));
 }
 
 /// Keeps resident kernels from running, as long as this is alive.
@@ -129,7 +130,7 @@ pub(super) struct Hold(());
 impl Hold {
     /// Parks the resident kernels. Kernels that have not parked in time continue.
     pub(super) fn new() -> Self {
-        with(|state| {
+        with_each(|state| {
             state.holds += 1;
             state.park(|_| true);
         });
@@ -139,6 +140,6 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        with(|state| state.holds -= 1);
+        with_each(|state| state.holds -= 1);
     }
 }

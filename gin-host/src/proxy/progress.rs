@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The time that an idle thread sleeps. With the system's delay, a proxy looks again within 50 us on an idle machine.
 const NAP: Duration = Duration::from_micros(20);
 
-/// The number of steps without work before a thread sleeps.
-const IDLE_STEPS: u32 = 64;
+/// The time without work after which a thread sleeps: several times as long as a round trip through proxies, so that no
+/// kernel waits for a sleeping thread while it exchanges messages.
+const IDLE: Duration = Duration::from_micros(100);
 
 /// Work that an engine steps until it is finished.
 pub trait Step: Send {
@@ -174,7 +175,7 @@ impl Progress for Pool {
 
 /// Steps work, also new work, until all is finished and no more can come. Drops each work before its flag.
 fn step_all(mut all: Vec<(Work, Finishing)>, incoming: &Receiver<(Work, Finishing)>) {
-    let mut idle = 0;
+    let mut idle_since = None;
     loop {
         loop {
             match incoming.try_recv() {
@@ -191,9 +192,8 @@ fn step_all(mut all: Vec<(Work, Finishing)>, incoming: &Receiver<(Work, Finishin
             turn != Turn::Finished
         });
         if worked {
-            idle = 0;
-        } else if idle < IDLE_STEPS {
-            idle += 1;
+            idle_since = None;
+        } else if idle_since.get_or_insert_with(Instant::now).elapsed() < IDLE {
             std::thread::yield_now();
         } else {
             std::thread::sleep(NAP);
