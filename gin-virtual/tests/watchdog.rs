@@ -123,6 +123,28 @@ fn two_ranks_that_wait(world: &World) {
     let _ = world.run(hosts.collect());
 }
 
+#[test]
+fn a_seeded_world_without_progress_names_its_waiters_long_before_it_ends() {
+    if is_child("stall") {
+        let world = World::seeded(SeededConfig { stall_steps: 100_000, ..SeededConfig::new(5) });
+        let gpu = world.device(DeviceConfig::default());
+        let polling = || {
+            loop {
+                pause(1000);
+            }
+        };
+        let error = world.run(vec![|| gpu.launch(StreamId(0), Grid::new("polls", 1, 1, polling)).unwrap().wait()]);
+        panic!("{}", error.unwrap_err());
+    }
+    let text = child("a_seeded_world_without_progress_names_its_waiters_long_before_it_ends", "stall");
+    let (first, end) = text.split_once("no progress: 100000 choices passed").expect("the error of the run");
+    let note = "choices passed without progress, and after 100000 the run ends (`SeededConfig::stall_steps`, seed 5)";
+    assert_eq!(first.matches(note).count(), 1, "{text}");
+    for part in [first, end] {
+        assert!(part.contains("grid `polls` (launch 1), block 0, thread 0: pausing in a polling loop"), "{text}");
+    }
+}
+
 #[track_caller]
 fn assert_names_all_waiters(text: &str) {
     for rank in [0, 1] {

@@ -99,6 +99,8 @@ pub(crate) struct Engine {
     coroutines: RefCell<Vec<Option<TaskCoroutine>>>,
     inbox: Arc<Inbox>,
     beat: Arc<Heartbeat>,
+    /// The last progress before a stall that was printed.
+    printed_stall: Cell<Option<u64>>,
 }
 
 impl Engine {
@@ -121,6 +123,7 @@ impl Engine {
             coroutines: RefCell::new(Vec::new()),
             inbox,
             beat,
+            printed_stall: Cell::new(None),
         }
     }
 
@@ -249,8 +252,18 @@ impl Engine {
         if state.steps >= max_steps {
             return Some(format!("the limit of {max_steps} choices was reached"));
         }
-        if state.steps - state.progress_step >= stall_steps {
+        let stalled = state.steps - state.progress_step;
+        if stalled >= stall_steps {
             return Some(format!("{stall_steps} choices passed without progress"));
+        }
+        // The end may be a minute away, so the waiters are named before.
+        let last = Some(state.progress_step);
+        if stalled >= stall_steps / 10 && self.printed_stall.replace(last) != last {
+            let (seed, report) = (self.settings.seed, state.report(None));
+            eprintln!(
+                "gin-virtual: {stalled} choices passed without progress, and after {stall_steps} the run ends \
+                 (`SeededConfig::stall_steps`, seed {seed}){report}"
+            );
         }
         (self.now.get() - self.start >= max_ns).then(|| format!("the limit of {max_ns} ns of virtual time was reached"))
     }
