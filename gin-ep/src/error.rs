@@ -127,6 +127,9 @@ impl fmt::Display for Report {
             Code::TooManyTokens => {
                 write!(f, "a batch has {seen} tokens, the group has room for {limit}; the others were dropped")
             }
+            Code::TooManyRows => {
+                write!(f, "a layout has {seen} rows, its memory has room for {limit}; the others were left out")
+            }
             Code::Stopped => write!(f, "the communicator was aborted, or has a fault"),
         }
     }

@@ -49,6 +49,7 @@ pub struct Group<'c> {
     pub(crate) shape: LaunchConfig,
     pub(crate) element: Element,
     pub(crate) at_source: bool,
+    pub(crate) arrange: [Function; 3],
     pub(crate) plan: Function,
     pub(crate) dispatch: Function,
     pub(crate) combine: Function,
@@ -191,7 +192,9 @@ impl<'c> Group<'c> {
         let blocks = config.grid.unwrap_or(most.clamp(1, 65_535) as u32);
         let shape = LaunchConfig::new(blocks, config.threads).dynamic_shared(shape.dynamic_shared);
         let (element, at_source) = (config.element, config.at_source);
-        Ok(Self { comm, device, arena, lanes, shape, element, at_source, plan, dispatch, combine })
+        let arrange = |part: &str| kernels.function(&format!("ep_arrange_{part}"));
+        let arrange = [arrange("count")?, arrange("place")?, arrange("copy")?];
+        Ok(Self { comm, device, arena, lanes, shape, element, at_source, arrange, plan, dispatch, combine })
     }
 
     /// Lends a lane. Its dispatches and combines follow each other; other lanes are independent.
@@ -207,6 +210,11 @@ impl<'c> Group<'c> {
             return Err(EpError::Lane { lane, reason: "in use".to_owned() });
         }
         Ok(Lane::new(self, lane))
+    }
+
+    /// Returns the sizes for kernels, which all lanes have.
+    pub fn sizes(&self) -> gin_ep_kernels::Sizes {
+        self.lanes[0].params.sizes
     }
 
     /// Returns the number of blocks of a launch.

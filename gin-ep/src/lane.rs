@@ -2,7 +2,7 @@
 //! Lanes: dispatch, receive, combine.
 
 use crate::group::LaneState;
-use crate::{Combine, EpError, Group, Plan, Rows, Tokens};
+use crate::{Arrangement, Combine, EpError, Group, Layout, Plan, Rows, Tokens};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{RECEIVE, SEND};
 use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
@@ -148,6 +148,7 @@ struct Ended<'l> {
 
 /// A lane without the lifetime of its group, which a value that borrows the lane need not name.
 trait Lent: std::fmt::Debug {
+    fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement, view: kernels::Arranged) -> Result<(), EpError>;
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError>;
     fn state(&self) -> &LaneState;
     fn arena(&self) -> &gin_host::comm::Window<u64>;
@@ -161,6 +162,29 @@ trait Lent: std::fmt::Debug {
 }
 
 impl Lent for Lane<'_> {
+    fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement, view: kernels::Arranged) -> Result<(), EpError> {
+        let sizes = &Lane::state(self).params.sizes;
+        if *sizes != to.sizes {
+            let remedy = "make one for this group";
+            return Err(EpError::Unsuited { what: "an arrangement of a group with other sizes", remedy });
+        }
+        Lane::state(self).keep(stream, &to.used())?;
+        let shape = LaunchConfig::new(self.group.shape.blocks() as u32, self.group.shape.threads() as u32);
+        let [count, place, copy] = &self.group.arrange;
+        let kernels: &[&gin_gpu::Function] = match to.layout {
+            Layout::Flat => &[place, copy],
+            Layout::Listed => &[count, place],
+            Layout::Padded | Layout::Packed { .. } => &[count, place, copy],
+        };
+        for kernel in kernels {
+            let arguments: [&dyn KernelArg; 1] = [&Plain(view)];
+            // Safety: the rows are received, the memory is the arrangement's and is kept, and kernels of a stream
+            // follow each other.
+            unsafe { stream.launch(kernel, shape, &arguments)? };
+        }
+        Ok(())
+    }
+
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError> {
         self.state().keep(stream, &[])?;
         // One warp waits.
@@ -241,6 +265,16 @@ impl Received<'_> {
         let lane = &self.ended.lane;
         // Safety: the group made the lane for this arena.
         unsafe { kernels::Received::new(lane.state().params, lane.arena().memory().address()) }
+    }
+
+    /// Puts the rows into another layout, in the order of the stream. Returns the parameter by which kernels find them.
+    ///
+    /// # Errors
+    /// [`EpError::Unsuited`] for an arrangement of another group; an error of the device.
+    pub fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement) -> Result<kernels::Arranged, EpError> {
+        let view = to.view(self.view());
+        self.ended.lane.arrange(stream, to, view)?;
+        Ok(view)
     }
 
     /// Gives the rows up without a combine, as dropping does.

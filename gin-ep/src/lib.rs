@@ -12,6 +12,7 @@
 //! | [`Lane`] | room for one dispatch at a time; lanes are independent |
 //! | [`Tokens`], [`Plan`] | the tokens of a dispatch; their routing, which several dispatches may share |
 //! | [`Sent`], [`Received`] | a dispatch that was sent, and one that was received |
+//! | [`Arrangement`] | memory for received rows in another layout: packed, by expert |
 //! | [`Combine`] | the sums that a combine makes of the rows that come back |
 //! | [`Report`] | an error of the kernels, as a value |
 //!
@@ -23,6 +24,7 @@ mod config;
 mod error;
 mod group;
 mod lane;
+mod layout;
 mod terms;
 
 pub use config::{Element, GroupConfig, Scales};
@@ -30,6 +32,7 @@ pub use error::{EpError, Report};
 pub use gin_ep_kernels::Code;
 pub use group::Group;
 pub use lane::{Lane, Received, ReceivedRow, Sent};
+pub use layout::{Arrangement, Layout};
 pub use terms::{Combine, Ids, Number, Plan, Rows, Terms, Tokens};
 
 #[cfg(feature = "cuda")]

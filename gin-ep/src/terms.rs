@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory of a call: tokens of a dispatch, rows and sums of a combine.
 
-use crate::EpError;
+use crate::{Arrangement, EpError};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{POWERS, Sizes, WIDE_IDS};
 use gin_gpu::MemorySlice;
@@ -168,6 +168,10 @@ pub enum Rows<'a> {
     /// Rows in the places of the received ones: for each rank as many as the group has tokens. With
     /// [`at_source`](crate::GroupConfig::at_source), one for each id in the place of each row.
     At(&'a MemorySlice),
+    /// The rows of an arrangement, which the experts have replaced.
+    Arranged(&'a Arrangement),
+    /// Rows in the places of those of an arrangement.
+    ArrangedAt(&'a Arrangement, &'a MemorySlice),
 }
 
 /// The terms of a combine's sums.
@@ -253,8 +257,9 @@ impl<'a> Combine<'a> {
             output: address("the memory of the output", self.output, most * bytes, 16)?,
             bias: 0,
             weights: 0,
+            places: 0,
+            capacity: 0,
             flags: if self.accumulate { kernels::ACCUMULATE } else { 0 },
-            reserved: 0,
         };
         let mut used = vec![self.output];
         match rows {
@@ -266,6 +271,30 @@ impl<'a> Combine<'a> {
             Rows::At(memory) => {
                 used.push(memory);
                 sums.rows = address("the memory of returned rows", memory, sizes.back_room() * bytes, 16)?;
+            }
+            Rows::Arranged(to) | Rows::ArrangedAt(to, _) => {
+                if to.sizes != *sizes {
+                    let remedy = "make one for this group";
+                    return Err(EpError::Unsuited { what: "an arrangement of a group with other sizes", remedy });
+                }
+                if to.is_by_expert() != at_source {
+                    let what = "a combine of a layout that has not the rows that come back";
+                    let remedy = "use a layout by expert with `at_source`, and a flat one without";
+                    return Err(EpError::Unsuited { what, remedy });
+                }
+                let memory = match (rows, to.rows()) {
+                    (Rows::ArrangedAt(_, memory), _) => memory,
+                    (_, Some(memory)) if sizes.back_bytes == sizes.row_bytes => memory,
+                    _ => {
+                        let what = "a combine of the rows of an arrangement, where other rows come back";
+                        return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::ArrangedAt`" });
+                    }
+                };
+                let needed = u64::from(to.capacity) * bytes;
+                sums.rows = address("the memory of returned rows", memory, needed, 16)?;
+                (sums.places, sums.capacity) = (to.places(), to.capacity);
+                used.push(memory);
+                used.extend(to.used());
             }
         }
         if let Some(bias) = self.bias {

@@ -41,8 +41,8 @@ fn assembled() -> Result<Completion, Failed> {
                 return Err(format!("{arch} {}: {entry:?}", entry.name).into());
             }
         }
-        if kernels != 6 {
-            return Err(format!("{arch} has {kernels} kernels, not 6").into());
+        if kernels != 9 {
+            return Err(format!("{arch} has {kernels} kernels, not 9").into());
         }
     }
     Ok(Completion::Completed)

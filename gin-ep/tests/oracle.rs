@@ -4,7 +4,7 @@
 mod support;
 
 use gin_device::prelude::*;
-use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Rows, Scales, Tokens};
+use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Rows, Scales, Tokens};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
 use gin_host::comm::Communicator;
 use gin_host::comm::Requirements;
@@ -155,6 +155,24 @@ fn all_elements_go_there_and_back_with_their_scales() {
             });
         }
     }
+}
+
+#[test]
+fn all_layouts_have_the_rows_of_the_oracle_in_its_order() {
+    for layout in [Layout::Flat, Layout::Padded, Layout::Packed { align: 1 }, Layout::Packed { align: 8 }] {
+        for (ranks, experts, topk) in [(1, 3, 2), (3, 7, 4), (4, 3, 3)] {
+            let shape = Shape { ranks, experts, topk, hidden: 24 };
+            // More rows than threads.
+            let config = config(&shape, 40).threads(32);
+            on_ranks(WorldConfig::seeded(ranks as u32, 8), |rank, comm| {
+                support::layout(rank, comm, &config, layout, &shape, 40)
+            });
+        }
+    }
+    let shape = Shape { ranks: 2, experts: 5, topk: 3, hidden: 8 };
+    on_ranks(WorldConfig::seeded(2, 8), |rank, comm| {
+        support::small_layouts(rank, comm, &config(&shape, 12), &shape, 12)
+    });
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! Trials of expert parallelism, against its oracle.
 
 use crate::hardware::{Testbed, Trial};
-use gin_ep::{Element, EpError, GroupConfig, Scales};
+use gin_ep::{Element, EpError, GroupConfig, Layout, Scales};
 use gin_ep_oracle::{Routing, Shape};
 use gin_host::comm::{CommError, Communicator, Requirements};
 use gin_host::world::{Rank, launch};
@@ -13,7 +13,7 @@ use support::{Pair, pairs};
 mod support;
 
 /// The trials of this module, which run on any devices. Ranks form one LSA team.
-pub const TRIALS: [Trial; 8] = [
+pub const TRIALS: [Trial; 9] = [
     ("rows_go_to_their_experts_and_back_with_the_bits_of_the_oracle", small),
     ("whole_batches_go_to_their_experts_and_back_with_the_bits_of_the_oracle", large),
     ("one_block_is_enough_to_dispatch_and_combine", |testbed| {
@@ -24,6 +24,7 @@ pub const TRIALS: [Trial; 8] = [
     ("rows_for_each_id_come_back_and_are_added_up_with_weights", at_source),
     ("all_elements_go_to_their_experts_and_back_with_their_scales", elements),
     ("large_batches_find_their_places", prefill),
+    ("all_layouts_have_the_rows_of_the_oracle_in_its_order", layouts),
 ];
 
 fn pair(routing: Routing) -> Pair {
@@ -118,6 +119,16 @@ fn elements(testbed: &Testbed) -> Result<(), String> {
         })?;
     }
     Ok(())
+}
+
+fn layouts(testbed: &Testbed) -> Result<(), String> {
+    let (hidden, tokens) = if testbed.devices.is_some() { (1536, 128) } else { (16, 8) };
+    for layout in [Layout::Flat, Layout::Padded, Layout::Packed { align: 1 }, Layout::Packed { align: 16 }] {
+        with(testbed, 2, small_on(testbed), (12, 4, hidden), tokens, |rank, comm, config, shape, most| {
+            support::layout(rank, comm, config, layout, shape, most)
+        })?;
+    }
+    with(testbed, 2, small_on(testbed), (5, 3, hidden), tokens, support::small_layouts)
 }
 
 /// Groups with room for more than 256 tokens count them in a kernel of its own.

@@ -27,10 +27,12 @@ pub struct Sums {
     pub bias: u64,
     /// The address of the weights, an `f32` for each id; 0 if all are 1. One row for each rank has none.
     pub weights: u64,
+    /// The address of a word for each returned row: its place in `rows`; 0 if that is the place of the received row.
+    pub places: u64,
+    /// The number of places; rows past it are zero.
+    pub capacity: u32,
     /// 0 or [`ACCUMULATE`].
     pub flags: u32,
-    /// Must be 0.
-    pub reserved: u32,
 }
 
 /// Returns rows for every row that this rank received, and adds up the rows that it gets back, in FP32, rounded once.
@@ -58,7 +60,7 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
     let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
     let rows = if sums.rows == 0 { arena.here() + lane.rows(protocol::slot(epoch), 0) } else { sums.rows };
     // Safety: the caller's promise.
-    unsafe { give_back(&arena, lane, epoch, rows, blocks as u32) };
+    unsafe { give_back(&arena, lane, epoch, rows, sums, blocks as u32) };
     Block.sync();
     let mut may_wait = false;
     if Block.rank() < WARP_SIZE {
@@ -90,7 +92,7 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
 /// # Safety
 /// - As [`combine`].
 #[inline(always)]
-unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, blocks: u32) {
+unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, sums: &Sums, blocks: u32) {
     let (sizes, slot, me) = (&lane.sizes, protocol::slot(epoch), arena.rank());
     let (pairs, each, bytes) = (sizes.back_bytes / 16, sizes.back_rows, u64::from(sizes.back_bytes));
     let units = pairs.div_ceil(UNIT);
@@ -114,7 +116,14 @@ unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, blocks: u
                 if each > 1 && (load(meta + 4 + 4 * u64::from(k)) as i32) < 0 {
                     continue;
                 }
-                let data = load_unit(rows + (place * u64::from(each) + u64::from(k)) * bytes, pair, pairs);
+                let mut place = place * u64::from(each) + u64::from(k);
+                let mut loaded = pairs;
+                if sums.places != 0 {
+                    let arranged = load(sums.places + 4 * place);
+                    // Nothing is loaded past the end.
+                    (place, loaded) = (arranged.into(), if arranged < sums.capacity { pairs } else { 0 });
+                }
+                let data = load_unit(rows + place * bytes, pair, loaded);
                 // A rank may send anything, but nothing is written past its region.
                 let token = load(meta).min(sizes.tokens - 1);
                 let back = u64::from(token) * u64::from(each) + u64::from(k);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernels, one for each format and each type of elements.
 
+use crate::{Arranged, arrange};
 use crate::{Bytes, Lane, Quantized, Sums, Tokens, combine, dispatch, plan};
 use gin_device::prelude::*;
 
@@ -51,4 +52,24 @@ combines! {
     ep_combine_bf16 Bf16;
     ep_combine_f16 F16;
     ep_combine_f32 f32;
+}
+
+macro_rules! arranges {
+    ($($name:ident $function:ident;)*) => { $(
+        #[doc = concat!("Runs [`arrange::", stringify!($function), "`].")]
+        ///
+        /// # Safety
+        /// - As that.
+        #[kernel(launch_bounds(512))]
+        pub unsafe fn $name(to: Arranged) {
+            // Safety: the caller's promise.
+            unsafe { arrange::$function(&to) }
+        }
+    )* };
+}
+
+arranges! {
+    ep_arrange_count count;
+    ep_arrange_place place;
+    ep_arrange_copy copy;
 }

@@ -42,6 +42,7 @@
 #[cfg(not(target_arch = "nvptx64"))]
 extern crate std;
 
+pub mod arrange;
 mod combine;
 mod dispatch;
 mod element;
@@ -54,12 +55,16 @@ mod received;
 mod routes;
 mod status;
 
+pub use arrange::Arranged;
 pub use combine::{ACCUMULATE, Sums, combine};
 pub use dispatch::{RECEIVE, SEND, dispatch};
 pub use element::Element;
 pub use format::{Bytes, Format, Quantized, SCALED};
 #[cfg(feature = "kernels")]
-pub use kernels::{ep_combine_bf16, ep_combine_f16, ep_combine_f32, ep_dispatch, ep_dispatch_e4m3, ep_plan};
+pub use kernels::{
+    ep_arrange_copy, ep_arrange_count, ep_arrange_place, ep_combine_bf16, ep_combine_f16, ep_combine_f32, ep_dispatch,
+    ep_dispatch_e4m3, ep_plan,
+};
 pub use lane::{CLAIMED_WORD, EPOCH_WORD, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset};
 pub use received::Received;
 pub use routes::plan;

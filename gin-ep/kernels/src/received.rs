@@ -44,10 +44,27 @@ impl Received {
         Self { lane, arena }
     }
 
+    /// Returns the number of the dispatch.
+    #[inline(always)]
+    pub(crate) fn epoch(&self) -> u64 {
+        // Safety: a word of the arena.
+        unsafe { GlobalWord::new(self.arena + self.lane.word(EPOCH)) }.load_relaxed_gpu()
+    }
+
     #[inline(always)]
     fn slot(&self) -> u64 {
-        // Safety: a word of the arena.
-        slot(unsafe { GlobalWord::new(self.arena + self.lane.word(EPOCH)) }.load_relaxed_gpu())
+        slot(self.epoch())
+    }
+
+    #[inline(always)]
+    pub(crate) const fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
+    /// Returns the address of this rank's part of the arena.
+    #[inline(always)]
+    pub(crate) const fn arena(&self) -> u64 {
+        self.arena
     }
 
     /// Returns the number of ranks.

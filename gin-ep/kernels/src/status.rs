@@ -22,6 +22,9 @@ pub enum Code {
     TooManyTokens = 3,
     /// The communicator was aborted, or has a fault.
     Stopped = 4,
+    /// A layout, or a zone of a padded one, has more rows than there is room for. `seen` is their number, `limit` the
+    /// room; `expert` and `rank` are those of the zone.
+    TooManyRows = 5,
 }
 
 impl Code {
@@ -33,6 +36,7 @@ impl Code {
             2 => Some(Self::UnknownExpert),
             3 => Some(Self::TooManyTokens),
             4 => Some(Self::Stopped),
+            5 => Some(Self::TooManyRows),
             _ => None,
         }
     }

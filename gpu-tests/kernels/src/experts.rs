@@ -2,7 +2,8 @@
 //! Experts of tests of expert parallelism.
 
 use gin_device::prelude::*;
-use gin_ep_kernels::Received;
+use gin_ep_kernels::arrange::{FLAT, PADDED};
+use gin_ep_kernels::{Arranged, Received};
 
 /// Replaces each received row by the weighted sum of what its experts on this rank make of it. Expert `e` of all makes
 /// `x * (1 + (e % 5) / 8) + e % 29` of an element `x`.
@@ -68,6 +69,46 @@ pub unsafe fn hardware_experts_each(received: Received, rank: u32, local: u32, h
                 }
             }
             row += grid_dim().count() as u32;
+        }
+    }
+}
+
+/// Replaces each row of a layout by what its expert makes of it, or, if the layout is flat, by the weighted sum as
+/// [`hardware_experts`] does. `most` is the number of tokens that a rank has room for.
+///
+/// # Safety
+/// - As [`hardware_experts`], after the kernels of the layout.
+#[kernel]
+pub unsafe fn hardware_experts_arranged(to: Arranged, rank: u32, local: u32, hidden: u32, most: u32) {
+    let received = &to.received;
+    let mut place = block_in_grid();
+    while place < to.total().min(to.capacity) {
+        let mine = place;
+        place += grid_dim().count() as u32;
+        let zone = mine / most;
+        let (expert, source) = (zone / received.ranks(), zone % received.ranks());
+        if to.kind == PADDED && mine % most >= to.count_from(expert, source) {
+            continue;
+        }
+        let Some((source, row, only)) = to.origin(mine) else { continue };
+        let elements = to.row(mine).cast::<u16>();
+        for column in Block.stripe(hidden as usize) {
+            // Safety: an element of the row, which this thread has for itself.
+            let element = unsafe { elements.add(column) };
+            // Safety: as above.
+            let value = Bf16::from_bits(unsafe { element.read() }).to_f32();
+            let mut sum = 0.0f32;
+            for k in 0..received.topk() {
+                let expert = received.expert(source, row, k);
+                if expert >= 0 && (to.kind == FLAT || k == only) {
+                    let expert = rank * local + expert as u32;
+                    let made = value * (1.0 + (expert % 5) as f32 / 8.0) + (expert % 29) as f32;
+                    let made = Bf16::from_f32(made).to_f32();
+                    sum += if to.kind == FLAT { received.weight(source, row, k) * made } else { made };
+                }
+            }
+            // Safety: as above.
+            unsafe { element.write(Bf16::from_f32(sum).to_bits()) };
         }
     }
 }

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Received rows in other layouts: packed, and by expert. Three kernels in a row, without a wait.
+//!
+//! The first counts the rows of each expert, the second gives each row its places, the third copies. A place is the
+//! number of earlier rows, by source, token and position of the id, so it is the same in every grid.
+
+use crate::format::{load_unit, store_unit};
+use crate::lane::load;
+use crate::protocol::slot;
+use crate::status::{self, Code};
+use crate::{Received, UNIT};
+use gin_device::prelude::*;
+use gin_device::sys::data::{store_weak_pair, store_weak_u32};
+
+/// [`Arranged::kind`]: one row for each received one, without gaps.
+pub const FLAT: u32 = 0;
+/// [`Arranged::kind`]: `[expert][source][token]`, one row for each id. A zone of an expert and a source has room for as
+/// many rows as a rank may have tokens.
+pub const PADDED: u32 = 1;
+/// [`Arranged::kind`]: zones of experts, one row for each id. Their lengths are multiples of
+/// [`Arranged::align`]; zeros fill them up.
+pub const PACKED: u32 = 2;
+
+/// The place of no row.
+const NONE: u32 = u32::MAX;
+
+shared! { static TOTALS: [u32; 16]; }
+
+/// Received rows in another layout: a parameter of kernels.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[bytemuck(crate = "gin_device::bytemuck")]
+pub struct Arranged {
+    /// The received rows.
+    pub received: Received,
+    /// The address of the rows: a multiple of 16; 0 if rows are listed, not copied.
+    pub rows: u64,
+    /// The address of a word for each row: its source, received row and position of the id.
+    pub list: u64,
+    /// The address of a word for each received row, and each id if the layout is by expert: its place.
+    pub places: u64,
+    /// The address of words: the number of rows with gaps; for each expert the number of its rows, from each source if
+    /// the layout is padded; and, if it is packed, for each expert its first row.
+    pub counts: u64,
+    /// The most rows.
+    pub capacity: u32,
+    /// Number of rows of which the length of a zone is a multiple.
+    pub align: u32,
+    /// [`FLAT`], [`PADDED`] or [`PACKED`].
+    pub kind: u32,
+    /// Number of experts of this rank that the layout has.
+    pub experts: u32,
+}
+
+impl Arranged {
+    #[inline(always)]
+    fn word(&self, index: u32) -> u64 {
+        self.counts + 4 * u64::from(index)
+    }
+
+    /// Returns the number of rows with gaps, also if there are more than [`capacity`](Self::capacity).
+    #[inline(always)]
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        // Safety: the words of a layout, here and below.
+        unsafe { load(self.word(0)) }
+    }
+
+    /// Returns the number of rows of an expert of this rank, in a packed layout; 0 if there is no such expert.
+    #[inline(always)]
+    #[must_use]
+    pub fn count(&self, expert: u32) -> u32 {
+        if self.kind != PACKED || expert >= self.experts { 0 } else { unsafe { load(self.word(1 + expert)) } }
+    }
+
+    /// Returns the number of rows of an expert from a source, in a padded layout; 0 if there is no such expert.
+    #[inline(always)]
+    #[must_use]
+    pub fn count_from(&self, expert: u32, source: u32) -> u32 {
+        let ranks = self.received.ranks();
+        if self.kind != PADDED || expert >= self.experts || source >= ranks {
+            return 0;
+        }
+        unsafe { load(self.word(1 + expert * ranks + source)) }
+    }
+
+    /// Returns the first row of an expert, in a packed layout. The expert after the last one has the total.
+    #[inline(always)]
+    #[must_use]
+    pub fn first(&self, expert: u32) -> u32 {
+        if self.kind != PACKED || expert >= self.experts {
+            return self.total();
+        }
+        unsafe { load(self.word(1 + self.experts + expert)) }
+    }
+
+    /// Returns the address of a row: aligned to 16 bytes.
+    #[inline(always)]
+    #[must_use]
+    pub fn row(&self, row: u32) -> *mut u8 {
+        (self.rows + u64::from(row) * u64::from(self.received.lane().sizes.row_bytes)) as usize as *mut u8
+    }
+
+    /// Returns source, received row and position of the id of a row; `None` if it is a gap. In a padded layout only
+    /// rows below [`count_from`](Self::count_from) have them.
+    #[inline(always)]
+    #[must_use]
+    pub fn origin(&self, row: u32) -> Option<(u32, u32, u32)> {
+        if row >= self.capacity {
+            return None;
+        }
+        let word = unsafe { load(self.list + 4 * u64::from(row)) };
+        if word == NONE { None } else { Some((word >> 21, word >> 5 & 0xffff, word & 31)) }
+    }
+
+    /// Returns the number of places of a received row.
+    #[inline(always)]
+    fn each(&self) -> u32 {
+        if self.kind == FLAT { 1 } else { self.received.topk() }
+    }
+
+    #[inline(always)]
+    fn store(&self, address: u64, value: u32) {
+        // Safety: the promise of the kernels' caller: a word of the layout.
+        unsafe { store_weak_u32(address as usize as *mut u32, value) };
+    }
+
+    /// Gives a received row, or one of its ids, a place.
+    #[inline(always)]
+    fn put(&self, (source, row, k): (u32, u32, u32), place: u32) {
+        let index = (u64::from(source) * u64::from(self.received.lane().sizes.tokens) + u64::from(row))
+            * u64::from(self.each())
+            + u64::from(k);
+        self.store(self.places + 4 * index, place);
+        if place < self.capacity {
+            self.store(self.list + 4 * u64::from(place), source << 21 | row << 5 | k);
+        }
+    }
+
+    /// Returns the address of the description of the first row from a source.
+    #[inline(always)]
+    fn meta(&self, source: u32) -> u64 {
+        let received = &self.received;
+        received.arena() + received.lane().meta(slot(received.epoch()), source)
+    }
+
+    /// Visits the rows from a source that have an id of an expert, with the number of such ids before, by all threads
+    /// of the block. Returns the number of ids.
+    #[inline(always)]
+    fn scan(&self, expert: u32, source: u32, mut visit: impl FnMut(u32, u32, u32)) -> u32 {
+        let (count, meta, sizes) = (self.received.count(source), self.meta(source), &self.received.lane().sizes);
+        let (mut first, mut base) = (0, 0);
+        while first < count {
+            let row = first + Block.rank();
+            let mut ids = 0u32;
+            if row < count {
+                let at = meta + u64::from(row) * u64::from(sizes.meta_bytes()) + 4;
+                for k in 0..sizes.topk {
+                    // Safety: the ids of a received row.
+                    ids |= u32::from(unsafe { load(at + 4 * u64::from(k)) } == expert) << k;
+                }
+            }
+            let (before, all) = before(ids.count_ones());
+            if ids != 0 {
+                visit(row, ids, base + before);
+            }
+            base += all;
+            first += Block.size();
+        }
+        base
+    }
+}
+
+/// Returns the sum of the values of the threads before, and of all. All threads of the block call.
+#[inline(always)]
+fn before(value: u32) -> (u32, u32) {
+    let (lane, warp, totals) = (gin_device::coop::lane(), Block.rank() / WARP_SIZE, TOTALS.array());
+    let mut sum = value;
+    let mut by = 1;
+    while by < WARP_SIZE {
+        let below = Warp.shuffle_up(sum, by);
+        sum += if lane >= by { below } else { 0 };
+        by *= 2;
+    }
+    // The threads have read the totals before.
+    Block.sync();
+    if lane == WARP_SIZE - 1 {
+        totals.write(warp as usize, sum);
+    }
+    Block.sync();
+    let (mut earlier, mut all) = (0, 0);
+    for other in 0..Block.size() / WARP_SIZE {
+        let total = totals.read(other as usize);
+        earlier += if other < warp { total } else { 0 };
+        all += total;
+    }
+    (earlier + sum - value, all)
+}
+
+/// Counts the rows of experts. All threads of the grid call; blocks have whole warps, at most 16.
+///
+/// # Safety
+/// - In the order of the stream, between a receive and the combine. The host made `to`, and no other kernel uses it.
+#[inline(always)]
+pub unsafe fn count(to: &Arranged) {
+    let ranks = to.received.ranks();
+    if to.kind == FLAT {
+        return;
+    }
+    let mut expert = block_in_grid();
+    while expert < to.experts {
+        let mut all = 0;
+        for source in 0..ranks {
+            let number = to.scan(expert, source, |_, _, _| ());
+            all += number;
+            if to.kind == PADDED && Block.elect() {
+                to.store(to.word(1 + expert * ranks + source), number);
+            }
+        }
+        if to.kind == PACKED && Block.elect() {
+            to.store(to.word(1 + expert), all);
+        }
+        expert += grid_dim().count() as u32;
+    }
+}
+
+/// Gives rows their places, and reports if there are too few. As [`count`], after it.
+///
+/// # Safety
+/// - As [`count`].
+#[inline(always)]
+pub unsafe fn place(to: &Arranged) {
+    let sizes = to.received.lane().sizes;
+    if to.kind == FLAT {
+        let mut first = 0;
+        for source in 0..sizes.ranks {
+            let count = to.received.count(source);
+            let mut row = block_in_grid() * Block.size() + Block.rank();
+            while row < count {
+                to.put((source, row, 0), first + row);
+                row += grid_dim().count() as u32 * Block.size();
+            }
+            first += count;
+        }
+        return total(to, first);
+    }
+    let mut expert = block_in_grid();
+    while expert < to.experts {
+        let mut first = 0;
+        if to.kind == PACKED {
+            let mut mine = 0;
+            for other in Block.stripe(expert as usize) {
+                mine += to.count(other as u32).next_multiple_of(to.align);
+            }
+            first = before(mine).1;
+        }
+        let mut number = 0;
+        for source in 0..sizes.ranks {
+            let base = match to.kind {
+                PADDED => (expert * sizes.ranks + source) * sizes.tokens,
+                _ => first + number,
+            };
+            let end = if to.kind == PADDED { base + sizes.tokens } else { NONE };
+            let rows = to.scan(expert, source, |row, mut ids, before| {
+                let mut place = base + before;
+                while ids != 0 {
+                    to.put((source, row, ids.trailing_zeros()), if place < end { place } else { NONE });
+                    ids &= ids - 1;
+                    place += 1;
+                }
+            });
+            number += rows;
+            // Tokens that name an expert twice may fill more than its zone.
+            if to.kind == PADDED && rows > sizes.tokens && Block.elect() {
+                let (received, limit) = (&to.received, sizes.tokens.into());
+                let (arena, lane) = (received.arena(), received.lane());
+                status::report(arena, lane, Code::TooManyRows, source, expert, rows.into(), limit);
+            }
+        }
+        if to.kind == PACKED {
+            let end = first + number.next_multiple_of(to.align);
+            if Block.elect() {
+                to.store(to.word(1 + to.experts + expert), first);
+            }
+            let pairs = sizes.row_bytes / 16;
+            let mut row = first + number;
+            while row < end && row < to.capacity {
+                if Block.elect() {
+                    to.store(to.list + 4 * u64::from(row), NONE);
+                }
+                if to.rows != 0 {
+                    for pair in Block.stripe(pairs as usize) {
+                        // Safety: a row of the layout.
+                        unsafe { store_weak_pair(to.row(row).cast::<u64>().add(2 * pair), 0, 0) };
+                    }
+                }
+                row += 1;
+            }
+            if expert == to.experts - 1 {
+                total_of(to, end);
+            }
+        }
+        expert += grid_dim().count() as u32;
+    }
+    if to.kind == PADDED {
+        total(to, to.experts * sizes.ranks * sizes.tokens);
+    }
+}
+
+/// Stores the number of rows, by the first block.
+#[inline(always)]
+fn total(to: &Arranged, rows: u32) {
+    if block_in_grid() == 0 {
+        total_of(to, rows);
+    }
+}
+
+/// Stores the number of rows, by the calling block.
+#[inline(always)]
+fn total_of(to: &Arranged, rows: u32) {
+    if Block.elect() {
+        to.store(to.word(0), rows);
+        if rows > to.capacity {
+            let (received, limit) = (&to.received, to.capacity.into());
+            status::report(received.arena(), received.lane(), Code::TooManyRows, 0, 0, rows.into(), limit);
+        }
+    }
+}
+
+/// Copies rows to their places. As [`count`], after [`place`].
+///
+/// # Safety
+/// - As [`count`].
+#[inline(always)]
+pub unsafe fn copy(to: &Arranged) {
+    let (received, sizes) = (&to.received, to.received.lane().sizes);
+    let (pairs, each) = (sizes.row_bytes / 16, to.each());
+    let units = pairs.div_ceil(UNIT);
+    let step = Block.size() / WARP_SIZE * grid_dim().count() as u32;
+    let mut unit = Block.rank() / WARP_SIZE * grid_dim().count() as u32 + block_in_grid();
+    for source in 0..sizes.ranks {
+        let count = received.count(source);
+        while unit < count * units {
+            let (row, pair) = (unit / units, unit % units * UNIT + gin_device::coop::lane());
+            unit += step;
+            let index = (u64::from(source) * u64::from(sizes.tokens) + u64::from(row)) * u64::from(each);
+            let meta = to.meta(source) + u64::from(row) * u64::from(sizes.meta_bytes()) + 4;
+            // Safety: a received row, its description, and rows of the layout.
+            unsafe {
+                let data = load_unit(received.row(source, row).addr() as u64, pair, pairs);
+                for k in 0..each {
+                    if to.kind != FLAT && (load(meta + 4 * u64::from(k)) as i32) < 0 {
+                        continue;
+                    }
+                    let place = load(to.places + 4 * (index + u64::from(k)));
+                    if place < to.capacity {
+                        store_unit(to.row(place).addr() as u64, pair, pairs, &data);
+                    }
+                }
+            }
+        }
+        unit -= count * units;
+    }
+}

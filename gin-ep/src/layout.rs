@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Received rows in other layouts.
+
+use crate::{EpError, Group};
+use gin_ep_kernels as kernels;
+use gin_ep_kernels::Sizes;
+use gin_ep_kernels::arrange::{FLAT, PACKED, PADDED};
+use gin_gpu::{Memory, MemoryKind, MemorySlice};
+
+/// A layout of received rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// One row for each received one, by source and token, without gaps.
+    Flat,
+    /// `[expert][source][token]`: one row for each id whose expert is on this rank, in zones with room for all tokens.
+    Padded,
+    /// Zones of experts, one row for each id, by source, token and position of the id. The first row of a zone is a
+    /// multiple of `align`, a power of two; zeros fill the gaps.
+    Packed {
+        /// Number of rows.
+        align: u32,
+    },
+    /// The places of [`Packed`](Self::Packed) rows without gaps, and for each of them the received row: nothing is
+    /// copied.
+    Listed,
+}
+
+/// Memory for received rows in a [`Layout`].
+#[derive(Debug)]
+pub struct Arrangement {
+    pub(crate) layout: Layout,
+    pub(crate) sizes: Sizes,
+    pub(crate) capacity: u32,
+    rows: Option<MemorySlice>,
+    list: MemorySlice,
+    places: MemorySlice,
+    counts: MemorySlice,
+}
+
+impl Arrangement {
+    /// Allocates memory for at most `rows` rows; a padded layout has a row for each token of each rank and expert,
+    /// whatever `rows` is. If more rows arrive, the first ones have places, and the group's status reports
+    /// [`Code::TooManyRows`](crate::Code::TooManyRows).
+    ///
+    /// # Errors
+    /// [`EpError::Limit`], or an error of the device.
+    pub fn new(group: &Group<'_>, layout: Layout, rows: u32) -> Result<Self, EpError> {
+        let sizes = group.sizes();
+        let experts = u64::from(sizes.local());
+        let capacity = match layout {
+            Layout::Padded => experts * sizes.room(),
+            _ => rows.into(),
+        };
+        // The places are words, and the last one stands for none.
+        let most = u64::from(u32::MAX - 1);
+        if capacity == 0 || capacity > most {
+            let limit = if capacity == 0 { "at least 1".to_owned() } else { format!("at most {most}") };
+            return Err(EpError::Limit { what: "the number of rows of a layout", given: capacity, limit });
+        }
+        if let Layout::Packed { align } = layout
+            && !(align.is_power_of_two() && align <= 1 << 16)
+        {
+            let limit = "a power of two, at most 65536".to_owned();
+            return Err(EpError::Limit { what: "the alignment of zones", given: align.into(), limit });
+        }
+        let memory = |bytes: u64| -> Result<MemorySlice, EpError> {
+            Ok(Memory::new(group.comm.gpu(), MemoryKind::Device, bytes.next_multiple_of(16))?.whole())
+        };
+        let each = if layout == Layout::Flat { 1 } else { u64::from(sizes.topk) };
+        let counts = if layout == Layout::Padded { experts * u64::from(sizes.ranks) } else { 2 * experts };
+        Ok(Self {
+            layout,
+            sizes,
+            capacity: capacity as u32,
+            rows: match layout {
+                Layout::Listed => None,
+                _ => Some(memory(capacity * u64::from(sizes.row_bytes))?),
+            },
+            list: memory(4 * capacity)?,
+            places: memory(4 * sizes.room() * each)?,
+            counts: memory(4 * (1 + counts))?,
+        })
+    }
+
+    /// Returns the memory of the rows; `None` if they are listed.
+    pub fn rows(&self) -> Option<&MemorySlice> {
+        self.rows.as_ref()
+    }
+
+    /// Returns the most rows.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Copies the number of rows with gaps to the host, then for each expert of this rank the number of its rows, from
+    /// each source if the layout is padded, then for each expert the number of its first row, if it is packed. A flat
+    /// layout has the first only. The stream is done.
+    ///
+    /// # Errors
+    /// An error of the device.
+    pub fn fetch_counts(&self) -> Result<Vec<u32>, EpError> {
+        let experts = self.sizes.local() as usize;
+        let number = match self.layout {
+            Layout::Flat => 0,
+            Layout::Padded => experts * self.sizes.ranks as usize,
+            Layout::Packed { .. } | Layout::Listed => 2 * experts,
+        };
+        let mut words = vec![0u32; 1 + number];
+        self.counts.read(0, &mut words)?;
+        Ok(words)
+    }
+
+    /// Returns the parameter of kernels.
+    pub(crate) fn view(&self, received: kernels::Received) -> kernels::Arranged {
+        kernels::Arranged {
+            received,
+            rows: self.rows.as_ref().map_or(0, MemorySlice::address),
+            list: self.list.address(),
+            places: self.places.address(),
+            counts: self.counts.address(),
+            capacity: self.capacity,
+            align: if let Layout::Packed { align } = self.layout { align } else { 1 },
+            kind: match self.layout {
+                Layout::Flat => FLAT,
+                Layout::Padded => PADDED,
+                Layout::Packed { .. } | Layout::Listed => PACKED,
+            },
+            experts: self.sizes.local(),
+        }
+    }
+
+    /// Returns the memory that kernels use.
+    pub(crate) fn used(&self) -> Vec<&MemorySlice> {
+        self.rows.iter().chain([&self.list, &self.places, &self.counts]).collect()
+    }
+
+    /// Returns the address of the places.
+    pub(crate) fn places(&self) -> u64 {
+        self.places.address()
+    }
+
+    /// Returns whether there is a row for each id.
+    pub(crate) fn is_by_expert(&self) -> bool {
+        self.layout != Layout::Flat
+    }
+}
