@@ -3,8 +3,8 @@
 #
 # Builds the tests for real GPUs, the command and the examples into one folder that runs on a GPU machine without Rust.
 # The folder is gpu-bundle in the target folder, or the first argument. In it, run.sh runs the tests, run-command.sh the
-# command and the examples, and run-bench.sh the benchmarks. GIN_ARCHS gives the architectures of the
-# kernels (sm_90 by default).
+# command and the examples, run-bench.sh the benchmarks, and run-capi.sh the programs in C and CUDA C++. GIN_ARCHS gives
+# the architectures of the kernels (sm_90 by default).
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -35,6 +35,34 @@ strip -o "$bundle/gin-examples" "$examples"
 cp scripts/gpu-run-command.sh "$bundle/run-command.sh"
 cp scripts/gpu-sanitize.sh "$bundle/sanitize.sh"
 cp scripts/gpu-run-bench.sh "$bundle/run-bench.sh"
+
+# Programs in C and CUDA C++, with the host library and the device functions.
+capi() {
+    local tools="$PWD/target/cuda-tools/nvidia/cu13" to="$bundle/capi" ring
+    mkdir -p "$to/include" "$to/source"
+    "${CARGO:-cargo}" rustc --release -p gin-capi --lib --crate-type cdylib -- -Clink-arg=-Wl,-soname,libgin.so.0
+    "${CARGO:-cargo}" run --release -p gin-build --example device_lib -- gin-capi/device gin_device "$to" sm_90
+    "${CARGO:-cargo}" run --release -p gin-build --example ptx -- examples/kernels sm_90 >"$to/ptx.log"
+    ring=$(sed -n 's/^sm_90 \(.*\) ([0-9]* bytes)$/\1/p' "$to/ptx.log")
+    cp "$ring" "$to/ring.ptx"
+    strip -o "$to/libgin.so.0" "$target/release/libgin_capi.so"
+    cp gin-capi/include/* "$to/include"
+    cp examples/cuda-cpp/*.cu examples/cuda-cpp/*.cuh examples/cuda-cpp/*.hpp "$to/source"
+    local host=(-Igin-capi/include "$to/libgin.so.0") nvcc=("$tools/bin/nvcc" -std=c++17 -arch=sm_90 -rdc=true)
+    cc -std=c11 -O2 examples/c/main.c -o "$to/ring" "${host[@]}"
+    c++ -std=c++17 -O2 examples/cuda-cpp/virtual.cpp -o "$to/virtual" "${host[@]}" -pthread
+    c++ -std=c++17 -O2 examples/cuda-cpp/jit.cpp -o "$to/jit" "${host[@]}" -I"$tools/include" -pthread \
+        "$tools/lib/libnvJitLink.so.13"
+    "${nvcc[@]}" -cubin -x cu examples/cuda-cpp/kernels.cuh -Igin-capi/include -o "$to/kernels.cubin"
+    "${nvcc[@]}" examples/cuda-cpp/main.cu -o "$to/main" "${host[@]}" "$to/libgin_device.a" -L"$tools/lib"
+    rm -f "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/*.log
+    cp scripts/gpu-run-capi.sh "$bundle/run-capi.sh"
+}
+if [ -x target/cuda-tools/nvidia/cu13/bin/nvcc ]; then
+    capi
+else
+    echo "gpu-bundle: no nvcc in target/cuda-tools, so the bundle has no programs in C and CUDA C++" >&2
+fi
 git rev-parse HEAD >"$bundle/commit" 2>/dev/null || echo unknown >"$bundle/commit"
 
 cat >"$bundle/run.sh" <<'EOF'
@@ -88,5 +116,5 @@ EOF
 chmod +x "$bundle/run.sh"
 
 size=$(du -sm "$bundle" | cut -f1)
-echo "$bundle: $size MiB; copy it to a machine with GPUs, and run ./run.sh, ./run-command.sh and ./run-bench.sh there"
+echo "$bundle: $size MiB; copy it to a machine with GPUs, and run ./run.sh, ./run-command.sh, ./run-bench.sh and ./run-capi.sh there"
 [ "$size" -lt "$limit_mib" ] || { echo "gpu-bundle: $bundle has $size MiB, the limit is $limit_mib MiB" >&2; exit 1; }
