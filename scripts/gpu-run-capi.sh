@@ -3,8 +3,8 @@
 #
 # Runs the programs in C and CUDA C++ beside this script on the GPUs of this machine: kernels that are linked with gin's
 # device functions by nvcc, and by nvJitLink while the program runs; a C program that launches a kernel from PTX. If the
-# machine has nvcc, compiles the first anew. Output is kept in $OUT/capi, or in out/capi beside this script. The report is
-# printed last. The exit status is 0 if all steps succeeded.
+# machine has nvcc, compiles the first anew. Output is kept in $OUT/capi, or in out/capi beside this script. The report
+# is printed last. The exit status is 0 if all steps succeeded.
 #
 # usage: run-capi.sh [RANKS...]   (1 2 if none are given)
 
