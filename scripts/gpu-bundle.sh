@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Builds the tests for real GPUs, the command, the examples, the Python package, and the program and test that `gin new`
-# writes, into one folder that runs on a GPU machine without Rust. The folder is gpu-bundle in the target folder, or the
-# first argument. In it, run.sh runs the tests, run-command.sh the rest, run-bench.sh the benchmarks, and run-python.sh
-# the tests of the Python package. GIN_ARCHS gives the architectures of the kernels (sm_90 by default).
+# Builds the tests for real GPUs, the command, the examples, the Python package, the libraries for C and CUDA C++, and the
+# program and test that `gin new` writes, into one folder that runs on a GPU machine without Rust. The folder is
+# gpu-bundle in the target folder, or the first argument. In it, run.sh runs the tests, run-command.sh the rest,
+# run-bench.sh the benchmarks, run-python.sh the tests of the Python package, and run-capi.sh the programs in C and CUDA
+# C++. GIN_ARCHS gives the architectures of the kernels (sm_90 by default).
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target="${CARGO_TARGET_DIR:-target}"
 bundle="${1:-$target/gpu-bundle}"
-limit_mib=50
+limit_mib=58
 export GIN_ARCHS="${GIN_ARCHS:-sm_90}"
 
 # Prints the path of the program that a cargo command builds last.
@@ -70,6 +71,34 @@ rm -f "$bundle/python/tests/python.rs"
 cp -r examples/python "$bundle/python/examples"
 cp "$(ptx gin-py examples)" "$bundle/python/ptx/linked.ptx"
 cp "$(ptx gpu-tests hardware)" "$bundle/python/ptx/other.ptx"
+
+# Programs in C and CUDA C++, with the host library and the device functions.
+capi() {
+    local tools="$PWD/target/cuda-tools/nvidia/cu13" to="$bundle/capi" ring
+    mkdir -p "$to/include" "$to/source"
+    "${CARGO:-cargo}" rustc --release -p gin-capi --lib --crate-type cdylib -- -Clink-arg=-Wl,-soname,libgin.so.0
+    "${CARGO:-cargo}" run --release -p gin-build --example device_lib -- gin-capi/device gin_device "$to" sm_90
+    "${CARGO:-cargo}" run --release -p gin-build --example ptx -- examples/kernels sm_90 >"$to/ptx.log"
+    ring=$(sed -n 's/^sm_90 \(.*\) ([0-9]* bytes)$/\1/p' "$to/ptx.log")
+    cp "$ring" "$to/ring.ptx"
+    strip -o "$to/libgin.so.0" "$target/release/libgin_capi.so"
+    cp gin-capi/include/* "$to/include"
+    cp examples/cuda-cpp/*.cu examples/cuda-cpp/*.cuh examples/cuda-cpp/*.hpp "$to/source"
+    local host=(-Igin-capi/include "$to/libgin.so.0") nvcc=("$tools/bin/nvcc" -std=c++17 -arch=sm_90 -rdc=true)
+    cc -std=c11 -O2 examples/c/main.c -o "$to/ring" "${host[@]}"
+    c++ -std=c++17 -O2 examples/cuda-cpp/virtual.cpp -o "$to/virtual" "${host[@]}" -pthread
+    c++ -std=c++17 -O2 examples/cuda-cpp/jit.cpp -o "$to/jit" "${host[@]}" -I"$tools/include" -pthread \
+        "$tools/lib/libnvJitLink.so.13"
+    "${nvcc[@]}" -cubin -x cu examples/cuda-cpp/kernels.cuh -Igin-capi/include -o "$to/kernels.cubin"
+    "${nvcc[@]}" examples/cuda-cpp/main.cu -o "$to/main" "${host[@]}" "$to/libgin_device.a" -L"$tools/lib"
+    rm -f "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/*.log
+    cp scripts/gpu-run-capi.sh "$bundle/run-capi.sh"
+}
+if [ -x target/cuda-tools/nvidia/cu13/bin/nvcc ]; then
+    capi
+else
+    echo "gpu-bundle: no nvcc in target/cuda-tools, so the bundle has no programs in C and CUDA C++" >&2
+fi
 git rev-parse HEAD >"$bundle/commit" 2>/dev/null || echo unknown >"$bundle/commit"
 
 cat >"$bundle/run.sh" <<'EOF'
@@ -123,6 +152,5 @@ EOF
 chmod +x "$bundle/run.sh"
 
 size=$(du -sm "$bundle" | cut -f1)
-echo "$bundle: $size MiB; copy it to a machine with GPUs, and run ./run.sh, ./run-command.sh, ./run-bench.sh and" \
-    "./run-python.sh there"
+echo "$bundle: $size MiB; copy it to a machine with GPUs, and run the scripts run*.sh and sanitize.sh there"
 [ "$size" -lt "$limit_mib" ] || { echo "gpu-bundle: $bundle has $size MiB, the limit is $limit_mib MiB" >&2; exit 1; }

@@ -91,7 +91,7 @@ GIN_CALL gin_value_t gin_peer_pointer(uint64_t comm, uint64_t window, uint64_t o
 GIN_CALL void gin_report(uint64_t comm, uint64_t fault);
 GIN_CALL void gin_report_code(uint64_t comm, uint64_t code);
 GIN_CALL uint64_t gin_comm_fault_word(uint64_t comm);
-GIN_CALL void gin_coop_sync(uint64_t coop);
+GIN_CALL uint64_t gin_coop_sync(uint64_t coop);
 GIN_CALL uint32_t gin_device_abi(void);
 
 #if !defined(__CUDACC__)
@@ -214,7 +214,7 @@ struct CoopWarp {
         uint32_t first = thread_in_block() / 32 * 32, threads = threads_of_block();
         return threads - first < 32 ? threads - first : 32;
     }
-    GIN_FN void sync() const { gin_coop_sync(word()); }
+    GIN_FN void sync() const { (void)gin_coop_sync(word()); }
     GIN_FN uint64_t word() const { return 1; }
 };
 
@@ -225,7 +225,7 @@ struct CoopCta {
 #if defined(__CUDA_ARCH__)
     GIN_FN void sync() const { __syncthreads(); }
 #else
-    GIN_FN void sync() const { gin_coop_sync(word()); }
+    GIN_FN void sync() const { (void)gin_coop_sync(word()); }
 #endif
     GIN_FN uint64_t word() const { return 2; }
 };
@@ -233,16 +233,17 @@ struct CoopCta {
 /// The lanes of a mask, all of which call.
 struct CoopLanes {
     uint32_t mask;
-    GIN_FN void sync() const { gin_coop_sync(word()); }
+    GIN_FN void sync() const { (void)gin_coop_sync(word()); }
     GIN_FN uint64_t word() const { return 3 | static_cast<uint64_t>(mask) << 32; }
 };
 
-/// Neighbouring whole warps, with a named barrier, 1 to 15, of their own.
+/// Neighbouring whole warps, with a named barrier, 1 to 15, of their own. Every call by a span that is not in the block
+/// fails.
 struct CoopWarpSpan {
     uint32_t warp0, warps, barrier;
     GIN_FN uint32_t thread_rank() const { return thread_in_block() - 32 * warp0; }
     GIN_FN uint32_t size() const { return 32 * warps; }
-    GIN_FN void sync() const { gin_coop_sync(word()); }
+    GIN_FN Fault sync() const { return Fault(gin_coop_sync(word())); }
     GIN_FN uint64_t word() const {
         return 4 | static_cast<uint64_t>(barrier & 255) << 8 | static_cast<uint64_t>(warp0 & 0xffff) << 32 |
                static_cast<uint64_t>(warps & 0xffff) << 48;

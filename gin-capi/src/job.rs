@@ -365,11 +365,12 @@ pub unsafe extern "C" fn gin_job_all_gather(
 ) -> gin_status_t {
     call("gin_job_all_gather", || {
         let job = table::get::<Job>(job.id)?;
-        let own = inputs(own.cast::<u8>(), bytes, "own")?;
+        // A copy, because the caller may gather in place.
+        let own = inputs(own.cast::<u8>(), bytes, "own")?.to_vec();
         let total = bytes.checked_mul(job.bootstrap.ranks() as usize);
         let total = total.ok_or_else(|| Failure::argument(format!("{bytes} bytes are too many")))?;
         let all = outputs(all.cast::<u8>(), total, "all")?;
-        let parts = job.bootstrap.all_gather(own)?;
+        let parts = job.bootstrap.all_gather(&own)?;
         for (rank, part) in parts.iter().enumerate() {
             if part.len() != bytes {
                 let text = format!("rank {rank} passed {} bytes, this rank {bytes}", part.len());

@@ -112,7 +112,8 @@ impl From<CommError> for Failure {
 fn set_last(text: &str) {
     // Text of other libraries may contain a zero.
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    LAST.with(|last| last.replace(text));
+    // A thread that ends has no text any more.
+    let _ = LAST.try_with(|last| last.replace(text));
 }
 
 fn check_process() -> Result<(), Failure> {
@@ -216,7 +217,7 @@ pub(crate) fn fill(to: &mut [c_char], text: &str) {
 /// until the thread's next call of gin that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn gin_last_error() -> *const c_char {
-    LAST.with(|last| last.try_borrow().map_or(c"".as_ptr(), |last| last.as_ptr()))
+    LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |last| last.as_ptr())).unwrap_or(c"".as_ptr())
 }
 
 /// Returns the name of a status code, such as `GIN_ERROR_HANDLE`. The text lives for ever.

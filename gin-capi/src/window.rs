@@ -8,7 +8,7 @@ use crate::types::gin_status_t::GIN_ERROR_STATE;
 use crate::types::{gin_comm_t, gin_status_t, gin_window_t};
 use gin_abi::WindowHandle;
 use gin_gpu::virt::VirtualDevice;
-use gin_gpu::{Device, Memory};
+use gin_gpu::{Device, Memory, MemorySlice};
 use gin_host::comm::{CommState, Window as HostWindow, WindowFlags};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -23,6 +23,16 @@ pub(crate) struct Window {
 }
 
 impl Window {
+    /// Returns the own part, which has `bytes` bytes from `offset` on.
+    fn part(&self, offset: u64, bytes: u64) -> Result<&MemorySlice, Failure> {
+        let (part, end) = (self.alive()?.memory(), offset.saturating_add(bytes));
+        if end > part.bytes() {
+            let text = format!("bytes {offset} to {end} are not in a window of {} bytes", part.bytes());
+            return Err(Failure::argument(text));
+        }
+        Ok(part)
+    }
+
     /// Refuses a window whose communicator holds nothing any more.
     fn alive(&self) -> Result<&HostWindow<u8>, Failure> {
         match self.comm.inner.state() {
@@ -155,8 +165,8 @@ pub unsafe extern "C" fn gin_window_write(
 ) -> gin_status_t {
     call("gin_window_write", || {
         let window = table::get::<Window>(window.id)?;
-        let from = inputs(from.cast::<u8>(), bytes as usize, "from")?;
-        Ok(window.alive()?.memory().write(offset, from)?)
+        let part = window.part(offset, bytes)?;
+        Ok(part.write(offset, inputs(from.cast::<u8>(), bytes as usize, "from")?)?)
     })
 }
 
@@ -173,8 +183,8 @@ pub unsafe extern "C" fn gin_window_read(
 ) -> gin_status_t {
     call("gin_window_read", || {
         let window = table::get::<Window>(window.id)?;
-        let to = outputs(to.cast::<u8>(), bytes as usize, "to")?;
-        Ok(window.alive()?.memory().read(offset, to)?)
+        let part = window.part(offset, bytes)?;
+        Ok(part.read(offset, outputs(to.cast::<u8>(), bytes as usize, "to")?)?)
     })
 }
 

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{library, program, program_with, run};
+use common::{HERE, compiler, library, program, program_with, run};
 use std::process::{Command, Stdio};
 
 /// Compiles a program and runs it; it ends with `passed`.
@@ -57,5 +57,56 @@ fn a_c_program_launches_a_kernel_in_rust_alone_and_as_two_processes() {
         let said = [output.stdout, output.stderr].concat();
         let said = String::from_utf8_lossy(&said);
         assert!(output.status.success() && said.contains("of 2: passed"), "{said}");
+    }
+}
+
+/// Returns whether this machine has a tool.
+fn has(tool: &str) -> bool {
+    Command::new(tool).arg("--version").output().is_ok()
+}
+
+#[test]
+fn programs_compile_against_the_installed_libraries() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let root = folder.path().display().to_string();
+    let libraries = library("libgin_capi.so").parent().expect("it is in a folder").to_owned();
+    let mut install = Command::new(format!("{HERE}/../scripts/install.sh"));
+    run(install.env("LIBRARIES", &libraries).env("DESTDIR", &root).env("PREFIX", "/opt/gin"));
+    let installed = |path: &str| format!("{root}/opt/gin/{path}");
+
+    // The shared library, by the flags of the pkg-config file.
+    let values = std::fs::read_to_string(installed("lib/pkgconfig/gin.pc")).expect("read gin.pc");
+    assert!(values.starts_with("# SPDX") && values.contains("prefix=/opt/gin\n"), "{values}");
+    let value = |name: &str| {
+        let line = values.lines().find_map(|line| line.strip_prefix(name)).expect("gin.pc has the name");
+        line.replace("${includedir}", &installed("include")).replace("${libdir}", &installed("lib"))
+    };
+    let flags = format!("{} {}", value("Cflags: "), value("Libs: "));
+    let program = installed("virtual");
+    let mut compile = compiler(true);
+    compile.args([&format!("{HERE}/../examples/cuda-cpp/virtual.cpp"), "-o", &program, "-pthread"]);
+    run(compile.args(flags.split_whitespace()));
+    run(Command::new(&program).arg("2").env("LD_LIBRARY_PATH", installed("lib")));
+
+    // The static library.
+    let program = installed("put");
+    let mut compile = compiler(false);
+    compile.args([&format!("{HERE}/tests/c/put.c"), "-o", &program, &installed("lib/libgin.a"), "-pthread"]);
+    run(compile.args(value("Libs.private: ").split_whitespace()));
+    run(&mut Command::new(&program));
+
+    // The package of CMake, and the tool pkg-config, where they are.
+    if has("pkg-config") {
+        let mut ask = Command::new("pkg-config");
+        let said = run(ask.args(["--libs", "gin"]).env("PKG_CONFIG_PATH", installed("lib/pkgconfig")));
+        assert!(said.contains("-lgin"), "{said}");
+    }
+    if has("cmake") {
+        let build = installed("build");
+        let mut configure = Command::new("cmake");
+        configure.args(["-S", &format!("{HERE}/../examples/cuda-cpp"), "-B", &build]);
+        run(configure.args([&format!("-DCMAKE_PREFIX_PATH={}", installed("")), "-DCMAKE_CUDA_COMPILER="]));
+        run(Command::new("cmake").args(["--build", &build]));
+        run(Command::new(format!("{build}/virtual")).arg("2"));
     }
 }

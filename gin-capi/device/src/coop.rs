@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Groups of threads that are known at run time.
 
+use gin_abi::{FaultKind, Operation};
 use gin_device::Fault;
 use gin_device::prelude::{Block, Coop, Lanes, Thread, Warp, WarpSpan};
 
@@ -14,7 +15,7 @@ use gin_device::prelude::{Block, Coop, Lanes, Thread, Warp, WarpSpan};
 /// | 3 | lanes of the warp | 32 to 63: their mask |
 /// | 4 | neighbouring warps | 8 to 15: the named barrier, 1 to 15; 32 to 47: the first; 48 to 63: their number |
 ///
-/// Any other word is the calling thread.
+/// Any other word is no group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AnyCoop(u64);
 
@@ -24,10 +25,25 @@ impl AnyCoop {
     /// # Safety
     /// - The calling threads are the group: each lane of a mask calls, and the warps of a span are in the
     ///   block and alone use their barrier.
+    ///
+    /// # Errors
+    /// [`FaultKind::BadDescriptor`] if the word is no group, or a span is not in the block or has no barrier.
     #[inline(always)]
-    #[must_use]
-    pub const unsafe fn new(word: u64) -> Self {
-        Self(word)
+    pub unsafe fn new(word: u64) -> Result<Self, Fault> {
+        let coop = Self(word);
+        // Safety: the caller's promise.
+        let known = word as u8 <= 3 || (word as u8 == 4 && unsafe { coop.span() }.is_some());
+        if known { Ok(coop) } else { Err(Fault::new(FaultKind::BadDescriptor, Operation::None)) }
+    }
+
+    /// Returns the span of warps that the word names.
+    ///
+    /// # Safety
+    /// - As [`new`](Self::new).
+    #[inline(always)]
+    unsafe fn span(self) -> Option<WarpSpan> {
+        // Safety: the caller's promise.
+        unsafe { WarpSpan::new(self.mask() & 0xffff, self.mask() >> 16, (self.0 >> 8) as u32 & 0xff) }
     }
 
     #[inline(always)]
@@ -54,9 +70,8 @@ macro_rules! each {
                 $call
             }
             4 => {
-                let (first, warps) = ($coop.mask() & 0xffff, $coop.mask() >> 16);
-                // Safety: as above.
-                match unsafe { WarpSpan::new(first, warps, ($coop.0 >> 8) as u32 & 0xff) } {
+                // Safety: as above; `new` has checked that there is one.
+                match unsafe { $coop.span() } {
                     Some(span) => {
                         let $group = &span;
                         $call

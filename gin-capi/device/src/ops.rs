@@ -168,7 +168,7 @@ macro_rules! issue {
             post = post.counter(CounterId::new($counter));
         }
         // Safety: the caller's promise.
-        post.issue(&unsafe { AnyCoop::new(coop) })
+        post.issue(&unsafe { AnyCoop::new(coop)? })
     }};
 }
 

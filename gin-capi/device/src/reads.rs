@@ -62,7 +62,10 @@ macro_rules! waits {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $flush(comm: u64, context: u32, options: u32, coop: u64, deadline: u64) -> u64 {
             // Safety: the caller's promise, here and below.
-            let coop = unsafe { AnyCoop::new(coop) };
+            let coop = match unsafe { AnyCoop::new(coop) } {
+                Ok(coop) => coop,
+                Err(fault) => return word::word(fault),
+            };
             let work = |_: &Comm, gin: Gin<$backend>| gin.flush(&coop, Deadline::after_ns(deadline));
             word::of(unsafe { with(Call { comm, context, options }, work) })
         }
@@ -93,7 +96,10 @@ macro_rules! waits {
             deadline: u64,
         ) -> u64 {
             // Safety: the caller's promise, here and below.
-            let coop = unsafe { AnyCoop::new(coop) };
+            let coop = match unsafe { AnyCoop::new(coop) } {
+                Ok(coop) => coop,
+                Err(fault) => return word::word(fault),
+            };
             let work = |comm: &Comm, gin: Gin<$backend>| {
                 let token = FlushToken::from_parts(position, peer_at(comm, peer)?);
                 gin.wait(&coop, token, Deadline::after_ns(deadline))
@@ -118,7 +124,10 @@ macro_rules! waits {
             deadline: u64,
         ) -> u64 {
             // Safety: the caller's promise, here and below.
-            let coop = unsafe { AnyCoop::new(coop) };
+            let coop = match unsafe { AnyCoop::new(coop) } {
+                Ok(coop) => coop,
+                Err(fault) => return word::word(fault),
+            };
             let work = |comm: &Comm, gin: Gin<$backend>| {
                 let view = view(comm, signal_window, signal, bits)?;
                 gin.wait_signal(&coop, view, least, Deadline::after_ns(deadline))
@@ -160,7 +169,10 @@ macro_rules! waits {
             deadline: u64,
         ) -> u64 {
             // Safety: the caller's promise, here and below.
-            let coop = unsafe { AnyCoop::new(coop) };
+            let coop = match unsafe { AnyCoop::new(coop) } {
+                Ok(coop) => coop,
+                Err(fault) => return word::word(fault),
+            };
             let work = |_: &Comm, gin: Gin<$backend>| {
                 gin.wait_counter(&coop, counter(id, bits), least, Deadline::after_ns(deadline))
             };
@@ -199,7 +211,10 @@ macro_rules! waits {
             deadline: u64,
         ) -> u64 {
             // Safety: the caller's promise, here and below.
-            let coop = unsafe { AnyCoop::new(coop) };
+            let coop = match unsafe { AnyCoop::new(coop) } {
+                Ok(coop) => coop,
+                Err(fault) => return word::word(fault),
+            };
             let work = |_: &Comm, gin: Gin<$backend>| {
                 gin.wait_signal_meet_shadow(&coop, SignalId::new(signal).bits(bits), Deadline::after_ns(deadline))
             };
@@ -222,7 +237,10 @@ macro_rules! waits {
             deadline: u64,
         ) -> Followed {
             // Safety: the caller's promise, here and below.
-            let coop = unsafe { AnyCoop::new(coop) };
+            let coop = match unsafe { AnyCoop::new(coop) } {
+                Ok(coop) => coop,
+                Err(fault) => return Followed { before: 0, delta: 0, fault: word::word(fault) },
+            };
             let work = |_: &Comm, gin: Gin<$backend>| {
                 let view = SignalId::new(signal).bits(bits);
                 gin.wait_signal_follow_shadow(&coop, view, least_delta, Deadline::after_ns(deadline))
@@ -336,7 +354,10 @@ pub unsafe extern "C-unwind" fn gin_barrier(
     deadline: u64,
 ) -> u64 {
     // Safety: the caller's promise, here and below.
-    let coop = unsafe { AnyCoop::new(coop) };
+    let coop = match unsafe { AnyCoop::new(coop) } {
+        Ok(coop) => coop,
+        Err(fault) => return word::word(fault),
+    };
     let work = |_: &Comm, gin: Gin<Any>| {
         let team = match team {
             0 => BarrierTeam::World,
@@ -409,12 +430,12 @@ pub unsafe extern "C-unwind" fn gin_comm_fault_word(comm: u64) -> u64 {
     unsafe { comm_at(comm) }.fault().map_or(0, word::word)
 }
 
-/// Waits for all threads of a coop. It orders their memory.
+/// Waits for all threads of a coop. It orders their memory. Returns at once if the word is no group.
 ///
 /// # Safety
 /// - As the module's docs say.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn gin_coop_sync(coop: u64) {
+pub unsafe extern "C-unwind" fn gin_coop_sync(coop: u64) -> u64 {
     // Safety: the caller's promise.
-    unsafe { AnyCoop::new(coop) }.sync();
+    word::of(unsafe { AnyCoop::new(coop) }.map(|coop| coop.sync()))
 }
