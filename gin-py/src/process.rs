@@ -2,7 +2,7 @@
 //! The start of a job: this process as one rank, or ranks that are threads of it.
 
 use crate::error::{Error, OrRaise, Raised, StateError};
-use crate::guard::{LOOK, check_process, interruptible};
+use crate::guard::{LOOK, abandonable, check_process};
 use crate::kernel::TABLES;
 use crate::rank::Rank;
 use gin_boot::{Bootstrap, IdError, InProcess, Job, Rendezvous, TcpBootstrap, TcpConfig, UniqueId, lock};
@@ -136,7 +136,7 @@ fn join(
     };
     let id: UniqueId = id.parse().map_err(|error: IdError| PyValueError::new_err(error.to_string()))?;
     if rank != 0 {
-        return interruptible(py, || {}, || TcpBootstrap::join(&id, rank, ranks, config))?.or_raise(py);
+        return abandonable(py, move || TcpBootstrap::join(&id, rank, ranks, config))?.or_raise(py);
     }
     let mut listening = lock(&LISTENING);
     let Some(place) = listening.iter().position(|rendezvous| *rendezvous.id() == id) else {
@@ -145,7 +145,7 @@ fn join(
     };
     let rendezvous = listening.swap_remove(place);
     drop(listening);
-    interruptible(py, || {}, || rendezvous.join(ranks))?.or_raise(py)
+    abandonable(py, move || rendezvous.join(ranks))?.or_raise(py)
 }
 
 /// Makes this process one rank of a job: as its launcher says, or by hand with rank, ranks and id. Waits for all ranks.
@@ -175,7 +175,7 @@ pub(crate) fn init(
                             rank, ranks and id (gin.unique_id), or run ranks as threads by gin.launch";
                 return Err(StateError::new_err(text));
             };
-            interruptible(py, || {}, || job.bootstrap(config))?.or_raise(py)?
+            abandonable(py, move || job.bootstrap(config))?.or_raise(py)?
         }
         by_hand => join(py, by_hand, config)?,
     };

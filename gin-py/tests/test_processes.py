@@ -205,6 +205,25 @@ print(rank, gin.rank() is rank)
         assert line.startswith(begin), (line, begin)
 
 
+def test_a_signal_handler_ends_the_wait_for_other_ranks():
+    code = """
+import signal, time
+import gin
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+start = time.monotonic()
+try:
+    gin.init(rank=0, ranks=2, id=gin.unique_id("127.0.0.1"), device="virtual")
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - start < 20)
+"""
+    assert run(code) == "interrupted True\n"
+
+
 def test_a_fork_is_refused_and_harms_nobody():
     code = """
 import gc, os
