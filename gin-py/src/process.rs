@@ -13,6 +13,7 @@ use gin_host::comm::CommConfig;
 use gin_virtual::{DeviceConfig, ThreadsConfig, World};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
@@ -194,10 +195,32 @@ pub(crate) fn init(
     };
     let device = choice.device(&World::threads(ThreadsConfig::default()), 0, 1)?;
     let made = Py::new(py, member(py, bootstrap, device)?)?;
-    // A process that leaves in order does not count as lost.
-    py.import("atexit")?.call_method1("register", (made.getattr(py, "close")?,))?;
+    end_with_process(py)?;
     *lock(&RANK) = Some(made.clone_ref(py));
     Ok(made)
+}
+
+/// Ends all that is left when the interpreter ends, while it still serves the threads that drop tensors.
+#[pyfunction]
+fn at_exit(py: Python<'_>) {
+    if check_process().is_err() {
+        return;
+    }
+    py.detach(crate::comm::end_all);
+    let rank = lock(&RANK).take();
+    // A process that leaves in order does not count as lost.
+    if let Some(rank) = rank {
+        let _ = rank.get().close();
+    }
+}
+
+/// Makes the interpreter call [`at_exit`].
+pub(crate) fn end_with_process(py: Python<'_>) -> PyResult<()> {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    if !ASKED.swap(true, Ordering::Relaxed) {
+        py.import("atexit")?.call_method1("register", (wrap_pyfunction!(at_exit, py)?,))?;
+    }
+    Ok(())
 }
 
 /// Returns the rank that `gin.init` has made in this process.

@@ -20,7 +20,8 @@ def body(rank, end, seed):
     draw = random.Random(seed)
     shapes = [0, 1, 8, (2, 4), (3, 0), -1, (), 1 << 50]
     types = ["uint8", "float32", "uint32", "uint64", "float16", "nothing", np.int64]
-    pool = [7, -1, 0.5, True, None, "x", gin.Deadline(0.002), gin.Deadline(0), np.zeros(8, np.float32), np.zeros(64, np.uint8)]
+    pool = [7, -1, 0.5, True, None, "x", gin.Deadline(0.002), gin.Deadline(0)]
+    pool += [np.zeros(8, np.float32), np.zeros(64, np.uint8)]
 
     def some(kind=object):
         fitting = [each for each in pool if isinstance(each, kind)]
@@ -47,10 +48,11 @@ def body(rank, end, seed):
         launch,
         launch,
         launch,
-        lambda: rank.communicator(signals=draw.choice([None, 0, 2, 1 << 31]), counters=1, world_barriers=draw.randrange(2)),
+        lambda: rank.communicator(signals=draw.choice([None, 0, 2, 1 << 31]), world_barriers=draw.randrange(2)),
         rank.stream,
         lambda: rank.stream(some()),
-        lambda: some(gin.Communicator).alloc_window(draw.choice(shapes), draw.choice(types), signals=draw.random() < 0.2),
+        lambda: some(gin.Communicator).alloc_window(draw.choice(shapes), draw.choice(types)),
+        lambda: some(gin.Communicator).alloc_window(8, "uint64", signals=True),
         lambda: some(gin.Communicator).register(some(np.ndarray)),
         lambda: np.from_dlpack(some(gin.Window)),
         lambda: some(gin.Window).__dlpack__(max_version=draw.choice([None, (1, 0), (0, 8)])),

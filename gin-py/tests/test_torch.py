@@ -31,13 +31,13 @@ JOBS = {
 def job(request):
     device, ranks, gpus = JOBS[request.param]
     if gpus > GPUS:
-        pytest.skip(f"it needs {gpus} GPUs that gin and torch can use; there are {GPUS}")
+        pytest.skip(f"it needs {gpus} GPU(s) that gin and torch can use; there are {GPUS}")
     return lambda body: gin.launch(ranks, lambda rank: on_device(rank, body), device=device)
 
 
 def needs_gpus(gpus):
     if gpus > GPUS:
-        pytest.skip(f"it needs {gpus} GPUs that gin and torch can use; there are {GPUS}")
+        pytest.skip(f"it needs {gpus} GPU(s) that gin and torch can use; there are {GPUS}")
 
 
 def place(rank):
@@ -59,8 +59,8 @@ def on_device(rank, body):
 def exchange(rank, comm, stream, launch):
     """Launches on all ranks at a time, waits for the work, and raises the fault of any rank.
 
-    Between the barriers no rank allocates memory or uses a kernel of torch for the first time: the driver lets both wait
-    for kernels that run, and these may wait for that rank.
+    Between the barriers no rank allocates memory or uses a kernel of torch for the first time: the driver lets both
+    wait for kernels that run, and these may wait for that rank.
     """
     if GPUS > 0:
         torch.cuda.current_stream().synchronize()
@@ -275,7 +275,7 @@ def test_kernels_of_ptx_run_by_name(linked):
         if not linked:
             spin = module.kernel("hardware_spin")
             assert [bytes for _, _, bytes in spin.parameters] == [8, 8, 8]
-            stop, started = torch.ones(1, dtype=torch.int64, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+            stop, started = (torch.full((1,), value, dtype=torch.int64, device="cuda") for value in (1, 0))
             torch.cuda.synchronize()
             with pytest.raises(OverflowError):
                 stream.launch(spin, stop, started, 1 << 64, block=32)
