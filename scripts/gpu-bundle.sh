@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Builds the tests for real GPUs, the command, the examples, the Python package, the libraries for C and CUDA C++, and the
-# program and test that `gin new` writes, into one folder that runs on a GPU machine without Rust. The folder is
+# Builds the tests for real GPUs, the command, the examples, the Python package, the libraries for C and CUDA C++, and
+# the program and test that `gin new` writes, into one folder that runs on a GPU machine without Rust. The folder is
 # gpu-bundle in the target folder, or the first argument. In it, run.sh runs the tests, run-command.sh the rest,
 # run-bench.sh the benchmarks, run-python.sh the tests of the Python package, and run-capi.sh the programs in C and CUDA
 # C++. GIN_ARCHS gives the architectures of the kernels (sm_90 by default).

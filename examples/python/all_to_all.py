@@ -3,8 +3,8 @@
 
     torchrun --nproc-per-node 2 all_to_all.py
 
-The graph computes the blocks to send, exchanges them by a kernel of gin, and adds up what has arrived. Each replay does all
-of it again, without a call of the host in between.
+The graph computes the blocks to send, exchanges them by a kernel of gin, and adds up what has arrived. Each replay does
+all of it again, without a call of the host in between.
 """
 
 import os

@@ -105,7 +105,10 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
         parameters.push(&pattern.ident);
     }
     let names = parameters.iter().map(ToString::to_string);
-    let type_names = types.iter().map(|ty| ty.to_token_stream().to_string().replace(' ', ""));
+    let type_names = types.iter().map(|ty| {
+        let text = ty.to_token_stream().to_string().replace(' ', "");
+        text.replace("*mut", "*mut ").replace("*const", "*const ")
+    });
     let values: Vec<_> = (types.iter().enumerate())
         .map(|(index, ty)| quote!(unsafe { (*params.add(#index)).cast::<#ty>().read_unaligned() }))
         .collect();

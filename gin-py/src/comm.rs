@@ -6,12 +6,25 @@ use crate::error::{OrRaise, StateError, fault};
 use crate::guard::{Guarded, interruptible};
 use crate::tensor::{Tensor, elements};
 use crate::window::{Part, Window};
+use gin_boot::lock;
 use gin_gpu::{Device, Memory};
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+
+/// The communicators of this process.
+static MEMBERS: Mutex<Vec<Weak<Member>>> = Mutex::new(Vec::new());
+
+/// Aborts and destroys all communicators of this process. One whose kernels run stays as it is.
+pub(crate) fn end_all() {
+    let members = std::mem::take(&mut *lock(&MEMBERS));
+    for member in members.iter().filter_map(Weak::upgrade) {
+        member.comm.abort_handle().abort();
+        let _ = member.comm.destroy();
+    }
+}
 
 /// One rank's member of a communicator.
 #[derive(Debug)]
@@ -63,6 +76,11 @@ impl Communicator {
         let bootstrap = member.comm.bootstrap().clone();
         let guarded = Guarded::new(member.clone());
         interruptible(py, || bootstrap.abort(), || member.comm.initialise(requirements))?.or_raise(py)?;
+        crate::process::end_with_process(py)?;
+        let mut members = lock(&MEMBERS);
+        members.retain(|member| member.strong_count() > 0);
+        members.push(Arc::downgrade(&member));
+        drop(members);
         Ok((Self(guarded), member))
     }
 

@@ -86,6 +86,26 @@ pub(crate) fn without_lock(work: impl FnOnce() + Send) {
     }
 }
 
+/// Runs `work`, which may wait, on another thread, without the interpreter lock. When a signal handler of the program
+/// raises an exception, returns that exception at once; `work` goes on, and nobody gets its result.
+pub(crate) fn abandonable<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+    let (to, mut from) = sync_channel(1);
+    let worker = std::thread::spawn(move || {
+        let _ = to.send(work());
+    });
+    loop {
+        let from = &mut from;
+        match py.detach(move || from.recv_timeout(LOOK)) {
+            Ok(value) => return Ok(value),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => match worker.join() {
+                Err(panic) => std::panic::resume_unwind(panic),
+                Ok(()) => return Err(StateError::new_err("the call has brought no result")),
+            },
+        }
+    }
+}
+
 /// Runs `work`, which may wait, on another thread and without the interpreter lock. When a signal handler of the
 /// program raises an exception, as Ctrl-C does, calls `end`, which must end the wait, and raises that exception.
 pub(crate) fn interruptible<T: Send>(

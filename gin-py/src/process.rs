@@ -2,7 +2,7 @@
 //! The start of a job: this process as one rank, or ranks that are threads of it.
 
 use crate::error::{Error, OrRaise, Raised, StateError};
-use crate::guard::{LOOK, check_process, interruptible};
+use crate::guard::{LOOK, abandonable, check_process};
 use crate::kernel::TABLES;
 use crate::rank::Rank;
 use gin_boot::{Bootstrap, IdError, InProcess, Job, Rendezvous, TcpBootstrap, TcpConfig, UniqueId, lock};
@@ -13,6 +13,7 @@ use gin_host::comm::CommConfig;
 use gin_virtual::{DeviceConfig, ThreadsConfig, World};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
@@ -136,7 +137,7 @@ fn join(
     };
     let id: UniqueId = id.parse().map_err(|error: IdError| PyValueError::new_err(error.to_string()))?;
     if rank != 0 {
-        return interruptible(py, || {}, || TcpBootstrap::join(&id, rank, ranks, config))?.or_raise(py);
+        return abandonable(py, move || TcpBootstrap::join(&id, rank, ranks, config))?.or_raise(py);
     }
     let mut listening = lock(&LISTENING);
     let Some(place) = listening.iter().position(|rendezvous| *rendezvous.id() == id) else {
@@ -145,7 +146,7 @@ fn join(
     };
     let rendezvous = listening.swap_remove(place);
     drop(listening);
-    interruptible(py, || {}, || rendezvous.join(ranks))?.or_raise(py)
+    abandonable(py, move || rendezvous.join(ranks))?.or_raise(py)
 }
 
 /// Makes this process one rank of a job: as its launcher says, or by hand with rank, ranks and id. Waits for all ranks.
@@ -175,7 +176,7 @@ pub(crate) fn init(
                             rank, ranks and id (gin.unique_id), or run ranks as threads by gin.launch";
                 return Err(StateError::new_err(text));
             };
-            interruptible(py, || {}, || job.bootstrap(config))?.or_raise(py)?
+            abandonable(py, move || job.bootstrap(config))?.or_raise(py)?
         }
         by_hand => join(py, by_hand, config)?,
     };
@@ -194,10 +195,32 @@ pub(crate) fn init(
     };
     let device = choice.device(&World::threads(ThreadsConfig::default()), 0, 1)?;
     let made = Py::new(py, member(py, bootstrap, device)?)?;
-    // A process that leaves in order does not count as lost.
-    py.import("atexit")?.call_method1("register", (made.getattr(py, "close")?,))?;
+    end_with_process(py)?;
     *lock(&RANK) = Some(made.clone_ref(py));
     Ok(made)
+}
+
+/// Ends all that is left when the interpreter ends, while it still serves the threads that drop tensors.
+#[pyfunction]
+fn at_exit(py: Python<'_>) {
+    if check_process().is_err() {
+        return;
+    }
+    py.detach(crate::comm::end_all);
+    let rank = lock(&RANK).take();
+    // A process that leaves in order does not count as lost.
+    if let Some(rank) = rank {
+        let _ = rank.get().close();
+    }
+}
+
+/// Makes the interpreter call [`at_exit`].
+pub(crate) fn end_with_process(py: Python<'_>) -> PyResult<()> {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    if !ASKED.swap(true, Ordering::Relaxed) {
+        py.import("atexit")?.call_method1("register", (wrap_pyfunction!(at_exit, py)?,))?;
+    }
+    Ok(())
 }
 
 /// Returns the rank that `gin.init` has made in this process.

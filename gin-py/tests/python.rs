@@ -135,18 +135,51 @@ impl Suite {
     }
 }
 
+/// Returns the target folder.
+fn target() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap_or(Path::new("target")).to_path_buf()
+}
+
+fn with_torch() -> bool {
+    std::env::var("GIN_PY_TORCH").is_ok_and(|value| value == "1")
+}
+
 fn suite() -> Result<(Suite, Vec<String>), String> {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap_or(Path::new("target")).to_path_buf();
-    let torch = std::env::var("GIN_PY_TORCH").is_ok_and(|value| value == "1");
-    let python = environment(&target, torch)?;
+    let target = target();
+    let python = environment(&target, with_torch())?;
     let suite = Suite { python, package: package(&target)?, results: target.join("gin-py-results") };
     let names = suite.names()?;
     Ok((suite, names))
 }
 
+/// Installs the package by pip from its folder, as a user does, but as this profile and with these features, so that
+/// most of it is compiled already.
+fn pip_installs_the_package() -> Result<Completion, Failed> {
+    if !with_torch() {
+        // pip builds the package without the features that other crates of the workspace need, which takes minutes.
+        return Ok(Completion::ignored_with("make test-torch runs it"));
+    }
+    let target = target();
+    let python = environment(&target, true)?;
+    let folder = target.join("gin-py-installed");
+    let features = if cfg!(feature = "cuda") { "" } else { "--no-default-features " };
+    let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade", "--target"]);
+    pip.arg(&folder).arg(HERE).arg(format!("--config-settings=build-args={features}--profile {profile}"));
+    run(&mut pip)?;
+    let code = "import gin; print(gin.__file__, gin.launch(2, lambda rank: rank.rank, device='virtual'))";
+    let output = run(Command::new(&python).args(["-c", code]).env("PYTHONPATH", &folder).current_dir(&target))?;
+    let expected = format!("{}/gin/__init__.py [0, 1]\n", folder.display());
+    match String::from_utf8_lossy(&output.stdout) {
+        found if found == expected => Ok(Completion::Completed),
+        found => Err(Failed::from(format!("expected {expected:?}, found {found:?}"))),
+    }
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let trials = match suite() {
+    let mut trials = match suite() {
         Err(reason) if reason.starts_with("no Python") || reason.starts_with("pip could not") => {
             vec![Trial::ignorable_test("python", move || Ok(Completion::ignored_with(reason)))]
         }
@@ -169,5 +202,6 @@ fn main() -> ExitCode {
             names.into_iter().map(trial).collect()
         }
     };
+    trials.push(Trial::ignorable_test("pip_installs_the_package", pip_installs_the_package));
     libtest_mimic::run(&arguments, trials).exit_code()
 }

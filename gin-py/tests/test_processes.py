@@ -151,6 +151,24 @@ rank.barrier()
         process.communicate_within()
 
 
+@pytest.mark.parametrize("running", [False, True])
+def test_tensors_in_windows_that_nobody_ends_do_not_keep_the_interpreter_from_ending(running):
+    code = f"""
+import sys
+import gin, numpy as np
+rank = gin.init(rank=0, ranks=1, id=gin.unique_id("127.0.0.1"), device="virtual")
+comm = rank.communicator(signals=2, counters=1)
+window = comm.register(np.zeros(16, np.float32))
+stream = rank.stream()
+if {running}:
+    stream.launch("ring_round", comm, window, window, 0, 2, gin.Deadline.NONE)
+# The interpreter drops this after all variables.
+sys.modules["kept"] = window
+print("end")
+"""
+    assert run(code) == "end\n"
+
+
 def test_calls_before_and_after_the_job_are_refused():
     code = """
 import gin
@@ -203,6 +221,25 @@ print(rank, gin.rank() is rank)
         strict=True,
     ):
         assert line.startswith(begin), (line, begin)
+
+
+def test_a_signal_handler_ends_the_wait_for_other_ranks():
+    code = """
+import signal, time
+import gin
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+start = time.monotonic()
+try:
+    gin.init(rank=0, ranks=2, id=gin.unique_id("127.0.0.1"), device="virtual")
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - start < 20)
+"""
+    assert run(code) == "interrupted True\n"
 
 
 def test_a_fork_is_refused_and_harms_nobody():

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Random calls with random objects, dead and alive: exceptions of the documented kinds, and never a crash."""
+
+import os
+
+import pytest
+from support import run
+
+CODE = """
+import random, sys, threading, time
+import gin, numpy as np
+
+seed, seconds = int(sys.argv[1]), float(sys.argv[2])
+allowed = (gin.Error, TypeError, ValueError, OverflowError, BufferError, TimeoutError)
+names = ["hello_put", "ring_round", "all_to_all", "ring_all_reduce", "credits", "coops", "no_such", "halo"]
+counts = {}
+
+
+def body(rank, end, seed):
+    draw = random.Random(seed)
+    shapes = [0, 1, 8, (2, 4), (3, 0), -1, (), 1 << 50]
+    types = ["uint8", "float32", "uint32", "uint64", "float16", "nothing", np.int64]
+    pool = [7, -1, 0.5, True, None, "x", gin.Deadline(0.002), gin.Deadline(0)]
+    pool += [np.zeros(8, np.float32), np.zeros(64, np.uint8)]
+
+    def some(kind=object):
+        fitting = [each for each in pool if isinstance(each, kind)]
+        return draw.choice(fitting) if fitting and draw.random() < 0.9 else draw.choice(pool)
+
+    def keep(value):
+        if isinstance(value, (gin.Communicator, gin.Window, gin.Stream, np.ndarray)):
+            pool.append(value)
+            if len(pool) > 60:
+                pool.pop(draw.randrange(10, len(pool)))
+
+    def launch():
+        some(gin.Stream).launch(
+            draw.choice(names),
+            some(gin.Communicator),
+            *[some(gin.Window) for _ in range(draw.randrange(1, 4))],
+            *[draw.choice([1, 2, 8, gin.Deadline(0.002)]) for _ in range(draw.randrange(3))],
+            gin.Deadline(0.002),
+            grid=draw.choice([None, 1, 2, 0, (1, 1)]),
+            block=draw.choice([None, 32, 1, 5000]),
+        )
+
+    calls = [
+        launch,
+        launch,
+        launch,
+        lambda: rank.communicator(signals=draw.choice([None, 0, 2, 1 << 31]), world_barriers=draw.randrange(2)),
+        rank.stream,
+        lambda: rank.stream(some()),
+        lambda: some(gin.Communicator).alloc_window(draw.choice(shapes), draw.choice(types)),
+        lambda: some(gin.Communicator).alloc_window(8, "uint64", signals=True),
+        lambda: some(gin.Communicator).register(some(np.ndarray)),
+        lambda: np.from_dlpack(some(gin.Window)),
+        lambda: some(gin.Window).__dlpack__(max_version=draw.choice([None, (1, 0), (0, 8)])),
+        lambda: some(gin.Window).deregister(),
+        lambda: some(gin.Communicator).check(),
+        lambda: some(gin.Communicator).stats(),
+        lambda: some(gin.Communicator).fault,
+        lambda: some(gin.Communicator).abort(),
+        lambda: some(gin.Communicator).destroy(),
+        lambda: some(gin.Stream).synchronize(draw.choice([None, 0, 0.01, -1])),
+        lambda: some(gin.Stream).is_idle(),
+        lambda: some(gin.Stream).wait_for(some(gin.Stream)),
+        lambda: pool.pop(draw.randrange(10, len(pool))),
+        lambda: repr(some()),
+    ]
+    while time.monotonic() < end:
+        call = draw.choice(calls)
+        try:
+            keep(call())
+            counts["done"] = counts.get("done", 0) + 1
+        except AttributeError as error:
+            # The object drawn has no such method.
+            assert "object has no attribute" in str(error)
+        except allowed as error:
+            counts[type(error).__name__] = counts.get(type(error).__name__, 0) + 1
+
+
+def threads(rank):
+    # Two threads share the rank, each with its own objects; collective calls of one rank need no other.
+    end = time.monotonic() + seconds
+    other = threading.Thread(target=body, args=(rank, end, seed + 1))
+    other.start()
+    body(rank, end, seed)
+    other.join()
+
+
+gin.launch(1, threads, device="virtual")
+print(counts)
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_calls_never_crash(seed):
+    """GIN_PY_SECONDS says how long, by default for a second."""
+    seconds = os.environ.get("GIN_PY_SECONDS", "1")
+    code = CODE.replace("sys.argv[1]", str(seed)).replace("sys.argv[2]", seconds)
+    found = eval(run(code, timeout=60 + 2 * float(seconds)))
+    assert found["done"] > 100 and found["Error"] > 10 and found["TypeError"] > 10, found
