@@ -89,8 +89,10 @@ capi() {
     c++ -std=c++17 -O2 examples/cuda-cpp/virtual.cpp -o "$to/virtual" "${host[@]}" -pthread
     c++ -std=c++17 -O2 examples/cuda-cpp/jit.cpp -o "$to/jit" "${host[@]}" -I"$tools/include" -pthread \
         "$tools/lib/libnvJitLink.so.13"
-    "${nvcc[@]}" -cubin -x cu examples/cuda-cpp/kernels.cuh -Igin-capi/include -o "$to/kernels.cubin"
-    "${nvcc[@]}" examples/cuda-cpp/main.cu -o "$to/main" "${host[@]}" "$to/libgin_device.a" -L"$tools/lib"
+    "${nvcc[@]}" -cubin examples/cuda-cpp/kernels.cu -Igin-capi/include -o "$to/kernels.cubin"
+    # nvcc knows libraries by their names alone.
+    "${nvcc[@]}" examples/cuda-cpp/main.cu -o "$to/main" -Igin-capi/include -L"$to" -lgin_device \
+        -Xlinker "$to/libgin.so.0" -L"$tools/lib"
     rm -f "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/*.log
     cp scripts/gpu-run-capi.sh "$bundle/run-capi.sh"
 }

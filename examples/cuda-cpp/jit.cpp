@@ -4,7 +4,7 @@
 //
 //   jit KERNELS.cubin gin_device.sm_90.ptx [ranks | link]
 //
-// `link` links and runs nothing, without a GPU. KERNELS.cubin is kernels.cuh, by `nvcc -arch=sm_90 -rdc=true -cubin`.
+// `link` links and runs nothing, without a GPU. KERNELS.cubin is kernels.cu, by `nvcc -arch=sm_90 -rdc=true -cubin`.
 
 #include "check.hpp"
 

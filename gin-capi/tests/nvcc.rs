@@ -234,7 +234,7 @@ fn examples() {
     let gin = library("libgin_capi.so").display().to_string();
     let example = |name: &str| here(&format!("../examples/cuda-cpp/{name}"));
     nvcc([&example("main.cu"), &LIBRARY.archive.display().to_string(), &gin, "-o", &out("main")]);
-    nvcc(["-cubin", "-x", "cu", &example("kernels.cuh"), "-o", &out("kernels.cubin")]);
+    nvcc(["-cubin", &example("kernels.cu"), "-o", &out("kernels.cubin")]);
     let cuda = CUDA.display();
     let mut compile = common::compiler(true);
     compile.args([&example("jit.cpp"), &format!("-I{cuda}/include"), "-o", &out("jit"), &gin]);

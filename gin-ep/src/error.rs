@@ -118,8 +118,8 @@ impl fmt::Display for Report {
         match code {
             Code::Silent => write!(
                 f,
-                "rank {rank} did not come to dispatch {limit} in time, its last one was {seen}; the group goes on \
-                 without it"
+                "rank {rank} did not come to dispatch {limit} in time, its last one was {seen} (modulo 2^32); the group \
+                 goes on without it"
             ),
             Code::UnknownExpert => {
                 write!(f, "token {seen} has the expert id {expert}, there are {limit} experts; the token was dropped")

@@ -70,7 +70,7 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
             let mut to = lane_index();
             while to < lane.sizes.ranks {
                 if masked >> to & 1 == 0 {
-                    raise::<Global>(arena.word_at(to, lane.returned_flag(arena.rank())), epoch);
+                    raise::<Global>(arena.word_at(to, lane.returned_flag(arena.rank())), epoch, 0);
                 }
                 to += WARP_SIZE;
             }
@@ -82,7 +82,7 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
     }
     // The flags are on their way meanwhile.
     let first = if lane_index() == 0 { launch.take() } else { 0 };
-    let present = present(comm, &arena, lane, epoch, since);
+    let present = present(comm, &arena, lane, epoch, since, masked);
     // Safety: the caller's promise.
     unsafe { add_up::<E>(&arena, lane, tokens, sums, &launch, epoch, present, first) };
 }
@@ -99,10 +99,15 @@ unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, sums: &Su
     let warps = Block.size() / WARP_SIZE;
     let step = warps * blocks;
     let mut unit = Block.rank() / WARP_SIZE * blocks + block_in_grid();
+    // Each lane loads the numbers of two sources, so that all are on their way together.
+    let got = |source: u32| {
+        if source < sizes.ranks { arena.word(lane.got(slot, source)).load_relaxed_gpu() as u32 } else { 0 }
+    };
+    let (low, high) = (got(lane_index()), got(lane_index() + WARP_SIZE));
     for distance in 1..=sizes.ranks {
         let sum = me + distance;
         let source = if sum >= sizes.ranks { sum - sizes.ranks } else { sum };
-        let count = arena.word(lane.got(slot, source)).load_relaxed_gpu() as u32;
+        let count = Warp.shuffle(if source < WARP_SIZE { low } else { high }, source % WARP_SIZE);
         let there = arena.there(source) + lane.returned(slot, me);
         while unit < count * each * units {
             let (index, part) = (unit / units, unit % units);
@@ -134,11 +139,10 @@ unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, sums: &Su
     }
 }
 
-/// Waits until all ranks have returned their rows. Returns the ranks that have, as bits; the same in all blocks.
+/// Waits until all ranks but `silent` have returned their rows. Returns the ranks that have, as bits; the same
+/// in all blocks.
 #[inline(always)]
-fn present(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64, since: u64) -> u64 {
-    let masked = arena.word(lane.word(MASKED));
-    let silent = masked.load_relaxed_gpu();
+fn present(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64, since: u64, silent: u64) -> u64 {
     let mut present = 0u64;
     if Block.rank() < WARP_SIZE {
         let mut first = 0;
@@ -146,12 +150,12 @@ fn present(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64, since: u64) -> u
             let source = first + lane_index();
             let mut took_part = false;
             if source < lane.sizes.ranks && silent >> source & 1 == 0 {
-                took_part = arrives(comm, arena, lane, lane.returned_flag(source), epoch, source);
+                took_part = arrives(comm, arena, lane, lane.returned_flag(source), epoch, source).is_some();
                 if !took_part || must_agree::<Global>(since, lane.deadline) {
                     took_part = agree::<Global>(arena.word(lane.verdict(source)), epoch, took_part);
                 }
                 if !took_part {
-                    masked.red_or_relaxed_gpu(1 << source);
+                    arena.word(lane.word(MASKED)).red_or_relaxed_gpu(1 << source);
                 }
             }
             present |= u64::from(Warp.ballot(took_part)) << first;

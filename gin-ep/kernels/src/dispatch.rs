@@ -112,10 +112,8 @@ pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
 #[inline(always)]
 unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u64) -> bool {
     let (sizes, slot, blocks) = (&lane.sizes, protocol::slot(epoch), grid_dim().count() as u64);
+    // No block waits here, so nobody asks how many have started.
     let launch = |slot: u64| Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot)));
-    if Block.elect() {
-        launch(slot).start();
-    }
     let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
     if tokens.plan == 0 {
         check_number(arena.here(), lane, tokens);
@@ -144,8 +142,8 @@ unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u6
             let mut to = lane_index();
             while to < sizes.ranks {
                 if masked >> to & 1 == 0 {
-                    arena.word_at(to, lane.count(slot, arena.rank())).store_relaxed_sys(routes.count(to).into());
-                    raise::<Global>(arena.word_at(to, lane.sent_flag(arena.rank())), epoch);
+                    let flag = arena.word_at(to, lane.sent_flag(slot, arena.rank()));
+                    raise::<Global>(flag, epoch, routes.count(to));
                 }
                 to += WARP_SIZE;
             }
@@ -267,25 +265,30 @@ fn receive(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64) {
     let silent = masked.load_relaxed_gpu();
     let mut source = lane_index();
     while source < lane.sizes.ranks {
-        let mut count = 0;
-        if silent >> source & 1 == 0 && arrives(comm, arena, lane, lane.sent_flag(source), epoch, source) {
-            count = arena.word(lane.count(slot, source)).load_relaxed_sys().min(lane.sizes.tokens.into());
-        } else {
-            masked.red_or_relaxed_gpu(1 << source);
+        let mut rows = None;
+        if silent >> source & 1 == 0 {
+            rows = arrives(comm, arena, lane, lane.sent_flag(slot, source), epoch, source);
+            if rows.is_none() {
+                masked.red_or_relaxed_gpu(1 << source);
+            }
         }
-        arena.word(lane.got(slot, source)).store_relaxed_gpu(count);
+        let count = rows.map_or(0, |rows| rows.min(lane.sizes.tokens));
+        arena.word(lane.got(slot, source)).store_relaxed_gpu(count.into());
         source += WARP_SIZE;
     }
 }
 
-/// Waits for a flag. Reports why it did not come.
+/// Waits for a flag. Returns its number of rows; reports why it did not come.
 #[inline(always)]
-pub(crate) fn arrives(comm: &Comm, arena: &Arena, lane: &Lane, flag: u64, epoch: u64, source: u32) -> bool {
+pub(crate) fn arrives(comm: &Comm, arena: &Arena, lane: &Lane, flag: u64, epoch: u64, source: u32) -> Option<u32> {
     let waited = protocol::wait::<Global>(&status::of(comm), lane.deadline, arena.word(flag), epoch);
-    let Err((stop, seen)) = waited else { return true };
+    let (stop, seen) = match waited {
+        Ok(rows) => return Some(rows),
+        Err(error) => error,
+    };
     let code = if stop == WaitError::Deadline { Code::Silent } else { Code::Stopped };
-    status::report(arena.here(), lane, code, source, 0, seen, epoch);
-    false
+    status::report(arena.here(), lane, code, source, 0, seen, u64::from(epoch as u32));
+    None
 }
 
 /// Returns the number of the thread in its warp.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Places in the arena and the tokens, which a dispatch and its combine share.
 
+use crate::protocol::{flag, slot};
 use gin_device::prelude::*;
 
 /// The sizes that all ranks of a group agree on.
@@ -160,35 +161,29 @@ impl Lane {
         self.first + 8 * index
     }
 
-    /// Returns the offset of the number of rows that `source` sent in a slot. That rank stores it.
+    /// Returns the offset of the flag that `source` raises after its rows in a slot.
     #[inline(always)]
-    pub(crate) fn count(&self, slot: u64, source: u32) -> u64 {
+    pub(crate) fn sent_flag(&self, slot: u64, source: u32) -> u64 {
         self.by_rank(slot, source)
     }
 
-    /// Returns the offset of the number of rows that the slot has from `source`: the one above, or 0 if that rank was
+    /// Returns the offset of the number of rows that the slot has from `source`: that of its flag, or 0 if the rank was
     /// silent.
     #[inline(always)]
     pub(crate) fn got(&self, slot: u64, source: u32) -> u64 {
         self.by_rank(2 + slot, source)
     }
 
-    /// Returns the offset of the flag that `source` raises after its rows.
-    #[inline(always)]
-    pub(crate) fn sent_flag(&self, source: u32) -> u64 {
-        self.by_rank(4, source)
-    }
-
     /// Returns the offset of the flag that `source` raises after the rows that it returns.
     #[inline(always)]
     pub(crate) fn returned_flag(&self, source: u32) -> u64 {
-        self.by_rank(5, source)
+        self.by_rank(4, source)
     }
 
     /// Returns the offset of the word in which the blocks agree whether `source` returned its rows.
     #[inline(always)]
     pub(crate) fn verdict(&self, source: u32) -> u64 {
-        self.by_rank(6, source)
+        self.by_rank(5, source)
     }
 
     #[inline(always)]
@@ -211,9 +206,10 @@ pub fn reset(sizes: &Sizes, words: &mut [u64], epoch: u64) {
     words.fill(0);
     words[EPOCH as usize] = epoch;
     let by_rank = |row: u64| (STATE + row * u64::from(sizes.ranks)) as usize;
-    // Both flags, and the verdict, whose epoch is one that nobody asks about again.
-    words[by_rank(4)..by_rank(6)].fill(epoch);
-    words[by_rank(6)..by_rank(7)].fill(epoch << 1);
+    // All flags, and the verdict, whose epoch is one that nobody asks about again.
+    words[by_rank(0)..by_rank(2)].fill(flag(epoch, 0));
+    words[by_rank(4)..by_rank(5)].fill(flag(epoch, 0));
+    words[by_rank(5)..by_rank(6)].fill(epoch << 1);
 }
 
 /// Where the last dispatch of a lane is in the arena: offsets in bytes.
@@ -227,7 +223,7 @@ impl Places {
     /// Returns the places of the rows of dispatch `epoch`.
     #[must_use]
     pub const fn new(lane: &Lane, epoch: u64) -> Self {
-        Self { lane: *lane, slot: crate::protocol::slot(epoch) }
+        Self { lane: *lane, slot: slot(epoch) }
     }
 
     /// Returns the offset of the number of rows from `source`, a word.

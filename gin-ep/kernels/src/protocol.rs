@@ -74,39 +74,46 @@ impl<M: Memory> Launch<M> {
     }
 }
 
-/// Raises a flag after all writes that the caller made or has seen.
+/// Returns the value of a flag: the lower half of an epoch, and the number of rows that the flag covers. One word has
+/// both, so that no store of a number has to arrive before the flag may be raised.
 #[inline(always)]
-pub fn raise<M: Memory>(flag: M::Word, epoch: u64) {
-    M::fence_release_sys();
-    flag.store_relaxed_sys(epoch);
+pub const fn flag(epoch: u64, rows: u32) -> u64 {
+    epoch << 32 | rows as u64
 }
 
-/// Waits for a flag. An error has its last value.
+/// Raises a flag after all writes that the caller made or has seen.
+#[inline(always)]
+pub fn raise<M: Memory>(word: M::Word, epoch: u64, rows: u32) {
+    M::fence_release_sys();
+    word.store_relaxed_sys(flag(epoch, rows));
+}
+
+/// Waits for a flag. Returns its number of rows. An error has its last epoch.
 ///
 /// Ordering: acquire, at system scope.
 #[inline(always)]
 pub fn wait<M: Memory>(
     status: &Status<M>,
     deadline: Deadline,
-    flag: M::Word,
+    word: M::Word,
     epoch: u64,
-) -> Result<(), (WaitError, u64)> {
+) -> Result<u32, (WaitError, u64)> {
     let mut seen = 0;
     let waited = status.poll(deadline, || {
-        seen = flag.load_relaxed_sys();
+        seen = word.load_relaxed_sys();
         reached(seen, epoch)
     });
     if let Err(stop) = waited {
-        return Err((stop, seen));
+        return Err((stop, seen >> 32));
     }
     M::fence_acquire_sys();
-    Ok(())
+    Ok(seen as u32)
 }
 
-/// Returns whether a flag is at or past an epoch, on the circle of 2^64 values.
+/// Returns whether a flag is at or past an epoch, on the circle of 2^32 values.
 #[inline(always)]
 pub const fn reached(flag: u64, epoch: u64) -> bool {
-    flag.wrapping_sub(epoch) < 1 << 63
+    ((flag >> 32) as u32).wrapping_sub(epoch as u32) < 1 << 31
 }
 
 /// Makes all blocks agree whether a rank took part in an epoch. The first that asks decides.
