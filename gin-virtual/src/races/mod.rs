@@ -485,7 +485,7 @@ impl Races {
         let put = self.posts.get(&(from, there)).filter(|posted| !posted.poster.get && here.is_some());
         let get = self.posts.get(&(to, here)).filter(|posted| posted.poster.get && there.is_some());
         // If a put and a get have the same ranges, the later one knows more. Bytes that leave a window for other memory
-        // may be those of a put, or of a peer's get from there. Nothing tells which, so only the knowledge of the carrier
+        // may be those of a put, or of a peer's get from there. Nothing tells which, so only the carrier's knowledge
         // counts.
         let is_ambiguous = there.is_none() && here.is_some_and(|place| self.sources_of_gets.contains(&place));
         let posted = [put, get].into_iter().flatten().max_by_key(|posted| posted.poster.number);
