@@ -18,7 +18,7 @@
 mod clock;
 mod shadow;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::panic::Location;
 use std::rc::Rc;
@@ -169,6 +169,8 @@ pub(crate) struct Races {
     /// The rank of each task that is a host.
     host_ranks: Vec<Option<u32>>,
     posts: HashMap<Request, Rc<Posted>>,
+    /// The places from which gets read.
+    sources_of_gets: HashSet<There>,
     /// Number of posts so far.
     posted: u64,
     /// Bytes outside of windows that hold bytes of a request on their way, by address.
@@ -439,6 +441,10 @@ impl Races {
             }
             Transfer::Get { source, .. } => {
                 poster.get = true;
+                if self.sources_of_gets.len() >= POSTS {
+                    self.sources_of_gets.clear();
+                }
+                self.sources_of_gets.insert((source.window, peer, source.offset));
                 (own, source, Some(stamp))
             }
         };
@@ -478,8 +484,10 @@ impl Races {
         let (there, here) = (self.there(to), self.there(from));
         let put = self.posts.get(&(from, there)).filter(|posted| !posted.poster.get && here.is_some());
         let get = self.posts.get(&(to, here)).filter(|posted| posted.poster.get && there.is_some());
-        // If a put and a get have the same ranges, the later one knows more. Bytes of a get that leave their source for
-        // other memory have no name yet.
+        // If a put and a get have the same ranges, the later one knows more. Bytes that leave a window for other memory
+        // may be those of a put, or of a peer's get from there. Nothing tells which, so only the carrier's knowledge
+        // counts.
+        let is_ambiguous = there.is_none() && here.is_some_and(|place| self.sources_of_gets.contains(&place));
         let posted = [put, get].into_iter().flatten().max_by_key(|posted| posted.poster.number);
         let posted = posted.or_else(|| self.on_the_way.get(&from)).cloned();
         if there.is_none() {
@@ -498,7 +506,8 @@ impl Races {
                 self.posts.insert(next, posted.clone());
             }
         }
-        let (poster, order) = (posted.as_ref().map(|posted| posted.poster), posted.and_then(|it| it.stamp.clone()));
+        let poster = posted.as_ref().map(|posted| posted.poster);
+        let order = posted.filter(|_| !is_ambiguous).and_then(|it| it.stamp.clone());
         let (read, write) = match poster {
             None => (RaceOperation::CopyRead, RaceOperation::CopyWrite),
             Some(Poster { get: false, .. }) => (RaceOperation::PutRead, RaceOperation::PutWrite),
@@ -523,9 +532,11 @@ impl Races {
             Owner::Block { rank, .. } => Some(*rank),
             Owner::Hosts | Owner::Service(_) => None,
         };
-        // The rank that puts, over the network or by stores.
+        // The rank that puts or gets, over the network or by stores.
         let puts = match place {
-            Place { operation: RaceOperation::PutWrite, poster: Some(poster), .. } => rank_of(poster.slot),
+            Place { operation: RaceOperation::PutWrite | RaceOperation::GetWrite, poster: Some(poster), .. } => {
+                rank_of(poster.slot)
+            }
             Place { operation: RaceOperation::Write, .. } => {
                 let actor = self.actors.get(task as usize).and_then(Option::as_ref);
                 actor.filter(|actor| actor.calls > 0).and_then(|actor| rank_of(actor.slot))

@@ -47,7 +47,7 @@ pub(super) struct Access {
     pub(super) kind: Kind,
     /// The bytes, one bit each.
     mask: u8,
-    /// One more than the rank whose put writes; 0 for other accesses.
+    /// One more than the rank whose put or get writes; 0 for other accesses.
     puts: u16,
 }
 
@@ -117,7 +117,7 @@ fn record(cell: &mut Cell, new: Access, actor: &Actor, order: Option<&Stamp>) ->
             return None;
         }
         let before = |order: &Stamp| order.covers(old.slot, old.epoch) || old.place == new.place;
-        // Puts of one rank to one place often have the same bytes. Nothing tells them from others.
+        // Puts of one rank to one place, and its gets, often have the same bytes. Nothing tells them from others.
         let alike = new.puts != 0 && new.puts == old.puts;
         let known = alike || (same || actor.knows(old.slot, old.epoch)) && order.is_none_or(before);
         if !known {
