@@ -295,19 +295,19 @@ impl Received<'_> {
         for source in 0..sizes.ranks {
             let mut count = [0u64];
             arena.read(places.got(source), &mut count)?;
-            let mut rows = Vec::new();
-            for row in 0..count[0] {
-                let mut bytes = vec![0u8; sizes.row_bytes as usize];
-                arena.read(places.rows(source) + row * u64::from(sizes.row_bytes), &mut bytes)?;
-                let mut meta = vec![0u32; sizes.meta_bytes() as usize / 4];
-                arena.read(places.meta(source) + row * u64::from(sizes.meta_bytes()), &mut meta)?;
-                let (topk, token) = (sizes.topk as usize, meta[0]);
+            let (number, topk) = (count[0] as usize, sizes.topk as usize);
+            let (row_bytes, meta_words) = (sizes.row_bytes as usize, sizes.meta_bytes() as usize / 4);
+            let (mut bytes, mut meta) = (vec![0u8; number * row_bytes], vec![0u32; number * meta_words]);
+            arena.read(places.rows(source), &mut bytes)?;
+            arena.read(places.meta(source), &mut meta)?;
+            let row = |(row, meta): (&[u8], &[u32])| {
                 let experts = meta[1..=topk].iter().map(|&word| word as i32).collect();
                 let weights = meta[1 + topk..][..topk].iter().map(|&word| f32::from_bits(word)).collect();
-                let scales = &bytemuck::cast_slice::<u32, u8>(&meta)[sizes.scales_at() as usize..];
+                let scales = &bytemuck::cast_slice::<u32, u8>(meta)[sizes.scales_at() as usize..];
                 let scales = scales[..sizes.scale_bytes as usize].to_vec();
-                rows.push(ReceivedRow { token, experts, weights, row: bytes, scales });
-            }
+                ReceivedRow { token: meta[0], experts, weights, row: row.to_vec(), scales }
+            };
+            let rows = bytes.chunks_exact(row_bytes).zip(meta.chunks_exact(meta_words)).map(row).collect();
             all.push(rows);
         }
         Ok(all)
