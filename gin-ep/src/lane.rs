@@ -6,6 +6,7 @@ use crate::{Arrangement, Combine, EpError, Group, Layout, Plan, Rows, Tokens};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{RECEIVE, SEND};
 use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
+use gin_host::comm::{DeviceComm, Window};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -122,6 +123,31 @@ impl<'g> Lane<'g> {
         Ok(params)
     }
 
+    /// Returns the parameters of a kernel of yours that contains a dispatch and its combine, and keeps their memory for
+    /// the stream. The kernel calls [`kernels::dispatch`] with [`SEND`] and [`RECEIVE`], then [`kernels::combine`].
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch) and [`Received::combine`].
+    pub fn fuse(
+        &mut self,
+        stream: &Arc<dyn Stream>,
+        tokens: &Tokens<'_>,
+        rows: Rows<'_>,
+        combine: &Combine<'_>,
+    ) -> Result<Fused<'_>, EpError> {
+        if self.is_unheard {
+            return Err(EpError::NotReceived { lane: self.number });
+        }
+        let (group, state) = (self.group, self.state());
+        let lane = state.params;
+        let (tokens, mut used) = tokens.check(&lane.sizes, group.element)?;
+        let (sums, others) = combine.check(&lane.sizes, &tokens, rows, group.at_source)?;
+        used.extend(others);
+        state.keep(stream, &used)?;
+        let shared = group.shape.dynamic_shared;
+        Ok(Fused { comm: &group.device, arena: &group.arena, lane, tokens, sums, shared })
+    }
+
     fn launch_dispatch(
         &self,
         stream: &Arc<dyn Stream>,
@@ -137,6 +163,23 @@ impl<'g> Lane<'g> {
         unsafe { stream.launch(&group.dispatch, shape, &arguments)? };
         Ok(())
     }
+}
+
+/// The parameters of a kernel that contains a dispatch and its combine, in the order in which these take them.
+#[derive(Debug)]
+pub struct Fused<'l> {
+    /// The communicator.
+    pub comm: &'l DeviceComm,
+    /// The memory of the group.
+    pub arena: &'l Window<u64>,
+    /// The lane.
+    pub lane: kernels::Lane,
+    /// The tokens.
+    pub tokens: kernels::Tokens,
+    /// The rows that come back, and their sums.
+    pub sums: kernels::Sums,
+    /// Bytes of dynamic shared memory that the dispatch needs.
+    pub shared: u32,
 }
 
 /// A lane with its dispatch.

@@ -178,6 +178,12 @@ fn all_layouts_have_the_rows_of_the_oracle_in_its_order() {
 }
 
 #[test]
+fn a_kernel_of_the_user_contains_dispatch_experts_and_combine() {
+    let shape = Shape { ranks: 3, experts: 7, topk: 3, hidden: 24 };
+    on_ranks(WorldConfig::seeded(3, 8), |rank, comm| support::fused(rank, comm, &config(&shape, 12), &shape, 12));
+}
+
+#[test]
 fn all_tokens_that_a_rank_may_have_find_their_places() {
     // Groups of tokens fit into shared memory several times over with 1 rank, and not at once with 16.
     let all = Shape { ranks: 1, experts: 3, topk: 1, hidden: 8 };

@@ -13,7 +13,7 @@ use support::{Pair, pairs};
 mod support;
 
 /// The trials of this module, which run on any devices. Ranks form one LSA team.
-pub const TRIALS: [Trial; 10] = [
+pub const TRIALS: [Trial; 11] = [
     ("rows_go_to_their_experts_and_back_with_the_bits_of_the_oracle", small),
     ("whole_batches_go_to_their_experts_and_back_with_the_bits_of_the_oracle", large),
     ("one_block_is_enough_to_dispatch_and_combine", |testbed| {
@@ -24,6 +24,9 @@ pub const TRIALS: [Trial; 10] = [
     ("graphs_of_dispatch_and_combine_replay_with_other_counts_ids_and_rows", replays),
     ("rows_for_each_id_come_back_and_are_added_up_with_weights", at_source),
     ("all_elements_go_to_their_experts_and_back_with_their_scales", elements),
+    ("a_kernel_of_the_user_contains_dispatch_experts_and_combine", |testbed| {
+        with(testbed, 2, small_on(testbed), (60, 8, 256), 24, support::fused)
+    }),
     ("large_batches_find_their_places", prefill),
     ("all_layouts_have_the_rows_of_the_oracle_in_its_order", layouts),
 ];
