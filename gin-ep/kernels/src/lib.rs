@@ -34,7 +34,7 @@
 //!
 //! *The order of rows is that of tokens.* A row's place is the number of earlier tokens for the same rank. Each block
 //! counts them for itself, so the same routing gives the same bytes in every grid and schedule.
-#![cfg_attr(target_arch = "nvptx64", feature(core_float_math))]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, core_float_math))]
 #![no_std]
 #![warn(unreachable_pub)]
 
