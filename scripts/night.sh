@@ -32,6 +32,7 @@ for case in \
     tests GIN_SEEDS="${SEEDS:-600}" gin-conformance virtual_gpu "$case"
 done
 tests GIN_ALL_WAYS=1 gin-conformance virtual_gpu
+tests GIN_EP_CASES="${PROGRAMS:-3000}" gin-ep oracle
 tests GIN_ALL_WAYS=1 gin-device mutations
 search "${CARGO:-cargo}" test --release -p gin-device --test float -- --ignored
 tests GIN_MODEL_MORE_PREEMPTIONS=1 gin-device loom_models

@@ -6,6 +6,7 @@ use crate::{Arrangement, Combine, EpError, Group, Layout, Plan, Rows, Tokens};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{RECEIVE, SEND};
 use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
+use gin_host::comm::{DeviceComm, Window};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -122,6 +123,31 @@ impl<'g> Lane<'g> {
         Ok(params)
     }
 
+    /// Returns the parameters of a kernel of yours that contains a dispatch and its combine, and keeps their memory for
+    /// the stream. The kernel calls [`kernels::dispatch`] with [`SEND`] and [`RECEIVE`], then [`kernels::combine`].
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch) and [`Received::combine`].
+    pub fn fuse(
+        &mut self,
+        stream: &Arc<dyn Stream>,
+        tokens: &Tokens<'_>,
+        rows: Rows<'_>,
+        combine: &Combine<'_>,
+    ) -> Result<Fused<'_>, EpError> {
+        if self.is_unheard {
+            return Err(EpError::NotReceived { lane: self.number });
+        }
+        let (group, state) = (self.group, self.state());
+        let lane = state.params;
+        let (tokens, mut used) = tokens.check(&lane.sizes, group.element)?;
+        let (sums, others) = combine.check(&lane.sizes, &tokens, rows, group.at_source)?;
+        used.extend(others);
+        state.keep(stream, &used)?;
+        let shared = group.shape.dynamic_shared;
+        Ok(Fused { comm: &group.device, arena: &group.arena, lane, tokens, sums, shared })
+    }
+
     fn launch_dispatch(
         &self,
         stream: &Arc<dyn Stream>,
@@ -137,6 +163,23 @@ impl<'g> Lane<'g> {
         unsafe { stream.launch(&group.dispatch, shape, &arguments)? };
         Ok(())
     }
+}
+
+/// The parameters of a kernel that contains a dispatch and its combine, in the order in which these take them.
+#[derive(Debug)]
+pub struct Fused<'l> {
+    /// The communicator.
+    pub comm: &'l DeviceComm,
+    /// The memory of the group.
+    pub arena: &'l Window<u64>,
+    /// The lane.
+    pub lane: kernels::Lane,
+    /// The tokens.
+    pub tokens: kernels::Tokens,
+    /// The rows that come back, and their sums.
+    pub sums: kernels::Sums,
+    /// Bytes of dynamic shared memory that the dispatch needs.
+    pub shared: u32,
 }
 
 /// A lane with its dispatch.
@@ -295,19 +338,19 @@ impl Received<'_> {
         for source in 0..sizes.ranks {
             let mut count = [0u64];
             arena.read(places.got(source), &mut count)?;
-            let mut rows = Vec::new();
-            for row in 0..count[0] {
-                let mut bytes = vec![0u8; sizes.row_bytes as usize];
-                arena.read(places.rows(source) + row * u64::from(sizes.row_bytes), &mut bytes)?;
-                let mut meta = vec![0u32; sizes.meta_bytes() as usize / 4];
-                arena.read(places.meta(source) + row * u64::from(sizes.meta_bytes()), &mut meta)?;
-                let (topk, token) = (sizes.topk as usize, meta[0]);
+            let (number, topk) = (count[0] as usize, sizes.topk as usize);
+            let (row_bytes, meta_words) = (sizes.row_bytes as usize, sizes.meta_bytes() as usize / 4);
+            let (mut bytes, mut meta) = (vec![0u8; number * row_bytes], vec![0u32; number * meta_words]);
+            arena.read(places.rows(source), &mut bytes)?;
+            arena.read(places.meta(source), &mut meta)?;
+            let row = |(row, meta): (&[u8], &[u32])| {
                 let experts = meta[1..=topk].iter().map(|&word| word as i32).collect();
                 let weights = meta[1 + topk..][..topk].iter().map(|&word| f32::from_bits(word)).collect();
-                let scales = &bytemuck::cast_slice::<u32, u8>(&meta)[sizes.scales_at() as usize..];
+                let scales = &bytemuck::cast_slice::<u32, u8>(meta)[sizes.scales_at() as usize..];
                 let scales = scales[..sizes.scale_bytes as usize].to_vec();
-                rows.push(ReceivedRow { token, experts, weights, row: bytes, scales });
-            }
+                ReceivedRow { token: meta[0], experts, weights, row: row.to_vec(), scales }
+            };
+            let rows = bytes.chunks_exact(row_bytes).zip(meta.chunks_exact(meta_words)).map(row).collect();
             all.push(rows);
         }
         Ok(all)

@@ -31,7 +31,7 @@ pub use config::{Element, GroupConfig, Scales};
 pub use error::{EpError, Report};
 pub use gin_ep_kernels::Code;
 pub use group::Group;
-pub use lane::{Lane, Received, ReceivedRow, Sent};
+pub use lane::{Fused, Lane, Received, ReceivedRow, Sent};
 pub use layout::{Arrangement, Layout};
 pub use terms::{Combine, Ids, Number, Plan, Rows, Terms, Tokens};
 

@@ -13,16 +13,20 @@ use support::{Pair, pairs};
 mod support;
 
 /// The trials of this module, which run on any devices. Ranks form one LSA team.
-pub const TRIALS: [Trial; 9] = [
+pub const TRIALS: [Trial; 11] = [
     ("rows_go_to_their_experts_and_back_with_the_bits_of_the_oracle", small),
     ("whole_batches_go_to_their_experts_and_back_with_the_bits_of_the_oracle", large),
     ("one_block_is_enough_to_dispatch_and_combine", |testbed| {
         on(testbed, 3, |config| config.sms(1), (60, 4, 200), 64, &[pair(Routing::Uniform), pair(Routing::Repeats)])
     }),
+    ("one_rank_sends_rows_to_itself", alone),
     ("free_running_pairs_of_dispatch_and_combine_give_the_bits_of_the_oracle", free_running),
     ("graphs_of_dispatch_and_combine_replay_with_other_counts_ids_and_rows", replays),
     ("rows_for_each_id_come_back_and_are_added_up_with_weights", at_source),
     ("all_elements_go_to_their_experts_and_back_with_their_scales", elements),
+    ("a_kernel_of_the_user_contains_dispatch_experts_and_combine", |testbed| {
+        with(testbed, 2, small_on(testbed), (60, 8, 256), 24, support::fused)
+    }),
     ("large_batches_find_their_places", prefill),
     ("all_layouts_have_the_rows_of_the_oracle_in_its_order", layouts),
 ];
@@ -76,6 +80,23 @@ fn on(
 fn small_on(testbed: &Testbed) -> impl Fn(GroupConfig) -> GroupConfig + Sync + use<> {
     let is_real = testbed.devices.is_some();
     move |config: GroupConfig| if is_real { config } else { config.sms(2).threads(64) }
+}
+
+/// Small trials of one rank, which compute-sanitizer can run.
+fn alone(testbed: &Testbed) -> Result<(), String> {
+    let (sizes, tokens) = ((6, 3, 128), 40);
+    on(testbed, 1, small_on(testbed), sizes, tokens, &[pair(Routing::Uniform), pair(Routing::Repeats)])?;
+    for element in [Element::E4m3(Scales::F32), Element::Opaque { row_bytes: 48, scale_bytes: 7 }] {
+        with(testbed, 1, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
+            support::element(rank, comm, config, element, shape, most)
+        })?;
+    }
+    for layout in [Layout::Flat, Layout::Packed { align: 8 }] {
+        with(testbed, 1, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
+            support::layout(rank, comm, config, layout, shape, most)
+        })?;
+    }
+    on(testbed, 1, small_on(testbed), (6, 3, 8), 300, &[Pair { counts: &[300], ..pair(Routing::Uniform) }])
 }
 
 fn free_running(testbed: &Testbed) -> Result<(), String> {

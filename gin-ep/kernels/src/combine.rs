@@ -82,9 +82,12 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
     }
     // The flags are on their way meanwhile.
     let first = if lane_index() == 0 { launch.take() } else { 0 };
+    let number = tokens.number(&lane.sizes);
+    // Safety: the caller's promise.
+    let first = unsafe { Work::new(lane, tokens, sums, number, Warp.shuffle(first, 0)) };
     let present = present(comm, &arena, lane, epoch, since, masked);
     // Safety: the caller's promise.
-    unsafe { add_up::<E>(&arena, lane, tokens, sums, &launch, epoch, present, first) };
+    unsafe { add_up::<E>(&arena, lane, tokens, sums, number, &launch, epoch, present, first) };
 }
 
 /// Stores the rows of the block's share into the memory of their sources.
@@ -198,7 +201,42 @@ impl<E: Element> Unit<E> {
     }
 }
 
-/// Adds up units of tokens, until all are taken. `next` is the first one, in the first lane of each warp.
+/// A unit of a token, with an id and its weight in each lane of the warp.
+#[derive(Clone, Copy)]
+struct Work {
+    token: u32,
+    part: u32,
+    id: i32,
+    weight: f32,
+    is_there: bool,
+}
+
+impl Work {
+    /// Loads ids and weights of a unit, if there is such a one. `number` is the number of tokens.
+    ///
+    /// # Safety
+    /// - As [`combine`].
+    #[inline(always)]
+    unsafe fn new(lane: &Lane, tokens: &Tokens, sums: &Sums, number: u32, unit: u64) -> Self {
+        let (sizes, units) = (&lane.sizes, (lane.sizes.back_bytes / 16).div_ceil(UNIT));
+        if unit >= u64::from(number) * u64::from(units) {
+            return Self { token: 0, part: 0, id: -1, weight: 1.0, is_there: false };
+        }
+        let (token, part) = (unit as u32 / units, unit as u32 % units);
+        let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
+        let is_mine = lane_index() < sizes.topk;
+        let id = if is_mine { tokens.id(index) } else { -1 };
+        let weight = if is_mine && sums.weights != 0 {
+            // Safety: the caller's promise.
+            f32::from_bits(unsafe { load(sums.weights + 4 * index) })
+        } else {
+            1.0
+        };
+        Self { token, part, id, weight, is_there: true }
+    }
+}
+
+/// Adds up units of tokens, until all are taken. `work` is the first one.
 ///
 /// # Safety
 /// - As [`combine`].
@@ -209,33 +247,20 @@ unsafe fn add_up<E: Element>(
     lane: &Lane,
     tokens: &Tokens,
     sums: &Sums,
+    number: u32,
     launch: &Launch<Global>,
     epoch: u64,
     present: u64,
-    mut next: u64,
+    mut work: Work,
 ) {
     let (sizes, slot) = (&lane.sizes, protocol::slot(epoch));
-    let number = tokens.number(sizes);
     let (pairs, each, bytes) = (sizes.back_bytes / 16, sizes.back_rows, u64::from(sizes.back_bytes));
-    let units = pairs.div_ceil(UNIT);
     let (topk, local) = (sizes.topk, sizes.local());
-    loop {
-        let unit = Warp.shuffle(next, 0);
-        if unit >= u64::from(number) * u64::from(units) {
-            return;
-        }
+    while work.is_there {
         // The next one is on its way meanwhile.
-        next = if lane_index() == 0 { launch.take() } else { 0 };
-        let (token, part) = (unit as u32 / units, unit as u32 % units);
+        let next = if lane_index() == 0 { launch.take() } else { 0 };
+        let Work { token, part, id, weight, .. } = work;
         let pair = part * UNIT + lane_index();
-        let index = u64::from(token) * u64::from(topk) + u64::from(lane_index());
-        let id = if lane_index() < topk { tokens.id(index) } else { -1 };
-        let weight = if sums.weights != 0 && id >= 0 {
-            // Safety: the caller's promise.
-            f32::from_bits(unsafe { load(sums.weights + 4 * index) })
-        } else {
-            1.0
-        };
         let is_dropped = Warp.any(id >= 0 && id as u32 >= sizes.experts);
         let owner = if id < 0 || is_dropped { u32::MAX } else { id as u32 / local };
         let output = sums.output + u64::from(token) * bytes;
@@ -263,6 +288,9 @@ unsafe fn add_up<E: Element>(
             sum.add(weight, &data);
         }
         // Safety: the caller's promise.
-        unsafe { store_unit(output, pair, pairs, &sum.round()) };
+        unsafe {
+            store_unit(output, pair, pairs, &sum.round());
+            work = Work::new(lane, tokens, sums, number, Warp.shuffle(next, 0));
+        }
     }
 }

@@ -178,6 +178,10 @@ unsafe fn send_unit<F: Format>(
     let (sizes, me, pairs) = (&lane.sizes, arena.rank(), lane.sizes.row_bytes / 16);
     let pair = part * F::UNIT + lane_index();
     let row = tokens.rows + u64::from(token) * u64::from(F::SOURCE * sizes.row_bytes);
+    // The id and the weight of this lane are on their way together with the row.
+    let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
+    let chosen =
+        if part == 0 && lane_index() < sizes.topk { (tokens.id(index), tokens.weight(index)) } else { (-1, 0.0) };
     // Safety: the caller's promise.
     let data = unsafe { F::load(row, pair, pairs, tokens.flags) };
     let mut first = 0;
@@ -198,7 +202,7 @@ unsafe fn send_unit<F: Format>(
             unsafe {
                 F::store(&data, row, meta + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
                 if part == 0 {
-                    describe(lane, tokens, token, to, meta);
+                    describe(lane, token, chosen, to, meta);
                     if !F::MAKES_SCALES && sizes.scale_bytes != 0 {
                         copy_scales(tokens.scales, sizes.scale_bytes, token, meta + u64::from(sizes.scales_at()));
                     }
@@ -209,12 +213,12 @@ unsafe fn send_unit<F: Format>(
     }
 }
 
-/// Stores the description of a row.
+/// Stores the description of a row, by one warp, whose lanes have an id and its weight each.
 ///
 /// # Safety
 /// - `meta` is the place of the description.
 #[inline(always)]
-unsafe fn describe(lane: &Lane, tokens: &Tokens, token: u32, to: u32, meta: u64) {
+unsafe fn describe(lane: &Lane, token: u32, (id, weight): (i32, f32), to: u32, meta: u64) {
     let (topk, local, k) = (lane.sizes.topk, lane.sizes.local(), lane_index());
     // Safety: the caller's promise.
     let store =
@@ -223,11 +227,9 @@ unsafe fn describe(lane: &Lane, tokens: &Tokens, token: u32, to: u32, meta: u64)
         store(0, token);
     }
     if k < topk {
-        let index = u64::from(token) * u64::from(topk) + u64::from(k);
-        let id = tokens.id(index);
         let is_there = id >= 0 && id as u32 / local == to;
         store(1 + k, if is_there { id as u32 % local } else { u32::MAX });
-        store(1 + topk + k, if is_there { tokens.weight(index).to_bits() } else { 0 });
+        store(1 + topk + k, if is_there { weight.to_bits() } else { 0 });
     }
 }
 

@@ -9,7 +9,7 @@ use gin_ep_oracle::{Batch, Experts, Kind, Routing, Shape, Zone, batch, expert_ma
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
-use gpu_tests_kernels::experts::{hardware_experts, hardware_experts_arranged, hardware_experts_each};
+use gpu_tests_kernels::experts::{hardware_experts, hardware_experts_arranged, hardware_experts_each, hardware_fused};
 use std::sync::Arc;
 
 /// The memory of one rank's tokens.
@@ -514,6 +514,42 @@ pub fn small_layouts(
     let all = (most * shape.topk) as u64;
     assert_eq!(report, (me == 0).then_some((Code::TooManyRows, all, most as u64, 0)));
     received.release();
+    drop(lane);
+    group.destroy()
+}
+
+/// Runs pairs in one kernel with the experts, and compares each with the oracle.
+pub fn fused(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    most: usize,
+) -> Result<(), EpError> {
+    let me = rank.rank() as usize;
+    let group = Group::new(comm, &config.grid(1))?;
+    let input = Input::new(rank, shape, most)?;
+    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    for number in 0..4 {
+        let mine = batch(shape, Routing::Uniform, number, me, most - me % 2);
+        input.write(&mine, false)?;
+        let tokens = input.tokens(mine.tokens(shape), false);
+        let sums = Combine::reduced().into(&input.output);
+        let fused = lane.fuse(&stream, &tokens, Rows::InPlace, &sums)?;
+        let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
+        let launch = LaunchConfig::new(1, 128).dynamic_shared(fused.shared);
+        // Safety: one block, with the parameters of the lane.
+        unsafe {
+            let gin_ep::Fused { comm, arena, lane, tokens, sums, .. } = fused;
+            hardware_fused::launch(&stream, launch, comm, arena, lane, tokens, sums, local, hidden)?;
+        }
+        stream.synchronize()?;
+        let expected = per_rank(shape, &mine, &[], Experts);
+        let mut found = vec![0u16; expected.len()];
+        input.output.read(0, &mut found)?;
+        assert!(expected == found, "pair {number}: the output of rank {me} differs");
+    }
+    assert_eq!(group.status()?, None);
     drop(lane);
     group.destroy()
 }

@@ -3,7 +3,7 @@
 
 use gin_device::prelude::*;
 use gin_ep_kernels::arrange::{FLAT, PADDED};
-use gin_ep_kernels::{Arranged, Received};
+use gin_ep_kernels::{Arranged, Bytes, Lane, RECEIVE, Received, SEND, Sums, Tokens, combine, dispatch};
 
 /// Replaces each received row by the weighted sum of what its experts on this rank make of it. Expert `e` of all makes
 /// `x * (1 + (e % 5) / 8) + e % 29` of an element `x`.
@@ -15,6 +15,16 @@ use gin_ep_kernels::{Arranged, Received};
 /// - It runs between the receive and the combine of a lane. `local` is the number of experts of a rank.
 #[kernel]
 pub unsafe fn hardware_experts(received: Received, rank: u32, local: u32, hidden: u32) {
+    // Safety: the caller's promise.
+    unsafe { replace(&received, rank, local, hidden) };
+}
+
+/// Runs the experts.
+///
+/// # Safety
+/// - As [`hardware_experts`].
+#[inline(always)]
+unsafe fn replace(received: &Received, rank: u32, local: u32, hidden: u32) {
     for source in 0..received.ranks() {
         let mut row = block_in_grid();
         while row < received.count(source) {
@@ -111,4 +121,29 @@ pub unsafe fn hardware_experts_arranged(to: Arranged, rank: u32, local: u32, hid
             unsafe { element.write(Bf16::from_f32(sum).to_bits()) };
         }
     }
+}
+
+/// Dispatches, runs the experts of [`hardware_experts`] and combines, in one kernel of one block.
+///
+/// # Safety
+/// - One block. The host made the parameters by `gin_ep::Lane::fuse`.
+#[kernel(launch_bounds(512))]
+pub unsafe fn hardware_fused(
+    comm: Comm,
+    arena: Window<u64>,
+    lane: Lane,
+    tokens: Tokens,
+    sums: Sums,
+    local: u32,
+    hidden: u32,
+) {
+    // Safety: the caller's promise, here and below.
+    unsafe { dispatch::<Bytes>(&comm, &arena, &lane, &tokens, SEND | RECEIVE) };
+    // One warp has received.
+    Block.sync();
+    let received = unsafe { Received::new(lane, arena.local_ptr().addr() as u64) };
+    // Safety: as in `hardware_experts`, which is a function of all threads, too.
+    unsafe { replace(&received, comm.world().rank(), local, hidden) };
+    Block.sync();
+    unsafe { combine::<Bf16>(&comm, &arena, &lane, &tokens, &sums) };
 }
