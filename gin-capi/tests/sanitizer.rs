@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The programs in C and C++ under the address sanitizer, which also watches the library's memory. Without the sanitizer's
-//! library the trials are reported as ignored.
+//! The programs in C and C++ under the address sanitizer, which also watches the library's memory. Without the
+//! sanitizer's library the trials are reported as ignored.
 
 mod common;
 
