@@ -93,7 +93,7 @@ capi() {
     # nvcc knows libraries by their names alone.
     "${nvcc[@]}" examples/cuda-cpp/main.cu -o "$to/main" -Igin-capi/include -L"$to" -lgin_device \
         -Xlinker "$to/libgin.so.0" -L"$tools/lib"
-    rm -f "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/*.log
+    rm -f "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/gin_device.*.cubin "$to"/*.log
     cp scripts/gpu-run-capi.sh "$bundle/run-capi.sh"
 }
 if [ -x target/cuda-tools/nvidia/cu13/bin/nvcc ]; then

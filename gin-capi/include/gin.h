@@ -6,8 +6,8 @@
 // output is written only on success. Each handle is checked: a null, closed or foreign one is GIN_ERROR_HANDLE. A pointer
 // is checked for null and alignment, and for nothing more; it must stay valid during the call.
 //
-// Any thread may call any function. While a call on a communicator waits for other ranks, most other calls on it return
-// GIN_ERROR_BUSY; abort, check, fault and statistics never wait. A collective call is one that all ranks make together.
+// Any thread may call any function. While a call on a communicator waits for other ranks, other calls on it return
+// GIN_ERROR_BUSY, except abort, check and fault. A collective call is one that all ranks make together.
 //
 // No panic and no exception leaves the library; it installs no signal handler. In the child of a fork every call returns
 // GIN_ERROR_FORK.
@@ -586,7 +586,7 @@ gin_status_t gin_comm_fault(struct gin_comm_t comm,
 // has no effect.
 gin_status_t gin_comm_abort(struct gin_comm_t comm);
 
-// Returns the statistics of a context. Programs may call this at any time, also while kernels run.
+// Returns the statistics of a context, also while kernels run.
 gin_status_t gin_comm_stats(struct gin_comm_t comm, uint32_t context, struct gin_stats_t *stats);
 
 // Ends the communicator in an orderly way, and closes the handle. Collective, unless a fault or an abort has ended the

@@ -128,7 +128,7 @@ pub extern "C" fn gin_comm_abort(comm: gin_comm_t) -> gin_status_t {
     call("gin_comm_abort", || Ok(table::get::<Comm>(comm.id)?.inner.abort()?))
 }
 
-/// Returns the statistics of a context. Programs may call this at any time, also while kernels run.
+/// Returns the statistics of a context, also while kernels run.
 ///
 /// # Safety
 /// - As the crate's docs say.

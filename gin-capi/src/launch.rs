@@ -14,14 +14,16 @@ use crate::types::{
 };
 use crate::window::Window;
 use gin_abi::{CommHandle, WindowHandle};
+use gin_boot::lock;
 use gin_device::exec::Dim3;
 use gin_device::kernel::{KernelEntry, KernelParam};
 use gin_gpu::{
     Argument, DeviceKind, Function, KernelArg, LaunchConfig, ModuleSource, Parameter, Stream as DeviceStream,
 };
 use std::any::TypeId;
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// A stream.
 pub(crate) struct Stream {
@@ -165,6 +167,26 @@ unsafe fn call_c(params: *const *const u8) {
     }
 }
 
+/// The entries of kernels in C, by name and sizes of parameters. A launch may outlive its handle, so none is freed.
+static ENTRIES: Mutex<BTreeMap<(String, Vec<usize>), &'static KernelEntry>> = Mutex::new(BTreeMap::new());
+
+/// Returns the entry of a kernel in C.
+fn entry(name: &str, sizes: &[usize]) -> &'static KernelEntry {
+    let parameter = |name, size| KernelParam { name, type_name: "bytes", type_id: TypeId::of::<u8>(), size, align: 16 };
+    lock(&ENTRIES).entry((name.to_owned(), sizes.to_vec())).or_insert_with(|| {
+        let mut params = vec![parameter("function", size_of::<usize>())];
+        params.extend(sizes.iter().map(|&size| parameter("", size)));
+        Box::leak(Box::new(KernelEntry {
+            name: name.to_owned().leak(),
+            module: "C",
+            abi: gin_abi::ABI_VERSION,
+            params: params.leak(),
+            launch_bounds: None,
+            call: call_c,
+        }))
+    })
+}
+
 /// Makes a kernel of a function of the program. Only the virtual GPU runs it: it calls the function as each thread of
 /// the grid. `sizes` are the sizes in bytes of its `count` parameters. The caller closes the handle with
 /// `gin_kernel_close`.
@@ -185,21 +207,9 @@ pub unsafe extern "C" fn gin_kernel_of_function(
     call("gin_kernel_of_function", || {
         let function = function.ok_or_else(|| Failure::argument("`function` is null"))?;
         let (name, kernel) = (text(name, "name")?, output(kernel, "kernel")?);
-        let parameter =
-            |name, size| KernelParam { name, type_name: "bytes", type_id: TypeId::of::<u8>(), size, align: 16 };
-        let mut params = vec![parameter("function", size_of::<usize>())];
-        params.extend(inputs(sizes, count, "sizes")?.iter().map(|&size| parameter("", size)));
-        // Never freed: a launch may outlive the handle. A program makes each kernel once.
-        let entry: &'static KernelEntry = Box::leak(Box::new(KernelEntry {
-            name: name.to_owned().leak(),
-            module: "C",
-            abi: gin_abi::ABI_VERSION,
-            params: params.leak(),
-            launch_bounds: None,
-            call: call_c,
-        }));
+        let sizes = inputs(sizes, count, "sizes")?;
         let code = Some(function as *const () as usize);
-        let function = gin_gpu::virt::function(entry);
+        let function = gin_gpu::virt::function(entry(name, sizes));
         kernel.write(gin_kernel_t { id: table::insert(Arc::new(Kernel { function, code }))? });
         Ok(())
     })

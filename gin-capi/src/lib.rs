@@ -21,7 +21,7 @@
 //!   checked for null and alignment, and for nothing more.
 //! - Any thread may call it, also several at a time. Exceptions are calls on one communicator: while one waits for
 //!   other
-//!   ranks, another returns `GIN_ERROR_BUSY`; only abort, fault, check and statistics are always possible.
+//!   ranks, another returns `GIN_ERROR_BUSY`; only abort, check and fault are always possible.
 //! - No panic and no exception leaves it. gin neither installs a signal handler nor changes one.
 //! - In the child of a fork it returns `GIN_ERROR_FORK`.
 //!

@@ -20,6 +20,16 @@ fn two_ranks_of_a_c_program_put_and_check() {
 }
 
 #[test]
+fn every_operation_of_the_header_does_its_work_and_refuses_wrong_arguments() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program("tests/c/operations.cpp", folder.path());
+    for route in ["automatic", "network"] {
+        let said = run(Command::new(&program).arg(route));
+        assert!(said.contains("passed"), "{route}: {said}");
+    }
+}
+
+#[test]
 fn kernels_in_cpp_run_on_the_virtual_gpu() {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = program("../examples/cuda-cpp/virtual.cpp", folder.path());

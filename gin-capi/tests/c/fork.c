@@ -54,6 +54,23 @@ static int member(struct pipes pipes) {
     config.address = "nowhere";
     assert(gin_job_over(&config, 0, 2, all_gather, &pipes, &job) == GIN_ERROR_ARGUMENT);
 
+    // The same by an id, which rank 0 makes and the job hands out.
+    config.address = "127.0.0.1";
+    gin_unique_id_t id, ids[2];
+    memset(&id, 0, sizeof id);
+    if (pipes.rank == 0) assert(gin_unique_id_create(&config, &id) == GIN_OK);
+    assert(gin_job_all_gather(job, &id, sizeof id, ids) == GIN_OK);
+    gin_job_t second;
+    uint32_t rank, ranks;
+    assert(gin_job_join(&config, &ids[0], pipes.rank, 2, &second) == GIN_OK);
+    assert(gin_job_rank(second, &rank, &ranks) == GIN_OK && rank == pipes.rank && ranks == 2);
+    assert(gin_job_barrier(second) == GIN_OK && gin_job_close(second) == GIN_OK);
+    assert(gin_job_join(&config, &ids[0], 0, 2, &second) == GIN_ERROR_ARGUMENT && strstr(gin_last_error(), "once"));
+    memset(&id, 'x', sizeof id);
+    assert(gin_job_join(&config, &id, 1, 2, &second) == GIN_ERROR_ARGUMENT && strstr(gin_last_error(), "no end"));
+    id.text[5] = 0;
+    assert(gin_job_join(&config, &id, 1, 2, &second) == GIN_ERROR_ARGUMENT && strstr(gin_last_error(), "gin1:"));
+
     // A process that uses gin forks: the child has none of gin's threads.
     pid_t child = fork();
     assert(child >= 0);

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The programs in C and C++ under the address sanitizer, which also watches the library's memory. Without the
+//! sanitizer's library the trials are reported as ignored.
+
+mod common;
+
+use common::{HERE, compiler, library, run, try_run};
+use libtest_mimic::{Arguments, Trial};
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+/// Compiles a program for the sanitizer.
+fn compile(source: &Path, to: &Path) -> Result<String, String> {
+    let mut command = compiler(source.extension().is_some_and(|end| end == "cpp"));
+    command.arg(source).arg("-o").arg(to).args(["-fsanitize=address,undefined", "-pthread"]);
+    try_run(command.arg(library("libgin_capi.so")))
+}
+
+fn main() -> ExitCode {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let empty = folder.path().join("empty.c");
+    std::fs::write(&empty, "int main(void) { return 0; }\n").expect("write a source");
+    let missing = compile(&empty, &folder.path().join("empty")).err();
+    if let Some(reason) = &missing {
+        eprintln!("ignored, because the compiler has no address sanitizer: {reason}");
+    }
+    let trial = |name: &str| {
+        let (source, program) =
+            (Path::new(HERE).join("tests/c").join(name), folder.path().join(name).with_extension(""));
+        let check = move || {
+            compile(&source, &program)?;
+            let said = run(&mut Command::new(&program));
+            if said.contains("passed") { Ok(()) } else { Err(said.into()) }
+        };
+        Trial::test(format!("{name}_uses_memory_as_it_may"), check).with_ignored_flag(missing.is_some())
+    };
+    let trials = ["put.c", "owner.cpp", "operations.cpp"].map(trial).into();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
