@@ -207,8 +207,8 @@ impl Tensor {
         }
         let (kind, id) = value.call_method0("__dlpack_device__")?.extract::<(i32, i32)>()?;
         let (own_kind, own_id) = dlpack_device(device);
-        // A GPU reaches pinned memory too, which has no number of its own.
-        let near = (kind, id) == (own_kind, own_id) || (own_kind, kind) == (CUDA, CUDA_HOST);
+        // All devices reach pinned memory, which has no number of its own.
+        let near = (kind, id) == (own_kind, own_id) || kind == CUDA_HOST;
         if !near {
             let (found, wanted) = (DlDevice { kind, id }, DlDevice { kind: own_kind, id: own_id });
             let text = format!(

@@ -364,6 +364,7 @@ def test_an_abort_ends_the_waits_of_kernels_on_all_ranks():
             stream.synchronize(timeout=0.05)
         with pytest.raises(gin.Error, match="cannot destroy: kernels are running"):
             comm.destroy()
+        rank.barrier()
         if rank.rank == 1:
             comm.abort()
         stream.synchronize(timeout=20)
@@ -396,7 +397,7 @@ def test_other_python_threads_run_while_a_rank_waits():
     def body(rank):
         comm = rank.communicator(signals=2, counters=1)
         stream = rank.stream()
-        start_wait(stream, comm, gin.Deadline(0.3))
+        start_wait(stream, comm, gin.Deadline(0.5))
         until = threading.Event()
 
         def count():
@@ -448,7 +449,7 @@ def test_streams_of_a_rank_can_wait_for_each_other():
         with rank.communicator(signals=2, counters=1) as comm:
             first, second = rank.stream(), rank.stream()
             assert first.handle is None
-            start_wait(first, comm, gin.Deadline(0.2))
+            start_wait(first, comm, gin.Deadline(1))
             second.wait_for(first)
             assert not second.is_idle()
             second.synchronize()

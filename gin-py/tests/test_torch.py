@@ -251,6 +251,7 @@ def test_a_fault_and_an_abort_reach_the_program(job):
         stream.launch("ring_round", comm, window, window, 0, 2, gin.Deadline.NONE)
         with pytest.raises(TimeoutError):
             stream.synchronize(timeout=0.05)
+        rank.barrier()
         if rank.rank == 0:
             comm.abort()
         stream.synchronize(timeout=60)
@@ -294,14 +295,37 @@ def test_kernels_of_ptx_run_by_name(linked):
     gin.launch(1, lambda rank: on_device(rank, body), device="cuda:0")
 
 
+def torchrun(program):
+    """Runs a program as two processes of torchrun, and returns what they print."""
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_torchrun_starts_ranks(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+import gin, torch
+rank = gin.init(device="virtual")
+with rank.communicator(signals=1) as comm:
+    mine, inbox = comm.alloc_window(8, torch.uint8), comm.alloc_window(8, torch.uint8)
+    torch.from_dlpack(mine).fill_(rank.rank + 1)
+    stream = rank.stream()
+    stream.launch("hello_put", comm, mine, inbox, gin.Deadline(20))
+    stream.synchronize()
+    comm.check()
+    print(f"rank {rank.rank} has {torch.from_dlpack(inbox)[7]}", flush=True)
+""")
+    found = torchrun(str(program))
+    # The lines of two processes may be mixed at their ends.
+    assert "rank 0 has 2" in found and "rank 1 has 1" in found, found
+
+
 def test_processes_of_torchrun_exchange_tensors_inside_a_graph():
     needs_gpus(2)
     here = os.path.dirname(os.path.abspath(__file__))
     folder = os.environ.get("GIN_PY_EXAMPLES", os.path.join(here, "..", "..", "examples", "python"))
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, os.path.join(folder, "all_to_all.py")], env=variables, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("rounds of") == 2, done.stdout
+    found = torchrun(os.path.join(folder, "all_to_all.py"))
+    assert found.count("rounds of") == 2, found
