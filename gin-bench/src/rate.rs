@@ -68,8 +68,7 @@ fn measure(bench: &Bench, rank: &Rank, bytes: u64, puts: u64) -> Result<Option<M
         if rank.rank() == 0 {
             windows.from.memory().write(0, &data)?;
             let (handle, deadline) = (comm.device()?, Deadline::after_ns(bench.limit_ns()));
-            let arguments: [&dyn KernelArg; 7] =
-                [&handle, &windows.to, &windows.from, &((bytes / 8) as usize), &SLOTS, &puts, &deadline];
+            let arguments: [&dyn KernelArg; 6] = [&handle, &windows.to, &windows.from, &SLOTS, &puts, &deadline];
             let launched = lab.timed(Shape::one("bench_proxy_puts", 32), Some(&comm), &arguments)?;
             if repeat > 0 {
                 gin.push(launched.ns / puts as f64);

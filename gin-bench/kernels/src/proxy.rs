@@ -55,18 +55,16 @@ ping! {
     bench_gdaki_ping, Gdaki
 }
 
-/// Puts `words` words `puts` times to the next rank, each time from and to the next of `slots` places, by one warp, and
-/// waits until all are complete.
+/// Puts `puts` times to the next rank, each time from and to the next of `slots` equal parts of the windows, by one
+/// warp, and waits until all are complete.
 ///
 /// # Safety
-/// - Both windows have `slots` times `words` words, with no other users meanwhile. `out` has
-///   [`MARKS`](crate::MARKS) words.
+/// - Both windows have as many words, with no other users meanwhile. `out` has [`MARKS`](crate::MARKS) words.
 #[kernel]
 pub unsafe fn bench_proxy_puts(
     comm: Comm,
     to: Window<u64>,
     from: Window<u64>,
-    words: usize,
     slots: u64,
     puts: u64,
     deadline: Deadline,
@@ -75,7 +73,7 @@ pub unsafe fn bench_proxy_puts(
     // Safety: guaranteed by the kernel's caller.
     let marks = unsafe { Marks::new(out) };
     let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));
-    let peer = comm.world().right();
+    let (peer, words) = (comm.world().right(), to.len() / slots as usize);
     if Block.elect() {
         marks.now(START);
     }
