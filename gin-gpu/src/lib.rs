@@ -434,7 +434,7 @@ pub trait Event: Any + fmt::Debug + Send + Sync {
     fn since(&self, earlier: &dyn Event) -> Option<u64>;
 }
 
-/// Captured work of a stream, which runs again each time it is launched. [`capture`](Stream#method.capture) makes it.
+/// Captured work of a stream, which runs again each time it is launched. [`Stream::capture`] makes it.
 pub trait Graph: Any + fmt::Debug + Send + Sync {}
 
 /// Work of one device in order.
