@@ -154,7 +154,10 @@ impl Copies {
             let mut codes = (0..count).map(|at| unsafe { sys::cuMemcpyAsync(to[at], from[at], bytes[at], stream) });
             codes.find(|code| *code != CUresult::CUDA_SUCCESS).unwrap_or(CUresult::CUDA_SUCCESS)
         };
-        (to.clear(), from.clear(), bytes.clear());
+        // Keeps the vectors' memory for the next batch.
+        to.clear();
+        from.clear();
+        bytes.clear();
         self.batch = Batch { to, from, bytes };
         let started = check("copy between GPUs and host", code).and_then(|()| self.mark());
         if let Err(error) = started {
