@@ -32,10 +32,9 @@ use crate::order::{Scope, release};
 #[cfg(target_arch = "nvptx64")]
 use crate::sys;
 use crate::sys::data::{
-    load_relaxed_sys_pair, load_relaxed_sys_u8, load_relaxed_sys_u32, load_weak_pair, red_add_relaxed_sys_f32,
-    red_add_relaxed_sys_u32, red_add_relaxed_sys_u64, red_and_relaxed_sys_u32, red_and_relaxed_sys_u64,
-    red_max_relaxed_sys_u32, red_max_relaxed_sys_u64, red_min_relaxed_sys_u32, red_min_relaxed_sys_u64,
-    red_or_relaxed_sys_u32, red_or_relaxed_sys_u64, store_weak_pair, store_weak_u8, store_weak_u32,
+    load_relaxed_sys_pair, load_weak_pair, red_add_relaxed_sys_f32, red_add_relaxed_sys_u32, red_add_relaxed_sys_u64,
+    red_and_relaxed_sys_u32, red_and_relaxed_sys_u64, red_max_relaxed_sys_u32, red_max_relaxed_sys_u64,
+    red_min_relaxed_sys_u32, red_min_relaxed_sys_u64, red_or_relaxed_sys_u32, red_or_relaxed_sys_u64, store_weak_pair,
 };
 use crate::sys::{Memory, Word};
 use crate::team::Rank;
@@ -95,7 +94,7 @@ pub unsafe fn copy<const OWN: bool>(coop: &impl Coop, destination: u64, source: 
     let (mut destination, mut source, mut units) = (destination, source, bytes / 16);
     if (destination | source | bytes) & 15 != 0 {
         // Safety: the caller's promise.
-        let head = unsafe { copy_unaligned(destination, source, bytes, rank, step) };
+        let head = unsafe { outlined::copy_unaligned(destination, source, bytes, rank, step) };
         (destination, source, units) = (destination + head, source + head, (bytes - head) / 16);
     }
     let (stride, mut unit) = (16 * step, rank);
@@ -124,42 +123,48 @@ pub unsafe fn copy<const OWN: bool>(coop: &impl Coop, destination: u64, source: 
     }
 }
 
-/// Copies the bytes that are no part of whole, aligned units of 16 bytes. Returns the number of bytes before such
-/// units, or all bytes if the addresses allow no such units.
-///
-/// # Safety
-/// - As [`copy`]; `rank` and `step` are number and count of the threads.
-#[cold]
-#[cfg_attr(target_arch = "nvptx64", inline(never))]
-unsafe fn copy_unaligned(destination: u64, source: u64, bytes: u64, rank: u64, step: u64) -> u64 {
-    // log2 of the width of a unit.
-    let log2 = match destination ^ source {
-        apart if apart & 15 == 0 => 4,
-        apart if apart & 3 == 0 => 2,
-        _ => 0,
-    };
-    // The head is the bytes before the first whole unit. If units are bytes, the first loop copies all of them.
-    let head = (destination.wrapping_neg() & ((1 << log2) - 1)).min(bytes);
-    let units = if log2 == 0 { 0 } else { (bytes - head) >> log2 };
-    let body = units << log2;
-    let mut index = rank;
-    while index < bytes - body {
-        let offset = if index < head { index } else { index + body };
-        // Safety: in range.
-        unsafe { store_weak_u8(at(destination, offset), load_relaxed_sys_u8(at(source, offset))) };
-        index += step;
+/// The rare part of a copy, which a kernel has once and calls.
+mod outlined {
+    use super::at;
+    use crate::sys::data::{load_relaxed_sys_u8, load_relaxed_sys_u32, store_weak_u8, store_weak_u32};
+
+    /// Copies the bytes that are no part of whole, aligned units of 16 bytes. Returns the number of bytes before such
+    /// units, or all bytes if the addresses allow no such units.
+    ///
+    /// # Safety
+    /// - As [`copy`](super::copy); `rank` and `step` are number and count of the threads.
+    #[cold]
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) unsafe fn copy_unaligned(destination: u64, source: u64, bytes: u64, rank: u64, step: u64) -> u64 {
+        // log2 of the width of a unit.
+        let log2 = match destination ^ source {
+            apart if apart & 15 == 0 => 4,
+            apart if apart & 3 == 0 => 2,
+            _ => 0,
+        };
+        // The head is the bytes before the first whole unit. If units are bytes, the first loop copies all of them.
+        let head = (destination.wrapping_neg() & ((1 << log2) - 1)).min(bytes);
+        let units = if log2 == 0 { 0 } else { (bytes - head) >> log2 };
+        let body = units << log2;
+        let mut index = rank;
+        while index < bytes - body {
+            let offset = if index < head { index } else { index + body };
+            // Safety: in range.
+            unsafe { store_weak_u8(at(destination, offset), load_relaxed_sys_u8(at(source, offset))) };
+            index += step;
+        }
+        if log2 == 4 {
+            return head;
+        }
+        let mut unit = rank;
+        while unit < units {
+            let offset = head + 4 * unit;
+            // Safety: in range, and aligned, because both addresses have the same remainder.
+            unsafe { store_weak_u32(at(destination, offset), load_relaxed_sys_u32(at(source, offset))) };
+            unit += step;
+        }
+        bytes
     }
-    if log2 == 4 {
-        return head;
-    }
-    let mut unit = rank;
-    while unit < units {
-        let offset = head + 4 * unit;
-        // Safety: in range, and aligned, because both addresses have the same remainder.
-        unsafe { store_weak_u32(at(destination, offset), load_relaxed_sys_u32(at(source, offset))) };
-        unit += step;
-    }
-    bytes
 }
 
 #[inline(always)]
