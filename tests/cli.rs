@@ -919,9 +919,9 @@ fn bench_lsa_measures_round_trips_barriers_and_puts_beside_bare_ones() {
 }
 
 #[test]
-fn bench_proxy_measures_round_trips_beside_trips_of_a_cpu_thread() {
+fn bench_proxy_measures_round_trips_beside_trips_of_a_cpu_thread_and_puts_by_size() {
     let tables = tables("proxy");
-    assert_eq!(tables.len(), 1);
+    assert_eq!(tables.len(), 2);
     all_right(&tables);
     let floors = beside(&tables[0], "put_value with signal and back, host memory");
     assert_eq!(floors.len(), 2);
@@ -929,6 +929,11 @@ fn bench_proxy_measures_round_trips_beside_trips_of_a_cpu_thread() {
     let floors = beside(&tables[0], "put_value with signal and back, GPU memory");
     assert!(floors.len() == 1 && floors[0].contains("which the receiver stores"), "{floors:?}");
     assert!(tables[0]["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0));
+    let puts = tables[1]["rows"].as_array().unwrap();
+    let names: Vec<&str> = puts.iter().map(|row| row["what"].as_str().unwrap()).collect();
+    let of = |size| [format!("put of {size}, time of the progress thread"), format!("put of {size}, bandwidth")];
+    assert_eq!(names, [of("64B"), of("1KiB")].concat());
+    assert!(puts.iter().all(|row| row["wrong"] == 0), "{puts:?}");
 }
 
 #[test]

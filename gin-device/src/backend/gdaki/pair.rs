@@ -38,9 +38,10 @@
 //! *Announced entries are whole.* Publishing is a release after the entries, and all changes of the claims word are
 //! read-modify-writes. So the thread that rings acquires all entries that it finds published. Then it stores the
 //! record, releases to the system and rings. A thread that publishes by compare-and-swap releases its entries by that
-//! release. It need not acquire others' if `rung` is its first index. The memory model requires the release to the
-//! system, because a NIC is no thread of this GPU. If the host reports that the NIC reads entries and payload through
-//! this GPU's L2 cache ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU is enough.
+//! release. It acquires also entries that are announced already, because its doorbell may replace the one that
+//! announced them before the NIC has seen that one. The memory model requires the release to the system, because a NIC
+//! is no thread of this GPU. If the host reports that the NIC reads entries and payload through this GPU's L2 cache
+//! ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU is enough.
 //!
 //! *A thread that waits for room announces no hole.* It finds as many entries published as there are before its own,
 //! then no room for its own. The threads that published had room, and all room ends before the end of its own entries.
@@ -58,9 +59,9 @@
 //! *A flush misses no queue pair.* Two bits mark a queue pair. The first means that entries may be under way. The
 //! second means that a poster has set both bits since a thread last began to clear the first. A poster sets both after
 //! its claim, with a release between. [`rest`](QueuePair::rest) clears the second, acquires, finds all claimed entries
-//! complete, and clears the first only if the second is still clear. A poster that marked before the clear is seen by
-//! its claim, a poster that marked between by the second bit, and a later poster sets the first bit again. One thread
-//! at a time rests, because two would clear each other's second bit.
+//! complete, and clears the first, with a release, only if the second is still clear. A poster that marked before the
+//! clear is seen by its claim, a poster that marked between by the second bit, and a later poster sets the first bit
+//! again. One thread at a time rests, because two would clear each other's second bit.
 
 use crate::order::{self, Order, Sharing};
 use crate::status::{Status, WaitError};
@@ -461,10 +462,9 @@ impl<M: Memory> QueuePair<M> {
         if alone && !hold {
             let all = end << CLAIM_SHIFT;
             if claims.cas_relaxed_gpu(all | count, all | RINGING) == all | count {
-                if rung != index {
-                    // Others hold entries back, or have left the doorbell to this thread.
-                    M::fence_acquire_gpu();
-                }
+                // Acquires the entries before, those too that another thread has announced: the NIC may find this
+                // doorbell in the place of that one.
+                M::fence_acquire_gpu();
                 return Some(end);
             }
         }
@@ -736,6 +736,8 @@ impl<M: Memory> QueuePair<M> {
         // Acquires the claims of threads that have marked the queue pair before.
         M::fence_acquire_gpu();
         if self.position() == self.completion_index() {
+            // A flush that finds no mark waits for nothing, and comes after all that these entries did.
+            M::fence_release_gpu();
             // The exchange fails if a thread has marked the queue pair since.
             self.busy.cas_relaxed_gpu(rest, rest & !self.marks);
         }

@@ -8,8 +8,8 @@ use gin_abi::Deadline;
 use gin_abi::gdaki::CLAIM_SHIFT;
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::Flags;
-use gin_device::gin::Sharing;
-use gin_device::internal::pair::{Posters, Posting, QueuePair};
+use gin_device::gin::{Order, Sharing};
+use gin_device::internal::pair::{Posters, Posting, QueuePair, finish};
 use gin_device::sys::loom::Loom;
 use gin_device::sys::{Memory, Word};
 use loom::sync::{Condvar, Mutex};
@@ -189,6 +189,32 @@ models! {
             assert!(world.is_marked(), "an entry is under way");
         });
         rested.check();
+    }
+
+    fn a_flush_that_finds_no_mark_comes_after_the_reads_of_its_sources() {
+        let unmarked = Reached::new("no mark");
+        let reached = unmarked.clone();
+        explore(2, move || {
+            let world = World::new(2, 0, 1);
+            world.post(0);
+            let rester = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.nic().step();
+                    world.take();
+                    world.pair.rest();
+                })
+            };
+            // A flush of all peers.
+            if !world.is_marked() {
+                finish(Ok(()), &world.pair.status, Order::Acquire).unwrap();
+                // The NIC has read it.
+                world.cells[0].write(1);
+                reached.mark();
+            }
+            rester.join().unwrap();
+        });
+        unmarked.check();
     }
 
     fn held_back_entries_are_whole_when_the_next_post_rings_for_them() {
