@@ -4,7 +4,7 @@
 use crate::cases::Case;
 use crate::op::{Entry, Op};
 use crate::processes::{Collected, NOT_HERE, Processes};
-use crate::scenario::{Control, NO_END, Outcome, Scenario};
+use crate::scenario::{Control, NO_END, Outcome, Scenario, WindowSpec};
 use crate::script::{RESET_BY_STORE, ROUTE_LSA, ROUTE_NETWORK, STOP_AT_ERROR, Script};
 use bytemuck::Zeroable;
 use gin_abi::WindowHandle;
@@ -610,18 +610,23 @@ fn run_rank(
     let mut entries = vec![Entry::zeroed(); threads * stride];
     log.read(0, &mut entries)?;
     let logs = entries.chunks(stride).map(<[Entry]>::to_vec).collect();
-    let mut bytes = Vec::new();
-    for (window, spec) in windows.iter().zip(&scenario.windows) {
-        let mut memory = vec![0u8; spec.bytes[me as usize] as usize];
-        window.memory().read(0, &mut memory)?;
-        bytes.push(memory);
-    }
+    let read = || -> Result<Vec<Vec<u8>>, CommError> {
+        let read = |(window, spec): (&Window<u8>, &WindowSpec)| {
+            let mut memory = vec![0u8; spec.bytes[me as usize] as usize];
+            window.memory().read(0, &mut memory)?;
+            Ok(memory)
+        };
+        windows.iter().zip(&scenario.windows).map(read).collect()
+    };
     // The query announces this kernel's own fault to the other ranks if its proxy has not done so yet.
-    comm.fault();
+    let early = if comm.fault().is_none() { Some(read()?) } else { None };
     rank.barrier()?;
     let fault = comm.fault().map(|notice| (notice.rank, notice.fault));
     rank.barrier()?;
     comm.destroy()?;
+    // After a fault, puts may arrive until the communicators of all ranks have ended.
+    rank.barrier()?;
+    let bytes = early.map_or_else(read, Ok)?;
     Ok((logs, bytes, fault))
 }
 

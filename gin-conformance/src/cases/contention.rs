@@ -144,6 +144,8 @@ fn getters_of(setup: &Setup, depth: u32, blocks: u32, threads: u32) -> Verdict {
                 2..5 => vec![get.counter(thread), Op::wait_counter(thread, round + 1)],
                 _ => {
                     program.extend([value(round), value(round).signal(0)]);
+                    // The host reads the window at the end.
+                    program.extend((round + 1 == rounds).then_some(Op::flush()));
                     continue;
                 }
             };
