@@ -37,12 +37,6 @@ const NOT_OBSERVABLE: &[NotObservable] = &[
         argument: "with it the following release also covers the writes before the fault, so that no thread depends on that load",
         ptx: "fence.acquire.sys: CCTL.IVALL",
     },
-    NotObservable {
-        site: "backend/gdaki/pair.rs carry: fence_release_gpu",
-        reason: "in the models, stores of doorbells are exchanges, whose order is the order of execution",
-        argument: "it keeps the doorbell before the cleared bit; the next thread to set the bit stores its doorbell after a branch on having set it",
-        ptx: "fence.release.gpu: MEMBAR.ALL.GPU",
-    },
 ];
 
 /// The environment variable with the mutation, for the second process.

@@ -7,8 +7,9 @@
 //! # Control dependencies
 //! loom, like the language's own model, orders two stores to one word only if one happens before the other. Hardware
 //! has one more order: a store that depends on a branch on a loaded value comes after that load. The queue's slots (see
-//! `queue`) and doorbells (see `backend::gdaki`) rely on it. So these stores are exchanges here: each comes after all
-//! stores made so far, and, being relaxed, orders nothing else.
+//! `queue`) and the records of doorbells (see `backend::gdaki`) rely on it. So these stores are exchanges here: each
+//! comes after all stores made so far. An exchange also hands on what the store before it released, which a store does
+//! not. Doorbells are stores, so that a model shows whether each hands on what it announces.
 //!
 //! # Loads before stores
 //! loom remembers only the last access to each word. So a thread's own load of a word hides an earlier load by another
@@ -105,9 +106,9 @@ fn part(cell: *const Cell64, value: u64) -> u64 {
 }
 
 /// Returns whether stores of this name are control-dependent: several threads store to the same words, each after a
-/// branch that orders its store behind the others (doorbells and their records). See the module's docs.
+/// branch that orders its store behind the others. See the module's docs.
 fn depends(operation: &str) -> bool {
-    matches!(operation, "store_mmio" | "store_relaxed_sys")
+    operation == "store_relaxed_sys"
 }
 
 /// Returns the new value of a read-modify-write of this name.
