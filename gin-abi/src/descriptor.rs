@@ -26,6 +26,8 @@
 //! | 6 | 1..64 | offset of the signal in its window, in bytes |
 //! | 7 | 1..64 | bits 0..63 of the amount that the signal is raised by |
 //!
+//! While a trace is recorded, bits 32..64 of word 5 have the [time](with_time) of the post; the consumer takes it out.
+//!
 //! For a get, the source is the peer's window and the destination is the poster's window. Bits that no field uses are
 //! zero.
 //!
@@ -46,6 +48,26 @@ pub const WORDS: usize = 8;
 
 /// Largest offset or length that a descriptor can carry.
 pub const MAX_OFFSET: u64 = (1 << 63) - 1;
+
+/// Bit of word 5 where the time of the post begins: half a word, which costs a post fewer instructions than 39 bits.
+const TIME_SHIFT: u32 = 32;
+
+/// Largest time that a descriptor can carry, in nanoseconds: 4.3 seconds. Later times lose their upper bits.
+pub const MAX_TIME: u64 = u64::MAX >> TIME_SHIFT;
+
+/// Adds the time of the post to the words of [`Descriptor::encode`]: nanoseconds of the device's clock.
+#[inline(always)]
+pub const fn with_time(mut words: [u64; WORDS], ns: u32) -> [u64; WORDS] {
+    words[5] = words[5] as u32 as u64 | (ns as u64) << TIME_SHIFT;
+    words
+}
+
+/// Returns the words without the time that [`with_time`] has added, and the time modulo [`MAX_TIME`]` + 1`.
+pub const fn without_time(mut words: [u64; WORDS]) -> ([u64; WORDS], u64) {
+    let ns = words[5] >> TIME_SHIFT;
+    words[5] &= (1 << TIME_SHIFT) - 1;
+    (words, ns)
+}
 
 const ID_MASK: u64 = (1 << 24) - 1;
 
@@ -344,10 +366,11 @@ mod tests {
         #[test]
         fn what_is_encoded_is_decoded(
             peer in id(), transfer in transfer(), signal in proptest::option::of(signal()),
-            counter in proptest::option::of(id()), more: bool,
+            counter in proptest::option::of(id()), more: bool, time: u32,
         ) {
             let descriptor = Descriptor { peer, transfer, signal, counter, more };
             let words = descriptor.encode();
+            prop_assert_eq!(without_time(with_time(words, time)), (words, u64::from(time)));
             prop_assert!(words.iter().all(|w| w & 1 == 0), "phase bits are left to the queue");
             match (transfer, signal) {
                 (Transfer::Get { .. }, Some(_)) | (Transfer::Nothing, None) => {

@@ -160,7 +160,9 @@ pub struct ContextData {
     /// Address of the slots: `1 << depth_log2` descriptors of [`crate::descriptor::WORDS`] words; pinned host memory.
     pub slots: u64,
     /// log2 of the number of slots; at most 31.
-    pub depth_log2: u32,
+    pub depth_log2: u16,
+    /// 1 if posts note the time in their [descriptor](crate::descriptor::with_time), else 0.
+    pub timed: u16,
     /// Number of slots, less one.
     pub depth_mask: u32,
     /// Address of one word per peer: the oldest incomplete request, `u64::MAX` if none; pinned host memory, written by

@@ -115,6 +115,8 @@ pub struct Executor {
     pub pause: fn(ns: u32),
     /// Returns nanoseconds on the clock of deadlines.
     pub clock_ns: fn() -> u64,
+    /// Returns the same as `clock_ns`, and gives no other thread a turn.
+    pub peek_clock_ns: fn() -> u64,
     /// Returns cycles on a clock for short times.
     pub cycles: fn() -> u64,
     /// Returns the calling thread's position.

@@ -217,6 +217,7 @@ static EXECUTOR: Executor = Executor {
     switch_point,
     pause,
     clock_ns,
+    peek_clock_ns: crate::host::peek_clock_ns,
     cycles,
     position,
     barrier,

@@ -182,7 +182,7 @@ pub(crate) fn run_plans(
     for plan in &plans.all {
         progress.name(format!("{}, {}", plan.workload.name(), plan.device.name()));
         if let Some(recorder) = printed.recorder {
-            recorder.begin_run(plan.is_virtual_time());
+            recorder.begin_run(plan.clock());
         }
         match crate::workload::run(plan, job.map(|job| &job.bootstrap), &printed.watch) {
             Ok(report) => reports.push(report),

@@ -4,6 +4,7 @@
 mod perfetto;
 
 use crate::cli::Failure;
+use gin_abi::descriptor::MAX_TIME;
 use gin_virtual::peek_clock_ns;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -44,7 +45,22 @@ struct Span {
     end_ns: u64,
     /// Index and bytes of a request.
     request: Option<(u64, u64)>,
+    /// Nanoseconds from a request's post by the device's clock until its acceptance by the host's, modulo
+    /// [`MAX_TIME`]` + 1`; until the run has ended and `begin_ns` is the time of the post.
+    waited_ns: Option<u64>,
     failed: bool,
+}
+
+/// The clock that kernels read.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) enum Clock {
+    /// That of a virtual world, which begins anew with each run. The host reads it, too.
+    Virtual,
+    /// That of the host.
+    #[default]
+    Host,
+    /// That of a GPU, which is ahead of the host's by an unknown time.
+    Gpu,
 }
 
 /// The events of a rank whose end is not known yet.
@@ -63,6 +79,7 @@ struct Recorded {
     last_ns: u64,
     /// Nanoseconds to add: the clock of a virtual world begins anew with each run.
     shift_ns: u64,
+    clock: Clock,
 }
 
 /// Records the events of [`TARGET`](gin_host::proxy::trace::TARGET), which it gets as a layer of the subscriber.
@@ -77,6 +94,7 @@ struct Fields {
     peer: u32,
     index: u64,
     bytes: u64,
+    posted: Option<u64>,
     /// The operation or the kernel.
     name: String,
     signal: bool,
@@ -93,6 +111,7 @@ impl Visit for Fields {
             "peer" => self.peer = value as u32,
             "index" => self.index = value,
             "bytes" => self.bytes = value,
+            "posted" => self.posted = Some(value),
             _ => {}
         }
     }
@@ -125,11 +144,20 @@ impl<S: Subscriber> Layer<S> for Recorder {
 
 impl Recorded {
     fn add(&mut self, event: &str, fields: Fields, now: u64) {
-        let Fields { rank, context, peer, index, bytes, mut name, signal, failed, worked } = fields;
+        let Fields { rank, context, peer, index, bytes, posted, mut name, signal, failed, worked } = fields;
+        let waited_ns = posted.map(|posted| now.wrapping_sub(posted) & MAX_TIME);
         let now = now + self.shift_ns;
         self.last_ns = self.last_ns.max(now);
-        let span =
-            |track, name, request| Span { rank, track, name, begin_ns: now, end_ns: now, request, failed: false };
+        let span = |track, name, request| Span {
+            rank,
+            track,
+            name,
+            begin_ns: now,
+            end_ns: now,
+            request,
+            waited_ns: None,
+            failed: false,
+        };
         let open = self.open.entry(rank).or_default();
         let ended = match event {
             "kernel begins" => {
@@ -150,7 +178,7 @@ impl Recorded {
                     name.push_str(" and signal");
                 }
                 let span = span(Track::Requests { context, peer }, name, Some((index, bytes)));
-                open.requests.insert((context, index), span);
+                open.requests.insert((context, index), Span { waited_ns, ..span });
                 None
             }
             "finished" => open.requests.remove(&(context, index)),
@@ -169,7 +197,7 @@ impl Recorded {
         }
     }
 
-    /// Ends what has begun and never ended, as failed.
+    /// Ends what has begun and never ended, as failed, and moves the begin of requests to their posts.
     fn close(&mut self) {
         let end_ns = self.last_ns;
         for (_, open) in std::mem::take(&mut self.open) {
@@ -177,15 +205,34 @@ impl Recorded {
                 self.push(Span { end_ns, failed: true, ..span });
             }
         }
+        // Nobody accepts a request before its post, so the shortest of these times is the most that the clock of a
+        // rank's GPU can be behind the host's.
+        let mut behind: BTreeMap<u32, u64> = BTreeMap::new();
+        if self.clock == Clock::Gpu {
+            for (rank, waited) in self.spans.iter().filter_map(|span| Some((span.rank, span.waited_ns?))) {
+                let least = behind.entry(rank).or_insert(waited);
+                // The times lie on a circle.
+                if waited.wrapping_sub(*least) & MAX_TIME > MAX_TIME / 2 {
+                    *least = waited;
+                }
+            }
+        }
+        for span in &mut self.spans {
+            if let Some(waited) = span.waited_ns.take() {
+                let behind = behind.get(&span.rank).copied().unwrap_or(0);
+                span.begin_ns = span.begin_ns.saturating_sub(waited.wrapping_sub(behind) & MAX_TIME);
+            }
+        }
     }
 }
 
 impl Recorder {
     /// Notes that a run begins. In a virtual world its clock begins at 0 again, so the run follows the earlier ones.
-    pub(crate) fn begin_run(&self, is_virtual_time: bool) {
+    pub(crate) fn begin_run(&self, clock: Clock) {
         let mut recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recorded.close();
-        if is_virtual_time {
+        recorded.clock = clock;
+        if clock == Clock::Virtual {
             recorded.shift_ns = recorded.last_ns;
         }
     }
@@ -255,6 +302,24 @@ mod tests {
     }
 
     #[test]
+    fn a_request_begins_at_its_post_by_whatever_clock() {
+        // The clock of the GPU is 3 ahead of the host's, and has just begun its next round.
+        for (clock, ahead) in [(Clock::Host, 0), (Clock::Gpu, 3)] {
+            let mut recorded = Recorded { clock, ..Recorded::default() };
+            for (index, post, accepted) in [(1, MAX_TIME - 9, MAX_TIME + 1), (2, MAX_TIME - 1, MAX_TIME + 11)] {
+                let posted = Some((post + ahead) & MAX_TIME);
+                recorded.add("accepted", Fields { posted, ..fields(0, 0, index) }, accepted);
+                recorded.add("finished", fields(0, 0, index), accepted + 5);
+            }
+            recorded.close();
+            let begins: Vec<_> = recorded.spans.iter().map(|span| span.begin_ns).collect();
+            // The faster one of the two waited for nothing, as far as the host can know.
+            let expected = if ahead == 0 { [MAX_TIME - 9, MAX_TIME - 1] } else { [MAX_TIME + 1, MAX_TIME + 9] };
+            assert_eq!(begins, expected, "{clock:?}");
+        }
+    }
+
+    #[test]
     fn steps_without_work_leave_no_span() {
         let mut recorded = Recorded::default();
         for (time, worked) in [(10, false), (20, true)] {
@@ -269,7 +334,7 @@ mod tests {
     fn runs_in_virtual_time_follow_each_other() {
         let recorder = Recorder::default();
         for _ in 0..2 {
-            recorder.begin_run(true);
+            recorder.begin_run(Clock::Virtual);
             let mut recorded = recorder.0.lock().unwrap();
             recorded.add("kernel begins", fields(0, 0, 0), 10);
             recorded.add("kernel ends", fields(0, 0, 0), 30);

@@ -131,7 +131,7 @@ mod tests {
 
     fn span(rank: u32, peer: u32, begin_ns: u64, end_ns: u64) -> Span {
         let (track, request) = (Track::Requests { context: 0, peer }, Some((begin_ns, 8)));
-        Span { rank, track, name: "put".to_owned(), begin_ns, end_ns, request, failed: false }
+        Span { rank, track, name: "put".to_owned(), begin_ns, end_ns, request, waited_ns: None, failed: false }
     }
 
     #[test]

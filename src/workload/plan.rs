@@ -4,6 +4,7 @@
 use super::network;
 use super::run_device::{RunDevice, RunDevices, run_devices};
 use crate::cli::{self, Mode, Network, Options, Refused, Sizes, Workload};
+use crate::trace::Clock;
 use gin_abi::Deadline;
 use gin_host::comm::{Backend, Routes};
 use gin_net::NetworkFactory;
@@ -53,9 +54,13 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Returns whether the clock of the run is virtual.
-    pub(crate) fn is_virtual_time(&self) -> bool {
-        matches!(self.device, RunDevice::Virtual) && self.mode == Mode::Seeded
+    /// Returns the clock that the run's kernels read.
+    pub(crate) fn clock(&self) -> Clock {
+        match (&self.device, self.mode) {
+            (RunDevice::Virtual, Mode::Seeded) => Clock::Virtual,
+            (RunDevice::Virtual, _) => Clock::Host,
+            (RunDevice::Cuda(_), _) => Clock::Gpu,
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::order::Sharing;
 use crate::queue::{Posters, Producer, Queue};
 use crate::status::WaitError;
 use crate::sys::{self, Global, GlobalWord};
-use gin_abi::descriptor::WORDS;
+use gin_abi::descriptor::{WORDS, with_time};
 use gin_abi::handle::QUEUE_NEAR;
 use gin_abi::{Deadline, Descriptor, FaultKind, Operation, Subject};
 
@@ -26,7 +26,7 @@ fn producer(core: &Core) -> Producer<Global, WORDS> {
         let (producer_index, consumer_index) = sys::read_pair(&raw const (*data).producer_index);
         let (slots, depth) = sys::read_pair(&raw const (*data).slots);
         let (oldest_incomplete, completion_index) = sys::read_pair(&raw const (*data).oldest_incomplete);
-        let (depth_log2, depth_mask) = (sys::narrow(depth as u32), sys::narrow((depth >> 32) as u32));
+        let (depth_log2, depth_mask) = (sys::narrow(depth as u16 as u32), sys::narrow((depth >> 32) as u32));
         core::hint::assert_unchecked(depth_log2 < 32);
         Producer {
             queue: Queue {
@@ -42,6 +42,13 @@ fn producer(core: &Core) -> Producer<Global, WORDS> {
             status: core.status(),
         }
     }
+}
+
+/// Returns whether posts note their time, for a trace.
+#[inline(always)]
+fn is_timed(core: &Core) -> bool {
+    // Safety: as in `producer`, which reads the same two words.
+    unsafe { sys::read_pair(&raw const (*core.data()).slots).1 >> 16 & 0xffff != 0 }
 }
 
 /// Lanes of a warp that are here together and post to the same queue.
@@ -147,7 +154,9 @@ impl Backend for Proxy {
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
         let (producer, sharing) = (producer(core), core.sharing());
         let posters = Callers::of(&producer, sharing, deadline);
-        match producer.post(request.encode(), &posters, sharing, deadline) {
+        let words = request.encode();
+        let words = with_time(words, if is_timed(core) { sys::peek_clock_ns() as u32 } else { 0 });
+        match producer.post(words, &posters, sharing, deadline) {
             Ok(_) => Ok(()),
             Err((stop, None)) => Err(stop),
             Err((stop @ (WaitError::Fault | WaitError::NotConnected), Some(_))) => Err(stop),

@@ -197,7 +197,7 @@ use cpu as imp;
 #[cfg(target_arch = "nvptx64")]
 use ptx as imp;
 
-pub use imp::{clock_ns, cycles, pause, read_pair, read_word, trap};
+pub use imp::{clock_ns, cycles, pause, peek_clock_ns, read_pair, read_word, trap};
 pub(crate) use imp::{narrow, stay};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::{OPERATIONS, OperationRow};

@@ -5,7 +5,7 @@
 //! memory. Words of different writers are on different cache lines.
 
 use super::Requirements;
-use crate::proxy::{ContextPart, Counters};
+use crate::proxy::{ContextPart, Counters, trace};
 use bytemuck::{Pod, Zeroable};
 use gin_abi::descriptor::WORDS;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
@@ -118,7 +118,8 @@ impl Places {
             oldest_incomplete: pinned.words(peers),
             counters: pinned.words(counters),
             producer_index: near.place(QUEUE_NEAR + (2 + peers) * NEAR_WORDS * 8),
-            depth_log2: requirements.queue_depth.trailing_zeros(),
+            depth_log2: requirements.queue_depth.trailing_zeros() as u16,
+            timed: u16::from(trace::is_recorded()),
             depth_mask: requirements.queue_depth - 1,
             signal_near: signal_near + NEAR_WORDS * all_signals * 8 * number,
             signal_shadow: near.words(all_signals),
@@ -257,7 +258,7 @@ impl Resources {
             consumer_index: self.word(data.consumer_index),
             completion_index: self.word(data.completion_index),
             oldest_incomplete: self.word(data.oldest_incomplete),
-            depth_log2: data.depth_log2,
+            depth_log2: data.depth_log2.into(),
             depth_mask: data.depth_mask,
         }
     }
@@ -330,6 +331,7 @@ impl Resources {
     ) -> Vec<ContextPart> {
         let parts = self.places.contexts.iter().zip(stats).map(|(data, stats)| ContextPart {
             queue: self.queue(data),
+            timed: data.timed != 0,
             counters: self.word(data.counters),
             signals: self.signals.is_some().then(|| self.word(data.signal_cpu)),
             #[cfg(feature = "reset-by-store")]

@@ -31,7 +31,7 @@ pub use stats::{PeerStats, Stats};
 
 use crate::comm::print::Printer;
 use flow::Op;
-use gin_abi::descriptor::WORDS;
+use gin_abi::descriptor::{WORDS, without_time};
 use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget, Subject};
 use gin_boot::board::Board;
 use gin_device::internal::queue::{Consumer, Finished, Queue};
@@ -58,6 +58,8 @@ const ROW: usize = 8;
 #[derive(Debug)]
 pub(crate) struct ContextPart {
     pub(crate) queue: Queue<Global, WORDS>,
+    /// Descriptors have the time of their post.
+    pub(crate) timed: bool,
     /// The counters that kernels read. The proxy raises one when the source of a request may be reused.
     pub(crate) counters: GlobalWord,
     /// The signal words that CPU threads raise; `None` if they raise none.
@@ -257,6 +259,8 @@ impl Proxy {
     fn take(&mut self, context: usize) -> bool {
         for taken in 0..TAKE {
             let Some(words) = self.contexts[context].consumer.peek() else { return taken > 0 };
+            let timed = self.contexts[context].part.timed;
+            let (words, posted) = if timed { without_time(words) } else { (words, 0) };
             let request = Descriptor::decode(&words).map_err(|error| {
                 let fault = Fault::new(FaultKind::BadDescriptor, Operation::None).with_context(context as u32);
                 fault.with_values(Subject::None, bad_word(error), words[0])
@@ -284,7 +288,7 @@ impl Proxy {
             }
             match checked {
                 Ok(request) => {
-                    trace::accepted(limits.rank, context as u32, index, &request);
+                    trace::accepted(limits.rank, context as u32, index, &request, timed.then_some(posted));
                     self.accept(context as u32, index, request);
                 }
                 Err(fault) => {

@@ -10,6 +10,11 @@ use gin_abi::{Descriptor, Operation};
 /// The target of the events.
 pub const TARGET: &str = "gin_host::trace";
 
+/// Returns whether a subscriber asks for the events. Posts of communicators created meanwhile note their time.
+pub(crate) fn is_recorded() -> bool {
+    tracing::enabled!(target: TARGET, tracing::Level::TRACE)
+}
+
 fn name(request: &Descriptor) -> &'static str {
     match operation(&request.transfer) {
         Operation::Put => "put",
@@ -20,7 +25,9 @@ fn name(request: &Descriptor) -> &'static str {
 }
 
 /// Reports that the proxy has accepted a request from the queue of a context.
-pub(super) fn accepted(rank: u32, context: u32, index: u64, request: &Descriptor) {
+///
+/// `posted` is the time of the post, as the descriptor had it: by the clock of the device.
+pub(super) fn accepted(rank: u32, context: u32, index: u64, request: &Descriptor, posted: Option<u64>) {
     // The values are computed only if a subscriber asks for the event.
     tracing::trace!(
         name: "accepted",
@@ -32,6 +39,7 @@ pub(super) fn accepted(rank: u32, context: u32, index: u64, request: &Descriptor
         operation = name(request),
         bytes = request.transfer.bytes(),
         signal = request.signal.is_some(),
+        posted,
     );
 }
 

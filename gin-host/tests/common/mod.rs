@@ -107,7 +107,7 @@ impl Poster {
                 consumer_index: GlobalWord::new(data.consumer_index),
                 completion_index: GlobalWord::new(data.completion_index),
                 oldest_incomplete: GlobalWord::new(data.oldest_incomplete),
-                depth_log2: data.depth_log2,
+                depth_log2: data.depth_log2.into(),
                 depth_mask: data.depth_mask,
             };
             Producer { queue, status: self.status() }
