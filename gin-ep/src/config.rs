@@ -53,8 +53,9 @@ pub enum Scales {
 /// use gin_ep::GroupConfig;
 ///
 /// let config = GroupConfig::new(256, 7168, 8).tokens(128).lanes(1);
-/// // Two slots with 128 rows of each rank, there and back, of 14,336 bytes; 80 bytes for each row there; and flags.
-/// assert_eq!(config.footprint(2)?, 14_721_280);
+/// // Two slots with 128 rows of each rank, there and back, of 14,336 bytes; 80 bytes for each row there; 4 bytes for
+/// // each id; and flags.
+/// assert_eq!(config.footprint(2)?, 14_725_376);
 /// assert!(config.tokens(200_000).footprint(8).is_err());
 /// # Ok::<(), gin_ep::EpError>(())
 /// ```

@@ -73,7 +73,12 @@ impl Sizes {
     #[must_use]
     pub const fn lane_bytes(&self) -> u64 {
         let there = self.room() * (self.row_bytes as u64 + self.meta_bytes() as u64);
-        2 * (there + self.back_room() * self.back_bytes as u64) + 8 * self.words()
+        2 * (there + self.back_room() * self.back_bytes as u64) + 8 * self.words() + self.place_bytes()
+    }
+
+    /// Returns the bytes of the places that a source keeps.
+    const fn place_bytes(&self) -> u64 {
+        (4 * self.tokens as u64 * self.topk as u64).next_multiple_of(16)
     }
 
     /// Returns the number of groups of 32 tokens whose routing a block has in shared memory at a time.
@@ -153,6 +158,12 @@ impl Lane {
     pub(crate) fn meta(&self, slot: u64, source: u32) -> u64 {
         let region = slot * self.sizes.room() + u64::from(source) * u64::from(self.sizes.tokens);
         self.returned(2, 0) + region * u64::from(self.sizes.meta_bytes())
+    }
+
+    /// Returns the offset of the places of this rank's rows in their regions at other ranks, by token and id.
+    #[inline(always)]
+    pub(crate) fn places(&self) -> u64 {
+        self.meta(2, 0)
     }
 
     /// Returns the offset of a word of state.
@@ -328,6 +339,7 @@ impl Tokens {
 /// - `address` is valid and a multiple of 4.
 #[inline(always)]
 pub(crate) unsafe fn load(address: u64) -> u32 {
+    // Neighbours of a word that one load fetches are in the L1 cache for the next.
     // Safety: the caller's promise.
-    unsafe { gin_device::sys::data::load_relaxed_sys_u32(address as usize as *const u32) }
+    unsafe { gin_device::sys::data::load_weak_u32(address as usize as *const u32) }
 }

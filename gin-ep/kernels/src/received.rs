@@ -93,7 +93,7 @@ impl Received {
     }
 
     /// Returns the address of a row, or of its place if `row` is not less than [`count`](Self::count). A row is
-    /// aligned to 16 bytes, and the kernels of this rank may overwrite it until the combine.
+    /// aligned to 16 bytes, and the kernels of this rank may overwrite it until the combine, up to that count.
     #[inline(always)]
     #[must_use]
     pub fn row(&self, source: u32, row: u32) -> *mut u8 {

@@ -24,7 +24,7 @@ fn ranks_of(arena: u64, lane: &Lane, tokens: &Tokens, number: u32, group: u32, r
         return 0;
     }
     let (first, topk) = (u64::from(token) * u64::from(sizes.topk), sizes.topk);
-    // Ids past the last are none. The loads of four are on their way together.
+    // Ids past the last are none. The loads of eight are on their way together.
     let id = |k: u32| if k < topk { tokens.id(first + u64::from(k)) } else { -1 };
     let (mut ranks, mut unknown) = (0u64, -1);
     let mut add = |id: i32| {
@@ -38,12 +38,17 @@ fn ranks_of(arena: u64, lane: &Lane, tokens: &Tokens, number: u32, group: u32, r
     };
     let mut k = 0;
     while k < topk {
-        let (a, b, c, d) = (id(k), id(k + 1), id(k + 2), id(k + 3));
-        add(a);
-        add(b);
-        add(c);
-        add(d);
-        k += 4;
+        let first = (id(k), id(k + 1), id(k + 2), id(k + 3));
+        let second = (id(k + 4), id(k + 5), id(k + 6), id(k + 7));
+        add(first.0);
+        add(first.1);
+        add(first.2);
+        add(first.3);
+        add(second.0);
+        add(second.1);
+        add(second.2);
+        add(second.3);
+        k += 8;
     }
     if unknown < 0 {
         return ranks;
@@ -132,8 +137,10 @@ impl Routes {
             return (self.tokens, self.tokens);
         }
         self.groups = left.min(lane.sizes.groups());
-        // The threads have finished with the old groups.
-        Block.sync();
+        if !is_first {
+            // The threads have finished with the old groups.
+            Block.sync();
+        }
         if tokens.plan == 0 {
             let mut group = warp;
             while group < self.groups {

@@ -87,6 +87,24 @@ pub fn experts(rank: &Rank, stream: &Arc<dyn Stream>, shape: &Shape, received: &
     Ok(())
 }
 
+/// Returns a copy of the received rows, in memory of their places.
+fn copied(
+    rank: &Rank,
+    stream: &Arc<dyn Stream>,
+    received: &Received<'_>,
+    shape: &Shape,
+    most: usize,
+) -> Result<MemorySlice, EpError> {
+    let region = most * 2 * shape.hidden;
+    let rows = Memory::new(rank.device(), MemoryKind::Device, (shape.ranks * region) as u64)?.whole();
+    stream.synchronize()?;
+    for (source, of) in received.fetch()?.into_iter().enumerate() {
+        let bytes: Vec<u8> = of.into_iter().flat_map(|row| row.row).collect();
+        rows.write((source * region) as u64, &bytes)?;
+    }
+    Ok(rows)
+}
+
 /// Runs pairs on a rank, and compares each with the oracle.
 pub fn pairs(
     rank: &Rank,
@@ -122,7 +140,10 @@ pub fn pairs(
         stream.synchronize()?;
         compare(&received, shape, &batches, me)?;
         experts(rank, &stream, shape, &received)?;
-        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+        // Others load the rows of some ranks, and other ranks store theirs, in the same combine.
+        let rows = if (number + me) % 3 == 1 { Some(copied(rank, &stream, &received, shape, most)?) } else { None };
+        let rows = rows.as_ref().map_or(Rows::InPlace, Rows::At);
+        received.combine(&stream, rows, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
         assert_eq!(group.status()?, None, "{shape:?} {:?}", pair.routing);
         let expected = per_rank(shape, mine, &[], Experts);
