@@ -3,7 +3,7 @@
 
 use crate::EpError;
 use gin_abi::Deadline;
-use gin_ep_kernels::{MOST_THREADS, SCALED, Sizes, UNIT};
+use gin_ep_kernels::{Bytes, Divisor, Format, LARGE_UNIT, MOST_THREADS, Quantized, SCALED, Sizes, UNIT};
 
 /// The most bytes of a row.
 const MOST_ROW_BYTES: u64 = 64 << 10;
@@ -230,6 +230,7 @@ impl GroupConfig {
             return Err(EpError::Limit { what: "the number of elements of a row", given, limit });
         }
         let Self { experts, topk, tokens, .. } = *self;
+        let unit = if matches!(self.element, Element::E4m3(_)) { Quantized::UNIT } else { Bytes::UNIT };
         Ok(Sizes {
             row_bytes: row_bytes as u32,
             back_bytes: back_bytes as u32,
@@ -239,6 +240,11 @@ impl GroupConfig {
             topk,
             experts,
             ranks,
+            owner: Divisor::new(experts.div_ceil(ranks)),
+            units: Divisor::new((row_bytes as u32 / 16).div_ceil(unit)),
+            sums: [UNIT, LARGE_UNIT].map(|unit| Divisor::new((back_bytes as u32 / 16).div_ceil(unit))),
+            groups: Sizes::groups_of(tokens, ranks),
+            meta_bytes: Sizes::meta_bytes_of(topk, scale_bytes as u32),
         })
     }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Combine: one row back for every row received, and their sums.
 
-use crate::UNIT;
 use crate::dispatch::{Arena, is_silent, lane_index};
 use crate::element::Element;
 use crate::format::{Pairs, load_unit, store_unit};
-use crate::lane::{COMBINE, EPOCH, Lane, MASKED, SINCE, Sizes, Tokens, load};
+use crate::lane::{COMBINE, Divisor, EPOCH, Lane, MASKED, SINCE, Sizes, Tokens, load};
 use crate::protocol::{self, IN_PLACE, Launch, PUSHED, raise};
 use crate::status;
+use crate::{LARGE_UNIT, UNIT};
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
 use gin_device::sys::{Global, Word};
@@ -133,7 +133,7 @@ unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, sums: &Sums, blocks:
             let (row, k) = (index / each, index % each);
             let pair = part * UNIT + lane_index();
             let place = u64::from(source) * u64::from(sizes.tokens) + u64::from(row);
-            let meta = arena.here() + lane.meta(slot, source) + u64::from(row) * u64::from(sizes.meta_bytes());
+            let meta = arena.here() + lane.meta(slot, source) + u64::from(row) * u64::from(sizes.meta_bytes);
             unit += step;
             // Safety: the caller's promise.
             unsafe {
@@ -200,9 +200,6 @@ fn returned(
     Back { present: Block.broadcast(back.present, 0), in_place: Block.broadcast(back.in_place, 0) }
 }
 
-/// Pairs of a unit where there are more units than warps. Registers hold as many of two rows.
-const LARGE: u32 = 224;
-
 /// The units of sums that a warp takes.
 #[derive(Clone, Copy)]
 struct Shares {
@@ -213,8 +210,8 @@ struct Shares {
     /// Number of warps of the grid, if each takes its share; 0 if the warps that are there share all.
     step: u32,
     /// Number of units of a row.
-    parts: u32,
-    /// A unit has [`LARGE`] pairs, not [`UNIT`].
+    parts: Divisor,
+    /// A unit has [`LARGE_UNIT`] pairs, not [`UNIT`].
     is_large: bool,
 }
 
@@ -222,19 +219,20 @@ impl Shares {
     /// Returns the number of pairs of a unit.
     #[inline(always)]
     const fn pairs(&self) -> u32 {
-        if self.is_large { LARGE } else { UNIT }
+        if self.is_large { LARGE_UNIT } else { UNIT }
     }
 }
 
 impl Shares {
     #[inline(always)]
     fn new(launch: &Launch<Global>, sizes: &Sizes, number: u32, blocks: u32, is_in_place: bool) -> Self {
-        let (warps, all) = (Block.size() / WARP_SIZE, sizes.back_bytes / 16);
+        let warps = Block.size() / WARP_SIZE;
         let step = if is_in_place { warps * blocks } else { 0 };
+        let [small, large] = sizes.sums;
         // Large units have more loads on their way, small ones are enough for all warps.
-        let is_large = u64::from(number) * u64::from(all.div_ceil(UNIT)) > u64::from(warps * blocks);
-        let parts = all.div_ceil(if is_large { LARGE } else { UNIT });
-        let mut shares = Self { unit: 0, total: number * parts, step, parts, is_large };
+        let is_large = number * small.by() > warps * blocks;
+        let parts = if is_large { large } else { small };
+        let mut shares = Self { unit: 0, total: number * parts.by(), step, parts, is_large };
         if step == 0 {
             shares.go_on(launch);
         } else {
@@ -290,7 +288,9 @@ impl<E: Element> Unit<E> {
 /// A unit of a token, with an id, its weight and the place of its row at the experts' rank in each lane of the warp.
 #[derive(Clone, Copy)]
 struct Work {
-    unit: u32,
+    is_there: bool,
+    token: u32,
+    part: u32,
     id: i32,
     weight: f32,
     place: u32,
@@ -304,9 +304,12 @@ impl Work {
     #[inline(always)]
     unsafe fn new(arena: &Arena, lane: &Lane, tokens: &Tokens, sums: &Sums, shares: &Shares) -> Self {
         let sizes = &lane.sizes;
-        let mut work = Self { unit: Warp.shuffle(shares.unit, 0), id: -1, weight: 1.0, place: 0 };
-        if work.unit < shares.total && lane_index() < sizes.topk {
-            let index = u64::from(work.unit / shares.parts) * u64::from(sizes.topk) + u64::from(lane_index());
+        let unit = Warp.shuffle(shares.unit, 0);
+        let (is_there, token) = (unit < shares.total, shares.parts.of(unit));
+        let part = unit.wrapping_sub(token.wrapping_mul(shares.parts.by()));
+        let mut work = Self { is_there, token, part, id: -1, weight: 1.0, place: 0 };
+        if is_there && lane_index() < sizes.topk {
+            let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
             work.id = tokens.id(index);
             // Safety: the dispatch stored it in the arena, and the caller's promise.
             unsafe {
@@ -321,10 +324,10 @@ impl Work {
 
     /// Returns the address of the row of each lane's id, and the lanes whose rows are terms of the sum, in its order.
     #[inline(always)]
-    fn terms(&self, arena: &Arena, lane: &Lane, token: u32, slot: u64, back: Back) -> (u64, u32) {
+    fn terms(&self, arena: &Arena, lane: &Lane, slot: u64, back: Back) -> (u64, u32) {
         let (sizes, k) = (&lane.sizes, lane_index());
         let is_dropped = Warp.any(self.id >= 0 && self.id as u32 >= sizes.experts);
-        let owner = if self.id < 0 || is_dropped { u32::MAX } else { self.id as u32 / sizes.local() };
+        let owner = if self.id < 0 || is_dropped { u32::MAX } else { sizes.owner.of(self.id as u32) };
         let is_one_of_several = sizes.back_rows > 1;
         // One row for each rank counts where an id names the rank first.
         let is_first = is_one_of_several || Warp.match_any(owner).trailing_zeros() == k;
@@ -335,7 +338,7 @@ impl Work {
                 let place = u64::from(self.place) * u64::from(sizes.row_bytes);
                 arena.there(owner) + lane.rows(slot, arena.rank()) + place
             } else {
-                let place = u64::from(token) * u64::from(sizes.back_rows);
+                let place = u64::from(self.token) * u64::from(sizes.back_rows);
                 let place = place + u64::from(if is_one_of_several { k } else { 0 });
                 arena.here() + lane.returned(slot, owner) + place * u64::from(sizes.back_bytes)
             };
@@ -364,18 +367,17 @@ unsafe fn add_up<E: Element>(
     mut work: Work,
 ) {
     let (slot, bytes) = (protocol::slot(epoch), u64::from(lane.sizes.back_bytes));
-    while work.unit < shares.total {
+    while work.is_there {
         // The ids of the next one are on their way meanwhile.
         // Safety: the caller's promise.
         let next = unsafe { Work::new(arena, lane, tokens, sums, &shares) };
         shares.go_on(launch);
-        let (token, part) = (work.unit / shares.parts, work.unit % shares.parts);
-        let (row, lanes) = work.terms(arena, lane, token, slot, back);
+        let (row, lanes) = work.terms(arena, lane, slot, back);
         let term = |k: u32| -> Term { (Warp.shuffle(row, k), Warp.shuffle(work.weight, k)) };
-        let first = part * shares.pairs();
+        let first = work.part * shares.pairs();
         let end = (first + shares.pairs()).min(lane.sizes.back_bytes / 16);
         let pair = first + lane_index();
-        let offset = u64::from(token) * bytes;
+        let offset = u64::from(work.token) * bytes;
         let start = |pair: u32| {
             let mut sum = Unit::<E>::new();
             // Safety: the caller's promise.

@@ -118,12 +118,12 @@ unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u6
         check_number(arena.here(), lane, tokens);
     }
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
-    let units = (sizes.row_bytes / 16).div_ceil(F::UNIT);
+    let units = sizes.units.by();
     let mut routes = Routes::new(lane, tokens);
     let mut unit = warp * blocks as u32 + block_in_grid();
     // The first unit is on its way while the block counts tokens.
     // Safety: the caller's promise.
-    let mut next = unsafe { Unit::load::<F>(lane, tokens, routes.tokens, unit, units) };
+    let mut next = unsafe { Unit::load::<F>(lane, tokens, routes.tokens, unit) };
     loop {
         let (first, end) = routes.advance(arena.here(), lane, tokens);
         if first == end {
@@ -134,7 +134,7 @@ unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u6
             // Safety: the caller's promise.
             unsafe {
                 send_unit::<F>(arena, lane, tokens, &routes, slot, masked, &next);
-                next = Unit::load::<F>(lane, tokens, routes.tokens, unit, units);
+                next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
             }
         }
     }
@@ -174,14 +174,15 @@ struct Unit<D> {
 }
 
 impl<D> Unit<D> {
-    /// Loads a unit of the first `number` tokens, of which each has `units`. Past the last one nothing is loaded.
+    /// Loads a unit of the first `number` tokens. Past the last one nothing is loaded.
     ///
     /// # Safety
     /// - As [`dispatch`].
     #[inline(always)]
-    unsafe fn load<F: Format<Loaded = D>>(lane: &Lane, tokens: &Tokens, number: u32, unit: u32, units: u32) -> Self {
+    unsafe fn load<F: Format<Loaded = D>>(lane: &Lane, tokens: &Tokens, number: u32, unit: u32) -> Self {
         let (sizes, k) = (&lane.sizes, lane_index());
-        let (token, part) = (unit / units, unit % units);
+        let token = sizes.units.of(unit);
+        let part = unit - token * sizes.units.by();
         let pairs = if token < number { sizes.row_bytes / 16 } else { 0 };
         let row = tokens.rows + u64::from(token) * u64::from(F::SOURCE * sizes.row_bytes);
         let index = u64::from(token) * u64::from(sizes.topk) + u64::from(k);
@@ -214,8 +215,10 @@ unsafe fn send_unit<F: Format>(
     let pair = part * F::UNIT + lane_index();
     let data = F::convert(&unit.data, tokens.flags);
     // The rank of this lane's id, and the number of the expert there.
-    let local = sizes.local();
-    let (owner, expert) = if id < 0 { (u32::MAX, 0) } else { (id as u32 / local, id as u32 % local) };
+    // A token with an id past the last goes nowhere, so its rank does not matter.
+    let of = sizes.owner.of(id as u32);
+    let expert = (id as u32).wrapping_sub(of.wrapping_mul(sizes.local()));
+    let owner = if id < 0 { u32::MAX } else { of };
     let mut first = 0;
     while first < sizes.ranks {
         // Each lane looks for one rank.
@@ -238,7 +241,7 @@ unsafe fn send_unit<F: Format>(
             let (to, place) = (first + index, Warp.shuffle(place, index));
             let there = arena.there(to);
             let row = there + lane.rows(slot, me) + u64::from(place) * u64::from(sizes.row_bytes);
-            let meta = there + lane.meta(slot, me) + u64::from(place) * u64::from(sizes.meta_bytes());
+            let meta = there + lane.meta(slot, me) + u64::from(place) * u64::from(sizes.meta_bytes);
             // Safety: the place is in this rank's region, which has room for all tokens.
             unsafe {
                 F::store(&data, row, meta + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);

@@ -4,6 +4,40 @@
 use crate::protocol::{flag, slot};
 use gin_device::prelude::*;
 
+/// A divisor with its reciprocal, because a division takes a kernel long.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[bytemuck(crate = "gin_device::bytemuck")]
+pub struct Divisor {
+    by: u32,
+    /// 2^32 divided by it, rounded up; 0 for 1.
+    reciprocal: u32,
+}
+
+impl Divisor {
+    /// Makes the divisor of numbers of which each, times `by`, is at most 2^32. `by` is not 0.
+    #[must_use]
+    pub const fn new(by: u32) -> Self {
+        Self { by, reciprocal: (1u64 << 32).div_ceil(by as u64) as u32 }
+    }
+
+    /// Returns a number divided by it, rounded down.
+    // The reciprocal is too large by less than by / 2^32, so the quotient by less than 1 / by.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(&self, number: u32) -> u32 {
+        let quotient = (number as u64 * self.reciprocal as u64 >> 32) as u32;
+        if self.by == 1 { number } else { quotient }
+    }
+
+    /// Returns the divisor.
+    #[inline(always)]
+    #[must_use]
+    pub const fn by(&self) -> u32 {
+        self.by
+    }
+}
+
 /// The sizes that all ranks of a group agree on.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
@@ -25,6 +59,17 @@ pub struct Sizes {
     pub experts: u32,
     /// Number of ranks: 1 to 64.
     pub ranks: u32,
+    /// Number of experts of a rank; the last ranks may have fewer.
+    pub owner: Divisor,
+    /// Number of units of a row on its way to the experts: of [`Format::UNIT`](crate::Format) pairs.
+    pub units: Divisor,
+    /// Number of units of a sum: of [`UNIT`](crate::UNIT) pairs, and of [`LARGE_UNIT`](crate::LARGE_UNIT).
+    pub sums: [Divisor; 2],
+    /// Number of groups of 32 tokens whose routing a block has in shared memory at a time:
+    /// [`groups_of`](Self::groups_of).
+    pub groups: u32,
+    /// Bytes of a row's description: [`meta_bytes_of`](Self::meta_bytes_of).
+    pub meta_bytes: u32,
 }
 
 impl Sizes {
@@ -32,21 +77,20 @@ impl Sizes {
     #[inline(always)]
     #[must_use]
     pub const fn local(&self) -> u32 {
-        self.experts.div_ceil(self.ranks)
+        self.owner.by()
     }
 
     /// Returns the offset of the scales in a row's description, behind its token, the ids and the weights.
     #[inline(always)]
     #[must_use]
     pub const fn scales_at(&self) -> u32 {
-        (4 + 8 * self.topk).next_multiple_of(16)
+        scales_at(self.topk)
     }
 
-    /// Returns the bytes of a row's description.
-    #[inline(always)]
+    /// Returns the bytes of the description of a row with `topk` ids and so many bytes of scales.
     #[must_use]
-    pub const fn meta_bytes(&self) -> u32 {
-        self.scales_at() + self.scale_bytes.next_multiple_of(16)
+    pub const fn meta_bytes_of(topk: u32, scale_bytes: u32) -> u32 {
+        scales_at(topk) + scale_bytes.next_multiple_of(16)
     }
 
     /// Returns the number of words of state of a lane, a multiple of 2.
@@ -72,7 +116,7 @@ impl Sizes {
     /// Returns the bytes of a lane in the arena of each rank.
     #[must_use]
     pub const fn lane_bytes(&self) -> u64 {
-        let there = self.room() * (self.row_bytes as u64 + self.meta_bytes() as u64);
+        let there = self.room() * (self.row_bytes as u64 + self.meta_bytes as u64);
         2 * (there + self.back_room() * self.back_bytes as u64) + 8 * self.words() + self.place_bytes()
     }
 
@@ -82,11 +126,9 @@ impl Sizes {
     }
 
     /// Returns the number of groups of 32 tokens whose routing a block has in shared memory at a time.
-    #[inline(always)]
     #[must_use]
-    pub const fn groups(&self) -> u32 {
-        let (all, ranks) = (self.tokens.div_ceil(32), self.ranks);
-        let most = (MOST_SHARED / 4 - ranks) / (2 * ranks);
+    pub const fn groups_of(tokens: u32, ranks: u32) -> u32 {
+        let (all, most) = (tokens.div_ceil(32), (MOST_SHARED / 4 - ranks) / (2 * ranks));
         if all < most { all } else { most }
     }
 
@@ -94,7 +136,7 @@ impl Sizes {
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
         // A word of bits and a number for each group and rank, and the numbers after the last group.
-        4 * self.ranks * (2 * self.groups() + 1)
+        4 * self.ranks * (2 * self.groups + 1)
     }
 
     /// Returns the bytes of a plan: the number of tokens, and a word of bits for each 32 tokens and each rank.
@@ -102,6 +144,12 @@ impl Sizes {
     pub const fn plan_bytes(&self) -> u64 {
         PLAN_BITS + 4 * self.ranks as u64 * self.tokens.div_ceil(32) as u64
     }
+}
+
+/// Returns the offset of the scales in the description of a row with `topk` ids.
+#[inline(always)]
+const fn scales_at(topk: u32) -> u32 {
+    (4 + 8 * topk).next_multiple_of(16)
 }
 
 /// The most shared memory of a block, in bytes: what a launch has without a request for more.
@@ -157,7 +205,7 @@ impl Lane {
     #[inline(always)]
     pub(crate) fn meta(&self, slot: u64, source: u32) -> u64 {
         let region = slot * self.sizes.room() + u64::from(source) * u64::from(self.sizes.tokens);
-        self.returned(2, 0) + region * u64::from(self.sizes.meta_bytes())
+        self.returned(2, 0) + region * u64::from(self.sizes.meta_bytes)
     }
 
     /// Returns the offset of the places of this rank's rows in their regions at other ranks, by token and id.
@@ -313,12 +361,23 @@ impl Tokens {
             if self.flags & WIDE_IDS == 0 {
                 return load(self.ids + 4 * index) as i32;
             }
-            let (low, high): (u32, u32) = (load(self.ids + 8 * index), load(self.ids + 8 * index + 4));
-            match high as i32 {
-                0 => low.min(i32::MAX as u32) as i32,
-                high if high < 0 => -1,
-                _ => i32::MAX,
+            narrowed(load(self.ids + 8 * index), load(self.ids + 8 * index + 4))
+        }
+    }
+
+    /// Returns four ids as [`id`](Self::id) does. The loads are on their way together.
+    #[inline(always)]
+    pub(crate) fn four_ids(&self, index: [u64; 4]) -> [i32; 4] {
+        let [a, b, c, d] = index;
+        // Safety: the kernel's caller promised that the ids are there.
+        unsafe {
+            if self.flags & WIDE_IDS == 0 {
+                let id = |index: u64| load(self.ids + 4 * index) as i32;
+                return [id(a), id(b), id(c), id(d)];
             }
+            let words = |index: u64| (load(self.ids + 8 * index), load(self.ids + 8 * index + 4));
+            let (a, b, c, d) = (words(a), words(b), words(c), words(d));
+            [narrowed(a.0, a.1), narrowed(b.0, b.1), narrowed(c.0, c.1), narrowed(d.0, d.1)]
         }
     }
 
@@ -330,6 +389,19 @@ impl Tokens {
         }
         // Safety: as above.
         f32::from_bits(unsafe { load(self.weights + 4 * index) })
+    }
+}
+
+/// Returns an id of 64 bits as one of 32.
+#[inline(always)]
+const fn narrowed(low: u32, high: u32) -> i32 {
+    let most = i32::MAX as u32;
+    if high == 0 {
+        (if low < most { low } else { most }) as i32
+    } else if (high as i32) < 0 {
+        -1
+    } else {
+        i32::MAX
     }
 }
 

@@ -68,7 +68,7 @@ pub use kernels::{
     ep_arrange_copy, ep_arrange_count, ep_arrange_place, ep_combine_bf16, ep_combine_f16, ep_combine_f32, ep_dispatch,
     ep_dispatch_e4m3, ep_plan,
 };
-pub use lane::{CLAIMED_WORD, EPOCH_WORD, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset};
+pub use lane::{CLAIMED_WORD, Divisor, EPOCH_WORD, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset};
 pub use received::Received;
 pub use routes::plan;
 pub use status::{Code, STATUS_WORDS};
@@ -81,6 +81,10 @@ pub mod internal {
 
 /// Pairs of words (16 bytes) of a row that a warp moves at a time.
 pub const UNIT: u32 = 128;
+
+/// Pairs of words of a sum that a warp makes at a time, where there are more sums than warps. Registers hold as many of
+/// two rows.
+pub const LARGE_UNIT: u32 = 224;
 
 /// The most threads of a block of these kernels.
 pub const MOST_THREADS: u32 = 512;

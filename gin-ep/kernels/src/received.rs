@@ -105,7 +105,7 @@ impl Received {
     #[inline(always)]
     #[must_use]
     pub fn scales(&self, source: u32, row: u32) -> *mut u8 {
-        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes()) + u64::from(self.lane.sizes.scales_at());
+        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes) + u64::from(self.lane.sizes.scales_at());
         (self.arena + self.lane.meta(self.slot(), source) + offset) as usize as *mut u8
     }
 
@@ -114,7 +114,7 @@ impl Received {
         if row >= self.count(source) {
             return u32::MAX;
         }
-        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes()) + 4 * u64::from(word);
+        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes) + 4 * u64::from(word);
         // Safety: the row is in the arena.
         unsafe { load(self.arena + self.lane.meta(self.slot(), source) + offset) }
     }

@@ -19,35 +19,32 @@ pub(crate) fn check_number(arena: u64, lane: &Lane, tokens: &Tokens) {
 /// that does not exist drops its token; `reports` says whether to report that.
 #[inline(always)]
 fn ranks_of(arena: u64, lane: &Lane, tokens: &Tokens, number: u32, group: u32, reports: bool) -> u64 {
-    let (sizes, local, token) = (&lane.sizes, lane.sizes.local(), 32 * group + gin_device::coop::lane());
+    let (sizes, token) = (&lane.sizes, 32 * group + gin_device::coop::lane());
     if token >= number {
         return 0;
     }
-    let (first, topk) = (u64::from(token) * u64::from(sizes.topk), sizes.topk);
-    // Ids past the last are none. The loads of eight are on their way together.
-    let id = |k: u32| if k < topk { tokens.id(first + u64::from(k)) } else { -1 };
+    let first = u64::from(token) * u64::from(sizes.topk);
+    // In place of ids past the last, which change nothing, the last one again.
+    let at = |k: u32| first + u64::from(k.min(sizes.topk - 1));
     let (mut ranks, mut unknown) = (0u64, -1);
     let mut add = |id: i32| {
-        if id >= 0 {
-            if (id as u32) < sizes.experts {
-                ranks |= 1 << (id as u32 / local);
-            } else {
-                unknown = id;
-            }
-        }
+        let is_there = (id as u32) < sizes.experts;
+        ranks |= if is_there { 1 << sizes.owner.of(id as u32) } else { 0 };
+        unknown = if is_there { unknown } else { unknown.max(id) };
     };
     let mut k = 0;
-    while k < topk {
-        let first = (id(k), id(k + 1), id(k + 2), id(k + 3));
-        let second = (id(k + 4), id(k + 5), id(k + 6), id(k + 7));
-        add(first.0);
-        add(first.1);
-        add(first.2);
-        add(first.3);
-        add(second.0);
-        add(second.1);
-        add(second.2);
-        add(second.3);
+    while k < sizes.topk {
+        // The loads of eight are on their way together.
+        let [a, b, c, d] = tokens.four_ids([at(k), at(k + 1), at(k + 2), at(k + 3)]);
+        let [e, f, g, h] = tokens.four_ids([at(k + 4), at(k + 5), at(k + 6), at(k + 7)]);
+        add(a);
+        add(b);
+        add(c);
+        add(d);
+        add(e);
+        add(f);
+        add(g);
+        add(h);
         k += 8;
     }
     if unknown < 0 {
@@ -117,7 +114,7 @@ impl Routes {
     /// Makes them without groups.
     #[inline(always)]
     pub(crate) fn new(lane: &Lane, tokens: &Tokens) -> Self {
-        let (ranks, most) = (lane.sizes.ranks, lane.sizes.groups());
+        let (ranks, most) = (lane.sizes.ranks, lane.sizes.groups);
         let words = (ranks * most) as usize;
         let bits = shared::dynamic_array::<u32>(0, words);
         let before = shared::dynamic_array::<u32>(4 * words, words + ranks as usize);
@@ -136,7 +133,7 @@ impl Routes {
         if left == 0 && !is_first {
             return (self.tokens, self.tokens);
         }
-        self.groups = left.min(lane.sizes.groups());
+        self.groups = left.min(lane.sizes.groups);
         if !is_first {
             // The threads have finished with the old groups.
             Block.sync();
