@@ -159,7 +159,7 @@ impl<'c> Group<'c> {
         let lane = |number: u32| -> Result<LaneState, EpError> {
             let status = Memory::new(gpu, MemoryKind::Pinned, 8 * STATUS_WORDS)?;
             let (first, deadline) = (u64::from(number) * lane_bytes, config.deadline);
-            let params = gin_ep_kernels::Lane { sizes, first, status: status.address(), deadline };
+            let params = gin_ep_kernels::Lane::new(sizes, first, status.address(), deadline);
             let plan =
                 config.has_plan().then(|| Memory::new(gpu, MemoryKind::Device, sizes.plan_bytes())).transpose()?;
             let plan = plan.map(|memory| memory.whole());

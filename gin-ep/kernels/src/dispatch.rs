@@ -114,9 +114,6 @@ pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
 unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u64, masked: u64) -> bool {
     let (sizes, slot, blocks) = (&lane.sizes, protocol::slot(epoch), grid_dim().count() as u64);
     let launch = |slot: u64| Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot)));
-    if tokens.plan == 0 {
-        check_number(arena.here(), lane, tokens);
-    }
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
     let units = sizes.units.by();
     let mut routes = Routes::new(lane, tokens);
@@ -137,6 +134,9 @@ unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u6
                 next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
             }
         }
+    }
+    if tokens.plan == 0 {
+        check_number(arena.here(), lane, tokens);
     }
     Block.sync();
     let mut is_last = false;
@@ -226,18 +226,11 @@ unsafe fn send_unit<F: Format>(
         let place = if mine < sizes.ranks && masked >> mine & 1 == 0 { routes.place(token, mine) } else { None };
         let mut goes = Warp.ballot(place.is_some());
         let place = place.unwrap_or(0);
-        if part == 0 {
-            let at = Warp.shuffle(place, owner.wrapping_sub(first) % WARP_SIZE);
-            if owner.wrapping_sub(first) < WARP_SIZE {
-                let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
-                let to = arena.here() + lane.places() + 4 * index;
-                // Safety: the place of an id of a token, in the arena.
-                unsafe { store_weak_u32(to as usize as *mut u32, at) };
-            }
-        }
         while goes != 0 {
-            let index = goes.trailing_zeros();
-            goes &= goes - 1;
+            // Other ranks first: their rows take longer than its own.
+            let others = if me.wrapping_sub(first) < WARP_SIZE { goes & !(1 << me.wrapping_sub(first)) } else { goes };
+            let index = if others == 0 { goes } else { others }.trailing_zeros();
+            goes &= !(1 << index);
             let (to, place) = (first + index, Warp.shuffle(place, index));
             let there = arena.there(to);
             let row = there + lane.rows(slot, me) + u64::from(place) * u64::from(sizes.row_bytes);
@@ -251,6 +244,15 @@ unsafe fn send_unit<F: Format>(
                         copy_scales(tokens.scales, sizes.scale_bytes, token, meta + u64::from(sizes.scales_at()));
                     }
                 }
+            }
+        }
+        if part == 0 {
+            let at = Warp.shuffle(place, owner.wrapping_sub(first) % WARP_SIZE);
+            if owner.wrapping_sub(first) < WARP_SIZE {
+                let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
+                let to = arena.here() + lane.places() + 4 * index;
+                // Safety: the place of an id of a token, in the arena.
+                unsafe { store_weak_u32(to as usize as *mut u32, at) };
             }
         }
         first += WARP_SIZE;

@@ -169,6 +169,35 @@ pub(crate) const SINCE: u64 = 3;
 pub(crate) const COMBINE: u64 = 4;
 pub(crate) const DISPATCH: u64 = 8;
 
+/// A region of the arena for each slot and rank.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[bytemuck(crate = "gin_device::bytemuck")]
+struct Regions {
+    first: u64,
+    /// Bytes of a region.
+    bytes: u64,
+    /// Bytes of a slot.
+    slot: u64,
+}
+
+impl Regions {
+    const fn new(sizes: &Sizes, first: u64, bytes_of_token: u64) -> Self {
+        let bytes = sizes.tokens as u64 * bytes_of_token;
+        Self { first, bytes, slot: sizes.ranks as u64 * bytes }
+    }
+
+    /// Returns the offset of a region.
+    #[inline(always)]
+    const fn at(&self, slot: u64, rank: u32) -> u64 {
+        self.first + (if slot == 0 { 0 } else { self.slot }) + rank as u64 * self.bytes
+    }
+
+    const fn end(&self) -> u64 {
+        self.first + 2 * self.slot
+    }
+}
+
 /// A lane of a group: a parameter of the kernels, which the host makes. It has room for one dispatch at a time.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
@@ -182,36 +211,43 @@ pub struct Lane {
     pub status: u64,
     /// How long a rank waits for another.
     pub deadline: Deadline,
+    rows: Regions,
+    returned: Regions,
+    meta: Regions,
 }
 
 impl Lane {
+    /// Makes the parameter; the fields have these names.
+    #[must_use]
+    pub const fn new(sizes: Sizes, first: u64, status: u64, deadline: Deadline) -> Self {
+        let rows = Regions::new(&sizes, first + 8 * sizes.words(), sizes.row_bytes as u64);
+        let returned = Regions::new(&sizes, rows.end(), sizes.back_rows as u64 * sizes.back_bytes as u64);
+        let meta = Regions::new(&sizes, returned.end(), sizes.meta_bytes as u64);
+        Self { sizes, first, status, deadline, rows, returned, meta }
+    }
+
     /// Returns the offset of the rows that the slot has from `source`.
     #[inline(always)]
-    pub(crate) fn rows(&self, slot: u64, source: u32) -> u64 {
-        let region = slot * self.sizes.room() + u64::from(source) * u64::from(self.sizes.tokens);
-        self.first + 8 * self.sizes.words() + region * u64::from(self.sizes.row_bytes)
+    pub(crate) const fn rows(&self, slot: u64, source: u32) -> u64 {
+        self.rows.at(slot, source)
     }
 
     /// Returns the offset of the rows that the slot has back from `source`.
     #[inline(always)]
-    pub(crate) fn returned(&self, slot: u64, source: u32) -> u64 {
-        let sizes = &self.sizes;
-        let first = u64::from(source) * u64::from(sizes.tokens) * u64::from(sizes.back_rows);
-        let region = slot * sizes.back_room() + first;
-        self.rows(2, 0) + region * u64::from(sizes.back_bytes)
+    pub(crate) const fn returned(&self, slot: u64, source: u32) -> u64 {
+        self.returned.at(slot, source)
     }
 
     /// Returns the offset of the descriptions of the rows that the slot has from `source`.
     #[inline(always)]
-    pub(crate) fn meta(&self, slot: u64, source: u32) -> u64 {
-        let region = slot * self.sizes.room() + u64::from(source) * u64::from(self.sizes.tokens);
-        self.returned(2, 0) + region * u64::from(self.sizes.meta_bytes)
+    pub(crate) const fn meta(&self, slot: u64, source: u32) -> u64 {
+        self.meta.at(slot, source)
     }
 
     /// Returns the offset of the places of this rank's rows in their regions at other ranks, by token and id.
     #[inline(always)]
-    pub(crate) fn places(&self) -> u64 {
-        self.meta(2, 0)
+    pub(crate) const fn places(&self) -> u64 {
+        self.meta.end()
     }
 
     /// Returns the offset of a word of state.
@@ -365,19 +401,22 @@ impl Tokens {
         }
     }
 
-    /// Returns four ids as [`id`](Self::id) does. The loads are on their way together.
+    /// Returns ids from `first` on as [`id`](Self::id) does, from number `k` to `k + 7` of `count`. In place of ids past
+    /// the last one it returns that. The loads are on their way together.
     #[inline(always)]
-    pub(crate) fn four_ids(&self, index: [u64; 4]) -> [i32; 4] {
-        let [a, b, c, d] = index;
+    pub(crate) fn eight_ids(&self, first: u64, k: u32, count: u32) -> Eight {
+        let at = |ahead: u32| first + u64::from((k + ahead).min(count - 1));
         // Safety: the kernel's caller promised that the ids are there.
         unsafe {
             if self.flags & WIDE_IDS == 0 {
-                let id = |index: u64| load(self.ids + 4 * index) as i32;
-                return [id(a), id(b), id(c), id(d)];
+                let id = |ahead: u32| load(self.ids + 4 * at(ahead)) as i32;
+                return ((id(0), id(1), id(2), id(3)), (id(4), id(5), id(6), id(7)));
             }
-            let words = |index: u64| (load(self.ids + 8 * index), load(self.ids + 8 * index + 4));
-            let (a, b, c, d) = (words(a), words(b), words(c), words(d));
-            [narrowed(a.0, a.1), narrowed(b.0, b.1), narrowed(c.0, c.1), narrowed(d.0, d.1)]
+            let words = |ahead: u32| (load(self.ids + 8 * at(ahead)), load(self.ids + 8 * at(ahead) + 4));
+            let (a, b, c, d) = (words(0), words(1), words(2), words(3));
+            let (e, f, g, h) = (words(4), words(5), words(6), words(7));
+            let id = |(low, high)| narrowed(low, high);
+            ((id(a), id(b), id(c), id(d)), (id(e), id(f), id(g), id(h)))
         }
     }
 
@@ -391,6 +430,9 @@ impl Tokens {
         f32::from_bits(unsafe { load(self.weights + 4 * index) })
     }
 }
+
+/// Eight ids. Not an array, which LLVM would put on the stack.
+pub(crate) type Eight = ((i32, i32, i32, i32), (i32, i32, i32, i32));
 
 /// Returns an id of 64 bits as one of 32.
 #[inline(always)]
