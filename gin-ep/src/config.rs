@@ -13,8 +13,9 @@ const MOST_RANKS: u64 = 64;
 const MOST_TOPK: u64 = 32;
 /// The most experts.
 const MOST_EXPERTS: u64 = 65_536;
-/// Groups with room for more tokens count tokens in a kernel of its own, before each dispatch.
-const COUNT_IN_DISPATCH: u32 = 256;
+/// Groups with room for more tokens count tokens in a kernel of its own, before each dispatch. Up to here
+/// no warp counts twice.
+const COUNT_IN_DISPATCH: u32 = 512;
 /// Units of rows for a block: half of its warps. More blocks would make a small dispatch slower.
 const UNITS: u64 = 8;
 

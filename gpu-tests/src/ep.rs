@@ -96,7 +96,7 @@ fn alone(testbed: &Testbed) -> Result<(), String> {
             support::layout(rank, comm, config, layout, shape, most)
         })?;
     }
-    on(testbed, 1, small_on(testbed), (6, 3, 8), 300, &[Pair { counts: &[300], ..pair(Routing::Uniform) }])
+    on(testbed, 1, small_on(testbed), (6, 3, 8), 600, &[Pair { counts: &[600], ..pair(Routing::Uniform) }])
 }
 
 fn free_running(testbed: &Testbed) -> Result<(), String> {
@@ -152,7 +152,7 @@ fn layouts(testbed: &Testbed) -> Result<(), String> {
     with(testbed, 2, small_on(testbed), (5, 3, hidden), tokens, support::small_layouts)
 }
 
-/// Groups with room for more than 256 tokens count them in a kernel of its own.
+/// Groups with room for more than 512 tokens count them in a kernel of its own.
 fn prefill(testbed: &Testbed) -> Result<(), String> {
     if testbed.devices.is_none() {
         return on(
@@ -160,8 +160,8 @@ fn prefill(testbed: &Testbed) -> Result<(), String> {
             2,
             small_on(testbed),
             (8, 2, 8),
-            300,
-            &[Pair { counts: &[300, 7], ..pair(Routing::Uniform) }],
+            600,
+            &[Pair { counts: &[600, 7], ..pair(Routing::Uniform) }],
         );
     }
     let list = [Pair { counts: &[4096, 3000], ..pair(Routing::Uniform) }, pair(Routing::Zipf)];

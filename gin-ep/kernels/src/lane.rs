@@ -87,7 +87,7 @@ impl Sizes {
         scales_at(self.topk)
     }
 
-    /// Returns the bytes of the description of a row with `topk` ids and so many bytes of scales.
+    /// Returns the bytes of the description of a row with `topk` ids and `scale_bytes` bytes of scales.
     #[must_use]
     pub const fn meta_bytes_of(topk: u32, scale_bytes: u32) -> u32 {
         scales_at(topk) + scale_bytes.next_multiple_of(16)
@@ -401,8 +401,8 @@ impl Tokens {
         }
     }
 
-    /// Returns ids from `first` on as [`id`](Self::id) does, from number `k` to `k + 7` of `count`. In place of ids past
-    /// the last one it returns that. The loads are on their way together.
+    /// Returns ids from `first` on as [`id`](Self::id) does, from number `k` to `k + 7` of `count`. In place of ids
+    /// past the last one it returns that. The loads are on their way together.
     #[inline(always)]
     pub(crate) fn eight_ids(&self, first: u64, k: u32, count: u32) -> Eight {
         let at = |ahead: u32| first + u64::from((k + ahead).min(count - 1));
