@@ -413,6 +413,7 @@ impl<'a> Bed<'a> {
         let (me, tokens) = (self.rank.rank() as usize, self.tokens);
         let small = Shape { hidden: 1, ..*self.shape };
         let mut jobs = Vec::new();
+        // One row of each rank after the other, so that the links between GPUs have work from the first row to the last.
         for other in 0..self.shape.ranks {
             let (receiver, source) = if back || within { (me, other) } else { (other, me) };
             for (place, row) in rank_major(&small, &self.batches, receiver)[source].iter().enumerate() {
@@ -420,9 +421,11 @@ impl<'a> Bed<'a> {
                     if within { other * tokens + place } else { me * tokens + if back { row.token } else { place } };
                 let from = if back || within { place % tokens } else { row.token };
                 let rank = if within { me } else { other };
-                jobs.push(Job { from: from as u32, rank: rank as u32, to: there as u32, reserved: 0 });
+                jobs.push((place, Job { from: from as u32, rank: rank as u32, to: there as u32, reserved: 0 }));
             }
         }
+        jobs.sort_by_key(|&(place, _)| place);
+        let jobs: Vec<Job> = jobs.into_iter().map(|(_, job)| job).collect();
         let list = self.memory((16 * jobs.len()).max(16))?;
         list.write(0, &jobs)?;
         Ok((list, jobs.len() as u32))
