@@ -413,7 +413,7 @@ impl<'a> Bed<'a> {
         let (me, tokens) = (self.rank.rank() as usize, self.tokens);
         let small = Shape { hidden: 1, ..*self.shape };
         let mut jobs = Vec::new();
-        // One row of each rank after the other, so that the links between GPUs have work from the first row to the last.
+        // One row of each rank after the other, so that the links between GPUs have work from the first to the last.
         for other in 0..self.shape.ranks {
             let (receiver, source) = if back || within { (me, other) } else { (other, me) };
             for (place, row) in rank_major(&small, &self.batches, receiver)[source].iter().enumerate() {

@@ -225,6 +225,15 @@ fn one_resident_block_of_many_is_enough() {
 }
 
 #[test]
+fn a_kernel_that_holds_all_processors_but_one_does_not_stop_progress() {
+    let shape = Shape { ranks: 3, experts: 12, topk: 2, hidden: 600 };
+    let config = config(&shape, 12).threads(32).grid(5);
+    on_ranks(WorldConfig::threads(3).resident_blocks(4), |rank, comm| {
+        support::beside_a_kernel(rank, comm, &config, &shape, 12, 4)
+    });
+}
+
+#[test]
 fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
     let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 8 };
     let config = GroupConfig::new(4, 8, 2).tokens(4).sms(1).threads(32);

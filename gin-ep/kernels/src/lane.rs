@@ -26,7 +26,7 @@ impl Divisor {
     #[inline(always)]
     #[must_use]
     pub const fn of(&self, number: u32) -> u32 {
-        let quotient = (number as u64 * self.reciprocal as u64 >> 32) as u32;
+        let quotient = ((number as u64 * self.reciprocal as u64) >> 32) as u32;
         if self.by == 1 { number } else { quotient }
     }
 

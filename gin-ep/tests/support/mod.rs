@@ -10,6 +10,7 @@ use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
 use gpu_tests_kernels::experts::{hardware_experts, hardware_experts_arranged, hardware_experts_each, hardware_fused};
+use gpu_tests_kernels::hardware_spin;
 use std::sync::Arc;
 
 /// The memory of one rank's tokens.
@@ -88,7 +89,7 @@ pub fn experts(rank: &Rank, stream: &Arc<dyn Stream>, shape: &Shape, received: &
 }
 
 /// Returns a copy of the received rows, in memory of their places.
-fn copied(
+pub fn copied(
     rank: &Rank,
     stream: &Arc<dyn Stream>,
     received: &Received<'_>,
@@ -164,9 +165,14 @@ pub fn free_running(
     most: usize,
     pairs: u64,
 ) -> Result<(), EpError> {
+    let group = Group::new(comm, config)?;
+    free_running_in(rank, &group, shape, most, pairs)?;
+    group.destroy()
+}
+
+fn free_running_in(rank: &Rank, group: &Group<'_>, shape: &Shape, most: usize, pairs: u64) -> Result<(), EpError> {
     const CHECKED: u64 = 97;
     let me = rank.rank() as usize;
-    let group = Group::new(comm, config)?;
     // Batches of several sizes, used round and round.
     let count = |number: u64, rank: usize| (number * 7 + 13 * rank as u64) as usize % (most + 1);
     let make = |number: u64| -> Vec<Batch> {
@@ -201,7 +207,37 @@ pub fn free_running(
     }
     stream.synchronize()?;
     assert_eq!((group.status()?, group.masked(0)?), (None, 0));
-    drop(lane);
+    Ok(())
+}
+
+/// Runs free-running pairs while another kernel holds all processors of the rank's GPU but one, which has room for one
+/// block of a dispatch or a combine. `processors` is their number.
+pub fn beside_a_kernel(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    most: usize,
+    processors: u32,
+) -> Result<(), EpError> {
+    const LIMIT_NS: u64 = 20_000_000_000;
+    let group = Group::new(comm, config)?;
+    let words = Memory::new(rank.device(), MemoryKind::Pinned, 16)?;
+    words.write(0, &[0u64; 2])?;
+    let word = |offset: u64| std::ptr::with_exposed_provenance_mut::<u64>((words.address() + offset) as usize);
+    let stream = rank.stream()?;
+    // Safety: the words outlive the wait for the stream.
+    unsafe { hardware_spin::launch(&stream, LaunchConfig::new(processors - 1, 32), word(0), word(8), LIMIT_NS)? };
+    let mut started = [0u64];
+    while started[0] < u64::from(processors - 1) {
+        words.read(8, &mut started)?;
+        std::thread::yield_now();
+    }
+    let outcome = free_running_in(rank, &group, shape, most, 40);
+    assert!(!stream.is_idle()?, "the other kernel has ended");
+    words.write(0, &[1u64])?;
+    stream.synchronize()?;
+    outcome?;
     group.destroy()
 }
 
