@@ -118,7 +118,7 @@ fn beside_a_kernel(testbed: &Testbed) -> Result<(), String> {
         let (config, processors) = if is_real {
             let kernel = rank.device().load(ModuleSource::Linked)?.function("ep_dispatch")?;
             let room = rank.device().resident_blocks(&kernel, &LaunchConfig::new(1, 512))? as u32;
-            (config.grid(room), room)
+            (config.grid(room).threads(512), room)
         } else {
             (config.grid(5).threads(32), 4)
         };

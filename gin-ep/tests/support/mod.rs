@@ -6,7 +6,7 @@ use gin_ep::{
     Tokens,
 };
 use gin_ep_oracle::{Batch, Experts, Kind, Routing, Shape, Zone, batch, expert_major, flat, per_rank, rank_major};
-use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
+use gin_gpu::{DeviceKind, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
 use gpu_tests_kernels::experts::{hardware_experts, hardware_experts_arranged, hardware_experts_each, hardware_fused};
@@ -82,7 +82,11 @@ pub struct Pair {
 /// Runs the experts of the oracle on what was received, in place.
 pub fn experts(rank: &Rank, stream: &Arc<dyn Stream>, shape: &Shape, received: &Received<'_>) -> Result<(), EpError> {
     let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
-    let config = LaunchConfig::new(16, if hidden > 1024 { 256 } else { 32 });
+    let config = match rank.device().kind() {
+        DeviceKind::Cuda => LaunchConfig::new(128, 256),
+        // A virtual GPU takes long for a thread.
+        DeviceKind::Virtual => LaunchConfig::new(16, if hidden > 1024 { 256 } else { 32 }),
+    };
     // Safety: after the receive, before the combine, on one stream.
     unsafe { hardware_experts::launch(stream, config, received.view(), rank.rank(), local, hidden)? };
     Ok(())
