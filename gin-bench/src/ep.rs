@@ -31,7 +31,10 @@ const LARGE: usize = 4096;
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Calls {
     dispatch: Vec<f64>,
+    /// With a combine of the received rows, which their sources load.
     pair: Vec<f64>,
+    /// With a combine of rows in other memory, which are stored to their sources.
+    stored: Vec<f64>,
     wrong: u64,
     blocks: u64,
 }
@@ -58,6 +61,14 @@ struct Times {
     rows: usize,
     /// Host time of a launch.
     launch: Vec<f64>,
+}
+
+/// The combines of a group that are measured.
+#[derive(Clone, Copy, PartialEq)]
+enum Combines {
+    None,
+    InPlace,
+    All,
 }
 
 /// Returns an error of gin-ep as one of the communicator.
@@ -159,6 +170,8 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
         }
     }
     rows.push(back_row);
+    let stored = less(&slowest(&|times| &times.all.stored), &dispatch);
+    rows.push(main("combine of rows in other memory", &stored, &back, back_shape, None));
     let floor: Vec<f64> = there.iter().zip(&back).map(|(there, back)| there + back).collect();
     rows.push(main("dispatch and combine in a chain", &pair, &floor, "both", None));
     if of[0].fp8.is_some() {
@@ -326,11 +339,22 @@ impl<'a> Bed<'a> {
         Ok(wrong)
     }
 
+    /// Returns a copy of the received rows, in memory of their places.
+    fn copied(&self, received: &gin_ep::Received<'_>) -> Result<MemorySlice, EpError> {
+        let region = self.tokens * 2 * self.shape.hidden;
+        let rows = self.memory(self.shape.ranks * region)?;
+        for (source, of) in received.fetch()?.into_iter().enumerate() {
+            let bytes: Vec<u8> = of.into_iter().flat_map(|row| row.row).collect();
+            rows.write((source * region) as u64, &bytes)?;
+        }
+        Ok(rows)
+    }
+
     /// Measures a group. `between` runs in each repeat, too.
     fn calls(
         &self,
         config: &GroupConfig,
-        with_combine: bool,
+        combines: Combines,
         mut between: impl FnMut() -> Result<(), EpError>,
     ) -> Result<Calls, EpError> {
         let group = Group::new(self.comm, config)?;
@@ -338,25 +362,41 @@ impl<'a> Bed<'a> {
         let (stream, input) = (&self.stream, Tokens::new(&self.rows, Ids::I32(&self.ids), self.tokens as u32));
         let combine = Combine::reduced().into(&self.output);
         let received = lane.exchange(stream, &input)?;
-        let mut wrong = 0;
-        if with_combine {
-            received.combine(stream, Rows::InPlace, &combine)?;
-            stream.synchronize()?;
-            wrong += self.wrong()?;
-        } else {
+        let (mut wrong, mut rows) = (0, None);
+        if combines == Combines::None {
             stream.synchronize()?;
             wrong += self.wrong_fp8(&received)?;
             received.release();
+        } else {
+            if combines == Combines::All {
+                stream.synchronize()?;
+                rows = Some(self.copied(&received)?);
+            }
+            received.combine(stream, Rows::InPlace, &combine)?;
+            stream.synchronize()?;
+            wrong += self.wrong()?;
         }
-        let mut calls = Calls { dispatch: Vec::new(), pair: Vec::new(), wrong, blocks: group.blocks() };
+        if let Some(rows) = &rows {
+            self.output.write(0, &vec![0u16; self.tokens * self.shape.hidden])?;
+            lane.exchange(stream, &input)?.combine(stream, Rows::At(rows), &combine)?;
+            stream.synchronize()?;
+            wrong += self.wrong()?;
+        }
+        let (dispatch, pair, stored) = (Vec::new(), Vec::new(), Vec::new());
+        let mut calls = Calls { dispatch, pair, stored, wrong, blocks: group.blocks() };
         for _ in 0..self.bench.launches.min(self.bench.pick(9, 1)) {
             calls.dispatch.push(chain(self.rank, stream, self.length(), || {
                 lane.exchange(stream, &input)?.release();
                 Ok(())
             })?);
-            if with_combine {
+            if combines != Combines::None {
                 calls.pair.push(chain(self.rank, stream, self.length(), || {
                     lane.exchange(stream, &input)?.combine(stream, Rows::InPlace, &combine)
+                })?);
+            }
+            if let Some(rows) = &rows {
+                calls.stored.push(chain(self.rank, stream, self.length(), || {
+                    lane.exchange(stream, &input)?.combine(stream, Rows::At(rows), &combine)
                 })?);
             }
             between()?;
@@ -373,6 +413,7 @@ impl<'a> Bed<'a> {
         let (me, tokens) = (self.rank.rank() as usize, self.tokens);
         let small = Shape { hidden: 1, ..*self.shape };
         let mut jobs = Vec::new();
+        // One row of each rank after the other, so that the links between GPUs have work from the first to the last.
         for other in 0..self.shape.ranks {
             let (receiver, source) = if back || within { (me, other) } else { (other, me) };
             for (place, row) in rank_major(&small, &self.batches, receiver)[source].iter().enumerate() {
@@ -380,9 +421,11 @@ impl<'a> Bed<'a> {
                     if within { other * tokens + place } else { me * tokens + if back { row.token } else { place } };
                 let from = if back || within { place % tokens } else { row.token };
                 let rank = if within { me } else { other };
-                jobs.push(Job { from: from as u32, rank: rank as u32, to: there as u32, reserved: 0 });
+                jobs.push((place, Job { from: from as u32, rank: rank as u32, to: there as u32, reserved: 0 }));
             }
         }
+        jobs.sort_by_key(|&(place, _)| place);
+        let jobs: Vec<Job> = jobs.into_iter().map(|(_, job)| job).collect();
         let list = self.memory((16 * jobs.len()).max(16))?;
         list.write(0, &jobs)?;
         Ok((list, jobs.len() as u32))
@@ -460,7 +503,7 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
     let text = |(blocks, threads): (u32, u32)| format!("{blocks} x {threads} threads");
     let row_bytes = 2 * shape.hidden;
     let (mut times_there, mut times_back, mut launch) = (Vec::new(), Vec::new(), Vec::new());
-    let all = bed.calls(&bed.config(), true, || {
+    let all = bed.calls(&bed.config(), Combines::All, || {
         let exchange = |jobs, shape| chain(rank, &bed.stream, bed.length(), || bed.floor(jobs, row_bytes, shape));
         times_there.push(exchange(&there, there_shape)?);
         times_back.push(exchange(&back, back_shape)?);
@@ -476,7 +519,7 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
     let mut fp8 = None;
     if bench.pick(tokens == 128 || tokens >= LARGE, tokens == 8) {
         let config = bed.config().element(Element::E4m3(Scales::F32));
-        fp8 = Some(bed.calls(&config, false, || {
+        fp8 = Some(bed.calls(&config, Combines::None, || {
             fp8_there.push(chain(rank, &bed.stream, bed.length(), || bed.floor(&there, shape.hidden, there_shape))?);
             Ok(())
         })?);
@@ -484,7 +527,7 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
     let mut fewer = Vec::new();
     if bench.pick(tokens == 128 || tokens >= LARGE, tokens == 8) {
         for sms in bench.pick(&[4, 8, 16, 32][..], &[1]) {
-            fewer.push((*sms, bed.calls(&bed.config().sms(*sms), true, || Ok(()))?));
+            fewer.push((*sms, bed.calls(&bed.config().sms(*sms), Combines::InPlace, || Ok(()))?));
         }
     }
     let (mut copy, mut expand) = (Vec::new(), Vec::new());

@@ -32,7 +32,7 @@ fn a_load_hides_no_order_of_others_accesses_from_the_search() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_dispatch_with_one_slot_overwrites_rows_too_early() {
-    model::explore(2, || model::ep::ranks(1, 3, false, |_| 0));
+    model::explore(2, || model::ep::ranks(1, 3, model::ep::Back::Not, |_| 0));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::EpError;
 use gin_abi::Deadline;
-use gin_ep_kernels::{MOST_THREADS, SCALED, Sizes, UNIT};
+use gin_ep_kernels::{Bytes, Divisor, Format, LARGE_UNIT, MOST_THREADS, Quantized, SCALED, Sizes, UNIT};
 
 /// The most bytes of a row.
 const MOST_ROW_BYTES: u64 = 64 << 10;
@@ -13,9 +13,13 @@ const MOST_RANKS: u64 = 64;
 const MOST_TOPK: u64 = 32;
 /// The most experts.
 const MOST_EXPERTS: u64 = 65_536;
-/// Groups with room for more tokens count tokens in a kernel of its own, before each dispatch.
-const COUNT_IN_DISPATCH: u32 = 256;
-/// Units of rows for a block: half of its warps. More blocks would make a small dispatch slower.
+/// Groups with room for more tokens count tokens in a kernel of its own, before each dispatch. Up to here
+/// no warp counts twice.
+const COUNT_IN_DISPATCH: u32 = 512;
+/// The number of threads of a block for few tokens: each of its warps counts 32 of them.
+const FEW_THREADS: u32 = 256;
+const FEW_TOKENS: u32 = 256;
+/// Units of rows for a block: as many as the warps of 256 threads. More blocks would make a small dispatch slower.
 const UNITS: u64 = 8;
 
 /// The elements of rows.
@@ -53,8 +57,9 @@ pub enum Scales {
 /// use gin_ep::GroupConfig;
 ///
 /// let config = GroupConfig::new(256, 7168, 8).tokens(128).lanes(1);
-/// // Two slots with 128 rows of each rank, there and back, of 14,336 bytes; 80 bytes for each row there; and flags.
-/// assert_eq!(config.footprint(2)?, 14_721_280);
+/// // Two slots with 128 rows of each rank, there and back, of 14,336 bytes; 80 bytes for each row there; 4 bytes for
+/// // each id; and flags.
+/// assert_eq!(config.footprint(2)?, 14_725_376);
 /// assert!(config.tokens(200_000).footprint(8).is_err());
 /// # Ok::<(), gin_ep::EpError>(())
 /// ```
@@ -70,7 +75,7 @@ pub struct GroupConfig {
     pub(crate) first_epoch: u64,
     pub(crate) blocks: Option<u32>,
     pub(crate) grid: Option<u32>,
-    pub(crate) threads: u32,
+    pub(crate) threads: Option<u32>,
     pub(crate) deadline: Deadline,
 }
 
@@ -90,7 +95,7 @@ impl GroupConfig {
             first_epoch: 0,
             blocks: None,
             grid: None,
-            threads: MOST_THREADS,
+            threads: None,
             deadline: Deadline::after_ms(1000),
         }
     }
@@ -147,10 +152,11 @@ impl GroupConfig {
         self
     }
 
-    /// Sets the number of threads of a block: a multiple of 32, at most 512.
+    /// Sets the number of threads of a block: a multiple of 32, at most 512. The default is 512; 256 if a rank has room
+    /// for at most 256 tokens and kernels take all processors, because a small dispatch is faster with fewer warps.
     #[must_use]
     pub const fn threads(mut self, threads: u32) -> Self {
-        self.threads = threads;
+        self.threads = Some(threads);
         self
     }
 
@@ -174,6 +180,12 @@ impl GroupConfig {
     /// Returns whether each dispatch makes a plan first.
     pub(crate) fn has_plan(&self) -> bool {
         self.tokens > COUNT_IN_DISPATCH
+    }
+
+    /// Returns the number of threads of a block.
+    pub(crate) fn block(&self) -> u32 {
+        let is_small = self.tokens <= FEW_TOKENS && self.blocks.is_none();
+        self.threads.unwrap_or(if is_small { FEW_THREADS } else { MOST_THREADS })
     }
 
     /// Returns the number of blocks that have work, if all tokens are there.
@@ -212,11 +224,11 @@ impl GroupConfig {
         for (what, blocks) in [("the number of SMs", self.blocks), ("the number of blocks", self.grid)] {
             limit(what, blocks.unwrap_or(1).into(), 1, 65_535)?;
         }
-        limit("the number of threads of a block", self.threads.into(), 32, MOST_THREADS.into())?;
+        limit("the number of threads of a block", self.block().into(), 32, MOST_THREADS.into())?;
         for (what, given, unit) in [
             ("the number of bytes of a row", row_bytes, 16),
             ("the number of bytes of a returned row", back_bytes, 16),
-            ("the number of threads of a block", self.threads.into(), 32),
+            ("the number of threads of a block", self.block().into(), 32),
         ] {
             if !u64::is_multiple_of(given, unit) {
                 return Err(EpError::Limit { what, given, limit: format!("a multiple of {unit}") });
@@ -229,6 +241,7 @@ impl GroupConfig {
             return Err(EpError::Limit { what: "the number of elements of a row", given, limit });
         }
         let Self { experts, topk, tokens, .. } = *self;
+        let unit = if matches!(self.element, Element::E4m3(_)) { Quantized::UNIT } else { Bytes::UNIT };
         Ok(Sizes {
             row_bytes: row_bytes as u32,
             back_bytes: back_bytes as u32,
@@ -238,6 +251,11 @@ impl GroupConfig {
             topk,
             experts,
             ranks,
+            owner: Divisor::new(experts.div_ceil(ranks)),
+            units: Divisor::new((row_bytes as u32 / 16).div_ceil(unit)),
+            sums: [UNIT, LARGE_UNIT].map(|unit| Divisor::new((back_bytes as u32 / 16).div_ceil(unit))),
+            groups: Sizes::groups_of(tokens, ranks),
+            meta_bytes: Sizes::meta_bytes_of(topk, scale_bytes as u32),
         })
     }
 

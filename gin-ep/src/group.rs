@@ -159,7 +159,7 @@ impl<'c> Group<'c> {
         let lane = |number: u32| -> Result<LaneState, EpError> {
             let status = Memory::new(gpu, MemoryKind::Pinned, 8 * STATUS_WORDS)?;
             let (first, deadline) = (u64::from(number) * lane_bytes, config.deadline);
-            let params = gin_ep_kernels::Lane { sizes, first, status: status.address(), deadline };
+            let params = gin_ep_kernels::Lane::new(sizes, first, status.address(), deadline);
             let plan =
                 config.has_plan().then(|| Memory::new(gpu, MemoryKind::Device, sizes.plan_bytes())).transpose()?;
             let plan = plan.map(|memory| memory.whole());
@@ -180,7 +180,7 @@ impl<'c> Group<'c> {
             DeviceKind::Cuda => all.iter().filter(|text| text.starts_with(&format!("{place}\n"))).count() as u64,
             DeviceKind::Virtual => 1,
         };
-        let shape = LaunchConfig::new(1, config.threads).dynamic_shared(sizes.shared_bytes());
+        let shape = LaunchConfig::new(1, config.block()).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
         let (plan, (dispatch, combine)) = (kernels.function("ep_plan")?, config.kernels());
         let (dispatch, combine) = (kernels.function(dispatch)?, kernels.function(combine)?);
@@ -190,7 +190,7 @@ impl<'c> Group<'c> {
         }
         let most = most.min(config.useful_blocks(&sizes));
         let blocks = config.grid.unwrap_or(most.clamp(1, 65_535) as u32);
-        let shape = LaunchConfig::new(blocks, config.threads).dynamic_shared(shape.dynamic_shared);
+        let shape = LaunchConfig::new(blocks, config.block()).dynamic_shared(shape.dynamic_shared);
         let (element, at_source) = (config.element, config.at_source);
         let arrange = |part: &str| kernels.function(&format!("ep_arrange_{part}"));
         let arrange = [arrange("count")?, arrange("place")?, arrange("copy")?];

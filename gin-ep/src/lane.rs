@@ -339,7 +339,7 @@ impl Received<'_> {
             let mut count = [0u64];
             arena.read(places.got(source), &mut count)?;
             let (number, topk) = (count[0] as usize, sizes.topk as usize);
-            let (row_bytes, meta_words) = (sizes.row_bytes as usize, sizes.meta_bytes() as usize / 4);
+            let (row_bytes, meta_words) = (sizes.row_bytes as usize, sizes.meta_bytes as usize / 4);
             let (mut bytes, mut meta) = (vec![0u8; number * row_bytes], vec![0u32; number * meta_words]);
             arena.read(places.rows(source), &mut bytes)?;
             arena.read(places.meta(source), &mut meta)?;

@@ -163,7 +163,8 @@ impl<'a> Tokens<'a> {
 /// The rows that a combine returns.
 #[derive(Clone, Copy, Debug)]
 pub enum Rows<'a> {
-    /// The received rows, which the experts have replaced.
+    /// The received rows, which the experts have replaced. Their sources load them from there, which is faster than the
+    /// other ways: these store the rows to their sources first.
     InPlace,
     /// Rows in the places of the received ones: for each rank as many as the group has tokens. With
     /// [`at_source`](crate::GroupConfig::at_source), one for each id in the place of each row.

@@ -79,8 +79,8 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
         let hidden = [8, 1000, 1536, 2880, 7168][next(5)];
         let shape = Shape { ranks, experts, topk, hidden };
         // Virtual GPUs take long for long rows, so there are fewer then.
-        let most = [300, 128, 37][next(3)].min(2 + 160_000 / hidden / ranks);
-        let counts: &[usize] = [&[128, 0, 1, 37][..], &[300], &[0], &[37, 128]][next(4)];
+        let most = [600, 128, 37][next(3)].min(2 + 160_000 / hidden / ranks);
+        let counts: &[usize] = [&[128, 0, 1, 37][..], &[600], &[0], &[37, 128]][next(4)];
         let config = config(&shape, most as u32).sms(1 + next(3) as u32);
         let routing = [
             Routing::Uniform,
@@ -222,6 +222,15 @@ fn one_resident_block_of_many_is_enough() {
         // More blocks than may be resident: they run one after the other.
         run(world, config.grid(5), shape, 40, &[pair(Routing::Uniform), pair(Routing::Repeats)]);
     }
+}
+
+#[test]
+fn a_kernel_that_holds_all_processors_but_one_does_not_stop_progress() {
+    let shape = Shape { ranks: 3, experts: 12, topk: 2, hidden: 600 };
+    let config = config(&shape, 12).threads(32).grid(5);
+    on_ranks(WorldConfig::threads(3).resident_blocks(4), |rank, comm| {
+        support::beside_a_kernel(rank, comm, &config, &shape, 12, 4)
+    });
 }
 
 #[test]

@@ -4,8 +4,9 @@
 use crate::hardware::{Testbed, Trial};
 use gin_ep::{Element, EpError, GroupConfig, Layout, Scales};
 use gin_ep_oracle::{Routing, Shape};
+use gin_gpu::{LaunchConfig, ModuleSource};
 use gin_host::comm::{CommError, Communicator, Requirements};
-use gin_host::world::{Rank, launch};
+use gin_host::world::{Rank, WorldConfig, launch};
 use support::{Pair, pairs};
 
 #[expect(unreachable_pub, reason = "the tests of gin-ep include it too")]
@@ -13,12 +14,13 @@ use support::{Pair, pairs};
 mod support;
 
 /// The trials of this module, which run on any devices. Ranks form one LSA team.
-pub const TRIALS: [Trial; 11] = [
+pub const TRIALS: [Trial; 12] = [
     ("rows_go_to_their_experts_and_back_with_the_bits_of_the_oracle", small),
     ("whole_batches_go_to_their_experts_and_back_with_the_bits_of_the_oracle", large),
     ("one_block_is_enough_to_dispatch_and_combine", |testbed| {
         on(testbed, 3, |config| config.sms(1), (60, 4, 200), 64, &[pair(Routing::Uniform), pair(Routing::Repeats)])
     }),
+    ("a_kernel_that_holds_all_processors_but_one_does_not_stop_progress", beside_a_kernel),
     ("one_rank_sends_rows_to_itself", alone),
     ("free_running_pairs_of_dispatch_and_combine_give_the_bits_of_the_oracle", free_running),
     ("graphs_of_dispatch_and_combine_replay_with_other_counts_ids_and_rows", replays),
@@ -96,7 +98,34 @@ fn alone(testbed: &Testbed) -> Result<(), String> {
             support::layout(rank, comm, config, layout, shape, most)
         })?;
     }
-    on(testbed, 1, small_on(testbed), (6, 3, 8), 300, &[Pair { counts: &[300], ..pair(Routing::Uniform) }])
+    on(testbed, 1, small_on(testbed), (6, 3, 8), 600, &[Pair { counts: &[600], ..pair(Routing::Uniform) }])
+}
+
+/// Each rank has a GPU of its own.
+fn beside_a_kernel(testbed: &Testbed) -> Result<(), String> {
+    let is_real = testbed.devices.is_some();
+    let ranks = if is_real { testbed.gpus.min(2) } else { 3 };
+    let mut world = testbed.config();
+    if !is_real {
+        // A host that looks at memory again and again takes no turns with kernels.
+        world = WorldConfig::threads(ranks).resident_blocks(4);
+    }
+    (world.ranks, world.comm.lsa_size) = (ranks, None);
+    let (shape, tokens) = (Shape { ranks: ranks as usize, experts: 12, topk: 2, hidden: 600 }, 40);
+    let config = GroupConfig::new(12, 600, 2).tokens(tokens).deadline(crate::hardware::DEADLINE);
+    let outcome = launch(world, |rank| -> Result<(), EpError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        let (config, processors) = if is_real {
+            let kernel = rank.device().load(ModuleSource::Linked)?.function("ep_dispatch")?;
+            let room = rank.device().resident_blocks(&kernel, &LaunchConfig::new(1, 512))? as u32;
+            (config.grid(room).threads(512), room)
+        } else {
+            (config.grid(5).threads(32), 4)
+        };
+        support::beside_a_kernel(&rank, &comm, &config, &shape, tokens as usize, processors)?;
+        comm.destroy().map_err(|error: CommError| error.into())
+    });
+    outcome.map(drop).map_err(|error| error.to_string())
 }
 
 fn free_running(testbed: &Testbed) -> Result<(), String> {
@@ -152,7 +181,7 @@ fn layouts(testbed: &Testbed) -> Result<(), String> {
     with(testbed, 2, small_on(testbed), (5, 3, hidden), tokens, support::small_layouts)
 }
 
-/// Groups with room for more than 256 tokens count them in a kernel of its own.
+/// Groups with room for more than 512 tokens count them in a kernel of its own.
 fn prefill(testbed: &Testbed) -> Result<(), String> {
     if testbed.devices.is_none() {
         return on(
@@ -160,8 +189,8 @@ fn prefill(testbed: &Testbed) -> Result<(), String> {
             2,
             small_on(testbed),
             (8, 2, 8),
-            300,
-            &[Pair { counts: &[300, 7], ..pair(Routing::Uniform) }],
+            600,
+            &[Pair { counts: &[600, 7], ..pair(Routing::Uniform) }],
         );
     }
     let list = [Pair { counts: &[4096, 3000], ..pair(Routing::Uniform) }, pair(Routing::Zipf)];

@@ -6,7 +6,7 @@ use gin_abi::Deadline;
 use gin_device::internal::status::WaitError;
 use gin_device::sys::Word;
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
-use gin_ep_kernels::internal::{Launch, agree, flag, raise, report, slot, wait};
+use gin_ep_kernels::internal::{IN_PLACE, Launch, PUSHED, agree, flag, raise, report, slot, wait, wait_together};
 use loom::thread;
 use std::sync::Arc;
 
@@ -37,16 +37,19 @@ impl Part {
     }
 }
 
+/// How a rank returns rows.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Back {
+    /// It does not.
+    Not,
+    /// It stores them to their source.
+    Pushed,
+    /// Their source loads them.
+    InPlace,
+}
+
 /// Runs `pairs` dispatches of a rank, one block each, from `first` on. `of` maps an epoch to the slot.
-fn rank(
-    world: &World,
-    parts: &[Part; 2],
-    me: usize,
-    first: u64,
-    pairs: u64,
-    with_combine: bool,
-    of: impl Fn(u64) -> u64,
-) {
+fn rank(world: &World, parts: &[Part; 2], me: usize, first: u64, pairs: u64, back: Back, of: impl Fn(u64) -> u64) {
     let (here, there) = (&parts[me], &parts[1 - me]);
     for number in 0..pairs {
         let epoch = first.wrapping_add(number);
@@ -56,24 +59,34 @@ fn rank(
         assert_eq!(arrives(world, here.sent(slot), epoch), number as u32 + 1, "a number of another dispatch");
         let row = here.rows[slot as usize].read();
         assert_eq!(row, 10 * number + (1 - me) as u64, "a row of another dispatch");
-        if with_combine {
-            there.returned[slot as usize].write(row + 5);
-            raise::<Loom>(there.came_back(), epoch, 0);
-            arrives(world, here.came_back(), epoch);
-            assert_eq!(here.returned[slot as usize].read(), 10 * number + me as u64 + 5, "a row of another combine");
+        let mine = 10 * number + me as u64 + 5;
+        match back {
+            Back::Not => {}
+            Back::Pushed => {
+                there.returned[slot as usize].write(row + 5);
+                raise::<Loom>(there.came_back(), epoch, PUSHED);
+                assert_eq!(arrives(world, here.came_back(), epoch), PUSHED);
+                assert_eq!(here.returned[slot as usize].read(), mine, "a row of another combine");
+            }
+            Back::InPlace => {
+                here.rows[slot as usize].write(row + 5);
+                raise::<Loom>(there.came_back(), epoch, IN_PLACE);
+                assert_eq!(arrives(world, here.came_back(), epoch), IN_PLACE);
+                assert_eq!(there.rows[slot as usize].read(), mine, "a row of another combine");
+            }
         }
     }
 }
 
 /// Runs two ranks.
-pub fn ranks(first: u64, pairs: u64, with_combine: bool, of: fn(u64) -> u64) {
+pub fn ranks(first: u64, pairs: u64, back: Back, of: fn(u64) -> u64) {
     let world = World::new(Setup::default());
     let parts = Arc::new([Part::new(first.wrapping_sub(1)), Part::new(first.wrapping_sub(1))]);
     let other = {
         let (world, parts) = (world.clone(), parts.clone());
-        thread::spawn(move || rank(&world, &parts, 1, first, pairs, with_combine, of))
+        thread::spawn(move || rank(&world, &parts, 1, first, pairs, back, of))
     };
-    rank(&world, &parts, 0, first, pairs, with_combine, of);
+    rank(&world, &parts, 0, first, pairs, back, of);
     other.join().unwrap();
 }
 
@@ -91,7 +104,7 @@ models! {
                 let launch = launch(arena);
                 launch.start();
                 world.cells[number].write(7 + number as u64);
-                if launch.finish(2).is_last {
+                if launch.finish_without_wait(2) {
                     raise::<Loom>(arena.word(3), 1, 2);
                 }
             };
@@ -108,16 +121,87 @@ models! {
     }
 
     fn no_row_of_a_dispatch_is_overwritten_before_its_receiver_is_done() {
-        explore(2, || ranks(1, 3, false, slot));
+        explore(2, || ranks(1, 3, Back::Not, slot));
     }
 
     fn no_returned_row_is_overwritten_before_its_receiver_is_done() {
-        explore(1, || ranks(1, 3, true, slot));
+        explore(1, || ranks(1, 3, Back::Pushed, slot));
+    }
+
+    fn no_row_in_place_is_overwritten_before_its_source_has_loaded_it() {
+        explore(1, || ranks(1, 3, Back::InPlace, slot));
+    }
+
+    fn whichever_block_is_the_first_announces_rows_in_place_so_that_blocks_may_run_one_by_one() {
+        explore(2, || {
+            let world = World::new(Setup { cells: 2, ..Setup::default() });
+            // Three words of each rank's launch, then the flag for its rows.
+            let arena = Arc::new(Arena::new([0; 8]));
+            let block = |world: &World, arena: &Arena, rank: usize| {
+                if Launch::<Loom>::new(arena.word(4 * rank)).start() == 0 {
+                    raise::<Loom>(arena.word(4 * rank + 3), 1, IN_PLACE);
+                }
+                assert_eq!(arrives(world, arena.word(4 * (1 - rank) + 3), 1), IN_PLACE);
+                assert_eq!(world.cells[1 - rank].read(), 7);
+            };
+            let other = {
+                let (world, arena) = (world.clone(), arena.clone());
+                thread::spawn(move || {
+                    world.cells[1].write(7);
+                    // One block may be resident.
+                    block(&world, &arena, 1);
+                    block(&world, &arena, 1);
+                })
+            };
+            // An earlier kernel of the stream.
+            world.cells[0].write(7);
+            let second = {
+                let (world, arena) = (world.clone(), arena.clone());
+                thread::spawn(move || block(&world, &arena, 0))
+            };
+            block(&world, &arena, 0);
+            second.join().unwrap();
+            other.join().unwrap();
+        });
+    }
+
+    fn a_block_that_gave_up_and_was_overruled_sees_the_rows() {
+        let seen = [Reached::new("the rank did not take part"), Reached::new("it did")];
+        let marks = seen.clone();
+        explore(2, move || {
+            let world = World::new(Setup { cells: 1, ..Setup::default() });
+            // The flag and the verdict.
+            let arena = Arc::new(Arena::new([0; 2]));
+            let source = {
+                let (world, arena) = (world.clone(), arena.clone());
+                thread::spawn(move || {
+                    world.cells[0].write(7);
+                    raise::<Loom>(arena.word(0), 1, IN_PLACE);
+                })
+            };
+            let block = |world: &World, arena: &Arena| {
+                let (flag, verdict) = (arena.word(0), arena.word(1));
+                let waited = wait_together::<Loom>(&world.status, Deadline::after_ns(0), flag, verdict, 1, 0);
+                if waited.is_ok() {
+                    assert_eq!(world.cells[0].read(), 7);
+                }
+                waited.is_ok()
+            };
+            let other = {
+                let (world, arena) = (world.clone(), arena.clone());
+                thread::spawn(move || block(&world, &arena))
+            };
+            let took_part = block(&world, &arena);
+            assert_eq!(took_part, other.join().unwrap());
+            source.join().unwrap();
+            marks[usize::from(took_part)].mark();
+        });
+        seen.iter().for_each(Reached::check);
     }
 
     fn dispatches_go_on_where_the_epoch_wraps() {
         for first in [u64::MAX, (1 << 63) - 1, (1 << 32) - 1, (1 << 31) - 1] {
-            explore(1, move || ranks(first, 3, false, slot));
+            explore(1, move || ranks(first, 3, Back::Not, slot));
         }
     }
 

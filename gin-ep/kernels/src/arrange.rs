@@ -154,7 +154,7 @@ impl Arranged {
             let row = first + Block.rank();
             let mut ids = 0u32;
             if row < count {
-                let at = meta + u64::from(row) * u64::from(sizes.meta_bytes()) + 4;
+                let at = meta + u64::from(row) * u64::from(sizes.meta_bytes) + 4;
                 for k in 0..sizes.topk {
                     // Safety: the ids of a received row.
                     ids |= u32::from(unsafe { load(at + 4 * u64::from(k)) } == expert) << k;
@@ -344,7 +344,7 @@ pub unsafe fn copy(to: &Arranged) {
             let (row, pair) = (unit / units, unit % units * UNIT + gin_device::coop::lane());
             unit += step;
             let index = (u64::from(source) * u64::from(sizes.tokens) + u64::from(row)) * u64::from(each);
-            let meta = to.meta(source) + u64::from(row) * u64::from(sizes.meta_bytes()) + 4;
+            let meta = to.meta(source) + u64::from(row) * u64::from(sizes.meta_bytes) + 4;
             // Safety: a received row, its description, and rows of the layout.
             unsafe {
                 let data = load_unit(received.row(source, row).addr() as u64, pair, pairs);

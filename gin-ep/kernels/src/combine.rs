@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Combine: one row back for every row received, and their sums.
 
-use crate::UNIT;
-use crate::dispatch::{Arena, arrives, lane_index};
+use crate::dispatch::{Arena, is_silent, lane_index};
 use crate::element::Element;
 use crate::format::{Pairs, load_unit, store_unit};
-use crate::lane::{COMBINE, EPOCH, Lane, MASKED, SINCE, Tokens, load};
-use crate::protocol::{self, Launch, agree, must_agree, raise};
+use crate::lane::{COMBINE, Divisor, EPOCH, Lane, MASKED, SINCE, Sizes, Tokens, load};
+use crate::protocol::{self, IN_PLACE, Launch, PUSHED, raise};
+use crate::status;
+use crate::{LARGE_UNIT, UNIT};
 use gin_device::prelude::*;
+use gin_device::sys::data::store_weak_pair;
 use gin_device::sys::{Global, Word};
 
 /// [`Sums::flags`]: the sums start from the output's elements.
@@ -19,7 +21,8 @@ pub const ACCUMULATE: u32 = 1;
 #[bytemuck(crate = "gin_device::bytemuck")]
 pub struct Sums {
     /// The address of the rows, in the places of the received ones: [`Sizes::back_rows`](crate::Sizes::back_rows) for
-    /// each. 0 stands for the received rows themselves, which the experts have overwritten.
+    /// each. 0 stands for the received rows themselves, which the experts have overwritten: their sources load them
+    /// from there.
     pub rows: u64,
     /// The address of a row for each token.
     pub output: u64,
@@ -52,42 +55,55 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
     let Some(arena) = Arena::new(comm, arena) else { return };
     let blocks = grid_dim().count() as u64;
     let launch = Launch::<Global>::new(arena.word(lane.word(COMBINE)));
-    if Block.elect() {
-        launch.start();
-    }
+    let before = if Block.elect() { launch.start() } else { 1 };
     let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
     let since = arena.word(lane.word(SINCE)).load_relaxed_gpu();
     let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
-    let rows = if sums.rows == 0 { arena.here() + lane.rows(protocol::slot(epoch), 0) } else { sums.rows };
-    // Safety: the caller's promise.
-    unsafe { give_back(&arena, lane, epoch, rows, sums, blocks as u32) };
-    Block.sync();
-    let mut may_wait = false;
-    if Block.rank() < WARP_SIZE {
-        let sent =
-            if Block.elect() { launch.finish(blocks) } else { protocol::Sent { is_last: false, may_wait: false } };
-        if Warp.any(sent.is_last) {
-            let mut to = lane_index();
-            while to < lane.sizes.ranks {
-                if masked >> to & 1 == 0 {
-                    raise::<Global>(arena.word_at(to, lane.returned_flag(arena.rank())), epoch, 0);
-                }
-                to += WARP_SIZE;
-            }
+    let is_in_place = sums.rows == 0;
+    if is_in_place {
+        // Earlier kernels of the stream, or a barrier of the grid, have made the rows. Other ranks wait for this flag
+        // alone, so a block that waits needs no other one of its grid.
+        if Block.rank() < WARP_SIZE && Warp.any(before == 0) {
+            announce(&arena, lane, epoch, masked, IN_PLACE);
         }
-        may_wait = Warp.any(sent.may_wait);
-    }
-    if !Block.sync_or(may_wait) {
-        return;
+    } else {
+        // Safety: the caller's promise.
+        unsafe { give_back(&arena, lane, epoch, sums, blocks as u32) };
+        Block.sync();
+        let mut may_wait = false;
+        if Block.rank() < WARP_SIZE {
+            let sent =
+                if Block.elect() { launch.finish(blocks) } else { protocol::Sent { is_last: false, may_wait: false } };
+            if Warp.any(sent.is_last) {
+                announce(&arena, lane, epoch, masked, PUSHED);
+            }
+            may_wait = Warp.any(sent.may_wait);
+        }
+        if !Block.sync_or(may_wait) {
+            return;
+        }
     }
     // The flags are on their way meanwhile.
-    let first = if lane_index() == 0 { launch.take() } else { 0 };
     let number = tokens.number(&lane.sizes);
+    let mut shares = Shares::new(&launch, &lane.sizes, number, blocks as u32, is_in_place);
     // Safety: the caller's promise.
-    let first = unsafe { Work::new(lane, tokens, sums, number, Warp.shuffle(first, 0)) };
-    let present = present(comm, &arena, lane, epoch, since, masked);
+    let first = unsafe { Work::new(&arena, lane, tokens, sums, &shares) };
+    shares.go_on(&launch);
+    let back = returned(comm, &arena, lane, (epoch, since, masked), is_in_place);
     // Safety: the caller's promise.
-    unsafe { add_up::<E>(&arena, lane, tokens, sums, number, &launch, epoch, present, first) };
+    unsafe { add_up::<E>(&arena, lane, tokens, sums, (&launch, shares), epoch, back, first) };
+}
+
+/// Raises the flags for returned rows at all ranks but `masked`, by one warp.
+#[inline(always)]
+fn announce(arena: &Arena, lane: &Lane, epoch: u64, masked: u64, how: u32) {
+    let mut to = lane_index();
+    while to < lane.sizes.ranks {
+        if masked >> to & 1 == 0 {
+            raise::<Global>(arena.word_at(to, lane.returned_flag(arena.rank())), epoch, how);
+        }
+        to += WARP_SIZE;
+    }
 }
 
 /// Stores the rows of the block's share into the memory of their sources.
@@ -95,8 +111,8 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
 /// # Safety
 /// - As [`combine`].
 #[inline(always)]
-unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, sums: &Sums, blocks: u32) {
-    let (sizes, slot, me) = (&lane.sizes, protocol::slot(epoch), arena.rank());
+unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, sums: &Sums, blocks: u32) {
+    let (sizes, slot, me, rows) = (&lane.sizes, protocol::slot(epoch), arena.rank(), sums.rows);
     let (pairs, each, bytes) = (sizes.back_bytes / 16, sizes.back_rows, u64::from(sizes.back_bytes));
     let units = pairs.div_ceil(UNIT);
     let warps = Block.size() / WARP_SIZE;
@@ -117,7 +133,7 @@ unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, sums: &Su
             let (row, k) = (index / each, index % each);
             let pair = part * UNIT + lane_index();
             let place = u64::from(source) * u64::from(sizes.tokens) + u64::from(row);
-            let meta = arena.here() + lane.meta(slot, source) + u64::from(row) * u64::from(sizes.meta_bytes());
+            let meta = arena.here() + lane.meta(slot, source) + u64::from(row) * u64::from(sizes.meta_bytes);
             unit += step;
             // Safety: the caller's promise.
             unsafe {
@@ -142,30 +158,98 @@ unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, rows: u64, sums: &Su
     }
 }
 
-/// Waits until all ranks but `silent` have returned their rows. Returns the ranks that have, as bits; the same
+/// The ranks that have returned their rows, as bits, and those of them that have left the rows in place.
+#[derive(Clone, Copy)]
+struct Back {
+    present: u64,
+    in_place: u64,
+}
+
+/// Waits until all ranks but `silent` have returned their rows. All threads of the block call. The result is the same
 /// in all blocks.
 #[inline(always)]
-fn present(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64, since: u64, silent: u64) -> u64 {
-    let mut present = 0u64;
+fn returned(
+    comm: &Comm,
+    arena: &Arena,
+    lane: &Lane,
+    (epoch, since, silent): (u64, u64, u64),
+    is_in_place: bool,
+) -> Back {
+    let mut back = Back { present: 0, in_place: 0 };
     if Block.rank() < WARP_SIZE {
         let mut first = 0;
         while first < lane.sizes.ranks {
             let source = first + lane_index();
-            let mut took_part = false;
-            if source < lane.sizes.ranks && silent >> source & 1 == 0 {
-                took_part = arrives(comm, arena, lane, lane.returned_flag(source), epoch, source).is_some();
-                if !took_part || must_agree::<Global>(since, lane.deadline) {
-                    took_part = agree::<Global>(arena.word(lane.verdict(source)), epoch, took_part);
-                }
-                if !took_part {
-                    arena.word(lane.word(MASKED)).red_or_relaxed_gpu(1 << source);
+            let mut how = None;
+            if source == arena.rank() && is_in_place {
+                // They are its own, by the order of the stream.
+                how = Some(IN_PLACE);
+            } else if source < lane.sizes.ranks && silent >> source & 1 == 0 {
+                let (flag, verdict) = (arena.word(lane.returned_flag(source)), arena.word(lane.verdict(source)));
+                let status = status::of(comm);
+                match protocol::wait_together::<Global>(&status, lane.deadline, flag, verdict, epoch, since) {
+                    Ok(seen) => how = Some(seen),
+                    Err(error) => is_silent(arena, lane, source, epoch, error),
                 }
             }
-            present |= u64::from(Warp.ballot(took_part)) << first;
+            back.present |= u64::from(Warp.ballot(how.is_some())) << first;
+            back.in_place |= u64::from(Warp.ballot(how == Some(IN_PLACE))) << first;
             first += WARP_SIZE;
         }
     }
-    Block.broadcast(present, 0)
+    Back { present: Block.broadcast(back.present, 0), in_place: Block.broadcast(back.in_place, 0) }
+}
+
+/// The units of sums that a warp takes.
+#[derive(Clone, Copy)]
+struct Shares {
+    /// The next one, in the first lane.
+    unit: u32,
+    /// Number of all.
+    total: u32,
+    /// Number of warps of the grid, if each takes its share; 0 if the warps that are there share all.
+    step: u32,
+    /// Number of units of a row.
+    parts: Divisor,
+    /// A unit has [`LARGE_UNIT`] pairs, not [`UNIT`].
+    is_large: bool,
+}
+
+impl Shares {
+    /// Returns the number of pairs of a unit.
+    #[inline(always)]
+    const fn pairs(&self) -> u32 {
+        if self.is_large { LARGE_UNIT } else { UNIT }
+    }
+}
+
+impl Shares {
+    #[inline(always)]
+    fn new(launch: &Launch<Global>, sizes: &Sizes, number: u32, blocks: u32, is_in_place: bool) -> Self {
+        let warps = Block.size() / WARP_SIZE;
+        let step = if is_in_place { warps * blocks } else { 0 };
+        let [small, large] = sizes.sums;
+        // Large units have more loads on their way, small ones are enough for all warps.
+        let is_large = number * small.by() > warps * blocks;
+        let parts = if is_large { large } else { small };
+        let mut shares = Self { unit: 0, total: number * parts.by(), step, parts, is_large };
+        if step == 0 {
+            shares.go_on(launch);
+        } else {
+            shares.unit = Block.rank() / WARP_SIZE * blocks + block_in_grid();
+        }
+        shares
+    }
+
+    /// Takes the next one. It is on its way while the warp works.
+    #[inline(always)]
+    fn go_on(&mut self, launch: &Launch<Global>) {
+        if self.step != 0 {
+            self.unit += self.step;
+        } else if lane_index() == 0 {
+            self.unit = launch.take() as u32;
+        }
+    }
 }
 
 /// The sums of four pairs. Separate variables: LLVM would put an array in a loop on the stack.
@@ -201,42 +285,72 @@ impl<E: Element> Unit<E> {
     }
 }
 
-/// A unit of a token, with an id and its weight in each lane of the warp.
+/// A unit of a token, with an id, its weight and the place of its row at the experts' rank in each lane of the warp.
 #[derive(Clone, Copy)]
 struct Work {
+    is_there: bool,
     token: u32,
     part: u32,
     id: i32,
     weight: f32,
-    is_there: bool,
+    place: u32,
 }
 
 impl Work {
-    /// Loads ids and weights of a unit, if there is such a one. `number` is the number of tokens.
+    /// Loads what belongs to the next unit, if there is one.
     ///
     /// # Safety
     /// - As [`combine`].
     #[inline(always)]
-    unsafe fn new(lane: &Lane, tokens: &Tokens, sums: &Sums, number: u32, unit: u64) -> Self {
-        let (sizes, units) = (&lane.sizes, (lane.sizes.back_bytes / 16).div_ceil(UNIT));
-        if unit >= u64::from(number) * u64::from(units) {
-            return Self { token: 0, part: 0, id: -1, weight: 1.0, is_there: false };
+    unsafe fn new(arena: &Arena, lane: &Lane, tokens: &Tokens, sums: &Sums, shares: &Shares) -> Self {
+        let sizes = &lane.sizes;
+        let unit = Warp.shuffle(shares.unit, 0);
+        let (is_there, token) = (unit < shares.total, shares.parts.of(unit));
+        let part = unit.wrapping_sub(token.wrapping_mul(shares.parts.by()));
+        let mut work = Self { is_there, token, part, id: -1, weight: 1.0, place: 0 };
+        if is_there && lane_index() < sizes.topk {
+            let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
+            work.id = tokens.id(index);
+            // Safety: the dispatch stored it in the arena, and the caller's promise.
+            unsafe {
+                work.place = load(arena.here() + lane.places() + 4 * index);
+                if sums.weights != 0 {
+                    work.weight = f32::from_bits(load(sums.weights + 4 * index));
+                }
+            }
         }
-        let (token, part) = (unit as u32 / units, unit as u32 % units);
-        let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
-        let is_mine = lane_index() < sizes.topk;
-        let id = if is_mine { tokens.id(index) } else { -1 };
-        let weight = if is_mine && sums.weights != 0 {
-            // Safety: the caller's promise.
-            f32::from_bits(unsafe { load(sums.weights + 4 * index) })
-        } else {
-            1.0
-        };
-        Self { token, part, id, weight, is_there: true }
+        work
+    }
+
+    /// Returns the address of the row of each lane's id, and the lanes whose rows are terms of the sum, in its order.
+    #[inline(always)]
+    fn terms(&self, arena: &Arena, lane: &Lane, slot: u64, back: Back) -> (u64, u32) {
+        let (sizes, k) = (&lane.sizes, lane_index());
+        let is_dropped = Warp.any(self.id >= 0 && self.id as u32 >= sizes.experts);
+        let owner = if self.id < 0 || is_dropped { u32::MAX } else { sizes.owner.of(self.id as u32) };
+        let is_one_of_several = sizes.back_rows > 1;
+        // One row for each rank counts where an id names the rank first.
+        let is_first = is_one_of_several || Warp.match_any(owner).trailing_zeros() == k;
+        let is_term = owner < sizes.ranks && back.present >> owner & 1 != 0 && is_first;
+        let mut row = 0;
+        if is_term {
+            row = if back.in_place >> owner & 1 != 0 {
+                let place = u64::from(self.place) * u64::from(sizes.row_bytes);
+                arena.there(owner) + lane.rows(slot, arena.rank()) + place
+            } else {
+                let place = u64::from(self.token) * u64::from(sizes.back_rows);
+                let place = place + u64::from(if is_one_of_several { k } else { 0 });
+                arena.here() + lane.returned(slot, owner) + place * u64::from(sizes.back_bytes)
+            };
+        }
+        (row, Warp.ballot(is_term))
     }
 }
 
-/// Adds up units of tokens, until all are taken. `work` is the first one.
+/// A row of a sum and its weight.
+type Term = (u64, f32);
+
+/// Adds up units of tokens, until all are taken. `work` is the first one, and the shares have the second.
 ///
 /// # Safety
 /// - As [`combine`].
@@ -247,50 +361,93 @@ unsafe fn add_up<E: Element>(
     lane: &Lane,
     tokens: &Tokens,
     sums: &Sums,
-    number: u32,
-    launch: &Launch<Global>,
+    (launch, mut shares): (&Launch<Global>, Shares),
     epoch: u64,
-    present: u64,
+    back: Back,
     mut work: Work,
 ) {
-    let (sizes, slot) = (&lane.sizes, protocol::slot(epoch));
-    let (pairs, each, bytes) = (sizes.back_bytes / 16, sizes.back_rows, u64::from(sizes.back_bytes));
-    let (topk, local) = (sizes.topk, sizes.local());
+    let (slot, bytes) = (protocol::slot(epoch), u64::from(lane.sizes.back_bytes));
     while work.is_there {
-        // The next one is on its way meanwhile.
-        let next = if lane_index() == 0 { launch.take() } else { 0 };
-        let Work { token, part, id, weight, .. } = work;
-        let pair = part * UNIT + lane_index();
-        let is_dropped = Warp.any(id >= 0 && id as u32 >= sizes.experts);
-        let owner = if id < 0 || is_dropped { u32::MAX } else { id as u32 / local };
-        let output = sums.output + u64::from(token) * bytes;
-        let mut sum = Unit::<E>::new();
+        // The ids of the next one are on their way meanwhile.
         // Safety: the caller's promise.
-        unsafe {
-            if sums.bias != 0 {
-                sum.add(1.0, &load_unit(sums.bias + u64::from(token) * bytes, pair, pairs));
+        let next = unsafe { Work::new(arena, lane, tokens, sums, &shares) };
+        shares.go_on(launch);
+        let (row, lanes) = work.terms(arena, lane, slot, back);
+        let term = |k: u32| -> Term { (Warp.shuffle(row, k), Warp.shuffle(work.weight, k)) };
+        let first = work.part * shares.pairs();
+        let end = (first + shares.pairs()).min(lane.sizes.back_bytes / 16);
+        let pair = first + lane_index();
+        let offset = u64::from(work.token) * bytes;
+        let start = |pair: u32| {
+            let mut sum = Unit::<E>::new();
+            // Safety: the caller's promise.
+            unsafe {
+                if sums.bias != 0 {
+                    sum.add(1.0, &load_unit(sums.bias + offset, pair, end));
+                }
+                if sums.flags & ACCUMULATE != 0 {
+                    sum.add(1.0, &load_unit(sums.output + offset, pair, end));
+                }
             }
-            if sums.flags & ACCUMULATE != 0 {
-                sum.add(1.0, &load_unit(output, pair, pairs));
+            sum
+        };
+        let store = |pair: u32, sum: &Unit<E>| {
+            // Safety: the caller's promise.
+            unsafe { store_unit(sums.output + offset, pair, end, &sum.round()) };
+        };
+        let load = |term: Term, pair: u32| {
+            // Safety: a row that its rank has returned, or an address that is not used with an end of 0.
+            unsafe { load_unit(term.0, pair, if term.0 == 0 { 0 } else { end }) }
+        };
+        let count = lanes.count_ones();
+        let next_of = |lanes: u32| -> (Term, u32) {
+            // A term of zeros times -0, which leaves every sum as it is.
+            if lanes == 0 { ((0, -0.0), 0) } else { (term(lanes.trailing_zeros()), lanes & (lanes - 1)) }
+        };
+        if count <= 2 && sums.bias == 0 && sums.flags & ACCUMULATE == 0 {
+            // All loads are on their way together.
+            let (a, rest) = next_of(lanes);
+            let (b, _) = next_of(rest);
+            let low = (load(a, pair), load(b, pair));
+            let high = (load(a, pair + UNIT), load(b, pair + UNIT));
+            // Pair by pair, so that few sums take registers.
+            let add = |ahead: u32, first: (u64, u64), second: (u64, u64)| {
+                let mut sum = E::Sums::default();
+                E::add(&mut sum, a.1, first);
+                E::add(&mut sum, b.1, second);
+                let (low, high) = E::round(&sum);
+                let pair = pair + ahead;
+                if pair < end {
+                    // Safety: the caller's promise.
+                    unsafe {
+                        let to = sums.output + offset + 16 * u64::from(pair);
+                        store_weak_pair(to as usize as *mut u64, low, high);
+                    }
+                }
+            };
+            add(0, low.0.0, low.1.0);
+            add(32, low.0.1, low.1.1);
+            add(64, low.0.2, low.1.2);
+            add(96, low.0.3, low.1.3);
+            add(UNIT, high.0.0, high.1.0);
+            add(UNIT + 32, high.0.1, high.1.1);
+            add(UNIT + 64, high.0.2, high.1.2);
+        } else {
+            let mut pair = pair;
+            while pair - lane_index() < end {
+                let (mut sum, mut rest) = (start(pair), lanes);
+                while rest != 0 {
+                    let (a, after) = next_of(rest);
+                    let (b, after) = next_of(after);
+                    let data = (load(a, pair), load(b, pair));
+                    sum.add(a.1, &data.0);
+                    sum.add(b.1, &data.1);
+                    rest = after;
+                }
+                store(pair, &sum);
+                pair += UNIT;
             }
         }
-        let mut added = !present;
-        for k in 0..topk {
-            let (source, weight) = (Warp.shuffle(owner, k), Warp.shuffle(weight, k));
-            if source >= sizes.ranks || added >> source & 1 != 0 {
-                continue;
-            }
-            let place = if each > 1 { k } else { 0 };
-            added |= if each > 1 { 0 } else { 1 << source };
-            let back = u64::from(token) * u64::from(each) + u64::from(place);
-            // Safety: a place of the arena, and the rank has returned its rows.
-            let data = unsafe { load_unit(arena.here() + lane.returned(slot, source) + back * bytes, pair, pairs) };
-            sum.add(weight, &data);
-        }
-        // Safety: the caller's promise.
-        unsafe {
-            store_unit(output, pair, pairs, &sum.round());
-            work = Work::new(lane, tokens, sums, number, Warp.shuffle(next, 0));
-        }
+        work = next;
     }
 }

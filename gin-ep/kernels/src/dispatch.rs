@@ -93,15 +93,16 @@ impl Arena {
 pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, phases: u32) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     let before = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
+    let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
     let mut is_receiver = block_in_grid() == 0;
     let mut epoch = before;
     if phases & SEND != 0 {
         epoch = before.wrapping_add(1);
         // Safety: the caller's promise.
-        is_receiver = unsafe { send::<F>(&arena, lane, tokens, epoch) };
+        is_receiver = unsafe { send::<F>(&arena, lane, tokens, epoch, masked) };
     }
     if phases & RECEIVE != 0 && is_receiver && Block.rank() < WARP_SIZE {
-        receive(comm, &arena, lane, epoch);
+        receive(comm, &arena, lane, epoch, masked);
     }
 }
 
@@ -110,34 +111,37 @@ pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
 /// # Safety
 /// - As [`dispatch`].
 #[inline(always)]
-unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u64) -> bool {
+unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u64, masked: u64) -> bool {
     let (sizes, slot, blocks) = (&lane.sizes, protocol::slot(epoch), grid_dim().count() as u64);
-    // No block waits here, so nobody asks how many have started.
     let launch = |slot: u64| Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot)));
-    let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
-    if tokens.plan == 0 {
-        check_number(arena.here(), lane, tokens);
-    }
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
-    let units = (sizes.row_bytes / 16).div_ceil(F::UNIT);
+    let units = sizes.units.by();
     let mut routes = Routes::new(lane, tokens);
     let mut unit = warp * blocks as u32 + block_in_grid();
+    // The first unit is on its way while the block counts tokens.
+    // Safety: the caller's promise.
+    let mut next = unsafe { Unit::load::<F>(lane, tokens, routes.tokens, unit) };
     loop {
         let (first, end) = routes.advance(arena.here(), lane, tokens);
         if first == end {
             break;
         }
-        while unit < (end - first) * units {
-            // Safety: the caller's promise.
-            unsafe { send_unit::<F>(arena, lane, tokens, &routes, slot, masked, first + unit / units, unit % units) };
+        while unit < end * units {
             unit += warps * blocks as u32;
+            // Safety: the caller's promise.
+            unsafe {
+                send_unit::<F>(arena, lane, tokens, &routes, slot, masked, &next);
+                next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
+            }
         }
-        unit -= (end - first) * units;
+    }
+    if tokens.plan == 0 {
+        check_number(arena.here(), lane, tokens);
     }
     Block.sync();
     let mut is_last = false;
     if warp == 0 {
-        is_last = Warp.any(Block.elect() && launch(slot).finish(blocks).is_last);
+        is_last = Warp.any(Block.elect() && launch(slot).finish_without_wait(blocks));
         if is_last {
             let mut to = lane_index();
             while to < sizes.ranks {
@@ -159,12 +163,44 @@ unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u6
     is_last
 }
 
+/// A unit of a token's row, as a warp loads it. If it is the row's first, each lane also has an id and its weight.
+#[derive(Clone, Copy)]
+struct Unit<D> {
+    token: u32,
+    part: u32,
+    id: i32,
+    weight: f32,
+    data: D,
+}
+
+impl<D> Unit<D> {
+    /// Loads a unit of the first `number` tokens. Past the last one nothing is loaded.
+    ///
+    /// # Safety
+    /// - As [`dispatch`].
+    #[inline(always)]
+    unsafe fn load<F: Format<Loaded = D>>(lane: &Lane, tokens: &Tokens, number: u32, unit: u32) -> Self {
+        let (sizes, k) = (&lane.sizes, lane_index());
+        let token = sizes.units.of(unit);
+        let part = unit - token * sizes.units.by();
+        let pairs = if token < number { sizes.row_bytes / 16 } else { 0 };
+        let row = tokens.rows + u64::from(token) * u64::from(F::SOURCE * sizes.row_bytes);
+        let index = u64::from(token) * u64::from(sizes.topk) + u64::from(k);
+        let (mut id, mut weight) = (-1, 0.0);
+        if token < number && part == 0 && k < sizes.topk {
+            (id, weight) = (tokens.id(index), tokens.weight(index));
+        }
+        // Safety: the caller's promise.
+        let data = unsafe { F::load(row, part * F::UNIT + k, pairs) };
+        Self { token, part, id, weight, data }
+    }
+}
+
 /// Sends a unit of a token's row to all its ranks, by one warp.
 ///
 /// # Safety
 /// - As [`dispatch`].
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "it is a part of `send`")]
 unsafe fn send_unit<F: Format>(
     arena: &Arena,
     lane: &Lane,
@@ -172,18 +208,17 @@ unsafe fn send_unit<F: Format>(
     routes: &Routes,
     slot: u64,
     masked: u64,
-    token: u32,
-    part: u32,
+    unit: &Unit<F::Loaded>,
 ) {
     let (sizes, me, pairs) = (&lane.sizes, arena.rank(), lane.sizes.row_bytes / 16);
+    let &Unit { token, part, id, weight, .. } = unit;
     let pair = part * F::UNIT + lane_index();
-    let row = tokens.rows + u64::from(token) * u64::from(F::SOURCE * sizes.row_bytes);
-    // The id and the weight of this lane are on their way together with the row.
-    let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
-    let chosen =
-        if part == 0 && lane_index() < sizes.topk { (tokens.id(index), tokens.weight(index)) } else { (-1, 0.0) };
-    // Safety: the caller's promise.
-    let data = unsafe { F::load(row, pair, pairs, tokens.flags) };
+    let data = F::convert(&unit.data, tokens.flags);
+    // The rank of this lane's id, and the number of the expert there.
+    // A token with an id past the last goes nowhere, so its rank does not matter.
+    let of = sizes.owner.of(id as u32);
+    let expert = (id as u32).wrapping_sub(of.wrapping_mul(sizes.local()));
+    let owner = if id < 0 { u32::MAX } else { of };
     let mut first = 0;
     while first < sizes.ranks {
         // Each lane looks for one rank.
@@ -192,34 +227,45 @@ unsafe fn send_unit<F: Format>(
         let mut goes = Warp.ballot(place.is_some());
         let place = place.unwrap_or(0);
         while goes != 0 {
-            let index = goes.trailing_zeros();
-            goes &= goes - 1;
+            // Other ranks first: their rows take longer than its own.
+            let others = if me.wrapping_sub(first) < WARP_SIZE { goes & !(1 << me.wrapping_sub(first)) } else { goes };
+            let index = if others == 0 { goes } else { others }.trailing_zeros();
+            goes &= !(1 << index);
             let (to, place) = (first + index, Warp.shuffle(place, index));
             let there = arena.there(to);
             let row = there + lane.rows(slot, me) + u64::from(place) * u64::from(sizes.row_bytes);
-            let meta = there + lane.meta(slot, me) + u64::from(place) * u64::from(sizes.meta_bytes());
+            let meta = there + lane.meta(slot, me) + u64::from(place) * u64::from(sizes.meta_bytes);
             // Safety: the place is in this rank's region, which has room for all tokens.
             unsafe {
                 F::store(&data, row, meta + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
                 if part == 0 {
-                    describe(lane, token, chosen, to, meta);
+                    describe(sizes.topk, token, if owner == to { Some((expert, weight)) } else { None }, meta);
                     if !F::MAKES_SCALES && sizes.scale_bytes != 0 {
                         copy_scales(tokens.scales, sizes.scale_bytes, token, meta + u64::from(sizes.scales_at()));
                     }
                 }
             }
         }
+        if part == 0 {
+            let at = Warp.shuffle(place, owner.wrapping_sub(first) % WARP_SIZE);
+            if owner.wrapping_sub(first) < WARP_SIZE {
+                let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
+                let to = arena.here() + lane.places() + 4 * index;
+                // Safety: the place of an id of a token, in the arena.
+                unsafe { store_weak_u32(to as usize as *mut u32, at) };
+            }
+        }
         first += WARP_SIZE;
     }
 }
 
-/// Stores the description of a row, by one warp, whose lanes have an id and its weight each.
+/// Stores the description of a row, by one warp, whose lanes have an expert there and its weight each.
 ///
 /// # Safety
 /// - `meta` is the place of the description.
 #[inline(always)]
-unsafe fn describe(lane: &Lane, token: u32, (id, weight): (i32, f32), to: u32, meta: u64) {
-    let (topk, local, k) = (lane.sizes.topk, lane.sizes.local(), lane_index());
+unsafe fn describe(topk: u32, token: u32, chosen: Option<(u32, f32)>, meta: u64) {
+    let k = lane_index();
     // Safety: the caller's promise.
     let store =
         |word: u32, value: u32| unsafe { store_weak_u32((meta + 4 * u64::from(word)) as usize as *mut u32, value) };
@@ -227,9 +273,9 @@ unsafe fn describe(lane: &Lane, token: u32, (id, weight): (i32, f32), to: u32, m
         store(0, token);
     }
     if k < topk {
-        let is_there = id >= 0 && id as u32 / local == to;
-        store(1 + k, if is_there { id as u32 % local } else { u32::MAX });
-        store(1 + topk + k, if is_there { weight.to_bits() } else { 0 });
+        let (expert, weight) = chosen.unwrap_or((u32::MAX, 0.0));
+        store(1 + k, expert);
+        store(1 + topk + k, weight.to_bits());
     }
 }
 
@@ -259,38 +305,31 @@ unsafe fn copy_scales(scales: u64, bytes: u32, token: u32, to: u64) {
     }
 }
 
-/// Waits for the rows of all ranks, by one warp.
+/// Waits for the rows of all ranks but `silent`, by one warp.
 #[inline(always)]
-fn receive(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64) {
+fn receive(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64, silent: u64) {
     let slot = protocol::slot(epoch);
-    let masked = arena.word(lane.word(MASKED));
-    let silent = masked.load_relaxed_gpu();
     let mut source = lane_index();
     while source < lane.sizes.ranks {
-        let mut rows = None;
+        let mut rows = 0;
         if silent >> source & 1 == 0 {
-            rows = arrives(comm, arena, lane, lane.sent_flag(slot, source), epoch, source);
-            if rows.is_none() {
-                masked.red_or_relaxed_gpu(1 << source);
+            let flag = arena.word(lane.sent_flag(slot, source));
+            match protocol::wait::<Global>(&status::of(comm), lane.deadline, flag, epoch) {
+                Ok(seen) => rows = seen.min(lane.sizes.tokens),
+                Err(error) => is_silent(arena, lane, source, epoch, error),
             }
         }
-        let count = rows.map_or(0, |rows| rows.min(lane.sizes.tokens));
-        arena.word(lane.got(slot, source)).store_relaxed_gpu(count.into());
+        arena.word(lane.got(slot, source)).store_relaxed_gpu(rows.into());
         source += WARP_SIZE;
     }
 }
 
-/// Waits for a flag. Returns its number of rows; reports why it did not come.
+/// Reports a rank whose flag did not come, and goes on without it.
 #[inline(always)]
-pub(crate) fn arrives(comm: &Comm, arena: &Arena, lane: &Lane, flag: u64, epoch: u64, source: u32) -> Option<u32> {
-    let waited = protocol::wait::<Global>(&status::of(comm), lane.deadline, arena.word(flag), epoch);
-    let (stop, seen) = match waited {
-        Ok(rows) => return Some(rows),
-        Err(error) => error,
-    };
+pub(crate) fn is_silent(arena: &Arena, lane: &Lane, source: u32, epoch: u64, (stop, seen): (WaitError, u64)) {
     let code = if stop == WaitError::Deadline { Code::Silent } else { Code::Stopped };
     status::report(arena.here(), lane, code, source, 0, seen, u64::from(epoch as u32));
-    None
+    arena.word(lane.word(MASKED)).red_or_relaxed_gpu(1 << source);
 }
 
 /// Returns the number of the thread in its warp.

@@ -46,7 +46,11 @@ pub(crate) unsafe fn store_unit(row: u64, pair: u32, pairs: u32, unit: &Pairs) {
 
 /// A way to send rows. All lanes of a warp call.
 pub trait Format {
-    /// The share of a lane in a warp's unit of a row.
+    /// The share of a lane in a warp's unit of a row, as it is loaded.
+    #[doc(hidden)]
+    type Loaded: Copy;
+
+    /// The same on its way.
     #[doc(hidden)]
     type Unit: Copy;
 
@@ -62,9 +66,13 @@ pub trait Format {
     #[doc(hidden)]
     const MAKES_SCALES: bool;
 
-    /// Loads from the caller's row.
+    /// Loads from the caller's row, of which `pairs` pairs are there.
     #[doc(hidden)]
-    unsafe fn load(row: u64, pair: u32, pairs: u32, flags: u32) -> Self::Unit;
+    unsafe fn load(row: u64, pair: u32, pairs: u32) -> Self::Loaded;
+
+    /// Makes what goes on its way.
+    #[doc(hidden)]
+    fn convert(loaded: &Self::Loaded, flags: u32) -> Self::Unit;
 
     /// Stores to a row on its way, and the scales that the dispatch makes.
     #[doc(hidden)]
@@ -76,15 +84,21 @@ pub trait Format {
 pub struct Bytes;
 
 impl Format for Bytes {
+    type Loaded = Pairs;
     type Unit = Pairs;
     const UNIT: u32 = crate::UNIT;
     const SOURCE: u32 = 1;
     const MAKES_SCALES: bool = false;
 
     #[inline(always)]
-    unsafe fn load(row: u64, pair: u32, pairs: u32, _: u32) -> Pairs {
+    unsafe fn load(row: u64, pair: u32, pairs: u32) -> Pairs {
         // Safety: the caller's promise.
         unsafe { load_unit(row, pair, pairs) }
+    }
+
+    #[inline(always)]
+    fn convert(loaded: &Pairs, _: u32) -> Pairs {
+        *loaded
     }
 
     #[inline(always)]
@@ -134,6 +148,7 @@ fn quantize((first, second): ((u64, u64), (u64, u64)), flags: u32) -> ((u64, u64
 }
 
 impl Format for Quantized {
+    type Loaded = [((u64, u64), (u64, u64)); 2];
     type Unit = Scaled;
     // More would need more registers than there are.
     const UNIT: u32 = crate::UNIT / 2;
@@ -141,7 +156,7 @@ impl Format for Quantized {
     const MAKES_SCALES: bool = true;
 
     #[inline(always)]
-    unsafe fn load(row: u64, pair: u32, pairs: u32, flags: u32) -> Scaled {
+    unsafe fn load(row: u64, pair: u32, pairs: u32) -> Self::Loaded {
         // Safety: the caller's promise; past the end nothing is loaded.
         let load = |ahead: u32| unsafe {
             let pair = pair + 32 * ahead;
@@ -152,8 +167,12 @@ impl Format for Quantized {
                 ((0, 0), (0, 0))
             }
         };
-        let (a, b) = (load(0), load(1));
-        let (a, b) = (quantize(a, flags), quantize(b, flags));
+        [load(0), load(1)]
+    }
+
+    #[inline(always)]
+    fn convert(&[first, second]: &Self::Loaded, flags: u32) -> Scaled {
+        let (a, b) = (quantize(first, flags), quantize(second, flags));
         ([a.0, b.0], [a.1, b.1])
     }
 

@@ -4,6 +4,40 @@
 use crate::protocol::{flag, slot};
 use gin_device::prelude::*;
 
+/// A divisor with its reciprocal, because a division takes a kernel long.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[bytemuck(crate = "gin_device::bytemuck")]
+pub struct Divisor {
+    by: u32,
+    /// 2^32 divided by it, rounded up; 0 for 1.
+    reciprocal: u32,
+}
+
+impl Divisor {
+    /// Makes the divisor of numbers of which each, times `by`, is at most 2^32. `by` is not 0.
+    #[must_use]
+    pub const fn new(by: u32) -> Self {
+        Self { by, reciprocal: (1u64 << 32).div_ceil(by as u64) as u32 }
+    }
+
+    /// Returns a number divided by it, rounded down.
+    // The reciprocal is too large by less than by / 2^32, so the quotient by less than 1 / by.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(&self, number: u32) -> u32 {
+        let quotient = ((number as u64 * self.reciprocal as u64) >> 32) as u32;
+        if self.by == 1 { number } else { quotient }
+    }
+
+    /// Returns the divisor.
+    #[inline(always)]
+    #[must_use]
+    pub const fn by(&self) -> u32 {
+        self.by
+    }
+}
+
 /// The sizes that all ranks of a group agree on.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
@@ -25,6 +59,17 @@ pub struct Sizes {
     pub experts: u32,
     /// Number of ranks: 1 to 64.
     pub ranks: u32,
+    /// Number of experts of a rank; the last ranks may have fewer.
+    pub owner: Divisor,
+    /// Number of units of a row on its way to the experts: of [`Format::UNIT`](crate::Format) pairs.
+    pub units: Divisor,
+    /// Number of units of a sum: of [`UNIT`](crate::UNIT) pairs, and of [`LARGE_UNIT`](crate::LARGE_UNIT).
+    pub sums: [Divisor; 2],
+    /// Number of groups of 32 tokens whose routing a block has in shared memory at a time:
+    /// [`groups_of`](Self::groups_of).
+    pub groups: u32,
+    /// Bytes of a row's description: [`meta_bytes_of`](Self::meta_bytes_of).
+    pub meta_bytes: u32,
 }
 
 impl Sizes {
@@ -32,21 +77,20 @@ impl Sizes {
     #[inline(always)]
     #[must_use]
     pub const fn local(&self) -> u32 {
-        self.experts.div_ceil(self.ranks)
+        self.owner.by()
     }
 
     /// Returns the offset of the scales in a row's description, behind its token, the ids and the weights.
     #[inline(always)]
     #[must_use]
     pub const fn scales_at(&self) -> u32 {
-        (4 + 8 * self.topk).next_multiple_of(16)
+        scales_at(self.topk)
     }
 
-    /// Returns the bytes of a row's description.
-    #[inline(always)]
+    /// Returns the bytes of the description of a row with `topk` ids and `scale_bytes` bytes of scales.
     #[must_use]
-    pub const fn meta_bytes(&self) -> u32 {
-        self.scales_at() + self.scale_bytes.next_multiple_of(16)
+    pub const fn meta_bytes_of(topk: u32, scale_bytes: u32) -> u32 {
+        scales_at(topk) + scale_bytes.next_multiple_of(16)
     }
 
     /// Returns the number of words of state of a lane, a multiple of 2.
@@ -72,16 +116,19 @@ impl Sizes {
     /// Returns the bytes of a lane in the arena of each rank.
     #[must_use]
     pub const fn lane_bytes(&self) -> u64 {
-        let there = self.room() * (self.row_bytes as u64 + self.meta_bytes() as u64);
-        2 * (there + self.back_room() * self.back_bytes as u64) + 8 * self.words()
+        let there = self.room() * (self.row_bytes as u64 + self.meta_bytes as u64);
+        2 * (there + self.back_room() * self.back_bytes as u64) + 8 * self.words() + self.place_bytes()
+    }
+
+    /// Returns the bytes of the places that a source keeps.
+    const fn place_bytes(&self) -> u64 {
+        (4 * self.tokens as u64 * self.topk as u64).next_multiple_of(16)
     }
 
     /// Returns the number of groups of 32 tokens whose routing a block has in shared memory at a time.
-    #[inline(always)]
     #[must_use]
-    pub const fn groups(&self) -> u32 {
-        let (all, ranks) = (self.tokens.div_ceil(32), self.ranks);
-        let most = (MOST_SHARED / 4 - ranks) / (2 * ranks);
+    pub const fn groups_of(tokens: u32, ranks: u32) -> u32 {
+        let (all, most) = (tokens.div_ceil(32), (MOST_SHARED / 4 - ranks) / (2 * ranks));
         if all < most { all } else { most }
     }
 
@@ -89,7 +136,7 @@ impl Sizes {
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
         // A word of bits and a number for each group and rank, and the numbers after the last group.
-        4 * self.ranks * (2 * self.groups() + 1)
+        4 * self.ranks * (2 * self.groups + 1)
     }
 
     /// Returns the bytes of a plan: the number of tokens, and a word of bits for each 32 tokens and each rank.
@@ -97,6 +144,12 @@ impl Sizes {
     pub const fn plan_bytes(&self) -> u64 {
         PLAN_BITS + 4 * self.ranks as u64 * self.tokens.div_ceil(32) as u64
     }
+}
+
+/// Returns the offset of the scales in the description of a row with `topk` ids.
+#[inline(always)]
+const fn scales_at(topk: u32) -> u32 {
+    (4 + 8 * topk).next_multiple_of(16)
 }
 
 /// The most shared memory of a block, in bytes: what a launch has without a request for more.
@@ -116,6 +169,35 @@ pub(crate) const SINCE: u64 = 3;
 pub(crate) const COMBINE: u64 = 4;
 pub(crate) const DISPATCH: u64 = 8;
 
+/// A region of the arena for each slot and rank.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[bytemuck(crate = "gin_device::bytemuck")]
+struct Regions {
+    first: u64,
+    /// Bytes of a region.
+    bytes: u64,
+    /// Bytes of a slot.
+    slot: u64,
+}
+
+impl Regions {
+    const fn new(sizes: &Sizes, first: u64, bytes_of_token: u64) -> Self {
+        let bytes = sizes.tokens as u64 * bytes_of_token;
+        Self { first, bytes, slot: sizes.ranks as u64 * bytes }
+    }
+
+    /// Returns the offset of a region.
+    #[inline(always)]
+    const fn at(&self, slot: u64, rank: u32) -> u64 {
+        self.first + (if slot == 0 { 0 } else { self.slot }) + rank as u64 * self.bytes
+    }
+
+    const fn end(&self) -> u64 {
+        self.first + 2 * self.slot
+    }
+}
+
 /// A lane of a group: a parameter of the kernels, which the host makes. It has room for one dispatch at a time.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
@@ -129,30 +211,43 @@ pub struct Lane {
     pub status: u64,
     /// How long a rank waits for another.
     pub deadline: Deadline,
+    rows: Regions,
+    returned: Regions,
+    meta: Regions,
 }
 
 impl Lane {
+    /// Makes the parameter; the fields have these names.
+    #[must_use]
+    pub const fn new(sizes: Sizes, first: u64, status: u64, deadline: Deadline) -> Self {
+        let rows = Regions::new(&sizes, first + 8 * sizes.words(), sizes.row_bytes as u64);
+        let returned = Regions::new(&sizes, rows.end(), sizes.back_rows as u64 * sizes.back_bytes as u64);
+        let meta = Regions::new(&sizes, returned.end(), sizes.meta_bytes as u64);
+        Self { sizes, first, status, deadline, rows, returned, meta }
+    }
+
     /// Returns the offset of the rows that the slot has from `source`.
     #[inline(always)]
-    pub(crate) fn rows(&self, slot: u64, source: u32) -> u64 {
-        let region = slot * self.sizes.room() + u64::from(source) * u64::from(self.sizes.tokens);
-        self.first + 8 * self.sizes.words() + region * u64::from(self.sizes.row_bytes)
+    pub(crate) const fn rows(&self, slot: u64, source: u32) -> u64 {
+        self.rows.at(slot, source)
     }
 
     /// Returns the offset of the rows that the slot has back from `source`.
     #[inline(always)]
-    pub(crate) fn returned(&self, slot: u64, source: u32) -> u64 {
-        let sizes = &self.sizes;
-        let first = u64::from(source) * u64::from(sizes.tokens) * u64::from(sizes.back_rows);
-        let region = slot * sizes.back_room() + first;
-        self.rows(2, 0) + region * u64::from(sizes.back_bytes)
+    pub(crate) const fn returned(&self, slot: u64, source: u32) -> u64 {
+        self.returned.at(slot, source)
     }
 
     /// Returns the offset of the descriptions of the rows that the slot has from `source`.
     #[inline(always)]
-    pub(crate) fn meta(&self, slot: u64, source: u32) -> u64 {
-        let region = slot * self.sizes.room() + u64::from(source) * u64::from(self.sizes.tokens);
-        self.returned(2, 0) + region * u64::from(self.sizes.meta_bytes())
+    pub(crate) const fn meta(&self, slot: u64, source: u32) -> u64 {
+        self.meta.at(slot, source)
+    }
+
+    /// Returns the offset of the places of this rank's rows in their regions at other ranks, by token and id.
+    #[inline(always)]
+    pub(crate) const fn places(&self) -> u64 {
+        self.meta.end()
     }
 
     /// Returns the offset of a word of state.
@@ -302,12 +397,26 @@ impl Tokens {
             if self.flags & WIDE_IDS == 0 {
                 return load(self.ids + 4 * index) as i32;
             }
-            let (low, high): (u32, u32) = (load(self.ids + 8 * index), load(self.ids + 8 * index + 4));
-            match high as i32 {
-                0 => low.min(i32::MAX as u32) as i32,
-                high if high < 0 => -1,
-                _ => i32::MAX,
+            narrowed(load(self.ids + 8 * index), load(self.ids + 8 * index + 4))
+        }
+    }
+
+    /// Returns ids from `first` on as [`id`](Self::id) does, from number `k` to `k + 7` of `count`. In place of ids
+    /// past the last one it returns that. The loads are on their way together.
+    #[inline(always)]
+    pub(crate) fn eight_ids(&self, first: u64, k: u32, count: u32) -> Eight {
+        let at = |ahead: u32| first + u64::from((k + ahead).min(count - 1));
+        // Safety: the kernel's caller promised that the ids are there.
+        unsafe {
+            if self.flags & WIDE_IDS == 0 {
+                let id = |ahead: u32| load(self.ids + 4 * at(ahead)) as i32;
+                return ((id(0), id(1), id(2), id(3)), (id(4), id(5), id(6), id(7)));
             }
+            let words = |ahead: u32| (load(self.ids + 8 * at(ahead)), load(self.ids + 8 * at(ahead) + 4));
+            let (a, b, c, d) = (words(0), words(1), words(2), words(3));
+            let (e, f, g, h) = (words(4), words(5), words(6), words(7));
+            let id = |(low, high)| narrowed(low, high);
+            ((id(a), id(b), id(c), id(d)), (id(e), id(f), id(g), id(h)))
         }
     }
 
@@ -322,12 +431,29 @@ impl Tokens {
     }
 }
 
+/// Eight ids. Not an array, which LLVM would put on the stack.
+pub(crate) type Eight = ((i32, i32, i32, i32), (i32, i32, i32, i32));
+
+/// Returns an id of 64 bits as one of 32.
+#[inline(always)]
+const fn narrowed(low: u32, high: u32) -> i32 {
+    let most = i32::MAX as u32;
+    if high == 0 {
+        (if low < most { low } else { most }) as i32
+    } else if (high as i32) < 0 {
+        -1
+    } else {
+        i32::MAX
+    }
+}
+
 /// Loads 4 bytes that earlier work of the stream wrote, or that were acquired.
 ///
 /// # Safety
 /// - `address` is valid and a multiple of 4.
 #[inline(always)]
 pub(crate) unsafe fn load(address: u64) -> u32 {
+    // Neighbours of a word that one load fetches are in the L1 cache for the next.
     // Safety: the caller's promise.
-    unsafe { gin_device::sys::data::load_relaxed_sys_u32(address as usize as *const u32) }
+    unsafe { gin_device::sys::data::load_weak_u32(address as usize as *const u32) }
 }

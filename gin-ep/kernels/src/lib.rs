@@ -2,7 +2,8 @@
 //! Dispatch and combine of expert parallelism, as device functions and as kernels.
 //!
 //! Each rank has tokens: rows of bytes, and for each row the ids of its experts. Dispatch sends each row once to every
-//! rank that has one of its experts. Combine sends one row for each of those back, and adds them up.
+//! rank that has one of its experts. Combine adds up one row for each of those: the source loads it, or the expert's
+//! rank has stored it to the source.
 //!
 //! ```text
 //!            rank 0                        rank 1
@@ -11,7 +12,7 @@
 //!   arena    rows[0]: t0 t1                rows[0]: t1 t2         from rank 0, in the order of its tokens
 //!            rows[1]: t1                   rows[1]: t0            from rank 1
 //!             |   |                         |   |
-//!            experts, in place or into other memory
+//!            experts, in place, from where sources load, or into other memory
 //!             |   |                         |   |
 //!   arena    returned[0]: t0 t1 --         returned[0]: -- t1     from rank 0, by token
 //!            returned[1]: -- t1 t2         returned[1]: t0 --     from rank 1
@@ -26,9 +27,11 @@
 //! *No row is overwritten too early.* Dispatch `e` uses the slot of dispatch `e - 2`. It follows, on its stream, the
 //! receive of dispatch `e - 1`, which saw the flag of every rank. Each rank raised that flag after its own combine or
 //! release of `e - 2`, by the order of its stream. The same flag covers the returned rows: a rank returns rows of `e`
-//! after it received dispatch `e`, so after the sender's combine `e - 1`, and there are two slots of these too.
+//! after it received dispatch `e`, so after the sender's combine `e - 1`, and there are two slots of these too. Rows
+//! that stay in place are in a region that their source alone sends to, and it loads them before it sends again.
 //!
-//! *One resident block suffices.* A block sends its share of the rows without a wait. It waits only if all blocks of
+//! *One resident block suffices.* The first block that runs announces rows in place; no block waits for others of its
+//! grid. Otherwise a block sends its share of the rows without a wait. It waits only if all blocks of
 //! its grid have started, so that every share has been taken by a block that runs; otherwise it ends. What remains is
 //! taken in units, so that it does not matter which blocks stayed. The last block that starts sees that all have.
 //!
@@ -65,7 +68,7 @@ pub use kernels::{
     ep_arrange_copy, ep_arrange_count, ep_arrange_place, ep_combine_bf16, ep_combine_f16, ep_combine_f32, ep_dispatch,
     ep_dispatch_e4m3, ep_plan,
 };
-pub use lane::{CLAIMED_WORD, EPOCH_WORD, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset};
+pub use lane::{CLAIMED_WORD, Divisor, EPOCH_WORD, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset};
 pub use received::Received;
 pub use routes::plan;
 pub use status::{Code, STATUS_WORDS};
@@ -78,6 +81,10 @@ pub mod internal {
 
 /// Pairs of words (16 bytes) of a row that a warp moves at a time.
 pub const UNIT: u32 = 128;
+
+/// Pairs of words of a sum that a warp makes at a time, where there are more sums than warps. Registers hold as many of
+/// two rows.
+pub const LARGE_UNIT: u32 = 224;
 
 /// The most threads of a block of these kernels.
 pub const MOST_THREADS: u32 = 512;

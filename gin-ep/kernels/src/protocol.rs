@@ -46,10 +46,10 @@ impl<M: Memory> Launch<M> {
         self.taken.store_relaxed_gpu(0);
     }
 
-    /// Counts a block that starts.
+    /// Counts a block that starts. Returns the number of blocks that had started before.
     #[inline(always)]
-    pub fn start(&self) {
-        self.started.red_add_relaxed_gpu(1);
+    pub fn start(&self) -> u64 {
+        self.started.add_relaxed_gpu(1)
     }
 
     /// Counts a block that has sent. Its threads have met the caller.
@@ -58,13 +58,26 @@ impl<M: Memory> Launch<M> {
     #[inline(always)]
     pub fn finish(&self, blocks: u64) -> Sent {
         M::fence_release_sys();
-        let may_wait = self.started.load_relaxed_gpu() == blocks;
+        let started = self.started.load_relaxed_gpu();
+        let is_last = self.count(blocks);
+        // All blocks have started if all have sent, though the load may be older than that.
+        Sent { is_last, may_wait: started == blocks || is_last }
+    }
+
+    /// Counts a block as [`finish`](Self::finish), where no block waits. Returns whether it is the last one.
+    #[inline(always)]
+    pub fn finish_without_wait(&self, blocks: u64) -> bool {
+        M::fence_release_sys();
+        self.count(blocks)
+    }
+
+    #[inline(always)]
+    fn count(&self, blocks: u64) -> bool {
         let is_last = self.sent.add_relaxed_gpu(1) == blocks - 1;
         if is_last {
             M::fence_acquire_gpu();
         }
-        // All blocks have started if all have sent, though the load may be older than that.
-        Sent { is_last, may_wait: may_wait | is_last }
+        is_last
     }
 
     /// Takes the next unit of the rest.
@@ -80,6 +93,11 @@ impl<M: Memory> Launch<M> {
 pub const fn flag(epoch: u64, rows: u32) -> u64 {
     epoch << 32 | rows as u64
 }
+
+/// The number of rows in a flag for returned rows: their rank has stored them to their source.
+pub const PUSHED: u32 = 0;
+/// The same: the rows are where their source put them, and it may load them from there.
+pub const IN_PLACE: u32 = 1;
 
 /// Raises a flag after all writes that the caller made or has seen.
 #[inline(always)]
@@ -140,6 +158,34 @@ pub fn agree<M: Memory>(verdict: M::Word, epoch: u64, took_part: bool) -> bool {
 pub fn must_agree<M: Memory>(since: u64, deadline: Deadline) -> bool {
     let waited = M::clock_ns().wrapping_sub(since);
     deadline.is_over(waited.saturating_add(waited / 3))
+}
+
+/// Waits for a flag, as [`wait`], in each of several blocks, which must agree whether the rank took part. An error
+/// means that it did not, for all blocks.
+///
+/// Ordering: as [`wait`].
+#[inline(always)]
+pub fn wait_together<M: Memory>(
+    status: &Status<M>,
+    deadline: Deadline,
+    word: M::Word,
+    verdict: M::Word,
+    epoch: u64,
+    since: u64,
+) -> Result<u32, (WaitError, u64)> {
+    let mut within = deadline;
+    loop {
+        let waited = wait(status, within, word, epoch);
+        if within != deadline || waited.is_ok() && !must_agree::<M>(since, deadline) {
+            return waited;
+        }
+        match (agree::<M>(verdict, epoch, waited.is_ok()), waited) {
+            // Another block has seen the flag, so this one will.
+            (true, Err(_)) if !deadline.is_none() => within = Deadline::NONE,
+            (false, Ok(_)) => return Err((WaitError::Deadline, epoch)),
+            (_, waited) => return waited,
+        }
+    }
 }
 
 /// Writes a report of four words after its code, if no other is there. The host reads it when the stream is done, so

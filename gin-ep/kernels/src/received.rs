@@ -93,7 +93,7 @@ impl Received {
     }
 
     /// Returns the address of a row, or of its place if `row` is not less than [`count`](Self::count). A row is
-    /// aligned to 16 bytes, and the kernels of this rank may overwrite it until the combine.
+    /// aligned to 16 bytes, and the kernels of this rank may overwrite it until the combine, up to that count.
     #[inline(always)]
     #[must_use]
     pub fn row(&self, source: u32, row: u32) -> *mut u8 {
@@ -105,7 +105,7 @@ impl Received {
     #[inline(always)]
     #[must_use]
     pub fn scales(&self, source: u32, row: u32) -> *mut u8 {
-        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes()) + u64::from(self.lane.sizes.scales_at());
+        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes) + u64::from(self.lane.sizes.scales_at());
         (self.arena + self.lane.meta(self.slot(), source) + offset) as usize as *mut u8
     }
 
@@ -114,7 +114,7 @@ impl Received {
         if row >= self.count(source) {
             return u32::MAX;
         }
-        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes()) + 4 * u64::from(word);
+        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes) + 4 * u64::from(word);
         // Safety: the row is in the arena.
         unsafe { load(self.arena + self.lane.meta(self.slot(), source) + offset) }
     }

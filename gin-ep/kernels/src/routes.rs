@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which tokens go to which ranks, and the places of their rows there.
 
-use crate::lane::{Lane, PLAN_BITS, Tokens, load};
+use crate::lane::{Eight, Lane, PLAN_BITS, Tokens, load};
 use crate::status::{self, Code};
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_u32;
@@ -15,35 +15,45 @@ pub(crate) fn check_number(arena: u64, lane: &Lane, tokens: &Tokens) {
     }
 }
 
-/// Returns the ranks to which a warp's lanes' tokens go, as bits: token `32 * group + lane`. All lanes call. An id
-/// that does not exist drops its token; `reports` says whether to report that.
+/// Loads ids of a warp's lanes' tokens, from number `k` on: token `32 * group + lane`.
 #[inline(always)]
-fn ranks_of(arena: u64, lane: &Lane, tokens: &Tokens, number: u32, group: u32, reports: bool) -> u64 {
-    let (sizes, local, token) = (&lane.sizes, lane.sizes.local(), 32 * group + gin_device::coop::lane());
-    if token >= number {
-        return 0;
+fn ids_of(lane: &Lane, tokens: &Tokens, number: u32, group: u32, k: u32) -> Eight {
+    let token = 32 * group + gin_device::coop::lane();
+    let topk = lane.sizes.topk;
+    if token < number {
+        tokens.eight_ids(u64::from(token) * u64::from(topk), k, topk)
+    } else {
+        ((-1, -1, -1, -1), (-1, -1, -1, -1))
     }
-    let (first, topk) = (u64::from(token) * u64::from(sizes.topk), sizes.topk);
-    // Ids past the last are none. The loads of four are on their way together.
-    let id = |k: u32| if k < topk { tokens.id(first + u64::from(k)) } else { -1 };
+}
+
+/// Returns the ranks to which these tokens go, as bits. All lanes call, with the first of `ids_of`. An id that does not
+/// exist drops its token; `reports` says whether to report that.
+#[inline(always)]
+fn ranks_of(arena: u64, lane: &Lane, tokens: &Tokens, number: u32, group: u32, mut ids: Eight, reports: bool) -> u64 {
+    let (sizes, token) = (&lane.sizes, 32 * group + gin_device::coop::lane());
     let (mut ranks, mut unknown) = (0u64, -1);
     let mut add = |id: i32| {
-        if id >= 0 {
-            if (id as u32) < sizes.experts {
-                ranks |= 1 << (id as u32 / local);
-            } else {
-                unknown = id;
-            }
-        }
+        let is_there = (id as u32) < sizes.experts;
+        ranks |= if is_there { 1 << sizes.owner.of(id as u32) } else { 0 };
+        unknown = if is_there { unknown } else { unknown.max(id) };
     };
-    let mut k = 0;
-    while k < topk {
-        let (a, b, c, d) = (id(k), id(k + 1), id(k + 2), id(k + 3));
+    let mut k = 8;
+    loop {
+        let ((a, b, c, d), (e, f, g, h)) = ids;
         add(a);
         add(b);
         add(c);
         add(d);
-        k += 4;
+        add(e);
+        add(f);
+        add(g);
+        add(h);
+        if k >= sizes.topk {
+            break;
+        }
+        ids = ids_of(lane, tokens, number, group, k);
+        k += 8;
     }
     if unknown < 0 {
         return ranks;
@@ -57,9 +67,8 @@ fn ranks_of(arena: u64, lane: &Lane, tokens: &Tokens, number: u32, group: u32, r
 
 /// Calls `word` with the bits of a group of 32 tokens for each rank, each by one lane. All lanes call.
 #[inline(always)]
-fn words_of(arena: u64, lane: &Lane, tokens: &Tokens, number: u32, group: u32, reports: bool, word: impl Fn(u32, u32)) {
-    let ranks = ranks_of(arena, lane, tokens, number, group, reports);
-    for rank in 0..lane.sizes.ranks {
+fn words_of(ranks: u64, number: u32, word: impl Fn(u32, u32)) {
+    for rank in 0..number {
         let bits = Warp.ballot(ranks >> rank & 1 != 0);
         if gin_device::coop::lane() == rank % WARP_SIZE {
             word(rank, bits);
@@ -85,7 +94,8 @@ pub unsafe fn plan(arena: &Window<u64>, lane: &Lane, tokens: &Tokens, plan: u64)
     let mut group = block_in_grid() * (Block.size() / WARP_SIZE) + Block.rank() / WARP_SIZE;
     while group < number.div_ceil(32) {
         let first = u64::from(group) * u64::from(lane.sizes.ranks);
-        words_of(arena, lane, tokens, number, group, true, |rank, bits| {
+        let ids = ids_of(lane, tokens, number, group, 0);
+        words_of(ranks_of(arena, lane, tokens, number, group, ids, true), lane.sizes.ranks, |rank, bits| {
             store(PLAN_BITS + 4 * (first + u64::from(rank)), bits);
         });
         group += grid_dim().count() as u32 * (Block.size() / WARP_SIZE);
@@ -106,17 +116,23 @@ pub(crate) struct Routes {
     first: u32,
     /// Number of groups.
     groups: u32,
+    /// The first ids of the tokens that this warp counts first.
+    ahead: Eight,
 }
 
 impl Routes {
     /// Makes them without groups.
     #[inline(always)]
     pub(crate) fn new(lane: &Lane, tokens: &Tokens) -> Self {
-        let (ranks, most) = (lane.sizes.ranks, lane.sizes.groups());
+        let (ranks, most) = (lane.sizes.ranks, lane.sizes.groups);
+        let number = tokens.number(&lane.sizes);
+        // They are on their way meanwhile.
+        let warp = if tokens.plan == 0 { Block.rank() / WARP_SIZE } else { u32::MAX / 32 };
+        let ahead = ids_of(lane, tokens, number, warp, 0);
         let words = (ranks * most) as usize;
         let bits = shared::dynamic_array::<u32>(0, words);
         let before = shared::dynamic_array::<u32>(4 * words, words + ranks as usize);
-        Self { bits, before, ranks, tokens: tokens.number(&lane.sizes), first: 0, groups: 0 }
+        Self { bits, before, ranks, tokens: number, first: 0, groups: 0, ahead }
     }
 
     /// Goes on to the next groups. Returns the first token of them and the one after the last, which are the same if
@@ -131,14 +147,18 @@ impl Routes {
         if left == 0 && !is_first {
             return (self.tokens, self.tokens);
         }
-        self.groups = left.min(lane.sizes.groups());
-        // The threads have finished with the old groups.
-        Block.sync();
+        self.groups = left.min(lane.sizes.groups);
+        if !is_first {
+            // The threads have finished with the old groups.
+            Block.sync();
+        }
         if tokens.plan == 0 {
             let mut group = warp;
             while group < self.groups {
-                let reports = block_in_grid() == 0;
-                words_of(arena, lane, tokens, self.tokens, self.first + group, reports, |rank, bits| {
+                let (reports, all) = (block_in_grid() == 0, self.first + group);
+                let ids = if all == warp { self.ahead } else { ids_of(lane, tokens, self.tokens, all, 0) };
+                let to = ranks_of(arena, lane, tokens, self.tokens, all, ids, reports);
+                words_of(to, self.ranks, |rank, bits| {
                     self.bits.write((group * self.ranks + rank) as usize, bits);
                 });
                 group += warps;
@@ -174,7 +194,7 @@ impl Routes {
             let count = if is_there { self.bits.read(place(group)).count_ones() } else { 0 };
             let mut sum = count;
             let mut by = 1;
-            while by < WARP_SIZE {
+            while by < WARP_SIZE.min(self.groups) {
                 let below = Warp.shuffle_up(sum, by);
                 sum += if lane >= by { below } else { 0 };
                 by *= 2;
@@ -182,7 +202,7 @@ impl Routes {
             if is_there {
                 self.before.write(place(group), base + sum - count);
             }
-            base += Warp.shuffle(sum, WARP_SIZE - 1);
+            base += Warp.shuffle(sum, (self.groups - first).min(WARP_SIZE) - 1);
             first += WARP_SIZE;
         }
         if lane == 0 {

@@ -6,10 +6,11 @@ use gin_ep::{
     Tokens,
 };
 use gin_ep_oracle::{Batch, Experts, Kind, Routing, Shape, Zone, batch, expert_major, flat, per_rank, rank_major};
-use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
+use gin_gpu::{DeviceKind, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
 use gpu_tests_kernels::experts::{hardware_experts, hardware_experts_arranged, hardware_experts_each, hardware_fused};
+use gpu_tests_kernels::hardware_spin;
 use std::sync::Arc;
 
 /// The memory of one rank's tokens.
@@ -81,10 +82,32 @@ pub struct Pair {
 /// Runs the experts of the oracle on what was received, in place.
 pub fn experts(rank: &Rank, stream: &Arc<dyn Stream>, shape: &Shape, received: &Received<'_>) -> Result<(), EpError> {
     let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
-    let config = LaunchConfig::new(16, if hidden > 1024 { 256 } else { 32 });
+    let config = match rank.device().kind() {
+        DeviceKind::Cuda => LaunchConfig::new(128, 256),
+        // A virtual GPU takes long for a thread.
+        DeviceKind::Virtual => LaunchConfig::new(16, if hidden > 1024 { 256 } else { 32 }),
+    };
     // Safety: after the receive, before the combine, on one stream.
     unsafe { hardware_experts::launch(stream, config, received.view(), rank.rank(), local, hidden)? };
     Ok(())
+}
+
+/// Returns a copy of the received rows, in memory of their places.
+pub fn copied(
+    rank: &Rank,
+    stream: &Arc<dyn Stream>,
+    received: &Received<'_>,
+    shape: &Shape,
+    most: usize,
+) -> Result<MemorySlice, EpError> {
+    let region = most * 2 * shape.hidden;
+    let rows = Memory::new(rank.device(), MemoryKind::Device, (shape.ranks * region) as u64)?.whole();
+    stream.synchronize()?;
+    for (source, of) in received.fetch()?.into_iter().enumerate() {
+        let bytes: Vec<u8> = of.into_iter().flat_map(|row| row.row).collect();
+        rows.write((source * region) as u64, &bytes)?;
+    }
+    Ok(rows)
 }
 
 /// Runs pairs on a rank, and compares each with the oracle.
@@ -122,7 +145,10 @@ pub fn pairs(
         stream.synchronize()?;
         compare(&received, shape, &batches, me)?;
         experts(rank, &stream, shape, &received)?;
-        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+        // Others load the rows of some ranks, and other ranks store theirs, in the same combine.
+        let rows = if (number + me) % 3 == 1 { Some(copied(rank, &stream, &received, shape, most)?) } else { None };
+        let rows = rows.as_ref().map_or(Rows::InPlace, Rows::At);
+        received.combine(&stream, rows, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
         assert_eq!(group.status()?, None, "{shape:?} {:?}", pair.routing);
         let expected = per_rank(shape, mine, &[], Experts);
@@ -143,9 +169,14 @@ pub fn free_running(
     most: usize,
     pairs: u64,
 ) -> Result<(), EpError> {
+    let group = Group::new(comm, config)?;
+    free_running_in(rank, &group, shape, most, pairs)?;
+    group.destroy()
+}
+
+fn free_running_in(rank: &Rank, group: &Group<'_>, shape: &Shape, most: usize, pairs: u64) -> Result<(), EpError> {
     const CHECKED: u64 = 97;
     let me = rank.rank() as usize;
-    let group = Group::new(comm, config)?;
     // Batches of several sizes, used round and round.
     let count = |number: u64, rank: usize| (number * 7 + 13 * rank as u64) as usize % (most + 1);
     let make = |number: u64| -> Vec<Batch> {
@@ -180,7 +211,37 @@ pub fn free_running(
     }
     stream.synchronize()?;
     assert_eq!((group.status()?, group.masked(0)?), (None, 0));
-    drop(lane);
+    Ok(())
+}
+
+/// Runs free-running pairs while another kernel holds all processors of the rank's GPU but one, which has room for one
+/// block of a dispatch or a combine. `processors` is their number.
+pub fn beside_a_kernel(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    most: usize,
+    processors: u32,
+) -> Result<(), EpError> {
+    const LIMIT_NS: u64 = 20_000_000_000;
+    let group = Group::new(comm, config)?;
+    let words = Memory::new(rank.device(), MemoryKind::Pinned, 16)?;
+    words.write(0, &[0u64; 2])?;
+    let word = |offset: u64| std::ptr::with_exposed_provenance_mut::<u64>((words.address() + offset) as usize);
+    let stream = rank.stream()?;
+    // Safety: the words outlive the wait for the stream.
+    unsafe { hardware_spin::launch(&stream, LaunchConfig::new(processors - 1, 32), word(0), word(8), LIMIT_NS)? };
+    let mut started = [0u64];
+    while started[0] < u64::from(processors - 1) {
+        words.read(8, &mut started)?;
+        std::thread::yield_now();
+    }
+    let outcome = free_running_in(rank, &group, shape, most, 40);
+    assert!(!stream.is_idle()?, "the other kernel has ended");
+    words.write(0, &[1u64])?;
+    stream.synchronize()?;
+    outcome?;
     group.destroy()
 }
 

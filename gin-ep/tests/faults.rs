@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A rank that does not call, a process that is stopped or killed, in each phase of a pair: the others return in time,
+//! go on without it, and let it take part again.
+
+#[expect(dead_code, reason = "other tests use the rest")]
+mod support;
+
+use gin_abi::Deadline;
+use gin_boot::{Bootstrap, Rendezvous, TcpBootstrap, TcpConfig};
+use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Rows};
+use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
+use gin_gpu::{MemorySlice, Stream};
+use gin_host::comm::{Communicator, Requirements};
+use gin_host::world::{self, Rank, WorldConfig, launch};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::io::{BufRead, BufReader, Write};
+use std::net::Ipv4Addr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+use support::{Input, copied, experts};
+
+const SHAPE: Shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
+const TOKENS: usize = 8;
+/// The rank that is silent.
+const SILENT: usize = 2;
+
+/// The first step of a pair that the silent rank does not take.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+enum Phase {
+    Dispatch,
+    Receive,
+    Combine,
+}
+
+const PHASES: [Phase; 3] = [Phase::Dispatch, Phase::Receive, Phase::Combine];
+
+/// A rank with its group and its tokens.
+struct Bed<'a> {
+    rank: &'a Rank,
+    group: Group<'a>,
+    input: Input,
+    stream: Arc<dyn Stream>,
+    mine: Batch,
+    /// Rows are returned from memory of their own.
+    is_stored: bool,
+}
+
+impl<'a> Bed<'a> {
+    fn new(rank: &'a Rank, comm: &'a Communicator, limit: Deadline, is_stored: bool) -> Result<Self, EpError> {
+        let config = GroupConfig::new(SHAPE.experts as u32, SHAPE.hidden as u32, SHAPE.topk as u32);
+        let config = config.tokens(TOKENS as u32).sms(2).threads(32).deadline(limit);
+        let (group, input) = (Group::new(comm, &config)?, Input::new(rank, &SHAPE, TOKENS)?);
+        let mine = batch(&SHAPE, Routing::Uniform, 9, rank.rank() as usize, TOKENS);
+        input.write(&mine, false)?;
+        Ok(Self { rank, group, input, stream: rank.stream()?, mine, is_stored })
+    }
+
+    /// Runs a pair, and waits before this step until `step` returns.
+    fn pair(&self, before: Phase, mut step: impl FnMut() -> Result<(), EpError>) -> Result<(), EpError> {
+        let mut at = |phase: Phase| if phase == before { step() } else { Ok(()) };
+        let mut lane = self.group.lane(0)?;
+        at(Phase::Dispatch)?;
+        let sent = lane.dispatch(&self.stream, &self.input.tokens(TOKENS, false))?;
+        if before > Phase::Dispatch {
+            self.stream.synchronize()?;
+        }
+        at(Phase::Receive)?;
+        let received = sent.receive(&self.stream)?;
+        experts(self.rank, &self.stream, &SHAPE, &received)?;
+        if before > Phase::Receive {
+            self.stream.synchronize()?;
+        }
+        at(Phase::Combine)?;
+        let rows: Option<MemorySlice> =
+            if self.is_stored { Some(copied(self.rank, &self.stream, &received, &SHAPE, TOKENS)?) } else { None };
+        let sums = Combine::reduced().into(&self.input.output);
+        received.combine(&self.stream, rows.as_ref().map_or(Rows::InPlace, Rows::At), &sums)?;
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// Compares the output with the sums without these ranks, and the report and the masked ranks with them.
+    fn check(&self, silent: &[usize], is_reported: bool) -> Result<(), EpError> {
+        let expected = per_rank(&SHAPE, &self.mine, silent, Experts);
+        let mut found = vec![0u16; expected.len()];
+        self.input.output.read(0, &mut found)?;
+        assert!(expected == found, "rank {} without {silent:?}", self.rank.rank());
+        self.input.output.write(0, &vec![0x7fffu16; found.len()])?;
+        let report = self.group.status()?.map(|report| (report.code, silent.contains(&(report.rank as usize))));
+        assert_eq!(report, is_reported.then_some((Code::Silent, true)));
+        let masked = silent.iter().fold(0, |masked, rank| masked | 1 << rank);
+        assert_eq!(self.group.masked(0)?, masked);
+        Ok(())
+    }
+
+    /// Runs pairs in which all take part.
+    fn whole(&self, pairs: usize) -> Result<(), EpError> {
+        (0..pairs).try_for_each(|_| {
+            self.pair(Phase::Dispatch, || Ok(()))?;
+            self.check(&[], false)
+        })
+    }
+
+    /// Runs what the others do while one is silent: a pair that reports it, and pairs without it.
+    fn without(&self) -> Result<(), EpError> {
+        self.pair(Phase::Dispatch, || Ok(()))?;
+        self.check(&[SILENT], true)?;
+        (0..3).try_for_each(|_| {
+            self.pair(Phase::Dispatch, || Ok(()))?;
+            self.check(&[SILENT], false)
+        })
+    }
+
+    /// Runs pairs while a rank is lost. They end, until the job has found the loss and later.
+    fn lost(&self, comm: &Communicator) -> Result<(), EpError> {
+        loop {
+            self.pair(Phase::Dispatch, || Ok(()))?;
+            let code = self.group.status()?.map(|report| report.code);
+            assert!(matches!(code, None | Some(Code::Silent | Code::Stopped)), "{code:?}");
+            comm.check("the test")?;
+        }
+    }
+
+    /// Runs the pair of the silent rank, which goes on after `step`, when the others have given it up.
+    fn late(&self, phase: Phase, step: impl FnMut() -> Result<(), EpError>) -> Result<(), EpError> {
+        self.pair(phase, step)?;
+        // Ranks that received its rows returned theirs, before they knew that it is silent. Others did not.
+        if phase == Phase::Dispatch { self.check(&[0, 1], true) } else { self.check(&[], false) }
+    }
+}
+
+#[test]
+fn ranks_go_on_without_one_that_does_not_take_a_step_and_readmit_it() {
+    for phase in PHASES {
+        for is_stored in [false, true] {
+            for seed in 0..3 {
+                let outcome = launch(WorldConfig::seeded(3, seed), |rank| -> Result<(), EpError> {
+                    let comm = rank.communicator(&Requirements::default())?;
+                    let bed = Bed::new(&rank, &comm, Deadline::after_ms(20), is_stored)?;
+                    bed.whole(2)?;
+                    if rank.rank() as usize == SILENT {
+                        bed.late(phase, || Ok(rank.barrier()?))?;
+                    } else {
+                        bed.without()?;
+                        rank.barrier()?;
+                    }
+                    bed.group.readmit()?;
+                    bed.whole(3)?;
+                    bed.group.destroy()?;
+                    Ok(comm.destroy()?)
+                });
+                outcome.unwrap_or_else(|error| panic!("{phase:?}, stored: {is_stored}, seed {seed}: {error}"));
+            }
+        }
+    }
+}
+
+/// Variables of a process: its rank, the phase, the way, and the id of the job. The way is `in place` or `stored`, or
+/// `killed` if the rank will not come back.
+const VARIABLES: [&str; 4] = ["GIN_EP_FAULTS_RANK", "GIN_EP_FAULTS_PHASE", "GIN_EP_FAULTS_WAY", "GIN_EP_FAULTS_ID"];
+/// Prefix of a line for the parent.
+const MARK: &str = "@@ ";
+/// How long the job waits for a word of a process, in the test of a stopped one: longer than the test takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn say(line: &str) {
+    // A line of the test's harness may have been begun.
+    println!("\n{MARK}{line}");
+}
+
+/// Waits for a line of the parent.
+fn told() {
+    let mut line = String::new();
+    // The parent has ended if there is none.
+    if std::io::stdin().read_line(&mut line).map_or(true, |bytes| bytes == 0) {
+        std::process::exit(1);
+    }
+}
+
+/// Runs a rank, in a process that a test below starts. Without one it does nothing.
+#[test]
+fn process() {
+    let [Ok(number), Ok(phase), Ok(way), id] = VARIABLES.map(std::env::var) else { return };
+    // A process that hangs fails the test.
+    std::thread::spawn(|| {
+        std::thread::sleep(PATIENCE);
+        eprintln!("a rank does not end");
+        std::process::exit(1);
+    });
+    let (number, phase) = (number.parse::<u32>().unwrap(), PHASES[phase.parse::<usize>().unwrap()]);
+    let config = TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())).joining(PATIENCE).silence(PATIENCE);
+    let bootstrap: Arc<dyn Bootstrap> = Arc::new(match id {
+        Ok(id) => TcpBootstrap::join(&id.parse().unwrap(), number, 3, config).unwrap(),
+        Err(_) => {
+            let first = Rendezvous::new(config).unwrap();
+            say(&format!("id {}", first.id()));
+            first.join(3).unwrap()
+        }
+    });
+    let outcome = world::join(WorldConfig::threads(3), bootstrap, |rank| -> Result<(), EpError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        let bed = Bed::new(&rank, &comm, Deadline::after_ms(2000), way == "stored")?;
+        bed.whole(2)?;
+        if number as usize == SILENT {
+            bed.late(phase, || {
+                say("here");
+                told();
+                Ok(())
+            })?;
+        } else {
+            say("here");
+            told();
+            if way == "killed" {
+                return bed.lost(&comm);
+            }
+            bed.without()?;
+        }
+        say("done");
+        told();
+        bed.group.readmit()?;
+        bed.whole(3)?;
+        bed.group.destroy()?;
+        Ok(comm.destroy()?)
+    });
+    match outcome {
+        Ok(()) => say("end"),
+        Err(error) => say(&format!("error {error}")),
+    }
+}
+
+/// A process of this program.
+struct Process {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(number: usize, phase: Phase, way: &str, id: Option<&str>) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["process", "--exact", "--nocapture", "--test-threads=1"]);
+        command.envs([(VARIABLES[0], number.to_string()), (VARIABLES[1], (phase as usize).to_string())]);
+        command.env(VARIABLES[2], way).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(id) = id {
+            command.env(VARIABLES[3], id);
+        }
+        let mut child = command.spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input, output }
+    }
+
+    fn tell(&mut self) {
+        writeln!(self.input, "go").unwrap();
+    }
+
+    /// Returns the next line, which must begin with `word`. All that a process waits for ends by itself.
+    fn hear(&mut self, word: &str) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the process ended before `{word}`");
+            if let Some(said) = line.trim_end().strip_prefix(MARK) {
+                assert!(said.starts_with(word), "expected `{word}`, heard `{said}`");
+                return said.to_owned();
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts the ranks of a job. The silent one goes on to the phase, and the others wait until then, or until they are
+/// needed for that.
+fn job(phase: Phase, way: &str) -> Vec<Process> {
+    let mut all = vec![Process::start(0, phase, way, None)];
+    let id = all[0].hear("id").split_off(3);
+    all.extend((1..3).map(|number| Process::start(number, phase, way, Some(&id))));
+    all[..SILENT].iter_mut().for_each(|process| drop(process.hear("here")));
+    if phase == Phase::Combine {
+        // It receives their rows first.
+        all[..SILENT].iter_mut().for_each(Process::tell);
+    }
+    all[SILENT].hear("here");
+    all
+}
+
+/// Lets the others go on.
+fn go_on(phase: Phase, all: &mut [Process]) {
+    if phase != Phase::Combine {
+        all[..SILENT].iter_mut().for_each(Process::tell);
+    }
+}
+
+#[test]
+fn processes_go_on_without_a_stopped_one_and_readmit_it() {
+    for (phase, way) in PHASES.into_iter().flat_map(|phase| [(phase, "in place"), (phase, "stored")]) {
+        let mut all = job(phase, way);
+        all[SILENT].signal(Signal::STOP);
+        let stopped = waitpid(Some(Pid::from_child(&all[SILENT].child)), WaitOptions::UNTRACED).unwrap();
+        assert!(stopped.is_some_and(|(_, status)| status.stopped()));
+        go_on(phase, &mut all);
+        all[..SILENT].iter_mut().for_each(|process| drop(process.hear("done")));
+        all[SILENT].signal(Signal::CONT);
+        all[SILENT].tell();
+        all[SILENT].hear("done");
+        all.iter_mut().for_each(Process::tell);
+        all.iter_mut().for_each(|process| drop(process.hear("end")));
+    }
+}
+
+#[test]
+fn processes_end_with_an_error_if_one_is_killed() {
+    for phase in PHASES {
+        let mut all = job(phase, "killed");
+        all[SILENT].signal(Signal::KILL);
+        all[SILENT].child.wait().unwrap();
+        go_on(phase, &mut all);
+        for process in &mut all[..SILENT] {
+            let said = process.hear("error");
+            assert!(said.contains("rank 2"), "{phase:?}: {said}");
+        }
+    }
+}
