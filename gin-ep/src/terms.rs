@@ -311,7 +311,7 @@ impl<'a> Combine<'a> {
 }
 
 /// Returns the address of memory after a check of length and alignment.
-fn address(what: &'static str, memory: &MemorySlice, needed: u64, align: u64) -> Result<u64, EpError> {
+pub(crate) fn address(what: &'static str, memory: &MemorySlice, needed: u64, align: u64) -> Result<u64, EpError> {
     let (address, given) = (memory.address(), memory.bytes());
     if given < needed {
         return Err(EpError::Short { what, given, needed });

@@ -50,6 +50,7 @@ mod format;
 #[cfg(feature = "kernels")]
 mod kernels;
 mod lane;
+pub mod matmul;
 mod protocol;
 mod received;
 mod routes;
@@ -73,6 +74,7 @@ pub use status::{Code, STATUS_WORDS};
 /// Parts for the models of the protocol.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::matmul::turns::{Turns, WORDS, count};
     pub use crate::protocol::*;
 }
 
