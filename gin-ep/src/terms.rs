@@ -172,6 +172,8 @@ pub enum Rows<'a> {
     Arranged(&'a Arrangement),
     /// Rows in the places of those of an arrangement.
     ArrangedAt(&'a Arrangement, &'a MemorySlice),
+    /// Rows that [`Received::multiply`](crate::Received::multiply) has sent to their sources.
+    Returned,
 }
 
 /// The terms of a combine's sums.
@@ -268,6 +270,11 @@ impl<'a> Combine<'a> {
                 return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::At`" });
             }
             Rows::InPlace => {}
+            Rows::Returned if !at_source => {
+                let what = "a combine of products of ids, in a group with one row for each rank";
+                return Err(EpError::Unsuited { what, remedy: "configure `at_source`" });
+            }
+            Rows::Returned => sums.flags |= kernels::RETURNED,
             Rows::At(memory) => {
                 used.push(memory);
                 sums.rows = address("the memory of returned rows", memory, sizes.back_room() * bytes, 16)?;

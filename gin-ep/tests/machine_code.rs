@@ -44,8 +44,8 @@ fn assembled() -> Result<Completion, Failed> {
                 return Err(format!("{arch} {}: {entry:?}", entry.name).into());
             }
         }
-        if kernels != 11 {
-            return Err(format!("{arch} has {kernels} kernels, not 11").into());
+        if kernels != 12 {
+            return Err(format!("{arch} has {kernels} kernels, not 12").into());
         }
     }
     Ok(Completion::Completed)

@@ -5,7 +5,8 @@
 mod support;
 
 use gin_abi::{Deadline, FaultKind};
-use gin_ep::{EpError, Matmul, MatmulConfig, Operands, Part};
+use gin_ep::{EpError, GroupConfig, Matmul, MatmulConfig, Operands, Part};
+use gin_ep_oracle::Shape;
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{Communicator, Requirements};
 use gin_host::world::{Rank, WorldConfig, launch};
@@ -42,6 +43,19 @@ fn products_of_all_shapes_have_the_bits_of_the_oracle() {
 #[test]
 fn products_have_the_bits_of_the_oracle_in_real_time() {
     run(WorldConfig::threads, &[(2, (200, 16, 328), 3), (3, (33, 24, 64), 2)]);
+}
+
+#[test]
+fn products_of_experts_have_the_bits_of_the_oracle_also_where_rows_have_no_place() {
+    for (ranks, experts, hidden, tokens, rows) in
+        [(1, 3, 40, 20, 60), (2, 5, 24, 9, 54), (3, 4, 8, 6, 5), (4, 70, 16, 3, 36)]
+    {
+        let shape = Shape { ranks: ranks as usize, experts, topk: 3, hidden };
+        let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(tokens as u32).sms(2).threads(64);
+        on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
+            support::experts(rank, comm, &config, &shape, tokens, (rows, Some(2)))
+        });
+    }
 }
 
 #[test]

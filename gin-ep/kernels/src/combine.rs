@@ -12,6 +12,8 @@ use gin_device::sys::{Global, Word};
 
 /// [`Sums::flags`]: the sums start from the output's elements.
 pub const ACCUMULATE: u32 = 1;
+/// [`Sums::flags`]: the rows are at their sources; an earlier kernel of the stream has stored them there.
+pub const RETURNED: u32 = 2;
 
 /// The rows that come back, and where their sums go: a parameter of the kernels.
 #[repr(C)]
@@ -31,7 +33,7 @@ pub struct Sums {
     pub places: u64,
     /// The number of places; rows past it are zero.
     pub capacity: u32,
-    /// 0 or [`ACCUMULATE`].
+    /// [`ACCUMULATE`], [`RETURNED`], both, or 0.
     pub flags: u32,
 }
 
@@ -59,8 +61,10 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
     let since = arena.word(lane.word(SINCE)).load_relaxed_gpu();
     let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
     let rows = if sums.rows == 0 { arena.here() + lane.rows(protocol::slot(epoch), 0) } else { sums.rows };
-    // Safety: the caller's promise.
-    unsafe { give_back(&arena, lane, epoch, rows, sums, blocks as u32) };
+    if sums.flags & RETURNED == 0 {
+        // Safety: the caller's promise.
+        unsafe { give_back(&arena, lane, epoch, rows, sums, blocks as u32) };
+    }
     Block.sync();
     let mut may_wait = false;
     if Block.rank() < WARP_SIZE {

@@ -57,7 +57,7 @@ mod routes;
 mod status;
 
 pub use arrange::Arranged;
-pub use combine::{ACCUMULATE, Sums, combine};
+pub use combine::{ACCUMULATE, RETURNED, Sums, combine};
 pub use dispatch::{RECEIVE, SEND, dispatch};
 pub use element::Element;
 pub use format::{Bytes, Format, Quantized, SCALED};

@@ -5,11 +5,13 @@
 //! | --- | --- |
 //! | [`all_gather_matmul`] | multiplies the rows of all ranks, which arrive meanwhile |
 //! | [`matmul_reduce_scatter`] | sends each finished tile to the rank that adds it up |
+//! | [`grouped_matmul`] | multiplies the rows of each expert by its weights; sends each finished tile to the ranks of its tokens |
 //! | [`tile::multiply`] | multiplies one tile |
 //!
 //! Elements are BF16, sums FP32, rounded once. `docs/matmul.md` describes use, protocol and limits.
 
 mod gather;
+mod grouped;
 #[cfg(feature = "kernels")]
 mod kernels;
 mod scatter;
@@ -17,8 +19,9 @@ pub mod tile;
 pub(crate) mod turns;
 
 pub use gather::all_gather_matmul;
+pub use grouped::{Grouped, grouped_matmul};
 #[cfg(feature = "kernels")]
-pub use kernels::{ep_all_gather_matmul, ep_matmul_reduce_scatter};
+pub use kernels::{ep_all_gather_matmul, ep_grouped_matmul, ep_matmul_reduce_scatter};
 pub use scatter::matmul_reduce_scatter;
 
 use crate::dispatch::Arena;
