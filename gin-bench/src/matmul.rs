@@ -6,8 +6,11 @@ use super::figure::Figure;
 use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, Failure, end};
 use gin_abi::Deadline;
-use gin_ep::{EpError, Matmul, MatmulConfig, Operands, Part};
-use gin_ep_oracle::{factor, product, sum};
+use gin_ep::{
+    Arrangement, Combine, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig,
+    Operands, Part, Products, Rows, Tokens,
+};
+use gin_ep_oracle::{Routing, Shape, batch, factor, product, sum};
 use gin_gpu::{Memory, MemoryKind, MemorySlice};
 use gin_host::comm::Requirements;
 use gin_host::world::Rank;
@@ -55,14 +58,28 @@ fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
     ];
     let cases = if ranks == 1 { &alone[..] } else { &spread[..] };
     let all = bench.on_ranks(bench.world(ranks)?, |rank| {
-        cases.iter().map(|case| times(bench, rank, case).map_err(comm_error)).collect::<Result<Vec<_>, _>>()
+        let mut all = Vec::new();
+        for case in cases {
+            all.push(times(bench, rank, case).map_err(comm_error)?);
+        }
+        if ranks > 1 {
+            all.push(experts(bench, rank).map_err(comm_error)?);
+        }
+        Ok(all)
     })?;
     let mut rows = Vec::new();
-    for (index, case) in cases.iter().enumerate() {
+    let (number, topk, hidden, depth, tokens) = bench.pick(MODEL, (8, 2, 16, 64, 4));
+    let grouped =
+        Case { what: "product of experts and combine", scatters: false, sizes: (tokens * topk, hidden, depth) };
+    let grouped = (ranks > 1).then_some(&grouped);
+    for (index, case) in cases.iter().chain(grouped).enumerate() {
         let of: Vec<&Times> = all.iter().map(|times| &times[index]).collect();
         rows.extend(lines(bench, ranks, case, &of));
     }
     let mut table = bench.table("Products of matrices", ranks, rows);
+    if ranks > 1 {
+        table.notes.push(format!("{number} experts, {topk} of them for a token, {tokens} tokens of a rank"));
+    }
     table
         .notes
         .push("BF16, sums in FP32; sequence: exchange and product in two launches of the same kernel".to_owned());
@@ -87,7 +104,8 @@ fn lines(bench: &Bench, ranks: u32, case: &Case, of: &[&Times]) -> Vec<Row> {
     if ranks == 1 {
         return vec![Row::new(case.what, multiply, "us").main(true).detail(detail)];
     }
-    let goal = bench.counts(ranks).then_some(Goal::AtMost(0.95));
+    // The product of experts must be 1.15 times as fast.
+    let goal = bench.counts(ranks).then_some(Goal::AtMost(if case.what.contains("experts") { 0.87 } else { 0.95 }));
     let figure = |get: &dyn Fn(&Times) -> &Vec<f64>| Figure::new(&slowest(get), None);
     let fused = Figure { wrong: multiply.wrong, ..figure(&|times| &times.fused) };
     vec![
@@ -166,6 +184,101 @@ fn times(bench: &Bench, rank: &Rank, case: &Case) -> Result<Times, EpError> {
     }
     comm.check("bench")?;
     matmul.destroy()?;
+    end(rank, &comm)?;
+    Ok(times)
+}
+
+/// Experts, ids of a token, elements of a row that comes back, inner elements, tokens of a rank; as in DeepSeek-V3.
+const MODEL: (usize, usize, usize, usize, usize) = (256, 8, 7168, 2048, 4096);
+
+/// Measures products of experts whose rows return to their sources, beside product and combine one after the other.
+///
+/// Each call follows a dispatch, whose time is taken off.
+fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
+    let (number, topk, hidden, depth, tokens) = bench.pick(MODEL, (8, 2, 16, 64, 4));
+    let comm = rank.communicator(&Requirements::default())?;
+    let (me, ranks) = (rank.rank() as usize, comm.ranks() as usize);
+    let shape = Shape { ranks, experts: number, topk, hidden: 1 };
+    let config = GroupConfig::new(number as u32, hidden as u32, topk as u32).tokens(tokens as u32).at_source();
+    let config = config.deadline(Deadline::after_ns(bench.limit_ns()));
+    let config = bench.pick(config, config.sms(1).threads(64));
+    let group = Group::new(&comm, &config)?;
+    let grouped = GroupedMatmul::new(&group, depth as u32, bench.pick(None, Some(1)))?;
+    let memory = |elements: usize| -> Result<MemorySlice, EpError> {
+        Ok(Memory::new(rank.device(), MemoryKind::Device, 2 * elements as u64)?.whole())
+    };
+    let mine = batch(&shape, Routing::Uniform, 1, me, tokens);
+    let (x, ids, scales) = (memory(tokens * hidden)?, memory(2 * tokens * topk)?, memory(2 * tokens * topk)?);
+    x.write(0, &vec![0x3f80u16; tokens * hidden])?;
+    ids.write(0, &mine.experts)?;
+    scales.write(0, &mine.weights)?;
+    let capacity = tokens * topk * 5 / 4 * if ranks == 1 { 1 } else { 2 } + 64 * number;
+    let arrangement = Arrangement::new(&group, Layout::Listed, capacity as u32)?;
+    let row = |key: u64, row: usize| -> Vec<u16> { (0..depth).map(|at| factor(key, row, at)).collect() };
+    let few = |key: u64, rows: usize| -> Vec<u16> {
+        let few: Vec<Vec<u16>> = (0..PERIOD).map(|index| row(key, index)).collect();
+        (0..rows).flat_map(|row| few[row % PERIOD].iter().copied()).collect()
+    };
+    let (rows, weights) = (memory(capacity * depth)?, memory(shape.local() * hidden * depth)?);
+    rows.write(0, &few(me as u64, capacity))?;
+    for (expert, one) in
+        (0..shape.local()).zip((0..5).map(|key| few(8 + key, hidden)).collect::<Vec<_>>().iter().cycle())
+    {
+        weights.write((2 * expert * hidden * depth) as u64, one)?;
+    }
+    let (products, outputs) = (memory(capacity * hidden)?, [memory(tokens * hidden)?, memory(tokens * hidden)?]);
+    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
+    let factors = Experts::new(&arrangement, &rows, &weights);
+    // All dispatches have the same ids, so the layout holds for all.
+    let mut received = lane.exchange(&stream, &input)?;
+    received.arrange(&stream, &arrangement)?;
+    received.release();
+
+    let mut call = |returns: bool, multiplies: bool, combines: bool| -> Result<(), EpError> {
+        let mut received = lane.exchange(&stream, &input)?;
+        if multiplies {
+            let to = if returns { Products::Return } else { Products::At(&products) };
+            received.multiply(&stream, &grouped, &factors, to)?;
+        }
+        if combines {
+            let from = if returns { Rows::Returned } else { Rows::ArrangedAt(&arrangement, &products) };
+            let to = Combine::weighted(&scales).into(&outputs[usize::from(returns)]);
+            return received.combine(&stream, from, &to);
+        }
+        received.release();
+        Ok(())
+    };
+    call(true, true, true)?;
+    call(false, true, true)?;
+    stream.synchronize()?;
+    let mut found = [vec![0u16; tokens * hidden], vec![0x7fffu16; tokens * hidden]];
+    for (output, found) in outputs.iter().zip(&mut found) {
+        output.read(0, found)?;
+    }
+    let wrong = found[0].iter().zip(&found[1]).filter(|(a, b)| a != b).count() as u64;
+    let mut times = Times {
+        fused: Vec::new(),
+        in_sequence: Vec::new(),
+        multiply: Vec::new(),
+        exchange: Vec::new(),
+        wrong: wrong + u64::from(found[0].iter().all(|&element| element == 0)),
+        blocks: group.blocks(),
+    };
+    for _ in 0..bench.launches.min(bench.pick(9, 1)) {
+        let mut time = |returns, multiplies, combines| {
+            chain(rank, &stream, bench.pick((3, 3), (1, 1)), || call(returns, multiplies, combines))
+        };
+        let dispatch = time(false, false, false)?;
+        times.fused.push(time(true, true, true)? - dispatch);
+        times.in_sequence.push(time(false, true, true)? - dispatch);
+        times.multiply.push(time(false, true, false)? - dispatch);
+        times.exchange.push(time(false, false, true)? - dispatch);
+    }
+    comm.check("bench")?;
+    times.wrong += u64::from(group.status()?.is_some());
+    drop(lane);
+    group.destroy()?;
     end(rank, &comm)?;
     Ok(times)
 }

@@ -202,8 +202,8 @@ impl<'c> Matmul<'c> {
     /// Launches the product, or a part of it. The memory is kept until the kernels have ended.
     ///
     /// # Errors
-    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] if `partial` is missing, an error
-    /// of the device.
+    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] if `partial` is missing, an
+    /// error of the device.
     pub fn run(&self, stream: &Arc<dyn Stream>, part: Part, operands: &Operands<'_>) -> Result<(), EpError> {
         let Product { rows, columns, depth, .. } = self.product;
         let (one, all) = (u64::from(rows), u64::from(rows) * u64::from(self.comm.ranks()));

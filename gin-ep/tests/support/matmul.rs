@@ -95,8 +95,8 @@ pub fn compare(rank: &Rank, comm: &Communicator, config: &MatmulConfig, case: &C
     matmul.destroy()
 }
 
-/// Runs experts that multiply, on a rank: products that return as they are done, and products before a combine. Compares
-/// both with the oracle. With fewer rows of the layout than arrive, compares them with each other.
+/// Runs experts that multiply, on a rank: products that return as they are done, and products before a combine.
+/// Compares both with the oracle. With fewer rows of the layout than arrive, compares them with each other.
 pub fn experts(
     rank: &Rank,
     comm: &Communicator,

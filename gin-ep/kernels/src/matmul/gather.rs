@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! All-gather and product: tiles are multiplied as their rows arrive.
 
-use super::tile::{Aside, COLUMNS, Factors, ROWS, multiply, steps};
-use super::{Board, EXCHANGE, MULTIPLY, PARTS, Product, SENT_ROWS, turns, usable};
+use super::tile::{Aside, COLUMNS, Factors, ROWS, multiply};
+use super::{Board, EXCHANGE, MULTIPLY, Product, SENT_ROWS, SENT_ROWS_ALONE, turns, usable};
 use gin_device::prelude::*;
 use gin_device::sys::Global;
 use gin_device::sys::data::{load_weak_pair, store_weak_pair};
@@ -37,6 +37,8 @@ struct Part<'a> {
     to: u64,
     /// Number of 16 bytes; 0 if there is nothing to send.
     pairs: u32,
+    /// Number of rows that count, also past the last one.
+    counts: u32,
     is_there: bool,
 }
 
@@ -46,20 +48,22 @@ impl<'a> Part<'a> {
     fn take(board: &'a Board<'a>) -> Self {
         let product = board.product;
         let mine = if Block.elect() { board.turns.take_part() } else { 0 };
-        let part = Block.broadcast(mine, 0).min(u64::from(u32::MAX)) as u32;
-        let is_there = part < product.row_tiles() * PARTS;
-        let (row, row_bytes) = (part.min(product.row_tiles() * PARTS) * SENT_ROWS, 2 * u64::from(product.depth));
+        let all = product.row_tiles() * ROWS;
+        let counts = if product.parts & MULTIPLY != 0 { SENT_ROWS } else { SENT_ROWS_ALONE };
+        let row = (Block.broadcast(mine, 0) * u64::from(counts)).min(all.into()) as u32;
+        let row_bytes = 2 * u64::from(product.depth);
         // The last tile may have fewer rows; all its parts count.
-        let rows = product.rows.saturating_sub(row).min(SENT_ROWS);
+        let rows = product.rows.saturating_sub(row).min(counts);
         let first = u64::from(row) * row_bytes;
         let (from, to) = (product.a + first, board.rows(board.arena.rank(), row_bytes) + first);
-        Self { board, row_tile: part / PARTS, from, to, pairs: rows * (product.depth / 8), is_there }
+        let pairs = rows * (product.depth / 8);
+        Self { board, row_tile: row / ROWS, from, to, pairs, counts, is_there: row < all }
     }
 
     /// Returns a part without rows.
     #[inline(always)]
     fn none(board: &'a Board<'a>) -> Self {
-        Self { board, row_tile: 0, from: 0, to: 0, pairs: 0, is_there: false }
+        Self { board, row_tile: 0, from: 0, to: 0, pairs: 0, counts: 0, is_there: false }
     }
 
     /// Counts the part after all its rows were stored, and raises the flags of a tile that is complete. All threads of
@@ -70,7 +74,7 @@ impl<'a> Part<'a> {
         Block.sync();
         if self.is_there
             && Block.elect()
-            && turns::count::<Global>(board.arena.word(board.counter(self.row_tile)), PARTS.into())
+            && turns::count::<Global>(board.arena.word(board.counter(self.row_tile)), self.counts.into(), ROWS.into())
         {
             for distance in 1..board.ranks {
                 board.raise(board.after(distance), self.row_tile, 0);
@@ -115,9 +119,8 @@ fn send_rest(board: &Board) {
         if !part.is_there {
             return;
         }
-        let steps = steps(board.product.depth);
         let mut step = 0;
-        while step < steps {
+        while step * Block.size() < part.pairs {
             let data = (part.load(step), part.load(step + 1), part.load(step + 2), part.load(step + 3));
             part.store(step, data.0);
             part.store(step + 1, data.1);

@@ -31,10 +31,10 @@ use gin_device::prelude::*;
 use gin_device::sys::Global;
 use turns::Turns;
 
-/// Rows that a block sends at a time: a step of a product sends 16 bytes for each thread.
-const SENT_ROWS: u32 = tile::ROWS / PARTS;
-/// Parts in which blocks send the rows of a tile.
-const PARTS: u32 = 4;
+/// Rows that a block sends during the product of a tile: 16 bytes for each thread in a step.
+const SENT_ROWS: u32 = 32;
+/// Rows that a block sends at a time, without a product.
+const SENT_ROWS_ALONE: u32 = 8;
 
 /// [`Product::parts`]: send rows, or tiles, and wait for those of other ranks.
 pub const EXCHANGE: u32 = 1;
@@ -97,14 +97,15 @@ impl Product {
     }
 }
 
-/// Returns the window of all ranks, unless loads and stores do not reach all, which is reported, or the communicator has
-/// a fault.
+/// Returns the window of all ranks, unless loads and stores do not reach all, which is reported, or the communicator
+/// has a fault.
 ///
-/// A rank that gave another one up has such a fault. It sends nothing more, because the other may still read.
+/// A rank that gave another one up has such a fault, of its kernel, in GPU memory. It sends nothing more, because the
+/// other may still read. Nothing here reads host memory: a GPU loads one host address a million times a second only.
 #[inline(always)]
 fn usable(comm: &Comm, window: &Window<u64>) -> Option<Arena> {
     let arena = Arena::new(comm, window)?;
-    status::of(comm).check().is_ok().then_some(arena)
+    status::of(comm).check_near().is_ok().then_some(arena)
 }
 
 /// The window of all ranks, in a call.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Product and reduce-scatter: tiles are sent as they are done.
 
-use super::tile::{COLUMNS, Factors, ROWS, multiply};
+use super::tile::{Aside, COLUMNS, Factors, ROWS, multiply, steps};
 use super::{Board, EXCHANGE, MULTIPLY, Product, usable};
+use crate::protocol::raise;
 use gin_device::prelude::*;
-use gin_device::sys::data::{load_relaxed_sys_pair, load_weak_pair, store_weak_pair};
+use gin_device::sys::data::{load_weak_pair, store_weak_pair};
+use gin_device::sys::{Global, GlobalWord};
 
 /// Multiplies this rank's part of the inner index, and adds up the products of all ranks for this rank's rows. All
 /// threads of the grid call; blocks have [`THREADS`](super::tile::THREADS) threads.
@@ -37,9 +39,14 @@ unsafe fn work(board: &Board) {
     let row_bytes = 2 * u64::from(product.columns);
     let (rows, columns) = (product.row_tiles(), product.column_tiles());
     let each = rows * columns;
+    let mut sent = Sent { flag: None, epoch: board.epoch, at: (steps(product.depth) - 1).min(RAISED_AT) };
     loop {
         let mine = if Block.elect() { board.turns.take_tile() } else { 0 };
         let tile = Block.broadcast(mine, 0);
+        // A block waits for others, or ends, only after it has raised all its flags.
+        if tile >= u64::from(each) * u64::from(board.ranks) {
+            sent.raise();
+        }
         if tile >= u64::from(each) * u64::from(board.ranks + 1) {
             return;
         }
@@ -68,19 +75,61 @@ unsafe fn work(board: &Board) {
                 depth: product.depth,
             };
             // Safety: the caller's promise; the place is this rank's.
-            unsafe { multiply(&factors, &(), |row| to + u64::from(row) * row_bytes) };
+            unsafe { multiply(&factors, &sent, |row| to + u64::from(row) * row_bytes) };
         } else {
+            sent.raise();
             // Safety: as above.
             unsafe { copy(partial, to, row_bytes, height.min(ROWS), width.min(COLUMNS) / 8) };
         }
         if product.parts & EXCHANGE != 0 {
+            sent.flag = Some(board.arena.word_at(owner, board.flag(me, row_tile, column_tile)));
+        }
+    }
+}
+
+/// A tile whose stores are on their way to its owner. Its flag is raised during the next product, when they have
+/// arrived, because the release would wait for them.
+#[derive(Clone, Copy)]
+struct Sent {
+    /// The flag; `None` if there is nothing to raise.
+    flag: Option<GlobalWord>,
+    epoch: u64,
+    /// The step of the next product.
+    at: u32,
+}
+
+impl Sent {
+    /// Raises the flag now. All threads of the block call.
+    #[inline(always)]
+    fn raise(&mut self) {
+        if let Some(flag) = self.flag.take() {
             Block.sync();
             if Block.elect() {
-                board.raise(owner, row_tile, column_tile);
+                raise::<Global>(flag, self.epoch, 0);
             }
         }
     }
 }
+
+impl Aside for Sent {
+    #[inline(always)]
+    fn load(&self, step: u32) -> (u64, u64) {
+        // The threads have met since the stores.
+        if let Some(flag) = self.flag
+            && step == self.at
+            && Block.elect()
+        {
+            raise::<Global>(flag, self.epoch, 0);
+        }
+        (0, 0)
+    }
+
+    #[inline(always)]
+    fn store(&self, _: u32, _: (u64, u64)) {}
+}
+
+/// The step of the next product in which a tile's flag is raised.
+const RAISED_AT: u32 = 6;
 
 /// Copies a tile.
 ///
@@ -136,32 +185,48 @@ unsafe fn add_up(board: &Board, row_tile: u32, column_tile: u32) -> bool {
     let first = u64::from(row) * row_bytes + 2 * u64::from(column);
     let here = board.arena.here() + board.rows(0, row_bytes) + first;
     let further = u64::from(product.rows) * row_bytes;
-    let mut index = Block.rank();
-    while index < rows * 32 {
-        let (row, pair) = (index / 32, index % 32);
-        index += Block.size();
-        if pair >= pairs {
-            continue;
-        }
-        let at = u64::from(row) * row_bytes + 16 * u64::from(pair);
-        let mut sums = [0f32; 8];
+    let pair = Block.rank() % 32;
+    let step = Block.size() / 32;
+    let mut row = Block.rank() / 32;
+    while row < rows && pair < pairs {
+        let at = |ahead: u32| u64::from(row + ahead * step) * row_bytes + 16 * u64::from(pair);
+        let mut sums = [[0f32; 8]; 4];
         for source in 0..board.ranks {
-            // Safety: a tile of the window, whose flag was acquired.
-            let (low, high) =
-                unsafe { load_relaxed_sys_pair((here + u64::from(source) * further + at) as usize as *const u64) };
-            let [a, b] = Bf16::unpack(low as u32);
-            let [c, d] = Bf16::unpack((low >> 32) as u32);
-            let [e, f] = Bf16::unpack(high as u32);
-            let [g, h] = Bf16::unpack((high >> 32) as u32);
-            let [s, t, u, v, w, x, y, z] = sums;
-            sums = [s + a, t + b, u + c, v + d, w + e, x + f, y + g, z + h];
+            let load = |ahead: u32| {
+                let from = here + u64::from(source) * further + at(ahead);
+                // Safety: a tile of the window, whose flag was acquired; past the end nothing is loaded.
+                if row + ahead * step < rows { unsafe { load_weak_pair(from as usize as *const u64) } } else { (0, 0) }
+            };
+            let (first, second, third, fourth) = (load(0), load(1), load(2), load(3));
+            sums[0] = add(sums[0], first);
+            sums[1] = add(sums[1], second);
+            sums[2] = add(sums[2], third);
+            sums[3] = add(sums[3], fourth);
         }
-        let [a, b, c, d, e, f, g, h] = sums;
-        let two = |low: [f32; 2], high: [f32; 2]| u64::from(Bf16::pack(high)) << 32 | u64::from(Bf16::pack(low));
-        // Safety: the caller's promise.
-        unsafe {
-            store_weak_pair((product.c + first + at) as usize as *mut u64, two([a, b], [c, d]), two([e, f], [g, h]));
-        }
+        let store = |ahead: u32, sums: [f32; 8]| {
+            let [a, b, c, d, e, f, g, h] = sums;
+            let two = |low: [f32; 2], high: [f32; 2]| u64::from(Bf16::pack(high)) << 32 | u64::from(Bf16::pack(low));
+            if row + ahead * step < rows {
+                let (low, high) = (two([a, b], [c, d]), two([e, f], [g, h]));
+                // Safety: the caller's promise.
+                unsafe { store_weak_pair((product.c + first + at(ahead)) as usize as *mut u64, low, high) };
+            }
+        };
+        store(0, sums[0]);
+        store(1, sums[1]);
+        store(2, sums[2]);
+        store(3, sums[3]);
+        row += 4 * step;
     }
     true
+}
+
+/// Adds eight BF16.
+#[inline(always)]
+fn add([s, t, u, v, w, x, y, z]: [f32; 8], (low, high): (u64, u64)) -> [f32; 8] {
+    let [a, b] = Bf16::unpack(low as u32);
+    let [c, d] = Bf16::unpack((low >> 32) as u32);
+    let [e, f] = Bf16::unpack(high as u32);
+    let [g, h] = Bf16::unpack((high >> 32) as u32);
+    [s + a, t + b, u + c, v + d, w + e, x + f, y + g, z + h]
 }

@@ -57,33 +57,6 @@ macro_rules! each {
     ($name:ident in [$($value:literal)*] $body:block) => { $({ const $name: usize = $value; $body })* };
 }
 
-/// The fragments of both factors for 16 inner elements.
-type Fragments = ([[u32; 4]; 4], [[u32; 4]; 4]);
-
-/// Loads fragments. `a` and `b` are the lane's addresses in the warp's first rows.
-///
-/// # Safety
-/// - The stage is complete.
-#[inline(always)]
-unsafe fn fragments(a: Address, b: Address) -> Fragments {
-    let mut loaded = ([[0; 4]; 4], [[0; 4]; 4]);
-    // Safety: the caller's promise; 16 rows follow each other at a distance of a matrix.
-    each!(I in [0 1 2 3] { unsafe { loaded.0[I] = load_matrices(a.at(I as u32 * 16 * ROW_BYTES)) } });
-    each!(I in [0 1 2 3] { unsafe { loaded.1[I] = load_matrices(b.at(I as u32 * 16 * ROW_BYTES)) } });
-    loaded
-}
-
-/// Adds the products of fragments to the warp's sums.
-#[inline(always)]
-fn add(sums: &mut [[f32; 4]; 32], (a, b): &Fragments) {
-    each!(I in [0 1 2 3] {
-        each!(J in [0 1 2 3] {
-            multiply_add(&mut sums[8 * I + 2 * J], a[I], [b[J][0], b[J][1]]);
-            multiply_add(&mut sums[8 * I + 2 * J + 1], a[I], [b[J][2], b[J][3]]);
-        });
-    });
-}
-
 /// Work of other kind that threads do while the products run: a load and a store in each of [`steps`] steps.
 pub trait Aside {
     /// Loads what the step stores.
@@ -130,7 +103,8 @@ pub unsafe fn multiply(factors: &Factors, aside: &impl Aside, place: impl Fn(u32
     let stride = 2 * u64::from(factors.depth);
     let from = u64::from(row) * stride + 16 * u64::from(chunk);
     let (a, b) = (factors.a + from, factors.b + from);
-    let further = u64::from(COPIED_ROWS) * stride;
+    // Offsets in a tile are less than 2^32.
+    let further = COPIED_ROWS * stride as u32;
     // Bit `i` is set if the thread's row `i` is there.
     let there = |rows: u32, most: u32| {
         let number = (rows.min(most) + COPIED_ROWS - 1).saturating_sub(row) / COPIED_ROWS;
@@ -141,16 +115,16 @@ pub unsafe fn multiply(factors: &Factors, aside: &impl Aside, place: impl Fn(u32
         let inside = step * DEPTH + 8 * chunk < factors.depth;
         let (a_there, b_there) = if inside { (a_there, b_there) } else { (0, 0) };
         let stage = shared.at(step % STAGES * STAGE_BYTES + to);
-        let along = u64::from(step * ROW_BYTES);
+        let along = step * ROW_BYTES;
         each!(I in [0 1 2 3] {
             let bytes = (a_there >> I & 1) << 4;
             // Safety: the caller's promise; nothing is read past the end.
-            unsafe { copy_async(stage.at(I as u32 * COPIED_ROWS * ROW_BYTES), a + I as u64 * further + along, bytes) };
+            unsafe { copy_async(stage.at(I as u32 * COPIED_ROWS * ROW_BYTES), a + u64::from(I as u32 * further + along), bytes) };
         });
         each!(I in [0 1 2 3 4 5 6 7] {
             let (at, bytes) = (ROWS + I as u32 * COPIED_ROWS, (b_there >> I & 1) << 4);
             // Safety: as above.
-            unsafe { copy_async(stage.at(at * ROW_BYTES), b + I as u64 * further + along, bytes) };
+            unsafe { copy_async(stage.at(at * ROW_BYTES), b + u64::from(I as u32 * further + along), bytes) };
         });
     };
 
@@ -158,9 +132,10 @@ pub unsafe fn multiply(factors: &Factors, aside: &impl Aside, place: impl Fn(u32
     let (a_row, b_row) = (warp / 4 * 64 + lane % 16, warp % 4 * 64 + lane % 8 + lane / 16 * 8);
     let a_at = (a_row * ROW_BYTES, ((lane / 16) ^ (lane % 8)) << 4);
     let b_at = ((ROWS + b_row) * ROW_BYTES, ((lane / 8 % 2) ^ (lane % 8)) << 4);
-    // Safety: called for complete stages.
-    let load = |stage: Address, part: u32| unsafe {
-        fragments(stage.at(a_at.0 + (a_at.1 ^ (part << 5))), stage.at(b_at.0 + (b_at.1 ^ (part << 5))))
+    let load = |stage: Address, at: (u32, u32), part: usize, index: usize| {
+        let row = stage.at(at.0 + (at.1 ^ (part as u32) << 5) + index as u32 * 16 * ROW_BYTES);
+        // Safety: called for complete stages; 16 rows follow each other at a distance of a matrix.
+        unsafe { load_matrices(row) }
     };
 
     let next = |step: u32| {
@@ -169,7 +144,11 @@ pub unsafe fn multiply(factors: &Factors, aside: &impl Aside, place: impl Fn(u32
         }
         commit_copies();
     };
-    let multiplies = warp / 4 * 64 < factors.rows && warp % 4 * 64 < factors.columns;
+    // All threads' copies of the next stage are complete, and all threads have read the stage before it.
+    let await_next = || {
+        await_copies::<{ STAGES - 2 }>();
+        Block.sync();
+    };
 
     // No thread still reads the last tile.
     Block.sync();
@@ -180,28 +159,56 @@ pub unsafe fn multiply(factors: &Factors, aside: &impl Aside, place: impl Fn(u32
         }
         commit_copies();
     });
+    await_next();
     let mut step = 0;
-    while step < steps {
-        await_copies::<{ STAGES - 2 }>();
-        // All threads' copies of this stage are complete, and all have read the stage before.
-        Block.sync();
-        let stage = shared.at(step % STAGES * STAGE_BYTES);
-        let data = aside.load(step);
-        if multiplies {
-            let (first, second) = (load(stage, 0), load(stage, 1));
-            add(&mut sums, &first);
-            // The products run meanwhile.
-            next(step);
-            let first = load(stage, 2);
-            add(&mut sums, &second);
-            let second = load(stage, 3);
-            add(&mut sums, &first);
-            add(&mut sums, &second);
-        } else {
-            next(step);
+    if warp / 4 * 64 < factors.rows && warp % 4 * 64 < factors.columns {
+        // Fragments are loaded while the products of those before run, also across the end of a stage. What is loaded
+        // past the last stage is not used.
+        let mut a = [[0u32; 4]; 4];
+        each!(I in [0 1 2 3] { a[I] = load(shared, a_at, 0, I) });
+        let mut b = load(shared, b_at, 0, 0);
+        while step < steps {
+            let stage = shared.at(step % STAGES * STAGE_BYTES);
+            let data = aside.load(step);
+            each!(PART in [0 1 2 3] {
+                let mut later = [[0u32; 4]; 4];
+                each!(J in [0 1 2 3] {
+                    let b_later = match (PART, J) {
+                        (_, 0..3) => load(stage, b_at, PART, J + 1),
+                        (0..3, _) => load(stage, b_at, PART + 1, 0),
+                        _ => {
+                            await_next();
+                            let stage = shared.at((step + 1) % STAGES * STAGE_BYTES);
+                            each!(I in [0 1 2 3] { later[I] = load(stage, a_at, 0, I) });
+                            load(stage, b_at, 0, 0)
+                        }
+                    };
+                    if PART < 3 {
+                        later[J] = load(stage, a_at, PART + 1, J);
+                    }
+                    each!(I in [0 1 2 3] {
+                        multiply_add(&mut sums[8 * I + 2 * J], a[I], [b[0], b[1]]);
+                        multiply_add(&mut sums[8 * I + 2 * J + 1], a[I], [b[2], b[3]]);
+                    });
+                    b = b_later;
+                });
+                a = later;
+                if PART == 0 {
+                    next(step);
+                }
+            });
+            aside.store(step, data);
+            step += 1;
         }
-        aside.store(step, data);
-        step += 1;
+    } else {
+        // The warp's part of the tile is empty. It copies.
+        while step < steps {
+            let data = aside.load(step);
+            next(step);
+            await_next();
+            aside.store(step, data);
+            step += 1;
+        }
     }
     await_copies::<0>();
     Block.sync();

@@ -59,14 +59,14 @@ impl<M: Memory> Turns<M> {
     }
 }
 
-/// Counts one of `parts` parts that a warp has sent, whose lanes have met the caller. Returns whether it was the last
-/// one of this launch; then the caller may raise their flag. The counter was 0 at first.
+/// Counts `number` of the `of` rows of a tile, which a block has sent and whose threads have met the caller. Returns
+/// whether they were the last ones of this launch; then the caller may raise their flag. The counter was 0 at first.
 ///
-/// Ordering: release, at system scope; for the last part also acquire, at GPU scope.
+/// Ordering: release, at system scope; for the last rows also acquire, at GPU scope.
 #[inline(always)]
-pub fn count<M: Memory>(counter: M::Word, parts: u64) -> bool {
+pub fn count<M: Memory>(counter: M::Word, number: u64, of: u64) -> bool {
     M::fence_release_sys();
-    let is_last = counter.add_relaxed_gpu(1).wrapping_add(1).is_multiple_of(parts);
+    let is_last = counter.add_relaxed_gpu(number).wrapping_add(number).is_multiple_of(of);
     if is_last {
         M::fence_acquire_gpu();
     }
