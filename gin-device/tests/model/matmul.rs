@@ -74,7 +74,7 @@ models! {
         explore(2, || {
             let arena = Arc::new(Arena::new([0; WORDS as usize]));
             for launch in 1..=2 {
-                let block = |arena: &Arena| {
+                let block = move |arena: &Arena| {
                     let turns = Turns::<Loom>::new(arena.word(0));
                     assert_eq!(turns.ended() + 1, launch);
                     let mut tiles = 0;
