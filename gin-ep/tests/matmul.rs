@@ -9,7 +9,7 @@ use gin_ep::{EpError, GroupConfig, Matmul, MatmulConfig, Operands, Part};
 use gin_ep_oracle::Shape;
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{Communicator, Requirements};
-use gin_host::world::{Rank, WorldConfig, launch};
+use gin_host::world::{Mode, Rank, WorldConfig, launch};
 use support::{Case, compare};
 
 /// Runs `test` on all ranks of a world.
@@ -56,6 +56,20 @@ fn products_of_experts_have_the_bits_of_the_oracle_also_where_rows_have_no_place
             support::experts(rank, comm, &config, &shape, tokens, (rows, Some(2)))
         });
     }
+}
+
+#[test]
+fn nothing_races() {
+    let races = |ranks: u32| {
+        let mut world = WorldConfig::seeded(ranks, 1);
+        let Mode::Seeded(seeded) = world.mode else { unreachable!("the mode of a seeded world") };
+        world.mode = Mode::Seeded(seeded.races(true));
+        world
+    };
+    run(races, &[(2, (33, 16, 72), 2), (3, (2, 8, 8), 1)]);
+    let shape = Shape { ranks: 2, experts: 3, topk: 3, hidden: 16 };
+    let config = GroupConfig::new(3, 16, 3).tokens(5).sms(2).threads(64);
+    on_ranks(races(2), |rank, comm| support::experts(rank, comm, &config, &shape, 5, (30, Some(2))));
 }
 
 #[test]
