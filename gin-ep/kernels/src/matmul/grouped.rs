@@ -65,8 +65,8 @@ pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Arranged
         arena.there(source) + returned + place * u64::from(sizes.back_bytes)
     };
     let mut number = block_in_grid();
-    let (mut group, mut before) = (0, 0);
-    while let Some(tile) = find(layout, column_tiles, number, &mut group, &mut before) {
+    let mut search = Search::new(layout, column_tiles);
+    while let Some(tile) = search.find(layout, column_tiles, number) {
         number += grid_dim().count();
         let row_tiles = tile.rows.div_ceil(ROWS);
         let (row, column) = (tile.index % row_tiles * ROWS, tile.index / row_tiles * COLUMNS);
@@ -100,37 +100,63 @@ pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Arranged
     }
 }
 
-/// Returns the tile with a number, if there is one. `group` is the first of 32 experts, `before` the number of tiles
-/// before them; both only grow. All threads of a warp call.
-#[inline(always)]
-fn find(layout: &Arranged, column_tiles: u32, number: u32, group: &mut u32, before: &mut u32) -> Option<Tile> {
-    let lane = gin_device::coop::lane();
-    while *group < layout.experts {
-        let expert = *group + lane;
-        let (mut rows, mut first) = (0, 0);
+/// The search for tiles with growing numbers, by a warp. Each lane has one of 32 experts.
+struct Search {
+    /// The first of the 32 experts, and the number of tiles before it.
+    group: u32,
+    before: u32,
+    /// The place of the first row of the lane's expert, and the number of its rows.
+    first: u32,
+    rows: u32,
+    /// The number of tiles of the 32 experts up to the lane's.
+    end: u32,
+}
+
+impl Search {
+    #[inline(always)]
+    fn new(layout: &Arranged, column_tiles: u32) -> Self {
+        let mut search = Self { group: 0, before: 0, first: 0, rows: 0, end: 0 };
+        search.load(layout, column_tiles);
+        search
+    }
+
+    /// Loads the numbers of the 32 experts.
+    #[inline(always)]
+    fn load(&mut self, layout: &Arranged, column_tiles: u32) {
+        let lane = gin_device::coop::lane();
+        let expert = self.group + lane;
+        (self.first, self.rows) = (0, 0);
         if expert < layout.experts {
-            first = layout.first(expert);
-            rows = layout.count(expert).min(layout.capacity.saturating_sub(first));
+            self.first = layout.first(expert);
+            self.rows = layout.count(expert).min(layout.capacity.saturating_sub(self.first));
         }
-        let tiles = rows.div_ceil(ROWS) * column_tiles;
-        let mut end = tiles;
+        self.end = self.rows.div_ceil(ROWS) * column_tiles;
         let mut by = 1;
         while by < WARP_SIZE {
-            let below = Warp.shuffle_up(end, by);
-            end += if lane >= by { below } else { 0 };
+            let below = Warp.shuffle_up(self.end, by);
+            self.end += if lane >= by { below } else { 0 };
             by *= 2;
         }
-        let hit = Warp.ballot(number - *before < end);
-        if hit != 0 {
-            let hit = hit.trailing_zeros();
-            let start = Warp.shuffle(end - tiles, hit);
-            let (first, rows) = (Warp.shuffle(first, hit), Warp.shuffle(rows, hit));
-            return Some(Tile { expert: *group + hit, first, rows, index: number - *before - start });
-        }
-        *before += Warp.shuffle(end, WARP_SIZE - 1);
-        *group += WARP_SIZE;
     }
-    None
+
+    /// Returns the tile with a number, if there is one.
+    #[inline(always)]
+    fn find(&mut self, layout: &Arranged, column_tiles: u32, number: u32) -> Option<Tile> {
+        while self.group < layout.experts {
+            let index = number - self.before;
+            let hit = Warp.ballot(index < self.end);
+            if hit != 0 {
+                let hit = hit.trailing_zeros();
+                let start = Warp.shuffle(self.end - self.rows.div_ceil(ROWS) * column_tiles, hit);
+                let (first, rows) = (Warp.shuffle(self.first, hit), Warp.shuffle(self.rows, hit));
+                return Some(Tile { expert: self.group + hit, first, rows, index: index - start });
+            }
+            self.before += Warp.shuffle(self.end, WARP_SIZE - 1);
+            self.group += WARP_SIZE;
+            self.load(layout, column_tiles);
+        }
+        None
+    }
 }
 
 /// Returns zeros for the rows that have no place in the layout.

@@ -37,6 +37,11 @@ const STAGE_BYTES: u32 = (ROWS + COLUMNS) * ROW_BYTES;
 /// Rows that all threads copy at a time: each copies 16 bytes.
 const COPIED_ROWS: u32 = 32 * WARPS / 8;
 
+shared! {
+    /// The address of each row of the tile in the result.
+    static PLACES: [u64; ROWS as usize];
+}
+
 /// The factors of a tile.
 #[derive(Clone, Copy, Debug)]
 pub struct Factors {
@@ -159,6 +164,10 @@ pub unsafe fn multiply(factors: &Factors, aside: &impl Aside, place: impl Fn(u32
         }
         commit_copies();
     });
+    // Where rows go may take loads, which run beside the copies.
+    if thread < ROWS {
+        PLACES.array().write(thread as usize, if thread < factors.rows { place(thread) } else { 0 });
+    }
     await_next();
     let mut step = 0;
     if warp / 4 * 64 < factors.rows && warp % 4 * 64 < factors.columns {
@@ -235,11 +244,9 @@ pub unsafe fn multiply(factors: &Factors, aside: &impl Aside, place: impl Fn(u32
         // Safety: the warp's own part; a row and columns that are there.
         unsafe {
             let (low, high) = load_weak_pair(own.at(row * ROW_BYTES + ((chunk ^ (row % 8)) << 4)));
-            if first_row + row < factors.rows && column < factors.columns {
-                let to = place(first_row + row);
-                if to != 0 {
-                    store_weak_pair((to + 2 * u64::from(column)) as usize as *mut u64, low, high);
-                }
+            let to = PLACES.array().read((first_row + row) as usize);
+            if to != 0 && column < factors.columns {
+                store_weak_pair((to + 2 * u64::from(column)) as usize as *mut u64, low, high);
             }
         }
         row += 4;
