@@ -105,7 +105,9 @@ impl Product {
 #[inline(always)]
 fn usable(comm: &Comm, window: &Window<u64>) -> Option<Arena> {
     let arena = Arena::new(comm, window)?;
-    status::of(comm).check_near().is_ok().then_some(arena)
+    // All threads of a block stay, or none: a fault may come between their looks.
+    let is_stopped = Block.sync_or(status::of(comm).check_near().is_err());
+    (!is_stopped).then_some(arena)
 }
 
 /// The window of all ranks, in a call.
