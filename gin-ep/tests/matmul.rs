@@ -6,9 +6,10 @@ mod support;
 
 use gin_abi::{Deadline, FaultKind};
 use gin_ep::{EpError, GroupConfig, Matmul, MatmulConfig, Operands, Part};
-use gin_ep_oracle::Shape;
-use gin_gpu::{Memory, MemoryKind};
-use gin_host::comm::{Communicator, Requirements};
+use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, ep_all_gather_matmul, ep_matmul_reduce_scatter, tile};
+use gin_ep_oracle::{Shape, factor};
+use gin_gpu::{LaunchConfig, Memory, MemoryKind};
+use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::{Mode, Rank, WorldConfig, launch};
 use support::{Case, compare};
 
@@ -54,6 +55,68 @@ fn products_of_experts_have_the_bits_of_the_oracle_also_where_rows_have_no_place
         let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(tokens as u32).sms(2).threads(64);
         on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
             support::experts(rank, comm, &config, &shape, tokens, (rows, Some(2)))
+        });
+    }
+}
+
+#[test]
+fn one_resident_block_of_many_is_enough() {
+    let (rows, columns, depth) = (130, 16, 72);
+    for scatters in [false, true] {
+        on_ranks(WorldConfig::seeded(2, 4).resident_blocks(1), |rank, comm| {
+            let memory = |elements: u32| -> Result<_, EpError> {
+                Ok(Memory::new(rank.device(), MemoryKind::Device, 2 * u64::from(elements))?.whole())
+            };
+            let (a, b) = (memory(2 * rows * depth)?, memory(columns * depth)?);
+            let results = [memory(2 * rows * columns)?, memory(2 * rows * columns)?];
+            let factor = |number: u32, key: u64| -> Vec<u16> {
+                (0..number as usize).map(|at| factor(key + u64::from(rank.rank()), 0, at)).collect()
+            };
+            a.write(0, &factor(2 * rows * depth, 0))?;
+            b.write(0, &factor(columns * depth, 9))?;
+            for result in &results {
+                result.write(0, &vec![0u16; 4 * rows as usize * columns as usize / 2])?;
+            }
+            let (make, kernel_row) = if scatters {
+                (Matmul::reduce_scatter as fn(_, _) -> _, columns)
+            } else {
+                (Matmul::all_gather as _, depth)
+            };
+            let deadline = Deadline::after_ms(60_000);
+            let config = MatmulConfig::new(rows, columns, depth).deadline(deadline);
+            let (matmul, stream): (Matmul<'_>, _) = (make(comm, &config)?, rank.stream()?);
+            matmul.run(&stream, Part::Fused, &Operands::new(&a, &b, &results[0]))?;
+            // More blocks than may be resident: they run one after the other.
+            let product = Product {
+                a: a.address(),
+                b: b.address(),
+                c: results[1].address(),
+                partial: 0,
+                rows,
+                columns,
+                depth,
+                parts: EXCHANGE | MULTIPLY,
+                deadline,
+            };
+            let words = product.window_bytes(2, 2 * u64::from(kernel_row)) / 8;
+            let window = comm.alloc_window::<u64>(words as usize, WindowFlags::NONE)?;
+            let shape = LaunchConfig::new(5, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
+            // Safety: the window is one for the product, and the memory has its sizes.
+            unsafe {
+                if scatters {
+                    ep_matmul_reduce_scatter::launch(&stream, shape, &comm.device()?, &window, product)?;
+                } else {
+                    ep_all_gather_matmul::launch(&stream, shape, &comm.device()?, &window, product)?;
+                }
+            }
+            stream.synchronize()?;
+            comm.check("matmul")?;
+            let mut found = [vec![0u16; 2 * (rows * columns) as usize], vec![1u16; 2 * (rows * columns) as usize]];
+            for (result, found) in results.iter().zip(&mut found) {
+                result.read(0, found)?;
+            }
+            assert!(found[0] == found[1] && found[0].iter().any(|&element| element != 0));
+            matmul.destroy()
         });
     }
 }
