@@ -72,7 +72,7 @@ enum Combines {
 }
 
 /// Returns an error of gin-ep as one of the communicator.
-fn comm_error(error: EpError) -> CommError {
+pub(super) fn comm_error(error: EpError) -> CommError {
     match error {
         EpError::Comm(error) => error,
         EpError::Gpu(error) => error.into(),
@@ -202,7 +202,7 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
 }
 
 /// Returns the time of a call in microseconds. Graphs of `calls` calls follow each other.
-fn chain(
+pub(super) fn chain(
     rank: &Rank,
     stream: &Arc<dyn Stream>,
     (calls, replays): (usize, usize),

@@ -17,6 +17,7 @@ mod figure;
 mod gdaki;
 mod lab;
 mod lsa;
+mod matmul;
 mod nics;
 mod nowhere;
 mod plot;
@@ -70,6 +71,8 @@ pub enum Measurement {
     Gdaki,
     /// Dispatch and combine of expert parallelism.
     Ep,
+    /// Products of matrices that send and receive.
+    Matmul,
 }
 
 /// GPUs to measure on.
@@ -281,7 +284,7 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
 }
 
 /// The measurements by name, with the ranks that they need if these are processes.
-const MEASURES: [(&str, Processes, Measure, Measurement); 11] = [
+const MEASURES: [(&str, Processes, Measure, Measurement); 12] = [
     ("lsa, round trip", Processes::Two, lsa::round_trips, Measurement::Lsa),
     ("lsa, barrier", Processes::Any, lsa::barriers, Measurement::Lsa),
     ("lsa, sizes", Processes::Two, lsa::sizes, Measurement::Lsa),
@@ -293,6 +296,7 @@ const MEASURES: [(&str, Processes, Measure, Measurement); 11] = [
     ("gdaki", Processes::None, gdaki::posts, Measurement::Gdaki),
     ("gdaki, round trip", Processes::None, nics::round_trips, Measurement::Gdaki),
     ("ep", Processes::Any, ep::pairs, Measurement::Ep),
+    ("matmul", Processes::Any, matmul::products, Measurement::Matmul),
 ];
 
 /// Runs the measurements and prints each table as soon as it is complete. In a job, all ranks run it and one of them

@@ -36,6 +36,12 @@ fn a_dispatch_with_one_slot_overwrites_rows_too_early() {
 }
 
 #[test]
+#[should_panic(expected = "Causality violation")]
+fn products_with_one_slot_overwrite_rows_too_early() {
+    model::explore(2, || model::matmul::ranks(3, |_| 0));
+}
+
+#[test]
 fn no_two_models_have_the_same_name() {
     let mut names: Vec<_> = model::all().into_iter().map(|(name, _)| name).collect();
     names.sort_unstable();

@@ -149,6 +149,8 @@ fn all_about(file: &str) -> Vec<(&'static str, fn())> {
     if file.contains("/gdaki/") {
         // No other models pass these files.
         [model::gdaki::MODELS, model::gdaki::contention::MODELS].concat()
+    } else if file.starts_with("gin-ep/kernels/src/matmul/") {
+        model::matmul::MODELS.to_vec()
     } else if file.starts_with("gin-ep/") {
         model::ep::MODELS.to_vec()
     } else if file.ends_with("/fault.rs") {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Groups: the memory for rows, and the shape of launches.
 
+use crate::in_use::InUse;
+use crate::meet::{gathered, meet};
 use crate::{Element, EpError, GroupConfig, Lane, Report};
 use gin_ep_kernels::{Code, STATUS_WORDS};
-use gin_gpu::{DeviceKind, Function, GpuError, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
-use gin_host::comm::{CommError, Communicator, DeviceComm, Window, WindowFlags};
+use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
+use gin_host::comm::{Communicator, DeviceComm, Window, WindowFlags};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -66,55 +68,15 @@ pub(crate) struct LaneState {
     in_use: Mutex<InUse>,
 }
 
-/// Streams and memory that kernels of a lane may use.
-#[derive(Debug, Default)]
-struct InUse {
-    streams: Vec<Arc<dyn Stream>>,
-    memory: Vec<MemorySlice>,
-}
-
-/// The number of memory slices from which a lane looks whether its streams are done, and from which it waits for them.
-const LOOK_AT: usize = 64;
-const WAIT_AT: usize = 1024;
-
 impl LaneState {
     /// Keeps memory for kernels that a call will launch on a stream.
     pub(crate) fn keep(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
-        let mut in_use = gin_gpu::lock(&self.in_use);
-        let same = |kept: &MemorySlice, new: &MemorySlice| {
-            Arc::ptr_eq(kept.memory(), new.memory()) && (kept.offset(), kept.bytes()) == (new.offset(), new.bytes())
-        };
-        for new in memory {
-            if in_use.memory.iter().any(|kept| same(kept, new)) {
-                continue;
-            }
-            let number = in_use.memory.len();
-            let is_idle =
-                || in_use.streams.iter().try_fold(true, |idle, stream| Ok::<_, GpuError>(idle & stream.is_idle()?));
-            if number >= WAIT_AT || number >= LOOK_AT && is_idle()? {
-                in_use.settle();
-            }
-            in_use.memory.push((*new).clone());
-        }
-        if !in_use.streams.iter().any(|kept| Arc::ptr_eq(kept, stream)) {
-            in_use.streams.push(stream.clone());
-        }
-        Ok(())
+        gin_gpu::lock(&self.in_use).keep(stream, memory)
     }
 
     /// Waits for the lane's kernels. They end by their deadlines.
     pub(crate) fn settle(&self) {
         gin_gpu::lock(&self.in_use).settle();
-    }
-}
-
-impl InUse {
-    fn settle(&mut self) {
-        for stream in self.streams.drain(..) {
-            // The caller gets the error of a kernel when it synchronises, too. Then the kernel has ended as well.
-            let _ = stream.synchronize();
-        }
-        self.memory.clear();
     }
 }
 
@@ -124,35 +86,15 @@ impl Drop for Group<'_> {
     }
 }
 
-/// Returns the bytes that each rank passes. Collective.
-fn gathered(comm: &Communicator, mine: &[u8]) -> Result<Vec<Vec<u8>>, EpError> {
-    comm.bootstrap().all_gather(mine).map_err(|error| EpError::Comm(CommError::from(error)))
-}
-
 impl<'c> Group<'c> {
     /// Allocates the memory of a group. Collective: all ranks pass the same configuration.
     ///
     /// # Errors
     /// [`EpError::Limit`], [`EpError::Differs`], [`EpError::NotReachable`], or an error of communicator or device.
     pub fn new(comm: &'c Communicator, config: &GroupConfig) -> Result<Self, EpError> {
-        let (ranks, device) = (comm.ranks(), comm.device()?);
+        let (ranks, gpu) = (comm.ranks(), comm.gpu());
         let sizes = config.sizes(ranks)?;
-        let gpu = comm.gpu();
-        let place = format!("{}/{}", comm.bootstrap().host(comm.rank()), gpu.pci_address().unwrap_or_default());
-        let ours = format!("{config:?}");
-        let all = gathered(comm, format!("{place}\n{ours}").as_bytes())?;
-        let all: Vec<String> = all.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect();
-        for (rank, text) in all.iter().enumerate() {
-            let theirs = text.split_once('\n').map_or("", |(_, theirs)| theirs);
-            // Some values need not agree, but one rule is simpler than two.
-            if theirs != ours {
-                return Err(EpError::Differs { rank: rank as u32, theirs: theirs.to_owned(), ours });
-            }
-        }
-        let reached = device.handle().lsa_size;
-        if reached != ranks {
-            return Err(EpError::NotReachable { reached, ranks });
-        }
+        let (device, sharing) = meet(comm, &format!("{config:?}"))?;
         let lane_bytes = sizes.lane_bytes();
         let arena = comm.alloc_window::<u64>((lane_bytes * u64::from(config.lanes) / 8) as usize, WindowFlags::NONE)?;
         let arena = arena.named("gin-ep");
@@ -175,11 +117,6 @@ impl<'c> Group<'c> {
             // No rank sends before all have written.
             gathered(comm, &[])?;
         }
-        // Ranks that share a GPU share its processors, so that each of them always has room for a block.
-        let sharing = match gpu.kind() {
-            DeviceKind::Cuda => all.iter().filter(|text| text.starts_with(&format!("{place}\n"))).count() as u64,
-            DeviceKind::Virtual => 1,
-        };
         let shape = LaunchConfig::new(1, config.block()).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
         let (plan, (dispatch, combine)) = (kernels.function("ep_plan")?, config.kernels());

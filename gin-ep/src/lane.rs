@@ -2,6 +2,7 @@
 //! Lanes: dispatch, receive, combine.
 
 use crate::group::LaneState;
+use crate::grouped::{Experts, GroupedMatmul, Products};
 use crate::{Arrangement, Combine, EpError, Group, Layout, Plan, Rows, Tokens};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{RECEIVE, SEND};
@@ -194,6 +195,7 @@ trait Lent: std::fmt::Debug {
     fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement, view: kernels::Arranged) -> Result<(), EpError>;
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError>;
     fn state(&self) -> &LaneState;
+    fn device(&self) -> &DeviceComm;
     fn arena(&self) -> &gin_host::comm::Window<u64>;
     fn combine(
         &mut self,
@@ -238,6 +240,10 @@ impl Lent for Lane<'_> {
 
     fn state(&self) -> &LaneState {
         Lane::state(self)
+    }
+
+    fn device(&self) -> &DeviceComm {
+        &self.group.device
     }
 
     fn arena(&self) -> &gin_host::comm::Window<u64> {
@@ -318,6 +324,31 @@ impl Received<'_> {
         let view = to.view(self.view());
         self.ended.lane.arrange(stream, to, view)?;
         Ok(view)
+    }
+
+    /// Multiplies the rows of each expert by its weights, in the order of the stream, and returns the products to the
+    /// ranks of their tokens as they are done, or stores them here. [`combine`](Self::combine) follows, with
+    /// [`Rows::Returned`] or [`Rows::ArrangedAt`]; both give the same bits.
+    ///
+    /// # Errors
+    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] for an arrangement of another
+    /// group or layout, an error of the device.
+    pub fn multiply(
+        &mut self,
+        stream: &Arc<dyn Stream>,
+        grouped: &GroupedMatmul,
+        experts: &Experts<'_>,
+        products: Products<'_>,
+    ) -> Result<(), EpError> {
+        let (lane, view) = (&self.ended.lane, self.view());
+        let received = (view, &lane.state().params.sizes);
+        let (layout, params, used) = experts.check(grouped, received, products)?;
+        lane.state().keep(stream, &used)?;
+        let arguments: [&dyn KernelArg; 4] = [lane.device(), lane.arena(), &Plain(layout), &Plain(params)];
+        // Safety: arena and lane are the communicator's, the memory was checked and is kept, the rows are received and
+        // not yet combined, and kernels of a stream follow each other.
+        unsafe { stream.launch(&grouped.kernel, grouped.shape, &arguments)? };
+        Ok(())
     }
 
     /// Gives the rows up without a combine, as dropping does.

@@ -14,6 +14,8 @@
 //! | [`Sent`], [`Received`] | a dispatch that was sent, and one that was received |
 //! | [`Arrangement`] | memory for received rows in another layout: packed, by expert |
 //! | [`Combine`] | the sums that a combine makes of the rows that come back |
+//! | [`GroupedMatmul`] | products of the experts' rows, which return to their sources meanwhile |
+//! | [`Matmul`] | products of matrices that send and receive meanwhile: all-gather before, reduce-scatter after |
 //! | [`Report`] | an error of the kernels, as a value |
 //!
 //! `docs/ep.md` describes use, layout, protocol, memory and limits. All ranks must reach each other by loads and
@@ -23,16 +25,22 @@
 mod config;
 mod error;
 mod group;
+mod grouped;
+mod in_use;
 mod lane;
 mod layout;
+mod matmul;
+mod meet;
 mod terms;
 
 pub use config::{Element, GroupConfig, Scales};
 pub use error::{EpError, Report};
 pub use gin_ep_kernels::Code;
 pub use group::Group;
+pub use grouped::{Experts, GroupedMatmul, Products};
 pub use lane::{Fused, Lane, Received, ReceivedRow, Sent};
 pub use layout::{Arrangement, Layout};
+pub use matmul::{Matmul, MatmulConfig, Operands, Part};
 pub use terms::{Combine, Ids, Number, Plan, Rows, Terms, Tokens};
 
 #[cfg(feature = "cuda")]

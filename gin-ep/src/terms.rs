@@ -173,6 +173,8 @@ pub enum Rows<'a> {
     Arranged(&'a Arrangement),
     /// Rows in the places of those of an arrangement.
     ArrangedAt(&'a Arrangement, &'a MemorySlice),
+    /// Rows that [`Received::multiply`](crate::Received::multiply) has sent to their sources.
+    Returned,
 }
 
 /// The terms of a combine's sums.
@@ -269,6 +271,11 @@ impl<'a> Combine<'a> {
                 return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::At`" });
             }
             Rows::InPlace => {}
+            Rows::Returned if !at_source => {
+                let what = "a combine of products of ids, in a group with one row for each rank";
+                return Err(EpError::Unsuited { what, remedy: "configure `at_source`" });
+            }
+            Rows::Returned => sums.flags |= kernels::RETURNED,
             Rows::At(memory) => {
                 used.push(memory);
                 sums.rows = address("the memory of returned rows", memory, sizes.back_room() * bytes, 16)?;
@@ -312,7 +319,7 @@ impl<'a> Combine<'a> {
 }
 
 /// Returns the address of memory after a check of length and alignment.
-fn address(what: &'static str, memory: &MemorySlice, needed: u64, align: u64) -> Result<u64, EpError> {
+pub(crate) fn address(what: &'static str, memory: &MemorySlice, needed: u64, align: u64) -> Result<u64, EpError> {
     let (address, given) = (memory.address(), memory.bytes());
     if given < needed {
         return Err(EpError::Short { what, given, needed });

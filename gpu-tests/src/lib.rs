@@ -11,6 +11,7 @@
 //! | [`printing`] | a trial of the lines that kernels print |
 //! | `raw` | trials that call the driver themselves, with the feature `cuda` |
 //! | `parking` | a trial beside the resident kernel of software NICs, with the feature `cuda` |
+//! | [`matmul`] | trials of products that send and receive meanwhile |
 //! | [`journal`] | results of earlier runs, so that a run continues where one was ended |
 //! | [`primitives`] | trials of warp operations, shared memory, conversions and a histogram |
 //! | `sharing` | a trial of memory that a GPU and a NIC share, with the feature `cuda` |
@@ -25,6 +26,7 @@ pub mod hardware;
 #[cfg(feature = "cuda")]
 pub mod interop;
 pub mod journal;
+pub mod matmul;
 #[cfg(feature = "cuda")]
 pub mod parking;
 pub mod primitives;

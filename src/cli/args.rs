@@ -163,7 +163,7 @@ pub(crate) struct NicCheck {
 /// The measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum BenchWhat {
-    /// All of lsa, proxy, post, gdaki and ep.
+    /// All of lsa, proxy, post, gdaki, ep and matmul.
     All,
     /// Loads and stores between GPUs: round trip, barrier, put by size, put in both directions.
     Lsa,
@@ -175,6 +175,8 @@ pub(crate) enum BenchWhat {
     Gdaki,
     /// Dispatch and combine of expert parallelism, beside the same rows without routing.
     Ep,
+    /// Products of matrices that send and receive, beside the same in two launches.
+    Matmul,
     /// The cost of joining and of collective operations over TCP, simulated on this machine. Uses no GPU.
     Bootstrap,
     /// Instructions and registers of the probe kernels, beside NCCL's. Requires the CUDA tools, but no GPU.

@@ -15,9 +15,9 @@ const DEADLINE_MS: u64 = 10_000;
 
 /// Refuses the first option that the measurement ignores.
 fn refuse_ignored(arguments: &BenchArgs) -> Result<(), Refused> {
-    use BenchWhat::{All, Bootstrap, Ep, Gdaki, Lsa, Post, Proxy};
+    use BenchWhat::{All, Bootstrap, Ep, Gdaki, Lsa, Matmul, Post, Proxy};
     let json = arguments.format == Format::Json;
-    let on_gpus = (&[Lsa, Proxy, Post, Gdaki, Ep, All][..], "lsa, proxy, post, gdaki, ep and all");
+    let on_gpus = (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, All][..], "lsa, proxy, post, gdaki, ep, matmul and all");
     let by_size = (&[Lsa, All][..], "lsa and all");
     let options = [
         ("--device", arguments.device.is_some(), on_gpus),
@@ -28,7 +28,7 @@ fn refuse_ignored(arguments: &BenchArgs) -> Result<(), Refused> {
         ("--plot", arguments.plot.is_some(), by_size),
         ("--most-bytes", arguments.most_bytes.is_some(), by_size),
         ("--most-ranks", arguments.most_ranks.is_some(), (&[Bootstrap][..], "bootstrap")),
-        ("--format json", json, (&[Lsa, Proxy, Post, Gdaki, Ep, All, Bootstrap][..], "measurements of time")),
+        ("--format json", json, (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, All, Bootstrap][..], "measurements of time")),
     ];
     for (option, given, (measurements, names)) in options {
         if given && !measurements.contains(&arguments.what) {
@@ -56,6 +56,7 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
         BenchWhat::Post => Measurement::Post,
         BenchWhat::Gdaki => Measurement::Gdaki,
         BenchWhat::Ep => Measurement::Ep,
+        BenchWhat::Matmul => Measurement::Matmul,
         BenchWhat::Bootstrap => {
             return bootstrap::run(arguments.most_ranks.unwrap_or(1024), json, out).map(|()| End::Right);
         }

@@ -187,6 +187,7 @@ mod cpu;
 pub mod data;
 #[cfg(feature = "loom")]
 pub mod loom;
+pub mod matrix;
 #[cfg(target_arch = "nvptx64")]
 mod ptx;
 pub mod shared;

@@ -9,6 +9,7 @@ pub mod faults;
 pub mod gdaki;
 pub mod inbox;
 pub mod mailbox;
+pub mod matmul;
 pub mod orders;
 pub mod print;
 pub mod queue;
@@ -44,6 +45,7 @@ pub fn all() -> Vec<(&'static str, fn())> {
         print::MODELS,
         faults::MODELS,
         ep::MODELS,
+        matmul::MODELS,
     ]
     .concat()
 }

@@ -14,6 +14,8 @@ use gin_device::sys::{Global, Word};
 
 /// [`Sums::flags`]: the sums start from the output's elements.
 pub const ACCUMULATE: u32 = 1;
+/// [`Sums::flags`]: the rows are at their sources; an earlier kernel of the stream has stored them there.
+pub const RETURNED: u32 = 2;
 
 /// The rows that come back, and where their sums go: a parameter of the kernels.
 #[repr(C)]
@@ -34,7 +36,7 @@ pub struct Sums {
     pub places: u64,
     /// The number of places; rows past it are zero.
     pub capacity: u32,
-    /// 0 or [`ACCUMULATE`].
+    /// [`ACCUMULATE`], [`RETURNED`], both, or 0.
     pub flags: u32,
 }
 
@@ -59,7 +61,8 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
     let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
     let since = arena.word(lane.word(SINCE)).load_relaxed_gpu();
     let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
-    let is_in_place = sums.rows == 0;
+    let is_returned = sums.flags & RETURNED != 0;
+    let is_in_place = sums.rows == 0 && !is_returned;
     if is_in_place {
         // Earlier kernels of the stream, or a barrier of the grid, have made the rows. Other ranks wait for this flag
         // alone, so a block that waits needs no other one of its grid.
@@ -67,8 +70,10 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
             announce(&arena, lane, epoch, masked, IN_PLACE);
         }
     } else {
-        // Safety: the caller's promise.
-        unsafe { give_back(&arena, lane, epoch, sums, blocks as u32) };
+        if !is_returned {
+            // Safety: the caller's promise.
+            unsafe { give_back(&arena, lane, epoch, sums, blocks as u32) };
+        }
         Block.sync();
         let mut may_wait = false;
         if Block.rank() < WARP_SIZE {

@@ -53,13 +53,14 @@ mod format;
 #[cfg(feature = "kernels")]
 mod kernels;
 mod lane;
+pub mod matmul;
 mod protocol;
 mod received;
 mod routes;
 mod status;
 
 pub use arrange::Arranged;
-pub use combine::{ACCUMULATE, Sums, combine};
+pub use combine::{ACCUMULATE, RETURNED, Sums, combine};
 pub use dispatch::{RECEIVE, SEND, dispatch};
 pub use element::Element;
 pub use format::{Bytes, Format, Quantized, SCALED};
@@ -76,6 +77,7 @@ pub use status::{Code, STATUS_WORDS};
 /// Parts for the models of the protocol.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::matmul::turns::{Turns, WORDS, count};
     pub use crate::protocol::*;
 }
 

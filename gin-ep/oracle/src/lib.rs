@@ -19,11 +19,13 @@
 mod combine;
 mod input;
 mod layout;
+mod matmul;
 mod number;
 
 pub use combine::{Experts, at_source, identity, per_rank, reduced};
 pub use input::{Routing, batch};
 pub use layout::{ExpertRow, RankRow, Zone, expert_major, flat, rank_major};
+pub use matmul::{factor, product, sum};
 pub use number::{Kind, SCALED, narrow, quantized, widen};
 
 /// The sizes that all ranks agree on.

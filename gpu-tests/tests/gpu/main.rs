@@ -19,6 +19,7 @@ use gpu_tests::ep;
 use gpu_tests::gpus::{self, Gpus};
 use gpu_tests::hardware::{self, Testbed};
 use gpu_tests::journal::{Journal, Outcome};
+use gpu_tests::matmul;
 use gpu_tests::primitives;
 use gpu_tests::watchdog::{self, Watchdog};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -237,6 +238,10 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
     for (name, trial) in ep::TRIALS {
         let trial = move |gpus: &[usize], devices| trial(&Testbed::real(devices, gpus.len()));
         add(format!("{prefix}/ep/{name}"), Box::new(trial));
+    }
+    for (name, trial) in matmul::TRIALS {
+        let trial = move |gpus: &[usize], devices| trial(&Testbed::real(devices, gpus.len()));
+        add(format!("{prefix}/matmul/{name}"), Box::new(trial));
     }
     for (name, trial) in RAW {
         add(format!("{prefix}/hardware/{name}"), Box::new(trial));

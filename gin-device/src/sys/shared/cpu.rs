@@ -22,6 +22,14 @@ impl Address {
     pub const fn at(self, bytes: u32) -> Self {
         Self(self.0.wrapping_add(bytes as usize))
     }
+
+    pub(in crate::sys) fn bits(self) -> u64 {
+        self.0.expose_provenance() as u64
+    }
+
+    pub(in crate::sys) fn from_bits(bits: u64) -> Self {
+        Self(core::ptr::with_exposed_provenance_mut(bits as usize))
+    }
 }
 
 macro_rules! atomic {

@@ -21,6 +21,11 @@ impl Address {
     pub const fn at(self, bytes: u32) -> Self {
         Self(self.0.wrapping_add(bytes))
     }
+
+    #[inline(always)]
+    pub(in crate::sys) const fn bits(self) -> u32 {
+        self.0
+    }
 }
 
 macro_rules! operations {

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Products of matrices that send and receive while they multiply, beside the same kernels one after the other.
+
+use super::ep::{chain, comm_error};
+use super::figure::Figure;
+use super::table::{Goal, Kind, Row, Table};
+use super::{Bench, Failure, end};
+use gin_abi::Deadline;
+use gin_ep::{
+    Arrangement, Combine, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig,
+    Operands, Part, Products, Rows, Tokens,
+};
+use gin_ep_oracle::{Routing, Shape, batch, factor, product, sum};
+use gin_gpu::{Memory, MemoryKind, MemorySlice};
+use gin_host::comm::Requirements;
+use gin_host::world::Rank;
+
+/// A product that is measured.
+#[derive(Clone, Copy)]
+struct Case {
+    what: &'static str,
+    scatters: bool,
+    /// Rows of all ranks, columns, inner elements.
+    sizes: (usize, usize, usize),
+}
+
+/// Rows of the left factor whose elements differ; so factors are made quickly.
+const PERIOD: usize = 61;
+
+/// Figures of one product.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Times {
+    fused: Vec<f64>,
+    in_sequence: Vec<f64>,
+    multiply: Vec<f64>,
+    exchange: Vec<f64>,
+    wrong: u64,
+    blocks: u64,
+}
+
+/// Measures products of one, two and more ranks.
+pub(super) fn products(bench: &Bench) -> Result<Vec<Table>, Failure> {
+    let most = bench.gpus.as_ref().map_or(0, |gpus| gpus.names.len() as u32);
+    let ranks = match &bench.job {
+        Some(job) => vec![job.ranks()],
+        None if most > 2 => vec![1, 2, most],
+        None => bench.pick(vec![1, 2], vec![2]),
+    };
+    ranks.into_iter().map(|ranks| measure(bench, ranks)).collect()
+}
+
+fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
+    let case = |what, scatters, real, virtual_gpus| Case { what, scatters, sizes: bench.pick(real, virtual_gpus) };
+    let alone = [case("product", false, (4096, 4096, 4096), (16, 16, 64))];
+    let spread = [
+        case("all-gather and product", false, (4096, 4096, 7168), (16, 16, 64)),
+        case("product and reduce-scatter", true, (4096, 7168, 2048), (16, 16, 64)),
+    ];
+    let cases = if ranks == 1 { &alone[..] } else { &spread[..] };
+    let all = bench.on_ranks(bench.world(ranks)?, |rank| {
+        let mut all = Vec::new();
+        for case in cases {
+            all.push(times(bench, rank, case).map_err(comm_error)?);
+        }
+        if ranks > 1 {
+            all.push(experts(bench, rank).map_err(comm_error)?);
+        }
+        Ok(all)
+    })?;
+    let mut rows = Vec::new();
+    let (number, topk, hidden, depth, tokens) = bench.pick(MODEL, (8, 2, 16, 64, 4));
+    let grouped =
+        Case { what: "product of experts and combine", scatters: false, sizes: (tokens * topk, hidden, depth) };
+    let grouped = (ranks > 1).then_some(&grouped);
+    for (index, case) in cases.iter().chain(grouped).enumerate() {
+        let of: Vec<&Times> = all.iter().map(|times| &times[index]).collect();
+        rows.extend(lines(bench, ranks, case, &of));
+    }
+    let mut table = bench.table("Products of matrices", ranks, rows);
+    if ranks > 1 {
+        table.notes.push(format!("{number} experts, {topk} of them for a token, {tokens} tokens of a rank"));
+    }
+    table
+        .notes
+        .push("BF16, sums in FP32; sequence: exchange and product in two launches of the same kernel".to_owned());
+    Ok(table)
+}
+
+/// Returns the rows of a table for a product. `of` has the figures of all ranks.
+fn lines(bench: &Bench, ranks: u32, case: &Case, of: &[&Times]) -> Vec<Row> {
+    // A product is done when the last rank is.
+    let slowest = |get: &dyn Fn(&Times) -> &Vec<f64>| -> Vec<f64> {
+        let repeats = of.iter().map(|times| get(times).len()).min().unwrap_or(0);
+        (0..repeats).map(|repeat| of.iter().map(|times| get(times)[repeat]).fold(0.0, f64::max)).collect()
+    };
+    let (rows, columns, depth) = case.sizes;
+    let work = 2.0 * (rows * columns * depth) as f64;
+    let multiply = Figure::new(&slowest(&|times| &times.multiply), Some(of.iter().map(|times| times.wrong).sum()));
+    let detail = format!(
+        "{} blocks; {rows} rows, {columns} columns, {depth} inner; {:.0} TFLOP/s",
+        of[0].blocks,
+        work / multiply.value / 1e6
+    );
+    if ranks == 1 {
+        return vec![Row::new(case.what, multiply, "us").main(true).detail(detail)];
+    }
+    // The product of experts must be 1.15 times as fast.
+    let goal = bench.counts(ranks).then_some(Goal::AtMost(if case.what.contains("experts") { 0.87 } else { 0.95 }));
+    let figure = |get: &dyn Fn(&Times) -> &Vec<f64>| Figure::new(&slowest(get), None);
+    let fused = Figure { wrong: multiply.wrong, ..figure(&|times| &times.fused) };
+    vec![
+        Row::new(case.what, fused, "us")
+            .main(true)
+            .detail(detail)
+            .beside(Kind::Floor, "in sequence", figure(&|times| &times.in_sequence), goal, None)
+            .beside(Kind::Other, "product alone", multiply, None, None)
+            .beside(Kind::Other, "exchange alone", figure(&|times| &times.exchange), None, None),
+    ]
+}
+
+/// Measures a product.
+fn times(bench: &Bench, rank: &Rank, case: &Case) -> Result<Times, EpError> {
+    let comm = rank.communicator(&Requirements::default())?;
+    let (me, ranks, (all, columns, depth)) = (rank.rank() as usize, comm.ranks() as usize, case.sizes);
+    let number = all / ranks;
+    let config = MatmulConfig::new(number as u32, columns as u32, depth as u32);
+    let config = config.deadline(Deadline::after_ns(bench.limit_ns())).blocks(bench.pick(u32::MAX, 1));
+    let make = if case.scatters { Matmul::reduce_scatter } else { Matmul::all_gather };
+    let matmul = make(&comm, &config)?;
+    let memory = |rows: usize, elements: usize| -> Result<MemorySlice, EpError> {
+        Ok(Memory::new(rank.device(), MemoryKind::Device, (2 * rows * elements) as u64)?.whole())
+    };
+    // A row is one of few, whose elements differ from rank to rank if the ranks have parts of the inner index.
+    let row = |of: usize, key: u64, row: usize| -> Vec<u16> {
+        let part = if case.scatters { of as u64 } else { 0 };
+        (0..depth).map(|at| factor(key + 2 * part, row % PERIOD, at)).collect()
+    };
+    let filled = |first: usize, rows: usize, key: u64| -> Result<MemorySlice, EpError> {
+        let slice = memory(rows, depth)?;
+        let few: Vec<Vec<u16>> = (0..PERIOD).map(|index| row(me, key, index)).collect();
+        let elements: Vec<u16> = (first..first + rows).flat_map(|row| few[row % PERIOD].iter().copied()).collect();
+        slice.write(0, &elements)?;
+        Ok(slice)
+    };
+    let (first, a_rows, c_rows) = if case.scatters { (0, all, number) } else { (me * number, number, all) };
+    let (a, b, c) = (filled(first, a_rows, 0)?, filled(0, columns, 1)?, memory(c_rows, columns)?);
+    let partial = memory(if case.scatters { all } else { 1 }, columns)?;
+    let (operands, stream) = (Operands::new(&a, &b, &c).partial(&partial), rank.stream()?);
+    let run = |parts: &[Part]| parts.iter().try_for_each(|&part| matmul.run(&stream, part, &operands));
+    let sequence = if case.scatters { [Part::Multiply, Part::Exchange] } else { [Part::Exchange, Part::Multiply] };
+
+    let mut wrong = 0;
+    for parts in [&[Part::Fused][..], &sequence] {
+        c.write(0, &vec![0x7fffu16; c_rows * columns])?;
+        run(parts)?;
+        stream.synchronize()?;
+        comm.check("bench")?;
+        let mut found = vec![0u16; c_rows * columns];
+        c.read(0, &mut found)?;
+        for (sample, index) in (0..c_rows).step_by((c_rows / 64).max(1)).enumerate() {
+            let left = if case.scatters { me * number + index } else { index };
+            for at in (sample % 7..columns).step_by(13) {
+                let of_rank = |of: usize| product(&row(of, 0, left), &row(of, 1, at));
+                let expected = if case.scatters { sum((0..ranks).map(of_rank)) } else { of_rank(me) };
+                wrong += u64::from(found[index * columns + at] != expected);
+            }
+        }
+    }
+    let length = bench.pick((5, 4), (1, 1));
+    let mut times = Times {
+        fused: Vec::new(),
+        in_sequence: Vec::new(),
+        multiply: Vec::new(),
+        exchange: Vec::new(),
+        wrong,
+        blocks: matmul.blocks(),
+    };
+    for _ in 0..bench.launches.min(bench.pick(9, 1)) {
+        let time = |parts: &[Part]| chain(rank, &stream, length, || run(parts));
+        times.fused.push(time(&[Part::Fused])?);
+        times.in_sequence.push(time(&sequence)?);
+        times.multiply.push(time(&[Part::Multiply])?);
+        times.exchange.push(time(&[Part::Exchange])?);
+    }
+    comm.check("bench")?;
+    matmul.destroy()?;
+    end(rank, &comm)?;
+    Ok(times)
+}
+
+/// Experts, ids of a token, elements of a row that comes back, inner elements, tokens of a rank; as in DeepSeek-V3.
+const MODEL: (usize, usize, usize, usize, usize) = (256, 8, 7168, 2048, 4096);
+
+/// Measures products of experts whose rows return to their sources, beside product and combine one after the other.
+///
+/// Each call follows a dispatch, whose time is taken off.
+fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
+    let (number, topk, hidden, depth, tokens) = bench.pick(MODEL, (8, 2, 16, 64, 4));
+    let comm = rank.communicator(&Requirements::default())?;
+    let (me, ranks) = (rank.rank() as usize, comm.ranks() as usize);
+    let shape = Shape { ranks, experts: number, topk, hidden: 1 };
+    let config = GroupConfig::new(number as u32, hidden as u32, topk as u32).tokens(tokens as u32).at_source();
+    let config = config.deadline(Deadline::after_ns(bench.limit_ns()));
+    let config = bench.pick(config, config.sms(1).threads(64));
+    let group = Group::new(&comm, &config)?;
+    let grouped = GroupedMatmul::new(&group, depth as u32, bench.pick(None, Some(1)))?;
+    let memory = |elements: usize| -> Result<MemorySlice, EpError> {
+        Ok(Memory::new(rank.device(), MemoryKind::Device, 2 * elements as u64)?.whole())
+    };
+    let mine = batch(&shape, Routing::Uniform, 1, me, tokens);
+    let (x, ids, scales) = (memory(tokens * hidden)?, memory(2 * tokens * topk)?, memory(2 * tokens * topk)?);
+    x.write(0, &vec![0x3f80u16; tokens * hidden])?;
+    ids.write(0, &mine.experts)?;
+    scales.write(0, &mine.weights)?;
+    let capacity = tokens * topk * 5 / 4 * if ranks == 1 { 1 } else { 2 } + 64 * number;
+    let arrangement = Arrangement::new(&group, Layout::Listed, capacity as u32)?;
+    let row = |key: u64, row: usize| -> Vec<u16> { (0..depth).map(|at| factor(key, row, at)).collect() };
+    let few = |key: u64, rows: usize| -> Vec<u16> {
+        let few: Vec<Vec<u16>> = (0..PERIOD).map(|index| row(key, index)).collect();
+        (0..rows).flat_map(|row| few[row % PERIOD].iter().copied()).collect()
+    };
+    let (rows, weights) = (memory(capacity * depth)?, memory(shape.local() * hidden * depth)?);
+    rows.write(0, &few(me as u64, capacity))?;
+    for (expert, one) in
+        (0..shape.local()).zip((0..5).map(|key| few(8 + key, hidden)).collect::<Vec<_>>().iter().cycle())
+    {
+        weights.write((2 * expert * hidden * depth) as u64, one)?;
+    }
+    let (products, outputs) = (memory(capacity * hidden)?, [memory(tokens * hidden)?, memory(tokens * hidden)?]);
+    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
+    let factors = Experts::new(&arrangement, &rows, &weights);
+    // All dispatches have the same ids, so the layout holds for all.
+    let mut received = lane.exchange(&stream, &input)?;
+    received.arrange(&stream, &arrangement)?;
+    received.release();
+
+    let mut call = |returns: bool, multiplies: bool, combines: bool| -> Result<(), EpError> {
+        let mut received = lane.exchange(&stream, &input)?;
+        if multiplies {
+            let to = if returns { Products::Return } else { Products::At(&products) };
+            received.multiply(&stream, &grouped, &factors, to)?;
+        }
+        if combines {
+            let from = if returns { Rows::Returned } else { Rows::ArrangedAt(&arrangement, &products) };
+            let to = Combine::weighted(&scales).into(&outputs[usize::from(returns)]);
+            return received.combine(&stream, from, &to);
+        }
+        received.release();
+        Ok(())
+    };
+    call(true, true, true)?;
+    call(false, true, true)?;
+    stream.synchronize()?;
+    let mut found = [vec![0u16; tokens * hidden], vec![0x7fffu16; tokens * hidden]];
+    for (output, found) in outputs.iter().zip(&mut found) {
+        output.read(0, found)?;
+    }
+    let wrong = found[0].iter().zip(&found[1]).filter(|(a, b)| a != b).count() as u64;
+    let mut times = Times {
+        fused: Vec::new(),
+        in_sequence: Vec::new(),
+        multiply: Vec::new(),
+        exchange: Vec::new(),
+        wrong: wrong + u64::from(found[0].iter().all(|&element| element == 0)),
+        blocks: group.blocks(),
+    };
+    for _ in 0..bench.launches.min(bench.pick(9, 1)) {
+        let mut time = |returns, multiplies, combines| {
+            chain(rank, &stream, bench.pick((3, 3), (1, 1)), || call(returns, multiplies, combines))
+        };
+        let dispatch = time(false, false, false)?;
+        times.fused.push(time(true, true, true)? - dispatch);
+        times.in_sequence.push(time(false, true, true)? - dispatch);
+        times.multiply.push(time(false, true, false)? - dispatch);
+        times.exchange.push(time(false, false, true)? - dispatch);
+    }
+    comm.check("bench")?;
+    times.wrong += u64::from(group.status()?.is_some());
+    drop(lane);
+    group.destroy()?;
+    end(rank, &comm)?;
+    Ok(times)
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! All-gather and product: tiles are multiplied as their rows arrive.
+
+use super::tile::{Aside, COLUMNS, Factors, ROWS, multiply};
+use super::{Board, EXCHANGE, MULTIPLY, Product, SENT_ROWS, SENT_ROWS_ALONE, turns, usable};
+use gin_device::prelude::*;
+use gin_device::sys::Global;
+use gin_device::sys::data::{load_weak_pair, store_weak_pair};
+
+/// Multiplies the rows of all ranks, `ranks * rows` of them in the order of ranks, by this rank's columns. All threads
+/// of the grid call; blocks have [`THREADS`](super::tile::THREADS) threads.
+///
+/// Blocks multiply this rank's own rows first, then those of the next ranks, as they arrive. In the first products
+/// each block also sends a part of this rank's rows to all others, 16 bytes of each thread in a step.
+///
+/// A rank that does not come in time ends the communicator with a fault, and the result is incomplete.
+///
+/// # Safety
+/// - The host made communicator, window and product for each other. The addresses are valid: `a` for `rows` rows, `c`
+///   for `ranks * rows` rows. Launches on the window follow each other, and all ranks make the same.
+#[inline(always)]
+pub unsafe fn all_gather_matmul(comm: &Comm, window: &Window<u64>, product: &Product) {
+    let Some(arena) = usable(comm, window) else { return };
+    let board = Board::new(comm, arena, product);
+    // Safety: the caller's promise.
+    unsafe { work(&board) };
+    board.leave();
+}
+
+/// A part of this rank's rows on its way to all others.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    board: &'a Board<'a>,
+    /// The number of the tile of rows, and the addresses of the part's first row here and in the window.
+    row_tile: u32,
+    from: u64,
+    to: u64,
+    /// Number of 16 bytes; 0 if there is nothing to send.
+    pairs: u32,
+    /// Number of rows that count, also past the last one.
+    counts: u32,
+    is_there: bool,
+}
+
+impl<'a> Part<'a> {
+    /// Takes the next part, if there is one. All threads of the block call.
+    #[inline(always)]
+    fn take(board: &'a Board<'a>) -> Self {
+        let product = board.product;
+        let mine = if Block.elect() { board.turns.take_part() } else { 0 };
+        let all = product.row_tiles() * ROWS;
+        let counts = if product.parts & MULTIPLY != 0 { SENT_ROWS } else { SENT_ROWS_ALONE };
+        let row = (Block.broadcast(mine, 0) * u64::from(counts)).min(all.into()) as u32;
+        let row_bytes = 2 * u64::from(product.depth);
+        // The last tile may have fewer rows; all its parts count.
+        let rows = product.rows.saturating_sub(row).min(counts);
+        let first = u64::from(row) * row_bytes;
+        let (from, to) = (product.a + first, board.rows(board.arena.rank(), row_bytes) + first);
+        let pairs = rows * (product.depth / 8);
+        Self { board, row_tile: row / ROWS, from, to, pairs, counts, is_there: row < all }
+    }
+
+    /// Returns a part without rows.
+    #[inline(always)]
+    fn none(board: &'a Board<'a>) -> Self {
+        Self { board, row_tile: 0, from: 0, to: 0, pairs: 0, counts: 0, is_there: false }
+    }
+
+    /// Counts the part after all its rows were stored, and raises the flags of a tile that is complete. All threads of
+    /// the block call.
+    #[inline(always)]
+    fn end(&self) {
+        let board = self.board;
+        Block.sync();
+        if self.is_there
+            && Block.elect()
+            && turns::count::<Global>(board.arena.word(board.counter(self.row_tile)), self.counts.into(), ROWS.into())
+        {
+            for distance in 1..board.ranks {
+                board.raise(board.after(distance), self.row_tile, 0);
+            }
+        }
+    }
+}
+
+impl Aside for Part<'_> {
+    #[inline(always)]
+    fn load(&self, step: u32) -> (u64, u64) {
+        let pair = step * Block.size() + Block.rank();
+        // Safety: the caller's promise of `all_gather_matmul`: past the end nothing is loaded.
+        unsafe {
+            if pair < self.pairs {
+                load_weak_pair((self.from + 16 * u64::from(pair)) as usize as *const u64)
+            } else {
+                (0, 0)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn store(&self, step: u32, (low, high): (u64, u64)) {
+        let pair = step * Block.size() + Block.rank();
+        if pair < self.pairs {
+            let at = self.to + 16 * u64::from(pair);
+            for distance in 1..self.board.ranks {
+                let there = self.board.arena.there(self.board.after(distance));
+                // Safety: this rank's place in the window, which nobody reads now.
+                unsafe { store_weak_pair((there + at) as usize as *mut u64, low, high) };
+            }
+        }
+    }
+}
+
+/// Sends parts until all are taken. All threads of the block call.
+#[inline(always)]
+fn send_rest(board: &Board) {
+    loop {
+        let part = Part::take(board);
+        if !part.is_there {
+            return;
+        }
+        let mut step = 0;
+        while step * Block.size() < part.pairs {
+            let data = (part.load(step), part.load(step + 1), part.load(step + 2), part.load(step + 3));
+            part.store(step, data.0);
+            part.store(step + 1, data.1);
+            part.store(step + 2, data.2);
+            part.store(step + 3, data.3);
+            step += 4;
+        }
+        part.end();
+    }
+}
+
+/// Multiplies tiles until all are taken.
+///
+/// # Safety
+/// - As [`all_gather_matmul`].
+#[inline(always)]
+unsafe fn work(board: &Board) {
+    let (product, me) = (board.product, board.arena.rank());
+    let row_bytes = 2 * u64::from(product.depth);
+    let (rows, columns) = (product.row_tiles(), product.column_tiles());
+    let each = rows * columns;
+    let mut sends = product.parts & EXCHANGE != 0 && board.ranks > 1;
+    loop {
+        let mine = if Block.elect() { board.turns.take_tile() } else { 0 };
+        let tile = Block.broadcast(mine, 0);
+        let is_there = tile < u64::from(each) * u64::from(board.ranks);
+        let (distance, tile) = (tile as u32 / each, tile as u32 % each);
+        // A block waits for others, or ends, only after all parts were taken.
+        if sends && (!is_there || distance > 0 || product.parts & MULTIPLY == 0) {
+            send_rest(board);
+            sends = false;
+        }
+        if !is_there {
+            return;
+        }
+        let source = board.after(distance);
+        let (row_tile, column_tile) = super::order(tile, rows, columns);
+        if source != me && product.parts & EXCHANGE != 0 {
+            let came = !Block.elect() || board.arrives(source, row_tile, 0);
+            if Block.sync_or(!came) {
+                return;
+            }
+        }
+        if product.parts & MULTIPLY == 0 {
+            continue;
+        }
+        let all = if source == me { product.a } else { board.arena.here() + board.rows(source, row_bytes) };
+        let (row, column) = (row_tile * ROWS, column_tile * COLUMNS);
+        let factors = Factors {
+            a: all + u64::from(row) * row_bytes,
+            b: product.b + u64::from(column) * row_bytes,
+            rows: product.rows - row,
+            columns: product.columns - column,
+            depth: product.depth,
+        };
+        let first = u64::from(source) * u64::from(product.rows) + u64::from(row);
+        let to = product.c + 2 * u64::from(column);
+        let part = if sends { Part::take(board) } else { Part::none(board) };
+        sends &= part.is_there;
+        // Safety: the caller's promise; the flag of these rows was acquired.
+        unsafe { multiply(&factors, &part, |row| to + 2 * (first + u64::from(row)) * u64::from(product.columns)) };
+        if part.is_there {
+            part.end();
+        }
+    }
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Products of matrices that send and receive while they multiply.
+//!
+//! | function | does |
+//! | --- | --- |
+//! | [`all_gather_matmul`] | multiplies the rows of all ranks, which arrive meanwhile |
+//! | [`matmul_reduce_scatter`] | sends each finished tile to the rank that adds it up |
+//! | [`grouped_matmul`] | multiplies the rows of each expert by its weights; sends each finished tile to the ranks of its tokens |
+//! | [`tile::multiply`] | multiplies one tile |
+//!
+//! Elements are BF16, sums FP32, rounded once. `docs/matmul.md` describes use, protocol and limits.
+
+mod gather;
+mod grouped;
+#[cfg(feature = "kernels")]
+mod kernels;
+mod scatter;
+pub mod tile;
+pub(crate) mod turns;
+
+pub use gather::all_gather_matmul;
+pub use grouped::{Grouped, grouped_matmul};
+#[cfg(feature = "kernels")]
+pub use kernels::{ep_all_gather_matmul, ep_grouped_matmul, ep_matmul_reduce_scatter};
+pub use scatter::matmul_reduce_scatter;
+
+use crate::dispatch::Arena;
+use crate::protocol::{raise, wait};
+use crate::status;
+use gin_device::prelude::*;
+use gin_device::sys::Global;
+use turns::Turns;
+
+/// Rows that a block sends during the product of a tile: 16 bytes for each thread in a step.
+const SENT_ROWS: u32 = 32;
+/// Rows that a block sends at a time, without a product.
+const SENT_ROWS_ALONE: u32 = 8;
+
+/// [`Product::parts`]: send rows, or tiles, and wait for those of other ranks.
+pub const EXCHANGE: u32 = 1;
+/// [`Product::parts`]: multiply.
+pub const MULTIPLY: u32 = 2;
+
+/// The parameter of the kernels. All ranks have the same sizes.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[bytemuck(crate = "gin_device::bytemuck")]
+pub struct Product {
+    /// The address of the left factor: a multiple of 16.
+    pub a: u64,
+    /// The address of the right factor as its transpose, `columns` rows of `depth` elements: a multiple of 16.
+    pub b: u64,
+    /// The address of the result: a multiple of 16.
+    pub c: u64,
+    /// The address of the products of this rank, before they are sent: a multiple of 16. Only
+    /// [`matmul_reduce_scatter`] in parts uses it.
+    pub partial: u64,
+    /// Number of rows of a rank.
+    pub rows: u32,
+    /// Number of columns: a multiple of 8.
+    pub columns: u32,
+    /// Number of inner elements: a multiple of 8.
+    pub depth: u32,
+    /// [`EXCHANGE`], [`MULTIPLY`], or both, which is the fused product. In two launches the exchange comes first for
+    /// [`all_gather_matmul`], and last for [`matmul_reduce_scatter`].
+    pub parts: u32,
+    /// How long a rank waits for another.
+    pub deadline: Deadline,
+}
+
+impl Product {
+    /// Returns the number of tiles of a rank's rows, from top to bottom.
+    #[inline(always)]
+    #[must_use]
+    pub const fn row_tiles(&self) -> u32 {
+        self.rows.div_ceil(tile::ROWS)
+    }
+
+    /// Returns the number of tiles from left to right.
+    #[inline(always)]
+    #[must_use]
+    pub const fn column_tiles(&self) -> u32 {
+        self.columns.div_ceil(tile::COLUMNS)
+    }
+
+    /// Returns the number of words of state for `ranks` ranks: those of the turns, counters, flags; a multiple of 2.
+    #[must_use]
+    pub const fn words(&self, ranks: u32) -> u64 {
+        let (rows, columns) = (self.row_tiles() as u64, self.column_tiles() as u64);
+        (turns::WORDS + rows + ranks as u64 * rows * columns).next_multiple_of(2)
+    }
+
+    /// Returns the bytes of the window of a rank: words, and for two epochs rows of `row_bytes` from each rank.
+    #[must_use]
+    pub const fn window_bytes(&self, ranks: u32, row_bytes: u64) -> u64 {
+        8 * self.words(ranks) + 2 * ranks as u64 * self.rows as u64 * row_bytes
+    }
+}
+
+/// Returns the window of all ranks, unless loads and stores do not reach all, which is reported, or the communicator
+/// has a fault.
+///
+/// A rank that gave another one up has such a fault, of its kernel, in GPU memory. It sends nothing more, because the
+/// other may still read. Nothing here reads host memory: a GPU loads one host address a million times a second only.
+#[inline(always)]
+fn usable(comm: &Comm, window: &Window<u64>) -> Option<Arena> {
+    let arena = Arena::new(comm, window)?;
+    // All threads of a block stay, or none: a fault may come between their looks.
+    let is_stopped = Block.sync_or(status::of(comm).check_near().is_err());
+    (!is_stopped).then_some(arena)
+}
+
+/// The window of all ranks, in a call.
+struct Board<'a> {
+    comm: &'a Comm,
+    arena: Arena,
+    product: &'a Product,
+    ranks: u32,
+    epoch: u64,
+    turns: Turns<Global>,
+}
+
+impl<'a> Board<'a> {
+    #[inline(always)]
+    fn new(comm: &'a Comm, arena: Arena, product: &'a Product) -> Self {
+        let turns = Turns::new(arena.word(0));
+        // A launch that only multiplies uses what the launch before has received.
+        let epoch = turns.ended().wrapping_add(u64::from(product.parts & EXCHANGE != 0));
+        Self { comm, arena, product, ranks: comm.world().size(), epoch, turns }
+    }
+
+    /// Ends a block's part of the launch. All its threads call.
+    #[inline(always)]
+    fn leave(&self) {
+        Block.sync();
+        if Block.elect() {
+            self.turns.leave(grid_dim().count().into(), self.epoch);
+        }
+    }
+
+    /// Returns the rank at a distance of at most the number of ranks.
+    #[inline(always)]
+    fn after(&self, distance: u32) -> u32 {
+        let sum = self.arena.rank() + distance;
+        if sum >= self.ranks { sum - self.ranks } else { sum }
+    }
+
+    /// Returns the offset of the counter of a rank's sent rows.
+    #[inline(always)]
+    fn counter(&self, row_tile: u32) -> u64 {
+        8 * (turns::WORDS + u64::from(row_tile))
+    }
+
+    /// Returns the offset of the flag of a tile from `source`.
+    #[inline(always)]
+    fn flag(&self, source: u32, row_tile: u32, column_tile: u32) -> u64 {
+        let (rows, columns) = (self.product.row_tiles(), self.product.column_tiles());
+        let index = (u64::from(source) * u64::from(rows) + u64::from(row_tile)) * u64::from(columns);
+        self.counter(rows) + 8 * (index + u64::from(column_tile))
+    }
+
+    /// Returns the offset of the rows from `source`, of `row_bytes` each.
+    #[inline(always)]
+    fn rows(&self, source: u32, row_bytes: u64) -> u64 {
+        let region = (self.epoch & 1) * u64::from(self.ranks) + u64::from(source);
+        8 * self.product.words(self.ranks) + region * u64::from(self.product.rows) * row_bytes
+    }
+
+    /// Raises a flag of this rank at another one.
+    #[inline(always)]
+    fn raise(&self, to: u32, row_tile: u32, column_tile: u32) {
+        raise::<Global>(self.arena.word_at(to, self.flag(self.arena.rank(), row_tile, column_tile)), self.epoch, 0);
+    }
+
+    /// Waits for a flag, by one thread. Returns whether it came; otherwise the fault is the communicator's.
+    #[inline(always)]
+    fn arrives(&self, source: u32, row_tile: u32, column_tile: u32) -> bool {
+        let (status, deadline) = (status::of(self.comm), self.product.deadline);
+        let word = self.arena.word(self.flag(source, row_tile, column_tile));
+        match wait::<Global>(&status, deadline, word, self.epoch) {
+            Ok(_) => true,
+            Err((stop, seen)) => {
+                let timeout = Fault::new(FaultKind::Timeout, Operation::Receive).with_peer(source);
+                let expected = u64::from(self.epoch as u32);
+                self.comm.report(status.explain(stop, timeout, Subject::None, deadline, expected, seen));
+                false
+            }
+        }
+    }
+}
+
+/// Rows of tiles whose tiles are neighbours in time, so that they share columns in the L2 cache.
+const GROUP: u32 = 8;
+
+/// Returns row and column of a tile in the order of work: columns of tiles within [`GROUP`] rows.
+#[inline(always)]
+fn order(tile: u32, rows: u32, columns: u32) -> (u32, u32) {
+    let first = tile / (GROUP * columns) * GROUP;
+    let (height, rest) = ((rows - first).min(GROUP), tile % (GROUP * columns));
+    (first + rest % height, rest / height)
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Product and reduce-scatter: tiles are sent as they are done.
+
+use super::tile::{Aside, COLUMNS, Factors, ROWS, multiply, steps};
+use super::{Board, EXCHANGE, MULTIPLY, Product, usable};
+use crate::protocol::raise;
+use gin_device::prelude::*;
+use gin_device::sys::data::{load_weak_pair, store_weak_pair};
+use gin_device::sys::{Global, GlobalWord};
+
+/// Multiplies this rank's part of the inner index, and adds up the products of all ranks for this rank's rows. All
+/// threads of the grid call; blocks have [`THREADS`](super::tile::THREADS) threads.
+///
+/// Each rank has `ranks * rows` rows of the left factor. Tiles go to the rank that has their rows: first those of the
+/// next ranks, this rank's own at last. Then blocks add up tiles as they arrive: in FP32, in the order of ranks, of
+/// products that were rounded to BF16.
+///
+/// A rank that does not come in time ends the communicator with a fault, and the result is incomplete.
+///
+/// # Safety
+/// - As [`all_gather_matmul`](super::all_gather_matmul), with `ranks * rows` rows of `a` and `rows` rows of `c`.
+#[inline(always)]
+pub unsafe fn matmul_reduce_scatter(comm: &Comm, window: &Window<u64>, product: &Product) {
+    let Some(arena) = usable(comm, window) else { return };
+    let board = Board::new(comm, arena, product);
+    // Safety: the caller's promise.
+    unsafe { work(&board) };
+    board.leave();
+}
+
+/// Multiplies tiles until all are taken, then adds up.
+///
+/// # Safety
+/// - As [`matmul_reduce_scatter`].
+#[inline(always)]
+unsafe fn work(board: &Board) {
+    let (product, me) = (board.product, board.arena.rank());
+    let depth_bytes = 2 * u64::from(product.depth);
+    let row_bytes = 2 * u64::from(product.columns);
+    let (rows, columns) = (product.row_tiles(), product.column_tiles());
+    let each = rows * columns;
+    let mut sent = Sent { flag: None, epoch: board.epoch, at: (steps(product.depth) - 1).min(RAISED_AT) };
+    loop {
+        let mine = if Block.elect() { board.turns.take_tile() } else { 0 };
+        let tile = Block.broadcast(mine, 0);
+        // A block waits for others, or ends, only after it has raised all its flags.
+        if tile >= u64::from(each) * u64::from(board.ranks) {
+            sent.raise();
+        }
+        if tile >= u64::from(each) * u64::from(board.ranks + 1) {
+            return;
+        }
+        let (distance, tile) = (tile as u32 / each + 1, tile as u32 % each);
+        let (row_tile, column_tile) = super::order(tile, rows, columns);
+        let (row, column) = (row_tile * ROWS, column_tile * COLUMNS);
+        if distance > board.ranks {
+            // Safety: the caller's promise.
+            if product.parts & EXCHANGE == 0 || !unsafe { add_up(board, row_tile, column_tile) } {
+                return;
+            }
+            continue;
+        }
+        let owner = board.after(distance);
+        let first = u64::from(owner) * u64::from(product.rows) + u64::from(row);
+        let partial = product.partial + first * row_bytes + 2 * u64::from(column);
+        let to = board.rows(me, row_bytes) + u64::from(row) * row_bytes + 2 * u64::from(column);
+        let to = if product.parts & EXCHANGE != 0 { board.arena.there(owner) + to } else { partial };
+        let (height, width) = (product.rows - row, product.columns - column);
+        if product.parts & MULTIPLY != 0 {
+            let factors = Factors {
+                a: product.a + first * depth_bytes,
+                b: product.b + u64::from(column) * depth_bytes,
+                rows: height,
+                columns: width,
+                depth: product.depth,
+            };
+            // Safety: the caller's promise; the place is this rank's.
+            unsafe { multiply(&factors, &sent, |row| to + u64::from(row) * row_bytes) };
+        } else {
+            sent.raise();
+            // Safety: as above.
+            unsafe { copy(partial, to, row_bytes, height.min(ROWS), width.min(COLUMNS) / 8) };
+        }
+        if product.parts & EXCHANGE != 0 {
+            sent.flag = Some(board.arena.word_at(owner, board.flag(me, row_tile, column_tile)));
+        }
+    }
+}
+
+/// A tile whose stores are on their way to its owner. Its flag is raised during the next product, when they have
+/// arrived, because the release would wait for them.
+#[derive(Clone, Copy)]
+struct Sent {
+    /// The flag; `None` if there is nothing to raise.
+    flag: Option<GlobalWord>,
+    epoch: u64,
+    /// The step of the next product.
+    at: u32,
+}
+
+impl Sent {
+    /// Raises the flag now. All threads of the block call.
+    #[inline(always)]
+    fn raise(&mut self) {
+        if let Some(flag) = self.flag.take() {
+            Block.sync();
+            if Block.elect() {
+                raise::<Global>(flag, self.epoch, 0);
+            }
+        }
+    }
+}
+
+impl Aside for Sent {
+    #[inline(always)]
+    fn load(&self, step: u32) -> (u64, u64) {
+        // The threads have met since the stores.
+        if let Some(flag) = self.flag
+            && step == self.at
+            && Block.elect()
+        {
+            raise::<Global>(flag, self.epoch, 0);
+        }
+        (0, 0)
+    }
+
+    #[inline(always)]
+    fn store(&self, _: u32, _: (u64, u64)) {}
+}
+
+/// The step of the next product in which a tile's flag is raised.
+const RAISED_AT: u32 = 6;
+
+/// Copies a tile.
+///
+/// # Safety
+/// - Both addresses are valid for `rows` rows of `pairs` times 16 bytes, at a distance of `row_bytes`.
+#[inline(always)]
+unsafe fn copy(from: u64, to: u64, row_bytes: u64, rows: u32, pairs: u32) {
+    let pair = Block.rank() % 32;
+    let further = Block.size() / 32;
+    let mut row = Block.rank() / 32;
+    let at = |row: u32| u64::from(row) * row_bytes + 16 * u64::from(pair);
+    while row < rows && pair < pairs {
+        // Safety: the caller's promise; past the end nothing is loaded or stored.
+        unsafe {
+            let load = |ahead: u32| {
+                let row = row + ahead * further;
+                if row < rows { load_weak_pair((from + at(row)) as usize as *const u64) } else { (0, 0) }
+            };
+            let store = |ahead: u32, (low, high): (u64, u64)| {
+                let row = row + ahead * further;
+                if row < rows {
+                    store_weak_pair((to + at(row)) as usize as *mut u64, low, high);
+                }
+            };
+            let (first, second, third, fourth) = (load(0), load(1), load(2), load(3));
+            store(0, first);
+            store(1, second);
+            store(2, third);
+            store(3, fourth);
+        }
+        row += 4 * further;
+    }
+}
+
+/// Waits for a tile of all ranks and adds them up. Returns whether all came.
+///
+/// # Safety
+/// - As [`matmul_reduce_scatter`].
+#[inline(always)]
+unsafe fn add_up(board: &Board, row_tile: u32, column_tile: u32) -> bool {
+    let (product, row_bytes) = (board.product, 2 * u64::from(board.product.columns));
+    let mut came = true;
+    let mut source = Block.rank();
+    while source < board.ranks {
+        came &= board.arrives(source, row_tile, column_tile);
+        source += Block.size();
+    }
+    if Block.sync_or(!came) {
+        return false;
+    }
+    let (row, column) = (row_tile * ROWS, column_tile * COLUMNS);
+    let (rows, pairs) = ((product.rows - row).min(ROWS), (product.columns - column).min(COLUMNS) / 8);
+    let first = u64::from(row) * row_bytes + 2 * u64::from(column);
+    let here = board.arena.here() + board.rows(0, row_bytes) + first;
+    let further = u64::from(product.rows) * row_bytes;
+    let pair = Block.rank() % 32;
+    let step = Block.size() / 32;
+    let mut row = Block.rank() / 32;
+    while row < rows && pair < pairs {
+        let at = |ahead: u32| u64::from(row + ahead * step) * row_bytes + 16 * u64::from(pair);
+        let mut sums = [[0f32; 8]; 4];
+        for source in 0..board.ranks {
+            let load = |ahead: u32| {
+                let from = here + u64::from(source) * further + at(ahead);
+                // Safety: a tile of the window, whose flag was acquired; past the end nothing is loaded.
+                if row + ahead * step < rows { unsafe { load_weak_pair(from as usize as *const u64) } } else { (0, 0) }
+            };
+            let (first, second, third, fourth) = (load(0), load(1), load(2), load(3));
+            sums[0] = add(sums[0], first);
+            sums[1] = add(sums[1], second);
+            sums[2] = add(sums[2], third);
+            sums[3] = add(sums[3], fourth);
+        }
+        let store = |ahead: u32, sums: [f32; 8]| {
+            let [a, b, c, d, e, f, g, h] = sums;
+            let two = |low: [f32; 2], high: [f32; 2]| u64::from(Bf16::pack(high)) << 32 | u64::from(Bf16::pack(low));
+            if row + ahead * step < rows {
+                let (low, high) = (two([a, b], [c, d]), two([e, f], [g, h]));
+                // Safety: the caller's promise.
+                unsafe { store_weak_pair((product.c + first + at(ahead)) as usize as *mut u64, low, high) };
+            }
+        };
+        store(0, sums[0]);
+        store(1, sums[1]);
+        store(2, sums[2]);
+        store(3, sums[3]);
+        row += 4 * step;
+    }
+    true
+}
+
+/// Adds eight BF16.
+#[inline(always)]
+fn add([s, t, u, v, w, x, y, z]: [f32; 8], (low, high): (u64, u64)) -> [f32; 8] {
+    let [a, b] = Bf16::unpack(low as u32);
+    let [c, d] = Bf16::unpack((low >> 32) as u32);
+    let [e, f] = Bf16::unpack(high as u32);
+    let [g, h] = Bf16::unpack((high >> 32) as u32);
+    [s + a, t + b, u + c, v + d, w + e, x + f, y + g, z + h]
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Products of the experts' rows.
+
+use crate::terms::address;
+use crate::{Arrangement, Element, EpError, Group};
+use gin_ep_kernels as kernels;
+use gin_ep_kernels::Sizes;
+use gin_ep_kernels::arrange::PACKED;
+use gin_ep_kernels::matmul::{Grouped, tile};
+use gin_gpu::{Function, LaunchConfig, MemorySlice, ModuleSource};
+
+/// The kernel of products of the experts' rows, and its shape, for a group.
+///
+/// The experts of a rank multiply rows of `depth` elements, and one row comes back for each id: the group has
+/// [`at_source`](crate::GroupConfig::at_source), and BF16 come back.
+#[derive(Debug)]
+pub struct GroupedMatmul {
+    pub(crate) kernel: Function,
+    pub(crate) shape: LaunchConfig,
+    sizes: Sizes,
+    depth: u32,
+}
+
+impl GroupedMatmul {
+    /// Prepares products with `depth` inner elements, by at most `blocks` blocks, or as many as the GPU runs at the
+    /// same time.
+    ///
+    /// # Errors
+    /// [`EpError::Limit`], [`EpError::Unsuited`], or an error of the device.
+    pub fn new(group: &Group<'_>, depth: u32, blocks: Option<u32>) -> Result<Self, EpError> {
+        if depth == 0 || !depth.is_multiple_of(8) {
+            let limit = "a multiple of 8, at least 8".to_owned();
+            return Err(EpError::Limit { what: "the number of inner elements", given: depth.into(), limit });
+        }
+        if !group.at_source || matches!(group.element, Element::F16 | Element::F32) {
+            let what = "products of experts in a group to which no BF16 for each id come back";
+            return Err(EpError::Unsuited { what, remedy: "configure `at_source`, and an element with BF16 back" });
+        }
+        let gpu = group.comm.gpu();
+        let kernel = gpu.load(ModuleSource::Linked)?.function("ep_grouped_matmul")?;
+        let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
+        // No block waits, so ranks that share a GPU need not share its processors.
+        let most = gpu.resident_blocks(&kernel, &shape(1))?;
+        let blocks = most.min(blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32;
+        Ok(Self { kernel, shape: shape(blocks), sizes: group.sizes(), depth })
+    }
+}
+
+/// The factors of the experts' products.
+#[derive(Clone, Copy, Debug)]
+pub struct Experts<'a> {
+    arrangement: &'a Arrangement,
+    rows: &'a MemorySlice,
+    weights: &'a MemorySlice,
+}
+
+impl<'a> Experts<'a> {
+    /// Makes them of rows of BF16 in the places of an arrangement by expert, packed or listed, and of weights: for each
+    /// expert of this rank a row for each element that comes back. So each expert has the weights of a linear layer.
+    #[must_use]
+    pub const fn new(arrangement: &'a Arrangement, rows: &'a MemorySlice, weights: &'a MemorySlice) -> Self {
+        Self { arrangement, rows, weights }
+    }
+
+    /// Returns the parameters of the kernel, and the memory that it uses.
+    pub(crate) fn check(
+        &self,
+        grouped: &GroupedMatmul,
+        (received, of): (kernels::Received, &Sizes),
+        products: Products<'a>,
+    ) -> Result<(kernels::Arranged, Grouped, Vec<&'a MemorySlice>), EpError> {
+        let (to, sizes) = (self.arrangement, &grouped.sizes);
+        if to.sizes != *sizes || of != sizes {
+            let remedy = "make arrangement and products for the group that received the rows";
+            return Err(EpError::Unsuited { what: "products of rows of another group", remedy });
+        }
+        let layout = to.view(received);
+        if layout.kind != PACKED {
+            let what = "products of experts in a layout that is not packed by expert";
+            return Err(EpError::Unsuited { what, remedy: "use `Layout::Packed` or `Layout::Listed`" });
+        }
+        let (capacity, columns) = (u64::from(to.capacity), sizes.back_bytes / 2);
+        let depth_bytes = 2 * u64::from(grouped.depth);
+        let all = u64::from(sizes.local()) * u64::from(columns) * depth_bytes;
+        let mut params = Grouped {
+            rows: address("the memory of the experts' rows", self.rows, capacity * depth_bytes, 16)?,
+            weights: address("the memory of the experts' weights", self.weights, all, 16)?,
+            output: 0,
+            depth: grouped.depth,
+            columns,
+        };
+        let mut used = to.used();
+        used.extend([self.rows, self.weights]);
+        if let Products::At(memory) = products {
+            let needed = capacity * u64::from(sizes.back_bytes);
+            params.output = address("the memory of the products", memory, needed, 16)?;
+            used.push(memory);
+        }
+        Ok((layout, params, used))
+    }
+}
+
+/// Where the experts' products go.
+#[derive(Clone, Copy, Debug)]
+pub enum Products<'a> {
+    /// To the ranks of their tokens. A combine of [`Rows::Returned`](crate::Rows::Returned) adds them up.
+    Return,
+    /// Into memory of this rank, in the places of the arrangement.
+    At(&'a MemorySlice),
+}

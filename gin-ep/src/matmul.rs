@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Products of matrices that send and receive while they multiply.
+
+use crate::EpError;
+use crate::in_use::InUse;
+use crate::meet::meet;
+use crate::terms::address;
+use gin_abi::Deadline;
+use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, tile};
+use gin_gpu::{Function, KernelArg, LaunchConfig, MemorySlice, ModuleSource, Plain, Stream};
+use gin_host::comm::{Communicator, DeviceComm, Window, WindowFlags};
+use std::sync::{Arc, Mutex};
+
+/// Sizes of a [`Matmul`]. All ranks pass the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MatmulConfig {
+    rows: u32,
+    columns: u32,
+    depth: u32,
+    blocks: Option<u32>,
+    deadline: Deadline,
+}
+
+impl MatmulConfig {
+    /// Makes the sizes of a product: `rows` rows of each rank, `columns` columns, `depth` inner elements, all of BF16.
+    /// A rank waits for another for 1 s.
+    #[must_use]
+    pub const fn new(rows: u32, columns: u32, depth: u32) -> Self {
+        Self { rows, columns, depth, blocks: None, deadline: Deadline::after_ms(1000) }
+    }
+
+    /// Sets the most blocks of a launch. Without it there are as many as the GPU runs at the same time.
+    #[must_use]
+    pub const fn blocks(mut self, blocks: u32) -> Self {
+        self.blocks = Some(blocks);
+        self
+    }
+
+    /// Sets how long a rank waits for another.
+    #[must_use]
+    pub const fn deadline(mut self, deadline: Deadline) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    fn check(&self, ranks: u32) -> Result<Product, EpError> {
+        let &Self { rows, columns, depth, .. } = self;
+        for (what, given, multiple) in [
+            ("the number of rows of a rank", rows, 1),
+            ("the number of columns", columns, 8),
+            ("the number of inner elements", depth, 8),
+        ] {
+            if given == 0 || given > MOST || !given.is_multiple_of(multiple) {
+                let limit = if multiple == 1 { String::new() } else { format!("a multiple of {multiple}, ") };
+                let limit = format!("{limit}1 to {MOST}");
+                return Err(EpError::Limit { what, given: given.into(), limit });
+            }
+        }
+        if self.blocks == Some(0) {
+            return Err(EpError::Limit { what: "the number of blocks", given: 0, limit: "at least 1".to_owned() });
+        }
+        let product = Product { a: 0, b: 0, c: 0, partial: 0, rows, columns, depth, parts: 0, deadline: self.deadline };
+        let tiles = u64::from(ranks + 1) * u64::from(product.row_tiles()) * u64::from(product.column_tiles());
+        if tiles > u64::from(u32::MAX) {
+            let limit = format!("at most {}", u32::MAX);
+            return Err(EpError::Limit { what: "the number of tiles of all ranks", given: tiles, limit });
+        }
+        Ok(product)
+    }
+}
+
+/// The most rows, columns or inner elements.
+const MOST: u32 = 1 << 20;
+
+/// The memory of a product, on this rank. A row follows the one before without a gap.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands<'a> {
+    a: &'a MemorySlice,
+    b: &'a MemorySlice,
+    c: &'a MemorySlice,
+    partial: Option<&'a MemorySlice>,
+}
+
+impl<'a> Operands<'a> {
+    /// Makes them of the left factor, the right factor as its transpose, and the result. So `b` has a row of `depth`
+    /// elements for each column, as the weights of a linear layer have.
+    #[must_use]
+    pub const fn new(a: &'a MemorySlice, b: &'a MemorySlice, c: &'a MemorySlice) -> Self {
+        Self { a, b, c, partial: None }
+    }
+
+    /// Sets memory for this rank's products before they are sent: `ranks * rows` rows of `columns` elements. A product
+    /// in two launches, [`Part::Multiply`] and [`Part::Exchange`], needs it if the exchange is a reduce-scatter.
+    #[must_use]
+    pub const fn partial(mut self, partial: &'a MemorySlice) -> Self {
+        self.partial = Some(partial);
+        self
+    }
+}
+
+/// The part of a product that a launch does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// All of it.
+    Fused,
+    /// The all-gather, before the products; or the reduce-scatter, after them.
+    Exchange,
+    /// The products.
+    Multiply,
+}
+
+/// A product of matrices whose rows are spread over the ranks of a communicator.
+///
+/// | made by | left factor | result |
+/// | --- | --- | --- |
+/// | [`all_gather`](Self::all_gather) | `rows` rows on each rank | all `ranks * rows` rows times this rank's right factor |
+/// | [`reduce_scatter`](Self::reduce_scatter) | `ranks * rows` rows, with this rank's part of the inner index | `rows` rows of the sum over ranks |
+///
+/// Sums are in FP32 and rounded to BF16 once; those over ranks add up products that were rounded, in the order of
+/// ranks. So the result has the same bits for each number of blocks, in one launch or two.
+///
+/// Calls launch kernels in the order of the stream. Those of one value follow each other, on one stream or by events,
+/// and all ranks make the same.
+///
+/// ```
+/// use gin_ep::{EpError, Matmul, MatmulConfig, Operands, Part};
+/// use gin_gpu::{Memory, MemoryKind};
+/// use gin_host::comm::Requirements;
+/// use gin_host::world::{WorldConfig, launch};
+///
+/// let results = launch(WorldConfig::seeded(2, 7), |rank| -> Result<Vec<u16>, EpError> {
+///     let comm = rank.communicator(&Requirements::default())?;
+///     // One row of each rank, eight columns, eight inner elements.
+///     let matmul = Matmul::all_gather(&comm, &MatmulConfig::new(1, 8, 8).blocks(1))?;
+///     let memory = |bytes| Memory::new(rank.device(), MemoryKind::Device, bytes).map(|memory| memory.whole());
+///     let (a, b, c) = (memory(16)?, memory(128)?, memory(32)?);
+///     a.write(0, &[if rank.rank() == 0 { 0x3f80u16 } else { 0x4000 }; 8])?; // 1 or 2, eight times
+///     b.write(0, &[0x3f80u16; 64])?;
+///     let stream = rank.stream()?;
+///     matmul.run(&stream, Part::Fused, &Operands::new(&a, &b, &c))?;
+///     stream.synchronize()?;
+///     comm.check("matmul")?;
+///     let mut values = vec![0u16; 16];
+///     c.read(0, &mut values)?;
+///     matmul.destroy()?;
+///     comm.destroy()?;
+///     Ok(values)
+/// });
+/// // 8 and 16.
+/// assert_eq!(results.unwrap()[0], [vec![0x4100u16; 8], vec![0x4180; 8]].concat());
+/// ```
+#[derive(Debug)]
+pub struct Matmul<'c> {
+    comm: &'c Communicator,
+    device: DeviceComm,
+    window: Window<u64>,
+    product: Product,
+    scatters: bool,
+    kernel: Function,
+    shape: LaunchConfig,
+    in_use: Mutex<InUse>,
+}
+
+impl Drop for Matmul<'_> {
+    fn drop(&mut self) {
+        gin_gpu::lock(&self.in_use).settle();
+    }
+}
+
+impl<'c> Matmul<'c> {
+    /// Makes a product of the rows of all ranks, which are gathered. Collective.
+    ///
+    /// # Errors
+    /// [`EpError::Limit`], [`EpError::Differs`], [`EpError::NotReachable`], or an error of communicator or device.
+    pub fn all_gather(comm: &'c Communicator, config: &MatmulConfig) -> Result<Self, EpError> {
+        Self::new(comm, config, false)
+    }
+
+    /// Makes a product whose sums over the ranks are scattered. Collective.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn reduce_scatter(comm: &'c Communicator, config: &MatmulConfig) -> Result<Self, EpError> {
+        Self::new(comm, config, true)
+    }
+
+    fn new(comm: &'c Communicator, config: &MatmulConfig, scatters: bool) -> Result<Self, EpError> {
+        let ranks = comm.ranks();
+        let product = config.check(ranks)?;
+        let name = if scatters { "ep_matmul_reduce_scatter" } else { "ep_all_gather_matmul" };
+        let (device, sharing) = meet(comm, &format!("{name} {config:?}"))?;
+        let row_bytes = 2 * u64::from(if scatters { product.columns } else { product.depth });
+        let bytes = product.window_bytes(ranks, row_bytes);
+        let window = comm.alloc_window::<u64>((bytes / 8) as usize, WindowFlags::NONE)?.named("gin-ep matmul");
+        let kernel = comm.gpu().load(ModuleSource::Linked)?.function(name)?;
+        let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
+        let most = comm.gpu().resident_blocks(&kernel, &shape(1))? / sharing;
+        let shape = shape(most.min(config.blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
+        Ok(Self { comm, device, window, product, scatters, kernel, shape, in_use: Mutex::default() })
+    }
+
+    /// Launches the product, or a part of it. The memory is kept until the kernels have ended.
+    ///
+    /// # Errors
+    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] if `partial` is missing, an
+    /// error of the device.
+    pub fn run(&self, stream: &Arc<dyn Stream>, part: Part, operands: &Operands<'_>) -> Result<(), EpError> {
+        let Product { rows, columns, depth, .. } = self.product;
+        let (one, all) = (u64::from(rows), u64::from(rows) * u64::from(self.comm.ranks()));
+        let (a_rows, c_rows) = if self.scatters { (all, one) } else { (one, all) };
+        let bytes = |rows: u64, elements: u32| 2 * rows * u64::from(elements);
+        let mut product = Product {
+            a: address("the memory of the left factor", operands.a, bytes(a_rows, depth), 16)?,
+            b: address("the memory of the right factor", operands.b, bytes(columns.into(), depth), 16)?,
+            c: address("the memory of the result", operands.c, bytes(c_rows, columns), 16)?,
+            parts: match part {
+                Part::Fused => EXCHANGE | MULTIPLY,
+                Part::Exchange => EXCHANGE,
+                Part::Multiply => MULTIPLY,
+            },
+            ..self.product
+        };
+        let mut used = vec![operands.a, operands.b, operands.c];
+        if self.scatters && part != Part::Fused {
+            let Some(partial) = operands.partial else {
+                let remedy = "pass it by `Operands::partial`";
+                return Err(EpError::Unsuited { what: "a reduce-scatter without memory for its products", remedy });
+            };
+            product.partial = address("the memory of the products", partial, bytes(all, columns), 16)?;
+            used.push(partial);
+        }
+        gin_gpu::lock(&self.in_use).keep(stream, &used)?;
+        let arguments: [&dyn KernelArg; 3] = [&self.device, &self.window, &Plain(product)];
+        // Safety: communicator and window were made for these sizes, and the memory was checked and is kept.
+        unsafe { stream.launch(&self.kernel, self.shape, &arguments)? };
+        Ok(())
+    }
+
+    /// Returns the number of blocks of a launch.
+    pub fn blocks(&self) -> u64 {
+        self.shape.blocks()
+    }
+
+    /// Frees the memory. Collective. Waits for this rank's kernels of the product.
+    ///
+    /// # Errors
+    /// An error of the communicator.
+    pub fn destroy(self) -> Result<(), EpError> {
+        gin_gpu::lock(&self.in_use).settle();
+        Ok(self.comm.deregister(&self.window)?)
+    }
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The first step of collective calls: all ranks reach each other and agree.
+
+use crate::EpError;
+use gin_gpu::DeviceKind;
+use gin_host::comm::{CommError, Communicator, DeviceComm};
+
+/// Returns the bytes that each rank passes. Collective.
+pub(crate) fn gathered(comm: &Communicator, mine: &[u8]) -> Result<Vec<Vec<u8>>, EpError> {
+    comm.bootstrap().all_gather(mine).map_err(|error| EpError::Comm(CommError::from(error)))
+}
+
+/// Returns the communicator for kernels, and the number of ranks that share this rank's GPU. Each of them takes its
+/// part of the GPU's processors, so that it always has room for a block. Collective.
+///
+/// # Errors
+/// [`EpError::Differs`] if a rank has another configuration; [`EpError::NotReachable`]; an error of the communicator.
+pub(crate) fn meet(comm: &Communicator, ours: &str) -> Result<(DeviceComm, u64), EpError> {
+    let (device, gpu) = (comm.device()?, comm.gpu());
+    let place = format!("{}/{}", comm.bootstrap().host(comm.rank()), gpu.pci_address().unwrap_or_default());
+    let all = gathered(comm, format!("{place}\n{ours}").as_bytes())?;
+    let all: Vec<String> = all.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect();
+    for (rank, text) in all.iter().enumerate() {
+        let theirs = text.split_once('\n').map_or("", |(_, theirs)| theirs);
+        // Some values need not agree, but one rule is simpler than two.
+        if theirs != ours {
+            let (theirs, ours) = (theirs.to_owned(), ours.to_owned());
+            return Err(EpError::Differs { rank: rank as u32, theirs, ours });
+        }
+    }
+    let (reached, ranks) = (device.handle().lsa_size, comm.ranks());
+    if reached != ranks {
+        return Err(EpError::NotReachable { reached, ranks });
+    }
+    let sharing = match gpu.kind() {
+        DeviceKind::Cuda => all.iter().filter(|text| text.starts_with(&format!("{place}\n"))).count() as u64,
+        DeviceKind::Virtual => 1,
+    };
+    Ok((device, sharing))
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Products that send and receive, against the oracle, bit for bit; their limits and faults.
+
+#[path = "support/matmul.rs"]
+mod support;
+
+use gin_abi::{Deadline, FaultKind};
+use gin_ep::{EpError, GroupConfig, Matmul, MatmulConfig, Operands, Part};
+use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, ep_all_gather_matmul, ep_matmul_reduce_scatter, tile};
+use gin_ep_oracle::{Shape, factor};
+use gin_gpu::{LaunchConfig, Memory, MemoryKind};
+use gin_host::comm::{Communicator, Requirements, WindowFlags};
+use gin_host::world::{Mode, Rank, WorldConfig, launch};
+use support::{Case, compare};
+
+/// Runs `test` on all ranks of a world.
+fn on_ranks(world: WorldConfig, test: impl Fn(&Rank, &Communicator) -> Result<(), EpError> + Sync) {
+    let outcome = launch(world, |rank| -> Result<(), EpError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        test(&rank, &comm)?;
+        Ok(comm.destroy()?)
+    });
+    outcome.unwrap();
+}
+
+fn run(world: impl Fn(u32) -> WorldConfig, list: &[(u32, (usize, usize, usize), u32)]) {
+    for &(ranks, sizes, blocks) in list {
+        for scatters in [false, true] {
+            let config = MatmulConfig::new(sizes.0 as u32, sizes.1 as u32, sizes.2 as u32).blocks(blocks);
+            let config = config.deadline(Deadline::after_ms(60_000));
+            on_ranks(world(ranks), |rank, comm| {
+                compare(rank, comm, &config, &Case { scatters, sizes, runs: 2, every: 1 })
+            });
+        }
+    }
+}
+
+#[test]
+fn products_of_all_shapes_have_the_bits_of_the_oracle() {
+    let list = [(1, (37, 264, 72), 2), (2, (130, 264, 136), 2), (3, (1, 8, 8), 1), (4, (5, 16, 200), 1)];
+    run(|ranks| WorldConfig::seeded(ranks, 5), &list);
+}
+
+#[test]
+fn products_have_the_bits_of_the_oracle_in_real_time() {
+    run(WorldConfig::threads, &[(2, (200, 16, 328), 3), (3, (33, 24, 64), 2)]);
+}
+
+#[test]
+fn products_of_experts_have_the_bits_of_the_oracle_also_where_rows_have_no_place() {
+    for (ranks, experts, hidden, tokens, rows) in
+        [(1, 3, 40, 20, 60), (2, 5, 24, 9, 54), (3, 4, 8, 6, 5), (4, 70, 16, 3, 36)]
+    {
+        let shape = Shape { ranks: ranks as usize, experts, topk: 3, hidden };
+        let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(tokens as u32).sms(2).threads(64);
+        on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
+            support::experts(rank, comm, &config, &shape, tokens, (rows, Some(2)))
+        });
+    }
+}
+
+#[test]
+fn one_resident_block_of_many_is_enough() {
+    let (rows, columns, depth) = (130, 16, 72);
+    for scatters in [false, true] {
+        on_ranks(WorldConfig::seeded(2, 4).resident_blocks(1), |rank, comm| {
+            let memory = |elements: u32| -> Result<_, EpError> {
+                Ok(Memory::new(rank.device(), MemoryKind::Device, 2 * u64::from(elements))?.whole())
+            };
+            let (a, b) = (memory(2 * rows * depth)?, memory(columns * depth)?);
+            let results = [memory(2 * rows * columns)?, memory(2 * rows * columns)?];
+            let factor = |number: u32, key: u64| -> Vec<u16> {
+                (0..number as usize).map(|at| factor(key + u64::from(rank.rank()), 0, at)).collect()
+            };
+            a.write(0, &factor(2 * rows * depth, 0))?;
+            b.write(0, &factor(columns * depth, 9))?;
+            for result in &results {
+                result.write(0, &vec![0u16; 4 * rows as usize * columns as usize / 2])?;
+            }
+            let (make, kernel_row) = if scatters {
+                (Matmul::reduce_scatter as fn(_, _) -> _, columns)
+            } else {
+                (Matmul::all_gather as _, depth)
+            };
+            let deadline = Deadline::after_ms(60_000);
+            let config = MatmulConfig::new(rows, columns, depth).deadline(deadline);
+            let (matmul, stream): (Matmul<'_>, _) = (make(comm, &config)?, rank.stream()?);
+            matmul.run(&stream, Part::Fused, &Operands::new(&a, &b, &results[0]))?;
+            // More blocks than may be resident: they run one after the other.
+            let product = Product {
+                a: a.address(),
+                b: b.address(),
+                c: results[1].address(),
+                partial: 0,
+                rows,
+                columns,
+                depth,
+                parts: EXCHANGE | MULTIPLY,
+                deadline,
+            };
+            let words = product.window_bytes(2, 2 * u64::from(kernel_row)) / 8;
+            let window = comm.alloc_window::<u64>(words as usize, WindowFlags::NONE)?;
+            let shape = LaunchConfig::new(5, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
+            // Safety: the window is one for the product, and the memory has its sizes.
+            unsafe {
+                if scatters {
+                    ep_matmul_reduce_scatter::launch(&stream, shape, &comm.device()?, &window, product)?;
+                } else {
+                    ep_all_gather_matmul::launch(&stream, shape, &comm.device()?, &window, product)?;
+                }
+            }
+            stream.synchronize()?;
+            comm.check("matmul")?;
+            let mut found = [vec![0u16; 2 * (rows * columns) as usize], vec![1u16; 2 * (rows * columns) as usize]];
+            for (result, found) in results.iter().zip(&mut found) {
+                result.read(0, found)?;
+            }
+            assert!(found[0] == found[1] && found[0].iter().any(|&element| element != 0));
+            matmul.destroy()
+        });
+    }
+}
+
+#[test]
+fn nothing_races() {
+    let races = |ranks: u32| {
+        let mut world = WorldConfig::seeded(ranks, 1);
+        let Mode::Seeded(seeded) = world.mode else { unreachable!("the mode of a seeded world") };
+        world.mode = Mode::Seeded(seeded.races(true));
+        world
+    };
+    run(races, &[(2, (33, 16, 72), 2), (3, (2, 8, 8), 1)]);
+    let shape = Shape { ranks: 2, experts: 3, topk: 3, hidden: 16 };
+    let config = GroupConfig::new(3, 16, 3).tokens(5).sms(2).threads(64);
+    on_ranks(races(2), |rank, comm| support::experts(rank, comm, &config, &shape, 5, (30, Some(2))));
+}
+
+#[test]
+fn a_rank_that_does_not_come_ends_the_others_wait_with_a_fault() {
+    for scatters in [false, true] {
+        let outcome = launch(WorldConfig::seeded(2, 3), |rank| -> Result<(), EpError> {
+            let comm = rank.communicator(&Requirements::default())?;
+            let make = if scatters { Matmul::reduce_scatter } else { Matmul::all_gather };
+            let config = MatmulConfig::new(8, 8, 8).blocks(1).deadline(Deadline::after_ms(20));
+            let (matmul, stream) = (make(&comm, &config)?, rank.stream()?);
+            let memory = || Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, 256)?.whole());
+            let (a, b, c) = (memory()?, memory()?, memory()?);
+            if rank.rank() == 0 {
+                // The second launch ends at once.
+                for _ in 0..2 {
+                    matmul.run(&stream, Part::Fused, &Operands::new(&a, &b, &c))?;
+                    stream.synchronize()?;
+                    let fault = comm.fault().expect("a fault").fault;
+                    assert_eq!((fault.kind(), fault.peer()), (FaultKind::Timeout, 1));
+                }
+            }
+            rank.barrier()?;
+            Ok(())
+        });
+        outcome.unwrap();
+    }
+}
+
+#[test]
+fn sizes_and_memory_outside_the_limits_are_refused_with_the_figure() {
+    on_ranks(WorldConfig::seeded(1, 1), |rank, comm| {
+        let refused = |rows, columns, depth| Matmul::all_gather(comm, &MatmulConfig::new(rows, columns, depth)).err();
+        let text = |error: Option<EpError>| error.map(|error| error.to_string());
+        assert_eq!(
+            text(refused(8, 12, 8)).as_deref(),
+            Some("the number of columns is 12; the limit is a multiple of 8, 1 to 1048576")
+        );
+        assert_eq!(
+            text(refused(0, 8, 8)).as_deref(),
+            Some("the number of rows of a rank is 0; the limit is 1 to 1048576")
+        );
+        assert!(text(refused(8, 8, 4)).is_some_and(|text| text.starts_with("the number of inner elements is 4;")));
+        let none = MatmulConfig::new(8, 8, 8).blocks(0);
+        assert!(text(Matmul::all_gather(comm, &none).err()).is_some_and(|text| text.contains("at least 1")));
+
+        let (matmul, stream) = (Matmul::reduce_scatter(comm, &MatmulConfig::new(8, 8, 8).blocks(1))?, rank.stream()?);
+        let memory = |bytes| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes)?.whole());
+        let (large, small) = (memory(128)?, memory(112)?);
+        let short = matmul.run(&stream, Part::Fused, &Operands::new(&large, &large, &small));
+        assert!(matches!(short, Err(EpError::Short { what: "the memory of the result", given: 112, needed: 128 })));
+        let parts = matmul.run(&stream, Part::Multiply, &Operands::new(&large, &large, &large));
+        assert!(matches!(parts, Err(EpError::Unsuited { .. })));
+        matmul.destroy()
+    });
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Trials of products that send and receive while they multiply, against their oracle.
+
+use crate::hardware::{DEADLINE, Testbed, Trial};
+use gin_ep::{EpError, GroupConfig, MatmulConfig};
+use gin_ep_oracle::Shape;
+use gin_host::comm::{CommError, Communicator, Requirements};
+use gin_host::world::{Rank, launch};
+use support::{Case, compare, experts};
+
+#[expect(unreachable_pub, reason = "the tests of gin-ep include it too")]
+#[path = "../../gin-ep/tests/support/matmul.rs"]
+mod support;
+
+/// The trials of this module, which run on any devices. Ranks form one LSA team.
+pub const TRIALS: [Trial; 5] = [
+    ("rows_that_are_gathered_meanwhile_have_the_products_of_the_oracle", |testbed| products(testbed, false)),
+    ("products_that_are_scattered_meanwhile_have_the_sums_of_the_oracle", |testbed| products(testbed, true)),
+    ("one_block_is_enough_to_multiply_send_and_receive", one_block),
+    ("large_products_have_the_bits_of_the_oracle", large),
+    ("products_of_experts_return_with_the_bits_of_the_oracle", returned),
+];
+
+/// Runs `test` on `ranks` ranks.
+fn with(
+    testbed: &Testbed,
+    ranks: u32,
+    test: impl Fn(&Rank, &Communicator) -> Result<(), EpError> + Sync,
+) -> Result<(), String> {
+    let mut world = testbed.config();
+    world.ranks = ranks;
+    world.comm.lsa_size = None;
+    let outcome = launch(world, |rank| -> Result<(), EpError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        test(&rank, &comm)?;
+        let fault = crate::hardware::fault(&rank, &comm);
+        assert_eq!(fault, None);
+        comm.destroy().map_err(|error: CommError| error.into())
+    });
+    outcome.map(drop).map_err(|error| error.to_string())
+}
+
+/// Runs products of these sizes, by as many blocks as the GPU has room for if `blocks` is `None`.
+fn run(testbed: &Testbed, ranks: u32, blocks: Option<u32>, case: &Case) -> Result<(), String> {
+    let (rows, columns, depth) = case.sizes;
+    let config = MatmulConfig::new(rows as u32, columns as u32, depth as u32).deadline(DEADLINE);
+    let config = blocks.map_or(config, |blocks| config.blocks(blocks));
+    with(testbed, ranks, |rank, comm| compare(rank, comm, &config, case))
+}
+
+fn products(testbed: &Testbed, scatters: bool) -> Result<(), String> {
+    let is_real = testbed.devices.is_some();
+    let blocks = if is_real { None } else { Some(2) };
+    for (ranks, sizes) in [(1, (129, 264, 72)), (2, (37, 16, 200)), (3, (1, 8, 8)), (4, (5, 24, 64))] {
+        run(testbed, ranks, blocks, &Case { scatters, sizes, runs: 2, every: 1 })?;
+    }
+    if is_real {
+        for ranks in [1, 2, 4] {
+            run(testbed, ranks, None, &Case { scatters, sizes: (333, 520, 1000), runs: 6, every: 5 })?;
+        }
+    }
+    Ok(())
+}
+
+fn one_block(testbed: &Testbed) -> Result<(), String> {
+    for scatters in [false, true] {
+        run(testbed, 2, Some(1), &Case { scatters, sizes: (130, 16, 72), runs: 2, every: 3 })?;
+    }
+    Ok(())
+}
+
+/// Products with several waves of blocks, many times, so that ranks run ahead of each other.
+fn large(testbed: &Testbed) -> Result<(), String> {
+    if testbed.devices.is_none() {
+        return run(testbed, 2, Some(3), &Case { scatters: false, sizes: (140, 264, 64), runs: 1, every: 20 });
+    }
+    for scatters in [false, true] {
+        run(testbed, 2, None, &Case { scatters, sizes: (2048, 2048, 1024), runs: 6, every: 511 })?;
+    }
+    Ok(())
+}
+
+fn returned(testbed: &Testbed) -> Result<(), String> {
+    let is_real = testbed.devices.is_some();
+    let list = [(1, 3, 40, 20, 60), (2, 5, 24, 9, 54), (3, 4, 8, 6, 5)];
+    let large = [(2, 16, 512, 300, 1800), (4, 70, 264, 100, 1200), (2, 8, 264, 64, 90)];
+    for (ranks, experts_of_all, hidden, tokens, rows) in if is_real { large } else { list } {
+        let shape = Shape { ranks: ranks as usize, experts: experts_of_all, topk: 3, hidden };
+        let config = GroupConfig::new(experts_of_all as u32, hidden as u32, 3).tokens(tokens as u32).deadline(DEADLINE);
+        let (config, blocks) = if is_real { (config, None) } else { (config.sms(2).threads(64), Some(2)) };
+        with(testbed, ranks, |rank, comm| experts(rank, comm, &config, &shape, tokens, (rows, blocks)))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_trials_pass_on_virtual_gpus() {
+        for (name, trial) in TRIALS {
+            trial(&Testbed::simulated()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+}
