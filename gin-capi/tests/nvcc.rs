@@ -6,8 +6,11 @@
 mod common;
 
 use common::{HERE, library, run, try_run};
-use gin_abi::{CommHandle, FaultKind, WindowData, WindowHandle};
+use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
+use gin_abi::{COUNTER_BITS, CommHandle, ContextData, FaultKind, Operation, SIGNAL_BITS, WindowData, WindowHandle};
 use gin_build::{Arch, DeviceLibrary, KernelBuilder, Toolchain, UsePtxas};
+use gin_device::internal::host_word;
+use gin_device::sys::{OPERATIONS, data::DATA_OPERATIONS};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -210,6 +213,48 @@ fn assertions() -> String {
         stride,
         reserved
     );
+    layout!(
+        ContextData,
+        "gin::detail::Context",
+        producer_index,
+        consumer_index,
+        slots,
+        depth_log2,
+        depth_mask,
+        oldest_incomplete,
+        completion_index,
+        counters,
+        counter_near,
+        signal_gpu,
+        signal_nic,
+        signal_cpu,
+        signal_near,
+        signal_shadow,
+        counters_gpu,
+        busy,
+        mailbox
+    );
+    writeln!(text, "static_assert(alignof(gin::detail::Context) == {}, \"\");", align_of::<ContextData>())
+        .expect("write");
+    let codes = [
+        ("OpPut", Operation::Put as u64),
+        ("OpPutValue", Operation::PutValue as u64),
+        ("OpSignal", Operation::Signal as u64),
+        ("OpWaitSignal", Operation::WaitSignal as u64),
+        ("OpWaitCounter", Operation::WaitCounter as u64),
+        ("EngineGpu", ENGINE_GPU.into()),
+        ("EngineNic", ENGINE_NIC.into()),
+        ("EngineCpu", ENGINE_CPU.into()),
+        ("NearBytes", 8 * NEAR_WORDS),
+        ("NearBase", 8 * host_word::SPARE),
+        ("NearMail", 8 * host_word::MAIL),
+        ("SignalBits", SIGNAL_BITS.into()),
+        ("CounterBits", COUNTER_BITS.into()),
+        ("StrideShift", STRIDE_SHIFT.into()),
+    ];
+    for (name, code) in codes {
+        writeln!(text, "static_assert(gin::detail::{name} == {code}, \"\");").expect("write");
+    }
     for (wrapper, c) in [("Comm", "gin_device_comm_t"), ("Window<float>", "gin_device_window_t")] {
         writeln!(text, "static_assert(sizeof(gin::{wrapper}) == sizeof({c}), \"\");").expect("write");
     }
@@ -219,6 +264,30 @@ fn assertions() -> String {
     }
     writeln!(text, "static_assert(GIN_ABI_VERSION == {}, \"\");", gin_abi::ABI_VERSION).expect("write");
     text
+}
+
+/// The accesses of the header that inline are those of `sys`, by name and instruction.
+fn accesses() {
+    let text = std::fs::read_to_string(here("include/gin_inline.cuh")).expect("read the header");
+    let known = |name: &str| OPERATIONS.iter().chain(DATA_OPERATIONS).find(|row| row.name == name);
+    let mut seen = 0;
+    for line in text.lines() {
+        let Some((name, rest)) = ["GIN_LOAD(", "GIN_STORE(", "GIN_CHANGE(", "GIN_FENCE("]
+            .iter()
+            .find_map(|begin| line.strip_prefix(begin)?.split_once(", "))
+        else {
+            continue;
+        };
+        let ptx = rest.split('"').nth(1).expect("a line has an instruction");
+        let row = known(name).unwrap_or_else(|| panic!("sys has no {name}"));
+        assert_eq!(row.ptx, ptx, "{name}");
+        seen += 1;
+    }
+    assert_eq!(seen, 14, "the header lists the accesses");
+    for name in ["load_weak_pair", "store_weak_pair", "read_word"] {
+        let row = known(name).expect("sys has it");
+        assert!(text.contains(&format!("\"{} ", row.ptx)) || text.contains(&format!("({}", row.ptx)), "{name}");
+    }
 }
 
 /// nvcc, and the compiler of the host, have the layouts of Rust.
@@ -247,7 +316,8 @@ fn examples() {
 }
 
 fn main() -> ExitCode {
-    let trials: [(&str, fn()); 4] = [
+    let trials: [(&str, fn()); 5] = [
+        ("code_that_inlines_makes_the_accesses_of_rust", accesses),
         ("device_functions_and_two_modules_link_into_a_program", links),
         ("cpp_and_rust_agree_on_the_parameters_of_every_function", agrees),
         ("cpp_and_rust_agree_on_every_layout_and_code", layouts),

@@ -40,6 +40,16 @@ fn kernels_in_cpp_run_on_the_virtual_gpu() {
 }
 
 #[test]
+fn kernels_in_cpp_and_in_rust_meet_in_one_ring() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program_with("tests/c/mixed.cpp", &library("libgin_example_c.so"), folder.path());
+    for route in ["automatic", "network"] {
+        let said = run(Command::new(&program).arg(route));
+        assert!(said.contains("passed"), "{route}: {said}");
+    }
+}
+
+#[test]
 fn processes_meet_over_the_programs_own_exchange_and_children_of_forks_are_refused() {
     passes("tests/c/fork.c");
 }

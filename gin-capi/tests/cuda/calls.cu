@@ -46,6 +46,8 @@ __global__ void calls(Comm comm, Window<float> a, Window<uint64_t> b, uint64_t* 
     gin_value_t pointer = gin_peer_pointer(comm.handle().copy, a.handle().data, 8, 1);
     *reinterpret_cast<uint64_t*>(pointer.value) = pointer.fault + gin_device_abi();
     CoopWarp{}.sync();
+    CoopTile<8>{}.sync();
+    (void)gin_coop_sync(CoopWarp{}.word());
     comm.report(CoopWarpSpan{0, 2, 3}.sync());
     if (comm.fault().kind() == FaultKind::Aborted) comm.report(7u);
     if (float* peer = a.peerPointer(comm.lsa(), 0, 3)) *peer = *a.localPointer(3);
