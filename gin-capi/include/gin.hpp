@@ -124,6 +124,21 @@ public:
         return all;
     }
 
+    /// Returns the ranks that are known to be lost.
+    std::vector<uint32_t> lost() const {
+        std::vector<uint32_t> lost(ranks());
+        std::size_t count;
+        check(gin_job_lost(raw_, lost.data(), lost.size(), &count));
+        lost.resize(count);
+        return lost;
+    }
+    /// Makes a job of the ranks that remain. All of them call it with the same lost ranks.
+    Job without(const std::vector<uint32_t>& lost, uint32_t joining_ms) const {
+        gin_job_t raw;
+        check(gin_job_without(raw_, lost.data(), lost.size(), joining_ms, &raw));
+        return Job(raw);
+    }
+
 private:
     std::pair<uint32_t, uint32_t> numbers() const {
         std::pair<uint32_t, uint32_t> numbers;

@@ -88,6 +88,10 @@ GIN_CALL gin_value_t gin_signal_shadow(uint64_t comm, uint32_t context, uint32_t
 GIN_CALL uint64_t gin_increase_signal_shadow(uint64_t comm, uint32_t context, uint32_t signal, uint64_t delta);
 GIN_CALL uint64_t gin_barrier(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t team,
                               uint32_t index, uint32_t fence, uint64_t deadline);
+GIN_CALL uint64_t gin_barrier_arrive(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t team,
+                                     uint32_t index, uint32_t fence, uint64_t deadline);
+GIN_CALL uint64_t gin_barrier_wait(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t team,
+                                   uint32_t index, uint32_t fence, uint64_t deadline);
 GIN_CALL gin_value_t gin_peer_pointer(uint64_t comm, uint64_t window, uint64_t offset, uint32_t peer);
 GIN_CALL void gin_report(uint64_t comm, uint64_t fault);
 GIN_CALL void gin_report_code(uint64_t comm, uint64_t code);
@@ -614,10 +618,18 @@ public:
     /// Meets the ranks of a team in one of the barriers that the communicator has.
     template <class Coop>
     GIN_FN Fault barrier(Coop coop, BarrierTeam team, uint32_t index, Fence fence, bool allContexts = false) const {
-        GIN_REFUSE(mismatch());
-        uint32_t options = options_ | (allContexts ? detail::AllContexts : 0u);
-        return Fault(gin_barrier(comm_.copy, context_, options, coop.word(), static_cast<uint32_t>(team), index,
-                                 static_cast<uint32_t>(fence), deadline_));
+        return meet(gin_barrier, coop, team, index, fence, allContexts);
+    }
+    /// Arrives at a barrier, and does not wait for the other ranks. The next use of the barrier is `barrierWait`, with
+    /// the same arguments.
+    template <class Coop>
+    GIN_FN Fault barrierArrive(Coop coop, BarrierTeam team, uint32_t index, Fence fence, bool allContexts = false) const {
+        return meet(gin_barrier_arrive, coop, team, index, fence, allContexts);
+    }
+    /// Waits for the ranks of a barrier at which this rank has arrived.
+    template <class Coop>
+    GIN_FN Fault barrierWait(Coop coop, BarrierTeam team, uint32_t index, Fence fence, bool allContexts = false) const {
+        return meet(gin_barrier_wait, coop, team, index, fence, allContexts);
     }
 
 private:
@@ -647,6 +659,13 @@ private:
 #endif
     }
     GIN_FN uint32_t with(Order order) const { return options_ | static_cast<uint32_t>(order) << 4; }
+    template <class Function, class Coop>
+    GIN_FN Fault meet(Function function, Coop coop, BarrierTeam team, uint32_t index, Fence fence, bool allContexts) const {
+        GIN_REFUSE(mismatch());
+        uint32_t options = options_ | (allContexts ? detail::AllContexts : 0u);
+        return Fault(function(comm_.copy, context_, options, coop.word(), static_cast<uint32_t>(team), index,
+                              static_cast<uint32_t>(fence), deadline_));
+    }
     template <class RemoteAction, class Coop>
     GIN_FN Fault raise(uint32_t routes, const Team& team, uint32_t peer, RemoteAction remoteAction, Coop coop,
                        Scope givenRelease, Scope requiredRelease, uint32_t optFlags) const {

@@ -304,6 +304,13 @@ fn examples() {
     let example = |name: &str| here(&format!("../examples/cuda-cpp/{name}"));
     nvcc([&example("main.cu"), &LIBRARY.archive.display().to_string(), &gin, "-o", &out("main")]);
     nvcc(["-cubin", &example("kernels.cu"), "-o", &out("kernels.cubin")]);
+    // The tests and the benchmark of GPUs.
+    let library = ["-L", &FOLDER.path().display().to_string(), "-lgin_device"].map(str::to_owned);
+    for (source, name) in [("tests/c/operations.cpp", "operations"), ("../gin-bench/kernels/capi.cu", "bench")] {
+        nvcc(["-x", "cu", "-dc", &here(source), "-o", &out(&format!("{name}.o"))]);
+        let linked = ["-dlink", "-cubin", &out(&format!("{name}.o")), "-o", &out(&format!("{name}.cubin"))];
+        nvcc(linked.map(str::to_owned).iter().chain(&library));
+    }
     let cuda = CUDA.display();
     let mut compile = common::compiler(true);
     compile.args([&example("jit.cpp"), &format!("-I{cuda}/include"), "-o", &out("jit"), &gin]);

@@ -337,22 +337,23 @@ pub unsafe extern "C-unwind" fn gin_increase_signal_shadow(comm: u64, context: u
     word::of(unsafe { with(Call { comm, context, options: 0 }, work) })
 }
 
-/// Meets the ranks of a team (0 world, 1 rail, 2 LSA) in barrier `index`. Bit 0 of `fence`: puts to this rank are
-/// visible afterwards; bit 1: gets of this rank have arrived, and sources of puts may be reused.
-///
-/// # Safety
-/// - As the module's docs say.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn gin_barrier(
-    comm: u64,
-    context: u32,
-    options: u32,
+/// The arguments of a barrier.
+#[derive(Clone, Copy)]
+struct Barrier {
+    call: Call,
     coop: u64,
     team: u32,
     index: u32,
     fence: u32,
-    deadline: u64,
+}
+
+/// Runs `work` with a session of the barrier.
+#[inline(always)]
+unsafe fn meet(
+    barrier: Barrier,
+    work: impl FnOnce(&mut BarrierSession<Any>, &AnyCoop, Fence) -> Result<(), Fault>,
 ) -> u64 {
+    let Barrier { call, coop, team, index, fence } = barrier;
     // Safety: the caller's promise, here and below.
     let coop = match unsafe { AnyCoop::new(coop) } {
         Ok(coop) => coop,
@@ -371,16 +372,53 @@ pub unsafe extern "C-unwind" fn gin_barrier(
             2 => Fence::Get,
             _ => Fence::PutGet,
         };
-        let mut session = BarrierSession::new(&gin, team, index)?.released(options::given(options));
-        if options & options::ALL_CONTEXTS != 0 {
+        let mut session = BarrierSession::new(&gin, team, index)?.released(options::given(call.options));
+        if call.options & options::ALL_CONTEXTS != 0 {
             session = session.all_contexts();
         }
-        if options & options::ALL_ROUTES != 0 {
+        if call.options & options::ALL_ROUTES != 0 {
             session = session.all_routes();
         }
-        session.sync(&coop, fence, Deadline::after_ns(deadline))
+        work(&mut session, &coop, fence)
     };
-    word::of(unsafe { with(Call { comm, context, options }, work) })
+    word::of(unsafe { with(call, work) })
+}
+
+/// Defines the functions of barriers.
+macro_rules! barriers {
+    ($($name:ident |$session:ident, $coop:ident, $fence:ident, $deadline:ident| $work:expr, $doc:literal;)*) => { $(
+        #[doc = $doc]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            comm: u64,
+            context: u32,
+            options: u32,
+            coop: u64,
+            team: u32,
+            index: u32,
+            fence: u32,
+            deadline: u64,
+        ) -> u64 {
+            let barrier = Barrier { call: Call { comm, context, options }, coop, team, index, fence };
+            let $deadline = Deadline::after_ns(deadline);
+            // Safety: the caller's promise.
+            unsafe { meet(barrier, |$session, $coop, $fence| $work) }
+        }
+    )* };
+}
+
+barriers! {
+    gin_barrier |session, coop, fence, deadline| session.sync(coop, fence, deadline),
+        "Meets the ranks of a team (0 world, 1 rail, 2 LSA) in barrier `index`. Bit 0 of `fence`: puts to this rank are \
+         visible afterwards; bit 1: gets of this rank have arrived, and sources of puts may be reused.";
+    gin_barrier_arrive |session, coop, fence, deadline| session.arrive(coop, fence, deadline),
+        "Arrives as `gin_barrier` does, and does not wait for the other ranks.";
+    gin_barrier_wait |session, coop, fence, deadline|
+        session.resume(coop, fence).and_then(|()| session.wait(coop, deadline)),
+        "Waits for the ranks of a barrier after `gin_barrier_arrive` with the same arguments.";
 }
 
 /// Returns the address at which this rank's kernels load and store the byte at `offset` of a peer's window.

@@ -135,6 +135,15 @@ KERNEL operations(gin::Comm comm, Words data, Words foreign, Words closed, gin::
         HOLDS(data.peerPointer(world, 2) == nullptr);
     }
     OK(net.barrier(cta, gin::BarrierTeam::World, 0, gin::Fence::None));
+    // Arrived, the rank does something else before it waits.
+    for (uint32_t round = 0; round < 3; round++) {
+        OK(net.putValue(world, peer, data, 80, uint64_t(round), gin::None{}, cta));
+        OK(net.barrierArrive(cta, gin::BarrierTeam::World, 0, gin::Fence::Put));
+        words[11] = round;
+        OK(net.barrierWait(cta, gin::BarrierTeam::World, 0, gin::Fence::Put));
+        HOLDS(words[10] == round && words[11] == round);
+        OK(net.barrier(cta, gin::BarrierTeam::World, 0, gin::Fence::None));
+    }
     OK(net.resetSignal(6));
     OK(net.resetSignal(data, 240));
     OK(net.resetCounter(3));
@@ -219,9 +228,12 @@ static void launch(const gin::Job& job, A... arguments) {
     cuda(cudaGetDeviceCount(&gpus));
     // As gin places ranks that are threads.
     cuda(cudaSetDevice(int(job.rank()) % gpus));
+    cudaStream_t stream;
+    cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     void* all[] = {&arguments...};
-    cuda(cudaLaunchCooperativeKernel(reinterpret_cast<void*>(operations), 1, 64, all, 0, nullptr));
-    cuda(cudaDeviceSynchronize());
+    cuda(cudaLaunchCooperativeKernel(reinterpret_cast<void*>(operations), 1, 64, all, 0, stream));
+    cuda(cudaStreamSynchronize(stream));
+    cuda(cudaStreamDestroy(stream));
 #else
     gin::Kernel kernel = gin::Kernel::of<operations>("operations");
     gin::Stream stream(job);

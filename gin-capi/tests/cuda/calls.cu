@@ -37,6 +37,8 @@ __device__ void operations(const Comm& comm, const Window<float>& a, const Windo
     comm.report(net.resetSignal(b, 8));
     comm.report(net.resetCounter(3));
     comm.report(net.barrier(cta, BarrierTeam::Lsa, 0, Fence::PutGet, true));
+    comm.report(net.barrierArrive(cta, BarrierTeam::Rail, 0, Fence::Put));
+    comm.report(net.barrierWait(cta, BarrierTeam::Rail, 0, Fence::Put));
 }
 
 __global__ void calls(Comm comm, Window<float> a, Window<uint64_t> b, uint64_t* out) {
