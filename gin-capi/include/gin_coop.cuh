@@ -66,8 +66,8 @@ struct CoopWarp : detail::LaneGroup<CoopWarp> {
     GIN_FN uint32_t mask_here() const { return UINT32_MAX; }
 };
 
-/// `N` neighbouring lanes of a warp, of which the first is a multiple of `N`: 2, 4, 8, 16 or 32. All of them are threads
-/// of the block.
+/// `N` neighbouring lanes of a warp, of which the first is a multiple of `N`: 2, 4, 8, 16 or 32. All of them are
+/// threads of the block.
 template <uint32_t N>
 struct CoopTile : detail::LaneGroup<CoopTile<N>> {
     static_assert(N >= 2 && N <= 32 && (N & (N - 1)) == 0, "a tile has 2, 4, 8, 16 or 32 lanes");

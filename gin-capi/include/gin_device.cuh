@@ -149,8 +149,8 @@ class [[nodiscard]] Fault {
 public:
     GIN_FN explicit Fault(uint64_t word = 0) : word_(word) {}
     GIN_FN explicit Fault(FaultKind kind, uint32_t operation = 0, uint32_t context = 0x1ff, uint32_t peer = 0x1ffffff)
-        : word_(static_cast<uint64_t>(kind) | operation << 6 | static_cast<uint64_t>(context < 0x1ff ? context : 0x1ff) << 10 |
-                static_cast<uint64_t>(peer < 0x1ffffff ? peer : 0x1ffffff) << 19) {}
+        : word_(static_cast<uint64_t>(kind) | operation << 6 | uint64_t{context < 0x1ff ? context : 0x1ff} << 10 |
+                uint64_t{peer < 0x1ffffff ? peer : 0x1ffffff} << 19) {}
     GIN_FN explicit operator bool() const { return word_ != 0; }
     GIN_FN FaultKind kind() const { return static_cast<FaultKind>(word_ & 63); }
     /// Returns the context, GIN_NONE if there is none.
@@ -414,7 +414,8 @@ public:
             if (takesStores(world)) {
                 const gin_device_window_t &to = dstWindow.handle(), &from = srcWindow.handle();
                 detail::Target target = this->target(world, raise, localAction);
-                FaultKind kind = detail::check_windows(comm_, to, from);
+                FaultKind kind = detail::check_window(comm_, to);
+                if (kind == FaultKind::None) kind = detail::check_window(comm_, from);
                 if (kind == FaultKind::None) kind = detail::check(comm_, target, coop.exists());
                 if (kind == FaultKind::None) kind = detail::check_put(to, world, dstOffset, from, srcOffset, bytes);
                 if (kind == FaultKind::None) {
@@ -453,7 +454,7 @@ public:
             if (takesStores(world)) {
                 const gin_device_window_t& to = dstWindow.handle();
                 detail::Target target = this->target(world, raise, None{});
-                FaultKind kind = detail::check_windows(comm_, to, to);
+                FaultKind kind = detail::check_window(comm_, to);
                 if (kind == FaultKind::None) kind = detail::check(comm_, target, coop.exists());
                 if (kind == FaultKind::None) kind = detail::check_value(to, world, dstOffset, sizeof(V));
                 if (kind == FaultKind::None) {
@@ -550,8 +551,8 @@ public:
                                         uint64_t* delta = nullptr, uint32_t bits = 64,
                                         Order order = Order::Acquire) const {
         GIN_REFUSE(mismatch());
-        gin_followed_t followed = GIN_FORM(gin_wait_signal_follow_shadow, comm_.copy, context_, with(order), coop.word(),
-                                           signal, bits, leastDelta, deadline_);
+        gin_followed_t followed = GIN_FORM(gin_wait_signal_follow_shadow, comm_.copy, context_, with(order),
+                                           coop.word(), signal, bits, leastDelta, deadline_);
         if (before) *before = followed.before;
         if (delta) *delta = followed.delta;
         return Fault(followed.fault);
@@ -623,12 +624,14 @@ public:
     /// Arrives at a barrier, and does not wait for the other ranks. The next use of the barrier is `barrierWait`, with
     /// the same arguments.
     template <class Coop>
-    GIN_FN Fault barrierArrive(Coop coop, BarrierTeam team, uint32_t index, Fence fence, bool allContexts = false) const {
+    GIN_FN Fault barrierArrive(Coop coop, BarrierTeam team, uint32_t index, Fence fence,
+                               bool allContexts = false) const {
         return meet(gin_barrier_arrive, coop, team, index, fence, allContexts);
     }
     /// Waits for the ranks of a barrier at which this rank has arrived.
     template <class Coop>
-    GIN_FN Fault barrierWait(Coop coop, BarrierTeam team, uint32_t index, Fence fence, bool allContexts = false) const {
+    GIN_FN Fault barrierWait(Coop coop, BarrierTeam team, uint32_t index, Fence fence,
+                             bool allContexts = false) const {
         return meet(gin_barrier_wait, coop, team, index, fence, allContexts);
     }
 
@@ -660,7 +663,8 @@ private:
     }
     GIN_FN uint32_t with(Order order) const { return options_ | static_cast<uint32_t>(order) << 4; }
     template <class Function, class Coop>
-    GIN_FN Fault meet(Function function, Coop coop, BarrierTeam team, uint32_t index, Fence fence, bool allContexts) const {
+    GIN_FN Fault meet(Function function, Coop coop, BarrierTeam team, uint32_t index, Fence fence,
+                      bool allContexts) const {
         GIN_REFUSE(mismatch());
         uint32_t options = options_ | (allContexts ? detail::AllContexts : 0u);
         return Fault(function(comm_.copy, context_, options, coop.word(), static_cast<uint32_t>(team), index,
@@ -703,8 +707,8 @@ private:
     template <class Coop>
     GIN_FN Fault await(Coop coop, uint64_t window, uint64_t signal, uint64_t least, uint32_t bits, Order order) const {
         GIN_REFUSE(mismatch());
-        return Fault(GIN_FORM(gin_wait_signal, comm_.copy, context_, with(order), coop.word(), window, signal, least, bits,
-                              deadline_));
+        return Fault(GIN_FORM(gin_wait_signal, comm_.copy, context_, with(order), coop.word(), window, signal, least,
+                              bits, deadline_));
     }
 
     gin_device_comm_t comm_;

@@ -3,9 +3,10 @@
 // The operations of gin_device.cuh that inline: reads of the own signals and counters, and put, putValue and signal by
 // loads and stores. Programs include gin_device.cuh, which includes this.
 //
-// Each function makes the accesses of its model in Rust, in the same order: `copy` and `publish` of gin-device/src/lsa.rs,
-// `Words` of signal_words.rs, the conditions of gin/post/check.rs. An access has the name that it has in sys. On the
-// virtual GPU it is a call of `libgin`, so that the scheduler and the detector of data races see it.
+// Each function makes the accesses of its model in Rust, in the same order: `copy` and `publish` of
+// gin-device/src/lsa.rs, `Words` of signal_words.rs, the conditions of gin/post/check.rs. An access has the name that
+// it has in sys. On the virtual GPU it is a call of `libgin`, so that the scheduler and the detector of data races see
+// it.
 
 #pragma once
 
@@ -91,10 +92,11 @@ GIN_FN Pair load_weak_pair(uint64_t address) {
 GIN_FN void store_weak_pair(uint64_t address, Pair pair) {
     asm volatile("st.global.v2.u64 [%0], {%1, %2};" : : "l"(address), "l"(pair.low), "l"(pair.high) : "memory");
 }
-/// Reads a word of a table, which is constant while kernels may read it.
+/// Reads a word of a table, which is constant while kernels may read it. Volatile: otherwise nvcc moves the load out of
+/// loops, to before the conditions under which there is a table.
 GIN_FN uint64_t read_word(uint64_t address) {
     uint64_t value;
-    asm("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(address));
+    asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(address));
     return value;
 }
 #else
@@ -120,8 +122,8 @@ GIN_FN uint64_t read_word(uint64_t address) { return *reinterpret_cast<const uin
 struct alignas(16) Context {
     uint64_t producer_index, consumer_index, slots;
     uint32_t depth_log2, depth_mask;
-    uint64_t oldest_incomplete, completion_index, counters, counter_near, signal_gpu, signal_nic, signal_cpu, signal_near,
-        signal_shadow, counters_gpu, busy, mailbox;
+    uint64_t oldest_incomplete, completion_index, counters, counter_near, signal_gpu, signal_nic, signal_cpu;
+    uint64_t signal_near, signal_shadow, counters_gpu, busy, mailbox;
 };
 
 using Entry = gin_device_window_entry_t;
@@ -157,7 +159,8 @@ GIN_FN bool reaches(const gin_device_comm_t& comm, uint32_t rank) { return rank 
 
 /// Returns whether a window is one of the communicator, and registered.
 GIN_FN bool knows(const gin_device_comm_t& comm, const gin_device_window_t& window) {
-    if (window.id >= comm.windows || window.data - comm.window_table != sizeof(Entry) * uint64_t{window.id}) return false;
+    uint64_t place = sizeof(Entry) * uint64_t{window.id};
+    if (window.id >= comm.windows || window.data - comm.window_table != place) return false;
     // The first word has `active` and `flags`.
     uint32_t active = static_cast<uint32_t>(GIN_WORD_OF(Entry, window.data, active));
     return (active != 0) & (GIN_WORD_OF(Entry, window.data, base) == window.base) &
@@ -207,9 +210,8 @@ GIN_FN FaultKind check(const gin_device_comm_t& comm, const Target& target, bool
     return FaultKind::None;
 }
 
-GIN_FN FaultKind check_windows(const gin_device_comm_t& comm, const gin_device_window_t& first,
-                               const gin_device_window_t& second) {
-    return knows(comm, first) && knows(comm, second) ? FaultKind::None : FaultKind::UnknownWindow;
+GIN_FN FaultKind check_window(const gin_device_comm_t& comm, const gin_device_window_t& window) {
+    return knows(comm, window) ? FaultKind::None : FaultKind::UnknownWindow;
 }
 
 /// Returns the fault of the ranges of a put.
@@ -254,8 +256,8 @@ GIN_FN void publish(const Target& target, const Raises& raises, Scope given) {
     if (target.counts) red_add_relaxed_gpu(raises.counter, 1);
 }
 
-/// Copies the bytes that are no part of whole, aligned units of 16 bytes. Returns the number of bytes before such units,
-/// or all bytes if the addresses allow none.
+/// Copies the bytes that are no part of whole, aligned units of 16 bytes. Returns the number of bytes before such
+/// units, or all bytes if the addresses allow none.
 template <int = 0>
 GIN_COLD uint64_t copy_unaligned(uint64_t to, uint64_t from, uint64_t bytes, uint64_t rank, uint64_t step) {
     uint64_t apart = to ^ from;
@@ -340,7 +342,8 @@ GIN_FN FaultKind check_signal(const gin_device_comm_t& comm, uint32_t context, u
 }
 
 /// Returns the value of a signal that was checked.
-GIN_FN uint64_t signal_value(const gin_device_comm_t& comm, uint32_t context, uint64_t signal, uint32_t bits, Order order) {
+GIN_FN uint64_t signal_value(const gin_device_comm_t& comm, uint32_t context, uint64_t signal, uint32_t bits,
+                             Order order) {
     uint64_t data = context_at(comm, context);
     uint64_t near = GIN_WORD_OF(Context, data, signal_near) + NearBytes * signal;
     uint64_t value = word_if(comm.engines & EngineGpu, GIN_WORD_OF(Context, data, signal_gpu) + 8 * signal);

@@ -133,6 +133,17 @@ fn agrees() {
     assert_eq!(theirs.len(), ours.len());
 }
 
+/// nvcc moves no read of a table out of a loop, to before the condition under which there is a table.
+fn guarded() {
+    nvcc(["-ptx", &here("tests/cuda/loops.cu"), "-o", &out("loops.ptx")]);
+    let text = std::fs::read_to_string(out("loops.ptx")).expect("read PTX");
+    let kernel = text.split(".entry many_puts(").nth(1).expect("the PTX has the kernel");
+    // The first label, or the first jump without a condition, is the loop's beginning.
+    let before = kernel.split("\n$").next().and_then(|text| text.split("bra.uni").next()).unwrap_or_default();
+    assert!(kernel.contains("ld.global") && before.contains("ld.param"), "{kernel}");
+    assert!(!before.contains("ld.global"), "{before}");
+}
+
 /// A translation unit with the layouts and codes of gin-abi, as assertions.
 fn assertions() -> String {
     let mut text = String::from("#include \"gin_device.cuh\"\n#include <cstddef>\n");
@@ -323,7 +334,8 @@ fn examples() {
 }
 
 fn main() -> ExitCode {
-    let trials: [(&str, fn()); 5] = [
+    let trials: [(&str, fn()); 6] = [
+        ("nvcc_leaves_reads_of_tables_behind_their_conditions", guarded),
         ("code_that_inlines_makes_the_accesses_of_rust", accesses),
         ("device_functions_and_two_modules_link_into_a_program", links),
         ("cpp_and_rust_agree_on_the_parameters_of_every_function", agrees),
