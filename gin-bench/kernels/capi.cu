@@ -74,7 +74,9 @@ GIN_FN void count(uint64_t* out, uint64_t wrong) {
 
 template <class Coop>
 GIN_FN void write(Coop coop, const Words& window, uint64_t words, uint64_t round) {
-    for (uint64_t i = coop.thread_rank(); i < words; i += coop.size()) *window.localPointer(SOURCE + i) = payload(round, i);
+    for (uint64_t i = coop.thread_rank(); i < words; i += coop.size()) {
+        *window.localPointer(SOURCE + i) = payload(round, i);
+    }
 }
 
 template <class Coop>
@@ -123,8 +125,9 @@ BENCH_KERNEL bench_proxy_ping(gin::Comm comm, Words window, Plan plan, uint64_t*
     plan.play(
         world.rank == 0, true, out,
         [&](uint64_t round) {
-            return succeeded(comm, net.putValue(world, world.after(1), window, 0, payload(round, 0), gin::StrongSignalInc{0},
-                                                one, gin::Scope::Thread, gin::Scope::System));
+            gin::Fault fault = net.putValue(world, world.after(1), window, 0, payload(round, 0),
+                                            gin::StrongSignalInc{0}, one, gin::Scope::Thread, gin::Scope::System);
+            return succeeded(comm, fault);
         },
         [&](uint64_t round) {
             if (!succeeded(comm, net.waitSignal(one, 0, round))) return false;
@@ -135,8 +138,8 @@ BENCH_KERNEL bench_proxy_ping(gin::Comm comm, Words window, Plan plan, uint64_t*
 
 /// Makes one operation in each round. Afterwards waits for the peer's operations, and checks the words that arrived.
 template <class Backend, class Coop, class Issue>
-GIN_FN void raise(Coop coop, const gin::Comm& comm, const Words& window, const Plan& plan, uint64_t* out, uint64_t words,
-                  Issue issue) {
+GIN_FN void raise(Coop coop, const gin::Comm& comm, const Words& window, const Plan& plan, uint64_t* out,
+                  uint64_t words, Issue issue) {
     gin::Gin<Backend> net(comm, 0, plan.deadline());
     uint64_t last = plan.before + plan.warm + plan.timed;
     write(coop, window, words, last);

@@ -708,6 +708,13 @@ gin_status_t gin_kernel_of_function(gin_kernel_fn_t function,
 // Closes the handle. Launches go on.
 gin_status_t gin_kernel_close(struct gin_kernel_t kernel);
 
+// Refuses bytes for kernels that are no communicator of this process: it is closed, or of another process. A program
+// that launches kernels itself may call this before.
+gin_status_t gin_device_comm_check(const struct gin_device_comm_t *device);
+
+// Refuses bytes for kernels that are no window of this process: it is closed, or of another process.
+gin_status_t gin_device_window_check(const struct gin_device_window_t *device);
+
 // Launches a kernel on a stream. Does not wait. Checks the number and sizes of the arguments, communicators and
 // windows among those of a Rust kernel, and the limits of kernel and device.
 //

@@ -8,8 +8,8 @@ use gin_device::sys::data::{load_relaxed_sys_u64, store_weak_u64};
 
 const SIGNAL: SignalId = SignalId::new(0);
 
-/// Makes one operation in each round. Afterwards, outside of the timed part, waits for the peer's operations, and checks
-/// the `words` words that arrived.
+/// Makes one operation in each round. Afterwards, outside of the timed part, waits for the peer's operations, and
+/// checks the `words` words that arrived.
 ///
 /// # Safety
 /// - The same as for the kernels.

@@ -38,7 +38,8 @@ static void rank(const gin::Job& job) {
         comm.check_fault();
         bool timed = marks[0] != 0 && marks[1] >= marks[0];
         for (uint64_t i = 0; i < rounds; i++) timed = timed && stamps[i] != 0 && stamps[i + 1] >= stamps[i];
-        if (!timed || marks[2] != 0) throw std::runtime_error("kernel " + std::to_string(before / (1 + rounds)) + " is wrong");
+        std::string name = "kernel " + std::to_string(before / (1 + rounds));
+        if (!timed || marks[2] != 0) throw std::runtime_error(name + " is wrong");
     }
     job.barrier();
     window.close();

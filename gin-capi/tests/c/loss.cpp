@@ -16,7 +16,8 @@ static void meet(gin::Comm comm, Words data, uint64_t raises) {
     gin::CoopThread one;
     gin::Gin<> net(comm, 0, gin::Deadline::none());
     gin::Team world = comm.world();
-    gin::Fault fault = net.putValue(world, world.after(1), data, 0, uint64_t(100 + world.rank), gin::StrongSignalInc{0}, one);
+    uint64_t value = 100 + world.rank;
+    gin::Fault fault = net.putValue(world, world.after(1), data, 0, value, gin::StrongSignalInc{0}, one);
     if (!fault) fault = net.waitSignal(one, 0, raises);
     comm.report(fault);
 }

@@ -37,7 +37,8 @@ static void rank(const gin::Job& job) {
     uint32_t rank = job.rank(), ranks = job.ranks();
     gin::Communicator comm(job);
     gin::HostWindow<float> recv(comm, most), send(comm, most);
-    gin::Kernel kernel = rank % 2 == 0 ? gin::Kernel::of<ring_round>("ring_round_cpp") : gin::Module(job).kernel("ring_round");
+    bool cpp = rank % 2 == 0;
+    gin::Kernel kernel = cpp ? gin::Kernel::of<ring_round>("ring_round_cpp") : gin::Module(job).kernel("ring_round");
     gin::Stream stream(job);
     std::vector<float> own(most);
     // The values of all ranks' `send`, as they should be.
