@@ -29,8 +29,11 @@ static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir(
 /// The library of the device functions.
 static LIBRARY: LazyLock<DeviceLibrary> = LazyLock::new(|| {
     let builder = KernelBuilder::new(Path::new(HERE).join("device")).arch(Arch::Sm90).ptxas(UsePtxas::No).quiet();
-    let built =
-        builder.target_dir_of_build_scripts(env!("CARGO_TARGET_TMPDIR")).build().expect("compile the functions");
+    let built = builder
+        .bitcode(true)
+        .target_dir_of_build_scripts(env!("CARGO_TARGET_TMPDIR"))
+        .build()
+        .expect("compile the functions");
     built.write_device_library(FOLDER.path(), "gin_device", 128).expect("make the library")
 });
 
@@ -333,8 +336,60 @@ fn examples() {
     assert!(said.contains("linked: "), "{said}");
 }
 
+/// Returns the command of a clang that reads bitcode of the compiler for kernels: the words of `GIN_CLANG`, else
+/// `clang`.
+///
+/// # Errors
+/// The reason why there is none.
+fn clang() -> Result<Vec<String>, String> {
+    let words = std::env::var("GIN_CLANG").unwrap_or_else(|_| "clang".to_owned());
+    let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+    let program = words.first().ok_or("GIN_CLANG is empty")?;
+    let said = try_run(Command::new(program).args(&words[1..]).arg("--version"))?;
+    let major = |text: &str, before: &str| -> Option<u32> {
+        text.split(before).nth(1)?.trim_start().split('.').next()?.parse().ok()
+    };
+    let toolchain = Toolchain::find().map_err(|error| error.to_string().replace('\n', " "))?;
+    let rustc = try_run(Command::new(&toolchain.rustc).arg("-vV"))?;
+    match (major(&said, "clang version"), major(&rustc, "LLVM version:")) {
+        (Some(clang), Some(llvm)) if clang >= llvm => Ok(words),
+        (clang, llvm) => Err(format!("clang is of LLVM {clang:?}, the bitcode of LLVM {llvm:?}")),
+    }
+}
+
+/// clang inlines the functions of Rust into a kernel in C++.
+fn inlines() {
+    let words = clang().expect("the trial is ignored without clang");
+    let (_, bitcode) = LIBRARY.bitcode.first().expect("the library has bitcode");
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).args([
+        "-x",
+        "cuda",
+        "--cuda-device-only",
+        "--cuda-gpu-arch=sm_90",
+        "--cuda-feature=+ptx86",
+    ]);
+    command.args(["-nocudainc", "-nocudalib", "-include", &here("tests/cuda/clang.h"), "-std=c++17", "-O3", "-S"]);
+    command.args([&format!("-I{HERE}/include"), "-Xclang", "-mlink-builtin-bitcode", "-Xclang"]).arg(bitcode);
+    run(command.args([&here("tests/cuda/inlined.cu"), "-o", &out("inlined.ptx")]));
+    let text = std::fs::read_to_string(out("inlined.ptx")).expect("read PTX");
+    let kernel = text.split(".entry put_and_wait(").nth(1).expect("the PTX has the kernel");
+    for name in ["gin_put", "gin_wait_signal", "gin_flush"] {
+        assert!(!kernel.contains(name), "the kernel calls {name}");
+    }
+    let ptxas = CUDA.join("bin/ptxas");
+    let said = run(Command::new(ptxas).args(["-arch=sm_90", "-v", &out("inlined.ptx"), "-o", &out("inlined.cubin")]));
+    let used = said.split("Compiling entry function 'put_and_wait'").nth(1).expect("ptxas names the kernel");
+    assert!(used.contains("0 bytes stack frame") && !used.contains("cumulative stack"), "{said}");
+}
+
 fn main() -> ExitCode {
-    let trials: [(&str, fn()); 6] = [
+    let clang = clang().err();
+    if let Some(reason) = &clang {
+        eprintln!("ignored: clang_inlines_the_functions_of_rust: {reason}");
+    }
+    let trials: [(&str, fn()); 7] = [
+        ("clang_inlines_the_functions_of_rust", inlines),
         ("nvcc_leaves_reads_of_tables_behind_their_conditions", guarded),
         ("code_that_inlines_makes_the_accesses_of_rust", accesses),
         ("device_functions_and_two_modules_link_into_a_program", links),
@@ -348,7 +403,8 @@ fn main() -> ExitCode {
             run();
             Ok(())
         };
-        Trial::test(name, result).with_ignored_flag(reason.is_some())
+        let no_clang = clang.is_some() && name.starts_with("clang");
+        Trial::test(name, result).with_ignored_flag(reason.is_some() || no_clang)
     };
     if let Some(reason) = &reason {
         eprintln!("ignored: {reason}");
