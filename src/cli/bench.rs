@@ -74,6 +74,11 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
         (None, _) => None,
     };
     let (device, note) = choose_one(arguments.device.as_ref().unwrap_or(&DeviceChoice::Auto))?;
+    if let (Measurement::Capi, RunDevice::Virtual) = (measurement, &device) {
+        return Err(
+            Refused("capi: its kernels in C++ are for NVIDIA GPUs; there are only virtual ones".to_owned()).into()
+        );
+    }
     let job = join()?;
     let prints = job.as_ref().is_none_or(ThisJob::prints);
     let form = match (json, arguments.all) {
