@@ -80,7 +80,7 @@ struct CoopTile : detail::LaneGroup<CoopTile<N>> {
 /// The lanes of a mask, all of which call.
 struct CoopLanes : detail::LaneGroup<CoopLanes> {
     uint32_t mask;
-    GIN_FN explicit CoopLanes(uint32_t mask) : mask(mask) {}
+    GIN_FN CoopLanes(uint32_t lanes) : mask(lanes) {}
     GIN_FN uint32_t thread_rank() const { return lanes_of(mask & ((1u << thread_in_block() % 32) - 1)); }
     GIN_FN uint32_t size() const { return lanes_of(mask); }
     GIN_FN uint64_t word() const { return detail::lanes_word(mask); }

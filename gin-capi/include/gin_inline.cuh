@@ -44,9 +44,15 @@ namespace detail {
         asm volatile(ptx " %0, [%1], %2;" : "=l"(old) : "l"(address), "l"(value) : "memory"); \
         return old; \
     }
-// As sys does: PTX 8.6, that of CUDA 12.8, has these fences for sm_90.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && \
-    (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8))
+// As sys does: PTX 8.6 has these fences for sm_90. nvcc 12.8 writes it, and clang 22 for the bitcode of gin.
+#if defined(__CUDACC_VER_MAJOR__)
+#define GIN_PTX_86 (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8))
+#elif defined(__clang_major__)
+#define GIN_PTX_86 (__clang_major__ >= 22)
+#else
+#define GIN_PTX_86 0
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && GIN_PTX_86
 #define GIN_FENCE(name, ptx, fallback, number) \
     GIN_FN void name() { asm volatile(ptx ";" : : : "memory"); }
 #else
@@ -115,6 +121,7 @@ GIN_FN uint64_t read_word(uint64_t address) { return *reinterpret_cast<const uin
 #undef GIN_STORE
 #undef GIN_CHANGE
 #undef GIN_FENCE
+#undef GIN_PTX_86
 
 // ---- Tables ------------------------------------------------------------------------------------------------------
 

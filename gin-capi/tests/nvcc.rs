@@ -377,6 +377,8 @@ fn inlines() {
     for name in ["gin_put", "gin_wait_signal", "gin_flush"] {
         assert!(!kernel.contains(name), "the kernel calls {name}");
     }
+    // The fences are those of Rust for this architecture.
+    assert!(text.contains("fence.acquire.sys") && !text.contains("acq_rel"), "{text}");
     let ptxas = CUDA.join("bin/ptxas");
     let said = run(Command::new(ptxas).args(["-arch=sm_90", "-v", &out("inlined.ptx"), "-o", &out("inlined.cubin")]));
     let used = said.split("Compiling entry function 'put_and_wait'").nth(1).expect("ptxas names the kernel");

@@ -119,12 +119,13 @@ static void fuzz(gin::Comm comm, Windows windows, uint64_t seed, uint64_t steps,
 }
 
 struct Guarded {
+    uint64_t bytes = BYTES;
     std::vector<uint8_t> memory = std::vector<uint8_t>(BYTES + 2 * GUARD, GUARDED);
     // A multiple of 16.
     uint8_t* begin() { return memory.data() + (GUARD - reinterpret_cast<uintptr_t>(memory.data()) % 16); }
     void check() {
         for (uint8_t& byte : memory)
-            if (byte != GUARDED && (&byte < begin() || &byte >= begin() + BYTES))
+            if (byte != GUARDED && (&byte < begin() || &byte >= begin() + bytes))
                 throw std::runtime_error("a guard has changed");
     }
 };
@@ -134,7 +135,9 @@ static void rank(const gin::Job& job, uint64_t seed, uint64_t steps, uint64_t& s
     requirements.contexts = 2, requirements.signals = 3, requirements.counters = 2, requirements.world_barriers = 1;
     Guarded memory[4];
     gin::Communicator comm(job, requirements), other(job, requirements);
-    gin::HostWindow<uint8_t> plain(comm, memory[0].begin(), BYTES);
+    // Ranks have parts of different lengths.
+    memory[0].bytes = BYTES / (1 + job.rank());
+    gin::HostWindow<uint8_t> plain(comm, memory[0].begin(), memory[0].bytes);
     gin::HostWindow<uint8_t> raised(comm, memory[1].begin(), BYTES, GIN_WINDOW_SIGNALS);
     gin::HostWindow<uint8_t> foreign(other, memory[2].begin(), BYTES), closed(comm, memory[3].begin(), BYTES);
     Windows windows{{plain.device(), raised.device(), foreign.device(), closed.device(), {}}};

@@ -98,6 +98,7 @@ KERNEL operations(gin::Comm comm, Words data, Words foreign, Words closed, gin::
     if (thread < 4) {
         OK(net.signal(world, peer, gin::StrongSignalAdd{4, 10}, lanes));
         OK(net.waitSignal(lanes, 4, 10));
+        HOLDS(net.readSignal(4).value == 10 && net.readSignal(4, 3).value == 2);
     }
     if (thread < 8) {
         gin::CoopTile<8> tile;
