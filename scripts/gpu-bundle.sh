@@ -94,8 +94,9 @@ capi() {
     "${nvcc[@]}" examples/cuda-cpp/main.cu -o "$to/main" -Igin-capi/include -L"$to" -lgin_device \
         -Xlinker "$to/libgin.so.0" -L"$tools/lib"
     # Every operation, and the kernels of gin bench capi.
+    c++ -std=c++17 -O2 gin-capi/tests/c/operations.cpp -o "$to/operations" "${host[@]}" -pthread
     "${nvcc[@]}" -x cu gin-capi/tests/c/operations.cpp -dc -Igin-capi/include -o "$to/operations.o"
-    "${nvcc[@]}" "$to/operations.o" -o "$to/operations" -L"$to" -lgin_device -Xlinker "$to/libgin.so.0" -L"$tools/lib"
+    "${nvcc[@]}" -dlink -cubin "$to/operations.o" -o "$to/operations.cubin" -L"$to" -lgin_device
     "${nvcc[@]}" -dc gin-bench/kernels/capi.cu -Igin-capi/include -o "$to/bench.o"
     "${nvcc[@]}" -dlink -cubin "$to/bench.o" -o "$to/bench.cubin" -L"$to" -lgin_device
     rm -f "$to"/operations.o "$to"/bench.o "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/gin_device.*.cubin "$to"/*.log

@@ -47,8 +47,8 @@ for ranks in "$@"; do
     # Ranks that are processes have a GPU each.
     if [ "$ranks" -le "$gpus" ]; then step "c-program-$ranks" ./gin launch -n "$ranks" -- capi/ring capi/ring.ptx; fi
 done
-step operations capi/operations automatic
-step operations-network capi/operations network
+step operations capi/operations automatic capi/operations.cubin
+step operations-network capi/operations network capi/operations.cubin
 step bench ./gin bench capi --device cuda --module capi/bench.cubin --all
 nvcc=$(command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -1)
 if [ -n "$nvcc" ]; then

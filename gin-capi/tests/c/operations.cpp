@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Every operation of gin_device.cuh by each kind of coop, and the faults of wrong arguments. A C++ compiler makes a
-// program for the virtual GPU of it, `nvcc -x cu` one for GPUs.
+// Every operation of gin_device.cuh by each kind of coop, and the faults of wrong arguments.
 //
-//   operations [automatic | network]
+//   operations [automatic | network]            on virtual GPUs
+//   operations (automatic | network) CUBIN      on GPUs; nvcc makes the cubin of this file
 
 #include "gin.hpp"
 #include "gin_device.cuh"
 
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <thread>
 
 using Words = gin::Window<uint64_t>;
 
 #if defined(__CUDACC__)
-#define KERNEL __global__ static void
+#define KERNEL extern "C" __global__ void
 #define FUNCTION __device__ static void
 #else
 #define KERNEL static void
@@ -218,42 +220,22 @@ KERNEL operations(gin::Comm comm, Words data, Words foreign, Words closed, gin::
     HOLDS(!comm.fault());
 }
 
-// Launches the kernel for one rank, and waits for it.
-template <class... A>
-static void launch(const gin::Job& job, A... arguments) {
-#if defined(__CUDACC__)
-    auto cuda = [](cudaError_t error) {
-        if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
-    };
-    int gpus = 0;
-    cuda(cudaGetDeviceCount(&gpus));
-    // As gin places ranks that are threads.
-    cuda(cudaSetDevice(int(job.rank()) % gpus));
-    cudaStream_t stream;
-    cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    void* all[] = {&arguments...};
-    cuda(cudaLaunchCooperativeKernel(reinterpret_cast<void*>(operations), 1, 64, all, 0, stream));
-    cuda(cudaStreamSynchronize(stream));
-    cuda(cudaStreamDestroy(stream));
-#else
-    gin::Kernel kernel = gin::Kernel::of<operations>("operations");
-    gin::Stream stream(job);
-    stream.launch(kernel, gin::cooperative(1, 64), arguments...);
-    stream.synchronize();
-#endif
-}
+#if !defined(__CUDACC__)
 
 int main(int count, char** words) try {
     gin_config_t config = gin::default_config();
-#if defined(__CUDACC__)
-    config.device = GIN_DEVICE_CUDA;
-#else
     config.device = GIN_DEVICE_VIRTUAL;
-#endif
+    std::vector<char> cubin;
+    if (count > 2) {
+        std::ifstream file(words[2], std::ios::binary);
+        cubin.assign(std::istreambuf_iterator<char>(file), {});
+        if (cubin.empty()) throw std::runtime_error(std::string("cannot read ") + words[2]);
+        config.device = GIN_DEVICE_CUDA;
+    }
     config.network_only = count > 1 && std::strcmp(words[1], "network") == 0;
     std::vector<gin::Job> jobs = gin::Job::local(2, config);
     int failed = 0;
-    auto rank = [&failed](const gin::Job& job) {
+    auto rank = [&failed, &cubin](const gin::Job& job) {
         try {
             gin_requirements_t requirements = gin::default_requirements();
             requirements.world_barriers = 1;
@@ -262,8 +244,12 @@ int main(int count, char** words) try {
             gin::HostWindow<uint8_t> bytes(comm, 600);
             Words gone(closed.device());
             closed.close();
-            launch(job, gin::Comm(comm.device()), Words(data.device()), Words(foreign.device()), gone,
-                   gin::Window<uint8_t>(bytes.device()), gin::Deadline::after_ms(20000));
+            gin::Kernel kernel = cubin.empty() ? gin::Kernel::of<operations>("operations")
+                                               : gin::Module(job, cubin.data(), cubin.size()).kernel("operations");
+            gin::Stream stream(job);
+            stream.launch(kernel, gin::cooperative(1, 64), comm.device(), data.device(), foreign.device(), gone,
+                          bytes.device(), gin::Deadline::after_ms(20000));
+            stream.synchronize();
             comm.check_fault();
             job.barrier();
             data.close();
@@ -286,3 +272,5 @@ int main(int count, char** words) try {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
 }
+
+#endif
