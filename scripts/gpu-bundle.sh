@@ -93,7 +93,13 @@ capi() {
     # nvcc knows libraries by their names alone.
     "${nvcc[@]}" examples/cuda-cpp/main.cu -o "$to/main" -Igin-capi/include -L"$to" -lgin_device \
         -Xlinker "$to/libgin.so.0" -L"$tools/lib"
-    rm -f "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/gin_device.*.cubin "$to"/*.log
+    # Every operation, and the kernels of gin bench capi.
+    c++ -std=c++17 -O2 gin-capi/tests/c/operations.cpp -o "$to/operations" "${host[@]}" -pthread
+    "${nvcc[@]}" -x cu gin-capi/tests/c/operations.cpp -dc -Igin-capi/include -o "$to/operations.o"
+    "${nvcc[@]}" -dlink -cubin "$to/operations.o" -o "$to/operations.cubin" -L"$to" -lgin_device
+    "${nvcc[@]}" -dc gin-bench/kernels/capi.cu -Igin-capi/include -o "$to/bench.o"
+    "${nvcc[@]}" -dlink -cubin "$to/bench.o" -o "$to/bench.cubin" -L"$to" -lgin_device
+    rm -f "$to"/operations.o "$to"/bench.o "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/gin_device.*.cubin "$to"/*.log
     cp scripts/gpu-run-capi.sh "$bundle/run-capi.sh"
 }
 if [ -x target/cuda-tools/nvidia/cu13/bin/nvcc ]; then

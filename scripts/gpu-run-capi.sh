@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # Runs the programs in C and CUDA C++ beside this script on the GPUs of this machine: kernels that are linked with gin's
-# device functions by nvcc, and by nvJitLink while the program runs; a C program that launches a kernel from PTX. If the
-# machine has nvcc, compiles the first anew. Output is kept in $OUT/capi, or in out/capi beside this script. The report
-# is printed last. The exit status is 0 if all steps succeeded.
+# device functions by nvcc, and by nvJitLink while the program runs; every operation of the device API; a C program that
+# launches a kernel from PTX; kernels in C++ timed beside those in Rust. If the machine has nvcc, compiles the first
+# anew. Output is kept in $OUT/capi, or in out/capi beside this script. The report is printed last. The exit status is 0
+# if all steps succeeded.
 #
 # usage: run-capi.sh [RANKS...]   (1 2 if none are given)
 
@@ -46,6 +47,9 @@ for ranks in "$@"; do
     # Ranks that are processes have a GPU each.
     if [ "$ranks" -le "$gpus" ]; then step "c-program-$ranks" ./gin launch -n "$ranks" -- capi/ring capi/ring.ptx; fi
 done
+step operations capi/operations automatic capi/operations.cubin
+step operations-network capi/operations network capi/operations.cubin
+step bench ./gin bench capi --device cuda --module capi/bench.cubin --all
 nvcc=$(command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -1)
 if [ -n "$nvcc" ]; then
     if step compile "$nvcc" -std=c++17 -arch=sm_90 -rdc=true -Icapi/include capi/source/main.cu -o "$out/main" \
@@ -60,6 +64,7 @@ fi
     nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null
     echo "commit $(cat commit)"
     cat "$report"
+    cut -c1-400 "$out/bench.log"
     echo "$failed failed"
 } >"$out/report-capi.txt"
 cat "$out/report-capi.txt"

@@ -50,6 +50,7 @@ fill ginConfigVersion.cmake.in "$root/lib/cmake/gin/ginConfigVersion.cmake"
 if [ -e "$target/device-lib/libgin_device.a" ]; then
     install -m 644 "$target/device-lib/libgin_device.a" "$root/lib"
     install -m 644 "$target"/device-lib/gin_device.*.ptx "$target"/device-lib/gin_device.*.cubin \
+        "$target"/device-lib/gin_device.*.bc \
         "$target/device-lib/gin_device.fatbin" "$root/share/gin"
 else
     echo "install: no device functions for CUDA C++; make device-lib makes them"

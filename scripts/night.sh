@@ -34,6 +34,11 @@ done
 tests GIN_ALL_WAYS=1 gin-conformance virtual_gpu
 tests GIN_EP_CASES="${PROGRAMS:-3000}" gin-ep oracle
 tests GIN_ALL_WAYS=1 gin-device mutations
+tests GIN_CAPI_SEEDS="${PROGRAMS:-3000}" gin-capi sanitizer fuzz
+# The C interface with Rust's address sanitizer, which the stable compiler has behind this variable.
+host=$(rustc -vV | sed -n 's/^host: //p')
+search env RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address GIN_CAPI_CASES="${PROGRAMS:-3000}" "${CARGO:-cargo}" test \
+    -p gin-capi --no-default-features --test handles --target "$host" --target-dir "${CARGO_TARGET_DIR:-target}/asan"
 search "${CARGO:-cargo}" test --release -p gin-device --test float -- --ignored
 tests GIN_MODEL_MORE_PREEMPTIONS=1 gin-device loom_models
 search "${MAKE:-make}" stress

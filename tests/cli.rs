@@ -1013,6 +1013,13 @@ fn bench_compares_with_an_earlier_run_and_plots_by_size() {
 }
 
 #[test]
+fn bench_capi_says_that_its_kernels_or_a_gpu_are_missing() {
+    refused("bench capi --device virtual", &["capi", "missing", "--module", "make gpu-bundle"]);
+    refused("bench capi --device virtual --module /no/such.cubin", &["--module", "/no/such.cubin", "make gpu-bundle"]);
+    refused("bench capi --device virtual --module Cargo.toml", &["capi", "NVIDIA GPUs", "virtual"]);
+}
+
+#[test]
 fn bench_refuses_unknown_arguments() {
     refused("bench speed", &["speed", "proxy"]);
     refused("bench lsa --repeats 0", &["--repeats", "0"]);

@@ -325,7 +325,7 @@ mod tests {
     fn wrong_entries_doorbells_and_counts_are_found() {
         let limit = Duration::from_secs(60);
         let sabotage = Sabotage::None;
-        let bench = Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 1 << 16, sabotage };
+        let bench = Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 1 << 16, module: None, sabotage };
         let found = bench.on_ranks(bench.world(1).unwrap(), |rank| {
             let lab = Lab::new(rank)?;
             let (crowd, _) = crowds(false, 4)[0];

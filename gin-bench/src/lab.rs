@@ -3,7 +3,7 @@
 
 use super::figure::Figure;
 use gin_bench_kernels::{END, LATE, MARKS, Plan, START, WRONG};
-use gin_gpu::{GpuError, LaunchConfig};
+use gin_gpu::{GpuError, LaunchConfig, Module};
 use gin_gpu::{KernelArg, Memory, MemoryKind, Plain, Stream};
 use gin_host::comm::{CommError, Communicator};
 use gin_host::world::Rank;
@@ -68,6 +68,8 @@ pub(super) struct Play<'a> {
     pub(super) arguments: &'a [&'a dyn KernelArg],
     /// Number of rounds so far of all kernels that use the same words and signals.
     pub(super) before: &'a Cell<u64>,
+    /// The module that has the kernel; `None` if it is linked into this program.
+    pub(super) module: Option<&'a dyn Module>,
 }
 
 impl<'a> Lab<'a> {
@@ -93,7 +95,21 @@ impl<'a> Lab<'a> {
         comm: Option<&Communicator>,
         arguments: &[&dyn KernelArg],
     ) -> Result<(), CommError> {
-        let function = self.rank.kernel(shape.kernel)?;
+        self.launch_of(None, shape, comm, arguments)
+    }
+
+    /// Launches a kernel of a module.
+    fn launch_of(
+        &self,
+        module: Option<&dyn Module>,
+        shape: Shape,
+        comm: Option<&Communicator>,
+        arguments: &[&dyn KernelArg],
+    ) -> Result<(), CommError> {
+        let function = match module {
+            Some(module) => module.function(shape.kernel)?,
+            None => self.rank.kernel(shape.kernel)?,
+        };
         let config = LaunchConfig::new(shape.blocks, shape.threads);
         let config = if shape.waits { config.cooperative() } else { config };
         // Safety: the callers pass the arguments that the kernels' docs require, in memory that lives until the kernels
@@ -113,12 +129,23 @@ impl<'a> Lab<'a> {
         comm: Option<&Communicator>,
         arguments: &[&dyn KernelArg],
     ) -> Result<Launched, CommError> {
+        self.timed_of(None, shape, comm, arguments)
+    }
+
+    /// Launches a kernel of a module, in the same way.
+    fn timed_of(
+        &self,
+        module: Option<&dyn Module>,
+        shape: Shape,
+        comm: Option<&Communicator>,
+        arguments: &[&dyn KernelArg],
+    ) -> Result<Launched, CommError> {
         let mut marks = vec![[0u64; MARKS]; shape.blocks.min(MOST_BLOCKS) as usize];
         self.marks.write(0, &marks)?;
         let address = self.marks.address();
         let out = std::ptr::without_provenance_mut::<u64>(address as usize);
         let with_marks: Vec<&dyn KernelArg> = arguments.iter().copied().chain([&out as &dyn KernelArg]).collect();
-        self.launch(shape, comm, &with_marks)?;
+        self.launch_of(module, shape, comm, &with_marks)?;
         self.marks.read(0, &mut marks)?;
         if marks.iter().any(|marks| marks[LATE] != 0) {
             let reason = "a wait passed its time limit".to_owned();
@@ -140,7 +167,7 @@ impl<'a> Lab<'a> {
         }
         let plan = Plain(plan);
         let all: Vec<&dyn KernelArg> = play.arguments.iter().copied().chain([&plan as &dyn KernelArg]).collect();
-        self.timed(play.shape, play.comm, &all)
+        self.timed_of(play.module, play.shape, play.comm, &all)
     }
 
     /// Measures kernels of rounds: a checked launch of each, then the repeats, in each of which the kernels take turns,

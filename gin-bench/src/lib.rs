@@ -5,6 +5,7 @@
 
 mod bandwidth;
 pub mod bootstrap;
+mod capi;
 mod compare;
 mod crowd;
 #[cfg(feature = "cuda")]
@@ -59,7 +60,7 @@ pub type Failure = Box<dyn Error>;
 /// The operations to measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Measurement {
-    /// All of the others.
+    /// All of the others, except those in C++.
     All,
     /// Loads and stores between GPUs: round trip, barrier, put by size.
     Lsa,
@@ -73,6 +74,8 @@ pub enum Measurement {
     Ep,
     /// Products of matrices that send and receive.
     Matmul,
+    /// Kernels in C++ beside the same in Rust.
+    Capi,
 }
 
 /// GPUs to measure on.
@@ -114,6 +117,8 @@ pub struct Bench {
     pub limit: Duration,
     /// Largest put, in bytes.
     pub most_bytes: u64,
+    /// The kernels of `gin-bench/kernels/capi.cu` as a cubin.
+    pub module: Option<Vec<u8>>,
     /// A mistake that the ranks make.
     #[cfg(test)]
     sabotage: gin_testkit::Sabotage,
@@ -297,6 +302,7 @@ const MEASURES: [(&str, Processes, Measure, Measurement); 12] = [
     ("gdaki, round trip", Processes::None, nics::round_trips, Measurement::Gdaki),
     ("ep", Processes::Any, ep::pairs, Measurement::Ep),
     ("matmul", Processes::Any, matmul::products, Measurement::Matmul),
+    ("capi", Processes::Two, capi::twins, Measurement::Capi),
 ];
 
 /// Runs the measurements and prints each table as soon as it is complete. In a job, all ranks run it and one of them
@@ -307,7 +313,8 @@ const MEASURES: [(&str, Processes, Measure, Measurement); 12] = [
 /// the error of a measurement and continues with the next one.
 pub fn run(bench: &Bench, measurement: Measurement, output: &Output, out: &mut impl Write) -> Result<Outcome, Failure> {
     let Output { form, earlier, plot } = output;
-    let chosen = MEASURES.iter().filter(|(.., kind)| measurement == Measurement::All || measurement == *kind);
+    let of_all = |kind| measurement == Measurement::All && kind != Measurement::Capi;
+    let chosen = MEASURES.iter().filter(|(.., kind)| of_all(*kind) || measurement == *kind);
     let (suited, refused): (Vec<_>, Vec<_>) =
         chosen.map(|measure| (measure, bench.suits(measure.0, measure.1))).partition(|(_, suits)| suits.is_ok());
     if let (true, Some((_, Err(reason)))) = (suited.is_empty(), refused.first()) {
@@ -355,7 +362,8 @@ mod tests {
         for measurement in [Measurement::Proxy, Measurement::Post] {
             for (sabotage, right) in [(Sabotage::None, true), (Sabotage::LosePut, false)] {
                 let limit = Duration::from_secs(60);
-                let bench = Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 1 << 16, sabotage };
+                let bench =
+                    Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 1 << 16, module: None, sabotage };
                 let output = Output { form: Form::Short, earlier: None, plot: None };
                 let mut out = Vec::new();
                 let all_right = run(&bench, measurement, &output, &mut out).unwrap() == Outcome::Right;

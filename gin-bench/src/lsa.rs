@@ -17,7 +17,7 @@ use std::cell::Cell;
 const WARP: u32 = 32;
 
 /// Combines the figures of all ranks: the times of rank 0, and the wrong results of all ranks.
-fn together(all: Vec<Vec<Figure>>) -> Vec<Figure> {
+pub(super) fn together(all: Vec<Vec<Figure>>) -> Vec<Figure> {
     let mut sums = all.first().cloned().unwrap_or_default();
     for figures in &all[1..] {
         for (sum, figure) in sums.iter_mut().zip(figures) {
@@ -62,6 +62,7 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
             comm: Some(&comm),
             arguments: if before == MESSAGES { &messages[..] } else { &arguments },
             before: &befores[before],
+            module: None,
         });
         let figures = lab.play(&plays, &rounds, true)?;
         end(rank, &comm)?;
@@ -126,6 +127,7 @@ pub(super) fn sizes(bench: &Bench) -> Result<Vec<Table>, Failure> {
                 comm: Some(&comm),
                 arguments,
                 before,
+                module: None,
             };
             let plays = [play("bench_lsa_ping_block", &put, &signals), play("bare_ping_block", &bare, &raised)];
             figures.extend(lab.play(&plays, &rounds, true)?);
@@ -177,6 +179,7 @@ pub(super) fn barriers(bench: &Bench) -> Result<Vec<Table>, Failure> {
                 comm: Some(&comm),
                 arguments,
                 before: &befores[before],
+                module: None,
             };
             let plays = [
                 play("bench_lsa_barrier", &barrier, 0),

@@ -285,7 +285,8 @@ fn trips(lab: &Lab<'_>, way: Way, rounds: &Rounds) -> Result<Result<Figure, Stri
     let (mailbox, first) = (u32::from(way == Way::Mailbox), u32::from(lab.rank.rank() == 0));
     let arguments: [&dyn KernelArg; 5] = [&ask, &answer, &carried, &mailbox, &first];
     let before = Cell::new(0);
-    let play = Play { shape: Shape::one("bare_trips", 1), comm: None, arguments: &arguments, before: &before };
+    let play =
+        Play { shape: Shape::one("bare_trips", 1), comm: None, arguments: &arguments, before: &before, module: None };
     let figures = lab.play(&[play], rounds, true);
     // The other rank's kernel waits for this rank's thread until here.
     lab.rank.barrier()?;
@@ -340,6 +341,7 @@ pub(super) fn pings(
             comm: Some(comm),
             arguments,
             before,
+            module: None,
         })
         .collect();
     let trips = lab.play(&plays, rounds, true)?;

@@ -27,7 +27,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     if archs.is_empty() {
         archs = vec![Arch::Sm80, Arch::Sm90, Arch::Sm100];
     }
-    let built = KernelBuilder::new(folder).archs(archs).ptxas(UsePtxas::No).build()?;
+    let built = KernelBuilder::new(folder).archs(archs).ptxas(UsePtxas::No).bitcode(true).build()?;
     let registers = std::env::var("REGISTERS").map_or(Ok(128), |registers| registers.parse())?;
     let library = built.write_device_library(Path::new(&out), &name, registers)?;
     println!("{}", library.archive.display());

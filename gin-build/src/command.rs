@@ -32,6 +32,8 @@ pub(crate) struct Request<'a> {
     pub(crate) target_dir: &'a Path,
     pub(crate) jobs: Option<&'a str>,
     pub(crate) arch: Arch,
+    /// Keeps LLVM's bitcode too, if the code generator is LLVM.
+    pub(crate) bitcode: bool,
 }
 
 /// A nested cargo command, ready to run.
@@ -44,6 +46,8 @@ pub(crate) struct Plan {
     pub(crate) release: PathBuf,
     /// Path of the PTX.
     pub(crate) ptx: PathBuf,
+    /// Path of the bitcode, if there is any.
+    pub(crate) bitcode: Option<PathBuf>,
     /// Path of cargo's list of the sources that the PTX depends on.
     pub(crate) dep_info: PathBuf,
 }
@@ -72,11 +76,19 @@ impl Plan {
         // again.
         let mut hasher = DefaultHasher::new();
         (request.manifest, request.features, request.default_features, &flags, &toolchain.version).hash(&mut hasher);
+        if request.bitcode {
+            "bitcode".hash(&mut hasher);
+        }
         let ptx = release.join(format!("{}-{:016x}.s", request.lib_name, hasher.finish()));
 
         let mut args = common_args(request, "staticlib", "core");
         let mut emit = OsString::from("--emit=asm=");
         emit.push(&ptx);
+        let bitcode = request.bitcode.then(|| ptx.with_extension("bc"));
+        if let Some(bitcode) = &bitcode {
+            emit.push(",llvm-bc=");
+            emit.push(bitcode);
+        }
         args.extend(["--".into(), emit]);
         // For the places of findings; `Lines` takes the directives out again. They change no instruction.
         args.push("-Cdebuginfo=line-directives-only".into());
@@ -89,6 +101,7 @@ impl Plan {
             env: common_env(toolchain, &flags),
             dep_info: release.join(format!("lib{}.d", request.lib_name)),
             ptx,
+            bitcode,
             release,
         }
     }
@@ -112,6 +125,7 @@ impl Plan {
             env: common_env(toolchain, &flags),
             // Its linker step writes the whole program as one PTX file under the name of the library.
             ptx: release.join(format!("{}.ptx", request.lib_name)),
+            bitcode: None,
             dep_info: release.join(format!("{}.d", request.lib_name)),
             release,
         }

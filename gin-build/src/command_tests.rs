@@ -12,6 +12,10 @@ fn toolchain() -> Toolchain {
 }
 
 fn plan_of(backend: Backend, arch: Arch, features: &[&str], default_features: bool) -> Plan {
+    plan_with(backend, arch, features, default_features, false)
+}
+
+fn plan_with(backend: Backend, arch: Arch, features: &[&str], default_features: bool, bitcode: bool) -> Plan {
     let features: Vec<String> = features.iter().map(|name| (*name).to_owned()).collect();
     let request = Request {
         manifest: Path::new("/k/Cargo.toml"),
@@ -21,6 +25,7 @@ fn plan_of(backend: Backend, arch: Arch, features: &[&str], default_features: bo
         target_dir: Path::new("/t"),
         jobs: Some("2"),
         arch,
+        bitcode,
     };
     Plan::new(&toolchain(), &backend, &request)
 }
@@ -58,6 +63,16 @@ fn the_command_for_llvm_is_the_one_that_is_known_to_give_ptx() {
 #[test]
 fn sm_80_gets_a_ptx_version_that_has_no_acquire_fence() {
     assert_eq!(flags(&plan_of(Backend::Llvm, Arch::Sm80, &[], true))[1], "-Ctarget-feature=+ptx82");
+}
+
+#[test]
+fn bitcode_is_emitted_beside_the_ptx_under_a_name_of_its_own() {
+    let (plain, with) = [false, true].map(|on| plan_with(Backend::Llvm, Arch::Sm90, &[], true, on)).into();
+    let bitcode = with.ptx.with_extension("bc");
+    let emit = format!("--emit=asm={},llvm-bc={}", with.ptx.display(), bitcode.display());
+    assert!(with.shell_line().contains(&emit), "{}", with.shell_line());
+    assert_eq!((plain.bitcode, with.bitcode), (None, Some(bitcode)));
+    assert_ne!(plain.ptx, with.ptx);
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub struct DeviceLibrary {
     pub ptx: Vec<(Arch, PathBuf)>,
     /// Relocatable machine code, for each architecture.
     pub cubins: Vec<(Arch, PathBuf)>,
+    /// LLVM's bitcode for clang as a compiler of CUDA C++, for each architecture of which the build kept it.
+    pub bitcode: Vec<(Arch, PathBuf)>,
     /// The machine code of all architectures and the newest PTX in one file.
     pub fat_binary: PathBuf,
     /// The same as an object of the host, for `nvcc -rdc=true`.
@@ -38,7 +40,8 @@ fn run<S: AsRef<OsStr>>(tool: &Path, arguments: impl IntoIterator<Item = S>) -> 
 
 impl Built {
     /// Writes the modules as a library `NAME` for programs in CUDA C++: `NAME.ARCH.ptx`, `NAME.ARCH.cubin`,
-    /// `NAME.fatbin`, `NAME.o` and `libNAME.a` in `folder`.
+    /// `NAME.fatbin`, `NAME.o` and `libNAME.a` in `folder`; `NAME.ARCH.bc` if the build kept
+    /// [bitcode](crate::KernelBuilder::bitcode).
     ///
     /// The crate exports functions by `#[unsafe(no_mangle)] pub extern "C" fn`. All its other symbols are local or
     /// weak, so several such libraries link into one program.
@@ -59,7 +62,7 @@ impl Built {
         let file = |end: &str| folder.join(format!("{name}.{end}"));
         let mut modules: Vec<_> = self.modules.iter().collect();
         modules.sort_by_key(|module| module.arch);
-        let (mut all_ptx, mut cubins, mut images) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut all_ptx, mut cubins, mut bitcode, mut images) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for module in modules {
             let (text, cubin) = (file(&format!("{}.ptx", module.arch)), file(&format!("{}.cubin", module.arch)));
             sources::replace(&text, &ptx::for_linking(&module.text))?;
@@ -67,6 +70,11 @@ impl Built {
             let options = [&arch, &most, "--compile-only", "-o"].map(OsStr::new);
             run(ptxas, options.into_iter().chain([cubin.as_os_str(), text.as_os_str()]))?;
             images.push(format!("--image3=kind=elf,sm={},file={}", number(module.arch), cubin.display()));
+            if let Some(kept) = &module.bitcode {
+                let to = file(&format!("{}.bc", module.arch));
+                fs::copy(kept, &to).map_err(BuildError::io("copy", kept))?;
+                bitcode.push((module.arch, to));
+            }
             all_ptx.push((module.arch, text));
             cubins.push((module.arch, cubin));
         }
@@ -102,7 +110,7 @@ impl Built {
         fs::remove_file(&embedded).map_err(BuildError::io("remove", &embedded))?;
         let _ = fs::remove_file(&archive);
         run(Path::new("ar"), ["rcs".as_ref(), archive.as_os_str(), object.as_os_str()])?;
-        Ok(DeviceLibrary { ptx: all_ptx, cubins, fat_binary, object, archive })
+        Ok(DeviceLibrary { ptx: all_ptx, cubins, bitcode, fat_binary, object, archive })
     }
 }
 

@@ -133,6 +133,7 @@ pub struct KernelBuilder {
     ptxas: UsePtxas,
     figures: bool,
     line_info: Option<bool>,
+    bitcode: bool,
     quiet: bool,
 }
 
@@ -150,6 +151,7 @@ impl KernelBuilder {
             ptxas: UsePtxas::default(),
             figures: true,
             line_info: None,
+            bitcode: false,
             quiet: false,
         }
     }
@@ -245,6 +247,14 @@ impl KernelBuilder {
         self
     }
 
+    /// Sets whether the build keeps LLVM's bitcode beside the PTX, for clang as a compiler of CUDA C++. rust-cuda's
+    /// code generator makes none.
+    #[must_use]
+    pub fn bitcode(mut self, on: bool) -> Self {
+        self.bitcode = on;
+        self
+    }
+
     /// Suppresses the `cargo::rerun-if-changed` lines, for a build script that prints its own.
     #[must_use]
     pub fn quiet(mut self) -> Self {
@@ -295,6 +305,7 @@ impl KernelBuilder {
                 target_dir: &target_dir,
                 jobs: environment.var("NUM_JOBS").and_then(|jobs| jobs.to_str()),
                 arch,
+                bitcode: self.bitcode,
             };
             let plan = Plan::new(&toolchain, &backend, &request);
             self.compile(&plan, arch, &manifest, &ptxas, line_info)
@@ -349,10 +360,10 @@ impl KernelBuilder {
                 return Err(BuildError::Compile { arch, command: plan.shell_line(), output: log });
             }
             match fs::read_to_string(&plan.ptx) {
-                Ok(raw) => break (raw, log),
+                Ok(raw) if plan.bitcode.as_ref().is_none_or(|path| path.is_file()) => break (raw, log),
                 // The file was deleted. Cargo does not know of it and found nothing to do.
-                Err(_) if attempts == 0 => sources::forget(&plan.release, &manifest.package)?,
-                Err(_) => {
+                _ if attempts == 0 => sources::forget(&plan.release, &manifest.package)?,
+                _ => {
                     return Err(BuildError::NoPtx { arch, path: plan.ptx.clone() });
                 }
             }
@@ -382,7 +393,7 @@ impl KernelBuilder {
         let mut of_module = sources::of_dep_info(&plan.dep_info)?;
         of_module.push(manifest.path.clone());
         of_module.extend(manifest.lock());
-        Ok((Module { arch, path, text, findings, assembly, log }, of_module))
+        Ok((Module { arch, path, text, bitcode: plan.bitcode.clone(), findings, assembly, log }, of_module))
     }
 
     fn destination(&self, plan: &Plan, arch: Arch, manifest: &Manifest) -> PathBuf {
@@ -404,6 +415,8 @@ pub struct Module {
     pub path: PathBuf,
     /// The PTX text.
     pub text: String,
+    /// The file of LLVM's bitcode, if [`KernelBuilder::bitcode`] asked for it.
+    pub bitcode: Option<PathBuf>,
     /// The lines that break a rule, with the default [`Limits`]. Their numbers are those of the text without the lines
     /// of its sources.
     pub findings: Vec<Finding>,

@@ -552,6 +552,22 @@ gin_status_t gin_job_abort(struct gin_job_t job);
 // The caller ensures: `ranks` has space for `capacity` numbers, and may be null if that is 0.
 gin_status_t gin_job_lost(struct gin_job_t job, uint32_t *ranks, uintptr_t capacity, uintptr_t *count);
 
+// Makes a job of the ranks that remain without the `count` lost ranks, in the same order; the new ranks count from 0.
+// All remaining ranks call it with the same ranks, which each of them learned from `gin_job_lost` and agreed on, or
+// knows from elsewhere. Waits for them, at most `joining_ms` milliseconds.
+//
+// The new job has communicators and windows of its own: release the old ones, and close the old job. Where the ranks
+// are threads of one process, it is `GIN_ERROR_BOOTSTRAP`: they end together.
+//
+// The caller owns the handle, and closes it with `gin_job_close`.
+//
+// The caller ensures: `lost` has `count` numbers.
+gin_status_t gin_job_without(struct gin_job_t job,
+                             const uint32_t *lost,
+                             uintptr_t count,
+                             uint32_t joining_ms,
+                             struct gin_job_t *remaining);
+
 // Closes the handle. Communicators of the job stay usable; the rank leaves the job when the last of them is closed
 // too.
 gin_status_t gin_job_close(struct gin_job_t job);
@@ -691,6 +707,13 @@ gin_status_t gin_kernel_of_function(gin_kernel_fn_t function,
 
 // Closes the handle. Launches go on.
 gin_status_t gin_kernel_close(struct gin_kernel_t kernel);
+
+// Refuses bytes for kernels that are no communicator of this process: it is closed, or of another process. A program
+// that launches kernels itself may call this before.
+gin_status_t gin_device_comm_check(const struct gin_device_comm_t *device);
+
+// Refuses bytes for kernels that are no window of this process: it is closed, or of another process.
+gin_status_t gin_device_window_check(const struct gin_device_window_t *device);
 
 // Launches a kernel on a stream. Does not wait. Checks the number and sizes of the arguments, communicators and
 // windows among those of a Rust kernel, and the limits of kernel and device.

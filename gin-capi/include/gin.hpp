@@ -124,6 +124,21 @@ public:
         return all;
     }
 
+    /// Returns the ranks that are known to be lost.
+    std::vector<uint32_t> lost() const {
+        std::vector<uint32_t> lost(ranks());
+        std::size_t count;
+        check(gin_job_lost(raw_, lost.data(), lost.size(), &count));
+        lost.resize(count);
+        return lost;
+    }
+    /// Makes a job of the ranks that remain. All of them call it with the same lost ranks.
+    Job without(const std::vector<uint32_t>& lost, uint32_t joining_ms) const {
+        gin_job_t raw;
+        check(gin_job_without(raw_, lost.data(), lost.size(), joining_ms, &raw));
+        return Job(raw);
+    }
+
 private:
     std::pair<uint32_t, uint32_t> numbers() const {
         std::pair<uint32_t, uint32_t> numbers;
@@ -275,15 +290,23 @@ public:
         check(gin_stream_from_cuda(job.raw(), stream, &raw));
         return Stream(raw);
     }
-    /// Launches a kernel. Arguments are plain values, of the kernel's types.
+    /// Launches a kernel. Arguments are plain values, of the kernel's types. Refuses communicators and windows, as
+    /// `device()` returns them, that are closed or of another process.
     template <class... A>
     void launch(const Kernel& kernel, const gin_shape_t& shape, const A&... arguments) const {
         static_assert((std::is_trivially_copyable_v<A> && ...), "arguments of kernels are copied byte by byte");
+        (refuse_foreign(arguments), ...);
         const gin_arg_t all[] = {{&arguments, sizeof(A)}..., {nullptr, 0}};
         check(gin_launch(raw_, kernel.raw(), &shape, all, sizeof...(A)));
     }
     /// Waits until all work is done.
     void synchronize() const { check(gin_stream_synchronize(raw_)); }
+
+private:
+    template <class A>
+    static void refuse_foreign(const A&) {}
+    static void refuse_foreign(const gin_device_comm_t& comm) { check(gin_device_comm_check(&comm)); }
+    static void refuse_foreign(const gin_device_window_t& window) { check(gin_device_window_check(&window)); }
 };
 
 /// Returns the shape of `blocks` blocks of `threads` threads that are all resident at once.

@@ -6,8 +6,9 @@
 // and the order of arguments are those of NCCL's ncclGin; docs/c.md has the table of what becomes what. Every call that
 // can fail returns a gin::Fault. Offsets and lengths are in bytes, unless an argument says elements.
 //
-// What is small is code of this header: teams, ranges, pointers to memory of LSA peers. Operations, waits and barriers
-// are calls. docs/c.md states what a call costs.
+// What is small is code of this header: teams, ranges, pointers to memory of LSA peers; in gin_inline.cuh, reads of the
+// own signals and counters, and put, putValue and signal to peers that loads and stores reach. Other operations, waits
+// and barriers are calls. docs/c.md states what a call costs.
 
 #pragma once
 
@@ -87,6 +88,10 @@ GIN_CALL gin_value_t gin_signal_shadow(uint64_t comm, uint32_t context, uint32_t
 GIN_CALL uint64_t gin_increase_signal_shadow(uint64_t comm, uint32_t context, uint32_t signal, uint64_t delta);
 GIN_CALL uint64_t gin_barrier(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t team,
                               uint32_t index, uint32_t fence, uint64_t deadline);
+GIN_CALL uint64_t gin_barrier_arrive(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t team,
+                                     uint32_t index, uint32_t fence, uint64_t deadline);
+GIN_CALL uint64_t gin_barrier_wait(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t team,
+                                   uint32_t index, uint32_t fence, uint64_t deadline);
 GIN_CALL gin_value_t gin_peer_pointer(uint64_t comm, uint64_t window, uint64_t offset, uint32_t peer);
 GIN_CALL void gin_report(uint64_t comm, uint64_t fault);
 GIN_CALL void gin_report_code(uint64_t comm, uint64_t code);
@@ -143,7 +148,9 @@ enum class FaultKind : uint32_t {
 class [[nodiscard]] Fault {
 public:
     GIN_FN explicit Fault(uint64_t word = 0) : word_(word) {}
-    GIN_FN explicit Fault(FaultKind kind) : word_(static_cast<uint64_t>(kind) | 0x1ffull << 10 | 0x1ffffffull << 19) {}
+    GIN_FN explicit Fault(FaultKind kind, uint32_t operation = 0, uint32_t context = 0x1ff, uint32_t peer = 0x1ffffff)
+        : word_(static_cast<uint64_t>(kind) | operation << 6 | uint64_t{context < 0x1ff ? context : 0x1ff} << 10 |
+                uint64_t{peer < 0x1ffffff ? peer : 0x1ffffff} << 19) {}
     GIN_FN explicit operator bool() const { return word_ != 0; }
     GIN_FN FaultKind kind() const { return static_cast<FaultKind>(word_ & 63); }
     /// Returns the context, GIN_NONE if there is none.
@@ -173,82 +180,11 @@ struct Deadline {
     GIN_BOTH static constexpr Deadline after_ms(uint64_t ms) { return {ms * 1000000}; }
 };
 
-// ---- Threads -----------------------------------------------------------------------------------------------------
+}  // namespace gin
 
-#if defined(__CUDACC__)
-GIN_FN uint32_t thread_in_block() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
-GIN_FN uint32_t threads_of_block() { return blockDim.x * blockDim.y * blockDim.z; }
-GIN_FN uint32_t block_in_grid() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
-GIN_FN uint32_t blocks_of_grid() { return gridDim.x * gridDim.y * gridDim.z; }
-#else
-GIN_FN uint32_t thread_in_block() {
-    gin_position_t p = gin_virtual_position();
-    return p.thread_index[0] + p.block_dim[0] * (p.thread_index[1] + p.block_dim[1] * p.thread_index[2]);
-}
-GIN_FN uint32_t threads_of_block() {
-    gin_position_t p = gin_virtual_position();
-    return p.block_dim[0] * p.block_dim[1] * p.block_dim[2];
-}
-GIN_FN uint32_t block_in_grid() {
-    gin_position_t p = gin_virtual_position();
-    return p.block_index[0] + p.grid_dim[0] * (p.block_index[1] + p.grid_dim[1] * p.block_index[2]);
-}
-GIN_FN uint32_t blocks_of_grid() {
-    gin_position_t p = gin_virtual_position();
-    return p.grid_dim[0] * p.grid_dim[1] * p.grid_dim[2];
-}
-#endif
+#include "gin_coop.cuh"
 
-/// The calling thread.
-struct CoopThread {
-    GIN_FN uint32_t thread_rank() const { return 0; }
-    GIN_FN uint32_t size() const { return 1; }
-    GIN_FN void sync() const {}
-    GIN_FN uint64_t word() const { return 0; }
-};
-
-/// The lanes of the warp that the block has.
-struct CoopWarp {
-    GIN_FN uint32_t thread_rank() const { return thread_in_block() % 32; }
-    GIN_FN uint32_t size() const {
-        uint32_t first = thread_in_block() / 32 * 32, threads = threads_of_block();
-        return threads - first < 32 ? threads - first : 32;
-    }
-    GIN_FN void sync() const { (void)gin_coop_sync(word()); }
-    GIN_FN uint64_t word() const { return 1; }
-};
-
-/// All threads of the block, which may have up to three dimensions.
-struct CoopCta {
-    GIN_FN uint32_t thread_rank() const { return thread_in_block(); }
-    GIN_FN uint32_t size() const { return threads_of_block(); }
-#if defined(__CUDA_ARCH__)
-    GIN_FN void sync() const { __syncthreads(); }
-#else
-    GIN_FN void sync() const { (void)gin_coop_sync(word()); }
-#endif
-    GIN_FN uint64_t word() const { return 2; }
-};
-
-/// The lanes of a mask, all of which call.
-struct CoopLanes {
-    uint32_t mask;
-    GIN_FN void sync() const { (void)gin_coop_sync(word()); }
-    GIN_FN uint64_t word() const { return 3 | static_cast<uint64_t>(mask) << 32; }
-};
-
-/// Neighbouring whole warps, with a named barrier, 1 to 15, of their own. Every call by a span that is not in the block
-/// fails.
-struct CoopWarpSpan {
-    uint32_t warp0, warps, barrier;
-    GIN_FN uint32_t thread_rank() const { return thread_in_block() - 32 * warp0; }
-    GIN_FN uint32_t size() const { return 32 * warps; }
-    GIN_FN Fault sync() const { return Fault(gin_coop_sync(word())); }
-    GIN_FN uint64_t word() const {
-        return 4 | static_cast<uint64_t>(barrier & 255) << 8 | static_cast<uint64_t>(warp0 & 0xffff) << 32 |
-               static_cast<uint64_t>(warps & 0xffff) << 48;
-    }
-};
+namespace gin {
 
 // ---- Communicators, teams, windows -------------------------------------------------------------------------------
 
@@ -415,7 +351,24 @@ GIN_FN uint64_t bits_of(T value) {
     return word;
 }
 
+/// An action that raises a signal at an address of a window.
+template <class Action>
+inline constexpr bool at_window = false;
+template <class T>
+inline constexpr bool at_window<StrongVASignalInc<T>> = true;
+template <class T>
+inline constexpr bool at_window<WeakVASignalInc<T>> = true;
+template <class T>
+inline constexpr bool at_window<StrongVASignalAdd<T>> = true;
+template <class T>
+inline constexpr bool at_window<WeakVASignalAdd<T>> = true;
+
 }  // namespace detail
+}  // namespace gin
+
+#include "gin_inline.cuh"
+
+namespace gin {
 
 /// The operations of a context up to a position, to one peer.
 struct Request {
@@ -445,7 +398,7 @@ class Gin {
 public:
     GIN_FN Gin(const Comm& comm, uint32_t context, Deadline deadline, Sharing sharing = Sharing::Gpu,
                Route route = Route::Auto)
-        : comm_(comm.handle().copy), deadline_(deadline.ns), context_(context),
+        : comm_(comm.handle()), deadline_(deadline.ns), context_(context),
           options_(static_cast<uint32_t>(route) | static_cast<uint32_t>(sharing) << 2), matches_(comm.matches()) {}
 
     /// Writes `bytes` bytes of an own window to a window of the peer. All threads of the coop call, here and below.
@@ -456,9 +409,26 @@ public:
                      Scope requiredRelease = Scope::Device, uint32_t optFlags = OptDefault) const {
         GIN_REFUSE(mismatch());
         detail::Raise raise = detail::raise(remoteAction);
+        uint32_t world = team.world(peer);
+        if constexpr (inlines<RemoteAction>) {
+            if (takesStores(world)) {
+                const gin_device_window_t &to = dstWindow.handle(), &from = srcWindow.handle();
+                detail::Target target = this->target(world, raise, localAction);
+                FaultKind kind = detail::check_window(comm_, to);
+                if (kind == FaultKind::None) kind = detail::check_window(comm_, from);
+                if (kind == FaultKind::None) kind = detail::check(comm_, target, coop.exists());
+                if (kind == FaultKind::None) kind = detail::check_put(to, world, dstOffset, from, srcOffset, bytes);
+                if (kind == FaultKind::None) {
+                    uint64_t there = detail::part_of(to, world) + dstOffset;
+                    detail::put_here(comm_, target, there, from.base + srcOffset, bytes, coop);
+                    return Fault();
+                }
+                if (onlyStores()) return refused(kind, detail::OpPut, world);
+            }
+        }
         uint32_t options = options_ | raise.options | detail::counter_bit(localAction) | detail::given(givenRelease) |
                            detail::required(requiredRelease) | (optFlags & OptAggregateRequests);
-        return Fault(GIN_FORM(gin_put, comm_, context_, options, coop.word(), team.world(peer),
+        return Fault(GIN_FORM(gin_put, comm_.copy, context_, options, coop.word(), world,
                               detail::counter_id(localAction), dstWindow.handle().data, dstOffset,
                               srcWindow.handle().data, srcOffset, bytes, raise.window, raise.signal, raise.amount,
                               deadline_));
@@ -479,9 +449,25 @@ public:
                           Scope requiredRelease = Scope::Device, uint32_t optFlags = OptDefault) const {
         GIN_REFUSE(mismatch());
         detail::Raise raise = detail::raise(remoteAction);
+        uint32_t world = team.world(peer);
+        if constexpr (inlines<RemoteAction>) {
+            if (takesStores(world)) {
+                const gin_device_window_t& to = dstWindow.handle();
+                detail::Target target = this->target(world, raise, None{});
+                FaultKind kind = detail::check_window(comm_, to);
+                if (kind == FaultKind::None) kind = detail::check(comm_, target, coop.exists());
+                if (kind == FaultKind::None) kind = detail::check_value(to, world, dstOffset, sizeof(V));
+                if (kind == FaultKind::None) {
+                    uint64_t there = detail::part_of(to, world) + dstOffset;
+                    detail::raise_here<sizeof(V)>(comm_, target, there, detail::bits_of(value), Scope::Thread, coop);
+                    return Fault();
+                }
+                if (onlyStores()) return refused(kind, detail::OpPutValue, world);
+            }
+        }
         uint32_t options = options_ | raise.options | detail::given(givenRelease) | detail::required(requiredRelease) |
                            (optFlags & OptAggregateRequests);
-        return Fault(GIN_FORM(gin_put_value, comm_, context_, options, coop.word(), team.world(peer),
+        return Fault(GIN_FORM(gin_put_value, comm_.copy, context_, options, coop.word(), world,
                               static_cast<uint32_t>(sizeof(V)), dstWindow.handle().data, dstOffset,
                               detail::bits_of(value), raise.window, raise.signal, raise.amount, deadline_));
     }
@@ -490,7 +476,7 @@ public:
     GIN_FN Fault get(const Team& team, uint32_t peer, const Window<R>& remoteWindow, uint64_t remoteOffset,
                      const Window<L>& localWindow, uint64_t localOffset, uint64_t bytes, Coop coop = {}) const {
         GIN_REFUSE(mismatch());
-        return Fault(GIN_FORM(gin_get, comm_, context_, options_, coop.word(), team.world(peer),
+        return Fault(GIN_FORM(gin_get, comm_.copy, context_, options_, coop.word(), team.world(peer),
                               remoteWindow.handle().data, remoteOffset, localWindow.handle().data, localOffset, bytes,
                               deadline_));
     }
@@ -511,13 +497,13 @@ public:
     template <class Coop>
     GIN_FN Fault flush(Coop coop, Order order = Order::Acquire) const {
         GIN_REFUSE(mismatch());
-        return Fault(GIN_FORM(gin_flush, comm_, context_, with(order), coop.word(), deadline_));
+        return Fault(GIN_FORM(gin_flush, comm_.copy, context_, with(order), coop.word(), deadline_));
     }
     /// Notes the operations posted to the peer until now. Does not wait.
     GIN_FN Fault flushAsync(const Team& team, uint32_t peer, Request* request) const {
         GIN_REFUSE(mismatch());
         request->peer = team.world(peer);
-        gin_value_t position = GIN_FORM(gin_flush_async, comm_, context_, options_, request->peer);
+        gin_value_t position = GIN_FORM(gin_flush_async, comm_.copy, context_, options_, request->peer);
         request->position = position.value;
         return Fault(position.fault);
     }
@@ -525,7 +511,7 @@ public:
     template <class Coop = CoopThread>
     GIN_FN Fault wait(const Request& request, Coop coop = {}, Order order = Order::Acquire) const {
         GIN_REFUSE(mismatch());
-        return Fault(GIN_FORM(gin_wait, comm_, context_, with(order), coop.word(), request.peer, request.position,
+        return Fault(GIN_FORM(gin_wait, comm_.copy, context_, with(order), coop.word(), request.peer, request.position,
                               deadline_));
     }
 
@@ -556,7 +542,7 @@ public:
     GIN_FN Fault waitSignalMeetShadow(Coop coop, uint32_t signal, uint32_t bits = 64,
                                       Order order = Order::Acquire) const {
         GIN_REFUSE(mismatch());
-        return Fault(GIN_FORM(gin_wait_signal_meet_shadow, comm_, context_, with(order), coop.word(), signal, bits,
+        return Fault(GIN_FORM(gin_wait_signal_meet_shadow, comm_.copy, context_, with(order), coop.word(), signal, bits,
                               deadline_));
     }
     /// Waits until a signal is `leastDelta` past its shadow, which then follows it. `before` and `delta` may be null.
@@ -565,8 +551,8 @@ public:
                                         uint64_t* delta = nullptr, uint32_t bits = 64,
                                         Order order = Order::Acquire) const {
         GIN_REFUSE(mismatch());
-        gin_followed_t followed = GIN_FORM(gin_wait_signal_follow_shadow, comm_, context_, with(order), coop.word(),
-                                           signal, bits, leastDelta, deadline_);
+        gin_followed_t followed = GIN_FORM(gin_wait_signal_follow_shadow, comm_.copy, context_, with(order),
+                                           coop.word(), signal, bits, leastDelta, deadline_);
         if (before) *before = followed.before;
         if (delta) *delta = followed.delta;
         return Fault(followed.fault);
@@ -574,18 +560,36 @@ public:
     /// Returns the shadow of a signal.
     GIN_FN Result<uint64_t> signalShadow(uint32_t signal) const {
         GIN_REFUSE({0, mismatch()});
-        gin_value_t value = gin_signal_shadow(comm_, context_, signal);
+        FaultKind kind = detail::check_signal(comm_, context_, signal, 64);
+        if (kind == FaultKind::None) {
+            return {detail::load_relaxed_gpu(detail::shadow_at(comm_, context_, signal)), Fault()};
+        }
+        if (onlyStores()) return {0, refused(kind, detail::OpWaitSignal)};
+        gin_value_t value = gin_signal_shadow(comm_.copy, context_, signal);
         return {value.value, Fault(value.fault)};
     }
     /// Adds to the shadow of a signal.
     GIN_FN Fault increaseSignalShadow(uint32_t signal, uint64_t delta) const {
         GIN_REFUSE(mismatch());
-        return Fault(gin_increase_signal_shadow(comm_, context_, signal, delta));
+        FaultKind kind = detail::check_signal(comm_, context_, signal, 64);
+        if (kind == FaultKind::None) {
+            (void)detail::add_relaxed_cta(detail::shadow_at(comm_, context_, signal), delta);
+            return Fault();
+        }
+        if (onlyStores()) return refused(kind, detail::OpWaitSignal);
+        return Fault(gin_increase_signal_shadow(comm_.copy, context_, signal, delta));
     }
     /// Returns the value of a counter.
     GIN_FN Result<uint64_t> readCounter(uint32_t counter, uint32_t bits = 56, Order order = Order::Acquire) const {
         GIN_REFUSE({0, mismatch()});
-        gin_value_t value = GIN_FORM(gin_read_counter, comm_, context_, with(order), counter, bits);
+        if (readsHere()) {
+            FaultKind kind = detail::check_counter(comm_, context_, counter, bits);
+            if (kind == FaultKind::None) {
+                return {detail::counter_value(comm_, context_, counter, bits, order), Fault()};
+            }
+            if (onlyStores()) return {0, refused(kind, detail::OpWaitCounter)};
+        }
+        gin_value_t value = GIN_FORM(gin_read_counter, comm_.copy, context_, with(order), counter, bits);
         return {value.value, Fault(value.fault)};
     }
     /// Waits until a counter is at or past `least`.
@@ -593,60 +597,122 @@ public:
     GIN_FN Fault waitCounter(Coop coop, uint32_t counter, uint64_t least, uint32_t bits = 56,
                              Order order = Order::Acquire) const {
         GIN_REFUSE(mismatch());
-        return Fault(GIN_FORM(gin_wait_counter, comm_, context_, with(order), coop.word(), counter, least, bits,
+        return Fault(GIN_FORM(gin_wait_counter, comm_.copy, context_, with(order), coop.word(), counter, least, bits,
                               deadline_));
     }
     /// Sets a signal, and its shadow, to 0. No operation that raises it may be under way.
     GIN_FN Fault resetSignal(uint32_t signal) const {
         GIN_REFUSE(mismatch());
-        return Fault(gin_reset_signal(comm_, context_, 0, signal));
+        return Fault(gin_reset_signal(comm_.copy, context_, 0, signal));
     }
     /// Sets a signal at a word of a window to 0.
     template <class T>
     GIN_FN Fault resetSignal(const Window<T>& window, uint64_t offset) const {
         GIN_REFUSE(mismatch());
-        return Fault(gin_reset_signal(comm_, context_, window.handle().data, offset));
+        return Fault(gin_reset_signal(comm_.copy, context_, window.handle().data, offset));
     }
     /// Sets a counter to 0. No operation that raises it may be under way.
     GIN_FN Fault resetCounter(uint32_t counter) const {
         GIN_REFUSE(mismatch());
-        return Fault(gin_reset_counter(comm_, context_, counter));
+        return Fault(gin_reset_counter(comm_.copy, context_, counter));
     }
     /// Meets the ranks of a team in one of the barriers that the communicator has.
     template <class Coop>
     GIN_FN Fault barrier(Coop coop, BarrierTeam team, uint32_t index, Fence fence, bool allContexts = false) const {
-        GIN_REFUSE(mismatch());
-        uint32_t options = options_ | (allContexts ? detail::AllContexts : 0u);
-        return Fault(gin_barrier(comm_, context_, options, coop.word(), static_cast<uint32_t>(team), index,
-                                 static_cast<uint32_t>(fence), deadline_));
+        return meet(gin_barrier, coop, team, index, fence, allContexts);
+    }
+    /// Arrives at a barrier, and does not wait for the other ranks. The next use of the barrier is `barrierWait`, with
+    /// the same arguments.
+    template <class Coop>
+    GIN_FN Fault barrierArrive(Coop coop, BarrierTeam team, uint32_t index, Fence fence,
+                               bool allContexts = false) const {
+        return meet(gin_barrier_arrive, coop, team, index, fence, allContexts);
+    }
+    /// Waits for the ranks of a barrier at which this rank has arrived.
+    template <class Coop>
+    GIN_FN Fault barrierWait(Coop coop, BarrierTeam team, uint32_t index, Fence fence,
+                             bool allContexts = false) const {
+        return meet(gin_barrier_wait, coop, team, index, fence, allContexts);
     }
 
 private:
+    // Posts that raise this inline, if loads and stores reach the peer.
+    template <class RemoteAction>
+    static constexpr bool inlines = std::is_same_v<Backend, Any> && !detail::at_window<RemoteAction>;
+    GIN_FN bool onlyStores() const { return std::is_same_v<Backend, Any> && (options_ & 3) == uint32_t(Route::Lsa); }
+    GIN_FN bool takesStores(uint32_t peer) const {
+        return onlyStores() || ((options_ & 3) == uint32_t(Route::Auto) && detail::reaches(comm_, peer));
+    }
+    template <class LocalAction>
+    GIN_FN detail::Target target(uint32_t peer, const detail::Raise& raise, LocalAction localAction) const {
+        return {context_, peer, (raise.options & detail::Signal) != 0, raise.signal, raise.amount,
+                detail::counter_bit(localAction) != 0, detail::counter_id(localAction)};
+    }
+    // The fault of a call that a called function would refuse with its values too.
+    GIN_FN Fault refused(FaultKind kind, uint32_t operation, uint32_t peer = GIN_NONE) const {
+        return Fault(kind, operation, context_, peer);
+    }
     GIN_FN static Fault mismatch() { return Fault(FaultKind::AbiMismatch); }
+    // Reads inline, unless kernels drive a NIC: then a read does the NIC's work too.
+    GIN_FN bool readsHere() const {
+#if defined(__CUDACC__)
+        return !std::is_same_v<Backend, Gdaki>;
+#else
+        return !std::is_same_v<Backend, Gdaki> && comm_.gdaki_contexts == 0;
+#endif
+    }
     GIN_FN uint32_t with(Order order) const { return options_ | static_cast<uint32_t>(order) << 4; }
+    template <class Function, class Coop>
+    GIN_FN Fault meet(Function function, Coop coop, BarrierTeam team, uint32_t index, Fence fence,
+                      bool allContexts) const {
+        GIN_REFUSE(mismatch());
+        uint32_t options = options_ | (allContexts ? detail::AllContexts : 0u);
+        return Fault(function(comm_.copy, context_, options, coop.word(), static_cast<uint32_t>(team), index,
+                              static_cast<uint32_t>(fence), deadline_));
+    }
     template <class RemoteAction, class Coop>
     GIN_FN Fault raise(uint32_t routes, const Team& team, uint32_t peer, RemoteAction remoteAction, Coop coop,
                        Scope givenRelease, Scope requiredRelease, uint32_t optFlags) const {
         GIN_REFUSE(mismatch());
         detail::Raise raise = detail::raise(remoteAction);
+        uint32_t world = team.world(peer);
+        if constexpr (inlines<RemoteAction>) {
+            if (routes == 0 && takesStores(world)) {
+                detail::Target target = this->target(world, raise, None{});
+                FaultKind kind = detail::check(comm_, target, coop.exists());
+                if (kind == FaultKind::None) {
+                    detail::raise_here<0>(comm_, target, 0, 0, givenRelease, coop);
+                    return Fault();
+                }
+                if (onlyStores()) return refused(kind, detail::OpSignal, world);
+            }
+        }
         uint32_t options = options_ | routes | raise.options | detail::given(givenRelease) |
                            detail::required(requiredRelease) | (optFlags & OptAggregateRequests);
-        return Fault(GIN_FORM(gin_signal, comm_, context_, options, coop.word(), team.world(peer), raise.window,
-                              raise.signal, raise.amount, deadline_));
+        return Fault(GIN_FORM(gin_signal, comm_.copy, context_, options, coop.word(), world, raise.window, raise.signal,
+                              raise.amount, deadline_));
     }
     GIN_FN Result<uint64_t> read(uint64_t window, uint64_t signal, uint32_t bits, Order order) const {
         GIN_REFUSE({0, mismatch()});
-        gin_value_t value = GIN_FORM(gin_read_signal, comm_, context_, with(order), window, signal, bits);
+        if (window == 0 && readsHere()) {
+            FaultKind kind = detail::check_signal(comm_, context_, signal, bits);
+            if (kind == FaultKind::None) {
+                return {detail::signal_value(comm_, context_, signal, bits, order), Fault()};
+            }
+            if (onlyStores()) return {0, refused(kind, detail::OpWaitSignal)};
+        }
+        gin_value_t value = GIN_FORM(gin_read_signal, comm_.copy, context_, with(order), window, signal, bits);
         return {value.value, Fault(value.fault)};
     }
     template <class Coop>
     GIN_FN Fault await(Coop coop, uint64_t window, uint64_t signal, uint64_t least, uint32_t bits, Order order) const {
         GIN_REFUSE(mismatch());
-        return Fault(GIN_FORM(gin_wait_signal, comm_, context_, with(order), coop.word(), window, signal, least, bits,
-                              deadline_));
+        return Fault(GIN_FORM(gin_wait_signal, comm_.copy, context_, with(order), coop.word(), window, signal, least,
+                              bits, deadline_));
     }
 
-    uint64_t comm_, deadline_;
+    gin_device_comm_t comm_;
+    uint64_t deadline_;
     uint32_t context_, options_;
     bool matches_;
 };

@@ -413,6 +413,35 @@ pub unsafe extern "C" fn gin_job_lost(
     })
 }
 
+/// Makes a job of the ranks that remain without the `count` lost ranks, in the same order; the new ranks count from 0.
+/// All remaining ranks call it with the same ranks, which each of them learned from `gin_job_lost` and agreed on, or
+/// knows from elsewhere. Waits for them, at most `joining_ms` milliseconds.
+///
+/// The new job has communicators and windows of its own: release the old ones, and close the old job. Where the ranks
+/// are threads of one process, it is `GIN_ERROR_BOOTSTRAP`: they end together.
+///
+/// The caller owns the handle, and closes it with `gin_job_close`.
+///
+/// # Safety
+/// - As the crate's docs say; `lost` has `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_without(
+    job: gin_job_t,
+    lost: *const u32,
+    count: usize,
+    joining_ms: u32,
+    remaining: *mut gin_job_t,
+) -> gin_status_t {
+    call("gin_job_without", || {
+        let (job, out) = (table::get::<Job>(job.id)?, output(remaining, "remaining")?);
+        let lost = inputs(lost, count, "lost")?.to_vec();
+        let bootstrap = job.bootstrap.without(&lost, Duration::from_millis(joining_ms.into()))?;
+        let (device, config) = (job.device.clone(), job.config.clone());
+        out.write(gin_job_t { id: table::insert(Arc::new(Job { bootstrap, device, config }))? });
+        Ok(())
+    })
+}
+
 /// Closes the handle. Communicators of the job stay usable; the rank leaves the job when the last of them is closed
 /// too.
 #[unsafe(no_mangle)]

@@ -229,15 +229,54 @@ fn check_object(index: usize, parameter: &Parameter, bytes: &[u8]) -> Result<(),
     };
     // The types of a Rust kernel; a kernel in C or in PTX has sizes alone.
     let is = |name: &str| parameter.type_name.split("::").last().is_some_and(|last| last.starts_with(name));
-    if bytes.len() == size_of::<CommHandle>() && is("Comm") {
-        let is_known = |comm: &Comm| comm.inner.device().is_ok_and(|device| bytes_of(&device.handle()) == bytes);
-        return if table::any::<Comm>(is_known) { Ok(()) } else { refuse("communicator") };
+    if bytes.len() == size_of::<CommHandle>() && is("Comm") && !is_comm(bytes) {
+        return refuse("communicator");
     }
-    if bytes.len() == size_of::<WindowHandle>() && is("Window") {
-        let is_known = |window: &Window| bytes_of(&window.inner.handle()) == bytes;
-        return if table::any::<Window>(is_known) { Ok(()) } else { refuse("window") };
+    if bytes.len() == size_of::<WindowHandle>() && is("Window") && !is_window(bytes) {
+        return refuse("window");
     }
     Ok(())
+}
+
+/// Returns whether these bytes are a communicator of this process.
+fn is_comm(bytes: &[u8]) -> bool {
+    table::any::<Comm>(|comm| comm.inner.device().is_ok_and(|device| bytes_of(&device.handle()) == bytes))
+}
+
+/// Returns whether these bytes are a window of this process.
+fn is_window(bytes: &[u8]) -> bool {
+    table::any::<Window>(|window| bytes_of(&window.inner.handle()) == bytes)
+}
+
+/// Refuses bytes for kernels that are no communicator of this process: it is closed, or of another process. A program
+/// that launches kernels itself may call this before.
+///
+/// # Safety
+/// - As the crate's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_device_comm_check(device: *const CommHandle) -> gin_status_t {
+    call("gin_device_comm_check", || {
+        if is_comm(bytes_of(input(device, "device")?)) {
+            return Ok(());
+        }
+        let text = "`device` is no communicator of this process: it is closed, or of another process";
+        Err(Failure::new(GIN_ERROR_HANDLE, text))
+    })
+}
+
+/// Refuses bytes for kernels that are no window of this process: it is closed, or of another process.
+///
+/// # Safety
+/// - As the crate's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_device_window_check(device: *const WindowHandle) -> gin_status_t {
+    call("gin_device_window_check", || {
+        if is_window(bytes_of(input(device, "device")?)) {
+            return Ok(());
+        }
+        let text = "`device` is no window of this process: it is closed, or of another process";
+        Err(Failure::new(GIN_ERROR_HANDLE, text))
+    })
 }
 
 fn bytes_of<T: Copy>(value: &T) -> &[u8] {

@@ -113,6 +113,20 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
             28 => gin_job_local(null(), 1, null_mut()),
             29 => gin_stream_from_cuda(job, null_mut(), (&raw mut made).cast()),
             30 => gin_module_load(job, bytes.as_ptr().cast(), (number % 65) as usize, (&raw mut made).cast()),
+            31 => gin_job_abort(job),
+            32 => {
+                let (mut lost, mut count) = ([0u32; 4], 0);
+                gin_job_lost(job, lost.as_mut_ptr(), (number % 5) as usize, &mut count)
+            }
+            33 => {
+                gin_job_without(job, [number as u32].as_ptr(), (number >> 40 & 1) as usize, 10, (&raw mut made).cast())
+            }
+            34 => {
+                let device = std::mem::zeroed::<CommHandle>();
+                gin_device_comm_check(std::ptr::from_ref(&device).byte_add((number % 9) as usize & 1))
+            }
+            35 => gin_device_window_check(null()),
+            36 => gin_kernel_of_function(None, null(), null(), 0, (&raw mut made).cast()),
             _ => gin_window_register(comm, null_mut(), number, 0, (&raw mut made).cast()),
         }
     };
@@ -122,12 +136,17 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
     status
 }
 
+/// Returns the number of sequences: 60, or as many as `GIN_CAPI_CASES` says.
+fn cases() -> u32 {
+    std::env::var("GIN_CAPI_CASES").map_or(60, |cases| cases.parse().expect("GIN_CAPI_CASES is a number"))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_sequence_of_calls_crashes_and_each_error_has_a_text(
-        calls in proptest::collection::vec((0u8..32, any::<u64>(), any::<u64>()), 1..60),
+        calls in proptest::collection::vec((0u8..38, any::<u64>(), any::<u64>()), 1..60),
     ) {
         let mut handles = Handles::default();
         // A job, a communicator with one context, a window, a stream, a module: later calls close them in any order.

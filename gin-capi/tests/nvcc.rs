@@ -6,8 +6,11 @@
 mod common;
 
 use common::{HERE, library, run, try_run};
-use gin_abi::{CommHandle, FaultKind, WindowData, WindowHandle};
+use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
+use gin_abi::{COUNTER_BITS, CommHandle, ContextData, FaultKind, Operation, SIGNAL_BITS, WindowData, WindowHandle};
 use gin_build::{Arch, DeviceLibrary, KernelBuilder, Toolchain, UsePtxas};
+use gin_device::internal::host_word;
+use gin_device::sys::{OPERATIONS, data::DATA_OPERATIONS};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -26,8 +29,11 @@ static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir(
 /// The library of the device functions.
 static LIBRARY: LazyLock<DeviceLibrary> = LazyLock::new(|| {
     let builder = KernelBuilder::new(Path::new(HERE).join("device")).arch(Arch::Sm90).ptxas(UsePtxas::No).quiet();
-    let built =
-        builder.target_dir_of_build_scripts(env!("CARGO_TARGET_TMPDIR")).build().expect("compile the functions");
+    let built = builder
+        .bitcode(true)
+        .target_dir_of_build_scripts(env!("CARGO_TARGET_TMPDIR"))
+        .build()
+        .expect("compile the functions");
     built.write_device_library(FOLDER.path(), "gin_device", 128).expect("make the library")
 });
 
@@ -130,6 +136,17 @@ fn agrees() {
     assert_eq!(theirs.len(), ours.len());
 }
 
+/// nvcc moves no read of a table out of a loop, to before the condition under which there is a table.
+fn guarded() {
+    nvcc(["-ptx", &here("tests/cuda/loops.cu"), "-o", &out("loops.ptx")]);
+    let text = std::fs::read_to_string(out("loops.ptx")).expect("read PTX");
+    let kernel = text.split(".entry many_puts(").nth(1).expect("the PTX has the kernel");
+    // The first label, or the first jump without a condition, is the loop's beginning.
+    let before = kernel.split("\n$").next().and_then(|text| text.split("bra.uni").next()).unwrap_or_default();
+    assert!(kernel.contains("ld.global") && before.contains("ld.param"), "{kernel}");
+    assert!(!before.contains("ld.global"), "{before}");
+}
+
 /// A translation unit with the layouts and codes of gin-abi, as assertions.
 fn assertions() -> String {
     let mut text = String::from("#include \"gin_device.cuh\"\n#include <cstddef>\n");
@@ -210,6 +227,48 @@ fn assertions() -> String {
         stride,
         reserved
     );
+    layout!(
+        ContextData,
+        "gin::detail::Context",
+        producer_index,
+        consumer_index,
+        slots,
+        depth_log2,
+        depth_mask,
+        oldest_incomplete,
+        completion_index,
+        counters,
+        counter_near,
+        signal_gpu,
+        signal_nic,
+        signal_cpu,
+        signal_near,
+        signal_shadow,
+        counters_gpu,
+        busy,
+        mailbox
+    );
+    writeln!(text, "static_assert(alignof(gin::detail::Context) == {}, \"\");", align_of::<ContextData>())
+        .expect("write");
+    let codes = [
+        ("OpPut", Operation::Put as u64),
+        ("OpPutValue", Operation::PutValue as u64),
+        ("OpSignal", Operation::Signal as u64),
+        ("OpWaitSignal", Operation::WaitSignal as u64),
+        ("OpWaitCounter", Operation::WaitCounter as u64),
+        ("EngineGpu", ENGINE_GPU.into()),
+        ("EngineNic", ENGINE_NIC.into()),
+        ("EngineCpu", ENGINE_CPU.into()),
+        ("NearBytes", 8 * NEAR_WORDS),
+        ("NearBase", 8 * host_word::SPARE),
+        ("NearMail", 8 * host_word::MAIL),
+        ("SignalBits", SIGNAL_BITS.into()),
+        ("CounterBits", COUNTER_BITS.into()),
+        ("StrideShift", STRIDE_SHIFT.into()),
+    ];
+    for (name, code) in codes {
+        writeln!(text, "static_assert(gin::detail::{name} == {code}, \"\");").expect("write");
+    }
     for (wrapper, c) in [("Comm", "gin_device_comm_t"), ("Window<float>", "gin_device_window_t")] {
         writeln!(text, "static_assert(sizeof(gin::{wrapper}) == sizeof({c}), \"\");").expect("write");
     }
@@ -219,6 +278,30 @@ fn assertions() -> String {
     }
     writeln!(text, "static_assert(GIN_ABI_VERSION == {}, \"\");", gin_abi::ABI_VERSION).expect("write");
     text
+}
+
+/// The accesses of the header that inline are those of `sys`, by name and instruction.
+fn accesses() {
+    let text = std::fs::read_to_string(here("include/gin_inline.cuh")).expect("read the header");
+    let known = |name: &str| OPERATIONS.iter().chain(DATA_OPERATIONS).find(|row| row.name == name);
+    let mut seen = 0;
+    for line in text.lines() {
+        let Some((name, rest)) = ["GIN_LOAD(", "GIN_STORE(", "GIN_CHANGE(", "GIN_FENCE("]
+            .iter()
+            .find_map(|begin| line.strip_prefix(begin)?.split_once(", "))
+        else {
+            continue;
+        };
+        let ptx = rest.split('"').nth(1).expect("a line has an instruction");
+        let row = known(name).unwrap_or_else(|| panic!("sys has no {name}"));
+        assert_eq!(row.ptx, ptx, "{name}");
+        seen += 1;
+    }
+    assert_eq!(seen, 14, "the header lists the accesses");
+    for name in ["load_weak_pair", "store_weak_pair", "read_word"] {
+        let row = known(name).expect("sys has it");
+        assert!(text.contains(&format!("\"{} ", row.ptx)) || text.contains(&format!("({}", row.ptx)), "{name}");
+    }
 }
 
 /// nvcc, and the compiler of the host, have the layouts of Rust.
@@ -235,6 +318,13 @@ fn examples() {
     let example = |name: &str| here(&format!("../examples/cuda-cpp/{name}"));
     nvcc([&example("main.cu"), &LIBRARY.archive.display().to_string(), &gin, "-o", &out("main")]);
     nvcc(["-cubin", &example("kernels.cu"), "-o", &out("kernels.cubin")]);
+    // The tests and the benchmark of GPUs.
+    let library = ["-L", &FOLDER.path().display().to_string(), "-lgin_device"].map(str::to_owned);
+    for (source, name) in [("tests/c/operations.cpp", "operations"), ("../gin-bench/kernels/capi.cu", "bench")] {
+        nvcc(["-x", "cu", "-dc", &here(source), "-o", &out(&format!("{name}.o"))]);
+        let linked = ["-dlink", "-cubin", &out(&format!("{name}.o")), "-o", &out(&format!("{name}.cubin"))];
+        nvcc(linked.map(str::to_owned).iter().chain(&library));
+    }
     let cuda = CUDA.display();
     let mut compile = common::compiler(true);
     compile.args([&example("jit.cpp"), &format!("-I{cuda}/include"), "-o", &out("jit"), &gin]);
@@ -246,8 +336,64 @@ fn examples() {
     assert!(said.contains("linked: "), "{said}");
 }
 
+/// Returns the command of a clang that reads bitcode of the compiler for kernels: the words of `GIN_CLANG`, else
+/// `clang`.
+///
+/// # Errors
+/// The reason why there is none.
+fn clang() -> Result<Vec<String>, String> {
+    let words = std::env::var("GIN_CLANG").unwrap_or_else(|_| "clang".to_owned());
+    let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+    let program = words.first().ok_or("GIN_CLANG is empty")?;
+    let said = try_run(Command::new(program).args(&words[1..]).arg("--version"))?;
+    let major = |text: &str, before: &str| -> Option<u32> {
+        text.split(before).nth(1)?.trim_start().split('.').next()?.parse().ok()
+    };
+    let toolchain = Toolchain::find().map_err(|error| error.to_string().replace('\n', " "))?;
+    let rustc = try_run(Command::new(&toolchain.rustc).arg("-vV"))?;
+    match (major(&said, "clang version"), major(&rustc, "LLVM version:")) {
+        (Some(clang), Some(llvm)) if clang >= llvm => Ok(words),
+        (clang, llvm) => Err(format!("clang is of LLVM {clang:?}, the bitcode of LLVM {llvm:?}")),
+    }
+}
+
+/// clang inlines the functions of Rust into a kernel in C++.
+fn inlines() {
+    let words = clang().expect("the trial is ignored without clang");
+    let (_, bitcode) = LIBRARY.bitcode.first().expect("the library has bitcode");
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).args([
+        "-x",
+        "cuda",
+        "--cuda-device-only",
+        "--cuda-gpu-arch=sm_90",
+        "--cuda-feature=+ptx86",
+    ]);
+    command.args(["-nocudainc", "-nocudalib", "-include", &here("tests/cuda/clang.h"), "-std=c++17", "-O3", "-S"]);
+    command.args([&format!("-I{HERE}/include"), "-Xclang", "-mlink-builtin-bitcode", "-Xclang"]).arg(bitcode);
+    run(command.args([&here("tests/cuda/inlined.cu"), "-o", &out("inlined.ptx")]));
+    let text = std::fs::read_to_string(out("inlined.ptx")).expect("read PTX");
+    let kernel = text.split(".entry put_and_wait(").nth(1).expect("the PTX has the kernel");
+    for name in ["gin_put", "gin_wait_signal", "gin_flush"] {
+        assert!(!kernel.contains(name), "the kernel calls {name}");
+    }
+    // The fences are those of Rust for this architecture.
+    assert!(text.contains("fence.acquire.sys") && !text.contains("acq_rel"), "{text}");
+    let ptxas = CUDA.join("bin/ptxas");
+    let said = run(Command::new(ptxas).args(["-arch=sm_90", "-v", &out("inlined.ptx"), "-o", &out("inlined.cubin")]));
+    let used = said.split("Compiling entry function 'put_and_wait'").nth(1).expect("ptxas names the kernel");
+    assert!(used.contains("0 bytes stack frame") && !used.contains("cumulative stack"), "{said}");
+}
+
 fn main() -> ExitCode {
-    let trials: [(&str, fn()); 4] = [
+    let clang = clang().err();
+    if let Some(reason) = &clang {
+        eprintln!("ignored: clang_inlines_the_functions_of_rust: {reason}");
+    }
+    let trials: [(&str, fn()); 7] = [
+        ("clang_inlines_the_functions_of_rust", inlines),
+        ("nvcc_leaves_reads_of_tables_behind_their_conditions", guarded),
+        ("code_that_inlines_makes_the_accesses_of_rust", accesses),
         ("device_functions_and_two_modules_link_into_a_program", links),
         ("cpp_and_rust_agree_on_the_parameters_of_every_function", agrees),
         ("cpp_and_rust_agree_on_every_layout_and_code", layouts),
@@ -259,7 +405,8 @@ fn main() -> ExitCode {
             run();
             Ok(())
         };
-        Trial::test(name, result).with_ignored_flag(reason.is_some())
+        let no_clang = clang.is_some() && name.starts_with("clang");
+        Trial::test(name, result).with_ignored_flag(reason.is_some() || no_clang)
     };
     if let Some(reason) = &reason {
         eprintln!("ignored: {reason}");

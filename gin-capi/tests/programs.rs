@@ -5,7 +5,9 @@
 mod common;
 
 use common::{HERE, compiler, library, program, program_with, run};
-use std::process::{Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
 
 /// Compiles a program and runs it; it ends with `passed`.
 fn passes(source: &str) {
@@ -40,6 +42,21 @@ fn kernels_in_cpp_run_on_the_virtual_gpu() {
 }
 
 #[test]
+fn kernels_in_cpp_and_in_rust_meet_in_one_ring() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program_with("tests/c/mixed.cpp", &library("libgin_example_c.so"), folder.path());
+    for route in ["automatic", "network"] {
+        let said = run(Command::new(&program).arg(route));
+        assert!(said.contains("passed"), "{route}: {said}");
+    }
+}
+
+#[test]
+fn the_kernels_that_the_benchmark_times_in_cpp_do_what_they_say() {
+    passes("tests/c/bench.cpp");
+}
+
+#[test]
 fn processes_meet_over_the_programs_own_exchange_and_children_of_forks_are_refused() {
     passes("tests/c/fork.c");
 }
@@ -54,19 +71,37 @@ fn a_c_program_launches_a_kernel_in_rust_alone_and_as_two_processes() {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = program_with("../examples/c/main.c", &library("libgin_example_c.so"), folder.path());
     assert!(run(&mut Command::new(&program)).contains("rank 0 of 1: passed"));
+    for (status, said) in processes(&program, 2) {
+        assert!(status.success() && said.contains("of 2: passed"), "{said}");
+    }
+}
+
+/// Runs a program as each rank of a job of processes. Returns their exit statuses and what they said.
+fn processes(program: &Path, ranks: u32) -> Vec<(ExitStatus, String)> {
     let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
-    let port = port.expect("a free port").port().to_string();
-    let rank = |rank: &str| {
-        let mut command = Command::new(&program);
-        let variables = [("GIN_RANKS", "2"), ("GIN_ADDR", "127.0.0.1"), ("GIN_PORT", &port), ("GIN_INSECURE", "1")];
-        command.env("GIN_RANK", rank).envs(variables).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (port, ranks_text) = (port.expect("a free port").port().to_string(), ranks.to_string());
+    let rank = |rank: u32| {
+        let mut command = Command::new(program);
+        let variables =
+            [("GIN_RANKS", &*ranks_text), ("GIN_ADDR", "127.0.0.1"), ("GIN_PORT", &port), ("GIN_INSECURE", "1")];
+        command.env("GIN_RANK", rank.to_string()).envs(variables).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("start a rank")
     };
-    for child in [rank("0"), rank("1")] {
+    let children: Vec<_> = (0..ranks).map(rank).collect();
+    let end = |child: std::process::Child| {
         let output = child.wait_with_output().expect("wait for a rank");
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        assert!(output.status.success() && said.contains("of 2: passed"), "{said}");
+        (output.status, String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    children.into_iter().map(end).collect()
+}
+
+#[test]
+fn ranks_learn_of_a_killed_process_and_go_on_without_it() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let ranks = processes(&program("tests/c/loss.cpp", folder.path()), 3);
+    assert_eq!(ranks[1].0.signal(), Some(9), "{ranks:?}");
+    for (status, said) in [&ranks[0], &ranks[2]] {
+        assert!(status.success() && said.contains("passed: 2 ranks remain"), "{said}");
     }
 }
 

@@ -17,6 +17,14 @@ fn compile(source: &Path, to: &Path) -> Result<String, String> {
     try_run(command.arg(library("libgin_capi.so")))
 }
 
+/// Returns the number of runs of a program: of random calls, 6, or as many as `GIN_CAPI_SEEDS` says.
+fn seeds(source: &Path) -> u64 {
+    if !source.ends_with("fuzz.cpp") {
+        return 1;
+    }
+    std::env::var("GIN_CAPI_SEEDS").map_or(6, |seeds| seeds.parse().expect("GIN_CAPI_SEEDS is a number"))
+}
+
 fn main() -> ExitCode {
     let folder = tempfile::tempdir().expect("make a folder");
     let empty = folder.path().join("empty.c");
@@ -30,11 +38,16 @@ fn main() -> ExitCode {
             (Path::new(HERE).join("tests/c").join(name), folder.path().join(name).with_extension(""));
         let check = move || {
             compile(&source, &program)?;
-            let said = run(&mut Command::new(&program));
-            if said.contains("passed") { Ok(()) } else { Err(said.into()) }
+            for seed in 1..=seeds(&source) {
+                let said = run(Command::new(&program).args(source.ends_with("fuzz.cpp").then(|| seed.to_string())));
+                if !said.contains("passed") {
+                    return Err(said.into());
+                }
+            }
+            Ok(())
         };
         Trial::test(format!("{name}_uses_memory_as_it_may"), check).with_ignored_flag(missing.is_some())
     };
-    let trials = ["put.c", "owner.cpp", "operations.cpp"].map(trial).into();
+    let trials = ["put.c", "owner.cpp", "operations.cpp", "fuzz.cpp"].map(trial).into();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

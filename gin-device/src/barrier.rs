@@ -508,6 +508,20 @@ impl<B: Backend> BarrierSession<B> {
         Ok(())
     }
 
+    /// Makes this session that of an earlier [`arrive`](Self::arrive) with this fence, so that it can wait. For the
+    /// functions of C, which keep no session between two calls. All threads of `coop` call.
+    ///
+    /// # Errors
+    /// The same in all threads: [`FaultKind::BarrierBroken`].
+    #[doc(hidden)]
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn resume(&mut self, coop: &impl Coop, fence: Fence) -> Result<(), Fault> {
+        if self.by_network { self.usable(coop) } else { self.resolve(coop) }?;
+        self.arrived = Some(fence);
+        Ok(())
+    }
+
     /// Calls [`arrive`](Self::arrive), then [`wait`](Self::wait); each may last as long as `deadline`.
     ///
     /// # Errors

@@ -177,6 +177,8 @@ pub(crate) enum BenchWhat {
     Ep,
     /// Products of matrices that send and receive, beside the same in two launches.
     Matmul,
+    /// Kernels in C++ beside the same in Rust, between two ranks. Requires --module; `all` leaves it out.
+    Capi,
     /// The cost of joining and of collective operations over TCP, simulated on this machine. Uses no GPU.
     Bootstrap,
     /// Instructions and registers of the probe kernels, beside NCCL's. Requires the CUDA tools, but no GPU.
@@ -209,6 +211,9 @@ pub(crate) struct BenchArgs {
     /// Largest put by loads and stores. Accepts the units KiB, MiB and GiB [default: 1GiB].
     #[arg(long, value_parser = size::parse)]
     pub most_bytes: Option<u64>,
+    /// The kernels in C++ for `capi`: a cubin of gin-bench/kernels/capi.cu, which `make gpu-bundle` makes.
+    #[arg(long, value_name = "FILE.cubin")]
+    pub module: Option<PathBuf>,
     /// Milliseconds until a wait ends with an error [default: 10000].
     #[arg(long, value_parser = within::<u64>(1..=MOST_MS))]
     pub deadline_ms: Option<u64>,

@@ -15,9 +15,10 @@ const DEADLINE_MS: u64 = 10_000;
 
 /// Refuses the first option that the measurement ignores.
 fn refuse_ignored(arguments: &BenchArgs) -> Result<(), Refused> {
-    use BenchWhat::{All, Bootstrap, Ep, Gdaki, Lsa, Matmul, Post, Proxy};
+    use BenchWhat::{All, Bootstrap, Capi, Ep, Gdaki, Lsa, Matmul, Post, Proxy};
     let json = arguments.format == Format::Json;
-    let on_gpus = (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, All][..], "lsa, proxy, post, gdaki, ep, matmul and all");
+    let on_gpus =
+        (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, Capi, All][..], "lsa, proxy, post, gdaki, ep, matmul, capi and all");
     let by_size = (&[Lsa, All][..], "lsa and all");
     let options = [
         ("--device", arguments.device.is_some(), on_gpus),
@@ -27,8 +28,9 @@ fn refuse_ignored(arguments: &BenchArgs) -> Result<(), Refused> {
         ("--compare", arguments.compare.is_some(), on_gpus),
         ("--plot", arguments.plot.is_some(), by_size),
         ("--most-bytes", arguments.most_bytes.is_some(), by_size),
+        ("--module", arguments.module.is_some(), (&[Capi][..], "capi")),
         ("--most-ranks", arguments.most_ranks.is_some(), (&[Bootstrap][..], "bootstrap")),
-        ("--format json", json, (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, All, Bootstrap][..], "measurements of time")),
+        ("--format json", json, (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, Capi, All, Bootstrap][..], "measurements of time")),
     ];
     for (option, given, (measurements, names)) in options {
         if given && !measurements.contains(&arguments.what) {
@@ -57,12 +59,28 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
         BenchWhat::Gdaki => Measurement::Gdaki,
         BenchWhat::Ep => Measurement::Ep,
         BenchWhat::Matmul => Measurement::Matmul,
+        BenchWhat::Capi => Measurement::Capi,
         BenchWhat::Bootstrap => {
             return bootstrap::run(arguments.most_ranks.unwrap_or(1024), json, out).map(|()| End::Right);
         }
         BenchWhat::Sass => return sass::print(out).map(|()| End::Right),
     };
+    let module = match (&arguments.module, measurement) {
+        (Some(file), _) => Some(std::fs::read(file).map_err(|error| {
+            Refused(format!("--module: cannot read {}: {error}; `make gpu-bundle` makes the cubin", file.display()))
+        })?),
+        (None, Measurement::Capi) => {
+            let text = "capi: the kernels in C++ are missing; `make gpu-bundle` makes a cubin of them for --module";
+            return Err(Refused(text.to_owned()).into());
+        }
+        (None, _) => None,
+    };
     let (device, note) = choose_one(arguments.device.as_ref().unwrap_or(&DeviceChoice::Auto))?;
+    if let (Measurement::Capi, RunDevice::Virtual) = (measurement, &device) {
+        return Err(
+            Refused("capi: its kernels in C++ are for NVIDIA GPUs; there are only virtual ones".to_owned()).into()
+        );
+    }
     let job = join()?;
     let prints = job.as_ref().is_none_or(ThisJob::prints);
     let form = match (json, arguments.all) {
@@ -93,6 +111,7 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
         launches: arguments.repeats.unwrap_or(REPEATS) as usize,
         limit: Duration::from_millis(arguments.deadline_ms.unwrap_or(DEADLINE_MS)),
         most_bytes: arguments.most_bytes.unwrap_or(1 << 30),
+        module,
     };
     let outcome = match prints {
         true => gin_bench::run(&bench, measurement, &output, out),

@@ -8,6 +8,7 @@
 //! | [`lsa`] | put with signal, puts of many bytes and barriers by loads and stores |
 //! | [`nccl`] | posts by NCCL's memory operations |
 //! | [`proxy`] | round trips over the network: by the proxy, and by device-driven NIC queue pairs |
+//! | [`capi`] | operations in a row, which C++ has too |
 //! | [`post`] | posts without waiting for completion |
 //! | [`data`] | the data of transfers, and checks of its arrival |
 //!
@@ -19,6 +20,7 @@
 #![warn(unreachable_pub)]
 
 pub mod bare;
+pub mod capi;
 pub mod data;
 pub mod ep;
 pub mod lsa;

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The position of a thread of the virtual GPU, for kernels in C and C++.
+//! The position of a thread of the virtual GPU, and the accesses to memory of code that inlines, for kernels in C and
+//! C++.
 
 use gin_device::prelude::{block_dim, block_index, grid_dim, thread_index};
+use gin_device::sys::data::{
+    load_relaxed_sys_u8, load_relaxed_sys_u32, load_relaxed_sys_u64, store_weak_u8, store_weak_u16, store_weak_u32,
+    store_weak_u64,
+};
+use gin_device::sys::{Global, GlobalWord, Memory, Word};
 
 /// The indices and extents of a thread, as CUDA's built-in variables.
 #[repr(C)]
@@ -23,4 +29,36 @@ pub extern "C-unwind" fn gin_virtual_position() -> Position {
     let [thread_index, block_dim, block_index, grid_dim] =
         [thread_index(), block_dim(), block_index(), grid_dim()].map(|dim| [dim.x, dim.y, dim.z]);
     Position { thread_index, block_dim, block_index, grid_dim }
+}
+
+/// Makes the access with this number in the list of `gin_inline.cuh`, and returns what it loads, else 0.
+///
+/// # Safety
+/// - Except for a fence, `address` is valid for the access, and a multiple of its size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_virtual_access(access: u32, address: u64, value: u64) -> u64 {
+    let at = address as usize;
+    // Safety: the caller's promise, here and below.
+    let word = || unsafe { GlobalWord::new(address) };
+    unsafe {
+        match access {
+            0 => return word().load_relaxed_sys(),
+            1 => return word().load_relaxed_gpu(),
+            2 => word().red_add_relaxed_sys(value),
+            3 => word().red_add_relaxed_gpu(value),
+            4 => return word().add_relaxed_cta(value),
+            5 => Global::fence_acquire_sys(),
+            6 => Global::fence_release_sys(),
+            7 => Global::fence_release_gpu(),
+            8 => return load_relaxed_sys_u8(at as *const u8).into(),
+            9 => return load_relaxed_sys_u32(at as *const u32).into(),
+            10 => return load_relaxed_sys_u64(at as *const u64),
+            11 => store_weak_u8(at as *mut u8, value as u8),
+            12 => store_weak_u16(at as *mut u16, value as u16),
+            13 => store_weak_u32(at as *mut u32, value as u32),
+            14 => store_weak_u64(at as *mut u64, value),
+            _ => gin_device::sys::trap(),
+        }
+    }
+    0
 }

@@ -49,176 +49,99 @@ fn counter(id: u32, bits: u32) -> CounterView {
     CounterId::new(id).bits(bits)
 }
 
+/// Runs `work` with the threads of `coop` too, and returns the word of its fault.
+#[inline(always)]
+unsafe fn together<B: Kind>(
+    call: Call,
+    coop: u64,
+    work: impl FnOnce(&AnyCoop, &Comm, Gin<B>) -> Result<(), Fault>,
+) -> u64 {
+    // Safety: the caller's promise, here and below.
+    match unsafe { AnyCoop::new(coop) } {
+        Ok(coop) => word::of(unsafe { with(call, |comm, gin| work(&coop, comm, gin)) }),
+        Err(fault) => word::word(fault),
+    }
+}
+
+/// Defines functions that all threads of a coop call, for a back end.
+macro_rules! calls {
+    (
+        $backend:ty, $which:literal;
+        $($name:ident($($arg:ident: $ty:ty),*) |$coop:ident, $comm:ident, $gin:ident| $work:expr, $doc:literal;)*
+    ) => { $(
+        #[doc = concat!($doc, $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            comm: u64,
+            context: u32,
+            options: u32,
+            coop: u64,
+            $($arg: $ty),*
+        ) -> u64 {
+            // Safety: the caller's promise.
+            unsafe {
+                together(Call { comm, context, options }, coop, |$coop, $comm: &Comm, $gin: Gin<$backend>| $work)
+            }
+        }
+    )* };
+}
+
+/// Defines functions that return a value and wait for nothing, for a back end.
+macro_rules! values {
+    (
+        $backend:ty, $which:literal;
+        $($name:ident($($arg:ident: $ty:ty),*) |$comm:ident, $gin:ident| $work:expr, $doc:literal;)*
+    ) => { $(
+        #[doc = concat!($doc, $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(comm: u64, context: u32, options: u32, $($arg: $ty),*) -> Value {
+            // Safety: the caller's promise.
+            value(unsafe { with(Call { comm, context, options }, |$comm: &Comm, $gin: Gin<$backend>| $work) })
+        }
+    )* };
+}
+
 /// Defines the waits and reads for a back end.
 macro_rules! waits {
     (
         $backend:ty, $which:literal, $flush:ident, $flush_async:ident, $wait:ident, $wait_signal:ident, $read_signal:ident,
         $wait_counter:ident, $read_counter:ident, $meet:ident, $follow:ident
     ) => {
-        #[doc = concat!("Waits until all earlier operations of the context are complete", $which, ".")]
-        ///
-        /// # Safety
-        /// - As the module's docs say.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $flush(comm: u64, context: u32, options: u32, coop: u64, deadline: u64) -> u64 {
-            // Safety: the caller's promise, here and below.
-            let coop = match unsafe { AnyCoop::new(coop) } {
-                Ok(coop) => coop,
-                Err(fault) => return word::word(fault),
-            };
-            let work = |_: &Comm, gin: Gin<$backend>| gin.flush(&coop, Deadline::after_ns(deadline));
-            word::of(unsafe { with(Call { comm, context, options }, work) })
-        }
-
-        #[doc = concat!("Returns the position of the operations posted to `peer` until now", $which, ".")]
-        ///
-        /// # Safety
-        /// - As the module's docs say.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $flush_async(comm: u64, context: u32, options: u32, peer: u32) -> Value {
-            let work = |comm: &Comm, gin: Gin<$backend>| Ok(gin.flush_async(peer_at(comm, peer)?)?.position());
-            // Safety: the caller's promise.
-            value(unsafe { with(Call { comm, context, options }, work) })
-        }
-
-        #[doc = concat!("Waits until the operations before a position are complete", $which, ".")]
-        ///
-        /// # Safety
-        /// - As the module's docs say.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $wait(
-            comm: u64,
-            context: u32,
-            options: u32,
-            coop: u64,
-            peer: u32,
-            position: u64,
-            deadline: u64,
-        ) -> u64 {
-            // Safety: the caller's promise, here and below.
-            let coop = match unsafe { AnyCoop::new(coop) } {
-                Ok(coop) => coop,
-                Err(fault) => return word::word(fault),
-            };
-            let work = |comm: &Comm, gin: Gin<$backend>| {
+        calls! {
+            $backend, $which;
+            $flush(deadline: u64) |coop, _comm, gin| gin.flush(coop, Deadline::after_ns(deadline)),
+                "Waits until all earlier operations of the context are complete";
+            $wait(peer: u32, position: u64, deadline: u64) |coop, comm, gin| {
                 let token = FlushToken::from_parts(position, peer_at(comm, peer)?);
-                gin.wait(&coop, token, Deadline::after_ns(deadline))
-            };
-            word::of(unsafe { with(Call { comm, context, options }, work) })
-        }
-
-        #[doc = concat!("Waits until a signal is at or past `least`", $which, ".")]
-        ///
-        /// # Safety
-        /// - As the module's docs say.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $wait_signal(
-            comm: u64,
-            context: u32,
-            options: u32,
-            coop: u64,
-            signal_window: u64,
-            signal: u64,
-            least: u64,
-            bits: u32,
-            deadline: u64,
-        ) -> u64 {
-            // Safety: the caller's promise, here and below.
-            let coop = match unsafe { AnyCoop::new(coop) } {
-                Ok(coop) => coop,
-                Err(fault) => return word::word(fault),
-            };
-            let work = |comm: &Comm, gin: Gin<$backend>| {
+                gin.wait(coop, token, Deadline::after_ns(deadline))
+            }, "Waits until the operations before a position are complete";
+            $wait_signal(signal_window: u64, signal: u64, least: u64, bits: u32, deadline: u64) |coop, comm, gin| {
                 let view = view(comm, signal_window, signal, bits)?;
-                gin.wait_signal(&coop, view, least, Deadline::after_ns(deadline))
-            };
-            word::of(unsafe { with(Call { comm, context, options }, work) })
+                gin.wait_signal(coop, view, least, Deadline::after_ns(deadline))
+            }, "Waits until a signal is at or past `least`";
+            $wait_counter(id: u32, least: u64, bits: u32, deadline: u64) |coop, _comm, gin|
+                gin.wait_counter(coop, counter(id, bits), least, Deadline::after_ns(deadline)),
+                "Waits until a counter is at or past `least`";
+            $meet(signal: u32, bits: u32, deadline: u64) |coop, _comm, gin|
+                gin.wait_signal_meet_shadow(coop, SignalId::new(signal).bits(bits), Deadline::after_ns(deadline)),
+                "Waits until a signal is at or past its shadow";
         }
 
-        #[doc = concat!("Returns the value of a signal", $which, ".")]
-        ///
-        /// # Safety
-        /// - As the module's docs say.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $read_signal(
-            comm: u64,
-            context: u32,
-            options: u32,
-            signal_window: u64,
-            signal: u64,
-            bits: u32,
-        ) -> Value {
-            let work = |comm: &Comm, gin: Gin<$backend>| gin.read_signal(view(comm, signal_window, signal, bits)?);
-            // Safety: the caller's promise.
-            value(unsafe { with(Call { comm, context, options }, work) })
-        }
-
-        #[doc = concat!("Waits until a counter is at or past `least`", $which, ".")]
-        ///
-        /// # Safety
-        /// - As the module's docs say.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $wait_counter(
-            comm: u64,
-            context: u32,
-            options: u32,
-            coop: u64,
-            id: u32,
-            least: u64,
-            bits: u32,
-            deadline: u64,
-        ) -> u64 {
-            // Safety: the caller's promise, here and below.
-            let coop = match unsafe { AnyCoop::new(coop) } {
-                Ok(coop) => coop,
-                Err(fault) => return word::word(fault),
-            };
-            let work = |_: &Comm, gin: Gin<$backend>| {
-                gin.wait_counter(&coop, counter(id, bits), least, Deadline::after_ns(deadline))
-            };
-            word::of(unsafe { with(Call { comm, context, options }, work) })
-        }
-
-        #[doc = concat!("Returns the value of a counter", $which, ".")]
-        ///
-        /// # Safety
-        /// - As the module's docs say.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $read_counter(
-            comm: u64,
-            context: u32,
-            options: u32,
-            id: u32,
-            bits: u32,
-        ) -> Value {
-            let work = |_: &Comm, gin: Gin<$backend>| gin.read_counter(counter(id, bits));
-            // Safety: the caller's promise.
-            value(unsafe { with(Call { comm, context, options }, work) })
-        }
-
-        #[doc = concat!("Waits until a signal is at or past its shadow", $which, ".")]
-        ///
-        /// # Safety
-        /// - As the module's docs say.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $meet(
-            comm: u64,
-            context: u32,
-            options: u32,
-            coop: u64,
-            signal: u32,
-            bits: u32,
-            deadline: u64,
-        ) -> u64 {
-            // Safety: the caller's promise, here and below.
-            let coop = match unsafe { AnyCoop::new(coop) } {
-                Ok(coop) => coop,
-                Err(fault) => return word::word(fault),
-            };
-            let work = |_: &Comm, gin: Gin<$backend>| {
-                gin.wait_signal_meet_shadow(&coop, SignalId::new(signal).bits(bits), Deadline::after_ns(deadline))
-            };
-            word::of(unsafe { with(Call { comm, context, options }, work) })
+        values! {
+            $backend, $which;
+            $flush_async(peer: u32) |comm, gin| Ok(gin.flush_async(peer_at(comm, peer)?)?.position()),
+                "Returns the position of the operations posted to `peer` until now";
+            $read_signal(signal_window: u64, signal: u64, bits: u32) |comm, gin|
+                gin.read_signal(view(comm, signal_window, signal, bits)?),
+                "Returns the value of a signal";
+            $read_counter(id: u32, bits: u32) |_comm, gin| gin.read_counter(counter(id, bits)),
+                "Returns the value of a counter";
         }
 
         #[doc = concat!("Waits until a signal is `least_delta` past its shadow, which then follows it", $which, ".")]
@@ -337,28 +260,15 @@ pub unsafe extern "C-unwind" fn gin_increase_signal_shadow(comm: u64, context: u
     word::of(unsafe { with(Call { comm, context, options: 0 }, work) })
 }
 
-/// Meets the ranks of a team (0 world, 1 rail, 2 LSA) in barrier `index`. Bit 0 of `fence`: puts to this rank are
-/// visible afterwards; bit 1: gets of this rank have arrived, and sources of puts may be reused.
-///
-/// # Safety
-/// - As the module's docs say.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn gin_barrier(
-    comm: u64,
-    context: u32,
-    options: u32,
+/// Runs `work` with a session of barrier `index` of a team (0 world, 1 rail, 2 LSA).
+#[inline(always)]
+unsafe fn meet(
+    call: Call,
     coop: u64,
-    team: u32,
-    index: u32,
-    fence: u32,
-    deadline: u64,
+    (team, index, fence): (u32, u32, u32),
+    work: impl FnOnce(&mut BarrierSession<Any>, &AnyCoop, Fence) -> Result<(), Fault>,
 ) -> u64 {
-    // Safety: the caller's promise, here and below.
-    let coop = match unsafe { AnyCoop::new(coop) } {
-        Ok(coop) => coop,
-        Err(fault) => return word::word(fault),
-    };
-    let work = |_: &Comm, gin: Gin<Any>| {
+    let work = |coop: &AnyCoop, _: &Comm, gin: Gin<Any>| {
         let team = match team {
             0 => BarrierTeam::World,
             1 => BarrierTeam::Rail,
@@ -371,16 +281,53 @@ pub unsafe extern "C-unwind" fn gin_barrier(
             2 => Fence::Get,
             _ => Fence::PutGet,
         };
-        let mut session = BarrierSession::new(&gin, team, index)?.released(options::given(options));
-        if options & options::ALL_CONTEXTS != 0 {
+        let mut session = BarrierSession::new(&gin, team, index)?.released(options::given(call.options));
+        if call.options & options::ALL_CONTEXTS != 0 {
             session = session.all_contexts();
         }
-        if options & options::ALL_ROUTES != 0 {
+        if call.options & options::ALL_ROUTES != 0 {
             session = session.all_routes();
         }
-        session.sync(&coop, fence, Deadline::after_ns(deadline))
+        work(&mut session, coop, fence)
     };
-    word::of(unsafe { with(Call { comm, context, options }, work) })
+    // Safety: the caller's promise.
+    unsafe { together(call, coop, work) }
+}
+
+/// Defines the functions of barriers.
+macro_rules! barriers {
+    ($($name:ident |$session:ident, $coop:ident, $fence:ident, $deadline:ident| $work:expr, $doc:literal;)*) => { $(
+        #[doc = $doc]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            comm: u64,
+            context: u32,
+            options: u32,
+            coop: u64,
+            team: u32,
+            index: u32,
+            fence: u32,
+            deadline: u64,
+        ) -> u64 {
+            let (call, $deadline) = (Call { comm, context, options }, Deadline::after_ns(deadline));
+            // Safety: the caller's promise.
+            unsafe { meet(call, coop, (team, index, fence), |$session, $coop, $fence| $work) }
+        }
+    )* };
+}
+
+barriers! {
+    gin_barrier |session, coop, fence, deadline| session.sync(coop, fence, deadline),
+        "Meets the ranks of a team (0 world, 1 rail, 2 LSA) in barrier `index`. Bit 0 of `fence`: puts to this rank are \
+         visible afterwards; bit 1: gets of this rank have arrived, and sources of puts may be reused.";
+    gin_barrier_arrive |session, coop, fence, deadline| session.arrive(coop, fence, deadline),
+        "Arrives as `gin_barrier` does, and does not wait for the other ranks.";
+    gin_barrier_wait |session, coop, fence, deadline|
+        session.resume(coop, fence).and_then(|()| session.wait(coop, deadline)),
+        "Waits for the ranks of a barrier after `gin_barrier_arrive` with the same arguments.";
 }
 
 /// Returns the address at which this rank's kernels load and store the byte at `offset` of a peer's window.

@@ -71,6 +71,30 @@ static int member(struct pipes pipes) {
     id.text[5] = 0;
     assert(gin_job_join(&config, &id, 1, 2, &second) == GIN_ERROR_ARGUMENT && strstr(gin_last_error(), "gin1:"));
 
+    // What the other process passes to its kernels is not for kernels of this one.
+    gin_requirements_t requirements = GIN_REQUIREMENTS_INIT;
+    gin_comm_t comm;
+    gin_window_t window;
+    struct {
+        gin_device_comm_t comm;
+        gin_device_window_t window;
+    } mine, of_all[2];
+    assert(gin_comm_create(job, &requirements, &comm) == GIN_OK);
+    assert(gin_window_alloc(comm, 64, 0, &window) == GIN_OK);
+    memset(&mine, 0, sizeof mine);
+    assert(gin_comm_device(comm, &mine.comm) == GIN_OK && gin_window_device(window, &mine.window) == GIN_OK);
+    assert(gin_job_all_gather(job, &mine, sizeof mine, of_all) == GIN_OK);
+    for (uint32_t of = 0; of < 2; of++) {
+        gin_status_t expected = of == pipes.rank ? GIN_OK : GIN_ERROR_HANDLE;
+        assert(gin_device_comm_check(&of_all[of].comm) == expected);
+        assert(expected == GIN_OK || strstr(gin_last_error(), "of another process"));
+        assert(gin_device_window_check(&of_all[of].window) == expected);
+    }
+    assert(gin_device_comm_check(NULL) == GIN_ERROR_ARGUMENT);
+    assert(gin_device_comm_check((const gin_device_comm_t *)((const char *)&mine.comm + 1)) == GIN_ERROR_ARGUMENT);
+    assert(gin_window_close(window) == GIN_OK && gin_device_window_check(&mine.window) == GIN_ERROR_HANDLE);
+    assert(gin_comm_destroy(comm) == GIN_OK && gin_device_comm_check(&mine.comm) == GIN_ERROR_HANDLE);
+
     // A process that uses gin forks: the child has none of gin's threads.
     pid_t child = fork();
     assert(child >= 0);

@@ -1,15 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Every operation of gin_device.cuh on the virtual GPU, by each kind of coop, and the faults of wrong arguments.
+// Every operation of gin_device.cuh by each kind of coop, and the faults of wrong arguments.
+//
+//   operations [automatic | network]            on virtual GPUs
+//   operations (automatic | network) CUBIN      on GPUs; nvcc makes the cubin of this file
 
 #include "gin.hpp"
 #include "gin_device.cuh"
 
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <thread>
 
 using Words = gin::Window<uint64_t>;
+
+#if defined(__CUDACC__)
+#define KERNEL extern "C" __global__ void
+#define FUNCTION __device__ static void
+#else
+#define KERNEL static void
+#define FUNCTION static void
+#endif
 
 // Reports the line of a condition that does not hold.
 #define HOLDS(condition)                                 \
@@ -19,8 +32,39 @@ using Words = gin::Window<uint64_t>;
 #define OK(call) HOLDS(!(call))
 #define FAILS(call, why) HOLDS((call).kind() == gin::FaultKind::why)
 
-// `data` takes signals and has 64 words; `foreign` is of another communicator.
-static void operations(gin::Comm comm, Words data, Words foreign, gin::Deadline deadline) {
+// Puts of all alignments and lengths, by a coop: header code if the peer is reached by loads and stores. The first half
+// of `data` has the sources, the second the destinations. Signal `signal` rises.
+template <class Coop>
+FUNCTION lengths(gin::Comm comm, gin::Window<uint8_t> data, uint32_t signal, Coop coop, gin::Route route,
+                 gin::Deadline deadline) {
+    gin::Gin<> net(comm, 0, deadline, gin::Sharing::Gpu, route);
+    gin::Team world = comm.world();
+    uint32_t me = world.rank, peer = world.after(1), half = uint32_t(data.size() / 2), rank = coop.thread_rank();
+    uint64_t raised = net.readSignal(signal).value;
+    const uint32_t tos[] = {0, 1, 4, 17}, froms[] = {0, 1, 4, 16}, sizes[] = {0, 1, 15, 16, 64, 67, 259};
+    for (uint32_t i = 0; i < 4 * 4 * 7; i++) {
+        uint32_t to = tos[i % 4], from = froms[i / 4 % 4], bytes = sizes[i / 16];
+        for (uint32_t k = rank; k < half; k += coop.size()) {
+            *data.localPointer(k) = uint8_t(k * 7 + i + 100 * me);
+            *data.localPointer(half + k) = 0xee;
+        }
+        OK(net.barrier(coop, gin::BarrierTeam::World, 0, gin::Fence::None));
+        OK(net.put(world, peer, data, half + to, data, from, bytes, gin::StrongSignalInc{signal}, gin::None{}, coop));
+        OK(net.waitSignal(coop, signal, ++raised));
+        const volatile uint8_t* here = data.localPointer(half);
+        for (uint32_t k = rank; k < half; k += coop.size()) {
+            bool inside = k >= to && k < to + bytes;
+            uint8_t sent = uint8_t((k - to + from) * 7 + i + 100 * peer);
+            HOLDS(here[k] == (inside ? sent : 0xee));
+        }
+        OK(net.flush(coop));
+        OK(net.barrier(coop, gin::BarrierTeam::World, 0, gin::Fence::None));
+    }
+}
+
+// `data` takes signals and has 64 words; `foreign` is of another communicator; `closed` is closed.
+KERNEL operations(gin::Comm comm, Words data, Words foreign, Words closed, gin::Window<uint8_t> bytes,
+                  gin::Deadline deadline) {
     gin::CoopCta cta;
     gin::CoopThread one;
     gin::CoopWarp warp;
@@ -56,7 +100,19 @@ static void operations(gin::Comm comm, Words data, Words foreign, gin::Deadline 
     if (thread < 4) {
         OK(net.signal(world, peer, gin::StrongSignalAdd{4, 10}, lanes));
         OK(net.waitSignal(lanes, 4, 10));
+        HOLDS(net.readSignal(4).value == 10 && net.readSignal(4, 3).value == 2);
     }
+    if (thread < 8) {
+        gin::CoopTile<8> tile;
+        HOLDS(tile.size() == 8 && tile.thread_rank() == thread && tile.mask_here() == 0xff);
+        OK(net.putValue(world, peer, data, 72, uint8_t(3 + me), gin::StrongSignalInc{9}, tile));
+        OK(net.waitSignal(tile, 9, 1));
+        HOLDS(*reinterpret_cast<volatile uint8_t*>(data.localPointer(9)) == 3 + peer);
+        OK(net.putValue(world, peer, data, 74, uint16_t(0x1200 + me), gin::WeakSignalInc{9}, tile));
+        OK(net.waitSignal(tile, 9, 2));
+        HOLDS(words[9] >> 16 == 0x1200 + peer);
+    }
+    cta.sync();
     OK(net.signal(world, peer, gin::WeakSignalInc{5}, span));
     OK(net.waitSignal(span, 5, 1));
     OK(span.sync());
@@ -82,6 +138,15 @@ static void operations(gin::Comm comm, Words data, Words foreign, gin::Deadline 
         HOLDS(data.peerPointer(world, 2) == nullptr);
     }
     OK(net.barrier(cta, gin::BarrierTeam::World, 0, gin::Fence::None));
+    // Arrived, the rank does something else before it waits.
+    for (uint32_t round = 0; round < 3; round++) {
+        OK(net.putValue(world, peer, data, 80, uint64_t(round), gin::None{}, cta));
+        OK(net.barrierArrive(cta, gin::BarrierTeam::World, 0, gin::Fence::Put));
+        words[11] = round;
+        OK(net.barrierWait(cta, gin::BarrierTeam::World, 0, gin::Fence::Put));
+        HOLDS(words[10] == round && words[11] == round);
+        OK(net.barrier(cta, gin::BarrierTeam::World, 0, gin::Fence::None));
+    }
     OK(net.resetSignal(6));
     OK(net.resetSignal(data, 240));
     OK(net.resetCounter(3));
@@ -104,6 +169,49 @@ static void operations(gin::Comm comm, Words data, Words foreign, gin::Deadline 
     gin_device_comm_t old = comm.handle();
     old.abi--;
     FAILS(gin::Gin<>(gin::Comm(old), 0, deadline).flush(cta), AbiMismatch);
+    FAILS(net.put(world, peer, closed, 0, data, 0, 8, gin::None{}, gin::None{}, cta), UnknownWindow);
+    FAILS(net.put(world, peer, data, 0, closed, 0, 8, gin::None{}, gin::None{}, cta), UnknownWindow);
+    FAILS(net.putValue(world, peer, closed, 0, 1ull, gin::None{}, cta), UnknownWindow);
+    FAILS(net.get(world, peer, data, 0, closed, 0, 8, cta), UnknownWindow);
+    FAILS(net.put(world, peer, data, ~0ull, data, 0, 8, gin::None{}, gin::None{}, cta), OutOfRange);
+    FAILS(net.put(world, peer, data, 0, data, 504, 16, gin::None{}, gin::None{}, cta), OutOfRange);
+    FAILS(net.put(world, peer, data, 0, data, 8, 8, gin::None{}, gin::CounterInc{9999}, cta), UnknownCounter);
+    FAILS(net.readSignal(9999).fault, UnknownSignal);
+    FAILS(net.readSignal(0, 65).fault, BadWidth);
+    FAILS(net.readCounter(9999).fault, UnknownCounter);
+    FAILS(net.readCounter(0, 0).fault, BadWidth);
+    FAILS(net.signalShadow(9999).fault, UnknownSignal);
+    FAILS(net.increaseSignalShadow(9999, 1), UnknownSignal);
+    FAILS(gin::Gin<>(comm, 1, deadline).readSignal(0).fault, UnknownContext);
+
+    // Loads and stores alone: no call is behind these.
+    gin::Gin<> stores(comm, 0, deadline, gin::Sharing::Gpu, gin::Route::Lsa);
+    if (comm.handle().lsa_reach != 0) {
+        FAILS(stores.put(world, peer, data, 504, data, 0, 16, gin::None{}, gin::None{}, cta), OutOfRange);
+        FAILS(stores.put(world, peer, foreign, 0, data, 0, 16, gin::None{}, gin::None{}, cta), UnknownWindow);
+        FAILS(stores.put(world, peer, closed, 0, data, 0, 16, gin::None{}, gin::None{}, cta), UnknownWindow);
+        FAILS(stores.put(world, 2, data, 0, data, 0, 16, gin::None{}, gin::None{}, cta), UnknownRank);
+        FAILS(stores.put(world, peer, data, 0, data, 8, 8, gin::None{}, gin::CounterInc{9999}, cta), UnknownCounter);
+        FAILS(stores.putValue(world, peer, data, 3, uint64_t(1), gin::None{}, cta), Misaligned);
+        FAILS(stores.signal(world, peer, gin::StrongSignalInc{9999}, cta), UnknownSignal);
+        FAILS(stores.signal(world, peer, gin::StrongSignalInc{0}, gin::CoopWarpSpan{0, 3, 1}), BadDescriptor);
+        FAILS(stores.readCounter(9999).fault, UnknownCounter);
+        gin::Fault fault = gin::Gin<>(comm, 7, deadline, gin::Sharing::Gpu, gin::Route::Lsa)
+                               .signal(world, peer, gin::StrongSignalInc{0}, cta);
+        HOLDS(fault.kind() == gin::FaultKind::UnknownContext && fault.context() == 7 && fault.peer() == peer);
+        lengths(comm, bytes, 10, cta, gin::Route::Lsa, deadline);
+    } else {
+        FAILS(stores.put(world, peer, data, 0, data, 0, 16, gin::None{}, gin::None{}, cta), NotReachable);
+        FAILS(stores.putValue(world, peer, data, 0, uint64_t(1), gin::None{}, cta), NotReachable);
+        FAILS(stores.signal(world, peer, gin::StrongSignalInc{0}, cta), NotReachable);
+    }
+    HOLDS(stores.readSignal(10).value == net.readSignal(10).value && net.signalShadow(10).value == 0);
+    cta.sync();
+    if (thread < 32) lengths(comm, bytes, 11, warp, gin::Route::Auto, deadline);
+    cta.sync();
+    if (thread == 0) lengths(comm, bytes, 12, one, gin::Route::Auto, deadline);
+    cta.sync();
+
     // The proxy alone.
     gin::Gin<gin::Proxy> proxy(comm, 0, deadline);
     OK(proxy.put(world, peer, data, 0, data, 0, 8, gin::StrongSignalInc{8}, gin::None{}, cta));
@@ -112,26 +220,40 @@ static void operations(gin::Comm comm, Words data, Words foreign, gin::Deadline 
     HOLDS(!comm.fault());
 }
 
+#if !defined(__CUDACC__)
+
 int main(int count, char** words) try {
     gin_config_t config = gin::default_config();
     config.device = GIN_DEVICE_VIRTUAL;
+    std::vector<char> cubin;
+    if (count > 2) {
+        std::ifstream file(words[2], std::ios::binary);
+        cubin.assign(std::istreambuf_iterator<char>(file), {});
+        if (cubin.empty()) throw std::runtime_error(std::string("cannot read ") + words[2]);
+        config.device = GIN_DEVICE_CUDA;
+    }
     config.network_only = count > 1 && std::strcmp(words[1], "network") == 0;
     std::vector<gin::Job> jobs = gin::Job::local(2, config);
     int failed = 0;
-    auto rank = [&failed](const gin::Job& job) {
+    auto rank = [&failed, &cubin](const gin::Job& job) {
         try {
             gin_requirements_t requirements = gin::default_requirements();
             requirements.world_barriers = 1;
             gin::Communicator comm(job, requirements), other(job, requirements);
-            gin::HostWindow<uint64_t> data(comm, 64, GIN_WINDOW_SIGNALS), foreign(other, 64);
-            gin::Kernel kernel = gin::Kernel::of<operations>("operations");
+            gin::HostWindow<uint64_t> data(comm, 64, GIN_WINDOW_SIGNALS), foreign(other, 64), closed(comm, 64);
+            gin::HostWindow<uint8_t> bytes(comm, 600);
+            Words gone(closed.device());
+            closed.close();
+            gin::Kernel kernel = cubin.empty() ? gin::Kernel::of<operations>("operations")
+                                               : gin::Module(job, cubin.data(), cubin.size()).kernel("operations");
             gin::Stream stream(job);
-            stream.launch(kernel, gin::cooperative(1, 64), comm.device(), data.device(), foreign.device(),
-                          gin::Deadline::after_ms(20000));
+            stream.launch(kernel, gin::cooperative(1, 64), comm.device(), data.device(), foreign.device(), gone,
+                          bytes.device(), gin::Deadline::after_ms(20000));
             stream.synchronize();
             comm.check_fault();
             job.barrier();
             data.close();
+            bytes.close();
             foreign.close();
             other.destroy();
             comm.destroy();
@@ -150,3 +272,5 @@ int main(int count, char** words) try {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
 }
+
+#endif

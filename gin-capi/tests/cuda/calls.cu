@@ -37,6 +37,8 @@ __device__ void operations(const Comm& comm, const Window<float>& a, const Windo
     comm.report(net.resetSignal(b, 8));
     comm.report(net.resetCounter(3));
     comm.report(net.barrier(cta, BarrierTeam::Lsa, 0, Fence::PutGet, true));
+    comm.report(net.barrierArrive(cta, BarrierTeam::Rail, 0, Fence::Put));
+    comm.report(net.barrierWait(cta, BarrierTeam::Rail, 0, Fence::Put));
 }
 
 __global__ void calls(Comm comm, Window<float> a, Window<uint64_t> b, uint64_t* out) {
@@ -46,6 +48,8 @@ __global__ void calls(Comm comm, Window<float> a, Window<uint64_t> b, uint64_t* 
     gin_value_t pointer = gin_peer_pointer(comm.handle().copy, a.handle().data, 8, 1);
     *reinterpret_cast<uint64_t*>(pointer.value) = pointer.fault + gin_device_abi();
     CoopWarp{}.sync();
+    CoopTile<8>{}.sync();
+    (void)gin_coop_sync(CoopWarp{}.word());
     comm.report(CoopWarpSpan{0, 2, 3}.sync());
     if (comm.fault().kind() == FaultKind::Aborted) comm.report(7u);
     if (float* peer = a.peerPointer(comm.lsa(), 0, 3)) *peer = *a.localPointer(3);

@@ -57,7 +57,7 @@ pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Arranged
     let returned = lane.returned(slot, arena.rank());
     // Returns the address at its source of the row that comes back for an id.
     let back = |source: u32, row: u32, k: u32| {
-        let meta = arena.here() + lane.meta(slot, source) + u64::from(row) * u64::from(sizes.meta_bytes());
+        let meta = arena.here() + lane.meta(slot, source) + u64::from(row) * u64::from(sizes.meta_bytes);
         // A rank may send anything, but nothing is written past its region.
         // Safety: the description of a received row.
         let token = unsafe { load(meta) }.min(sizes.tokens - 1);
