@@ -84,17 +84,23 @@ impl LaneState {
         let same = |kept: &MemorySlice, new: &MemorySlice| {
             Arc::ptr_eq(kept.memory(), new.memory()) && (kept.offset(), kept.bytes()) == (new.offset(), new.bytes())
         };
-        for new in memory {
-            if in_use.memory.iter().any(|kept| same(kept, new)) {
-                continue;
-            }
-            let number = in_use.memory.len();
-            let is_idle =
-                || in_use.streams.iter().try_fold(true, |idle, stream| Ok::<_, GpuError>(idle & stream.is_idle()?));
-            if number >= WAIT_AT || number >= LOOK_AT && is_idle()? {
+        let is_kept = |in_use: &InUse, new: &MemorySlice| in_use.memory.iter().any(|kept| same(kept, new));
+        // Before any of this call is kept, so that all of it is kept after.
+        let number = in_use.memory.len();
+        if number >= LOOK_AT && !memory.iter().all(|new| is_kept(&in_use, new)) {
+            let all = |of: fn(&dyn Stream) -> Result<bool, GpuError>| {
+                in_use.streams.iter().try_fold(true, |all, stream| Ok::<_, GpuError>(all & of(&**stream)?))
+            };
+            // A stream that is captured must not be asked whether it is idle, and its kernels run later.
+            let may_ask = all(|stream| Ok(!stream.is_capturing()?))?;
+            if may_ask && (number >= WAIT_AT || all(|stream| stream.is_idle())?) {
                 in_use.settle();
             }
-            in_use.memory.push((*new).clone());
+        }
+        for new in memory {
+            if !is_kept(&in_use, new) {
+                in_use.memory.push((*new).clone());
+            }
         }
         if !in_use.streams.iter().any(|kept| Arc::ptr_eq(kept, stream)) {
             in_use.streams.push(stream.clone());

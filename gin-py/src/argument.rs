@@ -33,9 +33,9 @@ impl Typed {
 }
 
 /// Time limit of a wait in a kernel, from the start of that wait.
-#[pyclass(frozen, eq, module = "gin")]
+#[pyclass(frozen, eq, from_py_object, module = "gin")]
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Deadline(gin_abi::Deadline);
+pub(crate) struct Deadline(pub(crate) gin_abi::Deadline);
 
 #[pymethods]
 impl Deadline {
@@ -121,7 +121,7 @@ impl Arguments {
                 check_device(&place, &**part.member.comm.gpu(), &**device)?;
                 windows.push((position, part.member.clone()));
                 arguments.held.push(Held::Object(value.clone().unbind()));
-                (part.dtype.typed().window)(part.window.handle())
+                (part.region.dtype.typed().window)(part.window.handle())
             } else if let Ok(deadline) = value.cast::<Deadline>() {
                 deadline.get().0.argument()
             } else if Tensor::is_offered_by(&value) && !is_scalar(parameter) {

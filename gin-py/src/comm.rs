@@ -8,7 +8,7 @@ use crate::tensor::{Tensor, elements};
 use crate::window::{Part, Window};
 use gin_boot::lock;
 use gin_gpu::{Device, Memory};
-use gin_host::comm::{CommError, Requirements, WindowFlags};
+use gin_host::comm::{CommError, CommState, Requirements, WindowFlags};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -42,7 +42,7 @@ impl Member {
     }
 
     /// Lets nobody launch while the guard lives.
-    fn ending(&self) -> PyResult<RwLockWriteGuard<'_, ()>> {
+    pub(crate) fn ending(&self) -> PyResult<RwLockWriteGuard<'_, ()>> {
         let busy = "cannot end it: another thread is launching a kernel with this communicator, or is ending it";
         self.gate.try_write().map_err(|_| StateError::new_err(busy))
     }
@@ -51,6 +51,14 @@ impl Member {
     pub(crate) fn deregister(&self, py: Python<'_>, window: &gin_host::comm::Window<u8>) -> PyResult<()> {
         let _ending = self.ending()?;
         self.wait(py, || self.comm.deregister(window))
+    }
+
+    /// Refuses a call that uses the communicator, if that is destroyed.
+    pub(crate) fn check_usable(&self, call: &str) -> PyResult<()> {
+        match self.comm.state() {
+            CommState::Destroyed => Err(StateError::new_err(format!("cannot {call}: the communicator is destroyed"))),
+            _ => Ok(()),
+        }
     }
 
     /// Waits for other ranks in a collective call, which a signal ends by an abort.
@@ -108,7 +116,7 @@ fn flags(signals: bool) -> WindowFlags {
 }
 
 /// Makes memory of a tensor, which the memory keeps alive.
-fn memory(device: &Arc<dyn Device>, tensor: Tensor) -> Result<Arc<Memory>, CommError> {
+pub(crate) fn memory(device: &Arc<dyn Device>, tensor: Tensor) -> Result<Arc<Memory>, CommError> {
     let (address, bytes) = (tensor.address, tensor.bytes);
     if bytes == 0 {
         return Ok(Memory::new(device, gin_gpu::MemoryKind::Device, 0)?);
@@ -233,7 +241,6 @@ impl Communicator {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        use gin_host::comm::CommState;
         let state = self.0.get()?.comm.state();
         match (kind.is_none(), state) {
             (_, CommState::Destroyed) => {}

@@ -8,6 +8,7 @@
 //! | `tensor`, `dtype` | tensors that cross the border by DLPack, and their types |
 //! | `argument`, `kernel` | kernels by name, and checked arguments |
 //! | `error` | exceptions |
+//! | `ep` | expert parallelism: the submodule `gin.ep` |
 //! | `guard` | refusal after a fork, and values that end without the interpreter lock |
 //!
 //! A crate with other kernels can build an extension of its own with [`fill`]: `docs/python.md` shows one.
@@ -16,6 +17,7 @@
 mod argument;
 mod comm;
 mod dtype;
+mod ep;
 mod error;
 mod guard;
 mod kernel;
@@ -53,7 +55,7 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(process::unique_id, module)?)?;
     module.add_function(wrap_pyfunction!(process::launch, module)?)?;
     module.add_function(wrap_pyfunction!(process::gpus, module)?)?;
-    Ok(())
+    ep::fill(module)
 }
 
 #[pymodule]

@@ -20,7 +20,7 @@ const MANY: usize = 64;
 /// A stream, and what its kernels use.
 #[derive(Debug)]
 pub(crate) struct Work {
-    stream: Arc<dyn gin_gpu::Stream>,
+    pub(crate) stream: Arc<dyn gin_gpu::Stream>,
     /// The values that kernels use which have not been seen to end.
     held: Mutex<Vec<Held>>,
     /// The program's object of a stream of its own.
@@ -32,19 +32,10 @@ impl Work {
         Arc::new(Self { stream, held: Mutex::default(), _owner: owner })
     }
 
-    /// Returns whether the program captures the stream. Then it must not be asked whether it is idle.
-    fn is_capturing(&self) -> Result<bool, GpuError> {
-        #[cfg(feature = "cuda")]
-        if let Some(stream) = gin_gpu::cuda::CudaStream::of(&*self.stream) {
-            return stream.is_capturing();
-        }
-        Ok(false)
-    }
-
     /// Adds what a kernel uses. Returns what is not used any more.
     fn hold(&self, held: Vec<Held>) -> Result<Vec<Held>, GpuError> {
         let many = lock(&self.held).len() > MANY;
-        let idle = many && !self.is_capturing()? && self.stream.is_idle()?;
+        let idle = many && !self.stream.is_capturing()? && self.stream.is_idle()?;
         let mut all = lock(&self.held);
         let gone = if idle { std::mem::take(&mut *all) } else { Vec::new() };
         for value in held {
@@ -63,7 +54,7 @@ impl Work {
 impl Drop for Work {
     fn drop(&mut self) {
         // A kernel that still runs may use them. Nothing tells when it ends.
-        if !matches!(self.is_capturing(), Ok(false)) || !matches!(self.stream.is_idle(), Ok(true)) {
+        if !matches!(self.stream.is_capturing(), Ok(false)) || !matches!(self.stream.is_idle(), Ok(true)) {
             std::mem::forget(std::mem::take(&mut *lock(&self.held)));
         }
     }
@@ -77,6 +68,10 @@ pub(crate) struct Stream(Guarded<Work>);
 impl Stream {
     pub(crate) fn new(work: Arc<Work>) -> Self {
         Self(Guarded::new(work))
+    }
+
+    pub(crate) fn work(&self) -> PyResult<&Arc<Work>> {
+        self.0.get()
     }
 }
 

@@ -4,6 +4,8 @@
 from os import PathLike
 from typing import Any, Callable, ClassVar, Protocol, Sequence, TypeVar, Union, final
 
+from . import ep as ep
+
 __version__: str
 
 _T = TypeVar("_T")
