@@ -7,6 +7,7 @@
 //! | `rank`, `comm`, `window`, `stream` | the classes |
 //! | `tensor`, `dtype` | tensors that cross the border by DLPack, and their types |
 //! | `argument`, `kernel` | kernels by name, and checked arguments |
+//! | `allocator` | memory for torch's pluggable allocator |
 //! | `error` | exceptions |
 //! | `ep` | expert parallelism: the submodule `gin.ep` |
 //! | `guard` | refusal after a fork, and values that end without the interpreter lock |
@@ -14,6 +15,7 @@
 //! A crate with other kernels can build an extension of its own with [`fill`]: `docs/python.md` shows one.
 #![warn(unreachable_pub)]
 
+mod allocator;
 mod argument;
 mod comm;
 mod dtype;

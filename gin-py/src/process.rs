@@ -223,6 +223,11 @@ pub(crate) fn end_with_process(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
+/// Returns the device of that rank, if it is open.
+pub(crate) fn device() -> Option<Arc<dyn Device>> {
+    lock(&RANK).as_ref().and_then(|rank| rank.get().device_if_open())
+}
+
 /// Returns the rank that `gin.init` has made in this process.
 #[pyfunction]
 pub(crate) fn rank(py: Python<'_>) -> PyResult<Py<Rank>> {

@@ -46,6 +46,10 @@ impl Rank {
         lock(&self.open).as_ref().map(|open| (**open).clone()).ok_or_else(closed)
     }
 
+    pub(crate) fn device_if_open(&self) -> Option<Arc<dyn Device>> {
+        self.open().ok().map(|open| open.rank.device().clone())
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         lock(&self.open).is_none()
     }

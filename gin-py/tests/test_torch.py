@@ -7,7 +7,7 @@ import os
 import gin
 import pytest
 import torch_support
-from support import LIMIT
+from support import LIMIT, run
 from torch_support import EXAMPLES, GPUS, exchange, job, needs_gpus, on_device, place, torch, torchrun
 
 pytestmark = torch_support.mark
@@ -259,3 +259,44 @@ def test_processes_of_torchrun_exchange_tensors_inside_a_graph():
     needs_gpus(2)
     found = torchrun(os.path.join(EXAMPLES, "all_to_all.py"))
     assert found.count("rounds of") == 2, found
+
+
+ALLOCATED = """
+import os
+import gin, torch
+local = int(os.environ.get("LOCAL_RANK", 0))
+torch.cuda.set_device(local)
+how = {} if "RANK" in os.environ else {"rank": 0, "ranks": 1, "id": gin.unique_id("127.0.0.1")}
+rank = gin.init(device=f"cuda:{local}", **how)
+allocator = torch.cuda.memory.CUDAPluggableAllocator(gin._gin.__file__, "gin_torch_alloc", "gin_torch_free")
+pool = torch.cuda.MemPool(allocator.allocator())
+with torch.cuda.use_mem_pool(pool):
+    outbox = torch.full((3 << 20,), rank.rank + 1, dtype=torch.uint8, device="cuda")
+    inbox = torch.zeros_like(outbox)
+    small, other = torch.full((8,), 7, device="cuda"), torch.zeros(8, device="cuda")
+with rank.communicator(signals=1) as comm:
+    windows = comm.register(outbox), comm.register(inbox)
+    near = comm.register(small.view(torch.uint8)), comm.register(other.view(torch.uint8))
+    stream = rank.stream(torch.cuda.Stream())
+    for pair in (windows, near):
+        torch.cuda.synchronize()
+        rank.barrier()
+        stream.launch("hello_put", comm, *pair, gin.Deadline(20))
+        stream.synchronize(timeout=40)
+        comm.check()
+        rank.barrier()
+    left = (rank.rank + rank.ranks - 1) % rank.ranks + 1
+    assert (inbox == left).all() and (other == 7).all(), (inbox, other)
+del windows, near, outbox, inbox, small, other, pool
+print(f"rank {rank.rank} has what torch allocated", flush=True)
+rank.close()
+"""
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_memory_that_torch_allocates_through_gin_is_a_window_of_all_processes(gpus, tmp_path):
+    needs_gpus(gpus)
+    program = tmp_path / "program.py"
+    program.write_text(ALLOCATED)
+    found = torchrun(str(program)) if gpus == 2 else run(ALLOCATED, timeout=240)
+    assert found.count("has what torch allocated") == gpus, found
