@@ -3,6 +3,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | `network` | back ends and networks by name |
 //! | `process` | the start of a job in this process: launchers, ids, threads |
 //! | `rank`, `comm`, `window`, `stream` | the classes |
 //! | `tensor`, `dtype` | tensors that cross the border by DLPack, and their types |
@@ -23,6 +24,7 @@ mod ep;
 mod error;
 mod guard;
 mod kernel;
+mod network;
 mod process;
 mod rank;
 mod stream;

@@ -2,6 +2,7 @@
 """Kernels, windows and tensors on virtual GPUs, with NumPy."""
 
 import gc
+import os
 import signal
 import threading
 import time
@@ -40,6 +41,45 @@ def test_every_rank_puts_a_text_into_its_neighbours_memory(routes):
     texts = virtual(3, body)
     assert [text for text, _ in texts] == ["hello from rank 2", "hello from rank 0", "hello from rank 1"]
     assert all((accepted > 0) == (routes == "network") for _, accepted in texts)
+
+
+def test_kernels_drive_software_nics():
+    def body(rank):
+        for backend, expected in ((None, "Gdaki"), ("gdaki", "Gdaki"), ("proxy", "Proxy")):
+            with rank.communicator(signals=1, routes="network", backend=backend) as comm:
+                assert comm.backend == expected
+                mine, inbox = comm.alloc_window(32, "uint8"), comm.alloc_window(32, "uint8")
+                np.from_dlpack(mine)[:] = 100 * rank.rank + np.arange(32)
+                stream = rank.stream()
+                stream.launch("hello_put", comm, mine, inbox, LIMIT)
+                stream.synchronize()
+                comm.check()
+                assert (np.from_dlpack(inbox) == 100 * ((rank.rank + 1) % 2) + np.arange(32)).all()
+                rank.barrier()
+                assert comm.stats()[0]["accepted"] > 0
+
+    gin.launch(2, body, device="virtual", nics="soft")
+
+
+def test_back_ends_and_networks_that_do_not_fit_are_refused():
+    def body(rank):
+        for options, kind, text in [
+            ({"backend": "nic"}, ValueError, 'back ends are "auto", "proxy" and "gdaki", not "nic"'),
+            ({"network": "tcp"}, ValueError, 'networks are "auto", "peer" and "verbs", not "tcp"'),
+            ({"network": "verbs", "backend": "gdaki"}, ValueError, "kernels drive NICs themselves"),
+        ]:
+            with pytest.raises(kind, match=text):
+                rank.communicator(**options)
+        if not os.path.isdir("/sys/class/infiniband") or not os.listdir("/sys/class/infiniband"):
+            with pytest.raises(gin.Error, match='network "verbs": .*RDMA'):
+                rank.communicator(network="verbs")
+            with pytest.raises(gin.Error, match="(?i)gdaki"):
+                rank.communicator(backend="gdaki")
+        rank.communicator(network="peer", backend="proxy").destroy()
+
+    virtual(1, body)
+    with pytest.raises(ValueError, match='there are nics="soft", not "mlx5"'):
+        gin.launch(1, print, device="virtual", nics="mlx5")
 
 
 def test_tensors_of_the_program_are_windows_without_a_copy():
