@@ -34,7 +34,7 @@ impl Element {
     #[classattr]
     const E4M3_UE8M0: Self = Self(gin_ep::Element::E4m3(Scales::Ue8m0));
 
-    /// Any bytes, which are copied, with scales of any bytes. BF16 come back.
+    /// Returns elements of any bytes, which are copied, with scales of any bytes. BF16 come back.
     #[staticmethod]
     #[pyo3(signature = (row_bytes, scale_bytes=0))]
     fn opaque(row_bytes: u32, scale_bytes: u32) -> Self {

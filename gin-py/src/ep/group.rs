@@ -199,8 +199,8 @@ impl Group {
         Ok((0..64).filter(|rank| bits >> rank & 1 == 1).collect())
     }
 
-    /// Lets all ranks take part again, in all lanes. Collective. No kernel of the group runs on any rank. Releases received
-    /// rows.
+    /// Lets all ranks take part again, in all lanes. Collective. No kernel of the group runs on any rank. Releases
+    /// received rows.
     fn readmit(&self, py: Python<'_>) -> PyResult<()> {
         let core = self.core()?;
         let lanes = py.detach(|| core.take_lanes("readmit ranks"))?;

@@ -68,7 +68,7 @@ enum State {
 #[derive(Debug)]
 struct Inner {
     state: State,
-    /// The number of dispatches that the lane has made; `None` after a capture, whose graph may run any number of times.
+    /// The number of dispatches that the lane has made; `None` after a capture, whose graph runs unseen.
     epoch: Option<u64>,
     /// The number of dispatches that this object has made, by which a dispatch knows that it is the last one.
     turn: u64,

@@ -107,7 +107,7 @@ impl Given {
         let room = u64::from(sizes.tokens);
         let count = match tokens.count.as_ref().map(|count| count.bind(py)) {
             None => {
-                // What has no shape is refused below.
+                // A value without a shape is refused below.
                 let shape = tokens.rows.bind(py).getattr("shape");
                 let first = shape.and_then(|shape| shape.get_item(0)?.extract::<u64>());
                 Count::Is(u32::try_from(first.unwrap_or(0)).unwrap_or(u32::MAX))
