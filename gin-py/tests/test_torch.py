@@ -273,10 +273,10 @@ pool = torch.cuda.MemPool(allocator.allocator())
 with torch.cuda.use_mem_pool(pool):
     outbox = torch.full((3 << 20,), rank.rank + 1, dtype=torch.uint8, device="cuda")
     inbox = torch.zeros_like(outbox)
-    small, other = torch.full((8,), 7, device="cuda"), torch.zeros(8, device="cuda")
+    small, other = (torch.full((32,), value, dtype=torch.uint8, device="cuda") for value in (7, 0))
 with rank.communicator(signals=1) as comm:
     windows = comm.register(outbox), comm.register(inbox)
-    near = comm.register(small.view(torch.uint8)), comm.register(other.view(torch.uint8))
+    near = comm.register(small), comm.register(other)
     stream = rank.stream(torch.cuda.Stream())
     for pair in (windows, near):
         torch.cuda.synchronize()
