@@ -569,6 +569,34 @@ def test_a_lane_keeps_tensors_and_lets_them_go():
     small(body)
 
 
+def test_received_and_arranged_rows_are_arguments_of_kernels():
+    def body(rank, comm, group, stream):
+        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
+        received = lane.exchange(stream, token(4))
+        stream.launch("scale_received", received, 8, 3.0, grid=2)
+        to = Arrangement(group, Layout.FLAT, 6)
+        arranged = received.arrange(stream, to)
+        for wrong, text in [(arranged, "`received: Received`, has 64 bytes; a `.*Arranged` of 112"), (to, "a `Arrangement` was given")]:
+            with pytest.raises(TypeError, match=text):
+                stream.launch("scale_received", wrong, 8, 3.0)
+        stream.launch("scale_arranged", arranged, 8, 5.0, grid=2)
+        received.combine(stream, Combine.reduced(output), to)
+        for kernel, value in [("scale_received", received), ("scale_arranged", arranged)]:
+            with pytest.raises(gin.StateError, match="cannot be passed to a kernel: it was combined or released"):
+                stream.launch(kernel, value, 8, 3.0)
+        stream.synchronize()
+        assert (output == 15).all() and group.status() is None
+        # A launch keeps the memory, and not the rows: dropping the object releases them.
+        received = lane.exchange(stream, token(4))
+        stream.launch("scale_received", received, 8, 3.0)
+        del received
+        lane.exchange(stream, token(4)).combine(stream, Combine.reduced(output))
+        stream.synchronize()
+        assert (output == 1).all()
+
+    small(body)
+
+
 def test_unknown_experts_and_more_rows_than_a_layout_has_are_reported():
     def body(rank, comm, group, stream):
         lane, output = group.lane(0), np.full((4, 8), 9, np.float32)

@@ -6,7 +6,7 @@ import os
 import gin
 import pytest
 import torch_support
-from gin.ep import Arrangement, Combine, Group, GroupConfig, Layout, Tokens
+from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
 from torch_support import EXAMPLES, exchange, job, needs_gpus, place, torch, torchrun
 
 pytestmark = torch_support.mark
@@ -25,10 +25,10 @@ def batch(rank, round, count):
     return rows.bfloat16(), torch.randint(-1, 2 * rank.ranks, (count, TOPK), generator=random)
 
 
-def expected(rows, ids, ranks, layers=1):
+def expected(rows, ids, ranks):
     """Returns the sums, if the experts of rank r multiply by r + 1."""
     named = torch.stack([(ids // 2 == rank).any(1) for rank in range(ranks)], 1)
-    return rows * (named * torch.arange(1, ranks + 1)).sum(1, keepdim=True) ** layers
+    return rows * (named * torch.arange(1, ranks + 1)).sum(1, keepdim=True)
 
 
 def warm(rank):
@@ -133,6 +133,46 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
                     received.rows()
                 received.release()
                 stream.synchronize(timeout=60)
+            rank.barrier()
+            del graph
+
+    job(body)
+
+
+def test_kernels_find_the_rows_of_each_replay(job):
+    """Without an arrangement: the place of the rows changes from replay to replay, and the kernel looks it up."""
+
+    def body(rank, stream):
+        device = place(rank)
+        with rank.communicator() as comm, Group(comm, config(rank.ranks, element=Element.F32)) as group:
+            lane, kernel = group.lane(0), rank.kernel("scale_received")
+            rows = torch.zeros(ROOM, HIDDEN, device=device)
+            ids = torch.zeros(ROOM, TOPK, dtype=torch.int64, device=device)
+            sums = torch.zeros_like(rows)
+
+            def step(stream):
+                received = lane.exchange(stream, Tokens(rows, ids))
+                stream.launch(kernel, received, HIDDEN, float(rank.rank + 1), grid=4, cooperative=False)
+                received.combine(stream, Combine.reduced(sums))
+
+            exchange(rank, comm, stream, lambda: step(stream))
+            graph = None
+            if device.type == "cuda":
+                for turn in range(rank.ranks):
+                    if turn == rank.rank:
+                        graph = torch.cuda.CUDAGraph()
+                        with torch.cuda.graph(
+                            graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"
+                        ):
+                            step(rank.stream(torch.cuda.current_stream()))
+                    rank.barrier()
+            for round in range(5):
+                new_rows, new_ids = batch(rank, round, ROOM)
+                rows.copy_(new_rows)
+                ids.copy_(new_ids)
+                exchange(rank, comm, stream, graph.replay if graph else lambda: step(stream))
+                assert group.status() is None
+                assert torch.equal(sums.cpu(), expected(new_rows.float(), new_ids, rank.ranks)), round
             rank.barrier()
             del graph
 

@@ -153,7 +153,7 @@ class Stream:
     def launch(
         self,
         kernel: Kernel | str,
-        *args: Communicator | Window | Deadline | _Tensor | int | float | bool,
+        *args: Communicator | Window | Deadline | _Tensor | ep.Received | ep.Arranged | int | float | bool,
         grid: _Extent | None = None,
         block: _Extent | None = None,
         shared: int = 0,

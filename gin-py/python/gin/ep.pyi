@@ -160,8 +160,13 @@ class Arrangement:
         has the first only. The stream is done."""
 
 @final
+class Arranged:
+    """Received rows in another layout, an argument of `Stream.launch`: `gin_ep_kernels::Arranged` in the kernel."""
+
+@final
 class Received:
-    """A dispatch that was received. Dropping it releases the rows."""
+    """A dispatch that was received. Dropping it releases the rows. It is an argument of `Stream.launch`, too:
+    `gin_ep_kernels::Received` in the kernel."""
 
     def rows(self, dtype: Any = None) -> View:
         """Returns the rows: `[source][row][element]`. Those below `counts` were received."""
@@ -175,8 +180,8 @@ class Received:
         """Returns the weight of each id: `[source][row][id]`, as float32. It has no meaning where the expert is -1."""
     def scales(self, dtype: Any = None) -> View:
         """Returns the scales of each row: `[source][row][element]`."""
-    def arrange(self, stream: Stream, to: Arrangement) -> None:
-        """Puts the rows into another layout, in the order of the stream."""
+    def arrange(self, stream: Stream, to: Arrangement) -> Arranged:
+        """Puts the rows into another layout, in the order of the stream. Returns the parameter of kernels."""
     def combine(
         self,
         stream: Stream,

@@ -5,14 +5,16 @@ use super::config::Element;
 use super::group::{GroupCore, lend};
 use super::tokens::{Combine, Given, Sums, Tokens};
 use super::view::{Arrangement, View, words};
+use crate::comm::Member;
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, check_process};
 use crate::stream::{Stream, Work};
 use crate::tensor::Region;
 use gin_ep::EpError;
+use gin_ep_kernels as kernels;
 use gin_ep_kernels::{Places, Sizes};
-use gin_gpu::MemorySlice;
+use gin_gpu::{Argument, MemorySlice};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use self_cell::{MutBorrow, self_cell};
@@ -453,19 +455,20 @@ impl Received {
         self.described(sizes.scales_at(), dtype, Some(elements))
     }
 
-    /// Puts the rows into another layout, in the order of the stream.
-    fn arrange(&self, py: Python<'_>, stream: &Bound<'_, Stream>, to: &Bound<'_, Arrangement>) -> PyResult<()> {
+    /// Puts the rows into another layout, in the order of the stream. Returns the parameter of kernels.
+    fn arrange(&self, py: Python<'_>, stream: &Bound<'_, Stream>, to: &Bound<'_, Arrangement>) -> PyResult<Arranged> {
         let mut inner = self.lane.get()?.enter()?;
         let (core, cell) = inner.flight(self.turn, "arranged")?;
         let (work, to) = (usable(stream.get(), core)?, to.get().get()?);
         let _launching = core.member().launching()?;
         let outcome = py.detach(|| {
             cell.with_dependent_mut(|_, flight| match flight {
-                Flight::Received(received) => received.arrange(&work.stream, to).map(drop),
-                _ => Ok(()),
+                Flight::Received(received) => received.arrange(&work.stream, to).map(Some),
+                _ => Ok(None),
             })
         });
-        outcome.or_raise(py)
+        let view = outcome.or_raise(py)?.ok_or_else(|| StateError::new_err("the dispatch was not received"))?;
+        Ok(Arranged { lane: Guarded::new((*self.lane).clone()), turn: self.turn, to: Guarded::new(to.clone()), view })
     }
 
     /// Returns rows for each received one, and stores the sums of the rows that come back, one for each of this rank's
@@ -498,5 +501,54 @@ impl Received {
     /// Gives the rows up without a combine.
     fn release(&self) -> PyResult<()> {
         self.lane.get()?.release(self.turn)
+    }
+}
+
+/// Received rows in another layout, a parameter of kernels. `Received.arrange` makes it.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Arranged {
+    lane: Guarded<LaneCore>,
+    turn: u64,
+    to: Guarded<gin_ep::Arrangement>,
+    view: kernels::Arranged,
+}
+
+/// Received rows as an argument of a launch.
+pub(crate) struct Rows {
+    pub(crate) argument: Argument,
+    pub(crate) memory: Vec<MemorySlice>,
+    pub(crate) member: Arc<Member>,
+}
+
+impl Rows {
+    /// Returns the argument for a value, if that is one of the types of received rows.
+    pub(crate) fn of(value: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let (lane, turn, arranged) = if let Ok(received) = value.cast::<Received>() {
+            (&received.get().lane, received.get().turn, None)
+        } else if let Ok(arranged) = value.cast::<Arranged>() {
+            (&arranged.get().lane, arranged.get().turn, Some(arranged.get()))
+        } else {
+            return Ok(None);
+        };
+        let mut inner = lane.get()?.enter()?;
+        let (core, cell) = inner.flight(turn, "passed to a kernel")?;
+        core.member().check_usable("launch a kernel")?;
+        let member = core.member().clone();
+        cell.with_dependent(|_, flight| {
+            let Flight::Received(received) = flight else {
+                return Err(StateError::new_err("the dispatch was not received"));
+            };
+            let mut memory = vec![received.places(0).0.clone()];
+            let argument = match arranged {
+                None => Argument::of::<kernels::Received>(received.view()),
+                Some(arranged) => {
+                    let to = arranged.to.get()?;
+                    memory.extend(to.rows().into_iter().chain([to.list(), to.counts()]).cloned());
+                    Argument::of::<kernels::Arranged>(arranged.view)
+                }
+            };
+            Ok(Some(Self { argument, memory, member }))
+        })
     }
 }

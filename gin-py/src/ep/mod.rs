@@ -18,6 +18,8 @@ mod lane;
 mod tokens;
 mod view;
 
+pub(crate) use lane::Rows;
+
 use pyo3::prelude::*;
 
 /// Adds the submodule `ep`.
@@ -32,6 +34,7 @@ pub(crate) fn fill(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<lane::Plan>()?;
     module.add_class::<lane::Sent>()?;
     module.add_class::<lane::Received>()?;
+    module.add_class::<lane::Arranged>()?;
     module.add_class::<tokens::Tokens>()?;
     module.add_class::<tokens::Combine>()?;
     module.add_class::<view::Arrangement>()?;
