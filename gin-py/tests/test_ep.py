@@ -9,7 +9,7 @@ import gin
 import numpy as np
 import pytest
 from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
-from support import start
+from support import run, start
 
 WAIT = gin.Deadline(30)
 """How long a rank waits for another that will come."""
@@ -718,3 +718,77 @@ rank.close()
     second = start(f"id = {id!r}\nrank = 1\n" + code)
     assert first.communicate_within() == "None 11.0 11.0\n"
     assert second.communicate_within() == "None 22.0 22.0\n"
+
+
+def test_a_fork_cannot_use_a_group_and_harms_nobody():
+    code = """
+import gc, os
+import gin, numpy as np
+from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+
+def body(rank):
+    comm = rank.communicator()
+    group = Group(comm, GroupConfig(1, 8, 1, tokens=4, element=Element.F32))
+    lane, stream = group.lane(0), rank.stream()
+    rows, ids = np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32)
+    tokens = Tokens(rows, ids)
+    received, to = lane.exchange(stream, tokens), Arrangement(group, Layout.FLAT, 4)
+    stream.synchronize()
+    view, plan = received.rows(), None
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        calls = [lambda: Group(comm, GroupConfig(1, 8, 1)), lambda: group.lane(1), group.status, group.readmit,
+                 group.destroy, lambda: lane.exchange(stream, tokens), lambda: lane.plan(stream, tokens), received.rows,
+                 received.release, lambda: received.combine(stream, Combine.reduced(rows)), view.__dlpack__,
+                 lambda: to.rows(), to.fetch_counts]
+        refused = 0
+        for call in calls:
+            try:
+                call()
+            except gin.StateError as error:
+                refused += "is a fork of process" in str(error)
+        del comm, group, lane, stream, received, view, to, tokens, calls, call
+        gc.collect()
+        os.write(writer, b"%d of 13" % refused)
+        os._exit(0)
+    print(os.read(reader, 100).decode(), os.wait()[1])
+    received.combine(stream, Combine.reduced(rows))
+    stream.synchronize()
+    group.destroy()
+    comm.destroy()
+    return rows.sum()
+
+print(gin.launch(1, body, device="virtual"))
+"""
+    assert run(code) == "13 of 13 0\n[np.float32(32.0)]\n"
+
+
+def test_a_signal_handler_ends_the_wait_for_other_ranks_of_a_group():
+    code = """
+import signal, time
+import gin
+from gin.ep import Group, GroupConfig
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+def body(rank):
+    comm = rank.communicator()
+    if rank.rank == 0:
+        try:
+            Group(comm, GroupConfig(2, 8, 1))
+        except gin.Error as error:
+            print(type(error).__name__, "abort" in str(error))
+            raise
+    while comm.state == "active":
+        time.sleep(0.01)
+
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 0.5)
+start = time.monotonic()
+try:
+    gin.launch(2, body, device="virtual")
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - start < 20)
+"""
+    assert run(code).endswith("True\ninterrupted True\n")

@@ -40,12 +40,15 @@ pub unsafe fn scale_received(received: Received, hidden: u32, factor: f32) {
     }
 }
 
-/// Multiplies all rows of a packed or flat layout.
+/// Multiplies all rows of a layout that has rows: not of a listed one, which copies none.
 ///
 /// # Safety
 /// - As [`scale_received`], after the rows were arranged.
 #[kernel]
 pub unsafe fn scale_arranged(arranged: Arranged, hidden: u32, factor: f32) {
+    if arranged.rows == 0 {
+        return;
+    }
     let mut row = block_in_grid();
     while row < arranged.total().min(arranged.capacity) {
         // Safety: a row of the layout, which this block has for itself.
