@@ -7,7 +7,7 @@ from gin.ep import Combine, Element, Group, GroupConfig, Tokens
 
 
 def layer(rank):
-    config = GroupConfig(experts=2, hidden=8, topk=2, element=Element.F32)
+    config = GroupConfig(experts=2, hidden=8, topk=2, element=Element.F32, deadline=gin.Deadline(30))
     with rank.communicator() as comm, Group(comm, config) as group:
         stream, lane = rank.stream(), group.lane(0)
         rows, sums = np.full((3, 8), rank.rank + 1, np.float32), np.zeros((3, 8), np.float32)

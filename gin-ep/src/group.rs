@@ -3,8 +3,11 @@
 
 use crate::{Element, EpError, GroupConfig, Lane, Report};
 use gin_ep_kernels::{Code, STATUS_WORDS};
-use gin_gpu::{DeviceKind, Function, GpuError, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
+use gin_gpu::{
+    DeviceKind, Event, Function, GpuError, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream,
+};
 use gin_host::comm::{CommError, Communicator, DeviceComm, Window, WindowFlags};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -70,40 +73,40 @@ pub(crate) struct LaneState {
 #[derive(Debug, Default)]
 struct InUse {
     streams: Vec<Arc<dyn Stream>>,
-    memory: Vec<MemorySlice>,
+    /// Memory, each with the number of the last call that uses it.
+    memory: Vec<(u64, MemorySlice)>,
+    /// The number of calls.
+    calls: u64,
+    /// Events after the kernels of a call and of all before, oldest first.
+    marks: VecDeque<(u64, Box<dyn Event>)>,
+    /// The number of slices that were added since the last mark.
+    unmarked: usize,
 }
 
-/// The number of memory slices from which a lane looks whether its streams are done, and from which it waits for them.
-const LOOK_AT: usize = 64;
-const WAIT_AT: usize = 1024;
+/// The number of slices at which a lane marks its stream.
+const MARK_AT: usize = 16;
 
 impl LaneState {
-    /// Keeps memory for kernels that a call will launch on a stream.
+    /// Keeps memory for kernels that a call will launch on a stream, which follow those of all calls before.
     pub(crate) fn keep(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
         let mut in_use = gin_gpu::lock(&self.in_use);
+        if !in_use.streams.iter().any(|kept| Arc::ptr_eq(kept, stream)) {
+            in_use.streams.push(stream.clone());
+        }
+        in_use.let_go(stream)?;
+        in_use.calls += 1;
+        let calls = in_use.calls;
         let same = |kept: &MemorySlice, new: &MemorySlice| {
             Arc::ptr_eq(kept.memory(), new.memory()) && (kept.offset(), kept.bytes()) == (new.offset(), new.bytes())
         };
-        let is_kept = |in_use: &InUse, new: &MemorySlice| in_use.memory.iter().any(|kept| same(kept, new));
-        // Before any of this call is kept, so that all of it is kept after.
-        let number = in_use.memory.len();
-        if number >= LOOK_AT && !memory.iter().all(|new| is_kept(&in_use, new)) {
-            let all = |of: fn(&dyn Stream) -> Result<bool, GpuError>| {
-                in_use.streams.iter().try_fold(true, |all, stream| Ok::<_, GpuError>(all & of(&**stream)?))
-            };
-            // A stream that is captured must not be asked whether it is idle, and its kernels run later.
-            let may_ask = all(|stream| Ok(!stream.is_capturing()?))?;
-            if may_ask && (number >= WAIT_AT || all(|stream| stream.is_idle())?) {
-                in_use.settle();
-            }
-        }
         for new in memory {
-            if !is_kept(&in_use, new) {
-                in_use.memory.push((*new).clone());
+            match in_use.memory.iter_mut().find(|(_, kept)| same(kept, new)) {
+                Some((last, _)) => *last = calls,
+                None => {
+                    in_use.memory.push((calls, (*new).clone()));
+                    in_use.unmarked += 1;
+                }
             }
-        }
-        if !in_use.streams.iter().any(|kept| Arc::ptr_eq(kept, stream)) {
-            in_use.streams.push(stream.clone());
         }
         Ok(())
     }
@@ -115,12 +118,38 @@ impl LaneState {
 }
 
 impl InUse {
+    /// Lets go of memory whose kernels have ended, and marks the stream if much was added since the last time.
+    fn let_go(&mut self, stream: &Arc<dyn Stream>) -> Result<(), GpuError> {
+        if self.marks.is_empty() && self.unmarked < MARK_AT {
+            return Ok(());
+        }
+        // While a stream is captured nothing can be asked, and its kernels run later.
+        if self.streams.iter().try_fold(false, |any, stream| Ok::<_, GpuError>(any | stream.is_capturing()?))? {
+            return Ok(());
+        }
+        if self.unmarked >= MARK_AT {
+            self.marks.push_back((self.calls, stream.record()?));
+            self.unmarked = 0;
+        }
+        while let Some((calls, mark)) = self.marks.front() {
+            if !mark.is_done()? {
+                break;
+            }
+            let ended = *calls;
+            self.memory.retain(|(last, _)| *last > ended);
+            self.marks.pop_front();
+        }
+        Ok(())
+    }
+
     fn settle(&mut self) {
         for stream in self.streams.drain(..) {
             // The caller gets the error of a kernel when it synchronises, too. Then the kernel has ended as well.
             let _ = stream.synchronize();
         }
         self.memory.clear();
+        self.marks.clear();
+        self.unmarked = 0;
     }
 }
 

@@ -401,7 +401,7 @@ fn a_lane_keeps_the_memory_of_a_call_until_its_kernels_have_ended() {
                 Ok(())
             };
             let is_there = |memory: &Weak<Memory>| memory.strong_count() > 0;
-            // A lane looks from time to time whether its kernels have ended.
+            // A lane looks at its calls which kernels have ended.
             if captured {
                 let graph = stream.capture(|| (0..60).try_for_each(|_| pair(&mut all)))?;
                 // It has not run yet.

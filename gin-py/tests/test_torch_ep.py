@@ -180,7 +180,7 @@ def test_kernels_find_the_rows_of_each_replay(job):
 
 
 def test_a_graph_has_many_layers(job):
-    """More tensors than a lane keeps before it looks which streams are idle: a stream that is captured is not asked."""
+    """More tensors than those after which a lane marks its stream: one that is captured takes no mark."""
     layers = 40
 
     def body(rank, stream):
