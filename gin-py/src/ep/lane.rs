@@ -97,12 +97,12 @@ impl LaneCore {
         self.inner.try_lock().map_err(|_| busy())
     }
 
-    /// Returns the reason why the lane takes no dispatch now.
-    fn refusal(&self, inner: &Inner) -> Option<PyErr> {
+    /// Returns the group, if the lane takes a dispatch now.
+    fn idle(&self, inner: &Inner) -> PyResult<Arc<GroupCore>> {
         let lane = self.number;
         let reason = match &inner.state {
-            State::Idle(_) => return None,
-            State::Gone => format!("lane {lane} has ended with its group"),
+            State::Idle(cell) => return Ok(cell.borrow_owner().clone()),
+            State::Gone => return Err(self.ended()),
             State::Flying(_, cell) => cell.with_dependent(|_, flight| match flight {
                 Flight::Sent(_) => {
                     format!(
@@ -112,7 +112,11 @@ impl LaneCore {
                 _ => format!("lane {lane} still has received rows: call `combine` or `release` first"),
             }),
         };
-        Some(StateError::new_err(reason))
+        Err(StateError::new_err(reason))
+    }
+
+    fn ended(&self) -> PyErr {
+        StateError::new_err(format!("lane {} has ended with its group", self.number))
     }
 
     /// Checks that every dispatch was received.
@@ -178,13 +182,6 @@ impl Inner {
             other => other,
         };
     }
-
-    fn group(&self) -> PyResult<Arc<GroupCore>> {
-        match &self.state {
-            State::Idle(cell) => Ok(cell.borrow_owner().clone()),
-            State::Flying(..) | State::Gone => Err(StateError::new_err("the lane is in use")),
-        }
-    }
 }
 
 /// Returns a stream for kernels of a group.
@@ -214,14 +211,11 @@ impl Lane {
     fn start(&self, py: Python<'_>, stream: &Stream, tokens: &Tokens, both: bool) -> PyResult<u64> {
         let lane = self.0.get()?;
         let mut inner = lane.enter()?;
-        if let Some(error) = lane.refusal(&inner) {
-            return Err(error);
-        }
-        let core = inner.group()?;
+        let core = lane.idle(&inner)?;
         let work = usable(stream, &core)?;
         let given = Given::take(py, tokens, &core)?;
         let _launching = core.member().launching()?;
-        let State::Idle(cell) = replace(&mut inner.state, State::Gone) else { return Err(StateError::new_err("busy")) };
+        let State::Idle(cell) = replace(&mut inner.state, State::Gone) else { return Err(lane.ended()) };
         let (outcome, captured) = py.detach(|| {
             let captured = work.stream.is_capturing();
             let made = FlightCell::try_new_or_recover(MutBorrow::new(cell), |cell| {
@@ -273,10 +267,7 @@ impl Lane {
     fn plan(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Plan> {
         let lane = self.0.get()?;
         let mut inner = lane.enter()?;
-        if let Some(error) = lane.refusal(&inner) {
-            return Err(error);
-        }
-        let core = inner.group()?;
+        let core = lane.idle(&inner)?;
         let work = usable(stream.get(), &core)?;
         if work.stream.is_capturing().or_raise(py)? {
             let text = "a plan allocates memory, which a capture does not allow: make it before";
@@ -284,7 +275,7 @@ impl Lane {
         }
         let given = Given::take(py, tokens.get(), &core)?;
         let _launching = core.member().launching()?;
-        let State::Idle(cell) = &mut inner.state else { return Err(StateError::new_err("busy")) };
+        let State::Idle(cell) = &mut inner.state else { return Err(lane.ended()) };
         let plan = cell.with_dependent_mut(|_, lane| py.detach(|| lane.plan(&work.stream, &given.tokens())));
         Ok(Plan { plan: Guarded::new(Arc::new(plan.or_raise(py)?)), most: given.most })
     }
