@@ -639,7 +639,7 @@ def test_a_silent_rank_is_masked_and_admitted_again():
         stream.synchronize(timeout=60)
         assert group.status() is None and (output == 1).all()
 
-    small(body, ranks=2, deadline=gin.Deadline(2))
+    small(body, ranks=2, deadline=gin.Deadline(4))
 
 
 def test_values_of_other_ranks_and_groups_are_refused():

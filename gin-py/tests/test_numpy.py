@@ -225,6 +225,36 @@ def test_pointers_are_tensors_of_the_right_type():
     assert virtual(2, body) == [True, True]
 
 
+def test_a_stream_that_is_never_idle_lets_tensors_go_whose_kernels_have_ended():
+    def body(rank):
+        waiting = rank.communicator(signals=2, counters=1)
+        with rank.communicator(signals=1, counters=1) as comm:
+            outbox, inbox, stream = comm.alloc_window(64, "uint8"), comm.alloc_window(128, "uint8"), rank.stream()
+            gone = []
+
+            def launch():
+                sums = np.zeros(64, np.uint64)
+                gone.append(weakref.ref(sums))
+                stream.launch("alltoall", comm, outbox, inbox, 64, sums, 1, LIMIT)
+
+            for _ in range(40):
+                launch()
+            start_wait(stream, waiting, gin.Deadline.NONE)
+            end = time.monotonic() + 20
+            while any(ref() is not None for ref in gone[:20]):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+                launch()
+            assert not stream.is_idle() and gone[-1]() is not None
+            waiting.abort()
+            stream.synchronize()
+            gc.collect()
+            assert all(ref() is None for ref in gone)
+        waiting.destroy()
+
+    virtual(1, body)
+
+
 def test_arguments_are_checked_by_number_type_and_value():
     def body(rank):
         with rank.communicator(signals=2, counters=1) as comm:
