@@ -26,7 +26,7 @@ rm -rf "$packages"
 tests=(python/tests)
 if ! "$python" -c 'import numpy' 2>/dev/null; then
     echo "run-python: NumPy is missing, so only the tests of torch run"
-    tests=(python/tests/test_torch.py)
+    tests=(python/tests/test_torch*.py)
 fi
 export PYTHONPATH="$packages" PYTHONDONTWRITEBYTECODE=1
 export GIN_PY_EXAMPLES="$PWD/python/examples" GIN_PY_PTX="$PWD/python/ptx/linked.ptx" GIN_PY_OTHER_PTX="$PWD/python/ptx/other.ptx"

@@ -30,14 +30,12 @@ struct NotObservable {
     ptx: &'static str,
 }
 
-const NOT_OBSERVABLE: &[NotObservable] = &[
-    NotObservable {
-        site: "status.rs look: fence_acquire_sys",
-        reason: "a thread with another thread's value also loads the host's word, which is then not older than the value seen here, and fences again",
-        argument: "with it the following release also covers the writes before the fault, so that no thread depends on that load",
-        ptx: "fence.acquire.sys: CCTL.IVALL",
-    },
-];
+const NOT_OBSERVABLE: &[NotObservable] = &[NotObservable {
+    site: "status.rs look: fence_acquire_sys",
+    reason: "a thread with another thread's value also loads the host's word, which is then not older than the value seen here, and fences again",
+    argument: "with it the following release also covers the writes before the fault, so that no thread depends on that load",
+    ptx: "fence.acquire.sys: CCTL.IVALL",
+}];
 
 /// The environment variable with the mutation, for the second process.
 const VARIABLE: &str = "GIN_MUTATION";

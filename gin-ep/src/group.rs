@@ -69,7 +69,7 @@ pub(crate) struct LaneState {
 }
 
 impl LaneState {
-    /// Keeps memory for kernels that a call will launch on a stream.
+    /// Keeps memory for kernels that a call will launch on a stream, which follow those of all calls before.
     pub(crate) fn keep(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
         gin_gpu::lock(&self.in_use).keep(stream, memory)
     }

@@ -2,40 +2,70 @@
 //! The memory of calls, kept until their kernels have ended.
 
 use crate::EpError;
-use gin_gpu::{GpuError, MemorySlice, Stream};
+use gin_gpu::{Event, GpuError, MemorySlice, Stream};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Streams and memory that kernels may use.
 #[derive(Debug, Default)]
 pub(crate) struct InUse {
     streams: Vec<Arc<dyn Stream>>,
-    memory: Vec<MemorySlice>,
+    /// Memory, each with the number of the last call that uses it.
+    memory: Vec<(u64, MemorySlice)>,
+    /// The number of calls.
+    calls: u64,
+    /// Events after the kernels of a call and of all before, oldest first.
+    marks: VecDeque<(u64, Box<dyn Event>)>,
+    /// The number of slices that were added since the last mark.
+    unmarked: usize,
 }
 
-/// The number of memory slices from which a call looks whether the streams are done, and from which it waits for them.
-const LOOK_AT: usize = 64;
-const WAIT_AT: usize = 1024;
+/// The number of slices at which a stream is marked.
+const MARK_AT: usize = 16;
 
 impl InUse {
-    /// Keeps memory for kernels that a call will launch on a stream.
+    /// Keeps memory for kernels that a call will launch on a stream, which follow those of all calls before.
     pub(crate) fn keep(&mut self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
+        if !self.streams.iter().any(|kept| Arc::ptr_eq(kept, stream)) {
+            self.streams.push(stream.clone());
+        }
+        self.let_go(stream)?;
+        self.calls += 1;
         let same = |kept: &MemorySlice, new: &MemorySlice| {
             Arc::ptr_eq(kept.memory(), new.memory()) && (kept.offset(), kept.bytes()) == (new.offset(), new.bytes())
         };
         for new in memory {
-            if self.memory.iter().any(|kept| same(kept, new)) {
-                continue;
+            match self.memory.iter_mut().find(|(_, kept)| same(kept, new)) {
+                Some((last, _)) => *last = self.calls,
+                None => {
+                    self.memory.push((self.calls, (*new).clone()));
+                    self.unmarked += 1;
+                }
             }
-            let number = self.memory.len();
-            let is_idle =
-                || self.streams.iter().try_fold(true, |idle, stream| Ok::<_, GpuError>(idle & stream.is_idle()?));
-            if number >= WAIT_AT || number >= LOOK_AT && is_idle()? {
-                self.settle();
-            }
-            self.memory.push((*new).clone());
         }
-        if !self.streams.iter().any(|kept| Arc::ptr_eq(kept, stream)) {
-            self.streams.push(stream.clone());
+        Ok(())
+    }
+
+    /// Lets go of memory whose kernels have ended, and marks the stream if much was added since the last time.
+    fn let_go(&mut self, stream: &Arc<dyn Stream>) -> Result<(), GpuError> {
+        if self.marks.is_empty() && self.unmarked < MARK_AT {
+            return Ok(());
+        }
+        // While a stream is captured nothing can be asked, and its kernels run later.
+        if self.streams.iter().try_fold(false, |any, stream| Ok::<_, GpuError>(any | stream.is_capturing()?))? {
+            return Ok(());
+        }
+        if self.unmarked >= MARK_AT {
+            self.marks.push_back((self.calls, stream.record()?));
+            self.unmarked = 0;
+        }
+        while let Some((calls, mark)) = self.marks.front() {
+            if !mark.is_done()? {
+                break;
+            }
+            let ended = *calls;
+            self.memory.retain(|(last, _)| *last > ended);
+            self.marks.pop_front();
         }
         Ok(())
     }
@@ -47,5 +77,7 @@ impl InUse {
             let _ = stream.synchronize();
         }
         self.memory.clear();
+        self.marks.clear();
+        self.unmarked = 0;
     }
 }

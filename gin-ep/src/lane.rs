@@ -51,6 +51,17 @@ impl<'g> Lane<'g> {
         &self.group.lanes[self.number as usize]
     }
 
+    /// Returns the number of dispatches that the lane has made. No kernel of it runs.
+    ///
+    /// # Errors
+    /// An error of the device.
+    #[doc(hidden)]
+    pub fn epoch(&self) -> Result<u64, EpError> {
+        let mut word = [0u64];
+        self.group.arena.memory().read(self.state().params.first + 8 * kernels::EPOCH_WORD, &mut word)?;
+        Ok(word[0])
+    }
+
     /// Sends the rows. They are read in the order of the stream; the call returns at once.
     ///
     /// # Errors
@@ -191,7 +202,7 @@ struct Ended<'l> {
 }
 
 /// A lane without the lifetime of its group, which a value that borrows the lane need not name.
-trait Lent: std::fmt::Debug {
+trait Lent: std::fmt::Debug + Send {
     fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement, view: kernels::Arranged) -> Result<(), EpError>;
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError>;
     fn state(&self) -> &LaneState;
@@ -314,6 +325,14 @@ impl Received<'_> {
         let lane = &self.ended.lane;
         // Safety: the group made the lane for this arena.
         unsafe { kernels::Received::new(lane.state().params, lane.arena().memory().address()) }
+    }
+
+    /// Returns the arena, and where in it the rows are if this is dispatch `epoch`, for programs that cannot pass the
+    /// view to their kernels.
+    #[doc(hidden)]
+    pub fn places(&self, epoch: u64) -> (&MemorySlice, kernels::Places) {
+        let lane = &self.ended.lane;
+        (lane.arena().memory(), kernels::Places::new(&lane.state().params, epoch))
     }
 
     /// Puts the rows into another layout, in the order of the stream. Returns the parameter by which kernels find them.

@@ -67,7 +67,11 @@ impl Arrangement {
             Ok(Memory::new(group.comm.gpu(), MemoryKind::Device, bytes.next_multiple_of(16))?.whole())
         };
         let each = if layout == Layout::Flat { 1 } else { u64::from(sizes.topk) };
-        let counts = if layout == Layout::Padded { experts * u64::from(sizes.ranks) } else { 2 * experts };
+        let counts = match layout {
+            Layout::Flat => 0,
+            Layout::Padded => experts * u64::from(sizes.ranks),
+            Layout::Packed { .. } | Layout::Listed => 2 * experts,
+        };
         Ok(Self {
             layout,
             sizes,
@@ -78,13 +82,24 @@ impl Arrangement {
             },
             list: memory(4 * capacity)?,
             places: memory(4 * sizes.room() * each)?,
-            counts: memory(4 * (1 + counts))?,
+            counts: memory(4 * (1 + counts))?.memory().slice(0..4 * (1 + counts))?,
         })
     }
 
     /// Returns the memory of the rows; `None` if they are listed.
     pub fn rows(&self) -> Option<&MemorySlice> {
         self.rows.as_ref()
+    }
+
+    /// Returns the memory of a word for each row: `source << 21 | row << 5 | k`, its source, received row and position
+    /// of the id; `u32::MAX` for a gap. In a padded layout only the rows below the counts have them.
+    pub fn list(&self) -> &MemorySlice {
+        &self.list
+    }
+
+    /// Returns the memory of the words that [`fetch_counts`](Self::fetch_counts) copies, for kernels.
+    pub fn counts(&self) -> &MemorySlice {
+        &self.counts
     }
 
     /// Returns the most rows.
@@ -99,13 +114,7 @@ impl Arrangement {
     /// # Errors
     /// An error of the device.
     pub fn fetch_counts(&self) -> Result<Vec<u32>, EpError> {
-        let experts = self.sizes.local() as usize;
-        let number = match self.layout {
-            Layout::Flat => 0,
-            Layout::Padded => experts * self.sizes.ranks as usize,
-            Layout::Packed { .. } | Layout::Listed => 2 * experts,
-        };
-        let mut words = vec![0u32; 1 + number];
+        let mut words = vec![0u32; (self.counts.bytes() / 4) as usize];
         self.counts.read(0, &mut words)?;
         Ok(words)
     }

@@ -6,9 +6,11 @@ mod support;
 use gin_device::prelude::*;
 use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Rows, Scales, Tokens};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
+use gin_gpu::Memory;
 use gin_host::comm::Communicator;
 use gin_host::comm::Requirements;
 use gin_host::world::{Mode, Rank, WorldConfig, launch};
+use std::sync::{Arc, Weak};
 use support::{Input, Pair, compare, experts, pairs};
 
 /// Runs `test` on all ranks of a world.
@@ -386,6 +388,48 @@ fn two_lanes_on_two_streams_do_not_disturb_each_other() {
             Ok(comm.destroy()?)
         });
         outcome.unwrap();
+    }
+}
+
+#[test]
+fn a_lane_keeps_the_memory_of_a_call_until_its_kernels_have_ended() {
+    let shape = Shape { ranks: 1, experts: 1, topk: 1, hidden: 8 };
+    for captured in [false, true] {
+        on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
+            let group = Group::new(comm, &config(&shape, 4))?;
+            let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+            let batch = batch(&shape, Routing::Uniform, 0, 0, 4);
+            let mut all = Vec::new();
+            let mut pair = |all: &mut Vec<_>| -> Result<(), EpError> {
+                let input = Input::new(rank, &shape, 4)?;
+                input.write(&batch, false)?;
+                let received = lane.exchange(&stream, &input.tokens(4, false))?;
+                received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+                let kept = [&input.rows, &input.ids, &input.weights, &input.output];
+                all.extend(kept.map(|memory| Arc::downgrade(memory.memory())));
+                Ok(())
+            };
+            let is_there = |memory: &Weak<Memory>| memory.strong_count() > 0;
+            // A lane looks at its calls which kernels have ended.
+            if captured {
+                let graph = stream.capture(|| (0..60).try_for_each(|_| pair(&mut all)))?;
+                // It has not run yet.
+                assert!(all.iter().all(is_there));
+                // Safety: all memory is there.
+                unsafe { stream.replay(&*graph)? };
+                stream.synchronize()?;
+            } else {
+                for _ in 0..60 {
+                    pair(&mut all)?;
+                    assert!(all.iter().rev().take(4).all(is_there));
+                    stream.synchronize()?;
+                }
+                assert!(!all.iter().all(is_there));
+            }
+            drop(lane);
+            assert!(!all.iter().any(is_there));
+            group.destroy()
+        });
     }
 }
 

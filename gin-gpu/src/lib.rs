@@ -502,6 +502,12 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
     /// An error of the device.
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError>;
 
+    /// Returns whether work becomes part of a graph now. Then the stream must not be asked whether it is idle.
+    ///
+    /// # Errors
+    /// An error of the device.
+    fn is_capturing(&self) -> Result<bool, GpuError>;
+
     /// Returns whether all enqueued work is done.
     ///
     /// # Errors

@@ -517,6 +517,10 @@ impl Stream for VirtualStream {
         }
     }
 
+    fn is_capturing(&self) -> Result<bool, GpuError> {
+        Ok(lock(&self.captured).is_some())
+    }
+
     fn is_idle(&self) -> Result<bool, GpuError> {
         let done = self.is_done();
         self.outcome()?;

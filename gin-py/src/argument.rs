@@ -2,13 +2,14 @@
 //! Arguments of a launch: Python values as the parameters that a kernel takes.
 
 use crate::comm::{Communicator, Member};
+use crate::ep;
 use crate::error::{OrRaise, Raised};
 use crate::tensor::Tensor;
 use crate::window::Window;
 use bytemuck::Pod;
 use gin_abi::WindowHandle;
 use gin_device::bytemuck;
-use gin_gpu::{Argument, Device, Function, GpuError, KernelArg, Parameter};
+use gin_gpu::{Argument, Device, Function, GpuError, KernelArg, MemorySlice, Parameter};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -33,9 +34,9 @@ impl Typed {
 }
 
 /// Time limit of a wait in a kernel, from the start of that wait.
-#[pyclass(frozen, eq, module = "gin")]
+#[pyclass(frozen, eq, from_py_object, module = "gin")]
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Deadline(gin_abi::Deadline);
+pub(crate) struct Deadline(pub(crate) gin_abi::Deadline);
 
 #[pymethods]
 impl Deadline {
@@ -70,6 +71,9 @@ pub(crate) enum Held {
     /// A tensor whose address the kernel has.
     #[expect(dead_code, reason = "it lives as long as this")]
     Tensor(Tensor),
+    /// Memory behind received rows.
+    #[expect(dead_code, reason = "it lives as long as this")]
+    Memory(Vec<MemorySlice>),
 }
 
 /// The arguments of a launch.
@@ -107,7 +111,7 @@ impl Arguments {
             return Err(error.raised(given.py()));
         }
         let mut arguments = Self::default();
-        let (mut passed, mut windows) = (Vec::new(), Vec::new());
+        let (mut passed, mut windows, mut groups) = (Vec::new(), Vec::new(), Vec::new());
         for (position, (parameter, value)) in parameters.iter().zip(given).enumerate() {
             let place = Place { kernel, position, parameter };
             let argument = if let Ok(comm) = value.cast::<Communicator>() {
@@ -121,7 +125,12 @@ impl Arguments {
                 check_device(&place, &**part.member.comm.gpu(), &**device)?;
                 windows.push((position, part.member.clone()));
                 arguments.held.push(Held::Object(value.clone().unbind()));
-                (part.dtype.typed().window)(part.window.handle())
+                (part.region.dtype.typed().window)(part.window.handle())
+            } else if let Some(rows) = ep::Rows::of(&value)? {
+                check_device(&place, &**rows.member.comm.gpu(), &**device)?;
+                groups.push(rows.member);
+                arguments.held.push(Held::Memory(rows.memory));
+                rows.argument
             } else if let Ok(deadline) = value.cast::<Deadline>() {
                 deadline.get().0.argument()
             } else if Tensor::is_offered_by(&value) && !is_scalar(parameter) {
@@ -142,6 +151,7 @@ impl Arguments {
             }
             passed.push(owner);
         }
+        passed.extend(groups);
         arguments.members = passed;
         Ok(arguments)
     }
@@ -214,7 +224,7 @@ fn scalar(place: &Place<'_>, value: &Bound<'_, PyAny>) -> PyResult<Argument> {
         return Ok(Argument::of::<bool>(u8::from(flag)));
     }
     let advice = "pass gin.Communicator for `Comm`, gin.Window for `Window`, gin.Deadline for `Deadline`, a tensor for a \
-                  pointer, a number for a number; parameters of other types cannot be passed from Python";
+                  pointer, a number for a number, gin.ep.Received and gin.ep.Arranged for rows; parameters of other types cannot be passed from Python";
     let kind = value.get_type().name()?;
     Err(PyTypeError::new_err(format!("{place}: a `{kind}` was given; {advice}")))
 }

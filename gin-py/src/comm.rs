@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Communicators.
 
+use crate::allocator::given;
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError, fault};
 use crate::guard::{Guarded, interruptible};
@@ -8,10 +9,11 @@ use crate::tensor::{Tensor, elements};
 use crate::window::{Part, Window};
 use gin_boot::lock;
 use gin_gpu::{Device, Memory};
-use gin_host::comm::{CommError, Requirements, WindowFlags};
+use gin_host::comm::{CommError, CommState, Requirements, WindowFlags};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// The communicators of this process.
@@ -32,6 +34,8 @@ pub(crate) struct Member {
     pub(crate) comm: gin_host::comm::Communicator,
     /// Shared by launches, exclusive for calls that end what kernels use.
     gate: RwLock<()>,
+    /// The tensors in memory of gin that are windows, by the window's number. Their memory keeps no tensor.
+    tensors: Mutex<HashMap<u32, Tensor>>,
 }
 
 impl Member {
@@ -42,7 +46,7 @@ impl Member {
     }
 
     /// Lets nobody launch while the guard lives.
-    fn ending(&self) -> PyResult<RwLockWriteGuard<'_, ()>> {
+    pub(crate) fn ending(&self) -> PyResult<RwLockWriteGuard<'_, ()>> {
         let busy = "cannot end it: another thread is launching a kernel with this communicator, or is ending it";
         self.gate.try_write().map_err(|_| StateError::new_err(busy))
     }
@@ -50,7 +54,18 @@ impl Member {
     /// Deregisters a window. Collective.
     pub(crate) fn deregister(&self, py: Python<'_>, window: &gin_host::comm::Window<u8>) -> PyResult<()> {
         let _ending = self.ending()?;
-        self.wait(py, || self.comm.deregister(window))
+        self.wait(py, || self.comm.deregister(window))?;
+        let tensor = lock(&self.tensors).remove(&window.id());
+        drop(tensor);
+        Ok(())
+    }
+
+    /// Refuses a call that uses the communicator, if that is destroyed.
+    pub(crate) fn check_usable(&self, call: &str) -> PyResult<()> {
+        match self.comm.state() {
+            CommState::Destroyed => Err(StateError::new_err(format!("cannot {call}: the communicator is destroyed"))),
+            _ => Ok(()),
+        }
     }
 
     /// Waits for other ranks in a collective call, which a signal ends by an abort.
@@ -72,7 +87,7 @@ impl Communicator {
         comm: gin_host::comm::Communicator,
         requirements: &Requirements,
     ) -> PyResult<(Self, Arc<Member>)> {
-        let member = Arc::new(Member { comm, gate: RwLock::new(()) });
+        let member = Arc::new(Member { comm, gate: RwLock::new(()), tensors: Mutex::default() });
         let bootstrap = member.comm.bootstrap().clone();
         let guarded = Guarded::new(member.clone());
         interruptible(py, || bootstrap.abort(), || member.comm.initialise(requirements))?.or_raise(py)?;
@@ -108,7 +123,7 @@ fn flags(signals: bool) -> WindowFlags {
 }
 
 /// Makes memory of a tensor, which the memory keeps alive.
-fn memory(device: &Arc<dyn Device>, tensor: Tensor) -> Result<Arc<Memory>, CommError> {
+pub(crate) fn memory(device: &Arc<dyn Device>, tensor: Tensor) -> Result<Arc<Memory>, CommError> {
     let (address, bytes) = (tensor.address, tensor.bytes);
     if bytes == 0 {
         return Ok(Memory::new(device, gin_gpu::MemoryKind::Device, 0)?);
@@ -177,10 +192,18 @@ impl Communicator {
         let (py, member) = (tensor.py(), self.0.get()?);
         let taken = Tensor::take(tensor, &**member.comm.gpu(), "the tensor to register")?;
         let (dtype, shape) = (taken.dtype, taken.shape.clone());
-        let window = member.wait(py, || {
-            let memory = memory(member.comm.gpu(), taken)?;
-            member.comm.register::<u8>(&memory.whole(), flags(signals))
-        })?;
+        let given = given(member.comm.gpu(), taken.address, taken.bytes).filter(|part| part.bytes() > 0);
+        let window = match given {
+            Some(part) => {
+                let window = member.wait(py, || member.comm.register::<u8>(&part, flags(signals)))?;
+                lock(&member.tensors).insert(window.id(), taken);
+                window
+            }
+            None => member.wait(py, || {
+                let memory = memory(member.comm.gpu(), taken)?;
+                member.comm.register::<u8>(&memory.whole(), flags(signals))
+            })?,
+        };
         self.window(window, dtype, shape, name)
     }
 
@@ -218,7 +241,10 @@ impl Communicator {
     fn destroy(&self, py: Python<'_>) -> PyResult<()> {
         let member = self.0.get()?;
         let _ending = member.ending()?;
-        member.wait(py, || member.comm.destroy())
+        member.wait(py, || member.comm.destroy())?;
+        let tensors = std::mem::take(&mut *lock(&member.tensors));
+        drop(tensors);
+        Ok(())
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -233,7 +259,6 @@ impl Communicator {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        use gin_host::comm::CommState;
         let state = self.0.get()?.comm.state();
         match (kind.is_none(), state) {
             (_, CommState::Destroyed) => {}

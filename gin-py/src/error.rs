@@ -3,11 +3,12 @@
 
 use gin_abi::{Fault, Subject, fault::NONE};
 use gin_boot::{BootstrapError, JobError};
+use gin_ep::EpError;
 use gin_gpu::GpuError;
 use gin_gpu::placement::PlacementError;
 use gin_host::comm::{CommError, FaultReport};
 use pyo3::create_exception;
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 create_exception!(gin, Error, PyRuntimeError, "An error of gin. Its text names the cause and the remedy.");
@@ -61,6 +62,21 @@ impl Raised for GpuError {
             Self::ParameterCount { .. } | Self::ParameterSize { .. } | Self::ParameterType { .. } => {
                 PyTypeError::new_err(text)
             }
+            _ => Error::new_err(text),
+        }
+    }
+}
+
+impl Raised for EpError {
+    fn raised(self, py: Python<'_>) -> PyErr {
+        let text = self.to_string();
+        match self {
+            Self::Limit { .. } | Self::Short { .. } | Self::Misaligned { .. } | Self::Unsuited { .. } => {
+                PyValueError::new_err(text)
+            }
+            Self::Lane { .. } | Self::NotReceived { .. } => StateError::new_err(text),
+            Self::Comm(error) => error.raised(py),
+            Self::Gpu(error) => error.raised(py),
             _ => Error::new_err(text),
         }
     }

@@ -47,6 +47,14 @@ impl<T: Send + Sync> Guarded<T> {
         Self(ManuallyDrop::new(value))
     }
 
+    /// Returns the value for the caller to end, if nobody else has it.
+    pub(crate) fn into_last(mut self) -> Result<T, Self> {
+        // Safety: `self` is forgotten below, so nothing uses it after this.
+        let value = unsafe { ManuallyDrop::take(&mut self.0) };
+        std::mem::forget(self);
+        Arc::try_unwrap(value).map_err(Self::new)
+    }
+
     /// Returns the value, unless this process is a fork.
     pub(crate) fn get(&self) -> PyResult<&Arc<T>> {
         check_process().map(|()| &*self.0)

@@ -20,10 +20,13 @@ mod examples {
     include!(concat!(env!("OUT_DIR"), "/examples.rs"));
 }
 
+/// The crate of the kernels that `gin.ep` launches.
+const EP: &str = "gin_ep_kernels";
+
 /// The linked kernels as PTX, by crate.
 #[cfg(feature = "cuda")]
 pub(crate) const TABLES: &[(&str, Embedded)] =
-    &[("gin_kernels", shipped::PTX), ("gin_examples_kernels", examples::PTX)];
+    &[("gin_kernels", shipped::PTX), ("gin_examples_kernels", examples::PTX), (EP, gin_ep::PTX)];
 #[cfg(not(feature = "cuda"))]
 pub(crate) const TABLES: &[(&str, Embedded)] = &[];
 
@@ -114,7 +117,7 @@ fn linked(device: &dyn Device) -> Result<Vec<(String, Function)>, GpuError> {
     #[cfg(feature = "cuda")]
     if let Some(gpu) = gin_gpu::cuda::CudaDevice::of(device) {
         let mut all = Vec::new();
-        for (of, table) in TABLES {
+        for (of, table) in TABLES.iter().filter(|(of, _)| *of != EP) {
             let module = gin_gpu::cuda::CudaDevice::new(gpu.ordinal(), &[table])?.load(ModuleSource::Linked)?;
             for name in module.names() {
                 all.push(((*of).to_owned(), module.function(&name)?));
@@ -126,8 +129,8 @@ fn linked(device: &dyn Device) -> Result<Vec<(String, Function)>, GpuError> {
     let of = |module: &str| module.split("::").next().unwrap_or(module).to_owned();
     let entries = gin_device::kernel::KERNELS.iter();
     let mut all: Vec<_> = entries.map(|entry| (of(entry.module), gin_gpu::virt::function(entry))).collect();
-    // gin itself launches the engine of software NICs.
-    all.retain(|(of, _)| of != "gin_soft_hca");
+    // gin itself launches these: the engine of software NICs, and dispatch and combine.
+    all.retain(|(of, _)| of != "gin_soft_hca" && of != EP);
     Ok(all)
 }
 

@@ -3,22 +3,28 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | `network` | back ends and networks by name |
 //! | `process` | the start of a job in this process: launchers, ids, threads |
 //! | `rank`, `comm`, `window`, `stream` | the classes |
 //! | `tensor`, `dtype` | tensors that cross the border by DLPack, and their types |
 //! | `argument`, `kernel` | kernels by name, and checked arguments |
+//! | `allocator` | memory for torch's pluggable allocator |
 //! | `error` | exceptions |
+//! | `ep` | expert parallelism: the submodule `gin.ep` |
 //! | `guard` | refusal after a fork, and values that end without the interpreter lock |
 //!
 //! A crate with other kernels can build an extension of its own with [`fill`]: `docs/python.md` shows one.
 #![warn(unreachable_pub)]
 
+mod allocator;
 mod argument;
 mod comm;
 mod dtype;
+mod ep;
 mod error;
 mod guard;
 mod kernel;
+mod network;
 mod process;
 mod rank;
 mod stream;
@@ -53,7 +59,7 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(process::unique_id, module)?)?;
     module.add_function(wrap_pyfunction!(process::launch, module)?)?;
     module.add_function(wrap_pyfunction!(process::gpus, module)?)?;
-    Ok(())
+    ep::fill(module)
 }
 
 #[pymodule]

@@ -4,6 +4,7 @@
 use crate::error::{Error, OrRaise, Raised, StateError};
 use crate::guard::{LOOK, abandonable, check_process};
 use crate::kernel::TABLES;
+use crate::network::Nics;
 use crate::rank::Rank;
 use gin_boot::{Bootstrap, IdError, InProcess, Job, Rendezvous, TcpBootstrap, TcpConfig, UniqueId, lock};
 use gin_gpu::placement::Placement;
@@ -100,8 +101,13 @@ fn gpu(ordinal: usize) -> PyResult<Arc<dyn Device>> {
     Err(Error::new_err(format!("GPU {ordinal}: gin was built without the feature `cuda`")))
 }
 
-fn member(py: Python<'_>, bootstrap: Arc<dyn Bootstrap>, device: Arc<dyn Device>) -> PyResult<Rank> {
-    let rank = gin_host::world::Rank::outside(bootstrap, device, CommConfig::default(), &Placement::Automatic);
+fn member(
+    py: Python<'_>,
+    bootstrap: Arc<dyn Bootstrap>,
+    device: Arc<dyn Device>,
+    config: CommConfig,
+) -> PyResult<Rank> {
+    let rank = gin_host::world::Rank::outside(bootstrap, device, config, &Placement::Automatic);
     Ok(Rank::new(rank.or_raise(py)?))
 }
 
@@ -194,7 +200,7 @@ pub(crate) fn init(
         other => other,
     };
     let device = choice.device(&World::threads(ThreadsConfig::default()), 0, 1)?;
-    let made = Py::new(py, member(py, bootstrap, device)?)?;
+    let made = Py::new(py, member(py, bootstrap, device, CommConfig::default())?)?;
     end_with_process(py)?;
     *lock(&RANK) = Some(made.clone_ref(py));
     Ok(made)
@@ -223,6 +229,11 @@ pub(crate) fn end_with_process(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
+/// Returns the device of that rank, if it is open.
+pub(crate) fn device() -> Option<Arc<dyn Device>> {
+    lock(&RANK).as_ref().and_then(|rank| rank.get().device_if_open())
+}
+
 /// Returns the rank that `gin.init` has made in this process.
 #[pyfunction]
 pub(crate) fn rank(py: Python<'_>) -> PyResult<Py<Rank>> {
@@ -244,22 +255,26 @@ pub(crate) fn gpus(py: Python<'_>) -> PyResult<Vec<String>> {
 
 /// Runs `body(rank)` on a thread for each rank of a job in this process. Returns the results by rank.
 ///
-/// When one of them raises an exception, the others are aborted, and the exception is raised here.
+/// When one of them raises an exception, the others are aborted, and the exception is raised here. `nics="soft"` gives
+/// each a software NIC, which kernels drive.
 #[pyfunction]
-#[pyo3(signature = (ranks, body, *, device=None))]
+#[pyo3(signature = (ranks, body, *, device=None, nics=None))]
 pub(crate) fn launch(
     py: Python<'_>,
     ranks: u32,
     body: &Bound<'_, PyAny>,
     device: Option<&Bound<'_, PyAny>>,
+    nics: Option<&str>,
 ) -> PyResult<Vec<Py<PyAny>>> {
     check_process()?;
     let choice = Choice::of(py, device)?;
     let world = World::threads(ThreadsConfig::default());
+    let nics = Nics::named(&world, nics)?;
     let mut members = Vec::new();
     for (index, bootstrap) in (0..).zip(InProcess::job(ranks).or_raise(py)?) {
         let device = choice.device(&world, index, ranks)?;
-        members.push(Py::new(py, member(py, Arc::new(bootstrap), device)?)?);
+        let config = nics.as_ref().map(|nics| nics.config(index, &*device)).transpose()?;
+        members.push(Py::new(py, member(py, Arc::new(bootstrap), device, config.unwrap_or_default())?)?);
     }
     let (to, mut from) = channel();
     // The first exception; the others may be its consequences.

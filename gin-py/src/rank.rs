@@ -5,6 +5,7 @@ use crate::comm::{Communicator, Member};
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, check_process, interruptible, without_lock};
 use crate::kernel::{Kernel, Module, find, load, names};
+use crate::network::configure;
 use crate::stream::{Stream, Work, raw_handle};
 use gin_boot::lock;
 use gin_gpu::{Device, GpuError};
@@ -44,6 +45,10 @@ impl Rank {
         check_process()?;
         let closed = || StateError::new_err(format!("rank {} is closed", self.number));
         lock(&self.open).as_ref().map(|open| (**open).clone()).ok_or_else(closed)
+    }
+
+    pub(crate) fn device_if_open(&self) -> Option<Arc<dyn Device>> {
+        self.open().ok().map(|open| open.rank.device().clone())
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -102,7 +107,7 @@ impl Rank {
     #[pyo3(signature = (
         *, contexts=None, signals=None, counters=None, queue_depth=None, world_barriers=None, rail_barriers=None,
         lsa_barriers=None, max_outstanding_per_peer=None, max_message=None, windows=None, print_lines=None,
-        strong_signals=false, va_signals=false, lsa_size=None, routes="automatic"
+        strong_signals=false, va_signals=false, lsa_size=None, routes="automatic", backend=None, network="auto"
     ))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn communicator(
@@ -123,6 +128,8 @@ impl Rank {
         va_signals: bool,
         lsa_size: Option<u32>,
         routes: &str,
+        backend: Option<&str>,
+        network: &str,
     ) -> PyResult<Communicator> {
         let open = self.open()?;
         let mut needs = Requirements::default().strong_signals(strong_signals).va_signals(va_signals);
@@ -140,7 +147,8 @@ impl Rank {
             }
         };
         let rank = &open.rank;
-        let mut config = rank.comm_config().clone().routes(routes);
+        let config = rank.comm_config().clone().routes(routes);
+        let mut config = configure(py, config, rank.bootstrap(), backend, network)?;
         config.lsa_size = lsa_size.or(config.lsa_size);
         let comm = gin_host::comm::Communicator::new(rank.bootstrap().clone(), rank.device().clone(), config);
         let (comm, member) = Communicator::new(py, comm, &needs)?;

@@ -7,53 +7,87 @@ use crate::guard::{Guarded, LOOK, check_process};
 use crate::kernel::{Kernel, find};
 use gin_boot::lock;
 use gin_device::exec::Dim3;
-use gin_gpu::{GpuError, LaunchConfig};
+use gin_gpu::{Event, GpuError, LaunchConfig};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The number of values for the use of kernels at which a launch looks whether these kernels have ended.
-const MANY: usize = 64;
+/// The number of values for the use of kernels at which a launch marks the stream.
+const MARK_AT: usize = 16;
+
+/// The values that kernels use which have not been seen to end.
+#[derive(Debug, Default)]
+struct InUse {
+    /// Each with the number of the last launch that uses it.
+    held: Vec<(u64, Held)>,
+    launches: u64,
+    /// Events after a launch and all before, oldest first.
+    marks: VecDeque<(u64, Box<dyn Event>)>,
+    /// The number of values that were added since the last mark.
+    unmarked: usize,
+}
+
+impl InUse {
+    /// Removes and returns what no launch after this one uses.
+    fn take(&mut self, launch: u64) -> Vec<Held> {
+        let (gone, held) = std::mem::take(&mut self.held).into_iter().partition(|(last, _)| *last <= launch);
+        self.held = held;
+        self.marks.retain(|(number, _)| *number > launch);
+        gone.into_iter().map(|(_, value)| value).collect()
+    }
+}
 
 /// A stream, and what its kernels use.
 #[derive(Debug)]
 pub(crate) struct Work {
-    stream: Arc<dyn gin_gpu::Stream>,
-    /// The values that kernels use which have not been seen to end.
-    held: Mutex<Vec<Held>>,
+    pub(crate) stream: Arc<dyn gin_gpu::Stream>,
+    in_use: Mutex<InUse>,
     /// The program's object of a stream of its own.
     _owner: Option<Py<PyAny>>,
 }
 
 impl Work {
     pub(crate) fn new(stream: Arc<dyn gin_gpu::Stream>, owner: Option<Py<PyAny>>) -> Arc<Self> {
-        Arc::new(Self { stream, held: Mutex::default(), _owner: owner })
+        Arc::new(Self { stream, in_use: Mutex::default(), _owner: owner })
     }
 
-    /// Returns whether the program captures the stream. Then it must not be asked whether it is idle.
-    fn is_capturing(&self) -> Result<bool, GpuError> {
-        #[cfg(feature = "cuda")]
-        if let Some(stream) = gin_gpu::cuda::CudaStream::of(&*self.stream) {
-            return stream.is_capturing();
-        }
-        Ok(false)
-    }
-
-    /// Adds what a kernel uses. Returns what is not used any more.
+    /// Adds what a kernel uses that the caller launches next, while it has the interpreter lock. Returns what is not
+    /// used any more.
     fn hold(&self, held: Vec<Held>) -> Result<Vec<Held>, GpuError> {
-        let many = lock(&self.held).len() > MANY;
-        let idle = many && !self.is_capturing()? && self.stream.is_idle()?;
-        let mut all = lock(&self.held);
-        let gone = if idle { std::mem::take(&mut *all) } else { Vec::new() };
+        let mut in_use = lock(&self.in_use);
+        let mut gone = Vec::new();
+        let marks = in_use.unmarked >= MARK_AT || !in_use.marks.is_empty();
+        // A stream that is captured must not be asked, and its kernels run later.
+        if marks && !self.stream.is_capturing()? {
+            if in_use.unmarked >= MARK_AT {
+                let mark = (in_use.launches, self.stream.record()?);
+                in_use.marks.push_back(mark);
+                in_use.unmarked = 0;
+            }
+            while let Some((launch, mark)) = in_use.marks.front() {
+                if !mark.is_done()? {
+                    break;
+                }
+                let ended = *launch;
+                gone.extend(in_use.take(ended));
+            }
+        }
+        in_use.launches += 1;
+        let launch = in_use.launches;
         for value in held {
-            let known = |other: &Held| match (other, &value) {
+            let known = |(_, other): &&mut (u64, Held)| match (other, &value) {
                 (Held::Object(other), Held::Object(value)) => other.is(value),
                 _ => false,
             };
-            if !all.iter().any(known) {
-                all.push(value);
+            match in_use.held.iter_mut().find(known) {
+                Some((last, _)) => *last = launch,
+                None => {
+                    in_use.held.push((launch, value));
+                    in_use.unmarked += 1;
+                }
             }
         }
         Ok(gone)
@@ -63,8 +97,8 @@ impl Work {
 impl Drop for Work {
     fn drop(&mut self) {
         // A kernel that still runs may use them. Nothing tells when it ends.
-        if !matches!(self.is_capturing(), Ok(false)) || !matches!(self.stream.is_idle(), Ok(true)) {
-            std::mem::forget(std::mem::take(&mut *lock(&self.held)));
+        if !matches!(self.stream.is_capturing(), Ok(false)) || !matches!(self.stream.is_idle(), Ok(true)) {
+            std::mem::forget(std::mem::take(&mut lock(&self.in_use).held));
         }
     }
 }
@@ -77,6 +111,10 @@ pub(crate) struct Stream(Guarded<Work>);
 impl Stream {
     pub(crate) fn new(work: Arc<Work>) -> Self {
         Self(Guarded::new(work))
+    }
+
+    pub(crate) fn work(&self) -> PyResult<&Arc<Work>> {
+        self.0.get()
     }
 }
 
@@ -139,6 +177,8 @@ impl Stream {
     fn synchronize(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let work = self.0.get()?;
         let limit = timeout.map(Duration::try_from_secs_f64).transpose()?;
+        // Other threads may launch meanwhile.
+        let launches = lock(&work.in_use).launches;
         let start = Instant::now();
         loop {
             let done = py.detach(|| {
@@ -162,8 +202,8 @@ impl Stream {
         }
         // It frees what was dropped meanwhile.
         py.detach(|| work.stream.synchronize()).or_raise(py)?;
-        let held = std::mem::take(&mut *lock(&work.held));
-        drop(held);
+        let gone = lock(&work.in_use).take(launches);
+        drop(gone);
         Ok(())
     }
 

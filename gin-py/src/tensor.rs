@@ -6,8 +6,7 @@
 
 use crate::dtype::{DType, DlType};
 use crate::guard::check_process;
-use gin_gpu::{Device, DeviceKind};
-use gin_host::comm::Window;
+use gin_gpu::{Device, DeviceKind, Keep, MemorySlice};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -277,35 +276,82 @@ impl std::fmt::Debug for Tensor {
     }
 }
 
-/// The owner of a window's memory that was handed out. Shape and strides are beside each other.
+/// The owner of memory that was handed out. Shape and strides are beside each other.
 struct Handed {
-    window: Window<u8>,
+    _keep: Keep,
     extents: Vec<i64>,
 }
 
-/// Hands out a window's own part as a capsule: of DLPack 1 if `versioned`, else of before.
-pub(crate) fn hand_out<'py>(
-    py: Python<'py>,
-    window: &Window<u8>,
-    dtype: DType,
-    shape: &[i64],
-    versioned: bool,
-) -> PyResult<Bound<'py, PyAny>> {
-    let (kind, id) = dlpack_device(&**window.memory().memory().device());
-    let mut extents = shape.to_vec();
-    extents.extend(contiguous(shape));
-    let mut handed = Box::new(Handed { window: window.clone(), extents });
-    let extents = handed.extents.as_mut_ptr();
-    let tensor = DlTensor {
-        data: std::ptr::with_exposed_provenance_mut(handed.window.memory().address() as usize),
-        device: DlDevice { kind, id },
-        ndim: shape.len() as i32,
-        dtype: dtype.dlpack(),
-        shape: extents,
-        // Safety: the strides follow the shape.
-        strides: unsafe { extents.add(shape.len()) },
-        byte_offset: 0,
-    };
+/// Memory of gin that is a tensor by DLPack.
+#[derive(derive_more::Debug)]
+pub(crate) struct Region {
+    /// The owner of the memory.
+    #[debug(skip)]
+    keep: Keep,
+    place: (i32, i32),
+    address: u64,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<i64>,
+    strides: Vec<i64>,
+}
+
+impl Region {
+    /// Makes a contiguous tensor of the first bytes of `memory`, which `keep` keeps alive.
+    pub(crate) fn new(keep: Keep, memory: &MemorySlice, dtype: DType, shape: Vec<i64>) -> Self {
+        let place = dlpack_device(&**memory.memory().device());
+        Self { keep, place, address: memory.address(), dtype, strides: contiguous(&shape), shape }
+    }
+
+    /// Moves it by bytes, and sets the numbers of elements between neighbours.
+    pub(crate) fn at(mut self, offset: u64, strides: Vec<i64>) -> Self {
+        self.address += offset;
+        self.strides = strides;
+        self
+    }
+
+    /// Returns the DLPack device: its type and its number.
+    pub(crate) fn place(&self) -> (i32, i32) {
+        self.place
+    }
+
+    /// Hands it out as a capsule, with the options of `__dlpack__`.
+    pub(crate) fn hand_out<'py>(
+        &self,
+        py: Python<'py>,
+        max_version: Option<(u32, u32)>,
+        wanted: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("the tensor is memory that kernels use; copy the tensor instead"));
+        }
+        if let Some((kind, id)) = wanted.filter(|&wanted| wanted != self.place) {
+            let name = |(kind, id)| device_name(DlDevice { kind, id });
+            let (there, wanted) = (name(self.place), name((kind, id)));
+            return Err(PyBufferError::new_err(format!(
+                "the memory is on {there}, not on {wanted}: copy the tensor there"
+            )));
+        }
+        let extents = [&self.shape[..], &self.strides].concat();
+        let mut handed = Box::new(Handed { _keep: self.keep.clone(), extents });
+        let (extents, (kind, id)) = (handed.extents.as_mut_ptr(), self.place);
+        let tensor = DlTensor {
+            data: std::ptr::with_exposed_provenance_mut(self.address as usize),
+            device: DlDevice { kind, id },
+            ndim: self.shape.len() as i32,
+            dtype: self.dtype.dlpack(),
+            shape: extents,
+            // Safety: the strides follow the shape.
+            strides: unsafe { extents.add(self.shape.len()) },
+            byte_offset: 0,
+        };
+        let versioned = max_version.is_some_and(|(major, _)| major >= 1);
+        capsule(py, tensor, handed, versioned)
+    }
+}
+
+/// Makes a capsule: of DLPack 1 if `versioned`, else of before.
+fn capsule(py: Python<'_>, tensor: DlTensor, handed: Box<Handed>, versioned: bool) -> PyResult<Bound<'_, PyAny>> {
     let context = Box::into_raw(handed).cast::<c_void>();
     let (pointer, name, end): (*mut c_void, &CStr, ffi::PyCapsule_Destructor) = if versioned {
         let (version, deleter) = (Version { major: 1, minor: 1 }, Some(delete_versioned as unsafe extern "C" fn(_)));

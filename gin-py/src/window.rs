@@ -5,9 +5,8 @@ use crate::comm::Member;
 use crate::dtype::DType;
 use crate::error::StateError;
 use crate::guard::Guarded;
-use crate::tensor::{dlpack_device, hand_out};
+use crate::tensor::Region;
 use gin_host::comm::CommState;
-use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::sync::Arc;
@@ -18,8 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct Part {
     pub(crate) window: gin_host::comm::Window<u8>,
     pub(crate) member: Arc<Member>,
-    pub(crate) dtype: DType,
-    pub(crate) shape: Vec<i64>,
+    pub(crate) region: Region,
     /// It is deregistered.
     gone: AtomicBool,
 }
@@ -31,7 +29,8 @@ impl Part {
         dtype: DType,
         shape: Vec<i64>,
     ) -> Arc<Self> {
-        Arc::new(Self { window, member, dtype, shape, gone: AtomicBool::new(false) })
+        let region = Region::new(Arc::new(window.clone()), window.memory(), dtype, shape);
+        Arc::new(Self { window, member, region, gone: AtomicBool::new(false) })
     }
 }
 
@@ -76,13 +75,13 @@ impl Window {
     /// Returns the type of the elements, as NumPy and torch name it.
     #[getter]
     fn dtype(&self) -> PyResult<&'static str> {
-        Ok(self.0.get()?.dtype.name())
+        Ok(self.0.get()?.region.dtype.name())
     }
 
     /// Returns the shape of this rank's part.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.0.get()?.shape)
+        PyTuple::new(py, &self.0.get()?.region.shape)
     }
 
     /// Returns the bytes of this rank's part.
@@ -118,27 +117,16 @@ impl Window {
     ) -> PyResult<Bound<'py, PyAny>> {
         // No work of gin is under way on the consumer's stream: the program orders kernels and tensors.
         let _ = stream;
-        let part = self.part()?;
-        if copy == Some(true) {
-            return Err(PyBufferError::new_err("a window is its memory; copy the tensor instead"));
-        }
-        let own = dlpack_device(&**part.member.comm.gpu());
-        if dl_device.is_some_and(|wanted| wanted != own) {
-            return Err(PyBufferError::new_err(format!(
-                "the window is on DLPack device {own:?}: copy the tensor there"
-            )));
-        }
-        let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        hand_out(py, &part.window, part.dtype, &part.shape, versioned)
+        self.part()?.region.hand_out(py, max_version, dl_device, copy)
     }
 
     /// Returns the DLPack device: its type and its number.
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        Ok(dlpack_device(&**self.0.get()?.member.comm.gpu()))
+        Ok(self.0.get()?.region.place())
     }
 
     fn __repr__(&self) -> PyResult<String> {
-        let Part { window, dtype, shape, gone, .. } = &**self.0.get()?;
+        let Part { window, region: Region { dtype, shape, .. }, gone, .. } = &**self.0.get()?;
         let end = if gone.load(Ordering::Acquire) { ", deregistered" } else { "" };
         Ok(format!("<gin.Window {}: {shape:?} of {}{end}>", window.id(), dtype.name()))
     }

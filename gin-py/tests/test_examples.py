@@ -29,9 +29,15 @@ def test_the_notebook_is_that_program_and_runs():
     assert read(FOLDER, "hello_put.py").endswith(code + "\n")
 
 
-def test_the_documents_show_that_program():
+@pytest.mark.parametrize("name", ["ep.py", "experts.py"])
+def test_tokens_go_to_experts_and_back(name):
+    assert run(read(FOLDER, name)) == "[(None, [1.0, 10.0, 11.0]), (None, [2.0, 20.0, 22.0])]\n"
+
+
+@pytest.mark.parametrize("name", ["hello_put.py", "ep.py"])
+def test_the_documents_show_these_programs(name):
     path = os.path.join(HERE, "..", "..", "docs")
     if not os.path.isdir(path):
         pytest.skip("the documents are not here")
-    shown = read(FOLDER, "hello_put.py").split('"""\n\n', 1)[1]
+    shown = read(FOLDER, name).split('"""\n\n', 1)[1]
     assert f"```python\n{shown}```\n" in read(path, "python.md")

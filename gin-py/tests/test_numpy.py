@@ -2,6 +2,7 @@
 """Kernels, windows and tensors on virtual GPUs, with NumPy."""
 
 import gc
+import os
 import signal
 import threading
 import time
@@ -40,6 +41,45 @@ def test_every_rank_puts_a_text_into_its_neighbours_memory(routes):
     texts = virtual(3, body)
     assert [text for text, _ in texts] == ["hello from rank 2", "hello from rank 0", "hello from rank 1"]
     assert all((accepted > 0) == (routes == "network") for _, accepted in texts)
+
+
+def test_kernels_drive_software_nics():
+    def body(rank):
+        for backend, expected in ((None, "Gdaki"), ("gdaki", "Gdaki"), ("proxy", "Proxy")):
+            with rank.communicator(signals=1, routes="network", backend=backend) as comm:
+                assert comm.backend == expected
+                mine, inbox = comm.alloc_window(32, "uint8"), comm.alloc_window(32, "uint8")
+                np.from_dlpack(mine)[:] = 100 * rank.rank + np.arange(32)
+                stream = rank.stream()
+                stream.launch("hello_put", comm, mine, inbox, LIMIT)
+                stream.synchronize()
+                comm.check()
+                assert (np.from_dlpack(inbox) == 100 * ((rank.rank + 1) % 2) + np.arange(32)).all()
+                rank.barrier()
+                assert comm.stats()[0]["accepted"] > 0
+
+    gin.launch(2, body, device="virtual", nics="soft")
+
+
+def test_back_ends_and_networks_that_do_not_fit_are_refused():
+    def body(rank):
+        for options, kind, text in [
+            ({"backend": "nic"}, ValueError, 'back ends are "auto", "proxy" and "gdaki", not "nic"'),
+            ({"network": "tcp"}, ValueError, 'networks are "auto", "peer" and "verbs", not "tcp"'),
+            ({"network": "verbs", "backend": "gdaki"}, ValueError, "kernels drive NICs themselves"),
+        ]:
+            with pytest.raises(kind, match=text):
+                rank.communicator(**options)
+        if not os.path.isdir("/sys/class/infiniband") or not os.listdir("/sys/class/infiniband"):
+            with pytest.raises(gin.Error, match='network "verbs": .*RDMA'):
+                rank.communicator(network="verbs")
+            with pytest.raises(gin.Error, match="(?i)gdaki"):
+                rank.communicator(backend="gdaki")
+        rank.communicator(network="peer", backend="proxy").destroy()
+
+    virtual(1, body)
+    with pytest.raises(ValueError, match='there are nics="soft", not "mlx5"'):
+        gin.launch(1, print, device="virtual", nics="mlx5")
 
 
 def test_tensors_of_the_program_are_windows_without_a_copy():
@@ -185,6 +225,36 @@ def test_pointers_are_tensors_of_the_right_type():
     assert virtual(2, body) == [True, True]
 
 
+def test_a_stream_that_is_never_idle_lets_tensors_go_whose_kernels_have_ended():
+    def body(rank):
+        waiting = rank.communicator(signals=2, counters=1)
+        with rank.communicator(signals=1, counters=1) as comm:
+            outbox, inbox, stream = comm.alloc_window(64, "uint8"), comm.alloc_window(128, "uint8"), rank.stream()
+            gone = []
+
+            def launch():
+                sums = np.zeros(64, np.uint64)
+                gone.append(weakref.ref(sums))
+                stream.launch("alltoall", comm, outbox, inbox, 64, sums, 1, LIMIT)
+
+            for _ in range(40):
+                launch()
+            start_wait(stream, waiting, gin.Deadline.NONE)
+            end = time.monotonic() + 20
+            while any(ref() is not None for ref in gone[:20]):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+                launch()
+            assert not stream.is_idle() and gone[-1]() is not None
+            waiting.abort()
+            stream.synchronize()
+            gc.collect()
+            assert all(ref() is None for ref in gone)
+        waiting.destroy()
+
+    virtual(1, body)
+
+
 def test_arguments_are_checked_by_number_type_and_value():
     def body(rank):
         with rank.communicator(signals=2, counters=1) as comm:
@@ -250,7 +320,7 @@ def test_tensors_that_cannot_be_windows_are_refused():
                     comm.alloc_window(shape, "uint8")
             with pytest.raises(gin.Error, match="bytes"):
                 comm.alloc_window(1 << 46, "uint8")
-            with pytest.raises(BufferError, match="a window is its memory"):
+            with pytest.raises(BufferError, match="memory that kernels use"):
                 comm.alloc_window(1, "uint8").__dlpack__(copy=True)
 
     virtual(1, body)

@@ -136,6 +136,55 @@ comm.destroy()
         assert process.communicate_within() == "True active\n"
 
 
+ALLOCATED = """
+import ctypes, gc, weakref
+import gin, numpy as np
+library = ctypes.CDLL(gin._gin.__file__)
+alloc, free = library.gin_torch_alloc, library.gin_torch_free
+alloc.restype, alloc.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+free.restype, free.argtypes = None, [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+print(alloc(64, 0, None))
+rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
+print(alloc(64, 3, None), alloc(-1, 0, None), alloc(1 << 60, 0, None))
+segment = alloc(1 << 16, 0, None)
+memory = np.ctypeslib.as_array((ctypes.c_uint8 * (1 << 16)).from_address(segment))
+assert not memory.any()
+# Tensors of one segment, as torch cuts them.
+out, into, other = memory[512:544], memory[4096:4128], memory[8192:8200]
+kept = weakref.ref(other)
+comm = rank.communicator(signals=1)
+mine, inbox = comm.register(out), comm.register(into)
+comm.register(other)
+del other
+gc.collect()
+# The communicator has the window, and keeps the tensor, although nobody has the object.
+assert kept() is not None
+out[:] = 10 * rank.rank + np.arange(32)
+stream = rank.stream()
+stream.launch("hello_put", comm, mine, inbox, gin.Deadline(20))
+stream.synchronize()
+comm.check()
+# The windows have the memory when the allocator has none.
+free(segment, 1 << 16, 0, None)
+print(np.from_dlpack(inbox)[:3].tolist(), into[31])
+inbox.deregister()
+comm.destroy()
+gc.collect()
+assert kept() is None
+rank.close()
+"""
+
+
+def test_memory_for_the_allocator_of_torch_can_be_windows_of_several_processes():
+    started = by_hand(ALLOCATED)
+    for rank, process in enumerate(started):
+        out, err = process.process.communicate(timeout=60)
+        left = 10 * (1 - rank)
+        assert (process.process.returncode, out) == (0, f"None\nNone None None\n[{left}, {left + 1}, {left + 2}] {left + 31}\n"), err
+        for reason in ("gin.init() makes the rank", "the rank of this process is on device 0", "not negative", "bytes"):
+            assert reason in err
+
+
 def test_a_process_that_forgets_everything_still_ends():
     code = """
 import gin, numpy as np
@@ -312,10 +361,14 @@ def test_a_gpu_that_is_not_there_is_an_error():
             gin.launch(1, print, device=device)
 
 
-def test_the_stubs_have_the_names_of_the_module():
+@pytest.mark.parametrize("name", ["__init__", "ep"])
+def test_the_stubs_have_the_names_of_the_module(name):
     import ast
 
-    path = os.path.join(os.path.dirname(gin.__file__), "__init__.pyi")
+    import gin.ep
+
+    module = gin.ep if name == "ep" else gin
+    path = os.path.join(os.path.dirname(gin.__file__), f"{name}.pyi")
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read())
     named = {}
@@ -325,11 +378,11 @@ def test_the_stubs_have_the_names_of_the_module():
             named[node.name] = {each.name if isinstance(each, ast.FunctionDef) else each.target.id for each in inner}
         elif isinstance(node, ast.FunctionDef):
             named[node.name] = None
-    assert set(named) == {name for name in gin.__all__ if not name.startswith("__")}
+    assert set(named) == {name for name in module.__all__ if not name.startswith("__")} - {"ep"}
     special = {"__dlpack__", "__dlpack_device__", "__enter__", "__exit__"}
     for name, inner in named.items():
-        thing = getattr(gin, name)
+        thing = getattr(module, name)
         if inner is None or issubclass(thing, BaseException):
             continue
         public = {each for each in vars(thing) if not each.startswith("_") or each in special}
-        assert inner - {"__init__", "__new__"} == public, name
+        assert inner - {"__init__", "__new__", "__str__"} == public, name

@@ -9,6 +9,7 @@ from support import run
 CODE = """
 import random, sys, threading, time
 import gin, numpy as np
+from gin import ep
 
 seed, seconds = int(sys.argv[1]), float(sys.argv[2])
 allowed = (gin.Error, TypeError, ValueError, OverflowError, BufferError, TimeoutError)
@@ -27,8 +28,11 @@ def body(rank, end, seed):
         fitting = [each for each in pool if isinstance(each, kind)]
         return draw.choice(fitting) if fitting and draw.random() < 0.9 else draw.choice(pool)
 
+    kept = (gin.Communicator, gin.Window, gin.Stream, np.ndarray, ep.Group, ep.Lane, ep.Sent, ep.Received, ep.Plan)
+    kept += (ep.Arrangement, ep.Arranged, ep.View)
+
     def keep(value):
-        if isinstance(value, (gin.Communicator, gin.Window, gin.Stream, np.ndarray)):
+        if isinstance(value, kept):
             pool.append(value)
             if len(pool) > 60:
                 pool.pop(draw.randrange(10, len(pool)))
@@ -44,7 +48,56 @@ def body(rank, end, seed):
             block=draw.choice([None, 32, 1, 5000]),
         )
 
+    config = ep.GroupConfig(2, 8, 1, tokens=4, lanes=2, element=ep.Element.F32, threads=32, deadline=gin.Deadline(0.01))
+    wrong = ep.GroupConfig(2, 8, 40)
+    layouts = [ep.Layout.FLAT, ep.Layout.PADDED, ep.Layout.LISTED, ep.Layout.packed(2), ep.Layout.packed(3)]
+
+    def array(kind, *shapes):
+        return np.zeros(draw.choice([*shapes, 3]), draw.choice([kind] * 5 + [np.float16]))
+
+    def tokens():
+        rows, ids = array(np.float32, (4, 8), (2, 8), (4, 8)), array(np.int32, (4, 1), (4, 1), (1, 1))
+        count = draw.choice([None, None, 1, 4, 9, -1, np.array([2], np.int32)])
+        planned = some(ep.Plan) if draw.random() < 0.1 else None
+        return ep.Tokens(rows, ids, count, weights=draw.choice([None, array(np.float32, (4, 1))]), planned=planned)
+
+    def combine():
+        output = array(np.float32, (4, 8))
+        sums = draw.choice([ep.Combine.reduced, ep.Combine.plain])(output, accumulate=draw.random() < 0.5)
+        rows = draw.choice([None, None, array(np.float32, (4, 8)), some(ep.Arrangement), (some(ep.Arrangement), output)])
+        some(ep.Received).combine(some(gin.Stream), sums, rows)
+
+    def scale():
+        some(gin.Stream).launch(draw.choice(["scale_received", "scale_arranged"]), some((ep.Received, ep.Arranged)), 8, 2.0)
+
+    of_experts = [
+        lambda: ep.Group(some(gin.Communicator), draw.choice([config, config, wrong])),
+        lambda: some(ep.Group).lane(draw.randrange(3)),
+        lambda: some(ep.Group).lane(draw.randrange(3)),
+        lambda: some(ep.Lane).dispatch(some(gin.Stream), tokens()),
+        lambda: some(ep.Lane).exchange(some(gin.Stream), tokens()),
+        lambda: some(ep.Lane).exchange(some(gin.Stream), tokens()),
+        lambda: some(ep.Lane).plan(some(gin.Stream), tokens()),
+        lambda: some(ep.Sent).receive(some(gin.Stream)),
+        lambda: some(ep.Sent).receive(some(gin.Stream)),
+        lambda: some(ep.Received).rows(draw.choice([None, "uint8", "float64"])),
+        lambda: draw.choice([ep.Received.counts, ep.Received.experts, ep.Received.tokens, ep.Received.scales])(some()),
+        lambda: some(ep.Received).arrange(some(gin.Stream), some(ep.Arrangement)),
+        lambda: ep.Arrangement(some(ep.Group), draw.choice(layouts), draw.choice([None, 0, 4, 1 << 40])),
+        lambda: draw.choice([ep.Arrangement.rows, ep.Arrangement.counts, ep.Arrangement.origins])(some()),
+        lambda: some(ep.Arrangement).fetch_counts(),
+        lambda: np.from_dlpack(some(ep.View)),
+        combine,
+        combine,
+        scale,
+        lambda: some(ep.Received).release(),
+        lambda: some(ep.Group).status(),
+        lambda: some(ep.Group).masked(draw.randrange(3)),
+        lambda: some(ep.Group).readmit(),
+        lambda: some(ep.Group).destroy(),
+    ]
     calls = [
+        *of_experts,
         launch,
         launch,
         launch,
@@ -71,8 +124,10 @@ def body(rank, end, seed):
     while time.monotonic() < end:
         call = draw.choice(calls)
         try:
-            keep(call())
-            counts["done"] = counts.get("done", 0) + 1
+            made = call()
+            keep(made)
+            for name in ("done", type(made).__name__):
+                counts[name] = counts.get(name, 0) + 1
         except AttributeError as error:
             # The object drawn has no such method.
             assert "object has no attribute" in str(error)
@@ -101,3 +156,4 @@ def test_random_calls_never_crash(seed):
     code = CODE.replace("sys.argv[1]", str(seed)).replace("sys.argv[2]", seconds)
     found = eval(run(code, timeout=60 + 2 * float(seconds)))
     assert found["done"] > 100 and found["Error"] > 10 and found["TypeError"] > 10, found
+    assert found["Group"] > 0 and found["Received"] > 0 and found["Arrangement"] > 0, found

@@ -3,73 +3,14 @@
 
 import gc
 import os
-import subprocess
-import sys
 
 import gin
 import pytest
-from support import LIMIT
+import torch_support
+from support import LIMIT, run
+from torch_support import EXAMPLES, GPUS, exchange, job, needs_gpus, on_device, place, torch, torchrun
 
-try:
-    import torch
-except ImportError as error:
-    torch = None
-    pytestmark = pytest.mark.skip(f"all tests of torch need torch ({error}); make test-torch installs it")
-
-GPUS = len(gin.gpus()) if torch is not None and torch.cuda.is_available() else 0
-
-# The devices of a job, the number of its ranks, and the GPUs that it needs.
-JOBS = {
-    "virtual": ("virtual", 2, 0),
-    "one_rank_on_a_gpu": ("cuda", 1, 1),
-    "two_ranks_on_a_gpu": ("cuda:0", 2, 1),
-    "two_gpus": ("cuda", 2, 2),
-}
-
-
-@pytest.fixture(params=JOBS)
-def job(request):
-    device, ranks, gpus = JOBS[request.param]
-    if gpus > GPUS:
-        pytest.skip(f"it needs {gpus} GPU(s) that gin and torch can use; there are {GPUS}")
-    return lambda body: gin.launch(ranks, lambda rank: on_device(rank, body), device=device)
-
-
-def needs_gpus(gpus):
-    if gpus > GPUS:
-        pytest.skip(f"it needs {gpus} GPU(s) that gin and torch can use; there are {GPUS}")
-
-
-def place(rank):
-    """Returns torch's device of a rank."""
-    kind, number = rank.dlpack_device
-    return torch.device("cpu") if kind == 1 else torch.device("cuda", number)
-
-
-def on_device(rank, body):
-    """Runs a rank's function on its GPU and on a stream of torch, which is not the default stream."""
-    device = place(rank)
-    if device.type == "cpu":
-        return body(rank, rank.stream())
-    torch.cuda.set_device(device)
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        return body(rank, rank.stream(torch.cuda.current_stream()))
-
-
-def exchange(rank, comm, stream, launch):
-    """Launches on all ranks at a time, waits for the work, and raises the fault of any rank.
-
-    Between the barriers no rank allocates memory or uses a kernel of torch for the first time: the driver lets both
-    wait for kernels that run, and these may wait for that rank.
-    """
-    if GPUS > 0:
-        torch.cuda.current_stream().synchronize()
-    rank.barrier()
-    launch()
-    stream.synchronize(timeout=60)
-    rank.barrier()
-    comm.check()
-
+pytestmark = torch_support.mark
 
 def test_windows_are_tensors_of_torch(job):
     def body(rank, stream):
@@ -295,15 +236,6 @@ def test_kernels_of_ptx_run_by_name(linked):
     gin.launch(1, lambda rank: on_device(rank, body), device="cuda:0")
 
 
-def torchrun(program):
-    """Runs a program as two processes of torchrun, and returns what they print."""
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_torchrun_starts_ranks(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""
@@ -325,7 +257,46 @@ with rank.communicator(signals=1) as comm:
 
 def test_processes_of_torchrun_exchange_tensors_inside_a_graph():
     needs_gpus(2)
-    here = os.path.dirname(os.path.abspath(__file__))
-    folder = os.environ.get("GIN_PY_EXAMPLES", os.path.join(here, "..", "..", "examples", "python"))
-    found = torchrun(os.path.join(folder, "all_to_all.py"))
+    found = torchrun(os.path.join(EXAMPLES, "all_to_all.py"))
     assert found.count("rounds of") == 2, found
+
+
+ALLOCATED = """
+import os
+import gin, torch
+local = int(os.environ.get("LOCAL_RANK", 0))
+torch.cuda.set_device(local)
+how = {} if "RANK" in os.environ else {"rank": 0, "ranks": 1, "id": gin.unique_id("127.0.0.1")}
+rank = gin.init(device=f"cuda:{local}", **how)
+allocator = torch.cuda.memory.CUDAPluggableAllocator(gin._gin.__file__, "gin_torch_alloc", "gin_torch_free")
+pool = torch.cuda.MemPool(allocator.allocator())
+with torch.cuda.use_mem_pool(pool):
+    outbox = torch.full((3 << 20,), rank.rank + 1, dtype=torch.uint8, device="cuda")
+    inbox = torch.zeros_like(outbox)
+    small, other = (torch.full((32,), value, dtype=torch.uint8, device="cuda") for value in (7, 0))
+with rank.communicator(signals=1) as comm:
+    windows = comm.register(outbox), comm.register(inbox)
+    near = comm.register(small), comm.register(other)
+    stream = rank.stream(torch.cuda.Stream())
+    for pair in (windows, near):
+        torch.cuda.synchronize()
+        rank.barrier()
+        stream.launch("hello_put", comm, *pair, gin.Deadline(20))
+        stream.synchronize(timeout=40)
+        comm.check()
+        rank.barrier()
+    left = (rank.rank + rank.ranks - 1) % rank.ranks + 1
+    assert (inbox == left).all() and (other == 7).all(), (inbox, other)
+del windows, near, outbox, inbox, small, other, pool
+print(f"rank {rank.rank} has what torch allocated", flush=True)
+rank.close()
+"""
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_memory_that_torch_allocates_through_gin_is_a_window_of_all_processes(gpus, tmp_path):
+    needs_gpus(gpus)
+    program = tmp_path / "program.py"
+    program.write_text(ALLOCATED)
+    found = torchrun(str(program)) if gpus == 2 else run(ALLOCATED, timeout=240)
+    assert found.count("has what torch allocated") == gpus, found

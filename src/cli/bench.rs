@@ -30,7 +30,11 @@ fn refuse_ignored(arguments: &BenchArgs) -> Result<(), Refused> {
         ("--most-bytes", arguments.most_bytes.is_some(), by_size),
         ("--module", arguments.module.is_some(), (&[Capi][..], "capi")),
         ("--most-ranks", arguments.most_ranks.is_some(), (&[Bootstrap][..], "bootstrap")),
-        ("--format json", json, (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, Capi, All, Bootstrap][..], "measurements of time")),
+        (
+            "--format json",
+            json,
+            (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, Capi, All, Bootstrap][..], "measurements of time"),
+        ),
     ];
     for (option, given, (measurements, names)) in options {
         if given && !measurements.contains(&arguments.what) {

@@ -10,6 +10,7 @@ pub mod all_to_all;
 pub mod all_to_all_v;
 pub mod coops;
 pub mod credits;
+pub mod experts;
 pub mod halo;
 pub mod hello_put;
 pub mod histogram;

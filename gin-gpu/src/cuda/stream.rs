@@ -147,16 +147,6 @@ impl CudaStream {
         self.raw.cast()
     }
 
-    /// Returns whether the program captures the stream by the driver itself. Then launches become part of a graph, and
-    /// the stream must not be asked whether it is idle.
-    ///
-    /// # Errors
-    /// An error of the driver.
-    pub fn is_capturing(&self) -> Result<bool, GpuError> {
-        self.device.context.enter()?;
-        is_capturing(self.raw)
-    }
-
     fn failed(&self, failure: DriverError) -> GpuError {
         GpuError::Kernel { kernel: lock(&self.last).clone(), reason: describe(failure) }
     }
@@ -292,6 +282,11 @@ impl Stream for CudaStream {
             *known = last.max(*known);
         }
         Ok(())
+    }
+
+    fn is_capturing(&self) -> Result<bool, GpuError> {
+        self.device.context.enter()?;
+        is_capturing(self.raw)
     }
 
     fn is_idle(&self) -> Result<bool, GpuError> {

@@ -8,7 +8,7 @@ use gin_nic::NicConfig;
 use gin_nic::hca::HcaError;
 use gin_soft_hca::Options;
 use gin_soft_hca_host::{SoftConfig, SoftEngine, SoftFabric, SoftHca};
-use gin_virtual::{ServiceStep, World};
+use gin_virtual::{ServiceHandle, ServiceStep, World};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -79,17 +79,18 @@ impl SoftNics {
     }
 
     /// Returns the NIC for communicators of a rank.
-    pub(super) fn of(&self, rank: u32) -> NicChoice {
+    pub fn of(&self, rank: u32) -> NicChoice {
         NicChoice::Hca(Arc::new(self.hca(rank)), self.config.clone())
     }
 
-    /// Steps the NICs as long as the world runs.
-    pub(super) fn serve(&self, world: &World) {
+    /// Steps the NICs as long as the world runs. [`launch`](super::launch) calls it; a program that makes its ranks by
+    /// [`Rank::outside`](super::Rank::outside) does so, and stops the service when the ranks have ended.
+    pub fn serve(&self, world: &World) -> ServiceHandle {
         let fabric = self.fabric.clone();
         world.spawn_service("gin-soft-hca", move || match fabric.step() {
             gin_soft_hca::Progress::Idle => ServiceStep::Idle,
             // A delayed answer needs steps.
             gin_soft_hca::Progress::Moved | gin_soft_hca::Progress::Waiting => ServiceStep::Busy,
-        });
+        })
     }
 }

@@ -4,6 +4,8 @@
 from os import PathLike
 from typing import Any, Callable, ClassVar, Protocol, Sequence, TypeVar, Union, final
 
+from . import ep as ep
+
 __version__: str
 
 _T = TypeVar("_T")
@@ -151,7 +153,7 @@ class Stream:
     def launch(
         self,
         kernel: Kernel | str,
-        *args: Communicator | Window | Deadline | _Tensor | int | float | bool,
+        *args: Communicator | Window | Deadline | _Tensor | ep.Received | ep.Arranged | int | float | bool,
         grid: _Extent | None = None,
         block: _Extent | None = None,
         shared: int = 0,
@@ -195,8 +197,13 @@ class Rank:
         va_signals: bool = False,
         lsa_size: int | None = None,
         routes: str = "automatic",
+        backend: str | None = None,
+        network: str = "auto",
     ) -> Communicator:
-        """Creates a communicator of all ranks. Collective. All ranks pass the same values."""
+        """Creates a communicator of all ranks. Collective. All ranks pass the same values.
+
+        `routes` are automatic or network, back ends auto, proxy and gdaki, networks auto, peer and verbs.
+        """
     def stream(self, stream: Any = None) -> Stream:
         """Makes a stream, or uses one of the program, such as `torch.cuda.current_stream()`."""
     def kernel(self, name: str) -> Kernel:
@@ -233,8 +240,13 @@ def rank() -> Rank:
 def unique_id(address: str | None = None) -> str:
     """Makes the id of a job, which this process will join as rank 0."""
 
-def launch(ranks: int, body: Callable[[Rank], _T], *, device: Any = None) -> list[_T]:
-    """Runs `body(rank)` on a thread for each rank of a job in this process. Returns the results by rank."""
+def launch(
+    ranks: int, body: Callable[[Rank], _T], *, device: Any = None, nics: str | None = None
+) -> list[_T]:
+    """Runs `body(rank)` on a thread for each rank of a job in this process. Returns the results by rank.
+
+    `nics="soft"` gives each rank a software NIC, which kernels drive.
+    """
 
 def gpus() -> list[str]:
     """Returns the names of the GPUs that gin can use here; empty if there is none."""

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Experts of a rank, between dispatch and combine: each row is multiplied in place.
+//!
+//! ```text
+//!   rank 0: tokens --.            .--> rows of rank 0 and 1, times a factor --.            .--> sums
+//!                     > dispatch <                                            > combine <
+//!   rank 1: tokens --'            '--> rows of rank 0 and 1, times a factor --'            '--> sums
+//! ```
+
+use gin_device::prelude::*;
+use gin_ep_kernels::{Arranged, Received};
+
+/// Multiplies a row by all threads of the block.
+///
+/// # Safety
+/// - The row has `hidden` FP32 and belongs to this block.
+#[inline(always)]
+unsafe fn scale(row: *mut u8, hidden: u32, factor: f32) {
+    for column in Block.stripe(hidden as usize) {
+        // Safety: an element of the row, which this thread has for itself.
+        let element = unsafe { row.cast::<f32>().add(column) };
+        // Safety: as above.
+        unsafe { element.write(element.read() * factor) };
+    }
+}
+
+/// Multiplies all received rows of `hidden` FP32.
+///
+/// # Safety
+/// - In the order of the stream, between the receive and the combine of a lane.
+#[kernel]
+pub unsafe fn scale_received(received: Received, hidden: u32, factor: f32) {
+    for source in 0..received.ranks() {
+        let mut row = block_in_grid();
+        while row < received.count(source) {
+            // Safety: a received row, which this block has for itself.
+            unsafe { scale(received.row(source, row), hidden, factor) };
+            row += grid_dim().count() as u32;
+        }
+    }
+}
+
+/// Multiplies all rows of a layout that has rows: not of a listed one, which copies none.
+///
+/// # Safety
+/// - As [`scale_received`], after the rows were arranged.
+#[kernel]
+pub unsafe fn scale_arranged(arranged: Arranged, hidden: u32, factor: f32) {
+    if arranged.rows == 0 {
+        return;
+    }
+    let mut row = block_in_grid();
+    while row < arranged.total().min(arranged.capacity) {
+        // Safety: a row of the layout, which this block has for itself.
+        unsafe { scale(arranged.row(row), hidden, factor) };
+        row += grid_dim().count() as u32;
+    }
+}

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Expert parallelism: dispatch and combine of tokens among ranks. docs/python.md and docs/ep.md explain the calls."""
+
+from typing import Any, ClassVar, Union, final
+
+from . import Communicator, Deadline, Stream, _Tensor
+
+@final
+class Element:
+    """The elements of rows. BF16 and F16 may be words of 16 bits, uint16, where NumPy does not know them."""
+
+    BF16: ClassVar[Element]
+    F16: ClassVar[Element]
+    F32: ClassVar[Element]
+    E4M3_F32: ClassVar[Element]
+    """BF16, which the dispatch makes FP8 with FP32 scales of 128 elements. BF16 come back."""
+    E4M3_UE8M0: ClassVar[Element]
+    """The same with scales that are powers of two, one byte each."""
+    @staticmethod
+    def opaque(row_bytes: int, scale_bytes: int = 0) -> Element:
+        """Any bytes, which are copied, with scales of any bytes. BF16 come back."""
+
+@final
+class Layout:
+    """A layout of received rows."""
+
+    FLAT: ClassVar[Layout]
+    """One row for each received one, by source and token, without gaps."""
+    PADDED: ClassVar[Layout]
+    """`[expert][source][token]`: one row for each id, in zones with room for all tokens."""
+    LISTED: ClassVar[Layout]
+    """The places of packed rows without gaps, and for each of them the received row: nothing is copied."""
+    @staticmethod
+    def packed(align: int = 1) -> Layout:
+        """Zones of experts, one row for each id. The first row of a zone is a multiple of `align`."""
+
+@final
+class GroupConfig:
+    """Sizes of a group. All ranks pass the same."""
+
+    def __new__(
+        cls,
+        experts: int,
+        hidden: int,
+        topk: int,
+        *,
+        tokens: int | None = None,
+        lanes: int | None = None,
+        element: Element = ...,
+        at_source: bool = False,
+        sms: int | None = None,
+        grid: int | None = None,
+        threads: int | None = None,
+        deadline: Deadline | None = None,
+    ) -> GroupConfig:
+        """By default BF16, room for 128 tokens, one lane, all SMs, 512 threads in a block, and a deadline of 1 s."""
+    def footprint(self, ranks: int) -> int:
+        """Returns the bytes that a group takes on each of `ranks` ranks. Allocates nothing."""
+
+@final
+class Report:
+    """An error of a group's kernels. Group and communicator go on."""
+
+    @property
+    def lane(self) -> int: ...
+    @property
+    def code(self) -> str:
+        """Silent, UnknownExpert, TooManyTokens, TooManyRows or Stopped."""
+    @property
+    def rank(self) -> int | None:
+        """The silent rank."""
+    @property
+    def expert(self) -> int | None:
+        """The id of an expert that does not exist."""
+    @property
+    def seen(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    def __str__(self) -> str: ...
+
+@final
+class View:
+    """Memory of a group or an arrangement, a tensor by DLPack."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+@final
+class Plan:
+    """The routing of tokens, counted once for several dispatches of the same ids."""
+
+@final
+class Tokens:
+    """The tokens of a rank's dispatch."""
+
+    rows: _Tensor
+    ids: _Tensor
+    count: int | _Tensor | None
+    weights: _Tensor | None
+    scales: _Tensor | None
+    planned: Plan | None
+    def __new__(
+        cls,
+        rows: _Tensor,
+        ids: _Tensor,
+        count: int | _Tensor | None = None,
+        *,
+        weights: _Tensor | None = None,
+        scales: _Tensor | None = None,
+        planned: Plan | None = None,
+    ) -> Tokens:
+        """`count` is that of the rows, a number, or a tensor of one int32 that kernels read when they run."""
+
+@final
+class Combine:
+    """The sums of a combine, in FP32, rounded once. Each starts from `bias` and, with `accumulate`, from the output."""
+
+    @staticmethod
+    def reduced(output: _Tensor, *, bias: _Tensor | None = None, accumulate: bool = False) -> Combine:
+        """Adds up the rows of a token's ranks. The receiving ranks have multiplied by weights."""
+    @staticmethod
+    def weighted(
+        weights: _Tensor, output: _Tensor, *, bias: _Tensor | None = None, accumulate: bool = False
+    ) -> Combine:
+        """Adds up the rows of a token's ids, each multiplied by its weight, in a group with `at_source`."""
+    @staticmethod
+    def plain(output: _Tensor, *, bias: _Tensor | None = None, accumulate: bool = False) -> Combine:
+        """Adds up the rows of a token's ids, in a group with `at_source`."""
+
+@final
+class Arrangement:
+    """Memory for received rows in a layout. Its tensors have the same memory after each `Received.arrange`."""
+
+    def __new__(cls, group: Group, layout: Layout, rows: int | None = None) -> Arrangement:
+        """Allocates memory for at most `rows` rows; a padded layout has a row for each token of each rank and expert."""
+    @property
+    def capacity(self) -> int: ...
+    def rows(self, dtype: Any = None) -> View:
+        """Returns the rows: `[row][element]`."""
+    def counts(self) -> View:
+        """Returns the words that `fetch_counts` copies, as int32."""
+    def origins(self) -> View:
+        """Returns a word for each row, int32: `source << 21 | row << 5 | k`, or -1 for a gap."""
+    def fetch_counts(self) -> list[int]:
+        """Copies the number of rows with gaps, then for each expert of this rank the number of its rows, from each
+        source if the layout is padded, then for each expert the number of its first row, if it is packed. A flat layout
+        has the first only. The stream is done."""
+
+@final
+class Arranged:
+    """Received rows in another layout, an argument of `Stream.launch`: `gin_ep_kernels::Arranged` in the kernel."""
+
+@final
+class Received:
+    """A dispatch that was received. Dropping it releases the rows. It is an argument of `Stream.launch`, too:
+    `gin_ep_kernels::Received` in the kernel."""
+
+    def rows(self, dtype: Any = None) -> View:
+        """Returns the rows: `[source][row][element]`. Those below `counts` were received."""
+    def counts(self) -> View:
+        """Returns the number of rows from each source, as int64."""
+    def tokens(self) -> View:
+        """Returns the number of each row's token at its source: `[source][row]`, as int32."""
+    def experts(self) -> View:
+        """Returns the number on this rank of each id's expert, or -1: `[source][row][id]`, as int32."""
+    def weights(self) -> View:
+        """Returns the weight of each id: `[source][row][id]`, as float32. It has no meaning where the expert is -1."""
+    def scales(self, dtype: Any = None) -> View:
+        """Returns the scales of each row: `[source][row][element]`."""
+    def arrange(self, stream: Stream, to: Arrangement) -> Arranged:
+        """Puts the rows into another layout, in the order of the stream. Returns the parameter of kernels."""
+    def combine(
+        self,
+        stream: Stream,
+        combine: Combine,
+        rows: Union[_Tensor, Arrangement, tuple[Arrangement, _Tensor], None] = None,
+    ) -> None:
+        """Returns rows for each received one, and stores the sums of the rows that come back. The rows are the received
+        ones, or those of a tensor, of an arrangement, or in the places of an arrangement in a tensor."""
+    def release(self) -> None:
+        """Gives the rows up without a combine."""
+
+@final
+class Sent:
+    """A dispatch that was sent. Until it is received, the lane takes no other."""
+
+    def receive(self, stream: Stream) -> Received:
+        """Waits, in the order of the stream, for the rows of all ranks. The call returns at once."""
+
+@final
+class Lane:
+    """A lane: one dispatch at a time. `Group.lane` makes it."""
+
+    @property
+    def number(self) -> int: ...
+    def dispatch(self, stream: Stream, tokens: Tokens) -> Sent:
+        """Sends the rows. They are read in the order of the stream; the call returns at once."""
+    def exchange(self, stream: Stream, tokens: Tokens) -> Received:
+        """Sends the rows and waits for those of all ranks, in one kernel."""
+    def plan(self, stream: Stream, tokens: Tokens) -> Plan:
+        """Counts the tokens for each rank once, for dispatches of the same ids. Not in a capture."""
+
+@final
+class Group:
+    """The ranks of a communicator, with the memory for rows of tokens."""
+
+    def __new__(cls, comm: Communicator, config: GroupConfig) -> Group:
+        """Allocates the memory of a group. Collective: all ranks pass the same configuration."""
+    def lane(self, lane: int) -> Lane:
+        """Lends a lane. Its dispatches and combines follow each other; other lanes are independent."""
+    @property
+    def blocks(self) -> int:
+        """The number of blocks of a launch."""
+    def status(self) -> Report | None:
+        """Returns the first error of the kernels since the last call. The lanes' streams are done."""
+    def masked(self, lane: int) -> list[int]:
+        """Returns the ranks that a lane goes on without."""
+    def readmit(self) -> None:
+        """Lets all ranks take part again, in all lanes. Collective. No kernel of the group runs on any rank. Releases
+        received rows."""
+    def destroy(self) -> None:
+        """Frees the memory. Collective. Releases received rows, and ends the lanes."""
+    def __enter__(self) -> Group: ...
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool: ...

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Sizes, elements and layouts.
+
+use crate::argument::Deadline;
+use crate::dtype::DType;
+use crate::error::OrRaise;
+use gin_ep::Scales;
+use pyo3::prelude::*;
+
+/// The elements of rows.
+#[pyclass(frozen, eq, from_py_object, module = "gin.ep")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Element(pub(crate) gin_ep::Element);
+
+#[pymethods]
+impl Element {
+    /// BF16, there and back.
+    #[classattr]
+    const BF16: Self = Self(gin_ep::Element::Bf16);
+
+    /// IEEE's binary16, there and back.
+    #[classattr]
+    const F16: Self = Self(gin_ep::Element::F16);
+
+    /// FP32, there and back.
+    #[classattr]
+    const F32: Self = Self(gin_ep::Element::F32);
+
+    /// BF16, which the dispatch makes FP8 with FP32 scales of 128 elements. BF16 come back.
+    #[classattr]
+    const E4M3_F32: Self = Self(gin_ep::Element::E4m3(Scales::F32));
+
+    /// The same with scales that are powers of two, one byte each.
+    #[classattr]
+    const E4M3_UE8M0: Self = Self(gin_ep::Element::E4m3(Scales::Ue8m0));
+
+    /// Returns elements of any bytes, which are copied, with scales of any bytes. BF16 come back.
+    #[staticmethod]
+    #[pyo3(signature = (row_bytes, scale_bytes=0))]
+    fn opaque(row_bytes: u32, scale_bytes: u32) -> Self {
+        Self(gin_ep::Element::Opaque { row_bytes, scale_bytes })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gin.ep.Element: {:?}>", self.0)
+    }
+}
+
+impl Element {
+    /// Returns the types that rows of a dispatch may have, the usual one first; empty if any. Words of 16 bits stand
+    /// for elements that NumPy does not know.
+    pub(crate) fn sent(self) -> &'static [DType] {
+        match self.0 {
+            gin_ep::Element::Bf16 | gin_ep::Element::E4m3(_) => &[DType::Bfloat16, DType::Uint16],
+            gin_ep::Element::F16 => &[DType::Float16, DType::Uint16],
+            gin_ep::Element::F32 => &[DType::Float32],
+            gin_ep::Element::Opaque { .. } => &[],
+        }
+    }
+
+    /// Returns the usual type of received rows.
+    pub(crate) fn received(self) -> DType {
+        match self.0 {
+            gin_ep::Element::Bf16 => DType::Bfloat16,
+            gin_ep::Element::F16 => DType::Float16,
+            gin_ep::Element::F32 => DType::Float32,
+            gin_ep::Element::E4m3(_) => DType::Float8E4m3,
+            gin_ep::Element::Opaque { .. } => DType::Uint8,
+        }
+    }
+
+    /// Returns the usual type of received scales.
+    pub(crate) fn scales(self) -> DType {
+        match self.0 {
+            gin_ep::Element::E4m3(Scales::F32) => DType::Float32,
+            _ => DType::Uint8,
+        }
+    }
+
+    /// Returns the types that rows may have which come back.
+    pub(crate) fn back(self) -> &'static [DType] {
+        match self.0 {
+            gin_ep::Element::F16 => &[DType::Float16, DType::Uint16],
+            gin_ep::Element::F32 => &[DType::Float32],
+            _ => &[DType::Bfloat16, DType::Uint16],
+        }
+    }
+
+    /// Returns the bytes of a row of a dispatch: those of a received row, or of BF16 if the dispatch makes FP8.
+    pub(crate) fn sent_bytes(self, row_bytes: u32) -> u64 {
+        u64::from(row_bytes) * if matches!(self.0, gin_ep::Element::E4m3(_)) { 2 } else { 1 }
+    }
+}
+
+/// A layout of received rows.
+#[pyclass(frozen, eq, from_py_object, module = "gin.ep")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Layout(pub(crate) gin_ep::Layout);
+
+#[pymethods]
+impl Layout {
+    /// One row for each received one, by source and token, without gaps.
+    #[classattr]
+    const FLAT: Self = Self(gin_ep::Layout::Flat);
+
+    /// `[expert][source][token]`: one row for each id, in zones with room for all tokens.
+    #[classattr]
+    const PADDED: Self = Self(gin_ep::Layout::Padded);
+
+    /// The places of packed rows without gaps, and for each of them the received row: nothing is copied.
+    #[classattr]
+    const LISTED: Self = Self(gin_ep::Layout::Listed);
+
+    /// Zones of experts, one row for each id. The first row of a zone is a multiple of `align`; zeros fill the gaps.
+    #[staticmethod]
+    #[pyo3(signature = (align=1))]
+    fn packed(align: u32) -> Self {
+        Self(gin_ep::Layout::Packed { align })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gin.ep.Layout: {:?}>", self.0)
+    }
+}
+
+/// Sizes of a group. All ranks pass the same.
+#[pyclass(frozen, eq, from_py_object, module = "gin.ep")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct GroupConfig {
+    pub(crate) inner: gin_ep::GroupConfig,
+    pub(crate) element: Element,
+}
+
+#[pymethods]
+impl GroupConfig {
+    #[new]
+    #[pyo3(signature = (
+        experts, hidden, topk, *, tokens=None, lanes=None, element=Element::BF16, at_source=false, sms=None, grid=None,
+        threads=None, deadline=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn new(
+        experts: u32,
+        hidden: u32,
+        topk: u32,
+        tokens: Option<u32>,
+        lanes: Option<u32>,
+        element: Element,
+        at_source: bool,
+        sms: Option<u32>,
+        grid: Option<u32>,
+        threads: Option<u32>,
+        deadline: Option<Deadline>,
+    ) -> Self {
+        let mut inner = gin_ep::GroupConfig::new(experts, hidden, topk).element(element.0);
+        macro_rules! set {
+            ($($name:ident),*) => { $( if let Some(value) = $name { inner = inner.$name(value); } )* };
+        }
+        let deadline = deadline.map(|deadline| deadline.0);
+        set!(tokens, lanes, sms, grid, threads, deadline);
+        if at_source {
+            inner = inner.at_source();
+        }
+        Self { inner, element }
+    }
+
+    /// Returns the bytes that a group takes on each of `ranks` ranks. Allocates nothing.
+    fn footprint(&self, py: Python<'_>, ranks: u32) -> PyResult<u64> {
+        self.inner.footprint(ranks).or_raise(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gin.ep.{:?}>", self.inner)
+    }
+}

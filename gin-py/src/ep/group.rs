@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Groups, and the memory of tensors.
+
+use super::config::{Element, GroupConfig};
+use super::lane::{Lane, LaneCell, LaneCore};
+use crate::comm::{Communicator, Member, memory};
+use crate::error::{OrRaise, StateError};
+use crate::guard::{Guarded, interruptible};
+use crate::tensor::Tensor;
+use gin_boot::lock;
+use gin_ep::EpError;
+use gin_ep_kernels::{Code, Sizes};
+use gin_gpu::{Memory, MemoryKind, MemorySlice};
+use pyo3::prelude::*;
+use self_cell::self_cell;
+use std::sync::{Arc, Mutex, Weak};
+
+/// A group until it is destroyed.
+pub(crate) type Made<'c> = Option<gin_ep::Group<'c>>;
+
+self_cell! {
+    /// A group and its communicator.
+    struct Owned {
+        owner: Arc<Member>,
+        #[covariant]
+        dependent: Made,
+    }
+
+    impl { Debug }
+}
+
+/// A group, which its lanes share.
+#[derive(Debug)]
+pub(crate) struct GroupCore {
+    cell: Owned,
+    pub(crate) element: Element,
+    pub(crate) sizes: Sizes,
+    lanes: Mutex<Vec<Weak<LaneCore>>>,
+    /// The memory of tensors that a lane may still keep. The same tensor is the same memory, so lanes keep it once.
+    known: Mutex<Vec<Weak<Memory>>>,
+    /// Stands for tensors without elements.
+    none: Arc<Memory>,
+}
+
+impl GroupCore {
+    pub(crate) fn member(&self) -> &Arc<Member> {
+        self.cell.borrow_owner()
+    }
+
+    /// Returns the group.
+    ///
+    /// # Errors
+    /// It is destroyed.
+    pub(crate) fn group(&self) -> PyResult<&gin_ep::Group<'_>> {
+        self.cell.borrow_dependent().as_ref().ok_or_else(gone)
+    }
+
+    /// Makes memory of a tensor, which the memory keeps alive.
+    pub(crate) fn memory(&self, py: Python<'_>, tensor: Tensor) -> PyResult<MemorySlice> {
+        if tensor.bytes == 0 {
+            return self.none.slice(0..0).or_raise(py);
+        }
+        let mut known = lock(&self.known);
+        let same = |memory: &Arc<Memory>| (memory.address(), memory.bytes()) == (tensor.address, tensor.bytes);
+        if let Some(memory) = known.iter().filter_map(Weak::upgrade).find(same) {
+            return Ok(memory.whole());
+        }
+        let made = memory(self.member().comm.gpu(), tensor).or_raise(py)?;
+        known.retain(|memory| memory.strong_count() > 0);
+        known.push(Arc::downgrade(&made));
+        Ok(made.whole())
+    }
+
+    /// Waits for other ranks in a collective call, which a signal ends by an abort of the communicator and the job.
+    fn wait<T: Send>(member: &Member, py: Python<'_>, work: impl FnOnce() -> Result<T, EpError> + Send) -> PyResult<T> {
+        let (handle, bootstrap) = (member.comm.abort_handle(), member.comm.bootstrap());
+        let end = || {
+            handle.abort();
+            bootstrap.abort();
+        };
+        interruptible(py, end, work)?.or_raise(py)
+    }
+
+    /// Takes the lanes from all their objects, if all dispatches were received.
+    fn take_lanes(&self, call: &str) -> PyResult<Vec<Arc<LaneCore>>> {
+        let lanes: Vec<_> = lock(&self.lanes).iter().filter_map(Weak::upgrade).collect();
+        for lane in &lanes {
+            lane.check_received(call)?;
+        }
+        for lane in &lanes {
+            lane.take()?;
+        }
+        Ok(lanes)
+    }
+}
+
+fn gone() -> PyErr {
+    StateError::new_err("the group is destroyed")
+}
+
+/// An error of a group's kernels. Group and communicator go on.
+#[pyclass(frozen, eq, get_all, module = "gin.ep")]
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Report {
+    lane: u32,
+    code: String,
+    rank: Option<u32>,
+    expert: Option<u32>,
+    seen: u64,
+    limit: u64,
+    text: String,
+}
+
+#[pymethods]
+impl Report {
+    fn __str__(&self) -> &str {
+        &self.text
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gin.ep.Report: {}>", self.text)
+    }
+}
+
+/// The ranks of a communicator, with the memory for rows of tokens.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Group(Mutex<Option<Guarded<GroupCore>>>);
+
+impl Group {
+    pub(crate) fn core(&self) -> PyResult<Arc<GroupCore>> {
+        crate::guard::check_process()?;
+        let core = lock(&self.0).as_ref().map(|core| (**core).clone()).ok_or_else(gone)?;
+        core.member().check_usable("use the group")?;
+        Ok(core)
+    }
+}
+
+#[pymethods]
+impl Group {
+    /// Allocates the memory of a group. Collective: all ranks pass the same configuration.
+    #[new]
+    fn new(py: Python<'_>, comm: &Bound<'_, Communicator>, config: GroupConfig) -> PyResult<Self> {
+        let member = comm.get().member()?;
+        member.check_usable("make a group")?;
+        let core = GroupCore::wait(member, py, || {
+            let cell = Owned::try_new(member.clone(), |it| gin_ep::Group::new(&it.comm, &config.inner).map(Some))?;
+            let none = Memory::new(member.comm.gpu(), MemoryKind::Device, 16)?;
+            let sizes = cell.borrow_dependent().as_ref().map(gin_ep::Group::sizes);
+            Ok(sizes.map(|sizes| GroupCore {
+                cell,
+                element: config.element,
+                sizes,
+                lanes: Mutex::default(),
+                known: Mutex::default(),
+                none,
+            }))
+        })?;
+        Ok(Self(Mutex::new(Some(Guarded::new(Arc::new(core.ok_or_else(gone)?))))))
+    }
+
+    /// Lends a lane. Its dispatches and combines follow each other; other lanes are independent.
+    fn lane(&self, py: Python<'_>, lane: u32) -> PyResult<Lane> {
+        let core = self.core()?;
+        let made = py.detach(|| LaneCore::new(&core, lane))?;
+        let mut lanes = lock(&core.lanes);
+        lanes.retain(|lane| lane.strong_count() > 0);
+        lanes.push(Arc::downgrade(&made));
+        Ok(Lane::new(made))
+    }
+
+    /// Returns the number of blocks of a launch.
+    #[getter]
+    fn blocks(&self) -> PyResult<u64> {
+        Ok(self.core()?.group()?.blocks())
+    }
+
+    /// Returns the first error of the kernels since the last call; None if there is none. The lanes' streams are done.
+    fn status(&self, py: Python<'_>) -> PyResult<Option<Report>> {
+        let core = self.core()?;
+        let group = core.group()?;
+        let report = py.detach(|| group.status()).or_raise(py)?;
+        Ok(report.map(|report| Report {
+            lane: report.lane,
+            code: format!("{:?}", report.code),
+            rank: (report.code == Code::Silent).then_some(report.rank),
+            expert: (report.code == Code::UnknownExpert).then_some(report.expert),
+            seen: report.seen,
+            limit: report.limit,
+            text: report.to_string(),
+        }))
+    }
+
+    /// Returns the ranks that a lane goes on without.
+    fn masked(&self, py: Python<'_>, lane: u32) -> PyResult<Vec<u32>> {
+        let core = self.core()?;
+        let group = core.group()?;
+        let bits = py.detach(|| group.masked(lane)).or_raise(py)?;
+        Ok((0..64).filter(|rank| bits >> rank & 1 == 1).collect())
+    }
+
+    /// Lets all ranks take part again, in all lanes. Collective. No kernel of the group runs on any rank. Releases
+    /// received rows.
+    fn readmit(&self, py: Python<'_>) -> PyResult<()> {
+        let core = self.core()?;
+        let lanes = py.detach(|| core.take_lanes("readmit ranks"))?;
+        let group = core.group()?;
+        let outcome = GroupCore::wait(core.member(), py, || group.readmit());
+        py.detach(|| lanes.iter().try_for_each(|lane| lane.lend_again(&core)))?;
+        outcome
+    }
+
+    /// Frees the memory. Collective. Releases received rows, and ends the lanes.
+    fn destroy(&self, py: Python<'_>) -> PyResult<()> {
+        let core = self.core()?;
+        let member = core.member().clone();
+        let _ending = member.ending()?;
+        py.detach(|| core.take_lanes("destroy the group").map(drop))?;
+        let Some(last) = lock(&self.0).take() else { return Err(gone()) };
+        drop(core);
+        let mut core = match last.into_last() {
+            Ok(core) => core,
+            Err(last) => {
+                *lock(&self.0) = Some(last);
+                return Err(StateError::new_err("cannot destroy the group: another thread uses it"));
+            }
+        };
+        let end = |made: &mut Made<'_>| made.take().map_or(Ok(()), gin_ep::Group::destroy);
+        GroupCore::wait(&member, py, || core.cell.with_dependent_mut(|_, made| end(made)))
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    /// Destroys the group, unless an exception goes on.
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        if kind.is_none() && lock(&self.0).is_some() {
+            self.destroy(py)?;
+        }
+        Ok(false)
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        match lock(&self.0).as_ref() {
+            None => Ok("<gin.ep.Group: destroyed>".to_owned()),
+            Some(core) => Ok(format!("<gin.ep.Group: {} ranks, {} experts>", core.sizes.ranks, core.sizes.experts)),
+        }
+    }
+}
+
+/// Makes a lane of a group.
+pub(crate) fn lend(core: &Arc<GroupCore>, number: u32) -> PyResult<LaneCell> {
+    LaneCell::try_new(core.clone(), |core| {
+        let lane = core.group()?.lane(number);
+        Python::attach(|py| lane.or_raise(py))
+    })
+}

@@ -1,0 +1,545 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Lanes, and a dispatch from its start to its end.
+
+use super::config::Element;
+use super::group::{GroupCore, lend};
+use super::tokens::{Combine, Given, Sums, Tokens};
+use super::view::{Arrangement, View, words};
+use crate::comm::Member;
+use crate::dtype::DType;
+use crate::error::{OrRaise, StateError};
+use crate::guard::{Guarded, check_process};
+use crate::stream::{Stream, Work};
+use crate::tensor::Region;
+use gin_ep::EpError;
+use gin_ep_kernels as kernels;
+use gin_ep_kernels::{Places, Sizes};
+use gin_gpu::{Argument, MemorySlice};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use self_cell::{MutBorrow, self_cell};
+use std::mem::replace;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+type LaneOf<'g> = gin_ep::Lane<'g>;
+
+self_cell! {
+    /// A lane and its group.
+    pub(crate) struct LaneCell {
+        owner: Arc<GroupCore>,
+        #[covariant]
+        dependent: LaneOf,
+    }
+
+    impl { Debug }
+}
+
+/// A dispatch.
+#[derive(Debug)]
+enum Flight<'l> {
+    Sent(gin_ep::Sent<'l>),
+    Received(gin_ep::Received<'l>),
+    /// A call has ended it.
+    Over,
+}
+
+self_cell! {
+    /// A dispatch and its lane.
+    struct FlightCell {
+        owner: MutBorrow<LaneCell>,
+        #[not_covariant]
+        dependent: Flight,
+    }
+}
+
+impl std::fmt::Debug for FlightCell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.with_dependent(|_, flight| flight.fmt(f))
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    /// No dispatch is under way.
+    Idle(LaneCell),
+    Flying(Arc<GroupCore>, FlightCell),
+    /// The group has taken the lane.
+    Gone,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: State,
+    /// The number of dispatches that the lane has made; `None` after a capture, whose graph runs unseen.
+    epoch: Option<u64>,
+    /// The number of dispatches that this object has made, by which a dispatch knows that it is the last one.
+    turn: u64,
+    /// The most tokens of the last dispatch.
+    most: u64,
+}
+
+/// A lane, which the objects of its dispatches share.
+#[derive(Debug)]
+pub(crate) struct LaneCore {
+    number: u32,
+    inner: Mutex<Inner>,
+}
+
+impl LaneCore {
+    pub(crate) fn new(core: &Arc<GroupCore>, number: u32) -> PyResult<Arc<Self>> {
+        let (cell, epoch) = ready(core, number)?;
+        let inner = Inner { state: State::Idle(cell), epoch: Some(epoch), turn: 0, most: 0 };
+        Ok(Arc::new(Self { number, inner: Mutex::new(inner) }))
+    }
+
+    fn enter(&self) -> PyResult<MutexGuard<'_, Inner>> {
+        let busy = || StateError::new_err(format!("another thread calls lane {} at the same time", self.number));
+        self.inner.try_lock().map_err(|_| busy())
+    }
+
+    /// Returns the group, if the lane takes a dispatch now.
+    fn idle(&self, inner: &Inner) -> PyResult<Arc<GroupCore>> {
+        let lane = self.number;
+        let reason = match &inner.state {
+            State::Idle(cell) => return Ok(cell.borrow_owner().clone()),
+            State::Gone => return Err(self.ended()),
+            State::Flying(_, cell) => cell.with_dependent(|_, flight| match flight {
+                Flight::Sent(_) => {
+                    format!(
+                        "the last dispatch of lane {lane} was not received: call `receive` on what `dispatch` returned"
+                    )
+                }
+                _ => format!("lane {lane} still has received rows: call `combine` or `release` first"),
+            }),
+        };
+        Err(StateError::new_err(reason))
+    }
+
+    fn ended(&self) -> PyErr {
+        StateError::new_err(format!("lane {} has ended with its group", self.number))
+    }
+
+    /// Checks that every dispatch was received.
+    pub(crate) fn check_received(&self, call: &str) -> PyResult<()> {
+        let inner = self.enter()?;
+        let sent = match &inner.state {
+            State::Flying(_, cell) => cell.with_dependent(|_, flight| matches!(flight, Flight::Sent(_))),
+            _ => false,
+        };
+        if sent {
+            let text = format!("cannot {call}: the last dispatch of lane {} was not received", self.number);
+            return Err(StateError::new_err(text));
+        }
+        Ok(())
+    }
+
+    /// Ends the lane: releases received rows, and waits for its kernels.
+    pub(crate) fn take(&self) -> PyResult<()> {
+        let taken = replace(&mut self.enter()?.state, State::Gone);
+        drop(taken);
+        Ok(())
+    }
+
+    /// Lends the lane again after [`take`](Self::take).
+    pub(crate) fn lend_again(&self, core: &Arc<GroupCore>) -> PyResult<()> {
+        let (cell, epoch) = ready(core, self.number)?;
+        let mut inner = self.enter()?;
+        (inner.state, inner.epoch) = (State::Idle(cell), Some(epoch));
+        Ok(())
+    }
+
+    /// Ends a dispatch that was received, if it is the last one.
+    fn release(&self, turn: u64) -> PyResult<()> {
+        let mut inner = self.enter()?;
+        inner.flight(turn, "released")?;
+        inner.end();
+        Ok(())
+    }
+}
+
+/// Makes a lane, and reads the number of its dispatches. No kernel of it runs.
+fn ready(core: &Arc<GroupCore>, number: u32) -> PyResult<(LaneCell, u64)> {
+    let cell = lend(core, number)?;
+    let epoch = cell.borrow_dependent().epoch();
+    let epoch = Python::attach(|py| epoch.or_raise(py))?;
+    Ok((cell, epoch))
+}
+
+impl Inner {
+    /// Returns the dispatch with this number, if it is received and not over.
+    fn flight(&mut self, turn: u64, call: &str) -> PyResult<(&Arc<GroupCore>, &mut FlightCell)> {
+        let over = || StateError::new_err(format!("the dispatch cannot be {call}: it was combined or released before"));
+        match &mut self.state {
+            State::Flying(core, cell) if self.turn == turn => Ok((core, cell)),
+            _ => Err(over()),
+        }
+    }
+
+    /// Makes the lane idle after its dispatch.
+    fn end(&mut self) {
+        self.state = match replace(&mut self.state, State::Gone) {
+            State::Flying(_, cell) => State::Idle(cell.into_owner().into_inner()),
+            other => other,
+        };
+    }
+}
+
+/// Returns a stream for kernels of a group.
+fn usable<'s>(stream: &'s Stream, core: &GroupCore) -> PyResult<&'s Arc<Work>> {
+    let (work, own) = (stream.work()?, core.member().comm.gpu());
+    core.member().check_usable("use the lane")?;
+    let device = work.stream.device();
+    if std::ptr::addr_eq(Arc::as_ptr(&device), Arc::as_ptr(own)) {
+        return Ok(work);
+    }
+    let (own, other) = (own.name(), device.name());
+    Err(PyValueError::new_err(format!(
+        "the stream belongs to another rank, on {other}, than the group, on {own}: pass one that the group's rank made"
+    )))
+}
+
+/// A lane: one dispatch at a time. `Group.lane` makes it.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Lane(Guarded<LaneCore>);
+
+impl Lane {
+    pub(crate) fn new(core: Arc<LaneCore>) -> Self {
+        Self(Guarded::new(core))
+    }
+
+    fn start(&self, py: Python<'_>, stream: &Stream, tokens: &Tokens, both: bool) -> PyResult<u64> {
+        let lane = self.0.get()?;
+        let mut inner = lane.enter()?;
+        let core = lane.idle(&inner)?;
+        let work = usable(stream, &core)?;
+        let given = Given::take(py, tokens, &core)?;
+        let _launching = core.member().launching()?;
+        let State::Idle(cell) = replace(&mut inner.state, State::Gone) else { return Err(lane.ended()) };
+        let (outcome, captured) = py.detach(|| {
+            let captured = work.stream.is_capturing();
+            let made = FlightCell::try_new_or_recover(MutBorrow::new(cell), |cell| {
+                cell.borrow_mut().with_dependent_mut(|_, lane| {
+                    let tokens = given.tokens();
+                    match both {
+                        true => lane.exchange(&work.stream, &tokens).map(Flight::Received),
+                        false => lane.dispatch(&work.stream, &tokens).map(Flight::Sent),
+                    }
+                })
+            });
+            (made, captured)
+        });
+        match outcome {
+            Ok(cell) => inner.state = State::Flying(core.clone(), cell),
+            Err((cell, error)) => {
+                inner.state = State::Idle(cell.into_inner());
+                return Err(error).or_raise(py);
+            }
+        }
+        inner.turn += 1;
+        inner.most = given.most;
+        inner.epoch = inner.epoch.filter(|_| captured == Ok(false)).map(|epoch| epoch + 1);
+        Ok(inner.turn)
+    }
+}
+
+#[pymethods]
+impl Lane {
+    /// Returns its number in the group.
+    #[getter]
+    fn number(&self) -> PyResult<u32> {
+        Ok(self.0.get()?.number)
+    }
+
+    /// Sends the rows. They are read in the order of the stream; the call returns at once.
+    fn dispatch(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Sent> {
+        let turn = self.start(py, stream.get(), tokens.get(), false)?;
+        Ok(Sent { lane: Guarded::new((*self.0).clone()), turn })
+    }
+
+    /// Sends the rows and waits for those of all ranks, in one kernel.
+    fn exchange(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Received> {
+        let turn = self.start(py, stream.get(), tokens.get(), true)?;
+        Ok(Received { lane: Guarded::new((*self.0).clone()), turn })
+    }
+
+    /// Counts the tokens for each rank once, for dispatches of the same ids. Not in a capture: it allocates memory.
+    fn plan(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Plan> {
+        let lane = self.0.get()?;
+        let mut inner = lane.enter()?;
+        let core = lane.idle(&inner)?;
+        let work = usable(stream.get(), &core)?;
+        if work.stream.is_capturing().or_raise(py)? {
+            let text = "a plan allocates memory, which a capture does not allow: make it before";
+            return Err(StateError::new_err(text));
+        }
+        let given = Given::take(py, tokens.get(), &core)?;
+        let _launching = core.member().launching()?;
+        let State::Idle(cell) = &mut inner.state else { return Err(lane.ended()) };
+        let plan = cell.with_dependent_mut(|_, lane| py.detach(|| lane.plan(&work.stream, &given.tokens())));
+        Ok(Plan { plan: Guarded::new(Arc::new(plan.or_raise(py)?)), most: given.most })
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        Ok(format!("<gin.ep.Lane {}>", self.0.get()?.number))
+    }
+}
+
+/// The routing of tokens, counted once for several dispatches of the same ids. `Lane.plan` makes it.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) plan: Guarded<gin_ep::Plan>,
+    pub(crate) most: u64,
+}
+
+/// A dispatch that was sent. Until it is received, the lane takes no other.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Sent {
+    lane: Guarded<LaneCore>,
+    turn: u64,
+}
+
+#[pymethods]
+impl Sent {
+    /// Waits, in the order of the stream, for the rows of all ranks. The call returns at once.
+    fn receive(&self, py: Python<'_>, stream: &Bound<'_, Stream>) -> PyResult<Received> {
+        let lane = self.lane.get()?;
+        let mut inner = lane.enter()?;
+        let (again, turn) = (StateError::new_err("the dispatch was received before"), inner.turn);
+        let State::Flying(core, cell) = &mut inner.state else { return Err(again) };
+        let sent = cell.with_dependent(|_, flight| matches!(flight, Flight::Sent(_)));
+        if !sent || turn != self.turn {
+            return Err(again);
+        }
+        let core = core.clone();
+        let work = usable(stream.get(), &core)?;
+        let _launching = core.member().launching()?;
+        let outcome = py.detach(|| {
+            cell.with_dependent_mut(|_, flight| {
+                let Flight::Sent(sent) = replace(flight, Flight::Over) else { return Ok(()) };
+                *flight = Flight::Received(sent.receive(&work.stream)?);
+                Ok::<_, EpError>(())
+            })
+        });
+        if outcome.is_err() {
+            inner.end();
+        }
+        outcome.or_raise(py)?;
+        Ok(Received { lane: Guarded::new(lane.clone()), turn })
+    }
+}
+
+/// A dispatch that was received. Dropping it releases the rows.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Received {
+    lane: Guarded<LaneCore>,
+    turn: u64,
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        if check_process().is_ok() {
+            // It may be over, or another thread calls the lane, and then it is over soon.
+            let _ = self.lane.release(self.turn);
+        }
+    }
+}
+
+impl Received {
+    /// Makes a tensor of received rows or their descriptions.
+    fn view(&self, make: impl FnOnce(&GroupCore, &MemorySlice, &Places) -> PyResult<Region>) -> PyResult<View> {
+        let lane = self.lane.get()?;
+        let mut inner = lane.enter()?;
+        let epoch = inner.epoch;
+        let (core, cell) = inner.flight(self.turn, "viewed")?;
+        let Some(epoch) = epoch else {
+            return Err(StateError::new_err(format!(
+                "lane {} was captured in a graph, whose replays put rows into two places in turn: call `arrange`, whose \
+                 memory stays, or use another lane",
+                lane.number
+            )));
+        };
+        cell.with_dependent(|_, flight| match flight {
+            Flight::Received(received) => {
+                let (arena, places) = received.places(epoch);
+                make(core, arena, &places).map(View::new)
+            }
+            _ => Err(StateError::new_err("the dispatch was not received")),
+        })
+    }
+
+    /// Makes a tensor of the descriptions: `[source][row]` and `inner` elements each, from a byte on.
+    fn described(&self, first: u32, dtype: DType, inner: Option<u32>) -> PyResult<View> {
+        self.view(|core, arena, places| {
+            let sizes = &core.sizes;
+            let each = i64::from(sizes.meta_bytes()) / dtype.bytes() as i64;
+            let (mut shape, mut strides) =
+                (vec![sizes.ranks.into(), sizes.tokens.into()], vec![each * i64::from(sizes.tokens), each]);
+            if let Some(inner) = inner {
+                shape.push(inner.into());
+                strides.push(1);
+            }
+            let offset = places.meta(0) + u64::from(first);
+            Ok(Region::new(arena.memory().clone(), arena, dtype, shape).at(offset, strides))
+        })
+    }
+
+    fn sizes(&self) -> PyResult<(Sizes, Element)> {
+        let mut inner = self.lane.get()?.enter()?;
+        let (core, _) = inner.flight(self.turn, "viewed")?;
+        Ok((core.sizes, core.element))
+    }
+}
+
+#[pymethods]
+impl Received {
+    /// Returns the rows: `[source][row][element]`. Those below `counts` were received.
+    #[pyo3(signature = (dtype=None))]
+    fn rows(&self, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<View> {
+        let named = dtype.map(DType::named).transpose()?;
+        self.view(|core, arena, places| {
+            let (dtype, sizes) = (named.unwrap_or(core.element.received()), &core.sizes);
+            let elements = words("a row", sizes.row_bytes, dtype)?;
+            let shape = vec![sizes.ranks.into(), sizes.tokens.into(), elements];
+            let strides = vec![i64::from(sizes.tokens) * elements, elements, 1];
+            Ok(Region::new(arena.memory().clone(), arena, dtype, shape).at(places.rows(0), strides))
+        })
+    }
+
+    /// Returns the number of rows from each source.
+    fn counts(&self) -> PyResult<View> {
+        self.view(|core, arena, places| {
+            let region = Region::new(arena.memory().clone(), arena, DType::Int64, vec![core.sizes.ranks.into()]);
+            Ok(region.at(places.got(0), vec![1]))
+        })
+    }
+
+    /// Returns the number of each row's token at its source: `[source][row]`.
+    fn tokens(&self) -> PyResult<View> {
+        self.described(0, DType::Int32, None)
+    }
+
+    /// Returns the number on this rank of each id's expert, or -1: `[source][row][id]`.
+    fn experts(&self) -> PyResult<View> {
+        let topk = self.sizes()?.0.topk;
+        self.described(4, DType::Int32, Some(topk))
+    }
+
+    /// Returns the weight of each id: `[source][row][id]`. It has no meaning where the expert is -1.
+    fn weights(&self) -> PyResult<View> {
+        let topk = self.sizes()?.0.topk;
+        self.described(4 + 4 * topk, DType::Float32, Some(topk))
+    }
+
+    /// Returns the scales of each row: `[source][row][element]`.
+    #[pyo3(signature = (dtype=None))]
+    fn scales(&self, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<View> {
+        let (sizes, element) = self.sizes()?;
+        if sizes.scale_bytes == 0 {
+            return Err(PyValueError::new_err("the rows of the group have no scales"));
+        }
+        let dtype = dtype.map(DType::named).transpose()?.unwrap_or(element.scales());
+        let elements = words("the scales of a row", sizes.scale_bytes, dtype)? as u32;
+        self.described(sizes.scales_at(), dtype, Some(elements))
+    }
+
+    /// Puts the rows into another layout, in the order of the stream. Returns the parameter of kernels.
+    fn arrange(&self, py: Python<'_>, stream: &Bound<'_, Stream>, to: &Bound<'_, Arrangement>) -> PyResult<Arranged> {
+        let mut inner = self.lane.get()?.enter()?;
+        let (core, cell) = inner.flight(self.turn, "arranged")?;
+        let (work, to) = (usable(stream.get(), core)?, to.get().get()?);
+        let _launching = core.member().launching()?;
+        let outcome = py.detach(|| {
+            cell.with_dependent_mut(|_, flight| match flight {
+                Flight::Received(received) => received.arrange(&work.stream, to).map(Some),
+                _ => Ok(None),
+            })
+        });
+        let view = outcome.or_raise(py)?.ok_or_else(|| StateError::new_err("the dispatch was not received"))?;
+        Ok(Arranged { lane: Guarded::new((*self.lane).clone()), turn: self.turn, to: Guarded::new(to.clone()), view })
+    }
+
+    /// Returns rows for each received one, and stores the sums of the rows that come back, one for each of this rank's
+    /// tokens. The rows are the received ones, or those of a tensor, of an arrangement, or of a pair of both.
+    #[pyo3(signature = (stream, combine, rows=None))]
+    fn combine(
+        &self,
+        py: Python<'_>,
+        stream: &Bound<'_, Stream>,
+        combine: &Bound<'_, Combine>,
+        rows: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let mut inner = self.lane.get()?.enter()?;
+        let most = inner.most;
+        let (core, cell) = inner.flight(self.turn, "combined")?;
+        let work = usable(stream.get(), core)?;
+        let sums = Sums::take(py, combine.get(), rows, core, most)?;
+        let core = core.clone();
+        let _launching = core.member().launching()?;
+        let outcome = py.detach(|| {
+            cell.with_dependent_mut(|_, flight| match replace(flight, Flight::Over) {
+                Flight::Received(received) => received.combine(&work.stream, sums.rows(), &sums.combine()),
+                _ => Ok(()),
+            })
+        });
+        inner.end();
+        outcome.or_raise(py)
+    }
+
+    /// Gives the rows up without a combine.
+    fn release(&self) -> PyResult<()> {
+        self.lane.get()?.release(self.turn)
+    }
+}
+
+/// Received rows in another layout, a parameter of kernels. `Received.arrange` makes it.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Arranged {
+    lane: Guarded<LaneCore>,
+    turn: u64,
+    to: Guarded<gin_ep::Arrangement>,
+    view: kernels::Arranged,
+}
+
+/// Received rows as an argument of a launch.
+pub(crate) struct Rows {
+    pub(crate) argument: Argument,
+    pub(crate) memory: Vec<MemorySlice>,
+    pub(crate) member: Arc<Member>,
+}
+
+impl Rows {
+    /// Returns the argument for a value, if that is one of the types of received rows.
+    pub(crate) fn of(value: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let (lane, turn, arranged) = if let Ok(received) = value.cast::<Received>() {
+            (&received.get().lane, received.get().turn, None)
+        } else if let Ok(arranged) = value.cast::<Arranged>() {
+            (&arranged.get().lane, arranged.get().turn, Some(arranged.get()))
+        } else {
+            return Ok(None);
+        };
+        let mut inner = lane.get()?.enter()?;
+        let (core, cell) = inner.flight(turn, "passed to a kernel")?;
+        core.member().check_usable("launch a kernel")?;
+        let member = core.member().clone();
+        cell.with_dependent(|_, flight| {
+            let Flight::Received(received) = flight else {
+                return Err(StateError::new_err("the dispatch was not received"));
+            };
+            let mut memory = vec![received.places(0).0.clone()];
+            let argument = match arranged {
+                None => Argument::of::<kernels::Received>(received.view()),
+                Some(arranged) => {
+                    let to = arranged.to.get()?;
+                    memory.extend(to.rows().into_iter().chain([to.list(), to.counts()]).cloned());
+                    Argument::of::<kernels::Arranged>(arranged.view)
+                }
+            };
+            Ok(Some(Self { argument, memory, member }))
+        })
+    }
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Expert parallelism, `gin.ep`: the calls of `gin-ep` with tensors.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `config` | sizes, elements, layouts |
+//! | `group` | groups, reports, and the memory of tensors |
+//! | `lane` | lanes, and a dispatch from its start to its end |
+//! | `tokens` | the tensors of a dispatch and of a combine, checked |
+//! | `view` | received rows and arrangements as tensors |
+//!
+//! The types of `gin-ep` borrow from each other: a group from its communicator, a lane from its group, a dispatch from
+//! its lane. Here each is in one value with its owner, and checks at run time replace those of the compiler.
+
+pub(crate) mod config;
+mod group;
+mod lane;
+mod tokens;
+mod view;
+
+pub(crate) use lane::Rows;
+
+use pyo3::prelude::*;
+
+/// Adds the submodule `ep`.
+pub(crate) fn fill(parent: &Bound<'_, PyModule>) -> PyResult<()> {
+    let module = PyModule::new(parent.py(), "ep")?;
+    module.add_class::<config::Element>()?;
+    module.add_class::<config::GroupConfig>()?;
+    module.add_class::<config::Layout>()?;
+    module.add_class::<group::Group>()?;
+    module.add_class::<group::Report>()?;
+    module.add_class::<lane::Lane>()?;
+    module.add_class::<lane::Plan>()?;
+    module.add_class::<lane::Sent>()?;
+    module.add_class::<lane::Received>()?;
+    module.add_class::<lane::Arranged>()?;
+    module.add_class::<tokens::Tokens>()?;
+    module.add_class::<tokens::Combine>()?;
+    module.add_class::<view::Arrangement>()?;
+    module.add_class::<view::View>()?;
+    parent.add_submodule(&module)
+}

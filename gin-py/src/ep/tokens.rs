@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The tensors of a dispatch and of a combine, checked.
+
+use super::group::GroupCore;
+use super::lane::Plan;
+use super::view::{Arrangement, words};
+use crate::dtype::DType;
+use crate::tensor::Tensor;
+use gin_ep::{Ids, Number, Rows, Terms};
+use gin_gpu::MemorySlice;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::sync::Arc;
+
+/// The extent of a dimension, and its meaning.
+#[derive(Clone, Copy)]
+enum Extent {
+    Is(u64, &'static str),
+    AtLeast(u64, &'static str),
+}
+
+/// Takes a tensor of one of these types, any if there are none, and checks its shape.
+fn take(
+    value: &Bound<'_, PyAny>,
+    core: &GroupCore,
+    what: &str,
+    dtypes: &[DType],
+    extents: impl Fn(DType) -> PyResult<Vec<Extent>>,
+) -> PyResult<(MemorySlice, Vec<i64>, DType)> {
+    let tensor = Tensor::take(value, &**core.member().comm.gpu(), what)?;
+    let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
+    if !dtypes.is_empty() && !dtypes.contains(&dtype) {
+        let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
+        let text = format!("{what} has elements of {}; the group takes {}", dtype.name(), names.join(" or "));
+        return Err(PyTypeError::new_err(text));
+    }
+    let extents = extents(dtype)?;
+    if extents.len() != shape.len() {
+        let text = format!("{what} has the shape {shape:?}, and must have {} dimensions", extents.len());
+        return Err(PyValueError::new_err(text));
+    }
+    for (dimension, (&extent, &found)) in extents.iter().zip(&shape).enumerate() {
+        let (fits, limit, meaning) = match extent {
+            Extent::Is(wanted, meaning) => (found as u64 == wanted, format!("{wanted}"), meaning),
+            Extent::AtLeast(least, meaning) => (found as u64 >= least, format!("at least {least}"), meaning),
+        };
+        if !fits {
+            return Err(PyValueError::new_err(format!(
+                "{what} has the shape {shape:?}: dimension {dimension} is {found}, and must be {limit} ({meaning})"
+            )));
+        }
+    }
+    Ok((core.memory(value.py(), tensor)?, shape, dtype))
+}
+
+/// The tokens of a rank's dispatch.
+#[pyclass(frozen, get_all, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Tokens {
+    rows: Py<PyAny>,
+    ids: Py<PyAny>,
+    count: Option<Py<PyAny>>,
+    weights: Option<Py<PyAny>>,
+    scales: Option<Py<PyAny>>,
+    planned: Option<Py<Plan>>,
+}
+
+#[pymethods]
+impl Tokens {
+    #[new]
+    #[pyo3(signature = (rows, ids, count=None, *, weights=None, scales=None, planned=None))]
+    fn new(
+        rows: Py<PyAny>,
+        ids: Py<PyAny>,
+        count: Option<Py<PyAny>>,
+        weights: Option<Py<PyAny>>,
+        scales: Option<Py<PyAny>>,
+        planned: Option<Py<Plan>>,
+    ) -> Self {
+        Self { rows, ids, count, weights, scales, planned }
+    }
+}
+
+enum Count {
+    Is(u32),
+    At(MemorySlice),
+}
+
+/// The memory of tokens.
+pub(crate) struct Given {
+    rows: MemorySlice,
+    ids: MemorySlice,
+    wide: bool,
+    count: Count,
+    weights: Option<MemorySlice>,
+    scales: Option<MemorySlice>,
+    plan: Option<Arc<gin_ep::Plan>>,
+    /// The most tokens of the dispatch.
+    pub(crate) most: u64,
+}
+
+impl Given {
+    /// Takes the tensors of a dispatch.
+    pub(crate) fn take(py: Python<'_>, tokens: &Tokens, core: &GroupCore) -> PyResult<Self> {
+        let (sizes, element) = (&core.sizes, core.element);
+        let room = u64::from(sizes.tokens);
+        let count = match tokens.count.as_ref().map(|count| count.bind(py)) {
+            None => {
+                // A value without a shape is refused below.
+                let shape = tokens.rows.bind(py).getattr("shape");
+                let first = shape.and_then(|shape| shape.get_item(0)?.extract::<u64>());
+                Count::Is(u32::try_from(first.unwrap_or(0)).unwrap_or(u32::MAX))
+            }
+            Some(count) if Tensor::is_offered_by(count) => {
+                let scalar = |_| Ok(Vec::new());
+                let one = |_| Ok(vec![Extent::Is(1, "one number")]);
+                let what = "tokens.count";
+                let words = [DType::Int32, DType::Uint32];
+                let memory =
+                    take(count, core, what, &words, scalar).or_else(|_| take(count, core, what, &words, one))?.0;
+                Count::At(memory)
+            }
+            Some(count) => Count::Is(count.extract().map_err(|_| {
+                let shown = count.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string());
+                let limit = "the number of tokens, 0 to 4294967295, or a tensor of one int32";
+                PyValueError::new_err(format!("tokens.count is {shown}, and must be {limit}"))
+            })?),
+        };
+        let plan = tokens.planned.as_ref().map(|plan| plan.get());
+        let most = match (plan, &count) {
+            (Some(plan), _) => plan.most,
+            (None, Count::Is(count)) => room.min((*count).into()),
+            (None, Count::At(_)) => room,
+        };
+        let row_bytes = element.sent_bytes(sizes.row_bytes) as u32;
+        let rows = |dtype| {
+            Ok(vec![
+                Extent::AtLeast(most, "the tokens"),
+                Extent::Is(words("a row of the group", row_bytes, dtype)? as u64, "the elements of a row"),
+            ])
+        };
+        let by_id = |_| {
+            Ok(vec![Extent::AtLeast(most, "the tokens"), Extent::Is(sizes.topk.into(), "the group's ids of a token")])
+        };
+        let (rows, ..) = take(tokens.rows.bind(py), core, "tokens.rows", element.sent(), rows)?;
+        let (ids, _, id) = take(tokens.ids.bind(py), core, "tokens.ids", &[DType::Int32, DType::Int64], by_id)?;
+        let weights = tokens.weights.as_ref().map(|weights| {
+            take(weights.bind(py), core, "tokens.weights", &[DType::Float32], by_id).map(|(memory, ..)| memory)
+        });
+        let scales = tokens.scales.as_ref().map(|scales| {
+            let extents = |dtype| {
+                let each = words("the scales of a row", sizes.scale_bytes, dtype)? as u64;
+                Ok(vec![Extent::AtLeast(most, "the tokens"), Extent::Is(each, "the scales of a row")])
+            };
+            take(scales.bind(py), core, "tokens.scales", &[], extents).map(|(memory, ..)| memory)
+        });
+        let (weights, scales) = (weights.transpose()?, scales.transpose()?);
+        let plan = plan.map(|plan| plan.plan.get().cloned()).transpose()?;
+        Ok(Self { rows, ids, wide: id == DType::Int64, count, weights, scales, plan, most })
+    }
+
+    /// Returns the tokens.
+    pub(crate) fn tokens(&self) -> gin_ep::Tokens<'_> {
+        let ids = if self.wide { Ids::I64(&self.ids) } else { Ids::I32(&self.ids) };
+        let count = match &self.count {
+            Count::Is(count) => Number::Is(*count),
+            Count::At(memory) => Number::At(memory),
+        };
+        let mut tokens = gin_ep::Tokens::new(&self.rows, ids, count);
+        if let Some(weights) = &self.weights {
+            tokens = tokens.weights(weights);
+        }
+        if let Some(scales) = &self.scales {
+            tokens = tokens.scales(scales);
+        }
+        if let Some(plan) = &self.plan {
+            tokens = tokens.planned(plan);
+        }
+        tokens
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Reduced,
+    Weighted,
+    Plain,
+}
+
+/// The sums of a combine, in FP32, rounded once.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Combine {
+    kind: Kind,
+    output: Py<PyAny>,
+    weights: Option<Py<PyAny>>,
+    bias: Option<Py<PyAny>>,
+    accumulate: bool,
+}
+
+#[pymethods]
+impl Combine {
+    /// Adds up the rows of a token's ranks. The receiving ranks have multiplied by weights.
+    #[staticmethod]
+    #[pyo3(signature = (output, *, bias=None, accumulate=false))]
+    fn reduced(output: Py<PyAny>, bias: Option<Py<PyAny>>, accumulate: bool) -> Self {
+        Self { kind: Kind::Reduced, output, weights: None, bias, accumulate }
+    }
+
+    /// Adds up the rows of a token's ids, each multiplied by its weight, in a group with `at_source`.
+    #[staticmethod]
+    #[pyo3(signature = (weights, output, *, bias=None, accumulate=false))]
+    fn weighted(weights: Py<PyAny>, output: Py<PyAny>, bias: Option<Py<PyAny>>, accumulate: bool) -> Self {
+        Self { kind: Kind::Weighted, output, weights: Some(weights), bias, accumulate }
+    }
+
+    /// Adds up the rows of a token's ids, in a group with `at_source`.
+    #[staticmethod]
+    #[pyo3(signature = (output, *, bias=None, accumulate=false))]
+    fn plain(output: Py<PyAny>, bias: Option<Py<PyAny>>, accumulate: bool) -> Self {
+        Self { kind: Kind::Plain, output, weights: None, bias, accumulate }
+    }
+}
+
+/// The rows that come back.
+enum Back {
+    InPlace,
+    At(MemorySlice),
+    Arranged(Arc<gin_ep::Arrangement>),
+    ArrangedAt(Arc<gin_ep::Arrangement>, MemorySlice),
+}
+
+/// The memory of a combine.
+pub(crate) struct Sums {
+    kind: Kind,
+    output: MemorySlice,
+    weights: Option<MemorySlice>,
+    bias: Option<MemorySlice>,
+    accumulate: bool,
+    back: Back,
+}
+
+impl Sums {
+    /// Takes the tensors of a combine after a dispatch of at most `most` tokens.
+    pub(crate) fn take(
+        py: Python<'_>,
+        combine: &Combine,
+        rows: Option<&Bound<'_, PyAny>>,
+        core: &GroupCore,
+        most: u64,
+    ) -> PyResult<Self> {
+        let (sizes, dtypes) = (&core.sizes, core.element.back());
+        let sums = |value: &Bound<'_, PyAny>, what: &str, number: u64, meaning: &'static str| {
+            let extents = |dtype| {
+                let each = words("a row that comes back", sizes.back_bytes, dtype)? as u64;
+                Ok(vec![Extent::AtLeast(number, meaning), Extent::Is(each, "the elements of a row")])
+            };
+            take(value, core, what, dtypes, extents).map(|(memory, ..)| memory)
+        };
+        let output = sums(combine.output.bind(py), "the output", most, "the tokens")?;
+        let bias = combine.bias.as_ref().map(|bias| sums(bias.bind(py), "the bias", most, "the tokens")).transpose()?;
+        let weights = combine.weights.as_ref().map(|weights| {
+            let topk = Extent::Is(sizes.topk.into(), "the group's ids of a token");
+            let extents = |_| Ok(vec![Extent::AtLeast(most, "the tokens"), topk]);
+            take(weights.bind(py), core, "the weights", &[DType::Float32], extents).map(|(memory, ..)| memory)
+        });
+        let arranged = |value: &Bound<'_, PyAny>| -> PyResult<_> { value.cast::<Arrangement>()?.get().get().cloned() };
+        let back = match rows {
+            None => Back::InPlace,
+            Some(value) if value.is_instance_of::<Arrangement>() => Back::Arranged(arranged(value)?),
+            Some(value) if value.is_instance_of::<PyTuple>() => {
+                let (to, tensor): (Bound<'_, PyAny>, Bound<'_, PyAny>) = value.extract()?;
+                let to = arranged(&to)?;
+                let rows = sums(&tensor, "the rows", to.capacity().into(), "the rows of the arrangement")?;
+                Back::ArrangedAt(to, rows)
+            }
+            Some(value) => Back::At(sums(value, "the rows", sizes.back_room(), "rows for all ranks, tokens and ids")?),
+        };
+        Ok(Self {
+            kind: combine.kind,
+            output,
+            weights: weights.transpose()?,
+            bias,
+            accumulate: combine.accumulate,
+            back,
+        })
+    }
+
+    pub(crate) fn rows(&self) -> Rows<'_> {
+        match &self.back {
+            Back::InPlace => Rows::InPlace,
+            Back::At(memory) => Rows::At(memory),
+            Back::Arranged(to) => Rows::Arranged(to),
+            Back::ArrangedAt(to, memory) => Rows::ArrangedAt(to, memory),
+        }
+    }
+
+    pub(crate) fn combine(&self) -> gin_ep::Combine<'_> {
+        let terms: Terms<'_> = match (self.kind, &self.weights) {
+            (Kind::Weighted, Some(weights)) => gin_ep::Combine::weighted(weights),
+            (Kind::Reduced, _) => gin_ep::Combine::reduced(),
+            _ => gin_ep::Combine::plain(),
+        };
+        let mut combine = terms.into(&self.output);
+        if let Some(bias) = &self.bias {
+            combine = combine.bias(bias);
+        }
+        if self.accumulate { combine.accumulate() } else { combine }
+    }
+}

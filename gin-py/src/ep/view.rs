@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Received rows and arrangements as tensors.
+
+use super::config::{Element, Layout};
+use super::group::Group;
+use crate::dtype::DType;
+use crate::error::{OrRaise, StateError};
+use crate::guard::{Guarded, check_process};
+use crate::tensor::Region;
+use gin_gpu::MemorySlice;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::sync::Arc;
+
+/// Returns the number of elements in bytes.
+pub(crate) fn words(what: &str, bytes: u32, dtype: DType) -> PyResult<i64> {
+    let size = dtype.bytes() as u32;
+    if bytes.is_multiple_of(size) {
+        return Ok((bytes / size).into());
+    }
+    let text = format!("{what} has {bytes} bytes, which is no multiple of the {size} bytes of {}", dtype.name());
+    Err(PyValueError::new_err(text))
+}
+
+/// Memory of a group or an arrangement, a tensor by DLPack.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct View(Guarded<Region>);
+
+impl View {
+    pub(crate) fn new(region: Region) -> Self {
+        Self(Guarded::new(Arc::new(region)))
+    }
+}
+
+#[pymethods]
+impl View {
+    /// Returns the type of the elements, as NumPy and torch name it.
+    #[getter]
+    fn dtype(&self) -> PyResult<&'static str> {
+        Ok(self.0.get()?.dtype.name())
+    }
+
+    /// Returns the shape.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.get()?.shape)
+    }
+
+    /// Returns a DLPack capsule. NumPy and torch call it in `from_dlpack`.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // The program orders kernels and tensors.
+        let _ = stream;
+        self.0.get()?.hand_out(py, max_version, dl_device, copy)
+    }
+
+    /// Returns the DLPack device: its type and its number.
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        Ok(self.0.get()?.place())
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        let region = self.0.get()?;
+        Ok(format!("<gin.ep.View: {:?} of {}>", region.shape, region.dtype.name()))
+    }
+}
+
+/// Memory for received rows in a layout.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Arrangement {
+    inner: Guarded<gin_ep::Arrangement>,
+    element: Element,
+    row_bytes: u32,
+}
+
+impl Arrangement {
+    pub(crate) fn get(&self) -> PyResult<&Arc<gin_ep::Arrangement>> {
+        self.inner.get()
+    }
+
+    fn view(memory: &MemorySlice, dtype: DType, shape: Vec<i64>) -> View {
+        // The rest of the slice's place is its offset.
+        View::new(Region::new(memory.memory().clone(), memory, dtype, shape))
+    }
+}
+
+#[pymethods]
+impl Arrangement {
+    /// Allocates memory for at most `rows` rows; a padded layout has a row for each token of each rank and expert.
+    #[new]
+    #[pyo3(signature = (group, layout, rows=None))]
+    fn new(py: Python<'_>, group: &Bound<'_, Group>, layout: &Bound<'_, Layout>, rows: Option<u32>) -> PyResult<Self> {
+        let (core, layout) = (group.get().core()?, layout.get().0);
+        let rows = match (rows, layout) {
+            (Some(rows), _) => rows,
+            (None, gin_ep::Layout::Padded) => 0,
+            _ => return Err(PyValueError::new_err("pass the most rows of the layout: only PADDED knows them")),
+        };
+        let group = core.group()?;
+        let inner = py.detach(|| gin_ep::Arrangement::new(group, layout, rows)).or_raise(py)?;
+        Ok(Self { inner: Guarded::new(Arc::new(inner)), element: core.element, row_bytes: core.sizes.row_bytes })
+    }
+
+    /// Returns the most rows.
+    #[getter]
+    fn capacity(&self) -> PyResult<u32> {
+        Ok(self.get()?.capacity())
+    }
+
+    /// Returns the rows: `[row][element]`.
+    #[pyo3(signature = (dtype=None))]
+    fn rows(&self, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<View> {
+        let arrangement = self.get()?;
+        let dtype = dtype.map(DType::named).transpose()?.unwrap_or(self.element.received());
+        let elements = words("a row", self.row_bytes, dtype)?;
+        let rows = arrangement.rows();
+        let rows = rows.ok_or_else(|| StateError::new_err("a listed layout has no rows of its own"))?;
+        Ok(Self::view(rows, dtype, vec![arrangement.capacity().into(), elements]))
+    }
+
+    /// Returns the words that `fetch_counts` copies.
+    fn counts(&self) -> PyResult<View> {
+        let counts = self.get()?.counts();
+        Ok(Self::view(counts, DType::Int32, vec![(counts.bytes() / 4) as i64]))
+    }
+
+    /// Returns a word for each row: `source << 21 | row << 5 | k`, or -1 for a gap.
+    fn origins(&self) -> PyResult<View> {
+        let arrangement = self.get()?;
+        Ok(Self::view(arrangement.list(), DType::Int32, vec![arrangement.capacity().into()]))
+    }
+
+    /// Copies the number of rows with gaps, then for each expert of this rank the number of its rows, from each source
+    /// if the layout is padded, then for each expert the number of its first row, if it is packed. A flat layout has
+    /// the first only. The stream is done.
+    fn fetch_counts(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        check_process()?;
+        let arrangement = self.get()?;
+        py.detach(|| arrangement.fetch_counts()).or_raise(py)
+    }
+}

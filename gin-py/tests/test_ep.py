@@ -1,0 +1,794 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Expert parallelism on virtual GPUs, compared with what NumPy computes."""
+
+import gc
+import threading
+import weakref
+
+import gin
+import numpy as np
+import pytest
+from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+from support import run, start
+
+WAIT = gin.Deadline(30)
+"""How long a rank waits for another that will come."""
+
+
+def virtual(ranks, body):
+    return gin.launch(ranks, body, device="virtual")
+
+
+def narrow(values):
+    """Returns BF16, as bits: the nearest, or the even one of two."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def widen(bits):
+    return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
+
+
+class Kind:
+    """Elements of a group: their type in tensors of NumPy, and the way to FP32 and back."""
+
+    def __init__(self, element, dtype, narrow, widen):
+        self.element, self.dtype, self.narrow, self.widen = element, dtype, narrow, widen
+
+
+KINDS = {
+    "F32": Kind(Element.F32, "float32", np.float32, np.float32),
+    "F16": Kind(Element.F16, "float16", np.float16, np.float32),
+    "BF16": Kind(Element.BF16, "uint16", narrow, widen),
+}
+
+
+class Shape:
+    def __init__(self, ranks, experts, topk, hidden):
+        self.ranks, self.experts, self.topk, self.hidden = ranks, experts, topk, hidden
+        self.local = -(-experts // ranks)
+
+    def config(self, **options):
+        return GroupConfig(self.experts, self.hidden, self.topk, **{"deadline": WAIT, "threads": 64, **options})
+
+
+class Batch:
+    """The tokens of a rank, from its number and that of the round."""
+
+    def __init__(self, shape, kind, rank, round, count):
+        random = np.random.default_rng([rank, round, count])
+        self.rows = kind.narrow(random.normal(size=(count, shape.hidden)).astype(np.float32))
+        self.ids = random.integers(-1, shape.experts, (count, shape.topk)).astype(np.int32)
+        self.weights = random.uniform(0.1, 1, (count, shape.topk)).astype(np.float32)
+
+
+def arriving(shape, batches, rank):
+    """Returns for each source the tokens that it sends to a rank, and the experts there of their ids."""
+    for batch in batches:
+        ids = batch.ids
+        here = (ids >= 0) & (ids // shape.local == rank)
+        tokens = np.flatnonzero(here.any(1) & (ids < shape.experts).all(1))
+        yield tokens, np.where(here, ids % shape.local, -1)[tokens]
+
+
+def expert(kind, rows, experts, weights):
+    """Returns what the experts of a rank make of rows: for each a factor of its own, then the sum by weight."""
+    factor = np.where(experts >= 0, weights * (experts + 1), 0).astype(np.float32).sum(-1, keepdims=True)
+    return kind.narrow(kind.widen(rows) * factor)
+
+
+def reduced(shape, kind, batch):
+    """Returns the sums of what the ranks of each token return, in the order in which its ids name them."""
+    sums = np.zeros((len(batch.ids), shape.hidden), np.float32)
+    for token, ids in enumerate(batch.ids):
+        if (ids >= shape.experts).any():
+            continue
+        for rank in dict.fromkeys(int(id) // shape.local for id in ids if id >= 0):
+            experts = np.where((ids >= 0) & (ids // shape.local == rank), ids % shape.local, -1)
+            row = expert(kind, batch.rows[token], experts, batch.weights[token])
+            sums[token] = sums[token] + kind.widen(row)
+    return kind.narrow(sums)
+
+
+def run_experts(kind, received):
+    """Replaces the received rows, on the CPU. The stream is done."""
+    rows, counts = np.from_dlpack(received.rows(kind.dtype)), np.from_dlpack(received.counts())
+    experts, weights = np.from_dlpack(received.experts()), np.from_dlpack(received.weights())
+    for source, count in enumerate(counts):
+        rows[source, :count] = expert(kind, rows[source, :count], experts[source, :count], weights[source, :count])
+
+
+def same(found, expected):
+    return found.dtype == expected.dtype and found.shape == expected.shape and found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", KINDS)
+def test_dispatch_and_combine_agree_with_numpy(ranks, name):
+    kind, shape, most = KINDS[name], Shape(ranks, 2 * ranks + 1, 3, 16), 9
+
+    def body(rank):
+        with rank.communicator() as comm, Group(comm, shape.config(tokens=most, element=kind.element)) as group:
+            stream, lane, me = rank.stream(), group.lane(0), rank.rank
+            output = np.zeros((most, shape.hidden), kind.dtype)
+            for round in range(6):
+                batches = [Batch(shape, kind, each, round, (5 * each + 3 * round) % (most + 1)) for each in range(ranks)]
+                mine = batches[me]
+                count = len(mine.rows)
+                tokens = Tokens(mine.rows, mine.ids, weights=mine.weights)
+                if round % 2:
+                    # Ids of 64 bits, and the number of tokens in memory.
+                    room = lambda values: np.concatenate([values, np.zeros((most - count, *values.shape[1:]), values.dtype)])
+                    rows, ids, weights = room(mine.rows), room(mine.ids.astype(np.int64)), room(mine.weights)
+                    tokens = Tokens(rows, ids, np.array([count], np.int32), weights=weights)
+                    received = lane.exchange(stream, tokens)
+                else:
+                    received = lane.dispatch(stream, tokens).receive(stream)
+                stream.synchronize()
+                rows, counts = np.from_dlpack(received.rows(kind.dtype)), np.from_dlpack(received.counts())
+                assert rows.shape == (ranks, most, shape.hidden) and received.rows().dtype == {
+                    "BF16": "bfloat16", "F16": "float16", "F32": "float32"
+                }[name]
+                for source, (sent, experts) in enumerate(arriving(shape, batches, me)):
+                    assert counts[source] == len(sent)
+                    here = slice(0, len(sent))
+                    assert same(rows[source, here], batches[source].rows[sent])
+                    assert (np.from_dlpack(received.tokens())[source, here] == sent).all()
+                    assert (np.from_dlpack(received.experts())[source, here] == experts).all()
+                    weights = np.from_dlpack(received.weights())[source, here]
+                    assert (weights[experts >= 0] == batches[source].weights[sent][experts >= 0]).all()
+                run_experts(kind, received)
+                output[:] = 7
+                received.combine(stream, Combine.reduced(output))
+                stream.synchronize()
+                assert group.status() is None and group.masked(0) == []
+                assert same(output[:count], reduced(shape, kind, mine)), (round, output[:count])
+                assert (output[count:] == 7).all()
+
+    virtual(ranks, body)
+
+
+def origins(arrangement):
+    """Returns source, received row and position of the id of each row of an arrangement, or None."""
+    words = np.from_dlpack(arrangement.origins())
+    return [None if word < 0 else (word >> 21, word >> 5 & 0xFFFF, word & 31) for word in words.tolist()]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
+    kind, shape, most = KINDS["F32"], Shape(ranks, 2 * ranks, 2, 8), 6
+
+    def body(rank):
+        comm = rank.communicator()
+        group = Group(comm, shape.config(tokens=most, element=kind.element, at_source=True))
+        stream, lane, me = rank.stream(), group.lane(0), rank.rank
+        align = 4
+        layouts = {
+            "flat": (Layout.FLAT, ranks * most),
+            "packed": (Layout.packed(align), 2 * ranks * most + 2 * align),
+            "padded": (Layout.PADDED, None),
+            "listed": (Layout.LISTED, 2 * ranks * most),
+        }
+        for round, (name, (layout, room)) in enumerate(layouts.items()):
+            to = Arrangement(group, layout, room)
+            batches = [Batch(shape, kind, each, round, most - each) for each in range(ranks)]
+            mine = batches[me]
+            received = lane.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
+            received.arrange(stream, to)
+            stream.synchronize()
+            assert group.status() is None
+            counts, places = np.from_dlpack(to.counts()), origins(to)
+            assert to.fetch_counts() == counts.tolist()
+            sent = list(arriving(shape, batches, me))
+            flat = [(source, row) for source, (tokens, _) in enumerate(sent) for row in range(len(tokens))]
+            zones = [
+                [(s, row, k) for s, row in flat for k in range(2) if sent[s][1][row, k] == each]
+                for each in range(shape.local)
+            ]
+            row_of = lambda s, row, *_: batches[s].rows[sent[s][0][row]]
+            if name == "flat":
+                assert counts.tolist() == [len(flat)]
+                expected = {at: (s, row, 0) for at, (s, row) in enumerate(flat)}
+            elif name == "padded":
+                by_source = [[[at for at in zone if at[0] == s] for s in range(ranks)] for zone in zones]
+                assert to.capacity == shape.local * ranks * most
+                assert counts[1:].tolist() == [len(part) for zone in by_source for part in zone]
+                expected = {
+                    (number * ranks + s) * most + at: place
+                    for number, zone in enumerate(by_source)
+                    for s, part in enumerate(zone)
+                    for at, place in enumerate(part)
+                }
+            else:
+                step = align if name == "packed" else 1
+                firsts = np.cumsum([0] + [-(-len(zone) // step) * step for zone in zones])
+                assert counts.tolist() == [firsts[-1], *map(len, zones), *firsts[:-1]]
+                expected = {firsts[number] + at: place for number, zone in enumerate(zones) for at, place in enumerate(zone)}
+            assert {at: places[at] for at in expected} == expected
+            if name == "listed":
+                with pytest.raises(gin.StateError, match="a listed layout has no rows"):
+                    to.rows()
+                received.release()
+                continue
+            rows = np.from_dlpack(to.rows())
+            assert rows.shape == (to.capacity, shape.hidden)
+            assert all((rows[at] == row_of(*place)).all() for at, place in expected.items())
+            if name == "packed":
+                gaps = set(range(counts[0])) - set(expected)
+                assert all(places[at] is None and not rows[at].any() for at in gaps)
+            if name == "flat":
+                # It has a row for each rank, and this group returns one for each id.
+                with pytest.raises(ValueError, match="a combine of a layout that has not the rows that come back"):
+                    received.combine(stream, Combine.plain(np.zeros((most, 8), np.float32)), to)
+                continue
+            # Experts in place or into other memory.
+            results = rows if name == "packed" else np.zeros_like(rows)
+            for at, (s, row, k) in expected.items():
+                results[at] = row_of(s, row) * np.float32(sent[s][1][row, k] + 1)
+            output, bias = np.ones((most, 8), np.float32), np.full((most, 8), 3, np.float32)
+            weighted = name == "packed"
+            sums = (
+                Combine.weighted(mine.weights, output)
+                if weighted
+                else Combine.plain(output, bias=bias, accumulate=True)
+            )
+            received.combine(stream, sums, to if weighted else (to, results))
+            stream.synchronize()
+            for token, ids in enumerate(mine.ids):
+                total = np.zeros(8, np.float32) if weighted else np.full(8, 4, np.float32)
+                for k, id in enumerate(ids):
+                    if id >= 0:
+                        term = mine.rows[token] * np.float32(id % shape.local + 1)
+                        # The kernel multiplies and adds with one rounding.
+                        factor = np.float64(mine.weights[token, k]) if weighted else np.float64(1)
+                        total = (total.astype(np.float64) + term.astype(np.float64) * factor).astype(np.float32)
+                assert np.allclose(output[token], total, rtol=1e-6, atol=1e-6), (name, token)
+        group.destroy()
+        comm.destroy()
+
+    virtual(ranks, body)
+
+
+def test_rows_come_back_from_other_memory_and_by_id():
+    shape, most = Shape(2, 2, 2, 4), 4
+
+    def body(rank):
+        with rank.communicator() as comm:
+            stream = rank.stream()
+            for at_source in (False, True):
+                with Group(comm, shape.config(tokens=most, element=Element.F32, at_source=at_source)) as group:
+                    lane, output = group.lane(0), np.zeros((1, 4), np.float32)
+                    rows, ids = np.full((1, 4), rank.rank + 1, np.float32), np.array([[0, 1]], np.int64)
+                    received = lane.exchange(stream, Tokens(rows, ids))
+                    back = np.full((2 * most * (2 if at_source else 1), 4), 10 * (rank.rank + 1), np.float32)
+                    received.combine(stream, (Combine.plain if at_source else Combine.reduced)(output), back)
+                    stream.synchronize()
+                    assert group.status() is None and (output == 30).all(), output
+
+    virtual(2, body)
+
+
+def test_a_plan_serves_several_dispatches():
+    kind, shape, most = KINDS["F32"], Shape(2, 4, 2, 8), 40
+
+    def body(rank):
+        with rank.communicator() as comm, Group(comm, shape.config(tokens=most, element=kind.element)) as group:
+            stream, lane = rank.stream(), group.lane(0)
+            mine = Batch(shape, kind, rank.rank, 0, most - 3)
+            tokens = lambda **options: Tokens(mine.rows, mine.ids, weights=mine.weights, **options)
+            plan = lane.plan(stream, tokens())
+            outputs = []
+            for planned in (plan, plan, None):
+                output = np.zeros_like(mine.rows)
+                received = lane.exchange(stream, tokens(planned=planned))
+                stream.synchronize()
+                run_experts(kind, received)
+                received.combine(stream, Combine.reduced(output))
+                stream.synchronize()
+                outputs.append(output)
+            assert all(same(output, reduced(shape, kind, mine)) for output in outputs)
+            assert group.status() is None
+
+    virtual(2, body)
+
+
+@pytest.mark.parametrize("powers", [False, True])
+def test_dispatches_make_fp8_with_scales(powers):
+    shape = Shape(2, 2, 1, 256)
+
+    def body(rank):
+        element = Element.E4M3_UE8M0 if powers else Element.E4M3_F32
+        with rank.communicator() as comm, Group(comm, shape.config(tokens=4, element=element)) as group:
+            stream, lane = rank.stream(), group.lane(0)
+            values = widen(narrow(np.random.default_rng(rank.rank).normal(size=(4, 256)).astype(np.float32)))
+            # All rows go to the other rank.
+            ids = np.full((4, 1), 1 - rank.rank, np.int32)
+            received = lane.exchange(stream, Tokens(narrow(values), ids))
+            stream.synchronize()
+            assert (received.rows().dtype, received.scales().dtype) == ("float8_e4m3fn", "uint8" if powers else "float32")
+            sent = widen(narrow(np.random.default_rng(1 - rank.rank).normal(size=(4, 256)).astype(np.float32)))
+            bits = np.from_dlpack(received.rows("uint8"))[1 - rank.rank].astype(np.int32)
+            exponent, fraction = bits >> 3 & 15, bits & 7
+            magnitude = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
+            scales = np.from_dlpack(received.scales())[1 - rank.rank]
+            scales = 2.0 ** (scales.astype(np.float64) - 127) if powers else scales.astype(np.float64)
+            greatest = abs(sent).reshape(4, 2, 128).max(-1)
+            if not powers:
+                assert np.allclose(scales, greatest / 448, rtol=1e-6)
+            assert (scales >= greatest / 448 * 0.999).all() and (scales < greatest / 448 * 2.001).all()
+            found = np.where(bits >> 7, -magnitude, magnitude).reshape(4, 2, 128) * scales[..., None]
+            # Half of the last of four bits, or half of the least number.
+            limit = np.maximum(abs(sent).reshape(4, 2, 128) / 16, scales[..., None] * 2.0**-10)
+            assert (abs(found - sent.reshape(4, 2, 128)) <= limit * 1.001).all()
+            # BF16 come back, from memory of the experts.
+            back, output = np.zeros((8, 256), np.uint16), np.ones((4, 256), np.uint16)
+            back.reshape(2, 4, 256)[1 - rank.rank] = narrow(found.reshape(4, 256).astype(np.float32))
+            with pytest.raises(TypeError, match="the output has elements of float32; the group takes bfloat16 or uint16"):
+                received.combine(stream, Combine.reduced(values), back)
+            received.combine(stream, Combine.reduced(output), back)
+            stream.synchronize()
+            assert np.allclose(widen(output), values, rtol=0.1, atol=0.02)
+
+    virtual(2, body)
+
+
+def test_opaque_rows_travel_with_their_scales():
+    shape = Shape(2, 2, 1, 16)
+
+    def body(rank):
+        element = Element.opaque(32, 6)
+        with rank.communicator() as comm, Group(comm, shape.config(tokens=4, element=element)) as group:
+            stream, lane, other = rank.stream(), group.lane(0), 1 - rank.rank
+            make = lambda rank: (np.arange(64, dtype=np.uint32).reshape(8, 8)[:3] + rank, np.full((3, 3), 5 + rank, np.int16))
+            rows, scales = make(rank.rank)
+            ids = np.full((3, 1), other, np.int32)
+            with pytest.raises(ValueError, match="tokens without scales, which the group's rows have"):
+                lane.exchange(stream, Tokens(rows, ids))
+            with pytest.raises(ValueError, match=r"tokens.scales .*dimension 1 is 2, and must be 3 \(the scales of a row\)"):
+                lane.exchange(stream, Tokens(rows, ids, scales=scales[:, :2].copy()))
+            received = lane.exchange(stream, Tokens(rows, ids, scales=scales))
+            stream.synchronize()
+            rows, scales = make(other)
+            assert (np.from_dlpack(received.rows("uint32"))[other, :3] == rows).all()
+            assert (np.from_dlpack(received.scales("int16"))[other, :3] == scales).all()
+            assert np.from_dlpack(received.rows()).shape == (2, 4, 32)
+            with pytest.raises(ValueError, match="6 bytes, which is no multiple of the 4 bytes of float32"):
+                received.scales("float32")
+
+    virtual(2, body)
+
+
+def small(body, ranks=1, **options):
+    """Runs with a group of one expert for each rank, rows of 8 FP32 and room for 4 tokens."""
+
+    def inner(rank):
+        with rank.communicator() as comm:
+            options.setdefault("deadline", WAIT)
+            with Group(comm, GroupConfig(ranks, 8, 1, tokens=4, element=Element.F32, threads=32, **options)) as group:
+                return body(rank, comm, group, rank.stream())
+
+    return virtual(ranks, inner)
+
+
+def token(count=1, id=0):
+    return Tokens(np.ones((count, 8), np.float32), np.full((count, 1), id, np.int32))
+
+
+def test_calls_in_another_order_are_refused():
+    def body(rank, comm, group, stream):
+        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
+        refused = lambda text: pytest.raises(gin.StateError, match=text)
+        with refused("lane 0 is in use"):
+            group.lane(0)
+        with refused("lane 7 is not there: the group has 2"):
+            group.lane(7)
+        sent = lane.dispatch(stream, token())
+        for call in (lane.dispatch, lane.exchange, lane.plan):
+            with refused("the last dispatch of lane 0 was not received: call `receive` on what `dispatch` returned"):
+                call(stream, token())
+        for call in (group.destroy, group.readmit):
+            with refused("cannot .*: the last dispatch of lane 0 was not received"):
+                call()
+        received = sent.receive(stream)
+        with refused("the dispatch was received before"):
+            sent.receive(stream)
+        with refused("lane 0 still has received rows: call `combine` or `release` first"):
+            lane.dispatch(stream, token())
+        # Another lane is independent.
+        other = group.lane(1)
+        other.exchange(stream, token()).release()
+        received.combine(stream, Combine.reduced(output))
+        to = Arrangement(group, Layout.FLAT, 4)
+        for call in (
+            lambda: received.combine(stream, Combine.reduced(output)),
+            received.release,
+            received.rows,
+            lambda: received.arrange(stream, to),
+        ):
+            with refused("it was combined or released before"):
+                call()
+        with refused("the dispatch was received before"):
+            sent.receive(stream)
+        # A dropped value releases its rows, and an old one does not end a new dispatch.
+        lane.exchange(stream, token())
+        again = lane.exchange(stream, token())
+        with refused("it was combined or released before"):
+            received.release()
+        del received
+        gc.collect()
+        assert again.counts().shape == (1,)
+        again.release()
+        # A dispatch that nobody can receive any more.
+        lane.dispatch(stream, token())
+        with refused("the last dispatch of lane 0 was not received"):
+            lane.exchange(stream, token())
+        del lane, sent, again
+        gc.collect()
+        lane = group.lane(0)
+        stream.synchronize()
+        group.destroy()
+        for call in (lambda: group.lane(0), group.status, group.destroy, lambda: group.blocks):
+            with refused("the group is destroyed"):
+                call()
+        with refused("lane 0 has ended with its group"):
+            lane.exchange(stream, token())
+
+    small(body, lanes=2)
+
+
+def test_a_group_ends_with_its_communicator_and_memory_of_views_stays():
+    def body(rank):
+        comm = rank.communicator()
+        group = Group(comm, GroupConfig(1, 8, 1, tokens=4, element=Element.F32, deadline=WAIT))
+        stream, lane = rank.stream(), group.lane(0)
+        received = lane.exchange(stream, token(2))
+        stream.synchronize()
+        rows = np.from_dlpack(received.rows())
+        received.release()
+        comm.destroy()
+        for call in (lambda: lane.exchange(stream, token()), group.status, lambda: Group(comm, GroupConfig(1, 8, 1))):
+            with pytest.raises(gin.StateError, match="cannot .*: the communicator is destroyed"):
+                call()
+        del lane, received, group, comm
+        gc.collect()
+        assert (rows[0, :2] == 1).all()
+        rows[:] = 3
+        return rows
+
+    assert (virtual(1, body)[0] == 3).all()
+
+
+def test_tensors_are_checked_with_the_dimension_and_the_limit():
+    def body(rank, comm, group, stream):
+        lane = group.lane(0)
+        rows, ids, weights = np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32), np.ones((4, 1), np.float32)
+        for tokens, kind, text in [
+            ((rows[:, :4].copy(), ids), ValueError, r"tokens.rows has the shape \[4, 4\]: dimension 1 is 4, and must be 8"),
+            ((rows.reshape(-1), ids), ValueError, r"tokens.rows has the shape \[32\], and must have 2 dimensions"),
+            ((rows.astype(np.float64), ids), TypeError, "tokens.rows has elements of float64; the group takes float32"),
+            ((rows[:, ::2], ids), ValueError, "tokens.rows is not contiguous"),
+            ((rows, ids[:2].copy()), ValueError, r"tokens.ids .*dimension 0 is 2, and must be at least 4 \(the tokens\)"),
+            ((rows, ids.astype(np.uint32)), TypeError, "tokens.ids has elements of uint32; .* takes int32 or int64"),
+            ((rows, ids.reshape(2, 2)), ValueError, "tokens.ids .*dimension 0 is 2"),
+            ((rows, ids, 9), None, None),
+            ((rows[:2].copy(), ids, 3), ValueError, "tokens.rows .*dimension 0 is 2, and must be at least 3"),
+            ((rows, ids, -1), ValueError, "tokens.count is -1, and must be the number of tokens"),
+            ((rows, ids, 1.5), ValueError, "tokens.count is 1.5, and must be the number of tokens"),
+            ((rows, ids, np.array([1, 2])), TypeError, "tokens.count has elements of int64; .* takes int32 or uint32"),
+            ((rows, ids, np.array([1, 2], np.int32)), ValueError, r"tokens.count .*must be 1 \(one number\)"),
+            (([1, 2], ids), TypeError, "tokens.rows is a `list`, which has no `__dlpack__`"),
+        ]:
+            if kind is None:
+                lane.exchange(stream, Tokens(*tokens)).release()
+                continue
+            with pytest.raises(kind, match=text):
+                lane.exchange(stream, Tokens(*tokens))
+        with pytest.raises(TypeError, match="tokens.weights has elements of float64"):
+            lane.exchange(stream, Tokens(rows, ids, weights=weights.astype(np.float64)))
+        with pytest.raises(ValueError, match="only `Element::Opaque` with `scale_bytes` takes them"):
+            lane.exchange(stream, Tokens(rows, ids, scales=np.zeros((4, 0), np.uint8)))
+        shifted = np.zeros(4 * 8 + 4, np.float32)
+        shifted = shifted[next(at for at in range(1, 4) if shifted[at:].ctypes.data % 16):][: 4 * 8].reshape(4, 8)
+        with pytest.raises(ValueError, match="the memory of rows begins at address .*, which is no multiple of 16"):
+            lane.exchange(stream, Tokens(shifted, ids))
+        received = lane.exchange(stream, Tokens(rows, ids))
+        for combine, back, kind, text in [
+            (Combine.reduced(rows[:3].copy()), None, ValueError, r"the output .*dimension 0 is 3, .* at least 4"),
+            (Combine.reduced(rows, bias=rows[:, :4].copy()), None, ValueError, "the bias .*dimension 1 is 4, and must be 8"),
+            (Combine.reduced(rows), rows[:1].copy(), ValueError, "the rows .*dimension 0 is 1, .* at least 4"),
+            (Combine.weighted(ids, rows), None, TypeError, "the weights has elements of int32"),
+        ]:
+            with pytest.raises(kind, match=text):
+                received.combine(stream, combine, back)
+        with pytest.raises(ValueError, match="configure `at_source`, or use `Combine::reduced`"):
+            received.combine(stream, Combine.plain(rows))
+        with pytest.raises(gin.StateError, match="combined or released before"):
+            received.release()
+        with pytest.raises(ValueError, match="pass the most rows of the layout"):
+            Arrangement(group, Layout.FLAT)
+        with pytest.raises(ValueError, match="the alignment of zones is 3; the limit is a power of two"):
+            Arrangement(group, Layout.packed(3), 4)
+        stream.synchronize()
+        report = group.status()
+        assert (report.code, report.seen, report.limit, report.rank) == ("TooManyTokens", 9, 4, None)
+        assert str(report) == "lane 0: a batch has 9 tokens, the group has room for 4; the others were dropped"
+
+    small(body)
+
+
+def test_configurations_are_checked_and_have_a_footprint():
+    config = GroupConfig(256, 7168, 8, tokens=128)
+    assert config.footprint(2) == 14_721_280 and config == GroupConfig(256, 7168, 8)
+    for wrong, text in [
+        (GroupConfig(0, 8, 1), "the number of experts is 0; the limit is at least 1"),
+        (GroupConfig(2, 8, 33), "the number of experts of a token is 33; the limit is at most 32"),
+        (GroupConfig(2, 8, 1, tokens=70_000), "the number of tokens is 70000; the limit is at most 65536"),
+        (GroupConfig(2, 7, 1), "the number of bytes of a row is 14; the limit is at least 16"),
+        (GroupConfig(2, 64, 1, element=Element.E4M3_F32), "a multiple of 128"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            wrong.footprint(2)
+
+    def body(rank):
+        with rank.communicator() as comm:
+            with pytest.raises(gin.Error, match="rank . has another configuration than this rank"):
+                Group(comm, GroupConfig(2 + rank.rank, 8, 1))
+
+    virtual(2, body)
+
+
+def test_a_lane_keeps_tensors_and_lets_them_go():
+    def body(rank, comm, group, stream):
+        lane = group.lane(0)
+        gone = []
+
+        def pair():
+            rows, ids, output = np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32), np.zeros((4, 8), np.float32)
+            gone.extend(map(weakref.ref, (rows, ids, output)))
+            lane.exchange(stream, Tokens(rows, ids)).combine(stream, Combine.reduced(output))
+
+        pair()
+        gc.collect()
+        assert all(ref() is not None for ref in gone)
+        # The lane looks from time to time which kernels are done.
+        for _ in range(60):
+            pair()
+            stream.synchronize()
+        gc.collect()
+        assert all(ref() is None for ref in gone[:3]) and sum(ref() is not None for ref in gone) < 40
+        del lane
+        gc.collect()
+        assert all(ref() is None for ref in gone)
+        # The same tensors again and again are kept once.
+        lane, rows, ids = group.lane(0), np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32)
+        for _ in range(200):
+            lane.exchange(stream, Tokens(rows, ids)).combine(stream, Combine.reduced(rows))
+        stream.synchronize()
+        assert (rows == 1).all() and group.status() is None
+
+    small(body)
+
+
+def test_received_and_arranged_rows_are_arguments_of_kernels():
+    def body(rank, comm, group, stream):
+        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
+        received = lane.exchange(stream, token(4))
+        stream.launch("scale_received", received, 8, 3.0, grid=2)
+        to = Arrangement(group, Layout.FLAT, 6)
+        arranged = received.arrange(stream, to)
+        for wrong, text in [(arranged, "`received: Received`, has 64 bytes; a `.*Arranged` of 112"), (to, "a `Arrangement` was given")]:
+            with pytest.raises(TypeError, match=text):
+                stream.launch("scale_received", wrong, 8, 3.0)
+        stream.launch("scale_arranged", arranged, 8, 5.0, grid=2)
+        received.combine(stream, Combine.reduced(output), to)
+        for kernel, value in [("scale_received", received), ("scale_arranged", arranged)]:
+            with pytest.raises(gin.StateError, match="cannot be passed to a kernel: it was combined or released"):
+                stream.launch(kernel, value, 8, 3.0)
+        stream.synchronize()
+        assert (output == 15).all() and group.status() is None
+        # A launch keeps the memory, and not the rows: dropping the object releases them.
+        received = lane.exchange(stream, token(4))
+        stream.launch("scale_received", received, 8, 3.0)
+        del received
+        lane.exchange(stream, token(4)).combine(stream, Combine.reduced(output))
+        stream.synchronize()
+        assert (output == 1).all()
+
+    small(body)
+
+
+def test_unknown_experts_and_more_rows_than_a_layout_has_are_reported():
+    def body(rank, comm, group, stream):
+        lane, output = group.lane(0), np.full((4, 8), 9, np.float32)
+        lane.exchange(stream, token(2, id=5)).combine(stream, Combine.reduced(output))
+        stream.synchronize()
+        report = group.status()
+        assert (report.code, report.lane, report.expert, report.limit) == ("UnknownExpert", 0, 5, 1)
+        assert (output[:2] == 0).all() and group.status() is None
+        to = Arrangement(group, Layout.FLAT, 3)
+        received = lane.exchange(stream, token(4))
+        received.arrange(stream, to)
+        received.combine(stream, Combine.reduced(output), to)
+        stream.synchronize()
+        report = group.status()
+        assert (report.code, report.seen, report.limit) == ("TooManyRows", 4, 3) and to.fetch_counts() == [4]
+        assert (output[:3] == 1).all() and (output[3] == 0).all()
+
+    small(body)
+
+
+def test_a_silent_rank_is_masked_and_admitted_again():
+    def body(rank, comm, group, stream):
+        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
+        if rank.rank == 0:
+            lane.exchange(stream, token(4, id=1)).combine(stream, Combine.reduced(output))
+            stream.synchronize(timeout=60)
+            report = group.status()
+            assert (report.code, report.rank) == ("Silent", 1) and "rank 1 did not come" in str(report)
+            assert group.masked(0) == [1] and (output == 0).all()
+        rank.barrier()
+        # The lanes of the group are lent; it takes and returns them.
+        group.readmit()
+        assert group.masked(0) == []
+        received = lane.exchange(stream, token(4, id=1 - rank.rank))
+        stream.synchronize(timeout=60)
+        # The number of dispatches is that of the rank with the most.
+        assert np.from_dlpack(received.counts()).tolist() == ([0, 4] if rank.rank == 0 else [4, 0])
+        assert (np.from_dlpack(received.rows())[1 - rank.rank] == 1).all()
+        received.combine(stream, Combine.reduced(output))
+        stream.synchronize(timeout=60)
+        assert group.status() is None and (output == 1).all()
+
+    small(body, ranks=2, deadline=gin.Deadline(4))
+
+
+def test_values_of_other_ranks_and_groups_are_refused():
+    made = {}
+
+    def body(rank, comm, group, stream):
+        made[rank.rank] = stream
+        lane = group.lane(0)
+        rank.barrier()
+        with pytest.raises(ValueError, match="the stream belongs to another rank, on virtual GPU"):
+            lane.exchange(made[1 - rank.rank], token())
+        rank.barrier()
+        made.clear()
+        with Group(comm, GroupConfig(2, 16, 1, tokens=4, element=Element.F32, deadline=WAIT)) as other:
+            to = Arrangement(other, Layout.FLAT, 4)
+            plan = other.lane(0).plan(stream, Tokens(np.ones((1, 16), np.float32), np.zeros((1, 1), np.int32)))
+            ids = np.zeros((1, 1), np.int32)
+            with pytest.raises(ValueError, match="a plan of a group with other sizes"):
+                lane.exchange(stream, Tokens(np.ones((1, 8), np.float32), ids, planned=plan))
+            received = lane.exchange(stream, token())
+            with pytest.raises(ValueError, match="an arrangement of a group with other sizes"):
+                received.arrange(stream, to)
+            received.release()
+            # The communicator lets no window go while kernels run.
+            stream.synchronize()
+
+    small(body, ranks=2)
+
+
+def test_threads_that_share_a_lane_are_refused_or_follow_each_other():
+    def body(rank, comm, group, stream):
+        lane, refused, others = group.lane(0), [], []
+
+        def work():
+            for _ in range(50):
+                try:
+                    lane.exchange(stream, token()).release()
+                except gin.StateError as error:
+                    refused.append(str(error))
+                except BaseException as error:
+                    others.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not others
+        assert all("at the same time" in text or "still has received rows" in text or "released before" in text for text in refused)
+        lane.exchange(stream, token()).release()
+
+    small(body)
+
+
+def test_ranks_that_are_processes_exchange_rows():
+    code = """
+import gin, numpy as np
+from gin.ep import Combine, Element, Group, GroupConfig, Tokens
+rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
+with rank.communicator() as comm:
+    config = GroupConfig(2, 8, 2, tokens=4, element=Element.F32, deadline=gin.Deadline(30))
+    with Group(comm, config) as group:
+        stream, lane = rank.stream(), group.lane(0)
+        rows, output = np.full((3, 8), 1 + rank.rank, np.float32), np.zeros((3, 8), np.float32)
+        for round in range(20):
+            received = lane.exchange(stream, Tokens(rows, np.array([[0, 1]] * 3)))
+            stream.synchronize()
+            np.from_dlpack(received.rows())[:] *= 10 ** rank.rank
+            received.combine(stream, Combine.reduced(output))
+        stream.synchronize()
+        print(group.status(), output.min(), output.max())
+rank.close()
+"""
+    first = start('import gin\nid = gin.unique_id("127.0.0.1")\nprint(id, flush=True)\nrank = 0\n' + code)
+    id = first.process.stdout.readline().strip()
+    second = start(f"id = {id!r}\nrank = 1\n" + code)
+    assert first.communicate_within() == "None 11.0 11.0\n"
+    assert second.communicate_within() == "None 22.0 22.0\n"
+
+
+def test_a_fork_cannot_use_a_group_and_harms_nobody():
+    code = """
+import gc, os
+import gin, numpy as np
+from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+
+def body(rank):
+    comm = rank.communicator()
+    group = Group(comm, GroupConfig(1, 8, 1, tokens=4, element=Element.F32))
+    lane, stream = group.lane(0), rank.stream()
+    rows, ids = np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32)
+    tokens = Tokens(rows, ids)
+    received, to = lane.exchange(stream, tokens), Arrangement(group, Layout.FLAT, 4)
+    stream.synchronize()
+    view, plan = received.rows(), None
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        calls = [lambda: Group(comm, GroupConfig(1, 8, 1)), lambda: group.lane(1), group.status, group.readmit,
+                 group.destroy, lambda: lane.exchange(stream, tokens), lambda: lane.plan(stream, tokens), received.rows,
+                 received.release, lambda: received.combine(stream, Combine.reduced(rows)), view.__dlpack__,
+                 lambda: to.rows(), to.fetch_counts]
+        refused = 0
+        for call in calls:
+            try:
+                call()
+            except gin.StateError as error:
+                refused += "is a fork of process" in str(error)
+        del comm, group, lane, stream, received, view, to, tokens, calls, call
+        gc.collect()
+        os.write(writer, b"%d of 13" % refused)
+        os._exit(0)
+    print(os.read(reader, 100).decode(), os.wait()[1])
+    received.combine(stream, Combine.reduced(rows))
+    stream.synchronize()
+    group.destroy()
+    comm.destroy()
+    return rows.sum()
+
+print(gin.launch(1, body, device="virtual"))
+"""
+    assert run(code) == "13 of 13 0\n[np.float32(32.0)]\n"
+
+
+def test_a_signal_handler_ends_the_wait_for_other_ranks_of_a_group():
+    code = """
+import signal, time
+import gin
+from gin.ep import Group, GroupConfig
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+def body(rank):
+    comm = rank.communicator()
+    if rank.rank == 0:
+        try:
+            Group(comm, GroupConfig(2, 8, 1))
+        except gin.Error as error:
+            print(type(error).__name__, "abort" in str(error))
+            raise
+    while comm.state == "active":
+        time.sleep(0.01)
+
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 0.5)
+start = time.monotonic()
+try:
+    gin.launch(2, body, device="virtual")
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - start < 20)
+"""
+    assert run(code).endswith("True\ninterrupted True\n")

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Expert parallelism with tensors of torch: CPU tensors on virtual GPUs, CUDA tensors on GPUs."""
+
+import os
+
+import gin
+import pytest
+import torch_support
+from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+from torch_support import EXAMPLES, exchange, job, needs_gpus, place, torch, torchrun
+
+pytestmark = torch_support.mark
+
+HIDDEN, TOPK, ROOM = 64, 2, 16
+
+
+def config(ranks, **options):
+    return GroupConfig(2 * ranks, HIDDEN, TOPK, tokens=ROOM, deadline=gin.Deadline(30), **options)
+
+
+def batch(rank, round, count):
+    """Returns rows and ids. All numbers are small, so that BF16 are exact."""
+    random = torch.Generator().manual_seed(1000 * round + rank.rank)
+    rows = torch.randint(-8, 9, (count, HIDDEN), generator=random)
+    return rows.bfloat16(), torch.randint(-1, 2 * rank.ranks, (count, TOPK), generator=random)
+
+
+def expected(rows, ids, ranks):
+    """Returns the sums, if the experts of rank r multiply by r + 1."""
+    named = torch.stack([(ids // 2 == rank).any(1) for rank in range(ranks)], 1)
+    return rows * (named * torch.arange(1, ranks + 1)).sum(1, keepdim=True)
+
+
+def warm(rank):
+    """Uses torch's kernels for the first time, before kernels of gin wait for other ranks."""
+    values = torch.ones(ROOM, HIDDEN, dtype=torch.bfloat16, device=place(rank))
+    values.mul_(rank.rank + 1)
+    values.copy_(values + 1)
+    torch.zeros(rank.ranks, dtype=torch.int64, device=values.device).copy_(
+        torch.ones(rank.ranks, dtype=torch.int64, device=values.device)
+    )
+
+
+def test_tensors_of_torch_go_to_experts_and_back(job):
+    def body(rank, stream):
+        device = place(rank)
+        wait = stream.synchronize if device.type == "cpu" else lambda: None
+        with rank.communicator() as comm, Group(comm, config(rank.ranks)) as group:
+            lane = group.lane(0)
+            warm(rank)
+            for round in range(4):
+                count = (3 * round + 7 * rank.rank + 5) % (ROOM + 1)
+                rows, ids = batch(rank, round, count)
+                near, near_ids = rows.to(device), ids.to(device)
+                sums, counts = torch.full_like(near, 99), torch.zeros(rank.ranks, dtype=torch.int64, device=device)
+
+                def work():
+                    received = lane.exchange(stream, Tokens(near, near_ids))
+                    wait()
+                    arrived = torch.from_dlpack(received.rows())
+                    assert (arrived.dtype, arrived.shape) == (torch.bfloat16, (rank.ranks, ROOM, HIDDEN))
+                    assert arrived.device == device
+                    arrived.mul_(rank.rank + 1)
+                    counts.copy_(torch.from_dlpack(received.counts()))
+                    received.combine(stream, Combine.reduced(sums))
+
+                exchange(rank, comm, stream, work)
+                assert group.status() is None
+                assert torch.equal(sums.cpu(), expected(rows, ids, rank.ranks)), round
+                named = [int((ids // 2 == other).any(1).sum()) for other in range(rank.ranks)]
+                told = [list(map(int, each.split())) for each in rank.all_gather(" ".join(map(str, named)).encode())]
+                assert counts.tolist() == [each[rank.rank] for each in told]
+
+    job(body)
+
+
+def test_a_graph_runs_again_with_other_ids_and_counts(job):
+    """On GPUs each rank replays a CUDA graph of dispatch, experts of torch, and combine."""
+
+    def body(rank, stream):
+        device = place(rank)
+        wait = (lambda stream: stream.synchronize()) if device.type == "cpu" else lambda stream: None
+        with rank.communicator() as comm, Group(comm, config(rank.ranks)) as group:
+            lane, arrangement = group.lane(0), Arrangement(group, Layout.FLAT, rank.ranks * ROOM)
+            rows = torch.zeros(ROOM, HIDDEN, dtype=torch.bfloat16, device=device)
+            ids = torch.zeros(ROOM, TOPK, dtype=torch.int64, device=device)
+            count = torch.zeros(1, dtype=torch.int32, device=device)
+            sums = torch.zeros_like(rows)
+            arranged, total = torch.from_dlpack(arrangement.rows()), torch.from_dlpack(arrangement.counts())
+            assert (arranged.shape, total.shape) == ((rank.ranks * ROOM, HIDDEN), (1,))
+
+            def step(stream, lane):
+                received = lane.dispatch(stream, Tokens(rows, ids, count)).receive(stream)
+                received.arrange(stream, arrangement)
+                wait(stream)
+                arranged.mul_(rank.rank + 1)
+                received.combine(stream, Combine.reduced(sums), arrangement)
+
+            warm(rank)
+            # All kernels are loaded now, and not in the capture.
+            exchange(rank, comm, stream, lambda: step(stream, lane))
+            graph = None
+            if device.type == "cuda":
+                # One rank after another: a capture is a matter of the whole process.
+                for turn in range(rank.ranks):
+                    if turn == rank.rank:
+                        graph = torch.cuda.CUDAGraph()
+                        own = torch.cuda.Stream(device)
+                        with torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
+                            captured = rank.stream(torch.cuda.current_stream())
+                            with pytest.raises(gin.StateError, match="a plan allocates memory"):
+                                lane.plan(captured, Tokens(rows, ids, count))
+                            step(captured, lane)
+                    rank.barrier()
+            for round in range(7):
+                number = (5 * round + 3 * rank.rank) % (ROOM + 1)
+                new_rows, new_ids = batch(rank, round, ROOM)
+                rows.copy_(new_rows)
+                ids.copy_(new_ids)
+                count.fill_(number)
+                sums.fill_(99)
+                exchange(rank, comm, stream, graph.replay if graph else lambda: step(stream, lane))
+                assert group.status() is None
+                found = sums.cpu()
+                assert torch.equal(found[:number], expected(new_rows, new_ids, rank.ranks)[:number]), round
+                assert (found[number:] == 99).all()
+                sent = (expected(torch.ones(number, 1), new_ids[:number], rank.ranks) != 0).sum()
+                assert rank.ranks > 1 or total.item() == sent
+            if graph:
+                # Replays put rows into two places in turn, which the host does not see.
+                received = lane.exchange(stream, Tokens(rows, ids, count))
+                with pytest.raises(gin.StateError, match="lane 0 was captured in a graph, .* call `arrange`"):
+                    received.rows()
+                received.release()
+                stream.synchronize(timeout=60)
+            rank.barrier()
+            del graph
+
+    job(body)
+
+
+def test_kernels_find_the_rows_of_each_replay(job):
+    """Without an arrangement: the place of the rows changes from replay to replay, and the kernel looks it up."""
+
+    def body(rank, stream):
+        device = place(rank)
+        with rank.communicator() as comm, Group(comm, config(rank.ranks, element=Element.F32)) as group:
+            lane, kernel = group.lane(0), rank.kernel("scale_received")
+            rows = torch.zeros(ROOM, HIDDEN, device=device)
+            ids = torch.zeros(ROOM, TOPK, dtype=torch.int64, device=device)
+            sums = torch.zeros_like(rows)
+
+            def step(stream):
+                received = lane.exchange(stream, Tokens(rows, ids))
+                stream.launch(kernel, received, HIDDEN, float(rank.rank + 1), grid=4, cooperative=False)
+                received.combine(stream, Combine.reduced(sums))
+
+            exchange(rank, comm, stream, lambda: step(stream))
+            graph = None
+            if device.type == "cuda":
+                for turn in range(rank.ranks):
+                    if turn == rank.rank:
+                        graph = torch.cuda.CUDAGraph()
+                        with torch.cuda.graph(
+                            graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"
+                        ):
+                            step(rank.stream(torch.cuda.current_stream()))
+                    rank.barrier()
+            for round in range(5):
+                new_rows, new_ids = batch(rank, round, ROOM)
+                rows.copy_(new_rows)
+                ids.copy_(new_ids)
+                exchange(rank, comm, stream, graph.replay if graph else lambda: step(stream))
+                assert group.status() is None
+                assert torch.equal(sums.cpu(), expected(new_rows.float(), new_ids, rank.ranks)), round
+            rank.barrier()
+            del graph
+
+    job(body)
+
+
+def test_a_graph_has_many_layers(job):
+    """More tensors than those after which a lane marks its stream: one that is captured takes no mark."""
+    layers = 40
+
+    def body(rank, stream):
+        device = place(rank)
+        with rank.communicator() as comm, Group(comm, config(rank.ranks)) as group:
+            lane = group.lane(0)
+            rows = torch.ones(ROOM, HIDDEN, dtype=torch.bfloat16, device=device)
+            # Each token has an expert on one rank.
+            ids = (2 * (torch.arange(ROOM) % rank.ranks))[:, None].repeat(1, TOPK).to(device)
+            sums = torch.zeros_like(rows)
+            warm(rank)
+
+            def step(stream):
+                outputs = [torch.zeros_like(rows) for _ in range(layers)]
+                before = rows
+                for output in outputs:
+                    lane.exchange(stream, Tokens(before, ids)).combine(stream, Combine.reduced(output))
+                    if device.type == "cpu":
+                        stream.synchronize()
+                    before = output + 1
+                sums.copy_(before)
+
+            exchange(rank, comm, stream, lambda: step(stream))
+            graph = None
+            if device.type == "cuda":
+                for turn in range(rank.ranks):
+                    if turn == rank.rank:
+                        graph = torch.cuda.CUDAGraph()
+                        with torch.cuda.graph(
+                            graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"
+                        ):
+                            step(rank.stream(torch.cuda.current_stream()))
+                    rank.barrier()
+            for round in range(3):
+                rows.fill_(round)
+                sums.fill_(99)
+                exchange(rank, comm, stream, graph.replay if graph else lambda: step(stream))
+                assert group.status() is None and (sums == round + layers).all(), sums
+            rank.barrier()
+            del graph
+
+    job(body)
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_two_processes_agree_with_all_to_all_single(gpus):
+    needs_gpus(gpus)
+    found = torchrun(os.path.join(EXAMPLES, "ep_torch.py"), *([] if gpus else ["--cpu"]))
+    assert found.count("rounds agree with all_to_all_single") == 2, found
