@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Weakens barriers, slots and tickets of expert parallelism, one after the other, in a copy of the sources, and requires
+# that the named test fails. The models of gin-device do the same with fences. Takes about five minutes. An argument
+# chooses mutations by a part of their name.
+
+set -uo pipefail
+cd "$(dirname "$0")/.."
+copy="${CARGO_TARGET_DIR:-$PWD/target}/ep-mutations"
+kernels=gin-ep/kernels/src
+wanted="${1:-}"
+bad=0
+
+mkdir -p "$copy"
+git ls-files -z | tar --create --null --files-from=- | tar --extract --directory="$copy" --touch
+
+# passes TEST: runs a test of gin-ep in the copy
+passes() {
+    (cd "$copy" && CARGO_TARGET_DIR="$copy/target" timeout 300 cargo test --quiet -p gin-ep --no-default-features \
+        --test oracle "$1" -- --exact >"$copy/log" 2>&1)
+}
+
+# mutation NAME FILE TEXT REPLACEMENT TEST: replaces the first such text in the file
+mutation() {
+    local name=$1 file=$2 from=$3 to=$4 test=$5 text
+    [[ $name == *"$wanted"* ]] || return 0
+    text=$(<"$file")
+    if [[ $text != *"$from"* ]]; then
+        echo "ep-mutations: $name: $file does not have: $from" >&2
+        bad=1
+        return 0
+    fi
+    printf '%s\n' "${text/"$from"/"$to"}" >"$copy/$file"
+    if passes "$test"; then
+        echo "$name: NOT caught by $test"
+        bad=1
+    elif grep -q '^error' "$copy/log" && ! grep -q '^error: test failed' "$copy/log"; then
+        echo "$name: does not compile:"
+        grep -m 3 -A 5 '^error' "$copy/log"
+        bad=1
+    else
+        echo "$name: caught by $test"
+    fi
+    # With a new time, so that cargo compiles it.
+    cp "$file" "$copy/$file"
+}
+
+races=nothing_races
+bits=free_running_pairs_give_the_bits_of_the_oracle
+routing=all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks
+resident=one_resident_block_of_many_is_enough
+
+for test in $races $bits $routing $resident; do
+    passes "$test" || { echo "ep-mutations: $test fails without a mutation; see $copy/log" >&2; exit 1; }
+done
+
+sync=$'    Block.sync();\n'
+mutation "no barrier before a block of a dispatch is counted" $kernels/dispatch.rs "$sync    let mut is_last" \
+    "    let mut is_last" $races
+mutation "no barrier before a block of a combine is counted" $kernels/combine.rs "        Block.sync();" "" $races
+mutation "no barrier between routing and its sums" $kernels/routes.rs \
+    $'        Block.sync();\n        let mut rank = warp;' $'        let mut rank = warp;' $races
+mutation "no barrier after the sums of routing" $kernels/routes.rs \
+    $'        Block.sync();\n        (32 * self.first' $'        (32 * self.first' $races
+mutation "one slot of rows" $kernels/protocol.rs "epoch & 1" "epoch & 0" $races
+mutation "the flag of the other slot" $kernels/dispatch.rs "arena.word(lane.sent_flag(slot, source))" \
+    "arena.word(lane.sent_flag(slot ^ 1, source))" $bits
+mutation "a flag of any epoch" $kernels/protocol.rs "wrapping_sub(epoch as u32) < 1 << 31" \
+    "wrapping_sub(epoch as u32) < u32::MAX" $bits
+mutation "rows in place announced by the fifth block" $kernels/combine.rs "before == 0" "before == 4" $resident
+mutation "a stored row added twice in place" $kernels/combine.rs "let is_first = is_one_of_several ||" \
+    "let is_first = true ||" $routing
+mutation "places of another rank" $kernels/dispatch.rs "owner.wrapping_sub(first) % WARP_SIZE" "first % WARP_SIZE" \
+    $routing
+mutation "no words cleared for the next combine" $kernels/dispatch.rs \
+    "Launch::<Global>::new(arena.word(lane.word(COMBINE))).clear();" "" $bits
+exit $bad
