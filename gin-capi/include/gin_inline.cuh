@@ -128,7 +128,8 @@ GIN_FN uint64_t read_word(uint64_t address) { return *reinterpret_cast<const uin
 /// `ContextData` of gin-abi.
 struct alignas(16) Context {
     uint64_t producer_index, consumer_index, slots;
-    uint32_t depth_log2, depth_mask;
+    uint16_t depth_log2, timed;
+    uint32_t depth_mask;
     uint64_t oldest_incomplete, completion_index, counters, counter_near, signal_gpu, signal_nic, signal_cpu;
     uint64_t signal_near, signal_shadow, counters_gpu, busy, mailbox;
 };

@@ -234,6 +234,7 @@ fn assertions() -> String {
         consumer_index,
         slots,
         depth_log2,
+        timed,
         depth_mask,
         oldest_incomplete,
         completion_index,

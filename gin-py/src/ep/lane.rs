@@ -375,7 +375,7 @@ impl Received {
     fn described(&self, first: u32, dtype: DType, inner: Option<u32>) -> PyResult<View> {
         self.view(|core, arena, places| {
             let sizes = &core.sizes;
-            let each = i64::from(sizes.meta_bytes()) / dtype.bytes() as i64;
+            let each = i64::from(sizes.meta_bytes) / dtype.bytes() as i64;
             let (mut shape, mut strides) =
                 (vec![sizes.ranks.into(), sizes.tokens.into()], vec![each * i64::from(sizes.tokens), each]);
             if let Some(inner) = inner {
