@@ -163,8 +163,9 @@ typedef struct gin_config_t {
   uint32_t joining_ms;
   // The time in milliseconds for which a collective call waits for ranks that are alive.
   uint32_t collective_ms;
-  // Zero.
-  uint32_t reserved;
+  // The number of threads that carry out requests of kernels, for all communicators of the job in this process; at
+  // most 256. 0 for a thread of its own for each communicator.
+  uint32_t progress_threads;
   // The address at which this rank listens, as text; null for that of the default route.
   const char *address;
 } gin_config_t;

@@ -13,7 +13,7 @@ use gin_gpu::Device;
 use gin_gpu::placement::{Placement, started_on};
 use gin_gpu::virt::VirtualDevice;
 use gin_host::comm::{CommConfig, Routes};
-use gin_host::proxy::progress::{OwnThreads, Progress, Running, Work};
+use gin_host::proxy::progress::{OwnThreads, Pool, Progress, Running, Work};
 use gin_net::verbs::{Ports, VerbsConfig};
 use gin_virtual::{DeviceConfig, ThreadsConfig, World};
 use std::collections::HashMap;
@@ -47,11 +47,16 @@ struct Config {
     gpu: Option<usize>,
     tcp: TcpConfig,
     comm: CommConfig,
+    /// The progress threads of all communicators; `None` if each has its own.
+    pool: Option<Arc<Pool>>,
 }
 
 fn limit(ms: u32) -> Option<Duration> {
     (ms != GIN_FOREVER).then(|| Duration::from_millis(ms.into()))
 }
+
+/// The largest `progress_threads`.
+const MOST_PROGRESS_THREADS: u32 = 256;
 
 impl Config {
     fn read(config: *const gin_config_t) -> Result<Self, Failure> {
@@ -92,12 +97,23 @@ impl Config {
         if config.network_only != 0 {
             comm = comm.routes(Routes::Network);
         }
+        let pool = match config.progress_threads {
+            0 => None,
+            threads @ 1..=MOST_PROGRESS_THREADS => {
+                let failed = |error| Failure::new(GIN_ERROR_MEMORY, format!("{threads} progress threads: {error}"));
+                Some(Arc::new(Pool::new(threads as usize).map_err(failed)?))
+            }
+            other => {
+                let text = format!("config.progress_threads is {other}: there are 0 to {MOST_PROGRESS_THREADS}");
+                return Err(Failure::argument(text));
+            }
+        };
         if verbs {
             let none = |error: String| Failure::new(GIN_ERROR_NETWORK, error);
             let found = VerbsConfig::from_env().map_err(|error| none(error.to_string()))?;
             comm = comm.network(Ports::open(&found).map_err(|error| none(error.to_string()))?.factory());
         }
-        Ok(Self { device, gpu, tcp, comm })
+        Ok(Self { device, gpu, tcp, comm, pool })
     }
 
     /// Returns whether the job runs on NVIDIA GPUs.
@@ -119,8 +135,11 @@ impl Config {
     /// Makes the rank with this bootstrap.
     fn rank(&self, bootstrap: Arc<dyn Bootstrap>, world: &World, place: u32) -> Result<Job, Failure> {
         let device = self.device(world, place)?;
-        let near = Placement::Automatic.choose(&device.locality())?.cpus;
-        let config = self.comm.clone().progress(Arc::new(Near(near)));
+        let near = || Ok::<_, Failure>(Arc::new(Near(Placement::Automatic.choose(&device.locality())?.cpus)));
+        let config = match &self.pool {
+            Some(pool) => self.comm.clone().progress(pool.clone()),
+            None => self.comm.clone().progress(near()?),
+        };
         Ok(Job { bootstrap, device, config })
     }
 

@@ -152,8 +152,9 @@ pub struct gin_config_t {
     pub joining_ms: u32,
     /// The time in milliseconds for which a collective call waits for ranks that are alive.
     pub collective_ms: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The number of threads that carry out requests of kernels, for all communicators of the job in this process; at
+    /// most 256. 0 for a thread of its own for each communicator.
+    pub progress_threads: u32,
     /// The address at which this rank listens, as text; null for that of the default route.
     pub address: *const c_char,
 }

@@ -20,7 +20,7 @@ const CONFIG: gin_config_t = gin_config_t {
     network_only: 0,
     joining_ms: 1000,
     collective_ms: 1000,
-    reserved: 0,
+    progress_threads: 0,
     address: null(),
 };
 

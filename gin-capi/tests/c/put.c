@@ -129,10 +129,16 @@ int main(void) {
     gin_config_t config = GIN_CONFIG_INIT;
     config.device = GIN_DEVICE_VIRTUAL;
     gin_job_t jobs[RANKS];
-    CHECK(gin_job_local(&config, RANKS, jobs));
-    pthread_t threads[RANKS];
-    for (int i = 0; i < RANKS; i++) assert(pthread_create(&threads[i], NULL, rank_main, &jobs[i]) == 0);
-    for (int i = 0; i < RANKS; i++) assert(pthread_join(threads[i], NULL) == 0);
+    // A thread for each communicator, then one for all.
+    for (config.progress_threads = 0; config.progress_threads < 2; config.progress_threads++) {
+        CHECK(gin_job_local(&config, RANKS, jobs));
+        pthread_t threads[RANKS];
+        for (int i = 0; i < RANKS; i++) assert(pthread_create(&threads[i], NULL, rank_main, &jobs[i]) == 0);
+        for (int i = 0; i < RANKS; i++) assert(pthread_join(threads[i], NULL) == 0);
+    }
+    config.progress_threads = 257;
+    assert(gin_job_local(&config, 1, jobs) == GIN_ERROR_ARGUMENT && strstr(gin_last_error(), "0 to 256"));
+    config.progress_threads = 0;
 
     // Wrong handles and arguments are errors with text.
     gin_comm_t comm = GIN_NULL;
