@@ -171,7 +171,7 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
     }
     rows.push(back_row);
     let stored = less(&slowest(&|times| &times.all.stored), &dispatch);
-    rows.push(main("combine of rows in other memory", &stored, &back, back_shape, None));
+    rows.push(main("combine of rows in other memory", &stored, &back, back_shape, None).main(false));
     let floor: Vec<f64> = there.iter().zip(&back).map(|(there, back)| there + back).collect();
     rows.push(main("dispatch and combine in a chain", &pair, &floor, "both", None));
     if of[0].fp8.is_some() {

@@ -518,7 +518,7 @@ def test_tensors_are_checked_with_the_dimension_and_the_limit():
 
 def test_configurations_are_checked_and_have_a_footprint():
     config = GroupConfig(256, 7168, 8, tokens=128)
-    assert config.footprint(2) == 14_721_280 and config == GroupConfig(256, 7168, 8)
+    assert config.footprint(2) == 14_725_376 and config == GroupConfig(256, 7168, 8)
     for wrong, text in [
         (GroupConfig(0, 8, 1), "the number of experts is 0; the limit is at least 1"),
         (GroupConfig(2, 8, 33), "the number of experts of a token is 33; the limit is at most 32"),
@@ -576,7 +576,7 @@ def test_received_and_arranged_rows_are_arguments_of_kernels():
         stream.launch("scale_received", received, 8, 3.0, grid=2)
         to = Arrangement(group, Layout.FLAT, 6)
         arranged = received.arrange(stream, to)
-        for wrong, text in [(arranged, "`received: Received`, has 64 bytes; a `.*Arranged` of 112"), (to, "a `Arrangement` was given")]:
+        for wrong, text in [(arranged, "`received: Received`, has 176 bytes; a `.*Arranged` of 224"), (to, "a `Arrangement` was given")]:
             with pytest.raises(TypeError, match=text):
                 stream.launch("scale_received", wrong, 8, 3.0)
         stream.launch("scale_arranged", arranged, 8, 5.0, grid=2)
