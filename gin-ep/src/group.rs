@@ -125,6 +125,13 @@ impl<'c> Group<'c> {
         for kernel in [&dispatch, &combine] {
             most = most.min(gpu.resident_blocks(kernel, &shape)? / sharing);
         }
+        if sharing > 1 {
+            // A kernel that gin has not loaded may not start on a processor with a waiting block, because the two
+            // divide its memory into L1 and shared memory differently. So each rank leaves processors to the others.
+            // With this much shared memory one block fits on a processor.
+            let alone = shape.dynamic_shared(gpu.limits().dynamic_shared / 4 * 3);
+            most = most.min(gpu.resident_blocks(&dispatch, &alone)? / sharing);
+        }
         let most = most.min(config.useful_blocks(&sizes));
         let blocks = config.grid.unwrap_or(most.clamp(1, 65_535) as u32);
         let shape = LaunchConfig::new(blocks, config.block()).dynamic_shared(shape.dynamic_shared);

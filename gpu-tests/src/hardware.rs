@@ -13,7 +13,7 @@ use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_soft_hca::Options;
 use gin_soft_hca_host::SoftEngine;
-use gpu_tests_kernels::{Exchange, Flood, Stale, exchange_len, value};
+use gpu_tests_kernels::{Exchange, Flood, Stale, exchange_len, hardware_spin, value};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -160,7 +160,7 @@ pub type Trial = (&'static str, fn(&Testbed) -> Result<(), String>);
 pub const NIC_TRIALS: &[Trial] = TRIALS.split_at(8).0;
 
 /// The trials that run on any devices. The last four need loads and stores.
-pub const TRIALS: [Trial; 15] = [
+pub const TRIALS: [Trial; 16] = [
     ("lines_read_before_by_all_blocks_are_fresh_after_a_put_was_waited_for", |testbed| stale(testbed, false)),
     ("lines_read_before_by_all_blocks_are_fresh_after_a_get_was_flushed", |testbed| stale(testbed, true)),
     ("every_thread_of_every_resident_block_posts_at_once", |testbed| flood(testbed, u32::MAX, 32, 1)),
@@ -172,6 +172,7 @@ pub const TRIALS: [Trial; 15] = [
     ("lines_that_kernels_print_are_whole_in_order_and_counted_if_dropped", prints),
     ("hundreds_of_launches_that_fill_the_gpu_follow_each_other_on_a_stream", |testbed| follow(testbed, false)),
     ("launches_that_fill_the_gpu_follow_each_other_by_events_and_in_graphs", |testbed| follow(testbed, true)),
+    ("kernels_with_other_shared_memory_start_beside_a_kernel_on_every_processor", beside),
     ("lines_read_before_are_fresh_after_a_put_by_stores_was_waited_for", |testbed| stale(&testbed.lsa(), false)),
     ("lines_read_before_are_fresh_after_a_get_by_loads_was_flushed", |testbed| stale(&testbed.lsa(), true)),
     ("every_value_of_a_long_ring_by_loads_and_stores_is_right", |testbed| long(&testbed.lsa(), 1)),
@@ -237,6 +238,39 @@ fn follow(testbed: &Testbed, by_events: bool) -> Result<(), String> {
             wrong.push(format!("rank {}: {running} streams have kernels after all ended", rank.rank()));
         }
         Ok(wrong)
+    })
+}
+
+/// Starts a kernel with shared memory while kernels without it wait on every processor.
+fn beside(testbed: &Testbed) -> Result<(), String> {
+    // Few blocks on a processor: the driver gives them little shared memory.
+    const THREADS: u32 = 512;
+    const LIMIT_NS: u64 = 5_000_000_000;
+    let dynamic_shared = if testbed.sharing() > 1 { 96 << 10 } else { 0 };
+    testbed.expect(|rank| {
+        // One half of the room is left.
+        let blocks = (testbed.share(rank, "hardware_spin", THREADS)? / 2).max(1);
+        let words = Memory::new(rank.device(), MemoryKind::Pinned, 32)?;
+        words.write(0, &[0u64, 0, 1, 0])?;
+        let word = |offset: u64| std::ptr::with_exposed_provenance_mut::<u64>((words.address() + offset) as usize);
+        let (waits, ends) = (rank.stream()?, rank.stream()?);
+        // Safety: the words outlive the waits for the streams.
+        unsafe { hardware_spin::launch(&waits, LaunchConfig::new(blocks, THREADS), word(0), word(8), LIMIT_NS)? };
+        let mut started = [0u64];
+        while started[0] < u64::from(blocks) {
+            words.read(8, &mut started)?;
+            std::thread::yield_now();
+        }
+        rank.barrier()?;
+        let shape = LaunchConfig::new(1, 64).dynamic_shared(dynamic_shared);
+        // Safety: as above.
+        unsafe { hardware_spin::launch(&ends, shape, word(16), word(24), LIMIT_NS)? };
+        ends.synchronize()?;
+        let late = waits.is_idle()?.then(|| format!("rank {}: the kernel did not start beside others", rank.rank()));
+        rank.barrier()?;
+        words.write(0, &[1u64])?;
+        waits.synchronize()?;
+        Ok(late.into_iter().collect())
     })
 }
 

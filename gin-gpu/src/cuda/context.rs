@@ -12,6 +12,7 @@ use cudarc::driver::sys::{
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUresult,
 };
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 
 /// A GPU. It is opened once and kept until the process ends, as its primary context is.
@@ -37,6 +38,8 @@ pub(super) struct Context {
     neighbours: Mutex<Vec<usize>>,
     /// The numbers of the neighbours whose memory kernels of this GPU reach with atomics.
     friends: Mutex<Vec<usize>>,
+    /// The number of device objects that use it: ranks, if each has one.
+    pub(super) users: AtomicU32,
     /// By the address of the PTX text, which is static.
     pub(super) images: Mutex<HashMap<usize, Arc<Image>>>,
     /// The unused lanes.
@@ -119,6 +122,7 @@ impl Context {
             device,
             neighbours: Mutex::default(),
             friends: Mutex::default(),
+            users: AtomicU32::new(0),
             images: Mutex::default(),
             lanes: Mutex::default(),
         };

@@ -112,6 +112,7 @@ impl CudaDevice {
         // It makes clocks and pauses work on the host.
         crate::virt::install();
         let (id, kernels) = (NEXT.fetch_add(1, Ordering::Relaxed), kernels.to_vec());
+        context.users.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new_cyclic(|this| Self { context, id, kernels, limit, this: this.clone() }))
     }
 
@@ -128,6 +129,12 @@ impl CudaDevice {
     /// Returns the number of its processors (SMs).
     pub fn processors(&self) -> u32 {
         self.context.processors
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        self.context.users.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -15,6 +15,7 @@ use gin_abi::{ABI_SYMBOL, ABI_VERSION};
 use gin_device::kernel::KERNELS;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The most bytes of the log of the driver's compiler.
@@ -22,6 +23,9 @@ const LOG: usize = 16 << 10;
 
 /// The most bytes of dynamic shared memory of a launch without an attribute of the function.
 const SHARED_UNASKED: u32 = 48 << 10;
+
+/// All of a processor's memory that can be shared memory, for kernels beside those of other ranks.
+const PERCENT_SHARED: i32 = 100;
 
 /// Returns the text for a GPU of this compute capability (times 10): that of the newest architecture that is not newer
 /// than the GPU. A text with instructions of a single architecture (`sm_90a`) serves only that one.
@@ -68,6 +72,8 @@ pub(super) struct Image {
     /// Unloads it, if gin has loaded it.
     _owner: Option<Deferred>,
     functions: BTreeMap<String, Loaded>,
+    /// Its kernels run beside any others.
+    is_divided: AtomicBool,
 }
 
 // Safety: handles of the driver, which any thread may use.
@@ -160,7 +166,13 @@ impl Image {
     }
 
     fn read(context: &Arc<Context>, raw: CUmodule, owner: Option<Deferred>) -> Result<Self, GpuError> {
-        let mut image = Self { context: context.clone(), raw, _owner: owner, functions: BTreeMap::new() };
+        let mut image = Self {
+            context: context.clone(),
+            raw,
+            _owner: owner,
+            functions: BTreeMap::new(),
+            is_divided: AtomicBool::new(false),
+        };
         image.check_abi()?;
         image.read_functions()?;
         Ok(image)
@@ -212,6 +224,23 @@ impl Image {
             let local = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
             let parameters = parameters(&name, raw)?;
             self.functions.insert(name, Loaded { raw, parameters, max_threads, local, fits: Mutex::default() });
+        }
+        Ok(())
+    }
+
+    /// Gives all kernels the same division of a processor's memory into L1 and shared memory, with the most shared
+    /// memory, if ranks share the GPU. The driver would choose one for each kernel, and a processor changes it only
+    /// when it is idle: a kernel would not start beside one that waits for it, though there is room.
+    fn divide(&self) -> Result<(), GpuError> {
+        if self.context.users.load(Ordering::Relaxed) < 2 || self.is_divided.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        for loaded in self.functions.values() {
+            let what = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            // Safety: the module is loaded.
+            let code = unsafe { sys::cuFuncSetAttribute(loaded.raw, what, PERCENT_SHARED) };
+            check("set the shared memory of processors that run a kernel", code)?;
+            lock(&loaded.fits).clear();
         }
         Ok(())
     }
@@ -268,8 +297,9 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// Returns how many blocks of a shape the GPU holds. Asks the driver once for each shape.
+    /// Returns how many blocks of a shape the GPU holds. Asks the driver once for each shape. Every launch asks first.
     pub(super) fn fit(&self, name: &str, config: &LaunchConfig) -> Result<Fit, GpuError> {
+        self.image.divide()?;
         let loaded = self.image.functions.get(name).filter(|_| config.cluster_blocks() == 1);
         let key = (config.threads(), config.dynamic_shared);
         if let Some(fit) = loaded.and_then(|loaded| lock(&loaded.fits).get(&key).copied()) {
