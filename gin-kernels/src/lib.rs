@@ -11,8 +11,8 @@
 //! | [`probe`] | single operations, to inspect the compiled code |
 //! | [`primitives`] | the same for shared memory, warp operations and conversions |
 //!
-//! The workloads but `moe` run all their steps in one launch. The functions that define their data ([`ring::input`] and so on)
-//! are plain Rust, so the host uses them to check the results.
+//! The workloads run all their steps in one launch; an iteration of `moe` is several launches. The functions that
+//! define their data ([`ring::input`] and so on) are plain Rust, so the host uses them to check the results.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 #![warn(unreachable_pub)]

@@ -38,8 +38,8 @@ pub(crate) enum Workload {
     Alltoall,
     /// 2-D stencil whose kernel exchanges its borders each step.
     Halo,
-    /// Mixture of experts: a gate chooses experts for each token of a rank, and the tokens' rows go to their experts and
-    /// back, by loads and stores alone.
+    /// Mixture of experts: a gate chooses experts for each token of a rank, and the tokens' rows go to them and back,
+    /// by loads and stores alone.
     Moe,
 }
 
@@ -163,7 +163,7 @@ pub(crate) enum Mode {
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Bytes: for alltoall the block per peer (1 or more), for ring each rank's vector and for halo each rank's grid
-    /// (both a multiple of 4), for moe the rows of each rank's tokens (a multiple of 1024, or of 16 for a single token).
+    /// (both a multiple of 4), for moe the rows of each rank's tokens (a multiple of 1024, or of 16 for one token).
     /// Accepts the units KiB, MiB and GiB.
     #[arg(long, default_value = "16KiB", value_parser = size::parse)]
     pub bytes: u64,

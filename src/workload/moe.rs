@@ -91,7 +91,7 @@ fn failed(reason: String) -> CommError {
     GpuError::Kernel { kernel: "moe".to_owned(), reason }.into()
 }
 
-/// A kernel's pointer to memory.
+/// Returns the address of memory as kernels take it.
 fn pointer<T>(memory: &MemorySlice) -> *mut T {
     std::ptr::with_exposed_provenance_mut(memory.address() as usize)
 }
