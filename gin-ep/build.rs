@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 //! With the feature `cuda`, compiles the kernels to PTX and writes the table `ptx.rs` to `OUT_DIR`.
-//! `GIN_ARCHS` names the architectures; the default is `sm_90`.
+//! `GIN_ARCHS` names the architectures; the default is `sm_80` and `sm_90`.
 
 #[cfg(feature = "cuda")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=GIN_ARCHS");
-    let archs = std::env::var("GIN_ARCHS").unwrap_or_else(|_| "sm_90".to_owned());
+    let archs = std::env::var("GIN_ARCHS").unwrap_or_else(|_| "sm_80,sm_90".to_owned());
     let archs = archs.split(',').map(str::trim).map(str::parse).collect::<Result<Vec<Arch>, _>>()?;
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     let builder = KernelBuilder::new("kernels").archs(archs).figures(false).copy_to(&out);

@@ -44,6 +44,7 @@ step info-json info --format json
 step demo demo
 # One GPU by its number, by loads and stores alone.
 step gpu-0 run ring --device cuda:0 --ranks 2 --route lsa --format json
+step gpu-0-moe run moe --device cuda:0 --ranks 2 --format json
 step sweep run alltoall --device cuda --ranks 2 -b 8 -e 16M -f 8 --plot "$out/sweep.svg"
 step trace trace --output "$out/trace.json" run alltoall --device cuda --ranks 2 --stats
 # The project as `gin new` writes it: three ranks on the GPUs of this machine; its test also uses virtual GPUs.
@@ -68,8 +69,17 @@ for ranks in ${*:-1 2 4 8}; do
         step "$workload-$ranks-lsa-many" run "$workload" --device cuda --ranks "$ranks" --format json --route auto \
             --bytes 4KiB --iters "${GIN_ITERATIONS:-10000}" --repeats 1
     done
+    # A mixture of experts, by loads and stores alone.
+    step "moe-$ranks" run moe --device cuda --ranks "$ranks" --format json
+    step "moe-$ranks-long" run moe --device cuda --ranks "$ranks" --format json \
+        --bytes 1MiB --blocks 64 --threads 256 --iters 100
+    step "moe-$ranks-many" run moe --device cuda --ranks "$ranks" --format json \
+        --bytes 4KiB --iters "${GIN_ITERATIONS:-10000}" --repeats 1
     # One process for each rank, each with its own GPU.
     if [ "$ranks" -gt 1 ] && [ "$gpus" -ge "$ranks" ]; then
+        step "moe-$ranks-processes" launch -n "$ranks" -- ./gin run moe --device cuda --stats --format json \
+            --bytes 1MiB --blocks 64 --threads 256 --iters 100
+        step "moe-$ranks-killed" run moe --device cuda --ranks "$ranks" --format json --kill-rank "$((ranks - 1))" --shrink
         for workload in ring alltoall halo; do
             for route in network auto; do
                 step "$workload-$ranks-processes-$route" launch -n "$ranks" -- ./gin run "$workload" --device cuda \

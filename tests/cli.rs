@@ -60,7 +60,7 @@ const SMALL: &str = "--device virtual --ranks 3 --blocks 2 --threads 32 --iters 
 
 #[test]
 fn every_workload_is_verified_in_the_seeded_and_in_the_threads_mode() {
-    for workload in ["ring", "alltoall", "halo"] {
+    for workload in ["ring", "alltoall", "halo", "moe"] {
         verified(&format!("run {workload} {SMALL} --bytes 1KiB --mode seeded"));
         verified(&format!("run {workload} {SMALL} --bytes 1KiB --mode threads"));
     }
@@ -68,9 +68,10 @@ fn every_workload_is_verified_in_the_seeded_and_in_the_threads_mode() {
 
 #[test]
 fn the_workloads_have_no_data_races_in_any_way_of_their_requests() {
-    let options = "--device virtual --mode seeded --ranks 3 --bytes 1KiB --iters 5 --repeats 2 --contexts 2";
-    for workload in ["ring", "alltoall", "halo"] {
-        for way in ["--route network", "--route lsa", "--backend gdaki"] {
+    let options = "--device virtual --mode seeded --ranks 3 --iters 5 --repeats 2 --contexts 2";
+    let ways = ["--bytes 1KiB --route network", "--bytes 1KiB --route lsa", "--bytes 1KiB --backend gdaki"];
+    for (workload, ways) in [("ring", &ways[..]), ("alltoall", &ways), ("halo", &ways), ("moe", &["--bytes 5KiB"])] {
+        for way in ways {
             for seed in 1..=4 {
                 let arguments = format!("run {workload} {options} {way} --seed {seed}");
                 let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
@@ -467,28 +468,30 @@ fn info_in_json_is_one_object_with_what_the_text_has() {
 }
 
 #[test]
-fn the_demo_runs_the_three_workloads_by_both_routes_into_one_table_or_six_objects() {
+fn the_demo_runs_the_workloads_by_their_routes_into_one_table_or_seven_objects() {
     let options = "--ranks 2 --threads 32 --iters 2 --repeats 1 --bytes 512";
     let runs = json(&format!("demo {options}"));
     let workloads: Vec<&Value> = runs.iter().map(|run| &run["workload"]).collect();
-    assert_eq!(workloads, ["ring", "alltoall", "halo", "ring", "alltoall", "halo"]);
+    assert_eq!(workloads, ["ring", "alltoall", "halo", "ring", "alltoall", "halo", "moe"]);
     let routes: Vec<&Value> = runs.iter().map(|run| &run["route"]).collect();
-    assert_eq!(routes, ["network", "network", "network", "lsa", "lsa", "lsa"]);
-    assert_eq!(json(&format!("demo {options} --route auto")).len(), 3);
+    assert_eq!(routes, ["network", "network", "network", "lsa", "lsa", "lsa", "lsa"]);
+    assert_eq!(json(&format!("demo {options} --route auto")).len(), 4);
+    assert_eq!(json(&format!("demo {options} --route network")).len(), 3);
 
     let table = succeeds(&format!("demo {options}"));
     let lines: Vec<&str> = table.lines().collect();
     for heading in ["workload", "device", "back end", "route", "ranks", "bytes", "time", "operations/s", "verified"] {
         assert!(lines[0].contains(heading), "{table}");
     }
-    for (line, workload) in lines[1..7].iter().zip(["ring", "alltoall", "halo"].iter().cycle()) {
+    for (line, workload) in lines[1..8].iter().zip(&workloads) {
+        let workload = workload.as_str().unwrap();
         assert!(line.starts_with(workload) && line.contains("512B") && line.ends_with("yes"), "{table}");
     }
 }
 
 #[test]
 fn loads_and_stores_give_the_same_results_as_the_network() {
-    for workload in ["ring", "alltoall", "halo"] {
+    for workload in ["ring", "alltoall", "halo", "moe"] {
         for mode in ["seeded", "threads"] {
             let [report] = json(&format!("run {workload} {SMALL} --bytes 1KiB --route auto --mode {mode}"))
                 .try_into()
@@ -527,11 +530,30 @@ fn halo_takes_a_single_cell_and_a_prime_number_of_cells() {
 }
 
 #[test]
+fn moe_takes_a_single_short_row_and_many_tokens_and_refuses_what_it_cannot_use() {
+    for bytes in ["16", "1008", "1KiB", "37KiB"] {
+        verified(&format!("run moe {SMALL} --bytes {bytes}"));
+    }
+    // A block of one rank at a time is enough, and results are compared after some of the iterations.
+    verified("run moe --ranks 2 --bytes 2KiB --iters 70 --repeats 2 --resident-blocks 1");
+    refused("run moe --bytes 8", &["--bytes 8", "a multiple of 16"]);
+    refused("run moe --bytes 1040", &["--bytes 1040", "a multiple of 1024"]);
+    refused("run moe -b 16 -e 64MiB -f 1024 --threads 1024", &["--threads 1024", "at most 512"]);
+    refused("run moe --ranks 65", &["--ranks 65", "at most 64"]);
+    refused("run moe --route network", &["--route network", "1 of 4 ranks", "no route over a network"]);
+    refused("run moe --backend gdaki", &["--backend gdaki", "with moe no operation"]);
+    refused("run moe --network peer", &["--network peer", "with moe no operation"]);
+    let output = gin("run moe --device virtual --ranks 2 --deadline-ms 0 --repeats 1");
+    assert_eq!(output.status.code(), Some(3));
+    assert!(err(&output).contains("`moe`") && err(&output).contains("in time"), "{}", err(&output));
+}
+
+#[test]
 fn one_rank_is_enough_for_every_workload() {
-    for workload in ["ring", "alltoall", "halo"] {
+    for workload in ["ring", "alltoall", "halo", "moe"] {
         for mode in ["seeded", "threads"] {
             verified(&format!(
-                "run {workload} --ranks 1 --threads 32 --iters 2 --repeats 1 --bytes 1000 --mode {mode}"
+                "run {workload} --ranks 1 --threads 32 --iters 2 --repeats 1 --bytes 1008 --mode {mode}"
             ));
         }
     }
@@ -586,12 +608,13 @@ fn runs_too_large_for_this_machine_are_refused_before_they_take_its_memory() {
         refused(&format!("run {workload} --bytes 9999999999GiB"), &["--bytes 10737418238926258176", "memory"]);
         refused(&format!("run {workload} --bytes 18446744073709551612"), &["memory"]);
     }
+    refused("run moe --bytes 9999999999GiB", &["--bytes 10737418238926258176", "at most 65536"]);
     refused("run ring --bytes 99999999999GiB", &["2^64"]);
 }
 
 #[test]
 fn arguments_that_make_no_sense_are_refused_with_the_reason() {
-    refused("run abacus", &["abacus", "ring, alltoall, halo"]);
+    refused("run abacus", &["abacus", "ring, alltoall, halo, moe"]);
     refused("run", &["<WORKLOAD>"]);
     refused("jump", &["jump"]);
     refused("run ring --bytes 12parsecs", &["parsecs", "KiB"]);

@@ -45,7 +45,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn every_workload_runs_across_processes_and_the_first_prints() {
-    for (workload, route) in [("ring", "auto"), ("alltoall", "network"), ("halo", "auto")] {
+    for (workload, route) in [("ring", "auto"), ("alltoall", "network"), ("halo", "auto"), ("moe", "auto")] {
         let arguments = format!(
             "run {workload} --device virtual --route {route} --threads 32 --bytes 1KiB --iters 3 --repeats 2 --format json"
         );
@@ -130,7 +130,7 @@ fn invalid_variables_are_named() {
 #[test]
 fn a_job_continues_without_a_rank_that_was_killed() {
     let options = "--device virtual --threads 32 --bytes 4KiB --iters 5 --repeats 1 --format json";
-    for (workload, route) in [("alltoall", "network"), ("ring", "auto")] {
+    for (workload, route) in [("alltoall", "network"), ("ring", "auto"), ("moe", "auto")] {
         let arguments = format!("run {workload} --ranks 4 --kill-rank 2 --shrink --route {route} {options}");
         let output = start(&arguments, &[]).wait_with_output().unwrap();
         let (out, err) = (text(&output.stdout), text(&output.stderr));

@@ -100,7 +100,7 @@ impl<'a> Experts<'a> {
     }
 }
 
-/// Where the experts' products go.
+/// The destination of the experts' products.
 #[derive(Clone, Copy, Debug)]
 pub enum Products<'a> {
     /// To the ranks of their tokens. A combine of [`Rows::Returned`](crate::Rows::Returned) adds them up.

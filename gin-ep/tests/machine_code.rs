@@ -37,6 +37,10 @@ fn assembled() -> Result<Completion, Failed> {
         for entry in report.entries.iter().filter(|entry| entry.name.starts_with("ep_")) {
             kernels += 1;
             let multiplies = entry.name.contains("matmul");
+            if multiplies && *arch == "sm_80" {
+                // No block of it fits there: a GPU of compute capability 8 has less shared memory.
+                continue;
+            }
             let threads = if multiplies { tile::THREADS } else { gin_ep_kernels::MOST_THREADS };
             println!("{arch} {}: {} registers", entry.name, entry.registers);
             let spilled = entry.spill_stores + entry.spill_loads;

@@ -64,7 +64,7 @@ pub(crate) fn run() -> Result<End, Failure> {
             run_one(&run, recorder.as_ref().map(|recorder| (recorder, output.as_path())))
         }
         Command::Demo(demo) => {
-            let workloads = [Workload::Ring, Workload::Alltoall, Workload::Halo];
+            let workloads = [Workload::Ring, Workload::Alltoall, Workload::Halo, Workload::Moe];
             let plans = Plans::resolve(&workloads, &demo.options, true, None)?;
             run_plans(&plans, &Printed::of(&demo.options, demo.format), None, &mut io::stdout())
         }

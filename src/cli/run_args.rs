@@ -38,6 +38,9 @@ pub(crate) enum Workload {
     Alltoall,
     /// 2-D stencil whose kernel exchanges its borders each step.
     Halo,
+    /// Mixture of experts: a gate chooses experts for each token of a rank, and the tokens' rows go to them and back,
+    /// by loads and stores alone.
+    Moe,
 }
 
 impl Workload {
@@ -47,6 +50,7 @@ impl Workload {
             Self::Ring => "ring",
             Self::Alltoall => "alltoall",
             Self::Halo => "halo",
+            Self::Moe => "moe",
         }
     }
 }
@@ -159,7 +163,8 @@ pub(crate) enum Mode {
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Bytes: for alltoall the block per peer (1 or more), for ring each rank's vector and for halo each rank's grid
-    /// (both a multiple of 4). Accepts the units KiB, MiB and GiB.
+    /// (both a multiple of 4), for moe the rows of each rank's tokens (a multiple of 1024, or of 16 for one token).
+    /// Accepts the units KiB, MiB and GiB.
     #[arg(long, default_value = "16KiB", value_parser = size::parse)]
     pub bytes: u64,
     /// Number of contexts of the communicator.
@@ -195,7 +200,7 @@ pub(crate) struct Options {
     /// The network of the proxy, for operations that do not use loads and stores.
     #[arg(long, value_enum, default_value_t = Network::Auto)]
     pub network: Network,
-    /// How operations reach their peers [default: network; the demo runs both].
+    /// How operations reach their peers [default: network, auto for moe; the demo runs both].
     #[arg(long, value_enum)]
     pub route: Option<Route>,
     #[command(flatten)]

@@ -28,7 +28,7 @@ pub(crate) fn print(_: &mut impl Write) -> Result<(), Failure> {
 /// The source of NCCL's figures is the SASS for sm_90 of the kernels in its PyPI wheels, with one back end compiled in,
 /// read on 2026-11-20. NOPs are not counted. An unknown figure is 0.
 #[cfg(feature = "cuda")]
-const PROBES: [(&str, &str, [u32; 4]); 13] = [
+const PROBES: [(&str, &str, [u32; 4]); 15] = [
     ("probe_put_signal", "put with signal, one thread", [106, 271, 28, 40]),
     ("probe_put_report", "the same, faults reported", [0, 0, 0, 0]),
     ("probe_put_value", "put_value, one thread", [0, 0, 0, 0]),
@@ -42,6 +42,8 @@ const PROBES: [(&str, &str, [u32; 4]); 13] = [
     ("ring", "the workload ring", [0, 0, 0, 0]),
     ("halo", "the workload halo", [0, 0, 0, 0]),
     ("alltoall", "the workload alltoall", [0, 0, 0, 0]),
+    ("moe_gate", "the gate of moe", [0, 0, 0, 0]),
+    ("moe_experts", "the experts of moe", [0, 0, 0, 0]),
 ];
 
 #[cfg(feature = "cuda")]

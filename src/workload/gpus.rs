@@ -2,6 +2,8 @@
 //! NVIDIA GPUs as devices of workloads.
 
 use super::Plan;
+#[cfg(feature = "cuda")]
+use crate::cli::Workload;
 use crate::cli::{Failure, Refused};
 use gin_host::WorldConfig;
 
@@ -134,6 +136,15 @@ pub(crate) fn find() -> Result<Result<(Gpus, String), String>, Refused> {
     Ok(if found.names.is_empty() { Err(found.text) } else { Ok((Gpus::all(found.names), found.text)) })
 }
 
+/// Returns the kernels of a workload.
+#[cfg(feature = "cuda")]
+fn kernels(workload: Workload) -> Vec<gin_gpu::Embedded> {
+    match workload {
+        Workload::Ring | Workload::Alltoall | Workload::Halo => vec![gin::ptx::PTX],
+        Workload::Moe => vec![gin::ptx::PTX, gin_ep::PTX],
+    }
+}
+
 /// Checks against the limits of the GPUs that the grids of all ranks are resident at once.
 ///
 /// # Errors
@@ -142,9 +153,13 @@ pub(crate) fn find() -> Result<Result<(Gpus, String), String>, Refused> {
 pub(crate) fn check(gpus: &Gpus, plan: &Plan) -> Result<(), Failure> {
     use gin_gpu::cuda::CudaDevice;
     use gin_gpu::{Device, LaunchConfig, ModuleSource};
+    if plan.workload == Workload::Moe {
+        // One resident block of each rank suffices, and the group limits its grids to a rank's part of the GPU.
+        return Ok(());
+    }
     let (kernel, blocks, threads) = (plan.workload.name(), plan.sizes.blocks, plan.sizes.threads);
     for ordinal in gpus.ordinals(plan.ranks) {
-        let device = CudaDevice::new(ordinal, &[gin::ptx::PTX])?;
+        let device = CudaDevice::new(ordinal, &kernels(plan.workload))?;
         let function = device.load(ModuleSource::Linked)?.function(kernel)?;
         let most = function.max_threads.unwrap_or(u32::MAX).min(device.limits().threads_per_block);
         if threads > most {
@@ -179,9 +194,9 @@ fn no_support() -> Refused {
 /// # Errors
 /// Returns the error of the driver.
 #[cfg(feature = "cuda")]
-pub(crate) fn world(gpus: &Gpus, ranks: u32) -> Result<WorldConfig, Failure> {
-    let ordinals = gpus.ordinals(ranks);
-    Ok(WorldConfig::cuda(&ordinals, ranks, &[gin::ptx::PTX])?)
+pub(crate) fn world(gpus: &Gpus, plan: &Plan) -> Result<WorldConfig, Failure> {
+    let ordinals = gpus.ordinals(plan.ranks);
+    Ok(WorldConfig::cuda(&ordinals, plan.ranks, &kernels(plan.workload))?)
 }
 
 /// Fails: this build supports no GPUs.
@@ -189,7 +204,7 @@ pub(crate) fn world(gpus: &Gpus, ranks: u32) -> Result<WorldConfig, Failure> {
 /// # Errors
 /// Always returns [`Refused`].
 #[cfg(not(feature = "cuda"))]
-pub(crate) fn world(_gpus: &Gpus, _ranks: u32) -> Result<WorldConfig, Failure> {
+pub(crate) fn world(_gpus: &Gpus, _plan: &Plan) -> Result<WorldConfig, Failure> {
     Err(no_support().into())
 }
 

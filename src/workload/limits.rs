@@ -2,7 +2,7 @@
 //! The limits of a run, set by GPUs and by this machine.
 
 use super::{Plan, RunDevice};
-use crate::cli::{Mode, Refused, Sizes};
+use crate::cli::{Mode, Refused, Sizes, Workload};
 use gin_abi::BackendKind;
 use gin_host::comm::{Backend, probe_backends};
 use std::fs;
@@ -73,7 +73,8 @@ fn check_virtual(plan: &Plan) -> Result<(), Refused> {
         ));
     }
     let resident = plan.resident_blocks.unwrap_or_else(default_resident_blocks);
-    if blocks > resident {
+    // The blocks of the other workloads wait for each other.
+    if blocks > resident && plan.workload != Workload::Moe {
         return refuse(format!(
             "--blocks {blocks}: the blocks of a workload wait for each other, so all {blocks} must be resident at once, \
              but a device holds {resident}: use fewer blocks or more --resident-blocks"

@@ -5,6 +5,7 @@ mod alltoall;
 mod gpus;
 mod halo;
 pub(crate) mod limits;
+mod moe;
 mod network;
 mod plan;
 mod reference;
@@ -21,7 +22,7 @@ pub(crate) use watch::Watch;
 use crate::cli::{Failure, Mode, Refused, Report, Sizes, Workload};
 use gin_boot::Bootstrap;
 use gin_gpu::LaunchConfig;
-use gin_gpu::{KernelArg, Memory, MemoryKind};
+use gin_gpu::{KernelArg, Memory, MemoryKind, Stream};
 use gin_host::CommError;
 use gin_host::comm::{Backend, Communicator, Requirements, Stats};
 use gin_host::proxy::trace::TARGET;
@@ -134,14 +135,25 @@ impl Plan {
         let function = rank.kernel(self.workload.name())?;
         let stream = rank.stream()?;
         let config = LaunchConfig::new(self.sizes.blocks, self.sizes.threads).cooperative();
+        // Safety: the workloads pass the arguments that the kernels' docs require; the device makes all blocks of a
+        // cooperative launch resident or refuses it.
+        self.timed(rank, comm, &stream, || Ok(unsafe { stream.launch(&function, config, arguments) }?))
+    }
+
+    /// Launches kernels on a stream, waits for them, and returns the time of both. All ranks begin together.
+    fn timed(
+        &self,
+        rank: &Rank,
+        comm: &Watched<'_>,
+        stream: &Arc<dyn Stream>,
+        launch: impl FnOnce() -> Result<(), CommError>,
+    ) -> Result<Duration, CommError> {
         rank.barrier()?;
         comm.watch.start(rank.rank(), &comm.comm);
         let kernel = self.workload.name();
         tracing::trace!(name: "kernel begins", target: TARGET, rank = rank.rank(), kernel);
         let start = Instant::now();
-        // Safety: the workloads pass the arguments that the kernels' docs require; the device makes all blocks of a
-        // cooperative launch resident or refuses it.
-        let outcome = unsafe { stream.launch(&function, config, arguments) }.and_then(|()| stream.synchronize());
+        let outcome = launch().and_then(|()| Ok(stream.synchronize()?));
         let time = start.elapsed();
         tracing::trace!(name: "kernel ends", target: TARGET, rank = rank.rank(), failed = outcome.is_err());
         comm.watch.end(rank.rank());
@@ -163,7 +175,7 @@ fn words_at(table: &Memory) -> *mut u64 {
 
 fn world(plan: &Plan) -> Result<WorldConfig, Failure> {
     let mut config = match (&plan.device, plan.mode) {
-        (RunDevice::Cuda(gpus), _) => gpus::world(gpus, plan.ranks)?,
+        (RunDevice::Cuda(gpus), _) => gpus::world(gpus, plan)?,
         (RunDevice::Virtual, Mode::Threads) => WorldConfig::threads(plan.ranks),
         (RunDevice::Virtual, Mode::Seeded) => WorldConfig::seeded(plan.ranks, plan.seed),
     };
@@ -220,6 +232,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), Refused> {
         Workload::Ring => ring::check(plan).map(drop),
         Workload::Alltoall => alltoall::check(plan).map(drop),
         Workload::Halo => halo::check(plan).map(drop),
+        Workload::Moe => moe::check(plan).map(drop),
     }
 }
 
@@ -246,6 +259,7 @@ pub(crate) fn run(plan: &Plan, job: Option<&Arc<dyn Bootstrap>>, watch: &Watch) 
         Workload::Ring => Box::new(ring::Ring::new(plan)?),
         Workload::Alltoall => Box::new(alltoall::Alltoall::new(plan)?),
         Workload::Halo => Box::new(halo::Halo::new(plan)?),
+        Workload::Moe => Box::new(moe::Moe::new(plan)?),
     };
     if let RunDevice::Cuda(gpus) = &plan.device {
         gpus::check(gpus, plan)?;

@@ -5,7 +5,8 @@ use gin_device::prelude::*;
 
 /// Returns `a * b + c`, rounded once.
 #[inline(always)]
-fn fma(a: f32, b: f32, c: f32) -> f32 {
+#[must_use]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     #[cfg(target_arch = "nvptx64")]
     {
         core::f32::math::mul_add(a, b, c)

@@ -62,7 +62,7 @@ mod status;
 pub use arrange::Arranged;
 pub use combine::{ACCUMULATE, RETURNED, Sums, combine};
 pub use dispatch::{RECEIVE, SEND, dispatch};
-pub use element::Element;
+pub use element::{Element, fma};
 pub use format::{Bytes, Format, Quantized, SCALED};
 #[cfg(feature = "kernels")]
 pub use kernels::{

@@ -164,7 +164,7 @@ pub unsafe fn multiply(factors: &Factors, aside: &impl Aside, place: impl Fn(u32
         }
         commit_copies();
     });
-    // Where rows go may take loads, which run beside the copies.
+    // `place` may load from global memory. The copies, which were started before, run meanwhile.
     if thread < ROWS {
         PLACES.array().write(thread as usize, if thread < factors.rows { place(thread) } else { 0 });
     }
