@@ -252,6 +252,25 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
     /// An error of the device.
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError>;
 
+    /// Makes a stream whose waiting blocks start before those of streams with a larger number, as soon as a running
+    /// block ends. Running blocks are not stopped. 0 is the priority of [`stream`](Self::stream), and lower numbers go
+    /// first. As in CUDA, a number outside of the GPU's range (0 to -5 on an H100) stands for the nearest one in it:
+    /// `i32::MIN` is the first priority of every GPU. On a virtual GPU priorities have no effect.
+    ///
+    /// ```
+    /// use gin_gpu::GpuError;
+    /// use gin_host::{WorldConfig, launch};
+    ///
+    /// let idle = launch(WorldConfig::seeded(1, 0), |rank| -> Result<bool, GpuError> {
+    ///     rank.device().stream_with_priority(i32::MIN)?.is_idle()
+    /// });
+    /// assert_eq!(idle.unwrap(), [true]);
+    /// ```
+    ///
+    /// # Errors
+    /// An error of the device.
+    fn stream_with_priority(&self, priority: i32) -> Result<Arc<dyn Stream>, GpuError>;
+
     /// Returns whether kernels of this device can load from and store to memory of `other`, also by atomics.
     fn reaches(&self, other: &dyn Device) -> bool;
 

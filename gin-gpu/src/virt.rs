@@ -239,6 +239,10 @@ impl Device for VirtualDevice {
         }))
     }
 
+    fn stream_with_priority(&self, _priority: i32) -> Result<Arc<dyn Stream>, GpuError> {
+        self.stream()
+    }
+
     fn reaches(&self, other: &dyn Device) -> bool {
         other.kind() == DeviceKind::Virtual
     }

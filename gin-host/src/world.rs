@@ -372,7 +372,8 @@ impl Rank {
         self.device.load(ModuleSource::Linked)?.function(name)
     }
 
-    /// Makes a stream of the rank's device.
+    /// Makes a stream of the rank's device. [`stream_with_priority`](Device::stream_with_priority) of
+    /// [`device`](Self::device) makes one that goes before others.
     ///
     /// # Errors
     /// An error of the device.

@@ -299,6 +299,19 @@ fn shared(rank: &Rank, gpus: &[usize]) -> Result<Vec<String>, CommError> {
             wrong.push(format!("{what}: expected {expected:?}, got {seen:?}"));
         }
     }
+    let (mut least, mut greatest) = (0, 0);
+    // Safety: writes two integers.
+    ok("ask for priorities", unsafe { sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest) })?;
+    for (asked, expected) in [(0, 0), (i32::MAX, least), (greatest, greatest), (i32::MIN, greatest)] {
+        let made = device.stream_with_priority(asked)?;
+        let raw = CudaStream::of(&*made).map_or(std::ptr::null_mut(), CudaStream::raw);
+        let mut seen = i32::MAX;
+        // Safety: writes an integer; the stream is alive.
+        ok("ask for a priority", unsafe { sys::cuStreamGetPriority(raw.cast(), &raw mut seen) })?;
+        if seen != expected {
+            wrong.push(format!("a stream of priority {asked}: the driver says {seen}, not {expected}"));
+        }
+    }
     let comm = rank.communicator(&Requirements::default().signals(1))?;
     let kinds = [Kind::Alloc, Kind::Pool, Kind::Map, Kind::Pinned, Kind::Registered];
     for (kind, round) in kinds.into_iter().zip(1u64..) {

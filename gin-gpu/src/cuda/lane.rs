@@ -40,7 +40,7 @@ impl Lane {
             return Ok(lane);
         }
         context.enter()?;
-        Ok(Self { context: context.clone(), stream: new_stream()?, buffer: host_alloc(BUFFER + VALUES)? })
+        Ok(Self { context: context.clone(), stream: new_stream(0)?, buffer: host_alloc(BUFFER + VALUES)? })
     }
 
     /// Runs `work` with a lane. A lane whose work has failed is not used again.
@@ -146,11 +146,12 @@ impl Lane {
     }
 }
 
-/// Makes a stream that does not wait for the default one. The context must be current.
-pub(super) fn new_stream() -> Result<CUstream, GpuError> {
+/// Makes a stream that does not wait for the default one. The context must be current. The driver takes the nearest
+/// priority that the GPU has.
+pub(super) fn new_stream(priority: i32) -> Result<CUstream, GpuError> {
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
     // Safety: writes one pointer.
-    handle("make a stream", |stream| unsafe { sys::cuStreamCreate(stream, flags) })
+    handle("make a stream", |stream| unsafe { sys::cuStreamCreateWithPriority(stream, flags, priority) })
 }
 
 /// Allocates pinned memory that every GPU reaches at the CPU's address. The context must be current.

@@ -13,7 +13,7 @@ use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// The most kernels that one GPU runs at a time: as many as it has streams for.
@@ -84,9 +84,14 @@ static STATES: [Mutex<State>; 16] = [const { Mutex::new(State::new()) }; 16];
 /// Locked after the states.
 static DEFERRED: Mutex<Deferred> = Mutex::new(Deferred { resources: Vec::new(), failures: Vec::new() });
 
+/// Returns the state of GPU `ordinal`, locked.
+fn state(ordinal: usize) -> MutexGuard<'static, State> {
+    lock(&STATES[ordinal % STATES.len()])
+}
+
 /// Runs `work` on the state of GPU `ordinal`.
 pub(super) fn with<T>(ordinal: usize, work: impl FnOnce(&mut State) -> T) -> T {
-    let mut state = lock(&STATES[ordinal % STATES.len()]);
+    let mut state = state(ordinal);
     if state.running.is_empty() {
         // No query of the driver is needed.
         return work(&mut state);
@@ -189,6 +194,28 @@ impl State {
         });
     }
 
+    /// Returns whether a launch may come without queries for kernels that have ended, because these would not change
+    /// the sums. This is so if no room is counted for the launch, no kernels of other streams may run beside it, and
+    /// the entry of its stream would be replaced by an equal one.
+    fn needs_no_reap(&self, launch: &Launch<'_>) -> bool {
+        let [kernel] = launch.kernels else { return false };
+        let shape = (kernel.blocks, kernel.fit.per_processor);
+        let place = (launch.context.ordinal, launch.owner, launch.number);
+        !launch.captured
+            && !kernel.cooperative
+            && self.residents.is_empty()
+            && self.repeats(place, launch.before, shape)
+    }
+
+    /// Returns whether the stream at `place` (GPU, owner, stream) has one entry, which a launch of this shape after
+    /// `before` would leave as it is, and nothing runs beside it.
+    fn repeats(&self, place: (usize, u64, u64), before: &Before, shape: (u64, u64)) -> bool {
+        let is_equal = |own: &Running| {
+            (own.ordinal, own.owner, own.stream) == place && own.shapes == [shape] && own.meets.is_empty()
+        };
+        self.beside(place.0, before).next().is_none() && self.running.iter().any(is_equal)
+    }
+
     /// Returns how many blocks fit on GPU `ordinal` beside the running kernels, except the ones `before` them, and
     /// beside the parked resident kernels, which will run again. Resident kernels that `asks` launches do not count.
     fn room(&self, ordinal: usize, fit: Fit, before: &Before, asks: Option<u64>) -> u64 {
@@ -284,14 +311,20 @@ pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
 pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
     let (mut start, mut since) = (Some(start), None);
     loop {
-        let done = with(launch.context.ordinal, |state| {
-            state.reap();
-            if state.must_wait(launch, &mut since)? {
-                return Ok(None);
+        let done = {
+            let mut state = state(launch.context.ordinal);
+            let reaps = !state.needs_no_reap(launch);
+            let _beside = (reaps && !state.running.is_empty()).then(BesideCaptures::begin);
+            if reaps {
+                state.reap();
             }
-            start.take().map(|start| launch_in(state, launch, start)).transpose()
-        });
-        match done? {
+            if state.must_wait(launch, &mut since)? {
+                None
+            } else {
+                start.take().map(|start| launch_in(&mut state, launch, start)).transpose()?
+            }
+        };
+        match done {
             Some(()) => return Ok(()),
             None => std::thread::sleep(NAP),
         }
@@ -404,6 +437,38 @@ mod tests {
         }
         // Those of one stream run one after another.
         assert_eq!(room(&[&[(100, 2), (4, 1)]], fit(2, 1, 264)), 164);
+    }
+
+    #[test]
+    fn only_a_launch_that_repeats_the_last_one_alone_needs_no_query() {
+        let entry = |stream, last, shapes: &[(u64, u64)]| Running {
+            ordinal: 0,
+            owner: 1,
+            stream,
+            last,
+            ended: std::ptr::null_mut(),
+            shapes: shapes.to_vec(),
+            meets: BTreeSet::new(),
+        };
+        let mut state = State::new();
+        let own = Before::from([(7, 3)]);
+        assert!(!state.repeats((0, 1, 7), &own, (4, 2)), "the first launch");
+        state.running.push(entry(7, 2, &[(4, 2)]));
+        assert!(state.repeats((0, 1, 7), &own, (4, 2)));
+        assert!(!state.repeats((0, 1, 7), &own, (5, 2)), "another shape");
+        assert!(!state.repeats((0, 2, 7), &own, (4, 2)), "another owner");
+        // A stream that may run beside it, on the same GPU or on another one.
+        state.running.push(Running { ordinal: 16, ..entry(8, 5, &[(1, 1)]) });
+        assert!(state.repeats((0, 1, 7), &own, (4, 2)));
+        state.running[1].ordinal = 0;
+        assert!(!state.repeats((0, 1, 7), &own, (4, 2)), "another stream");
+        assert!(!state.repeats((0, 1, 7), &Before::from([(7, 3), (8, 4)]), (4, 2)), "a later launch of it");
+        let ordered = Before::from([(7, 3), (8, 5)]);
+        assert!(state.repeats((0, 1, 7), &ordered, (4, 2)));
+        state.running[0].meets.insert(8);
+        assert!(!state.repeats((0, 1, 7), &ordered, (4, 2)), "it has met another stream");
+        state.running[0] = entry(7, 2, &[(4, 2), (9, 1)]);
+        assert!(!state.repeats((0, 1, 7), &own, (4, 2)), "the stream ran a larger kernel");
     }
 
     #[test]

@@ -207,7 +207,11 @@ impl Device for CudaDevice {
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
-        Ok(Arc::new(CudaStream::new(self.shared()?)?))
+        self.stream_with_priority(0)
+    }
+
+    fn stream_with_priority(&self, priority: i32) -> Result<Arc<dyn Stream>, GpuError> {
+        Ok(Arc::new(CudaStream::new(self.shared()?, priority)?))
     }
 
     fn reaches(&self, other: &dyn Device) -> bool {

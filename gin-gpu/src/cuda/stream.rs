@@ -119,9 +119,9 @@ pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig
 }
 
 impl CudaStream {
-    pub(super) fn new(device: Arc<CudaDevice>) -> Result<Self, GpuError> {
+    pub(super) fn new(device: Arc<CudaDevice>, priority: i32) -> Result<Self, GpuError> {
         device.context.enter()?;
-        let raw = new_stream()?;
+        let raw = new_stream(priority)?;
         let owner = Some(Deferred::new(&device.context, Resource::Stream(raw)));
         Ok(Self::with(device, raw, owner))
     }

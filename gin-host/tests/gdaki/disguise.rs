@@ -146,6 +146,10 @@ impl Device for Disguised {
         self.device.stream()
     }
 
+    fn stream_with_priority(&self, priority: i32) -> Result<Arc<dyn Stream>, GpuError> {
+        self.device.stream_with_priority(priority)
+    }
+
     fn reaches(&self, other: &dyn Device) -> bool {
         other.downcast::<Self>().is_some_and(|other| std::ptr::eq(self, other))
     }
