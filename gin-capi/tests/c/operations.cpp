@@ -220,6 +220,14 @@ KERNEL operations(gin::Comm comm, Words data, Words foreign, Words closed, gin::
     HOLDS(!comm.fault());
 }
 
+// Waits for what is there already, without a call, until one of the waits notices an abort.
+KERNEL circles(gin::Comm comm, Words out) {
+    gin::Gin<> net(comm, 0, gin::Deadline::none());
+    gin::Fault fault;
+    for (uint32_t i = 0; !fault && i < 1 << 22; i++) fault = net.waitSignal(gin::CoopThread{}, 0, 0);
+    *out.localPointer() = uint64_t(fault.kind());
+}
+
 #if !defined(__CUDACC__)
 
 int main(int count, char** words) try {
@@ -235,7 +243,7 @@ int main(int count, char** words) try {
     config.network_only = count > 1 && std::strcmp(words[1], "network") == 0;
     std::vector<gin::Job> jobs = gin::Job::local(2, config);
     int failed = 0;
-    auto rank = [&failed, &cubin](const gin::Job& job) {
+    auto rank = [&failed, &cubin, &config](const gin::Job& job) {
         try {
             gin_requirements_t requirements = gin::default_requirements();
             requirements.world_barriers = 1;
@@ -244,19 +252,26 @@ int main(int count, char** words) try {
             gin::HostWindow<uint8_t> bytes(comm, 600);
             Words gone(closed.device());
             closed.close();
-            gin::Kernel kernel = cubin.empty() ? gin::Kernel::of<operations>("operations")
-                                               : gin::Module(job, cubin.data(), cubin.size()).kernel("operations");
+            gin::Kernel all = gin::Kernel::of<operations>("operations"), around = gin::Kernel::of<circles>("circles");
+            if (!cubin.empty()) {
+                gin::Module module(job, cubin.data(), cubin.size());
+                all = module.kernel("operations"), around = module.kernel("circles");
+            }
             gin::Stream stream(job);
-            stream.launch(kernel, gin::cooperative(1, 64), comm.device(), data.device(), foreign.device(), gone,
+            stream.launch(all, gin::cooperative(1, 64), comm.device(), data.device(), foreign.device(), gone,
                           bytes.device(), gin::Deadline::after_ms(20000));
             stream.synchronize();
             comm.check_fault();
             job.barrier();
             data.close();
             bytes.close();
-            foreign.close();
-            other.destroy();
             comm.destroy();
+            if (config.network_only) return;
+            stream.launch(around, gin::cooperative(1, 1), other.device(), foreign.device());
+            job.barrier();
+            other.abort();
+            stream.synchronize();
+            if (gin::FaultKind(foreign.read()[0]) != gin::FaultKind::Aborted) throw std::runtime_error("no wait noticed the abort");
         } catch (const std::exception& error) {
             std::fprintf(stderr, "rank %u: %s\n", job.rank(), error.what());
             failed = 1;
