@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The groups of threads of gin_device.cuh, which includes this. `any` is a sync that returns whether a thread brings true.
+// The groups of threads of gin_device.cuh, which includes this. `any` is a sync that returns whether a thread brings
+// true.
 
 #pragma once
 

@@ -8,8 +8,8 @@
 //
 // What is small is code of this header: teams, ranges, pointers to memory of LSA peers; in gin_inline.cuh, reads of the
 // own signals and counters, the first polls of waits for them, and put, putValue and signal to peers that loads and
-// stores reach. Other operations, the rest of waits, and barriers are calls: gin_calls.cuh. docs/c.md states what a call
-// costs.
+// stores reach. Other operations, the rest of waits, and barriers are calls: gin_calls.cuh. docs/c.md states what a
+// call costs.
 
 #pragma once
 
@@ -223,7 +223,8 @@ struct Gdaki {};
 
 namespace detail {
 
-enum : uint32_t { Signal = 1 << 10, Weak = 1 << 11, Counter = 1 << 12, AllRoutes = 1 << 13, AllContexts = 1 << 14, Look = 1 << 15 };
+enum : uint32_t { Signal = 1 << 10, Weak = 1 << 11, Counter = 1 << 12, AllRoutes = 1 << 13, AllContexts = 1 << 14 };
+enum : uint32_t { Look = 1 << 15 };
 
 struct Raise {
     uint32_t options;
@@ -462,7 +463,7 @@ public:
     GIN_FN Fault waitSignalMeetShadow(Coop coop, uint32_t signal, uint32_t bits = 64,
                                       Order order = Order::Acquire) const {
         GIN_REFUSE(mismatch());
-        bool here = readsHere() && detail::check_signal(comm_, context_, signal, bits) == FaultKind::None;
+        bool here = pollsHere(bits) && detail::check_signal(comm_, context_, signal, bits) == FaultKind::None;
         auto meets = [&] {
             uint64_t least = detail::load_relaxed_gpu(detail::shadow_at(comm_, context_, signal));
             return detail::signal_meets(comm_, context_, signal, least, bits, order);
@@ -524,7 +525,7 @@ public:
     GIN_FN Fault waitCounter(Coop coop, uint32_t counter, uint64_t least, uint32_t bits = 56,
                              Order order = Order::Acquire) const {
         GIN_REFUSE(mismatch());
-        bool here = readsHere() && detail::check_counter(comm_, context_, counter, bits) == FaultKind::None;
+        bool here = pollsHere(bits) && detail::check_counter(comm_, context_, counter, bits) == FaultKind::None;
         auto meets = [&] { return detail::counter_meets(comm_, context_, counter, least, bits, order); };
         return lead(coop, here, with(order), meets, [&](uint32_t options) {
             return GIN_FORM(gin_wait_counter, comm_.copy, context_, options, coop.word(), counter, least, bits,
@@ -592,9 +593,10 @@ private:
         return !std::is_same_v<Backend, Gdaki> && comm_.gdaki_contexts == 0;
 #endif
     }
+    GIN_FN bool pollsHere(uint32_t bits) const { return readsHere() && detail::polls(comm_, bits); }
     GIN_FN uint32_t with(Order order) const { return options_ | static_cast<uint32_t>(order) << 4; }
-    // Waits with the threads of a coop. If `here`, one of them polls a short time by `meets`, and now and then looks for
-    // a fault after that, as `look_around` of gin/completion.rs. Otherwise, and if the short time is over, they `call`.
+    // Waits with the threads of a coop. If `here`, one of them polls a short time by `meets`, and now and then looks
+    // for a fault after that, as `look_around` of gin/completion.rs does. Otherwise, and after that time, they `call`.
     template <class Coop, class Meets, class Call>
     GIN_FN Fault lead(Coop coop, bool here, uint32_t options, Meets meets, Call call) const {
         if (here && coop.exists()) {
@@ -656,7 +658,7 @@ private:
     template <class Coop>
     GIN_FN Fault await(Coop coop, uint64_t window, uint64_t signal, uint64_t least, uint32_t bits, Order order) const {
         GIN_REFUSE(mismatch());
-        bool here = window == 0 && readsHere() &&
+        bool here = window == 0 && pollsHere(bits) &&
                     detail::check_signal(comm_, context_, signal, bits) == FaultKind::None;
         auto meets = [&] { return detail::signal_meets(comm_, context_, signal, least, bits, order); };
         return lead(coop, here, with(order), meets, [&](uint32_t options) {

@@ -394,13 +394,18 @@ GIN_FN uint64_t shadow_at(const gin_device_comm_t& comm, uint32_t context, uint3
 
 // ---- The first polls of waits ------------------------------------------------------------------------------------
 
+/// Returns whether a wait begins with polls of words in GPU memory. Otherwise it begins with the word in host memory,
+/// for which all threads take turns, and with the mailbox: code that Rust calls too.
+GIN_FN bool polls(const gin_device_comm_t& comm, uint32_t bits) {
+    return (comm.engines & (EngineGpu | EngineNic)) != 0 && ((comm.engines & EngineCpu) == 0 || bits >= Wide);
+}
+
 /// Polls a signal or counter for as long as `wait_relaxed` of signal_words.rs polls nothing but words in GPU memory.
-/// Returns whether it came to be at or past `least`. An address is 0 if there is no such word; `near` is that of the near
-/// words. The mailbox is not drained.
+/// Returns whether it came to be at or past `least`. An address is 0 if there is no such word; `near` is that of the
+/// near words.
 GIN_FN bool meets(const gin_device_comm_t& comm, uint64_t gpu, uint64_t nic, uint64_t near, bool mailbox,
                   uint64_t least, uint32_t bits, Order order) {
     bool host = (comm.engines & EngineCpu) != 0;
-    if ((gpu | nic) == 0 || (host && bits < Wide)) return false;
     uint64_t rest = 0 - load_relaxed_gpu(near + NearBase);
     uint32_t looks = Looks;
     if (host) {
