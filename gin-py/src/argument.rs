@@ -66,7 +66,7 @@ impl Deadline {
 /// A value that lives until a kernel has ended.
 #[derive(Debug)]
 pub(crate) enum Held {
-    /// A communicator or a window.
+    /// A communicator, a window, or the owner of a parameter.
     Object(Py<PyAny>),
     /// A tensor whose address the kernel has.
     #[expect(dead_code, reason = "it lives as long as this")]
@@ -131,6 +131,11 @@ impl Arguments {
                 groups.push(rows.member);
                 arguments.held.push(Held::Memory(rows.memory));
                 rows.argument
+            } else if let Some(part) = ep::Part::of(&value)? {
+                check_device(&place, &**part.member.comm.gpu(), &**device)?;
+                groups.push(part.member);
+                arguments.held.push(Held::Object(part.owner));
+                part.argument
             } else if let Ok(deadline) = value.cast::<Deadline>() {
                 deadline.get().0.argument()
             } else if Tensor::is_offered_by(&value) && !is_scalar(parameter) {
@@ -224,7 +229,8 @@ fn scalar(place: &Place<'_>, value: &Bound<'_, PyAny>) -> PyResult<Argument> {
         return Ok(Argument::of::<bool>(u8::from(flag)));
     }
     let advice = "pass gin.Communicator for `Comm`, gin.Window for `Window`, gin.Deadline for `Deadline`, a tensor for a \
-                  pointer, a number for a number, gin.ep.Received and gin.ep.Arranged for rows; parameters of other types cannot be passed from Python";
+                  pointer, a number for a number, gin.ep.Received and gin.ep.Arranged for rows, and what gin.ep.Lane.fuse \
+                  returns for its parameters; parameters of other types cannot be passed from Python";
     let kind = value.get_type().name()?;
     Err(PyTypeError::new_err(format!("{place}: a `{kind}` was given; {advice}")))
 }
