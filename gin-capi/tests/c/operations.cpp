@@ -5,14 +5,12 @@
 //   operations [automatic | network]            on virtual GPUs
 //   operations (automatic | network) CUBIN      on GPUs; nvcc makes the cubin of this file
 
-#include "gin.hpp"
+#include "ranks.hpp"
 #include "gin_device.cuh"
 
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <thread>
 
 using Words = gin::Window<uint64_t>;
 
@@ -241,46 +239,37 @@ int main(int count, char** words) try {
         config.device = GIN_DEVICE_CUDA;
     }
     config.network_only = count > 1 && std::strcmp(words[1], "network") == 0;
-    std::vector<gin::Job> jobs = gin::Job::local(2, config);
-    int failed = 0;
-    auto rank = [&failed, &cubin, &config](const gin::Job& job) {
-        try {
-            gin_requirements_t requirements = gin::default_requirements();
-            requirements.world_barriers = 1;
-            gin::Communicator comm(job, requirements), other(job, requirements);
-            gin::HostWindow<uint64_t> data(comm, 64, GIN_WINDOW_SIGNALS), foreign(other, 64), closed(comm, 64);
-            gin::HostWindow<uint8_t> bytes(comm, 600);
-            Words gone(closed.device());
-            closed.close();
-            gin::Kernel all = gin::Kernel::of<operations>("operations"), around = gin::Kernel::of<circles>("circles");
-            if (!cubin.empty()) {
-                gin::Module module(job, cubin.data(), cubin.size());
-                all = module.kernel("operations"), around = module.kernel("circles");
-            }
-            gin::Stream stream(job);
-            stream.launch(all, gin::cooperative(1, 64), comm.device(), data.device(), foreign.device(), gone,
-                          bytes.device(), gin::Deadline::after_ms(20000));
-            stream.synchronize();
-            comm.check_fault();
-            job.barrier();
-            data.close();
-            bytes.close();
-            comm.destroy();
-            if (config.network_only) return;
-            stream.launch(around, gin::cooperative(1, 1), other.device(), foreign.device());
-            job.barrier();
-            other.abort();
-            stream.synchronize();
-            if (gin::FaultKind(foreign.read()[0]) != gin::FaultKind::Aborted) throw std::runtime_error("no wait noticed the abort");
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "rank %u: %s\n", job.rank(), error.what());
-            failed = 1;
-            gin_job_abort(job.raw());
+    auto rank = [&cubin](const gin::Job& job) {
+        gin_requirements_t requirements = gin::default_requirements();
+        requirements.world_barriers = 1;
+        gin::Communicator comm(job, requirements), other(job, requirements);
+        gin::HostWindow<uint64_t> data(comm, 64, GIN_WINDOW_SIGNALS), foreign(other, 64), closed(comm, 64);
+        gin::HostWindow<uint8_t> bytes(comm, 600);
+        Words gone(closed.device());
+        closed.close();
+        gin::Kernel all = gin::Kernel::of<operations>("operations"), around = gin::Kernel::of<circles>("circles");
+        if (!cubin.empty()) {
+            gin::Module module(job, cubin.data(), cubin.size());
+            all = module.kernel("operations"), around = module.kernel("circles");
         }
+        gin::Stream stream(job);
+        stream.launch(all, gin::cooperative(1, 64), comm.device(), data.device(), foreign.device(), gone,
+                      bytes.device(), gin::Deadline::after_ms(20000));
+        stream.synchronize();
+        comm.check_fault();
+        job.barrier();
+        data.close();
+        bytes.close();
+        comm.destroy();
+        if (other.device().lsa_reach == 0) return;
+        stream.launch(around, gin::cooperative(1, 1), other.device(), foreign.device());
+        job.barrier();
+        other.abort();
+        stream.synchronize();
+        bool noticed = gin::FaultKind(foreign.read()[0]) == gin::FaultKind::Aborted;
+        if (!noticed) throw std::runtime_error("no wait noticed the abort");
     };
-    std::thread first(rank, std::cref(jobs[0])), second(rank, std::cref(jobs[1]));
-    first.join();
-    second.join();
+    int failed = on_ranks(2, config, rank);
     if (failed == 0) std::printf("passed\n");
     return failed;
 } catch (const std::exception& error) {
