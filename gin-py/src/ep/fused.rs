@@ -113,7 +113,7 @@ impl Parameter {
 /// A parameter as an argument of a launch.
 pub(crate) struct Part {
     pub(crate) argument: Argument,
-    /// What keeps its memory.
+    /// The object that keeps its memory.
     pub(crate) owner: Py<PyAny>,
     pub(crate) member: Arc<Member>,
 }

@@ -6,6 +6,7 @@ use super::fused::{Fused, Parameters};
 use super::group::{GroupCore, lend};
 use super::tokens::{Combine, Given, Sums, Tokens};
 use super::view::{Arrangement, View, words};
+use crate::argument::check_device;
 use crate::comm::Member;
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
@@ -200,14 +201,8 @@ impl Inner {
 fn usable<'s>(stream: &'s Stream, core: &GroupCore) -> PyResult<&'s Arc<Work>> {
     let (work, own) = (stream.work()?, core.member().comm.gpu());
     core.member().check_usable("use the lane")?;
-    let device = work.stream.device();
-    if std::ptr::addr_eq(Arc::as_ptr(&device), Arc::as_ptr(own)) {
-        return Ok(work);
-    }
-    let (own, other) = (own.name(), device.name());
-    Err(PyValueError::new_err(format!(
-        "the stream belongs to another rank, on {other}, than the group, on {own}: pass one that the group's rank made"
-    )))
+    check_device("the group", &**own, &*work.stream.device())?;
+    Ok(work)
 }
 
 /// A lane: one dispatch at a time. `Group.lane` makes it.
