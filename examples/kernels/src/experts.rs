@@ -71,7 +71,7 @@ pub unsafe fn scale_arranged(arranged: Arranged, hidden: u32, factor: f32) {
 ///
 /// # Safety
 /// - One block, on every rank. The host made the parameters by `gin_ep::Lane::fuse`.
-#[kernel(launch_bounds(512))]
+#[kernel(launch_bounds(256))]
 pub unsafe fn exchange_scaled(
     comm: Comm,
     arena: Window<u64>,
