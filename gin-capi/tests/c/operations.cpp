@@ -161,6 +161,7 @@ KERNEL operations(gin::Comm comm, Words data, Words foreign, Words closed, gin::
     FAILS(net.signal(world, peer, gin::StrongSignalInc{0}, gin::CoopWarpSpan{0, 3, 1}), BadDescriptor);
     FAILS(net.waitCounter(cta, 3, 1, 57), BadWidth);
     FAILS(net.barrier(cta, gin::BarrierTeam::World, 1, gin::Fence::None), UnknownBarrier);
+    FAILS(net.barrier(cta, gin::BarrierTeam::Lsa, GIN_NONE, gin::Fence::None), UnknownBarrier);
     FAILS(gin::Gin<>(comm, 1, deadline).flush(cta), UnknownContext);
     FAILS(gin::Gin<gin::Gdaki>(comm, 0, deadline).flush(cta), NoBackend);
     FAILS(gin::Gin<>(comm, 0, gin::Deadline::after_us(50)).waitSignal(cta, 7, 1), Timeout);
