@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Experts as a kernel in Rust, between dispatch and combine: python experts.py. Ranks are threads, on virtual GPUs."""
+"""Experts as a kernel in Rust, between dispatch and combine, and in one kernel with both: python experts.py. Ranks are
+threads, on virtual GPUs."""
 
 import gin
 import numpy as np
@@ -17,7 +18,12 @@ def layer(rank):
         stream.launch("scale_received", received, 8, 10.0**rank.rank, grid=4)
         received.combine(stream, Combine.reduced(sums))
         stream.synchronize()
-        return group.status(), sums[:, 0].tolist()
+        # The same as one kernel of one block.
+        again = np.zeros_like(sums)
+        fused = lane.fuse(stream, Tokens(rows, ids), Combine.reduced(again))
+        stream.launch("exchange_scaled", *fused, 8, 10.0**rank.rank, grid=1, block=64, shared=fused.shared)
+        stream.synchronize()
+        return group.status(), sums[:, 0].tolist(), bool((again == sums).all())
 
 
 print(gin.launch(2, layer, device="virtual"))

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The groups of threads of gin_device.cuh, which includes this.
+// The groups of threads of gin_device.cuh, which includes this. `any` is a sync that returns whether a thread brings
+// true.
 
 #pragma once
 
@@ -35,6 +36,7 @@ struct CoopThread {
     GIN_FN uint32_t thread_rank() const { return 0; }
     GIN_FN uint32_t size() const { return 1; }
     GIN_FN void sync() const {}
+    GIN_FN bool any(bool bit) const { return bit; }
     GIN_FN uint64_t word() const { return 0; }
     GIN_FN bool exists() const { return true; }
 };
@@ -47,6 +49,14 @@ struct LaneGroup {
     GIN_FN void sync() const { __syncwarp(static_cast<const Group*>(this)->mask_here()); }
 #else
     GIN_FN void sync() const { (void)gin_coop_sync(static_cast<const Group*>(this)->word()); }
+#endif
+#if defined(__CUDACC__)
+    GIN_FN bool any(bool bit) const {
+        sync();
+        return __any_sync(static_cast<const Group*>(this)->mask_here(), bit) != 0;
+    }
+#else
+    GIN_FN bool any(bool bit) const { return gin_virtual_any(static_cast<const Group*>(this)->word(), bit) != 0; }
 #endif
     GIN_FN bool exists() const { return true; }
 };
@@ -103,6 +113,11 @@ struct CoopCta {
 #else
     GIN_FN void sync() const { (void)gin_coop_sync(word()); }
 #endif
+#if defined(__CUDACC__)
+    GIN_FN bool any(bool bit) const { return __syncthreads_or(bit) != 0; }
+#else
+    GIN_FN bool any(bool bit) const { return gin_virtual_any(word(), bit) != 0; }
+#endif
     GIN_FN uint64_t word() const { return 2; }
     GIN_FN bool exists() const { return true; }
 };
@@ -122,6 +137,18 @@ struct CoopWarpSpan {
         return Fault(gin_coop_sync(word()));
 #endif
     }
+#if defined(__CUDACC__)
+    /// For a span that exists.
+    GIN_FN bool any(bool bit) const {
+        uint32_t found;
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; barrier.red.or.pred.aligned p, %1, %2, p; "
+                     "selp.u32 %0, 1, 0, p; }"
+                     : "=r"(found) : "r"(barrier), "r"(size()), "r"(uint32_t{bit}) : "memory");
+        return found != 0;
+    }
+#else
+    GIN_FN bool any(bool bit) const { return gin_virtual_any(word(), bit) != 0; }
+#endif
     GIN_FN uint64_t word() const {
         return 4 | static_cast<uint64_t>(barrier & 255) << 8 | static_cast<uint64_t>(warp0 & 0xffff) << 32 |
                static_cast<uint64_t>(warps & 0xffff) << 48;

@@ -7,8 +7,9 @@
 // can fail returns a gin::Fault. Offsets and lengths are in bytes, unless an argument says elements.
 //
 // What is small is code of this header: teams, ranges, pointers to memory of LSA peers; in gin_inline.cuh, reads of the
-// own signals and counters, and put, putValue and signal to peers that loads and stores reach. Other operations, waits
-// and barriers are calls. docs/c.md states what a call costs.
+// own signals and counters, the first polls of waits for them, and put, putValue and signal to peers that loads and
+// stores reach. Other operations, the rest of waits, and barriers are calls: gin_calls.cuh. docs/c.md states what a
+// call costs.
 
 #pragma once
 
@@ -28,88 +29,7 @@
 #define GIN_CALL
 #endif
 
-extern "C" {
-/// A value and a fault; the value counts only if the fault is 0.
-typedef struct gin_value_t {
-    uint64_t value;
-    uint64_t fault;
-} gin_value_t;
-
-/// The shadow of a signal before a wait, the distance to its value after it, and a fault.
-typedef struct gin_followed_t {
-    uint64_t before;
-    uint64_t delta;
-    uint64_t fault;
-} gin_followed_t;
-
-#define GIN_DECLARE(form) \
-    GIN_CALL uint64_t gin_put##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t peer, \
-                                    uint32_t counter, uint64_t to, uint64_t to_offset, uint64_t from, \
-                                    uint64_t from_offset, uint64_t bytes, uint64_t signal_window, uint64_t signal, \
-                                    uint64_t amount, uint64_t deadline); \
-    GIN_CALL uint64_t gin_put_value##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
-                                          uint32_t peer, uint32_t bytes, uint64_t to, uint64_t to_offset, \
-                                          uint64_t value, uint64_t signal_window, uint64_t signal, uint64_t amount, \
-                                          uint64_t deadline); \
-    GIN_CALL uint64_t gin_get##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t peer, \
-                                    uint64_t from, uint64_t from_offset, uint64_t to, uint64_t to_offset, \
-                                    uint64_t bytes, uint64_t deadline); \
-    GIN_CALL uint64_t gin_signal##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
-                                       uint32_t peer, uint64_t signal_window, uint64_t signal, uint64_t amount, \
-                                       uint64_t deadline); \
-    GIN_CALL uint64_t gin_flush##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
-                                      uint64_t deadline); \
-    GIN_CALL gin_value_t gin_flush_async##form(uint64_t comm, uint32_t context, uint32_t options, uint32_t peer); \
-    GIN_CALL uint64_t gin_wait##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t peer, \
-                                     uint64_t position, uint64_t deadline); \
-    GIN_CALL uint64_t gin_wait_signal##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
-                                            uint64_t signal_window, uint64_t signal, uint64_t least, uint32_t bits, \
-                                            uint64_t deadline); \
-    GIN_CALL gin_value_t gin_read_signal##form(uint64_t comm, uint32_t context, uint32_t options, \
-                                               uint64_t signal_window, uint64_t signal, uint32_t bits); \
-    GIN_CALL uint64_t gin_wait_counter##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
-                                             uint32_t id, uint64_t least, uint32_t bits, uint64_t deadline); \
-    GIN_CALL gin_value_t gin_read_counter##form(uint64_t comm, uint32_t context, uint32_t options, uint32_t id, \
-                                                uint32_t bits); \
-    GIN_CALL uint64_t gin_wait_signal_meet_shadow##form(uint64_t comm, uint32_t context, uint32_t options, \
-                                                        uint64_t coop, uint32_t signal, uint32_t bits, \
-                                                        uint64_t deadline); \
-    GIN_CALL gin_followed_t gin_wait_signal_follow_shadow##form(uint64_t comm, uint32_t context, uint32_t options, \
-                                                                uint64_t coop, uint32_t signal, uint32_t bits, \
-                                                                uint64_t least_delta, uint64_t deadline);
-GIN_DECLARE()
-GIN_DECLARE(_proxy)
-GIN_DECLARE(_gdaki)
-#undef GIN_DECLARE
-
-GIN_CALL uint64_t gin_reset_signal(uint64_t comm, uint32_t context, uint64_t signal_window, uint64_t signal);
-GIN_CALL uint64_t gin_reset_counter(uint64_t comm, uint32_t context, uint32_t id);
-GIN_CALL gin_value_t gin_signal_shadow(uint64_t comm, uint32_t context, uint32_t signal);
-GIN_CALL uint64_t gin_increase_signal_shadow(uint64_t comm, uint32_t context, uint32_t signal, uint64_t delta);
-GIN_CALL uint64_t gin_barrier(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t team,
-                              uint32_t index, uint32_t fence, uint64_t deadline);
-GIN_CALL uint64_t gin_barrier_arrive(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t team,
-                                     uint32_t index, uint32_t fence, uint64_t deadline);
-GIN_CALL uint64_t gin_barrier_wait(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t team,
-                                   uint32_t index, uint32_t fence, uint64_t deadline);
-GIN_CALL gin_value_t gin_peer_pointer(uint64_t comm, uint64_t window, uint64_t offset, uint32_t peer);
-GIN_CALL void gin_report(uint64_t comm, uint64_t fault);
-GIN_CALL void gin_report_code(uint64_t comm, uint64_t code);
-GIN_CALL uint64_t gin_comm_fault_word(uint64_t comm);
-GIN_CALL uint64_t gin_coop_sync(uint64_t coop);
-GIN_CALL uint32_t gin_device_abi(void);
-
-#if !defined(__CUDACC__)
-/// The indices and extents of a thread of the virtual GPU.
-typedef struct gin_position_t {
-    uint32_t thread_index[3];
-    uint32_t block_dim[3];
-    uint32_t block_index[3];
-    uint32_t grid_dim[3];
-} gin_position_t;
-gin_position_t gin_virtual_position(void);
-#endif
-}
+#include "gin_calls.cuh"
 
 namespace gin {
 
@@ -304,6 +224,7 @@ struct Gdaki {};
 namespace detail {
 
 enum : uint32_t { Signal = 1 << 10, Weak = 1 << 11, Counter = 1 << 12, AllRoutes = 1 << 13, AllContexts = 1 << 14 };
+enum : uint32_t { Look = 1 << 15 };
 
 struct Raise {
     uint32_t options;
@@ -542,8 +463,15 @@ public:
     GIN_FN Fault waitSignalMeetShadow(Coop coop, uint32_t signal, uint32_t bits = 64,
                                       Order order = Order::Acquire) const {
         GIN_REFUSE(mismatch());
-        return Fault(GIN_FORM(gin_wait_signal_meet_shadow, comm_.copy, context_, with(order), coop.word(), signal, bits,
-                              deadline_));
+        bool here = pollsHere(bits) && detail::check_signal(comm_, context_, signal, bits) == FaultKind::None;
+        auto meets = [&] {
+            uint64_t least = detail::load_relaxed_gpu(detail::shadow_at(comm_, context_, signal));
+            return detail::signal_meets(comm_, context_, signal, least, bits, order);
+        };
+        return lead(coop, here, with(order), meets, [&](uint32_t options) {
+            return GIN_FORM(gin_wait_signal_meet_shadow, comm_.copy, context_, options, coop.word(), signal, bits,
+                            deadline_);
+        });
     }
     /// Waits until a signal is `leastDelta` past its shadow, which then follows it. `before` and `delta` may be null.
     template <class Coop>
@@ -597,8 +525,12 @@ public:
     GIN_FN Fault waitCounter(Coop coop, uint32_t counter, uint64_t least, uint32_t bits = 56,
                              Order order = Order::Acquire) const {
         GIN_REFUSE(mismatch());
-        return Fault(GIN_FORM(gin_wait_counter, comm_.copy, context_, with(order), coop.word(), counter, least, bits,
-                              deadline_));
+        bool here = pollsHere(bits) && detail::check_counter(comm_, context_, counter, bits) == FaultKind::None;
+        auto meets = [&] { return detail::counter_meets(comm_, context_, counter, least, bits, order); };
+        return lead(coop, here, with(order), meets, [&](uint32_t options) {
+            return GIN_FORM(gin_wait_counter, comm_.copy, context_, options, coop.word(), counter, least, bits,
+                            deadline_);
+        });
     }
     /// Sets a signal, and its shadow, to 0. No operation that raises it may be under way.
     GIN_FN Fault resetSignal(uint32_t signal) const {
@@ -661,7 +593,26 @@ private:
         return !std::is_same_v<Backend, Gdaki> && comm_.gdaki_contexts == 0;
 #endif
     }
+    GIN_FN bool pollsHere(uint32_t bits) const { return readsHere() && detail::polls(comm_, bits); }
     GIN_FN uint32_t with(Order order) const { return options_ | static_cast<uint32_t>(order) << 4; }
+    // Waits with the threads of a coop. If `here`, one of them polls a short time by `meets`, and now and then looks
+    // for a fault after that, as `look_around` of gin/completion.rs does. Otherwise, and after that time, they `call`.
+    template <class Coop, class Meets, class Call>
+    GIN_FN Fault lead(Coop coop, bool here, uint32_t options, Meets meets, Call call) const {
+        if (here && coop.exists()) {
+            bool late = false, ended = false;
+            (void)coop.sync();
+            if (coop.thread_rank() == 0) {
+                late = !meets();
+                ended = !late && std::is_same_v<Backend, Any> && comm_.lsa_reach != 0 && detail::is_time_to_look() &&
+                        gin_comm_fault_word(comm_.copy) != 0;
+            }
+            if (!coop.any(late || ended)) return Fault();
+            // The function finds the fault again, for all threads.
+            if (coop.any(ended)) options |= detail::Look;
+        }
+        return Fault(call(options));
+    }
     template <class Function, class Coop>
     GIN_FN Fault meet(Function function, Coop coop, BarrierTeam team, uint32_t index, Fence fence,
                       bool allContexts) const {
@@ -707,8 +658,13 @@ private:
     template <class Coop>
     GIN_FN Fault await(Coop coop, uint64_t window, uint64_t signal, uint64_t least, uint32_t bits, Order order) const {
         GIN_REFUSE(mismatch());
-        return Fault(GIN_FORM(gin_wait_signal, comm_.copy, context_, with(order), coop.word(), window, signal, least,
-                              bits, deadline_));
+        bool here = window == 0 && pollsHere(bits) &&
+                    detail::check_signal(comm_, context_, signal, bits) == FaultKind::None;
+        auto meets = [&] { return detail::signal_meets(comm_, context_, signal, least, bits, order); };
+        return lead(coop, here, with(order), meets, [&](uint32_t options) {
+            return GIN_FORM(gin_wait_signal, comm_.copy, context_, options, coop.word(), window, signal, least, bits,
+                            deadline_);
+        });
     }
 
     gin_device_comm_t comm_;

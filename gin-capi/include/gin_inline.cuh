@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The operations of gin_device.cuh that inline: reads of the own signals and counters, and put, putValue and signal by
-// loads and stores. Programs include gin_device.cuh, which includes this.
+// The operations of gin_device.cuh that inline: reads of the own signals and counters, the first polls of waits for
+// them, and put, putValue and signal by loads and stores. Programs include gin_device.cuh, which includes this.
 //
 // Each function makes the accesses of its model in Rust, in the same order: `copy` and `publish` of
 // gin-device/src/lsa.rs, `Words` of signal_words.rs, the conditions of gin/post/check.rs. An access has the name that
@@ -17,9 +17,6 @@
 #else
 #define GIN_COLD inline
 #define GIN_NO_UNROLL
-
-/// Makes an access of the virtual GPU.
-extern "C" uint64_t gin_virtual_access(uint32_t access, uint64_t address, uint64_t value);
 #endif
 
 namespace gin {
@@ -105,6 +102,11 @@ GIN_FN uint64_t read_word(uint64_t address) {
     asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(address));
     return value;
 }
+GIN_FN uint64_t cycles() {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(now));
+    return now;
+}
 #else
 GIN_FN Pair load_weak_pair(uint64_t address) {
     uint64_t low = gin_virtual_access(10, address, 0);
@@ -115,6 +117,7 @@ GIN_FN void store_weak_pair(uint64_t address, Pair pair) {
     store_weak_u64(address + 8, pair.high);
 }
 GIN_FN uint64_t read_word(uint64_t address) { return *reinterpret_cast<const uint64_t*>(address); }
+GIN_FN uint64_t cycles() { return gin_virtual_access(15, 0, 0); }
 #endif
 
 #undef GIN_LOAD
@@ -139,7 +142,8 @@ using Entry = gin_device_window_entry_t;
 // Codes and layouts of gin-abi and gin-device.
 enum : uint32_t { EngineGpu = 1, EngineNic = 2, EngineCpu = 4 };
 enum : uint32_t { SignalBits = 64, CounterBits = 56, StrideShift = 32 };
-enum : uint64_t { NearBytes = 64, NearBase = 16, NearMail = 40 };
+enum : uint64_t { NearBytes = 64, NearBase = 16, NearLast = 32, NearMail = 40 };
+enum : uint32_t { Wide = 48, Looks = 32, NowAndThen = 63 << 8 };
 enum Operation : uint32_t { OpPut = 1, OpPutValue = 2, OpSignal = 4, OpWaitSignal = 6, OpWaitCounter = 7 };
 
 #define GIN_WORD_OF(type, address, field) read_word((address) + offsetof(type, field))
@@ -387,6 +391,62 @@ GIN_FN uint64_t counter_value(const gin_device_comm_t& comm, uint32_t context, u
 GIN_FN uint64_t shadow_at(const gin_device_comm_t& comm, uint32_t context, uint32_t signal) {
     return GIN_WORD_OF(Context, context_at(comm, context), signal_shadow) + 8 * uint64_t{signal};
 }
+
+// ---- The first polls of waits ------------------------------------------------------------------------------------
+
+/// Returns whether a wait begins with polls of words in GPU memory. Otherwise it begins with the word in host memory,
+/// for which all threads take turns, and with the mailbox: code that Rust calls too.
+GIN_FN bool polls(const gin_device_comm_t& comm, uint32_t bits) {
+    return (comm.engines & (EngineGpu | EngineNic)) != 0 && ((comm.engines & EngineCpu) == 0 || bits >= Wide);
+}
+
+/// Polls a signal or counter for as long as `wait_relaxed` of signal_words.rs polls nothing but words in GPU memory.
+/// Returns whether it came to be at or past `least`. An address is 0 if there is no such word; `near` is that of the
+/// near words.
+GIN_FN bool meets(const gin_device_comm_t& comm, uint64_t gpu, uint64_t nic, uint64_t near, bool mailbox,
+                  uint64_t least, uint32_t bits, Order order) {
+    bool host = (comm.engines & EngineCpu) != 0;
+    uint64_t rest = 0 - load_relaxed_gpu(near + NearBase);
+    uint32_t looks = Looks;
+    if (host) {
+        uint64_t last = load_relaxed_gpu(near + NearLast), mail = mailbox ? load_relaxed_gpu(near + NearMail) : 0;
+        if ((last | mail) != 0) looks = 1;
+        rest += last;
+    }
+    GIN_NO_UNROLL
+    for (; looks != 0; looks--) {
+        uint64_t own = gpu != 0 ? load_relaxed_sys(gpu) : 0;
+        if (nic != 0) own += load_relaxed_sys(nic);
+        if (mailbox) own += load_relaxed_gpu(near + NearMail);
+        if (((own + rest - least) & mask(bits)) <= mask(bits) >> 1) {
+            if (order == Order::Acquire) fence_acquire_sys();
+            return true;
+        }
+    }
+    return false;
+}
+
+/// Polls a signal that was checked.
+GIN_FN bool signal_meets(const gin_device_comm_t& comm, uint32_t context, uint64_t signal, uint64_t least,
+                         uint32_t bits, Order order) {
+    uint64_t data = context_at(comm, context);
+    uint64_t gpu = comm.engines & EngineGpu ? GIN_WORD_OF(Context, data, signal_gpu) + 8 * signal : 0;
+    uint64_t nic = comm.engines & EngineNic ? GIN_WORD_OF(Context, data, signal_nic) + 8 * signal : 0;
+    uint64_t near = GIN_WORD_OF(Context, data, signal_near) + NearBytes * signal;
+    return meets(comm, gpu, nic, near, GIN_WORD_OF(Context, data, mailbox) != 0, least, bits, order);
+}
+
+/// Polls a counter that was checked. No kernels of the communicator drive a NIC.
+GIN_FN bool counter_meets(const gin_device_comm_t& comm, uint32_t context, uint32_t counter, uint64_t least,
+                          uint32_t bits, Order order) {
+    uint64_t data = context_at(comm, context), offset = 8 * uint64_t{counter};
+    uint64_t gpu = comm.engines & (EngineGpu | EngineNic) ? GIN_WORD_OF(Context, data, counters_gpu) + offset : 0;
+    uint64_t near = GIN_WORD_OF(Context, data, counter_near) + NearBytes * uint64_t{counter};
+    return meets(comm, gpu, 0, near, false, least, bits, order);
+}
+
+/// Returns whether a wait that has succeeded should look for a fault of the host now: rarely.
+GIN_FN bool is_time_to_look() { return (cycles() & NowAndThen) == 0; }
 
 #undef GIN_WORD_OF
 #undef GIN_NO_UNROLL

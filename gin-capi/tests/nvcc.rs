@@ -9,8 +9,10 @@ use common::{HERE, library, run, try_run};
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
 use gin_abi::{COUNTER_BITS, CommHandle, ContextData, FaultKind, Operation, SIGNAL_BITS, WindowData, WindowHandle};
 use gin_build::{Arch, DeviceLibrary, KernelBuilder, Toolchain, UsePtxas};
-use gin_device::internal::host_word;
-use gin_device::sys::{OPERATIONS, data::DATA_OPERATIONS};
+use gin_capi_device::options;
+use gin_device::internal::signal_words::{self, Words};
+use gin_device::internal::{host_word, status::NOW_AND_THEN};
+use gin_device::sys::{Global, OPERATIONS, data::DATA_OPERATIONS};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -147,6 +149,19 @@ fn guarded() {
     assert!(!before.contains("ld.global"), "{before}");
 }
 
+/// A wait polls in code of the kernel, and calls only after that.
+fn polls() {
+    nvcc(["-ptx", &here("tests/cuda/loops.cu"), "-o", &out("polls.ptx")]);
+    let text = std::fs::read_to_string(out("polls.ptx")).expect("read PTX");
+    for (name, function) in [("one_wait", "gin_wait_signal"), ("one_count", "gin_wait_counter")] {
+        let kernel = text.split(&format!(".entry {name}(")).nth(1).and_then(|text| text.split(".entry").next());
+        let kernel = kernel.expect("the PTX has the kernel");
+        let (before, _) = kernel.split_once(&format!("{function}, ")).expect("it calls the function");
+        let poll = before.find("ld.relaxed.sys.global.u64").expect("it polls before that");
+        assert!(before[poll..].contains("fence.acquire.sys"), "{kernel}");
+    }
+}
+
 /// A translation unit with the layouts and codes of gin-abi, as assertions.
 fn assertions() -> String {
     let mut text = String::from("#include \"gin_device.cuh\"\n#include <cstddef>\n");
@@ -262,7 +277,17 @@ fn assertions() -> String {
         ("EngineCpu", ENGINE_CPU.into()),
         ("NearBytes", 8 * NEAR_WORDS),
         ("NearBase", 8 * host_word::SPARE),
+        ("NearLast", 8 * host_word::LAST),
         ("NearMail", 8 * host_word::MAIL),
+        ("Wide", signal_words::WIDE.into()),
+        ("Looks", Words::<Global>::LOOKS_ALONE.into()),
+        ("NowAndThen", NOW_AND_THEN),
+        ("Signal", options::SIGNAL.into()),
+        ("Weak", options::WEAK.into()),
+        ("Counter", options::COUNTER.into()),
+        ("AllRoutes", options::ALL_ROUTES.into()),
+        ("AllContexts", options::ALL_CONTEXTS.into()),
+        ("Look", options::LOOK.into()),
         ("SignalBits", SIGNAL_BITS.into()),
         ("CounterBits", COUNTER_BITS.into()),
         ("StrideShift", STRIDE_SHIFT.into()),
@@ -303,6 +328,8 @@ fn accesses() {
         let row = known(name).expect("sys has it");
         assert!(text.contains(&format!("\"{} ", row.ptx)) || text.contains(&format!("({}", row.ptx)), "{name}");
     }
+    let row = known("cycles").expect("sys has it");
+    assert!(text.contains(&row.ptx.replace("mov.u64 %", "mov.u64 %0, %%")), "{}", row.ptx);
 }
 
 /// nvcc, and the compiler of the host, have the layouts of Rust.
@@ -391,9 +418,10 @@ fn main() -> ExitCode {
     if let Some(reason) = &clang {
         eprintln!("ignored: clang_inlines_the_functions_of_rust: {reason}");
     }
-    let trials: [(&str, fn()); 7] = [
+    let trials: [(&str, fn()); 8] = [
         ("clang_inlines_the_functions_of_rust", inlines),
         ("nvcc_leaves_reads_of_tables_behind_their_conditions", guarded),
+        ("waits_poll_in_code_of_the_kernel_before_they_call", polls),
         ("code_that_inlines_makes_the_accesses_of_rust", accesses),
         ("device_functions_and_two_modules_link_into_a_program", links),
         ("cpp_and_rust_agree_on_the_parameters_of_every_function", agrees),

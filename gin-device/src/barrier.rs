@@ -176,12 +176,10 @@ impl<B: Backend> BarrierSession<B> {
         let (world, rail) = (handle.world_barriers, handle.rail_barriers);
         let rail_size = handle.ranks / handle.lsa_size;
         let after_world = handle.signals + world * handle.ranks;
-        let (members, count, first_signal, number) = match team {
-            BarrierTeam::World => (gin.comm().world(), world, handle.signals, index),
-            BarrierTeam::Rail => (gin.comm().rail(), rail, after_world, world + index),
-            BarrierTeam::Lsa => {
-                (gin.comm().lsa(), handle.lsa_barriers, after_world + rail * rail_size, world + rail + index)
-            }
+        let (members, count, first_signal, before) = match team {
+            BarrierTeam::World => (gin.comm().world(), world, handle.signals, 0),
+            BarrierTeam::Rail => (gin.comm().rail(), rail, after_world, world),
+            BarrierTeam::Lsa => (gin.comm().lsa(), handle.lsa_barriers, after_world + rail * rail_size, world + rail),
         };
         if index >= count {
             return Err(unknown(gin, index, count));
@@ -192,7 +190,7 @@ impl<B: Backend> BarrierSession<B> {
             team: members,
             first_signal: first_signal + index * members.size(),
             // Safety: there is a word for each barrier, and the index was checked.
-            broken: unsafe { GlobalWord::new(handle.barrier_state + 8 * number as u64) },
+            broken: unsafe { GlobalWord::new(handle.barrier_state + 8 * u64::from(before + index)) },
             all_contexts: false,
             all_routes: false,
             by_network: Self::goes_by_network(gin, team, &members),

@@ -26,7 +26,8 @@
 //! reads the word itself; it does so often only if the word has ever been raised. An old value could be taken for a
 //! later one only if half the circle was raised since. So this is for values of [`WIDE`] bits and more.
 //!
-//! `gin-capi/include/gin_inline.cuh` has [`Words::read`] in C++: change both.
+//! `gin-capi/include/gin_inline.cuh` has [`Words::read`] and the beginning of [`Words::wait_relaxed`] in C++: change
+//! both.
 //!
 //! # Signals from a mailbox
 //! A CPU thread may hand a raise to kernels of the receiver ([`mailbox`](crate::mailbox)). They add it to [`MAIL`], a
@@ -72,7 +73,7 @@ pub const WIDE: u32 = 48;
 impl<M: Memory> Words<M> {
     /// The same number if the word in host memory has not been raised. It is small enough that a wait with a deadline
     /// of 0 reads that word once.
-    const LOOKS_ALONE: u32 = M::POLLS_PER_CHECK.div_ceil(2);
+    pub const LOOKS_ALONE: u32 = M::POLLS_PER_CHECK.div_ceil(2);
 
     /// Returns the sum of the words in GPU memory.
     #[inline(always)]

@@ -30,6 +30,10 @@ const HOST: u64 = 1;
 /// The host's block has a record.
 const POSTED: u64 = 1;
 
+/// The bits of the cycle counter that are 0 for 256 cycles of every 16,384. A wait that succeeds looks for a fault of
+/// the host then, and at no other time.
+pub const NOW_AND_THEN: u64 = 63 << 8;
+
 /// A deadline that several waits share, one after the other. The time counts from one start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared {

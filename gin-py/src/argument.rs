@@ -66,7 +66,7 @@ impl Deadline {
 /// A value that lives until a kernel has ended.
 #[derive(Debug)]
 pub(crate) enum Held {
-    /// A communicator or a window.
+    /// A communicator, a window, or the owner of a parameter.
     Object(Py<PyAny>),
     /// A tensor whose address the kernel has.
     #[expect(dead_code, reason = "it lives as long as this")]
@@ -116,21 +116,26 @@ impl Arguments {
             let place = Place { kernel, position, parameter };
             let argument = if let Ok(comm) = value.cast::<Communicator>() {
                 let member = comm.get().member()?;
-                check_device(&place, &**member.comm.gpu(), &**device)?;
+                check_device(format_args!("{place}: the value"), &**member.comm.gpu(), &**device)?;
                 passed.push(member.clone());
                 arguments.held.push(Held::Object(value.clone().unbind()));
                 member.comm.device().or_raise(value.py())?.argument()
             } else if let Ok(window) = value.cast::<Window>() {
                 let part = window.get().part()?;
-                check_device(&place, &**part.member.comm.gpu(), &**device)?;
+                check_device(format_args!("{place}: the value"), &**part.member.comm.gpu(), &**device)?;
                 windows.push((position, part.member.clone()));
                 arguments.held.push(Held::Object(value.clone().unbind()));
                 (part.region.dtype.typed().window)(part.window.handle())
             } else if let Some(rows) = ep::Rows::of(&value)? {
-                check_device(&place, &**rows.member.comm.gpu(), &**device)?;
+                check_device(format_args!("{place}: the value"), &**rows.member.comm.gpu(), &**device)?;
                 groups.push(rows.member);
                 arguments.held.push(Held::Memory(rows.memory));
                 rows.argument
+            } else if let Some(part) = ep::Part::of(&value)? {
+                check_device(format_args!("{place}: the value"), &**part.member.comm.gpu(), &**device)?;
+                groups.push(part.member);
+                arguments.held.push(Held::Object(part.owner));
+                part.argument
             } else if let Ok(deadline) = value.cast::<Deadline>() {
                 deadline.get().0.argument()
             } else if Tensor::is_offered_by(&value) && !is_scalar(parameter) {
@@ -157,18 +162,16 @@ impl Arguments {
     }
 }
 
-fn check_device(place: &Place<'_>, own: &dyn Device, wanted: &dyn Device) -> PyResult<()> {
+/// Checks that a value and a stream belong to the same rank.
+pub(crate) fn check_device(what: impl std::fmt::Display, own: &dyn Device, stream: &dyn Device) -> PyResult<()> {
     // Ranks that share a GPU have device objects of their own.
-    if std::ptr::addr_eq(own, wanted) {
+    if std::ptr::addr_eq(own, stream) {
         return Ok(());
     }
-    let text = format!(
-        "{place}: the value belongs to a rank on {}, and the stream to another rank, on {}: pass values of the rank \
-         that made the stream",
-        own.name(),
-        wanted.name()
-    );
-    Err(PyValueError::new_err(text))
+    let (own, other) = (own.name(), stream.name());
+    Err(PyValueError::new_err(format!(
+        "{what} belongs to a rank on {own}, and the stream to another rank, on {other}: pass both of one rank"
+    )))
 }
 
 /// Returns the address of a tensor as the parameter that the kernel takes.
@@ -224,7 +227,8 @@ fn scalar(place: &Place<'_>, value: &Bound<'_, PyAny>) -> PyResult<Argument> {
         return Ok(Argument::of::<bool>(u8::from(flag)));
     }
     let advice = "pass gin.Communicator for `Comm`, gin.Window for `Window`, gin.Deadline for `Deadline`, a tensor for a \
-                  pointer, a number for a number, gin.ep.Received and gin.ep.Arranged for rows; parameters of other types cannot be passed from Python";
+                  pointer, a number for a number, gin.ep.Received and gin.ep.Arranged for rows, and what gin.ep.Lane.fuse \
+                  returns for its parameters; parameters of other types cannot be passed from Python";
     let kind = value.get_type().name()?;
     Err(PyTypeError::new_err(format!("{place}: a `{kind}` was given; {advice}")))
 }

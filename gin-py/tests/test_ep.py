@@ -597,6 +597,76 @@ def test_received_and_arranged_rows_are_arguments_of_kernels():
     small(body)
 
 
+def test_a_kernel_of_the_program_dispatches_and_combines_by_the_parameters_of_fuse():
+    ranks = 2
+
+    def body(rank, comm, group, stream):
+        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
+        for round in range(1, 5):
+            # Token i of a rank goes to the expert of rank i % 2, which multiplies it.
+            rows = np.full((4, 8), 10 * rank.rank + round, np.float32)
+            tokens = Tokens(rows, np.arange(4, dtype=np.int32).reshape(4, 1) % ranks)
+            fused = lane.fuse(stream, tokens, Combine.reduced(output))
+            launch = lambda *args: stream.launch("exchange_scaled", *args, 8, rank.rank + 2.0, block=64, shared=fused.shared)
+            if round % 2:
+                launch(*fused)
+            else:
+                launch(fused.comm, fused.arena, fused.lane, fused.tokens, fused.sums)
+            stream.synchronize()
+            assert (output == rows * np.array([[2], [3], [2], [3]])).all() and group.status() is None
+        # The parameters count for several launches, until the lane does something else.
+        output[:] = 0
+        launch(*fused)
+        launch(*fused)
+        received = lane.exchange(stream, tokens)
+        for call in (lambda: launch(*fused), lambda: lane.fuse(stream, tokens, Combine.reduced(output))):
+            with pytest.raises(gin.StateError, match="lane 0 still has received rows"):
+                call()
+        with pytest.raises(gin.StateError, match="captured in a graph or fused"):
+            received.rows()
+        received.combine(stream, Combine.reduced(np.zeros((4, 8), np.float32)))
+        with pytest.raises(gin.StateError, match="lane 0 was used since `fuse`"):
+            launch(*fused)
+        stream.synchronize()
+        assert (output == rows * np.array([[2], [3], [2], [3]])).all()
+        fused = lane.fuse(stream, tokens, Combine.reduced(output))
+        for wrong, text in [
+            ((fused.tokens, fused.arena, fused.lane, fused.tokens, fused.sums), "`comm: Comm`, has 168 bytes; a `.*Tokens`"),
+            ((fused, fused.arena, fused.lane, fused.tokens, fused.sums), "a `Fused` was given; pass .*gin.ep.Lane.fuse"),
+        ]:
+            with pytest.raises(TypeError, match=text):
+                launch(*wrong)
+        assert repr(fused.sums) == "<gin.ep.Parameter `sums`>" and len(list(fused)) == 5
+        with pytest.raises(ValueError, match="the output has the shape"):
+            lane.fuse(stream, tokens, Combine.reduced(np.zeros((3, 8), np.float32)))
+        return fused, stream
+
+    for fused, stream in small(body, ranks, grid=1):
+        with pytest.raises(gin.StateError, match="lane 0 has ended with its group"):
+            stream.launch("exchange_scaled", *fused, 8, 1.0)
+
+
+def test_a_launch_keeps_the_tensors_behind_the_parameters_of_fuse():
+    def body(rank, comm, group, stream):
+        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
+        tokens = token(4)
+        ref = weakref.ref(tokens.rows)
+        fused = lane.fuse(stream, tokens, Combine.reduced(output))
+        stream.launch("exchange_scaled", *fused, 8, 3.0, block=64, shared=fused.shared)
+        del tokens, fused
+        gc.collect()
+        assert ref() is not None
+        stream.synchronize()
+        assert (output == 3).all()
+        for _ in range(20):
+            lane.exchange(stream, token(4)).combine(stream, Combine.reduced(np.zeros((4, 8), np.float32)))
+            stream.synchronize()
+        gc.collect()
+        assert ref() is None
+
+    small(body, grid=1)
+
+
 def test_unknown_experts_and_more_rows_than_a_layout_has_are_reported():
     def body(rank, comm, group, stream):
         lane, output = group.lane(0), np.full((4, 8), 9, np.float32)
@@ -649,7 +719,7 @@ def test_values_of_other_ranks_and_groups_are_refused():
         made[rank.rank] = stream
         lane = group.lane(0)
         rank.barrier()
-        with pytest.raises(ValueError, match="the stream belongs to another rank, on virtual GPU"):
+        with pytest.raises(ValueError, match="the group belongs to a rank on virtual GPU .*, and the stream to another rank"):
             lane.exchange(made[1 - rank.rank], token())
         rank.barrier()
         made.clear()

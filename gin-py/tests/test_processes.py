@@ -379,7 +379,7 @@ def test_the_stubs_have_the_names_of_the_module(name):
         elif isinstance(node, ast.FunctionDef):
             named[node.name] = None
     assert set(named) == {name for name in module.__all__ if not name.startswith("__")} - {"ep"}
-    special = {"__dlpack__", "__dlpack_device__", "__enter__", "__exit__"}
+    special = {"__dlpack__", "__dlpack_device__", "__enter__", "__exit__", "__iter__"}
     for name, inner in named.items():
         thing = getattr(module, name)
         if inner is None or issubclass(thing, BaseException):

@@ -29,7 +29,7 @@ def body(rank, end, seed):
         return draw.choice(fitting) if fitting and draw.random() < 0.9 else draw.choice(pool)
 
     kept = (gin.Communicator, gin.Window, gin.Stream, np.ndarray, ep.Group, ep.Lane, ep.Sent, ep.Received, ep.Plan)
-    kept += (ep.Arrangement, ep.Arranged, ep.View)
+    kept += (ep.Arrangement, ep.Arranged, ep.View, ep.Fused)
 
     def keep(value):
         if isinstance(value, kept):
@@ -61,11 +61,18 @@ def body(rank, end, seed):
         planned = some(ep.Plan) if draw.random() < 0.1 else None
         return ep.Tokens(rows, ids, count, weights=draw.choice([None, array(np.float32, (4, 1))]), planned=planned)
 
-    def combine():
+    def sums():
         output = array(np.float32, (4, 8))
         sums = draw.choice([ep.Combine.reduced, ep.Combine.plain])(output, accumulate=draw.random() < 0.5)
         rows = draw.choice([None, None, array(np.float32, (4, 8)), some(ep.Arrangement), (some(ep.Arrangement), output)])
-        some(ep.Received).combine(some(gin.Stream), sums, rows)
+        return sums, rows
+
+    def combine():
+        some(ep.Received).combine(some(gin.Stream), *sums())
+
+    def fused():
+        parameters = some(ep.Fused)
+        some(gin.Stream).launch("exchange_scaled", *parameters, 8, 2.0, block=32, shared=parameters.shared)
 
     def scale():
         some(gin.Stream).launch(draw.choice(["scale_received", "scale_arranged"]), some((ep.Received, ep.Arranged)), 8, 2.0)
@@ -90,6 +97,8 @@ def body(rank, end, seed):
         combine,
         combine,
         scale,
+        lambda: some(ep.Lane).fuse(some(gin.Stream), tokens(), *sums()),
+        fused,
         lambda: some(ep.Received).release(),
         lambda: some(ep.Group).status(),
         lambda: some(ep.Group).masked(draw.randrange(3)),

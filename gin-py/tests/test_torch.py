@@ -8,7 +8,7 @@ import gin
 import pytest
 import torch_support
 from support import LIMIT, run
-from torch_support import EXAMPLES, GPUS, exchange, job, needs_gpus, on_device, place, torch, torchrun
+from torch_support import EXAMPLES, GPUS, capture, exchange, job, needs_gpus, on_device, place, torch, torchrun
 
 pytestmark = torch_support.mark
 
@@ -146,19 +146,11 @@ def test_the_same_exchange_runs_again_and_again(job):
                 stream.synchronize()
             torch.sum(inbox, 0, out=sums)
 
-        graph = None
         if device.type == "cuda":
             # torch loads its kernels now, and not in the capture.
             torch.sum(torch.add(data, 1.0, out=outbox), 0, out=sums)
             torch.cuda.synchronize()
-            # One rank after another: a capture is a matter of the whole process.
-            for turn in range(ranks):
-                if turn == rank.rank:
-                    graph = torch.cuda.CUDAGraph()
-                    own = torch.cuda.Stream(device)
-                    with torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
-                        step(rank.stream(torch.cuda.current_stream()))
-                rank.barrier()
+        graph = capture(rank, step)
         for round in range(5):
             data.copy_((100 * round + 10 * torch.arange(ranks, device=device))[:, None].expand_as(data))
             exchange(rank, comm, stream, graph.replay if graph else lambda: step(stream))

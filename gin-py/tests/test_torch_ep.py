@@ -7,7 +7,7 @@ import gin
 import pytest
 import torch_support
 from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
-from torch_support import EXAMPLES, exchange, job, needs_gpus, place, torch, torchrun
+from torch_support import EXAMPLES, capture, exchange, job, needs_gpus, place, torch, torchrun
 
 pytestmark = torch_support.mark
 
@@ -99,19 +99,13 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
             warm(rank)
             # All kernels are loaded now, and not in the capture.
             exchange(rank, comm, stream, lambda: step(stream, lane))
-            graph = None
-            if device.type == "cuda":
-                # One rank after another: a capture is a matter of the whole process.
-                for turn in range(rank.ranks):
-                    if turn == rank.rank:
-                        graph = torch.cuda.CUDAGraph()
-                        own = torch.cuda.Stream(device)
-                        with torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
-                            captured = rank.stream(torch.cuda.current_stream())
-                            with pytest.raises(gin.StateError, match="a plan allocates memory"):
-                                lane.plan(captured, Tokens(rows, ids, count))
-                            step(captured, lane)
-                    rank.barrier()
+
+            def captured(stream):
+                with pytest.raises(gin.StateError, match="a plan allocates memory"):
+                    lane.plan(stream, Tokens(rows, ids, count))
+                step(stream, lane)
+
+            graph = capture(rank, captured)
             for round in range(7):
                 number = (5 * round + 3 * rank.rank) % (ROOM + 1)
                 new_rows, new_ids = batch(rank, round, ROOM)
@@ -139,33 +133,31 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
     job(body)
 
 
-def test_kernels_find_the_rows_of_each_replay(job):
-    """Without an arrangement: the place of the rows changes from replay to replay, and the kernel looks it up."""
+@pytest.mark.parametrize("name", ["scale_received", "exchange_scaled"])
+def test_kernels_find_the_rows_of_each_replay(job, name):
+    """Without an arrangement: the place of the rows changes from replay to replay, and the kernel looks it up. The
+    second kernel contains dispatch and combine."""
 
     def body(rank, stream):
         device = place(rank)
         with rank.communicator() as comm, Group(comm, config(rank.ranks, element=Element.F32)) as group:
-            lane, kernel = group.lane(0), rank.kernel("scale_received")
+            lane, kernel = group.lane(0), rank.kernel(name)
             rows = torch.zeros(ROOM, HIDDEN, device=device)
             ids = torch.zeros(ROOM, TOPK, dtype=torch.int64, device=device)
             sums = torch.zeros_like(rows)
 
             def step(stream):
-                received = lane.exchange(stream, Tokens(rows, ids))
-                stream.launch(kernel, received, HIDDEN, float(rank.rank + 1), grid=4, cooperative=False)
-                received.combine(stream, Combine.reduced(sums))
+                tokens, combine, own = Tokens(rows, ids), Combine.reduced(sums), (HIDDEN, float(rank.rank + 1))
+                if name == "scale_received":
+                    received = lane.exchange(stream, tokens)
+                    stream.launch(kernel, received, *own, grid=4, cooperative=False)
+                    received.combine(stream, combine)
+                else:
+                    fused = lane.fuse(stream, tokens, combine)
+                    stream.launch(kernel, *fused, *own, shared=fused.shared, cooperative=False)
 
             exchange(rank, comm, stream, lambda: step(stream))
-            graph = None
-            if device.type == "cuda":
-                for turn in range(rank.ranks):
-                    if turn == rank.rank:
-                        graph = torch.cuda.CUDAGraph()
-                        with torch.cuda.graph(
-                            graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"
-                        ):
-                            step(rank.stream(torch.cuda.current_stream()))
-                    rank.barrier()
+            graph = capture(rank, step)
             for round in range(5):
                 new_rows, new_ids = batch(rank, round, ROOM)
                 rows.copy_(new_rows)
@@ -204,16 +196,7 @@ def test_a_graph_has_many_layers(job):
                 sums.copy_(before)
 
             exchange(rank, comm, stream, lambda: step(stream))
-            graph = None
-            if device.type == "cuda":
-                for turn in range(rank.ranks):
-                    if turn == rank.rank:
-                        graph = torch.cuda.CUDAGraph()
-                        with torch.cuda.graph(
-                            graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"
-                        ):
-                            step(rank.stream(torch.cuda.current_stream()))
-                    rank.barrier()
+            graph = capture(rank, step)
             for round in range(3):
                 rows.fill_(round)
                 sums.fill_(99)

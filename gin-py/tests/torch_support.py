@@ -74,6 +74,23 @@ def exchange(rank, comm, stream, launch):
     comm.check()
 
 
+def capture(rank, step):
+    """Captures `step(stream)` on a GPU, and returns how to replay it; on a virtual GPU, None.
+
+    One rank after another, because a capture is a matter of the whole process.
+    """
+    device, graph = place(rank), None
+    if device.type == "cuda":
+        for turn in range(rank.ranks):
+            if turn == rank.rank:
+                graph = torch.cuda.CUDAGraph()
+                own = torch.cuda.Stream(device)
+                with torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
+                    step(rank.stream(torch.cuda.current_stream()))
+            rank.barrier()
+    return graph
+
+
 def torchrun(program, *arguments):
     """Runs a program as two processes of torchrun, and returns what they print."""
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

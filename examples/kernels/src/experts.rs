@@ -8,7 +8,7 @@
 //! ```
 
 use gin_device::prelude::*;
-use gin_ep_kernels::{Arranged, Received};
+use gin_ep_kernels::{Arranged, Bytes, Lane, RECEIVE, Received, SEND, Sums, Tokens, combine, dispatch};
 
 /// Multiplies a row by all threads of the block.
 ///
@@ -30,6 +30,16 @@ unsafe fn scale(row: *mut u8, hidden: u32, factor: f32) {
 /// - In the order of the stream, between the receive and the combine of a lane.
 #[kernel]
 pub unsafe fn scale_received(received: Received, hidden: u32, factor: f32) {
+    // Safety: the caller's promise.
+    unsafe { scale_all(&received, hidden, factor) };
+}
+
+/// Multiplies all received rows by all threads of the grid.
+///
+/// # Safety
+/// - As [`scale_received`].
+#[inline(always)]
+unsafe fn scale_all(received: &Received, hidden: u32, factor: f32) {
     for source in 0..received.ranks() {
         let mut row = block_in_grid();
         while row < received.count(source) {
@@ -55,4 +65,27 @@ pub unsafe fn scale_arranged(arranged: Arranged, hidden: u32, factor: f32) {
         unsafe { scale(arranged.row(row), hidden, factor) };
         row += grid_dim().count() as u32;
     }
+}
+
+/// Sends tokens to their experts, multiplies the received rows of `hidden` FP32, and adds up what comes back.
+///
+/// # Safety
+/// - One block, on every rank. The host made the parameters by `gin_ep::Lane::fuse`.
+#[kernel(launch_bounds(256))]
+pub unsafe fn exchange_scaled(
+    comm: Comm,
+    arena: Window<u64>,
+    lane: Lane,
+    tokens: Tokens,
+    sums: Sums,
+    hidden: u32,
+    factor: f32,
+) {
+    // Safety: the caller's promise, here and below.
+    unsafe { dispatch::<Bytes>(&comm, &arena, &lane, &tokens, SEND | RECEIVE) };
+    // One warp has received.
+    Block.sync();
+    unsafe { scale_all(&Received::new(lane, arena.local_ptr().addr() as u64), hidden, factor) };
+    Block.sync();
+    unsafe { combine::<f32>(&comm, &arena, &lane, &tokens, &sums) };
 }

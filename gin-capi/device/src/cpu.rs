@@ -2,7 +2,8 @@
 //! The position of a thread of the virtual GPU, and the accesses to memory of code that inlines, for kernels in C and
 //! C++.
 
-use gin_device::prelude::{block_dim, block_index, grid_dim, thread_index};
+use crate::AnyCoop;
+use gin_device::prelude::{Coop, block_dim, block_index, grid_dim, thread_index};
 use gin_device::sys::data::{
     load_relaxed_sys_u8, load_relaxed_sys_u32, load_relaxed_sys_u64, store_weak_u8, store_weak_u16, store_weak_u32,
     store_weak_u64,
@@ -31,10 +32,21 @@ pub extern "C-unwind" fn gin_virtual_position() -> Position {
     Position { thread_index, block_dim, block_index, grid_dim }
 }
 
+/// Waits for all threads of a coop, and returns 1 in all of them if one of them brings a `bit` that is not 0, else 0.
+/// Returns 1 at once if the word is no group.
+///
+/// # Safety
+/// - As the module's docs say of `coop`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_virtual_any(coop: u64, bit: u32) -> u32 {
+    // Safety: the caller's promise.
+    unsafe { AnyCoop::new(coop) }.map_or(1, |coop| coop.sync_or(bit != 0).into())
+}
+
 /// Makes the access with this number in the list of `gin_inline.cuh`, and returns what it loads, else 0.
 ///
 /// # Safety
-/// - Except for a fence, `address` is valid for the access, and a multiple of its size.
+/// - Except for a fence and the cycles, `address` is valid for the access, and a multiple of its size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn gin_virtual_access(access: u32, address: u64, value: u64) -> u64 {
     let at = address as usize;
@@ -57,6 +69,7 @@ pub unsafe extern "C-unwind" fn gin_virtual_access(access: u32, address: u64, va
             12 => store_weak_u16(at as *mut u16, value as u16),
             13 => store_weak_u32(at as *mut u32, value as u32),
             14 => store_weak_u64(at as *mut u64, value),
+            15 => return gin_device::sys::cycles(),
             _ => gin_device::sys::trap(),
         }
     }

@@ -25,6 +25,8 @@ pub const COUNTER: u32 = 1 << 12;
 pub const ALL_ROUTES: u32 = 1 << 13;
 /// A barrier is over all contexts.
 pub const ALL_CONTEXTS: u32 = 1 << 14;
+/// A wait first looks for a fault of the communicator, and ends if there is one.
+pub const LOOK: u32 = 1 << 15;
 
 #[inline(always)]
 pub(crate) fn route(options: u32) -> Route {

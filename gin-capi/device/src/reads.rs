@@ -63,6 +63,12 @@ unsafe fn together<B: Kind>(
     }
 }
 
+/// Looks for a fault of the communicator if a call asks for it.
+#[inline(always)]
+fn look(coop: &AnyCoop, comm: &Comm, options: u32) -> Result<(), Fault> {
+    if options & options::LOOK != 0 { coop.lead(|| comm.fault().map_or(Ok(()), Err)) } else { Ok(()) }
+}
+
 /// Defines functions that all threads of a coop call, for a back end.
 macro_rules! calls {
     (
@@ -83,7 +89,10 @@ macro_rules! calls {
         ) -> u64 {
             // Safety: the caller's promise.
             unsafe {
-                together(Call { comm, context, options }, coop, |$coop, $comm: &Comm, $gin: Gin<$backend>| $work)
+                together(Call { comm, context, options }, coop, |$coop, $comm: &Comm, $gin: Gin<$backend>| {
+                    look($coop, $comm, options)?;
+                    $work
+                })
             }
         }
     )* };
@@ -115,7 +124,7 @@ macro_rules! waits {
     ) => {
         calls! {
             $backend, $which;
-            $flush(deadline: u64) |coop, _comm, gin| gin.flush(coop, Deadline::after_ns(deadline)),
+            $flush(deadline: u64) |coop, comm, gin| gin.flush(coop, Deadline::after_ns(deadline)),
                 "Waits until all earlier operations of the context are complete";
             $wait(peer: u32, position: u64, deadline: u64) |coop, comm, gin| {
                 let token = FlushToken::from_parts(position, peer_at(comm, peer)?);
@@ -125,10 +134,10 @@ macro_rules! waits {
                 let view = view(comm, signal_window, signal, bits)?;
                 gin.wait_signal(coop, view, least, Deadline::after_ns(deadline))
             }, "Waits until a signal is at or past `least`";
-            $wait_counter(id: u32, least: u64, bits: u32, deadline: u64) |coop, _comm, gin|
+            $wait_counter(id: u32, least: u64, bits: u32, deadline: u64) |coop, comm, gin|
                 gin.wait_counter(coop, counter(id, bits), least, Deadline::after_ns(deadline)),
                 "Waits until a counter is at or past `least`";
-            $meet(signal: u32, bits: u32, deadline: u64) |coop, _comm, gin|
+            $meet(signal: u32, bits: u32, deadline: u64) |coop, comm, gin|
                 gin.wait_signal_meet_shadow(coop, SignalId::new(signal).bits(bits), Deadline::after_ns(deadline)),
                 "Waits until a signal is at or past its shadow";
         }

@@ -2,11 +2,8 @@
 //
 // The kernels of `gin bench capi` in C++ on virtual GPUs: they move what they say, and mark their times.
 
-#include "gin.hpp"
+#include "ranks.hpp"
 #include "../../../gin-bench/kernels/capi.cu"
-
-#include <cstdio>
-#include <thread>
 
 static void rank(const gin::Job& job) {
     gin_requirements_t requirements = gin::default_requirements();
@@ -49,20 +46,7 @@ static void rank(const gin::Job& job) {
 int main() try {
     gin_config_t config = gin::default_config();
     config.device = GIN_DEVICE_VIRTUAL;
-    std::vector<gin::Job> jobs = gin::Job::local(2, config);
-    int failed = 0;
-    auto run = [&failed](const gin::Job& job) {
-        try {
-            rank(job);
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "rank %u: %s\n", job.rank(), error.what());
-            failed = 1;
-            gin_job_abort(job.raw());
-        }
-    };
-    std::thread first(run, std::cref(jobs[0])), second(run, std::cref(jobs[1]));
-    first.join();
-    second.join();
+    int failed = on_ranks(2, config, rank);
     if (failed == 0) std::printf("passed\n");
     return failed;
 } catch (const std::exception& error) {

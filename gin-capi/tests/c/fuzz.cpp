@@ -6,12 +6,10 @@
 // damaged, and offsets, sizes, ids, peers and widths of any value. Each call returns, and nothing outside of the
 // windows changes. The memory of the windows is the program's, between guards.
 
-#include "gin.hpp"
+#include "ranks.hpp"
 #include "gin_device.cuh"
 
-#include <cstdio>
 #include <cstdlib>
-#include <thread>
 
 using Bytes = gin::Window<uint8_t>;
 
@@ -163,21 +161,9 @@ int main(int count, char** words) try {
     gin_config_t config = gin::default_config();
     config.device = GIN_DEVICE_VIRTUAL;
     config.network_only = seed % 3 == 0;
-    std::vector<gin::Job> jobs = gin::Job::local(2, config);
-    int failed = 0;
     uint64_t succeeded[2] = {0, 0};
-    auto run = [&](uint32_t number) {
-        try {
-            rank(jobs[number], seed, steps, succeeded[number]);
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "seed %llu, rank %u: %s\n", (unsigned long long)seed, number, error.what());
-            failed = 1;
-            gin_job_abort(jobs[number].raw());
-        }
-    };
-    std::thread first(run, 0), second(run, 1);
-    first.join();
-    second.join();
+    int failed =
+        on_ranks(2, config, [&](const gin::Job& job) { rank(job, seed, steps, succeeded[job.rank()]); });
     // Random calls that all fail would try nothing.
     if (succeeded[0] + succeeded[1] < steps / 8) failed = 1;
     std::printf("%s: seed %llu, %llu of %llu calls had no fault\n", failed ? "failed" : "passed",

@@ -3,12 +3,10 @@
 // Ranks with kernels in C++ and ranks with kernels in Rust meet in one ring: each round of `ring_round` of gin's
 // examples, in C++ on even ranks. Puts and signals that inline are waited for in Rust, and the other way round.
 
-#include "gin.hpp"
+#include "ranks.hpp"
 #include "gin_device.cuh"
 
-#include <cstdio>
 #include <cstring>
-#include <thread>
 
 using Floats = gin::Window<float>;
 
@@ -69,21 +67,7 @@ int main(int count, char** words) try {
     gin_config_t config = gin::default_config();
     config.device = GIN_DEVICE_VIRTUAL;
     config.network_only = count > 1 && std::strcmp(words[1], "network") == 0;
-    std::vector<gin::Job> jobs = gin::Job::local(4, config);
-    std::vector<std::thread> threads;
-    int failed = 0;
-    for (const gin::Job& job : jobs) {
-        threads.emplace_back([&failed, &job] {
-            try {
-                rank(job);
-            } catch (const std::exception& error) {
-                std::fprintf(stderr, "rank %u: %s\n", job.rank(), error.what());
-                failed = 1;
-                gin_job_abort(job.raw());
-            }
-        });
-    }
-    for (std::thread& thread : threads) thread.join();
+    int failed = on_ranks(4, config, rank);
     if (failed == 0) std::printf("passed\n");
     return failed;
 } catch (const std::exception& error) {

@@ -5,14 +5,12 @@
 //   operations [automatic | network]            on virtual GPUs
 //   operations (automatic | network) CUBIN      on GPUs; nvcc makes the cubin of this file
 
-#include "gin.hpp"
+#include "ranks.hpp"
 #include "gin_device.cuh"
 
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <thread>
 
 using Words = gin::Window<uint64_t>;
 
@@ -163,6 +161,7 @@ KERNEL operations(gin::Comm comm, Words data, Words foreign, Words closed, gin::
     FAILS(net.signal(world, peer, gin::StrongSignalInc{0}, gin::CoopWarpSpan{0, 3, 1}), BadDescriptor);
     FAILS(net.waitCounter(cta, 3, 1, 57), BadWidth);
     FAILS(net.barrier(cta, gin::BarrierTeam::World, 1, gin::Fence::None), UnknownBarrier);
+    FAILS(net.barrier(cta, gin::BarrierTeam::Lsa, GIN_NONE, gin::Fence::None), UnknownBarrier);
     FAILS(gin::Gin<>(comm, 1, deadline).flush(cta), UnknownContext);
     FAILS(gin::Gin<gin::Gdaki>(comm, 0, deadline).flush(cta), NoBackend);
     FAILS(gin::Gin<>(comm, 0, gin::Deadline::after_us(50)).waitSignal(cta, 7, 1), Timeout);
@@ -220,6 +219,14 @@ KERNEL operations(gin::Comm comm, Words data, Words foreign, Words closed, gin::
     HOLDS(!comm.fault());
 }
 
+// Waits for what is there already, without a call, until one of the waits notices an abort.
+KERNEL circles(gin::Comm comm, Words out) {
+    gin::Gin<> net(comm, 0, gin::Deadline::none());
+    gin::Fault fault;
+    for (uint32_t i = 0; !fault && i < 1 << 22; i++) fault = net.waitSignal(gin::CoopThread{}, 0, 0);
+    *out.localPointer() = uint64_t(fault.kind());
+}
+
 #if !defined(__CUDACC__)
 
 int main(int count, char** words) try {
@@ -233,39 +240,37 @@ int main(int count, char** words) try {
         config.device = GIN_DEVICE_CUDA;
     }
     config.network_only = count > 1 && std::strcmp(words[1], "network") == 0;
-    std::vector<gin::Job> jobs = gin::Job::local(2, config);
-    int failed = 0;
-    auto rank = [&failed, &cubin](const gin::Job& job) {
-        try {
-            gin_requirements_t requirements = gin::default_requirements();
-            requirements.world_barriers = 1;
-            gin::Communicator comm(job, requirements), other(job, requirements);
-            gin::HostWindow<uint64_t> data(comm, 64, GIN_WINDOW_SIGNALS), foreign(other, 64), closed(comm, 64);
-            gin::HostWindow<uint8_t> bytes(comm, 600);
-            Words gone(closed.device());
-            closed.close();
-            gin::Kernel kernel = cubin.empty() ? gin::Kernel::of<operations>("operations")
-                                               : gin::Module(job, cubin.data(), cubin.size()).kernel("operations");
-            gin::Stream stream(job);
-            stream.launch(kernel, gin::cooperative(1, 64), comm.device(), data.device(), foreign.device(), gone,
-                          bytes.device(), gin::Deadline::after_ms(20000));
-            stream.synchronize();
-            comm.check_fault();
-            job.barrier();
-            data.close();
-            bytes.close();
-            foreign.close();
-            other.destroy();
-            comm.destroy();
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "rank %u: %s\n", job.rank(), error.what());
-            failed = 1;
-            gin_job_abort(job.raw());
+    auto rank = [&cubin](const gin::Job& job) {
+        gin_requirements_t requirements = gin::default_requirements();
+        requirements.world_barriers = 1;
+        gin::Communicator comm(job, requirements), other(job, requirements);
+        gin::HostWindow<uint64_t> data(comm, 64, GIN_WINDOW_SIGNALS), foreign(other, 64), closed(comm, 64);
+        gin::HostWindow<uint8_t> bytes(comm, 600);
+        Words gone(closed.device());
+        closed.close();
+        gin::Kernel all = gin::Kernel::of<operations>("operations"), around = gin::Kernel::of<circles>("circles");
+        if (!cubin.empty()) {
+            gin::Module module(job, cubin.data(), cubin.size());
+            all = module.kernel("operations"), around = module.kernel("circles");
         }
+        gin::Stream stream(job);
+        stream.launch(all, gin::cooperative(1, 64), comm.device(), data.device(), foreign.device(), gone,
+                      bytes.device(), gin::Deadline::after_ms(20000));
+        stream.synchronize();
+        comm.check_fault();
+        job.barrier();
+        data.close();
+        bytes.close();
+        comm.destroy();
+        if (other.device().lsa_reach == 0) return;
+        stream.launch(around, gin::cooperative(1, 1), other.device(), foreign.device());
+        job.barrier();
+        other.abort();
+        stream.synchronize();
+        bool noticed = gin::FaultKind(foreign.read()[0]) == gin::FaultKind::Aborted;
+        if (!noticed) throw std::runtime_error("no wait noticed the abort");
     };
-    std::thread first(rank, std::cref(jobs[0])), second(rank, std::cref(jobs[1]));
-    first.join();
-    second.join();
+    int failed = on_ranks(2, config, rank);
     if (failed == 0) std::printf("passed\n");
     return failed;
 } catch (const std::exception& error) {

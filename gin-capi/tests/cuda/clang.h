@@ -26,4 +26,6 @@ struct cuda_extents {
 
 #define __popc(value) __builtin_popcount(value)
 #define __syncthreads() __nvvm_bar_sync(0)
+#define __syncthreads_or(bit) __nvvm_bar0_or(bit)
+#define __any_sync(mask, bit) __nvvm_vote_any_sync(mask, bit)
 #define __syncwarp(mask) __nvvm_bar_warp_sync(mask)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Posts in a loop. Tables of peers exist only if loads and stores reach them, so a table may be read only behind that
+// Posts in a loop, and waits. Tables of peers exist only if loads and stores reach them, so a table may be read only behind that
 // condition: a test looks for such reads before the loop, in the PTX.
 
 #include "gin_device.cuh"
@@ -13,4 +13,12 @@ extern "C" __global__ void many_puts(gin::Comm comm, gin::Window<float> window, 
         fault = net.put(world, 1, window, 0, window, 16, 16, gin::StrongSignalInc{0}, gin::CounterInc{0});
     }
     comm.report(fault);
+}
+
+extern "C" __global__ void one_wait(gin::Comm comm, uint64_t least) {
+    comm.report(gin::Gin<>(comm, 0, gin::Deadline::none()).waitSignal(gin::CoopThread{}, 0, least));
+}
+
+extern "C" __global__ void one_count(gin::Comm comm, uint64_t least) {
+    comm.report(gin::Gin<>(comm, 0, gin::Deadline::none()).waitCounter(gin::CoopThread{}, 0, least));
 }

@@ -8,7 +8,7 @@ use crate::fault::{self, Fault, Unmet};
 use crate::host_word;
 use crate::signal::CounterView;
 use crate::signal_words::Words;
-use crate::status::WaitError;
+use crate::status::{NOW_AND_THEN, WaitError};
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::Rank;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
@@ -234,9 +234,6 @@ pub(super) fn wait<B: Backend>(
         Err(stop) => Err((stop, value)),
     }
 }
-
-/// The bits of the cycle counter that are 0 for 256 cycles of every 16,384.
-const NOW_AND_THEN: u64 = 63 << 8;
 
 /// Checks the status after about one in 64 successful waits.
 ///

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Expert parallelism: dispatch and combine of tokens among ranks. docs/python.md and docs/ep.md explain the calls."""
 
-from typing import Any, ClassVar, Union, final
+from typing import Any, ClassVar, Iterator, Union, final
 
 from . import Communicator, Deadline, Stream, _Tensor
 
@@ -201,6 +201,35 @@ class Sent:
         """Waits, in the order of the stream, for the rows of all ranks. The call returns at once."""
 
 @final
+class Parameter:
+    """A parameter of a kernel that contains a dispatch and its combine, an argument of `Stream.launch`."""
+
+@final
+class Fused:
+    """The parameters of a kernel that contains a dispatch and its combine. It iterates over them, in the order in which
+    these take them. They count for any number of launches, until the lane does something else."""
+
+    @property
+    def comm(self) -> Parameter:
+        """`Comm` in the kernel."""
+    @property
+    def arena(self) -> Parameter:
+        """The memory of the group, `Window<u64>`."""
+    @property
+    def lane(self) -> Parameter:
+        """`gin_ep_kernels::Lane`."""
+    @property
+    def tokens(self) -> Parameter:
+        """`gin_ep_kernels::Tokens`."""
+    @property
+    def sums(self) -> Parameter:
+        """`gin_ep_kernels::Sums`."""
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory that the dispatch needs."""
+    def __iter__(self) -> Iterator[Parameter]: ...
+
+@final
 class Lane:
     """A lane: one dispatch at a time. `Group.lane` makes it."""
 
@@ -212,6 +241,15 @@ class Lane:
         """Sends the rows and waits for those of all ranks, in one kernel."""
     def plan(self, stream: Stream, tokens: Tokens) -> Plan:
         """Counts the tokens for each rank once, for dispatches of the same ids. Not in a capture."""
+    def fuse(
+        self,
+        stream: Stream,
+        tokens: Tokens,
+        combine: Combine,
+        rows: Union[_Tensor, Arrangement, tuple[Arrangement, _Tensor], None] = None,
+    ) -> Fused:
+        """Returns the parameters of a kernel of the program that contains a dispatch and its combine, for launches on
+        the stream. The rows are those of `Received.combine`."""
 
 @final
 class Group:

@@ -2,9 +2,11 @@
 //! Lanes, and a dispatch from its start to its end.
 
 use super::config::Element;
+use super::fused::{Fused, Parameters};
 use super::group::{GroupCore, lend};
 use super::tokens::{Combine, Given, Sums, Tokens};
 use super::view::{Arrangement, View, words};
+use crate::argument::check_device;
 use crate::comm::Member;
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
@@ -70,7 +72,7 @@ enum State {
 #[derive(Debug)]
 struct Inner {
     state: State,
-    /// The number of dispatches that the lane has made; `None` after a capture, whose graph runs unseen.
+    /// The number of dispatches that the lane has made; `None` after a capture or `fuse`, whose kernels run unseen.
     epoch: Option<u64>,
     /// The number of dispatches that this object has made, by which a dispatch knows that it is the last one.
     turn: u64,
@@ -148,6 +150,17 @@ impl LaneCore {
         Ok(())
     }
 
+    /// Checks that the lane has begun nothing since the `fuse` of this number.
+    pub(crate) fn check_fused(&self, turn: u64) -> PyResult<()> {
+        let inner = self.enter()?;
+        self.idle(&inner)?;
+        if inner.turn == turn {
+            return Ok(());
+        }
+        let text = format!("lane {} was used since `fuse`, so its parameters are old: call `fuse` again", self.number);
+        Err(StateError::new_err(text))
+    }
+
     /// Ends a dispatch that was received, if it is the last one.
     fn release(&self, turn: u64) -> PyResult<()> {
         let mut inner = self.enter()?;
@@ -188,14 +201,8 @@ impl Inner {
 fn usable<'s>(stream: &'s Stream, core: &GroupCore) -> PyResult<&'s Arc<Work>> {
     let (work, own) = (stream.work()?, core.member().comm.gpu());
     core.member().check_usable("use the lane")?;
-    let device = work.stream.device();
-    if std::ptr::addr_eq(Arc::as_ptr(&device), Arc::as_ptr(own)) {
-        return Ok(work);
-    }
-    let (own, other) = (own.name(), device.name());
-    Err(PyValueError::new_err(format!(
-        "the stream belongs to another rank, on {other}, than the group, on {own}: pass one that the group's rank made"
-    )))
+    check_device("the group", &**own, &*work.stream.device())?;
+    Ok(work)
 }
 
 /// A lane: one dispatch at a time. `Group.lane` makes it.
@@ -280,6 +287,36 @@ impl Lane {
         Ok(Plan { plan: Guarded::new(Arc::new(plan.or_raise(py)?)), most: given.most })
     }
 
+    /// Returns the parameters of a kernel of the program that contains a dispatch and its combine, for launches on the
+    /// stream. The rows are those of `Received.combine`.
+    #[pyo3(signature = (stream, tokens, combine, rows=None))]
+    fn fuse(
+        &self,
+        py: Python<'_>,
+        stream: &Bound<'_, Stream>,
+        tokens: &Bound<'_, Tokens>,
+        combine: &Bound<'_, Combine>,
+        rows: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Fused> {
+        let lane = self.0.get()?;
+        let mut inner = lane.enter()?;
+        let core = lane.idle(&inner)?;
+        let work = usable(stream.get(), &core)?;
+        let given = Given::take(py, tokens.get(), &core)?;
+        let sums = Sums::take(py, combine.get(), rows, &core, given.most)?;
+        let _launching = core.member().launching()?;
+        let State::Idle(cell) = &mut inner.state else { return Err(lane.ended()) };
+        let parameters = cell.with_dependent_mut(|_, lane| {
+            py.detach(|| lane.fuse(&work.stream, &given.tokens(), sums.rows(), &sums.combine()).map(Parameters::of))
+        });
+        let parameters = parameters.or_raise(py)?;
+        inner.turn += 1;
+        // Nobody sees how often the program launches.
+        inner.epoch = None;
+        let (lane, member) = (Guarded::new(lane.clone()), core.member().clone());
+        Ok(Fused { lane, turn: inner.turn, parameters, member, _memory: (given, sums) })
+    }
+
     fn __repr__(&self) -> PyResult<String> {
         Ok(format!("<gin.ep.Lane {}>", self.0.get()?.number))
     }
@@ -357,8 +394,8 @@ impl Received {
         let (core, cell) = inner.flight(self.turn, "viewed")?;
         let Some(epoch) = epoch else {
             return Err(StateError::new_err(format!(
-                "lane {} was captured in a graph, whose replays put rows into two places in turn: call `arrange`, whose \
-                 memory stays, or use another lane",
+                "lane {} was captured in a graph or fused, and the runs of such kernels put rows into two places in \
+                 turn: call `arrange`, whose memory stays, or use another lane",
                 lane.number
             )));
         };

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `config` | sizes, elements, layouts |
 //! | `group` | groups, reports, and the memory of tensors |
+//! | `fused` | the parameters of kernels that contain dispatch and combine |
 //! | `lane` | lanes, and a dispatch from its start to its end |
 //! | `tokens` | the tensors of a dispatch and of a combine, checked |
 //! | `view` | received rows and arrangements as tensors |
@@ -13,11 +14,13 @@
 //! its lane. Here each is in one value with its owner, and checks at run time replace those of the compiler.
 
 pub(crate) mod config;
+mod fused;
 mod group;
 mod lane;
 mod tokens;
 mod view;
 
+pub(crate) use fused::Part;
 pub(crate) use lane::Rows;
 
 use pyo3::prelude::*;
@@ -35,6 +38,8 @@ pub(crate) fn fill(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<lane::Sent>()?;
     module.add_class::<lane::Received>()?;
     module.add_class::<lane::Arranged>()?;
+    module.add_class::<fused::Fused>()?;
+    module.add_class::<fused::Parameter>()?;
     module.add_class::<tokens::Tokens>()?;
     module.add_class::<tokens::Combine>()?;
     module.add_class::<view::Arrangement>()?;

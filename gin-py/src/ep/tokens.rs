@@ -82,12 +82,14 @@ impl Tokens {
     }
 }
 
+#[derive(Debug)]
 enum Count {
     Is(u32),
     At(MemorySlice),
 }
 
 /// The memory of tokens.
+#[derive(Debug)]
 pub(crate) struct Given {
     rows: MemorySlice,
     ids: MemorySlice,
@@ -224,6 +226,7 @@ impl Combine {
 }
 
 /// The rows that come back.
+#[derive(Debug)]
 enum Back {
     InPlace,
     At(MemorySlice),
@@ -232,6 +235,7 @@ enum Back {
 }
 
 /// The memory of a combine.
+#[derive(Debug)]
 pub(crate) struct Sums {
     kind: Kind,
     output: MemorySlice,

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The parameters of a kernel of the program that contains a dispatch and its combine.
+
+use super::lane::LaneCore;
+use super::tokens::{Given, Sums};
+use crate::comm::Member;
+use crate::guard::Guarded;
+use gin_ep_kernels as kernels;
+use gin_gpu::{Argument, KernelArg, MemorySlice};
+use pyo3::prelude::*;
+use pyo3::types::PyIterator;
+use std::sync::Arc;
+
+/// The parameters, with their names, and what they need.
+#[derive(Debug)]
+pub(crate) struct Parameters {
+    all: [(&'static str, Argument); 5],
+    shared: u32,
+    _arena: MemorySlice,
+}
+
+impl Parameters {
+    pub(crate) fn of(fused: gin_ep::Fused<'_>) -> Self {
+        let all = [
+            ("comm", fused.comm.argument()),
+            ("arena", fused.arena.argument()),
+            ("lane", Argument::of::<kernels::Lane>(fused.lane)),
+            ("tokens", Argument::of::<kernels::Tokens>(fused.tokens)),
+            ("sums", Argument::of::<kernels::Sums>(fused.sums)),
+        ];
+        Self { all, shared: fused.shared, _arena: fused.arena.memory().clone() }
+    }
+}
+
+/// The parameters of a kernel that contains a dispatch and its combine. `Lane.fuse` makes it. It iterates over them.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Fused {
+    pub(crate) lane: Guarded<LaneCore>,
+    pub(crate) turn: u64,
+    pub(crate) parameters: Parameters,
+    pub(crate) member: Arc<Member>,
+    /// The memory behind the parameters.
+    pub(crate) _memory: (Given, Sums),
+}
+
+/// One of the parameters.
+#[pyclass(frozen, module = "gin.ep")]
+#[derive(Debug)]
+pub(crate) struct Parameter {
+    fused: Py<Fused>,
+    place: usize,
+}
+
+impl Fused {
+    fn parameter(this: &Bound<'_, Self>, place: usize) -> Parameter {
+        Parameter { fused: this.clone().unbind(), place }
+    }
+}
+
+#[pymethods]
+impl Fused {
+    /// Returns the parameter `Comm`.
+    #[getter]
+    fn comm(this: &Bound<'_, Self>) -> Parameter {
+        Self::parameter(this, 0)
+    }
+
+    /// Returns the memory of the group, the parameter `Window<u64>`.
+    #[getter]
+    fn arena(this: &Bound<'_, Self>) -> Parameter {
+        Self::parameter(this, 1)
+    }
+
+    /// Returns the parameter `gin_ep_kernels::Lane`.
+    #[getter]
+    fn lane(this: &Bound<'_, Self>) -> Parameter {
+        Self::parameter(this, 2)
+    }
+
+    /// Returns the parameter `gin_ep_kernels::Tokens`.
+    #[getter]
+    fn tokens(this: &Bound<'_, Self>) -> Parameter {
+        Self::parameter(this, 3)
+    }
+
+    /// Returns the parameter `gin_ep_kernels::Sums`.
+    #[getter]
+    fn sums(this: &Bound<'_, Self>) -> Parameter {
+        Self::parameter(this, 4)
+    }
+
+    /// Returns the bytes of dynamic shared memory that the dispatch needs.
+    #[getter]
+    fn shared(&self) -> u32 {
+        self.parameters.shared
+    }
+
+    /// Returns the five parameters, in the order in which `dispatch` and `combine` take them.
+    fn __iter__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyIterator>> {
+        let all = [0, 1, 2, 3, 4].map(|place| Self::parameter(this, place));
+        all.into_pyobject(this.py())?.try_iter()
+    }
+}
+
+#[pymethods]
+impl Parameter {
+    fn __repr__(&self) -> String {
+        format!("<gin.ep.Parameter `{}`>", self.fused.get().parameters.all[self.place].0)
+    }
+}
+
+/// A parameter as an argument of a launch.
+pub(crate) struct Part {
+    pub(crate) argument: Argument,
+    /// The object that keeps its memory.
+    pub(crate) owner: Py<PyAny>,
+    pub(crate) member: Arc<Member>,
+}
+
+impl Part {
+    /// Returns the argument for a value, if that is a parameter.
+    pub(crate) fn of(value: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let Ok(parameter) = value.cast::<Parameter>() else { return Ok(None) };
+        let Parameter { fused, place } = parameter.get();
+        let Fused { lane, turn, parameters, member, .. } = fused.get();
+        lane.get()?.check_fused(*turn)?;
+        member.check_usable("launch a kernel")?;
+        let argument = parameters.all[*place].1.clone();
+        Ok(Some(Self { argument, owner: fused.clone_ref(value.py()).into_any(), member: member.clone() }))
+    }
+}
