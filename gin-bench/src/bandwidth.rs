@@ -23,7 +23,7 @@ const GOAL_BYTES: u64 = 256 << 20;
 /// The kernel of puts.
 const PUT: &str = "bench_lsa_put";
 
-/// The kernel of puts in pieces that blocks take in turns.
+/// The kernel of puts in chunks that blocks take in turns.
 const TURNS: &str = "bench_lsa_put_turns";
 
 /// The kernels of both directions at once: puts, and bare loops that stride together or over parts of their own.
@@ -203,7 +203,7 @@ impl<'a> Side<'a> {
         let transfers = Plain(Transfers {
             len: bytes / 8,
             times,
-            piece: self.bench.pick(8 << 10, 32),
+            chunk: self.bench.pick(8 << 10, 32),
             each: u64::from(signals),
             together: if shape.waits { self.starts } else { 0 },
             limit_ns: self.bench.limit_ns(),

@@ -261,8 +261,8 @@ pub unsafe fn bench_lsa_put(
     }
 }
 
-/// Puts the same words to the next rank repeatedly, in pieces that the blocks take in turns. Each block raises a signal
-/// after its last piece of a transfer.
+/// Puts the same words to the next rank repeatedly, in chunks that the blocks take in turns. Each block raises a signal
+/// after its last chunk of a transfer.
 ///
 /// # Safety
 /// - The same as for [`bench_lsa_put`].
@@ -279,8 +279,8 @@ pub unsafe fn bench_lsa_put_turns(
     let (peer, raise) = (comm.world().right(), SignalId::new(0).inc());
     // Safety: guaranteed by the kernel's caller.
     let marks = unsafe { Marks::new(out) };
-    let (len, piece) = (transfers.len as usize, transfers.piece as usize);
-    let step = piece * grid_dim().count() as usize;
+    let (len, chunk) = (transfers.len as usize, transfers.chunk as usize);
+    let step = chunk * grid_dim().count() as usize;
     if !transfers.begin(&comm, flags, marks) {
         return;
     }
@@ -290,9 +290,9 @@ pub unsafe fn bench_lsa_put_turns(
     }
     let mut time = 0;
     while time < transfers.times {
-        let mut start = piece * block_in_grid() as usize;
+        let mut start = chunk * block_in_grid() as usize;
         while start < len {
-            let part = piece.min(len - start);
+            let part = chunk.min(len - start);
             if !succeeded(&comm, gin.put(peer, to.range(start, part), from.range(start, part)).issue(&Block)) {
                 return;
             }
