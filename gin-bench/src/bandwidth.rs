@@ -23,14 +23,17 @@ const GOAL_BYTES: u64 = 256 << 20;
 /// The kernel of puts.
 const PUT: &str = "bench_lsa_put";
 
+/// The kernel of puts in chunks that blocks take in turns.
+const TURNS: &str = "bench_lsa_put_turns";
+
+/// The kernels of both directions at once: puts, and bare loops that stride together or over parts of their own.
+const BOTH_WAYS: [&str; 4] = [PUT, TURNS, STRIDE, PARTS];
+const STRIDE: &str = "bare_copy_4";
+const PARTS: &str = "bare_copy_4_parts";
+
 /// The kernels of bare copy loops, and the maximum number of threads per block of each.
-const LOOPS: [(&str, u32); 5] = [
-    ("bare_copy_1", 1024),
-    ("bare_copy_2", 1024),
-    ("bare_copy_4", 1024),
-    ("bare_copy_8", 512),
-    ("bare_copy_4_strong", 1024),
-];
+const LOOPS: [(&str, u32); 5] =
+    [("bare_copy_1", 1024), ("bare_copy_2", 1024), (STRIDE, 1024), ("bare_copy_8", 512), ("bare_copy_4_strong", 1024)];
 
 /// A way to move bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,6 +71,11 @@ impl Speed {
     }
 }
 
+/// Returns whether the kernel raises a signal at the end of each put.
+fn is_put(kernel: &str) -> bool {
+    [PUT, TURNS].contains(&kernel)
+}
+
 /// Returns a bandwidth in GB/s by the nanoseconds of each repeat.
 fn rate(bytes: u64, repeats: &[f64]) -> Figure {
     let rates: Vec<f64> = repeats.iter().map(|ns| bytes as f64 / ns.max(1.0)).collect();
@@ -95,9 +103,13 @@ impl Sized {
 fn best(speeds: &[Speed], put: Option<bool>) -> Option<&Speed> {
     let alike = |speed: &&Speed| match put {
         Some(signals) => speed.kernel == PUT && speed.signals == signals,
-        None => speed.kernel != PUT,
+        None => !is_put(&speed.kernel),
     };
-    speeds.iter().filter(alike).max_by(|one, other| one.rate.value.total_cmp(&other.rate.value))
+    fastest(speeds.iter().filter(alike))
+}
+
+fn fastest<'s>(speeds: impl Iterator<Item = &'s Speed>) -> Option<&'s Speed> {
+    speeds.max_by(|one, other| one.rate.value.total_cmp(&other.rate.value))
 }
 
 /// One of the two ranks.
@@ -191,13 +203,14 @@ impl<'a> Side<'a> {
         let transfers = Plain(Transfers {
             len: bytes / 8,
             times,
+            chunk: self.bench.pick(8 << 10, 32),
             each: u64::from(signals),
             together: if shape.waits { self.starts } else { 0 },
             limit_ns: self.bench.limit_ns(),
         });
         let arguments: [&dyn KernelArg; 5] = [&self.handle, &self.to, &self.from, &self.flags, &transfers];
         let launched = self.lab.timed(shape, Some(self.comm), &arguments)?;
-        if shape.kernel == PUT {
+        if is_put(shape.kernel) {
             self.raises += u64::from(shape.blocks) * if signals { times } else { 1 };
         }
         Ok(launched.ns / times as f64)
@@ -422,7 +435,7 @@ impl Side<'_> {
         let counts = [most / 8, most / 4, most / 2, most].map(|blocks| blocks.max(1));
         let threads = self.bench.pick(512, 32);
         let way = |kernel| move |blocks| Way { shape: Shape { kernel, blocks, threads, waits: true }, signals: true };
-        counts.into_iter().map(way(PUT)).chain(counts.into_iter().map(way("bare_copy_4"))).collect()
+        BOTH_WAYS.into_iter().flat_map(|kernel| counts.into_iter().map(way(kernel))).collect()
     }
 
     /// Measures and checks one size in both directions at once.
@@ -430,9 +443,10 @@ impl Side<'_> {
         let (ways, words, times) = (self.exchanges(), bytes / 8, self.times(bytes));
         let (own, other) = (u64::from(self.lab.rank.rank()), u64::from(1 - self.lab.rank.rank()));
         let mut all = Exchanged { ways: vec![Vec::new(); ways.len()], engine: Vec::new(), wrong: 0 };
-        // The shapes with the most blocks, of puts and of the bare loop.
-        for way in [ways[ways.len() / 2 - 1], ways[ways.len() - 1]] {
-            let seed = bytes ^ (u64::from(way.shape.kernel == PUT) << 40);
+        // The shape with the most blocks of each kernel.
+        for (number, kernel) in (0u64..).zip(BOTH_WAYS) {
+            let Some(&way) = ways.iter().rfind(|way| way.shape.kernel == kernel) else { continue };
+            let seed = bytes ^ (number << 40);
             self.fill(&self.from, words, seed + own)?;
             self.fill(&self.to, words, !(seed + other))?;
             self.lab.rank.barrier()?;
@@ -492,7 +506,7 @@ pub(super) fn exchanges(bench: &Bench) -> Result<Vec<Table>, Failure> {
             kernel: kernel.clone(),
             blocks: *blocks,
             threads: *threads,
-            signals: kernel == PUT,
+            signals: is_put(kernel),
             rate: together(&one.ways[way], &other.ways[way], bytes),
         };
         let speeds: Vec<Speed> = ways.iter().enumerate().map(speed).collect();
@@ -505,6 +519,11 @@ pub(super) fn exchanges(bench: &Bench) -> Result<Vec<Table>, Failure> {
             .point("put, both ways at once", bytes)
             .beside(Kind::Floor, "best bare copy loop, both ways", bare.rate, goal, None)
             .by(bare.text());
+        for (what, kernel) in [("bare copy loop, a part for each block", PARTS), ("puts of 64KiB in turns", TURNS)] {
+            if let Some(speed) = fastest(speeds.iter().filter(|speed| speed.kernel == kernel)) {
+                row = row.beside(Kind::Other, what, speed.rate, None, None).by(speed.shape());
+            }
+        }
         if !one.engine.is_empty() {
             let engine = together(&one.engine, &other.engine, bytes);
             row = row.beside(Kind::Other, "cuMemcpyPeerAsync, both ways", engine, None, None);

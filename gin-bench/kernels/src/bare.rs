@@ -309,12 +309,13 @@ pub unsafe fn bare_ping_block(
     );
 }
 
-/// Copies words to the peer. All threads of the grid stride together, each with `UNROLL` units of 16 bytes in flight.
+/// Copies words to the peer. All threads of the grid stride together, or with `PARTS` those of each block over a part
+/// of its own; each has `UNROLL` units of 16 bytes in flight.
 ///
 /// # Safety
 /// - `load` loads 16 bytes of a valid address. Both windows have as many words, aligned to 16 bytes.
 #[inline(always)]
-unsafe fn copy<const UNROLL: usize>(
+unsafe fn copy<const UNROLL: usize, const PARTS: bool>(
     comm: &Comm,
     (to, from): (Window<u64>, Window<u64>),
     flags: Window<u64>,
@@ -329,7 +330,13 @@ unsafe fn copy<const UNROLL: usize>(
     };
     let from = from.local_ptr();
     let (threads, blocks) = (Block.size() as usize, grid_dim().count() as usize);
-    let (first, step, units) = (block_in_grid() as usize * threads + Block.rank() as usize, threads * blocks, len / 2);
+    let (block, rank, units) = (block_in_grid() as usize, Block.rank() as usize, len / 2);
+    let (first, step, units) = if PARTS {
+        // The same parts as those of `bench_lsa_put`.
+        (units * block / blocks + rank, threads, units * (block + 1) / blocks)
+    } else {
+        (block * threads + rank, threads * blocks, units)
+    };
     if !transfers.begin(comm, flags, marks) {
         return;
     }
@@ -373,7 +380,7 @@ unsafe fn copy<const UNROLL: usize>(
 }
 
 macro_rules! copies {
-    ($($name:ident $unroll:literal $threads:literal $load:ident $doc:literal;)*) => { $(
+    ($($name:ident $unroll:literal $parts:literal $threads:literal $load:ident $doc:literal;)*) => { $(
         #[doc = concat!("Copies words to the next rank, ", $doc, ".")]
         ///
         /// # Safety
@@ -390,15 +397,16 @@ macro_rules! copies {
             out: *mut u64,
         ) {
             // Safety: guaranteed by the kernel's caller.
-            unsafe { copy::<$unroll>(&comm, (to, from), flags, transfers, Marks::new(out), |unit| $load(unit)) };
+            unsafe { copy::<$unroll, $parts>(&comm, (to, from), flags, transfers, Marks::new(out), |unit| $load(unit)) };
         }
     )* };
 }
 
 copies! {
-    bare_copy_1 1 1024 load_weak_pair "one unit of 16 bytes under way in each thread";
-    bare_copy_2 2 1024 load_weak_pair "two units of 16 bytes under way in each thread";
-    bare_copy_4 4 1024 load_weak_pair "four units of 16 bytes under way in each thread";
-    bare_copy_8 8 512 load_weak_pair "eight units of 16 bytes under way in each thread";
-    bare_copy_4_strong 4 1024 load_relaxed_sys_pair "four units of 16 bytes under way in each thread, by strong loads";
+    bare_copy_1 1 false 1024 load_weak_pair "one unit of 16 bytes under way in each thread";
+    bare_copy_2 2 false 1024 load_weak_pair "two units of 16 bytes under way in each thread";
+    bare_copy_4 4 false 1024 load_weak_pair "four units of 16 bytes under way in each thread";
+    bare_copy_8 8 false 512 load_weak_pair "eight units of 16 bytes under way in each thread";
+    bare_copy_4_parts 4 true 1024 load_weak_pair "four units of 16 bytes under way in each thread, a part for each block";
+    bare_copy_4_strong 4 false 1024 load_relaxed_sys_pair "four units of 16 bytes under way in each thread, by strong loads";
 }

@@ -261,6 +261,53 @@ pub unsafe fn bench_lsa_put(
     }
 }
 
+/// Puts the same words to the next rank repeatedly, in chunks that the blocks take in turns. Each block raises a signal
+/// after its last chunk of a transfer.
+///
+/// # Safety
+/// - The same as for [`bench_lsa_put`].
+#[kernel(launch_bounds(512))]
+pub unsafe fn bench_lsa_put_turns(
+    comm: Comm,
+    to: Window<u64>,
+    from: Window<u64>,
+    flags: Window<u64>,
+    transfers: Transfers,
+    out: *mut u64,
+) {
+    let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Lsa);
+    let (peer, raise) = (comm.world().right(), SignalId::new(0).inc());
+    // Safety: guaranteed by the kernel's caller.
+    let marks = unsafe { Marks::new(out) };
+    let (len, chunk) = (transfers.len as usize, transfers.chunk as usize);
+    let step = chunk * grid_dim().count() as usize;
+    if !transfers.begin(&comm, flags, marks) {
+        return;
+    }
+    Block.sync();
+    if Block.elect() {
+        marks.now(START);
+    }
+    let mut time = 0;
+    while time < transfers.times {
+        let mut start = chunk * block_in_grid() as usize;
+        while start < len {
+            let part = chunk.min(len - start);
+            if !succeeded(&comm, gin.put(peer, to.range(start, part), from.range(start, part)).issue(&Block)) {
+                return;
+            }
+            start += step;
+        }
+        if !succeeded(&comm, gin.signal(peer, raise).issue(&Block)) {
+            return;
+        }
+        time += 1;
+    }
+    if Block.elect() {
+        marks.now(END);
+    }
+}
+
 /// Passes barriers of the LSA team one after the other, by one warp. With `plan.verify` each rank sends its round to
 /// every other before each barrier, and checks the received rounds after it. If `released` is not 0, the caller has
 /// released to the system before each barrier.

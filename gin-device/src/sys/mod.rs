@@ -123,10 +123,6 @@ macro_rules! word_operations {
 /// Returns the statement of an operation for `asm!`: by shape and PTX for a row of the table above, by name for the
 /// others. `{p}`, `{v}`, `{c}`, `{o}`, `{l}`, `{h}` and `{t}` are registers of 64 bits, `{i}`, `{n}`, `{w}` and `{s}`
 /// of 32.
-#[cfg_attr(
-    not(any(target_arch = "nvptx64", test)),
-    allow(unused_macro_rules, reason = "only a GPU needs the statements")
-)]
 macro_rules! statement {
     (load $ptx:literal) => {
         concat!($ptx, " {v}, [{p}];")

@@ -17,6 +17,9 @@ const NAP: Duration = Duration::from_micros(20);
 /// kernel waits for a sleeping thread while it exchanges messages.
 const IDLE: Duration = Duration::from_micros(100);
 
+/// The steps without work after which a thread yields: a yield is a system call, and takes as long as ten such steps.
+const LOOKS: usize = 16;
+
 /// Work that an engine steps until it is finished.
 pub trait Step: Send {
     /// Does all work that is ready. Never waits.
@@ -175,7 +178,7 @@ impl Progress for Pool {
 
 /// Steps work, also new work, until all is finished and no more can come. Drops each work before its flag.
 fn step_all(mut all: Vec<(Work, Finishing)>, incoming: &Receiver<(Work, Finishing)>) {
-    let mut idle_since = None;
+    let (mut idle_since, mut looks) = (None, 0);
     loop {
         loop {
             match incoming.try_recv() {
@@ -192,8 +195,12 @@ fn step_all(mut all: Vec<(Work, Finishing)>, incoming: &Receiver<(Work, Finishin
             turn != Turn::Finished
         });
         if worked {
-            idle_since = None;
+            (idle_since, looks) = (None, 0);
+        } else if looks < LOOKS {
+            looks += all.len().max(1);
+            std::hint::spin_loop();
         } else if idle_since.get_or_insert_with(Instant::now).elapsed() < IDLE {
+            looks = 0;
             std::thread::yield_now();
         } else {
             std::thread::sleep(NAP);

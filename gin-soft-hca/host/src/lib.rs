@@ -91,9 +91,14 @@ impl SoftFabric {
         Parked::new(state.kernel.as_ref())
     }
 
-    /// Returns the reason why the engine has stopped; `None` while it works.
+    /// Returns the reason why the engine has stopped; `None` while it works. The engine goes on meanwhile, so a wait
+    /// may ask repeatedly.
     pub fn failure(&self) -> Option<String> {
-        self.lock().broken()
+        let mut state = self.lock_as_it_is();
+        if let Some(kernel) = &mut state.kernel {
+            kernel.look();
+        }
+        state.broken()
     }
 
     /// Adds a NIC.
@@ -110,7 +115,7 @@ impl SoftFabric {
         let now_ns = gin_gpu::rt::clock_ns();
         let mut state = self.lock_as_it_is();
         if state.kernel.is_some() {
-            state.tend();
+            state.tend(now_ns);
             return Progress::Idle;
         }
         state.step(now_ns)

@@ -10,7 +10,7 @@ use gin_gpu::{Device, DeviceKind, Function, GpuError, LaunchConfig, Memory, Memo
 use gin_soft_hca::kernel::{Residence, THREADS};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The processor of the engine of software NICs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
@@ -36,8 +36,8 @@ const FAULTS: usize = 64;
 const VIRTUAL_THREADS: u32 = 96;
 /// The host's word for the kernel.
 const PARK: u64 = 1;
-/// The time without a command after which the kernel is launched again.
-const PAUSE: Duration = Duration::from_micros(100);
+/// The nanoseconds without a command after which the kernel is launched again.
+const PAUSE_NS: u64 = 100_000;
 /// The time limit of the kernel to park.
 const PARK_LIMIT: Duration = Duration::from_secs(10);
 
@@ -79,8 +79,8 @@ pub(super) struct KernelEngine {
     doorbells: Arc<Memory>,
     stage: Arc<Memory>,
     is_launched: bool,
-    /// The time of the last command.
-    used: Instant,
+    /// The time of the first step after the last command; `None` until that step.
+    used_ns: Option<u64>,
     broken: Option<String>,
 }
 
@@ -143,7 +143,7 @@ impl HcaState {
             doorbells: doorbells.clone(),
             stage: stage.clone(),
             is_launched: false,
-            used: Instant::now(),
+            used_ns: None,
             broken: None,
         })
     }
@@ -155,9 +155,9 @@ impl HcaState {
     }
 
     /// Launches the kernel again, if there is one and enough time has passed.
-    pub(super) fn tend(&mut self) {
+    pub(super) fn tend(&mut self, now_ns: u64) {
         if let Some(mut kernel) = self.kernel.take() {
-            kernel.tend(self);
+            kernel.tend(self, now_ns);
             self.kernel = Some(kernel);
         }
     }
@@ -230,7 +230,8 @@ impl KernelEngine {
         }
     }
 
-    fn look(&mut self) -> bool {
+    /// Returns whether the kernel has ended, and notes a failure.
+    pub(super) fn look(&mut self) -> bool {
         let idle = self.stream.is_idle().unwrap_or_else(|error| {
             self.fail(error.to_string());
             true
@@ -239,25 +240,30 @@ impl KernelEngine {
         idle
     }
 
-    /// Parks the kernel, so that the host can use the tables.
+    /// Parks the kernel for a command, so that the host can use the tables.
     pub(super) fn park(&mut self) {
+        self.used_ns = None;
         if self.is_launched {
             self.bell.store(PARK);
-            let start = Instant::now();
-            rt::wait_until_named("the engine of its NICs", || self.look() || start.elapsed() > PARK_LIMIT);
+            let until_ns = rt::clock_ns().saturating_add(PARK_LIMIT.as_nanos() as u64);
+            rt::wait_until_named("the engine of its NICs", || self.look() || rt::clock_ns() > until_ns);
             if self.is_launched {
                 self.fail(format!("its kernel has not parked within {PARK_LIMIT:?}"));
             }
         }
-        self.used = Instant::now();
     }
 
-    fn tend(&mut self, state: &HcaState) {
+    fn tend(&mut self, state: &HcaState, now_ns: u64) {
         if self.is_launched && !self.look() {
             return;
         }
-        let may_run = self.broken.is_none() && self.bell.keeps_room() && self.used.elapsed() >= PAUSE;
-        if may_run && let Err(error) = self.launch(state) {
+        // The step of another thread may be later than `now_ns`, and one outside a virtual world has another clock.
+        let has_paused = now_ns.abs_diff(*self.used_ns.get_or_insert(now_ns)) >= PAUSE_NS;
+        if self.broken.is_none()
+            && self.bell.keeps_room()
+            && has_paused
+            && let Err(error) = self.launch(state)
+        {
             self.fail(error.to_string());
         }
     }

@@ -19,10 +19,6 @@
 
 /// Returns the statement of a conversion for `asm!`. `{w}`, `{n}` and `{s}` are registers of 32 bits, `{j}` and `{k}`
 /// of 16.
-#[cfg_attr(
-    not(any(target_arch = "nvptx64", test)),
-    allow(unused_macro_rules, reason = "only a GPU needs the statements")
-)]
 macro_rules! statement {
     (f16_pair_from_f32) => {
         "cvt.rn.f16x2.f32 {s}, {n}, {w};"

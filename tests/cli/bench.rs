@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `gin bench`.
+
+use super::*;
+
+#[test]
+fn bench_sass_counts_instructions_or_says_what_is_missing() {
+    let output = gin("bench sass");
+    let (table, reason) = (out(&output), err(&output));
+    if output.status.success() {
+        let line = table.lines().find(|line| line.starts_with("put with signal")).unwrap_or_else(|| panic!("{table}"));
+        let figures: Vec<u32> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        assert!(figures.len() >= 4 && figures[0] > 10 && figures[1] > 8, "{line}");
+    } else {
+        assert!(reason.contains("make setup") || reason.contains("feature `cuda`"), "{reason}");
+    }
+}
+
+/// Returns the tables of a benchmark on virtual GPUs.
+fn tables(arguments: &str) -> Vec<Value> {
+    let text = succeeds(&format!("bench {arguments} --device virtual --repeats 2 --deadline-ms 60000 --format json"));
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
+}
+
+/// Returns the comparisons of each row whose name begins with `start`.
+fn beside(table: &Value, start: &str) -> Vec<String> {
+    let rows = table["rows"].as_array().unwrap().iter().filter(|row| row["what"].as_str().unwrap().starts_with(start));
+    rows.flat_map(|row| {
+        assert!(row["value"].as_f64().is_some_and(|value| value > 0.0), "{row}");
+        let all = row["beside"].as_array().unwrap();
+        all.iter()
+            .map(|other| {
+                assert!(other["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
+                // No goal is judged by figures of virtual GPUs.
+                assert_eq!(other["goals"], Value::Array(Vec::new()), "{row}");
+                other["what"].as_str().unwrap().to_owned()
+            })
+            .collect::<Vec<_>>()
+    })
+    .collect()
+}
+
+/// Checks that no row has a wrong result, and that each table says that its times do not measure speed.
+fn all_right(tables: &[Value]) {
+    for table in tables {
+        assert_eq!(table["device"], "virtual");
+        assert!(table["notes"].to_string().contains("nothing about speed"), "{table}");
+        for row in table["rows"].as_array().unwrap() {
+            assert!(row["wrong"] == 0 || row["wrong"].is_null(), "{row}");
+        }
+    }
+}
+
+#[test]
+fn bench_lsa_measures_round_trips_barriers_and_puts_beside_bare_ones() {
+    let tables = tables("lsa");
+    let titles: Vec<&str> = tables.iter().map(|table| table["title"].as_str().unwrap()).collect();
+    let expected = [
+        "LSA round trip",
+        "LSA barrier",
+        "LSA barrier",
+        "LSA round trip by size",
+        "LSA put by size",
+        "LSA put by blocks",
+        "LSA put both ways",
+    ];
+    assert_eq!(titles, expected);
+    all_right(&tables);
+    let [trip, two, three, sizes, puts, blocks, both] = &tables[..] else { panic!("{titles:?}") };
+    let floors = beside(trip, "put of 64B");
+    assert_eq!(floors.len(), 8);
+    assert!(floors[0].contains("relaxed poll") && floors[2].contains("flag in the data"), "{floors:?}");
+    assert_eq!((&two["ranks"], &three["ranks"]), (&2.into(), &3.into()));
+    let floors = beside(two, "barrier");
+    assert!(floors.len() == 4 && floors[0].starts_with("bare: NCCL") && floors[1].contains("relaxed"), "{floors:?}");
+    assert_eq!(beside(sizes, "put of 64B"), ["bare: copy by a block, release, flag"]);
+    // Each size is checked and compared with the best of the bare loops.
+    for size in ["64B", "1KiB", "4KiB"] {
+        for row in
+            [format!("put of {size}, each with a signal"), format!("prepared puts of {size}, one signal at the end")]
+        {
+            assert_eq!(beside(puts, &row), ["best bare copy loop, released once"], "{puts}");
+        }
+    }
+    assert!(beside(blocks, "put of 4KiB").len().is_multiple_of(5), "{blocks}");
+    let compared =
+        ["best bare copy loop, both ways", "bare copy loop, a part for each block", "puts of 64KiB in turns"];
+    assert_eq!(beside(both, "put of 4KiB"), compared);
+    for table in [puts, both] {
+        assert!(table["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0), "{table}");
+    }
+    // Figures have noise, and those of rounds have percentiles.
+    let row = &trip["rows"][0];
+    assert!(row["repeats"] == 2 && row["noise"].is_f64() && row["p50"].is_f64() && row["p99"].is_f64(), "{row}");
+}
+
+#[test]
+fn bench_proxy_measures_round_trips_beside_trips_of_a_cpu_thread_and_puts_by_size() {
+    let tables = tables("proxy");
+    assert_eq!(tables.len(), 2);
+    all_right(&tables);
+    let floors = beside(&tables[0], "put_value with signal and back, host memory");
+    assert_eq!(floors.len(), 2);
+    assert!(floors[0].contains("trip: nothing") && floors[1].contains("8 bytes in pinned"), "{floors:?}");
+    let floors = beside(&tables[0], "put_value with signal and back, GPU memory");
+    assert!(floors.len() == 1 && floors[0].contains("which the receiver stores"), "{floors:?}");
+    assert!(tables[0]["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0));
+    let puts = tables[1]["rows"].as_array().unwrap();
+    let names: Vec<&str> = puts.iter().map(|row| row["what"].as_str().unwrap()).collect();
+    let of = |size| [format!("put of {size}, time of the progress thread"), format!("put of {size}, bandwidth")];
+    assert_eq!(names, [of("64B"), of("1KiB")].concat());
+    assert!(puts.iter().all(|row| row["wrong"] == 0), "{puts:?}");
+}
+
+#[test]
+fn bench_post_measures_puts_by_all_crowds_beside_bare_ones_and_none_is_lost() {
+    let tables = tables("post");
+    assert_eq!(tables.len(), 4);
+    all_right(&tables);
+    for (table, before) in tables.iter().zip(["nothing to release", "not released", "to the GPU", "to the system"]) {
+        assert!(table["title"].as_str().unwrap().contains(before), "{table}");
+        let [bare, far, near] =
+            ["bare", "NCCL's operations, index in host memory", "NCCL's operations, index in GPU memory"];
+        assert_eq!(beside(table, "put, "), [bare, far, near].repeat(6));
+        for row in table["rows"].as_array().unwrap() {
+            assert!(row["wrong"] == 0 && row["median_thread"].is_f64(), "{row}");
+        }
+    }
+}
+
+#[test]
+fn bench_gdaki_measures_puts_by_all_crowds_and_round_trips_and_checks_each_entry() {
+    let tables = tables("gdaki");
+    all_right(&tables);
+    for table in &tables[..2] {
+        let floors = beside(table, "put, ");
+        assert_eq!(floors[..4], ["NCCL's operations", "bare", "NCCL's operations", "bare, nobody rings"]);
+        assert!(table["rows"][0]["median_thread"].is_f64(), "{table}");
+    }
+    for (table, (rows, title)) in tables.iter().zip([(6, "to the system"), (6, "to the GPU"), (1, "round trip")]) {
+        assert_eq!(table["rows"].as_array().unwrap().len(), rows, "{table}");
+        assert!(table["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0), "{table}");
+        assert!(table["title"].as_str().unwrap().contains(title), "{table}");
+    }
+    assert_eq!(tables.len(), 3);
+}
+
+#[test]
+fn bench_measures_everything_by_default_and_prints_one_table_that_fits_a_screen() {
+    let text = succeeds("bench --device virtual --repeats 1 --deadline-ms 60000");
+    for words in
+        ["LSA round trip: 2 ranks, virtual", "LSA put by size", "Proxy round trip", "Issue of a proxy put", "ratio"]
+    {
+        assert!(text.contains(words), "expected {words:?} in {text}");
+    }
+    let rows = text.lines().filter(|line| line.starts_with("  ")).count();
+    // The heading is indented, too.
+    assert!((25..=41).contains(&rows) && text.lines().all(|line| line.len() <= 100), "{rows} rows: {text}");
+    assert_eq!(text.matches("nothing about speed").count(), 1, "{text}");
+    let all = succeeds("bench post --all --device virtual --repeats 1 --deadline-ms 60000");
+    assert!(all.contains("median thread") && all.contains("put, 32 threads, 8 peers"), "{all}");
+}
+
+#[test]
+fn bench_compares_with_an_earlier_run_and_plots_by_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (old, plot) = (file("old.json"), file("plot.svg"));
+    let options = "--device virtual --repeats 2 --deadline-ms 60000";
+    std::fs::write(&old, succeeds(&format!("bench lsa {options} --format json"))).unwrap();
+    let text = succeeds(&format!("bench lsa {options} --compare {old} --plot {plot}"));
+    assert!(text.contains("earlier") && text.contains("differs") && !text.contains("not in file"), "{text}");
+    let rows = json(&format!("bench lsa {options} --compare {old}"));
+    let compared = &rows[0]["rows"][0]["compared"];
+    assert!(compared["old"].is_f64() && compared["ratio"].is_f64() && compared["differs"].is_boolean(), "{compared}");
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    for words in ["Latency by size: 2 ranks, virtual", "Bandwidth by size", "puts, one signal", "1KiB"] {
+        assert!(svg.contains(words), "{words}: {svg}");
+    }
+    refused(&format!("bench lsa --device virtual --compare {}", file("none")), &["--compare", "cannot read", "none"]);
+    std::fs::write(&old, "{\"workload\": \"ring\"}\n").unwrap();
+    let refusal = ["--compare", "line 1", "`title`", "gin bench --format json"];
+    refused(&format!("bench lsa --device virtual --compare {old}"), &refusal);
+}
+
+#[test]
+fn bench_capi_says_that_its_kernels_or_a_gpu_are_missing() {
+    refused("bench capi --device virtual", &["capi", "missing", "--module", "make gpu-bundle"]);
+    refused("bench capi --device virtual --module /no/such.cubin", &["--module", "/no/such.cubin", "make gpu-bundle"]);
+    refused("bench capi --device virtual --module Cargo.toml", &["capi", "NVIDIA GPUs", "virtual"]);
+}
+
+#[test]
+fn bench_refuses_unknown_arguments() {
+    refused("bench speed", &["speed", "proxy"]);
+    refused("bench lsa --repeats 0", &["--repeats", "0"]);
+    refused("bench lsa --device cuda", &["--device cuda", no_gpu(), "--device virtual"]);
+    for option in ["--all", "--compare old.json", "--device virtual", "--repeats 3", "--deadline-ms 9"] {
+        let name = option.split(' ').next().unwrap();
+        refused(&format!("bench sass {option}"), &[name, "lsa, proxy"]);
+        refused(&format!("bench bootstrap {option}"), &[name, "lsa, proxy"]);
+    }
+    for option in ["--plot plot.svg", "--most-bytes 4KiB"] {
+        let name = option.split(' ').next().unwrap();
+        refused(&format!("bench proxy {option}"), &[name, "only lsa and all"]);
+    }
+    refused("bench lsa --most-ranks 9", &["--most-ranks", "only bootstrap has"]);
+    refused("bench sass --format json", &["--format json", "measurements of time"]);
+    refused("bench lsa --all --format json", &["--all", "--format json"]);
+    refused("bench lsa --repeats -1", &["-1 is not in 1..=1000"]);
+}
+
+#[test]
+fn simulated_jobs_report_the_cost_of_the_bootstrap_as_ranks_increase() {
+    let rows = json("bench bootstrap --most-ranks 20");
+    let ranks: Vec<u64> = rows.iter().filter_map(|row| row["ranks"].as_u64()).collect();
+    assert_eq!(ranks, [2, 16]);
+    for row in rows {
+        for figure in ["join_ms", "barrier_ms", "gather_ms", "join_bytes_rank_0", "gather_bytes_most"] {
+            assert!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), "{row}");
+        }
+    }
+    assert!(succeeds("bench bootstrap --most-ranks 2").contains("rank 0 B"));
+    refused("bench bootstrap --most-ranks 1", &["--most-ranks", "2..=16384"]);
+}
