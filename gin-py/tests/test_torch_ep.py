@@ -123,7 +123,7 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
             if graph:
                 # Replays put rows into two places in turn, which the host does not see.
                 received = lane.exchange(stream, Tokens(rows, ids, count))
-                with pytest.raises(gin.StateError, match="lane 0 was captured in a graph, .* call `arrange`"):
+                with pytest.raises(gin.StateError, match="lane 0 was captured in a graph or fused, .* call `arrange`"):
                     received.rows()
                 received.release()
                 stream.synchronize(timeout=60)
