@@ -254,7 +254,7 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
 
     /// Makes a stream whose waiting blocks start before those of streams with a larger number, as soon as a running
     /// block ends. Running blocks are not stopped. 0 is the priority of [`stream`](Self::stream), and lower numbers go
-    /// first. As in CUDA, a number outside of the GPU's range (0 to -5 on an H100) stands for the nearest one in it:
+    /// first. As in CUDA, a number outside of the GPU's range stands for the nearest one in it:
     /// `i32::MIN` is the first priority of every GPU. On a virtual GPU priorities have no effect.
     ///
     /// ```

@@ -57,15 +57,21 @@ fn quiet_runs_print_no_notes_and_verbose_ones_events_and_progress() {
     assert!(launched.contains("gin: rank 1 is process "), "{launched}");
 }
 
-#[test]
-fn a_run_of_more_than_two_seconds_shows_its_progress_and_an_estimate() {
-    // As many launches as take some seconds on any machine.
-    let arguments = "run ring --device virtual --ranks 2 --threads 32 --iters 50 --repeats 100000 -v";
+/// Starts a run that takes some seconds on any machine. Returns it, and the first line of its standard error.
+fn long_run(option: &str) -> (std::process::Child, String) {
+    let arguments = "run ring --device virtual --ranks 2 --threads 32 --iters 50 --repeats 100000";
     let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
-    command.args(arguments.split(' ')).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.env("CUDA_VISIBLE_DEVICES", "").spawn().unwrap();
+    command.args(arguments.split(' ')).args(option.split(' ')).env("CUDA_VISIBLE_DEVICES", "");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stderr.take().unwrap()), &mut line).unwrap();
+    (child, line)
+}
+
+#[test]
+fn a_run_of_more_than_two_seconds_shows_its_progress_and_an_estimate() {
+    let (mut child, line) = long_run("-v");
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(line.starts_with("gin: ring, virtual: ") && line.contains(" of 100000 launches, "), "{line}");
@@ -74,13 +80,8 @@ fn a_run_of_more_than_two_seconds_shows_its_progress_and_an_estimate() {
 
 #[test]
 fn metrics_are_served_while_a_run_lasts_by_default_on_the_loopback() {
-    use std::io::{BufRead, BufReader, Read, Write};
-    let arguments = "run ring --device virtual --ranks 2 --threads 32 --iters 50 --repeats 100000 --metrics 0";
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
-    command.args(arguments.split(' ')).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.env("CUDA_VISIBLE_DEVICES", "").spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    use std::io::{Read, Write};
+    let (mut child, line) = long_run("--metrics 0");
     let address =
         line.trim_end().strip_prefix("gin: metrics at http://127.0.0.1:").and_then(|at| at.strip_suffix("/metrics"));
     let port: u16 = address.unwrap_or_else(|| panic!("{line}")).parse().unwrap();

@@ -15,7 +15,7 @@ use gin_abi::{ABI_SYMBOL, ABI_VERSION};
 use gin_device::kernel::KERNELS;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 /// The most bytes of the log of the driver's compiler.
@@ -73,7 +73,7 @@ pub(super) struct Image {
     _owner: Option<Deferred>,
     functions: BTreeMap<String, Loaded>,
     /// Its kernels run beside any others.
-    is_divided: AtomicBool,
+    is_divided: Mutex<bool>,
 }
 
 // Safety: handles of the driver, which any thread may use.
@@ -171,7 +171,7 @@ impl Image {
             raw,
             _owner: owner,
             functions: BTreeMap::new(),
-            is_divided: AtomicBool::new(false),
+            is_divided: Mutex::default(),
         };
         image.check_abi()?;
         image.read_functions()?;
@@ -232,7 +232,12 @@ impl Image {
     /// memory, if ranks share the GPU. The driver would choose one for each kernel, and a processor changes it only
     /// when it is idle: a kernel would not start beside one that waits for it, though there is room.
     fn divide(&self) -> Result<(), GpuError> {
-        if self.context.users.load(Ordering::Relaxed) < 2 || self.is_divided.swap(true, Ordering::Relaxed) {
+        if self.context.users.load(Ordering::Relaxed) < 2 {
+            return Ok(());
+        }
+        // No rank launches before all kernels have it.
+        let mut is_divided = lock(&self.is_divided);
+        if *is_divided {
             return Ok(());
         }
         for loaded in self.functions.values() {
@@ -242,6 +247,7 @@ impl Image {
             check("set the shared memory of processors that run a kernel", code)?;
             lock(&loaded.fits).clear();
         }
+        *is_divided = true;
         Ok(())
     }
 }
