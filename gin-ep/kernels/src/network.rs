@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Ranks that loads and stores do not reach: rows go there by puts, and flags by signals.
 //!
-//! Such a rank is *remote* here. A dispatch stores a row for it in this rank's own part of the arena, where the rank's region would be. The
-//! last block puts the region as a whole, then raises a signal. A combine does the same with the rows that go back.
+//! Such a rank is *remote* here. A dispatch stores the rows for it into a region of this rank's own part of the arena.
+//! The last block puts the region as a whole, and raises a signal behind it. A combine does the same with the rows that
+//! go back.
 //!
 //! *A signal has the value of a flag.* A strong signal covers the earlier puts of its context to its peer, and a put of
 //! a value does not, so a flag must be a signal. A signal is raised by a difference: that of the new flag and the
@@ -42,17 +43,16 @@ pub struct Network {
     back: Regions,
 }
 
-/// The post of a put as a function. Its code is long, and one warp of a grid runs it. As a function a kernel has it
-/// once, and its registers do not count with those of the rest. Arguments are words, because a structure would be
-/// passed on the stack.
+/// The post of a put as a function. Its code is long, and one warp of a grid runs it: a module has it once for each
+/// back end. Arguments are words, because a structure would be passed on the stack.
 mod outlined {
     use gin_device::prelude::*;
 
-    /// Puts and raises, as [`Routed::post`](super::Routed::post). `place` has the context in its upper half, the rank in its
-    /// lower one.
+    /// Puts and raises, as [`Routed::post`](super::Routed::post). `place` has the context in its upper half, the rank
+    /// in its lower one.
     ///
     /// # Safety
-    /// - `comm` is the address of the copy of a communicator's handle, `windows` that of the arena and the
+    /// - `comm` is the address of the copy of a communicator's handle, `windows` that of the handles of arena and
     ///   signals of a group of it. The communicator has the rank.
     #[inline(never)]
     #[expect(clippy::too_many_arguments, reason = "see above")]
@@ -86,9 +86,9 @@ const RETURNED: u64 = 2;
 const NO_SIGNAL: u64 = u64::MAX;
 
 impl Network {
-    /// Makes the parameter of lane `number`, whose memory begins at byte `first` of the arena. This rank is in a team of
-    /// `near` ranks, the first of which is `near_first`. `windows` is the address of the
-    /// handles of arena and signals. The lanes have made `epoch` dispatches.
+    /// Makes the parameter of lane `number`, whose memory begins at byte `first` of the arena. This rank is in a team
+    /// of `near` ranks, the first of which is `near_first`. `windows` is the address of the handles of arena and
+    /// signals, in memory of the GPU. The lanes have made `epoch` dispatches.
     #[must_use]
     pub const fn new(
         sizes: &Sizes,
@@ -106,8 +106,8 @@ impl Network {
         Self { near_first, near, context, signal, base: flag(epoch, 0), raised: first, windows, rows, meta, back }
     }
 
-    /// Returns the bytes that a lane takes in the arena besides those of [`Sizes::lane_bytes`], on a rank with this many
-    /// ranks in its team.
+    /// Returns the bytes that a lane takes in the arena besides [`Sizes::lane_bytes`], on a rank with this many ranks
+    /// in its team.
     #[must_use]
     pub const fn lane_bytes(sizes: &Sizes, near: u32) -> u64 {
         let remote = (sizes.ranks - near) as u64 * sizes.tokens as u64;
@@ -119,8 +119,8 @@ impl Network {
         (FLAGS * sizes.ranks as u64).next_multiple_of(2)
     }
 
-    /// Returns the number of signals of a lane. It is also the number of words, at the beginning of its memory, with the
-    /// flags that this rank raised last.
+    /// Returns the number of signals of a lane. It is also the number of words with the flags that this rank raised
+    /// last, at the beginning of the lane's memory.
     #[must_use]
     pub const fn signals(sizes: &Sizes) -> u64 {
         FLAGS * sizes.ranks as u64
@@ -138,7 +138,7 @@ impl Network {
         self.base
     }
 
-    /// Returns the number of a rank among those that loads and stores do not reach.
+    /// Returns the number of a rank among the ranks that loads and stores do not reach.
     #[inline(always)]
     const fn remote(&self, rank: u32) -> u32 {
         if rank < self.near_first { rank } else { rank - self.near }
@@ -165,12 +165,12 @@ pub(crate) trait Reach: Copy {
     /// Returns the offset in this rank's part of the arena where rows that go back to a remote rank begin.
     fn staged_back(&self, rank: u32) -> u64;
 
-    /// Sends the rows of a dispatch to all remote ranks but `masked`, `count` of them to each, and raises their flags. All
-    /// lanes of a warp call.
+    /// Sends the rows of a dispatch to all remote ranks but `masked`, `count` of them to each, and raises their flags.
+    /// All lanes of a warp call.
     fn send(arena: &Arena<Self>, lane: &Lane, slot: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32);
 
-    /// Returns rows to all remote ranks but `masked`, and raises their flags. All lanes of a warp call. The rows are those
-    /// of the arena, or were [staged](Self::staged_back).
+    /// Returns rows to all remote ranks but `masked`, and raises their flags. All lanes of a warp call. The rows are
+    /// received ones that the experts have replaced, or were [staged](Self::staged_back).
     fn give_back(arena: &Arena<Self>, lane: &Lane, slot: u64, epoch: u64, masked: u64, is_in_place: bool);
 }
 
