@@ -6,14 +6,14 @@ mod support;
 
 use gin_abi::Deadline;
 use gin_ep::{
-    Combine, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Matmul, MatmulConfig, Rows, Scales,
+    Code, Combine, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Matmul, MatmulConfig, Rows, Scales,
 };
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
-use gin_host::comm::{Communicator, Requirements};
+use gin_host::comm::{Communicator, Connections, Requirements};
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_net::peer::PeerNetwork;
 use gin_soft_hca::Options;
-use gin_testkit::{Reorder, WeakOnly, Withhold};
+use gin_testkit::{FailOnDemand, FailSwitch, Failure, Reorder, WeakOnly, Withhold};
 use support::{Input, Pair, experts, pairs};
 
 /// The networks, each with a name.
@@ -128,7 +128,8 @@ fn nothing_races_over_a_network() {
         for (name, world) in networks(4, seed) {
             // A host that waits would order all that follows.
             on(name, world.races(true).lsa_size(2), |rank, comm| {
-                support::free_running(rank, comm, &config(&shape, 8), &shape, 8, 10)?;
+                // Every eleventh dispatch has no combine, so nothing but the other slot keeps its staged rows.
+                support::free_running(rank, comm, &config(&shape, 8), &shape, 8, 14)?;
                 support::at_source(rank, comm, &config(&shape, 8), &shape, 8)
             });
         }
@@ -219,6 +220,91 @@ fn a_group_refuses_what_has_no_route_over_a_network() {
         let comm = rank.communicator(&Requirements::default())?;
         let error = Group::new(&comm, &GroupConfig::new(2, 8, 1)).map(drop).unwrap_err().to_string();
         assert!(error.contains("a network without strong signals"), "{error}");
+        Ok(comm.destroy()?)
+    });
+    outcome.unwrap();
+}
+
+#[test]
+fn a_put_that_the_network_does_not_carry_out_ends_as_a_report() {
+    let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 8 };
+    for failure in [Failure::Status(5), Failure::PeerLost, Failure::Silence] {
+        // Puts of a dispatch and of a combine, of both ranks.
+        for before in 0..6 {
+            let switch = FailSwitch::new();
+            let network = switch.clone();
+            let world = WorldConfig::seeded(2, before)
+                .lsa_size(1)
+                .network(move |endpoint| Box::new(FailOnDemand::new(PeerNetwork::new(endpoint), network.clone())));
+            let outcome = launch(world, |rank| -> Result<(), EpError> {
+                let comm = rank.communicator(&Requirements::default())?;
+                let limit = Deadline::after_ms(20);
+                let group = Group::new(&comm, &config(&shape, 6).threads(32).deadline(limit))?;
+                let input = Input::new(&rank, &shape, 6)?;
+                input.write(&batch(&shape, Routing::Uniform, 1, rank.rank() as usize, 6), false)?;
+                let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+                rank.barrier()?;
+                if failure == Failure::Silence {
+                    switch.fail_peer(1, failure);
+                } else {
+                    switch.fail_after(before, failure);
+                }
+                rank.barrier()?;
+                let mut report = None;
+                for _ in 0..3 {
+                    let received = lane.exchange(&stream, &input.tokens(6, false))?;
+                    experts(&rank, &stream, &shape, &received)?;
+                    received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+                    stream.synchronize()?;
+                    report = report.or(group.status()?.map(|report| report.code));
+                }
+                match failure {
+                    // Rank 1 hears nothing, gives the other up, and is given up.
+                    Failure::Silence => {
+                        assert_eq!((report, group.masked(0)?), (Some(Code::Silent), 1 << (1 - rank.rank())))
+                    }
+                    _ => {
+                        assert!(matches!(report, Some(Code::Stopped | Code::Silent)), "{report:?}");
+                        assert!(comm.fault().is_some());
+                    }
+                }
+                Ok(())
+            });
+            outcome.unwrap_or_else(|error| panic!("{failure:?} after {before}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn rows_that_cannot_be_posted_are_reported_and_the_group_goes_on_without_their_rank() {
+    let shape = Shape { ranks: 4, experts: 4, topk: 4, hidden: 8 };
+    // Queue pairs reach ranks with the same place in their teams only.
+    let nics = SoftNics::new(Options::default());
+    let outcome = launch(WorldConfig::seeded(4, 3).lsa_size(2).soft_nics(&nics), |rank| -> Result<(), EpError> {
+        let me = rank.rank();
+        let comm = rank.communicator(&Requirements::default().connections(Connections::Rail))?;
+        let group = Group::new(&comm, &config(&shape, 4).threads(32).deadline(Deadline::after_ms(20)))?;
+        let input = Input::new(&rank, &shape, 4)?;
+        let mine = batch(&shape, Routing::Uniform, 1, me as usize, 4);
+        input.write(&mine, false)?;
+        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        // The rank that is neither in this rank's team nor on its rail.
+        let other = 3 - me;
+        for number in 0..3 {
+            let received = lane.exchange(&stream, &input.tokens(4, false))?;
+            experts(&rank, &stream, &shape, &received)?;
+            received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+            stream.synchronize()?;
+            let report = group.status()?.map(|report| (report.code, report.rank));
+            assert_eq!(report, (number == 0).then_some((Code::Unsent, other)));
+            assert_eq!(group.masked(0)?, 1 << other);
+            let expected = per_rank(&shape, &mine, &[other as usize], Experts);
+            let mut found = vec![0u16; expected.len()];
+            input.output.read(0, &mut found)?;
+            assert!(expected == found, "pair {number} of rank {me}");
+        }
+        drop(lane);
+        group.destroy()?;
         Ok(comm.destroy()?)
     });
     outcome.unwrap();
