@@ -31,7 +31,7 @@ pub enum EpError {
         ours: String,
     },
     /// Loads and stores do not reach all ranks, and the call has no route over a network.
-    #[error("loads and stores reach {reached} of {ranks} ranks; products of matrices have no route over a network")]
+    #[error("loads and stores reach {reached} of {ranks} ranks, and this call has no route over a network")]
     NotReachable {
         /// The number of ranks that they reach.
         reached: u32,
