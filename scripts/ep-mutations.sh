@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # Weakens barriers, slots and tickets of expert parallelism, one after the other, in a copy of the sources, and requires
-# that the named test fails. The models of gin-device do the same with fences. Takes about five minutes. An argument
+# that the named test fails. The models of gin-device do the same with fences. Takes about ten minutes. An argument
 # chooses mutations by a part of their name.
 
 set -uo pipefail
@@ -15,10 +15,12 @@ bad=0
 mkdir -p "$copy"
 git ls-files -z | tar --create --null --files-from=- | tar --extract --directory="$copy" --touch
 
-# passes TEST: runs a test of gin-ep in the copy
+# passes [SUITE:]TEST: runs a test of gin-ep in the copy
 passes() {
+    local suite=oracle
+    [[ $1 == *:* ]] && suite=${1%%:*}
     (cd "$copy" && CARGO_TARGET_DIR="$copy/target" timeout 300 cargo test --quiet -p gin-ep --no-default-features \
-        --test oracle "$1" -- --exact >"$copy/log" 2>&1)
+        --test "$suite" "${1#*:}" -- --exact >"$copy/log" 2>&1)
 }
 
 # mutation NAME FILE TEXT REPLACEMENT TEST: replaces the first such text in the file
@@ -50,8 +52,11 @@ races=nothing_races
 bits=free_running_pairs_give_the_bits_of_the_oracle
 routing=all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks
 resident=one_resident_block_of_many_is_enough
+network=network:rows_reach_ranks_over_the_network_with_the_bits_of_the_oracle
+networks=network:free_running_pairs_graphs_and_epochs_that_wrap_cross_a_network
+network_races=network:nothing_races_over_a_network
 
-for test in $races $bits $routing $resident; do
+for test in $races $bits $routing $resident $network $networks $network_races; do
     passes "$test" || { echo "ep-mutations: $test fails without a mutation; see $copy/log" >&2; exit 1; }
 done
 
@@ -75,4 +80,13 @@ mutation "places of another rank" $kernels/dispatch.rs "owner.wrapping_sub(first
     $routing
 mutation "no words cleared for the next combine" $kernels/dispatch.rs \
     "Launch::<Global>::new(arena.word(lane.word(COMBINE))).clear();" "" $bits
+mutation "a weak signal behind rows and their descriptions" $kernels/network.rs ".add(by))" ".add(by).weak())" $network
+mutation "one slot of staged rows" $kernels/network.rs "self.network.rows.at(slot, remote)" \
+    "self.network.rows.at(0, remote)" $network_races
+mutation "a signal raised by the flag itself" $kernels/network.rs "value.wrapping_sub(raised.load_relaxed_gpu())" \
+    "value" $network
+mutation "returned rows of remote ranks by token" $kernels/combine.rs \
+    "if arena.route.is_remote(owner) { self.place } else { self.token }" "self.token" $network
+mutation "signals that begin with another epoch" $kernels/network.rs "sum.wrapping_add(self.route.network.base)" "sum" \
+    $networks
 exit $bad

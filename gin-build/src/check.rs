@@ -127,8 +127,8 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Parts of the names of functions that kernels may call, in the modules `outlined` of `gin_device`: their code is rare
-/// or long.
+/// Parts of the names of functions that kernels may call: in the modules `outlined` of `gin_device`, and in those of
+/// other crates for a back end of `gin_device`. Their code is rare or long.
 const OUTLINED: [&str; 2] = ["10gin_device", "8outlined"];
 
 /// Returns whether a function's name, or a call of it, is one that kernels may call.

@@ -3,7 +3,10 @@
 
 use crate::EpError;
 use gin_abi::Deadline;
-use gin_ep_kernels::{Bytes, Divisor, Format, LARGE_UNIT, MOST_THREADS, Quantized, SCALED, Sizes, UNIT};
+use gin_abi::handle::{BackendKind, NEAR_WORDS};
+use gin_ep_kernels::{
+    Bytes, Divisor, Format, LARGE_UNIT, MOST_NETWORK_THREADS, MOST_THREADS, Network, Quantized, SCALED, Sizes, UNIT,
+};
 
 /// The most bytes of a row.
 const MOST_ROW_BYTES: u64 = 64 << 10;
@@ -16,6 +19,8 @@ const MOST_EXPERTS: u64 = 65_536;
 /// Groups with room for more tokens count tokens in a kernel of its own, before each dispatch. Up to here
 /// no warp counts twice.
 const COUNT_IN_DISPATCH: u32 = 512;
+/// Bytes of a signal: its words in the window, for GPUs and for CPU threads, and those beside them.
+const SIGNAL_BYTES: u64 = 8 * (3 + NEAR_WORDS);
 /// The number of threads of a block for few tokens: each of its warps counts 32 of them.
 const FEW_THREADS: u32 = 256;
 const FEW_TOKENS: u32 = 256;
@@ -152,8 +157,9 @@ impl GroupConfig {
         self
     }
 
-    /// Sets the number of threads of a block: a multiple of 32, at most 512. The default is 512; 256 if a rank has room
-    /// for at most 256 tokens and kernels take all processors, because a small dispatch is faster with fewer warps.
+    /// Sets the number of threads of a block: a multiple of 32, at most 512, or at most 256 if loads and stores do not
+    /// reach all ranks. The default is 512. It is 256 if they do not, or if a rank has room for at most 256 tokens and
+    /// kernels take all processors, because a small dispatch is faster with fewer warps.
     #[must_use]
     pub const fn threads(mut self, threads: u32) -> Self {
         self.threads = Some(threads);
@@ -177,13 +183,46 @@ impl GroupConfig {
         Ok((sizes.lane_bytes() + plan) * u64::from(self.lanes))
     }
 
+    /// Returns the bytes that a group takes on each of `ranks` ranks, if loads and stores reach those of its LSA team,
+    /// `near` ranks, and a network the others. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`EpError::Limit`], if `near` is not between 1 and the number of ranks.
+    pub fn network_footprint(&self, ranks: u32, near: u32) -> Result<u64, EpError> {
+        let (given, sizes) = (near.into(), self.sizes(ranks)?);
+        if near == 0 || near > ranks {
+            let limit = format!("from 1 to {ranks}, the number of ranks");
+            return Err(EpError::Limit { what: "the number of ranks of an LSA team", given, limit });
+        }
+        if near == ranks {
+            return self.footprint(ranks);
+        }
+        let more = Network::lane_bytes(&sizes, near) + SIGNAL_BYTES * Network::signals(&sizes);
+        Ok(self.footprint(ranks)? + more * u64::from(self.lanes))
+    }
+
     /// Returns whether each dispatch makes a plan first.
     pub(crate) fn has_plan(&self) -> bool {
         self.tokens > COUNT_IN_DISPATCH
     }
 
+    /// Returns the number of threads of a block, of kernels that post to a network if `is_remote`.
+    ///
+    /// # Errors
+    /// [`EpError::Limit`] if such kernels have fewer threads than were asked for.
+    pub(crate) fn block_over(&self, is_remote: bool) -> Result<u32, EpError> {
+        let most = if is_remote { MOST_NETWORK_THREADS } else { MOST_THREADS };
+        if let Some(given) = self.threads
+            && given > most
+        {
+            let limit = format!("at most {most} if loads and stores do not reach all ranks");
+            return Err(EpError::Limit { what: "the number of threads of a block", given: given.into(), limit });
+        }
+        Ok(self.block().min(most))
+    }
+
     /// Returns the number of threads of a block.
-    pub(crate) fn block(&self) -> u32 {
+    fn block(&self) -> u32 {
         let is_small = self.tokens <= FEW_TOKENS && self.blocks.is_none();
         self.threads.unwrap_or(if is_small { FEW_THREADS } else { MOST_THREADS })
     }
@@ -259,13 +298,19 @@ impl GroupConfig {
         })
     }
 
-    /// Returns the names of the kernels for dispatch and combine.
-    pub(crate) const fn kernels(&self) -> (&'static str, &'static str) {
-        match self.element {
+    /// Returns the names of the kernels for dispatch and combine, which post to this network, if they do.
+    pub(crate) fn kernels(&self, network: Option<BackendKind>) -> [String; 2] {
+        let suffix = match network {
+            None => "",
+            Some(BackendKind::Proxy) => "_proxy",
+            Some(BackendKind::Gdaki) => "_gdaki",
+        };
+        let (dispatch, combine) = match self.element {
             Element::Bf16 | Element::Opaque { .. } => ("ep_dispatch", "ep_combine_bf16"),
             Element::F16 => ("ep_dispatch", "ep_combine_f16"),
             Element::F32 => ("ep_dispatch", "ep_combine_f32"),
             Element::E4m3(_) => ("ep_dispatch_e4m3", "ep_combine_bf16"),
-        }
+        };
+        [dispatch, combine].map(|name| format!("{name}{suffix}"))
     }
 }

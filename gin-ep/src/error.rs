@@ -30,8 +30,8 @@ pub enum EpError {
         /// This rank's.
         ours: String,
     },
-    /// Loads and stores do not reach all ranks.
-    #[error("loads and stores reach {reached} of {ranks} ranks; gin-ep has no route over a network yet")]
+    /// Loads and stores do not reach all ranks, and the call has no route over a network.
+    #[error("loads and stores reach {reached} of {ranks} ranks, and this call has no route over a network")]
     NotReachable {
         /// The number of ranks that they reach.
         reached: u32,
@@ -101,7 +101,7 @@ pub struct Report {
     pub lane: u32,
     /// The cause.
     pub code: Code,
-    /// The rank that it concerns, if the code is [`Code::Silent`].
+    /// The rank that it concerns, if the code is [`Code::Silent`] or [`Code::Unsent`].
     pub rank: u32,
     /// The id of an expert that does not exist.
     pub expert: u32,
@@ -130,6 +130,11 @@ impl fmt::Display for Report {
             Code::TooManyRows => {
                 write!(f, "a layout has {seen} rows, its memory has room for {limit}; the others were left out")
             }
+            Code::Unsent => write!(
+                f,
+                "rows of dispatch {seen} for rank {rank} could not be posted to the network: it is not connected, or \
+                 the queue had no room in time; the group goes on without it"
+            ),
             Code::Stopped => write!(f, "the communicator was aborted, or has a fault"),
         }
     }

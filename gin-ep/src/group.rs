@@ -4,7 +4,8 @@
 use crate::in_use::InUse;
 use crate::meet::{gathered, meet};
 use crate::{Element, EpError, GroupConfig, Lane, Report};
-use gin_ep_kernels::{Code, STATUS_WORDS};
+use gin_abi::handle::{BackendKind, CAP_STRONG_SIGNALS, CAP_VA_SIGNALS};
+use gin_ep_kernels::{Code, Network, STATUS_WORDS, Sizes};
 use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
 use gin_host::comm::{Communicator, DeviceComm, Window, WindowFlags};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,6 +48,8 @@ pub struct Group<'c> {
     pub(crate) comm: &'c Communicator,
     pub(crate) device: DeviceComm,
     pub(crate) arena: Window<u64>,
+    /// The signals of ranks that loads and stores do not reach, if there are any.
+    pub(crate) signals: Option<Signals>,
     pub(crate) lanes: Vec<LaneState>,
     pub(crate) shape: LaunchConfig,
     pub(crate) element: Element,
@@ -61,6 +64,8 @@ pub struct Group<'c> {
 #[derive(Debug)]
 pub(crate) struct LaneState {
     pub(crate) params: gin_ep_kernels::Lane,
+    /// The parameter of kernels for ranks that loads and stores do not reach, if there are any.
+    pub(crate) network: Option<Network>,
     pub(crate) taken: AtomicBool,
     /// Memory for the plan of each dispatch, if it makes one.
     pub(crate) plan: Option<MemorySlice>,
@@ -90,22 +95,30 @@ impl<'c> Group<'c> {
     /// Allocates the memory of a group. Collective: all ranks pass the same configuration.
     ///
     /// # Errors
-    /// [`EpError::Limit`], [`EpError::Differs`], [`EpError::NotReachable`], or an error of communicator or device.
+    /// [`EpError::Limit`], [`EpError::Differs`], [`EpError::Unsuited`], or an error of communicator or device.
     pub fn new(comm: &'c Communicator, config: &GroupConfig) -> Result<Self, EpError> {
         let (ranks, gpu) = (comm.ranks(), comm.gpu());
         let sizes = config.sizes(ranks)?;
         let (device, sharing) = meet(comm, &format!("{config:?}"))?;
-        let lane_bytes = sizes.lane_bytes();
-        let arena = comm.alloc_window::<u64>((lane_bytes * u64::from(config.lanes) / 8) as usize, WindowFlags::NONE)?;
+        let remote = Routed::of(comm, &device, config, &sizes)?;
+        let threads = config.block_over(remote.is_some())?;
+        let (lane_bytes, remote_bytes) = (sizes.lane_bytes(), remote.as_ref().map_or(0, |remote| remote.lane_bytes));
+        let bytes = (lane_bytes + remote_bytes) * u64::from(config.lanes);
+        let arena = comm.alloc_window::<u64>((bytes / 8) as usize, WindowFlags::NONE)?;
         let arena = arena.named("gin-ep");
+        let signals = remote.as_ref().map(|remote| Signals::new(comm, &arena, remote.signals)).transpose()?;
         let lane = |number: u32| -> Result<LaneState, EpError> {
             let status = Memory::new(gpu, MemoryKind::Pinned, 8 * STATUS_WORDS)?;
             let (first, deadline) = (u64::from(number) * lane_bytes, config.deadline);
             let params = gin_ep_kernels::Lane::new(sizes, first, status.address(), deadline);
+            // Behind those of all lanes.
+            let first = u64::from(config.lanes) * lane_bytes + u64::from(number) * remote_bytes;
+            let network =
+                remote.as_ref().zip(signals.as_ref()).map(|(remote, signals)| remote.lane(number, first, signals));
             let plan =
                 config.has_plan().then(|| Memory::new(gpu, MemoryKind::Device, sizes.plan_bytes())).transpose()?;
             let plan = plan.map(|memory| memory.whole());
-            Ok(LaneState { params, taken: AtomicBool::new(false), plan, status, in_use: Mutex::default() })
+            Ok(LaneState { params, network, taken: AtomicBool::new(false), plan, status, in_use: Mutex::default() })
         };
         let lanes = (0..config.lanes).map(lane).collect::<Result<Vec<_>, _>>()?;
         if config.first_epoch != 0 {
@@ -113,14 +126,19 @@ impl<'c> Group<'c> {
             gin_ep_kernels::reset(&sizes, &mut words, config.first_epoch);
             for lane in &lanes {
                 arena.write((lane.params.first / 8) as usize, &words)?;
+                if let Some(network) = &lane.network {
+                    let words = vec![network.base(); Network::signals(&sizes) as usize];
+                    arena.write((network.first() / 8) as usize, &words)?;
+                }
             }
             // No rank sends before all have written.
             gathered(comm, &[])?;
         }
-        let shape = LaunchConfig::new(1, config.block()).dynamic_shared(sizes.shared_bytes());
+        let shape = LaunchConfig::new(1, threads).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
-        let (plan, (dispatch, combine)) = (kernels.function("ep_plan")?, config.kernels());
-        let (dispatch, combine) = (kernels.function(dispatch)?, kernels.function(combine)?);
+        let [dispatch, combine] = config.kernels(remote.as_ref().map(|remote| remote.backend));
+        let plan = kernels.function("ep_plan")?;
+        let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
         let mut most = config.blocks.map_or(u64::MAX, u64::from);
         for kernel in [&dispatch, &combine] {
             most = most.min(gpu.resident_blocks(kernel, &shape)? / sharing);
@@ -134,11 +152,11 @@ impl<'c> Group<'c> {
         }
         let most = most.min(config.useful_blocks(&sizes));
         let blocks = config.grid.unwrap_or(most.clamp(1, 65_535) as u32);
-        let shape = LaunchConfig::new(blocks, config.block()).dynamic_shared(shape.dynamic_shared);
+        let shape = LaunchConfig::new(blocks, threads).dynamic_shared(shape.dynamic_shared);
         let (element, at_source) = (config.element, config.at_source);
         let arrange = |part: &str| kernels.function(&format!("ep_arrange_{part}"));
         let arrange = [arrange("count")?, arrange("place")?, arrange("copy")?];
-        Ok(Self { comm, device, arena, lanes, shape, element, at_source, arrange, plan, dispatch, combine })
+        Ok(Self { comm, device, arena, signals, lanes, shape, element, at_source, arrange, plan, dispatch, combine })
     }
 
     /// Lends a lane. Its dispatches and combines follow each other; other lanes are independent.
@@ -229,7 +247,25 @@ impl<'c> Group<'c> {
         }
         // No rank sends before all have reset their words.
         gathered(self.comm, &[])?;
+        if self.signals.is_some() {
+            self.overtake()?;
+        }
         Ok(())
+    }
+
+    /// Waits until all puts of earlier dispatches and combines have arrived, of this rank and at it. Collective.
+    ///
+    /// A put to a rank that was silent may still be on its way, and the next one to the same place might overtake it.
+    /// A rank that has received an empty dispatch has received all that its sources put before. It sends a second one
+    /// after that, so a rank that receives it knows that its own puts have arrived there.
+    fn overtake(&self) -> Result<(), EpError> {
+        let stream = self.comm.gpu().stream()?;
+        for number in 0..self.lanes.len() as u32 {
+            let lane = self.lane(number)?;
+            lane.exchange_nothing(&stream)?;
+            lane.exchange_nothing(&stream)?;
+        }
+        Ok(stream.synchronize()?)
     }
 
     /// Frees the memory. Collective. Waits for this rank's kernels of the group. A group that is dropped leaves its
@@ -239,6 +275,72 @@ impl<'c> Group<'c> {
     /// An error of the communicator.
     pub fn destroy(self) -> Result<(), EpError> {
         self.lanes.iter().for_each(LaneState::settle);
+        if let Some(signals) = &self.signals {
+            self.comm.deregister(&signals.window)?;
+        }
         Ok(self.comm.deregister(&self.arena)?)
+    }
+}
+
+/// The signals of ranks that loads and stores do not reach.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    pub(crate) window: Window<u64>,
+    /// The handles of the arena and of this window, for kernels.
+    handles: Arc<Memory>,
+}
+
+impl Signals {
+    fn new(comm: &Communicator, arena: &Window<u64>, signals: usize) -> Result<Self, EpError> {
+        let window = comm.alloc_window::<u64>(signals, WindowFlags::SIGNALS)?.named("gin-ep signals");
+        let words = [arena.handle(), window.handle()];
+        let handles = Memory::new(comm.gpu(), MemoryKind::Device, size_of_val(&words) as u64)?;
+        handles.write(0, &words)?;
+        Ok(Self { window, handles })
+    }
+}
+
+/// The part of a group for ranks that loads and stores do not reach.
+struct Routed<'a> {
+    sizes: &'a Sizes,
+    backend: BackendKind,
+    /// The first rank of this rank's LSA team, and their number.
+    near: (u32, u32),
+    /// Number of contexts of the communicator, which lanes take in turn.
+    contexts: u32,
+    epoch: u64,
+    lane_bytes: u64,
+    /// Number of signals of all lanes.
+    signals: usize,
+}
+
+impl<'a> Routed<'a> {
+    /// Returns that part, if there are such ranks.
+    fn of(
+        comm: &Communicator,
+        device: &DeviceComm,
+        config: &GroupConfig,
+        sizes: &'a Sizes,
+    ) -> Result<Option<Self>, EpError> {
+        let handle = device.handle();
+        let near = (handle.rank - handle.lsa_rank, handle.lsa_size);
+        if near.1 == sizes.ranks {
+            return Ok(None);
+        }
+        let needed = CAP_STRONG_SIGNALS | CAP_VA_SIGNALS;
+        if handle.capabilities & needed != needed {
+            let what = "a group over a network without strong signals at addresses of windows";
+            return Err(EpError::Unsuited { what, remedy: "use a network that has them" });
+        }
+        let signals = Network::signals(sizes) as usize * config.lanes as usize;
+        let (epoch, lane_bytes) = (config.first_epoch, Network::lane_bytes(sizes, near.1));
+        let (backend, contexts) = (comm.backend()?, handle.contexts);
+        Ok(Some(Self { sizes, backend, near, contexts, epoch, lane_bytes, signals }))
+    }
+
+    /// Returns the parameter of lane `number`, whose memory begins at byte `first` of the arena.
+    fn lane(&self, number: u32, first: u64, signals: &Signals) -> Network {
+        let place = (signals.handles.address(), number % self.contexts);
+        Network::new(self.sizes, number, first, self.near, place, self.epoch)
     }
 }

@@ -36,6 +36,10 @@ impl GroupedMatmul {
             let what = "products of experts in a group to which no BF16 for each id come back";
             return Err(EpError::Unsuited { what, remedy: "configure `at_source`, and an element with BF16 back" });
         }
+        if group.signals.is_some() {
+            let what = "products of experts in a group with ranks that loads and stores do not reach";
+            return Err(EpError::Unsuited { what, remedy: "multiply by kernels of your own, and pass `Rows::At`" });
+        }
         let gpu = group.comm.gpu();
         let kernel = gpu.load(ModuleSource::Linked)?.function("ep_grouped_matmul")?;
         let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);

@@ -150,6 +150,10 @@ impl<'g> Lane<'g> {
         if self.is_unheard {
             return Err(EpError::NotReceived { lane: self.number });
         }
+        if self.group.signals.is_some() {
+            let what = "a kernel with dispatch and combine in a group with ranks that loads and stores do not reach";
+            return Err(EpError::Unsuited { what, remedy: "call `dispatch` and `combine`" });
+        }
         let (group, state) = (self.group, self.state());
         let lane = state.params;
         let (tokens, mut used) = tokens.check(&lane.sizes, group.element)?;
@@ -158,6 +162,18 @@ impl<'g> Lane<'g> {
         state.keep(stream, &used)?;
         let shared = group.shape.dynamic_shared;
         Ok(Fused { comm: &group.device, arena: &group.arena, lane, tokens, sums, shared })
+    }
+
+    /// Sends no rows, and waits for those of all ranks, which also send none. They need not be received.
+    pub(crate) fn exchange_nothing(&self, stream: &Arc<dyn Stream>) -> Result<(), EpError> {
+        self.state().keep(stream, &[])?;
+        let nothing = bytemuck::Zeroable::zeroed();
+        self.launch_dispatch(
+            stream,
+            LaunchConfig::new(1, 32).dynamic_shared(self.group.shape.dynamic_shared),
+            nothing,
+            SEND | RECEIVE,
+        )
     }
 
     fn launch_dispatch(
@@ -169,11 +185,21 @@ impl<'g> Lane<'g> {
     ) -> Result<(), EpError> {
         let group = self.group;
         let (lane, tokens) = (Plain(self.state().params), Plain(tokens));
-        let arguments: [&dyn KernelArg; 5] = [&group.device, &group.arena, &lane, &tokens, &phases];
+        let mut arguments: Vec<&dyn KernelArg> = vec![&group.device, &group.arena, &lane, &tokens, &phases];
+        let network = self.state().network.map(Plain);
+        arguments.extend(network_arguments(group, network.as_ref()));
         // Safety: arena and lane are the communicator's, the memory of the tokens was checked and is kept, and the lane
         // lends itself, so that its kernels follow each other.
         unsafe { stream.launch(&group.dispatch, shape, &arguments)? };
         Ok(())
+    }
+}
+
+/// Returns the last parameters of kernels that post to a network.
+fn network_arguments<'a>(group: &'a Group<'_>, network: Option<&'a Plain<kernels::Network>>) -> Vec<&'a dyn KernelArg> {
+    match (&group.signals, network) {
+        (Some(signals), Some(network)) => vec![&signals.window, network],
+        _ => Vec::new(),
     }
 }
 
@@ -272,7 +298,9 @@ impl Lent for Lane<'_> {
         let (sums, used) = combine.check(&params.sizes, &tokens, rows, group.at_source)?;
         Lane::state(self).keep(stream, &used)?;
         let (lane, tokens, sums) = (Plain(params), Plain(tokens), Plain(sums));
-        let arguments: [&dyn KernelArg; 5] = [&group.device, &group.arena, &lane, &tokens, &sums];
+        let mut arguments: Vec<&dyn KernelArg> = vec![&group.device, &group.arena, &lane, &tokens, &sums];
+        let network = Lane::state(self).network.map(Plain);
+        arguments.extend(network_arguments(group, network.as_ref()));
         // Safety: as for the dispatch.
         unsafe { stream.launch(&group.combine, group.shape, &arguments)? };
         Ok(())

@@ -18,8 +18,7 @@
 //! | [`Matmul`] | products of matrices that send and receive meanwhile: all-gather before, reduce-scatter after |
 //! | [`Report`] | an error of the kernels, as a value |
 //!
-//! `docs/ep.md` describes use, layout, protocol, memory and limits. All ranks must reach each other by loads and
-//! stores.
+//! `docs/ep.md` describes use, layout, routes, protocol, memory and limits.
 #![warn(unreachable_pub)]
 
 mod config;

@@ -189,6 +189,10 @@ impl<'c> Matmul<'c> {
         let product = config.check(ranks)?;
         let name = if scatters { "ep_matmul_reduce_scatter" } else { "ep_all_gather_matmul" };
         let (device, sharing) = meet(comm, &format!("{name} {config:?}"))?;
+        let reached = device.handle().lsa_size;
+        if reached != ranks {
+            return Err(EpError::NotReachable { reached, ranks });
+        }
         let row_bytes = 2 * u64::from(if scatters { product.columns } else { product.depth });
         let bytes = product.window_bytes(ranks, row_bytes);
         let window = comm.alloc_window::<u64>((bytes / 8) as usize, WindowFlags::NONE)?.named("gin-ep matmul");

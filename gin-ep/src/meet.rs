@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The first step of collective calls: all ranks reach each other and agree.
+//! The first step of collective calls: all ranks agree.
 
 use crate::EpError;
 use gin_gpu::DeviceKind;
@@ -14,7 +14,7 @@ pub(crate) fn gathered(comm: &Communicator, mine: &[u8]) -> Result<Vec<Vec<u8>>,
 /// part of the GPU's processors, so that it always has room for a block. Collective.
 ///
 /// # Errors
-/// [`EpError::Differs`] if a rank has another configuration; [`EpError::NotReachable`]; an error of the communicator.
+/// [`EpError::Differs`] if a rank has another configuration; an error of the communicator.
 pub(crate) fn meet(comm: &Communicator, ours: &str) -> Result<(DeviceComm, u64), EpError> {
     let (device, gpu) = (comm.device()?, comm.gpu());
     let place = format!("{}/{}", comm.bootstrap().host(comm.rank()), gpu.pci_address().unwrap_or_default());
@@ -27,10 +27,6 @@ pub(crate) fn meet(comm: &Communicator, ours: &str) -> Result<(DeviceComm, u64),
             let (theirs, ours) = (theirs.to_owned(), ours.to_owned());
             return Err(EpError::Differs { rank: rank as u32, theirs, ours });
         }
-    }
-    let (reached, ranks) = (device.handle().lsa_size, comm.ranks());
-    if reached != ranks {
-        return Err(EpError::NotReachable { reached, ranks });
     }
     let sharing = match gpu.kind() {
         DeviceKind::Cuda => all.iter().filter(|text| text.starts_with(&format!("{place}\n"))).count() as u64,

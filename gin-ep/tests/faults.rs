@@ -11,7 +11,10 @@ use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Rows};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
 use gin_gpu::{MemorySlice, Stream};
 use gin_host::comm::{Communicator, Requirements};
-use gin_host::world::{self, Rank, WorldConfig, launch};
+use gin_host::world::{self, Rank, SoftNics, WorldConfig, launch};
+use gin_net::peer::PeerNetwork;
+use gin_soft_hca::Options;
+use gin_testkit::{Reorder, Withhold};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
@@ -131,33 +134,54 @@ impl<'a> Bed<'a> {
 
 #[test]
 fn ranks_go_on_without_one_that_does_not_take_a_step_and_readmit_it() {
+    for seed in 0..3 {
+        without_one(&format!("seed {seed}"), Deadline::after_ms(20), || WorldConfig::seeded(3, seed));
+    }
+}
+
+#[test]
+fn ranks_go_on_without_one_that_does_not_take_a_step_over_a_network_and_readmit_it() {
+    let (limit, world) = (Deadline::after_ms(20), || WorldConfig::seeded(3, 4).lsa_size(1));
+    without_one("proxy", limit, world);
+    without_one("a network that delays and reorders what it may", limit, || {
+        world().network(|endpoint| {
+            Box::new(Reorder::new(Withhold::new(PeerNetwork::new(endpoint), endpoint.rank), endpoint))
+        })
+    });
+    without_one("NICs", limit, || {
+        world().soft_nics(&SoftNics::new(Options { delay: 3, seed: 4, ..Options::default() }))
+    });
+}
+
+/// Runs pairs without one rank, in a world that `world` makes, then pairs with it.
+fn without_one(name: &str, limit: Deadline, world: impl Fn() -> WorldConfig) {
     for phase in PHASES {
         for is_stored in [false, true] {
-            for seed in 0..3 {
-                let outcome = launch(WorldConfig::seeded(3, seed), |rank| -> Result<(), EpError> {
-                    let comm = rank.communicator(&Requirements::default())?;
-                    let bed = Bed::new(&rank, &comm, Deadline::after_ms(20), is_stored)?;
-                    bed.whole(2)?;
-                    if rank.rank() as usize == SILENT {
-                        bed.late(phase, || Ok(rank.barrier()?))?;
-                    } else {
-                        bed.without()?;
-                        rank.barrier()?;
-                    }
-                    bed.group.readmit()?;
-                    bed.whole(3)?;
-                    bed.group.destroy()?;
-                    Ok(comm.destroy()?)
-                });
-                outcome.unwrap_or_else(|error| panic!("{phase:?}, stored: {is_stored}, seed {seed}: {error}"));
-            }
+            let outcome = launch(world(), |rank| -> Result<(), EpError> {
+                let comm = rank.communicator(&Requirements::default())?;
+                let bed = Bed::new(&rank, &comm, limit, is_stored)?;
+                bed.whole(2)?;
+                if rank.rank() as usize == SILENT {
+                    bed.late(phase, || Ok(rank.barrier()?))?;
+                } else {
+                    bed.without()?;
+                    rank.barrier()?;
+                }
+                bed.group.readmit()?;
+                bed.whole(3)?;
+                bed.group.destroy()?;
+                Ok(comm.destroy()?)
+            });
+            outcome.unwrap_or_else(|error| panic!("{phase:?}, stored: {is_stored}, {name}: {error}"));
         }
     }
 }
 
 /// Variables of a process: its rank, the phase, the way, and the id of the job. The way is `in place` or `stored`, or
-/// `killed` if the rank will not come back.
+/// `killed` if the rank will not come back. It ends with [`NETWORK`] if rows go over a network.
 const VARIABLES: [&str; 4] = ["GIN_EP_FAULTS_RANK", "GIN_EP_FAULTS_PHASE", "GIN_EP_FAULTS_WAY", "GIN_EP_FAULTS_ID"];
+/// End of a way: loads and stores reach no other rank.
+const NETWORK: &str = " over a network";
 /// Prefix of a line for the parent.
 const MARK: &str = "@@ ";
 /// How long the job waits for a word of a process, in the test of a stopped one: longer than the test takes.
@@ -197,7 +221,12 @@ fn process() {
             first.join(3).unwrap()
         }
     });
-    let outcome = world::join(WorldConfig::threads(3), bootstrap, |rank| -> Result<(), EpError> {
+    let world = WorldConfig::threads(3);
+    let (way, world) = match way.strip_suffix(NETWORK) {
+        Some(way) => (way, world.lsa_size(1)),
+        None => (&*way, world),
+    };
+    let outcome = world::join(world, bootstrap, |rank| -> Result<(), EpError> {
         let comm = rank.communicator(&Requirements::default())?;
         let bed = Bed::new(&rank, &comm, Deadline::after_ms(2000), way == "stored")?;
         bed.whole(2)?;
@@ -303,7 +332,8 @@ fn go_on(phase: Phase, all: &mut [Process]) {
 
 #[test]
 fn processes_go_on_without_a_stopped_one_and_readmit_it() {
-    for (phase, way) in PHASES.into_iter().flat_map(|phase| [(phase, "in place"), (phase, "stored")]) {
+    let ways = PHASES.into_iter().flat_map(|phase| [(phase, "in place"), (phase, "stored")]);
+    for (phase, way) in ways.chain([(Phase::Combine, "in place over a network")]) {
         let mut all = job(phase, way);
         all[SILENT].signal(Signal::STOP);
         let stopped = waitpid(Some(Pid::from_child(&all[SILENT].child)), WaitOptions::UNTRACED).unwrap();
@@ -320,8 +350,9 @@ fn processes_go_on_without_a_stopped_one_and_readmit_it() {
 
 #[test]
 fn processes_end_with_an_error_if_one_is_killed() {
-    for phase in PHASES {
-        let mut all = job(phase, "killed");
+    let ways = PHASES.into_iter().map(|phase| (phase, "killed"));
+    for (phase, way) in ways.chain([(Phase::Receive, "killed over a network")]) {
+        let mut all = job(phase, way);
         all[SILENT].signal(Signal::KILL);
         all[SILENT].child.wait().unwrap();
         go_on(phase, &mut all);

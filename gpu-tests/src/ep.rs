@@ -33,6 +33,13 @@ pub const TRIALS: [Trial; 12] = [
     ("all_layouts_have_the_rows_of_the_oracle_in_its_order", layouts),
 ];
 
+/// The trials of ranks in several LSA teams, also with software NICs that kernels drive.
+pub const NETWORK_TRIALS: [Trial; 3] = [
+    ("rows_reach_ranks_over_the_network_with_the_bits_of_lsa", over_network),
+    ("rows_for_each_id_and_rows_of_fp8_cross_the_network", elements_over_network),
+    ("free_running_pairs_and_graphs_cross_the_network", free_running_over_network),
+];
+
 fn pair(routing: Routing) -> Pair {
     Pair { routing, counts: &[37, 0, 1, 128], alternative: false }
 }
@@ -41,6 +48,18 @@ fn pair(routing: Routing) -> Pair {
 fn with(
     testbed: &Testbed,
     ranks: u32,
+    change: impl Fn(GroupConfig) -> GroupConfig + Sync,
+    sizes: (u32, u32, u32),
+    tokens: u32,
+    test: impl Fn(&Rank, &Communicator, &GroupConfig, &Shape, usize) -> Result<(), EpError> + Sync,
+) -> Result<(), String> {
+    in_teams(testbed, (ranks, None), change, sizes, tokens, test)
+}
+
+/// Runs `test` as [`with`], in LSA teams of this size.
+fn in_teams(
+    testbed: &Testbed,
+    (ranks, team): (u32, Option<u32>),
     change: impl Fn(GroupConfig) -> GroupConfig + Sync,
     (experts, topk, hidden): (u32, u32, u32),
     tokens: u32,
@@ -52,8 +71,11 @@ fn with(
     let config = GroupConfig::new(experts, hidden, topk).tokens(tokens).deadline(crate::hardware::DEADLINE);
     let config = change(config);
     let mut world = testbed.config();
-    world.ranks = ranks;
-    world.comm.lsa_size = None;
+    (world.ranks, world.comm.lsa_size) = (ranks, team);
+    let nics = testbed.nics()?;
+    if let Some(nics) = &nics {
+        world = world.soft_nics(nics);
+    }
     let outcome = launch(world, |rank| -> Result<(), EpError> {
         let comm = rank.communicator(&Requirements::default())?;
         test(&rank, &comm, &config, &shape, tokens as usize)?;
@@ -61,7 +83,11 @@ fn with(
         assert_eq!(fault, None);
         comm.destroy().map_err(|error: CommError| error.into())
     });
-    outcome.map(drop).map_err(|error| error.to_string())
+    outcome.map_err(|error| error.to_string())?;
+    match nics.map(|nics| nics.fabric().violations()) {
+        Some((Some(first), count)) => Err(format!("the NIC was used wrongly {count} times, first: {first:?}")),
+        _ => Ok(()),
+    }
 }
 
 /// Runs pairs.
@@ -200,6 +226,55 @@ fn prefill(testbed: &Testbed) -> Result<(), String> {
     on(testbed, 4, |config| config, (8, 2, 8), 65_536, &all)
 }
 
+/// Sizes of LSA teams of four ranks. One team of all shows that the trial is one.
+const TEAMS: [u32; 3] = [1, 2, 4];
+
+fn over_network(testbed: &Testbed) -> Result<(), String> {
+    let (hidden, tokens) = if testbed.devices.is_some() { (2880, 128) } else { (24, 24) };
+    let list = [
+        pair(Routing::Uniform),
+        Pair { alternative: true, ..pair(Routing::Holes) },
+        pair(Routing::Zipf),
+        pair(Routing::None),
+        pair(Routing::One(59)),
+        Pair { alternative: true, ..pair(Routing::Local) },
+        pair(Routing::Repeats),
+    ];
+    for team in TEAMS {
+        let small = small_on(testbed);
+        in_teams(testbed, (4, Some(team)), small, (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
+            pairs(rank, comm, config, shape, most, &list)
+        })?;
+    }
+    Ok(())
+}
+
+fn elements_over_network(testbed: &Testbed) -> Result<(), String> {
+    let (hidden, tokens) = if testbed.devices.is_some() { (1536, 64) } else { (128, 8) };
+    for team in TEAMS {
+        let (teams, sizes) = ((4, Some(team)), (12, 4, hidden));
+        in_teams(testbed, teams, small_on(testbed), sizes, tokens, support::at_source)?;
+        for element in [Element::E4m3(Scales::F32), Element::Opaque { row_bytes: 48, scale_bytes: 7 }] {
+            in_teams(testbed, teams, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
+                support::element(rank, comm, config, element, shape, most)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn free_running_over_network(testbed: &Testbed) -> Result<(), String> {
+    let is_real = testbed.devices.is_some();
+    let (sizes, tokens, number) = if is_real { ((256, 8, 1024), 128, 500) } else { ((5, 2, 8), 3, 40) };
+    for teams in [(2, Some(1)), (4, Some(2))] {
+        in_teams(testbed, teams, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
+            support::free_running(rank, comm, config, shape, most, number)?;
+            support::replays(rank, comm, config, shape, most, number / 10)
+        })?;
+    }
+    Ok(())
+}
+
 fn small(testbed: &Testbed) -> Result<(), String> {
     let most = |config: GroupConfig| if testbed.devices.is_some() { config } else { config.sms(2).threads(64) };
     for (ranks, sizes) in [(1, (8, 2, 8)), (2, (60, 8, 1000)), (3, (257, 4, 16)), (4, (8, 32, 2880))] {
@@ -235,11 +310,21 @@ fn large(testbed: &Testbed) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gin_soft_hca_host::SoftEngine;
 
     #[test]
     fn the_trials_pass_on_virtual_gpus() {
         for (name, trial) in TRIALS {
             trial(&Testbed::simulated()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+
+    #[test]
+    fn the_trials_over_networks_pass_on_virtual_gpus() {
+        for (name, trial) in NETWORK_TRIALS {
+            trial(&Testbed::simulated()).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let nics = Testbed::simulated().driving(SoftEngine::Process);
+            trial(&nics).unwrap_or_else(|error| panic!("{name}, with NICs: {error}"));
         }
     }
 }

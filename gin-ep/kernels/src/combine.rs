@@ -5,6 +5,7 @@ use crate::dispatch::{Arena, is_silent, lane_index};
 use crate::element::Element;
 use crate::format::{Pairs, load_unit, store_unit};
 use crate::lane::{COMBINE, Divisor, EPOCH, Lane, MASKED, SINCE, Sizes, Tokens, load};
+use crate::network::{Near, Network, Reach, Routed};
 use crate::protocol::{self, IN_PLACE, Launch, PUSHED, raise};
 use crate::status;
 use crate::{LARGE_UNIT, UNIT};
@@ -55,6 +56,36 @@ pub struct Sums {
 #[inline(always)]
 pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, sums: &Sums) {
     let Some(arena) = Arena::new(comm, arena) else { return };
+    // Safety: the caller's promise.
+    unsafe { combine_by::<E, Near>(comm, &arena, lane, tokens, sums) };
+}
+
+/// Returns rows and adds them up as [`combine`]. Rows of ranks that loads and stores do not reach go back by puts and
+/// signals of the back end `B`. They lie at their source in the order in which it sent them. The sums have
+/// no [`RETURNED`].
+///
+/// # Safety
+/// - As [`combine`], after a [`dispatch_over`](crate::dispatch_over) with the same `signals` and `network`.
+#[inline(always)]
+pub unsafe fn combine_over<E: Element, B: Backend>(
+    comm: &Comm,
+    arena: &Window<u64>,
+    lane: &Lane,
+    tokens: &Tokens,
+    sums: &Sums,
+    (signals, network): (&Window<u64>, &Network),
+) {
+    let arena = Arena::by(comm, arena, Routed::<B>::new(comm, signals, network));
+    // Safety: the caller's promise.
+    unsafe { combine_by::<E, _>(comm, &arena, lane, tokens, sums) };
+}
+
+/// Returns rows and adds them up.
+///
+/// # Safety
+/// - As [`combine`].
+#[inline(always)]
+unsafe fn combine_by<E: Element, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, tokens: &Tokens, sums: &Sums) {
     let blocks = grid_dim().count() as u64;
     let launch = Launch::<Global>::new(arena.word(lane.word(COMBINE)));
     let before = if Block.elect() { launch.start() } else { 1 };
@@ -63,16 +94,19 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
     let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
     let is_returned = sums.flags & RETURNED != 0;
     let is_in_place = sums.rows == 0 && !is_returned;
+    // The warp sends rows back to remote ranks.
+    let mut gives = false;
     if is_in_place {
         // Earlier kernels of the stream, or a barrier of the grid, have made the rows. Other ranks wait for this flag
         // alone, so a block that waits needs no other one of its grid.
         if Block.rank() < WARP_SIZE && Warp.any(before == 0) {
-            announce(&arena, lane, epoch, masked, IN_PLACE);
+            announce(arena, lane, epoch, masked, IN_PLACE);
+            gives = true;
         }
     } else {
         if !is_returned {
             // Safety: the caller's promise.
-            unsafe { give_back(&arena, lane, epoch, sums, blocks as u32) };
+            unsafe { give_back(arena, lane, epoch, sums, blocks as u32) };
         }
         Block.sync();
         let mut may_wait = false;
@@ -80,7 +114,8 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
             let sent =
                 if Block.elect() { launch.finish(blocks) } else { protocol::Sent { is_last: false, may_wait: false } };
             if Warp.any(sent.is_last) {
-                announce(&arena, lane, epoch, masked, PUSHED);
+                announce(arena, lane, epoch, masked, PUSHED);
+                gives = true;
             }
             may_wait = Warp.any(sent.may_wait);
         }
@@ -88,35 +123,39 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
             return;
         }
     }
+    if gives {
+        R::give_back(arena, lane, protocol::slot(epoch), epoch, masked, is_in_place);
+    }
     // The flags are on their way meanwhile.
     let number = tokens.number(&lane.sizes);
     let mut shares = Shares::new(&launch, &lane.sizes, number, blocks as u32, is_in_place);
     // Safety: the caller's promise.
-    let first = unsafe { Work::new(&arena, lane, tokens, sums, &shares) };
+    let first = unsafe { Work::new(arena, lane, tokens, sums, &shares) };
     shares.go_on(&launch);
-    let back = returned(comm, &arena, lane, (epoch, since, masked), is_in_place);
+    let back = returned(comm, arena, lane, (epoch, since, masked), is_in_place);
     // Safety: the caller's promise.
-    unsafe { add_up::<E>(&arena, lane, tokens, sums, (&launch, shares), epoch, back, first) };
+    unsafe { add_up::<E, R>(arena, lane, tokens, sums, (&launch, shares), epoch, back, first) };
 }
 
-/// Raises the flags for returned rows at all ranks but `masked`, by one warp.
+/// Raises the flags for returned rows at all ranks but `masked` and remote ones, by one warp.
 #[inline(always)]
-fn announce(arena: &Arena, lane: &Lane, epoch: u64, masked: u64, how: u32) {
+fn announce<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, masked: u64, how: u32) {
     let mut to = lane_index();
     while to < lane.sizes.ranks {
-        if masked >> to & 1 == 0 {
+        if masked >> to & 1 == 0 && !arena.route.is_remote(to) {
             raise::<Global>(arena.word_at(to, lane.returned_flag(arena.rank())), epoch, how);
         }
         to += WARP_SIZE;
     }
 }
 
-/// Stores the rows of the block's share into the memory of their sources.
+/// Stores the rows of the block's share into the memory of their sources, or, for remote ranks, to where they are sent
+/// from.
 ///
 /// # Safety
 /// - As [`combine`].
 #[inline(always)]
-unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, sums: &Sums, blocks: u32) {
+unsafe fn give_back<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, sums: &Sums, blocks: u32) {
     let (sizes, slot, me, rows) = (&lane.sizes, protocol::slot(epoch), arena.rank(), sums.rows);
     let (pairs, each, bytes) = (sizes.back_bytes / 16, sizes.back_rows, u64::from(sizes.back_bytes));
     let units = pairs.div_ceil(UNIT);
@@ -132,7 +171,12 @@ unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, sums: &Sums, blocks:
         let sum = me + distance;
         let source = if sum >= sizes.ranks { sum - sizes.ranks } else { sum };
         let count = Warp.shuffle(if source < WARP_SIZE { low } else { high }, source % WARP_SIZE);
-        let there = arena.there(source) + lane.returned(slot, me);
+        let is_remote = arena.route.is_remote(source);
+        let there = if is_remote {
+            arena.here() + arena.route.staged_back(source)
+        } else {
+            arena.there(source) + lane.returned(slot, me)
+        };
         while unit < count * each * units {
             let (index, part) = (unit / units, unit % units);
             let (row, k) = (index / each, index % each);
@@ -155,7 +199,7 @@ unsafe fn give_back(arena: &Arena, lane: &Lane, epoch: u64, sums: &Sums, blocks:
                 let data = load_unit(rows + place * bytes, pair, loaded);
                 // A rank may send anything, but nothing is written past its region.
                 let token = load(meta).min(sizes.tokens - 1);
-                let back = u64::from(token) * u64::from(each) + u64::from(k);
+                let back = u64::from(if is_remote { row } else { token }) * u64::from(each) + u64::from(k);
                 store_unit(there + back * bytes, pair, pairs, &data);
             }
         }
@@ -173,9 +217,9 @@ struct Back {
 /// Waits until all ranks but `silent` have returned their rows. All threads of the block call. The result is the same
 /// in all blocks.
 #[inline(always)]
-fn returned(
+fn returned<R: Reach>(
     comm: &Comm,
-    arena: &Arena,
+    arena: &Arena<R>,
     lane: &Lane,
     (epoch, since, silent): (u64, u64, u64),
     is_in_place: bool,
@@ -191,6 +235,7 @@ fn returned(
                 how = Some(IN_PLACE);
             } else if source < lane.sizes.ranks && silent >> source & 1 == 0 {
                 let (flag, verdict) = (arena.word(lane.returned_flag(source)), arena.word(lane.verdict(source)));
+                let flag = arena.route.returned(flag, source);
                 let status = status::of(comm);
                 match protocol::wait_together::<Global>(&status, lane.deadline, flag, verdict, epoch, since) {
                     Ok(seen) => how = Some(seen),
@@ -307,7 +352,7 @@ impl Work {
     /// # Safety
     /// - As [`combine`].
     #[inline(always)]
-    unsafe fn new(arena: &Arena, lane: &Lane, tokens: &Tokens, sums: &Sums, shares: &Shares) -> Self {
+    unsafe fn new<R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Tokens, sums: &Sums, shares: &Shares) -> Self {
         let sizes = &lane.sizes;
         let unit = Warp.shuffle(shares.unit, 0);
         let (is_there, token) = (unit < shares.total, shares.parts.of(unit));
@@ -329,7 +374,7 @@ impl Work {
 
     /// Returns the address of the row of each lane's id, and the lanes whose rows are terms of the sum, in its order.
     #[inline(always)]
-    fn terms(&self, arena: &Arena, lane: &Lane, slot: u64, back: Back) -> (u64, u32) {
+    fn terms<R: Reach>(&self, arena: &Arena<R>, lane: &Lane, slot: u64, back: Back) -> (u64, u32) {
         let (sizes, k) = (&lane.sizes, lane_index());
         let is_dropped = Warp.any(self.id >= 0 && self.id as u32 >= sizes.experts);
         let owner = if self.id < 0 || is_dropped { u32::MAX } else { sizes.owner.of(self.id as u32) };
@@ -343,7 +388,8 @@ impl Work {
                 let place = u64::from(self.place) * u64::from(sizes.row_bytes);
                 arena.there(owner) + lane.rows(slot, arena.rank()) + place
             } else {
-                let place = u64::from(self.token) * u64::from(sizes.back_rows);
+                let row = if arena.route.is_remote(owner) { self.place } else { self.token };
+                let place = u64::from(row) * u64::from(sizes.back_rows);
                 let place = place + u64::from(if is_one_of_several { k } else { 0 });
                 arena.here() + lane.returned(slot, owner) + place * u64::from(sizes.back_bytes)
             };
@@ -361,8 +407,8 @@ type Term = (u64, f32);
 /// - As [`combine`].
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "it is a part of `combine`")]
-unsafe fn add_up<E: Element>(
-    arena: &Arena,
+unsafe fn add_up<E: Element, R: Reach>(
+    arena: &Arena<R>,
     lane: &Lane,
     tokens: &Tokens,
     sums: &Sums,

@@ -3,6 +3,7 @@
 
 use crate::format::Format;
 use crate::lane::{COMBINE, DISPATCH, EPOCH, Lane, MASKED, SINCE, Tokens, load};
+use crate::network::{Near, Network, Reach, Routed};
 use crate::protocol::{self, Launch, raise};
 use crate::routes::{Routes, check_number};
 use crate::status::{self, Code};
@@ -18,9 +19,10 @@ pub const RECEIVE: u32 = 2;
 
 /// The arena of all ranks.
 #[derive(Clone, Copy)]
-pub(crate) struct Arena {
+pub(crate) struct Arena<R = Near> {
     window: Window<u64>,
     world: Team,
+    pub(crate) route: R,
 }
 
 impl Arena {
@@ -29,12 +31,27 @@ impl Arena {
     pub(crate) fn new(comm: &Comm, window: &Window<u64>) -> Option<Self> {
         let world = comm.world();
         if comm.lsa().size() == world.size() {
-            return Some(Self { window: *window, world });
+            return Some(Self::by(comm, window, Near));
         }
         if Block.elect() && block_in_grid() == 0 {
             comm.report_code(u64::from(comm.lsa().size()));
         }
         None
+    }
+}
+
+impl<R: Reach> Arena<R> {
+    /// Returns the arena, of which `route` reaches all parts.
+    #[inline(always)]
+    pub(crate) fn by(comm: &Comm, window: &Window<u64>, route: R) -> Self {
+        Self { window: *window, world: comm.world(), route }
+    }
+
+    /// Returns a rank of the group, which are all ranks of the communicator.
+    #[inline(always)]
+    fn member(&self, rank: u32) -> Rank {
+        // Safety: callers pass ranks of the group.
+        unsafe { Rank::new_unchecked(rank) }
     }
 
     /// Returns the address of this rank's part.
@@ -43,13 +60,10 @@ impl Arena {
         self.window.local_ptr().addr() as u64
     }
 
-    /// Returns the address of a rank's part.
+    /// Returns the address of the part of a rank that loads and stores reach.
     #[inline(always)]
     pub(crate) fn there(&self, rank: u32) -> u64 {
-        // Safety: callers pass ranks of the group, which are all ranks of the communicator.
-        let rank = unsafe { Rank::new_unchecked(rank) };
-        // Loads and stores reach all of them.
-        self.window.peer_ptr(rank).map_or(0, |part| part.addr() as u64)
+        self.window.peer_ptr(self.member(rank)).map_or(0, |part| part.addr() as u64)
     }
 
     #[inline(always)]
@@ -92,6 +106,37 @@ impl Arena {
 #[inline(always)]
 pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, phases: u32) {
     let Some(arena) = Arena::new(comm, arena) else { return };
+    // Safety: the caller's promise.
+    unsafe { dispatch_by::<F, Near>(comm, &arena, lane, tokens, phases) };
+}
+
+/// Sends and waits as [`dispatch`]. Rows for ranks that loads and stores do not reach go by puts and signals of the
+/// back end `B`, which the last block posts.
+///
+/// It reports [`Code::Unsent`] besides: rows for a rank could not be posted, and the group goes on without it.
+///
+/// # Safety
+/// - As [`dispatch`]. The host made `signals` and `network` for the lane.
+#[inline(always)]
+pub unsafe fn dispatch_over<F: Format, B: Backend>(
+    comm: &Comm,
+    arena: &Window<u64>,
+    lane: &Lane,
+    tokens: &Tokens,
+    phases: u32,
+    (signals, network): (&Window<u64>, &Network),
+) {
+    let arena = Arena::by(comm, arena, Routed::<B>::new(comm, signals, network));
+    // Safety: the caller's promise.
+    unsafe { dispatch_by::<F, _>(comm, &arena, lane, tokens, phases) };
+}
+
+/// Sends and waits.
+///
+/// # Safety
+/// - As [`dispatch`].
+#[inline(always)]
+unsafe fn dispatch_by<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, tokens: &Tokens, phases: u32) {
     let before = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
     let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
     let mut is_receiver = block_in_grid() == 0;
@@ -99,10 +144,10 @@ pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
     if phases & SEND != 0 {
         epoch = before.wrapping_add(1);
         // Safety: the caller's promise.
-        is_receiver = unsafe { send::<F>(&arena, lane, tokens, epoch, masked) };
+        is_receiver = unsafe { send::<F, R>(arena, lane, tokens, epoch, masked) };
     }
     if phases & RECEIVE != 0 && is_receiver && Block.rank() < WARP_SIZE {
-        receive(comm, &arena, lane, epoch, masked);
+        receive(comm, arena, lane, epoch, masked);
     }
 }
 
@@ -111,7 +156,7 @@ pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
 /// # Safety
 /// - As [`dispatch`].
 #[inline(always)]
-unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u64, masked: u64) -> bool {
+unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Tokens, epoch: u64, masked: u64) -> bool {
     let (sizes, slot, blocks) = (&lane.sizes, protocol::slot(epoch), grid_dim().count() as u64);
     let launch = |slot: u64| Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot)));
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
@@ -130,7 +175,7 @@ unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u6
             unit += warps * blocks as u32;
             // Safety: the caller's promise.
             unsafe {
-                send_unit::<F>(arena, lane, tokens, &routes, slot, masked, &next);
+                send_unit::<F, R>(arena, lane, tokens, &routes, slot, masked, &next);
                 next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
             }
         }
@@ -145,12 +190,13 @@ unsafe fn send<F: Format>(arena: &Arena, lane: &Lane, tokens: &Tokens, epoch: u6
         if is_last {
             let mut to = lane_index();
             while to < sizes.ranks {
-                if masked >> to & 1 == 0 {
+                if masked >> to & 1 == 0 && !arena.route.is_remote(to) {
                     let flag = arena.word_at(to, lane.sent_flag(slot, arena.rank()));
                     raise::<Global>(flag, epoch, routes.count(to));
                 }
                 to += WARP_SIZE;
             }
+            R::send(arena, lane, slot, epoch, masked, |to| routes.count(to));
             if Block.elect() {
                 // Nobody uses these words before the next launch on the lane.
                 launch(slot ^ 1).clear();
@@ -201,8 +247,8 @@ impl<D> Unit<D> {
 /// # Safety
 /// - As [`dispatch`].
 #[inline(always)]
-unsafe fn send_unit<F: Format>(
-    arena: &Arena,
+unsafe fn send_unit<F: Format, R: Reach>(
+    arena: &Arena<R>,
     lane: &Lane,
     tokens: &Tokens,
     routes: &Routes,
@@ -232,9 +278,13 @@ unsafe fn send_unit<F: Format>(
             let index = if others == 0 { goes } else { others }.trailing_zeros();
             goes &= !(1 << index);
             let (to, place) = (first + index, Warp.shuffle(place, index));
-            let there = arena.there(to);
-            let row = there + lane.rows(slot, me) + u64::from(place) * u64::from(sizes.row_bytes);
-            let meta = there + lane.meta(slot, me) + u64::from(place) * u64::from(sizes.meta_bytes);
+            let (there, (rows, metas)) = if arena.route.is_remote(to) {
+                (arena.here(), arena.route.staged(slot, to))
+            } else {
+                (arena.there(to), (lane.rows(slot, me), lane.meta(slot, me)))
+            };
+            let row = there + rows + u64::from(place) * u64::from(sizes.row_bytes);
+            let meta = there + metas + u64::from(place) * u64::from(sizes.meta_bytes);
             // Safety: the place is in this rank's region, which has room for all tokens.
             unsafe {
                 F::store(&data, row, meta + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
@@ -307,13 +357,13 @@ unsafe fn copy_scales(scales: u64, bytes: u32, token: u32, to: u64) {
 
 /// Waits for the rows of all ranks but `silent`, by one warp.
 #[inline(always)]
-fn receive(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64, silent: u64) {
+fn receive<R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, epoch: u64, silent: u64) {
     let slot = protocol::slot(epoch);
     let mut source = lane_index();
     while source < lane.sizes.ranks {
         let mut rows = 0;
         if silent >> source & 1 == 0 {
-            let flag = arena.word(lane.sent_flag(slot, source));
+            let flag = arena.route.sent(arena.word(lane.sent_flag(slot, source)), slot, source);
             match protocol::wait::<Global>(&status::of(comm), lane.deadline, flag, epoch) {
                 Ok(seen) => rows = seen.min(lane.sizes.tokens),
                 Err(error) => is_silent(arena, lane, source, epoch, error),
@@ -326,7 +376,13 @@ fn receive(comm: &Comm, arena: &Arena, lane: &Lane, epoch: u64, silent: u64) {
 
 /// Reports a rank whose flag did not come, and goes on without it.
 #[inline(always)]
-pub(crate) fn is_silent(arena: &Arena, lane: &Lane, source: u32, epoch: u64, (stop, seen): (WaitError, u64)) {
+pub(crate) fn is_silent<R: Reach>(
+    arena: &Arena<R>,
+    lane: &Lane,
+    source: u32,
+    epoch: u64,
+    (stop, seen): (WaitError, u64),
+) {
     let code = if stop == WaitError::Deadline { Code::Silent } else { Code::Stopped };
     status::report(arena.here(), lane, code, source, 0, seen, u64::from(epoch as u32));
     arena.word(lane.word(MASKED)).red_or_relaxed_gpu(1 << source);

@@ -2,7 +2,7 @@
 //! The kernels, one for each format and each type of elements.
 
 use crate::{Arranged, arrange};
-use crate::{Bytes, Lane, Quantized, Sums, Tokens, combine, dispatch, plan};
+use crate::{Bytes, Lane, Network, Quantized, Sums, Tokens, combine, combine_over, dispatch, dispatch_over, plan};
 use gin_device::prelude::*;
 
 /// Runs [`plan`].
@@ -52,6 +52,66 @@ combines! {
     ep_combine_bf16 Bf16;
     ep_combine_f16 F16;
     ep_combine_f32 f32;
+}
+
+macro_rules! network_dispatches {
+    ($($name:ident $format:ident $backend:ident;)*) => { $(
+        #[doc = concat!("Runs [`dispatch_over`] of rows as [`", stringify!($format), "`], with [`", stringify!($backend), "`].")]
+        ///
+        /// # Safety
+        /// - As [`dispatch_over`].
+        #[kernel(launch_bounds(256))]
+        pub unsafe fn $name(
+            comm: Comm,
+            arena: Window<u64>,
+            lane: Lane,
+            tokens: Tokens,
+            phases: u32,
+            signals: Window<u64>,
+            network: Network,
+        ) {
+            // Safety: the caller's promise.
+            unsafe { dispatch_over::<$format, $backend>(&comm, &arena, &lane, &tokens, phases, (&signals, &network)) }
+        }
+    )* };
+}
+
+network_dispatches! {
+    ep_dispatch_proxy Bytes Proxy;
+    ep_dispatch_gdaki Bytes Gdaki;
+    ep_dispatch_e4m3_proxy Quantized Proxy;
+    ep_dispatch_e4m3_gdaki Quantized Gdaki;
+}
+
+macro_rules! network_combines {
+    ($($name:ident $element:ident $backend:ident;)*) => { $(
+        #[doc = concat!("Runs [`combine_over`] of [`", stringify!($element), "`], with [`", stringify!($backend), "`].")]
+        ///
+        /// # Safety
+        /// - As [`combine_over`].
+        #[kernel(launch_bounds(256))]
+        pub unsafe fn $name(
+            comm: Comm,
+            arena: Window<u64>,
+            lane: Lane,
+            tokens: Tokens,
+            sums: Sums,
+            signals: Window<u64>,
+            network: Network,
+        ) {
+            // Safety: the caller's promise.
+            unsafe { combine_over::<$element, $backend>(&comm, &arena, &lane, &tokens, &sums, (&signals, &network)) }
+        }
+    )* };
+}
+
+network_combines! {
+    ep_combine_bf16_proxy Bf16 Proxy;
+    ep_combine_bf16_gdaki Bf16 Gdaki;
+    ep_combine_f16_proxy F16 Proxy;
+    ep_combine_f16_gdaki F16 Gdaki;
+    ep_combine_f32_proxy f32 Proxy;
+    ep_combine_f32_gdaki f32 Gdaki;
 }
 
 macro_rules! arranges {

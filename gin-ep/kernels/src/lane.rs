@@ -173,7 +173,7 @@ pub(crate) const DISPATCH: u64 = 8;
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[bytemuck(crate = "gin_device::bytemuck")]
-struct Regions {
+pub(crate) struct Regions {
     first: u64,
     /// Bytes of a region.
     bytes: u64,
@@ -183,17 +183,22 @@ struct Regions {
 
 impl Regions {
     const fn new(sizes: &Sizes, first: u64, bytes_of_token: u64) -> Self {
+        Self::of(sizes, sizes.ranks, first, bytes_of_token)
+    }
+
+    /// Makes the regions of this many ranks.
+    pub(crate) const fn of(sizes: &Sizes, ranks: u32, first: u64, bytes_of_token: u64) -> Self {
         let bytes = sizes.tokens as u64 * bytes_of_token;
-        Self { first, bytes, slot: sizes.ranks as u64 * bytes }
+        Self { first, bytes, slot: ranks as u64 * bytes }
     }
 
     /// Returns the offset of a region.
     #[inline(always)]
-    const fn at(&self, slot: u64, rank: u32) -> u64 {
+    pub(crate) const fn at(&self, slot: u64, rank: u32) -> u64 {
         self.first + (if slot == 0 { 0 } else { self.slot }) + rank as u64 * self.bytes
     }
 
-    const fn end(&self) -> u64 {
+    pub(crate) const fn end(&self) -> u64 {
         self.first + 2 * self.slot
     }
 }

@@ -54,22 +54,26 @@ mod format;
 mod kernels;
 mod lane;
 pub mod matmul;
+mod network;
 mod protocol;
 mod received;
 mod routes;
 mod status;
 
 pub use arrange::Arranged;
-pub use combine::{ACCUMULATE, RETURNED, Sums, combine};
-pub use dispatch::{RECEIVE, SEND, dispatch};
+pub use combine::{ACCUMULATE, RETURNED, Sums, combine, combine_over};
+pub use dispatch::{RECEIVE, SEND, dispatch, dispatch_over};
 pub use element::{Element, fma};
 pub use format::{Bytes, Format, Quantized, SCALED};
 #[cfg(feature = "kernels")]
 pub use kernels::{
-    ep_arrange_copy, ep_arrange_count, ep_arrange_place, ep_combine_bf16, ep_combine_f16, ep_combine_f32, ep_dispatch,
-    ep_dispatch_e4m3, ep_plan,
+    ep_arrange_copy, ep_arrange_count, ep_arrange_place, ep_combine_bf16, ep_combine_bf16_gdaki, ep_combine_bf16_proxy,
+    ep_combine_f16, ep_combine_f16_gdaki, ep_combine_f16_proxy, ep_combine_f32, ep_combine_f32_gdaki,
+    ep_combine_f32_proxy, ep_dispatch, ep_dispatch_e4m3, ep_dispatch_e4m3_gdaki, ep_dispatch_e4m3_proxy,
+    ep_dispatch_gdaki, ep_dispatch_proxy, ep_plan,
 };
 pub use lane::{CLAIMED_WORD, Divisor, EPOCH_WORD, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset};
+pub use network::Network;
 pub use received::Received;
 pub use routes::plan;
 pub use status::{Code, STATUS_WORDS};
@@ -90,3 +94,6 @@ pub const LARGE_UNIT: u32 = 224;
 
 /// The most threads of a block of these kernels.
 pub const MOST_THREADS: u32 = 512;
+
+/// The most threads of a block of kernels that post to a network, which takes more registers.
+pub const MOST_NETWORK_THREADS: u32 = 256;

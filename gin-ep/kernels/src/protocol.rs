@@ -106,6 +106,19 @@ pub fn raise<M: Memory>(word: M::Word, epoch: u64, rows: u32) {
     word.store_relaxed_sys(flag(epoch, rows));
 }
 
+/// A flag that a rank waits for: a word of its own memory, or a signal with the same value.
+pub trait Flag {
+    /// Returns the value now, relaxed.
+    fn look(&self) -> u64;
+}
+
+impl<W: Word> Flag for W {
+    #[inline(always)]
+    fn look(&self) -> u64 {
+        self.load_relaxed_sys()
+    }
+}
+
 /// Waits for a flag. Returns its number of rows. An error has its last epoch.
 ///
 /// Ordering: acquire, at system scope.
@@ -113,12 +126,12 @@ pub fn raise<M: Memory>(word: M::Word, epoch: u64, rows: u32) {
 pub fn wait<M: Memory>(
     status: &Status<M>,
     deadline: Deadline,
-    word: M::Word,
+    flag: impl Flag + Copy,
     epoch: u64,
 ) -> Result<u32, (WaitError, u64)> {
     let mut seen = 0;
     let waited = status.poll(deadline, || {
-        seen = word.load_relaxed_sys();
+        seen = flag.look();
         reached(seen, epoch)
     });
     if let Err(stop) = waited {
@@ -168,14 +181,14 @@ pub fn must_agree<M: Memory>(since: u64, deadline: Deadline) -> bool {
 pub fn wait_together<M: Memory>(
     status: &Status<M>,
     deadline: Deadline,
-    word: M::Word,
+    flag: impl Flag + Copy,
     verdict: M::Word,
     epoch: u64,
     since: u64,
 ) -> Result<u32, (WaitError, u64)> {
     let mut within = deadline;
     loop {
-        let waited = wait(status, within, word, epoch);
+        let waited = wait(status, within, flag, epoch);
         if within != deadline || waited.is_ok() && !must_agree::<M>(since, deadline) {
             return waited;
         }

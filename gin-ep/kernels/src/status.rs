@@ -25,6 +25,9 @@ pub enum Code {
     /// A layout, or a zone of a padded one, has more rows than there is room for. `seen` is their number, `limit` the
     /// room; `expert` and `rank` are those of the zone.
     TooManyRows = 5,
+    /// Rows for a rank could not be posted to the network: there is no connection, or the queue had no room in time.
+    /// `rank` is its number, `seen` the epoch. The group goes on without the rank.
+    Unsent = 6,
 }
 
 impl Code {
@@ -37,6 +40,7 @@ impl Code {
             3 => Some(Self::TooManyTokens),
             4 => Some(Self::Stopped),
             5 => Some(Self::TooManyRows),
+            6 => Some(Self::Unsent),
             _ => None,
         }
     }

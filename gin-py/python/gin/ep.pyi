@@ -65,10 +65,10 @@ class Report:
     def lane(self) -> int: ...
     @property
     def code(self) -> str:
-        """Silent, UnknownExpert, TooManyTokens, TooManyRows or Stopped."""
+        """Silent, Unsent, UnknownExpert, TooManyTokens, TooManyRows or Stopped."""
     @property
     def rank(self) -> int | None:
-        """The silent rank."""
+        """The rank, if the code is Silent or Unsent."""
     @property
     def expert(self) -> int | None:
         """The id of an expert that does not exist."""

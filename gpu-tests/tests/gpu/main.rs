@@ -212,6 +212,10 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
             let trial = move |gpus: &[usize], devices| trial(&Testbed::real(devices, gpus.len()).driving(engine));
             add(name, Box::new(trial));
         }
+        for (trial_name, trial) in ep::NETWORK_TRIALS {
+            let trial = move |gpus: &[usize], devices| trial(&Testbed::real(devices, gpus.len()).driving(engine));
+            add(format!("{prefix}/{text}/ep/{trial_name}"), Box::new(trial));
+        }
         for saboteur in saboteurs::of_nics() {
             let name = format!("{prefix}/{text}/the_suite_notices/{}", saboteur.name);
             add(name, Box::new(move |_, devices| notices(&saboteur, &setup(devices, Net::Plain))));
@@ -235,7 +239,7 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
         let trial = move |gpus: &[usize], devices| trial(&Testbed::real(devices, gpus.len()));
         add(format!("{prefix}/primitives/{name}"), Box::new(trial));
     }
-    for (name, trial) in ep::TRIALS {
+    for (name, trial) in ep::TRIALS.into_iter().chain(ep::NETWORK_TRIALS) {
         let trial = move |gpus: &[usize], devices| trial(&Testbed::real(devices, gpus.len()));
         add(format!("{prefix}/ep/{name}"), Box::new(trial));
     }
