@@ -132,7 +132,7 @@ fn verified(outputs: &[Output], route: &str) -> Result<Vec<Value>, Failed> {
 }
 
 fn every_workload(hosts: &mut Hosts) -> Result<(), Failed> {
-    for workload in ["ring", "alltoall", "halo"] {
+    for workload in ["ring", "alltoall", "halo", "moe"] {
         let outputs = hosts.run(&[0, 1], &format!("run {workload} {COMMON}"))?;
         let reports = verified(&outputs, "network")?;
         ensure(reports.len() == 1 && reports[0]["ranks"] == 2, || format!("{reports:?}"))?;
@@ -141,7 +141,7 @@ fn every_workload(hosts: &mut Hosts) -> Result<(), Failed> {
 }
 
 fn both_routes(hosts: &mut Hosts) -> Result<(), Failed> {
-    for workload in ["ring", "alltoall"] {
+    for workload in ["ring", "alltoall", "moe"] {
         let outputs = hosts.run(&[0, 0, 1, 1], &format!("run {workload} --route auto {COMMON}"))?;
         let reports = verified(&outputs, "both")?;
         ensure(reports.len() == 1 && reports[0]["ranks"] == 4, || format!("{reports:?}"))?;

@@ -187,7 +187,7 @@ impl GroupConfig {
     /// `near` ranks, and a network the others. Allocates nothing.
     ///
     /// # Errors
-    /// [`EpError::Limit`], if `near` is not between 1 and the number of ranks.
+    /// [`EpError::Limit`], if `near` is not between 1 and the number of ranks, or blocks have too many threads.
     pub fn network_footprint(&self, ranks: u32, near: u32) -> Result<u64, EpError> {
         let (given, sizes) = (near.into(), self.sizes(ranks)?);
         if near == 0 || near > ranks {
@@ -197,6 +197,7 @@ impl GroupConfig {
         if near == ranks {
             return self.footprint(ranks);
         }
+        self.block_over(true)?;
         let more = Network::lane_bytes(&sizes, near) + SIGNAL_BYTES * Network::signals(&sizes);
         Ok(self.footprint(ranks)? + more * u64::from(self.lanes))
     }

@@ -200,7 +200,7 @@ pub(crate) struct Options {
     /// The network of the proxy, for operations that do not use loads and stores.
     #[arg(long, value_enum, default_value_t = Network::Auto)]
     pub network: Network,
-    /// How operations reach their peers [default: network, auto for moe; the demo runs both].
+    /// How operations reach their peers [default: network; the demo runs both].
     #[arg(long, value_enum)]
     pub route: Option<Route>,
     #[command(flatten)]

@@ -96,23 +96,19 @@ impl Plans {
             cli::Backend::Gdaki => Backend::Gdaki,
         };
         let network = if over_nics { Some(network::open(mode, backend)?) } else { None };
-        // Of moe the demo has no row over the network.
-        let runs = |workload, routes| match (options.route, routes) {
-            (None, Routes::Network) if every => workload != Workload::Moe,
-            (None, Routes::Automatic) if every => true,
-            (None, _) => (routes == Routes::Automatic) == (workload == Workload::Moe),
-            (Some(cli::Route::Network), _) => routes == Routes::Network && !(every && workload == Workload::Moe),
-            (Some(cli::Route::Auto | cli::Route::Lsa), _) => routes == Routes::Automatic,
+        let runs = |routes| match options.route {
+            None => every || routes == Routes::Network,
+            Some(cli::Route::Network) => routes == Routes::Network,
+            Some(cli::Route::Auto | cli::Route::Lsa) => routes == Routes::Automatic,
         };
         let lsa_only = options.route == Some(cli::Route::Lsa);
-        if let Some(text) = ignored(options, workloads, process.map_or(options.ranks(), |process| process.ranks)) {
+        if let Some(text) = ignored(options, process.map_or(options.ranks(), |process| process.ranks)) {
             return Err(Refused(text));
         }
         let mut plans = Self { all: Vec::new(), note };
         for device in &devices {
-            for routes in [Routes::Network, Routes::Automatic] {
-                let workloads = workloads.iter().filter(|&&workload| runs(workload, routes));
-                plans.all.extend(workloads.map(|&workload| Plan {
+            for routes in [Routes::Network, Routes::Automatic].into_iter().filter(|&routes| runs(routes)) {
+                plans.all.extend(workloads.iter().map(|&workload| Plan {
                     workload,
                     device: device.clone(),
                     ranks: options.ranks(),
@@ -165,31 +161,26 @@ impl Plans {
     }
 }
 
-/// Returns the refusal of the first option that another one, or the only workload, makes ineffective.
-fn ignored(options: &Options, workloads: &[Workload], ranks: u32) -> Option<String> {
-    // The cause if all operations are loads and stores.
-    let by_lsa = match workloads {
-        _ if options.route == Some(cli::Route::Lsa) => Some("--route lsa"),
-        [Workload::Moe] => Some("moe"),
-        _ => None,
-    };
+/// Returns the refusal of the first option that another one makes ineffective.
+fn ignored(options: &Options, ranks: u32) -> Option<String> {
+    let lsa_only = options.route == Some(cli::Route::Lsa);
     let gdaki = options.backend == cli::Backend::Gdaki;
     let network = match options.network {
         Network::Auto => None,
         Network::Peer => Some("--network peer"),
         Network::Verbs => Some("--network verbs"),
     };
-    match (by_lsa, network) {
-        (Some(cause), Some(network)) => {
-            Some(format!("{network}: with {cause} no operation takes the network; leave it out"))
+    match (lsa_only, network) {
+        (true, Some(network)) => {
+            Some(format!("{network}: with --route lsa no operation takes the network; leave it out"))
         }
-        (Some(cause), None) if gdaki => {
-            Some(format!("--backend gdaki: with {cause} no operation takes the back end; leave it out"))
+        (true, None) if gdaki => {
+            Some("--backend gdaki: with --route lsa no operation takes the back end; leave it out".to_owned())
         }
-        (Some("--route lsa"), None) if ranks == 1 => {
+        (true, None) if ranks == 1 => {
             Some("--route lsa: a single rank has no peer; use more --ranks or leave it out".to_owned())
         }
-        (None, Some("--network peer")) if gdaki => {
+        (false, Some("--network peer")) if gdaki => {
             let text =
                 "--network peer: with --backend gdaki the kernels drive NICs, and no proxy has a network; leave it out";
             Some(text.to_owned())
@@ -290,15 +281,11 @@ mod tests {
             (Options { network: Network::Peer, ..gdaki() }, "--network peer", "--backend gdaki"),
             (Options { ranks: Some(1), ..lsa() }, "--route lsa", "no peer"),
         ] {
-            let text = ignored(&options, &[Workload::Ring], options.ranks()).unwrap();
+            let text = ignored(&options, options.ranks()).unwrap();
             assert!(text.starts_with(option) && text.contains(because), "{text}");
         }
         for options in [gdaki(), Options { network: Network::Peer, ..default_options() }] {
-            let text = ignored(&options, &[Workload::Moe], options.ranks()).unwrap();
-            assert!(text.contains("with moe no operation"), "{text}");
-        }
-        for options in [lsa(), gdaki(), Options { network: Network::Peer, ..default_options() }] {
-            assert_eq!(ignored(&options, &[Workload::Ring, Workload::Moe], options.ranks()), None);
+            assert_eq!(ignored(&options, options.ranks()), None);
         }
     }
 
