@@ -186,7 +186,7 @@ fn no_device(hosts: &mut Hosts) -> Result<(), Failed> {
     let named = outputs[1].err.iter().any(|line| line.contains("no RDMA device") && line.contains("--network"));
     ensure(outputs[1].code == 2 && named, || format!("{outputs:?}"))?;
     let named = outputs[0].err.iter().any(|line| line.contains("rank 1"));
-    ensure(outputs[0].code == 1 && named, || format!("{outputs:?}"))
+    ensure(outputs[0].code == 3 && named, || format!("{outputs:?}"))
 }
 
 fn main() -> ExitCode {
