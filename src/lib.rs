@@ -86,7 +86,7 @@ pub mod prelude {
 #[cfg(feature = "cuda")]
 pub use gin_build as build;
 
-/// The shipped kernels as PTX: a table of architecture (`sm_90`, ...) and text.
+/// The shipped kernels for GPUs: a table of architecture (`sm_90`, ...) and PTX or machine code.
 #[cfg(feature = "cuda")]
 pub mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));

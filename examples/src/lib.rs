@@ -31,7 +31,7 @@ include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 
 /// The kernels as PTX: none, so only virtual GPUs run them.
 #[cfg(not(feature = "cuda"))]
-pub static PTX: &[(&str, &str)] = &[];
+pub static PTX: &[(&str, &[u8])] = &[];
 
 /// One example.
 #[derive(Clone, Copy, Debug)]

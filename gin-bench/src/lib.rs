@@ -87,8 +87,8 @@ pub struct Gpus {
     pub ordinals: Vec<usize>,
     /// The number of this process's GPU, if it is one rank of a job.
     pub own: Option<usize>,
-    /// The engine of software NICs, as PTX: architecture and text.
-    pub engine: &'static [(&'static str, &'static str)],
+    /// The engine of software NICs.
+    pub engine: gin_gpu::Embedded,
 }
 
 impl Gpus {

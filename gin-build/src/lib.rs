@@ -8,7 +8,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
 //! let built = KernelBuilder::new("../my-kernels").archs([Arch::Sm80, Arch::Sm90, Arch::Sm100]).copy_to(&out).build()?;
-//! built.write_table(&out.join("ptx.rs"))?; // pub static PTX: &[(&str, &str)]
+//! built.write_table(&out.join("ptx.rs"))?; // pub static PTX: &[(&str, &[u8])]
 //! # Ok(())
 //! # }
 //! ```
@@ -445,18 +445,22 @@ impl Built {
         self.modules.iter().find(|module| module.arch == arch)
     }
 
-    /// Writes Rust source that embeds all modules: `pub static PTX: &[(&str, &str)]`, pairs of architecture and text.
+    /// Writes Rust source that embeds all modules: `pub static PTX: &[(&str, &[u8])]`, pairs of architecture and PTX
+    /// text, or machine code if there was a `ptxas`. A GPU that has machine code of its own needs no compiler.
     ///
     /// # Errors
     /// Fails with [`BuildError::Io`] if the file cannot be written.
     pub fn write_table(&self, path: &Path) -> Result<(), BuildError> {
-        let mut table = String::from("/// PTX of the kernels: pairs of architecture and text, oldest first.\n");
-        table.push_str("pub static PTX: &[(&str, &str)] = &[\n");
+        let mut table = String::from("/// The kernels: pairs of architecture and PTX or machine code, oldest first.\n");
+        table.push_str("pub static PTX: &[(&str, &[u8])] = &[\n");
         let mut modules: Vec<&Module> = self.modules.iter().collect();
         modules.sort_by_key(|module| module.arch);
         for module in modules {
-            let file = fs::canonicalize(&module.path).map_err(BuildError::io("find", &module.path))?;
-            table.push_str(&format!("    ({:?}, include_str!({file:?})),\n", module.arch.name()));
+            for path in [Some(&module.path), module.assembly.report().map(|report| &report.cubin)].into_iter().flatten()
+            {
+                let file = fs::canonicalize(path).map_err(BuildError::io("find", path))?;
+                table.push_str(&format!("    ({:?}, include_bytes!({file:?})),\n", module.arch.name()));
+            }
         }
         table.push_str("];\n");
         sources::replace(path, &table)

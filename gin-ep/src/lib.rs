@@ -47,4 +47,4 @@ include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 
 /// The kernels as PTX: none, so only virtual GPUs run them.
 #[cfg(not(feature = "cuda"))]
-pub static PTX: &[(&str, &str)] = &[];
+pub static PTX: &[(&str, &[u8])] = &[];

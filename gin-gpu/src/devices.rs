@@ -4,8 +4,9 @@
 use crate::{Device, GpuError};
 use std::sync::Arc;
 
-/// Kernels as PTX: pairs of architecture (`sm_90`) and text, as `gin-build` writes them into a program.
-pub type Embedded = &'static [(&'static str, &'static str)];
+/// Kernels for GPUs: pairs of architecture (`sm_90`) and PTX text or machine code, as `gin-build` writes them into a
+/// program. A GPU loads machine code for its architecture if there is some, and otherwise the driver compiles PTX.
+pub type Embedded = &'static [(&'static str, &'static [u8])];
 
 /// Makes the device of a world rank; the arguments are the rank and the number of ranks.
 type MakeDevice = Arc<dyn Fn(u32, u32) -> Result<Arc<dyn Device>, GpuError> + Send + Sync>;

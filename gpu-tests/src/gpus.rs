@@ -48,8 +48,10 @@ pub mod engine_ptx {
 pub fn hardware_text(ordinal: usize) -> Result<&'static str, String> {
     let capability = gin_gpu::cuda::CudaDevice::new(ordinal, &[]).map_err(|error| error.to_string())?.capability();
     let version = |arch: &str| arch.strip_prefix("sm_").and_then(|number| number.parse::<u32>().ok());
-    let fits = hardware_ptx::PTX.iter().filter(|(arch, _)| version(arch).is_some_and(|version| version <= capability));
-    fits.max_by_key(|(arch, _)| version(arch)).map(|(_, text)| *text).ok_or(format!("no kernels for sm_{capability}"))
+    let texts =
+        hardware_ptx::PTX.iter().filter_map(|(arch, image)| Some((version(arch)?, str::from_utf8(image).ok()?)));
+    let fits = texts.filter(|(version, _)| *version <= capability);
+    fits.max_by_key(|(version, _)| *version).map(|(_, text)| text).ok_or(format!("no kernels for sm_{capability}"))
 }
 
 /// Finds the GPUs of this machine.

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Trials that call the driver themselves: graphs and modules.
 
-use crate::gpus::hardware_text;
+use crate::gpus::{hardware_ptx, hardware_text};
 use crate::hardware::{Exchanges, Testbed, reload as reload_on};
 use crate::journal::Outcome;
 use cudarc::driver::sys::{self, CUcontext, CUfunction, CUmodule, CUresult, CUstream};
-use gin_gpu::Devices;
-use gin_gpu::GpuError;
-use gin_gpu::KernelArg;
-use gin_gpu::Plain;
 use gin_gpu::cuda::{CudaDevice, take_failures};
+use gin_gpu::{Device, Devices, GpuError, KernelArg, ModuleSource, Plain};
 use gin_host::comm::CommError;
 use gin_host::world::{WorldConfig, launch};
 use std::ffi::CString;
@@ -93,6 +90,35 @@ pub fn reload(gpus: &[usize], devices: Devices) -> Outcome {
         [] => Ok(()),
         failures => Err(format!("freeing failed: {failures:?}")),
     }
+}
+
+/// Loads kernels whose machine code the driver refuses: the driver compiles their PTX, if there is some.
+///
+/// # Errors
+/// Returns the failures.
+pub fn refused_code(gpus: &[usize], _: Devices) -> Outcome {
+    // Where the header of an ELF file names the architecture.
+    const FLAGS: std::ops::Range<usize> = 48..52;
+    let text = |error: GpuError| error.to_string();
+    let capability = CudaDevice::new(gpus[0], &[]).map_err(text)?.capability();
+    let arch: &'static str = format!("sm_{capability}").leak();
+    let is_code = |(of, image): &&(&str, &[u8])| *of == arch && image.starts_with(b"\x7fELF");
+    let Some((_, code)) = hardware_ptx::PTX.iter().find(is_code) else {
+        return Err(format!("there is no machine code for {arch}: the build has not found ptxas"));
+    };
+    let mut wrong = code.to_vec();
+    wrong[FLAGS].fill(0);
+    let (code, wrong): ((&str, &[u8]), (&str, &[u8])) = ((arch, code), (arch, wrong.leak()));
+    let ptx = (arch, hardware_text(gpus[0])?.as_bytes());
+    for (images, loads) in [([code, wrong], true), ([wrong, ptx], true), ([wrong, wrong], false)] {
+        let device = CudaDevice::new(gpus[0], &[Vec::leak(images.to_vec())]).map_err(text)?;
+        match (device.load(ModuleSource::Linked), loads) {
+            (Ok(module), true) => drop(module.function("hardware_exchange").map_err(text)?),
+            (Err(GpuError::Module { .. }), false) => {}
+            (result, _) => return Err(format!("{:?}, and loads: {loads}", result.map(|module| module.names()))),
+        }
+    }
+    Ok(())
 }
 
 /// Captures a communicating kernel into a graph and launches the graph three times, after naps longer than the deadline

@@ -20,7 +20,7 @@ struct Info {
     multimem: &'static str,
     rdma: rdma::Rdma,
     /// The architectures for which this command has PTX, with the bytes of the text.
-    ptx: Vec<Ptx>,
+    images: Vec<Image>,
     /// The kernels that run on virtual GPUs.
     kernels: Vec<&'static str>,
     limits: Vec<Limit>,
@@ -72,8 +72,9 @@ struct Doorbell {
 }
 
 #[derive(Debug, Serialize)]
-struct Ptx {
+struct Image {
     arch: &'static str,
+    form: &'static str,
     bytes: usize,
 }
 
@@ -109,9 +110,15 @@ impl Info {
             doorbells: if probe.backend == BackendKind::Gdaki { doorbells() } else { Vec::new() },
         };
         #[cfg(feature = "cuda")]
-        let ptx = gin::ptx::PTX.iter().map(|(arch, text)| Ptx { arch, bytes: text.len() }).collect();
+        let image = |&(arch, image): &(&'static str, &[u8])| Image {
+            arch,
+            form: if image.starts_with(b"\x7fELF") { "machine code" } else { "PTX" },
+            bytes: image.len(),
+        };
+        #[cfg(feature = "cuda")]
+        let images = gin::ptx::PTX.iter().map(image).collect();
         #[cfg(not(feature = "cuda"))]
-        let ptx = Vec::new();
+        let images = Vec::new();
         Ok(Self {
             version: env!("CARGO_PKG_VERSION"),
             abi_version: gin_abi::ABI_VERSION,
@@ -119,7 +126,7 @@ impl Info {
             back_ends: probe_backends().into_iter().map(back_end).collect(),
             multimem: "off: multicast objects are not set up yet",
             rdma: rdma::Rdma::find(),
-            ptx,
+            images,
             kernels,
             limits: limits(),
         })

@@ -201,7 +201,7 @@ fn copies() -> Result<(), Failed> {
     }
     built.write_table(&out.join("ptx.rs"))?;
     let table = fs::read_to_string(out.join("ptx.rs"))?;
-    contains(&table, "pub static PTX: &[(&str, &str)] = &[\n    (\"sm_90\", include_str!(\"")?;
+    contains(&table, "pub static PTX: &[(&str, &[u8])] = &[\n    (\"sm_90\", include_bytes!(\"")?;
     contains(&table, "bare.sm_100.ptx\")),\n];\n")?;
 
     let file = out.join("one.ptx");

@@ -3,7 +3,7 @@
 
 use super::context::device_count;
 use super::driver::{check, written};
-use super::module::{choose, no_text};
+use super::module::{choose, no_image};
 use crate::placement::Locality;
 use crate::{Embedded, GpuError};
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute as Attribute};
@@ -38,10 +38,10 @@ impl GpuInfo {
     /// # Errors
     /// [`GpuError::Module`], with its architecture and the architectures of the kernels.
     pub fn check(&self, kernels: Embedded) -> Result<(), GpuError> {
-        match choose(kernels, self.capability) {
-            Some(_) => Ok(()),
-            None => Err(no_text(kernels, format!("{} (GPU {})", self.name, self.ordinal), self.capability)),
+        if choose(kernels, self.capability).is_empty() {
+            return Err(no_image(kernels, format!("{} (GPU {})", self.name, self.ordinal), self.capability));
         }
+        Ok(())
     }
 }
 
@@ -146,7 +146,7 @@ mod tests {
             memory: 1,
             pci_address: String::new(),
         };
-        const KERNELS: Embedded = &[("sm_90", "text")];
+        const KERNELS: Embedded = &[("sm_90", b"text")];
         assert_eq!(gpu(90).check(KERNELS), Ok(()));
         assert_eq!(gpu(100).check(KERNELS), Ok(()));
         let error = gpu(80).check(KERNELS).unwrap_err().to_string();

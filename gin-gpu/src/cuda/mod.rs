@@ -200,7 +200,7 @@ impl Device for CudaDevice {
                 let image = |&embedded: &Embedded| Image::embedded(&self.context, embedded);
                 self.kernels.iter().map(image).collect::<Result<_, _>>()?
             }
-            ModuleSource::Ptx(text) => vec![Arc::new(Image::ptx(&self.context, text)?)],
+            ModuleSource::Ptx(text) => vec![Arc::new(Image::ptx(&self.context, text.as_bytes())?)],
             ModuleSource::Cubin(image) => vec![Arc::new(Image::load(&self.context, image)?)],
         };
         Ok(Box::new(Images(images)))

@@ -27,22 +27,38 @@ const SHARED_UNASKED: u32 = 48 << 10;
 /// All of a processor's memory that can be shared memory, for kernels beside those of other ranks.
 const PERCENT_SHARED: i32 = 100;
 
-/// Returns the text for a GPU of this compute capability (times 10): that of the newest architecture that is not newer
-/// than the GPU. A text with instructions of a single architecture (`sm_90a`) serves only that one.
-pub(super) fn choose(embedded: Embedded, capability: u32) -> Option<&'static str> {
-    let fits = embedded.iter().filter_map(|&(arch, text)| {
+/// Returns the images for a GPU of this compute capability (times 10), the best one first: those of the newest
+/// architecture that is not newer than the GPU, machine code before PTX. Behind PTX there is none.
+///
+/// Machine code serves the GPUs of its major version. An image with instructions of a single architecture (`sm_90a`)
+/// serves only that one.
+pub(super) fn choose(embedded: Embedded, capability: u32) -> Vec<&'static [u8]> {
+    let fits = embedded.iter().filter_map(|&(arch, image)| {
         let number = arch.strip_prefix("sm_")?;
         let only = number.strip_suffix('a');
         let version: u32 = only.unwrap_or(number).parse().ok()?;
-        let fits = if only.is_some() { version == capability } else { version <= capability };
-        fits.then_some(((version, only.is_some()), text))
+        let is_code = is_machine_code(image);
+        let fits = match only {
+            Some(_) => version == capability,
+            None => version <= capability && (!is_code || version / 10 == capability / 10),
+        };
+        fits.then_some(((version, only.is_some(), is_code), image))
     });
-    fits.max_by_key(|(version, _)| *version).map(|(_, text)| text)
+    let mut fits: Vec<_> = fits.collect();
+    fits.sort_by_key(|(order, _)| std::cmp::Reverse(*order));
+    let last = fits.iter().position(|((.., is_code), _)| !is_code).map_or(fits.len(), |place| place + 1);
+    fits.into_iter().take(last).map(|(_, image)| image).collect()
 }
 
-/// Returns the error for a GPU for which there is no text.
-pub(super) fn no_text(embedded: Embedded, device: String, capability: u32) -> GpuError {
-    let archs: Vec<&str> = embedded.iter().map(|(arch, _)| *arch).collect();
+/// Returns whether an image is machine code, which is an ELF file, and not PTX.
+fn is_machine_code(image: &[u8]) -> bool {
+    image.starts_with(b"\x7fELF")
+}
+
+/// Returns the error for a GPU for which there is no image.
+pub(super) fn no_image(embedded: Embedded, device: String, capability: u32) -> GpuError {
+    let mut archs: Vec<&str> = embedded.iter().map(|(arch, _)| *arch).collect();
+    archs.dedup();
     refused(device, format!("there are kernels for {}, and it is sm_{capability}", archs.join(", ")))
 }
 
@@ -92,28 +108,32 @@ struct Loaded {
 }
 
 impl Image {
-    /// Returns the module of a static text if the GPU has loaded it.
+    /// Returns the module of static kernels if the GPU has loaded it.
     pub(super) fn loaded(context: &Context, embedded: Embedded) -> Option<Arc<Self>> {
-        let text = choose(embedded, context.capability)?;
-        lock(&context.images).get(&text.as_ptr().addr()).cloned()
+        lock(&context.images).get(&embedded.as_ptr().addr()).cloned()
     }
 
-    /// Returns the module of a static text. Each GPU loads it once.
+    /// Returns the module of static kernels. Each GPU loads it once. If the driver does not take the machine code,
+    /// because it is that of a newer CUDA, it compiles the PTX.
     pub(super) fn embedded(context: &Arc<Context>, embedded: Embedded) -> Result<Arc<Self>, GpuError> {
-        let Some(text) = choose(embedded, context.capability) else {
-            return Err(no_text(embedded, context.full_name(), context.capability));
-        };
         let mut images = lock(&context.images);
-        if let Some(image) = images.get(&text.as_ptr().addr()) {
+        if let Some(image) = images.get(&embedded.as_ptr().addr()) {
             return Ok(image.clone());
         }
-        let image = Arc::new(Self::ptx(context, text)?);
-        images.insert(text.as_ptr().addr(), image.clone());
+        let mut result = Err(no_image(embedded, context.full_name(), context.capability));
+        for image in choose(embedded, context.capability) {
+            result = if is_machine_code(image) { Self::load(context, image) } else { Self::ptx(context, image) };
+            if result.is_ok() {
+                break;
+            }
+        }
+        let image = Arc::new(result?);
+        images.insert(embedded.as_ptr().addr(), image.clone());
         Ok(image)
     }
 
     /// Loads a PTX text.
-    pub(super) fn ptx(context: &Arc<Context>, text: &str) -> Result<Self, GpuError> {
+    pub(super) fn ptx(context: &Arc<Context>, text: &[u8]) -> Result<Self, GpuError> {
         let refuse = |_| refused(context.full_name(), "its PTX has a zero byte".to_owned());
         let text = CString::new(text).map_err(refuse)?;
         Self::load(context, text.as_bytes_with_nul())
@@ -352,24 +372,39 @@ mod tests {
 
     #[test]
     fn a_gpu_gets_the_newest_text_that_it_is_not_older_than() {
-        let all: Embedded = &[("sm_80", "80"), ("sm_90", "90"), ("sm_90a", "90a"), ("sm_100", "100"), ("x", "x")];
+        let all: Embedded = &[("sm_80", b"80"), ("sm_90", b"90"), ("sm_90a", b"90a"), ("sm_100", b"100"), ("x", b"x")];
         for (capability, expected) in [
-            (75, None),
-            (80, Some("80")),
-            (89, Some("80")),
-            (90, Some("90a")),
-            (100, Some("100")),
-            (103, Some("100")),
-            (120, Some("100")),
+            (75, &[][..]),
+            (80, &[b"80".as_slice()]),
+            (89, &[b"80".as_slice()]),
+            (90, &[b"90a".as_slice()]),
+            (100, &[b"100".as_slice()]),
+            (103, &[b"100".as_slice()]),
+            (120, &[b"100".as_slice()]),
         ] {
             assert_eq!(choose(all, capability), expected, "sm_{capability}");
         }
-        assert_eq!(choose(&[("sm_90a", "90a")], 100), None);
+        assert!(choose(&[("sm_90a", b"90a")], 100).is_empty());
     }
 
     #[test]
-    fn a_gpu_without_text_is_named_with_both_architectures() {
-        let error = no_text(&[("sm_90", ""), ("sm_100", "")], "Some GPU (GPU 0)".to_owned(), 75).to_string();
+    fn machine_code_comes_before_ptx_on_gpus_of_its_major_version() {
+        const CODE: &[u8] = b"\x7fELF code";
+        let all: Embedded = &[("sm_80", b"80"), ("sm_80", CODE), ("sm_90", b"90"), ("sm_90", CODE)];
+        assert_eq!(choose(all, 80), [CODE, b"80"]);
+        assert_eq!(choose(all, 89), [CODE, b"80"]);
+        assert_eq!(choose(all, 90), [CODE, b"90"]);
+        assert_eq!(choose(all, 100), [b"90"]);
+        // Newer PTX is better than older machine code.
+        assert_eq!(choose(&[("sm_86", b"86"), ("sm_80", CODE)], 89), [b"86"]);
+        assert_eq!(choose(&[("sm_90", CODE)], 90), [CODE]);
+    }
+
+    #[test]
+    fn a_gpu_without_an_image_is_named_with_both_architectures() {
+        let error =
+            no_image(&[("sm_90", b""), ("sm_90", b"\x7fELF"), ("sm_100", b"")], "Some GPU (GPU 0)".to_owned(), 75)
+                .to_string();
         assert!(error.contains("kernels for sm_90, sm_100") && error.contains("it is sm_75"), "{error}");
     }
 

@@ -302,8 +302,9 @@ type RawTrial = (&'static str, fn(&[usize], Devices) -> Outcome);
 
 /// Trials that call the driver themselves.
 #[cfg(feature = "cuda")]
-const RAW: [RawTrial; 10] = [
+const RAW: [RawTrial; 11] = [
     ("a_module_is_unloaded_and_loaded_again_between_kernels", gpu_tests::raw::reload),
+    ("ptx_is_compiled_if_the_driver_refuses_the_machine_code", gpu_tests::raw::refused_code),
     ("a_captured_graph_communicates_each_time_that_it_is_launched", gpu_tests::raw::graph),
     ("calls_made_while_kernels_run_do_not_wait_for_them", gpu_tests::calls::calls),
     ("stream_memory_and_module_of_another_program_are_shared_and_stay_its_own", gpu_tests::interop::share),

@@ -33,10 +33,10 @@ pub(super) fn print(info: &Info, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "  multimem (NVLink SHARP): {}", info.multimem)?;
     rdma(&info.rdma, out)?;
     writeln!(out, "\nkernels")?;
-    for ptx in &info.ptx {
-        writeln!(out, "  PTX for {}: {} bytes", ptx.arch, ptx.bytes)?;
+    for image in &info.images {
+        writeln!(out, "  {} for {}: {} bytes", image.form, image.arch, image.bytes)?;
     }
-    if info.ptx.is_empty() {
+    if info.images.is_empty() {
         writeln!(out, "  no PTX: built without the feature `cuda`")?;
     }
     writeln!(out, "  linked for the virtual GPU: {}", info.kernels.join(", "))?;
