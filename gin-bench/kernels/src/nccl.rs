@@ -229,7 +229,7 @@ pub unsafe fn nccl_gdaki(
 }
 
 /// Each thread posts `posts` puts with a signal to `peers` peers by the least work that a poster does alone: it
-/// reserves two entries by an atomic and writes them. If `rings` is 0, a release fence at GPU scope follows, and
+/// reserves two entries by an atomic, or by a load and a store if `alone` is not 0, and writes them. If `rings` is 0, a release fence at GPU scope follows, and
 /// another thread would announce them. Otherwise come the doorbell record, a fence, at system scope if `rings` is 2,
 /// and the doorbell.
 ///
@@ -243,6 +243,7 @@ pub unsafe fn bare_gdaki(
     posts: u64,
     peers: u32,
     rings: u32,
+    alone: u32,
     times: *mut u64,
     out: *mut u64,
 ) {
@@ -257,7 +258,14 @@ pub unsafe fn bare_gdaki(
     let queue = QueueNumber::from_memory(number as u32).get();
     let mut peer = thread() as u64 % u64::from(peers);
     time(posts, times, Fresh::Nothing, data, |_| {
-        let index = pairs.at(PAIR as u64 * peer + RESERVED as u64).add_relaxed_gpu(2);
+        let reserved = pairs.at(PAIR as u64 * peer + RESERVED as u64);
+        let index = if alone == 0 {
+            reserved.add_relaxed_gpu(2)
+        } else {
+            let index = reserved.load_own();
+            reserved.store_relaxed_gpu(index + 2);
+            index
+        };
         let queue = QueueNumber::new(queue + peer as u32);
         let (put, raise) = entries(index, queue, [0; 4]);
         let ring = ring + peer * depth * wqe::SLOT_BYTES;
