@@ -229,9 +229,9 @@ pub unsafe fn nccl_gdaki(
 }
 
 /// Each thread posts `posts` puts with a signal to `peers` peers by the least work that a poster does alone: it
-/// reserves two entries by an atomic, or by a load and a store if `alone` is not 0, and writes them. If `rings` is 0, a release fence at GPU scope follows, and
-/// another thread would announce them. Otherwise come the doorbell record, a fence, at system scope if `rings` is 2,
-/// and the doorbell.
+/// reserves two entries by an atomic, or by a load and a store if `alone` is not 0, and writes them. If `rings` is 0, a
+/// release fence at GPU scope follows, and another thread would announce them. Otherwise come the doorbell record, a
+/// fence, at system scope if `rings` is 2, and the doorbell.
 ///
 /// # Safety
 /// - The same as for [`nccl_gdaki`]. The slots, records and doorbells of a peer follow those of the peer before it: the

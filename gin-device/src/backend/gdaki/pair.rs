@@ -40,10 +40,11 @@
 //! *Announced entries are whole.* Publishing is a release after the entries, and all changes of the claims word are
 //! read-modify-writes. So the thread that rings acquires all entries that it finds published. Then it stores the
 //! record, releases to the system and rings. A thread that leads releases its entries by that release. It acquires the
-//! entries before them, which were published when it claimed: also those that are announced already, because its
-//! doorbell may replace the one that announced them before the NIC has seen that one. The memory model requires the release to the system, because a NIC
-//! is no thread of this GPU. If the host reports that the NIC reads entries and payload through this GPU's L2 cache
-//! ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU is enough.
+//! entries before them, which were published when it claimed, even if they are announced already, because its
+//! doorbell may replace the one that announced them before the NIC has seen that one. The memory model requires the
+//! release to the system, because a NIC is no thread of this GPU. If the host reports that the NIC reads entries and
+//! payload through this GPU's L2 cache ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU is
+//! enough.
 //!
 //! *A thread that waits for room announces no hole.* It finds as many entries published as there are before its own,
 //! then no room for its own. The threads that published had room, and all room ends before the end of its own entries.
@@ -51,15 +52,15 @@
 //!
 //! *Doorbell and record never go backwards.* The thread that rings stores them before it clears the bit, or before it
 //! publishes if it leads, with a release between. The next one stores later, because its stores depend on the exchange
-//! that set the bit, or on the claim by which it leads. While one thread leads, its entries are unpublished, so no other
+//! that set the bit, or on the claim by which it leads. While a thread leads, its entries are unpublished, so no other
 //! thread leads or sets the bit. (A thread that waits for room sets it only if all entries before its own are
 //! published. Its own follow those of the thread that leads.)
 //!
 //! *Nothing is held back for ever.* A publisher that does not ring has found unpublished entries, or a thread that
 //! rings. The thread that rings finds the former published when it clears the bit or publishes, or finds others
-//! unpublished. Of unpublished entries one is published last. If that publisher cannot set the bit, a thread has claimed
-//! in between, behind entries that are neither announced nor held back; so that thread does not hold its own back, and
-//! the argument applies to it. Entries that are held back are announced by the next wait.
+//! unpublished. Of unpublished entries one is published last. If that publisher cannot set the bit, a thread has
+//! claimed in between, behind entries that are neither announced nor held back; so that thread does not hold its own
+//! back, and the argument applies to it. Entries that are held back are announced by the next wait.
 //!
 //! *A flush misses no queue pair.* Two bits mark a queue pair. The first means that entries may be under way. The
 //! second means that a poster has set both bits since a thread last began to clear the first. A poster sets both after
@@ -72,7 +73,7 @@ mod alone;
 
 use crate::order::{self, Order, Sharing};
 use crate::status::{Status, WaitError};
-use crate::sys::{Memory, NAP_NS, Word};
+use crate::sys::{self, Memory, NAP_NS, Word};
 use gin_abi::Deadline;
 use gin_abi::gdaki::{CLAIM_SHIFT, RINGING, claimed};
 use gin_abi::mlx5::be::Be32;
@@ -218,7 +219,7 @@ pub trait Posters {
     /// Gathers the entries that threads of the group have just written. `filled`: the caller has.
     ///
     /// In one of the threads that claimed together and have written entries, the first of them, returns the number of
-    /// these entries, and whether they are all that these threads claimed. Orders memory among them.
+    /// these entries, and whether these threads claimed no others. Orders memory among them.
     fn written(&self, filled: bool) -> Option<(u64, bool)>;
 
     /// Returns whether any thread of the group brings `true`.
@@ -470,7 +471,8 @@ impl<M: Memory> QueuePair<M> {
                 return;
             }
             M::fence_acquire_gpu();
-            (end, held) = (all, RINGING);
+            // A constant would make the compiler write the loop's first round out.
+            (end, held) = (all, sys::stay(RINGING as u32) as u64);
         }
     }
 
@@ -488,8 +490,9 @@ impl<M: Memory> QueuePair<M> {
         self.doorbell.store_mmio(Doorbell::word(end, self.number));
     }
 
-    /// Returns this thread's turn, if it must ring. A thread whose `own` entries have no room rings for the entries before them, once all of these are published. Another thread
-    /// rings for entries that are held back, once all are published.
+    /// Returns this thread's turn, if it must ring. A thread whose `own` entries have no room rings for the entries
+    /// before them, once all of these are published. Another thread rings for entries that are held back, once all are
+    /// published.
     #[inline(always)]
     fn pick_up(&self, own: Entries) -> Option<Turn> {
         let claims = self.claims().load_relaxed_gpu();
@@ -632,8 +635,9 @@ impl<M: Memory> QueuePair<M> {
                 self.store(at, nop(self.head(at, Flags::COMPLETION)));
             }
             self.words.at(word::COVERED).red_max_relaxed_gpu(at + 1);
-            let leads = claims & BELOW == 0;
-            turn = self.publish(Published { index: at, count: 1, leads, rung, completion_index }, false);
+            // Not to lead keeps the code of waits short.
+            let entry = Published { index: at, count: 1, leads: false, rung, completion_index };
+            turn = self.publish(entry, false);
             sure = true;
         }
         // Releases the words that the next such thread reads.

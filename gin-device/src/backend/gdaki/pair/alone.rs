@@ -15,9 +15,9 @@
 //! values. Then every form of a post may follow: the claims word is as `post` leaves it.
 //!
 //! # What is left
-//! One fence, in [`ring`](QueuePair::ring), between the record and the doorbell. It releases the payload, the entries and
-//! the record to the NIC, which acquires them when it reads the doorbell. Without it the NIC may find an old entry or
-//! old payload. The wait for room needs none: see *A slot is not overwritten too early* in [`pair`](super).
+//! One fence, in [`ring`](QueuePair::ring), between the record and the doorbell. It releases the payload, the entries
+//! and the record to the NIC, which acquires them when it reads the doorbell. Without it the NIC may find an old entry
+//! or old payload. The wait for room needs none: see *A slot is not overwritten too early* in [`pair`](super).
 
 use super::{Entries, Posting, QueuePair, word};
 use crate::status::WaitError;
