@@ -135,7 +135,8 @@ impl World {
 
     fn post_filled(&self, posting: Posting, fill: impl Fn(u64)) -> Result<(), WaitError> {
         if posting.sharing == Sharing::Thread {
-            let wait = |end| (self.pair.wait_for_room(end, posting.deadline, || self.take()), self.pair);
+            let help = |own, start| self.help(own, start, posting.deadline);
+            let wait = |end| (self.pair.wait_for_room(end, posting.deadline, help), self.pair);
             return self.pair.post_alone(posting, |_, index| fill(index), wait);
         }
         self.pair.post(

@@ -156,7 +156,8 @@ mod outlined {
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
     pub(super) fn wait_for_room(data: *const QueuePairData, end: u64, deadline: Deadline) -> Option<WaitError> {
         // Safety: the address is a `Link`'s.
-        unsafe { queue_pair(data, comm(data).status()) }.wait_for_room(end, deadline, || take(data))
+        let pair = unsafe { queue_pair(data, comm(data).status()) };
+        pair.wait_for_room(end, deadline, |own, start| help(data, own.index, own.count, start, deadline))
     }
 
     /// Does what brings a post room, and [`QueuePair::take`](super::QueuePair::take). Returns why the post, which began

@@ -21,7 +21,7 @@
 
 use super::{Entries, Posting, QueuePair, word};
 use crate::status::WaitError;
-use crate::sys::{Memory, NAP_NS, Word};
+use crate::sys::{Memory, Word};
 use gin_abi::Deadline;
 use gin_abi::gdaki::{CLAIM_SHIFT, claimed};
 
@@ -59,21 +59,18 @@ impl<M: Memory> QueuePair<M> {
         Ok(())
     }
 
-    /// Waits until all entries below `end` have slots of their own. Returns why it gave up, if it did. `take` takes
-    /// completions.
+    /// Waits until all entries below `end` have slots of their own. Returns why it gave up, if it did. `help` does what
+    /// the argument of [`post`](Self::post) does, for no entries.
     #[inline(always)]
-    pub fn wait_for_room(&self, end: u64, deadline: Deadline, take: impl Fn()) -> Option<WaitError> {
-        if !self.connected {
-            return Some(WaitError::NotConnected);
-        }
+    pub fn wait_for_room(
+        &self,
+        end: u64,
+        deadline: Deadline,
+        help: impl Fn(Entries, u64) -> Option<WaitError>,
+    ) -> Option<WaitError> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         loop {
-            M::pause(NAP_NS);
-            if let Some(turn) = self.pick_up(Entries::NONE) {
-                self.carry(turn);
-            }
-            take();
-            let stop = self.status.end(start, deadline);
+            let stop = help(Entries::NONE, start);
             // A stop counts only if the room found together with it was not enough.
             if self.fits(end, self.completion_index()) {
                 return None;
