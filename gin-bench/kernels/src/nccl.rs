@@ -229,9 +229,9 @@ pub unsafe fn nccl_gdaki(
 }
 
 /// Each thread posts `posts` puts with a signal to `peers` peers by the least work that a poster does alone: it
-/// reserves two entries by an atomic, or by a load and a store if `alone` is not 0, and writes them. If `rings` is 0, a
-/// release fence at GPU scope follows, and another thread would announce them. Otherwise come the doorbell record, a
-/// fence, at system scope if `rings` is 2, and the doorbell.
+/// reserves two entries by an atomic, or by a load and a store if bit 2 of `rings` is set, and writes them. If the
+/// bits below are 0, a release fence at GPU scope follows, and another thread would announce them. Otherwise come the
+/// doorbell record, a fence, at system scope if they are 2, and the doorbell.
 ///
 /// # Safety
 /// - The same as for [`nccl_gdaki`]. The slots, records and doorbells of a peer follow those of the peer before it: the
@@ -243,7 +243,6 @@ pub unsafe fn bare_gdaki(
     posts: u64,
     peers: u32,
     rings: u32,
-    alone: u32,
     times: *mut u64,
     out: *mut u64,
 ) {
@@ -256,10 +255,11 @@ pub unsafe fn bare_gdaki(
     let [depth, ring, record, doorbell, number] =
         [DEPTH, RING, RECORD, DOORBELL, NUMBER].map(|index| read(pairs, index));
     let queue = QueueNumber::from_memory(number as u32).get();
+    let (alone, rings) = (rings & 4 != 0, rings & 3);
     let mut peer = thread() as u64 % u64::from(peers);
     time(posts, times, Fresh::Nothing, data, |_| {
         let reserved = pairs.at(PAIR as u64 * peer + RESERVED as u64);
-        let index = if alone == 0 {
+        let index = if !alone {
             reserved.add_relaxed_gpu(2)
         } else {
             let index = reserved.load_own();

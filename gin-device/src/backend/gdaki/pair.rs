@@ -635,9 +635,8 @@ impl<M: Memory> QueuePair<M> {
                 self.store(at, nop(self.head(at, Flags::COMPLETION)));
             }
             self.words.at(word::COVERED).red_max_relaxed_gpu(at + 1);
-            // Not to lead keeps the code of waits short.
-            let entry = Published { index: at, count: 1, leads: false, rung, completion_index };
-            turn = self.publish(entry, false);
+            let leads = claims & BELOW == 0;
+            turn = self.publish(Published { index: at, count: 1, leads, rung, completion_index }, false);
             sure = true;
         }
         // Releases the words that the next such thread reads.
