@@ -30,19 +30,40 @@ use std::sync::Arc;
 /// Number of ranks. Rank 0 posts to all ranks in turn.
 const RANKS: u32 = 8;
 
-/// Returns the crowds. The goals for gin are fractions of the time of NCCL's memory operations, for a release to the
-/// system and to the GPU.
-fn crowds(real: bool, all: u32) -> [(Crowd, [Option<f64>; 2]); 6] {
-    let goals = [
-        [Some(0.8), Some(0.5)],
-        [Some(0.05), Some(0.05)],
-        [None, None],
-        [None, None],
-        [Some(0.1), Some(0.1)],
-        [Some(0.2), Some(0.2)],
+/// The threads that post.
+struct Posters {
+    crowd: Crowd,
+    /// They are one thread, the only one that uses the context.
+    alone: bool,
+    /// The goals for gin, for a release to the system and to the GPU: fractions of the time of NCCL's memory
+    /// operations.
+    goals: [Option<f64>; 2],
+    /// The short table has them, for these releases.
+    main: [bool; 2],
+}
+
+impl Posters {
+    fn text(&self) -> String {
+        format!("put, {}{}", self.crowd.text(), if self.alone { ", alone" } else { "" })
+    }
+}
+
+/// Returns all posters: one thread alone, then the crowds.
+fn posters(real: bool, all: u32) -> [Posters; 7] {
+    let shapes = [
+        (true, [Some(0.8), Some(0.5)], [true, true]),
+        (false, [Some(0.8), Some(0.5)], [true, true]),
+        (false, [Some(0.05), Some(0.05)], [false, false]),
+        (false, [None, None], [false, false]),
+        (false, [None, None], [false, false]),
+        (false, [Some(0.1), Some(0.1)], [true, true]),
+        (false, [Some(0.2), Some(0.2)], [false, false]),
     ];
     let crowds = crowd::crowds(real, all, [4096, 256, 512, 256, 512, 16]);
-    std::array::from_fn(|index| (crowds[index], goals[index]))
+    std::array::from_fn(|index| {
+        let (alone, goals, main) = shapes[index];
+        Posters { crowd: crowds[index.saturating_sub(1)], alone, goals, main }
+    })
 }
 
 /// Queue pairs without a NIC, and the memory that they use.
@@ -228,18 +249,18 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let mut config = bench.world(RANKS)?;
     config.comm.routes = Routes::Network;
     let measure = |rank: &Rank| -> Result<Vec<Vec<Figure>>, CommError> {
-        let crowds = crowds(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
+        let posters = posters(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
         let requirements = Requirements::default().signals(1).counters(0).windows(1);
         let comm = rank.communicator(&requirements)?;
-        let threads = crowds.iter().map(|(crowd, _)| crowd.members()).max().unwrap_or(1);
+        let threads = posters.iter().map(|posters| posters.crowd.members()).max().unwrap_or(1);
         let window = comm.alloc_window::<u64>(threads as usize * BYTES / 8, WindowFlags::NONE)?;
         let mut figures = Vec::new();
         if rank.rank() == 0 {
             let lab = Lab::new(rank)?;
             let pairs = Pairs::new(&lab, depth_log2, requirements.windows, threads, comm.device()?.handle().copy)?;
             for (_, release) in RELEASES {
-                for (crowd, _) in &crowds {
-                    figures.push(puts(bench, &lab, &comm, &pairs, &window, (crowd, release))?);
+                for posters in &posters {
+                    figures.push(puts(bench, &lab, &comm, &pairs, &window, (posters, release))?);
                 }
             }
         }
@@ -249,17 +270,16 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let measure = |rank: &Rank| measure(rank).map(|figures| (figures, processors(&**rank.device())));
     let ranks = bench.on_ranks(config, measure)?;
     let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank returned figures".into()) };
-    let crowds = crowds(bench.is_real(), processors.unwrap_or(4));
+    let posters = posters(bench.is_real(), processors.unwrap_or(4));
     let mut tables = Vec::new();
+    let all = posters.len();
     for (which, (title, _)) in RELEASES.into_iter().enumerate() {
         let mut rows = Vec::new();
-        for (index, (crowd, goals)) in crowds.iter().enumerate() {
-            let [put, nccl, bare] = figures[which * crowds.len() + index][..] else { continue };
-            let goal = goals[which].filter(|_| bench.is_real()).map(Goal::AtMost);
-            let floor = if crowd.members() == 1 { "bare" } else { "bare, nobody rings" };
-            // One thread, one warp, and the whole GPU by one thread and by one warp of each block.
-            let main = [0, 4].contains(&index) || which == 1 && [1, 5].contains(&index);
-            let row = Row::new(format!("put, {}", crowd.text()), put, "ns").main(main);
+        for (index, posters) in posters.iter().enumerate() {
+            let [put, nccl, bare] = figures[which * all + index][..] else { continue };
+            let goal = posters.goals[which].filter(|_| bench.is_real()).map(Goal::AtMost);
+            let floor = if posters.crowd.members() == 1 { "bare" } else { "bare, nobody rings" };
+            let row = Row::new(posters.text(), put, "ns").main(posters.main[which]);
             let row = row.beside(Kind::Nccl, "NCCL's operations", nccl, goal, None);
             rows.push(row.beside(Kind::Floor, floor, bare, None, None));
         }
@@ -280,8 +300,9 @@ fn puts(
     comm: &Communicator,
     pairs: &Pairs,
     window: &Window<u64>,
-    (crowd, release): (&Crowd, u16),
+    (posters, release): (&Posters, u16),
 ) -> Result<Vec<Figure>, CommError> {
+    let crowd = &posters.crowd;
     let handle = pairs.handle(comm)?;
     let start = pairs.nccl_words();
     let context = pairs.nccl.address() + 8 * (nccl::PAIR * RANKS as usize) as u64;
@@ -294,7 +315,8 @@ fn puts(
     };
     let gin: [&dyn KernelArg; 4] = [&handle, window, &crowd.posts, &crowd.peers];
     let theirs: [&dyn KernelArg; 5] = [&context, &data, &crowd.posts, &crowd.peers, &limit];
-    let bare: [&dyn KernelArg; 5] = [&context, &data, &crowd.posts, &crowd.peers, &rings];
+    let how = rings | u32::from(posters.alone) << 2;
+    let bare: [&dyn KernelArg; 5] = [&context, &data, &crowd.posts, &crowd.peers, &how];
     let mut posts: [Posts; 3] = Default::default();
     let mut wrong = [0; 3];
     // The first repeat warms up.
@@ -304,7 +326,7 @@ fn puts(
             pairs.nccl.write(0, &start)?;
             posts[which].launch(lab, (kernel, crowd), comm, arguments, &pairs.times, repeat > 0)
         };
-        launch(0, "bench_gdaki", Some(comm), &gin)?;
+        launch(0, if posters.alone { "bench_gdaki_alone" } else { "bench_gdaki" }, Some(comm), &gin)?;
         wrong[0] += pairs.wrong(crowd.all())?;
         launch(1, "nccl_gdaki", None, &theirs)?;
         wrong[1] += pairs.wrong_without_gin(crowd.all(), true, true)?;
@@ -328,7 +350,7 @@ mod tests {
         let bench = Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 1 << 16, module: None, sabotage };
         let found = bench.on_ranks(bench.world(1).unwrap(), |rank| {
             let lab = Lab::new(rank)?;
-            let (crowd, _) = crowds(false, 4)[0];
+            let Posters { crowd, .. } = posters(false, 4)[0];
             let pairs = Pairs::new(&lab, 8, 1, crowd.members(), 0)?;
             pairs.reset(DOORBELL_GPU)?;
             pairs.nccl.write(0, &pairs.nccl_words())?;
@@ -354,7 +376,7 @@ mod tests {
     #[test]
     fn a_launch_of_every_crowd_fits_into_the_rings() {
         for (real, all, depth) in [(true, 132, 1 << MOST_DEPTH_LOG2), (false, 4, 1 << 8)] {
-            for (crowd, _) in crowds(real, all) {
+            for Posters { crowd, .. } in posters(real, all) {
                 // Neighbouring threads begin with different peers, so each peer gets about the same number of posts.
                 let most = (crowd.all() / u64::from(crowd.peers) + u64::from(crowd.members())) * 2;
                 assert!(most <= depth, "{crowd:?}");

@@ -44,6 +44,10 @@ const FEWER_VARIABLE: &str = "GIN_MUTATION_FEWER";
 /// The environment variable that makes every search thorough. Most of the additional searches find no failure; they
 /// take minutes.
 const ALL_VARIABLE: &str = "GIN_ALL_WAYS";
+/// The environment variable that limits the second process to the models of one thread alone.
+const ALONE_VARIABLE: &str = "GIN_MUTATION_ALONE";
+/// The places that such a thread needs too, by the beginning of their keys. These models alone must catch them.
+const ALONE: &str = "backend/gdaki/pair.rs ring: ";
 
 fn main() -> ExitCode {
     if let Ok(mutation) = std::env::var(VARIABLE) {
@@ -72,6 +76,13 @@ fn main() -> ExitCode {
         }
         Ok(())
     }));
+    for site in sites.iter().filter(|site| site.key.starts_with(ALONE)) {
+        let (name, mutation) = (format!("{} by one thread alone", site.key), site.mutation.clone());
+        trials.push(Trial::test(name, move || match run(Some(&mutation), &[ALONE_VARIABLE])? {
+            Verdict::Caught(_) => Ok(()),
+            Verdict::Survived { hits } => Err(format!("no model fails, though they pass here {hits} times").into()),
+        }));
+    }
     trials.extend(sites.into_iter().map(|site| Trial::test(site.key.clone(), move || check(&site))));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
@@ -105,16 +116,18 @@ enum Verdict {
 /// Runs the models in another process. `thorough`: if a search with fewer preemptions finds no failure, searches with
 /// all preemptions.
 fn verdict(mutation: Option<&Mutation>, thorough: bool) -> Result<Verdict, Failed> {
+    run(mutation, if thorough { &[] } else { &[FEWER_VARIABLE] })
+}
+
+/// Runs the models in another process with these environment variables.
+fn run(mutation: Option<&Mutation>, variables: &[&str]) -> Result<Verdict, Failed> {
     let text = match mutation {
         None => "none".to_owned(),
         Some(Mutation::Weaken { file, line }) => format!("weaken|{file}|{line}"),
         Some(Mutation::Swap(name)) => format!("swap|{name}"),
     };
     let mut command = Command::new(std::env::current_exe()?);
-    if !thorough {
-        command.env(FEWER_VARIABLE, "");
-    }
-    let output = command.env(VARIABLE, text).output()?;
+    let output = command.env(VARIABLE, text).envs(variables.iter().map(|variable| (variable, ""))).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let last = |start: &str| text.lines().rev().find_map(|line| line.strip_prefix(start)).map(str::to_owned);
     if let Some(hits) = last("survived ") {
@@ -146,7 +159,7 @@ fn all_about(file: &str) -> Vec<(&'static str, fn())> {
     let (status, signals, queue) = (model::status::MODELS, model::signals::MODELS, model::queue::MODELS);
     if file.contains("/gdaki/") {
         // No other models pass these files.
-        [model::gdaki::MODELS, model::gdaki::contention::MODELS].concat()
+        [model::gdaki::MODELS, model::gdaki::contention::MODELS, model::gdaki::alone::MODELS].concat()
     } else if file.starts_with("gin-ep/kernels/src/matmul/") {
         model::matmul::MODELS.to_vec()
     } else if file.starts_with("gin-ep/") {
@@ -182,6 +195,7 @@ fn run_models(mutation: Option<Mutation>) -> ExitCode {
         }
     }));
     let models = match &mutation {
+        _ if std::env::var_os(ALONE_VARIABLE).is_some() => model::gdaki::alone::MODELS.to_vec(),
         Some(Mutation::Weaken { file, .. }) => all_about(file),
         Some(Mutation::Swap(_)) => all_about("/queue/"),
         None => model::all(),

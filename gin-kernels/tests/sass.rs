@@ -218,7 +218,7 @@ const SIZES: [Size; 18] = [
     Size { kernel: "probe_wait_signal", inlined: 250, all: 890, registers: 56 },
     Size { kernel: "probe_gdaki_put_signal", inlined: 545, all: 1390, registers: 96 },
     Size { kernel: "probe_gdaki_put_value", inlined: 400, all: 1245, registers: 64 },
-    Size { kernel: "probe_gdaki_flush", inlined: 860, all: 1565, registers: 88 },
+    Size { kernel: "probe_gdaki_flush", inlined: 890, all: 1600, registers: 92 },
     Size { kernel: "probe_lsa_barrier", inlined: 1030, all: 1230, registers: 96 },
 ];
 

@@ -134,10 +134,10 @@ fn bench_gdaki_measures_puts_by_all_crowds_and_round_trips_and_checks_each_entry
     all_right(&tables);
     for table in &tables[..2] {
         let floors = beside(table, "put, ");
-        assert_eq!(floors[..4], ["NCCL's operations", "bare", "NCCL's operations", "bare, nobody rings"]);
+        assert_eq!(floors[2..6], ["NCCL's operations", "bare", "NCCL's operations", "bare, nobody rings"]);
         assert!(table["rows"][0]["median_thread"].is_f64(), "{table}");
     }
-    for (table, (rows, title)) in tables.iter().zip([(6, "to the system"), (6, "to the GPU"), (1, "round trip")]) {
+    for (table, (rows, title)) in tables.iter().zip([(7, "to the system"), (7, "to the GPU"), (1, "round trip")]) {
         assert_eq!(table["rows"].as_array().unwrap().len(), rows, "{table}");
         assert!(table["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0), "{table}");
         assert!(table["title"].as_str().unwrap().contains(title), "{table}");

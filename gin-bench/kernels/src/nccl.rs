@@ -229,9 +229,9 @@ pub unsafe fn nccl_gdaki(
 }
 
 /// Each thread posts `posts` puts with a signal to `peers` peers by the least work that a poster does alone: it
-/// reserves two entries by an atomic and writes them. If `rings` is 0, a release fence at GPU scope follows, and
-/// another thread would announce them. Otherwise come the doorbell record, a fence, at system scope if `rings` is 2,
-/// and the doorbell.
+/// reserves two entries by an atomic, or by a load and a store if bit 2 of `rings` is set, and writes them. If the
+/// bits below are 0, a release fence at GPU scope follows, and another thread would announce them. Otherwise come the
+/// doorbell record, a fence, at system scope if they are 2, and the doorbell.
 ///
 /// # Safety
 /// - The same as for [`nccl_gdaki`]. The slots, records and doorbells of a peer follow those of the peer before it: the
@@ -255,9 +255,17 @@ pub unsafe fn bare_gdaki(
     let [depth, ring, record, doorbell, number] =
         [DEPTH, RING, RECORD, DOORBELL, NUMBER].map(|index| read(pairs, index));
     let queue = QueueNumber::from_memory(number as u32).get();
+    let (alone, rings) = (rings & 4 != 0, rings & 3);
     let mut peer = thread() as u64 % u64::from(peers);
     time(posts, times, Fresh::Nothing, data, |_| {
-        let index = pairs.at(PAIR as u64 * peer + RESERVED as u64).add_relaxed_gpu(2);
+        let reserved = pairs.at(PAIR as u64 * peer + RESERVED as u64);
+        let index = if !alone {
+            reserved.add_relaxed_gpu(2)
+        } else {
+            let index = reserved.load_own();
+            reserved.store_relaxed_gpu(index + 2);
+            index
+        };
         let queue = QueueNumber::new(queue + peer as u32);
         let (put, raise) = entries(index, queue, [0; 4]);
         let ring = ring + peer * depth * wqe::SLOT_BYTES;

@@ -80,8 +80,15 @@ pub(crate) fn time(posts: u64, times: Times, fresh: Fresh, mine: *mut u64, mut p
 }
 
 #[inline(always)]
-fn put<B: Backend>(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, times: Times, fresh: Fresh) {
-    let gin = Gin::<B>::with_backend(comm, ContextId::new(0));
+fn put<B: Backend>(
+    comm: &Comm,
+    window: Window<u64>,
+    posts: u64,
+    peers: u32,
+    times: Times,
+    (fresh, sharing): (Fresh, Sharing),
+) {
+    let gin = Gin::<B>::with_backend(comm, ContextId::new(0)).shared_by(sharing);
     let place = thread() * (BYTES / 8);
     let mine = window.local_ptr().wrapping_add(place);
     let range = window.range(place, BYTES / 8);
@@ -140,7 +147,7 @@ macro_rules! kernels {
             out: *mut u64,
         ) {
             // Safety: guaranteed by the kernel's caller.
-            put::<Proxy>(&comm, window, posts, peers, unsafe { Times::new(times, out) }, Fresh::$fresh);
+            put::<Proxy>(&comm, window, posts, peers, unsafe { Times::new(times, out) }, (Fresh::$fresh, Sharing::Gpu));
         }
 
         #[doc = concat!("Each thread claims and fills `posts` slots, ", $doc, ".")]
@@ -175,12 +182,27 @@ kernels! {
 /// Each thread posts `posts` puts with a signal to `peers` ranks, with nothing to release, by device-driven NIC queue
 /// pairs.
 ///
-/// It is the only kernel of its kind: for two, LLVM would create one function that both call.
-///
 /// # Safety
 /// - The same as for the kernels of the proxy.
 #[kernel]
 pub unsafe fn bench_gdaki(comm: Comm, window: Window<u64>, posts: u64, peers: u32, times: *mut u64, out: *mut u64) {
     // Safety: guaranteed by the kernel's caller.
-    put::<Gdaki>(&comm, window, posts, peers, unsafe { Times::new(times, out) }, Fresh::Nothing);
+    put::<Gdaki>(&comm, window, posts, peers, unsafe { Times::new(times, out) }, (Fresh::Nothing, Sharing::Gpu));
+}
+
+/// Does the same as [`bench_gdaki`] by one thread, the only one that uses the context.
+///
+/// # Safety
+/// - The same, and the grid is one thread.
+#[kernel]
+pub unsafe fn bench_gdaki_alone(
+    comm: Comm,
+    window: Window<u64>,
+    posts: u64,
+    peers: u32,
+    times: *mut u64,
+    out: *mut u64,
+) {
+    // Safety: guaranteed by the kernel's caller.
+    put::<Gdaki>(&comm, window, posts, peers, unsafe { Times::new(times, out) }, (Fresh::Nothing, Sharing::Thread));
 }

@@ -8,6 +8,7 @@
 //! | name | PTX | SASS on sm_90 | cost |
 //! | --- | --- | --- | --- |
 //! | `load_relaxed_gpu` | `ld.relaxed.gpu.global.u64` | `LDG.E.64.STRONG.GPU` | one trip to L2 |
+//! | `load_own` | `ld.global.u64` | `LDG.E.64` | L1 or L2; for words that one thread uses at a time |
 //! | `load_relaxed_sys` | `ld.relaxed.sys.global.u64` | `LDG.E.64.STRONG.SYS` | L2, or PCIe when the word is in host memory |
 //! | `load_acquire_sys` | `ld.acquire.sys.global.u64` | `LDG.E.64.STRONG.SYS`, `CCTL.IVALL` | the same, and the L1 is invalidated |
 //! | `store_relaxed_gpu` | `st.relaxed.gpu.global.u64` | `STG.E.64.STRONG.GPU` | posted |
@@ -66,6 +67,8 @@ macro_rules! word_operations {
         $emit! {
             load load_relaxed_gpu "ld.relaxed.gpu.global.u64" Relaxed
                 "Loads, relaxed, at GPU scope.";
+            load load_own "ld.global.u64" Relaxed
+                "Loads a word that no other thread stores to at the same time; weak.";
             load load_relaxed_sys "ld.relaxed.sys.global.u64" Relaxed
                 "Loads, relaxed, at system scope.";
             load load_acquire_sys "ld.acquire.sys.global.u64" Acquire

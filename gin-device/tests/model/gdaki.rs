@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Models of a queue pair: threads of a GPU, and a NIC that reads entries up to the doorbell and no further.
 
+pub mod alone;
 pub mod contention;
 
 use super::{Cell, Reached, await_word, explore, fault, models};
@@ -11,7 +12,7 @@ use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Segment};
 use gin_abi::{COUNTER_BITS, Deadline};
 use gin_device::gin::{Order, Sharing};
-use gin_device::internal::pair::{Entries, OneThread, Posting, QueuePair, finish};
+use gin_device::internal::pair::{Entries, Posters, Posting, QueuePair, finish};
 use gin_device::internal::signal_words::Words;
 use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
@@ -50,6 +51,27 @@ struct Nic<'a> {
     hidden: Option<usize>,
     /// The cells of the executed WRITEs.
     cells: Vec<usize>,
+}
+
+/// A thread that posts without others of its warp.
+struct OneThread {
+    pair: QueuePair<Loom>,
+    posting: Posting,
+}
+
+impl Posters for OneThread {
+    fn claim(&self) -> Option<u64> {
+        let Posting { count, sharing, deadline, .. } = self.posting;
+        deadline.is_none().then(|| self.pair.claim(true, count, sharing))
+    }
+
+    fn written(&self, filled: bool) -> Option<(u64, bool)> {
+        filled.then_some((self.posting.count, true))
+    }
+
+    fn any(&self, bit: bool) -> bool {
+        bit
+    }
 }
 
 /// Returns the head of a WRITE.
@@ -112,9 +134,14 @@ impl World {
     }
 
     fn post_filled(&self, posting: Posting, fill: impl Fn(u64)) -> Result<(), WaitError> {
+        if posting.sharing == Sharing::Thread {
+            let help = |own, start| self.help(own, start, posting.deadline);
+            let wait = |end| (self.pair.wait_for_room(end, posting.deadline, help), self.pair);
+            return self.pair.post_alone(posting, |_, index| fill(index), wait);
+        }
         self.pair.post(
             posting,
-            &OneThread { pair: &self.pair, posting },
+            &OneThread { pair: self.pair, posting },
             |_, index| fill(index),
             |own, start| (self.help(own, start, posting.deadline), self.pair),
         )

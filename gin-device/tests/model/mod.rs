@@ -41,6 +41,7 @@ pub fn all() -> Vec<(&'static str, fn())> {
         queue::MODELS,
         gdaki::MODELS,
         gdaki::contention::MODELS,
+        gdaki::alone::MODELS,
         orders::MODELS,
         print::MODELS,
         faults::MODELS,

@@ -36,7 +36,7 @@ use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
 use gin_abi::{Deadline, Descriptor, FaultKind, Operation, RemoteSignal, SignalTarget, Subject, Transfer};
-use pair::{Entries, OneThread, Posters, Posting, QueuePair};
+use pair::{Entries, Posters, Posting, QueuePair};
 
 /// The back end in which kernels drive the NIC.
 #[derive(Clone, Copy, Debug)]
@@ -150,6 +150,14 @@ mod outlined {
             // Now, when `pair` needs no registers any more.
             report(data);
         }
+    }
+
+    /// Does [`QueuePair::wait_for_room`](super::QueuePair::wait_for_room).
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn wait_for_room(data: *const QueuePairData, end: u64, deadline: Deadline) -> Option<WaitError> {
+        // Safety: the address is a `Link`'s.
+        let pair = unsafe { queue_pair(data, comm(data).status()) };
+        pair.wait_for_room(end, deadline, |own, start| help(data, own.index, own.count, start, deadline))
     }
 
     /// Does what brings a post room, and [`QueuePair::take`](super::QueuePair::take). Returns why the post, which began
@@ -298,7 +306,12 @@ impl Link {
             (stop, unsafe { queue_pair(self.data, comm(self.data).status()) })
         };
         if sharing == Sharing::Thread {
-            return pair.post(posting, &OneThread { pair, posting }, fill, help);
+            let wait = |end| {
+                let stop = outlined::wait_for_room(self.data, end, deadline);
+                // Safety: as in `of`.
+                (stop, unsafe { queue_pair(self.data, comm(self.data).status()) })
+            };
+            return pair.post_alone(posting, fill, wait);
         }
         // Lanes with and without a deadline are gathered apart: the latter claim at once, all together.
         let here = if deadline.is_none() { coop::active_mask::<2>() } else { coop::active_mask::<3>() };
@@ -384,9 +397,9 @@ impl Posters for Callers<'_> {
     }
 
     #[inline(always)]
-    fn written(&self, filled: bool) -> Option<u64> {
+    fn written(&self, filled: bool) -> Option<(u64, bool)> {
         if !self.posting.deadline.is_none() {
-            return filled.then_some(self.posting.count);
+            return filled.then_some((self.posting.count, true));
         }
         // The first lane releases the stores of all.
         coop::sync_here(self.here);
@@ -394,7 +407,7 @@ impl Posters for Callers<'_> {
         // Each lane has one entry or two.
         let two = coop::ballot_here(self.here, self.posting.count == 2) & all;
         let first = filled & (all & coop::lanes_below() == 0);
-        first.then_some((all.count_ones() + two.count_ones()) as u64)
+        first.then_some(((all.count_ones() + two.count_ones()) as u64, all == self.group.mask))
     }
 
     #[inline(always)]

@@ -11,9 +11,11 @@
 //! 1. A thread *claims* indices by one add, for itself or for all lanes of its warp that post to the same queue pair.
 //! 2. It waits until the slots are free and writes the entries.
 //! 3. It *publishes* them: it subtracts their number. The thread that finds no other unpublished entry and no thread
-//!    that rings, sets the bit and rings: it writes record and doorbell once for all entries. A thread that claimed
-//!    while no entry was unpublished does both by one compare-and-swap.
+//!    that rings, sets the bit and rings: it writes record and doorbell once for all entries.
 //! 4. The thread that rings clears the bit. If others have published all their entries meanwhile, it rings again.
+//!
+//! A thread that claimed while no entry was unpublished and no thread rang *leads*: it rings before it publishes. Its
+//! unpublished entries take the place of the bit, and step 4 is its publishing.
 //!
 //! So a slow thread delays only the doorbell, never the others' posts. The doorbell lags while posts overlap, but by
 //! less than a queue: a thread that waits for room rings for the entries before its own once these are all published.
@@ -37,24 +39,28 @@
 //!
 //! *Announced entries are whole.* Publishing is a release after the entries, and all changes of the claims word are
 //! read-modify-writes. So the thread that rings acquires all entries that it finds published. Then it stores the
-//! record, releases to the system and rings. A thread that publishes by compare-and-swap releases its entries by that
-//! release. It acquires also entries that are announced already, because its doorbell may replace the one that
-//! announced them before the NIC has seen that one. The memory model requires the release to the system, because a NIC
-//! is no thread of this GPU. If the host reports that the NIC reads entries and payload through this GPU's L2 cache
-//! ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU is enough.
+//! record, releases to the system and rings. A thread that leads releases its entries by that release. It acquires the
+//! entries before them, which were published when it claimed, even if they are announced already, because its
+//! doorbell may replace the one that announced them before the NIC has seen that one. The memory model requires the
+//! release to the system, because a NIC is no thread of this GPU. If the host reports that the NIC reads entries and
+//! payload through this GPU's L2 cache ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU is
+//! enough.
 //!
 //! *A thread that waits for room announces no hole.* It finds as many entries published as there are before its own,
 //! then no room for its own. The threads that published had room, and all room ends before the end of its own entries.
 //! So the published entries are the ones before its own.
 //!
-//! *Doorbell and record never go backwards.* The thread that rings stores them before it clears the bit, with a release
-//! between. The next one stores later, because its stores depend on the exchange that set the bit.
+//! *Doorbell and record never go backwards.* The thread that rings stores them before it clears the bit, or before it
+//! publishes if it leads, with a release between. The next one stores later, because its stores depend on the exchange
+//! that set the bit, or on the claim by which it leads. While a thread leads, its entries are unpublished, so no other
+//! thread leads or sets the bit. (A thread that waits for room sets it only if all entries before its own are
+//! published. Its own follow those of the thread that leads.)
 //!
 //! *Nothing is held back for ever.* A publisher that does not ring has found unpublished entries, or a thread that
-//! rings. The thread that rings finds the former published when it clears the bit, or finds others unpublished. Of
-//! unpublished entries one is published last. If that publisher cannot set the bit, a thread has claimed in between,
-//! behind entries that are neither announced nor held back; so that thread does not hold its own back, and the argument
-//! applies to it. Entries that are held back are announced by the next wait.
+//! rings. The thread that rings finds the former published when it clears the bit or publishes, or finds others
+//! unpublished. Of unpublished entries one is published last. If that publisher cannot set the bit, a thread has
+//! claimed in between, behind entries that are neither announced nor held back; so that thread does not hold its own
+//! back, and the argument applies to it. Entries that are held back are announced by the next wait.
 //!
 //! *A flush misses no queue pair.* Two bits mark a queue pair. The first means that entries may be under way. The
 //! second means that a poster has set both bits since a thread last began to clear the first. A poster sets both after
@@ -63,9 +69,11 @@
 //! clear is seen by its claim, a poster that marked between by the second bit, and a later poster sets the first bit
 //! again. One thread at a time rests, because two would clear each other's second bit.
 
+mod alone;
+
 use crate::order::{self, Order, Sharing};
 use crate::status::{Status, WaitError};
-use crate::sys::{Memory, NAP_NS, Word};
+use crate::sys::{self, Memory, NAP_NS, Word};
 use gin_abi::Deadline;
 use gin_abi::gdaki::{CLAIM_SHIFT, RINGING, claimed};
 use gin_abi::mlx5::be::Be32;
@@ -182,12 +190,21 @@ struct Published {
     index: u64,
     /// Their number. They need not follow each other.
     count: u64,
-    /// No other entry was unpublished, and no thread rang, when they were claimed.
-    alone: bool,
+    /// They are all entries of a claim that was made while no entry was unpublished and no thread rang.
+    leads: bool,
     /// Index past the last entry announced, read before the claim.
     rung: u64,
     /// A completion index, read before the claim.
     completion_index: u64,
+}
+
+/// The right to ring, which one thread at a time has.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// The thread must ring for all entries below.
+    end: u64,
+    /// The part of the claims word that keeps others from ringing: [`RINGING`], or the thread's unpublished entries.
+    held: u64,
 }
 
 /// The threads that post to a queue pair together: one thread, or lanes of a warp.
@@ -202,38 +219,11 @@ pub trait Posters {
     /// Gathers the entries that threads of the group have just written. `filled`: the caller has.
     ///
     /// In one of the threads that claimed together and have written entries, the first of them, returns the number of
-    /// these entries. Orders memory among them.
-    fn written(&self, filled: bool) -> Option<u64>;
+    /// these entries, and whether these threads claimed no others. Orders memory among them.
+    fn written(&self, filled: bool) -> Option<(u64, bool)>;
 
     /// Returns whether any thread of the group brings `true`.
     fn any(&self, bit: bool) -> bool;
-}
-
-/// A thread that posts alone.
-#[derive(Clone, Copy, Debug)]
-pub struct OneThread<'a, M: Memory> {
-    /// The queue pair.
-    pub pair: &'a QueuePair<M>,
-    /// Its post.
-    pub posting: Posting,
-}
-
-impl<M: Memory> Posters for OneThread<'_, M> {
-    #[inline(always)]
-    fn claim(&self) -> Option<u64> {
-        let Posting { count, sharing, deadline, .. } = self.posting;
-        deadline.is_none().then(|| self.pair.claim(true, count, sharing))
-    }
-
-    #[inline(always)]
-    fn written(&self, filled: bool) -> Option<u64> {
-        filled.then_some(self.posting.count)
-    }
-
-    #[inline(always)]
-    fn any(&self, bit: bool) -> bool {
-        bit
-    }
 }
 
 /// Ends a wait for queue pairs: acquires as requested, and checks whether a finished request failed.
@@ -331,29 +321,22 @@ impl<M: Memory> QueuePair<M> {
         self.words.at(word::DUMPED).red_max_relaxed_gpu(index + 1);
     }
 
-    /// Returns the amount by which a claim of `count` entries raises the claims word. One thread alone publishes by
-    /// claiming.
+    /// Claims `count` indices if `elected`, with or without room, and returns the claims word before.
     #[inline(always)]
-    fn weight(count: u64, sharing: Sharing) -> u64 {
-        count << CLAIM_SHIFT | if sharing == Sharing::Thread { 0 } else { count }
-    }
-
-    /// Claims `count` indices if `leads`, with or without room, and returns the claims word before.
-    #[inline(always)]
-    pub fn claim(&self, leads: bool, count: u64, sharing: Sharing) -> u64 {
-        order::claim(self.claims(), leads, Self::weight(count, sharing), sharing)
+    pub fn claim(&self, elected: bool, count: u64, sharing: Sharing) -> u64 {
+        order::claim(self.claims(), elected, count << CLAIM_SHIFT | count, sharing)
     }
 
     /// Claims `count` indices if there is room, and returns the claims word before.
     #[inline(always)]
-    fn claim_room(&self, count: u64, sharing: Sharing, completion_index: u64) -> Option<u64> {
+    fn claim_room(&self, count: u64, completion_index: u64) -> Option<u64> {
         loop {
             let claims = self.claims().load_relaxed_gpu();
             if !self.fits(claimed(claims, completion_index) + count, completion_index) {
                 return None;
             }
             // A claim that changes of other threads precede is tried again. A claim that succeeds certainly has room.
-            let raised = claims.wrapping_add(Self::weight(count, sharing));
+            let raised = claims.wrapping_add(count << CLAIM_SHIFT | count);
             if self.claims().cas_relaxed_gpu(claims, raised) == claims {
                 return Some(claims);
             }
@@ -384,7 +367,7 @@ impl<M: Memory> QueuePair<M> {
         fill: impl Fn(&Self, u64),
         help: impl Fn(Entries, u64) -> (Option<WaitError>, Self),
     ) -> Result<(), WaitError> {
-        let Posting { count, sharing, more, deadline } = posting;
+        let Posting { count, more, deadline, .. } = posting;
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         let mut pair = *self;
         // Read before the claim, so that the trips to L2 overlap.
@@ -397,7 +380,7 @@ impl<M: Memory> QueuePair<M> {
             if claims_later
                 && waiting
                 && !has
-                && let Some(found) = pair.claim_room(count, sharing, completion_index)
+                && let Some(found) = pair.claim_room(count, completion_index)
             {
                 (has, claims) = (true, found);
             }
@@ -407,10 +390,10 @@ impl<M: Memory> QueuePair<M> {
                 fill(&pair, index);
             }
             waiting &= !filling;
-            if let Some(count) = posters.written(filling) {
-                let published = Published { index, count, alone: claims & BELOW == 0, rung, completion_index };
-                if let Some(end) = pair.publish(published, more, sharing) {
-                    pair.carry(end);
+            if let Some((count, whole)) = posters.written(filling) {
+                let leads = whole & (claims & BELOW == 0);
+                if let Some(turn) = pair.publish(Published { index, count, leads, rung, completion_index }, more) {
+                    pair.carry(turn);
                 }
             }
             // A stop counts only if the room found together with it was not enough.
@@ -438,70 +421,58 @@ impl<M: Memory> QueuePair<M> {
     pub fn help(&self, own: Entries) -> bool {
         if self.connected {
             M::pause(NAP_NS);
-            if let Some(end) = self.pick_up(own) {
-                self.carry(end);
+            if let Some(turn) = self.pick_up(own) {
+                self.carry(turn);
             }
         }
         self.connected
     }
 
-    /// Publishes entries. If this thread must ring, returns the index below which all are published; no other thread
-    /// rings then.
+    /// Publishes entries, unless this thread leads. If this thread must ring, returns its turn.
     #[inline(always)]
-    fn publish(&self, entries: Published, hold: bool, sharing: Sharing) -> Option<u64> {
-        let Published { index, count, alone, rung, completion_index } = entries;
+    fn publish(&self, entries: Published, hold: bool) -> Option<Turn> {
+        let Published { index, count, leads, rung, completion_index } = entries;
         let (claims, end) = (self.claims(), index + count);
-        if sharing == Sharing::Thread {
+        let turn = if leads && !hold {
+            Turn { end, held: count }
+        } else {
+            let hold = hold && (rung == index || self.words.at(word::HELD).load_relaxed_gpu() == index);
+            if hold {
+                self.words.at(word::HELD).store_relaxed_gpu(end);
+            }
+            // Releases the entries and their payload. The release of the thread that rings hands them on to the NIC.
+            M::fence_release_gpu();
             self.busy.red_or_relaxed_gpu(self.marks);
-            if !hold {
-                // Its release covers the entries.
-                self.ring(end);
+            let none = claims.add_relaxed_gpu(count.wrapping_neg()) - count;
+            let all = claimed(none, completion_index);
+            if none & BELOW != 0 || hold && all == end || claims.cas_relaxed_gpu(none, none | RINGING) != none {
+                return None;
             }
-            return None;
-        }
-        if alone && !hold {
-            let all = end << CLAIM_SHIFT;
-            if claims.cas_relaxed_gpu(all | count, all | RINGING) == all | count {
-                // Acquires the entries before, those too that another thread has announced: the NIC may find this
-                // doorbell in the place of that one.
-                M::fence_acquire_gpu();
-                return Some(end);
-            }
-        }
-        let hold = hold && (rung == index || self.words.at(word::HELD).load_relaxed_gpu() == index);
-        if hold {
-            self.words.at(word::HELD).store_relaxed_gpu(end);
-        }
-        // Releases the entries and their payload. The release of the thread that rings hands them on to the NIC.
-        M::fence_release_gpu();
-        self.busy.red_or_relaxed_gpu(self.marks);
-        let found = claims.add_relaxed_gpu(count.wrapping_neg());
-        let all = claimed(found, completion_index);
-        let none = found - count;
-        if none & BELOW != 0 || hold && all == end || claims.cas_relaxed_gpu(none, none | RINGING) != none {
-            return None;
-        }
-        // Acquires the entries of the others.
+            Turn { end: all, held: RINGING }
+        };
+        // Acquires the entries of the others, those too that another thread has announced: the NIC may find this
+        // doorbell in the place of that one.
         M::fence_acquire_gpu();
-        Some(all)
+        Some(turn)
     }
 
-    /// Rings for all entries below `end`, then for entries that others publish meanwhile. No other thread rings.
+    /// Rings in this thread's turn, then for entries that others publish meanwhile.
     #[inline(always)]
-    fn carry(&self, mut end: u64) {
-        let claims = self.claims();
+    fn carry(&self, turn: Turn) {
+        let (claims, Turn { mut end, mut held }) = (self.claims(), turn);
         loop {
             self.ring(end);
             // The next thread rings after this. A mark comes after its claim.
             M::fence_release_gpu();
             self.busy.red_or_relaxed_gpu(self.marks);
-            let none = claims.add_relaxed_gpu(RINGING.wrapping_neg()) - RINGING;
+            let none = claims.add_relaxed_gpu(held.wrapping_neg()) - held;
             let all = claimed(none, end);
             if none & BELOW != 0 || all == end || claims.cas_relaxed_gpu(none, none | RINGING) != none {
                 return;
             }
             M::fence_acquire_gpu();
-            end = all;
+            // A constant would make the compiler write the loop's first round out.
+            (end, held) = (all, sys::stay(RINGING as u32) as u64);
         }
     }
 
@@ -519,11 +490,11 @@ impl<M: Memory> QueuePair<M> {
         self.doorbell.store_mmio(Doorbell::word(end, self.number));
     }
 
-    /// Returns the index below which this thread must ring, if it must; no other thread rings then. A thread whose
-    /// `own` entries have no room rings for the entries before them, once all of these are published. Another thread
-    /// rings for entries that are held back, once all are published.
+    /// Returns this thread's turn, if it must ring. A thread whose `own` entries have no room rings for the entries
+    /// before them, once all of these are published. Another thread rings for entries that are held back, once all are
+    /// published.
     #[inline(always)]
-    fn pick_up(&self, own: Entries) -> Option<u64> {
+    fn pick_up(&self, own: Entries) -> Option<Turn> {
         let claims = self.claims().load_relaxed_gpu();
         let all = claimed(claims, self.completion_index());
         let end = if own.count == 0 { all } else { own.index };
@@ -534,15 +505,16 @@ impl<M: Memory> QueuePair<M> {
         // Acquires the entries, and the completion indices that their posters have seen.
         M::fence_acquire_gpu();
         let fits = own.count != 0 && self.fits(end + own.count, self.completion_index());
-        (!fits && self.claims().cas_relaxed_gpu(claims, claims | RINGING) == claims).then_some(end)
+        let rings = !fits && self.claims().cas_relaxed_gpu(claims, claims | RINGING) == claims;
+        rings.then_some(Turn { end, held: RINGING })
     }
 
     /// Rings for held-back entries and takes completions. Every wait calls this now and then for each queue pair that
     /// may have entries under way.
     #[inline(always)]
     pub fn attend(&self, take: impl Fn()) {
-        if let Some(end) = self.pick_up(Entries::NONE) {
-            self.carry(end);
+        if let Some(turn) = self.pick_up(Entries::NONE) {
+            self.carry(turn);
         }
         take();
     }
@@ -637,9 +609,9 @@ impl<M: Memory> QueuePair<M> {
     ///
     /// Returns the wait's target, the index below which all entries must be complete, if a completion will cover it. If
     /// none will, posts the missing NOP or DUMP, provided that there is room and no other thread does so. `dump` writes
-    /// the DUMP. Also returns the index below which this thread must ring then, if it must.
+    /// the DUMP. Also returns this thread's turn, if it must ring then.
     #[inline(always)]
-    fn cover(&self, position: u64, dump: &impl Fn(u64, Flags)) -> (Option<u64>, Option<u64>) {
+    fn cover(&self, position: u64, dump: &impl Fn(u64, Flags)) -> (Option<u64>, Option<Turn>) {
         let covering = self.words.at(word::COVERING);
         let covered = self.covered(position);
         if covered.sure {
@@ -651,8 +623,8 @@ impl<M: Memory> QueuePair<M> {
         // Acquires the stores of the previous thread that posted such an entry.
         M::fence_acquire_gpu();
         let Covered { mut target, mut sure, reads } = self.covered(position);
-        let (mut end, rung, completion_index) = (None, self.rung(), self.completion_index());
-        if !sure && let Some(claims) = self.claim_room(1, Sharing::Gpu, completion_index) {
+        let (mut turn, rung, completion_index) = (None, self.rung(), self.completion_index());
+        if !sure && let Some(claims) = self.claim_room(1, completion_index) {
             let at = claimed(claims, completion_index);
             if reads {
                 dump(at, Flags::COMPLETION.and(Flags::FENCE));
@@ -663,13 +635,13 @@ impl<M: Memory> QueuePair<M> {
                 self.store(at, nop(self.head(at, Flags::COMPLETION)));
             }
             self.words.at(word::COVERED).red_max_relaxed_gpu(at + 1);
-            let alone = claims & BELOW == 0;
-            end = self.publish(Published { index: at, count: 1, alone, rung, completion_index }, false, Sharing::Gpu);
+            let leads = claims & BELOW == 0;
+            turn = self.publish(Published { index: at, count: 1, leads, rung, completion_index }, false);
             sure = true;
         }
         // Releases the words that the next such thread reads.
         covering.store_release_gpu(0);
-        (sure.then_some(target), end)
+        (sure.then_some(target), turn)
     }
 
     /// Finds the target of a wait for the entries below `position`, and whether a completion covers it.
@@ -700,15 +672,15 @@ impl<M: Memory> QueuePair<M> {
     ) -> Result<(), WaitError> {
         let mut target = None;
         self.status.poll_host_word(deadline, || {
-            let mut end = None;
+            let mut turn = None;
             if target.is_none() {
-                (target, end) = self.cover(position, &dump);
+                (target, turn) = self.cover(position, &dump);
             }
-            if end.is_none() {
-                end = self.pick_up(Entries::NONE);
+            if turn.is_none() {
+                turn = self.pick_up(Entries::NONE);
             }
-            if let Some(end) = end {
-                self.carry(end);
+            if let Some(turn) = turn {
+                self.carry(turn);
             }
             take();
             target.is_some_and(|target| self.completion_index() >= target)
@@ -719,8 +691,8 @@ impl<M: Memory> QueuePair<M> {
     /// once.
     #[inline(always)]
     pub fn prepare(&self, position: u64, dump: impl Fn(u64, Flags)) {
-        if let (_, Some(end)) = self.cover(position, &dump) {
-            self.carry(end);
+        if let (_, Some(turn)) = self.cover(position, &dump) {
+            self.carry(turn);
         }
     }
 

@@ -67,9 +67,10 @@ impl Posters for Lane<'_> {
         Some(self.claims + ((self.lane as u64) << CLAIM_SHIFT))
     }
 
-    fn written(&self, filled: bool) -> Option<u64> {
+    fn written(&self, filled: bool) -> Option<(u64, bool)> {
         let all = self.ballot.cast(self.lane, filled);
-        (filled && all.trailing_zeros() as usize == self.lane).then_some(u64::from(all.count_ones()))
+        let first = filled && all.trailing_zeros() as usize == self.lane;
+        first.then_some((u64::from(all.count_ones()), all.count_ones() == LANES as u32))
     }
 
     fn any(&self, bit: bool) -> bool {
