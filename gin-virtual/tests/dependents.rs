@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{seeded_worlds, sync, worlds};
+use common::{assert_documented, seeded_worlds, sync, worlds};
 use gin_device::exec::watch::{self, Event};
 use gin_device::sys::{GlobalWord, Word, let_dependents_start, wait_for_predecessor};
 use gin_virtual::*;
@@ -113,13 +113,15 @@ fn a_chain_of_dependent_grids_counts_without_atomic_operations() {
 
 #[test]
 fn a_thread_that_ends_without_the_wait_fails_its_grid_in_every_world() {
+    let message = "it ended without a call of `wait_for_predecessor`, and its grid was launched as dependent";
+    assert_documented(message);
     for world in worlds() {
         let words = Words::default();
         let grid = Grid::new("hasty", 1, 32, || ()).dependent();
         let error = run(&world, vec![first(&words), grid]).unwrap().unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, LaunchError::Misuse { .. }), "{text}");
-        assert!(text.contains("grid `hasty`") && text.contains("`wait_for_predecessor`"), "{text}");
+        assert!(text.contains("grid `hasty`") && text.contains(message), "{text}");
     }
 }
 
