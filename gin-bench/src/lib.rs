@@ -17,6 +17,7 @@ mod ep;
 mod figure;
 mod gdaki;
 mod lab;
+mod launch;
 mod lsa;
 mod matmul;
 mod nics;
@@ -41,7 +42,7 @@ pub use print::{COLUMNS, Form};
 
 use gin_boot::Bootstrap;
 use gin_host::comm::{CommError, Communicator};
-use gin_host::world::{Rank, WorldConfig, join, launch};
+use gin_host::world::{self, Rank, WorldConfig, join};
 use lab::Rounds;
 use print::Printer;
 use serde::Serialize;
@@ -74,6 +75,8 @@ pub enum Measurement {
     Ep,
     /// Products of matrices that send and receive.
     Matmul,
+    /// Kernels in a row.
+    Launch,
     /// Kernels in C++ beside the same in Rust.
     Capi,
 }
@@ -256,7 +259,7 @@ impl Bench {
         #[cfg(test)]
         let config = self.sabotage.apply(config);
         let Some(job) = &self.job else {
-            return launch(config, |rank| body(&rank)).map_err(|error| error.to_string().into());
+            return world::launch(config, |rank| body(&rank)).map_err(|error| error.to_string().into());
         };
         let own = join(config, job.clone(), |rank| body(&rank)).map_err(|error| error.to_string())?;
         let all = job.all_gather(&serde_json::to_vec(&own)?)?;
@@ -289,7 +292,7 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
 }
 
 /// The measurements by name, with the ranks that they need if these are processes.
-const MEASURES: [(&str, Processes, Measure, Measurement); 13] = [
+const MEASURES: [(&str, Processes, Measure, Measurement); 14] = [
     ("lsa, round trip", Processes::Two, lsa::round_trips, Measurement::Lsa),
     ("lsa, barrier", Processes::Any, lsa::barriers, Measurement::Lsa),
     ("lsa, sizes", Processes::Two, lsa::sizes, Measurement::Lsa),
@@ -302,6 +305,7 @@ const MEASURES: [(&str, Processes, Measure, Measurement); 13] = [
     ("gdaki, round trip", Processes::None, nics::round_trips, Measurement::Gdaki),
     ("ep", Processes::Any, ep::pairs, Measurement::Ep),
     ("matmul", Processes::Any, matmul::products, Measurement::Matmul),
+    ("launch", Processes::None, launch::steps, Measurement::Launch),
     ("capi", Processes::Two, capi::twins, Measurement::Capi),
 ];
 

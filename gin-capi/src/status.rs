@@ -77,6 +77,7 @@ impl From<GpuError> for Failure {
             | GpuError::UnevenClusters { .. }
             | GpuError::EmptyLaunch { .. }
             | GpuError::NotResident { .. }
+            | GpuError::NotDependent { .. }
             | GpuError::Foreign { .. }
             | GpuError::ForeignHandle { .. }
             | GpuError::NoSuchDevice { .. }

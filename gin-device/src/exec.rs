@@ -133,6 +133,10 @@ pub struct Executor {
     pub shared: fn(SharedKey) -> *mut u8,
     /// Returns the block's dynamic shared memory and its size in bytes.
     pub dynamic_shared: fn() -> (*mut u8, usize),
+    /// Waits until the grid before the caller's on its stream has ended.
+    pub wait_for_predecessor: fn(site: &'static Location<'static>),
+    /// Lets the next grid of the stream start, as far as the caller's block decides that.
+    pub let_dependents_start: fn(),
     /// Ends the grid with an error that carries this text.
     pub trap: fn(&'static str) -> !,
     /// Called with accesses, fences and posts once [`watch::turn_on`] was called. The location is that of the access.

@@ -145,6 +145,14 @@ pub enum GpuError {
         /// The device.
         device: String,
     },
+    /// A kernel that cannot start before the one before it on the stream has ended.
+    #[error("kernel `{kernel}` cannot be launched as a dependent one: {reason}")]
+    NotDependent {
+        /// The kernel.
+        kernel: String,
+        /// The reason.
+        reason: String,
+    },
     /// The memory could not be allocated.
     #[error("cannot allocate {bytes} bytes of {kind} memory: {reason}")]
     OutOfMemory {

@@ -23,6 +23,8 @@ pub struct LaunchConfig {
     pub dynamic_shared: u32,
     /// Refuses the launch unless all blocks can be resident at once. Blocks that wait for each other need that.
     pub cooperative: bool,
+    /// The kernel may start before the one before it on the stream has ended: see [`dependent`](Self::dependent).
+    pub dependent: bool,
     /// The blocks of a cluster, which run on neighbouring processors at the same time. Each extent of the grid is a
     /// multiple of the cluster's extent. 1 in each direction means no clusters. The virtual GPU has no clusters, and no
     /// memory that the blocks of a cluster share.
@@ -33,7 +35,8 @@ impl LaunchConfig {
     /// Makes the shape of `blocks` blocks of `threads` threads, in a row.
     pub fn new(blocks: u32, threads: u32) -> Self {
         let row = |x| Dim3 { x, y: 1, z: 1 };
-        Self { grid: row(blocks), block: row(threads), dynamic_shared: 0, cooperative: false, cluster: row(1) }
+        let (grid, block, cluster) = (row(blocks), row(threads), row(1));
+        Self { grid, block, dynamic_shared: 0, cooperative: false, dependent: false, cluster }
     }
 
     /// Sets the bytes of dynamic shared memory of a block.
@@ -47,6 +50,22 @@ impl LaunchConfig {
     #[must_use]
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
+        self
+    }
+
+    /// Lets the kernel start before the kernel before it on the stream has ended: as soon as each block of that has
+    /// ended or called [`let_dependents_start`]. CUDA calls this programmatic dependent launch. Every thread of the
+    /// kernel calls [`wait_for_predecessor`], before it accesses memory that the earlier kernel uses.
+    ///
+    /// The kernel starts in order all the same while ranks share the GPU or other streams have kernels on it, because
+    /// blocks that wait could take the places that these need. A launch of both this and `cooperative` is refused, and
+    /// so is a GPU, or a kernel compiled for one, that is older than sm_90.
+    ///
+    /// [`let_dependents_start`]: gin_device::sys::let_dependents_start
+    /// [`wait_for_predecessor`]: gin_device::sys::wait_for_predecessor
+    #[must_use]
+    pub fn dependent(mut self) -> Self {
+        self.dependent = true;
         self
     }
 
@@ -131,6 +150,10 @@ pub fn check_launch(
                 given_type: argument.type_name(),
             });
         }
+    }
+    if config.dependent && config.cooperative {
+        let reason = "it is cooperative as well; leave `cooperative` or `dependent` out".to_owned();
+        return Err(GpuError::NotDependent { kernel: function.name.clone(), reason });
     }
     for (what, extent) in [("grid", config.grid), ("block", config.block), ("cluster", config.cluster)] {
         if count(extent) == 0 {

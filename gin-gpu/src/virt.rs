@@ -456,6 +456,7 @@ impl Stream for VirtualStream {
             block_dim: config.block,
             dynamic_shared: config.dynamic_shared as usize,
             cooperative: config.cooperative,
+            dependent: config.dependent,
             body: Arc::new(move || {
                 let pointers: Vec<*const u8> = arguments.iter().map(Argument::as_ptr).collect();
                 // Safety: the caller promised that these are the parameters that the kernel takes.

@@ -201,6 +201,12 @@ fn launches_past_a_limit_are_refused_with_the_number_and_the_limit() {
     assert!(matches!(trap(LaunchConfig::new(1, 0)), GpuError::EmptyLaunch { what: "block", .. }));
     let cooperative = trap(LaunchConfig::new(5, 1).cooperative());
     assert!(matches!(cooperative, GpuError::NotResident { blocks: 5, resident: 4, .. }), "{cooperative:?}");
+    let both = trap(LaunchConfig::new(1, 1).cooperative().dependent()).to_string();
+    assert_eq!(
+        both,
+        "kernel `host_test_trap` cannot be launched as a dependent one: it is cooperative as well; leave `cooperative` or \
+         `dependent` out"
+    );
 }
 
 #[test]

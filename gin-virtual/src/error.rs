@@ -69,6 +69,8 @@ pub enum WaitKind {
         /// The lanes that must arrive.
         mask: u32,
     },
+    /// It waits for the end of the grid before its own on the stream.
+    Predecessor,
     /// It waits for the set of lanes that run together, which is about to be decided.
     ActiveMask,
     /// A host function or a service waits.
@@ -90,6 +92,7 @@ impl fmt::Display for WaitKind {
             }
             WaitKind::Barrier { id, threads: None } => write!(f, "waiting at barrier {id} for the whole block"),
             WaitKind::Exchange { mask } => write!(f, "waiting in an exchange of lanes {mask:#010x}"),
+            WaitKind::Predecessor => f.write_str("waiting for the grid before it on its stream"),
             WaitKind::ActiveMask => f.write_str("asking for the active mask"),
             WaitKind::BlockOn { what } => write!(f, "waiting for {what}"),
             WaitKind::Sleep => f.write_str("asleep"),

@@ -49,6 +49,9 @@ pub struct Grid {
     pub dynamic_shared: usize,
     /// True if all blocks must be resident together. The launch fails if they cannot be.
     pub cooperative: bool,
+    /// True if the grid may start as soon as each block of the grid before it on its stream has ended or called
+    /// `let_dependents_start`. Each of its threads must then call `wait_for_predecessor` before it ends.
+    pub dependent: bool,
     /// Body of the kernel, called once in each thread.
     pub body: Arc<dyn Fn() + Send + Sync>,
 }
@@ -62,6 +65,7 @@ impl Grid {
             block_dim: Dim3 { x: threads, y: 1, z: 1 },
             dynamic_shared: 0,
             cooperative: false,
+            dependent: false,
             body: Arc::new(body),
         }
     }
@@ -74,6 +78,11 @@ impl Grid {
     /// Makes the grid cooperative.
     pub fn cooperative(self) -> Self {
         Grid { cooperative: true, ..self }
+    }
+
+    /// Makes the grid dependent.
+    pub fn dependent(self) -> Self {
+        Grid { dependent: true, ..self }
     }
 
     /// Returns the number of blocks of the grid.
@@ -121,6 +130,7 @@ impl fmt::Debug for Grid {
             .field("block_dim", &self.block_dim)
             .field("dynamic_shared", &self.dynamic_shared)
             .field("cooperative", &self.cooperative)
+            .field("dependent", &self.dependent)
             .finish_non_exhaustive()
     }
 }

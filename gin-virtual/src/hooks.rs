@@ -192,6 +192,18 @@ fn dynamic_shared() -> (*mut u8, usize) {
     }
 }
 
+fn wait_for_predecessor(site: &'static Location<'static>) {
+    if let Some(engine) = device() {
+        engine.wait_for_predecessor(current(|current| current.key.get()), site);
+    }
+}
+
+fn let_dependents_start() {
+    if let Some(engine) = device() {
+        engine.let_dependents_start(current(|current| current.key.get()));
+    }
+}
+
 fn trap(text: &'static str) -> ! {
     match device() {
         Some(_) => trap_with(text.into()),
@@ -226,6 +238,8 @@ static EXECUTOR: Executor = Executor {
     note_place,
     shared,
     dynamic_shared,
+    wait_for_predecessor,
+    let_dependents_start,
     trap,
     watch,
 };

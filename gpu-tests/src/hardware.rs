@@ -6,14 +6,14 @@
 use crate::printing::prints;
 use bytemuck::Zeroable;
 use gin_gpu::Devices;
-use gin_gpu::{KernelArg, LaunchConfig};
+use gin_gpu::{GpuError, KernelArg, LaunchConfig};
 use gin_gpu::{Memory, MemoryKind, Module, ModuleSource, Plain, Stream};
 use gin_host::Window;
 use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_soft_hca::Options;
 use gin_soft_hca_host::SoftEngine;
-use gpu_tests_kernels::{Exchange, Flood, Stale, exchange_len, hardware_spin, value};
+use gpu_tests_kernels::{Exchange, Flood, Link, Stale, exchange_len, hardware_spin, value};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -160,7 +160,7 @@ pub type Trial = (&'static str, fn(&Testbed) -> Result<(), String>);
 pub const NIC_TRIALS: &[Trial] = TRIALS.split_at(8).0;
 
 /// The trials that run on any devices. The last four need loads and stores.
-pub const TRIALS: [Trial; 16] = [
+pub const TRIALS: [Trial; 17] = [
     ("lines_read_before_by_all_blocks_are_fresh_after_a_put_was_waited_for", |testbed| stale(testbed, false)),
     ("lines_read_before_by_all_blocks_are_fresh_after_a_get_was_flushed", |testbed| stale(testbed, true)),
     ("every_thread_of_every_resident_block_posts_at_once", |testbed| flood(testbed, u32::MAX, 32, 1)),
@@ -173,6 +173,7 @@ pub const TRIALS: [Trial; 16] = [
     ("hundreds_of_launches_that_fill_the_gpu_follow_each_other_on_a_stream", |testbed| follow(testbed, false)),
     ("launches_that_fill_the_gpu_follow_each_other_by_events_and_in_graphs", |testbed| follow(testbed, true)),
     ("kernels_with_other_shared_memory_start_beside_a_kernel_on_every_processor", beside),
+    ("dependent_kernels_start_early_in_a_stream_and_in_a_graph_and_see_what_those_before_wrote", dependents),
     ("lines_read_before_are_fresh_after_a_put_by_stores_was_waited_for", |testbed| stale(&testbed.lsa(), false)),
     ("lines_read_before_are_fresh_after_a_get_by_loads_was_flushed", |testbed| stale(&testbed.lsa(), true)),
     ("every_value_of_a_long_ring_by_loads_and_stores_is_right", |testbed| long(&testbed.lsa(), 1)),
@@ -272,6 +273,69 @@ fn beside(testbed: &Testbed) -> Result<(), String> {
         waits.synchronize()?;
         Ok(late.into_iter().collect())
     })
+}
+
+/// Launches dependent kernels on one rank that has its GPU for itself: some begin before those before have ended, and
+/// all see what these wrote. In order, none begins early.
+fn dependents(testbed: &Testbed) -> Result<(), String> {
+    const LINKS: u64 = 50;
+    let (blocks, threads, pause) = if testbed.devices.is_some() { (16, 256, 20_000) } else { (2, 32, 2_000) };
+    let mut config = WorldConfig::threads(1);
+    config.devices = testbed.devices.clone();
+    let results = launch(config, |rank| -> Result<Vec<String>, CommError> {
+        let mut wrong = Vec::new();
+        for (way, in_graph, dependent) in
+            [("in order", false, false), ("in a stream", false, true), ("in a graph", true, true)]
+        {
+            let words = 3 + u64::from(blocks * threads);
+            let memory = Memory::new(rank.device(), MemoryKind::Device, 8 * words)?;
+            let link = Plain(Link { values: memory.address() + 24, words: memory.address(), pause });
+            let (kernel, stream) = (rank.kernel("hardware_link")?, rank.stream()?);
+            let shape = LaunchConfig::new(blocks, threads);
+            let shape = if dependent { shape.dependent() } else { shape };
+            // Safety: the kernel's parameters; the memory lives until all have ended.
+            let links =
+                || (0..LINKS).try_for_each(|number| unsafe { stream.launch(&kernel, shape, &[&link, &number]) });
+            if in_graph {
+                let graph = stream.capture(links)?;
+                // Safety: as above.
+                unsafe { stream.replay(&*graph)? };
+                stream.synchronize()?;
+            } else {
+                links()?;
+                stream.synchronize()?;
+            }
+            let mut found = vec![0u64; words as usize];
+            memory.read(0, &mut found)?;
+            let [ended, early, old, ref values @ ..] = found[..] else { continue };
+            if (ended, old) != (LINKS * u64::from(blocks), 0) || values.iter().any(|value| *value != LINKS) {
+                wrong.push(format!("{way}: {ended} blocks ended, {old} threads found old values, {values:?}"));
+            }
+            if (early > 0) != dependent {
+                wrong.push(format!("{way}: {early} blocks began before the kernels before had ended"));
+            }
+            if rank.device().running() != 0 {
+                wrong.push(format!("{way}: streams have kernels after all ended"));
+            }
+        }
+        if testbed.devices.is_some() {
+            let text = format!(
+                ".version 7.8\n.target sm_80\n.address_size 64\n.visible .global .align 4 .u32 {} = {};\n\
+                 .visible .entry old() {{ ret; }}\n",
+                gin_abi::ABI_SYMBOL,
+                gin_abi::ABI_VERSION
+            );
+            let old = rank.device().load(ModuleSource::Ptx(&text))?.function("old")?;
+            // Safety: it has no parameters and does nothing.
+            match unsafe { rank.stream()?.launch(&old, LaunchConfig::new(1, 32).dependent(), &[]) } {
+                Err(GpuError::NotDependent { .. }) => {}
+                other => wrong.push(format!("a kernel for sm_80 was launched as a dependent one: {other:?}")),
+            }
+        }
+        Ok(wrong)
+    });
+    let wrong: Vec<String> = results.map_err(|error| error.to_string())?.into_iter().flatten().collect();
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
 /// Describes the communicator's fault, if it has one.

@@ -163,7 +163,7 @@ pub(crate) struct NicCheck {
 /// The measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum BenchWhat {
-    /// All of lsa, proxy, post, gdaki, ep and matmul.
+    /// All of lsa, proxy, post, gdaki, ep, matmul and launch.
     All,
     /// Loads and stores between GPUs: round trip, barrier, put by size, put in both directions.
     Lsa,
@@ -177,6 +177,8 @@ pub(crate) enum BenchWhat {
     Ep,
     /// Products of matrices that send and receive, beside the same in two launches.
     Matmul,
+    /// Small kernels in a row that use each other's results: in order, and as dependents.
+    Launch,
     /// Kernels in C++ beside the same in Rust, between two ranks. Requires --module; `all` leaves it out.
     Capi,
     /// The cost of joining and of collective operations over TCP, simulated on this machine. Uses no GPU.

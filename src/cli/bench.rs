@@ -15,10 +15,12 @@ const DEADLINE_MS: u64 = 10_000;
 
 /// Refuses the first option that the measurement ignores.
 fn refuse_ignored(arguments: &BenchArgs) -> Result<(), Refused> {
-    use BenchWhat::{All, Bootstrap, Capi, Ep, Gdaki, Lsa, Matmul, Post, Proxy};
+    use BenchWhat::{All, Bootstrap, Capi, Ep, Gdaki, Launch, Lsa, Matmul, Post, Proxy};
     let json = arguments.format == Format::Json;
-    let on_gpus =
-        (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, Capi, All][..], "lsa, proxy, post, gdaki, ep, matmul, capi and all");
+    let on_gpus = (
+        &[Lsa, Proxy, Post, Gdaki, Ep, Matmul, Launch, Capi, All][..],
+        "lsa, proxy, post, gdaki, ep, matmul, launch, capi and all",
+    );
     let by_size = (&[Lsa, All][..], "lsa and all");
     let options = [
         ("--device", arguments.device.is_some(), on_gpus),
@@ -33,7 +35,7 @@ fn refuse_ignored(arguments: &BenchArgs) -> Result<(), Refused> {
         (
             "--format json",
             json,
-            (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, Capi, All, Bootstrap][..], "measurements of time"),
+            (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, Launch, Capi, All, Bootstrap][..], "measurements of time"),
         ),
     ];
     for (option, given, (measurements, names)) in options {
@@ -63,6 +65,7 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
         BenchWhat::Gdaki => Measurement::Gdaki,
         BenchWhat::Ep => Measurement::Ep,
         BenchWhat::Matmul => Measurement::Matmul,
+        BenchWhat::Launch => Measurement::Launch,
         BenchWhat::Capi => Measurement::Capi,
         BenchWhat::Bootstrap => {
             return bootstrap::run(arguments.most_ranks.unwrap_or(1024), json, out).map(|()| End::Right);

@@ -10,6 +10,7 @@
 //! | [`proxy`] | round trips over the network: by the proxy, and by device-driven NIC queue pairs |
 //! | [`capi`] | operations in a row, which C++ has too |
 //! | [`post`] | posts without waiting for completion |
+//! | [`step`] | one of many kernels in a row |
 //! | [`data`] | the data of transfers, and checks of its arrival |
 //!
 //! Each kernel writes [`MARKS`] words for each of its blocks: the start and the end of the timed part, in nanoseconds
@@ -27,6 +28,7 @@ pub mod lsa;
 pub mod nccl;
 pub mod post;
 pub mod proxy;
+pub mod step;
 
 use bytemuck::{Pod, Zeroable};
 use gin_device::prelude::*;

@@ -6,6 +6,7 @@
 
 use crate::exec::watch::{self, Access};
 use crate::exec::{executor, switch_point};
+use core::panic::Location;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 #[inline(always)]
@@ -158,6 +159,34 @@ pub fn peek_clock_ns() -> u64 {
 #[inline(always)]
 pub fn cycles() -> u64 {
     executor().map_or(0, |executor| (executor.cycles)())
+}
+
+/// Waits until the kernel before this one on its stream has ended and its writes are visible to this kernel.
+///
+/// A kernel that is launched as a dependent one (CUDA: programmatic dependent launch) may start before that. Each of
+/// its threads calls this before it reads memory that the earlier kernel writes, or writes memory that it uses. A
+/// thread without such accesses calls it before it ends, so that the end of this kernel implies that of the earlier
+/// one. In any other kernel the call returns at once.
+#[inline(always)]
+#[track_caller]
+pub fn wait_for_predecessor() {
+    if let Some(executor) = executor() {
+        (executor.wait_for_predecessor)(Location::caller());
+    }
+}
+
+/// Lets the next kernel on the stream start before this one has ended, if that is launched as a dependent one. It may
+/// start when a thread of each block has called this or the block has ended. It sees the writes of this kernel, also
+/// the earlier ones, after its own [`wait_for_predecessor`].
+///
+/// Waits first as `wait_for_predecessor` does, so at most two kernels of a stream run at a time.
+#[inline(always)]
+#[track_caller]
+pub fn let_dependents_start() {
+    wait_for_predecessor();
+    if let Some(executor) = executor() {
+        (executor.let_dependents_start)();
+    }
 }
 
 /// Ends the grid with an error.

@@ -45,13 +45,16 @@
 //! | `clock_ns` | `mov.u64 %globaltimer` | `CS2R SR_GLOBALTIMERLO` | tens of cycles |
 //! | `cycles` | `mov.u64 %clock64` | `CS2R SR_CLOCKLO` | tens of cycles |
 //! | `trap` | `trap` | `BPT.TRAP` | the grid |
+//! | `wait_for_predecessor` | `griddepcontrol.wait` | `ACQBULK` | until the kernel before it on the stream has ended |
+//! | `let_dependents_start` | `griddepcontrol.launch_dependents` | `ACQBULK`, `PREEXIT` | the same, as it waits first |
 //!
 //! The column SASS is the output of `ptxas` 13.0 for each line alone. `ptxas` adds `ERRBAR` and `CGAERRBAR` to every
 //! `MEMBAR`. If an addition is the same in all lanes, it may let one lane add for the warp. A test compares the table
 //! with the assembler's output.
 //!
 //! `fence.acquire` and `fence.release` need sm_90 and PTX 8.6. Elsewhere the `fence.acq_rel` of the same scope replaces
-//! them. (`ptxas` accepts them for sm_80 too, but emits an illegal instruction.)
+//! them. (`ptxas` accepts them for sm_80 too, but emits an illegal instruction.) `griddepcontrol` needs sm_90. For
+//! earlier targets its two functions are empty, because no launch is dependent there.
 //!
 //! There are three implementations: PTX, CPU atomics (every access is a switch point of the executor, see `exec`) and,
 //! with the feature `loom`, the atomics of a model checker. Protocols are written once, generic over [`Memory`].
@@ -178,6 +181,12 @@ macro_rules! statement {
     (trap) => {
         "trap;"
     };
+    (wait_for_predecessor) => {
+        "griddepcontrol.wait;"
+    };
+    (let_dependents_start) => {
+        "griddepcontrol.wait; griddepcontrol.launch_dependents;"
+    };
 }
 
 pub mod convert;
@@ -197,7 +206,9 @@ use cpu as imp;
 #[cfg(target_arch = "nvptx64")]
 use ptx as imp;
 
-pub use imp::{clock_ns, cycles, pause, peek_clock_ns, read_pair, read_word, trap};
+pub use imp::{
+    clock_ns, cycles, let_dependents_start, pause, peek_clock_ns, read_pair, read_word, trap, wait_for_predecessor,
+};
 pub(crate) use imp::{narrow, stay};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::{OPERATIONS, OperationRow};

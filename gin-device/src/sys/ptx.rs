@@ -236,6 +236,35 @@ pub fn cycles() -> u64 {
     now
 }
 
+/// Waits until the kernel before this one on its stream has ended and its writes are visible to this kernel.
+///
+/// A kernel that is launched as a dependent one (CUDA: programmatic dependent launch) may start before that. Each of
+/// its threads calls this before it reads memory that the earlier kernel writes, or writes memory that it uses. A
+/// thread without such accesses calls it before it ends, so that the end of this kernel implies that of the earlier
+/// one. In any other kernel the call returns at once.
+#[inline(always)]
+pub fn wait_for_predecessor() {
+    // Safety: waiting touches no memory of its own.
+    #[cfg(target_feature = "sm_90")]
+    unsafe {
+        asm!(statement!(wait_for_predecessor), options(nostack));
+    }
+}
+
+/// Lets the next kernel on the stream start before this one has ended, if that is launched as a dependent one. It may
+/// start when a thread of each block has called this or the block has ended. It sees the writes of this kernel, also
+/// the earlier ones, after its own [`wait_for_predecessor`].
+///
+/// Waits first as `wait_for_predecessor` does, so at most two kernels of a stream run at a time.
+#[inline(always)]
+pub fn let_dependents_start() {
+    // Safety: as above.
+    #[cfg(target_feature = "sm_90")]
+    unsafe {
+        asm!(statement!(let_dependents_start), options(nostack));
+    }
+}
+
 /// Ends the grid with an error that the host sees as a launch failure.
 #[inline(always)]
 pub fn trap() -> ! {

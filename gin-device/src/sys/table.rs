@@ -44,6 +44,14 @@ macro_rules! rows {
             row("clock_ns", "mov.u64 %globaltimer", statement!(clock_ns)),
             row("cycles", "mov.u64 %clock64", statement!(cycles)),
             row("trap", "trap", statement!(trap)),
+            OperationRow {
+                fallback: Some(""),
+                ..row("wait_for_predecessor", "griddepcontrol.wait", statement!(wait_for_predecessor))
+            },
+            OperationRow {
+                fallback: Some(""),
+                ..row("let_dependents_start", "griddepcontrol.launch_dependents", statement!(let_dependents_start))
+            },
         ];
     };
 }

@@ -8,11 +8,13 @@
 use super::context::Context;
 use super::deferred::{Resource, free};
 use super::driver::{BesideCaptures, check, error, new_event};
+use super::raw::is_capturing;
 use super::resident::Stays;
 use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -25,7 +27,18 @@ const MOST_FAILURES: usize = 16;
 /// The pause of a launch that waits for resident kernels.
 const NAP: Duration = Duration::from_micros(20);
 
-/// The launches on a stream that have not ended, as far as known. They run one after another.
+/// Blocks of a kernel, and how many of them one processor holds.
+pub(super) type Blocks = (u64, u64);
+
+/// A kernel, and the one before it on the stream if both may run at the same time, else [`NONE`].
+type Pair = [Blocks; 2];
+
+/// No kernel.
+const NONE: Blocks = (0, 1);
+
+/// The launches on a stream that have not ended, as far as known. They run one after another. Only a dependent kernel
+/// may run beside the one before it. It never runs beside an earlier one, because `let_dependents_start` of
+/// `gin_device::sys` waits for that.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) ordinal: usize,
@@ -35,10 +48,15 @@ pub(super) struct Running {
     stream: u64,
     /// The number of the last launch on it.
     last: u64,
-    /// It is recorded after each launch.
+    /// It is recorded after each launch, unless `asks` is set.
     ended: CUevent,
-    /// Their shapes, each once: blocks, and the blocks of that shape that one processor holds.
-    shapes: Vec<(u64, u64)>,
+    /// The stream itself, to ask whether the launches have ended. An event between two kernels would keep a dependent
+    /// one from starting early.
+    asks: Option<CUstream>,
+    /// Their shapes, each once.
+    shapes: Vec<Pair>,
+    /// The last launch.
+    newest: Blocks,
     /// The numbers of the streams of whose launches one may run at the same time as one of these.
     meets: BTreeSet<u64>,
 }
@@ -123,6 +141,8 @@ pub(super) struct Wanted {
     pub(super) fit: Fit,
     /// All blocks must be resident at once.
     pub(super) cooperative: bool,
+    /// It may run beside the kernel before it.
+    pub(super) dependent: bool,
     /// The bytes of local memory of a thread.
     pub(super) local: u32,
 }
@@ -153,16 +173,18 @@ pub(super) struct Launch<'a> {
     pub(super) kernels: &'a [Wanted],
     /// It becomes part of a graph, and runs when the graph is launched, which is not seen here.
     pub(super) captured: bool,
+    /// Its stream has dependent kernels, so no event is recorded behind it.
+    pub(super) unmarked: bool,
 }
 
 /// Returns the clusters that streams may take from others, wherever their blocks are. Each running block takes a whole
 /// number of places of one processor, at most as many as its share of the processor needs. Each place may be of another
-/// cluster. `running`: for each stream the shapes that it may run, one at a time: blocks, and how many one processor
-/// holds.
-fn taken<'a>(running: impl Iterator<Item = &'a [(u64, u64)]>, fit: Fit) -> u64 {
-    let taken = |&(blocks, per_processor): &(u64, u64)| {
-        let each = fit.per_processor.div_ceil(per_processor.max(1));
-        blocks.saturating_mul(each).min(fit.clusters)
+/// cluster. `running`: for each stream the pairs that it may run, one at a time.
+fn taken<'a>(running: impl Iterator<Item = &'a [Pair]>, fit: Fit) -> u64 {
+    let taken = |pair: &Pair| {
+        let each =
+            |&(blocks, per_processor): &Blocks| blocks.saturating_mul(fit.per_processor.div_ceil(per_processor.max(1)));
+        pair.iter().map(each).fold(0, u64::saturating_add).min(fit.clusters)
     };
     running.map(|shapes| shapes.iter().map(taken).max().unwrap_or(0)).fold(0, u64::saturating_add)
 }
@@ -184,8 +206,15 @@ impl State {
     /// Forgets kernels that have ended. A kernel that failed has ended.
     pub(super) fn reap(&mut self) {
         self.running.retain(|running| {
-            // Safety: the event is alive as long as it is in the list.
-            let busy = unsafe { sys::cuEventQuery(running.ended) } == CUresult::CUDA_ERROR_NOT_READY;
+            let code = match running.asks {
+                // Its earlier launches are not part of the graph, but the driver answers only afterwards.
+                Some(stream) if is_capturing(stream) == Ok(true) => CUresult::CUDA_ERROR_NOT_READY,
+                // Safety: the stream is alive, because its owner calls `mark` before it ends.
+                Some(stream) => unsafe { sys::cuStreamQuery(stream) },
+                // Safety: the event is alive as long as it is in the list.
+                None => unsafe { sys::cuEventQuery(running.ended) },
+            };
+            let busy = code == CUresult::CUDA_ERROR_NOT_READY;
             if !busy {
                 // Safety: as above; the event is in the list no more.
                 unsafe { sys::cuEventDestroy_v2(running.ended) };
@@ -199,17 +228,18 @@ impl State {
     /// the entry of its stream would be replaced by an equal one.
     fn needs_no_reap(&self, launch: &Launch<'_>) -> bool {
         let [kernel] = launch.kernels else { return false };
-        let shape = (kernel.blocks, kernel.fit.per_processor);
+        let shape = [(kernel.blocks, kernel.fit.per_processor), NONE];
         let place = (launch.context.ordinal, launch.owner, launch.number);
         !launch.captured
             && !kernel.cooperative
+            && !kernel.dependent
             && self.residents.is_empty()
             && self.repeats(place, launch.before, shape)
     }
 
     /// Returns whether the stream at `place` (GPU, owner, stream) has one entry, which a launch of this shape after
     /// `before` would leave as it is, and nothing runs beside it.
-    fn repeats(&self, place: (usize, u64, u64), before: &Before, shape: (u64, u64)) -> bool {
+    fn repeats(&self, place: (usize, u64, u64), before: &Before, shape: Pair) -> bool {
         let is_equal = |own: &Running| {
             (own.ordinal, own.owner, own.stream) == place && own.shapes == [shape] && own.meets.is_empty()
         };
@@ -223,7 +253,7 @@ impl State {
         let groups = groups(self.beside(ordinal, before), meets);
         let group = |group: &Vec<&Running>| taken(group.iter().map(|running| running.shapes.as_slice()), fit);
         let running = groups.iter().map(group).max().unwrap_or(0);
-        let away: Vec<(u64, u64)> = self.away(ordinal, asks).collect();
+        let away: Vec<Pair> = self.away(ordinal, asks).map(|blocks| [blocks, NONE]).collect();
         let all = running.saturating_add(taken(away.chunks(1), fit));
         fit.clusters.saturating_sub(all).saturating_mul(fit.cluster)
     }
@@ -232,6 +262,15 @@ impl State {
     fn beside(&self, ordinal: usize, before: &Before) -> impl Iterator<Item = &Running> {
         let is_before = |running: &Running| before.get(&running.stream).is_some_and(|last| *last >= running.last);
         self.running.iter().filter(move |running| running.ordinal == ordinal && !is_before(running))
+    }
+
+    /// Returns whether a dependent kernel may run beside the one before it. Its waiting blocks hold places, so it may
+    /// not if kernels of other streams or ranks could need these.
+    fn overlaps(&self, launch: &Launch<'_>) -> bool {
+        launch.kernels.iter().any(|kernel| kernel.dependent)
+            && self.residents.is_empty()
+            && launch.context.users.load(Ordering::Relaxed) < 2
+            && (launch.captured || self.beside(launch.context.ordinal, launch.before).next().is_none())
     }
 
     /// Returns whether no kernel runs. If only resident kernels run, asks them to park.
@@ -307,8 +346,22 @@ pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
     })
 }
 
-/// Launches by `start` if there is room. No free is carried out meanwhile.
-pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
+/// Records the end of a stream's launches, as far as that is not done yet, before the stream ends or is captured.
+pub(super) fn mark(context: &Context, number: u64) -> Result<(), GpuError> {
+    context.enter()?;
+    with(context.ordinal, |state| {
+        let mut own = state.running.iter_mut().filter(|running| running.stream == number);
+        own.try_for_each(|running| match running.asks.take() {
+            // Safety: both are alive.
+            Some(stream) => check("record an event", unsafe { sys::cuEventRecord(running.ended, stream) }),
+            None => Ok(()),
+        })
+    })
+}
+
+/// Launches by `start` if there is room. No free is carried out meanwhile. Passes whether a dependent kernel may run
+/// beside the one before it to `start`, and returns that.
+pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce(bool) -> CUresult) -> Result<bool, GpuError> {
     let (mut start, mut since) = (Some(start), None);
     loop {
         let done = {
@@ -325,14 +378,14 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
             }
         };
         match done {
-            Some(()) => return Ok(()),
+            Some(overlaps) => return Ok(overlaps),
             None => std::thread::sleep(NAP),
         }
     }
 }
 
-fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
-    let context = launch.context;
+fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce(bool) -> CUresult) -> Result<bool, GpuError> {
+    let (context, overlaps) = (launch.context, state.overlaps(launch));
     for kernel in launch.kernels.iter().filter(|kernel| kernel.cooperative) {
         let resident = state.room(context.ordinal, kernel.fit, launch.before, Some(launch.owner));
         if kernel.blocks > resident {
@@ -354,7 +407,7 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
     context.enter()?;
     if launch.captured {
         // An event recorded now would be part of the graph too, and never show the end of a kernel.
-        return check("launch a kernel into a graph", start());
+        return check("launch a kernel into a graph", start(overlaps)).map(|()| overlaps);
     }
     let &Launch { owner, number, .. } = launch;
     let same = |running: &Running| (running.ordinal, running.owner, running.stream) == (context.ordinal, owner, number);
@@ -363,8 +416,11 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
         Some(at) => state.running[at].ended,
         None => new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
     };
-    // Safety: both handles are alive.
-    let recorded = start().result().and_then(|()| unsafe { sys::cuEventRecord(ended, launch.stream) }.result());
+    let recorded = start(overlaps).result().and_then(|()| match launch.unmarked {
+        true => Ok(()),
+        // Safety: both handles are alive.
+        false => unsafe { sys::cuEventRecord(ended, launch.stream) }.result(),
+    });
     if let Err(failure) = recorded {
         if known.is_none() {
             // Safety: no other code has the event.
@@ -372,10 +428,9 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
         }
         return Err(error("launch a kernel", failure));
     }
-    let shapes = launch.kernels.iter().map(|kernel| (kernel.blocks, kernel.fit.per_processor));
     let resident = state.residents.iter_mut().find(|stays| stays.owner == owner);
-    if let (Some(stays), Some((blocks, per_processor))) = (resident, shapes.clone().next()) {
-        stays.room = Some((context.ordinal, blocks, per_processor));
+    if let (Some(stays), Some(kernel)) = (resident, launch.kernels.first()) {
+        stays.room = Some((context.ordinal, kernel.blocks, kernel.fit.per_processor));
     }
     let last = launch.before.get(&number).copied().unwrap_or(0);
     let at = known.unwrap_or_else(|| {
@@ -385,7 +440,9 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
             stream: number,
             last,
             ended,
+            asks: None,
             shapes: Vec::new(),
+            newest: NONE,
             meets: BTreeSet::new(),
         });
         state.running.len() - 1
@@ -399,12 +456,25 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
     let running = &mut state.running[at];
     running.meets.extend(others.iter().filter(|&&other| other != number));
     running.last = last;
-    for shape in shapes {
-        if !running.shapes.contains(&shape) {
-            running.shapes.push(shape);
+    running.asks = launch.unmarked.then_some(launch.stream);
+    running.follow(launch.kernels, overlaps);
+    Ok(overlaps)
+}
+
+impl Running {
+    /// Adds kernels, which follow the newest one; the first may run beside it if it is dependent and `overlaps`.
+    fn follow(&mut self, kernels: &[Wanted], overlaps: bool) {
+        for (at, kernel) in kernels.iter().enumerate() {
+            let blocks = (kernel.blocks, kernel.fit.per_processor);
+            // Within a graph the capture has decided it.
+            let is_beside = kernel.dependent && (overlaps || at > 0);
+            let pair = [blocks, if is_beside { self.newest } else { NONE }];
+            if !self.shapes.contains(&pair) {
+                self.shapes.push(pair);
+            }
+            self.newest = blocks;
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -414,8 +484,11 @@ mod tests {
     #[test]
     fn what_runs_takes_the_most_room_that_it_may() {
         let fit = |per_processor, cluster, clusters| Fit { per_processor, cluster, clusters };
-        let room = |running: &[&[(u64, u64)]], fit: Fit| {
-            fit.clusters.saturating_sub(taken(running.iter().copied(), fit)).saturating_mul(fit.cluster)
+        let room = |running: &[&[Blocks]], fit: Fit| {
+            let pairs = |stream: &&[Blocks]| stream.iter().map(|&blocks| [blocks, NONE]).collect::<Vec<_>>();
+            let running: Vec<Vec<Pair>> = running.iter().map(pairs).collect();
+            let taken = taken(running.iter().map(Vec::as_slice), fit);
+            fit.clusters.saturating_sub(taken).saturating_mul(fit.cluster)
         };
         for (running, fit, expected) in [
             // 132 processors.
@@ -432,43 +505,72 @@ mod tests {
             (&[(40, 1)], fit(1, 4, 32), 0),
             (&[(2, 1)], fit(0, 1, 0), 0),
         ] {
-            let each: Vec<&[(u64, u64)]> = running.chunks(1).collect();
+            let each: Vec<&[Blocks]> = running.chunks(1).collect();
             assert_eq!(room(&each, fit), expected, "{running:?}, {fit:?}");
         }
         // Those of one stream run one after another.
         assert_eq!(room(&[&[(100, 2), (4, 1)]], fit(2, 1, 264)), 164);
     }
 
-    #[test]
-    fn only_a_launch_that_repeats_the_last_one_alone_needs_no_query() {
-        let entry = |stream, last, shapes: &[(u64, u64)]| Running {
+    fn entry(stream: u64, last: u64, shapes: &[Blocks]) -> Running {
+        Running {
             ordinal: 0,
             owner: 1,
             stream,
             last,
             ended: std::ptr::null_mut(),
-            shapes: shapes.to_vec(),
+            asks: None,
+            shapes: shapes.iter().map(|&blocks| [blocks, NONE]).collect(),
+            newest: NONE,
             meets: BTreeSet::new(),
+        }
+    }
+
+    #[test]
+    fn a_dependent_kernel_takes_room_beside_the_one_before_it_and_no_other() {
+        let fit = Fit { per_processor: 2, cluster: 1, clusters: 264 };
+        let kernel = |blocks, dependent| Wanted { blocks, fit, cooperative: false, dependent, local: 0 };
+        let takes = |launches: &[(Wanted, bool)]| {
+            let mut running = entry(7, 0, &[]);
+            launches.iter().for_each(|(kernel, overlaps)| running.follow(&[*kernel], *overlaps));
+            taken([running.shapes.as_slice()].into_iter(), fit)
         };
+        let (large, small, next) = (kernel(40, false), kernel(10, false), kernel(20, true));
+        assert_eq!(takes(&[(next, true)]), 20, "nothing is before it");
+        assert_eq!(takes(&[(large, false), (next, true)]), 60);
+        assert_eq!(takes(&[(large, false), (next, false)]), 40, "it was launched in order");
+        assert_eq!(takes(&[(large, false), (small, false), (next, true)]), 40, "30 for the last two");
+        assert_eq!(takes(&[(large, false), (next, true), (next, true), (next, true)]), 60);
+        assert_eq!(takes(&[(kernel(200, false), false), (kernel(200, true), true)]), 264, "all that there is");
+        // The kernels of a graph: the first follows what is before the graph, which has ended.
+        let mut graph = entry(7, 0, &[]);
+        graph.follow(&[large], false);
+        graph.follow(&[next, small, next], false);
+        assert_eq!(graph.shapes, [[(40, 2), NONE], [(20, 2), NONE], [(10, 2), NONE], [(20, 2), (10, 2)]]);
+    }
+
+    #[test]
+    fn only_a_launch_that_repeats_the_last_one_alone_needs_no_query() {
+        let repeated = |blocks| [blocks, NONE];
         let mut state = State::new();
         let own = Before::from([(7, 3)]);
-        assert!(!state.repeats((0, 1, 7), &own, (4, 2)), "the first launch");
+        assert!(!state.repeats((0, 1, 7), &own, repeated((4, 2))), "the first launch");
         state.running.push(entry(7, 2, &[(4, 2)]));
-        assert!(state.repeats((0, 1, 7), &own, (4, 2)));
-        assert!(!state.repeats((0, 1, 7), &own, (5, 2)), "another shape");
-        assert!(!state.repeats((0, 2, 7), &own, (4, 2)), "another owner");
+        assert!(state.repeats((0, 1, 7), &own, repeated((4, 2))));
+        assert!(!state.repeats((0, 1, 7), &own, repeated((5, 2))), "another shape");
+        assert!(!state.repeats((0, 2, 7), &own, repeated((4, 2))), "another owner");
         // A stream that may run beside it, on the same GPU or on another one.
         state.running.push(Running { ordinal: 16, ..entry(8, 5, &[(1, 1)]) });
-        assert!(state.repeats((0, 1, 7), &own, (4, 2)));
+        assert!(state.repeats((0, 1, 7), &own, repeated((4, 2))));
         state.running[1].ordinal = 0;
-        assert!(!state.repeats((0, 1, 7), &own, (4, 2)), "another stream");
-        assert!(!state.repeats((0, 1, 7), &Before::from([(7, 3), (8, 4)]), (4, 2)), "a later launch of it");
+        assert!(!state.repeats((0, 1, 7), &own, repeated((4, 2))), "another stream");
+        assert!(!state.repeats((0, 1, 7), &Before::from([(7, 3), (8, 4)]), repeated((4, 2))), "a later launch of it");
         let ordered = Before::from([(7, 3), (8, 5)]);
-        assert!(state.repeats((0, 1, 7), &ordered, (4, 2)));
+        assert!(state.repeats((0, 1, 7), &ordered, repeated((4, 2))));
         state.running[0].meets.insert(8);
-        assert!(!state.repeats((0, 1, 7), &ordered, (4, 2)), "it has met another stream");
+        assert!(!state.repeats((0, 1, 7), &ordered, repeated((4, 2))), "it has met another stream");
         state.running[0] = entry(7, 2, &[(4, 2), (9, 1)]);
-        assert!(!state.repeats((0, 1, 7), &own, (4, 2)), "the stream ran a larger kernel");
+        assert!(!state.repeats((0, 1, 7), &own, repeated((4, 2))), "the stream ran a larger kernel");
     }
 
     #[test]

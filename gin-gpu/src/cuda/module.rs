@@ -24,6 +24,9 @@ const LOG: usize = 16 << 10;
 /// The most bytes of dynamic shared memory of a launch without an attribute of the function.
 const SHARED_UNASKED: u32 = 48 << 10;
 
+/// The first architecture on which a kernel can wait for the one before it.
+const DEPENDENT: u32 = 90;
+
 /// All of a processor's memory that can be shared memory, for kernels beside those of other ranks.
 const PERCENT_SHARED: i32 = 100;
 
@@ -103,6 +106,8 @@ struct Loaded {
     parameters: Vec<Parameter>,
     max_threads: u32,
     local: u32,
+    /// The architecture for which its PTX was compiled, times 10.
+    arch: u32,
     /// How many blocks the GPU holds, by threads and dynamic shared memory of a block, without clusters.
     fits: Mutex<BTreeMap<(u64, u32), Fit>>,
 }
@@ -242,8 +247,9 @@ impl Image {
                 check("allow a kernel shared memory", code)?;
             }
             let local = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
+            let arch = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)?;
             let parameters = parameters(&name, raw)?;
-            self.functions.insert(name, Loaded { raw, parameters, max_threads, local, fits: Mutex::default() });
+            self.functions.insert(name, Loaded { raw, parameters, max_threads, local, arch, fits: Mutex::default() });
         }
         Ok(())
     }
@@ -314,6 +320,7 @@ pub(super) struct Handle {
     pub(super) ordinal: usize,
     /// The bytes of local memory of a thread.
     pub(super) local: u32,
+    arch: u32,
     pub(super) image: Arc<Image>,
 }
 
@@ -323,6 +330,23 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
+    /// Checks that the kernel can wait for the one before it on the stream.
+    pub(super) fn check_dependent(&self, name: &str) -> Result<(), GpuError> {
+        let refuse = |reason| Err(GpuError::NotDependent { kernel: name.to_owned(), reason });
+        let context = &self.image.context;
+        if context.capability < DEPENDENT {
+            return refuse(format!(
+                "{} is sm_{}; this requires sm_{DEPENDENT}",
+                context.full_name(),
+                context.capability
+            ));
+        }
+        if self.arch < DEPENDENT {
+            return refuse(format!("it was compiled for sm_{}; compile it for sm_{DEPENDENT} or later", self.arch));
+        }
+        Ok(())
+    }
+
     /// Returns how many blocks of a shape the GPU holds. Asks the driver once for each shape. Every launch asks first.
     pub(super) fn fit(&self, name: &str, config: &LaunchConfig) -> Result<Fit, GpuError> {
         self.image.divide()?;
@@ -356,7 +380,8 @@ impl Module for Images {
             return Err(GpuError::AmbiguousKernel { name: name.to_owned(), modules });
         }
         let ordinal = image.context.ordinal;
-        let handle = Arc::new(Handle { raw: loaded.raw, ordinal, local: loaded.local, image: image.clone() });
+        let handle =
+            Arc::new(Handle { raw: loaded.raw, ordinal, local: loaded.local, arch: loaded.arch, image: image.clone() });
         let (parameters, max_threads) = (loaded.parameters.clone(), Some(loaded.max_threads));
         Ok(Function { name: name.to_owned(), parameters, max_threads, abi: ABI_VERSION, handle })
     }

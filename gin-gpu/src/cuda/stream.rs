@@ -16,7 +16,7 @@ use gin_boot::rt;
 use gin_device::exec::Dim3;
 use gin_device::kernel::{KernelEntry, LaunchStream};
 use std::any::Any;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -43,6 +43,8 @@ pub struct CudaStream {
     before: Mutex<Before>,
     /// The kernels of a capture.
     captured: Mutex<Vec<Captured>>,
+    /// It has had dependent kernels.
+    has_dependents: AtomicBool,
 }
 
 /// A kernel that became part of a graph.
@@ -74,6 +76,11 @@ impl Shape {
         if config.cooperative {
             let value = sys::CUlaunchAttributeValue { cooperative: 1 };
             attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value));
+        }
+        if config.dependent {
+            let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+            let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes.push(attribute(id, value));
         }
         // Left out without clusters, because GPUs without clusters refuse it.
         if config.cluster_blocks() > 1 {
@@ -110,7 +117,7 @@ pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig
         return Ok(Fit { per_processor, cluster, clusters: u64::from(context.processors) * per_processor });
     }
     // gin itself checks the cooperative case.
-    let alone = LaunchConfig { cooperative: false, ..*config };
+    let alone = LaunchConfig { cooperative: false, dependent: false, ..*config };
     let shape = Shape::new(&alone, std::ptr::null_mut());
     // Safety: writes one integer; the shape is alive.
     let ask = |clusters| unsafe { sys::cuOccupancyMaxActiveClusters(clusters, function, &raw const shape.config) };
@@ -129,7 +136,8 @@ impl CudaStream {
     fn with(device: Arc<CudaDevice>, raw: CUstream, owner: Option<Deferred>) -> Self {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let before = Mutex::new(Before::from([(number, 0)]));
-        Self { raw, _owner: owner, device, last: Mutex::default(), number, before, captured: Mutex::default() }
+        let (last, captured, has_dependents) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        Self { raw, _owner: owner, device, last, number, before, captured, has_dependents }
     }
 
     /// Uses a stream of the program, which keeps it alive.
@@ -152,6 +160,15 @@ impl CudaStream {
     }
 }
 
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        if self.has_dependents.load(Ordering::Relaxed) {
+            // It fails only if the context has failed, and then nothing runs any more.
+            let _ = launches::mark(&self.device.context, self.number);
+        }
+    }
+}
+
 impl Stream for CudaStream {
     fn device(&self) -> Arc<dyn Device> {
         self.device.clone()
@@ -168,9 +185,16 @@ impl Stream for CudaStream {
         let Some(handle) = handle else {
             return Err(context.unsupported("run a kernel that was loaded for another device"));
         };
+        if config.dependent {
+            handle.check_dependent(&function.name)?;
+        }
         let fit = handle.fit(&function.name, &config)?;
-        let (blocks, cooperative, local) = (config.blocks(), config.cooperative, handle.local);
-        let wanted = Wanted { blocks, fit, cooperative, local };
+        let LaunchConfig { cooperative, dependent, .. } = config;
+        let wanted = Wanted { blocks: config.blocks(), fit, cooperative, dependent, local: handle.local };
+        let captured = is_capturing(self.raw)?;
+        if dependent && !captured {
+            self.has_dependents.store(true, Ordering::Relaxed);
+        }
         let mut before = lock(&self.before);
         let launched = before.get(&self.number).copied().unwrap_or(0) + 1;
         before.insert(self.number, launched);
@@ -181,21 +205,23 @@ impl Stream for CudaStream {
             number: self.number,
             before: &before,
             kernels: &[wanted],
-            captured: is_capturing(self.raw)?,
+            captured,
+            unmarked: self.has_dependents.load(Ordering::Relaxed),
         };
         // The driver copies the values before it returns.
         let mut values: Vec<*mut core::ffi::c_void> =
             arguments.iter().map(|argument| argument.as_ptr().cast_mut().cast()).collect();
-        let shape = Shape::new(&config, self.raw);
         lock(&self.last).clone_from(&function.name);
-        launches::launch(&launch, || {
+        let overlaps = launches::launch(&launch, |overlaps| {
+            let shape = Shape::new(&LaunchConfig { dependent: overlaps, ..config }, self.raw);
             // Safety: the caller promised that the values are the kernel's parameters; the rest lives until the call
             // returns.
             unsafe {
                 sys::cuLaunchKernelEx(&raw const shape.config, handle.raw, values.as_mut_ptr(), std::ptr::null_mut())
             }
         })?;
-        if launch.captured {
+        if captured {
+            let wanted = Wanted { dependent: overlaps, ..wanted };
             lock(&self.captured).push(Captured { wanted, image: handle.image.clone() });
         }
         Ok(())
@@ -203,6 +229,7 @@ impl Stream for CudaStream {
 
     fn begin_capture(&self) -> Result<(), GpuError> {
         self.device.context.enter()?;
+        launches::mark(&self.device.context, self.number)?;
         lock(&self.captured).clear();
         // Other threads of the program, other ranks for example, call the driver as before.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -245,10 +272,11 @@ impl Stream for CudaStream {
             before: &before,
             kernels: &graph.kernels,
             captured: is_capturing(self.raw)?,
+            unmarked: self.has_dependents.load(Ordering::Relaxed),
         };
         "a graph".clone_into(&mut lock(&self.last));
         // Safety: both are alive.
-        launches::launch(&launch, || unsafe { sys::cuGraphLaunch(graph.raw, self.raw) })
+        launches::launch(&launch, |_| unsafe { sys::cuGraphLaunch(graph.raw, self.raw) }).map(drop)
     }
 
     unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {

@@ -119,6 +119,8 @@ pub(super) struct Block {
     pub(super) live: u32,
     /// Number of threads that wait at a barrier or in an exchange.
     pub(super) parked: u32,
+    /// One of its threads has let dependents start.
+    pub(super) triggered: bool,
     pub(super) barriers: Vec<Barrier>,
     pub(super) warps: Vec<Warp>,
     pub(super) shared: SharedSegments,
@@ -139,6 +141,7 @@ impl Block {
             threads,
             live: threads,
             parked: 0,
+            triggered: false,
             barriers: (0..BARRIERS).map(|_| Barrier::new()).collect(),
             warps: warps.collect(),
             shared: SharedSegments::with_dynamic(dynamic_shared),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Grids on a device: the start of blocks, and the end of threads, blocks and grids.
 
+use std::panic::Location;
 use std::sync::Arc;
 
 use gin_device::exec::Position;
@@ -8,9 +9,9 @@ use gin_device::exec::Position;
 use super::block::{Block, LANES};
 use super::state::{ActiveGrid, DeviceState, EngineState, TaskKind};
 use super::{Engine, Outcome, TaskKey, new_coroutine, panic_text};
-use crate::error::LaunchError;
-use crate::grid::{GridRun, unflatten};
-use crate::hooks::{TrapPayload, take_panic_message};
+use crate::error::{LaunchError, WaitKind};
+use crate::grid::{GridRun, StreamId, unflatten};
+use crate::hooks::{SuspendReason, TrapPayload, suspend, switch_point, take_panic_message};
 use crate::inbox::DeviceCore;
 use crate::log::{Code, Event};
 use crate::stack::take_stacks;
@@ -31,7 +32,18 @@ impl Engine {
             state.devices.push(DeviceState::default());
         }
         state.devices[at].limit = u64::from(device.config.resident_blocks.max(1));
-        let grid = ActiveGrid { run, device, next_block: 0, resident: Vec::new(), started_ns: None };
+        // On a GPU it may start as late as any other grid.
+        let early = run.grid.dependent && state.ready.rng().rand_range(0..4) != 0;
+        let grid = ActiveGrid {
+            run,
+            device,
+            next_block: 0,
+            resident: Vec::new(),
+            early,
+            triggered: 0,
+            waiters: Vec::new(),
+            started_ns: None,
+        };
         let index = match state.grids.iter().position(Option::is_none) {
             Some(free) => {
                 state.grids[free] = Some(grid);
@@ -63,6 +75,7 @@ impl Engine {
         let now = self.now.get();
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
+        let beside = state.predecessor(index).is_some();
         let Some(grid) = &mut state.grids[index] else { return };
         let run = grid.run.clone();
         // `Grid::check` keeps this below 1025.
@@ -114,7 +127,7 @@ impl Engine {
             state.wake(key, now);
         }
         if let (Some(mut races), Some(Some(fresh))) = (state.races(), state.blocks.get(slot as usize)) {
-            races.block_begins(&run, block, fresh.tasks.iter().map(|key| key.id));
+            races.block_begins(&run, beside, block, fresh.tasks.iter().map(|key| key.id));
         }
     }
 
@@ -132,6 +145,14 @@ impl Engine {
                 }
             };
             state.doom(block, error);
+            return;
+        }
+        let index = state.block(block).grid;
+        let is_dependent = state.grids[index].as_ref().is_some_and(|grid| grid.run.grid.dependent);
+        if is_dependent && !state.tasks[key.id as usize].waited {
+            // The end of this grid would not imply that of the one before it.
+            let message = "it ended without a call of `wait_for_predecessor`, and its grid was launched as dependent";
+            state.misuse(key, message.to_owned());
             return;
         }
         let code = state.tasks[key.id as usize].code;
@@ -154,6 +175,35 @@ impl Engine {
             .is_some_and(|grid| grid.resident.is_empty() && grid.next_block == grid.run.grid.blocks());
         if done && let Some(code) = state.finish_grid(grid, Ok(()), now) {
             self.beat.forget(code);
+        }
+    }
+
+    /// Waits until the grid before the caller's on its stream has ended.
+    pub(crate) fn wait_for_predecessor(&self, key: TaskKey, site: &'static Location<'static>) {
+        switch_point();
+        let parked = self.state.borrow_mut().waits_for_predecessor(key, site);
+        if parked {
+            suspend(SuspendReason::Parked);
+        }
+        let mut state = self.state.borrow_mut();
+        let grid = state.grid_of(key);
+        state.tasks[key.id as usize].waited = true;
+        if let (Some(mut races), Some(grid)) = (state.races(), &state.grids[grid]) {
+            races.predecessor_ended(key.id, &grid.run);
+        }
+    }
+
+    /// Lets the next grid of the stream start, as far as the caller's block decides that.
+    pub(crate) fn let_dependents_start(&self, key: TaskKey) {
+        switch_point();
+        let mut state = self.state.borrow_mut();
+        let (block, _) = state.block_and_thread(key);
+        let grid = state.grid_of(key);
+        if !std::mem::replace(&mut state.block(block).triggered, true)
+            && let Some(grid) = &mut state.grids[grid]
+        {
+            grid.triggered += 1;
+            state.can_start = true;
         }
     }
 
@@ -230,6 +280,30 @@ impl Engine {
 }
 
 impl EngineState {
+    /// Returns the index of the grid of a device thread.
+    fn grid_of(&mut self, key: TaskKey) -> usize {
+        let (block, _) = self.block_and_thread(key);
+        self.block(block).grid
+    }
+
+    /// Returns the index of the grid that runs before this one on its stream.
+    fn predecessor(&self, index: usize) -> Option<usize> {
+        let run = &self.grids[index].as_ref()?.run;
+        let of_stream = |other: &usize| self.grids[*other].as_ref().is_some_and(|other| other.run.stream == run.stream);
+        self.devices[run.device as usize].order.iter().copied().find(of_stream).filter(|first| *first != index)
+    }
+
+    /// Registers a thread as a waiter for the grid before its own on the stream. Returns false if that has ended.
+    fn waits_for_predecessor(&mut self, key: TaskKey, site: &'static Location<'static>) -> bool {
+        let index = self.grid_of(key);
+        let before = self.predecessor(index).and_then(|before| self.grids[before].as_mut());
+        let Some(before) = before else { return false };
+        before.waiters.push(key);
+        let task = &mut self.tasks[key.id as usize];
+        (task.wait, task.site) = (WaitKind::Predecessor, Some(site));
+        true
+    }
+
     /// Frees a block. Returns its device, if that is known.
     fn release_block(&mut self, slot: u32) -> Option<&mut DeviceState> {
         let block = self.blocks[slot as usize].take()?;
@@ -239,6 +313,7 @@ impl EngineState {
         self.free_blocks.push(slot);
         let grid = self.grids[block.grid].as_mut()?;
         grid.resident.retain(|other| *other != slot);
+        grid.triggered -= usize::from(block.triggered);
         self.devices.get_mut(grid.run.device as usize)
     }
 
@@ -246,6 +321,11 @@ impl EngineState {
     fn finish_grid(&mut self, index: usize, outcome: Result<(), LaunchError>, now: u64) -> Option<Code> {
         let grid = self.grids[index].take()?;
         let run = grid.run;
+        for waiter in grid.waiters {
+            if self.alive(waiter) {
+                self.wake(waiter, now);
+            }
+        }
         if let Some(mut races) = self.races() {
             races.grid_ends(&run);
         }
@@ -269,14 +349,20 @@ pub(super) fn refuse(run: &Arc<GridRun>, device: &DeviceCore, reason: &str) {
 fn next_block(state: &mut EngineState, now: u64) -> Option<(usize, u64)> {
     let EngineState { devices, grids, .. } = state;
     for device in devices {
-        let mut busy_streams = Vec::new();
+        // For each stream whether a dependent grid may start.
+        let mut streams: Vec<(StreamId, bool)> = Vec::new();
         for index in &device.order {
             let Some(grid) = &mut grids[*index] else { continue };
-            let run = &grid.run;
-            if busy_streams.contains(&run.stream) {
-                continue;
+            match streams.iter_mut().find(|(stream, _)| *stream == grid.run.stream) {
+                // Nothing starts beside two grids.
+                Some((_, may_start)) => {
+                    if !std::mem::take(may_start) || !grid.early {
+                        continue;
+                    }
+                }
+                None => streams.push((grid.run.stream, grid.lets_dependents_start())),
             }
-            busy_streams.push(run.stream);
+            let run = &grid.run;
             let left = run.grid.blocks() - grid.next_block;
             if left == 0 {
                 continue;

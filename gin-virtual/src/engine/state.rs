@@ -42,6 +42,8 @@ pub(super) struct Task {
     pub(super) site: Option<&'static Location<'static>>,
     /// Number of switches since the last pause.
     pub(super) switches: u32,
+    /// It has waited for the grid before its own.
+    pub(super) waited: bool,
     /// Result that the waker leaves for the task.
     pub(super) result: u32,
     pub(super) yielder: *const Yielder<(), SuspendReason>,
@@ -58,8 +60,21 @@ pub(super) struct ActiveGrid {
     pub(super) next_block: u64,
     /// Indices of the resident blocks.
     pub(super) resident: Vec<u32>,
+    /// It starts, if it can, before the grid before it on the stream has ended.
+    pub(super) early: bool,
+    /// Number of resident blocks that let dependents start.
+    pub(super) triggered: usize,
+    /// Threads of the next grid that wait for the end of this one.
+    pub(super) waiters: Vec<TaskKey>,
     /// Start on the engine's clock.
     pub(super) started_ns: Option<u64>,
+}
+
+impl ActiveGrid {
+    /// Returns true if a dependent grid may start.
+    pub(super) fn lets_dependents_start(&self) -> bool {
+        self.next_block == self.run.grid.blocks() && self.triggered == self.resident.len()
+    }
 }
 
 #[derive(Default)]
@@ -172,6 +187,7 @@ impl EngineState {
             wait: WaitKind::Ready,
             site: None,
             switches: 0,
+            waited: false,
             result: 0,
             yielder: std::ptr::null(),
             guard: 0..0,

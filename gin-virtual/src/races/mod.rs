@@ -9,7 +9,7 @@
 //! | a release fence, then a store or raise of a word, or one that releases | a load of that word, then an acquire fence, or one that acquires |
 //! | threads that arrive at a barrier of the block, or in an exchange of lanes | the same threads when they leave |
 //! | the hosts | grids launched from then on, services started from then on |
-//! | a grid that has ended | the hosts, and the next grid of its stream |
+//! | a grid that has ended | the hosts, and the next grid of its stream; if that is dependent, its threads that wait |
 //! | services | a host that waited for something |
 //!
 //! The last two rows and the single clock of hosts pass on more than they must, so that no order which the hosts make
@@ -142,6 +142,19 @@ struct GridClock {
     end: Clock,
 }
 
+/// Knowledge of a stream.
+#[derive(Default)]
+struct StreamClock {
+    /// The end of its last grid that has ended.
+    last: Clock,
+    /// The end of the grid before that.
+    earlier: Clock,
+    /// The last launch that has begun.
+    launch: u32,
+    /// The slots that this launch uses: a dependent one uses others than the launch before it.
+    odd: bool,
+}
+
 #[derive(Default)]
 pub(crate) struct Races {
     /// By task.
@@ -150,11 +163,10 @@ pub(crate) struct Races {
     ranges: Vec<Range>,
     /// The range of each chunk of slots.
     chunks: Vec<u32>,
-    /// The ranges of blocks, by device, stream and block.
-    blocks: HashMap<(u32, u32, u64), u32>,
+    /// The ranges of blocks, by device, stream, block, and oddness of the launch.
+    blocks: HashMap<(u32, u32, u64, bool), u32>,
     grids: HashMap<(u32, u32), GridClock>,
-    /// The end of the last grid of each stream.
-    streams: HashMap<(u32, u32), Clock>,
+    streams: HashMap<(u32, u32), StreamClock>,
     words: HashMap<u64, Rc<Stamp>, BuildHasherDefault<AddressHasher>>,
     /// Sorted by address.
     regions: Vec<Region>,
@@ -238,9 +250,24 @@ impl Races {
         self.grids.insert((run.device, run.launch), GridClock { start, end: Clock::default() });
     }
 
-    pub(crate) fn block_begins(&mut self, run: &GridRun, block: u64, tasks: impl ExactSizeIterator<Item = u32>) {
+    /// Notes the start of a block; `beside`: the grid before its own on the stream has not ended.
+    pub(crate) fn block_begins(
+        &mut self,
+        run: &GridRun,
+        beside: bool,
+        block: u64,
+        tasks: impl ExactSizeIterator<Item = u32>,
+    ) {
         let threads = tasks.len() as u32;
-        let key = (run.device, run.stream.0, block);
+        let stream = self.streams.entry((run.device, run.stream.0)).or_default();
+        if stream.launch != run.launch {
+            (stream.launch, stream.odd) = (run.launch, run.grid.dependent && !stream.odd);
+        }
+        // A dependent grid may not rely on the end of the grid before it, also if it began late.
+        let known = if run.grid.dependent && !beside { &stream.earlier } else { &stream.last };
+        let mut clock = self.grids.get(&(run.device, run.launch)).map(|grid| grid.start.clone()).unwrap_or_default();
+        clock.join(known);
+        let key = (run.device, run.stream.0, block, stream.odd);
         let range = match self.blocks.get(&key) {
             Some(range) if self.ranges[*range as usize].slots >= threads => *range,
             _ => {
@@ -250,10 +277,6 @@ impl Races {
             }
         };
         self.blocks.insert(key, range);
-        let mut clock = self.grids.get(&(run.device, run.launch)).map(|grid| grid.start.clone()).unwrap_or_default();
-        if let Some(before) = self.streams.get(&(run.device, run.stream.0)) {
-            clock.join(before);
-        }
         let Range { owner, first, epoch, .. } = &mut self.ranges[range as usize];
         let (first, epoch) = (*first, *epoch);
         if let Owner::Block { launches, .. } = owner {
@@ -264,6 +287,14 @@ impl Races {
         }
         for (slot, task) in (first..).zip(tasks) {
             self.put_actor(task, Clocked::new(slot, epoch, clock.clone()));
+        }
+    }
+
+    /// Notes that a thread has waited for the grid before its own.
+    pub(crate) fn predecessor_ended(&mut self, task: u32, run: &GridRun) {
+        let actor = self.actors.get_mut(task as usize).and_then(Option::as_mut);
+        if let (Some(actor), Some(stream)) = (actor, self.streams.get(&(run.device, run.stream.0))) {
+            actor.clock.join(&stream.last);
         }
     }
 
@@ -291,7 +322,8 @@ impl Races {
         if let Some(hosts) = &mut self.hosts {
             hosts.clock.join(&grid.end);
         }
-        self.streams.insert((run.device, run.stream.0), grid.end);
+        let stream = self.streams.entry((run.device, run.stream.0)).or_default();
+        stream.earlier = std::mem::replace(&mut stream.last, grid.end);
     }
 
     /// Joins the clocks of threads that meet.

@@ -8,6 +8,7 @@
 //! | `hardware_stale` | reads lines by plain loads, lets a peer overwrite them, and reads them again |
 //! | `hardware_flood` | posts from every thread of every block at once, while every block polls |
 //! | `hardware_pass` | passes values on to a neighbour by one put and one get, on the automatic route |
+//! | `hardware_link` | waits for the kernel before it on the stream, and lets the next one start |
 //! | `hardware_print` | prints lines |
 //! | `hardware_spin` | occupies processors until the host ends it |
 //! | `hardware_experts` | does what experts do between dispatch and combine |
@@ -374,6 +375,50 @@ pub unsafe fn hardware_spin(stop: *mut u64, started: *mut u64, limit_ns: u64) {
     let start = sys::clock_ns();
     while stop.load_relaxed_sys() == 0 && sys::clock_ns().wrapping_sub(start) < limit_ns {
         sys::pause(200);
+    }
+}
+
+/// Argument of [`hardware_link`].
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable, Debug)]
+pub struct Link {
+    /// Address of a value for each thread of the grid: the number of kernels before, 0 at first.
+    pub values: u64,
+    /// Address of three words, 0 at first: the number of blocks that have ended; of blocks that began before all blocks
+    /// of earlier kernels had ended; of threads that found a wrong value.
+    pub words: u64,
+    /// Pause of each block after it has let the next kernel start, in nanoseconds.
+    pub pause: u64,
+}
+
+/// Waits for the kernel before it on the stream, lets the next one start, and adds 1 to the value of each thread at its
+/// end. `number` kernels of the same shape were launched before.
+///
+/// # Safety
+/// - The table is as [`Link`] describes. Kernels of one stream use it, one after another or as dependents.
+#[kernel]
+pub unsafe fn hardware_link(link: Link, number: u64) {
+    let thread = block_in_grid() * Block.size() + Block.rank();
+    let value = (link.values as usize as *mut u64).wrapping_add(thread as usize);
+    // Safety: the caller keeps the kernel's conditions.
+    let word = |index: u64| unsafe { GlobalWord::new(link.words + 8 * index) };
+    let [ended, early, wrong] = [word(0), word(1), word(2)];
+    if Block.elect() && ended.load_relaxed_gpu() < number * grid_dim().count() as u64 {
+        early.red_add_relaxed_gpu(1);
+    }
+    sys::wait_for_predecessor();
+    // Safety: as above. The kernel before has ended.
+    let found = unsafe { value.read() };
+    sys::let_dependents_start();
+    pause(link.pause);
+    if found != number {
+        wrong.red_add_relaxed_gpu(1);
+    }
+    // Safety: as above. The next kernel waits until this one has ended.
+    unsafe { value.write(number + 1) };
+    Block.sync();
+    if Block.elect() {
+        ended.red_add_relaxed_gpu(1);
     }
 }
 
