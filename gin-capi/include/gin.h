@@ -664,6 +664,10 @@ gin_status_t gin_window_read(struct gin_window_t window,
 // use it, and refuses while a kernel runs. After an error of an active communicator the handle stays open.
 gin_status_t gin_window_close(struct gin_window_t window);
 
+// Closes the handle. If the communicator is active, aborts it first: waits end on all ranks. Not collective: a rank
+// calls it if an error keeps it from the calls that the other ranks make.
+gin_status_t gin_window_release(struct gin_window_t window);
+
 // Makes a stream of the rank's device. The caller closes the handle with `gin_stream_close`.
 gin_status_t gin_stream_create(struct gin_job_t job, struct gin_stream_t *stream);
 

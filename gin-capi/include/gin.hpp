@@ -2,8 +2,9 @@
 //
 // The host library of gin for C++17: classes that own the handles of gin.h, and exceptions with the text of an error.
 //
-// Each object is moved, not copied. Its destructor closes the handle and does not throw; a communicator that is still
-// active is aborted then, so that no rank waits for ever. docs/c.md is the page for users.
+// Each object is moved, not copied. Its destructor closes the handle and does not throw. A communicator that is still
+// active is aborted then, and so is that of a window that an exception destroys: no rank waits for one that has left.
+// docs/c.md is the page for users.
 
 #pragma once
 
@@ -11,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -180,6 +182,9 @@ public:
 };
 
 /// One rank's part of a window of elements of type `T`.
+///
+/// Its end is collective, as `close` is. If an exception destroys it, the other ranks do not know of that: the end
+/// aborts the communicator instead, and waits for nobody.
 template <class T>
 class HostWindow : public Handle<gin_window_t, gin_window_close> {
     static_assert(std::is_trivially_copyable_v<T>, "peers copy the bytes of elements");
@@ -194,6 +199,14 @@ public:
     /// Registers memory of the caller, which outlives the window. Collective.
     HostWindow(const Communicator& comm, T* memory, std::size_t count, uint32_t flags = 0) {
         check(gin_window_register(comm.raw(), memory, count * sizeof(T), flags, &raw_));
+    }
+    HostWindow(HostWindow&& other) noexcept : Handle(std::move(other)) {}
+    HostWindow& operator=(HostWindow&& other) noexcept {
+        Handle::operator=(std::move(other));
+        return *this;
+    }
+    ~HostWindow() {
+        if (raw_.id != 0 && std::uncaught_exceptions() > exceptions_) (void)gin_window_release(release());
     }
     /// Returns the argument of kernels: a `gin::Window<T>` of gin_device.cuh takes it.
     gin_device_window_t device() const {
@@ -228,6 +241,10 @@ public:
         check(gin_window_close(raw_));
         raw_ = {0};
     }
+
+private:
+    // The exceptions that were under way when the object was made: one more destroys it.
+    int exceptions_ = std::uncaught_exceptions();
 };
 
 /// A kernel.

@@ -114,7 +114,12 @@ struct Team {
     /// Returns the world rank of a rank of the team; GIN_NONE, which every operation refuses, if there is none.
     GIN_FN uint32_t world(uint32_t peer) const { return peer < nRanks ? first + peer * stride : GIN_NONE; }
     /// Returns the team's rank `distance` ranks further on, in a circle.
-    GIN_FN uint32_t after(uint32_t distance) const { return (rank + distance) % nRanks; }
+    GIN_FN uint32_t after(uint32_t distance) const {
+        if (distance >= nRanks) return (rank + distance) % nRanks;
+        // Without a division.
+        uint32_t next = rank + distance;
+        return next < nRanks ? next : next - nRanks;
+    }
 };
 
 /// A communicator: a parameter of kernels. The host's `gin_device_comm_t` becomes one.
@@ -335,10 +340,10 @@ public:
             if (takesStores(world)) {
                 const gin_device_window_t &to = dstWindow.handle(), &from = srcWindow.handle();
                 detail::Target target = this->target(world, raise, localAction);
-                FaultKind kind = detail::check_window(comm_, to);
-                if (kind == FaultKind::None) kind = detail::check_window(comm_, from);
-                if (kind == FaultKind::None) kind = detail::check(comm_, target, coop.exists());
-                if (kind == FaultKind::None) kind = detail::check_put(to, world, dstOffset, from, srcOffset, bytes);
+                auto windows = [&] { return detail::check_windows(comm_, to, from); };
+                auto names = [&] { return detail::check(comm_, target, coop.exists()); };
+                auto ranges = [&] { return detail::check_put(to, world, dstOffset, from, srcOffset, bytes); };
+                FaultKind kind = first_fault(windows, names, ranges);
                 if (kind == FaultKind::None) {
                     uint64_t there = detail::part_of(to, world) + dstOffset;
                     detail::put_here(comm_, target, there, from.base + srcOffset, bytes, coop);
@@ -375,9 +380,10 @@ public:
             if (takesStores(world)) {
                 const gin_device_window_t& to = dstWindow.handle();
                 detail::Target target = this->target(world, raise, None{});
-                FaultKind kind = detail::check_window(comm_, to);
-                if (kind == FaultKind::None) kind = detail::check(comm_, target, coop.exists());
-                if (kind == FaultKind::None) kind = detail::check_value(to, world, dstOffset, sizeof(V));
+                auto windows = [&] { return detail::check_windows(comm_, to); };
+                auto names = [&] { return detail::check(comm_, target, coop.exists()); };
+                auto ranges = [&] { return detail::check_value(to, world, dstOffset, sizeof(V)); };
+                FaultKind kind = first_fault(windows, names, ranges);
                 if (kind == FaultKind::None) {
                     uint64_t there = detail::part_of(to, world) + dstOffset;
                     detail::raise_here<sizeof(V)>(comm_, target, there, detail::bits_of(value), Scope::Thread, coop);
@@ -579,6 +585,18 @@ private:
     GIN_FN detail::Target target(uint32_t peer, const detail::Raise& raise, LocalAction localAction) const {
         return {context_, peer, (raise.options & detail::Signal) != 0, raise.signal, raise.amount,
                 detail::counter_bit(localAction) != 0, detail::counter_id(localAction)};
+    }
+    // The fault of the first check that does not hold. If a called function will find it again, any fault: without the
+    // kinds, nvcc makes short branches of the checks.
+    template <class... Checks>
+    GIN_FN FaultKind first_fault(const Checks&... checks) const {
+        if (!onlyStores()) {
+            bool hold = ((checks() == FaultKind::None) && ...);
+            return hold ? FaultKind::None : FaultKind::BadDescriptor;
+        }
+        FaultKind kind = FaultKind::None;
+        (void)(((kind = checks()) == FaultKind::None) && ...);
+        return kind;
     }
     // The fault of a call that a called function would refuse with its values too.
     GIN_FN Fault refused(FaultKind kind, uint32_t operation, uint32_t peer = GIN_NONE) const {

@@ -169,10 +169,14 @@ GIN_FN FaultKind check_context(const gin_device_comm_t& comm, uint32_t context) 
 /// Returns whether operations reach a rank by loads and stores.
 GIN_FN bool reaches(const gin_device_comm_t& comm, uint32_t rank) { return rank - comm.lsa_first < comm.lsa_reach; }
 
-/// Returns whether a window is one of the communicator, and registered.
-GIN_FN bool knows(const gin_device_comm_t& comm, const gin_device_window_t& window) {
+/// Returns whether a window names an entry of the communicator's table.
+GIN_FN bool names(const gin_device_comm_t& comm, const gin_device_window_t& window) {
     uint64_t place = sizeof(Entry) * uint64_t{window.id};
-    if (window.id >= comm.windows || window.data - comm.window_table != place) return false;
+    return (window.id < comm.windows) & (window.data - comm.window_table == place);
+}
+
+/// Returns whether the entry that a window names is that window, and registered.
+GIN_FN bool registered(const gin_device_window_t& window) {
     // The first word has `active` and `flags`.
     uint32_t active = static_cast<uint32_t>(GIN_WORD_OF(Entry, window.data, active));
     return (active != 0) & (GIN_WORD_OF(Entry, window.data, base) == window.base) &
@@ -222,8 +226,11 @@ GIN_FN FaultKind check(const gin_device_comm_t& comm, const Target& target, bool
     return FaultKind::None;
 }
 
-GIN_FN FaultKind check_window(const gin_device_comm_t& comm, const gin_device_window_t& window) {
-    return knows(comm, window) ? FaultKind::None : FaultKind::UnknownWindow;
+/// Returns the fault of windows that are not of the communicator, or closed. All loads are under way together.
+template <class... Windows>
+GIN_FN FaultKind check_windows(const gin_device_comm_t& comm, const Windows&... windows) {
+    bool known = (names(comm, windows) & ...) && (registered(windows) & ...);
+    return known ? FaultKind::None : FaultKind::UnknownWindow;
 }
 
 /// Returns the fault of the ranges of a put.

@@ -200,3 +200,16 @@ pub extern "C" fn gin_window_close(window: gin_window_t) -> gin_status_t {
         table::remove::<Window>(window.id).map(drop)
     })
 }
+
+/// Closes the handle. If the communicator is active, aborts it first: waits end on all ranks. Not collective: a rank
+/// calls it if an error keeps it from the calls that the other ranks make.
+#[unsafe(no_mangle)]
+pub extern "C" fn gin_window_release(window: gin_window_t) -> gin_status_t {
+    call("gin_window_release", || {
+        let found = table::get::<Window>(window.id)?;
+        if found.comm.inner.state() == CommState::Active {
+            found.comm.inner.abort()?;
+        }
+        table::remove::<Window>(window.id).map(drop)
+    })
+}

@@ -127,6 +127,7 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
             }
             35 => gin_device_window_check(null()),
             36 => gin_kernel_of_function(None, null(), null(), 0, (&raw mut made).cast()),
+            37 => gin_window_release(window),
             _ => gin_window_register(comm, null_mut(), number, 0, (&raw mut made).cast()),
         }
     };
@@ -146,7 +147,7 @@ proptest! {
 
     #[test]
     fn no_sequence_of_calls_crashes_and_each_error_has_a_text(
-        calls in proptest::collection::vec((0u8..38, any::<u64>(), any::<u64>()), 1..60),
+        calls in proptest::collection::vec((0u8..39, any::<u64>(), any::<u64>()), 1..60),
     ) {
         let mut handles = Handles::default();
         // A job, a communicator with one context, a window, a stream, a module: later calls close them in any order.

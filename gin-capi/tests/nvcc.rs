@@ -94,6 +94,39 @@ fn links() {
     assert!(refused(&[]).contains("gin_put"), "a program links without the functions");
 }
 
+/// A crate outside of this workspace exports a device function. Its object and its fat binary link into a program that
+/// uses gin's own functions, too.
+fn links_own() {
+    let folder = FOLDER.path().join("own");
+    std::fs::create_dir_all(folder.join("src")).expect("make a folder");
+    let manifest = std::fs::read_to_string(here("tests/own/Cargo.toml.in")).expect("read a manifest");
+    let manifest = manifest.replace("GIN/", &format!("{}/", here("..")));
+    std::fs::write(folder.join("Cargo.toml"), manifest).expect("write a manifest");
+    std::fs::copy(here("tests/own/src/lib.rs"), folder.join("src/lib.rs")).expect("copy a source");
+    let builder = KernelBuilder::new(&folder).arch(Arch::Sm90).ptxas(UsePtxas::No).quiet();
+    let built = builder.target_dir_of_build_scripts(env!("CARGO_TARGET_TMPDIR")).build().expect("compile the function");
+    let own = built.write_device_library(&folder.join("out"), "own_functions", 128).expect("make the library");
+
+    let [main, archive] = [out("own_main.o"), LIBRARY.archive.display().to_string()];
+    nvcc(["-dc", &here("tests/own/main.cu"), "-o", &main]);
+    let object = own.object.display().to_string();
+    nvcc([&main, &object, &archive, "-o", &out("own_main")]);
+    let disassembled = |file: &str| run(Command::new(CUDA.join("bin/cuobjdump")).args(["-sass", &out(file)]));
+    // Fat binaries become an image that a program loads; objects carry them into the program itself.
+    let fat = [&own.fat_binary, &LIBRARY.fat_binary].map(|file| file.display().to_string());
+    nvcc(["-dlink", "-cubin", &main, &fat[0], &fat[1], "-o", &out("own.cubin")]);
+    for program in ["own_main", "own.cubin"] {
+        let code = disassembled(program);
+        for function in ["shift", "own_shift", "gin_report", "gin_flush"] {
+            assert!(code.contains(&format!("Function : {function}\n")), "{program} has no {function}: {code}");
+        }
+    }
+
+    let refused = |with: &str| try_nvcc([&main, with, "-o", &out("refused")]).expect_err("it was linked");
+    assert!(refused(&archive).contains("Undefined reference to 'own_shift'"), "{}", refused(&archive));
+    assert!(refused(&object).contains("Undefined reference to 'gin_flush'"), "{}", refused(&object));
+}
+
 /// Returns the parameters and results of the functions of a module, by name.
 fn prototypes(text: &str, directive: &str) -> BTreeMap<String, Vec<String>> {
     let mut found = BTreeMap::new();
@@ -418,12 +451,13 @@ fn main() -> ExitCode {
     if let Some(reason) = &clang {
         eprintln!("ignored: clang_inlines_the_functions_of_rust: {reason}");
     }
-    let trials: [(&str, fn()); 8] = [
+    let trials: [(&str, fn()); 9] = [
         ("clang_inlines_the_functions_of_rust", inlines),
         ("nvcc_leaves_reads_of_tables_behind_their_conditions", guarded),
         ("waits_poll_in_code_of_the_kernel_before_they_call", polls),
         ("code_that_inlines_makes_the_accesses_of_rust", accesses),
         ("device_functions_and_two_modules_link_into_a_program", links),
+        ("functions_of_a_users_crate_link_beside_those_of_gin", links_own),
         ("cpp_and_rust_agree_on_the_parameters_of_every_function", agrees),
         ("cpp_and_rust_agree_on_every_layout_and_code", layouts),
         ("the_example_links_both_ways", examples),

@@ -71,21 +71,21 @@ fn a_c_program_launches_a_kernel_in_rust_alone_and_as_two_processes() {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = program_with("../examples/c/main.c", &library("libgin_example_c.so"), folder.path());
     assert!(run(&mut Command::new(&program)).contains("rank 0 of 1: passed"));
-    for (status, said) in processes(&program, 2) {
+    for (status, said) in processes(&program, &[], 2) {
         assert!(status.success() && said.contains("of 2: passed"), "{said}");
     }
 }
 
 /// Runs a program as each rank of a job of processes. Returns their exit statuses and what they said.
-fn processes(program: &Path, ranks: u32) -> Vec<(ExitStatus, String)> {
+fn processes(program: &Path, arguments: &[&str], ranks: u32) -> Vec<(ExitStatus, String)> {
     let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
     let (port, ranks_text) = (port.expect("a free port").port().to_string(), ranks.to_string());
     let rank = |rank: u32| {
         let mut command = Command::new(program);
         let variables =
             [("GIN_RANKS", &*ranks_text), ("GIN_ADDR", "127.0.0.1"), ("GIN_PORT", &port), ("GIN_INSECURE", "1")];
-        command.env("GIN_RANK", rank.to_string()).envs(variables).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().expect("start a rank")
+        command.args(arguments).env("GIN_RANK", rank.to_string()).envs(variables);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start a rank")
     };
     let children: Vec<_> = (0..ranks).map(rank).collect();
     let end = |child: std::process::Child| {
@@ -98,10 +98,23 @@ fn processes(program: &Path, ranks: u32) -> Vec<(ExitStatus, String)> {
 #[test]
 fn ranks_learn_of_a_killed_process_and_go_on_without_it() {
     let folder = tempfile::tempdir().expect("make a folder");
-    let ranks = processes(&program("tests/c/loss.cpp", folder.path()), 3);
+    let ranks = processes(&program("tests/c/loss.cpp", folder.path()), &[], 3);
     assert_eq!(ranks[1].0.signal(), Some(9), "{ranks:?}");
     for (status, said) in [&ranks[0], &ranks[2]] {
         assert!(status.success() && said.contains("passed: 2 ranks remain"), "{said}");
+    }
+}
+
+#[test]
+fn a_rank_that_throws_waits_for_nobody_and_ends_the_waits_of_others() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program("tests/c/unwind.cpp", folder.path());
+    for place in ["kernel", "window", "barrier"] {
+        let said = run(Command::new(&program).arg(place));
+        assert!(said.contains("passed"), "{place}: {said}");
+        for (status, said) in processes(&program, &[place], 2) {
+            assert!(status.success() && said.contains("passed"), "{place}: {said}");
+        }
     }
 }
 
