@@ -21,6 +21,7 @@ mod lsa;
 mod matmul;
 mod nics;
 mod nowhere;
+mod parts;
 mod plot;
 mod post;
 mod print;
@@ -289,13 +290,14 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
 }
 
 /// The measurements by name, with the ranks that they need if these are processes.
-const MEASURES: [(&str, Processes, Measure, Measurement); 13] = [
+const MEASURES: [(&str, Processes, Measure, Measurement); 14] = [
     ("lsa, round trip", Processes::Two, lsa::round_trips, Measurement::Lsa),
     ("lsa, barrier", Processes::Any, lsa::barriers, Measurement::Lsa),
     ("lsa, sizes", Processes::Two, lsa::sizes, Measurement::Lsa),
     ("lsa, put", Processes::Two, bandwidth::puts, Measurement::Lsa),
     ("lsa, both ways", Processes::Two, bandwidth::exchanges, Measurement::Lsa),
     ("proxy", Processes::Two, proxy::round_trips, Measurement::Proxy),
+    ("proxy, parts", Processes::None, parts::trips, Measurement::Proxy),
     ("proxy, puts", Processes::None, rate::puts, Measurement::Proxy),
     ("post", Processes::None, post::posts, Measurement::Post),
     ("gdaki", Processes::None, gdaki::posts, Measurement::Gdaki),
