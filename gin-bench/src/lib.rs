@@ -22,6 +22,7 @@ mod lsa;
 mod matmul;
 mod nics;
 mod nowhere;
+mod parts;
 mod plot;
 mod post;
 mod print;
@@ -299,6 +300,7 @@ const MEASURES: [(&str, Processes, Measure, Measurement); 14] = [
     ("lsa, put", Processes::Two, bandwidth::puts, Measurement::Lsa),
     ("lsa, both ways", Processes::Two, bandwidth::exchanges, Measurement::Lsa),
     ("proxy", Processes::Two, proxy::round_trips, Measurement::Proxy),
+    ("proxy, parts", Processes::None, parts::trips, Measurement::Proxy),
     ("proxy, puts", Processes::None, rate::puts, Measurement::Proxy),
     ("post", Processes::None, post::posts, Measurement::Post),
     ("gdaki", Processes::None, gdaki::posts, Measurement::Gdaki),

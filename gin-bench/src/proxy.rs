@@ -20,7 +20,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-const RANKS: u32 = 2;
+pub(super) const RANKS: u32 = 2;
 
 /// A way by which a CPU thread carries what a kernel asks for to the kernel of the other rank: it moves 8 bytes, then
 /// signals that kernel. Copies and stream memory operations are of a stream of the receiver's GPU, if not said
@@ -131,7 +131,7 @@ struct Answers {
 }
 
 /// Returns the word at `address`, which is the start of some rank's memory.
-fn word(address: u64) -> GlobalWord {
+pub(super) fn word(address: u64) -> GlobalWord {
     // Safety: the word is aligned, and the ranks keep the memory until all threads that use it have ended. They access
     // it atomically, or by copies that overlap with no other access.
     unsafe { GlobalWord::new(address) }
@@ -363,6 +363,12 @@ fn all_repeats(repeats: &[Figure]) -> Figure {
     }
 }
 
+/// Returns the times of rank 0 in microseconds, and the wrong values of both ranks.
+pub(super) fn both(first: &[Figure], second: &[Figure]) -> Figure {
+    let (one, other) = (all_repeats(first).times(1e-3), all_repeats(second));
+    Figure { wrong: one.wrong.zip(other.wrong).map(|(one, other)| one + other), ..one }
+}
+
 /// Measures round trips: a put of a value with a signal, and the same back.
 pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     // Bare ways and gin take turns: each repeat measures all of them.
@@ -394,11 +400,6 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     config.comm.routes = Routes::Network;
     let ranks = bench.on_ranks(config, measure)?;
     let [first, second] = &ranks[..] else { return Err("a rank returned no figures".into()) };
-    // The times of rank 0, and the wrong values of both.
-    let both = |one: &[Figure], other: &[Figure]| {
-        let (one, other) = (all_repeats(one).times(1e-3), all_repeats(other));
-        Figure { wrong: one.wrong.zip(other.wrong).map(|(one, other)| one + other), ..one }
-    };
     let whole = |repeats: &[Result<Figure, String>]| repeats.iter().cloned().collect::<Result<Vec<_>, _>>();
     let bare: Vec<(Way, Result<Figure, String>)> = (ways.iter().zip(first.bare.iter().zip(&second.bare)))
         .map(|(&way, (one, other))| (way, whole(one).and_then(|one| Ok(both(&one, &whole(other)?)))))

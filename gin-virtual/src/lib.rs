@@ -143,5 +143,5 @@ pub use host::{
 pub use log::EventLog;
 pub use race::{Race, RaceAccess, RaceMemory, RaceOperation};
 pub use refusal::{explain_refusal, memory_cgroup};
-pub use service::{ServiceHandle, ServiceStep};
+pub use service::{Pace, ServiceHandle, ServiceStep};
 pub use world::{VirtualGpu, World};

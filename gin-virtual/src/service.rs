@@ -3,13 +3,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::hooks::{self, SuspendReason, suspend};
 use crate::host::{block_on, sleep_ns};
 
-/// Longest nap of an idle service, in real microseconds.
-const REAL_NAP_US: u64 = 50;
+/// The nap of an idle thread. With the system's delay, it looks again within 50 us on an idle machine.
+const REAL_NAP: Duration = Duration::from_micros(20);
+/// The time without work after which a thread naps: several times as long as a round trip through proxies, so that no
+/// kernel waits for a sleeping thread while it exchanges messages.
+const REAL_IDLE: Duration = Duration::from_micros(100);
+/// The idle steps after which a thread yields: a yield is a system call, and takes as long as several such steps.
+const REAL_STEPS: usize = 16;
 /// Longest nap of an idle service, in nanoseconds of the virtual clock.
 const VIRTUAL_NAP_NS: u64 = 20_000;
 
@@ -18,8 +23,8 @@ const VIRTUAL_NAP_NS: u64 = 20_000;
 pub enum ServiceStep {
     /// The service did work and runs again soon.
     Busy,
-    /// The service found no work. It naps, a little longer after each idle step, at most 50 us (20 us of a virtual
-    /// clock).
+    /// The service found no work. After 100 us without work it naps between steps, within 50 us; on a virtual clock
+    /// at once, a little longer after each idle step, at most 20 us.
     Idle,
     /// The service found no work and sleeps for this many nanoseconds of [`clock_ns`](crate::clock_ns).
     IdleFor(u64),
@@ -117,15 +122,19 @@ where
         // The closure must own all of `running`, so that `finished` is set after the function is dropped.
         let running = &mut running;
         let Some(step) = &mut running.step else { return };
-        let mut idle = 0_u32;
+        let (mut idle, mut pace) = (0_u32, Pace::default());
         while !running.state.stop.load(Ordering::Acquire) && crate::host::check_world() {
             match step() {
                 ServiceStep::Busy => {
                     idle = 0;
+                    pace.worked();
                     busy();
                 }
                 ServiceStep::Idle => {
-                    nap(idle);
+                    match hooks::engine() {
+                        Some(_) => nap(idle),
+                        None => pace.idle(1),
+                    }
                     idle = idle.saturating_add(1);
                 }
                 ServiceStep::IdleFor(ns) => sleep_ns(ns),
@@ -142,12 +151,45 @@ fn busy() {
     }
 }
 
+/// Gives up the processor of a virtual world.
 fn nap(idle: u32) {
-    if hooks::engine().is_some() {
-        suspend(SuspendReason::Pause((250_u64 << idle.min(10)).min(VIRTUAL_NAP_NS)));
-    } else if idle < 64 {
-        std::thread::yield_now();
-    } else {
-        std::thread::sleep(Duration::from_micros(u64::from(idle - 63).min(REAL_NAP_US)));
+    suspend(SuspendReason::Pause((250_u64 << idle.min(10)).min(VIRTUAL_NAP_NS)));
+}
+
+/// The pace of an OS thread that looks for work: without work it spins, then yields, then naps.
+///
+/// ```
+/// let mut pace = gin_virtual::Pace::default();
+/// let mut looks = 0;
+/// while looks < 100 {
+///     looks += 1;
+///     if looks == 40 { pace.worked() } else { pace.idle(1) }
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    /// The idle steps since the last yield.
+    steps: usize,
+    /// The time of the first yield without work since.
+    idle_since: Option<Instant>,
+}
+
+impl Pace {
+    /// Notes that there was work.
+    pub fn worked(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Pauses after `steps` steps that found no work.
+    pub fn idle(&mut self, steps: usize) {
+        if self.steps < REAL_STEPS {
+            self.steps += steps.max(1);
+            std::hint::spin_loop();
+        } else if self.idle_since.get_or_insert_with(Instant::now).elapsed() < REAL_IDLE {
+            self.steps = 0;
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(REAL_NAP);
+        }
     }
 }

@@ -7,6 +7,7 @@
 //! | [`bare`] | round trips and copies without gin |
 //! | [`lsa`] | put with signal, puts of many bytes and barriers by loads and stores |
 //! | [`nccl`] | posts by NCCL's memory operations |
+//! | [`parts`] | round trips over the proxy by the steps of gin's kernels, one more in each |
 //! | [`proxy`] | round trips over the network: by the proxy, and by device-driven NIC queue pairs |
 //! | [`capi`] | operations in a row, which C++ has too |
 //! | [`post`] | posts without waiting for completion |
@@ -26,6 +27,7 @@ pub mod data;
 pub mod ep;
 pub mod lsa;
 pub mod nccl;
+pub mod parts;
 pub mod post;
 pub mod proxy;
 pub mod step;

@@ -2,23 +2,13 @@
 //! The engines that step proxies: progress threads, or a scheduler.
 
 use super::{Proxy, Turn, trace};
+use gin_virtual::Pace;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-/// The time that an idle thread sleeps. With the system's delay, a proxy looks again within 50 us on an idle machine.
-const NAP: Duration = Duration::from_micros(20);
-
-/// The time without work after which a thread sleeps: several times as long as a round trip through proxies, so that no
-/// kernel waits for a sleeping thread while it exchanges messages.
-const IDLE: Duration = Duration::from_micros(100);
-
-/// The steps without work after which a thread yields: a yield is a system call, and takes as long as ten such steps.
-const LOOKS: usize = 16;
 
 /// Work that an engine steps until it is finished.
 pub trait Step: Send {
@@ -178,7 +168,7 @@ impl Progress for Pool {
 
 /// Steps work, also new work, until all is finished and no more can come. Drops each work before its flag.
 fn step_all(mut all: Vec<(Work, Finishing)>, incoming: &Receiver<(Work, Finishing)>) {
-    let (mut idle_since, mut looks) = (None, 0);
+    let mut pace = Pace::default();
     loop {
         loop {
             match incoming.try_recv() {
@@ -195,15 +185,9 @@ fn step_all(mut all: Vec<(Work, Finishing)>, incoming: &Receiver<(Work, Finishin
             turn != Turn::Finished
         });
         if worked {
-            (idle_since, looks) = (None, 0);
-        } else if looks < LOOKS {
-            looks += all.len().max(1);
-            std::hint::spin_loop();
-        } else if idle_since.get_or_insert_with(Instant::now).elapsed() < IDLE {
-            looks = 0;
-            std::thread::yield_now();
+            pace.worked();
         } else {
-            std::thread::sleep(NAP);
+            pace.idle(all.len());
         }
     }
 }
