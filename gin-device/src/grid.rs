@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Work of all blocks of a grid: a barrier, and the chunks of a range that they move together.
 //!
-//! All blocks that pass a barrier must be resident (a cooperative launch). Otherwise running blocks wait for blocks that
-//! never start.
+//! All blocks that pass a barrier must be resident (a cooperative launch). Otherwise running blocks wait for blocks
+//! that never start.
 
 use crate::comm::Comm;
 use crate::coop::{Block, Coop, block_in_grid, grid_dim, lead};
@@ -17,16 +17,16 @@ use gin_abi::{Deadline, FaultKind, Operation, Subject};
 /// of 64 KiB that blocks took in turns, and 689 GB/s with one contiguous part for each block.
 pub const CHUNK_BYTES: usize = 64 << 10;
 
-/// Chunks begin at multiples of so many bytes from the start of the range, a cache line.
+/// Bytes of a cache line: chunks begin at multiples of it from the start of the range.
 const LINE: usize = 128;
 
 impl Block {
     /// Returns the block's share of a range of `len` elements that all blocks of the grid move together: start and
     /// length of chunks that the blocks take in turns. It synchronises nothing.
     ///
-    /// All chunks of the grid cover the range once. They have the same size, except the last: whole cache lines, at most
-    /// [`CHUNK_BYTES`], and no more than it takes for all blocks to have equally many. If the range has less than a line
-    /// for each block, some blocks have no chunk.
+    /// All chunks of the grid cover the range once. They have the same size, except the last: whole cache lines, at
+    /// most [`CHUNK_BYTES`], and no more than it takes for all blocks to have equally many. If the range has less than
+    /// a line for each block, some blocks have no chunk.
     ///
     /// Over NVLink, blocks that put chunks in turns are faster than blocks that each put one contiguous part. Over the
     /// network each chunk is a request.

@@ -261,8 +261,8 @@ pub unsafe fn bench_lsa_put(
     }
 }
 
-/// Puts the same words to the next rank repeatedly, in [chunks](gin_device::grid::Chunks) that the blocks take in turns.
-/// Each block raises a signal after its last chunk of a transfer.
+/// Puts the same words to the next rank repeatedly, in [chunks](gin_device::grid::Chunks) that the blocks take in
+/// turns. Each block raises a signal after its last chunk of a transfer.
 ///
 /// # Safety
 /// - The same as for [`bench_lsa_put`].
