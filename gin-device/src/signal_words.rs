@@ -221,8 +221,8 @@ impl<M: Memory> Words<M> {
     /// end of an earlier wait. Returns whether the value is at or past `least`.
     ///
     /// The word in host memory counts as 0, an earlier value of it, so the present value is no less than the one that
-    /// is compared. A raise by a CPU thread ends no such poll; the wait that follows finds it. Each poll loads one word.
-    /// With two words, loaded one after the other, it would take twice as long.
+    /// is compared. A raise by a CPU thread ends no such poll; the wait that follows finds it. Each poll loads one
+    /// word. With two words, loaded one after the other, it would take twice as long.
     ///
     /// Ordering: acquire, at system scope, if it is.
     #[inline(always)]
