@@ -20,7 +20,10 @@ const RANKS: u32 = 2;
 /// The size of a put to which the goals apply, in bytes.
 const GOAL_BYTES: u64 = 256 << 20;
 
-/// The kernel of puts.
+/// The size from which puts in turns are measured in one direction too, in bytes.
+const TURNS_BYTES: u64 = 1 << 20;
+
+/// The kernel of puts, one part for each block.
 const PUT: &str = "bench_lsa_put";
 
 /// The kernel of puts in chunks that blocks take in turns.
@@ -71,7 +74,7 @@ impl Speed {
     }
 }
 
-/// Returns whether the kernel raises a signal at the end of each put.
+/// Returns whether the kernel puts and raises signals.
 fn is_put(kernel: &str) -> bool {
     [PUT, TURNS].contains(&kernel)
 }
@@ -89,23 +92,51 @@ struct Sized {
     /// Puts and bare loops.
     speeds: Vec<Speed>,
     engine: Option<Figure>,
-    /// Number of wrong words after puts with a signal each, puts with one signal, a bare copy and a copy by the engine.
-    wrong: [u64; 4],
+    /// Number of wrong words after the fastest way of each [kind](KINDS), and after a copy by the engine.
+    wrong: [u64; KINDS.len() + 1],
 }
 
 impl Sized {
-    /// Returns the fastest puts with a signal each or with one signal, or the fastest bare loop.
-    fn best(&self, put: Option<bool>) -> Option<&Speed> {
-        best(&self.speeds, put)
+    fn best(&self, kind: Of) -> Option<&Speed> {
+        best(&self.speeds, kind)
+    }
+
+    /// Returns the wrong words of a kind.
+    fn wrong(&self, kind: Of) -> u64 {
+        self.wrong[kind as usize]
     }
 }
 
-fn best(speeds: &[Speed], put: Option<bool>) -> Option<&Speed> {
-    let alike = |speed: &&Speed| match put {
-        Some(signals) => speed.kernel == PUT && speed.signals == signals,
-        None => !is_put(&speed.kernel),
-    };
-    fastest(speeds.iter().filter(alike))
+/// A kind of ways to move bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Of {
+    /// Puts with a signal each, one part for each block.
+    Signals,
+    /// Puts with one signal at the end.
+    OneSignal,
+    /// Puts in chunks that blocks take in turns.
+    Turns,
+    /// Bare loops.
+    Bare,
+}
+
+/// All kinds, in their order.
+const KINDS: [Of; 4] = [Of::Signals, Of::OneSignal, Of::Turns, Of::Bare];
+
+impl Of {
+    fn has(self, kernel: &str, signals: bool) -> bool {
+        match self {
+            Self::Signals => kernel == PUT && signals,
+            Self::OneSignal => kernel == PUT && !signals,
+            Self::Turns => kernel == TURNS,
+            Self::Bare => !is_put(kernel),
+        }
+    }
+}
+
+/// Returns the fastest way of a kind.
+fn best(speeds: &[Speed], kind: Of) -> Option<&Speed> {
+    fastest(speeds.iter().filter(|speed| kind.has(&speed.kernel, speed.signals)))
 }
 
 fn fastest<'s>(speeds: impl Iterator<Item = &'s Speed>) -> Option<&'s Speed> {
@@ -191,8 +222,11 @@ impl<'a> Side<'a> {
     fn ways(&self, bytes: u64) -> Vec<Way> {
         let puts = self.shapes(PUT, 512, bytes);
         let puts = [true, false].into_iter().flat_map(|signals| puts.iter().map(move |&shape| Way { shape, signals }));
+        let is_large = bytes >= self.bench.pick(TURNS_BYTES, 1 << 10);
+        let turns = if is_large { self.shapes(TURNS, 512, bytes) } else { Vec::new() };
+        let turns = turns.into_iter().map(|shape| Way { shape, signals: true });
         let bare = LOOPS.into_iter().flat_map(|(kernel, most_threads)| self.shapes(kernel, most_threads, bytes));
-        puts.chain(bare.map(|shape| Way { shape, signals: false })).collect()
+        puts.chain(turns).chain(bare.map(|shape| Way { shape, signals: false })).collect()
     }
 
     /// Moves `bytes` bytes `times` times and returns the mean time of a transfer, in nanoseconds. Kernels that wait
@@ -203,7 +237,6 @@ impl<'a> Side<'a> {
         let transfers = Plain(Transfers {
             len: bytes / 8,
             times,
-            chunk: self.bench.pick(8 << 10, 32),
             each: u64::from(signals),
             together: if shape.waits { self.starts } else { 0 },
             limit_ns: self.bench.limit_ns(),
@@ -296,21 +329,26 @@ impl<'a> Side<'a> {
             engine = (!copies.is_empty()).then(|| rate(bytes, &copies));
         }
         // The sender repeats its fastest ways for the check; the receiver has measured none and only checks.
-        let fastest = |put| {
-            let speed = best(&speeds, put)?;
+        let fastest = |kind| {
+            let speed = best(&speeds, kind)?;
             let same =
                 |way: &&Way| Speed::new(**way, bytes, &[1.0]).text() == speed.text() && way.signals == speed.signals;
             ways.iter().find(same).copied()
         };
-        let mut wrong = [0; 4];
-        for (number, way) in [fastest(Some(true)), fastest(Some(false)), fastest(None)].into_iter().enumerate() {
+        let mut wrong = [0; KINDS.len() + 1];
+        for (number, kind) in KINDS.into_iter().enumerate() {
+            if !ways.iter().any(|way| kind.has(way.shape.kernel, way.signals)) {
+                continue;
+            }
+            let way = fastest(kind);
             wrong[number] = self.check(bytes, bytes ^ (number as u64 + 1), |side| match way {
                 Some(way) => side.move_by(way, bytes, 1).map(drop),
                 None => Ok(()),
             })?;
         }
         if self.engine.is_some() {
-            wrong[3] = self.check(bytes, bytes ^ 4, |side| Ok(side.engine(bytes, 1).map(drop)?))?;
+            wrong[KINDS.len()] =
+                self.check(bytes, bytes ^ (KINDS.len() as u64 + 1), |side| Ok(side.engine(bytes, 1).map(drop)?))?;
         }
         Ok(Sized { bytes, speeds, engine, wrong })
     }
@@ -367,12 +405,12 @@ pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let mut rows = Vec::new();
     let mut shapes = Vec::new();
     for (sent, received) in sent.into_iter().zip(received) {
-        let Some(bare) = sent.best(None) else { continue };
+        let Some(bare) = sent.best(Of::Bare) else { continue };
         let bytes = sent.bytes;
         let goals = bench.counts(RANKS);
-        let row = |signals: bool, what: String, curve: &str, goal: Option<f64>, main: &[u64]| {
-            let put = sent.best(Some(signals))?;
-            let wrong = received.wrong[usize::from(!signals)] + received.wrong[2] + received.wrong[3];
+        let row = |kind: Of, what: String, curve: &str, goal: Option<f64>, main: &[u64]| {
+            let put = sent.best(kind)?;
+            let wrong = received.wrong(kind) + received.wrong(Of::Bare) + received.wrong[KINDS.len()];
             let goal = goal.filter(|_| goals).map(Goal::AtLeast);
             let row = Row::new(what, Figure { wrong: Some(wrong), ..put.rate }, "GB/s")
                 .detail(put.shape())
@@ -390,9 +428,12 @@ pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
         let once = if bytes == GOAL_BYTES { Some(0.98) } else { (bytes >= 1 << 10).then_some(0.8) };
         let (shown, few) = ([1 << 6, 1 << 10, 1 << 16, 1 << 20, GOAL_BYTES], [1 << 6, 1 << 10, 1 << 16]);
         let size = size::show(bytes);
-        rows.extend(row(true, format!("put of {size}, each with a signal"), "put, each with a signal", each, &shown));
+        let signals = format!("put of {size}, each with a signal");
+        rows.extend(row(Of::Signals, signals, "put, each with a signal", each, &shown));
+        let turns = format!("put of {size} in chunks that blocks take in turns");
+        rows.extend(row(Of::Turns, turns, "put in turns", each, &[GOAL_BYTES]));
         rows.extend(row(
-            false,
+            Of::OneSignal,
             format!("prepared puts of {size}, one signal at the end"),
             "puts, one signal",
             once,
@@ -409,7 +450,7 @@ pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
 /// Returns a row for each shape of a put of one size, compared with the bare loops of the same shape.
 fn by_shape(sized: &Sized) -> Vec<Row> {
     let row = |put: &Speed| {
-        let alike = |bare: &&Speed| bare.kernel != PUT && (bare.blocks, bare.threads) == (put.blocks, put.threads);
+        let alike = |bare: &&Speed| !is_put(&bare.kernel) && (bare.blocks, bare.threads) == (put.blocks, put.threads);
         let row = Row::new(format!("put of {}, {}", size::show(sized.bytes), put.shape()), put.rate, "GB/s");
         let bare = sized.speeds.iter().filter(alike);
         bare.fold(row, |row, bare| row.beside(Kind::Floor, bare.kernel.as_str(), bare.rate, None, None))
@@ -510,7 +551,7 @@ pub(super) fn exchanges(bench: &Bench) -> Result<Vec<Table>, Failure> {
             rate: together(&one.ways[way], &other.ways[way], bytes),
         };
         let speeds: Vec<Speed> = ways.iter().enumerate().map(speed).collect();
-        let (Some(put), Some(bare)) = (best(&speeds, Some(true)), best(&speeds, None)) else { continue };
+        let (Some(put), Some(bare)) = (best(&speeds, Of::Turns), best(&speeds, Of::Bare)) else { continue };
         let figure = Figure { wrong: Some(one.wrong + other.wrong), ..put.rate };
         let goal = (bench.counts(RANKS) && bytes == GOAL_BYTES).then_some(Goal::AtLeast(0.98));
         let mut row = Row::new(format!("put of {}, both ways at once", size::show(bytes)), figure, "GB/s")
@@ -519,7 +560,7 @@ pub(super) fn exchanges(bench: &Bench) -> Result<Vec<Table>, Failure> {
             .point("put, both ways at once", bytes)
             .beside(Kind::Floor, "best bare copy loop, both ways", bare.rate, goal, None)
             .by(bare.text());
-        for (what, kernel) in [("bare copy loop, a part for each block", PARTS), ("puts of 64KiB in turns", TURNS)] {
+        for (what, kernel) in [("puts, a part for each block", PUT), ("bare copy loop, a part for each block", PARTS)] {
             if let Some(speed) = fastest(speeds.iter().filter(|speed| speed.kernel == kernel)) {
                 row = row.beside(Kind::Other, what, speed.rate, None, None).by(speed.shape());
             }

@@ -293,7 +293,7 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
 }
 
 /// The measurements by name, with the ranks that they need if these are processes.
-const MEASURES: [(&str, Processes, Measure, Measurement); 14] = [
+const MEASURES: [(&str, Processes, Measure, Measurement); 15] = [
     ("lsa, round trip", Processes::Two, lsa::round_trips, Measurement::Lsa),
     ("lsa, barrier", Processes::Any, lsa::barriers, Measurement::Lsa),
     ("lsa, sizes", Processes::Two, lsa::sizes, Measurement::Lsa),

@@ -6,6 +6,7 @@ use super::lab::{Lab, Play, Shape};
 use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, end};
 use crate::{Failure, size};
+use gin_bench_kernels::bare::STEPS;
 use gin_bench_kernels::{PAYLOAD_WORDS, PING_WORDS};
 use gin_device::inbox::words;
 use gin_gpu::KernelArg;
@@ -29,7 +30,7 @@ pub(super) fn together(all: Vec<Vec<Figure>>) -> Vec<Figure> {
 
 /// The kernels of round trips, their threads, and whether they use gin's signals, a flag, flags in the data, or
 /// messages.
-const PINGS: [(&str, u32, usize); 9] = [
+const PINGS: [(&str, u32, usize); 9 + STEPS.len()] = [
     ("bench_lsa_ping_thread", WARP, 0),
     ("bench_lsa_ping_warp", WARP, 0),
     ("bench_lsa_ping_prepared_thread", WARP, 0),
@@ -39,6 +40,11 @@ const PINGS: [(&str, u32, usize); 9] = [
     ("bare_ping_copy", WARP, 1),
     ("bare_ping_flagged", WARP, 2),
     ("bare_ping_word", 1, 1),
+    ("bare_ping_steps_1", 1, 1),
+    ("bare_ping_steps_2", 1, 1),
+    ("bare_ping_steps_3", 1, 1),
+    ("bare_ping_steps_4", 1, 1),
+    ("bare_ping_steps_5", 1, 1),
 ];
 
 /// The last number of [`PINGS`]: messages.
@@ -70,7 +76,8 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     };
     let figures = together(bench.on_ranks(bench.world(RANKS)?, play)?);
     let figures: Vec<Figure> = figures.into_iter().map(|figure| figure.times(1e-3)).collect();
-    let [thread, warp, prepared, prepared_warp, inbox, payload, copy, flagged, relaxed] = figures[..] else {
+    let [thread, warp, prepared, prepared_warp, inbox, payload, copy, flagged, relaxed, ref steps @ ..] = figures[..]
+    else {
         return Err("a rank returned no figures".into());
     };
     let bare = [
@@ -96,6 +103,10 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let message = Row::new("message of 64B and back, a warp", inbox, "us").main(true);
     rows.push(message.beside(Kind::Floor, bare[2].1, flagged, goal, None));
     rows.extend(bare.map(|(_, what, figure)| Row::new(what, figure, "us")));
+    rows.extend((1..).zip(STEPS).zip(steps).map(|((number, step), &figure)| {
+        let row = Row::new(format!("bare: 64B with {number} of gin's steps, the last: {step}"), figure, "us");
+        row.beside(Kind::Floor, bare[0].1, payload, None, None)
+    }));
     Ok(vec![bench.table("LSA round trip", RANKS, rows)])
 }
 

@@ -163,10 +163,11 @@ impl<M: Memory> Words<M> {
         let mut look: Look<M> = Look::new(HostWord { word: self.cpu.unwrap_or(self.near), near: self.near });
         let near = self.gpu.is_some() || self.nic.is_some();
         let remembers = self.cpu.is_some() && near && bits >= WIDE;
-        let last = if remembers { self.near.at(LAST).load_relaxed_gpu() } else { 0 };
+        // Without a mailbox, `MAIL` stays 0.
+        let (last, mail) = if remembers { self.near.at(LAST).load_pair_relaxed_sys() } else { (0, 0) };
         // Not an `Option`: a register without a value would stay live round the loops of a kernel.
         let (mut host, mut known) = (last, self.cpu.is_none() || remembers);
-        let mut until = match (remembers, last | self.mail()) {
+        let mut until = match (remembers, last | mail) {
             (false, _) => 0,
             (true, 0) => Self::LOOKS_ALONE,
             (true, _) => 1,
@@ -209,14 +210,19 @@ impl<M: Memory> Words<M> {
         }
     }
 
-    /// Returns the only word of a signal whose other engines have none, if its values have `bits` bits.
+    /// Returns the word that a wait may poll [a short time](Self::meets_soon) before all others, for values of `bits`
+    /// bits: the one that GPUs raise, unless a NIC raises the signal too.
     #[inline(always)]
-    pub(crate) fn alone(&self, bits: u32) -> Option<M::Word> {
-        if self.nic.is_none() & self.cpu.is_none() & (bits == u64::BITS) { self.gpu } else { None }
+    pub(crate) fn soonest(&self, bits: u32) -> Option<M::Word> {
+        if self.nic.is_none() & (bits == u64::BITS) { self.gpu } else { None }
     }
 
-    /// Polls `word`, the [only word](Self::alone), a short time and looks at nothing else. Returns whether the value is
-    /// at or past `least`.
+    /// Polls `word`, the [soonest word](Self::soonest), a short time, if no CPU thread has raised the signal before the
+    /// end of an earlier wait. Returns whether the value is at or past `least`.
+    ///
+    /// The word in host memory counts as 0, an earlier value of it, so the present value is no less than the one that
+    /// is compared. A raise by a CPU thread ends no such poll; the wait that follows finds it. Each poll loads one
+    /// word. With two words, loaded one after the other, it would take twice as long.
     ///
     /// Ordering: acquire, at system scope, if it is.
     #[inline(always)]
@@ -232,7 +238,9 @@ impl<M: Memory> Words<M> {
     #[inline(always)]
     pub(crate) fn meets_soon_relaxed(&self, word: M::Word, least: u64) -> bool {
         let least = least.wrapping_add(self.base().load_relaxed_gpu());
-        word.spin(least, M::POLLS_PER_CHECK).wrapping_sub(least) as i64 >= 0
+        // Without a mailbox, `MAIL` stays 0.
+        let (last, mail) = self.near.at(LAST).load_pair_relaxed_sys();
+        last | mail == 0 && word.spin(least, M::POLLS_PER_CHECK).wrapping_sub(least) as i64 >= 0
     }
 
     /// Sets the value to 0. No raise may be in flight.

@@ -13,7 +13,7 @@ use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_soft_hca::Options;
 use gin_soft_hca_host::SoftEngine;
-use gpu_tests_kernels::{Exchange, Flood, Link, Stale, exchange_len, hardware_spin, value};
+use gpu_tests_kernels::{CHUNK_BYTES, Chunked, Exchange, Flood, Link, Stale, exchange_len, hardware_spin, value};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,8 +159,8 @@ pub type Trial = (&'static str, fn(&Testbed) -> Result<(), String>);
 /// The trials that kernels also pass if they drive NICs.
 pub const NIC_TRIALS: &[Trial] = TRIALS.split_at(8).0;
 
-/// The trials that run on any devices. The last four need loads and stores.
-pub const TRIALS: [Trial; 17] = [
+/// The trials that run on any devices. The last five need loads and stores.
+pub const TRIALS: [Trial; 19] = [
     ("lines_read_before_by_all_blocks_are_fresh_after_a_put_was_waited_for", |testbed| stale(testbed, false)),
     ("lines_read_before_by_all_blocks_are_fresh_after_a_get_was_flushed", |testbed| stale(testbed, true)),
     ("every_thread_of_every_resident_block_posts_at_once", |testbed| flood(testbed, u32::MAX, 32, 1)),
@@ -174,8 +174,10 @@ pub const TRIALS: [Trial; 17] = [
     ("launches_that_fill_the_gpu_follow_each_other_by_events_and_in_graphs", |testbed| follow(testbed, true)),
     ("kernels_with_other_shared_memory_start_beside_a_kernel_on_every_processor", beside),
     ("dependent_kernels_start_early_in_a_stream_and_in_a_graph_and_see_what_those_before_wrote", dependents),
+    ("ranges_that_blocks_put_in_turns_arrive_whole_and_nothing_beside_them", chunks),
     ("lines_read_before_are_fresh_after_a_put_by_stores_was_waited_for", |testbed| stale(&testbed.lsa(), false)),
     ("lines_read_before_are_fresh_after_a_get_by_loads_was_flushed", |testbed| stale(&testbed.lsa(), true)),
+    ("ranges_that_blocks_store_in_turns_arrive_whole_and_nothing_beside_them", |testbed| chunks(&testbed.lsa())),
     ("every_value_of_a_long_ring_by_loads_and_stores_is_right", |testbed| long(&testbed.lsa(), 1)),
     ("every_value_of_a_long_all_to_all_by_loads_and_stores_is_right", |testbed| {
         long(&testbed.lsa(), testbed.ranks() - 1)
@@ -392,6 +394,60 @@ fn stale(testbed: &Testbed, get: bool) -> Result<(), String> {
         let shape = LaunchConfig::new(blocks, threads);
         run(rank, "hardware_stale", shape, &[&comm.device()?, &data, &source, &Plain(plan), &DEADLINE])?;
         let wrong = fault(rank, &comm).into_iter().chain(table.report(rank)?).collect();
+        comm.destroy()?;
+        Ok(wrong)
+    })
+}
+
+/// Puts ranges of every kind of length, at aligned and at other addresses.
+fn chunks(testbed: &Testbed) -> Result<(), String> {
+    // Bytes before and after a range that nobody may write.
+    const MARGIN: usize = 160;
+    testbed.expect(|rank| {
+        let is_real = testbed.devices.is_some();
+        let threads = if is_real { 256 } else { 32 };
+        // Few blocks, so that few bytes give them several turns.
+        let blocks = testbed.share(rank, "hardware_chunks", threads)?.min(if is_real { 64 } else { 2 });
+        let turn = blocks as usize * CHUNK_BYTES;
+        let mut lengths =
+            vec![0, 1, 15, 16, 17, 127, 128, 129, 1000, 128 * blocks as usize + 1, turn - 1, turn, turn + 1];
+        lengths.push(if is_real { 3 * turn + 12345 } else { 2 * turn + 345 });
+        let most = 16 + 2 * MARGIN + lengths[lengths.len() - 1];
+        let comm = rank.communicator(&Requirements::default().signals(1))?;
+        let data: Window<u8> = comm.alloc_window(most, WindowFlags::NONE)?;
+        let source: Window<u8> = comm.alloc_window(most, WindowFlags::NONE)?;
+        let handle = comm.device()?;
+        let byte = |rank: u32, round: u64, index: usize| {
+            (value(rank, 0, round, index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+        };
+        let left = (rank.rank() + rank.ranks() - 1) % rank.ranks();
+        let (mut wrong, mut round) = (Vec::new(), 0u64);
+        for (to, from) in [(0, 0), (16, 128), (3, 19), (8, 4), (1, 2)] {
+            for &len in &lengths {
+                let sent: Vec<u8> = (0..most).map(|index| byte(rank.rank(), round, index)).collect();
+                source.write(0, &sent)?;
+                let to = MARGIN + to;
+                let mut expected = vec![0xa5; to + len + MARGIN];
+                data.write(0, &expected)?;
+                for (index, place) in expected[to..to + len].iter_mut().enumerate() {
+                    *place = byte(left, round, from + index);
+                }
+                let plan =
+                    Chunked { to: to as u64, from: from as u64, len: len as u64, before: round * u64::from(blocks) };
+                let arguments: [&dyn KernelArg; 5] = [&handle, &data, &source, &Plain(plan), &DEADLINE];
+                run(rank, "hardware_chunks", LaunchConfig::new(blocks, threads), &arguments)?;
+                let mut found = vec![0; expected.len()];
+                data.read(0, &mut found)?;
+                if let Some(index) = (0..found.len()).find(|&index| found[index] != expected[index]) {
+                    let (me, seen, right) = (rank.rank(), found[index], expected[index]);
+                    wrong.push(format!(
+                        "rank {me}: {len} bytes from {from} to {to}: byte {index} is {seen:#x} instead of {right:#x}"
+                    ));
+                }
+                round += 1;
+            }
+        }
+        wrong.extend(fault(rank, &comm));
         comm.destroy()?;
         Ok(wrong)
     })

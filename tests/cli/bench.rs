@@ -70,6 +70,10 @@ fn bench_lsa_measures_round_trips_barriers_and_puts_beside_bare_ones() {
     let floors = beside(trip, "put of 64B");
     assert_eq!(floors.len(), 8);
     assert!(floors[0].contains("relaxed poll") && floors[2].contains("flag in the data"), "{floors:?}");
+    let steps =
+        trip["rows"].as_array().unwrap().iter().filter(|row| row["what"].to_string().contains("of gin's steps"));
+    assert_eq!(steps.count(), 5);
+    assert_eq!(beside(trip, "bare: 64B with 4 of gin's steps"), [floors[0].as_str()]);
     assert_eq!((&two["ranks"], &three["ranks"]), (&2.into(), &3.into()));
     let floors = beside(two, "barrier");
     assert!(floors.len() == 4 && floors[0].starts_with("bare: NCCL") && floors[1].contains("relaxed"), "{floors:?}");
@@ -83,8 +87,9 @@ fn bench_lsa_measures_round_trips_barriers_and_puts_beside_bare_ones() {
         }
     }
     assert!(beside(blocks, "put of 4KiB").len().is_multiple_of(5), "{blocks}");
-    let compared =
-        ["best bare copy loop, both ways", "bare copy loop, a part for each block", "puts of 64KiB in turns"];
+    assert_eq!(beside(puts, "put of 4KiB in chunks that blocks take in turns"), ["best bare copy loop, released once"]);
+    let parts = ["puts, a part for each block", "bare copy loop, a part for each block"];
+    let compared = [&["best bare copy loop, both ways"], &parts[..]].concat();
     assert_eq!(beside(both, "put of 4KiB"), compared);
     for table in [puts, both] {
         assert!(table["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0), "{table}");

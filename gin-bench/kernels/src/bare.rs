@@ -9,7 +9,7 @@ use gin_device::prelude::*;
 use gin_device::sys::data::{
     load_relaxed_sys_pair, load_relaxed_sys_u32, load_relaxed_sys_u64, load_weak_pair, store_weak_pair, store_weak_u32,
 };
-use gin_device::sys::{Global, GlobalWord, Memory, Word};
+use gin_device::sys::{self, Global, GlobalWord, Memory, Word};
 
 /// Addresses of a round trip: this rank's part of the window, and the peer's.
 #[derive(Clone, Copy)]
@@ -134,6 +134,120 @@ pub unsafe fn bare_ping_payload(comm: Comm, window: Window<u64>, plan: Plan, out
             there
         },
     );
+}
+
+/// The steps of a prepared put and wait of gin that [`bare_ping_payload`] lacks, in the order in which [`ping_steps`]
+/// adds them.
+pub const STEPS: [&str; 5] = [
+    "bytes from memory",
+    "flag raised by an atomic",
+    "three words loaded before the polls",
+    "clock read after the polls",
+    "polls of two words, one after the other",
+];
+
+/// Index of three words, in another sector than the flag, that stay 0.
+const NEAR: usize = FLAG + 8;
+
+/// Does the same as [`bare_ping_payload`] with the first `COUNT` of the [`STEPS`].
+///
+/// # Safety
+/// - The same as for [`bare_ping_word`].
+#[inline(always)]
+unsafe fn ping_steps<const COUNT: usize>(comm: &Comm, window: Window<u64>, plan: Plan, marks: Marks) {
+    let Some(sides) = Sides::new(comm, window) else { return };
+    let limit = Limit::new(plan.limit_ns);
+    let (flag, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
+    // Safety: words of the window, used only here.
+    let near = unsafe { word(sides.here.wrapping_add(NEAR)) };
+    plan.play(
+        sides.first,
+        true,
+        marks,
+        |round| {
+            let from = sides.here.wrapping_add(SOURCE);
+            // Safety: within both windows.
+            unsafe {
+                if plan.verifies() {
+                    let mut index = 0;
+                    while index < PAYLOAD_WORDS {
+                        let (low, high) = (payload(round, index as u64), payload(round, index as u64 + 1));
+                        store_weak_pair(from.wrapping_add(index), low, high);
+                        index += 2;
+                    }
+                }
+                let pair = |index| load_weak_pair(from.wrapping_add(index));
+                let held = (pair(0), pair(2), pair(4), pair(6));
+                let to = sides.there.wrapping_add(PAYLOAD);
+                store_weak_pair(to, held.0.0, held.0.1);
+                store_weak_pair(to.wrapping_add(2), held.1.0, held.1.1);
+                store_weak_pair(to.wrapping_add(4), held.2.0, held.2.1);
+                store_weak_pair(to.wrapping_add(6), held.3.0, held.3.1);
+            }
+            Global::fence_release_sys();
+            if COUNT >= 2 {
+                there.red_add_relaxed_sys(1);
+            } else {
+                there.store_relaxed_sys(round);
+            }
+            true
+        },
+        |round| {
+            let mut least = round;
+            if COUNT >= 3 {
+                let words = (near.load_relaxed_gpu(), near.at(1).load_relaxed_gpu(), near.at(2).load_relaxed_gpu());
+                least = least.wrapping_add(words.0).wrapping_add(words.1 | words.2);
+            }
+            let reached = if COUNT >= 5 {
+                limit.wait(|| {
+                    let mut polls = 0;
+                    loop {
+                        let seen = flag.load_relaxed_sys();
+                        // The second load depends on the first.
+                        let seen = seen.wrapping_add(near.at(seen >> 63).load_relaxed_gpu());
+                        polls += 1;
+                        let reached = seen.wrapping_sub(least) as i64 >= 0;
+                        if reached || polls == 8 {
+                            return reached;
+                        }
+                    }
+                })
+            } else {
+                limit.reached(flag, least)
+            };
+            marks.count(LATE, u64::from(!reached));
+            Global::fence_acquire_sys();
+            if COUNT >= 4 && sys::cycles() == u64::MAX {
+                return false;
+            }
+            if plan.verifies() && reached {
+                sides.check(round, marks);
+            }
+            reached
+        },
+    );
+}
+
+macro_rules! steps {
+    ($($name:ident $count:literal;)*) => { $(
+        #[doc = concat!("Does the same as [`bare_ping_payload`] with the first ", $count, " of the [`STEPS`].")]
+        ///
+        /// # Safety
+        /// - The same as for [`bare_ping_word`].
+        #[kernel]
+        pub unsafe fn $name(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+            // Safety: guaranteed by the kernel's caller.
+            unsafe { ping_steps::<$count>(&comm, window, plan, Marks::new(out)) };
+        }
+    )* };
+}
+
+steps! {
+    bare_ping_steps_1 1;
+    bare_ping_steps_2 2;
+    bare_ping_steps_3 3;
+    bare_ping_steps_4 4;
+    bare_ping_steps_5 5;
 }
 
 /// Copies 64 bytes from this rank's memory to the peer by the lanes of a warp. Then one lane raises a flag after a

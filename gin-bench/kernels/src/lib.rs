@@ -167,8 +167,6 @@ pub struct Transfers {
     pub len: u64,
     /// Number of transfers.
     pub times: u64,
-    /// Number of words of a chunk, even, if the blocks put chunks in turns.
-    pub chunk: u64,
     /// Not 0 if each put has a signal; otherwise the last one has.
     pub each: u64,
     /// Number of the launch, from 1, if the kernels of both ranks begin their timed parts together, for transfers in

@@ -261,8 +261,8 @@ pub unsafe fn bench_lsa_put(
     }
 }
 
-/// Puts the same words to the next rank repeatedly, in chunks that the blocks take in turns. Each block raises a signal
-/// after its last chunk of a transfer.
+/// Puts the same words to the next rank repeatedly, in [chunks](gin_device::grid::Chunks) that the blocks take in
+/// turns. Each block raises a signal after its last chunk of a transfer.
 ///
 /// # Safety
 /// - The same as for [`bench_lsa_put`].
@@ -279,8 +279,7 @@ pub unsafe fn bench_lsa_put_turns(
     let (peer, raise) = (comm.world().right(), SignalId::new(0).inc());
     // Safety: guaranteed by the kernel's caller.
     let marks = unsafe { Marks::new(out) };
-    let (len, chunk) = (transfers.len as usize, transfers.chunk as usize);
-    let step = chunk * grid_dim().count() as usize;
+    let chunks = Block.chunks::<u64>(transfers.len as usize);
     if !transfers.begin(&comm, flags, marks) {
         return;
     }
@@ -290,13 +289,10 @@ pub unsafe fn bench_lsa_put_turns(
     }
     let mut time = 0;
     while time < transfers.times {
-        let mut start = chunk * block_in_grid() as usize;
-        while start < len {
-            let part = chunk.min(len - start);
+        for (start, part) in chunks {
             if !succeeded(&comm, gin.put(peer, to.range(start, part), from.range(start, part)).issue(&Block)) {
                 return;
             }
-            start += step;
         }
         if !succeeded(&comm, gin.signal(peer, raise).issue(&Block)) {
             return;

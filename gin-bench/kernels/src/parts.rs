@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The parts of a round trip over the proxy: kernels that each take one step more of those that gin's kernels take.
+//! The parts of a round trip over the proxy: kernels, each with one more of the steps of gin's kernels.
 
 use crate::{LATE, Limit, Marks, Plan, WRONG, payload, word};
 use gin_abi::descriptor::WORDS;

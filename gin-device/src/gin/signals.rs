@@ -156,7 +156,17 @@ impl<B: Backend> Gin<B> {
         deadline: Deadline,
     ) -> Result<(), Fault> {
         let view = signal.into();
-        lead!(coop, self.wait_here(view, least, deadline).map(|_| ()))
+        lead!(coop, self.wait_once(view, least, deadline))
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn wait_once(&self, view: SignalView, least: u64, deadline: Deadline) -> Result<(), Fault> {
+        self.check(view, Operation::WaitSignal)?;
+        let words = self.words(view);
+        // Without loads and stores, few signals have a word that GPUs raise.
+        let word = if B::LSA { words.soonest(view.bits) } else { None };
+        PreparedWait { gin: self, view, words, word }.here(least, deadline)
     }
 
     /// Checks a signal and finds its words, so that it can be waited for many times. Each thread of the coop that will
@@ -170,7 +180,7 @@ impl<B: Backend> Gin<B> {
         let view = signal.into();
         self.check(view, Operation::WaitSignal)?;
         let words = self.words(view);
-        Ok(PreparedWait { gin: self, view, words, word: words.alone(view.bits) })
+        Ok(PreparedWait { gin: self, view, words, word: words.soonest(view.bits) })
     }
 
     #[inline(always)]
@@ -315,7 +325,7 @@ pub struct PreparedWait<'a, B: Backend> {
     gin: &'a Gin<B>,
     view: SignalView,
     words: Words<Global>,
-    /// Its only word, if it has no other.
+    /// The word to poll first.
     word: Option<GlobalWord>,
 }
 

@@ -101,6 +101,37 @@ models! {
         met.check();
     }
 
+    fn a_short_wait_counts_no_raise_of_a_cpu_and_shows_writes_before_those_of_gpus() {
+        let [met, left] = [Reached::new("wait that met the raise"), Reached::new("wait left to others")];
+        let marks = [met.clone(), left.clone()];
+        explore(2, move || {
+            let world = World::new(signals([by_both(0, 0)], 2));
+            let raisers = [raiser(&world, 0, GPU), raiser(&world, 1, CPU)];
+            let other = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.signals[0].wait(&world.status, 2, SIGNAL_BITS, Deadline::NONE, || {}).unwrap();
+                })
+            };
+            let (words, gpu) = (&world.signals[0], word(&world, 0, GPU));
+            if words.meets_soon(gpu, 1) {
+                assert_eq!(world.cells[0].read(), 7);
+                marks[0].mark();
+            }
+            assert!(!words.meets_soon(gpu, 2), "a GPU has raised it once");
+            if words.near.at(LAST).load_relaxed_gpu() != 0 {
+                assert!(!words.meets_soon(gpu, 1), "a CPU thread has raised it");
+                marks[1].mark();
+            }
+            for raiser in raisers {
+                raiser.join().unwrap();
+            }
+            other.join().unwrap();
+        });
+        met.check();
+        left.check();
+    }
+
     fn two_threads_that_wait_for_a_host_word_see_writes_before_its_raises() {
         let [looked, told] =
             [Reached::new("thread that looked at the word"), Reached::new("thread that had the value from the other")];

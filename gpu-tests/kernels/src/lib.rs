@@ -9,6 +9,7 @@
 //! | `hardware_flood` | posts from every thread of every block at once, while every block polls |
 //! | `hardware_pass` | passes values on to a neighbour by one put and one get, on the automatic route |
 //! | `hardware_link` | waits for the kernel before it on the stream, and lets the next one start |
+//! | `hardware_chunks` | puts a range in chunks that blocks take in turns |
 //! | `hardware_print` | prints lines |
 //! | `hardware_spin` | occupies processors until the host ends it |
 //! | `hardware_experts` | does what experts do between dispatch and combine |
@@ -21,6 +22,7 @@ pub mod experts;
 pub mod primitives;
 
 use bytemuck::{Pod, Zeroable};
+pub use gin_device::grid::CHUNK_BYTES;
 use gin_device::prelude::*;
 use gin_device::sys::{self, GlobalWord, Word};
 
@@ -358,6 +360,49 @@ fn pass(
     gin.wait_signal(&Block, SignalId::new(0), round, deadline)?;
     gin.get(left, data.range(elements, elements), source.range(0, elements)).issue(&Block)?;
     gin.flush(&Block, deadline)
+}
+
+/// Bytes that all blocks of a grid put together.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable, Debug)]
+pub struct Chunked {
+    /// Index of the first byte at the neighbour.
+    pub to: u64,
+    /// Index of the first byte to send.
+    pub from: u64,
+    /// Number of bytes.
+    pub len: u64,
+    /// Value of the signal after earlier launches.
+    pub before: u64,
+}
+
+/// Puts bytes of `source` into the right neighbour's `data`, in chunks that the blocks take in turns. Each block raises
+/// signal 0 of context 0 once, and waits until all blocks of the left neighbour have.
+///
+/// # Safety
+/// - The whole grid is resident, on every rank. All ranks launch the same shape and the same plan.
+#[kernel]
+pub unsafe fn hardware_chunks(comm: Comm, data: Window<u8>, source: Window<u8>, plan: Chunked, deadline: Deadline) {
+    if let Err(fault) = put_chunks(&comm, data, source, &plan, deadline) {
+        comm.report(fault);
+    }
+}
+
+#[inline(always)]
+fn put_chunks(
+    comm: &Comm,
+    data: Window<u8>,
+    source: Window<u8>,
+    plan: &Chunked,
+    deadline: Deadline,
+) -> Result<(), Fault> {
+    let (gin, right, arrived) = (Gin::new(comm, ContextId::new(0)), comm.world().right(), SignalId::new(0));
+    let (to, from) = (plan.to as usize, plan.from as usize);
+    for (start, len) in Block.chunks::<u8>(plan.len as usize) {
+        gin.put(right, data.range(to + start, len), source.range(from + start, len)).issue(&Block)?;
+    }
+    gin.signal(right, arrived.inc()).issue(&Block)?;
+    gin.wait_signal(&Block, arrived, plan.before + grid_dim().count() as u64, deadline)
 }
 
 /// Occupies processors until the word at `stop` is not 0, or for `limit_ns` nanoseconds. Each block adds 1 to the word
