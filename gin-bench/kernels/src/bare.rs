@@ -136,7 +136,7 @@ pub unsafe fn bare_ping_payload(comm: Comm, window: Window<u64>, plan: Plan, out
     );
 }
 
-/// The steps of a prepared put and wait of gin that [`bare_ping_payload`] lacks, in the order in which [`ping_steps`]
+/// The steps of a prepared put and wait of gin that [`bare_ping_payload`] lacks, in the order in which `ping_steps`
 /// adds them.
 pub const STEPS: [&str; 5] = [
     "bytes from memory",
