@@ -205,3 +205,39 @@ BENCH_KERNEL bench_read_signal(gin::Comm comm, Words, Plan plan, uint64_t* out) 
 BENCH_KERNEL bench_read_counter(gin::Comm comm, Words, Plan plan, uint64_t* out) {
     reads(comm, plan, out, [](const gin::Gin<>& net) { return net.readCounter(0); });
 }
+
+/// Makes one call in each round.
+template <class Call>
+GIN_FN void calls(const gin::Comm& comm, const Plan& plan, uint64_t* out, Call call) {
+    gin::Gin<> net(comm, 0, plan.deadline());
+    plan.each(true, out, [&](uint64_t) { return succeeded(comm, call(net)); });
+}
+
+BENCH_KERNEL bench_call_get(gin::Comm comm, Words window, Plan plan, uint64_t* out) {
+    calls(comm, plan, out, [&](const gin::Gin<>& net) {
+        gin::Team world = comm.world();
+        return net.get(world, world.after(1), window, 8 * PAYLOAD, window, 8 * SOURCE, 8 * PAYLOAD_WORDS);
+    });
+}
+
+BENCH_KERNEL bench_call_flush(gin::Comm comm, Words, Plan plan, uint64_t* out) {
+    calls(comm, plan, out, [](const gin::Gin<>& net) { return net.flush(gin::CoopThread{}); });
+}
+
+BENCH_KERNEL bench_call_follow(gin::Comm comm, Words, Plan plan, uint64_t* out) {
+    calls(comm, plan, out, [&](const gin::Gin<>& net) {
+        gin::CoopThread one;
+        gin::Fault fault = net.signal(comm.world(), comm.rank(), gin::StrongSignalInc{1}, one);
+        return fault ? fault : net.waitSignalFollowShadow(one, 1, 1);
+    });
+}
+
+BENCH_KERNEL bench_call_reset(gin::Comm comm, Words, Plan plan, uint64_t* out) {
+    calls(comm, plan, out, [](const gin::Gin<>& net) { return net.resetCounter(0); });
+}
+
+BENCH_KERNEL bench_call_barrier(gin::Comm comm, Words, Plan plan, uint64_t* out) {
+    calls(comm, plan, out, [](const gin::Gin<>& net) {
+        return net.barrier(gin::CoopThread{}, gin::BarrierTeam::World, 0, gin::Fence::None);
+    });
+}

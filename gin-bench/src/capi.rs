@@ -20,8 +20,8 @@ const GOAL: f64 = 1.1;
 /// A kernel in both languages, its threads, its text, and whether its operations inline in C++.
 type Twin = (&'static str, u32, &'static str, bool);
 
-/// Round trips and issues by loads and stores.
-const STORES: [Twin; 8] = [
+/// Round trips, issues and calls by loads and stores.
+const STORES: [Twin; 13] = [
     ("bench_lsa_ping_thread", 32, "put of 64B with signal and back, a thread", true),
     ("bench_lsa_ping_warp", 32, "put of 64B with signal and back, a warp", true),
     ("bench_issue_put_thread", 1, "issue of a put of 64B with signal, a thread", true),
@@ -30,6 +30,11 @@ const STORES: [Twin; 8] = [
     ("bench_issue_signal", 1, "issue of a signal, a thread", true),
     ("bench_read_signal", 1, "read of a signal, a thread", true),
     ("bench_read_counter", 1, "read of a counter, a thread", true),
+    ("bench_call_get", 1, "get of 64B, a thread", false),
+    ("bench_call_flush", 1, "flush with nothing under way, a thread", false),
+    ("bench_call_follow", 1, "own signal, and wait that moves its shadow, a thread", false),
+    ("bench_call_reset", 1, "reset of a counter, a thread", false),
+    ("bench_call_barrier", 1, "barrier of two ranks, a thread", false),
 ];
 
 /// The same over the proxy. All are calls.
@@ -49,13 +54,13 @@ fn measure(bench: &Bench, load: Load<'_>, routes: Routes, twins: &[Twin]) -> Res
         let lab = Lab::new(rank)?;
         let module = load(rank)?;
         // Room for all posts of a launch, so that no post waits for the proxy.
-        let requirements = Requirements::default().signals(1).counters(1).queue_depth(depth);
+        let requirements = Requirements::default().signals(2).counters(1).world_barriers(1).queue_depth(depth);
         let comm = rank.communicator(&requirements)?;
         let window = comm.alloc_window::<u64>(PING_WORDS, WindowFlags::NONE)?;
         let handle = comm.device()?;
         let arguments: [&dyn KernelArg; 2] = [&handle, &window];
-        // All raise the same signal; a kernel that reads raises nothing.
-        let (raised, read) = (Cell::new(0), Cell::new(0));
+        // All posts raise the same signal; a kernel that reads or calls does not.
+        let (raised, other) = (Cell::new(0), Cell::new(0));
         let plays: Vec<Play<'_>> = twins
             .iter()
             .flat_map(|&(kernel, threads, ..)| [Some(&*module), None].map(|module| (kernel, threads, module)))
@@ -63,7 +68,11 @@ fn measure(bench: &Bench, load: Load<'_>, routes: Routes, twins: &[Twin]) -> Res
                 shape: Shape::one(kernel, threads),
                 comm: Some(&comm),
                 arguments: &arguments,
-                before: if kernel.starts_with("bench_read") { &read } else { &raised },
+                before: if ["bench_read", "bench_call"].iter().any(|name| kernel.starts_with(name)) {
+                    &other
+                } else {
+                    &raised
+                },
                 module,
             })
             .collect();
@@ -88,8 +97,8 @@ fn tables(bench: &Bench, load: Load<'_>) -> Result<Vec<Table>, Failure> {
     rows.extend(measure(bench, load, Routes::Network, &PROXY)?);
     let mut table = bench.table("C++ beside Rust", RANKS, rows);
     table.notes.push(
-        "By loads and stores, put, value, signal, reads and the first 32 polls of a wait inline in C++; all \
-         operations over the proxy are calls"
+        "By loads and stores, put, value, signal, reads and the first 32 polls of a wait inline in C++; get, flush, the \
+         wait that moves a shadow, reset and barrier are calls, as are all operations over the proxy"
             .to_owned(),
     );
     Ok(vec![table])

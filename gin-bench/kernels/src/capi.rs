@@ -8,6 +8,9 @@ use gin_device::sys::data::{load_relaxed_sys_u64, store_weak_u64};
 
 const SIGNAL: SignalId = SignalId::new(0);
 
+/// The signal that a rank raises at itself.
+const FOLLOWED: SignalId = SignalId::new(1);
+
 /// Makes one operation in each round. Afterwards, outside of the timed part, waits for the peer's operations, and
 /// checks the `words` words that arrived.
 ///
@@ -96,6 +99,43 @@ raises! {
     bench_issue_proxy: Proxy, Thread, PAYLOAD_WORDS, |gin, peer, window, value|
         gin.put(peer, window.range(PAYLOAD, PAYLOAD_WORDS), window.range(SOURCE, PAYLOAD_WORDS)).signal(SIGNAL.inc()),
         "Puts 64 bytes over the proxy, by one thread";
+}
+
+macro_rules! calls {
+    ($($name:ident: |$gin:ident, $comm:ident, $window:ident, $deadline:ident| $call:expr, $doc:literal;)*) => { $(
+        #[doc = concat!($doc, " repeatedly, by one thread.")]
+        ///
+        /// # Safety
+        /// - Two ranks launch it with the same numbers, one block of one thread each. `window` has
+        ///   [`PING_WORDS`](crate::PING_WORDS) words, `out` has [`MARKS`](crate::MARKS) words. The communicator has two
+        ///   signals, a counter and a barrier of all ranks.
+        #[kernel]
+        pub unsafe fn $name(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+            let ($comm, $window, $deadline) = (&comm, window, plan.deadline());
+            let _ = ($window, $deadline);
+            // Safety: guaranteed by the kernel's caller.
+            let marks = unsafe { Marks::new(out) };
+            let $gin = &Gin::new($comm, ContextId::new(0));
+            plan.each(true, marks, |_| succeeded($comm, ($call).map(|_| ())));
+        }
+    )* };
+}
+
+calls! {
+    bench_call_get: |gin, comm, window, deadline|
+        gin.get(comm.world().right(), window.range(SOURCE, PAYLOAD_WORDS), window.range(PAYLOAD, PAYLOAD_WORDS))
+            .issue(&Thread),
+        "Gets 64 bytes";
+    bench_call_flush: |gin, comm, window, deadline| gin.flush(&Thread, deadline), "Flushes with nothing under way";
+    bench_call_follow: |gin, comm, window, deadline|
+        gin.signal(comm.world().me(), FOLLOWED.inc()).issue(&Thread)
+            .and_then(|()| gin.wait_signal_follow_shadow(&Thread, FOLLOWED, 1, deadline)),
+        "Raises an own signal, and moves its shadow to it";
+    bench_call_reset: |gin, comm, window, deadline| gin.reset_counter(CounterId::new(0)), "Resets a counter";
+    bench_call_barrier: |gin, comm, window, deadline|
+        BarrierSession::new(gin, BarrierTeam::World, 0)
+            .and_then(|mut session| session.sync(&Thread, Fence::None, deadline)),
+        "Meets the other rank in a barrier";
 }
 
 /// Reads a signal repeatedly, by one thread.

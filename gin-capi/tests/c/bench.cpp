@@ -7,6 +7,7 @@
 
 static void rank(const gin::Job& job) {
     gin_requirements_t requirements = gin::default_requirements();
+    requirements.world_barriers = 1;
     gin::Communicator comm(job, requirements);
     gin::HostWindow<uint64_t> window(comm, 64);
     gin::Stream stream(job);
@@ -21,6 +22,11 @@ static void rank(const gin::Job& job) {
         {gin::Kernel::of<bench_issue_proxy>("bench_issue_proxy"), 1},
         {gin::Kernel::of<bench_read_signal>("bench_read_signal"), 1},
         {gin::Kernel::of<bench_read_counter>("bench_read_counter"), 1},
+        {gin::Kernel::of<bench_call_get>("bench_call_get"), 1},
+        {gin::Kernel::of<bench_call_flush>("bench_call_flush"), 1},
+        {gin::Kernel::of<bench_call_follow>("bench_call_follow"), 1},
+        {gin::Kernel::of<bench_call_reset>("bench_call_reset"), 1},
+        {gin::Kernel::of<bench_call_barrier>("bench_call_barrier"), 1},
     };
     const uint64_t rounds = 5;
     uint64_t before = 0;
