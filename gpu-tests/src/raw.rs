@@ -108,7 +108,7 @@ pub fn refused_code(gpus: &[usize], _: Devices) -> Outcome {
     };
     let mut wrong = code.to_vec();
     wrong[FLAGS].fill(0);
-    let (code, wrong): ((&str, &[u8]), (&str, &[u8])) = ((arch, code), (arch, wrong.leak()));
+    let [code, wrong]: [(&str, &[u8]); 2] = [(arch, code), (arch, wrong.leak())];
     let ptx = (arch, hardware_text(gpus[0])?.as_bytes());
     for (images, loads) in [([code, wrong], true), ([wrong, ptx], true), ([wrong, wrong], false)] {
         let device = CudaDevice::new(gpus[0], &[Vec::leak(images.to_vec())]).map_err(text)?;
