@@ -6,8 +6,9 @@ use gin_device::sys::data::{load_weak_pair, store_weak_pair};
 use gin_device::sys::{Global, GlobalWord, Memory, Word};
 
 /// Words of state of [`bare_exchange`] in the window of each rank, before the rows: the epoch, the number of blocks
-/// that are done, and the flag of each rank.
-pub const EXCHANGE_WORDS: usize = 2 + 64;
+/// that are done, and the flag of each rank. Rows then begin at a multiple of 128 bytes; elsewhere copies over NVLink
+/// take up to 7 percent longer.
+pub const EXCHANGE_WORDS: usize = (2usize + 64).next_multiple_of(16);
 
 /// A row to copy.
 #[repr(C)]
