@@ -173,17 +173,10 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
         }
         while unit < end * units {
             unit += warps * blocks as u32;
-            let Unit { token, part, id, weight, ref data } = next;
-            let this = Unit { token, part, id, weight, data: F::convert(data, tokens.flags) };
             // Safety: the caller's promise.
             unsafe {
-                if F::LOADS_AHEAD {
-                    next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
-                }
-                send_unit::<F, R>(arena, lane, tokens, &routes, slot, masked, &this);
-                if !F::LOADS_AHEAD {
-                    next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
-                }
+                send_unit::<F, R>(arena, lane, tokens, &routes, slot, masked, &next);
+                next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
             }
         }
     }
@@ -216,7 +209,7 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
     is_last
 }
 
-/// A unit of a token's row, as a warp loads or sends it. The first of a row also has an id and its weight in each lane.
+/// A unit of a token's row, as a warp loads it. If it is the row's first, each lane also has an id and its weight.
 #[derive(Clone, Copy)]
 struct Unit<D> {
     token: u32,
@@ -261,11 +254,12 @@ unsafe fn send_unit<F: Format, R: Reach>(
     routes: &Routes,
     slot: u64,
     masked: u64,
-    unit: &Unit<F::Unit>,
+    unit: &Unit<F::Loaded>,
 ) {
     let (sizes, me, pairs) = (&lane.sizes, arena.rank(), lane.sizes.row_bytes / 16);
-    let &Unit { token, part, id, weight, ref data } = unit;
+    let &Unit { token, part, id, weight, .. } = unit;
     let pair = part * F::UNIT + lane_index();
+    let data = F::convert(&unit.data, tokens.flags);
     // The rank of this lane's id, and the number of the expert there.
     // A token with an id past the last goes nowhere, so its rank does not matter.
     let of = sizes.owner.of(id as u32);
@@ -293,7 +287,7 @@ unsafe fn send_unit<F: Format, R: Reach>(
             let meta = there + metas + u64::from(place) * u64::from(sizes.meta_bytes);
             // Safety: the place is in this rank's region, which has room for all tokens.
             unsafe {
-                F::store(data, row, meta + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
+                F::store(&data, row, meta + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
                 if part == 0 {
                     describe(sizes.topk, token, if owner == to { Some((expert, weight)) } else { None }, meta);
                     if !F::MAKES_SCALES && sizes.scale_bytes != 0 {

@@ -54,10 +54,6 @@ pub trait Format {
     #[doc(hidden)]
     type Unit: Copy;
 
-    /// A warp loads its next unit before it sends the one that it has converted.
-    #[doc(hidden)]
-    const LOADS_AHEAD: bool;
-
     /// Pairs of a row on its way that a warp sends at a time.
     #[doc(hidden)]
     const UNIT: u32;
@@ -90,8 +86,6 @@ pub struct Bytes;
 impl Format for Bytes {
     type Loaded = Pairs;
     type Unit = Pairs;
-    // Two units would need more registers than there are.
-    const LOADS_AHEAD: bool = false;
     const UNIT: u32 = crate::UNIT;
     const SOURCE: u32 = 1;
     const MAKES_SCALES: bool = false;
@@ -122,46 +116,40 @@ impl Format for Bytes {
 #[derive(Clone, Copy, Debug)]
 pub struct Quantized;
 
-/// 16 elements of a row of the caller.
-type Sixteen = ((u64, u64), (u64, u64));
+/// The share of a lane: 32 elements, 16 of each of two blocks, and their scales.
+type Scaled = ([(u64, u64); 2], [f32; 2]);
 
-/// The share of a lane: 32 elements, 16 of each of two blocks, and a scale: that of the first block if the lane's
-/// number is even, else that of the second.
-type Scaled = ([(u64, u64); 2], f32);
-
-/// Returns four elements of a row of the caller.
+/// Makes 16 elements of a block of eight lanes, and its scale.
 #[inline(always)]
-fn four(word: u64) -> ([f32; 2], [f32; 2]) {
-    (Bf16::unpack(word as u32), Bf16::unpack((word >> 32) as u32))
-}
-
-/// Returns the greatest magnitude.
-#[inline(always)]
-fn most_of((first, second): Sixteen) -> f32 {
+fn quantize((first, second): ((u64, u64), (u64, u64)), flags: u32) -> ((u64, u64), f32) {
+    let two = |word: u64, half: u32| Bf16::unpack((word >> (32 * half)) as u32);
     let most_of = |word: u64| {
-        let ([a, b], [c, d]) = four(word);
+        let ([a, b], [c, d]) = (two(word, 0), two(word, 1));
         a.abs().max(b.abs()).max(c.abs().max(d.abs()))
     };
-    most_of(first.0).max(most_of(first.1)).max(most_of(second.0).max(most_of(second.1)))
-}
-
-/// Multiplies and converts.
-#[inline(always)]
-fn convert((first, second): Sixteen, factor: f32) -> (u64, u64) {
-    let pack = |a: f32, b: f32| u32::from(E4m3::pack([a * factor, b * factor]));
-    let half = |word: u64| {
-        let ([a, b], [c, d]) = four(word);
-        u64::from(pack(a, b) | pack(c, d) << 16)
+    let mut most = most_of(first.0).max(most_of(first.1)).max(most_of(second.0).max(most_of(second.1)));
+    most = most.max(Warp.shuffle_xor(most, 1));
+    most = most.max(Warp.shuffle_xor(most, 2));
+    most = most.max(Warp.shuffle_xor(most, 4)).max(1e-4);
+    let mut scale = most / 448.0;
+    let factor = if flags & POWERS == 0 {
+        448.0 / most
+    } else {
+        scale = Ue8m0::from_f32_up(scale).to_f32();
+        1.0 / scale
     };
-    let eight = |pair: (u64, u64)| half(pair.0) | half(pair.1) << 32;
-    (eight(first), eight(second))
+    let four = |word: u64| {
+        let ([a, b], [c, d]) = (two(word, 0), two(word, 1));
+        let pack = |a: f32, b: f32| u64::from(E4m3::pack([a * factor, b * factor]));
+        pack(a, b) | pack(c, d) << 16
+    };
+    let eight = |pair: (u64, u64)| four(pair.0) | four(pair.1) << 32;
+    ((eight(first), eight(second)), scale)
 }
 
 impl Format for Quantized {
-    type Loaded = [Sixteen; 2];
+    type Loaded = [((u64, u64), (u64, u64)); 2];
     type Unit = Scaled;
-    // Before sm_90 conversions take too many registers.
-    const LOADS_AHEAD: bool = cfg!(any(target_feature = "sm_90", not(target_arch = "nvptx64")));
     // More would need more registers than there are.
     const UNIT: u32 = crate::UNIT / 2;
     const SOURCE: u32 = 2;
@@ -184,48 +172,30 @@ impl Format for Quantized {
 
     #[inline(always)]
     fn convert(&[first, second]: &Self::Loaded, flags: u32) -> Scaled {
-        // Eight lanes have two blocks. Even lanes find the scale of the first, odd ones that of the second.
-        let is_odd = !gin_device::coop::lane().is_multiple_of(2);
-        let (a, b) = (most_of(first), most_of(second));
-        let (mine, theirs) = if is_odd { (b, a) } else { (a, b) };
-        let mut most = mine.max(Warp.shuffle_xor(theirs, 1));
-        most = most.max(Warp.shuffle_xor(most, 2));
-        most = most.max(Warp.shuffle_xor(most, 4)).max(1e-4);
-        let mut scale = most / 448.0;
-        let factor = if flags & POWERS == 0 {
-            448.0 / most
-        } else {
-            scale = Ue8m0::from_f32_up(scale).to_f32();
-            1.0 / scale
-        };
-        let other = Warp.shuffle_xor(factor, 1);
-        let (a, b) = if is_odd { (other, factor) } else { (factor, other) };
-        ([convert(first, a), convert(second, b)], scale)
+        let (a, b) = (quantize(first, flags), quantize(second, flags));
+        ([a.0, b.0], [a.1, b.1])
     }
 
     #[inline(always)]
     unsafe fn store((data, scale): &Scaled, row: u64, scales: u64, pair: u32, pairs: u32, flags: u32) {
-        let store = |pair: u32, data: (u64, u64)| {
-            if pair < pairs {
-                // Safety: a pair of the row.
-                unsafe { store_weak_pair((row + 16 * u64::from(pair)) as usize as *mut u64, data.0, data.1) };
+        let store = |ahead: u32, data: (u64, u64), scale: f32| {
+            let pair = pair + 32 * ahead;
+            if pair >= pairs {
+                return;
             }
-        };
-        store(pair, data[0]);
-        store(pair + 32, data[1]);
-        // A unit begins at a multiple of 64 pairs. The first even and the first odd lane of eight store their scales.
-        let mine = pair + 32 * (pair % 2);
-        if pair % 8 < 2 && mine < pairs {
-            let block = u64::from(mine / 8);
-            // Safety: the scale of a block of the row.
+            // Safety: a pair of the row, and its scale; the lanes of a block have the same.
             unsafe {
-                if flags & POWERS == 0 {
-                    store_weak_u32((scales + 4 * block) as usize as *mut u32, scale.to_bits());
-                } else {
+                store_weak_pair((row + 16 * u64::from(pair)) as usize as *mut u64, data.0, data.1);
+                let block = u64::from(pair / 8);
+                match (pair % 8, flags & POWERS) {
+                    (0, 0) => store_weak_u32((scales + 4 * block) as usize as *mut u32, scale.to_bits()),
                     // The exponent of a power of two.
-                    store_weak_u8((scales + block) as usize as *mut u8, (scale.to_bits() >> 23) as u8);
+                    (0, _) => store_weak_u8((scales + block) as usize as *mut u8, (scale.to_bits() >> 23) as u8),
+                    _ => {}
                 }
             }
-        }
+        };
+        store(0, data[0], scale[0]);
+        store(1, data[1], scale[1]);
     }
 }
