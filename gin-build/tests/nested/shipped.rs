@@ -12,7 +12,7 @@ use crate::support::{self, builder, ensure, needs_compiler, needs_ptxas};
 
 const ARCHS: [Arch; 3] = [Arch::Sm80, Arch::Sm90, Arch::Sm100];
 /// Largest total text of a crate's kernels, in bytes, for one architecture.
-const MAX_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 5 << 18;
 
 /// Folders of the crates that the command embeds.
 const CRATES: [&str; 2] = ["gin-kernels", "gin-bench/kernels"];
