@@ -173,7 +173,8 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
     let stored = less(&slowest(&|times| &times.all.stored), &dispatch);
     rows.push(main("combine of rows in other memory", &stored, &back, back_shape, None).main(false));
     let floor: Vec<f64> = there.iter().zip(&back).map(|(there, back)| there + back).collect();
-    rows.push(main("dispatch and combine in a chain", &pair, &floor, "both", None));
+    // The sum of the first two rows.
+    rows.push(main("dispatch and combine in a chain", &pair, &floor, "both", None).main(false));
     if of[0].fp8.is_some() {
         let fp8 = |times: &Times| times.fp8.as_ref().map_or(0, |calls| calls.wrong);
         static NONE: Vec<f64> = Vec::new();

@@ -35,10 +35,10 @@ pub(super) fn steps(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let each = shapes.iter().flat_map(|shape| ways.map(|(way, _)| (shape, way)));
     for (((blocks, threads, pairs), way), [ordered, dependent]) in each.zip(&all[0]) {
         let kilobytes = f64::from(blocks * threads * pairs * 16) / 1e3;
-        let what = |kind| format!("a kernel of {blocks} x {threads} threads, {kilobytes} kB, in a {way}, {kind}");
+        let what = |kind| format!("{blocks} x {threads} threads, {kilobytes} kB, {way}, {kind}");
         let [ordered, dependent] = [ordered, dependent].map(|(times, wrong)| Figure::new(times, Some(*wrong)));
-        rows.push(Row::new(what("in order"), ordered, "us").main(true));
-        let row = Row::new(what("dependent"), dependent, "us").main(true);
+        rows.push(Row::new(what("in order"), ordered, "us").main(way == "stream"));
+        let row = Row::new(what("dependent"), dependent, "us").main(way == "stream");
         rows.push(row.beside(Kind::Other, "in order", ordered, None, None));
     }
     let mut table = bench.table("Kernels in a row", 1, rows);

@@ -97,7 +97,7 @@ pub fn reload(gpus: &[usize], devices: Devices) -> Outcome {
 /// # Errors
 /// Returns the failures.
 pub fn refused_code(gpus: &[usize], _: Devices) -> Outcome {
-    // Where the header of an ELF file names the architecture.
+    // The bytes of an ELF header that hold the architecture.
     const FLAGS: std::ops::Range<usize> = 48..52;
     let text = |error: GpuError| error.to_string();
     let capability = CudaDevice::new(gpus[0], &[]).map_err(text)?.capability();

@@ -102,7 +102,7 @@ fn bench_lsa_measures_round_trips_barriers_and_puts_beside_bare_ones() {
 #[test]
 fn bench_proxy_measures_round_trips_beside_trips_of_a_cpu_thread_and_puts_by_size() {
     let tables = tables("proxy");
-    assert_eq!(tables.len(), 2);
+    assert_eq!(tables.len(), 3);
     all_right(&tables);
     let floors = beside(&tables[0], "put_value with signal and back, host memory");
     assert_eq!(floors.len(), 2);
@@ -110,7 +110,10 @@ fn bench_proxy_measures_round_trips_beside_trips_of_a_cpu_thread_and_puts_by_siz
     let floors = beside(&tables[0], "put_value with signal and back, GPU memory");
     assert!(floors.len() == 1 && floors[0].contains("which the receiver stores"), "{floors:?}");
     assert!(tables[0]["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0));
-    let puts = tables[1]["rows"].as_array().unwrap();
+    let parts = tables[1]["rows"].as_array().unwrap();
+    assert!(tables[1]["title"].as_str().unwrap().contains("in parts") && parts.len() == 13, "{}", tables[1]);
+    assert!(parts.iter().all(|row| row["wrong"] == 0), "{parts:?}");
+    let puts = tables[2]["rows"].as_array().unwrap();
     let names: Vec<&str> = puts.iter().map(|row| row["what"].as_str().unwrap()).collect();
     let of = |size| [format!("put of {size}, time of the progress thread"), format!("put of {size}, bandwidth")];
     assert_eq!(names, [of("64B"), of("1KiB")].concat());

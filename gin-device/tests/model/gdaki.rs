@@ -349,25 +349,28 @@ models! {
     }
 
     fn a_post_without_room_in_time_leaves_the_queue_as_it_was() {
-        explore(2, || {
-            let world = World::new(1, 0, 3);
-            world.post(0);
-            world.post(1);
-            let late = {
-                let world = world.clone();
-                thread::spawn(move || {
-                    let posted = world.post_as(2, Sharing::Gpu, false, Deadline::after_ns(0));
-                    assert!(matches!(posted, Ok(()) | Err(WaitError::Deadline)));
-                    world.finish();
-                    posted.is_ok()
-                })
-            };
-            let mut nic = world.nic();
-            nic.serve(1);
-            let posted = late.join().unwrap();
-            assert_eq!(nic.executed, 2 + u64::from(posted));
-            assert_eq!(world.pair.position(), nic.executed);
-        });
+        for sharing in [Sharing::Gpu, Sharing::Thread] {
+            explore(2, move || {
+                let world = World::new(1, 0, 3);
+                for cell in 0..2 {
+                    world.post_as(cell, sharing, false, Deadline::NONE).unwrap();
+                }
+                let late = {
+                    let world = world.clone();
+                    thread::spawn(move || {
+                        let posted = world.post_as(2, sharing, false, Deadline::after_ns(0));
+                        assert!(matches!(posted, Ok(()) | Err(WaitError::Deadline)));
+                        world.finish();
+                        posted.is_ok()
+                    })
+                };
+                let mut nic = world.nic();
+                nic.serve(1);
+                let posted = late.join().unwrap();
+                assert_eq!(nic.executed, 2 + u64::from(posted));
+                assert_eq!(world.pair.position(), nic.executed);
+            });
+        }
     }
 
     fn a_wait_rings_for_held_back_entries() {

@@ -5,7 +5,6 @@ use super::World;
 use crate::model::{await_word, explore, models};
 use gin_abi::Deadline;
 use gin_device::gin::Sharing;
-use gin_device::internal::status::WaitError;
 use gin_device::sys::Word;
 use loom::thread;
 
@@ -50,27 +49,6 @@ models! {
             nic.serve(1);
             poster.join().unwrap();
             assert_eq!(nic.cells, [0, 1, 2, 3]);
-        });
-    }
-
-    fn one_thread_alone_without_room_in_time_leaves_the_queue_as_it_was() {
-        explore(2, || {
-            let world = World::new(1, 0, 3);
-            (0..2).for_each(|cell| world.post_alone(cell, false));
-            let late = {
-                let world = world.clone();
-                thread::spawn(move || {
-                    let posted = world.post_as(2, Sharing::Thread, false, Deadline::after_ns(0));
-                    assert!(matches!(posted, Ok(()) | Err(WaitError::Deadline)));
-                    world.finish();
-                    posted.is_ok()
-                })
-            };
-            let mut nic = world.nic();
-            nic.serve(1);
-            let posted = late.join().unwrap();
-            assert_eq!(nic.executed, 2 + u64::from(posted));
-            assert_eq!(world.pair.position(), nic.executed);
         });
     }
 
