@@ -40,7 +40,8 @@
 //! `consumer_index = i + 1`. The flush reads `consumer_index >= s` with acquire before it reads
 //! `oldest_incomplete[peer]`. So for each request `i < s` to that peer it sees `oldest_incomplete[peer]` as it was set
 //! for `i` or later. A value that reports them complete was stored with release after they were, also if that value is
-//! the index of a later request.
+//! the index of a later request. Unlike the other words, this one may fall, from [`NOTHING`] to an index. So a value
+//! that another thread has read for all may be too old: the flush reads the word itself in the end.
 //!
 //! *A flush sees failures.* The consumer posts the fault before it moves `oldest_incomplete` and `completion_index`.
 //! The flush reads the fault after its acquire. A thread that polls a host word for others reads the fault after that

@@ -199,8 +199,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// As [`wait_all`](Self::wait_all).
     #[inline(always)]
     pub fn wait_peer(&self, peer: u32, position: u64, deadline: Deadline, order: Order) -> Result<(), WaitError> {
-        let looked = self.wait_oldest(peer, position, deadline)?;
-        self.finish(looked, order)
+        self.wait_oldest(peer, position, deadline)?;
+        self.finish(true, order)
     }
 
     /// Ends a wait whose condition is met: acquires, and checks for a failed request.
@@ -219,10 +219,9 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         if looked { self.status.check() } else { self.status.check_near() }
     }
 
-    /// Waits for one peer's requests. Returns whether this thread has read `oldest_incomplete` itself. Does not fence
-    /// afterwards.
+    /// Waits for one peer's requests. This thread has read `oldest_incomplete` itself afterwards. Does not fence then.
     #[inline(always)]
-    fn wait_oldest(&self, peer: u32, position: u64, deadline: Deadline) -> Result<bool, WaitError> {
+    fn wait_oldest(&self, peer: u32, position: u64, deadline: Deadline) -> Result<(), WaitError> {
         let deadline = Shared::start::<M>(deadline);
         let oldest_incomplete = self.queue.oldest_host_word(peer as u64);
         let looked;
@@ -237,7 +236,12 @@ impl<M: Memory, const N: usize> Producer<M, N> {
                 looked = self.wait_past(oldest_incomplete, position, deadline.left::<M>())?;
             }
         }
-        Ok(looked)
+        // Another thread may have read the word before the consumer took the requests, and found `NOTHING` then.
+        if !looked {
+            let word = oldest_incomplete.word;
+            self.status.poll_host_word(deadline.left::<M>(), || word.load_relaxed_sys() >= position)?;
+        }
+        Ok(())
     }
 
     /// Waits until an index that the consumer publishes has reached `position`. Returns whether this thread has read

@@ -4,6 +4,7 @@
 use super::{Reached, Setup, World, explore, fault, models};
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
 use gin_device::gin::{Order, Sharing};
+use gin_device::internal::host_word::{WANTED, WORDS};
 use gin_device::internal::queue::{Finished, NOTHING};
 use gin_device::internal::status::WaitError;
 use gin_device::sys::Word;
@@ -238,6 +239,33 @@ models! {
             // This request never completes.
             consumer.take(Some(0));
             flusher.join().unwrap();
+        });
+    }
+
+    fn a_flush_of_one_peer_does_not_take_what_another_thread_read_before_its_requests() {
+        explore(1, || {
+            let world = World::new(queue(1, 0, 1, 2));
+            // Threads have wanted values of `oldest_incomplete` before, so each read is shown.
+            world.queue.near.at(2 * WORDS + WANTED).store_relaxed_gpu(1);
+            let earlier = {
+                let world = world.clone();
+                thread::spawn(move || world.producer().wait_peer(0, 0, Deadline::NONE, Order::Acquire).unwrap())
+            };
+            let flusher = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.post(0);
+                    world.producer().wait_peer(0, 1, Deadline::NONE, Order::Acquire).unwrap();
+                    assert_eq!(world.cells[1].read(), 7, "the data of the get");
+                })
+            };
+            let mut consumer = world.consumer();
+            world.next(&consumer);
+            consumer.take(Some(0));
+            world.cells[1].write(7);
+            consumer.finish(finished(0, 1));
+            flusher.join().unwrap();
+            earlier.join().unwrap();
         });
     }
 

@@ -104,7 +104,7 @@ models! {
     fn a_short_wait_counts_no_raise_of_a_cpu_and_shows_writes_before_those_of_gpus() {
         let [met, left] = [Reached::new("wait that met the raise"), Reached::new("wait left to others")];
         let marks = [met.clone(), left.clone()];
-        explore(2, move || {
+        explore(3, move || {
             let world = World::new(signals([by_both(0, 0)], 2));
             let raisers = [raiser(&world, 0, GPU), raiser(&world, 1, CPU)];
             let other = {
