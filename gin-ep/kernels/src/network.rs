@@ -342,63 +342,68 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
     #[inline(always)]
     fn send(arena: &Arena<Self>, lane: &Lane, slot: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32) {
         let (route, sizes) = (&arena.route, &lane.sizes);
-        let mut to = lane_index();
-        while to < sizes.ranks {
-            if route.is_remote(to) && masked >> to & 1 == 0 {
-                let (count, (rows, meta)) = (count(to), route.staged(slot, to));
-                let of = |at: u64, from: u64, bytes: u32| (at, from, u64::from(count) * u64::from(bytes));
-                let rows = of(lane.rows(slot, arena.rank()), rows, sizes.row_bytes);
-                let meta = of(lane.meta(slot, arena.rank()), meta, sizes.meta_bytes);
-                let is_sent = (count == 0 || route.put(lane, to, rows))
-                    && route.put_last(arena, lane, to, meta, (slot, flag(epoch, count)));
-                if !is_sent {
-                    route.is_unsent(arena, lane, to, epoch);
-                }
+        // Only one lane posts, here and below. Where several did and the queue was full, a lane stayed behind on GPUs
+        // (docs/log/2026-11-25.md).
+        if lane_index() != 0 {
+            return;
+        }
+        for to in 0..sizes.ranks {
+            if !route.is_remote(to) || masked >> to & 1 != 0 {
+                continue;
             }
-            to += WARP_SIZE;
+            let (count, (rows, meta)) = (count(to), route.staged(slot, to));
+            let of = |at: u64, from: u64, bytes: u32| (at, from, u64::from(count) * u64::from(bytes));
+            let rows = of(lane.rows(slot, arena.rank()), rows, sizes.row_bytes);
+            let meta = of(lane.meta(slot, arena.rank()), meta, sizes.meta_bytes);
+            let is_sent = (count == 0 || route.put(lane, to, rows))
+                && route.put_last(arena, lane, to, meta, (slot, flag(epoch, count)));
+            if !is_sent {
+                route.is_unsent(arena, lane, to, epoch);
+            }
         }
     }
 
     #[inline(always)]
     fn give_back(arena: &Arena<Self>, lane: &Lane, slot: u64, epoch: u64, masked: u64, is_in_place: bool) {
         let (route, sizes, each) = (&arena.route, &lane.sizes, lane.sizes.back_rows);
-        let got = |to: u32| arena.word(lane.got(slot, to)).load_relaxed_gpu() as u32;
         let (bytes, at) = (u64::from(sizes.back_bytes), lane.returned(slot, arena.rank()));
-        let mut unsent = 0u64;
-        if each > 1 {
-            // Not all ids of a row are of this rank, so their rows go one by one.
-            for to in 0..sizes.ranks {
-                if !route.is_remote(to) || masked >> to & 1 != 0 {
-                    continue;
-                }
-                let (rows, mut is_unsent, mut index) = (got(to) * each, false, lane_index());
-                while index < rows {
-                    let row = u64::from(index / each);
-                    let meta = arena.here() + lane.meta(slot, to) + row * u64::from(sizes.meta_bytes);
-                    // Safety: the description of a received row.
-                    if unsafe { load(meta + 4 + 4 * u64::from(index % each)) } as i32 >= 0 {
-                        let offset = u64::from(index) * bytes;
-                        let range = (at + offset, route.staged_back(to) + offset, bytes);
-                        is_unsent |= !route.put(lane, to, range);
-                    }
-                    index += WARP_SIZE;
-                }
-                unsent |= u64::from(Warp.any(is_unsent)) << to;
+        for to in 0..sizes.ranks {
+            if !route.is_remote(to) || masked >> to & 1 != 0 {
+                continue;
             }
-            // The puts of all lanes come before the signal of one.
-            Warp.sync();
-        }
-        let mut to = lane_index();
-        while to < sizes.ranks {
-            if route.is_remote(to) && masked >> to & 1 == 0 {
+            let got = arena.word(lane.got(slot, to)).load_relaxed_gpu() as u32;
+            let mut is_sent = true;
+            if each > 1 {
+                // Not all ids of a row are of this rank, so only runs of rows go together.
+                let (rows, mut first) = (got * each, 0);
+                while first < rows {
+                    let index = first + lane_index();
+                    let meta =
+                        arena.here() + lane.meta(slot, to) + u64::from(index / each) * u64::from(sizes.meta_bytes);
+                    // Safety: the description of a received row.
+                    let goes = index < rows && unsafe { load(meta + 4 + 4 * u64::from(index % each)) } as i32 >= 0;
+                    let mut goes = u64::from(Warp.ballot(goes));
+                    while goes != 0 && lane_index() == 0 {
+                        let start = goes.trailing_zeros();
+                        let number = (goes >> start).trailing_ones();
+                        let offset = u64::from(first + start) * bytes;
+                        let range = (at + offset, route.staged_back(to) + offset, u64::from(number) * bytes);
+                        is_sent &= route.put(lane, to, range);
+                        // The lowest run of bits.
+                        goes &= goes + (1 << start);
+                    }
+                    Warp.sync();
+                    first += WARP_SIZE;
+                }
+            }
+            if lane_index() == 0 {
                 let from = if is_in_place { lane.rows(slot, to) } else { route.staged_back(to) };
-                let range = (at, from, if each > 1 { 0 } else { u64::from(got(to)) * bytes });
+                let range = (at, from, if each > 1 { 0 } else { u64::from(got) * bytes });
                 let value = (RETURNED, flag(epoch, PUSHED));
-                if unsent >> to & 1 != 0 || !route.put_last(arena, lane, to, range, value) {
+                if !is_sent || !route.put_last(arena, lane, to, range, value) {
                     route.is_unsent(arena, lane, to, epoch);
                 }
             }
-            to += WARP_SIZE;
         }
     }
 }

@@ -272,6 +272,7 @@ pub fn replays(
         // Safety: memory and group outlive the graph, and all ranks replay theirs as often.
         unsafe { stream.replay(&*graph)? };
         stream.synchronize()?;
+        is_whole(&group, &format_args!("replay {number} of {me}"))?;
         let expected = per_rank(shape, &mine, &[], Experts);
         let mut found = vec![0u16; expected.len()];
         input.output.read(0, &mut found)?;
@@ -280,6 +281,12 @@ pub fn replays(
     assert_eq!((group.status()?, group.masked(0)?), (None, 0));
     drop((graph, lane));
     group.destroy()
+}
+
+/// Requires that no rank was silent and nothing was dropped: that would be the cause of other bytes.
+fn is_whole(group: &Group, what: &dyn std::fmt::Display) -> Result<(), EpError> {
+    assert_eq!((group.status()?, group.masked(0)?), (None, 0), "{what}");
+    Ok(())
 }
 
 /// Returns a row for each id, and compares their weighted sums with the oracle.
@@ -314,6 +321,7 @@ pub fn at_source(
         }
         received.combine(&stream, Rows::At(&rows), &Combine::weighted(&input.weights).into(&input.output))?;
         stream.synchronize()?;
+        is_whole(&group, &format_args!("{routing:?} at {me}"))?;
         let expected = gin_ep_oracle::at_source(shape, mine, &[], Experts);
         let mut found = vec![0u16; expected.len()];
         input.output.read(0, &mut found)?;
@@ -393,6 +401,7 @@ pub fn element(
     let input = if has_scales { input.scales(&scales).planned(&plan) } else { input.planned(&plan) };
     let received = lane.dispatch(&stream, &input)?.receive(&stream)?;
     stream.synchronize()?;
+    is_whole(&group, &format_args!("{element:?}: dispatch of {me}"))?;
     // The rows that come back: what was sent, as numbers.
     let mut back = vec![0u8; shape.ranks * most * kind.bytes(0.0).len() * shape.hidden];
     let row_bytes = kind.bytes(0.0).len() * shape.hidden;
@@ -411,6 +420,7 @@ pub fn element(
     let combine = Combine::reduced().into(&output).bias(&bias).accumulate();
     received.combine(&stream, Rows::At(&rows), &combine)?;
     stream.synchronize()?;
+    is_whole(&group, &format_args!("{element:?}: combine of {me}"))?;
     let expected =
         gin_ep_oracle::identity(shape, mine, kind, false, |token, column| start(token, column) + old(token, column));
     let mut found = vec![0u8; expected.len()];
