@@ -6,11 +6,11 @@
 //!
 //! | name | PTX | SASS on sm_90 |
 //! | --- | --- | --- |
-//! | `init` | `mbarrier.init.shared::cta.b64` | `SYNCS.EXCH.64` |
+//! | `init` | `mbarrier.init.shared::cta.b64` | `FENCE.VIEW.ASYNC.S`, `SYNCS.EXCH.64` |
 //! | `arrive` | `mbarrier.arrive.release.cta.shared::cta.b64` | `SYNCS.ARRIVE.TRANS64.A1T0` |
 //! | `arrive_expect_tx` | `mbarrier.arrive.expect_tx.release.cta.shared::cta.b64` | `SYNCS.ARRIVE.TRANS64` |
 //! | `test_wait` | `mbarrier.test_wait.parity.acquire.cta.shared::cta.b64` | `SYNCS.PHASECHK.TRANS64` |
-//! | `try_wait` | `mbarrier.try_wait.parity.acquire.cta.shared::cta.b64` | `SYNCS.PHASECHK.TRANS64.TRYWAIT` |
+//! | `try_wait` | `mbarrier.try_wait.parity.acquire.cta.shared::cta.b64` | `SYNCS.PHASECHK.TRANS64.TRYWAIT`, `@P SYNCS.PHASECHK.TRANS64` |
 //! | `invalidate` | `mbarrier.inval.shared::cta.b64` | `SYNCS.CCTL.IV` |
 //! | `copy_to_shared` | `cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes` | `UBLKCP.S.G` |
 //! | `copy_to_global` | `cp.async.bulk.global.shared::cta.bulk_group` | `UBLKCP.G.S` |
@@ -20,6 +20,9 @@
 //! | `fence_mbarrier_init` | `fence.mbarrier_init.release.cluster` | |
 //! | `fence_proxy_async_shared` | `fence.proxy.async.shared::cta` | `FENCE.VIEW.ASYNC.S` |
 //! | `fence_proxy_async_global` | `fence.proxy.async.global` | `FENCE.VIEW.ASYNC.G` |
+//!
+//! The column SASS has the output of `ptxas` 13.0 for each line alone, without the registers of operands; a test compares
+//! them.
 //!
 //! # Limits
 //! - Both addresses and the number of bytes are multiples of 16, and there is at least one such unit.
