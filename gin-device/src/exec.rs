@@ -106,7 +106,8 @@ pub struct SharedKey {
     pub align: usize,
 }
 
-/// A step of bulk copies of the calling thread ([`sys::bulk`](crate::sys::bulk)). Addresses and sizes are multiples of 16.
+/// A step of bulk copies of the calling thread ([`sys::bulk`](crate::sys::bulk)). Addresses and sizes are multiples of
+/// 16.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BulkCall {
     /// Starts a copy from global to shared memory.

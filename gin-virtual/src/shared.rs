@@ -23,8 +23,8 @@ struct Segment {
 }
 
 impl Segment {
-    /// Returns the bytes as the engine of bulk copies knows them: at first those that the segment was filled with. Their
-    /// address is that of the segment modulo 16.
+    /// Returns the bytes as the engine of bulk copies knows them: at first the bytes that the segment was filled with.
+    /// Their address is that of the segment modulo 16.
     fn shown(&mut self) -> *mut u8 {
         let fill = if self.key == DYNAMIC_KEY { DYNAMIC_FILL } else { 0 };
         let units = self.layout.size().div_ceil(16) + 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Bulk copies: a protocol that waits and fences as it must moves the right bytes in every schedule, and each mistake in
-//! it is wrong bytes for some seed.
+//! Bulk copies: a protocol that waits and fences as it must moves the right bytes in every schedule, and each mistake
+//! in it is wrong bytes for some seed.
 
 mod common;
 
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use common::*;
 use gin_device::coop::{Block, Coop};
+use gin_device::exec::watch::{self, Event};
 use gin_device::shared;
 use gin_device::shared::dynamic_array;
 use gin_device::sys::bulk::{self, Mbarrier};
@@ -26,7 +27,7 @@ const UNITS: usize = 96;
 const CHUNKS: usize = 7;
 /// Nanoseconds after which a wait gives up.
 const LIMIT_NS: u64 = 2_000_000;
-/// What a thread changes in each unit on its way.
+/// The bits that threads change in each unit on its way.
 const CHANGE: u128 = 0x1111_2222_3333_4444_5555_6666_7777_8888;
 /// Seeds among which one must show a mistake.
 const SEEDS: u64 = 24;
@@ -45,6 +46,8 @@ enum Mistake {
     NoProxyFence,
     /// Only the thread that starts the copy fences, before the others have met it.
     OneProxyFence,
+    /// The copy starts before the other threads have stored.
+    NoBarrier,
     /// The source of a copy is overwritten without a wait.
     NoReadWait,
     /// The flag is raised when the sources are read.
@@ -59,12 +62,13 @@ enum Mistake {
     NoEnd,
 }
 
-const MISTAKES: [Mistake; 11] = [
+const MISTAKES: [Mistake; 12] = [
     Mistake::NoExpect,
     Mistake::NoPhaseWait,
     Mistake::WrongParity,
     Mistake::NoProxyFence,
     Mistake::OneProxyFence,
+    Mistake::NoBarrier,
     Mistake::NoReadWait,
     Mistake::OnlyReadWait,
     Mistake::NoWriteWait,
@@ -74,13 +78,13 @@ const MISTAKES: [Mistake; 11] = [
 ];
 
 /// Global memory of one run.
-struct Memory128 {
+struct GlobalMemory {
     from: Vec<u128>,
     to: Vec<u128>,
     flag: u64,
 }
 
-/// The addresses of a [`Memory128`].
+/// The addresses of a [`GlobalMemory`].
 #[derive(Clone, Copy)]
 struct Places {
     from: u64,
@@ -158,7 +162,9 @@ fn send(places: Places, mistake: Mistake) {
         if mistake != Mistake::NoProxyFence && (leads || mistake != Mistake::OneProxyFence) {
             bulk::fence_proxy_async_shared();
         }
-        sync();
+        if mistake != Mistake::NoBarrier {
+            sync();
+        }
         if leads {
             // Safety: the bytes of the stage and of the chunk.
             unsafe { bulk::copy_to_global(places.to + u64::from(bytes) * chunk as u64, stage(chunk), bytes) };
@@ -207,8 +213,13 @@ fn receive(places: Places) -> u64 {
 
 /// Runs a sender and a receiver. Returns the number of wrong units, or the error of the grid.
 fn wrong_units(world: &World, mistake: Mistake) -> Result<u64, LaunchError> {
+    outcome(world, mistake).unwrap()
+}
+
+/// Does the same, or returns the error of the world.
+fn outcome(world: &World, mistake: Mistake) -> Result<Result<u64, LaunchError>, WorldError> {
     let from: Vec<u128> = (0..CHUNKS * UNITS).map(value).collect();
-    let mut memory = Box::new(Memory128 { to: vec![0; from.len()], from, flag: 0 });
+    let mut memory = Box::new(GlobalMemory { to: vec![0; from.len()], from, flag: 0 });
     let places = Places {
         from: memory.from.as_ptr().expose_provenance() as u64,
         to: memory.to.as_mut_ptr().expose_provenance() as u64,
@@ -225,9 +236,16 @@ fn wrong_units(world: &World, mistake: Mistake) -> Result<u64, LaunchError> {
         _ => {}
     };
     let grid = Grid::new("stream", 2, THREADS, body).dynamic_shared(32 * UNITS);
-    run_grid(world, DeviceConfig::default(), &grid)?;
+    let gpu = world.device(DeviceConfig::default());
+    let host = || {
+        for (window, address) in (0..).zip([places.from, places.to]) {
+            watch::event(Event::Window { address, bytes: 16 * (CHUNKS * UNITS) as u64, window, rank: 0 });
+        }
+        gpu.launch(StreamId(0), grid.clone())?.wait()
+    };
+    let result = world.run(vec![host])?.remove(0);
     drop(memory);
-    Ok(wrong.load(SeqCst))
+    Ok(result.map(|()| wrong.load(SeqCst)))
 }
 
 #[test]
@@ -246,6 +264,14 @@ fn a_stream_that_waits_and_fences_has_no_race() {
         let world = World::seeded(SeededConfig::new(seed).races(true));
         assert_eq!(wrong_units(&world, Mistake::None), Ok(0), "seed {seed}");
     }
+}
+
+#[test]
+fn a_copy_that_starts_before_other_threads_have_stored_is_a_race() {
+    let world = World::seeded(SeededConfig::new(1).races(true));
+    let Err(WorldError::Race(race)) = outcome(&world, Mistake::NoBarrier) else { panic!("no race") };
+    assert!(matches!(race.memory, RaceMemory::Shared { dynamic: true, .. }), "{race}");
+    assert!(race.to_string().contains("tests/bulk.rs"), "{race}");
 }
 
 #[test]

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The engine that carries out bulk copies between global and shared memory.
 //!
-//! A copy reads its source and writes its destination at two moments that are drawn when it starts and when it has read.
-//! From shared memory it reads what the last fence showed it, which the [segments](crate::shared) keep. So a missing wait
-//! or fence leaves wrong bytes.
+//! A copy reads its source and writes its destination at two moments that are drawn when it starts and when it has
+//! read. From shared memory it reads what the last fence showed it, which the [segments](crate::shared) keep. So a
+//! missing wait or fence leaves wrong bytes.
 
 use std::panic::Location;
 
@@ -64,8 +64,8 @@ impl Copies {
         })
     }
 
-    /// Carries out what is left when the block ends. Its shared memory may belong to another block by then: sources that
-    /// were not read give other bytes, and copies to it go nowhere.
+    /// Carries out what is left when the block ends. Its shared memory may belong to another block by then: sources
+    /// that were not read give other bytes, and copies to it go nowhere.
     pub(super) fn end(&mut self) {
         for copy in self.pending.drain(..).filter(|copy| copy.group.is_some()) {
             let data = copy.data.unwrap_or_else(|| vec![u128::MAX / 5 * 4; copy.bytes as usize / 16]);
@@ -163,8 +163,8 @@ fn read(copy: &Copy, shared: &mut SharedSegments) -> Vec<u128> {
         Some(_) => shared.shown(copy.from),
         None => copy.from,
     };
-    // Safety: `data` has the bytes. For global memory guaranteed by the kernel that started the copy; that shared memory
-    // has the bytes was checked when it started.
+    // Safety: `data` has the bytes. For global memory guaranteed by the kernel that started the copy; that shared
+    // memory has the bytes was checked when it started.
     unsafe { bulk::copy(to, from, copy.bytes) };
     data
 }

@@ -206,21 +206,22 @@ fn check(to: u64, from: u64, bytes: u32) {
     );
 }
 
-/// Starts a copy from global to shared memory. It takes its bytes from those that `barrier` expects once they are
-/// written.
+/// Starts a copy from global to shared memory. Once its bytes are written, `barrier` counts them as complete.
 ///
 /// # Safety
-/// - Both addresses and `bytes` are multiples of 16, `bytes` is not 0. The block has the bytes of shared memory at `to`,
-///   and `from` is valid for reading them, in global memory.
-/// - `barrier` is initialised, and its present phase expects the bytes, or will before it could be complete without them.
-/// - Until that phase is complete nothing accesses the bytes at `to`, and nothing writes those at `from`. Before, what the
-///   [module](super#order) requires.
+/// - Both addresses and `bytes` are multiples of 16, `bytes` is not 0. The block has the bytes of shared memory at
+///   `to`, and `from` is valid for reading them, in global memory.
+/// - `barrier` is initialised, and its present phase expects the bytes, or will before it could be complete without
+///   them.
+/// - Until that phase is complete nothing accesses the bytes at `to`, and nothing writes those at `from`. Before, what
+///   the [module](super#order) requires.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn copy_to_shared(to: Address, from: u64, bytes: u32, barrier: Mbarrier) {
     check(to.bits(), from, bytes);
     switch_point();
-    // For the detector of races the starting thread makes the accesses, and who waits for the phase knows of them.
+    // For the detector of races the starting thread makes the accesses, and a thread that waits for the phase knows of
+    // them.
     watch::event(watch::Event::Data { address: from, bytes: bytes.into(), writes: false });
     watch::event(watch::Event::Data { address: to.bits(), bytes: bytes.into(), writes: true });
     watch::word(barrier.0.pointer().cast::<u64>(), Access::Reduce, Ordering::Release);
@@ -230,8 +231,8 @@ pub unsafe fn copy_to_shared(to: Address, from: u64, bytes: u32, barrier: Mbarri
 /// Starts a copy from shared to global memory, in the calling thread's open group.
 ///
 /// # Safety
-/// - Both addresses and `bytes` are multiples of 16, `bytes` is not 0. The block has the bytes of shared memory at `from`,
-///   and `to` is valid for writing them, in global memory.
+/// - Both addresses and `bytes` are multiples of 16, `bytes` is not 0. The block has the bytes of shared memory at
+///   `from`, and `to` is valid for writing them, in global memory.
 /// - Nothing writes the bytes at `from` until [`wait_group_read`] or [`wait_group`] has returned for the group, and
 ///   nothing accesses those at `to` until [`wait_group`] has. Before, what the [module](super#order) requires.
 #[inline(always)]
@@ -259,8 +260,8 @@ pub fn wait_group<const LEFT: u32>() {
     call(BulkCall::Wait { left: LEFT, sources: false });
 }
 
-/// Waits until at most the last `LEFT` ended groups of the calling thread have not read all their sources. The others may
-/// not have written yet.
+/// Waits until at most the last `LEFT` ended groups of the calling thread have not read all their sources. The others
+/// may not have written yet.
 #[inline(always)]
 #[track_caller]
 pub fn wait_group_read<const LEFT: u32>() {

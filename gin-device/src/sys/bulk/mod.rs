@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Bulk asynchronous copies between global and shared memory, of sm_90 and later.
 //!
-//! One thread starts a copy of many bytes, and an engine beside the multiprocessor carries it out, without registers and
-//! without instructions for the bytes. Global memory may be this GPU's or a peer's.
+//! One thread starts a copy of many bytes, and an engine beside the multiprocessor carries it out, without registers
+//! and without instructions for the bytes. Global memory may be this GPU's or a peer's.
 //!
 //! | name | PTX | SASS on sm_90 |
 //! | --- | --- | --- |
@@ -21,8 +21,8 @@
 //! | `fence_proxy_async_shared` | `fence.proxy.async.shared::cta` | `FENCE.VIEW.ASYNC.S` |
 //! | `fence_proxy_async_global` | `fence.proxy.async.global` | `FENCE.VIEW.ASYNC.G` |
 //!
-//! The column SASS has the output of `ptxas` 13.0 for each line alone, without the registers of operands; a test compares
-//! them.
+//! The column SASS has the output of `ptxas` 13.0 for each line alone, without the registers of operands; a test
+//! compares them.
 //!
 //! # Limits
 //! - Both addresses and the number of bytes are multiples of 16, and there is at least one such unit.
@@ -47,20 +47,21 @@
 //! A copy that is complete needs no fence towards threads: the observed end of a copy (a phase, or [`wait_group`])
 //! includes one. Memory that was written before the kernel began needs none either.
 //!
-//! A block must not end before [`wait_group_read`] with 0 has returned, and not while a [`copy_to_shared`] is incomplete.
+//! A block must not end before [`wait_group_read`] with 0 has returned, and not while a [`copy_to_shared`] is
+//! incomplete.
 //!
 //! [`wait_group`] has no deadline. It ends because it waits for hardware alone, as a fence does. Waits for an
-//! [`Mbarrier`] depend on other threads; [`Comm::wait_mbarrier`](crate::Comm::wait_mbarrier) ends them by a deadline, an
-//! abort or a fault.
+//! [`Mbarrier`] depend on other threads; [`Comm::wait_mbarrier`](crate::Comm::wait_mbarrier) ends them by a deadline,
+//! an abort or a fault.
 //!
 //! # On a CPU
-//! An executor carries out copies at moments that it chooses (`gin-virtual`: drawn from the seed), the read of the source
-//! apart from the write of the destination. A copy from shared memory reads the bytes that a fence has made visible to
-//! the engine. So most missing waits and fences leave wrong bytes. Not found there: a missing fence after threads have
-//! *read* shared memory, and a missing [`fence_proxy_async_global`].
+//! An executor carries out copies at moments that it chooses (`gin-virtual`: drawn from the seed), the read of the
+//! source apart from the write of the destination. A copy from shared memory reads the bytes that a fence has made
+//! visible to the engine. So most missing waits and fences leave wrong bytes. Not found there: a missing fence after
+//! threads have *read* shared memory, and a missing [`fence_proxy_async_global`].
 
-/// Returns the statement of an operation for `asm!`. `{p}` is a register of 64 bits; `{a}`, `{i}`, `{n}`, `{w}` and `{s}`
-/// have 32.
+/// Returns the statement of an operation for `asm!`. `{p}` is a register of 64 bits; `{a}`, `{i}`, `{n}`, `{w}` and
+/// `{s}` have 32.
 macro_rules! bulk_statement {
     (init) => {
         "mbarrier.init.shared::cta.b64 [{a}], {n};"
@@ -120,8 +121,8 @@ use crate::sys::shared::Address;
 
 /// The kernel has bulk copies: it is compiled for sm_90 or later, or for a CPU.
 ///
-/// `gin_build` refuses PTX for an earlier architecture that has their instructions. A branch on this constant leaves them
-/// out.
+/// `gin_build` refuses PTX for an earlier architecture that has their instructions. A branch on this constant leaves
+/// them out.
 pub const SUPPORTED: bool = cfg!(any(not(target_arch = "nvptx64"), target_feature = "sm_90"));
 
 /// Largest number of arrivals, and of bytes on their way, that a phase of an [`Mbarrier`] counts (PTX ISA, "Size and
@@ -130,8 +131,8 @@ pub const MOST_COUNTED: u32 = (1 << 20) - 1;
 
 /// An mbarrier: a word of shared memory that counts arrivals of threads and bytes of copies, phase by phase.
 ///
-/// A phase is complete when all expected threads have arrived and all expected bytes have been written. Then the next one
-/// begins, with the same number of arrivals. Phases have parities 0, 1, 0, and so on.
+/// A phase is complete when all expected threads have arrived and all expected bytes have been written. Then the next
+/// one begins, with the same number of arrivals. Phases have parities 0, 1, 0, and so on.
 ///
 /// ```
 /// use gin_device::prelude::*;
@@ -187,7 +188,7 @@ impl Mbarrier {
         fence_proxy_async_shared();
     }
 
-    /// Arrives. Release at block scope: who waits for the phase sees the caller's earlier accesses.
+    /// Arrives. Release at block scope: threads that wait for the phase see the caller's earlier accesses.
     ///
     /// # Safety
     /// - The mbarrier is initialised, and its present phase has not seen all arrivals.
@@ -218,8 +219,8 @@ impl Mbarrier {
         imp::test_wait(self.0, parity)
     }
 
-    /// Does the same as [`test_wait`](Self::test_wait), after a pause of about a microsecond at most, which ends when the
-    /// phase is complete.
+    /// Does the same as [`test_wait`](Self::test_wait), after a pause of about a microsecond at most, which ends when
+    /// the phase is complete.
     #[inline(always)]
     #[must_use]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]

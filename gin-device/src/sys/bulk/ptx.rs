@@ -71,15 +71,15 @@ pub(super) fn fence_mbarrier_init() {
     unsafe { asm!(bulk_statement!(fence_mbarrier_init), options(nostack)) }
 }
 
-/// Starts a copy from global to shared memory. It takes its bytes from those that `barrier` expects once they are
-/// written.
+/// Starts a copy from global to shared memory. Once its bytes are written, `barrier` counts them as complete.
 ///
 /// # Safety
-/// - Both addresses and `bytes` are multiples of 16, `bytes` is not 0. The block has the bytes of shared memory at `to`,
-///   and `from` is valid for reading them, in global memory.
-/// - `barrier` is initialised, and its present phase expects the bytes, or will before it could be complete without them.
-/// - Until that phase is complete nothing accesses the bytes at `to`, and nothing writes those at `from`. Before, what the
-///   [module](super#order) requires.
+/// - Both addresses and `bytes` are multiples of 16, `bytes` is not 0. The block has the bytes of shared memory at
+///   `to`, and `from` is valid for reading them, in global memory.
+/// - `barrier` is initialised, and its present phase expects the bytes, or will before it could be complete without
+///   them.
+/// - Until that phase is complete nothing accesses the bytes at `to`, and nothing writes those at `from`. Before, what
+///   the [module](super#order) requires.
 #[inline(always)]
 pub unsafe fn copy_to_shared(to: Address, from: u64, bytes: u32, barrier: Mbarrier) {
     // Safety: the caller's promise.
@@ -95,8 +95,8 @@ pub unsafe fn copy_to_shared(to: Address, from: u64, bytes: u32, barrier: Mbarri
 /// Starts a copy from shared to global memory, in the calling thread's open group.
 ///
 /// # Safety
-/// - Both addresses and `bytes` are multiples of 16, `bytes` is not 0. The block has the bytes of shared memory at `from`,
-///   and `to` is valid for writing them, in global memory.
+/// - Both addresses and `bytes` are multiples of 16, `bytes` is not 0. The block has the bytes of shared memory at
+///   `from`, and `to` is valid for writing them, in global memory.
 /// - Nothing writes the bytes at `from` until [`wait_group_read`] or [`wait_group`] has returned for the group, and
 ///   nothing accesses those at `to` until [`wait_group`] has. Before, what the [module](super#order) requires.
 #[inline(always)]
@@ -125,8 +125,8 @@ pub fn wait_group<const LEFT: u32>() {
     unsafe { asm!("cp.async.bulk.wait_group {n};", n = const LEFT, options(nostack)) }
 }
 
-/// Waits until at most the last `LEFT` ended groups of the calling thread have not read all their sources. The others may
-/// not have written yet.
+/// Waits until at most the last `LEFT` ended groups of the calling thread have not read all their sources. The others
+/// may not have written yet.
 #[inline(always)]
 pub fn wait_group_read<const LEFT: u32>() {
     // Safety: waits for copies of this thread.
