@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Trials of what kernels compute with: warp operations, shared memory, conversions, and a histogram.
+//! Trials of what kernels compute with: warp operations, shared memory, bulk copies, conversions, and a histogram.
 //!
 //! A conversion is compared for all inputs. Kernel and CPU add up a hash for each chunk of 2^16 inputs; where the
 //! hashes differ, the kernel converts the chunk again and stores each result.
@@ -10,6 +10,7 @@ use gin_host::Window;
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 use gin_host::world::Rank;
 use gin_kernels::histogram::{BINS, input};
+use gpu_tests_kernels::bulk::{Bulk, change, sent};
 use gpu_tests_kernels::primitives::{
     CHUNK, CONVERSIONS, Convert, FIRST_TO_F32, LANE_CHECKS, SHARED_RESULTS, chunk_hash, converted,
 };
@@ -17,10 +18,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The trials of this module, which run on any devices.
-pub const TRIALS: [Trial; 8] = [
+pub const TRIALS: [Trial; 9] = [
     ("warp_operations_give_what_plain_code_gives", lanes),
     ("atomics_loads_and_stores_of_shared_memory_lose_nothing", shared),
     ("every_rank_has_the_histogram_of_every_rank", histogram),
+    ("a_stream_of_bulk_copies_reaches_all_ranks_bit_for_bit", streams),
     ("all_inputs_convert_to_f16_as_on_the_cpu", |testbed| conversions(testbed, &[0, 5])),
     ("all_inputs_convert_to_bf16_as_on_the_cpu", |testbed| conversions(testbed, &[1, 6])),
     ("all_inputs_convert_to_e4m3_as_on_the_cpu", |testbed| conversions(testbed, &[2, 7])),
@@ -118,6 +120,46 @@ fn histogram(testbed: &Testbed) -> Result<(), String> {
                 let (me, found, expected) = (rank.rank(), row[bin], expected[bin]);
                 wrong.push(format!("rank {me}: {found} bytes {bin} of rank {of} instead of {expected}"));
             }
+        }
+        comm.destroy()?;
+        Ok(wrong)
+    })
+}
+
+/// Streams data through shared memory to all ranks by bulk copies. GPUs before sm_90 have none.
+fn streams(testbed: &Testbed) -> Result<(), String> {
+    const THREADS: u32 = 128;
+    let is_real = testbed.devices.is_some();
+    let (units, chunks, rounds) = if is_real { (512, 64, 40) } else { (64, 3, 3) };
+    testbed.lsa().expect(|rank| {
+        let blocks = testbed.share(rank, "hardware_bulk", THREADS)?.min(if is_real { 64 } else { 3 });
+        let comm = rank.communicator(&Requirements::default().lsa_barriers(blocks))?;
+        let out = zeroed(rank, 2)?;
+        let plan = Bulk { units, chunks, rounds, out: out.address() };
+        let words = (plan.words() * u64::from(blocks)) as usize;
+        let ranks = rank.ranks() as usize;
+        let from: Window<u64> = comm.alloc_window(words, WindowFlags::NONE)?;
+        let to: Window<u64> = comm.alloc_window(words * ranks, WindowFlags::NONE)?;
+        let flags: Window<u64> = comm.alloc_window(ranks * blocks as usize, WindowFlags::NONE)?;
+        let own: Vec<u64> = (0..words as u64).map(|index| sent(rank.rank(), index)).collect();
+        from.write(0, &own)?;
+        let plan = Plain(plan);
+        let arguments: [&dyn KernelArg; 6] = [&comm.device()?, &to, &from, &flags, &plan, &DEADLINE];
+        let shape = LaunchConfig::new(blocks, THREADS).dynamic_shared(32 * units);
+        run(rank, "hardware_bulk", shape, &arguments)?;
+        let mut wrong: Vec<String> = fault(rank, &comm).into_iter().collect();
+        let mut found = [0u64; 2];
+        out.read(0, &mut found)?;
+        if found[1] == 0 && is_real {
+            eprintln!("skipped: the GPU of rank {} is older than sm_90, which has bulk copies first", rank.rank());
+        } else if found != [0, 1] {
+            wrong.push(format!("rank {}: the kernel left {found:?} instead of no wrong words", rank.rank()));
+        } else {
+            // The last round, read by the host.
+            let arrived = to.read_all()?;
+            let sources = (0..rank.ranks()).flat_map(|of| (0..words as u64).map(move |index| sent(of, index)));
+            let differs = sources.zip(&arrived).position(|(sent, found)| sent ^ change(rounds) != *found);
+            wrong.extend(differs.map(|index| format!("rank {}: word {index} is wrong", rank.rank())));
         }
         comm.destroy()?;
         Ok(wrong)
