@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Copies to peers by bulk copies: one thread of each block starts them, and shared memory holds the bytes on their way.
+//! Copies to peers by bulk copies: one thread of each block starts them, and shared memory holds the bytes on their
+//! way.
 
 use crate::{END, Marks, START, Transfers};
 use gin_device::prelude::*;
@@ -13,12 +14,12 @@ const AHEAD: u64 = STAGES as u64 / 2;
 
 shared! { static FULL: [u64; STAGES]; }
 
-/// Copies words to the next rank by bulk copies. The block's dynamic shared memory is divided into [`STAGES`] stages, each
-/// of which holds a chunk; blocks take chunks in turns.
+/// Copies words to the next rank by bulk copies. The block's dynamic shared memory is divided into [`STAGES`] stages,
+/// each of which holds a chunk; blocks take chunks in turns.
 ///
 /// # Safety
-/// - Both windows have the words of the transfers, with no other users meanwhile. `out` has [`MARKS`](crate::MARKS) words
-///   for each block. `flags` has [`FLAG_WORDS`](crate::FLAG_WORDS); if the kernels begin together, all blocks are
+/// - Both windows have the words of the transfers, with no other users meanwhile. `out` has [`MARKS`](crate::MARKS)
+///   words for each block. `flags` has [`FLAG_WORDS`](crate::FLAG_WORDS); if the kernels begin together, all blocks are
 ///   resident. Dynamic shared memory has at least 128 bytes.
 #[kernel(launch_bounds(32))]
 pub unsafe fn bench_bulk_copy(
@@ -112,7 +113,8 @@ unsafe fn stream<const FAN: bool>(
     while stored < total {
         while loaded < total && loaded < stored + AHEAD {
             let at = to_load.next();
-            // Safety: the stage's last store, of number `loaded - STAGES`, has read it: it is not among the last `AHEAD`.
+            // Safety: the last store of the stage, of number `loaded - STAGES`, is not among the last `AHEAD`, so it
+            // has read the stage.
             unsafe {
                 barrier(loaded).arrive_expect_tx(length(at));
                 bulk::copy_to_shared(stage(loaded), from + at, length(at), barrier(loaded));

@@ -47,14 +47,15 @@ pub const fn change(round: u64) -> u64 {
     round.wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-/// Sends each block's part of `from` to all ranks of the LSA team, again and again: loads a chunk by a bulk copy, changes
-/// it in shared memory, and stores it to each rank by a bulk copy. Then raises a flag at each rank, waits for the flags of
-/// all, and checks what has arrived: by loads, and by bulk copies of what arrived.
+/// Sends each block's part of `from` to all ranks of the LSA team, again and again: loads a chunk by a bulk copy,
+/// changes it in shared memory, and stores it to each rank by a bulk copy. Then raises a flag at each rank, waits for
+/// the flags of all, and checks what has arrived: by loads, and by bulk copies of what arrived.
 ///
 /// # Safety
-/// - All ranks of the team launch it with the same numbers, and its blocks are resident. A block has 32 * `units` bytes of
-///   dynamic shared memory. `from` has [`Bulk::words`] words for each block, `to` as many for each rank and block in turn,
-///   `flags` a word for each rank and block, 0 at first. The communicator has a barrier of the LSA team for each block.
+/// - All ranks of the team launch it with the same numbers, and its blocks are resident. A block has 32 * `units` bytes
+///   of dynamic shared memory. `from` has [`Bulk::words`] words for each block, `to` as many for each rank and block in
+///   turn, `flags` a word for each rank and block, 0 at first. The communicator has a barrier of the LSA team for each
+///   block.
 #[kernel]
 pub unsafe fn hardware_bulk(
     comm: Comm,
