@@ -18,11 +18,18 @@ pub struct Bulk {
     /// Chunks of a block.
     pub chunks: u32,
     /// Rounds.
-    pub rounds: u64,
+    pub rounds: u32,
+    /// 0, or a mistake: [`NO_PROXY_FENCE`] or [`LATE_WAIT`].
+    pub mistake: u32,
     /// Address of two words in device memory: the number of wrong words, and 1 if the kernel has bulk copies. 0 at
     /// first.
     pub out: u64,
 }
+
+/// [`Bulk::mistake`]: no thread fences between its stores to shared memory and the copy of them.
+pub const NO_PROXY_FENCE: u32 = 1;
+/// [`Bulk::mistake`]: threads change a stage first, and then wait for its load.
+pub const LATE_WAIT: u32 = 2;
 
 impl Bulk {
     /// Returns the number of words that a block sends.
@@ -119,6 +126,12 @@ impl Stages {
             (Ok(()), false) => Ok((stage * self.len) as usize),
         }
     }
+
+    /// Returns the index of the first unit of the load that [`wait`](Self::wait) waits for next.
+    #[inline(always)]
+    const fn next(&self) -> usize {
+        (self.waited % 2 * self.len) as usize
+    }
 }
 
 #[inline(always)]
@@ -154,7 +167,7 @@ unsafe fn exchange(
     };
     let source = from.local_ptr().addr() as u64 + 8 * words * block as u64;
     let mut wrong = 0;
-    for round in 1..=plan.rounds {
+    for round in 1..=u64::from(plan.rounds) {
         if Block.elect() {
             // Safety: both stages are free, because all copies of the round before are complete.
             unsafe { stages.load(source) };
@@ -172,12 +185,17 @@ unsafe fn exchange(
                     stages.loads += 1;
                 }
             }
-            let stage = stages.wait(comm, deadline)?;
+            let stage = if plan.mistake == LATE_WAIT { stages.next() } else { stages.wait(comm, deadline)? };
             for unit in Block.stripe(plan.units as usize) {
                 let both = change(round) as u128 * ((1 << 64) + 1);
                 stages.units.write(stage + unit, stages.units.read(stage + unit) ^ both);
             }
-            bulk::fence_proxy_async_shared();
+            if plan.mistake == LATE_WAIT {
+                stages.wait(comm, deadline)?;
+            }
+            if plan.mistake != NO_PROXY_FENCE {
+                bulk::fence_proxy_async_shared();
+            }
             Block.sync();
             if Block.elect() {
                 for rank in 0..team.size() {
