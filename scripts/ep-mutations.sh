@@ -60,10 +60,8 @@ for test in $races $bits $routing $resident $network $networks $network_races; d
     passes "$test" || { echo "ep-mutations: $test fails without a mutation; see $copy/log" >&2; exit 1; }
 done
 
-sync=$'    Block.sync();\n'
-mutation "no barrier before a block of a dispatch is counted" $kernels/dispatch.rs "$sync    let mut is_last" \
-    "    let mut is_last" $races
-mutation "no barrier before a block of a combine is counted" $kernels/combine.rs "        Block.sync();" "" $races
+mutation "no barrier before a block of a dispatch is counted" $kernels/dispatch.rs "R::MEETS" "false" $races
+mutation "no barrier before a block of a combine is counted" $kernels/combine.rs "R::MEETS" "false" $races
 mutation "no barrier between routing and its sums" $kernels/routes.rs \
     $'        Block.sync();\n        let mut rank = warp;' $'        let mut rank = warp;' $races
 mutation "no barrier after the sums of routing" $kernels/routes.rs \

@@ -91,6 +91,9 @@ impl Fault {
             (Operation::WaitSignal | Operation::WaitCounter, _) => {
                 write!(f, "it is {seen} and should have reached {expected}")
             }
+            (Operation::Barrier, Subject::None) if expected == 0 => {
+                f.write_str("a phase of an mbarrier was not complete")
+            }
             (Operation::Barrier, Subject::None) => write!(f, "{seen} of {expected} blocks arrived"),
             (Operation::Barrier, _) => write!(f, "its count of arrivals is {seen} and should have reached {expected}"),
             (Operation::Flush, _) => write!(f, "not all operations up to number {expected} were complete"),

@@ -15,7 +15,7 @@ use gin_host::comm::{CommError, Communicator, Requirements, Window, WindowFlags}
 use gin_host::world::Rank;
 use serde::{Deserialize, Serialize};
 
-const RANKS: u32 = 2;
+pub(super) const RANKS: u32 = 2;
 
 /// The size of a put to which the goals apply, in bytes.
 const GOAL_BYTES: u64 = 256 << 20;
@@ -40,10 +40,10 @@ const LOOPS: [(&str, u32); 5] =
 
 /// A way to move bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Way {
-    shape: Shape,
+pub(super) struct Way {
+    pub(super) shape: Shape,
     /// Each put has a signal; otherwise only the last one. Bare loops have none.
-    signals: bool,
+    pub(super) signals: bool,
 }
 
 /// A way to move bytes, and its bandwidth in GB/s.
@@ -80,7 +80,7 @@ fn is_put(kernel: &str) -> bool {
 }
 
 /// Returns a bandwidth in GB/s by the nanoseconds of each repeat.
-fn rate(bytes: u64, repeats: &[f64]) -> Figure {
+pub(super) fn rate(bytes: u64, repeats: &[f64]) -> Figure {
     let rates: Vec<f64> = repeats.iter().map(|ns| bytes as f64 / ns.max(1.0)).collect();
     Figure::new(&rates, None)
 }
@@ -144,13 +144,13 @@ fn fastest<'s>(speeds: impl Iterator<Item = &'s Speed>) -> Option<&'s Speed> {
 }
 
 /// One of the two ranks.
-struct Side<'a> {
-    bench: &'a Bench,
-    lab: Lab<'a>,
+pub(super) struct Side<'a> {
+    pub(super) bench: &'a Bench,
+    pub(super) lab: Lab<'a>,
     comm: &'a Communicator,
     handle: DeviceComm,
-    to: Window<u64>,
-    from: Window<u64>,
+    pub(super) to: Window<u64>,
+    pub(super) from: Window<u64>,
     /// The flags by which kernels of both directions begin together, and the number of such launches so far.
     flags: Window<u64>,
     starts: u64,
@@ -158,14 +158,14 @@ struct Side<'a> {
     destination: (usize, u64),
     engine: Option<Engine>,
     /// Number of blocks that fill the GPU.
-    most: u32,
+    pub(super) most: u32,
     /// Number of signal raises posted so far. As many must arrive.
     raises: u64,
 }
 
 impl<'a> Side<'a> {
     /// Allocates windows of `to` words to write to and `from` words to read from.
-    fn new(
+    pub(super) fn new(
         bench: &'a Bench,
         rank: &'a Rank,
         comm: &'a Communicator,
@@ -214,7 +214,8 @@ impl<'a> Side<'a> {
             (false, _) => &[32],
         };
         let threads = threads.iter().copied().filter(|&threads| threads <= most_threads);
-        let shape = |threads| counts.iter().map(move |&blocks| Shape { kernel, blocks, threads, waits: false });
+        let shape =
+            |threads| counts.iter().map(move |&blocks| Shape { kernel, blocks, threads, waits: false, shared: 0 });
         threads.flat_map(shape).collect()
     }
 
@@ -231,7 +232,7 @@ impl<'a> Side<'a> {
 
     /// Moves `bytes` bytes `times` times and returns the mean time of a transfer, in nanoseconds. Kernels that wait
     /// begin together with the other rank's.
-    fn move_by(&mut self, way: Way, bytes: u64, times: u64) -> Result<f64, CommError> {
+    pub(super) fn move_by(&mut self, way: Way, bytes: u64, times: u64) -> Result<f64, CommError> {
         let Way { shape, signals } = way;
         self.starts += u64::from(shape.waits);
         let transfers = Plain(Transfers {
@@ -249,30 +250,30 @@ impl<'a> Side<'a> {
         Ok(launched.ns / times as f64)
     }
 
-    fn repeats(&self) -> usize {
+    pub(super) fn repeats(&self) -> usize {
         self.bench.launches.min(5)
     }
 
     /// Returns the number of transfers in one launch, large enough to time short transfers.
-    fn times(&self, bytes: u64) -> u64 {
+    pub(super) fn times(&self, bytes: u64) -> u64 {
         self.bench.pick(((64 << 20) / bytes).clamp(1, 2000), 2)
     }
 
     /// Returns a shape that fills the GPU.
     fn whole(&self, kernel: &'static str) -> Shape {
-        Shape { kernel, blocks: self.most, threads: self.bench.pick(1024, 32), waits: false }
+        Shape { kernel, blocks: self.most, threads: self.bench.pick(1024, 32), waits: false, shared: 0 }
     }
 
-    fn fill(&self, window: &Window<u64>, words: u64, seed: u64) -> Result<(), CommError> {
+    pub(super) fn fill(&self, window: &Window<u64>, words: u64, seed: u64) -> Result<(), CommError> {
         let shape = self.whole("bench_fill");
         let address = std::ptr::without_provenance_mut::<u64>(window.memory().address() as usize);
         self.lab.launch(shape, None, &[&address, &(words as usize), &seed])
     }
 
-    /// Returns the number of wrong words in the own part of `to`.
-    fn wrong(&self, words: u64, seed: u64) -> Result<u64, CommError> {
+    /// Returns the number of wrong words in the own part of `to`, from word `start` on.
+    pub(super) fn wrong(&self, start: u64, words: u64, seed: u64) -> Result<u64, CommError> {
         let shape = self.whole("bench_check");
-        let address = std::ptr::without_provenance::<u64>(self.to.memory().address() as usize);
+        let address = std::ptr::without_provenance::<u64>((self.to.memory().address() + 8 * start) as usize);
         Ok(self.lab.timed(shape, None, &[&address, &(words as usize), &seed])?.wrong)
     }
 
@@ -295,7 +296,7 @@ impl<'a> Side<'a> {
             act(self)?;
         }
         self.lab.rank.barrier()?;
-        if self.sends() { Ok(0) } else { self.wrong(words, seed) }
+        if self.sends() { Ok(0) } else { self.wrong(0, words, seed) }
     }
 
     /// Returns the time of a copy by the copy engine, in nanoseconds; `None` without an engine.
@@ -475,7 +476,8 @@ impl Side<'_> {
         let most = if sharing { self.most / 2 } else { self.most };
         let counts = [most / 8, most / 4, most / 2, most].map(|blocks| blocks.max(1));
         let threads = self.bench.pick(512, 32);
-        let way = |kernel| move |blocks| Way { shape: Shape { kernel, blocks, threads, waits: true }, signals: true };
+        let shape = move |kernel, blocks| Shape { kernel, blocks, threads, waits: true, shared: 0 };
+        let way = |kernel| move |blocks| Way { shape: shape(kernel, blocks), signals: true };
         BOTH_WAYS.into_iter().flat_map(|kernel| counts.into_iter().map(way(kernel))).collect()
     }
 
@@ -493,7 +495,7 @@ impl Side<'_> {
             self.lab.rank.barrier()?;
             self.move_by(way, bytes, 1)?;
             self.lab.rank.barrier()?;
-            all.wrong += self.wrong(words, seed + other)?;
+            all.wrong += self.wrong(0, words, seed + other)?;
         }
         for _ in 0..self.repeats() {
             for (&way, repeats) in ways.iter().zip(&mut all.ways) {

@@ -55,7 +55,7 @@ impl Posts {
         times: &Memory,
         counts: bool,
     ) -> Result<(), CommError> {
-        let shape = Shape { kernel, blocks: crowd.blocks, threads: crowd.threads, waits: false };
+        let shape = Shape { kernel, blocks: crowd.blocks, threads: crowd.threads, waits: false, shared: 0 };
         let table = std::ptr::without_provenance_mut::<u64>(times.address() as usize);
         let arguments: Vec<&dyn KernelArg> = arguments.iter().copied().chain([&table as &dyn KernelArg]).collect();
         let launched = lab.timed(shape, comm, &arguments)?;

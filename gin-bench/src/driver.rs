@@ -20,6 +20,11 @@ pub(super) fn processors(device: &dyn Device) -> Option<u32> {
     device.downcast::<CudaDevice>().map(CudaDevice::processors)
 }
 
+/// Returns the compute capability of a GPU, times 10; `None` for a device that is no GPU.
+pub(super) fn capability(device: &dyn Device) -> Option<u32> {
+    device.downcast::<CudaDevice>().map(CudaDevice::capability)
+}
+
 /// Returns the number of a GPU; `None` for a device that is no GPU.
 pub(super) fn ordinal(device: &dyn Device) -> Option<usize> {
     device.downcast::<CudaDevice>().map(CudaDevice::ordinal)

@@ -52,12 +52,14 @@ pub(super) struct Shape {
     pub(super) threads: u32,
     /// Its blocks wait for other blocks or ranks.
     pub(super) waits: bool,
+    /// Bytes of dynamic shared memory of a block.
+    pub(super) shared: u32,
 }
 
 impl Shape {
     /// Returns the shape of one block that waits.
     pub(super) fn one(kernel: &'static str, threads: u32) -> Self {
-        Self { kernel, blocks: 1, threads, waits: true }
+        Self { kernel, blocks: 1, threads, waits: true, shared: 0 }
     }
 }
 
@@ -110,7 +112,7 @@ impl<'a> Lab<'a> {
             Some(module) => module.function(shape.kernel)?,
             None => self.rank.kernel(shape.kernel)?,
         };
-        let config = LaunchConfig::new(shape.blocks, shape.threads);
+        let config = LaunchConfig::new(shape.blocks, shape.threads).dynamic_shared(shape.shared);
         let config = if shape.waits { config.cooperative() } else { config };
         // Safety: the callers pass the arguments that the kernels' docs require, in memory that lives until the kernels
         // have ended; the device makes all blocks of a waiting kernel resident or refuses it.

@@ -5,6 +5,7 @@
 
 mod bandwidth;
 pub mod bootstrap;
+mod bulk;
 mod capi;
 mod compare;
 mod crowd;
@@ -293,12 +294,13 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
 }
 
 /// The measurements by name, with the ranks that they need if these are processes.
-const MEASURES: [(&str, Processes, Measure, Measurement); 15] = [
+const MEASURES: [(&str, Processes, Measure, Measurement); 16] = [
     ("lsa, round trip", Processes::Two, lsa::round_trips, Measurement::Lsa),
     ("lsa, barrier", Processes::Any, lsa::barriers, Measurement::Lsa),
     ("lsa, sizes", Processes::Two, lsa::sizes, Measurement::Lsa),
     ("lsa, put", Processes::Two, bandwidth::puts, Measurement::Lsa),
     ("lsa, both ways", Processes::Two, bandwidth::exchanges, Measurement::Lsa),
+    ("lsa, bulk", Processes::Two, bulk::copies, Measurement::Lsa),
     ("proxy", Processes::Two, proxy::round_trips, Measurement::Proxy),
     ("proxy, parts", Processes::None, parts::trips, Measurement::Proxy),
     ("proxy, puts", Processes::None, rate::puts, Measurement::Proxy),

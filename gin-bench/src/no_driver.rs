@@ -9,6 +9,10 @@ pub(super) fn processors(_: &dyn Device) -> Option<u32> {
     None
 }
 
+pub(super) fn capability(_: &dyn Device) -> Option<u32> {
+    None
+}
+
 pub(super) fn ordinal(_: &dyn Device) -> Option<usize> {
     None
 }

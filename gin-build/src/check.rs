@@ -60,6 +60,8 @@ pub enum Rule {
     UnscopedAtomic,
     /// No access by a `.global` instruction to shared memory. It reads or writes elsewhere, or ends the kernel.
     GlobalAccessToShared,
+    /// No instruction of bulk copies for an architecture before sm_90, which lacks them.
+    BulkCopy,
     /// No PTX version that the drivers in use refuse.
     Version,
     /// No more text than the limit.
@@ -84,6 +86,10 @@ impl Rule {
             Rule::GlobalAccessToShared => {
                 Some("it does not reach the block's copy: a `Window` or `GlobalWord` must be in the memory of a device")
             }
+            Rule::BulkCopy => Some(
+                "put it behind `if gin_device::sys::bulk::SUPPORTED`, or leave the architecture out of `GIN_ARCHS` or \
+                 `KernelBuilder::archs`",
+            ),
             Rule::Call | Rule::Function | Rule::Version | Rule::Size => None,
         }
     }
@@ -99,6 +105,7 @@ impl fmt::Display for Rule {
             Rule::NonCoherentLoad => "a load through the read-only cache",
             Rule::UnscopedAtomic => "an atomic without ordering and scope (core::sync::atomic)",
             Rule::GlobalAccessToShared => "a .global access to shared memory",
+            Rule::BulkCopy => "an instruction of bulk copies, which need sm_90",
             Rule::Version => "a PTX version that drivers may refuse",
             Rule::Size => "more text than allowed",
         })
@@ -178,6 +185,7 @@ pub(crate) fn check_with(text: &str, limits: &Limits, lines: &Lines) -> Vec<Find
         }
     }
     let origins = Origins::of(text, &module);
+    let has_bulk_copies = module.target.as_deref().is_none_or(has_bulk_copies);
     let mut bytes = 0;
     for (index, raw) in text.split_inclusive('\n').enumerate() {
         let number = index + 1;
@@ -210,6 +218,8 @@ pub(crate) fn check_with(text: &str, limits: &Limits, lines: &Lines) -> Vec<Find
                 if !address().is_some_and(|address| origins.is_constant(number, address)) {
                     add(Rule::NonCoherentLoad, number, line);
                 }
+            } else if !has_bulk_copies && is_bulk_copy(opcode) {
+                add(Rule::BulkCopy, number, line);
             } else if is_unscoped_atomic(opcode) {
                 add(Rule::UnscopedAtomic, number, line);
             }
@@ -239,6 +249,21 @@ fn first_use(text: &str, line: usize) -> Option<usize> {
         code.starts_with(char::is_whitespace) && code.split(|c| !is_part(c)).any(|word| word == name)
     };
     text.lines().skip(line).position(is_use).map(|after| line + after + 1)
+}
+
+/// Returns whether an architecture, such as `sm_90a`, has bulk copies.
+fn has_bulk_copies(target: &str) -> bool {
+    let digits = target.trim_start_matches("sm_").trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    digits.parse::<u32>().is_ok_and(|number| number >= 90)
+}
+
+/// Returns true for bulk copies, their waits and fences, and the parts of an mbarrier that count bytes. sm_80 has other
+/// operations of an mbarrier.
+fn is_bulk_copy(opcode: &str) -> bool {
+    ["cp.async.bulk", "cp.reduce.async.bulk", "fence.proxy.async", "fence.mbarrier_init", "mbarrier.try_wait"]
+        .iter()
+        .any(|start| opcode.starts_with(start))
+        || opcode.starts_with("mbarrier.") && opcode.contains("_tx")
 }
 
 /// Returns true for an atomic without ordering or scope. Shared memory of one block needs neither: no other agent can

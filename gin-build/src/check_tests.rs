@@ -48,6 +48,29 @@ fn each_broken_rule_is_found_at_its_line() {
 }
 
 #[test]
+fn bulk_copies_are_refused_before_sm_90_only() {
+    for line in [
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 64, [%r2];",
+        "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r1], %r2;",
+        "@%p1 cp.async.bulk.wait_group.read 0;",
+        "fence.proxy.async.global;",
+        "fence.mbarrier_init.release.cluster;",
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%r1], 0; }",
+        "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%r1], 64;",
+    ] {
+        for (target, found) in
+            [("sm_80", true), ("sm_89", true), ("sm_90", false), ("sm_90a", false), ("sm_100", false)]
+        {
+            let text = with(line).replace(".target sm_90", &format!(".target {target}"));
+            let expected = if found { vec![(Rule::BulkCopy, 11)] } else { Vec::new() };
+            assert_eq!(rules(&text, &Limits::default()), expected, "{target}: {line}");
+        }
+    }
+    let old = with("cp.async.cg.shared.global [%r1], [%rd1], 16; mbarrier.arrive.shared.b64 %rd2, [%r1];");
+    assert_eq!(rules(&old.replace(".target sm_90", ".target sm_80"), &Limits::default()), []);
+}
+
+#[test]
 fn a_global_access_is_found_where_its_address_comes_from_shared_memory() {
     let asks = "{ .reg .u64 t; mov.u64 t, tile; cvta.shared.u64 %rd5, t; }\n\tadd.s64 %rd6, %rd5, %rd9;";
     for (line, found) in [

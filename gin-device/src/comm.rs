@@ -3,9 +3,10 @@
 
 use crate::fault::{self, Fault};
 use crate::status::Status;
+use crate::sys::bulk::Mbarrier;
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::{Rank, Team};
-use gin_abi::{CommHandle, ContextData, FaultKind, Operation, Subject, WindowData, WindowHandle};
+use gin_abi::{CommHandle, ContextData, Deadline, FaultKind, Operation, Subject, WindowData, WindowHandle};
 
 /// A communicator: a kernel parameter that the host makes.
 #[repr(transparent)]
@@ -171,6 +172,23 @@ impl Comm {
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
         self.status().fault()
+    }
+
+    /// Waits until the phase of this parity of an mbarrier is complete, by the calling thread alone.
+    ///
+    /// Ordering: the thread sees the bytes of the copies of that phase, and what threads did before they arrived.
+    ///
+    /// # Errors
+    /// [`FaultKind::Timeout`]; the fault or abort that ended the wait.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn wait_mbarrier(&self, barrier: Mbarrier, parity: u32, deadline: Deadline) -> Result<(), Fault> {
+        let status = self.status();
+        status.poll(deadline, || barrier.try_wait(parity)).map_err(|stop| {
+            let timeout = fault::new(FaultKind::Timeout, Operation::Barrier);
+            // 0 expected tells it from a barrier of blocks.
+            status.explain(stop, timeout, Subject::None, deadline, 0, 0)
+        })
     }
 
     /// Returns the window that has the byte at `address` of the caller's own memory, and the byte's offset in it.

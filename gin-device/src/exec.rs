@@ -106,6 +106,43 @@ pub struct SharedKey {
     pub align: usize,
 }
 
+/// A step of bulk copies of the calling thread ([`sys::bulk`](crate::sys::bulk)). Addresses and sizes are multiples of
+/// 16.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BulkCall {
+    /// Starts a copy from global to shared memory.
+    ToShared {
+        /// Address of the destination.
+        to: u64,
+        /// Address of the source.
+        from: u64,
+        /// Number of bytes.
+        bytes: u32,
+        /// Address of the mbarrier that expects the bytes.
+        barrier: u64,
+    },
+    /// Starts a copy from shared to global memory.
+    ToGlobal {
+        /// Address of the destination.
+        to: u64,
+        /// Address of the source.
+        from: u64,
+        /// Number of bytes.
+        bytes: u32,
+    },
+    /// Ends the open group of copies to global memory.
+    Commit,
+    /// Waits until at most the last `left` groups are incomplete.
+    Wait {
+        /// Number of groups.
+        left: u32,
+        /// Waits only until the sources have been read.
+        sources: bool,
+    },
+    /// Makes the thread's stores to shared memory visible to the engine.
+    Fence,
+}
+
 /// The functions of an executor.
 #[derive(Clone, Copy, Debug)]
 pub struct Executor {
@@ -137,6 +174,8 @@ pub struct Executor {
     pub wait_for_predecessor: fn(site: &'static Location<'static>),
     /// Lets the next grid of the stream start, as far as the caller's block decides that.
     pub let_dependents_start: fn(),
+    /// Does a step of bulk copies.
+    pub bulk: fn(BulkCall, &'static Location<'static>),
     /// Ends the grid with an error that carries this text.
     pub trap: fn(&'static str) -> !,
     /// Called with accesses, fences and posts once [`watch::turn_on`] was called. The location is that of the access.

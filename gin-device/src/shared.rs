@@ -120,6 +120,14 @@ impl<T: Pod> SharedArray<T> {
         self.base
     }
 
+    /// Returns the address of element `index`. An index out of range ends the grid.
+    #[inline(always)]
+    #[must_use]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn address_of(&self, index: usize) -> Address {
+        self.checked(index)
+    }
+
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn checked(&self, index: usize) -> Address {

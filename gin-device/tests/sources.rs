@@ -16,8 +16,13 @@ const DEVICE_CODE: [&str; 6] = [
 ];
 
 /// The files of these that use the language's atomics, each with the file and the line that keep it out of PTX.
-const NOT_ON_A_GPU: [(&str, &str, &str); 5] = [
+const NOT_ON_A_GPU: [(&str, &str, &str); 6] = [
     ("gin-device/src/sys/cpu.rs", "gin-device/src/sys/mod.rs", "#[cfg(not(target_arch = \"nvptx64\"))]\nmod cpu;"),
+    (
+        "gin-device/src/sys/bulk/cpu.rs",
+        "gin-device/src/sys/bulk/mod.rs",
+        "#[cfg(not(target_arch = \"nvptx64\"))]\nmod cpu;",
+    ),
     (
         "gin-device/src/sys/data/cpu.rs",
         "gin-device/src/sys/data/mod.rs",

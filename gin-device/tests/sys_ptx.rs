@@ -5,6 +5,7 @@
 //! The statements come from the same table as the code. Without `ptxas` and `nvdisasm` the trials report as ignored.
 
 use gin_build::{Arch, Assembly, BuildError, Ptxas};
+use gin_device::sys::bulk::BULK_OPERATIONS;
 use gin_device::sys::convert::CONVERSIONS;
 use gin_device::sys::data::DATA_OPERATIONS;
 use gin_device::sys::shared::SHARED_OPERATIONS;
@@ -38,7 +39,7 @@ struct Table {
     shown: &'static [&'static str],
 }
 
-const TABLES: [Table; 3] = [
+const TABLES: [Table; 4] = [
     Table { name: "sys", docs: DOCS, rows: || OPERATIONS.to_vec(), frame: "shared", shown: &[] },
     Table {
         name: "shared",
@@ -53,6 +54,13 @@ const TABLES: [Table; 3] = [
         rows: || CONVERSIONS.iter().map(|conversion| conversion.row).collect(),
         frame: "shared",
         shown: &["F2F", "F2FP", "HADD2"],
+    },
+    Table {
+        name: "bulk",
+        docs: include_str!("../src/sys/bulk/mod.rs"),
+        rows: || BULK_OPERATIONS.to_vec(),
+        frame: "global",
+        shown: &["DEPBAR", "FENCE", "SYNCS", "UBLKCP", "UTMACMDFLUSH"],
     },
 ];
 
@@ -162,7 +170,8 @@ fn disassemble(tools: &Tools, folder: &Folder) -> Result<String, String> {
 
 /// Returns whether a target has the instruction of a row, or one in its place.
 fn is_there(row: &OperationRow, (_, _, modern): Target) -> bool {
-    modern || !CONVERSIONS.iter().any(|conversion| conversion.row.name == row.name && !conversion.everywhere)
+    let is_new = CONVERSIONS.iter().any(|conversion| conversion.row.name == row.name && !conversion.everywhere);
+    modern || !(is_new || BULK_OPERATIONS.contains(row))
 }
 
 /// Returns the statement of a row for this target.
@@ -380,7 +389,8 @@ fn main() {
                 trial(name, Box::new(move |tools| taken(tools, row, target)));
             }
         }
-        if row.fallback.is_some() || !is_there(&row, TARGETS[0]) {
+        // sm_80 has mbarriers, for copies that threads carry out.
+        if row.fallback.is_some() || !is_there(&row, TARGETS[0]) && !row.ptx.starts_with("mbarrier") {
             trial(format!("{}_needs_its_fallback::sm_80", row.name), Box::new(move |tools| refused(tools, row)));
         }
     }

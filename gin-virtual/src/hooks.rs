@@ -6,7 +6,7 @@ use std::panic::{Location, PanicHookInfo};
 use std::sync::Once;
 
 use corosensei::Yielder;
-use gin_device::exec::{self, BarrierCall, ExchangeCall, Executor, Position, Reduction, SharedKey, watch};
+use gin_device::exec::{self, BarrierCall, BulkCall, ExchangeCall, Executor, Position, Reduction, SharedKey, watch};
 
 use crate::engine::{Engine, TaskKey};
 use crate::host::real_clock_ns;
@@ -204,6 +204,13 @@ fn let_dependents_start() {
     }
 }
 
+fn bulk(step: BulkCall, site: &'static Location<'static>) {
+    match device() {
+        Some(engine) => engine.bulk(current(|current| current.key.get()), step, site),
+        None => gin_device::sys::bulk::carry_out(step),
+    }
+}
+
 fn trap(text: &'static str) -> ! {
     match device() {
         Some(_) => trap_with(text.into()),
@@ -240,6 +247,7 @@ static EXECUTOR: Executor = Executor {
     dynamic_shared,
     wait_for_predecessor,
     let_dependents_start,
+    bulk,
     trap,
     watch,
 };

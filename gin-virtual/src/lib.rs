@@ -80,6 +80,9 @@
 //!   mask names an exited lane. A mask may name lanes that a partial last warp lacks, as on a GPU.
 //! - Barriers with a count count whole warps: a partial last warp counts 32 when all its threads have arrived.
 //! - Static shared memory is zeroed; dynamic shared memory is filled with `0xcd`.
+//! - Bulk copies read and write at moments drawn from the seed, and from shared memory what the last fence of any
+//!   thread of the block showed. A missing fence after reads of shared memory, or for global memory, is not found. For
+//!   the detector of races the thread that starts a copy makes its accesses.
 //! - A thread has 1 MiB of stack by default ([`DeviceConfig::stack_bytes`]), which is enough for kernels compiled
 //!   without optimisation, and a guard page behind it.
 //! - Pauses have no place in the source. A polling thread is reported with the last barrier, exchange or active mask

@@ -10,12 +10,33 @@ use crate::grid::{SHARED_LIMIT, STATIC_SHARED_LIMIT};
 
 /// Byte that fills dynamic shared memory when a block starts. As on a GPU, a kernel may not rely on its contents.
 const DYNAMIC_FILL: u8 = 0xcd;
+/// The key of dynamic shared memory. The others are addresses.
+const DYNAMIC_KEY: usize = 0;
 const DYNAMIC_ALIGN: usize = 128;
 
 struct Segment {
     key: usize,
     pointer: NonNull<u8>,
     layout: Layout,
+    /// The bytes as the engine of bulk copies knows them, once one uses the segment.
+    shown: Option<Vec<u128>>,
+}
+
+impl Segment {
+    /// Returns the bytes as the engine of bulk copies knows them: at first the bytes that the segment was filled with.
+    /// Their address is that of the segment modulo 16.
+    fn shown(&mut self) -> *mut u8 {
+        let fill = if self.key == DYNAMIC_KEY { DYNAMIC_FILL } else { 0 };
+        let units = self.layout.size().div_ceil(16) + 1;
+        let shown = self.shown.get_or_insert_with(|| vec![u128::from_ne_bytes([fill; 16]); units]);
+        shown.as_mut_ptr().cast::<u8>().wrapping_add(self.pointer.as_ptr().addr() % 16)
+    }
+
+    /// Returns the offset of an address, if the segment has this many bytes there.
+    fn offset(&self, address: u64, bytes: usize) -> Option<usize> {
+        let offset = (address as usize).checked_sub(self.pointer.as_ptr().expose_provenance())?;
+        (offset < self.layout.size() && bytes <= self.layout.size() - offset).then_some(offset)
+    }
 }
 
 impl Drop for Segment {
@@ -45,7 +66,7 @@ impl SharedSegments {
             let Some(pointer) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
             // Safety: `bytes` bytes were just allocated here.
             unsafe { pointer.write_bytes(DYNAMIC_FILL, bytes) };
-            segments.dynamic = Some((Segment { key: 0, pointer, layout }, bytes));
+            segments.dynamic = Some((Segment { key: DYNAMIC_KEY, pointer, layout, shown: None }, bytes));
         }
         segments
     }
@@ -55,6 +76,33 @@ impl SharedSegments {
             Some((segment, bytes)) => (segment.pointer.as_ptr(), *bytes),
             None => (NonNull::<u128>::dangling().as_ptr().cast(), 0),
         }
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Segment> {
+        self.segments.iter_mut().chain(self.dynamic.as_mut().map(|(segment, _)| segment))
+    }
+
+    /// Returns whether this many bytes at an address are shared memory.
+    pub(crate) fn contains(&mut self, address: u64, bytes: u32) -> bool {
+        self.all().any(|segment| segment.offset(address, bytes as usize).is_some())
+    }
+
+    /// Shows the engine of bulk copies all bytes as they are now.
+    pub(crate) fn show(&mut self) {
+        for segment in self.all() {
+            let (bytes, from) = (segment.layout.size(), segment.pointer.as_ptr());
+            let to = segment.shown();
+            // Safety: both have these bytes, and nothing changes them meanwhile.
+            unsafe { to.copy_from_nonoverlapping(from, bytes) };
+        }
+    }
+
+    /// Returns the address of the engine's own copy of the bytes at `address`, which [is shared memory](Self::contains)
+    /// and a multiple of 16.
+    pub(crate) fn shown(&mut self, address: u64) -> u64 {
+        let found = self.all().find_map(|segment| segment.offset(address, 1).map(|offset| (segment, offset)));
+        let Some((segment, offset)) = found else { unreachable!("a copy was checked when it started") };
+        segment.shown().expose_provenance() as u64 + offset as u64
     }
 
     /// Returns the segment of this key, zeroed when it is new.
@@ -89,7 +137,7 @@ impl SharedSegments {
         // Safety: the size is not zero.
         let Some(pointer) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
         self.bytes = total;
-        self.segments.push(Segment { key, pointer, layout });
+        self.segments.push(Segment { key, pointer, layout, shown: None });
         Ok(pointer.as_ptr())
     }
 }

@@ -2,19 +2,21 @@
 //! Trials of expert parallelism, against its oracle.
 
 use crate::hardware::{Testbed, Trial};
-use gin_ep::{Element, EpError, GroupConfig, Layout, Scales};
-use gin_ep_oracle::{Routing, Shape};
+use gin_ep::{Combine, Element, EpError, Fused, Group, GroupConfig, Layout, Rows, Scales};
+use gin_ep_oracle::{Experts, Routing, Shape, batch, per_rank};
 use gin_gpu::{LaunchConfig, ModuleSource};
 use gin_host::comm::{CommError, Communicator, Requirements};
 use gin_host::world::{Rank, WorldConfig, launch};
-use support::{Pair, pairs};
+use gpu_tests_kernels::experts::{LATE, UNMET_COMBINE, UNMET_DISPATCH, hardware_late};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use support::{Input, Pair, pairs};
 
 #[expect(unreachable_pub, reason = "the tests of gin-ep include it too")]
 #[path = "../../gin-ep/tests/support/mod.rs"]
 mod support;
 
 /// The trials of this module, which run on any devices. Ranks form one LSA team.
-pub const TRIALS: [Trial; 12] = [
+pub const TRIALS: [Trial; 13] = [
     ("rows_go_to_their_experts_and_back_with_the_bits_of_the_oracle", small),
     ("whole_batches_go_to_their_experts_and_back_with_the_bits_of_the_oracle", large),
     ("one_block_is_enough_to_dispatch_and_combine", |testbed| {
@@ -31,6 +33,7 @@ pub const TRIALS: [Trial; 12] = [
     }),
     ("large_batches_find_their_places", prefill),
     ("all_layouts_have_the_rows_of_the_oracle_in_its_order", layouts),
+    ("flags_cover_what_late_warps_store_and_a_missing_barrier_before_a_flag_shows", late),
 ];
 
 /// The trials of ranks in several LSA teams, also with software NICs that kernels drive.
@@ -163,6 +166,64 @@ fn free_running(testbed: &Testbed) -> Result<(), String> {
         })?;
     }
     Ok(())
+}
+
+/// All warps of rank 1 but the first store late. With all barriers each output is right, without one before a flag some
+/// output of the tries is wrong.
+fn late(testbed: &Testbed) -> Result<(), String> {
+    const WAYS: [(u32, &str); 3] = [
+        (0, "all barriers"),
+        (UNMET_DISPATCH, "no barrier before the flags of a dispatch"),
+        (UNMET_COMBINE, "no barrier before the flags of a combine"),
+    ];
+    let tries = if testbed.devices.is_some() { 20 } else { 3 };
+    let wrong = WAYS.map(|_| AtomicU32::new(0));
+    with(
+        testbed,
+        2,
+        |config| config.grid(1),
+        (12, 4, 256),
+        16,
+        |rank, comm, config, shape, most| {
+            let me = rank.rank();
+            let input = Input::new(rank, shape, most)?;
+            let stream = rank.stream()?;
+            for ((unmet, _), wrong) in WAYS.into_iter().zip(&wrong) {
+                let group = Group::new(comm, config)?;
+                let mut lane = group.lane(0)?;
+                for number in 0..tries {
+                    let mine = batch(shape, Routing::Uniform, number, me as usize, most);
+                    input.write(&mine, false)?;
+                    let (tokens, sums) = (input.tokens(most, false), Combine::reduced().into(&input.output));
+                    let fused = lane.fuse(&stream, &tokens, Rows::InPlace, &sums)?;
+                    let launch = LaunchConfig::new(1, 128).dynamic_shared(fused.shared);
+                    let Fused { comm, arena, lane, tokens, sums, .. } = fused;
+                    let (hidden, how) = (shape.hidden as u32, if me == 1 { unmet | LATE } else { unmet });
+                    // The late stores of the last try are over, and the ranks begin together.
+                    rank.barrier()?;
+                    // Safety: one block, with the parameters of the lane.
+                    unsafe {
+                        hardware_late::launch(&stream, launch, comm, arena, lane, tokens, sums, hidden, how)?;
+                    }
+                    stream.synchronize()?;
+                    rank.barrier()?;
+                    let expected = per_rank(shape, &mine, &[], Experts);
+                    let mut found = vec![0u16; expected.len()];
+                    input.output.read(0, &mut found)?;
+                    wrong.fetch_add(u32::from(expected != found), Relaxed);
+                }
+                drop(lane);
+                group.destroy()?;
+            }
+            Ok(())
+        },
+    )?;
+    let wrong = wrong.map(AtomicU32::into_inner);
+    let text: Vec<_> =
+        WAYS.iter().zip(wrong).map(|((_, way), wrong)| format!("{way}: {wrong} wrong outputs")).collect();
+    let text = format!("{}, of {}", text.join(", "), 2 * tries);
+    println!("{text}");
+    if wrong[0] == 0 && wrong[1] > 0 && wrong[2] > 0 { Ok(()) } else { Err(text) }
 }
 
 fn replays(testbed: &Testbed) -> Result<(), String> {

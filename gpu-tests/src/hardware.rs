@@ -64,7 +64,7 @@ impl Testbed {
     }
 
     /// Returns this testbed with loads and stores.
-    fn lsa(&self) -> Self {
+    pub(crate) fn lsa(&self) -> Self {
         Self { lsa: true, ..self.clone() }
     }
 

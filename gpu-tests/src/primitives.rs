@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Trials of what kernels compute with: warp operations, shared memory, conversions, and a histogram.
+//! Trials of what kernels compute with: warp operations, shared memory, bulk copies, conversions, and a histogram.
 //!
 //! A conversion is compared for all inputs. Kernel and CPU add up a hash for each chunk of 2^16 inputs; where the
 //! hashes differ, the kernel converts the chunk again and stores each result.
@@ -8,8 +8,9 @@ use crate::hardware::{DEADLINE, Testbed, Trial, fault, run};
 use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, Plain};
 use gin_host::Window;
 use gin_host::comm::{CommError, Requirements, WindowFlags};
-use gin_host::world::Rank;
+use gin_host::world::{Rank, launch};
 use gin_kernels::histogram::{BINS, input};
+use gpu_tests_kernels::bulk::{Bulk, LATE_WAIT, NO_PROXY_FENCE, change, sent};
 use gpu_tests_kernels::primitives::{
     CHUNK, CONVERSIONS, Convert, FIRST_TO_F32, LANE_CHECKS, SHARED_RESULTS, chunk_hash, converted,
 };
@@ -17,10 +18,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The trials of this module, which run on any devices.
-pub const TRIALS: [Trial; 8] = [
+pub const TRIALS: [Trial; 11] = [
     ("warp_operations_give_what_plain_code_gives", lanes),
     ("atomics_loads_and_stores_of_shared_memory_lose_nothing", shared),
     ("every_rank_has_the_histogram_of_every_rank", histogram),
+    ("a_stream_of_bulk_copies_reaches_all_ranks_bit_for_bit", |testbed| streams(testbed, false)),
+    ("one_rank_streams_bulk_copies_to_itself", |testbed| streams(testbed, true)),
+    ("mistakes_in_a_stream_of_bulk_copies_are_wrong_words_or_luck", mistakes),
     ("all_inputs_convert_to_f16_as_on_the_cpu", |testbed| conversions(testbed, &[0, 5])),
     ("all_inputs_convert_to_bf16_as_on_the_cpu", |testbed| conversions(testbed, &[1, 6])),
     ("all_inputs_convert_to_e4m3_as_on_the_cpu", |testbed| conversions(testbed, &[2, 7])),
@@ -122,6 +126,95 @@ fn histogram(testbed: &Testbed) -> Result<(), String> {
         comm.destroy()?;
         Ok(wrong)
     })
+}
+
+/// Streams data through shared memory to all ranks by bulk copies, or to itself if there is one. Returns the number of
+/// words that kernels found wrong, and all other errors; nothing if a GPU is older than sm_90, which has bulk copies
+/// first.
+fn stream(testbed: &Testbed, alone: bool, mistake: u32) -> Result<Option<(u64, Vec<String>)>, String> {
+    const THREADS: u32 = 128;
+    let is_real = testbed.devices.is_some();
+    let is_large = is_real && !alone;
+    let (units, chunks, rounds) = if is_large { (512, 64, 40) } else { (64, 3, 3) };
+    let mut world = testbed.lsa().config();
+    if alone {
+        world.ranks = 1;
+    }
+    let body = |rank: Rank| -> Result<(u64, bool, Vec<String>), CommError> {
+        let blocks = testbed.share(&rank, "hardware_bulk", THREADS)?.min(if is_large { 64 } else { 3 });
+        let comm = rank.communicator(&Requirements::default().lsa_barriers(blocks))?;
+        let out = zeroed(&rank, 2)?;
+        let plan = Bulk { units, chunks, rounds, mistake, out: out.address() };
+        let words = (plan.words() * u64::from(blocks)) as usize;
+        let ranks = rank.ranks() as usize;
+        let from: Window<u64> = comm.alloc_window(words, WindowFlags::NONE)?;
+        let to: Window<u64> = comm.alloc_window(words * ranks, WindowFlags::NONE)?;
+        let flags: Window<u64> = comm.alloc_window(ranks * blocks as usize, WindowFlags::NONE)?;
+        let own: Vec<u64> = (0..words as u64).map(|index| sent(rank.rank(), index)).collect();
+        from.write(0, &own)?;
+        let plan = Plain(plan);
+        let arguments: [&dyn KernelArg; 6] = [&comm.device()?, &to, &from, &flags, &plan, &DEADLINE];
+        let shape = LaunchConfig::new(blocks, THREADS).dynamic_shared(32 * units);
+        run(&rank, "hardware_bulk", shape, &arguments)?;
+        let mut errors: Vec<String> = fault(&rank, &comm).into_iter().collect();
+        let mut found = [0u64; 2];
+        out.read(0, &mut found)?;
+        let [wrong, has_run] = found;
+        if has_run != 0 && mistake == 0 {
+            // The last round, read by the host.
+            let arrived = to.read_all()?;
+            let sources = (0..rank.ranks()).flat_map(|of| (0..words as u64).map(move |index| sent(of, index)));
+            let differs = sources.zip(&arrived).position(|(sent, found)| sent ^ change(rounds.into()) != *found);
+            errors.extend(differs.map(|index| format!("rank {}: word {index} is wrong", rank.rank())));
+        }
+        comm.destroy()?;
+        Ok((wrong, has_run != 0, errors))
+    };
+    let ranks = launch(world, body).map_err(|error| error.to_string())?;
+    if is_real && ranks.iter().any(|(_, has_run, _)| !has_run) {
+        println!("skipped: a GPU is older than sm_90, which has bulk copies first");
+        return Ok(None);
+    }
+    let mut errors: Vec<String> = Vec::new();
+    for (number, (_, has_run, of)) in ranks.iter().enumerate() {
+        errors.extend(of.iter().cloned());
+        errors.extend((!has_run).then(|| format!("rank {number}: the kernel has no bulk copies")));
+    }
+    Ok(Some((ranks.iter().map(|(wrong, ..)| wrong).sum(), errors)))
+}
+
+/// Streams without a mistake.
+fn streams(testbed: &Testbed, alone: bool) -> Result<(), String> {
+    match stream(testbed, alone, 0)? {
+        Some((wrong, errors)) if wrong != 0 || !errors.is_empty() => {
+            Err(format!("kernels found {wrong} wrong words; {}", errors.join("; ")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Streams with each mistake, and prints the number of wrong words. On a virtual GPU each must show. A GPU may be
+/// lucky: `docs/testing.md` says why.
+fn mistakes(testbed: &Testbed) -> Result<(), String> {
+    let mut unnoticed = Vec::new();
+    for (mistake, name) in [
+        (NO_PROXY_FENCE, "no fence.proxy.async before a copy of stored data"),
+        (LATE_WAIT, "data changed before the mbarrier was waited for"),
+    ] {
+        let mut most = 0;
+        for _ in 0..3 {
+            let Some((wrong, errors)) = stream(testbed, false, mistake)? else { return Ok(()) };
+            if !errors.is_empty() {
+                return Err(format!("{name}: {}", errors.join("; ")));
+            }
+            most = most.max(wrong);
+        }
+        println!("{name}: at most {most} wrong words in 3 runs");
+        if most == 0 && testbed.devices.is_none() {
+            unnoticed.push(name);
+        }
+    }
+    if unnoticed.is_empty() { Ok(()) } else { Err(format!("no wrong words: {}", unnoticed.join("; "))) }
 }
 
 /// The launch of a kernel that converts.

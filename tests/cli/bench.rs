@@ -63,10 +63,11 @@ fn bench_lsa_measures_round_trips_barriers_and_puts_beside_bare_ones() {
         "LSA put by size",
         "LSA put by blocks",
         "LSA put both ways",
+        "LSA bulk copies both ways",
     ];
     assert_eq!(titles, expected);
     all_right(&tables);
-    let [trip, two, three, sizes, puts, blocks, both] = &tables[..] else { panic!("{titles:?}") };
+    let [trip, two, three, sizes, puts, blocks, both, bulk] = &tables[..] else { panic!("{titles:?}") };
     let floors = beside(trip, "put of 64B");
     assert_eq!(floors.len(), 8);
     assert!(floors[0].contains("relaxed poll") && floors[2].contains("flag in the data"), "{floors:?}");
@@ -91,7 +92,9 @@ fn bench_lsa_measures_round_trips_barriers_and_puts_beside_bare_ones() {
     let parts = ["puts, a part for each block", "bare copy loop, a part for each block"];
     let compared = [&["best bare copy loop, both ways"], &parts[..]].concat();
     assert_eq!(beside(both, "put of 4KiB"), compared);
-    for table in [puts, both] {
+    assert_eq!(beside(bulk, "bulk copy of 4KiB, 2 blocks"), ["best bare copy loop of as many blocks"]);
+    assert_eq!(beside(bulk, "bulk fan-out of 4KiB, 2 blocks"), ["bare loop that stores twice, as many blocks"]);
+    for table in [puts, both, bulk] {
         assert!(table["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0), "{table}");
     }
     // Figures have noise, and those of rounds have percentiles.

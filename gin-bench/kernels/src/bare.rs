@@ -424,12 +424,13 @@ pub unsafe fn bare_ping_block(
 }
 
 /// Copies words to the peer. All threads of the grid stride together, or with `PARTS` those of each block over a part
-/// of its own; each has `UNROLL` units of 16 bytes in flight.
+/// of its own; each has `UNROLL` units of 16 bytes in flight. With `FAN` they store each unit also behind the first
+/// half of the caller's part of `to`.
 ///
 /// # Safety
 /// - `load` loads 16 bytes of a valid address. Both windows have as many words, aligned to 16 bytes.
 #[inline(always)]
-unsafe fn copy<const UNROLL: usize, const PARTS: bool>(
+unsafe fn copy<const UNROLL: usize, const PARTS: bool, const FAN: bool>(
     comm: &Comm,
     (to, from): (Window<u64>, Window<u64>),
     flags: Window<u64>,
@@ -438,11 +439,21 @@ unsafe fn copy<const UNROLL: usize, const PARTS: bool>(
     load: impl Fn(*const u64) -> (u64, u64),
 ) {
     let (len, times) = (transfers.len as usize, transfers.times);
+    let own = to.local_ptr().wrapping_add(len);
     let to = match to.peer_ptr(comm.world().right()) {
         Ok(there) => there,
         Err(fault) => return comm.report(fault),
     };
     let from = from.local_ptr();
+    let store = |unit: usize, (low, high): (u64, u64)| {
+        // Safety: the callers pass units in range.
+        unsafe {
+            store_weak_pair(to.wrapping_add(2 * unit), low, high);
+            if FAN {
+                store_weak_pair(own.wrapping_add(2 * unit), low, high);
+            }
+        }
+    };
     let (threads, blocks) = (Block.size() as usize, grid_dim().count() as usize);
     let (block, rank, units) = (block_in_grid() as usize, Block.rank() as usize, len / 2);
     let (first, step, units) = if PARTS {
@@ -470,17 +481,13 @@ unsafe fn copy<const UNROLL: usize, const PARTS: bool>(
             }
             number = 0;
             while number < UNROLL {
-                let (low, high) = held[number];
-                // Safety: in range.
-                unsafe { store_weak_pair(to.wrapping_add(2 * (unit + number * step)), low, high) };
+                store(unit + number * step, held[number]);
                 number += 1;
             }
             unit += UNROLL * step;
         }
         while unit < units {
-            let (low, high) = load(from.wrapping_add(2 * unit));
-            // Safety: in range.
-            unsafe { store_weak_pair(to.wrapping_add(2 * unit), low, high) };
+            store(unit, load(from.wrapping_add(2 * unit)));
             unit += step;
         }
         time += 1;
@@ -494,13 +501,13 @@ unsafe fn copy<const UNROLL: usize, const PARTS: bool>(
 }
 
 macro_rules! copies {
-    ($($name:ident $unroll:literal $parts:literal $threads:literal $load:ident $doc:literal;)*) => { $(
+    ($($name:ident $unroll:literal $parts:literal $fan:literal $threads:literal $load:ident $doc:literal;)*) => { $(
         #[doc = concat!("Copies words to the next rank, ", $doc, ".")]
         ///
         /// # Safety
-        /// - Both windows have the words of the transfers, aligned to 16 bytes, with no other users meanwhile. `out`
-        ///   has [`MARKS`](crate::MARKS) words for each block. `flags` has [`FLAG_WORDS`](crate::FLAG_WORDS); if the
-        ///   kernels begin together, all blocks are resident.
+        /// - Both windows have the words of the transfers, aligned to 16 bytes, with no other users meanwhile; for
+        ///   `bare_fan_4`, `to` has twice as many. `out` has [`MARKS`](crate::MARKS) words for each block. `flags` has
+        ///   [`FLAG_WORDS`](crate::FLAG_WORDS); if the kernels begin together, all blocks are resident.
         #[kernel(launch_bounds($threads))]
         pub unsafe fn $name(
             comm: Comm,
@@ -511,16 +518,20 @@ macro_rules! copies {
             out: *mut u64,
         ) {
             // Safety: guaranteed by the kernel's caller.
-            unsafe { copy::<$unroll, $parts>(&comm, (to, from), flags, transfers, Marks::new(out), |unit| $load(unit)) };
+            unsafe {
+                let marks = Marks::new(out);
+                copy::<$unroll, $parts, $fan>(&comm, (to, from), flags, transfers, marks, |unit| $load(unit));
+            }
         }
     )* };
 }
 
 copies! {
-    bare_copy_1 1 false 1024 load_weak_pair "one unit of 16 bytes under way in each thread";
-    bare_copy_2 2 false 1024 load_weak_pair "two units of 16 bytes under way in each thread";
-    bare_copy_4 4 false 1024 load_weak_pair "four units of 16 bytes under way in each thread";
-    bare_copy_8 8 false 512 load_weak_pair "eight units of 16 bytes under way in each thread";
-    bare_copy_4_parts 4 true 1024 load_weak_pair "four units of 16 bytes under way in each thread, a part for each block";
-    bare_copy_4_strong 4 false 1024 load_relaxed_sys_pair "four units of 16 bytes under way in each thread, by strong loads";
+    bare_copy_1 1 false false 1024 load_weak_pair "one unit of 16 bytes under way in each thread";
+    bare_copy_2 2 false false 1024 load_weak_pair "two units of 16 bytes under way in each thread";
+    bare_copy_4 4 false false 1024 load_weak_pair "four units of 16 bytes under way in each thread";
+    bare_copy_8 8 false false 512 load_weak_pair "eight units of 16 bytes under way in each thread";
+    bare_copy_4_parts 4 true false 1024 load_weak_pair "four units of 16 bytes under way in each thread, a part for each block";
+    bare_fan_4 4 false true 1024 load_weak_pair "four units of 16 bytes under way in each thread, and to itself";
+    bare_copy_4_strong 4 false false 1024 load_relaxed_sys_pair "four units of 16 bytes under way in each thread, by strong loads";
 }

@@ -5,6 +5,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`bare`] | round trips and copies without gin |
+//! | [`bulk`] | copies by bulk copies through shared memory |
 //! | [`lsa`] | put with signal, puts of many bytes and barriers by loads and stores |
 //! | [`nccl`] | posts by NCCL's memory operations |
 //! | [`parts`] | round trips over the proxy by the steps of gin's kernels, one more in each |
@@ -22,6 +23,7 @@
 #![warn(unreachable_pub)]
 
 pub mod bare;
+pub mod bulk;
 pub mod capi;
 pub mod data;
 pub mod ep;

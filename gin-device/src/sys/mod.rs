@@ -60,7 +60,8 @@
 //! with the feature `loom`, the atomics of a model checker. Protocols are written once, generic over [`Memory`].
 //!
 //! The accesses of [`data`] copy and reduce bulk data, which signals make visible. Those of [`shared`] are to the
-//! shared memory of a block. [`convert`] has the conversions between number formats.
+//! shared memory of a block, and the copies of [`bulk`] are between both. [`convert`] has the conversions between
+//! number formats.
 
 /// Passes the table of word operations to the macro `$emit`.
 ///
@@ -189,6 +190,7 @@ macro_rules! statement {
     };
 }
 
+pub mod bulk;
 pub mod convert;
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu;

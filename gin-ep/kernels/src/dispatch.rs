@@ -110,6 +110,17 @@ pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
     unsafe { dispatch_by::<F, Near>(comm, &arena, lane, tokens, phases) };
 }
 
+/// Does the same without the barrier before a block is counted, so that the flag covers only what the first warp did.
+///
+/// # Safety
+/// - As [`dispatch`]; loads and stores reach all ranks.
+#[inline(always)]
+pub unsafe fn dispatch_unmet<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, phases: u32) {
+    let arena = Arena::by(comm, arena, Near::<false>);
+    // Safety: the caller's promise.
+    unsafe { dispatch_by::<F, _>(comm, &arena, lane, tokens, phases) };
+}
+
 /// Sends and waits as [`dispatch`]. Rows for ranks that loads and stores do not reach go by puts and signals of the
 /// back end `B`, which the last block posts.
 ///
@@ -183,7 +194,9 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
     if tokens.plan == 0 {
         check_number(arena.here(), lane, tokens);
     }
-    Block.sync();
+    if R::MEETS {
+        Block.sync();
+    }
     let mut is_last = false;
     if warp == 0 {
         is_last = Warp.any(Block.elect() && launch(slot).finish_without_wait(blocks));

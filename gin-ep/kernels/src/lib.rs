@@ -78,9 +78,11 @@ pub use received::Received;
 pub use routes::plan;
 pub use status::{Code, STATUS_WORDS};
 
-/// Parts for the models of the protocol.
+/// Parts for the models of the protocol, and mistakes for the tests that must notice them.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::combine::combine_unmet;
+    pub use crate::dispatch::dispatch_unmet;
     pub use crate::matmul::turns::{Turns, WORDS, count};
     pub use crate::protocol::*;
 }

@@ -150,6 +150,9 @@ pub(crate) trait Reach: Copy {
     /// A flag that a rank raises here.
     type Flag: Flag + Copy;
 
+    /// The threads of a block meet before the block counts as one that has sent.
+    const MEETS: bool = true;
+
     /// Returns whether loads and stores do not reach a rank.
     fn is_remote(&self, rank: u32) -> bool;
 
@@ -174,12 +177,13 @@ pub(crate) trait Reach: Copy {
     fn give_back(arena: &Arena<Self>, lane: &Lane, slot: u64, epoch: u64, masked: u64, is_in_place: bool);
 }
 
-/// Loads and stores reach all ranks.
+/// Loads and stores reach all ranks. `MEETS` is false only in tests of the barrier.
 #[derive(Clone, Copy)]
-pub(crate) struct Near;
+pub(crate) struct Near<const MEETS: bool = true>;
 
-impl Reach for Near {
+impl<const MEETS: bool> Reach for Near<MEETS> {
     type Flag = GlobalWord;
+    const MEETS: bool = MEETS;
 
     #[inline(always)]
     fn is_remote(&self, _: u32) -> bool {

@@ -6,6 +6,7 @@ use std::panic::Location;
 use gin_device::exec::{BarrierCall, Reduction};
 
 use super::TaskKey;
+use super::bulk::Copies;
 use crate::shared::SharedSegments;
 
 /// Number of barriers of a block, as on every NVIDIA GPU (PTX ISA, `barrier`).
@@ -124,6 +125,7 @@ pub(super) struct Block {
     pub(super) barriers: Vec<Barrier>,
     pub(super) warps: Vec<Warp>,
     pub(super) shared: SharedSegments,
+    pub(super) copies: Copies,
 }
 
 impl Block {
@@ -145,6 +147,7 @@ impl Block {
             barriers: (0..BARRIERS).map(|_| Barrier::new()).collect(),
             warps: warps.collect(),
             shared: SharedSegments::with_dynamic(dynamic_shared),
+            copies: Copies::default(),
         }
     }
 

@@ -306,7 +306,8 @@ impl EngineState {
 
     /// Frees a block. Returns its device, if that is known.
     fn release_block(&mut self, slot: u32) -> Option<&mut DeviceState> {
-        let block = self.blocks[slot as usize].take()?;
+        let mut block = self.blocks[slot as usize].take()?;
+        block.copies.end();
         if let Some(mut races) = self.races() {
             races.block_ends(slot);
         }

@@ -6,6 +6,7 @@
 //! holds one across a switch.
 
 mod block;
+mod bulk;
 mod collective;
 mod grids;
 mod ready;
@@ -280,6 +281,7 @@ impl Engine {
                 Alarm::Gathering { block, block_serial, warp, serial } => {
                     collective::release(state, block, block_serial, warp, serial, now);
                 }
+                Alarm::Bulk { block, block_serial, serial } => bulk::step(state, block, block_serial, serial, now),
             }
         }
         loop {

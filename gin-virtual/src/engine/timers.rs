@@ -12,6 +12,8 @@ pub(super) enum Alarm {
     Task(TaskKey),
     /// Releases the lanes of a warp that asked for the active mask.
     Gathering { block: u32, block_serial: u64, warp: u32, serial: u64 },
+    /// Carries on a bulk copy.
+    Bulk { block: u32, block_serial: u64, serial: u64 },
 }
 
 struct TimerEntry {

@@ -2,8 +2,10 @@
 //! Experts of tests of expert parallelism.
 
 use gin_device::prelude::*;
+use gin_device::sys::{Global, Memory};
 use gin_ep_kernels::arrange::{FLAT, PADDED};
-use gin_ep_kernels::{Arranged, Bytes, Lane, RECEIVE, Received, SEND, Sums, Tokens, combine, dispatch};
+use gin_ep_kernels::internal::{combine_unmet, dispatch_unmet};
+use gin_ep_kernels::{Arranged, Bytes, Format, Lane, RECEIVE, Received, SEND, Sums, Tokens, combine, dispatch};
 
 /// Replaces each received row by the weighted sum of what its experts on this rank make of it. Expert `e` of all makes
 /// `x * (1 + (e % 5) / 8) + e % 29` of an element `x`.
@@ -146,4 +148,92 @@ pub unsafe fn hardware_fused(
     unsafe { replace(&received, comm.world().rank(), local, hidden) };
     Block.sync();
     unsafe { combine::<Bf16>(&comm, &arena, &lane, &tokens, &sums) };
+}
+
+/// [`hardware_late`], and in it also [`Tokens::flags`]: all warps but the first are late.
+pub const LATE: u32 = 1 << 16;
+/// [`hardware_late`]: the dispatch has no barrier before its flag.
+pub const UNMET_DISPATCH: u32 = 1;
+/// [`hardware_late`]: the combine has no barrier before its flag.
+pub const UNMET_COMBINE: u32 = 2;
+
+/// Nanoseconds by which warps are late.
+const LATE_NS: u64 = 2_000_000;
+
+fn wait_ns(limit: u64) {
+    let start = Global::clock_ns();
+    while Global::clock_ns().wrapping_sub(start) < limit {
+        Global::pause(1000);
+    }
+}
+
+/// Rows as [`Bytes`], which all warps but the first store late, if the tokens have [`LATE`].
+struct Late;
+
+impl Format for Late {
+    type Loaded = <Bytes as Format>::Loaded;
+    type Unit = <Bytes as Format>::Unit;
+    const UNIT: u32 = Bytes::UNIT;
+    const SOURCE: u32 = Bytes::SOURCE;
+    const MAKES_SCALES: bool = Bytes::MAKES_SCALES;
+
+    #[inline(always)]
+    unsafe fn load(row: u64, pair: u32, pairs: u32) -> Self::Loaded {
+        // Safety: the caller's promise.
+        unsafe { Bytes::load(row, pair, pairs) }
+    }
+
+    #[inline(always)]
+    fn convert(loaded: &Self::Loaded, flags: u32) -> Self::Unit {
+        Bytes::convert(loaded, flags)
+    }
+
+    #[inline(always)]
+    unsafe fn store(unit: &Self::Unit, row: u64, scales: u64, pair: u32, pairs: u32, flags: u32) {
+        if flags & LATE != 0 && Block.rank() >= WARP_SIZE {
+            wait_ns(LATE_NS);
+        }
+        // Safety: the caller's promise.
+        unsafe { Bytes::store(unit, row, scales, pair, pairs, flags) }
+    }
+}
+
+/// Does what [`hardware_fused`] does, but stores the rows to their sources. `how` has bits: with [`LATE`] all warps but
+/// the first of this rank store late in the dispatch and begin late with the combine; with [`UNMET_DISPATCH`] or
+/// [`UNMET_COMBINE`] that barrier is missing.
+///
+/// # Safety
+/// - As [`hardware_fused`].
+#[kernel(launch_bounds(128))]
+pub unsafe fn hardware_late(
+    comm: Comm,
+    arena: Window<u64>,
+    lane: Lane,
+    mut tokens: Tokens,
+    mut sums: Sums,
+    hidden: u32,
+    how: u32,
+) {
+    tokens.flags |= how & LATE;
+    // Safety: the caller's promise, here and below.
+    unsafe {
+        if how & UNMET_DISPATCH != 0 {
+            dispatch_unmet::<Late>(&comm, &arena, &lane, &tokens, SEND | RECEIVE);
+        } else {
+            dispatch::<Late>(&comm, &arena, &lane, &tokens, SEND | RECEIVE);
+        }
+        Block.sync();
+        let received = Received::new(lane, arena.local_ptr().addr() as u64);
+        replace(&received, comm.world().rank(), lane.sizes.local(), hidden);
+        Block.sync();
+        sums.rows = received.row(0, 0).addr() as u64;
+        if how & LATE != 0 && Block.rank() >= WARP_SIZE {
+            wait_ns(LATE_NS);
+        }
+        if how & UNMET_COMBINE != 0 {
+            combine_unmet::<Bf16>(&comm, &arena, &lane, &tokens, &sums);
+        } else {
+            combine::<Bf16>(&comm, &arena, &lane, &tokens, &sums);
+        }
+    }
 }

@@ -12,12 +12,15 @@
 //! | `hardware_chunks` | puts a range in chunks that blocks take in turns |
 //! | `hardware_print` | prints lines |
 //! | `hardware_spin` | occupies processors until the host ends it |
+//! | `hardware_bulk` | streams data through shared memory to all ranks by bulk copies |
 //! | `hardware_experts` | does what experts do between dispatch and combine |
+//! | `hardware_late` | dispatches and combines with late warps, also without a barrier before a flag |
 //! | `hardware_lanes`, `hardware_shared`, `hardware_convert` | check operations of warps, shared memory, and conversions |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 #![warn(unreachable_pub)]
 
+pub mod bulk;
 pub mod experts;
 pub mod primitives;
 

@@ -23,6 +23,10 @@ impl Address {
         Self(self.0.wrapping_add(bytes as usize))
     }
 
+    pub(in crate::sys) const fn pointer(self) -> *mut u8 {
+        self.0
+    }
+
     pub(in crate::sys) fn bits(self) -> u64 {
         self.0.expose_provenance() as u64
     }

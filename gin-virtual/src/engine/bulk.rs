@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The engine that carries out bulk copies between global and shared memory.
+//!
+//! A copy reads its source and writes its destination at two moments that are drawn when it starts and when it has
+//! read. From shared memory it reads what the last fence showed it, which the [segments](crate::shared) keep. So a
+//! missing wait or fence leaves wrong bytes.
+
+use std::panic::Location;
+
+use gin_device::exec::BulkCall;
+use gin_device::sys::bulk;
+use oorandom::Rand32;
+
+use super::state::EngineState;
+use super::timers::Alarm;
+use super::{Engine, TaskKey};
+use crate::hooks::{SuspendReason, suspend, trap_with};
+use crate::shared::SharedSegments;
+
+/// log2 of the longest time until a copy reads, and from then until it writes, in nanoseconds.
+const DELAY_LOG2: u32 = 14;
+/// Nanoseconds between two looks of a thread that waits for its copies.
+const LOOK_NS: u64 = 100;
+
+/// A copy that is not complete.
+struct Copy {
+    serial: u64,
+    /// Number of the thread in its block.
+    thread: u32,
+    /// Number of its group among those of its thread; none for a copy to shared memory.
+    group: Option<u64>,
+    to: u64,
+    from: u64,
+    bytes: u32,
+    /// Address of the mbarrier of a copy to shared memory; 0 for others.
+    barrier: u64,
+    /// The bytes, once they are read.
+    data: Option<Vec<u128>>,
+}
+
+/// The bulk copies of a block.
+#[derive(Default)]
+pub(super) struct Copies {
+    pending: Vec<Copy>,
+    /// The number of ended groups of each thread that has any.
+    groups: Vec<(u32, u64)>,
+}
+
+impl Copies {
+    fn ended_groups(&mut self, thread: u32) -> &mut u64 {
+        let at = self.groups.iter().position(|(of, _)| *of == thread).unwrap_or_else(|| {
+            self.groups.push((thread, 0));
+            self.groups.len() - 1
+        });
+        &mut self.groups[at].1
+    }
+
+    /// Returns whether at most the last `left` ended groups of a thread are incomplete, or have not read all sources.
+    fn are_complete(&mut self, thread: u32, left: u32, sources: bool) -> bool {
+        let first_left = self.ended_groups(thread).saturating_sub(left.into());
+        !self.pending.iter().any(|copy| {
+            let counts = copy.thread == thread && copy.group.is_some_and(|group| group < first_left);
+            counts && !(sources && copy.data.is_some())
+        })
+    }
+
+    /// Carries out what is left when the block ends. Its shared memory may belong to another block by then: sources
+    /// that were not read give other bytes, and copies to it go nowhere.
+    pub(super) fn end(&mut self) {
+        for copy in self.pending.drain(..).filter(|copy| copy.group.is_some()) {
+            let data = copy.data.unwrap_or_else(|| vec![u128::MAX / 5 * 4; copy.bytes as usize / 16]);
+            // Safety: guaranteed by the kernel that started the copy.
+            unsafe { bulk::copy(copy.to, data.as_ptr().expose_provenance() as u64, copy.bytes) };
+        }
+    }
+}
+
+/// Draws a time: often short, now and then long.
+fn delay(rng: &mut Rand32) -> u64 {
+    let log2 = rng.rand_range(0..DELAY_LOG2 + 1);
+    u64::from(rng.rand_range(0..1 << log2))
+}
+
+impl Engine {
+    /// Does a step of bulk copies of the calling thread.
+    pub(crate) fn bulk(&self, key: TaskKey, call: BulkCall, site: &'static Location<'static>) {
+        let (block, thread) = self.state.borrow().block_and_thread(key);
+        match call {
+            BulkCall::ToShared { to, from, bytes, barrier } => {
+                self.start(block, Copy { serial: 0, thread, group: None, to, from, bytes, barrier, data: None }, to);
+            }
+            BulkCall::ToGlobal { to, from, bytes } => {
+                let group = Some(*self.state.borrow_mut().block(block).copies.ended_groups(thread));
+                self.start(block, Copy { serial: 0, thread, group, to, from, bytes, barrier: 0, data: None }, from);
+            }
+            BulkCall::Commit => *self.state.borrow_mut().block(block).copies.ended_groups(thread) += 1,
+            BulkCall::Wait { left, sources } => {
+                while !self.state.borrow_mut().block(block).copies.are_complete(thread, left, sources) {
+                    if !suspend(SuspendReason::BlockOn(LOOK_NS, "bulk copies", Some(site))) {
+                        return;
+                    }
+                }
+            }
+            BulkCall::Fence => self.state.borrow_mut().block(block).shared.show(),
+        }
+    }
+
+    fn start(&self, block: u32, mut copy: Copy, shared: u64) {
+        let now = self.now();
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        if !state.block(block).shared.contains(shared, copy.bytes) {
+            let bytes = copy.bytes;
+            trap_with(format!("the block has no {bytes} bytes of shared memory at {shared:#x} for a bulk copy"));
+        }
+        state.serial += 1;
+        copy.serial = state.serial;
+        let at = now + delay(state.ready.rng());
+        let block_serial = state.block(block).serial;
+        state.timers.add(at, Alarm::Bulk { block, block_serial, serial: copy.serial });
+        state.block(block).copies.pending.push(copy);
+    }
+}
+
+/// Lets a copy read its source, or write its destination.
+pub(super) fn step(state: &mut EngineState, block: u32, block_serial: u64, serial: u64, now: u64) {
+    let EngineState { blocks, timers, ready, activity, tasks: all_tasks, .. } = state;
+    let Some(Some(here)) = blocks.get_mut(block as usize) else { return };
+    if here.serial != block_serial {
+        return;
+    }
+    let Some(at) = here.copies.pending.iter().position(|copy| copy.serial == serial) else { return };
+    let copy = &mut here.copies.pending[at];
+    if copy.data.is_none() {
+        copy.data = Some(read(copy, &mut here.shared));
+        timers.add(now + delay(ready.rng()), Alarm::Bulk { block, block_serial, serial });
+        return;
+    }
+    let copy = here.copies.pending.swap_remove(at);
+    let thread = copy.thread;
+    let late = ready.rng().rand_range(0..2) == 0;
+    let outcome = write(copy, &mut here.shared, late);
+    *activity += 1;
+    if let Err(message) = outcome {
+        // The thread that started the copy, or another one if it has ended.
+        let tasks = &here.tasks;
+        let own = tasks
+            .get(thread as usize)
+            .into_iter()
+            .chain(tasks)
+            .copied()
+            .find(|key| all_tasks.get(key.id as usize).is_some_and(|task| task.generation == key.generation));
+        if let Some(key) = own {
+            state.misuse(key, format!("a bulk copy is complete, but {message}"));
+        }
+    }
+}
+
+fn read(copy: &Copy, shared: &mut SharedSegments) -> Vec<u128> {
+    let mut data = vec![0_u128; copy.bytes as usize / 16];
+    let to = data.as_mut_ptr().expose_provenance() as u64;
+    let from = match copy.group {
+        Some(_) => shared.shown(copy.from),
+        None => copy.from,
+    };
+    // Safety: `data` has the bytes. For global memory guaranteed by the kernel that started the copy; that shared
+    // memory has the bytes was checked when it started.
+    unsafe { bulk::copy(to, from, copy.bytes) };
+    data
+}
+
+/// Writes the bytes. If `late`, stores of threads to the destination that no fence has shown arrive after them.
+fn write(copy: Copy, shared: &mut SharedSegments, late: bool) -> Result<(), &'static str> {
+    let Some(data) = copy.data else { return Ok(()) };
+    let from = data.as_ptr().expose_provenance() as u64;
+    if copy.group.is_some() {
+        // Safety: guaranteed by the kernel that started the copy.
+        unsafe { bulk::copy(copy.to, from, copy.bytes) };
+        return Ok(());
+    }
+    let shown = shared.shown(copy.to);
+    let units = data.len() as u64 * 2;
+    for at in (0..units).map(|unit| 8 * unit) {
+        // Safety: as for `read`.
+        unsafe {
+            let [own, seen] = [copy.to + at, shown + at].map(|address| {
+                let pointer: *const u64 = std::ptr::with_exposed_provenance(address as usize);
+                pointer.read()
+            });
+            let is_new = std::ptr::with_exposed_provenance::<u64>((from + at) as usize).read();
+            std::ptr::with_exposed_provenance_mut::<u64>((shown + at) as usize).write(is_new);
+            if own == seen || !late {
+                std::ptr::with_exposed_provenance_mut::<u64>((copy.to + at) as usize).write(is_new);
+            }
+        }
+    }
+    // Safety: `Mbarrier` has the address of a word of shared memory.
+    unsafe { bulk::complete(copy.barrier, copy.bytes) }
+}
