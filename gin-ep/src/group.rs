@@ -56,6 +56,7 @@ pub struct Group<'c> {
     pub(crate) at_source: bool,
     pub(crate) arrange: [Function; 3],
     pub(crate) plan: Function,
+    pub(crate) allot: Function,
     pub(crate) dispatch: Function,
     pub(crate) combine: Function,
 }
@@ -101,6 +102,9 @@ impl<'c> Group<'c> {
         let sizes = config.sizes(ranks)?;
         let (device, sharing) = meet(comm, &format!("{config:?}"))?;
         let remote = Routed::of(comm, &device, config, &sizes)?;
+        if remote.is_some() {
+            config.is_near_only()?;
+        }
         let threads = config.block_over(remote.is_some())?;
         let (lane_bytes, remote_bytes) = (sizes.lane_bytes(), remote.as_ref().map_or(0, |remote| remote.lane_bytes));
         let bytes = (lane_bytes + remote_bytes) * u64::from(config.lanes);
@@ -137,7 +141,7 @@ impl<'c> Group<'c> {
         let shape = LaunchConfig::new(1, threads).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
         let [dispatch, combine] = config.kernels(remote.as_ref().map(|remote| remote.backend));
-        let plan = kernels.function("ep_plan")?;
+        let (plan, allot) = (kernels.function("ep_plan")?, kernels.function("ep_allot")?);
         let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
         let mut most = config.blocks.map_or(u64::MAX, u64::from);
         for kernel in [&dispatch, &combine] {
@@ -156,7 +160,21 @@ impl<'c> Group<'c> {
         let (element, at_source) = (config.element, config.at_source);
         let arrange = |part: &str| kernels.function(&format!("ep_arrange_{part}"));
         let arrange = [arrange("count")?, arrange("place")?, arrange("copy")?];
-        Ok(Self { comm, device, arena, signals, lanes, shape, element, at_source, arrange, plan, dispatch, combine })
+        Ok(Self {
+            comm,
+            device,
+            arena,
+            signals,
+            lanes,
+            shape,
+            element,
+            at_source,
+            arrange,
+            plan,
+            allot,
+            dispatch,
+            combine,
+        })
     }
 
     /// Lends a lane. Its dispatches and combines follow each other; other lanes are independent.

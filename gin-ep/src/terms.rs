@@ -167,7 +167,9 @@ pub enum Rows<'a> {
     /// other ways: these store the rows to their sources first.
     InPlace,
     /// Rows in the places of the received ones: for each rank as many as the group has tokens. With
-    /// [`at_source`](crate::GroupConfig::at_source), one for each id in the place of each row.
+    /// [`at_source`](crate::GroupConfig::at_source), one for each id in the place of each row. With
+    /// [`max_rows`](crate::GroupConfig::max_rows), as many as that: the combine copies them to where the received rows
+    /// are, from where their sources load them.
     At(&'a MemorySlice),
     /// The rows of an arrangement, which the experts have replaced.
     Arranged(&'a Arrangement),
@@ -266,11 +268,13 @@ impl<'a> Combine<'a> {
         };
         let mut used = vec![self.output];
         match rows {
-            Rows::InPlace if at_source || sizes.back_bytes != sizes.row_bytes => {
+            Rows::InPlace if at_source || !sizes.is_shared() && sizes.back_bytes != sizes.row_bytes => {
                 let what = "a combine of the received rows, in a group where other rows come back";
                 return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::At`" });
             }
             Rows::InPlace => {}
+            // They are the received ones.
+            Rows::Arranged(to) if to.is_received() && to.sizes == *sizes => used.extend(to.used()),
             Rows::Returned if !at_source => {
                 let what = "a combine of products of ids, in a group with one row for each rank";
                 return Err(EpError::Unsuited { what, remedy: "configure `at_source`" });
