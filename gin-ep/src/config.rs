@@ -344,19 +344,20 @@ impl GroupConfig {
         })
     }
 
-    /// Returns the names of the kernels for dispatch and combine, which post to this network, if they do.
-    pub(crate) fn kernels(&self, network: Option<BackendKind>) -> [String; 2] {
+    /// Returns the names of the kernels for dispatch and combine, which post to this network, if they do, and of the
+    /// kernel for sums of a rank.
+    pub(crate) fn kernels(&self, network: Option<BackendKind>) -> [String; 3] {
         let suffix = match network {
             None => "",
             Some(BackendKind::Proxy) => "_proxy",
             Some(BackendKind::Gdaki) => "_gdaki",
         };
-        let (dispatch, combine) = match self.element {
-            Element::Bf16 | Element::Opaque { .. } => ("ep_dispatch", "ep_combine_bf16"),
-            Element::F16 => ("ep_dispatch", "ep_combine_f16"),
-            Element::F32 => ("ep_dispatch", "ep_combine_f32"),
-            Element::E4m3(_) => ("ep_dispatch_e4m3", "ep_combine_bf16"),
+        let (dispatch, back) = match self.element {
+            Element::Bf16 | Element::Opaque { .. } => ("ep_dispatch", "bf16"),
+            Element::F16 => ("ep_dispatch", "f16"),
+            Element::F32 => ("ep_dispatch", "f32"),
+            Element::E4m3(_) => ("ep_dispatch_e4m3", "bf16"),
         };
-        [dispatch, combine].map(|name| format!("{name}{suffix}"))
+        [format!("{dispatch}{suffix}"), format!("ep_combine_{back}{suffix}"), format!("ep_reduce_{back}")]
     }
 }

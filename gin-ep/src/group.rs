@@ -59,6 +59,7 @@ pub struct Group<'c> {
     pub(crate) allot: Function,
     pub(crate) dispatch: Function,
     pub(crate) combine: Function,
+    pub(crate) reduce: Function,
 }
 
 /// The state of a lane in its group.
@@ -140,9 +141,10 @@ impl<'c> Group<'c> {
         }
         let shape = LaunchConfig::new(1, threads).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
-        let [dispatch, combine] = config.kernels(remote.as_ref().map(|remote| remote.backend));
+        let [dispatch, combine, reduce] = config.kernels(remote.as_ref().map(|remote| remote.backend));
         let (plan, allot) = (kernels.function("ep_plan")?, kernels.function("ep_allot")?);
         let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
+        let reduce = kernels.function(&reduce)?;
         let mut most = config.blocks.map_or(u64::MAX, u64::from);
         for kernel in [&dispatch, &combine] {
             most = most.min(gpu.resident_blocks(kernel, &shape)? / sharing);
@@ -174,6 +176,7 @@ impl<'c> Group<'c> {
             allot,
             dispatch,
             combine,
+            reduce,
         })
     }
 

@@ -246,6 +246,7 @@ struct Ended<'l> {
 /// A lane without the lifetime of its group, which a value that borrows the lane need not name.
 trait Lent: std::fmt::Debug + Send {
     fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement, view: kernels::Arranged) -> Result<(), EpError>;
+    fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::Received) -> Result<(), EpError>;
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError>;
     fn state(&self) -> &LaneState;
     fn device(&self) -> &DeviceComm;
@@ -281,6 +282,17 @@ impl Lent for Lane<'_> {
             // follow each other.
             unsafe { stream.launch(kernel, shape, &arguments)? };
         }
+        Ok(())
+    }
+
+    fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::Received) -> Result<(), EpError> {
+        let (group, sizes) = (self.group, Lane::state(self).params.sizes);
+        let (to, rows, used) = rows.of_experts(&sizes, group.at_source)?;
+        Lane::state(self).keep(stream, &used)?;
+        let shape = LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32);
+        let arguments: [&dyn KernelArg; 2] = [&Plain(to.view(view)), &rows];
+        // Safety: as for a layout, and the received rows have room for the sums.
+        unsafe { stream.launch(&group.reduce, shape, &arguments)? };
         Ok(())
     }
 
@@ -391,6 +403,18 @@ impl Received<'_> {
         }
         self.ended.lane.arrange(stream, to, view)?;
         Ok(view)
+    }
+
+    /// Adds up, for each received row, what this rank's experts made of it: the rows of an arrangement by expert,
+    /// [`Rows::Arranged`] or [`Rows::ArrangedAt`], each times its weight, in the order of the ids, by `fma` in FP32,
+    /// rounded once. The sums replace the received rows, and [`combine`](Self::combine) returns them by
+    /// [`Rows::InPlace`].
+    ///
+    /// # Errors
+    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`], an error of the device.
+    pub fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>) -> Result<(), EpError> {
+        let view = self.view();
+        self.ended.lane.reduce(stream, rows, view)
     }
 
     /// Multiplies the rows of each expert by its weights, in the order of the stream, and returns the products to the

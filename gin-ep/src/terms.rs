@@ -179,6 +179,50 @@ pub enum Rows<'a> {
     Returned,
 }
 
+impl<'a> Rows<'a> {
+    /// Returns the arrangement by expert that has these rows, their address, and the memory that kernels use.
+    pub(crate) fn of_experts(
+        &self,
+        sizes: &Sizes,
+        at_source: bool,
+    ) -> Result<(&'a Arrangement, u64, Vec<&'a MemorySlice>), EpError> {
+        let what = "a sum of experts' rows";
+        let (to, memory) = match *self {
+            Rows::Arranged(to) if sizes.back_bytes == sizes.row_bytes => (to, to.rows()),
+            Rows::ArrangedAt(to, memory) => (to, Some(memory)),
+            Rows::Arranged(_) => {
+                let what = "a sum of the rows of an arrangement, where other rows come back";
+                return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::ArrangedAt`" });
+            }
+            _ => return Err(EpError::Unsuited { what, remedy: "pass `Rows::Arranged` or `Rows::ArrangedAt`" }),
+        };
+        if at_source {
+            let what = "a sum of experts' rows, in a group to which a row for each id comes back";
+            return Err(EpError::Unsuited { what, remedy: "leave out `at_source`, or call `combine`" });
+        }
+        if to.sizes != *sizes {
+            let remedy = "make one for this group";
+            return Err(EpError::Unsuited { what: "an arrangement of a group with other sizes", remedy });
+        }
+        let Some(memory) = memory.filter(|_| to.is_by_expert()) else {
+            let what = "a sum of the rows of an arrangement that has no rows of experts";
+            return Err(EpError::Unsuited {
+                what,
+                remedy: "use `Layout::Packed` or `Layout::Padded`, or other memory",
+            });
+        };
+        if !sizes.is_shared() && sizes.back_bytes != sizes.row_bytes {
+            let what = "sums in place of the received rows, in a group where other rows come back";
+            return Err(EpError::Unsuited { what, remedy: "configure `max_rows`, or add up by a kernel of yours" });
+        }
+        let needed = u64::from(to.capacity) * u64::from(sizes.back_bytes);
+        let rows = address("the memory of experts' rows", memory, needed, 16)?;
+        let mut used = to.used();
+        used.push(memory);
+        Ok((to, rows, used))
+    }
+}
+
 /// The terms of a combine's sums.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms<'a> {

@@ -6,7 +6,7 @@ mod support;
 
 use gin_abi::Deadline;
 use gin_ep::{Element, EpError, Group, GroupConfig, Layout, Rows, Scales};
-use gin_ep_oracle::{Routing, Shape};
+use gin_ep_oracle::{Kind, Routing, Shape};
 use gin_host::comm::{Communicator, Requirements};
 use gin_host::world::{Mode, Rank, WorldConfig, launch};
 use support::{Pair, pairs, shared};
@@ -96,13 +96,31 @@ fn all_elements_go_there_and_back_with_their_scales() {
 }
 
 #[test]
-fn a_flat_layout_has_the_received_rows_and_others_have_copies() {
+fn a_flat_layout_has_the_received_rows() {
     for (ranks, experts, topk) in [(1, 3, 2), (3, 7, 4), (4, 3, 3)] {
         let shape = Shape { ranks, experts, topk, hidden: 24 };
         let config = config(&shape, 40).threads(32);
         on_ranks(WorldConfig::seeded(ranks as u32, 8), |rank, comm| {
-            support::layout(rank, comm, &config, Layout::Flat, &shape, 40)?;
-            shared::layouts(rank, comm, &config, &shape, 40)
+            support::layout(rank, comm, &config, Layout::Flat, &shape, 40)
+        });
+    }
+}
+
+#[test]
+fn rows_of_experts_are_added_up_on_their_rank() {
+    for (ranks, experts, topk) in [(1, 3, 2), (3, 7, 4), (4, 3, 3), (2, 8, 32)] {
+        let shape = Shape { ranks, experts, topk, hidden: 1032 };
+        let shared = config(&shape, 10).threads(32);
+        let by_source = GroupConfig::new(experts as u32, 1032, topk as u32).tokens(10).sms(3).threads(32);
+        on_ranks(WorldConfig::seeded(ranks as u32, 8), |rank, comm| {
+            shared::layouts(rank, comm, &shared, &shape, 10)?;
+            shared::layouts(rank, comm, &by_source, &shape, 10)
+        });
+    }
+    let shape = Shape { ranks: 2, experts: 7, topk: 3, hidden: 1032 };
+    for element in [(Element::F16, Kind::F16), (Element::F32, Kind::F32)] {
+        on_ranks(WorldConfig::seeded(2, 8), |rank, comm| {
+            shared::elements(rank, comm, &config(&shape, 9), element, &shape, 9)
         });
     }
 }

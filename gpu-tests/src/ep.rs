@@ -3,7 +3,7 @@
 
 use crate::hardware::{Testbed, Trial};
 use gin_ep::{Element, EpError, GroupConfig, Layout, Scales};
-use gin_ep_oracle::{Routing, Shape};
+use gin_ep_oracle::{Kind, Routing, Shape};
 use gin_gpu::{LaunchConfig, ModuleSource};
 use gin_host::comm::{CommError, Communicator, Requirements};
 use gin_host::world::{Rank, WorldConfig, launch};
@@ -239,6 +239,12 @@ fn shared(testbed: &Testbed) -> Result<(), String> {
         with(testbed, ranks, all(ranks, tokens), sizes, tokens, |rank, comm, config, shape, most| {
             support::layout(rank, comm, config, Layout::Flat, shape, most)?;
             support::shared::layouts(rank, comm, config, shape, most)
+        })?;
+        with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::layouts)?;
+    }
+    for element in [(Element::F16, Kind::F16), (Element::F32, Kind::F32)] {
+        with(testbed, 2, all(2, 24), (60, 8, 264), 24, |rank, comm, config, shape, most| {
+            support::shared::elements(rank, comm, config, element, shape, most)
         })?;
     }
     let (sizes, tokens, number) = if is_real { ((256, 8, 1024), 1024, 2_000) } else { ((5, 2, 8), 3, 40) };

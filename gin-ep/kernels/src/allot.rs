@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Places of rows in a region that all sources share.
 //!
-//! Before a dispatch each source tells each receiver how many rows it has for it. A receiver that knows all numbers gives
-//! each source the place of its first row, one source after the other. A source stores when it has its places at all
-//! receivers. So rows lie by source and token, and one region is enough: a receiver gives places when all ranks have
-//! told their numbers, which they do after the combine before.
+//! Before a dispatch each source tells each receiver how many rows it has for it. A receiver that knows all numbers
+//! gives each source the place of its first row, one source after the other. A source stores when it has its places at
+//! all receivers. So rows lie by source and token. One region is enough, because a receiver gives places when all ranks
+//! have told their numbers, which they do after the combine before.
 
 use crate::dispatch::{Arena, is_silent, lane_index};
 use crate::lane::{EPOCH, Lane, MASKED};
@@ -27,8 +27,8 @@ shared! { static COUNTS: [u32; 64]; }
 /// | [`Code::Full`] | the rows past the end of a receiver's region are not sent |
 ///
 /// # Safety
-/// - As [`dispatch`](crate::dispatch()). `plan` is that of the tokens of the next dispatch, which follows. Sources share
-///   a region.
+/// - As [`dispatch`](crate::dispatch()). `plan` is that of the tokens of the next dispatch, which follows. Sources
+///   share a region.
 #[inline(always)]
 pub unsafe fn allot(comm: &Comm, arena: &Window<u64>, lane: &Lane, plan: u64) {
     let Some(arena) = Arena::new(comm, arena) else { return };
@@ -78,7 +78,7 @@ fn each(ranks: u32, visit: impl Fn(u32)) {
 }
 
 /// Waits for a flag of each rank but `silent`, by a warp. Returns the ranks whose flags came, as bits, and the numbers
-/// of those that [`each`] calls with in this lane.
+/// of the one or two ranks of this lane.
 #[inline(always)]
 fn wait_all(
     comm: &Comm,

@@ -143,7 +143,7 @@ impl Arranged {
 
     /// Returns the number of the first place of a received row.
     #[inline(always)]
-    fn index(&self, source: u32, row: u32) -> u64 {
+    pub(crate) fn index(&self, source: u32, row: u32) -> u64 {
         let received = &self.received;
         u64::from(received.lane().index(source, received.first(source), row)) * u64::from(self.each())
     }

@@ -309,7 +309,7 @@ impl Shares {
 }
 
 /// The sums of four pairs. Separate variables: LLVM would put an array in a loop on the stack.
-struct Unit<E: Element> {
+pub(crate) struct Unit<E: Element> {
     first: E::Sums,
     second: E::Sums,
     third: E::Sums,
@@ -318,7 +318,7 @@ struct Unit<E: Element> {
 
 impl<E: Element> Unit<E> {
     #[inline(always)]
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             first: E::Sums::default(),
             second: E::Sums::default(),
@@ -328,7 +328,7 @@ impl<E: Element> Unit<E> {
     }
 
     #[inline(always)]
-    fn add(&mut self, weight: f32, data: &Pairs) {
+    pub(crate) fn add(&mut self, weight: f32, data: &Pairs) {
         E::add(&mut self.first, weight, data.0);
         E::add(&mut self.second, weight, data.1);
         E::add(&mut self.third, weight, data.2);
@@ -336,7 +336,7 @@ impl<E: Element> Unit<E> {
     }
 
     #[inline(always)]
-    fn round(&self) -> Pairs {
+    pub(crate) fn round(&self) -> Pairs {
         (E::round(&self.first), E::round(&self.second), E::round(&self.third), E::round(&self.fourth))
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::{Arranged, arrange};
 use crate::{
-    Bytes, Lane, Network, Quantized, Sums, Tokens, allot, combine, combine_over, dispatch, dispatch_over, plan,
+    Bytes, Lane, Network, Quantized, Sums, Tokens, allot, combine, combine_over, dispatch, dispatch_over, plan, reduce,
 };
 use gin_device::prelude::*;
 
@@ -144,4 +144,24 @@ arranges! {
     ep_arrange_count count;
     ep_arrange_place place;
     ep_arrange_copy copy;
+}
+
+macro_rules! reduces {
+    ($($name:ident $element:ident;)*) => { $(
+        #[doc = concat!("Runs [`reduce`] of [`", stringify!($element), "`].")]
+        ///
+        /// # Safety
+        /// - As [`reduce`].
+        #[kernel(launch_bounds(512))]
+        pub unsafe fn $name(to: Arranged, rows: u64) {
+            // Safety: the caller's promise.
+            unsafe { reduce::<$element>(&to, rows) }
+        }
+    )* };
+}
+
+reduces! {
+    ep_reduce_bf16 Bf16;
+    ep_reduce_f16 F16;
+    ep_reduce_f32 f32;
 }

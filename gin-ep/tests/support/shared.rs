@@ -2,12 +2,15 @@
 //! Groups whose sources share a region of a receiver: too many rows, other layouts, silent ranks.
 
 use super::{Input, arranged, copied, experts};
-use gin_ep::{Arrangement, Code, Combine, EpError, Group, GroupConfig, Layout, Received, Rows};
-use gin_ep_oracle::{Batch, Experts, RankRow, Routing, Shape, batch, limited, per_rank, per_rank_of, rank_major};
-use gin_gpu::{LaunchConfig, Memory, MemoryKind, Stream};
+use gin_ep::{Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Received, Rows, Tokens};
+use gin_ep_oracle::{
+    Batch, Experts, Kind, RankRow, Routing, Shape, Zone, batch, expert_major, limited, narrow, per_rank, per_rank_of,
+    rank_major, reduced, widen,
+};
+use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
-use gpu_tests_kernels::experts::hardware_counts;
+use gpu_tests_kernels::experts::{hardware_counts, hardware_experts_arranged};
 use std::sync::Arc;
 
 /// Compares the received rows and their numbers with those of the oracle, of which the first `most` have places.
@@ -132,7 +135,42 @@ pub fn limits(
     Ok(())
 }
 
-/// Copies received rows into layouts by expert, and compares them with the oracle.
+/// Returns the rows of a rank after a combine of one row for each rank, if experts have only the rows of a packed
+/// layout that lie before `capacity`.
+fn sums_of(shape: &Shape, batches: &[Batch], me: usize, (align, capacity): (usize, usize)) -> Vec<u16> {
+    let mine = &batches[me];
+    let rows: Vec<Vec<RankRow>> =
+        (0..shape.ranks).map(|rank| rank_major(shape, batches, rank).swap_remove(me)).collect();
+    let zones: Vec<Vec<Zone>> = (0..shape.ranks).map(|rank| expert_major(shape, batches, rank, align)).collect();
+    let has_place = |rank: usize, token: usize, k: usize, expert: usize| {
+        let zone = &zones[rank][expert];
+        let index = zone.rows.iter().position(|row| (row.source, row.token, row.k) == (me, token, k));
+        zone.first + index.expect("each id has a row") < capacity
+    };
+    let mut all = Vec::new();
+    for token in 0..mine.tokens(shape) {
+        let (mut sums, mut ranks) = (vec![0.0f32; shape.hidden], Vec::new());
+        for (_, rank, ..) in mine.places(shape, token) {
+            if ranks.contains(&rank) {
+                continue;
+            }
+            ranks.push(rank);
+            let mut row = rows[rank].iter().find(|row| row.token == token).expect("it went there").clone();
+            for (k, expert) in row.experts.iter_mut().enumerate() {
+                if *expert >= 0 && !has_place(rank, token, k, *expert as usize) {
+                    *expert = -1;
+                }
+            }
+            let row = reduced(shape, rank, &row, Experts);
+            sums.iter_mut().zip(row).for_each(|(sum, element)| *sum += widen(element));
+        }
+        all.extend(sums.into_iter().map(narrow));
+    }
+    all
+}
+
+/// Copies received rows into layouts by expert, runs the experts there, adds up their rows, and compares all with the
+/// oracle.
 pub fn layouts(
     rank: &Rank,
     comm: &Communicator,
@@ -141,28 +179,71 @@ pub fn layouts(
     most: usize,
 ) -> Result<(), EpError> {
     let (me, stream) = (rank.rank() as usize, rank.stream()?);
-    let group = Group::new(comm, &config.max_rows((shape.ranks * most) as u32))?;
+    let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, most)?;
     let mut lane = group.lane(0)?;
-    let batches: Vec<Batch> =
-        (0..shape.ranks).map(|rank| batch(shape, Routing::Holes, 2, rank, most - rank % 2)).collect();
-    input.write(&batches[me], false)?;
-    let mut received = lane.exchange(&stream, &input.tokens(batches[me].tokens(shape), false))?;
-    for layout in [Layout::Padded, Layout::Packed { align: 8 }] {
-        let rows = shape.ranks * most * shape.topk + 8 * shape.local();
-        let to = Arrangement::new(&group, layout, rows as u32)?;
-        received.arrange(&stream, &to)?;
+    let room = shape.ranks * most * shape.topk + 8 * shape.local();
+    for (number, (layout, capacity)) in [
+        (Layout::Padded, room),
+        (Layout::Packed { align: 8 }, room),
+        (Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk / shape.ranks / 2).max(1)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let routing = if layout == Layout::Padded { Routing::Holes } else { Routing::Repeats };
+        let batches: Vec<Batch> =
+            (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
+        input.write(&batches[me], false)?;
+        let to = Arrangement::new(&group, layout, capacity as u32)?;
+        let mut received = lane.exchange(&stream, &input.tokens(batches[me].tokens(shape), false))?;
+        let view = received.arrange(&stream, &to)?;
         stream.synchronize()?;
         let (expected, counts) = arranged(layout, shape, &batches, me, most);
         assert_eq!(to.fetch_counts()?, counts, "{layout:?} at {me}");
-        for (place, expected) in expected {
+        let memory = to.rows().expect("it copies rows");
+        for (place, expected) in expected.into_iter().filter(|(place, _)| *place < to.capacity() as usize) {
             let mut found = vec![0u16; shape.hidden];
-            to.rows().expect("it copies rows").read((place * 2 * shape.hidden) as u64, &mut found)?;
+            memory.read((place * 2 * shape.hidden) as u64, &mut found)?;
             assert!(expected == found, "{layout:?}: row {place} at {me}: {expected:?}, found {found:?}");
         }
+        let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
+        // Safety: after the layout, before the combine, on one stream.
+        unsafe {
+            let shape = LaunchConfig::new(4, 64);
+            hardware_experts_arranged::launch(&stream, shape, view, rank.rank(), local, hidden, most as u32)?;
+        }
+        let other = Memory::new(rank.device(), MemoryKind::Device, memory.bytes())?.whole();
+        if number == 1 {
+            let mut rows = vec![0u8; memory.bytes() as usize];
+            stream.synchronize()?;
+            memory.read(0, &mut rows)?;
+            other.write(0, &rows)?;
+        }
+        received.reduce(&stream, if number == 1 { Rows::ArrangedAt(&to, &other) } else { Rows::Arranged(&to) })?;
+        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+        stream.synchronize()?;
+        let (align, most) = match layout {
+            Layout::Packed { align } => (align as usize, capacity),
+            _ => (1, usize::MAX),
+        };
+        let expected = sums_of(shape, &batches, me, (align, most));
+        let mut found = vec![0u16; expected.len()];
+        input.output.read(0, &mut found)?;
+        assert!(expected == found, "{layout:?}: the output of rank {me} differs");
+        if most == usize::MAX || number == 1 {
+            assert_eq!(expected, per_rank(shape, &batches[me], &[], Experts));
+        }
+        let is_over = counts[0] > to.capacity();
+        assert_eq!(group.status()?.map(|report| report.code), is_over.then_some(Code::TooManyRows));
+    }
+    let flat = Arrangement::new(&group, Layout::Flat, room as u32)?;
+    let mut received = lane.exchange(&stream, &input.tokens(0, false))?;
+    for rows in [Rows::InPlace, Rows::Arranged(&flat)] {
+        assert!(matches!(received.reduce(&stream, rows), Err(EpError::Unsuited { .. })));
     }
     received.release();
-    assert_eq!(group.status()?, None);
+    stream.synchronize()?;
     drop(lane);
     group.destroy()
 }
@@ -224,6 +305,47 @@ pub fn late(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shap
     experts(rank, &stream, shape, &received)?;
     received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
     check(&batches[me], &[])?;
+    assert_eq!(group.status()?, None);
+    drop(lane);
+    group.destroy()
+}
+
+/// Adds up rows of other elements than BF16 on their rank, without experts and weights: each id adds its row once.
+pub fn elements(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    (element, kind): (Element, Kind),
+    shape: &Shape,
+    most: usize,
+) -> Result<(), EpError> {
+    let (me, stream) = (rank.rank() as usize, rank.stream()?);
+    let group = Group::new(comm, &config.element(element))?;
+    let mine = batch(shape, Routing::Holes, 4, me, most - me % 2);
+    let memory = |bytes: &[u8]| -> Result<MemorySlice, EpError> {
+        let memory = Memory::new(rank.device(), MemoryKind::Device, bytes.len().max(16) as u64)?.whole();
+        memory.write(0, bytes)?;
+        Ok(memory)
+    };
+    let elements: Vec<u8> = mine.rows.iter().flat_map(|&bits| kind.bytes(widen(bits))).collect();
+    let (rows, ids) = (memory(&elements)?, memory(bytemuck::cast_slice(&mine.experts))?);
+    let output = memory(&vec![0x7f; elements.len()])?;
+    let tokens = mine.tokens(shape);
+    let mut lane = group.lane(0)?;
+    let to = Arrangement::new(&group, Layout::Packed { align: 4 }, (shape.ranks * most * shape.topk * 2) as u32)?;
+    let mut received = lane.exchange(&stream, &Tokens::new(&rows, Ids::I32(&ids), tokens as u32))?;
+    received.arrange(&stream, &to)?;
+    received.reduce(&stream, Rows::Arranged(&to))?;
+    received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
+    stream.synchronize()?;
+    let all = (0..tokens).flat_map(|token| {
+        let ids = mine.places(shape, token).len() as f32;
+        mine.row(shape, token).iter().flat_map(move |&element| kind.bytes(ids * widen(element)))
+    });
+    let expected: Vec<u8> = all.collect();
+    let mut found = vec![0u8; expected.len()];
+    output.read(0, &mut found)?;
+    assert!(expected == found, "{element:?}: the output of rank {me} differs");
     assert_eq!(group.status()?, None);
     drop(lane);
     group.destroy()
