@@ -192,7 +192,8 @@ impl GroupConfig {
         self
     }
 
-    /// Sets how long a rank waits for another before it goes on without it.
+    /// Sets how long a rank waits for another before it goes on without it. With [`max_rows`](Self::max_rows) it waits
+    /// as long for the number of rows, and three times as long for rows.
     #[must_use]
     pub const fn deadline(mut self, deadline: Deadline) -> Self {
         self.deadline = deadline;

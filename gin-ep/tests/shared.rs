@@ -56,6 +56,19 @@ fn all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks() {
 }
 
 #[test]
+fn tokens_whose_routing_does_not_fit_into_shared_memory_find_their_places() {
+    const COUNTS: [usize; 48] = {
+        let mut counts = [0; 48];
+        (counts[0], counts[47]) = (4200, 3);
+        counts
+    };
+    let shape = Shape { ranks: 48, experts: 60, topk: 2, hidden: 8 };
+    let config = config(&shape, 4200).sms(1).threads(512).max_rows(4300);
+    let list = [Pair { routing: Routing::Uniform, counts: &COUNTS, alternative: false }];
+    on_ranks(WorldConfig::seeded(48, 2), |rank, comm| pairs(rank, comm, &config, &shape, 4200, &list));
+}
+
+#[test]
 fn rows_without_places_are_left_out_and_reported_and_the_next_call_works() {
     for (ranks, experts, topk) in [(1, 3, 2), (2, 8, 3), (3, 7, 4), (5, 8, 2), (7, 60, 8), (8, 9, 2)] {
         let shape = Shape { ranks, experts, topk, hidden: 8 };
@@ -149,6 +162,15 @@ fn one_resident_block_of_many_is_enough() {
             pairs(rank, comm, &config, &shape, 40, &[pair(Routing::Uniform), pair(Routing::Repeats)])
         });
     }
+}
+
+#[test]
+fn a_kernel_that_holds_all_processors_but_one_does_not_stop_progress() {
+    let shape = Shape { ranks: 3, experts: 12, topk: 2, hidden: 600 };
+    let config = config(&shape, 12).threads(32).grid(5);
+    on_ranks(WorldConfig::threads(3).resident_blocks(4), |rank, comm| {
+        support::beside_a_kernel(rank, comm, &config, &shape, 12, 4)
+    });
 }
 
 #[test]
