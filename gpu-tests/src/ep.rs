@@ -125,6 +125,8 @@ fn alone(testbed: &Testbed) -> Result<(), String> {
             support::layout(rank, comm, config, layout, shape, most)
         })?;
     }
+    with(testbed, 1, small_on(testbed), sizes, 12, support::shared::limits)?;
+    with(testbed, 1, small_on(testbed), sizes, 12, support::shared::layouts)?;
     on(testbed, 1, small_on(testbed), (6, 3, 8), 600, &[Pair { counts: &[600], ..pair(Routing::Uniform) }])
 }
 
