@@ -55,8 +55,11 @@ resident=one_resident_block_of_many_is_enough
 network=network:rows_reach_ranks_over_the_network_with_the_bits_of_the_oracle
 networks=network:free_running_pairs_graphs_and_epochs_that_wrap_cross_a_network
 network_races=network:nothing_races_over_a_network
+limits=shared:rows_without_places_are_left_out_and_reported_and_the_next_call_works
+late=shared:the_places_of_a_late_rank_are_kept_until_it_has_its_rows_back
+shared_races=shared:nothing_races
 
-for test in $races $bits $routing $resident $network $networks $network_races; do
+for test in $races $bits $routing $resident $network $networks $network_races $limits $late $shared_races; do
     passes "$test" || { echo "ep-mutations: $test fails without a mutation; see $copy/log" >&2; exit 1; }
 done
 
@@ -87,4 +90,13 @@ mutation "returned rows of remote ranks by token" $kernels/combine.rs \
     "if arena.route.is_remote(owner) { self.place } else { self.token }" "self.token" $network
 mutation "signals that begin with another epoch" $kernels/network.rs "sum.wrapping_add(self.route.network.base)" "sum" \
     $networks
+mutation "rows past the end of a shared region" $kernels/dispatch.rs "routes.place(token, mine, sizes.max_rows)" \
+    "routes.place(token, mine, u32::MAX)" $limits
+mutation "terms of rows that were left out" $kernels/combine.rs "is_first && is_sent" "is_first" $limits
+mutation "a shared region without the number of the first row" $kernels/routes.rs "true => first_at(arena, lane, rank)" \
+    "true => 0" $limits
+mutation "places of a silent rank given away" $kernels/allot.rs \
+    "if protocol::is_over::<Global>(arena.word(lane.told(rank)), last >> 32) {" "if true {" $late
+mutation "places given away before all ranks have told" $kernels/allot.rs "(epoch, masked), lane.deadline" \
+    "(epoch.wrapping_sub(1), masked), lane.deadline" $shared_races
 exit $bad

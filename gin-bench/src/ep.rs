@@ -48,6 +48,8 @@ struct Times {
     fewer: Vec<(u32, Calls)>,
     /// FP8 that the dispatch makes. Its pairs are not measured.
     fp8: Option<Calls>,
+    /// Sources share a region.
+    shared: Option<Calls>,
     /// The floors of a dispatch, of a combine, and of a dispatch of FP8.
     there: Vec<f64>,
     back: Vec<f64>,
@@ -186,6 +188,21 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
         let name = format!("dispatch that makes FP8, {tokens} tokens");
         let row = Row::new(name, Figure::new(&repeats, wrong(&fp8)), "us").main(true);
         rows.push(row.beside(Kind::Floor, "exchange of FP8", Figure::new(&floor, None), goal, stretch).by(there_shape));
+    }
+    if of[0].shared.is_some() {
+        static NONE: Vec<f64> = Vec::new();
+        let of_shared = |times: &Times| times.shared.as_ref().map_or(0, |calls| calls.wrong);
+        let there_of = slowest(&|times| times.shared.as_ref().map_or(&NONE, |calls| &calls.dispatch));
+        let back_of = less(&slowest(&|times| times.shared.as_ref().map_or(&NONE, |calls| &calls.pair)), &there_of);
+        for (what, repeats, floor, shape, goal) in [
+            ("dispatch", &there_of, &there, there_shape, there_goal),
+            ("combine", &back_of, &back, back_shape, back_goal),
+        ] {
+            let (goal, stretch) = Some(goal).filter(|_| counts && tokens >= LARGE).unzip();
+            let name = format!("{what} with max_rows, {tokens} tokens");
+            let row = Row::new(name, Figure::new(repeats, wrong(&of_shared)), "us");
+            rows.push(row.beside(Kind::Floor, "exchange", Figure::new(floor, None), goal, stretch).by(shape));
+        }
     }
     for (index, &(sms, _)) in of[0].fewer.iter().enumerate() {
         let few = slowest(&|times| &times.fewer[index].1.dispatch);
@@ -525,6 +542,11 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
             Ok(())
         })?);
     }
+    let mut shared = None;
+    if bench.pick(tokens >= 512, tokens == 8) {
+        let config = bed.config().max_rows((shape.ranks * tokens) as u32);
+        shared = Some(bed.calls(&config, Combines::InPlace, || Ok(()))?);
+    }
     let mut fewer = Vec::new();
     if bench.pick(tokens == 128 || tokens >= LARGE, tokens == 8) {
         for sms in bench.pick(&[4, 8, 16, 32][..], &[1]) {
@@ -543,5 +565,18 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
     drop(bed);
     end(rank, &comm)?;
     let shapes = [text(there_shape), text(back_shape)];
-    Ok(Times { all, fewer, fp8, there: times_there, back: times_back, fp8_there, shapes, copy, expand, rows, launch })
+    Ok(Times {
+        all,
+        fewer,
+        fp8,
+        shared,
+        there: times_there,
+        back: times_back,
+        fp8_there,
+        shapes,
+        copy,
+        expand,
+        rows,
+        launch,
+    })
 }

@@ -37,6 +37,12 @@ fn a_dispatch_with_one_slot_overwrites_rows_too_early() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
+fn a_receiver_that_does_not_await_all_numbers_gives_a_place_away_too_early() {
+    model::explore(2, || model::ep::shared(1));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
 fn products_with_one_slot_overwrite_rows_too_early() {
     model::explore(2, || model::matmul::ranks(3, |_| 0));
 }

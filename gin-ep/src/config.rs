@@ -77,6 +77,7 @@ pub struct GroupConfig {
     pub(crate) lanes: u32,
     pub(crate) element: Element,
     pub(crate) at_source: bool,
+    pub(crate) max_rows: Option<u32>,
     pub(crate) first_epoch: u64,
     pub(crate) blocks: Option<u32>,
     pub(crate) grid: Option<u32>,
@@ -97,6 +98,7 @@ impl GroupConfig {
             lanes: 1,
             element: Element::Bf16,
             at_source: false,
+            max_rows: None,
             first_epoch: 0,
             blocks: None,
             grid: None,
@@ -134,6 +136,30 @@ impl GroupConfig {
         self
     }
 
+    /// Makes all sources share one region of a receiver, which has room for this many rows, in place of a region for
+    /// each source and slot: for large batches. Rows lie there by source and token, without gaps, so a flat layout
+    /// needs no copy. Before a dispatch the ranks tell each other the numbers of their rows, which takes a kernel and
+    /// two flags.
+    ///
+    /// If a rank receives more rows, the first ones have places, and the status of this rank and of their sources
+    /// reports [`Code::Full`](crate::Code::Full). Loads and stores reach all ranks, and one row comes back for each
+    /// rank. The longer one of a row there and a row back counts for the memory.
+    ///
+    /// ```
+    /// use gin_ep::GroupConfig;
+    ///
+    /// // Each of 8 ranks receives at most as many rows as it has tokens.
+    /// let config = GroupConfig::new(256, 7168, 8).tokens(4096);
+    /// assert_eq!(config.footprint(8)?, 1_884_426_896);
+    /// assert_eq!(config.max_rows(4096).footprint(8)?, 59_183_888);
+    /// # Ok::<(), gin_ep::EpError>(())
+    /// ```
+    #[must_use]
+    pub const fn max_rows(mut self, rows: u32) -> Self {
+        self.max_rows = Some(rows);
+        self
+    }
+
     /// Sets the number of dispatches that the lanes have made already, for tests of large numbers.
     #[doc(hidden)]
     #[must_use]
@@ -166,7 +192,8 @@ impl GroupConfig {
         self
     }
 
-    /// Sets how long a rank waits for another before it goes on without it.
+    /// Sets how long a rank waits for another before it goes on without it. With [`max_rows`](Self::max_rows) it waits
+    /// as long for the number of rows, and three times as long for rows.
     #[must_use]
     pub const fn deadline(mut self, deadline: Deadline) -> Self {
         self.deadline = deadline;
@@ -197,14 +224,24 @@ impl GroupConfig {
         if near == ranks {
             return self.footprint(ranks);
         }
+        self.is_near_only()?;
         self.block_over(true)?;
         let more = Network::lane_bytes(&sizes, near) + SIGNAL_BYTES * Network::signals(&sizes);
         Ok(self.footprint(ranks)? + more * u64::from(self.lanes))
     }
 
+    /// Returns an error if rows cannot reach ranks over a network.
+    pub(crate) fn is_near_only(&self) -> Result<(), EpError> {
+        if self.max_rows.is_none() {
+            return Ok(());
+        }
+        let what = "a group with `max_rows` and ranks that loads and stores do not reach";
+        Err(EpError::Unsuited { what, remedy: "leave `max_rows` out, which takes memory for each source" })
+    }
+
     /// Returns whether each dispatch makes a plan first.
     pub(crate) fn has_plan(&self) -> bool {
-        self.tokens > COUNT_IN_DISPATCH
+        self.tokens > COUNT_IN_DISPATCH || self.max_rows.is_some()
     }
 
     /// Returns the number of threads of a block, of kernels that post to a network if `is_remote`.
@@ -261,6 +298,13 @@ impl GroupConfig {
         limit("the number of bytes of the scales of a row", scale_bytes, 0, MOST_ROW_BYTES)?;
         limit("the number of lanes", self.lanes.into(), 1, 64)?;
         limit("the number of tokens", self.tokens.into(), 1, 65_536)?;
+        if let Some(rows) = self.max_rows {
+            limit("the number of received rows", rows.into(), 1, u64::from(ranks) * u64::from(self.tokens))?;
+            if self.at_source {
+                let what = "a group with `max_rows` to which a row for each id comes back";
+                return Err(EpError::Unsuited { what, remedy: "leave out `at_source`, or `max_rows`" });
+            }
+        }
         for (what, blocks) in [("the number of SMs", self.blocks), ("the number of blocks", self.grid)] {
             limit(what, blocks.unwrap_or(1).into(), 1, 65_535)?;
         }
@@ -296,22 +340,25 @@ impl GroupConfig {
             sums: [UNIT, LARGE_UNIT].map(|unit| Divisor::new((back_bytes as u32 / 16).div_ceil(unit))),
             groups: Sizes::groups_of(tokens, ranks),
             meta_bytes: Sizes::meta_bytes_of(topk, scale_bytes as u32),
+            max_rows: self.max_rows.unwrap_or(u32::MAX),
+            pitch: (if self.max_rows.is_some() { row_bytes.max(back_bytes) } else { row_bytes }) as u32,
         })
     }
 
-    /// Returns the names of the kernels for dispatch and combine, which post to this network, if they do.
-    pub(crate) fn kernels(&self, network: Option<BackendKind>) -> [String; 2] {
+    /// Returns the names of the kernels for dispatch and combine, which post to this network, if they do, and of the
+    /// kernel for sums of a rank.
+    pub(crate) fn kernels(&self, network: Option<BackendKind>) -> [String; 3] {
         let suffix = match network {
             None => "",
             Some(BackendKind::Proxy) => "_proxy",
             Some(BackendKind::Gdaki) => "_gdaki",
         };
-        let (dispatch, combine) = match self.element {
-            Element::Bf16 | Element::Opaque { .. } => ("ep_dispatch", "ep_combine_bf16"),
-            Element::F16 => ("ep_dispatch", "ep_combine_f16"),
-            Element::F32 => ("ep_dispatch", "ep_combine_f32"),
-            Element::E4m3(_) => ("ep_dispatch_e4m3", "ep_combine_bf16"),
+        let (dispatch, back) = match self.element {
+            Element::Bf16 | Element::Opaque { .. } => ("ep_dispatch", "bf16"),
+            Element::F16 => ("ep_dispatch", "f16"),
+            Element::F32 => ("ep_dispatch", "f32"),
+            Element::E4m3(_) => ("ep_dispatch_e4m3", "bf16"),
         };
-        [dispatch, combine].map(|name| format!("{name}{suffix}"))
+        [format!("{dispatch}{suffix}"), format!("ep_combine_{back}{suffix}"), format!("ep_reduce_{back}")]
     }
 }

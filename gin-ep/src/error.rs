@@ -101,7 +101,7 @@ pub struct Report {
     pub lane: u32,
     /// The cause.
     pub code: Code,
-    /// The rank that it concerns, if the code is [`Code::Silent`] or [`Code::Unsent`].
+    /// The rank that it concerns, if the code is [`Code::Silent`], [`Code::Unsent`] or [`Code::Full`].
     pub rank: u32,
     /// The id of an expert that does not exist.
     pub expert: u32,
@@ -134,6 +134,11 @@ impl fmt::Display for Report {
                 f,
                 "rows of dispatch {seen} for rank {rank} could not be posted to the network: it is not connected, or \
                  the queue had no room in time; the group goes on without it"
+            ),
+            Code::Full => write!(
+                f,
+                "rank {rank} is sent {seen} rows or more, its memory has room for {limit}; the others were left out; \
+                 configure more by `max_rows`"
             ),
             Code::Stopped => write!(f, "the communicator was aborted, or has a fault"),
         }

@@ -56,8 +56,10 @@ pub struct Group<'c> {
     pub(crate) at_source: bool,
     pub(crate) arrange: [Function; 3],
     pub(crate) plan: Function,
+    pub(crate) allot: Function,
     pub(crate) dispatch: Function,
     pub(crate) combine: Function,
+    pub(crate) reduce: Function,
 }
 
 /// The state of a lane in its group.
@@ -101,6 +103,9 @@ impl<'c> Group<'c> {
         let sizes = config.sizes(ranks)?;
         let (device, sharing) = meet(comm, &format!("{config:?}"))?;
         let remote = Routed::of(comm, &device, config, &sizes)?;
+        if remote.is_some() {
+            config.is_near_only()?;
+        }
         let threads = config.block_over(remote.is_some())?;
         let (lane_bytes, remote_bytes) = (sizes.lane_bytes(), remote.as_ref().map_or(0, |remote| remote.lane_bytes));
         let bytes = (lane_bytes + remote_bytes) * u64::from(config.lanes);
@@ -136,9 +141,10 @@ impl<'c> Group<'c> {
         }
         let shape = LaunchConfig::new(1, threads).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
-        let [dispatch, combine] = config.kernels(remote.as_ref().map(|remote| remote.backend));
-        let plan = kernels.function("ep_plan")?;
+        let [dispatch, combine, reduce] = config.kernels(remote.as_ref().map(|remote| remote.backend));
+        let (plan, allot) = (kernels.function("ep_plan")?, kernels.function("ep_allot")?);
         let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
+        let reduce = kernels.function(&reduce)?;
         let mut most = config.blocks.map_or(u64::MAX, u64::from);
         for kernel in [&dispatch, &combine] {
             most = most.min(gpu.resident_blocks(kernel, &shape)? / sharing);
@@ -156,7 +162,22 @@ impl<'c> Group<'c> {
         let (element, at_source) = (config.element, config.at_source);
         let arrange = |part: &str| kernels.function(&format!("ep_arrange_{part}"));
         let arrange = [arrange("count")?, arrange("place")?, arrange("copy")?];
-        Ok(Self { comm, device, arena, signals, lanes, shape, element, at_source, arrange, plan, dispatch, combine })
+        Ok(Self {
+            comm,
+            device,
+            arena,
+            signals,
+            lanes,
+            shape,
+            element,
+            at_source,
+            arrange,
+            plan,
+            allot,
+            dispatch,
+            combine,
+            reduce,
+        })
     }
 
     /// Lends a lane. Its dispatches and combines follow each other; other lanes are independent.

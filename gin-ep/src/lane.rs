@@ -115,6 +115,15 @@ impl<'g> Lane<'g> {
         Ok(())
     }
 
+    fn launch_allot(&self, stream: &Arc<dyn Stream>, plan: u64) -> Result<(), EpError> {
+        let (group, lane) = (self.group, Plain(self.state().params));
+        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &lane, &plan];
+        let shape = LaunchConfig::new(1, group.shape.threads() as u32);
+        // Safety: arena and lane are the communicator's, the plan is kept, and the lane's kernels follow each other.
+        unsafe { stream.launch(&group.allot, shape, &arguments)? };
+        Ok(())
+    }
+
     fn start(
         &mut self,
         stream: &Arc<dyn Stream>,
@@ -130,6 +139,9 @@ impl<'g> Lane<'g> {
         if let (Some(plan), 0) = (&state.plan, params.plan) {
             self.launch_plan(stream, params, plan)?;
             params.plan = plan.address();
+        }
+        if state.params.sizes.is_shared() {
+            self.launch_allot(stream, params.plan)?;
         }
         self.launch_dispatch(stream, self.group.shape, params, phases)?;
         Ok(params)
@@ -149,6 +161,10 @@ impl<'g> Lane<'g> {
     ) -> Result<Fused<'_>, EpError> {
         if self.is_unheard {
             return Err(EpError::NotReceived { lane: self.number });
+        }
+        if self.state().params.sizes.is_shared() {
+            let what = "a kernel with dispatch and combine in a group with `max_rows`";
+            return Err(EpError::Unsuited { what, remedy: "call `dispatch` and `combine`" });
         }
         if self.group.signals.is_some() {
             let what = "a kernel with dispatch and combine in a group with ranks that loads and stores do not reach";
@@ -230,6 +246,7 @@ struct Ended<'l> {
 /// A lane without the lifetime of its group, which a value that borrows the lane need not name.
 trait Lent: std::fmt::Debug + Send {
     fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement, view: kernels::Arranged) -> Result<(), EpError>;
+    fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::Received) -> Result<(), EpError>;
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError>;
     fn state(&self) -> &LaneState;
     fn device(&self) -> &DeviceComm;
@@ -254,6 +271,7 @@ impl Lent for Lane<'_> {
         let shape = LaunchConfig::new(self.group.shape.blocks() as u32, self.group.shape.threads() as u32);
         let [count, place, copy] = &self.group.arrange;
         let kernels: &[&gin_gpu::Function] = match to.layout {
+            Layout::Flat if sizes.is_shared() => &[place],
             Layout::Flat => &[place, copy],
             Layout::Listed => &[count, place],
             Layout::Padded | Layout::Packed { .. } => &[count, place, copy],
@@ -264,6 +282,17 @@ impl Lent for Lane<'_> {
             // follow each other.
             unsafe { stream.launch(kernel, shape, &arguments)? };
         }
+        Ok(())
+    }
+
+    fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::Received) -> Result<(), EpError> {
+        let (group, sizes) = (self.group, Lane::state(self).params.sizes);
+        let (to, rows, used) = rows.of_experts(&sizes, group.at_source)?;
+        Lane::state(self).keep(stream, &used)?;
+        let shape = LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32);
+        let arguments: [&dyn KernelArg; 2] = [&Plain(to.view(view)), &rows];
+        // Safety: as for a layout, and the received rows have room for the sums.
+        unsafe { stream.launch(&group.reduce, shape, &arguments)? };
         Ok(())
     }
 
@@ -368,9 +397,24 @@ impl Received<'_> {
     /// # Errors
     /// [`EpError::Unsuited`] for an arrangement of another group; an error of the device.
     pub fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement) -> Result<kernels::Arranged, EpError> {
-        let view = to.view(self.view());
+        let mut view = to.view(self.view());
+        if let (Layout::Flat, Some(region)) = (to.layout, self.region()?) {
+            view.rows = region.address();
+        }
         self.ended.lane.arrange(stream, to, view)?;
         Ok(view)
+    }
+
+    /// Adds up, for each received row, what this rank's experts made of it: the rows of an arrangement by expert,
+    /// [`Rows::Arranged`] or [`Rows::ArrangedAt`], each times its weight, in the order of the ids, by `fma` in FP32,
+    /// rounded once. The sums replace the received rows, and [`combine`](Self::combine) returns them by
+    /// [`Rows::InPlace`].
+    ///
+    /// # Errors
+    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`], an error of the device.
+    pub fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>) -> Result<(), EpError> {
+        let view = self.view();
+        self.ended.lane.reduce(stream, rows, view)
     }
 
     /// Multiplies the rows of each expert by its weights, in the order of the stream, and returns the products to the
@@ -398,6 +442,24 @@ impl Received<'_> {
         Ok(())
     }
 
+    /// Returns the memory of the received rows, if all sources share a region: [`GroupConfig::max_rows`] rows, each
+    /// with the bytes of the longer one of a row there and a row back. `None` otherwise.
+    ///
+    /// # Errors
+    /// An error of the device.
+    ///
+    /// [`GroupConfig::max_rows`]: crate::GroupConfig::max_rows
+    pub fn region(&self) -> Result<Option<MemorySlice>, EpError> {
+        let (lane, arena) = (&self.ended.lane.state().params, self.ended.lane.arena().memory());
+        if !lane.sizes.is_shared() {
+            return Ok(None);
+        }
+        let first = kernels::Places::new(lane, 0).rows(0);
+        let bytes = u64::from(lane.sizes.max_rows) * u64::from(lane.sizes.pitch);
+        let first = arena.offset() + first;
+        Ok(Some(arena.memory().slice(first..first + bytes)?))
+    }
+
     /// Gives the rows up without a combine, as dropping does.
     pub fn release(self) {}
 
@@ -418,17 +480,25 @@ impl Received<'_> {
             arena.read(places.got(source), &mut count)?;
             let (number, topk) = (count[0] as usize, sizes.topk as usize);
             let (row_bytes, meta_words) = (sizes.row_bytes as usize, sizes.meta_bytes as usize / 4);
-            let (mut bytes, mut meta) = (vec![0u8; number * row_bytes], vec![0u32; number * meta_words]);
-            arena.read(places.rows(source), &mut bytes)?;
-            arena.read(places.meta(source), &mut meta)?;
+            let pitch = sizes.pitch as usize;
+            let (mut bytes, mut meta) = (vec![0u8; number * pitch], vec![0u32; number * meta_words]);
+            let mut first = [0u64];
+            if let Some(offset) = places.first(source) {
+                arena.read(offset, &mut first)?;
+            }
+            let first = first[0] & u64::from(u32::MAX);
+            if number > 0 {
+                arena.read(places.rows(source) + first * u64::from(sizes.pitch), &mut bytes)?;
+                arena.read(places.meta(source) + first * u64::from(sizes.meta_bytes), &mut meta)?;
+            }
             let row = |(row, meta): (&[u8], &[u32])| {
                 let experts = meta[1..=topk].iter().map(|&word| word as i32).collect();
                 let weights = meta[1 + topk..][..topk].iter().map(|&word| f32::from_bits(word)).collect();
                 let scales = &bytemuck::cast_slice::<u32, u8>(meta)[sizes.scales_at() as usize..];
                 let scales = scales[..sizes.scale_bytes as usize].to_vec();
-                ReceivedRow { token: meta[0], experts, weights, row: row.to_vec(), scales }
+                ReceivedRow { token: meta[0], experts, weights, row: row[..row_bytes].to_vec(), scales }
             };
-            let rows = bytes.chunks_exact(row_bytes).zip(meta.chunks_exact(meta_words)).map(row).collect();
+            let rows = bytes.chunks_exact(pitch).zip(meta.chunks_exact(meta_words)).map(row).collect();
             all.push(rows);
         }
         Ok(all)

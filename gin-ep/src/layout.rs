@@ -10,7 +10,9 @@ use gin_gpu::{Memory, MemoryKind, MemorySlice};
 /// A layout of received rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
-    /// One row for each received one, by source and token, without gaps.
+    /// One row for each received one, by source and token, without gaps. With
+    /// [`max_rows`](crate::GroupConfig::max_rows) received rows lie so, and nothing is copied. Then there is a gap
+    /// where places are kept for a silent rank.
     Flat,
     /// `[expert][source][token]`: one row for each id whose expert is on this rank, in zones with room for all tokens.
     Padded,
@@ -78,6 +80,8 @@ impl Arrangement {
             capacity: capacity as u32,
             rows: match layout {
                 Layout::Listed => None,
+                // They are where they were received.
+                Layout::Flat if sizes.is_shared() => None,
                 _ => Some(memory(capacity * u64::from(sizes.row_bytes))?),
             },
             list: memory(4 * capacity)?,
@@ -86,7 +90,8 @@ impl Arrangement {
         })
     }
 
-    /// Returns the memory of the rows; `None` if they are listed.
+    /// Returns the memory of the rows; `None` if they are listed, or if the layout is flat and all sources share a
+    /// region: then they are [there](crate::Received::region).
     pub fn rows(&self) -> Option<&MemorySlice> {
         self.rows.as_ref()
     }
@@ -146,6 +151,11 @@ impl Arrangement {
     /// Returns the address of the places.
     pub(crate) fn places(&self) -> u64 {
         self.places.address()
+    }
+
+    /// Returns whether the rows are the received ones, not copies.
+    pub(crate) fn is_received(&self) -> bool {
+        self.layout == Layout::Flat && self.sizes.is_shared()
     }
 
     /// Returns whether there is a row for each id.

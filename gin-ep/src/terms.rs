@@ -167,7 +167,9 @@ pub enum Rows<'a> {
     /// other ways: these store the rows to their sources first.
     InPlace,
     /// Rows in the places of the received ones: for each rank as many as the group has tokens. With
-    /// [`at_source`](crate::GroupConfig::at_source), one for each id in the place of each row.
+    /// [`at_source`](crate::GroupConfig::at_source), one for each id in the place of each row. With
+    /// [`max_rows`](crate::GroupConfig::max_rows), as many as that: the combine copies them to where the received rows
+    /// are, from where their sources load them.
     At(&'a MemorySlice),
     /// The rows of an arrangement, which the experts have replaced.
     Arranged(&'a Arrangement),
@@ -175,6 +177,50 @@ pub enum Rows<'a> {
     ArrangedAt(&'a Arrangement, &'a MemorySlice),
     /// Rows that [`Received::multiply`](crate::Received::multiply) has sent to their sources.
     Returned,
+}
+
+impl<'a> Rows<'a> {
+    /// Returns the arrangement by expert that has these rows, their address, and the memory that kernels use.
+    pub(crate) fn of_experts(
+        &self,
+        sizes: &Sizes,
+        at_source: bool,
+    ) -> Result<(&'a Arrangement, u64, Vec<&'a MemorySlice>), EpError> {
+        let what = "a sum of experts' rows";
+        let (to, memory) = match *self {
+            Rows::Arranged(to) if sizes.back_bytes == sizes.row_bytes => (to, to.rows()),
+            Rows::ArrangedAt(to, memory) => (to, Some(memory)),
+            Rows::Arranged(_) => {
+                let what = "a sum of the rows of an arrangement, where other rows come back";
+                return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::ArrangedAt`" });
+            }
+            _ => return Err(EpError::Unsuited { what, remedy: "pass `Rows::Arranged` or `Rows::ArrangedAt`" }),
+        };
+        if at_source {
+            let what = "a sum of experts' rows, in a group to which a row for each id comes back";
+            return Err(EpError::Unsuited { what, remedy: "leave out `at_source`, or call `combine`" });
+        }
+        if to.sizes != *sizes {
+            let remedy = "make one for this group";
+            return Err(EpError::Unsuited { what: "an arrangement of a group with other sizes", remedy });
+        }
+        let Some(memory) = memory.filter(|_| to.is_by_expert()) else {
+            let what = "a sum of the rows of an arrangement that has no rows of experts";
+            return Err(EpError::Unsuited {
+                what,
+                remedy: "use `Layout::Packed` or `Layout::Padded`, or other memory",
+            });
+        };
+        if !sizes.is_shared() && sizes.back_bytes != sizes.row_bytes {
+            let what = "sums in place of the received rows, in a group where other rows come back";
+            return Err(EpError::Unsuited { what, remedy: "configure `max_rows`, or add up by a kernel of yours" });
+        }
+        let needed = u64::from(to.capacity) * u64::from(sizes.back_bytes);
+        let rows = address("the memory of experts' rows", memory, needed, 16)?;
+        let mut used = to.used();
+        used.push(memory);
+        Ok((to, rows, used))
+    }
 }
 
 /// The terms of a combine's sums.
@@ -266,11 +312,13 @@ impl<'a> Combine<'a> {
         };
         let mut used = vec![self.output];
         match rows {
-            Rows::InPlace if at_source || sizes.back_bytes != sizes.row_bytes => {
+            Rows::InPlace if at_source || !sizes.is_shared() && sizes.back_bytes != sizes.row_bytes => {
                 let what = "a combine of the received rows, in a group where other rows come back";
                 return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::At`" });
             }
             Rows::InPlace => {}
+            // They are the received ones.
+            Rows::Arranged(to) if to.is_received() && to.sizes == *sizes => used.extend(to.used()),
             Rows::Returned if !at_source => {
                 let what = "a combine of products of ids, in a group with one row for each rank";
                 return Err(EpError::Unsuited { what, remedy: "configure `at_source`" });

@@ -38,6 +38,12 @@ enum Phase {
 
 const PHASES: [Phase; 3] = [Phase::Dispatch, Phase::Receive, Phase::Combine];
 
+/// Returns the configuration of a group whose ranks wait this long.
+fn waiting(limit: Deadline) -> GroupConfig {
+    let config = GroupConfig::new(SHAPE.experts as u32, SHAPE.hidden as u32, SHAPE.topk as u32);
+    config.tokens(TOKENS as u32).sms(2).threads(32).deadline(limit)
+}
+
 /// A rank with its group and its tokens.
 struct Bed<'a> {
     rank: &'a Rank,
@@ -50,10 +56,8 @@ struct Bed<'a> {
 }
 
 impl<'a> Bed<'a> {
-    fn new(rank: &'a Rank, comm: &'a Communicator, limit: Deadline, is_stored: bool) -> Result<Self, EpError> {
-        let config = GroupConfig::new(SHAPE.experts as u32, SHAPE.hidden as u32, SHAPE.topk as u32);
-        let config = config.tokens(TOKENS as u32).sms(2).threads(32).deadline(limit);
-        let (group, input) = (Group::new(comm, &config)?, Input::new(rank, &SHAPE, TOKENS)?);
+    fn new(rank: &'a Rank, comm: &'a Communicator, config: &GroupConfig, is_stored: bool) -> Result<Self, EpError> {
+        let (group, input) = (Group::new(comm, config)?, Input::new(rank, &SHAPE, TOKENS)?);
         let mine = batch(&SHAPE, Routing::Uniform, 9, rank.rank() as usize, TOKENS);
         input.write(&mine, false)?;
         Ok(Self { rank, group, input, stream: rank.stream()?, mine, is_stored })
@@ -135,13 +139,15 @@ impl<'a> Bed<'a> {
 #[test]
 fn ranks_go_on_without_one_that_does_not_take_a_step_and_readmit_it() {
     for seed in 0..3 {
-        without_one(&format!("seed {seed}"), Deadline::after_ms(20), || WorldConfig::seeded(3, seed));
+        without_one(&format!("seed {seed}"), &waiting(Deadline::after_ms(20)), || WorldConfig::seeded(3, seed));
+        let shared = waiting(Deadline::after_ms(20)).max_rows((SHAPE.ranks * TOKENS) as u32);
+        without_one(&format!("a shared region, seed {seed}"), &shared, || WorldConfig::seeded(3, seed));
     }
 }
 
 #[test]
 fn ranks_go_on_without_one_that_does_not_take_a_step_over_a_network_and_readmit_it() {
-    let (limit, world) = (Deadline::after_ms(20), || WorldConfig::seeded(3, 4).lsa_size(1));
+    let (limit, world) = (&waiting(Deadline::after_ms(20)), || WorldConfig::seeded(3, 4).lsa_size(1));
     without_one("proxy", limit, world);
     without_one("a network that delays and reorders what it may", limit, || {
         world().network(|endpoint| {
@@ -154,12 +160,12 @@ fn ranks_go_on_without_one_that_does_not_take_a_step_over_a_network_and_readmit_
 }
 
 /// Runs pairs without one rank, in a world that `world` makes, then pairs with it.
-fn without_one(name: &str, limit: Deadline, world: impl Fn() -> WorldConfig) {
+fn without_one(name: &str, config: &GroupConfig, world: impl Fn() -> WorldConfig) {
     for phase in PHASES {
         for is_stored in [false, true] {
             let outcome = launch(world(), |rank| -> Result<(), EpError> {
                 let comm = rank.communicator(&Requirements::default())?;
-                let bed = Bed::new(&rank, &comm, limit, is_stored)?;
+                let bed = Bed::new(&rank, &comm, config, is_stored)?;
                 bed.whole(2)?;
                 if rank.rank() as usize == SILENT {
                     bed.late(phase, || Ok(rank.barrier()?))?;
@@ -228,7 +234,7 @@ fn process() {
     };
     let outcome = world::join(world, bootstrap, |rank| -> Result<(), EpError> {
         let comm = rank.communicator(&Requirements::default())?;
-        let bed = Bed::new(&rank, &comm, Deadline::after_ms(2000), way == "stored")?;
+        let bed = Bed::new(&rank, &comm, &waiting(Deadline::after_ms(2000)), way == "stored")?;
         bed.whole(2)?;
         if number as usize == SILENT {
             bed.late(phase, || {

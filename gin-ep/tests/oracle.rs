@@ -84,6 +84,8 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
         let most = [600, 128, 37][next(3)].min(2 + 160_000 / hidden / ranks);
         let counts: &[usize] = [&[128, 0, 1, 37][..], &[600], &[0], &[37, 128]][next(4)];
         let config = config(&shape, most as u32).sms(1 + next(3) as u32);
+        let is_shared = next(2) == 0;
+        let config = if is_shared { config.max_rows((ranks * most) as u32) } else { config };
         let routing = [
             Routing::Uniform,
             Routing::Zipf,
@@ -95,7 +97,8 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
         ];
         let list: Vec<Pair> =
             (0..2).map(|_| Pair { routing: routing[next(routing.len())], counts, alternative: next(2) == 0 }).collect();
-        println!("case {case}: {shape:?}, {counts:?} of {most} tokens, {:?}", [list[0].routing, list[1].routing]);
+        let routings = [list[0].routing, list[1].routing];
+        println!("case {case}: {shape:?}, {counts:?} of {most} tokens, {routings:?}, shared: {is_shared}");
         run(WorldConfig::seeded(ranks as u32, next(1000) as u64), config, shape, most, &list);
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::hardware::{Testbed, Trial};
 use gin_ep::{Combine, Element, EpError, Fused, Group, GroupConfig, Layout, Rows, Scales};
-use gin_ep_oracle::{Experts, Routing, Shape, batch, per_rank};
+use gin_ep_oracle::{Experts, Kind, Routing, Shape, batch, per_rank};
 use gin_gpu::{LaunchConfig, ModuleSource};
 use gin_host::comm::{CommError, Communicator, Requirements};
 use gin_host::world::{Rank, WorldConfig, launch};
@@ -16,7 +16,7 @@ use support::{Input, Pair, pairs};
 mod support;
 
 /// The trials of this module, which run on any devices. Ranks form one LSA team.
-pub const TRIALS: [Trial; 13] = [
+pub const TRIALS: [Trial; 14] = [
     ("rows_go_to_their_experts_and_back_with_the_bits_of_the_oracle", small),
     ("whole_batches_go_to_their_experts_and_back_with_the_bits_of_the_oracle", large),
     ("one_block_is_enough_to_dispatch_and_combine", |testbed| {
@@ -34,6 +34,7 @@ pub const TRIALS: [Trial; 13] = [
     ("large_batches_find_their_places", prefill),
     ("all_layouts_have_the_rows_of_the_oracle_in_its_order", layouts),
     ("flags_cover_what_late_warps_store_and_a_missing_barrier_before_a_flag_shows", late),
+    ("sources_share_a_region_for_the_rows_that_arrive", shared),
 ];
 
 /// The trials of ranks in several LSA teams, also with software NICs that kernels drive.
@@ -127,6 +128,8 @@ fn alone(testbed: &Testbed) -> Result<(), String> {
             support::layout(rank, comm, config, layout, shape, most)
         })?;
     }
+    with(testbed, 1, small_on(testbed), sizes, 12, support::shared::limits)?;
+    with(testbed, 1, small_on(testbed), sizes, 12, support::shared::layouts)?;
     on(testbed, 1, small_on(testbed), (6, 3, 8), 600, &[Pair { counts: &[600], ..pair(Routing::Uniform) }])
 }
 
@@ -285,6 +288,43 @@ fn prefill(testbed: &Testbed) -> Result<(), String> {
     // Not all groups of 32 tokens fit into shared memory at once.
     let all = [Pair { counts: &[65_536], ..pair(Routing::Uniform) }];
     on(testbed, 4, |config| config, (8, 2, 8), 65_536, &all)
+}
+
+/// Groups with `max_rows`: the ranks agree on places before each dispatch.
+fn shared(testbed: &Testbed) -> Result<(), String> {
+    let is_real = testbed.devices.is_some();
+    let all = |ranks: u32, tokens: u32| move |config: GroupConfig| small_on(testbed)(config).max_rows(ranks * tokens);
+    for ranks in [1, 2, 4] {
+        let (sizes, tokens) = if is_real { ((60, 8, 1000), 300) } else { ((60, 8, 24), 24) };
+        let list = [pair(Routing::Uniform), Pair { alternative: true, ..pair(Routing::Zipf) }, pair(Routing::None)];
+        on(testbed, ranks, all(ranks, tokens), sizes, tokens, &list)?;
+        with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::limits)?;
+        with(testbed, ranks, all(ranks, tokens), sizes, tokens, |rank, comm, config, shape, most| {
+            support::layout(rank, comm, config, Layout::Flat, shape, most)?;
+            support::shared::layouts(rank, comm, config, shape, most)
+        })?;
+        with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::layouts)?;
+    }
+    for element in [(Element::F16, Kind::F16), (Element::F32, Kind::F32)] {
+        with(testbed, 2, all(2, 24), (60, 8, 264), 24, |rank, comm, config, shape, most| {
+            support::shared::elements(rank, comm, config, element, shape, most)
+        })?;
+    }
+    let (sizes, tokens, number) = if is_real { ((256, 8, 1024), 1024, 2_000) } else { ((5, 2, 8), 3, 40) };
+    with(testbed, 2, all(2, tokens), sizes, tokens, |rank, comm, config, shape, most| {
+        support::free_running(rank, comm, config, shape, most, number)?;
+        support::replays(rank, comm, config, shape, most, number / 10)
+    })?;
+    let (hidden, tokens) = if is_real { (7168, 600) } else { (256, 8) };
+    for element in [Element::F32, Element::E4m3(Scales::F32), Element::Opaque { row_bytes: 3600, scale_bytes: 224 }] {
+        with(testbed, 2, all(2, tokens), (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
+            support::element(rank, comm, config, element, shape, most)
+        })?;
+    }
+    if !is_real {
+        return Ok(());
+    }
+    on(testbed, 2, all(2, 4096), (256, 8, 7168), 4096, &[Pair { counts: &[4096], ..pair(Routing::Uniform) }])
 }
 
 /// Sizes of LSA teams of four ranks. One team of all shows that the trial is one.

@@ -6,7 +6,9 @@ use gin_abi::Deadline;
 use gin_device::internal::status::WaitError;
 use gin_device::sys::Word;
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
-use gin_ep_kernels::internal::{IN_PLACE, Launch, PUSHED, agree, flag, raise, report, slot, wait, wait_together};
+use gin_ep_kernels::internal::{
+    IN_PLACE, Launch, PUSHED, agree, flag, is_over, raise, report, slot, wait, wait_together,
+};
 use loom::thread;
 use std::sync::Arc;
 
@@ -90,6 +92,54 @@ pub fn ranks(first: u64, pairs: u64, back: Back, of: fn(u64) -> u64) {
     other.join().unwrap();
 }
 
+/// Runs two dispatches to one place in the region of a receiver, which two sources share: the first source has it in
+/// the first dispatch, the second one in the next. `asked` is the number of sources whose numbers the receiver awaits
+/// before it gives the place away.
+pub fn shared(asked: usize) {
+    /// Flags: what each source tells, what each is granted, rows that were sent, rows that are in place.
+    const TOLD: usize = 0;
+    const GRANTED: usize = 2;
+    const SENT: usize = 4;
+    const BACK: usize = 5;
+    let world = World::new(Setup { cells: 1, ..Setup::default() });
+    let flags = Arc::new(Arena::new([0; 6]));
+    let first = {
+        let (world, flags) = (world.clone(), flags.clone());
+        thread::spawn(move || {
+            raise::<Loom>(flags.word(TOLD), 1, 1);
+            assert_eq!(arrives(&world, flags.word(GRANTED), 1), 0);
+            world.cells[0].write(7);
+            raise::<Loom>(flags.word(SENT), 1, 1);
+            arrives(&world, flags.word(BACK), 1);
+            assert_eq!(world.cells[0].read(), 8, "another row");
+            raise::<Loom>(flags.word(TOLD), 2, 0);
+        })
+    };
+    let second = {
+        let (world, flags) = (world.clone(), flags.clone());
+        thread::spawn(move || {
+            raise::<Loom>(flags.word(TOLD + 1), 2, 1);
+            assert_eq!(arrives(&world, flags.word(GRANTED + 1), 2), 0);
+            world.cells[0].write(9);
+            raise::<Loom>(flags.word(SENT), 2, 1);
+        })
+    };
+    assert_eq!(arrives(&world, flags.word(TOLD), 1), 1);
+    raise::<Loom>(flags.word(GRANTED), 1, 0);
+    assert_eq!(arrives(&world, flags.word(SENT), 1), 1);
+    assert_eq!(world.cells[0].read(), 7);
+    world.cells[0].write(8);
+    raise::<Loom>(flags.word(BACK), 1, IN_PLACE);
+    for source in (0..2).rev().take(asked) {
+        arrives(&world, flags.word(TOLD + source), 2);
+    }
+    raise::<Loom>(flags.word(GRANTED + 1), 2, 0);
+    assert_eq!(arrives(&world, flags.word(SENT), 2), 1);
+    assert_eq!(world.cells[0].read(), 9);
+    first.join().unwrap();
+    second.join().unwrap();
+}
+
 /// The words of a launch.
 fn launch(arena: &Arena) -> Launch<Loom> {
     Launch::new(arena.word(0))
@@ -130,6 +180,35 @@ models! {
 
     fn no_row_in_place_is_overwritten_before_its_source_has_loaded_it() {
         explore(1, || ranks(1, 3, Back::InPlace, slot));
+    }
+
+    fn no_row_of_a_shared_region_is_overwritten_before_its_source_has_loaded_it() {
+        explore(1, || shared(2));
+    }
+
+    fn the_places_of_a_silent_rank_are_given_away_when_it_has_come() {
+        let seen = [Reached::new("it has not come"), Reached::new("it has")];
+        let marks = seen.clone();
+        explore(2, move || {
+            let world = World::new(Setup { cells: 2, ..Setup::default() });
+            let told = Arc::new(Arena::new([flag(1, 1)]));
+            let silent = {
+                let (world, told) = (world.clone(), told.clone());
+                thread::spawn(move || {
+                    world.cells[0].write(7);
+                    world.cells[1].read();
+                    raise::<Loom>(told.word(0), 2, 0);
+                })
+            };
+            let is_over = is_over::<Loom>(told.word(0), 1);
+            if is_over {
+                world.cells[0].write(8);
+                world.cells[1].write(8);
+            }
+            silent.join().unwrap();
+            marks[usize::from(is_over)].mark();
+        });
+        seen.iter().for_each(Reached::check);
     }
 
     fn whichever_block_is_the_first_announces_rows_in_place_so_that_blocks_may_run_one_by_one() {

@@ -6,7 +6,6 @@
 
 use crate::format::{load_unit, store_unit};
 use crate::lane::load;
-use crate::protocol::slot;
 use crate::status::{self, Code};
 use crate::{Received, UNIT};
 use gin_device::prelude::*;
@@ -98,7 +97,15 @@ impl Arranged {
     #[inline(always)]
     #[must_use]
     pub fn row(&self, row: u32) -> *mut u8 {
-        (self.rows + u64::from(row) * u64::from(self.received.lane().sizes.row_bytes)) as usize as *mut u8
+        let sizes = &self.received.lane().sizes;
+        let bytes = if self.is_in_place() { sizes.pitch } else { sizes.row_bytes };
+        (self.rows + u64::from(row) * u64::from(bytes)) as usize as *mut u8
+    }
+
+    /// Returns whether the rows are the received ones, which lie in this layout.
+    #[inline(always)]
+    const fn is_in_place(&self) -> bool {
+        self.kind == FLAT && self.received.lane().sizes.is_shared()
     }
 
     /// Returns source, received row and position of the id of a row; `None` if it is a gap. In a padded layout only
@@ -128,20 +135,23 @@ impl Arranged {
     /// Gives a received row, or one of its ids, a place.
     #[inline(always)]
     fn put(&self, (source, row, k): (u32, u32, u32), place: u32) {
-        let index = (u64::from(source) * u64::from(self.received.lane().sizes.tokens) + u64::from(row))
-            * u64::from(self.each())
-            + u64::from(k);
-        self.store(self.places + 4 * index, place);
+        self.store(self.places + 4 * (self.index(source, row) + u64::from(k)), place);
         if place < self.capacity {
             self.store(self.list + 4 * u64::from(place), source << 21 | row << 5 | k);
         }
     }
 
+    /// Returns the number of the first place of a received row.
+    #[inline(always)]
+    pub(crate) fn index(&self, source: u32, row: u32) -> u64 {
+        let received = &self.received;
+        u64::from(received.lane().index(source, received.first(source), row)) * u64::from(self.each())
+    }
+
     /// Returns the address of the description of the first row from a source.
     #[inline(always)]
     fn meta(&self, source: u32) -> u64 {
-        let received = &self.received;
-        received.arena() + received.lane().meta(slot(received.epoch()), source)
+        self.received.arena() + self.received.meta_at(source, 0)
     }
 
     /// Visits the rows from a source that have an id of an expert, with the number of such ids before, by all threads
@@ -232,17 +242,25 @@ pub unsafe fn count(to: &Arranged) {
 pub unsafe fn place(to: &Arranged) {
     let sizes = to.received.lane().sizes;
     if to.kind == FLAT {
-        let mut first = 0;
+        let (mut end, step) = (0, grid_dim().count() as u32 * Block.size());
+        let thread = block_in_grid() * Block.size() + Block.rank();
         for source in 0..sizes.ranks {
             let count = to.received.count(source);
-            let mut row = block_in_grid() * Block.size() + Block.rank();
+            let first = if to.is_in_place() && count > 0 { to.received.first(source) } else { end };
+            // Places that are kept for a silent rank have no rows.
+            let mut gap = end + thread;
+            while gap < first.min(to.capacity) {
+                to.store(to.list + 4 * u64::from(gap), NONE);
+                gap += step;
+            }
+            let mut row = thread;
             while row < count {
                 to.put((source, row, 0), first + row);
-                row += grid_dim().count() as u32 * Block.size();
+                row += step;
             }
-            first += count;
+            end = first + count;
         }
-        return total(to, first);
+        return total(to, end);
     }
     let mut expert = block_in_grid();
     while expert < to.experts {
@@ -343,7 +361,7 @@ pub unsafe fn copy(to: &Arranged) {
         while unit < count * units {
             let (row, pair) = (unit / units, unit % units * UNIT + gin_device::coop::lane());
             unit += step;
-            let index = (u64::from(source) * u64::from(sizes.tokens) + u64::from(row)) * u64::from(each);
+            let index = to.index(source, row);
             let meta = to.meta(source) + u64::from(row) * u64::from(sizes.meta_bytes) + 4;
             // Safety: a received row, its description, and rows of the layout.
             unsafe {

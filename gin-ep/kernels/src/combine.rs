@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Combine: one row back for every row received, and their sums.
 
-use crate::dispatch::{Arena, is_silent, lane_index};
+use crate::dispatch::{Arena, NO_PLACE, is_silent, lane_index};
 use crate::element::Element;
 use crate::format::{Pairs, load_unit, store_unit};
 use crate::lane::{COMBINE, Divisor, EPOCH, Lane, MASKED, SINCE, Sizes, Tokens, load};
@@ -127,7 +127,8 @@ unsafe fn combine_by<E: Element, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: 
             let sent =
                 if Block.elect() { launch.finish(blocks) } else { protocol::Sent { is_last: false, may_wait: false } };
             if Warp.any(sent.is_last) {
-                announce(arena, lane, epoch, masked, PUSHED);
+                let how = if lane.sizes.is_shared() { IN_PLACE } else { PUSHED };
+                announce(arena, lane, epoch, masked, how);
                 gives = true;
             }
             may_wait = Warp.any(sent.may_wait);
@@ -163,7 +164,7 @@ fn announce<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, masked: u64, ho
 }
 
 /// Stores the rows of the block's share into the memory of their sources, or, for remote ranks, to where they are sent
-/// from.
+/// from, or, if sources share a region, in place of the received rows.
 ///
 /// # Safety
 /// - As [`combine`].
@@ -185,8 +186,12 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, sums: &
         let source = if sum >= sizes.ranks { sum - sizes.ranks } else { sum };
         let count = Warp.shuffle(if source < WARP_SIZE { low } else { high }, source % WARP_SIZE);
         let is_remote = arena.route.is_remote(source);
+        let (is_shared, first) = (sizes.is_shared(), lane.first_of(arena.here(), source));
         let there = if is_remote {
             arena.here() + arena.route.staged_back(source)
+        } else if is_shared {
+            // Their source loads them from there.
+            arena.here() + lane.rows(slot, source)
         } else {
             arena.there(source) + lane.returned(slot, me)
         };
@@ -194,8 +199,8 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, sums: &
             let (index, part) = (unit / units, unit % units);
             let (row, k) = (index / each, index % each);
             let pair = part * UNIT + lane_index();
-            let place = u64::from(source) * u64::from(sizes.tokens) + u64::from(row);
-            let meta = arena.here() + lane.meta(slot, source) + u64::from(row) * u64::from(sizes.meta_bytes);
+            let place = u64::from(lane.index(source, first, row));
+            let meta = arena.here() + lane.meta(slot, source) + u64::from(first + row) * u64::from(sizes.meta_bytes);
             unit += step;
             // Safety: the caller's promise.
             unsafe {
@@ -213,7 +218,8 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, sums: &
                 // A rank may send anything, but nothing is written past its region.
                 let token = load(meta).min(sizes.tokens - 1);
                 let back = u64::from(if is_remote { row } else { token }) * u64::from(each) + u64::from(k);
-                store_unit(there + back * bytes, pair, pairs, &data);
+                let back = if is_shared { u64::from(first + row) * u64::from(sizes.pitch) } else { back * bytes };
+                store_unit(there + back, pair, pairs, &data);
             }
         }
         unit -= count * each * units;
@@ -250,7 +256,7 @@ fn returned<R: Reach>(
                 let (flag, verdict) = (arena.word(lane.returned_flag(source)), arena.word(lane.verdict(source)));
                 let flag = arena.route.returned(flag, source);
                 let status = status::of(comm);
-                match protocol::wait_together::<Global>(&status, lane.deadline, flag, verdict, epoch, since) {
+                match protocol::wait_together::<Global>(&status, lane.patience(), flag, verdict, epoch, since) {
                     Ok(seen) => how = Some(seen),
                     Err(error) => is_silent(arena, lane, source, epoch, error),
                 }
@@ -316,7 +322,7 @@ impl Shares {
 }
 
 /// The sums of four pairs. Separate variables: LLVM would put an array in a loop on the stack.
-struct Unit<E: Element> {
+pub(crate) struct Unit<E: Element> {
     first: E::Sums,
     second: E::Sums,
     third: E::Sums,
@@ -325,7 +331,7 @@ struct Unit<E: Element> {
 
 impl<E: Element> Unit<E> {
     #[inline(always)]
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             first: E::Sums::default(),
             second: E::Sums::default(),
@@ -335,7 +341,7 @@ impl<E: Element> Unit<E> {
     }
 
     #[inline(always)]
-    fn add(&mut self, weight: f32, data: &Pairs) {
+    pub(crate) fn add(&mut self, weight: f32, data: &Pairs) {
         E::add(&mut self.first, weight, data.0);
         E::add(&mut self.second, weight, data.1);
         E::add(&mut self.third, weight, data.2);
@@ -343,7 +349,7 @@ impl<E: Element> Unit<E> {
     }
 
     #[inline(always)]
-    fn round(&self) -> Pairs {
+    pub(crate) fn round(&self) -> Pairs {
         (E::round(&self.first), E::round(&self.second), E::round(&self.third), E::round(&self.fourth))
     }
 }
@@ -394,11 +400,12 @@ impl Work {
         let is_one_of_several = sizes.back_rows > 1;
         // One row for each rank counts where an id names the rank first.
         let is_first = is_one_of_several || Warp.match_any(owner).trailing_zeros() == k;
-        let is_term = owner < sizes.ranks && back.present >> owner & 1 != 0 && is_first;
+        let is_sent = self.place != NO_PLACE;
+        let is_term = owner < sizes.ranks && back.present >> owner & 1 != 0 && is_first && is_sent;
         let mut row = 0;
         if is_term {
             row = if back.in_place >> owner & 1 != 0 {
-                let place = u64::from(self.place) * u64::from(sizes.row_bytes);
+                let place = u64::from(self.place) * u64::from(sizes.pitch);
                 arena.there(owner) + lane.rows(slot, arena.rank()) + place
             } else {
                 let row = if arena.route.is_remote(owner) { self.place } else { self.token };

@@ -17,6 +17,9 @@ pub const SEND: u32 = 1;
 /// Phase of [`dispatch`]: wait for the rows of all ranks.
 pub const RECEIVE: u32 = 2;
 
+/// The place of a row that its rank does not send.
+pub(crate) const NO_PLACE: u32 = u32::MAX;
+
 /// The arena of all ranks.
 #[derive(Clone, Copy)]
 pub(crate) struct Arena<R = Near> {
@@ -100,7 +103,8 @@ impl<R: Reach> Arena<R> {
 ///
 /// # Safety
 /// - The host made communicator, arena and lane for each other. The addresses of `tokens` are valid, for as many tokens
-///   as it says, and the plan is one of the same ids.
+///   as it says, and the plan is one of the same ids. If sources share a region, there is a plan, and an earlier kernel
+///   has [allotted](crate::allot()) places to it.
 /// - The lane's dispatches and combines follow each other on one stream, or by events, with the same phases on all
 ///   ranks.
 #[inline(always)]
@@ -213,11 +217,11 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
             while to < sizes.ranks {
                 if masked >> to & 1 == 0 && !arena.route.is_remote(to) {
                     let flag = arena.word_at(to, lane.sent_flag(slot, arena.rank()));
-                    raise::<Global>(flag, epoch, routes.count(to));
+                    raise::<Global>(flag, epoch, routes.count(arena.here(), lane, to));
                 }
                 to += WARP_SIZE;
             }
-            R::send(arena, lane, slot, epoch, masked, |to| routes.count(to));
+            R::send(arena, lane, slot, epoch, masked, |to| routes.count(arena.here(), lane, to));
             if Block.elect() {
                 // Nobody uses these words before the next launch on the lane.
                 launch(slot ^ 1).clear();
@@ -302,9 +306,10 @@ unsafe fn send_unit<F: Format, R: Reach>(
     while first < sizes.ranks {
         // Each lane looks for one rank.
         let mine = first + lane_index();
-        let place = if mine < sizes.ranks && masked >> mine & 1 == 0 { routes.place(token, mine) } else { None };
+        let is_there = mine < sizes.ranks && masked >> mine & 1 == 0;
+        let place = if is_there { routes.place(token, mine, sizes.max_rows) } else { None };
         let mut goes = Warp.ballot(place.is_some());
-        let place = place.unwrap_or(0);
+        let place = place.unwrap_or(NO_PLACE);
         while goes != 0 {
             // Other ranks first: their rows take longer than its own.
             let others = if me.wrapping_sub(first) < WARP_SIZE { goes & !(1 << me.wrapping_sub(first)) } else { goes };
@@ -316,11 +321,12 @@ unsafe fn send_unit<F: Format, R: Reach>(
             } else {
                 (arena.there(to), (lane.rows(slot, me), lane.meta(slot, me)))
             };
-            let row = there + rows + u64::from(place) * u64::from(sizes.row_bytes);
+            let row = there + rows + u64::from(place) * u64::from(sizes.pitch);
             let meta = there + metas + u64::from(place) * u64::from(sizes.meta_bytes);
-            // Safety: the place is in this rank's region, which has room for all tokens.
+            // Safety: the place is in this rank's region, which has room for all tokens, or was granted and is before
+            // the end of the region that it shares.
             unsafe {
-                F::store(&data, row, pair, pairs);
+                F::store(&data, row, pair, pairs, tokens.flags);
                 if F::MAKES_SCALES && is_full {
                     store_kept(kept.scales, parts.clone(), meta + u64::from(sizes.scales_at()), pairs, tokens.flags);
                 }
@@ -400,8 +406,11 @@ fn receive<R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, epoch: u64, sil
         let mut rows = 0;
         if silent >> source & 1 == 0 {
             let flag = arena.route.sent(arena.word(lane.sent_flag(slot, source)), slot, source);
-            match protocol::wait::<Global>(&status::of(comm), lane.deadline, flag, epoch) {
-                Ok(seen) => rows = seen.min(lane.sizes.tokens),
+            match protocol::wait::<Global>(&status::of(comm), lane.patience(), flag, epoch) {
+                Ok(seen) => {
+                    let room = lane.sizes.max_rows.saturating_sub(lane.first_of(arena.here(), source));
+                    rows = seen.min(lane.sizes.tokens).min(room);
+                }
                 Err(error) => is_silent(arena, lane, source, epoch, error),
             }
         }

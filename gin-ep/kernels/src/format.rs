@@ -77,11 +77,12 @@ pub trait Format {
 
     /// Stores to a row on its way.
     #[doc(hidden)]
-    unsafe fn store(unit: &Self::Unit, row: u64, pair: u32, pairs: u32);
+    unsafe fn store(unit: &Self::Unit, row: u64, pair: u32, pairs: u32, flags: u32);
 
     /// Keeps the scales that the dispatch has made for unit `part` of a row.
     #[doc(hidden)]
-    fn keep(unit: &Self::Unit, part: u32, kept: &mut Kept);
+    #[inline(always)]
+    fn keep(_: &Self::Unit, _: u32, _: &mut Kept) {}
 }
 
 /// Scales of [`KEPT`] units of a row, or of some of them. Each lane has two, 32 apart.
@@ -149,13 +150,10 @@ impl Format for Bytes {
     }
 
     #[inline(always)]
-    unsafe fn store(unit: &Pairs, row: u64, pair: u32, pairs: u32) {
+    unsafe fn store(unit: &Pairs, row: u64, pair: u32, pairs: u32, _: u32) {
         // Safety: the caller's promise.
         unsafe { store_unit(row, pair, pairs, unit) };
     }
-
-    #[inline(always)]
-    fn keep(_: &Pairs, _: u32, _: &mut Kept) {}
 }
 
 /// Rows of [`Bf16`], which become [`E4m3`] with a scale for each [`SCALED`] elements.
@@ -227,7 +225,7 @@ impl Format for Quantized {
     }
 
     #[inline(always)]
-    unsafe fn store((data, _): &Scaled, row: u64, pair: u32, pairs: u32) {
+    unsafe fn store((data, _): &Scaled, row: u64, pair: u32, pairs: u32, _: u32) {
         let store = |pair: u32, data: (u64, u64)| {
             if pair < pairs {
                 // Safety: the caller's promise.

@@ -2,7 +2,9 @@
 //! The kernels, one for each format and each type of elements.
 
 use crate::{Arranged, arrange};
-use crate::{Bytes, Lane, Network, Quantized, Sums, Tokens, combine, combine_over, dispatch, dispatch_over, plan};
+use crate::{
+    Bytes, Lane, Network, Quantized, Sums, Tokens, allot, combine, combine_over, dispatch, dispatch_over, plan, reduce,
+};
 use gin_device::prelude::*;
 
 /// Runs [`plan`].
@@ -13,6 +15,16 @@ use gin_device::prelude::*;
 pub unsafe fn ep_plan(arena: Window<u64>, lane: Lane, tokens: Tokens, to: u64) {
     // Safety: the caller's promise.
     unsafe { plan(&arena, &lane, &tokens, to) }
+}
+
+/// Runs [`allot`].
+///
+/// # Safety
+/// - As [`allot`].
+#[kernel(launch_bounds(512))]
+pub unsafe fn ep_allot(comm: Comm, arena: Window<u64>, lane: Lane, plan: u64) {
+    // Safety: the caller's promise.
+    unsafe { allot(&comm, &arena, &lane, plan) }
 }
 
 macro_rules! dispatches {
@@ -132,4 +144,24 @@ arranges! {
     ep_arrange_count count;
     ep_arrange_place place;
     ep_arrange_copy copy;
+}
+
+macro_rules! reduces {
+    ($($name:ident $element:ident;)*) => { $(
+        #[doc = concat!("Runs [`reduce`] of [`", stringify!($element), "`].")]
+        ///
+        /// # Safety
+        /// - As [`reduce`].
+        #[kernel(launch_bounds(512))]
+        pub unsafe fn $name(to: Arranged, rows: u64) {
+            // Safety: the caller's promise.
+            unsafe { reduce::<$element>(&to, rows) }
+        }
+    )* };
+}
+
+reduces! {
+    ep_reduce_bf16 Bf16;
+    ep_reduce_f16 F16;
+    ep_reduce_f32 f32;
 }

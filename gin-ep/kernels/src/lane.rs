@@ -3,6 +3,7 @@
 
 use crate::protocol::{flag, slot};
 use gin_device::prelude::*;
+use gin_device::sys::{GlobalWord, Word};
 
 /// A divisor with its reciprocal, because a division takes a kernel long.
 #[repr(C)]
@@ -70,6 +71,12 @@ pub struct Sizes {
     pub groups: u32,
     /// Bytes of a row's description: [`meta_bytes_of`](Self::meta_bytes_of).
     pub meta_bytes: u32,
+    /// The most rows that a rank receives from all ranks together, in one region; [`u32::MAX`] if each source has its
+    /// own.
+    pub max_rows: u32,
+    /// Bytes from a received row to the next one, and from a returned one to the next where rows come back in place of
+    /// the received ones.
+    pub pitch: u32,
 }
 
 impl Sizes {
@@ -93,17 +100,26 @@ impl Sizes {
         scales_at(topk) + scale_bytes.next_multiple_of(16)
     }
 
+    /// Returns whether all sources share one region of a receiver. Then a dispatch begins when the ranks have agreed
+    /// where their rows go: [`allot`](crate::allot()).
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_shared(&self) -> bool {
+        self.max_rows != u32::MAX
+    }
+
     /// Returns the number of words of state of a lane, a multiple of 2.
     #[must_use]
     pub const fn words(&self) -> u64 {
-        (STATE + 8 * self.ranks as u64).next_multiple_of(2)
+        let by_rank = if self.is_shared() { 10 } else { 8 };
+        (STATE + by_rank * self.ranks as u64).next_multiple_of(2)
     }
 
     /// Returns the number of rows that a rank has room for in a slot.
     #[inline(always)]
     #[must_use]
     pub const fn room(&self) -> u64 {
-        self.ranks as u64 * self.tokens as u64
+        if self.is_shared() { self.max_rows as u64 } else { self.ranks as u64 * self.tokens as u64 }
     }
 
     /// Returns the number of returned rows that a rank has room for in a slot.
@@ -116,7 +132,10 @@ impl Sizes {
     /// Returns the bytes of a lane in the arena of each rank.
     #[must_use]
     pub const fn lane_bytes(&self) -> u64 {
-        let there = self.room() * (self.row_bytes as u64 + self.meta_bytes as u64);
+        let there = self.room() * (self.pitch as u64 + self.meta_bytes as u64);
+        if self.is_shared() {
+            return there + 8 * self.words() + self.place_bytes();
+        }
         2 * (there + self.back_room() * self.back_bytes as u64) + 8 * self.words() + self.place_bytes()
     }
 
@@ -201,6 +220,11 @@ impl Regions {
     pub(crate) const fn end(&self) -> u64 {
         self.first + 2 * self.slot
     }
+
+    /// Makes one region for all slots and ranks.
+    const fn one(first: u64) -> Self {
+        Self { first, bytes: 0, slot: 0 }
+    }
 }
 
 /// A lane of a group: a parameter of the kernels, which the host makes. It has room for one dispatch at a time.
@@ -225,10 +249,30 @@ impl Lane {
     /// Makes the parameter; the fields have these names.
     #[must_use]
     pub const fn new(sizes: Sizes, first: u64, status: u64, deadline: Deadline) -> Self {
-        let rows = Regions::new(&sizes, first + 8 * sizes.words(), sizes.row_bytes as u64);
+        let rows = first + 8 * sizes.words();
+        if sizes.is_shared() {
+            // Rows come back in place of the received ones.
+            let meta = Regions::one(rows + sizes.room() * sizes.pitch as u64);
+            let (rows, returned) = (Regions::one(rows), Regions::one(rows));
+            return Self { sizes, first, status, deadline, rows, returned, meta };
+        }
+        let rows = Regions::new(&sizes, rows, sizes.row_bytes as u64);
         let returned = Regions::new(&sizes, rows.end(), sizes.back_rows as u64 * sizes.back_bytes as u64);
         let meta = Regions::new(&sizes, returned.end(), sizes.meta_bytes as u64);
         Self { sizes, first, status, deadline, rows, returned, meta }
+    }
+
+    /// Returns how long a rank waits for rows of another. If sources share a region, one that is silent while the ranks
+    /// agree delays some of them by two deadlines more than others.
+    #[inline(always)]
+    pub(crate) const fn patience(&self) -> Deadline {
+        if self.sizes.is_shared() { self.deadlines(3) } else { self.deadline }
+    }
+
+    /// Returns several deadlines in a row.
+    #[inline(always)]
+    pub(crate) const fn deadlines(&self, number: u64) -> Deadline {
+        Deadline::after_ns(self.deadline.ns().saturating_mul(number))
     }
 
     /// Returns the offset of the rows that the slot has from `source`.
@@ -252,6 +296,9 @@ impl Lane {
     /// Returns the offset of the places of this rank's rows in their regions at other ranks, by token and id.
     #[inline(always)]
     pub(crate) const fn places(&self) -> u64 {
+        if self.sizes.is_shared() {
+            return self.meta.first + self.sizes.room() * self.sizes.meta_bytes as u64;
+        }
         self.meta.end()
     }
 
@@ -286,6 +333,49 @@ impl Lane {
         self.by_rank(5, source)
     }
 
+    /// Returns the offset of the flag by which `source` tells how many rows of the next dispatch it has for this rank.
+    #[inline(always)]
+    pub(crate) fn told(&self, source: u32) -> u64 {
+        self.by_rank(6, source)
+    }
+
+    /// Returns the offset of the flag by which `receiver` tells the number that this rank's first row has there.
+    #[inline(always)]
+    pub(crate) fn granted(&self, receiver: u32) -> u64 {
+        self.by_rank(7, receiver)
+    }
+
+    /// Returns the offset of a word like a flag: the last dispatch in which `source` was granted rows here, and the
+    /// number of its first row.
+    #[inline(always)]
+    pub(crate) fn allotted(&self, source: u32) -> u64 {
+        self.by_rank(8, source)
+    }
+
+    /// Returns the offset of the number of rows that `source` had then.
+    #[inline(always)]
+    pub(crate) fn offered(&self, source: u32) -> u64 {
+        self.by_rank(9, source)
+    }
+
+    /// Returns the number of the first row from a source among those in its region. `arena` is the address of this
+    /// rank's part.
+    #[inline(always)]
+    pub(crate) fn first_of(&self, arena: u64, source: u32) -> u32 {
+        if !self.sizes.is_shared() {
+            return 0;
+        }
+        // Safety: a word of the arena; all accesses to words of state are atomic.
+        unsafe { GlobalWord::new(arena + self.allotted(source)) }.load_relaxed_gpu() as u32
+    }
+
+    /// Returns the number of a received row among all places of rows, if `first` is that of the first row of its
+    /// source.
+    #[inline(always)]
+    pub(crate) const fn index(&self, source: u32, first: u32, row: u32) -> u32 {
+        if self.sizes.is_shared() { first + row } else { source * self.sizes.tokens + row }
+    }
+
     #[inline(always)]
     fn by_rank(&self, row: u64, rank: u32) -> u64 {
         self.word(STATE + row * u64::from(self.sizes.ranks) + u64::from(rank))
@@ -310,6 +400,9 @@ pub fn reset(sizes: &Sizes, words: &mut [u64], epoch: u64) {
     words[by_rank(0)..by_rank(2)].fill(flag(epoch, 0));
     words[by_rank(4)..by_rank(5)].fill(flag(epoch, 0));
     words[by_rank(5)..by_rank(6)].fill(epoch << 1);
+    if sizes.is_shared() {
+        words[by_rank(6)..by_rank(9)].fill(flag(epoch, 0));
+    }
 }
 
 /// Where the last dispatch of a lane is in the arena: offsets in bytes.
@@ -332,13 +425,20 @@ impl Places {
         self.lane.got(self.slot, source)
     }
 
-    /// Returns the offset of the first row from `source`.
+    /// Returns the offset of a word whose lower half is the number of the first row from `source`, if all sources share
+    /// a region.
+    #[must_use]
+    pub fn first(&self, source: u32) -> Option<u64> {
+        if self.lane.sizes.is_shared() { Some(self.lane.allotted(source)) } else { None }
+    }
+
+    /// Returns the offset of the rows from `source`, of the first one or of [`first`](Self::first) 0.
     #[must_use]
     pub fn rows(&self, source: u32) -> u64 {
         self.lane.rows(self.slot, source)
     }
 
-    /// Returns the offset of the description of the first row from `source`: token, ids, weights.
+    /// Returns the offset of the descriptions of these rows: token, ids, weights.
     #[must_use]
     pub fn meta(&self, source: u32) -> u64 {
         self.lane.meta(self.slot, source)

@@ -147,6 +147,17 @@ pub const fn reached(flag: u64, epoch: u64) -> bool {
     ((flag >> 32) as u32).wrapping_sub(epoch as u32) < 1 << 31
 }
 
+/// Returns whether a silent rank no longer uses the rows that it sent in an epoch, nor what came in place of them:
+/// `told` is the flag by which it begins the next one, after it has received the sums of this one.
+///
+/// Ordering: acquire, at system scope.
+#[inline(always)]
+pub fn is_over<M: Memory>(told: M::Word, epoch: u64) -> bool {
+    let seen = told.load_relaxed_sys();
+    M::fence_acquire_sys();
+    reached(seen, epoch.wrapping_add(1))
+}
+
 /// Makes all blocks agree whether a rank took part in an epoch. The first that asks decides.
 #[inline(always)]
 pub fn agree<M: Memory>(verdict: M::Word, epoch: u64, took_part: bool) -> bool {

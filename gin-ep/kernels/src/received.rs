@@ -92,12 +92,42 @@ impl Received {
         unsafe { GlobalWord::new(self.arena + self.lane.got(self.slot(), source)) }.load_relaxed_gpu() as u32
     }
 
+    /// Returns the number of rows that rank `source` had for this rank: more than [`count`](Self::count) if they do not
+    /// fit into the region that all sources share; 0 if there is no such rank.
+    #[inline(always)]
+    #[must_use]
+    pub fn offered(&self, source: u32) -> u32 {
+        if source >= self.ranks() || !self.lane.sizes.is_shared() {
+            return self.count(source);
+        }
+        // Safety: a word of the arena.
+        let word = |offset: u64| unsafe { GlobalWord::new(self.arena + offset) }.load_relaxed_gpu();
+        // A silent rank was granted nothing in this dispatch.
+        let is_granted = word(self.lane.allotted(source)) >> 32 == self.epoch() & u64::from(u32::MAX);
+        if is_granted { word(self.lane.offered(source)) as u32 } else { 0 }
+    }
+
+    /// Returns the number of the first row of rank `source` in the region that all sources share: rows lie there by
+    /// source and token. 0 if each source has a region of its own.
+    #[inline(always)]
+    #[must_use]
+    pub fn first(&self, source: u32) -> u32 {
+        if source >= self.ranks() { 0 } else { self.lane.first_of(self.arena, source) }
+    }
+
+    /// Returns the bytes from a row to the next one of its region.
+    #[inline(always)]
+    #[must_use]
+    pub const fn pitch(&self) -> u32 {
+        self.lane.sizes.pitch
+    }
+
     /// Returns the address of a row, or of its place if `row` is not less than [`count`](Self::count). A row is
     /// aligned to 16 bytes, and the kernels of this rank may overwrite it until the combine, up to that count.
     #[inline(always)]
     #[must_use]
     pub fn row(&self, source: u32, row: u32) -> *mut u8 {
-        let offset = u64::from(row) * u64::from(self.lane.sizes.row_bytes);
+        let offset = u64::from(self.first(source) + row) * u64::from(self.lane.sizes.pitch);
         (self.arena + self.lane.rows(self.slot(), source) + offset) as usize as *mut u8
     }
 
@@ -105,8 +135,15 @@ impl Received {
     #[inline(always)]
     #[must_use]
     pub fn scales(&self, source: u32, row: u32) -> *mut u8 {
-        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes) + u64::from(self.lane.sizes.scales_at());
-        (self.arena + self.lane.meta(self.slot(), source) + offset) as usize as *mut u8
+        let offset = self.meta_at(source, row) + u64::from(self.lane.sizes.scales_at());
+        (self.arena + offset) as usize as *mut u8
+    }
+
+    /// Returns the offset of the description of a row.
+    #[inline(always)]
+    pub(crate) fn meta_at(&self, source: u32, row: u32) -> u64 {
+        let row = u64::from(self.first(source) + row);
+        self.lane.meta(self.slot(), source) + row * u64::from(self.lane.sizes.meta_bytes)
     }
 
     #[inline(always)]
@@ -114,9 +151,8 @@ impl Received {
         if row >= self.count(source) {
             return u32::MAX;
         }
-        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes) + 4 * u64::from(word);
         // Safety: the row is in the arena.
-        unsafe { load(self.arena + self.lane.meta(self.slot(), source) + offset) }
+        unsafe { load(self.arena + self.meta_at(source, row) + 4 * u64::from(word)) }
     }
 
     /// Returns the number of a row's token at its source; `u32::MAX` if there is no such row.

@@ -5,6 +5,7 @@ use crate::lane::{Eight, Lane, PLAN_BITS, Tokens, load};
 use crate::status::{self, Code};
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_u32;
+use gin_device::sys::{GlobalWord, Word};
 
 /// Reports tokens past the limit, by one thread.
 #[inline(always)]
@@ -102,12 +103,47 @@ pub unsafe fn plan(arena: &Window<u64>, lane: &Lane, tokens: &Tokens, plan: u64)
     }
 }
 
+/// Returns the number that this rank's first row has at a rank, in the region that it shares with other sources; 0 if
+/// it has one of its own.
+#[inline(always)]
+fn first_at(arena: u64, lane: &Lane, rank: u32) -> u32 {
+    if !lane.sizes.is_shared() {
+        return 0;
+    }
+    // Safety: a word of the arena; all accesses to words of state are atomic.
+    unsafe { GlobalWord::new(arena + lane.granted(rank)) }.load_relaxed_gpu() as u32
+}
+
+/// Returns the number of tokens of a plan that go to a rank. All lanes of a warp call.
+///
+/// # Safety
+/// - `plan` is the address of a plan, which an earlier kernel of the stream made.
+#[inline(always)]
+pub(crate) unsafe fn planned(lane: &Lane, plan: u64, rank: u32) -> u32 {
+    let (ranks, mut group, mut sum) = (u64::from(lane.sizes.ranks), gin_device::coop::lane(), 0);
+    // Safety: the caller's promise.
+    unsafe {
+        let groups = load(plan).min(lane.sizes.tokens).div_ceil(32);
+        while group < groups {
+            sum += load(plan + PLAN_BITS + 4 * (u64::from(group) * ranks + u64::from(rank))).count_ones();
+            group += WARP_SIZE;
+        }
+    }
+    let mut by = WARP_SIZE / 2;
+    while by > 0 {
+        sum += Warp.shuffle_xor(sum, by);
+        by /= 2;
+    }
+    sum
+}
+
 /// The routing of some groups of 32 tokens, in the block's dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Routes {
     /// For each group a word for each rank, with a bit for each token that goes there.
     bits: SharedArray<u32>,
-    /// For each group and rank the number of tokens of all groups before it, and the same after the last.
+    /// For each group and rank the number of tokens of all groups before it, and the same after the last: more by the
+    /// number of the first row there, if all sources share a region.
     before: SharedArray<u32>,
     ranks: u32,
     /// Number of tokens that take part.
@@ -173,7 +209,10 @@ impl Routes {
         Block.sync();
         let mut rank = warp;
         while rank < self.ranks {
-            let base = if is_first { 0 } else { self.before.read((old * self.ranks + rank) as usize) };
+            let base = match is_first {
+                true => first_at(arena, lane, rank),
+                false => self.before.read((old * self.ranks + rank) as usize),
+            };
             Warp.sync();
             self.add_up(rank, base);
             rank += warps;
@@ -210,18 +249,19 @@ impl Routes {
         }
     }
 
-    /// Returns the place of a token's row at a rank; `None` if it does not go there.
+    /// Returns the place of a token's row at a rank; `None` if it does not go there, or if there is no place before
+    /// `end`.
     #[inline(always)]
-    pub(crate) fn place(&self, token: u32, rank: u32) -> Option<u32> {
+    pub(crate) fn place(&self, token: u32, rank: u32, end: u32) -> Option<u32> {
         let word = ((token / 32 - self.first) * self.ranks + rank) as usize;
         let bits = self.bits.read(word);
         let before = self.before.read(word) + (bits & ((1 << (token % 32)) - 1)).count_ones();
-        if bits >> (token % 32) & 1 != 0 { Some(before) } else { None }
+        if bits >> (token % 32) & 1 != 0 && before < end { Some(before) } else { None }
     }
 
     /// Returns the number of tokens that go to a rank, of those up to the last group.
     #[inline(always)]
-    pub(crate) fn count(&self, rank: u32) -> u32 {
-        self.before.read((self.groups * self.ranks + rank) as usize)
+    pub(crate) fn count(&self, arena: u64, lane: &Lane, rank: u32) -> u32 {
+        self.before.read((self.groups * self.ranks + rank) as usize) - first_at(arena, lane, rank)
     }
 }

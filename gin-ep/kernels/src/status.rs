@@ -28,6 +28,10 @@ pub enum Code {
     /// Rows for a rank could not be posted to the network: there is no connection, or the queue had no room in time.
     /// `rank` is its number, `seen` the epoch. The group goes on without the rank.
     Unsent = 6,
+    /// A rank receives more rows than its region has room for, which all sources share. `rank` is its number, `limit`
+    /// the room. On that rank `seen` is the number of rows, with those kept for silent ranks; on a source it is the
+    /// number after its last row. The rows past the end are not sent.
+    Full = 7,
 }
 
 impl Code {
@@ -41,6 +45,7 @@ impl Code {
             4 => Some(Self::Stopped),
             5 => Some(Self::TooManyRows),
             6 => Some(Self::Unsent),
+            7 => Some(Self::Full),
             _ => None,
         }
     }

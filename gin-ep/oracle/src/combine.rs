@@ -32,12 +32,22 @@ pub fn reduced(shape: &Shape, receiver: usize, row: &RankRow, experts: Experts) 
 /// Returns the rows of a rank after a combine with one row for each rank: their sum in FP32 in the order in which the
 /// token's ids name the ranks first, from 0, rounded once. Ranks of `silent` take no part.
 pub fn per_rank(shape: &Shape, batch: &Batch, silent: &[usize], experts: Experts) -> Vec<u16> {
+    per_rank_of(shape, batch, |_, rank| !silent.contains(&rank), experts)
+}
+
+/// Returns the same, if of the rows of tokens at ranks these take part: token, rank.
+pub fn per_rank_of(
+    shape: &Shape,
+    batch: &Batch,
+    takes_part: impl Fn(usize, usize) -> bool,
+    experts: Experts,
+) -> Vec<u16> {
     let mut all = Vec::new();
     for token in 0..batch.tokens(shape) {
         let places = batch.places(shape, token);
         let mut ranks: Vec<usize> = Vec::new();
         for &(_, rank, ..) in &places {
-            if !ranks.contains(&rank) && !silent.contains(&rank) {
+            if !ranks.contains(&rank) && takes_part(token, rank) {
                 ranks.push(rank);
             }
         }

@@ -62,6 +62,17 @@ pub fn rank_major(shape: &Shape, batches: &[Batch], receiver: usize) -> Vec<Vec<
     batches.iter().enumerate().map(from).collect()
 }
 
+/// Returns the rows of [`rank_major`] that lie before place `most`, if all lie one after the other.
+pub fn limited(shape: &Shape, batches: &[Batch], receiver: usize, most: usize) -> Vec<Vec<RankRow>> {
+    let mut left = most;
+    let mut rows = rank_major(shape, batches, receiver);
+    for of_source in &mut rows {
+        of_source.truncate(left);
+        left -= of_source.len();
+    }
+    rows
+}
+
 /// Returns the rows of [`rank_major`], one after the other without gaps.
 pub fn flat(shape: &Shape, batches: &[Batch], receiver: usize) -> Vec<RankRow> {
     rank_major(shape, batches, receiver).into_iter().flatten().collect()
@@ -106,6 +117,13 @@ mod tests {
                 let zones = (0..ranks).flat_map(|rank| expert_major(&shape, &batches, rank, 4));
                 let zones: Vec<Zone> = zones.collect();
                 assert_eq!(zones.iter().map(|zone| zone.rows.len()).sum::<usize>(), ids, "{shape:?} {routing:?}");
+                for rank in 0..ranks {
+                    let all = flat(&shape, &batches, rank);
+                    for most in [0, 1, all.len() / 2, all.len(), usize::MAX] {
+                        let first: Vec<_> = limited(&shape, &batches, rank, most).into_iter().flatten().collect();
+                        assert_eq!(first, all[..most.min(all.len())], "{shape:?} {routing:?}");
+                    }
+                }
                 assert!(zones.iter().all(|zone| zone.first % 4 == 0 && zone.padded - zone.rows.len() < 4));
                 let rows = (0..ranks).flat_map(|rank| flat(&shape, &batches, rank));
                 let kept: usize = rows.map(|row| row.experts.iter().filter(|&&expert| expert >= 0).count()).sum();

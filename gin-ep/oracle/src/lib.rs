@@ -8,8 +8,8 @@
 //! | [`Shape`] | ranks, experts and sizes |
 //! | [`Batch`] | the tokens of one rank: rows, experts, weights |
 //! | [`Routing`] | distributions of tokens over experts, from a keyed hash |
-//! | [`rank_major`], [`flat`], [`expert_major`] | what a rank receives |
-//! | [`per_rank`], [`at_source`] | what a rank has after combine |
+//! | [`rank_major`], [`limited`], [`flat`], [`expert_major`] | what a rank receives |
+//! | [`per_rank`], [`per_rank_of`], [`at_source`] | what a rank has after combine |
 //! | [`identity`] | the same without experts, of elements of any [`Kind`] |
 //! | [`quantized`] | a row as FP8 with scales |
 //!
@@ -22,9 +22,9 @@ mod layout;
 mod matmul;
 mod number;
 
-pub use combine::{Experts, at_source, identity, per_rank, reduced};
+pub use combine::{Experts, at_source, identity, per_rank, per_rank_of, reduced};
 pub use input::{Routing, batch};
-pub use layout::{ExpertRow, RankRow, Zone, expert_major, flat, rank_major};
+pub use layout::{ExpertRow, RankRow, Zone, expert_major, flat, limited, rank_major};
 pub use matmul::{factor, product, sum};
 pub use number::{Kind, SCALED, narrow, quantized, widen};
 

@@ -125,6 +125,22 @@ pub unsafe fn hardware_experts_arranged(to: Arranged, rank: u32, local: u32, hid
     }
 }
 
+/// Stores for each source the numbers of rows that arrived and that it had, and the number of the first one, by one
+/// thread.
+///
+/// # Safety
+/// - As [`hardware_experts`], and `to` has three words for each source.
+#[kernel]
+pub unsafe fn hardware_counts(received: Received, to: *mut u32) {
+    if block_in_grid() == 0 && Block.elect() {
+        for source in 0..received.ranks() {
+            let words = [received.count(source), received.offered(source), received.first(source)];
+            // Safety: the words of the source.
+            unsafe { to.add(3 * source as usize).cast::<[u32; 3]>().write(words) };
+        }
+    }
+}
+
 /// Dispatches, runs the experts of [`hardware_experts`] and combines, in one kernel of one block.
 ///
 /// # Safety
@@ -189,12 +205,12 @@ impl Format for Late {
     }
 
     #[inline(always)]
-    unsafe fn store(unit: &Self::Unit, row: u64, scales: u64, pair: u32, pairs: u32, flags: u32) {
+    unsafe fn store(unit: &Self::Unit, row: u64, pair: u32, pairs: u32, flags: u32) {
         if flags & LATE != 0 && Block.rank() >= WARP_SIZE {
             wait_ns(LATE_NS);
         }
         // Safety: the caller's promise.
-        unsafe { Bytes::store(unit, row, scales, pair, pairs, flags) }
+        unsafe { Bytes::store(unit, row, pair, pairs, flags) }
     }
 }
 

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Places of rows in a region that all sources share.
+//!
+//! Before a dispatch each source tells each receiver how many rows it has for it. A receiver that knows all numbers
+//! gives each source the place of its first row, one source after the other. A source stores when it has its places at
+//! all receivers. So rows lie by source and token. One region is enough, because a receiver gives places when all ranks
+//! have told their numbers, which they do after the combine before.
+
+use crate::dispatch::{Arena, is_silent, lane_index};
+use crate::lane::{EPOCH, Lane, MASKED};
+use crate::network::Near;
+use crate::protocol::{self, flag, raise};
+use crate::routes::planned;
+use crate::status::{self, Code};
+use gin_device::prelude::*;
+use gin_device::sys::{Global, Word};
+
+shared! { static COUNTS: [u32; 64]; }
+
+/// Agrees with all ranks where the rows of the next dispatch go. One block calls, and one of its warps waits.
+///
+/// Errors are reported to the lane's status, and the communicator goes on:
+///
+/// | code | what happens |
+/// | --- | --- |
+/// | [`Code::Silent`] | the rank counts as one without tokens, and gets no rows |
+/// | [`Code::Full`] | the rows past the end of a receiver's region are not sent |
+///
+/// # Safety
+/// - As [`dispatch`](crate::dispatch()). `plan` is that of the tokens of the next dispatch, which follows. Sources
+///   share a region.
+#[inline(always)]
+pub unsafe fn allot(comm: &Comm, arena: &Window<u64>, lane: &Lane, plan: u64) {
+    let Some(arena) = Arena::new(comm, arena) else { return };
+    let (counts, ranks) = (COUNTS.array(), lane.sizes.ranks);
+    let mut rank = Block.rank() / WARP_SIZE;
+    while rank < ranks {
+        // Safety: the caller's promise.
+        let count = unsafe { planned(lane, plan, rank) };
+        if lane_index() == 0 {
+            counts.write(rank as usize, count);
+        }
+        rank += Block.size() / WARP_SIZE;
+    }
+    Block.sync();
+    if block_in_grid() != 0 || Block.rank() >= WARP_SIZE {
+        return;
+    }
+    let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
+    let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
+    let me = arena.rank();
+    each(ranks, |to| {
+        if masked >> to & 1 == 0 {
+            raise::<Global>(arena.word_at(to, lane.told(me)), epoch, counts.read(to as usize));
+        }
+    });
+    let (present, told) = wait_all(comm, &arena, lane, (epoch, masked), lane.deadline, |source| lane.told(source));
+    grant(&arena, lane, (epoch, present), told);
+    // A receiver waits for a silent rank first, up to a deadline longer than this one.
+    let (silent, deadline) = (!present, lane.deadlines(2));
+    let (granting, first) = wait_all(comm, &arena, lane, (epoch, silent), deadline, |to| lane.granted(to));
+    each(ranks, |to| {
+        let end = (if to < WARP_SIZE { first.0 } else { first.1 }) + counts.read(to as usize);
+        if granting >> to & 1 != 0 && counts.read(to as usize) != 0 && end > lane.sizes.max_rows {
+            status::report(arena.here(), lane, Code::Full, to, 0, end.into(), lane.sizes.max_rows.into());
+        }
+    });
+}
+
+/// Calls with all ranks, each by one lane of a warp.
+#[inline(always)]
+fn each(ranks: u32, visit: impl Fn(u32)) {
+    let mut rank = lane_index();
+    while rank < ranks {
+        visit(rank);
+        rank += WARP_SIZE;
+    }
+}
+
+/// Waits for a flag of each rank but `silent`, by a warp. Returns the ranks whose flags came, as bits, and the numbers
+/// of the one or two ranks of this lane.
+#[inline(always)]
+fn wait_all(
+    comm: &Comm,
+    arena: &Arena<Near>,
+    lane: &Lane,
+    (epoch, silent): (u64, u64),
+    deadline: Deadline,
+    flag: impl Fn(u32) -> u64,
+) -> (u64, (u32, u32)) {
+    let (mut first, mut present, mut numbers) = (0, 0, (0, 0));
+    while first < lane.sizes.ranks {
+        let (rank, mut number) = (first + lane_index(), None);
+        if rank < lane.sizes.ranks && silent >> rank & 1 == 0 {
+            match protocol::wait::<Global>(&status::of(comm), deadline, arena.word(flag(rank)), epoch) {
+                Ok(seen) => number = Some(seen),
+                Err(error) => is_silent(arena, lane, rank, epoch, error),
+            }
+        }
+        present |= u64::from(Warp.ballot(number.is_some())) << first;
+        let number = number.unwrap_or(0);
+        numbers = if first == 0 { (number, 0) } else { (numbers.0, number) };
+        first += WARP_SIZE;
+    }
+    (present, numbers)
+}
+
+/// Gives each present source its places, one after the other, by a warp whose lanes have the numbers of their rows.
+#[inline(always)]
+fn grant(arena: &Arena<Near>, lane: &Lane, (epoch, present): (u64, u64), (low, high): (u32, u32)) {
+    let (ranks, me) = (lane.sizes.ranks, arena.rank());
+    // Rows that a silent rank may still store, or load as what came back: first row and end.
+    let kept = |rank: u32| -> (u32, u32) {
+        if rank >= ranks || present >> rank & 1 != 0 {
+            return (0, 0);
+        }
+        let last = arena.word(lane.allotted(rank)).load_relaxed_gpu();
+        if protocol::is_over::<Global>(arena.word(lane.told(rank)), last >> 32) {
+            return (0, 0);
+        }
+        (last as u32, last as u32 + arena.word(lane.offered(rank)).load_relaxed_gpu() as u32)
+    };
+    let (kept_low, kept_high) = (kept(lane_index()), kept(lane_index() + WARP_SIZE));
+    let is_kept = Warp.any(kept_low.1 != 0 || kept_high.1 != 0);
+    let (mut end, mut first) = (0, (0, 0));
+    for source in 0..ranks {
+        let count = Warp.shuffle(if source < WARP_SIZE { low } else { high }, source % WARP_SIZE);
+        // The end of kept places that the rows would lie in; 0 if there are none.
+        let in_the_way = |end: u32| {
+            let after = |(first, last): (u32, u32)| if first < end + count && end < last { last } else { 0 };
+            let after = if count == 0 { 0 } else { after(kept_low).max(after(kept_high)) };
+            let lanes = Warp.ballot(after != 0);
+            if lanes == 0 { 0 } else { Warp.shuffle(after, lanes.trailing_zeros()) }
+        };
+        let mut after = if is_kept { in_the_way(end) } else { 0 };
+        while after != 0 {
+            end = after;
+            after = in_the_way(end);
+        }
+        if lane_index() == source % WARP_SIZE {
+            first = if source < WARP_SIZE { (end, first.1) } else { (first.0, end) };
+        }
+        end += count;
+    }
+    if lane_index() == 0 && end > lane.sizes.max_rows {
+        status::report(arena.here(), lane, Code::Full, me, 0, end.into(), lane.sizes.max_rows.into());
+    }
+    each(ranks, |source| {
+        if present >> source & 1 != 0 {
+            let (first, count) = if source < WARP_SIZE { (first.0, low) } else { (first.1, high) };
+            arena.word(lane.allotted(source)).store_relaxed_gpu(flag(epoch, first));
+            arena.word(lane.offered(source)).store_relaxed_gpu(count.into());
+            raise::<Global>(arena.word_at(source, lane.granted(me)), epoch, first);
+        }
+    });
+}

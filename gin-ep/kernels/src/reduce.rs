@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Sums of the rows that experts of this rank made of a received row.
+
+use crate::arrange::FLAT;
+use crate::combine::Unit;
+use crate::element::Element;
+use crate::format::{load_unit, store_unit};
+use crate::lane::load;
+use crate::{Arranged, UNIT};
+use gin_device::prelude::*;
+
+/// Adds up, for each received row, the rows of a layout by expert that belong to it, each times its weight: in the
+/// order of the ids, by `fma` in FP32 from 0, rounded once. Rows without a place are no terms. The sums replace the
+/// received rows. All threads of the grid call; blocks have whole warps.
+///
+/// # Safety
+/// - In the order of the stream, after the kernels of the layout `to`, and before the combine. `rows` is the address of
+///   rows of [`Sizes::back_bytes`](crate::Sizes::back_bytes) in its places, a multiple of 16. A received row has room
+///   for as many bytes, and nothing else uses it.
+#[inline(always)]
+pub unsafe fn reduce<E: Element>(to: &Arranged, rows: u64) {
+    let (received, sizes, k) = (&to.received, to.received.lane().sizes, gin_device::coop::lane());
+    if to.kind == FLAT {
+        return;
+    }
+    let (pairs, bytes) = (sizes.back_bytes / 16, u64::from(sizes.back_bytes));
+    let units = pairs.div_ceil(UNIT);
+    let step = Block.size() / WARP_SIZE * grid_dim().count() as u32;
+    let mut unit = Block.rank() / WARP_SIZE * grid_dim().count() as u32 + block_in_grid();
+    for source in 0..sizes.ranks {
+        let count = received.count(source);
+        while unit < count * units {
+            let (row, pair) = (unit / units, unit % units * UNIT + k);
+            unit += step;
+            // Each lane has the place and the weight of an id.
+            let ids = received.arena() + received.meta_at(source, row) + 4;
+            let (mut place, mut weight) = (u32::MAX, 0.0);
+            // Safety: the description of a received row, its places, and rows of the layout.
+            unsafe {
+                if k < sizes.topk && load(ids + 4 * u64::from(k)) as i32 >= 0 {
+                    place = load(to.places + 4 * (to.index(source, row) + u64::from(k)));
+                    weight = f32::from_bits(load(ids + 4 * u64::from(sizes.topk + k)));
+                }
+                let (mut terms, mut sum) = (Warp.ballot(place < to.capacity), Unit::<E>::new());
+                while terms != 0 {
+                    let term = terms.trailing_zeros();
+                    terms &= terms - 1;
+                    let from = rows + u64::from(Warp.shuffle(place, term)) * bytes;
+                    sum.add(Warp.shuffle(weight, term), &load_unit(from, pair, pairs));
+                }
+                store_unit(received.row(source, row).addr() as u64, pair, pairs, &sum.round());
+            }
+        }
+        unit -= count * units;
+    }
+}
