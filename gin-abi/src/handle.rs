@@ -192,7 +192,8 @@ pub struct ContextData {
     /// memory; 0 unless kernels drive a NIC.
     pub busy: u64,
     /// Address of the words of the rank's mailbox, the same in all contexts; GPU memory; 0 if there is none. By it CPU
-    /// threads hand values and signals to waiting kernels, which store and raise them.
+    /// threads hand values and signals to waiting kernels, which store and raise them. The first context's words at
+    /// `signal_near` are 128 bytes further on, and those of the other contexts follow.
     pub mailbox: u64,
 }
 

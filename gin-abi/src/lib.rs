@@ -39,7 +39,7 @@ pub use handle::{BackendKind, CommHandle, ContextData, StatusBlock, WindowData, 
 ///
 /// A kernel module carries the version it was compiled with (the symbol [`ABI_SYMBOL`]). The host refuses to load a
 /// module of another version. Every change of a layout here raises this number.
-pub const ABI_VERSION: u32 = 12;
+pub const ABI_VERSION: u32 = 13;
 
 /// Name of the 32-bit variable in a kernel module that holds its [`ABI_VERSION`].
 pub const ABI_SYMBOL: &str = "gin_abi_version";

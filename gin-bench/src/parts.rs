@@ -123,13 +123,11 @@ impl Context {
         // All words of a new queue, a new signal and a new mailbox are 0, except the addresses.
         let pinned = lab.memory(MemoryKind::Pinned, MAILBOX + mailbox::pinned_words::<Global>())?;
         let queue_words = QUEUE_NEAR / 8 + (2 + u64::from(RANKS)) * NEAR_WORDS;
-        let (signal_near, shadow, mail) = (queue_words, queue_words + NEAR_WORDS, queue_words + 2 * NEAR_WORDS);
-        let near = lab.memory(MemoryKind::Device, mail + mailbox::NEAR_WORDS)?;
+        let (mail, signal_near) = (queue_words, queue_words + mailbox::SIGNALS);
+        let shadow = signal_near + NEAR_WORDS;
+        let near = lab.memory(MemoryKind::Device, shadow + 1)?;
         let (at_pinned, at_near) = (|place: u64| pinned.address() + 8 * place, |place: u64| near.address() + 8 * place);
-        let mut block = [0u64; mailbox::NEAR_WORDS as usize];
-        block[mailbox::PINNED as usize] = at_pinned(MAILBOX);
-        block[mailbox::SIGNALS as usize] = at_near(signal_near);
-        near.write(8 * mail, &block)?;
+        near.write(8 * (mail + mailbox::PINNED), &[at_pinned(MAILBOX)])?;
         let data = ContextData {
             producer_index: at_near(0),
             consumer_index: at_pinned(CONSUMER),

@@ -85,6 +85,14 @@ const MINE: u32 = 1;
 const ANNOUNCED: u32 = 2;
 /// The last read returned a value.
 const VALID: u32 = 4;
+/// Reads add the raises that kernels took from the mailbox.
+const ADDS: u32 = 8;
+/// One of the reads by a thread with the turn, which the bits from here on count.
+const READ: u32 = 1 << 16;
+/// The count of reads modulo 8. At each second of eight reads the thread also reads the word by which senders ask for
+/// the mailbox: not at the first, with which many waits end.
+const READS: u32 = 7 * READ;
+const ASKS: u32 = 2 * READ;
 
 impl<M: Memory> Look<M> {
     /// Returns the reads of a wait that has made none yet.
@@ -109,15 +117,23 @@ impl<M: Memory> Look<M> {
         (self.state & VALID != 0).then_some(now)
     }
 
+    /// Returns the same reads. If `adds`, [`now_and_drain`](Self::now_and_drain) adds [`MAIL`] to the word.
+    #[inline(always)]
+    pub(crate) fn with_mail(mut self, adds: bool) -> Self {
+        self.state = if adds { ADDS } else { 0 };
+        self
+    }
+
     /// Reads the word as [`now`](Self::now), and drains the [mailbox](crate::mailbox) whose words in GPU memory these
-    /// are: opens it if a sender wants that and no other thread has it open, or carries out its next entry.
+    /// are: opens it if a sender wants that and no other thread has it open, or carries out its next entry. Returns how
+    /// far the value is past `enough`. Closes the mailbox if it is, because then the wait is likely to end.
     /// [`leave`](Self::leave) must be called before [`end`](Self::end).
     #[inline(always)]
-    pub(crate) fn now_and_drain(&mut self, mailbox: M::Word) -> Option<u64> {
+    pub(crate) fn now_and_drain(&mut self, mailbox: M::Word, enough: u64) -> Option<u64> {
         let HostWord { word, near } = self.host;
-        let now;
-        (now, self.state) = outlined::look_and_drain::<M>(word, near, self.state, mailbox);
-        (self.state & VALID != 0).then_some(now)
+        let over;
+        (over, self.state) = outlined::look_and_drain::<M>(word, near, self.state, mailbox, enough);
+        (self.state & VALID != 0).then_some(over)
     }
 
     /// Returns whether this thread has the mailbox open.
@@ -177,8 +193,9 @@ fn look<M: Memory>(word: M::Word, near: M::Word, mut state: u32, announce: impl 
             return (seen.load_relaxed_gpu(), state | VALID);
         }
     }
-    let wanted = wanted.load_relaxed_gpu() != 0;
+    // The trip to the host first: other loads overlap with it.
     let now = word.load_relaxed_sys();
+    let wanted = wanted.load_relaxed_gpu() != 0;
     if wanted {
         M::fence_acquire_sys();
         announce();
@@ -193,10 +210,10 @@ fn look<M: Memory>(word: M::Word, near: M::Word, mut state: u32, announce: impl 
 
 /// Code of reads of host memory, which a kernel has once and calls.
 mod outlined {
-    use super::MINE;
+    use super::{ADDS, ASKS, MAIL, MINE, READ, READS};
     use crate::mailbox::{OPEN, Reader};
     use crate::status;
-    use crate::sys::Memory;
+    use crate::sys::{Memory, Word};
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
     pub(super) fn look<M: Memory>(word: M::Word, near: M::Word, state: u32) -> (u64, u32) {
@@ -204,25 +221,42 @@ mod outlined {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) fn look_and_drain<M: Memory>(word: M::Word, near: M::Word, state: u32, mailbox: M::Word) -> (u64, u32) {
-        let reader = Reader::<M>::new(mailbox);
-        // Loads first, so that these trips to the host overlap with that of the word.
-        if state & OPEN == 0 {
-            // Of all threads that wait for the word, only the one that reads it. Not compared before the word is
-            // loaded: that would wait for this trip first.
-            let known = reader.is_wanted();
-            let wants = if !known && state & MINE != 0 { reader.host() } else { u64::from(known) };
-            let (now, state) = super::look::<M>(word, near, state, || {});
-            return (now, if wants != 0 && state & MINE != 0 { reader.open(state) } else { state });
+    pub(super) fn look_and_drain<M: Memory>(
+        word: M::Word,
+        near: M::Word,
+        state: u32,
+        mailbox: M::Word,
+        enough: u64,
+    ) -> (u64, u32) {
+        let (reader, open, adds) = (Reader::<M>::new(mailbox), state & OPEN != 0, state & ADDS);
+        // Loads first, so that these trips overlap with that of the word, but nothing that waits for one of them.
+        // Nobody else raises `MAIL` while this thread has the mailbox open.
+        let mail = if adds != 0 { near.at(MAIL).load_relaxed_gpu() } else { 0 };
+        let entry = if open { reader.load() } else { (0, [0; 4]) };
+        let (now, mut state) = super::look::<M>(word, near, state, || {});
+        let missing = enough.wrapping_sub(mail);
+        state |= adds;
+        if open {
+            let (taken, raised);
+            (taken, raised, state) = reader.drain(state, entry, near);
+            let over = now.wrapping_add(if adds != 0 { raised } else { 0 }).wrapping_sub(missing);
+            // Here, because more trips to GPU memory would come between the last raise and the end of the wait.
+            return (over, if over as i64 >= 0 { reader.close(state, taken) } else { state });
         }
-        let entry = reader.load();
-        let (now, state) = super::look::<M>(word, near, state, || {});
-        (now, reader.drain(state, entry))
+        if state & MINE != 0 {
+            state = state.wrapping_add(READ);
+            // Of all threads that wait for the word, only the one that reads it, and not each time: in a communicator
+            // whose senders want no mailbox, each read would be one more trip to the host.
+            if reader.is_wanted() || state & READS == ASKS && reader.host() != 0 {
+                state = reader.open(state);
+            }
+        }
+        (now.wrapping_sub(missing), state)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
     pub(super) fn close<M: Memory>(mailbox: M::Word) {
-        Reader::<M>::new(mailbox).close();
+        Reader::<M>::new(mailbox).leave();
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]

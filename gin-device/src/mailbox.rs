@@ -18,6 +18,7 @@
 //! | `TURN` | GPU memory | kernels | 1 while a thread has the turn to drain |
 //! | `TAKEN` | GPU memory | the thread with the turn | the number of entries taken |
 //! | `WANTED` | GPU memory | kernels | 1 once a kernel thread has seen that a sender wants the mailbox open |
+//! | `MAIL` of a signal | GPU memory | the thread with the turn | the sum of the raises that kernels took |
 //!
 //! The mailbox is open while a kernel thread drains it. A sender posts to an open mailbox only. If it closes before the
 //! entry is taken, the sender takes the entry back and copies by the driver. So a value never waits for a kernel that
@@ -36,7 +37,8 @@
 //!
 //! *A signal covers its value and all puts before it.* The sender posts a strong signal only after the copies before it
 //! are complete, and releases before it stores the entry. The kernel thread acquires after it read all words, stores
-//! the value, releases, and raises the signal's word in GPU memory, which only kernels of this rank raise.
+//! the value, releases, and raises the signal's word in GPU memory, which only the thread with the turn raises. So that
+//! thread need not read the word again to know its value.
 //!
 //! *A sender that finds its entry taken may go on.* `KERNEL` moves after the release that precedes the raise. So a
 //! sender that sees it move, and acquires, finds the value stored.
@@ -65,17 +67,15 @@ pub const fn pinned_words<M: Memory>() -> u64 {
     SLOTS + (WORDS << M::MAILBOX_LOG2)
 }
 
-/// Places of the words in GPU memory, all 0 at first except the addresses.
+/// Places of the words in GPU memory, all 0 at first except the address.
 const TURN: u64 = 0;
 const TAKEN: u64 = 1;
 /// Place of the address of the words in pinned memory.
 pub const PINNED: u64 = 2;
-/// Place of the address of the first signal's near words.
-pub const SIGNALS: u64 = 3;
 /// Place of `WANTED`.
-pub const WANTED: u64 = 4;
-/// Number of words in GPU memory.
-pub const NEAR_WORDS: u64 = 5;
+pub const WANTED: u64 = 3;
+/// Place of the first signal's near words, behind those of the mailbox, so that no kernel looks up their address.
+pub const SIGNALS: u64 = 16;
 
 /// Bits of `HOST`: a sender wants the mailbox open; a sender takes entries back.
 const DESIRED: u64 = 2;
@@ -271,24 +271,31 @@ impl<M: Memory> Reader<M> {
             return state;
         }
         // An old number, if the thread before has taken more, only delays senders until this thread tells them again.
-        self.tell(self.near.at(TAKEN).load_relaxed_gpu(), OPENED);
+        let taken = self.near.at(TAKEN).load_relaxed_gpu();
+        self.tell(taken, OPENED);
         M::fence_sc_sys();
         let host = self.host();
         M::fence_acquire_sys();
         if host & TAKING_BACK != 0 {
-            self.close();
-            return state;
+            return self.close(state, taken);
         }
         self.near.at(WANTED).store_relaxed_gpu(1);
         state | OPEN
     }
 
+    /// Closes the mailbox, of which that many entries were taken, and gives the turn back. Returns the new state.
+    #[inline(always)]
+    pub(crate) fn close(&self, state: u32, taken: u64) -> u32 {
+        // The release before the last raise covers everything that this thread stored for entries.
+        self.tell(taken, 0);
+        self.near.at(TURN).store_release_gpu(0);
+        state & !(OPEN | UNTOLD)
+    }
+
     /// Closes the mailbox and gives the turn back.
     #[inline(always)]
-    pub(crate) fn close(&self) {
-        // The release before the last raise covers everything that this thread stored for entries.
-        self.tell(self.near.at(TAKEN).load_relaxed_gpu(), 0);
-        self.near.at(TURN).store_release_gpu(0);
+    pub(crate) fn leave(&self) {
+        self.close(0, self.near.at(TAKEN).load_relaxed_gpu());
     }
 
     /// Loads the words of the next entry, whole or not, for [`drain`](Self::drain). Only with the turn.
@@ -299,16 +306,22 @@ impl<M: Memory> Reader<M> {
         (taken, [first.0, first.1, second.0, second.1])
     }
 
-    /// Carries out the entry that was loaded, if it is whole. Returns the new state.
+    /// Carries out the entry that was loaded, if it is whole. Returns the number of entries taken now, by how much it
+    /// raised the signal with the near words `own`, and the new state.
     #[inline(always)]
-    pub(crate) fn drain(&self, state: u32, (taken, words): (u64, [u64; WORDS as usize])) -> u32 {
+    pub(crate) fn drain(
+        &self,
+        state: u32,
+        (taken, words): (u64, [u64; WORDS as usize]),
+        own: M::Word,
+    ) -> (u64, u64, u32) {
         let phase = phase(taken, M::MAILBOX_LOG2);
         let [a, b, c, d] = words;
         if ((a ^ phase) | (b ^ phase) | (c ^ phase) | (d ^ phase)) & 1 != 0 {
             if state & UNTOLD != 0 {
                 self.tell(taken, OPENED);
             }
-            return state & !UNTOLD;
+            return (taken, 0, state & !UNTOLD);
         }
         M::fence_acquire_sys();
         let Entry { value, signal } = Entry::read(words);
@@ -317,13 +330,15 @@ impl<M: Memory> Reader<M> {
             unsafe { M::store_value(address, value, width_log2) };
         }
         M::fence_release_sys();
+        let mut raised = 0;
         if let Some((index, amount)) = signal {
-            // Safety: as for the words in pinned memory; the sender checked the signal.
-            let signals: M::Word = unsafe { M::word(self.near.at(SIGNALS).load_relaxed_gpu()) };
-            signals.at(index * host_word::WORDS + host_word::MAIL).red_add_relaxed_gpu(amount);
+            // The sender checked the signal.
+            let signal = self.near.at(SIGNALS + index * host_word::WORDS);
+            signal.at(host_word::MAIL).red_add_relaxed_gpu(amount);
+            raised = if signal == own { amount } else { 0 };
         }
         self.near.at(TAKEN).store_relaxed_gpu(taken + 1);
-        state | UNTOLD
+        (taken + 1, raised, state | UNTOLD)
     }
 }
 

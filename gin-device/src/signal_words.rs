@@ -94,12 +94,13 @@ impl<M: Memory> Words<M> {
         self.cpu.map_or(0, |word| word.load_relaxed_sys())
     }
 
-    /// Reads the word in host memory, and drains the mailbox if there is one.
+    /// Reads the word in host memory, and drains the mailbox if there is one. Returns how far the value is past
+    /// `target`.
     #[inline(always)]
-    fn look(&self, look: &mut Look<M>) -> Option<u64> {
+    fn look(&self, look: &mut Look<M>, target: u64) -> Option<u64> {
         match self.mailbox {
-            Some(mailbox) => look.now_and_drain(mailbox),
-            None => look.now(None),
+            Some(mailbox) => look.now_and_drain(mailbox, target),
+            None => look.now(None).map(|now| now.wrapping_sub(target)),
         }
     }
 
@@ -158,21 +159,25 @@ impl<M: Memory> Words<M> {
         deadline: Deadline,
         mut attend: impl FnMut(),
     ) -> Result<u64, (WaitError, u64)> {
-        let base = self.base().load_relaxed_gpu();
-        // Without `cpu` this is not used.
-        let mut look: Look<M> = Look::new(HostWord { word: self.cpu.unwrap_or(self.near), near: self.near });
+        let target = least.wrapping_add(self.base().load_relaxed_gpu());
         let near = self.gpu.is_some() || self.nic.is_some();
+        // Without `cpu` this is not used. Without other words to poll, each poll is a look, which also tells of raises
+        // from the mailbox.
+        let host = HostWord { word: self.cpu.unwrap_or(self.near), near: self.near };
+        let mut look: Look<M> = Look::new(host).with_mail(!near);
         let remembers = self.cpu.is_some() && near && bits >= WIDE;
         // Without a mailbox, `MAIL` stays 0.
         let (last, mail) = if remembers { self.near.at(LAST).load_pair_relaxed_sys() } else { (0, 0) };
-        // Not an `Option`: a register without a value would stay live round the loops of a kernel.
-        let (mut host, mut known) = (last, self.cpu.is_none() || remembers);
+        let alone = if last | mail == 0 { Self::LOOKS_ALONE } else { GPU_LOOKS };
+        // All sums from here on count from `target`. Not an `Option`: a register without a value would stay live round
+        // the loops of a kernel.
+        let (first, mut known) = (last.wrapping_sub(target), self.cpu.is_none() || remembers);
         let mut until = match (remembers, last | mail) {
             (false, _) => 0,
             (true, 0) => Self::LOOKS_ALONE,
             (true, _) => 1,
         };
-        let (mut looks, mut value) = (0, 0);
+        let (mut host, mut looks, mut over) = (first, 0, 0);
         let outcome = status.poll(deadline, || {
             if looks == M::POLLS_PER_ATTEND {
                 looks = 0;
@@ -181,31 +186,31 @@ impl<M: Memory> Words<M> {
             looks += 1;
             if until == 0 {
                 if self.cpu.is_some()
-                    && let Some(now) = self.look(&mut look)
+                    && let Some(now) = self.look(&mut look, target)
                 {
                     (host, known) = (now, true);
                 }
-                until = match (near && !look.drains(), known && host | self.mail() == 0) {
+                until = match (near && !look.drains(), host == first) {
                     (false, _) => 1,
-                    (true, true) => Self::LOOKS_ALONE,
+                    (true, true) => alone,
                     (true, false) => GPU_LOOKS,
                 };
             }
             until -= 1;
-            value = self.own().wrapping_add(host).wrapping_sub(base) & mask(bits);
-            known && rolling_le(least, value, bits)
+            over = host.wrapping_add(if near { self.own() } else { 0 });
+            known && rolling_le(0, over, bits)
         });
         if let Some(mailbox) = self.mailbox {
             look.leave(mailbox);
         }
         look.end();
-        if remembers && outcome.is_ok() && host != last {
+        if remembers && outcome.is_ok() && host != first {
             // A thread that takes the value must see the writes that these raises cover, as this thread does.
             M::fence_acquire_sys();
-            self.near.at(LAST).store_release_gpu(host);
+            self.near.at(LAST).store_release_gpu(host.wrapping_add(target));
         }
         match outcome {
-            Ok(()) => Ok(value),
+            Ok(()) => Ok(least.wrapping_add(over) & mask(bits)),
             Err(stop) => Err((stop, self.value(bits))),
         }
     }

@@ -59,9 +59,10 @@ struct Group {
 }
 
 impl Group {
+    /// Gathers the lanes of `here`, each of which posts to the queue of the context with the data at `data`.
     #[inline(always)]
-    fn of(here: u32, producer: &Producer<Global, WORDS>) -> Self {
-        let mask = coop::alike(here, producer.queue.producer_index.address());
+    fn of(here: u32, data: u64) -> Self {
+        let mask = coop::alike(here, data);
         Self { mask, until: mask & coop::lanes_until() }
     }
 
@@ -88,6 +89,10 @@ struct Callers<'a> {
     deadline: Deadline,
     /// The lanes that are here together; 0 if the context is one thread's.
     here: u32,
+    /// The address of the context's data.
+    data: u64,
+    /// The lanes that claim together; none if each claims by itself.
+    group: Group,
 }
 
 impl<'a> Callers<'a> {
@@ -95,15 +100,22 @@ impl<'a> Callers<'a> {
     ///
     /// Lanes with and without a deadline are gathered apart. The latter claim at once. A lane with a deadline claims by
     /// itself, because a claim that others make for it would not wait for room.
+    ///
+    /// The lanes of a queue are found by the address of its context's data, so that this overlaps with the trip for the
+    /// data.
     #[inline(always)]
-    fn of(producer: &'a Producer<Global, WORDS>, sharing: Sharing, deadline: Deadline) -> Self {
-        let here = match (sharing == Sharing::Thread, deadline.is_none()) {
-            (true, _) => 0,
+    fn of(core: &Core, producer: &'a Producer<Global, WORDS>, sharing: Sharing, deadline: Deadline) -> Self {
+        let (data, none) = (core.data() as usize as u64, Group { mask: 0, until: 0 });
+        let (here, group) = match (sharing == Sharing::Thread, deadline.is_none()) {
+            (true, _) => (0, none),
             // Two call sites; each gathers its own lanes.
-            (false, true) => coop::active_mask::<0>(),
-            (false, false) => coop::active_mask::<1>(),
+            (false, true) => {
+                let here = coop::active_mask::<0>();
+                (here, Group::of(here, data))
+            }
+            (false, false) => (coop::active_mask::<1>(), none),
         };
-        Self { producer, sharing, deadline, here }
+        Self { producer, sharing, deadline, here, data, group }
     }
 
     #[inline(always)]
@@ -121,7 +133,7 @@ impl Posters for Callers<'_> {
         if self.alone() {
             return Some(self.producer.claim(true, 1, self.sharing));
         }
-        let group = Group::of(self.here, self.producer);
+        let group = &self.group;
         let first = group.claim(self.producer, self.sharing);
         Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64))
     }
@@ -131,7 +143,7 @@ impl Posters for Callers<'_> {
         if self.alone() {
             return 0;
         }
-        let same_queue = coop::alike(self.here, self.producer.queue.producer_index.address());
+        let same_queue = coop::alike(self.here, self.data);
         (coop::ballot_here(self.here, bit) & same_queue & coop::lanes_below()).count_ones() as u64
     }
 
@@ -153,7 +165,7 @@ impl Backend for Proxy {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
         let (producer, sharing) = (producer(core), core.sharing());
-        let posters = Callers::of(&producer, sharing, deadline);
+        let posters = Callers::of(core, &producer, sharing, deadline);
         let words = request.encode();
         let words = with_time(words, if is_timed(core) { sys::peek_clock_ns() as u32 } else { 0 });
         match producer.post(words, &posters, sharing, deadline) {

@@ -153,7 +153,7 @@ impl Arena {
 }
 
 /// A word under loom.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LoomWord(*const Cell64);
 
 // Safety: the handle is the address of a loom atomic, which threads of a model may share.

@@ -245,7 +245,7 @@ macro_rules! declare_traits {
         /// A handle to one shared word of 64 bits. Handles are `Copy` and do not own the word.
         ///
         /// Code that makes a handle promises (`unsafe`) that the word stays valid while the handle is used.
-        pub trait Word: Copy + core::fmt::Debug {
+        pub trait Word: Copy + PartialEq + core::fmt::Debug {
             $($word)*
 
             /// Stores this word and the next, relaxed, at system scope, in one access of 16 bytes if the machine has

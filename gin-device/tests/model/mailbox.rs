@@ -4,7 +4,7 @@
 use super::{Cell, Reached, explore, models};
 use gin_abi::Deadline;
 use gin_device::internal::host_word;
-use gin_device::internal::mailbox::{Entry, NEAR_WORDS, PINNED, SIGNALS, Sender, Value, WANTED, pinned_words};
+use gin_device::internal::mailbox::{Entry, PINNED, SIGNALS, Sender, Value, WANTED, pinned_words};
 use gin_device::internal::signal_words::{Words, raise};
 use gin_device::internal::status::Status;
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
@@ -26,18 +26,25 @@ struct World {
 }
 
 impl World {
+    /// Makes a world whose kernels know that a sender wants the mailbox open.
     fn new() -> Arc<Self> {
+        let world = Self::unknown(false);
+        world.signals[0].mailbox.expect("there is one").at(WANTED).store_relaxed_gpu(1);
+        world
+    }
+
+    /// Makes a world whose kernels do not know that yet. `gpu`: its signals have a word that GPUs raise, too.
+    fn unknown(gpu: bool) -> Arc<Self> {
         const STATUS_WORDS: usize = 8;
         let pinned = pinned_words::<Loom>() as usize;
-        let near = pinned + NEAR_WORDS as usize;
+        let near = pinned + SIGNALS as usize;
         let signals = near + COUNT * host_word::WORDS as usize;
-        let (values, status) = (signals + COUNT, signals + 2 * COUNT);
+        let (values, gpus, status) = (signals + COUNT, signals + 2 * COUNT, signals + 3 * COUNT);
         let arena = Arena::new(std::iter::repeat_n(0, status + 3 * STATUS_WORDS));
         let (mailbox, first) = (arena.word(pinned), arena.word(near));
         mailbox.at(PINNED).store_relaxed_gpu(arena.word(0).address());
-        mailbox.at(SIGNALS).store_relaxed_gpu(first.address());
         let words = |index: usize| Words {
-            gpu: None,
+            gpu: gpu.then(|| arena.word(gpus + index)),
             nic: None,
             cpu: Some(arena.word(signals + index)),
             near: first.at(index as u64 * host_word::WORDS),
@@ -45,7 +52,6 @@ impl World {
         };
         let sender = Sender::<Loom> { pinned: arena.word(0) };
         sender.want();
-        mailbox.at(WANTED).store_relaxed_gpu(1);
         let block = |index| arena.word(status + index * STATUS_WORDS);
         Arc::new(Self {
             sender,
@@ -107,7 +113,7 @@ impl World {
     /// Waits for signal `signal` and checks what it covers.
     fn wait(&self, signal: usize, index: usize) {
         let words = &self.signals[signal];
-        words.wait(&self.status, 1, 64, Deadline::NONE, || {}).expect("nothing stops the wait");
+        assert_eq!(words.wait(&self.status, 1, 64, Deadline::NONE, || {}), Ok(1));
         self.cells[index].read();
         assert_eq!(self.values[index].load_relaxed_gpu(), index as u64 + 1, "value {index}");
         // A store of the kernel's own afterwards stays.
@@ -155,6 +161,64 @@ models! {
         });
         ways.taken.check();
         ways.back.check();
+    }
+
+    fn a_waiting_kernel_learns_that_a_sender_wants_the_mailbox_open_and_sees_what_it_takes() {
+        explore(2, || {
+            let world = World::unknown(false);
+            let sender = {
+                let world = world.clone();
+                thread::spawn(move || world.post(0, 0))
+            };
+            world.wait(0, 0);
+            sender.join().unwrap();
+            world.check(0, 0);
+        });
+    }
+
+    fn a_signal_that_gpus_raise_too_counts_what_the_mailbox_brings_once() {
+        explore(2, || {
+            let world = World::unknown(true);
+            let sender = {
+                let world = world.clone();
+                thread::spawn(move || world.post(0, 0))
+            };
+            let other = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.cells[1].write(1);
+                    raise(world.signals[0].gpu.expect("the signal has this word"), 1);
+                })
+            };
+            let words = &world.signals[0];
+            assert_eq!(words.wait(&world.status, 2, 64, Deadline::NONE, || {}), Ok(2));
+            world.cells[0].read();
+            world.cells[1].read();
+            sender.join().unwrap();
+            other.join().unwrap();
+        });
+    }
+
+    fn a_kernel_sees_what_another_one_took_that_keeps_the_mailbox_open() {
+        explore(1, || {
+            let world = World::new();
+            let sender = {
+                let world = world.clone();
+                thread::spawn(move || world.post(0, 0))
+            };
+            let other = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    let words = &world.signals[1];
+                    assert_eq!(words.wait(&world.status, 1, 64, Deadline::NONE, || {}), Ok(1));
+                })
+            };
+            world.wait(0, 0);
+            raise(world.signals[1].cpu.expect("the signal has this word"), 1);
+            sender.join().unwrap();
+            other.join().unwrap();
+            world.check(0, 0);
+        });
     }
 
     fn an_entry_is_taken_back_once_though_kernels_come_and_go() {

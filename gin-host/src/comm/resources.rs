@@ -108,7 +108,8 @@ impl Places {
             copy: near.place(size_of::<CommHandle>() as u64),
             ..CommHandle::zeroed()
         };
-        let (mailbox, signal_near) = (near.words(mailbox::NEAR_WORDS), near.words(NEAR_WORDS * all_signals * contexts));
+        let mailbox = near.words(mailbox::SIGNALS + NEAR_WORDS * all_signals * contexts);
+        let signal_near = mailbox + 8 * mailbox::SIGNALS;
         // Kernels that consume a NIC's completions raise counters, too.
         let own_counters = engines & (ENGINE_GPU | ENGINE_NIC) != 0;
         let context = |number| ContextData {
@@ -194,10 +195,7 @@ impl Resources {
             data.mailbox = if mailbox.is_some() { places.mailbox } else { 0 };
         }
         if let (Some(signals), Some(start)) = (&signals, mailbox) {
-            let mut block = [0; mailbox::NEAR_WORDS as usize];
-            block[mailbox::PINNED as usize] = signals.address() + start;
-            block[mailbox::SIGNALS as usize] = places.contexts[0].signal_near;
-            write(&near, places.mailbox, &block)?;
+            write(&near, places.mailbox + 8 * mailbox::PINNED, &[signals.address() + start])?;
         }
         let peers = Vec::new();
         let resources =
