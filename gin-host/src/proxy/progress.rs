@@ -9,7 +9,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread::JoinHandle;
 
 /// Work that an engine steps until it is finished.
@@ -225,7 +225,7 @@ impl ByCaller {
     /// Does all work that is ready. Returns whether there was any. Waits for no other rank; if another thread steps the
     /// same work, waits until that has ended its step.
     pub fn step(&self) -> bool {
-        rt::Meanwhile::step(&*self.0)
+        within_step(|| Some(lock(&self.0.0)))
     }
 
     /// Makes the calling thread step the work in its waits.
@@ -237,14 +237,24 @@ impl ByCaller {
 
 impl rt::Meanwhile for Stepped {
     fn step(&self) -> bool {
-        // A function that takes lines of kernels may call gin: that is within a step.
-        if STEPPING.replace(true) {
-            return false;
-        }
-        let worked = step_once(&mut lock(&self.0));
-        STEPPING.set(false);
-        worked
+        // A thread that waits may hold a lock that another thread's step needs, so it does not wait for that.
+        within_step(|| match self.0.try_lock() {
+            Ok(all) => Some(all),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        })
     }
+}
+
+/// Steps the work that `take` returns, unless this thread is in a step already: a function that takes lines of kernels
+/// may call gin. Returns whether there was any to do.
+fn within_step<'a>(take: impl FnOnce() -> Option<MutexGuard<'a, Vec<(Work, Finishing)>>>) -> bool {
+    if STEPPING.replace(true) {
+        return false;
+    }
+    let worked = take().is_some_and(|mut all| step_once(&mut all));
+    STEPPING.set(false);
+    worked
 }
 
 impl Progress for ByCaller {
