@@ -297,7 +297,8 @@ if [ -n "$setup" ]; then
 fi
 for file in ${files[@]+"${files[@]}"}; do
     mkdir -p "$root$(dirname "$file")"
-    cp -rL "$file" "$root$file"
+    # Libraries of a program may have made the folder.
+    cp -rLT "$file" "$root$file"
 done
 # The second archive adds files to the first.
 { cat "$image"; pack "$root"; } >"$run/initrd"

@@ -7,9 +7,9 @@
 #
 #   smoke    the network by itself, also over a wire that loses and delays packets and is cut, and the conformance
 #            suite's cases for warps: about five minutes on two processors
-#   (none)   also faults between processes and between hosts, `gin run` on two hosts, and the whole suite with ranks as
-#            threads over three networks, as two processes, and on two hosts; and its cases for warps over two ports,
-#            with signals raised by the NIC, and with device memory staged through host memory: an hour
+#   (none)   also faults between processes and between hosts, `gin run` and Python on two hosts, and the whole suite
+#            with ranks as threads over three networks, as two processes, and on two hosts; and its cases for warps
+#            over two ports, with signals raised by the NIC, and with device memory staged through host memory: an hour
 #   STAGE... these stages of the long run only
 #
 # FEATURES has arguments for cargo, as in the Makefile: with --no-default-features no kernels for GPUs are compiled.
@@ -51,7 +51,8 @@ programs=$(built)
 network=$(sed -n 's/^gin-host //p' <<<"$programs")
 suite=$(sed -n 's/^gin-conformance //p' <<<"$programs")
 command=$(sed -n 's/^gin //p' <<<"$programs")
-if [ -z "$network" ] || [ -z "$suite" ] || [ -z "$command" ]; then
+python=$(sed -n 's/^gin-py //p' <<<"$programs")
+if [ -z "$network" ] || [ -z "$suite" ] || [ -z "$command" ] || [ -z "$python" ]; then
     echo "test-rdma: cargo printed no path of a test binary" >&2
     exit 1
 fi
@@ -66,6 +67,7 @@ else
     stage faults "$guest" --seconds 1200 --no-facts "${wire[@]}" -- "$network" --nocapture faults/
     stage hosts-faults env GIN_RDMA_HOSTS=1 "$network" --nocapture
     stage command env GIN_RDMA_HOSTS=1 "$command" --nocapture
+    stage python env GIN_RDMA_HOSTS=1 "$python" --nocapture
     for way in plain withhold worst processes; do
         stage "$way" "$guest" --seconds 3000 --no-facts --env GIN_VERBS_DEVICES=rxe0 -- "$suite" --test-threads 2 "rdma/$way/"
     done

@@ -39,6 +39,7 @@ pub mod comm {
         Backend, CommConfig, CommError, CommState, Communicator, Connections, DeviceComm, FaultReport, PeerStats,
         Requirements, Routes, Stats, Window, WindowFlags,
     };
+    pub use gin_host::proxy::progress::ByCaller;
 }
 
 /// Jobs: one function per rank, as threads of this process or as one rank of a job of processes.

@@ -57,7 +57,8 @@ impl Output {
 impl Hosts {
     fn boot() -> Result<Self, Failed> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/soft-roce.sh");
-        let mut machines = Machines::boot(&script, Path::new(env!("CARGO_BIN_EXE_gin")), Duration::from_secs(1500))?;
+        let options = ["--with", env!("CARGO_BIN_EXE_gin")];
+        let mut machines = Machines::boot(&script, &options, Duration::from_secs(1500))?;
         // Leaves one device, as on a host with one NIC.
         machines.tell_both("for device in rxe0 rxe1 rxe2; do rdma link delete $device; done")?;
         machines.tell_both("umask 077; echo 0123456789abcdef0123456789abcdef > /secret")?;

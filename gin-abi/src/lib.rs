@@ -41,7 +41,8 @@ pub use handle::{BackendKind, CommHandle, ContextData, StatusBlock, WindowData, 
 /// module of another version. Every change of a layout here raises this number.
 pub const ABI_VERSION: u32 = 13;
 
-/// Name of the 32-bit variable in a kernel module that holds its [`ABI_VERSION`].
+/// Name of the variable in a kernel module whose first word is its [`ABI_VERSION`]. It has as many words as the number,
+/// so that nvlink refuses modules of different versions.
 pub const ABI_SYMBOL: &str = "gin_abi_version";
 
 /// Largest number of contexts of one communicator.

@@ -5,8 +5,9 @@
 //! first virtual device. A thread outside a virtual world waits in real time, before and after that.
 
 use rustix::time::{ClockId, clock_gettime};
+use std::cell::RefCell;
 use std::panic::Location;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// The aim of a wait, for reports of waiters.
@@ -34,6 +35,37 @@ static VIRTUAL: OnceLock<VirtualWorld> = OnceLock::new();
 /// The longest sleep of a plain thread between two looks at a condition, in nanoseconds.
 const NAP_LIMIT_NS: u64 = 50_000;
 
+/// Work of which a waiting thread does what is ready.
+pub trait Meanwhile: Send + Sync {
+    /// Does the work that is ready. Returns whether there was any. Never waits.
+    fn step(&self) -> bool;
+}
+
+thread_local! {
+    /// The work that this thread does while it waits.
+    static MEANWHILE: RefCell<Vec<Weak<dyn Meanwhile>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Makes the calling thread do this work in all its waits here, until the work is dropped. Adds no work twice.
+pub fn do_meanwhile(work: Weak<dyn Meanwhile>) {
+    // A thread that ends waits without the work.
+    let _ = MEANWHILE.try_with(|all| {
+        let mut all = all.borrow_mut();
+        all.retain(|known| known.strong_count() > 0);
+        if !all.iter().any(|known| known.ptr_eq(&work)) {
+            all.push(work);
+        }
+    });
+}
+
+/// Does the work that is ready. Returns whether there was any.
+fn meanwhile() -> bool {
+    // The work may add some, so nothing is borrowed while it is done.
+    let all: Vec<Arc<dyn Meanwhile>> =
+        MEANWHILE.try_with(|all| all.borrow().iter().filter_map(Weak::upgrade).collect()).unwrap_or_default();
+    all.iter().filter(|work| work.step()).count() > 0
+}
+
 /// Makes threads of virtual worlds wait by these functions. Only the first call has an effect.
 pub fn install(world: VirtualWorld) {
     let _ = VIRTUAL.set(world);
@@ -45,7 +77,8 @@ fn inside() -> Option<&'static VirtualWorld> {
 
 /// Waits until `condition` holds.
 ///
-/// In a virtual world other threads of the world run meanwhile. A plain thread spins, then yields, then sleeps.
+/// In a virtual world other threads of the world run meanwhile. A plain thread spins, then yields, then sleeps. Both do
+/// the work of [`do_meanwhile`].
 ///
 /// Returns before `condition` holds only in a destructor, while a world ends. The caller holds no lock that `condition`
 /// or another rank needs.
@@ -68,10 +101,14 @@ pub fn wait_until_named(what: &'static str, condition: impl FnMut() -> bool) {
 
 fn wait(waited: Waited, mut condition: impl FnMut() -> bool) {
     if let Some(world) = inside() {
-        return (world.block_on)(waited, &mut condition);
+        return (world.block_on)(waited, &mut || condition() || (meanwhile() && condition()));
     }
     let mut turns = 0_u32;
     while !condition() {
+        if meanwhile() {
+            turns = 0;
+            continue;
+        }
         match turns {
             0..16 => std::hint::spin_loop(),
             16..64 => std::thread::yield_now(),
@@ -107,6 +144,7 @@ pub fn clock_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     #[test]
     fn a_plain_thread_waits_in_real_time() {
@@ -114,5 +152,27 @@ mod tests {
         let start = std::time::Instant::now();
         wait_until(|| start.elapsed() >= Duration::from_millis(3));
         assert!(clock_ns() - before >= 3_000_000);
+    }
+
+    #[test]
+    fn a_thread_does_its_work_while_it_waits_until_that_is_dropped() {
+        struct Count(AtomicU64);
+        impl Meanwhile for Count {
+            fn step(&self) -> bool {
+                self.0.fetch_add(1, Ordering::Relaxed) < 100
+            }
+        }
+        let work = Arc::new(Count(AtomicU64::new(0)));
+        for _ in 0..2 {
+            do_meanwhile(Arc::downgrade(&work) as Weak<dyn Meanwhile>);
+        }
+        assert_eq!(MEANWHILE.with_borrow(Vec::len), 1);
+        // Other threads do not do it.
+        std::thread::scope(|scope| {
+            scope.spawn(|| wait_until(|| work.0.load(Ordering::Relaxed) >= 100));
+            wait_until(|| work.0.load(Ordering::Relaxed) >= 100);
+        });
+        drop(work);
+        assert!(!meanwhile());
     }
 }

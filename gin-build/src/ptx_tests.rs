@@ -123,14 +123,14 @@ fn the_same_marker_twice_is_no_contradiction() {
 #[test]
 fn a_module_for_linking_shows_only_kernels_and_exports() {
     let text = "\
-.visible .global .align 4 .b8 gin_abi_version[4] = {11};
+.visible .global .align 4 .b8 gin_abi_version[44] = {11};
 .visible .global .align 8 .b8 _RNvCs1_5crate5TABLE[8];
 .visible .func  (.param .b64 func_retval0) gin_put(
 .visible .func _RNvCs1_7___rustc17rust_begin_unwind(
 .visible .entry _ZN6kernel(
 ";
     let expected = "\
-.weak .global .align 4 .b8 gin_abi_version[4] = {11};
+.weak .global .align 4 .b8 gin_abi_version[44] = {11};
 .global .align 8 .b8 _RNvCs1_5crate5TABLE[8];
 .visible .func  (.param .b64 func_retval0) gin_put(
 .func _RNvCs1_7___rustc17rust_begin_unwind(

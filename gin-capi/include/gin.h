@@ -7,7 +7,7 @@
 // is checked for null and alignment, and for nothing more; it must stay valid during the call.
 //
 // Any thread may call any function. While a call on a communicator waits for other ranks, other calls on it return
-// GIN_ERROR_BUSY, except abort, check and fault. A collective call is one that all ranks make together.
+// GIN_ERROR_BUSY, except abort, check, fault and progress. A collective call is one that all ranks make together.
 //
 // No panic and no exception leaves the library; it installs no signal handler. In the child of a fork every call returns
 // GIN_ERROR_FORK.
@@ -50,6 +50,9 @@
 
 // No time limit, in milliseconds.
 #define GIN_FOREVER 4294967295
+
+// `gin_config_t::progress_threads` if the program carries out requests of kernels, by `gin_comm_progress`.
+#define GIN_PROGRESS_BY_CALLER 4294967295
 
 // Peers may raise signals at words of the window.
 #define GIN_WINDOW_SIGNALS 1
@@ -164,7 +167,8 @@ typedef struct gin_config_t {
   // The time in milliseconds for which a collective call waits for ranks that are alive.
   uint32_t collective_ms;
   // The number of threads that carry out requests of kernels, for all communicators of the job in this process; at
-  // most 256. 0 for a thread of its own for each communicator.
+  // most 256. 0 for a thread of its own for each communicator. `GIN_PROGRESS_BY_CALLER` for none: the program calls
+  // `gin_comm_progress`.
   uint32_t progress_threads;
   // The address at which this rank listens, as text; null for that of the default route.
   const char *address;
@@ -575,7 +579,8 @@ gin_status_t gin_job_close(struct gin_job_t job);
 
 // Creates a communicator of all ranks of the job. Collective: all ranks pass the same requirements.
 //
-// gin's own threads carry out the requests of kernels from now on; the program calls nothing for that.
+// gin's own threads carry out the requests of kernels from now on; the program calls nothing for that, unless
+// `progress_threads` of the job's configuration is `GIN_PROGRESS_BY_CALLER`.
 //
 // The caller owns the handle. It ends the communicator with `gin_comm_destroy`, or with `gin_comm_release`.
 gin_status_t gin_comm_create(struct gin_job_t job,
@@ -602,6 +607,16 @@ gin_status_t gin_comm_fault(struct gin_comm_t comm,
 // Ends every wait of the communicator, on all ranks. A rank notices within about 50 us. Does not wait. A second call
 // has no effect.
 gin_status_t gin_comm_abort(struct gin_comm_t comm);
+
+// Carries out the requests of kernels that are ready, if `progress_threads` of the job's configuration is
+// `GIN_PROGRESS_BY_CALLER`; else there is nothing to do. `worked`, unless it is null, is 1 if there was anything to
+// do, else 0. Does not wait for other ranks. It does so for all communicators of the same handle of a job.
+//
+// Calls of gin that wait do the same meanwhile, for the communicators that their thread has called before. While no
+// thread makes such a call, requests of this rank stay in their queues, and its kernels do not learn of faults of
+// other ranks.
+gin_status_t gin_comm_progress(struct gin_comm_t comm,
+                               uint32_t *worked);
 
 // Returns the statistics of a context, also while kernels run.
 gin_status_t gin_comm_stats(struct gin_comm_t comm, uint32_t context, struct gin_stats_t *stats);

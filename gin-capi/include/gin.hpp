@@ -168,6 +168,12 @@ public:
     void check_fault() const { check(gin_comm_check(raw_)); }
     /// Ends every wait, on all ranks.
     void abort() const { check(gin_comm_abort(raw_)); }
+    /// Carries out requests of kernels, if the job has no progress threads. Returns whether there was anything to do.
+    bool progress() const {
+        uint32_t worked;
+        check(gin_comm_progress(raw_, &worked));
+        return worked != 0;
+    }
     /// Returns the statistics of a context.
     gin_stats_t stats(uint32_t context = 0) const {
         gin_stats_t stats;

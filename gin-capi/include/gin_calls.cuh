@@ -5,6 +5,12 @@
 #pragma once
 
 extern "C" {
+#if defined(__CUDACC_RDC__)
+/// The number of the layouts that a library of device functions was compiled with. It has as many words as the number, so
+/// nvlink refuses a library of another number: "Size doesn't match".
+extern __device__ uint32_t gin_abi_version[GIN_ABI_VERSION];
+#endif
+
 /// A value and a fault; the value counts only if the fault is 0.
 typedef struct gin_value_t {
     uint64_t value;

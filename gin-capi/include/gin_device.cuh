@@ -129,7 +129,12 @@ public:
     GIN_BOTH Comm(const gin_device_comm_t& handle) : handle_(handle) {}
     GIN_FN const gin_device_comm_t& handle() const { return handle_; }
     /// Returns whether header, library and host have the same layouts. Without that every operation is refused.
-    GIN_FN bool matches() const { return handle_.abi == GIN_ABI_VERSION; }
+    GIN_FN bool matches() const {
+#if defined(__CUDACC_RDC__)
+        asm("" : : "l"(gin_abi_version));  // for nvlink; no instruction remains of it
+#endif
+        return handle_.abi == GIN_ABI_VERSION;
+    }
     GIN_FN Team world() const { return {0, handle_.ranks, handle_.rank, 1}; }
     GIN_FN Team lsa() const { return {handle_.rank - handle_.lsa_rank, handle_.lsa_size, handle_.lsa_rank, 1}; }
     GIN_FN Team rail() const {

@@ -37,7 +37,8 @@ fn requirements(asked: *const gin_requirements_t) -> Result<Requirements, Failur
 
 /// Creates a communicator of all ranks of the job. Collective: all ranks pass the same requirements.
 ///
-/// gin's own threads carry out the requests of kernels from now on; the program calls nothing for that.
+/// gin's own threads carry out the requests of kernels from now on; the program calls nothing for that, unless
+/// `progress_threads` of the job's configuration is `GIN_PROGRESS_BY_CALLER`.
 ///
 /// The caller owns the handle. It ends the communicator with `gin_comm_destroy`, or with `gin_comm_release`.
 ///
@@ -126,6 +127,29 @@ pub unsafe extern "C" fn gin_comm_fault(comm: gin_comm_t, found: *mut u32, fault
 #[unsafe(no_mangle)]
 pub extern "C" fn gin_comm_abort(comm: gin_comm_t) -> gin_status_t {
     call("gin_comm_abort", || Ok(table::get::<Comm>(comm.id)?.inner.abort()?))
+}
+
+/// Carries out the requests of kernels that are ready, if `progress_threads` of the job's configuration is
+/// `GIN_PROGRESS_BY_CALLER`; else there is nothing to do. `worked`, unless it is null, is 1 if there was anything to
+/// do, else 0. Does not wait for other ranks. It does so for all communicators of the same handle of a job.
+///
+/// Calls of gin that wait do the same meanwhile, for the communicators that their thread has called before. While no
+/// thread makes such a call, requests of this rank stay in their queues, and its kernels do not learn of faults of
+/// other ranks.
+///
+/// # Safety
+/// - As the crate's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_comm_progress(comm: gin_comm_t, worked: *mut u32) -> gin_status_t {
+    call("gin_comm_progress", || {
+        let comm = table::get::<Comm>(comm.id)?;
+        let out = if worked.is_null() { None } else { Some(output(worked, "worked")?) };
+        let did = comm.inner.progress()?;
+        if let Some(out) = out {
+            out.write(did.into());
+        }
+        Ok(())
+    })
 }
 
 /// Returns the statistics of a context, also while kernels run.

@@ -5,15 +5,15 @@ use crate::status::{Failure, call, check_abi, fill, input, inputs, output, outpu
 use crate::table;
 use crate::types::gin_status_t::{GIN_ERROR_BOOTSTRAP, GIN_ERROR_MEMORY, GIN_ERROR_NETWORK, GIN_ERROR_NO_JOB};
 use crate::types::{
-    GIN_FOREVER, GIN_UNIQUE_ID_BYTES, gin_all_gather_t, gin_config_t, gin_device_kind_t, gin_job_t, gin_network_t,
-    gin_status_t, gin_unique_id_t,
+    GIN_FOREVER, GIN_PROGRESS_BY_CALLER, GIN_UNIQUE_ID_BYTES, gin_all_gather_t, gin_config_t, gin_device_kind_t,
+    gin_job_t, gin_network_t, gin_status_t, gin_unique_id_t,
 };
 use gin_boot::{Bootstrap, InProcess, Rendezvous, TcpBootstrap, TcpConfig, UniqueId, lock};
 use gin_gpu::Device;
 use gin_gpu::placement::{Placement, started_on};
 use gin_gpu::virt::VirtualDevice;
 use gin_host::comm::{CommConfig, Routes};
-use gin_host::proxy::progress::{OwnThreads, Pool, Progress, Running, Work};
+use gin_host::proxy::progress::{ByCaller, OwnThreads, Pool, Progress, Running, Work};
 use gin_net::verbs::{Ports, VerbsConfig};
 use gin_virtual::{DeviceConfig, ThreadsConfig, World};
 use std::collections::HashMap;
@@ -47,8 +47,17 @@ struct Config {
     gpu: Option<usize>,
     tcp: TcpConfig,
     comm: CommConfig,
-    /// The progress threads of all communicators; `None` if each has its own.
-    pool: Option<Arc<Pool>>,
+    threads: Threads,
+}
+
+/// The threads that carry out requests of kernels.
+enum Threads {
+    /// One for each communicator.
+    Own,
+    /// These, for all communicators.
+    Shared(Arc<Pool>),
+    /// Those of the program.
+    Callers,
 }
 
 fn limit(ms: u32) -> Option<Duration> {
@@ -97,14 +106,18 @@ impl Config {
         if config.network_only != 0 {
             comm = comm.routes(Routes::Network);
         }
-        let pool = match config.progress_threads {
-            0 => None,
+        let threads = match config.progress_threads {
+            0 => Threads::Own,
+            GIN_PROGRESS_BY_CALLER => Threads::Callers,
             threads @ 1..=MOST_PROGRESS_THREADS => {
                 let failed = |error| Failure::new(GIN_ERROR_MEMORY, format!("{threads} progress threads: {error}"));
-                Some(Arc::new(Pool::new(threads as usize).map_err(failed)?))
+                Threads::Shared(Arc::new(Pool::new(threads as usize).map_err(failed)?))
             }
             other => {
-                let text = format!("config.progress_threads is {other}: there are 0 to {MOST_PROGRESS_THREADS}");
+                let text = format!(
+                    "config.progress_threads is {other}: there are 0 to {MOST_PROGRESS_THREADS}, and \
+                                    GIN_PROGRESS_BY_CALLER"
+                );
                 return Err(Failure::argument(text));
             }
         };
@@ -113,7 +126,7 @@ impl Config {
             let found = VerbsConfig::from_env().map_err(|error| none(error.to_string()))?;
             comm = comm.network(Ports::open(&found).map_err(|error| none(error.to_string()))?.factory());
         }
-        Ok(Self { device, gpu, tcp, comm, pool })
+        Ok(Self { device, gpu, tcp, comm, threads })
     }
 
     /// Returns whether the job runs on NVIDIA GPUs.
@@ -136,10 +149,12 @@ impl Config {
     fn rank(&self, bootstrap: Arc<dyn Bootstrap>, world: &World, place: u32) -> Result<Job, Failure> {
         let device = self.device(world, place)?;
         let near = || Ok::<_, Failure>(Arc::new(Near(Placement::Automatic.choose(&device.locality())?.cpus)));
-        let config = match &self.pool {
-            Some(pool) => self.comm.clone().progress(pool.clone()),
-            None => self.comm.clone().progress(near()?),
+        let progress: Arc<dyn Progress> = match &self.threads {
+            Threads::Own => near()?,
+            Threads::Shared(pool) => pool.clone(),
+            Threads::Callers => Arc::new(ByCaller::default()),
         };
+        let config = self.comm.clone().progress(progress);
         Ok(Job { bootstrap, device, config })
     }
 

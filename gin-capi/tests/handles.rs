@@ -65,7 +65,11 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
     // program are never registered.
     let status = unsafe {
         match which {
-            0 => gin_job_local(&CONFIG, (number % 2) as u32, (&raw mut made).cast()),
+            0 => {
+                let progress_threads = if number & 4 == 0 { 0 } else { GIN_PROGRESS_BY_CALLER };
+                let config = gin_config_t { progress_threads, ..CONFIG };
+                gin_job_local(&config, (number % 2) as u32, (&raw mut made).cast())
+            }
             1 => gin_comm_create(job, &requirements, (&raw mut made).cast()),
             2 => gin_window_alloc(comm, small, (number >> 20) as u32 & 3, (&raw mut made).cast()),
             3 => gin_stream_create(job, (&raw mut made).cast()),
@@ -128,6 +132,7 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
             35 => gin_device_window_check(null()),
             36 => gin_kernel_of_function(None, null(), null(), 0, (&raw mut made).cast()),
             37 => gin_window_release(window),
+            38 => gin_comm_progress(comm, null_mut()),
             _ => gin_window_register(comm, null_mut(), number, 0, (&raw mut made).cast()),
         }
     };
@@ -147,7 +152,7 @@ proptest! {
 
     #[test]
     fn no_sequence_of_calls_crashes_and_each_error_has_a_text(
-        calls in proptest::collection::vec((0u8..39, any::<u64>(), any::<u64>()), 1..60),
+        calls in proptest::collection::vec((0u8..40, any::<u64>(), any::<u64>()), 1..60),
     ) {
         let mut handles = Handles::default();
         // A job, a communicator with one context, a window, a stream, a module: later calls close them in any order.

@@ -19,7 +19,7 @@ const HEADER: &str = r#"
 // is checked for null and alignment, and for nothing more; it must stay valid during the call.
 //
 // Any thread may call any function. While a call on a communicator waits for other ranks, other calls on it return
-// GIN_ERROR_BUSY, except abort, check and fault. A collective call is one that all ranks make together.
+// GIN_ERROR_BUSY, except abort, check, fault and progress. A collective call is one that all ranks make together.
 //
 // No panic and no exception leaves the library; it installs no signal handler. In the child of a fork every call returns
 // GIN_ERROR_FORK.

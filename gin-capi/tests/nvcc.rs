@@ -94,6 +94,16 @@ fn links() {
     assert!(refused(&[]).contains("gin_put"), "a program links without the functions");
 }
 
+/// Writes a PTX module as if it had been compiled with another ABI number. Returns its path.
+fn of_another_number(ptx: &Path) -> String {
+    let words = |version: u32| format!("gin_abi_version[{}]", 4 * version);
+    let text = std::fs::read_to_string(ptx).expect("read the PTX");
+    let other = text.replace(&words(gin_abi::ABI_VERSION), &words(gin_abi::ABI_VERSION + 1));
+    assert_ne!(other, text, "the module has the variable");
+    std::fs::write(out("other.ptx"), other).expect("write PTX");
+    out("other.ptx")
+}
+
 /// A crate outside of this workspace exports a device function. Its object and its fat binary link into a program that
 /// uses gin's own functions, too.
 fn links_own() {
@@ -120,6 +130,25 @@ fn links_own() {
         for function in ["shift", "own_shift", "gin_report", "gin_flush"] {
             assert!(code.contains(&format!("Function : {function}\n")), "{program} has no {function}: {code}");
         }
+    }
+
+    // The same function as of a gin with another number, then a kernel as of its header.
+    nvcc(["-dc", &of_another_number(&own.ptx[0].1), "-o", &out("other.o")]);
+    let headers = FOLDER.path().join("headers");
+    std::fs::create_dir_all(&headers).expect("make a folder");
+    for entry in std::fs::read_dir(here("include")).expect("read the folder of headers").flatten() {
+        let text = std::fs::read_to_string(entry.path()).expect("read a header");
+        let define = |version: u32| format!("#define GIN_ABI_VERSION {version}\n");
+        let text = text.replace(&define(gin_abi::ABI_VERSION), &define(gin_abi::ABI_VERSION + 1));
+        std::fs::write(headers.join(entry.file_name()), text).expect("write a header");
+    }
+    // A source finds headers of its own folder first.
+    let (source, newer) = (headers.join("main.cu"), out("newer.o"));
+    std::fs::copy(here("tests/own/main.cu"), &source).expect("copy a source");
+    nvcc(["-dc", &source.display().to_string(), "-o", &newer]);
+    for linked in [[&main, &out("other.o"), &archive], [&newer, &object, &archive]] {
+        let said = try_nvcc(linked.into_iter().chain([&"-o".to_owned(), &out("refused")])).expect_err("it was linked");
+        assert!(said.contains("Size doesn't match for 'gin_abi_version'"), "{said}");
     }
 
     let refused = |with: &str| try_nvcc([&main, with, "-o", &out("refused")]).expect_err("it was linked");
@@ -395,6 +424,11 @@ fn examples() {
     jit.env("LD_LIBRARY_PATH", format!("{cuda}/lib"));
     let said = run(jit.args([&out("kernels.cubin"), &LIBRARY.ptx[0].1.display().to_string(), "link"]));
     assert!(said.contains("linked: "), "{said}");
+    let mut jit = Command::new(out("jit"));
+    jit.env("LD_LIBRARY_PATH", format!("{cuda}/lib"));
+    // nvJitLink only prints an error. A function compares its number when it is called.
+    let said = run(jit.args([&out("kernels.cubin"), &of_another_number(&LIBRARY.ptx[0].1), "link"]));
+    assert!(said.contains("Size doesn't match for 'gin_abi_version'"), "{said}");
 }
 
 /// Returns the command of a clang that reads bitcode of the compiler for kernels: the words of `GIN_CLANG`, else

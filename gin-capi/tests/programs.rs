@@ -153,6 +153,17 @@ fn programs_compile_against_the_installed_libraries() {
     run(compile.args(value("Libs.private: ").split_whitespace()));
     run(&mut Command::new(&program));
 
+    // A C program whose kernel is in C++, by the commands of docs/c.md.
+    let object = |source: &str, cpp: bool| {
+        let (from, to) = (format!("{HERE}/../examples/c/{source}"), installed(&format!("{source}.o")));
+        run(compiler(cpp).args(["-c", &from, "-o", &to]));
+        to
+    };
+    let (kernel, main, program) = (object("pass.cpp", true), object("put.c", false), installed("put_in_c"));
+    run(compiler(true).args([&kernel, &main, "-o", &program]).args(flags.split_whitespace()));
+    let said = run(Command::new(&program).env("LD_LIBRARY_PATH", installed("lib")));
+    assert_eq!(said, "rank 0 of 1 has received 1\n");
+
     // The package of CMake, and the tool pkg-config, where they are.
     if has("pkg-config") {
         let mut ask = Command::new("pkg-config");

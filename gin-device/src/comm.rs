@@ -41,6 +41,29 @@ impl Comm {
         &self.0
     }
 
+    /// Checks that this code has the layouts of the host that made the communicator. The host compares kernels itself;
+    /// a device function that kernels in CUDA C++ call begins with this check, and returns if it fails.
+    ///
+    /// # Errors
+    /// [`FaultKind::AbiMismatch`]. No other call on the communicator is sound then, [`report`](Self::report) included.
+    ///
+    /// ```
+    /// use gin_abi::{ABI_VERSION, CommHandle, FaultKind};
+    ///
+    /// // Safety: the handle is all numbers, and only the check uses it.
+    /// let of = |abi| unsafe { gin_device::Comm::from_handle(CommHandle { abi, ..std::mem::zeroed() }) };
+    /// assert!(of(ABI_VERSION).check_abi().is_ok());
+    /// assert_eq!(of(ABI_VERSION + 1).check_abi().unwrap_err().kind(), FaultKind::AbiMismatch);
+    /// ```
+    #[inline(always)]
+    pub fn check_abi(&self) -> Result<(), Fault> {
+        if self.0.abi == gin_abi::ABI_VERSION {
+            Ok(())
+        } else {
+            Err(Fault::new(FaultKind::AbiMismatch, Operation::None))
+        }
+    }
+
     /// Returns the team of all ranks.
     #[inline(always)]
     #[must_use]

@@ -235,10 +235,12 @@ pub mod __private {
 }
 
 /// The version of the shared layouts that this module was compiled with. The host checks it when it loads the module.
+/// The variable has as many words as the number, because nvlink refuses modules whose variables differ in size.
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 #[used]
-pub static gin_abi_version: u32 = gin_abi::ABI_VERSION;
+pub static gin_abi_version: [u32; gin_abi::ABI_VERSION as usize] =
+    [gin_abi::ABI_VERSION; gin_abi::ABI_VERSION as usize];
 
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]

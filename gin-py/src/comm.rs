@@ -222,7 +222,15 @@ impl Communicator {
 
     /// Ends every wait of the communicator on every rank.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        self.0.get()?.comm.abort().or_raise(py)
+        let member = self.0.get()?;
+        py.detach(|| member.comm.abort()).or_raise(py)
+    }
+
+    /// Carries out the requests of kernels that are ready, if the communicator was made with `progress="caller"`.
+    /// Returns whether there was anything to do.
+    fn progress(&self, py: Python<'_>) -> PyResult<bool> {
+        let member = self.0.get()?;
+        py.detach(|| member.comm.progress()).or_raise(py)
     }
 
     /// Returns the statistics of each context, as a list of dictionaries.

@@ -10,6 +10,7 @@ use crate::stream::{Stream, Work, raw_handle};
 use gin_boot::lock;
 use gin_gpu::{Device, GpuError};
 use gin_host::comm::{Requirements, Routes};
+use gin_host::proxy::progress::ByCaller;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -107,7 +108,8 @@ impl Rank {
     #[pyo3(signature = (
         *, contexts=None, signals=None, counters=None, queue_depth=None, world_barriers=None, rail_barriers=None,
         lsa_barriers=None, max_outstanding_per_peer=None, max_message=None, windows=None, print_lines=None,
-        strong_signals=false, va_signals=false, lsa_size=None, routes="automatic", backend=None, network="auto"
+        strong_signals=false, va_signals=false, lsa_size=None, routes="automatic", backend=None, network="auto",
+        progress="threads"
     ))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn communicator(
@@ -130,6 +132,7 @@ impl Rank {
         routes: &str,
         backend: Option<&str>,
         network: &str,
+        progress: &str,
     ) -> PyResult<Communicator> {
         let open = self.open()?;
         let mut needs = Requirements::default().strong_signals(strong_signals).va_signals(va_signals);
@@ -148,6 +151,14 @@ impl Rank {
         };
         let rank = &open.rank;
         let config = rank.comm_config().clone().routes(routes);
+        let config = match progress {
+            "threads" => config,
+            "caller" => config.progress(Arc::new(ByCaller::default())),
+            other => {
+                let text = format!("progress is made by \"threads\" or \"caller\", not \"{other}\"");
+                return Err(PyValueError::new_err(text));
+            }
+        };
         let mut config = configure(py, config, rank.bootstrap(), backend, network)?;
         config.lsa_size = lsa_size.or(config.lsa_size);
         let comm = gin_host::comm::Communicator::new(rank.bootstrap().clone(), rank.device().clone(), config);

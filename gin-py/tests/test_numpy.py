@@ -43,6 +43,29 @@ def test_every_rank_puts_a_text_into_its_neighbours_memory(routes):
     assert all((accepted > 0) == (routes == "network") for _, accepted in texts)
 
 
+def test_the_program_carries_out_requests_by_progress_and_in_waits():
+    def body(rank):
+        with pytest.raises(ValueError, match='"threads" or "caller", not "none"'):
+            rank.communicator(progress="none")
+        with rank.communicator(signals=2, counters=1, routes="network", progress="caller") as comm:
+            recv, send = comm.alloc_window(8, "float32"), comm.alloc_window(8, "float32")
+            np.from_dlpack(send)[:] = rank.rank + 1
+            stream = rank.stream()
+            stream.launch("ring_round", comm, recv, send, 8, 1, LIMIT)
+            time.sleep(0.1)
+            assert not stream.is_idle() and comm.stats()[0]["accepted"] == 0
+            worked = 0
+            while not stream.is_idle():
+                worked += comm.progress()
+            assert worked > 0 and (np.from_dlpack(send) == 3).all()
+            stream.launch("ring_round", comm, recv, send, 8, 2, LIMIT)
+            stream.synchronize()
+            comm.check()
+            return np.from_dlpack(send).tolist()
+
+    assert virtual(2, body) == [[6.0] * 8] * 2
+
+
 def test_kernels_drive_software_nics():
     def body(rank):
         for backend, expected in ((None, "Gdaki"), ("gdaki", "Gdaki"), ("proxy", "Proxy")):

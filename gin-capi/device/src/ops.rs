@@ -54,16 +54,6 @@ pub(crate) unsafe fn comm_at(comm: u64) -> Comm {
     unsafe { Comm::from_handle(*(comm as usize as *const CommHandle)) }
 }
 
-/// Returns a fault unless this module has the layouts of the host that made the handle.
-#[inline(always)]
-pub(crate) fn check_abi(comm: &Comm) -> Result<(), Fault> {
-    if comm.handle().abi == gin_abi::ABI_VERSION {
-        Ok(())
-    } else {
-        Err(Fault::new(FaultKind::AbiMismatch, Operation::None))
-    }
-}
-
 /// Returns the window with this entry in the table of a communicator.
 ///
 /// # Errors
@@ -183,7 +173,7 @@ unsafe fn put<B: Kind>(
 ) -> Result<(), Fault> {
     // Safety: the caller's promise.
     let comm = unsafe { comm_at(call.comm) };
-    check_abi(&comm)?;
+    comm.check_abi()?;
     let gin = B::with_options(&comm, call.context, call.options);
     let to = range_at(&comm, to, to_offset, bytes)?;
     let mut post = gin.put(peer_at(&comm, call.peer)?, to, range_at(&comm, from, from_offset, bytes)?);
@@ -202,7 +192,7 @@ unsafe fn put_value<B: Kind>(
 ) -> Result<(), Fault> {
     // Safety: the caller's promise.
     let comm = unsafe { comm_at(call.comm) };
-    check_abi(&comm)?;
+    comm.check_abi()?;
     let gin = B::with_options(&comm, call.context, call.options);
     let (window, peer) = (window_at(&comm, to)?, peer_at(&comm, call.peer)?);
     let mut post: gin::PutValue<'_, B> = match bytes {
@@ -227,7 +217,7 @@ unsafe fn get<B: Kind>(
 ) -> Result<(), Fault> {
     // Safety: the caller's promise.
     let comm = unsafe { comm_at(call.comm) };
-    check_abi(&comm)?;
+    comm.check_abi()?;
     let gin = B::with_options(&comm, call.context, call.options);
     let to = range_at(&comm, to, to_offset, bytes)?;
     let post = gin.get(peer_at(&comm, call.peer)?, to, range_at(&comm, from, from_offset, bytes)?);
@@ -238,7 +228,7 @@ unsafe fn get<B: Kind>(
 unsafe fn signal<B: Kind>(call: Call, raise: Raise) -> Result<(), Fault> {
     // Safety: the caller's promise.
     let comm = unsafe { comm_at(call.comm) };
-    check_abi(&comm)?;
+    comm.check_abi()?;
     let gin = B::with_options(&comm, call.context, call.options);
     let (peer, action) =
         (peer_at(&comm, call.peer)?, action(&comm, call.options, raise.window, raise.signal, raise.amount)?);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Waits, reads, flushes, barriers, pointers and reports.
 
-use crate::ops::{Kind, Target, check_abi, comm_at, peer_at, target, window_at};
+use crate::ops::{Kind, Target, comm_at, peer_at, target, window_at};
 use crate::{AnyCoop, Followed, Value, options, word};
 use gin_abi::{Deadline, FaultKind, Operation};
 use gin_device::Fault;
@@ -24,7 +24,7 @@ struct Call {
 unsafe fn with<B: Kind, T>(call: Call, work: impl FnOnce(&Comm, Gin<B>) -> Result<T, Fault>) -> Result<T, Fault> {
     // Safety: the caller's promise.
     let comm = unsafe { comm_at(call.comm) };
-    check_abi(&comm)?;
+    comm.check_abi()?;
     work(&comm, B::with_options(&comm, call.context, call.options))
 }
 

@@ -47,6 +47,9 @@ static void pass(const void *const *params) {
 
 static gin_window_t stale;
 
+// The program carries out the requests of its kernels.
+static int by_caller;
+
 static void *rank_main(void *argument) {
     gin_job_t job = *(gin_job_t *)argument;
     uint32_t rank, ranks, kind;
@@ -85,6 +88,15 @@ static void *rank_main(void *argument) {
     gin_shape_t shape = {{1, 1, 1}, {64, 1, 1}, 0, 1};
     assert(gin_launch(stream, kernel, &shape, arguments, 2) == GIN_ERROR_ARGUMENT);
     CHECK(gin_launch(stream, kernel, &shape, arguments, 3));
+    gin_stats_t stats;
+    uint32_t worked, often = 0;
+    if (by_caller)
+        for (stats.finished = 0; stats.finished == 0; often += worked) {
+            CHECK(gin_comm_progress(comm, &worked));
+            CHECK(gin_comm_stats(comm, 0, &stats));
+        }
+    assert(!by_caller || often > 0);
+    CHECK(gin_comm_progress(comm, NULL));
     CHECK(gin_stream_synchronize(stream));
     CHECK(gin_comm_check(comm));
 
@@ -94,7 +106,6 @@ static void *rank_main(void *argument) {
     assert(gin_window_read(to, 4, arrived, sizeof arrived) == GIN_ERROR_ARGUMENT);
     assert(strstr(gin_last_error(), "4004"));
 
-    gin_stats_t stats;
     CHECK(gin_comm_stats(comm, 0, &stats));
     assert(gin_comm_stats(comm, 1, &stats) == GIN_ERROR_ARGUMENT);
 
@@ -129,22 +140,26 @@ int main(void) {
     gin_config_t config = GIN_CONFIG_INIT;
     config.device = GIN_DEVICE_VIRTUAL;
     gin_job_t jobs[RANKS];
-    // A thread for each communicator, then one for all.
-    for (config.progress_threads = 0; config.progress_threads < 2; config.progress_threads++) {
+    // A thread for each communicator, one for all, none.
+    const uint32_t progress[] = {0, 1, GIN_PROGRESS_BY_CALLER};
+    for (int way = 0; way < 3; way++) {
+        config.progress_threads = progress[way];
+        config.network_only = by_caller = way == 2;
         CHECK(gin_job_local(&config, RANKS, jobs));
         pthread_t threads[RANKS];
         for (int i = 0; i < RANKS; i++) assert(pthread_create(&threads[i], NULL, rank_main, &jobs[i]) == 0);
         for (int i = 0; i < RANKS; i++) assert(pthread_join(threads[i], NULL) == 0);
     }
     config.progress_threads = 257;
-    assert(gin_job_local(&config, 1, jobs) == GIN_ERROR_ARGUMENT && strstr(gin_last_error(), "0 to 256"));
-    config.progress_threads = 0;
+    assert(gin_job_local(&config, 1, jobs) == GIN_ERROR_ARGUMENT && strstr(gin_last_error(), "0 to 256, and"));
+    config.progress_threads = config.network_only = 0;
 
     // Wrong handles and arguments are errors with text.
     gin_comm_t comm = GIN_NULL;
     assert(gin_comm_abort(comm) == GIN_ERROR_HANDLE && strstr(gin_last_error(), "null"));
     comm.id = stale.id;
     assert(gin_comm_abort(comm) == GIN_ERROR_HANDLE && strstr(gin_last_error(), "is a window, not a communicator"));
+    assert(gin_comm_progress(comm, NULL) == GIN_ERROR_HANDLE);
     assert(gin_job_local(NULL, 1, jobs) == GIN_ERROR_ARGUMENT);
     config.abi++;
     assert(gin_job_local(&config, 1, jobs) == GIN_ERROR_ABI);

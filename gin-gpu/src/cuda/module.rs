@@ -209,11 +209,11 @@ impl Image {
         let (mut address, mut bytes) = (0, 0);
         // Safety: writes two integers; the name ends with 0.
         let code = unsafe { sys::cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, self.raw, name.as_ptr()) };
-        if code != CUresult::CUDA_SUCCESS || bytes != size_of::<u32>() {
+        if code != CUresult::CUDA_SUCCESS || bytes < size_of::<u32>() {
             return Err(foreign("it has no `gin_abi_version`: it was not built with gin-device"));
         }
         let mut version = [0; size_of::<u32>()];
-        // Safety: the symbol has these bytes.
+        // Safety: the symbol has at least these bytes.
         Lane::with(&self.context, |lane| unsafe { lane.read(&mut version, address) })?;
         let (kernel, kernel_abi) = (self.context.full_name(), u32::from_ne_bytes(version));
         if kernel_abi != ABI_VERSION {

@@ -63,7 +63,8 @@ impl Communicator {
         let (board, resources) = (live.channel.board().clone(), Arc::downgrade(&live.resources));
         // Set once: a communicator becomes active at most once.
         let printer = live.printer.clone();
-        let _ = self.shared.active.set(Active { board, resources, printer, backend, network, lsa_size });
+        let caller = self.config.progress.by_caller().cloned();
+        let _ = self.shared.active.set(Active { board, resources, printer, backend, network, lsa_size, caller });
         Ok(live)
     }
 

@@ -125,6 +125,9 @@ impl Drop for Communicator {
                 std::mem::forget(window.clone());
             }
         }
+        if let Some(caller) = self.config.progress.by_caller() {
+            caller.step_in_waits();
+        }
         let _ = live.commands.send(Command::Stop);
         // While a panic unwinds, this does not wait: the proxy owns what it uses, and ends by itself.
         if !std::thread::panicking() {

@@ -171,6 +171,9 @@ impl Communicator {
 
     /// Takes the lock for a call. Never waits for the lock, because its holder may be waiting for other ranks.
     fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, Option<Live>>, CommError> {
+        if let Some(caller) = self.config.progress.by_caller() {
+            caller.step_in_waits();
+        }
         match self.live.try_lock() {
             Ok(live) => Ok(live),
             // A call that panicked leaves, at worst, a communicator that can only be destroyed.
@@ -309,6 +312,23 @@ impl Communicator {
         }
         self.shared.abort();
         Ok(())
+    }
+
+    /// Carries out the requests of kernels that are ready, if the communicator has no progress threads
+    /// ([`ByCaller`](crate::proxy::progress::ByCaller)). Returns whether there was anything to do. Never waits for
+    /// other ranks. With progress threads there is nothing to do.
+    ///
+    /// # Errors
+    /// [`CommError::State`] if the communicator is not initialised or is destroyed.
+    pub fn progress(&self) -> Result<bool, CommError> {
+        if !matches!(self.state(), CommState::Active | CommState::Aborted) {
+            return Err(self.wrong_state("carry out requests"));
+        }
+        let caller = self.config.progress.by_caller();
+        Ok(caller.is_some_and(|caller| {
+            caller.step_in_waits();
+            caller.step()
+        }))
     }
 
     /// Returns a handle that aborts the communicator from another thread.

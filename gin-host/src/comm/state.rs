@@ -4,6 +4,7 @@
 use super::print::Printer;
 use super::resources::Resources;
 use super::window::Names;
+use crate::proxy::progress::ByCaller;
 use gin_abi::{BackendKind, Fault, FaultKind, Operation};
 use gin_boot::board::{Board, Notice};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -62,6 +63,8 @@ pub(super) struct Active {
     pub(super) network: &'static str,
     /// Ranks of an LSA team.
     pub(super) lsa_size: u32,
+    /// `Some` if the program steps the proxy.
+    pub(super) caller: Option<ByCaller>,
 }
 
 impl Shared {
@@ -103,6 +106,8 @@ impl Shared {
     pub(super) fn abort(&self) {
         if let Some(active) = self.active.get() {
             active.board.post(self.rank, Fault::new(FaultKind::Aborted, Operation::None));
+            // Nobody else may tell this rank's kernels.
+            active.caller.as_ref().map(ByCaller::step);
         }
     }
 }

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The engines that step proxies: progress threads, or a scheduler.
+//! The engines that step proxies: progress threads, a scheduler, or the program.
 
 use super::{Proxy, Turn, trace};
+use gin_boot::{lock, rt};
 use gin_virtual::Pace;
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread::JoinHandle;
 
 /// Work that an engine steps until it is finished.
@@ -62,6 +64,11 @@ pub trait Progress: Send + Sync + fmt::Debug {
     /// # Errors
     /// The system's error when no thread can be started.
     fn start(&self, name: &str, work: Work) -> std::io::Result<Running>;
+
+    /// Returns the engine if the program steps it.
+    fn by_caller(&self) -> Option<&ByCaller> {
+        None
+    }
 }
 
 /// Work that an engine steps.
@@ -166,7 +173,103 @@ impl Progress for Pool {
     }
 }
 
-/// Steps work, also new work, until all is finished and no more can come. Drops each work before its flag.
+/// Steps all work once, and drops what is finished, each work before its flag. Returns whether there was any to do.
+fn step_once(all: &mut Vec<(Work, Finishing)>) -> bool {
+    let mut worked = false;
+    all.retain_mut(|(work, _)| {
+        let turn = step(&mut **work);
+        worked |= turn != Turn::Idle;
+        turn != Turn::Finished
+    });
+    worked
+}
+
+thread_local! {
+    /// This thread steps the work of a [`ByCaller`].
+    static STEPPING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// An engine without threads: the program carries out requests of kernels, by
+/// [`Communicator::progress`](crate::comm::Communicator::progress).
+///
+/// Each thread that has called a communicator with this engine also does so in all its waits for gin: in collective
+/// calls, while it waits for a stream, and for the answers of its own proxy. While no thread does, requests of this
+/// rank's kernels, signals to it, and faults of other ranks stay where they are, and kernels wait until their
+/// deadlines. An abort steps the work once, so it still reaches them.
+///
+/// On GPUs, the calling thread's current context is then that of the communicator's device. Not for seeded worlds.
+///
+/// ```
+/// use gin_boot::InProcess;
+/// use gin_gpu::virt::VirtualDevice;
+/// use gin_host::comm::{CommConfig, Communicator, Requirements};
+/// use gin_host::proxy::progress::ByCaller;
+/// use std::sync::Arc;
+///
+/// let rank = InProcess::job(1)?.remove(0);
+/// let config = CommConfig::default().progress(Arc::new(ByCaller::default()));
+/// let comm = Communicator::new(Arc::new(rank), VirtualDevice::memory_only(0), config);
+/// comm.initialise(&Requirements::default())?;
+/// assert!(!comm.progress()?); // no kernel has posted a request
+/// comm.destroy()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Default, derive_more::Debug)]
+#[debug("ByCaller")]
+pub struct ByCaller(Arc<Stepped>);
+
+#[derive(Default)]
+struct Stepped(Mutex<Vec<(Work, Finishing)>>);
+
+impl ByCaller {
+    /// Does all work that is ready. Returns whether there was any. Waits for no other rank; if another thread steps the
+    /// same work, waits until that has ended its step.
+    pub fn step(&self) -> bool {
+        within_step(|| Some(lock(&self.0.0)))
+    }
+
+    /// Makes the calling thread step the work in its waits.
+    pub(crate) fn step_in_waits(&self) {
+        let work: Weak<Stepped> = Arc::downgrade(&self.0);
+        rt::do_meanwhile(work);
+    }
+}
+
+impl rt::Meanwhile for Stepped {
+    fn step(&self) -> bool {
+        // A thread that waits may hold a lock that another thread's step needs, so it does not wait for that.
+        within_step(|| match self.0.try_lock() {
+            Ok(all) => Some(all),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        })
+    }
+}
+
+/// Steps the work that `take` returns, unless this thread is in a step already: a function that takes lines of kernels
+/// may call gin. Returns whether there was any to do.
+fn within_step<'a>(take: impl FnOnce() -> Option<MutexGuard<'a, Vec<(Work, Finishing)>>>) -> bool {
+    if STEPPING.replace(true) {
+        return false;
+    }
+    let worked = take().is_some_and(|mut all| step_once(&mut all));
+    STEPPING.set(false);
+    worked
+}
+
+impl Progress for ByCaller {
+    fn start(&self, _name: &str, work: Work) -> std::io::Result<Running> {
+        let (finishing, finished) = Finishing::new();
+        lock(&self.0.0).push((work, finishing));
+        Ok(Running::new(finished))
+    }
+
+    fn by_caller(&self) -> Option<&ByCaller> {
+        Some(self)
+    }
+}
+
+/// Steps work, also new work, until all is finished and no more can come.
 fn step_all(mut all: Vec<(Work, Finishing)>, incoming: &Receiver<(Work, Finishing)>) {
     let mut pace = Pace::default();
     loop {
@@ -178,13 +281,7 @@ fn step_all(mut all: Vec<(Work, Finishing)>, incoming: &Receiver<(Work, Finishin
                 Err(TryRecvError::Disconnected) => break,
             }
         }
-        let mut worked = false;
-        all.retain_mut(|(work, _)| {
-            let turn = step(&mut **work);
-            worked |= turn != Turn::Idle;
-            turn != Turn::Finished
-        });
-        if worked {
+        if step_once(&mut all) {
             pace.worked();
         } else {
             pace.idle(all.len());

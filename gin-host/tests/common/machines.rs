@@ -6,6 +6,7 @@
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
@@ -86,17 +87,17 @@ pub struct Machines {
 }
 
 impl Machines {
-    /// Boots the machines with a program in `/bin`. Each may run for at most `limit`.
+    /// Boots the machines with further options of the script. Each may run for at most `limit`.
     ///
     /// # Errors
     /// Returns a description if a machine does not come up.
-    pub fn boot(script: &Path, program: &Path, limit: Duration) -> Result<Self, String> {
+    pub fn boot<S: AsRef<OsStr>>(script: &Path, options: &[S], limit: Duration) -> Result<Self, String> {
         let text = |error: io::Error| format!("cannot start a virtual machine: {error}");
         let folder = tempfile::tempdir().map_err(text)?;
         let mut all = Self { machines: Vec::new(), listeners: Vec::new(), _folder: folder };
         for number in 1..=2 {
             let mut command = Command::new(script);
-            command.args(["--input", "--no-facts", "--seconds", &limit.as_secs().to_string(), "--with"]).arg(program);
+            command.args(["--input", "--no-facts", "--seconds", &limit.as_secs().to_string()]).args(options);
             command.args(["--host", &number.to_string()]).arg(all._folder.path().join("wire"));
             // Lines before a listener exists are lost, and a shell whose input is a terminal prints prompts.
             command.args(["--", "/bin/sh", "-c", &format!("echo '{MARK}0 up'; cat | /bin/sh")]);

@@ -242,7 +242,8 @@ pub struct Hosts {
 impl Hosts {
     pub fn boot() -> Result<Self, Failed> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/soft-roce.sh");
-        let machines = Machines::boot(&script, &env::current_exe()?, Duration::from_secs(1500))?;
+        let options = ["--with".into(), env::current_exe()?.into_os_string()];
+        let machines = Machines::boot(&script, &options, Duration::from_secs(1500))?;
         Ok(Self { machines, jobs: 0 })
     }
 

@@ -136,6 +136,8 @@ class Communicator:
         """Raises FaultError if a fault has ended the communicator. Programs call this after a kernel has run."""
     def abort(self) -> None:
         """Ends every wait of the communicator on every rank."""
+    def progress(self) -> bool:
+        """Carries out requests of kernels, if made with `progress="caller"`. Returns whether there was anything to do."""
     def stats(self) -> list[dict[str, int]]:
         """Returns the statistics of each context."""
     def destroy(self) -> None:
@@ -199,10 +201,12 @@ class Rank:
         routes: str = "automatic",
         backend: str | None = None,
         network: str = "auto",
+        progress: str = "threads",
     ) -> Communicator:
         """Creates a communicator of all ranks. Collective. All ranks pass the same values.
 
-        `routes` are automatic or network, back ends auto, proxy and gdaki, networks auto, peer and verbs.
+        `routes` are automatic or network, back ends auto, proxy and gdaki, networks auto, peer and verbs. With
+        `progress="caller"` no thread of gin carries out requests of kernels: `progress()` and waits of gin do.
         """
     def stream(self, stream: Any = None) -> Stream:
         """Makes a stream, or uses one of the program, such as `torch.cuda.current_stream()`."""
