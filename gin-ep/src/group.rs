@@ -51,6 +51,8 @@ pub struct Group<'c> {
     /// The signals of ranks that loads and stores do not reach, if there are any.
     pub(crate) signals: Option<Signals>,
     pub(crate) lanes: Vec<LaneState>,
+    /// Number of ranks that share this rank's GPU.
+    pub(crate) sharing: u64,
     pub(crate) shape: LaunchConfig,
     pub(crate) element: Element,
     pub(crate) at_source: bool,
@@ -156,7 +158,21 @@ impl<'c> Group<'c> {
         let (element, at_source) = (config.element, config.at_source);
         let arrange = |part: &str| kernels.function(&format!("ep_arrange_{part}"));
         let arrange = [arrange("count")?, arrange("place")?, arrange("copy")?];
-        Ok(Self { comm, device, arena, signals, lanes, shape, element, at_source, arrange, plan, dispatch, combine })
+        Ok(Self {
+            comm,
+            device,
+            arena,
+            signals,
+            lanes,
+            sharing,
+            shape,
+            element,
+            at_source,
+            arrange,
+            plan,
+            dispatch,
+            combine,
+        })
     }
 
     /// Lends a lane. Its dispatches and combines follow each other; other lanes are independent.

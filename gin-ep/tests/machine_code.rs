@@ -54,8 +54,8 @@ fn assembled() -> Result<Completion, Failed> {
                 return Err(format!("{arch} {}: {entry:?}", entry.name).into());
             }
         }
-        if kernels != 22 {
-            return Err(format!("{arch} has {kernels} kernels, not 22").into());
+        if kernels != 23 {
+            return Err(format!("{arch} has {kernels} kernels, not 23").into());
         }
     }
     Ok(Completion::Completed)

@@ -7,11 +7,11 @@ mod support;
 use gin_abi::{Deadline, FaultKind};
 use gin_ep::{EpError, GroupConfig, Matmul, MatmulConfig, Operands, Part};
 use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, ep_all_gather_matmul, ep_matmul_reduce_scatter, tile};
-use gin_ep_oracle::{Shape, factor};
+use gin_ep_oracle::{Routing, Shape, factor};
 use gin_gpu::{LaunchConfig, Memory, MemoryKind};
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::{Mode, Rank, WorldConfig, launch};
-use support::{Case, compare};
+use support::{Arriving, Case, compare};
 
 /// Runs `test` on all ranks of a world.
 fn on_ranks(world: WorldConfig, test: impl Fn(&Rank, &Communicator) -> Result<(), EpError> + Sync) {
@@ -55,6 +55,59 @@ fn products_of_experts_have_the_bits_of_the_oracle_also_where_rows_have_no_place
         let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(tokens as u32).sms(2).threads(64);
         on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
             support::experts(rank, comm, &config, &shape, tokens, (rows, Some(2)))
+        });
+    }
+}
+
+#[test]
+fn experts_that_multiply_rows_as_they_arrive_have_the_bits_of_the_steps_in_sequence() {
+    let routings = [Routing::Uniform, Routing::Holes, Routing::One(1), Routing::None, Routing::Local, Routing::Repeats];
+    for (ranks, experts, hidden, tokens, blocks) in [
+        (1, 3, 16, &[150][..], 2),
+        (2, 5, 24, &[9, 40], 1),
+        (2, 2, 264, &[3], 2),
+        (3, 4, 8, &[30, 0, 7], 3),
+        (5, 70, 16, &[3, 4], 2),
+    ] {
+        let shape = Shape { ranks: ranks as usize, experts, topk: 3, hidden };
+        let most = *tokens.iter().max().expect("one") as u32;
+        let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(most).sms(2).threads(64);
+        let config = config.deadline(Deadline::after_ms(60_000));
+        let case = Arriving { blocks: Some(blocks), pairs: 2, ..Arriving::of(tokens, &routings) };
+        on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
+            support::arriving(rank, comm, &config, &shape, &case).map(drop)
+        });
+    }
+}
+
+#[test]
+fn tiles_of_own_rows_are_multiplied_while_a_rank_is_late() {
+    // With one expert of all, its tiles are taken in part, also within a column of tiles.
+    let (one, several) = (&[Routing::One(0)][..], &[Routing::Uniform, Routing::Local][..]);
+    for (hidden, routings, ns, expected) in
+        [(16, one, 800_000, 2..7), (264, one, 10_000_000, 2..14), (16, several, 50_000_000, 8..15)]
+    {
+        let shape = Shape { ranks: 2, experts: 4, topk: 3, hidden };
+        let config = GroupConfig::new(4, hidden as u32, 3).tokens(300).sms(2).threads(64);
+        let config = config.deadline(Deadline::after_ms(60_000));
+        let case = Arriving { blocks: Some(3), late: Some((1, ns)), ..Arriving::of(&[300], routings) };
+        on_ranks(WorldConfig::seeded(2, 3), |rank, comm| {
+            let taken = support::arriving(rank, comm, &config, &shape, &case)?;
+            println!("{ns} ns: rank {} took {taken} tiles early", rank.rank());
+            assert!(rank.rank() == 1 || expected.contains(&taken), "{taken} tiles in {ns} ns, not {expected:?}");
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn one_resident_block_of_many_multiplies_all_rows_as_they_arrive() {
+    let shape = Shape { ranks: 3, experts: 4, topk: 3, hidden: 16 };
+    let config = GroupConfig::new(4, 16, 3).tokens(150).sms(2).threads(64).deadline(Deadline::after_ms(60_000));
+    for (seed, late) in [(1, None), (2, Some((2, 10_000_000)))] {
+        let case = Arriving { grid: Some(5), late, ..Arriving::of(&[150, 20], &[Routing::One(1), Routing::Zipf]) };
+        on_ranks(WorldConfig::seeded(3, seed).resident_blocks(1), |rank, comm| {
+            support::arriving(rank, comm, &config, &shape, &case).map(drop)
         });
     }
 }
@@ -133,6 +186,8 @@ fn nothing_races() {
     let shape = Shape { ranks: 2, experts: 3, topk: 3, hidden: 16 };
     let config = GroupConfig::new(3, 16, 3).tokens(5).sms(2).threads(64);
     on_ranks(races(2), |rank, comm| support::experts(rank, comm, &config, &shape, 5, (30, Some(2))));
+    let case = Arriving { blocks: Some(2), pairs: 2, ..Arriving::of(&[5], &[Routing::Uniform]) };
+    on_ranks(races(2), |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop));
 }
 
 #[test]

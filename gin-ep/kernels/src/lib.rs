@@ -81,7 +81,7 @@ pub use status::{Code, STATUS_WORDS};
 /// Parts for the models of the protocol.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::matmul::turns::{Turns, WORDS, count};
+    pub use crate::matmul::turns::{Lists, Turns, WORDS, count, look};
     pub use crate::protocol::*;
 }
 
