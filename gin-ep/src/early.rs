@@ -8,10 +8,12 @@ use gin_ep_kernels::Sizes;
 use gin_ep_kernels::matmul::{Early, tile};
 use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource};
 
-/// The kernel that multiplies received rows as they arrive, for a group: for [`Sent::multiply`](crate::Sent::multiply).
+/// The kernel that multiplies received rows as they arrive, for a group:
+/// [`Sent::multiply`](crate::Sent::multiply) launches it.
 ///
-/// The experts of a rank multiply the rows themselves, of BF16, and one row comes back for each id: the group has
-/// [`at_source`](crate::GroupConfig::at_source). Each lane has state of its own, so lanes may use it on several streams.
+/// The experts of a rank multiply the rows themselves, of BF16, and one row comes back for each id, so the group has
+/// [`at_source`](crate::GroupConfig::at_source). Each lane has state of its own, so lanes may use it on several
+/// streams.
 #[derive(Debug)]
 pub struct EarlyMatmul {
     pub(crate) kernel: Function,
@@ -51,6 +53,11 @@ impl EarlyMatmul {
     pub fn grid(mut self, blocks: u32) -> Self {
         self.shape = LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
         self
+    }
+
+    /// Returns the number of blocks of a launch.
+    pub fn blocks(&self) -> u64 {
+        self.shape.blocks()
     }
 
     /// Returns the number of tiles that blocks took before all rows were there, in the last launch on a lane, for tests

@@ -98,12 +98,12 @@ pub fn compare(rank: &Rank, comm: &Communicator, config: &MatmulConfig, case: &C
 }
 
 /// Returns elements of a row of a factor.
-fn elements(shape: &Shape, key: u64, row: usize) -> Vec<u16> {
+pub fn elements(shape: &Shape, key: u64, row: usize) -> Vec<u16> {
     (0..shape.hidden).map(|at| factor(key, row, at)).collect()
 }
 
 /// Compares the output of experts that multiply with the oracle. `row` returns a token's row.
-fn check(shape: &Shape, routing: Routing, me: usize, mine: &Batch, row: impl Fn(usize) -> Vec<u16>, found: &[u16]) {
+pub fn check(shape: &Shape, routing: Routing, me: usize, mine: &Batch, row: impl Fn(usize) -> Vec<u16>, found: &[u16]) {
     let Shape { topk, hidden, .. } = *shape;
     let mut rights: HashMap<usize, Vec<u16>> = HashMap::new();
     for token in 0..mine.experts.len() / topk {

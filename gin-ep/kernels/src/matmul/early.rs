@@ -69,7 +69,7 @@ shared! {
 }
 
 shared! {
-    /// What each thread keeps while it multiplies, because registers are scarce then.
+    /// State that each thread keeps here while it multiplies, because registers are scarce then.
     static KEPT: [u32; KEPT_WORDS * THREADS as usize];
 }
 
@@ -248,7 +248,7 @@ impl Work<'_> {
     }
 
     /// Returns a function that returns the number of an expert's own rows, of all, and of the tiles that are left: full
-    /// ones of own rows alone; or, when all rows are there, those that were not taken before.
+    /// ones of own rows alone; or, when all rows are there, all that were not taken before.
     #[inline(always)]
     fn tiles(&self, taken: Option<(u32, u32)>) -> impl Fn(u32) -> (u32, u32, u32) + Copy + '_ {
         move |expert: u32| {

@@ -48,8 +48,8 @@ pub trait Left: Copy {
     /// The rows that a thread copies: every [`COPIED_ROWS`]th, four of them.
     type Rows: Copy;
 
-    /// Returns the rows `first`, `first + COPIED_ROWS` and so on, of `row_bytes` bytes each, from byte `at` on. Some may
-    /// be past the last row.
+    /// Returns the rows `first`, `first + COPIED_ROWS` and so on, of `row_bytes` bytes each, from byte `at` on. Some
+    /// may be past the last row.
     fn rows(&self, first: u32, at: u32, row_bytes: u64) -> Self::Rows;
 
     /// Returns the address of byte `along` of row `index` of the four. Nothing is read of rows past the last one.
