@@ -371,17 +371,24 @@ impl Work<'_> {
     #[inline(always)]
     fn list(&self, state: &mut State, most: u32) -> bool {
         let (ranks, experts, me) = (self.sizes().ranks, self.sizes().local(), self.arena.rank());
+        let source_at = |distance: u32| (me + distance) % ranks;
+        // Each thread looks at one flag, so that nothing else is done if there is nothing to do.
+        let mine = Block.rank();
+        let is_missing = mine < ranks && state.listed >> mine & 1 == 0;
+        let came = |distance: u32| look::<Global>(self.lists().heard(source_at(distance)), self.launch()).is_some();
+        if !Block.sync_or(is_missing && (mine < most || came(mine))) {
+            return true;
+        }
         for distance in 0..ranks {
             if state.listed >> distance & 1 != 0 {
                 continue;
             }
-            let source = (me + distance) % ranks;
-            let flag = self.lists().heard(source);
+            let source = source_at(distance);
             if distance < most {
-                if self.awaits(flag).is_none() {
+                if self.awaits(self.lists().heard(source)).is_none() {
                     return false;
                 }
-            } else if !Block.sync_or(Block.elect() && look::<Global>(flag, self.launch()).is_some()) {
+            } else if !Block.sync_or(Block.elect() && came(distance)) {
                 continue;
             }
             loop {
