@@ -190,7 +190,9 @@ fn nothing_races() {
     let shape = Shape { ranks: 2, experts: 3, topk: 3, hidden: 16 };
     let config = GroupConfig::new(3, 16, 3).tokens(5).sms(2).threads(64);
     on_ranks(races(2), |rank, comm| support::experts(rank, comm, &config, &shape, 5, (30, Some(2))));
-    let case = Arriving { blocks: Some(2), pairs: 2, ..Arriving::of(&[5], &[Routing::Uniform]) };
+    let shape = Shape { ranks: 2, experts: 12, topk: 3, hidden: 8 };
+    let config = GroupConfig::new(12, 8, 3).tokens(70).sms(2).threads(64);
+    let case = Arriving { blocks: Some(3), ..Arriving::of(&[70], &[Routing::Uniform, Routing::One(11)]) };
     on_ranks(races(2), |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop));
 }
 

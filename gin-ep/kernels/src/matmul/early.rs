@@ -469,7 +469,7 @@ impl Work<'_> {
         let early = self.early;
         let (row, column) = (at.0 * ROWS, at.1 * COLUMNS);
         let (addresses, origins) = (ADDRESSES.array(), ORIGINS.array());
-        // The threads have read those of the last tile.
+        // The threads have read those of the last tile, and meet before they read these.
         if Block.rank() < ROWS {
             // Nothing is read of rows past the last one.
             let (mut address, mut word) = (0, 0);
@@ -483,7 +483,6 @@ impl Work<'_> {
             addresses.write(Block.rank() as usize, address);
             origins.write(Block.rank() as usize, word);
         }
-        Block.sync();
         let weights = u64::from(expert) * u64::from(early.columns) + u64::from(column);
         let factors = Factors {
             a: Gathered(addresses),

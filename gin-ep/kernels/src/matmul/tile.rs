@@ -52,7 +52,8 @@ pub trait Left: Copy {
     /// may be past the last row.
     fn rows(&self, first: u32, at: u32, row_bytes: u64) -> Self::Rows;
 
-    /// Returns the address of byte `along` of row `index` of the four. Nothing is read of rows past the last one.
+    /// Returns the address of byte `along` of row `index` of the four, after the threads of the block have met. Nothing
+    /// is read of rows past the last one.
     fn address(&self, rows: &Self::Rows, index: usize, along: u32, row_bytes: u64) -> u64;
 }
 
