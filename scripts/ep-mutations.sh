@@ -58,8 +58,11 @@ network_races=network:nothing_races_over_a_network
 limits=shared:rows_without_places_are_left_out_and_reported_and_the_next_call_works
 late=shared:the_places_of_a_late_rank_are_kept_until_it_has_its_rows_back
 shared_races=shared:nothing_races
+late_tiles=matmul:tiles_of_own_rows_are_multiplied_while_a_rank_is_late
+one_multiplies=matmul:one_resident_block_of_many_multiplies_all_rows_as_they_arrive
 
-for test in $races $bits $routing $resident $network $networks $network_races $limits $late $shared_races; do
+for test in $races $bits $routing $resident $network $networks $network_races $limits $late $shared_races $late_tiles \
+    $one_multiplies; do
     passes "$test" || { echo "ep-mutations: $test fails without a mutation; see $copy/log" >&2; exit 1; }
 done
 
@@ -99,4 +102,8 @@ mutation "places of a silent rank given away" $kernels/allot.rs \
     "if protocol::is_over::<Global>(arena.word(lane.told(rank)), last >> 32) {" "if true {" $late
 mutation "places given away before all ranks have told" $kernels/allot.rs "(epoch, masked), lane.deadline" \
     "(epoch.wrapping_sub(1), masked), lane.deadline" $shared_races
+mutation "a tile of own rows left out" $kernels/matmul/early.rs "(at, index) if expert == at => index," \
+    "(at, index) if expert == at => index + 1," $late_tiles
+mutation "sources heard by the fifth block" $kernels/matmul/turns.rs "self.hearers.add_relaxed_gpu(1) == 0" \
+    "self.hearers.add_relaxed_gpu(1) == 4" $one_multiplies
 exit $bad

@@ -7,8 +7,8 @@ use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, Failure, end};
 use gin_abi::Deadline;
 use gin_ep::{
-    Arrangement, Combine, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig,
-    Operands, Part, Products, Rows, Tokens,
+    Arrangement, Combine, EarlyMatmul, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul,
+    MatmulConfig, Operands, Part, Products, Rows, Tokens,
 };
 use gin_ep_oracle::{Routing, Shape, batch, factor, product, sum};
 use gin_gpu::{Memory, MemoryKind, MemorySlice};
@@ -34,6 +34,8 @@ struct Times {
     in_sequence: Vec<f64>,
     multiply: Vec<f64>,
     exchange: Vec<f64>,
+    /// Only of products of received rows: the same in the kernels that begin when all rows are there.
+    when_all: Vec<f64>,
     wrong: u64,
     blocks: u64,
 }
@@ -64,6 +66,7 @@ fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
         }
         if ranks > 1 {
             all.push(experts(bench, rank).map_err(comm_error)?);
+            all.push(arriving(bench, rank).map_err(comm_error)?);
         }
         Ok(all)
     })?;
@@ -71,14 +74,20 @@ fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
     let (number, topk, hidden, depth, tokens) = bench.pick(MODEL, (8, 2, 16, 64, 4));
     let grouped =
         Case { what: "product of experts and combine", scatters: false, sizes: (tokens * topk, hidden, depth) };
-    let grouped = (ranks > 1).then_some(&grouped);
-    for (index, case) in cases.iter().chain(grouped).enumerate() {
+    let (experts_of_all, ids, elements, sent) = bench.pick(ARRIVING, (8, 2, 16, 4));
+    let early = Case { what: "experts, early", scatters: false, sizes: (sent * ids, elements, elements) };
+    let of_experts = if ranks > 1 { vec![grouped, early] } else { Vec::new() };
+    for (index, case) in cases.iter().chain(&of_experts).enumerate() {
         let of: Vec<&Times> = all.iter().map(|times| &times[index]).collect();
         rows.extend(lines(bench, ranks, case, &of));
     }
     let mut table = bench.table("Products of matrices", ranks, rows);
     if ranks > 1 {
         table.notes.push(format!("{number} experts, {topk} of them for a token, {tokens} tokens of a rank"));
+        table.notes.push(format!(
+            "early: {experts_of_all} experts, {ids} of them for a token, {sent} tokens of a rank; from the dispatch to the \
+             sums, beside dispatch, arrangement, product and combine in sequence"
+        ));
     }
     table
         .notes
@@ -108,14 +117,16 @@ fn lines(bench: &Bench, ranks: u32, case: &Case, of: &[&Times]) -> Vec<Row> {
     let goal = bench.counts(ranks).then_some(Goal::AtMost(if case.what.contains("experts") { 0.87 } else { 0.95 }));
     let figure = |get: &dyn Fn(&Times) -> &Vec<f64>| Figure::new(&slowest(get), None);
     let fused = Figure { wrong: multiply.wrong, ..figure(&|times| &times.fused) };
-    vec![
-        Row::new(case.what, fused, "us")
-            .main(true)
-            .detail(detail)
-            .beside(Kind::Floor, "in sequence", figure(&|times| &times.in_sequence), goal, None)
-            .beside(Kind::Other, "product alone", multiply, None, None)
-            .beside(Kind::Other, "exchange alone", figure(&|times| &times.exchange), None, None),
-    ]
+    let row = Row::new(case.what, fused, "us")
+        .main(true)
+        .detail(detail)
+        .beside(Kind::Floor, "in sequence", figure(&|times| &times.in_sequence), goal, None)
+        .beside(Kind::Other, "product alone", multiply, None, None)
+        .beside(Kind::Other, "exchange alone", figure(&|times| &times.exchange), None, None);
+    if of[0].when_all.is_empty() {
+        return vec![row];
+    }
+    vec![row.beside(Kind::Other, "begun when all rows are there", figure(&|times| &times.when_all), None, None)]
 }
 
 /// Measures a product.
@@ -172,6 +183,7 @@ fn times(bench: &Bench, rank: &Rank, case: &Case) -> Result<Times, EpError> {
         in_sequence: Vec::new(),
         multiply: Vec::new(),
         exchange: Vec::new(),
+        when_all: Vec::new(),
         wrong,
         blocks: matmul.blocks(),
     };
@@ -262,6 +274,7 @@ fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
         in_sequence: Vec::new(),
         multiply: Vec::new(),
         exchange: Vec::new(),
+        when_all: Vec::new(),
         wrong: wrong + u64::from(found[0].iter().all(|&element| element == 0)),
         blocks: group.blocks(),
     };
@@ -281,4 +294,121 @@ fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     group.destroy()?;
     end(rank, &comm)?;
     Ok(times)
+}
+
+/// Experts, ids of a token, elements of a row, tokens of a rank; as in Qwen3-235B-A22B.
+const ARRIVING: (usize, usize, usize, usize) = (128, 8, 4096, 4096);
+
+/// Measures products of received rows that begin before all rows are there, from the dispatch to the sums: beside
+/// dispatch, arrangement, product and combine one after the other, and beside products that return their rows as they
+/// are done, but begin when all rows are there.
+fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
+    let (number, topk, hidden, tokens) = bench.pick(ARRIVING, (8, 2, 16, 4));
+    let comm = rank.communicator(&Requirements::default())?;
+    let (me, ranks) = (rank.rank() as usize, comm.ranks() as usize);
+    let shape = Shape { ranks, experts: number, topk, hidden: 1 };
+    let config = GroupConfig::new(number as u32, hidden as u32, topk as u32).tokens(tokens as u32).at_source();
+    let config = config.deadline(Deadline::after_ns(bench.limit_ns()));
+    let config = bench.pick(config, config.sms(1).threads(64));
+    let group = Group::new(&comm, &config)?;
+    let blocks = bench.pick(None, Some(1));
+    let (early, grouped) = (EarlyMatmul::new(&group, blocks)?, GroupedMatmul::new(&group, hidden as u32, blocks)?);
+    let memory = |elements: usize| -> Result<MemorySlice, EpError> {
+        Ok(Memory::new(rank.device(), MemoryKind::Device, 2 * elements as u64)?.whole())
+    };
+    let few = |key: u64, rows: usize| -> Vec<u16> {
+        let few: Vec<Vec<u16>> = (0..PERIOD).map(|row| (0..hidden).map(|at| factor(key, row, at)).collect()).collect();
+        (0..rows).flat_map(|row| few[row % PERIOD].iter().copied()).collect()
+    };
+    let mine = batch(&shape, Routing::Uniform, 1, me, tokens);
+    let (x, ids, scales) = (memory(tokens * hidden)?, memory(2 * tokens * topk)?, memory(2 * tokens * topk)?);
+    x.write(0, &few(me as u64, tokens))?;
+    ids.write(0, &mine.experts)?;
+    scales.write(0, &mine.weights)?;
+    let weights = memory(shape.local() * hidden * hidden)?;
+    let parts = (0..5).map(|key| few(8 + key, hidden)).collect::<Vec<_>>();
+    for (expert, one) in (0..shape.local()).zip(parts.iter().cycle()) {
+        weights.write((2 * expert * hidden * hidden) as u64, one)?;
+    }
+    let capacity = tokens * topk * 5 / 4 * 2 + 64 * number;
+    let arrangement = Arrangement::new(&group, Layout::Packed { align: 1 }, capacity as u32)?;
+    let (products, outputs) = (memory(capacity * hidden)?, [memory(tokens * hidden)?, memory(tokens * hidden)?]);
+    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
+    let Some(rows) = arrangement.rows() else {
+        return Err(EpError::Unsuited { what: "a layout without rows", remedy: "use `Layout::Packed`" });
+    };
+    let factors = Experts::new(&arrangement, rows, &weights);
+
+    let mut call = |way: Way| -> Result<(), EpError> {
+        let to = Combine::weighted(&scales).into(&outputs[usize::from(way == Way::Early)]);
+        if way == Way::Early {
+            let received = lane.dispatch(&stream, &input)?.multiply(&stream, &early, &weights)?;
+            return received.combine(&stream, Rows::Returned, &to);
+        }
+        let mut received = lane.exchange(&stream, &input)?;
+        if way != Way::Exchange {
+            received.arrange(&stream, &arrangement)?;
+        }
+        let returns = way == Way::WhenAll;
+        if way != Way::Exchange && way != Way::Arrange {
+            let to = if returns { Products::Return } else { Products::At(&products) };
+            received.multiply(&stream, &grouped, &factors, to)?;
+        }
+        if way == Way::Arrange || way == Way::Multiply {
+            received.release();
+            return Ok(());
+        }
+        let from = if returns { Rows::Returned } else { Rows::ArrangedAt(&arrangement, &products) };
+        received.combine(&stream, from, &to)
+    };
+    call(Way::Early)?;
+    call(Way::Sequence)?;
+    stream.synchronize()?;
+    let mut found = [vec![0u16; tokens * hidden], vec![0x7fffu16; tokens * hidden]];
+    for (output, found) in outputs.iter().zip(&mut found) {
+        output.read(0, found)?;
+    }
+    let wrong = found[0].iter().zip(&found[1]).filter(|(a, b)| a != b).count() as u64;
+    let mut times = Times {
+        fused: Vec::new(),
+        in_sequence: Vec::new(),
+        multiply: Vec::new(),
+        exchange: Vec::new(),
+        when_all: Vec::new(),
+        wrong: wrong + u64::from(found[0].iter().all(|&element| element == 0)),
+        blocks: early.blocks(),
+    };
+    for _ in 0..bench.launches.min(bench.pick(9, 1)) {
+        let mut time = |way| chain(rank, &stream, bench.pick((3, 3), (1, 1)), || call(way));
+        times.fused.push(time(Way::Early)?);
+        times.in_sequence.push(time(Way::Sequence)?);
+        times.when_all.push(time(Way::WhenAll)?);
+        let arranged = time(Way::Arrange)?;
+        times.multiply.push(time(Way::Multiply)? - arranged);
+        times.exchange.push(time(Way::Exchange)?);
+    }
+    comm.check("bench")?;
+    times.wrong += u64::from(group.status()?.is_some());
+    drop(lane);
+    group.destroy()?;
+    end(rank, &comm)?;
+    Ok(times)
+}
+
+/// The steps of a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Dispatch, products that begin early and return, combine.
+    Early,
+    /// Dispatch, arrangement, products, combine.
+    Sequence,
+    /// Dispatch, arrangement, products that return, combine.
+    WhenAll,
+    /// Dispatch and arrangement.
+    Arrange,
+    /// Dispatch, arrangement, products.
+    Multiply,
+    /// Dispatch and combine.
+    Exchange,
 }

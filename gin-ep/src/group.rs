@@ -51,6 +51,8 @@ pub struct Group<'c> {
     /// The signals of ranks that loads and stores do not reach, if there are any.
     pub(crate) signals: Option<Signals>,
     pub(crate) lanes: Vec<LaneState>,
+    /// Number of ranks that share this rank's GPU.
+    pub(crate) sharing: u64,
     pub(crate) shape: LaunchConfig,
     pub(crate) element: Element,
     pub(crate) at_source: bool,
@@ -168,6 +170,7 @@ impl<'c> Group<'c> {
             arena,
             signals,
             lanes,
+            sharing,
             shape,
             element,
             at_source,

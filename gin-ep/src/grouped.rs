@@ -32,14 +32,7 @@ impl GroupedMatmul {
             let limit = "a multiple of 8, at least 8".to_owned();
             return Err(EpError::Limit { what: "the number of inner elements", given: depth.into(), limit });
         }
-        if !group.at_source || matches!(group.element, Element::F16 | Element::F32) {
-            let what = "products of experts in a group to which no BF16 for each id come back";
-            return Err(EpError::Unsuited { what, remedy: "configure `at_source`, and an element with BF16 back" });
-        }
-        if group.signals.is_some() {
-            let what = "products of experts in a group with ranks that loads and stores do not reach";
-            return Err(EpError::Unsuited { what, remedy: "multiply by kernels of your own, and pass `Rows::At`" });
-        }
+        check(group)?;
         let gpu = group.comm.gpu();
         let kernel = gpu.load(ModuleSource::Linked)?.function("ep_grouped_matmul")?;
         let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
@@ -48,6 +41,19 @@ impl GroupedMatmul {
         let blocks = most.min(blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32;
         Ok(Self { kernel, shape: shape(blocks), sizes: group.sizes(), depth })
     }
+}
+
+/// Checks that products can return to the ranks of their tokens.
+pub(crate) fn check(group: &Group<'_>) -> Result<(), EpError> {
+    if !group.at_source || matches!(group.element, Element::F16 | Element::F32) {
+        let what = "products of experts in a group to which no BF16 for each id come back";
+        return Err(EpError::Unsuited { what, remedy: "configure `at_source`, and an element with BF16 back" });
+    }
+    if group.signals.is_some() {
+        let what = "products of experts in a group with ranks that loads and stores do not reach";
+        return Err(EpError::Unsuited { what, remedy: "multiply by kernels of your own, and pass `Rows::At`" });
+    }
+    Ok(())
 }
 
 /// The factors of the experts' products.

@@ -3,7 +3,7 @@
 
 use crate::group::LaneState;
 use crate::grouped::{Experts, GroupedMatmul, Products};
-use crate::{Arrangement, Combine, EpError, Group, Layout, Plan, Rows, Tokens};
+use crate::{Arrangement, Combine, EarlyMatmul, EpError, Group, Layout, Plan, Rows, Tokens};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{RECEIVE, SEND};
 use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
@@ -248,6 +248,8 @@ trait Lent: std::fmt::Debug + Send {
     fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement, view: kernels::Arranged) -> Result<(), EpError>;
     fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::Received) -> Result<(), EpError>;
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError>;
+    fn multiply(&mut self, stream: &Arc<dyn Stream>, early: &EarlyMatmul, weights: &MemorySlice)
+    -> Result<(), EpError>;
     fn state(&self) -> &LaneState;
     fn device(&self) -> &DeviceComm;
     fn arena(&self) -> &gin_host::comm::Window<u64>;
@@ -304,6 +306,26 @@ impl Lent for Lane<'_> {
         Ok(())
     }
 
+    fn multiply(
+        &mut self,
+        stream: &Arc<dyn Stream>,
+        early: &EarlyMatmul,
+        weights: &MemorySlice,
+    ) -> Result<(), EpError> {
+        let (group, state) = (self.group, Lane::state(self));
+        let arena = group.arena.memory().address();
+        let (params, used) = early.params((arena, self.number), weights)?;
+        state.keep(stream, &used)?;
+        // Safety: the group made the lane for this arena.
+        let view = unsafe { kernels::Received::new(state.params, arena) };
+        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &Plain(view), &Plain(params)];
+        // Safety: arena and lane are the communicator's, the memory was checked and is kept, the dispatch was sent and
+        // not received, and kernels of a stream follow each other.
+        unsafe { stream.launch(&early.kernel, early.shape, &arguments)? };
+        self.is_unheard = false;
+        Ok(())
+    }
+
     fn state(&self) -> &LaneState {
         Lane::state(self)
     }
@@ -351,6 +373,32 @@ impl<'l> Sent<'l> {
     pub fn receive(self, stream: &Arc<dyn Stream>) -> Result<Received<'l>, EpError> {
         self.ended.lane.receive(stream, self.ended.tokens)?;
         Ok(Received { ended: self.ended })
+    }
+
+    /// Waits, in the order of the stream, for the rows of all ranks, and multiplies those of each expert by its weights
+    /// as they arrive. The products return to the ranks of their tokens as they are done, so a
+    /// [`combine`](Received::combine) of [`Rows::Returned`] follows. `weights` are as in
+    /// [`Experts::new`], with a row of inner elements as long as a received row. The call returns at once.
+    ///
+    /// The bits are those of [`receive`](Self::receive), an arrangement of these rows and [`Received::multiply`].
+    ///
+    /// # Errors
+    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] for products of another group:
+    /// then the rows are received and given up. An error of the device.
+    pub fn multiply(
+        self,
+        stream: &Arc<dyn Stream>,
+        early: &EarlyMatmul,
+        weights: &MemorySlice,
+    ) -> Result<Received<'l>, EpError> {
+        match self.ended.lane.multiply(stream, early, weights) {
+            Ok(()) => Ok(Received { ended: self.ended }),
+            Err(error @ (EpError::Short { .. } | EpError::Misaligned { .. } | EpError::Unsuited { .. })) => {
+                self.receive(stream)?;
+                Err(error)
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -15,6 +15,7 @@
 //! | [`Arrangement`] | memory for received rows in another layout: packed, by expert |
 //! | [`Combine`] | the sums that a combine makes of the rows that come back |
 //! | [`GroupedMatmul`] | products of the experts' rows, which return to their sources meanwhile |
+//! | [`EarlyMatmul`] | the same of the received rows themselves, from when the first of them are there |
 //! | [`Matmul`] | products of matrices that send and receive meanwhile: all-gather before, reduce-scatter after |
 //! | [`Report`] | an error of the kernels, as a value |
 //!
@@ -22,6 +23,7 @@
 #![warn(unreachable_pub)]
 
 mod config;
+mod early;
 mod error;
 mod group;
 mod grouped;
@@ -33,6 +35,7 @@ mod meet;
 mod terms;
 
 pub use config::{Element, GroupConfig, Scales};
+pub use early::EarlyMatmul;
 pub use error::{EpError, Report};
 pub use gin_ep_kernels::Code;
 pub use group::Group;

@@ -54,8 +54,8 @@ fn assembled() -> Result<Completion, Failed> {
                 return Err(format!("{arch} {}: {entry:?}", entry.name).into());
             }
         }
-        if kernels != 26 {
-            return Err(format!("{arch} has {kernels} kernels, not 26").into());
+        if kernels != 27 {
+            return Err(format!("{arch} has {kernels} kernels, not 27").into());
         }
     }
     Ok(Completion::Completed)

@@ -5,13 +5,16 @@
 mod support;
 
 use gin_abi::{Deadline, FaultKind};
-use gin_ep::{EpError, GroupConfig, Matmul, MatmulConfig, Operands, Part};
+use gin_ep::{
+    Code, Combine, EarlyMatmul, Element, EpError, Group, GroupConfig, Ids, Matmul, MatmulConfig, Operands, Part, Rows,
+    Tokens,
+};
 use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, ep_all_gather_matmul, ep_matmul_reduce_scatter, tile};
-use gin_ep_oracle::{Shape, factor};
+use gin_ep_oracle::{Routing, Shape, batch, factor};
 use gin_gpu::{LaunchConfig, Memory, MemoryKind};
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::{Mode, Rank, WorldConfig, launch};
-use support::{Case, compare};
+use support::{Arriving, Case, check, compare, elements};
 
 /// Runs `test` on all ranks of a world.
 fn on_ranks(world: WorldConfig, test: impl Fn(&Rank, &Communicator) -> Result<(), EpError> + Sync) {
@@ -55,6 +58,60 @@ fn products_of_experts_have_the_bits_of_the_oracle_also_where_rows_have_no_place
         let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(tokens as u32).sms(2).threads(64);
         on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
             support::experts(rank, comm, &config, &shape, tokens, (rows, Some(2)))
+        });
+    }
+}
+
+#[test]
+fn experts_that_multiply_rows_as_they_arrive_have_the_bits_of_the_steps_in_sequence() {
+    let routings = [Routing::Uniform, Routing::Holes, Routing::One(1), Routing::None, Routing::Local, Routing::Repeats];
+    for (ranks, experts, hidden, tokens, blocks) in [
+        (1, 3, 16, &[150][..], 2),
+        (2, 5, 24, &[9, 40], 1),
+        (2, 2, 264, &[3], 2),
+        (3, 4, 8, &[30, 0, 7], 3),
+        (5, 70, 16, &[3, 4], 2),
+    ] {
+        let shape = Shape { ranks: ranks as usize, experts, topk: 3, hidden };
+        let most = *tokens.iter().max().expect("one") as u32;
+        let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(most).sms(2).threads(64);
+        let config = config.deadline(Deadline::after_ms(60_000));
+        let few = if hidden > 100 { 1..3 } else { 0..routings.len() };
+        let case = Arriving { blocks: Some(blocks), pairs: 2, ..Arriving::of(tokens, &routings[few]) };
+        on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
+            support::arriving(rank, comm, &config, &shape, &case).map(drop)
+        });
+    }
+}
+
+#[test]
+fn tiles_of_own_rows_are_multiplied_while_a_rank_is_late() {
+    // With one expert of all, its tiles are taken in part, also within a column of tiles.
+    let (one, several) = (&[Routing::One(0)][..], &[Routing::Uniform, Routing::Local][..]);
+    for (hidden, routings, ns, expected) in
+        [(16, one, 800_000, 2..7), (264, one, 10_000_000, 2..14), (16, several, 50_000_000, 8..15)]
+    {
+        let shape = Shape { ranks: 2, experts: 4, topk: 3, hidden };
+        let config = GroupConfig::new(4, hidden as u32, 3).tokens(300).sms(2).threads(64);
+        let config = config.deadline(Deadline::after_ms(60_000));
+        let case = Arriving { blocks: Some(3), late: Some((1, ns)), ..Arriving::of(&[300], routings) };
+        on_ranks(WorldConfig::seeded(2, 3), |rank, comm| {
+            let taken = support::arriving(rank, comm, &config, &shape, &case)?;
+            println!("{ns} ns: rank {} took {taken} tiles early", rank.rank());
+            assert!(rank.rank() == 1 || expected.contains(&taken), "{taken} tiles in {ns} ns, not {expected:?}");
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn one_resident_block_of_many_multiplies_all_rows_as_they_arrive() {
+    let shape = Shape { ranks: 3, experts: 4, topk: 3, hidden: 16 };
+    let config = GroupConfig::new(4, 16, 3).tokens(150).sms(2).threads(64).deadline(Deadline::after_ms(60_000));
+    for (seed, late) in [(1, None), (2, Some((2, 10_000_000)))] {
+        let case = Arriving { grid: Some(5), late, ..Arriving::of(&[150, 20], &[Routing::One(1), Routing::Zipf]) };
+        on_ranks(WorldConfig::seeded(3, seed).resident_blocks(1), |rank, comm| {
+            support::arriving(rank, comm, &config, &shape, &case).map(drop)
         });
     }
 }
@@ -133,6 +190,10 @@ fn nothing_races() {
     let shape = Shape { ranks: 2, experts: 3, topk: 3, hidden: 16 };
     let config = GroupConfig::new(3, 16, 3).tokens(5).sms(2).threads(64);
     on_ranks(races(2), |rank, comm| support::experts(rank, comm, &config, &shape, 5, (30, Some(2))));
+    let shape = Shape { ranks: 2, experts: 12, topk: 3, hidden: 8 };
+    let config = GroupConfig::new(12, 8, 3).tokens(70).sms(2).threads(64);
+    let case = Arriving { blocks: Some(3), ..Arriving::of(&[70], &[Routing::Uniform, Routing::One(11)]) };
+    on_ranks(races(2), |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop));
 }
 
 #[test]
@@ -159,6 +220,97 @@ fn a_rank_that_does_not_come_ends_the_others_wait_with_a_fault() {
         });
         outcome.unwrap();
     }
+}
+
+#[test]
+fn a_silent_rank_is_left_out_of_products_of_rows_that_arrive_and_may_come_back() {
+    const SILENT: usize = 2;
+    let (tokens, shape) = (5, Shape { ranks: 3, experts: 6, topk: 3, hidden: 8 });
+    let config = GroupConfig::new(6, 8, 3).tokens(5).sms(2).threads(32).at_source().deadline(Deadline::after_ms(20));
+    on_ranks(WorldConfig::seeded(3, 6), |rank, comm| {
+        let (me, local) = (rank.rank() as usize, shape.local());
+        let memory = |elements: usize| -> Result<_, EpError> {
+            Ok(Memory::new(rank.device(), MemoryKind::Device, 2 * elements as u64)?.whole())
+        };
+        let group = Group::new(comm, &config)?;
+        let (early, stream) = (EarlyMatmul::new(&group, Some(2))?, rank.stream()?);
+        let row = |token: usize| elements(&shape, 2, me * tokens + token);
+        let mine = batch(&Shape { hidden: 1, ..shape }, Routing::Uniform, 3, me, tokens);
+        let (x, ids, scales) = (memory(tokens * 8)?, memory(2 * tokens * 3)?, memory(2 * tokens * 3)?);
+        let (output, weights) = (memory(tokens * 8)?, memory(local * 8 * 8)?);
+        x.write(0, &(0..tokens).flat_map(row).collect::<Vec<_>>())?;
+        ids.write(0, &mine.experts)?;
+        scales.write(0, &mine.weights)?;
+        weights
+            .write(0, &(0..local * 8).flat_map(|at| elements(&shape, 1, me * local * 8 + at)).collect::<Vec<_>>())?;
+        // Runs a pair, and compares it with the sums without this rank.
+        let pair = |silent: Option<usize>| -> Result<(), EpError> {
+            let mut lane = group.lane(0)?;
+            let sent = lane.dispatch(&stream, &Tokens::new(&x, Ids::I32(&ids), tokens as u32))?;
+            let received = sent.multiply(&stream, &early, &weights)?;
+            received.combine(&stream, Rows::Returned, &Combine::weighted(&scales).into(&output))?;
+            stream.synchronize()?;
+            let mut found = vec![0u16; tokens * 8];
+            output.read(0, &mut found)?;
+            let mut expected = mine.clone();
+            for id in &mut expected.experts {
+                *id = if silent.is_some_and(|silent| *id as usize / local == silent) { -1 } else { *id };
+            }
+            check(&shape, Routing::Uniform, me, &expected, row, &found);
+            Ok(())
+        };
+        if me != SILENT {
+            for number in 0..3 {
+                pair(Some(SILENT))?;
+                let report = group.status()?.map(|report| (report.code, report.rank as usize));
+                assert_eq!(report, (number == 0).then_some((Code::Silent, SILENT)));
+                assert_eq!(group.masked(0)?, 1 << SILENT);
+            }
+        }
+        rank.barrier()?;
+        group.readmit()?;
+        for _ in 0..2 {
+            pair(None)?;
+            assert_eq!((group.status()?, group.masked(0)?), (None, 0));
+        }
+        group.destroy()
+    });
+}
+
+#[test]
+fn products_of_rows_that_arrive_are_refused_where_they_do_not_fit() {
+    on_ranks(WorldConfig::seeded(1, 1), |rank, comm| {
+        let text = |error: Option<EpError>| error.map(|error| error.to_string()).unwrap_or_default();
+        let config = GroupConfig::new(2, 8, 1).tokens(4).sms(1).threads(32).deadline(Deadline::after_ms(60_000));
+        let refused = |config: &GroupConfig| -> Result<String, EpError> {
+            let group = Group::new(comm, config)?;
+            let error = text(EarlyMatmul::new(&group, None).err());
+            group.destroy()?;
+            Ok(error)
+        };
+        assert!(refused(&config)?.contains("at_source"));
+        assert!(refused(&config.at_source().element(Element::F16))?.contains("BF16"));
+        let opaque = Element::Opaque { row_bytes: 16, scale_bytes: 0 };
+        assert!(refused(&config.at_source().element(opaque))?.contains("received rows that are not BF16"));
+
+        let groups = [Group::new(comm, &config.at_source())?, Group::new(comm, &config.at_source())?];
+        let early = [EarlyMatmul::new(&groups[0], Some(1))?, EarlyMatmul::new(&groups[1], Some(1))?];
+        let memory = |bytes| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes)?.whole());
+        let (rows, ids, weights, short) = (memory(64)?, memory(16)?, memory(256)?, memory(240)?);
+        let (stream, mut lane) = (rank.stream()?, groups[0].lane(0)?);
+        let tokens = Tokens::new(&rows, Ids::I32(&ids), 4);
+        // The lane works after each refusal.
+        let error = lane.dispatch(&stream, &tokens)?.multiply(&stream, &early[1], &weights).err();
+        assert!(text(error).contains("another group"));
+        let error = lane.dispatch(&stream, &tokens)?.multiply(&stream, &early[0], &short).err();
+        let what = "the memory of the experts' weights";
+        assert!(matches!(error, Some(EpError::Short { what: w, given: 240, needed: 256 }) if w == what));
+        lane.dispatch(&stream, &tokens)?.multiply(&stream, &early[0], &weights)?.release();
+        stream.synchronize()?;
+        comm.check("experts")?;
+        drop(lane);
+        groups.into_iter().try_for_each(Group::destroy)
+    });
 }
 
 #[test]

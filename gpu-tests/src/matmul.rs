@@ -3,22 +3,23 @@
 
 use crate::hardware::{DEADLINE, Testbed, Trial};
 use gin_ep::{EpError, GroupConfig, MatmulConfig};
-use gin_ep_oracle::Shape;
+use gin_ep_oracle::{Routing, Shape};
 use gin_host::comm::{CommError, Communicator, Requirements};
 use gin_host::world::{Rank, launch};
-use support::{Case, compare, experts};
+use support::{Arriving, Case, compare, experts};
 
 #[expect(unreachable_pub, reason = "the tests of gin-ep include it too")]
 #[path = "../../gin-ep/tests/support/matmul.rs"]
 mod support;
 
 /// The trials of this module, which run on any devices. Ranks form one LSA team.
-pub const TRIALS: [Trial; 5] = [
+pub const TRIALS: [Trial; 6] = [
     ("rows_that_are_gathered_meanwhile_have_the_products_of_the_oracle", |testbed| products(testbed, false)),
     ("products_that_are_scattered_meanwhile_have_the_sums_of_the_oracle", |testbed| products(testbed, true)),
     ("one_block_is_enough_to_multiply_send_and_receive", one_block),
     ("large_products_have_the_bits_of_the_oracle", large),
     ("products_of_experts_return_with_the_bits_of_the_oracle", returned),
+    ("rows_are_multiplied_as_they_arrive_with_the_bits_of_the_oracle", arriving),
 ];
 
 /// Runs `test` on `ranks` ranks.
@@ -89,6 +90,30 @@ fn returned(testbed: &Testbed) -> Result<(), String> {
         let config = GroupConfig::new(experts_of_all as u32, hidden as u32, 3).tokens(tokens as u32).deadline(DEADLINE);
         let (config, blocks) = if is_real { (config, None) } else { (config.sms(2).threads(64), Some(2)) };
         with(testbed, ranks, |rank, comm| experts(rank, comm, &config, &shape, tokens, (rows, blocks)))?;
+    }
+    Ok(())
+}
+
+fn arriving(testbed: &Testbed) -> Result<(), String> {
+    let is_real = testbed.devices.is_some();
+    let routings = [Routing::Uniform, Routing::Holes, Routing::One(1), Routing::None, Routing::Zipf, Routing::Repeats];
+    let list = [(2, 4, 16, &[150, 20][..]), (3, 5, 8, &[9, 0, 30])];
+    let large = [(1, 8, 264, &[700][..]), (2, 16, 520, &[900, 1000]), (4, 70, 264, &[300, 0, 150]), (3, 5, 64, &[7])];
+    for (ranks, experts_of_all, hidden, tokens) in if is_real { &large[..] } else { &list } {
+        let shape = Shape { ranks: *ranks as usize, experts: *experts_of_all, topk: 3, hidden: *hidden };
+        let most = tokens.iter().copied().max().unwrap_or(0) as u32;
+        let config = GroupConfig::new(*experts_of_all as u32, *hidden as u32, 3).tokens(most).deadline(DEADLINE);
+        let (config, blocks) = if is_real { (config, None) } else { (config.sms(2).threads(64), Some(2)) };
+        // Real ranks run ahead of each other, and the last one is late.
+        let (pairs, late) = if is_real { (20, Some((shape.ranks - 1, 1_000_000))) } else { (1, None) };
+        for late in if is_real { vec![None, late] } else { vec![None] } {
+            let case = Arriving { blocks, pairs, late, ..Arriving::of(tokens, &routings) };
+            with(testbed, *ranks, |rank, comm| {
+                let taken = support::arriving(rank, comm, &config, &shape, &case)?;
+                println!("rank {} took {taken} tiles before all rows were there: {case:?}", rank.rank());
+                Ok(())
+            })?;
+        }
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Models of products that send and receive: parts of rows, flags, slots, turns of blocks.
 
-use super::{Cell, Setup, World, explore, models};
+use super::{Cell, Reached, Setup, World, explore, models};
 use gin_abi::Deadline;
+use gin_device::sys::Memory;
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
-use gin_ep_kernels::internal::{Turns, WORDS, count, flag, raise, slot, wait};
+use gin_ep_kernels::internal::{Lists, Turns, WORDS, count, flag, look, raise, slot, wait};
 use loom::thread;
 use std::sync::Arc;
 
@@ -44,7 +45,110 @@ pub fn ranks(launches: u64, of: fn(u64) -> u64) {
     other.join().unwrap();
 }
 
+/// Looks at a flag until it is raised.
+fn looks(flag: LoomWord, epoch: u64) {
+    while look::<Loom>(flag, epoch).is_none() {
+        Loom::pause(0);
+    }
+}
+
+/// The words of a launch whose blocks list rows, of one source.
+const LISTS: usize = WORDS as usize + Lists::<Loom>::words(1) as usize;
+
+/// Returns these words.
+fn lists(arena: &Arena) -> (Turns<Loom>, Lists<Loom>) {
+    (Turns::new(arena.word(0)), Lists::new(arena.word(WORDS as usize)))
+}
+
+/// Takes units until all `units` are taken, and writes a cell for each.
+fn list(world: &World, (turns, lists): &(Turns<Loom>, Lists<Loom>), units: u64, launch: u64) {
+    loop {
+        let unit = lists.take(0);
+        if unit >= units {
+            return;
+        }
+        world.cells[1 + unit as usize].write(10 * launch + unit);
+        lists.finish(true, units, 1, turns, launch);
+    }
+}
+
 models! {
+    fn blocks_that_list_rows_see_those_of_the_source_and_the_lists_of_each_other() {
+        explore(2, || {
+            let world = World::new(Setup { cells: 3, ..Setup::default() });
+            let arena = Arc::new(Arena::new([0; LISTS + 1]));
+            // The source raises its flag; the block that hears it tells the others.
+            let source = {
+                let (world, arena) = (world.clone(), arena.clone());
+                thread::spawn(move || {
+                    world.cells[0].write(7);
+                    raise::<Loom>(arena.word(LISTS), 5, 0);
+                })
+            };
+            let block = |world: &World, arena: &Arena| {
+                let words = lists(arena);
+                if words.1.hears() {
+                    looks(arena.word(LISTS), 5);
+                    raise::<Loom>(words.1.heard(0), 1, 0);
+                }
+                looks(words.1.heard(0), 1);
+                assert_eq!(world.cells[0].read(), 7, "the source's rows");
+                list(world, &words, 2, 1);
+                for flag in [words.1.own_ready, words.1.all_ready] {
+                    arrives(world, flag, 1);
+                    assert_eq!([1, 2].map(|cell| world.cells[cell].read()), [10, 11], "the lists");
+                }
+            };
+            let other = {
+                let (world, arena) = (world.clone(), arena.clone());
+                thread::spawn(move || block(&world, &arena))
+            };
+            block(&world, &arena);
+            source.join().unwrap();
+            other.join().unwrap();
+        });
+    }
+
+    fn each_tile_is_taken_once_before_or_after_all_rows_are_there_in_each_of_two_launches() {
+        let reached = [Reached::new("a tile is taken before"), Reached::new("all tiles are taken after")];
+        let marks = reached.clone();
+        explore(2, move || {
+            let world = World::new(Setup { cells: 2, ..Setup::default() });
+            let arena = Arc::new(Arena::new([0; LISTS]));
+            for launch in 1..=2 {
+                let block = move |world: &World, arena: &Arena| {
+                    let words = lists(arena);
+                    // One block takes tiles early, and the other lists rows at once.
+                    let heard = u64::from(words.1.hears());
+                    let mut before = 0;
+                    while heard == 0 && words.0.take_open_part().is_some_and(|part| part < 2) {
+                        before += 1;
+                    }
+                    list(world, &words, 1, launch);
+                    let taken = wait::<Loom>(&world.status, Deadline::NONE, words.1.all_ready, launch);
+                    let taken = u64::from(taken.expect("nothing ends the wait")).min(2);
+                    let mut after = 0;
+                    while words.0.take_tile() < 2 - taken {
+                        after += 1;
+                    }
+                    words.0.leave(2, launch, || words.1.clear(1));
+                    (heard, before, after, taken)
+                };
+                let other = {
+                    let (world, arena) = (world.clone(), arena.clone());
+                    thread::spawn(move || block(&world, &arena))
+                };
+                let mine = block(&world, &arena);
+                let other = other.join().unwrap();
+                assert_eq!(mine.0 + other.0, 1, "one block hears");
+                assert_eq!((mine.1 + other.1, mine.3), (mine.3, other.3), "tiles before, launch {launch}");
+                assert_eq!(mine.2 + other.2, 2 - mine.3, "tiles after, launch {launch}");
+                marks[usize::from(mine.3 == 0)].mark();
+            }
+        });
+        reached.iter().for_each(Reached::check);
+    }
+
     fn a_receiver_sees_the_rows_of_all_parts_of_a_tile_after_its_flag() {
         explore(2, || {
             let world = World::new(Setup { cells: 2, ..Setup::default() });
@@ -85,7 +189,7 @@ models! {
                     while turns.take_part() < 2 {
                         parts += 1;
                     }
-                    turns.leave(2, launch);
+                    turns.leave(2, launch, || ());
                     (tiles, parts)
                 };
                 let other = {

@@ -183,7 +183,7 @@ impl Arranged {
 
 /// Returns the sum of the values of the threads before, and of all. All threads of the block call.
 #[inline(always)]
-fn before(value: u32) -> (u32, u32) {
+pub(crate) fn before(value: u32) -> (u32, u32) {
     let (lane, warp, totals) = (gin_device::coop::lane(), Block.rank() / WARP_SIZE, TOTALS.array());
     let mut sum = value;
     let mut by = 1;

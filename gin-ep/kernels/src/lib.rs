@@ -88,7 +88,7 @@ pub use status::{Code, STATUS_WORDS};
 pub mod internal {
     pub use crate::combine::combine_unmet;
     pub use crate::dispatch::dispatch_unmet;
-    pub use crate::matmul::turns::{Turns, WORDS, count};
+    pub use crate::matmul::turns::{Lists, Turns, WORDS, count, look};
     pub use crate::protocol::*;
 }
 

@@ -2,13 +2,15 @@
 //! Products that send and receive, against the oracle: on virtual GPUs here and on real ones in `gpu-tests`.
 
 use gin_ep::{
-    Arrangement, Code, Combine, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig,
-    Operands, Part, Products, Rows, Tokens,
+    Arrangement, Code, Combine, EarlyMatmul, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul,
+    MatmulConfig, Operands, Part, Products, Rows, Tokens,
 };
-use gin_ep_oracle::{Routing, Shape, batch, factor, narrow, product, sum, widen};
-use gin_gpu::{Memory, MemoryKind, MemorySlice};
+use gin_ep_oracle::{Batch, Routing, Shape, batch, factor, narrow, product, sum, widen};
+use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
+use gpu_tests_kernels::hardware_spin;
+use std::collections::HashMap;
 
 /// A product and how often it runs.
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +97,33 @@ pub fn compare(rank: &Rank, comm: &Communicator, config: &MatmulConfig, case: &C
     matmul.destroy()
 }
 
+/// Returns elements of a row of a factor.
+pub fn elements(shape: &Shape, key: u64, row: usize) -> Vec<u16> {
+    (0..shape.hidden).map(|at| factor(key, row, at)).collect()
+}
+
+/// Compares the output of experts that multiply with the oracle. `row` returns a token's row.
+pub fn check(shape: &Shape, routing: Routing, me: usize, mine: &Batch, row: impl Fn(usize) -> Vec<u16>, found: &[u16]) {
+    let Shape { topk, hidden, .. } = *shape;
+    let mut rights: HashMap<usize, Vec<u16>> = HashMap::new();
+    for token in 0..mine.experts.len() / topk {
+        let left = row(token);
+        for column in 0..hidden {
+            let expected = (0..topk).fold(0f32, |sum, k| {
+                let id = mine.experts[token * topk + k];
+                if id < 0 {
+                    return sum;
+                }
+                let at = id as usize * hidden + column;
+                let right = rights.entry(at).or_insert_with(|| elements(shape, 1, at));
+                mine.weights[token * topk + k].mul_add(widen(product(&left, right)), sum)
+            });
+            let found = found[token * hidden + column];
+            assert_eq!(narrow(expected), found, "{routing:?}: token {token}, column {column} of rank {me}");
+        }
+    }
+}
+
 /// Runs experts that multiply, on a rank: products that return as they are done, and products before a combine.
 /// Compares both with the oracle. With fewer rows of the layout than arrive, compares them with each other.
 pub fn experts(
@@ -118,13 +147,12 @@ pub fn experts(
         memory(u64::from(layout_rows) * row_bytes)?,
     );
     let weights = memory((local * hidden) as u64 * row_bytes)?;
-    let elements = |key: u64, row: usize| -> Vec<u16> { (0..hidden).map(|at| factor(key, row, at)).collect() };
-    let all = (0..local * hidden).flat_map(|row| elements(1, me * local * hidden + row)).collect::<Vec<_>>();
+    let all = (0..local * hidden).flat_map(|row| elements(shape, 1, me * local * hidden + row)).collect::<Vec<_>>();
     weights.write(0, &all)?;
     let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
     for (number, routing) in [Routing::Uniform, Routing::Holes, Routing::Repeats].into_iter().enumerate() {
         let mine = batch(&Shape { hidden: 1, ..*shape }, routing, number as u64, me, tokens);
-        let row = |token: usize| elements(2 + number as u64, me * tokens + token);
+        let row = |token: usize| elements(shape, 2 + number as u64, me * tokens + token);
         x.write(0, &(0..tokens).flat_map(row).collect::<Vec<_>>())?;
         ids.write(0, &mine.experts)?;
         scales.write(0, &mine.weights)?;
@@ -160,25 +188,102 @@ pub fn experts(
         if (layout_rows as usize) < shape.ranks * tokens * topk {
             continue;
         }
-        for token in 0..tokens {
-            let left = row(token);
-            for column in 0..hidden {
-                let expected = (0..topk).fold(0f32, |sum, k| {
-                    let id = mine.experts[token * topk + k];
-                    if id < 0 {
-                        return sum;
-                    }
-                    let right = elements(1, id as usize * hidden + column);
-                    mine.weights[token * topk + k].mul_add(widen(product(&left, &right)), sum)
-                });
-                assert_eq!(
-                    narrow(expected),
-                    returned[token * hidden + column],
-                    "{routing:?}: token {token}, column {column} of rank {me}"
-                );
-            }
-        }
+        check(shape, routing, me, &mine, row, &returned);
     }
     drop(lane);
     group.destroy()
+}
+
+/// Experts that multiply received rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Arriving<'a> {
+    /// Tokens of the ranks, round and round.
+    pub tokens: &'a [usize],
+    pub routings: &'a [Routing],
+    /// The most blocks of the products.
+    pub blocks: Option<u32>,
+    /// The number of blocks of the products that arrive, also of more than can run.
+    pub grid: Option<u32>,
+    /// A rank that dispatches this many nanoseconds later than others.
+    pub late: Option<(usize, u64)>,
+    /// Pairs of dispatch and combine with one routing.
+    pub pairs: usize,
+}
+
+impl Arriving<'_> {
+    /// A pair with each of these routings.
+    pub const fn of<'a>(tokens: &'a [usize], routings: &'a [Routing]) -> Arriving<'a> {
+        Arriving { tokens, routings, blocks: None, grid: None, late: None, pairs: 1 }
+    }
+}
+
+/// Runs experts that multiply received rows, on a rank, as they arrive and one step after the other. Compares both with
+/// the oracle. Returns the number of tiles that were taken before all rows were there.
+pub fn arriving(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    case: &Arriving<'_>,
+) -> Result<u32, EpError> {
+    let (me, Shape { topk, hidden, ranks, .. }, local) = (rank.rank() as usize, *shape, shape.local());
+    let (tokens, most) = (case.tokens[me % case.tokens.len()], case.tokens.iter().max().copied().unwrap_or(0));
+    let group = Group::new(comm, &config.at_source())?;
+    let early = EarlyMatmul::new(&group, case.blocks)?;
+    let early = if let Some(grid) = case.grid { early.grid(grid) } else { early };
+    let grouped = GroupedMatmul::new(&group, hidden as u32, case.blocks)?;
+    let places = ranks * most * topk;
+    let arrangement = Arrangement::new(&group, Layout::Packed { align: 1 }, places as u32)?;
+    let row_bytes = 2 * hidden;
+    let memory = |bytes: usize| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole());
+    let (x, output) = (memory(most * row_bytes)?, memory(most * row_bytes)?);
+    let (ids, scales) = (memory(4 * most * topk)?, memory(4 * most * topk)?);
+    let (weights, products, words) = (memory(local * hidden * row_bytes)?, memory(places * row_bytes)?, memory(16)?);
+    let all = (0..local * hidden).flat_map(|row| elements(shape, 1, me * local * hidden + row)).collect::<Vec<_>>();
+    weights.write(0, &all)?;
+    let (stream, mut lane, mut taken) = (rank.stream()?, group.lane(0)?, 0);
+    for (number, &routing) in case.routings.iter().enumerate() {
+        let mine = batch(&Shape { hidden: 1, ..*shape }, routing, number as u64, me, tokens);
+        let row = |token: usize| elements(shape, 2 + number as u64, me * most + token);
+        x.write(0, &(0..tokens).flat_map(row).collect::<Vec<_>>())?;
+        ids.write(0, &mine.experts)?;
+        scales.write(0, &mine.weights)?;
+        let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
+        let sums = Combine::weighted(&scales).into(&output);
+        let mut outputs = Vec::new();
+        for is_early in [true, false] {
+            output.write(0, &vec![0x7fffu16; most * hidden])?;
+            for _ in 0..case.pairs {
+                if let Some((late, ns)) = case.late
+                    && late == me
+                {
+                    let word = |offset: u64| (words.address() + offset) as usize as *mut u64;
+                    // Safety: two words of device memory.
+                    unsafe { hardware_spin::launch(&stream, LaunchConfig::new(1, 32), word(0), word(8), ns)? };
+                }
+                let sent = lane.dispatch(&stream, &input)?;
+                if is_early {
+                    sent.multiply(&stream, &early, &weights)?.combine(&stream, Rows::Returned, &sums)?;
+                    continue;
+                }
+                let mut received = sent.receive(&stream)?;
+                received.arrange(&stream, &arrangement)?;
+                let factors = Experts::new(&arrangement, arrangement.rows().expect("rows"), &weights);
+                received.multiply(&stream, &grouped, &factors, Products::At(&products))?;
+                received.combine(&stream, Rows::ArrangedAt(&arrangement, &products), &sums)?;
+            }
+            stream.synchronize()?;
+            comm.check("experts")?;
+            assert_eq!(group.status()?, None);
+            let mut found = vec![0u16; tokens * hidden];
+            output.read(0, &mut found)?;
+            outputs.push(found);
+            taken += if is_early { early.early_tiles(0)? } else { 0 };
+        }
+        assert!(outputs[0] == outputs[1], "{case:?}: {routing:?}: the output of rank {me} depends on the way");
+        check(shape, routing, me, &mine, row, &outputs[0]);
+    }
+    drop(lane);
+    group.destroy()?;
+    Ok(taken)
 }

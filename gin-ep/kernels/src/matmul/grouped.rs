@@ -2,6 +2,7 @@
 //! Products of the experts' rows: tiles are sent to their tokens' ranks as they are done.
 
 use super::tile::{COLUMNS, Factors, ROWS, multiply};
+use crate::Received;
 use crate::arrange::Arranged;
 use crate::dispatch::Arena;
 use crate::lane::load;
@@ -27,16 +28,6 @@ pub struct Grouped {
     pub columns: u32,
 }
 
-/// The rows of an expert that a tile belongs to.
-struct Tile {
-    expert: u32,
-    /// The place of the first row of the expert, and the number of its rows.
-    first: u32,
-    rows: u32,
-    /// The number of the tile among those of the expert.
-    index: u32,
-}
-
 /// Multiplies the rows of each expert by its weights. All threads of the grid call; blocks have
 /// [`THREADS`](super::tile::THREADS) threads. Nothing waits.
 ///
@@ -50,23 +41,17 @@ struct Tile {
 #[inline(always)]
 pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Arranged, grouped: &Grouped) {
     let Some(arena) = Arena::new(comm, arena) else { return };
-    let (received, lane) = (&layout.received, layout.received.lane());
-    let (sizes, slot) = (&lane.sizes, slot(received.epoch()));
+    let back = Back::new(&arena, &layout.received);
     let row_bytes = 2 * u64::from(grouped.columns);
     let column_tiles = grouped.columns.div_ceil(COLUMNS);
-    let returned = lane.returned(slot, arena.rank());
-    // Returns the address at its source of the row that comes back for an id.
-    let back = |source: u32, row: u32, k: u32| {
-        let meta = arena.here() + lane.meta(slot, source) + u64::from(row) * u64::from(sizes.meta_bytes);
-        // A rank may send anything, but nothing is written past its region.
-        // Safety: the description of a received row.
-        let token = unsafe { load(meta) }.min(sizes.tokens - 1);
-        let place = u64::from(token) * u64::from(sizes.back_rows) + u64::from(k);
-        arena.there(source) + returned + place * u64::from(sizes.back_bytes)
+    let tiles = |expert: u32| {
+        let first = layout.first(expert);
+        let rows = layout.count(expert).min(layout.capacity.saturating_sub(first));
+        (first, rows, rows.div_ceil(ROWS) * column_tiles)
     };
     let mut number = block_in_grid();
-    let mut search = Search::new(layout, column_tiles);
-    while let Some(tile) = search.find(layout, column_tiles, number) {
+    let mut search = Search::new(layout.experts, tiles);
+    while let Some(tile) = search.find(number, tiles) {
         number += grid_dim().count();
         let row_tiles = tile.rows.div_ceil(ROWS);
         let (row, column) = (tile.index % row_tiles * ROWS, tile.index / row_tiles * COLUMNS);
@@ -85,7 +70,7 @@ pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Arranged
                 grouped.output + u64::from(at) * row_bytes
             } else {
                 match layout.origin(at) {
-                    Some((source, row, k)) => back(source, row, k),
+                    Some((source, row, k)) => back.place(source, row, k),
                     None => return 0,
                 }
             };
@@ -96,16 +81,53 @@ pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Arranged
     }
     if grouped.output == 0 && layout.total() > layout.capacity {
         // Safety: the caller's promise.
-        unsafe { return_zeros(layout, back) };
+        unsafe { return_zeros(layout, &back) };
     }
 }
 
+/// The places of products at the ranks of their tokens, where a combine would put them.
+pub(super) struct Back<'a> {
+    arena: &'a Arena,
+    received: &'a Received,
+    returned: u64,
+}
+
+impl<'a> Back<'a> {
+    #[inline(always)]
+    pub(super) fn new(arena: &'a Arena, received: &'a Received) -> Self {
+        Self { arena, received, returned: received.lane().returned(slot(received.epoch()), arena.rank()) }
+    }
+
+    /// Returns the address of the row that comes back for an id of a received row.
+    #[inline(always)]
+    pub(super) fn place(&self, source: u32, row: u32, k: u32) -> u64 {
+        let sizes = &self.received.lane().sizes;
+        // A rank may send anything, but nothing is written past its region.
+        // Safety: the description of a received row.
+        let token = unsafe { load(self.arena.here() + self.received.meta_at(source, row)) }.min(sizes.tokens - 1);
+        let place = u64::from(token) * u64::from(sizes.back_rows) + u64::from(k);
+        self.arena.there(source) + self.returned + place * u64::from(sizes.back_bytes)
+    }
+}
+
+/// A tile of an expert's products.
+pub(super) struct Tile {
+    pub(super) expert: u32,
+    /// Two numbers of the expert: where its rows begin, and their number.
+    pub(super) first: u32,
+    pub(super) rows: u32,
+    /// The number of the tile among those of the expert.
+    pub(super) index: u32,
+}
+
 /// The search for tiles with growing numbers, by a warp. Each lane has one of 32 experts.
-struct Search {
+pub(super) struct Search {
+    /// Number of experts.
+    experts: u32,
     /// The first of the 32 experts, and the number of tiles before it.
     group: u32,
     before: u32,
-    /// The place of the first row of the lane's expert, and the number of its rows.
+    /// The numbers of the lane's expert, as in [`Tile`].
     first: u32,
     rows: u32,
     /// The number of tiles of the 32 experts up to the lane's.
@@ -113,24 +135,32 @@ struct Search {
 }
 
 impl Search {
+    /// Makes it. `tiles` returns an expert's numbers, as in [`Tile`], and the number of its tiles.
     #[inline(always)]
-    fn new(layout: &Arranged, column_tiles: u32) -> Self {
-        let mut search = Self { group: 0, before: 0, first: 0, rows: 0, end: 0 };
-        search.load(layout, column_tiles);
+    pub(super) fn new(experts: u32, tiles: impl Fn(u32) -> (u32, u32, u32)) -> Self {
+        let mut search = Self { experts, group: 0, before: 0, first: 0, rows: 0, end: 0 };
+        search.load(tiles);
         search
+    }
+
+    /// Returns the lane's state without the number of experts.
+    #[inline(always)]
+    pub(super) fn state(&self) -> [u32; 5] {
+        [self.group, self.before, self.first, self.rows, self.end]
+    }
+
+    /// Makes it from [`state`](Self::state).
+    #[inline(always)]
+    pub(super) fn of(experts: u32, [group, before, first, rows, end]: [u32; 5]) -> Self {
+        Self { experts, group, before, first, rows, end }
     }
 
     /// Loads the numbers of the 32 experts.
     #[inline(always)]
-    fn load(&mut self, layout: &Arranged, column_tiles: u32) {
+    fn load(&mut self, tiles: impl Fn(u32) -> (u32, u32, u32)) {
         let lane = gin_device::coop::lane();
         let expert = self.group + lane;
-        (self.first, self.rows) = (0, 0);
-        if expert < layout.experts {
-            self.first = layout.first(expert);
-            self.rows = layout.count(expert).min(layout.capacity.saturating_sub(self.first));
-        }
-        self.end = self.rows.div_ceil(ROWS) * column_tiles;
+        (self.first, self.rows, self.end) = if expert < self.experts { tiles(expert) } else { (0, 0, 0) };
         let mut by = 1;
         while by < WARP_SIZE {
             let below = Warp.shuffle_up(self.end, by);
@@ -141,19 +171,20 @@ impl Search {
 
     /// Returns the tile with a number, if there is one.
     #[inline(always)]
-    fn find(&mut self, layout: &Arranged, column_tiles: u32, number: u32) -> Option<Tile> {
-        while self.group < layout.experts {
+    pub(super) fn find(&mut self, number: u32, tiles: impl Fn(u32) -> (u32, u32, u32) + Copy) -> Option<Tile> {
+        while self.group < self.experts {
             let index = number - self.before;
             let hit = Warp.ballot(index < self.end);
             if hit != 0 {
                 let hit = hit.trailing_zeros();
-                let start = Warp.shuffle(self.end - self.rows.div_ceil(ROWS) * column_tiles, hit);
+                let before = Warp.shuffle(self.end, hit.saturating_sub(1));
+                let start = if hit == 0 { 0 } else { before };
                 let (first, rows) = (Warp.shuffle(self.first, hit), Warp.shuffle(self.rows, hit));
                 return Some(Tile { expert: self.group + hit, first, rows, index: index - start });
             }
             self.before += Warp.shuffle(self.end, WARP_SIZE - 1);
             self.group += WARP_SIZE;
-            self.load(layout, column_tiles);
+            self.load(tiles);
         }
         None
     }
@@ -164,7 +195,7 @@ impl Search {
 /// # Safety
 /// - As [`grouped_matmul`].
 #[inline(always)]
-unsafe fn return_zeros(layout: &Arranged, back: impl Fn(u32, u32, u32) -> u64) {
+unsafe fn return_zeros(layout: &Arranged, back: &Back) {
     let (received, sizes) = (&layout.received, layout.received.lane().sizes);
     let (step, pairs) = (Block.size() / WARP_SIZE * grid_dim().count(), sizes.back_bytes / 16);
     let mut index = Block.rank() / WARP_SIZE * grid_dim().count() + block_in_grid();
@@ -179,7 +210,7 @@ unsafe fn return_zeros(layout: &Arranged, back: impl Fn(u32, u32, u32) -> u64) {
             if received.expert(source, row, k) < 0 || unsafe { load(place) } < layout.capacity {
                 continue;
             }
-            let to = back(source, row, k);
+            let to = back.place(source, row, k);
             let mut pair = gin_device::coop::lane();
             while pair < pairs {
                 // Safety: the row's place at its source.

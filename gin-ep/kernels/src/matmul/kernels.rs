@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernels.
 
-use super::{Grouped, Product, all_gather_matmul, grouped_matmul, matmul_reduce_scatter};
+use super::{Early, Grouped, Product, all_gather_matmul, early_matmul, grouped_matmul, matmul_reduce_scatter};
+use crate::Received;
 use crate::arrange::Arranged;
 use gin_device::prelude::*;
 
@@ -33,4 +34,14 @@ pub unsafe fn ep_matmul_reduce_scatter(comm: Comm, window: Window<u64>, product:
 pub unsafe fn ep_grouped_matmul(comm: Comm, arena: Window<u64>, layout: Arranged, grouped: Grouped) {
     // Safety: the caller's promise.
     unsafe { grouped_matmul(&comm, &arena, &layout, &grouped) }
+}
+
+/// Runs [`early_matmul`].
+///
+/// # Safety
+/// - As that.
+#[kernel(launch_bounds(256))]
+pub unsafe fn ep_early_matmul(comm: Comm, arena: Window<u64>, received: Received, early: Early) {
+    // Safety: the caller's promise.
+    unsafe { early_matmul(&comm, &arena, &received, &early) }
 }

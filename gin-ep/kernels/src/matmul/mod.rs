@@ -6,10 +6,12 @@
 //! | [`all_gather_matmul`] | multiplies the rows of all ranks, which arrive meanwhile |
 //! | [`matmul_reduce_scatter`] | sends each finished tile to the rank that adds it up |
 //! | [`grouped_matmul`] | multiplies the rows of each expert by its weights; sends each finished tile to the ranks of its tokens |
+//! | [`early_matmul`] | the same of received rows, from when the first of them are there |
 //! | [`tile::multiply`] | multiplies one tile |
 //!
 //! Elements are BF16, sums FP32, rounded once. `docs/matmul.md` describes use, protocol and limits.
 
+mod early;
 mod gather;
 mod grouped;
 #[cfg(feature = "kernels")]
@@ -18,10 +20,11 @@ mod scatter;
 pub mod tile;
 pub(crate) mod turns;
 
+pub use early::{Early, early_matmul};
 pub use gather::all_gather_matmul;
 pub use grouped::{Grouped, grouped_matmul};
 #[cfg(feature = "kernels")]
-pub use kernels::{ep_all_gather_matmul, ep_grouped_matmul, ep_matmul_reduce_scatter};
+pub use kernels::{ep_all_gather_matmul, ep_early_matmul, ep_grouped_matmul, ep_matmul_reduce_scatter};
 pub use scatter::matmul_reduce_scatter;
 
 use crate::dispatch::Arena;
@@ -134,7 +137,7 @@ impl<'a> Board<'a> {
     fn leave(&self) {
         Block.sync();
         if Block.elect() {
-            self.turns.leave(grid_dim().count().into(), self.epoch);
+            self.turns.leave(grid_dim().count().into(), self.epoch, || ());
         }
     }
 

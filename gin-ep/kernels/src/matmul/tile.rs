@@ -35,18 +35,48 @@ const STAGES: u32 = 4;
 const ROW_BYTES: u32 = 2 * DEPTH;
 const STAGE_BYTES: u32 = (ROWS + COLUMNS) * ROW_BYTES;
 /// Rows that all threads copy at a time: each copies 16 bytes.
-const COPIED_ROWS: u32 = 32 * WARPS / 8;
+pub const COPIED_ROWS: u32 = 32 * WARPS / 8;
 
 shared! {
     /// The address of each row of the tile in the result.
     static PLACES: [u64; ROWS as usize];
 }
 
+/// The rows of a tile's left factor: the address of the first one, if the others follow it without a gap; or rows
+/// anywhere.
+pub trait Left: Copy {
+    /// The rows that a thread copies: every [`COPIED_ROWS`]th, four of them.
+    type Rows: Copy;
+
+    /// Returns the rows `first`, `first + COPIED_ROWS` and so on, of `row_bytes` bytes each, from byte `at` on. Some
+    /// may be past the last row.
+    fn rows(&self, first: u32, at: u32, row_bytes: u64) -> Self::Rows;
+
+    /// Returns the address of byte `along` of row `index` of the four, after the threads of the block have met. Nothing
+    /// is read of rows past the last one.
+    fn address(&self, rows: &Self::Rows, index: usize, along: u32, row_bytes: u64) -> u64;
+}
+
+impl Left for u64 {
+    type Rows = u64;
+
+    #[inline(always)]
+    fn rows(&self, first: u32, at: u32, row_bytes: u64) -> u64 {
+        self + u64::from(first) * row_bytes + u64::from(at)
+    }
+
+    #[inline(always)]
+    fn address(&self, rows: &u64, index: usize, along: u32, row_bytes: u64) -> u64 {
+        // Offsets in a tile are less than 2^32.
+        rows + u64::from(index as u32 * COPIED_ROWS * row_bytes as u32 + along)
+    }
+}
+
 /// The factors of a tile.
 #[derive(Clone, Copy, Debug)]
-pub struct Factors {
-    /// The address of the first row of the left factor: a multiple of 16.
-    pub a: u64,
+pub struct Factors<A = u64> {
+    /// The rows of the left factor: the address of the first one, a multiple of 16, or where they are.
+    pub a: A,
     /// The address of the first row of the right factor, as its transpose: a multiple of 16.
     pub b: u64,
     /// Number of rows of the left factor from there on; a tile has at most [`ROWS`].
@@ -96,7 +126,7 @@ pub const fn steps(depth: u32) -> u32 {
 ///   they are multiples of 16. No thread writes the factors meanwhile; other blocks' writes were acquired.
 /// - The block has [`SHARED_BYTES`] of dynamic shared memory, for nothing else.
 #[inline(always)]
-pub unsafe fn multiply(factors: &Factors, aside: &impl Aside, place: impl Fn(u32) -> u64) {
+pub unsafe fn multiply<A: Left>(factors: &Factors<A>, aside: &impl Aside, place: impl Fn(u32) -> u64) {
     let (thread, lane) = (Block.rank(), gin_device::coop::lane());
     let warp = thread / WARP_SIZE;
     let shared = dynamic_array::<u64>(0, SHARED_BYTES as usize / 8).address();
@@ -106,8 +136,8 @@ pub unsafe fn multiply(factors: &Factors, aside: &impl Aside, place: impl Fn(u32
     let (chunk, row) = (thread % 8, thread / 8);
     let to = row * ROW_BYTES + ((chunk ^ (row % 8)) << 4);
     let stride = 2 * u64::from(factors.depth);
-    let from = u64::from(row) * stride + 16 * u64::from(chunk);
-    let (a, b) = (factors.a + from, factors.b + from);
+    let a = factors.a.rows(row, 16 * chunk, stride);
+    let b = factors.b + u64::from(row) * stride + 16 * u64::from(chunk);
     // Offsets in a tile are less than 2^32.
     let further = COPIED_ROWS * stride as u32;
     // Bit `i` is set if the thread's row `i` is there.
@@ -123,8 +153,9 @@ pub unsafe fn multiply(factors: &Factors, aside: &impl Aside, place: impl Fn(u32
         let along = step * ROW_BYTES;
         each!(I in [0 1 2 3] {
             let bytes = (a_there >> I & 1) << 4;
+            let from = factors.a.address(&a, I, along, stride);
             // Safety: the caller's promise; nothing is read past the end.
-            unsafe { copy_async(stage.at(I as u32 * COPIED_ROWS * ROW_BYTES), a + u64::from(I as u32 * further + along), bytes) };
+            unsafe { copy_async(stage.at(I as u32 * COPIED_ROWS * ROW_BYTES), from, bytes) };
         });
         each!(I in [0 1 2 3 4 5 6 7] {
             let (at, bytes) = (ROWS + I as u32 * COPIED_ROWS, (b_there >> I & 1) << 4);

@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Products of received rows, which begin before the rows of all sources are there.
+//!
+//! Blocks list the rows of a source by expert when they have come, and gather a tile's rows from where they were
+//! received. While sources are missing, blocks multiply full tiles of this rank's own rows. From then on they take the
+//! rest, expert by expert. `docs/matmul.md` has the argument.
+
+use super::grouped::{Back, Search};
+use super::tile::{COLUMNS, COPIED_ROWS, Factors, Left, ROWS, THREADS, multiply};
+use super::turns::{self, Lists, Turns, look};
+use crate::Received;
+use crate::arrange::before;
+use crate::dispatch::{Arena, is_silent};
+use crate::lane::{EPOCH, MASKED, Sizes, load};
+use crate::protocol::{self, slot, wait};
+use crate::status;
+use gin_device::prelude::*;
+use gin_device::shared::SharedArray;
+use gin_device::sys::data::store_weak_u32;
+use gin_device::sys::{Global, GlobalWord, Word};
+
+/// The products of the received rows: a parameter of [`early_matmul`].
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[bytemuck(crate = "gin_device::bytemuck")]
+pub struct Early {
+    /// The address of the experts' weights: for each expert a row of `depth` BF16 for each column; a multiple of 16.
+    pub weights: u64,
+    /// The address of [`state_bytes`](Self::state_bytes) bytes, which were 0 at first: a multiple of 16. Launches with
+    /// it follow each other.
+    pub state: u64,
+    /// The address of the lists in it: [`lists_at`](Self::lists_at) bytes further.
+    pub lists: u64,
+    /// Number of inner elements, which are the BF16 of a received row: a multiple of 8.
+    pub depth: u32,
+    /// Number of columns: the elements of a row that comes back, a multiple of 8.
+    pub columns: u32,
+}
+
+impl Early {
+    /// Returns the bytes of state: words; for each source and expert the number of rows and where their list begins;
+    /// lists of the rows from each source.
+    #[must_use]
+    pub const fn state_bytes(sizes: &Sizes) -> u64 {
+        (Self::lists_at(sizes) + 4 * sizes.room() * sizes.topk as u64).next_multiple_of(16)
+    }
+
+    /// Returns the offset of the lists in the state.
+    #[must_use]
+    pub const fn lists_at(sizes: &Sizes) -> u64 {
+        ZONES + 8 * sizes.ranks as u64 * sizes.local() as u64
+    }
+
+    /// The offset in the state of a word of 32 bits: the number of tiles that were taken before all rows were there.
+    pub const TAKEN_AT: u64 = 8 * (turns::WORDS + turns::ALL_READY);
+}
+
+/// The offset in the state of the zones: behind words for the most ranks.
+const ZONES: u64 = 8 * (turns::WORDS + Lists::<Global>::words(64));
+
+shared! {
+    /// The address of each row of the tile.
+    static ADDRESSES: [u64; ROWS as usize];
+}
+
+shared! {
+    /// Its source, received row and position of the id.
+    static ORIGINS: [u32; ROWS as usize];
+}
+
+shared! {
+    /// State that each thread keeps here while it multiplies, because registers are scarce then.
+    static KEPT: [u32; KEPT_WORDS * THREADS as usize];
+}
+
+const KEPT_WORDS: usize = 10;
+
+/// Waits for the rows of all ranks, and multiplies those of each expert by its weights as they arrive. All threads of
+/// the grid call; blocks have [`THREADS`] threads.
+///
+/// It is a receive, too: afterwards [`Received`] has the rows. The product of a row goes to where a combine of one row
+/// for each id would put it: to the rank of its token. A combine with [`RETURNED`](crate::RETURNED) follows on the
+/// stream. The result has the bits of [`grouped_matmul`](super::grouped_matmul) after a receive.
+///
+/// A rank that does not come in time is reported to the lane's status as by a [`dispatch`](crate::dispatch()), and
+/// counts as one without tokens.
+///
+/// # Safety
+/// - In the order of the stream, after a dispatch that has sent and not received, in place of the receive. The host
+///   made communicator, arena and lane for each other; the group has one row for each id, and rows of `depth` BF16. The
+///   addresses of `early` are valid.
+#[inline(always)]
+pub unsafe fn early_matmul(comm: &Comm, arena: &Window<u64>, received: &Received, early: &Early) {
+    let Some(arena) = Arena::new(comm, arena) else { return };
+    let work = Work { comm, arena: &arena, received, early };
+    // Safety: the caller's promise.
+    unsafe { work.run() };
+    Block.sync();
+    if Block.elect() {
+        work.turns().leave(grid_dim().count().into(), work.launch(), || work.lists().clear(received.ranks()));
+    }
+}
+
+/// A launch.
+struct Work<'a> {
+    comm: &'a Comm,
+    arena: &'a Arena,
+    received: &'a Received,
+    early: &'a Early,
+}
+
+/// The state of a block.
+#[derive(Clone, Copy)]
+struct State {
+    /// The sources, by their distance, whose units were all taken, as bits.
+    listed: u64,
+    /// The first tile of own rows that was not taken before all rows were there: its expert, and its number there.
+    /// `None` as long as rows may be missing.
+    taken: Option<(u32, u32)>,
+}
+
+impl State {
+    /// Keeps it and a search in shared memory.
+    #[inline(always)]
+    fn keep(&self, search: &Search) {
+        let [group, before, first, rows, end] = search.state();
+        let (expert, index) = self.taken.unwrap_or((0, 0));
+        let store =
+            |word: usize, value: u32| KEPT.array().write(word * THREADS as usize + Block.rank() as usize, value);
+        store(0, group);
+        store(1, before);
+        store(2, first);
+        store(3, rows);
+        store(4, end);
+        store(5, self.listed as u32);
+        store(6, (self.listed >> 32) as u32);
+        store(7, self.taken.is_some().into());
+        store(8, expert);
+        store(9, index);
+    }
+
+    /// Returns what was kept.
+    #[inline(always)]
+    fn kept(experts: u32) -> (Self, Search) {
+        let load = |word: usize| KEPT.array().read(word * THREADS as usize + Block.rank() as usize);
+        let listed = u64::from(load(6)) << 32 | u64::from(load(5));
+        let taken = if load(7) != 0 { Some((load(8), load(9))) } else { None };
+        (Self { listed, taken }, Search::of(experts, [load(0), load(1), load(2), load(3), load(4)]))
+    }
+}
+
+/// Rows at these addresses.
+#[derive(Clone, Copy)]
+struct Gathered(SharedArray<u64>);
+
+impl Left for Gathered {
+    /// The number of the first row, and the offset in it. The addresses stay in shared memory, as registers are scarce.
+    type Rows = (u32, u32);
+
+    #[inline(always)]
+    fn rows(&self, first: u32, at: u32, _: u64) -> (u32, u32) {
+        (first, at)
+    }
+
+    #[inline(always)]
+    fn address(&self, &(first, at): &(u32, u32), index: usize, along: u32, _: u64) -> u64 {
+        self.0.read(first as usize + index * COPIED_ROWS as usize) + u64::from(at + along)
+    }
+}
+
+/// Returns source, received row and position of the id of a word of a list.
+#[inline(always)]
+const fn origin(word: u32) -> (u32, u32, u32) {
+    (word >> 21, word >> 5 & 0xffff, word & 31)
+}
+
+/// Returns how many of an expert's `early` tiles of own rows were taken before all rows were there. `first` is the
+/// expert of the first one that was not, and its number there.
+#[inline(always)]
+fn taken_of(first: (u32, u32), expert: u32, early: u32) -> u32 {
+    match first {
+        (at, _) if expert < at => early,
+        (at, index) if expert == at => index,
+        _ => 0,
+    }
+}
+
+impl Work<'_> {
+    /// Works until all tiles are taken. All threads of the block call.
+    ///
+    /// # Safety
+    /// - As [`early_matmul`].
+    #[inline(always)]
+    unsafe fn run(&self) {
+        if Block.elect() && self.lists().hears() {
+            self.hear();
+        }
+        let (experts, column_tiles) = (self.sizes().local(), self.early.columns.div_ceil(COLUMNS));
+        let mut state = State { listed: 0, taken: None };
+        if !self.list(&mut state, 1) || self.awaits(self.lists().own_ready).is_none() {
+            return;
+        }
+        let mut search = Search::new(experts, self.tiles(None));
+        loop {
+            let mut tile = None;
+            if state.taken.is_none() {
+                // Sources are missing.
+                if state.listed.count_ones() < self.sizes().ranks {
+                    let part = if Block.elect() { self.turns().take_open_part() } else { None };
+                    let part = Block.broadcast(part.map_or(u64::MAX, u64::from), 0);
+                    tile = if part == u64::MAX { None } else { search.find(part as u32, self.tiles(None)) };
+                }
+                if tile.is_none() {
+                    if !self.list(&mut state, self.sizes().ranks) {
+                        return;
+                    }
+                    let Some(number) = self.awaits(self.lists().all_ready) else { return };
+                    let first = search.find(number, self.tiles(None));
+                    state.taken = Some(first.map_or((experts, 0), |tile| (tile.expert, tile.index)));
+                    search = Search::new(experts, self.tiles(state.taken));
+                }
+            }
+            if state.taken.is_some() {
+                let number = if Block.elect() { self.turns().take_tile() } else { 0 };
+                tile = search.find(Block.broadcast(number, 0) as u32, self.tiles(state.taken));
+            }
+            let Some(tile) = tile else { return };
+            let (own, all) = (tile.first / ROWS, tile.rows.div_ceil(ROWS));
+            let before = state.taken.map_or(0, |taken| taken_of(taken, tile.expert, own * column_tiles));
+            // The tiles of a column follow each other, so that they share the weights.
+            let (first, height, index) = if state.taken.is_none() {
+                (0, own, tile.index)
+            } else if before == 0 {
+                (0, all, tile.index)
+            } else if tile.index + before < own * column_tiles {
+                (0, own, tile.index + before)
+            } else {
+                (own, all - own, tile.index + before - own * column_tiles)
+            };
+            state.keep(&search);
+            // Safety: the caller's promise.
+            unsafe { self.multiply(tile.expert, tile.rows, (first + index % height, index / height)) };
+            (state, search) = State::kept(experts);
+            if state.taken.is_none() && !self.list(&mut state, 1) {
+                return;
+            }
+        }
+    }
+
+    /// Returns a function that returns the number of an expert's own rows, of all, and of the tiles that are left: full
+    /// ones of own rows alone; or, when all rows are there, all that were not taken before.
+    #[inline(always)]
+    fn tiles(&self, taken: Option<(u32, u32)>) -> impl Fn(u32) -> (u32, u32, u32) + Copy + '_ {
+        move |expert: u32| {
+            let column_tiles = self.early.columns.div_ceil(COLUMNS);
+            let own = self.zone(self.arena.rank(), expert, 0);
+            let early = own / ROWS * column_tiles;
+            let Some(taken) = taken else { return (own, own, early) };
+            let rows = (0..self.sizes().ranks).map(|source| self.zone(source, expert, 0)).sum::<u32>();
+            (own, rows, rows.div_ceil(ROWS) * column_tiles - taken_of(taken, expert, early))
+        }
+    }
+
+    /// Returns the number of rows of a source and an expert, or the place of the first one in the list of the source.
+    #[inline(always)]
+    fn zone(&self, source: u32, expert: u32, which: u64) -> u32 {
+        let zone = u64::from(source * self.sizes().local() + expert);
+        // Safety: a word of the state.
+        unsafe { load(self.early.state + ZONES + 8 * zone + 4 * which) }
+    }
+
+    /// Returns the source and the place in its list of a row of an expert. Own rows come first, then those of the next
+    /// ranks in turn.
+    #[inline(always)]
+    fn find(&self, expert: u32, mut row: u32) -> (u32, u32) {
+        let mut source = self.arena.rank();
+        loop {
+            let rows = self.zone(source, expert, 0);
+            if row < rows {
+                return (source, self.zone(source, expert, 1) + row);
+            }
+            row -= rows;
+            source = if source + 1 == self.sizes().ranks { 0 } else { source + 1 };
+        }
+    }
+
+    #[inline(always)]
+    fn word(&self, index: u64) -> GlobalWord {
+        // Safety: a word of the state.
+        unsafe { GlobalWord::new(self.early.state + 8 * index) }
+    }
+
+    #[inline(always)]
+    fn turns(&self) -> Turns<Global> {
+        Turns::new(self.word(0))
+    }
+
+    #[inline(always)]
+    fn lists(&self) -> Lists<Global> {
+        Lists::new(self.word(turns::WORDS))
+    }
+
+    /// Returns the number of the launch.
+    #[inline(always)]
+    fn launch(&self) -> u64 {
+        self.turns().ended().wrapping_add(1)
+    }
+
+    #[inline(always)]
+    fn sizes(&self) -> &Sizes {
+        &self.received.lane().sizes
+    }
+
+    /// Waits for the rows of all sources, by one thread of one block, and tells the others of each. One thread looks
+    /// at all flags, because lanes of a warp would wait for each other.
+    #[inline(always)]
+    fn hear(&self) {
+        let (arena, lane) = (self.arena, self.received.lane());
+        let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
+        let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
+        let (slot, launch) = (slot(epoch), self.launch());
+        let tell = |source: u32, rows: u32| {
+            arena.word(lane.got(slot, source)).store_relaxed_gpu(rows.into());
+            protocol::raise::<Global>(self.lists().heard(source), launch, 0);
+        };
+        let mut missing = u64::MAX >> (64 - lane.sizes.ranks);
+        let waited = status::of(self.comm).poll(lane.deadline, || {
+            let mut rest = missing;
+            while rest != 0 {
+                let source = rest.trailing_zeros();
+                rest &= rest - 1;
+                let rows = if masked >> source & 1 != 0 {
+                    Some(0)
+                } else {
+                    look::<Global>(arena.word(lane.sent_flag(slot, source)), epoch)
+                };
+                if let Some(rows) = rows {
+                    tell(source, rows.min(lane.sizes.tokens));
+                    missing &= !(1 << source);
+                }
+            }
+            missing == 0
+        });
+        if let Err(stop) = waited {
+            while missing != 0 {
+                let source = missing.trailing_zeros();
+                missing &= missing - 1;
+                let seen = arena.word(lane.sent_flag(slot, source)).load_relaxed_sys() >> 32;
+                is_silent(arena, lane, source, epoch, (stop, seen));
+                tell(source, 0);
+            }
+        }
+    }
+
+    /// Waits for a flag of this launch, which blocks that run raise. Returns its number, unless the communicator was
+    /// stopped. All threads of the block call.
+    #[inline(always)]
+    fn awaits(&self, flag: GlobalWord) -> Option<u32> {
+        let mut seen = u64::MAX;
+        if Block.elect()
+            && let Ok(number) = wait::<Global>(&status::of(self.comm), Deadline::NONE, flag, self.launch())
+        {
+            seen = number.into();
+        }
+        let seen = Block.broadcast(seen, 0);
+        if seen == u64::MAX { None } else { Some(seen as u32) }
+    }
+
+    /// Lists rows of the sources that have come, by expert, until all units of these are taken. Waits for the first
+    /// `most`, by their distance. Returns whether it could. All threads of the block call.
+    #[inline(always)]
+    fn list(&self, state: &mut State, most: u32) -> bool {
+        let (ranks, experts, me) = (self.sizes().ranks, self.sizes().local(), self.arena.rank());
+        let source_at = |distance: u32| (me + distance) % ranks;
+        // Each thread looks at one flag, so that nothing else is done if there is nothing to do.
+        let mine = Block.rank();
+        let is_missing = mine < ranks && state.listed >> mine & 1 == 0;
+        let came = |distance: u32| look::<Global>(self.lists().heard(source_at(distance)), self.launch()).is_some();
+        if !Block.sync_or(is_missing && (mine < most || came(mine))) {
+            return true;
+        }
+        for distance in 0..ranks {
+            if state.listed >> distance & 1 != 0 {
+                continue;
+            }
+            let source = source_at(distance);
+            if distance < most {
+                if self.awaits(self.lists().heard(source)).is_none() {
+                    return false;
+                }
+            } else if !Block.sync_or(Block.elect() && came(distance)) {
+                continue;
+            }
+            loop {
+                let unit = if Block.elect() { self.lists().take(source) } else { 0 };
+                let unit = Block.broadcast(unit, 0);
+                if unit >= u64::from(experts) {
+                    break;
+                }
+                self.list_one(source, unit as u32);
+                if Block.elect() {
+                    self.lists().finish(source == me, experts.into(), ranks.into(), &self.turns(), self.launch());
+                }
+            }
+            state.listed |= 1 << distance;
+        }
+        true
+    }
+
+    /// Lists the rows of a source and an expert. All threads of the block call, and have met at its end.
+    #[inline(always)]
+    fn list_one(&self, source: u32, expert: u32) {
+        let (sizes, count) = (self.sizes(), self.received.count(source));
+        let meta = self.arena.here() + self.received.meta_at(source, 0) + 4;
+        // Returns the ids of a row that name the expert, as bits.
+        let ids = |row: u32| {
+            let (mut ids, at) = (0, meta + u64::from(row) * u64::from(sizes.meta_bytes));
+            for k in 0..if row < count { sizes.topk } else { 0 } {
+                // Safety: the ids of a received row.
+                ids |= u32::from(unsafe { load(at + 4 * u64::from(k)) } == expert) << k;
+            }
+            ids
+        };
+        let mut mine = 0;
+        for row in Block.stripe(count as usize) {
+            mine += ids(row as u32).count_ones();
+        }
+        let rows = before(mine).1;
+        let first = if Block.elect() { self.lists().reserve(source, rows) } else { 0 };
+        let first = Block.broadcast(first, 0) as u32;
+        // Safety: words of the state, here and below.
+        let store = |address: u64, value: u32| unsafe { store_weak_u32(address as usize as *mut u32, value) };
+        let (list, mut row, mut listed) = (self.list_at(source) + 4 * u64::from(first), 0, 0);
+        // A rank may store other ids meanwhile, but nothing is written past the places.
+        while row < count && listed < rows {
+            let at = row + Block.rank();
+            let mut ids = ids(at);
+            let (earlier, all) = before(ids.count_ones());
+            let mut place = listed + earlier;
+            while ids != 0 && place < rows {
+                store(list + 4 * u64::from(place), source << 21 | at << 5 | ids.trailing_zeros());
+                ids &= ids - 1;
+                place += 1;
+            }
+            listed += all;
+            row += Block.size();
+        }
+        if Block.elect() {
+            let zone = self.early.state + ZONES + 8 * u64::from(source * sizes.local() + expert);
+            store(zone, rows);
+            store(zone + 4, first);
+        }
+        Block.sync();
+    }
+
+    /// Returns the address of the list of a source's rows.
+    #[inline(always)]
+    fn list_at(&self, source: u32) -> u64 {
+        let sizes = self.sizes();
+        self.early.lists + 4 * u64::from(source) * u64::from(sizes.tokens) * u64::from(sizes.topk)
+    }
+
+    /// Multiplies a tile of an expert with `rows` rows: its row and column of tiles. All threads of the block call.
+    ///
+    /// # Safety
+    /// - As [`early_matmul`].
+    #[inline(always)]
+    unsafe fn multiply(&self, expert: u32, rows: u32, at: (u32, u32)) {
+        let early = self.early;
+        let (row, column) = (at.0 * ROWS, at.1 * COLUMNS);
+        let (addresses, origins) = (ADDRESSES.array(), ORIGINS.array());
+        // The threads have read those of the last tile, and meet before they read these.
+        if Block.rank() < ROWS {
+            // Nothing is read of rows past the last one.
+            let (mut address, mut word) = (0, 0);
+            if row + Block.rank() < rows {
+                let (source, at) = self.find(expert, row + Block.rank());
+                // Safety: a word of the state.
+                word = unsafe { load(self.list_at(source) + 4 * u64::from(at)) };
+                let (source, row, _) = origin(word);
+                address = self.received.row(source, row).addr() as u64;
+            }
+            addresses.write(Block.rank() as usize, address);
+            origins.write(Block.rank() as usize, word);
+        }
+        let weights = u64::from(expert) * u64::from(early.columns) + u64::from(column);
+        let factors = Factors {
+            a: Gathered(addresses),
+            b: early.weights + weights * 2 * u64::from(early.depth),
+            rows: rows - row,
+            columns: early.columns - column,
+            depth: early.depth,
+        };
+        let back = Back::new(self.arena, self.received);
+        let place = |at: u32| {
+            let (source, row, k) = origin(origins.read(at as usize));
+            back.place(source, row, k) + 2 * u64::from(column)
+        };
+        // Safety: the caller's promise; the flags of these rows were acquired.
+        unsafe { multiply(&factors, &(), place) };
+    }
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Products of received rows, which begin before the rows of all sources are there.
+
+use crate::grouped::check;
+use crate::terms::address;
+use crate::{Element, EpError, Group};
+use gin_ep_kernels::Sizes;
+use gin_ep_kernels::matmul::{Early, tile};
+use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource};
+
+/// The kernel that multiplies received rows as they arrive, for a group:
+/// [`Sent::multiply`](crate::Sent::multiply) launches it.
+///
+/// The experts of a rank multiply the rows themselves, of BF16, and one row comes back for each id, so the group has
+/// [`at_source`](crate::GroupConfig::at_source). Each lane has state of its own, so lanes may use it on several
+/// streams.
+#[derive(Debug)]
+pub struct EarlyMatmul {
+    pub(crate) kernel: Function,
+    pub(crate) shape: LaunchConfig,
+    /// The address of the group's arena.
+    arena: u64,
+    sizes: Sizes,
+    /// For each lane [`Early::state_bytes`].
+    state: MemorySlice,
+}
+
+impl EarlyMatmul {
+    /// Prepares products by at most `blocks` blocks, or as many as the GPU runs at the same time. Ranks that share a
+    /// GPU divide its processors, because blocks wait for rows.
+    ///
+    /// # Errors
+    /// [`EpError::Unsuited`], or an error of the device.
+    pub fn new(group: &Group<'_>, blocks: Option<u32>) -> Result<Self, EpError> {
+        check(group)?;
+        if group.element != Element::Bf16 {
+            let what = "products of received rows that are not BF16";
+            return Err(EpError::Unsuited { what, remedy: "make BF16 of them, and use `GroupedMatmul`" });
+        }
+        let (gpu, sizes) = (group.comm.gpu(), group.sizes());
+        let kernel = gpu.load(ModuleSource::Linked)?.function("ep_early_matmul")?;
+        let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
+        let most = gpu.resident_blocks(&kernel, &shape(1))? / group.sharing;
+        let shape = shape(most.min(blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
+        let bytes = Early::state_bytes(&sizes) * group.lanes.len() as u64;
+        let state = Memory::new(gpu, MemoryKind::Device, bytes)?.whole();
+        Ok(Self { kernel, shape, arena: group.arena.memory().address(), sizes, state })
+    }
+
+    /// Sets the number of blocks, also to more than can run at the same time, for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn grid(mut self, blocks: u32) -> Self {
+        self.shape = LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
+        self
+    }
+
+    /// Returns the number of blocks of a launch.
+    pub fn blocks(&self) -> u64 {
+        self.shape.blocks()
+    }
+
+    /// Returns the number of tiles that blocks took before all rows were there, in the last launch on a lane, for tests
+    /// and tools: also tiles that did not exist, one of each block at most. The stream is done.
+    ///
+    /// # Errors
+    /// [`EpError::Lane`], or an error of the device.
+    #[doc(hidden)]
+    pub fn early_tiles(&self, lane: u32) -> Result<u32, EpError> {
+        let (bytes, mut word) = (Early::state_bytes(&self.sizes), [0u32]);
+        if u64::from(lane) >= self.state.bytes() / bytes {
+            return Err(EpError::Lane { lane, reason: "not there".to_owned() });
+        }
+        self.state.read(u64::from(lane) * bytes + Early::TAKEN_AT, &mut word)?;
+        Ok(word[0])
+    }
+
+    /// Returns the parameter of the kernel, and the memory that it uses, for a lane of the group with this arena.
+    pub(crate) fn params<'a>(
+        &'a self,
+        (arena, lane): (u64, u32),
+        weights: &'a MemorySlice,
+    ) -> Result<(Early, [&'a MemorySlice; 2]), EpError> {
+        if arena != self.arena {
+            let remedy = "make one for the group of the lane";
+            return Err(EpError::Unsuited { what: "products of rows of another group", remedy });
+        }
+        let (sizes, depth, columns) = (&self.sizes, self.sizes.row_bytes / 2, self.sizes.back_bytes / 2);
+        let all = 2 * u64::from(sizes.local()) * u64::from(columns) * u64::from(depth);
+        let weights_at = address("the memory of the experts' weights", weights, all, 16)?;
+        let state = self.state.address() + u64::from(lane) * Early::state_bytes(sizes);
+        let lists = state + Early::lists_at(sizes);
+        Ok((Early { weights: weights_at, state, lists, depth, columns }, [weights, &self.state]))
+    }
+}
