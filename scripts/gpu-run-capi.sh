@@ -43,6 +43,7 @@ step virtual capi/virtual 4
 for ranks in "$@"; do
     step "linked-by-nvcc-$ranks" capi/main "$ranks"
     step "linked-by-nvcc-network-$ranks" capi/main "$ranks" network
+    step "linked-by-nvcc-caller-$ranks" capi/main "$ranks" caller
     step "linked-by-nvjitlink-$ranks" capi/jit capi/kernels.cubin capi/gin_device.sm_90.ptx "$ranks"
     # Ranks that are processes have a GPU each.
     if [ "$ranks" -le "$gpus" ]; then step "c-program-$ranks" ./gin launch -n "$ranks" -- capi/ring capi/ring.ptx; fi

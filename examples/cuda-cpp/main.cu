@@ -21,9 +21,11 @@ int main(int count, char** words) {
     }
     gin_config_t config = gin::default_config();
     config.device = GIN_DEVICE_CUDA;
-    // `network`: all operations take the proxy.
-    config.network_only = count > 2 && std::strcmp(words[2], "network") == 0;
-    return run(count > 1 ? uint32_t(std::atoi(words[1])) : uint32_t(gpus), config, [gpus](const gin::Job& job) {
+    // `network`: all operations take the proxy. `caller`: and this program carries them out.
+    bool by_caller = count > 2 && std::strcmp(words[2], "caller") == 0;
+    config.network_only = by_caller || (count > 2 && std::strcmp(words[2], "network") == 0);
+    if (by_caller) config.progress_threads = GIN_PROGRESS_BY_CALLER;
+    return run(count > 1 ? uint32_t(std::atoi(words[1])) : uint32_t(gpus), config, [gpus, by_caller](const gin::Job& job) {
         // As gin places ranks that are threads.
         cuda(cudaSetDevice(int(job.rank()) % gpus));
         cudaStream_t stream;
@@ -37,6 +39,7 @@ int main(int count, char** words) {
             void* arguments[] = {&device, &first, &second, &elements, &deadline};
             // Blocks that wait for other ranks are resident together.
             cuda(cudaLaunchCooperativeKernel(reinterpret_cast<void*>(kernel), blocks, THREADS, arguments, 0, stream));
+            while (by_caller && cudaStreamQuery(stream) == cudaErrorNotReady) comm.progress();
             cuda(cudaStreamSynchronize(stream));
         });
         cuda(cudaStreamDestroy(stream));
