@@ -5,7 +5,7 @@
 //! received. While sources are missing, blocks multiply full tiles of this rank's own rows. From then on they take the
 //! rest, expert by expert. `docs/matmul.md` has the argument.
 
-use super::grouped::{Back, Search};
+use super::grouped::{Back, Search, description};
 use super::tile::{COLUMNS, COPIED_ROWS, Factors, Left, ROWS, THREADS, multiply};
 use super::turns::{self, Lists, Turns, look};
 use crate::Received;
@@ -42,7 +42,8 @@ impl Early {
     /// lists of the rows from each source.
     #[must_use]
     pub const fn state_bytes(sizes: &Sizes) -> u64 {
-        (Self::lists_at(sizes) + 4 * sizes.room() * sizes.topk as u64).next_multiple_of(16)
+        let ids = sizes.ranks as u64 * sizes.tokens as u64 * sizes.topk as u64;
+        (Self::lists_at(sizes) + 4 * ids).next_multiple_of(16)
     }
 
     /// Returns the offset of the lists in the state.
@@ -411,7 +412,7 @@ impl Work<'_> {
     #[inline(always)]
     fn list_one(&self, source: u32, expert: u32) {
         let (sizes, count) = (self.sizes(), self.received.count(source));
-        let meta = self.arena.here() + self.received.meta_at(source, 0) + 4;
+        let meta = description(self.received, source, 0) + 4;
         // Returns the ids of a row that name the expert, as bits.
         let ids = |row: u32| {
             let (mut ids, at) = (0, meta + u64::from(row) * u64::from(sizes.meta_bytes));
