@@ -55,10 +55,10 @@ resident=one_resident_block_of_many_is_enough
 network=network:rows_reach_ranks_over_the_network_with_the_bits_of_the_oracle
 networks=network:free_running_pairs_graphs_and_epochs_that_wrap_cross_a_network
 network_races=network:nothing_races_over_a_network
-late_multiplies=matmul:tiles_of_own_rows_are_multiplied_while_a_rank_is_late
+late=matmul:tiles_of_own_rows_are_multiplied_while_a_rank_is_late
 one_multiplies=matmul:one_resident_block_of_many_multiplies_all_rows_as_they_arrive
 
-for test in $races $bits $routing $resident $network $networks $network_races $late_multiplies $one_multiplies; do
+for test in $races $bits $routing $resident $network $networks $network_races $late $one_multiplies; do
     passes "$test" || { echo "ep-mutations: $test fails without a mutation; see $copy/log" >&2; exit 1; }
 done
 
@@ -92,7 +92,7 @@ mutation "returned rows of remote ranks by token" $kernels/combine.rs \
 mutation "signals that begin with another epoch" $kernels/network.rs "sum.wrapping_add(self.route.network.base)" "sum" \
     $networks
 mutation "a tile of own rows left out" $kernels/matmul/early.rs "(at, index) if expert == at => index," \
-    "(at, index) if expert == at => index + 1," $late_multiplies
+    "(at, index) if expert == at => index + 1," $late
 mutation "sources heard by the fifth block" $kernels/matmul/turns.rs "self.hearers.add_relaxed_gpu(1) == 0" \
     "self.hearers.add_relaxed_gpu(1) == 4" $one_multiplies
 exit $bad

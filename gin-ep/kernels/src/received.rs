@@ -109,14 +109,19 @@ impl Received {
         (self.arena + self.lane.meta(self.slot(), source) + offset) as usize as *mut u8
     }
 
+    /// Returns the offset of the description of a row.
+    #[inline(always)]
+    pub(crate) fn meta_at(&self, source: u32, row: u32) -> u64 {
+        self.lane.meta(self.slot(), source) + u64::from(row) * u64::from(self.lane.sizes.meta_bytes)
+    }
+
     #[inline(always)]
     fn meta(&self, source: u32, row: u32, word: u32) -> u32 {
         if row >= self.count(source) {
             return u32::MAX;
         }
-        let offset = u64::from(row) * u64::from(self.lane.sizes.meta_bytes) + 4 * u64::from(word);
         // Safety: the row is in the arena.
-        unsafe { load(self.arena + self.lane.meta(self.slot(), source) + offset) }
+        unsafe { load(self.arena + self.meta_at(source, row) + 4 * u64::from(word)) }
     }
 
     /// Returns the number of a row's token at its source; `u32::MAX` if there is no such row.

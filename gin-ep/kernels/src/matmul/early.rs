@@ -5,7 +5,7 @@
 //! received. While sources are missing, blocks multiply full tiles of this rank's own rows. From then on they take the
 //! rest, expert by expert. `docs/matmul.md` has the argument.
 
-use super::grouped::{Back, Search, description};
+use super::grouped::{Back, Search};
 use super::tile::{COLUMNS, COPIED_ROWS, Factors, Left, ROWS, THREADS, multiply};
 use super::turns::{self, Lists, Turns, look};
 use crate::Received;
@@ -412,7 +412,7 @@ impl Work<'_> {
     #[inline(always)]
     fn list_one(&self, source: u32, expert: u32) {
         let (sizes, count) = (self.sizes(), self.received.count(source));
-        let meta = description(self.received, source, 0) + 4;
+        let meta = self.arena.here() + self.received.meta_at(source, 0) + 4;
         // Returns the ids of a row that name the expert, as bits.
         let ids = |row: u32| {
             let (mut ids, at) = (0, meta + u64::from(row) * u64::from(sizes.meta_bytes));

@@ -104,18 +104,10 @@ impl<'a> Back<'a> {
         let sizes = &self.received.lane().sizes;
         // A rank may send anything, but nothing is written past its region.
         // Safety: the description of a received row.
-        let token = unsafe { load(description(self.received, source, row)) }.min(sizes.tokens - 1);
+        let token = unsafe { load(self.arena.here() + self.received.meta_at(source, row)) }.min(sizes.tokens - 1);
         let place = u64::from(token) * u64::from(sizes.back_rows) + u64::from(k);
         self.arena.there(source) + self.returned + place * u64::from(sizes.back_bytes)
     }
-}
-
-/// Returns the address of the description of a received row: its token, then the experts of its ids.
-#[inline(always)]
-pub(super) fn description(received: &Received, source: u32, row: u32) -> u64 {
-    let lane = received.lane();
-    let first = received.arena() + lane.meta(slot(received.epoch()), source);
-    first + u64::from(row) * u64::from(lane.sizes.meta_bytes)
 }
 
 /// A tile of an expert's products.
