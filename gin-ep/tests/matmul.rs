@@ -10,8 +10,8 @@ use gin_ep::{
     Tokens,
 };
 use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, ep_all_gather_matmul, ep_matmul_reduce_scatter, tile};
-use gin_ep_oracle::{Routing, Shape, batch, factor};
-use gin_gpu::{LaunchConfig, Memory, MemoryKind};
+use gin_ep_oracle::{Batch, Routing, Shape, batch, factor};
+use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::{Mode, Rank, WorldConfig, launch};
 use support::{Arriving, Case, check, compare, elements};
@@ -222,6 +222,69 @@ fn a_rank_that_does_not_come_ends_the_others_wait_with_a_fault() {
     }
 }
 
+/// Returns a rank's ids and weights of tokens, and memory with rows, ids, weights, the experts' weights, and for sums.
+fn small(rank: &Rank, shape: &Shape, tokens: usize) -> Result<(Batch, [MemorySlice; 5]), EpError> {
+    let (me, hidden) = (rank.rank() as usize, shape.hidden);
+    let memory = |elements: usize| -> Result<MemorySlice, EpError> {
+        Ok(Memory::new(rank.device(), MemoryKind::Device, 2 * elements as u64)?.whole())
+    };
+    let rows = |key: u64, first: usize, number: usize| -> Vec<u16> {
+        (first..first + number).flat_map(|row| elements(shape, key, row)).collect()
+    };
+    let (columns, ids) = (shape.local() * hidden, tokens * shape.topk);
+    let mine = batch(&Shape { hidden: 1, ..*shape }, Routing::Uniform, 3, me, tokens);
+    let all = [memory(tokens * hidden)?, memory(2 * ids)?, memory(2 * ids)?, memory(columns * hidden)?];
+    all[0].write(0, &rows(2, me * tokens, tokens))?;
+    all[1].write(0, &mine.experts)?;
+    all[2].write(0, &mine.weights)?;
+    all[3].write(0, &rows(1, me * columns, columns))?;
+    let [x, ids, scales, weights] = all;
+    Ok((mine, [x, ids, scales, weights, memory(tokens * hidden)?]))
+}
+
+#[test]
+fn lanes_on_two_streams_multiply_rows_with_one_kernel_also_in_a_graph() {
+    let (tokens, shape) = (140, Shape { ranks: 2, experts: 2, topk: 2, hidden: 8 });
+    let config = GroupConfig::new(2, 8, 2).tokens(140).sms(2).threads(32).at_source().lanes(2);
+    let config = config.deadline(Deadline::after_ms(60_000));
+    on_ranks(WorldConfig::seeded(2, 8), |rank, comm| {
+        let me = rank.rank() as usize;
+        let group = Group::new(comm, &config)?;
+        let early = EarlyMatmul::new(&group, Some(2))?;
+        let (mine, [x, ids, scales, weights, output]) = small(rank, &shape, tokens)?;
+        let (_, [.., other]) = small(rank, &shape, tokens)?;
+        let outputs = [&output, &other];
+        let streams = [rank.stream()?, rank.stream()?];
+        let mut lanes = [group.lane(0)?, group.lane(1)?];
+        let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
+        let mut graphs = Vec::new();
+        for ((lane, stream), output) in lanes.iter_mut().zip(&streams).zip(outputs) {
+            let mut pair = || -> Result<(), EpError> {
+                let received = lane.dispatch(stream, &input)?.multiply(stream, &early, &weights)?;
+                received.combine(stream, Rows::Returned, &Combine::weighted(&scales).into(output))
+            };
+            pair()?;
+            graphs.push(stream.capture(pair)?);
+        }
+        for _ in 0..3 {
+            for (stream, graph) in streams.iter().zip(&graphs) {
+                // Safety: memory and group outlive the graph, and all ranks replay theirs as often.
+                unsafe { stream.replay(&**graph)? };
+            }
+        }
+        for (stream, output) in streams.iter().zip(outputs) {
+            stream.synchronize()?;
+            let mut found = vec![0u16; tokens * shape.hidden];
+            output.read(0, &mut found)?;
+            check(&shape, Routing::Uniform, me, &mine, |token| elements(&shape, 2, me * tokens + token), &found);
+        }
+        comm.check("experts")?;
+        assert_eq!(group.status()?, None);
+        drop((graphs, lanes));
+        group.destroy()
+    });
+}
+
 #[test]
 fn a_silent_rank_is_left_out_of_products_of_rows_that_arrive_and_may_come_back() {
     const SILENT: usize = 2;
@@ -229,20 +292,10 @@ fn a_silent_rank_is_left_out_of_products_of_rows_that_arrive_and_may_come_back()
     let config = GroupConfig::new(6, 8, 3).tokens(5).sms(2).threads(32).at_source().deadline(Deadline::after_ms(20));
     on_ranks(WorldConfig::seeded(3, 6), |rank, comm| {
         let (me, local) = (rank.rank() as usize, shape.local());
-        let memory = |elements: usize| -> Result<_, EpError> {
-            Ok(Memory::new(rank.device(), MemoryKind::Device, 2 * elements as u64)?.whole())
-        };
         let group = Group::new(comm, &config)?;
         let (early, stream) = (EarlyMatmul::new(&group, Some(2))?, rank.stream()?);
+        let (mine, [x, ids, scales, weights, output]) = small(rank, &shape, tokens)?;
         let row = |token: usize| elements(&shape, 2, me * tokens + token);
-        let mine = batch(&Shape { hidden: 1, ..shape }, Routing::Uniform, 3, me, tokens);
-        let (x, ids, scales) = (memory(tokens * 8)?, memory(2 * tokens * 3)?, memory(2 * tokens * 3)?);
-        let (output, weights) = (memory(tokens * 8)?, memory(local * 8 * 8)?);
-        x.write(0, &(0..tokens).flat_map(row).collect::<Vec<_>>())?;
-        ids.write(0, &mine.experts)?;
-        scales.write(0, &mine.weights)?;
-        weights
-            .write(0, &(0..local * 8).flat_map(|at| elements(&shape, 1, me * local * 8 + at)).collect::<Vec<_>>())?;
         // Runs a pair, and compares it with the sums without this rank.
         let pair = |silent: Option<usize>| -> Result<(), EpError> {
             let mut lane = group.lane(0)?;

@@ -98,7 +98,7 @@ fn arriving(testbed: &Testbed) -> Result<(), String> {
     let is_real = testbed.devices.is_some();
     let routings = [Routing::Uniform, Routing::Holes, Routing::One(1), Routing::None, Routing::Zipf, Routing::Repeats];
     let list = [(2, 4, 16, &[150, 20][..]), (3, 5, 8, &[9, 0, 30])];
-    let large = [(1, 8, 264, &[700][..]), (2, 16, 520, &[900, 1000]), (4, 70, 264, &[300, 0, 150]), (3, 5, 64, &[7])];
+    let large = [(1, 8, 264, &[700][..]), (2, 4, 520, &[400, 500]), (4, 70, 264, &[300, 0, 150]), (3, 5, 64, &[7])];
     for (ranks, experts_of_all, hidden, tokens) in if is_real { &large[..] } else { &list } {
         let shape = Shape { ranks: *ranks as usize, experts: *experts_of_all, topk: 3, hidden: *hidden };
         let most = tokens.iter().copied().max().unwrap_or(0) as u32;

@@ -42,7 +42,8 @@ impl Early {
     /// lists of the rows from each source.
     #[must_use]
     pub const fn state_bytes(sizes: &Sizes) -> u64 {
-        (Self::lists_at(sizes) + 4 * sizes.room() * sizes.topk as u64).next_multiple_of(16)
+        let ids = sizes.ranks as u64 * sizes.tokens as u64 * sizes.topk as u64;
+        (Self::lists_at(sizes) + 4 * ids).next_multiple_of(16)
     }
 
     /// Returns the offset of the lists in the state.
