@@ -13,7 +13,9 @@ use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_soft_hca::Options;
 use gin_soft_hca_host::SoftEngine;
-use gpu_tests_kernels::{CHUNK_BYTES, Chunked, Exchange, Flood, Link, Stale, exchange_len, hardware_spin, value};
+use gpu_tests_kernels::{
+    CHUNK_BYTES, Chunked, Exchange, Flood, Link, Stale, WARP_SIZE, exchange_len, hardware_spin, posts, value,
+};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -160,10 +162,12 @@ pub type Trial = (&'static str, fn(&Testbed) -> Result<(), String>);
 pub const NIC_TRIALS: &[Trial] = TRIALS.split_at(8).0;
 
 /// The trials that run on any devices. The last five need loads and stores.
-pub const TRIALS: [Trial; 19] = [
+pub const TRIALS: [Trial; 21] = [
     ("lines_read_before_by_all_blocks_are_fresh_after_a_put_was_waited_for", |testbed| stale(testbed, false)),
     ("lines_read_before_by_all_blocks_are_fresh_after_a_get_was_flushed", |testbed| stale(testbed, true)),
     ("every_thread_of_every_resident_block_posts_at_once", |testbed| flood(testbed, u32::MAX, 32, 1)),
+    ("lanes_that_post_get_through_a_full_queue_while_others_vote", |testbed| sparse(testbed, false)),
+    ("lanes_that_call_a_post_get_through_a_full_queue_while_others_vote", |testbed| sparse(testbed, true)),
     ("one_block_posts_while_every_processor_polls", |testbed| flood(testbed, 1, 256, 4)),
     ("kernels_on_several_streams_communicate_at_the_same_time", streams),
     ("two_communicators_work_at_the_same_time", communicators),
@@ -469,6 +473,32 @@ fn flood(testbed: &Testbed, posters: u32, threads: u32, each: u32) -> Result<(),
         let (count, first) = wrong.fold((0, None), |(count, first), (_, index)| (count + 1, first.or(Some(index))));
         let report = first.map(|first| format!("rank {me}: {count} of {len} values are wrong, the first at {first}"));
         let all = fault(rank, &comm).into_iter().chain(report).collect();
+        comm.destroy()?;
+        Ok(all)
+    })
+}
+
+fn sparse(testbed: &Testbed, calls: bool) -> Result<(), String> {
+    let rounds: u32 = if testbed.devices.is_some() { 4096 } else { 64 };
+    testbed.expect(|rank| {
+        let comm = rank.communicator(&Requirements::default().queue_depth(64))?;
+        let data: Window<u64> = comm.alloc_window((rounds * WARP_SIZE) as usize, WindowFlags::NONE)?;
+        let handle = comm.device()?;
+        let words = [data.handle()];
+        let copy = Memory::new(rank.device(), MemoryKind::Device, size_of_val(&words) as u64)?;
+        copy.write(0, &words)?;
+        let copies = if calls { [handle.handle().copy, copy.address()] } else { [0, 0] };
+        let arguments: [&dyn KernelArg; 5] = [&handle, &data, &rounds, &Plain(copies), &DEADLINE];
+        run(rank, "hardware_sparse", LaunchConfig::new(1, WARP_SIZE), &arguments)?;
+        let left = (rank.rank() + rank.ranks() - 1) % rank.ranks();
+        let sent = |index: u64| posts(index as u32 % WARP_SIZE, index as u32 / WARP_SIZE);
+        let wrong = data
+            .read_all()?
+            .into_iter()
+            .zip(0..)
+            .find(|&(seen, index)| seen != if sent(index) { value(left, rank.rank(), 1, index) } else { 0 });
+        let wrong = wrong.map(|(seen, index)| format!("rank {}: value {index} is {seen:#x}", rank.rank()));
+        let all = fault(rank, &comm).into_iter().chain(wrong).collect();
         comm.destroy()?;
         Ok(all)
     })

@@ -7,6 +7,7 @@
 //! | `hardware_exchange` | puts values to neighbours again and again, and checks each arrival |
 //! | `hardware_stale` | reads lines by plain loads, lets a peer overwrite them, and reads them again |
 //! | `hardware_flood` | posts from every thread of every block at once, while every block polls |
+//! | `hardware_sparse` | posts from some lanes of a warp while the others go on to a vote of all |
 //! | `hardware_pass` | passes values on to a neighbour by one put and one get, on the automatic route |
 //! | `hardware_link` | waits for the kernel before it on the stream, and lets the next one start |
 //! | `hardware_chunks` | puts a range in chunks that blocks take in turns |
@@ -25,6 +26,7 @@ pub mod experts;
 pub mod primitives;
 
 use bytemuck::{Pod, Zeroable};
+pub use gin_device::coop::WARP_SIZE;
 pub use gin_device::grid::CHUNK_BYTES;
 use gin_device::prelude::*;
 use gin_device::sys::{self, GlobalWord, Word};
@@ -314,6 +316,81 @@ fn flood(comm: &Comm, data: Window<u64>, plan: &Flood, deadline: Deadline) -> Re
     // Posting blocks of this context.
     let sharing = posters / contexts + (context < posters % contexts) as u32;
     gin.wait_signal(&Block, arrived, sharing as u64 * threads as u64 * plan.each as u64, deadline)
+}
+
+/// Returns whether a lane posts in a round of [`hardware_sparse`].
+#[inline(always)]
+#[must_use]
+pub const fn posts(lane: u32, round: u32) -> bool {
+    let mixed = (round * WARP_SIZE + lane).wrapping_mul(0x9e37_79b9);
+    (mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca6b) >> 30 != 0
+}
+
+/// Rounds of [`hardware_sparse`] between two votes.
+pub const ROUNDS_OF_A_VOTE: u32 = 4;
+
+/// The same post as a function, which many lanes may call.
+mod outlined {
+    use super::*;
+
+    /// # Safety
+    /// - `comm` and `data` are addresses of the parameters of a kernel, in memory of the GPU.
+    #[inline(never)]
+    pub(super) unsafe fn post(comm: u64, data: u64, index: u64, value: u64, deadline: Deadline) -> bool {
+        // Safety: the caller's promise.
+        let (comm, data) = unsafe { (*(comm as usize as *const Comm), *(data as usize as *const Window<u64>)) };
+        super::post(&comm, data, index, value, deadline)
+    }
+}
+
+#[inline(always)]
+fn post(comm: &Comm, data: Window<u64>, index: u64, value: u64, deadline: Deadline) -> bool {
+    let gin = Gin::new(comm, ContextId::new(0)).route(Route::Network);
+    let (to, arrived) = (data.at(index as usize), SignalId::new(0));
+    gin.put_value(comm.world().right(), to, value).signal(arrived.inc()).deadline(deadline).issue(&Thread).is_ok()
+}
+
+/// Some lanes of a warp put values to the right neighbour, each for itself and with a deadline, and the others go on to
+/// the next round. All of them vote after [`ROUNDS_OF_A_VOTE`] rounds. At the end the warp waits for as many values.
+///
+/// Element `round * 32 + lane` of `data` is the value of a lane of the left neighbour. If `copies` are not 0, they
+/// are addresses of copies of `comm` and `data` in memory of the GPU, and lanes call a function. Needs a signal.
+///
+/// # Safety
+/// - One warp runs on every rank. All ranks launch the same numbers. `copies` are as above.
+#[kernel]
+pub unsafe fn hardware_sparse(comm: Comm, data: Window<u64>, rounds: u32, copies: [u64; 2], deadline: Deadline) {
+    let (lane, world, calls) = (Block.rank(), comm.world(), copies[0] != 0);
+    let (mut round, mut posted, mut failed) = (0, 0, false);
+    while round < rounds {
+        let end = round + ROUNDS_OF_A_VOTE;
+        while round < end {
+            if posts(lane, round) {
+                let index = u64::from(round * WARP_SIZE + lane);
+                let value = value(world.rank(), world.right().world(), 1, index);
+                failed |= !if calls {
+                    // Safety: guaranteed by the kernel's caller.
+                    unsafe { outlined::post(copies[0], copies[1], index, value, deadline) }
+                } else {
+                    post(&comm, data, index, value, deadline)
+                };
+                posted += 1;
+            }
+            round += 1;
+        }
+        if Warp.any(failed) {
+            return;
+        }
+    }
+    let mut by = 1;
+    while by < WARP_SIZE {
+        posted += Warp.shuffle_xor(posted, by);
+        by *= 2;
+    }
+    let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Network);
+    if let Err(fault) = gin.wait_signal(&Warp, SignalId::new(0), posted, deadline) {
+        comm.report(fault);
+    }
 }
 
 /// Returns the number of elements of `data` that [`hardware_pass`] needs for `elements` elements of `source`.
