@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Dispatch: every row once to every rank that has one of its experts.
 
-use crate::format::{Format, KEPT, Kept, store_kept};
+use crate::format::Format;
 use crate::lane::{COMBINE, DISPATCH, EPOCH, Lane, MASKED, SINCE, Tokens, load};
 use crate::network::{Near, Network, Reach, Routed};
 use crate::protocol::{self, Launch, raise};
@@ -177,11 +177,7 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
     let units = sizes.units.by();
     let mut routes = Routes::new(lane, tokens);
-    // A warp takes a unit of a row, or all units of a row.
-    let (mine, all) = (warp * blocks as u32 + block_in_grid(), warps * blocks as u32);
-    let whole = F::MAKES_SCALES && rows_are_even(routes.tokens, all, units);
-    let mut unit = if whole { mine * units } else { mine };
-    let mut kept = Kept { whole, scales: [0.0; 2] };
+    let mut unit = warp * blocks as u32 + block_in_grid();
     // The first unit is on its way while the block counts tokens.
     // Safety: the caller's promise.
     let mut next = unsafe { Unit::load::<F>(lane, tokens, routes.tokens, unit) };
@@ -191,14 +187,10 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
             break;
         }
         while unit < end * units {
-            unit += match whole {
-                true if next.part + 1 < units => 1,
-                true => (all - 1) * units + 1,
-                false => all,
-            };
+            unit += warps * blocks as u32;
             // Safety: the caller's promise.
             unsafe {
-                send_unit::<F, R>(arena, lane, tokens, &routes, (slot, masked), &next, &mut kept);
+                send_unit::<F, R>(arena, lane, tokens, &routes, slot, masked, &next);
                 next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
             }
         }
@@ -232,14 +224,6 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
         }
     }
     is_last
-}
-
-/// Returns whether `warps` take about as long if each takes whole rows as if each takes units, of which a row has
-/// `units`. Then the scales of a row go on their way together.
-#[inline(always)]
-fn rows_are_even(rows: u32, warps: u32, units: u32) -> bool {
-    let (whole, single) = (rows.div_ceil(warps) * units, (rows * units).div_ceil(warps));
-    whole <= single + single / 8
 }
 
 /// A unit of a token's row, as a warp loads it. If it is the row's first, each lane also has an id and its weight.
@@ -285,18 +269,14 @@ unsafe fn send_unit<F: Format, R: Reach>(
     lane: &Lane,
     tokens: &Tokens,
     routes: &Routes,
-    (slot, masked): (u64, u64),
+    slot: u64,
+    masked: u64,
     unit: &Unit<F::Loaded>,
-    kept: &mut Kept,
 ) {
     let (sizes, me, pairs) = (&lane.sizes, arena.rank(), lane.sizes.row_bytes / 16);
     let &Unit { token, part, id, weight, .. } = unit;
     let pair = part * F::UNIT + lane_index();
     let data = F::convert(&unit.data, tokens.flags);
-    F::keep(&data, part, kept);
-    // Scales that go on their way now.
-    let is_full = !kept.whole || (part + 1).is_multiple_of(KEPT) || part + 1 == sizes.units.by();
-    let parts = if kept.whole { part / KEPT * KEPT } else { part }..part + 1;
     // The rank of this lane's id, and the number of the expert there.
     // A token with an id past the last goes nowhere, so its rank does not matter.
     let of = sizes.owner.of(id as u32);
@@ -326,10 +306,7 @@ unsafe fn send_unit<F: Format, R: Reach>(
             // Safety: the place is in this rank's region, which has room for all tokens, or was granted and is before
             // the end of the region that it shares.
             unsafe {
-                F::store(&data, row, pair, pairs, tokens.flags);
-                if F::MAKES_SCALES && is_full {
-                    store_kept(kept.scales, parts.clone(), meta + u64::from(sizes.scales_at()), pairs, tokens.flags);
-                }
+                F::store(&data, row, meta + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
                 if part == 0 {
                     describe(sizes.topk, token, if owner == to { Some((expert, weight)) } else { None }, meta);
                     if !F::MAKES_SCALES && sizes.scale_bytes != 0 {

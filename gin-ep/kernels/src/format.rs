@@ -2,7 +2,6 @@
 //! How the bytes of a row get onto their way: copied, or as FP8 that the dispatch makes.
 
 use crate::lane::POWERS;
-use core::ops::Range;
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_weak_pair, store_weak_pair, store_weak_u8, store_weak_u32};
 
@@ -75,56 +74,9 @@ pub trait Format {
     #[doc(hidden)]
     fn convert(loaded: &Self::Loaded, flags: u32) -> Self::Unit;
 
-    /// Stores to a row on its way.
+    /// Stores to a row on its way, and the scales that the dispatch makes.
     #[doc(hidden)]
-    unsafe fn store(unit: &Self::Unit, row: u64, pair: u32, pairs: u32, flags: u32);
-
-    /// Keeps the scales that the dispatch has made for unit `part` of a row.
-    #[doc(hidden)]
-    #[inline(always)]
-    fn keep(_: &Self::Unit, _: u32, _: &mut Kept) {}
-}
-
-/// Scales of [`KEPT`] units of a row, or of some of them. Each lane has two, 32 apart.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug)]
-pub struct Kept {
-    /// The warp takes whole rows, and stores scales of [`KEPT`] units at a time; else those of one.
-    pub(crate) whole: bool,
-    pub(crate) scales: [f32; 2],
-}
-
-/// Units of a row whose scales a warp keeps, at multiples of this number.
-pub(crate) const KEPT: u32 = 8;
-
-/// Scales of a unit.
-const SCALES: u32 = Quantized::UNIT * 16 / SCALED;
-
-/// Stores the kept scales of units `parts` of a row, of which `pairs` pairs are there. Scales of up to 32 lanes go on
-/// their way together: over NVLink, single ones would take as long as much larger stores.
-///
-/// # Safety
-/// - `scales` is the place of the scales of the row.
-#[inline(always)]
-pub(crate) unsafe fn store_kept(kept: [f32; 2], parts: Range<u32>, scales: u64, pairs: u32, flags: u32) {
-    let (first, end) = (parts.start * SCALES, (parts.end * SCALES).min(pairs.div_ceil(SCALED / 16)));
-    let store = |ahead: u32, scale: f32| {
-        let number = parts.start / KEPT * KEPT * SCALES + WARP_SIZE * ahead + gin_device::coop::lane();
-        if number < first || number >= end {
-            return;
-        }
-        // Safety: the caller's promise.
-        unsafe {
-            if flags & POWERS == 0 {
-                store_weak_u32((scales + 4 * u64::from(number)) as usize as *mut u32, scale.to_bits());
-            } else {
-                // The exponent of a power of two.
-                store_weak_u8((scales + u64::from(number)) as usize as *mut u8, (scale.to_bits() >> 23) as u8);
-            }
-        }
-    };
-    store(0, kept[0]);
-    store(1, kept[1]);
+    unsafe fn store(unit: &Self::Unit, row: u64, scales: u64, pair: u32, pairs: u32, flags: u32);
 }
 
 /// Rows of any bytes, which are copied. So are their scales.
@@ -150,7 +102,7 @@ impl Format for Bytes {
     }
 
     #[inline(always)]
-    unsafe fn store(unit: &Pairs, row: u64, pair: u32, pairs: u32, _: u32) {
+    unsafe fn store(unit: &Pairs, row: u64, _: u64, pair: u32, pairs: u32, _: u32) {
         // Safety: the caller's promise.
         unsafe { store_unit(row, pair, pairs, unit) };
     }
@@ -225,30 +177,25 @@ impl Format for Quantized {
     }
 
     #[inline(always)]
-    unsafe fn store((data, _): &Scaled, row: u64, pair: u32, pairs: u32, _: u32) {
-        let store = |pair: u32, data: (u64, u64)| {
-            if pair < pairs {
-                // Safety: the caller's promise.
-                unsafe { store_weak_pair((row + 16 * u64::from(pair)) as usize as *mut u64, data.0, data.1) };
+    unsafe fn store((data, scale): &Scaled, row: u64, scales: u64, pair: u32, pairs: u32, flags: u32) {
+        let store = |ahead: u32, data: (u64, u64), scale: f32| {
+            let pair = pair + 32 * ahead;
+            if pair >= pairs {
+                return;
+            }
+            // Safety: a pair of the row, and its scale; the lanes of a block have the same.
+            unsafe {
+                store_weak_pair((row + 16 * u64::from(pair)) as usize as *mut u64, data.0, data.1);
+                let block = u64::from(pair / 8);
+                match (pair % 8, flags & POWERS) {
+                    (0, 0) => store_weak_u32((scales + 4 * block) as usize as *mut u32, scale.to_bits()),
+                    // The exponent of a power of two.
+                    (0, _) => store_weak_u8((scales + block) as usize as *mut u8, (scale.to_bits() >> 23) as u8),
+                    _ => {}
+                }
             }
         };
-        store(pair, data[0]);
-        store(pair + 32, data[1]);
-    }
-
-    #[inline(always)]
-    fn keep((_, scales): &Scaled, part: u32, kept: &mut Kept) {
-        // Eight lanes have the scale of a block, and that of the fourth block after it.
-        let lane = gin_device::coop::lane();
-        let from = 8 * (lane % 4);
-        let (low, high) = (Warp.shuffle(scales[0], from), Warp.shuffle(scales[1], from));
-        let scale = if lane & 4 == 0 { low } else { high };
-        if lane / SCALES == part % 4 {
-            if part & 4 == 0 {
-                kept.scales[0] = scale;
-            } else {
-                kept.scales[1] = scale;
-            }
-        }
+        store(0, data[0], scale[0]);
+        store(1, data[1], scale[1]);
     }
 }

@@ -205,12 +205,12 @@ impl Format for Late {
     }
 
     #[inline(always)]
-    unsafe fn store(unit: &Self::Unit, row: u64, pair: u32, pairs: u32, flags: u32) {
+    unsafe fn store(unit: &Self::Unit, row: u64, scales: u64, pair: u32, pairs: u32, flags: u32) {
         if flags & LATE != 0 && Block.rank() >= WARP_SIZE {
             wait_ns(LATE_NS);
         }
         // Safety: the caller's promise.
-        unsafe { Bytes::store(unit, row, pair, pairs, flags) }
+        unsafe { Bytes::store(unit, row, scales, pair, pairs, flags) }
     }
 }
 
