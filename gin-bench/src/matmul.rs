@@ -117,8 +117,9 @@ fn lines(bench: &Bench, ranks: u32, case: &Case, of: &[&Times]) -> Vec<Row> {
     let goal = bench.counts(ranks).then_some(Goal::AtMost(if case.what.contains("experts") { 0.87 } else { 0.95 }));
     let figure = |get: &dyn Fn(&Times) -> &Vec<f64>| Figure::new(&slowest(get), None);
     let fused = Figure { wrong: multiply.wrong, ..figure(&|times| &times.fused) };
+    // The short table has room for one row of experts.
     let row = Row::new(case.what, fused, "us")
-        .main(true)
+        .main(of[0].when_all.is_empty())
         .detail(detail)
         .beside(Kind::Floor, "in sequence", figure(&|times| &times.in_sequence), goal, None)
         .beside(Kind::Other, "product alone", multiply, None, None)
