@@ -85,8 +85,7 @@ fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
     if ranks > 1 {
         table.notes.push(format!("{number} experts, {topk} of them for a token, {tokens} tokens of a rank"));
         table.notes.push(format!(
-            "early: {experts_of_all} experts, {ids} of them for a token, {sent} tokens of a rank; from the dispatch to the \
-             sums, beside dispatch, arrangement, product and combine in sequence"
+            "early: {experts_of_all} experts, {ids} for a token, {sent} tokens of a rank; from dispatch to sums"
         ));
     }
     table

@@ -14,6 +14,15 @@ use std::sync::Arc;
 /// One rank's member of a communicator.
 pub(crate) struct Comm {
     pub(crate) inner: Communicator,
+    /// What kernels get. The communicator has it too, but gives it to one thread at a time.
+    handle: CommHandle,
+}
+
+impl Comm {
+    /// Returns what kernels get, if the communicator has not ended. Any thread may call.
+    pub(crate) fn handle(&self) -> Option<&CommHandle> {
+        matches!(self.inner.state(), CommState::Active | CommState::Aborted).then_some(&self.handle)
+    }
 }
 
 fn requirements(asked: *const gin_requirements_t) -> Result<Requirements, Failure> {
@@ -54,7 +63,8 @@ pub unsafe extern "C" fn gin_comm_create(
         let (job, comm) = (table::get::<Job>(job.id)?, output(comm, "comm")?);
         let inner = Communicator::new(job.bootstrap.clone(), job.device.clone(), job.config.clone());
         inner.initialise(&self::requirements(requirements)?)?;
-        comm.write(gin_comm_t { id: table::insert(Arc::new(Comm { inner }))? });
+        let handle = inner.device()?.handle();
+        comm.write(gin_comm_t { id: table::insert(Arc::new(Comm { inner, handle }))? });
         Ok(())
     })
 }

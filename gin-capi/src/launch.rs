@@ -240,7 +240,7 @@ fn check_object(index: usize, parameter: &Parameter, bytes: &[u8]) -> Result<(),
 
 /// Returns whether these bytes are a communicator of this process.
 fn is_comm(bytes: &[u8]) -> bool {
-    table::any::<Comm>(|comm| comm.inner.device().is_ok_and(|device| bytes_of(&device.handle()) == bytes))
+    table::any::<Comm>(|comm| comm.handle().is_some_and(|handle| bytes_of(handle) == bytes))
 }
 
 /// Returns whether these bytes are a window of this process.

@@ -189,3 +189,36 @@ proptest! {
         prop_assert_eq!(gin_stream_close(gin_stream_t { id }), gin_status_t::GIN_ERROR_HANDLE);
     }
 }
+
+/// Programs with a thread for each rank launch while others ask for their communicators.
+#[test]
+fn a_check_of_a_communicator_does_not_refuse_its_owners_calls() {
+    let mut handles = Handles::default();
+    assert_eq!(call(&mut handles, 0, 0, 1), GIN_OK);
+    assert_eq!(call(&mut handles, 1, 3, 0x101), GIN_OK);
+    let (job, comm) = (gin_job_t { id: handles.0[0] }, gin_comm_t { id: handles.0[1] });
+    let read = || {
+        // Safety: zeros are a value of this type, which the call writes.
+        unsafe {
+            let mut handle = std::mem::zeroed::<CommHandle>();
+            (gin_comm_device(comm, &raw mut handle), handle)
+        }
+    };
+    let (status, handle) = read();
+    assert_eq!(status, GIN_OK);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..300_000 {
+                // Safety: reads a value of this type.
+                assert_eq!(unsafe { gin_device_comm_check(&raw const handle) }, GIN_OK);
+            }
+        });
+        for _ in 0..300_000 {
+            assert_eq!(read().0, GIN_OK);
+        }
+    });
+    assert_eq!(gin_comm_destroy(comm), GIN_OK);
+    // Safety: reads a value of this type.
+    assert_eq!(unsafe { gin_device_comm_check(&raw const handle) }, gin_status_t::GIN_ERROR_HANDLE);
+    assert_eq!(gin_job_close(job), GIN_OK);
+}
