@@ -14,12 +14,12 @@ use std::sync::Arc;
 /// One rank's member of a communicator.
 pub(crate) struct Comm {
     pub(crate) inner: Communicator,
-    /// What kernels get. The communicator has it too, but gives it to one thread at a time.
+    /// The parameter of kernels. The communicator has it too, but gives it to one thread at a time.
     handle: CommHandle,
 }
 
 impl Comm {
-    /// Returns what kernels get, if the communicator has not ended. Any thread may call.
+    /// Returns the parameter of kernels, if the communicator has not ended. Any thread may call.
     pub(crate) fn handle(&self) -> Option<&CommHandle> {
         matches!(self.inner.state(), CommState::Active | CommState::Aborted).then_some(&self.handle)
     }
