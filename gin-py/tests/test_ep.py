@@ -576,7 +576,7 @@ def test_received_and_arranged_rows_are_arguments_of_kernels():
         stream.launch("scale_received", received, 8, 3.0, grid=2)
         to = Arrangement(group, Layout.FLAT, 6)
         arranged = received.arrange(stream, to)
-        for wrong, text in [(arranged, "`received: Received`, has 176 bytes; a `.*Arranged` of 224"), (to, "a `Arrangement` was given")]:
+        for wrong, text in [(arranged, "`received: Received`, has 184 bytes; a `.*Arranged` of 232"), (to, "a `Arrangement` was given")]:
             with pytest.raises(TypeError, match=text):
                 stream.launch("scale_received", wrong, 8, 3.0)
         stream.launch("scale_arranged", arranged, 8, 5.0, grid=2)
