@@ -40,6 +40,24 @@ struct Times {
     blocks: u64,
 }
 
+impl Times {
+    /// Makes them without figures, of kernels with `blocks` blocks that gave `wrong` wrong elements.
+    fn new(wrong: u64, blocks: u64) -> Self {
+        let [fused, in_sequence, multiply, exchange, when_all] = [const { Vec::new() }; 5];
+        Self { fused, in_sequence, multiply, exchange, when_all, wrong, blocks }
+    }
+}
+
+/// Returns the number of elements that differ between two results, one more if all are zero.
+fn differences(outputs: &[MemorySlice; 2], elements: usize) -> Result<u64, EpError> {
+    let mut found = [vec![0u16; elements], vec![0x7fffu16; elements]];
+    for (output, found) in outputs.iter().zip(&mut found) {
+        output.read(0, found)?;
+    }
+    let wrong = found[0].iter().zip(&found[1]).filter(|(a, b)| a != b).count() as u64;
+    Ok(wrong + u64::from(found[0].iter().all(|&element| element == 0)))
+}
+
 /// Measures products of one, two and more ranks.
 pub(super) fn products(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let most = bench.gpus.as_ref().map_or(0, |gpus| gpus.names.len() as u32);
@@ -178,15 +196,7 @@ fn times(bench: &Bench, rank: &Rank, case: &Case) -> Result<Times, EpError> {
         }
     }
     let length = bench.pick((5, 4), (1, 1));
-    let mut times = Times {
-        fused: Vec::new(),
-        in_sequence: Vec::new(),
-        multiply: Vec::new(),
-        exchange: Vec::new(),
-        when_all: Vec::new(),
-        wrong,
-        blocks: matmul.blocks(),
-    };
+    let mut times = Times::new(wrong, matmul.blocks());
     for _ in 0..bench.launches.min(bench.pick(9, 1)) {
         let time = |parts: &[Part]| chain(rank, &stream, length, || run(parts));
         times.fused.push(time(&[Part::Fused])?);
@@ -264,20 +274,7 @@ fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     call(true, true, true)?;
     call(false, true, true)?;
     stream.synchronize()?;
-    let mut found = [vec![0u16; tokens * hidden], vec![0x7fffu16; tokens * hidden]];
-    for (output, found) in outputs.iter().zip(&mut found) {
-        output.read(0, found)?;
-    }
-    let wrong = found[0].iter().zip(&found[1]).filter(|(a, b)| a != b).count() as u64;
-    let mut times = Times {
-        fused: Vec::new(),
-        in_sequence: Vec::new(),
-        multiply: Vec::new(),
-        exchange: Vec::new(),
-        when_all: Vec::new(),
-        wrong: wrong + u64::from(found[0].iter().all(|&element| element == 0)),
-        blocks: group.blocks(),
-    };
+    let mut times = Times::new(differences(&outputs, tokens * hidden)?, group.blocks());
     for _ in 0..bench.launches.min(bench.pick(9, 1)) {
         let mut time = |returns, multiplies, combines| {
             chain(rank, &stream, bench.pick((3, 3), (1, 1)), || call(returns, multiplies, combines))
@@ -365,20 +362,7 @@ fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     call(Way::Early)?;
     call(Way::Sequence)?;
     stream.synchronize()?;
-    let mut found = [vec![0u16; tokens * hidden], vec![0x7fffu16; tokens * hidden]];
-    for (output, found) in outputs.iter().zip(&mut found) {
-        output.read(0, found)?;
-    }
-    let wrong = found[0].iter().zip(&found[1]).filter(|(a, b)| a != b).count() as u64;
-    let mut times = Times {
-        fused: Vec::new(),
-        in_sequence: Vec::new(),
-        multiply: Vec::new(),
-        exchange: Vec::new(),
-        when_all: Vec::new(),
-        wrong: wrong + u64::from(found[0].iter().all(|&element| element == 0)),
-        blocks: early.blocks(),
-    };
+    let mut times = Times::new(differences(&outputs, tokens * hidden)?, early.blocks());
     for _ in 0..bench.launches.min(bench.pick(9, 1)) {
         let mut time = |way| chain(rank, &stream, bench.pick((3, 3), (1, 1)), || call(way));
         times.fused.push(time(Way::Early)?);
