@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 target="${CARGO_TARGET_DIR:-target}"
 bundle="${1:-$target/gpu-bundle}"
-limit_mib=72
+limit_mib=76
 export GIN_ARCHS="${GIN_ARCHS:-sm_90}"
 
 # Prints the path of the program that a cargo command builds last.
@@ -74,12 +74,13 @@ cp "$(ptx gpu-tests hardware)" "$bundle/python/ptx/other.ptx"
 
 # Programs in C and CUDA C++, with the host library and the device functions.
 capi() {
-    local tools="$PWD/target/cuda-tools/nvidia/cu13" to="$bundle/capi"
+    local tools="$PWD/target/cuda-tools/nvidia/cu13" to="$bundle/capi" ring
     mkdir -p "$to/include" "$to/source"
     "${CARGO:-cargo}" rustc --release -p gin-capi --lib --crate-type cdylib -- -Clink-arg=-Wl,-soname,libgin.so.0
     "${CARGO:-cargo}" run --release -p gin-build --example device_lib -- gin-capi/device gin_device "$to" sm_90
-    # The kernels of the examples, once for both.
-    ln "$bundle/python/ptx/linked.ptx" "$to/ring.ptx"
+    "${CARGO:-cargo}" run --release -p gin-build --example ptx -- examples/kernels sm_90 >"$to/ptx.log"
+    ring=$(sed -n 's/^sm_90 \(.*\) ([0-9]* bytes)$/\1/p' "$to/ptx.log")
+    cp "$ring" "$to/ring.ptx"
     strip -o "$to/libgin.so.0" "$target/release/libgin_capi.so"
     cp gin-capi/include/* "$to/include"
     cp examples/cuda-cpp/*.cu examples/cuda-cpp/*.cuh examples/cuda-cpp/*.hpp "$to/source"
@@ -98,7 +99,7 @@ capi() {
     "${nvcc[@]}" -dlink -cubin "$to/operations.o" -o "$to/operations.cubin" -L"$to" -lgin_device
     "${nvcc[@]}" -dc gin-bench/kernels/capi.cu -Igin-capi/include -o "$to/bench.o"
     "${nvcc[@]}" -dlink -cubin "$to/bench.o" -o "$to/bench.cubin" -L"$to" -lgin_device
-    rm -f "$to"/operations.o "$to"/bench.o "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/gin_device.*.cubin "$to"/*.bc "$to"/*.a
+    rm -f "$to"/operations.o "$to"/bench.o "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/gin_device.*.cubin "$to"/*.bc "$to"/*.a "$to"/*.log
     cp scripts/gpu-run-capi.sh "$bundle/run-capi.sh"
 }
 if [ -x target/cuda-tools/nvidia/cu13/bin/nvcc ]; then

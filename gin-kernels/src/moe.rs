@@ -87,10 +87,9 @@ pub unsafe fn moe_gate(scores: *const f32, ids: *mut i32, weights: *mut f32, tok
 #[kernel(launch_bounds(512))]
 pub unsafe fn moe_experts(received: Received, rank: u32, local: u32, hidden: u32) {
     for source in 0..received.ranks() {
-        let (rows, count, mut row) = (received.row(source, 0), received.count(source), block_in_grid());
-        while row < count {
-            // Safety: one of the source's rows, which lie behind each other.
-            let elements = unsafe { rows.add(row as usize * received.pitch() as usize) }.cast::<u16>();
+        let mut row = block_in_grid();
+        while row < received.count(source) {
+            let elements = received.row(source, row).cast::<u16>();
             for column in Block.stripe(hidden as usize) {
                 // Safety: an element of the row, which this thread has for itself.
                 let element = unsafe { elements.add(column) };

@@ -206,7 +206,7 @@ const SIZES: [Size; 18] = [
     Size { kernel: "halo", inlined: 2050, all: 2830, registers: 104 },
     Size { kernel: "alltoall", inlined: 1810, all: 2620, registers: 112 },
     Size { kernel: "moe_gate", inlined: 240, all: 345, registers: 40 },
-    Size { kernel: "moe_experts", inlined: 275, all: 275, registers: 48 },
+    Size { kernel: "moe_experts", inlined: 275, all: 275, registers: 52 },
     Size { kernel: "histogram", inlined: 1370, all: 2130, registers: 112 },
     Size { kernel: "probe_shared_access", inlined: 84, all: 84, registers: 32 },
     Size { kernel: "probe_warp", inlined: 60, all: 60, registers: 16 },
