@@ -268,6 +268,33 @@ fn wrong(operations: &[&str], probe: &Probe) -> Vec<String> {
     wrong
 }
 
+/// Returns the first branch that takes one lane's mask for the mask of all lanes that are here.
+///
+/// `BRA.DIV` asks whether the lanes of a mask in a uniform register are together. The assembler makes `R2UR UR4, R2` of
+/// a mask that it takes for one value of all lanes. A mask of lanes that are here together differs where two groups
+/// have met: for those the assembler makes `REDUX.OR UR4, R2` and a branch with a predicate.
+fn mask_of_one_lane(code: &[String]) -> Option<&str> {
+    let register = |word: &str| word.trim_end_matches(',').to_owned();
+    let mut of_one_lane = std::collections::HashMap::new();
+    code.iter().map(String::as_str).find(|instruction| {
+        let words: Vec<&str> = instruction.split_whitespace().skip_while(|word| word.starts_with('@')).collect();
+        let [operation, operand, ..] = words[..] else { return false };
+        if operation == "BRA.DIV" {
+            return !instruction.starts_with('@') && of_one_lane.get(&register(operand)) == Some(&true);
+        }
+        of_one_lane.insert(register(operand), operation == "R2UR");
+        false
+    })
+}
+
+fn look_at_masks(kernel: &str) -> Result<Completion, Failed> {
+    let code = report()?.code(kernel)?;
+    match mask_of_one_lane(&code.inlined).or_else(|| mask_of_one_lane(&code.called)) {
+        Some(branch) => Err(format!("{branch} takes one lane's mask for all").into()),
+        None => Ok(Completion::Completed),
+    }
+}
+
 fn report() -> Result<&'static Report, Failed> {
     match &built()?.modules[0].assembly {
         Assembly::Done(report) => Ok(report),
@@ -314,6 +341,15 @@ fn rules() -> Result<Completion, Failed> {
             return Err(format!("{code:?} passes").into());
         }
     }
+    for (code, right) in [
+        (["R2UR UR4, R2", "BRA.DIV UR4, `(.L_x_1)"], false),
+        (["UMOV UR4, 0xffffffff", "BRA.DIV UR4, `(.L_x_1)"], true),
+        (["REDUX.OR UR4, R2", "@!P0 BRA.DIV UR4, `(.L_x_1)"], true),
+    ] {
+        if mask_of_one_lane(&code.map(str::to_owned)).is_none() != right {
+            return Err(format!("{code:?} is judged wrongly").into());
+        }
+    }
     Ok(Completion::Completed)
 }
 
@@ -341,6 +377,8 @@ fn main() {
     for size in &SIZES {
         let name = format!("a_kernel_is_no_larger_than_it_was::{}", size.kernel);
         trials.push(trial(name, Box::new(|| measure(size))));
+        let name = format!("lanes_that_meet_keep_their_masks::{}", size.kernel);
+        trials.push(trial(name, Box::new(|| look_at_masks(size.kernel))));
     }
     trials.push(Trial::ignorable_test("each_rule_finds_what_breaks_it", rules));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();

@@ -162,6 +162,10 @@ pub(super) fn sync_named_or(id: u32, threads: u32, bit: bool) -> bool {
 ///
 /// It is not LLVM's intrinsic. If both arms of a branch begin with the intrinsic, LLVM moves it to before the branch,
 /// where it gathers lanes that then part.
+///
+/// The mask has the caller's own lane anyway. Its addition keeps `ptxas` 13.0 from taking the masks of two call sites
+/// for one value of all lanes. Where groups with different masks come together, it would take the mask of one lane for
+/// all of them, and an H100 then waits for ever.
 #[inline(always)]
 pub(crate) fn active_mask<const SITE: u32>() -> u32 {
     let mask: u32;
@@ -169,7 +173,7 @@ pub(crate) fn active_mask<const SITE: u32>() -> u32 {
     unsafe {
         asm!("activemask.b32 {mask}; // {site}", mask = out(reg32) mask, site = const SITE, options(nostack, preserves_flags))
     }
-    mask
+    mask | 1 << lane()
 }
 
 /// Returns whether any of the lanes of `mask`, which are here together, brings `true`. Does not order memory.
