@@ -18,13 +18,17 @@
 //! A thread that finds `TURN` at 0 and sets it to 1 polls the word itself until its wait ends. If `WANTED` is set, it
 //! stores each value to `SEEN`. The other threads poll `SEEN` and try to take the turn.
 //!
+//! A thread that waits for room in a queue takes the turn for one read only, and keeps the value in [`SPARE`], where
+//! all such threads find it. So it never has the turn while other lanes of its warp hold it up. A flush that has the
+//! turn keeps its values there, too.
+//!
 //! # Why it is right
 //! *The writes that the word covers are visible.* A thread that takes the value from `SEEN` makes an acquire fence when
 //! its wait has ended, as after the word itself. The store to `SEEN` is a release, and follows an acquire fence that
 //! follows the read of the word. So everything before the raise happens before the end of the wait.
 //!
 //! *No thread waits in vain.* Once `WANTED` is set, the thread with the turn stores after every read, also the same
-//! value again. When the turn is free, a waiting thread takes it.
+//! value again, or gives its turn back after one read. When the turn is free, a waiting thread takes it.
 //!
 //! *No store of an earlier turn arrives late.* A thread that stored to `SEEN` gives its turn back by a release, and
 //! each thread with a turn makes an acquire fence before it stores to `SEEN`. A thread that stored nothing gives its
@@ -71,6 +75,24 @@ pub struct HostWord<M: Memory> {
     pub near: M::Word,
 }
 
+impl<M: Memory> HostWord<M> {
+    /// Reads the word in a turn of one read. If another thread has the turn, returns the value in [`SPARE`], which may
+    /// be an older one. Relaxed.
+    #[inline(always)]
+    pub(crate) fn glance(&self) -> u64 {
+        let turn = self.near.at(TURN);
+        if turn.cas_relaxed_gpu(FREE, POLLING) != FREE {
+            M::pause(NAP_NS);
+            return self.near.at(SPARE).load_relaxed_gpu();
+        }
+        let now = self.word.load_relaxed_sys();
+        self.near.at(SPARE).store_relaxed_gpu(now);
+        // Ordered as in `Look::end`.
+        turn.store_relaxed_sys(FREE);
+        now
+    }
+}
+
 /// The reads of a host word by one wait. [`end`](Self::end) must be called: it gives the turn back.
 #[derive(Debug)]
 #[must_use]
@@ -105,7 +127,8 @@ impl<M: Memory> Look<M> {
     /// and has not stored yet. Relaxed: an acquire fence may follow.
     ///
     /// With a status, a fault that the host posted before the word got its value is announced too: a thread that got
-    /// the value from another thread and has fenced finds the fault in GPU memory.
+    /// the value from another thread and has fenced finds the fault in GPU memory. The value is kept in [`SPARE`] for
+    /// [`glance`](HostWord::glance).
     #[inline(always)]
     pub fn now(&mut self, status: Option<&Status<M>>) -> Option<u64> {
         let HostWord { word, near } = self.host;
@@ -210,7 +233,7 @@ fn look<M: Memory>(word: M::Word, near: M::Word, mut state: u32, announce: impl 
 
 /// Code of reads of host memory, which a kernel has once and calls.
 mod outlined {
-    use super::{ADDS, ASKS, MAIL, MINE, READ, READS};
+    use super::{ADDS, ASKS, MAIL, MINE, READ, READS, SPARE};
     use crate::mailbox::{OPEN, Reader};
     use crate::status;
     use crate::sys::{Memory, Word};
@@ -267,8 +290,12 @@ mod outlined {
         host: M::Word,
         copy: M::Word,
     ) -> (u64, u32) {
-        super::look::<M>(word, near, state, || {
+        let (now, state) = super::look::<M>(word, near, state, || {
             status::look::<M>(host, copy);
-        })
+        });
+        if state & MINE != 0 {
+            near.at(SPARE).store_relaxed_gpu(now);
+        }
+        (now, state)
     }
 }

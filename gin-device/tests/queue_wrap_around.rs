@@ -4,9 +4,7 @@
 use gin_abi::Deadline;
 use gin_device::gin::{Order, Sharing};
 use gin_device::internal::host_word;
-use gin_device::internal::queue::{
-    Consumer, Finished, NOTHING, OneThread, Posters, Producer, Queue, initial_word, phase,
-};
+use gin_device::internal::queue::{Consumer, Finished, NOTHING, Producer, Queue, initial_word, phase};
 use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::{Global, GlobalWord, Word};
 
@@ -67,24 +65,7 @@ fn request(index: u64) -> [u64; N] {
 
 /// Fills the claimed slot `index` at once.
 fn fill(producer: &Producer<Global, N>, index: u64) -> Result<u64, (WaitError, Option<u64>)> {
-    producer.post(request(index), &OneThread { claimed: Some(index) }, Sharing::Gpu, NOW)
-}
-
-/// A thread that has not claimed, behind this many that have not claimed either.
-struct Behind(u64);
-
-impl Posters for Behind {
-    fn claim(&self) -> Option<u64> {
-        None
-    }
-
-    fn ahead(&self, _: bool) -> u64 {
-        self.0
-    }
-
-    fn any(&self, bit: bool) -> bool {
-        bit
-    }
+    producer.post(request(index), |_| Some(index), NOW)
 }
 
 fn without_phase(words: [u64; N]) -> [u64; N] {
@@ -119,8 +100,14 @@ fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue
                     for offset in 0..burst {
                         fill(&producer, index + offset).expect("room for the claim");
                     }
-                    let full = producer.post([0; N], &Behind(depth - burst), Sharing::Gpu, NOW);
-                    assert_eq!(full, Err((WaitError::Deadline, None)));
+                    assert_eq!(
+                        producer.claim_if_room(depth - burst, index, Sharing::Gpu),
+                        None,
+                        "no room behind those"
+                    );
+                    if burst == depth {
+                        assert_eq!(producer.post([0; N], |_| None, NOW), Err((WaitError::Deadline, None)));
+                    }
                     for offset in 0..burst {
                         let words = consumer.peek().expect("a request that was posted");
                         assert_eq!(without_phase(words), request(index + offset), "depth {depth}, first {first}");

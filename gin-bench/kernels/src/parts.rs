@@ -5,7 +5,7 @@ use crate::{LATE, Limit, Marks, Plan, WRONG, payload, word};
 use gin_abi::descriptor::WORDS;
 use gin_abi::handle::QUEUE_NEAR;
 use gin_abi::{ContextData, Deadline, Descriptor, RemoteSignal, SignalTarget, Transfer, WindowOffset};
-use gin_device::internal::queue::{Posters, Producer, Queue, phase};
+use gin_device::internal::queue::{Producer, Queue, phase};
 use gin_device::internal::signal_words::Words;
 use gin_device::internal::status::Status;
 use gin_device::prelude::*;
@@ -21,26 +21,6 @@ const CLAIMS: u32 = 2;
 const WAITS: u32 = 3;
 /// Also looks for the mailbox.
 const DRAINS: u32 = 4;
-
-/// A thread that claims its slot when it posts.
-struct Alone<'a>(&'a Producer<Global, WORDS>);
-
-impl Posters for Alone<'_> {
-    #[inline(always)]
-    fn claim(&self) -> Option<u64> {
-        Some(self.0.claim(true, 1, Sharing::Gpu))
-    }
-
-    #[inline(always)]
-    fn ahead(&self, _: bool) -> u64 {
-        0
-    }
-
-    #[inline(always)]
-    fn any(&self, bit: bool) -> bool {
-        bit
-    }
-}
 
 /// # Safety
 /// - The same as for the kernels.
@@ -89,7 +69,8 @@ unsafe fn play<const STEPS: u32>(comm: &Comm, window: Window<u64>, plan: Plan, m
                 Global::fence_release_sys();
             }
             if STEPS >= CLAIMS {
-                return producer.post(descriptor, &Alone(&producer), Sharing::Gpu, Deadline::NONE).is_ok();
+                let claim = |_| Some(producer.claim(true, 1, Sharing::Gpu));
+                return producer.post(descriptor, claim, Deadline::NONE).is_ok();
             }
             // Only this thread posts, and waits for each answer: the slot is empty.
             let index = round - 1;

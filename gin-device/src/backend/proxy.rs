@@ -6,7 +6,7 @@ use crate::comm::Comm;
 use crate::context::Core;
 use crate::coop;
 use crate::order::Sharing;
-use crate::queue::{Posters, Producer, Queue};
+use crate::queue::{Producer, Queue};
 use crate::status::WaitError;
 use crate::sys::{self, Global, GlobalWord};
 use gin_abi::descriptor::{WORDS, with_time};
@@ -51,6 +51,27 @@ fn is_timed(core: &Core) -> bool {
     unsafe { sys::read_pair(&raw const (*core.data()).slots).1 >> 16 & 0xffff != 0 }
 }
 
+/// Claims a slot for the calling thread and returns its index. With a deadline, claims none unless there seems to be
+/// room, given that `consumer_index` slots have been emptied.
+///
+/// Lanes without a deadline that are here together and post to the same queue claim by one add. Each lane with a
+/// deadline claims by itself, because a claim that another makes for it would not wait for room.
+#[inline(always)]
+fn claim(core: &Core, producer: &Producer<Global, WORDS>, consumer_index: u64, deadline: Deadline) -> Option<u64> {
+    let sharing = core.sharing();
+    let alone = sharing == Sharing::Thread;
+    if !deadline.is_none() {
+        let ahead = if alone { 0 } else { (coop::active_mask::<1>() & coop::lanes_below()).count_ones() };
+        return producer.claim_if_room(ahead as u64, consumer_index, sharing);
+    }
+    if alone {
+        return Some(producer.claim(true, 1, sharing));
+    }
+    let group = Group::of(coop::active_mask::<0>(), core.data() as usize as u64);
+    let first = group.claim(producer, sharing);
+    Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64))
+}
+
 /// Lanes of a warp that are here together and post to the same queue.
 struct Group {
     mask: u32,
@@ -82,77 +103,6 @@ impl Group {
     }
 }
 
-/// The threads that call a post together.
-struct Callers<'a> {
-    producer: &'a Producer<Global, WORDS>,
-    sharing: Sharing,
-    deadline: Deadline,
-    /// The lanes that are here together; 0 if the context is one thread's.
-    here: u32,
-    /// The address of the context's data.
-    data: u64,
-    /// The lanes that claim together; none if each claims by itself.
-    group: Group,
-}
-
-impl<'a> Callers<'a> {
-    /// Gathers lanes that wait together, because one may wait for a slot that another has yet to fill.
-    ///
-    /// Lanes with and without a deadline are gathered apart. The latter claim at once. A lane with a deadline claims by
-    /// itself, because a claim that others make for it would not wait for room.
-    ///
-    /// The lanes of a queue are found by the address of its context's data, so that this overlaps with the trip for the
-    /// data.
-    #[inline(always)]
-    fn of(core: &Core, producer: &'a Producer<Global, WORDS>, sharing: Sharing, deadline: Deadline) -> Self {
-        let (data, none) = (core.data() as usize as u64, Group { mask: 0, until: 0 });
-        let (here, group) = match (sharing == Sharing::Thread, deadline.is_none()) {
-            (true, _) => (0, none),
-            // Two call sites; each gathers its own lanes.
-            (false, true) => {
-                let here = coop::active_mask::<0>();
-                (here, Group::of(here, data))
-            }
-            (false, false) => (coop::active_mask::<1>(), none),
-        };
-        Self { producer, sharing, deadline, here, data, group }
-    }
-
-    #[inline(always)]
-    fn alone(&self) -> bool {
-        self.sharing == Sharing::Thread
-    }
-}
-
-impl Posters for Callers<'_> {
-    #[inline(always)]
-    fn claim(&self) -> Option<u64> {
-        if !self.deadline.is_none() {
-            return None;
-        }
-        if self.alone() {
-            return Some(self.producer.claim(true, 1, self.sharing));
-        }
-        let group = &self.group;
-        let first = group.claim(self.producer, self.sharing);
-        Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64))
-    }
-
-    #[inline(always)]
-    fn ahead(&self, bit: bool) -> u64 {
-        if self.alone() {
-            return 0;
-        }
-        let same_queue = coop::alike(self.here, self.data);
-        (coop::ballot_here(self.here, bit) & same_queue & coop::lanes_below()).count_ones() as u64
-    }
-
-    #[inline(always)]
-    fn any(&self, bit: bool) -> bool {
-        if self.alone() { bit } else { coop::any_here(self.here, bit) }
-    }
-}
-
 // On a CPU `post` and `wait` are functions, as those of `Gdaki`.
 impl Backend for Proxy {
     const LSA: bool = false;
@@ -164,11 +114,11 @@ impl Backend for Proxy {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
-        let (producer, sharing) = (producer(core), core.sharing());
-        let posters = Callers::of(core, &producer, sharing, deadline);
+        let producer = producer(core);
+        let claim = |consumer_index| claim(core, &producer, consumer_index, deadline);
         let words = request.encode();
         let words = with_time(words, if is_timed(core) { sys::peek_clock_ns() as u32 } else { 0 });
-        match producer.post(words, &posters, sharing, deadline) {
+        match producer.post(words, claim, deadline) {
             Ok(_) => Ok(()),
             Err((stop, None)) => Err(stop),
             Err((stop @ (WaitError::Fault | WaitError::NotConnected), Some(_))) => Err(stop),

@@ -34,7 +34,10 @@
 //! store issued after that read takes effect later. (The model checker assumes this: `sys::loom`.)
 //!
 //! *The guess at `consumer_index` may be stale.* It is always a value that `consumer_index` had, so it errs towards "no
-//! room". Then one thread reads the real word for all: see [`host_word`].
+//! room". Then one thread at a time reads the real word for all: see [`host_word`].
+//!
+//! *A timeout leaves the queue as it was.* A thread that waits for room has no slot. It claims one by an exchange that
+//! succeeds only at the index that it found empty, so no slot is claimed that is not empty.
 //!
 //! *A flush of one peer sees every earlier request.* The consumer stores `oldest_incomplete[peer] = i` before it stores
 //! `consumer_index = i + 1`. The flush reads `consumer_index >= s` with acquire before it reads
@@ -51,7 +54,7 @@ mod consumer;
 mod producer;
 
 pub use consumer::{Consumer, Finished};
-pub use producer::{OneThread, Posters, Producer};
+pub use producer::Producer;
 
 use crate::host_word::{self, HostWord};
 use crate::sys::{Memory, Word};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernel's half of the queue.
 
-use super::Queue;
+use super::{NOTHING, Queue};
 use crate::host_word::{HostWord, Look};
 use crate::order::{self, Order, Sharing};
 use crate::status::{Shared, Status, WaitError};
@@ -17,53 +17,23 @@ pub struct Producer<M: Memory, const N: usize> {
     pub status: Status<M>,
 }
 
-/// The threads that post to a queue together: one thread, or lanes of a warp.
+/// The states of a post besides a [`WaitError`] that ended it: it waits, or it has an empty slot.
+const WAITS: u32 = 3;
+const ROOM: u32 = 4;
+
+/// Returns whether slot `index` of a queue is empty, given that `consumer_index` slots have been emptied.
 ///
-/// They stay together, because one may wait for a slot that another has yet to fill. Either all of them have claimed or
-/// none has. Each calls [`ahead`](Self::ahead) and [`any`](Self::any) as often as the others.
-pub trait Posters {
-    /// Claims a slot for each thread of the group at once and returns the caller's index. Returns `None` if each thread
-    /// claims for itself once it finds room.
-    fn claim(&self) -> Option<u64>;
-
-    /// Returns how many threads that claim in this queue before the caller bring `true`.
-    fn ahead(&self, bit: bool) -> u64;
-
-    /// Returns whether any thread of the group brings `true`.
-    fn any(&self, bit: bool) -> bool;
-}
-
-/// A thread that posts alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OneThread {
-    /// The slot that it has claimed. If `None`, it claims once it finds room.
-    pub claimed: Option<u64>,
-}
-
-impl Posters for OneThread {
-    #[inline(always)]
-    fn claim(&self) -> Option<u64> {
-        self.claimed
-    }
-
-    #[inline(always)]
-    fn ahead(&self, _: bool) -> u64 {
-        0
-    }
-
-    #[inline(always)]
-    fn any(&self, bit: bool) -> bool {
-        bit
-    }
+/// The difference is signed, because an index that was read a while ago may be less than `consumer_index`.
+#[inline(always)]
+fn is_empty(index: u64, consumer_index: u64, depth_mask: u32) -> bool {
+    (index.wrapping_sub(consumer_index) as i64) <= depth_mask as i64
 }
 
 impl<M: Memory, const N: usize> Producer<M, N> {
     /// Returns whether slot `index` is empty, given that `consumer_index` slots have been emptied.
-    ///
-    /// The difference is signed, because an index that was read a while ago may be less than `consumer_index`.
     #[inline(always)]
     fn is_empty(&self, index: u64, consumer_index: u64) -> bool {
-        (index.wrapping_sub(consumer_index) as i64) <= self.queue.depth_mask as i64
+        is_empty(index, consumer_index, self.queue.depth_mask)
     }
 
     /// Claims `count` slots if `leads`, with or without room, and returns the index of the first. The caller must fill
@@ -73,18 +43,27 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         order::claim(self.queue.producer_index, leads, count, sharing)
     }
 
-    /// Writes one request and returns the index of its slot. Bit 0 of each word is ignored. All threads of `posters`
-    /// call.
+    /// Claims a slot and returns its index, if a look finds room for it behind `ahead` other claims, given that
+    /// `consumer_index` slots have been emptied.
     ///
-    /// If a slot is claimed already, waits until it is empty. Otherwise waits for room and claims last, so that a
-    /// timeout leaves the queue as it was.
+    /// Threads that look at the same time may all find the same room. Then the slot of some of them is not empty yet.
+    #[inline(always)]
+    pub fn claim_if_room(&self, ahead: u64, consumer_index: u64, sharing: Sharing) -> Option<u64> {
+        let room = self.is_empty(self.position().wrapping_add(ahead), consumer_index);
+        let index = self.claim(room, 1, sharing);
+        room.then_some(index)
+    }
+
+    /// Writes one request and returns the index of its slot. Bit 0 of each word is ignored.
+    ///
+    /// `claimer` gets a number of slots that have been emptied. It returns the index of a slot that it has claimed, if
+    /// it has. Otherwise the post waits for room and claims last, so that a timeout leaves the queue as it was.
     ///
     /// The payload of the request must have been released before, at the scope of its reader. A thread that fills
     /// several slots of one claim fills them in ascending order.
     ///
-    /// A thread fills its slot as soon as it finds it empty, before it asks the others, so no slot waits for another
-    /// thread's wait. A thread claims only if there is room behind all threads that are ahead of it. In the next round
-    /// it sees how many are left, so more threads than the queue has slots get through.
+    /// Each thread waits by itself, also a lane of a warp: other lanes may have gone on. It fills its slot before it
+    /// leaves the loop, so no slot waits for another thread's wait.
     ///
     /// # Errors
     /// [`WaitError`] if there was no room in time, or if the communicator is aborted or has a fault; with the claimed
@@ -93,70 +72,48 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     pub fn post(
         &self,
         words: [u64; N],
-        posters: &impl Posters,
-        sharing: Sharing,
+        claimer: impl FnOnce(u64) -> Option<u64>,
         deadline: Deadline,
     ) -> Result<u64, (WaitError, Option<u64>)> {
-        let start = if deadline.is_none() { 0 } else { M::clock_ns() };
-        let mut look = Look::new(self.queue.consumer_host_word());
+        let Queue { producer_index, near, consumer_index, depth_mask, .. } = self.queue;
         // The post reads over PCIe only if this guess leaves no room. It reads the guess before the claim, so that the
         // two trips to L2 overlap.
-        let mut consumer_index = self.queue.guess().load_relaxed_gpu();
-        let claimed = posters.claim();
-        let (mut has, mut index) = (claimed.is_some(), claimed.unwrap_or(0));
-        let (mut waiting, mut stop, mut failed) = (true, None, None);
+        let guess = self.queue.guess().load_relaxed_gpu();
+        let claimed = claimer(guess);
+        let mut index = claimed.unwrap_or(NOTHING);
+        let mut state = if claimed.is_some() & self.is_empty(index, guess) { ROOM } else { WAITS };
+        let mut start = 0;
         loop {
-            if claimed.is_none() {
-                let wants = waiting & !has;
-                let ahead = posters.ahead(wants);
-                if wants && self.is_empty(self.position().wrapping_add(ahead), consumer_index) {
-                    (has, index) = (true, self.claim(true, 1, sharing));
-                }
-            }
-            let filling = waiting & has & self.is_empty(index, consumer_index);
-            self.store_if(filling, index, words);
-            waiting &= !filling;
-            // A stop counts only if the room found together with it was not enough.
-            if waiting & stop.is_some() {
-                (waiting, failed) = (false, stop);
-            }
-            if !posters.any(waiting) {
+            self.store_if(state == ROOM, index, words);
+            if state != WAITS {
                 break;
             }
-            // All threads do the rest, so that they stay together.
-            let stopped;
-            (consumer_index, stopped) = self.look_again(&mut look, consumer_index);
-            let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();
-            stop = match (stopped, over) {
-                (true, _) => Some(WaitError::Fault),
-                (false, true) => Some(WaitError::Deadline),
-                (false, false) => None,
-            };
+            if start == 0 && !deadline.is_none() {
+                start = M::clock_ns();
+            }
+            let Status { host, copy, .. } = self.status;
+            (index, state) = outlined::look_for_room::<M>(
+                producer_index,
+                near,
+                consumer_index,
+                depth_mask,
+                index,
+                host,
+                copy,
+                start,
+                deadline,
+            );
         }
-        look.end();
-        match failed {
-            None => Ok(index),
-            Some(stop) => Err((stop, has.then_some(index))),
+        if state == ROOM {
+            return Ok(index);
         }
-    }
-
-    /// Returns the number of slots emptied, if this thread or another has read it. Only here a post reads over PCIe.
-    #[inline(always)]
-    fn look(&self, look: &mut Look<M>) -> Option<u64> {
-        let consumer_index = look.now(None)?;
-        if look.is_mine() {
-            self.queue.guess().store_relaxed_gpu(consumer_index);
-        }
-        Some(consumer_index)
-    }
-
-    /// Pauses, then returns the number of slots emptied, at least the known `consumer_index`, and whether the
-    /// communicator has a fault.
-    #[inline(always)]
-    fn look_again(&self, look: &mut Look<M>, consumer_index: u64) -> (u64, bool) {
-        M::pause_at_host_word();
-        let stopped = self.status.is_stopped();
-        (self.look(look).unwrap_or(consumer_index), stopped)
+        // Both conditions spare code for ends that cannot be.
+        let stop = if deadline.is_none() | (state == WaitError::Fault as u32) {
+            WaitError::Fault
+        } else {
+            WaitError::Deadline
+        };
+        Err((stop, claimed.or((index != NOTHING).then_some(index))))
     }
 
     #[inline(always)]
@@ -254,5 +211,73 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         let looked = look.is_mine();
         look.end();
         outcome.map(|()| looked)
+    }
+}
+
+/// The wait for room, which a kernel has once and calls. Arguments are words, because a structure would be passed on
+/// the stack.
+mod outlined {
+    use super::{ROOM, WAITS, is_empty};
+    use crate::host_word::HostWord;
+    use crate::queue::NOTHING;
+    use crate::status::Status;
+    use crate::sys::{Memory, Word};
+    use gin_abi::Deadline;
+
+    /// Looks for room once, for slot `index`. If that is [`NOTHING`], claims a slot if there is room. Returns the slot,
+    /// if there is one, and the state of the post.
+    #[cold]
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    #[expect(clippy::too_many_arguments, reason = "see above")]
+    pub(super) fn look_for_room<M: Memory>(
+        producer_index: M::Word,
+        near: M::Word,
+        consumer_index: M::Word,
+        depth_mask: u32,
+        index: u64,
+        host: M::Word,
+        copy: M::Word,
+        start: u64,
+        deadline: Deadline,
+    ) -> (u64, u32) {
+        M::pause_at_host_word();
+        // A reason to stop counts only if the room found after it is not enough.
+        let end = Status::<M> { host, kernel: host, copy }.end(start, deadline);
+        let consumer_index = HostWord::<M> { word: consumer_index, near }.glance();
+        let index = match index {
+            NOTHING => claim_in_room::<M>(producer_index, consumer_index, depth_mask),
+            claimed => claimed,
+        };
+        let state = match end {
+            _ if index != NOTHING && is_empty(index, consumer_index, depth_mask) => ROOM,
+            None => WAITS,
+            Some(end) => end as u32,
+        };
+        (index, state)
+    }
+
+    /// Claims a slot if one is empty. Otherwise returns [`NOTHING`].
+    #[inline(always)]
+    fn claim_in_room<M: Memory>(producer_index: M::Word, consumer_index: u64, depth_mask: u32) -> u64 {
+        let mut next = producer_index.load_relaxed_gpu();
+        loop {
+            let seen;
+            // The claim succeeds only at the index that has room.
+            ordered! {
+                "room before the claim":
+                {
+                    if !is_empty(next, consumer_index, depth_mask) {
+                        return NOTHING;
+                    }
+                } then {
+                    seen = producer_index.cas_relaxed_gpu(next, next.wrapping_add(1));
+                }
+            }
+            if seen == next {
+                return next;
+            }
+            // Another thread's claim came first.
+            next = seen;
+        }
     }
 }

@@ -19,7 +19,7 @@ pub mod status;
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
 use gin_device::internal::host_word;
 use gin_device::internal::order::{Scope, Sharing, release};
-use gin_device::internal::queue::{Consumer, OneThread, Producer, Queue};
+use gin_device::internal::queue::{Consumer, Producer, Queue};
 use gin_device::internal::signal_words::Words;
 use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord, mutated};
@@ -244,8 +244,7 @@ impl World {
 
     /// Fills a claimed slot.
     pub fn fill(&self, index: u64, words: [u64; N], deadline: Deadline) -> Result<u64, WaitError> {
-        let poster = OneThread { claimed: Some(index) };
-        let posted = self.producer().post(words, &poster, Sharing::Gpu, deadline);
+        let posted = self.producer().post(words, |_| Some(index), deadline);
         posted.map_err(|(stop, claimed)| {
             assert_eq!(claimed, Some(index));
             stop
@@ -254,8 +253,13 @@ impl World {
 
     /// Looks for room once; if there is room, claims a slot and fills it. An error has the index of a claimed slot.
     pub fn post_now(&self, cell: usize) -> Result<u64, (WaitError, Option<u64>)> {
-        let deadline = Deadline::after_ns(0);
-        self.producer().post(self.request(cell), &OneThread { claimed: None }, Sharing::Gpu, deadline)
+        self.post_within(cell, Deadline::after_ns(0))
+    }
+
+    /// Claims a slot once there is room, and fills it. An error has the index of a claimed slot.
+    pub fn post_within(&self, cell: usize, deadline: Deadline) -> Result<u64, (WaitError, Option<u64>)> {
+        let producer = self.producer();
+        producer.post(self.request(cell), |seen| producer.claim_if_room(0, seen, Sharing::Gpu), deadline)
     }
 
     /// Waits for the next request and checks it and its payload. Does not take it.

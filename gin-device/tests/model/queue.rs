@@ -4,7 +4,7 @@
 use super::{Reached, Setup, World, explore, fault, models};
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
 use gin_device::gin::{Order, Sharing};
-use gin_device::internal::host_word::{WANTED, WORDS};
+use gin_device::internal::host_word::{TURN, WANTED, WORDS};
 use gin_device::internal::queue::{Finished, NOTHING};
 use gin_device::internal::status::WaitError;
 use gin_device::sys::Word;
@@ -508,5 +508,87 @@ models! {
             refused.check();
             accepted.check();
         }
+    }
+
+    fn a_thread_that_waits_for_room_claims_an_empty_slot_or_none() {
+        for (preemptions, first) in [(1, STARTS[0]), (0, STARTS[2])] {
+            let (refused, accepted) = (Reached::new("post refused"), Reached::new("post accepted"));
+            let marks = (refused.clone(), accepted.clone());
+            explore(preemptions, move || {
+                let world = World::new(queue(0, first, 1, 3));
+                world.post(0);
+                let waits = |cell: usize, ns: u64| {
+                    let world = world.clone();
+                    thread::spawn(move || {
+                        world.write(cell);
+                        // It has looked and found no room.
+                        let posted = world.producer().post(world.request(cell), |_| None, Deadline::after_ns(ns));
+                        posted.map_err(|end| assert_eq!(end, (WaitError::Deadline, None), "a slot without room"))
+                    })
+                };
+                // A deadline of 1 does not pass in a model.
+                let (hurried, patient) = (waits(1, 0), waits(2, 1));
+                let mut consumer = world.consumer();
+                for _ in 0..2 {
+                    world.next(&consumer);
+                    consumer.take(None);
+                }
+                let posted = match hurried.join().unwrap() {
+                    Ok(_) => {
+                        marks.1.mark();
+                        world.next(&consumer);
+                        consumer.take(None);
+                        3
+                    }
+                    Err(()) => {
+                        marks.0.mark();
+                        2
+                    }
+                };
+                patient.join().unwrap().expect("room comes");
+                assert_eq!(world.producer().position(), first.wrapping_add(posted), "claims that were not posted");
+                assert!(consumer.peek().is_none());
+                world.post_now(0).expect("the slot is empty");
+            });
+            refused.check();
+            accepted.check();
+        }
+    }
+
+    fn a_post_finds_room_while_a_flush_has_the_turn_to_read_the_consumer_index() {
+        let turn = Reached::new("post that waited while the flush had the turn");
+        let mark = turn.clone();
+        explore(1, move || {
+            let world = World::new(queue(0, 0, 1, 3));
+            world.post(0);
+            let index = world.producer().claim(true, 1, Sharing::Gpu);
+            let flusher = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.producer().wait_peer(0, index + 1, Deadline::NONE, Order::Acquire).unwrap();
+                    assert_eq!(world.cells[2].read(), 7, "the data of the get");
+                })
+            };
+            let poster = {
+                let (world, mark) = (world.clone(), mark.clone());
+                thread::spawn(move || {
+                    world.write(1);
+                    if world.queue.near.at(TURN).load_relaxed_gpu() != 0 {
+                        mark.mark();
+                    }
+                    world.fill(index, world.request(1), Deadline::NONE).unwrap();
+                })
+            };
+            let mut consumer = world.consumer();
+            for _ in 0..2 {
+                world.next(&consumer);
+                consumer.take(Some(0));
+            }
+            world.cells[2].write(7);
+            consumer.finish(finished(0, index + 1));
+            flusher.join().unwrap();
+            poster.join().unwrap();
+        });
+        turn.check();
     }
 }

@@ -7,7 +7,7 @@ use gin_abi::handle::{NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{CommHandle, ContextData, Deadline};
 use gin_boot::{Bootstrap, BootstrapError, InProcess};
 use gin_device::gin::{Order, Sharing};
-use gin_device::internal::queue::{OneThread, Producer, Queue};
+use gin_device::internal::queue::{Producer, Queue};
 use gin_device::internal::signal_words::Words;
 use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::{Global, GlobalWord};
@@ -120,7 +120,7 @@ impl Poster {
 
     pub fn post_words(&self, context: u32, words: [u64; WORDS]) -> Result<(), WaitError> {
         let producer = self.producer(context);
-        let posted = producer.post(words, &OneThread { claimed: None }, Sharing::Gpu, LIMIT);
+        let posted = producer.post(words, |seen| producer.claim_if_room(0, seen, Sharing::Gpu), LIMIT);
         posted.map(|_| ()).map_err(|(stop, _)| stop)
     }
 
