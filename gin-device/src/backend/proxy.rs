@@ -51,27 +51,6 @@ fn is_timed(core: &Core) -> bool {
     unsafe { sys::read_pair(&raw const (*core.data()).slots).1 >> 16 & 0xffff != 0 }
 }
 
-/// Claims a slot for the calling thread and returns its index. With a deadline, claims none unless there seems to be
-/// room, given that `consumer_index` slots have been emptied.
-///
-/// Lanes without a deadline that are here together and post to the same queue claim by one add. Each lane with a
-/// deadline claims by itself, because a claim that another makes for it would not wait for room.
-#[inline(always)]
-fn claim(core: &Core, producer: &Producer<Global, WORDS>, consumer_index: u64, deadline: Deadline) -> Option<u64> {
-    let sharing = core.sharing();
-    let alone = sharing == Sharing::Thread;
-    if !deadline.is_none() {
-        let ahead = if alone { 0 } else { (coop::active_mask::<1>() & coop::lanes_below()).count_ones() };
-        return producer.claim_if_room(ahead as u64, consumer_index, sharing);
-    }
-    if alone {
-        return Some(producer.claim(true, 1, sharing));
-    }
-    let group = Group::of(coop::active_mask::<0>(), core.data() as usize as u64);
-    let first = group.claim(producer, sharing);
-    Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64))
-}
-
 /// Lanes of a warp that are here together and post to the same queue.
 struct Group {
     mask: u32,
@@ -103,6 +82,46 @@ impl Group {
     }
 }
 
+/// A thread's way to its slot.
+enum Claimer {
+    /// It claims a slot by itself.
+    Alone,
+    /// It claims a slot by itself if there is room behind the claims of this number of lanes.
+    IfRoom(u32),
+    /// The lanes of the group claim together.
+    Together(Group),
+}
+
+impl Claimer {
+    /// Gathers lanes that claim together: lanes without a deadline that are here together and post to the same queue. A
+    /// lane with a deadline claims by itself, because a claim that another makes for it would not wait for room.
+    ///
+    /// The lanes of a queue are found by the address of its context's data, so that this overlaps with the trip for the
+    /// data.
+    #[inline(always)]
+    fn of(core: &Core, deadline: Deadline) -> Self {
+        match (deadline.is_none(), core.sharing() == Sharing::Thread) {
+            (true, true) => Self::Alone,
+            (true, false) => Self::Together(Group::of(coop::active_mask::<0>(), core.data() as usize as u64)),
+            (false, true) => Self::IfRoom(0),
+            (false, false) => Self::IfRoom((coop::active_mask::<1>() & coop::lanes_below()).count_ones()),
+        }
+    }
+
+    /// Claims a slot for the calling thread and returns its index, given that `consumer_index` slots have been emptied.
+    #[inline(always)]
+    fn claim(&self, producer: &Producer<Global, WORDS>, consumer_index: u64, sharing: Sharing) -> Option<u64> {
+        match self {
+            Self::Alone => Some(producer.claim(true, 1, sharing)),
+            Self::IfRoom(ahead) => producer.claim_if_room(*ahead as u64, consumer_index, sharing),
+            Self::Together(group) => {
+                let first = group.claim(producer, sharing);
+                Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64))
+            }
+        }
+    }
+}
+
 // On a CPU `post` and `wait` are functions, as those of `Gdaki`.
 impl Backend for Proxy {
     const LSA: bool = false;
@@ -114,8 +133,8 @@ impl Backend for Proxy {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
-        let producer = producer(core);
-        let claim = |consumer_index| claim(core, &producer, consumer_index, deadline);
+        let (producer, claimer) = (producer(core), Claimer::of(core, deadline));
+        let claim = |consumer_index| claimer.claim(&producer, consumer_index, core.sharing());
         let words = request.encode();
         let words = with_time(words, if is_timed(core) { sys::peek_clock_ns() as u32 } else { 0 });
         match producer.post(words, claim, deadline) {
