@@ -130,13 +130,14 @@ impl<M: Memory> Ring<M> {
         (word as u32, (word >> 32) as u32)
     }
 
-    /// Polls a word of message `number` a short time. Returns the last result of [`load`](Self::load).
+    /// Polls a word of message `number` a short time. Returns 4 bytes, and 0 if they are of that message.
     ///
     /// In a slot, words of earlier messages are before this message's words on the circle of 2^64 values.
     #[inline(always)]
     pub fn spin(&self, number: u64, unit: u64) -> (u32, u32) {
-        let word = self.word(number, unit).spin(number << 32, M::POLLS_PER_CHECK);
-        (word as u32, (word >> 32) as u32)
+        let word = self.word(number, unit);
+        let past = word.spin(word.load_relaxed_sys(), number << 32, M::POLLS_PER_CHECK);
+        (past as u32, (past >> 32) as u32)
     }
 
     /// Returns whether message `number` has a slot, if those of `credit` messages were given back.
@@ -397,7 +398,7 @@ impl<T: Pod> Inbox<T> {
             let second = ring.load(number, u64::from(unit + step));
             let third = ring.load(number, u64::from(unit + 2 * step));
             let fourth = ring.load(number, u64::from(unit + 3 * step));
-            if ((first.1 ^ low) | (second.1 ^ low) | (third.1 ^ low) | (fourth.1 ^ low)) != 0 {
+            if (first.1 | (second.1 ^ low) | (third.1 ^ low) | (fourth.1 ^ low)) != 0 {
                 // One by one below.
                 break;
             }
@@ -414,7 +415,7 @@ impl<T: Pod> Inbox<T> {
             let word = ring.spin(number, u64::from(unit));
             // Safety: as above.
             unsafe { store_weak_u32(to(unit), word.0) };
-            came = word.1 == low;
+            came = word.1 == 0;
             unit += step;
         }
         came

@@ -165,10 +165,16 @@ macro_rules! statement {
         "{{ .reg .pred gin_p; setp.ne.u32 gin_p, {i}, 0; @gin_p st.relaxed.sys.global.v2.u64 [{p}], {{{l}, {h}}}; }}"
     };
     (spin) => {
-        "{{ .reg .pred gin_p; .reg .u32 gin_n; .reg .s64 gin_d; mov.u32 gin_n, {n}; GIN_POLL: .pragma \"nounroll\"; ld.relaxed.sys.global.u64 {v}, [{p}]; sub.s64 gin_d, {v}, {c}; setp.ge.s64 gin_p, gin_d, 0; @gin_p bra GIN_END; sub.u32 gin_n, gin_n, 1; setp.ne.u32 gin_p, gin_n, 0; @gin_p bra GIN_POLL; GIN_END: }}"
+        "{{ .reg .pred gin_p; .reg .u32 gin_n; mov.u32 gin_n, {n}; GIN_POLL: .pragma \"nounroll\"; sub.s64 {o}, {v}, {c}; setp.ge.s64 gin_p, {o}, 0; @gin_p bra GIN_END; sub.u32 gin_n, gin_n, 1; setp.eq.u32 gin_p, gin_n, 0; @gin_p bra GIN_END; ld.relaxed.sys.global.u64 {v}, [{p}]; bra GIN_POLL; GIN_END: }}"
     };
     (narrow) => {
         "mov.u32 {s}, {w};"
+    };
+    (rolled) => {
+        ".pragma \"nounroll\";"
+    };
+    (stay_word) => {
+        "mov.u64 {v}, {c};"
     };
     (pause) => {
         "nanosleep.u32 {n};"
@@ -211,7 +217,7 @@ use ptx as imp;
 pub use imp::{
     clock_ns, cycles, let_dependents_start, pause, peek_clock_ns, read_pair, read_word, trap, wait_for_predecessor,
 };
-pub(crate) use imp::{narrow, stay};
+pub(crate) use imp::{narrow, rolled, stay, stay_word};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::{OPERATIONS, OperationRow};
 
@@ -259,17 +265,18 @@ macro_rules! declare_traits {
                 (self.load_relaxed_sys(), self.at(1).load_relaxed_sys())
             }
 
-            /// Loads as `load_relaxed_sys`, at most `polls` times, until the value is at or past `least` on the circle
-            /// of 2^64 values. Returns the last value.
+            /// Loads as `load_relaxed_sys` until the value is at or past `least` on the circle of 2^64 values. Returns
+            /// how far past `least` the last value is: less than 2^63 if it has come. `first` is the value of the
+            /// first of at most `polls` loads, which the caller has made, so that other work can overlap it.
             #[inline(always)]
-            fn spin(self, least: u64, polls: u32) -> u64 {
-                let mut left = polls;
+            fn spin(self, first: u64, least: u64, polls: u32) -> u64 {
+                let (mut past, mut left) = (first.wrapping_sub(least), polls);
                 loop {
-                    let seen = self.load_relaxed_sys();
                     left -= 1;
-                    if seen.wrapping_sub(least) as i64 >= 0 || left == 0 {
-                        return seen;
+                    if past as i64 >= 0 || left == 0 {
+                        return past;
                     }
+                    past = self.load_relaxed_sys().wrapping_sub(least);
                 }
             }
 
@@ -446,8 +453,8 @@ macro_rules! implement_traits {
 
             #[cfg(target_arch = "nvptx64")]
             #[inline(always)]
-            fn spin(self, least: u64, polls: u32) -> u64 {
-                imp::spin(self.0, least, polls)
+            fn spin(self, first: u64, least: u64, polls: u32) -> u64 {
+                imp::spin(self.0, first, least, polls)
             }
 
             #[cfg(target_arch = "nvptx64")]
