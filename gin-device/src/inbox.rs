@@ -373,12 +373,14 @@ impl<T: Pod> Inbox<T> {
             }
             self.given = self.received;
         }
-        // Before the threads meet, so that each of them may make the next inbox.
-        let came = self.take(coop, &message, number);
+        // Before the threads meet, so that each of them may make the next inbox, and before the polls, whose trip this
+        // overlaps. If no message is taken, the count goes back.
         if coop.elect() {
             way.count.store_relaxed_gpu(number);
         }
-        if !coop.sync_or(!came | (coop.elect() && is_time_to_look())) {
+        let due = coop.elect() & is_time_to_look();
+        let came = self.take(coop, &message, number);
+        if !coop.sync_or(!came | due) {
             self.received = number;
             return Ok(());
         }

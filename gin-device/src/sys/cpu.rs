@@ -115,6 +115,12 @@ pub(crate) fn stay_word(value: u64) -> u64 {
     value
 }
 
+/// Returns its argument.
+#[inline(always)]
+pub(crate) fn of_lane(value: u64) -> u64 {
+    value
+}
+
 /// Does nothing.
 #[inline(always)]
 pub(crate) fn rolled() {}

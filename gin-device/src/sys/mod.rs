@@ -170,6 +170,9 @@ macro_rules! statement {
     (narrow) => {
         "mov.u32 {s}, {w};"
     };
+    (of_lane) => {
+        "mov.u32 {s}, %lanemask_eq; popc.b32 {s}, {s};"
+    };
     (rolled) => {
         ".pragma \"nounroll\";"
     };
@@ -217,7 +220,7 @@ use ptx as imp;
 pub use imp::{
     clock_ns, cycles, let_dependents_start, pause, peek_clock_ns, read_pair, read_word, trap, wait_for_predecessor,
 };
-pub(crate) use imp::{narrow, rolled, stay, stay_word};
+pub(crate) use imp::{narrow, of_lane, rolled, stay, stay_word};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::{OPERATIONS, OperationRow};
 
