@@ -91,16 +91,16 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
 #[inline(always)]
 pub unsafe fn copy<const OWN: bool>(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
     // Safety: the caller's promise.
-    unsafe { copy_most::<OWN, 30>(coop, destination, source, bytes) };
+    unsafe { copy_most::<_, OWN, 31>(coop, destination, source, bytes) };
 }
 
-/// Does [`copy`]. A rare part copies what is past the first `2^LOG2` units of 16 bytes: so `LOG2` is at most 30, and
+/// Does [`copy`]. A rare part copies what is past the first `2^LOG2` units of 16 bytes: so `LOG2` is at most 31, and
 /// numbers of units have 32 bits, which take half the instructions.
 ///
 /// # Safety
 /// - As [`copy`].
 #[inline(always)]
-unsafe fn copy_most<const OWN: bool, const LOG2: u32>(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
+unsafe fn copy_most<C: Coop, const OWN: bool, const LOG2: u32>(coop: &C, destination: u64, source: u64, bytes: u64) {
     // Safety: of the callers below.
     let pair = |from| unsafe { if OWN { load_weak_pair(from) } else { load_relaxed_sys_pair(from) } };
     // LLVM unrolls a loop with a step that it knows.
@@ -111,6 +111,17 @@ unsafe fn copy_most<const OWN: bool, const LOG2: u32>(coop: &impl Coop, destinat
         let head = unsafe { outlined::copy_rest(destination, source, bytes, rank, step, LOG2) };
         let whole = ((bytes - head) / 16).min(1 << LOG2);
         (destination, source, units) = (destination + head, source + head, whole as u32);
+    }
+    if !C::ALONE & (units <= step) {
+        // Most small puts. No loop, so that the lanes of a warp need not part.
+        if rank < units {
+            // Safety: as above.
+            unsafe {
+                let (low, high) = pair(at(source, 16 * u64::from(rank)));
+                store_weak_pair(at(destination, 16 * u64::from(rank)), low, high);
+            }
+        }
+        return;
     }
     let (stride, mut unit) = (16 * u64::from(step), rank);
     while unit + 3 * step < units {
@@ -143,10 +154,7 @@ unsafe fn copy_most<const OWN: bool, const LOG2: u32>(coop: &impl Coop, destinat
 /// The rare part of a copy, which a kernel has once and calls.
 mod outlined {
     use super::at;
-    use crate::sys::data::{
-        load_relaxed_sys_pair, load_relaxed_sys_u8, load_relaxed_sys_u32, store_weak_pair, store_weak_u8,
-        store_weak_u32,
-    };
+    use crate::sys::data::{load_relaxed_sys_u8, load_relaxed_sys_u32, store_weak_u8, store_weak_u32};
 
     /// Copies the bytes that are no part of the first `2^most` whole, aligned units of 16 bytes. Returns the number of
     /// bytes before these units, or all bytes if the addresses allow no such units.
@@ -174,27 +182,16 @@ mod outlined {
             unsafe { store_weak_u8(at(destination, offset), load_relaxed_sys_u8(at(source, offset))) };
             index += step;
         }
-        if log2 == 4 {
-            let mut unit = (1 << most) + rank;
-            while unit < units {
-                let offset = head + 16 * unit;
-                // Safety: as above.
-                unsafe {
-                    let (low, high) = load_relaxed_sys_pair(at(source, offset));
-                    store_weak_pair(at(destination, offset), low, high);
-                }
-                unit += step;
-            }
-            return head;
-        }
-        let mut unit = rank;
+        // Of units of 16 bytes, those past the first. So many bytes are rare: units of 4 bytes do.
+        let (units, first, copied) = if log2 == 4 { (body >> 2, 4 << most, head) } else { (units, 0, bytes) };
+        let mut unit = first + rank;
         while unit < units {
             let offset = head + 4 * unit;
             // Safety: in range, and aligned, because both addresses have the same remainder.
             unsafe { store_weak_u32(at(destination, offset), load_relaxed_sys_u32(at(source, offset))) };
             unit += step;
         }
-        bytes
+        copied
     }
 }
 
@@ -470,7 +467,7 @@ mod tests {
                 // Safety: both in range.
                 unsafe {
                     if past {
-                        copy_most::<true, 2>(coop, at, source, bytes as u64);
+                        copy_most::<_, true, 2>(coop, at, source, bytes as u64);
                     } else {
                         copy::<true>(coop, at, source, bytes as u64);
                     }
