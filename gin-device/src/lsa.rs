@@ -182,7 +182,7 @@ mod outlined {
             unsafe { store_weak_u8(at(destination, offset), load_relaxed_sys_u8(at(source, offset))) };
             index += step;
         }
-        // Of units of 16 bytes, those past the first. So many bytes are rare: units of 4 bytes do.
+        // Of units of 16 bytes, those past the first. Such copies are rare, so units of 4 bytes do.
         let (units, first, copied) = if log2 == 4 { (body >> 2, 4 << most, head) } else { (units, 0, bytes) };
         let mut unit = first + rank;
         while unit < units {

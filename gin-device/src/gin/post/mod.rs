@@ -283,8 +283,8 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
         Raises::of(self.gin.core(), self.peer, &self.options)
     }
 
-    /// Carries out the post in the calling thread, for `coop`, by either route. For loads and stores, `store` stores the data, if
-    /// there is any, and returns the scope to which it is released.
+    /// Carries out the post in the calling thread, for `coop`, by either route. For loads and stores, `store` stores
+    /// the data, if there is any, and returns the scope to which it is released.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn by_one_thread(&self, coop: &impl Coop, store: impl FnOnce() -> Scope) -> Result<(), Fault> {
