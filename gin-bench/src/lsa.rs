@@ -181,8 +181,7 @@ pub(super) fn barriers(bench: &Bench) -> Result<Vec<Table>, Failure> {
             let handle = comm.device()?;
             // The bare barriers share their words.
             let befores = [const { Cell::new(0) }; 3];
-            let barrier: [&dyn KernelArg; 3] = [&handle, &signalled, &0u32];
-            let released: [&dyn KernelArg; 3] = [&handle, &signalled, &1u32];
+            let barrier: [&dyn KernelArg; 2] = [&handle, &signalled];
             let nccl: [&dyn KernelArg; 3] = [&handle, &flags, &0u32];
             let bare: [&dyn KernelArg; 3] = [&handle, &flags, &1u32];
             let play = |kernel, arguments, before: usize| Play {
@@ -193,10 +192,10 @@ pub(super) fn barriers(bench: &Bench) -> Result<Vec<Table>, Failure> {
                 module: None,
             };
             let plays = [
-                play("bench_lsa_barrier", &barrier, 0),
-                play("bench_lsa_barrier", &released, 1),
-                play("bare_barrier", &nccl, 2),
-                play("bare_barrier", &bare, 2),
+                play("bench_lsa_barrier", &barrier[..], 0),
+                play("bench_lsa_barrier_released", &barrier[..], 1),
+                play("bare_barrier", &nccl[..], 2),
+                play("bare_barrier", &bare[..], 2),
             ];
             let figures = lab.play(&plays, &rounds, true)?;
             end(rank, &comm)?;

@@ -41,7 +41,7 @@ use crate::host_word::LAST;
 use crate::order::{Scope, release};
 use crate::signal::{ContextId, SignalAction, SignalId};
 use crate::status::Shared;
-use crate::sys::{Global, GlobalWord, Word};
+use crate::sys::{Global, GlobalWord, Word, stay, stay_word};
 use crate::team::Team;
 use gin_abi::handle::CAP_STRONG_SIGNALS;
 use gin_abi::{Deadline, FaultKind, Operation, SIGNAL_BITS, Subject};
@@ -116,18 +116,23 @@ pub struct BarrierSession<B: Backend> {
     resolved: bool,
     /// The barrier ended with a fault in this session.
     failed: bool,
+    /// The number of threads with which a coop can [meet](Self::meet) all members; [`u32::MAX`] if none can.
+    meets_by: u32,
     /// The calling thread's first member, if no arrival takes the network. To find its words again would take two trips
     /// to L2, one after the other, because a wait that acquired has emptied the L1.
     near: Near,
 }
 
-/// The words of a member that the calling thread meets by loads and stores, and the epoch of their next round.
+/// The words of a member that the calling thread meets by loads and stores, and the number of their rounds.
+///
+/// The shadow counts the rounds that this rank has completed, or, while it waits in [`meet`](BarrierSession::meet), the
+/// present one too.
 ///
 /// Not in an `Option`, whose words would have no value at first: such registers stay live round a kernel's loops.
 #[derive(Clone, Copy, Debug)]
 struct Near {
-    /// The member's place among the others; `usize::MAX` if this is no member.
-    place: usize,
+    /// The member's place among the others; [`u32::MAX`] if this is no member.
+    place: u32,
     /// The word at the member that only this rank writes.
     there: GlobalWord,
     /// The word of this rank that only the member writes.
@@ -136,8 +141,8 @@ struct Near {
     shadow: GlobalWord,
     /// The value of `shadow`.
     met: u64,
-    /// The difference between `met` and the epoch: the sum of the signal's words that nothing raises.
-    rest: u64,
+    /// The epoch of the last of these rounds.
+    epoch: u64,
 }
 
 impl Near {
@@ -145,13 +150,19 @@ impl Near {
     fn none() -> Self {
         // Safety: nothing accesses the words.
         let word = unsafe { GlobalWord::new(0) };
-        Self { place: usize::MAX, there: word, here: word, shadow: word, met: 0, rest: 0 }
+        Self { place: u32::MAX, there: word, here: word, shadow: word, met: 0, epoch: 0 }
     }
 
-    /// Returns the epoch of the next round.
+    /// Counts `rounds` more rounds, modulo 2^64.
     #[inline(always)]
-    fn next(&self) -> u64 {
-        self.met.wrapping_add(1).wrapping_sub(self.rest)
+    fn count(&mut self, rounds: u64) {
+        (self.met, self.epoch) = (self.met.wrapping_add(rounds), self.epoch.wrapping_add(rounds));
+    }
+
+    /// Returns the difference between a shadow and its epoch: the sum of the signal's words that nothing raises.
+    #[inline(always)]
+    fn rest(&self) -> u64 {
+        self.met.wrapping_sub(self.epoch)
     }
 }
 
@@ -198,6 +209,7 @@ impl<B: Backend> BarrierSession<B> {
             given: Scope::Thread,
             resolved: false,
             failed: false,
+            meets_by: u32::MAX,
             near: Near::none(),
         })
     }
@@ -288,28 +300,29 @@ impl<B: Backend> BarrierSession<B> {
 
     /// Returns the number of other members. A rank does not meet itself by loads and stores.
     #[inline(always)]
-    fn others(&self) -> usize {
-        self.team.size() as usize - 1
+    fn others(&self) -> u32 {
+        self.team.size() - 1
     }
 
     /// Finds the words of the other member number `place`. No arrival takes the network.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn find(&self, place: usize) -> Result<Near, Fault> {
-        let next = self.team.rank() + 1 + place as u32;
+    fn find(&self, place: u32) -> Result<Near, Fault> {
+        let next = self.team.rank() + 1 + place;
         let member = if next < self.team.size() { next } else { next - self.team.size() };
         let there = self.gin.peer_word(self.team.member(member)?, self.first_signal + self.team.rank())?;
         let (words, shadow) = signal_tables(self.gin.core(), self.first_signal + member);
         // All arrivals of one barrier take the same route, so only GPUs raise its signals: the other words keep their
         // initial values.
         let (met, rest) = (shadow.load_relaxed_gpu(), words.near.at(LAST).load_relaxed_gpu());
-        Ok(Near { place, there, here: words.gpu.unwrap_or(words.near), shadow, met, rest })
+        let epoch = met.wrapping_sub(rest);
+        Ok(Near { place, there, here: words.gpu.unwrap_or(words.near), shadow, met, epoch })
     }
 
     /// Returns the words of a member, remembered or found again: they were found at the first use.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn known(&self, place: usize) -> Near {
+    fn known(&self, place: u32) -> Near {
         if place == self.near.place { self.near } else { self.find(place).unwrap_or(Near::none()) }
     }
 
@@ -318,9 +331,9 @@ impl<B: Backend> BarrierSession<B> {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn resolve(&mut self, coop: &impl Coop) -> Result<(), Fault> {
         let mut outcome = Ok(());
-        for place in coop.stripe(self.others()) {
-            match self.find(place) {
-                Ok(near) if self.near.place == usize::MAX => self.near = near,
+        for place in coop.stripe(self.others() as usize) {
+            match self.find(place as u32) {
+                Ok(near) if self.near.place == u32::MAX => self.near = near,
                 Ok(_) => {}
                 Err(fault) => {
                     outcome = Err(fault);
@@ -333,6 +346,7 @@ impl<B: Backend> BarrierSession<B> {
         }
         let outcome = fault::here(coop.agree(outcome));
         self.resolved = outcome.is_ok();
+        self.meets_by = if outcome.is_ok() { self.others() } else { u32::MAX };
         outcome
     }
 
@@ -349,46 +363,50 @@ impl<B: Backend> BarrierSession<B> {
             self.resolve(coop)?;
         }
         let mut released = false;
-        for place in coop.stripe(self.others()) {
-            let near = self.known(place);
+        for place in coop.stripe(self.others() as usize) {
+            let near = self.known(place as u32);
             if !released {
                 release::<Global>(self.given, Scope::System);
                 released = true;
             }
-            epoch::arrive(near.there, near.next());
+            epoch::arrive(near.there, near.epoch.wrapping_add(1));
         }
         self.arrived = Some(fence);
         Ok(())
     }
 
-    /// Waits for all other members, by loads. Every thread of the coop calls.
+    /// Waits for all other members, by loads. Every thread of the coop calls. After a [`meet`](Self::meet) in vain,
+    /// which has counted the round, `found` has the value of the shadow before.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn wait_near(&mut self, coop: &impl Coop, deadline: Shared, looks: bool) -> Result<(), Fault> {
+    fn wait_near(&mut self, coop: &impl Coop, deadline: Shared, found: Option<u64>) -> Result<(), Fault> {
         let core = self.gin.core();
         let status = core.status();
         let (mut outcome, mut waited) = (Ok(()), false);
-        for place in coop.stripe(self.others()) {
-            let near = self.known(place);
+        let left = u64::from(found.is_none());
+        for place in coop.stripe(self.others() as usize) {
+            let near = self.known(place as u32);
             // The loads overlap the wait. They find another session that used the barrier meanwhile.
-            let (next, met, broken) = (near.next(), near.shadow.load_relaxed_gpu(), self.broken.load_relaxed_gpu());
+            let met = found.unwrap_or_else(|| near.shadow.load_relaxed_gpu());
+            let (before, next) = (near.met.wrapping_sub(1 - left), near.epoch.wrapping_add(left));
+            let broken = self.broken.load_relaxed_gpu();
             let met_here = epoch::wait::<Global>(near.here, next, &status, deadline.left::<Global>(), || {
                 B::attend(core);
                 broken == 0
             });
             waited = true;
-            let looked = if looks { status.check() } else { look_around::<B>(core) };
+            let looked = look_around::<B>(core, found.is_some());
             let looked = looked.map_err(|stop| (stop, next));
             let peer = self.team.member((self.team.rank() + 1 + place as u32) % self.team.size());
             let fault = core.fault(FaultKind::Timeout, Operation::Barrier);
             let fault = fault.with_peer(peer.map_or(gin_abi::fault::NONE, |rank| rank.world()));
-            if (met, broken) != (near.met, 0) {
+            if (met, broken) != (before, 0) {
                 let fault = fault.with_kind(FaultKind::BarrierBroken);
-                outcome = Err(fault.with_values(Subject::Barrier(self.index), near.met, met));
+                outcome = Err(fault.with_values(Subject::Barrier(self.index), before, met));
                 break;
             }
             if let Err((stop, seen)) = met_here.and(looked) {
-                let (expected, seen) = (next.wrapping_add(near.rest), seen.wrapping_add(near.rest));
+                let (expected, seen) = (next.wrapping_add(near.rest()), seen.wrapping_add(near.rest()));
                 let subject = Subject::Barrier(self.index);
                 outcome = Err(status.explain(stop, fault, subject, deadline.whole(), expected, seen));
                 break;
@@ -398,7 +416,7 @@ impl<B: Backend> BarrierSession<B> {
         if waited {
             epoch::acquire::<Global>();
         }
-        self.near.met = self.near.met.wrapping_add(1);
+        self.near.count(left);
         outcome
     }
 
@@ -454,22 +472,24 @@ impl<B: Backend> BarrierSession<B> {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn wait(&mut self, coop: &impl Coop, deadline: Deadline) -> Result<(), Fault> {
-        self.wait_on(coop, deadline, false)
+        self.wait_on(coop, deadline, None)
     }
 
-    /// Does [`wait`](Self::wait), and reads the host's status if `looks`, else rarely.
+    /// Does [`wait`](Self::wait). If a [`meet`](Self::meet) was in vain, `found` has its value of the shadow, and the
+    /// wait reads the host's status; otherwise it does that rarely.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn wait_on(&mut self, coop: &impl Coop, deadline: Deadline, looks: bool) -> Result<(), Fault> {
+    fn wait_on(&mut self, coop: &impl Coop, deadline: Deadline, found: Option<u64>) -> Result<(), Fault> {
         // A successful arrival found the barrier not broken.
         let Some(fence) = self.arrived.take() else {
             return Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
         };
-        let deadline = Shared::start::<Global>(deadline);
+        // Only this rare way reads the limit.
+        let deadline = Shared::start::<Global>(Deadline::after_ns(stay_word(deadline.ns())));
         let mut outcome = if self.by_network {
             self.wait_network(coop, fence, deadline)
         } else {
-            self.wait_near(coop, deadline, looks)
+            self.wait_near(coop, deadline, found)
         };
         if outcome.is_ok() && fence.gets() {
             for context in coop.stripe(self.contexts().len()) {
@@ -495,7 +515,7 @@ impl<B: Backend> BarrierSession<B> {
             let status = self.gin.core().status();
             let waited =
                 words.wait(&status, expected, SIGNAL_BITS, deadline.left::<Global>(), || B::attend(self.gin.core()));
-            let looked = look_around::<B>(self.gin.core()).map_err(|stop| (stop, expected));
+            let looked = look_around::<B>(self.gin.core(), false).map_err(|stop| (stop, expected));
             if let Err((stop, seen)) = waited.and(looked) {
                 let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
                 let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).with_peer(peer);
@@ -527,45 +547,52 @@ impl<B: Backend> BarrierSession<B> {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn sync(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
+        let mut found = None;
         // The same in all threads.
-        let near = self.resolved & !self.failed & !self.by_network;
-        let quick = near & !fence.gets() & (self.others() <= coop.size() as usize);
-        if !quick {
+        if fence.gets() | (self.meets_by > coop.size()) {
             self.arrive(coop, fence, deadline)?;
-        } else if self.meet(coop) {
-            return Ok(());
         } else {
-            self.arrived = Some(fence);
+            match self.meet(coop) {
+                Ok(()) => return Ok(()),
+                Err(shadow) => (found, self.arrived) = (Some(shadow), Some(fence)),
+            }
         }
-        self.wait_on(coop, deadline, quick)
+        self.wait_on(coop, deadline, found)
     }
 
     /// Arrives by stores, and waits a short time, by one member or none for each thread. Later uses than the first
-    /// call. Returns whether all members were met; if not, the caller waits on. All threads of `coop` call and meet.
+    /// call. All threads of `coop` call and meet.
     ///
     /// It does what [`arrive_near`](Self::arrive_near) and [`wait_near`](Self::wait_near) do, with nothing between
-    /// fence, store and polls, and one vote.
+    /// fence and store, or between the poll that succeeds and the one vote: what else there is to do overlaps the trip.
+    ///
+    /// # Errors
+    /// The value that the shadow had, if not all members were met: the caller waits on.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn meet(&mut self, coop: &impl Coop) -> bool {
+    fn meet(&mut self, coop: &impl Coop) -> Result<(), u64> {
         coop.sync();
-        let (place, near, mut met) = (coop.rank() as usize, self.near, true);
+        let (mut late, mut shadow) = (false, 0);
         // False also in a coop that has not made the session.
-        let meets = place == near.place;
-        if meets {
-            let next = near.next();
+        if coop.rank() == self.near.place {
+            self.near.count(1);
+            let near = &self.near;
             release::<Global>(self.given, Scope::System);
-            epoch::arrive(near.there, next);
-            let (shadow, broken) = (near.shadow.load_relaxed_gpu(), self.broken.load_relaxed_gpu());
-            met = epoch::spin::<Global>(near.here, next) & (shadow == near.met) & (broken == 0) & !is_time_to_look();
+            epoch::arrive(near.there, near.epoch);
+            let first = near.here.load_relaxed_sys();
+            shadow = near.shadow.load_relaxed_gpu();
+            let broken = self.broken.load_relaxed_gpu();
+            near.shadow.store_relaxed_gpu(near.met);
+            let fails = (shadow.wrapping_add(1) != near.met) | (broken != 0) | is_time_to_look();
+            // Compared before the polls, not after them.
+            let fails = stay(u32::from(fails)) != 0;
+            late = fails | !epoch::spin::<Global>(near.here, first, near.epoch);
             epoch::acquire::<Global>();
         }
-        met = !coop.sync_or(!met);
-        if met & meets {
-            self.near.met = near.met.wrapping_add(1);
-            near.shadow.store_relaxed_gpu(self.near.met);
+        if !coop.sync_or(late) {
+            return Ok(());
         }
-        met
+        Err(shadow)
     }
 
     #[inline(always)]
@@ -573,7 +600,7 @@ impl<B: Backend> BarrierSession<B> {
     fn finish(&mut self, coop: &impl Coop, outcome: Result<(), Fault>) -> Result<(), Fault> {
         let outcome = fault::here(coop.agree(outcome));
         if outcome.is_err() {
-            self.failed = true;
+            (self.failed, self.meets_by) = (true, u32::MAX);
             if coop.elect() {
                 self.broken.store_relaxed_gpu(1);
             }

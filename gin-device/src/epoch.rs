@@ -17,22 +17,17 @@ use crate::status::{Status, WaitError};
 use crate::sys::{Memory, NAP_NS, Word};
 use gin_abi::Deadline;
 
-/// Returns whether a word's value is epoch `least` or a later one.
-#[inline(always)]
-const fn reached(seen: u64, least: u64) -> bool {
-    seen.wrapping_sub(least) as i64 >= 0
-}
-
 /// Stores the epoch at a peer. The caller has released to the system, and nothing else writes the word.
 #[inline(always)]
 pub fn arrive<W: Word>(word: W, epoch: u64) {
     word.store_relaxed_sys(epoch);
 }
 
-/// Polls a short time and returns whether `word` has `epoch` or a later one. Relaxed, as [`wait`].
+/// Polls a short time and returns whether `word`, in which the caller has just seen `first`, has `epoch` or a later
+/// one. Relaxed, as [`wait`].
 #[inline(always)]
-pub fn spin<M: Memory>(word: M::Word, epoch: u64) -> bool {
-    reached(word.spin(epoch, M::POLLS_PER_CHECK), epoch)
+pub fn spin<M: Memory>(word: M::Word, first: u64, epoch: u64) -> bool {
+    word.spin(first, epoch, M::POLLS_PER_CHECK) as i64 >= 0
 }
 
 /// Waits until `word` has `epoch` or a later one. Calls `attend` now and then, and ends with [`WaitError::Fault`] if
@@ -49,24 +44,23 @@ pub fn wait<M: Memory>(
     mut attend: impl FnMut() -> bool,
 ) -> Result<(), (WaitError, u64)> {
     // Most arrivals come soon: the first polls look at nothing else.
-    let mut seen = word.spin(epoch, M::POLLS_PER_CHECK);
-    if reached(seen, epoch) {
+    if spin::<M>(word, word.load_relaxed_sys(), epoch) {
         return Ok(());
     }
     let start = if deadline.is_none() { 0 } else { M::clock_ns() };
     loop {
         let goes_on = attend();
         let end = status.end(start, deadline);
-        seen = word.spin(epoch, M::POLLS_PER_CHECK);
-        if reached(seen, epoch) {
+        let past = word.spin(word.load_relaxed_sys(), epoch, M::POLLS_PER_CHECK);
+        if past as i64 >= 0 {
             return Ok(());
         }
         // A stop counts only if the polls after it were in vain.
         if let Some(end) = end {
-            return Err((end, seen));
+            return Err((end, epoch.wrapping_add(past)));
         }
         if !goes_on {
-            return Err((WaitError::Fault, seen));
+            return Err((WaitError::Fault, epoch.wrapping_add(past)));
         }
         M::pause(NAP_NS);
     }

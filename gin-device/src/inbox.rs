@@ -55,7 +55,7 @@ use crate::fault::{self, Fault, Unmet};
 use crate::gin::is_time_to_look;
 use crate::status::{Shared, Status, WaitError};
 use crate::sys::data::{load_weak_u32, store_weak_u32};
-use crate::sys::{Global, GlobalWord, Memory, Word};
+use crate::sys::{Global, GlobalWord, Memory, Word, narrow, stay};
 use crate::team::Rank;
 use crate::window::{Window, WindowRange};
 use bytemuck::Pod;
@@ -130,13 +130,14 @@ impl<M: Memory> Ring<M> {
         (word as u32, (word >> 32) as u32)
     }
 
-    /// Polls a word of message `number` a short time. Returns the last result of [`load`](Self::load).
+    /// Polls a word of message `number` a short time. Returns 4 bytes, and 0 if they are of that message.
     ///
     /// In a slot, words of earlier messages are before this message's words on the circle of 2^64 values.
     #[inline(always)]
     pub fn spin(&self, number: u64, unit: u64) -> (u32, u32) {
-        let word = self.word(number, unit).spin(number << 32, M::POLLS_PER_CHECK);
-        (word as u32, (word >> 32) as u32)
+        let word = self.word(number, unit);
+        let past = word.spin(word.load_relaxed_sys(), number << 32, M::POLLS_PER_CHECK);
+        (past as u32, narrow((past >> 32) as u32))
     }
 
     /// Returns whether message `number` has a slot, if those of `credit` messages were given back.
@@ -299,13 +300,23 @@ impl<T: Pod> Outbox<T> {
             self.credit = coop.broadcast(credit, 0);
         }
         // Numbers of 32 bits take half the instructions.
-        let (mut unit, units) = (coop.rank(), units::<T>() as u32);
-        while unit < units {
+        let (mut unit, units, step) = (coop.rank(), units::<T>() as u32, coop.size());
+        let send = |unit: u32| {
             let source = (message.address() + 4 * u64::from(unit)) as usize as *const u32;
             // Safety: the range was checked, and `T` is aligned to 4 bytes. The coop has met, and has acquired what
             // others wrote there.
             way.ring.store(number, u64::from(unit), unsafe { load_weak_u32(source) });
-            unit += coop.size();
+        };
+        if units <= step {
+            // Small messages, without a loop.
+            if unit < units {
+                send(unit);
+            }
+        } else {
+            while unit < units {
+                send(unit);
+                unit += step;
+            }
         }
         self.sent = number;
         if coop.elect() {
@@ -372,12 +383,14 @@ impl<T: Pod> Inbox<T> {
             }
             self.given = self.received;
         }
-        // Before the threads meet, so that each of them may make the next inbox.
-        let came = self.take(coop, &message, number);
+        // Before the threads meet, so that each of them may make the next inbox, and before the polls, whose trip this
+        // overlaps. If no message is taken, the count goes back.
         if coop.elect() {
             way.count.store_relaxed_gpu(number);
         }
-        if !coop.sync_or(!came | (coop.elect() && is_time_to_look())) {
+        let due = stay(u32::from(coop.elect() & is_time_to_look())) != 0;
+        let came = self.take(coop, &message, number);
+        if !coop.sync_or(!came | due) {
             self.received = number;
             return Ok(());
         }
@@ -391,13 +404,23 @@ impl<T: Pod> Inbox<T> {
         let (mut unit, units, step) = (coop.rank(), units::<T>() as u32, coop.size());
         let to = |unit: u32| (message.address() + 4 * u64::from(unit)) as usize as *mut u32;
         let mut came = true;
+        if units <= step {
+            // Small messages, without a loop.
+            if unit < units {
+                let word = ring.spin(number, u64::from(unit));
+                // Safety: the range was checked, and `T` is aligned to 4 bytes.
+                unsafe { store_weak_u32(to(unit), word.0) };
+                came = word.1 == 0;
+            }
+            return came;
+        }
         // The words after the first one have mostly come with it: their loads overlap.
         while unit + 3 * step < units {
             let first = ring.spin(number, u64::from(unit));
             let second = ring.load(number, u64::from(unit + step));
             let third = ring.load(number, u64::from(unit + 2 * step));
             let fourth = ring.load(number, u64::from(unit + 3 * step));
-            if ((first.1 ^ low) | (second.1 ^ low) | (third.1 ^ low) | (fourth.1 ^ low)) != 0 {
+            if (first.1 | (second.1 ^ low) | (third.1 ^ low) | (fourth.1 ^ low)) != 0 {
                 // One by one below.
                 break;
             }
@@ -414,7 +437,7 @@ impl<T: Pod> Inbox<T> {
             let word = ring.spin(number, u64::from(unit));
             // Safety: as above.
             unsafe { store_weak_u32(to(unit), word.0) };
-            came = word.1 == low;
+            came = word.1 == 0;
             unit += step;
         }
         came

@@ -38,7 +38,7 @@ use crate::sys::data::{
     red_and_relaxed_sys_u32, red_and_relaxed_sys_u64, red_max_relaxed_sys_u32, red_max_relaxed_sys_u64,
     red_min_relaxed_sys_u32, red_min_relaxed_sys_u64, red_or_relaxed_sys_u32, red_or_relaxed_sys_u64, store_weak_pair,
 };
-use crate::sys::{Memory, Word};
+use crate::sys::{Memory, Word, narrow, rolled};
 use crate::team::Rank;
 use crate::window::{Window, WindowRange};
 use bytemuck::Pod;
@@ -90,18 +90,43 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
 /// - The GPU reaches the memory: it is its own, pinned, or a peer's.
 #[inline(always)]
 pub unsafe fn copy<const OWN: bool>(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
+    // Safety: the caller's promise.
+    unsafe { copy_most::<_, OWN, 31>(coop, destination, source, bytes) };
+}
+
+/// Does [`copy`]. A rare part copies what is past the first `2^LOG2` units of 16 bytes: so `LOG2` is at most 31, and
+/// numbers of units have 32 bits, which take half the instructions.
+///
+/// # Safety
+/// - As [`copy`].
+#[inline(always)]
+unsafe fn copy_most<C: Coop, const OWN: bool, const LOG2: u32>(coop: &C, destination: u64, source: u64, bytes: u64) {
     // Safety: of the callers below.
     let pair = |from| unsafe { if OWN { load_weak_pair(from) } else { load_relaxed_sys_pair(from) } };
-    let (rank, step) = (coop.rank() as u64, coop.size() as u64);
-    let (mut destination, mut source, mut units) = (destination, source, bytes / 16);
-    if (destination | source | bytes) & 15 != 0 {
+    // LLVM unrolls a loop with a step that it knows.
+    let (rank, step) = (coop.rank(), narrow(coop.size()));
+    let (mut destination, mut source, mut units) = (destination, source, (bytes / 16) as u32);
+    if ((destination | source | bytes) & 15) | (bytes >> (LOG2 + 4)) != 0 {
         // Safety: the caller's promise.
-        let head = unsafe { outlined::copy_unaligned(destination, source, bytes, rank, step) };
-        (destination, source, units) = (destination + head, source + head, (bytes - head) / 16);
+        let head = unsafe { outlined::copy_rest(destination, source, bytes, rank, step, LOG2) };
+        let whole = ((bytes - head) / 16).min(1 << LOG2);
+        (destination, source, units) = (destination + head, source + head, whole as u32);
     }
-    let (stride, mut unit) = (16 * step, rank);
+    if !C::ALONE & (units <= step) {
+        // Most small puts. No loop, so that the lanes of a warp need not part.
+        if rank < units {
+            // Safety: as above.
+            unsafe {
+                let (low, high) = pair(at(source, 16 * u64::from(rank)));
+                store_weak_pair(at(destination, 16 * u64::from(rank)), low, high);
+            }
+        }
+        return;
+    }
+    let (stride, mut unit) = (16 * u64::from(step), rank);
     while unit + 3 * step < units {
-        let (from, to) = (source + 16 * unit, destination + 16 * unit);
+        rolled();
+        let (from, to) = (source + 16 * u64::from(unit), destination + 16 * u64::from(unit));
         // Safety: as above.
         unsafe {
             let first = pair(at(from, 0));
@@ -116,10 +141,11 @@ pub unsafe fn copy<const OWN: bool>(coop: &impl Coop, destination: u64, source: 
         unit += 4 * step;
     }
     while unit < units {
+        rolled();
         // Safety: as above.
         unsafe {
-            let (low, high) = pair(at(source, 16 * unit));
-            store_weak_pair(at(destination, 16 * unit), low, high);
+            let (low, high) = pair(at(source, 16 * u64::from(unit)));
+            store_weak_pair(at(destination, 16 * u64::from(unit)), low, high);
         }
         unit += step;
     }
@@ -130,14 +156,15 @@ mod outlined {
     use super::at;
     use crate::sys::data::{load_relaxed_sys_u8, load_relaxed_sys_u32, store_weak_u8, store_weak_u32};
 
-    /// Copies the bytes that are no part of whole, aligned units of 16 bytes. Returns the number of bytes before such
-    /// units, or all bytes if the addresses allow no such units.
+    /// Copies the bytes that are no part of the first `2^most` whole, aligned units of 16 bytes. Returns the number of
+    /// bytes before these units, or all bytes if the addresses allow no such units.
     ///
     /// # Safety
     /// - As [`copy`](super::copy); `rank` and `step` are number and count of the threads.
     #[cold]
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) unsafe fn copy_unaligned(destination: u64, source: u64, bytes: u64, rank: u64, step: u64) -> u64 {
+    pub(super) unsafe fn copy_rest(destination: u64, source: u64, bytes: u64, rank: u32, step: u32, most: u32) -> u64 {
+        let (rank, step) = (u64::from(rank), u64::from(step));
         // log2 of the width of a unit.
         let log2 = match destination ^ source {
             apart if apart & 15 == 0 => 4,
@@ -155,17 +182,16 @@ mod outlined {
             unsafe { store_weak_u8(at(destination, offset), load_relaxed_sys_u8(at(source, offset))) };
             index += step;
         }
-        if log2 == 4 {
-            return head;
-        }
-        let mut unit = rank;
+        // Of units of 16 bytes, those past the first. Such copies are rare, so units of 4 bytes do.
+        let (units, first, copied) = if log2 == 4 { (body >> 2, 4 << most, head) } else { (units, 0, bytes) };
+        let mut unit = first + rank;
         while unit < units {
             let offset = head + 4 * unit;
             // Safety: in range, and aligned, because both addresses have the same remainder.
             unsafe { store_weak_u32(at(destination, offset), load_relaxed_sys_u32(at(source, offset))) };
             unit += step;
         }
-        bytes
+        copied
     }
 }
 
@@ -434,12 +460,18 @@ mod tests {
         for (index, byte) in source.0.iter_mut().enumerate() {
             *byte = (index * 37 + index / 256) as u8 | 1;
         }
-        let copied = |from: usize, to: usize, bytes: usize, coops: &[Member]| {
+        let copied = |from: usize, to: usize, bytes: usize, coops: &[Member], past: bool| {
             let mut destination = Aligned([0; 512]);
             let (at, source) = (destination.0.as_mut_ptr() as u64 + to as u64, source.0.as_ptr() as u64 + from as u64);
             for coop in coops {
                 // Safety: both in range.
-                unsafe { copy::<true>(coop, at, source, bytes as u64) };
+                unsafe {
+                    if past {
+                        copy_most::<_, true, 2>(coop, at, source, bytes as u64);
+                    } else {
+                        copy::<true>(coop, at, source, bytes as u64);
+                    }
+                }
             }
             destination.0
         };
@@ -447,13 +479,15 @@ mod tests {
             let coops: Vec<Member> = (0..size).map(|rank| Member { rank, size }).collect();
             for (from, to) in [(0, 0), (1, 1), (15, 15), (4, 8), (3, 7), (1, 2)] {
                 for bytes in [0, 1, 15, 16, 17, 31, 63, 64, 65, 128, 240, 300, 480] {
-                    let arrived = copied(from, to, bytes, &coops);
-                    let expected = |index: usize| match index.checked_sub(to) {
-                        Some(place) if place < bytes => source.0[from + place],
-                        _ => 0,
-                    };
-                    let wrong = (0..512).find(|&index| arrived[index] != expected(index));
-                    assert_eq!(wrong, None, "{bytes} bytes from {from} to {to} by {size}");
+                    for past in [false, true] {
+                        let arrived = copied(from, to, bytes, &coops, past);
+                        let expected = |index: usize| match index.checked_sub(to) {
+                            Some(place) if place < bytes => source.0[from + place],
+                            _ => 0,
+                        };
+                        let wrong = (0..512).find(|&index| arrived[index] != expected(index));
+                        assert_eq!(wrong, None, "{bytes} bytes from {from} to {to} by {size}, past 4 units: {past}");
+                    }
                 }
             }
         }

@@ -34,6 +34,7 @@
 //! near word in GPU memory that only they write: one more engine.
 
 use crate::host_word::{HostWord, LAST, Look, MAIL, SPARE};
+use crate::order::Order;
 use crate::status::{Status, WaitError};
 use crate::sys::{Memory, Word};
 use gin_abi::{Deadline, mask, rolling_le};
@@ -215,14 +216,21 @@ impl<M: Memory> Words<M> {
         }
     }
 
-    /// Returns the word that a wait may poll [a short time](Self::meets_soon) before all others, for values of `bits`
-    /// bits: the one that GPUs raise, unless a NIC raises the signal too.
+    /// Returns whether a value of `bits` bits is at or past `least` [soon](Self::meets_soon). Polls nothing if the wait
+    /// is `due` to look at the host's status, or if the word that GPUs raise does not decide it.
     #[inline(always)]
-    pub(crate) fn soonest(&self, bits: u32) -> Option<M::Word> {
-        if self.nic.is_none() & (bits == u64::BITS) { self.gpu } else { None }
+    pub(crate) fn come_soon(&self, order: Order, bits: u32, least: u64, due: bool) -> bool {
+        let Some(word) = self.gpu else { return false };
+        if due | self.nic.is_some() | (bits != u64::BITS) {
+            return false;
+        }
+        match order {
+            Order::Acquire => self.meets_soon(word, least),
+            Order::Relaxed => self.meets_soon_relaxed(word, least),
+        }
     }
 
-    /// Polls `word`, the [soonest word](Self::soonest), a short time, if no CPU thread has raised the signal before the
+    /// Polls `word`, the word that GPUs raise, a short time, if no CPU thread has raised the signal before the
     /// end of an earlier wait. Returns whether the value is at or past `least`.
     ///
     /// The word in host memory counts as 0, an earlier value of it, so the present value is no less than the one that
@@ -241,11 +249,13 @@ impl<M: Memory> Words<M> {
 
     /// Polls as [`meets_soon`](Self::meets_soon), but relaxed.
     #[inline(always)]
-    pub(crate) fn meets_soon_relaxed(&self, word: M::Word, least: u64) -> bool {
-        let least = least.wrapping_add(self.base().load_relaxed_gpu());
+    fn meets_soon_relaxed(&self, word: M::Word, least: u64) -> bool {
+        let base = self.base().load_relaxed_gpu();
         // Without a mailbox, `MAIL` stays 0.
         let (last, mail) = self.near.at(LAST).load_pair_relaxed_sys();
-        last | mail == 0 && word.spin(least, M::POLLS_PER_CHECK).wrapping_sub(least) as i64 >= 0
+        // One trip for all three.
+        let (first, least) = (word.load_relaxed_sys(), least.wrapping_add(base));
+        last | mail == 0 && word.spin(first, least, M::POLLS_PER_CHECK) as i64 >= 0
     }
 
     /// Sets the value to 0. No raise may be in flight.

@@ -148,7 +148,7 @@ impl Limit {
     #[inline(always)]
     fn reached(self, word: GlobalWord, round: u64) -> bool {
         loop {
-            if word.spin(round, POLLS).wrapping_sub(round) as i64 >= 0 {
+            if word.spin(word.load_relaxed_sys(), round, POLLS) as i64 >= 0 {
                 return true;
             }
             if sys::clock_ns().wrapping_sub(self.start) >= self.ns {

@@ -305,8 +305,7 @@ pub unsafe fn bench_lsa_put_turns(
 }
 
 /// Passes barriers of the LSA team one after the other, by one warp. With `plan.verify` each rank sends its round to
-/// every other before each barrier, and checks the received rounds after it. If `released` is not 0, the caller has
-/// released to the system before each barrier.
+/// every other before each barrier, and checks the received rounds after it.
 ///
 /// `window` has two words for each rank.
 ///
@@ -314,11 +313,26 @@ pub unsafe fn bench_lsa_put_turns(
 /// - All ranks of the team launch it with the same numbers, and their blocks are resident. `out` has
 ///   [`MARKS`](crate::MARKS) words.
 #[kernel]
-pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, released: u32, plan: Plan, out: *mut u64) {
+pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
     // Safety: guaranteed by the kernel's caller.
-    let marks = unsafe { Marks::new(out) };
-    let given = if released != 0 { Scope::System } else { Scope::Thread };
-    let gin = Gin::new(&comm, ContextId::new(0));
+    barriers::<false>(&comm, window, plan, unsafe { Marks::new(out) });
+}
+
+/// Does the same as [`bench_lsa_barrier`] for a caller that has released to the system before each barrier.
+///
+/// # Safety
+/// - The same as for [`bench_lsa_barrier`].
+#[kernel]
+pub unsafe fn bench_lsa_barrier_released(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    // Safety: guaranteed by the kernel's caller.
+    barriers::<true>(&comm, window, plan, unsafe { Marks::new(out) });
+}
+
+/// Passes the barriers of [`bench_lsa_barrier`]. With `RELEASED` the caller has released to the system before each.
+#[inline(always)]
+fn barriers<const RELEASED: bool>(comm: &Comm, window: Window<u64>, plan: Plan, marks: Marks) {
+    let given = if RELEASED { Scope::System } else { Scope::Thread };
+    let gin = Gin::new(comm, ContextId::new(0));
     let team = comm.lsa();
     let (ranks, me) = (team.size() as usize, team.rank() as usize);
     let mut barrier = match BarrierSession::new(&gin, BarrierTeam::Lsa, 0) {
@@ -327,13 +341,13 @@ pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, released: u32, 
     };
     plan.each(Warp.elect(), marks, |round| {
         // Two sets of words: ranks may still read those of one round when the next one begins.
-        let set = ranks * (round % 2) as usize;
+        let set = || ranks * (round % 2) as usize;
         if plan.verifies() {
             for other in Warp.stripe(ranks) {
                 let there = team.member(other as u32).and_then(|peer| window.peer_ptr(peer));
                 match there {
                     // Safety: a word of the peer's window.
-                    Ok(there) => unsafe { store_weak_u64(there.wrapping_add(set + me), round) },
+                    Ok(there) => unsafe { store_weak_u64(there.wrapping_add(set() + me), round) },
                     Err(fault) => comm.report(fault),
                 }
             }
@@ -342,14 +356,14 @@ pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, released: u32, 
             }
             Warp.sync();
         }
-        if !succeeded(&comm, barrier.sync(&Warp, Fence::None, plan.deadline())) {
+        if !succeeded(comm, barrier.sync(&Warp, Fence::None, plan.deadline())) {
             return false;
         }
         if plan.verifies() {
             let mut wrong = 0;
             for other in Warp.stripe(ranks) {
                 // Safety: a word of this rank's window.
-                let received = unsafe { load_relaxed_sys_u64(window.local_ptr().wrapping_add(set + other)) };
+                let received = unsafe { load_relaxed_sys_u64(window.local_ptr().wrapping_add(set() + other)) };
                 wrong += u64::from(received != round);
             }
             marks.count(WRONG, wrong);

@@ -178,6 +178,8 @@ impl Lanes {
 }
 
 impl Coop for Thread {
+    const ALONE: bool = true;
+
     #[inline(always)]
     fn rank(&self) -> u32 {
         0

@@ -104,6 +104,10 @@ pub fn lane() -> u32 {
 /// Ordering: [`sync`](Self::sync), and each call that implies a sync, orders memory among the threads of the group, at
 /// block scope. Earlier writes of one thread are visible to the others afterwards.
 pub trait Coop: Copy {
+    /// The group is one thread.
+    #[doc(hidden)]
+    const ALONE: bool = false;
+
     /// Returns the rank of the calling thread in the group, from 0.
     fn rank(&self) -> u32;
 

@@ -162,7 +162,7 @@ impl<B: Backend> Gin<B> {
     fn wait_counter_here(&self, counter: CounterView, least: u64, deadline: Deadline) -> Result<(), Fault> {
         self.check_counter(counter, Operation::WaitCounter)?;
         let words = counter_words(self.core(), counter.id);
-        match wait::<B>(self.core(), &words, least, counter.bits, deadline) {
+        match wait::<B>(self.core(), &words, least, counter.bits, deadline, false) {
             Ok(_) => Ok(()),
             Err((stop, seen)) => {
                 let subject = Subject::Counter(counter.id);
@@ -216,7 +216,8 @@ pub(super) fn read(core: &Core, words: &Words<Global>, bits: u32) -> u64 {
     }
 }
 
-/// Waits for a signal or counter, in the core's order.
+/// Waits for a signal or counter, in the core's order. Looks at the host's status afterwards if that is `due`, else
+/// rarely.
 #[inline(always)]
 pub(super) fn wait<B: Backend>(
     core: &Core,
@@ -224,18 +225,19 @@ pub(super) fn wait<B: Backend>(
     least: u64,
     bits: u32,
     deadline: Deadline,
+    due: bool,
 ) -> Result<u64, (WaitError, u64)> {
     let value = match core.order() {
         Order::Acquire => words.wait(&core.status(), least, bits, deadline, || B::attend(core)),
         Order::Relaxed => words.wait_relaxed(&core.status(), least, bits, deadline, || B::attend(core)),
     }?;
-    match look_around::<B>(core) {
+    match look_around::<B>(core, due) {
         Ok(()) => Ok(value),
         Err(stop) => Err((stop, value)),
     }
 }
 
-/// Checks the status after about one in 64 successful waits.
+/// Checks the status after about one in 64 successful waits, and if that is `due`.
 ///
 /// After an abort nothing arrives over the network, so a wait there lasts until it checks the status. Loads and stores
 /// continue after an abort, so a wait for their signals might never last long enough to check. A check after each wait
@@ -244,8 +246,8 @@ pub(super) fn wait<B: Backend>(
 /// # Errors
 /// [`WaitError::Fault`].
 #[inline(always)]
-pub(crate) fn look_around<B: Backend>(core: &Core) -> Result<(), WaitError> {
-    if B::LSA && core.comm().lsa_reach() != 0 && is_time_to_look() {
+pub(crate) fn look_around<B: Backend>(core: &Core, due: bool) -> Result<(), WaitError> {
+    if B::LSA && core.comm().lsa_reach() != 0 && (due || is_time_to_look()) {
         return core.status().check();
     }
     Ok(())

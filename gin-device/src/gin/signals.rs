@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Calls that read, wait for and reset the caller's signals and their shadows.
 
-use super::completion::{self, ended};
+use super::completion::{self, ended, is_time_to_look};
 use super::{Core, Gin};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
 use crate::fault::{self, Fault, Unmet};
 use crate::host_word;
-use crate::order::Order;
 use crate::signal::{Signal, SignalId, SignalView, VaSignal};
 use crate::signal_words::Words;
 use crate::sys::{self, Global, GlobalWord, Word};
@@ -163,10 +162,12 @@ impl<B: Backend> Gin<B> {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn wait_once(&self, view: SignalView, least: u64, deadline: Deadline) -> Result<(), Fault> {
         self.check(view, Operation::WaitSignal)?;
-        let words = self.words(view);
+        let (words, due) = (self.words(view), is_time_to_look());
         // Without loads and stores, few signals have a word that GPUs raise.
-        let word = if B::LSA { words.soonest(view.bits) } else { None };
-        PreparedWait { gin: self, view, words, word }.here(least, deadline)
+        if B::LSA && words.come_soon(self.core().order(), view.bits, least, due) {
+            return Ok(());
+        }
+        self.wait_for(view, &words, least, deadline, due).map(|_| ())
     }
 
     /// Checks a signal and finds its words, so that it can be waited for many times. Each thread of the coop that will
@@ -179,21 +180,27 @@ impl<B: Backend> Gin<B> {
     pub fn prepare_wait(&self, signal: impl Into<SignalView>) -> Result<PreparedWait<'_, B>, Fault> {
         let view = signal.into();
         self.check(view, Operation::WaitSignal)?;
-        let words = self.words(view);
-        Ok(PreparedWait { gin: self, view, words, word: words.soonest(view.bits) })
+        Ok(PreparedWait { gin: self, view, words: self.words(view) })
     }
 
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn wait_here(&self, view: SignalView, least: u64, deadline: Deadline) -> Result<u64, Fault> {
         self.check(view, Operation::WaitSignal)?;
-        self.wait_for(view, &self.words(view), least, deadline)
+        self.wait_for(view, &self.words(view), least, deadline, false)
     }
 
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn wait_for(&self, view: SignalView, words: &Words<Global>, least: u64, deadline: Deadline) -> Result<u64, Fault> {
-        completion::wait::<B>(self.core(), words, least, view.bits, deadline).map_err(|(stop, seen)| {
+    fn wait_for(
+        &self,
+        view: SignalView,
+        words: &Words<Global>,
+        least: u64,
+        deadline: Deadline,
+        due: bool,
+    ) -> Result<u64, Fault> {
+        completion::wait::<B>(self.core(), words, least, view.bits, deadline, due).map_err(|(stop, seen)| {
             ended(self.core(), stop, Operation::WaitSignal, view.subject(), deadline, (least, seen))
         })
     }
@@ -325,8 +332,6 @@ pub struct PreparedWait<'a, B: Backend> {
     gin: &'a Gin<B>,
     view: SignalView,
     words: Words<Global>,
-    /// The word to poll first.
-    word: Option<GlobalWord>,
 }
 
 impl<B: Backend> PreparedWait<'_, B> {
@@ -337,22 +342,14 @@ impl<B: Backend> PreparedWait<'_, B> {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn wait(&self, coop: &impl Coop, least: u64, deadline: Deadline) -> Result<(), Fault> {
-        lead!(coop, self.here(least, deadline))
-    }
-
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn here(&self, least: u64, deadline: Deadline) -> Result<(), Fault> {
-        if let Some(word) = self.word {
-            // Most raises come soon.
-            let meets = match self.gin.core().order() {
-                Order::Acquire => self.words.meets_soon(word, least),
-                Order::Relaxed => self.words.meets_soon_relaxed(word, least),
-            };
-            if meets && !completion::is_time_to_look() {
-                return Ok(());
-            }
+        let (gin, view, words) = (self.gin, self.view, &self.words);
+        coop.sync();
+        let due = is_time_to_look();
+        let late = coop.elect() && !words.come_soon(gin.core().order(), view.bits, least, due);
+        if !coop.sync_or(late) {
+            return Ok(());
         }
-        self.gin.wait_for(self.view, &self.words, least, deadline).map(|_| ())
+        let mine = if coop.elect() { gin.wait_for(view, words, least, deadline, due).map(|_| ()) } else { Ok(()) };
+        fault::here(coop.agree_led(mine))
     }
 }

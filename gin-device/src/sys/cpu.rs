@@ -109,6 +109,22 @@ pub(crate) fn stay(value: u32) -> u32 {
     value
 }
 
+/// Returns its argument.
+#[inline(always)]
+pub(crate) fn stay_word(value: u64) -> u64 {
+    value
+}
+
+/// Returns its argument.
+#[inline(always)]
+pub(crate) fn of_lane(value: u64) -> u64 {
+    value
+}
+
+/// Does nothing.
+#[inline(always)]
+pub(crate) fn rolled() {}
+
 /// Reads a word of a table that is constant while kernels may read it.
 ///
 /// # Safety

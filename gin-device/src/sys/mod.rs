@@ -39,7 +39,7 @@
 //! | `read_pair` | `ld.global.v2.u64` | `LDG.E.128` | the same, two adjacent words |
 //! | `add_relaxed_gpu_if` | `@gin_p atom.relaxed.gpu.global.add.u64` | `@P BRA`, `ATOMG.E.ADD.64.STRONG.GPU` | `add_relaxed_gpu`, or nothing; the assembler may predicate it or branch |
 //! | `store_pair_relaxed_sys_if` | `@gin_p st.relaxed.sys.global.v2.u64` | `@P STG.E.128.STRONG.SYS` | `store_pair_relaxed_sys`, or nothing, without a branch |
-//! | `spin` | `ld.relaxed.sys.global.u64` | `IMAD.MOV.U32`, `LDG.E.64.STRONG.SYS`, `YIELD`, `IADD3`, `IMAD.X`, `@P BRA`, `VIADD`, `@P BRA` | `load_relaxed_sys`, in a short loop that the assembler leaves as it is |
+//! | `spin` | `ld.relaxed.sys.global.u64` | `IADD3`, `IMAD.X`, `@P BRA`, `IMAD.MOV.U32`, `VIADD`, `YIELD`, `@P BRA`, `LDG.E.64.STRONG.SYS`, `IADD3`, `IMAD.X`, `@P BRA` | `load_relaxed_sys`, in a short loop that the assembler leaves as it is |
 //! | `narrow` | `mov.u32` | | nothing; it hides a value's origin from the compiler |
 //! | `pause` | `nanosleep.u32` | `NANOSLEEP` | between nothing and twice the time |
 //! | `clock_ns` | `mov.u64 %globaltimer` | `CS2R SR_GLOBALTIMERLO` | tens of cycles |
@@ -165,10 +165,19 @@ macro_rules! statement {
         "{{ .reg .pred gin_p; setp.ne.u32 gin_p, {i}, 0; @gin_p st.relaxed.sys.global.v2.u64 [{p}], {{{l}, {h}}}; }}"
     };
     (spin) => {
-        "{{ .reg .pred gin_p; .reg .u32 gin_n; .reg .s64 gin_d; mov.u32 gin_n, {n}; GIN_POLL: .pragma \"nounroll\"; ld.relaxed.sys.global.u64 {v}, [{p}]; sub.s64 gin_d, {v}, {c}; setp.ge.s64 gin_p, gin_d, 0; @gin_p bra GIN_END; sub.u32 gin_n, gin_n, 1; setp.ne.u32 gin_p, gin_n, 0; @gin_p bra GIN_POLL; GIN_END: }}"
+        "{{ .reg .pred gin_p; .reg .u32 gin_n; mov.u32 gin_n, {n}; GIN_POLL: .pragma \"nounroll\"; sub.s64 {o}, {v}, {c}; setp.ge.s64 gin_p, {o}, 0; @gin_p bra GIN_END; sub.u32 gin_n, gin_n, 1; setp.eq.u32 gin_p, gin_n, 0; @gin_p bra GIN_END; ld.relaxed.sys.global.u64 {v}, [{p}]; bra GIN_POLL; GIN_END: }}"
     };
     (narrow) => {
         "mov.u32 {s}, {w};"
+    };
+    (of_lane) => {
+        "mov.u32 {s}, %lanemask_eq; popc.b32 {s}, {s};"
+    };
+    (rolled) => {
+        ".pragma \"nounroll\";"
+    };
+    (stay_word) => {
+        "mov.u64 {v}, {c};"
     };
     (pause) => {
         "nanosleep.u32 {n};"
@@ -211,7 +220,7 @@ use ptx as imp;
 pub use imp::{
     clock_ns, cycles, let_dependents_start, pause, peek_clock_ns, read_pair, read_word, trap, wait_for_predecessor,
 };
-pub(crate) use imp::{narrow, stay};
+pub(crate) use imp::{narrow, of_lane, rolled, stay, stay_word};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::{OPERATIONS, OperationRow};
 
@@ -259,17 +268,18 @@ macro_rules! declare_traits {
                 (self.load_relaxed_sys(), self.at(1).load_relaxed_sys())
             }
 
-            /// Loads as `load_relaxed_sys`, at most `polls` times, until the value is at or past `least` on the circle
-            /// of 2^64 values. Returns the last value.
+            /// Loads as `load_relaxed_sys` until the value is at or past `least` on the circle of 2^64 values. Returns
+            /// how far past `least` the last value is: less than 2^63 if it has come. `first` is the value of the
+            /// first of at most `polls` loads, which the caller has made, so that other work can overlap it.
             #[inline(always)]
-            fn spin(self, least: u64, polls: u32) -> u64 {
-                let mut left = polls;
+            fn spin(self, first: u64, least: u64, polls: u32) -> u64 {
+                let (mut past, mut left) = (first.wrapping_sub(least), polls);
                 loop {
-                    let seen = self.load_relaxed_sys();
                     left -= 1;
-                    if seen.wrapping_sub(least) as i64 >= 0 || left == 0 {
-                        return seen;
+                    if past as i64 >= 0 || left == 0 {
+                        return past;
                     }
+                    past = self.load_relaxed_sys().wrapping_sub(least);
                 }
             }
 
@@ -446,8 +456,8 @@ macro_rules! implement_traits {
 
             #[cfg(target_arch = "nvptx64")]
             #[inline(always)]
-            fn spin(self, least: u64, polls: u32) -> u64 {
-                imp::spin(self.0, least, polls)
+            fn spin(self, first: u64, least: u64, polls: u32) -> u64 {
+                imp::spin(self.0, first, least, polls)
             }
 
             #[cfg(target_arch = "nvptx64")]

@@ -127,6 +127,36 @@ pub(crate) fn stay(value: u32) -> u32 {
     same
 }
 
+/// Does the same as [`stay`] for 64 bits.
+#[inline(always)]
+pub(crate) fn stay_word(value: u64) -> u64 {
+    let same: u64;
+    // Safety: as for `stay`.
+    unsafe {
+        asm!(statement!(stay_word), v = out(reg64) same, c = in(reg64) value, options(nomem, nostack, preserves_flags))
+    }
+    same
+}
+
+/// Returns its argument, which the assembler then takes to differ from lane to lane.
+///
+/// If a warp adds the same value to the same word, the assembler counts the lanes and lets one of them add for all. For
+/// a thread alone that is ten instructions in vain, behind the release.
+#[inline(always)]
+pub(crate) fn of_lane(value: u64) -> u64 {
+    let lanes: u32;
+    // Safety: this reads a register that has one bit.
+    unsafe { asm!(statement!(of_lane), s = out(reg32) lanes, options(nomem, nostack, preserves_flags)) }
+    value.wrapping_mul(u64::from(lanes))
+}
+
+/// Keeps the assembler from unrolling a loop, at whose beginning it is called. It takes no instruction.
+#[inline(always)]
+pub(crate) fn rolled() {
+    // Safety: this is no instruction.
+    unsafe { asm!(statement!(rolled), options(nomem, nostack, preserves_flags)) }
+}
+
 /// Adds if `condition`, by a predicate. In the queue a branch of LLVM's would take four instructions more.
 #[inline(always)]
 pub(crate) fn add_relaxed_gpu_if(address: *mut u64, condition: bool, value: u64) -> u64 {
@@ -143,20 +173,21 @@ pub(crate) fn add_relaxed_gpu_if(address: *mut u64, condition: bool, value: u64)
     old
 }
 
-/// Loads until the value is at or past `least`, at most `polls` times. In Rust, the assembler would unroll the loop.
+/// Loads until the value is at or past `least`, at most `polls` times, the load of `first` included. In Rust, the
+/// assembler would unroll the loop.
 #[inline(always)]
 #[allow(named_asm_labels, reason = "the braces are a scope of their own for labels")]
-pub(crate) fn spin(address: *mut u64, least: u64, polls: u32) -> u64 {
-    let seen: u64;
+pub(crate) fn spin(address: *mut u64, first: u64, least: u64, polls: u32) -> u64 {
+    let past: u64;
     // Safety: as for the other operations.
     unsafe {
         asm!(
             statement!(spin),
-            v = out(reg64) seen, c = in(reg64) least, n = in(reg32) polls, p = in(reg64) address,
-            options(nostack),
+            o = out(reg64) past, v = inout(reg64) first => _, c = in(reg64) least, n = in(reg32) polls,
+            p = in(reg64) address, options(nostack),
         );
     }
-    seen
+    past
 }
 
 /// Stores if `condition`, by a predicate. A branch around the store would take three instructions.

@@ -62,9 +62,13 @@ impl Raises {
         Self { signal: options.signal.map(|_| (word, 0)), counter: options.counter.map(|_| word) }
     }
 
-    /// Raises the words, in one thread. `given` is the scope to which the covered memory is released already.
+    /// Raises the words, in one thread, for a coop. `given` is the scope to which the covered memory is released
+    /// already.
     #[inline(always)]
-    pub(super) fn publish(self, given: Scope) {
+    pub(super) fn publish<C: Coop>(mut self, _: &C, given: Scope) {
+        if C::ALONE {
+            self.signal = self.signal.map(|(word, amount)| (word, sys::of_lane(amount)));
+        }
         publish::<Global>(given, self.signal, self.counter);
     }
 }
@@ -97,7 +101,7 @@ pub(super) unsafe fn move_bytes<const OWN: bool>(
     // All threads have stored before one of them raises, and before any of them reads.
     fault::here(coop.agree(checked))?;
     if coop.elect() {
-        raises.publish(Scope::Thread);
+        raises.publish(coop, Scope::Thread);
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ pub use value::Value;
 
 use super::Gin;
 use crate::backend::Backend;
-use crate::coop::Coop;
+use crate::coop::{Coop, Warp};
 use crate::fault::{self, Fault, Unmet};
 use crate::order::Scope;
 use crate::signal::{CounterId, Signal, SignalAction};
@@ -147,7 +147,7 @@ impl<B: Backend> Gin<B> {
     ) -> Result<(), Fault> {
         let (signal, given) = (Some(action), Scope::System);
         let options = Options { signal, internal: true, given, all_routes, deadline, ..Options::new() };
-        self.request(peer, Raise { operation: Operation::Barrier }, options).by_one_thread(|| given)
+        self.request(peer, Raise { operation: Operation::Barrier }, options).by_one_thread(&Warp, || given)
     }
 }
 
@@ -283,16 +283,16 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
         Raises::of(self.gin.core(), self.peer, &self.options)
     }
 
-    /// Carries out the post in the calling thread, by either route. For loads and stores, `store` stores the data, if
-    /// there is any, and returns the scope to which it is released.
+    /// Carries out the post in the calling thread, for `coop`, by either route. For loads and stores, `store` stores
+    /// the data, if there is any, and returns the scope to which it is released.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn by_one_thread(&self, store: impl FnOnce() -> Scope) -> Result<(), Fault> {
+    fn by_one_thread(&self, coop: &impl Coop, store: impl FnOnce() -> Scope) -> Result<(), Fault> {
         let lsa = self.takes_lsa();
         self.check(lsa)?;
         if lsa {
             let raises = self.raises();
-            raises.publish(store());
+            raises.publish(coop, store());
             return Ok(());
         }
         self.post()

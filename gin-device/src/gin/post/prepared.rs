@@ -72,7 +72,7 @@ impl<'a, B: Backend, R: Request> Prepared<'a, B, R> {
                 // Safety: as above.
                 unsafe { self.post.request.store(&crate::coop::Thread, self.ways) };
             }
-            self.raises.publish(if R::STORES { Scope::Thread } else { options.given });
+            self.raises.publish(coop, if R::STORES { Scope::Thread } else { options.given });
         }
         // A thread returns only once the post is made.
         coop.sync();

@@ -227,7 +227,7 @@ impl Request for OneValue {
             unsafe { post.request.store(coop, post.request.ways(post.peer)) };
             Scope::Thread
         };
-        lead!(coop, post.by_one_thread(store))
+        lead!(coop, post.by_one_thread(coop, store))
     }
 }
 
@@ -272,6 +272,6 @@ impl Request for Raise {
 
     #[inline(always)]
     fn issue<B: Backend>(post: &Post<'_, B, Self>, coop: &impl Coop) -> Result<(), Fault> {
-        lead!(coop, post.by_one_thread(|| post.options.given))
+        lead!(coop, post.by_one_thread(coop, || post.options.given))
     }
 }
