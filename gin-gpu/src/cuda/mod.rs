@@ -222,7 +222,7 @@ impl Device for CudaDevice {
         let Some(handle) = function.handle.downcast_ref::<Handle>() else {
             return Err(self.context.unsupported("run a kernel that was loaded for another kind of device"));
         };
-        let fit = handle.fit(&function.name, config)?;
+        let fit = handle.fit(config)?;
         Ok(launches::free_blocks(&self.context, fit))
     }
 
