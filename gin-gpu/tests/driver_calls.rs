@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The calls of the driver that a launch makes, and the kernels that count as running, beside a stand-in for the driver.
+//! The calls of the driver that a launch makes, and the kernels that count as running, beside a stand-in for the
+//! driver.
 //!
 //! The first test compiles the stand-in and runs the others in a process that finds it.
 #![cfg(feature = "cuda")]
@@ -179,7 +180,7 @@ fn a_repeated_launch_on_a_stream_of_gin_makes_one_call() {
     together();
     assert_eq!(calls(|| (0..10).for_each(|_| together())), ONE_CALL.into());
     end(&stream);
-    let graph = stream.capture(|| Ok::<_, GpuError>(rank.launch(&stream, 4))).unwrap();
+    let graph = stream.capture(|| rank.try_launch(&stream, LaunchConfig::new(4, 1024))).unwrap();
     // Safety: the kernel does nothing.
     let replay = || unsafe { stream.replay(&*graph).unwrap() };
     replay();

@@ -258,7 +258,7 @@ pub unsafe extern "C" fn stand_in_calls(name: *const c_char) -> u64 {
     CALLS.iter().find(|(known, _)| Ok(*known) == name).map_or(0, |(_, calls)| calls.load(SeqCst))
 }
 
-/// Returns the number of all calls, and of those that would have broken a capture.
+/// Returns the number of all calls. Stores the number of calls that would have broken a capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn stand_in_all_calls(broken: *mut u64) -> u64 {
     put(broken, BROKEN.load(SeqCst));
