@@ -287,7 +287,7 @@ fn elsewhere(rank: &Rank, gpus: &[usize]) -> Result<Vec<String>, CommError> {
     let arguments: [&dyn KernelArg; 3] = [&stop, &started, &0u64];
     // Safety: two words, which live until the kernels have ended.
     let once = || unsafe { stream.launch(&kernel, LaunchConfig::new(1, 32), &arguments) };
-    let others = gpus.iter().filter(|&&gpu| gpu != device.ordinal()).map(|&gpu| Some(gpu));
+    let others = gpus.iter().copied().filter(|gpu| *gpu != device.ordinal()).map(Some);
     let mut launches = 0u64;
     for other in others.chain([None]) {
         once()?;
