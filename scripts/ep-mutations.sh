@@ -69,7 +69,7 @@ done
 
 mutation "no barrier before a block of a dispatch is counted" $kernels/dispatch.rs "R::MEETS" "false" $races
 mutation "no barrier before a block of a combine is counted" $kernels/combine.rs "R::MEETS" "false" $races
-mutation "groups that are counted again" $kernels/routes.rs "self.passed = group;" "" $bits
+mutation "groups that are counted again" $kernels/routes.rs "self.passed = group;" "" $rounds
 mutation "the rest of a round not counted" $kernels/routes.rs "self.pass(next);" "" $rounds
 mutation "no barrier after the routing" $kernels/routes.rs \
     $'        Block.sync();\n        (32 * self.first' $'        (32 * self.first' $races
@@ -98,7 +98,7 @@ mutation "rows past the end of a shared region" $kernels/dispatch.rs "routes.pla
     "routes.place(token, mine, u32::MAX)" $limits
 mutation "terms of rows that were left out" $kernels/combine.rs "is_first && is_sent" "is_first" $limits
 mutation "a shared region without the number of the first row" $kernels/routes.rs \
-    "if rank < ranks { first_at(arena, lane, rank) } else { 0 }" "rank - rank" $limits
+    "if rank < ranks { first_at(arena, lane, rank) }" "if rank < ranks { first_at(arena, lane, rank).min(0) }" $limits
 mutation "places of a silent rank given away" $kernels/allot.rs \
     "if protocol::is_over::<Global>(arena.word(lane.told(rank)), last >> 32) {" "if true {" $late
 mutation "places given away before all ranks have told" $kernels/allot.rs "(epoch, masked), lane.deadline" \
