@@ -51,6 +51,7 @@ mutation() {
 races=nothing_races
 bits=free_running_pairs_give_the_bits_of_the_oracle
 routing=all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks
+rounds=tokens_counted_in_several_rounds_go_to_the_same_places
 resident=one_resident_block_of_many_is_enough
 network=network:rows_reach_ranks_over_the_network_with_the_bits_of_the_oracle
 networks=network:free_running_pairs_graphs_and_epochs_that_wrap_cross_a_network
@@ -61,16 +62,16 @@ shared_races=shared:nothing_races
 late_tiles=matmul:tiles_of_own_rows_are_multiplied_while_a_rank_is_late
 one_multiplies=matmul:one_resident_block_of_many_multiplies_all_rows_as_they_arrive
 
-for test in $races $bits $routing $resident $network $networks $network_races $limits $late $shared_races $late_tiles \
-    $one_multiplies; do
+for test in $races $bits $routing $rounds $resident $network $networks $network_races $limits $late $shared_races \
+    $late_tiles $one_multiplies; do
     passes "$test" || { echo "ep-mutations: $test fails without a mutation; see $copy/log" >&2; exit 1; }
 done
 
 mutation "no barrier before a block of a dispatch is counted" $kernels/dispatch.rs "R::MEETS" "false" $races
 mutation "no barrier before a block of a combine is counted" $kernels/combine.rs "R::MEETS" "false" $races
-mutation "no barrier between routing and its sums" $kernels/routes.rs \
-    $'        Block.sync();\n        let mut rank = warp;' $'        let mut rank = warp;' $races
-mutation "no barrier after the sums of routing" $kernels/routes.rs \
+mutation "groups that are counted again" $kernels/routes.rs "self.passed = group;" "" $rounds
+mutation "the rest of a round not counted" $kernels/routes.rs "self.pass(next);" "" $rounds
+mutation "no barrier after the routing" $kernels/routes.rs \
     $'        Block.sync();\n        (32 * self.first' $'        (32 * self.first' $races
 mutation "one slot of rows" $kernels/protocol.rs "epoch & 1" "epoch & 0" $races
 mutation "the flag of the other slot" $kernels/dispatch.rs "arena.word(lane.sent_flag(slot, source))" \
@@ -96,8 +97,8 @@ mutation "signals that begin with another epoch" $kernels/network.rs "sum.wrappi
 mutation "rows past the end of a shared region" $kernels/dispatch.rs "routes.place(token, mine, sizes.max_rows)" \
     "routes.place(token, mine, u32::MAX)" $limits
 mutation "terms of rows that were left out" $kernels/combine.rs "is_first && is_sent" "is_first" $limits
-mutation "a shared region without the number of the first row" $kernels/routes.rs "true => first_at(arena, lane, rank)" \
-    "true => 0" $limits
+mutation "a shared region without the number of the first row" $kernels/routes.rs \
+    "if rank < ranks { first_at(arena, lane, rank) }" "if rank < ranks { first_at(arena, lane, rank).min(0) }" $limits
 mutation "places of a silent rank given away" $kernels/allot.rs \
     "if protocol::is_over::<Global>(arena.word(lane.told(rank)), last >> 32) {" "if true {" $late
 mutation "places given away before all ranks have told" $kernels/allot.rs "(epoch, masked), lane.deadline" \

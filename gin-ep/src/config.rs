@@ -81,6 +81,7 @@ pub struct GroupConfig {
     pub(crate) first_epoch: u64,
     pub(crate) blocks: Option<u32>,
     pub(crate) grid: Option<u32>,
+    pub(crate) groups: Option<u32>,
     pub(crate) threads: Option<u32>,
     pub(crate) deadline: Deadline,
 }
@@ -102,6 +103,7 @@ impl GroupConfig {
             first_epoch: 0,
             blocks: None,
             grid: None,
+            groups: None,
             threads: None,
             deadline: Deadline::after_ms(1000),
         }
@@ -165,6 +167,14 @@ impl GroupConfig {
     #[must_use]
     pub const fn first_epoch(mut self, epoch: u64) -> Self {
         self.first_epoch = epoch;
+        self
+    }
+
+    /// Sets the number of groups of 32 tokens whose routing a block has at a time, for tests of several rounds.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn groups(mut self, groups: u32) -> Self {
+        self.groups = Some(groups);
         self
     }
 
@@ -338,7 +348,7 @@ impl GroupConfig {
             owner: Divisor::new(experts.div_ceil(ranks)),
             units: Divisor::new((row_bytes as u32 / 16).div_ceil(unit)),
             sums: [UNIT, LARGE_UNIT].map(|unit| Divisor::new((back_bytes as u32 / 16).div_ceil(unit))),
-            groups: Sizes::groups_of(tokens, ranks),
+            groups: self.groups.unwrap_or(Sizes::groups_of(tokens, ranks)),
             meta_bytes: Sizes::meta_bytes_of(topk, scale_bytes as u32),
             max_rows: self.max_rows.unwrap_or(u32::MAX),
             pitch: (if self.max_rows.is_some() { row_bytes.max(back_bytes) } else { row_bytes }) as u32,

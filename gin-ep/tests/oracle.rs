@@ -60,6 +60,19 @@ fn all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks() {
     }
 }
 
+#[test]
+fn tokens_counted_in_several_rounds_go_to_the_same_places() {
+    for (ranks, topk, threads, groups) in [(1, 8, 64, 1), (2, 5, 96, 2), (33, 12, 64, 3)] {
+        let shape = Shape { ranks, experts: 80, topk, hidden: 8 };
+        let config = GroupConfig::new(80, 8, topk as u32).tokens(100).sms(2).threads(threads).groups(groups);
+        let pairs =
+            [pair(Routing::Uniform), Pair { counts: &[100, 0, 33], ..pair(Routing::Holes) }, pair(Routing::Zipf)];
+        for config in [config, config.max_rows(100 * ranks as u32)] {
+            run(WorldConfig::seeded(ranks as u32, 3), config, shape, 100, &pairs);
+        }
+    }
+}
+
 /// The environment variable with the number of random cases.
 const CASES_VARIABLE: &str = "GIN_EP_CASES";
 

@@ -9,10 +9,19 @@ use gin_device::kernel::KernelParam;
 use std::any::{TypeId, type_name};
 use std::mem::MaybeUninit;
 
+/// The bytes of a value, aligned to 16. Most are few, and need no allocation.
+#[derive(Clone, Debug)]
+enum Words {
+    Few([MaybeUninit<u128>; FEW]),
+    Many(Vec<MaybeUninit<u128>>),
+}
+
+const FEW: usize = 4;
+
 /// The bytes of one argument, aligned to 16.
 #[derive(Clone, Debug)]
 pub struct Argument {
-    words: Vec<MaybeUninit<u128>>,
+    words: Words,
     bytes: usize,
     type_name: &'static str,
     type_id: TypeId,
@@ -47,9 +56,16 @@ impl Argument {
     /// # Safety
     /// - `value` points to `bytes` bytes, which may be padding.
     unsafe fn copied(value: *const u8, bytes: usize, type_name: &'static str, type_id: TypeId) -> Self {
-        let mut words = vec![MaybeUninit::uninit(); bytes.div_ceil(16).max(1)];
+        let mut words = match bytes.div_ceil(16) {
+            ..=FEW => Words::Few([MaybeUninit::uninit(); FEW]),
+            many => Words::Many(vec![MaybeUninit::uninit(); many]),
+        };
+        let to = match &mut words {
+            Words::Few(words) => words.as_mut_ptr(),
+            Words::Many(words) => words.as_mut_ptr(),
+        };
         // Safety: the words are at least as many bytes, and the caller's promise.
-        unsafe { words.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(value, bytes) };
+        unsafe { to.cast::<u8>().copy_from_nonoverlapping(value, bytes) };
         Self { words, bytes, type_name, type_id }
     }
 
@@ -58,9 +74,12 @@ impl Argument {
         self.bytes
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the address of the first byte, until it moves.
     pub fn as_ptr(&self) -> *const u8 {
-        self.words.as_ptr().cast()
+        match &self.words {
+            Words::Few(words) => words.as_ptr().cast(),
+            Words::Many(words) => words.as_ptr().cast(),
+        }
     }
 
     /// Returns the name of the parameter's type.

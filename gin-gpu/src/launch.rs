@@ -102,7 +102,7 @@ fn count(extent: Dim3) -> u64 {
     extents(extent).into_iter().map(u64::from).fold(1, u64::saturating_mul)
 }
 
-/// Checks a launch against the kernel and the limits of the device.
+/// Checks a launch against the kernel and the limits of the device. Only an error asks for the `device`'s name.
 ///
 /// # Errors
 /// An error with the first value that does not fit, and its limit.
@@ -111,7 +111,7 @@ pub fn check_launch(
     config: &LaunchConfig,
     arguments: &[Argument],
     limits: &Limits,
-    device: &str,
+    device: impl Fn() -> String,
 ) -> Result<(), GpuError> {
     if function.abi != ABI_VERSION {
         return Err(GpuError::AbiMismatch {
@@ -160,27 +160,27 @@ pub fn check_launch(
             return Err(GpuError::EmptyLaunch { what, x: extent.x, y: extent.y, z: extent.z });
         }
     }
-    let limit = |what, asked: u64, limit: u64, whose: &str| {
-        if asked > limit { Err(GpuError::LaunchLimit { what, asked, limit, whose: whose.to_owned() }) } else { Ok(()) }
-    };
-    if let Some(bound) = function.max_threads {
-        limit("a block size", config.threads(), u64::from(bound), &format!("kernel `{}`", function.name))?;
+    fn limit(what: &'static str, asked: u64, limit: u64, whose: impl Fn() -> String) -> Result<(), GpuError> {
+        if asked > limit { Err(GpuError::LaunchLimit { what, asked, limit, whose: whose() }) } else { Ok(()) }
     }
-    limit("a block size", config.threads(), u64::from(limits.threads_per_block), device)?;
+    if let Some(bound) = function.max_threads {
+        limit("a block size", config.threads(), u64::from(bound), || format!("kernel `{}`", function.name))?;
+    }
+    limit("a block size", config.threads(), u64::from(limits.threads_per_block), &device)?;
     for (what, extent, most) in
         [("a block extent", config.block, limits.block), ("a grid extent", config.grid, limits.grid)]
     {
         for (asked, most) in extents(extent).into_iter().zip(most) {
-            limit(what, u64::from(asked), u64::from(most), device)?;
+            limit(what, u64::from(asked), u64::from(most), &device)?;
         }
     }
-    limit("a cluster's number of blocks", config.cluster_blocks(), u64::from(limits.cluster_blocks), device)?;
+    limit("a cluster's number of blocks", config.cluster_blocks(), u64::from(limits.cluster_blocks), &device)?;
     for (grid, cluster) in extents(config.grid).into_iter().zip(extents(config.cluster)) {
         if !grid.is_multiple_of(cluster) {
             return Err(GpuError::UnevenClusters { grid, cluster });
         }
     }
-    limit("dynamic shared memory", u64::from(config.dynamic_shared), u64::from(limits.dynamic_shared), device)
+    limit("dynamic shared memory", u64::from(config.dynamic_shared), u64::from(limits.dynamic_shared), &device)
 }
 
 /// Returns the error of an unknown name, with the most similar names, at most three.

@@ -660,7 +660,7 @@ impl dyn Stream + '_ {
         arguments: Vec<Argument>,
     ) -> Result<(), GpuError> {
         let device = self.device();
-        check_launch(function, &config, &arguments, &device.limits(), &device.name())?;
+        check_launch(function, &config, &arguments, &device.limits(), || device.name())?;
         // Safety: sizes and types were checked; the rest is the caller's promise.
         unsafe { self.enqueue(function, config, arguments) }
     }

@@ -224,7 +224,7 @@ fn clusters_are_checked_and_the_virtual_gpu_has_none() {
     };
     let mut limits = Limits::CUDA;
     limits.cluster_blocks = 8;
-    let check = |config: LaunchConfig| check_launch(&function, &config, &[], &limits, "a GPU");
+    let check = |config: LaunchConfig| check_launch(&function, &config, &[], &limits, || "a GPU".to_owned());
     for (blocks, cluster) in [(4, 1), (4, 2), (16, 8)] {
         assert_eq!(check(LaunchConfig::new(blocks, 1).cluster(cluster)), Ok(()), "{blocks} blocks");
     }

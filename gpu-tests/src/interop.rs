@@ -264,10 +264,47 @@ pub fn share(gpus: &[usize], devices: Devices) -> Outcome {
             return Err(format!("LSA teams of {lsa_size:?}: {}", wrong.join("\n")));
         }
     }
+    let mut one = world(&devices, gpus, None);
+    one.ranks = 1;
+    let wrong = launch(one, |rank| elsewhere(&rank, gpus)).map_err(|error| error.to_string())?.concat();
+    if !wrong.is_empty() {
+        return Err(wrong.join("\n"));
+    }
     match gin_gpu::cuda::take_failures().as_slice() {
         [] => Ok(()),
         failures => Err(format!("freeing failed: {failures:?}")),
     }
+}
+
+/// Repeats a launch after the program has made no context, or that of another GPU, the current one.
+fn elsewhere(rank: &Rank, gpus: &[usize]) -> Result<Vec<String>, CommError> {
+    let device = CudaDevice::of(&**rank.device()).ok_or_else(no_gpu)?;
+    // The stop word, which is set, and the count of blocks.
+    let words = Memory::new(rank.device(), MemoryKind::Device, 16)?;
+    words.write(0, &[1u64, 0])?;
+    let (kernel, stream) = (rank.kernel("hardware_spin")?, rank.stream()?);
+    let (stop, started) = (words.address() as usize as *mut u64, (words.address() + 8) as usize as *mut u64);
+    let arguments: [&dyn KernelArg; 3] = [&stop, &started, &0u64];
+    // Safety: two words, which live until the kernels have ended.
+    let once = || unsafe { stream.launch(&kernel, LaunchConfig::new(1, 32), &arguments) };
+    let others = gpus.iter().copied().filter(|gpu| *gpu != device.ordinal()).map(Some);
+    let mut launches = 0u64;
+    for other in others.chain([None]) {
+        once()?;
+        match other {
+            Some(gpu) => {
+                enter(gpu)?;
+            }
+            // Safety: takes no pointer.
+            None => ok("leave a context", unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) })?,
+        }
+        once()?;
+        launches += 2;
+    }
+    stream.synchronize()?;
+    let mut count = [0u64];
+    words.read(8, &mut count)?;
+    Ok(if count == [launches] { Vec::new() } else { vec![format!("{} of {launches} kernels ran", count[0])] })
 }
 
 fn shared(rank: &Rank, gpus: &[usize]) -> Result<Vec<String>, CommError> {

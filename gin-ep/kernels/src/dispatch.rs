@@ -176,7 +176,7 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
     let launch = |slot: u64| Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot)));
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
     let units = sizes.units.by();
-    let mut routes = Routes::new(lane, tokens);
+    let mut routes = Routes::new(arena.here(), lane, tokens);
     let mut unit = warp * blocks as u32 + block_in_grid();
     // The first unit is on its way while the block counts tokens.
     // Safety: the caller's promise.
@@ -188,6 +188,7 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
         }
         while unit < end * units {
             unit += warps * blocks as u32;
+            routes.pass(next.token / 32);
             // Safety: the caller's promise.
             unsafe {
                 send_unit::<F, R>(arena, lane, tokens, &routes, slot, masked, &next);
@@ -197,6 +198,9 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
     }
     if tokens.plan == 0 {
         check_number(arena.here(), lane, tokens);
+    }
+    if warp == 0 {
+        routes.close();
     }
     if R::MEETS {
         Block.sync();

@@ -3,6 +3,7 @@
 
 use crate::protocol::{flag, slot};
 use gin_device::prelude::*;
+use gin_device::sys::data::load_weak_pair;
 use gin_device::sys::{GlobalWord, Word};
 
 /// A divisor with its reciprocal, because a division takes a kernel long.
@@ -147,15 +148,15 @@ impl Sizes {
     /// Returns the number of groups of 32 tokens whose routing a block has in shared memory at a time.
     #[must_use]
     pub const fn groups_of(tokens: u32, ranks: u32) -> u32 {
-        let (all, most) = (tokens.div_ceil(32), (MOST_SHARED / 4 - ranks) / (2 * ranks));
+        let (all, most) = (tokens.div_ceil(32), (MOST_SHARED / 4 - ranks) / ranks);
         if all < most { all } else { most }
     }
 
     /// Returns the bytes of shared memory of a block of a dispatch.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
-        // A word of bits and a number for each group and rank, and the numbers after the last group.
-        4 * self.ranks * (2 * self.groups + 1)
+        // A word of bits for each group and rank, and a number for each rank.
+        4 * self.ranks * (self.groups + 1)
     }
 
     /// Returns the bytes of a plan: the number of tokens, and a word of bits for each 32 tokens and each rank.
@@ -171,8 +172,8 @@ const fn scales_at(topk: u32) -> u32 {
     (4 + 8 * topk).next_multiple_of(16)
 }
 
-/// The most shared memory of a block, in bytes: what a launch has without a request for more.
-const MOST_SHARED: u32 = 48 << 10;
+/// The most bytes of shared memory for the routing that a block has at a time.
+const MOST_SHARED: u32 = 24 << 10;
 /// Offset of the bits in a plan.
 pub(crate) const PLAN_BITS: u64 = 16;
 
@@ -507,12 +508,20 @@ impl Tokens {
     }
 
     /// Returns ids from `first` on as [`id`](Self::id) does, from number `k` to `k + 7` of `count`. In place of ids
-    /// past the last one it returns that. The loads are on their way together.
+    /// past the last one it returns others of them again. The loads are on their way together.
     #[inline(always)]
     pub(crate) fn eight_ids(&self, first: u64, k: u32, count: u32) -> Eight {
         let at = |ahead: u32| first + u64::from((k + ahead).min(count - 1));
         // Safety: the kernel's caller promised that the ids are there.
         unsafe {
+            if self.flags & WIDE_IDS == 0 && (count | (self.ids as u32 >> 2)).is_multiple_of(4) {
+                let four = |ahead: u32| {
+                    let at = first + u64::from((k + ahead).min(count - 4));
+                    let (low, high) = load_weak_pair((self.ids + 4 * at) as usize as *const u64);
+                    (low as i32, (low >> 32) as i32, high as i32, (high >> 32) as i32)
+                };
+                return (four(0), four(4));
+            }
             if self.flags & WIDE_IDS == 0 {
                 let id = |ahead: u32| load(self.ids + 4 * at(ahead)) as i32;
                 return ((id(0), id(1), id(2), id(3)), (id(4), id(5), id(6), id(7)));

@@ -28,42 +28,55 @@ fn ids_of(lane: &Lane, tokens: &Tokens, number: u32, group: u32, k: u32) -> Eigh
     }
 }
 
-/// Returns the ranks to which these tokens go, as bits. All lanes call, with the first of `ids_of`. An id that does not
-/// exist drops its token; `reports` says whether to report that.
-#[inline(always)]
-fn ranks_of(arena: u64, lane: &Lane, tokens: &Tokens, number: u32, group: u32, mut ids: Eight, reports: bool) -> u64 {
-    let (sizes, token) = (&lane.sizes, 32 * group + gin_device::coop::lane());
-    let (mut ranks, mut unknown) = (0u64, -1);
-    let mut add = |id: i32| {
-        let is_there = (id as u32) < sizes.experts;
-        ranks |= if is_there { 1 << sizes.owner.of(id as u32) } else { 0 };
-        unknown = if is_there { unknown } else { unknown.max(id) };
-    };
-    let mut k = 8;
-    loop {
-        let ((a, b, c, d), (e, f, g, h)) = ids;
-        add(a);
-        add(b);
-        add(c);
-        add(d);
-        add(e);
-        add(f);
-        add(g);
-        add(h);
-        if k >= sizes.topk {
-            break;
+/// The ranks to which a token goes, as bits, and the greatest of its ids.
+#[derive(Clone, Copy, Debug)]
+struct To {
+    low: u32,
+    high: u32,
+    most: i32,
+}
+
+impl To {
+    const NONE: Self = Self { low: 0, high: 0, most: -1 };
+
+    /// Adds ids. There is no branch, because the lanes would go different ways for each id. The quotient of a negative
+    /// id, as of a number of 32 bits, is past all ranks.
+    #[inline(always)]
+    fn add(&mut self, lane: &Lane, ids: Eight) {
+        let sizes = &lane.sizes;
+        self.low |= bits_of(ids, |id| bit(sizes.owner.of(id as u32)));
+        if sizes.ranks > 32 {
+            self.high |= bits_of(ids, |id| bit(sizes.owner.of(id as u32).wrapping_sub(32)));
         }
-        ids = ids_of(lane, tokens, number, group, k);
-        k += 8;
+        let ((a, b, c, d), (e, f, g, h)) = ids;
+        self.most = self.most.max(a.max(b).max(c.max(d))).max(e.max(f).max(g.max(h)));
     }
-    if unknown < 0 {
-        return ranks;
+
+    /// Returns the ranks. An id that does not exist drops its token; `reports` says whether to report that.
+    #[inline(always)]
+    fn ranks(&self, arena: u64, lane: &Lane, group: u32, reports: bool) -> u64 {
+        // Fewer experts than 2^31 fit into any memory.
+        if self.most < lane.sizes.experts as i32 {
+            return u64::from(self.high) << 32 | u64::from(self.low);
+        }
+        if reports {
+            let (token, experts) = (32 * group + gin_device::coop::lane(), lane.sizes.experts);
+            status::report(arena, lane, Code::UnknownExpert, 0, self.most as u32, token.into(), experts.into());
+        }
+        0
     }
-    if reports {
-        let experts = sizes.experts.into();
-        status::report(arena, lane, Code::UnknownExpert, 0, unknown as u32, token.into(), experts);
-    }
-    0
+}
+
+#[inline(always)]
+fn bits_of(ids: Eight, bit: impl Fn(i32) -> u32) -> u32 {
+    let ((a, b, c, d), (e, f, g, h)) = ids;
+    bit(a) | bit(b) | bit(c) | bit(d) | bit(e) | bit(f) | bit(g) | bit(h)
+}
+
+/// Returns the bit of a rank below 32; 0 for others.
+#[inline(always)]
+fn bit(rank: u32) -> u32 {
+    1u32.checked_shl(rank).unwrap_or(0)
 }
 
 /// Calls `word` with the bits of a group of 32 tokens for each rank, each by one lane. All lanes call.
@@ -95,8 +108,12 @@ pub unsafe fn plan(arena: &Window<u64>, lane: &Lane, tokens: &Tokens, plan: u64)
     let mut group = block_in_grid() * (Block.size() / WARP_SIZE) + Block.rank() / WARP_SIZE;
     while group < number.div_ceil(32) {
         let first = u64::from(group) * u64::from(lane.sizes.ranks);
-        let ids = ids_of(lane, tokens, number, group, 0);
-        words_of(ranks_of(arena, lane, tokens, number, group, ids, true), lane.sizes.ranks, |rank, bits| {
+        let (mut to, mut k) = (To::NONE, 0);
+        while k < lane.sizes.topk {
+            to.add(lane, ids_of(lane, tokens, number, group, k));
+            k += 8;
+        }
+        words_of(to.ranks(arena, lane, group, true), lane.sizes.ranks, |rank, bits| {
             store(PLAN_BITS + 4 * (first + u64::from(rank)), bits);
         });
         group += grid_dim().count() as u32 * (Block.size() / WARP_SIZE);
@@ -137,14 +154,14 @@ pub(crate) unsafe fn planned(lane: &Lane, plan: u64, rank: u32) -> u32 {
     sum
 }
 
-/// The routing of some groups of 32 tokens, in the block's dynamic shared memory.
+/// The routing of some groups of 32 tokens, in the block's dynamic shared memory. Each warp counts tokens in its own
+/// registers: the threads meet once for the groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Routes {
     /// For each group a word for each rank, with a bit for each token that goes there.
     bits: SharedArray<u32>,
-    /// For each group and rank the number of tokens of all groups before it, and the same after the last: more by the
-    /// number of the first row there, if all sources share a region.
-    before: SharedArray<u32>,
+    /// For each rank the value of `before` after the last group.
+    all: SharedArray<u32>,
     ranks: u32,
     /// Number of tokens that take part.
     pub(crate) tokens: u32,
@@ -152,23 +169,31 @@ pub(crate) struct Routes {
     first: u32,
     /// Number of groups.
     groups: u32,
-    /// The first ids of the tokens that this warp counts first.
+    /// The first ids of the tokens that this warp counts next.
     ahead: Eight,
+    /// For the rank of this lane's number, and for that 32 further, the number of tokens of all groups that are passed:
+    /// more by the number of the first row there, if all sources share a region.
+    before: (u32, u32),
+    /// Number of groups that are passed, from the first one of all.
+    passed: u32,
 }
 
 impl Routes {
     /// Makes them without groups.
     #[inline(always)]
-    pub(crate) fn new(lane: &Lane, tokens: &Tokens) -> Self {
+    pub(crate) fn new(arena: u64, lane: &Lane, tokens: &Tokens) -> Self {
         let (ranks, most) = (lane.sizes.ranks, lane.sizes.groups);
         let number = tokens.number(&lane.sizes);
         // They are on their way meanwhile.
         let warp = if tokens.plan == 0 { Block.rank() / WARP_SIZE } else { u32::MAX / 32 };
         let ahead = ids_of(lane, tokens, number, warp, 0);
+        let first = |rank: u32| if rank < ranks { first_at(arena, lane, rank) } else { 0 };
+        let mine = gin_device::coop::lane();
+        let before = (first(mine), first(mine + WARP_SIZE));
         let words = (ranks * most) as usize;
         let bits = shared::dynamic_array::<u32>(0, words);
-        let before = shared::dynamic_array::<u32>(4 * words, words + ranks as usize);
-        Self { bits, before, ranks, tokens: number, first: 0, groups: 0, ahead }
+        let all = shared::dynamic_array::<u32>(4 * words, ranks as usize);
+        Self { bits, all, ranks, tokens: number, first: 0, groups: 0, ahead, before, passed: 0 }
     }
 
     /// Goes on to the next groups. Returns the first token of them and the one after the last, which are the same if
@@ -177,27 +202,41 @@ impl Routes {
     pub(crate) fn advance(&mut self, arena: u64, lane: &Lane, tokens: &Tokens) -> (u32, u32) {
         let is_first = self.groups == 0;
         let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
-        let old = self.groups;
-        self.first += self.groups;
-        let left = self.tokens.div_ceil(32) - self.first;
-        if left == 0 && !is_first {
-            return (self.tokens, self.tokens);
-        }
-        self.groups = left.min(lane.sizes.groups);
+        let next = self.first + self.groups;
+        let left = self.tokens.div_ceil(32) - next;
         if !is_first {
+            // The first warp needs the numbers of all.
+            if left > 0 || warp == 0 {
+                self.pass(next);
+            }
+            if left == 0 {
+                return (self.tokens, self.tokens);
+            }
             // The threads have finished with the old groups.
             Block.sync();
         }
+        (self.first, self.groups) = (next, left.min(lane.sizes.groups));
         if tokens.plan == 0 {
-            let mut group = warp;
+            let (mut group, mut k, mut to) = (warp, 0, To::NONE);
             while group < self.groups {
-                let (reports, all) = (block_in_grid() == 0, self.first + group);
-                let ids = if all == warp { self.ahead } else { ids_of(lane, tokens, self.tokens, all, 0) };
-                let to = ranks_of(arena, lane, tokens, self.tokens, all, ids, reports);
-                words_of(to, self.ranks, |rank, bits| {
-                    self.bits.write((group * self.ranks + rank) as usize, bits);
-                });
-                group += warps;
+                let (of, ids) = (group, self.ahead);
+                k += 8;
+                let is_last = k >= lane.sizes.topk;
+                if is_last {
+                    k = 0;
+                    group += warps;
+                }
+                // The next ones are on their way, after the last group those of the next round.
+                let ahead = if group < self.groups { group } else { self.groups + warp };
+                self.ahead = ids_of(lane, tokens, self.tokens, self.first + ahead, k);
+                to.add(lane, ids);
+                if is_last {
+                    let ranks = to.ranks(arena, lane, self.first + of, block_in_grid() == 0);
+                    words_of(ranks, self.ranks, |rank, bits| {
+                        self.bits.write((of * self.ranks + rank) as usize, bits);
+                    });
+                    to = To::NONE;
+                }
             }
         } else {
             let first = tokens.plan + PLAN_BITS + 4 * u64::from(self.first) * u64::from(self.ranks);
@@ -207,61 +246,66 @@ impl Routes {
             }
         }
         Block.sync();
-        let mut rank = warp;
-        while rank < self.ranks {
-            let base = match is_first {
-                true => first_at(arena, lane, rank),
-                false => self.before.read((old * self.ranks + rank) as usize),
-            };
-            Warp.sync();
-            self.add_up(rank, base);
-            rank += warps;
-        }
-        Block.sync();
         (32 * self.first, self.tokens.min(32 * (self.first + self.groups)))
     }
 
-    /// Counts the tokens before each group for a rank, by one warp.
+    /// Counts the tokens of all groups before `group`, by one warp. It is one of the groups, or the one after the last,
+    /// and no earlier one than at the last call.
     #[inline(always)]
-    fn add_up(&self, rank: u32, mut base: u32) {
+    pub(crate) fn pass(&mut self, group: u32) {
         let lane = gin_device::coop::lane();
-        let place = |group: u32| (group * self.ranks + rank) as usize;
-        let mut first = 0;
-        while first < self.groups {
-            let group = first + lane;
-            let is_there = group < self.groups;
-            let count = if is_there { self.bits.read(place(group)).count_ones() } else { 0 };
-            let mut sum = count;
-            let mut by = 1;
-            while by < WARP_SIZE.min(self.groups) {
-                let below = Warp.shuffle_up(sum, by);
-                sum += if lane >= by { below } else { 0 };
-                by *= 2;
-            }
-            if is_there {
-                self.before.write(place(group), base + sum - count);
-            }
-            base += Warp.shuffle(sum, (self.groups - first).min(WARP_SIZE) - 1);
-            first += WARP_SIZE;
+        self.before.0 += self.sum(self.passed, group, lane);
+        if self.ranks > WARP_SIZE {
+            self.before.1 += self.sum(self.passed, group, lane + WARP_SIZE);
         }
-        if lane == 0 {
-            self.before.write(place(self.groups), base);
+        self.passed = group;
+    }
+
+    /// Returns the number of tokens of some groups that go to a rank, if there is such a rank. A few loads are on their
+    /// way together.
+    #[inline(always)]
+    fn sum(&self, mut from: u32, to: u32, rank: u32) -> u32 {
+        let rank = rank.min(self.ranks - 1);
+        let count = |group: u32| self.bits.read(((group - self.first) * self.ranks + rank) as usize).count_ones();
+        let mut sum = 0;
+        while from + 4 <= to {
+            sum += count(from) + count(from + 1) + (count(from + 2) + count(from + 3));
+            from += 4;
         }
+        if from < to {
+            let last = to - 1;
+            let (a, b, c) = (count(from), count(last.min(from + 1)), count(last));
+            sum += a + if from < last { c } else { 0 } + if from + 1 < last { b } else { 0 };
+        }
+        sum
     }
 
     /// Returns the place of a token's row at a rank; `None` if it does not go there, or if there is no place before
-    /// `end`.
+    /// `end`. The token is of the group that the warp has passed up to, and the rank is one of this lane.
     #[inline(always)]
     pub(crate) fn place(&self, token: u32, rank: u32, end: u32) -> Option<u32> {
-        let word = ((token / 32 - self.first) * self.ranks + rank) as usize;
-        let bits = self.bits.read(word);
-        let before = self.before.read(word) + (bits & ((1 << (token % 32)) - 1)).count_ones();
-        if bits >> (token % 32) & 1 != 0 && before < end { Some(before) } else { None }
+        let bits = self.bits.read(((token / 32 - self.first) * self.ranks + rank) as usize);
+        let before = if rank < WARP_SIZE { self.before.0 } else { self.before.1 };
+        let place = before + (bits & ((1 << (token % 32)) - 1)).count_ones();
+        if bits >> (token % 32) & 1 != 0 && place < end { Some(place) } else { None }
     }
 
-    /// Returns the number of tokens that go to a rank, of those up to the last group.
+    /// Stores the numbers of all tokens, by the first warp after the last round, for calls of [`count`](Self::count).
+    #[inline(always)]
+    pub(crate) fn close(&self) {
+        let lane = gin_device::coop::lane();
+        if lane < self.ranks {
+            self.all.write(lane as usize, self.before.0);
+        }
+        if lane + WARP_SIZE < self.ranks {
+            self.all.write((lane + WARP_SIZE) as usize, self.before.1);
+        }
+        Warp.sync();
+    }
+
+    /// Returns the number of tokens that go to a rank, in the first warp.
     #[inline(always)]
     pub(crate) fn count(&self, arena: u64, lane: &Lane, rank: u32) -> u32 {
-        self.before.read((self.groups * self.ranks + rank) as usize) - first_at(arena, lane, rank)
+        self.all.read(rank as usize) - first_at(arena, lane, rank)
     }
 }

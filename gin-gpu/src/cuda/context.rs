@@ -11,9 +11,16 @@ use cudarc::driver::sys::{
     CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUresult,
 };
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
+
+thread_local! {
+    /// The address of the context that gin made current last on this thread. Other code of the thread may have made
+    /// another one current since.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
 
 /// A GPU. It is opened once and kept until the process ends, as its primary context is.
 #[derive(Debug)]
@@ -187,7 +194,28 @@ impl Context {
     /// Makes this the context of the calling thread.
     pub(super) fn enter(&self) -> Result<(), GpuError> {
         // Safety: the context is alive until the process ends.
-        check("make a GPU's context current", unsafe { sys::cuCtxSetCurrent(self.raw) })
+        check("make a GPU's context current", unsafe { sys::cuCtxSetCurrent(self.raw) })?;
+        CURRENT.set(self.raw.addr());
+        Ok(())
+    }
+
+    /// Makes a call whose handles are all of this context. The driver refuses it, and does nothing, if it wants the
+    /// context to be current and other code of the thread has made another one current.
+    pub(super) fn call(&self, call: impl Fn() -> CUresult) -> CUresult {
+        if CURRENT.get() == self.raw.addr() {
+            match call() {
+                CUresult::CUDA_ERROR_INVALID_CONTEXT | CUresult::CUDA_ERROR_INVALID_HANDLE => {}
+                code => return code,
+            }
+        }
+        // Safety: as above.
+        match unsafe { sys::cuCtxSetCurrent(self.raw) } {
+            CUresult::CUDA_SUCCESS => {
+                CURRENT.set(self.raw.addr());
+                call()
+            }
+            code => code,
+        }
     }
 
     /// Lets this GPU reach memory of `other`, if the hardware can. Then copies between them take the direct way.

@@ -14,8 +14,8 @@ use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 /// The most kernels that one GPU runs at a time: as many as it has streams for.
@@ -47,16 +47,15 @@ pub(super) struct Running {
     /// The number of the stream.
     stream: u64,
     /// The number of the last launch on it.
-    last: u64,
-    /// It is recorded after each launch, unless `asks` is set.
-    ended: CUevent,
-    /// The stream itself, to ask whether the launches have ended. An event between two kernels would keep a dependent
-    /// one from starting early.
+    last: AtomicU64,
+    /// Recorded after the launches, unless `asks` is set.
+    ended: Option<CUevent>,
+    /// The stream itself, to ask whether the launches have ended.
     asks: Option<CUstream>,
     /// Their shapes, each once.
     shapes: Vec<Pair>,
-    /// The last launch.
-    newest: Blocks,
+    /// The place of the last launch among the shapes.
+    newest: AtomicUsize,
     /// The numbers of the streams of whose launches one may run at the same time as one of these.
     meets: BTreeSet<u64>,
 }
@@ -86,6 +85,8 @@ impl State {
 
 // Safety: handles of the driver, which any thread may use.
 unsafe impl Send for State {}
+// Safety: as above.
+unsafe impl Sync for State {}
 
 /// The frees that wait until no kernel runs on any GPU, and their errors.
 #[derive(Debug)]
@@ -97,14 +98,24 @@ struct Deferred {
 // Safety: as above.
 unsafe impl Send for Deferred {}
 
-static STATES: [Mutex<State>; 16] = [const { Mutex::new(State::new()) }; 16];
+/// A launch that repeats one only reads, so that ranks that share a GPU do not wait for each other.
+static STATES: [RwLock<State>; 16] = [const { RwLock::new(State::new()) }; 16];
 
 /// Locked after the states.
 static DEFERRED: Mutex<Deferred> = Mutex::new(Deferred { resources: Vec::new(), failures: Vec::new() });
 
 /// Returns the state of GPU `ordinal`, locked.
-fn state(ordinal: usize) -> MutexGuard<'static, State> {
-    lock(&STATES[ordinal % STATES.len()])
+fn state(ordinal: usize) -> RwLockWriteGuard<'static, State> {
+    write(&STATES[ordinal % STATES.len()])
+}
+
+fn write(state: &'static RwLock<State>) -> RwLockWriteGuard<'static, State> {
+    state.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the state of GPU `ordinal` for launches that change nothing in it.
+fn read(ordinal: usize) -> RwLockReadGuard<'static, State> {
+    STATES[ordinal % STATES.len()].read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs `work` on the state of GPU `ordinal`.
@@ -173,8 +184,10 @@ pub(super) struct Launch<'a> {
     pub(super) kernels: &'a [Wanted],
     /// It becomes part of a graph, and runs when the graph is launched, which is not seen here.
     pub(super) captured: bool,
-    /// Its stream has dependent kernels, so no event is recorded behind it.
+    /// No event is recorded behind it. The stream is asked instead, or an event is recorded later by [`mark`].
     pub(super) unmarked: bool,
+    /// The stream was idle since the last launch, or is due to be asked: a shape that it no longer runs is forgotten.
+    pub(super) trims: bool,
 }
 
 /// Returns the clusters that streams may take from others, wherever their blocks are. Each running block takes a whole
@@ -212,38 +225,33 @@ impl State {
                 // Safety: the stream is alive, because its owner calls `mark` before it ends.
                 Some(stream) => unsafe { sys::cuStreamQuery(stream) },
                 // Safety: the event is alive as long as it is in the list.
-                None => unsafe { sys::cuEventQuery(running.ended) },
+                None => running.ended.map_or(CUresult::CUDA_SUCCESS, |ended| unsafe { sys::cuEventQuery(ended) }),
             };
             let busy = code == CUresult::CUDA_ERROR_NOT_READY;
-            if !busy {
+            if let (false, Some(ended)) = (busy, running.ended) {
                 // Safety: as above; the event is in the list no more.
-                unsafe { sys::cuEventDestroy_v2(running.ended) };
+                unsafe { sys::cuEventDestroy_v2(ended) };
             }
             busy
         });
     }
 
-    /// Returns whether a launch may come without queries for kernels that have ended, because these would not change
-    /// the sums. This is so if no room is counted for the launch, no kernels of other streams may run beside it, and
-    /// the entry of its stream would be replaced by an equal one.
-    fn needs_no_reap(&self, launch: &Launch<'_>) -> bool {
-        let [kernel] = launch.kernels else { return false };
-        let shape = [(kernel.blocks, kernel.fit.per_processor), NONE];
+    /// Returns the entry of the launch's stream, and the place of the last kernel's shape in it, if the launch would
+    /// leave both as they are. It needs no room that is not counted already, and no queries for ended kernels.
+    fn repeated(&self, launch: &Launch<'_>) -> Option<(&Running, usize)> {
         let place = (launch.context.ordinal, launch.owner, launch.number);
-        !launch.captured
-            && !kernel.cooperative
-            && !kernel.dependent
-            && self.residents.is_empty()
-            && self.repeats(place, launch.before, shape)
-    }
-
-    /// Returns whether the stream at `place` (GPU, owner, stream) has one entry, which a launch of this shape after
-    /// `before` would leave as it is, and nothing runs beside it.
-    fn repeats(&self, place: (usize, u64, u64), before: &Before, shape: Pair) -> bool {
-        let is_equal = |own: &Running| {
-            (own.ordinal, own.owner, own.stream) == place && own.shapes == [shape] && own.meets.is_empty()
+        let own = self.running.iter().find(|own| (own.ordinal, own.owner, own.stream) == place)?;
+        if launch.captured || !self.residents.is_empty() || own.asks.is_some() != launch.unmarked {
+            return None;
+        }
+        let mut beside = self.beside(place.0, launch.before).peekable();
+        // A cooperative one waits for no kernel that it would be counted beside, which may have ended.
+        let is_alone = beside.peek().is_none();
+        let is_room = |kernel: &Wanted| {
+            !kernel.cooperative || is_alone && kernel.blocks <= kernel.fit.clusters.saturating_mul(kernel.fit.cluster)
         };
-        self.beside(place.0, before).next().is_none() && self.running.iter().any(is_equal)
+        let may = launch.kernels.iter().all(|kernel| !kernel.dependent && is_room(kernel));
+        (may && own.meets_all(beside)).then(|| own.repeats(launch.kernels, launch.trims)).flatten().map(|at| (own, at))
     }
 
     /// Returns how many blocks fit on GPU `ordinal` beside the running kernels, except the ones `before` them, and
@@ -260,7 +268,10 @@ impl State {
 
     /// Returns the streams of a GPU with kernels that may run at the same time as a launch after `before`.
     fn beside(&self, ordinal: usize, before: &Before) -> impl Iterator<Item = &Running> {
-        let is_before = |running: &Running| before.get(&running.stream).is_some_and(|last| *last >= running.last);
+        let is_before = |running: &Running| {
+            let last = running.last.load(Ordering::Relaxed);
+            before.get(&running.stream).is_some_and(|known| *known >= last)
+        };
         self.running.iter().filter(move |running| running.ordinal == ordinal && !is_before(running))
     }
 
@@ -293,7 +304,7 @@ pub(super) fn free_deferred() {
     }
     {
         // No launch until the frees are done.
-        let mut states: Vec<_> = STATES.iter().map(lock).collect();
+        let mut states: Vec<_> = STATES.iter().map(write).collect();
         let _beside = BesideCaptures::begin();
         if !states.iter_mut().all(|state| state.is_quiet()) {
             return;
@@ -346,45 +357,65 @@ pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
     })
 }
 
-/// Records the end of a stream's launches, as far as that is not done yet, before the stream ends or is captured.
+/// Records the end of a stream's launches, as far as that is not done yet. So it does before the stream ends, is
+/// captured, or gets other work, which would delay the answer of the stream.
 pub(super) fn mark(context: &Context, number: u64) -> Result<(), GpuError> {
     context.enter()?;
     with(context.ordinal, |state| {
         let mut own = state.running.iter_mut().filter(|running| running.stream == number);
-        own.try_for_each(|running| match running.asks.take() {
+        own.try_for_each(|running| {
+            let Some(stream) = running.asks else { return Ok(()) };
+            let ended = running.event()?;
             // Safety: both are alive.
-            Some(stream) => check("record an event", unsafe { sys::cuEventRecord(running.ended, stream) }),
-            None => Ok(()),
+            check("record an event", unsafe { sys::cuEventRecord(ended, stream) })?;
+            running.asks = None;
+            Ok(())
         })
     })
 }
 
 /// Launches by `start` if there is room. No free is carried out meanwhile. Passes whether a dependent kernel may run
-/// beside the one before it to `start`, and returns that.
-pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce(bool) -> CUresult) -> Result<bool, GpuError> {
-    let (mut start, mut since) = (Some(start), None);
+/// beside the one before it to `start`, and returns that. Only one thread launches on a stream at a time.
+pub(super) fn launch(launch: &Launch<'_>, start: impl Fn(bool) -> CUresult) -> Result<bool, GpuError> {
+    let ordinal = launch.context.ordinal;
+    if let Some((own, shape)) = read(ordinal).repeated(launch) {
+        launch.start(own.ended, || start(false))?;
+        own.newest.store(shape, Ordering::Relaxed);
+        own.last.store(launch.last(), Ordering::Relaxed);
+        return Ok(false);
+    }
+    let mut since = None;
     loop {
-        let done = {
-            let mut state = state(launch.context.ordinal);
-            let reaps = !state.needs_no_reap(launch);
-            let _beside = (reaps && !state.running.is_empty()).then(BesideCaptures::begin);
-            if reaps {
-                state.reap();
+        {
+            let mut state = state(ordinal);
+            let _beside = (!state.running.is_empty()).then(BesideCaptures::begin);
+            state.reap();
+            if !state.must_wait(launch, &mut since)? {
+                return launch_in(&mut state, launch, start);
             }
-            if state.must_wait(launch, &mut since)? {
-                None
-            } else {
-                start.take().map(|start| launch_in(&mut state, launch, start)).transpose()?
-            }
-        };
-        match done {
-            Some(overlaps) => return Ok(overlaps),
-            None => std::thread::sleep(NAP),
         }
+        std::thread::sleep(NAP);
     }
 }
 
-fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce(bool) -> CUresult) -> Result<bool, GpuError> {
+impl Launch<'_> {
+    /// Returns the number of the launch on its stream.
+    fn last(&self) -> u64 {
+        self.before.get(&self.number).copied().unwrap_or(0)
+    }
+
+    /// Launches, and records `ended` behind it, unless it is unmarked.
+    fn start(&self, ended: Option<CUevent>, start: impl Fn() -> CUresult) -> Result<(), GpuError> {
+        let launched = self.context.call(start).result().and_then(|()| match ended.filter(|_| !self.unmarked) {
+            // Safety: both handles are alive.
+            Some(ended) => self.context.call(|| unsafe { sys::cuEventRecord(ended, self.stream) }).result(),
+            None => Ok(()),
+        });
+        launched.map_err(|failure| error("launch a kernel", failure))
+    }
+}
+
+fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl Fn(bool) -> CUresult) -> Result<bool, GpuError> {
     let (context, overlaps) = (launch.context, state.overlaps(launch));
     for kernel in launch.kernels.iter().filter(|kernel| kernel.cooperative) {
         let resident = state.room(context.ordinal, kernel.fit, launch.before, Some(launch.owner));
@@ -412,41 +443,27 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce(bool) ->
     let &Launch { owner, number, .. } = launch;
     let same = |running: &Running| (running.ordinal, running.owner, running.stream) == (context.ordinal, owner, number);
     let known = state.running.iter().position(same);
-    let ended = match known {
-        Some(at) => state.running[at].ended,
-        None => new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
-    };
-    let recorded = start(overlaps).result().and_then(|()| match launch.unmarked {
-        true => Ok(()),
-        // Safety: both handles are alive.
-        false => unsafe { sys::cuEventRecord(ended, launch.stream) }.result(),
-    });
-    if let Err(failure) = recorded {
-        if known.is_none() {
-            // Safety: no other code has the event.
-            unsafe { sys::cuEventDestroy_v2(ended) };
-        }
-        return Err(error("launch a kernel", failure));
-    }
-    let resident = state.residents.iter_mut().find(|stays| stays.owner == owner);
-    if let (Some(stays), Some(kernel)) = (resident, launch.kernels.first()) {
-        stays.room = Some((context.ordinal, kernel.blocks, kernel.fit.per_processor));
-    }
-    let last = launch.before.get(&number).copied().unwrap_or(0);
+    // Without a launch it has no shape, and its event was not recorded: the next query forgets it.
     let at = known.unwrap_or_else(|| {
         state.running.push(Running {
             ordinal: context.ordinal,
             owner,
             stream: number,
-            last,
-            ended,
+            last: AtomicU64::new(launch.last()),
+            ended: None,
             asks: None,
             shapes: Vec::new(),
-            newest: NONE,
+            newest: AtomicUsize::new(0),
             meets: BTreeSet::new(),
         });
         state.running.len() - 1
     });
+    let ended = if launch.unmarked { None } else { Some(state.running[at].event()?) };
+    launch.start(ended, || start(overlaps))?;
+    let resident = state.residents.iter_mut().find(|stays| stays.owner == owner);
+    if let (Some(stays), Some(kernel)) = (resident, launch.kernels.first()) {
+        stays.room = Some((context.ordinal, kernel.blocks, kernel.fit.per_processor));
+    }
     let others: BTreeSet<u64> = state.beside(context.ordinal, launch.before).map(|running| running.stream).collect();
     for running in &mut state.running {
         if running.stream != number && others.contains(&running.stream) {
@@ -455,24 +472,52 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce(bool) ->
     }
     let running = &mut state.running[at];
     running.meets.extend(others.iter().filter(|&&other| other != number));
-    running.last = last;
+    running.last = AtomicU64::new(launch.last());
     running.asks = launch.unmarked.then_some(launch.stream);
     running.follow(launch.kernels, overlaps);
     Ok(overlaps)
 }
 
 impl Running {
+    /// Returns whether all launches beside it are known to meet its own.
+    fn meets_all<'a>(&self, mut beside: impl Iterator<Item = &'a Self>) -> bool {
+        beside.all(|other| self.meets.contains(&other.stream) && other.meets.contains(&self.stream))
+    }
+
+    /// Returns the place of the last kernel's shape, if the shapes of all are known. A launch that `trims` wants no
+    /// others to be there.
+    fn repeats(&self, kernels: &[Wanted], trims: bool) -> Option<usize> {
+        let mut last = None;
+        for kernel in kernels {
+            let shape = [(kernel.blocks, kernel.fit.per_processor), NONE];
+            last = Some(self.shapes.iter().position(|known| *known == shape)?);
+        }
+        last.filter(|_| !trims || self.shapes.len() == 1)
+    }
+
+    /// Returns its event, which it makes at the first call. The context must be current.
+    fn event(&mut self) -> Result<CUevent, GpuError> {
+        if let Some(ended) = self.ended {
+            return Ok(ended);
+        }
+        let made = new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+        self.ended = Some(made);
+        Ok(made)
+    }
+
     /// Adds kernels, which follow the newest one; the first may run beside it if it is dependent and `overlaps`.
     fn follow(&mut self, kernels: &[Wanted], overlaps: bool) {
         for (at, kernel) in kernels.iter().enumerate() {
             let blocks = (kernel.blocks, kernel.fit.per_processor);
             // Within a graph the capture has decided it.
             let is_beside = kernel.dependent && (overlaps || at > 0);
-            let pair = [blocks, if is_beside { self.newest } else { NONE }];
-            if !self.shapes.contains(&pair) {
+            let newest = self.shapes.get(self.newest.load(Ordering::Relaxed)).map_or(NONE, |[blocks, _]| *blocks);
+            let pair = [blocks, if is_beside { newest } else { NONE }];
+            let at = self.shapes.iter().position(|known| *known == pair).unwrap_or_else(|| {
                 self.shapes.push(pair);
-            }
-            self.newest = blocks;
+                self.shapes.len() - 1
+            });
+            self.newest = AtomicUsize::new(at);
         }
     }
 }
@@ -517,11 +562,11 @@ mod tests {
             ordinal: 0,
             owner: 1,
             stream,
-            last,
-            ended: std::ptr::null_mut(),
+            last: AtomicU64::new(last),
+            ended: None,
             asks: None,
             shapes: shapes.iter().map(|&blocks| [blocks, NONE]).collect(),
-            newest: NONE,
+            newest: AtomicUsize::new(0),
             meets: BTreeSet::new(),
         }
     }
@@ -550,27 +595,43 @@ mod tests {
     }
 
     #[test]
-    fn only_a_launch_that_repeats_the_last_one_alone_needs_no_query() {
-        let repeated = |blocks| [blocks, NONE];
+    fn a_launch_repeats_others_if_its_shapes_and_all_beside_it_are_known() {
+        let fit = Fit { per_processor: 2, cluster: 1, clusters: 264 };
+        let kernel = |blocks| Wanted { blocks, fit, cooperative: false, dependent: false, local: 0 };
+        let own = entry(7, 2, &[(4, 2)]);
+        assert_eq!(own.repeats(&[kernel(4)], true), Some(0));
+        assert_eq!(own.repeats(&[kernel(5)], false), None, "another shape");
+        assert_eq!(own.repeats(&[], false), None, "an empty graph");
+        let own = entry(7, 2, &[(4, 2), (9, 2)]);
+        assert_eq!(own.repeats(&[kernel(9), kernel(4), kernel(9)], false), Some(1));
+        assert_eq!(own.repeats(&[kernel(4)], true), None, "the larger kernel may have ended");
+
         let mut state = State::new();
-        let own = Before::from([(7, 3)]);
-        assert!(!state.repeats((0, 1, 7), &own, repeated((4, 2))), "the first launch");
+        let known = |state: &State, before: &[(u64, u64)]| {
+            state.running[0].meets_all(state.beside(0, &before.iter().copied().collect()))
+        };
         state.running.push(entry(7, 2, &[(4, 2)]));
-        assert!(state.repeats((0, 1, 7), &own, repeated((4, 2))));
-        assert!(!state.repeats((0, 1, 7), &own, repeated((5, 2))), "another shape");
-        assert!(!state.repeats((0, 2, 7), &own, repeated((4, 2))), "another owner");
-        // A stream that may run beside it, on the same GPU or on another one.
+        // A stream that may run beside it, on another GPU or on the same one.
         state.running.push(Running { ordinal: 16, ..entry(8, 5, &[(1, 1)]) });
-        assert!(state.repeats((0, 1, 7), &own, repeated((4, 2))));
+        assert!(known(&state, &[(7, 3)]));
         state.running[1].ordinal = 0;
-        assert!(!state.repeats((0, 1, 7), &own, repeated((4, 2))), "another stream");
-        assert!(!state.repeats((0, 1, 7), &Before::from([(7, 3), (8, 4)]), repeated((4, 2))), "a later launch of it");
-        let ordered = Before::from([(7, 3), (8, 5)]);
-        assert!(state.repeats((0, 1, 7), &ordered, repeated((4, 2))));
+        assert!(!known(&state, &[(7, 3)]), "another stream");
+        assert!(!known(&state, &[(7, 3), (8, 4)]), "a later launch of it");
+        assert!(known(&state, &[(7, 3), (8, 5)]), "ordered");
         state.running[0].meets.insert(8);
-        assert!(!state.repeats((0, 1, 7), &ordered, repeated((4, 2))), "it has met another stream");
-        state.running[0] = entry(7, 2, &[(4, 2), (9, 1)]);
-        assert!(!state.repeats((0, 1, 7), &own, repeated((4, 2))), "the stream ran a larger kernel");
+        assert!(!known(&state, &[(7, 3)]), "the other one does not count this one");
+        state.running[1].meets.insert(7);
+        assert!(known(&state, &[(7, 3)]));
+    }
+
+    #[test]
+    fn a_dependent_kernel_follows_a_repeated_one() {
+        let fit = Fit { per_processor: 2, cluster: 1, clusters: 264 };
+        let mut running = entry(7, 0, &[(40, 2), (10, 2)]);
+        running.newest.store(1, Ordering::Relaxed);
+        running.follow(&[Wanted { blocks: 20, fit, cooperative: false, dependent: true, local: 0 }], true);
+        assert_eq!(running.shapes[2..], [[(20, 2), (10, 2)]]);
+        assert_eq!(running.newest.into_inner(), 2);
     }
 
     #[test]

@@ -19,7 +19,8 @@
 //! - [Resident kernels](crate::resident::Resident) are asked to park before memory is freed, before a module is loaded,
 //!   and before a launch that needs more local memory than any launch before it.
 //! - Launches of all ranks on a GPU are added up. A cooperative launch that does not fit beside the running kernels is
-//!   refused. The sum assumes the worst placement of blocks, so some launches that would fit are refused.
+//!   refused. The sum assumes the worst placement of blocks, so some launches that would fit are refused. Of a stream
+//!   it counts the largest kernel since the stream was seen idle.
 //! - Memory is zeroed and copied through pinned buffers, by copy engines. These work even while every processor is
 //!   taken. A [`Stream::copy`] between addresses of one GPU does not use them: it needs a free processor.
 //! - Kernels that are part of CUDA graphs are not counted here: see [`CudaStream`].
@@ -222,7 +223,7 @@ impl Device for CudaDevice {
         let Some(handle) = function.handle.downcast_ref::<Handle>() else {
             return Err(self.context.unsupported("run a kernel that was loaded for another kind of device"));
         };
-        let fit = handle.fit(&function.name, config)?;
+        let fit = handle.fit(config)?;
         Ok(launches::free_blocks(&self.context, fit))
     }
 

@@ -15,8 +15,8 @@ use gin_abi::{ABI_SYMBOL, ABI_VERSION};
 use gin_device::kernel::KERNELS;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// The most bytes of the log of the driver's compiler.
 const LOG: usize = 16 << 10;
@@ -90,9 +90,10 @@ pub(super) struct Image {
     pub(super) raw: CUmodule,
     /// Unloads it, if gin has loaded it.
     _owner: Option<Deferred>,
-    functions: BTreeMap<String, Loaded>,
-    /// Its kernels run beside any others.
-    is_divided: Mutex<bool>,
+    functions: BTreeMap<String, Arc<Loaded>>,
+    /// Its kernels run beside any others. Set with the lock.
+    is_divided: AtomicBool,
+    dividing: Mutex<()>,
 }
 
 // Safety: handles of the driver, which any thread may use.
@@ -109,8 +110,13 @@ struct Loaded {
     /// The architecture for which its PTX was compiled, times 10.
     arch: u32,
     /// How many blocks the GPU holds, by threads and dynamic shared memory of a block, without clusters.
-    fits: Mutex<BTreeMap<(u64, u32), Fit>>,
+    fits: RwLock<BTreeMap<(u64, u32), Fit>>,
 }
+
+// Safety: handles of the driver, which any thread may use.
+unsafe impl Send for Loaded {}
+// Safety: as above.
+unsafe impl Sync for Loaded {}
 
 impl Image {
     /// Returns the module of static kernels if the GPU has loaded it.
@@ -196,7 +202,8 @@ impl Image {
             raw,
             _owner: owner,
             functions: BTreeMap::new(),
-            is_divided: Mutex::default(),
+            is_divided: AtomicBool::new(false),
+            dividing: Mutex::default(),
         };
         image.check_abi()?;
         image.read_functions()?;
@@ -249,7 +256,8 @@ impl Image {
             let local = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
             let arch = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)?;
             let parameters = parameters(&name, raw)?;
-            self.functions.insert(name, Loaded { raw, parameters, max_threads, local, arch, fits: Mutex::default() });
+            let loaded = Loaded { raw, parameters, max_threads, local, arch, fits: RwLock::default() };
+            self.functions.insert(name, Arc::new(loaded));
         }
         Ok(())
     }
@@ -258,22 +266,19 @@ impl Image {
     /// memory, if ranks share the GPU. The driver would choose one for each kernel, and a processor changes it only
     /// when it is idle: a kernel would not start beside one that waits for it, though there is room.
     fn divide(&self) -> Result<(), GpuError> {
-        if self.context.users.load(Ordering::Relaxed) < 2 {
+        if self.context.users.load(Ordering::Relaxed) < 2 || self.is_divided.load(Ordering::Acquire) {
             return Ok(());
         }
         // No rank launches before all kernels have it.
-        let mut is_divided = lock(&self.is_divided);
-        if *is_divided {
-            return Ok(());
-        }
+        let _dividing = lock(&self.dividing);
         for loaded in self.functions.values() {
             let what = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
             // Safety: the module is loaded.
             let code = unsafe { sys::cuFuncSetAttribute(loaded.raw, what, PERCENT_SHARED) };
             check("set the shared memory of processors that run a kernel", code)?;
-            lock(&loaded.fits).clear();
+            loaded.fits.write().unwrap_or_else(PoisonError::into_inner).clear();
         }
-        *is_divided = true;
+        self.is_divided.store(true, Ordering::Release);
         Ok(())
     }
 }
@@ -316,20 +321,21 @@ fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuErr
 /// The driver's handle of a [`Function`] of a GPU.
 #[derive(Debug)]
 pub(super) struct Handle {
-    pub(super) raw: CUfunction,
     pub(super) ordinal: usize,
-    /// The bytes of local memory of a thread.
-    pub(super) local: u32,
-    arch: u32,
+    loaded: Arc<Loaded>,
     pub(super) image: Arc<Image>,
 }
 
-// Safety: handles of the driver, which any thread may use.
-unsafe impl Send for Handle {}
-// Safety: as above.
-unsafe impl Sync for Handle {}
-
 impl Handle {
+    pub(super) fn raw(&self) -> CUfunction {
+        self.loaded.raw
+    }
+
+    /// Returns the bytes of local memory of a thread.
+    pub(super) fn local(&self) -> u32 {
+        self.loaded.local
+    }
+
     /// Checks that the kernel can wait for the one before it on the stream.
     pub(super) fn check_dependent(&self, name: &str) -> Result<(), GpuError> {
         let refuse = |reason| Err(GpuError::NotDependent { kernel: name.to_owned(), reason });
@@ -341,24 +347,27 @@ impl Handle {
                 context.capability
             ));
         }
-        if self.arch < DEPENDENT {
-            return refuse(format!("it was compiled for sm_{}; compile it for sm_{DEPENDENT} or later", self.arch));
+        if self.loaded.arch < DEPENDENT {
+            return refuse(format!(
+                "it was compiled for sm_{}; compile it for sm_{DEPENDENT} or later",
+                self.loaded.arch
+            ));
         }
         Ok(())
     }
 
     /// Returns how many blocks of a shape the GPU holds. Asks the driver once for each shape. Every launch asks first.
-    pub(super) fn fit(&self, name: &str, config: &LaunchConfig) -> Result<Fit, GpuError> {
+    pub(super) fn fit(&self, config: &LaunchConfig) -> Result<Fit, GpuError> {
         self.image.divide()?;
-        let loaded = self.image.functions.get(name).filter(|_| config.cluster_blocks() == 1);
-        let key = (config.threads(), config.dynamic_shared);
-        if let Some(fit) = loaded.and_then(|loaded| lock(&loaded.fits).get(&key).copied()) {
-            return Ok(fit);
+        if config.cluster_blocks() != 1 {
+            return stream::fit(&self.image.context, self.raw(), config);
         }
-        let fit = stream::fit(&self.image.context, self.raw, config)?;
-        if let Some(loaded) = loaded {
-            lock(&loaded.fits).insert(key, fit);
+        let (key, fits) = ((config.threads(), config.dynamic_shared), &self.loaded.fits);
+        if let Some(fit) = fits.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(*fit);
         }
+        let fit = stream::fit(&self.image.context, self.raw(), config)?;
+        fits.write().unwrap_or_else(PoisonError::into_inner).insert(key, fit);
         Ok(fit)
     }
 }
@@ -380,8 +389,7 @@ impl Module for Images {
             return Err(GpuError::AmbiguousKernel { name: name.to_owned(), modules });
         }
         let ordinal = image.context.ordinal;
-        let handle =
-            Arc::new(Handle { raw: loaded.raw, ordinal, local: loaded.local, arch: loaded.arch, image: image.clone() });
+        let handle = Arc::new(Handle { ordinal, loaded: loaded.clone(), image: image.clone() });
         let (parameters, max_threads) = (loaded.parameters.clone(), Some(loaded.max_threads));
         Ok(Function { name: name.to_owned(), parameters, max_threads, abi: ABI_VERSION, handle })
     }

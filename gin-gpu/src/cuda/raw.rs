@@ -34,7 +34,7 @@ const DEFAULT_STREAMS: usize = 2;
 /// Returns the driver's handle of a kernel, a `CUfunction`; `None` for a kernel that is not of a GPU. It is valid while
 /// the function's module is loaded, which `function` ensures.
 pub fn raw_function(function: &Function) -> Option<RawHandle> {
-    Some(function.handle.downcast_ref::<Handle>()?.raw.cast())
+    Some(function.handle.downcast_ref::<Handle>()?.raw().cast())
 }
 
 /// Returns the module of a kernel, a `CUmodule`; otherwise as [`raw_function`].

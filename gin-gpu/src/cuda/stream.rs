@@ -39,13 +39,38 @@ pub struct CudaStream {
     last: Mutex<String>,
     /// Its number, which no other stream of the process has.
     number: u64,
-    /// The launches that its next one follows; its own last launch, too.
-    before: Mutex<Before>,
-    /// The kernels of a capture.
-    captured: Mutex<Vec<Captured>>,
-    /// It has had dependent kernels.
-    has_dependents: AtomicBool,
+    order: Mutex<Order>,
+    /// It was idle since the last launch.
+    was_idle: AtomicBool,
 }
+
+/// The state of a stream. Locked while the stream gets work.
+#[derive(Debug)]
+struct Order {
+    /// The launches that its next one follows; its own last launch, too.
+    before: Before,
+    capture: Capture,
+    /// The kernels of a capture.
+    captured: Vec<Captured>,
+    /// It has had dependent kernels. An event between two of them would keep the second one from starting early.
+    has_dependents: bool,
+    /// No event was recorded behind the last launch.
+    is_unmarked: bool,
+}
+
+/// The ways in which a stream can become part of a graph.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Capture {
+    /// By a call of gin, which sets `Begun` before.
+    None,
+    /// One has been begun, here or on a stream for whose work this one waits, and was not seen to end.
+    Begun,
+    /// By the program, which has the handle, at any time.
+    ByProgram,
+}
+
+/// A stream with several shapes of kernels is asked whether it is idle at every such launch.
+const TRIM: u64 = 64;
 
 /// A kernel that became part of a graph.
 #[derive(Debug)]
@@ -135,9 +160,15 @@ impl CudaStream {
 
     fn with(device: Arc<CudaDevice>, raw: CUstream, owner: Option<Deferred>) -> Self {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let before = Mutex::new(Before::from([(number, 0)]));
-        let (last, captured, has_dependents) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
-        Self { raw, _owner: owner, device, last, number, before, captured, has_dependents }
+        let order = Order {
+            before: Before::from([(number, 0)]),
+            capture: if owner.is_some() { Capture::None } else { Capture::ByProgram },
+            captured: Vec::new(),
+            has_dependents: false,
+            is_unmarked: false,
+        };
+        let (last, order, was_idle) = (Mutex::default(), Mutex::new(order), AtomicBool::new(false));
+        Self { raw, _owner: owner, device, last, number, order, was_idle }
     }
 
     /// Uses a stream of the program, which keeps it alive.
@@ -150,9 +181,67 @@ impl CudaStream {
         (stream as &dyn Any).downcast_ref()
     }
 
-    /// Returns its handle in the driver, a `CUstream`; valid as long as this.
+    /// Returns its handle in the driver, a `CUstream`; valid as long as this. From then on a launch makes two more
+    /// calls of the driver, because the program may capture the stream.
     pub fn raw(&self) -> RawHandle {
+        let mut order = lock(&self.order);
+        // It fails only if the context has failed, and then nothing runs any more.
+        let _ = self.mark(&mut order);
+        order.capture = Capture::ByProgram;
         self.raw.cast()
+    }
+
+    /// Returns whether work becomes part of a graph now.
+    fn is_captured(&self, order: &mut Order) -> Result<bool, GpuError> {
+        if order.capture == Capture::None {
+            return Ok(false);
+        }
+        let is_captured = is_capturing(self.raw)?;
+        if !is_captured && order.capture == Capture::Begun {
+            order.capture = Capture::None;
+        }
+        Ok(is_captured)
+    }
+
+    /// Records the end of the launches, if that is not done yet, before anything else that they would seem to last for.
+    fn mark(&self, order: &mut Order) -> Result<(), GpuError> {
+        if order.is_unmarked && order.capture == Capture::None {
+            launches::mark(&self.device.context, self.number)?;
+            order.is_unmarked = false;
+        }
+        Ok(())
+    }
+
+    /// Launches kernels. `captured`: they become part of a graph. Returns whether the first may run beside the one
+    /// before it.
+    fn start(
+        &self,
+        order: &mut Order,
+        captured: bool,
+        kernels: &[Wanted],
+        start: impl Fn(bool) -> CUresult,
+    ) -> Result<bool, GpuError> {
+        let last = order.before.entry(self.number).or_insert(0);
+        *last += 1;
+        let trims = self.was_idle.load(Ordering::Relaxed) || last.is_multiple_of(TRIM);
+        let unmarked = order.has_dependents || order.capture == Capture::None;
+        let launch = launches::Launch {
+            context: &self.device.context,
+            owner: self.device.id,
+            stream: self.raw,
+            number: self.number,
+            before: &order.before,
+            kernels,
+            captured,
+            unmarked,
+            trims,
+        };
+        let overlaps = launches::launch(&launch, start)?;
+        if !captured {
+            order.is_unmarked = unmarked;
+            self.was_idle.store(false, Ordering::Relaxed);
+        }
+        Ok(overlaps)
     }
 
     fn failed(&self, failure: DriverError) -> GpuError {
@@ -162,7 +251,7 @@ impl CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        if self.has_dependents.load(Ordering::Relaxed) {
+        if lock(&self.order).is_unmarked {
             // It fails only if the context has failed, and then nothing runs any more.
             let _ = launches::mark(&self.device.context, self.number);
         }
@@ -188,49 +277,47 @@ impl Stream for CudaStream {
         if config.dependent {
             handle.check_dependent(&function.name)?;
         }
-        let fit = handle.fit(&function.name, &config)?;
+        let fit = handle.fit(&config)?;
         let LaunchConfig { cooperative, dependent, .. } = config;
-        let wanted = Wanted { blocks: config.blocks(), fit, cooperative, dependent, local: handle.local };
-        let captured = is_capturing(self.raw)?;
-        if dependent && !captured {
-            self.has_dependents.store(true, Ordering::Relaxed);
-        }
-        let mut before = lock(&self.before);
-        let launched = before.get(&self.number).copied().unwrap_or(0) + 1;
-        before.insert(self.number, launched);
-        let launch = launches::Launch {
-            context,
-            owner: self.device.id,
-            stream: self.raw,
-            number: self.number,
-            before: &before,
-            kernels: &[wanted],
-            captured,
-            unmarked: self.has_dependents.load(Ordering::Relaxed),
-        };
-        // The driver copies the values before it returns.
-        let mut values: Vec<*mut core::ffi::c_void> =
-            arguments.iter().map(|argument| argument.as_ptr().cast_mut().cast()).collect();
+        let wanted = Wanted { blocks: config.blocks(), fit, cooperative, dependent, local: handle.local() };
+        let mut order = lock(&self.order);
         lock(&self.last).clone_from(&function.name);
-        let overlaps = launches::launch(&launch, |overlaps| {
+        // The driver copies the values before it returns.
+        let mut few = [std::ptr::null_mut(); 16];
+        let mut many = Vec::new();
+        let values: &mut [*mut core::ffi::c_void] = match few.get_mut(..arguments.len()) {
+            Some(few) => few,
+            None => {
+                many.resize(arguments.len(), std::ptr::null_mut());
+                &mut many
+            }
+        };
+        values.iter_mut().zip(&arguments).for_each(|(value, argument)| *value = argument.as_ptr().cast_mut().cast());
+        let values = values.as_mut_ptr();
+        let captured = self.is_captured(&mut order)?;
+        order.has_dependents |= dependent && !captured;
+        let overlaps = self.start(&mut order, captured, &[wanted], |overlaps| {
             let shape = Shape::new(&LaunchConfig { dependent: overlaps, ..config }, self.raw);
             // Safety: the caller promised that the values are the kernel's parameters; the rest lives until the call
             // returns.
-            unsafe {
-                sys::cuLaunchKernelEx(&raw const shape.config, handle.raw, values.as_mut_ptr(), std::ptr::null_mut())
-            }
+            unsafe { sys::cuLaunchKernelEx(&raw const shape.config, handle.raw(), values, std::ptr::null_mut()) }
         })?;
         if captured {
             let wanted = Wanted { dependent: overlaps, ..wanted };
-            lock(&self.captured).push(Captured { wanted, image: handle.image.clone() });
+            order.captured.push(Captured { wanted, image: handle.image.clone() });
         }
         Ok(())
     }
 
     fn begin_capture(&self) -> Result<(), GpuError> {
+        let mut order = lock(&self.order);
         self.device.context.enter()?;
         launches::mark(&self.device.context, self.number)?;
-        lock(&self.captured).clear();
+        order.is_unmarked = false;
+        if order.capture == Capture::None {
+            order.capture = Capture::Begun;
+        }
+        order.captured.clear();
         // Other threads of the program, other ranks for example, call the driver as before.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // Safety: the stream is alive.
@@ -249,7 +336,7 @@ impl Stream for CudaStream {
         // Safety: nothing else has the graph.
         check("end a graph", unsafe { sys::cuGraphDestroy(graph) })?;
         let raw = made?;
-        let captured = std::mem::take(&mut *lock(&self.captured));
+        let captured = std::mem::take(&mut lock(&self.order).captured);
         let (kernels, images) = captured.into_iter().map(|kernel| (kernel.wanted, kernel.image)).unzip();
         let owner = Deferred::new(context, Resource::Graph(raw));
         Ok(Box::new(CudaGraph { raw, ordinal: context.ordinal, kernels, _owner: owner, _images: images }))
@@ -261,25 +348,16 @@ impl Stream for CudaStream {
         let Some(graph) = graph.filter(|graph| graph.ordinal == context.ordinal) else {
             return Err(context.unsupported("launch a graph of another device"));
         };
-        let mut before = lock(&self.before);
-        let launched = before.get(&self.number).copied().unwrap_or(0) + 1;
-        before.insert(self.number, launched);
-        let launch = launches::Launch {
-            context,
-            owner: self.device.id,
-            stream: self.raw,
-            number: self.number,
-            before: &before,
-            kernels: &graph.kernels,
-            captured: is_capturing(self.raw)?,
-            unmarked: self.has_dependents.load(Ordering::Relaxed),
-        };
+        let mut order = lock(&self.order);
         "a graph".clone_into(&mut lock(&self.last));
+        let captured = self.is_captured(&mut order)?;
         // Safety: both are alive.
-        launches::launch(&launch, |_| unsafe { sys::cuGraphLaunch(graph.raw, self.raw) }).map(drop)
+        let start = |_| unsafe { sys::cuGraphLaunch(graph.raw, self.raw) };
+        self.start(&mut order, captured, &graph.kernels, start).map(drop)
     }
 
     unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {
+        self.mark(&mut lock(&self.order))?;
         self.device.context.enter()?;
         // Safety: the caller's promise.
         let code = unsafe { sys::cuMemcpyAsync(destination, source, bytes as usize, self.raw) };
@@ -290,8 +368,9 @@ impl Stream for CudaStream {
         self.device.context.enter()?;
         let raw = new_event(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
         let context = self.device.context.clone();
-        let (owner, before) = (Deferred::new(&context, Resource::Event(raw)), lock(&self.before).clone());
-        let event = CudaEvent { raw, _owner: owner, context, before };
+        let mut order = lock(&self.order);
+        let (owner, is_captured) = (Deferred::new(&context, Resource::Event(raw)), self.is_captured(&mut order)?);
+        let event = CudaEvent { raw, _owner: owner, context, before: order.before.clone(), is_captured };
         // Safety: both are alive.
         check("record an event", unsafe { sys::cuEventRecord(raw, self.raw) })?;
         Ok(Box::new(event))
@@ -301,12 +380,16 @@ impl Stream for CudaStream {
         let Some(event) = (event as &dyn Any).downcast_ref::<CudaEvent>() else {
             return Err(self.device.context.unsupported("wait for an event of another kind of device"));
         };
+        let mut order = lock(&self.order);
+        self.mark(&mut order)?;
+        if event.is_captured && order.capture == Capture::None {
+            order.capture = Capture::Begun;
+        }
         self.device.context.enter()?;
         // Safety: both are alive.
         check("wait for an event", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })?;
-        let mut before = lock(&self.before);
         for (&stream, &last) in &event.before {
-            let known = before.entry(stream).or_insert(0);
+            let known = order.before.entry(stream).or_insert(0);
             *known = last.max(*known);
         }
         Ok(())
@@ -314,14 +397,17 @@ impl Stream for CudaStream {
 
     fn is_capturing(&self) -> Result<bool, GpuError> {
         self.device.context.enter()?;
-        is_capturing(self.raw)
+        self.is_captured(&mut lock(&self.order))
     }
 
     fn is_idle(&self) -> Result<bool, GpuError> {
         self.device.context.enter()?;
         // Safety: the stream is alive.
         match unsafe { sys::cuStreamQuery(self.raw) } {
-            CUresult::CUDA_SUCCESS => Ok(true),
+            CUresult::CUDA_SUCCESS => {
+                self.was_idle.store(true, Ordering::Relaxed);
+                Ok(true)
+            }
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             code => Err(self.failed(DriverError(code))),
         }
@@ -387,6 +473,8 @@ struct CudaEvent {
     context: Arc<Context>,
     /// The launches before it.
     before: Before,
+    /// A stream that waits for it becomes part of a graph.
+    is_captured: bool,
     raw: CUevent,
     _owner: Deferred,
 }

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The calls of the driver that a launch makes, and the kernels that count as running, beside a stand-in for the
+//! driver.
+//!
+//! The first test compiles the stand-in and runs the others in a process that finds it.
+#![cfg(feature = "cuda")]
+
+use gin_gpu::cuda::{CudaDevice, CudaStream};
+use gin_gpu::{Device, Function, GpuError, KernelArg, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Stream};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+
+const CHILD: &str = "GIN_GPU_TEST_STAND_IN";
+
+#[test]
+fn beside_a_stand_in_for_the_driver() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in/cuda.rs");
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let flags = ["--edition", "2024", "-O", "--crate-type", "cdylib", "--crate-name", "cuda", "-o"];
+    run(Command::new(rustc).args(flags).arg(folder.path().join("libcuda.so")).arg(source));
+    let mut tests = Command::new(std::env::current_exe().unwrap());
+    tests.args(["--ignored", "--test-threads=1", "--nocapture"]).env(CHILD, "1").env("LD_LIBRARY_PATH", folder.path());
+    print!("{}", run(&mut tests));
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{command:?}: {text}");
+    text
+}
+
+/// Returns a function of the stand-in.
+fn symbol<T: Copy>(name: &CStr) -> T {
+    assert_eq!(size_of::<T>(), size_of::<usize>());
+    // Safety: the library is loaded, and callers name the function's type.
+    unsafe {
+        let library = libc::dlopen(c"libcuda.so".as_ptr(), libc::RTLD_NOW);
+        std::mem::transmute_copy(&libc::dlsym(library, name.as_ptr()))
+    }
+}
+
+/// Returns whether this process has the stand-in. It may have a real driver instead, or none.
+fn is_here() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Returns the number of each call that `work` makes.
+fn calls(work: impl FnOnce()) -> BTreeMap<&'static str, u64> {
+    const NAMES: [&CStr; 9] = [
+        c"cuCtxSetCurrent",
+        c"cuEventCreate",
+        c"cuEventQuery",
+        c"cuEventRecord",
+        c"cuGraphLaunch",
+        c"cuLaunchKernelEx",
+        c"cuStreamIsCapturing",
+        c"cuStreamQuery",
+        c"cuThreadExchangeStreamCaptureMode",
+    ];
+    let count: unsafe extern "C" fn(*const c_char) -> u64 = symbol(c"stand_in_calls");
+    let all: extern "C" fn(*mut u64) -> u64 = symbol(c"stand_in_all_calls");
+    let mut broken = [0; 2];
+    // Safety: the names end with 0.
+    let counts = || NAMES.map(|name| unsafe { count(name.as_ptr()) });
+    let (before, total) = (counts(), all(&raw mut broken[0]));
+    work();
+    let (after, total) = (counts(), all(&raw mut broken[1]) - total);
+    assert_eq!(broken, [0; 2], "calls that break a capture");
+    let each = NAMES.iter().zip(after.iter().zip(before)).map(|(name, (after, before))| (*name, after - before));
+    let found: BTreeMap<_, _> =
+        each.filter(|(_, calls)| *calls > 0).map(|(name, calls)| (name.to_str().unwrap(), calls)).collect();
+    assert_eq!(found.values().sum::<u64>(), total, "other calls");
+    found
+}
+
+/// A rank of GPU 0.
+struct Rank {
+    device: Arc<CudaDevice>,
+    kernel: Function,
+}
+
+impl Rank {
+    fn new() -> Self {
+        static IMAGE: &[u8] = &gin_abi::ABI_VERSION.to_ne_bytes();
+        let device = CudaDevice::new(0, &[]).unwrap();
+        let kernel = device.load(ModuleSource::Cubin(IMAGE)).unwrap().function("step").unwrap();
+        Self { device, kernel }
+    }
+
+    fn stream(&self) -> Arc<dyn Stream> {
+        self.device.stream().unwrap()
+    }
+
+    /// Returns a stream of the program, and its handle.
+    fn foreign(&self) -> (Arc<dyn Stream>, *mut c_void) {
+        let create: unsafe extern "C" fn(*mut *mut c_void, u32, i32) -> c_int = symbol(c"cuStreamCreateWithPriority");
+        let enter: unsafe extern "C" fn(*mut c_void) -> c_int = symbol(c"cuCtxSetCurrent");
+        let mut raw = std::ptr::null_mut();
+        // Safety: the handles are the stand-in's, and streams of it live for ever.
+        unsafe {
+            enter(self.device.raw_context());
+            create(&raw mut raw, 0, 0);
+            (self.device.stream_from_raw(raw).unwrap(), raw)
+        }
+    }
+
+    fn try_launch(&self, stream: &Arc<dyn Stream>, config: LaunchConfig) -> Result<(), GpuError> {
+        let (comm, window) = (Plain([0u64; 21]), Plain([0u64; 7]));
+        let arguments: [&dyn KernelArg; 7] = [&comm, &window, &0u64, &0u64, &0u32, &0u32, &0u64];
+        // Safety: the kernel does nothing.
+        unsafe { stream.launch(&self.kernel, config, &arguments) }
+    }
+
+    fn launch(&self, stream: &Arc<dyn Stream>, blocks: u32) {
+        self.try_launch(stream, LaunchConfig::new(blocks, 1024)).unwrap();
+    }
+
+    /// Returns whether a cooperative kernel of all blocks that the GPU holds, less this number, is launched.
+    fn has_room(&self, less: u32) -> bool {
+        let stream = self.stream();
+        match self.try_launch(&stream, LaunchConfig::new(132 - less, 1024).cooperative()) {
+            Ok(()) => {
+                end(&stream);
+                true
+            }
+            Err(GpuError::NotResident { .. }) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Ends the kernels of a stream of gin without a look at its handle through [`CudaStream::raw`].
+fn end(stream: &Arc<dyn Stream>) {
+    end_raw(handle(stream));
+}
+
+/// Returns the handle of a stream, which its debug text has.
+fn handle(stream: &Arc<dyn Stream>) -> *mut c_void {
+    let text = format!("{stream:?}");
+    let digits = text.split("Stream(0x").nth(1).unwrap().split(')').next().unwrap();
+    std::ptr::with_exposed_provenance_mut(usize::from_str_radix(digits, 16).unwrap())
+}
+
+fn end_raw(stream: *mut c_void) {
+    let end: extern "C" fn(*mut c_void) = symbol(c"stand_in_end");
+    end(stream);
+}
+
+const ONE_CALL: [(&str, u64); 1] = [("cuLaunchKernelEx", 10)];
+
+#[test]
+#[ignore = "run by the first test"]
+fn a_repeated_launch_on_a_stream_of_gin_makes_one_call() {
+    if !is_here() {
+        return;
+    }
+    let (rank, other) = (Rank::new(), Rank::new());
+    let (stream, second) = (rank.stream(), other.stream());
+    let ten = || (0..10).for_each(|_| rank.launch(&stream, 4));
+    rank.launch(&stream, 4);
+    assert_eq!(calls(ten), ONE_CALL.into());
+    // Kernels of several shapes in turn.
+    rank.launch(&stream, 9);
+    let in_turn = || [4, 9].repeat(5).into_iter().for_each(|blocks| rank.launch(&stream, blocks));
+    assert_eq!(calls(in_turn), ONE_CALL.into());
+    // Another rank of the GPU has kernels.
+    other.launch(&second, 7);
+    rank.launch(&stream, 4);
+    assert_eq!(calls(ten), ONE_CALL.into());
+    assert_eq!(calls(|| (0..10).for_each(|_| other.launch(&second, 7))), ONE_CALL.into());
+    // Kernels that must be resident together.
+    [&stream, &second].into_iter().for_each(end);
+    let together = || rank.try_launch(&stream, LaunchConfig::new(132, 1024).cooperative()).unwrap();
+    together();
+    assert_eq!(calls(|| (0..10).for_each(|_| together())), ONE_CALL.into());
+    end(&stream);
+    let graph = stream.capture(|| rank.try_launch(&stream, LaunchConfig::new(4, 1024))).unwrap();
+    // Safety: the kernel does nothing.
+    let replay = || unsafe { stream.replay(&*graph).unwrap() };
+    replay();
+    assert_eq!(calls(|| (0..10).for_each(|_| replay())), [("cuGraphLaunch", 10)].into());
+    end(&stream);
+}
+
+#[test]
+#[ignore = "run by the first test"]
+fn a_launch_on_a_stream_of_the_program_asks_for_a_capture_and_records_an_event() {
+    if !is_here() {
+        return;
+    }
+    let rank = Rank::new();
+    let (foreign, raw) = rank.foreign();
+    let shown = rank.stream();
+    let known = CudaStream::of(&*shown).unwrap().raw();
+    for (stream, raw) in [(foreign, raw), (shown, known)] {
+        rank.launch(&stream, 4);
+        let ten = calls(|| (0..10).for_each(|_| rank.launch(&stream, 4)));
+        assert_eq!(ten, [("cuEventRecord", 10), ("cuLaunchKernelEx", 10), ("cuStreamIsCapturing", 10)].into());
+        // The program captures it meanwhile.
+        let begin: unsafe extern "C" fn(*mut c_void, c_int) -> c_int = symbol(c"cuStreamBeginCapture_v2");
+        let finish: unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int = symbol(c"cuStreamEndCapture");
+        // Safety: the stand-in's stream.
+        unsafe { begin(raw, 0) };
+        assert_eq!(calls(|| rank.launch(&stream, 9)).get("cuEventRecord"), None);
+        assert_eq!(rank.device.running(), 1);
+        assert!(rank.has_room(4) && !rank.has_room(3), "the captured kernel is not counted");
+        // Safety: as above.
+        unsafe { finish(raw, &mut std::ptr::null_mut()) };
+        end_raw(raw);
+        assert_eq!(rank.device.running(), 0);
+    }
+}
+
+#[test]
+#[ignore = "run by the first test"]
+fn a_launch_finds_its_context_again_after_other_code_has_made_another_one_current() {
+    if !is_here() {
+        return;
+    }
+    let (rank, far) = (Rank::new(), CudaDevice::new(1, &[]).unwrap());
+    let stream = rank.stream();
+    rank.launch(&stream, 4);
+    let enter: unsafe extern "C" fn(*mut c_void) -> c_int = symbol(c"cuCtxSetCurrent");
+    for context in [far.raw_context(), std::ptr::null_mut()] {
+        // Safety: takes any context.
+        unsafe { enter(context) };
+        let once = calls(|| rank.launch(&stream, 4));
+        assert_eq!(once, [("cuCtxSetCurrent", 1), ("cuLaunchKernelEx", 2)].into());
+        assert_eq!(calls(|| rank.launch(&stream, 4)), [("cuLaunchKernelEx", 1)].into());
+    }
+    // A thread that has made no call, and calls of gin for the other GPU.
+    let once = std::thread::scope(|scope| scope.spawn(|| calls(|| rank.launch(&stream, 4))).join().unwrap());
+    assert_eq!(once, [("cuCtxSetCurrent", 1), ("cuLaunchKernelEx", 1)].into());
+    far.stream().unwrap();
+    assert_eq!(calls(|| rank.launch(&stream, 4)), [("cuCtxSetCurrent", 1), ("cuLaunchKernelEx", 1)].into());
+    end(&stream);
+}
+
+#[test]
+#[ignore = "run by the first test"]
+fn a_kernel_counts_until_it_has_ended_and_no_longer() {
+    if !is_here() {
+        return;
+    }
+    let rank = Rank::new();
+    let device: Arc<dyn Device> = rank.device.clone();
+    let memory = Memory::new(&device, MemoryKind::Device, 64).unwrap();
+    let (stream, other) = (rank.stream(), rank.stream());
+    assert!(rank.has_room(0));
+    (0..3).for_each(|_| rank.launch(&stream, 4));
+    assert!(!rank.has_room(3) && rank.has_room(4));
+    // A shape that the stream no longer runs, since it was idle.
+    rank.launch(&stream, 40);
+    assert!(!rank.has_room(39) && rank.has_room(40));
+    end(&stream);
+    assert!(stream.is_idle().unwrap());
+    rank.launch(&stream, 4);
+    assert!(!rank.has_room(3) && rank.has_room(4));
+    // The program does not ask the stream: a launch finds out.
+    rank.launch(&stream, 40);
+    for _ in 0..64 {
+        end(&stream);
+        rank.launch(&stream, 4);
+    }
+    assert!(!rank.has_room(3) && rank.has_room(4));
+    end(&stream);
+    assert!(rank.has_room(0));
+    // Work behind the kernel does not count for it: copies, and a wait for another stream.
+    for waits in [true, false] {
+        rank.launch(&other, 1);
+        rank.launch(&stream, 4);
+        if waits {
+            stream.wait_for(&*other.record().unwrap()).unwrap();
+        } else {
+            // Safety: memory of the stand-in.
+            unsafe { stream.copy(memory.address(), memory.address() + 32, 32).unwrap() };
+        }
+        assert!(!rank.has_room(4));
+        // The end of the kernel, not of what follows.
+        let one: extern "C" fn(*mut c_void, u64) = symbol(c"stand_in_end_one");
+        one(handle(&stream), 1);
+        assert!(!stream.is_idle().unwrap());
+        assert!(!rank.has_room(0) && rank.has_room(1));
+        [&stream, &other].into_iter().for_each(end);
+    }
+    // A stream that is gone, and memory that its kernel may use.
+    rank.launch(&stream, 4);
+    let raw = handle(&stream);
+    drop((stream, memory));
+    assert_eq!(rank.device.running(), 1);
+    assert!(!rank.has_room(3));
+    end_raw(raw);
+    assert_eq!(rank.device.running(), 0);
+}
+
+#[test]
+#[ignore = "run by the first test"]
+fn a_stream_that_joins_a_capture_puts_its_kernels_into_the_graph() {
+    if !is_here() {
+        return;
+    }
+    let rank = Rank::new();
+    let (first, second) = (rank.stream(), rank.stream());
+    [&first, &second].into_iter().for_each(|stream| rank.launch(stream, 4));
+    let graph = first.capture(|| -> Result<(), GpuError> {
+        second.wait_for(&*first.record()?)?;
+        assert!(first.is_capturing()? && second.is_capturing()?);
+        // Its kernel is not counted, and the ones before the capture are.
+        rank.launch(&second, 30);
+        assert_eq!(rank.device.running(), 2);
+        assert!(!rank.has_room(7) && rank.has_room(8));
+        first.wait_for(&*second.record()?)?;
+        // The driver ends both.
+        let finish: unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int = symbol(c"cuStreamEndCapture");
+        // Safety: the stand-in's stream.
+        unsafe { finish(handle(&second), &mut std::ptr::null_mut()) };
+        Ok(())
+    });
+    drop(graph.unwrap());
+    for stream in [&first, &second] {
+        rank.launch(stream, 4);
+        assert_eq!(calls(|| (0..10).for_each(|_| rank.launch(stream, 4))), ONE_CALL.into());
+        end(stream);
+    }
+}
+
+/// Prints a time; the calls of the stand-in take next to none.
+#[test]
+#[ignore = "run by the first test"]
+fn time_of_a_repeated_launch_without_the_driver() {
+    if !is_here() {
+        return;
+    }
+    let rank = Rank::new();
+    let stream = rank.stream();
+    let launches = 100_000;
+    let mut best = f64::INFINITY;
+    for _ in 0..10 {
+        let start = Instant::now();
+        (0..launches).for_each(|_| rank.launch(&stream, 4));
+        best = best.min(start.elapsed().as_secs_f64() * 1e9 / f64::from(launches));
+    }
+    println!("a repeated launch takes {best:.0} ns besides the driver's calls");
+    end(&stream);
+}

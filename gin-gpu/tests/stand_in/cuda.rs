@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A stand-in for the CUDA driver, for machines without GPUs: a `libcuda.so` of two GPUs that counts its calls.
+//!
+//! `driver_calls.rs` compiles it with rustc alone. A kernel does nothing; it has ended when the test calls
+//! `stand_in_end` for its stream. A launch wants the context of its stream to be current.
+#![allow(non_snake_case)]
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+type Pointer = *mut c_void;
+
+const OK: c_int = 0;
+const INVALID_VALUE: c_int = 1;
+const INVALID_CONTEXT: c_int = 201;
+const INVALID_HANDLE: c_int = 400;
+const NOT_READY: c_int = 600;
+const CAPTURE_UNSUPPORTED: c_int = 900;
+
+/// Work in order: how much was put on it, and how much is done.
+#[derive(Default)]
+struct Stream {
+    context: usize,
+    put: AtomicU64,
+    done: AtomicU64,
+    is_captured: AtomicBool,
+}
+
+#[derive(Default)]
+struct Event {
+    stream: Cell<usize>,
+    at: Cell<u64>,
+    is_captured: Cell<bool>,
+}
+
+/// The sizes of the kernel's parameters: those of the kernel that `gin bench ep` launches.
+const SIZES: [usize; 7] = [168, 56, 8, 8, 4, 4, 8];
+
+thread_local! {
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Calls that would have broken a capture.
+static BROKEN: AtomicU64 = AtomicU64::new(0);
+
+fn stream<'a>(handle: Pointer) -> &'a Stream {
+    unsafe { &*handle.cast() }
+}
+
+fn event<'a>(handle: Pointer) -> &'a Event {
+    unsafe { &*handle.cast() }
+}
+
+impl Stream {
+    fn is_idle(&self) -> bool {
+        self.done.load(SeqCst) == self.put.load(SeqCst)
+    }
+
+    /// Puts work on it. It is done at once if nothing is before it and `lasts` is not set.
+    fn put(&self, lasts: bool) {
+        if !self.is_captured.load(SeqCst) && (lasts || !self.is_idle()) {
+            self.put.fetch_add(1, SeqCst);
+        }
+    }
+}
+
+impl Event {
+    fn is_done(&self) -> bool {
+        self.stream.get() == 0 || unsafe { &*(self.stream.get() as *const Stream) }.done.load(SeqCst) >= self.at.get()
+    }
+}
+
+fn boxed<T>(value: T) -> Pointer {
+    Box::into_raw(Box::new(value)).cast()
+}
+
+fn put<T>(to: *mut T, value: T) -> c_int {
+    unsafe { to.write(value) };
+    OK
+}
+
+macro_rules! driver {
+    ($($name:ident($($arg:ident: $type:ty),*) $body:block)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+                calls::$name.fetch_add(1, SeqCst);
+                $body
+            }
+        )*
+
+        mod calls {
+            #![allow(non_upper_case_globals)]
+            $(pub static $name: super::AtomicU64 = super::AtomicU64::new(0);)*
+        }
+
+        static CALLS: &[(&str, &AtomicU64)] = &[$((stringify!($name), &calls::$name)),*];
+    };
+}
+
+driver! {
+    cuInit(_flags: c_uint) { OK }
+    cuDriverGetVersion(to: *mut c_int) { put(to, 13000) }
+    cuDeviceGetCount(to: *mut c_int) { put(to, 2) }
+    cuDeviceGet(to: *mut c_int, ordinal: c_int) { put(to, ordinal) }
+    cuDeviceGetName(to: *mut c_char, _length: c_int, _device: c_int) { put(to.cast(), *b"Stand-in\0") }
+    cuDeviceGetPCIBusId(_to: *mut c_char, _length: c_int, _device: c_int) { INVALID_VALUE }
+    cuDeviceGetAttribute(to: *mut c_int, attribute: c_int, _device: c_int) {
+        put(to, match attribute {
+            16 => 132,     // processors
+            75 => 9,       // compute capability
+            97 => 227 << 10, // dynamic shared memory
+            19 | 41 | 95 => 1, // mapped host memory, unified addresses, cooperative launches
+            _ => 0,
+        })
+    }
+    cuDevicePrimaryCtxSetFlags_v2(_device: c_int, _flags: c_uint) { OK }
+    cuDevicePrimaryCtxRetain(to: *mut usize, device: c_int) { put(to, 0x1000 + device as usize) }
+    cuCtxSetCurrent(context: usize) {
+        CURRENT.set(context);
+        OK
+    }
+    cuDeviceCanAccessPeer(to: *mut c_int, _device: c_int, _peer: c_int) { put(to, 0) }
+    cuMemHostAlloc(to: *mut Pointer, bytes: usize, _flags: c_uint) {
+        put(to, boxed_bytes(bytes))
+    }
+    cuMemHostGetDevicePointer_v2(to: *mut u64, at: u64, _flags: c_uint) { put(to, at) }
+    cuMemFreeHost(_at: Pointer) { OK }
+    cuMemAlloc_v2(to: *mut Pointer, bytes: usize) { put(to, boxed_bytes(bytes)) }
+    cuMemFree_v2(_at: u64) { OK }
+    cuMemcpyAsync(to: *mut u8, from: *const u8, bytes: usize, on: Pointer) {
+        unsafe { to.copy_from(from, bytes) };
+        stream(on).put(false);
+        OK
+    }
+    cuStreamCreateWithPriority(to: *mut Pointer, _flags: c_uint, _priority: c_int) {
+        put(to, boxed(Stream { context: CURRENT.get(), ..Stream::default() }))
+    }
+    cuStreamDestroy_v2(_stream: Pointer) { OK }
+    cuStreamGetCtx(of: Pointer, to: *mut usize) { put(to, stream(of).context) }
+    cuStreamQuery(of: Pointer) {
+        if stream(of).is_captured.load(SeqCst) {
+            BROKEN.fetch_add(1, SeqCst);
+            return CAPTURE_UNSUPPORTED;
+        }
+        if stream(of).is_idle() { OK } else { NOT_READY }
+    }
+    cuStreamIsCapturing(of: Pointer, to: *mut c_int) { put(to, stream(of).is_captured.load(SeqCst).into()) }
+    cuStreamBeginCapture_v2(of: Pointer, _mode: c_int) {
+        stream(of).is_captured.store(true, SeqCst);
+        OK
+    }
+    cuStreamEndCapture(of: Pointer, to: *mut Pointer) {
+        stream(of).is_captured.store(false, SeqCst);
+        put(to, std::ptr::dangling_mut())
+    }
+    cuGraphInstantiateWithFlags(to: *mut Pointer, _graph: Pointer, _flags: u64) { put(to, std::ptr::dangling_mut()) }
+    cuGraphDestroy(_graph: Pointer) { OK }
+    cuGraphExecDestroy(_graph: Pointer) { OK }
+    cuGraphLaunch(_graph: Pointer, on: Pointer) {
+        stream(on).put(true);
+        OK
+    }
+    cuStreamWaitEvent(of: Pointer, on: Pointer, _flags: c_uint) {
+        stream(of).is_captured.fetch_or(event(on).is_captured.get(), SeqCst);
+        stream(of).put(!event(on).is_done());
+        OK
+    }
+    cuEventCreate(to: *mut Pointer, _flags: c_uint) { put(to, boxed(Event::default())) }
+    cuEventDestroy_v2(_event: Pointer) { OK }
+    cuEventRecord(what: Pointer, on: Pointer) {
+        event(what).stream.set(on as usize);
+        event(what).at.set(stream(on).put.load(SeqCst));
+        event(what).is_captured.set(stream(on).is_captured.load(SeqCst));
+        OK
+    }
+    cuEventQuery(of: Pointer) { if event(of).is_done() { OK } else { NOT_READY } }
+    cuThreadExchangeStreamCaptureMode(_mode: *mut c_int) { OK }
+    cuModuleLoadDataEx(to: *mut *const c_void, image: *const c_void, _n: c_uint, _options: Pointer, _values: Pointer) {
+        put(to, image)
+    }
+    cuModuleUnload(_module: Pointer) { OK }
+    // The image begins with the version.
+    cuModuleGetGlobal_v2(to: *mut Pointer, bytes: *mut usize, module: Pointer, _name: *const c_char) {
+        put(bytes, 4);
+        put(to, module)
+    }
+    cuModuleGetFunctionCount(to: *mut c_uint, _module: Pointer) { put(to, 1) }
+    cuModuleEnumerateFunctions(to: *mut Pointer, _number: c_uint, module: Pointer) { put(to, module) }
+    cuFuncGetName(to: *mut *const c_char, _function: Pointer) { put(to, c"step".as_ptr()) }
+    cuFuncLoad(_function: Pointer) { OK }
+    // The most threads of a block; the rest is 0.
+    cuFuncGetAttribute(to: *mut c_int, attribute: c_int, _function: Pointer) {
+        put(to, if attribute == 0 { 1024 } else { 0 })
+    }
+    cuFuncSetAttribute(_function: Pointer, _attribute: c_int, _value: c_int) { OK }
+    cuFuncGetParamInfo(_function: Pointer, index: usize, offset: *mut usize, size: *mut usize) {
+        let Some(&bytes) = SIZES.get(index) else { return INVALID_VALUE };
+        put(offset, 0);
+        put(size, bytes)
+    }
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(to: *mut c_int, _function: Pointer, threads: c_int, _shared: usize) {
+        put(to, 1024 / threads)
+    }
+    cuLaunchKernelEx(config: *const Launch, _function: Pointer, _values: *mut Pointer, _extra: Pointer) {
+        let on = stream(unsafe { (*config).stream });
+        match CURRENT.get() {
+            0 => INVALID_CONTEXT,
+            current if current != on.context => INVALID_HANDLE,
+            _ => {
+                on.put(true);
+                OK
+            }
+        }
+    }
+}
+
+#[repr(C)]
+pub struct Launch {
+    _shape: [u32; 7],
+    stream: Pointer,
+}
+
+fn boxed_bytes(bytes: usize) -> Pointer {
+    vec![0u64; bytes.div_ceil(8)].leak().as_mut_ptr().cast()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGetErrorName(_code: c_int, to: *mut *const c_char) -> c_int {
+    put(to, c"an error of the stand-in".as_ptr())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGetErrorString(_code: c_int, to: *mut *const c_char) -> c_int {
+    put(to, c"see the code".as_ptr())
+}
+
+/// Ends all work of a stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn stand_in_end(of: Pointer) {
+    stream(of).done.store(stream(of).put.load(SeqCst), SeqCst);
+}
+
+/// Ends the first `number` pieces of work of a stream that have not ended.
+#[unsafe(no_mangle)]
+pub extern "C" fn stand_in_end_one(of: Pointer, number: u64) {
+    stream(of).done.fetch_add(number, SeqCst);
+}
+
+/// Returns the number of calls of a function.
+///
+/// # Safety
+/// - The name ends with 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stand_in_calls(name: *const c_char) -> u64 {
+    let name = unsafe { CStr::from_ptr(name) }.to_str();
+    CALLS.iter().find(|(known, _)| Ok(*known) == name).map_or(0, |(_, calls)| calls.load(SeqCst))
+}
+
+/// Returns the number of all calls. Stores the number of calls that would have broken a capture.
+#[unsafe(no_mangle)]
+pub extern "C" fn stand_in_all_calls(broken: *mut u64) -> u64 {
+    put(broken, BROKEN.load(SeqCst));
+    CALLS.iter().map(|(_, calls)| calls.load(SeqCst)).sum()
+}
