@@ -107,13 +107,13 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         if state == ROOM {
             return Ok(index);
         }
-        // Both conditions spare code for ends that cannot be.
+        // The first condition spares code. A slot that the wait itself claims has room, so it is filled.
         let stop = if deadline.is_none() | (state == WaitError::Fault as u32) {
             WaitError::Fault
         } else {
             WaitError::Deadline
         };
-        Err((stop, claimed.or((index != NOTHING).then_some(index))))
+        Err((stop, claimed))
     }
 
     #[inline(always)]
