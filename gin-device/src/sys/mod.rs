@@ -39,7 +39,7 @@
 //! | `read_pair` | `ld.global.v2.u64` | `LDG.E.128` | the same, two adjacent words |
 //! | `add_relaxed_gpu_if` | `@gin_p atom.relaxed.gpu.global.add.u64` | `@P BRA`, `ATOMG.E.ADD.64.STRONG.GPU` | `add_relaxed_gpu`, or nothing; the assembler may predicate it or branch |
 //! | `store_pair_relaxed_sys_if` | `@gin_p st.relaxed.sys.global.v2.u64` | `@P STG.E.128.STRONG.SYS` | `store_pair_relaxed_sys`, or nothing, without a branch |
-//! | `spin` | `ld.relaxed.sys.global.u64` | `IADD3`, `IMAD.X`, `@P BRA`, `IMAD.MOV.U32`, `VIADD`, `YIELD`, `@P BRA`, `LDG.E.64.STRONG.SYS`, `IADD3`, `IMAD.X`, `@P BRA` | `load_relaxed_sys`, in a short loop that the assembler leaves as it is |
+//! | `spin` | `ld.relaxed.sys.global.u64` | `IADD3`, `IMAD.X`, `@P BRA`, `IMAD.MOV.U32`, `VIADD`, `YIELD`, `@P BRA`, `R2UR`, `R2UR`, `LDG.E.64.STRONG.SYS`, `IADD3`, `IMAD.X`, `@P BRA`, `IMAD.MOV.U32`, `IMAD.MOV.U32` | `load_relaxed_sys`, in a short loop that the assembler leaves as it is |
 //! | `narrow` | `mov.u32` | | nothing; it hides a value's origin from the compiler |
 //! | `pause` | `nanosleep.u32` | `NANOSLEEP` | between nothing and twice the time |
 //! | `clock_ns` | `mov.u64 %globaltimer` | `CS2R SR_GLOBALTIMERLO` | tens of cycles |
