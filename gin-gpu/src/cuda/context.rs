@@ -199,13 +199,13 @@ impl Context {
         Ok(())
     }
 
-    /// Makes a call whose handles are all of this context. The driver refuses it, and does nothing, if it wants the
-    /// context to be current and other code of the thread has made another one current.
+    /// Makes a call whose handles are all of this context. If other code of the thread has made another one current,
+    /// the driver may refuse the call, which then has done nothing.
     pub(super) fn call(&self, call: impl Fn() -> CUresult) -> CUresult {
         if CURRENT.get() == self.raw.addr() {
-            match call() {
-                CUresult::CUDA_ERROR_INVALID_CONTEXT | CUresult::CUDA_ERROR_INVALID_HANDLE => {}
-                code => return code,
+            let code = call();
+            if code == CUresult::CUDA_SUCCESS || self.is_current() {
+                return code;
             }
         }
         // Safety: as above.
@@ -216,6 +216,12 @@ impl Context {
             }
             code => code,
         }
+    }
+
+    fn is_current(&self) -> bool {
+        let mut current = std::ptr::null_mut();
+        // Safety: writes one pointer.
+        unsafe { sys::cuCtxGetCurrent(&raw mut current) == CUresult::CUDA_SUCCESS && current == self.raw }
     }
 
     /// Lets this GPU reach memory of `other`, if the hardware can. Then copies between them take the direct way.

@@ -121,6 +121,7 @@ driver! {
         CURRENT.set(context);
         OK
     }
+    cuCtxGetCurrent(to: *mut usize) { put(to, CURRENT.get()) }
     cuDeviceCanAccessPeer(to: *mut c_int, _device: c_int, _peer: c_int) { put(to, 0) }
     cuMemHostAlloc(to: *mut Pointer, bytes: usize, _flags: c_uint) {
         put(to, boxed_bytes(bytes))
