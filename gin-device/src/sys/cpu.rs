@@ -109,6 +109,10 @@ pub(crate) fn stay(value: u32) -> u32 {
     value
 }
 
+/// Does nothing.
+#[inline(always)]
+pub(crate) fn keep_rolled() {}
+
 /// Reads a word of a table that is constant while kernels may read it.
 ///
 /// # Safety

@@ -211,7 +211,7 @@ use ptx as imp;
 pub use imp::{
     clock_ns, cycles, let_dependents_start, pause, peek_clock_ns, read_pair, read_word, trap, wait_for_predecessor,
 };
-pub(crate) use imp::{narrow, stay};
+pub(crate) use imp::{keep_rolled, narrow, stay};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::{OPERATIONS, OperationRow};
 
@@ -384,12 +384,6 @@ impl GlobalWord {
     #[inline(always)]
     pub const unsafe fn new(address: u64) -> Self {
         Self(address as usize as *mut u64)
-    }
-
-    /// Returns its address.
-    #[inline(always)]
-    pub(crate) fn address(self) -> u64 {
-        self.0.addr() as u64
     }
 }
 

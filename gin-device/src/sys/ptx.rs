@@ -127,6 +127,13 @@ pub(crate) fn stay(value: u32) -> u32 {
     same
 }
 
+/// Keeps the assembler from writing out rounds of the loop that the call is at the beginning of.
+#[inline(always)]
+pub(crate) fn keep_rolled() {
+    // Safety: a hint.
+    unsafe { asm!(".pragma \"nounroll\";", options(nomem, nostack, preserves_flags)) }
+}
+
 /// Adds if `condition`, by a predicate. In the queue a branch of LLVM's would take four instructions more.
 #[inline(always)]
 pub(crate) fn add_relaxed_gpu_if(address: *mut u64, condition: bool, value: u64) -> u64 {
