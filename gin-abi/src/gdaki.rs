@@ -98,8 +98,8 @@ impl QueuePairData {
     /// assert_eq!(pair.ring, 0);
     /// ```
     pub fn unconnected() -> Self {
-        // The completion index is about as far behind the producer index as the latter's 40 bits allow.
-        Self { completion_index: (1u64 << (62 - CLAIM_SHIFT)).wrapping_neg(), ..Self::zeroed() }
+        // The completion index is far behind the producer index, even by the lower 32 bits of both.
+        Self { completion_index: (1u64 << 30).wrapping_neg(), ..Self::zeroed() }
     }
 
     /// Returns the producer index, the index of the next entry to claim.

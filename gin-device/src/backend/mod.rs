@@ -72,7 +72,8 @@ pub trait Backend: sealed::Sealed + Copy {
 /// The communicator's back end, found at run time; loads and stores to peers of the LSA team.
 ///
 /// In kernels for GPUs it knows [`Gdaki`] only with the crate's feature `gdaki-any`, because the code of that back end
-/// is long. Without the feature, an operation on a communicator of that back end returns
+/// is long. A post is two calls then: one finds slots before the request takes registers, the other one calls nothing.
+/// Without the feature, an operation on a communicator of that back end returns
 /// [`FaultKind::NoBackend`](gin_abi::FaultKind::NoBackend). `Gin<Gdaki>` needs no feature.
 #[derive(Clone, Copy, Debug)]
 pub struct Any;
@@ -95,10 +96,22 @@ impl Backend for Any {
     #[inline(always)]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
         if drives_nic(core) {
-            let [a, b, c, d, e, f, g, h] = request.encode();
-            match outlined::post(core.comm().handle().copy, core.place(), deadline, a, b, c, d, e, f, g, h) {
-                None => Ok(()),
-                Some(stop) => Err(stop),
+            let (copy, place, count) = (core.comm().handle().copy, core.place(), gdaki::entries(request));
+            if count == 0 {
+                return Ok(());
+            }
+            let (mut chunk, mut deadline) = (0, deadline);
+            loop {
+                let slots = outlined::claim(copy, place, request.peer, count, deadline);
+                if let Some(stop) = gdaki::Claimed(slots).stop() {
+                    return Err(stop);
+                }
+                let [a, b, c, d, e, f, g, h] = request.encode();
+                if outlined::fill(copy, place, slots, chunk, a, b, c, d, e, f, g, h) {
+                    return Ok(());
+                }
+                // A post that has begun must be finished.
+                (chunk, deadline) = (chunk + 1, Deadline::NONE);
             }
         } else {
             Proxy::post(core, request, operation, deadline)
@@ -138,14 +151,24 @@ impl Backend for Any {
 /// each call. `gin-build` lets a kernel call these functions and no others. Arguments are words, because a structure
 /// would be passed on the stack: `copy` is that of the handle, `place` that of [`Core::place`].
 mod outlined {
-    use super::{Backend, Core, Deadline, Descriptor, Gdaki, Operation, WaitError};
+    use super::{Backend, Core, Deadline, Descriptor, Gdaki, WaitError, gdaki};
 
+    /// Claims slots, before the request takes registers.
+    #[inline(never)]
+    pub(super) fn claim(copy: u64, place: u64, peer: u32, count: u32, deadline: Deadline) -> u64 {
+        // Safety: `Any` passes the copy of its communicator's handle.
+        let core = unsafe { Core::at(copy, place) };
+        gdaki::claim(&core, peer, count, deadline).0
+    }
+
+    /// Writes the entries of a chunk and publishes them. Returns whether it is the last. Calls nothing.
     #[inline(never)]
     #[expect(clippy::too_many_arguments, reason = "see above")]
-    pub(super) fn post(
+    pub(super) fn fill(
         copy: u64,
         place: u64,
-        deadline: Deadline,
+        slots: u64,
+        chunk: u32,
         a: u64,
         b: u64,
         c: u64,
@@ -154,10 +177,10 @@ mod outlined {
         f: u64,
         g: u64,
         h: u64,
-    ) -> Option<WaitError> {
-        // Safety: `Any` passes the copy of its communicator's handle.
+    ) -> bool {
+        // Safety: as above.
         let core = unsafe { Core::at(copy, place) };
-        Gdaki::post(&core, &Descriptor::read(&[a, b, c, d, e, f, g, h]), Operation::None, deadline).err()
+        gdaki::fill(&core, gdaki::Claimed(slots), chunk, &Descriptor::read(&[a, b, c, d, e, f, g, h]))
     }
 
     #[inline(never)]

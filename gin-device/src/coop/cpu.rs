@@ -149,6 +149,12 @@ pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
     shuffle(mask, value, from)
 }
 
+/// Does the same for 32 bits.
+#[track_caller]
+pub(crate) fn leader_shuffle_narrow(mask: u32, value: u32, from: u32) -> u32 {
+    shuffle(mask, value as u64, from) as u32
+}
+
 /// Returns whether any of the lanes of `mask`, which are here together, brings `true`.
 #[track_caller]
 pub(crate) fn any_here(mask: u32, bit: bool) -> bool {

@@ -52,7 +52,10 @@ pub use span::{Block, WarpSpan};
 pub use value::Fold;
 pub use value::{LaneInteger, LaneValue};
 
-pub(crate) use imp::{active_mask, alike, any_here, ballot_here, lanes_below, lanes_until, leader_shuffle, sync_here};
+pub(crate) use imp::{
+    active_mask, alike, any_here, ballot_here, lanes_below, lanes_until, leader_shuffle, leader_shuffle_narrow,
+    sync_here,
+};
 
 use crate::fault::Fault;
 

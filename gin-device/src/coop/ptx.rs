@@ -207,6 +207,13 @@ pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
     }
 }
 
+/// Does the same for 32 bits.
+#[inline(always)]
+pub(crate) fn leader_shuffle_narrow(mask: u32, value: u32, from: u32) -> u32 {
+    // Safety: all lanes of the mask are here.
+    unsafe { llvm_shfl_sync_idx(mask, value, from, 31) }
+}
+
 /// Returns the 64 bits of two halves.
 #[inline(always)]
 fn join(low: u32, high: u32) -> u64 {

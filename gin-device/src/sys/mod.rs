@@ -395,12 +395,6 @@ impl GlobalWord {
     pub const unsafe fn new(address: u64) -> Self {
         Self(address as usize as *mut u64)
     }
-
-    /// Returns its address.
-    #[inline(always)]
-    pub(crate) fn address(self) -> u64 {
-        self.0.addr() as u64
-    }
 }
 
 /// The memory of this machine.

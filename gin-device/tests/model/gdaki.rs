@@ -12,7 +12,7 @@ use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Segment};
 use gin_abi::{COUNTER_BITS, Deadline};
 use gin_device::gin::{Order, Sharing};
-use gin_device::internal::pair::{Entries, Posters, Posting, QueuePair, finish};
+use gin_device::internal::pair::{Claim, Ended, Entries, Posters, QueuePair, Written, finish, place};
 use gin_device::internal::signal_words::Words;
 use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
@@ -53,24 +53,32 @@ struct Nic<'a> {
     cells: Vec<usize>,
 }
 
+/// The parameters of a thread's post.
+#[derive(Clone, Copy)]
+struct Posting {
+    count: u32,
+    sharing: Sharing,
+    more: bool,
+    deadline: Deadline,
+}
+
 /// A thread that posts without others of its warp.
 struct OneThread {
-    pair: QueuePair<Loom>,
-    posting: Posting,
+    count: u32,
+    claims: u64,
 }
 
 impl Posters for OneThread {
-    fn claim(&self) -> Option<u64> {
-        let Posting { count, sharing, deadline, .. } = self.posting;
-        deadline.is_none().then(|| self.pair.claim(true, count, sharing))
+    fn claim(&self) -> Claim {
+        Claim { index: place(self.claims), claims: self.claims }
     }
 
-    fn written(&self, filled: bool) -> Option<(u64, bool)> {
-        filled.then_some((self.posting.count, true))
-    }
-
-    fn any(&self, bit: bool) -> bool {
+    fn all(&self, bit: bool) -> bool {
         bit
+    }
+
+    fn written(&self, more: bool) -> Option<Written> {
+        Some(Written { first: place(self.claims), count: self.count, more })
     }
 }
 
@@ -133,32 +141,52 @@ impl World {
         self.post_filled(posting, fill)
     }
 
-    fn post_filled(&self, posting: Posting, fill: impl Fn(u64)) -> Result<(), WaitError> {
-        if posting.sharing == Sharing::Thread {
-            let help = |own, start| self.help(own, start, posting.deadline);
-            let wait = |end| (self.pair.wait_for_room(end, posting.deadline, help), self.pair);
-            return self.pair.post_alone(posting, |_, index| fill(index), wait);
-        }
-        self.pair.post(
-            posting,
-            &OneThread { pair: self.pair, posting },
-            |_, index| fill(index),
-            |own, start| (self.help(own, start, posting.deadline), self.pair),
-        )
+    fn post_filled(&self, posting: Posting, fill: impl Fn(u32)) -> Result<(), WaitError> {
+        let Posting { count, sharing, more, deadline } = posting;
+        let none = Entries { index: 0, count: 0 };
+        let posted = if sharing == Sharing::Thread {
+            let wait = || (self.wait_for_room(none, count, deadline), self.pair);
+            self.pair.claim_alone(count, wait, |pair, slots| {
+                fill(slots.index);
+                pair.publish_alone(slots.index, count, more);
+            })
+        } else {
+            let claims = if deadline.is_none() {
+                Ok(self.pair.claim(true, count, sharing))
+            } else {
+                self.wait_for_room(none, count, deadline)
+            };
+            claims.and_then(|claims| {
+                let poster = OneThread { count, claims };
+                let wait = |own| (self.wait_for_room(own, count, Deadline::NONE), self.pair);
+                self.pair.claim_slots(count, &poster, wait, |pair, slots| {
+                    fill(slots.index);
+                    pair.publish(slots, count, &poster, more);
+                })
+            })
+        };
+        posted.map_err(|stop| self.stopped(stop))
     }
 
-    fn help(&self, own: Entries, start: u64, deadline: Deadline) -> Option<WaitError> {
-        if !self.pair.help(own) {
-            return Some(WaitError::NotConnected);
-        }
-        self.take();
-        self.pair.status.end(start, deadline)
+    fn wait_for_room(&self, own: Entries, wanted: u32, deadline: Deadline) -> Result<u64, Ended> {
+        self.pair.wait_for_room(own, wanted, deadline, || self.pair.take())
+    }
+
+    /// Returns the error of a call that ended early. Reports the fault of a failed entry.
+    fn stopped(&self, stop: Ended) -> WaitError {
+        stop.unwrap_or_else(|| {
+            self.pair.status.report(fault(self.pair.failure().1));
+            while self.pair.status.check().is_ok() {
+                Loom::pause(0);
+            }
+            WaitError::Fault
+        })
     }
 
     /// Takes completions.
     fn take(&self) {
         if !self.pair.take() {
-            self.pair.status.report(fault(self.pair.failure().1));
+            self.stopped(None);
         }
     }
 
@@ -167,19 +195,20 @@ impl World {
     }
 
     /// Writes a WRITE whose second segment names the cell.
-    fn write_entry(&self, index: u64, cell: usize, flags: Flags) {
+    fn write_entry(&self, index: u32, cell: usize, flags: Flags) {
         let tag = cell as u64 + 1;
         self.pair.store(index, [write(self.pair.head(index, flags)), Segment { words: [tag, !tag] }]);
     }
 
-    fn dump(&self, index: u64, flags: Flags) {
+    fn dump(&self, index: u32, flags: Flags) {
         let sink = Local { address: 0, key: Be32::new(0), bytes: 8 };
         self.pair.store(index, wqe::dump(self.pair.head(index, flags), sink));
     }
 
     fn wait(&self, position: u64) -> Result<(), WaitError> {
-        let waited = self.pair.wait(position, Deadline::NONE, |index, flags| self.dump(index, flags), || self.take());
-        finish(waited, &self.pair.status, Order::Acquire)
+        let take = || self.pair.take();
+        let waited = self.pair.wait(position, Deadline::NONE, |index, flags| self.dump(index, flags), take);
+        finish(waited.map_err(|stop| self.stopped(stop)), &self.pair.status, Order::Acquire)
     }
 
     fn finish(&self) {
@@ -407,7 +436,7 @@ models! {
             };
             world.post(1);
             holder.join().unwrap();
-            world.pair.attend(|| world.take());
+            world.pair.attend(|| world.pair.take());
             let mut nic = world.nic();
             nic.step();
             assert_eq!(nic.executed, 2);
@@ -476,7 +505,7 @@ models! {
                     };
                     world.cells[0].write(100);
                     world.post_filled(posting, fill).unwrap();
-                    let attend = || world.pair.attend(|| world.take());
+                    let attend = || assert!(world.pair.attend(|| world.pair.take()));
                     let status = &world.pair.status;
                     let waited = world.counter.wait(status, 1, COUNTER_BITS, Deadline::NONE, attend);
                     assert_eq!(waited, Ok(1));
@@ -487,7 +516,7 @@ models! {
             let other = {
                 let world = world.clone();
                 thread::spawn(move || {
-                    world.pair.attend(|| world.take());
+                    world.pair.attend(|| world.pair.take());
                     world.finish();
                 })
             };

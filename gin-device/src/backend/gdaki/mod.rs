@@ -9,7 +9,7 @@
 //! | put | WRITE, one for each chunk that the queue pair may move at once; NOP if the put is empty |
 //! | put_value | WRITE with inline data |
 //! | get | READ. A DUMP brings its data into view: a flush posts it, or the get itself if it has a counter |
-//! | signal | FETCH_ADD, behind the put that it is bound to |
+//! | signal | FETCH_ADD, behind the put that it is bound to; behind each chunk but the last, one that adds nothing |
 //!
 //! A NIC carries out the entries of one queue pair in order, so every signal is strong. The thread that takes the
 //! completion of an operation's last entry raises its counter. Waits for counters take completions, so counters need no
@@ -31,21 +31,20 @@ use crate::fault::Fault;
 use crate::order::{Scope, Sharing};
 use crate::status::{Status, WaitError};
 use crate::sys::{self, Global, GlobalWord, Word};
-use gin_abi::gdaki::{BUSY_RANKS, CLAIM_SHIFT, DOORBELL_GPU, QueuePairData};
+use gin_abi::gdaki::{BUSY_RANKS, DOORBELL_GPU, QueuePairData};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
 use gin_abi::{Deadline, Descriptor, FaultKind, Operation, RemoteSignal, SignalTarget, Subject, Transfer};
-use pair::{Entries, Posters, Posting, QueuePair};
+use pair::{Claim, Ended, Entries, Posters, QueuePair, Slots, Written, place};
 
 /// The back end in which kernels drive the NIC.
 #[derive(Clone, Copy, Debug)]
 pub struct Gdaki;
 
-/// A queue pair, and the places of the other values that its entries need.
+/// The place of a queue pair, and of the other values that its entries need.
 #[derive(Clone, Copy)]
 struct Link {
-    pair: QueuePair<Global>,
     data: *const QueuePairData,
     core: Core,
     peer: u32,
@@ -97,7 +96,7 @@ unsafe fn comm(data: *const QueuePairData) -> Comm {
     unsafe { Comm::copied(sys::read_word(&raw const (*data).comm)) }
 }
 
-/// Reports the fault of the failed entry.
+/// Reports the fault of the failed entry, and waits until the communicator has a fault.
 ///
 /// # Safety
 /// - `data` is valid, and an entry has failed.
@@ -111,7 +110,7 @@ unsafe fn report(data: *const QueuePairData) {
     let (tail, syndromes) = pair.failure();
     let operation = match tail.operation() {
         // The entry is still in its slot.
-        opcode::WRITE if pair.is_inline(tail.index() as u64) => Operation::PutValue,
+        opcode::WRITE if pair.is_inline(tail.index() as u32) => Operation::PutValue,
         opcode::WRITE => Operation::Put,
         opcode::READ => Operation::Get,
         opcode::FETCH_ADD => Operation::Signal,
@@ -122,12 +121,14 @@ unsafe fn report(data: *const QueuePairData) {
     let kind = if gone { FaultKind::PeerLost } else { FaultKind::Network };
     let fault = Fault::new(kind, operation).with_context(place as u32).with_peer((place >> 32) as u32);
     comm.status().report(fault.with_values(Subject::None, tail.index() as u64, syndrome));
+    comm.status().await_stop();
 }
 
 /// Code that a kernel has once and calls. Arguments are words, because a structure would be passed on the stack. Each
-/// function reads the queue pair again, so that a call keeps few registers of its caller.
+/// function reads the queue pair again, so that a call keeps few registers of its caller. The caller reports a failed
+/// entry that a function finds, because the report needs registers too.
 mod outlined {
-    use super::pair::Entries;
+    use super::pair::{Ended, Entries};
     use super::{comm, queue_pair};
     use crate::status::WaitError;
     use gin_abi::Deadline;
@@ -136,47 +137,53 @@ mod outlined {
     /// Does [`report`](super::report).
     #[cold]
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    fn report(data: *const QueuePairData) {
+    pub(super) fn report(data: *const QueuePairData) {
         // Safety: the address is a `Link`'s, and an entry has failed.
         unsafe { super::report(data) }
     }
 
-    /// Does [`QueuePair::take`](super::QueuePair::take). Reports the fault of a failed entry.
+    /// Does [`QueuePair::take`](super::QueuePair::take).
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) fn take(data: *const QueuePairData) {
+    pub(super) fn take(data: *const QueuePairData) -> bool {
+        // Safety: the address is a `Link`'s.
+        unsafe { queue_pair(data, comm(data).status()) }.take()
+    }
+
+    /// Does [`QueuePair::wait_for_room`](super::QueuePair::wait_for_room), for `count` entries from `index` on if they
+    /// are `claimed`. [`waited`] is its result.
+    #[cold]
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn wait_for_room(
+        data: *const QueuePairData,
+        index: u32,
+        count: u32,
+        claimed: bool,
+        deadline: Deadline,
+    ) -> u64 {
         // Safety: the address is a `Link`'s.
         let pair = unsafe { queue_pair(data, comm(data).status()) };
-        if !pair.take() {
-            // Now, when `pair` needs no registers any more.
-            report(data);
+        let own = Entries { index, count: if claimed { count } else { 0 } };
+        match pair.wait_for_room(own, count, deadline, || take(data)) {
+            Ok(claims) => claims,
+            Err(Some(WaitError::Deadline)) => ENDED,
+            Err(Some(WaitError::Fault)) => ENDED - 1,
+            Err(Some(WaitError::NotConnected)) => ENDED - 2,
+            Err(None) => ENDED - 3,
         }
     }
 
-    /// Does [`QueuePair::wait_for_room`](super::QueuePair::wait_for_room).
-    #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) fn wait_for_room(data: *const QueuePairData, end: u64, deadline: Deadline) -> Option<WaitError> {
-        // Safety: the address is a `Link`'s.
-        let pair = unsafe { queue_pair(data, comm(data).status()) };
-        pair.wait_for_room(end, deadline, |own, start| help(data, own.index, own.count, start, deadline))
-    }
+    /// No claims word is this or a little less, because its lower bits would count more entries than a queue has.
+    const ENDED: u64 = u64::MAX;
 
-    /// Does what brings a post room, and [`QueuePair::take`](super::QueuePair::take). Returns why the post, which began
-    /// at `start`, must give up, if it must.
-    #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) fn help(
-        data: *const QueuePairData,
-        index: u64,
-        count: u64,
-        start: u64,
-        deadline: Deadline,
-    ) -> Option<WaitError> {
-        // Safety: the address is a `Link`'s.
-        unsafe {
-            if !queue_pair(data, comm(data).status()).help(Entries { index, count }) {
-                return Some(WaitError::NotConnected);
-            }
-            take(data);
-            comm(data).status().end(start, deadline)
+    /// Returns the result of a [`wait_for_room`].
+    #[inline(always)]
+    pub(super) fn waited(word: u64) -> Result<u64, Ended> {
+        match ENDED - word {
+            0 => Err(Some(WaitError::Deadline)),
+            1 => Err(Some(WaitError::Fault)),
+            2 => Err(Some(WaitError::NotConnected)),
+            3 => Err(None),
+            _ => Ok(word),
         }
     }
 }
@@ -187,16 +194,30 @@ impl Link {
         let handle = core.comm().handle();
         let index = sys::narrow(core.context()).wrapping_mul(sys::narrow(handle.ranks)).wrapping_add(peer);
         let data = (handle.queue_pairs as usize as *const QueuePairData).wrapping_add(index as usize);
+        Self { data, core: *core, peer }
+    }
+
+    #[inline(always)]
+    fn pair(&self) -> QueuePair<Global> {
         // Safety: the front end checked the context, and `peer` is a rank; the host keeps the table valid.
-        Self { pair: unsafe { queue_pair(data, core.status()) }, data, core: *core, peer }
+        unsafe { queue_pair(self.data, self.core.status()) }
+    }
+
+    /// Returns the error of a call that ended early. Reports the fault of a failed entry.
+    #[inline(always)]
+    fn stopped(&self, stop: Ended) -> WaitError {
+        stop.unwrap_or_else(|| {
+            outlined::report(self.data);
+            WaitError::Fault
+        })
     }
 
     /// Returns the largest number of bytes of one entry.
     #[inline(always)]
-    fn most_bytes(&self) -> u64 {
-        // Safety: as in `of`. The limit is the upper half of an aligned word.
+    fn most_bytes(&self) -> u32 {
+        // Safety: as in `pair`. The limit is the upper half of an aligned word.
         let limits = unsafe { sys::read_word((&raw const (*self.data).interval_log2).cast()) };
-        limits >> 32
+        (limits >> 32) as u32
     }
 
     /// Returns the keys of the peer's signal words and of the sink.
@@ -213,8 +234,8 @@ impl Link {
     #[inline(always)]
     fn in_window(&self, window: u32, rank: u32, offset: u64) -> (u64, Be32) {
         let handle = self.core.comm().handle();
-        let index = window as usize * (handle.ranks as usize + 1) + rank as usize;
-        let word = (handle.window_keys as usize as *const u64).wrapping_add(index);
+        let index = window.wrapping_mul(sys::narrow(handle.ranks).wrapping_add(1)).wrapping_add(rank);
+        let word = (handle.window_keys as usize as *const u64).wrapping_add(index as usize);
         // Safety: the id comes from a handle of the host's, which keeps the table valid.
         let word = unsafe { sys::read_word(word) };
         (offset + (word >> 32), Be32::from_memory(word as u32))
@@ -247,172 +268,238 @@ impl Link {
 
     /// Writes the DUMP that brings the data of earlier READs into view.
     #[inline(always)]
-    fn dump(&self, pair: &QueuePair<Global>, index: u64, flags: Flags) {
+    fn dump(&self, pair: &QueuePair<Global>, index: u32, flags: Flags) {
         let (_, sink) = self.keys();
         pair.store(index, wqe::dump(pair.head(index, flags), sink));
     }
 
-    /// Takes completions.
+    /// Claims slots for `count` entries, together with all lanes of the warp that post as many to this queue pair now.
+    /// Calls `then` with the queue pair, the slots and these lanes.
+    ///
+    /// # Errors
+    /// The error of a wait for room.
     #[inline(always)]
-    fn take(&self) {
-        outlined::take(self.data);
+    fn claim(
+        &self,
+        count: u32,
+        deadline: Deadline,
+        then: impl FnOnce(&QueuePair<Global>, Slots, u32),
+    ) -> Result<(), Ended> {
+        let wait = |own: Entries, claimed, deadline| {
+            outlined::waited(outlined::wait_for_room(self.data, own.index, own.count, claimed, deadline))
+        };
+        let (none, sharing) = (Entries { index: 0, count }, self.core.sharing());
+        if sharing == Sharing::Thread {
+            let wait = || (wait(none, false, deadline), self.pair());
+            return self.pair().claim_alone(count, wait, |pair, slots| then(pair, slots, 0));
+        }
+        // Lanes without a deadline claim at once, all together. A lane with a deadline must find room first, so it
+        // posts alone.
+        let (here, claims) = if deadline.is_none() {
+            (coop::active_mask::<2>(), None)
+        } else {
+            let claims = wait(none, false, deadline)?;
+            (coop::lanes_until() & !coop::lanes_below(), Some(claims))
+        };
+        // The address is a multiple of 128.
+        let group = Group::of(coop::alike(here, self.data as usize as u64 + count as u64), count);
+        let pair = self.pair();
+        let callers = Callers { pair: &pair, sharing, group, here, claims, index: 0 };
+        let wait = |own| (wait(own, true, Deadline::NONE), self.pair());
+        pair.claim_slots(count, &callers, wait, |pair, slots| then(pair, slots, group.mask))
     }
 
-    /// Posts one entry, and a signal or a DUMP behind it, together with all lanes of the warp that post to this queue
-    /// pair now.
+    /// Publishes the `count` entries in slots that were claimed together with lanes of `mask`.
     #[inline(always)]
-    fn post(
-        &self,
-        first: impl Fn(wqe::Post) -> [Segment; 3],
-        then: Then<'_>,
-        request: &Descriptor,
-        deadline: Deadline,
-    ) -> Result<(), WaitError> {
-        let (pair, sharing) = (&self.pair, self.core.sharing());
-        let counts = Counts { first: !matches!(then, Then::SignalAlone(_)), second: !matches!(then, Then::Nothing) };
-        let fill = |pair: &QueuePair<Global>, index: u64| {
-            if counts.first {
-                let flags = match (counts.second, request.counter) {
-                    (false, Some(_)) => Flags::COMPLETION,
-                    _ => Flags::NONE,
-                };
-                pair.store(index, first(pair.head(index, flags)));
-            }
-            let last = index + counts.all() - 1;
-            let flags = if request.counter.is_some() { Flags::COMPLETION } else { Flags::NONE };
-            match then {
-                Then::Nothing => {}
-                Then::Signal(signal) | Then::SignalAlone(signal) => {
-                    let add =
-                        wqe::fetch_add(pair.head(last, flags), self.signal_word(signal), signal.amount, self.keys().1);
-                    pair.store(last, add);
-                }
-                Then::Dump => {
-                    self.dump(pair, last, flags.and(Flags::FENCE));
-                    pair.note_dump(last);
-                }
-            }
-            if let Transfer::Get { .. } = request.transfer {
-                pair.note_read(index);
-            }
-            if let Some(counter) = request.counter {
-                pair.tag(last, counter);
-            }
-        };
-        let mut posting = Posting { count: counts.all(), sharing, more: request.more, deadline };
-        let help = |own: Entries, start| {
-            let stop = outlined::help(self.data, own.index, own.count, start, deadline);
-            // Safety: as in `of`.
-            (stop, unsafe { queue_pair(self.data, comm(self.data).status()) })
-        };
+    fn publish(&self, pair: &QueuePair<Global>, slots: Slots, mask: u32, count: u32, more: bool) {
+        let sharing = self.core.sharing();
         if sharing == Sharing::Thread {
-            let wait = |end| {
-                let stop = outlined::wait_for_room(self.data, end, deadline);
-                // Safety: as in `of`.
-                (stop, unsafe { queue_pair(self.data, comm(self.data).status()) })
-            };
-            return pair.post_alone(posting, fill, wait);
+            pair.publish_alone(slots.index, count, more);
+        } else {
+            pair.publish(
+                slots,
+                count,
+                &Callers { pair, sharing, group: Group::of(mask, count), here: mask, claims: None, index: slots.index },
+                more,
+            );
         }
-        // Lanes with and without a deadline are gathered apart: the latter claim at once, all together.
-        let here = if deadline.is_none() { coop::active_mask::<2>() } else { coop::active_mask::<3>() };
-        let group = Group::of(here, pair, counts);
-        // One lane without `more` sends the entries of all.
-        posting.more = coop::ballot_here(here, !request.more) & group.mask == 0;
-        pair.post(posting, &Callers { pair, posting, group, here }, fill, help)
     }
 }
 
-/// The entry behind the first entry of a post.
+/// A part of a transfer that one entry moves.
 #[derive(Clone, Copy)]
-enum Then<'a> {
-    Nothing,
-    Signal(&'a RemoteSignal),
-    /// There is no first entry.
-    SignalAlone(&'a RemoteSignal),
-    Dump,
+struct Chunk {
+    there: Remote,
+    here: Local,
+    bytes: u32,
+    /// None follows.
+    last: bool,
+}
+
+impl Default for Chunk {
+    #[inline(always)]
+    fn default() -> Self {
+        Self { there: Remote::default(), here: Local::default(), bytes: 0, last: true }
+    }
+}
+
+/// Slots that lanes have claimed, in one word for a call, or why there are none.
+///
+/// | bits | hold |
+/// | --- | --- |
+/// | 0 to 7 | the state |
+/// | 8 to 31 | the lower bits of the first index |
+/// | 32 to 63 | the lanes that claimed together |
+#[derive(Clone, Copy)]
+pub(super) struct Claimed(pub(super) u64);
+
+impl Claimed {
+    const TOGETHER: u64 = 1;
+    const LEADS: u64 = 2;
+    /// And more: the error.
+    const STOPPED: u64 = 4;
+
+    #[inline(always)]
+    fn of(slots: Slots, mask: u32) -> Self {
+        let state = slots.together as u64 * Self::TOGETHER + slots.leads as u64 * Self::LEADS;
+        Self(state | ((slots.index << 8) as u64) | (mask as u64) << 32)
+    }
+
+    #[inline(always)]
+    fn stopped(stop: WaitError) -> Self {
+        Self(Self::STOPPED + stop as u64)
+    }
+
+    /// Returns why there are no slots, if there are none.
+    #[inline(always)]
+    pub(super) fn stop(self) -> Option<WaitError> {
+        match self.0 as u32 as u8 as u64 {
+            state if state < Self::STOPPED => None,
+            4 => Some(WaitError::Deadline),
+            5 => Some(WaitError::Fault),
+            _ => Some(WaitError::NotConnected),
+        }
+    }
+
+    #[inline(always)]
+    fn slots(self, pair: &QueuePair<Global>) -> (Slots, u32) {
+        let (low, mask) = (self.0 as u32, (self.0 >> 32) as u32);
+        let (together, leads) = (low as u64 & Self::TOGETHER != 0, low as u64 & Self::LEADS != 0);
+        (Slots { index: pair.whole(low >> 8, 24), together, leads }, mask)
+    }
+}
+
+/// Returns the number of entries of a request, or of each chunk of it.
+#[inline(always)]
+pub(super) fn entries(request: &Descriptor) -> u32 {
+    Counts::of(request).all()
+}
+
+/// Claims slots for one chunk of a request. [`fill`] must follow.
+#[inline(always)]
+pub(super) fn claim(core: &Core, peer: u32, count: u32, deadline: Deadline) -> Claimed {
+    let link = Link::of(core, peer);
+    let mut claimed = Claimed(0);
+    match link.claim(count, deadline, |_, slots, mask| claimed = Claimed::of(slots, mask)) {
+        Ok(()) => claimed,
+        Err(stop) => Claimed::stopped(link.stopped(stop)),
+    }
+}
+
+/// Writes the entries of a chunk into claimed slots and publishes them. Returns whether it is the last.
+#[inline(always)]
+pub(super) fn fill(core: &Core, claimed: Claimed, chunk: u32, request: &Descriptor) -> bool {
+    let link = Link::of(core, request.peer);
+    let pair = link.pair();
+    let (slots, mask) = claimed.slots(&pair);
+    let transfer = link.transfer(request, chunk);
+    link.fill(&pair, slots.index, request, &transfer);
+    link.publish(&pair, slots, mask, entries(request), request.more);
+    transfer.last
 }
 
 /// The entries of a post.
 #[derive(Clone, Copy)]
 struct Counts {
+    /// There is a transfer.
     first: bool,
+    /// There is a signal, or a DUMP, behind it.
     second: bool,
 }
 
 impl Counts {
     #[inline(always)]
-    fn all(self) -> u64 {
-        self.first as u64 + self.second as u64
+    fn of(request: &Descriptor) -> Self {
+        let first = !matches!(request.transfer, Transfer::Nothing);
+        // A counter reports that the data is in view.
+        let dumps = matches!(request.transfer, Transfer::Get { .. }) && request.counter.is_some();
+        Self { first, second: request.signal.is_some() || dumps }
+    }
+
+    #[inline(always)]
+    fn all(self) -> u32 {
+        self.first as u32 + self.second as u32
     }
 }
 
-/// Lanes of a warp that are here together and post to the same queue pair.
+/// Lanes of a warp that post as many entries to the same queue pair.
 #[derive(Clone, Copy)]
 struct Group {
     mask: u32,
+    /// Number of entries of each lane.
+    count: u32,
     /// Number of entries of the lanes before the calling lane.
-    before: u64,
+    before: u32,
+    /// The calling lane is the highest. It claims and publishes for all: it knows the number of all entries, those
+    /// before it and its own.
+    leads: bool,
 }
 
 impl Group {
     #[inline(always)]
-    fn of(here: u32, pair: &QueuePair<Global>, counts: Counts) -> Self {
-        let mask = coop::alike(here, pair.words.address());
-        let below = mask & coop::lanes_below();
-        // Each lane has one entry or two.
-        let two = coop::ballot_here(here, counts.all() == 2) & below;
-        Self { mask, before: (below.count_ones() + two.count_ones()) as u64 }
-    }
-
-    /// Returns the lane that claims for all. It knows their number of entries: those before it and its own.
-    #[inline(always)]
-    fn last(&self) -> u32 {
-        31 - self.mask.leading_zeros()
-    }
-
-    #[inline(always)]
-    fn leads(&self) -> bool {
-        // No lane of the group is above the caller's.
-        self.mask >> 1 <= coop::lanes_below()
+    fn of(mask: u32, count: u32) -> Self {
+        let below = coop::lanes_below();
+        Self { mask, count, before: (mask & below).count_ones() * count, leads: mask >> 1 <= below }
     }
 }
 
-/// Lanes that call a post together. Those of one [`Group`] post to the same queue pair.
+/// Lanes that post together. Those of one [`Group`] post to the same queue pair.
 struct Callers<'a> {
     pair: &'a QueuePair<Global>,
-    posting: Posting,
+    sharing: Sharing,
     group: Group,
     /// All lanes that are here together.
     here: u32,
+    /// The claims word before the claim of a lane that posts alone.
+    claims: Option<u64>,
+    /// The calling lane's first index, once claimed.
+    index: u32,
 }
 
 impl Posters for Callers<'_> {
     #[inline(always)]
-    fn claim(&self) -> Option<u64> {
-        self.posting.deadline.is_none().then(|| {
-            let Group { before, .. } = self.group;
-            let claims = self.pair.claim(self.group.leads(), before + self.posting.count, self.posting.sharing);
-            coop::leader_shuffle(self.here, claims, self.group.last()) + (before << CLAIM_SHIFT)
-        })
-    }
-
-    #[inline(always)]
-    fn written(&self, filled: bool) -> Option<(u64, bool)> {
-        if !self.posting.deadline.is_none() {
-            return filled.then_some((self.posting.count, true));
+    fn claim(&self) -> Claim {
+        if let Some(claims) = self.claims {
+            return Claim { index: place(claims), claims };
         }
-        // The first lane releases the stores of all.
-        coop::sync_here(self.here);
-        let all = coop::ballot_here(self.here, filled) & self.group.mask;
-        // Each lane has one entry or two.
-        let two = coop::ballot_here(self.here, self.posting.count == 2) & all;
-        let first = filled & (all & coop::lanes_below() == 0);
-        first.then_some(((all.count_ones() + two.count_ones()) as u64, all == self.group.mask))
+        let Group { mask, count, before, leads } = self.group;
+        let claims = self.pair.claim(leads, before + count, self.sharing);
+        let first = coop::leader_shuffle_narrow(self.here, place(claims), 31 - mask.leading_zeros());
+        Claim { index: first.wrapping_add(before), claims }
     }
 
     #[inline(always)]
-    fn any(&self, bit: bool) -> bool {
-        coop::any_here(self.here, bit)
+    fn all(&self, bit: bool) -> bool {
+        coop::ballot_here(self.here, !bit) & self.group.mask == 0
+    }
+
+    #[inline(always)]
+    fn written(&self, more: bool) -> Option<Written> {
+        let Group { mask, count, before, leads } = self.group;
+        coop::sync_here(mask);
+        // One lane without `more` sends the entries of all.
+        let more = more & !coop::any_here(mask, !more);
+        leads.then_some(Written { first: self.index.wrapping_sub(before), count: before + count, more })
     }
 }
 
@@ -432,28 +519,11 @@ impl Backend for Gdaki {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn post(core: &Core, request: &Descriptor, _: Operation, deadline: Deadline) -> Result<(), WaitError> {
-        let link = Link::of(core, request.peer);
-        let (there, here, bytes) = match request.transfer {
-            Transfer::Nothing => (Remote::default(), Local::default(), 0),
-            Transfer::PutValue { width_log2, destination: to, .. } => {
-                (link.there(to.window, to.offset), Local::default(), 1 << width_log2)
-            }
-            Transfer::Put { source: from, destination: to, bytes } => {
-                (link.there(to.window, to.offset), link.here(from.window, from.offset, 0), bytes)
-            }
-            Transfer::Get { source: from, destination: to, bytes } => {
-                (link.there(from.window, from.offset), link.here(to.window, to.offset, 0), bytes)
-            }
-        };
-        let then = match (&request.signal, request.transfer) {
-            (Some(signal), Transfer::Nothing) => Then::SignalAlone(signal),
-            (Some(signal), _) => Then::Signal(signal),
-            (None, Transfer::Nothing) => return Ok(()),
-            // A counter reports that the data is in view.
-            (None, Transfer::Get { .. }) if request.counter.is_some() => Then::Dump,
-            (None, _) => Then::Nothing,
-        };
-        link.post_chunks(bytes, there, here, then, request, deadline)
+        let (link, count) = (Link::of(core, request.peer), Counts::of(request).all());
+        if count == 0 {
+            return Ok(());
+        }
+        link.post(request, count, deadline).map_err(|stop| link.stopped(stop))
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -468,7 +538,10 @@ impl Backend for Gdaki {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError> {
         let waited = match peer {
-            Some(peer) => Link::of(core, peer).wait(position, deadline),
+            Some(peer) => {
+                let link = Link::of(core, peer);
+                link.wait(position, deadline).map_err(|stop| link.stopped(stop))
+            }
             None => wait_all(core, deadline),
         };
         pair::finish(waited, &core.status(), core.order())
@@ -476,56 +549,88 @@ impl Backend for Gdaki {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn attend(core: &Core) {
-        each_busy(core, |link| {
-            link.pair.attend(|| link.take());
-            Ok(())
-        })
-        .unwrap_or(());
+        let attended =
+            each_busy(core, |link| if link.pair().attend(|| outlined::take(link.data)) { Ok(()) } else { Err(link) });
+        if let Err(link) = attended {
+            outlined::report(link.data);
+        }
     }
 }
 
 impl Link {
-    /// Posts a request, a transfer in chunks of the largest number of bytes of one entry. `there` and `here` are the
-    /// beginnings of the transfer.
     #[inline(always)]
-    fn post_chunks(
-        &self,
-        bytes: u64,
-        there: Remote,
-        here: Local,
-        then: Then<'_>,
-        request: &Descriptor,
-        deadline: Deadline,
-    ) -> Result<(), WaitError> {
-        let moves = matches!(request.transfer, Transfer::Put { .. } | Transfer::Get { .. });
-        let most = if moves { self.most_bytes() } else { u64::MAX };
-        let (mut there, mut here, mut left, mut deadline) = (there, here, bytes, deadline);
-        // A loop with one post in it, because the code of a post is long.
+    fn post(&self, request: &Descriptor, count: u32, deadline: Deadline) -> Result<(), Ended> {
+        let (mut chunk, mut deadline) = (0, deadline);
         loop {
-            let last = left <= most;
-            let chunk = if last { left } else { most };
-            here.bytes = chunk as u32;
-            let write = |head| {
-                let segments = match request.transfer {
-                    Transfer::Nothing => [Segment::default(); 3],
-                    Transfer::PutValue { value, .. } => wqe::write_value(head, there, value, chunk as u32),
-                    Transfer::Put { .. } => wqe::write(head, there, here),
-                    Transfer::Get { .. } => wqe::read(head, there, here),
-                };
-                // In an entry, a length of 0 means 2 GiB.
-                if chunk == 0 { [wqe::nop(head)[0], segments[1], segments[2]] } else { segments }
-            };
-            let (then, request) =
-                if last { (then, *request) } else { (Then::Nothing, Descriptor { counter: None, ..*request }) };
-            self.post(write, then, &request, deadline)?;
-            if last {
+            let transfer = self.transfer(request, chunk);
+            self.claim(count, deadline, |pair, slots, mask| {
+                self.fill(pair, slots.index, request, &transfer);
+                self.publish(pair, slots, mask, count, request.more);
+            })?;
+            if transfer.last {
                 return Ok(());
             }
-            there.address += chunk;
-            here.address += chunk;
-            left -= chunk;
             // A post that has begun must be finished.
-            deadline = Deadline::NONE;
+            (chunk, deadline) = (chunk + 1, Deadline::NONE);
+        }
+    }
+
+    /// Returns the addresses and keys of chunk `chunk` of a request's transfer. A chunk has the largest number of bytes
+    /// of one entry, the last one fewer.
+    #[inline(always)]
+    fn transfer(&self, request: &Descriptor, chunk: u32) -> Chunk {
+        let (there, here, bytes) = match request.transfer {
+            Transfer::Nothing => return Chunk::default(),
+            Transfer::PutValue { width_log2, destination: to, .. } => {
+                let there = self.there(to.window, to.offset);
+                return Chunk { there, here: Local::default(), bytes: 1 << width_log2, last: true };
+            }
+            Transfer::Put { source: from, destination: to, bytes } => {
+                (self.there(to.window, to.offset), self.here(from.window, from.offset, 0), bytes)
+            }
+            Transfer::Get { source: from, destination: to, bytes } => {
+                (self.there(from.window, from.offset), self.here(to.window, to.offset, 0), bytes)
+            }
+        };
+        let most = self.most_bytes();
+        let before = chunk as u64 * most as u64;
+        let left = bytes - before;
+        let last = left <= most as u64;
+        let bytes = if last { left as u32 } else { most };
+        let there = Remote { address: there.address + before, ..there };
+        Chunk { there, here: Local { address: here.address + before, bytes, ..here }, bytes, last }
+    }
+
+    /// Writes the entries of a chunk. If it is not the last, its signal adds nothing.
+    #[inline(always)]
+    fn fill(&self, pair: &QueuePair<Global>, index: u32, request: &Descriptor, chunk: &Chunk) {
+        let (counts, Chunk { there, here, bytes, last }) = (Counts::of(request), *chunk);
+        let counter = if last { request.counter } else { None };
+        let flags = if counter.is_some() { Flags::COMPLETION } else { Flags::NONE };
+        if counts.first {
+            let head = pair.head(index, if counts.second { Flags::NONE } else { flags });
+            let segments = match request.transfer {
+                Transfer::Nothing => [Segment::default(); 3],
+                Transfer::PutValue { value, .. } => wqe::write_value(head, there, value, bytes),
+                Transfer::Put { .. } => wqe::write(head, there, here),
+                Transfer::Get { .. } => wqe::read(head, there, here),
+            };
+            // In an entry, a length of 0 means 2 GiB.
+            pair.store(index, if bytes == 0 { [wqe::nop(head)[0], segments[1], segments[2]] } else { segments });
+        }
+        let end = index.wrapping_add(counts.all() - 1);
+        if let Some(signal) = &request.signal {
+            let amount = if last { signal.amount } else { 0 };
+            pair.store(end, wqe::fetch_add(pair.head(end, flags), self.signal_word(signal), amount, self.keys().1));
+        } else if counts.second {
+            self.dump(pair, end, flags.and(Flags::FENCE));
+            pair.note_dump(end);
+        }
+        if let Transfer::Get { .. } = request.transfer {
+            pair.note_read(index);
+        }
+        if let Some(counter) = counter {
+            pair.tag(end, counter);
         }
     }
 
@@ -533,23 +638,25 @@ impl Link {
     /// that it precedes later posts.
     #[inline(always)]
     fn position(&self) -> u64 {
+        let pair = self.pair();
         // Nothing is under way to a peer without a connection.
-        if !self.pair.connected {
+        if !pair.connected {
             return 0;
         }
-        let position = self.pair.position();
-        self.pair.prepare(position, |index, flags| self.dump(&self.pair, index, flags));
+        let position = pair.position();
+        pair.prepare(position, |index, flags| self.dump(&pair, index, flags));
         position
     }
 
     #[inline(always)]
-    fn wait(&self, position: u64, deadline: Deadline) -> Result<(), WaitError> {
-        if !self.pair.connected {
+    fn wait(&self, position: u64, deadline: Deadline) -> Result<(), Ended> {
+        let pair = self.pair();
+        if !pair.connected {
             return Ok(());
         }
-        let dump = |index, flags| self.dump(&self.pair, index, flags);
-        let waited = self.pair.wait(position, deadline, dump, || self.take());
-        waited.map(|()| self.pair.rest())
+        pair.wait(position, deadline, |index, flags| self.dump(&pair, index, flags), || outlined::take(self.data))?;
+        pair.rest();
+        Ok(())
     }
 }
 
@@ -557,16 +664,21 @@ impl Link {
 #[inline(always)]
 fn wait_all(core: &Core, deadline: Deadline) -> Result<(), WaitError> {
     let deadline = crate::status::Shared::start::<Global>(deadline);
-    each_busy(core, |link| {
-        link.pair.prepare(link.pair.position(), |index, flags| link.dump(&link.pair, index, flags));
+    let prepared: Result<(), ()> = each_busy(core, |link| {
+        link.position();
         Ok(())
-    })?;
-    each_busy(core, |link| link.wait(link.pair.position(), deadline.left::<Global>()))
+    });
+    prepared.unwrap_or(());
+    let waited = each_busy(core, |link| {
+        let waited = link.wait(link.pair().position(), deadline.left::<Global>());
+        waited.map_err(|stop| (link, stop))
+    });
+    waited.map_err(|(link, stop)| link.stopped(stop))
 }
 
 /// Calls `body` for each peer that may have entries under way.
 #[inline(always)]
-fn each_busy(core: &Core, mut body: impl FnMut(Link) -> Result<(), WaitError>) -> Result<(), WaitError> {
+fn each_busy<E>(core: &Core, mut body: impl FnMut(Link) -> Result<(), E>) -> Result<(), E> {
     // Safety: the front end checked the context; the host keeps its data valid.
     let busy = unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).busy)) };
     let ranks = sys::narrow(core.comm().handle().ranks);

@@ -17,6 +17,9 @@
 //! A thread that claimed while no entry was unpublished and no thread rang *leads*: it rings before it publishes. Its
 //! unpublished entries take the place of the bit, and step 4 is its publishing.
 //!
+//! Lanes that claimed together publish together, by one of them, if all of them find room at once. Otherwise each lane
+//! waits and publishes by itself: no wait gathers lanes, because one lane may wait for an entry of another.
+//!
 //! So a slow thread delays only the doorbell, never the others' posts. The doorbell lags while posts overlap, but by
 //! less than a queue: a thread that waits for room rings for the entries before its own once these are all published.
 //!
@@ -92,6 +95,18 @@ pub const TAG_SHIFT: u32 = 24;
 /// The bits of the claims word below the producer index.
 const BELOW: u64 = (1 << CLAIM_SHIFT) - 1;
 
+/// Returns the lower 32 bits of the producer index of a claims word.
+#[inline(always)]
+pub fn place(claims: u64) -> u32 {
+    (claims >> CLAIM_SHIFT) as u32
+}
+
+/// Returns the index with these lower 32 bits that is less than 2^31 away from `other`.
+#[inline(always)]
+fn near(index: u32, other: u64) -> u64 {
+    other.wrapping_add(index.wrapping_sub(other as u32) as i32 as u64)
+}
+
 /// Indices of the words behind the first cache line of [`QueuePairData`](gin_abi::gdaki::QueuePairData).
 mod word {
     use core::mem::offset_of;
@@ -157,73 +172,79 @@ struct Covered {
     reads: bool,
 }
 
-/// The parameters of a thread's post.
-#[derive(Clone, Copy, Debug)]
-pub struct Posting {
-    /// Number of entries, 1 or 2.
-    pub count: u64,
-    /// The other users of the queue pair.
-    pub sharing: Sharing,
-    /// The doorbell may wait for the next post.
-    pub more: bool,
-    /// The limit of the wait for room.
-    pub deadline: Deadline,
-}
-
-/// Entries of one thread that wait for room.
+/// Claimed entries of one thread that wait for room. Here and in [`Turn`], indices have their lower 32 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Entries {
     /// The first.
-    pub index: u64,
+    pub index: u32,
     /// Their number; 0 if the thread has claimed none.
-    pub count: u64,
+    pub count: u32,
 }
 
 impl Entries {
     const NONE: Self = Self { index: 0, count: 0 };
 }
 
-/// Entries that are written.
+/// A thread's part in ringing, which ends with its return of `held`.
 #[derive(Clone, Copy, Debug)]
-struct Published {
-    /// The first.
-    index: u64,
-    /// Their number. They need not follow each other.
-    count: u64,
-    /// They are all entries of a claim that was made while no entry was unpublished and no thread rang.
-    leads: bool,
-    /// Index past the last entry announced, read before the claim.
-    rung: u64,
-    /// A completion index, read before the claim.
-    completion_index: u64,
+struct Turn {
+    /// The thread rings first, for all entries below `end`.
+    rings: bool,
+    end: u32,
+    /// The thread need not ring again while this is the index past the last published entry.
+    announced: u32,
+    /// The thread's share of the lower part of the claims word: [`RINGING`], or its unpublished entries.
+    held: u32,
 }
 
-/// The right to ring, which one thread at a time has.
-#[derive(Clone, Copy, Debug)]
-pub struct Turn {
-    /// The thread must ring for all entries below.
-    end: u64,
-    /// The part of the claims word that keeps others from ringing: [`RINGING`], or the thread's unpublished entries.
-    held: u64,
-}
+/// Why a wait ended early; `None` if an entry has [failed](QueuePair::failure), which the caller must report.
+pub type Ended = Option<WaitError>;
 
 /// The threads that post to a queue pair together: one thread, or lanes of a warp.
 ///
-/// They stay together, because one may wait for a slot whose entry another has yet to write. Each calls
-/// [`written`](Self::written) and [`any`](Self::any) as often as the others.
+/// Each method gathers them, and a post calls each at most once. No loop does.
 pub trait Posters {
-    /// Claims slots for each thread of the group at once. Returns the claims word at the caller's first slot, or `None`
-    /// if each thread claims for itself once it finds room.
-    fn claim(&self) -> Option<u64>;
+    /// Claims slots for all threads of the group.
+    fn claim(&self) -> Claim;
 
-    /// Gathers the entries that threads of the group have just written. `filled`: the caller has.
-    ///
-    /// In one of the threads that claimed together and have written entries, the first of them, returns the number of
-    /// these entries, and whether these threads claimed no others. Orders memory among them.
-    fn written(&self, filled: bool) -> Option<(u64, bool)>;
+    /// Returns whether all threads of the group bring `true`.
+    fn all(&self, bit: bool) -> bool;
 
-    /// Returns whether any thread of the group brings `true`.
-    fn any(&self, bit: bool) -> bool;
+    /// Gathers the entries that all threads of the group have just written, and orders memory among them. `more`: the
+    /// doorbell may wait for the caller's next post. In the thread that publishes the entries, returns them.
+    fn written(&self, more: bool) -> Option<Written>;
+}
+
+/// Entries of several threads.
+#[derive(Clone, Copy, Debug)]
+pub struct Written {
+    /// The lower 32 bits of the first index.
+    pub first: u32,
+    /// Their number.
+    pub count: u32,
+    /// The doorbell may wait for the next post of all these threads.
+    pub more: bool,
+}
+
+/// The slots of a thread's post, which it must fill and [publish](QueuePair::publish).
+#[derive(Clone, Copy, Debug)]
+pub struct Slots {
+    /// The lower 32 bits of the first index.
+    pub index: u32,
+    /// All threads of the group found room at once, so that they publish together.
+    pub together: bool,
+    /// The claim was made while no entry was unpublished and no thread rang: in the thread that publishes the entries
+    /// of the group.
+    pub leads: bool,
+}
+
+/// A thread's part of a claim.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim {
+    /// The lower 32 bits of the thread's first index.
+    pub index: u32,
+    /// The claims word before, in the thread that publishes the entries of all.
+    pub claims: u64,
 }
 
 /// Ends a wait for queue pairs: acquires as requested, and checks whether a finished request failed.
@@ -240,15 +261,21 @@ pub fn finish<M: Memory>(waited: Result<(), WaitError>, status: &Status<M>, orde
 
 impl<M: Memory> QueuePair<M> {
     #[inline(always)]
-    fn mask(&self) -> u64 {
+    fn mask(&self) -> u32 {
         (1 << self.depth_log2) - 1
     }
 
-    /// Returns whether each entry below `end` has a slot of its own, given that all entries below `completion_index`
-    /// are complete.
+    /// Returns the slot of entry `index`.
     #[inline(always)]
-    fn fits(&self, end: u64, completion_index: u64) -> bool {
-        end.wrapping_sub(completion_index) as i64 <= 1 << self.depth_log2
+    fn slot(&self, index: u32) -> M::Word {
+        self.ring.at((index & self.mask()) as u64 * SLOT_WORDS)
+    }
+
+    /// Returns whether each entry below `end`, of which the lower 32 bits are given, has a slot of its own, if all
+    /// entries below `completion_index` are complete.
+    #[inline(always)]
+    fn fits(&self, end: u32, completion_index: u64) -> bool {
+        end.wrapping_sub(completion_index as u32) as i32 <= 1 << self.depth_log2
     }
 
     #[inline(always)]
@@ -256,9 +283,10 @@ impl<M: Memory> QueuePair<M> {
         self.words.at(word::CLAIMS)
     }
 
+    /// Returns the lower 32 bits of the index past the last entry announced. Fewer entries are not announced.
     #[inline(always)]
-    fn rung(&self) -> u64 {
-        self.words.at(word::RUNG).load_relaxed_gpu()
+    fn rung(&self) -> u32 {
+        self.words.at(word::RUNG).load_relaxed_gpu() as u32
     }
 
     /// Returns the index of the next claim.
@@ -273,18 +301,33 @@ impl<M: Memory> QueuePair<M> {
         self.words.at(word::COMPLETION_INDEX).load_relaxed_gpu()
     }
 
-    /// Returns the head of entry `index`. It asks for a completion if the interval or `flags` requires it.
+    /// Returns the index of an entry that is not complete, or was not long ago, of its lower 32 bits.
     #[inline(always)]
-    pub fn head(&self, index: u64, flags: Flags) -> Post {
-        let turn = (index + 1) & ((1 << self.interval_log2) - 1) == 0;
+    fn far(&self, index: u32) -> u64 {
+        near(index, self.completion_index())
+    }
+
+    /// Returns the lower 32 bits of such an index of its lower `bits` bits.
+    #[inline(always)]
+    pub fn whole(&self, index: u32, bits: u32) -> u32 {
+        let other = self.completion_index() as u32;
+        let shift = 32 - bits;
+        other.wrapping_add(((index.wrapping_sub(other) << shift) as i32 >> shift) as u32)
+    }
+
+    /// Returns the head of entry `index`, of which the lower 32 bits are given, here and below. The entry asks for a
+    /// completion if the interval or `flags` requires it.
+    #[inline(always)]
+    pub fn head(&self, index: u32, flags: Flags) -> Post {
+        let turn = index.wrapping_add(1) & ((1 << self.interval_log2) - 1) == 0;
         let asks = if turn { Flags::COMPLETION } else { Flags::NONE };
-        Post { index, queue: self.number, flags: flags.and(asks) }
+        Post { index: index as u64, queue: self.number, flags: flags.and(asks) }
     }
 
     /// Stores the first `N` segments of an entry.
     #[inline(always)]
-    pub fn store<const N: usize>(&self, index: u64, segments: [Segment; N]) {
-        let slot = self.ring.at((index & self.mask()) * SLOT_WORDS);
+    pub fn store<const N: usize>(&self, index: u32, segments: [Segment; N]) {
+        let slot = self.slot(index);
         let mut number = 0;
         while number < N {
             let [low, high] = segments[number].words;
@@ -295,228 +338,242 @@ impl<M: Memory> QueuePair<M> {
 
     /// Returns whether entry `index`, which has three segments, has inline data.
     #[inline(always)]
-    pub fn is_inline(&self, index: u64) -> bool {
-        let slot = self.ring.at((index & self.mask()) * SLOT_WORDS);
-        Be32::from_memory(slot.at(4).load_relaxed_sys() as u32).get() > MAX_DATA_BYTES
+    pub fn is_inline(&self, index: u32) -> bool {
+        Be32::from_memory(self.slot(index).at(4).load_relaxed_sys() as u32).get() > MAX_DATA_BYTES
     }
 
     /// Notes that entry `index` raises a counter once it is complete. The entry is claimed and not published.
     #[inline(always)]
-    pub fn tag(&self, index: u64, counter: u32) {
-        let word = (index + 1) << TAG_SHIFT | counter as u64;
-        self.tags.at(index & self.mask()).store_relaxed_gpu(word);
-        self.words.at(word::TAGGED).red_max_relaxed_gpu(index + 1);
+    pub fn tag(&self, index: u32, counter: u32) {
+        let end = self.far(index) + 1;
+        self.tags.at((index & self.mask()) as u64).store_relaxed_gpu(end << TAG_SHIFT | counter as u64);
+        self.words.at(word::TAGGED).red_max_relaxed_gpu(end);
     }
 
     /// Notes that entry `index` is a READ. The entry is claimed and not published.
     #[inline(always)]
-    pub fn note_read(&self, index: u64) {
-        self.words.at(word::GOT).red_max_relaxed_gpu(index + 1);
+    pub fn note_read(&self, index: u32) {
+        self.words.at(word::GOT).red_max_relaxed_gpu(self.far(index) + 1);
     }
 
     /// Notes that entry `index` is a DUMP, which brings the data of earlier READs into view. The entry is claimed and
     /// not published.
     #[inline(always)]
-    pub fn note_dump(&self, index: u64) {
-        self.words.at(word::DUMPED).red_max_relaxed_gpu(index + 1);
+    pub fn note_dump(&self, index: u32) {
+        self.words.at(word::DUMPED).red_max_relaxed_gpu(self.far(index) + 1);
     }
 
     /// Claims `count` indices if `elected`, with or without room, and returns the claims word before.
     #[inline(always)]
-    pub fn claim(&self, elected: bool, count: u64, sharing: Sharing) -> u64 {
-        order::claim(self.claims(), elected, count << CLAIM_SHIFT | count, sharing)
+    pub fn claim(&self, elected: bool, count: u32, sharing: Sharing) -> u64 {
+        order::claim(self.claims(), elected, (count as u64) << CLAIM_SHIFT | count as u64, sharing)
     }
 
     /// Claims `count` indices if there is room, and returns the claims word before.
     #[inline(always)]
-    fn claim_room(&self, count: u64, completion_index: u64) -> Option<u64> {
+    fn claim_room(&self, count: u32, completion_index: u64) -> Option<u64> {
         loop {
             let claims = self.claims().load_relaxed_gpu();
-            if !self.fits(claimed(claims, completion_index) + count, completion_index) {
+            if !self.fits(place(claims).wrapping_add(count), completion_index) {
                 return None;
             }
             // A claim that changes of other threads precede is tried again. A claim that succeeds certainly has room.
-            let raised = claims.wrapping_add(count << CLAIM_SHIFT | count);
+            let raised = claims.wrapping_add((count as u64) << CLAIM_SHIFT | count as u64);
             if self.claims().cas_relaxed_gpu(claims, raised) == claims {
                 return Some(claims);
             }
         }
     }
 
-    /// Writes entries by `fill`, which takes their first index, and publishes them. All threads of `posters` call.
+    /// Claims slots for `count` entries of each thread of `posters`. All call this.
     ///
-    /// If the slots are claimed already, waits until they are free. Otherwise waits for room and claims last, so that a
-    /// timeout leaves the queue as it was. `help` does what brings room to its argument, [`help`](Self::help) and
-    /// [`take`](Self::take). It returns why a post that began at its second argument must give up, if it must, and this
-    /// queue pair, read again, so that no register keeps it meanwhile.
+    /// If not all threads of the group find room at once, each goes on by itself. `wait` then does
+    /// [`wait_for_room`](Self::wait_for_room) for its argument, and returns this queue pair, read again, so that no
+    /// register keeps it meanwhile.
     ///
     /// A queue pair that does not exist never has room, so the wait finds the missing connection. A post that finds
     /// room does not check.
     ///
+    /// Calls `then` with this queue pair and the slots.
+    ///
+    /// # Errors
+    /// The error of the wait.
+    // It returns no slots, because LLVM would put a `Result` of them on the stack.
+    #[inline(always)]
+    pub fn claim_slots(
+        &self,
+        count: u32,
+        posters: &impl Posters,
+        wait: impl FnOnce(Entries) -> (Result<u64, Ended>, Self),
+        then: impl FnOnce(&Self, Slots),
+    ) -> Result<(), Ended> {
+        let mut pair = *self;
+        // Read before the claim, so that the trips to L2 overlap.
+        let completion_index = self.completion_index();
+        let Claim { index, claims } = posters.claim();
+        let fits = self.fits(index.wrapping_add(count), completion_index);
+        let together = posters.all(fits);
+        if !fits {
+            let waited;
+            (waited, pair) = wait(Entries { index, count });
+            waited?;
+        }
+        then(&pair, Slots { index, together, leads: together & (claims & BELOW == 0) });
+        Ok(())
+    }
+
+    /// Publishes the `count` entries in the thread's slots.
+    #[inline(always)]
+    pub fn publish(&self, slots: Slots, count: u32, posters: &impl Posters, more: bool) {
+        let alone = Written { first: slots.index, count, more };
+        let written = if slots.together { posters.written(more) } else { Some(alone) };
+        if let Some(written) = written {
+            self.announce(written, slots.leads);
+        }
+    }
+
+    /// Waits until the thread's `own` entries have slots of their own. If it has claimed none, waits for room for
+    /// `wanted` entries and claims them last, so that a timeout leaves the queue as it was. Then it returns the claims
+    /// word before. Meanwhile it rings for the entries before its own and takes completions, by `take`, which does
+    /// [`take`](Self::take).
+    ///
     /// # Errors
     /// | error | cause |
     /// | --- | --- |
-    /// | [`WaitError::Deadline`] | there was no room in time; nothing was posted |
+    /// | [`WaitError::Deadline`] | there was no room in time |
     /// | [`WaitError::Fault`] | the communicator is aborted or has a fault |
-    /// | [`WaitError::NotConnected`] | there is no connection to the peer |
+    /// | [`WaitError::NotConnected`] | there is no connection to the peer; own entries are no longer claimed |
+    /// | `None` | an entry has failed |
     #[inline(always)]
-    pub fn post(
+    pub fn wait_for_room(
         &self,
-        posting: Posting,
-        posters: &impl Posters,
-        fill: impl Fn(&Self, u64),
-        help: impl Fn(Entries, u64) -> (Option<WaitError>, Self),
-    ) -> Result<(), WaitError> {
-        let Posting { count, more, deadline, .. } = posting;
+        own: Entries,
+        wanted: u32,
+        deadline: Deadline,
+        take: impl Fn() -> bool,
+    ) -> Result<u64, Ended> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
-        let mut pair = *self;
-        // Read before the claim, so that the trips to L2 overlap.
-        let (rung, mut completion_index) = (pair.rung(), pair.completion_index());
-        let claims = posters.claim();
-        let (claims_later, mut has) = (claims.is_none(), claims.is_some());
-        let mut claims = claims.unwrap_or(0);
-        let (mut waiting, mut stop, mut ended) = (true, None, None);
+        let mut stop = None;
         loop {
-            if claims_later
-                && waiting
-                && !has
-                && let Some(found) = pair.claim_room(count, completion_index)
-            {
-                (has, claims) = (true, found);
-            }
-            let index = claimed(claims, completion_index);
-            let filling = waiting & has & pair.fits(index + count, completion_index);
-            if filling {
-                fill(&pair, index);
-            }
-            waiting &= !filling;
-            if let Some((count, whole)) = posters.written(filling) {
-                let leads = whole & (claims & BELOW == 0);
-                if let Some(turn) = pair.publish(Published { index, count, leads, rung, completion_index }, more) {
-                    pair.carry(turn);
+            let completion_index = self.completion_index();
+            if own.count != 0 {
+                if self.fits(own.index.wrapping_add(own.count), completion_index) {
+                    return Ok(0);
                 }
+            } else if let Some(claims) = self.claim_room(wanted, completion_index) {
+                return Ok(claims);
             }
             // A stop counts only if the room found together with it was not enough.
-            if waiting & stop.is_some() {
-                (waiting, ended) = (false, stop);
+            if stop.is_some() {
+                return Err(stop);
             }
-            if !posters.any(waiting) {
-                break;
+            if !self.connected {
+                // So that the index never seems to have room.
+                let own = own.count as u64;
+                self.claims().red_add_relaxed_gpu((own << CLAIM_SHIFT | own).wrapping_neg());
+                return Err(Some(WaitError::NotConnected));
             }
-            // All threads do the rest, so that they stay together. A claimed slot has room, or gets it from the NIC
-            // alone, so no deadline ends the wait for it.
-            (stop, pair) = help(Entries { index, count: if waiting & has { count } else { 0 } }, start);
-            stop = stop.filter(|&end| !has || end != WaitError::Deadline);
-            completion_index = pair.completion_index();
-        }
-        match ended {
-            None => Ok(()),
-            Some(stop) => Err(stop),
-        }
-    }
-
-    /// Does what brings a post room: [rings](Self::pick_up) for the entries before its own. The caller then
-    /// [takes](Self::take) completions. Returns false if there is no connection.
-    #[inline(always)]
-    pub fn help(&self, own: Entries) -> bool {
-        if self.connected {
             M::pause(NAP_NS);
-            if let Some(turn) = self.pick_up(own) {
-                self.carry(turn);
+            self.pick_up(own);
+            if !take() {
+                return Err(None);
             }
+            stop = self.status.end(start, deadline);
         }
-        self.connected
     }
 
-    /// Publishes entries, unless this thread leads. If this thread must ring, returns its turn.
+    /// Publishes entries, and rings for them if the thread `leads` or no other thread will. Holds them back instead if
+    /// that is wanted and allowed.
     #[inline(always)]
-    fn publish(&self, entries: Published, hold: bool) -> Option<Turn> {
-        let Published { index, count, leads, rung, completion_index } = entries;
-        let (claims, end) = (self.claims(), index + count);
-        let turn = if leads && !hold {
-            Turn { end, held: count }
-        } else {
-            let hold = hold && (rung == index || self.words.at(word::HELD).load_relaxed_gpu() == index);
-            if hold {
-                self.words.at(word::HELD).store_relaxed_gpu(end);
-            }
-            // Releases the entries and their payload. The release of the thread that rings hands them on to the NIC.
+    fn announce(&self, written: Written, leads: bool) {
+        let Written { first, count, more } = written;
+        let (end, held) = (first.wrapping_add(count), self.words.at(word::HELD));
+        let hold = more && (self.rung() == first || held.load_relaxed_gpu() == self.far(first));
+        if hold {
+            held.store_relaxed_gpu(self.far(end));
+        }
+        let announced = if hold { end } else { first };
+        self.carry(Turn { rings: leads & !hold, end, announced, held: count });
+    }
+
+    /// Rings in this thread's turn, gives its turn or its unpublished entries back, and rings for entries that it then
+    /// finds published, if no other thread will.
+    #[inline(always)]
+    fn carry(&self, turn: Turn) {
+        let (claims, Turn { rings, mut end, mut announced, mut held }) = (self.claims(), turn);
+        if rings {
+            self.ring_for_all(end);
+            announced = end;
+        }
+        loop {
+            sys::rolled();
+            // Releases the entries and their payload: the thread that rings for them hands them on to the NIC. And the
+            // next thread rings after this. A mark comes after its claim.
             M::fence_release_gpu();
             self.busy.red_or_relaxed_gpu(self.marks);
-            let none = claims.add_relaxed_gpu(count.wrapping_neg()) - count;
-            let all = claimed(none, completion_index);
-            if none & BELOW != 0 || hold && all == end || claims.cas_relaxed_gpu(none, none | RINGING) != none {
-                return None;
+            let none = claims.add_relaxed_gpu((held as u64).wrapping_neg()) - held as u64;
+            end = place(none);
+            if none & BELOW != 0 || end == announced {
+                return;
             }
-            Turn { end: all, held: RINGING }
-        };
+            let seen = claims.cas_relaxed_gpu(none, none | RINGING);
+            if seen != none {
+                return;
+            }
+            self.ring_for_all(end);
+            // `RINGING`. A constant would make the compilers write the loop's first round out.
+            (announced, held) = (end, !sys::stay(seen as u32) & RINGING as u32);
+        }
+    }
+
+    /// Announces all entries below `end`, those of other threads too. No other thread rings.
+    #[inline(always)]
+    fn ring_for_all(&self, end: u32) {
         // Acquires the entries of the others, those too that another thread has announced: the NIC may find this
         // doorbell in the place of that one.
         M::fence_acquire_gpu();
-        Some(turn)
+        self.ring(end);
     }
 
-    /// Rings in this thread's turn, then for entries that others publish meanwhile.
+    /// Announces all entries below `end`, which this thread has written or acquired. No other thread rings.
     #[inline(always)]
-    fn carry(&self, turn: Turn) {
-        let (claims, Turn { mut end, mut held }) = (self.claims(), turn);
-        loop {
-            self.ring(end);
-            // The next thread rings after this. A mark comes after its claim.
-            M::fence_release_gpu();
-            self.busy.red_or_relaxed_gpu(self.marks);
-            let none = claims.add_relaxed_gpu(held.wrapping_neg()) - held;
-            let all = claimed(none, end);
-            if none & BELOW != 0 || all == end || claims.cas_relaxed_gpu(none, none | RINGING) != none {
-                return;
-            }
-            M::fence_acquire_gpu();
-            // A constant would make the compiler write the loop's first round out.
-            (end, held) = (all, sys::stay(RINGING as u32) as u64);
-        }
-    }
-
-    /// Announces all entries below `end`. No other thread rings.
-    #[inline(always)]
-    fn ring(&self, end: u64) {
-        self.words.at(word::RUNG).store_relaxed_gpu(end);
-        let record = (Record::send(end).memory() as u64) << 32 | Be32::new(0).memory() as u64;
+    fn ring(&self, end: u32) {
+        self.words.at(word::RUNG).store_relaxed_gpu(end as u64);
+        let record = (Record::send(end as u64).memory() as u64) << 32 | Be32::new(0).memory() as u64;
         self.record.store_relaxed_sys(record);
         if self.releases_to_gpu {
             M::fence_release_gpu();
         } else {
             M::fence_release_sys();
         }
-        self.doorbell.store_mmio(Doorbell::word(end, self.number));
+        self.doorbell.store_mmio(Doorbell::word(end as u64, self.number));
     }
 
-    /// Returns this thread's turn, if it must ring. A thread whose `own` entries have no room rings for the entries
-    /// before them, once all of these are published. Another thread rings for entries that are held back, once all are
-    /// published.
+    /// Rings if this thread must. A thread whose `own` entries have no room rings for the entries before them, once all
+    /// of these are published. Another thread rings for entries that are held back, once all are published.
     #[inline(always)]
-    fn pick_up(&self, own: Entries) -> Option<Turn> {
+    fn pick_up(&self, own: Entries) {
         let claims = self.claims().load_relaxed_gpu();
-        let all = claimed(claims, self.completion_index());
+        let all = place(claims);
         let end = if own.count == 0 { all } else { own.index };
         // False while a thread rings, because its bit is worth more than a queue.
-        if all.wrapping_sub(end) != claims & BELOW || self.rung() == end {
-            return None;
+        if all.wrapping_sub(end) as u64 != claims & BELOW || self.rung() == end {
+            return;
         }
         // Acquires the entries, and the completion indices that their posters have seen.
         M::fence_acquire_gpu();
-        let fits = own.count != 0 && self.fits(end + own.count, self.completion_index());
-        let rings = !fits && self.claims().cas_relaxed_gpu(claims, claims | RINGING) == claims;
-        rings.then_some(Turn { end, held: RINGING })
+        let fits = own.count != 0 && self.fits(end.wrapping_add(own.count), self.completion_index());
+        if !fits && self.claims().cas_relaxed_gpu(claims, claims | RINGING) == claims {
+            self.carry(Turn { rings: true, end, announced: end, held: RINGING as u32 });
+        }
     }
 
-    /// Rings for held-back entries and takes completions. Every wait calls this now and then for each queue pair that
-    /// may have entries under way.
+    /// Rings for held-back entries and takes completions, by `take`, and returns its result. Every wait calls this now
+    /// and then for each queue pair that may have entries under way.
     #[inline(always)]
-    pub fn attend(&self, take: impl Fn()) {
-        if let Some(turn) = self.pick_up(Entries::NONE) {
-            self.carry(turn);
-        }
-        take();
+    pub fn attend(&self, take: impl Fn() -> bool) -> bool {
+        self.pick_up(Entries::NONE);
+        take()
     }
 
     /// Takes completions, unless another thread does. Returns false if an entry has [failed](Self::failure).
@@ -525,13 +582,17 @@ impl<M: Memory> QueuePair<M> {
         if !self.begin_taking() {
             return true;
         }
-        let (mut consumed, completion_index) =
-            (self.words.at(word::CQ_CONSUMER_INDEX).load_relaxed_gpu(), self.completion_index());
-        let (mut end, mut left) = (completion_index, TAKE);
+        let first = self.words.at(word::CQ_CONSUMER_INDEX).load_relaxed_gpu();
+        let completion_index = self.completion_index();
+        let (mut consumed, mut end) = (first as u32, completion_index as u32);
         let mut succeeds = true;
-        while left > 0 {
+        loop {
+            sys::rolled();
+            if consumed.wrapping_sub(first as u32) >= TAKE {
+                break;
+            }
             let tail = Tail(self.completion(consumed).at(TAIL_WORD as u64).load_relaxed_sys());
-            if !tail.is_in_place(consumed, self.depth_log2) {
+            if !tail.is_in_place(consumed as u64, self.depth_log2) {
                 break;
             }
             if tail.opcode() != opcode::REQUEST {
@@ -539,15 +600,15 @@ impl<M: Memory> QueuePair<M> {
                 break;
             }
             // 16 bits are enough, because fewer than 2^16 entries are under way.
-            end += 1 + tail.index().wrapping_sub(end as u16) as u64;
-            consumed += 1;
-            left -= 1;
+            end = end.wrapping_add(1 + tail.index().wrapping_sub(end as u16) as u32);
+            consumed = consumed.wrapping_add(1);
         }
-        if end != completion_index {
+        if end != completion_index as u32 {
             // Acquires the NIC's writes before these completions.
             M::fence_acquire_sys();
+            let end = near(end, completion_index);
             self.raise_counters(completion_index, end);
-            self.words.at(word::CQ_CONSUMER_INDEX).store_relaxed_gpu(consumed);
+            self.words.at(word::CQ_CONSUMER_INDEX).store_relaxed_gpu(near(consumed, first));
             self.words.at(word::COMPLETION_INDEX).store_release_gpu(end);
         }
         self.end_taking();
@@ -557,15 +618,15 @@ impl<M: Memory> QueuePair<M> {
     /// Returns the completion of the failed entry: its tail, and the word with the syndromes. Nobody takes it.
     #[inline(always)]
     pub fn failure(&self) -> (Tail, u64) {
-        let at = self.completion(self.words.at(word::CQ_CONSUMER_INDEX).load_relaxed_gpu());
+        let at = self.completion(self.words.at(word::CQ_CONSUMER_INDEX).load_relaxed_gpu() as u32);
         let tail = Tail(at.at(TAIL_WORD as u64).load_relaxed_sys());
         M::fence_acquire_sys();
         (tail, at.at(SYNDROME_WORD as u64).load_relaxed_sys())
     }
 
     #[inline(always)]
-    fn completion(&self, index: u64) -> M::Word {
-        self.completions.at((index & self.mask()) * SLOT_WORDS)
+    fn completion(&self, index: u32) -> M::Word {
+        self.completions.at((index & self.mask()) as u64 * SLOT_WORDS)
     }
 
     /// Tries to become the one thread that takes completions and clears marks. Returns false if another thread is that
@@ -596,8 +657,12 @@ impl<M: Memory> QueuePair<M> {
         // Releases the data of the entries first.
         M::fence_release_gpu();
         let mut index = first;
-        while index < end {
-            let tag = self.tags.at(index & self.mask()).load_relaxed_gpu();
+        loop {
+            sys::rolled();
+            if index == end {
+                break;
+            }
+            let tag = self.tags.at((index as u32 & self.mask()) as u64).load_relaxed_gpu();
             if tag >> TAG_SHIFT == (index + 1) & (u64::MAX >> TAG_SHIFT) {
                 self.counters.at(tag & ((1 << TAG_SHIFT) - 1)).red_add_relaxed_gpu(1);
             }
@@ -609,39 +674,39 @@ impl<M: Memory> QueuePair<M> {
     ///
     /// Returns the wait's target, the index below which all entries must be complete, if a completion will cover it. If
     /// none will, posts the missing NOP or DUMP, provided that there is room and no other thread does so. `dump` writes
-    /// the DUMP. Also returns this thread's turn, if it must ring then.
+    /// the DUMP.
     #[inline(always)]
-    fn cover(&self, position: u64, dump: &impl Fn(u64, Flags)) -> (Option<u64>, Option<Turn>) {
+    fn cover(&self, position: u64, dump: &impl Fn(u32, Flags)) -> Option<u64> {
         let covering = self.words.at(word::COVERING);
         let covered = self.covered(position);
         if covered.sure {
-            return (Some(covered.target), None);
+            return Some(covered.target);
         }
         if covering.load_relaxed_gpu() != 0 || covering.cas_relaxed_gpu(0, 1) != 0 {
-            return (None, None);
+            return None;
         }
         // Acquires the stores of the previous thread that posted such an entry.
         M::fence_acquire_gpu();
         let Covered { mut target, mut sure, reads } = self.covered(position);
-        let (mut turn, rung, completion_index) = (None, self.rung(), self.completion_index());
+        let completion_index = self.completion_index();
         if !sure && let Some(claims) = self.claim_room(1, completion_index) {
-            let at = claimed(claims, completion_index);
+            let at = place(claims);
+            let end = near(at, completion_index) + 1;
             if reads {
                 dump(at, Flags::COMPLETION.and(Flags::FENCE));
                 self.note_dump(at);
-                target = at + 1;
+                target = end;
             } else {
                 // The NOP follows the target, because a noted DUMP has been claimed.
                 self.store(at, nop(self.head(at, Flags::COMPLETION)));
             }
-            self.words.at(word::COVERED).red_max_relaxed_gpu(at + 1);
-            let leads = claims & BELOW == 0;
-            turn = self.publish(Published { index: at, count: 1, leads, rung, completion_index }, false);
+            self.words.at(word::COVERED).red_max_relaxed_gpu(end);
+            self.announce(Written { first: at, count: 1, more: false }, claims & BELOW == 0);
             sure = true;
         }
         // Releases the words that the next such thread reads.
         covering.store_release_gpu(0);
-        (sure.then_some(target), turn)
+        sure.then_some(target)
     }
 
     /// Finds the target of a wait for the entries below `position`, and whether a completion covers it.
@@ -661,39 +726,31 @@ impl<M: Memory> QueuePair<M> {
     /// [`finish`] follows.
     ///
     /// # Errors
-    /// [`WaitError`] if the wait ended early.
+    /// [`Ended`] if the wait ended early.
     #[inline(always)]
     pub fn wait(
         &self,
         position: u64,
         deadline: Deadline,
-        dump: impl Fn(u64, Flags),
-        take: impl Fn(),
-    ) -> Result<(), WaitError> {
-        let mut target = None;
-        self.status.poll_host_word(deadline, || {
-            let mut turn = None;
+        dump: impl Fn(u32, Flags),
+        take: impl Fn() -> bool,
+    ) -> Result<(), Ended> {
+        let (mut target, mut succeeds) = (None, true);
+        let waited = self.status.poll_host_word(deadline, || {
             if target.is_none() {
-                (target, turn) = self.cover(position, &dump);
+                target = self.cover(position, &dump);
             }
-            if turn.is_none() {
-                turn = self.pick_up(Entries::NONE);
-            }
-            if let Some(turn) = turn {
-                self.carry(turn);
-            }
-            take();
-            target.is_some_and(|target| self.completion_index() >= target)
-        })
+            succeeds = self.attend(&take);
+            !succeeds | target.is_some_and(|target| self.completion_index() >= target)
+        });
+        if succeeds { waited.map_err(Some) } else { Err(None) }
     }
 
     /// Posts the entry that a [`wait`](Self::wait) for the entries below `position` will need, if that is possible at
     /// once.
     #[inline(always)]
-    pub fn prepare(&self, position: u64, dump: impl Fn(u64, Flags)) {
-        if let (_, Some(turn)) = self.cover(position, &dump) {
-            self.carry(turn);
-        }
+    pub fn prepare(&self, position: u64, dump: impl Fn(u32, Flags)) {
+        self.cover(position, &dump);
     }
 
     /// Clears the mark of entries under way if there are none. The mark may also stay: then the next flush checks the

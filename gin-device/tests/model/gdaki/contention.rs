@@ -2,14 +2,13 @@
 //! Models of a queue pair under contention. The NIC executes while threads post, hold back, flush and rest, and while
 //! lanes of a warp post together.
 
-use super::{BUSY, World};
+use super::{BUSY, Posting, World};
 use crate::model::{Reached, explore, models};
 use gin_abi::Deadline;
-use gin_abi::gdaki::CLAIM_SHIFT;
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::Flags;
 use gin_device::gin::{Order, Sharing};
-use gin_device::internal::pair::{Posters, Posting, QueuePair, finish};
+use gin_device::internal::pair::{Claim, Posters, Written, finish, place};
 use gin_device::sys::loom::Loom;
 use gin_device::sys::{Memory, Word};
 use loom::sync::{Condvar, Mutex};
@@ -63,18 +62,19 @@ struct Lane<'a> {
 }
 
 impl Posters for Lane<'_> {
-    fn claim(&self) -> Option<u64> {
-        Some(self.claims + ((self.lane as u64) << CLAIM_SHIFT))
+    fn claim(&self) -> Claim {
+        let leads = self.lane == LANES - 1;
+        Claim { index: place(self.claims) + self.lane as u32, claims: if leads { self.claims } else { 0 } }
     }
 
-    fn written(&self, filled: bool) -> Option<(u64, bool)> {
-        let all = self.ballot.cast(self.lane, filled);
-        let first = filled && all.trailing_zeros() as usize == self.lane;
-        first.then_some((u64::from(all.count_ones()), all.count_ones() == LANES as u32))
+    fn all(&self, bit: bool) -> bool {
+        self.ballot.cast(self.lane, !bit) == 0
     }
 
-    fn any(&self, bit: bool) -> bool {
-        self.ballot.cast(self.lane, bit) != 0
+    fn written(&self, more: bool) -> Option<Written> {
+        let all = self.ballot.cast(self.lane, !more) == 0;
+        let entries = Written { first: place(self.claims), count: LANES as u32, more: all };
+        (self.lane == LANES - 1).then_some(entries)
     }
 }
 
@@ -82,12 +82,30 @@ impl World {
     /// Posts cell `lane` as one lane of a group, as the back end does, at the index that the group claimed for it.
     fn post_lane(&self, lane: usize, claims: u64, ballot: &Ballot) {
         self.cells[lane].write(lane as u64 + 100);
-        let fill = |_: &QueuePair<Loom>, index| self.write_entry(index, lane, Flags::NONE);
-        self.pair
-            .post(GPU, &Lane { lane, claims, ballot }, fill, |own, start| {
-                (self.help(own, start, GPU.deadline), self.pair)
+        let poster = Lane { lane, claims, ballot };
+        let wait = |own| (self.wait_for_room(own, 1, Deadline::NONE), self.pair);
+        let posted = self.pair.claim_slots(1, &poster, wait, |pair, slots| {
+            self.write_entry(slots.index, lane, Flags::NONE);
+            pair.publish(slots, 1, &poster, false);
+        });
+        posted.unwrap();
+    }
+
+    /// Claims a slot for each lane of a group and runs `beside` while they post.
+    fn post_lanes(self: &Arc<Self>, beside: impl FnOnce()) {
+        let claims = self.pair.claim(true, LANES as u32, Sharing::Gpu);
+        let ballot = Arc::new(Ballot::default());
+        let lanes: [_; LANES] = std::array::from_fn(|lane| {
+            let (world, ballot) = (self.clone(), ballot.clone());
+            thread::spawn(move || {
+                world.post_lane(lane, claims, &ballot);
+                world.finish();
             })
-            .unwrap();
+        });
+        beside();
+        for lane in lanes {
+            lane.join().unwrap();
+        }
     }
 
     fn hold(&self, cell: usize) {
@@ -97,7 +115,7 @@ impl World {
     /// Attends until this many entries are announced, as a wait for another event does.
     fn attend_until(&self, entries: u16) {
         while Doorbell::read(self.pair.doorbell.load_relaxed_sys()).end < entries {
-            self.pair.attend(|| self.take());
+            self.pair.attend(|| self.pair.take());
             Loom::pause(0);
         }
     }
@@ -147,17 +165,19 @@ models! {
             }
             let mut nic = world.nic();
             nic.step();
-            let claims = world.pair.claim(true, LANES as u64, Sharing::Gpu);
-            let ballot = Arc::new(Ballot::default());
-            let lane = |lane: usize| {
-                let (world, ballot) = (world.clone(), ballot.clone());
-                thread::spawn(move || world.post_lane(lane, claims, &ballot))
-            };
-            for lane in [lane(0), lane(1), lane(2)] {
-                lane.join().unwrap();
-            }
+            world.post_lanes(|| {});
             nic.step();
             assert_eq!(nic.executed, 4 + LANES as u64, "an entry was not announced");
+        });
+    }
+
+    fn lanes_wait_for_slots_of_each_other() {
+        explore(1, || {
+            // Fewer slots than lanes: the last lane waits until the entry of the first is complete.
+            let world = World::new(1, 0, LANES);
+            let mut nic = world.nic();
+            world.post_lanes(|| nic.serve(LANES as u64));
+            assert_eq!(nic.cells, [0, 1, 2]);
         });
     }
 

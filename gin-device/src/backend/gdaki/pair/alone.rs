@@ -2,7 +2,7 @@
 //! Posts of the only thread that uses a queue pair ([`Sharing::Thread`](crate::order::Sharing::Thread)).
 //!
 //! # What it leaves out
-//! | step of [`post`](QueuePair::post) | why one thread needs it not |
+//! | step of a post | why one thread needs it not |
 //! | --- | --- |
 //! | the claim by an atomic | No other thread changes the claims word, so it loads and stores it. |
 //! | counts of unpublished entries, the bit of the thread that rings | They order threads that publish and ring. Here each post ends before the next begins, so nothing is unpublished between two posts. |
@@ -19,65 +19,44 @@
 //! and the record to the NIC, which acquires them when it reads the doorbell. Without it the NIC may find an old entry
 //! or old payload. The wait for room needs none: see *A slot is not overwritten too early* in [`pair`](super).
 
-use super::{Entries, Posting, QueuePair, word};
-use crate::status::WaitError;
+use super::{Ended, QueuePair, Slots, near, place, word};
 use crate::sys::{Memory, Word};
-use gin_abi::Deadline;
-use gin_abi::gdaki::{CLAIM_SHIFT, claimed};
+use gin_abi::gdaki::CLAIM_SHIFT;
 
 impl<M: Memory> QueuePair<M> {
-    /// Does what [`post`](Self::post) does, for the only thread that uses the queue pair. `wait` does
-    /// [`wait_for_room`](Self::wait_for_room), up to its argument, and returns this queue pair, read again.
+    /// Does what [`claim_slots`](Self::claim_slots) does, for the only thread that uses the queue pair. `wait` does
+    /// [`wait_for_room`](Self::wait_for_room) for `count` wanted entries, and returns this queue pair, read again.
     ///
     /// # Errors
-    /// As `post`. The queue is then as it was, whatever the error.
+    /// The error of the wait. The queue is then as it was, whatever the error.
     #[inline(always)]
-    pub fn post_alone(
+    pub fn claim_alone(
         &self,
-        posting: Posting,
-        fill: impl Fn(&Self, u64),
-        wait: impl Fn(u64) -> (Option<WaitError>, Self),
-    ) -> Result<(), WaitError> {
-        let Posting { count, more, .. } = posting;
-        let claims = self.claims().load_own();
-        let completion_index = self.words.at(word::COMPLETION_INDEX).load_own();
-        let index = claimed(claims, completion_index);
+        count: u32,
+        wait: impl FnOnce() -> (Result<u64, Ended>, Self),
+        then: impl FnOnce(&Self, Slots),
+    ) -> Result<(), Ended> {
         let mut pair = *self;
-        if !pair.fits(index + count, completion_index) {
-            let stop;
-            (stop, pair) = wait(index + count);
-            if let Some(stop) = stop {
-                return Err(stop);
-            }
+        let index = place(self.claims().load_own());
+        let completion_index = self.words.at(word::COMPLETION_INDEX).load_own();
+        if !pair.fits(index.wrapping_add(count), completion_index) {
+            let waited;
+            (waited, pair) = wait();
+            // `publish_alone` replaces the claims word.
+            waited?;
         }
-        fill(&pair, index);
-        pair.claims().store_relaxed_gpu(claims + (count << CLAIM_SHIFT));
-        pair.busy.red_or_relaxed_gpu(pair.marks);
-        if !more {
-            pair.ring(index + count);
-        }
+        then(&pair, Slots { index, together: false, leads: false });
         Ok(())
     }
 
-    /// Waits until all entries below `end` have slots of their own. Returns why it gave up, if it did. `help` does what
-    /// the argument of [`post`](Self::post) does, for no entries.
+    /// Does what [`publish`](Self::publish) does, after [`claim_alone`](Self::claim_alone).
     #[inline(always)]
-    pub fn wait_for_room(
-        &self,
-        end: u64,
-        deadline: Deadline,
-        help: impl Fn(Entries, u64) -> Option<WaitError>,
-    ) -> Option<WaitError> {
-        let start = if deadline.is_none() { 0 } else { M::clock_ns() };
-        loop {
-            let stop = help(Entries::NONE, start);
-            // A stop counts only if the room found together with it was not enough.
-            if self.fits(end, self.completion_index()) {
-                return None;
-            }
-            if stop.is_some() {
-                return stop;
-            }
+    pub fn publish_alone(&self, index: u32, count: u32, more: bool) {
+        let end = index.wrapping_add(count);
+        self.claims().store_relaxed_gpu(near(end, self.words.at(word::COMPLETION_INDEX).load_own()) << CLAIM_SHIFT);
+        self.busy.red_or_relaxed_gpu(self.marks);
+        if !more {
+            self.ring(end);
         }
     }
 }
