@@ -550,9 +550,14 @@ impl Backend for Gdaki {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn attend(core: &Core) {
         let attended =
-            each_busy(core, |link| if link.pair().attend(|| outlined::take(link.data)) { Ok(()) } else { Err(link) });
-        if let Err(link) = attended {
-            outlined::report(link.data);
+            each_busy(
+                core,
+                |link| {
+                    if link.pair().attend(|| outlined::take(link.data)) { Ok(()) } else { Err(link.data) }
+                },
+            );
+        if let Err(data) = attended {
+            outlined::report(data);
         }
     }
 }
@@ -662,6 +667,10 @@ impl Link {
 
 /// Waits for all earlier posts to all peers.
 #[inline(always)]
+#[expect(
+    clippy::result_large_err,
+    reason = "registers hold the link; behind the loop its report keeps few values live"
+)]
 fn wait_all(core: &Core, deadline: Deadline) -> Result<(), WaitError> {
     let deadline = crate::status::Shared::start::<Global>(deadline);
     let prepared: Result<(), ()> = each_busy(core, |link| {
