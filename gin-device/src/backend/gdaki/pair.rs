@@ -172,7 +172,7 @@ struct Covered {
     reads: bool,
 }
 
-/// Claimed entries of one thread that wait for room. Here and in [`Turn`], indices have their lower 32 bits.
+/// Claimed entries of one thread that wait for room. Here and in `Turn`, indices have their lower 32 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Entries {
     /// The first.
