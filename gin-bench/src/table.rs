@@ -22,10 +22,12 @@ impl Goal {
     }
 
     fn text(self) -> String {
-        match self {
-            Self::AtMost(bound) => format!("at most {bound}"),
-            Self::AtLeast(bound) => format!("at least {bound}"),
-        }
+        let (how, bound) = match self {
+            Self::AtMost(bound) => ("at most", bound),
+            Self::AtLeast(bound) => ("at least", bound),
+        };
+        // A bound that depends on what was measured has many digits.
+        format!("{how} {}", (bound * 1e3).round() / 1e3)
     }
 }
 
