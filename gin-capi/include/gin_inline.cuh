@@ -303,6 +303,11 @@ GIN_FN void copy(Coop coop, uint64_t to, uint64_t from, uint64_t bytes) {
         uint64_t head = copy_unaligned(to, from, bytes, rank, step);
         to += head, from += head, units = (bytes - head) / 16;
     }
+    if (!std::is_same_v<Coop, CoopThread> && units <= step) {
+        // Most small puts. No loop, so that the lanes of a warp need not part.
+        if (rank < units) store_weak_pair(to + 16 * rank, load_weak_pair(from + 16 * rank));
+        return;
+    }
     uint64_t stride = 16 * step, unit = rank;
     GIN_NO_UNROLL
     for (; unit + 3 * step < units; unit += 4 * step) {
