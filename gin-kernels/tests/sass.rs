@@ -205,7 +205,7 @@ struct Size {
 /// The figures of 2026-11-25 by ptxas 13.0, and a few more. `halo` has 22 more in all than before, because the wait for
 /// room is a function that claims; it has fewer inlined.
 const SIZES: [Size; 18] = [
-    Size { kernel: "ring", inlined: 2450, all: 3450, registers: 160 },
+    Size { kernel: "ring", inlined: 2480, all: 3460, registers: 160 },
     Size { kernel: "halo", inlined: 1950, all: 2860, registers: 104 },
     Size { kernel: "alltoall", inlined: 1700, all: 2620, registers: 112 },
     Size { kernel: "moe_gate", inlined: 240, all: 345, registers: 40 },
@@ -214,13 +214,13 @@ const SIZES: [Size; 18] = [
     Size { kernel: "probe_shared_access", inlined: 84, all: 84, registers: 32 },
     Size { kernel: "probe_warp", inlined: 60, all: 60, registers: 16 },
     Size { kernel: "probe_convert", inlined: 68, all: 68, registers: 32 },
-    Size { kernel: "probe_put_signal", inlined: 184, all: 430, registers: 40 },
-    Size { kernel: "probe_put_report", inlined: 250, all: 620, registers: 48 },
-    Size { kernel: "probe_put_value", inlined: 190, all: 440, registers: 40 },
+    Size { kernel: "probe_put_signal", inlined: 200, all: 440, registers: 44 },
+    Size { kernel: "probe_put_report", inlined: 260, all: 630, registers: 48 },
+    Size { kernel: "probe_put_value", inlined: 204, all: 440, registers: 48 },
     Size { kernel: "probe_flush", inlined: 150, all: 430, registers: 32 },
     Size { kernel: "probe_wait_signal", inlined: 256, all: 890, registers: 56 },
     Size { kernel: "probe_gdaki_put_signal", inlined: 430, all: 1340, registers: 72 },
-    Size { kernel: "probe_gdaki_put_value", inlined: 325, all: 1235, registers: 64 },
+    Size { kernel: "probe_gdaki_put_value", inlined: 325, all: 1235, registers: 68 },
     Size { kernel: "probe_gdaki_flush", inlined: 890, all: 1615, registers: 72 },
     Size { kernel: "probe_lsa_barrier", inlined: 1030, all: 1230, registers: 96 },
 ];
@@ -232,7 +232,7 @@ const CHOOSING_SIZES: [Size; 5] = [
     Size { kernel: "halo", inlined: 2150, all: 4500, registers: 128 },
     Size { kernel: "alltoall", inlined: 1880, all: 4230, registers: 142 },
     Size { kernel: "histogram", inlined: 1400, all: 3700, registers: 124 },
-    Size { kernel: "probe_lsa_barrier", inlined: 1030, all: 1950, registers: 120 },
+    Size { kernel: "probe_lsa_barrier", inlined: 1040, all: 1950, registers: 120 },
 ];
 
 fn measure(size: &Size, choose: bool) -> Result<Completion, Failed> {
