@@ -7,8 +7,8 @@ use gin_device::gin::{Order, Sharing};
 use gin_device::internal::host_word::{TURN, WANTED, WORDS};
 use gin_device::internal::queue::{Finished, NOTHING};
 use gin_device::internal::status::WaitError;
-use gin_device::sys::Word;
 use gin_device::sys::loom::Loom;
+use gin_device::sys::{Memory, Word};
 use loom::thread;
 
 /// First indices: 0, and the last ones before the end of 32 bits and of signed 64 bits.
@@ -573,6 +573,8 @@ models! {
                 let (world, mark) = (world.clone(), mark.clone());
                 thread::spawn(move || {
                     world.write(1);
+                    // The flush begins, also without a preemption.
+                    Loom::pause(0);
                     if world.queue.near.at(TURN).load_relaxed_gpu() != 0 {
                         mark.mark();
                     }

@@ -473,12 +473,12 @@ impl<M: Memory> QueuePair<M> {
                 self.claims().red_add_relaxed_gpu((own << CLAIM_SHIFT | own).wrapping_neg());
                 return Err(Some(WaitError::NotConnected));
             }
-            M::pause(NAP_NS);
             self.pick_up(own);
             if !take() {
                 return Err(None);
             }
             stop = self.status.end(start, deadline);
+            M::pause(NAP_NS);
         }
     }
 

@@ -85,6 +85,8 @@ impl World {
         let poster = Lane { lane, claims, ballot };
         let wait = |own| (self.wait_for_room(own, 1, Deadline::NONE), self.pair);
         let posted = self.pair.claim_slots(1, &poster, wait, |pair, slots| {
+            let announced = Doorbell::read(self.pair.doorbell.load_relaxed_sys()).end;
+            assert!(u32::from(announced) <= slots.index, "an entry was announced before it was written");
             self.write_entry(slots.index, lane, Flags::NONE);
             pair.publish(slots, 1, &poster, false);
         });
@@ -164,6 +166,21 @@ models! {
             world.post_lanes();
             nic.step();
             assert_eq!(nic.executed, 4 + LANES as u64, "an entry was not announced");
+        });
+    }
+
+    fn several_flushes_post_one_entry_that_asks_for_a_completion() {
+        explore(1, || {
+            let world = World::new(3, 3, 1);
+            world.post(0);
+            let flushes: [_; 3] = std::array::from_fn(|_| {
+                let world = world.clone();
+                thread::spawn(move || world.pair.prepare(1, |index, flags| world.dump(index, flags)))
+            });
+            for flush in flushes {
+                flush.join().unwrap();
+            }
+            assert_eq!(world.pair.position(), 2, "the post, and one entry for all");
         });
     }
 
