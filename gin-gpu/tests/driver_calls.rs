@@ -2,37 +2,53 @@
 //! The calls of the driver that a launch makes, and the kernels that count as running, beside a stand-in for the
 //! driver.
 //!
-//! The first test compiles the stand-in and runs the others in a process that finds it.
-#![cfg(feature = "cuda")]
+//! Each test runs in a process of its own, which finds the stand-in.
 
 use gin_gpu::cuda::{CudaDevice, CudaStream};
 use gin_gpu::{Device, Function, GpuError, KernelArg, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Stream};
+use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Instant;
 
+/// The environment variable with the name of the test that this process runs.
 const CHILD: &str = "GIN_GPU_TEST_STAND_IN";
 
-#[test]
-fn beside_a_stand_in_for_the_driver() {
+const TESTS: [(&str, fn()); 5] = [
+    ("a_repeated_launch_on_a_stream_of_gin_makes_one_call", repeated),
+    ("a_launch_on_a_stream_of_the_program_asks_for_a_capture_and_records_an_event", foreign),
+    ("a_launch_finds_its_context_again_after_other_code_has_made_another_one_current", other_context),
+    ("a_kernel_counts_until_it_has_ended_and_no_longer", counted),
+    ("a_stream_that_joins_a_capture_puts_its_kernels_into_the_graph", joined),
+];
+
+fn main() {
+    if let Some(name) = std::env::var_os(CHILD) {
+        let (_, test) = TESTS.into_iter().find(|(known, _)| name == *known).expect("a test of this name");
+        return test();
+    }
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in/cuda.rs");
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let flags = ["--edition", "2024", "-O", "--crate-type", "cdylib", "--crate-name", "cuda", "-o"];
-    run(Command::new(rustc).args(flags).arg(folder.path().join("libcuda.so")).arg(source));
-    let mut tests = Command::new(std::env::current_exe().unwrap());
-    tests.args(["--ignored", "--test-threads=1", "--nocapture"]).env(CHILD, "1").env("LD_LIBRARY_PATH", folder.path());
-    print!("{}", run(&mut tests));
+    run(Command::new(rustc).args(flags).arg(folder.path().join("libcuda.so")).arg(source)).unwrap();
+    let trials = TESTS.map(|(name, _)| {
+        let path = folder.path().to_owned();
+        Trial::test(name, move || {
+            run(Command::new(std::env::current_exe()?).env(CHILD, name).env("LD_LIBRARY_PATH", path))
+        })
+    });
+    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials.into());
+    drop(folder);
+    conclusion.exit();
 }
 
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap();
+fn run(command: &mut Command) -> Result<(), Failed> {
+    let output = command.output()?;
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(output.status.success(), "{command:?}: {text}");
-    text
+    if output.status.success() { Ok(()) } else { Err(format!("{command:?}: {text}").into()) }
 }
 
 /// Returns a function of the stand-in.
@@ -43,11 +59,6 @@ fn symbol<T: Copy>(name: &CStr) -> T {
         let library = libc::dlopen(c"libcuda.so".as_ptr(), libc::RTLD_NOW);
         std::mem::transmute_copy(&libc::dlsym(library, name.as_ptr()))
     }
-}
-
-/// Returns whether this process has the stand-in. It may have a real driver instead, or none.
-fn is_here() -> bool {
-    std::env::var_os(CHILD).is_some()
 }
 
 /// Returns the number of each call that `work` makes.
@@ -155,12 +166,7 @@ fn end_raw(stream: *mut c_void) {
 
 const ONE_CALL: [(&str, u64); 1] = [("cuLaunchKernelEx", 10)];
 
-#[test]
-#[ignore = "run by the first test"]
-fn a_repeated_launch_on_a_stream_of_gin_makes_one_call() {
-    if !is_here() {
-        return;
-    }
+fn repeated() {
     let (rank, other) = (Rank::new(), Rank::new());
     let (stream, second) = (rank.stream(), other.stream());
     let ten = || (0..10).for_each(|_| rank.launch(&stream, 4));
@@ -189,12 +195,7 @@ fn a_repeated_launch_on_a_stream_of_gin_makes_one_call() {
     end(&stream);
 }
 
-#[test]
-#[ignore = "run by the first test"]
-fn a_launch_on_a_stream_of_the_program_asks_for_a_capture_and_records_an_event() {
-    if !is_here() {
-        return;
-    }
+fn foreign() {
     let rank = Rank::new();
     let (foreign, raw) = rank.foreign();
     let shown = rank.stream();
@@ -218,12 +219,7 @@ fn a_launch_on_a_stream_of_the_program_asks_for_a_capture_and_records_an_event()
     }
 }
 
-#[test]
-#[ignore = "run by the first test"]
-fn a_launch_finds_its_context_again_after_other_code_has_made_another_one_current() {
-    if !is_here() {
-        return;
-    }
+fn other_context() {
     let (rank, far) = (Rank::new(), CudaDevice::new(1, &[]).unwrap());
     let stream = rank.stream();
     rank.launch(&stream, 4);
@@ -243,12 +239,7 @@ fn a_launch_finds_its_context_again_after_other_code_has_made_another_one_curren
     end(&stream);
 }
 
-#[test]
-#[ignore = "run by the first test"]
-fn a_kernel_counts_until_it_has_ended_and_no_longer() {
-    if !is_here() {
-        return;
-    }
+fn counted() {
     let rank = Rank::new();
     let device: Arc<dyn Device> = rank.device.clone();
     let memory = Memory::new(&device, MemoryKind::Device, 64).unwrap();
@@ -300,12 +291,7 @@ fn a_kernel_counts_until_it_has_ended_and_no_longer() {
     assert_eq!(rank.device.running(), 0);
 }
 
-#[test]
-#[ignore = "run by the first test"]
-fn a_stream_that_joins_a_capture_puts_its_kernels_into_the_graph() {
-    if !is_here() {
-        return;
-    }
+fn joined() {
     let rank = Rank::new();
     let (first, second) = (rank.stream(), rank.stream());
     [&first, &second].into_iter().for_each(|stream| rank.launch(stream, 4));
@@ -329,24 +315,4 @@ fn a_stream_that_joins_a_capture_puts_its_kernels_into_the_graph() {
         assert_eq!(calls(|| (0..10).for_each(|_| rank.launch(stream, 4))), ONE_CALL.into());
         end(stream);
     }
-}
-
-/// Prints a time; the calls of the stand-in take next to none.
-#[test]
-#[ignore = "run by the first test"]
-fn time_of_a_repeated_launch_without_the_driver() {
-    if !is_here() {
-        return;
-    }
-    let rank = Rank::new();
-    let stream = rank.stream();
-    let launches = 100_000;
-    let mut best = f64::INFINITY;
-    for _ in 0..10 {
-        let start = Instant::now();
-        (0..launches).for_each(|_| rank.launch(&stream, 4));
-        best = best.min(start.elapsed().as_secs_f64() * 1e9 / f64::from(launches));
-    }
-    println!("a repeated launch takes {best:.0} ns besides the driver's calls");
-    end(&stream);
 }
