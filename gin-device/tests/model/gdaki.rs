@@ -12,7 +12,7 @@ use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Segment};
 use gin_abi::{COUNTER_BITS, Deadline};
 use gin_device::gin::{Order, Sharing};
-use gin_device::internal::pair::{Claim, Ended, Entries, Posters, QueuePair, Written, finish, place};
+use gin_device::internal::pair::{Claim, Ended, Entries, Posters, QueuePair, Rare, Written, finish, place};
 use gin_device::internal::signal_words::Words;
 use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
@@ -88,6 +88,16 @@ fn write(post: wqe::Post) -> Segment {
     wqe::write(post, wqe::Remote { address: 0, key: Be32::new(0) }, local)[0]
 }
 
+impl Rare for World {
+    fn take(&self) -> bool {
+        self.pair.take()
+    }
+
+    fn ring_on(&self, claims: u64) {
+        self.pair.ring_on(claims);
+    }
+}
+
 impl World {
     fn new(depth_log2: u32, interval_log2: u32, cells: usize) -> Arc<Self> {
         Self::releasing(depth_log2, interval_log2, cells, false)
@@ -161,7 +171,7 @@ impl World {
                 let wait = |own| (self.wait_for_room(own, count, Deadline::NONE), self.pair);
                 self.pair.claim_slots(count, &poster, wait, |pair, slots| {
                     fill(slots.index);
-                    pair.publish(slots, count, &poster, more);
+                    pair.publish(slots, count, &poster, more, self);
                 })
             })
         };
@@ -169,7 +179,7 @@ impl World {
     }
 
     fn wait_for_room(&self, own: Entries, wanted: u32, deadline: Deadline) -> Result<u64, Ended> {
-        self.pair.wait_for_room(own, wanted, deadline, || self.pair.take())
+        self.pair.wait_for_room(own, wanted, deadline, self)
     }
 
     /// Returns the error of a call that ended early. Reports the fault of a failed entry.
@@ -205,9 +215,13 @@ impl World {
         self.pair.store(index, wqe::dump(self.pair.head(index, flags), sink));
     }
 
+    /// Ensures that a completion covers the entries below `position`.
+    fn cover(&self, position: u64) {
+        self.pair.cover(position, &|index, flags| self.dump(index, flags), self);
+    }
+
     fn wait(&self, position: u64) -> Result<(), WaitError> {
-        let take = || self.pair.take();
-        let waited = self.pair.wait(position, Deadline::NONE, |index, flags| self.dump(index, flags), take);
+        let waited = self.pair.wait(position, Deadline::NONE, |index, flags| self.dump(index, flags), self);
         finish(waited.map_err(|stop| self.stopped(stop)), &self.pair.status, Order::Acquire)
     }
 
@@ -436,7 +450,7 @@ models! {
             };
             world.post(1);
             holder.join().unwrap();
-            world.pair.attend(|| world.pair.take());
+            world.pair.attend(&*world);
             let mut nic = world.nic();
             nic.step();
             assert_eq!(nic.executed, 2);
@@ -449,9 +463,9 @@ models! {
             world.post(0);
             let other = {
                 let world = world.clone();
-                thread::spawn(move || world.pair.prepare(1, |index, flags| world.dump(index, flags)))
+                thread::spawn(move || world.cover(1))
             };
-            world.pair.prepare(1, |index, flags| world.dump(index, flags));
+            world.cover(1);
             other.join().unwrap();
             assert_eq!(world.pair.position(), 2, "one NOP for both");
             let mut nic = world.nic();
@@ -505,7 +519,7 @@ models! {
                     };
                     world.cells[0].write(100);
                     world.post_filled(posting, fill).unwrap();
-                    let attend = || assert!(world.pair.attend(|| world.pair.take()));
+                    let attend = || assert!(world.pair.attend(&*world));
                     let status = &world.pair.status;
                     let waited = world.counter.wait(status, 1, COUNTER_BITS, Deadline::NONE, attend);
                     assert_eq!(waited, Ok(1));
@@ -516,7 +530,7 @@ models! {
             let other = {
                 let world = world.clone();
                 thread::spawn(move || {
-                    world.pair.attend(|| world.pair.take());
+                    world.pair.attend(&*world);
                     world.finish();
                 })
             };

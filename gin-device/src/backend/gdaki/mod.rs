@@ -36,7 +36,7 @@ use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
 use gin_abi::{Deadline, Descriptor, FaultKind, Operation, RemoteSignal, SignalTarget, Subject, Transfer};
-use pair::{Claim, Ended, Entries, Posters, QueuePair, Slots, Written, place};
+use pair::{Claim, Ended, Entries, Posters, QueuePair, Rare, Slots, Written, place};
 
 /// The back end in which kernels drive the NIC.
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +129,7 @@ unsafe fn report(data: *const QueuePairData) {
 /// entry that a function finds, because the report needs registers too.
 mod outlined {
     use super::pair::{Ended, Entries};
-    use super::{comm, queue_pair};
+    use super::{Called, comm, queue_pair};
     use crate::status::WaitError;
     use gin_abi::Deadline;
     use gin_abi::gdaki::QueuePairData;
@@ -149,6 +149,14 @@ mod outlined {
         unsafe { queue_pair(data, comm(data).status()) }.take()
     }
 
+    /// Does [`QueuePair::ring_on`](super::QueuePair::ring_on).
+    #[cold]
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn ring_on(data: *const QueuePairData, claims: u64) {
+        // Safety: the address is a `Link`'s.
+        unsafe { queue_pair(data, comm(data).status()) }.ring_on(claims);
+    }
+
     /// Does [`QueuePair::wait_for_room`](super::QueuePair::wait_for_room), for `count` entries from `index` on if they
     /// are `claimed`. [`waited`] is its result.
     #[cold]
@@ -163,7 +171,7 @@ mod outlined {
         // Safety: the address is a `Link`'s.
         let pair = unsafe { queue_pair(data, comm(data).status()) };
         let own = Entries { index, count: if claimed { count } else { 0 } };
-        match pair.wait_for_room(own, count, deadline, || take(data)) {
+        match pair.wait_for_room(own, count, deadline, &Called(data)) {
             Ok(claims) => claims,
             Err(Some(WaitError::Deadline)) => ENDED,
             Err(Some(WaitError::Fault)) => ENDED - 1,
@@ -188,12 +196,29 @@ mod outlined {
     }
 }
 
+/// The rare parts of the protocol, for the queue pair at this address.
+struct Called(*const QueuePairData);
+
+impl Rare for Called {
+    #[inline(always)]
+    fn take(&self) -> bool {
+        outlined::take(self.0)
+    }
+
+    #[inline(always)]
+    fn ring_on(&self, claims: u64) {
+        outlined::ring_on(self.0, claims);
+    }
+}
+
 impl Link {
     #[inline(always)]
     fn of(core: &Core, peer: u32) -> Self {
         let handle = core.comm().handle();
         let index = sys::narrow(core.context()).wrapping_mul(sys::narrow(handle.ranks)).wrapping_add(peer);
-        let data = (handle.queue_pairs as usize as *const QueuePairData).wrapping_add(index as usize);
+        // For all lanes alike, the assembler would keep the address elsewhere and copy it at each use.
+        let index = sys::of_lane(index as u64) as usize;
+        let data = (handle.queue_pairs as usize as *const QueuePairData).wrapping_add(index);
         Self { data, core: *core, peer }
     }
 
@@ -302,7 +327,8 @@ impl Link {
             (coop::lanes_until() & !coop::lanes_below(), Some(claims))
         };
         // The address is a multiple of 128.
-        let group = Group::of(coop::alike(here, self.data as usize as u64 + count as u64), count);
+        let key = sys::stay_word(self.data as usize as u64) + count as u64;
+        let group = Group::of(coop::alike(here, key), count);
         let pair = self.pair();
         let callers = Callers { pair: &pair, sharing, group, here, claims, index: 0 };
         let wait = |own| (wait(own, true, Deadline::NONE), self.pair());
@@ -321,6 +347,7 @@ impl Link {
                 count,
                 &Callers { pair, sharing, group: Group::of(mask, count), here: mask, claims: None, index: slots.index },
                 more,
+                &Called(self.data),
             );
         }
     }
@@ -550,12 +577,7 @@ impl Backend for Gdaki {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn attend(core: &Core) {
         let attended =
-            each_busy(
-                core,
-                |link| {
-                    if link.pair().attend(|| outlined::take(link.data)) { Ok(()) } else { Err(link.data) }
-                },
-            );
+            each_busy(core, |link| if link.pair().attend(&Called(link.data)) { Ok(()) } else { Err(link.data) });
         if let Err(data) = attended {
             outlined::report(data);
         }
@@ -649,7 +671,7 @@ impl Link {
             return 0;
         }
         let position = pair.position();
-        pair.prepare(position, |index, flags| self.dump(&pair, index, flags));
+        pair.cover(position, &|index, flags| self.dump(&pair, index, flags), &Called(self.data));
         position
     }
 
@@ -659,7 +681,7 @@ impl Link {
         if !pair.connected {
             return Ok(());
         }
-        pair.wait(position, deadline, |index, flags| self.dump(&pair, index, flags), || outlined::take(self.data))?;
+        pair.wait(position, deadline, |index, flags| self.dump(&pair, index, flags), &Called(self.data))?;
         pair.rest();
         Ok(())
     }

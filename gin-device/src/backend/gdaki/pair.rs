@@ -68,7 +68,7 @@
 //! *A flush misses no queue pair.* Two bits mark a queue pair. The first means that entries may be under way. The
 //! second means that a poster has set both bits since a thread last began to clear the first. A poster sets both after
 //! its claim, with a release between. [`rest`](QueuePair::rest) clears the second, acquires, finds all claimed entries
-//! complete, and clears the first, with a release, only if the second is still clear. A poster that marked before the
+//! complete and all reads in view, and clears the first, with a release, only if the second is still clear. A poster that marked before the
 //! clear is seen by its claim, a poster that marked between by the second bit, and a later poster sets the first bit
 //! again. One thread at a time rests, because two would clear each other's second bit.
 
@@ -172,10 +172,10 @@ struct Covered {
     reads: bool,
 }
 
-/// Claimed entries of one thread that wait for room. Here and in `Turn`, indices have their lower 32 bits.
+/// Claimed entries of one thread that wait for room.
 #[derive(Clone, Copy, Debug)]
 pub struct Entries {
-    /// The first.
+    /// The lower 32 bits of the first index.
     pub index: u32,
     /// Their number; 0 if the thread has claimed none.
     pub count: u32,
@@ -185,16 +185,13 @@ impl Entries {
     const NONE: Self = Self { index: 0, count: 0 };
 }
 
-/// A thread's part in ringing, which ends with its return of `held`.
-#[derive(Clone, Copy, Debug)]
-struct Turn {
-    /// The thread rings first, for all entries below `end`.
-    rings: bool,
-    end: u32,
-    /// The thread need not ring again while this is the index past the last published entry.
-    announced: u32,
-    /// The thread's share of the lower part of the claims word: [`RINGING`], or its unpublished entries.
-    held: u32,
+/// Parts of the protocol that are rare. A kernel has them once and calls them.
+pub trait Rare {
+    /// Does [`QueuePair::take`].
+    fn take(&self) -> bool;
+
+    /// Does [`QueuePair::ring_on`].
+    fn ring_on(&self, claims: u64);
 }
 
 /// Why a wait ended early; `None` if an entry has [failed](QueuePair::failure), which the caller must report.
@@ -424,18 +421,17 @@ impl<M: Memory> QueuePair<M> {
 
     /// Publishes the `count` entries in the thread's slots.
     #[inline(always)]
-    pub fn publish(&self, slots: Slots, count: u32, posters: &impl Posters, more: bool) {
+    pub fn publish(&self, slots: Slots, count: u32, posters: &impl Posters, more: bool, rare: &impl Rare) {
         let alone = Written { first: slots.index, count, more };
         let written = if slots.together { posters.written(more) } else { Some(alone) };
         if let Some(written) = written {
-            self.announce(written, slots.leads);
+            self.announce(written, slots.leads, rare);
         }
     }
 
     /// Waits until the thread's `own` entries have slots of their own. If it has claimed none, waits for room for
     /// `wanted` entries and claims them last, so that a timeout leaves the queue as it was. Then it returns the claims
-    /// word before. Meanwhile it rings for the entries before its own and takes completions, by `take`, which does
-    /// [`take`](Self::take).
+    /// word before. Meanwhile it rings for the entries before its own and takes completions.
     ///
     /// # Errors
     /// | error | cause |
@@ -445,13 +441,7 @@ impl<M: Memory> QueuePair<M> {
     /// | [`WaitError::NotConnected`] | there is no connection to the peer; own entries are no longer claimed |
     /// | `None` | an entry has failed |
     #[inline(always)]
-    pub fn wait_for_room(
-        &self,
-        own: Entries,
-        wanted: u32,
-        deadline: Deadline,
-        take: impl Fn() -> bool,
-    ) -> Result<u64, Ended> {
+    pub fn wait_for_room(&self, own: Entries, wanted: u32, deadline: Deadline, rare: &impl Rare) -> Result<u64, Ended> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         let mut stop = None;
         loop {
@@ -473,8 +463,8 @@ impl<M: Memory> QueuePair<M> {
                 self.claims().red_add_relaxed_gpu((own << CLAIM_SHIFT | own).wrapping_neg());
                 return Err(Some(WaitError::NotConnected));
             }
-            self.pick_up(own);
-            if !take() {
+            self.pick_up(own, rare);
+            if !rare.take() {
                 return Err(None);
             }
             stop = self.status.end(start, deadline);
@@ -485,44 +475,46 @@ impl<M: Memory> QueuePair<M> {
     /// Publishes entries, and rings for them if the thread `leads` or no other thread will. Holds them back instead if
     /// that is wanted and allowed.
     #[inline(always)]
-    fn announce(&self, written: Written, leads: bool) {
+    fn announce(&self, written: Written, leads: bool, rare: &impl Rare) {
         let Written { first, count, more } = written;
         let (end, held) = (first.wrapping_add(count), self.words.at(word::HELD));
         let hold = more && (self.rung() == first || held.load_relaxed_gpu() == self.far(first));
         if hold {
             held.store_relaxed_gpu(self.far(end));
+        } else if leads {
+            self.ring_for_all(end);
         }
-        let announced = if hold { end } else { first };
-        self.carry(Turn { rings: leads & !hold, end, announced, held: count });
+        let announced = if hold | leads { end } else { first };
+        if let Some(claims) = self.give_back(count as u64, announced) {
+            rare.ring_on(claims);
+        }
     }
 
-    /// Rings in this thread's turn, gives its turn or its unpublished entries back, and rings for entries that it then
-    /// finds published, if no other thread will.
+    /// Gives back the thread's share of the lower part of the claims word, [`RINGING`] or its unpublished entries. If
+    /// entries from `announced` on are all published then, and no thread rings, returns the claims word:
+    /// [`ring_on`](Self::ring_on) must follow.
     #[inline(always)]
-    fn carry(&self, turn: Turn) {
-        let (claims, Turn { rings, mut end, mut announced, mut held }) = (self.claims(), turn);
-        if rings {
-            self.ring_for_all(end);
-            announced = end;
-        }
-        loop {
+    fn give_back(&self, held: u64, announced: u32) -> Option<u64> {
+        // Releases the entries and their payload: the thread that rings for them hands them on to the NIC. And the next
+        // thread rings after this. A mark comes after its claim.
+        M::fence_release_gpu();
+        self.busy.red_or_relaxed_gpu(self.marks);
+        let claims = self.claims().add_relaxed_gpu(held.wrapping_neg()) - held;
+        (claims & BELOW == 0 && place(claims) != announced).then_some(claims)
+    }
+
+    /// Rings for entries that other threads have published, if no other thread will. `claims` is the claims word.
+    #[inline(always)]
+    pub fn ring_on(&self, claims: u64) {
+        let mut left = Some(claims);
+        while let Some(claims) = left {
             sys::rolled();
-            // Releases the entries and their payload: the thread that rings for them hands them on to the NIC. And the
-            // next thread rings after this. A mark comes after its claim.
-            M::fence_release_gpu();
-            self.busy.red_or_relaxed_gpu(self.marks);
-            let none = claims.add_relaxed_gpu((held as u64).wrapping_neg()) - held as u64;
-            end = place(none);
-            if none & BELOW != 0 || end == announced {
+            if self.claims().cas_relaxed_gpu(claims, claims | RINGING) != claims {
                 return;
             }
-            let seen = claims.cas_relaxed_gpu(none, none | RINGING);
-            if seen != none {
-                return;
-            }
+            let end = place(claims);
             self.ring_for_all(end);
-            // `RINGING`. A constant would make the compilers write the loop's first round out.
-            (announced, held) = (end, !sys::stay(seen as u32) & RINGING as u32);
+            left = self.give_back(RINGING, end);
         }
     }
 
@@ -552,7 +544,7 @@ impl<M: Memory> QueuePair<M> {
     /// Rings if this thread must. A thread whose `own` entries have no room rings for the entries before them, once all
     /// of these are published. Another thread rings for entries that are held back, once all are published.
     #[inline(always)]
-    fn pick_up(&self, own: Entries) {
+    fn pick_up(&self, own: Entries, rare: &impl Rare) {
         let claims = self.claims().load_relaxed_gpu();
         let all = place(claims);
         let end = if own.count == 0 { all } else { own.index };
@@ -564,16 +556,19 @@ impl<M: Memory> QueuePair<M> {
         M::fence_acquire_gpu();
         let fits = own.count != 0 && self.fits(end.wrapping_add(own.count), self.completion_index());
         if !fits && self.claims().cas_relaxed_gpu(claims, claims | RINGING) == claims {
-            self.carry(Turn { rings: true, end, announced: end, held: RINGING as u32 });
+            self.ring_for_all(end);
+            if let Some(claims) = self.give_back(RINGING, end) {
+                rare.ring_on(claims);
+            }
         }
     }
 
-    /// Rings for held-back entries and takes completions, by `take`, and returns its result. Every wait calls this now
+    /// Rings for held-back entries and [takes](Self::take) completions, and returns its result. Every wait calls this now
     /// and then for each queue pair that may have entries under way.
     #[inline(always)]
-    pub fn attend(&self, take: impl Fn() -> bool) -> bool {
-        self.pick_up(Entries::NONE);
-        take()
+    pub fn attend(&self, rare: &impl Rare) -> bool {
+        self.pick_up(Entries::NONE, rare);
+        rare.take()
     }
 
     /// Takes completions, unless another thread does. Returns false if an entry has [failed](Self::failure).
@@ -587,10 +582,10 @@ impl<M: Memory> QueuePair<M> {
         let (mut consumed, mut end) = (first as u32, completion_index as u32);
         let mut succeeds = true;
         loop {
-            sys::rolled();
             if consumed.wrapping_sub(first as u32) >= TAKE {
                 break;
             }
+            sys::rolled();
             let tail = Tail(self.completion(consumed).at(TAIL_WORD as u64).load_relaxed_sys());
             if !tail.is_in_place(consumed as u64, self.depth_log2) {
                 break;
@@ -658,10 +653,10 @@ impl<M: Memory> QueuePair<M> {
         M::fence_release_gpu();
         let mut index = first;
         loop {
-            sys::rolled();
             if index == end {
                 break;
             }
+            sys::rolled();
             let tag = self.tags.at((index as u32 & self.mask()) as u64).load_relaxed_gpu();
             if tag >> TAG_SHIFT == (index + 1) & (u64::MAX >> TAG_SHIFT) {
                 self.counters.at(tag & ((1 << TAG_SHIFT) - 1)).red_add_relaxed_gpu(1);
@@ -676,7 +671,7 @@ impl<M: Memory> QueuePair<M> {
     /// none will, posts the missing NOP or DUMP, provided that there is room and no other thread does so. `dump` writes
     /// the DUMP.
     #[inline(always)]
-    fn cover(&self, position: u64, dump: &impl Fn(u32, Flags)) -> Option<u64> {
+    pub fn cover(&self, position: u64, dump: &impl Fn(u32, Flags), rare: &impl Rare) -> Option<u64> {
         let covering = self.words.at(word::COVERING);
         let covered = self.covered(position);
         if covered.sure {
@@ -701,7 +696,7 @@ impl<M: Memory> QueuePair<M> {
                 self.store(at, nop(self.head(at, Flags::COMPLETION)));
             }
             self.words.at(word::COVERED).red_max_relaxed_gpu(end);
-            self.announce(Written { first: at, count: 1, more: false }, claims & BELOW == 0);
+            self.announce(Written { first: at, count: 1, more: false }, claims & BELOW == 0, rare);
             sure = true;
         }
         // Releases the words that the next such thread reads.
@@ -709,12 +704,19 @@ impl<M: Memory> QueuePair<M> {
         sure.then_some(target)
     }
 
+    /// Returns the index past the last DUMP, and whether READs need a DUMP behind it to come into view.
+    #[inline(always)]
+    fn reads(&self) -> (u64, bool) {
+        let word = |index| self.words.at(index).load_relaxed_gpu();
+        let (got, dumped) = (word(word::GOT), word(word::DUMPED));
+        (dumped, got > dumped)
+    }
+
     /// Finds the target of a wait for the entries below `position`, and whether a completion covers it.
     #[inline(always)]
     fn covered(&self, position: u64) -> Covered {
-        let word = |index| self.words.at(index).load_relaxed_gpu();
-        let (got, dumped, covered) = (word(word::GOT), word(word::DUMPED), word(word::COVERED));
-        let reads = got > dumped;
+        let covered = self.words.at(word::COVERED).load_relaxed_gpu();
+        let (dumped, reads) = self.reads();
         let target = position.max(dumped);
         let interval = 1u64 << self.interval_log2;
         let turn = (target + interval - 1) & !(interval - 1);
@@ -733,28 +735,21 @@ impl<M: Memory> QueuePair<M> {
         position: u64,
         deadline: Deadline,
         dump: impl Fn(u32, Flags),
-        take: impl Fn() -> bool,
+        rare: &impl Rare,
     ) -> Result<(), Ended> {
         let (mut target, mut succeeds) = (None, true);
         let waited = self.status.poll_host_word(deadline, || {
             if target.is_none() {
-                target = self.cover(position, &dump);
+                target = self.cover(position, &dump, rare);
             }
-            succeeds = self.attend(&take);
+            succeeds = self.attend(rare);
             !succeeds | target.is_some_and(|target| self.completion_index() >= target)
         });
         if succeeds { waited.map_err(Some) } else { Err(None) }
     }
 
-    /// Posts the entry that a [`wait`](Self::wait) for the entries below `position` will need, if that is possible at
-    /// once.
-    #[inline(always)]
-    pub fn prepare(&self, position: u64, dump: impl Fn(u32, Flags)) {
-        self.cover(position, &dump);
-    }
-
-    /// Clears the mark of entries under way if there are none. The mark may also stay: then the next flush checks the
-    /// queue pair and finds nothing to wait for.
+    /// Clears the mark of entries under way if there are none and all reads are in view. The mark may also stay: then
+    /// the next flush checks the queue pair and finds nothing to wait for.
     #[inline(always)]
     pub fn rest(&self) {
         if self.position() != self.completion_index() || !self.begin_taking() {
@@ -762,9 +757,9 @@ impl<M: Memory> QueuePair<M> {
         }
         let fresh = self.marks >> 32 << 32;
         let rest = self.busy.and_relaxed_gpu(!fresh) & !fresh;
-        // Acquires the claims of threads that have marked the queue pair before.
+        // Acquires the claims and reads of threads that have marked the queue pair before.
         M::fence_acquire_gpu();
-        if self.position() == self.completion_index() {
+        if self.position() == self.completion_index() && !self.reads().1 {
             // A flush that finds no mark waits for nothing, and comes after all that these entries did.
             M::fence_release_gpu();
             // The exchange fails if a thread has marked the queue pair since.

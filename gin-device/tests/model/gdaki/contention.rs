@@ -88,7 +88,7 @@ impl World {
             let announced = Doorbell::read(self.pair.doorbell.load_relaxed_sys()).end;
             assert!(u32::from(announced) <= slots.index, "an entry was announced before it was written");
             self.write_entry(slots.index, lane, Flags::NONE);
-            pair.publish(slots, 1, &poster, false);
+            pair.publish(slots, 1, &poster, false, self);
         });
         posted.unwrap();
     }
@@ -113,7 +113,7 @@ impl World {
     /// Attends until this many entries are announced, as a wait for another event does.
     fn attend_until(&self, entries: u16) {
         while Doorbell::read(self.pair.doorbell.load_relaxed_sys()).end < entries {
-            self.pair.attend(|| self.pair.take());
+            self.pair.attend(self);
             Loom::pause(0);
         }
     }
@@ -175,7 +175,7 @@ models! {
             world.post(0);
             let flushes: [_; 3] = std::array::from_fn(|_| {
                 let world = world.clone();
-                thread::spawn(move || world.pair.prepare(1, |index, flags| world.dump(index, flags)))
+                thread::spawn(move || world.cover(1))
             });
             for flush in flushes {
                 flush.join().unwrap();
@@ -237,6 +237,42 @@ models! {
                 reached.mark();
             }
             rester.join().unwrap();
+        });
+        unmarked.check();
+    }
+
+    fn a_flush_that_finds_no_mark_has_the_data_of_its_gets() {
+        let unmarked = Reached::new("no mark");
+        let reached = unmarked.clone();
+        explore(2, move || {
+            let world = World::new(2, 0, 2);
+            world.cells[0].write(100);
+            let read = |index| {
+                world.write_entry(index, 0, Flags::NONE);
+                world.pair.note_read(index);
+            };
+            world.post_filled(GPU, read).unwrap();
+            let other = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    let mut nic = world.nic();
+                    nic.reads = Some(1);
+                    nic.step();
+                    // All entries are complete, but the data is hidden until a DUMP.
+                    world.take();
+                    world.pair.rest();
+                    world.cover(1);
+                    nic.step();
+                    world.take();
+                    world.pair.rest();
+                })
+            };
+            if !world.is_marked() {
+                finish(Ok(()), &world.pair.status, Order::Acquire).unwrap();
+                assert_eq!(world.cells[1].read(), 7, "the data of the get");
+                reached.mark();
+            }
+            other.join().unwrap();
         });
         unmarked.check();
     }
