@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Expert parallelism on virtual GPUs, compared with what NumPy computes."""
 
+import copy
 import gc
 import threading
 import weakref
@@ -61,6 +62,12 @@ class Batch:
         self.ids = random.integers(-1, shape.experts, (count, shape.topk)).astype(np.int32)
         self.weights = random.uniform(0.1, 1, (count, shape.topk)).astype(np.float32)
 
+    def first(self, count):
+        """Returns the first tokens, or all if `count` is None."""
+        part = copy.copy(self)
+        part.rows, part.ids, part.weights = self.rows[:count], self.ids[:count], self.weights[:count]
+        return part
+
 
 def arriving(shape, batches, rank):
     """Returns for each source the tokens that it sends to a rank, and the experts there of their ids."""
@@ -77,13 +84,16 @@ def expert(kind, rows, experts, weights):
     return kind.narrow(kind.widen(rows) * factor)
 
 
-def reduced(shape, kind, batch):
-    """Returns the sums of what the ranks of each token return, in the order in which its ids name them."""
+def reduced(shape, kind, batch, arrives=lambda token, rank: True):
+    """Returns the sums of what the ranks of each token return, in the order in which its ids name them. `arrives` says
+    whether a token's row has a place at a rank."""
     sums = np.zeros((len(batch.ids), shape.hidden), np.float32)
     for token, ids in enumerate(batch.ids):
         if (ids >= shape.experts).any():
             continue
         for rank in dict.fromkeys(int(id) // shape.local for id in ids if id >= 0):
+            if not arrives(token, rank):
+                continue
             experts = np.where((ids >= 0) & (ids // shape.local == rank), ids % shape.local, -1)
             row = expert(kind, batch.rows[token], experts, batch.weights[token])
             sums[token] = sums[token] + kind.widen(row)
@@ -206,7 +216,7 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
                 expected = {firsts[number] + at: place for number, zone in enumerate(zones) for at, place in enumerate(zone)}
             assert {at: places[at] for at in expected} == expected
             if name == "listed":
-                with pytest.raises(gin.StateError, match="a listed layout has no rows"):
+                with pytest.raises(gin.StateError, match="the layout has no rows of its own"):
                     to.rows()
                 received.release()
                 continue
@@ -516,15 +526,163 @@ def test_tensors_are_checked_with_the_dimension_and_the_limit():
     small(body)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("name", KINDS)
+def test_large_batches_agree_with_numpy_and_rows_past_max_rows_are_reported(ranks, name):
+    kind, shape, most = KINDS[name], Shape(ranks, 2 * ranks + 1, 3, 16), 9
+    batches = [[Batch(shape, kind, each, round, most - (each + round) % 3) for each in range(ranks)] for round in range(4)]
+    sent = [[list(arriving(shape, all, rank)) for rank in range(ranks)] for all in batches]
+    received_by = lambda round, rank: sum(len(tokens) for tokens, _ in sent[round][rank])
+    room = max(received_by(round, rank) for round in range(4) for rank in range(ranks))
+    # The tokens of a rank in each round, or all. Few fit into every region.
+    few = [3, None, 3, None]
+
+    def body(rank):
+        stream, me, reports = rank.stream(), rank.rank, 0
+        with rank.communicator() as comm:
+            for max_rows in (room, room - 1, 3 * ranks):
+                config = shape.config(tokens=most, element=kind.element, max_rows=max_rows)
+                with Group(comm, config) as group:
+                    lane = group.lane(0)
+                    plans = [lane.plan(stream, Tokens(mine[me].rows, mine[me].ids)) for mine in batches]
+                    for round in range(4):
+                        cut = [batch.first(few[round]) for batch in batches[round]]
+                        there = [list(arriving(shape, cut, each)) for each in range(ranks)]
+                        firsts = [np.cumsum([0] + [len(tokens) for tokens, _ in each]) for each in there]
+                        mine, plan = cut[me], None if few[round] else plans[round]
+                        tokens = Tokens(mine.rows, mine.ids, weights=mine.weights, planned=plan)
+                        if round < 2:
+                            received = lane.dispatch(stream, tokens).receive(stream)
+                        else:
+                            received = lane.exchange(stream, tokens)
+                        stream.synchronize()
+                        view = lambda what: np.from_dlpack(what)
+                        rows, counts, starts = view(received.rows(kind.dtype)), view(received.counts()), view(received.firsts())
+                        assert rows.shape == (max_rows, shape.hidden) and view(received.tokens()).shape == (max_rows,)
+                        assert view(received.experts()).shape == (max_rows, shape.topk)
+                        region = view(received.region(kind.dtype))
+                        assert region.shape == rows.shape and region.__array_interface__["data"] == rows.__array_interface__["data"]
+                        for source, (which, experts) in enumerate(there[me]):
+                            first = firsts[me][source]
+                            count = max(0, min(len(which), max_rows - first))
+                            assert (starts[source], counts[source]) == (first, count)
+                            here, which, experts = slice(first, first + count), which[:count], experts[:count]
+                            assert same(rows[here], cut[source].rows[which])
+                            assert (view(received.tokens())[here] == which).all()
+                            assert (view(received.experts())[here] == experts).all()
+                            weights = view(received.weights())[here]
+                            assert (weights[experts >= 0] == cut[source].weights[which][experts >= 0]).all()
+                            rows[here] = expert(kind, rows[here], experts, weights)
+                        output = np.full((most, shape.hidden), 7, kind.dtype)
+                        received.combine(stream, Combine.reduced(output))
+                        stream.synchronize()
+
+                        def arrives(token, to):
+                            place = np.flatnonzero(there[to][me][0] == token)[0]
+                            return firsts[to][me] + place < max_rows
+
+                        count = len(mine.rows)
+                        assert same(output[:count], reduced(shape, kind, mine, arrives)), (max_rows, round)
+                        assert (output[count:] == 7).all()
+                        # This rank as a receiver, or a receiver without room for all rows of this rank.
+                        full = {(me, firsts[me][-1])} | {(to, firsts[to][me + 1]) for to in range(ranks) if len(there[to][me][0])}
+                        full = {place for place in full if place[1] > max_rows}
+                        report = group.status()
+                        if not full:
+                            assert report is None
+                            continue
+                        assert report.code == "Full" and report.limit == max_rows and (report.rank, report.seen) in full
+                        assert "configure more by `max_rows`" in str(report)
+                        assert group.status() is None and group.masked(0) == []
+                        reports += 1
+        return reports
+
+    assert sum(virtual(ranks, body)) > 0
+
+
+def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_back():
+    kind, shape, most = KINDS["F32"], Shape(2, 4, 2, 8), 6
+
+    def body(rank):
+        with rank.communicator() as comm:
+            config = shape.config(tokens=most, element=kind.element, max_rows=2 * most)
+            with Group(comm, config) as group:
+                stream, lane, me = rank.stream(), group.lane(0), rank.rank
+                to = Arrangement(group, Layout.FLAT, 2 * most)
+                with pytest.raises(gin.StateError, match="the layout has no rows of its own"):
+                    to.rows()
+                for round in range(3):
+                    batches = [Batch(shape, kind, each, round, most - each) for each in range(2)]
+                    mine = batches[me]
+                    sent = list(arriving(shape, batches, me))
+                    received = lane.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
+                    received.arrange(stream, to)
+                    stream.synchronize()
+                    flat = [(source, row, 0) for source, (tokens, _) in enumerate(sent) for row in range(len(tokens))]
+                    assert to.fetch_counts() == [len(flat)] and origins(to)[: len(flat)] == flat
+                    rows = np.concatenate([batches[s].rows[tokens] for s, (tokens, _) in enumerate(sent)])
+                    results = np.zeros((2 * most, 8), np.float32)
+                    experts = np.concatenate([experts for _, experts in sent])
+                    weights = np.concatenate([batches[s].weights[tokens] for s, (tokens, _) in enumerate(sent)])
+                    results[: len(flat)] = expert(kind, rows, experts, weights)
+                    output = np.zeros_like(mine.rows)
+                    # Into the region, from memory of rows, or from that in the places of the arrangement.
+                    if round == 0:
+                        np.from_dlpack(received.region())[:] = results
+                    received.combine(stream, Combine.reduced(output), [to, results, (to, results)][round])
+                    stream.synchronize()
+                    assert group.status() is None and same(output, reduced(shape, kind, mine))
+                with pytest.raises(ValueError, match="a kernel with dispatch and combine in a group with `max_rows`"):
+                    lane.fuse(stream, Tokens(mine.rows, mine.ids), Combine.reduced(output))
+            with Group(comm, shape.config(tokens=most, element=kind.element)) as group:
+                received = group.lane(0).exchange(stream, Tokens(mine.rows, mine.ids))
+                assert received.region() is None
+                with pytest.raises(ValueError, match="from row 0 on, in a group without `max_rows`"):
+                    received.firsts()
+                stream.synchronize()
+
+    virtual(2, body)
+
+
+def test_rows_that_are_longer_on_their_way_back_have_room_in_a_shared_region():
+    shape = Shape(2, 2, 1, 128)
+
+    def body(rank):
+        config = shape.config(tokens=4, element=Element.E4M3_F32, max_rows=4)
+        with rank.communicator() as comm, Group(comm, config) as group:
+            stream, lane, other = rank.stream(), group.lane(0), 1 - rank.rank
+            # The greatest magnitude is 448, so scales are 1 and FP8 has the values.
+            values = np.tile(np.array([448, 1, -2, 0.5], np.float32), (3, 32)) * (1 - 2 * rank.rank)
+            output, ids = np.zeros((3, 128), np.uint16), np.full((3, 1), other, np.int32)
+            received = lane.exchange(stream, Tokens(narrow(values), ids))
+            stream.synchronize()
+            rows, scales = np.from_dlpack(received.rows("uint8")), np.from_dlpack(received.scales())
+            assert rows.shape == (4, 128) and rows.strides == (256, 1) and (scales[:3] == 1).all()
+            back = np.from_dlpack(received.region("uint16"))
+            assert received.region().dtype == "bfloat16" and back.shape == (4, 128)
+            codes = {0x7E: 448, 0x38: 1, 0x40: 2, 0x30: 0.5}
+            found = np.array([[codes[code & 0x7F] * (-1 if code >> 7 else 1) for code in row] for row in rows[:3].tolist()])
+            back[:3] = narrow(found * np.float32(2))
+            received.combine(stream, Combine.reduced(output))
+            stream.synchronize()
+            assert group.status() is None and (widen(output) == 2 * values).all()
+
+    virtual(2, body)
+
+
 def test_configurations_are_checked_and_have_a_footprint():
     config = GroupConfig(256, 7168, 8, tokens=128)
     assert config.footprint(2) == 14_725_376 and config == GroupConfig(256, 7168, 8)
+    assert GroupConfig(256, 7168, 8, tokens=4096, max_rows=4096).footprint(8) == 59_183_888
     for wrong, text in [
         (GroupConfig(0, 8, 1), "the number of experts is 0; the limit is at least 1"),
         (GroupConfig(2, 8, 33), "the number of experts of a token is 33; the limit is at most 32"),
         (GroupConfig(2, 8, 1, tokens=70_000), "the number of tokens is 70000; the limit is at most 65536"),
         (GroupConfig(2, 7, 1), "the number of bytes of a row is 14; the limit is at least 16"),
         (GroupConfig(2, 64, 1, element=Element.E4M3_F32), "a multiple of 128"),
+        (GroupConfig(2, 8, 1, tokens=4, max_rows=0), "the number of received rows is 0; the limit is at least 1"),
+        (GroupConfig(2, 8, 1, tokens=4, max_rows=9), "the number of received rows is 9; the limit is at most 8"),
+        (GroupConfig(2, 8, 1, tokens=4, max_rows=8, at_source=True), "leave out `at_source`, or `max_rows`"),
     ]:
         with pytest.raises(ValueError, match=text):
             wrong.footprint(2)

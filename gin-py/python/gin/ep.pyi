@@ -48,12 +48,14 @@ class GroupConfig:
         lanes: int | None = None,
         element: Element = ...,
         at_source: bool = False,
+        max_rows: int | None = None,
         sms: int | None = None,
         grid: int | None = None,
         threads: int | None = None,
         deadline: Deadline | None = None,
     ) -> GroupConfig:
-        """By default BF16, room for 128 tokens, one lane, all SMs, 512 threads in a block, and a deadline of 1 s."""
+        """By default BF16, room for 128 tokens, one lane, all SMs, 512 threads in a block, and a deadline of 1 s. With
+        `max_rows` all sources share a region of a receiver, which has room for so many rows."""
     def footprint(self, ranks: int) -> int:
         """Returns the bytes that a group takes on each of `ranks` ranks. Allocates nothing."""
 
@@ -65,10 +67,10 @@ class Report:
     def lane(self) -> int: ...
     @property
     def code(self) -> str:
-        """Silent, Unsent, UnknownExpert, TooManyTokens, TooManyRows or Stopped."""
+        """Silent, Unsent, UnknownExpert, TooManyTokens, TooManyRows, Full or Stopped."""
     @property
     def rank(self) -> int | None:
-        """The rank, if the code is Silent or Unsent."""
+        """The rank, if the code is Silent, Unsent or Full."""
     @property
     def expert(self) -> int | None:
         """The id of an expert that does not exist."""
@@ -169,7 +171,14 @@ class Received:
     `gin_ep_kernels::Received` in the kernel."""
 
     def rows(self, dtype: Any = None) -> View:
-        """Returns the rows: `[source][row][element]`. Those below `counts` were received."""
+        """Returns the rows: `[source][row][element]`. Those below `counts` were received. With `max_rows` all sources
+        share `[row][element]`, where the rows of a source begin at its number of `firsts`. The same holds for `tokens`,
+        `experts`, `weights` and `scales`."""
+    def region(self, dtype: Any = None) -> View | None:
+        """Returns the memory of the rows, if all sources share it: `[row][element]`, for each row the longer one of a
+        row there and a row back. Experts replace the rows there. None without `max_rows`."""
+    def firsts(self) -> View:
+        """Returns the number of the first row of each source, as int32, in a group with `max_rows`."""
     def counts(self) -> View:
         """Returns the number of rows from each source, as int64."""
     def tokens(self) -> View:

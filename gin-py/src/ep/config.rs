@@ -135,8 +135,8 @@ pub(crate) struct GroupConfig {
 impl GroupConfig {
     #[new]
     #[pyo3(signature = (
-        experts, hidden, topk, *, tokens=None, lanes=None, element=Element::BF16, at_source=false, sms=None, grid=None,
-        threads=None, deadline=None
+        experts, hidden, topk, *, tokens=None, lanes=None, element=Element::BF16, at_source=false, max_rows=None, sms=None,
+        grid=None, threads=None, deadline=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn new(
@@ -147,6 +147,7 @@ impl GroupConfig {
         lanes: Option<u32>,
         element: Element,
         at_source: bool,
+        max_rows: Option<u32>,
         sms: Option<u32>,
         grid: Option<u32>,
         threads: Option<u32>,
@@ -157,7 +158,7 @@ impl GroupConfig {
             ($($name:ident),*) => { $( if let Some(value) = $name { inner = inner.$name(value); } )* };
         }
         let deadline = deadline.map(|deadline| deadline.0);
-        set!(tokens, lanes, sms, grid, threads, deadline);
+        set!(tokens, lanes, max_rows, sms, grid, threads, deadline);
         if at_source {
             inner = inner.at_source();
         }

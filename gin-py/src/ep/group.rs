@@ -183,7 +183,7 @@ impl Group {
         Ok(report.map(|report| Report {
             lane: report.lane,
             code: format!("{:?}", report.code),
-            rank: matches!(report.code, Code::Silent | Code::Unsent).then_some(report.rank),
+            rank: matches!(report.code, Code::Silent | Code::Unsent | Code::Full).then_some(report.rank),
             expert: (report.code == Code::UnknownExpert).then_some(report.expert),
             seen: report.seen,
             limit: report.limit,

@@ -385,6 +385,16 @@ impl Drop for Received {
     }
 }
 
+/// Returns the shape of all places of received rows, and the numbers of elements between neighbours, if a row begins
+/// `bytes` bytes after the one before: `[source][row]`, or `[row]` if all sources share a region.
+fn by_row(sizes: &Sizes, bytes: u32, dtype: DType) -> (Vec<i64>, Vec<i64>) {
+    let each = i64::from(bytes) / dtype.bytes() as i64;
+    if sizes.is_shared() {
+        return (vec![sizes.max_rows.into()], vec![each]);
+    }
+    (vec![sizes.ranks.into(), sizes.tokens.into()], vec![each * i64::from(sizes.tokens), each])
+}
+
 impl Received {
     /// Makes a tensor of received rows or their descriptions.
     fn view(&self, make: impl FnOnce(&GroupCore, &MemorySlice, &Places) -> PyResult<Region>) -> PyResult<View> {
@@ -394,8 +404,8 @@ impl Received {
         let (core, cell) = inner.flight(self.turn, "viewed")?;
         let Some(epoch) = epoch else {
             return Err(StateError::new_err(format!(
-                "lane {} was captured in a graph or fused, and the runs of such kernels put rows into two places in \
-                 turn: call `arrange`, whose memory stays, or use another lane",
+                "lane {} was captured in a graph or fused, and the runs of such kernels use two places in turn: \
+                 call `arrange`, whose memory stays, or use another lane",
                 lane.number
             )));
         };
@@ -408,13 +418,10 @@ impl Received {
         })
     }
 
-    /// Makes a tensor of the descriptions: `[source][row]` and `inner` elements each, from a byte on.
+    /// Makes a tensor of the descriptions: those of [`by_row`] and `inner` elements each, from a byte on.
     fn described(&self, first: u32, dtype: DType, inner: Option<u32>) -> PyResult<View> {
         self.view(|core, arena, places| {
-            let sizes = &core.sizes;
-            let each = i64::from(sizes.meta_bytes) / dtype.bytes() as i64;
-            let (mut shape, mut strides) =
-                (vec![sizes.ranks.into(), sizes.tokens.into()], vec![each * i64::from(sizes.tokens), each]);
+            let (mut shape, mut strides) = by_row(&core.sizes, core.sizes.meta_bytes, dtype);
             if let Some(inner) = inner {
                 shape.push(inner.into());
                 strides.push(1);
@@ -433,16 +440,47 @@ impl Received {
 
 #[pymethods]
 impl Received {
-    /// Returns the rows: `[source][row][element]`. Those below `counts` were received.
+    /// Returns the rows: `[source][row][element]`. Those below `counts` were received. With `max_rows` all sources
+    /// share `[row][element]`, where the rows of a source begin at its number of `firsts`.
     #[pyo3(signature = (dtype=None))]
     fn rows(&self, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<View> {
         let named = dtype.map(DType::named).transpose()?;
         self.view(|core, arena, places| {
             let (dtype, sizes) = (named.unwrap_or(core.element.received()), &core.sizes);
             let elements = words("a row", sizes.row_bytes, dtype)?;
-            let shape = vec![sizes.ranks.into(), sizes.tokens.into(), elements];
-            let strides = vec![i64::from(sizes.tokens) * elements, elements, 1];
+            let (mut shape, mut strides) = by_row(sizes, sizes.pitch, dtype);
+            shape.push(elements);
+            strides.push(1);
             Ok(Region::new(arena.memory().clone(), arena, dtype, shape).at(places.rows(0), strides))
+        })
+    }
+
+    /// Returns the memory of the rows, if all sources share it: `[row][element]`, for each row the longer one of a row
+    /// there and a row back; `None` otherwise.
+    #[pyo3(signature = (dtype=None))]
+    fn region(&self, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<Option<View>> {
+        let (sizes, element) = self.sizes()?;
+        if !sizes.is_shared() {
+            return Ok(None);
+        }
+        let dtype = dtype.map(DType::named).transpose()?.unwrap_or(element.back()[0]);
+        self.view(|_, arena, places| {
+            let shape = vec![sizes.max_rows.into(), words("a row", sizes.pitch, dtype)?];
+            let strides = vec![shape[1], 1];
+            Ok(Region::new(arena.memory().clone(), arena, dtype, shape).at(places.rows(0), strides))
+        })
+        .map(Some)
+    }
+
+    /// Returns the number of the first row of each source, if all sources share a region.
+    fn firsts(&self) -> PyResult<View> {
+        self.view(|core, arena, places| {
+            let words = places.first(0).ok_or_else(|| {
+                PyValueError::new_err("each source has rows of its own, from row 0 on, in a group without `max_rows`")
+            })?;
+            let region = Region::new(arena.memory().clone(), arena, DType::Int32, vec![core.sizes.ranks.into()]);
+            // The upper halves of the words have the number of the dispatch.
+            Ok(region.at(words, vec![2]))
         })
     }
 

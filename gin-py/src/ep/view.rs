@@ -124,7 +124,9 @@ impl Arrangement {
         let dtype = dtype.map(DType::named).transpose()?.unwrap_or(self.element.received());
         let elements = words("a row", self.row_bytes, dtype)?;
         let rows = arrangement.rows();
-        let rows = rows.ok_or_else(|| StateError::new_err("a listed layout has no rows of its own"))?;
+        let rows = rows.ok_or_else(|| {
+            StateError::new_err("the layout has no rows of its own: they stay where they were received")
+        })?;
         Ok(Self::view(rows, dtype, vec![arrangement.capacity().into(), elements]))
     }
 
