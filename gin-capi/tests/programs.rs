@@ -98,11 +98,20 @@ fn processes(program: &Path, arguments: &[&str], ranks: u32) -> Vec<(ExitStatus,
 #[test]
 fn ranks_learn_of_a_killed_process_and_go_on_without_it() {
     let folder = tempfile::tempdir().expect("make a folder");
-    let ranks = processes(&program("tests/c/loss.cpp", folder.path()), &[], 3);
-    assert_eq!(ranks[1].0.signal(), Some(9), "{ranks:?}");
-    for (status, said) in [&ranks[0], &ranks[2]] {
-        assert!(status.success() && said.contains("passed: 2 ranks remain"), "{said}");
+    let program = program("tests/c/loss.cpp", folder.path());
+    // The job of a launcher, and one over an all-gather of the program's own, which hands out files.
+    for arguments in [vec![], vec![folder.path().to_str().expect("the path is UTF-8")]] {
+        let ranks = processes(&program, &arguments, 3);
+        assert_eq!(ranks[1].0.signal(), Some(9), "{ranks:?}");
+        for (status, said) in [&ranks[0], &ranks[2]] {
+            assert!(status.success() && said.contains("passed: 2 ranks remain"), "{said}");
+        }
     }
+}
+
+#[test]
+fn a_kernel_that_throws_ends_with_the_text_of_its_exception() {
+    passes("tests/c/throws.cpp");
 }
 
 #[test]
