@@ -86,5 +86,5 @@ clean: ## Removes build results, but not the CUDA tools
 	$(CARGO) clean --doc
 	rm -rf "$${CARGO_TARGET_DIR:-target}/gin-build" "$${CARGO_TARGET_DIR:-target}/tmp"
 
-clean-tools: ## Removes the CUDA tools as well
-	rm -rf target/cuda-tools
+clean-tools: ## Removes the CUDA tools and CMake as well
+	rm -rf target/cuda-tools target/build-tools
