@@ -132,8 +132,10 @@ fn mpi() -> Completion {
     Completion::Completed
 }
 
+type Check = fn() -> Completion;
+
 fn main() -> ExitCode {
-    let trials: [(&str, fn() -> Completion); 5] = [
+    let trials: [(&str, Check); 5] = [
         ("programs_compile_against_the_installed_libraries", programs),
         ("programs_ask_for_the_soname_of_the_installed_library", soname),
         ("pkg_config_knows_the_installed_library", pkg_config),
