@@ -54,6 +54,7 @@ gpu-bundle: setup ## Builds the tests and the command into one folder for a GPU 
 	@scripts/gpu-bundle.sh
 
 device-lib: setup ## Makes the device functions for CUDA C++ in target/device-lib, for ARCHS (sm_80 sm_90 sm_100)
+	@rm -rf "$${CARGO_TARGET_DIR:-target}/device-lib"
 	@$(CARGO) run --quiet -p gin-build --example device_lib -- gin-capi/device gin_device \
 		"$${CARGO_TARGET_DIR:-target}/device-lib" $(ARCHS)
 
@@ -85,5 +86,5 @@ clean: ## Removes build results, but not the CUDA tools
 	$(CARGO) clean --doc
 	rm -rf "$${CARGO_TARGET_DIR:-target}/gin-build" "$${CARGO_TARGET_DIR:-target}/tmp"
 
-clean-tools: ## Removes the CUDA tools as well
-	rm -rf target/cuda-tools
+clean-tools: ## Removes the CUDA tools and CMake as well
+	rm -rf target/cuda-tools target/build-tools

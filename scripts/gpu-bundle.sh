@@ -74,17 +74,19 @@ cp "$(ptx gpu-tests hardware)" "$bundle/python/ptx/other.ptx"
 
 # Programs in C and CUDA C++, with the host library and the device functions.
 capi() {
-    local tools="$PWD/target/cuda-tools/nvidia/cu13" to="$bundle/capi" ring
+    local tools="$PWD/target/cuda-tools/nvidia/cu13" to="$bundle/capi" ring soname
+    # As scripts/install.sh names it.
+    soname=libgin.so.$(sed -n 's/^version = "\([0-9]*\.[0-9]*\)\..*/\1/p' Cargo.toml | head -1)
     mkdir -p "$to/include" "$to/source"
-    "${CARGO:-cargo}" rustc --release -p gin-capi --lib --crate-type cdylib -- -Clink-arg=-Wl,-soname,libgin.so.0
+    "${CARGO:-cargo}" rustc --release -p gin-capi --lib --crate-type cdylib -- -Clink-arg=-Wl,-soname,"$soname"
     "${CARGO:-cargo}" run --release -p gin-build --example device_lib -- gin-capi/device gin_device "$to" sm_90
     "${CARGO:-cargo}" run --release -p gin-build --example ptx -- examples/kernels sm_90 >"$to/ptx.log"
     ring=$(sed -n 's/^sm_90 \(.*\) ([0-9]* bytes)$/\1/p' "$to/ptx.log")
     cp "$ring" "$to/ring.ptx"
-    strip -o "$to/libgin.so.0" "$target/release/libgin_capi.so"
+    strip -o "$to/$soname" "$target/release/libgin_capi.so"
     cp gin-capi/include/* "$to/include"
     cp examples/cuda-cpp/*.cu examples/cuda-cpp/*.cuh examples/cuda-cpp/*.hpp "$to/source"
-    local host=(-Igin-capi/include "$to/libgin.so.0") nvcc=("$tools/bin/nvcc" -std=c++17 -arch=sm_90 -rdc=true)
+    local host=(-Igin-capi/include "$to/$soname") nvcc=("$tools/bin/nvcc" -std=c++17 -arch=sm_90 -rdc=true)
     cc -std=c11 -O2 examples/c/main.c -o "$to/ring" "${host[@]}"
     c++ -std=c++17 -O2 examples/cuda-cpp/virtual.cpp -o "$to/virtual" "${host[@]}" -pthread
     c++ -std=c++17 -O2 examples/cuda-cpp/jit.cpp -o "$to/jit" "${host[@]}" -I"$tools/include" -pthread \
@@ -92,7 +94,7 @@ capi() {
     "${nvcc[@]}" -cubin examples/cuda-cpp/kernels.cu -Igin-capi/include -o "$to/kernels.cubin"
     # nvcc knows libraries by their names alone.
     "${nvcc[@]}" examples/cuda-cpp/main.cu -o "$to/main" -Igin-capi/include -L"$to" -lgin_device \
-        -Xlinker "$to/libgin.so.0" -L"$tools/lib"
+        -Xlinker "$to/$soname" -L"$tools/lib"
     # Every operation, and the kernels of gin bench capi.
     c++ -std=c++17 -O2 gin-capi/tests/c/operations.cpp -o "$to/operations" "${host[@]}" -pthread
     "${nvcc[@]}" -x cu gin-capi/tests/c/operations.cpp -dc -Igin-capi/include -o "$to/operations.o"

@@ -54,7 +54,7 @@ step bench ./gin bench capi --device cuda --module capi/bench.cubin --all
 nvcc=$(command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -1)
 if [ -n "$nvcc" ]; then
     if step compile "$nvcc" -std=c++17 -arch=sm_90 -rdc=true -Icapi/include capi/source/main.cu -o "$out/main" \
-        -Lcapi -lgin_device -Xlinker capi/libgin.so.0; then
+        -Lcapi -lgin_device -Xlinker capi/libgin.so.*; then
         step compiled-here "$out/main" 1
     fi
 else

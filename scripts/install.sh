@@ -48,6 +48,8 @@ fill gin.pc.in "$root/lib/pkgconfig/gin.pc"
 fill ginConfig.cmake.in "$root/lib/cmake/gin/ginConfig.cmake"
 fill ginConfigVersion.cmake.in "$root/lib/cmake/gin/ginConfigVersion.cmake"
 if [ -e "$target/device-lib/libgin_device.a" ]; then
+    # Those of an earlier installation may be of other architectures.
+    rm -f "$root/share/gin"/gin_device.*
     install -m 644 "$target/device-lib/libgin_device.a" "$root/lib"
     install -m 644 "$target"/device-lib/gin_device.*.ptx "$target"/device-lib/gin_device.*.cubin \
         "$target"/device-lib/gin_device.*.bc \

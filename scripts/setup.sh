@@ -7,6 +7,7 @@
 #   kernel compiler a rustc that can build `core` for nvptx64-nvidia-cuda (not with FEATURES=--no-default-features)
 #   CUDA tools      ptxas, nvcc, nvdisasm, cuobjdump as Python wheels in target/cuda-tools; without them the tests that
 #                   need them are reported as ignored
+#   CMake           as a Python wheel in target/build-tools, if the machine has none
 #   headers         rdma-core's and the kernel's for mlx5, with which the tests compare gin's formats; without them
 #                   those tests are reported as ignored
 #
@@ -27,6 +28,7 @@ WHEELS=(
     nvidia-cuda-cuobjdump==13.5.37
     nvidia-cuda-nvdisasm==13.5.37
 )
+CMAKE=cmake==3.31.10
 # Not below CARGO_TARGET_DIR, because the tools belong to the checkout, wherever its builds are stored.
 TOOLS=target/cuda-tools
 # The first version that marks GPU functions convergent.
@@ -110,39 +112,48 @@ or leave the kernels for real GPUs out:
     make run FEATURES=--no-default-features"
 }
 
-cuda_tools() {
-    local wanted="${WHEELS[*]}"
-    [ "$(cat "$TOOLS/.wheels" 2>/dev/null)" != "$wanted" ] || return 0
-    if [ "$(uname -sm)" != "Linux x86_64" ]; then
-        say "no CUDA tools for $(uname -sm); the tests that need them will be ignored"
-        return 0
-    fi
+# fetch FOLDER WHAT WHEEL...: installs Python wheels in a folder, unless it has them
+fetch() {
+    local folder=$1 what=$2 unfinished="$1.$$"
+    shift 2
+    [ "$(cat "$folder/.wheels" 2>/dev/null)" != "$*" ] || return 0
     if ! python3 -m pip --version >/dev/null 2>&1; then
         if can_apt; then
             apt_install python3 python3-pip || true
         fi
         if ! python3 -m pip --version >/dev/null 2>&1; then
-            say "python3 with pip is missing (on Debian: apt-get install python3-pip), so there is no ptxas;" \
+            say "python3 with pip is missing (on Debian: apt-get install python3-pip), so there is no $what;" \
                 "the tests that need it will be ignored"
             return 0
         fi
     fi
-    say "fetching CUDA tools (ptxas, nvcc, nvdisasm; about 370 MB) into $TOOLS"
-    local unfinished="$TOOLS.$$"
+    say "fetching $what into $folder"
     rm -rf "$unfinished"
     mkdir -p "$unfinished"
     if ! python3 -m pip install --quiet --disable-pip-version-check --no-input --root-user-action=ignore \
-        --no-deps --target "$unfinished" "${WHEELS[@]}" </dev/null >&2; then
+        --no-deps --target "$unfinished" "$@" </dev/null >&2; then
         rm -rf "$unfinished"
-        say "pip could not fetch the CUDA tools; the tests that need them will be ignored"
+        say "pip could not fetch $what; the tests that need it will be ignored"
         return 0
     fi
     chmod -R u+rwX "$unfinished"
     chmod +x "$unfinished"/nvidia/cu13/bin/* 2>/dev/null || true
-    printf '%s\n' "$wanted" >"$unfinished/.wheels"
-    rm -rf "$TOOLS"
-    mv "$unfinished" "$TOOLS"
-    say "CUDA tools are ready"
+    printf '%s\n' "$*" >"$unfinished/.wheels"
+    rm -rf "$folder"
+    mv "$unfinished" "$folder"
+}
+
+cuda_tools() {
+    if [ "$(uname -sm)" = "Linux x86_64" ]; then
+        fetch "$TOOLS" "CUDA tools (ptxas, nvcc, nvdisasm; about 370 MB)" "${WHEELS[@]}"
+    else
+        say "no CUDA tools for $(uname -sm); the tests that need them will be ignored"
+    fi
+}
+
+# A CMake for the test of the CMake package, where the machine has none.
+cmake_tool() {
+    command -v cmake >/dev/null || fetch target/build-tools "CMake" "$CMAKE"
 }
 
 # Installs the headers with which tests compare the NIC's formats: /usr/include/infiniband, and the kernel's below
@@ -193,4 +204,5 @@ fi
 host_tools
 kernel_compiler
 cuda_tools
+cmake_tool
 oracle_headers

@@ -2,15 +2,18 @@
 //
 // The host library of gin; docs/c.md is the page for users. cbindgen made this file from gin-capi/src: do not edit it.
 //
-// Every function returns a gin_status_t. After an error gin_last_error() returns the text, for the calling thread. An
-// output is written only on success. Each handle is checked: a null, closed or foreign one is GIN_ERROR_HANDLE. A pointer
-// is checked for null and alignment, and for nothing more; it must stay valid during the call.
+// Every function returns a gin_status_t, except gin_last_error, gin_status_name, gin_version and gin_abi. After an error
+// gin_last_error() returns the text, for the calling thread. An output is written only on success. Each handle is
+// checked: a null, closed or foreign one is GIN_ERROR_HANDLE. A pointer is checked for null and alignment, and for nothing
+// more; it must stay valid during the call.
 //
 // Any thread may call any function. While a call on a communicator waits for other ranks, other calls on it return
 // GIN_ERROR_BUSY, except abort, check, fault and progress. A collective call is one that all ranks make together.
 //
-// No panic and no exception leaves the library; it installs no signal handler. In the child of a fork every call returns
-// GIN_ERROR_FORK.
+// No panic and no exception leaves the library. It installs no signal handler, except for virtual GPUs: that of SIGSEGV
+// explains an overflow of a kernel's stack, and passes other faults on to the handler of the program; that of SIGQUIT
+// prints what waits, and is not installed if the program handles or ignores the signal. In the child of a fork every call
+// returns GIN_ERROR_FORK.
 
 #pragma once
 
@@ -644,7 +647,7 @@ gin_status_t gin_window_alloc(struct gin_comm_t comm,
 // The memory stays the caller's. On a GPU it is device memory of the rank's GPU, from any allocator of the driver, or
 // pinned host memory; on a virtual GPU it is any memory of the process. The caller owns the handle, and closes it with
 // `gin_window_close`. The memory stays valid until the window is closed on all ranks and no kernel uses it;
-//   meanwhile the program accesses it only as it may access memory of a window.
+// meanwhile the program accesses it only as it may access memory of a window.
 gin_status_t gin_window_register(struct gin_comm_t comm,
                                  void *memory,
                                  uint64_t bytes,
@@ -739,8 +742,7 @@ gin_status_t gin_device_window_check(const struct gin_device_window_t *device);
 // windows among those of a Rust kernel, and the limits of kernel and device.
 //
 // The caller ensures: each argument is a value of its parameter's type. The kernel's own conditions hold until
-//   it
-//   has ended, and communicators and windows among the arguments live until then.
+// it has ended, and communicators and windows among the arguments live until then.
 gin_status_t gin_launch(struct gin_stream_t stream,
                         struct gin_kernel_t kernel,
                         const struct gin_shape_t *shape,

@@ -20,6 +20,9 @@
 #include <utility>
 #include <vector>
 
+/// Ends the calling kernel on a virtual GPU with an error that has this text.
+extern "C" [[noreturn]] void gin_virtual_fail(const char* text);
+
 namespace gin {
 
 /// The error of a call.
@@ -258,7 +261,8 @@ class Kernel : public Handle<gin_kernel_t, gin_kernel_close> {
 public:
     using Handle::Handle;
 
-    /// Makes a kernel of a function in C++, `void function(A...)`, for the virtual GPU.
+    /// Makes a kernel of a function in C++, `void function(A...)`, for the virtual GPU. If it throws a
+    /// `std::exception`, the launch ends with an error that has its text.
     template <auto Function>
     static Kernel of(const char* name) {
         return Adapter<Function>::make(name);
@@ -274,7 +278,14 @@ private:
         static void spread(const void* const* params, std::index_sequence<I...>) {
             Function(*static_cast<const A*>(params[I])...);
         }
-        static void call(const void* const* params) { spread(params, std::index_sequence_for<A...>{}); }
+        // An exception of another kind ends the process: Rust cannot catch it.
+        static void call(const void* const* params) {
+            try {
+                spread(params, std::index_sequence_for<A...>{});
+            } catch (const std::exception& error) {
+                gin_virtual_fail(error.what());
+            }
+        }
         static Kernel make(const char* name) {
             const std::size_t sizes[] = {sizeof(A)..., 0};
             gin_kernel_t raw;

@@ -289,8 +289,7 @@ fn bytes_of<T: Copy>(value: &T) -> &[u8] {
 ///
 /// # Safety
 /// - As the crate's docs say; each argument is a value of its parameter's type. The kernel's own conditions hold until
-///   it
-///   has ended, and communicators and windows among the arguments live until then.
+///   it has ended, and communicators and windows among the arguments live until then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gin_launch(
     stream: gin_stream_t,

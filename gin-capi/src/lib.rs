@@ -15,14 +15,16 @@
 //! | `table` | private: the objects behind handles |
 //!
 //! # Rules of every function
-//! - It returns a [`gin_status_t`](types::gin_status_t). After an error `gin_last_error` returns the text, for the
-//!   calling thread. An output is written only on success.
+//! - It returns a [`gin_status_t`](types::gin_status_t), except `gin_last_error`, `gin_status_name`, `gin_version` and
+//!   `gin_abi`. After an error `gin_last_error` returns the text, for the calling thread. An output is written only on
+//!   success.
 //! - It checks each handle: a null, closed or foreign handle is `GIN_ERROR_HANDLE`. A pointer that must not be null is
 //!   checked for null and alignment, and for nothing more.
 //! - Any thread may call it, also several at a time. Exceptions are calls on one communicator: while one waits for
-//!   other
-//!   ranks, another returns `GIN_ERROR_BUSY`; only abort, check and fault are always possible.
-//! - No panic and no exception leaves it. gin neither installs a signal handler nor changes one.
+//!   other ranks, another returns `GIN_ERROR_BUSY`; only abort, check, fault and progress are always possible.
+//! - No panic and no exception leaves it. It installs no signal handler, except for virtual GPUs: that of SIGSEGV
+//!   explains an overflow of a kernel's stack, and passes other faults on; that of SIGQUIT prints what waits, and is
+//!   not installed if the program handles or ignores the signal.
 //! - In the child of a fork it returns `GIN_ERROR_FORK`.
 //!
 //! # Safety

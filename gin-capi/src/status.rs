@@ -277,3 +277,24 @@ pub(crate) fn check_abi(abi: u32) -> Result<(), Failure> {
     );
     Err(Failure::new(GIN_ERROR_ABI, text))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{call, gin_last_error};
+    use crate::types::gin_status_t::GIN_ERROR_INTERNAL;
+    use std::ffi::CStr;
+
+    #[test]
+    fn a_panic_becomes_a_status_with_its_text() {
+        let number = 7;
+        let text = |status| {
+            assert_eq!(status, GIN_ERROR_INTERNAL);
+            // Safety: the text lives until this thread's next error.
+            unsafe { CStr::from_ptr(gin_last_error()) }.to_str().expect("it is UTF-8").to_owned()
+        };
+        assert!(text(call("gin_one", || panic!("on purpose"))).starts_with("gin_one: panic: on purpose; "));
+        assert!(text(call("gin_two", || panic!("number {number}"))).starts_with("gin_two: panic: number 7; "));
+        let other = text(call("gin_three", || std::panic::panic_any(number)));
+        assert!(other.starts_with("gin_three: panic: ; "), "{other}");
+    }
+}

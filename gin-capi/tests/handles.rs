@@ -42,6 +42,60 @@ impl Handles {
     }
 }
 
+/// Returns a configuration, of which one member may be wrong.
+fn config(number: u64) -> gin_config_t {
+    // A job of one rank waits for nobody.
+    let good = gin_config_t { joining_ms: 100, address: c"127.0.0.1".as_ptr(), ..CONFIG };
+    let some = (number >> 32) as u32;
+    match number % 12 {
+        0 => gin_config_t { size: some, ..good },
+        1 => gin_config_t { abi: some, ..good },
+        2 => gin_config_t { device: 3 + some % 9, ..good },
+        3 => gin_config_t { gpu: -2 - (some % 9) as i32, ..good },
+        4 => gin_config_t { network: 2 + some % 9, ..good },
+        5 => gin_config_t { address: c"nowhere".as_ptr(), ..good },
+        6 => gin_config_t { progress_threads: 257 + some % 9, ..good },
+        _ => good,
+    }
+}
+
+/// Gives a single rank its own part. Fails for numbers that `user` points to, except 0.
+unsafe extern "C" fn gathers(user: *mut c_void, own: *const c_void, bytes: usize, all: *mut c_void) -> i32 {
+    // Safety: gin's promise, and that of the call.
+    unsafe {
+        all.cast::<u8>().copy_from_nonoverlapping(own.cast(), bytes);
+        *user.cast()
+    }
+}
+
+/// Joins a job of one process by an id that was made for it, or by another one.
+///
+/// # Safety
+/// - As that of `gin_job_join`.
+unsafe fn join(choice: u64, number: u64, made: *mut gin_job_t) -> gin_status_t {
+    let (config, mut id) = (config(number), gin_unique_id_t { text: [choice as _; GIN_UNIQUE_ID_BYTES] });
+    // Safety: the caller's promise.
+    unsafe {
+        match choice % 4 {
+            0 => {
+                for (to, byte) in id.text.iter_mut().zip(b"gin1:127.0.0.1:1:\0") {
+                    *to = *byte as _;
+                }
+            }
+            1 => {
+                let status = gin_unique_id_create(&config, if number & 16 == 0 { null_mut() } else { &mut id });
+                if status != GIN_OK {
+                    return status;
+                }
+            }
+            _ => id.text[choice as usize % GIN_UNIQUE_ID_BYTES] = 0,
+        }
+        let (rank, ranks) =
+            if choice % 4 == 1 { (0, 1) } else { ((number >> 8) as u32 % 3, (number >> 16) as u32 % 3) };
+        gin_job_join(&config, &id, rank, ranks, made)
+    }
+}
+
 /// Makes one call. Returns its status.
 fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_status_t {
     let id = handles.choose(choice);
@@ -133,6 +187,24 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
             36 => gin_kernel_of_function(None, null(), null(), 0, (&raw mut made).cast()),
             37 => gin_window_release(window),
             38 => gin_comm_progress(comm, null_mut()),
+            39 => join(choice, number, (&raw mut made).cast()),
+            40 => gin_job_from_env(&config(number), (&raw mut made).cast()),
+            41 => {
+                let mut code = ((number >> 20) as i32 & 1) * number as i32;
+                // Rank 0 of two ranks would wait for the other.
+                let (rank, ranks) = [(0, 1), (1, 2), (1, 1), (number as u32 | 2, 2), (0, 0)][choice as usize % 5];
+                let gather = (choice & 64 == 0).then_some(gathers as unsafe extern "C" fn(_, _, _, _) -> _);
+                gin_job_over(&config(number), rank, ranks, gather, (&raw mut code).cast(), (&raw mut made).cast())
+            }
+            42 => {
+                let mut kind = 0u32;
+                gin_job_device(job, if number & 1 == 0 { &mut kind } else { null_mut() })
+            }
+            43 => gin_check_abi(number as u32 % (2 * GIN_ABI_VERSION)),
+            44 => {
+                assert!(!CStr::from_ptr(gin_status_name(number as u32 % 20)).is_empty());
+                GIN_OK
+            }
             _ => gin_window_register(comm, null_mut(), number, 0, (&raw mut made).cast()),
         }
     };
@@ -152,7 +224,7 @@ proptest! {
 
     #[test]
     fn no_sequence_of_calls_crashes_and_each_error_has_a_text(
-        calls in proptest::collection::vec((0u8..40, any::<u64>(), any::<u64>()), 1..60),
+        calls in proptest::collection::vec((0u8..46, any::<u64>(), any::<u64>()), 1..60),
     ) {
         let mut handles = Handles::default();
         // A job, a communicator with one context, a window, a stream, a module: later calls close them in any order.
@@ -188,6 +260,21 @@ proptest! {
         let _ = (gin_job_barrier(gin_job_t { id }), gin_comm_abort(gin_comm_t { id }));
         prop_assert_eq!(gin_stream_close(gin_stream_t { id }), gin_status_t::GIN_ERROR_HANDLE);
     }
+}
+
+/// The random sequences reach the calls that make jobs of processes.
+#[test]
+fn jobs_of_one_process_are_made_over_an_id_and_an_all_gather() {
+    let mut handles = Handles::default();
+    for (which, choice, number) in [(39, 1, 19), (41, 0, 7)] {
+        assert_eq!(call(&mut handles, which, choice, number), GIN_OK);
+    }
+    for (id, number) in handles.0.iter().zip(0..) {
+        let mut one = Handles(vec![*id]);
+        assert_eq!(call(&mut one, 42, 3, number * 2), GIN_OK);
+        assert_eq!(call(&mut one, 23, 3, 0), GIN_OK);
+    }
+    assert_eq!(handles.0.len(), 2);
 }
 
 /// Programs with a thread for each rank launch while others ask for their communicators.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The header `gin.h` and the list of symbols are those of the sources. `GIN_BLESS=1` writes both anew.
+//! The header `gin.h`, and the list of symbols and layouts, are those of the sources. `GIN_BLESS=1` writes both anew.
 
 mod common;
 
-use common::{HERE, library, run};
+use common::{HERE, compiler, library, run};
 use std::collections::BTreeSet;
+use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -14,15 +15,18 @@ const HEADER: &str = r#"
 //
 // The host library of gin; docs/c.md is the page for users. cbindgen made this file from gin-capi/src: do not edit it.
 //
-// Every function returns a gin_status_t. After an error gin_last_error() returns the text, for the calling thread. An
-// output is written only on success. Each handle is checked: a null, closed or foreign one is GIN_ERROR_HANDLE. A pointer
-// is checked for null and alignment, and for nothing more; it must stay valid during the call.
+// Every function returns a gin_status_t, except gin_last_error, gin_status_name, gin_version and gin_abi. After an error
+// gin_last_error() returns the text, for the calling thread. An output is written only on success. Each handle is
+// checked: a null, closed or foreign one is GIN_ERROR_HANDLE. A pointer is checked for null and alignment, and for nothing
+// more; it must stay valid during the call.
 //
 // Any thread may call any function. While a call on a communicator waits for other ranks, other calls on it return
 // GIN_ERROR_BUSY, except abort, check, fault and progress. A collective call is one that all ranks make together.
 //
-// No panic and no exception leaves the library; it installs no signal handler. In the child of a fork every call returns
-// GIN_ERROR_FORK.
+// No panic and no exception leaves the library. It installs no signal handler, except for virtual GPUs: that of SIGSEGV
+// explains an overflow of a kernel's stack, and passes other faults on to the handler of the program; that of SIGQUIT
+// prints what waits, and is not installed if the program handles or ignores the signal. In the child of a fork every call
+// returns GIN_ERROR_FORK.
 "#;
 
 const AFTER_INCLUDES: &str = r#"
@@ -91,7 +95,8 @@ fn generated() -> String {
     let text = text.replace("\n//\n// # Safety\n// - As the crate's docs say.", "");
     let text = text.replace("// # Safety\n// - As the crate's docs say; ", "// The caller ensures: ");
     let text = text.replace("// # Safety\n// - As the crate's docs say. ", "// The caller ensures: ");
-    text.replace("[`", "`").replace("`]", "`")
+    // A section's lines are indented as those of its list.
+    text.replace("\n//   ", "\n// ").replace("[`", "`").replace("`]", "`")
 }
 
 /// Compares a file with its content as it should be, or writes it.
@@ -110,11 +115,35 @@ fn the_header_is_that_of_the_sources() {
     compare("include/gin.h", &generated());
 }
 
+/// Returns the size, the alignment and the offsets of all structs of the header, as the C compiler lays them out.
+fn layouts() -> String {
+    let header = generated();
+    let mut source = String::from("#include \"gin.h\"\n#include <stdio.h>\n#include <stddef.h>\nint main(void) {\n");
+    for of_struct in header.split("\ntypedef struct ").skip(1) {
+        let (name, rest) = of_struct.split_once(" {\n").expect("a struct has a body");
+        let (body, _) = rest.split_once("\n}").expect("a body ends");
+        let size = "printf(\"%s: size %zu, alignment %zu\\n\"";
+        writeln!(source, "{size}, \"{name}\", sizeof({name}), _Alignof({name}));").expect("write");
+        let fields = body.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+        for field in fields {
+            let declared = field.split(['[', ';']).next().unwrap_or_default();
+            let field = declared.rsplit([' ', '*']).next().unwrap_or_default();
+            writeln!(source, "printf(\"  %s at %zu\\n\", \"{field}\", offsetof({name}, {field}));").expect("write");
+        }
+    }
+    source += "return 0;\n}\n";
+    let folder = tempfile::tempdir().expect("make a folder");
+    let [file, program] = ["layouts.c", "layouts"].map(|name| folder.path().join(name));
+    std::fs::write(&file, source).expect("write a source");
+    run(compiler(false).arg(&file).arg("-o").arg(&program));
+    run(&mut Command::new(&program))
+}
+
 #[test]
-fn the_shared_library_exports_the_listed_symbols_and_no_others() {
+fn the_shared_library_exports_the_listed_symbols_and_no_others_and_structs_have_the_listed_layouts() {
     let names = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library("libgin_capi.so")));
     let names: BTreeSet<&str> = names.lines().filter_map(|line| line.split_whitespace().last()).collect();
     let list: String = names.iter().map(|name| format!("{name}\n")).collect();
-    compare("symbols.txt", &list);
+    compare("symbols.txt", &(list + &layouts()));
     assert!(names.iter().all(|name| name.starts_with("gin_")), "{names:?}");
 }

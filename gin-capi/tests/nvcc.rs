@@ -13,7 +13,7 @@ use gin_capi_device::options;
 use gin_device::internal::signal_words::{self, Words};
 use gin_device::internal::{host_word, status::NOW_AND_THEN};
 use gin_device::sys::{Global, OPERATIONS, data::DATA_OPERATIONS};
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -36,7 +36,7 @@ static LIBRARY: LazyLock<DeviceLibrary> = LazyLock::new(|| {
         .target_dir_of_build_scripts(env!("CARGO_TARGET_TMPDIR"))
         .build()
         .expect("compile the functions");
-    built.write_device_library(FOLDER.path(), "gin_device", 128).expect("make the library")
+    built.write_device_library(&FOLDER.path().join("device-lib"), "gin_device", 128).expect("make the library")
 });
 
 fn missing() -> Option<String> {
@@ -47,8 +47,12 @@ fn missing() -> Option<String> {
 }
 
 fn try_nvcc<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Result<String, String> {
+    try_nvcc_for("sm_90", arguments)
+}
+
+fn try_nvcc_for<S: AsRef<OsStr>>(arch: &str, arguments: impl IntoIterator<Item = S>) -> Result<String, String> {
     let mut command = Command::new(CUDA.join("bin/nvcc"));
-    command.args(["-std=c++17", "-arch=sm_90", "-rdc=true", &format!("-I{HERE}/include")]);
+    command.args(["-std=c++17", &format!("-arch={arch}"), "-rdc=true", &format!("-I{HERE}/include")]);
     try_run(command.arg(format!("-L{}", CUDA.join("lib").display())).args(arguments))
 }
 
@@ -92,6 +96,17 @@ fn links() {
     };
     assert!(refused(&["first.o", "strong.o"]).contains("gin_abi_version"), "two strong variables link");
     assert!(refused(&[]).contains("gin_put"), "a program links without the functions");
+}
+
+/// Before sm_90 the header has the fences that these GPUs have.
+fn older() {
+    let [ptx, object] = [out("older.ptx"), out("older.o")];
+    for (kind, to) in [("-ptx", &ptx), ("-dc", &object)] {
+        try_nvcc_for("sm_80", [kind, &here("tests/cuda/calls.cu"), "-o", to]).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let text = std::fs::read_to_string(&ptx).expect("read PTX");
+    assert!(text.contains("fence.acq_rel.sys"), "{text}");
+    assert!(!text.contains("fence.acquire") && !text.contains("fence.release"), "{text}");
 }
 
 /// Writes a PTX module as if it had been compiled with another ABI number. Returns its path.
@@ -409,12 +424,15 @@ fn examples() {
     nvcc([&example("main.cu"), &LIBRARY.archive.display().to_string(), &gin, "-o", &out("main")]);
     nvcc(["-cubin", &example("kernels.cu"), "-o", &out("kernels.cubin")]);
     // The tests and the benchmark of GPUs.
-    let library = ["-L", &FOLDER.path().display().to_string(), "-lgin_device"].map(str::to_owned);
+    let library = ["-L", &out("device-lib"), "-lgin_device"].map(str::to_owned);
     for (source, name) in [("tests/c/operations.cpp", "operations"), ("../gin-bench/kernels/capi.cu", "bench")] {
         nvcc(["-x", "cu", "-dc", &here(source), "-o", &out(&format!("{name}.o"))]);
         let linked = ["-dlink", "-cubin", &out(&format!("{name}.o")), "-o", &out(&format!("{name}.cubin"))];
         nvcc(linked.map(str::to_owned).iter().chain(&library));
     }
+    // The relocatable machine code.
+    let cubin = LIBRARY.cubins[0].1.display().to_string();
+    nvcc(["-dlink", "-cubin", &out("operations.o"), &cubin, "-o", &out("by_cubin.cubin")]);
     let cuda = CUDA.display();
     let mut compile = common::compiler(true);
     compile.args([&example("jit.cpp"), &format!("-I{cuda}/include"), "-o", &out("jit"), &gin]);
@@ -429,6 +447,21 @@ fn examples() {
     // nvJitLink only prints an error. A function compares its number when it is called.
     let said = run(jit.args([&out("kernels.cubin"), &of_another_number(&LIBRARY.ptx[0].1), "link"]));
     assert!(said.contains("Size doesn't match for 'gin_abi_version'"), "{said}");
+}
+
+/// CMake builds the example with nvcc, and the program that nvJitLink links while it runs.
+fn by_cmake() {
+    let cmake = common::cmake().expect("the trial is ignored without cmake");
+    LazyLock::force(&LIBRARY);
+    let prefix = common::installed(&FOLDER.path().join("root"), FOLDER.path());
+    let cuda = CUDA.display();
+    // CUDA's own installation has the folder lib64, where nvcc looks.
+    let options = [format!("-DCMAKE_CUDA_COMPILER={cuda}/bin/nvcc"), format!("-DCMAKE_CUDA_FLAGS=-L{cuda}/lib")];
+    let build = common::by_cmake(&cmake, &prefix, &options.each_ref().map(String::as_str));
+    assert!(build.join("main").is_file());
+    let mut jit = Command::new(build.join("jit"));
+    let said = run(jit.arg(build.join("kernels.cubin")).arg(prefix.join("share/gin/gin_device.sm_90.ptx")).arg("link"));
+    assert!(said.contains("linked: "), "{said}");
 }
 
 /// Returns the command of a clang that reads bitcode of the compiler for kernels: the words of `GIN_CLANG`, else
@@ -481,34 +514,31 @@ fn inlines() {
 }
 
 fn main() -> ExitCode {
-    let clang = clang().err();
-    if let Some(reason) = &clang {
-        eprintln!("ignored: clang_inlines_the_functions_of_rust: {reason}");
-    }
-    let trials: [(&str, fn()); 9] = [
-        ("clang_inlines_the_functions_of_rust", inlines),
-        ("nvcc_leaves_reads_of_tables_behind_their_conditions", guarded),
-        ("waits_poll_in_code_of_the_kernel_before_they_call", polls),
-        ("code_that_inlines_makes_the_accesses_of_rust", accesses),
-        ("device_functions_and_two_modules_link_into_a_program", links),
-        ("functions_of_a_users_crate_link_beside_those_of_gin", links_own),
-        ("cpp_and_rust_agree_on_the_parameters_of_every_function", agrees),
-        ("cpp_and_rust_agree_on_every_layout_and_code", layouts),
-        ("the_example_links_both_ways", examples),
-    ];
-    let reason = missing();
-    let trial = |(name, run): (&'static str, fn())| {
-        let result = move || -> Result<(), Failed> {
+    let none = missing();
+    let trial = |name: &'static str, without: Option<String>, run: fn()| {
+        let without = none.clone().or(without);
+        Trial::ignorable_test(name, move || -> Result<Completion, Failed> {
+            if let Some(reason) = without {
+                return Ok(Completion::ignored_with(reason));
+            }
             run();
-            Ok(())
-        };
-        let no_clang = clang.is_some() && name.starts_with("clang");
-        Trial::test(name, result).with_ignored_flag(reason.is_some() || no_clang)
+            Ok(Completion::Completed)
+        })
     };
-    if let Some(reason) = &reason {
-        eprintln!("ignored: {reason}");
-    }
-    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials.into_iter().map(trial).collect());
+    let trials = vec![
+        trial("clang_inlines_the_functions_of_rust", clang().err(), inlines),
+        trial("cmake_builds_the_example_with_nvcc", common::cmake().err(), by_cmake),
+        trial("nvcc_leaves_reads_of_tables_behind_their_conditions", None, guarded),
+        trial("waits_poll_in_code_of_the_kernel_before_they_call", None, polls),
+        trial("code_that_inlines_makes_the_accesses_of_rust", None, accesses),
+        trial("device_functions_and_two_modules_link_into_a_program", None, links),
+        trial("the_header_compiles_for_gpus_before_sm_90", None, older),
+        trial("functions_of_a_users_crate_link_beside_those_of_gin", None, links_own),
+        trial("cpp_and_rust_agree_on_the_parameters_of_every_function", None, agrees),
+        trial("cpp_and_rust_agree_on_every_layout_and_code", None, layouts),
+        trial("the_example_links_both_ways", None, examples),
+    ];
+    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials);
     // Statics are not dropped.
     let _ = std::fs::remove_dir_all(FOLDER.path());
     conclusion.exit_code()

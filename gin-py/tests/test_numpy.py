@@ -2,6 +2,7 @@
 """Kernels, windows and tensors on virtual GPUs, with NumPy."""
 
 import gc
+import importlib.resources
 import os
 import signal
 import threading
@@ -555,6 +556,24 @@ def test_streams_of_a_rank_can_wait_for_each_other():
             rank.load(".version 8.6\n.target sm_90\n")
         with pytest.raises(OSError, match="cannot read the kernels in /nowhere"):
             rank.load("/nowhere/kernels.ptx")
+
+    virtual(1, body)
+
+
+def test_a_wheel_of_kernels_is_read_by_its_resource(tmp_path, monkeypatch):
+    """A virtual GPU reads the file, and refuses PTX. test_torch.py runs kernels of PTX on GPUs."""
+    package = tmp_path / "kernels_of_a_wheel"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sm_90.ptx").write_text(".version 8.6\n.target sm_90\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def body(rank):
+        folder = importlib.resources.files("kernels_of_a_wheel")
+        with pytest.raises(gin.Error, match="cannot run PTX"):
+            rank.load(folder / "sm_90.ptx")
+        with pytest.raises(OSError, match="cannot read the kernels in .*sm_80.ptx"):
+            rank.load(folder / "sm_80.ptx")
 
     virtual(1, body)
 

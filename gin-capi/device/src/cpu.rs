@@ -3,6 +3,7 @@
 //! C++.
 
 use crate::AnyCoop;
+use core::ffi::{CStr, c_char};
 use gin_device::prelude::{Coop, block_dim, block_index, grid_dim, thread_index};
 use gin_device::sys::data::{
     load_relaxed_sys_u8, load_relaxed_sys_u32, load_relaxed_sys_u64, store_weak_u8, store_weak_u16, store_weak_u32,
@@ -41,6 +42,20 @@ pub extern "C-unwind" fn gin_virtual_position() -> Position {
 pub unsafe extern "C-unwind" fn gin_virtual_any(coop: u64, bit: u32) -> u32 {
     // Safety: the caller's promise.
     unsafe { AnyCoop::new(coop) }.map_or(1, |coop| coop.sync_or(bit != 0).into())
+}
+
+/// Ends the calling kernel with an error that has this text.
+///
+/// # Safety
+/// - `text` ends with a zero.
+///
+/// # Panics
+/// Always: that is how a thread of the virtual GPU ends its grid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gin_virtual_fail(text: *const c_char) -> ! {
+    // Safety: the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    panic!("exception: {}", text.to_str().unwrap_or("its text is not UTF-8"));
 }
 
 /// Makes the access with this number in the list of `gin_inline.cuh`, and returns what it loads, else 0.

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
+//   loss [FOLDER]
+//
 // Three processes, of which rank 1 kills itself while kernels of the others wait for it. They get its loss as an error
-// with a text, make a job without it, and put there.
+// with a text, make a job without it, and put there. They meet as a launcher says; or, over an all-gather of this
+// program, through files in the folder.
 
 #include "gin.hpp"
 #include "gin_device.cuh"
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
 
 using Words = gin::Window<uint64_t>;
 
@@ -28,10 +36,42 @@ static void expect(bool holds, const char* what) {
 
 static bool says(const std::string& text, const char* words) { return text.find(words) != std::string::npos; }
 
-int main() try {
+// The parts of all ranks, as files.
+struct Files {
+    std::string folder;
+    uint32_t rank, ranks;
+};
+
+static int32_t all_gather(void* user, const void* own, std::size_t bytes, void* all) {
+    const Files& files = *static_cast<const Files*>(user);
+    std::string name = files.folder + "/" + std::to_string(files.rank);
+    std::ofstream(name + ".new", std::ios::binary).write(static_cast<const char*>(own), std::streamsize(bytes));
+    if (std::rename((name + ".new").c_str(), name.c_str()) != 0) return 1;
+    char* to = static_cast<char*>(all);
+    for (uint32_t rank = 0; rank < files.ranks; rank++, to += bytes) {
+        std::ifstream part;
+        for (int tries = 0; !part.is_open() && tries < 30000; tries++) {
+            part.open(files.folder + "/" + std::to_string(rank), std::ios::binary);
+            if (!part.is_open()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        if (!part.read(to, std::streamsize(bytes))) return 2;
+    }
+    return 0;
+}
+
+static uint32_t number(const char* variable) { return uint32_t(std::atoi(std::getenv(variable))); }
+
+int main(int count, char** words) try {
     gin_config_t config = gin::default_config();
     config.device = GIN_DEVICE_VIRTUAL;
-    gin::Job job = gin::Job::from_env(config);
+    gin::Job job;
+    if (count > 1) {
+        config.address = "127.0.0.1";
+        Files files{words[1], number("GIN_RANK"), number("GIN_RANKS")};
+        job = gin::Job::over(files.rank, files.ranks, all_gather, &files, config);
+    } else {
+        job = gin::Job::from_env(config);
+    }
     gin::Job remaining;
     {
         gin::Communicator comm(job);

@@ -7,6 +7,7 @@
 #include "gin_device.cuh"
 
 #include <cstring>
+#include <string>
 
 using Floats = gin::Window<float>;
 
@@ -28,6 +29,14 @@ static void ring_round(gin::Comm comm, Floats recv, Floats send, uint64_t len, u
 }
 
 static float value(uint32_t rank, uint64_t i) { return float(rank + 1 + i % 5); }
+
+// A kernel in Rust is not launched with argument `which`, which is closed. `arguments` are a communicator and windows.
+static void refused(const gin::Stream& stream, const gin::Kernel& kernel, const gin_arg_t* arguments, int which) {
+    gin_shape_t shape = gin::cooperative(1, 32);
+    gin_status_t status = gin_launch(stream.raw(), kernel.raw(), &shape, arguments, 3);
+    std::string text = gin_last_error(), argument = "argument " + std::to_string(which) + " is no ";
+    if (status != GIN_ERROR_HANDLE || text.find(argument) == text.npos) throw std::runtime_error(text);
+}
 
 static void rank(const gin::Job& job) {
     const uint64_t lengths[] = {64, 63, 1};
@@ -58,9 +67,14 @@ static void rank(const gin::Job& job) {
     comm.check_fault();
     if (send.read() != all[rank]) throw std::runtime_error("wrong sums");
     job.barrier();
+    gin_device_comm_t device = comm.device();
+    gin_device_window_t to = recv.device(), from = send.device();
+    const gin_arg_t arguments[] = {{&device, sizeof device}, {&to, sizeof to}, {&from, sizeof from}};
     recv.close();
+    if (!cpp) refused(stream, kernel, arguments, 1);
     send.close();
     comm.destroy();
+    if (!cpp) refused(stream, kernel, arguments, 0);
 }
 
 int main(int count, char** words) try {

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Two ranks, as threads, put and check on the virtual GPU; the kernel is in C.
+// Two ranks, as threads, put and check on the virtual GPU; the kernel is in C. The program's signal handlers stay.
+
+#define _POSIX_C_SOURCE 200809L
 
 #include "gin.h"
 
 #include <assert.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +20,10 @@ extern uint64_t gin_put(uint64_t comm, uint32_t context, uint32_t options, uint6
 extern uint64_t gin_wait_signal(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop,
                                 uint64_t signal_window, uint64_t signal, uint64_t least, uint32_t bits,
                                 uint64_t deadline);
+extern uint64_t gin_flush(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint64_t deadline);
 extern void gin_report(uint64_t comm, uint64_t fault);
 
-enum { RANKS = 2, WORDS = 1000, BLOCK = 2, SIGNAL = 1 << 10 };
+enum { RANKS = 2, WORDS = 1000, BLOCK = 2, SIGNAL = 1 << 10, ABI_MISMATCH = 22, SIGNALS = 32 };
 
 #define CHECK(call)                                                                                      \
     do {                                                                                                 \
@@ -43,6 +47,12 @@ static void pass(const void *const *params) {
         gin_put(comm.copy, 0, SIGNAL, BLOCK, next, 0, to.data, 0, from.data, 0, 4 * WORDS, 0, 3, 1, deadline);
     if (fault == 0) fault = gin_wait_signal(comm.copy, 0, 0, BLOCK, 0, 3, 1, 64, deadline);
     gin_report(comm.copy, fault);
+    // A function compares itself with the host.
+    for (int by = -1; by <= 1; by += 2) {
+        gin_device_comm_t other = comm;
+        other.abi = comm.abi + (uint32_t)by;
+        assert((gin_flush((uintptr_t)&other, 0, 0, BLOCK, deadline) & 63) == ABI_MISMATCH);
+    }
 }
 
 static gin_window_t stale;
@@ -134,7 +144,22 @@ static void *rank_main(void *argument) {
     return NULL;
 }
 
+static volatile sig_atomic_t faults;
+
+static void on_fault(int number) { faults = number; }
+
+// Reads what happens on each signal, and which this thread blocks.
+static void read_signals(struct sigaction actions[SIGNALS], sigset_t *blocked) {
+    for (int number = 1; number < SIGNALS; number++) assert(sigaction(number, NULL, &actions[number]) == 0);
+    assert(pthread_sigmask(SIG_SETMASK, NULL, blocked) == 0);
+}
+
 int main(void) {
+    static struct sigaction before[SIGNALS], after[SIGNALS];
+    sigset_t blocked_before, blocked_after;
+    signal(SIGQUIT, SIG_IGN);
+    signal(SIGSEGV, on_fault);
+    read_signals(before, &blocked_before);
     assert(gin_abi() == GIN_ABI_VERSION && gin_check_abi(GIN_ABI_VERSION) == GIN_OK);
     assert(gin_check_abi(1) == GIN_ERROR_ABI && strstr(gin_last_error(), "compile again"));
     gin_config_t config = GIN_CONFIG_INIT;
@@ -165,6 +190,17 @@ int main(void) {
     assert(gin_job_local(&config, 1, jobs) == GIN_ERROR_ABI);
     gin_config_t env = GIN_CONFIG_INIT;
     assert(gin_job_from_env(&env, jobs) == GIN_ERROR_NO_JOB);
-    printf("passed\n");
+
+    read_signals(after, &blocked_after);
+    for (int number = 1; number < SIGNALS; number++) {
+        assert(sigismember(&blocked_before, number) == sigismember(&blocked_after, number));
+        if (number == SIGSEGV) continue;
+        assert(before[number].sa_handler == after[number].sa_handler);
+        assert(before[number].sa_flags == after[number].sa_flags);
+    }
+    // The virtual GPU passes on what is no overflow of a kernel's stack.
+    raise(SIGSEGV);
+    assert(faults == SIGSEGV);
+    printf("gin %s: passed\n", gin_version());
     return 0;
 }

@@ -59,3 +59,37 @@ pub(crate) fn program_with(source: &str, library: &Path, to: &Path) -> PathBuf {
 pub(crate) fn program(source: &str, to: &Path) -> PathBuf {
     program_with(source, &library("libgin_capi.so"), to)
 }
+
+/// Installs the libraries of this build below a folder, by scripts/install.sh, with the device functions in the folder
+/// `device-lib` of `target`, if it has them. Returns the prefix.
+pub(crate) fn installed(root: &Path, target: &Path) -> PathBuf {
+    let libraries = library("libgin_capi.so").parent().expect("it is in a folder").to_owned();
+    let mut install = Command::new(format!("{HERE}/../scripts/install.sh"));
+    install.env("LIBRARIES", libraries).env("CARGO_TARGET_DIR", target);
+    run(install.env("DESTDIR", root).env("PREFIX", "/opt/gin"));
+    root.join("opt/gin")
+}
+
+/// Returns CMake: that of this machine, else that of scripts/setup.sh.
+///
+/// # Errors
+/// The reason why there is none.
+pub(crate) fn cmake() -> Result<PathBuf, String> {
+    let fetched = Path::new(HERE).join("../target/build-tools/cmake/data/bin/cmake");
+    for program in [PathBuf::from("cmake"), fetched] {
+        if Command::new(&program).arg("--version").output().is_ok_and(|output| output.status.success()) {
+            return Ok(program);
+        }
+    }
+    Err("there is no cmake, neither on this machine nor in target/build-tools; scripts/setup.sh fetches one".to_owned())
+}
+
+/// Configures the example in CUDA C++ against an installed package, and builds it. Returns the folder of the programs.
+pub(crate) fn by_cmake(cmake: &Path, prefix: &Path, options: &[&str]) -> PathBuf {
+    let build = prefix.join("build");
+    let mut configure = Command::new(cmake);
+    configure.args(["-S", &format!("{HERE}/../examples/cuda-cpp"), "-B"]).arg(&build);
+    run(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display())).args(options));
+    run(Command::new(cmake).arg("--build").arg(&build));
+    build
+}
