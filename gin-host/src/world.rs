@@ -21,7 +21,7 @@ mod nics;
 pub use gin_virtual::Policy;
 pub use nics::SoftNics;
 
-use crate::comm::{Backend, CommConfig, CommError, Communicator, Requirements, Routes};
+use crate::comm::{AbortHandle, Backend, CommConfig, CommError, Communicator, Requirements, Routes};
 use crate::proxy::Turn;
 use crate::proxy::progress::{Pool, Progress, Running, Work};
 use gin_boot::{Bootstrap, BootstrapError, InProcess, lock};
@@ -230,7 +230,8 @@ impl WorldConfig {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError<E> {
-    /// The function of this rank was the first to return an error. The other ranks were aborted.
+    /// The function of this rank returned an error: the first one, or the cause of it, if the rank had ended the last
+    /// communicator of the rank that returned first. The other ranks were aborted.
     #[error("rank {rank}: {error}")]
     Rank {
         /// The rank.
@@ -277,6 +278,8 @@ pub struct Rank {
     bootstrap: Arc<dyn Bootstrap>,
     device: Arc<dyn Device>,
     config: CommConfig,
+    /// Its last communicator.
+    last: Arc<Mutex<Option<AbortHandle>>>,
 }
 
 impl Rank {
@@ -313,7 +316,7 @@ impl Rank {
             }
             None => config,
         };
-        Ok(Self { bootstrap, device, config })
+        Ok(Self { bootstrap, device, config, last: Arc::default() })
     }
 
     /// Returns the world rank.
@@ -361,7 +364,9 @@ impl Rank {
 
     /// Creates a communicator of all ranks that is not initialised.
     pub fn uninitialised(&self) -> Communicator {
-        Communicator::new(self.bootstrap.clone(), self.device.clone(), self.config.clone())
+        let comm = Communicator::new(self.bootstrap.clone(), self.device.clone(), self.config.clone());
+        *lock(&self.last) = Some(comm.abort_handle());
+        comm
     }
 
     /// Returns the kernel with this name among the kernels that are linked into the program.
@@ -522,7 +527,8 @@ fn run<T: Send, E: Send>(
     job: Vec<Arc<dyn Bootstrap>>,
     body: &(impl Fn(Rank) -> Result<T, E> + Sync),
 ) -> Result<Vec<T>, LaunchError<E>> {
-    let failed: Mutex<Option<(u32, E)>> = Mutex::new(None);
+    // In the order of their returns: each rank with its error, and the rank that ended its last communicator.
+    let failed: Mutex<Vec<(u32, E, Option<u32>)>> = Mutex::default();
     let device = |rank| -> Result<Arc<dyn Device>, LaunchError<E>> {
         match (&config.mode, &config.devices) {
             (Mode::Threads(_), Some(devices)) => {
@@ -562,13 +568,15 @@ fn run<T: Send, E: Send>(
                 seed: config.seed(),
                 ..config.comm.clone()
             },
+            last: Arc::default(),
         };
-        let failed = &failed;
+        let (failed, last) = (&failed, rank.last.clone());
         move || match body(rank) {
             Ok(value) => Some(value),
             Err(error) => {
                 let rank = bootstrap.rank();
-                lock(failed).get_or_insert((rank, error));
+                let ended_by = lock(&last).as_ref().and_then(AbortHandle::ended_by);
+                lock(failed).push((rank, error, ended_by));
                 // All ranks learn that a rank is lost. That says more than that one of them gave up because of it.
                 if bootstrap.lost().is_empty() {
                     bootstrap.abort();
@@ -582,8 +590,12 @@ fn run<T: Send, E: Send>(
         nics.serve(world);
     }
     let results = world.run(hosts);
-    // A rank's own error says more than its consequences.
-    if let Some((rank, error)) = lock(&failed).take() {
+    // A rank's own error says more than its consequences. A rank that drops its communicator aborts the others before
+    // its function returns, so they may return first.
+    let mut failed = std::mem::take(&mut *lock(&failed));
+    if let Some((_, _, ended_by)) = failed.first() {
+        let cause = failed.iter().position(|(rank, ..)| Some(*rank) == *ended_by).unwrap_or(0);
+        let (rank, error, _) = failed.swap_remove(cause);
         return Err(LaunchError::Rank { rank, error });
     }
     Ok(results?.into_iter().flatten().collect())

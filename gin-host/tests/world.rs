@@ -321,6 +321,29 @@ fn an_error_of_one_rank_ends_the_kernels_of_the_others() {
 }
 
 #[test]
+fn the_error_of_the_rank_that_ended_the_communicator_is_reported_also_if_others_return_first() {
+    let configs = (0..8).map(|seed| WorldConfig::seeded(3, seed)).chain([WorldConfig::threads(3)]);
+    for (config, destroys) in configs.flat_map(|config| [(config.clone(), false), (config, true)]) {
+        let outcome = launch(config, |rank| -> Result<(), CommError> {
+            let comm = rank.communicator(&Requirements::default())?;
+            if rank.rank() == 1 {
+                drop(comm);
+                // Not before another rank has returned.
+                rank.barrier().unwrap_err();
+                return Err(CommError::ProxyGone);
+            }
+            rt::wait_until(|| comm.fault().is_some());
+            let outcome = comm.check("go on");
+            if destroys {
+                comm.destroy()?;
+            }
+            outcome
+        });
+        assert!(matches!(outcome, Err(LaunchError::Rank { rank: 1, error: CommError::ProxyGone })), "{outcome:?}");
+    }
+}
+
+#[test]
 fn a_panic_of_one_rank_ends_the_job() {
     for config in [WorldConfig::seeded(2, 1), WorldConfig::threads(2)] {
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {

@@ -122,4 +122,9 @@ impl AbortHandle {
     pub fn abort(&self) {
         self.0.abort();
     }
+
+    /// Returns the rank whose fault or abort ended the communicator.
+    pub(crate) fn ended_by(&self) -> Option<u32> {
+        self.0.fault().map(|notice| notice.rank)
+    }
 }

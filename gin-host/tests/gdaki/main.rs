@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod disguise;
+mod full;
 mod hand;
 mod kernel;
 mod rails;
