@@ -89,7 +89,7 @@ pub fn experts(rank: &Rank, stream: &Arc<dyn Stream>, shape: &Shape, received: &
         DeviceKind::Cuda => LaunchConfig::new(128, 256),
         // A virtual GPU takes long for a thread.
         DeviceKind::Virtual => {
-            LaunchConfig::new(if shape.ranks > 8 { 1 } else { 16 }, if hidden > 1024 { 256 } else { 32 })
+            LaunchConfig::new(if shape.ranks > 8 { 1 } else { 4 }, if hidden > 1024 { 256 } else { 32 })
         }
     };
     // Safety: after the receive, before the combine, on one stream.
