@@ -86,8 +86,9 @@ fn fences(text: &str, report: &Report) -> Result<(), Failed> {
         ("ep_combine_f16", 3),
         ("ep_combine_f32", 3),
     ] {
-        let body = text.split(".entry ").find(|body| body.starts_with(&format!("{kernel}(")));
-        let body = body.ok_or_else(|| format!("no kernel {kernel}"))?;
+        let rest = text.split(".entry ").find(|rest| rest.starts_with(&format!("{kernel}(")));
+        // Functions may follow.
+        let body = rest.and_then(|rest| rest.split("\n}").next()).ok_or_else(|| format!("no kernel {kernel}"))?;
         let count = |fence: &str| body.matches(fence).count();
         let found = [count("fence.release.sys"), count("fence.acquire.sys"), count("fence.acquire.gpu")];
         // The block that was counted last acquires what the others released.
