@@ -26,6 +26,18 @@ use std::sync::atomic::Ordering;
 /// }
 /// ```
 ///
+/// Nor does a receive without a dispatch:
+///
+/// ```compile_fail,E0599
+/// # use gin_ep::{EpError, Lane};
+/// # use gin_gpu::Stream;
+/// # use std::sync::Arc;
+/// fn nothing(lane: &mut Lane<'_>, stream: &Arc<dyn Stream>) -> Result<(), EpError> {
+///     lane.receive(stream)?;
+///     Ok(())
+/// }
+/// ```
+///
 /// Calls of one lane take one stream, or streams that events order. The lane keeps the memory of its calls. When it is
 /// dropped it waits for its kernels.
 #[derive(Debug)]
@@ -358,7 +370,18 @@ impl Lent for Lane<'_> {
     }
 }
 
-/// A dispatch that was sent. Until it is received, the lane takes no other.
+/// A dispatch that was sent. Until it is received, the lane takes no other. Dropping it warns:
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # use gin_ep::{EpError, Lane, Tokens};
+/// # use gin_gpu::Stream;
+/// # use std::sync::Arc;
+/// fn unheard(lane: &mut Lane<'_>, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<(), EpError> {
+///     lane.dispatch(stream, tokens)?;
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "the lane takes no other dispatch before this one is received"]
 pub struct Sent<'l> {
@@ -417,7 +440,26 @@ pub struct ReceivedRow {
     pub scales: Vec<u8>,
 }
 
-/// A dispatch that was received.
+/// A dispatch that was received. [`combine`](Self::combine) and [`release`](Self::release) end it:
+///
+/// ```compile_fail,E0382
+/// # use gin_ep::{Combine, EpError, Received, Rows};
+/// # use gin_gpu::Stream;
+/// # use std::sync::Arc;
+/// fn combined(received: Received<'_>, stream: &Arc<dyn Stream>, sums: &Combine<'_>) -> Result<(), EpError> {
+///     received.combine(stream, Rows::InPlace, sums)?;
+///     received.view();
+///     Ok(())
+/// }
+/// ```
+///
+/// ```compile_fail,E0382
+/// # use gin_ep::Received;
+/// fn released(received: Received<'_>) {
+///     received.release();
+///     received.view();
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Received<'l> {
     ended: Ended<'l>,

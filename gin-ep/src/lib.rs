@@ -51,3 +51,8 @@ include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 /// The kernels as PTX: none, so only virtual GPUs run them.
 #[cfg(not(feature = "cuda"))]
 pub static PTX: &[(&str, &[u8])] = &[];
+
+/// The program in `docs/ep.md`, which runs as an example.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/ep.md")]
+pub struct Documented;

@@ -6,6 +6,7 @@
 mod support;
 
 use gin_abi::Deadline;
+use gin_boot::rt::clock_ns;
 use gin_boot::{Bootstrap, Rendezvous, TcpBootstrap, TcpConfig};
 use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Rows};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
@@ -25,6 +26,8 @@ use support::{Input, copied, experts};
 
 const SHAPE: Shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
 const TOKENS: usize = 8;
+/// The deadline of a wait, by the world's clock.
+const LIMIT_NS: u64 = 20_000_000;
 /// The rank that is silent.
 const SILENT: usize = 2;
 
@@ -53,6 +56,8 @@ struct Bed<'a> {
     mine: Batch,
     /// Rows are returned from memory of their own.
     is_stored: bool,
+    /// The nanoseconds for which the ranks wait at most for a silent one.
+    patience: Option<u64>,
 }
 
 impl<'a> Bed<'a> {
@@ -60,7 +65,7 @@ impl<'a> Bed<'a> {
         let (group, input) = (Group::new(comm, config)?, Input::new(rank, &SHAPE, TOKENS)?);
         let mine = batch(&SHAPE, Routing::Uniform, 9, rank.rank() as usize, TOKENS);
         input.write(&mine, false)?;
-        Ok(Self { rank, group, input, stream: rank.stream()?, mine, is_stored })
+        Ok(Self { rank, group, input, stream: rank.stream()?, mine, is_stored, patience: None })
     }
 
     /// Runs a pair, and waits before this step until `step` returns.
@@ -110,12 +115,23 @@ impl<'a> Bed<'a> {
 
     /// Runs what the others do while one is silent: a pair that reports it, and pairs without it.
     fn without(&self) -> Result<(), EpError> {
+        let start = clock_ns();
         self.pair(Phase::Dispatch, || Ok(()))?;
+        let first = clock_ns() - start;
         self.check(&[SILENT], true)?;
-        (0..3).try_for_each(|_| {
+        let start = clock_ns();
+        for _ in 0..3 {
             self.pair(Phase::Dispatch, || Ok(()))?;
-            self.check(&[SILENT], false)
-        })
+            self.check(&[SILENT], false)?;
+        }
+        let later = clock_ns() - start;
+        if let Some(patience) = self.patience {
+            // The rest is for the work of all ranks and their network.
+            let most = patience + LIMIT_NS / 2;
+            assert!(first < most, "the pair that reports the silent rank took {first} ns, the limit is {most}");
+            assert!(later < LIMIT_NS, "three pairs without it took {later} ns: they wait for it");
+        }
+        Ok(())
     }
 
     /// Runs pairs while a rank is lost. They end, until the job has found the loss and later.
@@ -139,33 +155,37 @@ impl<'a> Bed<'a> {
 #[test]
 fn ranks_go_on_without_one_that_does_not_take_a_step_and_readmit_it() {
     for seed in 0..3 {
-        without_one(&format!("seed {seed}"), &waiting(Deadline::after_ms(20)), || WorldConfig::seeded(3, seed));
-        let shared = waiting(Deadline::after_ms(20)).max_rows((SHAPE.ranks * TOKENS) as u32);
-        without_one(&format!("a shared region, seed {seed}"), &shared, || WorldConfig::seeded(3, seed));
+        let config = waiting(Deadline::after_ms(LIMIT_NS / 1_000_000));
+        without_one(&format!("seed {seed}"), &config, 1, || WorldConfig::seeded(3, seed));
+        // Rows are awaited for three deadlines.
+        let shared = config.max_rows((SHAPE.ranks * TOKENS) as u32);
+        without_one(&format!("a shared region, seed {seed}"), &shared, 3, || WorldConfig::seeded(3, seed));
     }
 }
 
 #[test]
 fn ranks_go_on_without_one_that_does_not_take_a_step_over_a_network_and_readmit_it() {
-    let (limit, world) = (&waiting(Deadline::after_ms(20)), || WorldConfig::seeded(3, 4).lsa_size(1));
-    without_one("proxy", limit, world);
-    without_one("a network that delays and reorders what it may", limit, || {
+    let (limit, world) = (&waiting(Deadline::after_ms(LIMIT_NS / 1_000_000)), || WorldConfig::seeded(3, 4).lsa_size(1));
+    without_one("proxy", limit, 1, world);
+    without_one("a network that delays and reorders what it may", limit, 1, || {
         world().network(|endpoint| {
             Box::new(Reorder::new(Withhold::new(PeerNetwork::new(endpoint), endpoint.rank), endpoint))
         })
     });
-    without_one("NICs", limit, || {
+    without_one("NICs", limit, 1, || {
         world().soft_nics(&SoftNics::new(Options { delay: 3, seed: 4, ..Options::default() }))
     });
 }
 
-/// Runs pairs without one rank, in a world that `world` makes, then pairs with it.
-fn without_one(name: &str, config: &GroupConfig, world: impl Fn() -> WorldConfig) {
+/// Runs pairs without one rank, in a seeded world that `world` makes, then pairs with it. The others wait for it for
+/// at most this number of deadlines, by the world's clock.
+fn without_one(name: &str, config: &GroupConfig, deadlines: u64, world: impl Fn() -> WorldConfig) {
     for phase in PHASES {
         for is_stored in [false, true] {
             let outcome = launch(world(), |rank| -> Result<(), EpError> {
                 let comm = rank.communicator(&Requirements::default())?;
-                let bed = Bed::new(&rank, &comm, config, is_stored)?;
+                let mut bed = Bed::new(&rank, &comm, config, is_stored)?;
+                bed.patience = Some(deadlines * LIMIT_NS);
                 bed.whole(2)?;
                 if rank.rank() as usize == SILENT {
                     bed.late(phase, || Ok(rank.barrier()?))?;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The machine code of the kernels: their threads fit, nothing is on the stack, and no register is spilled.
+//! The machine code of the kernels: their threads fit, nothing is on the stack, no register is spilled, and no fence is
+//! there twice.
 //!
 //! The trial reports as ignored if the kernels were not compiled for GPUs, or if there is no assembler.
 
-use gin_build::{Arch, Assembly, Ptxas};
+use gin_build::{Arch, Assembly, Ptxas, Report};
 use gin_ep_kernels::matmul::tile;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
@@ -13,7 +14,7 @@ use std::process::ExitCode;
 const REGISTERS: u32 = 65_536;
 
 fn main() -> ExitCode {
-    let name = "the_kernels_have_no_stack_spill_no_register_and_all_their_threads_fit";
+    let name = "the_kernels_have_no_stack_spill_no_register_no_fence_twice_and_all_their_threads_fit";
     libtest_mimic::run(&Arguments::from_args(), vec![Trial::ignorable_test(name, assembled)]).exit_code()
 }
 
@@ -27,9 +28,18 @@ fn assembled() -> Result<Completion, Failed> {
     };
     let folder = tempfile::tempdir()?;
     // The table has machine code, too, if the build found an assembler.
-    for (arch, text) in gin_ep::PTX.iter().filter(|(_, image)| !image.starts_with(b"\x7fELF")) {
+    let texts = gin_ep::PTX.iter().filter(|(_, image)| !image.starts_with(b"\x7fELF"));
+    let mut modules = Vec::new();
+    for (arch, text) in texts {
+        modules.push(((*arch).to_owned(), std::str::from_utf8(text)?.to_owned()));
+    }
+    // The build for the architecture with `wgmma` has another target, and is otherwise the same text.
+    if let Some((_, text)) = modules.iter().find(|(arch, _)| arch == "sm_90") {
+        modules.push(("sm_90a".to_owned(), text.replace(".target sm_90", ".target sm_90a")));
+    }
+    for (arch, text) in modules {
         let (ptx, cubin) = (folder.path().join(format!("{arch}.ptx")), folder.path().join(format!("{arch}.cubin")));
-        std::fs::write(&ptx, text)?;
+        std::fs::write(&ptx, &text)?;
         let report = match ptxas.assemble(arch.parse::<Arch>()?, &ptx, &cubin)? {
             Assembly::Done(report) => report,
             Assembly::NotTried(reason) => return Ok(Completion::ignored_with(reason)),
@@ -38,7 +48,7 @@ fn assembled() -> Result<Completion, Failed> {
         for entry in report.entries.iter().filter(|entry| entry.name.starts_with("ep_")) {
             kernels += 1;
             let multiplies = entry.name.contains("matmul");
-            if multiplies && *arch == "sm_80" {
+            if multiplies && arch == "sm_80" {
                 // No block of it fits there: a GPU of compute capability 8 has less shared memory.
                 continue;
             }
@@ -57,6 +67,40 @@ fn assembled() -> Result<Completion, Failed> {
         if kernels != 27 {
             return Err(format!("{arch} has {kernels} kernels, not 27").into());
         }
+        if arch == "sm_90" {
+            fences(&text, &report)?;
+        }
     }
     Ok(Completion::Completed)
+}
+
+/// Requires that a block releases once for all that it stored, and once for each peer whose flag it raises, and
+/// acquires once for each source.
+fn fences(text: &str, report: &Report) -> Result<(), Failed> {
+    for (kernel, releases) in [
+        // The block that was counted, and a flag.
+        ("ep_dispatch", 2),
+        ("ep_dispatch_e4m3", 2),
+        // The same; flags of rows in place are raised elsewhere.
+        ("ep_combine_bf16", 3),
+        ("ep_combine_f16", 3),
+        ("ep_combine_f32", 3),
+    ] {
+        let rest = text.split(".entry ").find(|rest| rest.starts_with(&format!("{kernel}(")));
+        // Functions may follow.
+        let body = rest.and_then(|rest| rest.split("\n}").next()).ok_or_else(|| format!("no kernel {kernel}"))?;
+        let count = |fence: &str| body.matches(fence).count();
+        let found = [count("fence.release.sys"), count("fence.acquire.sys"), count("fence.acquire.gpu")];
+        // The block that was counted last acquires what the others released.
+        if found != [releases, 1, 1] || count("fence.") != releases + 2 {
+            return Err(format!("{kernel}: {found:?} releases to the system, acquires from it and from the GPU").into());
+        }
+        // A report of a fault has a fence of its own.
+        let code = report.code(kernel)?;
+        let found = code.inlined.iter().chain(&code.called).filter(|line| line.contains("MEMBAR.ALL.SYS")).count();
+        if found != releases + 1 {
+            return Err(format!("{kernel}: {found} fences of the system in machine code, not {}", releases + 1).into());
+        }
+    }
+    Ok(())
 }

@@ -4,9 +4,9 @@
 mod support;
 
 use gin_device::prelude::*;
-use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Rows, Scales, Tokens};
+use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Rows, Scales, Tokens};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
-use gin_gpu::Memory;
+use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::Communicator;
 use gin_host::comm::Requirements;
 use gin_host::world::{Mode, Rank, WorldConfig, launch};
@@ -73,6 +73,82 @@ fn tokens_counted_in_several_rounds_go_to_the_same_places() {
     }
 }
 
+/// The values of the property tests, each of which some case sends tokens with.
+const EXPERTS: [usize; 4] = [1, 8, 60, 257];
+const HIDDEN: [usize; 5] = [8, 1000, 1536, 2880, 7168];
+const NUMBERS: [usize; 4] = [0, 1, 37, 128];
+
+/// A shape and the numbers of tokens of its ranks.
+struct Case {
+    shape: Shape,
+    most: usize,
+    counts: &'static [usize],
+}
+
+const fn case(
+    (ranks, experts, topk, hidden): (usize, usize, usize, usize),
+    most: usize,
+    counts: &'static [usize],
+) -> Case {
+    Case { shape: Shape { ranks, experts, topk, hidden }, most, counts }
+}
+
+/// Cases that together have each value. Virtual GPUs take long for long rows, so those have few tokens.
+fn table() -> Vec<Case> {
+    let mut cases = vec![
+        case((1, 257, 32, 1000), 128, &[128]),
+        case((2, 60, 8, 7168), 37, &[37, 0]),
+        case((3, 8, 2, 2880), 20, &[20, 1, 0]),
+        case((4, 257, 7, 1536), 37, &[0, 37, 1, 0]),
+        case((5, 1, 1, 7168), 4, &[1, 0, 4, 0, 1]),
+        case((6, 60, 22, 8), 200, &[128, 0, 37, 200, 1, 0]),
+        case((7, 257, 9, 1000), 37, &[1, 37, 0, 0, 0, 0, 3]),
+        case((8, 8, 3, 8), 128, &[128, 0, 1, 37, 128, 0, 5, 37]),
+    ];
+    cases.extend((1..=32).map(|topk| case((1 + topk % 3, 60, topk, 8), 5, &[5, 1, 3])));
+    cases
+}
+
+#[test]
+fn a_table_with_each_number_of_ranks_experts_ids_elements_and_tokens_gives_the_bits_of_the_oracle() {
+    let cases = table();
+    // All ids of these routings name an expert, so a rank with tokens sends them.
+    let has = |what: &dyn Fn(&Case) -> bool| {
+        cases.iter().any(|case| case.counts.iter().any(|&count| count > 0) && what(case))
+    };
+    assert!((1..=8).all(|ranks| has(&|case| case.shape.ranks == ranks)));
+    assert!(EXPERTS.iter().all(|&experts| has(&|case| case.shape.experts == experts)));
+    assert!((1..=32).all(|topk| has(&|case| case.shape.topk == topk)));
+    assert!(HIDDEN.iter().all(|&hidden| has(&|case| case.shape.hidden == hidden)));
+    assert!(NUMBERS.iter().all(|number| has(&|case| case.counts.contains(number))));
+    // As many tokens as there is room for, which is no number of the list.
+    assert!(has(&|case| !NUMBERS.contains(&case.most) && case.counts.contains(&case.most)));
+    for Case { shape, most, counts } in cases {
+        assert_eq!(counts.len().min(shape.ranks), shape.ranks, "{shape:?}: each rank has its number");
+        let pairs = [
+            Pair { routing: Routing::Uniform, counts, alternative: false },
+            Pair { routing: Routing::Repeats, counts, alternative: true },
+        ];
+        run(WorldConfig::seeded(shape.ranks as u32, 7), config(&shape, most as u32), shape, most, &pairs);
+    }
+}
+
+#[test]
+fn the_largest_sizes_give_the_bits_of_the_oracle() {
+    const COUNTS: [usize; 64] = {
+        let mut counts = [0; 64];
+        (counts[0], counts[62]) = (1, 1);
+        counts
+    };
+    // The most ranks, experts, ids of a token and bytes of a row.
+    let shape = Shape { ranks: 64, experts: 65_536, topk: 32, hidden: 32_768 };
+    let pairs = [
+        Pair { routing: Routing::Uniform, counts: &COUNTS, alternative: false },
+        Pair { routing: Routing::One(65_535), counts: &COUNTS, alternative: true },
+    ];
+    run(WorldConfig::seeded(64, 2), config(&shape, 1).sms(1).threads(32), shape, 1, &pairs);
+}
+
 /// The environment variable with the number of random cases.
 const CASES_VARIABLE: &str = "GIN_EP_CASES";
 
@@ -89,9 +165,9 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
     let cases = std::env::var(CASES_VARIABLE).map_or(12, |cases| cases.parse().expect("a number of cases"));
     for case in 0..cases {
         let ranks = 1 + next(8);
-        let experts = [1, 8, 60, 257][next(4)];
-        let topk = [1, 2, 7, 8, 9, 22, 32][next(7)];
-        let hidden = [8, 1000, 1536, 2880, 7168][next(5)];
+        let experts = EXPERTS[next(4)];
+        let topk = 1 + next(32);
+        let hidden = HIDDEN[next(5)];
         let shape = Shape { ranks, experts, topk, hidden };
         // Virtual GPUs take long for long rows, so there are fewer then.
         let most = [600, 128, 37][next(3)].min(2 + 160_000 / hidden / ranks);
@@ -152,6 +228,19 @@ fn rows_for_each_id_come_back_and_are_added_up_with_weights() {
         on_ranks(WorldConfig::seeded(ranks as u32, 9), |rank, comm| {
             support::at_source(rank, comm, &config, &shape, 12)
         });
+    }
+}
+
+#[test]
+fn dispatches_with_one_plan_send_other_rows_to_the_same_places() {
+    for (ranks, experts, topk, hidden) in [(1, 4, 2, 8), (3, 7, 5, 48)] {
+        let shape = Shape { ranks, experts, topk, hidden };
+        let config = config(&shape, 40);
+        for config in [config, config.max_rows(40 * ranks as u32)] {
+            on_ranks(WorldConfig::seeded(ranks as u32, 9), |rank, comm| {
+                support::planned(rank, comm, &config, &shape, 40)
+            });
+        }
     }
 }
 
@@ -222,12 +311,15 @@ fn nothing_races() {
         // A host that waits would order all that follows.
         on_ranks(world.clone(), |rank, comm| support::free_running(rank, comm, &config(&shape, 16), &shape, 16, 10));
         run(
-            world,
+            world.clone(),
             config(&shape, 16),
             shape,
             16,
             &[pair(Routing::Uniform), pair(Routing::Repeats), pair(Routing::Zipf)],
         );
+        for layout in [Layout::Padded, Layout::Packed { align: 8 }] {
+            on_ranks(world.clone(), |rank, comm| support::layout(rank, comm, &config(&shape, 5), layout, &shape, 5));
+        }
     }
 }
 
@@ -262,29 +354,45 @@ fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
         let input = Input::new(&rank, &shape, 8)?;
         let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
         let mut batches: Vec<Batch> = (0..2).map(|rank| batch(&shape, Routing::Uniform, 1, rank, 4)).collect();
-        batches[1].experts[2] = 4;
-        input.write(&batches[me], false)?;
-        let received = lane.exchange(&stream, &input.tokens(4, false))?;
-        stream.synchronize()?;
-        compare(&received, &shape, &batches, me)?;
-        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
-        stream.synchronize()?;
-        let report = group.status()?;
-        assert_eq!(report.map(|report| (report.code, report.expert, report.seen, report.limit)), {
-            (me == 1).then_some((Code::UnknownExpert, 4, 1, 4))
-        });
-        assert_eq!(group.status()?, None);
+        // The lower halves of some ids of 64 bits name an expert.
+        let narrow = [4, i32::MAX.into()].map(|id| (false, id));
+        let wide = [4, 1 << 31, 1 << 32, (1 << 32) + 1, i64::MAX, i64::MIN + 1].map(|id| (true, id));
+        for (wide, id) in narrow.into_iter().chain(wide) {
+            // The id as the kernel has it.
+            let seen = if id < 0 { -1 } else { i32::try_from(id).unwrap_or(i32::MAX) };
+            batches[1].experts[2] = seen;
+            input.write(&batches[me], wide)?;
+            if wide && me == 1 {
+                input.ids.write(2 * 8, &[id])?;
+            }
+            let received = lane.exchange(&stream, &input.tokens(4, wide))?;
+            stream.synchronize()?;
+            compare(&received, &shape, &batches, me)?;
+            received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+            stream.synchronize()?;
+            let report = group.status()?;
+            assert_eq!(report.map(|report| (report.code, report.expert, report.seen, report.limit)), {
+                (me == 1 && seen >= 0).then_some((Code::UnknownExpert, seen as u32, 1, 4))
+            });
+            assert_eq!(group.status()?, None);
+        }
 
-        // More tokens than there is room for.
+        // More tokens than there is room for, by a number of the host and by one of the device.
         let batches: Vec<Batch> = (0..2).map(|rank| batch(&shape, Routing::Uniform, 2, rank, 8)).collect();
-        input.write(&batches[me], false)?;
-        let received = lane.exchange(&stream, &input.tokens(8, false))?;
-        stream.synchronize()?;
         let fewer: Vec<Batch> = (0..2).map(|rank| batch(&shape, Routing::Uniform, 2, rank, 4)).collect();
-        compare(&received, &shape, &fewer, me)?;
-        received.release();
-        let report = group.status()?.map(|report| (report.code, report.seen, report.limit));
-        assert_eq!(report, Some((Code::TooManyTokens, 8, 4)));
+        let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
+        for (wide, given) in [(false, 8u32), (true, 8), (true, u32::MAX)] {
+            input.write(&batches[me], wide)?;
+            count_at.write(0, &[given])?;
+            let tokens = input.tokens(8, wide);
+            let tokens = if wide { tokens.count(Number::At(&count_at)) } else { tokens };
+            let received = lane.exchange(&stream, &tokens)?;
+            stream.synchronize()?;
+            compare(&received, &shape, &fewer, me)?;
+            received.release();
+            let report = group.status()?.map(|report| (report.code, report.seen, report.limit));
+            assert_eq!(report, Some((Code::TooManyTokens, given.into(), 4)));
+        }
 
         // A dispatch that nobody received, memory that is too short, and a lane that is lent.
         let short = input.rows.memory().slice(0..48)?;

@@ -71,11 +71,22 @@ pub fn per_rank_of(
 /// Returns the rows of a rank after a combine with one row for each id: their weighted sum in the order of the ids, by
 /// `fma` in FP32 from 0, rounded once. Ranks of `silent` take no part.
 pub fn at_source(shape: &Shape, batch: &Batch, silent: &[usize], experts: Experts) -> Vec<u16> {
+    at_source_from(shape, batch, silent, experts, |_, _| 0.0)
+}
+
+/// Returns the same, if the sums start from these values: of token, column.
+pub fn at_source_from(
+    shape: &Shape,
+    batch: &Batch,
+    silent: &[usize],
+    experts: Experts,
+    start: impl Fn(usize, usize) -> f32,
+) -> Vec<u16> {
     let mut all = Vec::new();
     for token in 0..batch.tokens(shape) {
         let places = batch.places(shape, token);
-        for &element in batch.row(shape, token) {
-            let mut sum = 0.0f32;
+        for (column, &element) in batch.row(shape, token).iter().enumerate() {
+            let mut sum = start(token, column);
             for &(_, rank, local, weight) in places.iter().filter(|(_, rank, ..)| !silent.contains(rank)) {
                 sum = weight.mul_add(widen(experts.apply(rank * shape.local() + local, element)), sum);
             }

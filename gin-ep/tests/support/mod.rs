@@ -88,7 +88,9 @@ pub fn experts(rank: &Rank, stream: &Arc<dyn Stream>, shape: &Shape, received: &
     let config = match rank.device().kind() {
         DeviceKind::Cuda => LaunchConfig::new(128, 256),
         // A virtual GPU takes long for a thread.
-        DeviceKind::Virtual => LaunchConfig::new(16, if hidden > 1024 { 256 } else { 32 }),
+        DeviceKind::Virtual => {
+            LaunchConfig::new(if shape.ranks > 8 { 1 } else { 4 }, if hidden > 1024 { 256 } else { 32 })
+        }
     };
     // Safety: after the receive, before the combine, on one stream.
     unsafe { hardware_experts::launch(stream, config, received.view(), rank.rank(), local, hidden)? };
@@ -178,7 +180,7 @@ pub fn pairs(
     group.destroy()
 }
 
-/// Runs pairs that nothing separates, with counts from a hash, and compares every 97th with the oracle.
+/// Runs pairs that nothing separates, with counts from a hash. Compares every 97th and the last one with the oracle.
 pub fn free_running(
     rank: &Rank,
     comm: &Communicator,
@@ -196,7 +198,13 @@ fn free_running_in(rank: &Rank, group: &Group<'_>, shape: &Shape, most: usize, p
     const CHECKED: u64 = 97;
     let me = rank.rank() as usize;
     // Batches of several sizes, used round and round.
-    let count = |number: u64, rank: usize| (number * 7 + 13 * rank as u64) as usize % (most + 1);
+    let count = |number: u64, rank: usize| {
+        // Steele, Lea, Flood 2014.
+        let word = (number << 32 | rank as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (word ^ word >> 31) as usize % (most + 1)
+    };
     let make = |number: u64| -> Vec<Batch> {
         let routing = [Routing::Uniform, Routing::Holes, Routing::Repeats][number as usize % 3];
         (0..shape.ranks).map(|rank| batch(shape, routing, number, rank, count(number, rank))).collect()
@@ -211,14 +219,15 @@ fn free_running_in(rank: &Rank, group: &Group<'_>, shape: &Shape, most: usize, p
         let index = (number * 5 % 8) as usize;
         let (input, mine) = (&inputs[index], &all[index][me]);
         let received = lane.exchange(&stream, &input.tokens(mine.tokens(shape), false))?;
-        if number % 11 == 10 {
+        let is_checked = number % CHECKED == 0 || number + 1 == pairs;
+        if number % 11 == 10 && !is_checked {
             // A dispatch without a combine.
             received.release();
             continue;
         }
         experts(rank, &stream, shape, &received)?;
         received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
-        if number % CHECKED == 0 {
+        if is_checked {
             stream.synchronize()?;
             let expected = per_rank(shape, mine, &[], Experts);
             let mut found = vec![0u16; expected.len()];
@@ -323,7 +332,23 @@ pub fn at_source(
     };
     let rows = memory(shape.ranks * most * shape.topk * 2 * shape.hidden)?;
     let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
-    for (number, routing) in [Routing::Uniform, Routing::Holes, Routing::Repeats, Routing::None].into_iter().enumerate()
+    let bias = memory(input.output.bytes() as usize)?;
+    // Numbers that a sum starts from: the bias has odd ones, the output even ones.
+    let start = |token: usize, column: usize| ((2 * token + 1) % 64 + column % 2 * 64) as f32;
+    let old = |token: usize, column: usize| ((2 * column + 2 * token) % 128) as f32;
+    let made = |value: &dyn Fn(usize, usize) -> f32| {
+        let all = (0..most).flat_map(|token| (0..shape.hidden).map(move |column| (token, column)));
+        all.map(|(token, column)| gin_ep_oracle::narrow(value(token, column))).collect::<Vec<u16>>()
+    };
+    for (number, (routing, is_plain, adds)) in [
+        (Routing::Uniform, false, false),
+        (Routing::Holes, true, false),
+        (Routing::Repeats, false, true),
+        (Routing::None, false, false),
+        (Routing::Holes, true, true),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let batches: Vec<Batch> =
             (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
@@ -337,15 +362,70 @@ pub fn at_source(
             let (view, shape) = (received.view(), LaunchConfig::new(4, 64));
             hardware_experts_each::launch(&stream, shape, view, rank.rank(), local, hidden, to, most as u32)?;
         }
-        received.combine(&stream, Rows::At(&rows), &Combine::weighted(&input.weights).into(&input.output))?;
+        let terms = if is_plain { Combine::plain() } else { Combine::weighted(&input.weights) };
+        let mut combine = terms.into(&input.output);
+        if adds {
+            bias.write(0, &made(&start))?;
+            input.output.write(0, &made(&old))?;
+            combine = combine.bias(&bias).accumulate();
+        }
+        received.combine(&stream, Rows::At(&rows), &combine)?;
         stream.synchronize()?;
         is_whole(&group, &format_args!("{routing:?} at {me}"))?;
-        let expected = gin_ep_oracle::at_source(shape, mine, &[], Experts);
+        let ones = Batch { weights: vec![1.0; mine.weights.len()], ..mine.clone() };
+        let expected =
+            gin_ep_oracle::at_source_from(shape, if is_plain { &ones } else { mine }, &[], Experts, |token, column| {
+                if adds { start(token, column) + old(token, column) } else { 0.0 }
+            });
         let mut found = vec![0u16; expected.len()];
         input.output.read(0, &mut found)?;
         assert!(expected == found, "{routing:?}: the output of rank {me} differs");
     }
     assert_eq!(group.status()?, None);
+    drop(lane);
+    group.destroy()
+}
+
+/// Counts the routing once, for dispatches of the same ids with other rows and weights, and compares each with the
+/// oracle. A dispatch of other ids comes between them.
+pub fn planned(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    most: usize,
+) -> Result<(), EpError> {
+    let me = rank.rank() as usize;
+    let group = Group::new(comm, config)?;
+    let input = Input::new(rank, shape, most)?;
+    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let make = |routing: Routing, key: u64| -> Vec<Batch> {
+        (0..shape.ranks).map(|rank| batch(shape, routing, key, rank, most - rank)).collect()
+    };
+    let first = make(Routing::Holes, 0);
+    input.write(&first[me], false)?;
+    let plan = lane.plan(&stream, &input.tokens(first[me].tokens(shape), false))?;
+    for number in 0..4 {
+        let mut batches = make(Routing::Repeats, number);
+        if number != 2 {
+            batches.iter_mut().zip(&first).for_each(|(batch, first)| batch.experts.clone_from(&first.experts));
+        }
+        let mine = &batches[me];
+        input.write(mine, false)?;
+        let tokens = input.tokens(mine.tokens(shape), false);
+        let tokens = if number == 2 { tokens } else { tokens.planned(&plan) };
+        let received = lane.dispatch(&stream, &tokens)?.receive(&stream)?;
+        stream.synchronize()?;
+        compare(&received, shape, &batches, me)?;
+        experts(rank, &stream, shape, &received)?;
+        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+        stream.synchronize()?;
+        is_whole(&group, &format_args!("dispatch {number} of {me}"))?;
+        let expected = per_rank(shape, mine, &[], Experts);
+        let mut found = vec![0u16; expected.len()];
+        input.output.read(0, &mut found)?;
+        assert!(expected == found, "dispatch {number}: the output of rank {me} differs");
+    }
     drop(lane);
     group.destroy()
 }
