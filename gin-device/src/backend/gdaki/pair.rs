@@ -563,8 +563,8 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Rings for held-back entries and [takes](Self::take) completions, and returns its result. Every wait calls this now
-    /// and then for each queue pair that may have entries under way.
+    /// Rings for held-back entries and [takes](Self::take) completions, and returns its result. Every wait calls this
+    /// now and then for each queue pair that may have entries under way.
     #[inline(always)]
     pub fn attend(&self, rare: &impl Rare) -> bool {
         self.pick_up(Entries::NONE, rare);
