@@ -68,9 +68,9 @@
 //! *A flush misses no queue pair.* Two bits mark a queue pair. The first means that entries may be under way. The
 //! second means that a poster has set both bits since a thread last began to clear the first. A poster sets both after
 //! its claim, with a release between. [`rest`](QueuePair::rest) clears the second, acquires, finds all claimed entries
-//! complete and all reads in view, and clears the first, with a release, only if the second is still clear. A poster that marked before the
-//! clear is seen by its claim, a poster that marked between by the second bit, and a later poster sets the first bit
-//! again. One thread at a time rests, because two would clear each other's second bit.
+//! complete and all reads in view, and clears the first, with a release, only if the second is still clear. A poster
+//! that marked before the clear is seen by its claim, a poster that marked between by the second bit, and a later
+//! poster sets the first bit again. One thread at a time rests, because two would clear each other's second bit.
 
 mod alone;
 
