@@ -233,7 +233,8 @@ fn replays(testbed: &Testbed) -> Result<(), String> {
     let number = if testbed.devices.is_some() { 1000 } else { 10 };
     with(testbed, 2, small_on(testbed), (8, 2, 64), 16, |rank, comm, config, shape, most| {
         support::replays(rank, comm, config, shape, most, number)
-    })
+    })?;
+    with(testbed, 2, small_on(testbed), (8, 2, 64), 16, support::planned)
 }
 
 fn at_source(testbed: &Testbed) -> Result<(), String> {
