@@ -219,9 +219,9 @@ const SIZES: [Size; 18] = [
     Size { kernel: "probe_put_value", inlined: 204, all: 440, registers: 48 },
     Size { kernel: "probe_flush", inlined: 150, all: 430, registers: 32 },
     Size { kernel: "probe_wait_signal", inlined: 256, all: 890, registers: 56 },
-    Size { kernel: "probe_gdaki_put_signal", inlined: 360, all: 1300, registers: 72 },
-    Size { kernel: "probe_gdaki_put_value", inlined: 275, all: 1205, registers: 68 },
-    Size { kernel: "probe_gdaki_flush", inlined: 800, all: 1570, registers: 72 },
+    Size { kernel: "probe_gdaki_put_signal", inlined: 360, all: 1310, registers: 72 },
+    Size { kernel: "probe_gdaki_put_value", inlined: 275, all: 1215, registers: 68 },
+    Size { kernel: "probe_gdaki_flush", inlined: 800, all: 1590, registers: 72 },
     Size { kernel: "probe_lsa_barrier", inlined: 1030, all: 1230, registers: 96 },
 ];
 

@@ -80,6 +80,8 @@ impl Posters for OneThread {
     fn written(&self, more: bool) -> Option<Written> {
         Some(Written { first: place(self.claims), count: self.count, more })
     }
+
+    fn published(&self) {}
 }
 
 /// Returns the head of a WRITE.

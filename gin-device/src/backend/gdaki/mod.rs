@@ -528,6 +528,11 @@ impl Posters for Callers<'_> {
         let more = more & !coop::any_here(mask, !more);
         leads.then_some(Written { first: self.index.wrapping_sub(before), count: before + count, more })
     }
+
+    #[inline(always)]
+    fn published(&self) {
+        coop::sync_here(self.group.mask);
+    }
 }
 
 // On a CPU, where a call is cheap, these are functions: inlined at each use they take minutes to compile.

@@ -210,6 +210,9 @@ pub trait Posters {
     /// Gathers the entries that all threads of the group have just written, and orders memory among them. `more`: the
     /// doorbell may wait for the caller's next post. In the thread that publishes the entries, returns them.
     fn written(&self, more: bool) -> Option<Written>;
+
+    /// Gathers the threads once their entries are published, and orders memory among them.
+    fn published(&self);
 }
 
 /// Entries of several threads.
@@ -426,6 +429,10 @@ impl<M: Memory> QueuePair<M> {
         let written = if slots.together { posters.written(more) } else { Some(alone) };
         if let Some(written) = written {
             self.announce(written, slots.leads, rare);
+        }
+        // One thread has marked the queue pair for all. A flush of each must find the mark.
+        if slots.together {
+            posters.published();
         }
     }
 

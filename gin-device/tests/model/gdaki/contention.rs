@@ -76,6 +76,10 @@ impl Posters for Lane<'_> {
         let entries = Written { first: place(self.claims), count: LANES as u32, more: all };
         (self.lane == LANES - 1).then_some(entries)
     }
+
+    fn published(&self) {
+        self.ballot.cast(self.lane, true);
+    }
 }
 
 impl World {
@@ -91,6 +95,7 @@ impl World {
             pair.publish(slots, 1, &poster, false, self);
         });
         posted.unwrap();
+        assert!(self.is_marked(), "a flush of lane {lane} would miss this queue pair");
     }
 
     /// Claims a slot for each lane of a group, and lets them post.
