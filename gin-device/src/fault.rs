@@ -213,24 +213,6 @@ impl Judge {
             (self.failed, self.unmet) = (true, unmet());
         }
     }
-
-    /// Visits the condition that a range ends within a window. `end` is the offset of its end, `fits` says whether it
-    /// does, and `length` returns the length of the window, which only the second visit needs.
-    #[inline(always)]
-    pub(crate) fn range(
-        &mut self,
-        subject: Subject,
-        end: u64,
-        fits: impl FnOnce() -> bool,
-        length: impl FnOnce() -> u64,
-    ) {
-        if !self.finding {
-            self.failed |= !fits();
-        } else {
-            let length = length();
-            self.condition(end <= length, || Unmet::new(FaultKind::OutOfRange).of(subject).values(length, end));
-        }
-    }
 }
 
 /// Visits conditions and returns `Ok`, or the fault of the first that is not met, with operation, context and peer of

@@ -190,8 +190,9 @@ impl<T: Pod> Way<T> {
         let (operation, world) = (if sends { Operation::Send } else { Operation::Receive }, comm.world());
         let whole = window.range(0, words::<T>(world.size()));
         fault::check!(fault::new(FaultKind::OutOfRange, operation).with_peer(peer.world()), |judge| {
-            judge.range(whole.subject(), whole.end(), || whole.fits_own(), || whole.own_length());
-            judge.range(whole.subject(), whole.end(), || whole.fits_on(peer), || whole.length_on(peer));
+            let unmet = |length| Unmet::new(FaultKind::OutOfRange).of(whole.subject()).values(length, whole.end());
+            judge.condition(whole.fits_own(), || unmet(whole.own_length()));
+            judge.condition(whole.fits_on(peer), || unmet(whole.length_on(peer)));
         })?;
         let here = window.local_ptr().wrapping_add(peer.world() as usize * block::<T>() as usize);
         let there = window.peer_ptr(peer)?.wrapping_add(world.rank() as usize * block::<T>() as usize);
@@ -215,11 +216,13 @@ impl<T: Pod> Way<T> {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn check(&self, message: &WindowRange<T>, operation: Operation) -> Result<(), Fault> {
         fault::check!(self.place(operation), |judge| {
-            let (size, subject) = (size_of::<T>() as u64, message.subject());
-            judge.condition(message.place().1 == size, || {
-                Unmet::new(FaultKind::LengthMismatch).of(subject).values(size, message.bytes())
+            let unmet = |kind| Unmet::new(kind).of(message.subject());
+            judge.condition(message.place().1 == size_of::<T>() as u64, || {
+                unmet(FaultKind::LengthMismatch).values(size_of::<T>() as u64, message.bytes())
             });
-            judge.range(subject, message.end(), || message.fits_own(), || message.own_length());
+            judge.condition(message.fits_own(), || {
+                unmet(FaultKind::OutOfRange).values(message.own_length(), message.end())
+            });
         })
     }
 

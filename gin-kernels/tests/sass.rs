@@ -203,11 +203,11 @@ struct Size {
 }
 
 /// The figures of 2026-11-26 by ptxas 13.0, and a few more. `halo` has 22 more in all than before, because the wait for
-/// room is a function that claims; it has fewer inlined. `alltoall` has 5 more, since reports load a length once.
+/// room is a function that claims; it has fewer inlined.
 const SIZES: [Size; 18] = [
     Size { kernel: "ring", inlined: 2480, all: 3460, registers: 160 },
     Size { kernel: "halo", inlined: 1950, all: 2860, registers: 104 },
-    Size { kernel: "alltoall", inlined: 1700, all: 2630, registers: 112 },
+    Size { kernel: "alltoall", inlined: 1700, all: 2620, registers: 112 },
     Size { kernel: "moe_gate", inlined: 240, all: 345, registers: 40 },
     Size { kernel: "moe_experts", inlined: 275, all: 275, registers: 52 },
     Size { kernel: "histogram", inlined: 1215, all: 2130, registers: 112 },
@@ -219,7 +219,7 @@ const SIZES: [Size; 18] = [
     Size { kernel: "probe_put_value", inlined: 204, all: 440, registers: 48 },
     Size { kernel: "probe_flush", inlined: 150, all: 430, registers: 32 },
     Size { kernel: "probe_wait_signal", inlined: 256, all: 890, registers: 56 },
-    Size { kernel: "probe_gdaki_put_signal", inlined: 380, all: 1310, registers: 72 },
+    Size { kernel: "probe_gdaki_put_signal", inlined: 380, all: 1320, registers: 72 },
     Size { kernel: "probe_gdaki_put_value", inlined: 295, all: 1225, registers: 68 },
     Size { kernel: "probe_gdaki_flush", inlined: 800, all: 1590, registers: 72 },
     Size { kernel: "probe_lsa_barrier", inlined: 1030, all: 1230, registers: 96 },

@@ -63,7 +63,9 @@ impl Posted<'_> {
                     judge.condition(!strong | has_strong(), || unmet(FaultKind::NoStrongSignals));
                     judge.condition(takes_va_signals(core, &va, lsa), || unmet(FaultKind::NoVaSignals));
                     judge.condition(va.offset.is_multiple_of(8), || unmet(FaultKind::Misaligned).values(8, va.offset));
-                    judge.range(va.subject(), va.end(), || va.fits_on(peer), || bytes_on(&va.window, peer));
+                    judge.condition(va.fits_on(peer), || {
+                        unmet(FaultKind::OutOfRange).values(bytes_on(&va.window, peer), va.end())
+                    });
                 }
             }
         }

@@ -92,11 +92,14 @@ impl<T: Pod, const PUTS: bool> Request for Move<T, PUTS> {
     #[inline(always)]
     fn judge(&self, posted: &Posted<'_>, judge: &mut Judge) {
         let (Self { there, here }, peer) = (self, posted.peer);
+        let unmet = |kind, range: &WindowRange<T>| Unmet::new(kind).of(range.subject());
         judge.condition(there.place().1 == here.place().1, || {
-            Unmet::new(FaultKind::LengthMismatch).of(there.subject()).values(there.bytes(), here.bytes())
+            unmet(FaultKind::LengthMismatch, there).values(there.bytes(), here.bytes())
         });
-        judge.range(there.subject(), there.end(), || there.fits_on(peer), || there.length_on(peer));
-        judge.range(here.subject(), here.end(), || here.fits_own(), || here.own_length());
+        judge.condition(there.fits_on(peer), || {
+            unmet(FaultKind::OutOfRange, there).values(there.length_on(peer), there.end())
+        });
+        judge.condition(here.fits_own(), || unmet(FaultKind::OutOfRange, here).values(here.own_length(), here.end()));
     }
 
     #[inline(always)]
@@ -180,8 +183,9 @@ impl Request for OneValue {
         let (offset, bytes) = there.place();
         judge.condition(bytes == width, || unmet(FaultKind::LengthMismatch).values(width, there.bytes()));
         judge.condition(offset.is_multiple_of(width), || unmet(FaultKind::Misaligned).values(width, there.offset()));
-        let peer = posted.peer;
-        judge.range(there.subject(), there.end(), || there.fits_on(peer), || there.length_on(peer));
+        judge.condition(there.fits_on(posted.peer), || {
+            unmet(FaultKind::OutOfRange).values(there.length_on(posted.peer), there.end())
+        });
     }
 
     #[inline(always)]
