@@ -174,6 +174,10 @@ models! {
         });
     }
 
+    fn each_lane_finds_the_mark_that_one_of_them_has_made() {
+        explore(1, || World::new(2, 0, LANES).post_lanes());
+    }
+
     fn several_flushes_post_one_entry_that_asks_for_a_completion() {
         explore(1, || {
             let world = World::new(3, 3, 1);
