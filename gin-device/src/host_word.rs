@@ -22,7 +22,7 @@
 //! all such threads find it. A flush that has the turn keeps its values there, too.
 //!
 //! A lane whose wait has ended stays behind its loop until all lanes leave that entered the loop together with it. So
-//! the read that ends a flush gives the turn back: a function that each round of the loop calls. Otherwise lanes that
+//! the read that ends the wait gives the turn back: a function that each round of the loop calls. Otherwise lanes that
 //! wait for a larger value would wait for ever.
 //!
 //! # Why it is right
@@ -139,14 +139,17 @@ impl<M: Memory> Look<M> {
         self.state & VALID != 0
     }
 
-    /// Returns the value of the word, read by this thread or by another. Returns `None` if another thread has the turn
-    /// and has not stored yet. Relaxed: an acquire fence may follow. [`end`](Self::end) must be called at the end.
+    /// Returns how far the word is past `enough`, as this thread or another one read it. Returns `None` if another
+    /// thread has the turn and has not stored yet. Relaxed: an acquire fence may follow.
+    ///
+    /// Gives the turn back if the word is at or past `enough`, because then the wait is likely to end. When it ends for
+    /// another reason, [`end`](Self::end) must be called.
     #[inline(always)]
-    pub fn now(&mut self) -> Option<u64> {
+    pub fn now(&mut self, enough: u64) -> Option<u64> {
         let HostWord { word, near } = self.host;
-        let now;
-        (now, self.state) = outlined::look::<M>(word, near, self.state);
-        (self.state & VALID != 0).then_some(now)
+        let over;
+        (over, self.state) = outlined::look::<M>(word, near, self.state, enough);
+        (self.state & VALID != 0).then_some(over)
     }
 
     /// Returns the same reads. If `adds`, [`now_and_drain`](Self::now_and_drain) adds [`MAIL`] to the word.
@@ -156,10 +159,9 @@ impl<M: Memory> Look<M> {
         self
     }
 
-    /// Reads the word as [`now`](Self::now), and drains the [mailbox](crate::mailbox) whose words in GPU memory these
-    /// are: opens it if a sender wants that and no other thread has it open, or carries out its next entry. Returns how
-    /// far the value is past `enough`. Closes the mailbox if it is, because then the wait is likely to end.
-    /// [`leave`](Self::leave) must be called before [`end`](Self::end).
+    /// Does the same as [`now`](Self::now), and drains the [mailbox](crate::mailbox) whose words in GPU memory these
+    /// are: opens it if a sender wants that and no other thread has it open, or carries out its next entry. Closes it
+    /// where it gives the turn back. [`leave`](Self::leave) must be called before [`end`](Self::end).
     #[inline(always)]
     pub(crate) fn now_and_drain(&mut self, mailbox: M::Word, enough: u64) -> Option<u64> {
         let HostWord { word, near } = self.host;
@@ -208,6 +210,16 @@ fn give_back<M: Memory>(near: M::Word, state: u32) {
     }
 }
 
+/// Gives the turn back if the thread has it and the wait is likely to end. Returns the new state.
+#[inline(always)]
+fn give_back_if<M: Memory>(ends: bool, near: M::Word, state: u32) -> u32 {
+    if ends && state & MINE != 0 {
+        give_back::<M>(near, state);
+        return state & !(MINE | ANNOUNCED);
+    }
+    state
+}
+
 /// Reads the word in the given state of a [`Look`]; `announce` runs before another thread is shown a value. Returns
 /// the value, if it is [`VALID`], and the new state.
 #[inline(always)]
@@ -248,14 +260,16 @@ fn look<M: Memory>(word: M::Word, near: M::Word, mut state: u32, announce: impl 
 
 /// Code of reads of host memory, which a kernel has once and calls.
 mod outlined {
-    use super::{ADDS, ASKS, MAIL, MINE, READ, READS, SPARE, VALID, give_back};
+    use super::{ADDS, ASKS, MAIL, MINE, READ, READS, SPARE, VALID, give_back, give_back_if};
     use crate::mailbox::{OPEN, Reader};
     use crate::status;
     use crate::sys::{Memory, Word};
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) fn look<M: Memory>(word: M::Word, near: M::Word, state: u32) -> (u64, u32) {
-        super::look::<M>(word, near, state, || {})
+    pub(super) fn look<M: Memory>(word: M::Word, near: M::Word, state: u32, enough: u64) -> (u64, u32) {
+        let (now, state) = super::look::<M>(word, near, state, || {});
+        let over = now.wrapping_sub(enough);
+        (over, give_back_if::<M>(over as i64 >= 0, near, state))
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
@@ -272,14 +286,21 @@ mod outlined {
         let mail = if adds != 0 { near.at(MAIL).load_relaxed_gpu() } else { 0 };
         let entry = if open { reader.load() } else { (0, [0; 4]) };
         let (now, mut state) = super::look::<M>(word, near, state, || {});
-        let missing = enough.wrapping_sub(mail);
+        let mut over = now.wrapping_sub(enough.wrapping_sub(mail));
         state |= adds;
         if open {
             let (taken, raised);
             (taken, raised, state) = reader.drain(state, entry, near);
-            let over = now.wrapping_add(if adds != 0 { raised } else { 0 }).wrapping_sub(missing);
+            over = over.wrapping_add(if adds != 0 { raised } else { 0 });
             // Here, because more trips to GPU memory would come between the last raise and the end of the wait.
-            return (over, if over as i64 >= 0 { reader.close(state, taken) } else { state });
+            if over as i64 >= 0 {
+                state = reader.close(state, taken);
+                state = give_back_if::<M>(true, near, state);
+            }
+            return (over, state);
+        }
+        if over as i64 >= 0 {
+            return (over, give_back_if::<M>(true, near, state));
         }
         if state & MINE != 0 {
             state = state.wrapping_add(READ);
@@ -289,7 +310,7 @@ mod outlined {
                 state = reader.open(state);
             }
         }
-        (now.wrapping_sub(missing), state)
+        (over, state)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
