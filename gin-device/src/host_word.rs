@@ -19,8 +19,11 @@
 //! stores each value to `SEEN`. The other threads poll `SEEN` and try to take the turn.
 //!
 //! A thread that waits for room in a queue takes the turn for one read only, and keeps the value in [`SPARE`], where
-//! all such threads find it. So it never has the turn while other lanes of its warp hold it up. A flush that has the
-//! turn keeps its values there, too.
+//! all such threads find it. A flush that has the turn keeps its values there, too.
+//!
+//! A lane whose wait has ended stays behind its loop until all lanes leave that entered the loop together with it. So
+//! the read that ends the wait gives the turn back: a function that each round of the loop calls. Otherwise lanes that
+//! wait for a larger value would wait for ever.
 //!
 //! # Why it is right
 //! *The writes that the word covers are visible.* A thread that takes the value from `SEEN` makes an acquire fence when
@@ -87,13 +90,13 @@ impl<M: Memory> HostWord<M> {
         }
         let now = self.word.load_relaxed_sys();
         self.near.at(SPARE).store_relaxed_gpu(now);
-        // Ordered as in `Look::end`.
+        // Ordered as in `give_back`.
         turn.store_relaxed_sys(FREE);
         now
     }
 }
 
-/// The reads of a host word by one wait. [`end`](Self::end) must be called: it gives the turn back.
+/// The reads of a host word by one wait.
 #[derive(Debug)]
 #[must_use]
 pub struct Look<M: Memory> {
@@ -123,21 +126,30 @@ impl<M: Memory> Look<M> {
         Self { host, state: 0 }
     }
 
-    /// Returns the value of the word, read by this thread or by another. Returns `None` if another thread has the turn
-    /// and has not stored yet. Relaxed: an acquire fence may follow.
+    /// Returns whether the word is `position` or more, as this thread or another one read it. Relaxed: an acquire fence
+    /// may follow. If it is, or if the wait `ends`, gives the turn back: this is the last read.
     ///
-    /// With a status, a fault that the host posted before the word got its value is announced too: a thread that got
-    /// the value from another thread and has fenced finds the fault in GPU memory. The value is kept in [`SPARE`] for
+    /// A fault that the host posted before the word got its value is announced too: a thread that got the value from
+    /// another thread and has fenced finds the fault in GPU memory. The value is kept in [`SPARE`] for
     /// [`glance`](HostWord::glance).
     #[inline(always)]
-    pub fn now(&mut self, status: Option<&Status<M>>) -> Option<u64> {
+    pub fn is_past(&mut self, status: &Status<M>, position: u64, ends: bool) -> bool {
+        let (HostWord { word, near }, Status { host, copy, .. }) = (self.host, *status);
+        self.state = outlined::look_past::<M>(word, near, self.state, position, ends, host, copy);
+        self.state & VALID != 0
+    }
+
+    /// Returns how far the word is past `enough`, as this thread or another one read it. Returns `None` if another
+    /// thread has the turn and has not stored yet. Relaxed: an acquire fence may follow.
+    ///
+    /// Gives the turn back if the word is at or past `enough`, because then the wait is likely to end. When it ends for
+    /// another reason, [`end`](Self::end) must be called.
+    #[inline(always)]
+    pub fn now(&mut self, enough: u64) -> Option<u64> {
         let HostWord { word, near } = self.host;
-        let now;
-        (now, self.state) = match status {
-            Some(status) => outlined::look_and_announce::<M>(word, near, self.state, status.host, status.copy),
-            None => outlined::look::<M>(word, near, self.state),
-        };
-        (self.state & VALID != 0).then_some(now)
+        let over;
+        (over, self.state) = outlined::look::<M>(word, near, self.state, enough);
+        (self.state & VALID != 0).then_some(over)
     }
 
     /// Returns the same reads. If `adds`, [`now_and_drain`](Self::now_and_drain) adds [`MAIL`] to the word.
@@ -147,10 +159,9 @@ impl<M: Memory> Look<M> {
         self
     }
 
-    /// Reads the word as [`now`](Self::now), and drains the [mailbox](crate::mailbox) whose words in GPU memory these
-    /// are: opens it if a sender wants that and no other thread has it open, or carries out its next entry. Returns how
-    /// far the value is past `enough`. Closes the mailbox if it is, because then the wait is likely to end.
-    /// [`leave`](Self::leave) must be called before [`end`](Self::end).
+    /// Does the same as [`now`](Self::now), and drains the [mailbox](crate::mailbox) whose words in GPU memory these
+    /// are: opens it if a sender wants that and no other thread has it open, or carries out its next entry. Closes it
+    /// where it gives the turn back. [`leave`](Self::leave) must be called before [`end`](Self::end).
     #[inline(always)]
     pub(crate) fn now_and_drain(&mut self, mailbox: M::Word, enough: u64) -> Option<u64> {
         let HostWord { word, near } = self.host;
@@ -173,24 +184,40 @@ impl<M: Memory> Look<M> {
         }
     }
 
-    /// Returns whether this thread has the turn: it reads the word itself.
+    /// Returns whether this thread has the turn, or had it in its last read: it has read the word itself.
     #[inline(always)]
     pub fn is_mine(&self) -> bool {
         self.state & MINE != 0
     }
 
-    /// Ends the reads and gives the turn back.
+    /// Gives the turn back if this thread has it.
     #[inline(always)]
     pub fn end(self) {
-        let turn = self.host.near.at(TURN);
-        if self.state & (MINE | ANNOUNCED) == MINE | ANNOUNCED {
-            turn.store_release_gpu(FREE);
-        } else if self.is_mine() {
-            // Ordered by the branch on having the turn. An atomic would express that in the memory model too, and cost
-            // 0.2 us a wait.
-            turn.store_relaxed_sys(FREE);
-        }
+        give_back::<M>(self.host.near, self.state);
     }
+}
+
+/// Gives the turn back if the thread has it.
+#[inline(always)]
+fn give_back<M: Memory>(near: M::Word, state: u32) {
+    let turn = near.at(TURN);
+    if state & (MINE | ANNOUNCED) == MINE | ANNOUNCED {
+        turn.store_release_gpu(FREE);
+    } else if state & MINE != 0 {
+        // Ordered by the branch on having the turn. An atomic would express that in the memory model too, and cost
+        // 0.2 us a wait.
+        turn.store_relaxed_sys(FREE);
+    }
+}
+
+/// Gives the turn back if the thread has it and the wait is likely to end. Returns the new state.
+#[inline(always)]
+fn give_back_if<M: Memory>(ends: bool, near: M::Word, state: u32) -> u32 {
+    if ends && state & MINE != 0 {
+        give_back::<M>(near, state);
+        return state & !(MINE | ANNOUNCED);
+    }
+    state
 }
 
 /// Reads the word in the given state of a [`Look`]; `announce` runs before another thread is shown a value. Returns
@@ -233,14 +260,16 @@ fn look<M: Memory>(word: M::Word, near: M::Word, mut state: u32, announce: impl 
 
 /// Code of reads of host memory, which a kernel has once and calls.
 mod outlined {
-    use super::{ADDS, ASKS, MAIL, MINE, READ, READS, SPARE};
+    use super::{ADDS, ASKS, MAIL, MINE, READ, READS, SPARE, VALID, give_back, give_back_if};
     use crate::mailbox::{OPEN, Reader};
     use crate::status;
     use crate::sys::{Memory, Word};
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) fn look<M: Memory>(word: M::Word, near: M::Word, state: u32) -> (u64, u32) {
-        super::look::<M>(word, near, state, || {})
+    pub(super) fn look<M: Memory>(word: M::Word, near: M::Word, state: u32, enough: u64) -> (u64, u32) {
+        let (now, state) = super::look::<M>(word, near, state, || {});
+        let over = now.wrapping_sub(enough);
+        (over, give_back_if::<M>(over as i64 >= 0, near, state))
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
@@ -257,14 +286,21 @@ mod outlined {
         let mail = if adds != 0 { near.at(MAIL).load_relaxed_gpu() } else { 0 };
         let entry = if open { reader.load() } else { (0, [0; 4]) };
         let (now, mut state) = super::look::<M>(word, near, state, || {});
-        let missing = enough.wrapping_sub(mail);
+        let mut over = now.wrapping_sub(enough.wrapping_sub(mail));
         state |= adds;
         if open {
             let (taken, raised);
             (taken, raised, state) = reader.drain(state, entry, near);
-            let over = now.wrapping_add(if adds != 0 { raised } else { 0 }).wrapping_sub(missing);
+            over = over.wrapping_add(if adds != 0 { raised } else { 0 });
             // Here, because more trips to GPU memory would come between the last raise and the end of the wait.
-            return (over, if over as i64 >= 0 { reader.close(state, taken) } else { state });
+            if over as i64 >= 0 {
+                state = reader.close(state, taken);
+                state = give_back_if::<M>(true, near, state);
+            }
+            return (over, state);
+        }
+        if over as i64 >= 0 {
+            return (over, give_back_if::<M>(true, near, state));
         }
         if state & MINE != 0 {
             state = state.wrapping_add(READ);
@@ -274,7 +310,7 @@ mod outlined {
                 state = reader.open(state);
             }
         }
-        (now.wrapping_sub(missing), state)
+        (over, state)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
@@ -283,19 +319,28 @@ mod outlined {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) fn look_and_announce<M: Memory>(
+    pub(super) fn look_past<M: Memory>(
         word: M::Word,
         near: M::Word,
         state: u32,
+        position: u64,
+        ends: bool,
         host: M::Word,
         copy: M::Word,
-    ) -> (u64, u32) {
-        let (now, state) = super::look::<M>(word, near, state, || {
+    ) -> u32 {
+        let (now, mut state) = super::look::<M>(word, near, state, || {
             status::look::<M>(host, copy);
         });
         if state & MINE != 0 {
             near.at(SPARE).store_relaxed_gpu(now);
         }
-        (now, state)
+        if now < position {
+            state &= !VALID;
+        }
+        if ends | (state & VALID != 0) {
+            // The state keeps the turn's bit, which tells the caller that this thread has read the word.
+            give_back::<M>(near, state);
+        }
+        state
     }
 }

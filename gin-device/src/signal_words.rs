@@ -101,7 +101,7 @@ impl<M: Memory> Words<M> {
     fn look(&self, look: &mut Look<M>, target: u64) -> Option<u64> {
         match self.mailbox {
             Some(mailbox) => look.now_and_drain(mailbox, target),
-            None => look.now(None).map(|now| now.wrapping_sub(target)),
+            None => look.now(target),
         }
     }
 

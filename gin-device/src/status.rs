@@ -250,18 +250,18 @@ impl<M: Memory> Status<M> {
     }
 
     /// Waits as [`poll`](Self::poll), for a word in host memory, and pauses before the first test. It checks the status
-    /// words at every poll.
+    /// words at every poll. `test` learns whether the wait ends, even if it returns false.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
     #[inline(always)]
-    pub fn poll_host_word(&self, deadline: Deadline, mut test: impl FnMut() -> bool) -> Result<(), WaitError> {
+    pub fn poll_host_word(&self, deadline: Deadline, mut test: impl FnMut(bool) -> bool) -> Result<(), WaitError> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         // One short block of code with one exit, which LLVM leaves as it is.
         loop {
             M::pause_at_host_word();
             let end = self.end(start, deadline);
-            let met = test();
+            let met = test(end.is_some());
             if met | end.is_some() {
                 return match end {
                     Some(end) if !met => Err(end),

@@ -12,6 +12,8 @@ use std::vec::Vec;
 pub(super) fn add(list: &mut List) {
     list.network_case("warps_with_and_without_signals_and_more_post_through_short_queues", mixed_warps);
     list.network_case("lanes_that_post_with_more_do_not_hold_back_the_lane_that_posts_without", one_without);
+    list.case("lanes_that_wait_each_for_itself_for_other_values_all_end", other_values);
+    list.network_case("lanes_that_flush_each_for_itself_to_other_positions_all_end", other_positions);
     list.case("posts_with_more_are_sent_by_one_without_and_by_every_wait_of_their_context", held_back);
     list.network_case("gets_have_arrived_after_a_flush_while_other_threads_post", getters);
     list.network_case("sources_may_change_after_a_flush_while_other_threads_flush", sources);
@@ -90,6 +92,47 @@ fn one_without(setup: &Setup) -> Verdict {
         scenario = scenario.on_group(0, lane as u32, program);
     }
     run_ok(setup, &scenario.on(1, receiver)).map(|_| ())
+}
+
+/// Time in which a wait ends if no lane keeps another one from reading.
+const PATIENCE_US: u64 = 5_000_000;
+
+/// Lanes of a warp wait for a signal, and for a counter, each for another value. Another warp's thread lets the next
+/// raise come once a value is there. On a GPU a lane whose wait has ended may stay until the others leave the loop.
+fn other_values(setup: &Setup) -> Verdict {
+    let lanes = 32;
+    let mut scenario = Scenario::new(2).shape(1, lanes + 1);
+    for lane in 0..lanes {
+        let (value, counter) = (u64::from(lane) + 1, Op::wait_counter(3, u64::from(lane) + 1));
+        scenario = scenario.on_group(0, lane, vec![counter.deadline_us(PATIENCE_US)]);
+        scenario = scenario.on_group(1, lane, vec![Op::wait_signal(0, value).deadline_us(PATIENCE_US)]);
+    }
+    let values = || 1..=u64::from(lanes);
+    let sender = values().flat_map(|value| {
+        let put = Op::put(1, 8).to(1, 8 * value).signal(0).counter(3);
+        [put, Op::wait_counter(3, value).deadline_us(PATIENCE_US), Op::wait_signal(1, value).deadline_us(PATIENCE_US)]
+    });
+    let receiver = values().flat_map(|value| [Op::wait_signal(0, value).deadline_us(PATIENCE_US), Op::raise(0, 1)]);
+    let scenario = scenario.on_group(0, lanes, sender.collect()).on_group(1, lanes, receiver.collect());
+    run_ok(setup, &scenario).map(|_| ())
+}
+
+/// Lanes of a warp take tokens one after the other, each behind a long put, and then flush together, once to all peers.
+fn other_positions(setup: &Setup) -> Verdict {
+    let (lanes, bytes) = (32, 16 << 10);
+    let mut scenario = Scenario::new(2).shape(1, lanes);
+    for lane in 0..lanes {
+        let mut program = vec![Op::nop(); 2 * lanes as usize];
+        program[2 * lane as usize] = Op::put(1, bytes).to(1, 0);
+        program[2 * lane as usize + 1] = Op::flush_async(1);
+        program.extend([
+            Op::wait_token().deadline_us(PATIENCE_US),
+            Op::put(1, bytes),
+            Op::flush().deadline_us(PATIENCE_US),
+        ]);
+        scenario = scenario.on_group(0, lane, program);
+    }
+    run_ok(setup, &scenario).map(|_| ())
 }
 
 fn held_back(setup: &Setup) -> Verdict {

@@ -196,7 +196,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         // Another thread may have read the word before the consumer took the requests, and found `NOTHING` then.
         if !looked {
             let word = oldest_incomplete.word;
-            self.status.poll_host_word(deadline.left::<M>(), || word.load_relaxed_sys() >= position)?;
+            self.status.poll_host_word(deadline.left::<M>(), |_| word.load_relaxed_sys() >= position)?;
         }
         Ok(())
     }
@@ -206,11 +206,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     #[inline(always)]
     fn wait_past(&self, host: HostWord<M>, position: u64, deadline: Deadline) -> Result<bool, WaitError> {
         let mut look = Look::new(host);
-        let outcome =
-            self.status.poll_host_word(deadline, || look.now(Some(&self.status)).is_some_and(|now| now >= position));
-        let looked = look.is_mine();
-        look.end();
-        outcome.map(|()| looked)
+        self.status.poll_host_word(deadline, |ends| look.is_past(&self.status, position, ends))?;
+        Ok(look.is_mine())
     }
 }
 

@@ -176,7 +176,7 @@ models! {
                 let world = world.clone();
                 move || {
                     let mut look = Look::new(host);
-                    look.now(None);
+                    look.now(u64::MAX >> 1);
                     // The cell has this thread's own store if it has shown a value.
                     let shows = look.is_mine() && host.near.at(TURN).load_relaxed_gpu() == 2;
                     if shows {
@@ -195,6 +195,39 @@ models! {
             }
         });
         behind.check();
+    }
+
+    fn a_thread_whose_wait_has_ended_keeps_no_turn() {
+        for flush in [false, true] {
+            explore(2, move || {
+                let world = World::new(signals([by_one(CPU, 0), by_one(GPU, 0)], 1));
+                let behind = word(&world, 1, GPU);
+                // Like lanes of a warp, each stays behind its loop until both have left it.
+                let waiters = [1, 2].map(|least| {
+                    let world = world.clone();
+                    thread::spawn(move || {
+                        let host = HostWord::<Loom> { word: word(&world, 0, CPU), near: world.signals[0].near };
+                        let mut look = Look::new(host);
+                        while !match flush {
+                            true => look.is_past(&world.status, least, false),
+                            false => look.now(least).is_some_and(|over| over as i64 >= 0),
+                        } {
+                            Loom::pause(0);
+                        }
+                        behind.red_add_relaxed_gpu(1);
+                        while behind.load_relaxed_gpu() != 2 {
+                            Loom::pause(0);
+                        }
+                    })
+                });
+                raise(word(&world, 0, CPU), 1);
+                raise(word(&world, 0, CPU), 1);
+                for waiter in waiters {
+                    waiter.join().unwrap();
+                }
+                assert_eq!(world.signals[0].near.at(TURN).load_relaxed_gpu(), 0, "the turn was given back");
+            });
+        }
     }
 
     fn a_wait_that_ends_by_a_host_value_of_another_wait_shows_the_covered_writes() {

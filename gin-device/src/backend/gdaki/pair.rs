@@ -745,7 +745,7 @@ impl<M: Memory> QueuePair<M> {
         rare: &impl Rare,
     ) -> Result<(), Ended> {
         let (mut target, mut succeeds) = (None, true);
-        let waited = self.status.poll_host_word(deadline, || {
+        let waited = self.status.poll_host_word(deadline, |_| {
             if target.is_none() {
                 target = self.cover(position, &dump, rare);
             }
