@@ -10,8 +10,8 @@ use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, Failure, end};
 use gin_abi::Deadline;
 use gin_bench_kernels::ep::{EXCHANGE_WORDS, Job};
-use gin_ep::{Combine, Element, EpError, Group, GroupConfig, Ids, Rows, Scales, Tokens};
-use gin_ep_oracle::{Batch, Routing, Shape, batch, narrow, quantized, rank_major, widen};
+use gin_ep::{Arrangement, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Rows, Scales, Tokens};
+use gin_ep_oracle::{Batch, ExpertRow, Routing, Shape, batch, expert_major, narrow, quantized, rank_major, widen};
 use gin_gpu::{Function, GpuError, KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::{CommError, Communicator, DeviceComm, Requirements, Window, WindowFlags};
 use gin_host::world::Rank;
@@ -28,13 +28,20 @@ const LAUNCHES: u32 = 100;
 const LARGE: usize = 4096;
 
 /// Figures of one group.
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Default, serde::Serialize, serde::Deserialize)]
 struct Calls {
     dispatch: Vec<f64>,
     /// With a combine of the received rows, which their sources load.
     pair: Vec<f64>,
     /// With a combine of rows in other memory, which are stored to their sources.
     stored: Vec<f64>,
+    /// Pairs whose dispatch and combine each begin after all ranks have met.
+    apart: Vec<f64>,
+    /// A dispatch and the packed layout by expert.
+    packed: Vec<f64>,
+    /// In the same repeats: the floors of a dispatch and of a combine; for fewer processors the dispatch and the pair
+    /// of all processors.
+    beside: [Vec<f64>; 2],
     wrong: u64,
     blocks: u64,
 }
@@ -50,15 +57,13 @@ struct Times {
     fp8: Option<Calls>,
     /// Sources share a region.
     shared: Option<Calls>,
-    /// The floors of a dispatch, of a combine, and of a dispatch of FP8.
-    there: Vec<f64>,
-    back: Vec<f64>,
-    fp8_there: Vec<f64>,
     /// The shapes of the floors.
     shapes: [String; 2],
-    /// The rows that the rank sends, by the driver; the rows that it received, copied within its memory.
+    /// The rows that the rank sends, by the driver; the rows that it received, copied within its memory; the same, one
+    /// for each id.
     copy: Vec<f64>,
     expand: Vec<f64>,
+    expand_ids: Vec<f64>,
     /// Rows that this rank sends.
     rows: usize,
     /// Host time of a launch.
@@ -70,7 +75,21 @@ struct Times {
 enum Combines {
     None,
     InPlace,
+    /// In place, of rows with a flat layout; also the packed layout.
+    Layouts,
+    /// In place and of other memory; also pairs whose ranks meet.
     All,
+}
+
+/// Returns the number by which an expert multiplies its rows.
+fn factor(rank: usize, local: usize) -> f32 {
+    ((rank + local) % 3 + 1) as f32
+}
+
+/// Returns element `at` of the rows of `rank`: a whole number of at most 8 bits, which differs from column to column
+/// and from row to row.
+fn element(rank: usize, hidden: usize, at: usize) -> u16 {
+    narrow(((at * 37 + at / hidden * 11 + rank) % 511) as f32 - 255.0)
 }
 
 /// Returns an error of gin-ep as one of the communicator.
@@ -145,14 +164,21 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
     let moved = (of.iter().map(|times| times.rows).max().unwrap_or(0) * 2 * shape.hidden) as u64;
     let (dispatch, pair) = (slowest(&|times| &times.all.dispatch), slowest(&|times| &times.all.pair));
     let combine = less(&pair, &dispatch);
-    let (there, back) = (slowest(&|times| &times.there), slowest(&|times| &times.back));
+    let (there, back) = (slowest(&|times| &times.all.beside[0]), slowest(&|times| &times.all.beside[1]));
     let blocks = of[0].all.blocks;
-    let detail = |blocks: u64| format!("{blocks} blocks; {moved} bytes, {logical} logical");
+    let spread = |get: &dyn Fn(&Times) -> &Vec<f64>| {
+        let ranks: Vec<f64> = of.iter().map(|times| median(get(times))).collect();
+        let (least, most) = (ranks.iter().copied().fold(f64::MAX, f64::min), ranks.iter().copied().fold(0.0, f64::max));
+        format!("with the dispatch {least:.2} to {most:.2} us by rank")
+    };
+    let spreads = [spread(&|times| &times.all.dispatch), spread(&|times| &times.all.pair)];
+    let spread_of = |what: &str| &spreads[usize::from(what != "dispatch")];
+    let detail = |what: &str| format!("{blocks} blocks; {moved} bytes, {logical} logical; {}", spread_of(what));
     let main = |what: &str, repeats: &[f64], floor: &[f64], shape: &str, goal: Option<(Goal, Goal)>| {
         let (goal, stretch) = goal.filter(|_| counts).unzip();
         Row::new(format!("{what}, {tokens} tokens"), Figure::new(repeats, wrong(&|times| times.all.wrong)), "us")
             .main(true)
-            .detail(detail(blocks))
+            .detail(detail(what))
             .point(what, moved)
             .beside(Kind::Floor, "exchange", Figure::new(floor, None), goal, stretch)
             .by(shape)
@@ -176,12 +202,15 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
     rows.push(main("combine of rows in other memory", &stored, &back, back_shape, None).main(false));
     let floor: Vec<f64> = there.iter().zip(&back).map(|(there, back)| there + back).collect();
     // The sum of the first two rows.
-    rows.push(main("dispatch and combine in a chain", &pair, &floor, "both", None).main(false));
+    let chained = main("dispatch and combine in a chain", &pair, &floor, "both", None).main(false);
+    let apart = Figure::new(&slowest(&|times| &times.all.apart), None);
+    let (goal, stretch) = (counts.then_some(Goal::AtMost(1.1)), counts.then_some(Goal::AtMost(1.0)));
+    rows.push(chained.beside(Kind::Other, "each begun when all ranks have met", apart, goal, stretch));
     if of[0].fp8.is_some() {
         let fp8 = |times: &Times| times.fp8.as_ref().map_or(0, |calls| calls.wrong);
         static NONE: Vec<f64> = Vec::new();
         let repeats = slowest(&|times| times.fp8.as_ref().map_or(&NONE, |calls| &calls.dispatch));
-        let floor = slowest(&|times| &times.fp8_there);
+        let floor = slowest(&|times| times.fp8.as_ref().map_or(&NONE, |calls| &calls.beside[0]));
         let most = |us: f64| Goal::AtMost(((1.0 + us / median(&floor)) * 100.0).round() / 100.0);
         let goal = if tokens >= LARGE { (Goal::AtMost(1.1), Goal::AtMost(1.0)) } else { (most(4.0), most(1.0)) };
         let (goal, stretch) = Some(goal).filter(|_| counts).unzip();
@@ -194,19 +223,29 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
         let of_shared = |times: &Times| times.shared.as_ref().map_or(0, |calls| calls.wrong);
         let there_of = slowest(&|times| times.shared.as_ref().map_or(&NONE, |calls| &calls.dispatch));
         let back_of = less(&slowest(&|times| times.shared.as_ref().map_or(&NONE, |calls| &calls.pair)), &there_of);
+        let beside = |which: usize| slowest(&|times| times.shared.as_ref().map_or(&NONE, |calls| &calls.beside[which]));
+        let (there, back) = (beside(0), beside(1));
+        let packed = slowest(&|times| times.shared.as_ref().map_or(&NONE, |calls| &calls.packed));
+        let expand = slowest(&|times| &times.expand_ids);
+        let larger: Vec<f64> = there.iter().zip(&expand).map(|(there, expand)| there.max(*expand)).collect();
+        let packed_goal = (Goal::AtMost(1.4), Goal::AtMost(1.2));
         for (what, repeats, floor, shape, goal) in [
             ("dispatch", &there_of, &there, there_shape, there_goal),
             ("combine", &back_of, &back, back_shape, back_goal),
+            ("dispatch expert-major packed", &packed, &larger, there_shape, packed_goal),
         ] {
             let (goal, stretch) = Some(goal).filter(|_| counts && tokens >= LARGE).unzip();
             let name = format!("{what} with max_rows, {tokens} tokens");
             let row = Row::new(name, Figure::new(repeats, wrong(&of_shared)), "us");
-            rows.push(row.beside(Kind::Floor, "exchange", Figure::new(floor, None), goal, stretch).by(shape));
+            let beside = if what.ends_with("packed") { "the larger of exchange and expand" } else { "exchange" };
+            rows.push(row.beside(Kind::Floor, beside, Figure::new(floor, None), goal, stretch).by(shape));
         }
     }
     for (index, &(sms, _)) in of[0].fewer.iter().enumerate() {
         let few = slowest(&|times| &times.fewer[index].1.dispatch);
         let few_combine = less(&slowest(&|times| &times.fewer[index].1.pair), &few);
+        let all = |which: usize| slowest(&|times| &times.fewer[index].1.beside[which]);
+        let (dispatch, combine) = (all(0), less(&all(1), &all(0)));
         let goal = |goal: f64| (counts && sms == 16 && tokens >= LARGE).then_some(Goal::AtMost(goal));
         let of_few = |times: &Times| times.fewer[index].1.wrong;
         for (what, repeats, all) in [("dispatch", &few, &dispatch), ("combine", &few_combine, &combine)] {
@@ -281,9 +320,7 @@ impl<'a> Bed<'a> {
         };
         let me = rank.rank() as usize;
         let all = tokens * shape.hidden;
-        // Whole numbers of at most 8 bits, which differ from column to column and from row to row.
-        let value = |at: usize| ((at * 37 + at / shape.hidden * 11 + me) % 511) as f32 - 255.0;
-        let elements: Vec<u16> = (0..all).map(|at| narrow(value(at))).collect();
+        let elements: Vec<u16> = (0..all).map(|at| element(me, shape.hidden, at)).collect();
         let (rows, ids, output) = (memory(2 * all)?, memory(4 * tokens * shape.topk)?, memory(2 * all)?);
         rows.write(0, &elements)?;
         ids.write(0, &batches[me].experts)?;
@@ -315,8 +352,13 @@ impl<'a> Bed<'a> {
 
     /// Returns calls and replays of a chain.
     fn length(&self) -> (usize, usize) {
-        let few = if self.tokens >= 512 { (10, 4) } else { (20, 10) };
+        // Nine repeats of them are more than 1,000 calls.
+        let few = if self.tokens >= 512 { (20, 6) } else { (20, 10) };
         self.bench.pick(few, (1, 1))
+    }
+
+    fn input(&self) -> Tokens<'_> {
+        Tokens::new(&self.rows, Ids::I32(&self.ids), self.tokens as u32)
     }
 
     fn config(&self) -> GroupConfig {
@@ -327,7 +369,7 @@ impl<'a> Bed<'a> {
         if self.bench.is_real() { config } else { config.sms(1).threads(64) }
     }
 
-    /// Counts wrong elements after a pair. Without experts, a row comes back once from each of its ranks.
+    /// Counts wrong rows after a pair. From each of its ranks a row comes back that the experts there have multiplied.
     fn wrong(&self) -> Result<u64, EpError> {
         let (hidden, me) = (self.shape.hidden, self.rank.rank() as usize);
         let mut sums = vec![0u16; self.tokens * hidden];
@@ -335,11 +377,13 @@ impl<'a> Bed<'a> {
         let mut wrong = 0;
         for token in 0..self.tokens {
             let places = self.batches[me].places(&Shape { hidden: 1, ..*self.shape }, token);
-            let mut ranks: Vec<usize> = places.into_iter().map(|(_, rank, ..)| rank).collect();
-            ranks.sort_unstable();
-            ranks.dedup();
+            let mut factors = vec![0.0; self.shape.ranks];
+            for (_, rank, local, _) in places {
+                factors[rank] += factor(rank, local);
+            }
             let row = &self.elements[token * hidden..][..hidden];
-            let expected = row.iter().map(|&x| narrow(ranks.len() as f32 * widen(x)));
+            let sum = |x: u16| factors.iter().map(|factor| widen(narrow(factor * widen(x)))).sum();
+            let expected = row.iter().map(|&x| narrow(sum(x)));
             wrong += u64::from(!expected.eq(sums[token * hidden..][..hidden].iter().copied()));
         }
         Ok(wrong)
@@ -357,27 +401,79 @@ impl<'a> Bed<'a> {
         Ok(wrong)
     }
 
-    /// Returns a copy of the received rows, in memory of their places.
-    fn copied(&self, received: &gin_ep::Received<'_>) -> Result<MemorySlice, EpError> {
+    /// Counts wrong rows of the packed layout by expert, of the first ones.
+    fn wrong_packed(&self, packed: &Arrangement) -> Result<u64, EpError> {
+        let (hidden, me) = (self.shape.hidden, self.rank.rank() as usize);
+        let small = Shape { hidden: 1, ..*self.shape };
+        let expected: Vec<ExpertRow> =
+            expert_major(&small, &self.batches, me, 1).into_iter().flat_map(|zone| zone.rows).take(64).collect();
+        let mut found = vec![0u16; expected.len() * hidden];
+        if let Some(rows) = packed.rows() {
+            rows.read(0, &mut found)?;
+        }
+        let is_wrong = |(row, found): (&ExpertRow, &[u16])| {
+            let elements = (row.token * hidden..(row.token + 1) * hidden).map(|at| element(row.source, hidden, at));
+            !elements.eq(found.iter().copied())
+        };
+        Ok(expected.iter().zip(found.chunks_exact(hidden)).filter(|&both| is_wrong(both)).count() as u64)
+    }
+
+    /// Returns what this rank's experts make of the received rows, by source.
+    fn products(&self, received: &gin_ep::Received<'_>) -> Result<Vec<Vec<u8>>, EpError> {
+        let me = self.rank.rank() as usize;
+        let of_row = |row: gin_ep::ReceivedRow| {
+            let experts = row.experts.iter().filter_map(|&local| usize::try_from(local).ok());
+            let factor: f32 = experts.map(|local| factor(me, local)).sum();
+            let product = move |two: [u8; 2]| narrow(factor * widen(u16::from_le_bytes(two))).to_le_bytes();
+            row.row.chunks_exact(2).flat_map(|two| product([two[0], two[1]])).collect::<Vec<u8>>()
+        };
+        Ok(received.fetch()?.into_iter().map(|rows| rows.into_iter().flat_map(of_row).collect()).collect())
+    }
+
+    /// Runs the experts on the rows of the first dispatch of a lane, in place.
+    fn run_experts(&self, received: &gin_ep::Received<'_>) -> Result<(), EpError> {
+        let (arena, places) = received.places(1);
+        for (source, bytes) in (0..).zip(self.products(received)?).filter(|(_, bytes)| !bytes.is_empty()) {
+            // The lower half of a word.
+            let mut first = [0u32];
+            if let Some(offset) = places.first(source) {
+                arena.read(offset, &mut first)?;
+            }
+            arena.write(places.rows(source) + u64::from(first[0]) * 2 * self.shape.hidden as u64, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Returns what the experts make of the received rows, in memory of their places.
+    fn in_other_memory(&self, received: &gin_ep::Received<'_>) -> Result<MemorySlice, EpError> {
         let region = self.tokens * 2 * self.shape.hidden;
         let rows = self.memory(self.shape.ranks * region)?;
-        for (source, of) in received.fetch()?.into_iter().enumerate() {
-            let bytes: Vec<u8> = of.into_iter().flat_map(|row| row.row).collect();
+        for (source, bytes) in self.products(received)?.into_iter().enumerate() {
             rows.write((source * region) as u64, &bytes)?;
         }
         Ok(rows)
     }
 
-    /// Measures a group. `between` runs in each repeat, too.
+    /// Returns the number of ids whose experts are on this rank.
+    fn ids_here(&self) -> usize {
+        let (me, small) = (self.rank.rank() as usize, Shape { hidden: 1, ..*self.shape });
+        let of = |batch: &Batch| {
+            let places = (0..self.tokens).flat_map(|token| batch.places(&small, token));
+            places.filter(|&(_, rank, ..)| rank == me).count()
+        };
+        self.batches.iter().map(of).sum()
+    }
+
+    /// Measures a group. In each repeat `between` runs, too, and returns the two times beside those of the group.
     fn calls(
         &self,
         config: &GroupConfig,
         combines: Combines,
-        mut between: impl FnMut() -> Result<(), EpError>,
+        mut between: impl FnMut() -> Result<[f64; 2], EpError>,
     ) -> Result<Calls, EpError> {
         let group = Group::new(self.comm, config)?;
         let mut lane = group.lane(0)?;
-        let (stream, input) = (&self.stream, Tokens::new(&self.rows, Ids::I32(&self.ids), self.tokens as u32));
+        let (stream, input) = (&self.stream, self.input());
         let combine = Combine::reduced().into(&self.output);
         let received = lane.exchange(stream, &input)?;
         let (mut wrong, mut rows) = (0, None);
@@ -386,10 +482,11 @@ impl<'a> Bed<'a> {
             wrong += self.wrong_fp8(&received)?;
             received.release();
         } else {
+            stream.synchronize()?;
             if combines == Combines::All {
-                stream.synchronize()?;
-                rows = Some(self.copied(&received)?);
+                rows = Some(self.in_other_memory(&received)?);
             }
+            self.run_experts(&received)?;
             received.combine(stream, Rows::InPlace, &combine)?;
             stream.synchronize()?;
             wrong += self.wrong()?;
@@ -400,29 +497,88 @@ impl<'a> Bed<'a> {
             stream.synchronize()?;
             wrong += self.wrong()?;
         }
-        let (dispatch, pair, stored) = (Vec::new(), Vec::new(), Vec::new());
-        let mut calls = Calls { dispatch, pair, stored, wrong, blocks: group.blocks() };
+        let layouts = if combines == Combines::Layouts {
+            let rows = self.ids_here().max(1) as u32;
+            let flat = Arrangement::new(&group, Layout::Flat, (self.shape.ranks * self.tokens) as u32)?;
+            let packed = Arrangement::new(&group, Layout::Packed { align: 1 }, rows)?;
+            let mut received = lane.exchange(stream, &input)?;
+            received.arrange(stream, &packed)?;
+            received.release();
+            stream.synchronize()?;
+            wrong += self.wrong_packed(&packed)?;
+            Some([flat, packed])
+        } else {
+            None
+        };
+        let arranged = |received: &mut gin_ep::Received<'_>, which: usize| -> Result<(), EpError> {
+            if let Some(layouts) = &layouts {
+                received.arrange(stream, &layouts[which])?;
+            }
+            Ok(())
+        };
+        let nothing = (self.memory(16)?, 0);
+        let meet = || self.floor(&nothing, 0, (1, 32));
+        let mut calls = Calls { wrong, blocks: group.blocks(), ..Calls::default() };
         for _ in 0..self.bench.launches.min(self.bench.pick(9, 1)) {
             calls.dispatch.push(chain(self.rank, stream, self.length(), || {
-                lane.exchange(stream, &input)?.release();
+                let mut received = lane.exchange(stream, &input)?;
+                arranged(&mut received, 0)?;
+                received.release();
                 Ok(())
             })?);
             if combines != Combines::None {
                 calls.pair.push(chain(self.rank, stream, self.length(), || {
-                    lane.exchange(stream, &input)?.combine(stream, Rows::InPlace, &combine)
+                    let mut received = lane.exchange(stream, &input)?;
+                    arranged(&mut received, 0)?;
+                    received.combine(stream, Rows::InPlace, &combine)
                 })?);
+            }
+            if combines == Combines::Layouts {
+                calls.packed.push(chain(self.rank, stream, self.length(), || {
+                    let mut received = lane.exchange(stream, &input)?;
+                    arranged(&mut received, 1)?;
+                    received.release();
+                    Ok(())
+                })?);
+            }
+            if combines == Combines::All {
+                let both = chain(self.rank, stream, self.length(), || {
+                    meet()?;
+                    let received = lane.exchange(stream, &input)?;
+                    meet()?;
+                    received.combine(stream, Rows::InPlace, &combine)
+                })?;
+                let met = chain(self.rank, stream, self.length(), || meet().and_then(|()| meet()))?;
+                calls.apart.push(both - met);
             }
             if let Some(rows) = &rows {
                 calls.stored.push(chain(self.rank, stream, self.length(), || {
                     lane.exchange(stream, &input)?.combine(stream, Rows::At(rows), &combine)
                 })?);
             }
-            between()?;
+            for (times, time) in calls.beside.iter_mut().zip(between()?) {
+                times.push(time);
+            }
         }
         calls.wrong += u64::from(group.status()?.is_some());
         drop(lane);
         group.destroy()?;
         Ok(calls)
+    }
+
+    /// Returns the jobs that copy received rows within this rank's memory, one for each id whose expert is here.
+    fn jobs_of_ids(&self) -> Result<(MemorySlice, u32), EpError> {
+        let (me, room, number) = (self.rank.rank(), self.shape.ranks * self.tokens, self.ids_here());
+        let job = |id: usize| Job {
+            from: (id % self.tokens) as u32,
+            rank: me,
+            // The window has no room for more rows.
+            to: (id % room) as u32,
+            reserved: 0,
+        };
+        let list = self.memory((16 * number).max(16))?;
+        list.write(0, &(0..number).map(job).collect::<Vec<Job>>())?;
+        Ok((list, number as u32))
     }
 
     /// Returns the rows to copy without routing: the rows that this rank sends, returns, or received. Those of the last
@@ -520,63 +676,63 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
     let (there_shape, back_shape) = (bed.best(&there)?, bed.best(&back)?);
     let text = |(blocks, threads): (u32, u32)| format!("{blocks} x {threads} threads");
     let row_bytes = 2 * shape.hidden;
-    let (mut times_there, mut times_back, mut launch) = (Vec::new(), Vec::new(), Vec::new());
+    let within_ids = bed.jobs_of_ids()?;
+    let exchange = |jobs, bytes, shape| chain(rank, &bed.stream, bed.length(), || bed.floor(jobs, bytes, shape));
+    let both = || Ok([exchange(&there, row_bytes, there_shape)?, exchange(&back, row_bytes, back_shape)?]);
+    let copies = bench.pick(tokens >= 512, tokens == 8);
+    let (mut launch, mut copy, mut expand, mut expand_ids) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let all = bed.calls(&bed.config(), Combines::All, || {
-        let exchange = |jobs, shape| chain(rank, &bed.stream, bed.length(), || bed.floor(jobs, row_bytes, shape));
-        times_there.push(exchange(&there, there_shape)?);
-        times_back.push(exchange(&back, back_shape)?);
+        let beside = both()?;
+        if copies {
+            copy.extend(bed.copy()?);
+            expand.push(exchange(&within, row_bytes, there_shape)?);
+        }
         let start = Instant::now();
         for _ in 0..LAUNCHES {
             bed.floor(&there, row_bytes, there_shape)?;
         }
         launch.push(start.elapsed().as_secs_f64() * 1e6 / f64::from(LAUNCHES));
         bed.stream.synchronize()?;
-        Ok(())
+        Ok(beside)
     })?;
-    let mut fp8_there = Vec::new();
     let mut fp8 = None;
     if bench.pick(tokens == 128 || tokens >= LARGE, tokens == 8) {
         let config = bed.config().element(Element::E4m3(Scales::F32));
-        fp8 = Some(bed.calls(&config, Combines::None, || {
-            fp8_there.push(chain(rank, &bed.stream, bed.length(), || bed.floor(&there, shape.hidden, there_shape))?);
-            Ok(())
-        })?);
+        fp8 = Some(bed.calls(&config, Combines::None, || Ok([exchange(&there, shape.hidden, there_shape)?, 0.0]))?);
     }
     let mut shared = None;
-    if bench.pick(tokens >= 512, tokens == 8) {
+    if copies {
         let config = bed.config().max_rows((shape.ranks * tokens) as u32);
-        shared = Some(bed.calls(&config, Combines::InPlace, || Ok(()))?);
+        shared = Some(bed.calls(&config, Combines::Layouts, || {
+            expand_ids.push(exchange(&within_ids, row_bytes, there_shape)?);
+            both()
+        })?);
     }
     let mut fewer = Vec::new();
     if bench.pick(tokens == 128 || tokens >= LARGE, tokens == 8) {
+        let group = Group::new(&comm, &bed.config())?;
+        let mut lane = group.lane(0)?;
+        let (input, combine) = (bed.input(), Combine::reduced().into(&bed.output));
         for sms in bench.pick(&[4, 8, 16, 32][..], &[1]) {
-            fewer.push((*sms, bed.calls(&bed.config().sms(*sms), Combines::InPlace, || Ok(()))?));
+            let calls = bed.calls(&bed.config().sms(*sms), Combines::InPlace, || {
+                let dispatch = chain(rank, &bed.stream, bed.length(), || {
+                    lane.exchange(&bed.stream, &input)?.release();
+                    Ok(())
+                })?;
+                let pair = chain(rank, &bed.stream, bed.length(), || {
+                    lane.exchange(&bed.stream, &input)?.combine(&bed.stream, Rows::InPlace, &combine)
+                })?;
+                Ok([dispatch, pair])
+            })?;
+            fewer.push((*sms, calls));
         }
-    }
-    let (mut copy, mut expand) = (Vec::new(), Vec::new());
-    if bench.pick(tokens >= 512, tokens == 8) {
-        for _ in 0..bench.launches.min(bench.pick(5, 1)) {
-            copy.extend(bed.copy()?);
-            expand.push(chain(rank, &bed.stream, bed.length(), || bed.floor(&within, row_bytes, there_shape))?);
-        }
+        drop(lane);
+        group.destroy()?;
     }
     comm.check("bench")?;
     let rows = there.1 as usize;
     drop(bed);
     end(rank, &comm)?;
     let shapes = [text(there_shape), text(back_shape)];
-    Ok(Times {
-        all,
-        fewer,
-        fp8,
-        shared,
-        there: times_there,
-        back: times_back,
-        fp8_there,
-        shapes,
-        copy,
-        expand,
-        rows,
-        launch,
-    })
+    Ok(Times { all, fewer, fp8, shared, shapes, copy, expand, expand_ids, rows, launch })
 }

@@ -44,7 +44,7 @@ fn curves(tables: &[Table], unit: &str) -> Curves {
 /// Returns an error if no measurement was by size, and the error of the file.
 pub(crate) fn write(path: &Path, tables: &[Table]) -> Result<(), Failure> {
     let Some(table) = tables.iter().find(|table| table.rows.iter().any(|row| row.point.is_some())) else {
-        return Err("--plot: no measurement was by size; `gin bench lsa` is".into());
+        return Err("--plot: no measurement was by size; those of `gin bench lsa` and `gin bench ep` are".into());
     };
     let of = subject(table);
     plot(path, of.split_once(": ").map_or("", |(_, of)| of), PARTS.map(|(_, unit)| curves(tables, unit)))

@@ -105,22 +105,24 @@ pub unsafe fn host_test_wait(comm: Comm, deadline: Deadline) {
     }
 }
 
-/// All ranks synchronize in one session of a barrier. Then rank 0 arrives alone in another session of the same barrier,
-/// which breaks it, and once more in the first. Stores the fault codes of these two, 0 for no fault.
+/// All ranks synchronize in one session of a barrier. Then rank 0 arrives in another session of the same barrier, and
+/// once more in the first. If `meets` is 0, the other ranks do not come to the second session, which breaks the
+/// barrier. If `gets` is not 0, arrival and wait are two steps. Stores the fault codes of these two, 0 for no fault.
 ///
 /// # Safety
 /// - One block, resident. `codes` is two words of device memory.
 #[kernel]
-pub unsafe fn host_test_two_sessions(comm: Comm, codes: *mut u64, deadline: Deadline) {
+pub unsafe fn host_test_two_sessions(comm: Comm, codes: *mut u64, meets: u32, gets: u32, deadline: Deadline) {
     let gin = Gin::new(&comm, ContextId::new(0));
+    let fence = if gets != 0 { Fence::Get } else { Fence::None };
     let meet = || -> Result<(), Fault> {
         let mut first = BarrierSession::new(&gin, BarrierTeam::World, 0)?;
-        first.sync(&Block, Fence::None, Deadline::NONE)?;
-        if comm.world().rank() != 0 {
-            return Ok(());
-        }
+        first.sync(&Block, fence, Deadline::NONE)?;
         let mut second = BarrierSession::new(&gin, BarrierTeam::World, 0)?;
-        let outcomes = [second.sync(&Block, Fence::None, deadline), first.sync(&Block, Fence::None, deadline)];
+        if comm.world().rank() != 0 {
+            return if meets != 0 { second.sync(&Block, fence, deadline) } else { Ok(()) };
+        }
+        let outcomes = [second.sync(&Block, fence, deadline), first.sync(&Block, fence, deadline)];
         for (index, outcome) in outcomes.into_iter().enumerate() {
             // Safety: the caller keeps the kernel's conditions. All threads store the same value.
             unsafe { codes.add(index).write(outcome.map_or_else(|fault| u64::from(fault.kind().code()), |()| 0)) };
@@ -132,29 +134,44 @@ pub unsafe fn host_test_two_sessions(comm: Comm, codes: *mut u64, deadline: Dead
     }
 }
 
+/// Returns the fault codes of rank 0 after [`host_test_two_sessions`].
+fn two_sessions(routes: Routes, meets: bool, gets: bool, deadline: Deadline) -> Vec<u64> {
+    let config = WorldConfig::seeded(2, 5).routes(routes);
+    let codes = launch(config, |rank| -> Result<Vec<u64>, CommError> {
+        let comm = rank.communicator(&Requirements::default().world_barriers(1))?;
+        let codes = comm.alloc_window::<u64>(2, WindowFlags::NONE)?;
+        let stream = rank.stream()?;
+        let (kernel, handle) = (rank.kernel("host_test_two_sessions")?, comm.device()?);
+        let word = codes.memory().address() as usize as *mut u64;
+        let (meets, gets) = (u32::from(meets), u32::from(gets));
+        // Safety: one block, resident. Communicator and window live until the kernel has ended.
+        unsafe {
+            stream.launch(&kernel, LaunchConfig::new(1, 33), &[&handle, &word, &meets, &gets, &deadline])?;
+        }
+        stream.synchronize()?;
+
+        assert_eq!(comm.fault(), None);
+        let found = codes.read_all()?;
+        comm.destroy()?;
+        Ok(found)
+    });
+    codes.unwrap().swap_remove(0)
+}
+
 #[test]
 fn a_barrier_that_broke_in_one_session_is_refused_in_another_that_was_there_before() {
     for routes in [Routes::Automatic, Routes::Network] {
-        let config = WorldConfig::seeded(2, 5).routes(routes);
-        let codes = launch(config, |rank| -> Result<Vec<u64>, CommError> {
-            let comm = rank.communicator(&Requirements::default().world_barriers(1))?;
-            let codes = comm.alloc_window::<u64>(2, WindowFlags::NONE)?;
-            let stream = rank.stream()?;
-            let (kernel, handle) = (rank.kernel("host_test_two_sessions")?, comm.device()?);
-            let word = codes.memory().address() as usize as *mut u64;
-            // Safety: one block, resident. Communicator and window live until the kernel has ended.
-            unsafe {
-                stream.launch(&kernel, LaunchConfig::new(1, 33), &[&handle, &word, &Deadline::after_us(50)])?;
-            }
-            stream.synchronize()?;
-
-            assert_eq!(comm.fault(), None);
-            let found = codes.read_all()?;
-            comm.destroy()?;
-            Ok(found)
-        });
         let expected = [FaultKind::Timeout, FaultKind::BarrierBroken].map(|kind| u64::from(kind.code()));
-        assert_eq!(codes.unwrap()[0], expected, "{routes:?}");
+        assert_eq!(two_sessions(routes, false, false, Deadline::after_us(50)), expected, "{routes:?}");
+    }
+}
+
+#[test]
+fn a_session_finds_that_another_one_of_its_barrier_has_met() {
+    for gets in [false, true] {
+        let expected = [0, u64::from(FaultKind::BarrierBroken.code())];
+        let found = two_sessions(Routes::Automatic, true, gets, Deadline::after_ms(5_000));
+        assert_eq!(found, expected, "in two steps: {gets}");
     }
 }
 

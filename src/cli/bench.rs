@@ -22,13 +22,14 @@ fn refuse_ignored(arguments: &BenchArgs) -> Result<(), Refused> {
         "lsa, proxy, post, gdaki, ep, matmul, launch, capi and all",
     );
     let by_size = (&[Lsa, All][..], "lsa and all");
+    let plotted = (&[Lsa, Ep, All][..], "lsa, ep and all");
     let options = [
         ("--device", arguments.device.is_some(), on_gpus),
         ("--repeats", arguments.repeats.is_some(), on_gpus),
         ("--deadline-ms", arguments.deadline_ms.is_some(), on_gpus),
         ("--all", arguments.all, on_gpus),
         ("--compare", arguments.compare.is_some(), on_gpus),
-        ("--plot", arguments.plot.is_some(), by_size),
+        ("--plot", arguments.plot.is_some(), plotted),
         ("--most-bytes", arguments.most_bytes.is_some(), by_size),
         ("--module", arguments.module.is_some(), (&[Capi][..], "capi")),
         ("--most-ranks", arguments.most_ranks.is_some(), (&[Bootstrap][..], "bootstrap")),

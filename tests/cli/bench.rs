@@ -118,7 +118,10 @@ fn bench_proxy_measures_round_trips_beside_trips_of_a_cpu_thread_and_puts_by_siz
     assert!(parts.iter().all(|row| row["wrong"] == 0), "{parts:?}");
     let puts = tables[2]["rows"].as_array().unwrap();
     let names: Vec<&str> = puts.iter().map(|row| row["what"].as_str().unwrap()).collect();
-    let of = |size| [format!("put of {size}, time of the progress thread"), format!("put of {size}, bandwidth")];
+    let of = |size| {
+        ["time of one", "CPU time of the progress thread", "rate", "bandwidth"]
+            .map(|what| format!("put of {size}, {what}"))
+    };
     assert_eq!(names, [of("64B"), of("1KiB")].concat());
     assert!(puts.iter().all(|row| row["wrong"] == 0), "{puts:?}");
 }
@@ -195,6 +198,26 @@ fn bench_compares_with_an_earlier_run_and_plots_by_size() {
 }
 
 #[test]
+fn bench_ep_measures_each_layout_beside_its_floors_and_plots_by_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let plot = folder.path().join("plot.svg");
+    let tables = tables(&format!("ep --plot {}", plot.to_str().unwrap()));
+    all_right(&tables);
+    let [table] = &tables[..] else { panic!("{tables:?}") };
+    assert_eq!(beside(table, "dispatch, 1 tokens"), ["exchange"]);
+    let met = ["exchange", "each begun when all ranks have met"];
+    assert_eq!(beside(table, "dispatch and combine in a chain, 8 tokens"), met);
+    assert_eq!(beside(table, "dispatch with max_rows, 8 tokens"), ["exchange"]);
+    let packed = "dispatch expert-major packed with max_rows, 8 tokens";
+    assert_eq!(beside(table, packed), ["the larger of exchange and expand"]);
+    assert_eq!(beside(table, "combine, 8 tokens, 1 SMs"), ["all SMs"]);
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    for words in ["Latency by size: 2 ranks, virtual", "dispatch", "combine", "exchange"] {
+        assert!(svg.contains(words), "{words}: {svg}");
+    }
+}
+
+#[test]
 fn bench_capi_says_that_its_kernels_or_a_gpu_are_missing() {
     refused("bench capi --device virtual", &["capi", "missing", "--module", "make gpu-bundle"]);
     refused("bench capi --device virtual --module /no/such.cubin", &["--module", "/no/such.cubin", "make gpu-bundle"]);
@@ -211,10 +234,8 @@ fn bench_refuses_unknown_arguments() {
         refused(&format!("bench sass {option}"), &[name, "lsa, proxy"]);
         refused(&format!("bench bootstrap {option}"), &[name, "lsa, proxy"]);
     }
-    for option in ["--plot plot.svg", "--most-bytes 4KiB"] {
-        let name = option.split(' ').next().unwrap();
-        refused(&format!("bench proxy {option}"), &[name, "only lsa and all"]);
-    }
+    refused("bench proxy --plot plot.svg", &["--plot", "only lsa, ep and all"]);
+    refused("bench ep --most-bytes 4KiB", &["--most-bytes", "only lsa and all"]);
     refused("bench lsa --most-ranks 9", &["--most-ranks", "only bootstrap has"]);
     refused("bench sass --format json", &["--format json", "measurements of time"]);
     refused("bench lsa --all --format json", &["--all", "--format json"]);

@@ -83,7 +83,7 @@ impl Backend for Any {
 
     #[inline(always)]
     fn serves(comm: &Comm, context: u32) -> bool {
-        Proxy::serves(comm, context) || (ANY_KNOWS_GDAKI && Gdaki::serves(comm, context))
+        (!GDAKI_ALONE && Proxy::serves(comm, context)) || (ANY_KNOWS_GDAKI && Gdaki::serves(comm, context))
     }
 
     #[inline(always)]
@@ -95,7 +95,9 @@ impl Backend for Any {
 
     #[inline(always)]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
-        if drives_nic(core) {
+        if GDAKI_ALONE {
+            Gdaki::post(core, request, operation, deadline)
+        } else if drives_nic(core) {
             let (copy, place, count) = (core.comm().handle().copy, core.place(), gdaki::entries(request));
             if count == 0 {
                 return Ok(());
@@ -120,7 +122,9 @@ impl Backend for Any {
 
     #[inline(always)]
     fn position(core: &Core, peer: Option<u32>) -> u64 {
-        if drives_nic(core) {
+        if GDAKI_ALONE {
+            Gdaki::position(core, peer)
+        } else if drives_nic(core) {
             outlined::position(core.comm().handle().copy, core.place(), peer)
         } else {
             Proxy::position(core, peer)
@@ -129,7 +133,9 @@ impl Backend for Any {
 
     #[inline(always)]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError> {
-        if drives_nic(core) {
+        if GDAKI_ALONE {
+            Gdaki::wait(core, peer, position, deadline)
+        } else if drives_nic(core) {
             match outlined::wait(core.comm().handle().copy, core.place(), peer, position, deadline) {
                 None => Ok(()),
                 Some(stop) => Err(stop),
@@ -141,7 +147,9 @@ impl Backend for Any {
 
     #[inline(always)]
     fn attend(core: &Core) {
-        if drives_nic(core) {
+        if GDAKI_ALONE {
+            Gdaki::attend(core);
+        } else if drives_nic(core) {
             outlined::attend(core.comm().handle().copy, core.place());
         }
     }
@@ -212,10 +220,13 @@ mod outlined {
 }
 
 /// [`Any`] has the code of [`Gdaki`].
-const ANY_KNOWS_GDAKI: bool = cfg!(any(not(target_arch = "nvptx64"), feature = "gdaki-any"));
+const ANY_KNOWS_GDAKI: bool = cfg!(any(not(target_arch = "nvptx64"), feature = "gdaki-any")) || GDAKI_ALONE;
+
+/// [`Any`] has no other code than that of [`Gdaki`], so that a test can compare a choice with its larger half.
+const GDAKI_ALONE: bool = cfg!(all(target_arch = "nvptx64", feature = "gdaki-alone"));
 
 /// Returns whether kernels drive the NIC of a context that is served.
 #[inline(always)]
 fn drives_nic(core: &Core) -> bool {
-    ANY_KNOWS_GDAKI && core.comm().gdaki_contexts() != 0
+    GDAKI_ALONE || ANY_KNOWS_GDAKI && core.comm().gdaki_contexts() != 0
 }
