@@ -123,7 +123,7 @@ fn measure(bench: &Bench, rank: &Rank, bytes: u64, puts: u64) -> Result<Option<M
     end(rank, &comm)?;
     Ok((rank.rank() == 0).then(|| {
         let driver = driver.map(|times| (!times.is_empty()).then(|| Figure::new(&times, None)));
-        (Figure::new(&gin, Some(wrong)), (!cpu.is_empty()).then(|| Figure::new(&cpu, None)), driver)
+        (Figure::new(&gin, Some(wrong)), (!cpu.is_empty()).then(|| Figure::new(&cpu, Some(wrong))), driver)
     }))
 }
 

@@ -193,7 +193,9 @@ impl<M: Memory> Look<M> {
     /// Gives the turn back if this thread has it.
     #[inline(always)]
     pub fn end(self) {
-        give_back::<M>(self.host.near, self.state);
+        if self.is_mine() {
+            outlined::give_back::<M>(self.host.near, self.state);
+        }
     }
 }
 
@@ -260,7 +262,7 @@ fn look<M: Memory>(word: M::Word, near: M::Word, mut state: u32, announce: impl 
 
 /// Code of reads of host memory, which a kernel has once and calls.
 mod outlined {
-    use super::{ADDS, ASKS, MAIL, MINE, READ, READS, SPARE, VALID, give_back, give_back_if};
+    use super::{ADDS, ASKS, MAIL, MINE, READ, READS, SPARE, VALID, give_back_if};
     use crate::mailbox::{OPEN, Reader};
     use crate::status;
     use crate::sys::{Memory, Word};
@@ -295,14 +297,8 @@ mod outlined {
             // Here, because more trips to GPU memory would come between the last raise and the end of the wait.
             if over as i64 >= 0 {
                 state = reader.close(state, taken);
-                state = give_back_if::<M>(true, near, state);
             }
-            return (over, state);
-        }
-        if over as i64 >= 0 {
-            return (over, give_back_if::<M>(true, near, state));
-        }
-        if state & MINE != 0 {
+        } else if (over as i64) < 0 && state & MINE != 0 {
             state = state.wrapping_add(READ);
             // Of all threads that wait for the word, only the one that reads it, and not each time: in a communicator
             // whose senders want no mailbox, each read would be one more trip to the host.
@@ -310,12 +306,17 @@ mod outlined {
                 state = reader.open(state);
             }
         }
-        (over, state)
+        (over, give_back_if::<M>(over as i64 >= 0, near, state))
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
     pub(super) fn close<M: Memory>(mailbox: M::Word) {
         Reader::<M>::new(mailbox).leave();
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn give_back<M: Memory>(near: M::Word, state: u32) {
+        super::give_back::<M>(near, state);
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
@@ -339,7 +340,7 @@ mod outlined {
         }
         if ends | (state & VALID != 0) {
             // The state keeps the turn's bit, which tells the caller that this thread has read the word.
-            give_back::<M>(near, state);
+            super::give_back::<M>(near, state);
         }
         state
     }
