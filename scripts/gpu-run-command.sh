@@ -63,6 +63,9 @@ for ranks in ${*:-1 2 4 8}; do
         # Many rounds in one launch, each of them checked.
         step "$workload-$ranks-many" run "$workload" --device cuda --ranks "$ranks" --format json \
             --bytes 4KiB --iters "${GIN_ITERATIONS:-10000}" --repeats 1
+        # Kernels that find at run time that they drive NICs.
+        step "$workload-$ranks-gdaki" run "$workload" --device cuda --ranks "$ranks" --format json \
+            --backend gdaki --network software --bytes 64KiB --iters 20
         # By loads and stores, if ranks reach each other: two ranks and more.
         step "$workload-$ranks-lsa" run "$workload" --device cuda --ranks "$ranks" --format json --route auto \
             --bytes 1MiB --blocks 8 --threads 256 --contexts 4 --iters 100

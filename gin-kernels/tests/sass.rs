@@ -202,22 +202,22 @@ struct Size {
     registers: u32,
 }
 
-/// The figures of 2026-11-26 by ptxas 13.0, and a few more. `halo` has 22 more in all than before, because the wait for
-/// room is a function that claims; it has fewer inlined.
+/// The figures of 2026-11-26 by ptxas 13.0, and a few more. In all, kernels that wait for words in host memory have up
+/// to 55 more than before, because each read gives its turn back itself when it ends the wait.
 const SIZES: [Size; 18] = [
-    Size { kernel: "ring", inlined: 2480, all: 3460, registers: 160 },
-    Size { kernel: "halo", inlined: 1950, all: 2860, registers: 104 },
-    Size { kernel: "alltoall", inlined: 1700, all: 2620, registers: 112 },
+    Size { kernel: "ring", inlined: 2480, all: 3520, registers: 160 },
+    Size { kernel: "halo", inlined: 1950, all: 2910, registers: 104 },
+    Size { kernel: "alltoall", inlined: 1700, all: 2665, registers: 112 },
     Size { kernel: "moe_gate", inlined: 240, all: 345, registers: 40 },
     Size { kernel: "moe_experts", inlined: 275, all: 275, registers: 52 },
-    Size { kernel: "histogram", inlined: 1215, all: 2130, registers: 112 },
+    Size { kernel: "histogram", inlined: 1215, all: 2140, registers: 112 },
     Size { kernel: "probe_shared_access", inlined: 84, all: 84, registers: 32 },
     Size { kernel: "probe_warp", inlined: 60, all: 60, registers: 16 },
     Size { kernel: "probe_convert", inlined: 68, all: 68, registers: 32 },
     Size { kernel: "probe_put_signal", inlined: 200, all: 440, registers: 44 },
     Size { kernel: "probe_put_report", inlined: 260, all: 630, registers: 48 },
     Size { kernel: "probe_put_value", inlined: 204, all: 440, registers: 48 },
-    Size { kernel: "probe_flush", inlined: 150, all: 430, registers: 32 },
+    Size { kernel: "probe_flush", inlined: 150, all: 440, registers: 32 },
     Size { kernel: "probe_wait_signal", inlined: 256, all: 890, registers: 56 },
     Size { kernel: "probe_gdaki_put_signal", inlined: 380, all: 1320, registers: 72 },
     Size { kernel: "probe_gdaki_put_value", inlined: 295, all: 1225, registers: 68 },

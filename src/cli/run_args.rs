@@ -128,13 +128,15 @@ pub(crate) enum Backend {
     Auto,
 }
 
-/// The option `--network`: the network of the proxy.
+/// The option `--network`: the network of the proxy, or the NICs of kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Network {
     /// Copies by the CPU, between ranks of one host.
     Peer,
     /// RDMA NICs through libibverbs, within a host and between hosts.
     Verbs,
+    /// Software NICs in this process, which kernels drive. Without it, virtual GPUs drive such NICs too.
+    Software,
     /// `verbs` if the ranks of the job are on several hosts, else `peer`.
     Auto,
 }
@@ -197,7 +199,7 @@ pub(crate) struct Options {
     /// Back end.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
-    /// The network of the proxy, for operations that do not use loads and stores.
+    /// The network, for operations that do not use loads and stores.
     #[arg(long, value_enum, default_value_t = Network::Auto)]
     pub network: Network,
     /// How operations reach their peers [default: network; the demo runs both].

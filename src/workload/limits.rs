@@ -43,9 +43,10 @@ pub(super) fn check(plan: &Plan) -> Result<(), Refused> {
         RunDevice::Cuda(_) => {}
     }
     match (&plan.device, plan.backend) {
-        // Virtual GPUs drive software NICs.
-        (RunDevice::Cuda(_), Backend::Gdaki) => match gdaki_refusal() {
-            Some(reason) => refuse(format!("--backend gdaki: {reason}")),
+        (RunDevice::Cuda(_), Backend::Gdaki) if !plan.software_nics => match gdaki_refusal() {
+            Some(reason) => refuse(format!(
+                "--backend gdaki: {reason}; with --network software a thread of this process is the NICs"
+            )),
             None => Ok(()),
         },
         _ => Ok(()),
@@ -182,9 +183,12 @@ mod tests {
         let Err(Refused(text)) = check(|plan| plan.ranks = 65) else { panic!("accepted") };
         assert!(text.contains("--ranks 65") && text.contains("at most 64"), "{text}");
         match (check(|plan| plan.backend = Backend::Gdaki), gdaki_refusal()) {
-            (Err(Refused(text)), Some(reason)) => assert_eq!(text, format!("--backend gdaki: {reason}")),
+            (Err(Refused(text)), Some(reason)) => {
+                assert!(text.starts_with(&format!("--backend gdaki: {reason}; with --network software")), "{text}");
+            }
             (outcome, refusal) => assert!(outcome.is_ok() && refusal.is_none(), "{refusal:?}"),
         }
+        check(|plan| (plan.backend, plan.software_nics) = (Backend::Gdaki, true)).unwrap();
     }
 
     #[test]

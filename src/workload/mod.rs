@@ -24,10 +24,10 @@ use gin_boot::Bootstrap;
 use gin_gpu::LaunchConfig;
 use gin_gpu::{KernelArg, Memory, MemoryKind, Stream};
 use gin_host::CommError;
-use gin_host::comm::{Backend, Communicator, Requirements, Stats};
+use gin_host::comm::{Communicator, Requirements, Stats};
 use gin_host::proxy::trace::TARGET;
 use gin_host::world::{LaunchError, Rank, SoftNics, WorldConfig, join, launch};
-use gin_soft_hca_host::Options as NicOptions;
+use gin_soft_hca_host::{Options as NicOptions, SoftEngine};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -182,9 +182,16 @@ fn world(plan: &Plan) -> Result<WorldConfig, Failure> {
     if let gin_host::world::Mode::Threads(threads) = &mut config.mode {
         threads.seed = plan.seed;
     }
-    if let (RunDevice::Virtual, Backend::Gdaki) = (&plan.device, plan.backend) {
-        let nics = NicOptions { delay: SOFT_DELAY, seed: plan.seed, ..NicOptions::default() };
-        config = config.soft_nics(&SoftNics::new(nics));
+    if plan.software_nics {
+        let options = NicOptions { seed: plan.seed, ..NicOptions::default() };
+        let nics = match &config.devices {
+            None => SoftNics::new(NicOptions { delay: SOFT_DELAY, ..options }),
+            Some(devices) => {
+                let placed = SoftNics::placed(options, SoftEngine::Thread, &devices.device(0, plan.ranks)?);
+                placed.map_err(|error| error.to_string())?
+            }
+        };
+        config = config.soft_nics(&nics);
     }
     config.comm.backend = plan.backend;
     config.comm.routes = plan.routes;

@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     pub backend: Backend,
     /// The network of the proxies; `None` stands for copies between ranks of one host.
     pub network: Option<NetworkFactory>,
+    /// Kernels drive software NICs.
+    pub software_nics: bool,
     /// How operations reach their peers.
     pub routes: Routes,
     /// Refuse to run if loads and stores do not reach all peers.
@@ -102,6 +104,9 @@ impl Plans {
             Some(cli::Route::Auto | cli::Route::Lsa) => routes == Routes::Automatic,
         };
         let lsa_only = options.route == Some(cli::Route::Lsa);
+        let software = |device: &RunDevice| {
+            backend == Backend::Gdaki && (options.network == Network::Software || matches!(device, RunDevice::Virtual))
+        };
         if let Some(text) = ignored(options, process.map_or(options.ranks(), |process| process.ranks)) {
             return Err(Refused(text));
         }
@@ -117,6 +122,7 @@ impl Plans {
                     resident_blocks: options.resident_blocks,
                     backend,
                     network: network.clone(),
+                    software_nics: software(device),
                     routes,
                     lsa_only,
                     sizes: options.sizes,
@@ -169,6 +175,7 @@ fn ignored(options: &Options, ranks: u32) -> Option<String> {
         Network::Auto => None,
         Network::Peer => Some("--network peer"),
         Network::Verbs => Some("--network verbs"),
+        Network::Software => Some("--network software"),
     };
     match (lsa_only, network) {
         (true, Some(network)) => {
@@ -184,6 +191,9 @@ fn ignored(options: &Options, ranks: u32) -> Option<String> {
             let text =
                 "--network peer: with --backend gdaki the kernels drive NICs, and no proxy has a network; leave it out";
             Some(text.to_owned())
+        }
+        (false, Some("--network software")) if !gdaki => {
+            Some("--network software: only kernels drive software NICs; add --backend gdaki".to_owned())
         }
         _ => None,
     }
@@ -218,6 +228,13 @@ fn in_job(options: &Options, process: Process) -> Result<(bool, Mode), Refused> 
         return refuse(text.to_owned());
     }
     let over_nics = match (options.network, local_ranks == ranks) {
+        (Network::Software, _) => {
+            return refuse(
+                "--network software: the ranks of this job are processes, and software NICs serve one process only; \
+                           leave the option out"
+                    .to_owned(),
+            );
+        }
         (Network::Auto | Network::Peer, true) => false,
         (Network::Auto, false) | (Network::Verbs, _) => true,
         (Network::Peer, false) => {
@@ -279,6 +296,7 @@ mod tests {
             (Options { network: Network::Verbs, ..lsa() }, "--network verbs", "--route lsa"),
             (Options { backend: cli::Backend::Gdaki, ..lsa() }, "--backend gdaki", "--route lsa"),
             (Options { network: Network::Peer, ..gdaki() }, "--network peer", "--backend gdaki"),
+            (Options { network: Network::Software, ..default_options() }, "--network software", "--backend gdaki"),
             (Options { ranks: Some(1), ..lsa() }, "--route lsa", "no peer"),
         ] {
             let text = ignored(&options, options.ranks()).unwrap();

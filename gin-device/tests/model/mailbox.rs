@@ -288,7 +288,7 @@ models! {
     }
 
     fn a_kernel_takes_what_another_one_waits_for_and_continues_where_that_one_stopped() {
-        explore(2, || {
+        explore(1, || {
             let world = World::new();
             let sender = {
                 let world = world.clone();

@@ -198,18 +198,19 @@ models! {
     }
 
     fn a_thread_whose_wait_has_ended_keeps_no_turn() {
-        for flush in [false, true] {
+        // A wait for a signal, a flush, and a flush whose first read meets the deadline.
+        for (flush, first, ends) in [(false, 1, false), (true, 1, false), (true, 9, true)] {
             explore(2, move || {
                 let world = World::new(signals([by_one(CPU, 0), by_one(GPU, 0)], 1));
                 let behind = word(&world, 1, GPU);
                 // Like lanes of a warp, each stays behind its loop until both have left it.
-                let waiters = [1, 2].map(|least| {
+                let waiters = [(first, ends), (2, false)].map(|(least, ends)| {
                     let world = world.clone();
                     thread::spawn(move || {
                         let host = HostWord::<Loom> { word: word(&world, 0, CPU), near: world.signals[0].near };
                         let mut look = Look::new(host);
                         while !match flush {
-                            true => look.is_past(&world.status, least, false),
+                            true => look.is_past(&world.status, least, ends) | ends,
                             false => look.now(least).is_some_and(|over| over as i64 >= 0),
                         } {
                             Loom::pause(0);
@@ -427,8 +428,10 @@ models! {
                     for phase in 1..=2 {
                         world.cells[number].write(phase);
                         raise(word, 1);
-                        let next = &world.signals[1 + number];
-                        next.wait(&world.status, phase, SIGNAL_BITS, Deadline::NONE, || {}).unwrap();
+                        if phase == 1 {
+                            let next = &world.signals[1 + number];
+                            next.wait(&world.status, phase, SIGNAL_BITS, Deadline::NONE, || {}).unwrap();
+                        }
                     }
                 })
             });
@@ -438,8 +441,10 @@ models! {
                 assert_eq!([0, 1].map(|number| world.cells[number].read()), [phase; 2]);
                 words.reset();
                 assert_eq!(words.value(SIGNAL_BITS), 0);
-                raise(word(&world, 1, GPU), 1);
-                raise(word(&world, 2, CPU), 1);
+                if phase == 1 {
+                    raise(word(&world, 1, GPU), 1);
+                    raise(word(&world, 2, CPU), 1);
+                }
             }
             for raiser in raisers {
                 raiser.join().unwrap();

@@ -196,7 +196,7 @@ models! {
     fn a_flush_checks_a_queue_pair_to_which_its_thread_has_posted() {
         let rested = Reached::new("mark cleared");
         let mark = rested.clone();
-        explore(2, move || {
+        explore(1, move || {
             let world = World::new(2, 0, 2);
             world.post(0);
             let mut nic = world.nic();
