@@ -52,7 +52,9 @@ pub enum Element {
 pub enum Scales {
     /// FP32: the greatest magnitude, at least 1e-4, divided by 448.
     F32,
-    /// UE8M0: that, rounded up to a power of two. One byte, its exponent.
+    /// FP32: that, rounded up to a power of two.
+    F32Powers,
+    /// UE8M0: the same power of two. One byte, its exponent.
     Ue8m0,
 }
 
@@ -296,7 +298,7 @@ impl GroupConfig {
         let (row_bytes, back_bytes, scale_bytes) = match self.element {
             Element::Bf16 | Element::F16 => (2 * hidden, 2 * hidden, 0),
             Element::F32 => (4 * hidden, 4 * hidden, 0),
-            Element::E4m3(Scales::F32) => (hidden, 2 * hidden, 4 * hidden / u64::from(SCALED)),
+            Element::E4m3(Scales::F32 | Scales::F32Powers) => (hidden, 2 * hidden, 4 * hidden / u64::from(SCALED)),
             Element::E4m3(Scales::Ue8m0) => (hidden, 2 * hidden, hidden / u64::from(SCALED)),
             Element::Opaque { row_bytes, scale_bytes } => (row_bytes.into(), 2 * hidden, scale_bytes.into()),
         };

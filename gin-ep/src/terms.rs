@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory of a call: tokens of a dispatch, rows and sums of a combine.
 
-use crate::{Arrangement, EpError};
+use crate::{Arrangement, Element, EpError, Scales};
 use gin_ep_kernels as kernels;
-use gin_ep_kernels::{POWERS, Sizes, WIDE_IDS};
+use gin_ep_kernels::{EXPONENTS, POWERS, Sizes, WIDE_IDS};
 use gin_gpu::MemorySlice;
 
 /// The ids of tokens' experts: `topk` for each token, in memory of the device. A negative id is none.
@@ -89,7 +89,7 @@ impl<'a> Tokens<'a> {
     pub(crate) fn check(
         &self,
         sizes: &Sizes,
-        element: crate::Element,
+        element: Element,
     ) -> Result<(kernels::Tokens, Vec<&'a MemorySlice>), EpError> {
         // With a number on the device, memory for the most is needed.
         let most = match (self.plan, self.count) {
@@ -98,7 +98,7 @@ impl<'a> Tokens<'a> {
             (None, Number::At(_)) => sizes.tokens.into(),
         };
         let ids = most * u64::from(sizes.topk);
-        let makes_scales = matches!(element, crate::Element::E4m3(_));
+        let makes_scales = matches!(element, Element::E4m3(_));
         let source = u64::from(sizes.row_bytes) * if makes_scales { 2 } else { 1 };
         let mut params = kernels::Tokens {
             rows: address("the memory of rows", self.rows, most * source, 16)?,
@@ -108,7 +108,11 @@ impl<'a> Tokens<'a> {
             count_at: 0,
             plan: 0,
             count: 0,
-            flags: if element == crate::Element::E4m3(crate::Scales::Ue8m0) { POWERS } else { 0 },
+            flags: match element {
+                Element::E4m3(Scales::F32Powers) => POWERS,
+                Element::E4m3(Scales::Ue8m0) => POWERS | EXPONENTS,
+                _ => 0,
+            },
         };
         let memory = match self.ids {
             Ids::I32(memory) => {

@@ -95,6 +95,7 @@ fn all_elements_go_there_and_back_with_their_scales() {
         Element::F16,
         Element::F32,
         Element::E4m3(Scales::F32),
+        Element::E4m3(Scales::F32Powers),
         Element::E4m3(Scales::Ue8m0),
         Element::Opaque { row_bytes: 80, scale_bytes: 7 },
         Element::Opaque { row_bytes: 2064, scale_bytes: 0 },

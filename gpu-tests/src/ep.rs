@@ -251,6 +251,7 @@ fn elements(testbed: &Testbed) -> Result<(), String> {
         Element::F16,
         Element::F32,
         Element::E4m3(Scales::F32),
+        Element::E4m3(Scales::F32Powers),
         Element::E4m3(Scales::Ue8m0),
         Element::Opaque { row_bytes: 3600, scale_bytes: 224 },
         Element::Opaque { row_bytes: 48, scale_bytes: 7 },

@@ -76,7 +76,9 @@ pub use kernels::{
     ep_dispatch_e4m3_proxy, ep_dispatch_gdaki, ep_dispatch_proxy, ep_plan, ep_reduce_bf16, ep_reduce_f16,
     ep_reduce_f32,
 };
-pub use lane::{CLAIMED_WORD, Divisor, EPOCH_WORD, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset};
+pub use lane::{
+    CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset,
+};
 pub use network::Network;
 pub use received::Received;
 pub use reduce::reduce;

@@ -464,9 +464,9 @@ pub fn element(
                 (opaque(row_bytes, 2 * source), opaque(scale_bytes, 2 * source + 1))
             }
             Element::E4m3(scales) => {
-                let (row, values) = gin_ep_oracle::quantized(row, scales == Scales::Ue8m0);
+                let (row, values) = gin_ep_oracle::quantized(row, scales != Scales::F32);
                 let of = |scale: f32| match scales {
-                    Scales::F32 => scale.to_le_bytes().to_vec(),
+                    Scales::F32 | Scales::F32Powers => scale.to_le_bytes().to_vec(),
                     Scales::Ue8m0 => vec![(scale.to_bits() >> 23) as u8],
                 };
                 (row, values.into_iter().flat_map(of).collect())
