@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory of a call: tokens of a dispatch, rows and sums of a combine.
 
-use crate::{Arrangement, Element, EpError, Scales};
+use crate::{Arrangement, Element, EpError, Group, Scales};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{EXPONENTS, POWERS, Sizes, WIDE_IDS};
 use gin_gpu::MemorySlice;
@@ -187,12 +187,11 @@ impl<'a> Rows<'a> {
     /// Returns the arrangement by expert that has these rows, their address, and the memory that kernels use.
     pub(crate) fn of_experts(
         &self,
-        sizes: &Sizes,
-        at_source: bool,
+        group: &Group<'_>,
     ) -> Result<(&'a Arrangement, u64, Vec<&'a MemorySlice>), EpError> {
-        let what = "a sum of experts' rows";
+        let (what, sizes, each) = ("a sum of experts' rows", &group.sizes(), group.sum_bytes);
         let (to, memory) = match *self {
-            Rows::Arranged(to) if sizes.back_bytes == sizes.row_bytes => (to, to.rows()),
+            Rows::Arranged(to) if each == sizes.row_bytes => (to, to.rows()),
             Rows::ArrangedAt(to, memory) => (to, Some(memory)),
             Rows::Arranged(_) => {
                 let what = "a sum of the rows of an arrangement, where other rows come back";
@@ -200,7 +199,7 @@ impl<'a> Rows<'a> {
             }
             _ => return Err(EpError::Unsuited { what, remedy: "pass `Rows::Arranged` or `Rows::ArrangedAt`" }),
         };
-        if at_source {
+        if group.at_source {
             let what = "a sum of experts' rows, in a group to which a row for each id comes back";
             return Err(EpError::Unsuited { what, remedy: "leave out `at_source`, or call `combine`" });
         }
@@ -219,7 +218,7 @@ impl<'a> Rows<'a> {
             let what = "sums in place of the received rows, in a group where other rows come back";
             return Err(EpError::Unsuited { what, remedy: "configure `max_rows`, or add up by a kernel of yours" });
         }
-        let needed = u64::from(to.capacity) * u64::from(sizes.back_bytes);
+        let needed = u64::from(to.capacity) * u64::from(each);
         let rows = address("the memory of experts' rows", memory, needed, 16)?;
         let mut used = to.used();
         used.push(memory);
@@ -270,7 +269,7 @@ impl<'a> Combine<'a> {
         Terms { weights: Some(None) }
     }
 
-    /// Starts each sum from a row of the elements that come back: one for each token.
+    /// Starts each sum from a row of the output's elements: one for each token.
     #[must_use]
     pub const fn bias(mut self, bias: &'a MemorySlice) -> Self {
         self.bias = Some(bias);
@@ -287,11 +286,11 @@ impl<'a> Combine<'a> {
     /// Returns the parameter of kernels, and the memory that they use.
     pub(crate) fn check(
         &self,
-        sizes: &Sizes,
+        group: &Group<'_>,
         tokens: &kernels::Tokens,
         rows: Rows<'a>,
-        at_source: bool,
     ) -> Result<(kernels::Sums, Vec<&'a MemorySlice>), EpError> {
+        let (sizes, at_source) = (&group.sizes(), group.at_source);
         match (self.terms.weights, at_source) {
             (Some(_), false) => {
                 let what = "a combine of one row for each id, in a group with one for each rank";
@@ -304,10 +303,10 @@ impl<'a> Combine<'a> {
             _ => {}
         }
         let most = if tokens.count_at == 0 { tokens.count.min(sizes.tokens) } else { sizes.tokens };
-        let (bytes, most) = (u64::from(sizes.back_bytes), u64::from(most));
+        let (bytes, most, sum_bytes) = (u64::from(sizes.back_bytes), u64::from(most), u64::from(group.sum_bytes));
         let mut sums = kernels::Sums {
             rows: 0,
-            output: address("the memory of the output", self.output, most * bytes, 16)?,
+            output: address("the memory of the output", self.output, most * sum_bytes, 16)?,
             bias: 0,
             weights: 0,
             places: 0,
@@ -359,7 +358,7 @@ impl<'a> Combine<'a> {
         }
         if let Some(bias) = self.bias {
             used.push(bias);
-            sums.bias = address("the memory of the bias", bias, most * bytes, 16)?;
+            sums.bias = address("the memory of the bias", bias, most * sum_bytes, 16)?;
         }
         if let Some(Some(weights)) = self.terms.weights {
             used.push(weights);

@@ -5,7 +5,7 @@ mod support;
 
 use gin_device::prelude::*;
 use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Rows, Scales, Tokens};
-use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
+use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, narrow, per_rank};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::Communicator;
 use gin_host::comm::Requirements;
@@ -57,6 +57,7 @@ fn all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks() {
             pair(Routing::Repeats),
         ];
         run(WorldConfig::seeded(ranks as u32, 11), config, shape, 64, &pairs);
+        run(WorldConfig::seeded(ranks as u32, 12), config.back_f32(), shape, 64, &pairs);
     }
 }
 
@@ -175,6 +176,8 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
         let config = config(&shape, most as u32).sms(1 + next(3) as u32);
         let is_shared = next(2) == 0;
         let config = if is_shared { config.max_rows((ranks * most) as u32) } else { config };
+        let back_f32 = next(2) == 0;
+        let config = if back_f32 { config.back_f32() } else { config };
         let routing = [
             Routing::Uniform,
             Routing::Zipf,
@@ -187,7 +190,9 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
         let list: Vec<Pair> =
             (0..2).map(|_| Pair { routing: routing[next(routing.len())], counts, alternative: next(2) == 0 }).collect();
         let routings = [list[0].routing, list[1].routing];
-        println!("case {case}: {shape:?}, {counts:?} of {most} tokens, {routings:?}, shared: {is_shared}");
+        println!(
+            "case {case}: {shape:?}, {counts:?} of {most} tokens, {routings:?}, shared: {is_shared}, FP32 back: {back_f32}"
+        );
         run(WorldConfig::seeded(ranks as u32, next(1000) as u64), config, shape, most, &list);
     }
 }
@@ -232,6 +237,36 @@ fn rows_for_each_id_come_back_and_are_added_up_with_weights() {
 }
 
 #[test]
+fn a_sum_of_fp32_rows_is_rounded_once() {
+    let shape = Shape { ranks: 2, experts: 4, topk: 3, hidden: 8 };
+    on_ranks(WorldConfig::seeded(2, 1), |rank, comm| {
+        // Rank 0 makes 3 + 31 * 4.375 = 138.625 of 3, rank 1 0.71875. From 128 on, BF16 are integers.
+        for (config, sum) in [(config(&shape, 1), 140.0), (config(&shape, 1).back_f32(), 139.0)] {
+            let rows = vec![narrow(3.0); 8];
+            let mine = Batch { rows, experts: vec![0, 1, 2], weights: vec![1.0, 31.0, 0.125] };
+            let group = Group::new(comm, &config)?;
+            let input = Input::new(rank, &shape, 1)?;
+            input.write(&mine, false)?;
+            let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+            let received = lane.exchange(&stream, &input.tokens(1, false))?;
+            let made = support::experts_f32(rank, &stream, &shape, &received, 1)?;
+            experts(rank, &stream, &shape, &received)?;
+            let is_wide = group.sizes().back_bytes == 32;
+            let rows = if is_wide { Rows::At(&made) } else { Rows::InPlace };
+            received.combine(&stream, rows, &Combine::reduced().into(&input.output))?;
+            stream.synchronize()?;
+            let mut found = [0u16; 8];
+            input.output.read(0, &mut found)?;
+            assert_eq!(found, [narrow(sum); 8]);
+            assert_eq!(group.status()?, None);
+            drop(lane);
+            group.destroy()?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn dispatches_with_one_plan_send_other_rows_to_the_same_places() {
     for (ranks, experts, topk, hidden) in [(1, 4, 2, 8), (3, 7, 5, 48)] {
         let shape = Shape { ranks, experts, topk, hidden };
@@ -261,7 +296,10 @@ fn all_elements_go_there_and_back_with_their_scales() {
             let shape = Shape { ranks, experts: 8, topk: 3, hidden };
             let config = config(&shape, 9);
             on_ranks(WorldConfig::seeded(ranks as u32, 4), |rank, comm| {
-                support::element(rank, comm, &config, element, &shape, 9)
+                support::element(rank, comm, &config, element, &shape, 9)?;
+                // With bias and old sums, of BF16.
+                let has_f32 = !matches!(element, Element::F16 | Element::F32);
+                if has_f32 { support::element(rank, comm, &config.back_f32(), element, &shape, 9) } else { Ok(()) }
             });
         }
     }
@@ -585,6 +623,19 @@ fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
         ),
     ] {
         assert_eq!(config.footprint(2).unwrap_err().to_string(), words);
+    }
+    let wide = GroupConfig::new(8, 16_392, 1).back_f32();
+    let words = "the number of bytes of a returned row is 65568; the limit is at most 65536";
+    assert_eq!(wide.footprint(2).unwrap_err().to_string(), words);
+    let no_bf16 = "FP32 in place of BF16 in rows that come back, in a group to which no BF16 come back: leave out \
+                   `back_f32`";
+    let each = "FP32 in place of BF16 in rows that come back for each id: leave out `at_source`, or `back_f32`";
+    for (config, words) in [
+        (GroupConfig::new(8, 8, 1).element(Element::F16), no_bf16),
+        (GroupConfig::new(8, 8, 1).element(Element::F32), no_bf16),
+        (GroupConfig::new(8, 8, 1).at_source(), each),
+    ] {
+        assert_eq!(config.back_f32().footprint(2).unwrap_err().to_string(), words);
     }
     assert!(GroupConfig::new(8, 8, 1).footprint(65).is_err());
     // The largest of all is within the limits.

@@ -260,7 +260,12 @@ fn elements(testbed: &Testbed) -> Result<(), String> {
             support::element(rank, comm, config, element, shape, most)
         })?;
     }
-    Ok(())
+    // Sums of ranks come back as FP32.
+    let wide = |config| small_on(testbed)(config).back_f32();
+    with(testbed, 2, wide, (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
+        support::element(rank, comm, config, Element::E4m3(Scales::F32), shape, most)?;
+        pairs(rank, comm, config, shape, most, &[pair(Routing::Uniform), pair(Routing::Repeats)])
+    })
 }
 
 fn layouts(testbed: &Testbed) -> Result<(), String> {
@@ -303,7 +308,8 @@ fn shared(testbed: &Testbed) -> Result<(), String> {
         with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::limits)?;
         with(testbed, ranks, all(ranks, tokens), sizes, tokens, |rank, comm, config, shape, most| {
             support::layout(rank, comm, config, Layout::Flat, shape, most)?;
-            support::shared::layouts(rank, comm, config, shape, most)
+            support::shared::layouts(rank, comm, config, shape, most)?;
+            support::shared::layouts(rank, comm, &config.back_f32(), shape, most)
         })?;
         with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::layouts)?;
     }
@@ -346,7 +352,8 @@ fn over_network(testbed: &Testbed) -> Result<(), String> {
     for team in TEAMS {
         let small = small_on(testbed);
         in_teams(testbed, (4, Some(team)), small, (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
-            pairs(rank, comm, config, shape, most, &list)
+            pairs(rank, comm, config, shape, most, &list)?;
+            pairs(rank, comm, &config.back_f32(), shape, most, &list[..2])
         })?;
     }
     Ok(())

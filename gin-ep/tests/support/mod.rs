@@ -5,11 +5,15 @@ use gin_ep::{
     Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Received, Rows, Scales,
     Tokens,
 };
-use gin_ep_oracle::{Batch, Experts, Kind, Routing, Shape, Zone, batch, expert_major, flat, per_rank, rank_major};
+use gin_ep_oracle::{
+    Batch, Experts, Kind, Routing, Shape, Zone, batch, expert_major, flat, per_rank, per_rank_f32, rank_major,
+};
 use gin_gpu::{DeviceKind, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
-use gpu_tests_kernels::experts::{hardware_experts, hardware_experts_arranged, hardware_experts_each, hardware_fused};
+use gpu_tests_kernels::experts::{
+    hardware_experts, hardware_experts_arranged, hardware_experts_each, hardware_experts_f32, hardware_fused,
+};
 use gpu_tests_kernels::hardware_spin;
 use std::sync::Arc;
 
@@ -82,19 +86,46 @@ pub struct Pair {
     pub alternative: bool,
 }
 
-/// Runs the experts of the oracle on what was received, in place.
-pub fn experts(rank: &Rank, stream: &Arc<dyn Stream>, shape: &Shape, received: &Received<'_>) -> Result<(), EpError> {
-    let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
-    let config = match rank.device().kind() {
+/// Returns the shape of launches of experts.
+fn experts_launch(rank: &Rank, shape: &Shape) -> LaunchConfig {
+    match rank.device().kind() {
         DeviceKind::Cuda => LaunchConfig::new(128, 256),
         // A virtual GPU takes long for a thread.
         DeviceKind::Virtual => {
-            LaunchConfig::new(if shape.ranks > 8 { 1 } else { 4 }, if hidden > 1024 { 256 } else { 32 })
+            LaunchConfig::new(if shape.ranks > 8 { 1 } else { 4 }, if shape.hidden > 1024 { 256 } else { 32 })
         }
-    };
+    }
+}
+
+/// Runs the experts of the oracle on what was received, in place.
+pub fn experts(rank: &Rank, stream: &Arc<dyn Stream>, shape: &Shape, received: &Received<'_>) -> Result<(), EpError> {
+    let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
     // Safety: after the receive, before the combine, on one stream.
-    unsafe { hardware_experts::launch(stream, config, received.view(), rank.rank(), local, hidden)? };
+    unsafe {
+        hardware_experts::launch(stream, experts_launch(rank, shape), received.view(), rank.rank(), local, hidden)?
+    };
     Ok(())
+}
+
+/// Runs them, and returns memory with their sums as FP32, in the places of the received rows.
+pub fn experts_f32(
+    rank: &Rank,
+    stream: &Arc<dyn Stream>,
+    shape: &Shape,
+    received: &Received<'_>,
+    most: usize,
+) -> Result<MemorySlice, EpError> {
+    let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
+    let is_shared = received.region()?.is_some();
+    let rows = Memory::new(rank.device(), MemoryKind::Device, (4 * shape.ranks * most * shape.hidden) as u64)?.whole();
+    let to = std::ptr::with_exposed_provenance_mut::<f32>(rows.address() as usize);
+    let most = if is_shared { 0 } else { most as u32 };
+    // Safety: as above, and the memory has the places.
+    unsafe {
+        let launch = experts_launch(rank, shape);
+        hardware_experts_f32::launch(stream, launch, received.view(), rank.rank(), local, hidden, to, most)?;
+    }
+    Ok(rows)
 }
 
 /// Returns the numbers of the first rows from all sources, among the places of received rows.
@@ -142,6 +173,7 @@ pub fn pairs(
     let me = rank.rank() as usize;
     let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, most)?;
+    let back_f32 = group.sizes().back_bytes as usize == 4 * shape.hidden;
     let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
     let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
     for (number, pair) in pairs.iter().enumerate() {
@@ -164,14 +196,18 @@ pub fn pairs(
         };
         stream.synchronize()?;
         compare(&received, shape, &batches, me)?;
-        experts(rank, &stream, shape, &received)?;
-        // Others load the rows of some ranks, and other ranks store theirs, in the same combine.
-        let rows = if (number + me) % 3 == 1 { Some(copied(rank, &stream, &received, shape, most)?) } else { None };
+        let rows = if back_f32 {
+            Some(experts_f32(rank, &stream, shape, &received, most)?)
+        } else {
+            experts(rank, &stream, shape, &received)?;
+            // Others load the rows of some ranks, and other ranks store theirs, in the same combine.
+            if (number + me) % 3 == 1 { Some(copied(rank, &stream, &received, shape, most)?) } else { None }
+        };
         let rows = rows.as_ref().map_or(Rows::InPlace, Rows::At);
         received.combine(&stream, rows, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
         assert_eq!(group.status()?, None, "{shape:?} {:?}", pair.routing);
-        let expected = per_rank(shape, mine, &[], Experts);
+        let expected = if back_f32 { per_rank_f32 } else { per_rank }(shape, mine, &[], Experts);
         let mut found = vec![0u16; expected.len()];
         input.output.read(0, &mut found)?;
         assert!(expected == found, "{shape:?} {:?}, pair {number}: the output of rank {me} differs", pair.routing);
@@ -450,8 +486,10 @@ pub fn element(
         memory.write(0, bytes)?;
         Ok(memory)
     };
-    let bytes_of =
-        |row: &[u16]| row.iter().flat_map(|&bits| kind.bytes(gin_ep_oracle::widen(bits))).collect::<Vec<u8>>();
+    let bytes_as = |kind: Kind, row: &[u16]| {
+        row.iter().flat_map(|&bits| kind.bytes(gin_ep_oracle::widen(bits))).collect::<Vec<u8>>()
+    };
+    let bytes_of = |row: &[u16]| bytes_as(kind, row);
     let batches: Vec<Batch> =
         (0..shape.ranks).map(|rank| batch(shape, Routing::Holes, 3, rank, most - rank % 2)).collect();
     let mine = &batches[me];
@@ -501,8 +539,9 @@ pub fn element(
     stream.synchronize()?;
     is_whole(&group, &format_args!("{element:?}: dispatch of {me}"))?;
     // The rows that come back: what was sent, as numbers.
-    let mut back = vec![0u8; shape.ranks * most * kind.bytes(0.0).len() * shape.hidden];
-    let row_bytes = kind.bytes(0.0).len() * shape.hidden;
+    let row_bytes = group.sizes().back_bytes as usize;
+    let mut back = vec![0u8; shape.ranks * most * row_bytes];
+    let back_kind = if row_bytes == 4 * shape.hidden { Kind::F32 } else { kind };
     let firsts = firsts(&received, shape.ranks, most)?;
     for (source, found) in received.fetch()?.into_iter().enumerate() {
         let expected = &rank_major(shape, &batches, me)[source];
@@ -512,7 +551,8 @@ pub fn element(
             assert_eq!((expected.token as u32, &expected.experts), (found.token, &found.experts));
             assert!(row == found.row, "{element:?}: row {index} from {source} at {me}: {row:?}, found {:?}", found.row);
             assert_eq!(scales, found.scales, "{element:?}: scales of row {index} from {source} at {me}");
-            back[(firsts[source] + index) * row_bytes..][..row_bytes].copy_from_slice(&bytes_of(&expected.row));
+            back[(firsts[source] + index) * row_bytes..][..row_bytes]
+                .copy_from_slice(&bytes_as(back_kind, &expected.row));
         }
     }
     let rows = memory(&back)?;
