@@ -5,7 +5,7 @@ mod support;
 
 use gin_device::prelude::*;
 use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Rows, Scales, Tokens};
-use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, narrow, per_rank};
+use gin_ep_oracle::{Batch, Routing, Shape, batch, narrow};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::Communicator;
 use gin_host::comm::Requirements;
@@ -454,103 +454,16 @@ fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
 #[test]
 fn a_silent_rank_is_reported_and_masked_and_readmitted_and_finds_out_if_it_comes_late() {
     let shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
-    let config = GroupConfig::new(6, 8, 2).tokens(8).sms(2).threads(32).deadline(Deadline::after_ms(20));
-    let outcome = launch(WorldConfig::seeded(3, 5), |rank| -> Result<(), EpError> {
-        let me = rank.rank() as usize;
-        let comm = rank.communicator(&Requirements::default())?;
-        let group = Group::new(&comm, &config)?;
-        let input = Input::new(&rank, &shape, 8)?;
-        let stream = rank.stream()?;
-        let batches: Vec<Batch> = (0..3).map(|rank| batch(&shape, Routing::Uniform, 9, rank, 8)).collect();
-        input.write(&batches[me], false)?;
-        let once = |silent: &[usize]| -> Result<(), EpError> {
-            let mut lane = group.lane(0)?;
-            let received = lane.exchange(&stream, &input.tokens(8, false))?;
-            experts(&rank, &stream, &shape, &received)?;
-            received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
-            stream.synchronize()?;
-            let expected = per_rank(&shape, &batches[me], silent, Experts);
-            let mut found = vec![0u16; expected.len()];
-            input.output.read(0, &mut found)?;
-            assert!(expected == found, "rank {me} without {silent:?}");
-            Ok(())
-        };
-        once(&[])?;
-        assert_eq!((group.status()?, group.masked(0)?), (None, 0));
-        if me != 2 {
-            // Rank 2 does not call.
-            once(&[2])?;
-            let report = group.status()?.map(|report| (report.code, report.rank));
-            assert_eq!((report, group.masked(0)?), (Some((Code::Silent, 2)), 0b100));
-            once(&[2])?;
-            assert_eq!(group.status()?, None, "a masked rank is reported once");
-        }
-        rank.barrier()?;
-        if me == 2 {
-            // It comes late. Its rows of the first call are there, but nobody returns its own.
-            once(&[0, 1])?;
-            let report = group.status()?.map(|report| report.code);
-            assert_eq!((report, group.masked(0)?), (Some(Code::Silent), 0b011));
-        } else {
-            // Meanwhile the late rank's stores disturb nobody.
-            once(&[2])?;
-            assert_eq!((group.status()?, group.masked(0)?), (None, 0b100));
-        }
-        rank.barrier()?;
-        group.readmit()?;
-        for _ in 0..3 {
-            once(&[])?;
-            assert_eq!((group.status()?, group.masked(0)?), (None, 0));
-        }
-        group.destroy()?;
-        Ok(comm.destroy()?)
-    });
-    outcome.unwrap();
+    let (config, deadline) = (config(&shape, 8).threads(32), Deadline::after_ms(20));
+    on_ranks(WorldConfig::seeded(3, 5), |rank, comm| support::silent(rank, comm, (&config, deadline), &shape, 8));
 }
 
 #[test]
 fn two_lanes_on_two_streams_do_not_disturb_each_other() {
     let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 16 };
-    let config = GroupConfig::new(8, 16, 2).tokens(16).lanes(2).sms(1).threads(32);
+    let config = config(&shape, 16).sms(1).threads(32);
     for seed in 0..4 {
-        let outcome = launch(WorldConfig::seeded(2, seed), |rank| -> Result<(), EpError> {
-            let me = rank.rank() as usize;
-            let comm = rank.communicator(&Requirements::default())?;
-            let group = Group::new(&comm, &config)?;
-            let inputs = [Input::new(&rank, &shape, 16)?, Input::new(&rank, &shape, 16)?];
-            let streams = [rank.stream()?, rank.stream()?];
-            let (mut first, mut second) = (group.lane(0)?, group.lane(1)?);
-            for round in 0..5 {
-                let batches = |lane: u64| -> Vec<Batch> {
-                    (0..2).map(|rank| batch(&shape, Routing::Uniform, 2 * round + lane, rank, 16)).collect()
-                };
-                let batches = [batches(0), batches(1)];
-                for (input, batches) in inputs.iter().zip(&batches) {
-                    input.write(&batches[me], false)?;
-                }
-                let sent = first.dispatch(&streams[0], &inputs[0].tokens(16, false))?;
-                let other = second.dispatch(&streams[1], &inputs[1].tokens(16, false))?;
-                let other = other.receive(&streams[1])?;
-                let received = sent.receive(&streams[0])?;
-                for (stream, received) in streams.iter().zip([&received, &other]) {
-                    experts(&rank, stream, &shape, received)?;
-                }
-                received.combine(&streams[0], Rows::InPlace, &Combine::reduced().into(&inputs[0].output))?;
-                other.combine(&streams[1], Rows::InPlace, &Combine::reduced().into(&inputs[1].output))?;
-                for (index, stream) in streams.iter().enumerate() {
-                    stream.synchronize()?;
-                    let expected = per_rank(&shape, &batches[index][me], &[], Experts);
-                    let mut found = vec![0u16; expected.len()];
-                    inputs[index].output.read(0, &mut found)?;
-                    assert!(expected == found, "lane {index} of rank {me}, round {round}");
-                }
-            }
-            drop((first, second));
-            assert_eq!(group.status()?, None);
-            group.destroy()?;
-            Ok(comm.destroy()?)
-        });
-        outcome.unwrap();
+        on_ranks(WorldConfig::seeded(2, seed), |rank, comm| support::two_lanes(rank, comm, &config, &shape, 16, 5));
     }
 }
 
