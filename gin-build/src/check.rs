@@ -54,7 +54,8 @@ pub enum Rule {
     Call,
     /// No device function other than the exported ones.
     Function,
-    /// No load through the read-only cache, which never sees a peer's writes.
+    /// No load through the read-only cache, which never sees a peer's writes. The constant loads of
+    /// `gin_device::sys::data` are allowed.
     NonCoherentLoad,
     /// No read-modify-write without an ordering and a scope. `core::sync::atomic` compiles to such.
     UnscopedAtomic,
@@ -77,9 +78,10 @@ impl Rule {
                 Some("it takes much stack and code, and nothing prints its text: pass numbers to the host")
             }
             Rule::Panic => Some("nothing prints its text: report a fault, or end the grid by a panic without one"),
-            Rule::NonCoherentLoad => {
-                Some("a reference promises that nobody else writes: use a `Window` or a raw pointer")
-            }
+            Rule::NonCoherentLoad => Some(
+                "a reference promises that nobody else writes: use a `Window` or a raw pointer, or, for memory that \
+                     nobody writes, `gin_device::sys::data::load_constant_pair`",
+            ),
             Rule::UnscopedAtomic => {
                 Some("LLVM drops its ordering: use signals, barriers, or the words of gin_device::sys")
             }
@@ -141,6 +143,15 @@ const OUTLINED: [&str; 2] = ["10gin_device", "8outlined"];
 /// Returns whether a function's name, or a call of it, is one that kernels may call.
 fn is_outlined(text: &str) -> bool {
     OUTLINED.iter().all(|part| text.contains(part))
+}
+
+/// The names of constant loads of `gin_device::sys::data`, which they have in a comment behind the instruction. Their
+/// caller promises that nobody writes the memory.
+const CONSTANT_LOADS: [&str; 2] = ["load_constant_u32", "load_constant_pair"];
+
+/// Returns whether a line with its comment is a constant load.
+fn is_constant_load(line: &str) -> bool {
+    line.split_once("//").is_some_and(|(_, comment)| CONSTANT_LOADS.contains(&comment.trim()))
 }
 
 /// Words that only panic messages and their source locations contain.
@@ -215,7 +226,8 @@ pub(crate) fn check_with(text: &str, limits: &Limits, lines: &Lines) -> Vec<Find
                 add(Rule::Call, number, line);
             } else if opcode.starts_with("ld.global") && opcode.split('.').any(|part| part == "nc") {
                 // Nobody writes to a constant of the module.
-                if !address().is_some_and(|address| origins.is_constant(number, address)) {
+                let is_constant = || address().is_some_and(|address| origins.is_constant(number, address));
+                if !is_constant_load(raw) && !is_constant() {
                     add(Rule::NonCoherentLoad, number, line);
                 }
             } else if !has_bulk_copies && is_bulk_copy(opcode) {

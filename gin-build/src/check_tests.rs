@@ -98,6 +98,26 @@ fn a_constant_of_the_module_may_be_read_through_the_read_only_cache() {
 }
 
 #[test]
+fn constant_loads_are_allowed_by_their_names_only() {
+    for name in ["load_constant_u32", "load_constant_pair"] {
+        assert!(include_str!("../../gin-device/src/sys/data/mod.rs").contains(&format!("; // {name}\"")), "{name}");
+        assert_eq!(
+            rules(&with(&format!("ld.global.nc.v2.u64 {{%rd3, %rd4}}, [%rd0]; // {name}")), &Limits::default()),
+            []
+        );
+    }
+    for line in [
+        "ld.global.nc.u32 %r1, [%rd0]; // load_constant",
+        "ld.global.nc.u32 %r1, [%rd0]; // a load_constant_u32",
+        "ld.global.nc.u32 %r1, [%rd0]; // load_constant_u64",
+        "// load_constant_u32\n\tld.global.nc.u32 %r1, [%rd0];",
+    ] {
+        let found: Vec<Rule> = rules(&with(line), &Limits::default()).into_iter().map(|(rule, _)| rule).collect();
+        assert_eq!(found, [Rule::NonCoherentLoad], "{line}");
+    }
+}
+
+#[test]
 fn a_finding_names_the_function_and_a_message_the_code_that_uses_it() {
     let bytes: Vec<String> = "src/kernels.rs".bytes().map(|byte| byte.to_string()).collect();
     let array = format!(".global .align 1 .b8 alloc_1[{}] = {{{}}};", bytes.len(), bytes.join(", "));

@@ -77,6 +77,8 @@ pub struct BarrierCall {
     pub reduction: Reduction,
     /// This thread's predicate.
     pub predicate: bool,
+    /// The thread waits until the barrier is complete. Otherwise it only arrives, without a reduction.
+    pub waits: bool,
     /// The call's place in the source, for reports of barriers that cannot complete.
     pub site: &'static Location<'static>,
 }

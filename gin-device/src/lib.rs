@@ -168,7 +168,7 @@ pub mod prelude {
     pub use crate::barrier::{BarrierSession, BarrierTeam, CombinedBarrier, Fence};
     pub use crate::comm::Comm;
     pub use crate::coop::{
-        Block, Coop, Dim, LaneCoop, LaneInteger, LaneValue, Lanes, Thread, Tile, WARP_SIZE, Warp, WarpSpan,
+        Arrivals, Block, Coop, Dim, LaneCoop, LaneInteger, LaneValue, Lanes, Thread, Tile, WARP_SIZE, Warp, WarpSpan,
     };
     pub use crate::coop::{block_dim, block_in_grid, block_index, grid_dim, lane, thread_in_block, thread_index};
     pub use crate::fault::Fault;

@@ -52,7 +52,9 @@ pub enum Element {
 pub enum Scales {
     /// FP32: the greatest magnitude, at least 1e-4, divided by 448.
     F32,
-    /// UE8M0: that, rounded up to a power of two. One byte, its exponent.
+    /// FP32: that, rounded up to a power of two.
+    F32Powers,
+    /// UE8M0: the same power of two. One byte, its exponent.
     Ue8m0,
 }
 
@@ -77,6 +79,7 @@ pub struct GroupConfig {
     pub(crate) lanes: u32,
     pub(crate) element: Element,
     pub(crate) at_source: bool,
+    pub(crate) back_f32: bool,
     pub(crate) max_rows: Option<u32>,
     pub(crate) first_epoch: u64,
     pub(crate) blocks: Option<u32>,
@@ -99,6 +102,7 @@ impl GroupConfig {
             lanes: 1,
             element: Element::Bf16,
             at_source: false,
+            back_f32: false,
             max_rows: None,
             first_epoch: 0,
             blocks: None,
@@ -135,6 +139,24 @@ impl GroupConfig {
     #[must_use]
     pub const fn at_source(mut self) -> Self {
         self.at_source = true;
+        self
+    }
+
+    /// Makes the row that comes back for each rank have FP32 elements, in place of BF16. So the sum of a rank's experts
+    /// is not rounded on its way, and its row takes twice the bytes. [`Element`] is one with BF16 back, and sums and
+    /// bias are of BF16.
+    ///
+    /// ```
+    /// use gin_ep::GroupConfig;
+    ///
+    /// let config = GroupConfig::new(256, 7168, 8);
+    /// assert_eq!(config.footprint(2)?, 14_725_376);
+    /// assert_eq!(config.back_f32().footprint(2)?, 14_725_376 + 2 * 2 * 128 * 2 * 7168);
+    /// # Ok::<(), gin_ep::EpError>(())
+    /// ```
+    #[must_use]
+    pub const fn back_f32(mut self) -> Self {
+        self.back_f32 = true;
         self
     }
 
@@ -296,10 +318,11 @@ impl GroupConfig {
         let (row_bytes, back_bytes, scale_bytes) = match self.element {
             Element::Bf16 | Element::F16 => (2 * hidden, 2 * hidden, 0),
             Element::F32 => (4 * hidden, 4 * hidden, 0),
-            Element::E4m3(Scales::F32) => (hidden, 2 * hidden, 4 * hidden / u64::from(SCALED)),
+            Element::E4m3(Scales::F32 | Scales::F32Powers) => (hidden, 2 * hidden, 4 * hidden / u64::from(SCALED)),
             Element::E4m3(Scales::Ue8m0) => (hidden, 2 * hidden, hidden / u64::from(SCALED)),
             Element::Opaque { row_bytes, scale_bytes } => (row_bytes.into(), 2 * hidden, scale_bytes.into()),
         };
+        let back_bytes = if self.back_f32 { 4 * hidden } else { back_bytes };
         limit("the number of ranks", ranks.into(), 1, MOST_RANKS)?;
         limit("the number of experts", self.experts.into(), 1, MOST_EXPERTS)?;
         limit("the number of experts of a token", self.topk.into(), 1, MOST_TOPK)?;
@@ -313,6 +336,16 @@ impl GroupConfig {
             if self.at_source {
                 let what = "a group with `max_rows` to which a row for each id comes back";
                 return Err(EpError::Unsuited { what, remedy: "leave out `at_source`, or `max_rows`" });
+            }
+        }
+        if self.back_f32 {
+            if matches!(self.element, Element::F16 | Element::F32) {
+                let what = "FP32 in place of BF16 in rows that come back, in a group to which no BF16 come back";
+                return Err(EpError::Unsuited { what, remedy: "leave out `back_f32`" });
+            }
+            if self.at_source {
+                let what = "FP32 in place of BF16 in rows that come back for each id";
+                return Err(EpError::Unsuited { what, remedy: "leave out `at_source`, or `back_f32`" });
             }
         }
         for (what, blocks) in [("the number of SMs", self.blocks), ("the number of blocks", self.grid)] {
@@ -363,12 +396,15 @@ impl GroupConfig {
             Some(BackendKind::Proxy) => "_proxy",
             Some(BackendKind::Gdaki) => "_gdaki",
         };
-        let (dispatch, back) = match self.element {
+        let (dispatch, mut back) = match self.element {
             Element::Bf16 | Element::Opaque { .. } => ("ep_dispatch", "bf16"),
             Element::F16 => ("ep_dispatch", "f16"),
             Element::F32 => ("ep_dispatch", "f32"),
             Element::E4m3(_) => ("ep_dispatch_e4m3", "bf16"),
         };
+        if self.back_f32 {
+            back = "wide";
+        }
         [format!("{dispatch}{suffix}"), format!("ep_combine_{back}{suffix}"), format!("ep_reduce_{back}")]
     }
 }

@@ -56,6 +56,8 @@ pub struct Group<'c> {
     pub(crate) shape: LaunchConfig,
     pub(crate) element: Element,
     pub(crate) at_source: bool,
+    /// Bytes of a row of sums.
+    pub(crate) sum_bytes: u32,
     pub(crate) arrange: [Function; 3],
     pub(crate) plan: Function,
     pub(crate) allot: Function,
@@ -162,6 +164,7 @@ impl<'c> Group<'c> {
         let blocks = config.grid.unwrap_or(most.clamp(1, 65_535) as u32);
         let shape = LaunchConfig::new(blocks, threads).dynamic_shared(shape.dynamic_shared);
         let (element, at_source) = (config.element, config.at_source);
+        let sum_bytes = if config.back_f32 { sizes.back_bytes / 2 } else { sizes.back_bytes };
         let arrange = |part: &str| kernels.function(&format!("ep_arrange_{part}"));
         let arrange = [arrange("count")?, arrange("place")?, arrange("copy")?];
         Ok(Self {
@@ -174,6 +177,7 @@ impl<'c> Group<'c> {
             shape,
             element,
             at_source,
+            sum_bytes,
             arrange,
             plan,
             allot,

@@ -185,7 +185,7 @@ impl<'g> Lane<'g> {
         let (group, state) = (self.group, self.state());
         let lane = state.params;
         let (tokens, mut used) = tokens.check(&lane.sizes, group.element)?;
-        let (sums, others) = combine.check(&lane.sizes, &tokens, rows, group.at_source)?;
+        let (sums, others) = combine.check(group, &tokens, rows)?;
         used.extend(others);
         state.keep(stream, &used)?;
         let shared = group.shape.dynamic_shared;
@@ -300,8 +300,8 @@ impl Lent for Lane<'_> {
     }
 
     fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::Received) -> Result<(), EpError> {
-        let (group, sizes) = (self.group, Lane::state(self).params.sizes);
-        let (to, rows, used) = rows.of_experts(&sizes, group.at_source)?;
+        let group = self.group;
+        let (to, rows, used) = rows.of_experts(group)?;
         Lane::state(self).keep(stream, &used)?;
         let shape = LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32);
         let arguments: [&dyn KernelArg; 2] = [&Plain(to.view(view)), &rows];
@@ -358,7 +358,7 @@ impl Lent for Lane<'_> {
         combine: &Combine<'_>,
     ) -> Result<(), EpError> {
         let (group, params) = (self.group, Lane::state(self).params);
-        let (sums, used) = combine.check(&params.sizes, &tokens, rows, group.at_source)?;
+        let (sums, used) = combine.check(group, &tokens, rows)?;
         Lane::state(self).keep(stream, &used)?;
         let (lane, tokens, sums) = (Plain(params), Plain(tokens), Plain(sums));
         let mut arguments: Vec<&dyn KernelArg> = vec![&group.device, &group.arena, &lane, &tokens, &sums];
@@ -497,7 +497,8 @@ impl Received<'_> {
 
     /// Adds up, for each received row, what this rank's experts made of it: the rows of an arrangement by expert,
     /// [`Rows::Arranged`] or [`Rows::ArrangedAt`], each times its weight, in the order of the ids, by `fma` in FP32,
-    /// rounded once. The sums replace the received rows, and [`combine`](Self::combine) returns them by
+    /// rounded once, or, with [`back_f32`](crate::GroupConfig::back_f32), not rounded. The experts' rows have the
+    /// elements of the output. The sums replace the received rows, and [`combine`](Self::combine) returns them by
     /// [`Rows::InPlace`].
     ///
     /// # Errors

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory of a call: tokens of a dispatch, rows and sums of a combine.
 
-use crate::{Arrangement, EpError};
+use crate::{Arrangement, Element, EpError, Group, Scales};
 use gin_ep_kernels as kernels;
-use gin_ep_kernels::{POWERS, Sizes, WIDE_IDS};
+use gin_ep_kernels::{EXPONENTS, POWERS, Sizes, WIDE_IDS};
 use gin_gpu::MemorySlice;
 
 /// The ids of tokens' experts: `topk` for each token, in memory of the device. A negative id is none.
@@ -89,7 +89,7 @@ impl<'a> Tokens<'a> {
     pub(crate) fn check(
         &self,
         sizes: &Sizes,
-        element: crate::Element,
+        element: Element,
     ) -> Result<(kernels::Tokens, Vec<&'a MemorySlice>), EpError> {
         // With a number on the device, memory for the most is needed.
         let most = match (self.plan, self.count) {
@@ -98,7 +98,7 @@ impl<'a> Tokens<'a> {
             (None, Number::At(_)) => sizes.tokens.into(),
         };
         let ids = most * u64::from(sizes.topk);
-        let makes_scales = matches!(element, crate::Element::E4m3(_));
+        let makes_scales = matches!(element, Element::E4m3(_));
         let source = u64::from(sizes.row_bytes) * if makes_scales { 2 } else { 1 };
         let mut params = kernels::Tokens {
             rows: address("the memory of rows", self.rows, most * source, 16)?,
@@ -108,7 +108,11 @@ impl<'a> Tokens<'a> {
             count_at: 0,
             plan: 0,
             count: 0,
-            flags: if element == crate::Element::E4m3(crate::Scales::Ue8m0) { POWERS } else { 0 },
+            flags: match element {
+                Element::E4m3(Scales::F32Powers) => POWERS,
+                Element::E4m3(Scales::Ue8m0) => POWERS | EXPONENTS,
+                _ => 0,
+            },
         };
         let memory = match self.ids {
             Ids::I32(memory) => {
@@ -183,12 +187,11 @@ impl<'a> Rows<'a> {
     /// Returns the arrangement by expert that has these rows, their address, and the memory that kernels use.
     pub(crate) fn of_experts(
         &self,
-        sizes: &Sizes,
-        at_source: bool,
+        group: &Group<'_>,
     ) -> Result<(&'a Arrangement, u64, Vec<&'a MemorySlice>), EpError> {
-        let what = "a sum of experts' rows";
+        let (what, sizes, each) = ("a sum of experts' rows", &group.sizes(), group.sum_bytes);
         let (to, memory) = match *self {
-            Rows::Arranged(to) if sizes.back_bytes == sizes.row_bytes => (to, to.rows()),
+            Rows::Arranged(to) if each == sizes.row_bytes => (to, to.rows()),
             Rows::ArrangedAt(to, memory) => (to, Some(memory)),
             Rows::Arranged(_) => {
                 let what = "a sum of the rows of an arrangement, where other rows come back";
@@ -196,7 +199,7 @@ impl<'a> Rows<'a> {
             }
             _ => return Err(EpError::Unsuited { what, remedy: "pass `Rows::Arranged` or `Rows::ArrangedAt`" }),
         };
-        if at_source {
+        if group.at_source {
             let what = "a sum of experts' rows, in a group to which a row for each id comes back";
             return Err(EpError::Unsuited { what, remedy: "leave out `at_source`, or call `combine`" });
         }
@@ -215,7 +218,7 @@ impl<'a> Rows<'a> {
             let what = "sums in place of the received rows, in a group where other rows come back";
             return Err(EpError::Unsuited { what, remedy: "configure `max_rows`, or add up by a kernel of yours" });
         }
-        let needed = u64::from(to.capacity) * u64::from(sizes.back_bytes);
+        let needed = u64::from(to.capacity) * u64::from(each);
         let rows = address("the memory of experts' rows", memory, needed, 16)?;
         let mut used = to.used();
         used.push(memory);
@@ -266,7 +269,7 @@ impl<'a> Combine<'a> {
         Terms { weights: Some(None) }
     }
 
-    /// Starts each sum from a row of the elements that come back: one for each token.
+    /// Starts each sum from a row of the output's elements: one for each token.
     #[must_use]
     pub const fn bias(mut self, bias: &'a MemorySlice) -> Self {
         self.bias = Some(bias);
@@ -283,11 +286,11 @@ impl<'a> Combine<'a> {
     /// Returns the parameter of kernels, and the memory that they use.
     pub(crate) fn check(
         &self,
-        sizes: &Sizes,
+        group: &Group<'_>,
         tokens: &kernels::Tokens,
         rows: Rows<'a>,
-        at_source: bool,
     ) -> Result<(kernels::Sums, Vec<&'a MemorySlice>), EpError> {
+        let (sizes, at_source) = (&group.sizes(), group.at_source);
         match (self.terms.weights, at_source) {
             (Some(_), false) => {
                 let what = "a combine of one row for each id, in a group with one for each rank";
@@ -300,10 +303,10 @@ impl<'a> Combine<'a> {
             _ => {}
         }
         let most = if tokens.count_at == 0 { tokens.count.min(sizes.tokens) } else { sizes.tokens };
-        let (bytes, most) = (u64::from(sizes.back_bytes), u64::from(most));
+        let (bytes, most, sum_bytes) = (u64::from(sizes.back_bytes), u64::from(most), u64::from(group.sum_bytes));
         let mut sums = kernels::Sums {
             rows: 0,
-            output: address("the memory of the output", self.output, most * bytes, 16)?,
+            output: address("the memory of the output", self.output, most * sum_bytes, 16)?,
             bias: 0,
             weights: 0,
             places: 0,
@@ -355,7 +358,7 @@ impl<'a> Combine<'a> {
         }
         if let Some(bias) = self.bias {
             used.push(bias);
-            sums.bias = address("the memory of the bias", bias, most * bytes, 16)?;
+            sums.bias = address("the memory of the bias", bias, most * sum_bytes, 16)?;
         }
         if let Some(Some(weights)) = self.terms.weights {
             used.push(weights);

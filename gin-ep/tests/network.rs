@@ -84,7 +84,10 @@ fn rows_reach_ranks_over_the_network_with_the_bits_of_the_oracle() {
             Pair { routing: Routing::Local, counts: COUNTS, alternative: true },
             pair(Routing::Repeats),
         ];
-        on_networks(ranks as u32, 11, sizes, |rank, comm| pairs(rank, comm, &config(&shape, 24), &shape, 24, &list));
+        on_networks(ranks as u32, 11, sizes, |rank, comm| {
+            pairs(rank, comm, &config(&shape, 24), &shape, 24, &list)?;
+            pairs(rank, comm, &config(&shape, 24).back_f32(), &shape, 24, &list)
+        });
     }
 }
 

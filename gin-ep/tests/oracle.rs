@@ -5,7 +5,7 @@ mod support;
 
 use gin_device::prelude::*;
 use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Rows, Scales, Tokens};
-use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
+use gin_ep_oracle::{Batch, Routing, Shape, batch, narrow};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::Communicator;
 use gin_host::comm::Requirements;
@@ -57,6 +57,7 @@ fn all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks() {
             pair(Routing::Repeats),
         ];
         run(WorldConfig::seeded(ranks as u32, 11), config, shape, 64, &pairs);
+        run(WorldConfig::seeded(ranks as u32, 12), config.back_f32(), shape, 64, &pairs);
     }
 }
 
@@ -175,6 +176,8 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
         let config = config(&shape, most as u32).sms(1 + next(3) as u32);
         let is_shared = next(2) == 0;
         let config = if is_shared { config.max_rows((ranks * most) as u32) } else { config };
+        let back_f32 = next(2) == 0;
+        let config = if back_f32 { config.back_f32() } else { config };
         let routing = [
             Routing::Uniform,
             Routing::Zipf,
@@ -187,7 +190,9 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
         let list: Vec<Pair> =
             (0..2).map(|_| Pair { routing: routing[next(routing.len())], counts, alternative: next(2) == 0 }).collect();
         let routings = [list[0].routing, list[1].routing];
-        println!("case {case}: {shape:?}, {counts:?} of {most} tokens, {routings:?}, shared: {is_shared}");
+        println!(
+            "case {case}: {shape:?}, {counts:?} of {most} tokens, {routings:?}, shared: {is_shared}, FP32 back: {back_f32}"
+        );
         run(WorldConfig::seeded(ranks as u32, next(1000) as u64), config, shape, most, &list);
     }
 }
@@ -232,6 +237,36 @@ fn rows_for_each_id_come_back_and_are_added_up_with_weights() {
 }
 
 #[test]
+fn a_sum_of_fp32_rows_is_rounded_once() {
+    let shape = Shape { ranks: 2, experts: 4, topk: 3, hidden: 8 };
+    on_ranks(WorldConfig::seeded(2, 1), |rank, comm| {
+        // Rank 0 makes 3 + 31 * 4.375 = 138.625 of 3, rank 1 0.71875. From 128 on, BF16 are integers.
+        for (config, sum) in [(config(&shape, 1), 140.0), (config(&shape, 1).back_f32(), 139.0)] {
+            let rows = vec![narrow(3.0); 8];
+            let mine = Batch { rows, experts: vec![0, 1, 2], weights: vec![1.0, 31.0, 0.125] };
+            let group = Group::new(comm, &config)?;
+            let input = Input::new(rank, &shape, 1)?;
+            input.write(&mine, false)?;
+            let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+            let received = lane.exchange(&stream, &input.tokens(1, false))?;
+            let made = support::experts_f32(rank, &stream, &shape, &received, 1)?;
+            experts(rank, &stream, &shape, &received)?;
+            let is_wide = group.sizes().back_bytes == 32;
+            let rows = if is_wide { Rows::At(&made) } else { Rows::InPlace };
+            received.combine(&stream, rows, &Combine::reduced().into(&input.output))?;
+            stream.synchronize()?;
+            let mut found = [0u16; 8];
+            input.output.read(0, &mut found)?;
+            assert_eq!(found, [narrow(sum); 8]);
+            assert_eq!(group.status()?, None);
+            drop(lane);
+            group.destroy()?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn dispatches_with_one_plan_send_other_rows_to_the_same_places() {
     for (ranks, experts, topk, hidden) in [(1, 4, 2, 8), (3, 7, 5, 48)] {
         let shape = Shape { ranks, experts, topk, hidden };
@@ -251,6 +286,7 @@ fn all_elements_go_there_and_back_with_their_scales() {
         Element::F16,
         Element::F32,
         Element::E4m3(Scales::F32),
+        Element::E4m3(Scales::F32Powers),
         Element::E4m3(Scales::Ue8m0),
         Element::Opaque { row_bytes: 80, scale_bytes: 0 },
         Element::Opaque { row_bytes: 2064, scale_bytes: 7 },
@@ -260,7 +296,10 @@ fn all_elements_go_there_and_back_with_their_scales() {
             let shape = Shape { ranks, experts: 8, topk: 3, hidden };
             let config = config(&shape, 9);
             on_ranks(WorldConfig::seeded(ranks as u32, 4), |rank, comm| {
-                support::element(rank, comm, &config, element, &shape, 9)
+                support::element(rank, comm, &config, element, &shape, 9)?;
+                // With bias and old sums, of BF16.
+                let has_f32 = !matches!(element, Element::F16 | Element::F32);
+                if has_f32 { support::element(rank, comm, &config.back_f32(), element, &shape, 9) } else { Ok(()) }
             });
         }
     }
@@ -415,103 +454,16 @@ fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
 #[test]
 fn a_silent_rank_is_reported_and_masked_and_readmitted_and_finds_out_if_it_comes_late() {
     let shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
-    let config = GroupConfig::new(6, 8, 2).tokens(8).sms(2).threads(32).deadline(Deadline::after_ms(20));
-    let outcome = launch(WorldConfig::seeded(3, 5), |rank| -> Result<(), EpError> {
-        let me = rank.rank() as usize;
-        let comm = rank.communicator(&Requirements::default())?;
-        let group = Group::new(&comm, &config)?;
-        let input = Input::new(&rank, &shape, 8)?;
-        let stream = rank.stream()?;
-        let batches: Vec<Batch> = (0..3).map(|rank| batch(&shape, Routing::Uniform, 9, rank, 8)).collect();
-        input.write(&batches[me], false)?;
-        let once = |silent: &[usize]| -> Result<(), EpError> {
-            let mut lane = group.lane(0)?;
-            let received = lane.exchange(&stream, &input.tokens(8, false))?;
-            experts(&rank, &stream, &shape, &received)?;
-            received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
-            stream.synchronize()?;
-            let expected = per_rank(&shape, &batches[me], silent, Experts);
-            let mut found = vec![0u16; expected.len()];
-            input.output.read(0, &mut found)?;
-            assert!(expected == found, "rank {me} without {silent:?}");
-            Ok(())
-        };
-        once(&[])?;
-        assert_eq!((group.status()?, group.masked(0)?), (None, 0));
-        if me != 2 {
-            // Rank 2 does not call.
-            once(&[2])?;
-            let report = group.status()?.map(|report| (report.code, report.rank));
-            assert_eq!((report, group.masked(0)?), (Some((Code::Silent, 2)), 0b100));
-            once(&[2])?;
-            assert_eq!(group.status()?, None, "a masked rank is reported once");
-        }
-        rank.barrier()?;
-        if me == 2 {
-            // It comes late. Its rows of the first call are there, but nobody returns its own.
-            once(&[0, 1])?;
-            let report = group.status()?.map(|report| report.code);
-            assert_eq!((report, group.masked(0)?), (Some(Code::Silent), 0b011));
-        } else {
-            // Meanwhile the late rank's stores disturb nobody.
-            once(&[2])?;
-            assert_eq!((group.status()?, group.masked(0)?), (None, 0b100));
-        }
-        rank.barrier()?;
-        group.readmit()?;
-        for _ in 0..3 {
-            once(&[])?;
-            assert_eq!((group.status()?, group.masked(0)?), (None, 0));
-        }
-        group.destroy()?;
-        Ok(comm.destroy()?)
-    });
-    outcome.unwrap();
+    let (config, deadline) = (config(&shape, 8).threads(32), Deadline::after_ms(20));
+    on_ranks(WorldConfig::seeded(3, 5), |rank, comm| support::silent(rank, comm, (&config, deadline), &shape, 8));
 }
 
 #[test]
 fn two_lanes_on_two_streams_do_not_disturb_each_other() {
     let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 16 };
-    let config = GroupConfig::new(8, 16, 2).tokens(16).lanes(2).sms(1).threads(32);
+    let config = config(&shape, 16).sms(1).threads(32);
     for seed in 0..4 {
-        let outcome = launch(WorldConfig::seeded(2, seed), |rank| -> Result<(), EpError> {
-            let me = rank.rank() as usize;
-            let comm = rank.communicator(&Requirements::default())?;
-            let group = Group::new(&comm, &config)?;
-            let inputs = [Input::new(&rank, &shape, 16)?, Input::new(&rank, &shape, 16)?];
-            let streams = [rank.stream()?, rank.stream()?];
-            let (mut first, mut second) = (group.lane(0)?, group.lane(1)?);
-            for round in 0..5 {
-                let batches = |lane: u64| -> Vec<Batch> {
-                    (0..2).map(|rank| batch(&shape, Routing::Uniform, 2 * round + lane, rank, 16)).collect()
-                };
-                let batches = [batches(0), batches(1)];
-                for (input, batches) in inputs.iter().zip(&batches) {
-                    input.write(&batches[me], false)?;
-                }
-                let sent = first.dispatch(&streams[0], &inputs[0].tokens(16, false))?;
-                let other = second.dispatch(&streams[1], &inputs[1].tokens(16, false))?;
-                let other = other.receive(&streams[1])?;
-                let received = sent.receive(&streams[0])?;
-                for (stream, received) in streams.iter().zip([&received, &other]) {
-                    experts(&rank, stream, &shape, received)?;
-                }
-                received.combine(&streams[0], Rows::InPlace, &Combine::reduced().into(&inputs[0].output))?;
-                other.combine(&streams[1], Rows::InPlace, &Combine::reduced().into(&inputs[1].output))?;
-                for (index, stream) in streams.iter().enumerate() {
-                    stream.synchronize()?;
-                    let expected = per_rank(&shape, &batches[index][me], &[], Experts);
-                    let mut found = vec![0u16; expected.len()];
-                    inputs[index].output.read(0, &mut found)?;
-                    assert!(expected == found, "lane {index} of rank {me}, round {round}");
-                }
-            }
-            drop((first, second));
-            assert_eq!(group.status()?, None);
-            group.destroy()?;
-            Ok(comm.destroy()?)
-        });
-        outcome.unwrap();
+        on_ranks(WorldConfig::seeded(2, seed), |rank, comm| support::two_lanes(rank, comm, &config, &shape, 16, 5));
     }
 }
 
@@ -584,6 +536,19 @@ fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
         ),
     ] {
         assert_eq!(config.footprint(2).unwrap_err().to_string(), words);
+    }
+    let wide = GroupConfig::new(8, 16_392, 1).back_f32();
+    let words = "the number of bytes of a returned row is 65568; the limit is at most 65536";
+    assert_eq!(wide.footprint(2).unwrap_err().to_string(), words);
+    let no_bf16 = "FP32 in place of BF16 in rows that come back, in a group to which no BF16 come back: leave out \
+                   `back_f32`";
+    let each = "FP32 in place of BF16 in rows that come back for each id: leave out `at_source`, or `back_f32`";
+    for (config, words) in [
+        (GroupConfig::new(8, 8, 1).element(Element::F16), no_bf16),
+        (GroupConfig::new(8, 8, 1).element(Element::F32), no_bf16),
+        (GroupConfig::new(8, 8, 1).at_source(), each),
+    ] {
+        assert_eq!(config.back_f32().footprint(2).unwrap_err().to_string(), words);
     }
     assert!(GroupConfig::new(8, 8, 1).footprint(65).is_err());
     // The largest of all is within the limits.

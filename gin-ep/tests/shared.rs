@@ -95,6 +95,7 @@ fn all_elements_go_there_and_back_with_their_scales() {
         Element::F16,
         Element::F32,
         Element::E4m3(Scales::F32),
+        Element::E4m3(Scales::F32Powers),
         Element::E4m3(Scales::Ue8m0),
         Element::Opaque { row_bytes: 80, scale_bytes: 7 },
         Element::Opaque { row_bytes: 2064, scale_bytes: 0 },
@@ -127,6 +128,7 @@ fn rows_of_experts_are_added_up_on_their_rank() {
         let by_source = GroupConfig::new(experts as u32, 1032, topk as u32).tokens(10).sms(3).threads(32);
         on_ranks(WorldConfig::seeded(ranks as u32, 8), |rank, comm| {
             shared::layouts(rank, comm, &shared, &shape, 10)?;
+            shared::layouts(rank, comm, &shared.back_f32(), &shape, 10)?;
             shared::layouts(rank, comm, &by_source, &shape, 10)
         });
     }

@@ -54,6 +54,31 @@ pub unsafe fn probe_shared_atomics(out: *mut u64, value: u64) {
     unsafe { out.add(own).write(wide ^ sum as u64) };
 }
 
+/// Passes constants from the first warp to the second one, which waits for them.
+///
+/// # Safety
+/// - A block has 64 threads. `from` has 16 bytes, aligned to 16, and a word for each lane of a warp, and nobody writes
+///   them. `out` has a word for each lane.
+#[kernel]
+pub unsafe fn probe_arrivals(from: *const u64, out: *mut u32) {
+    let (lane, slots) = (lane() as usize, WORDS.array());
+    // Safety: both warps come once.
+    let Some(full) = (unsafe { Arrivals::new(1, 2) }) else { return };
+    if Block.rank() < WARP_SIZE {
+        // Safety: the kernel's promise, here and below.
+        let (word, pair) = unsafe {
+            let word = gin_device::sys::data::load_constant_u32(from.add(2).cast::<u32>().add(lane));
+            (word, gin_device::sys::data::load_constant_pair(from))
+        };
+        let both = pair.0 ^ pair.1;
+        slots.write(lane, word ^ both as u32 ^ (both >> 32) as u32);
+        full.arrive();
+    } else {
+        full.wait();
+        unsafe { out.add(lane).write(slots.read(lane)) };
+    }
+}
+
 /// Does each warp operation of 32 bits once.
 ///
 /// # Safety

@@ -66,7 +66,7 @@ const NOT_SHARED: &[&str] = &["LD", "ST", "ATOM", "ATOMG", "RED", "REDG", "LDL",
 /// Instructions of code that parts the lanes of a warp, or that gathers them for a mask.
 const DIVERGENT: &[&str] = &["WARPSYNC", "BSSY", "BSYNC", "BREAK", "BRX", "CALL", "LDL", "STL"];
 
-const PRIMITIVES: [Primitives; 6] = [
+const PRIMITIVES: [Primitives; 7] = [
     Primitives {
         kernel: "probe_shared_access",
         has: &[
@@ -123,6 +123,18 @@ const PRIMITIVES: [Primitives; 6] = [
             ("BRA", 1),
         ],
         lacks: DIVERGENT,
+    },
+    Primitives {
+        kernel: "probe_arrivals",
+        has: &[
+            ("LDG.E.CONSTANT", 1),
+            ("LDG.E.128.CONSTANT", 1),
+            ("STS", 1),
+            ("BAR.ARV", 1),
+            ("BAR.SYNC.DEFER_BLOCKING", 1),
+            ("LDS", 1),
+        ],
+        lacks: NOT_SHARED,
     },
     Primitives {
         kernel: "probe_warp_wide",

@@ -5,10 +5,13 @@ mod common;
 
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 
 use common::*;
-use gin_device::coop::{Coop, LaneCoop, Lanes, Tile, Warp, WarpSpan};
+use gin_device::coop::{Arrivals, Coop, LaneCoop, Lanes, Tile, Warp, WarpSpan};
 use gin_device::exec::{Reduction, SharedKey};
 use gin_virtual::*;
 
@@ -345,6 +348,64 @@ fn spans_at_all_15_barriers_of_a_block_keep_their_broadcasts_apart_and_there_is_
                 let value = u64::from(warp * 1000 + thread() % 32);
                 assert_eq!(span.broadcast(value, root), u64::from(warp * 1000 + root));
             }
+        })
+    });
+}
+
+#[test]
+fn warps_that_arrive_do_not_wait_and_those_that_wait_see_what_they_stored() {
+    everywhere(|| {
+        let slots: Arc<[AtomicU32; 3]> = Arc::default();
+        let gone_on = Arc::new(AtomicU32::new(0));
+        Grid::new("pipeline", 1, 4 * 32, move || {
+            let warp = thread() / 32;
+            // Safety: three warps fill slots, and one takes what is in them: each round all of them come once to each.
+            let (full, empty) = unsafe { (Arrivals::new(1, 4).unwrap(), Arrivals::new(15, 4).unwrap()) };
+            for round in 0..5 {
+                if warp < 3 {
+                    if round > 0 {
+                        empty.wait();
+                    }
+                    slots[warp as usize].fetch_add(1, Relaxed);
+                    full.arrive();
+                    gone_on.fetch_add(1, Relaxed);
+                } else {
+                    if round == 0 {
+                        // They go on before this warp has come.
+                        while gone_on.load(Relaxed) < 3 * 32 {
+                            pause(100);
+                        }
+                    }
+                    full.wait();
+                    assert!(slots.iter().all(|slot| slot.load(Relaxed) == 32 * (round + 1)));
+                    // All lanes have looked.
+                    Warp.sync();
+                    if round < 4 {
+                        empty.arrive();
+                    }
+                }
+            }
+        })
+    });
+    everywhere(|| {
+        Grid::new("limits", 1, 64, || {
+            // Safety: not used.
+            let all = unsafe { [Arrivals::new(0, 1), Arrivals::new(16, 1), Arrivals::new(1, 0), Arrivals::new(1, 3)] };
+            assert_eq!(all, [None; 4]);
+        })
+    });
+}
+
+#[test]
+fn a_warp_that_has_arrived_may_end() {
+    everywhere(|| {
+        // The last warp has 8 lanes; the hardware counts it as a whole.
+        Grid::new("early", 1, 72, || match thread() / 32 {
+            1 => {
+                pause(10_000);
+                barrier(1, 96, Reduction::None, false);
+            }
+            _ => arrive(1, 96),
         })
     });
 }

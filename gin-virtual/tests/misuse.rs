@@ -171,6 +171,61 @@ fn more_arrivals_than_a_barrier_is_for_are_reported() {
 }
 
 #[test]
+fn a_warp_that_arrives_twice_is_reported() {
+    wrong(
+        || {
+            Grid::new("twice", 1, 64, || {
+                if thread() < 32 {
+                    arrive(1, 64);
+                    arrive(1, 64);
+                } else {
+                    pause(1_000_000);
+                    barrier(1, 64, Reduction::None, false);
+                }
+            })
+        },
+        &[
+            "barrier 1 for 64 threads, where this thread has arrived already without waiting; it may come again when the \
+           barrier was complete",
+        ],
+    );
+}
+
+#[test]
+fn an_arrival_at_a_barrier_that_others_reduce_at_is_reported() {
+    wrong(
+        || {
+            Grid::new("mixed", 1, 64, || {
+                if thread() < 32 {
+                    barrier(1, 64, Reduction::Or, true);
+                } else {
+                    pause(1_000_000);
+                    arrive(1, 64);
+                }
+            })
+        },
+        &["barrier 1 with reduction None, others wait there with Or"],
+    );
+}
+
+#[test]
+fn arrivals_that_nobody_can_complete_are_reported_with_their_number() {
+    wrong(
+        || {
+            Grid::new("alone", 1, 96, || {
+                if thread() < 64 {
+                    arrive(1, 96);
+                } else {
+                    // Longer than any policy keeps a thread from the barrier.
+                    pause(1_000_000);
+                }
+            })
+        },
+        &["barrier 1 needs 96 threads, 64 have come, 64 of them without waiting; of the block's 96 threads "],
+    );
+}
+
+#[test]
 fn an_exchange_that_waits_for_an_exited_lane_names_the_lane() {
     wrong(
         || {

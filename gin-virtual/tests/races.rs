@@ -100,6 +100,32 @@ fn shared_memory_without_a_barrier_between_is_found_with_both_lines() {
 }
 
 #[test]
+fn an_arrival_orders_what_was_before_it_and_nothing_after_it() {
+    let body = |stores_late: bool| {
+        move || {
+            // Safety: both warps come once.
+            let Some(full) = (unsafe { Arrivals::new(1, 2) }) else { return };
+            if thread_in_block() < 32 {
+                if !stores_late {
+                    store(thread_in_block());
+                }
+                full.arrive();
+                if stores_late {
+                    store(thread_in_block());
+                }
+            } else {
+                full.wait();
+                load(thread_in_block() - 32);
+            }
+        }
+    };
+    for seed in 0..10 {
+        assert_eq!(one(seed, body(false)), None);
+        assert!(one(seed, body(true)).is_some(), "seed {seed}");
+    }
+}
+
+#[test]
 fn accesses_through_the_types_of_shared_memory_are_found_with_the_lines_of_their_calls() {
     for seed in 0..10 {
         let (add, read) = (line!() + 2, line!() + 4);

@@ -2,6 +2,7 @@
 //! Trials of expert parallelism, against its oracle.
 
 use crate::hardware::{Testbed, Trial};
+use gin_abi::Deadline;
 use gin_ep::{Combine, Element, EpError, Fused, Group, GroupConfig, Layout, Rows, Scales};
 use gin_ep_oracle::{Experts, Kind, Routing, Shape, batch, per_rank};
 use gin_gpu::{LaunchConfig, ModuleSource};
@@ -16,7 +17,7 @@ use support::{Input, Pair, pairs};
 mod support;
 
 /// The trials of this module, which run on any devices. Ranks form one LSA team.
-pub const TRIALS: [Trial; 14] = [
+pub const TRIALS: [Trial; 16] = [
     ("rows_go_to_their_experts_and_back_with_the_bits_of_the_oracle", small),
     ("whole_batches_go_to_their_experts_and_back_with_the_bits_of_the_oracle", large),
     ("one_block_is_enough_to_dispatch_and_combine", |testbed| {
@@ -35,6 +36,8 @@ pub const TRIALS: [Trial; 14] = [
     ("all_layouts_have_the_rows_of_the_oracle_in_its_order", layouts),
     ("flags_cover_what_late_warps_store_and_a_missing_barrier_before_a_flag_shows", late),
     ("sources_share_a_region_for_the_rows_that_arrive", shared),
+    ("a_silent_rank_is_reported_and_left_out_and_takes_part_again", silent),
+    ("two_lanes_on_two_streams_do_not_disturb_each_other", two_lanes),
 ];
 
 /// The trials of ranks in several LSA teams, also with software NICs that kernels drive.
@@ -251,6 +254,7 @@ fn elements(testbed: &Testbed) -> Result<(), String> {
         Element::F16,
         Element::F32,
         Element::E4m3(Scales::F32),
+        Element::E4m3(Scales::F32Powers),
         Element::E4m3(Scales::Ue8m0),
         Element::Opaque { row_bytes: 3600, scale_bytes: 224 },
         Element::Opaque { row_bytes: 48, scale_bytes: 7 },
@@ -259,7 +263,12 @@ fn elements(testbed: &Testbed) -> Result<(), String> {
             support::element(rank, comm, config, element, shape, most)
         })?;
     }
-    Ok(())
+    // Sums of ranks come back as FP32.
+    let wide = |config| small_on(testbed)(config).back_f32();
+    with(testbed, 2, wide, (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
+        support::element(rank, comm, config, Element::E4m3(Scales::F32), shape, most)?;
+        pairs(rank, comm, config, shape, most, &[pair(Routing::Uniform), pair(Routing::Repeats)])
+    })
 }
 
 fn layouts(testbed: &Testbed) -> Result<(), String> {
@@ -291,6 +300,29 @@ fn prefill(testbed: &Testbed) -> Result<(), String> {
     on(testbed, 4, |config| config, (8, 2, 8), 65_536, &all)
 }
 
+/// One rank makes no dispatch, then no combine.
+fn silent(testbed: &Testbed) -> Result<(), String> {
+    // Long enough for ranks that leave a barrier of the host.
+    let deadline = Deadline::after_ms(200);
+    let (sizes, tokens) = if testbed.devices.is_some() { ((60, 8, 1024), 64) } else { ((6, 2, 8), 8) };
+    for ranks in [2, 3] {
+        with(testbed, ranks, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
+            support::silent(rank, comm, (config, deadline), shape, most)
+        })?;
+    }
+    Ok(())
+}
+
+fn two_lanes(testbed: &Testbed) -> Result<(), String> {
+    let (sizes, tokens, rounds) =
+        if testbed.devices.is_some() { ((60, 8, 2880), 64, 100) } else { ((8, 2, 16), 16, 4) };
+    // Waiting blocks of one lane leave processors to the other one, also where ranks share a GPU.
+    let few = |config| small_on(testbed)(config).sms(2);
+    with(testbed, 2, few, sizes, tokens, |rank, comm, config, shape, most| {
+        support::two_lanes(rank, comm, config, shape, most, rounds)
+    })
+}
+
 /// Groups with `max_rows`: the ranks agree on places before each dispatch.
 fn shared(testbed: &Testbed) -> Result<(), String> {
     let is_real = testbed.devices.is_some();
@@ -302,7 +334,8 @@ fn shared(testbed: &Testbed) -> Result<(), String> {
         with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::limits)?;
         with(testbed, ranks, all(ranks, tokens), sizes, tokens, |rank, comm, config, shape, most| {
             support::layout(rank, comm, config, Layout::Flat, shape, most)?;
-            support::shared::layouts(rank, comm, config, shape, most)
+            support::shared::layouts(rank, comm, config, shape, most)?;
+            support::shared::layouts(rank, comm, &config.back_f32(), shape, most)
         })?;
         with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::layouts)?;
     }
@@ -345,7 +378,8 @@ fn over_network(testbed: &Testbed) -> Result<(), String> {
     for team in TEAMS {
         let small = small_on(testbed);
         in_teams(testbed, (4, Some(team)), small, (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
-            pairs(rank, comm, config, shape, most, &list)
+            pairs(rank, comm, config, shape, most, &list)?;
+            pairs(rank, comm, &config.back_f32(), shape, most, &list[..2])
         })?;
     }
     Ok(())

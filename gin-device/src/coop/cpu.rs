@@ -71,11 +71,18 @@ fn exchange(mask: u32, value: u64) -> [u64; 32] {
 
 #[track_caller]
 fn barrier(id: u32, threads: u32, reduction: Reduction, predicate: bool) -> u32 {
+    let (waits, site) = (true, Location::caller());
     match executor() {
-        Some(executor) => {
-            (executor.barrier)(BarrierCall { id, threads, reduction, predicate, site: Location::caller() })
-        }
+        Some(executor) => (executor.barrier)(BarrierCall { id, threads, reduction, predicate, waits, site }),
         None => predicate as u32,
+    }
+}
+
+#[track_caller]
+pub(super) fn arrive_named(id: u32, threads: u32) {
+    let (reduction, site) = (Reduction::None, Location::caller());
+    if let Some(executor) = executor() {
+        (executor.barrier)(BarrierCall { id, threads, reduction, predicate: false, waits: false, site });
     }
 }
 

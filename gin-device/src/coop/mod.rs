@@ -13,6 +13,8 @@
 //! | [`WarpSpan`] | neighbouring whole warps of a block | a named barrier, 1 to 15 |
 //! | [`Block`] | all threads of the block | the block's barrier |
 //!
+//! [`Arrivals`] is a named barrier at which some warps arrive without waiting.
+//!
 //! A thread's number in its block is `x + dim.x * (y + dim.y * z)`; warps are 32 threads of consecutive numbers. A
 //! group of lanes uses its own mask for every vote and shuffle, so other lanes may be elsewhere. As in CUDA, all
 //! threads of a group must make the same calls in the same order.
@@ -47,7 +49,7 @@ use ptx as imp;
 
 pub use imp::{block_dim, block_index, grid_dim, thread_index};
 pub use lanes::{LaneCoop, Lanes, Thread, Tile, Warp};
-pub use span::{Block, WarpSpan};
+pub use span::{Arrivals, Block, WarpSpan};
 #[doc(hidden)]
 pub use value::Fold;
 pub use value::{LaneInteger, LaneValue};

@@ -50,6 +50,8 @@ unsafe extern "C" {
     fn llvm_barrier_sync(id: u32);
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"]
     fn llvm_barrier_sync_count(id: u32, threads: u32);
+    #[link_name = "llvm.nvvm.barrier.cta.arrive.aligned.count"]
+    fn llvm_barrier_arrive_count(id: u32, threads: u32);
     #[link_name = "llvm.nvvm.barrier.cta.red.or.aligned.all"]
     fn llvm_barrier_or(id: u32, bit: bool) -> bool;
     #[link_name = "llvm.nvvm.barrier.cta.red.or.aligned.count"]
@@ -151,6 +153,11 @@ pub(super) fn sync_block_or(bit: bool) -> bool {
 #[inline(always)]
 pub(super) fn sync_named(id: u32, threads: u32) {
     unsafe { llvm_barrier_sync_count(id, threads) }
+}
+
+#[inline(always)]
+pub(super) fn arrive_named(id: u32, threads: u32) {
+    unsafe { llvm_barrier_arrive_count(id, threads) }
 }
 
 #[inline(always)]

@@ -16,7 +16,7 @@ pub struct WarpSpan {
     barrier: u32,
 }
 
-/// Number of named barriers of a block: 0 belongs to [`Block`], 1 to 15 are for [`WarpSpan`]s.
+/// Number of named barriers of a block: 0 belongs to [`Block`], 1 to 15 are for [`WarpSpan`]s and [`Arrivals`].
 const BARRIERS: u32 = 16;
 
 impl WarpSpan {
@@ -34,6 +34,81 @@ impl WarpSpan {
         let threads = super::block_dim().count() as u64;
         let last = (first as u64 + warps as u64) * WARP_SIZE as u64;
         (warps != 0 && last <= threads && barrier != 0 && barrier < BARRIERS).then_some(Self { first, warps, barrier })
+    }
+}
+
+/// A named barrier at which whole warps meet, some of which do not wait: they arrive and go on. After its wait, a warp
+/// sees what all of them did before they arrived.
+///
+/// Two of them make a pipeline of warps that produce and warps that consume, with a slot of shared memory between them:
+/// one barrier says that the slot is full, the other that it is empty.
+///
+/// ```
+/// use gin_device::prelude::*;
+///
+/// /// Passes `rounds` values from the first warp of a block of two to the second one.
+/// ///
+/// /// # Safety
+/// /// - All threads of a block of 64 threads call. No other group uses the barriers 1 and 2, and nobody else the slot.
+/// unsafe fn pass(slot: SharedArray<u32>, rounds: u32, take: impl Fn(u32)) {
+///     // Safety: two warps arrive or wait at each, once in each round.
+///     let (Some(full), Some(empty)) = (unsafe { (Arrivals::new(1, 2), Arrivals::new(2, 2)) }) else { return };
+///     for round in 0..rounds {
+///         if thread_in_block() < WARP_SIZE {
+///             if round > 0 {
+///                 empty.wait();
+///             }
+///             if thread_in_block() == 0 {
+///                 slot.write(0, round);
+///             }
+///             full.arrive();
+///         } else {
+///             full.wait();
+///             take(slot.read(0));
+///             if round + 1 < rounds {
+///                 empty.arrive();
+///             }
+///         }
+///     }
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arrivals {
+    barrier: u32,
+    threads: u32,
+}
+
+impl Arrivals {
+    /// Returns the barrier `barrier` (1 to 15) of `warps` warps that arrive or wait. It is complete when this number of
+    /// warps has come, and then begins again.
+    ///
+    /// Returns `None` if there is no such barrier, if `warps` is 0, or if the block has fewer than `32 * warps`
+    /// threads.
+    ///
+    /// # Safety
+    /// - All threads of a warp make the same calls. A warp that has arrived comes again only after the barrier was
+    ///   complete, which it knows from the warps that waited: by another barrier. At least one warp waits.
+    /// - No other threads use that barrier meanwhile.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn new(barrier: u32, warps: u32) -> Option<Self> {
+        // Safety: the caller's promise.
+        let span = unsafe { WarpSpan::new(0, warps, barrier) }?;
+        Some(Self { barrier, threads: span.size() })
+    }
+
+    /// Arrives, without waiting for the others.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn arrive(&self) {
+        imp::arrive_named(self.barrier, self.threads);
+    }
+
+    /// Arrives, and waits for the others.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn wait(&self) {
+        imp::sync_named(self.barrier, self.threads);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::protocol::{self, IN_PLACE, Launch, PUSHED, raise};
 use crate::status;
 use crate::{LARGE_UNIT, UNIT};
 use gin_device::prelude::*;
-use gin_device::sys::data::store_weak_pair;
+use gin_device::sys::data::{load_weak_u64, store_weak_pair, store_weak_u64};
 use gin_device::sys::{Global, Word};
 
 /// [`Sums::flags`]: the sums start from the output's elements.
@@ -349,9 +349,70 @@ impl<E: Element> Unit<E> {
     }
 
     #[inline(always)]
+    pub(crate) fn add_local(&mut self, weight: f32, data: &Pairs) {
+        E::add_local(&mut self.first, weight, data.0);
+        E::add_local(&mut self.second, weight, data.1);
+        E::add_local(&mut self.third, weight, data.2);
+        E::add_local(&mut self.fourth, weight, data.3);
+    }
+
+    #[inline(always)]
     pub(crate) fn round(&self) -> Pairs {
         (E::round(&self.first), E::round(&self.second), E::round(&self.third), E::round(&self.fourth))
     }
+
+    #[inline(always)]
+    fn round_local(&self) -> Pairs {
+        let (first, second) = (E::round_local(&self.first), E::round_local(&self.second));
+        (first, second, E::round_local(&self.third), E::round_local(&self.fourth))
+    }
+}
+
+/// Loads a warp's unit of a local row, by the numbers of pairs of a row that comes back.
+///
+/// # Safety
+/// - As [`load_unit`].
+#[inline(always)]
+pub(crate) unsafe fn load_local<E: Element>(row: u64, pair: u32, pairs: u32) -> Pairs {
+    if E::LOCAL == 16 {
+        // Safety: the caller's promise, here and below.
+        return unsafe { load_unit(row, pair, pairs) };
+    }
+    let load = |ahead: u32| {
+        let pair = pair + 32 * ahead;
+        let at = (row + 8 * u64::from(pair)) as usize as *const u64;
+        (if pair < pairs { unsafe { load_weak_u64(at) } } else { 0 }, 0)
+    };
+    (load(0), load(1), load(2), load(3))
+}
+
+/// Stores a warp's unit of a local row.
+///
+/// # Safety
+/// - As [`store_unit`].
+#[inline(always)]
+unsafe fn store_local<E: Element>(row: u64, pair: u32, pairs: u32, unit: &Pairs) {
+    let store = |ahead: u32, words: (u64, u64)| {
+        if pair + 32 * ahead < pairs {
+            // Safety: the caller's promise.
+            unsafe { store_words::<E>(row, pair + 32 * ahead, words) };
+        }
+    };
+    store(0, unit.0);
+    store(1, unit.1);
+    store(2, unit.2);
+    store(3, unit.3);
+}
+
+/// Stores the sums of a pair to a local row.
+///
+/// # Safety
+/// - The pair is one of the row.
+#[inline(always)]
+unsafe fn store_words<E: Element>(row: u64, pair: u32, (low, high): (u64, u64)) {
+    let to = (row + u64::from(E::LOCAL) * u64::from(pair)) as usize as *mut u64;
+    // Safety: the caller's promise.
+    unsafe { if E::LOCAL == 16 { store_weak_pair(to, low, high) } else { store_weak_u64(to, low) } };
 }
 
 /// A unit of a token, with an id, its weight and the place of its row at the experts' rank in each lane of the warp.
@@ -437,7 +498,7 @@ unsafe fn add_up<E: Element, R: Reach>(
     back: Back,
     mut work: Work,
 ) {
-    let (slot, bytes) = (protocol::slot(epoch), u64::from(lane.sizes.back_bytes));
+    let (slot, bytes) = (protocol::slot(epoch), u64::from(lane.sizes.back_bytes / 16 * E::LOCAL));
     while work.is_there {
         // The ids of the next one are on their way meanwhile.
         // Safety: the caller's promise.
@@ -454,17 +515,17 @@ unsafe fn add_up<E: Element, R: Reach>(
             // Safety: the caller's promise.
             unsafe {
                 if sums.bias != 0 {
-                    sum.add(1.0, &load_unit(sums.bias + offset, pair, end));
+                    sum.add_local(1.0, &load_local::<E>(sums.bias + offset, pair, end));
                 }
                 if sums.flags & ACCUMULATE != 0 {
-                    sum.add(1.0, &load_unit(sums.output + offset, pair, end));
+                    sum.add_local(1.0, &load_local::<E>(sums.output + offset, pair, end));
                 }
             }
             sum
         };
         let store = |pair: u32, sum: &Unit<E>| {
             // Safety: the caller's promise.
-            unsafe { store_unit(sums.output + offset, pair, end, &sum.round()) };
+            unsafe { store_local::<E>(sums.output + offset, pair, end, &sum.round_local()) };
         };
         let load = |term: Term, pair: u32| {
             // Safety: a row that its rank has returned, or an address that is not used with an end of 0.
@@ -486,14 +547,10 @@ unsafe fn add_up<E: Element, R: Reach>(
                 let mut sum = E::Sums::default();
                 E::add(&mut sum, a.1, first);
                 E::add(&mut sum, b.1, second);
-                let (low, high) = E::round(&sum);
-                let pair = pair + ahead;
+                let (words, pair) = (E::round_local(&sum), pair + ahead);
                 if pair < end {
                     // Safety: the caller's promise.
-                    unsafe {
-                        let to = sums.output + offset + 16 * u64::from(pair);
-                        store_weak_pair(to as usize as *mut u64, low, high);
-                    }
+                    unsafe { store_words::<E>(sums.output + offset, pair, words) };
                 }
             };
             add(0, low.0.0, low.1.0);

@@ -17,11 +17,17 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     }
 }
 
-/// A type of elements of the rows that a combine adds up, in FP32.
+/// A type of elements of the rows that a combine adds up, in FP32. The rows of experts and of sums, the *local* ones,
+/// have the same elements, or others.
 pub trait Element {
-    /// The sums of the elements of a pair of words. Not an array in a loop, which LLVM would put on the stack.
+    /// The sums of the elements of a pair of words of a row that comes back. Not an array in a loop, which LLVM would
+    /// put on the stack.
     #[doc(hidden)]
     type Sums: Copy + Default;
+
+    /// Bytes of a local row for each 16 bytes of a row that comes back: 16 or 8.
+    #[doc(hidden)]
+    const LOCAL: u32 = 16;
 
     /// Adds the elements of a pair, each times `weight`, with one rounding.
     #[doc(hidden)]
@@ -30,6 +36,20 @@ pub trait Element {
     /// Rounds the sums to elements.
     #[doc(hidden)]
     fn round(sums: &Self::Sums) -> (u64, u64);
+
+    /// Adds local elements, as [`add`](Self::add): those of one word if `LOCAL` is 8.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn add_local(sums: &mut Self::Sums, weight: f32, pair: (u64, u64)) {
+        Self::add(sums, weight, pair);
+    }
+
+    /// Rounds the sums to local elements: to one word if `LOCAL` is 8.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn round_local(sums: &Self::Sums) -> (u64, u64) {
+        Self::round(sums)
+    }
 }
 
 macro_rules! halves {
@@ -79,5 +99,38 @@ impl Element for f32 {
     fn round(sums: &[f32; 4]) -> (u64, u64) {
         let word = |low: f32, high: f32| u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32;
         (word(sums[0], sums[1]), word(sums[2], sums[3]))
+    }
+}
+
+/// [`Bf16`], of which sums of a rank come back as FP32.
+#[derive(Clone, Copy, Debug)]
+pub struct Wide;
+
+impl Element for Wide {
+    type Sums = [f32; 4];
+    const LOCAL: u32 = 8;
+
+    #[inline(always)]
+    fn add(sums: &mut [f32; 4], weight: f32, pair: (u64, u64)) {
+        <f32 as Element>::add(sums, weight, pair);
+    }
+
+    #[inline(always)]
+    fn round(sums: &[f32; 4]) -> (u64, u64) {
+        <f32 as Element>::round(sums)
+    }
+
+    #[inline(always)]
+    fn add_local(sums: &mut [f32; 4], weight: f32, (word, _): (u64, u64)) {
+        let ([a, b], [c, d]) = (Bf16::unpack(word as u32), Bf16::unpack((word >> 32) as u32));
+        sums[0] = fma(weight, a, sums[0]);
+        sums[1] = fma(weight, b, sums[1]);
+        sums[2] = fma(weight, c, sums[2]);
+        sums[3] = fma(weight, d, sums[3]);
+    }
+
+    #[inline(always)]
+    fn round_local(sums: &[f32; 4]) -> (u64, u64) {
+        (u64::from(Bf16::pack([sums[0], sums[1]])) | u64::from(Bf16::pack([sums[2], sums[3]])) << 32, 0)
     }
 }

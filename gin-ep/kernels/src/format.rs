@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How the bytes of a row get onto their way: copied, or as FP8 that the dispatch makes.
 
-use crate::lane::POWERS;
+use crate::lane::{EXPONENTS, POWERS};
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_weak_pair, store_weak_pair, store_weak_u8, store_weak_u32};
 
@@ -187,7 +187,7 @@ impl Format for Quantized {
             unsafe {
                 store_weak_pair((row + 16 * u64::from(pair)) as usize as *mut u64, data.0, data.1);
                 let block = u64::from(pair / 8);
-                match (pair % 8, flags & POWERS) {
+                match (pair % 8, flags & EXPONENTS) {
                     (0, 0) => store_weak_u32((scales + 4 * block) as usize as *mut u32, scale.to_bits()),
                     // The exponent of a power of two.
                     (0, _) => store_weak_u8((scales + block) as usize as *mut u8, (scale.to_bits() >> 23) as u8),

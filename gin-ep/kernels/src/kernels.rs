@@ -3,7 +3,8 @@
 
 use crate::{Arranged, arrange};
 use crate::{
-    Bytes, Lane, Network, Quantized, Sums, Tokens, allot, combine, combine_over, dispatch, dispatch_over, plan, reduce,
+    Bytes, Lane, Network, Quantized, Sums, Tokens, Wide, allot, combine, combine_over, dispatch, dispatch_over, plan,
+    reduce,
 };
 use gin_device::prelude::*;
 
@@ -64,6 +65,7 @@ combines! {
     ep_combine_bf16 Bf16;
     ep_combine_f16 F16;
     ep_combine_f32 f32;
+    ep_combine_wide Wide;
 }
 
 macro_rules! network_dispatches {
@@ -124,6 +126,8 @@ network_combines! {
     ep_combine_f16_gdaki F16 Gdaki;
     ep_combine_f32_proxy f32 Proxy;
     ep_combine_f32_gdaki f32 Gdaki;
+    ep_combine_wide_proxy Wide Proxy;
+    ep_combine_wide_gdaki Wide Gdaki;
 }
 
 macro_rules! arranges {
@@ -164,4 +168,5 @@ reduces! {
     ep_reduce_bf16 Bf16;
     ep_reduce_f16 F16;
     ep_reduce_f32 f32;
+    ep_reduce_wide Wide;
 }

@@ -448,8 +448,10 @@ impl Places {
 
 /// [`Tokens::flags`]: ids have 64 bits.
 pub const WIDE_IDS: u32 = 1;
-/// [`Tokens::flags`]: scales are [`Ue8m0`], where the dispatch makes them.
+/// [`Tokens::flags`]: scales are powers of two, where the dispatch makes them.
 pub const POWERS: u32 = 2;
+/// [`Tokens::flags`], with [`POWERS`]: scales are [`Ue8m0`], where the dispatch makes them. Otherwise they are FP32.
+pub const EXPONENTS: u32 = 4;
 
 /// The tokens of a rank: a parameter of the kernels.
 #[repr(C)]
@@ -472,7 +474,7 @@ pub struct Tokens {
     pub plan: u64,
     /// The number of tokens, unless `count_at` is set.
     pub count: u32,
-    /// 0, or the sum of [`WIDE_IDS`] and [`POWERS`].
+    /// The sum of [`WIDE_IDS`], [`POWERS`] and [`EXPONENTS`], or of some of them.
     pub flags: u32,
 }
 

@@ -66,17 +66,19 @@ pub use allot::allot;
 pub use arrange::Arranged;
 pub use combine::{ACCUMULATE, RETURNED, Sums, combine, combine_over};
 pub use dispatch::{RECEIVE, SEND, dispatch, dispatch_over};
-pub use element::{Element, fma};
+pub use element::{Element, Wide, fma};
 pub use format::{Bytes, Format, Quantized, SCALED};
 #[cfg(feature = "kernels")]
 pub use kernels::{
     ep_allot, ep_arrange_copy, ep_arrange_count, ep_arrange_place, ep_combine_bf16, ep_combine_bf16_gdaki,
     ep_combine_bf16_proxy, ep_combine_f16, ep_combine_f16_gdaki, ep_combine_f16_proxy, ep_combine_f32,
-    ep_combine_f32_gdaki, ep_combine_f32_proxy, ep_dispatch, ep_dispatch_e4m3, ep_dispatch_e4m3_gdaki,
-    ep_dispatch_e4m3_proxy, ep_dispatch_gdaki, ep_dispatch_proxy, ep_plan, ep_reduce_bf16, ep_reduce_f16,
-    ep_reduce_f32,
+    ep_combine_f32_gdaki, ep_combine_f32_proxy, ep_combine_wide, ep_combine_wide_gdaki, ep_combine_wide_proxy,
+    ep_dispatch, ep_dispatch_e4m3, ep_dispatch_e4m3_gdaki, ep_dispatch_e4m3_proxy, ep_dispatch_gdaki,
+    ep_dispatch_proxy, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32, ep_reduce_wide,
 };
-pub use lane::{CLAIMED_WORD, Divisor, EPOCH_WORD, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset};
+pub use lane::{
+    CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset,
+};
 pub use network::Network;
 pub use received::Received;
 pub use reduce::reduce;

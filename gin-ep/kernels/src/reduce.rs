@@ -2,9 +2,9 @@
 //! Sums of the rows that experts of this rank made of a received row.
 
 use crate::arrange::FLAT;
-use crate::combine::Unit;
+use crate::combine::{Unit, load_local};
 use crate::element::Element;
-use crate::format::{load_unit, store_unit};
+use crate::format::store_unit;
 use crate::lane::load;
 use crate::{Arranged, UNIT};
 use gin_device::prelude::*;
@@ -15,15 +15,15 @@ use gin_device::prelude::*;
 ///
 /// # Safety
 /// - In the order of the stream, after the kernels of the layout `to`, and before the combine. `rows` is the address of
-///   rows of [`Sizes::back_bytes`](crate::Sizes::back_bytes) in its places, a multiple of 16. A received row has room
-///   for as many bytes, and nothing else uses it.
+///   rows of the element's local type in its places, a multiple of 16. A received row has room for
+///   [`Sizes::back_bytes`](crate::Sizes::back_bytes), and nothing else uses it.
 #[inline(always)]
 pub unsafe fn reduce<E: Element>(to: &Arranged, rows: u64) {
     let (received, sizes, k) = (&to.received, to.received.lane().sizes, gin_device::coop::lane());
     if to.kind == FLAT {
         return;
     }
-    let (pairs, bytes) = (sizes.back_bytes / 16, u64::from(sizes.back_bytes));
+    let (pairs, bytes) = (sizes.back_bytes / 16, u64::from(sizes.back_bytes / 16 * E::LOCAL));
     let units = pairs.div_ceil(UNIT);
     let step = Block.size() / WARP_SIZE * grid_dim().count() as u32;
     let mut unit = Block.rank() / WARP_SIZE * grid_dim().count() as u32 + block_in_grid();
@@ -46,7 +46,7 @@ pub unsafe fn reduce<E: Element>(to: &Arranged, rows: u64) {
                     let term = terms.trailing_zeros();
                     terms &= terms - 1;
                     let from = rows + u64::from(Warp.shuffle(place, term)) * bytes;
-                    sum.add(Warp.shuffle(weight, term), &load_unit(from, pair, pairs));
+                    sum.add_local(Warp.shuffle(weight, term), &load_local::<E>(from, pair, pairs));
                 }
                 store_unit(received.row(source, row).addr() as u64, pair, pairs, &sum.round());
             }

@@ -17,6 +17,11 @@ impl Experts {
 /// Returns the row that the receiving rank makes of a row: the sum over its experts in the order of the token's ids,
 /// weighted, by `fma` in FP32, rounded once.
 pub fn reduced(shape: &Shape, receiver: usize, row: &RankRow, experts: Experts) -> Vec<u16> {
+    reduced_f32(shape, receiver, row, experts).into_iter().map(narrow).collect()
+}
+
+/// Returns the same without the rounding.
+pub fn reduced_f32(shape: &Shape, receiver: usize, row: &RankRow, experts: Experts) -> Vec<f32> {
     let element = |&element: &u16| {
         let mut sum = 0.0f32;
         for (&local, &weight) in row.experts.iter().zip(&row.weights) {
@@ -24,7 +29,7 @@ pub fn reduced(shape: &Shape, receiver: usize, row: &RankRow, experts: Experts) 
                 sum = weight.mul_add(widen(experts.apply(receiver * shape.local() + local, element)), sum);
             }
         }
-        narrow(sum)
+        sum
     };
     row.row.iter().map(element).collect()
 }
@@ -41,6 +46,25 @@ pub fn per_rank_of(
     batch: &Batch,
     takes_part: impl Fn(usize, usize) -> bool,
     experts: Experts,
+) -> Vec<u16> {
+    per_rank_by(shape, batch, takes_part, |rank, row| {
+        reduced(shape, rank, row, experts).into_iter().map(widen).collect()
+    })
+}
+
+/// Returns the same as [`per_rank`], if the rows that come back are FP32: each is the [`reduced`] one without its
+/// rounding, so that only the sum is rounded.
+pub fn per_rank_f32(shape: &Shape, batch: &Batch, silent: &[usize], experts: Experts) -> Vec<u16> {
+    let takes_part = |_, rank| !silent.contains(&rank);
+    per_rank_by(shape, batch, takes_part, |rank, row| reduced_f32(shape, rank, row, experts))
+}
+
+/// Returns the sums of what `made` makes at a rank of a row.
+fn per_rank_by(
+    shape: &Shape,
+    batch: &Batch,
+    takes_part: impl Fn(usize, usize) -> bool,
+    made: impl Fn(usize, &RankRow) -> Vec<f32>,
 ) -> Vec<u16> {
     let mut all = Vec::new();
     for token in 0..batch.tokens(shape) {
@@ -60,8 +84,8 @@ pub fn per_rank_of(
                 }
             }
             let row = batch.row(shape, token).to_vec();
-            let row = reduced(shape, rank, &RankRow { source: 0, token, experts: ids, weights, row }, experts);
-            sums.iter_mut().zip(row).for_each(|(sum, element)| *sum += widen(element));
+            let row = made(rank, &RankRow { source: 0, token, experts: ids, weights, row });
+            sums.iter_mut().zip(row).for_each(|(sum, element)| *sum += element);
         }
         all.extend(sums.into_iter().map(narrow));
     }
@@ -142,6 +166,23 @@ mod tests {
         let remote = batch(&shape, Routing::Without(0), 1, 0, 3);
         assert!(per_rank(&shape, &remote, &[1], Experts).iter().all(|&x| x == 0));
         assert!(per_rank(&shape, &remote, &[], Experts).iter().any(|&x| x != 0));
+    }
+
+    #[test]
+    fn rows_of_fp32_are_rounded_once_and_those_of_bf16_twice() {
+        let shape = Shape { ranks: 2, experts: 4, topk: 3, hidden: 1 };
+        // Experts 0 and 1 are on rank 0, expert 2 is on rank 1. They make 3, 4.375 and 5.75 of 3.
+        let made = |expert, value: f32| widen(Experts.apply(expert, narrow(value)));
+        assert_eq!([made(0, 3.0), made(1, 3.0), made(2, 3.0)], [3.0, 4.375, 5.75]);
+        let one = Batch { rows: vec![narrow(3.0)], experts: vec![0, 1, 2], weights: vec![1.0, 31.0, 0.125] };
+        let (experts, weights) = (vec![0, 1, -1], vec![1.0, 31.0, 0.0]);
+        let first = RankRow { source: 0, token: 0, experts, weights, row: one.rows.clone() };
+        // From 128 on, BF16 are integers. Rank 0 makes 3 + 31 * 4.375, rank 1 makes 0.71875.
+        assert_eq!(reduced_f32(&shape, 0, &first, Experts), [138.625]);
+        assert_eq!(reduced(&shape, 0, &first, Experts), [narrow(139.0)]);
+        // 139.71875 and 139.34375, rounded.
+        assert_eq!(per_rank(&shape, &one, &[], Experts), [narrow(140.0)]);
+        assert_eq!(per_rank_f32(&shape, &one, &[], Experts), [narrow(139.0)]);
     }
 
     #[test]

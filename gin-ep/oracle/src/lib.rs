@@ -9,7 +9,7 @@
 //! | [`Batch`] | the tokens of one rank: rows, experts, weights |
 //! | [`Routing`] | distributions of tokens over experts, from a keyed hash |
 //! | [`rank_major`], [`limited`], [`flat`], [`expert_major`] | what a rank receives |
-//! | [`per_rank`], [`per_rank_of`], [`at_source`], [`at_source_from`] | what a rank has after combine |
+//! | [`per_rank`], [`per_rank_of`], [`per_rank_f32`], [`at_source`], [`at_source_from`] | what a rank has after combine |
 //! | [`identity`] | the same without experts, of elements of any [`Kind`] |
 //! | [`quantized`] | a row as FP8 with scales |
 //!
@@ -22,7 +22,9 @@ mod layout;
 mod matmul;
 mod number;
 
-pub use combine::{Experts, at_source, at_source_from, identity, per_rank, per_rank_of, reduced};
+pub use combine::{
+    Experts, at_source, at_source_from, identity, per_rank, per_rank_f32, per_rank_of, reduced, reduced_f32,
+};
 pub use input::{Routing, batch};
 pub use layout::{ExpertRow, RankRow, Zone, expert_major, flat, limited, rank_major};
 pub use matmul::{factor, product, sum};

@@ -154,4 +154,20 @@ mod tests {
         assert_eq!((elements[99], scales[0]), (e4m3(59.0 * 4.0), 0.25));
         assert_eq!(quantized(&[0; 128], false).1, [1e-4 / 448.0]);
     }
+
+    #[test]
+    fn a_power_of_two_is_the_least_with_which_nothing_overflows() {
+        // 448, its neighbours among BF16, and magnitudes that are powers of two or half way between.
+        for most in [448.0, 446.0, 450.0, 1.0, 1.5, 1e-4, 3e38, 0.0] {
+            let most = widen(narrow(most));
+            let mut row = [0u16; SCALED];
+            row[7] = narrow(-most);
+            let (elements, scales) = quantized(&row, true);
+            let (scale, most) = (f64::from(scales[0]), f64::from(most.max(1e-4)));
+            assert_eq!(scale.log2().fract(), 0.0, "{most}: {scale}");
+            assert!(most <= 448.0 * scale && most > 448.0 * scale / 2.0, "{most}: {scale}");
+            let exact = -f64::from(widen(narrow(most as f32))) / scale;
+            assert_eq!(elements[7], if row[7] & 0x7fff == 0 { 0x80 } else { e4m3(exact as f32) }, "{most}");
+        }
+    }
 }

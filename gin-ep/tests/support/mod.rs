@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Shared by the tests of dispatch and combine, on virtual GPUs here and on real ones in `gpu-tests`.
 
+use gin_abi::Deadline;
+use gin_boot::rt::clock_ns;
 use gin_ep::{
     Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Received, Rows, Scales,
     Tokens,
 };
-use gin_ep_oracle::{Batch, Experts, Kind, Routing, Shape, Zone, batch, expert_major, flat, per_rank, rank_major};
+use gin_ep_oracle::{
+    Batch, Experts, Kind, Routing, Shape, Zone, batch, expert_major, flat, per_rank, per_rank_f32, rank_major,
+};
 use gin_gpu::{DeviceKind, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
-use gpu_tests_kernels::experts::{hardware_experts, hardware_experts_arranged, hardware_experts_each, hardware_fused};
+use gpu_tests_kernels::experts::{
+    hardware_experts, hardware_experts_arranged, hardware_experts_each, hardware_experts_f32, hardware_fused,
+};
 use gpu_tests_kernels::hardware_spin;
 use std::sync::Arc;
 
@@ -82,19 +88,46 @@ pub struct Pair {
     pub alternative: bool,
 }
 
-/// Runs the experts of the oracle on what was received, in place.
-pub fn experts(rank: &Rank, stream: &Arc<dyn Stream>, shape: &Shape, received: &Received<'_>) -> Result<(), EpError> {
-    let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
-    let config = match rank.device().kind() {
+/// Returns the shape of launches of experts.
+fn experts_launch(rank: &Rank, shape: &Shape) -> LaunchConfig {
+    match rank.device().kind() {
         DeviceKind::Cuda => LaunchConfig::new(128, 256),
         // A virtual GPU takes long for a thread.
         DeviceKind::Virtual => {
-            LaunchConfig::new(if shape.ranks > 8 { 1 } else { 4 }, if hidden > 1024 { 256 } else { 32 })
+            LaunchConfig::new(if shape.ranks > 8 { 1 } else { 4 }, if shape.hidden > 1024 { 256 } else { 32 })
         }
-    };
+    }
+}
+
+/// Runs the experts of the oracle on what was received, in place.
+pub fn experts(rank: &Rank, stream: &Arc<dyn Stream>, shape: &Shape, received: &Received<'_>) -> Result<(), EpError> {
+    let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
     // Safety: after the receive, before the combine, on one stream.
-    unsafe { hardware_experts::launch(stream, config, received.view(), rank.rank(), local, hidden)? };
+    unsafe {
+        hardware_experts::launch(stream, experts_launch(rank, shape), received.view(), rank.rank(), local, hidden)?
+    };
     Ok(())
+}
+
+/// Runs them, and returns memory with their sums as FP32, in the places of the received rows.
+pub fn experts_f32(
+    rank: &Rank,
+    stream: &Arc<dyn Stream>,
+    shape: &Shape,
+    received: &Received<'_>,
+    most: usize,
+) -> Result<MemorySlice, EpError> {
+    let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
+    let is_shared = received.region()?.is_some();
+    let rows = Memory::new(rank.device(), MemoryKind::Device, (4 * shape.ranks * most * shape.hidden) as u64)?.whole();
+    let to = std::ptr::with_exposed_provenance_mut::<f32>(rows.address() as usize);
+    let most = if is_shared { 0 } else { most as u32 };
+    // Safety: as above, and the memory has the places.
+    unsafe {
+        let launch = experts_launch(rank, shape);
+        hardware_experts_f32::launch(stream, launch, received.view(), rank.rank(), local, hidden, to, most)?;
+    }
+    Ok(rows)
 }
 
 /// Returns the numbers of the first rows from all sources, among the places of received rows.
@@ -142,6 +175,7 @@ pub fn pairs(
     let me = rank.rank() as usize;
     let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, most)?;
+    let back_f32 = group.sizes().back_bytes as usize == 4 * shape.hidden;
     let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
     let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
     for (number, pair) in pairs.iter().enumerate() {
@@ -164,14 +198,18 @@ pub fn pairs(
         };
         stream.synchronize()?;
         compare(&received, shape, &batches, me)?;
-        experts(rank, &stream, shape, &received)?;
-        // Others load the rows of some ranks, and other ranks store theirs, in the same combine.
-        let rows = if (number + me) % 3 == 1 { Some(copied(rank, &stream, &received, shape, most)?) } else { None };
+        let rows = if back_f32 {
+            Some(experts_f32(rank, &stream, shape, &received, most)?)
+        } else {
+            experts(rank, &stream, shape, &received)?;
+            // Others load the rows of some ranks, and other ranks store theirs, in the same combine.
+            if (number + me) % 3 == 1 { Some(copied(rank, &stream, &received, shape, most)?) } else { None }
+        };
         let rows = rows.as_ref().map_or(Rows::InPlace, Rows::At);
         received.combine(&stream, rows, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
         assert_eq!(group.status()?, None, "{shape:?} {:?}", pair.routing);
-        let expected = per_rank(shape, mine, &[], Experts);
+        let expected = if back_f32 { per_rank_f32 } else { per_rank }(shape, mine, &[], Experts);
         let mut found = vec![0u16; expected.len()];
         input.output.read(0, &mut found)?;
         assert!(expected == found, "{shape:?} {:?}, pair {number}: the output of rank {me} differs", pair.routing);
@@ -450,8 +488,10 @@ pub fn element(
         memory.write(0, bytes)?;
         Ok(memory)
     };
-    let bytes_of =
-        |row: &[u16]| row.iter().flat_map(|&bits| kind.bytes(gin_ep_oracle::widen(bits))).collect::<Vec<u8>>();
+    let bytes_as = |kind: Kind, row: &[u16]| {
+        row.iter().flat_map(|&bits| kind.bytes(gin_ep_oracle::widen(bits))).collect::<Vec<u8>>()
+    };
+    let bytes_of = |row: &[u16]| bytes_as(kind, row);
     let batches: Vec<Batch> =
         (0..shape.ranks).map(|rank| batch(shape, Routing::Holes, 3, rank, most - rank % 2)).collect();
     let mine = &batches[me];
@@ -464,9 +504,9 @@ pub fn element(
                 (opaque(row_bytes, 2 * source), opaque(scale_bytes, 2 * source + 1))
             }
             Element::E4m3(scales) => {
-                let (row, values) = gin_ep_oracle::quantized(row, scales == Scales::Ue8m0);
+                let (row, values) = gin_ep_oracle::quantized(row, scales != Scales::F32);
                 let of = |scale: f32| match scales {
-                    Scales::F32 => scale.to_le_bytes().to_vec(),
+                    Scales::F32 | Scales::F32Powers => scale.to_le_bytes().to_vec(),
                     Scales::Ue8m0 => vec![(scale.to_bits() >> 23) as u8],
                 };
                 (row, values.into_iter().flat_map(of).collect())
@@ -501,8 +541,9 @@ pub fn element(
     stream.synchronize()?;
     is_whole(&group, &format_args!("{element:?}: dispatch of {me}"))?;
     // The rows that come back: what was sent, as numbers.
-    let mut back = vec![0u8; shape.ranks * most * kind.bytes(0.0).len() * shape.hidden];
-    let row_bytes = kind.bytes(0.0).len() * shape.hidden;
+    let row_bytes = group.sizes().back_bytes as usize;
+    let mut back = vec![0u8; shape.ranks * most * row_bytes];
+    let back_kind = if row_bytes == 4 * shape.hidden { Kind::F32 } else { kind };
     let firsts = firsts(&received, shape.ranks, most)?;
     for (source, found) in received.fetch()?.into_iter().enumerate() {
         let expected = &rank_major(shape, &batches, me)[source];
@@ -512,7 +553,8 @@ pub fn element(
             assert_eq!((expected.token as u32, &expected.experts), (found.token, &found.experts));
             assert!(row == found.row, "{element:?}: row {index} from {source} at {me}: {row:?}, found {:?}", found.row);
             assert_eq!(scales, found.scales, "{element:?}: scales of row {index} from {source} at {me}");
-            back[(firsts[source] + index) * row_bytes..][..row_bytes].copy_from_slice(&bytes_of(&expected.row));
+            back[(firsts[source] + index) * row_bytes..][..row_bytes]
+                .copy_from_slice(&bytes_as(back_kind, &expected.row));
         }
     }
     let rows = memory(&back)?;
@@ -722,5 +764,135 @@ pub fn fused(
     }
     assert_eq!(group.status()?, None);
     drop(lane);
+    group.destroy()
+}
+
+/// Runs pairs of two lanes at the same time, on a stream each, and compares each with the oracle.
+pub fn two_lanes(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    most: usize,
+    rounds: u64,
+) -> Result<(), EpError> {
+    let me = rank.rank() as usize;
+    let group = Group::new(comm, &config.lanes(2))?;
+    let inputs = [Input::new(rank, shape, most)?, Input::new(rank, shape, most)?];
+    let streams = [rank.stream()?, rank.stream()?];
+    let (mut first, mut second) = (group.lane(0)?, group.lane(1)?);
+    for round in 0..rounds {
+        let mine = [0, 1].map(|lane| batch(shape, Routing::Uniform, 2 * round + lane, me, most));
+        for (input, mine) in inputs.iter().zip(&mine) {
+            input.write(mine, false)?;
+        }
+        let sent = first.dispatch(&streams[0], &inputs[0].tokens(most, false))?;
+        let other = second.dispatch(&streams[1], &inputs[1].tokens(most, false))?;
+        let other = other.receive(&streams[1])?;
+        let received = sent.receive(&streams[0])?;
+        for (stream, received) in streams.iter().zip([&received, &other]) {
+            experts(rank, stream, shape, received)?;
+        }
+        received.combine(&streams[0], Rows::InPlace, &Combine::reduced().into(&inputs[0].output))?;
+        other.combine(&streams[1], Rows::InPlace, &Combine::reduced().into(&inputs[1].output))?;
+        for (index, stream) in streams.iter().enumerate() {
+            stream.synchronize()?;
+            let expected = per_rank(shape, &mine[index], &[], Experts);
+            let mut found = vec![0u16; expected.len()];
+            inputs[index].output.read(0, &mut found)?;
+            assert!(expected == found, "lane {index} of rank {me}, round {round}");
+        }
+    }
+    drop((first, second));
+    assert_eq!(group.status()?, None);
+    group.destroy()
+}
+
+/// The last rank makes no dispatch, then, after all take part again, no combine. The others end in time, report it and
+/// go on without it.
+pub fn silent(
+    rank: &Rank,
+    comm: &Communicator,
+    (config, deadline): (&GroupConfig, Deadline),
+    shape: &Shape,
+    most: usize,
+) -> Result<(), EpError> {
+    let (me, last) = (rank.rank() as usize, shape.ranks - 1);
+    let group = Group::new(comm, &config.deadline(deadline))?;
+    let (input, stream) = (Input::new(rank, shape, most)?, rank.stream()?);
+    let mine = batch(shape, Routing::Uniform, 9, me, most);
+    input.write(&mine, false)?;
+    // Calls `between` after the dispatch.
+    let once_with = |silent: &[usize], between: &dyn Fn() -> Result<(), EpError>| -> Result<(), EpError> {
+        let mut lane = group.lane(0)?;
+        let received = lane.exchange(&stream, &input.tokens(most, false))?;
+        experts(rank, &stream, shape, &received)?;
+        between()?;
+        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+        stream.synchronize()?;
+        let expected = per_rank(shape, &mine, silent, Experts);
+        let mut found = vec![0u16; expected.len()];
+        input.output.read(0, &mut found)?;
+        assert!(expected == found, "rank {me} without {silent:?}");
+        Ok(())
+    };
+    let once = |silent: &[usize]| once_with(silent, &|| Ok(()));
+    let state = || -> Result<_, EpError> {
+        Ok((group.status()?.map(|report| (report.code, report.rank as usize)), group.masked(0)?))
+    };
+    let is_masked = 1u64 << last;
+    once(&[])?;
+    assert_eq!(state()?, (None, 0));
+    rank.barrier()?;
+    if me != last {
+        let start = clock_ns();
+        once(&[last])?;
+        assert_eq!(state()?, (Some((Code::Silent, last)), is_masked));
+        once(&[last])?;
+        assert_eq!(state()?, (None, is_masked), "a masked rank is reported once");
+        // The rest is for the work.
+        let (took, deadline) = (clock_ns() - start, deadline.ns());
+        assert!(took < 2 * deadline, "two pairs took {took} ns, the deadline is {deadline} ns");
+    }
+    rank.barrier()?;
+    if me == last {
+        // It comes late. Its rows of the first call are there, but nobody returns its own.
+        let others: Vec<usize> = (0..last).collect();
+        once(&others)?;
+        let (report, masked) = state()?;
+        assert_eq!((report.map(|(code, _)| code), masked), (Some(Code::Silent), is_masked - 1));
+    } else {
+        // Meanwhile the late rank's stores disturb nobody.
+        once(&[last])?;
+        assert_eq!(state()?, (None, is_masked));
+    }
+    rank.barrier()?;
+    group.readmit()?;
+    for _ in 0..3 {
+        once(&[])?;
+        assert_eq!(state()?, (None, 0));
+    }
+    // All have dispatched, and the others combine.
+    let meet = || -> Result<(), EpError> {
+        stream.synchronize()?;
+        Ok(rank.barrier()?)
+    };
+    if me == last {
+        let mut lane = group.lane(0)?;
+        let received = lane.exchange(&stream, &input.tokens(most, false))?;
+        meet()?;
+        received.release();
+    } else {
+        once_with(&[last], &meet)?;
+        assert_eq!(state()?, (Some((Code::Silent, last)), is_masked));
+        once(&[last])?;
+        assert_eq!(state()?, (None, is_masked));
+    }
+    rank.barrier()?;
+    group.readmit()?;
+    for _ in 0..2 {
+        once(&[])?;
+        assert_eq!(state()?, (None, 0));
+    }
     group.destroy()
 }

@@ -4,8 +4,8 @@
 use super::{Input, arranged, copied, experts};
 use gin_ep::{Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Received, Rows, Tokens};
 use gin_ep_oracle::{
-    Batch, Experts, Kind, RankRow, Routing, Shape, Zone, batch, expert_major, limited, narrow, per_rank, per_rank_of,
-    rank_major, reduced, widen,
+    Batch, Experts, Kind, RankRow, Routing, Shape, Zone, batch, expert_major, limited, narrow, per_rank, per_rank_f32,
+    per_rank_of, rank_major, reduced_f32, widen,
 };
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::Communicator;
@@ -136,8 +136,8 @@ pub fn limits(
 }
 
 /// Returns the rows of a rank after a combine of one row for each rank, if experts have only the rows of a packed
-/// layout that lie before `capacity`.
-fn sums_of(shape: &Shape, batches: &[Batch], me: usize, (align, capacity): (usize, usize)) -> Vec<u16> {
+/// layout that lie before `capacity`. With `back_f32` the rows that come back are not rounded.
+fn sums_of(shape: &Shape, batches: &[Batch], me: usize, (align, capacity): (usize, usize), back_f32: bool) -> Vec<u16> {
     let mine = &batches[me];
     let rows: Vec<Vec<RankRow>> =
         (0..shape.ranks).map(|rank| rank_major(shape, batches, rank).swap_remove(me)).collect();
@@ -161,8 +161,9 @@ fn sums_of(shape: &Shape, batches: &[Batch], me: usize, (align, capacity): (usiz
                     *expert = -1;
                 }
             }
-            let row = reduced(shape, rank, &row, Experts);
-            sums.iter_mut().zip(row).for_each(|(sum, element)| *sum += widen(element));
+            let row = reduced_f32(shape, rank, &row, Experts).into_iter();
+            let row = row.map(|element| if back_f32 { element } else { widen(narrow(element)) });
+            sums.iter_mut().zip(row).for_each(|(sum, element)| *sum += element);
         }
         all.extend(sums.into_iter().map(narrow));
     }
@@ -182,6 +183,7 @@ pub fn layouts(
     let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, most)?;
     let mut lane = group.lane(0)?;
+    let back_f32 = group.sizes().back_bytes as usize == 4 * shape.hidden;
     let room = shape.ranks * most * shape.topk + 8 * shape.local();
     for (number, (layout, capacity)) in [
         (Layout::Padded, room),
@@ -227,11 +229,12 @@ pub fn layouts(
             Layout::Packed { align } => (align as usize, capacity),
             _ => (1, usize::MAX),
         };
-        let expected = sums_of(shape, &batches, me, (align, most));
+        let expected = sums_of(shape, &batches, me, (align, most), back_f32);
         let mut found = vec![0u16; expected.len()];
         input.output.read(0, &mut found)?;
         assert!(expected == found, "{layout:?}: the output of rank {me} differs");
         if most == usize::MAX || number == 1 {
+            let per_rank = if back_f32 { per_rank_f32 } else { per_rank };
             assert_eq!(expected, per_rank(shape, &batches[me], &[], Experts));
         }
         let is_over = counts[0] > to.capacity();

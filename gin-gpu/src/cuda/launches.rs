@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-/// The most kernels that one GPU runs at a time: as many as it has streams for.
+/// The most kernels that one GPU runs at a time. A later one starts when one of them ends.
 const MOST_KERNELS: usize = 128;
 
 /// The most failures of frees that are kept.
@@ -257,13 +257,23 @@ impl State {
     /// Returns how many blocks fit on GPU `ordinal` beside the running kernels, except the ones `before` them, and
     /// beside the parked resident kernels, which will run again. Resident kernels that `asks` launches do not count.
     fn room(&self, ordinal: usize, fit: Fit, before: &Before, asks: Option<u64>) -> u64 {
-        let meets = |one: &&Running, other: &&Running| one.meets.contains(&other.stream);
-        let groups = groups(self.beside(ordinal, before), meets);
+        let groups = self.groups(ordinal, before);
         let group = |group: &Vec<&Running>| taken(group.iter().map(|running| running.shapes.as_slice()), fit);
         let running = groups.iter().map(group).max().unwrap_or(0);
         let away: Vec<Pair> = self.away(ordinal, asks).map(|blocks| [blocks, NONE]).collect();
         let all = running.saturating_add(taken(away.chunks(1), fit));
         fit.clusters.saturating_sub(all).saturating_mul(fit.cluster)
+    }
+
+    /// Returns the streams of a GPU with kernels that may run at the same time as a launch after `before`, in groups:
+    /// no launch of a group runs at the same time as one of another.
+    fn groups(&self, ordinal: usize, before: &Before) -> Vec<Vec<&Running>> {
+        groups(self.beside(ordinal, before), |one, other| one.meets.contains(&other.stream))
+    }
+
+    /// Returns the most streams of a GPU whose kernels may run at the same time as a launch after `before`.
+    fn most_beside(&self, ordinal: usize, before: &Before) -> usize {
+        self.groups(ordinal, before).iter().map(Vec::len).max().unwrap_or(0)
     }
 
     /// Returns the streams of a GPU with kernels that may run at the same time as a launch after `before`.
@@ -424,7 +434,9 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl Fn(bool) -> CUr
         }
     }
     if launch.is_cooperative() {
-        let beside = state.beside(context.ordinal, launch.before).count();
+        // The others may wait for this one, which starts only when fewer run. Nothing tells gin which kernels wait, so
+        // programs must see to it where none is cooperative.
+        let beside = state.most_beside(context.ordinal, launch.before);
         if beside >= MOST_KERNELS {
             return Err(GpuError::LaunchLimit {
                 what: "a number of streams with kernels at a time",
@@ -622,6 +634,22 @@ mod tests {
         assert!(!known(&state, &[(7, 3)]), "the other one does not count this one");
         state.running[1].meets.insert(7);
         assert!(known(&state, &[(7, 3)]));
+    }
+
+    #[test]
+    fn more_streams_than_kernels_run_at_a_time_count_only_where_they_meet() {
+        let mut state = State::new();
+        let before = |known: &[(u64, u64)]| known.iter().copied().collect::<Before>();
+        state.running.extend((0..2 * MOST_KERNELS as u64).map(|stream| entry(stream, 1, &[(1, 1)])));
+        assert_eq!(state.most_beside(0, &before(&[])), 1, "each follows the one before it, by events");
+        // The even ones meet.
+        let even: BTreeSet<u64> = (0..2 * MOST_KERNELS as u64).step_by(2).collect();
+        for running in state.running.iter_mut().filter(|running| even.contains(&running.stream)) {
+            running.meets.clone_from(&even);
+        }
+        assert_eq!(state.most_beside(0, &before(&[])), MOST_KERNELS);
+        assert_eq!(state.most_beside(0, &before(&[(0, 1)])), MOST_KERNELS - 1, "it follows one of them");
+        assert_eq!(state.most_beside(1, &before(&[])), 0, "another GPU");
     }
 
     #[test]

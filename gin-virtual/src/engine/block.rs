@@ -27,6 +27,11 @@ pub(super) struct Barrier {
     all: bool,
     count: u32,
     pub(super) waiters: Vec<TaskKey>,
+    /// Threads that have arrived without waiting.
+    gone: Vec<u32>,
+    /// Number of them that have exited since, and those of the last warp among them.
+    left: u32,
+    left_of_last: u32,
 }
 
 impl Barrier {
@@ -41,6 +46,9 @@ impl Barrier {
             all: true,
             count: 0,
             waiters: Vec::new(),
+            gone: Vec::new(),
+            left: 0,
+            left_of_last: 0,
         }
     }
 }
@@ -105,6 +113,8 @@ pub(super) enum Arrival {
     /// The barrier is complete with this result; the caller wakes the waiters.
     Complete(u32),
     Wait,
+    /// The caller goes on, as it wanted.
+    Pass,
     Misuse(String),
 }
 
@@ -168,12 +178,23 @@ impl Block {
 
     fn unreachable(&self, id: u32) -> Option<String> {
         let barrier = &self.barriers[id as usize];
-        let (expected, reachable) = (barrier.expected, self.reachable());
+        // The lanes that the last warp lacks come with it, also if lanes of it have come and are gone.
+        let exited_of_last = self.warps.last().map_or(0, |warp| warp.exited.count_ones());
+        let pad = if exited_of_last != 0 && exited_of_last == barrier.left_of_last { self.pad() } else { 0 };
+        let (expected, reachable) = (barrier.expected, self.reachable() + barrier.left + pad);
         if expected <= reachable {
             return None;
         }
         let exited = self.threads - self.live;
-        Some(if barrier.whole {
+        Some(if !barrier.gone.is_empty() {
+            format!(
+                "barrier {id} needs {expected} threads, {} have come, {} of them without waiting; of the block's {} \
+                 threads {exited} have exited",
+                barrier.arrived,
+                barrier.gone.len(),
+                self.threads
+            )
+        } else if barrier.whole {
             format!("barrier {id} needs the whole block of {} threads, {exited} of them have exited", self.threads)
         } else if exited > 0 {
             format!(
@@ -187,7 +208,7 @@ impl Block {
 
     /// Records the arrival of one thread. On `Wait` the caller adds it to the waiters.
     pub(super) fn arrive(&mut self, thread: u32, call: &BarrierCall) -> Arrival {
-        let BarrierCall { id, threads, reduction, predicate, .. } = *call;
+        let BarrierCall { id, threads, reduction, predicate, waits, .. } = *call;
         if id >= BARRIERS {
             return Arrival::Misuse(format!("barrier {id} does not exist; a block has {BARRIERS}"));
         }
@@ -207,6 +228,15 @@ impl Block {
             return Arrival::Misuse(format!(
                 "barrier {id} with reduction {reduction:?}, others wait there with {had:?}"
             ));
+        }
+        if barrier.gone.contains(&thread) {
+            return Arrival::Misuse(format!(
+                "barrier {id} for {expected} threads, where this thread has arrived already without waiting; it may come \
+                 again when the barrier was complete"
+            ));
+        }
+        if !waits {
+            barrier.gone.push(thread);
         }
         barrier.arrived += 1;
         if pad > 0 && thread / LANES == padded / LANES - 1 {
@@ -237,7 +267,8 @@ impl Block {
         }
         match self.unreachable(id) {
             Some(message) => Arrival::Misuse(message),
-            None => Arrival::Wait,
+            None if waits => Arrival::Wait,
+            None => Arrival::Pass,
         }
     }
 
@@ -247,6 +278,10 @@ impl Block {
         let (warp, lane) = (thread / LANES, thread % LANES);
         let warp = &mut self.warps[warp as usize];
         warp.exited |= 1 << lane;
+        for barrier in self.barriers.iter_mut().filter(|barrier| barrier.gone.contains(&thread)) {
+            barrier.left += 1;
+            barrier.left_of_last += u32::from(thread >= self.threads.next_multiple_of(LANES) - LANES);
+        }
         if let Some(exchange) = warp.exchanges.iter().find(|exchange| exchange.mask >> lane & 1 != 0) {
             return Some(format!("lane {lane} exited, an exchange of lanes {:#010x} waits for it", exchange.mask));
         }

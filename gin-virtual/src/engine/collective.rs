@@ -120,7 +120,11 @@ fn barrier(state: &mut EngineState, key: TaskKey, call: &BarrierCall, now: u64) 
             let at = call.id as usize;
             let mut waiters = std::mem::take(&mut state.block(block).barriers[at].waiters);
             if let Some(mut races) = state.races() {
-                races.meet(waiters.iter().chain([&key]).map(|key| key.id));
+                if !call.waits {
+                    races.arrive(key.id, (block, call.id));
+                }
+                let caller = call.waits.then_some(&key);
+                races.meet_at((block, call.id), waiters.iter().chain(caller).map(|key| key.id));
             }
             for waiter in waiters.drain(..) {
                 state.tasks[waiter.id as usize].result = result;
@@ -134,6 +138,13 @@ fn barrier(state: &mut EngineState, key: TaskKey, call: &BarrierCall, now: u64) 
             state.activity += 1;
             state.record(Event::Barrier, code, now, u64::from(call.id) << 32 | u64::from(call.site.line()));
             Then::Go(result)
+        }
+        Arrival::Pass => {
+            if let Some(mut races) = state.races() {
+                races.arrive(key.id, (block, call.id));
+            }
+            state.tasks[key.id as usize].wait = WaitKind::Ready;
+            Then::Go(0)
         }
         Arrival::Wait => {
             let block_state = state.block(block);

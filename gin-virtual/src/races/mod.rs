@@ -167,6 +167,8 @@ pub(crate) struct Races {
     blocks: HashMap<(u32, u32, u64, bool), u32>,
     grids: HashMap<(u32, u32), GridClock>,
     streams: HashMap<(u32, u32), StreamClock>,
+    /// The clocks of threads that have arrived at a barrier without waiting, by block and number of the barrier.
+    arrivals: HashMap<(u32, u32), Clock>,
     words: HashMap<u64, Rc<Stamp>, BuildHasherDefault<AddressHasher>>,
     /// Sorted by address.
     regions: Vec<Region>,
@@ -315,6 +317,7 @@ impl Races {
 
     pub(crate) fn block_ends(&mut self, block: u32) {
         self.regions.retain(|region| region.block != Some(block));
+        self.arrivals.retain(|&(other, _), _| other != block);
     }
 
     pub(crate) fn grid_ends(&mut self, run: &GridRun) {
@@ -341,6 +344,26 @@ impl Races {
                 actor.epoch += 1;
             }
         }
+    }
+
+    /// Keeps the clock of a thread that arrives at a barrier without waiting.
+    pub(crate) fn arrive(&mut self, task: u32, barrier: (u32, u32)) {
+        if let Some(Some(actor)) = self.actors.get_mut(task as usize) {
+            let known = actor.publish().whole();
+            self.arrivals.entry(barrier).or_default().join(&known);
+        }
+    }
+
+    /// Joins the clocks of threads that meet at a barrier with the clocks of the threads that arrived there.
+    pub(crate) fn meet_at(&mut self, barrier: (u32, u32), tasks: impl Iterator<Item = u32> + Clone) {
+        if let Some(known) = self.arrivals.remove(&barrier) {
+            for task in tasks.clone() {
+                if let Some(Some(actor)) = self.actors.get_mut(task as usize) {
+                    actor.clock.join(&known);
+                }
+            }
+        }
+        self.meet(tasks);
     }
 
     /// Notes that the wait of a host has ended. It may have waited for any service.

@@ -48,7 +48,14 @@ pub fn block() -> u32 {
 
 #[track_caller]
 pub fn barrier(id: u32, threads: u32, reduction: Reduction, predicate: bool) -> u32 {
-    (executor().barrier)(BarrierCall { id, threads, reduction, predicate, site: Location::caller() })
+    (executor().barrier)(BarrierCall { id, threads, reduction, predicate, waits: true, site: Location::caller() })
+}
+
+/// Arrives at a barrier without waiting.
+#[track_caller]
+pub fn arrive(id: u32, threads: u32) {
+    let (reduction, site) = (Reduction::None, Location::caller());
+    (executor().barrier)(BarrierCall { id, threads, reduction, predicate: false, waits: false, site });
 }
 
 #[track_caller]

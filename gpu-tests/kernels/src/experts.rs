@@ -36,17 +36,49 @@ unsafe fn replace(received: &Received, rank: u32, local: u32, hidden: u32) {
                 let element = unsafe { elements.add(column) };
                 // Safety: as above.
                 let value = Bf16::from_bits(unsafe { element.read() }).to_f32();
-                let mut sum = 0.0f32;
-                for k in 0..received.topk() {
-                    let expert = received.expert(source, row, k);
-                    if expert >= 0 {
-                        let expert = rank * local + expert as u32;
-                        let made = value * (1.0 + (expert % 5) as f32 / 8.0) + (expert % 29) as f32;
-                        sum += received.weight(source, row, k) * Bf16::from_f32(made).to_f32();
-                    }
-                }
+                let sum = sum_of(received, source, row, rank * local, value);
                 // Safety: as above.
                 unsafe { element.write(Bf16::from_f32(sum).to_bits()) };
+            }
+            row += grid_dim().count() as u32;
+        }
+    }
+}
+
+/// Returns the weighted sum of what the experts of a row make of an element. `first` is the first expert of this rank.
+#[inline(always)]
+fn sum_of(received: &Received, source: u32, row: u32, first: u32, value: f32) -> f32 {
+    let mut sum = 0.0f32;
+    for k in 0..received.topk() {
+        let expert = received.expert(source, row, k);
+        if expert >= 0 {
+            let expert = first + expert as u32;
+            let made = value * (1.0 + (expert % 5) as f32 / 8.0) + (expert % 29) as f32;
+            sum += received.weight(source, row, k) * Bf16::from_f32(made).to_f32();
+        }
+    }
+    sum
+}
+
+/// Stores the sums of [`hardware_experts`] as FP32, in `rows`, in the places of the received rows. Each source has room
+/// for `most` rows there; 0 if all sources share the room.
+///
+/// # Safety
+/// - As [`hardware_experts`], and `rows` has the memory.
+#[kernel]
+pub unsafe fn hardware_experts_f32(received: Received, rank: u32, local: u32, hidden: u32, rows: *mut f32, most: u32) {
+    for source in 0..received.ranks() {
+        let first = source * most + received.first(source);
+        let mut row = block_in_grid();
+        while row < received.count(source) {
+            let elements = received.row(source, row).cast::<u16>();
+            let to = rows.wrapping_add((first + row) as usize * hidden as usize);
+            for column in Block.stripe(hidden as usize) {
+                // Safety: an element of the row, and its place.
+                unsafe {
+                    let value = Bf16::from_bits(elements.add(column).read()).to_f32();
+                    to.add(column).write(sum_of(&received, source, row, rank * local, value));
+                }
             }
             row += grid_dim().count() as u32;
         }

@@ -3,7 +3,8 @@
 //!
 //! | access | property |
 //! | --- | --- |
-//! | load | strong, except `load_weak_u32` and `load_weak_pair`: it bypasses the L1 cache, so it reads a range afresh that was read before |
+//! | load | strong, except `load_weak_u32`, `load_weak_u64` and `load_weak_pair`: it bypasses the L1 cache, so it reads a range afresh that was read before |
+//! | constant load | through the read-only cache, which sees no write of a kernel that runs: for memory that nobody writes until the grid has ended, such as weights; `gin_build::check` allows it by these names only |
 //! | store | weak: a release by the storing thread, or by a thread that it has met, makes it visible |
 //! | reduction | atomic with other reductions and with atomics of system scope on memory of GPUs that have them natively, not with atomics of CPUs and NICs |
 //!
@@ -17,7 +18,10 @@
 //! | `load_relaxed_sys_u64` | `ld.relaxed.sys.global.u64` | the same |
 //! | `load_relaxed_sys_pair` | `ld.relaxed.sys.global.v2.u64` | the same, 16 bytes |
 //! | `load_weak_u32` | `ld.global.u32` | the same, or the L1 cache if the SM has read the bytes since it last acquired |
+//! | `load_weak_u64` | `ld.global.u64` | the same, or the L1 cache if the SM has read the bytes since it last acquired |
 //! | `load_weak_pair` | `ld.global.v2.u64` | the same, or the L1 cache if the SM has read the bytes since it last acquired |
+//! | `load_constant_u32` | `ld.global.nc.u32` | the same, or the L1 cache if the SM has read the bytes |
+//! | `load_constant_pair` | `ld.global.nc.v2.u64` | the same, 16 bytes |
 //! | `store_weak_u8` | `st.global.u8` | posted |
 //! | `store_weak_u16` | `st.global.u16` | posted |
 //! | `store_weak_u32` | `st.global.u32` | posted |
@@ -53,6 +57,10 @@ macro_rules! data_operations {
                 "Loads 8 bytes, relaxed, at system scope.";
             load load_weak_u32 u32 (reg32 u32) "ld.global.u32" " {s}, [{p}];" load
                 "Loads 4 bytes; weak: no thread may write them meanwhile, and earlier writes must have been acquired.";
+            load load_weak_u64 u64 (reg64 u64) "ld.global.u64" " {o}, [{p}];" load
+                "Loads 8 bytes; weak: no thread may write them meanwhile, and earlier writes must have been acquired.";
+            load load_constant_u32 u32 (reg32 u32) "ld.global.nc.u32" " {s}, [{p}]; // load_constant_u32" load
+                "Loads 4 bytes of memory that nobody writes while the grid runs: no thread, peer, NIC or CPU.";
             store store_weak_u8 u8 (reg32 u32) "st.global.u8" " [{p}], {w};" store
                 "Stores a byte; weak.";
             store store_weak_u16 u16 (reg32 u32) "st.global.u16" " [{p}], {w};" store
@@ -110,6 +118,11 @@ macro_rules! rows {
             $(row(stringify!($name), $ptx, concat!($ptx, $operands)),)*
             row("load_relaxed_sys_pair", "ld.relaxed.sys.global.v2.u64", "ld.relaxed.sys.global.v2.u64 {{{l}, {h}}}, [{p}];"),
             row("load_weak_pair", "ld.global.v2.u64", "ld.global.v2.u64 {{{l}, {h}}}, [{p}];"),
+            row(
+                "load_constant_pair",
+                "ld.global.nc.v2.u64",
+                "ld.global.nc.v2.u64 {{{l}, {h}}}, [{p}]; // load_constant_pair",
+            ),
             row("store_weak_pair", "st.global.v2.u64", "st.global.v2.u64 [{p}], {{{l}, {h}}};"),
             row("red_add_relaxed_sys_f32", "red.relaxed.sys.global.add.f32", "red.relaxed.sys.global.add.f32 [{p}], {w};"),
         ];
@@ -150,7 +163,10 @@ mod tests {
             assert_eq!(load_relaxed_sys_u32(at(4).cast()), 0x0706_0504);
             assert_eq!(load_relaxed_sys_u64(at(8).cast()), start[1]);
             assert_eq!(load_relaxed_sys_pair(at(0).cast()), (start[0], start[1]));
+            assert_eq!(load_weak_u64(at(8).cast()), start[1]);
             assert_eq!(load_weak_pair(at(0).cast()), (start[0], start[1]));
+            assert_eq!(load_constant_u32(at(4).cast()), 0x0706_0504);
+            assert_eq!(load_constant_pair(at(0).cast()), (start[0], start[1]));
             store_weak_pair(at(0).cast(), 0, 0);
             store_weak_u8(at(1).cast(), 1);
             store_weak_u16(at(2).cast(), 2);

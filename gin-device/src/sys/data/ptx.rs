@@ -80,6 +80,23 @@ pub unsafe fn load_weak_pair(address: *const u64) -> (u64, u64) {
     (low, high)
 }
 
+/// Loads 16 bytes of memory that nobody writes while the grid runs: no thread, peer, NIC or CPU.
+///
+/// # Safety
+/// - `address` is valid for reading, in global memory, and a multiple of 16.
+#[inline(always)]
+pub unsafe fn load_constant_pair(address: *const u64) -> (u64, u64) {
+    let (low, high): (u64, u64);
+    // Safety: the caller's promise.
+    unsafe {
+        asm!(
+            "ld.global.nc.v2.u64 {{{l}, {h}}}, [{p}]; // load_constant_pair",
+            l = out(reg64) low, h = out(reg64) high, p = in(reg64) address, options(nostack),
+        );
+    }
+    (low, high)
+}
+
 /// Stores 16 bytes; weak.
 ///
 /// # Safety
