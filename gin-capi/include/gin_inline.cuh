@@ -106,7 +106,7 @@ GIN_FN uint64_t read_word(uint64_t address) {
 /// condition. After a wait, which empties the L1, each load takes a trip to L2.
 GIN_FN uint64_t read_word_if(bool exists, uint64_t address) {
     uint64_t value;
-    asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.u64 %0, 0; @p ld.global.u64 %0, [%1]; }"
+    asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u64 %0, [%1]; @!p mov.u64 %0, 0; }"
         : "=l"(value) : "l"(address), "r"(uint32_t{exists}));
     return value;
 }
