@@ -11,9 +11,12 @@
 int main(int count, char** words) {
     gin_config_t config = gin::default_config();
     config.device = GIN_DEVICE_VIRTUAL;
-    // `network`: all operations take the proxy. `caller`: and waits of this program carry them out.
+    // `network`: all operations take the proxy. `caller`: and waits of this program carry them out. `gdaki`: kernels
+    // drive software NICs.
     bool by_caller = count > 2 && std::strcmp(words[2], "caller") == 0;
-    config.network_only = by_caller || (count > 2 && std::strcmp(words[2], "network") == 0);
+    bool gdaki = count > 2 && std::strcmp(words[2], "gdaki") == 0;
+    config.network_only = by_caller || gdaki || (count > 2 && std::strcmp(words[2], "network") == 0);
+    if (gdaki) config.backend = GIN_BACKEND_GDAKI_SOFT;
     if (by_caller) config.progress_threads = GIN_PROGRESS_BY_CALLER;
     return run(count > 1 ? uint32_t(std::atoi(words[1])) : 4, config, [](const gin::Job& job) {
         gin::Kernel kernels[] = {gin::Kernel::of<all_to_all>("all_to_all"), gin::Kernel::of<ring_sum>("ring_sum")};

@@ -23,7 +23,7 @@
 #include <stdlib.h>
 
 /// The defaults of a `gin_config_t`.
-#define GIN_CONFIG_INIT { sizeof(gin_config_t), GIN_ABI_VERSION, 0, -1, 0, 0, 0, 300000, GIN_FOREVER, 0, NULL }
+#define GIN_CONFIG_INIT { sizeof(gin_config_t), GIN_ABI_VERSION, 0, -1, 0, 0, 0, 300000, GIN_FOREVER, 0, 0, NULL, NULL }
 
 /// The defaults of a `gin_requirements_t`.
 #define GIN_REQUIREMENTS_INIT { sizeof(gin_requirements_t), 1, 16, 16, 256, 0, 0, 0, 64, 1024 }
@@ -109,6 +109,29 @@ typedef uint32_t gin_status_t;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// The way that operations of kernels take to the network.
+enum gin_backend_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // GDAKI if the GPUs of all ranks can drive a NIC, else the proxy.
+  GIN_BACKEND_AUTO = 0,
+  // Threads of the host carry out the requests of kernels.
+  GIN_BACKEND_PROXY = 1,
+  // GDAKI: kernels drive NICs.
+  GIN_BACKEND_GDAKI = 2,
+  // The same with software NICs, for tests: the ranks of `gin_job_local`, on virtual GPUs.
+  GIN_BACKEND_GDAKI_SOFT = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum gin_backend_t gin_backend_t;
+#else
+typedef uint32_t gin_backend_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
 // The devices of a job.
 enum gin_device_kind_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -173,8 +196,13 @@ typedef struct gin_config_t {
   // most 256. 0 for a thread of its own for each communicator. `GIN_PROGRESS_BY_CALLER` for none: the program calls
   // `gin_comm_progress`.
   uint32_t progress_threads;
+  // A `gin_backend_t`.
+  uint32_t backend;
   // The address at which this rank listens, as text; null for that of the default route.
   const char *address;
+  // The NIC that kernels drive, by its name; null for the first that serves the rank's GPU. If it does not, GDAKI is
+  // not available.
+  const char *nic;
 } gin_config_t;
 
 // The name of a job that is not described by a launcher. Rank 0 makes it; it contains the job's secret.

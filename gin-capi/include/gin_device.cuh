@@ -330,7 +330,8 @@ public:
     GIN_FN Gin(const Comm& comm, uint32_t context, Deadline deadline, Sharing sharing = Sharing::Gpu,
                Route route = Route::Auto)
         : comm_(comm.handle()), deadline_(deadline.ns), context_(context),
-          options_(static_cast<uint32_t>(route) | static_cast<uint32_t>(sharing) << 2), matches_(comm.matches()) {}
+          options_(static_cast<uint32_t>(route) | static_cast<uint32_t>(sharing) << 2), matches_(comm.matches()),
+          known_(detail::hidden(matches_)) {}
 
     /// Writes `bytes` bytes of an own window to a window of the peer. All threads of the coop call, here and below.
     template <class D, class S, class RemoteAction = None, class LocalAction = None, class Coop = CoopThread>
@@ -345,7 +346,7 @@ public:
             if (takesStores(world)) {
                 const gin_device_window_t &to = dstWindow.handle(), &from = srcWindow.handle();
                 detail::Target target = this->target(world, raise, localAction);
-                auto windows = [&] { return detail::check_windows(comm_, to, from); };
+                auto windows = [&] { return detail::check_windows(comm_, known_, to, from); };
                 auto names = [&] { return detail::check(comm_, target, coop.exists()); };
                 auto ranges = [&] { return detail::check_put(to, world, dstOffset, from, srcOffset, bytes); };
                 FaultKind kind = first_fault(windows, names, ranges);
@@ -385,7 +386,7 @@ public:
             if (takesStores(world)) {
                 const gin_device_window_t& to = dstWindow.handle();
                 detail::Target target = this->target(world, raise, None{});
-                auto windows = [&] { return detail::check_windows(comm_, to); };
+                auto windows = [&] { return detail::check_windows(comm_, known_, to); };
                 auto names = [&] { return detail::check(comm_, target, coop.exists()); };
                 auto ranges = [&] { return detail::check_value(to, world, dstOffset, sizeof(V)); };
                 FaultKind kind = first_fault(windows, names, ranges);
@@ -693,7 +694,7 @@ private:
     gin_device_comm_t comm_;
     uint64_t deadline_;
     uint32_t context_, options_;
-    bool matches_;
+    bool matches_, known_;
 };
 
 #undef GIN_FORM

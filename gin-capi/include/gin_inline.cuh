@@ -102,6 +102,26 @@ GIN_FN uint64_t read_word(uint64_t address) {
     asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(address));
     return value;
 }
+/// Reads such a word if there is a table, else returns 0. Not volatile: nvcc may move the load out of loops, with its
+/// condition. After a wait, which empties the L1, each load takes a trip to L2.
+GIN_FN uint64_t read_word_if(bool exists, uint64_t address) {
+    uint64_t value;
+    asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u64 %0, [%1]; @!p mov.u64 %0, 0; }"
+        : "=l"(value) : "l"(address), "r"(uint32_t{exists}));
+    return value;
+}
+/// Returns its argument, of which the compiler then knows nothing: it keeps the conditions of loads that it moves.
+GIN_FN bool hidden(bool bit) {
+    uint32_t same;
+    asm("mov.u32 %0, %1;" : "=r"(same) : "r"(uint32_t{bit}));
+    return same != 0;
+}
+/// As `of_lane` of sys: the assembler does not count the lanes that add the same.
+GIN_FN uint64_t of_lane(uint64_t value) {
+    uint32_t lanes;
+    asm("mov.u32 %0, %%lanemask_eq; popc.b32 %0, %0;" : "=r"(lanes));
+    return value * lanes;
+}
 GIN_FN uint64_t cycles() {
     uint64_t now;
     asm volatile("mov.u64 %0, %%clock64;" : "=l"(now));
@@ -117,6 +137,9 @@ GIN_FN void store_weak_pair(uint64_t address, Pair pair) {
     store_weak_u64(address + 8, pair.high);
 }
 GIN_FN uint64_t read_word(uint64_t address) { return *reinterpret_cast<const uint64_t*>(address); }
+GIN_FN uint64_t read_word_if(bool exists, uint64_t address) { return exists ? read_word(address) : 0; }
+GIN_FN bool hidden(bool bit) { return bit; }
+GIN_FN uint64_t of_lane(uint64_t value) { return value; }
 GIN_FN uint64_t cycles() { return gin_virtual_access(15, 0, 0); }
 #endif
 
@@ -175,12 +198,14 @@ GIN_FN bool names(const gin_device_comm_t& comm, const gin_device_window_t& wind
     return (window.id < comm.windows) & (window.data - comm.window_table == place);
 }
 
-/// Returns whether the entry that a window names is that window, and registered.
-GIN_FN bool registered(const gin_device_window_t& window) {
+/// Returns whether a window of a usable communicator names an entry that is that window, and registered. It is while
+/// the kernel runs, or is not.
+GIN_FN bool registered(const gin_device_comm_t& comm, bool usable, const gin_device_window_t& window) {
+    bool named = usable & names(comm, window);
     // The first word has `active` and `flags`.
-    uint32_t active = static_cast<uint32_t>(GIN_WORD_OF(Entry, window.data, active));
-    return (active != 0) & (GIN_WORD_OF(Entry, window.data, base) == window.base) &
-           (GIN_WORD_OF(Entry, window.data, length) == window.own_length);
+    uint32_t active = static_cast<uint32_t>(read_word_if(named, window.data + offsetof(Entry, active)));
+    return (active != 0) & (read_word_if(named, window.data + offsetof(Entry, base)) == window.base) &
+           (read_word_if(named, window.data + offsetof(Entry, length)) == window.own_length);
 }
 
 /// Returns whether a range is in the caller's own part.
@@ -200,7 +225,8 @@ GIN_FN uint64_t part_of(const gin_device_window_t& window, uint32_t rank) {
     if (window.stride != 0) {
         return window.base + (static_cast<uint64_t>((rank - window.rank) * window.stride) << StrideShift);
     }
-    return read_word(GIN_WORD_OF(Entry, window.data, peers) + 8 * uint64_t{rank});
+    uint64_t peers = GIN_WORD_OF(Entry, window.data, peers);
+    return peers == 0 ? 0 : read_word(peers + 8 * uint64_t{rank});
 }
 
 // ---- Posts by loads and stores -----------------------------------------------------------------------------------
@@ -228,9 +254,8 @@ GIN_FN FaultKind check(const gin_device_comm_t& comm, const Target& target, bool
 
 /// Returns the fault of windows that are not of the communicator, or closed. All loads are under way together.
 template <class... Windows>
-GIN_FN FaultKind check_windows(const gin_device_comm_t& comm, const Windows&... windows) {
-    bool known = (names(comm, windows) & ...) && (registered(windows) & ...);
-    return known ? FaultKind::None : FaultKind::UnknownWindow;
+GIN_FN FaultKind check_windows(const gin_device_comm_t& comm, bool usable, const Windows&... windows) {
+    return (registered(comm, usable, windows) & ...) ? FaultKind::None : FaultKind::UnknownWindow;
 }
 
 /// Returns the fault of the ranges of a put.
@@ -271,8 +296,8 @@ GIN_FN void publish(const Target& target, const Raises& raises, Scope given) {
     } else if (target.counts) {
         if (given < Scope::Device) fence_release_gpu();
     }
-    if (target.raises) red_add_relaxed_sys(raises.signal, target.amount);
-    if (target.counts) red_add_relaxed_gpu(raises.counter, 1);
+    if (target.raises) red_add_relaxed_sys(raises.signal, of_lane(target.amount));
+    if (target.counts) red_add_relaxed_gpu(raises.counter, of_lane(1));
 }
 
 /// Copies the bytes that are no part of whole, aligned units of 16 bytes. Returns the number of bytes before such
@@ -295,14 +320,10 @@ GIN_COLD uint64_t copy_unaligned(uint64_t to, uint64_t from, uint64_t bytes, uin
     return bytes;
 }
 
-/// Copies own memory to a peer with all threads of the coop. They do not meet.
+/// Copies whole units of 16 bytes of own memory to a peer with all threads of the coop. They do not meet.
 template <class Coop>
-GIN_FN void copy(Coop coop, uint64_t to, uint64_t from, uint64_t bytes) {
-    uint64_t rank = coop.thread_rank(), step = coop.size(), units = bytes / 16;
-    if ((to | from | bytes) & 15) {
-        uint64_t head = copy_unaligned(to, from, bytes, rank, step);
-        to += head, from += head, units = (bytes - head) / 16;
-    }
+GIN_FN void copy(Coop coop, uint64_t to, uint64_t from, uint64_t units) {
+    uint64_t rank = coop.thread_rank(), step = coop.size();
     if (!std::is_same_v<Coop, CoopThread> && units <= step) {
         // Most small puts. No loop, so that the lanes of a warp need not part.
         if (rank < units) store_weak_pair(to + 16 * rank, load_weak_pair(from + 16 * rank));
@@ -327,9 +348,14 @@ GIN_FN void copy(Coop coop, uint64_t to, uint64_t from, uint64_t bytes) {
 template <class Coop>
 GIN_FN void put_here(const gin_device_comm_t& comm, const Target& target, uint64_t to, uint64_t from, uint64_t bytes,
                      Coop coop) {
-    Raises raises = raises_of(comm, target);
     (void)coop.sync();
-    copy(coop, to, from, bytes);
+    if ((to | from | bytes) & 15) {
+        uint64_t head = copy_unaligned(to, from, bytes, coop.thread_rank(), coop.size());
+        to += head, from += head, bytes -= head;
+    }
+    // Under way together with the first loads of the copy. Before `to` is known, they would wait for this.
+    Raises raises = raises_of(comm, target);
+    copy(coop, to, from, bytes / 16);
     // All threads have stored before one of them raises, and before any of them reads.
     (void)coop.sync();
     if (coop.thread_rank() == 0) publish(target, raises, Scope::Thread);
@@ -412,25 +438,21 @@ GIN_FN bool polls(const gin_device_comm_t& comm, uint32_t bits) {
     return (comm.engines & (EngineGpu | EngineNic)) != 0 && ((comm.engines & EngineCpu) == 0 || bits >= Wide);
 }
 
-/// Polls a signal or counter for as long as `wait_relaxed` of signal_words.rs polls nothing but words in GPU memory.
-/// Returns whether it came to be at or past `least`. An address is 0 if there is no such word; `near` is that of the
-/// near words.
-GIN_FN bool meets(const gin_device_comm_t& comm, uint64_t gpu, uint64_t nic, uint64_t near, bool mailbox,
-                  uint64_t least, uint32_t bits, Order order) {
-    bool host = (comm.engines & EngineCpu) != 0;
-    uint64_t rest = 0 - load_relaxed_gpu(near + NearBase);
-    uint32_t looks = Looks;
-    if (host) {
-        uint64_t last = load_relaxed_gpu(near + NearLast), mail = mailbox ? load_relaxed_gpu(near + NearMail) : 0;
-        if ((last | mail) != 0) looks = 1;
-        rest += last;
-    }
+/// Polls a signal or counter a short time, as `meets_soon` of signal_words.rs does. Returns whether it came to be at or
+/// past `least`. An address is 0 if there is no such word; `near` is that of the near words. What CPU threads and the
+/// mailbox have raised counts as at the beginning: if they raise now, the function finds it.
+GIN_FN bool meets(const gin_device_comm_t& comm, uint64_t gpu, uint64_t nic, uint64_t near, uint64_t least,
+                  uint32_t bits, Order order) {
+    uint64_t base = load_relaxed_gpu(near + NearBase), last = 0, mail = 0;
+    // Without a mailbox, its word stays 0.
+    if (comm.engines & EngineCpu) last = load_relaxed_gpu(near + NearLast), mail = load_relaxed_gpu(near + NearMail);
+    uint32_t looks = (last | mail) == 0 ? Looks : 1;
+    least += base - last - mail;
     GIN_NO_UNROLL
     for (; looks != 0; looks--) {
         uint64_t own = gpu != 0 ? load_relaxed_sys(gpu) : 0;
         if (nic != 0) own += load_relaxed_sys(nic);
-        if (mailbox) own += load_relaxed_gpu(near + NearMail);
-        if (((own + rest - least) & mask(bits)) <= mask(bits) >> 1) {
+        if (((own - least) & mask(bits)) <= mask(bits) >> 1) {
             if (order == Order::Acquire) fence_acquire_sys();
             return true;
         }
@@ -445,7 +467,7 @@ GIN_FN bool signal_meets(const gin_device_comm_t& comm, uint32_t context, uint64
     uint64_t gpu = comm.engines & EngineGpu ? GIN_WORD_OF(Context, data, signal_gpu) + 8 * signal : 0;
     uint64_t nic = comm.engines & EngineNic ? GIN_WORD_OF(Context, data, signal_nic) + 8 * signal : 0;
     uint64_t near = GIN_WORD_OF(Context, data, signal_near) + NearBytes * signal;
-    return meets(comm, gpu, nic, near, GIN_WORD_OF(Context, data, mailbox) != 0, least, bits, order);
+    return meets(comm, gpu, nic, near, least, bits, order);
 }
 
 /// Polls a counter that was checked. No kernels of the communicator drive a NIC.
@@ -454,7 +476,7 @@ GIN_FN bool counter_meets(const gin_device_comm_t& comm, uint32_t context, uint3
     uint64_t data = context_at(comm, context), offset = 8 * uint64_t{counter};
     uint64_t gpu = comm.engines & (EngineGpu | EngineNic) ? GIN_WORD_OF(Context, data, counters_gpu) + offset : 0;
     uint64_t near = GIN_WORD_OF(Context, data, counter_near) + NearBytes * uint64_t{counter};
-    return meets(comm, gpu, 0, near, false, least, bits, order);
+    return meets(comm, gpu, 0, near, least, bits, order);
 }
 
 /// Returns whether a wait that has succeeded should look for a fault of the host now: rarely.

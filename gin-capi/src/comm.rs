@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Communicators, their faults and statistics.
 
-use crate::job::Job;
+use crate::job::{Job, Nics};
 use crate::status::{Failure, call, fill, input, output};
 use crate::table;
 use crate::types::{
@@ -16,6 +16,8 @@ pub(crate) struct Comm {
     pub(crate) inner: Communicator,
     /// The parameter of kernels. The communicator has it too, but gives it to one thread at a time.
     handle: CommHandle,
+    /// The software NICs that its kernels drive. They end after the communicator.
+    _nics: Option<Arc<Nics>>,
 }
 
 impl Comm {
@@ -64,7 +66,7 @@ pub unsafe extern "C" fn gin_comm_create(
         let inner = Communicator::new(job.bootstrap.clone(), job.device.clone(), job.config.clone());
         inner.initialise(&self::requirements(requirements)?)?;
         let handle = inner.device()?.handle();
-        comm.write(gin_comm_t { id: table::insert(Arc::new(Comm { inner, handle }))? });
+        comm.write(gin_comm_t { id: table::insert(Arc::new(Comm { inner, handle, _nics: job.nics.clone() }))? });
         Ok(())
     })
 }

@@ -5,17 +5,20 @@ use crate::status::{Failure, call, check_abi, fill, input, inputs, output, outpu
 use crate::table;
 use crate::types::gin_status_t::{GIN_ERROR_BOOTSTRAP, GIN_ERROR_MEMORY, GIN_ERROR_NETWORK, GIN_ERROR_NO_JOB};
 use crate::types::{
-    GIN_FOREVER, GIN_PROGRESS_BY_CALLER, GIN_UNIQUE_ID_BYTES, gin_all_gather_t, gin_config_t, gin_device_kind_t,
-    gin_job_t, gin_network_t, gin_status_t, gin_unique_id_t,
+    GIN_FOREVER, GIN_PROGRESS_BY_CALLER, GIN_UNIQUE_ID_BYTES, gin_all_gather_t, gin_backend_t, gin_config_t,
+    gin_device_kind_t, gin_job_t, gin_network_t, gin_status_t, gin_unique_id_t,
 };
 use gin_boot::{Bootstrap, InProcess, Rendezvous, TcpBootstrap, TcpConfig, UniqueId, lock};
 use gin_gpu::Device;
 use gin_gpu::placement::{Placement, started_on};
 use gin_gpu::virt::VirtualDevice;
-use gin_host::comm::{CommConfig, Routes};
+use gin_host::comm::{Backend, CommConfig, NicChoice, Routes};
 use gin_host::proxy::progress::{ByCaller, OwnThreads, Pool, Progress, Running, Work};
+use gin_host::world::SoftNics;
 use gin_net::verbs::{Ports, VerbsConfig};
-use gin_virtual::{DeviceConfig, ThreadsConfig, World};
+use gin_nic::NicConfig;
+use gin_soft_hca_host::Options;
+use gin_virtual::{DeviceConfig, ServiceHandle, ThreadsConfig, World};
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -26,6 +29,27 @@ pub(crate) struct Job {
     pub(crate) bootstrap: Arc<dyn Bootstrap>,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) config: CommConfig,
+    pub(crate) nics: Option<Arc<Nics>>,
+}
+
+/// Software NICs of ranks that are threads, while this exists.
+pub(crate) struct Nics {
+    nics: SoftNics,
+    service: ServiceHandle,
+}
+
+impl Nics {
+    fn new(world: &World) -> Arc<Self> {
+        let nics = SoftNics::new(Options::default());
+        let service = nics.serve(world);
+        Arc::new(Self { nics, service })
+    }
+}
+
+impl Drop for Nics {
+    fn drop(&mut self) {
+        self.service.stop();
+    }
 }
 
 /// Rank 0 of jobs whose id this process made.
@@ -47,6 +71,7 @@ struct Config {
     gpu: Option<usize>,
     tcp: TcpConfig,
     comm: CommConfig,
+    soft_nics: bool,
     threads: Threads,
 }
 
@@ -87,6 +112,17 @@ impl Config {
             n if n == gin_network_t::GIN_NETWORK_VERBS as u32 => true,
             other => return Err(Failure::argument(format!("config.network is {other}: there are 0 and 1"))),
         };
+        let (backend, soft_nics) = match config.backend {
+            0 => (Backend::Auto, false),
+            n if n == gin_backend_t::GIN_BACKEND_PROXY as u32 => (Backend::Proxy, false),
+            n if n == gin_backend_t::GIN_BACKEND_GDAKI as u32 => (Backend::Gdaki, false),
+            n if n == gin_backend_t::GIN_BACKEND_GDAKI_SOFT as u32 => (Backend::Gdaki, true),
+            other => return Err(Failure::argument(format!("config.backend is {other}: there are 0 to 3"))),
+        };
+        if verbs && backend == Backend::Gdaki {
+            let text = "config.network: with GDAKI, kernels drive NICs themselves: leave GIN_NETWORK_VERBS out";
+            return Err(Failure::argument(text));
+        }
         let gpu = match config.gpu {
             -1 => None,
             gpu => Some(usize::try_from(gpu).map_err(|_| Failure::argument(format!("config.gpu is {gpu}: use -1")))?),
@@ -103,8 +139,17 @@ impl Config {
             tcp = tcp.address(Some(parsed));
         }
         let mut comm = CommConfig::default().lsa_size((config.lsa_size != 0).then_some(config.lsa_size));
+        comm = comm.backend(backend);
         if config.network_only != 0 {
             comm = comm.routes(Routes::Network);
+        }
+        if !config.nic.is_null() {
+            if soft_nics || backend == Backend::Proxy {
+                let text = "config.nic names the NIC that kernels drive: leave it null, or use GIN_BACKEND_GDAKI";
+                return Err(Failure::argument(text));
+            }
+            let name = text(config.nic, "config.nic")?.to_owned();
+            comm = comm.nic(NicChoice::Named(name, NicConfig::default()));
         }
         let threads = match config.progress_threads {
             0 => Threads::Own,
@@ -126,7 +171,7 @@ impl Config {
             let found = VerbsConfig::from_env().map_err(|error| none(error.to_string()))?;
             comm = comm.network(Ports::open(&found).map_err(|error| none(error.to_string()))?.factory());
         }
-        Ok(Self { device, gpu, tcp, comm, threads })
+        Ok(Self { device, gpu, tcp, comm, soft_nics, threads })
     }
 
     /// Returns whether the job runs on NVIDIA GPUs.
@@ -155,7 +200,16 @@ impl Config {
             Threads::Callers => Arc::new(ByCaller::default()),
         };
         let config = self.comm.clone().progress(progress);
-        Ok(Job { bootstrap, device, config })
+        Ok(Job { bootstrap, device, config, nics: None })
+    }
+
+    /// Refuses software NICs.
+    fn without_soft_nics(self) -> Result<Self, Failure> {
+        if self.soft_nics {
+            let text = "config.backend: GIN_BACKEND_GDAKI_SOFT serves the ranks of gin_job_local on virtual GPUs";
+            return Err(Failure::argument(text));
+        }
+        Ok(self)
     }
 
     /// Makes the rank of a process.
@@ -233,7 +287,8 @@ pub unsafe extern "C" fn gin_job_join(
     job: *mut gin_job_t,
 ) -> gin_status_t {
     call("gin_job_join", || {
-        let (config, id, job) = (Config::read(config)?, input(id, "id")?, output(job, "job")?);
+        let config = Config::read(config)?.without_soft_nics()?;
+        let (id, job) = (input(id, "id")?, output(job, "job")?);
         if !id.text.contains(&0) {
             return Err(Failure::argument("`id` has no end: it was not made by gin_unique_id_create"));
         }
@@ -252,7 +307,7 @@ pub unsafe extern "C" fn gin_job_join(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gin_job_from_env(config: *const gin_config_t, job: *mut gin_job_t) -> gin_status_t {
     call("gin_job_from_env", || {
-        let (config, job) = (Config::read(config)?, output(job, "job")?);
+        let (config, job) = (Config::read(config)?.without_soft_nics()?, output(job, "job")?);
         let Some(found) = gin_boot::Job::from_env()? else {
             let text = "no launcher started this process: start it with `gin launch`, torchrun, mpirun or srun, or use \
                         gin_job_join or gin_job_local";
@@ -283,7 +338,7 @@ pub unsafe extern "C" fn gin_job_over(
     job: *mut gin_job_t,
 ) -> gin_status_t {
     call("gin_job_over", || {
-        let (config, job) = (Config::read(config)?, output(job, "job")?);
+        let (config, job) = (Config::read(config)?.without_soft_nics()?, output(job, "job")?);
         let all_gather = all_gather.ok_or_else(|| Failure::argument("`all_gather` is null"))?;
         if rank >= ranks || ranks > gin_abi::MAX_RANKS {
             return Err(Failure::argument(format!("there is no rank {rank} of {ranks}")));
@@ -328,17 +383,26 @@ pub unsafe extern "C" fn gin_job_over(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gin_job_local(config: *const gin_config_t, ranks: u32, jobs: *mut gin_job_t) -> gin_status_t {
     call("gin_job_local", || {
-        let config = Config::read(config)?;
+        let mut config = Config::read(config)?;
+        if config.soft_nics && config.is_cuda()? {
+            config = config.without_soft_nics()?;
+        }
         let members = InProcess::job(ranks)?;
         let out = outputs(jobs, members.len(), "jobs")?;
         let world = World::threads(ThreadsConfig::default());
+        let nics = config.soft_nics.then(|| Nics::new(&world));
         let mut made = Vec::new();
         for (place, member) in (0..).zip(members) {
             let member = match config.tcp.collective_timeout {
                 Some(limit) => member.with_timeout(limit),
                 None => member,
             };
-            made.push(Arc::new(config.rank(Arc::new(member), &world, place)?));
+            let mut job = config.rank(Arc::new(member), &world, place)?;
+            if let Some(nics) = &nics {
+                job.config = job.config.nic(nics.nics.of(place));
+                job.nics = Some(nics.clone());
+            }
+            made.push(Arc::new(job));
         }
         for (out, job) in out.iter_mut().zip(made) {
             *out = gin_job_t { id: table::insert(job)? };
@@ -470,8 +534,8 @@ pub unsafe extern "C" fn gin_job_without(
         let (job, out) = (table::get::<Job>(job.id)?, output(remaining, "remaining")?);
         let lost = inputs(lost, count, "lost")?.to_vec();
         let bootstrap = job.bootstrap.without(&lost, Duration::from_millis(joining_ms.into()))?;
-        let (device, config) = (job.device.clone(), job.config.clone());
-        out.write(gin_job_t { id: table::insert(Arc::new(Job { bootstrap, device, config }))? });
+        let (device, config, nics) = (job.device.clone(), job.config.clone(), job.nics.clone());
+        out.write(gin_job_t { id: table::insert(Arc::new(Job { bootstrap, device, config, nics }))? });
         Ok(())
     })
 }

@@ -133,6 +133,20 @@ pub enum gin_network_t {
     GIN_NETWORK_VERBS = 1,
 }
 
+/// The way that operations of kernels take to the network.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum gin_backend_t {
+    /// GDAKI if the GPUs of all ranks can drive a NIC, else the proxy.
+    GIN_BACKEND_AUTO = 0,
+    /// Threads of the host carry out the requests of kernels.
+    GIN_BACKEND_PROXY = 1,
+    /// GDAKI: kernels drive NICs.
+    GIN_BACKEND_GDAKI = 2,
+    /// The same with software NICs, for tests: the ranks of `gin_job_local`, on virtual GPUs.
+    GIN_BACKEND_GDAKI_SOFT = 3,
+}
+
 /// The configuration of a job. `GIN_CONFIG_INIT` has the defaults.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -159,8 +173,13 @@ pub struct gin_config_t {
     /// most 256. 0 for a thread of its own for each communicator. `GIN_PROGRESS_BY_CALLER` for none: the program calls
     /// `gin_comm_progress`.
     pub progress_threads: u32,
+    /// A `gin_backend_t`.
+    pub backend: u32,
     /// The address at which this rank listens, as text; null for that of the default route.
     pub address: *const c_char,
+    /// The NIC that kernels drive, by its name; null for the first that serves the rank's GPU. If it does not, GDAKI is
+    /// not available.
+    pub nic: *const c_char,
 }
 
 /// The name of a job that is not described by a launcher. Rank 0 makes it; it contains the job's secret.

@@ -21,7 +21,9 @@ const CONFIG: gin_config_t = gin_config_t {
     joining_ms: 1000,
     collective_ms: 1000,
     progress_threads: 0,
+    backend: 0,
     address: null(),
+    nic: null(),
 };
 
 /// The handles that calls of a sequence have made, of all kinds, also closed ones.
@@ -55,6 +57,8 @@ fn config(number: u64) -> gin_config_t {
         4 => gin_config_t { network: 2 + some % 9, ..good },
         5 => gin_config_t { address: c"nowhere".as_ptr(), ..good },
         6 => gin_config_t { progress_threads: 257 + some % 9, ..good },
+        8 => gin_config_t { backend: 3 + some % 9, ..good },
+        9 => gin_config_t { backend: 1, nic: c"nowhere".as_ptr(), ..good },
         _ => good,
     }
 }
@@ -121,7 +125,8 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
         match which {
             0 => {
                 let progress_threads = if number & 4 == 0 { 0 } else { GIN_PROGRESS_BY_CALLER };
-                let config = gin_config_t { progress_threads, ..CONFIG };
+                let backend = if number & 8 == 0 { 0 } else { gin_backend_t::GIN_BACKEND_GDAKI_SOFT as u32 };
+                let config = gin_config_t { progress_threads, backend, ..CONFIG };
                 gin_job_local(&config, (number % 2) as u32, (&raw mut made).cast())
             }
             1 => gin_comm_create(job, &requirements, (&raw mut made).cast()),

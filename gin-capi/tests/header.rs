@@ -31,7 +31,7 @@ const HEADER: &str = r#"
 
 const AFTER_INCLUDES: &str = r#"
 /// The defaults of a `gin_config_t`.
-#define GIN_CONFIG_INIT { sizeof(gin_config_t), GIN_ABI_VERSION, 0, -1, 0, 0, 0, 300000, GIN_FOREVER, 0, NULL }
+#define GIN_CONFIG_INIT { sizeof(gin_config_t), GIN_ABI_VERSION, 0, -1, 0, 0, 0, 300000, GIN_FOREVER, 0, 0, NULL, NULL }
 
 /// The defaults of a `gin_requirements_t`.
 #define GIN_REQUIREMENTS_INIT { sizeof(gin_requirements_t), 1, 16, 16, 256, 0, 0, 0, 64, 1024 }
@@ -61,7 +61,8 @@ fn generated() -> String {
     };
     config.export.rename.insert("CommHandle".to_owned(), "gin_device_comm_t".to_owned());
     config.export.rename.insert("WindowHandle".to_owned(), "gin_device_window_t".to_owned());
-    config.export.include = ["gin_device_kind_t", "gin_network_t", "gin_status_t"].map(str::to_owned).to_vec();
+    config.export.include =
+        ["gin_backend_t", "gin_device_kind_t", "gin_network_t", "gin_status_t"].map(str::to_owned).to_vec();
     config.export.rename.insert("WindowData".to_owned(), "gin_device_window_entry_t".to_owned());
     config.export.include.push("WindowData".to_owned());
     // Constants and types of the layouts that C does not need.

@@ -4,9 +4,10 @@
 use crate::error::Error;
 use gin_boot::Bootstrap;
 use gin_gpu::{Device, DeviceKind};
-use gin_host::comm::{Backend, CommConfig};
+use gin_host::comm::{Backend, CommConfig, NicChoice};
 use gin_host::world::SoftNics;
 use gin_net::verbs::{Ports, VerbsConfig};
+use gin_nic::NicConfig;
 use gin_soft_hca_host::Options;
 use gin_virtual::{ServiceHandle, World};
 use pyo3::exceptions::PyValueError;
@@ -19,6 +20,7 @@ pub(crate) fn configure(
     config: CommConfig,
     bootstrap: &Arc<dyn Bootstrap>,
     backend: Option<&str>,
+    nic: Option<&str>,
     network: &str,
 ) -> PyResult<CommConfig> {
     let config = match backend {
@@ -30,6 +32,14 @@ pub(crate) fn configure(
             let text = format!("back ends are \"auto\", \"proxy\" and \"gdaki\", not \"{other}\"");
             return Err(PyValueError::new_err(text));
         }
+    };
+    let config = match nic {
+        None => config,
+        Some(_) if config.backend == Backend::Proxy => {
+            let text = "`nic` names the NIC that kernels drive: leave it out with the back end \"proxy\"";
+            return Err(PyValueError::new_err(text));
+        }
+        Some(name) => config.nic(NicChoice::Named(name.to_owned(), NicConfig::default())),
     };
     let first = bootstrap.host(0);
     let several = (1..bootstrap.ranks()).any(|rank| bootstrap.host(rank) != first);

@@ -108,8 +108,8 @@ impl Rank {
     #[pyo3(signature = (
         *, contexts=None, signals=None, counters=None, queue_depth=None, world_barriers=None, rail_barriers=None,
         lsa_barriers=None, max_outstanding_per_peer=None, max_message=None, windows=None, print_lines=None,
-        strong_signals=false, va_signals=false, lsa_size=None, routes="automatic", backend=None, network="auto",
-        progress="threads"
+        strong_signals=false, va_signals=false, lsa_size=None, routes="automatic", backend=None, nic=None,
+        network="auto", progress="threads"
     ))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn communicator(
@@ -131,6 +131,7 @@ impl Rank {
         lsa_size: Option<u32>,
         routes: &str,
         backend: Option<&str>,
+        nic: Option<&str>,
         network: &str,
         progress: &str,
     ) -> PyResult<Communicator> {
@@ -159,7 +160,7 @@ impl Rank {
                 return Err(PyValueError::new_err(text));
             }
         };
-        let mut config = configure(py, config, rank.bootstrap(), backend, network)?;
+        let mut config = configure(py, config, rank.bootstrap(), backend, nic, network)?;
         config.lsa_size = lsa_size.or(config.lsa_size);
         let comm = gin_host::comm::Communicator::new(rank.bootstrap().clone(), rank.device().clone(), config);
         let (comm, member) = Communicator::new(py, comm, &needs)?;

@@ -79,7 +79,7 @@ fn suite() -> Result<(Suite, Vec<String>), String> {
 }
 
 /// Installs the package by pip from its folder, as a user does, but as this profile and with these features, so that
-/// most of it is compiled already.
+/// most of it is compiled already. Its two ranks put.
 fn pip_installs_the_package() -> Result<Completion, Failed> {
     if !with_torch() {
         // pip builds the package without the features that other crates of the workspace need, which takes minutes.
@@ -94,9 +94,12 @@ fn pip_installs_the_package() -> Result<Completion, Failed> {
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade", "--target"]);
     pip.arg(&folder).arg(HERE).arg(format!("--config-settings=build-args={features}--profile {profile}"));
     run(&mut pip)?;
-    let code = "import gin; print(gin.__file__, gin.launch(2, lambda rank: rank.rank, device='virtual'))";
-    let output = run(Command::new(&python).args(["-c", code]).env("PYTHONPATH", &folder).current_dir(&target))?;
-    let expected = format!("{}/gin/__init__.py [0, 1]\n", folder.display());
+    let code = "import gin, runpy, sys; print(gin.__file__); runpy.run_path(sys.argv[1])";
+    let program = Path::new(HERE).join("../examples/python/hello_put.py");
+    let mut program_of_a_user = Command::new(&python);
+    program_of_a_user.args(["-c", code]).arg(program).env("PYTHONPATH", &folder).current_dir(&target);
+    let output = run(&mut program_of_a_user)?;
+    let expected = format!("{}/gin/__init__.py\n['hello from rank 1', 'hello from rank 0']\n", folder.display());
     match String::from_utf8_lossy(&output.stdout) {
         found if found == expected => Ok(Completion::Completed),
         found => Err(Failed::from(format!("expected {expected:?}, found {found:?}"))),

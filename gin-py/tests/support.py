@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import zipfile
 
 import gin
 
@@ -15,6 +16,26 @@ LIMIT = gin.Deadline(10)
 def run(code, *, env=None, timeout=60):
     """Runs Python code in a process of its own, with variables besides those of this one."""
     return start(code, env=env).communicate_within(timeout)
+
+
+def install_kernels(folder, package, ptx):
+    """Makes a wheel of a package with the file `sm_90.ptx`, and installs it by pip in a folder. Returns this folder."""
+    info = f"{package}-1.0.dist-info"
+    files = {
+        f"{package}/__init__.py": "",
+        f"{package}/sm_90.ptx": ptx,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: gin\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = f"{info}/RECORD"
+    files[record] = "".join(f"{name},,\n" for name in [*files, record])
+    wheel, installed = folder / f"{package}-1.0-py3-none-any.whl", folder / "installed"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--target", str(installed), str(wheel)], check=True, stdin=subprocess.DEVNULL)
+    return installed
 
 
 class Started:

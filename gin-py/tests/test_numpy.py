@@ -12,7 +12,7 @@ import weakref
 import gin
 import numpy as np
 import pytest
-from support import LIMIT
+from support import LIMIT, install_kernels
 
 
 def virtual(ranks, body):
@@ -91,6 +91,8 @@ def test_back_ends_and_networks_that_do_not_fit_are_refused():
             ({"backend": "nic"}, ValueError, 'back ends are "auto", "proxy" and "gdaki", not "nic"'),
             ({"network": "tcp"}, ValueError, 'networks are "auto", "peer" and "verbs", not "tcp"'),
             ({"network": "verbs", "backend": "gdaki"}, ValueError, "kernels drive NICs themselves"),
+            ({"nic": "mlx5_0", "backend": "proxy"}, ValueError, '`nic` names the NIC that kernels drive'),
+            ({"nic": "no_such_nic", "backend": "gdaki"}, gin.Error, "NIC no_such_nic: "),
         ]:
             with pytest.raises(kind, match=text):
                 rank.communicator(**options)
@@ -562,11 +564,7 @@ def test_streams_of_a_rank_can_wait_for_each_other():
 
 def test_a_wheel_of_kernels_is_read_by_its_resource(tmp_path, monkeypatch):
     """A virtual GPU reads the file, and refuses PTX. test_torch.py runs kernels of PTX on GPUs."""
-    package = tmp_path / "kernels_of_a_wheel"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "sm_90.ptx").write_text(".version 8.6\n.target sm_90\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(install_kernels(tmp_path, "kernels_of_a_wheel", ".version 8.6\n.target sm_90\n"))
 
     def body(rank):
         folder = importlib.resources.files("kernels_of_a_wheel")

@@ -2,12 +2,13 @@
 """Tensors of torch: CPU tensors on virtual GPUs, CUDA tensors on GPUs."""
 
 import gc
+import importlib.resources
 import os
 
 import gin
 import pytest
 import torch_support
-from support import LIMIT, run
+from support import LIMIT, install_kernels, run
 from torch_support import EXAMPLES, GPUS, capture, exchange, job, needs_gpus, on_device, place, torch, torchrun
 
 pytestmark = torch_support.mark
@@ -196,13 +197,38 @@ def test_a_fault_and_an_abort_reach_the_program(job):
     job(body)
 
 
-@pytest.mark.parametrize("linked", [True, False])
-def test_kernels_of_ptx_run_by_name(linked):
-    """GIN_PY_PTX names a file with PTX of kernels: one with `hello_put`, GIN_PY_OTHER_PTX one of kernels not linked."""
-    needs_gpus(1)
-    path = os.environ.get("GIN_PY_PTX" if linked else "GIN_PY_OTHER_PTX")
+def ptx(variable):
+    """Returns the file with PTX of kernels that GIN_PY_PTX names: one with `hello_put`. GIN_PY_OTHER_PTX names one of
+    kernels that are not linked."""
+    path = os.environ.get(variable)
     if path is None:
         pytest.skip("no file of PTX is named; scripts/gpu-python.sh names one")
+    return path
+
+
+def puts(rank, stream, module):
+    with rank.communicator(signals=1) as comm:
+        mine, inbox = comm.register(torch.ones(8, dtype=torch.uint8, device="cuda")), comm.alloc_window(8, "uint8")
+        kernel = module.kernel("hello_put")
+        exchange(rank, comm, stream, lambda: stream.launch(kernel, comm, mine, inbox, LIMIT))
+        assert (torch.from_dlpack(inbox) == 1).all()
+
+
+def test_kernels_of_an_installed_wheel_run(tmp_path, monkeypatch):
+    needs_gpus(1)
+    with open(ptx("GIN_PY_PTX"), encoding="utf-8") as file:
+        monkeypatch.syspath_prepend(install_kernels(tmp_path, "kernels_of_gpus", file.read()))
+
+    def body(rank, stream):
+        puts(rank, stream, rank.load(importlib.resources.files("kernels_of_gpus") / "sm_90.ptx"))
+
+    gin.launch(1, lambda rank: on_device(rank, body), device="cuda:0")
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_kernels_of_ptx_run_by_name(linked):
+    needs_gpus(1)
+    path = ptx("GIN_PY_PTX" if linked else "GIN_PY_OTHER_PTX")
 
     def body(rank, stream):
         module = rank.load(path)
@@ -219,11 +245,7 @@ def test_kernels_of_ptx_run_by_name(linked):
             return
         with open(path, encoding="utf-8") as file:
             assert "hello_put" in module.names and rank.load(file.read()).names == module.names
-        with rank.communicator(signals=1) as comm:
-            mine, inbox = comm.register(torch.ones(8, dtype=torch.uint8, device="cuda")), comm.alloc_window(8, "uint8")
-            kernel = module.kernel("hello_put")
-            exchange(rank, comm, stream, lambda: stream.launch(kernel, comm, mine, inbox, LIMIT))
-            assert (torch.from_dlpack(inbox) == 1).all()
+        puts(rank, stream, module)
 
     gin.launch(1, lambda rank: on_device(rank, body), device="cuda:0")
 

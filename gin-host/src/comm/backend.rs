@@ -4,7 +4,7 @@
 use super::CommError;
 use gin_abi::BackendKind;
 use gin_gpu::{Device, DeviceKind, MemoryKind};
-use gin_nic::mlx5::Libraries;
+use gin_nic::mlx5::{Libraries, Mlx5};
 use gin_nic::{Found, Hca, Nic, NicConfig, probe};
 use std::sync::Arc;
 
@@ -34,6 +34,8 @@ pub enum Backend {
 pub enum NicChoice {
     /// The first NIC of this host that can serve the device.
     Probe(NicConfig),
+    /// The ConnectX NIC with this name, as [`Found::name`] has it, if it can serve the device.
+    Named(String, NicConfig),
     /// This NIC. Each communicator opens it with a separate protection domain.
     Hca(Arc<dyn Hca>, NicConfig),
     /// This open NIC. Communicators share its protection domain.
@@ -99,14 +101,23 @@ impl NicChoice {
             Self::Given(nic) => nic.clone(),
             Self::Hca(hca, config) => Nic::open(hca.clone(), config.clone())?,
             Self::Probe(config) => first(config, device)?,
+            Self::Named(name, config) => named(name, config)?,
         };
         nic.check_reach(device, MemoryKind::Device)?;
         Ok(nic)
     }
 }
 
+fn refuse(reason: String) -> CommError {
+    CommError::Backend { backend: BackendKind::Gdaki, reason }
+}
+
+fn named(name: &str, config: &NicConfig) -> Result<Arc<Nic>, CommError> {
+    let hca = Mlx5::open(&Libraries::default(), name).map_err(|absent| refuse(format!("NIC {name}: {absent}")))?;
+    Ok(Nic::open(hca, config.clone())?)
+}
+
 fn first(config: &NicConfig, device: &dyn Device) -> Result<Arc<Nic>, CommError> {
-    let refuse = |reason| CommError::Backend { backend: BackendKind::Gdaki, reason };
     let found = probe(&Libraries::default(), config).map_err(|absent| refuse(absent.to_string()))?;
     let reason = none_serves(&found);
     let reaches = |nic: &Arc<Nic>| nic.check_reach(device, MemoryKind::Device).is_ok();

@@ -200,13 +200,15 @@ class Rank:
         lsa_size: int | None = None,
         routes: str = "automatic",
         backend: str | None = None,
+        nic: str | None = None,
         network: str = "auto",
         progress: str = "threads",
     ) -> Communicator:
         """Creates a communicator of all ranks. Collective. All ranks pass the same values.
 
-        `routes` are automatic or network, back ends auto, proxy and gdaki, networks auto, peer and verbs. With
-        `progress="caller"` no thread of gin carries out requests of kernels: `progress()` and waits of gin do.
+        `routes` are automatic or network, back ends auto, proxy and gdaki, networks auto, peer and verbs.
+        `nic` names the NIC that kernels drive with gdaki. With `progress="caller"` no thread of gin carries out requests
+        of kernels: `progress()` and waits of gin do.
         """
     def stream(self, stream: Any = None) -> Stream:
         """Makes a stream, or uses one of the program, such as `torch.cuda.current_stream()`."""
