@@ -15,6 +15,7 @@ use gin_host::comm::{
 };
 use gin_host::proxy::progress::Pool;
 use gin_net::peer::PeerNetwork;
+use gin_nic::NicConfig;
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, WeakOnly};
 use std::sync::Arc;
 use std::time::Duration;
@@ -135,6 +136,13 @@ fn the_gdaki_back_end_is_refused_with_the_reason_and_auto_takes_the_proxy() {
     };
     assert_eq!((backend, &reason), (BackendKind::Gdaki, why));
     assert!(reason.contains("mlx5"), "{reason}");
+    let named = NicChoice::Named("no_such_nic".to_owned(), NicConfig::default());
+    let CommError::Backend { reason, .. } =
+        refused(&Requirements::default(), &config(peer()).backend(Backend::Gdaki).nic(named))
+    else {
+        panic!("not refused")
+    };
+    assert!(reason.starts_with("NIC no_such_nic: "), "{reason}");
 }
 
 #[test]
