@@ -447,7 +447,9 @@ pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     rows.push(missing(lost));
     let mut sizes = bench.table("LSA put by size", RANKS, rows);
     // Seen for bare loops, too: 1148 GB/s both ways over links of 900 GB/s (docs/log/2026-11-26.md).
-    sizes.notes.push("Stores to the same bytes may merge on their way: a rate above that of the links is none".to_owned());
+    sizes
+        .notes
+        .push("Stores to the same bytes may merge on their way: a rate above that of the links is none".to_owned());
     Ok(vec![sizes, bench.table("LSA put by blocks", RANKS, shapes)])
 }
 
