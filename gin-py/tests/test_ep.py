@@ -302,12 +302,11 @@ def test_a_plan_serves_several_dispatches():
     virtual(2, body)
 
 
-@pytest.mark.parametrize("powers", [False, True])
-def test_dispatches_make_fp8_with_scales(powers):
-    shape = Shape(2, 2, 1, 256)
+@pytest.mark.parametrize("element", [Element.E4M3_F32, Element.E4M3_F32_POWERS, Element.E4M3_UE8M0])
+def test_dispatches_make_fp8_with_scales(element):
+    shape, powers, bytes_of_scales = Shape(2, 2, 1, 256), element != Element.E4M3_F32, element == Element.E4M3_UE8M0
 
     def body(rank):
-        element = Element.E4M3_UE8M0 if powers else Element.E4M3_F32
         with rank.communicator() as comm, Group(comm, shape.config(tokens=4, element=element)) as group:
             stream, lane = rank.stream(), group.lane(0)
             values = widen(narrow(np.random.default_rng(rank.rank).normal(size=(4, 256)).astype(np.float32)))
@@ -315,13 +314,14 @@ def test_dispatches_make_fp8_with_scales(powers):
             ids = np.full((4, 1), 1 - rank.rank, np.int32)
             received = lane.exchange(stream, Tokens(narrow(values), ids))
             stream.synchronize()
-            assert (received.rows().dtype, received.scales().dtype) == ("float8_e4m3fn", "uint8" if powers else "float32")
+            assert (received.rows().dtype, received.scales().dtype) == ("float8_e4m3fn", "uint8" if bytes_of_scales else "float32")
             sent = widen(narrow(np.random.default_rng(1 - rank.rank).normal(size=(4, 256)).astype(np.float32)))
             bits = np.from_dlpack(received.rows("uint8"))[1 - rank.rank].astype(np.int32)
             exponent, fraction = bits >> 3 & 15, bits & 7
             magnitude = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
             scales = np.from_dlpack(received.scales())[1 - rank.rank]
-            scales = 2.0 ** (scales.astype(np.float64) - 127) if powers else scales.astype(np.float64)
+            scales = 2.0 ** (scales.astype(np.float64) - 127) if bytes_of_scales else scales.astype(np.float64)
+            assert not powers or (np.log2(scales) % 1 == 0).all()
             greatest = abs(sent).reshape(4, 2, 128).max(-1)
             if not powers:
                 assert np.allclose(scales, greatest / 448, rtol=1e-6)
@@ -338,6 +338,29 @@ def test_dispatches_make_fp8_with_scales(powers):
             received.combine(stream, Combine.reduced(output), back)
             stream.synchronize()
             assert np.allclose(widen(output), values, rtol=0.1, atol=0.02)
+
+    virtual(2, body)
+
+
+def test_a_sum_of_fp32_rows_is_rounded_once():
+    shape = Shape(2, 2, 2, 8)
+
+    def body(rank):
+        config = shape.config(tokens=1, back_f32=True)
+        assert config.footprint(2) == shape.config(tokens=1).footprint(2) + 2 * 2 * 16
+        with rank.communicator() as comm, Group(comm, config) as group:
+            stream, lane = rank.stream(), group.lane(0)
+            rows, ids = narrow(np.full((1, 8), 3, np.float32)), np.array([[0, 1]], np.int32)
+            # From 128 on, BF16 are integers.
+            back, output = np.full((2, 8), [138.625, 0.71875][rank.rank], np.float32), np.zeros((1, 8), np.uint16)
+            received = lane.exchange(stream, Tokens(rows, ids))
+            with pytest.raises(TypeError, match="the rows has elements of uint16; the group takes float32"):
+                received.combine(stream, Combine.reduced(output), narrow(back))
+            with pytest.raises(TypeError, match="the output has elements of float32; the group takes bfloat16 or uint16"):
+                received.combine(stream, Combine.reduced(back), back)
+            received.combine(stream, Combine.reduced(output), back)
+            stream.synchronize()
+            assert group.status() is None and (widen(output) == 139).all()
 
     virtual(2, body)
 
@@ -683,6 +706,7 @@ def test_configurations_are_checked_and_have_a_footprint():
         (GroupConfig(2, 8, 1, tokens=4, max_rows=0), "the number of received rows is 0; the limit is at least 1"),
         (GroupConfig(2, 8, 1, tokens=4, max_rows=9), "the number of received rows is 9; the limit is at most 8"),
         (GroupConfig(2, 8, 1, tokens=4, max_rows=8, at_source=True), "leave out `at_source`, or `max_rows`"),
+        (GroupConfig(2, 8, 1, element=Element.F16, back_f32=True), "leave out `back_f32`"),
     ]:
         with pytest.raises(ValueError, match=text):
             wrong.footprint(2)

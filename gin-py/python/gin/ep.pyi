@@ -14,8 +14,10 @@ class Element:
     F32: ClassVar[Element]
     E4M3_F32: ClassVar[Element]
     """BF16, which the dispatch makes FP8 with FP32 scales of 128 elements. BF16 come back."""
+    E4M3_F32_POWERS: ClassVar[Element]
+    """The same with FP32 scales that are powers of two."""
     E4M3_UE8M0: ClassVar[Element]
-    """The same with scales that are powers of two, one byte each."""
+    """The same powers of two, one byte each."""
     @staticmethod
     def opaque(row_bytes: int, scale_bytes: int = 0) -> Element:
         """Any bytes, which are copied, with scales of any bytes. BF16 come back."""
@@ -48,6 +50,7 @@ class GroupConfig:
         lanes: int | None = None,
         element: Element = ...,
         at_source: bool = False,
+        back_f32: bool = False,
         max_rows: int | None = None,
         sms: int | None = None,
         grid: int | None = None,
@@ -55,7 +58,8 @@ class GroupConfig:
         deadline: Deadline | None = None,
     ) -> GroupConfig:
         """By default BF16, room for 128 tokens, one lane, all SMs, 512 threads in a block, and a deadline of 1 s. With
-        `max_rows` all sources share a region of a receiver, which has room for so many rows."""
+        `back_f32` rows of FP32 come back in place of BF16; with `max_rows` all sources share a region of a receiver, which has
+        room for so many rows."""
     def footprint(self, ranks: int) -> int:
         """Returns the bytes that a group takes on each of `ranks` ranks. Allocates nothing."""
 

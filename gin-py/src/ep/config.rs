@@ -30,7 +30,11 @@ impl Element {
     #[classattr]
     const E4M3_F32: Self = Self(gin_ep::Element::E4m3(Scales::F32));
 
-    /// The same with scales that are powers of two, one byte each.
+    /// The same with FP32 scales that are powers of two.
+    #[classattr]
+    const E4M3_F32_POWERS: Self = Self(gin_ep::Element::E4m3(Scales::F32Powers));
+
+    /// The same powers of two, one byte each.
     #[classattr]
     const E4M3_UE8M0: Self = Self(gin_ep::Element::E4m3(Scales::Ue8m0));
 
@@ -72,12 +76,12 @@ impl Element {
     /// Returns the usual type of received scales.
     pub(crate) fn scales(self) -> DType {
         match self.0 {
-            gin_ep::Element::E4m3(Scales::F32) => DType::Float32,
+            gin_ep::Element::E4m3(Scales::F32 | Scales::F32Powers) => DType::Float32,
             _ => DType::Uint8,
         }
     }
 
-    /// Returns the types that rows may have which come back.
+    /// Returns the types that sums may have, and rows that come back unless the group makes FP32 of those.
     pub(crate) fn back(self) -> &'static [DType] {
         match self.0 {
             gin_ep::Element::F16 => &[DType::Float16, DType::Uint16],
@@ -129,14 +133,15 @@ impl Layout {
 pub(crate) struct GroupConfig {
     pub(crate) inner: gin_ep::GroupConfig,
     pub(crate) element: Element,
+    pub(crate) back_f32: bool,
 }
 
 #[pymethods]
 impl GroupConfig {
     #[new]
     #[pyo3(signature = (
-        experts, hidden, topk, *, tokens=None, lanes=None, element=Element::BF16, at_source=false, max_rows=None, sms=None,
-        grid=None, threads=None, deadline=None
+        experts, hidden, topk, *, tokens=None, lanes=None, element=Element::BF16, at_source=false, back_f32=false, max_rows=None,
+        sms=None, grid=None, threads=None, deadline=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn new(
@@ -147,6 +152,7 @@ impl GroupConfig {
         lanes: Option<u32>,
         element: Element,
         at_source: bool,
+        back_f32: bool,
         max_rows: Option<u32>,
         sms: Option<u32>,
         grid: Option<u32>,
@@ -162,7 +168,10 @@ impl GroupConfig {
         if at_source {
             inner = inner.at_source();
         }
-        Self { inner, element }
+        if back_f32 {
+            inner = inner.back_f32();
+        }
+        Self { inner, element, back_f32 }
     }
 
     /// Returns the bytes that a group takes on each of `ranks` ranks. Allocates nothing.
@@ -172,5 +181,12 @@ impl GroupConfig {
 
     fn __repr__(&self) -> String {
         format!("<gin.ep.{:?}>", self.inner)
+    }
+}
+
+impl GroupConfig {
+    /// Returns the types that rows may have which come back.
+    pub(crate) fn back(&self) -> &'static [DType] {
+        if self.back_f32 { &[DType::Float32] } else { self.element.back() }
     }
 }

@@ -4,6 +4,7 @@
 use super::config::{Element, GroupConfig};
 use super::lane::{Lane, LaneCell, LaneCore};
 use crate::comm::{Communicator, Member, memory};
+use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, interruptible};
 use crate::tensor::Tensor;
@@ -34,6 +35,8 @@ self_cell! {
 pub(crate) struct GroupCore {
     cell: Owned,
     pub(crate) element: Element,
+    /// The types that rows may have which come back.
+    pub(crate) back: &'static [DType],
     pub(crate) sizes: Sizes,
     lanes: Mutex<Vec<Weak<LaneCore>>>,
     /// The memory of tensors that a lane may still keep. The same tensor is the same memory, so lanes keep it once.
@@ -150,6 +153,7 @@ impl Group {
             Ok(sizes.map(|sizes| GroupCore {
                 cell,
                 element: config.element,
+                back: config.back(),
                 sizes,
                 lanes: Mutex::default(),
                 known: Mutex::default(),

@@ -431,10 +431,11 @@ impl Received {
         })
     }
 
-    fn sizes(&self) -> PyResult<(Sizes, Element)> {
+    /// Returns sizes, element, and the usual type of rows that come back.
+    fn sizes(&self) -> PyResult<(Sizes, Element, DType)> {
         let mut inner = self.lane.get()?.enter()?;
         let (core, _) = inner.flight(self.turn, "viewed")?;
-        Ok((core.sizes, core.element))
+        Ok((core.sizes, core.element, core.back[0]))
     }
 }
 
@@ -459,11 +460,11 @@ impl Received {
     /// there and a row back; `None` otherwise.
     #[pyo3(signature = (dtype=None))]
     fn region(&self, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<Option<View>> {
-        let (sizes, element) = self.sizes()?;
+        let (sizes, _, back) = self.sizes()?;
         if !sizes.is_shared() {
             return Ok(None);
         }
-        let dtype = dtype.map(DType::named).transpose()?.unwrap_or(element.back()[0]);
+        let dtype = dtype.map(DType::named).transpose()?.unwrap_or(back);
         self.view(|_, arena, places| {
             let shape = vec![sizes.max_rows.into(), words("a row", sizes.pitch, dtype)?];
             let strides = vec![shape[1], 1];
@@ -512,7 +513,7 @@ impl Received {
     /// Returns the scales of each row: `[source][row][element]`.
     #[pyo3(signature = (dtype=None))]
     fn scales(&self, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<View> {
-        let (sizes, element) = self.sizes()?;
+        let (sizes, element, _) = self.sizes()?;
         if sizes.scale_bytes == 0 {
             return Err(PyValueError::new_err("the rows of the group have no scales"));
         }

@@ -254,16 +254,16 @@ impl Sums {
         core: &GroupCore,
         most: u64,
     ) -> PyResult<Self> {
-        let (sizes, dtypes) = (&core.sizes, core.element.back());
-        let sums = |value: &Bound<'_, PyAny>, what: &str, number: u64, meaning: &'static str| {
-            let extents = |dtype| {
-                let each = words("a row that comes back", sizes.back_bytes, dtype)? as u64;
-                Ok(vec![Extent::AtLeast(number, meaning), Extent::Is(each, "the elements of a row")])
-            };
+        let sizes = &core.sizes;
+        let elements = words("a row that comes back", sizes.back_bytes, core.back[0])? as u64;
+        let of = |dtypes, value: &Bound<'_, PyAny>, what: &str, number: u64, meaning: &'static str| {
+            let extents = |_| Ok(vec![Extent::AtLeast(number, meaning), Extent::Is(elements, "the elements of a row")]);
             take(value, core, what, dtypes, extents).map(|(memory, ..)| memory)
         };
-        let output = sums(combine.output.bind(py), "the output", most, "the tokens")?;
-        let bias = combine.bias.as_ref().map(|bias| sums(bias.bind(py), "the bias", most, "the tokens")).transpose()?;
+        let sums = |value: &Bound<'_, PyAny>, what: &str| of(core.element.back(), value, what, most, "the tokens");
+        let back = |value: &Bound<'_, PyAny>, number, meaning| of(core.back, value, "the rows", number, meaning);
+        let output = sums(combine.output.bind(py), "the output")?;
+        let bias = combine.bias.as_ref().map(|bias| sums(bias.bind(py), "the bias")).transpose()?;
         let weights = combine.weights.as_ref().map(|weights| {
             let topk = Extent::Is(sizes.topk.into(), "the group's ids of a token");
             let extents = |_| Ok(vec![Extent::AtLeast(most, "the tokens"), topk]);
@@ -276,10 +276,10 @@ impl Sums {
             Some(value) if value.is_instance_of::<PyTuple>() => {
                 let (to, tensor): (Bound<'_, PyAny>, Bound<'_, PyAny>) = value.extract()?;
                 let to = arranged(&to)?;
-                let rows = sums(&tensor, "the rows", to.capacity().into(), "the rows of the arrangement")?;
+                let rows = back(&tensor, to.capacity().into(), "the rows of the arrangement")?;
                 Back::ArrangedAt(to, rows)
             }
-            Some(value) => Back::At(sums(value, "the rows", sizes.back_room(), "rows for all ranks, tokens and ids")?),
+            Some(value) => Back::At(back(value, sizes.back_room(), "rows for all ranks, tokens and ids")?),
         };
         Ok(Self {
             kind: combine.kind,
