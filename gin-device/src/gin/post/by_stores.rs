@@ -40,8 +40,8 @@ impl Raises {
     /// Looks up the words of a post that was checked.
     ///
     /// Each look takes a trip to L2, because a wait that acquired has emptied the L1. Callers therefore look up before
-    /// the post waits for bytes or threads, and in all threads, so that the trips overlap that. Behind a branch they
-    /// would add to it.
+    /// the post waits for anything, and in all threads, so that the trips overlap the wait. Behind a branch they would
+    /// add to it.
     #[inline(always)]
     pub(super) fn of(core: &Core, peer: Rank, options: &Options) -> Self {
         let counter = |counter: CounterId| {
@@ -90,14 +90,11 @@ pub(super) unsafe fn move_bytes<const OWN: bool>(
     checked: Result<(), Fault>,
     addresses: impl FnOnce() -> (u64, u64, u64),
 ) -> Result<(), Fault> {
-    coop.sync();
     // Not an `Option`: registers without a value would stay live round the loops of a kernel.
-    let mut raises = Raises::none(options);
+    let raises = if checked.is_ok() { Raises::of(core, peer, options) } else { Raises::none(options) };
+    coop.sync();
     if checked.is_ok() {
         let (to, from, bytes) = addresses();
-        // Under way together with the first load of the copy. Before `to` is known, that would wait for this: the
-        // assembler lets a load that a window may need for its address share a scoreboard with these.
-        raises = Raises::of(core, peer, options);
         // Safety: the caller's promise.
         unsafe { copy::<OWN>(coop, to, from, bytes) };
     }
