@@ -87,6 +87,17 @@ pub unsafe fn load_weak_pair(address: *const u64) -> (u64, u64) {
     unsafe { load_relaxed_sys_pair(address) }
 }
 
+/// Loads 4 bytes of memory that nobody writes while the grid runs: no thread, peer, NIC or CPU.
+///
+/// # Safety
+/// - `address` is valid for reading, in global memory, and a multiple of 4.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn load_constant_u32(address: *const u32) -> u32 {
+    // Safety: the caller's promise.
+    unsafe { load_relaxed_sys_u32(address) }
+}
+
 /// Loads 16 bytes of memory that nobody writes while the grid runs: no thread, peer, NIC or CPU.
 ///
 /// # Safety

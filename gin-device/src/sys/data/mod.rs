@@ -59,8 +59,6 @@ macro_rules! data_operations {
                 "Loads 4 bytes; weak: no thread may write them meanwhile, and earlier writes must have been acquired.";
             load load_weak_u64 u64 (reg64 u64) "ld.global.u64" " {o}, [{p}];" load
                 "Loads 8 bytes; weak: no thread may write them meanwhile, and earlier writes must have been acquired.";
-            load load_constant_u32 u32 (reg32 u32) "ld.global.nc.u32" " {s}, [{p}]; // load_constant_u32" load
-                "Loads 4 bytes of memory that nobody writes while the grid runs: no thread, peer, NIC or CPU.";
             store store_weak_u8 u8 (reg32 u32) "st.global.u8" " [{p}], {w};" store
                 "Stores a byte; weak.";
             store store_weak_u16 u16 (reg32 u32) "st.global.u16" " [{p}], {w};" store
@@ -118,6 +116,7 @@ macro_rules! rows {
             $(row(stringify!($name), $ptx, concat!($ptx, $operands)),)*
             row("load_relaxed_sys_pair", "ld.relaxed.sys.global.v2.u64", "ld.relaxed.sys.global.v2.u64 {{{l}, {h}}}, [{p}];"),
             row("load_weak_pair", "ld.global.v2.u64", "ld.global.v2.u64 {{{l}, {h}}}, [{p}];"),
+            row("load_constant_u32", "ld.global.nc.u32", "ld.global.nc.u32 {s}, [{p}]; // load_constant_u32"),
             row(
                 "load_constant_pair",
                 "ld.global.nc.v2.u64",

@@ -80,6 +80,23 @@ pub unsafe fn load_weak_pair(address: *const u64) -> (u64, u64) {
     (low, high)
 }
 
+/// Loads 4 bytes of memory that nobody writes while the grid runs: no thread, peer, NIC or CPU.
+///
+/// # Safety
+/// - `address` is valid for reading, in global memory, and a multiple of 4.
+#[inline(always)]
+pub unsafe fn load_constant_u32(address: *const u32) -> u32 {
+    let value;
+    // Safety: the caller's promise.
+    unsafe {
+        asm!(
+            "ld.global.nc.u32 {v}, [{p}]; // load_constant_u32",
+            v = out(reg32) value, p = in(reg64) address, options(nostack),
+        );
+    }
+    value
+}
+
 /// Loads 16 bytes of memory that nobody writes while the grid runs: no thread, peer, NIC or CPU.
 ///
 /// # Safety
