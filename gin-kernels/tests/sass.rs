@@ -238,7 +238,7 @@ const SIZES: [Size; 18] = [
 ];
 
 /// The same for kernels that choose their back end at run time. By the larger single back end, GDAKI, the first three
-/// have 160, 126 and 138 registers.
+/// have 168, 128 and 138 registers.
 const CHOOSING_SIZES: [Size; 5] = [
     Size { kernel: "ring", inlined: 2800, all: 5200, registers: 168 },
     Size { kernel: "halo", inlined: 2150, all: 4500, registers: 128 },
