@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs all tests of the workspace, also those of the command, with the arguments for `cargo test`. Ends with the ten
-# slowest test programs and the sum over all tests:
+# Runs all tests of the workspace, also those of the command, with the arguments for `cargo test`. Ends with what the
+# failed tests printed, the ten slowest test programs and the sum over all tests:
 #
 #   N passed, N failed, N skipped
 #
@@ -27,6 +27,11 @@ awk -v status="$status" '
     # Removes colours and carriage returns.
     { gsub(/\033\[[0-9;]*m|\r/, "") }
     /^ *Running / { program = $(NF - 1); sub(/.*\//, "", $NF); sub(/-[^-]*$/, "", $NF); program = $NF ": " program }
+    # The outputs of failed tests begin with `---- NAME`, and end before the list of their names.
+    /^---- / { shown = 0; printing = 1 }
+    /^failures:$|^test result: / { printing = 0 }
+    printing && shown++ < 40 { outputs = outputs $0 "\n" }
+    / \.\.\. FAILED$/ { outputs = outputs "FAILED in " program ": " $0 "\n" }
     /^ *Doc-tests / { program = $NF ": examples of the docs" }
     # The closing line of libtest and of libtest-mimic:
     # test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
@@ -39,6 +44,8 @@ awk -v status="$status" '
         times = times sprintf("%9s  %s\n", $NF, program)
     }
     END {
+        printf "%s", outputs
+        fflush()
         if (status != 0 && failed == 0) print "cargo test ended with status " status
         if (passed + failed == 0) print "no test ran"
         slowest = "sort -rn | head -n 10"
