@@ -96,7 +96,9 @@ fn rows_for_each_id_and_all_elements_and_layouts_cross_a_network() {
     let shape = Shape { ranks: 4, experts: 7, topk: 5, hidden: 48 };
     on_networks(4, 9, &[1, 2], |rank, comm| support::at_source(rank, comm, &config(&shape, 12), &shape, 12));
     for layout in [Layout::Flat, Layout::Packed { align: 8 }] {
-        on_networks(4, 8, &[2], |rank, comm| support::layout(rank, comm, &config(&shape, 12), layout, &shape, 12));
+        on_networks(4, 8, &[2], |rank, comm| {
+            support::layouts::layout(rank, comm, &config(&shape, 12), layout, &shape, 12)
+        });
     }
     let shape = Shape { hidden: 128, topk: 3, ..shape };
     for element in [

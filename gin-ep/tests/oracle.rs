@@ -313,13 +313,13 @@ fn all_layouts_have_the_rows_of_the_oracle_in_its_order() {
             // More rows than threads.
             let config = config(&shape, 40).threads(32);
             on_ranks(WorldConfig::seeded(ranks as u32, 8), |rank, comm| {
-                support::layout(rank, comm, &config, layout, &shape, 40)
+                support::layouts::layout(rank, comm, &config, layout, &shape, 40)
             });
         }
     }
     let shape = Shape { ranks: 2, experts: 5, topk: 3, hidden: 8 };
     on_ranks(WorldConfig::seeded(2, 8), |rank, comm| {
-        support::small_layouts(rank, comm, &config(&shape, 12), &shape, 12)
+        support::layouts::small_layouts(rank, comm, &config(&shape, 12), &shape, 12)
     });
 }
 
@@ -357,7 +357,9 @@ fn nothing_races() {
             &[pair(Routing::Uniform), pair(Routing::Repeats), pair(Routing::Zipf)],
         );
         for layout in [Layout::Padded, Layout::Packed { align: 8 }] {
-            on_ranks(world.clone(), |rank, comm| support::layout(rank, comm, &config(&shape, 5), layout, &shape, 5));
+            on_ranks(world.clone(), |rank, comm| {
+                support::layouts::layout(rank, comm, &config(&shape, 5), layout, &shape, 5)
+            });
         }
     }
 }
@@ -455,7 +457,9 @@ fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
 fn a_silent_rank_is_reported_and_masked_and_readmitted_and_finds_out_if_it_comes_late() {
     let shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
     let (config, deadline) = (config(&shape, 8).threads(32), Deadline::after_ms(20));
-    on_ranks(WorldConfig::seeded(3, 5), |rank, comm| support::silent(rank, comm, (&config, deadline), &shape, 8));
+    on_ranks(WorldConfig::seeded(3, 5), |rank, comm| {
+        support::lanes::silent(rank, comm, (&config, deadline), &shape, 8)
+    });
 }
 
 #[test]
@@ -463,7 +467,9 @@ fn two_lanes_on_two_streams_do_not_disturb_each_other() {
     let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 16 };
     let config = config(&shape, 16).sms(1).threads(32);
     for seed in 0..4 {
-        on_ranks(WorldConfig::seeded(2, seed), |rank, comm| support::two_lanes(rank, comm, &config, &shape, 16, 5));
+        on_ranks(WorldConfig::seeded(2, seed), |rank, comm| {
+            support::lanes::two_lanes(rank, comm, &config, &shape, 16, 5)
+        });
     }
 }
 

@@ -115,7 +115,7 @@ fn a_flat_layout_has_the_received_rows() {
         let shape = Shape { ranks, experts, topk, hidden: 24 };
         let config = config(&shape, 40).threads(32);
         on_ranks(WorldConfig::seeded(ranks as u32, 8), |rank, comm| {
-            support::layout(rank, comm, &config, Layout::Flat, &shape, 40)
+            support::layouts::layout(rank, comm, &config, Layout::Flat, &shape, 40)
         });
     }
 }

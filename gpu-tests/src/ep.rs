@@ -128,7 +128,7 @@ fn alone(testbed: &Testbed) -> Result<(), String> {
     }
     for layout in [Layout::Flat, Layout::Packed { align: 8 }] {
         with(testbed, 1, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-            support::layout(rank, comm, config, layout, shape, most)
+            support::layouts::layout(rank, comm, config, layout, shape, most)
         })?;
     }
     with(testbed, 1, small_on(testbed), sizes, 12, support::shared::limits)?;
@@ -275,10 +275,10 @@ fn layouts(testbed: &Testbed) -> Result<(), String> {
     let (hidden, tokens) = if testbed.devices.is_some() { (1536, 128) } else { (16, 8) };
     for layout in [Layout::Flat, Layout::Padded, Layout::Packed { align: 1 }, Layout::Packed { align: 16 }] {
         with(testbed, 2, small_on(testbed), (12, 4, hidden), tokens, |rank, comm, config, shape, most| {
-            support::layout(rank, comm, config, layout, shape, most)
+            support::layouts::layout(rank, comm, config, layout, shape, most)
         })?;
     }
-    with(testbed, 2, small_on(testbed), (5, 3, hidden), tokens, support::small_layouts)
+    with(testbed, 2, small_on(testbed), (5, 3, hidden), tokens, support::layouts::small_layouts)
 }
 
 /// Groups with room for more than 512 tokens count them in a kernel of its own.
@@ -307,7 +307,7 @@ fn silent(testbed: &Testbed) -> Result<(), String> {
     let (sizes, tokens) = if testbed.devices.is_some() { ((60, 8, 1024), 64) } else { ((6, 2, 8), 8) };
     for ranks in [2, 3] {
         with(testbed, ranks, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-            support::silent(rank, comm, (config, deadline), shape, most)
+            support::lanes::silent(rank, comm, (config, deadline), shape, most)
         })?;
     }
     Ok(())
@@ -319,7 +319,7 @@ fn two_lanes(testbed: &Testbed) -> Result<(), String> {
     // Waiting blocks of one lane leave processors to the other one, also where ranks share a GPU.
     let few = |config| small_on(testbed)(config).sms(2);
     with(testbed, 2, few, sizes, tokens, |rank, comm, config, shape, most| {
-        support::two_lanes(rank, comm, config, shape, most, rounds)
+        support::lanes::two_lanes(rank, comm, config, shape, most, rounds)
     })
 }
 
@@ -333,7 +333,7 @@ fn shared(testbed: &Testbed) -> Result<(), String> {
         on(testbed, ranks, all(ranks, tokens), sizes, tokens, &list)?;
         with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::limits)?;
         with(testbed, ranks, all(ranks, tokens), sizes, tokens, |rank, comm, config, shape, most| {
-            support::layout(rank, comm, config, Layout::Flat, shape, most)?;
+            support::layouts::layout(rank, comm, config, Layout::Flat, shape, most)?;
             support::shared::layouts(rank, comm, config, shape, most)?;
             support::shared::layouts(rank, comm, &config.back_f32(), shape, most)
         })?;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Groups whose sources share a region of a receiver: too many rows, other layouts, silent ranks.
 
-use super::{Input, arranged, copied, experts};
+use super::layouts::arranged;
+use super::{Input, copied, experts};
 use gin_ep::{Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Received, Rows, Tokens};
 use gin_ep_oracle::{
     Batch, Experts, Kind, RankRow, Routing, Shape, Zone, batch, expert_major, limited, narrow, per_rank, per_rank_f32,

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Two lanes at the same time, and ranks that are silent for a while.
+
+use super::{Input, experts};
+use gin_abi::Deadline;
+use gin_boot::rt::clock_ns;
+use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Rows};
+use gin_ep_oracle::{Experts, Routing, Shape, batch, per_rank};
+use gin_host::comm::Communicator;
+use gin_host::world::Rank;
+
+/// Runs pairs of two lanes at the same time, on a stream each, and compares each with the oracle.
+pub fn two_lanes(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    most: usize,
+    rounds: u64,
+) -> Result<(), EpError> {
+    let me = rank.rank() as usize;
+    let group = Group::new(comm, &config.lanes(2))?;
+    let inputs = [Input::new(rank, shape, most)?, Input::new(rank, shape, most)?];
+    let streams = [rank.stream()?, rank.stream()?];
+    let (mut first, mut second) = (group.lane(0)?, group.lane(1)?);
+    for round in 0..rounds {
+        let mine = [0, 1].map(|lane| batch(shape, Routing::Uniform, 2 * round + lane, me, most));
+        for (input, mine) in inputs.iter().zip(&mine) {
+            input.write(mine, false)?;
+        }
+        let sent = first.dispatch(&streams[0], &inputs[0].tokens(most, false))?;
+        let other = second.dispatch(&streams[1], &inputs[1].tokens(most, false))?;
+        let other = other.receive(&streams[1])?;
+        let received = sent.receive(&streams[0])?;
+        for (stream, received) in streams.iter().zip([&received, &other]) {
+            experts(rank, stream, shape, received)?;
+        }
+        received.combine(&streams[0], Rows::InPlace, &Combine::reduced().into(&inputs[0].output))?;
+        other.combine(&streams[1], Rows::InPlace, &Combine::reduced().into(&inputs[1].output))?;
+        for (index, stream) in streams.iter().enumerate() {
+            stream.synchronize()?;
+            let expected = per_rank(shape, &mine[index], &[], Experts);
+            let mut found = vec![0u16; expected.len()];
+            inputs[index].output.read(0, &mut found)?;
+            assert!(expected == found, "lane {index} of rank {me}, round {round}");
+        }
+    }
+    drop((first, second));
+    assert_eq!(group.status()?, None);
+    group.destroy()
+}
+
+/// The last rank makes no dispatch, then, after all take part again, no combine. The others end in time, report it and
+/// go on without it.
+pub fn silent(
+    rank: &Rank,
+    comm: &Communicator,
+    (config, deadline): (&GroupConfig, Deadline),
+    shape: &Shape,
+    most: usize,
+) -> Result<(), EpError> {
+    let (me, last) = (rank.rank() as usize, shape.ranks - 1);
+    let group = Group::new(comm, &config.deadline(deadline))?;
+    let (input, stream) = (Input::new(rank, shape, most)?, rank.stream()?);
+    let mine = batch(shape, Routing::Uniform, 9, me, most);
+    input.write(&mine, false)?;
+    // Calls `between` after the dispatch.
+    let once_with = |silent: &[usize], between: &dyn Fn() -> Result<(), EpError>| -> Result<(), EpError> {
+        let mut lane = group.lane(0)?;
+        let received = lane.exchange(&stream, &input.tokens(most, false))?;
+        experts(rank, &stream, shape, &received)?;
+        between()?;
+        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+        stream.synchronize()?;
+        let expected = per_rank(shape, &mine, silent, Experts);
+        let mut found = vec![0u16; expected.len()];
+        input.output.read(0, &mut found)?;
+        assert!(expected == found, "rank {me} without {silent:?}");
+        Ok(())
+    };
+    let once = |silent: &[usize]| once_with(silent, &|| Ok(()));
+    let state = || -> Result<_, EpError> {
+        Ok((group.status()?.map(|report| (report.code, report.rank as usize)), group.masked(0)?))
+    };
+    let is_masked = 1u64 << last;
+    once(&[])?;
+    assert_eq!(state()?, (None, 0));
+    rank.barrier()?;
+    if me != last {
+        let start = clock_ns();
+        once(&[last])?;
+        assert_eq!(state()?, (Some((Code::Silent, last)), is_masked));
+        once(&[last])?;
+        assert_eq!(state()?, (None, is_masked), "a masked rank is reported once");
+        // The rest is for the work.
+        let (took, deadline) = (clock_ns() - start, deadline.ns());
+        assert!(took < 2 * deadline, "two pairs took {took} ns, the deadline is {deadline} ns");
+    }
+    rank.barrier()?;
+    if me == last {
+        // It comes late. Its rows of the first call are there, but nobody returns its own.
+        let others: Vec<usize> = (0..last).collect();
+        once(&others)?;
+        let (report, masked) = state()?;
+        assert_eq!((report.map(|(code, _)| code), masked), (Some(Code::Silent), is_masked - 1));
+    } else {
+        // Meanwhile the late rank's stores disturb nobody.
+        once(&[last])?;
+        assert_eq!(state()?, (None, is_masked));
+    }
+    rank.barrier()?;
+    group.readmit()?;
+    for _ in 0..3 {
+        once(&[])?;
+        assert_eq!(state()?, (None, 0));
+    }
+    // All have dispatched, and the others combine.
+    let meet = || -> Result<(), EpError> {
+        stream.synchronize()?;
+        Ok(rank.barrier()?)
+    };
+    if me == last {
+        let mut lane = group.lane(0)?;
+        let received = lane.exchange(&stream, &input.tokens(most, false))?;
+        meet()?;
+        received.release();
+    } else {
+        once_with(&[last], &meet)?;
+        assert_eq!(state()?, (Some((Code::Silent, last)), is_masked));
+        once(&[last])?;
+        assert_eq!(state()?, (None, is_masked));
+    }
+    rank.barrier()?;
+    group.readmit()?;
+    for _ in 0..2 {
+        once(&[])?;
+        assert_eq!(state()?, (None, 0));
+    }
+    group.destroy()
+}

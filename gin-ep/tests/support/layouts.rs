@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Layouts of received rows.
+
+use super::Input;
+use gin_ep::{Arrangement, Code, Combine, EpError, Group, GroupConfig, Layout, Rows};
+use gin_ep_oracle::{Batch, Experts, Routing, Shape, Zone, batch, expert_major, flat, per_rank};
+use gin_gpu::LaunchConfig;
+use gin_host::comm::Communicator;
+use gin_host::world::Rank;
+use gpu_tests_kernels::experts::hardware_experts_arranged;
+
+/// Returns the rows of a layout that must be there, by their numbers, and the counts.
+pub fn arranged(
+    layout: Layout,
+    shape: &Shape,
+    batches: &[Batch],
+    me: usize,
+    most: usize,
+) -> (Vec<(usize, Vec<u16>)>, Vec<u32>) {
+    let zones = |align: usize| -> (Vec<Zone>, usize) {
+        let zones = expert_major(shape, batches, me, align);
+        let total = zones.iter().map(|zone| zone.padded).sum();
+        (zones, total)
+    };
+    match layout {
+        Layout::Flat => {
+            let rows: Vec<_> = flat(shape, batches, me).into_iter().map(|row| row.row).enumerate().collect();
+            let total = rows.len() as u32;
+            (rows, vec![total])
+        }
+        Layout::Padded => {
+            let mut counts = vec![(shape.local() * shape.ranks * most) as u32];
+            let mut rows = Vec::new();
+            for (expert, zone) in zones(1).0.into_iter().enumerate() {
+                for source in 0..shape.ranks {
+                    let of_source = zone.rows.iter().filter(|row| row.source == source);
+                    let first = (expert * shape.ranks + source) * most;
+                    let before = rows.len();
+                    rows.extend(of_source.enumerate().map(|(index, row)| (first + index, row.row.clone())));
+                    counts.push((rows.len() - before) as u32);
+                }
+            }
+            (rows, counts)
+        }
+        Layout::Packed { align } => {
+            let (zones, total) = zones(align as usize);
+            let mut counts = vec![total as u32];
+            counts.extend(zones.iter().map(|zone| zone.rows.len() as u32));
+            counts.extend(zones.iter().map(|zone| zone.first as u32));
+            let of_zone = |zone: Zone| {
+                let gaps = (zone.rows.len()..zone.padded).map(|_| vec![0; shape.hidden]);
+                let rows: Vec<_> = zone.rows.into_iter().map(|row| row.row).chain(gaps).collect();
+                rows.into_iter().enumerate().map(move |(index, row)| (zone.first + index, row))
+            };
+            (zones.into_iter().flat_map(of_zone).collect(), counts)
+        }
+        Layout::Listed => unreachable!("it has no rows"),
+    }
+}
+
+/// Puts received rows into a layout, runs the experts there, and compares rows, counts and sums with the oracle.
+pub fn layout(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    layout: Layout,
+    shape: &Shape,
+    most: usize,
+) -> Result<(), EpError> {
+    let me = rank.rank() as usize;
+    let config = if layout == Layout::Flat { *config } else { config.at_source() };
+    let group = Group::new(comm, &config)?;
+    let input = Input::new(rank, shape, most)?;
+    let rows = shape.ranks * most * shape.topk + 16 * shape.local();
+    let arrangement = Arrangement::new(&group, layout, rows as u32)?;
+    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    // A zone has no room for tokens that name its expert twice.
+    let (repeats, one) = match layout {
+        Layout::Padded => (Routing::Holes, Routing::Zipf),
+        _ => (Routing::Repeats, Routing::One(0)),
+    };
+    for (number, routing) in [Routing::Uniform, repeats, Routing::None, one].into_iter().enumerate() {
+        let batches: Vec<Batch> =
+            (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
+        let mine = &batches[me];
+        input.write(mine, false)?;
+        let mut received = lane.exchange(&stream, &input.tokens(mine.tokens(shape), false))?;
+        let view = received.arrange(&stream, &arrangement)?;
+        stream.synchronize()?;
+        let (expected, counts) = arranged(layout, shape, &batches, me, most);
+        assert_eq!(arrangement.fetch_counts()?, counts, "{layout:?} {routing:?} at {me}");
+        let region = received.region()?;
+        let memory = arrangement.rows().or(region.as_ref()).expect("there are rows");
+        for (place, expected) in expected {
+            let mut found = vec![0u16; shape.hidden];
+            memory.read((place * 2 * shape.hidden) as u64, &mut found)?;
+            assert!(expected == found, "{layout:?} {routing:?}: row {place} at {me}: {expected:?}, found {found:?}");
+        }
+        let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
+        // Safety: after the layout, before the combine, on one stream.
+        unsafe {
+            let shape = LaunchConfig::new(4, 64);
+            hardware_experts_arranged::launch(&stream, shape, view, rank.rank(), local, hidden, most as u32)?;
+        }
+        let terms = if layout == Layout::Flat { Combine::reduced() } else { Combine::weighted(&input.weights) };
+        received.combine(&stream, Rows::Arranged(&arrangement), &terms.into(&input.output))?;
+        stream.synchronize()?;
+        let expected = match layout {
+            Layout::Flat => per_rank(shape, mine, &[], Experts),
+            _ => gin_ep_oracle::at_source(shape, mine, &[], Experts),
+        };
+        let mut found = vec![0u16; expected.len()];
+        input.output.read(0, &mut found)?;
+        assert!(expected == found, "{layout:?} {routing:?}: the output of rank {me} differs");
+    }
+    assert_eq!(group.status()?, None);
+    drop(lane);
+    group.destroy()
+}
+
+/// Lists rows by expert, and gives a layout too little memory: the rest is left out, and reported.
+pub fn small_layouts(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    most: usize,
+) -> Result<(), EpError> {
+    let me = rank.rank() as usize;
+    let group = Group::new(comm, config)?;
+    let input = Input::new(rank, shape, most)?;
+    let listed = Arrangement::new(&group, Layout::Listed, (shape.ranks * most * shape.topk) as u32)?;
+    let small = Arrangement::new(&group, Layout::Flat, 2)?;
+    let padded = Arrangement::new(&group, Layout::Padded, 0)?;
+    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, most)).collect();
+    input.write(&batches[me], false)?;
+    let mut received = lane.exchange(&stream, &input.tokens(most, false))?;
+    received.arrange(&stream, &listed)?;
+    received.arrange(&stream, &small)?;
+    stream.synchronize()?;
+    let zones = expert_major(shape, &batches, me, 1);
+    let counts = zones.iter().map(|zone| zone.rows.len() as u32).chain(zones.iter().map(|zone| zone.first as u32));
+    assert_eq!(listed.fetch_counts()?[1..], counts.collect::<Vec<_>>());
+    let expected = flat(shape, &batches, me);
+    assert!(expected.len() > 2, "too few rows for the test");
+    assert_eq!(small.fetch_counts()?, [expected.len() as u32]);
+    let mut found = vec![0u16; 2 * shape.hidden];
+    small.rows().expect("it copies rows").read(0, &mut found)?;
+    assert_eq!(found, [&expected[0].row[..], &expected[1].row[..]].concat());
+    let report = group.status()?.map(|report| (report.code, report.seen, report.limit));
+    assert_eq!(report, Some((Code::TooManyRows, expected.len() as u64, 2)));
+    // Rows that are not there come back as zeros, and nothing else happens.
+    received.combine(&stream, Rows::Arranged(&small), &Combine::reduced().into(&input.output))?;
+    stream.synchronize()?;
+    assert_eq!(group.status()?, None);
+    // All ids name one expert, so its zones have no room for all of them.
+    let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::One(0), 6, rank, most)).collect();
+    input.write(&batches[me], false)?;
+    let mut received = lane.exchange(&stream, &input.tokens(most, false))?;
+    received.arrange(&stream, &padded)?;
+    stream.synchronize()?;
+    let report = group.status()?.map(|report| (report.code, report.seen, report.limit, report.expert));
+    let all = (most * shape.topk) as u64;
+    assert_eq!(report, (me == 0).then_some((Code::TooManyRows, all, most as u64, 0)));
+    received.release();
+    drop(lane);
+    group.destroy()
+}
