@@ -295,9 +295,10 @@ unsafe fn send_unit<F: Format, R: Reach>(
         let mut goes = Warp.ballot(place.is_some());
         let place = place.unwrap_or(NO_PLACE);
         while goes != 0 {
-            // Other ranks first: their rows take longer than its own.
-            let others = if me.wrapping_sub(first) < WARP_SIZE { goes & !(1 << me.wrapping_sub(first)) } else { goes };
-            let index = if others == 0 { goes } else { others }.trailing_zeros();
+            // From the next rank on, so that not all ranks store to the same one at once. Its own rank comes last: rows
+            // for others take longer.
+            let next = me.wrapping_add(1);
+            let index = goes.rotate_right(next % 32).trailing_zeros().wrapping_add(next) % 32;
             goes &= !(1 << index);
             let (to, place) = (first + index, Warp.shuffle(place, index));
             let (there, (rows, metas)) = if arena.route.is_remote(to) {
