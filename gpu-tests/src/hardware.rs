@@ -87,6 +87,11 @@ impl Testbed {
         self.ranks().div_ceil(self.gpus)
     }
 
+    /// Returns the number by which work of a rank is divided, because software NICs have one engine for all ranks.
+    fn division(&self) -> u32 {
+        self.engine.map_or(1, |_| self.ranks() / 2)
+    }
+
     /// Creates software NICs, if kernels drive them.
     pub(crate) fn nics(&self) -> Result<Option<SoftNics>, String> {
         let Some(engine) = self.engine else { return Ok(None) };
@@ -459,7 +464,7 @@ fn chunks(testbed: &Testbed) -> Result<(), String> {
 
 fn flood(testbed: &Testbed, posters: u32, threads: u32, each: u32) -> Result<(), String> {
     testbed.expect(|rank| {
-        let threads = if testbed.devices.is_some() { threads } else { 32 };
+        let threads = if testbed.devices.is_some() { threads / testbed.division() } else { 32 };
         let blocks = testbed.share(rank, "hardware_flood", threads)?;
         let comm = rank.communicator(&Requirements::default().contexts(8).queue_depth(1024))?;
         let len = u64::from(posters.min(blocks)) * u64::from(threads) * u64::from(each);
@@ -479,7 +484,7 @@ fn flood(testbed: &Testbed, posters: u32, threads: u32, each: u32) -> Result<(),
 }
 
 fn sparse(testbed: &Testbed, calls: bool) -> Result<(), String> {
-    let rounds: u32 = if testbed.devices.is_some() { 4096 } else { 64 };
+    let rounds: u32 = if testbed.devices.is_some() { 4096 / testbed.division() } else { 64 };
     testbed.expect(|rank| {
         let comm = rank.communicator(&Requirements::default().queue_depth(64))?;
         let data: Window<u64> = comm.alloc_window((rounds * WARP_SIZE) as usize, WindowFlags::NONE)?;
