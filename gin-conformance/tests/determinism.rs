@@ -3,6 +3,7 @@
 
 use gin_conformance::cases::{self, Case};
 use gin_conformance::host::{Logs, Net, Setup, judge};
+use gin_conformance::op::pattern;
 use std::sync::PoisonError;
 
 /// Returns the logs of all runs of a case.
@@ -38,4 +39,12 @@ fn every_case_runs_the_same_way_twice_with_one_seed() {
 #[test]
 fn every_case_runs_the_same_way_twice_on_a_network_that_chooses_from_the_seed() {
     compare(Net::Worst, 12);
+}
+
+#[test]
+fn patterns_of_different_seeds_differ_early() {
+    for seed in 0..100 {
+        let of = |seed| (0..8).map(|index| pattern(seed, index)).collect::<Vec<u8>>();
+        assert_ne!(of(seed), of(seed + 1));
+    }
 }

@@ -280,17 +280,3 @@ fn blocks(setup: &Setup) -> Verdict {
 pub(super) fn window(bytes: &[u64]) -> WindowSpec {
     WindowSpec { bytes: bytes.to_vec(), signals: false, offset: 0 }
 }
-
-#[cfg(test)]
-mod tests {
-    use crate::cases::pattern;
-    use std::vec::Vec;
-
-    #[test]
-    fn patterns_of_different_seeds_differ_early() {
-        for seed in 0..100u64 {
-            let (a, b): (Vec<u8>, Vec<u8>) = (pattern(seed, 8).collect(), pattern(seed + 1, 8).collect());
-            assert_ne!(a, b);
-        }
-    }
-}
