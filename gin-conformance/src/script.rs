@@ -254,32 +254,10 @@ fn operation<B: Backend, C: Coop>(
             coop.sync();
             Ok((wrong, first))
         }
-        Code::Put => {
-            let peer = team(comm, op).member(op.peer)?;
-            let to = window(script, op.window).range(op.offset as usize, op.bytes as usize);
-            let from = window(script, op.source_window).range(op.source_offset as usize, op.bytes as usize);
-            issue!(options!(gin.put(peer, to, from), script, op, signal), coop, op);
-            done()
-        }
+        Code::Put => put(&gin, comm, script, coop, op),
         Code::PutValue => put_value(&gin, comm, script, coop, op),
-        Code::Get => {
-            let peer = team(comm, op).member(op.peer)?;
-            let to = window(script, op.window).range(op.offset as usize, op.bytes as usize);
-            let from = window(script, op.source_window).range(op.source_offset as usize, op.bytes as usize);
-            issue!(options!(gin.get(peer, to, from), script, op), coop, op);
-            done()
-        }
-        Code::Signal | Code::SignalAllRoutes => {
-            let peer = team(comm, op).member(op.peer)?;
-            let Some(action) = action(script, op) else { return done() };
-            // One post serves both, because each further call compiles all of its code once more.
-            let post = match code {
-                Code::Signal => gin.signal(peer, action),
-                _ => gin.signal_all_routes(peer, action),
-            };
-            issue!(options!(post, script, op), coop, op);
-            done()
-        }
+        Code::Get => get(&gin, comm, script, coop, op),
+        Code::Signal | Code::SignalAllRoutes => signal(&gin, comm, script, coop, op, code == Code::SignalAllRoutes),
         Code::Flush => {
             gin.flush(coop, deadline)?;
             done()
@@ -406,7 +384,47 @@ fn operation<B: Backend, C: Coop>(
     }
 }
 
-#[inline(always)]
+// On CPUs this is a function, because LLVM takes three times as long for one function of all operations.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+fn put<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
+    let peer = team(comm, op).member(op.peer)?;
+    let to = window(script, op.window).range(op.offset as usize, op.bytes as usize);
+    let from = window(script, op.source_window).range(op.source_offset as usize, op.bytes as usize);
+    issue!(options!(gin.put(peer, to, from), script, op, signal), coop, op);
+    done()
+}
+
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+fn get<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
+    let peer = team(comm, op).member(op.peer)?;
+    let to = window(script, op.window).range(op.offset as usize, op.bytes as usize);
+    let from = window(script, op.source_window).range(op.source_offset as usize, op.bytes as usize);
+    issue!(options!(gin.get(peer, to, from), script, op), coop, op);
+    done()
+}
+
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+fn signal<B: Backend, C: Coop>(
+    gin: &Gin<B>,
+    comm: &Comm,
+    script: &Script,
+    coop: &C,
+    op: &Op,
+    all_routes: bool,
+) -> Step {
+    let peer = team(comm, op).member(op.peer)?;
+    let Some(action) = action(script, op) else { return done() };
+    // One post serves both, because each further call compiles all of its code once more.
+    let post = if all_routes { gin.signal_all_routes(peer, action) } else { gin.signal(peer, action) };
+    issue!(options!(post, script, op), coop, op);
+    done()
+}
+
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 fn put_value<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
     let peer = team(comm, op).member(op.peer)?;
     let to = window(script, op.window);
@@ -424,7 +442,8 @@ fn put_value<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, co
 /// The message of `Code::Send`. Its words are no multiple of the threads of a group.
 pub type Message = [u64; 25];
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 fn mail<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op, sends: bool) -> Step {
     let peer = team(comm, op).member(op.peer)?;
     // Safety: the table's handles are those of registered windows.
@@ -452,7 +471,8 @@ fn fence(op: &Op) -> Fence {
 }
 
 /// Reduces into memory of an LSA peer. One thread of the group executes it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 fn reduce<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
     let there = window(script, op.window);
     let peer = team(comm, op).member(op.peer)?;
@@ -487,7 +507,8 @@ fn reduce<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
     done()
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 fn barrier<B: Backend, C: Coop>(gin: &Gin<B>, coop: &C, op: &Op, split: bool) -> Step {
     let team = match op.team {
         1 => BarrierTeam::Lsa,
@@ -528,7 +549,8 @@ fn context_data(comm: &Comm, op: &Op) -> *const ContextData {
 
 /// Adds to the word of the peer's signal that GPUs raise, as an LSA route does. If `total` is set, stores the value
 /// instead.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 fn raise_by_gpu<C: Coop>(comm: &Comm, coop: &C, op: &Op, total: bool) -> Step {
     let peer = team(comm, op).member(op.peer)?;
     let (tables, index) = (comm.handle().peer_signals, op.context * comm.handle().ranks + peer.world());
