@@ -709,7 +709,7 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
         })?);
     }
     let mut fewer = Vec::new();
-    if bench.pick(tokens == 128 || tokens >= LARGE, tokens == 8) {
+    if bench.pick(tokens >= 128, tokens == 8) {
         let group = Group::new(&comm, &bed.config())?;
         let mut lane = group.lane(0)?;
         let (input, combine) = (bed.input(), Combine::reduced().into(&bed.output));
