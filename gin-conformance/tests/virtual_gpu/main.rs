@@ -92,7 +92,8 @@ fn ways() -> Vec<Way> {
         ways.push((name.to_owned(), Setup { net, backend: SetupBackend::Gdaki, release, ..Setup::threads() }));
     }
     ways.push(("threads_plain_auto".to_owned(), Setup { route: SetupRoute::Auto, ..Setup::threads() }));
-    for (name, net) in networks {
+    // These take the most time.
+    for (name, net) in networks.into_iter().filter(|(_, net)| all || matches!(net, Net::Plain | Net::Worst)) {
         ways.push((format!("threads_{name}"), Setup { net, named_backend: name == "worst", ..Setup::threads() }));
     }
     ways
