@@ -87,7 +87,7 @@ pub trait Backend: sealed::Sealed + Copy {
 /// In kernels for GPUs it knows [`Gdaki`] only with the crate's feature `gdaki-any`, because the code of that back end
 /// is long. A post is two calls then: one finds slots before the request takes registers, the other one calls nothing.
 /// Without the feature, an operation on a communicator of that back end returns
-/// [`FaultKind::NoBackend`](gin_abi::FaultKind::NoBackend). `Gin<Gdaki>` needs no feature.
+/// [`FaultKind::NoBackend`]. `Gin<Gdaki>` needs no feature.
 #[derive(Clone, Copy, Debug)]
 pub struct Any;
 
