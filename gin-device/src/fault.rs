@@ -139,7 +139,8 @@ impl<M: Memory> Log<M> {
 #[derive(Clone, Copy, Debug)]
 pub struct Unmet {
     kind: FaultKind,
-    subject: Subject,
+    /// The words of what it concerns, which need no distinction of cases where two conditions meet.
+    subject: [u64; 2],
     expected: u64,
     seen: u64,
 }
@@ -147,13 +148,13 @@ pub struct Unmet {
 impl Unmet {
     #[inline(always)]
     pub(crate) fn new(kind: FaultKind) -> Self {
-        Self { kind, subject: Subject::None, expected: 0, seen: 0 }
+        Self { kind, subject: Subject::None.to_words(), expected: 0, seen: 0 }
     }
 
     /// Sets what it concerns.
     #[inline(always)]
     pub(crate) fn of(mut self, subject: Subject) -> Self {
-        self.subject = subject;
+        self.subject = subject.to_words();
         self
     }
 
@@ -167,7 +168,8 @@ impl Unmet {
     /// Returns the fault with operation, context and peer of `place`.
     #[inline(always)]
     pub(crate) fn on(self, place: Fault) -> Fault {
-        place.with_kind(self.kind).with_values(self.subject, self.expected, self.seen)
+        let [subject, rest] = self.subject;
+        place.with_kind(self.kind).with_words([subject, rest, self.expected, self.seen])
     }
 }
 
@@ -202,6 +204,13 @@ impl Judge {
     #[inline(always)]
     pub(crate) fn unmet(&self) -> Unmet {
         self.unmet
+    }
+
+    /// Visits the last condition, of which the second visit finds that it is not met if all others are. So that visit
+    /// does not compute `met` again.
+    #[inline(always)]
+    pub(crate) fn last_condition(&mut self, met: bool, unmet: impl FnOnce() -> Unmet) {
+        self.condition(!self.finding & met, unmet);
     }
 
     /// Visits one condition. `unmet` says what to report if `met` is false.

@@ -79,7 +79,9 @@ pub struct Status<M: Memory> {
 ///
 /// A fault is the communicator's and stays, so the error does not contain it: [`Status::cause`] reads it when it is
 /// reported.
+// A whole register, which needs no mask.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
 pub enum WaitError {
     /// The deadline passed.
     Deadline,

@@ -387,7 +387,8 @@ impl<T: Pod> WindowRange<T> {
     /// Returns the offset of the first byte past the range; `u64::MAX` if it overflows.
     #[inline(always)]
     pub(crate) fn end(&self) -> u64 {
-        if self.overflowed { u64::MAX } else { self.offset.saturating_add(self.bytes) }
+        let (end, overflows) = self.offset.overflowing_add(self.bytes);
+        if self.overflowed | overflows { u64::MAX } else { end }
     }
 
     /// Returns the length of the caller's own part in bytes.

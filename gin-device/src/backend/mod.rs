@@ -12,10 +12,11 @@ pub use proxy::Proxy;
 
 use crate::comm::Comm;
 use crate::context::Core;
+use crate::fault::Fault;
 use crate::order::{Scope, release};
 use crate::status::WaitError;
 use crate::sys::Global;
-use gin_abi::{Deadline, Descriptor, Operation};
+use gin_abi::{Deadline, Descriptor, FaultKind, Operation, Subject};
 
 mod sealed {
     pub trait Sealed {}
@@ -42,14 +43,26 @@ pub trait Backend: sealed::Sealed + Copy {
         release::<Global>(given, required);
     }
 
+    /// Why a post ended early.
+    #[doc(hidden)]
+    type Ended: Into<WaitError>;
+
     /// Posts one request of the calling thread. `operation` is the user's call. The payload is released.
     ///
     /// # Errors
     /// [`WaitError::Deadline`] if there was no room in time: nothing was posted. [`WaitError::Fault`] if the
     /// communicator has a fault, which may be this post's own if it gave up after it claimed a slot.
-    /// [`WaitError::NotConnected`] if there is no connection to the peer.
+    /// [`WaitError::NotConnected`] if there is no connection to the peer. [`explain`](Self::explain) makes the fault.
     #[doc(hidden)]
-    fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError>;
+    fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Self::Ended>;
+
+    /// Returns the fault of a post to `peer` that ended early.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn explain(core: &Core, peer: u32, stop: Self::Ended, operation: Operation, deadline: Deadline) -> Fault {
+        let timeout = core.fault(FaultKind::Timeout, operation).with_peer(peer);
+        core.status().explain(stop.into(), timeout, Subject::None, deadline, 0, 0)
+    }
 
     /// Returns the position of the next post among all posts, or among the posts to `peer` if it is named.
     #[doc(hidden)]
@@ -74,12 +87,13 @@ pub trait Backend: sealed::Sealed + Copy {
 /// In kernels for GPUs it knows [`Gdaki`] only with the crate's feature `gdaki-any`, because the code of that back end
 /// is long. A post is two calls then: one finds slots before the request takes registers, the other one calls nothing.
 /// Without the feature, an operation on a communicator of that back end returns
-/// [`FaultKind::NoBackend`](gin_abi::FaultKind::NoBackend). `Gin<Gdaki>` needs no feature.
+/// [`FaultKind::NoBackend`]. `Gin<Gdaki>` needs no feature.
 #[derive(Clone, Copy, Debug)]
 pub struct Any;
 
 impl Backend for Any {
     const LSA: bool = true;
+    type Ended = WaitError;
 
     #[inline(always)]
     fn serves(comm: &Comm, context: u32) -> bool {
@@ -96,7 +110,7 @@ impl Backend for Any {
     #[inline(always)]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
         if GDAKI_ALONE {
-            Gdaki::post(core, request, operation, deadline)
+            Gdaki::post(core, request, operation, deadline).map_err(WaitError::from)
         } else if drives_nic(core) {
             let (copy, place, count) = (core.comm().handle().copy, core.place(), gdaki::entries(request));
             if count == 0 {

@@ -125,6 +125,7 @@ impl Claimer {
 // On a CPU `post` and `wait` are functions, as those of `Gdaki`.
 impl Backend for Proxy {
     const LSA: bool = false;
+    type Ended = WaitError;
 
     #[inline(always)]
     fn serves(comm: &Comm, context: u32) -> bool {

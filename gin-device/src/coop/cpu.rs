@@ -51,6 +51,12 @@ pub(crate) fn lanes_below() -> u32 {
     (1 << lane()) - 1
 }
 
+/// Returns the bit of the calling thread's lane.
+#[inline(always)]
+pub(crate) fn own_lane() -> u32 {
+    lanes_until() & !lanes_below()
+}
+
 /// Returns the lanes of the warp up to the calling thread's lane.
 #[inline(always)]
 pub(crate) fn lanes_until() -> u32 {

@@ -56,7 +56,7 @@ pub use value::{LaneInteger, LaneValue};
 
 pub(crate) use imp::{
     active_mask, alike, any_here, ballot_here, lanes_below, lanes_until, leader_shuffle, leader_shuffle_narrow,
-    sync_here,
+    own_lane, sync_here,
 };
 
 use crate::fault::Fault;

@@ -112,6 +112,15 @@ pub(crate) fn lanes_below() -> u32 {
     mask
 }
 
+/// Returns the bit of the calling thread's lane.
+#[inline(always)]
+pub(crate) fn own_lane() -> u32 {
+    let mask: u32;
+    // Safety: reads a special register.
+    unsafe { asm!("mov.u32 {m}, %lanemask_eq;", m = out(reg32) mask, options(pure, nomem, nostack, preserves_flags)) }
+    mask
+}
+
 /// Returns the lanes of the warp up to the calling thread's lane.
 #[inline(always)]
 pub(crate) fn lanes_until() -> u32 {
@@ -180,7 +189,7 @@ pub(crate) fn active_mask<const SITE: u32>() -> u32 {
     unsafe {
         asm!("activemask.b32 {mask}; // {site}", mask = out(reg32) mask, site = const SITE, options(nostack, preserves_flags))
     }
-    mask | 1 << lane()
+    mask | own_lane()
 }
 
 /// Returns whether any of the lanes of `mask`, which are here together, brings `true`. Does not order memory.

@@ -73,9 +73,13 @@ impl Posters for OneThread {
         Claim { index: place(self.claims), claims: self.claims }
     }
 
+    type Group = ();
+
     fn all(&self, bit: bool) -> bool {
         bit
     }
+
+    fn group(&self, _: bool) {}
 
     fn written(&self, more: bool) -> Option<Written> {
         Some(Written { first: place(self.claims), count: self.count, more })
@@ -95,8 +99,12 @@ impl Rare for World {
         self.pair.take()
     }
 
-    fn ring_on(&self, claims: u64) {
-        self.pair.ring_on(claims);
+    fn ring_on(&self, claims: u64, end: u32) {
+        self.pair.ring_on(claims, end);
+    }
+
+    fn end(&self, deadline: Deadline) -> Option<WaitError> {
+        self.pair.status.end(0, deadline)
     }
 }
 
@@ -158,9 +166,9 @@ impl World {
         let none = Entries { index: 0, count: 0 };
         let posted = if sharing == Sharing::Thread {
             let wait = || (self.wait_for_room(none, count, deadline), self.pair);
-            self.pair.claim_alone(count, wait, |pair, slots| {
-                fill(slots.index);
-                pair.publish_alone(slots.index, count, more);
+            self.pair.claim_alone(count, wait, |pair, index| {
+                fill(index);
+                pair.publish_alone(index, count, more);
             })
         } else {
             let claims = if deadline.is_none() {
@@ -170,10 +178,10 @@ impl World {
             };
             claims.and_then(|claims| {
                 let poster = OneThread { count, claims };
-                let wait = |own| (self.wait_for_room(own, count, Deadline::NONE), self.pair);
+                let wait = |own| (self.wait_for_room(own, count, Deadline::NONE).map(drop), self.pair);
                 self.pair.claim_slots(count, &poster, wait, |pair, slots| {
                     fill(slots.index);
-                    pair.publish(slots, count, &poster, more, self);
+                    pair.publish(slots.leads, &poster, more, self);
                 })
             })
         };

@@ -64,8 +64,8 @@ unsafe fn queue_pair(data: *const QueuePairData, status: Status<Global>) -> Queu
         let (numbers, limits) = sys::read_pair((&raw const (*data).number).cast());
         let (busy, marks) = sys::read_pair(&raw const (*data).busy);
         let (depth_log2, limits) = (sys::narrow((numbers >> 32) as u32), sys::narrow(limits as u32));
-        let (interval_log2, scope) = (limits & 0xffff, limits >> 16);
-        core::hint::assert_unchecked(depth_log2 < 16 && interval_log2 < 16);
+        let scope = limits >> 16;
+        core::hint::assert_unchecked(depth_log2 < 16);
         QueuePair {
             words: GlobalWord::new(data as usize as u64),
             ring: GlobalWord::new(ring),
@@ -79,7 +79,7 @@ unsafe fn queue_pair(data: *const QueuePairData, status: Status<Global>) -> Queu
             connected: ring != 0,
             number: QueueNumber::from_memory(numbers as u32),
             depth_log2,
-            interval_log2,
+            interval_log2: limits,
             releases_to_gpu: scope == DOORBELL_GPU as u32,
             status,
         }
@@ -96,16 +96,27 @@ unsafe fn comm(data: *const QueuePairData) -> Comm {
     unsafe { Comm::copied(sys::read_word(&raw const (*data).comm)) }
 }
 
+/// Returns a fault with context and peer of a queue pair.
+///
+/// # Safety
+/// - `data` is valid.
+#[inline(always)]
+unsafe fn fault(data: *const QueuePairData, kind: FaultKind, operation: Operation) -> Fault {
+    // Safety: the caller's promise. Context and peer are the halves of an aligned word.
+    let place = unsafe { sys::read_word((&raw const (*data).context).cast()) };
+    Fault::new(kind, operation).with_context(place as u32).with_peer((place >> 32) as u32)
+}
+
 /// Reports the fault of the failed entry, and waits until the communicator has a fault.
 ///
 /// # Safety
 /// - `data` is valid, and an entry has failed.
 #[inline(always)]
 unsafe fn report(data: *const QueuePairData) {
-    // Safety: the caller's promise. Context and peer are the halves of an aligned word.
-    let (pair, comm, place) = unsafe {
+    // Safety: the caller's promise.
+    let (pair, comm) = unsafe {
         let comm = comm(data);
-        (queue_pair(data, comm.status()), comm, sys::read_word((&raw const (*data).context).cast()))
+        (queue_pair(data, comm.status()), comm)
     };
     let (tail, syndromes) = pair.failure();
     let operation = match tail.operation() {
@@ -119,7 +130,8 @@ unsafe fn report(data: *const QueuePairData) {
     let syndrome = syndromes >> 56;
     let gone = syndrome == Syndrome::RetryExceeded.code() as u64;
     let kind = if gone { FaultKind::PeerLost } else { FaultKind::Network };
-    let fault = Fault::new(kind, operation).with_context(place as u32).with_peer((place >> 32) as u32);
+    // Safety: the caller's promise.
+    let fault = unsafe { fault(data, kind, operation) };
     comm.status().report(fault.with_values(Subject::None, tail.index() as u64, syndrome));
     comm.status().await_stop();
 }
@@ -129,10 +141,11 @@ unsafe fn report(data: *const QueuePairData) {
 /// entry that a function finds, because the report needs registers too.
 mod outlined {
     use super::pair::{Ended, Entries};
-    use super::{Called, comm, queue_pair};
+    use super::{Called, EndedPost, comm, fault, queue_pair};
+    use crate::fault::Fault;
     use crate::status::WaitError;
-    use gin_abi::Deadline;
     use gin_abi::gdaki::QueuePairData;
+    use gin_abi::{Deadline, FaultKind, Operation, Subject};
 
     /// Does [`report`](super::report).
     #[cold]
@@ -140,6 +153,15 @@ mod outlined {
     pub(super) fn report(data: *const QueuePairData) {
         // Safety: the address is a `Link`'s, and an entry has failed.
         unsafe { super::report(data) }
+    }
+
+    /// Returns the fault of a post that ended early. Reports the fault of a failed entry.
+    #[cold]
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn explain(data: *const QueuePairData, stop: Ended, operation: Operation, deadline: Deadline) -> Fault {
+        // Safety: the address is a `Link`'s.
+        let (status, timeout) = unsafe { (comm(data).status(), fault(data, FaultKind::Timeout, operation)) };
+        status.explain(EndedPost(data, stop).into(), timeout, Subject::None, deadline, 0, 0)
     }
 
     /// Does [`QueuePair::take`](super::QueuePair::take).
@@ -152,26 +174,37 @@ mod outlined {
     /// Does [`QueuePair::ring_on`](super::QueuePair::ring_on).
     #[cold]
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) fn ring_on(data: *const QueuePairData, claims: u64) {
+    pub(super) fn ring_on(data: *const QueuePairData, claims: u64, end: u32) {
         // Safety: the address is a `Link`'s.
-        unsafe { queue_pair(data, comm(data).status()) }.ring_on(claims);
+        unsafe { queue_pair(data, comm(data).status()) }.ring_on(claims, end);
     }
 
-    /// Does [`QueuePair::wait_for_room`](super::QueuePair::wait_for_room), for `count` entries from `index` on if they
-    /// are `claimed`. [`waited`] is its result.
+    /// Does [`Status::end`](super::Status::end) for a wait that must end at the time `deadline`.
     #[cold]
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) fn wait_for_room(
-        data: *const QueuePairData,
-        index: u32,
-        count: u32,
-        claimed: bool,
-        deadline: Deadline,
-    ) -> u64 {
+    pub(super) fn end(data: *const QueuePairData, deadline: Deadline) -> Option<WaitError> {
+        // Safety: the address is a `Link`'s.
+        unsafe { comm(data).status() }.end(0, deadline)
+    }
+
+    /// Waits until `count` claimed entries from `index` on have slots of their own, as
+    /// [`QueuePair::wait_for_room`](super::QueuePair::wait_for_room).
+    #[cold]
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn wait_for_room(data: *const QueuePairData, index: u32, count: u32) -> Result<(), Ended> {
         // Safety: the address is a `Link`'s.
         let pair = unsafe { queue_pair(data, comm(data).status()) };
-        let own = Entries { index, count: if claimed { count } else { 0 } };
-        match pair.wait_for_room(own, count, deadline, &Called(data)) {
+        pair.wait_for_room(Entries { index, count }, count, Deadline::NONE, &Called(data)).map(|_| ())
+    }
+
+    /// Waits for room for `count` entries and claims them, as
+    /// [`QueuePair::wait_for_room`](super::QueuePair::wait_for_room). [`claimed`] is its result.
+    #[cold]
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn claim_room(data: *const QueuePairData, count: u32, deadline: Deadline) -> u64 {
+        // Safety: the address is a `Link`'s.
+        let pair = unsafe { queue_pair(data, comm(data).status()) };
+        match pair.wait_for_room(Entries { index: 0, count: 0 }, count, deadline, &Called(data)) {
             Ok(claims) => claims,
             Err(Some(WaitError::Deadline)) => ENDED,
             Err(Some(WaitError::Fault)) => ENDED - 1,
@@ -183,9 +216,9 @@ mod outlined {
     /// No claims word is this or a little less, because its lower bits would count more entries than a queue has.
     const ENDED: u64 = u64::MAX;
 
-    /// Returns the result of a [`wait_for_room`].
+    /// Returns the result of a [`claim_room`].
     #[inline(always)]
-    pub(super) fn waited(word: u64) -> Result<u64, Ended> {
+    pub(super) fn claimed(word: u64) -> Result<u64, Ended> {
         match ENDED - word {
             0 => Err(Some(WaitError::Deadline)),
             1 => Err(Some(WaitError::Fault)),
@@ -206,8 +239,29 @@ impl Rare for Called {
     }
 
     #[inline(always)]
-    fn ring_on(&self, claims: u64) {
-        outlined::ring_on(self.0, claims);
+    fn ring_on(&self, claims: u64, end: u32) {
+        outlined::ring_on(self.0, claims, end);
+    }
+
+    #[inline(always)]
+    fn end(&self, deadline: Deadline) -> Option<WaitError> {
+        outlined::end(self.0, deadline)
+    }
+}
+
+/// A post that ended early: its queue pair, and why.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct EndedPost(*const QueuePairData, Ended);
+
+impl From<EndedPost> for WaitError {
+    /// Reports the fault of a failed entry.
+    #[inline(always)]
+    fn from(EndedPost(data, stop): EndedPost) -> Self {
+        stop.unwrap_or_else(|| {
+            outlined::report(data);
+            Self::Fault
+        })
     }
 }
 
@@ -231,10 +285,7 @@ impl Link {
     /// Returns the error of a call that ended early. Reports the fault of a failed entry.
     #[inline(always)]
     fn stopped(&self, stop: Ended) -> WaitError {
-        stop.unwrap_or_else(|| {
-            outlined::report(self.data);
-            WaitError::Fault
-        })
+        EndedPost(self.data, stop).into()
     }
 
     /// Returns the largest number of bytes of one entry.
@@ -299,7 +350,7 @@ impl Link {
     }
 
     /// Claims slots for `count` entries, together with all lanes of the warp that post as many to this queue pair now.
-    /// Calls `then` with the queue pair, the slots and these lanes.
+    /// Calls `then` with the queue pair and the slots.
     ///
     /// # Errors
     /// The error of a wait for room.
@@ -308,48 +359,67 @@ impl Link {
         &self,
         count: u32,
         deadline: Deadline,
-        then: impl FnOnce(&QueuePair<Global>, Slots, u32),
+        then: impl FnOnce(&QueuePair<Global>, Slots<Group>),
     ) -> Result<(), Ended> {
-        let wait = |own: Entries, claimed, deadline| {
-            outlined::waited(outlined::wait_for_room(self.data, own.index, own.count, claimed, deadline))
-        };
-        let (none, sharing) = (Entries { index: 0, count }, self.core.sharing());
+        let claim = || outlined::claimed(outlined::claim_room(self.data, count, deadline));
+        let sharing = self.core.sharing();
         if sharing == Sharing::Thread {
-            let wait = || (wait(none, false, deadline), self.pair());
-            return self.pair().claim_alone(count, wait, |pair, slots| then(pair, slots, 0));
+            let wait = || (claim(), self.pair());
+            let slots = |index| Slots { index, group: Group::NONE, leads: false };
+            return self.pair().claim_alone(count, wait, |pair, index| then(pair, slots(index)));
         }
         // Lanes without a deadline claim at once, all together. A lane with a deadline must find room first, so it
         // posts alone.
         let (here, claims) = if deadline.is_none() {
             (coop::active_mask::<2>(), None)
         } else {
-            let claims = wait(none, false, deadline)?;
-            (coop::lanes_until() & !coop::lanes_below(), Some(claims))
+            let claims = claim()?;
+            (coop::own_lane(), Some(claims))
         };
         // The address is a multiple of 128.
         let key = sys::stay_word(self.data as usize as u64) + count as u64;
         let group = Group::of(coop::alike(here, key), count);
         let pair = self.pair();
         let callers = Callers { pair: &pair, sharing, group, here, claims, index: 0 };
-        let wait = |own| (wait(own, true, Deadline::NONE), self.pair());
-        pair.claim_slots(count, &callers, wait, |pair, slots| then(pair, slots, group.mask))
+        let wait = |own: Entries| (outlined::wait_for_room(self.data, own.index, own.count), self.pair());
+        pair.claim_slots(count, &callers, wait, then)
     }
 
-    /// Publishes the `count` entries in slots that were claimed together with lanes of `mask`.
+    /// Publishes the `count` entries in claimed slots.
     #[inline(always)]
-    fn publish(&self, pair: &QueuePair<Global>, slots: Slots, mask: u32, count: u32, more: bool) {
-        let sharing = self.core.sharing();
+    fn publish(&self, pair: &QueuePair<Global>, slots: Slots<Group>, count: u32, more: bool) {
+        let (sharing, Slots { index, group, leads }) = (self.core.sharing(), slots);
         if sharing == Sharing::Thread {
-            pair.publish_alone(slots.index, count, more);
+            pair.publish_alone(index, count, more);
         } else {
-            pair.publish(
-                slots,
-                count,
-                &Callers { pair, sharing, group: Group::of(mask, count), here: mask, claims: None, index: slots.index },
-                more,
-                &Called(self.data),
-            );
+            let callers = Callers { pair, sharing, group, here: group.mask, claims: None, index };
+            pair.publish(leads, &callers, more, &Called(self.data));
         }
+    }
+}
+
+/// The addresses and keys of a transfer, and its length.
+#[derive(Clone, Copy, Default)]
+struct Places {
+    there: Remote,
+    here: Local,
+    bytes: u64,
+    /// Largest number of bytes of one entry, if one entry may not move all.
+    most: Option<u32>,
+}
+
+impl Places {
+    /// Returns chunk `chunk`. A chunk has the largest number of bytes of one entry, the last one fewer.
+    #[inline(always)]
+    fn chunk(&self, chunk: u32) -> Chunk {
+        let Self { there, here, bytes, most } = *self;
+        let Some(most) = most else { return Chunk { there, here, bytes: bytes as u32, last: true } };
+        let before = chunk as u64 * most as u64;
+        let left = bytes - before;
+        let last = left <= most as u64;
+        let bytes = if last { left as u32 } else { most };
+        let there = Remote { address: there.address + before, ..there };
+        Chunk { there, here: Local { address: here.address + before, bytes, ..here }, bytes, last }
     }
 }
 
@@ -363,33 +433,25 @@ struct Chunk {
     last: bool,
 }
 
-impl Default for Chunk {
-    #[inline(always)]
-    fn default() -> Self {
-        Self { there: Remote::default(), here: Local::default(), bytes: 0, last: true }
-    }
-}
-
 /// Slots that lanes have claimed, in one word for a call, or why there are none.
 ///
 /// | bits | hold |
 /// | --- | --- |
 /// | 0 to 7 | the state |
 /// | 8 to 31 | the lower bits of the first index |
-/// | 32 to 63 | the lanes that claimed together |
+/// | 32 to 63 | the lanes that publish together |
 #[derive(Clone, Copy)]
 pub(super) struct Claimed(pub(super) u64);
 
 impl Claimed {
-    const TOGETHER: u64 = 1;
-    const LEADS: u64 = 2;
+    const LEADS: u64 = 1;
     /// And more: the error.
     const STOPPED: u64 = 4;
 
     #[inline(always)]
-    fn of(slots: Slots, mask: u32) -> Self {
-        let state = slots.together as u64 * Self::TOGETHER + slots.leads as u64 * Self::LEADS;
-        Self(state | ((slots.index << 8) as u64) | (mask as u64) << 32)
+    fn of(slots: Slots<Group>) -> Self {
+        let state = slots.leads as u64 * Self::LEADS;
+        Self(state | ((slots.index << 8) as u64) | (slots.group.mask as u64) << 32)
     }
 
     #[inline(always)]
@@ -409,10 +471,10 @@ impl Claimed {
     }
 
     #[inline(always)]
-    fn slots(self, pair: &QueuePair<Global>) -> (Slots, u32) {
+    fn slots(self, pair: &QueuePair<Global>, count: u32) -> Slots<Group> {
         let (low, mask) = (self.0 as u32, (self.0 >> 32) as u32);
-        let (together, leads) = (low as u64 & Self::TOGETHER != 0, low as u64 & Self::LEADS != 0);
-        (Slots { index: pair.whole(low >> 8, 24), together, leads }, mask)
+        let leads = low as u64 & Self::LEADS != 0;
+        Slots { index: pair.whole(low >> 8, 24), group: Group::of(mask, count), leads }
     }
 }
 
@@ -427,7 +489,7 @@ pub(super) fn entries(request: &Descriptor) -> u32 {
 pub(super) fn claim(core: &Core, peer: u32, count: u32, deadline: Deadline) -> Claimed {
     let link = Link::of(core, peer);
     let mut claimed = Claimed(0);
-    match link.claim(count, deadline, |_, slots, mask| claimed = Claimed::of(slots, mask)) {
+    match link.claim(count, deadline, |_, slots| claimed = Claimed::of(slots)) {
         Ok(()) => claimed,
         Err(stop) => Claimed::stopped(link.stopped(stop)),
     }
@@ -437,11 +499,12 @@ pub(super) fn claim(core: &Core, peer: u32, count: u32, deadline: Deadline) -> C
 #[inline(always)]
 pub(super) fn fill(core: &Core, claimed: Claimed, chunk: u32, request: &Descriptor) -> bool {
     let link = Link::of(core, request.peer);
-    let pair = link.pair();
-    let (slots, mask) = claimed.slots(&pair);
-    let transfer = link.transfer(request, chunk);
+    let (pair, count) = (link.pair(), entries(request));
+    let slots = claimed.slots(&pair, count);
+    let transfer = link.places(request).chunk(chunk);
     link.fill(&pair, slots.index, request, &transfer);
-    link.publish(&pair, slots, mask, entries(request), request.more);
+    // Read again, so that no register keeps words for the doorbell meanwhile.
+    link.publish(&link.pair(), slots, count, request.more);
     transfer.last
 }
 
@@ -483,6 +546,9 @@ struct Group {
 }
 
 impl Group {
+    /// No lane.
+    const NONE: Self = Self { mask: 0, count: 0, before: 0, leads: false };
+
     #[inline(always)]
     fn of(mask: u32, count: u32) -> Self {
         let below = coop::lanes_below();
@@ -504,6 +570,8 @@ struct Callers<'a> {
 }
 
 impl Posters for Callers<'_> {
+    type Group = Group;
+
     #[inline(always)]
     fn claim(&self) -> Claim {
         if let Some(claims) = self.claims {
@@ -518,6 +586,11 @@ impl Posters for Callers<'_> {
     #[inline(always)]
     fn all(&self, bit: bool) -> bool {
         coop::ballot_here(self.here, !bit) & self.group.mask == 0
+    }
+
+    #[inline(always)]
+    fn group(&self, together: bool) -> Group {
+        if together { self.group } else { Group { mask: coop::own_lane(), before: 0, leads: true, ..self.group } }
     }
 
     #[inline(always)]
@@ -538,6 +611,7 @@ impl Posters for Callers<'_> {
 // On a CPU, where a call is cheap, these are functions: inlined at each use they take minutes to compile.
 impl Backend for Gdaki {
     const LSA: bool = false;
+    type Ended = EndedPost;
 
     #[inline(always)]
     fn serves(comm: &Comm, context: u32) -> bool {
@@ -550,12 +624,17 @@ impl Backend for Gdaki {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn post(core: &Core, request: &Descriptor, _: Operation, deadline: Deadline) -> Result<(), WaitError> {
+    fn post(core: &Core, request: &Descriptor, _: Operation, deadline: Deadline) -> Result<(), Self::Ended> {
         let (link, count) = (Link::of(core, request.peer), Counts::of(request).all());
         if count == 0 {
             return Ok(());
         }
-        link.post(request, count, deadline).map_err(|stop| link.stopped(stop))
+        link.post(request, count, deadline).map_err(|stop| EndedPost(link.data, stop))
+    }
+
+    #[inline(always)]
+    fn explain(_: &Core, _: u32, EndedPost(data, stop): EndedPost, operation: Operation, deadline: Deadline) -> Fault {
+        outlined::explain(data, stop, operation, deadline)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -594,12 +673,15 @@ impl Link {
     fn post(&self, request: &Descriptor, count: u32, deadline: Deadline) -> Result<(), Ended> {
         let (mut chunk, mut deadline) = (0, deadline);
         loop {
-            let transfer = self.transfer(request, chunk);
-            self.claim(count, deadline, |pair, slots, mask| {
+            // Read before the claim, so that the trips to L2 overlap.
+            let (places, mut last) = (self.places(request), true);
+            self.claim(count, deadline, |pair, slots| {
+                let transfer = places.chunk(chunk);
                 self.fill(pair, slots.index, request, &transfer);
-                self.publish(pair, slots, mask, count, request.more);
+                self.publish(pair, slots, count, request.more);
+                last = transfer.last;
             })?;
-            if transfer.last {
+            if last {
                 return Ok(());
             }
             // A post that has begun must be finished.
@@ -607,15 +689,14 @@ impl Link {
         }
     }
 
-    /// Returns the addresses and keys of chunk `chunk` of a request's transfer. A chunk has the largest number of bytes
-    /// of one entry, the last one fewer.
+    /// Returns the addresses and keys of a request's transfer.
     #[inline(always)]
-    fn transfer(&self, request: &Descriptor, chunk: u32) -> Chunk {
+    fn places(&self, request: &Descriptor) -> Places {
         let (there, here, bytes) = match request.transfer {
-            Transfer::Nothing => return Chunk::default(),
+            Transfer::Nothing => return Places::default(),
             Transfer::PutValue { width_log2, destination: to, .. } => {
                 let there = self.there(to.window, to.offset);
-                return Chunk { there, here: Local::default(), bytes: 1 << width_log2, last: true };
+                return Places { there, bytes: 1 << width_log2, ..Places::default() };
             }
             Transfer::Put { source: from, destination: to, bytes } => {
                 (self.there(to.window, to.offset), self.here(from.window, from.offset, 0), bytes)
@@ -624,13 +705,7 @@ impl Link {
                 (self.there(from.window, from.offset), self.here(to.window, to.offset, 0), bytes)
             }
         };
-        let most = self.most_bytes();
-        let before = chunk as u64 * most as u64;
-        let left = bytes - before;
-        let last = left <= most as u64;
-        let bytes = if last { left as u32 } else { most };
-        let there = Remote { address: there.address + before, ..there };
-        Chunk { there, here: Local { address: here.address + before, bytes, ..here }, bytes, last }
+        Places { there, here, bytes, most: Some(self.most_bytes()) }
     }
 
     /// Writes the entries of a chunk. If it is not the last, its signal adds nothing.

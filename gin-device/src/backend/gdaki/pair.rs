@@ -153,7 +153,7 @@ pub struct QueuePair<M: Memory> {
     pub number: QueueNumber,
     /// log2 of the number of slots.
     pub depth_log2: u32,
-    /// log2 of the distance between entries that ask for a completion.
+    /// log2 of the distance between entries that ask for a completion. Only the lower five bits count.
     pub interval_log2: u32,
     /// Before the doorbell, entries and payload are released to the GPU only.
     pub releases_to_gpu: bool,
@@ -191,7 +191,10 @@ pub trait Rare {
     fn take(&self) -> bool;
 
     /// Does [`QueuePair::ring_on`].
-    fn ring_on(&self, claims: u64);
+    fn ring_on(&self, claims: u64, end: u32);
+
+    /// Does [`Status::end`] for a wait that must end at the time `deadline`.
+    fn end(&self, deadline: Deadline) -> Option<WaitError>;
 }
 
 /// Why a wait ended early; `None` if an entry has [failed](QueuePair::failure), which the caller must report.
@@ -199,19 +202,25 @@ pub type Ended = Option<WaitError>;
 
 /// The threads that post to a queue pair together: one thread, or lanes of a warp.
 ///
-/// Each method gathers them, and a post calls each at most once. No loop does.
+/// Each method but [`group`](Self::group) gathers them, and a post calls each at most once. No loop does.
 pub trait Posters {
+    /// The threads of the group that publish together.
+    type Group;
+
     /// Claims slots for all threads of the group.
     fn claim(&self) -> Claim;
 
     /// Returns whether all threads of the group bring `true`.
     fn all(&self, bit: bool) -> bool;
 
-    /// Gathers the entries that all threads of the group have just written, and orders memory among them. `more`: the
-    /// doorbell may wait for the caller's next post. In the thread that publishes the entries, returns them.
+    /// Returns all threads of the group if they publish `together`, else the calling thread. Gathers none.
+    fn group(&self, together: bool) -> Self::Group;
+
+    /// Gathers the entries that threads that publish together have just written, and orders memory among them. `more`:
+    /// the doorbell may wait for the caller's next post. In the thread that publishes the entries, returns them.
     fn written(&self, more: bool) -> Option<Written>;
 
-    /// Gathers the threads once their entries are published, and orders memory among them.
+    /// Gathers these threads once their entries are published, and orders memory among them.
     fn published(&self);
 }
 
@@ -228,11 +237,11 @@ pub struct Written {
 
 /// The slots of a thread's post, which it must fill and [publish](QueuePair::publish).
 #[derive(Clone, Copy, Debug)]
-pub struct Slots {
+pub struct Slots<G> {
     /// The lower 32 bits of the first index.
     pub index: u32,
-    /// All threads of the group found room at once, so that they publish together.
-    pub together: bool,
+    /// The threads that publish together: all of the group if they found room at once.
+    pub group: G,
     /// The claim was made while no entry was unpublished and no thread rang: in the thread that publishes the entries
     /// of the group.
     pub leads: bool,
@@ -319,7 +328,7 @@ impl<M: Memory> QueuePair<M> {
     /// completion if the interval or `flags` requires it.
     #[inline(always)]
     pub fn head(&self, index: u32, flags: Flags) -> Post {
-        let turn = index.wrapping_add(1) & ((1 << self.interval_log2) - 1) == 0;
+        let turn = index.wrapping_add(1) & (1u32.wrapping_shl(self.interval_log2) - 1) == 0;
         let asks = if turn { Flags::COMPLETION } else { Flags::NONE };
         Post { index: index as u64, queue: self.number, flags: flags.and(asks) }
     }
@@ -400,12 +409,12 @@ impl<M: Memory> QueuePair<M> {
     /// The error of the wait.
     // It returns no slots, because LLVM would put a `Result` of them on the stack.
     #[inline(always)]
-    pub fn claim_slots(
+    pub fn claim_slots<P: Posters>(
         &self,
         count: u32,
-        posters: &impl Posters,
-        wait: impl FnOnce(Entries) -> (Result<u64, Ended>, Self),
-        then: impl FnOnce(&Self, Slots),
+        posters: &P,
+        wait: impl FnOnce(Entries) -> (Result<(), Ended>, Self),
+        then: impl FnOnce(&Self, Slots<P::Group>),
     ) -> Result<(), Ended> {
         let mut pair = *self;
         // Read before the claim, so that the trips to L2 overlap.
@@ -413,27 +422,26 @@ impl<M: Memory> QueuePair<M> {
         let Claim { index, claims } = posters.claim();
         let fits = self.fits(index.wrapping_add(count), completion_index);
         let together = posters.all(fits);
+        let mut slots = Slots { index, group: posters.group(together), leads: together & (claims & BELOW == 0) };
         if !fits {
             let waited;
             (waited, pair) = wait(Entries { index, count });
             waited?;
+            // As they are already. Said again, no register keeps them during the wait.
+            (slots.group, slots.leads) = (posters.group(false), false);
         }
-        then(&pair, Slots { index, together, leads: together & (claims & BELOW == 0) });
+        then(&pair, slots);
         Ok(())
     }
 
-    /// Publishes the `count` entries in the thread's slots.
+    /// Publishes the entries of threads that publish together. All call this. `leads` is that of the [`Slots`].
     #[inline(always)]
-    pub fn publish(&self, slots: Slots, count: u32, posters: &impl Posters, more: bool, rare: &impl Rare) {
-        let alone = Written { first: slots.index, count, more };
-        let written = if slots.together { posters.written(more) } else { Some(alone) };
-        if let Some(written) = written {
-            self.announce(written, slots.leads, rare);
+    pub fn publish(&self, leads: bool, posters: &impl Posters, more: bool, rare: &impl Rare) {
+        if let Some(written) = posters.written(more) {
+            self.announce(written, leads, rare);
         }
         // One thread has marked the queue pair for all. A flush of each must find the mark.
-        if slots.together {
-            posters.published();
-        }
+        posters.published();
     }
 
     /// Waits until the thread's `own` entries have slots of their own. If it has claimed none, waits for room for
@@ -449,7 +457,9 @@ impl<M: Memory> QueuePair<M> {
     /// | `None` | an entry has failed |
     #[inline(always)]
     pub fn wait_for_room(&self, own: Entries, wanted: u32, deadline: Deadline, rare: &impl Rare) -> Result<u64, Ended> {
-        let start = if deadline.is_none() { 0 } else { M::clock_ns() };
+        // The deadline as a time, so that `end` has few arguments.
+        let end =
+            if deadline.is_none() { deadline } else { Deadline::after_ns(M::clock_ns().saturating_add(deadline.ns())) };
         let mut stop = None;
         loop {
             let completion_index = self.completion_index();
@@ -474,7 +484,7 @@ impl<M: Memory> QueuePair<M> {
             if !rare.take() {
                 return Err(None);
             }
-            stop = self.status.end(start, deadline);
+            stop = rare.end(end);
             M::pause(NAP_NS);
         }
     }
@@ -493,7 +503,7 @@ impl<M: Memory> QueuePair<M> {
         }
         let announced = if hold | leads { end } else { first };
         if let Some(claims) = self.give_back(count as u64, announced) {
-            rare.ring_on(claims);
+            rare.ring_on(claims, place(claims));
         }
     }
 
@@ -510,18 +520,18 @@ impl<M: Memory> QueuePair<M> {
         (claims & BELOW == 0 && place(claims) != announced).then_some(claims)
     }
 
-    /// Rings for entries that other threads have published, if no other thread will. `claims` is the claims word.
+    /// Rings for entries below `end`, which other threads have published, if no other thread will. `claims` is the
+    /// claims word. Rings on while others have published more meanwhile.
     #[inline(always)]
-    pub fn ring_on(&self, claims: u64) {
-        let mut left = Some(claims);
-        while let Some(claims) = left {
+    pub fn ring_on(&self, claims: u64, end: u32) {
+        let mut left = Some((claims, end));
+        while let Some((claims, end)) = left {
             sys::rolled();
             if self.claims().cas_relaxed_gpu(claims, claims | RINGING) != claims {
                 return;
             }
-            let end = place(claims);
             self.ring_for_all(end);
-            left = self.give_back(RINGING, end);
+            left = self.give_back(RINGING, end).map(|claims| (claims, place(claims)));
         }
     }
 
@@ -562,11 +572,8 @@ impl<M: Memory> QueuePair<M> {
         // Acquires the entries, and the completion indices that their posters have seen.
         M::fence_acquire_gpu();
         let fits = own.count != 0 && self.fits(end.wrapping_add(own.count), self.completion_index());
-        if !fits && self.claims().cas_relaxed_gpu(claims, claims | RINGING) == claims {
-            self.ring_for_all(end);
-            if let Some(claims) = self.give_back(RINGING, end) {
-                rare.ring_on(claims);
-            }
+        if !fits {
+            rare.ring_on(claims, end);
         }
     }
 
@@ -592,6 +599,7 @@ impl<M: Memory> QueuePair<M> {
             if consumed.wrapping_sub(first as u32) >= TAKE {
                 break;
             }
+            // With `stay` below, LLVM does not unroll it either.
             sys::rolled();
             let tail = Tail(self.completion(consumed).at(TAIL_WORD as u64).load_relaxed_sys());
             if !tail.is_in_place(consumed as u64, self.depth_log2) {
@@ -603,7 +611,7 @@ impl<M: Memory> QueuePair<M> {
             }
             // 16 bits are enough, because fewer than 2^16 entries are under way.
             end = end.wrapping_add(1 + tail.index().wrapping_sub(end as u16) as u32);
-            consumed = consumed.wrapping_add(1);
+            consumed = sys::stay(consumed.wrapping_add(1));
         }
         if end != completion_index as u32 {
             // Acquires the NIC's writes before these completions.
@@ -668,7 +676,7 @@ impl<M: Memory> QueuePair<M> {
             if tag >> TAG_SHIFT == (index + 1) & (u64::MAX >> TAG_SHIFT) {
                 self.counters.at(tag & ((1 << TAG_SHIFT) - 1)).red_add_relaxed_gpu(1);
             }
-            index += 1;
+            index = sys::stay_word(index + 1);
         }
     }
 
@@ -725,7 +733,7 @@ impl<M: Memory> QueuePair<M> {
         let covered = self.words.at(word::COVERED).load_relaxed_gpu();
         let (dumped, reads) = self.reads();
         let target = position.max(dumped);
-        let interval = 1u64 << self.interval_log2;
+        let interval = u64::from(1u32.wrapping_shl(self.interval_log2));
         let turn = (target + interval - 1) & !(interval - 1);
         let comes = (covered >= target) | (self.completion_index() >= target) | (self.position() >= turn);
         Covered { target, sure: comes & !reads, reads }

@@ -35,7 +35,7 @@ use crate::window::WindowRange;
 use by_stores::Raises;
 use bytemuck::Pod;
 use check::Posted;
-use gin_abi::{Deadline, Descriptor, FaultKind, Operation, Subject};
+use gin_abi::{Deadline, Descriptor, FaultKind, Operation};
 use options::Options;
 use request::{Arrives, Move, OneValue, Raise, Request};
 
@@ -322,9 +322,7 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
             more: options.more,
         };
         watch!(posted(self.request.own(), &descriptor));
-        B::post(core, &descriptor, operation, options.deadline).map_err(|stop| {
-            let timeout = core.fault(FaultKind::Timeout, operation).with_peer(self.peer.world());
-            core.status().explain(stop, timeout, Subject::None, options.deadline, 0, 0)
-        })
+        B::post(core, &descriptor, operation, options.deadline)
+            .map_err(|stop| B::explain(core, descriptor.peer, stop, operation, options.deadline))
     }
 }

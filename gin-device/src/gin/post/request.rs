@@ -99,7 +99,9 @@ impl<T: Pod, const PUTS: bool> Request for Move<T, PUTS> {
         judge.condition(there.fits_on(peer), || {
             unmet(FaultKind::OutOfRange, there).values(there.length_on(peer), there.end())
         });
-        judge.condition(here.fits_own(), || unmet(FaultKind::OutOfRange, here).values(here.own_length(), here.end()));
+        judge.last_condition(here.fits_own(), || {
+            unmet(FaultKind::OutOfRange, here).values(here.own_length(), here.end())
+        });
     }
 
     #[inline(always)]
@@ -183,7 +185,7 @@ impl Request for OneValue {
         let (offset, bytes) = there.place();
         judge.condition(bytes == width, || unmet(FaultKind::LengthMismatch).values(width, there.bytes()));
         judge.condition(offset.is_multiple_of(width), || unmet(FaultKind::Misaligned).values(width, there.offset()));
-        judge.condition(there.fits_on(posted.peer), || {
+        judge.last_condition(there.fits_on(posted.peer), || {
             unmet(FaultKind::OutOfRange).values(there.length_on(posted.peer), there.end())
         });
     }

@@ -59,9 +59,13 @@ struct Lane<'a> {
     /// The claims word before.
     claims: u64,
     ballot: &'a Ballot,
+    /// The lanes publish together.
+    together: bool,
 }
 
 impl Posters for Lane<'_> {
+    type Group = bool;
+
     fn claim(&self) -> Claim {
         let leads = self.lane == LANES - 1;
         Claim { index: place(self.claims) + self.lane as u32, claims: if leads { self.claims } else { 0 } }
@@ -71,14 +75,23 @@ impl Posters for Lane<'_> {
         self.ballot.cast(self.lane, !bit) == 0
     }
 
+    fn group(&self, together: bool) -> bool {
+        together
+    }
+
     fn written(&self, more: bool) -> Option<Written> {
+        if !self.together {
+            return Some(Written { first: place(self.claims) + self.lane as u32, count: 1, more });
+        }
         let all = self.ballot.cast(self.lane, !more) == 0;
         let entries = Written { first: place(self.claims), count: LANES as u32, more: all };
         (self.lane == LANES - 1).then_some(entries)
     }
 
     fn published(&self) {
-        self.ballot.cast(self.lane, true);
+        if self.together {
+            self.ballot.cast(self.lane, true);
+        }
     }
 }
 
@@ -86,13 +99,13 @@ impl World {
     /// Posts cell `lane` as one lane of a group, as the back end does, at the index that the group claimed for it.
     fn post_lane(&self, lane: usize, claims: u64, ballot: &Ballot) {
         self.cells[lane].write(lane as u64 + 100);
-        let poster = Lane { lane, claims, ballot };
-        let wait = |own| (self.wait_for_room(own, 1, Deadline::NONE), self.pair);
+        let poster = Lane { lane, claims, ballot, together: true };
+        let wait = |own| (self.wait_for_room(own, 1, Deadline::NONE).map(drop), self.pair);
         let posted = self.pair.claim_slots(1, &poster, wait, |pair, slots| {
             let announced = Doorbell::read(self.pair.doorbell.load_relaxed_sys()).end;
             assert!(u32::from(announced) <= slots.index, "an entry was announced before it was written");
             self.write_entry(slots.index, lane, Flags::NONE);
-            pair.publish(slots, 1, &poster, false, self);
+            pair.publish(slots.leads, &Lane { together: slots.group, ..poster }, false, self);
         });
         posted.unwrap();
         assert!(self.is_marked(), "a flush of lane {lane} would miss this queue pair");

@@ -19,13 +19,14 @@
 //! and the record to the NIC, which acquires them when it reads the doorbell. Without it the NIC may find an old entry
 //! or old payload. The wait for room needs none: see *A slot is not overwritten too early* in [`pair`](super).
 
-use super::{Ended, QueuePair, Slots, near, place, word};
+use super::{Ended, QueuePair, near, place, word};
 use crate::sys::{Memory, Word};
 use gin_abi::gdaki::CLAIM_SHIFT;
 
 impl<M: Memory> QueuePair<M> {
     /// Does what [`claim_slots`](Self::claim_slots) does, for the only thread that uses the queue pair. `wait` does
     /// [`wait_for_room`](Self::wait_for_room) for `count` wanted entries, and returns this queue pair, read again.
+    /// `then` gets the lower 32 bits of the first index.
     ///
     /// # Errors
     /// The error of the wait. The queue is then as it was, whatever the error.
@@ -34,7 +35,7 @@ impl<M: Memory> QueuePair<M> {
         &self,
         count: u32,
         wait: impl FnOnce() -> (Result<u64, Ended>, Self),
-        then: impl FnOnce(&Self, Slots),
+        then: impl FnOnce(&Self, u32),
     ) -> Result<(), Ended> {
         let mut pair = *self;
         let index = place(self.claims().load_own());
@@ -45,7 +46,7 @@ impl<M: Memory> QueuePair<M> {
             // `publish_alone` replaces the claims word.
             waited?;
         }
-        then(&pair, Slots { index, together: false, leads: false });
+        then(&pair, index);
         Ok(())
     }
 
