@@ -205,7 +205,10 @@ impl DeviceQueuePairs {
     /// # Errors
     /// An error of the device.
     pub fn fill(&self, comm: u64, target: impl Fn(u32, u32) -> Target) -> Result<(), GpuError> {
-        let mut table = vec![QueuePairData { comm, ..QueuePairData::unconnected() }; self.shape.entries() as usize];
+        // An error of a post without a connection has these numbers, too.
+        let all = (0..self.shape.contexts).flat_map(|context| (0..self.shape.ranks).map(move |peer| (context, peer)));
+        let mut table: Vec<_> =
+            all.map(|(context, peer)| QueuePairData { comm, context, peer, ..QueuePairData::unconnected() }).collect();
         for pair @ (context, peer, ..) in self.pairs() {
             let data = self.data(pair, target(context, peer));
             table[self.shape.entry(context, peer) as usize] = QueuePairData { comm, ..data };
