@@ -40,7 +40,7 @@ tests GIN_CAPI_SEEDS="${PROGRAMS:-3000}" gin-capi sanitizer fuzz
 host=$(rustc -vV | sed -n 's/^host: //p')
 search env RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address GIN_CAPI_CASES="${PROGRAMS:-3000}" "${CARGO:-cargo}" test \
     -p gin-capi --no-default-features --test handles --target "$host" --target-dir "${CARGO_TARGET_DIR:-target}/asan"
-search "${CARGO:-cargo}" test --release -p gin-device --test float -- --ignored
+search env GIN_ALL_INPUTS=1 "${CARGO:-cargo}" test --release -p gin-device --test float
 tests GIN_MODEL_MORE_PREEMPTIONS=1 gin-device loom_models
 search "${MAKE:-make}" stress
 search "${MAKE:-make}" soak

@@ -384,7 +384,7 @@ fn operation<B: Backend, C: Coop>(
     }
 }
 
-// On CPUs this is a function, because LLVM takes three times as long for one function of all operations.
+// On CPUs it and its like are functions, because LLVM takes more than twice as long for one function of all operations.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 fn put<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {

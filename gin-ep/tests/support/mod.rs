@@ -10,9 +10,7 @@ use gpu_tests_kernels::experts::{hardware_experts, hardware_experts_each, hardwa
 use gpu_tests_kernels::hardware_spin;
 use std::sync::Arc;
 
-#[allow(dead_code, reason = "tests use different parts")]
 pub mod lanes;
-#[allow(dead_code, reason = "tests use different parts")]
 pub mod layouts;
 #[allow(dead_code, reason = "tests use different parts")]
 pub mod shared;
