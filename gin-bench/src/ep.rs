@@ -401,21 +401,21 @@ impl<'a> Bed<'a> {
         Ok(wrong)
     }
 
-    /// Counts wrong rows of the packed layout by expert, of the first ones.
+    /// Counts wrong rows of the packed layout by expert, of some of all experts and sources.
     fn wrong_packed(&self, packed: &Arrangement) -> Result<u64, EpError> {
         let (hidden, me) = (self.shape.hidden, self.rank.rank() as usize);
         let small = Shape { hidden: 1, ..*self.shape };
         let expected: Vec<ExpertRow> =
-            expert_major(&small, &self.batches, me, 1).into_iter().flat_map(|zone| zone.rows).take(64).collect();
-        let mut found = vec![0u16; expected.len() * hidden];
-        if let Some(rows) = packed.rows() {
-            rows.read(0, &mut found)?;
-        }
-        let is_wrong = |(row, found): (&ExpertRow, &[u16])| {
+            expert_major(&small, &self.batches, me, 1).into_iter().flat_map(|zone| zone.rows).collect();
+        let (mut found, mut wrong) = (vec![0u16; hidden], 0);
+        for (place, row) in expected.iter().enumerate().step_by(expected.len() / 64 + 1) {
+            if let Some(rows) = packed.rows() {
+                rows.read((place * 2 * hidden) as u64, &mut found)?;
+            }
             let elements = (row.token * hidden..(row.token + 1) * hidden).map(|at| element(row.source, hidden, at));
-            !elements.eq(found.iter().copied())
-        };
-        Ok(expected.iter().zip(found.chunks_exact(hidden)).filter(|&both| is_wrong(both)).count() as u64)
+            wrong += u64::from(!elements.eq(found.iter().copied()));
+        }
+        Ok(wrong)
     }
 
     /// Returns what this rank's experts make of the received rows, by source.
@@ -501,18 +501,16 @@ impl<'a> Bed<'a> {
             let rows = self.ids_here().max(1) as u32;
             let flat = Arrangement::new(&group, Layout::Flat, (self.shape.ranks * self.tokens) as u32)?;
             let packed = Arrangement::new(&group, Layout::Packed { align: 1 }, rows)?;
-            let mut received = lane.exchange(stream, &input)?;
-            received.arrange(stream, &packed)?;
-            received.release();
+            lane.exchange_into(stream, &input, &packed)?.0.release();
             stream.synchronize()?;
             wrong += self.wrong_packed(&packed)?;
             Some([flat, packed])
         } else {
             None
         };
-        let arranged = |received: &mut gin_ep::Received<'_>, which: usize| -> Result<(), EpError> {
-            if let Some(layouts) = &layouts {
-                received.arrange(stream, &layouts[which])?;
+        let arranged = |received: &mut gin_ep::Received<'_>| -> Result<(), EpError> {
+            if let Some([flat, _]) = &layouts {
+                received.arrange(stream, flat)?;
             }
             Ok(())
         };
@@ -522,22 +520,20 @@ impl<'a> Bed<'a> {
         for _ in 0..self.bench.launches.min(self.bench.pick(9, 1)) {
             calls.dispatch.push(chain(self.rank, stream, self.length(), || {
                 let mut received = lane.exchange(stream, &input)?;
-                arranged(&mut received, 0)?;
+                arranged(&mut received)?;
                 received.release();
                 Ok(())
             })?);
             if combines != Combines::None {
                 calls.pair.push(chain(self.rank, stream, self.length(), || {
                     let mut received = lane.exchange(stream, &input)?;
-                    arranged(&mut received, 0)?;
+                    arranged(&mut received)?;
                     received.combine(stream, Rows::InPlace, &combine)
                 })?);
             }
-            if combines == Combines::Layouts {
+            if let Some([_, packed]) = &layouts {
                 calls.packed.push(chain(self.rank, stream, self.length(), || {
-                    let mut received = lane.exchange(stream, &input)?;
-                    arranged(&mut received, 1)?;
-                    received.release();
+                    lane.exchange_into(stream, &input, packed)?.0.release();
                     Ok(())
                 })?);
             }

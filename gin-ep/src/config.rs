@@ -390,7 +390,7 @@ impl GroupConfig {
 
     /// Returns the names of the kernels for dispatch and combine, which post to this network, if they do, and of the
     /// kernel for sums of a rank.
-    pub(crate) fn kernels(&self, network: Option<BackendKind>) -> [String; 3] {
+    pub(crate) fn kernels(&self, network: Option<BackendKind>) -> [String; 4] {
         let suffix = match network {
             None => "",
             Some(BackendKind::Proxy) => "_proxy",
@@ -405,6 +405,7 @@ impl GroupConfig {
         if self.back_f32 {
             back = "wide";
         }
-        [format!("{dispatch}{suffix}"), format!("ep_combine_{back}{suffix}"), format!("ep_reduce_{back}")]
+        let send = dispatch.replace("dispatch", "send_rows");
+        [format!("{dispatch}{suffix}"), send, format!("ep_combine_{back}{suffix}"), format!("ep_reduce_{back}")]
     }
 }

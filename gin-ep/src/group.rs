@@ -58,10 +58,12 @@ pub struct Group<'c> {
     pub(crate) at_source: bool,
     /// Bytes of a row of sums.
     pub(crate) sum_bytes: u32,
-    pub(crate) arrange: [Function; 3],
+    pub(crate) arrange: [Function; 4],
     pub(crate) plan: Function,
     pub(crate) allot: Function,
     pub(crate) dispatch: Function,
+    pub(crate) describe: Function,
+    pub(crate) send_rows: Function,
     pub(crate) combine: Function,
     pub(crate) reduce: Function,
 }
@@ -145,8 +147,9 @@ impl<'c> Group<'c> {
         }
         let shape = LaunchConfig::new(1, threads).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
-        let [dispatch, combine, reduce] = config.kernels(remote.as_ref().map(|remote| remote.backend));
+        let [dispatch, send_rows, combine, reduce] = config.kernels(remote.as_ref().map(|remote| remote.backend));
         let (plan, allot) = (kernels.function("ep_plan")?, kernels.function("ep_allot")?);
+        let (describe, send_rows) = (kernels.function("ep_describe")?, kernels.function(&send_rows)?);
         let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
         let reduce = kernels.function(&reduce)?;
         let mut most = config.blocks.map_or(u64::MAX, u64::from);
@@ -166,7 +169,7 @@ impl<'c> Group<'c> {
         let (element, at_source) = (config.element, config.at_source);
         let sum_bytes = if config.back_f32 { sizes.back_bytes / 2 } else { sizes.back_bytes };
         let arrange = |part: &str| kernels.function(&format!("ep_arrange_{part}"));
-        let arrange = [arrange("count")?, arrange("place")?, arrange("copy")?];
+        let arrange = [arrange("count")?, arrange("place")?, arrange("copy")?, arrange("arriving")?];
         Ok(Self {
             comm,
             device,
@@ -182,6 +185,8 @@ impl<'c> Group<'c> {
             plan,
             allot,
             dispatch,
+            describe,
+            send_rows,
             combine,
             reduce,
         })
@@ -205,6 +210,16 @@ impl<'c> Group<'c> {
     /// Returns the sizes for kernels, which all lanes have.
     pub fn sizes(&self) -> gin_ep_kernels::Sizes {
         self.lanes[0].params.sizes
+    }
+
+    /// Returns the shapes of the kernels that send rows and copy them as they arrive, at the same time. Few processors
+    /// can send as fast as links take rows. No other block fits on theirs, as senders have too many registers.
+    pub(crate) fn shapes_arriving(&self) -> [LaunchConfig; 2] {
+        let (blocks, threads) = (self.shape.blocks() as u32, self.shape.threads() as u32);
+        let senders = (blocks / 8).max(blocks.min(32) / 2).max(1);
+        let fewer = threads.min(gin_ep_kernels::MOST_NETWORK_THREADS);
+        let sends = LaunchConfig::new(senders * (threads / fewer), fewer).dynamic_shared(self.shape.dynamic_shared);
+        [sends, LaunchConfig::new(blocks, threads)]
     }
 
     /// Returns the number of blocks of a launch.

@@ -93,6 +93,39 @@ impl<'g> Lane<'g> {
         Ok(Received { ended: Ended { lane: self, tokens } })
     }
 
+    /// Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. Returns the
+    /// parameter by which kernels find them there, too. All ranks call it, each with any layout.
+    ///
+    /// The result is that of [`exchange`](Self::exchange) and [`Received::arrange`]. It takes less time, because rows are
+    /// copied while others are on their way: the ranks tell each other the ids of their rows first. Layouts whose rows
+    /// are not copied gain nothing.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch); [`EpError::Unsuited`] for an arrangement of another group, or if loads and
+    /// stores do not reach all ranks.
+    pub fn exchange_into(
+        &mut self,
+        stream: &Arc<dyn Stream>,
+        tokens: &Tokens<'_>,
+        to: &Arrangement,
+    ) -> Result<(Received<'_>, kernels::Arranged), EpError> {
+        let group = self.group;
+        if group.signals.is_some() {
+            let what = "an exchange into a layout in a group with ranks that loads and stores do not reach";
+            return Err(EpError::Unsuited { what, remedy: "call `exchange` and `Received::arrange`" });
+        }
+        to.check(&self.state().params.sizes)?;
+        let tokens = self.prepare(stream, tokens)?;
+        let lane = Plain(self.state().params);
+        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &lane, &Plain(tokens)];
+        // Safety: as for a dispatch.
+        unsafe { stream.launch(&group.describe, group.shape, &arguments)? };
+        let received = Received { ended: Ended { lane: self, tokens } };
+        let view = received.arranged(to)?;
+        received.ended.lane.arrange(stream, to, view, Some(tokens))?;
+        Ok((received, view))
+    }
+
     /// Counts the tokens for each rank once, for dispatches of the same ids. A dispatch with a plan does not count, and
     /// does not report tokens that were dropped.
     ///
@@ -142,6 +175,13 @@ impl<'g> Lane<'g> {
         tokens: &Tokens<'_>,
         phases: u32,
     ) -> Result<kernels::Tokens, EpError> {
+        let params = self.prepare(stream, tokens)?;
+        self.launch_dispatch(stream, self.group.shape, params, phases)?;
+        Ok(params)
+    }
+
+    /// Checks and keeps the memory of tokens, and finds out where their rows go.
+    fn prepare(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<kernels::Tokens, EpError> {
         if self.is_unheard {
             return Err(EpError::NotReceived { lane: self.number });
         }
@@ -155,7 +195,6 @@ impl<'g> Lane<'g> {
         if state.params.sizes.is_shared() {
             self.launch_allot(stream, params.plan)?;
         }
-        self.launch_dispatch(stream, self.group.shape, params, phases)?;
         Ok(params)
     }
 
@@ -257,7 +296,13 @@ struct Ended<'l> {
 
 /// A lane without the lifetime of its group, which a value that borrows the lane need not name.
 trait Lent: std::fmt::Debug + Send {
-    fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement, view: kernels::Arranged) -> Result<(), EpError>;
+    fn arrange(
+        &mut self,
+        stream: &Arc<dyn Stream>,
+        to: &Arrangement,
+        view: kernels::Arranged,
+        arriving: Option<kernels::Tokens>,
+    ) -> Result<(), EpError>;
     fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::Received) -> Result<(), EpError>;
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError>;
     fn multiply(&mut self, stream: &Arc<dyn Stream>, early: &EarlyMatmul, weights: &MemorySlice)
@@ -275,26 +320,35 @@ trait Lent: std::fmt::Debug + Send {
 }
 
 impl Lent for Lane<'_> {
-    fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement, view: kernels::Arranged) -> Result<(), EpError> {
-        let sizes = &Lane::state(self).params.sizes;
-        if *sizes != to.sizes {
-            let remedy = "make one for this group";
-            return Err(EpError::Unsuited { what: "an arrangement of a group with other sizes", remedy });
-        }
+    /// Launches the kernels of a layout. Rows that are `arriving` are described, and sent by a kernel among these.
+    fn arrange(
+        &mut self,
+        stream: &Arc<dyn Stream>,
+        to: &Arrangement,
+        view: kernels::Arranged,
+        arriving: Option<kernels::Tokens>,
+    ) -> Result<(), EpError> {
+        let (group, params) = (self.group, Lane::state(self).params);
+        to.check(&params.sizes)?;
         Lane::state(self).keep(stream, &to.used())?;
-        let shape = LaunchConfig::new(self.group.shape.blocks() as u32, self.group.shape.threads() as u32);
-        let [count, place, copy] = &self.group.arrange;
-        let kernels: &[&gin_gpu::Function] = match to.layout {
-            Layout::Flat if sizes.is_shared() => &[place],
-            Layout::Flat => &[place, copy],
-            Layout::Listed => &[count, place],
-            Layout::Padded | Layout::Packed { .. } => &[count, place, copy],
-        };
-        for kernel in kernels {
-            let arguments: [&dyn KernelArg; 1] = [&Plain(view)];
-            // Safety: the rows are received, the memory is the arrangement's and is kept, and kernels of a stream
-            // follow each other.
-            unsafe { stream.launch(kernel, shape, &arguments)? };
+        let shape = LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32);
+        let [count, place, copy, copy_arriving] = &group.arrange;
+        let (view, lane) = (Plain(view), Plain(params));
+        // Safety of all launches: the rows are described or received, the memory is the arrangement's and is kept, and
+        // kernels of a stream follow each other.
+        if to.layout != Layout::Flat {
+            unsafe { stream.launch(count, shape, &[&view])? };
+        }
+        unsafe { stream.launch(place, shape, &[&view])? };
+        if let Some(tokens) = arriving {
+            let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &lane, &Plain(tokens)];
+            let [sends, copies] = group.shapes_arriving();
+            unsafe { stream.launch(&group.send_rows, sends, &arguments)? };
+            let copies = if group.comm.gpu().limits().dependents { copies.dependent() } else { copies };
+            let arguments: [&dyn KernelArg; 3] = [&group.device, &group.arena, &view];
+            unsafe { stream.launch(copy_arriving, copies, &arguments)? };
+        } else if to.rows().is_some() {
+            unsafe { stream.launch(copy, shape, &[&view])? };
         }
         Ok(())
     }
@@ -487,11 +541,17 @@ impl Received<'_> {
     /// # Errors
     /// [`EpError::Unsuited`] for an arrangement of another group; an error of the device.
     pub fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement) -> Result<kernels::Arranged, EpError> {
+        let view = self.arranged(to)?;
+        self.ended.lane.arrange(stream, to, view, None)?;
+        Ok(view)
+    }
+
+    /// Returns the parameter of kernels for rows in a layout.
+    fn arranged(&self, to: &Arrangement) -> Result<kernels::Arranged, EpError> {
         let mut view = to.view(self.view());
         if let (Layout::Flat, Some(region)) = (to.layout, self.region()?) {
             view.rows = region.address();
         }
-        self.ended.lane.arrange(stream, to, view)?;
         Ok(view)
     }
 

@@ -124,6 +124,15 @@ impl Arrangement {
         Ok(words)
     }
 
+    /// Checks that it was made for a group with these sizes.
+    pub(crate) fn check(&self, sizes: &Sizes) -> Result<(), EpError> {
+        if self.sizes == *sizes {
+            return Ok(());
+        }
+        let remedy = "make one for this group";
+        Err(EpError::Unsuited { what: "an arrangement of a group with other sizes", remedy })
+    }
+
     /// Returns the parameter of kernels.
     pub(crate) fn view(&self, received: kernels::Received) -> kernels::Arranged {
         kernels::Arranged {

@@ -52,7 +52,8 @@ fn assembled() -> Result<Completion, Failed> {
                 // No block of it fits there: a GPU of compute capability 8 has less shared memory.
                 continue;
             }
-            let posts = entry.name.ends_with("_proxy") || entry.name.ends_with("_gdaki");
+            let posts =
+                entry.name.ends_with("_proxy") || entry.name.ends_with("_gdaki") || entry.name.contains("_send_");
             let threads = match (multiplies, posts) {
                 (true, _) => tile::THREADS,
                 (false, true) => gin_ep_kernels::MOST_NETWORK_THREADS,
@@ -64,8 +65,8 @@ fn assembled() -> Result<Completion, Failed> {
                 return Err(format!("{arch} {}: {entry:?}", entry.name).into());
             }
         }
-        if kernels != 31 {
-            return Err(format!("{arch} has {kernels} kernels, not 31").into());
+        if kernels != 35 {
+            return Err(format!("{arch} has {kernels} kernels, not 35").into());
         }
         if arch == "sm_90" {
             fences(&text, &report)?;
@@ -77,15 +78,20 @@ fn assembled() -> Result<Completion, Failed> {
 /// Requires that a block releases once for all that it stored, and once for each peer whose flag it raises, and
 /// acquires once for each source.
 fn fences(text: &str, report: &Report) -> Result<(), Failed> {
-    for (kernel, releases) in [
+    for (kernel, releases, acquires) in [
         // The block that was counted, and a flag.
-        ("ep_dispatch", 2),
-        ("ep_dispatch_e4m3", 2),
+        ("ep_dispatch", 2, [1, 1]),
+        ("ep_dispatch_e4m3", 2, [1, 1]),
+        ("ep_describe", 2, [1, 1]),
+        // They do not receive.
+        ("ep_send_rows", 2, [0, 1]),
+        ("ep_send_rows_e4m3", 2, [0, 1]),
+        ("ep_arrange_arriving", 0, [1, 0]),
         // The same; flags of rows in place are raised elsewhere.
-        ("ep_combine_bf16", 3),
-        ("ep_combine_f16", 3),
-        ("ep_combine_f32", 3),
-        ("ep_combine_wide", 3),
+        ("ep_combine_bf16", 3, [1, 1]),
+        ("ep_combine_f16", 3, [1, 1]),
+        ("ep_combine_f32", 3, [1, 1]),
+        ("ep_combine_wide", 3, [1, 1]),
     ] {
         let rest = text.split(".entry ").find(|rest| rest.starts_with(&format!("{kernel}(")));
         // Functions may follow.
@@ -93,7 +99,8 @@ fn fences(text: &str, report: &Report) -> Result<(), Failed> {
         let count = |fence: &str| body.matches(fence).count();
         let found = [count("fence.release.sys"), count("fence.acquire.sys"), count("fence.acquire.gpu")];
         // The block that was counted last acquires what the others released.
-        if found != [releases, 1, 1] || count("fence.") != releases + 2 {
+        let [system, gpu] = acquires;
+        if found != [releases, system, gpu] || count("fence.") != releases + system + gpu {
             return Err(format!("{kernel}: {found:?} releases to the system, acquires from it and from the GPU").into());
         }
         // A report of a fault has a fence of its own.

@@ -97,7 +97,7 @@ fn rows_for_each_id_and_all_elements_and_layouts_cross_a_network() {
     on_networks(4, 9, &[1, 2], |rank, comm| support::at_source(rank, comm, &config(&shape, 12), &shape, 12));
     for layout in [Layout::Flat, Layout::Packed { align: 8 }] {
         on_networks(4, 8, &[2], |rank, comm| {
-            support::layouts::layout(rank, comm, &config(&shape, 12), layout, &shape, 12)
+            support::layouts::layout_as(rank, comm, &config(&shape, 12), layout, &shape, 12, false)
         });
     }
     let shape = Shape { hidden: 128, topk: 3, ..shape };
@@ -108,7 +108,9 @@ fn rows_for_each_id_and_all_elements_and_layouts_cross_a_network() {
         Element::E4m3(Scales::Ue8m0),
         Element::Opaque { row_bytes: 48, scale_bytes: 7 },
     ] {
-        on_networks(4, 4, &[1, 2], |rank, comm| support::element(rank, comm, &config(&shape, 9), element, &shape, 9));
+        on_networks(4, 4, &[1, 2], |rank, comm| {
+            support::element_as(rank, comm, &config(&shape, 9), element, &shape, 9, false)
+        });
     }
 }
 
@@ -266,7 +268,9 @@ fn a_put_that_the_network_does_not_carry_out_ends_as_a_report() {
                 match failure {
                     // Rank 1 hears nothing, gives the other up, and is given up.
                     Failure::Silence => {
-                        assert_eq!((report, group.masked(0)?), (Some(Code::Silent), 1 << (1 - rank.rank())))
+                        assert_eq!((report, group.masked(0)?), (Some(Code::Silent), 1 << (1 - rank.rank())));
+                        // A rank that leaves would end the other's wait.
+                        rank.barrier()?;
                     }
                     _ => {
                         assert!(matches!(report, Some(Code::Stopped | Code::Silent)), "{report:?}");

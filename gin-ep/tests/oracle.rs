@@ -371,7 +371,11 @@ fn one_resident_block_of_many_is_enough() {
     for seed in 0..4 {
         let world = WorldConfig::seeded(3, seed).resident_blocks(1);
         // More blocks than may be resident: they run one after the other.
-        run(world, config.grid(5), shape, 40, &[pair(Routing::Uniform), pair(Routing::Repeats)]);
+        run(world.clone(), config.grid(5), shape, 40, &[pair(Routing::Uniform), pair(Routing::Repeats)]);
+        on_ranks(world, |rank, comm| {
+            let layout = Layout::Packed { align: 8 };
+            support::layouts::layout_as(rank, comm, &config.grid(5), layout, &shape, 40, true)
+        });
     }
 }
 
@@ -459,6 +463,15 @@ fn a_silent_rank_is_reported_and_masked_and_readmitted_and_finds_out_if_it_comes
     let (config, deadline) = (config(&shape, 8).threads(32), Deadline::after_ms(20));
     on_ranks(WorldConfig::seeded(3, 5), |rank, comm| {
         support::lanes::silent(rank, comm, (&config, deadline), &shape, 8)
+    });
+}
+
+#[test]
+fn a_rank_that_describes_its_rows_and_sends_none_is_reported_and_left_out() {
+    let shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
+    let (config, deadline) = (config(&shape, 8).threads(32), Deadline::after_ms(20));
+    on_ranks(WorldConfig::seeded(3, 5), |rank, comm| {
+        support::layouts::described_only(rank, comm, (&config, deadline), &shape, 8)
     });
 }
 

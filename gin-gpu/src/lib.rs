@@ -94,17 +94,20 @@ pub struct Limits {
     pub dynamic_shared: u32,
     /// The most blocks of a cluster; 1 if there are no clusters.
     pub cluster_blocks: u32,
+    /// Kernels may be launched as [`dependent`](LaunchConfig::dependent) ones.
+    pub dependents: bool,
 }
 
 impl Limits {
-    /// The limits of CUDA GPUs of compute capability 8.0 and later: 227 KiB of shared memory, and no clusters, which
-    /// capability 9.0 introduced.
+    /// The limits of CUDA GPUs of compute capability 8.0 and later: 227 KiB of shared memory, and neither clusters nor
+    /// dependent kernels, which capability 9.0 introduced.
     pub const CUDA: Self = Self {
         threads_per_block: 1024,
         block: [1024, 1024, 64],
         grid: [i32::MAX as u32, 65535, 65535],
         dynamic_shared: 227 << 10,
         cluster_blocks: 1,
+        dependents: false,
     };
 }
 

@@ -36,7 +36,7 @@ const ALIGN: usize = 256;
 const LARGEST: u64 = 64 << 30;
 
 /// The limits of the virtual GPU: those of CUDA GPUs.
-const LIMITS: Limits = Limits { dynamic_shared: gin_virtual::SHARED_LIMIT as u32, ..Limits::CUDA };
+const LIMITS: Limits = Limits { dynamic_shared: gin_virtual::SHARED_LIMIT as u32, dependents: true, ..Limits::CUDA };
 
 /// Memory of this process.
 #[derive(Debug)]

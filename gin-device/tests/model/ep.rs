@@ -7,7 +7,7 @@ use gin_device::internal::status::WaitError;
 use gin_device::sys::Word;
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
 use gin_ep_kernels::internal::{
-    IN_PLACE, Launch, PUSHED, agree, flag, is_over, raise, report, slot, wait, wait_together,
+    IN_PLACE, Launch, PUSHED, agree, count, flag, is_over, raise, report, slot, wait, wait_for, wait_together,
 };
 use loom::thread;
 use std::sync::Arc;
@@ -164,6 +164,35 @@ models! {
             });
             assert_eq!(arrives(&world, arena.word(3), 1), 2);
             assert_eq!([0, 1].map(|number| world.cells[number].read()), [7, 8]);
+            for block in blocks {
+                block.join().unwrap();
+            }
+        });
+    }
+
+    fn a_receiver_sees_the_rows_of_all_blocks_of_a_section_after_its_flag() {
+        explore(2, || {
+            let world = World::new(Setup { cells: 4, ..Setup::default() });
+            // For each section the number of blocks that have sent it, then the flag.
+            let arena = Arc::new(Arena::new([0; 3]));
+            let block = |world: &World, arena: &Arena, number: usize| {
+                for section in 0..2 {
+                    world.cells[2 * section + number].write(7 + section as u64);
+                    if count::<Loom>(arena.word(section), 1, 2) {
+                        raise::<Loom>(arena.word(2), 1, section as u32 + 1);
+                    }
+                }
+            };
+            let blocks = [0, 1].map(|number| {
+                let (world, arena) = (world.clone(), arena.clone());
+                thread::spawn(move || block(&world, &arena, number))
+            });
+            for section in 0..2 {
+                let waited = wait_for::<Loom>(&world.status, Deadline::NONE, arena.word(2), 1, section as u32 + 1);
+                assert!(waited.is_ok(), "nothing ends the wait");
+                let rows = [0, 1].map(|number| world.cells[2 * section + number].read());
+                assert_eq!(rows, [7 + section as u64; 2]);
+            }
             for block in blocks {
                 block.join().unwrap();
             }

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Received rows in other layouts: packed, and by expert. Three kernels in a row, without a wait.
+//! Received rows in other layouts: packed, and by expert. Three kernels in a row.
 //!
-//! The first counts the rows of each expert, the second gives each row its places, the third copies. A place is the
+//! The first counts the rows of each expert, the second gives each row its places, the third copies, also while rows
+//! arrive whose descriptions are there. A place is the
 //! number of earlier rows, by source, token and position of the id, so it is the same in every grid.
 
+use crate::dispatch::{Arena, is_silent};
 use crate::format::{load_unit, store_unit};
-use crate::lane::load;
+use crate::lane::{DISPATCH, load};
+use crate::protocol::{Launch, slot, wait_for};
 use crate::status::{self, Code};
 use crate::{Received, UNIT};
 use gin_device::prelude::*;
+use gin_device::sys::Global;
 use gin_device::sys::data::{store_weak_pair, store_weak_u32};
 
 /// [`Arranged::kind`]: one row for each received one, without gaps.
@@ -351,32 +355,101 @@ fn total_of(to: &Arranged, rows: u32) {
 /// - As [`count`].
 #[inline(always)]
 pub unsafe fn copy(to: &Arranged) {
-    let (received, sizes) = (&to.received, to.received.lane().sizes);
-    let (pairs, each) = (sizes.row_bytes / 16, to.each());
-    let units = pairs.div_ceil(UNIT);
     let step = Block.size() / WARP_SIZE * grid_dim().count() as u32;
-    let mut unit = Block.rank() / WARP_SIZE * grid_dim().count() as u32 + block_in_grid();
-    for source in 0..sizes.ranks {
-        let count = received.count(source);
-        while unit < count * units {
-            let (row, pair) = (unit / units, unit % units * UNIT + gin_device::coop::lane());
-            unit += step;
-            let index = to.index(source, row);
-            let meta = to.meta(source) + u64::from(row) * u64::from(sizes.meta_bytes) + 4;
-            // Safety: a received row, its description, and rows of the layout.
-            unsafe {
-                let data = load_unit(received.row(source, row).addr() as u64, pair, pairs);
-                for k in 0..each {
-                    if to.kind != FLAT && (load(meta + 4 * u64::from(k)) as i32) < 0 {
-                        continue;
+    let mut unit = (Block.rank() / WARP_SIZE * grid_dim().count() as u32 + block_in_grid()).wrapping_sub(step);
+    let next = || {
+        unit = unit.wrapping_add(step);
+        unit
+    };
+    // Safety: the caller's promise.
+    unsafe { copy_when(to, next, |_, _| true) };
+}
+
+/// Copies rows to their places as they arrive, section by section. Rows of a rank whose sections do not come are zeros,
+/// and the rank is reported to the lane's status as by a [`dispatch`](crate::dispatch()).
+///
+/// # Safety
+/// - As [`count`]. The kernel before on the stream was [`send_rows`](crate::send_rows); this one may be a dependent one.
+///   The host made communicator, arena and layout for each other.
+#[inline(always)]
+pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
+    if let Some(arena) = Arena::new(comm, arena) {
+        let (lane, epoch, mine) = (to.received.lane(), to.received.epoch(), gin_device::coop::lane());
+        // For the sources of this lane's number and 32 further the number of tokens that have come.
+        let (mut covered, mut lost) = ((0, 0), 0u64);
+        let is_there = |source: u32, token: u32| {
+            let known = Warp.shuffle(if source < WARP_SIZE { covered.0 } else { covered.1 }, source % WARP_SIZE);
+            if token < known {
+                return lost >> source & 1 == 0;
+            }
+            let mut waited = Ok(0);
+            if mine == source % WARP_SIZE {
+                let flag = arena.word(lane.section_flag(source));
+                waited = wait_for::<Global>(&status::of(comm), lane.patience(), flag, epoch, token + 1);
+                let seen = match waited {
+                    Ok(tokens) => tokens.max(token + 1),
+                    Err(error) => {
+                        is_silent(&arena, lane, source, epoch, error);
+                        u32::MAX
                     }
-                    let place = load(to.places + 4 * (index + u64::from(k)));
-                    if place < to.capacity {
-                        store_unit(to.row(place).addr() as u64, pair, pairs, &data);
-                    }
+                };
+                covered = if source < WARP_SIZE { (seen, covered.1) } else { (covered.0, seen) };
+            }
+            // The other lanes read what this one has acquired.
+            Warp.sync();
+            if Warp.any(waited.is_err()) {
+                lost |= 1 << source;
+            }
+            lost >> source & 1 == 0
+        };
+        // Blocks that start when the rows are sent take units, too.
+        let launch = Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot(epoch))));
+        let next = || Warp.broadcast(if Warp.elect() { launch.take() } else { 0 }, 0) as u32;
+        // Safety: the caller's promise.
+        unsafe { copy_when(to, next, is_there) };
+    }
+    gin_device::sys::wait_for_predecessor();
+}
+
+/// Copies rows to their places. Sources take turns. `next` returns the warp's next unit; `is_there` waits for a row of a
+/// source, whose token it gets; without the row its places get zeros. All lanes of a warp call them.
+///
+/// # Safety
+/// - As [`count`].
+#[inline(always)]
+unsafe fn copy_when(to: &Arranged, mut next: impl FnMut() -> u32, mut is_there: impl FnMut(u32, u32) -> bool) {
+    let (received, sizes) = (&to.received, to.received.lane().sizes);
+    let is_copied = to.rows != 0 && !to.is_in_place();
+    let (pairs, each) = if is_copied { (sizes.row_bytes / 16, to.each()) } else { (0, 0) };
+    let units = pairs.div_ceil(UNIT).max(1);
+    let most = (0..sizes.ranks).map(|source| received.count(source)).max().unwrap_or(0);
+    let (end, mut ahead) = (most * sizes.ranks * units, next());
+    while ahead < end {
+        let unit = ahead;
+        ahead = next();
+        let (at, pair) = (unit / units, unit % units * UNIT + gin_device::coop::lane());
+        let (row, source) = (at / sizes.ranks, at % sizes.ranks);
+        if row >= received.count(source) {
+            continue;
+        }
+        let index = to.index(source, row);
+        let meta = to.meta(source) + u64::from(row) * u64::from(sizes.meta_bytes);
+        // Safety: a received row, its description, and rows of the layout.
+        unsafe {
+            let data = if is_there(source, load(meta)) {
+                load_unit(received.row(source, row).addr() as u64, pair, pairs)
+            } else {
+                ((0, 0), (0, 0), (0, 0), (0, 0))
+            };
+            for k in 0..each {
+                if to.kind != FLAT && (load(meta + 4 + 4 * u64::from(k)) as i32) < 0 {
+                    continue;
+                }
+                let place = load(to.places + 4 * (index + u64::from(k)));
+                if place < to.capacity {
+                    store_unit(to.row(place).addr() as u64, pair, pairs, &data);
                 }
             }
         }
-        unit -= count * units;
     }
 }

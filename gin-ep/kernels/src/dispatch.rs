@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Dispatch: every row once to every rank that has one of its experts.
 
-use crate::format::Format;
-use crate::lane::{COMBINE, DISPATCH, EPOCH, Lane, MASKED, SINCE, Tokens, load};
+use crate::format::{Described, Descriptions, Format};
+use crate::lane::{COMBINE, DISPATCH, EPOCH, Lane, MASKED, SECTION, SECTIONS, SINCE, Tokens, load};
 use crate::network::{Near, Network, Reach, Routed};
 use crate::protocol::{self, Launch, raise};
 use crate::routes::{Routes, check_number};
@@ -146,6 +146,34 @@ pub unsafe fn dispatch_over<F: Format, B: Backend>(
     unsafe { dispatch_by::<F, _>(comm, &arena, lane, tokens, phases) };
 }
 
+/// Sends the descriptions of the rows alone, and waits for those of all ranks. Afterwards, in the order of the stream,
+/// [`Received`](crate::Received) has the rows' tokens and ids; [`send_rows`] sends the rows.
+///
+/// # Safety
+/// - As [`dispatch`]. All ranks send descriptions and rows apart.
+#[inline(always)]
+pub unsafe fn describe(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens) {
+    let Some(arena) = Arena::new(comm, arena) else { return };
+    // Safety: the caller's promise.
+    unsafe { dispatch_by::<Descriptions, Near>(comm, &arena, lane, tokens, SEND | RECEIVE) };
+}
+
+/// Sends the rows whose descriptions were sent before. A receiver waits for a section of them by its flag: the next
+/// kernel on the stream may, as a dependent one.
+///
+/// # Safety
+/// - As [`dispatch`]. The last dispatch of the lane was [`describe`], with these tokens. All calls on the lane have as
+///   many blocks.
+#[inline(always)]
+pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens) {
+    gin_device::sys::let_dependents_start();
+    let Some(arena) = Arena::new(comm, arena) else { return };
+    let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
+    let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
+    // Safety: the caller's promise.
+    unsafe { send::<Described<F>, Near>(&arena, lane, tokens, epoch, masked) };
+}
+
 /// Sends and waits.
 ///
 /// # Safety
@@ -162,7 +190,7 @@ unsafe fn dispatch_by<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: 
         is_receiver = unsafe { send::<F, R>(arena, lane, tokens, epoch, masked) };
     }
     if phases & RECEIVE != 0 && is_receiver && Block.rank() < WARP_SIZE {
-        receive(comm, arena, lane, epoch, masked);
+        receive::<F, R>(comm, arena, lane, epoch, masked);
     }
 }
 
@@ -175,26 +203,41 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
     let (sizes, slot, blocks) = (&lane.sizes, protocol::slot(epoch), grid_dim().count() as u64);
     let launch = |slot: u64| Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot)));
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
-    let units = sizes.units.by();
+    let units = F::units(sizes).by();
     let mut routes = Routes::new(arena.here(), lane, tokens);
     let mut unit = warp * blocks as u32 + block_in_grid();
     // The first unit is on its way while the block counts tokens.
     // Safety: the caller's promise.
     let mut next = unsafe { Unit::load::<F>(lane, tokens, routes.tokens, unit) };
+    let mut section = 0;
     loop {
         let (first, end) = routes.advance(arena.here(), lane, tokens);
         if first == end {
             break;
         }
-        while unit < end * units {
-            unit += warps * blocks as u32;
-            routes.pass(next.token / 32);
-            // Safety: the caller's promise.
-            unsafe {
-                send_unit::<F, R>(arena, lane, tokens, &routes, slot, masked, &next);
-                next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
+        loop {
+            let section_end = if F::DESCRIBES { end } else { end_of_section(routes.tokens, section) };
+            let until = end.min(section_end);
+            while unit < until * units {
+                unit += warps * blocks as u32;
+                routes.pass(next.token / 32);
+                // Safety: the caller's promise.
+                unsafe {
+                    send_unit::<F, R>(arena, lane, tokens, &routes, slot, masked, &next);
+                    next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
+                }
+            }
+            if !F::DESCRIBES && until == section_end {
+                end_section(arena, lane, section, until, masked);
+                section += 1;
+            }
+            if until == end {
+                break;
             }
         }
+    }
+    if !F::DESCRIBES {
+        return false;
     }
     if tokens.plan == 0 {
         check_number(arena.here(), lane, tokens);
@@ -209,10 +252,12 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
     if warp == 0 {
         is_last = Warp.any(Block.elect() && launch(slot).finish_without_wait(blocks));
         if is_last {
+            // Each lane tells what the first one has acquired.
+            Warp.sync();
             let mut to = lane_index();
             while to < sizes.ranks {
                 if masked >> to & 1 == 0 && !arena.route.is_remote(to) {
-                    let flag = arena.word_at(to, lane.sent_flag(slot, arena.rank()));
+                    let flag = arena.word_at(to, F::flag(lane, slot, arena.rank()));
                     raise::<Global>(flag, epoch, routes.count(arena.here(), lane, to));
                 }
                 to += WARP_SIZE;
@@ -228,6 +273,35 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
         }
     }
     is_last
+}
+
+/// Returns the token after the last one of a section.
+#[inline(always)]
+fn end_of_section(tokens: u32, section: u32) -> u32 {
+    tokens.min((section + 1) * tokens.div_ceil(SECTIONS))
+}
+
+/// Raises the flag of a section at all ranks, if this block is the last one that has sent it. All threads of the block
+/// call.
+#[inline(always)]
+fn end_section<R: Reach>(arena: &Arena<R>, lane: &Lane, section: u32, tokens: u32, masked: u64) {
+    Block.sync();
+    let counter = arena.word(lane.word(SECTION + u64::from(section)));
+    if Block.rank() < WARP_SIZE
+        && Warp.any(Block.elect() && protocol::count::<Global>(counter, 1, grid_dim().count().into()))
+    {
+        // Each lane tells what the first one has acquired.
+        Warp.sync();
+        let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
+        let mut to = lane_index();
+        while to < lane.sizes.ranks {
+            if masked >> to & 1 == 0 {
+                // The block counts for the next section after this, so flags of sections rise in turn.
+                raise::<Global>(arena.word_at(to, lane.section_flag(arena.rank())), epoch, tokens);
+            }
+            to += WARP_SIZE;
+        }
+    }
 }
 
 /// A unit of a token's row, as a warp loads it. If it is the row's first, each lane also has an id and its weight.
@@ -248,13 +322,14 @@ impl<D> Unit<D> {
     #[inline(always)]
     unsafe fn load<F: Format<Loaded = D>>(lane: &Lane, tokens: &Tokens, number: u32, unit: u32) -> Self {
         let (sizes, k) = (&lane.sizes, lane_index());
-        let token = sizes.units.of(unit);
-        let part = unit - token * sizes.units.by();
+        let units = F::units(sizes);
+        let token = units.of(unit);
+        let part = unit - token * units.by();
         let pairs = if token < number { sizes.row_bytes / 16 } else { 0 };
         let row = tokens.rows + u64::from(token) * u64::from(F::SOURCE * sizes.row_bytes);
         let index = u64::from(token) * u64::from(sizes.topk) + u64::from(k);
         let (mut id, mut weight) = (-1, 0.0);
-        if token < number && part == 0 && k < sizes.topk {
+        if F::DESCRIBES && token < number && part == 0 && k < sizes.topk {
             (id, weight) = (tokens.id(index), tokens.weight(index));
         }
         // Safety: the caller's promise.
@@ -312,15 +387,15 @@ unsafe fn send_unit<F: Format, R: Reach>(
             // the end of the region that it shares.
             unsafe {
                 F::store(&data, row, meta + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
-                if part == 0 {
-                    describe(sizes.topk, token, if owner == to { Some((expert, weight)) } else { None }, meta);
-                    if !F::MAKES_SCALES && sizes.scale_bytes != 0 {
+                if F::DESCRIBES && part == 0 {
+                    describe_row(sizes.topk, token, if owner == to { Some((expert, weight)) } else { None }, meta);
+                    if !F::MAKES_SCALES && tokens.scales != 0 {
                         copy_scales(tokens.scales, sizes.scale_bytes, token, meta + u64::from(sizes.scales_at()));
                     }
                 }
             }
         }
-        if part == 0 {
+        if F::DESCRIBES && part == 0 {
             let at = Warp.shuffle(place, owner.wrapping_sub(first) % WARP_SIZE);
             if owner.wrapping_sub(first) < WARP_SIZE {
                 let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
@@ -338,7 +413,7 @@ unsafe fn send_unit<F: Format, R: Reach>(
 /// # Safety
 /// - `meta` is the place of the description.
 #[inline(always)]
-unsafe fn describe(topk: u32, token: u32, chosen: Option<(u32, f32)>, meta: u64) {
+unsafe fn describe_row(topk: u32, token: u32, chosen: Option<(u32, f32)>, meta: u64) {
     let k = lane_index();
     // Safety: the caller's promise.
     let store =
@@ -381,13 +456,13 @@ unsafe fn copy_scales(scales: u64, bytes: u32, token: u32, to: u64) {
 
 /// Waits for the rows of all ranks but `silent`, by one warp.
 #[inline(always)]
-fn receive<R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, epoch: u64, silent: u64) {
+fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, epoch: u64, silent: u64) {
     let slot = protocol::slot(epoch);
     let mut source = lane_index();
     while source < lane.sizes.ranks {
         let mut rows = 0;
         if silent >> source & 1 == 0 {
-            let flag = arena.route.sent(arena.word(lane.sent_flag(slot, source)), slot, source);
+            let flag = arena.route.sent(arena.word(F::flag(lane, slot, source)), slot, source);
             match protocol::wait::<Global>(&status::of(comm), lane.patience(), flag, epoch) {
                 Ok(seen) => {
                     let room = lane.sizes.max_rows.saturating_sub(lane.first_of(arena.here(), source));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How the bytes of a row get onto their way: copied, or as FP8 that the dispatch makes.
 
-use crate::lane::{EXPONENTS, POWERS};
+use crate::lane::{Divisor, EXPONENTS, Lane, POWERS, Sizes};
+use core::marker::PhantomData;
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_weak_pair, store_weak_pair, store_weak_u8, store_weak_u32};
 
@@ -66,6 +67,25 @@ pub trait Format {
     #[doc(hidden)]
     const MAKES_SCALES: bool;
 
+    /// Descriptions go with the rows, and one flag follows all of them. Otherwise descriptions were sent before, and a
+    /// flag follows each section of the tokens.
+    #[doc(hidden)]
+    const DESCRIBES: bool = true;
+
+    /// Returns the number of units of a row.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn units(sizes: &Sizes) -> Divisor {
+        sizes.units
+    }
+
+    /// Returns the offset of the flag that `source` raises after all it sends.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn flag(lane: &Lane, slot: u64, source: u32) -> u64 {
+        lane.sent_flag(slot, source)
+    }
+
     /// Loads from the caller's row, of which `pairs` pairs are there.
     #[doc(hidden)]
     unsafe fn load(row: u64, pair: u32, pairs: u32) -> Self::Loaded;
@@ -77,6 +97,67 @@ pub trait Format {
     /// Stores to a row on its way, and the scales that the dispatch makes.
     #[doc(hidden)]
     unsafe fn store(unit: &Self::Unit, row: u64, scales: u64, pair: u32, pairs: u32, flags: u32);
+}
+
+/// No rows: their descriptions, and scales that the dispatch does not make.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Descriptions;
+
+impl Format for Descriptions {
+    type Loaded = ();
+    type Unit = ();
+    const UNIT: u32 = 0;
+    const SOURCE: u32 = 0;
+    const MAKES_SCALES: bool = false;
+
+    #[inline(always)]
+    fn units(_: &Sizes) -> Divisor {
+        const { Divisor::new(1) }
+    }
+
+    // Not the flag of rows, so that a rank which expects these reports a silent rank instead of taking what is there.
+    #[inline(always)]
+    fn flag(lane: &Lane, slot: u64, source: u32) -> u64 {
+        lane.described_flag(slot, source)
+    }
+
+    #[inline(always)]
+    unsafe fn load(_: u64, _: u32, _: u32) {}
+
+    #[inline(always)]
+    fn convert((): &(), _: u32) {}
+
+    #[inline(always)]
+    unsafe fn store((): &(), _: u64, _: u64, _: u32, _: u32, _: u32) {}
+}
+
+/// Rows of a format whose descriptions were sent before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Described<F>(PhantomData<F>);
+
+impl<F: Format> Format for Described<F> {
+    type Loaded = F::Loaded;
+    type Unit = F::Unit;
+    const UNIT: u32 = F::UNIT;
+    const SOURCE: u32 = F::SOURCE;
+    const MAKES_SCALES: bool = F::MAKES_SCALES;
+    const DESCRIBES: bool = false;
+
+    #[inline(always)]
+    unsafe fn load(row: u64, pair: u32, pairs: u32) -> F::Loaded {
+        // Safety: the caller's promise, here and below.
+        unsafe { F::load(row, pair, pairs) }
+    }
+
+    #[inline(always)]
+    fn convert(loaded: &F::Loaded, flags: u32) -> F::Unit {
+        F::convert(loaded, flags)
+    }
+
+    #[inline(always)]
+    unsafe fn store(unit: &F::Unit, row: u64, scales: u64, pair: u32, pairs: u32, flags: u32) {
+        unsafe { F::store(unit, row, scales, pair, pairs, flags) };
+    }
 }
 
 /// Rows of any bytes, which are copied. So are their scales.

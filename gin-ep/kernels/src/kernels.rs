@@ -3,8 +3,8 @@
 
 use crate::{Arranged, arrange};
 use crate::{
-    Bytes, Lane, Network, Quantized, Sums, Tokens, Wide, allot, combine, combine_over, dispatch, dispatch_over, plan,
-    reduce,
+    Bytes, Lane, Network, Quantized, Sums, Tokens, Wide, allot, combine, combine_over, describe, dispatch,
+    dispatch_over, plan, reduce, send_rows,
 };
 use gin_device::prelude::*;
 
@@ -45,6 +45,35 @@ macro_rules! dispatches {
 dispatches! {
     ep_dispatch Bytes;
     ep_dispatch_e4m3 Quantized;
+}
+
+/// Runs [`describe`].
+///
+/// # Safety
+/// - As [`describe`].
+#[kernel(launch_bounds(512))]
+pub unsafe fn ep_describe(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens) {
+    // Safety: the caller's promise.
+    unsafe { describe(&comm, &arena, &lane, &tokens) }
+}
+
+macro_rules! sends {
+    ($($name:ident $format:ident;)*) => { $(
+        #[doc = concat!("Runs [`send_rows`] of rows as [`", stringify!($format), "`].")]
+        ///
+        /// # Safety
+        /// - As [`send_rows`].
+        #[kernel(launch_bounds(256))]
+        pub unsafe fn $name(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens) {
+            // Safety: the caller's promise.
+            unsafe { send_rows::<$format>(&comm, &arena, &lane, &tokens) }
+        }
+    )* };
+}
+
+sends! {
+    ep_send_rows Bytes;
+    ep_send_rows_e4m3 Quantized;
 }
 
 macro_rules! combines {
@@ -148,6 +177,16 @@ arranges! {
     ep_arrange_count count;
     ep_arrange_place place;
     ep_arrange_copy copy;
+}
+
+/// Runs [`arrange::copy_arriving`].
+///
+/// # Safety
+/// - As that.
+#[kernel(launch_bounds(512))]
+pub unsafe fn ep_arrange_arriving(comm: Comm, arena: Window<u64>, to: Arranged) {
+    // Safety: the caller's promise.
+    unsafe { arrange::copy_arriving(&comm, &arena, &to) }
 }
 
 macro_rules! reduces {

@@ -112,7 +112,7 @@ impl Sizes {
     /// Returns the number of words of state of a lane, a multiple of 2.
     #[must_use]
     pub const fn words(&self) -> u64 {
-        let by_rank = if self.is_shared() { 10 } else { 8 };
+        let by_rank = if self.is_shared() { 13 } else { 11 };
         (STATE + by_rank * self.ranks as u64).next_multiple_of(2)
     }
 
@@ -178,7 +178,7 @@ const MOST_SHARED: u32 = 24 << 10;
 pub(crate) const PLAN_BITS: u64 = 16;
 
 /// Words of state before the words by rank.
-pub(crate) const STATE: u64 = 16;
+pub(crate) const STATE: u64 = 24;
 /// Indices of these words.
 pub(crate) const EPOCH: u64 = 0;
 pub(crate) const MASKED: u64 = 1;
@@ -188,6 +188,10 @@ pub(crate) const SINCE: u64 = 3;
 /// Three words of the combine; six of the dispatch, three for each slot.
 pub(crate) const COMBINE: u64 = 4;
 pub(crate) const DISPATCH: u64 = 8;
+/// For each section of a dispatch the number of blocks that have sent it.
+pub(crate) const SECTION: u64 = 16;
+/// The most sections of a dispatch.
+pub(crate) const SECTIONS: u32 = 8;
 
 /// A region of the arena for each slot and rank.
 #[repr(C)]
@@ -346,17 +350,31 @@ impl Lane {
         self.by_rank(7, receiver)
     }
 
+    /// Returns the offset of the flag that `source` raises after the descriptions of its rows in a slot, where these are
+    /// sent before the rows.
+    #[inline(always)]
+    pub(crate) fn described_flag(&self, slot: u64, source: u32) -> u64 {
+        self.by_rank(9 + slot, source)
+    }
+
+    /// Returns the offset of the flag that `source` raises after each section of its rows: it has the number of tokens up
+    /// to the section's end.
+    #[inline(always)]
+    pub(crate) fn section_flag(&self, source: u32) -> u64 {
+        self.by_rank(8, source)
+    }
+
     /// Returns the offset of a word like a flag: the last dispatch in which `source` was granted rows here, and the
     /// number of its first row.
     #[inline(always)]
     pub(crate) fn allotted(&self, source: u32) -> u64 {
-        self.by_rank(8, source)
+        self.by_rank(11, source)
     }
 
     /// Returns the offset of the number of rows that `source` had then.
     #[inline(always)]
     pub(crate) fn offered(&self, source: u32) -> u64 {
-        self.by_rank(9, source)
+        self.by_rank(12, source)
     }
 
     /// Returns the number of the first row from a source among those in its region. `arena` is the address of this
@@ -401,8 +419,9 @@ pub fn reset(sizes: &Sizes, words: &mut [u64], epoch: u64) {
     words[by_rank(0)..by_rank(2)].fill(flag(epoch, 0));
     words[by_rank(4)..by_rank(5)].fill(flag(epoch, 0));
     words[by_rank(5)..by_rank(6)].fill(epoch << 1);
+    words[by_rank(6)..by_rank(11)].fill(flag(epoch, 0));
     if sizes.is_shared() {
-        words[by_rank(6)..by_rank(9)].fill(flag(epoch, 0));
+        words[by_rank(11)..by_rank(12)].fill(flag(epoch, 0));
     }
 }
 

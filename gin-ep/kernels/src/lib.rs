@@ -65,16 +65,17 @@ mod status;
 pub use allot::allot;
 pub use arrange::Arranged;
 pub use combine::{ACCUMULATE, RETURNED, Sums, combine, combine_over};
-pub use dispatch::{RECEIVE, SEND, dispatch, dispatch_over};
+pub use dispatch::{RECEIVE, SEND, describe, dispatch, dispatch_over, send_rows};
 pub use element::{Element, Wide, fma};
 pub use format::{Bytes, Format, Quantized, SCALED};
 #[cfg(feature = "kernels")]
 pub use kernels::{
-    ep_allot, ep_arrange_copy, ep_arrange_count, ep_arrange_place, ep_combine_bf16, ep_combine_bf16_gdaki,
-    ep_combine_bf16_proxy, ep_combine_f16, ep_combine_f16_gdaki, ep_combine_f16_proxy, ep_combine_f32,
-    ep_combine_f32_gdaki, ep_combine_f32_proxy, ep_combine_wide, ep_combine_wide_gdaki, ep_combine_wide_proxy,
-    ep_dispatch, ep_dispatch_e4m3, ep_dispatch_e4m3_gdaki, ep_dispatch_e4m3_proxy, ep_dispatch_gdaki,
-    ep_dispatch_proxy, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32, ep_reduce_wide,
+    ep_allot, ep_arrange_arriving, ep_arrange_copy, ep_arrange_count, ep_arrange_place, ep_combine_bf16,
+    ep_combine_bf16_gdaki, ep_combine_bf16_proxy, ep_combine_f16, ep_combine_f16_gdaki, ep_combine_f16_proxy,
+    ep_combine_f32, ep_combine_f32_gdaki, ep_combine_f32_proxy, ep_combine_wide, ep_combine_wide_gdaki,
+    ep_combine_wide_proxy, ep_describe, ep_dispatch, ep_dispatch_e4m3, ep_dispatch_e4m3_gdaki, ep_dispatch_e4m3_proxy,
+    ep_dispatch_gdaki, ep_dispatch_proxy, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32, ep_reduce_wide,
+    ep_send_rows, ep_send_rows_e4m3,
 };
 pub use lane::{
     CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset,
@@ -90,7 +91,7 @@ pub use status::{Code, STATUS_WORDS};
 pub mod internal {
     pub use crate::combine::combine_unmet;
     pub use crate::dispatch::dispatch_unmet;
-    pub use crate::matmul::turns::{Lists, Turns, WORDS, count, look};
+    pub use crate::matmul::turns::{Lists, Turns, WORDS, look};
     pub use crate::protocol::*;
 }
 
@@ -104,5 +105,5 @@ pub const LARGE_UNIT: u32 = 224;
 /// The most threads of a block of these kernels.
 pub const MOST_THREADS: u32 = 512;
 
-/// The most threads of a block of kernels that post to a network, which takes more registers.
+/// The most threads of a block of kernels that post to a network, or send rows alone, which take more registers.
 pub const MOST_NETWORK_THREADS: u32 = 256;

@@ -87,6 +87,21 @@ impl<M: Memory> Launch<M> {
     }
 }
 
+/// Counts `number` of `of` things that a block has sent and whose threads have met the caller: rows of a tile, or itself
+/// of all blocks. Returns whether they were the last ones of this launch; then the caller may raise their flag. The
+/// counter was 0 at first.
+///
+/// Ordering: release, at system scope; for the last ones also acquire, at GPU scope.
+#[inline(always)]
+pub fn count<M: Memory>(counter: M::Word, number: u64, of: u64) -> bool {
+    M::fence_release_sys();
+    let is_last = counter.add_relaxed_gpu(number).wrapping_add(number).is_multiple_of(of);
+    if is_last {
+        M::fence_acquire_gpu();
+    }
+    is_last
+}
+
 /// Returns the value of a flag: the lower half of an epoch, and the number of rows that the flag covers. One word has
 /// both, so that no store of a number has to arrive before the flag may be raised.
 #[inline(always)]
@@ -129,10 +144,22 @@ pub fn wait<M: Memory>(
     flag: impl Flag + Copy,
     epoch: u64,
 ) -> Result<u32, (WaitError, u64)> {
+    wait_for::<M>(status, deadline, flag, epoch, 0)
+}
+
+/// Waits, as [`wait`], until a flag of the epoch has at least `number`.
+#[inline(always)]
+pub fn wait_for<M: Memory>(
+    status: &Status<M>,
+    deadline: Deadline,
+    flag: impl Flag + Copy,
+    epoch: u64,
+    number: u32,
+) -> Result<u32, (WaitError, u64)> {
     let mut seen = 0;
     let waited = status.poll(deadline, || {
         seen = flag.look();
-        reached(seen, epoch)
+        reached(seen, epoch) && ((seen >> 32) as u32 != epoch as u32 || seen as u32 >= number)
     });
     if let Err(stop) = waited {
         return Err((stop, seen >> 32));

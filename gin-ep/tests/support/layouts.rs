@@ -2,12 +2,13 @@
 //! Layouts of received rows.
 
 use super::Input;
+use gin_abi::Deadline;
 use gin_ep::{Arrangement, Code, Combine, EpError, Group, GroupConfig, Layout, Rows};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, Zone, batch, expert_major, flat, per_rank};
 use gin_gpu::LaunchConfig;
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
-use gpu_tests_kernels::experts::hardware_experts_arranged;
+use gpu_tests_kernels::experts::{hardware_describe, hardware_experts_arranged};
 
 /// Returns the rows of a layout that must be there, by their numbers, and the counts.
 pub fn arranged(
@@ -58,7 +59,7 @@ pub fn arranged(
     }
 }
 
-/// Puts received rows into a layout, runs the experts there, and compares rows, counts and sums with the oracle.
+/// Puts rows into a layout, later and as they arrive: see [`layout_as`].
 pub fn layout(
     rank: &Rank,
     comm: &Communicator,
@@ -66,6 +67,20 @@ pub fn layout(
     layout: Layout,
     shape: &Shape,
     most: usize,
+) -> Result<(), EpError> {
+    layout_as(rank, comm, config, layout, shape, most, false)?;
+    layout_as(rank, comm, config, layout, shape, most, true)
+}
+
+/// Puts rows into a layout, as they arrive or later, runs the experts there, and compares rows, counts and sums with the oracle.
+pub fn layout_as(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    layout: Layout,
+    shape: &Shape,
+    most: usize,
+    arrives: bool,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let config = if layout == Layout::Flat { *config } else { config.at_source() };
@@ -84,8 +99,14 @@ pub fn layout(
             (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
         let mine = &batches[me];
         input.write(mine, false)?;
-        let mut received = lane.exchange(&stream, &input.tokens(mine.tokens(shape), false))?;
-        let view = received.arrange(&stream, &arrangement)?;
+        let tokens = input.tokens(mine.tokens(shape), false);
+        let (received, view) = if arrives {
+            lane.exchange_into(&stream, &tokens, &arrangement)?
+        } else {
+            let mut received = lane.exchange(&stream, &tokens)?;
+            let view = received.arrange(&stream, &arrangement)?;
+            (received, view)
+        };
         stream.synchronize()?;
         let (expected, counts) = arranged(layout, shape, &batches, me, most);
         assert_eq!(arrangement.fetch_counts()?, counts, "{layout:?} {routing:?} at {me}");
@@ -118,6 +139,64 @@ pub fn layout(
     group.destroy()
 }
 
+/// The last rank describes its rows, and sends none of them. The others have zeros in their places, report it and go on
+/// without it, until all take part again.
+pub fn described_only(
+    rank: &Rank,
+    comm: &Communicator,
+    (config, deadline): (&GroupConfig, Deadline),
+    shape: &Shape,
+    most: usize,
+) -> Result<(), EpError> {
+    let (me, last) = (rank.rank() as usize, shape.ranks - 1);
+    let group = Group::new(comm, &config.deadline(deadline))?;
+    let (input, stream) = (Input::new(rank, shape, most)?, rank.stream()?);
+    let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, most)).collect();
+    input.write(&batches[me], false)?;
+    let tokens = input.tokens(most, false);
+    let to = Arrangement::new(&group, Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
+    let once = |is_whole: bool| -> Result<(), EpError> {
+        let mut lane = group.lane(0)?;
+        if me == last && !is_whole {
+            let sums = Combine::reduced().into(&input.output);
+            let gin_ep::Fused { comm, arena, lane, tokens, shared, .. } =
+                lane.fuse(&stream, &tokens, Rows::InPlace, &sums)?;
+            let launch = LaunchConfig::new(1, 128).dynamic_shared(shared);
+            // Safety: one block, with the parameters of the lane.
+            unsafe { hardware_describe::launch(&stream, launch, comm, arena, lane, tokens)? };
+            return Ok(stream.synchronize()?);
+        }
+        lane.exchange_into(&stream, &tokens, &to)?.0.release();
+        stream.synchronize()?;
+        let (mut found, rows) = (vec![0u16; shape.hidden], to.rows().expect("it copies rows"));
+        for zone in expert_major(shape, &batches, me, 1) {
+            for (index, row) in zone.rows.iter().enumerate() {
+                rows.read(((zone.first + index) * 2 * shape.hidden) as u64, &mut found)?;
+                let is_lost = row.source == last && !is_whole;
+                let expected = if is_lost { &vec![0; shape.hidden] } else { &row.row };
+                assert!(*expected == found, "row {index} of a zone at {me}, of {}", row.source);
+            }
+        }
+        Ok(())
+    };
+    let state = || -> Result<_, EpError> {
+        Ok((group.status()?.map(|report| (report.code, report.rank as usize)), group.masked(0)?))
+    };
+    once(true)?;
+    assert_eq!(state()?, (None, 0));
+    rank.barrier()?;
+    once(false)?;
+    assert_eq!(state()?, if me == last { (None, 0) } else { (Some((Code::Silent, last)), 1 << last) });
+    rank.barrier()?;
+    group.readmit()?;
+    for _ in 0..2 {
+        once(true)?;
+        assert_eq!(state()?, (None, 0));
+    }
+    rank.barrier()?;
+    group.destroy()
+}
+
 /// Lists rows by expert, and gives a layout too little memory: the rest is left out, and reported.
 pub fn small_layouts(
     rank: &Rank,
@@ -135,8 +214,8 @@ pub fn small_layouts(
     let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
     let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, most)).collect();
     input.write(&batches[me], false)?;
-    let mut received = lane.exchange(&stream, &input.tokens(most, false))?;
-    received.arrange(&stream, &listed)?;
+    // Rows that are listed as they arrive are all there afterwards.
+    let (mut received, _) = lane.exchange_into(&stream, &input.tokens(most, false), &listed)?;
     received.arrange(&stream, &small)?;
     stream.synchronize()?;
     let zones = expert_major(shape, &batches, me, 1);

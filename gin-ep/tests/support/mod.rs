@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Shared by the tests of dispatch and combine, on virtual GPUs here and on real ones in `gpu-tests`.
 
-use gin_ep::{Combine, Element, EpError, Group, GroupConfig, Ids, Number, Received, Rows, Scales, Tokens};
+use gin_ep::{
+    Arrangement, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Received, Rows, Scales, Tokens,
+};
 use gin_ep_oracle::{Batch, Experts, Kind, Routing, Shape, batch, per_rank, per_rank_f32, rank_major};
 use gin_gpu::{DeviceKind, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::Communicator;
@@ -461,7 +463,7 @@ pub fn planned(
     group.destroy()
 }
 
-/// Sends rows of an element's type without experts, and compares rows, scales and sums with the oracle.
+/// Sends rows of an element's type by a dispatch, and described first: see [`element_as`].
 pub fn element(
     rank: &Rank,
     comm: &Communicator,
@@ -469,6 +471,20 @@ pub fn element(
     element: Element,
     shape: &Shape,
     most: usize,
+) -> Result<(), EpError> {
+    element_as(rank, comm, config, element, shape, most, false)?;
+    element_as(rank, comm, config, element, shape, most, true)
+}
+
+/// Sends rows of an element's type without experts, and compares rows, scales and sums with the oracle.
+pub fn element_as(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    element: Element,
+    shape: &Shape,
+    most: usize,
+    arrives: bool,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let kind = match element {
@@ -530,7 +546,12 @@ pub fn element(
     let has_scales = matches!(element, Element::Opaque { scale_bytes: 1.., .. });
     let plan = lane.plan(&stream, &if has_scales { input.scales(&scales) } else { input })?;
     let input = if has_scales { input.scales(&scales).planned(&plan) } else { input.planned(&plan) };
-    let received = lane.dispatch(&stream, &input)?.receive(&stream)?;
+    let list = Arrangement::new(&group, Layout::Listed, (shape.ranks * most * shape.topk) as u32)?;
+    let received = if arrives {
+        lane.exchange_into(&stream, &input, &list)?.0
+    } else {
+        lane.dispatch(&stream, &input)?.receive(&stream)?
+    };
     stream.synchronize()?;
     is_whole(&group, &format_args!("{element:?}: dispatch of {me}"))?;
     // The rows that come back: what was sent, as numbers.

@@ -5,7 +5,9 @@ use gin_device::prelude::*;
 use gin_device::sys::{Global, Memory};
 use gin_ep_kernels::arrange::{FLAT, PADDED};
 use gin_ep_kernels::internal::{combine_unmet, dispatch_unmet};
-use gin_ep_kernels::{Arranged, Bytes, Format, Lane, RECEIVE, Received, SEND, Sums, Tokens, combine, dispatch};
+use gin_ep_kernels::{
+    Arranged, Bytes, Format, Lane, RECEIVE, Received, SEND, Sums, Tokens, combine, describe, dispatch,
+};
 
 /// Replaces each received row by the weighted sum of what its experts on this rank make of it. Expert `e` of all makes
 /// `x * (1 + (e % 5) / 8) + e % 29` of an element `x`.
@@ -196,6 +198,16 @@ pub unsafe fn hardware_fused(
     unsafe { replace(&received, comm.world().rank(), local, hidden) };
     Block.sync();
     unsafe { combine::<Bf16>(&comm, &arena, &lane, &tokens, &sums) };
+}
+
+/// Sends the descriptions of rows and never the rows.
+///
+/// # Safety
+/// - As [`hardware_fused`].
+#[kernel(launch_bounds(512))]
+pub unsafe fn hardware_describe(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens) {
+    // Safety: the caller's promise.
+    unsafe { describe(&comm, &arena, &lane, &tokens) };
 }
 
 /// [`hardware_late`], and in it also [`Tokens::flags`]: all warps but the first are late.

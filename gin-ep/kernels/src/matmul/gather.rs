@@ -2,7 +2,7 @@
 //! All-gather and product: tiles are multiplied as their rows arrive.
 
 use super::tile::{Aside, COLUMNS, Factors, ROWS, multiply};
-use super::{Board, EXCHANGE, MULTIPLY, Product, SENT_ROWS, SENT_ROWS_ALONE, turns, usable};
+use super::{Board, EXCHANGE, MULTIPLY, Product, SENT_ROWS, SENT_ROWS_ALONE, usable};
 use gin_device::prelude::*;
 use gin_device::sys::Global;
 use gin_device::sys::data::{load_weak_pair, store_weak_pair};
@@ -74,7 +74,11 @@ impl<'a> Part<'a> {
         Block.sync();
         if self.is_there
             && Block.elect()
-            && turns::count::<Global>(board.arena.word(board.counter(self.row_tile)), self.counts.into(), ROWS.into())
+            && crate::protocol::count::<Global>(
+                board.arena.word(board.counter(self.row_tile)),
+                self.counts.into(),
+                ROWS.into(),
+            )
         {
             for distance in 1..board.ranks {
                 board.raise(board.after(distance), self.row_tile, 0);

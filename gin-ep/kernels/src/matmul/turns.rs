@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The words by which the blocks of a launch share work, generic over the memory. `docs/matmul.md` has the argument.
 
-use crate::protocol::{Flag, raise, reached};
+use crate::protocol::{Flag, count, raise, reached};
 use gin_device::sys::{Memory, Word};
 
 /// Number of words.
@@ -76,20 +76,6 @@ impl<M: Memory> Turns<M> {
             self.ended.store_relaxed_gpu(epoch);
         }
     }
-}
-
-/// Counts `number` of the `of` rows of a tile, which a block has sent and whose threads have met the caller. Returns
-/// whether they were the last ones of this launch; then the caller may raise their flag. The counter was 0 at first.
-///
-/// Ordering: release, at system scope; for the last rows also acquire, at GPU scope.
-#[inline(always)]
-pub fn count<M: Memory>(counter: M::Word, number: u64, of: u64) -> bool {
-    M::fence_release_sys();
-    let is_last = counter.add_relaxed_gpu(number).wrapping_add(number).is_multiple_of(of);
-    if is_last {
-        M::fence_acquire_gpu();
-    }
-    is_last
 }
 
 /// The words by which the blocks of a launch hear the sources of rows, and list these by expert. A unit of work is a
