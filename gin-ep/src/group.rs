@@ -213,7 +213,7 @@ impl<'c> Group<'c> {
     }
 
     /// Returns the shapes of the kernels that send rows and copy them as they arrive, at the same time. Few processors
-    /// can send as fast as links take rows. No other block fits on theirs, as senders have too many registers.
+    /// can send as fast as links take rows.
     pub(crate) fn shapes_arriving(&self) -> [LaunchConfig; 2] {
         let (blocks, threads) = (self.shape.blocks() as u32, self.shape.threads() as u32);
         let senders = (blocks / 8).max(blocks.min(32) / 2).max(1);

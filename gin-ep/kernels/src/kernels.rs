@@ -181,9 +181,11 @@ arranges! {
 
 /// Runs [`arrange::copy_arriving`].
 ///
+/// As few registers as two blocks would need leave room beside a block that sends.
+///
 /// # Safety
 /// - As that.
-#[kernel(launch_bounds(512))]
+#[kernel(launch_bounds(512, 2))]
 pub unsafe fn ep_arrange_arriving(comm: Comm, arena: Window<u64>, to: Arranged) {
     // Safety: the caller's promise.
     unsafe { arrange::copy_arriving(&comm, &arena, &to) }
