@@ -179,12 +179,17 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
             "padded": (Layout.PADDED, None),
             "listed": (Layout.LISTED, 2 * ranks * most),
         }
-        for round, (name, (layout, room)) in enumerate(layouts.items()):
+        cases = [(name, *layout, arrives) for name, layout in layouts.items() for arrives in (False, True)]
+        for round, (name, layout, room, arrives) in enumerate(cases):
             to = Arrangement(group, layout, room)
             batches = [Batch(shape, kind, each, round, most - each) for each in range(ranks)]
             mine = batches[me]
-            received = lane.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
-            received.arrange(stream, to)
+            tokens = Tokens(mine.rows, mine.ids, weights=mine.weights)
+            if arrives:
+                received, _ = lane.exchange_into(stream, tokens, to)
+            else:
+                received = lane.exchange(stream, tokens)
+                received.arrange(stream, to)
             stream.synchronize()
             assert group.status() is None
             counts, places = np.from_dlpack(to.counts()), origins(to)

@@ -307,7 +307,8 @@ fn silent(testbed: &Testbed) -> Result<(), String> {
     let (sizes, tokens) = if testbed.devices.is_some() { ((60, 8, 1024), 64) } else { ((6, 2, 8), 8) };
     for ranks in [2, 3] {
         with(testbed, ranks, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-            support::lanes::silent(rank, comm, (config, deadline), shape, most)
+            support::lanes::silent(rank, comm, (config, deadline), shape, most)?;
+            support::layouts::described_only(rank, comm, (config, deadline), shape, most)
         })?;
     }
     Ok(())
@@ -392,7 +393,7 @@ fn elements_over_network(testbed: &Testbed) -> Result<(), String> {
         in_teams(testbed, teams, small_on(testbed), sizes, tokens, support::at_source)?;
         for element in [Element::E4m3(Scales::F32), Element::Opaque { row_bytes: 48, scale_bytes: 7 }] {
             in_teams(testbed, teams, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-                support::element(rank, comm, config, element, shape, most)
+                support::element_as(rank, comm, config, element, shape, most, false)
             })?;
         }
     }

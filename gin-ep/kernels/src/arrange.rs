@@ -369,8 +369,8 @@ pub unsafe fn copy(to: &Arranged) {
 /// and the rank is reported to the lane's status as by a [`dispatch`](crate::dispatch()).
 ///
 /// # Safety
-/// - As [`count`]. The kernel before on the stream was [`send_rows`](crate::send_rows); this one may be a dependent one.
-///   The host made communicator, arena and layout for each other.
+/// - As [`count`]. The kernel before on the stream was [`send_rows`](crate::send_rows); this one may depend on it. The
+///   host made communicator, arena and layout for each other.
 #[inline(always)]
 pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
     if let Some(arena) = Arena::new(comm, arena) {
@@ -411,8 +411,8 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
     gin_device::sys::wait_for_predecessor();
 }
 
-/// Copies rows to their places. Sources take turns. `next` returns the warp's next unit; `is_there` waits for a row of a
-/// source, whose token it gets; without the row its places get zeros. All lanes of a warp call them.
+/// Copies rows to their places. Sources take turns. `next` returns the warp's next unit. `is_there` waits for a row of
+/// a source, whose token it gets; without the row its places get zeros. All lanes of a warp call them.
 ///
 /// # Safety
 /// - As [`count`].

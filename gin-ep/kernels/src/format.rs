@@ -115,7 +115,8 @@ impl Format for Descriptions {
         const { Divisor::new(1) }
     }
 
-    // Not the flag of rows, so that a rank which expects these reports a silent rank instead of taking what is there.
+    // Not the flag of rows, so that a rank which expects these reports a silent rank, and takes no rows that are not
+    // there.
     #[inline(always)]
     fn flag(lane: &Lane, slot: u64, source: u32) -> u64 {
         lane.described_flag(slot, source)

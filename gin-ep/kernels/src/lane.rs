@@ -350,15 +350,15 @@ impl Lane {
         self.by_rank(7, receiver)
     }
 
-    /// Returns the offset of the flag that `source` raises after the descriptions of its rows in a slot, where these are
-    /// sent before the rows.
+    /// Returns the offset of the flag that `source` raises after the descriptions of its rows in a slot, where these
+    /// are sent before the rows.
     #[inline(always)]
     pub(crate) fn described_flag(&self, slot: u64, source: u32) -> u64 {
         self.by_rank(9 + slot, source)
     }
 
-    /// Returns the offset of the flag that `source` raises after each section of its rows: it has the number of tokens up
-    /// to the section's end.
+    /// Returns the offset of the flag that `source` raises after each section of its rows: it has the number of tokens
+    /// up to the section's end.
     #[inline(always)]
     pub(crate) fn section_flag(&self, source: u32) -> u64 {
         self.by_rank(8, source)

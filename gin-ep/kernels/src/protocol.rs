@@ -87,9 +87,9 @@ impl<M: Memory> Launch<M> {
     }
 }
 
-/// Counts `number` of `of` things that a block has sent and whose threads have met the caller: rows of a tile, or itself
-/// of all blocks. Returns whether they were the last ones of this launch; then the caller may raise their flag. The
-/// counter was 0 at first.
+/// Counts `number` of the `of` rows of a tile, or one of the `of` blocks of a grid, which have been sent and whose
+/// threads have met the caller. Returns whether they were the last ones of this launch; then the caller may raise their
+/// flag. The counter was 0 at first.
 ///
 /// Ordering: release, at system scope; for the last ones also acquire, at GPU scope.
 #[inline(always)]

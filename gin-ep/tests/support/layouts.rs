@@ -72,7 +72,8 @@ pub fn layout(
     layout_as(rank, comm, config, layout, shape, most, true)
 }
 
-/// Puts rows into a layout, as they arrive or later, runs the experts there, and compares rows, counts and sums with the oracle.
+/// Puts rows into a layout, as they arrive or later, runs the experts there, and compares rows, counts and sums with
+/// the oracle.
 pub fn layout_as(
     rank: &Rank,
     comm: &Communicator,

@@ -215,7 +215,19 @@ impl Lane {
         Self(Guarded::new(core))
     }
 
-    fn start(&self, py: Python<'_>, stream: &Stream, tokens: &Tokens, both: bool) -> PyResult<u64> {
+    /// Begins a dispatch by a call.
+    fn start(
+        &self,
+        py: Python<'_>,
+        stream: &Stream,
+        tokens: &Tokens,
+        call: impl for<'a> FnOnce(
+            &'a mut gin_ep::Lane<'_>,
+            &Arc<dyn gin_gpu::Stream>,
+            &gin_ep::Tokens<'_>,
+        ) -> Result<Flight<'a>, EpError>
+        + Send,
+    ) -> PyResult<u64> {
         let lane = self.0.get()?;
         let mut inner = lane.enter()?;
         let core = lane.idle(&inner)?;
@@ -226,13 +238,7 @@ impl Lane {
         let (outcome, captured) = py.detach(|| {
             let captured = work.stream.is_capturing();
             let made = FlightCell::try_new_or_recover(MutBorrow::new(cell), |cell| {
-                cell.borrow_mut().with_dependent_mut(|_, lane| {
-                    let tokens = given.tokens();
-                    match both {
-                        true => lane.exchange(&work.stream, &tokens).map(Flight::Received),
-                        false => lane.dispatch(&work.stream, &tokens).map(Flight::Sent),
-                    }
-                })
+                cell.borrow_mut().with_dependent_mut(|_, lane| call(lane, &work.stream, &given.tokens()))
             });
             (made, captured)
         });
@@ -260,14 +266,39 @@ impl Lane {
 
     /// Sends the rows. They are read in the order of the stream; the call returns at once.
     fn dispatch(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Sent> {
-        let turn = self.start(py, stream.get(), tokens.get(), false)?;
+        let turn = self.start(py, stream.get(), tokens.get(), |lane, stream, tokens| {
+            lane.dispatch(stream, tokens).map(Flight::Sent)
+        })?;
         Ok(Sent { lane: Guarded::new((*self.0).clone()), turn })
     }
 
     /// Sends the rows and waits for those of all ranks, in one kernel.
     fn exchange(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Received> {
-        let turn = self.start(py, stream.get(), tokens.get(), true)?;
+        let turn = self.start(py, stream.get(), tokens.get(), |lane, stream, tokens| {
+            lane.exchange(stream, tokens).map(Flight::Received)
+        })?;
         Ok(Received { lane: Guarded::new((*self.0).clone()), turn })
+    }
+
+    /// Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. All ranks call
+    /// it. Returns what `exchange` and then `arrange` return, earlier.
+    fn exchange_into(
+        &self,
+        py: Python<'_>,
+        stream: &Bound<'_, Stream>,
+        tokens: &Bound<'_, Tokens>,
+        to: &Bound<'_, Arrangement>,
+    ) -> PyResult<(Received, Arranged)> {
+        let (to, mut arranged) = (to.get().get()?, None);
+        let turn = self.start(py, stream.get(), tokens.get(), |lane, stream, tokens| {
+            let (received, view) = lane.exchange_into(stream, tokens, to)?;
+            arranged = Some(view);
+            Ok(Flight::Received(received))
+        })?;
+        let view = arranged.ok_or_else(|| StateError::new_err("the call returned no rows"))?;
+        let lane = || Guarded::new((*self.0).clone());
+        let arranged = Arranged { lane: lane(), turn, to: Guarded::new(to.clone()), view };
+        Ok((Received { lane: lane(), turn }, arranged))
     }
 
     /// Counts the tokens for each rank once, for dispatches of the same ids. Not in a capture: it allocates memory.
