@@ -216,7 +216,7 @@ impl<'c> Group<'c> {
     /// can send as fast as links take rows.
     pub(crate) fn shapes_arriving(&self) -> [LaunchConfig; 2] {
         let (blocks, threads) = (self.shape.blocks() as u32, self.shape.threads() as u32);
-        let senders = (blocks / 8).max(blocks.min(32) / 2).max(1);
+        let senders = (blocks / 4).max(blocks.min(32) / 2).max(1);
         let fewer = threads.min(gin_ep_kernels::MOST_NETWORK_THREADS);
         let sends = LaunchConfig::new(senders * (threads / fewer), fewer).dynamic_shared(self.shape.dynamic_shared);
         [sends, LaunchConfig::new(blocks, threads)]

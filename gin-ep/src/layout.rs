@@ -74,6 +74,7 @@ impl Arrangement {
             Layout::Padded => experts * u64::from(sizes.ranks),
             Layout::Packed { .. } | Layout::Listed => 2 * experts,
         };
+        let tallies = if layout == Layout::Flat { 0 } else { kernels::tallies(&sizes) };
         Ok(Self {
             layout,
             sizes,
@@ -86,7 +87,8 @@ impl Arrangement {
             },
             list: memory(4 * capacity)?,
             places: memory(4 * sizes.room() * each)?,
-            counts: memory(4 * (1 + counts))?.memory().slice(0..4 * (1 + counts))?,
+            // Kernels tally rows behind them.
+            counts: memory(4 * (1 + counts + tallies))?.memory().slice(0..4 * (1 + counts))?,
         })
     }
 

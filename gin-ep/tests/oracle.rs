@@ -308,9 +308,9 @@ fn all_elements_go_there_and_back_with_their_scales() {
 #[test]
 fn all_layouts_have_the_rows_of_the_oracle_in_its_order() {
     for layout in [Layout::Flat, Layout::Padded, Layout::Packed { align: 1 }, Layout::Packed { align: 8 }] {
-        for (ranks, experts, topk) in [(1, 3, 2), (3, 7, 4), (4, 3, 3)] {
+        // More rows than threads; more experts than a block places at a time.
+        for (ranks, experts, topk) in [(1, 3, 2), (3, 7, 4), (4, 3, 3), (1, 1100, 3)] {
             let shape = Shape { ranks, experts, topk, hidden: 24 };
-            // More rows than threads.
             let config = config(&shape, 40).threads(32);
             on_ranks(WorldConfig::seeded(ranks as u32, 8), |rank, comm| {
                 support::layouts::layout(rank, comm, &config, layout, &shape, 40)

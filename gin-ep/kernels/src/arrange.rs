@@ -2,18 +2,20 @@
 //! Received rows in other layouts: packed, and by expert. Three kernels in a row.
 //!
 //! The first counts the rows of each expert, the second gives each row its places, the third copies, also while rows
-//! arrive whose descriptions are there. A place is the
-//! number of earlier rows, by source, token and position of the id, so it is the same in every grid.
+//! arrive whose descriptions are there. A place is the number of earlier rows, by source, token and position of the id,
+//! so it is the same in every grid.
 
 use crate::dispatch::{Arena, is_silent};
 use crate::format::{load_unit, store_unit};
 use crate::lane::{DISPATCH, load};
+pub use crate::places::count;
+use crate::places::place as by_expert;
 use crate::protocol::{Launch, slot, wait_for};
 use crate::status::{self, Code};
 use crate::{Received, UNIT};
 use gin_device::prelude::*;
 use gin_device::sys::Global;
-use gin_device::sys::data::{store_weak_pair, store_weak_u32};
+use gin_device::sys::data::store_weak_u32;
 
 /// [`Arranged::kind`]: one row for each received one, without gaps.
 pub const FLAT: u32 = 0;
@@ -25,7 +27,7 @@ pub const PADDED: u32 = 1;
 pub const PACKED: u32 = 2;
 
 /// The place of no row.
-const NONE: u32 = u32::MAX;
+pub(crate) const NONE: u32 = u32::MAX;
 
 shared! { static TOTALS: [u32; 16]; }
 
@@ -57,7 +59,7 @@ pub struct Arranged {
 
 impl Arranged {
     #[inline(always)]
-    fn word(&self, index: u32) -> u64 {
+    pub(crate) fn word(&self, index: u32) -> u64 {
         self.counts + 4 * u64::from(index)
     }
 
@@ -131,14 +133,14 @@ impl Arranged {
     }
 
     #[inline(always)]
-    fn store(&self, address: u64, value: u32) {
+    pub(crate) fn store(&self, address: u64, value: u32) {
         // Safety: the promise of the kernels' caller: a word of the layout.
         unsafe { store_weak_u32(address as usize as *mut u32, value) };
     }
 
     /// Gives a received row, or one of its ids, a place.
     #[inline(always)]
-    fn put(&self, (source, row, k): (u32, u32, u32), place: u32) {
+    pub(crate) fn put(&self, (source, row, k): (u32, u32, u32), place: u32) {
         self.store(self.places + 4 * (self.index(source, row) + u64::from(k)), place);
         if place < self.capacity {
             self.store(self.list + 4 * u64::from(place), source << 21 | row << 5 | k);
@@ -154,34 +156,8 @@ impl Arranged {
 
     /// Returns the address of the description of the first row from a source.
     #[inline(always)]
-    fn meta(&self, source: u32) -> u64 {
+    pub(crate) fn meta(&self, source: u32) -> u64 {
         self.received.arena() + self.received.meta_at(source, 0)
-    }
-
-    /// Visits the rows from a source that have an id of an expert, with the number of such ids before, by all threads
-    /// of the block. Returns the number of ids.
-    #[inline(always)]
-    fn scan(&self, expert: u32, source: u32, mut visit: impl FnMut(u32, u32, u32)) -> u32 {
-        let (count, meta, sizes) = (self.received.count(source), self.meta(source), &self.received.lane().sizes);
-        let (mut first, mut base) = (0, 0);
-        while first < count {
-            let row = first + Block.rank();
-            let mut ids = 0u32;
-            if row < count {
-                let at = meta + u64::from(row) * u64::from(sizes.meta_bytes) + 4;
-                for k in 0..sizes.topk {
-                    // Safety: the ids of a received row.
-                    ids |= u32::from(unsafe { load(at + 4 * u64::from(k)) } == expert) << k;
-                }
-            }
-            let (before, all) = before(ids.count_ones());
-            if ids != 0 {
-                visit(row, ids, base + before);
-            }
-            base += all;
-            first += Block.size();
-        }
-        base
     }
 }
 
@@ -209,33 +185,6 @@ pub(crate) fn before(value: u32) -> (u32, u32) {
         all += total;
     }
     (earlier + sum - value, all)
-}
-
-/// Counts the rows of experts. All threads of the grid call; blocks have whole warps, at most 16.
-///
-/// # Safety
-/// - In the order of the stream, between a receive and the combine. The host made `to`, and no other kernel uses it.
-#[inline(always)]
-pub unsafe fn count(to: &Arranged) {
-    let ranks = to.received.ranks();
-    if to.kind == FLAT {
-        return;
-    }
-    let mut expert = block_in_grid();
-    while expert < to.experts {
-        let mut all = 0;
-        for source in 0..ranks {
-            let number = to.scan(expert, source, |_, _, _| ());
-            all += number;
-            if to.kind == PADDED && Block.elect() {
-                to.store(to.word(1 + expert * ranks + source), number);
-            }
-        }
-        if to.kind == PACKED && Block.elect() {
-            to.store(to.word(1 + expert), all);
-        }
-        expert += grid_dim().count() as u32;
-    }
 }
 
 /// Gives rows their places, and reports if there are too few. As [`count`], after it.
@@ -266,64 +215,8 @@ pub unsafe fn place(to: &Arranged) {
         }
         return total(to, end);
     }
-    let mut expert = block_in_grid();
-    while expert < to.experts {
-        let mut first = 0;
-        if to.kind == PACKED {
-            let mut mine = 0;
-            for other in Block.stripe(expert as usize) {
-                mine += to.count(other as u32).next_multiple_of(to.align);
-            }
-            first = before(mine).1;
-        }
-        let mut number = 0;
-        for source in 0..sizes.ranks {
-            let base = match to.kind {
-                PADDED => (expert * sizes.ranks + source) * sizes.tokens,
-                _ => first + number,
-            };
-            let end = if to.kind == PADDED { base + sizes.tokens } else { NONE };
-            let rows = to.scan(expert, source, |row, mut ids, before| {
-                let mut place = base + before;
-                while ids != 0 {
-                    to.put((source, row, ids.trailing_zeros()), if place < end { place } else { NONE });
-                    ids &= ids - 1;
-                    place += 1;
-                }
-            });
-            number += rows;
-            // Tokens that name an expert twice may fill more than its zone.
-            if to.kind == PADDED && rows > sizes.tokens && Block.elect() {
-                let (received, limit) = (&to.received, sizes.tokens.into());
-                let (arena, lane) = (received.arena(), received.lane());
-                status::report(arena, lane, Code::TooManyRows, source, expert, rows.into(), limit);
-            }
-        }
-        if to.kind == PACKED {
-            let end = first + number.next_multiple_of(to.align);
-            if Block.elect() {
-                to.store(to.word(1 + to.experts + expert), first);
-            }
-            let pairs = sizes.row_bytes / 16;
-            let mut row = first + number;
-            while row < end && row < to.capacity {
-                if Block.elect() {
-                    to.store(to.list + 4 * u64::from(row), NONE);
-                }
-                if to.rows != 0 {
-                    for pair in Block.stripe(pairs as usize) {
-                        // Safety: a row of the layout.
-                        unsafe { store_weak_pair(to.row(row).cast::<u64>().add(2 * pair), 0, 0) };
-                    }
-                }
-                row += 1;
-            }
-            if expert == to.experts - 1 {
-                total_of(to, end);
-            }
-        }
-        expert += grid_dim().count() as u32;
-    }
+    // Safety: the caller's promise.
+    unsafe { by_expert(to) };
     if to.kind == PADDED {
         total(to, to.experts * sizes.ranks * sizes.tokens);
     }
@@ -339,7 +232,7 @@ fn total(to: &Arranged, rows: u32) {
 
 /// Stores the number of rows, by the calling block.
 #[inline(always)]
-fn total_of(to: &Arranged, rows: u32) {
+pub(crate) fn total_of(to: &Arranged, rows: u32) {
     if Block.elect() {
         to.store(to.word(0), rows);
         if rows > to.capacity {
@@ -402,9 +295,18 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
             }
             lost >> source & 1 == 0
         };
-        // Blocks that start when the rows are sent take units, too.
+        // Warps take rows in turns, because blocks on the processors of senders may start late.
         let launch = Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot(epoch))));
-        let next = || Warp.broadcast(if Warp.elect() { launch.take() } else { 0 }, 0) as u32;
+        let units = (lane.sizes.row_bytes / 16).div_ceil(UNIT);
+        let (mut row, mut unit) = (0, units);
+        let next = || {
+            unit += 1;
+            if unit >= units {
+                row = Warp.broadcast(if Warp.elect() { launch.take() } else { 0 }, 0) as u32;
+                unit = 0;
+            }
+            row * units + unit
+        };
         // Safety: the caller's promise.
         unsafe { copy_when(to, next, is_there) };
     }

@@ -56,6 +56,7 @@ mod kernels;
 mod lane;
 pub mod matmul;
 mod network;
+mod places;
 mod protocol;
 mod received;
 mod reduce;
@@ -81,6 +82,7 @@ pub use lane::{
     CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset,
 };
 pub use network::Network;
+pub use places::tallies;
 pub use received::Received;
 pub use reduce::reduce;
 pub use routes::plan;

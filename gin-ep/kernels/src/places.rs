@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The places of received rows in layouts by expert.
+//!
+//! The rows of each source are divided into parts. A block tallies the rows of each expert in a part. When all tallies
+//! are there, a block knows how many rows are before those of its part, and gives these their places in order.
+
+use crate::arrange::{Arranged, NONE, PACKED, PADDED, before};
+use crate::lane::{Sizes, load};
+use crate::status::{self, Code};
+use gin_device::prelude::*;
+use gin_device::sys::data::store_weak_pair;
+
+/// The most experts that a block has in shared memory at a time.
+const WINDOW: u32 = 1024;
+
+/// The most parts of all sources, and the most tallies, so that their memory stays small.
+const MOST_PARTS: u32 = 128;
+const MOST_TALLIES: u32 = 1 << 18;
+
+shared! { static TOTALS: [u32; WINDOW as usize]; }
+shared! { static FIRSTS: [u32; WINDOW as usize]; }
+shared! { static NEXT: [u32; WINDOW as usize]; }
+
+/// Returns the number of parts of the rows of a source.
+#[inline(always)]
+const fn parts(sizes: &Sizes) -> u32 {
+    let (most, groups) = (MOST_TALLIES / sizes.local(), sizes.tokens.div_ceil(32));
+    let parts = if most < MOST_PARTS { most } else { MOST_PARTS } / sizes.ranks;
+    let parts = if parts < groups { parts } else { groups };
+    if parts == 0 { 1 } else { parts }
+}
+
+/// Returns the number of tallies of a layout by expert: words behind its counts.
+#[must_use]
+pub const fn tallies(sizes: &Sizes) -> u64 {
+    (parts(sizes) * sizes.ranks) as u64 * sizes.local() as u64
+}
+
+/// A part of the rows of a source.
+struct Part<'a> {
+    to: &'a Arranged,
+    number: u32,
+    source: u32,
+    /// The first row of the part, and the one after the last.
+    first: u32,
+    end: u32,
+}
+
+impl<'a> Part<'a> {
+    /// Returns a part, if there is one with this number.
+    #[inline(always)]
+    fn new(to: &'a Arranged, number: u32) -> Option<Self> {
+        let sizes = &to.received.lane().sizes;
+        let source = number / parts(sizes);
+        if source >= sizes.ranks {
+            return None;
+        }
+        let rows = to.received.count(source);
+        let length = rows.div_ceil(parts(sizes));
+        let first = rows.min(number % parts(sizes) * length);
+        Some(Self { to, number, source, first, end: rows.min(first + length) })
+    }
+
+    /// Returns the number of ids.
+    #[inline(always)]
+    fn ids(&self) -> u32 {
+        (self.end - self.first) * self.to.received.topk()
+    }
+
+    /// Returns the row and the position of an id.
+    #[inline(always)]
+    fn place(&self, index: u32) -> (u32, u32) {
+        let topk = self.to.received.topk();
+        (self.first + index / topk, index % topk)
+    }
+
+    /// Returns an id; `u32::MAX` past the last one.
+    #[inline(always)]
+    fn id(&self, index: u32) -> u32 {
+        if index >= self.ids() {
+            return u32::MAX;
+        }
+        let (row, k) = self.place(index);
+        let sizes = &self.to.received.lane().sizes;
+        // Safety: an id of a received row.
+        unsafe { load(self.to.meta(self.source) + u64::from(row * sizes.meta_bytes + 4 + 4 * k)) }
+    }
+
+    /// Returns the address of the tally of an expert in a part.
+    #[inline(always)]
+    fn tally(&self, part: u32, expert: u32) -> u64 {
+        let counts = self.to.experts * if self.to.kind == PADDED { self.to.received.ranks() } else { 2 };
+        self.to.word(1 + counts + part * self.to.experts + expert)
+    }
+
+    /// Calls with each window of experts: its first one, and their number.
+    #[inline(always)]
+    fn windows(&self, mut visit: impl FnMut(u32, u32)) {
+        let mut window = 0;
+        while window < self.to.experts {
+            visit(window, WINDOW.min(self.to.experts - window));
+            // The threads have finished with the shared memory.
+            Block.sync();
+            window += WINDOW;
+        }
+    }
+
+    /// Tallies the rows of each expert.
+    #[inline(always)]
+    fn count(&self) {
+        let totals = TOTALS.array();
+        self.windows(|window, number| {
+            for expert in Block.stripe(number as usize) {
+                totals.write(expert, 0);
+            }
+            Block.sync();
+            for index in Block.stripe(self.ids() as usize) {
+                let expert = self.id(index as u32).wrapping_sub(window);
+                if expert < number {
+                    totals.add(expert as usize, 1);
+                }
+            }
+            Block.sync();
+            for expert in Block.stripe(number as usize) {
+                self.to.store(self.tally(self.number, window + expert as u32), totals.read(expert));
+            }
+        });
+    }
+
+    /// Finds for each expert of a window the number of its rows, and of those before the part: of all sources, or, if
+    /// the layout is padded, of this one.
+    #[inline(always)]
+    fn sum(&self, window: u32, number: u32) {
+        let (totals, next, sizes) = (TOTALS.array(), NEXT.array(), &self.to.received.lane().sizes);
+        for expert in Block.stripe(number as usize) {
+            totals.write(expert, 0);
+            next.write(expert, 0);
+        }
+        Block.sync();
+        let (from, end) = match self.to.kind {
+            PADDED => (self.source * parts(sizes), (self.source + 1) * parts(sizes)),
+            _ => (0, sizes.ranks * parts(sizes)),
+        };
+        // Several threads share the parts of an expert, if there are as many.
+        let threads = (Block.size() / number).max(1);
+        for index in Block.stripe((number * threads) as usize) {
+            let expert = index as u32 % number;
+            let (mut other, mut all, mut earlier) = (from + index as u32 / number, 0, 0);
+            while other < end {
+                // Safety: a tally, which an earlier kernel stored.
+                let tally = |ahead: u32| {
+                    let part = other + ahead * threads;
+                    if part < end { unsafe { load(self.tally(part, window + expert)) } } else { 0 }
+                };
+                // These loads are on their way together.
+                let (a, b, c, d) = (tally(0), tally(1), tally(2), tally(3));
+                let is_before = |ahead: u32| other + ahead * threads < self.number;
+                all += a + b + (c + d);
+                earlier += if is_before(0) { a } else { 0 } + if is_before(1) { b } else { 0 };
+                earlier += if is_before(2) { c } else { 0 } + if is_before(3) { d } else { 0 };
+                other += 4 * threads;
+            }
+            totals.add(expert as usize, all);
+            next.add(expert as usize, earlier);
+        }
+        Block.sync();
+    }
+
+    /// Gives the rows their places.
+    #[inline(always)]
+    fn arrange(&self) {
+        let (totals, firsts, next) = (TOTALS.array(), FIRSTS.array(), NEXT.array());
+        let (to, sizes) = (self.to, &self.to.received.lane().sizes);
+        let (mut end, is_packed) = (0, to.kind == PACKED);
+        self.windows(|window, number| {
+            self.sum(window, number);
+            // Each thread has some experts in a row.
+            let each = number.div_ceil(Block.size());
+            let mine = (Block.rank() * each).min(number)..((Block.rank() + 1) * each).min(number);
+            let padded = |expert: u32| totals.read(expert as usize).next_multiple_of(to.align);
+            let (earlier, all) = before(mine.clone().map(padded).sum());
+            let mut first = end + earlier;
+            end += all;
+            for expert in mine {
+                let (number, rows) = (window + expert, totals.read(expert as usize));
+                let zone = if is_packed { first } else { (number * sizes.ranks + self.source) * sizes.tokens };
+                first += padded(expert);
+                firsts.write(expert as usize, zone);
+                next.add(expert as usize, zone);
+                if is_packed && self.number == 0 {
+                    to.store(to.word(1 + number), rows);
+                    to.store(to.word(1 + to.experts + number), zone);
+                }
+                if !is_packed && self.number == self.source * parts(sizes) {
+                    to.store(to.word(1 + number * sizes.ranks + self.source), rows);
+                    // Tokens that name an expert twice may fill more than its zone.
+                    if rows > sizes.tokens {
+                        let (received, limit) = (&to.received, sizes.tokens.into());
+                        let (arena, lane, code) = (received.arena(), received.lane(), Code::TooManyRows);
+                        status::report(arena, lane, code, self.source, number, rows.into(), limit);
+                    }
+                }
+            }
+            Block.sync();
+            if is_packed {
+                let all = sizes.ranks * parts(sizes);
+                let mut expert = (self.number + all - window % all) % all;
+                while expert < number {
+                    self.fill(firsts.read(expert as usize), totals.read(expert as usize));
+                    expert += all;
+                }
+            }
+            if Block.rank() < WARP_SIZE {
+                self.put(window, number);
+            }
+        });
+        if is_packed && self.number == 0 {
+            crate::arrange::total_of(to, end);
+        }
+    }
+
+    /// Fills the gap behind the rows of a zone with zeros.
+    #[inline(always)]
+    fn fill(&self, first: u32, rows: u32) {
+        let (to, pairs) = (self.to, self.to.received.lane().sizes.row_bytes / 16);
+        let (mut row, end) = (first + rows, first + rows.next_multiple_of(to.align));
+        while row < end.min(to.capacity) {
+            if Block.elect() {
+                to.store(to.list + 4 * u64::from(row), NONE);
+            }
+            if to.rows != 0 {
+                for pair in Block.stripe(pairs as usize) {
+                    // Safety: a row of the layout.
+                    unsafe { store_weak_pair(to.row(row).cast::<u64>().add(2 * pair), 0, 0) };
+                }
+            }
+            row += 1;
+        }
+    }
+
+    /// Gives the ids of a window of experts their places in order, by one warp.
+    #[inline(always)]
+    fn put(&self, window: u32, number: u32) {
+        let (firsts, next, lane) = (FIRSTS.array(), NEXT.array(), gin_device::coop::lane());
+        let (to, tokens) = (self.to, self.to.received.lane().sizes.tokens);
+        let mut index = lane;
+        while index - lane < self.ids() {
+            // These loads are on their way together.
+            let id = |ahead: u32| self.id(index + ahead * WARP_SIZE);
+            let (a, b, c, d) = (id(0), id(1), id(2), id(3));
+            for (ahead, id) in [(0, a), (1, b), (2, c), (3, d)] {
+                let expert = id.wrapping_sub(window);
+                let is_here = expert < number;
+                let same = Warp.match_any(if is_here { expert } else { NONE });
+                let earlier = (same & ((1 << lane) - 1)).count_ones();
+                let mut place = NONE;
+                if is_here {
+                    place = next.read(expert as usize) + earlier;
+                }
+                // All lanes have read, and then all see what is next.
+                Warp.sync();
+                if is_here && earlier == 0 {
+                    next.write(expert as usize, place + same.count_ones());
+                }
+                Warp.sync();
+                if is_here {
+                    let is_past = to.kind == PADDED && place - firsts.read(expert as usize) >= tokens;
+                    let (row, k) = self.place(index + ahead * WARP_SIZE);
+                    to.put((self.source, row, k), if is_past { NONE } else { place });
+                }
+            }
+            index += 4 * WARP_SIZE;
+        }
+    }
+}
+
+/// Tallies the rows of experts, for a layout by expert. All threads of the grid call; blocks have whole warps, at most
+/// 16.
+///
+/// # Safety
+/// - In the order of the stream, between a receive and the combine. The host made `to`, and no other kernel uses it.
+#[inline(always)]
+pub unsafe fn count(to: &Arranged) {
+    let mut number = block_in_grid();
+    while let Some(part) = Part::new(to, number) {
+        part.count();
+        number += grid_dim().count() as u32;
+    }
+}
+
+/// Gives rows their places in a layout by expert, and reports if there are too few. As [`count`], after it.
+///
+/// # Safety
+/// - As [`count`].
+#[inline(always)]
+pub(crate) unsafe fn place(to: &Arranged) {
+    let mut number = block_in_grid();
+    while let Some(part) = Part::new(to, number) {
+        part.arrange();
+        number += grid_dim().count() as u32;
+    }
+}
