@@ -29,6 +29,9 @@ pub const PACKED: u32 = 2;
 /// The place of no row.
 pub(crate) const NONE: u32 = u32::MAX;
 
+/// More tokens than a rank has.
+const LOST: u32 = u32::MAX;
+
 shared! { static TOTALS: [u32; 16]; }
 
 /// Received rows in another layout: a parameter of kernels.
@@ -268,44 +271,41 @@ pub unsafe fn copy(to: &Arranged) {
 pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
     if let Some(arena) = Arena::new(comm, arena) {
         let (lane, epoch, mine) = (to.received.lane(), to.received.epoch(), gin_device::coop::lane());
-        // For the sources of this lane's number and 32 further the number of tokens that have come.
-        let (mut covered, mut lost) = ((0, 0), 0u64);
+        // For the sources of this lane's number and 32 further the number of tokens that have come; `LOST` if their rank
+        // is silent.
+        let mut covered = (0, 0);
         let is_there = |source: u32, token: u32| {
             let known = Warp.shuffle(if source < WARP_SIZE { covered.0 } else { covered.1 }, source % WARP_SIZE);
             if token < known {
-                return lost >> source & 1 == 0;
+                return known != LOST;
             }
-            let mut waited = Ok(0);
+            let mut seen = 0;
             if mine == source % WARP_SIZE {
                 let flag = arena.word(lane.section_flag(source));
-                waited = wait_for::<Global>(&status::of(comm), lane.patience(), flag, epoch, token + 1);
-                let seen = match waited {
+                let waited = wait_for::<Global>(&status::of(comm), lane.patience(), flag, epoch, token + 1);
+                seen = match waited {
                     Ok(tokens) => tokens.max(token + 1),
                     Err(error) => {
                         is_silent(&arena, lane, source, epoch, error);
-                        u32::MAX
+                        LOST
                     }
                 };
                 covered = if source < WARP_SIZE { (seen, covered.1) } else { (covered.0, seen) };
             }
             // The other lanes read what this one has acquired.
             Warp.sync();
-            if Warp.any(waited.is_err()) {
-                lost |= 1 << source;
-            }
-            lost >> source & 1 == 0
+            Warp.all(seen != LOST)
         };
         // Warps take rows in turns, because blocks on the processors of senders may start late.
         let launch = Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot(epoch))));
         let units = (lane.sizes.row_bytes / 16).div_ceil(UNIT);
-        let (mut row, mut unit) = (0, units);
+        let mut unit = units - 1;
         let next = || {
             unit += 1;
-            if unit >= units {
-                row = Warp.broadcast(if Warp.elect() { launch.take() } else { 0 }, 0) as u32;
-                unit = 0;
+            if unit.is_multiple_of(units) {
+                unit = units * Warp.broadcast(if Warp.elect() { launch.take() } else { 0 }, 0) as u32;
             }
-            row * units + unit
+            unit
         };
         // Safety: the caller's promise.
         unsafe { copy_when(to, next, is_there) };
@@ -325,10 +325,11 @@ unsafe fn copy_when(to: &Arranged, mut next: impl FnMut() -> u32, mut is_there: 
     let (pairs, each) = if is_copied { (sizes.row_bytes / 16, to.each()) } else { (0, 0) };
     let units = pairs.div_ceil(UNIT).max(1);
     let most = (0..sizes.ranks).map(|source| received.count(source)).max().unwrap_or(0);
-    let (end, mut ahead) = (most * sizes.ranks * units, next());
-    while ahead < end {
-        let unit = ahead;
-        ahead = next();
+    loop {
+        let unit = next();
+        if unit >= most * sizes.ranks * units {
+            break;
+        }
         let (at, pair) = (unit / units, unit % units * UNIT + gin_device::coop::lane());
         let (row, source) = (at / sizes.ranks, at % sizes.ranks);
         if row >= received.count(source) {

@@ -47,18 +47,15 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Returns a part, if there is one with this number.
+    // Not an `Option`, whose null pointer would put the layout on the stack.
     #[inline(always)]
-    fn new(to: &'a Arranged, number: u32) -> Option<Self> {
+    fn new(to: &'a Arranged, number: u32) -> Self {
         let sizes = &to.received.lane().sizes;
         let source = number / parts(sizes);
-        if source >= sizes.ranks {
-            return None;
-        }
         let rows = to.received.count(source);
         let length = rows.div_ceil(parts(sizes));
         let first = rows.min(number % parts(sizes) * length);
-        Some(Self { to, number, source, first, end: rows.min(first + length) })
+        Self { to, number, source, first, end: rows.min(first + length) }
     }
 
     /// Returns the number of ids.
@@ -243,34 +240,49 @@ impl<'a> Part<'a> {
     fn put(&self, window: u32, number: u32) {
         let (firsts, next, lane) = (FIRSTS.array(), NEXT.array(), gin_device::coop::lane());
         let (to, tokens) = (self.to, self.to.received.lane().sizes.tokens);
+        let put = |index: u32, id: u32| {
+            let expert = id.wrapping_sub(window);
+            let is_here = expert < number;
+            let same = Warp.match_any(if is_here { expert } else { NONE });
+            let earlier = (same & ((1 << lane) - 1)).count_ones();
+            let mut place = NONE;
+            if is_here {
+                place = next.read(expert as usize) + earlier;
+            }
+            // All lanes have read, and then all see what is next.
+            Warp.sync();
+            if is_here && earlier == 0 {
+                next.write(expert as usize, place + same.count_ones());
+            }
+            Warp.sync();
+            if is_here {
+                let is_past = to.kind == PADDED && place - firsts.read(expert as usize) >= tokens;
+                let (row, k) = self.place(index);
+                to.put((self.source, row, k), if is_past { NONE } else { place });
+            }
+        };
         let mut index = lane;
         while index - lane < self.ids() {
             // These loads are on their way together.
             let id = |ahead: u32| self.id(index + ahead * WARP_SIZE);
             let (a, b, c, d) = (id(0), id(1), id(2), id(3));
-            for (ahead, id) in [(0, a), (1, b), (2, c), (3, d)] {
-                let expert = id.wrapping_sub(window);
-                let is_here = expert < number;
-                let same = Warp.match_any(if is_here { expert } else { NONE });
-                let earlier = (same & ((1 << lane) - 1)).count_ones();
-                let mut place = NONE;
-                if is_here {
-                    place = next.read(expert as usize) + earlier;
-                }
-                // All lanes have read, and then all see what is next.
-                Warp.sync();
-                if is_here && earlier == 0 {
-                    next.write(expert as usize, place + same.count_ones());
-                }
-                Warp.sync();
-                if is_here {
-                    let is_past = to.kind == PADDED && place - firsts.read(expert as usize) >= tokens;
-                    let (row, k) = self.place(index + ahead * WARP_SIZE);
-                    to.put((self.source, row, k), if is_past { NONE } else { place });
-                }
-            }
+            put(index, a);
+            put(index + WARP_SIZE, b);
+            put(index + 2 * WARP_SIZE, c);
+            put(index + 3 * WARP_SIZE, d);
             index += 4 * WARP_SIZE;
         }
+    }
+}
+
+/// Calls with each part of this block.
+#[inline(always)]
+fn each(to: &Arranged, visit: impl Fn(&Part)) {
+    let sizes = &to.received.lane().sizes;
+    let mut number = block_in_grid();
+    while number < sizes.ranks * parts(sizes) {
+        visit(&Part::new(to, number));
+        number += grid_dim().count() as u32;
     }
 }
 
@@ -281,11 +293,7 @@ impl<'a> Part<'a> {
 /// - In the order of the stream, between a receive and the combine. The host made `to`, and no other kernel uses it.
 #[inline(always)]
 pub unsafe fn count(to: &Arranged) {
-    let mut number = block_in_grid();
-    while let Some(part) = Part::new(to, number) {
-        part.count();
-        number += grid_dim().count() as u32;
-    }
+    each(to, |part| part.count());
 }
 
 /// Gives rows their places in a layout by expert, and reports if there are too few. As [`count`], after it.
@@ -294,9 +302,5 @@ pub unsafe fn count(to: &Arranged) {
 /// - As [`count`].
 #[inline(always)]
 pub(crate) unsafe fn place(to: &Arranged) {
-    let mut number = block_in_grid();
-    while let Some(part) = Part::new(to, number) {
-        part.arrange();
-        number += grid_dim().count() as u32;
-    }
+    each(to, |part| part.arrange());
 }
