@@ -115,6 +115,9 @@ END
 # Barriers without which no test fails, and why that is right.
 declare -A argued=(
     ["no barrier: network.rs give_back 1"]="the vote of the next round meets all lanes, and what follows is of one lane"
+    ["no barrier: dispatch.rs send 2"]="on a CPU a vote orders memory, too"
+    ["no barrier: dispatch.rs end_section 2"]="on a CPU a vote orders memory, too"
+    ["no barrier: arrange.rs copy_arriving 1"]="on a CPU a vote orders memory, too"
 )
 
 races=nothing_races
@@ -132,13 +135,14 @@ late_tiles=matmul:tiles_of_own_rows_are_multiplied_while_a_rank_is_late
 one_multiplies=matmul:one_resident_block_of_many_multiplies_all_rows_as_they_arrive
 layouts=all_layouts_have_the_rows_of_the_oracle_in_its_order
 rows_of_ids=network:rows_for_each_id_and_all_elements_and_layouts_cross_a_network
+mixed=ranks_that_expect_descriptions_and_rows_do_not_take_each_other_for_present
 products=matmul:products_of_all_shapes_have_the_bits_of_the_oracle
 products_races=matmul:nothing_races
 silent_products=matmul:a_silent_rank_is_left_out_of_products_of_rows_that_arrive_and_may_come_back
 lost_products=matmul:a_rank_that_does_not_come_ends_the_others_wait_with_a_fault
 
 for test in $races $bits $routing $rounds $resident $network $networks $network_races $limits $late $shared_races \
-    $late_tiles $one_multiplies $layouts $rows_of_ids $products $products_races $silent_products $lost_products; do
+    $late_tiles $one_multiplies $layouts $mixed $rows_of_ids $products $products_races $silent_products $lost_products; do
     passes "$test" || { echo "ep-mutations: $test fails without a mutation; see $copy/log" >&2; exit 1; }
 done
 
@@ -149,7 +153,7 @@ while read -r -u 3 _ _ name; do
     [[ "no barrier: $name" == *"$wanted"* ]] || continue
     case $name in
         allot.rs*) tests=($shared_races $limits) ;;
-        arrange.rs*) tests=($races $layouts $products_races) ;;
+        arrange.rs* | places.rs*) tests=($races $layouts $products_races) ;;
         network.rs*) tests=($network_races $rows_of_ids $networks) ;;
         matmul/*) tests=($products_races $products $one_multiplies $silent_products $lost_products) ;;
         *) tests=($races $rounds $routing $resident $shared_races) ;;
@@ -196,4 +200,10 @@ mutation "a tile of own rows left out" $kernels/matmul/early.rs "(at, index) if 
     "(at, index) if expert == at => index + 1," $late_tiles
 mutation "sources heard by the fifth block" $kernels/matmul/turns.rs "self.hearers.add_relaxed_gpu(1) == 0" \
     "self.hearers.add_relaxed_gpu(1) == 4" $one_multiplies
+mutation "a section announced before its end" $kernels/dispatch.rs \
+    "end_section(arena, lane, section, until, masked)" "end_section(arena, lane, section, until + 1, masked)" $races
+mutation "rows awaited one token too early" $kernels/arrange.rs "epoch, token + 1)" "epoch, token)" $races
+mutation "descriptions behind the flag of rows" $kernels/format.rs "lane.described_flag(slot, source)" \
+    "lane.sent_flag(slot, source)" $mixed
+mutation "tallies of the part itself counted as earlier" $kernels/places.rs "threads < self.number" "threads <= self.number" $layouts
 exit $bad

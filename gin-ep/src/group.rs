@@ -212,6 +212,16 @@ impl<'c> Group<'c> {
         self.lanes[0].params.sizes
     }
 
+    /// Returns whether loads and stores reach all ranks.
+    pub(crate) fn is_near(&self) -> bool {
+        self.signals.is_none()
+    }
+
+    /// Returns the shape of a kernel that begins by `let_dependents_start`, as does the one before it in a call.
+    pub(crate) fn following(&self, shape: LaunchConfig) -> LaunchConfig {
+        if self.comm.gpu().limits().dependents { shape.dependent() } else { shape }
+    }
+
     /// Returns the shapes of the kernels that send rows and copy them as they arrive, at the same time. Few processors
     /// can send as fast as links take rows.
     pub(crate) fn shapes_arriving(&self) -> [LaunchConfig; 2] {

@@ -110,7 +110,7 @@ impl<'g> Lane<'g> {
         to: &Arrangement,
     ) -> Result<(Received<'_>, kernels::Arranged), EpError> {
         let group = self.group;
-        if group.signals.is_some() {
+        if !group.is_near() {
             let what = "an exchange into a layout in a group with ranks that loads and stores do not reach";
             return Err(EpError::Unsuited { what, remedy: "call `exchange` and `Received::arrange`" });
         }
@@ -119,7 +119,7 @@ impl<'g> Lane<'g> {
         let lane = Plain(self.state().params);
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &lane, &Plain(tokens)];
         // Safety: as for a dispatch.
-        unsafe { stream.launch(&group.describe, group.shape, &arguments)? };
+        unsafe { stream.launch(&group.describe, self.first_shape(), &arguments)? };
         let received = Received { ended: Ended { lane: self, tokens } };
         let view = received.arranged(to)?;
         received.ended.lane.arrange(stream, to, view, Some(tokens))?;
@@ -163,7 +163,7 @@ impl<'g> Lane<'g> {
     fn launch_allot(&self, stream: &Arc<dyn Stream>, plan: u64) -> Result<(), EpError> {
         let (group, lane) = (self.group, Plain(self.state().params));
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &lane, &plan];
-        let shape = LaunchConfig::new(1, group.shape.threads() as u32);
+        let shape = group.following(LaunchConfig::new(1, group.shape.threads() as u32));
         // Safety: arena and lane are the communicator's, the plan is kept, and the lane's kernels follow each other.
         unsafe { stream.launch(&group.allot, shape, &arguments)? };
         Ok(())
@@ -176,8 +176,15 @@ impl<'g> Lane<'g> {
         phases: u32,
     ) -> Result<kernels::Tokens, EpError> {
         let params = self.prepare(stream, tokens)?;
-        self.launch_dispatch(stream, self.group.shape, params, phases)?;
+        self.launch_dispatch(stream, self.first_shape(), params, phases)?;
         Ok(params)
+    }
+
+    /// Returns the shape of the kernel after [`prepare`](Self::prepare).
+    fn first_shape(&self) -> LaunchConfig {
+        let (group, state) = (self.group, self.state());
+        let follows = state.plan.is_some() || state.params.sizes.is_shared();
+        if follows && group.is_near() { group.following(group.shape) } else { group.shape }
     }
 
     /// Checks and keeps the memory of tokens, and finds out where their rows go.
@@ -331,7 +338,7 @@ impl Lent for Lane<'_> {
         let (group, params) = (self.group, Lane::state(self).params);
         to.check(&params.sizes)?;
         Lane::state(self).keep(stream, &to.used())?;
-        let shape = LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32);
+        let shape = group.following(LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32));
         let [count, place, copy, copy_arriving] = &group.arrange;
         let (view, lane) = (Plain(view), Plain(params));
         // Safety of all launches: the rows are described or received, the memory is the arrangement's and is kept, and
@@ -344,9 +351,8 @@ impl Lent for Lane<'_> {
             let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &lane, &Plain(tokens)];
             let [sends, copies] = group.shapes_arriving();
             unsafe { stream.launch(&group.send_rows, sends, &arguments)? };
-            let copies = if group.comm.gpu().limits().dependents { copies.dependent() } else { copies };
             let arguments: [&dyn KernelArg; 3] = [&group.device, &group.arena, &view];
-            unsafe { stream.launch(copy_arriving, copies, &arguments)? };
+            unsafe { stream.launch(copy_arriving, group.following(copies), &arguments)? };
         } else if to.rows().is_some() {
             unsafe { stream.launch(copy, shape, &[&view])? };
         }

@@ -308,7 +308,8 @@ fn silent(testbed: &Testbed) -> Result<(), String> {
     for ranks in [2, 3] {
         with(testbed, ranks, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
             support::lanes::silent(rank, comm, (config, deadline), shape, most)?;
-            support::layouts::described_only(rank, comm, (config, deadline), shape, most)
+            support::layouts::described_only(rank, comm, (config, deadline), shape, most)?;
+            if ranks == 2 { support::layouts::mixed(rank, comm, (config, deadline), shape, most) } else { Ok(()) }
         })?;
     }
     Ok(())

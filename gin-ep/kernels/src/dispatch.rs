@@ -158,15 +158,14 @@ pub unsafe fn describe(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &T
     unsafe { dispatch_by::<Descriptions, Near>(comm, &arena, lane, tokens, SEND | RECEIVE) };
 }
 
-/// Sends the rows whose descriptions were sent before. A receiver waits for a section of them by its flag: the next
-/// kernel on the stream may, as a dependent one.
+/// Sends the rows whose descriptions were sent before. A receiver waits for a section of them by its flag. The next
+/// kernel on the stream may do so too, as a dependent one, if the caller lets these start.
 ///
 /// # Safety
 /// - As [`dispatch`]. The last dispatch of the lane was [`describe`], with these tokens. All calls on the lane have as
 ///   many blocks.
 #[inline(always)]
 pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens) {
-    gin_device::sys::let_dependents_start();
     let Some(arena) = Arena::new(comm, arena) else { return };
     let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
     let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();

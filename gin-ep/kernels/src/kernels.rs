@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernels, one for each format and each type of elements.
+//! The kernels, one for each format and each type of elements. Those that follow each other in one call begin by
+//! `let_dependents_start`, so that the next one is on the processors when they end.
 
 use crate::{Arranged, arrange};
 use crate::{
@@ -7,6 +8,7 @@ use crate::{
     dispatch_over, plan, reduce, send_rows,
 };
 use gin_device::prelude::*;
+use gin_device::sys::let_dependents_start;
 
 /// Runs [`plan`].
 ///
@@ -14,6 +16,7 @@ use gin_device::prelude::*;
 /// - As [`plan`].
 #[kernel(launch_bounds(512))]
 pub unsafe fn ep_plan(arena: Window<u64>, lane: Lane, tokens: Tokens, to: u64) {
+    let_dependents_start();
     // Safety: the caller's promise.
     unsafe { plan(&arena, &lane, &tokens, to) }
 }
@@ -24,6 +27,7 @@ pub unsafe fn ep_plan(arena: Window<u64>, lane: Lane, tokens: Tokens, to: u64) {
 /// - As [`allot`].
 #[kernel(launch_bounds(512))]
 pub unsafe fn ep_allot(comm: Comm, arena: Window<u64>, lane: Lane, plan: u64) {
+    let_dependents_start();
     // Safety: the caller's promise.
     unsafe { allot(&comm, &arena, &lane, plan) }
 }
@@ -36,6 +40,7 @@ macro_rules! dispatches {
         /// - As [`dispatch`].
         #[kernel(launch_bounds(512))]
         pub unsafe fn $name(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens, phases: u32) {
+            let_dependents_start();
             // Safety: the caller's promise.
             unsafe { dispatch::<$format>(&comm, &arena, &lane, &tokens, phases) }
         }
@@ -53,6 +58,7 @@ dispatches! {
 /// - As [`describe`].
 #[kernel(launch_bounds(512))]
 pub unsafe fn ep_describe(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens) {
+    let_dependents_start();
     // Safety: the caller's promise.
     unsafe { describe(&comm, &arena, &lane, &tokens) }
 }
@@ -65,6 +71,7 @@ macro_rules! sends {
         /// - As [`send_rows`].
         #[kernel(launch_bounds(256))]
         pub unsafe fn $name(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens) {
+            let_dependents_start();
             // Safety: the caller's promise.
             unsafe { send_rows::<$format>(&comm, &arena, &lane, &tokens) }
         }
@@ -167,6 +174,7 @@ macro_rules! arranges {
         /// - As that.
         #[kernel(launch_bounds(512))]
         pub unsafe fn $name(to: Arranged) {
+            let_dependents_start();
             // Safety: the caller's promise.
             unsafe { arrange::$function(&to) }
         }

@@ -150,12 +150,21 @@ impl<'a> Part<'a> {
                     if part < end { unsafe { load(self.tally(part, window + expert)) } } else { 0 }
                 };
                 // These loads are on their way together.
-                let (a, b, c, d) = (tally(0), tally(1), tally(2), tally(3));
-                let is_before = |ahead: u32| other + ahead * threads < self.number;
-                all += a + b + (c + d);
-                earlier += if is_before(0) { a } else { 0 } + if is_before(1) { b } else { 0 };
-                earlier += if is_before(2) { c } else { 0 } + if is_before(3) { d } else { 0 };
-                other += 4 * threads;
+                let first = (tally(0), tally(1), tally(2), tally(3));
+                let second = (tally(4), tally(5), tally(6), tally(7));
+                let mut add = |ahead: u32, tally: u32| {
+                    all += tally;
+                    earlier += if other + ahead * threads < self.number { tally } else { 0 };
+                };
+                add(0, first.0);
+                add(1, first.1);
+                add(2, first.2);
+                add(3, first.3);
+                add(4, second.0);
+                add(5, second.1);
+                add(6, second.2);
+                add(7, second.3);
+                other += 8 * threads;
             }
             totals.add(expert as usize, all);
             next.add(expert as usize, earlier);

@@ -198,6 +198,33 @@ pub fn described_only(
     group.destroy()
 }
 
+/// One of two ranks exchanges rows, the other one exchanges them into a layout. Each reports the other as silent.
+pub fn mixed(
+    rank: &Rank,
+    comm: &Communicator,
+    (config, deadline): (&GroupConfig, Deadline),
+    shape: &Shape,
+    most: usize,
+) -> Result<(), EpError> {
+    let me = rank.rank() as usize;
+    let group = Group::new(comm, &config.deadline(deadline))?;
+    let (input, stream, mut lane) = (Input::new(rank, shape, most)?, rank.stream()?, group.lane(0)?);
+    input.write(&batch(shape, Routing::Uniform, 5, me, most), false)?;
+    let tokens = input.tokens(most, false);
+    let to = Arrangement::new(&group, Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
+    if me == 0 {
+        lane.exchange(&stream, &tokens)?.release();
+    } else {
+        lane.exchange_into(&stream, &tokens, &to)?.0.release();
+    }
+    stream.synchronize()?;
+    let report = group.status()?.map(|report| (report.code, report.rank as usize));
+    assert_eq!((report, group.masked(0)?), (Some((Code::Silent, 1 - me)), 1 << (1 - me)));
+    rank.barrier()?;
+    drop(lane);
+    group.destroy()
+}
+
 /// Lists rows by expert, and gives a layout too little memory: the rest is left out, and reported.
 pub fn small_layouts(
     rank: &Rank,
