@@ -10,7 +10,8 @@ use crate::format::{load_unit, store_unit};
 use crate::lane::{DISPATCH, load};
 pub use crate::places::count;
 use crate::places::place as by_expert;
-use crate::protocol::{Launch, slot, wait_for};
+use crate::protocol::{Launch, wait_for};
+use crate::received::Source;
 use crate::status::{self, Code};
 use crate::{Received, UNIT};
 use gin_device::prelude::*;
@@ -141,26 +142,19 @@ impl Arranged {
         unsafe { store_weak_u32(address as usize as *mut u32, value) };
     }
 
-    /// Gives a received row, or one of its ids, a place.
+    /// Gives a received row, or one of its ids, a place. `index` is the number of the source's first row among all.
     #[inline(always)]
-    pub(crate) fn put(&self, (source, row, k): (u32, u32, u32), place: u32) {
-        self.store(self.places + 4 * (self.index(source, row) + u64::from(k)), place);
+    pub(crate) fn put(&self, index: u32, (source, row, k): (u32, u32, u32), place: u32) {
+        self.store(self.place_of(index + row) + 4 * u64::from(k), place);
         if place < self.capacity {
             self.store(self.list + 4 * u64::from(place), source << 21 | row << 5 | k);
         }
     }
 
-    /// Returns the number of the first place of a received row.
+    /// Returns the address of the first place of a received row, of which `index` is the number among all.
     #[inline(always)]
-    pub(crate) fn index(&self, source: u32, row: u32) -> u64 {
-        let received = &self.received;
-        u64::from(received.lane().index(source, received.first(source), row)) * u64::from(self.each())
-    }
-
-    /// Returns the address of the description of the first row from a source.
-    #[inline(always)]
-    pub(crate) fn meta(&self, source: u32) -> u64 {
-        self.received.arena() + self.received.meta_at(source, 0)
+    pub(crate) fn place_of(&self, index: u32) -> u64 {
+        self.places + 4 * u64::from(index) * u64::from(self.each())
     }
 }
 
@@ -198,11 +192,12 @@ pub(crate) fn before(value: u32) -> (u32, u32) {
 pub unsafe fn place(to: &Arranged) {
     let sizes = to.received.lane().sizes;
     if to.kind == FLAT {
+        let slot = to.received.slot();
         let (mut end, step) = (0, grid_dim().count() as u32 * Block.size());
         let thread = block_in_grid() * Block.size() + Block.rank();
         for source in 0..sizes.ranks {
-            let count = to.received.count(source);
-            let first = if to.is_in_place() && count > 0 { to.received.first(source) } else { end };
+            let Source { count, index, .. } = to.received.source(slot, source);
+            let first = if to.is_in_place() && count > 0 { index } else { end };
             // Places that are kept for a silent rank have no rows.
             let mut gap = end + thread;
             while gap < first.min(to.capacity) {
@@ -211,7 +206,7 @@ pub unsafe fn place(to: &Arranged) {
             }
             let mut row = thread;
             while row < count {
-                to.put((source, row, 0), first + row);
+                to.put(index, (source, row, 0), first + row);
                 row += step;
             }
             end = first + count;
@@ -296,14 +291,15 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
             Warp.sync();
             Warp.all(seen != LOST)
         };
-        // Warps take rows in turns, because blocks on the processors of senders may start late.
-        let launch = Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot(epoch))));
-        let units = (lane.sizes.row_bytes / 16).div_ceil(UNIT);
-        let mut unit = units - 1;
+        // Warps take some units at a time, because blocks on the processors of senders may start late.
+        let launch = Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * to.received.slot())));
+        let warps = grid_dim().count() as u32 * (Block.size() / WARP_SIZE);
+        let mine = (lane.sizes.tokens * lane.sizes.ranks / warps).clamp(1, 8);
+        let mut unit = mine - 1;
         let next = || {
             unit += 1;
-            if unit.is_multiple_of(units) {
-                unit = units * Warp.broadcast(if Warp.elect() { launch.take() } else { 0 }, 0) as u32;
+            if unit.is_multiple_of(mine) {
+                unit = mine * Warp.broadcast(if Warp.elect() { launch.take() } else { 0 }, 0) as u32;
             }
             unit
         };
@@ -324,23 +320,24 @@ unsafe fn copy_when(to: &Arranged, mut next: impl FnMut() -> u32, mut is_there: 
     let is_copied = to.rows != 0 && !to.is_in_place();
     let (pairs, each) = if is_copied { (sizes.row_bytes / 16, to.each()) } else { (0, 0) };
     let units = pairs.div_ceil(UNIT).max(1);
-    let most = (0..sizes.ranks).map(|source| received.count(source)).max().unwrap_or(0);
+    let (slot, lane) = (received.slot(), received.lane());
+    let most = (0..sizes.ranks).map(|source| received.source(slot, source).count).max().unwrap_or(0);
     loop {
         let unit = next();
         if unit >= most * sizes.ranks * units {
             break;
         }
         let (at, pair) = (unit / units, unit % units * UNIT + gin_device::coop::lane());
-        let (row, source) = (at / sizes.ranks, at % sizes.ranks);
-        if row >= received.count(source) {
+        let (row, number) = (at / sizes.ranks, at % sizes.ranks);
+        let source = received.source(slot, number);
+        if row >= source.count {
             continue;
         }
-        let index = to.index(source, row);
-        let meta = to.meta(source) + u64::from(row) * u64::from(sizes.meta_bytes);
+        let (meta, places) = (source.meta(lane, row), to.place_of(source.index + row));
         // Safety: a received row, its description, and rows of the layout.
         unsafe {
-            let data = if is_there(source, load(meta)) {
-                load_unit(received.row(source, row).addr() as u64, pair, pairs)
+            let data = if is_there(number, load(meta)) {
+                load_unit(source.row(lane, row), pair, pairs)
             } else {
                 ((0, 0), (0, 0), (0, 0), (0, 0))
             };
@@ -348,7 +345,7 @@ unsafe fn copy_when(to: &Arranged, mut next: impl FnMut() -> u32, mut is_there: 
                 if to.kind != FLAT && (load(meta + 4 + 4 * u64::from(k)) as i32) < 0 {
                     continue;
                 }
-                let place = load(to.places + 4 * (index + u64::from(k)));
+                let place = load(places + 4 * u64::from(k));
                 if place < to.capacity {
                     store_unit(to.row(place).addr() as u64, pair, pairs, &data);
                 }

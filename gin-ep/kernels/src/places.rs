@@ -6,6 +6,7 @@
 
 use crate::arrange::{Arranged, NONE, PACKED, PADDED, before};
 use crate::lane::{Sizes, load};
+use crate::received::Source;
 use crate::status::{self, Code};
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
@@ -41,6 +42,7 @@ struct Part<'a> {
     to: &'a Arranged,
     number: u32,
     source: u32,
+    rows: Source,
     /// The first row of the part, and the one after the last.
     first: u32,
     end: u32,
@@ -52,10 +54,10 @@ impl<'a> Part<'a> {
     fn new(to: &'a Arranged, number: u32) -> Self {
         let sizes = &to.received.lane().sizes;
         let source = number / parts(sizes);
-        let rows = to.received.count(source);
-        let length = rows.div_ceil(parts(sizes));
-        let first = rows.min(number % parts(sizes) * length);
-        Self { to, number, source, first, end: rows.min(first + length) }
+        let rows = to.received.source(to.received.slot(), source);
+        let length = rows.count.div_ceil(parts(sizes));
+        let first = rows.count.min(number % parts(sizes) * length);
+        Self { to, number, source, rows, first, end: rows.count.min(first + length) }
     }
 
     /// Returns the number of ids.
@@ -78,9 +80,8 @@ impl<'a> Part<'a> {
             return u32::MAX;
         }
         let (row, k) = self.place(index);
-        let sizes = &self.to.received.lane().sizes;
         // Safety: an id of a received row.
-        unsafe { load(self.to.meta(self.source) + u64::from(row * sizes.meta_bytes + 4 + 4 * k)) }
+        unsafe { load(self.rows.meta(self.to.received.lane(), row) + 4 + 4 * u64::from(k)) }
     }
 
     /// Returns the address of the tally of an expert in a part.
@@ -267,7 +268,7 @@ impl<'a> Part<'a> {
             if is_here {
                 let is_past = to.kind == PADDED && place - firsts.read(expert as usize) >= tokens;
                 let (row, k) = self.place(index);
-                to.put((self.source, row, k), if is_past { NONE } else { place });
+                to.put(self.rows.index, (self.source, row, k), if is_past { NONE } else { place });
             }
         };
         let mut index = lane;

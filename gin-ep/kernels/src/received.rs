@@ -52,8 +52,23 @@ impl Received {
     }
 
     #[inline(always)]
-    fn slot(&self) -> u64 {
+    pub(crate) fn slot(&self) -> u64 {
         slot(self.epoch())
+    }
+
+    /// Returns the rows from a source, in [`slot`](Self::slot).
+    #[inline(always)]
+    pub(crate) fn source(&self, slot: u64, source: u32) -> Source {
+        let (lane, arena) = (&self.lane, self.arena);
+        // Safety: a word of the arena.
+        let count = unsafe { GlobalWord::new(arena + lane.got(slot, source)) }.load_relaxed_gpu() as u32;
+        let first = lane.first_of(arena, source);
+        Source {
+            count,
+            index: lane.index(source, first, 0),
+            rows: arena + lane.rows(slot, source) + u64::from(first) * u64::from(lane.sizes.pitch),
+            metas: arena + lane.meta(slot, source) + u64::from(first) * u64::from(lane.sizes.meta_bytes),
+        }
     }
 
     #[inline(always)]
@@ -175,5 +190,32 @@ impl Received {
     #[must_use]
     pub fn weight(&self, source: u32, row: u32, k: u32) -> f32 {
         if self.expert(source, row, k) < 0 { 0.0 } else { f32::from_bits(self.meta(source, row, 1 + self.topk() + k)) }
+    }
+}
+
+/// The rows from a source. Each function of [`Received`] loads words of the arena anew, which takes longer than to copy a
+/// part of a row.
+#[derive(Clone, Copy)]
+pub(crate) struct Source {
+    /// Number of rows.
+    pub(crate) count: u32,
+    /// The number of the first one among all places of rows.
+    pub(crate) index: u32,
+    /// Their address, and that of their descriptions.
+    rows: u64,
+    metas: u64,
+}
+
+impl Source {
+    /// Returns the address of a row.
+    #[inline(always)]
+    pub(crate) const fn row(&self, lane: &Lane, row: u32) -> u64 {
+        self.rows + row as u64 * lane.sizes.pitch as u64
+    }
+
+    /// Returns the address of the description of a row.
+    #[inline(always)]
+    pub(crate) const fn meta(&self, lane: &Lane, row: u32) -> u64 {
+        self.metas + row as u64 * lane.sizes.meta_bytes as u64
     }
 }

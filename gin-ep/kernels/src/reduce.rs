@@ -27,18 +27,20 @@ pub unsafe fn reduce<E: Element>(to: &Arranged, rows: u64) {
     let units = pairs.div_ceil(UNIT);
     let step = Block.size() / WARP_SIZE * grid_dim().count() as u32;
     let mut unit = Block.rank() / WARP_SIZE * grid_dim().count() as u32 + block_in_grid();
+    let (slot, lane) = (received.slot(), received.lane());
     for source in 0..sizes.ranks {
-        let count = received.count(source);
+        let source = received.source(slot, source);
+        let count = source.count;
         while unit < count * units {
             let (row, pair) = (unit / units, unit % units * UNIT + k);
             unit += step;
             // Each lane has the place and the weight of an id.
-            let ids = received.arena() + received.meta_at(source, row) + 4;
+            let ids = source.meta(lane, row) + 4;
             let (mut place, mut weight) = (u32::MAX, 0.0);
             // Safety: the description of a received row, its places, and rows of the layout.
             unsafe {
                 if k < sizes.topk && load(ids + 4 * u64::from(k)) as i32 >= 0 {
-                    place = load(to.places + 4 * (to.index(source, row) + u64::from(k)));
+                    place = load(to.place_of(source.index + row) + 4 * u64::from(k));
                     weight = f32::from_bits(load(ids + 4 * u64::from(sizes.topk + k)));
                 }
                 let (mut terms, mut sum) = (Warp.ballot(place < to.capacity), Unit::<E>::new());
@@ -48,7 +50,7 @@ pub unsafe fn reduce<E: Element>(to: &Arranged, rows: u64) {
                     let from = rows + u64::from(Warp.shuffle(place, term)) * bytes;
                     sum.add_local(Warp.shuffle(weight, term), &load_local::<E>(from, pair, pairs));
                 }
-                store_unit(received.row(source, row).addr() as u64, pair, pairs, &sum.round());
+                store_unit(source.row(lane, row), pair, pairs, &sum.round());
             }
         }
         unit -= count * units;
