@@ -228,8 +228,8 @@ impl<'c> Group<'c> {
         let (blocks, threads) = (self.shape.blocks() as u32, self.shape.threads() as u32);
         let senders = (blocks / 4).max(blocks.min(32) / 2).max(1);
         let fewer = threads.min(gin_ep_kernels::MOST_NETWORK_THREADS);
-        let sends = LaunchConfig::new(senders * (threads / fewer), fewer).dynamic_shared(self.shape.dynamic_shared);
-        [sends, LaunchConfig::new(blocks, threads)]
+        let shape = |blocks: u32| LaunchConfig::new(blocks * (threads / fewer), fewer);
+        [shape(senders).dynamic_shared(self.shape.dynamic_shared), shape(blocks)]
     }
 
     /// Returns the number of blocks of a launch.

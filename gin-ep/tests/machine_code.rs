@@ -52,8 +52,10 @@ fn assembled() -> Result<Completion, Failed> {
                 // No block of it fits there: a GPU of compute capability 8 has less shared memory.
                 continue;
             }
-            let posts =
-                entry.name.ends_with("_proxy") || entry.name.ends_with("_gdaki") || entry.name.contains("_send_");
+            let posts = entry.name.ends_with("_proxy")
+                || entry.name.ends_with("_gdaki")
+                || entry.name.contains("_send_")
+                || entry.name.contains("_arriving");
             let threads = match (multiplies, posts) {
                 (true, _) => tile::THREADS,
                 (false, true) => gin_ep_kernels::MOST_NETWORK_THREADS,

@@ -189,11 +189,9 @@ arranges! {
 
 /// Runs [`arrange::copy_arriving`].
 ///
-/// As few registers as two blocks would need leave room beside a block that sends.
-///
 /// # Safety
 /// - As that.
-#[kernel(launch_bounds(512, 2))]
+#[kernel(launch_bounds(256))]
 pub unsafe fn ep_arrange_arriving(comm: Comm, arena: Window<u64>, to: Arranged) {
     // Safety: the caller's promise.
     unsafe { arrange::copy_arriving(&comm, &arena, &to) }

@@ -107,5 +107,6 @@ pub const LARGE_UNIT: u32 = 224;
 /// The most threads of a block of these kernels.
 pub const MOST_THREADS: u32 = 512;
 
-/// The most threads of a block of kernels that post to a network, or send rows alone, which take more registers.
+/// The most threads of a block of kernels that post to a network, and of those that send rows alone or copy them as they
+/// arrive, which share processors.
 pub const MOST_NETWORK_THREADS: u32 = 256;
