@@ -37,8 +37,9 @@ struct Calls {
     stored: Vec<f64>,
     /// Pairs whose dispatch and combine each begin after all ranks have met.
     apart: Vec<f64>,
-    /// A dispatch and the packed layout by expert.
+    /// A dispatch into the packed layout by expert; a dispatch, and then this layout.
     packed: Vec<f64>,
+    packed_later: Vec<f64>,
     /// In the same repeats: the floors of a dispatch and of a combine; for fewer processors the dispatch and the pair
     /// of all processors.
     beside: [Vec<f64>; 2],
@@ -238,7 +239,13 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
             let name = format!("{what} with max_rows, {tokens} tokens");
             let row = Row::new(name, Figure::new(repeats, wrong(&of_shared)), "us");
             let beside = if what.ends_with("packed") { "the larger of exchange and expand" } else { "exchange" };
-            rows.push(row.beside(Kind::Floor, beside, Figure::new(floor, None), goal, stretch).by(shape));
+            let mut row = row.beside(Kind::Floor, beside, Figure::new(floor, None), goal, stretch).by(shape);
+            if what.ends_with("packed") {
+                let later = slowest(&|times| times.shared.as_ref().map_or(&NONE, |calls| &calls.packed_later));
+                row =
+                    row.beside(Kind::Other, "arranged when all rows are there", Figure::new(&later, None), None, None);
+            }
+            rows.push(row);
         }
     }
     for (index, &(sms, _)) in of[0].fewer.iter().enumerate() {
@@ -534,6 +541,12 @@ impl<'a> Bed<'a> {
             if let Some([_, packed]) = &layouts {
                 calls.packed.push(chain(self.rank, stream, self.length(), || {
                     lane.exchange_into(stream, &input, packed)?.0.release();
+                    Ok(())
+                })?);
+                calls.packed_later.push(chain(self.rank, stream, self.length(), || {
+                    let mut received = lane.exchange(stream, &input)?;
+                    received.arrange(stream, packed)?;
+                    received.release();
                     Ok(())
                 })?);
             }

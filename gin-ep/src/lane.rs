@@ -96,9 +96,9 @@ impl<'g> Lane<'g> {
     /// Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. Returns the
     /// parameter by which kernels find them there, too. All ranks call it, each with any layout.
     ///
-    /// The result is that of [`exchange`](Self::exchange) and [`Received::arrange`]. It takes less time, because rows
-    /// are copied while others are on their way: the ranks tell each other the ids of their rows first. Layouts whose
-    /// rows are not copied gain nothing.
+    /// The result is that of [`exchange`](Self::exchange) and [`Received::arrange`]. With thousands of tokens it takes
+    /// less time, because rows are copied while others are on their way: the ranks tell each other the ids of their
+    /// rows first. With few tokens, and in layouts whose rows are not copied, that takes longer.
     ///
     /// # Errors
     /// As [`dispatch`](Self::dispatch); [`EpError::Unsuited`] for an arrangement of another group, or if loads and

@@ -266,8 +266,8 @@ pub unsafe fn copy(to: &Arranged) {
 pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
     if let Some(arena) = Arena::new(comm, arena) {
         let (lane, epoch, mine) = (to.received.lane(), to.received.epoch(), gin_device::coop::lane());
-        // For the sources of this lane's number and 32 further the number of tokens that have come; `LOST` if their rank
-        // is silent.
+        // For the sources of this lane's number and 32 further the number of tokens that have come; `LOST` if their
+        // rank is silent.
         let mut covered = (0, 0);
         let is_there = |source: u32, token: u32| {
             let known = Warp.shuffle(if source < WARP_SIZE { covered.0 } else { covered.1 }, source % WARP_SIZE);

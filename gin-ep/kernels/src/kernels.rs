@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernels, one for each format and each type of elements. Those that follow each other in one call begin by
-//! `let_dependents_start`, so that the next one is on the processors when they end.
+//! The kernels, one for each format and each type of elements. A kernel after which another one of the same call follows
+//! begins by `let_dependents_start`, so that the next one is on the processors when it ends.
 
 use crate::{Arranged, arrange};
 use crate::{

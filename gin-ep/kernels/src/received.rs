@@ -193,8 +193,8 @@ impl Received {
     }
 }
 
-/// The rows from a source. Each function of [`Received`] loads words of the arena anew, which takes longer than to copy a
-/// part of a row.
+/// The rows from a source. Each function of [`Received`] loads words of the arena anew, which takes longer than to copy
+/// a part of a row.
 #[derive(Clone, Copy)]
 pub(crate) struct Source {
     /// Number of rows.

@@ -254,7 +254,7 @@ class Lane:
         """Sends the rows and waits for those of all ranks, in one kernel."""
     def exchange_into(self, stream: Stream, tokens: Tokens, to: Arrangement) -> tuple[Received, Arranged]:
         """Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. All ranks call
-        it. Returns what `exchange` and then `arrange` return, earlier."""
+        it. Returns what `exchange` and then `arrange` return, with thousands of tokens earlier."""
     def plan(self, stream: Stream, tokens: Tokens) -> Plan:
         """Counts the tokens for each rank once, for dispatches of the same ids. Not in a capture."""
     def fuse(

@@ -281,7 +281,7 @@ impl Lane {
     }
 
     /// Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. All ranks call
-    /// it. Returns what `exchange` and then `arrange` return, earlier.
+    /// it. Returns what `exchange` and then `arrange` return, with thousands of tokens earlier.
     fn exchange_into(
         &self,
         py: Python<'_>,
