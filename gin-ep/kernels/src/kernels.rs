@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernels, one for each format and each type of elements. A kernel after which another one of the same call follows
-//! begins by `let_dependents_start`, so that the next one is on the processors when it ends.
+//! The kernels, one for each format and each type of elements. Kernels of one call begin by `let_dependents_start`, so
+//! that the next one is on the processors when they end.
 
 use crate::{Arranged, arrange};
 use crate::{
