@@ -700,8 +700,8 @@ def test_rows_that_are_longer_on_their_way_back_have_room_in_a_shared_region():
 
 def test_configurations_are_checked_and_have_a_footprint():
     config = GroupConfig(256, 7168, 8, tokens=128)
-    assert config.footprint(2) == 14_725_376 and config == GroupConfig(256, 7168, 8)
-    assert GroupConfig(256, 7168, 8, tokens=4096, max_rows=4096).footprint(8) == 59_183_888
+    assert config.footprint(2) == 14_725_488 and config == GroupConfig(256, 7168, 8)
+    assert GroupConfig(256, 7168, 8, tokens=4096, max_rows=4096).footprint(8) == 59_184_144
     for wrong, text in [
         (GroupConfig(0, 8, 1), "the number of experts is 0; the limit is at least 1"),
         (GroupConfig(2, 8, 33), "the number of experts of a token is 33; the limit is at most 32"),
