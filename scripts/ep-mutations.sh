@@ -118,6 +118,7 @@ declare -A argued=(
     ["no barrier: dispatch.rs send 2"]="on a CPU a vote orders memory, too"
     ["no barrier: dispatch.rs end_section 2"]="on a CPU a vote orders memory, too"
     ["no barrier: arrange.rs copy_arriving 1"]="on a CPU a vote orders memory, too"
+    ["no barrier: places.rs put 2"]="on a CPU the vote of the next ids orders memory, too"
 )
 
 races=nothing_races

@@ -194,6 +194,11 @@ fn nothing_races() {
     let config = GroupConfig::new(12, 8, 3).tokens(70).sms(2).threads(64);
     let case = Arriving { blocks: Some(3), ..Arriving::of(&[70], &[Routing::Uniform, Routing::One(11)]) };
     on_ranks(races(2), |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop));
+    // More rows than threads.
+    let shape = Shape { ranks: 1, experts: 2, topk: 1, hidden: 8 };
+    let config = GroupConfig::new(2, 8, 1).tokens(600).sms(2).threads(64);
+    let case = Arriving { blocks: Some(2), ..Arriving::of(&[600], &[Routing::Uniform]) };
+    on_ranks(races(1), |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop));
 }
 
 #[test]
