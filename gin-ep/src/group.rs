@@ -58,6 +58,8 @@ pub struct Group<'c> {
     pub(crate) at_source: bool,
     /// Bytes of a row of sums.
     pub(crate) sum_bytes: u32,
+    /// The kernels may be launched as dependent ones.
+    has_dependents: bool,
     pub(crate) arrange: [Function; 4],
     pub(crate) plan: Function,
     pub(crate) allot: Function,
@@ -181,6 +183,7 @@ impl<'c> Group<'c> {
             element,
             at_source,
             sum_bytes,
+            has_dependents: gpu.allows_dependent(&send_rows),
             arrange,
             plan,
             allot,
@@ -217,9 +220,12 @@ impl<'c> Group<'c> {
         self.signals.is_none()
     }
 
-    /// Returns the shape of a kernel that begins by `let_dependents_start`, as does the one before it in a call.
+    /// Returns the shape of a kernel of a call with several kernels, which begins by `let_dependents_start` as they do.
+    ///
+    /// Only where sources share a region: there it saves time in graphs. In other launches it costs time of the host,
+    /// because a dependent kernel is not a repeated one.
     pub(crate) fn following(&self, shape: LaunchConfig) -> LaunchConfig {
-        if self.comm.gpu().limits().dependents { shape.dependent() } else { shape }
+        if self.sizes().is_shared() && self.has_dependents { shape.dependent() } else { shape }
     }
 
     /// Returns the shapes of the kernels that send rows and copy them as they arrive, at the same time. Few processors
@@ -229,7 +235,8 @@ impl<'c> Group<'c> {
         let senders = (blocks / 4).max(blocks.min(32) / 2).max(1);
         let fewer = threads.min(gin_ep_kernels::MOST_NETWORK_THREADS);
         let shape = |blocks: u32| LaunchConfig::new(blocks * (threads / fewer), fewer);
-        [shape(senders).dynamic_shared(self.shape.dynamic_shared), shape(blocks)]
+        let (sends, copies) = (shape(senders).dynamic_shared(self.shape.dynamic_shared), shape(blocks));
+        [sends, if self.has_dependents { copies.dependent() } else { copies }]
     }
 
     /// Returns the number of blocks of a launch.

@@ -114,16 +114,14 @@ impl<'g> Lane<'g> {
             let what = "an exchange into a layout in a group with ranks that loads and stores do not reach";
             return Err(EpError::Unsuited { what, remedy: "call `exchange` and `Received::arrange`" });
         }
-        to.check(&self.state().params.sizes)?;
+        let view = self.arranged(to)?;
         let tokens = self.prepare(stream, tokens)?;
         let lane = Plain(self.state().params);
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &lane, &Plain(tokens)];
         // Safety: as for a dispatch.
-        unsafe { stream.launch(&group.describe, self.first_shape(), &arguments)? };
-        let received = Received { ended: Ended { lane: self, tokens } };
-        let view = received.arranged(to)?;
-        received.ended.lane.arrange(stream, to, view, Some(tokens))?;
-        Ok((received, view))
+        unsafe { stream.launch(&group.describe, group.following(group.shape), &arguments)? };
+        self.arrange(stream, to, view, Some(tokens))?;
+        Ok((Received { ended: Ended { lane: self, tokens } }, view))
     }
 
     /// Counts the tokens for each rank once, for dispatches of the same ids. A dispatch with a plan does not count, and
@@ -176,15 +174,8 @@ impl<'g> Lane<'g> {
         phases: u32,
     ) -> Result<kernels::Tokens, EpError> {
         let params = self.prepare(stream, tokens)?;
-        self.launch_dispatch(stream, self.first_shape(), params, phases)?;
+        self.launch_dispatch(stream, self.group.following(self.group.shape), params, phases)?;
         Ok(params)
-    }
-
-    /// Returns the shape of the kernel after [`prepare`](Self::prepare).
-    fn first_shape(&self) -> LaunchConfig {
-        let (group, state) = (self.group, self.state());
-        let follows = state.plan.is_some() || state.params.sizes.is_shared();
-        if follows && group.is_near() { group.following(group.shape) } else { group.shape }
     }
 
     /// Checks and keeps the memory of tokens, and finds out where their rows go.
@@ -324,6 +315,33 @@ trait Lent: std::fmt::Debug + Send {
         rows: Rows<'_>,
         combine: &Combine<'_>,
     ) -> Result<(), EpError>;
+
+    /// Does what [`Received::view`] does.
+    fn view(&self) -> kernels::Received {
+        // Safety: the group made the lane for this arena.
+        unsafe { kernels::Received::new(self.state().params, self.arena().memory().address()) }
+    }
+
+    /// Does what [`Received::region`] does.
+    fn region(&self) -> Result<Option<MemorySlice>, EpError> {
+        let (lane, arena) = (&self.state().params, self.arena().memory());
+        if !lane.sizes.is_shared() {
+            return Ok(None);
+        }
+        let first = arena.offset() + kernels::Places::new(lane, 0).rows(0);
+        let bytes = u64::from(lane.sizes.max_rows) * u64::from(lane.sizes.pitch);
+        Ok(Some(arena.memory().slice(first..first + bytes)?))
+    }
+
+    /// Checks an arrangement, and returns the parameter of kernels for rows in it.
+    fn arranged(&self, to: &Arrangement) -> Result<kernels::Arranged, EpError> {
+        to.check(&self.state().params.sizes)?;
+        let mut view = to.view(self.view());
+        if let (Layout::Flat, Some(region)) = (to.layout, self.region()?) {
+            view.rows = region.address();
+        }
+        Ok(view)
+    }
 }
 
 impl Lent for Lane<'_> {
@@ -336,7 +354,6 @@ impl Lent for Lane<'_> {
         arriving: Option<kernels::Tokens>,
     ) -> Result<(), EpError> {
         let (group, params) = (self.group, Lane::state(self).params);
-        to.check(&params.sizes)?;
         Lane::state(self).keep(stream, &to.used())?;
         let shape = group.following(LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32));
         let [count, place, copy, copy_arriving] = &group.arrange;
@@ -385,12 +402,9 @@ impl Lent for Lane<'_> {
         weights: &MemorySlice,
     ) -> Result<(), EpError> {
         let (group, state) = (self.group, Lane::state(self));
-        let arena = group.arena.memory().address();
-        let (params, used) = early.params((arena, self.number), weights)?;
+        let (params, used) = early.params((group.arena.memory().address(), self.number), weights)?;
         state.keep(stream, &used)?;
-        // Safety: the group made the lane for this arena.
-        let view = unsafe { kernels::Received::new(state.params, arena) };
-        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &Plain(view), &Plain(params)];
+        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &Plain(self.view()), &Plain(params)];
         // Safety: arena and lane are the communicator's, the memory was checked and is kept, the dispatch was sent and
         // not received, and kernels of a stream follow each other.
         unsafe { stream.launch(&early.kernel, early.shape, &arguments)? };
@@ -529,9 +543,7 @@ impl Received<'_> {
     /// Returns the received rows for kernels, which get it as a parameter. They run after the receive and before the
     /// combine, in the order of the stream.
     pub fn view(&self) -> kernels::Received {
-        let lane = &self.ended.lane;
-        // Safety: the group made the lane for this arena.
-        unsafe { kernels::Received::new(lane.state().params, lane.arena().memory().address()) }
+        self.ended.lane.view()
     }
 
     /// Returns the arena, and where in it the rows are if this is dispatch `epoch`, for programs that cannot pass the
@@ -547,17 +559,8 @@ impl Received<'_> {
     /// # Errors
     /// [`EpError::Unsuited`] for an arrangement of another group; an error of the device.
     pub fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement) -> Result<kernels::Arranged, EpError> {
-        let view = self.arranged(to)?;
+        let view = self.ended.lane.arranged(to)?;
         self.ended.lane.arrange(stream, to, view, None)?;
-        Ok(view)
-    }
-
-    /// Returns the parameter of kernels for rows in a layout.
-    fn arranged(&self, to: &Arrangement) -> Result<kernels::Arranged, EpError> {
-        let mut view = to.view(self.view());
-        if let (Layout::Flat, Some(region)) = (to.layout, self.region()?) {
-            view.rows = region.address();
-        }
         Ok(view)
     }
 
@@ -607,14 +610,7 @@ impl Received<'_> {
     ///
     /// [`GroupConfig::max_rows`]: crate::GroupConfig::max_rows
     pub fn region(&self) -> Result<Option<MemorySlice>, EpError> {
-        let (lane, arena) = (&self.ended.lane.state().params, self.ended.lane.arena().memory());
-        if !lane.sizes.is_shared() {
-            return Ok(None);
-        }
-        let first = kernels::Places::new(lane, 0).rows(0);
-        let bytes = u64::from(lane.sizes.max_rows) * u64::from(lane.sizes.pitch);
-        let first = arena.offset() + first;
-        Ok(Some(arena.memory().slice(first..first + bytes)?))
+        self.ended.lane.region()
     }
 
     /// Gives the rows up without a combine, as dropping does.

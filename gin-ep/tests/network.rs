@@ -6,7 +6,8 @@ mod support;
 
 use gin_abi::Deadline;
 use gin_ep::{
-    Code, Combine, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Matmul, MatmulConfig, Rows, Scales,
+    Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Matmul, MatmulConfig,
+    Rows, Scales,
 };
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
 use gin_host::comm::{Communicator, Connections, Requirements};
@@ -97,7 +98,7 @@ fn rows_for_each_id_and_all_elements_and_layouts_cross_a_network() {
     on_networks(4, 9, &[1, 2], |rank, comm| support::at_source(rank, comm, &config(&shape, 12), &shape, 12));
     for layout in [Layout::Flat, Layout::Packed { align: 8 }] {
         on_networks(4, 8, &[2], |rank, comm| {
-            support::layouts::layout_as(rank, comm, &config(&shape, 12), layout, &shape, 12, false)
+            support::layouts::layout(rank, comm, &config(&shape, 12), layout, &shape, 12)
         });
     }
     let shape = Shape { hidden: 128, topk: 3, ..shape };
@@ -108,9 +109,7 @@ fn rows_for_each_id_and_all_elements_and_layouts_cross_a_network() {
         Element::E4m3(Scales::Ue8m0),
         Element::Opaque { row_bytes: 48, scale_bytes: 7 },
     ] {
-        on_networks(4, 4, &[1, 2], |rank, comm| {
-            support::element_as(rank, comm, &config(&shape, 9), element, &shape, 9, false)
-        });
+        on_networks(4, 4, &[1, 2], |rank, comm| support::element(rank, comm, &config(&shape, 9), element, &shape, 9));
     }
 }
 
@@ -207,6 +206,7 @@ fn a_group_takes_the_memory_that_was_promised_also_over_a_network() {
 
 #[test]
 fn a_group_refuses_what_has_no_route_over_a_network() {
+    let shape = Shape { ranks: 2, experts: 2, topk: 1, hidden: 8 };
     let outcome = launch(WorldConfig::seeded(2, 1).lsa_size(1), |rank| -> Result<(), EpError> {
         let comm = rank.communicator(&Requirements::default())?;
         let config = GroupConfig::new(2, 8, 1).tokens(4);
@@ -217,6 +217,12 @@ fn a_group_refuses_what_has_no_route_over_a_network() {
         assert!(error.contains("ranks that loads and stores do not reach"), "{error}");
         let error = Matmul::all_gather(&comm, &MatmulConfig::new(8, 8, 8)).map(drop).unwrap_err();
         assert!(matches!(error, EpError::NotReachable { reached: 1, ranks: 2 }), "{error}");
+        let (to, input) = (Arrangement::new(&group, Layout::Padded, 0)?, Input::new(&rank, &shape, 4)?);
+        let mut lane = group.lane(0)?;
+        let error =
+            lane.exchange_into(&rank.stream()?, &input.tokens(4, false), &to).map(drop).unwrap_err().to_string();
+        assert!(error.contains("an exchange into a layout") && error.contains("call `exchange`"), "{error}");
+        drop(lane);
         group.destroy()?;
         Ok(comm.destroy()?)
     });

@@ -373,8 +373,7 @@ fn one_resident_block_of_many_is_enough() {
         // More blocks than may be resident: they run one after the other.
         run(world.clone(), config.grid(5), shape, 40, &[pair(Routing::Uniform), pair(Routing::Repeats)]);
         on_ranks(world, |rank, comm| {
-            let layout = Layout::Packed { align: 8 };
-            support::layouts::layout_as(rank, comm, &config.grid(5), layout, &shape, 40, true)
+            support::layouts::layout(rank, comm, &config.grid(5), Layout::Packed { align: 8 }, &shape, 40)
         });
     }
 }

@@ -94,20 +94,17 @@ pub struct Limits {
     pub dynamic_shared: u32,
     /// The most blocks of a cluster; 1 if there are no clusters.
     pub cluster_blocks: u32,
-    /// Kernels may be launched as [`dependent`](LaunchConfig::dependent) ones.
-    pub dependents: bool,
 }
 
 impl Limits {
-    /// The limits of CUDA GPUs of compute capability 8.0 and later: 227 KiB of shared memory, and neither clusters nor
-    /// dependent kernels, which capability 9.0 introduced.
+    /// The limits of CUDA GPUs of compute capability 8.0 and later: 227 KiB of shared memory, and no clusters, which
+    /// capability 9.0 introduced.
     pub const CUDA: Self = Self {
         threads_per_block: 1024,
         block: [1024, 1024, 64],
         grid: [i32::MAX as u32, 65535, 65535],
         dynamic_shared: 227 << 10,
         cluster_blocks: 1,
-        dependents: false,
     };
 }
 
@@ -282,6 +279,10 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
     /// # Errors
     /// An error of the device.
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError>;
+
+    /// Returns whether a kernel may be launched as a [`dependent`](LaunchConfig::dependent) one. The device and the
+    /// architecture for which the kernel was compiled decide.
+    fn allows_dependent(&self, function: &Function) -> bool;
 
     /// Returns the number of streams with kernels that were launched by this object and have not ended.
     fn running(&self) -> usize;

@@ -36,7 +36,7 @@ const ALIGN: usize = 256;
 const LARGEST: u64 = 64 << 30;
 
 /// The limits of the virtual GPU: those of CUDA GPUs.
-const LIMITS: Limits = Limits { dynamic_shared: gin_virtual::SHARED_LIMIT as u32, dependents: true, ..Limits::CUDA };
+const LIMITS: Limits = Limits { dynamic_shared: gin_virtual::SHARED_LIMIT as u32, ..Limits::CUDA };
 
 /// Memory of this process.
 #[derive(Debug)]
@@ -249,6 +249,10 @@ impl Device for VirtualDevice {
 
     fn resident_blocks(&self, _function: &Function, _config: &LaunchConfig) -> Result<u64, GpuError> {
         Ok(self.engine.as_ref().map_or(0, |engine| engine.config().resident_blocks.into()))
+    }
+
+    fn allows_dependent(&self, _function: &Function) -> bool {
+        true
     }
 
     fn running(&self) -> usize {

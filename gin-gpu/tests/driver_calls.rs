@@ -16,12 +16,13 @@ use std::sync::Arc;
 /// The environment variable with the name of the test that this process runs.
 const CHILD: &str = "GIN_GPU_TEST_STAND_IN";
 
-const TESTS: [(&str, fn()); 5] = [
+const TESTS: [(&str, fn()); 6] = [
     ("a_repeated_launch_on_a_stream_of_gin_makes_one_call", repeated),
     ("a_launch_on_a_stream_of_the_program_asks_for_a_capture_and_records_an_event", foreign),
     ("a_launch_finds_its_context_again_after_other_code_has_made_another_one_current", other_context),
     ("a_kernel_counts_until_it_has_ended_and_no_longer", counted),
     ("a_stream_that_joins_a_capture_puts_its_kernels_into_the_graph", joined),
+    ("a_kernel_of_an_old_architecture_is_no_dependent_one_on_a_new_gpu", older),
 ];
 
 fn main() {
@@ -192,6 +193,18 @@ fn repeated() {
     let replay = || unsafe { stream.replay(&*graph).unwrap() };
     replay();
     assert_eq!(calls(|| (0..10).for_each(|_| replay())), [("cuGraphLaunch", 10)].into());
+    end(&stream);
+}
+
+/// The stand-in is sm_90. It names no architecture of its kernels, which counts as an older one.
+fn older() {
+    let rank = Rank::new();
+    let (stream, shape) = (rank.stream(), LaunchConfig::new(4, 1024));
+    assert_eq!(rank.device.capability(), 90);
+    assert!(!rank.device.allows_dependent(&rank.kernel));
+    let refused = rank.try_launch(&stream, shape.dependent());
+    assert!(matches!(refused, Err(GpuError::NotDependent { .. })), "{refused:?}");
+    rank.try_launch(&stream, shape).unwrap();
     end(&stream);
 }
 

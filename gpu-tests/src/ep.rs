@@ -394,7 +394,7 @@ fn elements_over_network(testbed: &Testbed) -> Result<(), String> {
         in_teams(testbed, teams, small_on(testbed), sizes, tokens, support::at_source)?;
         for element in [Element::E4m3(Scales::F32), Element::Opaque { row_bytes: 48, scale_bytes: 7 }] {
             in_teams(testbed, teams, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-                support::element_as(rank, comm, config, element, shape, most, false)
+                support::element(rank, comm, config, element, shape, most)
             })?;
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two lanes at the same time, and ranks that are silent for a while.
 
-use super::{Input, experts};
+use super::{Input, experts, state};
 use gin_abi::Deadline;
 use gin_boot::rt::clock_ns;
 use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Rows};
@@ -79,19 +79,16 @@ pub fn silent(
         Ok(())
     };
     let once = |silent: &[usize]| once_with(silent, &|| Ok(()));
-    let state = || -> Result<_, EpError> {
-        Ok((group.status()?.map(|report| (report.code, report.rank as usize)), group.masked(0)?))
-    };
     let is_masked = 1u64 << last;
     once(&[])?;
-    assert_eq!(state()?, (None, 0));
+    assert_eq!(state(&group)?, (None, 0));
     rank.barrier()?;
     if me != last {
         let start = clock_ns();
         once(&[last])?;
-        assert_eq!(state()?, (Some((Code::Silent, last)), is_masked));
+        assert_eq!(state(&group)?, (Some((Code::Silent, last)), is_masked));
         once(&[last])?;
-        assert_eq!(state()?, (None, is_masked), "a masked rank is reported once");
+        assert_eq!(state(&group)?, (None, is_masked), "a masked rank is reported once");
         // The rest is for the work.
         let (took, deadline) = (clock_ns() - start, deadline.ns());
         assert!(took < 2 * deadline, "two pairs took {took} ns, the deadline is {deadline} ns");
@@ -101,18 +98,18 @@ pub fn silent(
         // It comes late. Its rows of the first call are there, but nobody returns its own.
         let others: Vec<usize> = (0..last).collect();
         once(&others)?;
-        let (report, masked) = state()?;
+        let (report, masked) = state(&group)?;
         assert_eq!((report.map(|(code, _)| code), masked), (Some(Code::Silent), is_masked - 1));
     } else {
         // Meanwhile the late rank's stores disturb nobody.
         once(&[last])?;
-        assert_eq!(state()?, (None, is_masked));
+        assert_eq!(state(&group)?, (None, is_masked));
     }
     rank.barrier()?;
     group.readmit()?;
     for _ in 0..3 {
         once(&[])?;
-        assert_eq!(state()?, (None, 0));
+        assert_eq!(state(&group)?, (None, 0));
     }
     // All have dispatched, and the others combine.
     let meet = || -> Result<(), EpError> {
@@ -126,15 +123,15 @@ pub fn silent(
         received.release();
     } else {
         once_with(&[last], &meet)?;
-        assert_eq!(state()?, (Some((Code::Silent, last)), is_masked));
+        assert_eq!(state(&group)?, (Some((Code::Silent, last)), is_masked));
         once(&[last])?;
-        assert_eq!(state()?, (None, is_masked));
+        assert_eq!(state(&group)?, (None, is_masked));
     }
     rank.barrier()?;
     group.readmit()?;
     for _ in 0..2 {
         once(&[])?;
-        assert_eq!(state()?, (None, 0));
+        assert_eq!(state(&group)?, (None, 0));
     }
     group.destroy()
 }

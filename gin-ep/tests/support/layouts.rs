@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Layouts of received rows.
 
-use super::Input;
+use super::{Input, reaches_all, state};
 use gin_abi::Deadline;
 use gin_ep::{Arrangement, Code, Combine, EpError, Group, GroupConfig, Layout, Rows};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, Zone, batch, expert_major, flat, per_rank};
@@ -59,7 +59,8 @@ pub fn arranged(
     }
 }
 
-/// Puts rows into a layout, later and as they arrive: see [`layout_as`].
+/// Puts rows into a layout, runs the experts there, and compares rows, counts and sums with the oracle. Where loads and
+/// stores reach all ranks, also as rows arrive.
 pub fn layout(
     rank: &Rank,
     comm: &Communicator,
@@ -67,21 +68,6 @@ pub fn layout(
     layout: Layout,
     shape: &Shape,
     most: usize,
-) -> Result<(), EpError> {
-    layout_as(rank, comm, config, layout, shape, most, false)?;
-    layout_as(rank, comm, config, layout, shape, most, true)
-}
-
-/// Puts rows into a layout, as they arrive or later, runs the experts there, and compares rows, counts and sums with
-/// the oracle.
-pub fn layout_as(
-    rank: &Rank,
-    comm: &Communicator,
-    config: &GroupConfig,
-    layout: Layout,
-    shape: &Shape,
-    most: usize,
-    arrives: bool,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let config = if layout == Layout::Flat { *config } else { config.at_source() };
@@ -95,7 +81,10 @@ pub fn layout_as(
         Layout::Padded => (Routing::Holes, Routing::Zipf),
         _ => (Routing::Repeats, Routing::One(0)),
     };
-    for (number, routing) in [Routing::Uniform, repeats, Routing::None, one].into_iter().enumerate() {
+    let routings = [Routing::Uniform, repeats, Routing::None, one];
+    let ways: &[bool] = if reaches_all(comm, shape)? { &[false, true] } else { &[false] };
+    let cases = ways.iter().flat_map(|&arrives| routings.map(|routing| (arrives, routing)));
+    for (number, (arrives, routing)) in cases.enumerate() {
         let batches: Vec<Batch> =
             (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
         let mine = &batches[me];
@@ -180,19 +169,16 @@ pub fn described_only(
         }
         Ok(())
     };
-    let state = || -> Result<_, EpError> {
-        Ok((group.status()?.map(|report| (report.code, report.rank as usize)), group.masked(0)?))
-    };
     once(true)?;
-    assert_eq!(state()?, (None, 0));
+    assert_eq!(state(&group)?, (None, 0));
     rank.barrier()?;
     once(false)?;
-    assert_eq!(state()?, if me == last { (None, 0) } else { (Some((Code::Silent, last)), 1 << last) });
+    assert_eq!(state(&group)?, if me == last { (None, 0) } else { (Some((Code::Silent, last)), 1 << last) });
     rank.barrier()?;
     group.readmit()?;
     for _ in 0..2 {
         once(true)?;
-        assert_eq!(state()?, (None, 0));
+        assert_eq!(state(&group)?, (None, 0));
     }
     rank.barrier()?;
     group.destroy()
@@ -218,8 +204,7 @@ pub fn mixed(
         lane.exchange_into(&stream, &tokens, &to)?.0.release();
     }
     stream.synchronize()?;
-    let report = group.status()?.map(|report| (report.code, report.rank as usize));
-    assert_eq!((report, group.masked(0)?), (Some((Code::Silent, 1 - me)), 1 << (1 - me)));
+    assert_eq!(state(&group)?, (Some((Code::Silent, 1 - me)), 1 << (1 - me)));
     rank.barrier()?;
     drop(lane);
     group.destroy()
@@ -242,13 +227,21 @@ pub fn small_layouts(
     let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
     let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, most)).collect();
     input.write(&batches[me], false)?;
-    // Rows that are listed as they arrive are all there afterwards.
-    let (mut received, _) = lane.exchange_into(&stream, &input.tokens(most, false), &listed)?;
-    received.arrange(&stream, &small)?;
-    stream.synchronize()?;
     let zones = expert_major(shape, &batches, me, 1);
     let counts = zones.iter().map(|zone| zone.rows.len() as u32).chain(zones.iter().map(|zone| zone.first as u32));
-    assert_eq!(listed.fetch_counts()?[1..], counts.collect::<Vec<_>>());
+    let counts: Vec<u32> = counts.collect();
+    let tokens = input.tokens(most, false);
+    let mut received = lane.exchange(&stream, &tokens)?;
+    received.arrange(&stream, &listed)?;
+    stream.synchronize()?;
+    assert_eq!(listed.fetch_counts()?[1..], counts);
+    received.release();
+    // Rows that are listed as they arrive are all there afterwards.
+    listed.counts().write(0, &vec![u32::MAX; 1 + counts.len()])?;
+    let (mut received, _) = lane.exchange_into(&stream, &tokens, &listed)?;
+    received.arrange(&stream, &small)?;
+    stream.synchronize()?;
+    assert_eq!(listed.fetch_counts()?[1..], counts);
     let expected = flat(shape, &batches, me);
     assert!(expected.len() > 2, "too few rows for the test");
     assert_eq!(small.fetch_counts()?, [expected.len() as u32]);

@@ -2,7 +2,8 @@
 //! Shared by the tests of dispatch and combine, on virtual GPUs here and on real ones in `gpu-tests`.
 
 use gin_ep::{
-    Arrangement, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Received, Rows, Scales, Tokens,
+    Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Received, Rows, Scales,
+    Tokens,
 };
 use gin_ep_oracle::{Batch, Experts, Kind, Routing, Shape, batch, per_rank, per_rank_f32, rank_major};
 use gin_gpu::{DeviceKind, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
@@ -463,7 +464,17 @@ pub fn planned(
     group.destroy()
 }
 
-/// Sends rows of an element's type by a dispatch, and described first: see [`element_as`].
+/// Returns code and rank of the first report since the last call, and the ranks that lane 0 goes on without.
+fn state(group: &Group<'_>) -> Result<(Option<(Code, usize)>, u64), EpError> {
+    Ok((group.status()?.map(|report| (report.code, report.rank as usize)), group.masked(0)?))
+}
+
+/// Returns whether loads and stores reach all ranks.
+fn reaches_all(comm: &Communicator, shape: &Shape) -> Result<bool, EpError> {
+    Ok(comm.device()?.handle().lsa_size as usize == shape.ranks)
+}
+
+/// Sends rows of an element's type without experts, and compares rows, scales and sums with the oracle.
 pub fn element(
     rank: &Rank,
     comm: &Communicator,
@@ -471,20 +482,6 @@ pub fn element(
     element: Element,
     shape: &Shape,
     most: usize,
-) -> Result<(), EpError> {
-    element_as(rank, comm, config, element, shape, most, false)?;
-    element_as(rank, comm, config, element, shape, most, true)
-}
-
-/// Sends rows of an element's type without experts, and compares rows, scales and sums with the oracle.
-pub fn element_as(
-    rank: &Rank,
-    comm: &Communicator,
-    config: &GroupConfig,
-    element: Element,
-    shape: &Shape,
-    most: usize,
-    arrives: bool,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let kind = match element {
@@ -547,40 +544,49 @@ pub fn element_as(
     let plan = lane.plan(&stream, &if has_scales { input.scales(&scales) } else { input })?;
     let input = if has_scales { input.scales(&scales).planned(&plan) } else { input.planned(&plan) };
     let list = Arrangement::new(&group, Layout::Listed, (shape.ranks * most * shape.topk) as u32)?;
-    let received = if arrives {
-        lane.exchange_into(&stream, &input, &list)?.0
-    } else {
-        lane.dispatch(&stream, &input)?.receive(&stream)?
-    };
-    stream.synchronize()?;
-    is_whole(&group, &format_args!("{element:?}: dispatch of {me}"))?;
-    // The rows that come back: what was sent, as numbers.
-    let row_bytes = group.sizes().back_bytes as usize;
-    let mut back = vec![0u8; shape.ranks * most * row_bytes];
-    let back_kind = if row_bytes == 4 * shape.hidden { Kind::F32 } else { kind };
-    let firsts = firsts(&received, shape.ranks, most)?;
-    for (source, found) in received.fetch()?.into_iter().enumerate() {
-        let expected = &rank_major(shape, &batches, me)[source];
-        assert_eq!(expected.len(), found.len(), "{element:?}: rows from {source} at {me}");
-        for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
-            let (row, scales) = sent(&expected.row, source, expected.token);
-            assert_eq!((expected.token as u32, &expected.experts), (found.token, &found.experts));
-            assert!(row == found.row, "{element:?}: row {index} from {source} at {me}: {row:?}, found {:?}", found.row);
-            assert_eq!(scales, found.scales, "{element:?}: scales of row {index} from {source} at {me}");
-            back[(firsts[source] + index) * row_bytes..][..row_bytes]
-                .copy_from_slice(&bytes_as(back_kind, &expected.row));
+    let ways: &[bool] = if reaches_all(comm, shape)? { &[false, true] } else { &[false] };
+    for &arrives in ways {
+        output.write(0, &made(&old))?;
+        let received = if arrives {
+            lane.exchange_into(&stream, &input, &list)?.0
+        } else {
+            lane.dispatch(&stream, &input)?.receive(&stream)?
+        };
+        stream.synchronize()?;
+        is_whole(&group, &format_args!("{element:?}: dispatch of {me}"))?;
+        // The rows that come back: what was sent, as numbers.
+        let row_bytes = group.sizes().back_bytes as usize;
+        let mut back = vec![0u8; shape.ranks * most * row_bytes];
+        let back_kind = if row_bytes == 4 * shape.hidden { Kind::F32 } else { kind };
+        let firsts = firsts(&received, shape.ranks, most)?;
+        for (source, found) in received.fetch()?.into_iter().enumerate() {
+            let expected = &rank_major(shape, &batches, me)[source];
+            assert_eq!(expected.len(), found.len(), "{element:?}: rows from {source} at {me}");
+            for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
+                let (row, scales) = sent(&expected.row, source, expected.token);
+                assert_eq!((expected.token as u32, &expected.experts), (found.token, &found.experts));
+                assert!(
+                    row == found.row,
+                    "{element:?}: row {index} from {source} at {me}: {row:?}, found {:?}",
+                    found.row
+                );
+                assert_eq!(scales, found.scales, "{element:?}: scales of row {index} from {source} at {me}");
+                back[(firsts[source] + index) * row_bytes..][..row_bytes]
+                    .copy_from_slice(&bytes_as(back_kind, &expected.row));
+            }
         }
+        let rows = memory(&back)?;
+        let combine = Combine::reduced().into(&output).bias(&bias).accumulate();
+        received.combine(&stream, Rows::At(&rows), &combine)?;
+        stream.synchronize()?;
+        is_whole(&group, &format_args!("{element:?}: combine of {me}"))?;
+        let expected = gin_ep_oracle::identity(shape, mine, kind, false, |token, column| {
+            start(token, column) + old(token, column)
+        });
+        let mut found = vec![0u8; expected.len()];
+        output.read(0, &mut found)?;
+        assert!(expected == found, "{element:?}: the output of rank {me} differs");
     }
-    let rows = memory(&back)?;
-    let combine = Combine::reduced().into(&output).bias(&bias).accumulate();
-    received.combine(&stream, Rows::At(&rows), &combine)?;
-    stream.synchronize()?;
-    is_whole(&group, &format_args!("{element:?}: combine of {me}"))?;
-    let expected =
-        gin_ep_oracle::identity(shape, mine, kind, false, |token, column| start(token, column) + old(token, column));
-    let mut found = vec![0u8; expected.len()];
-    output.read(0, &mut found)?;
-    assert!(expected == found, "{element:?}: the output of rank {me} differs");
     assert_eq!(group.status()?, None);
     drop(lane);
     group.destroy()

@@ -114,7 +114,6 @@ impl Context {
             dynamic_shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             // The portable number. A kernel with more needs an attribute.
             cluster_blocks: if capability >= 90 { 8 } else { 1 },
-            dependents: capability >= 90,
             ..Limits::CUDA
         };
         let mut context = Self {

@@ -227,6 +227,10 @@ impl Device for CudaDevice {
         Ok(launches::free_blocks(&self.context, fit))
     }
 
+    fn allows_dependent(&self, function: &Function) -> bool {
+        function.handle.downcast_ref::<Handle>().is_some_and(|handle| handle.check_dependent(&function.name).is_ok())
+    }
+
     fn running(&self) -> usize {
         launches::running(self.context.ordinal, self.id)
     }

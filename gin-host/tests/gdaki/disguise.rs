@@ -154,6 +154,10 @@ impl Device for Disguised {
         other.downcast::<Self>().is_some_and(|other| std::ptr::eq(self, other))
     }
 
+    fn allows_dependent(&self, function: &Function) -> bool {
+        self.device.allows_dependent(function)
+    }
+
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
         self.device.resident_blocks(function, config)
     }
