@@ -220,7 +220,7 @@ const SIZES: [Size; 18] = [
     Size { kernel: "halo", inlined: 1850, all: 2830, registers: 80 },
     Size { kernel: "alltoall", inlined: 1650, all: 2620, registers: 92 },
     Size { kernel: "moe_gate", inlined: 230, all: 335, registers: 36 },
-    Size { kernel: "moe_experts", inlined: 270, all: 270, registers: 52 },
+    Size { kernel: "moe_experts", inlined: 275, all: 275, registers: 52 },
     Size { kernel: "histogram", inlined: 1140, all: 2105, registers: 68 },
     Size { kernel: "probe_shared_access", inlined: 84, all: 84, registers: 32 },
     Size { kernel: "probe_warp", inlined: 60, all: 60, registers: 16 },
