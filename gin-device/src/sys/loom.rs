@@ -22,15 +22,18 @@
 //! the run continues with fair scheduling and is explored no further, because one more poll changes nothing.
 
 use super::{Memory, Word};
-use core::cell::Cell;
+use core::cell::{Cell, OnceCell, RefCell};
 use core::panic::Location;
 use core::sync::atomic::AtomicU32;
 use loom::sync::Condvar;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
 extern crate std;
+use std::boxed::Box;
+use std::collections::BTreeMap;
 use std::string::String;
 use std::sync::{Mutex, PoisonError};
+use std::vec;
 use std::vec::Vec;
 
 /// The change of a mutation test.
@@ -121,34 +124,89 @@ fn stored(operation: &str, before: u64, value: u64) -> u64 {
     }
 }
 
-/// A word, and the wake-up that reveals its loads to loom's search.
+/// A word, and the wake-up that reveals its loads to loom's search. loom knows neither before its first use.
 #[derive(Debug)]
 struct Cell64 {
-    value: AtomicU64,
-    loads: Condvar,
+    value: OnceCell<AtomicU64>,
+    loads: OnceCell<Condvar>,
     /// The last stored value, for [`STATE`].
     last: Cell<u64>,
+    is_used: Cell<bool>,
+    spares: *const Spares,
 }
 
 // Safety: all threads of a model run on one OS thread, one at a time.
 unsafe impl Sync for Cell64 {}
+// Safety: as above.
+unsafe impl Send for Cell64 {}
+
+/// Atomics with the value 0.
+#[derive(Debug)]
+struct Spares(RefCell<Vec<AtomicU64>>);
+
+// Safety: as above.
+unsafe impl Sync for Spares {}
+
+/// Number of words that one run may be the first to use.
+const SPARES: usize = 16;
 
 /// The words of one model run. It must live (in an `Arc`, for example) as long as handles are used.
+///
+/// Each atomic costs loom time at each fence, and models use few of their words. So an arena begins with atomics only
+/// for the words that earlier runs of the search have used, and with a few for others: one that its first user made
+/// would be unknown to threads that are not ordered behind it.
 #[derive(Debug)]
-pub struct Arena(Vec<Cell64>);
+pub struct Arena {
+    words: Vec<Cell64>,
+    // The words point here.
+    _spares: Box<Spares>,
+}
+
+std::thread_local! {
+    /// The words that runs of this search have used, by the number of words of their arena.
+    static USED: RefCell<BTreeMap<usize, Vec<bool>>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// Begins a search.
+pub fn begin() {
+    USED.take();
+}
 
 impl Arena {
     /// Returns an arena with these initial values.
     pub fn new(values: impl IntoIterator<Item = u64>) -> Self {
         IDLE.set(0);
         STATE.set([0; 2]);
-        let cell = |value| Cell64 { value: AtomicU64::new(value), loads: Condvar::new(), last: Cell::new(value) };
-        Self(values.into_iter().map(cell).collect())
+        let values: Vec<_> = values.into_iter().collect();
+        let used = USED.with_borrow(|used| used.get(&values.len()).cloned());
+        let spares = if used.is_some() { SPARES } else { 0 };
+        let spares = Box::new(Spares(RefCell::new((0..spares).map(|_| AtomicU64::new(0)).collect())));
+        let word = |(index, value)| {
+            let is_used = value != 0 || used.as_ref().is_none_or(|used| used[index]);
+            let atomic = is_used.then(|| OnceCell::from(AtomicU64::new(value)));
+            Cell64 {
+                value: atomic.unwrap_or_default(),
+                loads: OnceCell::new(),
+                last: Cell::new(value),
+                is_used: Cell::new(false),
+                spares: &raw const *spares,
+            }
+        };
+        Self { words: values.into_iter().enumerate().map(word).collect(), _spares: spares }
     }
 
     /// Returns the handle to word `index`.
     pub fn word(&self, index: usize) -> LoomWord {
-        LoomWord(&self.0[index])
+        LoomWord(&self.words[index])
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        USED.with_borrow_mut(|all| {
+            let used = all.entry(self.words.len()).or_insert_with(|| vec![false; self.words.len()]);
+            used.iter_mut().zip(&self.words).for_each(|(used, word)| *used |= word.is_used.get());
+        });
     }
 }
 
@@ -169,7 +227,17 @@ impl LoomWord {
 
     /// Returns the atomic, for a store.
     fn change<'a>(self) -> &'a AtomicU64 {
-        &self.cell().value
+        let cell = self.cell();
+        cell.is_used.set(true);
+        cell.value.get_or_init(|| {
+            // Safety: the arena lives, and the spares with it.
+            let spare = unsafe { &*cell.spares }.0.borrow_mut().pop();
+            spare.unwrap_or_else(|| {
+                std::eprintln!("a run uses more than {SPARES} words that no earlier one has used");
+                // A panic would look like the failure of a model.
+                std::process::abort()
+            })
+        })
     }
 
     /// Notes the stored value.
@@ -181,9 +249,8 @@ impl LoomWord {
 
     /// Returns the atomic, for a load.
     fn look<'a>(self) -> &'a AtomicU64 {
-        let cell = self.cell();
-        cell.loads.notify_one();
-        &cell.value
+        self.cell().loads.get_or_init(Condvar::new).notify_one();
+        self.change()
     }
 
     fn cell<'a>(self) -> &'a Cell64 {

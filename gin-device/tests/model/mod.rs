@@ -14,6 +14,8 @@ pub mod orders;
 pub mod print;
 pub mod queue;
 pub mod signals;
+#[cfg(target_os = "linux")]
+mod stacks;
 pub mod status;
 
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
@@ -22,7 +24,7 @@ use gin_device::internal::order::{Scope, Sharing, release};
 use gin_device::internal::queue::{Consumer, Producer, Queue};
 use gin_device::internal::signal_words::Words;
 use gin_device::internal::status::{Status, WaitError};
-use gin_device::sys::loom::{Arena, Loom, LoomWord, mutated};
+use gin_device::sys::loom::{Arena, Loom, LoomWord, begin, mutated};
 use gin_device::sys::{Memory, Word};
 use loom::cell::UnsafeCell;
 use std::sync::Arc;
@@ -81,6 +83,7 @@ pub fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let more = std::env::var(MORE_VARIABLE).map_or(0, |more| more.parse().expect("a number of preemptions"));
     let less = FEWER.load(Ordering::Relaxed);
     builder.preemption_bound = Some((preemptions + more).saturating_sub(less));
+    begin();
     let start = std::time::Instant::now();
     builder.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
