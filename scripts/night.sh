@@ -24,6 +24,9 @@ tests() {
     search env "$variable" "${CARGO:-cargo}" test "${arguments[@]}" -p "$package" --test "$test" -- "$@"
 }
 
+for crate in gin-kernels gin-bench/kernels; do
+    search "${CARGO:-cargo}" run --quiet -p gin-build --example ptx -- --check "$crate" sm_100
+done
 tests GIN_PROGRAMS="${PROGRAMS:-3000}" gin-conformance random_programs
 for case in \
     warps_with_and_without_signals_and_more lanes_that_post_with_more \
