@@ -13,6 +13,7 @@ use gin_gpu::placement::PlacementError;
 use gin_host::comm::CommError;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
@@ -148,7 +149,7 @@ pub(crate) fn call(name: &'static str, work: impl FnOnce() -> Result<(), Failure
 }
 
 /// Returns the reference behind an output pointer.
-pub(crate) fn output<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut std::mem::MaybeUninit<T>, Failure> {
+pub(crate) fn output<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut MaybeUninit<T>, Failure> {
     if pointer.is_null() || !pointer.is_aligned() {
         return Err(Failure::argument(format!("`{what}` is {pointer:?}: it must be a valid pointer")));
     }
@@ -176,15 +177,22 @@ pub(crate) fn inputs<'a, T>(pointer: *const T, count: usize, what: &str) -> Resu
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-/// Returns the slice behind an output pointer; it may be null if it has no elements.
-pub(crate) fn outputs<'a, T>(pointer: *mut T, count: usize, what: &str) -> Result<&'a mut [T], Failure> {
+/// Returns the slice behind an output pointer, with default values; it may be null if it has no elements.
+pub(crate) fn outputs<'a, T: Copy + Default>(
+    pointer: *mut T,
+    count: usize,
+    what: &str,
+) -> Result<&'a mut [T], Failure> {
     check_length::<T>(count, what)?;
     if count == 0 {
         return Ok(&mut []);
     }
     output(pointer, what)?;
-    // Safety: as in `output`, for `count` values, which the caller has initialised.
-    Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
+    // Safety: as in `output`, for `count` values. Before a slice of them exists, they are initialised.
+    unsafe {
+        std::slice::from_raw_parts_mut(pointer.cast::<MaybeUninit<T>>(), count).fill(MaybeUninit::new(T::default()));
+        Ok(std::slice::from_raw_parts_mut(pointer, count))
+    }
 }
 
 fn check_length<T>(count: usize, what: &str) -> Result<(), Failure> {

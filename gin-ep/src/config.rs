@@ -120,7 +120,7 @@ impl GroupConfig {
         self
     }
 
-    /// Sets the number of lanes. Each has memory of its own.
+    /// Sets the number of lanes. Each has memory of its own, and its kernels take at most its part of the GPU.
     #[must_use]
     pub const fn lanes(mut self, lanes: u32) -> Self {
         self.lanes = lanes;

@@ -18,16 +18,16 @@ use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSou
 pub struct EarlyMatmul {
     pub(crate) kernel: Function,
     pub(crate) shape: LaunchConfig,
-    /// The address of the group's arena.
-    arena: u64,
+    /// The number of the group.
+    group: u64,
     sizes: Sizes,
     /// For each lane [`Early::state_bytes`].
     state: MemorySlice,
 }
 
 impl EarlyMatmul {
-    /// Prepares products by at most `blocks` blocks, or as many as the GPU runs at the same time. Ranks that share a
-    /// GPU divide its processors, because blocks wait for rows.
+    /// Prepares products by at most `blocks` blocks, or as many as the GPU runs at the same time. Lanes, and ranks
+    /// that share a GPU, divide that number, because blocks wait for rows.
     ///
     /// # Errors
     /// [`EpError::Unsuited`], or an error of the device.
@@ -40,11 +40,11 @@ impl EarlyMatmul {
         let (gpu, sizes) = (group.comm.gpu(), group.sizes());
         let kernel = gpu.load(ModuleSource::Linked)?.function("ep_early_matmul")?;
         let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
-        let most = gpu.resident_blocks(&kernel, &shape(1))? / group.sharing;
+        let most = gpu.resident_blocks(&kernel, &shape(1))? / group.shares;
         let shape = shape(most.min(blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
         let bytes = Early::state_bytes(&sizes) * group.lanes.len() as u64;
         let state = Memory::new(gpu, MemoryKind::Device, bytes)?.whole();
-        Ok(Self { kernel, shape, arena: group.arena.memory().address(), sizes, state })
+        Ok(Self { kernel, shape, group: group.number, sizes, state })
     }
 
     /// Sets the number of blocks, also to more than can run at the same time, for tests.
@@ -75,13 +75,13 @@ impl EarlyMatmul {
         Ok(word[0])
     }
 
-    /// Returns the parameter of the kernel, and the memory that it uses, for a lane of the group with this arena.
+    /// Returns the parameter of the kernel, and the memory that it uses, for a lane of a group.
     pub(crate) fn params<'a>(
         &'a self,
-        (arena, lane): (u64, u32),
+        (group, lane): (u64, u32),
         weights: &'a MemorySlice,
     ) -> Result<(Early, [&'a MemorySlice; 2]), EpError> {
-        if arena != self.arena {
+        if group != self.group {
             let remedy = "make one for the group of the lane";
             return Err(EpError::Unsuited { what: "products of rows of another group", remedy });
         }

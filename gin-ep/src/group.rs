@@ -8,7 +8,7 @@ use gin_abi::handle::{BackendKind, CAP_STRONG_SIGNALS, CAP_VA_SIGNALS};
 use gin_ep_kernels::{Code, Network, STATUS_WORDS, Sizes};
 use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
 use gin_host::comm::{Communicator, DeviceComm, Window, WindowFlags};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The ranks of a communicator, with the memory for rows of tokens.
@@ -51,8 +51,10 @@ pub struct Group<'c> {
     /// The signals of ranks that loads and stores do not reach, if there are any.
     pub(crate) signals: Option<Signals>,
     pub(crate) lanes: Vec<LaneState>,
-    /// Number of ranks that share this rank's GPU.
-    pub(crate) sharing: u64,
+    /// A number that no other group of the process has.
+    pub(crate) number: u64,
+    /// The number of kernels with blocks that wait which may share this rank's GPU: one for each lane of each rank.
+    pub(crate) shares: u64,
     pub(crate) shape: LaunchConfig,
     pub(crate) element: Element,
     pub(crate) at_source: bool,
@@ -70,6 +72,9 @@ pub struct Group<'c> {
     pub(crate) reduce: Function,
 }
 
+/// The number of groups that the process has made.
+static GROUPS: AtomicU64 = AtomicU64::new(0);
+
 /// The state of a lane in its group.
 #[derive(Debug)]
 pub(crate) struct LaneState {
@@ -77,6 +82,8 @@ pub(crate) struct LaneState {
     /// The parameter of kernels for ranks that loads and stores do not reach, if there are any.
     pub(crate) network: Option<Network>,
     pub(crate) taken: AtomicBool,
+    /// A dispatch was sent and not received.
+    pub(crate) is_unheard: AtomicBool,
     /// Memory for the plan of each dispatch, if it makes one.
     pub(crate) plan: Option<MemorySlice>,
     status: Arc<Memory>,
@@ -84,9 +91,14 @@ pub(crate) struct LaneState {
 }
 
 impl LaneState {
-    /// Keeps memory for kernels that a call will launch on a stream, which follow those of all calls before.
-    pub(crate) fn keep(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
-        gin_gpu::lock(&self.in_use).keep(stream, memory)
+    /// Begins a call, whose kernels follow those of all calls before, and keeps memory for it.
+    pub(crate) fn begin(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
+        gin_gpu::lock(&self.in_use).begin(stream, memory)
+    }
+
+    /// Keeps more memory for the call that began last.
+    pub(crate) fn extend(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
+        gin_gpu::lock(&self.in_use).extend(stream, memory)
     }
 
     /// Waits for the lane's kernels. They end by their deadlines.
@@ -131,7 +143,15 @@ impl<'c> Group<'c> {
             let plan =
                 config.has_plan().then(|| Memory::new(gpu, MemoryKind::Device, sizes.plan_bytes())).transpose()?;
             let plan = plan.map(|memory| memory.whole());
-            Ok(LaneState { params, network, taken: AtomicBool::new(false), plan, status, in_use: Mutex::default() })
+            Ok(LaneState {
+                params,
+                network,
+                taken: AtomicBool::new(false),
+                is_unheard: AtomicBool::new(false),
+                plan,
+                status,
+                in_use: Mutex::default(),
+            })
         };
         let lanes = (0..config.lanes).map(lane).collect::<Result<Vec<_>, _>>()?;
         if config.first_epoch != 0 {
@@ -154,16 +174,19 @@ impl<'c> Group<'c> {
         let (describe, send_rows) = (kernels.function("ep_describe")?, kernels.function(&send_rows)?);
         let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
         let reduce = kernels.function(&reduce)?;
+        // Blocks wait for ranks, and for each lane another rank may be first. So each kernel leaves places to those of
+        // other lanes, as to those of other ranks on the GPU.
+        let shares = sharing * u64::from(config.lanes);
         let mut most = config.blocks.map_or(u64::MAX, u64::from);
         for kernel in [&dispatch, &combine] {
-            most = most.min(gpu.resident_blocks(kernel, &shape)? / sharing);
+            most = most.min(gpu.resident_blocks(kernel, &shape)? / shares);
         }
         if sharing > 1 {
             // A kernel that gin has not loaded may not start on a processor with a waiting block, because the two
             // divide its memory into L1 and shared memory differently. So each rank leaves processors to the others.
             // With this much shared memory one block fits on a processor.
             let alone = shape.dynamic_shared(gpu.limits().dynamic_shared / 4 * 3);
-            most = most.min(gpu.resident_blocks(&dispatch, &alone)? / sharing);
+            most = most.min(gpu.resident_blocks(&dispatch, &alone)? / shares);
         }
         let most = most.min(config.useful_blocks(&sizes));
         let blocks = config.grid.unwrap_or(most.clamp(1, 65_535) as u32);
@@ -178,7 +201,8 @@ impl<'c> Group<'c> {
             arena,
             signals,
             lanes,
-            sharing,
+            number: GROUPS.fetch_add(1, Ordering::Relaxed),
+            shares,
             shape,
             element,
             at_source,
@@ -271,9 +295,12 @@ impl<'c> Group<'c> {
         let Some(state) = self.lanes.get(lane as usize) else {
             return Err(EpError::Lane { lane, reason: "not there".to_owned() });
         };
-        let mut word = [0u64];
-        self.arena.read((state.params.first / 8 + gin_ep_kernels::MASKED_WORD) as usize, &mut word)?;
-        Ok(word[0])
+        let word = |index: u64| -> Result<u64, EpError> {
+            let mut word = [0u64];
+            self.arena.read((state.params.first / 8 + index) as usize, &mut word)?;
+            Ok(word[0])
+        };
+        Ok(word(gin_ep_kernels::MASKED_WORD)? | word(gin_ep_kernels::UNSENT_WORD)?)
     }
 
     /// Lets all ranks take part again, in all lanes. Collective; no kernel of the group runs on any rank, and no lane
@@ -303,7 +330,12 @@ impl<'c> Group<'c> {
             let most = all.iter().filter_map(of_rank).max().unwrap_or(0);
             let mut words = vec![0u64; state.params.sizes.words() as usize];
             gin_ep_kernels::reset(&state.params.sizes, &mut words, most);
+            // A report that nobody has read stays, and no kernel writes over it.
+            let claimed = gin_ep_kernels::CLAIMED_WORD;
+            let at = (state.params.first / 8 + claimed) as usize;
+            self.arena.read(at, &mut words[claimed as usize..][..1])?;
             self.arena.write((state.params.first / 8) as usize, &words)?;
+            state.is_unheard.store(false, Ordering::Relaxed);
         }
         // No rank sends before all have reset their words.
         gathered(self.comm, &[])?;
@@ -335,10 +367,10 @@ impl<'c> Group<'c> {
     /// An error of the communicator.
     pub fn destroy(self) -> Result<(), EpError> {
         self.lanes.iter().for_each(LaneState::settle);
-        if let Some(signals) = &self.signals {
-            self.comm.deregister(&signals.window)?;
-        }
-        Ok(self.comm.deregister(&self.arena)?)
+        // All ranks deregister both windows, also if the first fails.
+        let signals = self.signals.as_ref().map_or(Ok(()), |signals| self.comm.deregister(&signals.window));
+        self.comm.deregister(&self.arena)?;
+        Ok(signals?)
     }
 }
 

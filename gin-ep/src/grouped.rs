@@ -84,8 +84,8 @@ impl<'a> Experts<'a> {
             let remedy = "make arrangement and products for the group that received the rows";
             return Err(EpError::Unsuited { what: "products of rows of another group", remedy });
         }
-        let layout = to.view(received);
-        if layout.kind != PACKED {
+        let layout = to.view(received, None);
+        if layout.kind() != PACKED {
             let what = "products of experts in a layout that is not packed by expert";
             return Err(EpError::Unsuited { what, remedy: "use `Layout::Packed` or `Layout::Listed`" });
         }

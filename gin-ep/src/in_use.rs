@@ -7,10 +7,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Streams and memory that kernels may use.
+///
+/// A call [begins](Self::begin) and may [go on](Self::extend): a dispatch, then the kernels between it and its combine,
+/// then the combine are one call. Later kernels of a call read memory that was kept for its first one, so memory of a
+/// call is kept at least until the next call begins.
 #[derive(Debug, Default)]
 pub(crate) struct InUse {
     streams: Vec<Arc<dyn Stream>>,
-    /// Memory, each with the number of the last call that uses it.
+    /// Memory, each with the number of the last call that uses it, or [`CAPTURED`].
     memory: Vec<(u64, MemorySlice)>,
     /// The number of calls.
     calls: u64,
@@ -20,26 +24,35 @@ pub(crate) struct InUse {
     unmarked: usize,
 }
 
+/// In place of the number of a call: a graph has it, and may be replayed until [`InUse::settle`].
+const CAPTURED: u64 = u64::MAX;
+
 /// The number of slices at which a stream is marked.
 const MARK_AT: usize = 16;
 
 impl InUse {
-    /// Keeps memory for kernels that a call will launch on a stream, which follow those of all calls before.
-    pub(crate) fn keep(&mut self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
+    /// Begins a call, whose kernels follow those of all calls before, and keeps memory for it.
+    pub(crate) fn begin(&mut self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
+        self.let_go(stream)?;
+        self.calls += 1;
+        self.extend(stream, memory)
+    }
+
+    /// Keeps more memory for the call that began last.
+    pub(crate) fn extend(&mut self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
         if !self.streams.iter().any(|kept| Arc::ptr_eq(kept, stream)) {
             self.streams.push(stream.clone());
         }
-        self.let_go(stream)?;
-        self.calls += 1;
+        let call = if stream.is_capturing()? { CAPTURED } else { self.calls };
         let same = |kept: &MemorySlice, new: &MemorySlice| {
             Arc::ptr_eq(kept.memory(), new.memory()) && (kept.offset(), kept.bytes()) == (new.offset(), new.bytes())
         };
         for new in memory {
             match self.memory.iter_mut().find(|(_, kept)| same(kept, new)) {
-                Some((last, _)) => *last = self.calls,
+                Some((last, _)) => *last = call.max(*last),
                 None => {
-                    self.memory.push((self.calls, (*new).clone()));
-                    self.unmarked += 1;
+                    self.memory.push((call, (*new).clone()));
+                    self.unmarked += usize::from(call != CAPTURED);
                 }
             }
         }

@@ -3,7 +3,7 @@
 
 use crate::group::LaneState;
 use crate::grouped::{Experts, GroupedMatmul, Products};
-use crate::{Arrangement, Combine, EarlyMatmul, EpError, Group, Layout, Plan, Rows, Tokens};
+use crate::{Arrangement, Combine, EarlyMatmul, EpError, Group, Layout, Plan, Rows, Tokens, View};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{RECEIVE, SEND};
 use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
@@ -44,7 +44,6 @@ use std::sync::atomic::Ordering;
 pub struct Lane<'g> {
     group: &'g Group<'g>,
     number: u32,
-    is_unheard: bool,
 }
 
 impl Drop for Lane<'_> {
@@ -56,7 +55,7 @@ impl Drop for Lane<'_> {
 
 impl<'g> Lane<'g> {
     pub(crate) fn new(group: &'g Group<'_>, number: u32) -> Self {
-        Self { group, number, is_unheard: false }
+        Self { group, number }
     }
 
     fn state(&self) -> &'g LaneState {
@@ -80,7 +79,7 @@ impl<'g> Lane<'g> {
     /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::NotReceived`], an error of the device.
     pub fn dispatch(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<Sent<'_>, EpError> {
         let tokens = self.start(stream, tokens, SEND)?;
-        self.is_unheard = true;
+        self.state().is_unheard.store(true, Ordering::Relaxed);
         Ok(Sent { ended: Ended { lane: self, tokens } })
     }
 
@@ -108,7 +107,7 @@ impl<'g> Lane<'g> {
         stream: &Arc<dyn Stream>,
         tokens: &Tokens<'_>,
         to: &Arrangement,
-    ) -> Result<(Received<'_>, kernels::Arranged), EpError> {
+    ) -> Result<(Received<'_>, View<kernels::Arranged>), EpError> {
         let group = self.group;
         if !group.is_near() {
             let what = "an exchange into a layout in a group with ranks that loads and stores do not reach";
@@ -121,7 +120,7 @@ impl<'g> Lane<'g> {
         // Safety: as for a dispatch.
         unsafe { stream.launch(&group.describe, group.following(group.shape), &arguments)? };
         self.arrange(stream, to, view, Some(tokens))?;
-        Ok((Received { ended: Ended { lane: self, tokens } }, view))
+        Ok((Received { ended: Ended { lane: self, tokens } }, View(view)))
     }
 
     /// Counts the tokens for each rank once, for dispatches of the same ids. A dispatch with a plan does not count, and
@@ -135,7 +134,7 @@ impl<'g> Lane<'g> {
         let memory = Memory::new(self.group.comm.gpu(), MemoryKind::Device, bytes)?.whole();
         let (params, mut used) = tokens.check(&sizes, self.group.element)?;
         used.push(&memory);
-        self.state().keep(stream, &used)?;
+        self.state().begin(stream, &used)?;
         self.launch_plan(stream, params, &memory)?;
         let most = if params.count_at == 0 { params.count.min(sizes.tokens) } else { sizes.tokens };
         Ok(Plan { memory, sizes, most })
@@ -180,12 +179,12 @@ impl<'g> Lane<'g> {
 
     /// Checks and keeps the memory of tokens, and finds out where their rows go.
     fn prepare(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<kernels::Tokens, EpError> {
-        if self.is_unheard {
+        if self.state().is_unheard.load(Ordering::Relaxed) {
             return Err(EpError::NotReceived { lane: self.number });
         }
         let state = self.state();
         let (mut params, used) = tokens.check(&state.params.sizes, self.group.element)?;
-        state.keep(stream, &used)?;
+        state.begin(stream, &used)?;
         if let (Some(plan), 0) = (&state.plan, params.plan) {
             self.launch_plan(stream, params, plan)?;
             params.plan = plan.address();
@@ -208,7 +207,7 @@ impl<'g> Lane<'g> {
         rows: Rows<'_>,
         combine: &Combine<'_>,
     ) -> Result<Fused<'_>, EpError> {
-        if self.is_unheard {
+        if self.state().is_unheard.load(Ordering::Relaxed) {
             return Err(EpError::NotReceived { lane: self.number });
         }
         if self.state().params.sizes.is_shared() {
@@ -224,14 +223,14 @@ impl<'g> Lane<'g> {
         let (tokens, mut used) = tokens.check(&lane.sizes, group.element)?;
         let (sums, others) = combine.check(group, &tokens, rows)?;
         used.extend(others);
-        state.keep(stream, &used)?;
+        state.begin(stream, &used)?;
         let shared = group.shape.dynamic_shared;
         Ok(Fused { comm: &group.device, arena: &group.arena, lane, tokens, sums, shared })
     }
 
     /// Sends no rows, and waits for those of all ranks, which also send none. They need not be received.
     pub(crate) fn exchange_nothing(&self, stream: &Arc<dyn Stream>) -> Result<(), EpError> {
-        self.state().keep(stream, &[])?;
+        self.state().begin(stream, &[])?;
         let nothing = bytemuck::Zeroable::zeroed();
         self.launch_dispatch(
             stream,
@@ -316,7 +315,7 @@ trait Lent: std::fmt::Debug + Send {
         combine: &Combine<'_>,
     ) -> Result<(), EpError>;
 
-    /// Does what [`Received::view`] does.
+    /// Returns the received rows.
     fn view(&self) -> kernels::Received {
         // Safety: the group made the lane for this arena.
         unsafe { kernels::Received::new(self.state().params, self.arena().memory().address()) }
@@ -336,11 +335,8 @@ trait Lent: std::fmt::Debug + Send {
     /// Checks an arrangement, and returns the parameter of kernels for rows in it.
     fn arranged(&self, to: &Arrangement) -> Result<kernels::Arranged, EpError> {
         to.check(&self.state().params.sizes)?;
-        let mut view = to.view(self.view());
-        if let (Layout::Flat, Some(region)) = (to.layout, self.region()?) {
-            view.rows = region.address();
-        }
-        Ok(view)
+        let region = self.region()?.map(|region| region.address());
+        Ok(to.view(self.view(), region))
     }
 }
 
@@ -354,10 +350,10 @@ impl Lent for Lane<'_> {
         arriving: Option<kernels::Tokens>,
     ) -> Result<(), EpError> {
         let (group, params) = (self.group, Lane::state(self).params);
-        Lane::state(self).keep(stream, &to.used())?;
+        Lane::state(self).extend(stream, &to.used())?;
         let shape = group.following(LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32));
         let [count, place, copy, copy_arriving] = &group.arrange;
-        let (view, lane) = (Plain(view), Plain(params));
+        let (view, lane) = (View(view), Plain(params));
         // Safety of all launches: the rows are described or received, the memory is the arrangement's and is kept, and
         // kernels of a stream follow each other.
         if to.layout != Layout::Flat {
@@ -379,19 +375,19 @@ impl Lent for Lane<'_> {
     fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::Received) -> Result<(), EpError> {
         let group = self.group;
         let (to, rows, used) = rows.of_experts(group)?;
-        Lane::state(self).keep(stream, &used)?;
+        Lane::state(self).extend(stream, &used)?;
         let shape = LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32);
-        let arguments: [&dyn KernelArg; 2] = [&Plain(to.view(view)), &rows];
+        let arguments: [&dyn KernelArg; 2] = [&View(to.view(view, None)), &rows];
         // Safety: as for a layout, and the received rows have room for the sums.
         unsafe { stream.launch(&group.reduce, shape, &arguments)? };
         Ok(())
     }
 
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError> {
-        self.state().keep(stream, &[])?;
+        self.state().extend(stream, &[])?;
         // One warp waits.
         self.launch_dispatch(stream, LaunchConfig::new(1, 32), tokens, RECEIVE)?;
-        self.is_unheard = false;
+        Lane::state(self).is_unheard.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -402,13 +398,13 @@ impl Lent for Lane<'_> {
         weights: &MemorySlice,
     ) -> Result<(), EpError> {
         let (group, state) = (self.group, Lane::state(self));
-        let (params, used) = early.params((group.arena.memory().address(), self.number), weights)?;
-        state.keep(stream, &used)?;
-        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &Plain(self.view()), &Plain(params)];
+        let (params, used) = early.params((group.number, self.number), weights)?;
+        state.extend(stream, &used)?;
+        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &View(Lent::view(self)), &Plain(params)];
         // Safety: arena and lane are the communicator's, the memory was checked and is kept, the dispatch was sent and
         // not received, and kernels of a stream follow each other.
         unsafe { stream.launch(&early.kernel, early.shape, &arguments)? };
-        self.is_unheard = false;
+        Lane::state(self).is_unheard.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -433,7 +429,7 @@ impl Lent for Lane<'_> {
     ) -> Result<(), EpError> {
         let (group, params) = (self.group, Lane::state(self).params);
         let (sums, used) = combine.check(group, &tokens, rows)?;
-        Lane::state(self).keep(stream, &used)?;
+        Lane::state(self).extend(stream, &used)?;
         let (lane, tokens, sums) = (Plain(params), Plain(tokens), Plain(sums));
         let mut arguments: Vec<&dyn KernelArg> = vec![&group.device, &group.arena, &lane, &tokens, &sums];
         let network = Lane::state(self).network.map(Plain);
@@ -542,8 +538,8 @@ pub struct Received<'l> {
 impl Received<'_> {
     /// Returns the received rows for kernels, which get it as a parameter. They run after the receive and before the
     /// combine, in the order of the stream.
-    pub fn view(&self) -> kernels::Received {
-        self.ended.lane.view()
+    pub fn view(&self) -> View<kernels::Received> {
+        View(self.ended.lane.view())
     }
 
     /// Returns the arena, and where in it the rows are if this is dispatch `epoch`, for programs that cannot pass the
@@ -558,10 +554,10 @@ impl Received<'_> {
     ///
     /// # Errors
     /// [`EpError::Unsuited`] for an arrangement of another group; an error of the device.
-    pub fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement) -> Result<kernels::Arranged, EpError> {
+    pub fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement) -> Result<View<kernels::Arranged>, EpError> {
         let view = self.ended.lane.arranged(to)?;
         self.ended.lane.arrange(stream, to, view, None)?;
-        Ok(view)
+        Ok(View(view))
     }
 
     /// Adds up, for each received row, what this rank's experts made of it: the rows of an arrangement by expert,
@@ -573,7 +569,7 @@ impl Received<'_> {
     /// # Errors
     /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`], an error of the device.
     pub fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>) -> Result<(), EpError> {
-        let view = self.view();
+        let view = self.ended.lane.view();
         self.ended.lane.reduce(stream, rows, view)
     }
 
@@ -591,11 +587,11 @@ impl Received<'_> {
         experts: &Experts<'_>,
         products: Products<'_>,
     ) -> Result<(), EpError> {
-        let (lane, view) = (&self.ended.lane, self.view());
+        let (lane, view) = (&self.ended.lane, self.ended.lane.view());
         let received = (view, &lane.state().params.sizes);
         let (layout, params, used) = experts.check(grouped, received, products)?;
-        lane.state().keep(stream, &used)?;
-        let arguments: [&dyn KernelArg; 4] = [lane.device(), lane.arena(), &Plain(layout), &Plain(params)];
+        lane.state().extend(stream, &used)?;
+        let arguments: [&dyn KernelArg; 4] = [lane.device(), lane.arena(), &View(layout), &Plain(params)];
         // Safety: arena and lane are the communicator's, the memory was checked and is kept, the rows are received and
         // not yet combined, and kernels of a stream follow each other.
         unsafe { stream.launch(&grouped.kernel, grouped.shape, &arguments)? };

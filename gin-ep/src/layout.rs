@@ -2,10 +2,11 @@
 //! Received rows in other layouts.
 
 use crate::{EpError, Group};
+use gin_device::kernel::LaunchArg;
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::Sizes;
 use gin_ep_kernels::arrange::{FLAT, PACKED, PADDED};
-use gin_gpu::{Memory, MemoryKind, MemorySlice};
+use gin_gpu::{Argument, KernelArg, Memory, MemoryKind, MemorySlice};
 
 /// A layout of received rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +27,29 @@ pub enum Layout {
     /// copied.
     Listed,
 }
+
+/// Received rows, or an [`Arrangement`] of them, as a parameter of kernels. It has no functions on the host, because
+/// its addresses may be those of a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct View<P>(pub(crate) P);
+
+impl<P: Copy + 'static> KernelArg for View<P> {
+    fn argument(&self) -> Argument {
+        Argument::value(self.0)
+    }
+}
+
+macro_rules! launch_arg {
+    ($($param:ty),*) => { $(
+        impl LaunchArg<$param> for View<$param> {
+            unsafe fn into_param(self) -> $param {
+                self.0
+            }
+        }
+    )* };
+}
+
+launch_arg!(kernels::Received, kernels::Arranged);
 
 /// Memory for received rows in a [`Layout`].
 #[derive(Debug)]
@@ -64,6 +88,19 @@ impl Arrangement {
         {
             let limit = "a power of two, at most 65536".to_owned();
             return Err(EpError::Limit { what: "the alignment of zones", given: align.into(), limit });
+        }
+        // Kernels add up rows and gaps of all zones in a word.
+        if let Layout::Packed { .. } | Layout::Listed = layout {
+            let align = if let Layout::Packed { align } = layout { u64::from(align) } else { 1 };
+            let given = sizes.room() * u64::from(sizes.topk) + experts * (align - 1);
+            if given > u64::from(u32::MAX) {
+                let limit = format!("at most {}; set less for `align`, tokens or `max_rows`", u32::MAX);
+                return Err(EpError::Limit {
+                    what: "the number of rows and gaps that a layout can have",
+                    given,
+                    limit,
+                });
+            }
         }
         let memory = |bytes: u64| -> Result<MemorySlice, EpError> {
             Ok(Memory::new(group.comm.gpu(), MemoryKind::Device, bytes.next_multiple_of(16))?.whole())
@@ -135,11 +172,11 @@ impl Arrangement {
         Err(EpError::Unsuited { what: "an arrangement of a group with other sizes", remedy })
     }
 
-    /// Returns the parameter of kernels.
-    pub(crate) fn view(&self, received: kernels::Received) -> kernels::Arranged {
-        kernels::Arranged {
-            received,
-            rows: self.rows.as_ref().map_or(0, MemorySlice::address),
+    /// Returns the parameter of kernels. `region` is the address of the received rows, if all sources share a region.
+    pub(crate) fn view(&self, received: kernels::Received, region: Option<u64>) -> kernels::Arranged {
+        let rows = self.rows.as_ref().map(MemorySlice::address);
+        let layout = kernels::arrange::Layout {
+            rows: rows.or(region.filter(|_| self.is_received())).unwrap_or(0),
             list: self.list.address(),
             places: self.places.address(),
             counts: self.counts.address(),
@@ -151,7 +188,9 @@ impl Arrangement {
                 Layout::Packed { .. } | Layout::Listed => PACKED,
             },
             experts: self.sizes.local(),
-        }
+        };
+        // Safety: the memory was made for these sizes, which the group has.
+        unsafe { kernels::Arranged::new(received, layout) }
     }
 
     /// Returns the memory that kernels use.

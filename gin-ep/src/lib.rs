@@ -41,7 +41,7 @@ pub use gin_ep_kernels::Code;
 pub use group::Group;
 pub use grouped::{Experts, GroupedMatmul, Products};
 pub use lane::{Fused, Lane, Received, ReceivedRow, Sent};
-pub use layout::{Arrangement, Layout};
+pub use layout::{Arrangement, Layout, View};
 pub use matmul::{Matmul, MatmulConfig, Operands, Part};
 pub use terms::{Combine, Ids, Number, Plan, Rows, Terms, Tokens};
 

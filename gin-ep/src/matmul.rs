@@ -233,7 +233,7 @@ impl<'c> Matmul<'c> {
             product.partial = address("the memory of the products", partial, bytes(all, columns), 16)?;
             used.push(partial);
         }
-        gin_gpu::lock(&self.in_use).keep(stream, &used)?;
+        gin_gpu::lock(&self.in_use).begin(stream, &used)?;
         let arguments: [&dyn KernelArg; 3] = [&self.device, &self.window, &Plain(product)];
         // Safety: communicator and window were made for these sizes, and the memory was checked and is kept.
         unsafe { stream.launch(&self.kernel, self.shape, &arguments)? };

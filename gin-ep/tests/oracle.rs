@@ -489,9 +489,19 @@ fn two_lanes_on_two_streams_do_not_disturb_each_other() {
     let config = config(&shape, 16).sms(1).threads(32);
     for seed in 0..4 {
         on_ranks(WorldConfig::seeded(2, seed), |rank, comm| {
-            support::lanes::two_lanes(rank, comm, &config, &shape, 16, 5)
+            support::lanes::two_lanes(rank, comm, &config, &shape, 16, 4)
         });
     }
+}
+
+#[test]
+fn two_lanes_share_a_gpu_that_one_could_fill() {
+    let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 16 };
+    // Of 64 tokens a combine has use for all four places.
+    let config = GroupConfig::new(8, 16, 2).tokens(64).threads(32).deadline(Deadline::after_ms(100));
+    on_ranks(WorldConfig::seeded(2, 3).resident_blocks(4), |rank, comm| {
+        support::lanes::two_lanes(rank, comm, &config, &shape, 64, 2)
+    });
 }
 
 #[test]

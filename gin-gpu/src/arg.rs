@@ -35,6 +35,12 @@ impl Argument {
         unsafe { Self::copied(bytes.as_ptr(), bytes.len(), type_name::<P>(), TypeId::of::<P>()) }
     }
 
+    /// Makes an argument of a value of the parameter's type.
+    pub fn value<P: Copy + 'static>(value: P) -> Self {
+        // Safety: the bytes are those of the value.
+        unsafe { Self::copied((&raw const value).cast(), size_of::<P>(), type_name::<P>(), TypeId::of::<P>()) }
+    }
+
     /// Makes an argument for a parameter of a kernel.
     ///
     /// # Safety

@@ -318,10 +318,18 @@ fn silent(testbed: &Testbed) -> Result<(), String> {
 fn two_lanes(testbed: &Testbed) -> Result<(), String> {
     let (sizes, tokens, rounds) =
         if testbed.devices.is_some() { ((60, 8, 2880), 64, 100) } else { ((8, 2, 16), 16, 4) };
-    // Waiting blocks of one lane leave processors to the other one, also where ranks share a GPU.
-    let few = |config| small_on(testbed)(config).sms(2);
-    with(testbed, 2, few, sizes, tokens, |rank, comm, config, shape, most| {
-        support::lanes::two_lanes(rank, comm, config, shape, most, rounds)
+    with(
+        testbed,
+        2,
+        |config| small_on(testbed)(config).sms(2),
+        sizes,
+        tokens,
+        |rank, comm, config, shape, most| support::lanes::two_lanes(rank, comm, config, shape, most, rounds),
+    )?;
+    // Grids that would fill a GPU, were there one lane.
+    let tokens = if testbed.devices.is_some() { 4096 } else { 64 };
+    with(testbed, 2, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
+        support::lanes::two_lanes(rank, comm, config, shape, most, 4)
     })
 }
 

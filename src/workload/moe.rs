@@ -4,7 +4,7 @@
 use super::{Check, Job, Launched, Plan, Refused, Traffic, Watched, limits, reference};
 use gin_ep::{Combine, EpError, Group, GroupConfig, Ids, Lane, Rows, Tokens};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, per_rank};
-use gin_gpu::{Function, GpuError, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
+use gin_gpu::{Function, GpuError, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::CommError;
 use gin_host::comm::{Requirements, Routes};
 use gin_host::world::Rank;
@@ -143,7 +143,7 @@ impl Moe<'_> {
         let tokens = Tokens::new(&set.rows, Ids::I32(&set.ids), self.tokens).weights(&set.weights);
         let received = lane.exchange(stream, &tokens)?;
         // Safety: after the receive and before the combine, on their stream.
-        unsafe { stream.launch(experts, config, &[&Plain(received.view()), &rank.rank(), &local, &hidden])? };
+        unsafe { stream.launch(experts, config, &[&received.view(), &rank.rank(), &local, &hidden])? };
         received.combine(stream, Rows::InPlace, &Combine::reduced().into(output))
     }
 

@@ -56,11 +56,11 @@ unsafe fn scale_all(received: &Received, hidden: u32, factor: f32) {
 /// - As [`scale_received`], after the rows were arranged.
 #[kernel]
 pub unsafe fn scale_arranged(arranged: Arranged, hidden: u32, factor: f32) {
-    if arranged.rows == 0 {
+    if !arranged.has_rows() {
         return;
     }
     let mut row = block_in_grid();
-    while row < arranged.total().min(arranged.capacity) {
+    while row < arranged.total().min(arranged.capacity()) {
         // Safety: a row of the layout, which this block has for itself.
         unsafe { scale(arranged.row(row), hidden, factor) };
         row += grid_dim().count() as u32;

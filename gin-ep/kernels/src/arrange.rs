@@ -35,13 +35,9 @@ const LOST: u32 = u32::MAX;
 
 shared! { static TOTALS: [u32; 16]; }
 
-/// Received rows in another layout: a parameter of kernels.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
-#[bytemuck(crate = "gin_device::bytemuck")]
-pub struct Arranged {
-    /// The received rows.
-    pub received: Received,
+/// The memory of a layout of received rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
     /// The address of the rows: a multiple of 16; 0 if rows are listed, not copied.
     pub rows: u64,
     /// The address of a word for each row: its source, received row and position of the id.
@@ -61,7 +57,57 @@ pub struct Arranged {
     pub experts: u32,
 }
 
+/// Received rows in another layout: a parameter of kernels. As for [`Received`], only the host makes it:
+///
+/// ```compile_fail,E0277
+/// let arranged: gin_ep_kernels::Arranged = gin_device::bytemuck::Zeroable::zeroed();
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arranged {
+    pub(crate) received: Received,
+    pub(crate) rows: u64,
+    pub(crate) list: u64,
+    pub(crate) places: u64,
+    pub(crate) counts: u64,
+    pub(crate) capacity: u32,
+    pub(crate) align: u32,
+    pub(crate) kind: u32,
+    pub(crate) experts: u32,
+}
+
 impl Arranged {
+    /// Makes it of received rows and the memory of their layout.
+    ///
+    /// # Safety
+    /// - The memory is that of an arrangement of the group whose rows these are.
+    #[must_use]
+    pub const unsafe fn new(received: Received, layout: Layout) -> Self {
+        let Layout { rows, list, places, counts, capacity, align, kind, experts } = layout;
+        Self { received, rows, list, places, counts, capacity, align, kind, experts }
+    }
+
+    /// Returns the received rows.
+    #[inline(always)]
+    #[must_use]
+    pub const fn received(&self) -> &Received {
+        &self.received
+    }
+
+    /// Returns the most rows.
+    #[inline(always)]
+    #[must_use]
+    pub const fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Returns [`FLAT`], [`PADDED`] or [`PACKED`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn kind(&self) -> u32 {
+        self.kind
+    }
+
     #[inline(always)]
     pub(crate) fn word(&self, index: u32) -> u64 {
         self.counts + 4 * u64::from(index)
@@ -101,6 +147,13 @@ impl Arranged {
             return self.total();
         }
         unsafe { load(self.word(1 + self.experts + expert)) }
+    }
+
+    /// Returns whether the layout has rows. A listed one copies none.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_rows(&self) -> bool {
+        self.rows != 0
     }
 
     /// Returns the address of a row: aligned to 16 bytes.

@@ -180,7 +180,7 @@ pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane
 #[inline(always)]
 unsafe fn dispatch_by<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, tokens: &Tokens, phases: u32) {
     let before = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
-    let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
+    let masked = R::masked(arena, lane);
     let mut is_receiver = block_in_grid() == 0;
     let mut epoch = before;
     if phases & SEND != 0 {

@@ -187,6 +187,9 @@ pub(crate) const CLAIMED: u64 = 2;
 pub(crate) const SINCE: u64 = 3;
 /// Three words of the combine; six of the dispatch, three for each slot.
 pub(crate) const COMBINE: u64 = 4;
+/// The ranks to which a combine could post nothing. The next dispatch goes on without them. The combine itself does
+/// not: its blocks start at different times, and would not agree.
+pub(crate) const UNSENT: u64 = 7;
 pub(crate) const DISPATCH: u64 = 8;
 /// For each section of a dispatch the number of blocks that have sent it.
 pub(crate) const SECTION: u64 = 16;
@@ -406,6 +409,8 @@ impl Lane {
 pub const EPOCH_WORD: u64 = EPOCH;
 /// See [`EPOCH_WORD`].
 pub const MASKED_WORD: u64 = MASKED;
+/// See [`EPOCH_WORD`]: the ranks that it goes on without from the next dispatch on.
+pub const UNSENT_WORD: u64 = UNSENT;
 /// See [`EPOCH_WORD`].
 pub const CLAIMED_WORD: u64 = CLAIMED;
 

@@ -79,7 +79,8 @@ pub use kernels::{
     ep_send_rows, ep_send_rows_e4m3,
 };
 pub use lane::{
-    CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, WIDE_IDS, reset,
+    CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, UNSENT_WORD,
+    WIDE_IDS, reset,
 };
 pub use network::Network;
 pub use places::tallies;

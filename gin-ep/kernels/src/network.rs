@@ -12,7 +12,7 @@
 //! nothing but this rank's own words, so the sum is right after any silence.
 
 use crate::dispatch::{Arena, lane_index};
-use crate::lane::{Lane, MASKED, Regions, Sizes, load};
+use crate::lane::{Lane, MASKED, Regions, Sizes, UNSENT, load};
 use crate::protocol::{Flag, PUSHED, flag};
 use crate::status::{self, Code};
 use gin_device::prelude::*;
@@ -153,6 +153,9 @@ pub(crate) trait Reach: Copy {
     /// The threads of a block meet before the block counts as one that has sent.
     const MEETS: bool = true;
 
+    /// Returns the ranks that a dispatch goes on without, as bits.
+    fn masked(arena: &Arena<Self>, lane: &Lane) -> u64;
+
     /// Returns whether loads and stores do not reach a rank.
     fn is_remote(&self, rank: u32) -> bool;
 
@@ -184,6 +187,11 @@ pub(crate) struct Near<const MEETS: bool = true>;
 impl<const MEETS: bool> Reach for Near<MEETS> {
     type Flag = GlobalWord;
     const MEETS: bool = MEETS;
+
+    #[inline(always)]
+    fn masked(arena: &Arena<Self>, lane: &Lane) -> u64 {
+        arena.word(lane.word(MASKED)).load_relaxed_gpu()
+    }
 
     #[inline(always)]
     fn is_remote(&self, _: u32) -> bool {
@@ -305,17 +313,22 @@ impl<'a, B: Backend> Routed<'a, B> {
         is_posted
     }
 
-    /// Reports a rank to which nothing could be posted, and goes on without it.
+    /// Reports a rank to which nothing could be posted, and marks it in a word of the lane's state.
     #[inline(always)]
-    fn is_unsent(&self, arena: &Arena<Self>, lane: &Lane, to: u32, epoch: u64) {
+    fn is_unsent(&self, arena: &Arena<Self>, lane: &Lane, to: u32, epoch: u64, word: u64) {
         let code = if self.gin.comm().fault().is_some() { Code::Stopped } else { Code::Unsent };
         status::report(arena.here(), lane, code, to, 0, u64::from(epoch as u32), 0);
-        arena.word(lane.word(MASKED)).red_or_relaxed_gpu(1 << to);
+        arena.word(lane.word(word)).red_or_relaxed_gpu(1 << to);
     }
 }
 
 impl<'a, B: Backend> Reach for Routed<'a, B> {
     type Flag = RoutedFlag<'a, B>;
+
+    #[inline(always)]
+    fn masked(arena: &Arena<Self>, lane: &Lane) -> u64 {
+        arena.word(lane.word(MASKED)).load_relaxed_gpu() | arena.word(lane.word(UNSENT)).load_relaxed_gpu()
+    }
 
     #[inline(always)]
     fn is_remote(&self, rank: u32) -> bool {
@@ -351,6 +364,8 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
         if lane_index() != 0 {
             return;
         }
+        // The combine goes on without the ranks of `UNSENT`, too.
+        arena.word(lane.word(MASKED)).red_or_relaxed_gpu(masked);
         for to in 0..sizes.ranks {
             if !route.is_remote(to) || masked >> to & 1 != 0 {
                 continue;
@@ -362,7 +377,7 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
             let is_sent = (count == 0 || route.put(lane, to, rows))
                 && route.put_last(arena, lane, to, meta, (slot, flag(epoch, count)));
             if !is_sent {
-                route.is_unsent(arena, lane, to, epoch);
+                route.is_unsent(arena, lane, to, epoch, MASKED);
             }
         }
     }
@@ -405,7 +420,7 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
                 let range = (at, from, if each > 1 { 0 } else { u64::from(got) * bytes });
                 let value = (RETURNED, flag(epoch, PUSHED));
                 if !is_sent || !route.put_last(arena, lane, to, range, value) {
-                    route.is_unsent(arena, lane, to, epoch);
+                    route.is_unsent(arena, lane, to, epoch, UNSENT);
                 }
             }
         }

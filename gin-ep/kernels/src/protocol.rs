@@ -239,8 +239,9 @@ pub fn wait_together<M: Memory>(
     }
 }
 
-/// Writes a report of four words after its code, if no other is there. The host reads it when the stream is done, so
-/// nothing here orders the words.
+/// Writes a report of four words after its code, if no other is there. The host may read it while kernels run.
+///
+/// Ordering: the code is a release, at system scope.
 #[inline(always)]
 pub fn report<M: Memory>(claimed: M::Word, first: M::Word, code: u64, words: [u64; 4]) {
     if claimed.cas_relaxed_gpu(0, 1) != 0 {
@@ -250,5 +251,6 @@ pub fn report<M: Memory>(claimed: M::Word, first: M::Word, code: u64, words: [u6
     first.at(2).store_relaxed_sys(words[1]);
     first.at(3).store_relaxed_sys(words[2]);
     first.at(4).store_relaxed_sys(words[3]);
+    M::fence_release_sys();
     first.store_relaxed_sys(code);
 }

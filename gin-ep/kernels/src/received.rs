@@ -3,14 +3,12 @@
 
 use crate::lane::{EPOCH, Lane, load};
 use crate::protocol::slot;
-use gin_device::prelude::*;
 use gin_device::sys::{GlobalWord, Word};
 
 /// The rows that a rank has received in a dispatch: a parameter of kernels that run between dispatch and combine.
 ///
 /// ```
-/// use gin_device::prelude::*;
-/// use gin_ep_kernels::Received;
+/// /// use gin_ep_kernels::Received;
 ///
 /// /// Returns how many rows chose an expert of this rank, by one thread.
 /// fn rows_of(received: &Received, expert: i32) -> u32 {
@@ -25,9 +23,14 @@ use gin_device::sys::{GlobalWord, Word};
 ///     rows
 /// }
 /// ```
+///
+/// Only the host makes it, because its functions follow the addresses in it:
+///
+/// ```compile_fail,E0277
+/// let received: gin_ep_kernels::Received = gin_device::bytemuck::Zeroable::zeroed();
+/// ```
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
-#[bytemuck(crate = "gin_device::bytemuck")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Received {
     lane: Lane,
     arena: u64,

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two lanes at the same time, and ranks that are silent for a while.
 
-use super::{Input, experts, state};
+use super::{Input, copied, experts, state};
 use gin_abi::Deadline;
-use gin_boot::rt::clock_ns;
+use gin_boot::rt::{clock_ns, wait_until};
 use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Rows};
 use gin_ep_oracle::{Experts, Routing, Shape, batch, per_rank};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
 
-/// Runs pairs of two lanes at the same time, on a stream each, and compares each with the oracle.
+/// Runs pairs of two lanes at the same time, on a stream each, and compares each with the oracle. Odd ranks launch the
+/// kernels of the second lane first, so if those of a lane left no place on the GPU, ranks would wait for each other.
 pub fn two_lanes(
     rank: &Rank,
     comm: &Communicator,
@@ -19,6 +20,7 @@ pub fn two_lanes(
     rounds: u64,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
+    let order = if me.is_multiple_of(2) { [0, 1] } else { [1, 0] };
     let group = Group::new(comm, &config.lanes(2))?;
     let inputs = [Input::new(rank, shape, most)?, Input::new(rank, shape, most)?];
     let streams = [rank.stream()?, rank.stream()?];
@@ -28,15 +30,32 @@ pub fn two_lanes(
         for (input, mine) in inputs.iter().zip(&mine) {
             input.write(mine, false)?;
         }
-        let sent = first.dispatch(&streams[0], &inputs[0].tokens(most, false))?;
-        let other = second.dispatch(&streams[1], &inputs[1].tokens(most, false))?;
-        let other = other.receive(&streams[1])?;
-        let received = sent.receive(&streams[0])?;
-        for (stream, received) in streams.iter().zip([&received, &other]) {
-            experts(rank, stream, shape, received)?;
+        let mut lanes = [Some(&mut first), Some(&mut second)];
+        let mut received = [None, None];
+        for index in order {
+            let lane = lanes[index].take().expect("each lane once");
+            received[index] = Some(lane.exchange(&streams[index], &inputs[index].tokens(most, false))?);
         }
-        received.combine(&streams[0], Rows::InPlace, &Combine::reduced().into(&inputs[0].output))?;
-        other.combine(&streams[1], Rows::InPlace, &Combine::reduced().into(&inputs[1].output))?;
+        let is_stored = round % 2 == 1;
+        let mut copies = [None, None];
+        for (index, received) in received.iter().enumerate() {
+            let received = received.as_ref().expect("each lane");
+            experts(rank, &streams[index], shape, received)?;
+            if is_stored {
+                copies[index] = Some(copied(rank, &streams[index], received, shape, most)?);
+            }
+        }
+        // No experts run, so the combines of both ranks begin at the same time.
+        streams.iter().try_for_each(|stream| stream.synchronize())?;
+        rank.barrier()?;
+        for index in order {
+            let rows = copies[index].as_ref().map_or(Rows::InPlace, Rows::At);
+            let received = received[index].take().expect("each lane once");
+            received.combine(&streams[index], rows, &Combine::reduced().into(&inputs[index].output))?;
+            // Its blocks start before those of the other lane.
+            let start = clock_ns();
+            wait_until(|| clock_ns() - start > 100_000);
+        }
         for (index, stream) in streams.iter().enumerate() {
             stream.synchronize()?;
             let expected = per_rank(shape, &mine[index], &[], Experts);

@@ -22,8 +22,8 @@ use std::sync::Arc;
 pub(super) enum Resource {
     /// Device memory.
     Device(u64),
-    /// Pinned memory.
-    Pinned(u64),
+    /// Pinned memory, and its bytes.
+    Pinned(u64, u64),
     /// A stream.
     Stream(CUstream),
     /// An event.
@@ -92,8 +92,8 @@ pub(super) fn free(context: &Context, resource: Resource) -> Result<Box<dyn Any>
     let freed = context.enter().and_then(|()| unsafe {
         match &resource {
             Resource::Device(address) => check("free device memory", sys::cuMemFree_v2(*address)),
-            Resource::Pinned(address) => {
-                forget_pinned(*address);
+            Resource::Pinned(address, bytes) => {
+                forget_pinned(*address, *bytes);
                 check("free pinned memory", sys::cuMemFreeHost(pointer(*address)))
             }
             Resource::Stream(stream) => check("end a stream", sys::cuStreamDestroy_v2(*stream)),
@@ -103,7 +103,7 @@ pub(super) fn free(context: &Context, resource: Resource) -> Result<Box<dyn Any>
             Resource::Placed(place) => unmap(place.address(), place.bytes()),
             Resource::Alone(start, bytes) => unmap(*start, *bytes).and_then(|()| release(*start, *bytes)),
             Resource::PinnedFile(pages) => {
-                forget_pinned(pages.start);
+                forget_pinned(pages.start, pages.length);
                 check("give back pinned memory", sys::cuMemHostUnregister(pointer(pages.start)))
             }
             Resource::Addresses(start, bytes) => release(*start, *bytes),

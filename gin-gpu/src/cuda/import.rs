@@ -228,7 +228,7 @@ impl RawMemory for ForeignMemory {
 impl Drop for ForeignMemory {
     fn drop(&mut self) {
         if self.origin == Origin::Host {
-            forget_pinned(self.address);
+            forget_pinned(self.address, self.bytes);
         }
     }
 }

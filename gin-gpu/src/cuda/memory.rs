@@ -10,27 +10,40 @@ use crate::error::out_of_memory;
 use crate::{Allocation, GpuError, MemoryKind, lock};
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex};
 
-/// The pinned memory that is used here: start and length.
-static PINNED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+/// The pinned memory that is used here: starts, and the lengths of all that begins there. An import may begin where an
+/// allocation does.
+static PINNED: Mutex<BTreeMap<u64, Vec<u64>>> = Mutex::new(BTreeMap::new());
 
 /// Returns whether all bytes are in pinned memory that is known here. Copies of other memory go through a pinned
 /// buffer.
 pub(super) fn is_pinned(address: u64, bytes: u64) -> bool {
     let pinned = lock(&PINNED);
     let before = pinned.range(..=address).next_back();
-    before.is_some_and(|(start, length)| address - start <= *length && bytes <= length - (address - start))
+    let is_within =
+        |start: u64, length: u64| length.checked_sub(address - start).is_some_and(|remaining| bytes <= remaining);
+    before.is_some_and(|(start, lengths)| lengths.iter().any(|&length| is_within(*start, length)))
 }
 
 /// Notes that these bytes are pinned.
 pub(super) fn know_pinned(address: u64, bytes: u64) {
-    lock(&PINNED).insert(address, bytes);
+    lock(&PINNED).entry(address).or_default().push(bytes);
 }
 
-/// Notes that the bytes that start here may not be pinned any more.
-pub(super) fn forget_pinned(address: u64) {
-    lock(&PINNED).remove(&address);
+/// Notes that these bytes may not be pinned any more.
+pub(super) fn forget_pinned(address: u64, bytes: u64) {
+    let mut pinned = lock(&PINNED);
+    if let Entry::Occupied(mut entry) = pinned.entry(address) {
+        let lengths = entry.get_mut();
+        if let Some(index) = lengths.iter().position(|&length| length == bytes) {
+            lengths.swap_remove(index);
+        }
+        if lengths.is_empty() {
+            entry.remove();
+        }
+    }
 }
 
 /// Allocates zeroed memory, which is freed when no kernel runs.
@@ -45,7 +58,7 @@ pub(super) fn allocate(context: &Arc<Context>, kind: MemoryKind, bytes: u64) -> 
             // Safety: these bytes were just allocated.
             unsafe { std::ptr::write_bytes(address as usize as *mut u8, 0, bytes as usize) };
             know_pinned(address, bytes);
-            Ok(owned(address, Resource::Pinned(address)))
+            Ok(owned(address, Resource::Pinned(address, bytes)))
         }
         MemoryKind::Device => {
             // Safety: writes one integer.
@@ -80,5 +93,22 @@ mod tests {
             assert_eq!(is_pinned(address, bytes), expected, "{bytes} bytes at {address:#x}");
         }
         lock(&PINNED).remove(&start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_stays_pinned_while_an_import_of_a_part_of_it_comes_and_goes() {
+        let start = 0x7000_0000_0000;
+        know_pinned(start, 4096);
+        know_pinned(start, 16);
+        assert!(is_pinned(start, 4096) && is_pinned(start + 8, 4088) && !is_pinned(start, 4097));
+        forget_pinned(start, 16);
+        assert!(is_pinned(start, 4096));
+        forget_pinned(start, 4096);
+        assert!(!is_pinned(start, 1));
     }
 }

@@ -16,7 +16,7 @@ use crate::tensor::Region;
 use gin_ep::EpError;
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{Places, Sizes};
-use gin_gpu::{Argument, MemorySlice};
+use gin_gpu::{Argument, KernelArg, MemorySlice};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use self_cell::{MutBorrow, self_cell};
@@ -609,7 +609,7 @@ pub(crate) struct Arranged {
     lane: Guarded<LaneCore>,
     turn: u64,
     to: Guarded<gin_ep::Arrangement>,
-    view: kernels::Arranged,
+    view: gin_ep::View<kernels::Arranged>,
 }
 
 /// Received rows as an argument of a launch.
@@ -639,11 +639,11 @@ impl Rows {
             };
             let mut memory = vec![received.places(0).0.clone()];
             let argument = match arranged {
-                None => Argument::of::<kernels::Received>(received.view()),
+                None => received.view().argument(),
                 Some(arranged) => {
                     let to = arranged.to.get()?;
                     memory.extend(to.rows().into_iter().chain([to.list(), to.counts()]).cloned());
-                    Argument::of::<kernels::Arranged>(arranged.view)
+                    arranged.view.argument()
                 }
             };
             Ok(Some(Self { argument, memory, member }))

@@ -126,14 +126,14 @@ pub unsafe fn hardware_experts_each(received: Received, rank: u32, local: u32, h
 /// - As [`hardware_experts`], after the kernels of the layout.
 #[kernel]
 pub unsafe fn hardware_experts_arranged(to: Arranged, rank: u32, local: u32, hidden: u32, most: u32) {
-    let received = &to.received;
+    let received = to.received();
     let mut place = block_in_grid();
-    while place < to.total().min(to.capacity) {
+    while place < to.total().min(to.capacity()) {
         let mine = place;
         place += grid_dim().count() as u32;
         let zone = mine / most;
         let (expert, source) = (zone / received.ranks(), zone % received.ranks());
-        if to.kind == PADDED && mine % most >= to.count_from(expert, source) {
+        if to.kind() == PADDED && mine % most >= to.count_from(expert, source) {
             continue;
         }
         let Some((source, row, only)) = to.origin(mine) else { continue };
@@ -146,11 +146,11 @@ pub unsafe fn hardware_experts_arranged(to: Arranged, rank: u32, local: u32, hid
             let mut sum = 0.0f32;
             for k in 0..received.topk() {
                 let expert = received.expert(source, row, k);
-                if expert >= 0 && (to.kind == FLAT || k == only) {
+                if expert >= 0 && (to.kind() == FLAT || k == only) {
                     let expert = rank * local + expert as u32;
                     let made = value * (1.0 + (expert % 5) as f32 / 8.0) + (expert % 29) as f32;
                     let made = Bf16::from_f32(made).to_f32();
-                    sum += if to.kind == FLAT { received.weight(source, row, k) * made } else { made };
+                    sum += if to.kind() == FLAT { received.weight(source, row, k) * made } else { made };
                 }
             }
             // Safety: as above.

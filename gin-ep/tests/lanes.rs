@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a lane keeps and refuses: memory of its calls, dispatches that nobody received, products of other groups, ranks
+//! to which nothing can be posted.
+
+#[path = "support/mod.rs"]
+#[expect(dead_code, reason = "other tests use the rest")]
+mod support;
+
+use gin_abi::Deadline;
+use gin_ep::{Arrangement, Combine, EarlyMatmul, EpError, Group, GroupConfig, Layout, Rows};
+use gin_ep_oracle::{Experts, Routing, Shape, batch, per_rank};
+use gin_gpu::{Memory, MemoryKind};
+use gin_host::comm::{Communicator, Requirements};
+use gin_host::world::{Rank, WorldConfig, launch};
+use std::sync::Arc;
+use support::{Input, experts};
+
+fn on_ranks(world: WorldConfig, test: impl Fn(&Rank, &Communicator) -> Result<(), EpError> + Sync) {
+    let outcome = launch(world, |rank| -> Result<(), EpError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        test(&rank, &comm)?;
+        Ok(comm.destroy()?)
+    });
+    outcome.unwrap();
+}
+
+fn config(shape: &Shape, tokens: u32) -> GroupConfig {
+    let config = GroupConfig::new(shape.experts as u32, shape.hidden as u32, shape.topk as u32);
+    config.tokens(tokens).sms(2).threads(64)
+}
+
+/// Also by a lane that is lent again.
+#[test]
+fn relent_lane_refuses_a_dispatch_after_one_that_was_not_received() {
+    let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 8 };
+    on_ranks(WorldConfig::seeded(2, 1), |rank, comm| {
+        let group = Group::new(comm, &config(&shape, 4))?;
+        let stream = rank.stream()?;
+        let input = Input::new(rank, &shape, 4)?;
+        input.write(&batch(&shape, Routing::Uniform, 1, rank.rank() as usize, 4), false)?;
+        let mut lane = group.lane(0)?;
+        drop(lane.dispatch(&stream, &input.tokens(4, false))?);
+        drop(lane);
+        let mut lane = group.lane(0)?;
+        let outcome = lane.dispatch(&stream, &input.tokens(4, false)).map(|sent| sent.receive(&stream).map(drop));
+        stream.synchronize()?;
+        rank.barrier()?;
+        assert!(matches!(outcome, Err(EpError::NotReceived { .. })), "accepted: {outcome:?}");
+        drop(lane);
+        group.destroy()
+    });
+}
+
+/// If it were accepted, it would overwrite rows that a rank still works on.
+#[test]
+fn rows_that_a_rank_still_uses_do_not_change_if_another_one_drops_a_dispatch() {
+    let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 8 };
+    on_ranks(WorldConfig::seeded(2, 1), |rank, comm| {
+        let me = rank.rank() as usize;
+        let group = Group::new(comm, &config(&shape, 4).deadline(Deadline::after_ms(1000)))?;
+        let stream = rank.stream()?;
+        let input = Input::new(rank, &shape, 4)?;
+        let write = |key: u64| input.write(&batch(&shape, Routing::Uniform, key, me, 4), false);
+        write(1)?;
+        let mut lane = group.lane(0)?;
+        // Dispatch 1: both receive it, nobody combines.
+        let received = lane.exchange(&stream, &input.tokens(4, false))?;
+        stream.synchronize()?;
+        if me == 1 {
+            // This rank's experts are slow: they use the rows of dispatch 1 until the second barrier.
+            let before = received.fetch()?;
+            rank.barrier()?;
+            rank.barrier()?;
+            let after = received.fetch()?;
+            assert!(before[0] == after[0], "rows of dispatch 1 from rank 0 were overwritten while in use");
+        } else {
+            received.release();
+            rank.barrier()?;
+            write(2)?;
+            drop(lane.dispatch(&stream, &input.tokens(4, false))?);
+            drop(lane);
+            let mut lane = group.lane(0)?;
+            stream.synchronize()?;
+            write(3)?;
+            // Dispatch 3 has the slot of dispatch 1. Only the receive of dispatch 2 would have waited for rank 1.
+            let outcome = lane.dispatch(&stream, &input.tokens(4, false)).map(drop);
+            assert!(matches!(outcome, Err(EpError::NotReceived { lane: 0 })), "accepted: {outcome:?}");
+            stream.synchronize()?;
+            rank.barrier()?;
+        }
+        rank.barrier()?;
+        Ok(())
+    });
+}
+
+/// Products that were made for a group that is gone are refused, also if a new group has its address.
+#[test]
+fn early_products_of_a_destroyed_group_are_refused() {
+    let shape = Shape { ranks: 1, experts: 2, topk: 2, hidden: 16 };
+    on_ranks(WorldConfig::seeded(1, 1), |rank, comm| {
+        let small = Group::new(comm, &config(&shape, 4).at_source())?;
+        let early = EarlyMatmul::new(&small, Some(1))?;
+        small.destroy()?;
+        // More tokens and lanes: their state does not fit into the memory of `early`.
+        let group = Group::new(comm, &config(&shape, 64).at_source().lanes(8))?;
+        let stream = rank.stream()?;
+        let input = Input::new(rank, &shape, 64)?;
+        input.write(&batch(&shape, Routing::Uniform, 1, 0, 64), false)?;
+        let weights = Memory::new(rank.device(), MemoryKind::Device, 2 * 2 * 16 * 16)?.whole();
+        let mut lane = group.lane(7)?;
+        let sent = lane.dispatch(&stream, &input.tokens(64, false))?;
+        let outcome = sent.multiply(&stream, &early, &weights).map(|received| received.release());
+        stream.synchronize()?;
+        assert!(matches!(outcome, Err(EpError::Unsuited { .. })), "accepted: {outcome:?}");
+        drop(lane);
+        group.destroy()
+    });
+}
+
+/// A graph's memory stays until the lane is dropped, as that of its calls.
+#[test]
+fn the_memory_of_a_captured_call_stays_while_the_lane_is_there() {
+    let shape = Shape { ranks: 1, experts: 1, topk: 1, hidden: 8 };
+    on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
+        let group = Group::new(comm, &config(&shape, 4))?;
+        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let batch = batch(&shape, Routing::Uniform, 0, 0, 4);
+        let mut pair = |all: &mut Vec<_>| -> Result<(), EpError> {
+            let input = Input::new(rank, &shape, 4)?;
+            input.write(&batch, false)?;
+            let received = lane.exchange(&stream, &input.tokens(4, false))?;
+            received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+            all.extend([&input.rows, &input.ids, &input.weights, &input.output].map(|m| Arc::downgrade(m.memory())));
+            Ok(())
+        };
+        let mut captured = Vec::new();
+        let _graph = stream.capture(|| pair(&mut captured))?;
+        let mut others = Vec::new();
+        for _ in 0..60 {
+            pair(&mut others)?;
+            stream.synchronize()?;
+        }
+        let there = captured.iter().filter(|memory| memory.strong_count() > 0).count();
+        assert_eq!(there, captured.len(), "memory of the graph was freed while the lane is there");
+        drop(lane);
+        group.destroy()
+    });
+}
+
+/// The ids of a dispatch, which its combine reads again, are kept until the combine has ended.
+#[test]
+fn ids_that_a_combine_reads_are_kept_until_it_has_ended() {
+    let shape = Shape { ranks: 1, experts: 4, topk: 2, hidden: 8 };
+    on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
+        let group = Group::new(comm, &config(&shape, 4))?;
+        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let to = Arrangement::new(&group, Layout::Listed, 8)?;
+        for number in 0..40 {
+            let mine = batch(&shape, Routing::Uniform, number, 0, 4);
+            let input = Input::new(rank, &shape, 4)?;
+            input.write(&mine, false)?;
+            let Input { rows, ids, weights, output } = input;
+            let mut received = {
+                let tokens = gin_ep::Tokens::new(&rows, gin_ep::Ids::I32(&ids), 4);
+                // The first one without weights: other numbers of tensors differ in the pair that shows it.
+                lane.exchange(&stream, &if number == 0 { tokens } else { tokens.weights(&weights) })?
+            };
+            received.arrange(&stream, &to)?;
+            experts(rank, &stream, &shape, &received)?;
+            let (weak, bytes) = (Arc::downgrade(ids.memory()), ids.bytes());
+            // The call has its memory; the program needs it no more.
+            drop((rows, ids, weights));
+            // As a program does that looks at the counts.
+            stream.synchronize()?;
+            received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
+            let there = weak.strong_count() > 0;
+            // Other memory, perhaps in its place.
+            let other: Vec<_> = (0..64)
+                .map(|_| Memory::new(rank.device(), MemoryKind::Device, bytes).map(|memory| memory.whole()))
+                .collect::<Result<_, _>>()?;
+            other.iter().try_for_each(|memory| memory.write(0, &vec![-1i32; bytes as usize / 4]))?;
+            stream.synchronize()?;
+            if number == 0 {
+                continue;
+            }
+            let expected = per_rank(&shape, &mine, &[], Experts);
+            let mut found = vec![0u16; expected.len()];
+            output.read(0, &mut found)?;
+            assert!(there, "pair {number}: the ids were freed before the combine has run");
+            assert!(expected == found, "sums of pair {number}");
+        }
+        drop(lane);
+        group.destroy()
+    });
+}
+
+/// A plan that a combine reads again: freed before, its number of tokens is any number, and sums are written past the
+/// end of the output.
+#[test]
+fn a_combine_writes_no_sums_past_the_tokens_of_its_plan() {
+    let shape = Shape { ranks: 1, experts: 4, topk: 2, hidden: 8 };
+    on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
+        let group = Group::new(comm, &config(&shape, 64))?;
+        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let to = Arrangement::new(&group, Layout::Listed, 128)?;
+        let bytes = group.sizes().plan_bytes();
+        let mut past = Vec::new();
+        for number in 0..40 {
+            let mine = batch(&shape, Routing::Uniform, number, 0, 4);
+            let input = Input::new(rank, &shape, 4)?;
+            input.write(&mine, false)?;
+            // Memory of the program; the first four rows are the output.
+            let all = Memory::new(rank.device(), MemoryKind::Device, 64 * 16)?.whole();
+            all.write(0, &[0x7fffu16; 64 * 8])?;
+            let output = all.memory().slice(0..4 * 16)?;
+            let ids = Memory::new(rank.device(), MemoryKind::Device, 64 * 8)?.whole();
+            ids.write(0, &mine.experts)?;
+            let tokens = gin_ep::Tokens::new(&input.rows, gin_ep::Ids::I32(&ids), 4);
+            let plan = lane.plan(&stream, &tokens)?;
+            let mut received = lane.exchange(&stream, &tokens.weights(&input.weights).planned(&plan))?;
+            received.arrange(&stream, &to)?;
+            drop(plan);
+            stream.synchronize()?;
+            received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
+            let others: Vec<_> = (0..64)
+                .map(|_| Memory::new(rank.device(), MemoryKind::Device, bytes).map(|memory| memory.whole()))
+                .collect::<Result<_, _>>()?;
+            others.iter().try_for_each(|memory| memory.write(0, &vec![64u32; bytes as usize / 4]))?;
+            stream.synchronize()?;
+            let mut found = vec![0u16; 64 * 8];
+            all.read(0, &mut found)?;
+            if found[4 * 8..].iter().any(|&element| element != 0x7fff) {
+                past.push(number);
+            }
+        }
+        assert!(past.is_empty(), "sums were written past the end of the output in calls {past:?}");
+        drop(lane);
+        group.destroy()
+    });
+}
+
+/// The rows of `exchange_into`, which one of its later kernels sends, are kept until that has ended.
+#[test]
+fn rows_of_an_exchange_into_a_layout_are_kept_until_they_are_sent() {
+    let shape = Shape { ranks: 1, experts: 4, topk: 2, hidden: 256 };
+    on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
+        let group = Group::new(comm, &config(&shape, 64))?;
+        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let to = Arrangement::new(&group, Layout::Packed { align: 1 }, 128)?;
+        for number in 0..6 {
+            let mine = batch(&shape, Routing::Uniform, number, 0, 64);
+            let input = Input::new(rank, &shape, 64)?;
+            input.write(&mine, false)?;
+            let Input { rows, ids, weights, .. } = input;
+            let mut received = {
+                let tokens = gin_ep::Tokens::new(&rows, gin_ep::Ids::I32(&ids), 64).weights(&weights);
+                lane.exchange_into(&stream, &tokens, &to)?.0
+            };
+            let weak = Arc::downgrade(rows.memory());
+            drop((rows, ids, weights));
+            let ended = stream.record()?;
+            // Later calls of the lane look at what has ended.
+            let mut early = false;
+            while !early && !ended.is_done()? {
+                received.arrange(&stream, &to)?;
+                early |= weak.strong_count() == 0 && !ended.is_done()?;
+                let start = gin_boot::rt::clock_ns();
+                gin_boot::rt::wait_until(|| gin_boot::rt::clock_ns() - start > 200_000);
+            }
+            assert!(!early, "exchange {number}");
+            stream.synchronize()?;
+            received.release();
+        }
+        drop(lane);
+        group.destroy()
+    });
+}
+
+/// Rows that a combine cannot post: the sums of all blocks are without that rank, or of all with it.
+#[test]
+fn all_blocks_agree_about_a_rank_to_which_a_combine_cannot_post() {
+    use gin_net::peer::PeerNetwork;
+    use gin_testkit::SlowPeer;
+    use std::time::Duration;
+    let shape = Shape { ranks: 4, experts: 4, topk: 4, hidden: 8 };
+    let world = WorldConfig::seeded(4, 3).lsa_size(1).resident_blocks(1).network(|endpoint| {
+        let network = PeerNetwork::new(endpoint);
+        let late = if endpoint.rank == 0 { Duration::from_millis(30) } else { Duration::ZERO };
+        Box::new(SlowPeer::new(network, 1, late))
+    });
+    let outcome = launch(world, |rank| -> Result<(), EpError> {
+        let me = rank.rank() as usize;
+        let comm = rank.communicator(&Requirements::default().queue_depth(2).max_outstanding_per_peer(2))?;
+        let config = config(&shape, 16).threads(32).grid(4).deadline(Deadline::after_ms(20));
+        let group = Group::new(&comm, &config)?;
+        let input = Input::new(&rank, &shape, 16)?;
+        let mine = batch(&shape, Routing::Uniform, 1, me, 16);
+        input.write(&mine, false)?;
+        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let received = lane.exchange(&stream, &input.tokens(16, false))?;
+        experts(&rank, &stream, &shape, &received)?;
+        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+        stream.synchronize()?;
+        if me == 0 {
+            assert_eq!(group.status()?.map(|report| (report.code, report.rank)), Some((gin_ep::Code::Unsent, 3)));
+            // Rank 1 is late, and to rank 3 nothing could be posted.
+            assert_eq!(group.masked(0)?, 0b1010);
+            let mut found = vec![0u16; 16 * shape.hidden];
+            input.output.read(0, &mut found)?;
+            let with = per_rank(&shape, &mine, &[1], Experts);
+            let without = per_rank(&shape, &mine, &[1, 3], Experts);
+            let kind = |token: usize| {
+                let part = token * shape.hidden..(token + 1) * shape.hidden;
+                let (with, without, found) = (&with[part.clone()], &without[part.clone()], &found[part]);
+                match (with == without, found == with, found == without) {
+                    (true, true, _) => "-",
+                    (_, true, _) => "with",
+                    (_, _, true) => "without",
+                    _ => "wrong",
+                }
+            };
+            let kinds: Vec<&str> = (0..16).map(kind).collect();
+            assert!(kinds.contains(&"with") || kinds.contains(&"without"), "{kinds:?}");
+            assert!(!(kinds.contains(&"with") && kinds.contains(&"without")), "{kinds:?}");
+        }
+        rank.barrier()?;
+        drop(lane);
+        group.destroy()?;
+        Ok(comm.destroy()?)
+    });
+    outcome.unwrap();
+}
+
+/// Kernels add up rows and gaps of zones in a word.
+#[test]
+fn zones_that_could_end_past_2_to_the_32_are_refused() {
+    on_ranks(WorldConfig::seeded(1, 1), |_, comm| {
+        // 65,536 rows, and a zone for each of them.
+        let group = Group::new(comm, &GroupConfig::new(65_536, 8, 32).tokens(2048).sms(2).threads(64))?;
+        let outcome = Arrangement::new(&group, Layout::Packed { align: 65_536 }, 64);
+        assert!(matches!(outcome, Err(EpError::Limit { given: 0x1_0000_0000, .. })), "accepted: {outcome:?}");
+        Arrangement::new(&group, Layout::Packed { align: 32_768 }, 64)?;
+        group.destroy()
+    });
+}
