@@ -36,6 +36,7 @@ for case in \
 done
 tests GIN_ALL_WAYS=1 gin-conformance virtual_gpu
 tests GIN_EP_CASES="${PROGRAMS:-3000}" gin-ep oracle
+tests GIN_SEEDS="${SEEDS:-600}" gin-ep late
 search scripts/ep-mutations.sh
 tests GIN_ALL_WAYS=1 gin-device mutations
 tests GIN_CAPI_SEEDS="${PROGRAMS:-3000}" gin-capi sanitizer fuzz

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a lane keeps and refuses: memory of its calls, dispatches that nobody received, products of other groups, ranks
-//! to which nothing can be posted.
+//! Lanes: the memory that they keep for their calls, and the calls that they refuse.
 
 #[path = "support/mod.rs"]
 #[expect(dead_code, reason = "other tests use the rest")]

@@ -8,7 +8,7 @@ use gin_device::sys::{GlobalWord, Word};
 /// The rows that a rank has received in a dispatch: a parameter of kernels that run between dispatch and combine.
 ///
 /// ```
-/// /// use gin_ep_kernels::Received;
+/// use gin_ep_kernels::Received;
 ///
 /// /// Returns how many rows chose an expert of this rank, by one thread.
 /// fn rows_of(received: &Received, expert: i32) -> u32 {
