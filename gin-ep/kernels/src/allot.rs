@@ -145,6 +145,8 @@ fn grant(arena: &Arena<Near>, lane: &Lane, (epoch, present): (u64, u64), (low, h
     if lane_index() == 0 && end > lane.sizes.max_rows {
         status::report(arena.here(), lane, Code::Full, me, 0, end.into(), lane.sizes.max_rows.into());
     }
+    // Each lane grants places after all that any lane has acquired.
+    Warp.sync();
     each(ranks, |source| {
         if present >> source & 1 != 0 {
             let (first, count) = if source < WARP_SIZE { (first.0, low) } else { (first.1, high) };

@@ -127,6 +127,8 @@ unsafe fn combine_by<E: Element, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: 
             let sent =
                 if Block.elect() { launch.finish(blocks) } else { protocol::Sent { is_last: false, may_wait: false } };
             if Warp.any(sent.is_last) {
+                // Each lane announces what the first lane has acquired.
+                Warp.sync();
                 let how = if lane.sizes.is_shared() { IN_PLACE } else { PUSHED };
                 announce(arena, lane, epoch, masked, how);
                 gives = true;
