@@ -93,6 +93,9 @@ pub struct ExchangeCall {
     pub mask: u32,
     /// The value of this lane.
     pub value: u64,
+    /// The call orders memory among the lanes, as `bar.warp.sync` does. Votes, shuffles, matches and reductions of PTX
+    /// do not.
+    pub orders: bool,
     /// The call's place in the source.
     pub site: &'static Location<'static>,
 }

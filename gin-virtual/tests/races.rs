@@ -169,6 +169,50 @@ fn a_barrier_of_a_warp_orders_its_lanes_only() {
     }
 }
 
+#[test]
+fn votes_shuffles_matches_and_reductions_of_lanes_pass_on_values_but_order_no_memory() {
+    let calls: [(&str, fn(u32)); 6] = [
+        ("any", |lane| assert!(Warp.any(lane == 0))),
+        ("ballot", |lane| assert_eq!(Warp.ballot(lane == 0), 1)),
+        ("shuffle", |lane| assert_eq!(Warp.shuffle(lane, 0), 0)),
+        ("shuffle_xor", |lane| assert_eq!(Warp.shuffle_xor(lane, 1), lane ^ 1)),
+        ("match_any", |lane| assert_eq!(Warp.match_any(lane), 1 << lane)),
+        ("reduce_add", |lane| assert_eq!(Warp.reduce_add(lane), 31 * 16)),
+    ];
+    let body = |call: fn(u32), syncs: bool| {
+        move || {
+            let lane = thread_in_block();
+            if lane >= 32 {
+                return;
+            }
+            if lane == 0 {
+                store(5);
+            }
+            // The other lanes know that the first one has stored, but have no order with the store.
+            call(lane);
+            if syncs {
+                Warp.sync();
+            }
+            if lane == 7 {
+                load(5);
+            }
+        }
+    };
+    for (seed, (name, call)) in (0..3).flat_map(|seed| calls.map(|call| (seed, call))) {
+        assert!(one(seed, body(call, false)).is_some(), "{name} alone, seed {seed}");
+        assert_eq!(one(seed, body(call, true)), None, "{name} and a sync, seed {seed}");
+    }
+    // Calls that imply a sync order memory too.
+    for seed in 0..3 {
+        let race = one(seed, || {
+            store(thread_in_block());
+            assert!(Warp.sync_or(thread_in_block() % 32 == 0));
+            load(thread_in_block() ^ 1);
+        });
+        assert_eq!(race, None, "sync_or, seed {seed}");
+    }
+}
+
 /// Memory that is watched as a window.
 struct Watched(Vec<u64>);
 

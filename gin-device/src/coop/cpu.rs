@@ -63,12 +63,19 @@ pub(crate) fn lanes_until() -> u32 {
     lanes_below() << 1 | 1
 }
 
+/// Returns the values of the lanes of `mask`, by lane. Does not order memory among them, like a vote or shuffle of PTX.
 #[track_caller]
 fn exchange(mask: u32, value: u64) -> [u64; 32] {
+    exchange_by(mask, value, false)
+}
+
+/// Does the same. If it `orders` memory, it is a `bar.warp.sync` followed by the exchange.
+#[track_caller]
+fn exchange_by(mask: u32, value: u64, orders: bool) -> [u64; 32] {
     let mut values = [0; 32];
     match executor() {
         Some(executor) => {
-            (executor.exchange)(ExchangeCall { mask, value, site: Location::caller() }, &mut values);
+            (executor.exchange)(ExchangeCall { mask, value, orders, site: Location::caller() }, &mut values);
         }
         None => values[0] = value,
     }
@@ -104,12 +111,12 @@ pub(super) fn note_place() {
 
 #[track_caller]
 pub(super) fn sync_lanes(mask: u32) {
-    exchange(mask, 0);
+    exchange_by(mask, 0, true);
 }
 
 #[track_caller]
 pub(super) fn vote_any(mask: u32, bit: bool) -> bool {
-    ballot_here(mask, bit) != 0
+    lanes_where(mask, &exchange_by(mask, bit as u64, true), |bit| bit != 0) != 0
 }
 
 /// Returns the lanes of `mask` of whose values `holds` is true.
@@ -119,7 +126,7 @@ fn lanes_where(mask: u32, values: &[u64; 32], holds: impl Fn(u64) -> bool) -> u3
 
 #[track_caller]
 pub(super) fn shuffle(mask: u32, value: u64, from: u32) -> u64 {
-    exchange(mask, value)[(from % WARP_SIZE) as usize]
+    exchange_by(mask, value, true)[(from % WARP_SIZE) as usize]
 }
 
 #[track_caller]
@@ -156,22 +163,22 @@ pub(crate) fn alike(mask: u32, value: u64) -> u32 {
     lanes_where(mask, &exchange(mask, value), |other| other == value)
 }
 
-/// Returns the value of lane `from` of the lanes of `mask`, which are here together.
+/// Returns the value of lane `from` of the lanes of `mask`, which are here together. Does not order memory.
 #[track_caller]
 pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
-    shuffle(mask, value, from)
+    exchange(mask, value)[(from % WARP_SIZE) as usize]
 }
 
 /// Does the same for 32 bits.
 #[track_caller]
 pub(crate) fn leader_shuffle_narrow(mask: u32, value: u32, from: u32) -> u32 {
-    shuffle(mask, value as u64, from) as u32
+    leader_shuffle(mask, value as u64, from) as u32
 }
 
-/// Returns whether any of the lanes of `mask`, which are here together, brings `true`.
+/// Returns whether any of the lanes of `mask`, which are here together, brings `true`. Does not order memory.
 #[track_caller]
 pub(crate) fn any_here(mask: u32, bit: bool) -> bool {
-    vote_any(mask, bit)
+    ballot_here(mask, bit) != 0
 }
 
 /// Returns the lanes of `mask`, which are here together, that bring `true`.

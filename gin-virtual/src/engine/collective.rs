@@ -220,7 +220,9 @@ fn exchange(state: &mut EngineState, key: TaskKey, call: &ExchangeCall, out: &mu
             out[from as usize] = joined.values[from as usize];
         }
     }
-    if let (Some(races), Some(Some(block_state))) = (state.races.clone(), state.blocks.get(block as usize)) {
+    if call.orders
+        && let (Some(races), Some(Some(block_state))) = (state.races.clone(), state.blocks.get(block as usize))
+    {
         let task = |lane| block_state.tasks[warp * LANES as usize + lane as usize].id;
         races.borrow_mut().meet(lanes(needed).map(task));
     }

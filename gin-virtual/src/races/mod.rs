@@ -7,7 +7,7 @@
 //! | from | to |
 //! | --- | --- |
 //! | a release fence, then a store or raise of a word, or one that releases | a load of that word, then an acquire fence, or one that acquires |
-//! | threads that arrive at a barrier of the block, or in an exchange of lanes | the same threads when they leave |
+//! | threads that arrive at a barrier of the block or of lanes; no vote, shuffle or match | the same threads when they leave |
 //! | the hosts | grids launched from then on, services started from then on |
 //! | a grid that has ended | the hosts, and the next grid of its stream; if that is dependent, its threads that wait |
 //! | services | a host that waited for something |

@@ -66,7 +66,7 @@ pub fn sync() {
 #[track_caller]
 pub fn exchange(mask: u32, value: u64) -> [u64; 32] {
     let mut out = [u64::MAX; 32];
-    (executor().exchange)(ExchangeCall { mask, value, site: Location::caller() }, &mut out);
+    (executor().exchange)(ExchangeCall { mask, value, orders: true, site: Location::caller() }, &mut out);
     out
 }
 

@@ -35,7 +35,10 @@ fn exchange(value: u64) -> [u64; 32] {
     let mut values = [0; 32];
     match executor() {
         Some(executor) => {
-            (executor.exchange)(ExchangeCall { mask: u32::MAX, value, site: Location::caller() }, &mut values);
+            (executor.exchange)(
+                ExchangeCall { mask: u32::MAX, value, orders: false, site: Location::caller() },
+                &mut values,
+            );
         }
         None => panic!("a product of a warp needs an executor: launch the kernel on the virtual GPU"),
     }
