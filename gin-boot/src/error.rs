@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
+use std::time::Duration;
 
 /// An error of a bootstrap.
 ///
@@ -57,9 +58,9 @@ pub enum BootstrapError {
         ranks: u32,
     },
     /// This rank could not reach another rank over the network in time.
-    #[error("{reason}; check that the address is right, that the job runs there, and that no firewall is between")]
+    #[error("{reason}")]
     Unreachable {
-        /// The rank, the address that it cannot reach, and the reason.
+        /// The rank, the address that it cannot reach, the reason and the remedy.
         reason: String,
     },
     /// This process and rank 0 have different secrets.
@@ -110,6 +111,20 @@ pub enum BootstrapError {
 }
 
 gin_abi::debug_as_display!(BootstrapError, crate::id::IdError, crate::job::JobError);
+
+/// The remedies where a rank cannot reach another one.
+pub(crate) const CHECK: &str =
+    "check that the address is right, that the job runs there, and that no firewall is between";
+
+/// Reports a trouble while the ranks join. A program without a subscriber of `tracing` prints it on standard error,
+/// because nothing else says why the program does not start.
+pub(crate) fn warn(trouble: &str) {
+    if tracing::dispatcher::has_been_set() {
+        tracing::warn!("{trouble}");
+    } else {
+        eprintln!("gin: {trouble}");
+    }
+}
 
 /// Returns a function that makes the error of an operation that the system refused, from the system's reason.
 pub(crate) fn system<E: ToString>(what: &'static str) -> impl FnOnce(E) -> BootstrapError {
@@ -174,6 +189,13 @@ fn missing_text(missing: &[u32]) -> String {
         [rank] => format!("rank {rank}"),
         ranks => format!("ranks {}", show_ranks(ranks)),
     }
+}
+
+/// Returns a report of a rank that waits for `missing`, of which `count` is the whole number, in words.
+pub(crate) fn show_wait(rank: u32, ranks: u32, waited: Duration, missing: &[u32], count: usize) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    let list = show_ranks(missing);
+    format!("rank {rank} has waited {} s for {count} of {ranks} ranks: rank{plural} {list}", waited.as_secs())
 }
 
 /// Returns ascending ranks as people write them, at most 20 groups: `3, 5-9 and 20 more`.

@@ -7,9 +7,9 @@
 //! ranks there are.
 
 use crate::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
-use crate::error::{show_ranks, system};
+use crate::error::{show_wait, system, warn};
 use crate::id::Secret;
-use crate::link::{Link, LinkError, Outbound};
+use crate::link::{Link, LinkError, Outbound, connect};
 use crate::message::{Answer, CHUNK, FRAME, Hello, Message, Registration, VERSION};
 use crate::node::{Node, Outgoing};
 use crate::tcp::default_address;
@@ -51,8 +51,13 @@ pub(super) const LINGERING: Duration = Duration::from_secs(5);
 pub(super) enum Start {
     /// As rank 0, which listens at this socket.
     Listen(std::net::TcpListener),
-    /// As another rank. Rank 0 listens at one of these addresses.
-    Connect(Vec<SocketAddr>),
+    /// As another rank.
+    Connect {
+        /// The addresses at one of which rank 0 listens.
+        addresses: Vec<SocketAddr>,
+        /// The end of the error if this rank reaches rank 0 at none of them.
+        remedy: String,
+    },
 }
 
 /// The state that a rank's tasks share.
@@ -92,7 +97,7 @@ pub(super) async fn run(
             }
             tasks.spawn(io.clone().watch(Vec::new()));
         }
-        Start::Connect(addresses) => drop(tasks.spawn(io.clone().enter(addresses))),
+        Start::Connect { addresses, remedy } => drop(tasks.spawn(io.clone().enter(addresses, remedy))),
     }
     loop {
         tokio::select! {
@@ -119,6 +124,37 @@ async fn limited<T>(limit: Duration, work: impl Future<Output = Result<T, LinkEr
     timeout(limit, work).await.unwrap_or_else(|_| Err(LinkError::Io(std::io::ErrorKind::TimedOut.into())))
 }
 
+/// Returns what usually makes this system refuse to connect, with the remedy, for the end of an error.
+fn usual_cause(error: &LinkError, address: SocketAddr) -> &'static str {
+    use rustix::io::Errno;
+    let LinkError::Io(error) = error else { return "" };
+    match Errno::from_io_error(error) {
+        Some(Errno::ACCESS | Errno::PERM) => {
+            " (a firewall of this host, or a seccomp filter of its container, forbids it)"
+        }
+        Some(Errno::NETUNREACH | Errno::ADDRNOTAVAIL) if address.ip().is_loopback() => {
+            " (is the loopback interface of this network namespace up? `ip link set lo up`)"
+        }
+        Some(Errno::NETUNREACH) => " (this host has no route to that address: `ip route`)",
+        _ => "",
+    }
+}
+
+/// Returns whether later attempts will fail too: another program has the port, or this system refuses to connect.
+fn is_hopeless(error: &LinkError, address: SocketAddr) -> bool {
+    use rustix::io::Errno;
+    match error {
+        LinkError::NotGin(_) => true,
+        LinkError::Io(error) => match Errno::from_io_error(error) {
+            Some(Errno::ACCESS | Errno::PERM | Errno::AFNOSUPPORT) => true,
+            // Another network may come up later.
+            Some(Errno::NETUNREACH | Errno::ADDRNOTAVAIL) => address.ip().is_loopback(),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
 impl Io {
     fn deadline(&self) -> Instant {
         // A wait without a deadline ends after a year.
@@ -133,29 +169,29 @@ impl Io {
 
     /// Connects, sends a [`Hello`] and receives the answer.
     async fn call(&self, address: SocketAddr, hello: &Hello) -> Result<(Link, Answer), LinkError> {
-        limited(GREETING, async {
-            let mut link = Link::connect(TcpStream::connect(address).await?, &self.secret, &self.node.traffic).await?;
-            link.send(hello).await?;
-            let answer = link.receive().await?;
-            Ok((link, answer))
-        })
-        .await
+        let mut link = Link::connect(connect(address).await?, &self.secret, &self.node.traffic).await?;
+        let answer = link.ask(hello).await?;
+        Ok((link, answer))
     }
 
     /// Registers with rank 0, then serves this rank's listener.
-    async fn enter(self: Arc<Self>, addresses: Vec<SocketAddr>) {
-        match self.register(&addresses).await {
+    async fn enter(self: Arc<Self>, addresses: Vec<SocketAddr>, remedy: String) {
+        match self.register(&addresses, &remedy).await {
             Ok(listener) => drop(tokio::join!(self.clone().accept(listener), self.watch(addresses))),
             Err(error) => self.node.fail(error),
         }
     }
 
-    async fn register(&self, addresses: &[SocketAddr]) -> Result<TcpListener, BootstrapError> {
+    async fn register(&self, addresses: &[SocketAddr], remedy: &str) -> Result<TcpListener, BootstrapError> {
         let mut listener = None;
-        let mut reason = "no address was tried".to_owned();
         let mut pause = PAUSES.0;
+        let (begun, mut reported, mut hopeless_since) = (Instant::now(), Duration::ZERO, None);
         loop {
+            let (mut errors, mut hopeless) = (Vec::new(), true);
             for &address in addresses {
+                if !errors.is_empty() && !self.joining() {
+                    break;
+                }
                 let error = match self.try_register(address, &mut listener).await {
                     Ok(Answer::Welcome) => {
                         let Some(listener) = listener.take() else { continue };
@@ -173,13 +209,24 @@ impl Io {
                     Err(LinkError::Version(theirs)) => {
                         return Err(BootstrapError::Version { own: VERSION.into(), theirs: theirs.into() });
                     }
-                    // A later attempt may succeed.
-                    Err(error) => error.to_string(),
+                    Err(error) => {
+                        hopeless &= is_hopeless(&error, address);
+                        format!("{error}{}", usual_cause(&error, address))
+                    }
                 };
-                reason = format!("rank {} cannot reach rank 0 at {address}: {error}", self.node.rank);
+                errors.push(format!("at {address}: {error}"));
             }
-            if !self.joining() {
+            let reason = format!("rank {} cannot reach rank 0 {}; {remedy}", self.node.rank, errors.join("; "));
+            let since = if hopeless { *hopeless_since.get_or_insert_with(Instant::now) } else { Instant::now() };
+            if !self.joining() || since.elapsed() > PATIENCE {
                 return Err(BootstrapError::Unreachable { reason });
+            }
+            if !hopeless {
+                hopeless_since = None;
+            }
+            if begun.elapsed() - reported >= self.config.progress {
+                reported = begun.elapsed();
+                warn(&format!("{reason}; it has tried for {} s and tries on", reported.as_secs()));
             }
             sleep(self.jitter(pause)).await;
             pause = (pause * 2).min(PAUSES.1);
@@ -193,23 +240,22 @@ impl Io {
     }
 
     async fn try_register(&self, address: SocketAddr, listener: &mut Option<TcpListener>) -> Result<Answer, LinkError> {
-        limited(GREETING, async {
-            let stream = TcpStream::connect(address).await?;
-            let own = match listener {
-                Some(listener) => listener.local_addr()?,
-                None => {
-                    // Other ranks reach this rank at the address from which it reaches rank 0, unless the configuration
-                    // names another one.
-                    let ip = self.config.address.map_or_else(|| stream.local_addr().map(|own| own.ip()), Ok)?;
-                    listener.insert(TcpListener::bind((ip, 0)).await?).local_addr()?
-                }
-            };
-            let mut link = Link::connect(stream, &self.secret, &self.node.traffic).await?;
-            let Node { rank, ranks, instance, .. } = *self.node;
-            link.send(&Hello::Register(Registration { rank, ranks, instance, address: own })).await?;
-            link.receive().await
-        })
-        .await
+        let stream = connect(address).await?;
+        let own = match listener {
+            Some(listener) => listener.local_addr()?,
+            None => {
+                // Other ranks reach this rank at the address from which it reaches rank 0, unless the configuration
+                // names another one.
+                let ip = self.config.address.map_or_else(|| stream.local_addr().map(|own| own.ip()), Ok)?;
+                let bound = TcpListener::bind((ip, 0)).await.map_err(|error| {
+                    std::io::Error::new(error.kind(), format!("this rank cannot listen at {ip}: {error}"))
+                })?;
+                listener.insert(bound).local_addr()?
+            }
+        };
+        let mut link = Link::connect(stream, &self.secret, &self.node.traffic).await?;
+        let Node { rank, ranks, instance, .. } = *self.node;
+        link.ask(&Hello::Register(Registration { rank, ranks, instance, address: own })).await
     }
 
     /// Accepts connections.
@@ -283,7 +329,7 @@ impl Io {
         let Node { rank: from, ranks, .. } = *self.node;
         let seat = self.beats.seat;
         let hello = Hello::Edge { from, to: child.rank, ranks, instance: child.instance, seat };
-        let (begun, mut pause) = (Instant::now(), PAUSES.0);
+        let (begun, mut reported, mut pause) = (Instant::now(), None, PAUSES.0);
         while self.joining() {
             let error = match self.call(child.address, &hello).await {
                 Ok((link, Answer::Edge(seat))) => {
@@ -297,7 +343,10 @@ impl Io {
             };
             if begun.elapsed() > PATIENCE {
                 let trouble = format!("rank {from} cannot reach rank {} at {}: {error}", child.rank, child.address);
-                tracing::warn!("{trouble}");
+                if reported.is_none_or(|reported: Instant| reported.elapsed() >= self.config.progress) {
+                    reported = Some(Instant::now());
+                    warn(&trouble);
+                }
                 self.node.add_trouble(&trouble);
             }
             sleep(self.jitter(pause)).await;
@@ -316,30 +365,53 @@ impl Io {
             if node.joined.load(Ordering::Acquire) || node.failed().is_some() {
                 return;
             }
-            let over = node.rank != 0 && self.ask(&rank_0).await == Some(true);
-            if node.rank == 0 {
+            let mut over = false;
+            let mut answered = true;
+            if node.rank != 0 {
+                match self.ask(&rank_0).await {
+                    Ok(failed) => over = failed,
+                    Err(error) => {
+                        answered = false;
+                        warn(&format!("rank {} waits for other ranks, but rank 0 does not answer: {error}", node.rank));
+                    }
+                }
+            } else {
                 let (missing, count) = node.unregistered();
                 node.set_missing(missing, count, "");
             }
             if over || Instant::now() >= self.deadline() {
                 return node.give_up_joining(self.begun.elapsed());
             }
-            let (missing, count) = node.reported_missing();
-            let waited = self.begun.elapsed().as_secs();
-            tracing::info!(rank = node.rank, waited, count, ranks = %show_ranks(&missing), "waiting for ranks");
+            let (rank, ranks, waited) = (node.rank, node.ranks, self.begun.elapsed());
+            match node.reported_missing() {
+                _ if !answered => {}
+                (missing, count @ 1..) => {
+                    tracing::info!("{}", show_wait(rank, ranks, waited, &missing, count as usize));
+                }
+                // Another rank has warned of the cause, if it is known.
+                (_, 0) => {
+                    let waited = waited.as_secs();
+                    tracing::info!("rank {rank} has waited {waited} s for connections between the {ranks} ranks");
+                }
+            }
         }
     }
 
-    /// Asks rank 0 which ranks are missing. Returns whether rank 0 has given up; `None` without an answer.
-    async fn ask(&self, rank_0: &[SocketAddr]) -> Option<bool> {
+    /// Asks rank 0 which ranks are missing. Returns whether rank 0 has given up.
+    async fn ask(&self, rank_0: &[SocketAddr]) -> Result<bool, String> {
+        let mut errors = Vec::new();
         let hello = Hello::Status { rank: self.node.rank, trouble: self.node.trouble() };
         for &address in rank_0 {
-            if let Ok((_, Answer::Status { missing, count, failed, trouble })) = self.call(address, &hello).await {
-                self.node.set_missing(missing, count, &trouble);
-                return Some(failed);
+            match self.call(address, &hello).await {
+                Ok((_, Answer::Status { missing, count, failed, trouble })) => {
+                    self.node.set_missing(missing, count, &trouble);
+                    return Ok(failed);
+                }
+                Ok(_) => errors.push(format!("at {address}: it is not rank 0")),
+                Err(error) => errors.push(format!("at {address}: {error}")),
             }
         }
-        None
+        Err(errors.join("; "))
     }
 
     /// Serves an edge until it ends.

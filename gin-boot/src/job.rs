@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The environment variables with which launchers describe a job.
 
-use crate::error::system;
+use crate::error::{CHECK, system};
 use crate::id::{MIN_SECRET, Secret};
 use crate::io::Start;
 use crate::tcp::{check, default_address, listen};
@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::num::NonZeroU16;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::str::FromStr;
 use std::sync::Mutex;
@@ -98,14 +98,16 @@ fn value(variable: &'static str, problem: impl Into<String>) -> JobError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Rank0 {
     Id(UniqueId),
-    /// A name or an address, and a port.
-    Host(String, u16),
+    /// A name or an address, and a port with its origin in words.
+    Host(String, u16, &'static str),
 }
 
 /// The values of a launcher's own variables.
 #[derive(Debug)]
 struct LauncherValues {
     launcher: Launcher,
+    /// The variables, as in [`LAUNCHERS`].
+    names: [&'static str; 4],
     rank: u32,
     ranks: u32,
     local_rank: Option<u32>,
@@ -170,7 +172,11 @@ impl Job {
                 }
                 Rank0::Id(id)
             }
-            None => Rank0::Host(host(variables, launcher, one_host)?, port(variables, launcher)?),
+            None => {
+                let host = host(variables, launcher, one_host)?;
+                let (port, origin) = port(variables, launcher)?;
+                Rank0::Host(host, port, origin)
+            }
         };
         let (secret, open) = match &rank_0 {
             Rank0::Id(id) => (id.secret(), false),
@@ -231,7 +237,7 @@ impl Job {
         config.silence = self.silence.unwrap_or(config.silence);
         let addresses = match &self.rank_0 {
             Rank0::Id(id) => id.addresses().to_vec(),
-            Rank0::Host(name, port) => {
+            Rank0::Host(name, port, _) => {
                 let resolved = (name.as_str(), *port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
                 resolved.map_err(|error| {
                     let problem = format!("`{name}`, the host of rank 0, has no address: {error}");
@@ -253,9 +259,21 @@ impl Job {
             if by_name && config.address.is_none() && addresses.iter().all(|address| address.ip().is_loopback()) {
                 config.address = Some(default_address());
             }
-            Start::Connect(addresses)
+            Start::Connect { addresses, remedy: format!("{CHECK}{}", self.port_remedy()) }
         };
-        Ok(TcpBootstrap::join_as(self.values.rank, self.values.ranks, &self.secret, config, start)?)
+        let LauncherValues { rank, ranks, names, local_rank, local_ranks, .. } = self.values;
+        // Two launchers of one job on one host number their ranks each from 0.
+        let local_rank = local_rank.filter(|_| local_ranks == Some(ranks));
+        let bootstrap = TcpBootstrap::join_as(rank, ranks, &self.secret, config, start, local_rank)?;
+        if let Some((first, second, both)) = bootstrap.same_local_rank() {
+            let problem = format!(
+                "ranks {first} and {second} both have {both}, and by {} all {ranks} ranks are on one host: give each its \
+                 own number, from 0",
+                names[3]
+            );
+            return Err(value(names[2], problem));
+        }
+        Ok(bootstrap)
     }
 
     /// Returns the socket at which rank 0 listens.
@@ -269,7 +287,7 @@ impl Job {
         match (own, &self.rank_0) {
             (Some(ip), _) => own_addresses.push(SocketAddr::new(ip, port)),
             // A name may mean the loopback here, and another address on other hosts.
-            (None, Rank0::Host(name, _))
+            (None, Rank0::Host(name, ..))
                 if self.values.local_ranks != Some(self.values.ranks) && name.parse::<IpAddr>().is_err() =>
             {
                 own_addresses.push((Ipv6Addr::UNSPECIFIED, port).into());
@@ -284,14 +302,33 @@ impl Job {
                 break;
             }
         }
-        Ok(outcome?)
+        Ok(outcome.map_err(|error| match error {
+            BootstrapError::System { what, reason } => {
+                BootstrapError::System { what, reason: format!("{reason}{}", self.port_remedy()) }
+            }
+            error => error,
+        })?)
+    }
+
+    /// Returns where rank 0's port comes from and how to choose another one, for the end of an error; empty if the id
+    /// has the port.
+    fn port_remedy(&self) -> String {
+        match &self.rank_0 {
+            Rank0::Id(_) => String::new(),
+            Rank0::Host(_, port, origin) => {
+                format!(
+                    "; port {port} is {origin}: if another program has it, set GIN_PORT to a port that is free on rank \
+                     0's host, the same for all ranks"
+                )
+            }
+        }
     }
 }
 
 /// Takes over a socket that the launcher has left open.
 fn inherited(fd: RawFd, addresses: &[SocketAddr]) -> Result<TcpListener, JobError> {
     let refused = |problem: &str| value("GIN_LISTEN_FD", format!("{fd}: {problem}"));
-    if fd < 3 || listens(fd) != Some(true) {
+    if fd < 3 || !listens(fd) {
         return Err(refused("it is no socket that listens; `gin launch` sets this variable, nobody else should"));
     }
     // Safety: the descriptor is open and a listening socket, so the launcher left it for this purpose: no code of this
@@ -309,16 +346,13 @@ fn inherited(fd: RawFd, addresses: &[SocketAddr]) -> Result<TcpListener, JobErro
     set.map(|()| listener).map_err(|error| refused(&error.to_string()))
 }
 
-/// Returns whether a descriptor is a socket that listens; `None` if it is not open, or no socket.
-fn listens(fd: RawFd) -> Option<bool> {
-    // The name is read first, because a descriptor that is not open must not be borrowed.
-    let target = fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
-    if !target.to_string_lossy().starts_with("socket:") {
-        return None;
-    }
+/// Returns whether a descriptor is a socket that listens.
+fn listens(fd: RawFd) -> bool {
+    // Safety: the call only reads flags, and fails for a number that is no open descriptor. A descriptor that is not
+    // open must not be borrowed, so this comes first.
+    let is_open = unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
     // Safety: it is open, and is borrowed for one call.
-    let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-    rustix::net::sockopt::socket_acceptconn(borrowed).ok()
+    is_open && rustix::net::sockopt::socket_acceptconn(unsafe { BorrowedFd::borrow_raw(fd) }) == Ok(true)
 }
 
 /// Returns the value of a variable, which must be `what`; `None` if it is not set.
@@ -371,15 +405,45 @@ fn launched(variables: Variables<'_>) -> Result<Option<LauncherValues>, JobError
         },
         _ => number(names[3])?,
     };
-    Ok(Some(LauncherValues { launcher, rank, ranks, local_rank: number(names[2])?, local_ranks }))
+    let local_rank = number(names[2])?;
+    if let (Some(own), Some(count)) = (local_rank, local_ranks)
+        && own >= count
+    {
+        let problem = format!("{own}, but this host has {count} ranks by {}: they count from 0", names[3]);
+        return Err(value(names[2], problem));
+    }
+    Ok(Some(LauncherValues { launcher, names, rank, ranks, local_rank, local_ranks }))
+}
+
+/// Returns the name or address in a variable, without the brackets of an IPv6 address.
+fn address(variable: &'static str, text: &str) -> Result<String, JobError> {
+    let name = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let plain = name.split('%').next().unwrap_or_default();
+    match plain.parse::<IpAddr>() {
+        Ok(IpAddr::V6(ip)) if ip.is_unicast_link_local() || plain != name => {
+            let advice = "use an address without `%`, as `ip -6 address show scope global` lists them, or a name";
+            Err(value(
+                variable,
+                format!("`{text}` is valid on one link only, and other ranks may have another: {advice}"),
+            ))
+        }
+        Ok(_) => Ok(name.to_owned()),
+        Err(_) if name.contains([':', '[', ']']) => {
+            Err(value(variable, format!("`{text}` is neither a name nor an address; a port belongs in GIN_PORT")))
+        }
+        Err(_) => Ok(name.to_owned()),
+    }
 }
 
 /// Returns the name or address of rank 0's host.
 fn host(variables: Variables<'_>, launcher: Launcher, one_host: bool) -> Result<String, JobError> {
     const ADVICE: &str = "set it to the name or address of rank 0's host, the same for all ranks, or set GIN_UNIQUE_ID";
     let master = || variables("MASTER_ADDR").filter(|_| launcher == Launcher::Torchrun);
-    if let Some(host) = variables("GIN_ADDR").or_else(master) {
-        return Ok(host);
+    if let Some(host) = variables("GIN_ADDR") {
+        return address("GIN_ADDR", &host);
+    }
+    if let Some(host) = master() {
+        return address("MASTER_ADDR", &host);
     }
     if one_host {
         return Ok("127.0.0.1".to_owned());
@@ -397,11 +461,11 @@ fn host(variables: Variables<'_>, launcher: Launcher, one_host: bool) -> Result<
     }
 }
 
-/// Returns the port at which rank 0 listens.
-fn port(variables: Variables<'_>, launcher: Launcher) -> Result<u16, JobError> {
+/// Returns the port at which rank 0 listens, and its origin in words.
+fn port(variables: Variables<'_>, launcher: Launcher) -> Result<(u16, &'static str), JobError> {
     let parse = |variable| parsed::<NonZeroU16>(variables, variable, "a port, a number from 1 to 65535");
     if let Some(port) = parse("GIN_PORT")? {
-        return Ok(port.get());
+        return Ok((port.get(), "the value of GIN_PORT"));
     }
     let advice = "set it to a port that is free on rank 0's host, the same for all ranks";
     let missing = JobError::Missing { variable: "GIN_PORT", launcher, advice };
@@ -410,14 +474,15 @@ fn port(variables: Variables<'_>, launcher: Launcher) -> Result<u16, JobError> {
         Launcher::Torchrun => parse("MASTER_PORT")?
             .ok_or(missing)?
             .checked_add(1)
-            .map(NonZeroU16::get)
+            .map(|port| (port.get(), "MASTER_PORT + 1, since GIN_PORT is not set"))
             .ok_or_else(|| value("MASTER_PORT", "there is no port after 65535: set GIN_PORT")),
         // All ranks of a step compute the same port, other steps most likely another one. It is none of the ports that
         // the system gives by itself (32768 and up).
         Launcher::Slurm => {
             let step = number(variables, "SLURM_JOB_ID")?.ok_or(missing)?;
             let part = number(variables, "SLURM_STEP_ID")?.unwrap_or(0);
-            Ok(20_000 + (step.wrapping_mul(31).wrapping_add(part) % 12_000) as u16)
+            let port = 20_000 + (step.wrapping_mul(31).wrapping_add(part) % 12_000) as u16;
+            Ok((port, "computed from SLURM_JOB_ID and SLURM_STEP_ID, since GIN_PORT is not set"))
         }
         Launcher::Gin | Launcher::OpenMpi => Err(missing),
     }

@@ -14,12 +14,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use snow::{Builder, HandshakeState, StatelessTransportState};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::runtime::Handle;
+use tokio::time::timeout;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
@@ -36,8 +39,10 @@ const TAG: usize = 16;
 pub(super) enum LinkError {
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("the peer does not speak gin's protocol")]
-    NotGin,
+    #[error("{0}")]
+    Late(&'static str),
+    #[error("what listens there is not gin: it sends `{}`", .0.escape_ascii())]
+    NotGin(Vec<u8>),
     #[error("the peer speaks version {0} of the protocol, this rank version {VERSION}")]
     Version(u8),
     #[error("the peer has another secret")]
@@ -48,18 +53,27 @@ pub(super) enum LinkError {
     Closed,
 }
 
-/// The cause of the loss of a rank when the connection to it has ended.
-impl From<LinkError> for LossCause {
-    fn from(error: LinkError) -> Self {
+impl LinkError {
+    /// Names a closed connection in one way, whether the peer has read all bytes or not.
+    fn or_closed(self) -> Self {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
-        match error {
-            LinkError::Closed => Self::Closed,
-            // The end of a killed process with unread bytes in its sockets is seen as one of these errors.
-            LinkError::Io(error)
+        match self {
+            Self::Io(error)
                 if matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof) =>
             {
                 Self::Closed
             }
+            error => error,
+        }
+    }
+}
+
+/// The cause of the loss of a rank when the connection to it has ended.
+impl From<LinkError> for LossCause {
+    fn from(error: LinkError) -> Self {
+        // A killed process with unread bytes in its sockets ends its connections by an error.
+        match error.or_closed() {
+            LinkError::Closed => Self::Closed,
             error => Self::Failed { reason: error.to_string() },
         }
     }
@@ -94,6 +108,39 @@ impl Traffic {
 /// The bytes that each side sends until there is a connection.
 const BEGIN: usize = PREAMBLE.len() + 2 + HANDSHAKE;
 
+/// The time limit of each step by which a connection opens.
+const STEP: Duration = Duration::from_secs(5);
+
+/// Takes one step of opening a connection. `late` is the error after 5 s, in words.
+pub(super) async fn step<T>(
+    late: &'static str,
+    work: impl Future<Output = Result<T, LinkError>>,
+) -> Result<T, LinkError> {
+    timeout(STEP, work).await.unwrap_or(Err(LinkError::Late(late)))
+}
+
+/// Connects to an address.
+pub(super) async fn connect(address: SocketAddr) -> Result<TcpStream, LinkError> {
+    step("nothing there accepts the connection within 5 s", async { Ok(TcpStream::connect(address).await?) }).await
+}
+
+/// Reads the first bytes of the peer, up to the first one that gin does not send.
+async fn preamble(stream: &mut TcpStream) -> Result<[u8; 8], LinkError> {
+    let mut bytes = [0; 8];
+    let mut length = 0;
+    while length < 8 {
+        match stream.read(&mut bytes[length..]).await? {
+            0 => return Err(LinkError::Closed),
+            count => length += count,
+        }
+        let named = length.min(7);
+        if bytes[..named] != PREAMBLE[..named] {
+            return Err(LinkError::NotGin(bytes[..length].to_vec()));
+        }
+    }
+    Ok(bytes)
+}
+
 /// Reads exactly `N` bytes.
 async fn exactly<const N: usize>(stream: &mut TcpStream) -> Result<[u8; N], LinkError> {
     let mut bytes = [0; N];
@@ -104,13 +151,9 @@ async fn exactly<const N: usize>(stream: &mut TcpStream) -> Result<[u8; N], Link
     }
 }
 
-/// Checks the first bytes of the peer.
-fn check(preamble: [u8; 8]) -> Result<(), LinkError> {
-    match (preamble[..7] == PREAMBLE[..7], preamble[7]) {
-        (false, _) => Err(LinkError::NotGin),
-        (true, VERSION) => Ok(()),
-        (true, version) => Err(LinkError::Version(version)),
-    }
+/// Checks the version in the first bytes of the peer.
+fn check([.., version]: [u8; 8]) -> Result<(), LinkError> {
+    if version == VERSION { Ok(()) } else { Err(LinkError::Version(version)) }
 }
 
 async fn send_handshake(stream: &mut TcpStream, noise: &mut HandshakeState) -> Result<(), LinkError> {
@@ -171,11 +214,14 @@ impl Link {
         traffic: &Arc<Traffic>,
     ) -> Result<Self, LinkError> {
         stream.set_nodelay(true)?;
-        stream.write_all(&PREAMBLE).await?;
-        check(exactly(&mut stream).await?)?;
+        let greet = async {
+            stream.write_all(&PREAMBLE).await?;
+            preamble(&mut stream).await
+        };
+        check(step("what listens there sends nothing within 5 s", greet).await.map_err(LinkError::or_closed)?)?;
         let mut noise = builder(secret)?.build_initiator()?;
         send_handshake(&mut stream, &mut noise).await?;
-        take_handshake(&mut stream, &mut noise).await?;
+        step("the peer sends no key within 5 s", take_handshake(&mut stream, &mut noise)).await?;
         Self::new(stream, noise, traffic)
     }
 
@@ -187,11 +233,9 @@ impl Link {
         traffic: &Arc<Traffic>,
     ) -> Result<Self, LinkError> {
         stream.set_nodelay(true)?;
-        let heard = exactly(&mut stream).await?;
         // A peer of another protocol gets no answer.
-        if heard[..7] == PREAMBLE[..7] {
-            stream.write_all(&PREAMBLE).await?;
-        }
+        let heard = preamble(&mut stream).await?;
+        stream.write_all(&PREAMBLE).await?;
         check(heard)?;
         let mut noise = builder(secret)?.build_responder()?;
         if let Err(error) = take_handshake(&mut stream, &mut noise).await {
@@ -207,6 +251,12 @@ impl Link {
     /// Sends a message that is a whole frame.
     pub(super) async fn send(&mut self, message: &impl Serialize) -> Result<(), LinkError> {
         self.outbound.frame(&encode(message)).await
+    }
+
+    /// Sends a message that opens a connection, and receives the answer.
+    pub(super) async fn ask<T: DeserializeOwned>(&mut self, message: &impl Serialize) -> Result<T, LinkError> {
+        self.send(message).await?;
+        step("the peer does not answer within 5 s", self.receive()).await
     }
 
     /// Receives a message that is a whole frame.

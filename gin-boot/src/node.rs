@@ -6,6 +6,7 @@
 //! with as many neighbours have as much work. Messages of one rank arrive in the order in which it sent them.
 
 use crate::board::Board;
+use crate::error::CHECK;
 use crate::link::Traffic;
 use crate::message::{Answer, CHUNK, CollectiveId, LISTED, Message, Registration};
 use crate::tcp::JOINING;
@@ -544,7 +545,7 @@ impl Node {
 /// Returns the error with which joining ends at the deadline.
 fn join_timeout(missing: &[u32], trouble: &str, waited: Duration) -> BootstrapError {
     if missing.is_empty() && !trouble.is_empty() {
-        return BootstrapError::Unreachable { reason: trouble.to_owned() };
+        return BootstrapError::Unreachable { reason: format!("{trouble}; {CHECK}") };
     }
     BootstrapError::Timeout { missing: missing.to_vec(), waited_ms: millis(waited) }
 }

@@ -32,8 +32,10 @@ pub struct VirtualWorld {
 
 static VIRTUAL: OnceLock<VirtualWorld> = OnceLock::new();
 
-/// The longest sleep of a plain thread between two looks at a condition, in nanoseconds.
-const NAP_LIMIT_NS: u64 = 50_000;
+/// The longest sleep of a plain thread between two looks at a condition, in nanoseconds. A thread without work of
+/// [`do_meanwhile`] begins with the first number. After 50 ms it sleeps for a thousandth of the time that it has
+/// waited, at most for the second number.
+const NAP_LIMIT_NS: (u64, u64) = (50_000, 2_000_000);
 
 /// Work of which a waiting thread does what is ready.
 pub trait Meanwhile: Send + Sync {
@@ -58,12 +60,12 @@ pub fn do_meanwhile(work: Weak<dyn Meanwhile>) {
     });
 }
 
-/// Does the work that is ready. Returns whether there was any.
-fn meanwhile() -> bool {
+/// Does the work that is ready. Returns whether there was any; `None` if this thread has no work.
+fn meanwhile() -> Option<bool> {
     // The work may add some, so nothing is borrowed while it is done.
     let all: Vec<Arc<dyn Meanwhile>> =
         MEANWHILE.try_with(|all| all.borrow().iter().filter_map(Weak::upgrade).collect()).unwrap_or_default();
-    all.iter().filter(|work| work.step()).count() > 0
+    if all.is_empty() { None } else { Some(all.iter().filter(|work| work.step()).count() > 0) }
 }
 
 /// Makes threads of virtual worlds wait by these functions. Only the first call has an effect.
@@ -101,18 +103,26 @@ pub fn wait_until_named(what: &'static str, condition: impl FnMut() -> bool) {
 
 fn wait(waited: Waited, mut condition: impl FnMut() -> bool) {
     if let Some(world) = inside() {
-        return (world.block_on)(waited, &mut || condition() || (meanwhile() && condition()));
+        return (world.block_on)(waited, &mut || condition() || (meanwhile() == Some(true) && condition()));
     }
     let mut turns = 0_u32;
+    let mut begun = None;
     while !condition() {
-        if meanwhile() {
-            turns = 0;
+        let work = meanwhile();
+        if work == Some(true) {
+            (turns, begun) = (0, None);
             continue;
         }
         match turns {
             0..16 => std::hint::spin_loop(),
             16..64 => std::thread::yield_now(),
-            _ => std::thread::sleep(Duration::from_nanos((1_000_u64 << (turns - 64).min(10)).min(NAP_LIMIT_NS))),
+            _ => {
+                let now = clock_ns();
+                let waited = now.saturating_sub(*begun.get_or_insert(now));
+                let longest = if work.is_none() { NAP_LIMIT_NS.1 } else { NAP_LIMIT_NS.0 };
+                let limit = (waited / 1000).clamp(NAP_LIMIT_NS.0, longest);
+                std::thread::sleep(Duration::from_nanos((1_000_u64 << (turns - 64).min(11)).min(limit)));
+            }
         }
         turns = turns.saturating_add(1);
     }
@@ -155,6 +165,17 @@ mod tests {
     }
 
     #[test]
+    fn a_long_wait_looks_rarely() {
+        let (begun, mut looks) = (std::time::Instant::now(), 0);
+        wait_until(|| {
+            looks += 1;
+            begun.elapsed() >= Duration::from_secs(2)
+        });
+        // With naps of 50 us it would be more than 10,000. A busy machine looks less often.
+        assert!(looks < 7_000, "{looks} looks in 2 s");
+    }
+
+    #[test]
     fn a_thread_does_its_work_while_it_waits_until_that_is_dropped() {
         struct Count(AtomicU64);
         impl Meanwhile for Count {
@@ -173,6 +194,6 @@ mod tests {
             wait_until(|| work.0.load(Ordering::Relaxed) >= 100);
         });
         drop(work);
-        assert!(!meanwhile());
+        assert_eq!(meanwhile(), None);
     }
 }

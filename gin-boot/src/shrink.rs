@@ -5,7 +5,7 @@
 //! socket from the beginning, and all ranks know the addresses of these sockets. The first remaining rank becomes rank
 //! 0 of a new job, at its second socket.
 
-use crate::error::system;
+use crate::error::{CHECK, system};
 use crate::io::Start;
 use crate::message::CollectiveId;
 use crate::tcp::{Inner, check, listen};
@@ -86,9 +86,10 @@ impl TcpBootstrap {
                 // This rank may call `without` again, so the socket stays open.
                 Start::Listen(self.spares.own.try_clone().map_err(system("listen"))?)
             } else {
-                Start::Connect(vec![self.spares.all[left[0] as usize]])
+                let addresses = vec![self.spares.all[left[0] as usize]];
+                Start::Connect { addresses, remedy: CHECK.to_owned() }
             };
-            match Self::join_as(rank as u32, left.len() as u32, &secret, config, start) {
+            match Self::join_as(rank as u32, left.len() as u32, &secret, config, start, None) {
                 // The first remaining rank may not know all losses yet.
                 Err(BootstrapError::Secret) if begun.elapsed() < joining => std::thread::sleep(AGAIN),
                 joined => return joined,

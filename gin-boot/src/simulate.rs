@@ -2,7 +2,7 @@
 //! Runs many ranks as tasks of one thread, to measure how the cost of the bootstrap grows with their number.
 
 use crate::beat::Beats;
-use crate::error::system;
+use crate::error::{CHECK, system};
 use crate::io::{Start, run};
 use crate::message::CollectiveId;
 use crate::node::Node;
@@ -111,7 +111,8 @@ async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, Boots
     for rank in 0..ranks {
         let instance = id::random().map_err(system("make random numbers"))?;
         let (node, connects) = Node::new(rank, ranks, instance);
-        let start = listener.take().map_or_else(|| Start::Connect(id.addresses().to_vec()), Start::Listen);
+        let connect = || Start::Connect { addresses: id.addresses().to_vec(), remedy: CHECK.to_owned() };
+        let start = listener.take().map_or_else(connect, Start::Listen);
         tasks.spawn(run(node.clone(), connects, id.secret(), config.clone(), start, beats.clone()));
         node.give(JOINING, &[]);
         job.nodes.push(node);

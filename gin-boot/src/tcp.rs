@@ -3,15 +3,17 @@
 
 use crate::beat;
 use crate::board::Board;
-use crate::error::{show_ranks, system};
+use crate::error::{CHECK, show_wait, system};
 use crate::id::{self, Secret, UniqueId};
 use crate::io::{LINGERING, Start, run};
 use crate::message::CollectiveId;
 use crate::node::{MAX_BYTES, Node};
 use crate::shrink::Spares;
-use crate::{Bootstrap, BootstrapError, Channel, JOB, host_name, millis, rt};
+use crate::{Bootstrap, BootstrapError, Channel, JOB, host_name, millis, rt, wire};
+use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -121,7 +123,7 @@ impl Rendezvous {
     /// # Errors
     /// As [`TcpBootstrap::join`].
     pub fn join(self, ranks: u32) -> Result<TcpBootstrap, BootstrapError> {
-        TcpBootstrap::join_as(0, ranks, &self.id.secret(), self.config, Start::Listen(self.listener))
+        TcpBootstrap::join_as(0, ranks, &self.id.secret(), self.config, Start::Listen(self.listener), None)
     }
 }
 
@@ -151,8 +153,10 @@ pub struct TcpBootstrap {
     pub(crate) inner: Arc<Inner>,
     /// The number of the next collective.
     next: AtomicU64,
-    /// The names that distinguish hosts, by rank: see [`this_system`].
-    systems: Vec<String>,
+    /// The systems of the ranks, by rank.
+    systems: Vec<System>,
+    /// The numbers that a launcher gave the ranks among those of their host, by rank, where all ranks are on one host.
+    given: Vec<Option<u32>>,
     pub(crate) spares: Spares,
 }
 
@@ -180,16 +184,19 @@ impl TcpBootstrap {
         if rank == 0 {
             return Err(BootstrapError::Duplicate { rank });
         }
-        Self::join_as(rank, ranks, &id.secret(), config, Start::Connect(id.addresses().to_vec()))
+        let start = Start::Connect { addresses: id.addresses().to_vec(), remedy: CHECK.to_owned() };
+        Self::join_as(rank, ranks, &id.secret(), config, start, None)
     }
 
-    /// Starts the threads of a rank and waits for all ranks.
+    /// Starts the threads of a rank and waits for all ranks. `local_rank` is the number that the launcher gave this
+    /// rank among all ranks of its host, if all are on one host.
     pub(crate) fn join_as(
         rank: u32,
         ranks: u32,
         secret: &Secret,
         mut config: TcpConfig,
         start: Start,
+        local_rank: Option<u32>,
     ) -> Result<Self, BootstrapError> {
         check(rank, ranks)?;
         (config.silence, config.progress) = (config.silence.max(SHORTEST), config.progress.max(SHORTEST));
@@ -208,7 +215,7 @@ impl TcpBootstrap {
         };
         let thread = std::thread::Builder::new().name(format!("gin-boot-{rank}")).spawn(serve);
         thread.map_err(system("serve connections"))?;
-        Inner { node, secret: secret.clone(), config, ended: ended.into() }.join(Instant::now())
+        Inner { node, secret: secret.clone(), config, ended: ended.into() }.join(Instant::now(), local_rank)
     }
 
     /// Returns the name that the host of each rank has in its system, by rank.
@@ -231,6 +238,16 @@ impl TcpBootstrap {
         self.beside(self.systems.len())
     }
 
+    /// Returns the first two ranks to which a launcher gave one number, and the number.
+    pub(crate) fn same_local_rank(&self) -> Option<(usize, usize, u32)> {
+        let mut all = self.given.iter().enumerate();
+        all.find_map(|(second, number)| {
+            let number = (*number)?;
+            let first = self.given[..second].iter().position(|other| *other == Some(number))?;
+            Some((first, second, number))
+        })
+    }
+
     /// Returns how many of the first `count` ranks are on this rank's host.
     fn beside(&self, count: usize) -> u32 {
         let own = &self.systems[self.inner.node.rank as usize];
@@ -247,18 +264,43 @@ impl Drop for Ended {
     }
 }
 
-/// Returns a text that distinguishes this host from others, also from one of the same name: the name, and the
-/// identifier of this boot.
-fn this_system() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    format!("{}\n{}", host_name(), boot.trim())
+/// The properties that ranks of one host share. Ranks in different network namespaces are on different hosts.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct System {
+    name: String,
+    /// The identifier of this boot; empty where `/proc` does not show it.
+    boot: String,
+    /// The network namespace; 0 where `/proc` does not show it.
+    network: u64,
+}
+
+impl System {
+    /// Returns this process's system.
+    fn this() -> Self {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let network = std::fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
+        Self { name: host_name(), boot: boot.trim().to_owned(), network }
+    }
+
+    /// Returns the name of the host, with what distinguishes it from another one of the same name among `all`.
+    fn distinct_name(&self, all: &[Self]) -> String {
+        let Self { name, boot, network } = self;
+        let mut same = all.iter().filter(|other| other.name == *name);
+        match same.find(|other| *other != self) {
+            None => name.clone(),
+            Some(_) if boot.is_empty() || all.iter().all(|other| other.name != *name || other.boot == *boot) => {
+                format!("{name} (network namespace {network})")
+            }
+            Some(_) => format!("{name} (boot {boot}, network namespace {network})"),
+        }
+    }
 }
 
 impl Inner {
     /// Waits for the other ranks.
-    fn join(self, begun: Instant) -> Result<TcpBootstrap, BootstrapError> {
+    fn join(self, begun: Instant, local_rank: Option<u32>) -> Result<TcpBootstrap, BootstrapError> {
         let node = &self.node;
-        node.give(JOINING, this_system().as_bytes());
+        node.give(JOINING, &wire::encode(&(System::this(), local_rank)));
         // The tasks keep the time. This limit is for the case that they do not.
         let limit = self.config.joining.saturating_add(Duration::from_secs(20));
         let outcome = rt::wait_for("the other ranks, which join the job", || {
@@ -267,18 +309,22 @@ impl Inner {
             }
             node.result(JOINING)
         });
-        let systems = outcome.unwrap_or_else(|| Err(node.unserved())).map_err(|error| match error {
+        let given = outcome.unwrap_or_else(|| Err(node.unserved())).map_err(|error| match error {
             BootstrapError::Timeout { missing, .. } => {
                 BootstrapError::Timeout { missing, waited_ms: millis(begun.elapsed()) }
             }
             error => error,
         })?;
         node.joined.store(true, Ordering::Release);
-        let systems: Vec<String> = systems.iter().map(|system| String::from_utf8_lossy(system).into_owned()).collect();
-        let name = |system: &String| system.split('\n').next().unwrap_or_default().to_owned();
-        let _ = node.hosts.set(systems.iter().map(name).collect());
+        let read = |(rank, bytes): (usize, &Vec<u8>)| {
+            let refused = || system("join")(format!("rank {rank} does not describe its host"));
+            wire::decode::<(System, Option<u32>)>(bytes).ok_or_else(refused)
+        };
+        let given: Vec<_> = given.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        let (systems, given): (Vec<System>, _) = given.into_iter().unzip();
+        let _ = node.hosts.set(systems.iter().map(|system| system.distinct_name(&systems)).collect());
         let spares = Spares::exchange(&self)?;
-        Ok(TcpBootstrap { inner: Arc::new(self), next: AtomicU64::new(0), systems, spares })
+        Ok(TcpBootstrap { inner: Arc::new(self), next: AtomicU64::new(0), systems, given, spares })
     }
 
     pub(crate) fn gather(
@@ -309,8 +355,8 @@ impl Inner {
             if outcome.is_none() && reported.elapsed() >= self.config.progress {
                 reported = Instant::now();
                 let missing = self.node.missing(id);
-                let (rank, waited) = (self.node.rank, begun.elapsed().as_secs());
-                tracing::info!(rank, waited, count = missing.len(), ranks = %show_ranks(&missing), "waiting for ranks");
+                let wait = show_wait(self.node.rank, self.node.ranks, begun.elapsed(), &missing, missing.len());
+                tracing::info!("in a collective call, {wait}");
             }
             outcome
         });
@@ -411,6 +457,23 @@ impl Drop for TcpChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn network_namespaces_and_boots_with_one_host_name_are_different_hosts() {
+        let system = |name: &str, boot: &str, network| System { name: name.into(), boot: boot.into(), network };
+        let names = |all: &[System]| all.iter().map(|system| system.distinct_name(all)).collect::<Vec<_>>();
+        let here = System::this();
+        assert_ne!(here.network, 0);
+        assert_eq!(names(&[here.clone(), here.clone()]), [host_name(), host_name()]);
+        assert_eq!(
+            names(&[system("a", "x", 1), system("a", "x", 2), system("b", "x", 3)]),
+            ["a (network namespace 1)", "a (network namespace 2)", "b"]
+        );
+        assert_eq!(
+            names(&[system("a", "x", 1), system("a", "y", 1)]),
+            ["a (boot x, network namespace 1)", "a (boot y, network namespace 1)"]
+        );
+    }
 
     #[test]
     fn a_rank_whose_messages_wait_to_be_handled_is_not_lost() {

@@ -4,10 +4,13 @@
 use gin_boot::{Bootstrap, BootstrapError};
 use gin_boot::{Job, JobError, Launcher, Rendezvous, TcpBootstrap, TcpConfig};
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -212,6 +215,162 @@ fn a_name_without_an_address_and_an_address_in_use_are_errors() {
     assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("in use"), "{error}");
 }
 
+/// Lets another program listen at a free port and treat each connection in this way.
+fn stranger(treat: fn(TcpStream, &mut Vec<TcpStream>)) -> u16 {
+    let port = free_port();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+    thread::spawn(move || {
+        let mut held = Vec::new();
+        for stream in listener.incoming() {
+            treat(stream.unwrap(), &mut held);
+        }
+    });
+    port
+}
+
+/// Returns the variables that torchrun sets for a rank, if gin is to use this port.
+fn torchrun(rank: u32, port: u16) -> String {
+    let words = format!("RANK={rank} WORLD_SIZE=2 LOCAL_RANK={rank} LOCAL_WORLD_SIZE=2");
+    format!("{words} MASTER_ADDR=127.0.0.1 MASTER_PORT={}", port - 1)
+}
+
+#[test]
+fn a_port_that_another_program_has_is_named_with_its_origin_and_the_variable_for_another_one() {
+    let port = stranger(|mut stream, _| drop(stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")));
+    let origin = format!("port {port} is MASTER_PORT + 1, since GIN_PORT is not set");
+    // For each rank a time to join that no test waits for.
+    let year = config().joining(Duration::from_secs(365 * 24 * 3600));
+    for (rank, what) in [(0, "in use"), (1, "what listens there is not gin: it sends `HTTP/1.1`")] {
+        let (config, (to, from)) = (year.clone(), mpsc::channel());
+        let job = found(&torchrun(rank, port));
+        thread::spawn(move || to.send(job.bootstrap(config).unwrap_err().to_string()));
+        let error = from.recv_timeout(Duration::from_secs(60)).expect("the rank ends soon");
+        for part in [what, &format!("127.0.0.1:{port}"), &origin, "set GIN_PORT to a port that is free"] {
+            assert!(error.contains(part), "{part:?} is not in `{error}`");
+        }
+    }
+    let slurm = format!("SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_ID=7 SLURM_STEP_NODELIST=127.0.0.1 {SECRET}");
+    let error = found(&slurm).bootstrap(config().joining(Duration::ZERO)).unwrap_err().to_string();
+    assert!(error.contains("port 20217 is computed from SLURM_JOB_ID and SLURM_STEP_ID"), "{error}");
+}
+
+#[test]
+fn a_listener_that_is_silent_or_closes_is_named_and_so_is_what_the_rank_waits_for() {
+    let silent = stranger(|stream, held| held.push(stream));
+    let closing = stranger(|stream, _| drop(stream));
+    let half = stranger(|mut stream, held| {
+        let _ = stream.write_all(b"gin-b");
+        held.push(stream);
+    });
+    let cases = [(silent, "sends nothing within 5 s"), (closing, "closed"), (half, "sends nothing within 5 s")];
+    thread::scope(|scope| {
+        for (port, what) in cases {
+            scope.spawn(move || {
+                let brief = config().joining(Duration::from_secs(1));
+                let error = found(&torchrun(1, port)).bootstrap(brief).unwrap_err().to_string();
+                let at = format!("rank 1 cannot reach rank 0 at 127.0.0.1:{port}: ");
+                for part in [&at, what, "MASTER_PORT + 1", "set GIN_PORT"] {
+                    assert!(error.contains(part), "{part:?} is not in `{error}`");
+                }
+            });
+        }
+    });
+}
+
+/// Joins as a rank with the variables in `JOB`, and prints the error, in a process that a test started.
+fn join_by_variable() -> bool {
+    let Ok(words) = std::env::var("JOB") else { return false };
+    let progress = config().joining(Duration::from_secs(3600)).progress(Duration::from_millis(200));
+    println!("error: {}", found(&words).bootstrap(progress).unwrap_err());
+    true
+}
+
+/// Runs a test of this program again, by this command and its arguments, as a rank with these variables.
+fn again(command: &[&str], test: &str, words: &str) -> Command {
+    let program = std::env::current_exe().unwrap();
+    let mut all = command.to_vec();
+    all.push(program.to_str().unwrap());
+    let mut command = Command::new(all[0]);
+    command.args(&all[1..]).args(["--exact", test, "--nocapture"]).env("JOB", words);
+    command
+}
+
+#[test]
+fn a_rank_that_waits_says_for_what_while_it_waits() {
+    if join_by_variable() {
+        return;
+    }
+    let port = stranger(|stream, _| drop(stream));
+    let test = "a_rank_that_waits_says_for_what_while_it_waits";
+    let mut rank = again(&[], test, &torchrun(1, port)).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    // The test is this wait for the line.
+    let mut lines = BufReader::new(rank.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let line = lines.find(|line| line.starts_with("gin: rank 1 cannot reach rank 0 at 127.0.0.1"));
+    rank.kill().unwrap();
+    rank.wait().unwrap();
+    let line = line.expect("a warning");
+    assert!(line.contains("closed") && line.contains("set GIN_PORT") && line.contains("tries on"), "{line}");
+}
+
+#[test]
+fn a_rank_whose_loopback_interface_is_down_ends_and_says_so() {
+    if join_by_variable() {
+        return;
+    }
+    let namespace = ["unshare", "--net", "--user", "--map-root-user"];
+    match Command::new(namespace[0]).args(&namespace[1..]).arg("true").output() {
+        Ok(tried) if tried.status.success() => {}
+        tried => return println!("skipped: no namespaces ({tried:?})"),
+    }
+    let port = free_port();
+    let test = "a_rank_whose_loopback_interface_is_down_ends_and_says_so";
+    let output = again(&namespace, test, &torchrun(1, port)).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let error = text.lines().find_map(|line| line.split_once("error: ")).unwrap_or_else(|| panic!("{output:?}")).1;
+    assert!(error.contains(&format!("rank 0 at 127.0.0.1:{port}: Network is unreachable")), "{error}");
+    assert!(error.contains("ip link set lo up"), "{error}");
+}
+
+#[test]
+fn two_ranks_with_one_local_rank_are_refused() {
+    refused("RANK=0 WORLD_SIZE=4 LOCAL_RANK=3 LOCAL_WORLD_SIZE=2", &["LOCAL_RANK: 3", "2 ranks by LOCAL_WORLD_SIZE"]);
+    let port = free_port();
+    let twins = |rank| {
+        let local = "GIN_LOCAL_RANK=1 GIN_LOCAL_RANKS=3";
+        format!("GIN_RANK={rank} GIN_RANKS=3 {} GIN_PORT={port}", if rank == 0 { "GIN_LOCAL_RANKS=3" } else { local })
+    };
+    for outcome in meet(&[twins(0), twins(1), twins(2)]) {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.starts_with("GIN_LOCAL_RANK: ranks 1 and 2 both have 1, and by GIN_LOCAL_RANKS"), "{error}");
+    }
+    // Two launchers on one host, of one rank each.
+    let port = free_port();
+    let agent = |rank| {
+        let words = format!("RANK={rank} WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1");
+        format!("{words} MASTER_ADDR=127.0.0.1 MASTER_PORT={} {SECRET}", port - 1)
+    };
+    all_meet(&[agent(0), agent(1)]);
+}
+
+#[test]
+fn addresses_may_have_brackets_and_those_of_one_link_are_refused() {
+    let gin = |rank: u32, words: &str| format!("GIN_RANK={rank} GIN_RANKS=2 {SECRET} {words}");
+    let port = free_port();
+    if TcpListener::bind((Ipv6Addr::LOCALHOST, port)).is_ok() {
+        all_meet(&[0, 1].map(|rank| gin(rank, &format!("GIN_ADDR=[::1] GIN_PORT={port}"))));
+    }
+    for (address, part) in [
+        ("fe80::1%eth0", "valid on one link only"),
+        ("[fe80::1]", "valid on one link only"),
+        ("[::1]:4000", "a port belongs in GIN_PORT"),
+        ("host:4000", "a port belongs in GIN_PORT"),
+    ] {
+        refused(&gin(0, &format!("GIN_ADDR={address} GIN_PORT=4000")), &["GIN_ADDR", address, part]);
+    }
+    let torch = format!("RANK=0 WORLD_SIZE=2 MASTER_ADDR=host:4000 MASTER_PORT=4000 {SECRET}");
+    refused(&torch, &["MASTER_ADDR: `host:4000`"]);
+}
+
 #[test]
 fn secrets_from_files_count_only_if_nobody_else_can_read_them() {
     let folder = tempfile::tempdir().unwrap();
@@ -247,6 +406,30 @@ fn a_socket_that_the_launcher_left_open_serves_rank_0() {
     std::mem::forget(rendezvous);
     let gin = |rank: u32| format!("GIN_RANK={rank} GIN_RANKS=3 GIN_UNIQUE_ID={id} GIN_LISTEN_FD={fd}");
     all_meet(&[gin(0), gin(1), gin(2)]);
+}
+
+#[test]
+fn the_launchers_socket_is_found_where_proc_is_hidden() {
+    const HIDDEN: &str = "PROC_IS_HIDDEN";
+    if std::env::var_os(HIDDEN).is_some() {
+        assert!(!std::path::Path::new("/proc/self").exists());
+        a_socket_that_the_launcher_left_open_serves_rank_0();
+        return println!("served");
+    }
+    let hide = "mount -t tmpfs none /proc && exec \"$0\" \"$@\"";
+    let namespace = |program: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--user", "--map-root-user", "sh", "-c", hide, program]).env(HIDDEN, "1");
+        command
+    };
+    match namespace("true").output() {
+        Ok(tried) if tried.status.success() => {}
+        tried => return println!("skipped: no namespaces ({tried:?})"),
+    }
+    let program = std::env::current_exe().unwrap();
+    let test = ["--exact", "the_launchers_socket_is_found_where_proc_is_hidden", "--nocapture"];
+    let output = namespace(program.to_str().unwrap()).args(test).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).contains("served"), "{output:?}");
 }
 
 #[test]
