@@ -15,8 +15,9 @@
 //!
 //! The kernel crate is an ordinary `no_std` library in any workspace. It needs no profile, no linker and no settings. A
 //! nested cargo compiles it with `core` from source: fat LTO, one codegen unit, `opt-level = 3`, panics that only trap.
-//! Each architecture has a separate target folder, and the nested cargo sees nothing of the outer cargo's environment.
-//! So neither cargo waits for the other's lock or inherits its flags.
+//! Functions are inlined unless they are long or `#[inline(never)]`, so that kernels need no stack. Each architecture
+//! has a separate target folder, and the nested cargo sees nothing of the outer cargo's environment. So neither cargo
+//! waits for the other's lock or inherits its flags.
 //!
 //! # Device functions for CUDA C++
 //!

@@ -54,6 +54,7 @@ fn main() {
         needs_compiler("source_lines_reach_the_machine_code_on_request_and_change_no_instruction", lines_of_sources),
         needs_compiler("a_marker_for_no_kernel_is_refused", broken_marker),
         needs_ptxas("invalid_assembly_is_refused_by_ptxas_in_its_words", broken_assembly),
+        needs_ptxas("puts_in_functions_closures_loops_and_branches_need_no_stack", many_puts),
         needs_nvcc("a_device_function_links_into_a_cuda_program", links),
         needs_nvcc("a_cuda_program_without_our_object_does_not_link", does_not_link),
     ]);
@@ -264,6 +265,32 @@ fn prints() -> Result<(), Failed> {
     let body = body(quiet).ok_or("no kernel `prints`")?;
     let code: Vec<&str> = body.lines().map(str::trim).filter(|line| line.ends_with(';')).collect();
     ensure(code == ["ret;"], format!("{code:#?}"))
+}
+
+/// Largest registers of kernels of many puts: the figures of 2026-11-27 by ptxas 13.0, and a few more.
+const MANY_PUTS: [(&str, [(&str, u32); 4]); 2] = [
+    ("", [("five_puts_any", 132), ("five_puts_proxy", 114), ("spread_puts_any", 158), ("spread_puts_proxy", 142)]),
+    (
+        "gdaki-any",
+        [("five_puts_any", 166), ("five_puts_proxy", 114), ("spread_puts_any", 186), ("spread_puts_proxy", 142)],
+    ),
+];
+
+fn many_puts() -> Result<(), Failed> {
+    let workspace = Workspace::new("many-puts");
+    let mut wrong = Vec::new();
+    for (feature, kernels) in MANY_PUTS {
+        let features = Some(feature).filter(|feature| !feature.is_empty());
+        let built = builder(&workspace.user()).arch(Arch::Sm90).features(features).build()?;
+        let report = built.modules[0].assembly.report().ok_or("not assembled")?;
+        for (kernel, registers) in kernels {
+            let entry = report.entry(kernel).ok_or_else(|| format!("no kernel {kernel}"))?;
+            if entry.stack + entry.spill_stores + entry.spill_loads > 0 || entry.registers > registers {
+                wrong.push(format!("feature `{feature}`, at most {registers} registers: {entry:?}"));
+            }
+        }
+    }
+    ensure(wrong.is_empty(), wrong.join("\n"))
 }
 
 /// Checks that the list of traps in docs/kernels.md has this text.
