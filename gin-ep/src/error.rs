@@ -6,7 +6,7 @@ use gin_gpu::GpuError;
 use gin_host::comm::CommError;
 use std::fmt;
 
-/// The error of a call. Nothing was launched then.
+/// The error of a call. Nothing was launched then; only [`Group::destroy`](crate::Group::destroy) has done its work.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EpError {
@@ -80,6 +80,10 @@ pub enum EpError {
         /// The lane's number.
         lane: u32,
     },
+    /// Kernels of earlier calls have reported an error, and nobody has called [`Group::status`](crate::Group::status)
+    /// since. If the kernel still runs, the figures of the report may be missing; the code is right.
+    #[error("an earlier call has left a report that nobody has read by `Group::status`: {0}")]
+    Unread(Report),
     /// An error of the communicator.
     #[error(transparent)]
     Comm(#[from] CommError),
@@ -103,8 +107,8 @@ pub struct Report {
     pub code: Code,
     /// The rank that it concerns, if the code is [`Code::Silent`], [`Code::Unsent`] or [`Code::Full`].
     pub rank: u32,
-    /// The id of an expert that does not exist.
-    pub expert: u32,
+    /// The id of an expert that does not exist, or the expert of a zone that is full.
+    pub expert: u64,
     /// The value that the kernel saw.
     pub seen: u64,
     /// The value that it expected, or the limit.
@@ -123,6 +127,9 @@ impl fmt::Display for Report {
             ),
             Code::UnknownExpert => {
                 write!(f, "token {seen} has the expert id {expert}, there are {limit} experts; the token was dropped")
+            }
+            Code::TooManyTokens if seen > i32::MAX as u64 => {
+                write!(f, "the number of tokens of a batch is {} on the device; it has none", seen as u32 as i32)
             }
             Code::TooManyTokens => {
                 write!(f, "a batch has {seen} tokens, the group has room for {limit}; the others were dropped")

@@ -5,7 +5,7 @@ use crate::in_use::InUse;
 use crate::meet::{gathered, meet};
 use crate::{Element, EpError, GroupConfig, Lane, Report};
 use gin_abi::handle::{BackendKind, CAP_STRONG_SIGNALS, CAP_VA_SIGNALS};
-use gin_ep_kernels::{Code, Network, STATUS_WORDS, Sizes};
+use gin_ep_kernels::{Network, STATUS_WORDS, Sizes};
 use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
 use gin_host::comm::{Communicator, DeviceComm, Window, WindowFlags};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -99,6 +99,18 @@ impl LaneState {
     /// Keeps more memory for the call that began last.
     pub(crate) fn extend(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
         gin_gpu::lock(&self.in_use).extend(stream, memory)
+    }
+
+    /// Returns the report of the lane, which has this number, until [`Group::status`] has read it.
+    fn report(&self, lane: u32) -> Option<Report> {
+        // Safety: the block lives as long as `self`.
+        let (code, [rank, expert, seen, limit]) = unsafe { gin_ep_kernels::reported(self.status.address()) }?;
+        Some(Report { lane, code, rank: rank as u32, expert, seen, limit })
+    }
+
+    /// Refuses a call that begins a dispatch while nobody has read a report. It loads a word, and waits for nothing.
+    pub(crate) fn check_read(&self, lane: u32) -> Result<(), EpError> {
+        self.report(lane).map_or(Ok(()), |report| Err(EpError::Unread(report)))
     }
 
     /// Waits for the lane's kernels. They end by their deadlines.
@@ -274,15 +286,11 @@ impl<'c> Group<'c> {
     /// # Errors
     /// An error of the device.
     pub fn status(&self) -> Result<Option<Report>, EpError> {
-        for (lane, state) in self.lanes.iter().enumerate() {
-            let mut words = [0u64; 5];
-            state.status.read(0, &mut words)?;
-            let [code, rank, expert, seen, limit] = words;
-            let Some(code) = Code::from_word(code) else { continue };
+        for (lane, state) in (0..).zip(&self.lanes) {
+            let Some(report) = state.report(lane) else { continue };
             state.status.write(0, &[0u64; 5])?;
             self.arena.write((state.params.first / 8 + gin_ep_kernels::CLAIMED_WORD) as usize, &[0])?;
-            let (lane, rank, expert) = (lane as u32, rank as u32, expert as u32);
-            return Ok(Some(Report { lane, code, rank, expert, seen, limit }));
+            return Ok(Some(report));
         }
         Ok(None)
     }
@@ -330,10 +338,8 @@ impl<'c> Group<'c> {
             let most = all.iter().filter_map(of_rank).max().unwrap_or(0);
             let mut words = vec![0u64; state.params.sizes.words() as usize];
             gin_ep_kernels::reset(&state.params.sizes, &mut words, most);
-            // A report that nobody has read stays, and no kernel writes over it.
-            let claimed = gin_ep_kernels::CLAIMED_WORD;
-            let at = (state.params.first / 8 + claimed) as usize;
-            self.arena.read(at, &mut words[claimed as usize..][..1])?;
+            // A report that nobody has read stays, and no other is written over it.
+            words[gin_ep_kernels::CLAIMED_WORD as usize] = state.report(lane as u32).is_some().into();
             self.arena.write((state.params.first / 8) as usize, &words)?;
             state.is_unheard.store(false, Ordering::Relaxed);
         }
@@ -364,13 +370,15 @@ impl<'c> Group<'c> {
     /// memory to the communicator.
     ///
     /// # Errors
-    /// An error of the communicator.
+    /// An error of the communicator. [`EpError::Unread`] if nobody has read a report of the kernels: then the memory is
+    /// freed all the same.
     pub fn destroy(self) -> Result<(), EpError> {
         self.lanes.iter().for_each(LaneState::settle);
         // All ranks deregister both windows, also if the first fails.
         let signals = self.signals.as_ref().map_or(Ok(()), |signals| self.comm.deregister(&signals.window));
         self.comm.deregister(&self.arena)?;
-        Ok(signals?)
+        signals?;
+        (0..).zip(&self.lanes).try_for_each(|(lane, state)| state.check_read(lane))
     }
 }
 

@@ -76,7 +76,8 @@ impl<'g> Lane<'g> {
     /// Sends the rows. They are read in the order of the stream; the call returns at once.
     ///
     /// # Errors
-    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::NotReceived`], an error of the device.
+    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Limit`] for more tokens than the group has
+    /// room for, [`EpError::NotReceived`], [`EpError::Unread`], an error of the device.
     pub fn dispatch(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<Sent<'_>, EpError> {
         let tokens = self.start(stream, tokens, SEND)?;
         self.state().is_unheard.store(true, Ordering::Relaxed);
@@ -129,6 +130,7 @@ impl<'g> Lane<'g> {
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
     pub fn plan(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<Plan, EpError> {
+        self.state().check_read(self.number)?;
         let sizes = self.state().params.sizes;
         let bytes = sizes.plan_bytes();
         let memory = Memory::new(self.group.comm.gpu(), MemoryKind::Device, bytes)?.whole();
@@ -182,6 +184,7 @@ impl<'g> Lane<'g> {
         if self.state().is_unheard.load(Ordering::Relaxed) {
             return Err(EpError::NotReceived { lane: self.number });
         }
+        self.state().check_read(self.number)?;
         let state = self.state();
         let (mut params, used) = tokens.check(&state.params.sizes, self.group.element)?;
         state.begin(stream, &used)?;
@@ -210,6 +213,7 @@ impl<'g> Lane<'g> {
         if self.state().is_unheard.load(Ordering::Relaxed) {
             return Err(EpError::NotReceived { lane: self.number });
         }
+        self.state().check_read(self.number)?;
         if self.state().params.sizes.is_shared() {
             let what = "a kernel with dispatch and combine in a group with `max_rows`";
             return Err(EpError::Unsuited { what, remedy: "call `dispatch` and `combine`" });

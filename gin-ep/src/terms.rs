@@ -6,7 +6,8 @@ use gin_ep_kernels as kernels;
 use gin_ep_kernels::{EXPONENTS, POWERS, Sizes, WIDE_IDS};
 use gin_gpu::MemorySlice;
 
-/// The ids of tokens' experts: `topk` for each token, in memory of the device. A negative id is none.
+/// The ids of tokens' experts: `topk` for each token, in memory of the device. An id is none if it is negative,
+/// whichever negative number it is.
 #[derive(Clone, Copy, Debug)]
 pub enum Ids<'a> {
     /// Of 32 bits.
@@ -18,9 +19,11 @@ pub enum Ids<'a> {
 /// The number of tokens of a dispatch.
 #[derive(Clone, Copy, Debug)]
 pub enum Number<'a> {
-    /// This many.
+    /// This many. The group has room for as many.
     Is(u32),
-    /// As many as this word in memory of the device, a `u32`, says when the kernel runs.
+    /// As many as this word in memory of the device, a `u32`, says when the kernel runs. A word past `i32::MAX`, which
+    /// is negative as an `i32`, counts as 0. That, and more tokens than the group has room for, is reported as
+    /// [`Code::TooManyTokens`](crate::Code::TooManyTokens).
     At(&'a MemorySlice),
 }
 
@@ -92,9 +95,14 @@ impl<'a> Tokens<'a> {
         element: Element,
     ) -> Result<(kernels::Tokens, Vec<&'a MemorySlice>), EpError> {
         // With a number on the device, memory for the most is needed.
-        let most = match (self.plan, self.count) {
+        let most: u64 = match (self.plan, self.count) {
             (Some(plan), _) => plan.most.into(),
-            (None, Number::Is(count)) => u64::from(count.min(sizes.tokens)),
+            (None, Number::Is(count)) if count > sizes.tokens => {
+                let limit =
+                    format!("at most {}, for which the group has room; configure more by `tokens`", sizes.tokens);
+                return Err(EpError::Limit { what: "the number of tokens of a batch", given: count.into(), limit });
+            }
+            (None, Number::Is(count)) => count.into(),
             (None, Number::At(_)) => sizes.tokens.into(),
         };
         let ids = most * u64::from(sizes.topk);

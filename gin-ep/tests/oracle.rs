@@ -4,7 +4,7 @@
 mod support;
 
 use gin_device::prelude::*;
-use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Rows, Scales, Tokens};
+use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Report, Rows, Scales, Tokens};
 use gin_ep_oracle::{Batch, Routing, Shape, batch, narrow};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::Communicator;
@@ -416,27 +416,71 @@ fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
             stream.synchronize()?;
             let report = group.status()?;
             assert_eq!(report.map(|report| (report.code, report.expert, report.seen, report.limit)), {
-                (me == 1 && seen >= 0).then_some((Code::UnknownExpert, seen as u32, 1, 4))
+                (me == 1 && seen >= 0).then_some((Code::UnknownExpert, id as u64, 1, 4))
             });
             assert_eq!(group.status()?, None);
         }
 
-        // More tokens than there is room for, by a number of the host and by one of the device.
+        // More tokens than there is room for, and fewer than none, by a number of the device.
         let batches: Vec<Batch> = (0..2).map(|rank| batch(&shape, Routing::Uniform, 2, rank, 8)).collect();
-        let fewer: Vec<Batch> = (0..2).map(|rank| batch(&shape, Routing::Uniform, 2, rank, 4)).collect();
         let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
-        for (wide, given) in [(false, 8u32), (true, 8), (true, u32::MAX)] {
-            input.write(&batches[me], wide)?;
-            count_at.write(0, &[given])?;
-            let tokens = input.tokens(8, wide);
-            let tokens = if wide { tokens.count(Number::At(&count_at)) } else { tokens };
-            let received = lane.exchange(&stream, &tokens)?;
-            stream.synchronize()?;
-            compare(&received, &shape, &fewer, me)?;
-            received.release();
-            let report = group.status()?.map(|report| (report.code, report.seen, report.limit));
-            assert_eq!(report, Some((Code::TooManyTokens, given.into(), 4)));
+        for (given, part, text) in [
+            (8, 4, "lane 0: a batch has 8 tokens, the group has room for 4; the others were dropped"),
+            (
+                i32::MAX as u32,
+                4,
+                "lane 0: a batch has 2147483647 tokens, the group has room for 4; the others were dropped",
+            ),
+            (-1i32 as u32, 0, "lane 0: the number of tokens of a batch is -1 on the device; it has none"),
+            (i32::MIN as u32, 0, "lane 0: the number of tokens of a batch is -2147483648 on the device; it has none"),
+        ] {
+            for planned in [false, true] {
+                let fewer: Vec<Batch> = (0..2).map(|rank| batch(&shape, Routing::Uniform, 2, rank, part)).collect();
+                input.write(&batches[me], true)?;
+                count_at.write(0, &[given])?;
+                let tokens = input.tokens(8, true).count(Number::At(&count_at));
+                let plan = if planned { Some(lane.plan(&stream, &tokens)?) } else { None };
+                let tokens = plan.as_ref().map_or(tokens, |plan| tokens.planned(plan));
+                if planned {
+                    stream.synchronize()?;
+                    assert_eq!(group.status()?.map(|report| report.to_string()), Some(text.to_owned()));
+                }
+                let received = lane.exchange(&stream, &tokens)?;
+                stream.synchronize()?;
+                compare(&received, &shape, &fewer, me)?;
+                received.release();
+                let report = group.status()?.map(|report| (report.code, report.seen, report.limit, report.to_string()));
+                let expected = (Code::TooManyTokens, given.into(), 4, text.to_owned());
+                assert_eq!(report, (!planned).then_some(expected));
+            }
         }
+
+        // A number that the host knows is refused, and nothing is sent.
+        let error = lane.exchange(&stream, &input.tokens(5, false)).map(drop).unwrap_err();
+        let limit = "at most 4, for which the group has room; configure more by `tokens`";
+        assert_eq!(error.to_string(), format!("the number of tokens of a batch is 5; the limit is {limit}"));
+        assert!(lane.plan(&stream, &input.tokens(u32::MAX as usize, false)).is_err());
+
+        // A report that nobody has read ends the next call that begins a dispatch, and the group; no other call.
+        count_at.write(0, &[9u32])?;
+        let many = input.tokens(8, false).count(Number::At(&count_at));
+        let received = lane.exchange(&stream, &many)?;
+        stream.synchronize()?;
+        received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+        stream.synchronize()?;
+        let text = "an earlier call has left a report that nobody has read by `Group::status`: lane 0: a batch has 9 \
+                    tokens, the group has room for 4; the others were dropped";
+        let few = input.tokens(4, false);
+        for error in [
+            lane.exchange(&stream, &few).map(drop).unwrap_err(),
+            lane.dispatch(&stream, &few).map(drop).unwrap_err(),
+            lane.plan(&stream, &few).map(drop).unwrap_err(),
+            lane.fuse(&stream, &few, Rows::InPlace, &Combine::reduced().into(&input.output)).map(drop).unwrap_err(),
+        ] {
+            assert!(matches!(error, EpError::Unread(_)) && error.to_string() == text, "{error}");
+        }
+        assert!(group.status()?.is_some());
+        lane.exchange(&stream, &few)?.release();
 
         // A dispatch that nobody received, memory that is too short, and a lane that is lent.
         let short = input.rows.memory().slice(0..48)?;
@@ -451,6 +495,21 @@ fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
         rank.barrier()?;
         drop(lane);
         group.destroy()?;
+
+        // A group that ends with such a report, also after all ranks were admitted again.
+        for admits in [false, true] {
+            let group = Group::new(&comm, &config)?;
+            let mut lane = group.lane(0)?;
+            lane.exchange(&stream, &many)?.release();
+            stream.synchronize()?;
+            drop(lane);
+            rank.barrier()?;
+            if admits {
+                group.readmit()?;
+            }
+            let error = group.destroy().unwrap_err();
+            assert!(matches!(error, EpError::Unread(Report { code: Code::TooManyTokens, seen: 9, .. })), "{error}");
+        }
         Ok(comm.destroy()?)
     });
     outcome.unwrap();

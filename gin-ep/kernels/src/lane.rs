@@ -492,7 +492,7 @@ pub struct Tokens {
     /// The address of the weights: `f32`; 0 if all are 1.
     pub weights: u64,
     /// The address of the number of tokens, a `u32` that may change between launches; 0 if [`count`](Self::count) is
-    /// the number.
+    /// the number. A word past `i32::MAX`, a negative number for programs that store an `i32`, counts as 0.
     pub count_at: u64,
     /// The address of a plan of these tokens, whose first word is then their number; 0 if there is none.
     pub plan: u64,
@@ -513,12 +513,39 @@ impl Tokens {
         unsafe { load(self.count_at) }
     }
 
+    /// Returns the given number of tokens as far as there is room for them; 0 if it is negative.
+    #[inline(always)]
+    pub(crate) fn clamped(&self, sizes: &Sizes) -> u32 {
+        let given = self.given();
+        if (given as i32) < 0 { 0 } else { given.min(sizes.tokens) }
+    }
+
     /// Returns the number of tokens that take part.
     #[inline(always)]
     pub(crate) fn number(&self, sizes: &Sizes) -> u32 {
+        if self.plan == 0 {
+            return self.clamped(sizes);
+        }
         // Safety: the kernel's caller promised a plan.
-        let number = if self.plan == 0 { self.given() } else { unsafe { load(self.plan) } };
-        number.min(sizes.tokens)
+        unsafe { load(self.plan) }.min(sizes.tokens)
+    }
+
+    /// Returns the greatest id of a token as it was given, for a report. It is not negative.
+    #[inline(always)]
+    pub(crate) fn greatest_id(&self, token: u32, topk: u32) -> u64 {
+        let (mut greatest, first) = (0, u64::from(token) * u64::from(topk));
+        for index in first..first + u64::from(topk) {
+            // Safety: the kernel's caller promised that the ids are there.
+            let id = unsafe {
+                if self.flags & WIDE_IDS == 0 {
+                    i64::from(load(self.ids + 4 * index) as i32)
+                } else {
+                    (u64::from(load(self.ids + 8 * index + 4)) << 32 | u64::from(load(self.ids + 8 * index))) as i64
+                }
+            };
+            greatest = greatest.max(id);
+        }
+        greatest as u64
     }
 
     /// Returns an id of a token; negative if it is none, `i32::MAX` if it is past that.

@@ -87,7 +87,7 @@ pub use places::tallies;
 pub use received::Received;
 pub use reduce::reduce;
 pub use routes::plan;
-pub use status::{Code, STATUS_WORDS};
+pub use status::{Code, STATUS_WORDS, reported};
 
 /// Parts for the models of the protocol, and mistakes for the tests that must notice them.
 #[doc(hidden)]

@@ -204,7 +204,7 @@ impl<'a> Part<'a> {
                     if rows > sizes.tokens {
                         let (received, limit) = (&to.received, sizes.tokens.into());
                         let (arena, lane, code) = (received.arena(), received.lane(), Code::TooManyRows);
-                        status::report(arena, lane, code, self.source, number, rows.into(), limit);
+                        status::report(arena, lane, code, self.source, number.into(), rows.into(), limit);
                     }
                 }
             }

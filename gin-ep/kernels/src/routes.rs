@@ -7,7 +7,7 @@ use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_u32;
 use gin_device::sys::{GlobalWord, Word};
 
-/// Reports tokens past the limit, by one thread.
+/// Reports tokens past the limit, or a negative number of them, by one thread.
 #[inline(always)]
 pub(crate) fn check_number(arena: u64, lane: &Lane, tokens: &Tokens) {
     let (given, most) = (tokens.given(), lane.sizes.tokens);
@@ -54,14 +54,15 @@ impl To {
 
     /// Returns the ranks. An id that does not exist drops its token; `reports` says whether to report that.
     #[inline(always)]
-    fn ranks(&self, arena: u64, lane: &Lane, group: u32, reports: bool) -> u64 {
+    fn ranks(&self, arena: u64, lane: &Lane, tokens: &Tokens, group: u32, reports: bool) -> u64 {
         // Fewer experts than 2^31 fit into any memory.
         if self.most < lane.sizes.experts as i32 {
             return u64::from(self.high) << 32 | u64::from(self.low);
         }
         if reports {
             let (token, experts) = (32 * group + gin_device::coop::lane(), lane.sizes.experts);
-            status::report(arena, lane, Code::UnknownExpert, 0, self.most as u32, token.into(), experts.into());
+            let expert = tokens.greatest_id(token, lane.sizes.topk);
+            status::report(arena, lane, Code::UnknownExpert, 0, expert, token.into(), experts.into());
         }
         0
     }
@@ -99,7 +100,7 @@ fn words_of(ranks: u64, number: u32, word: impl Fn(u32, u32)) {
 pub unsafe fn plan(arena: &Window<u64>, lane: &Lane, tokens: &Tokens, plan: u64) {
     let arena = arena.local_ptr().addr() as u64;
     check_number(arena, lane, tokens);
-    let number = tokens.given().min(lane.sizes.tokens);
+    let number = tokens.clamped(&lane.sizes);
     // Safety: the caller's promise, here and below.
     let store = |offset: u64, value: u32| unsafe { store_weak_u32((plan + offset) as usize as *mut u32, value) };
     if block_in_grid() == 0 && Block.elect() {
@@ -113,7 +114,7 @@ pub unsafe fn plan(arena: &Window<u64>, lane: &Lane, tokens: &Tokens, plan: u64)
             to.add(lane, ids_of(lane, tokens, number, group, k));
             k += 8;
         }
-        words_of(to.ranks(arena, lane, group, true), lane.sizes.ranks, |rank, bits| {
+        words_of(to.ranks(arena, lane, tokens, group, true), lane.sizes.ranks, |rank, bits| {
             store(PLAN_BITS + 4 * (first + u64::from(rank)), bits);
         });
         group += grid_dim().count() as u32 * (Block.size() / WARP_SIZE);
@@ -231,7 +232,7 @@ impl Routes {
                 self.ahead = ids_of(lane, tokens, self.tokens, self.first + ahead, k);
                 to.add(lane, ids);
                 if is_last {
-                    let ranks = to.ranks(arena, lane, self.first + of, block_in_grid() == 0);
+                    let ranks = to.ranks(arena, lane, tokens, self.first + of, block_in_grid() == 0);
                     words_of(ranks, self.ranks, |rank, bits| {
                         self.bits.write((of * self.ranks + rank) as usize, bits);
                     });

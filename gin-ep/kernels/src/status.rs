@@ -4,7 +4,7 @@
 use crate::lane::{CLAIMED, Lane};
 use crate::protocol;
 use gin_device::prelude::*;
-use gin_device::sys::{Global, GlobalWord};
+use gin_device::sys::{Global, GlobalWord, Word};
 
 /// Number of words of the status block: code, rank, expert, seen, limit; the rest is unused.
 pub const STATUS_WORDS: u64 = 8;
@@ -16,9 +16,11 @@ pub enum Code {
     /// A rank did not send or return its rows in time. `rank` is its number, `seen` the epoch of its flag, `limit` the
     /// awaited one.
     Silent = 1,
-    /// An id is not less than the number of experts. `seen` is the token, `expert` the id, `limit` that number.
+    /// An id is not less than the number of experts. `seen` is the token, `expert` its greatest id, `limit` that
+    /// number.
     UnknownExpert = 2,
-    /// There are more tokens than the group has room for. `seen` is their number, `limit` the room.
+    /// There are more tokens than the group has room for. `seen` is their number, `limit` the room. Or the word that
+    /// says their number is negative: then `seen` is that word.
     TooManyTokens = 3,
     /// The communicator was aborted, or has a fault.
     Stopped = 4,
@@ -53,10 +55,23 @@ impl Code {
 
 /// Reports an error. The first one stays until the host has read it.
 #[inline(always)]
-pub(crate) fn report(arena: u64, lane: &Lane, code: Code, rank: u32, expert: u32, seen: u64, limit: u64) {
+pub(crate) fn report(arena: u64, lane: &Lane, code: Code, rank: u32, expert: u64, seen: u64, limit: u64) {
     // Safety: words of the arena and of the status block, which the host made; all accesses are atomic.
     let (claimed, status) = unsafe { (GlobalWord::new(arena + lane.word(CLAIMED)), GlobalWord::new(lane.status)) };
-    protocol::report::<Global>(claimed, status, code as u64, [rank.into(), expert.into(), seen, limit]);
+    protocol::report::<Global>(claimed, status, code as u64, [rank.into(), expert, seen, limit]);
+}
+
+/// Returns the words of a report: code, rank, expert, seen, limit; `None` if there is none. For the host, also while
+/// kernels run: then the code is right, and the others are when the kernel that reports has ended.
+///
+/// # Safety
+/// - `status` is the address of a lane's status block, which is alive.
+#[must_use]
+pub unsafe fn reported(status: u64) -> Option<(Code, [u64; 4])> {
+    // Safety: the caller's promise; kernels use the words by atomic operations, too.
+    let first = unsafe { GlobalWord::new(status) };
+    let code = Code::from_word(first.load_acquire_sys())?;
+    Some((code, [1, 2, 3, 4].map(|index| first.at(index).load_relaxed_sys())))
 }
 
 /// Returns what a kernel needs to poll: the communicator's status.

@@ -108,7 +108,7 @@ pub(crate) struct Report {
     lane: u32,
     code: String,
     rank: Option<u32>,
-    expert: Option<u32>,
+    expert: Option<u64>,
     seen: u64,
     limit: u64,
     text: String,

@@ -132,7 +132,7 @@ impl Given {
         let plan = tokens.planned.as_ref().map(|plan| plan.get());
         let most = match (plan, &count) {
             (Some(plan), _) => plan.most,
-            (None, Count::Is(count)) => room.min((*count).into()),
+            (None, Count::Is(count)) => (*count).into(),
             (None, Count::At(_)) => room,
         };
         let row_bytes = element.sent_bytes(sizes.row_bytes) as u32;
