@@ -7,6 +7,7 @@ use gin_abi::handle::{BackendKind, NEAR_WORDS};
 use gin_ep_kernels::{
     Bytes, Divisor, Format, LARGE_UNIT, MOST_NETWORK_THREADS, MOST_THREADS, Network, Quantized, SCALED, Sizes, UNIT,
 };
+use std::fmt;
 
 /// The most bytes of a row.
 const MOST_ROW_BYTES: u64 = 64 << 10;
@@ -87,6 +88,14 @@ pub struct GroupConfig {
     pub(crate) groups: Option<u32>,
     pub(crate) threads: Option<u32>,
     pub(crate) deadline: Deadline,
+}
+
+impl fmt::Display for GroupConfig {
+    /// Writes all values, by the names of the calls that set them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let values: Vec<String> = self.values().iter().map(|(name, value)| format!("{name} {value}")).collect();
+        f.write_str(&values.join(", "))
+    }
 }
 
 impl GroupConfig {
@@ -262,6 +271,32 @@ impl GroupConfig {
         Ok(self.footprint(ranks)? + more * u64::from(self.lanes))
     }
 
+    /// Returns the values that all ranks pass alike, by the names of the calls that set them.
+    pub(crate) fn values(&self) -> Vec<(&'static str, String)> {
+        let given = |value: Option<u32>| value.map_or_else(|| "not set".to_owned(), |value| value.to_string());
+        let element = match self.element {
+            Element::Opaque { row_bytes, scale_bytes } => format!("Opaque({row_bytes}, {scale_bytes})"),
+            other => format!("{other:?}"),
+        };
+        vec![
+            ("experts", self.experts.to_string()),
+            ("hidden", self.hidden.to_string()),
+            ("topk", self.topk.to_string()),
+            ("tokens", self.tokens.to_string()),
+            ("lanes", self.lanes.to_string()),
+            ("element", element),
+            ("at_source", self.at_source.to_string()),
+            ("back_f32", self.back_f32.to_string()),
+            ("max_rows", given(self.max_rows)),
+            ("sms", given(self.blocks)),
+            ("grid", given(self.grid)),
+            ("threads", given(self.threads)),
+            ("deadline", self.deadline.to_string()),
+            ("first_epoch", self.first_epoch.to_string()),
+            ("groups", given(self.groups)),
+        ]
+    }
+
     /// Returns an error if rows cannot reach ranks over a network.
     pub(crate) fn is_near_only(&self) -> Result<(), EpError> {
         if self.max_rows.is_none() {
@@ -315,6 +350,7 @@ impl GroupConfig {
             }
         };
         let hidden = u64::from(self.hidden);
+        self.check_hidden()?;
         let (row_bytes, back_bytes, scale_bytes) = match self.element {
             Element::Bf16 | Element::F16 => (2 * hidden, 2 * hidden, 0),
             Element::F32 => (4 * hidden, 4 * hidden, 0),
@@ -327,12 +363,15 @@ impl GroupConfig {
         limit("the number of experts", self.experts.into(), 1, MOST_EXPERTS)?;
         limit("the number of experts of a token", self.topk.into(), 1, MOST_TOPK)?;
         limit("the number of bytes of a row", row_bytes, 16, MOST_ROW_BYTES)?;
-        limit("the number of bytes of a returned row", back_bytes, 16, MOST_ROW_BYTES)?;
         limit("the number of bytes of the scales of a row", scale_bytes, 0, MOST_ROW_BYTES)?;
         limit("the number of lanes", self.lanes.into(), 1, 64)?;
         limit("the number of tokens", self.tokens.into(), 1, 65_536)?;
         if let Some(rows) = self.max_rows {
-            limit("the number of received rows", rows.into(), 1, u64::from(ranks) * u64::from(self.tokens))?;
+            let (given, most) = (u64::from(rows), u64::from(ranks) * u64::from(self.tokens));
+            if given == 0 || given > most {
+                let limit = format!("1 to {most}, which is all that {ranks} ranks with {} tokens send", self.tokens);
+                return Err(EpError::Limit { what: "`max_rows`", given, limit });
+            }
             if self.at_source {
                 let what = "a group with `max_rows` to which a row for each id comes back";
                 return Err(EpError::Unsuited { what, remedy: "leave out `at_source`, or `max_rows`" });
@@ -354,18 +393,11 @@ impl GroupConfig {
         limit("the number of threads of a block", self.block().into(), 32, MOST_THREADS.into())?;
         for (what, given, unit) in [
             ("the number of bytes of a row", row_bytes, 16),
-            ("the number of bytes of a returned row", back_bytes, 16),
             ("the number of threads of a block", self.block().into(), 32),
         ] {
             if !u64::is_multiple_of(given, unit) {
                 return Err(EpError::Limit { what, given, limit: format!("a multiple of {unit}") });
             }
-        }
-        if let (Element::E4m3(_), given) = (self.element, hidden)
-            && !given.is_multiple_of(SCALED.into())
-        {
-            let limit = format!("a multiple of {SCALED}, the elements of a scale");
-            return Err(EpError::Limit { what: "the number of elements of a row", given, limit });
         }
         let Self { experts, topk, tokens, .. } = *self;
         let unit = if matches!(self.element, Element::E4m3(_)) { Quantized::UNIT } else { Bytes::UNIT };
@@ -386,6 +418,26 @@ impl GroupConfig {
             max_rows: self.max_rows.unwrap_or(u32::MAX),
             pitch: (if self.max_rows.is_some() { row_bytes.max(back_bytes) } else { row_bytes }) as u32,
         })
+    }
+
+    /// Checks the number of elements of a row, which has a multiple of 16 bytes there and back.
+    fn check_hidden(&self) -> Result<(), EpError> {
+        let back: u64 = if self.back_f32 || self.element == Element::F32 { 4 } else { 2 };
+        let (there, unit) = match self.element {
+            Element::E4m3(_) => (2, SCALED.into()),
+            Element::Bf16 | Element::F16 => (2, 8),
+            Element::F32 => (4, 4),
+            Element::Opaque { .. } => (back, 16 / back),
+        };
+        let (given, most) = (u64::from(self.hidden), MOST_ROW_BYTES / back.max(there));
+        if given != 0 && given <= most && given.is_multiple_of(unit) {
+            return Ok(());
+        }
+        let mut limit = format!("a multiple of {unit}, at most {most}");
+        if given != 0 && given < most {
+            limit = format!("{limit}: pad rows with zeros to {} elements", given.next_multiple_of(unit));
+        }
+        Err(EpError::Limit { what: "`hidden`, the number of elements of a row,", given, limit })
     }
 
     /// Returns the names of the kernels for dispatch and combine, which post to this network, if they do, and of the

@@ -21,13 +21,18 @@ pub enum EpError {
         limit: String,
     },
     /// The ranks were given different configurations.
-    #[error("rank {rank} has another configuration than this rank: {theirs}, here {ours}")]
+    #[error(
+        "rank {rank} has another configuration than this rank: `{what}` is {theirs} there and {ours} here; all ranks \
+         pass the same"
+    )]
     Differs {
         /// The first such rank.
         rank: u32,
-        /// Its configuration.
+        /// The first value that differs, by the name of the call that sets it.
+        what: String,
+        /// That rank's value.
         theirs: String,
-        /// This rank's.
+        /// This rank's value.
         ours: String,
     },
     /// Loads and stores do not reach all ranks, and the call has no route over a network.
@@ -57,7 +62,7 @@ pub enum EpError {
         needed: u64,
     },
     /// Memory is not aligned.
-    #[error("{what} begins at address {address:#x}, which is no multiple of {align}")]
+    #[error("{what} begins {} bytes past a multiple of {align}; it must begin at such a multiple", address % align)]
     Misaligned {
         /// The purpose of the memory.
         what: &'static str,

@@ -133,7 +133,7 @@ impl<'c> Group<'c> {
     pub fn new(comm: &'c Communicator, config: &GroupConfig) -> Result<Self, EpError> {
         let (ranks, gpu) = (comm.ranks(), comm.gpu());
         let sizes = config.sizes(ranks)?;
-        let (device, sharing) = meet(comm, &format!("{config:?}"))?;
+        let (device, sharing) = meet(comm, &config.values())?;
         let remote = Routed::of(comm, &device, config, &sizes)?;
         if remote.is_some() {
             config.is_near_only()?;

@@ -43,6 +43,22 @@ impl MatmulConfig {
         self
     }
 
+    /// Returns the values that all ranks pass alike.
+    fn values(&self, kernel: &str) -> [(&'static str, String); 6] {
+        let Self { rows, columns, depth, blocks, deadline } = self;
+        let blocks = blocks.map_or_else(|| "not set".to_owned(), |blocks| blocks.to_string());
+        let (kernel, deadline) = (kernel.to_owned(), deadline.to_string());
+        let [rows, columns, depth] = [rows, columns, depth].map(u32::to_string);
+        [
+            ("kernel", kernel),
+            ("rows", rows),
+            ("columns", columns),
+            ("depth", depth),
+            ("blocks", blocks),
+            ("deadline", deadline),
+        ]
+    }
+
     fn check(&self, ranks: u32) -> Result<Product, EpError> {
         let &Self { rows, columns, depth, .. } = self;
         for (what, given, multiple) in [
@@ -188,7 +204,7 @@ impl<'c> Matmul<'c> {
         let ranks = comm.ranks();
         let product = config.check(ranks)?;
         let name = if scatters { "ep_matmul_reduce_scatter" } else { "ep_all_gather_matmul" };
-        let (device, sharing) = meet(comm, &format!("{name} {config:?}"))?;
+        let (device, sharing) = meet(comm, &config.values(name))?;
         let reached = device.handle().lsa_size;
         if reached != ranks {
             return Err(EpError::NotReachable { reached, ranks });

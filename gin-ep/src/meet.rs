@@ -11,21 +11,25 @@ pub(crate) fn gathered(comm: &Communicator, mine: &[u8]) -> Result<Vec<Vec<u8>>,
 }
 
 /// Returns the communicator for kernels, and the number of ranks that share this rank's GPU. Each of them takes its
-/// part of the GPU's processors, so that it always has room for a block. Collective.
+/// part of the GPU's processors, so that it always has room for a block. `values` are the configuration, each with the
+/// name of the call that sets it. Collective.
 ///
 /// # Errors
 /// [`EpError::Differs`] if a rank has another configuration; an error of the communicator.
-pub(crate) fn meet(comm: &Communicator, ours: &str) -> Result<(DeviceComm, u64), EpError> {
+pub(crate) fn meet(comm: &Communicator, values: &[(&str, String)]) -> Result<(DeviceComm, u64), EpError> {
     let (device, gpu) = (comm.device()?, comm.gpu());
     let place = format!("{}/{}", comm.bootstrap().host(comm.rank()), gpu.pci_address().unwrap_or_default());
-    let all = gathered(comm, format!("{place}\n{ours}").as_bytes())?;
+    let mut ours = vec![place.clone()];
+    ours.extend(values.iter().map(|(name, value)| format!("{name}\t{value}")));
+    let all = gathered(comm, ours.join("\n").as_bytes())?;
     let all: Vec<String> = all.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect();
-    for (rank, text) in all.iter().enumerate() {
-        let theirs = text.split_once('\n').map_or("", |(_, theirs)| theirs);
+    for (rank, text) in (0..).zip(&all) {
         // Some values need not agree, but one rule is simpler than two.
-        if theirs != ours {
-            let (theirs, ours) = (theirs.to_owned(), ours.to_owned());
-            return Err(EpError::Differs { rank: rank as u32, theirs, ours });
+        let differs = text.lines().zip(&ours).skip(1).find(|(theirs, ours)| theirs != ours);
+        if let Some((theirs, ours)) = differs {
+            let [(what, theirs), (_, ours)] = [theirs, ours].map(|line| line.split_once('\t').unwrap_or(("", line)));
+            let (what, theirs, ours) = (what.to_owned(), theirs.to_owned(), ours.to_owned());
+            return Err(EpError::Differs { rank, what, theirs, ours });
         }
     }
     let sharing = match gpu.kind() {

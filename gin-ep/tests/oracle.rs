@@ -609,22 +609,50 @@ fn a_lane_keeps_the_memory_of_a_call_until_its_kernels_have_ended() {
 fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
     let refused = launch(WorldConfig::seeded(2, 1), |rank| -> Result<(), EpError> {
         let comm = rank.communicator(&Requirements::default())?;
-        let config = GroupConfig::new(2 + rank.rank(), 8, 1);
-        let error = Group::new(&comm, &config).map(drop).unwrap_err();
-        assert!(matches!(error, EpError::Differs { .. }), "{error}");
+        let all = GroupConfig::new(2, 128, 1);
+        for (other, what, theirs, ours) in [
+            (GroupConfig::new(3, 128, 1), "experts", "2", "3"),
+            (GroupConfig::new(2, 256, 1), "hidden", "128", "256"),
+            (GroupConfig::new(2, 128, 2), "topk", "1", "2"),
+            (all.tokens(16), "tokens", "128", "16"),
+            (all.lanes(2), "lanes", "1", "2"),
+            (all.element(Element::E4m3(Scales::Ue8m0)), "element", "Bf16", "E4m3(Ue8m0)"),
+            (all.element(Element::Opaque { row_bytes: 32, scale_bytes: 6 }), "element", "Bf16", "Opaque(32, 6)"),
+            (all.at_source(), "at_source", "false", "true"),
+            (all.back_f32(), "back_f32", "false", "true"),
+            (all.max_rows(3), "max_rows", "not set", "3"),
+            (all.sms(3), "sms", "not set", "3"),
+            (all.grid(3), "grid", "not set", "3"),
+            (all.threads(64), "threads", "not set", "64"),
+            (all.deadline(Deadline::after_ms(3)), "deadline", "1 s", "3 ms"),
+        ] {
+            let (config, rank, [theirs, ours]) =
+                if rank.rank() == 0 { (all, 1, [ours, theirs]) } else { (other, 0, [theirs, ours]) };
+            let error = Group::new(&comm, &config).map(drop).unwrap_err().to_string();
+            let differs = format!("rank {rank} has another configuration than this rank: `{what}` is {theirs} there");
+            assert_eq!(error, format!("{differs} and {ours} here; all ranks pass the same"));
+        }
         Ok(comm.destroy()?)
     });
     refused.unwrap();
     for (config, words) in [
         (GroupConfig::new(0, 8, 1), "the number of experts is 0; the limit is at least 1"),
-        (GroupConfig::new(8, 12, 1), "the number of bytes of a row is 24; the limit is a multiple of 16"),
+        (
+            GroupConfig::new(8, 12, 1),
+            "`hidden`, the number of elements of a row, is 12; the limit is a multiple of 8, at most 32768: pad rows with \
+             zeros to 16 elements",
+        ),
         (GroupConfig::new(8, 8, 33), "the number of experts of a token is 33; the limit is at most 32"),
-        (GroupConfig::new(8, 40_000, 1), "the number of bytes of a row is 80000; the limit is at most 65536"),
+        (
+            GroupConfig::new(8, 40_000, 1),
+            "`hidden`, the number of elements of a row, is 40000; the limit is a multiple of 8, at most 32768",
+        ),
         (GroupConfig::new(8, 8, 1).tokens(65_537), "the number of tokens is 65537; the limit is at most 65536"),
         (GroupConfig::new(65_537, 8, 1), "the number of experts is 65537; the limit is at most 65536"),
         (
             GroupConfig::new(8, 64, 1).element(Element::E4m3(Scales::F32)),
-            "the number of elements of a row is 64; the limit is a multiple of 128, the elements of a scale",
+            "`hidden`, the number of elements of a row, is 64; the limit is a multiple of 128, at most 32768: pad rows with \
+             zeros to 128 elements",
         ),
         (
             GroupConfig::new(8, 64, 1).element(Element::Opaque { row_bytes: 24, scale_bytes: 1 }),
@@ -634,7 +662,7 @@ fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
         assert_eq!(config.footprint(2).unwrap_err().to_string(), words);
     }
     let wide = GroupConfig::new(8, 16_392, 1).back_f32();
-    let words = "the number of bytes of a returned row is 65568; the limit is at most 65536";
+    let words = "`hidden`, the number of elements of a row, is 16392; the limit is a multiple of 8, at most 16384";
     assert_eq!(wide.footprint(2).unwrap_err().to_string(), words);
     let no_bf16 = "FP32 in place of BF16 in rows that come back, in a group to which no BF16 come back: leave out \
                    `back_f32`";

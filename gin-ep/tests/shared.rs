@@ -202,8 +202,8 @@ fn the_memory_is_at_most_twice_that_of_the_received_rows_and_16_mib() {
 fn what_a_shared_region_does_not_have_is_refused() {
     let config = GroupConfig::new(8, 8, 2).tokens(16).sms(1).threads(32);
     for (config, words) in [
-        (config.max_rows(0), "the number of received rows is 0; the limit is at least 1"),
-        (config.max_rows(33), "the number of received rows is 33; the limit is at most 32"),
+        (config.max_rows(0), "`max_rows` is 0; the limit is 1 to 32, which is all that 2 ranks with 16 tokens send"),
+        (config.max_rows(33), "`max_rows` is 33; the limit is 1 to 32, which is all that 2 ranks with 16 tokens send"),
         (
             config.max_rows(8).at_source(),
             "a group with `max_rows` to which a row for each id comes back: leave out `at_source`, or `max_rows`",

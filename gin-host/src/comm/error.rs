@@ -148,7 +148,7 @@ pub enum CommError {
         own: &'static str,
     },
     /// The memory is not aligned for its elements.
-    #[error("window memory at {address:#x} is not aligned to {align}")]
+    #[error("window memory begins {} bytes past a multiple of {align}; it must begin at such a multiple", address % align)]
     Misaligned {
         /// Address.
         address: u64,
@@ -156,7 +156,7 @@ pub enum CommError {
         align: u64,
     },
     /// The memory, or part of it, is in a window already.
-    #[error("bytes {address:#x} to {end:#x} are already registered, in window {window}")]
+    #[error("{} bytes of the memory are already registered, in window {window}: deregister that first", end - address)]
     AlreadyRegistered {
         /// The first byte.
         address: u64,
