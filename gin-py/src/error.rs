@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Exceptions.
 
-use gin_abi::{Fault, Subject, fault::NONE};
+use crate::process::aborted;
+use gin_abi::{Fault, FaultKind, Subject, fault::NONE};
 use gin_boot::{BootstrapError, JobError};
 use gin_ep::EpError;
 use gin_gpu::GpuError;
@@ -47,7 +48,11 @@ impl<T, E: Raised> OrRaise<T> for Result<T, E> {
 impl Raised for CommError {
     fn raised(self, py: Python<'_>) -> PyErr {
         match self {
+            Self::Ended { ref report, .. } if report.fault.kind() == FaultKind::Aborted => {
+                aborted(py, self.to_string(), |text| fault(py, text, report))
+            }
             Self::Ended { ref report, .. } => fault(py, self.to_string(), report),
+            Self::Bootstrap(BootstrapError::Aborted { .. }) => aborted(py, self.to_string(), Error::new_err),
             Self::State { .. } | Self::Busy { .. } | Self::WindowGone { .. } => StateError::new_err(self.to_string()),
             Self::Gpu(error) => error.raised(py),
             other => Error::new_err(other.to_string()),
@@ -92,7 +97,16 @@ macro_rules! plain {
     )* };
 }
 
-plain!(BootstrapError, JobError, PlacementError, std::io::Error);
+plain!(JobError, PlacementError, std::io::Error);
+
+impl Raised for BootstrapError {
+    fn raised(self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Aborted { .. } => aborted(py, self.to_string(), Error::new_err),
+            other => Error::new_err(other.to_string()),
+        }
+    }
+}
 
 /// Returns the exception of a fault, with its fields.
 pub(crate) fn fault(py: Python<'_>, text: String, report: &FaultReport) -> PyErr {

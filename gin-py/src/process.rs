@@ -14,11 +14,13 @@ use gin_host::comm::CommConfig;
 use gin_virtual::{DeviceConfig, ThreadsConfig, World};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The rank of this process.
 static RANK: Mutex<Option<Py<Rank>>> = Mutex::new(None);
@@ -169,7 +171,8 @@ pub(crate) fn init(
 ) -> PyResult<Py<Rank>> {
     check_process()?;
     if let Some(known) = lock(&RANK).as_ref().filter(|known| !known.get().is_closed()) {
-        let text = format!("gin.init() was called before: this is {:?}; close it first", known.get());
+        let known = known.get().name();
+        let text = format!("gin.init() was called before: this process is {known}; call `close()` of that rank first");
         return Err(StateError::new_err(text));
     }
     let choice = Choice::of(py, device)?;
@@ -253,10 +256,67 @@ pub(crate) fn gpus(py: Python<'_>) -> PyResult<Vec<String>> {
     Ok(py.detach(|| available(&tables)).or_raise(py)?.names)
 }
 
+/// State that the threads of one `gin.launch` share.
+#[derive(Debug, Default)]
+struct Launched {
+    /// The first exception, and its rank if a rank raised it. Those of other ranks may be its consequences.
+    first: Mutex<Option<(Option<u32>, PyErr)>>,
+    /// Python's numbers of the threads whose bodies run, by rank.
+    bodies: Mutex<BTreeMap<u32, i64>>,
+}
+
+thread_local! {
+    /// The rank of this thread, and its launch.
+    static BODY: RefCell<Option<(u32, Arc<Launched>)>> = const { RefCell::new(None) };
+}
+
+/// Returns an exception that tells of an abort, with the exception of the rank of `gin.launch` that made the launch
+/// abort all ranks, if one did, in its text and as its cause.
+pub(crate) fn aborted(py: Python<'_>, text: String, make: impl FnOnce(String) -> PyErr) -> PyErr {
+    let first = BODY.with_borrow(|body| {
+        let (own, launched) = body.as_ref()?;
+        let first = lock(&launched.first);
+        let (rank, error) = first.as_ref()?;
+        (*rank != Some(*own)).then(|| (*rank, error.clone_ref(py)))
+    });
+    let Some((rank, error)) = first else { return make(text) };
+    let by = rank.map_or_else(|| "the main thread".to_owned(), |rank| format!("rank {rank}"));
+    let made = make(format!("{text}; the first exception was that of {by}, {}", short(&error.to_string())));
+    made.set_cause(py, Some(error));
+    made
+}
+
+/// Returns the first line of a text, and not more than 200 characters of it.
+fn short(text: &str) -> String {
+    text.lines().next().unwrap_or_default().chars().take(200).collect()
+}
+
+impl Launched {
+    /// Names the ranks whose bodies run.
+    fn waits_for(&self) -> String {
+        let ranks: Vec<String> = lock(&self.bodies).keys().map(u32::to_string).collect();
+        ranks.join(", ")
+    }
+
+    /// Raises KeyboardInterrupt in the bodies that run, at their next step in Python.
+    fn interrupt(&self, py: Python<'_>) {
+        let kind = py.get_type::<pyo3::exceptions::PyKeyboardInterrupt>();
+        for thread in lock(&self.bodies).values() {
+            // Safety: the interpreter lock is held, and the call ignores threads that have ended.
+            unsafe { pyo3::ffi::PyThreadState_SetAsyncExc(*thread, kind.as_ptr()) };
+        }
+    }
+}
+
+/// The time after which a launch that was interrupted says for what it waits, and for which it still waits for bodies
+/// that it has given up on.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Runs `body(rank)` on a thread for each rank of a job in this process. Returns the results by rank.
 ///
-/// When one of them raises an exception, the others are aborted, and the exception is raised here. `nics="soft"` gives
-/// each a software NIC, which kernels drive.
+/// When one of them raises an exception, the others are aborted, and the exception is raised here. After Ctrl-C the
+/// launch aborts all ranks and waits for their bodies; a second Ctrl-C gives up on these. `nics="soft"` gives each a
+/// software NIC, which kernels drive.
 #[pyfunction]
 #[pyo3(signature = (ranks, body, *, device=None, nics=None))]
 pub(crate) fn launch(
@@ -277,16 +337,16 @@ pub(crate) fn launch(
         members.push(Py::new(py, member(py, Arc::new(bootstrap), device, config.unwrap_or_default())?)?);
     }
     let (to, mut from) = channel();
-    // The first exception; the others may be its consequences.
-    let failed: Arc<Mutex<Option<PyErr>>> = Arc::default();
-    for (index, member) in members.iter().enumerate() {
-        let (to, first) = (to.clone(), failed.clone());
+    let launched = Arc::new(Launched::default());
+    for (index, member) in (0..).zip(&members) {
+        let (to, launched_here) = (to.clone(), launched.clone());
         let (member, body) = (member.clone_ref(py), body.clone().unbind());
         let run = move || {
+            BODY.set(Some((index, launched_here.clone())));
             let value = Python::attach(|py| {
-                let outcome = body.call1(py, (member.clone_ref(py),));
+                let outcome = run_body(py, &launched_here, index, &member, &body);
                 if let Err(error) = &outcome {
-                    lock(&first).get_or_insert_with(|| error.clone_ref(py));
+                    lock(&launched_here.first).get_or_insert_with(|| (Some(index), error.clone_ref(py)));
                     py.detach(|| member.get().end());
                 }
                 let closed = member.get().close();
@@ -297,26 +357,63 @@ pub(crate) fn launch(
         };
         if let Err(error) = Builder::new().name(format!("rank {index}")).stack_size(STACK).spawn(run) {
             members.iter().for_each(|member| member.get().end());
-            lock(&failed).get_or_insert_with(|| error.raised(py));
+            lock(&launched.first).get_or_insert_with(|| (None, error.raised(py)));
         }
     }
     drop(to);
     let mut values: Vec<Option<Py<PyAny>>> = members.iter().map(|_| None).collect();
+    // The time of the last Ctrl-C, and whether the launch has not yet said for what it waits.
+    let (mut interrupted, mut untold) = (None::<Instant>, true);
+    let mut given_up = false;
     loop {
         let from = &mut from;
         match py.detach(move || from.recv_timeout(LOOK)) {
-            Ok((index, value)) => values[index] = value,
+            Ok((index, value)) => values[index as usize] = value,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
                 if let Err(error) = py.check_signals() {
-                    lock(&failed).get_or_insert_with(|| error);
+                    lock(&launched.first).get_or_insert_with(|| (None, error));
                     py.detach(|| members.iter().for_each(|member| member.get().end()));
+                    if interrupted.is_some() {
+                        launched.interrupt(py);
+                        given_up = true;
+                    }
+                    interrupted = Some(Instant::now());
+                }
+                if interrupted.is_none_or(|since| since.elapsed() < PATIENCE) {
+                    continue;
+                }
+                if given_up {
+                    break;
+                }
+                if std::mem::take(&mut untold) {
+                    let ranks = launched.waits_for();
+                    eprintln!(
+                        "gin.launch was interrupted and waits for the bodies of these ranks, which run code outside of \
+                         gin: {ranks}; press Ctrl-C again to leave without them"
+                    );
                 }
             }
         }
     }
-    if let Some(error) = lock(&failed).take() {
+    if let Some((_, error)) = lock(&launched.first).take() {
         return Err(error);
     }
     Ok(values.into_iter().flatten().collect())
+}
+
+/// Calls the body of a rank.
+fn run_body(
+    py: Python<'_>,
+    launched: &Launched,
+    index: u32,
+    member: &Py<Rank>,
+    body: &Py<PyAny>,
+) -> PyResult<Py<PyAny>> {
+    // Not `threading`, which takes the thread that imports it first for the main thread.
+    let thread: i64 = py.import("_thread")?.call_method0("get_ident")?.extract()?;
+    lock(&launched.bodies).insert(index, thread);
+    let outcome = body.call1(py, (member.clone_ref(py),));
+    lock(&launched.bodies).remove(&index);
+    outcome
 }

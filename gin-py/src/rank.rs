@@ -52,6 +52,11 @@ impl Rank {
         self.open().ok().map(|open| open.rank.device().clone())
     }
 
+    /// Returns its name for errors.
+    pub(crate) fn name(&self) -> String {
+        format!("rank {} of {}", self.number, self.ranks)
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         lock(&self.open).is_none()
     }

@@ -260,8 +260,8 @@ print(rank, gin.rank() is rank)
             "ValueError the secret of an id is 32 hexadecimal digits",
             "StateError rank 0 is the process in which gin.unique_id() made the id, and joins ",
             "Error rank 1 cannot reach rank 0 at 127.0.0.1:9",
-            "ValueError address = Some(",
-            "StateError gin.init() was called before: this is",
+            "ValueError address = \"nowhere\": ",
+            "StateError gin.init() was called before: this process is rank 0 of 1; ",
             "StateError the rank of this process is closed",
             "StateError rank 0 is closed",
             "StateError rank 0 is closed",
@@ -270,6 +270,59 @@ print(rank, gin.rank() is rank)
         strict=True,
     ):
         assert line.startswith(begin), (line, begin)
+
+
+@pytest.mark.parametrize("work", ["while True: pass", "time.sleep(600)"])
+def test_an_interrupted_launch_names_the_bodies_that_run_and_a_second_ctrl_c_leaves_them(work):
+    code = """
+import os, time
+import gin
+
+def body(rank):
+    if rank.rank == 2:
+        return
+    os.write(1, b"ready\\n")
+    WORK
+
+try:
+    gin.launch(3, body, device="virtual")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    started = start(code.replace("WORK", work))
+    process = started.process
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "ready\n"]
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.readline()
+    assert "waits for the bodies of these ranks, which run code outside of gin: 0, 1; press Ctrl-C again" in said
+    process.send_signal(signal.SIGINT)
+    assert started.communicate_within() == "interrupted\n"
+
+
+def test_ranks_of_a_launch_name_the_exception_that_ended_them():
+    code = """
+import gin
+
+found = []
+
+def body(rank):
+    comm = rank.communicator()
+    try:
+        if rank.rank == 1:
+            raise ValueError("the cause\\nand more")
+        if rank.rank == 0:
+            rank.barrier()
+        comm.alloc_window(1, "uint8")
+    except gin.Error as error:
+        found.append((rank.rank, "; the first exception was that of rank 1, ValueError: the cause" in str(error), error.__cause__))
+        raise
+
+try:
+    gin.launch(3, body, device="virtual")
+except ValueError as error:
+    print(error.args, [(rank, named, cause is error) for rank, named, cause in sorted(found)])
+"""
+    assert run(code) == "('the cause\\nand more',) [(0, True, True), (2, True, True)]\n"
 
 
 def test_a_signal_handler_ends_the_wait_for_other_ranks():
