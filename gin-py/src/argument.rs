@@ -4,6 +4,7 @@
 use crate::comm::{Communicator, Member};
 use crate::ep;
 use crate::error::{OrRaise, Raised};
+use crate::stream::Users;
 use crate::tensor::Tensor;
 use crate::window::Window;
 use bytemuck::Pod;
@@ -42,10 +43,7 @@ pub(crate) struct Deadline(pub(crate) gin_abi::Deadline);
 impl Deadline {
     #[new]
     fn new(seconds: f64) -> PyResult<Self> {
-        match std::time::Duration::try_from_secs_f64(seconds) {
-            Ok(limit) => Ok(Self(limit.into())),
-            Err(error) => Err(PyValueError::new_err(format!("a deadline of {seconds} s: {error}"))),
-        }
+        Ok(Self(crate::process::seconds("deadline", seconds)?.into()))
     }
 
     /// No time limit. An abort or a fault still ends the wait.
@@ -83,6 +81,8 @@ pub(crate) struct Arguments {
     pub(crate) held: Vec<Held>,
     /// The communicators among them, and those of the windows among them.
     pub(crate) members: Vec<Arc<Member>>,
+    /// Those of the memory that the kernel uses.
+    pub(crate) users: Vec<Arc<Users>>,
 }
 
 /// The place of an argument, for errors.
@@ -114,38 +114,47 @@ impl Arguments {
         let (mut passed, mut windows, mut groups) = (Vec::new(), Vec::new(), Vec::new());
         for (position, (parameter, value)) in parameters.iter().zip(given).enumerate() {
             let place = Place { kernel, position, parameter };
-            let argument = if let Ok(comm) = value.cast::<Communicator>() {
+            let (argument, given) = if let Ok(comm) = value.cast::<Communicator>() {
                 let member = comm.get().member()?;
                 check_device(format_args!("{place}: the value"), &**member.comm.gpu(), &**device)?;
                 passed.push(member.clone());
                 arguments.held.push(Held::Object(value.clone().unbind()));
-                member.comm.device().or_raise(value.py())?.argument()
+                (member.comm.device().or_raise(value.py())?.argument(), "a communicator".to_owned())
             } else if let Ok(window) = value.cast::<Window>() {
                 let part = window.get().part()?;
                 check_device(format_args!("{place}: the value"), &**part.member.comm.gpu(), &**device)?;
                 windows.push((position, part.member.clone()));
+                arguments.users.push(part.users.clone());
                 arguments.held.push(Held::Object(value.clone().unbind()));
-                (part.region.dtype.typed().window)(part.window.handle())
+                let dtype = part.region.dtype;
+                ((dtype.typed().window)(part.window.handle()), format!("a window of {}", dtype.name()))
             } else if let Some(rows) = ep::Rows::of(&value)? {
                 check_device(format_args!("{place}: the value"), &**rows.member.comm.gpu(), &**device)?;
                 groups.push(rows.member);
+                arguments.users.extend(rows.users);
                 arguments.held.push(Held::Memory(rows.memory));
-                rows.argument
+                (rows.argument, format!("a `gin.ep.{}`", value.get_type().name()?))
             } else if let Some(part) = ep::Part::of(&value)? {
                 check_device(format_args!("{place}: the value"), &**part.member.comm.gpu(), &**device)?;
                 groups.push(part.member);
+                arguments.users.push(part.users);
                 arguments.held.push(Held::Object(part.owner));
-                part.argument
+                (part.argument, format!("the parameter `{}` of `Lane.fuse`", part.name))
             } else if let Ok(deadline) = value.cast::<Deadline>() {
-                deadline.get().0.argument()
+                (deadline.get().0.argument(), "a `gin.Deadline`".to_owned())
             } else if Tensor::is_offered_by(&value) && !is_scalar(parameter) {
-                let tensor = Tensor::take(&value, &**device, &place.to_string())?;
+                let tensor = Tensor::take(&value, &**device, &place.to_string(), &[])?;
                 let argument = pointer(&place, &tensor)?;
+                let given = format!("a tensor of {}", tensor.dtype.name());
                 arguments.held.push(Held::Tensor(tensor));
-                argument
+                (argument, given)
             } else {
-                scalar(&place, &value)?
+                (scalar(&place, &value)?, "a number".to_owned())
             };
+            // The launch checks it, too, and would name types of Rust.
+            if argument.bytes() != parameter.size || parameter.type_id.is_some_and(|id| id != argument.type_id()) {
+                return Err(PyTypeError::new_err(format!("{place}: {given} was given")));
+            }
             arguments.values.push(argument);
         }
         for (position, owner) in windows {

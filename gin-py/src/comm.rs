@@ -190,7 +190,7 @@ impl Communicator {
     #[pyo3(signature = (tensor, *, signals=false, name=None))]
     fn register(&self, tensor: &Bound<'_, PyAny>, signals: bool, name: Option<String>) -> PyResult<Window> {
         let (py, member) = (tensor.py(), self.0.get()?);
-        let taken = Tensor::take(tensor, &**member.comm.gpu(), "the tensor to register")?;
+        let taken = Tensor::take(tensor, &**member.comm.gpu(), "the tensor to register", &[])?;
         let (dtype, shape) = (taken.dtype, taken.shape.clone());
         let given = given(member.comm.gpu(), taken.address, taken.bytes).filter(|part| part.bytes() > 0);
         let window = match given {

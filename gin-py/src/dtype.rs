@@ -15,6 +15,23 @@ pub(crate) struct DlType {
     pub(crate) lanes: u16,
 }
 
+impl DlType {
+    /// Returns the name, as NumPy and torch have it.
+    pub(crate) fn name(self) -> String {
+        let Self { code, bits, lanes } = self;
+        let name = match code {
+            _ if let Some(known) = DType::of_dlpack(self) => return known.name().to_owned(),
+            0 => format!("int{bits}"),
+            1 => format!("uint{bits}"),
+            2 => format!("float{bits}"),
+            5 => format!("complex{bits}"),
+            6 => "bool".to_owned(),
+            _ => format!("DLPack type {code} of {bits} bits"),
+        };
+        if lanes == 1 { name } else { format!("{lanes} times {name}") }
+    }
+}
+
 macro_rules! types {
     ($($variant:ident: $name:literal, $ty:ty, $code:literal;)*) => {
         /// The type of a window's or a tensor's elements.
@@ -22,7 +39,7 @@ macro_rules! types {
         pub(crate) enum DType { $($variant),* }
 
         impl DType {
-            const ALL: &[Self] = &[$(Self::$variant),*];
+            pub(crate) const ALL: &[Self] = &[$(Self::$variant),*];
 
             /// Returns the name, as NumPy and torch have it.
             pub(crate) fn name(self) -> &'static str {

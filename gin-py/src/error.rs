@@ -74,7 +74,7 @@ impl Raised for GpuError {
 
 impl Raised for EpError {
     fn raised(self, py: Python<'_>) -> PyErr {
-        let text = self.to_string();
+        let text = in_python(&self.to_string());
         match self {
             Self::Limit { .. } | Self::Short { .. } | Self::Misaligned { .. } | Self::Unsuited { .. } => {
                 PyValueError::new_err(text)
@@ -85,6 +85,17 @@ impl Raised for EpError {
             _ => Error::new_err(text),
         }
     }
+}
+
+/// Returns a text of `gin-ep` with the names that Python has.
+fn in_python(text: &str) -> String {
+    let names = [
+        ("`Element::Opaque` with `scale_bytes`", "`Element.opaque(row_bytes, scale_bytes)`"),
+        ("`Tokens::scales`", "`scales=`"),
+        ("`Rows::At`", "`rows=`"),
+        ("`Rows::ArrangedAt`", "`rows=(arrangement, tensor)`"),
+    ];
+    names.iter().fold(text.to_owned(), |text, (rust, python)| text.replace(rust, python)).replace("::", ".")
 }
 
 macro_rules! plain {

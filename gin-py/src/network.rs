@@ -85,7 +85,7 @@ impl Nics {
                 let service = nics.serve(world);
                 Ok(Some(Self { nics, service }))
             }
-            Some(other) => Err(PyValueError::new_err(format!("there are nics=\"soft\", not \"{other}\""))),
+            Some(other) => Err(PyValueError::new_err(format!("nics is \"soft\", or left out, not \"{other}\""))),
         }
     }
 

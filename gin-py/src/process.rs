@@ -113,8 +113,11 @@ fn member(
     Ok(Rank::new(rank.or_raise(py)?))
 }
 
-fn seconds(name: &str, value: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value).map_err(|error| PyValueError::new_err(format!("{name} = {value}: {error}")))
+/// Returns a number of seconds as a time. `name` names it in errors.
+pub(crate) fn seconds(name: &str, value: f64) -> PyResult<Duration> {
+    let most = Duration::MAX.as_secs();
+    let refuse = |_| PyValueError::new_err(format!("{name} = {value}: pass a number of seconds, 0 to {most}"));
+    Duration::try_from_secs_f64(value).map_err(refuse)
 }
 
 /// Makes the id of a job, which this process will join as rank 0.
@@ -124,7 +127,7 @@ fn seconds(name: &str, value: f64) -> PyResult<Duration> {
 #[pyo3(signature = (address=None))]
 pub(crate) fn unique_id(py: Python<'_>, address: Option<&str>) -> PyResult<String> {
     check_process()?;
-    let refuse = |error| PyValueError::new_err(format!("address = {address:?}: {error}"));
+    let refuse = |error| PyValueError::new_err(format!("address = \"{}\": {error}", address.unwrap_or_default()));
     let address = address.map(str::parse).transpose().map_err(refuse)?;
     let rendezvous = Rendezvous::new(TcpConfig::default().address(address)).or_raise(py)?;
     let id = rendezvous.id().to_string();

@@ -5,9 +5,10 @@ use crate::argument::{Arguments, Held};
 use crate::error::{Error, OrRaise};
 use crate::guard::{Guarded, LOOK, check_process};
 use crate::kernel::{Kernel, find};
+use crate::process::seconds;
 use gin_boot::lock;
 use gin_device::exec::Dim3;
-use gin_gpu::{Event, GpuError, LaunchConfig};
+use gin_gpu::{DeviceKind, Event, GpuError, LaunchConfig};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -103,6 +104,64 @@ impl Drop for Work {
     }
 }
 
+/// The streams of kernels that use memory which is a tensor on the CPU: that of a virtual GPU. The consumer of such a
+/// tensor has no stream, and reads at once.
+#[derive(Debug, Default)]
+pub(crate) struct Users(Mutex<Vec<Arc<dyn gin_gpu::Stream>>>);
+
+impl Users {
+    /// Adds the stream of a kernel that the caller launches next.
+    pub(crate) fn add(&self, stream: &Arc<dyn gin_gpu::Stream>) {
+        let mut streams = lock(&self.0);
+        if stream.device().kind() == DeviceKind::Virtual && !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
+            streams.retain(|known| !matches!(known.is_idle(), Ok(true)));
+            streams.push(stream.clone());
+        }
+    }
+
+    /// Waits for the kernels that were launched until now on these streams. Kernels of a graph are none of them.
+    pub(crate) fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        let streams = lock(&self.0).clone();
+        for stream in streams {
+            let idle = |stream: &dyn gin_gpu::Stream| Ok::<_, GpuError>(stream.is_capturing()? || stream.is_idle()?);
+            if idle(&*stream).or_raise(py)? {
+                continue;
+            }
+            let mark = stream.record().or_raise(py)?;
+            wait_until(py, None, || mark.is_done())?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits until `is_done`. Returns whether it was so before the limit. A signal handler that raises ends the wait.
+fn wait_until(
+    py: Python<'_>,
+    limit: Option<Duration>,
+    is_done: impl Fn() -> Result<bool, GpuError> + Send + Sync,
+) -> PyResult<bool> {
+    let start = Instant::now();
+    loop {
+        let done = py.detach(|| {
+            let look = Instant::now();
+            let mut outcome = Ok(true);
+            gin_boot::rt::wait_until(|| {
+                outcome = is_done();
+                let over = limit.is_some_and(|limit| start.elapsed() >= limit);
+                outcome != Ok(false) || over || look.elapsed() >= LOOK
+            });
+            outcome
+        });
+        if done.or_raise(py)? {
+            return Ok(true);
+        }
+        py.check_signals()?;
+        if limit.is_some_and(|limit| start.elapsed() >= limit) {
+            return Ok(false);
+        }
+    }
+}
+
 /// Kernels of one rank in order. `Rank.stream` makes it.
 #[pyclass(frozen, module = "gin")]
 #[derive(Debug)]
@@ -160,11 +219,12 @@ impl Stream {
         let mut config = LaunchConfig::new(1, 1).dynamic_shared(shared);
         (config.grid, config.block, config.cluster) = (one(grid, 1)?, one(block, 64)?, one(cluster, 1)?);
         config.cooperative = cooperative;
-        let Arguments { values, held, members } = Arguments::new(&function, args, &device)?;
+        let Arguments { values, held, members, users } = Arguments::new(&function, args, &device)?;
         let launching = members.iter().map(|member| member.launching()).collect::<PyResult<Vec<_>>>()?;
         let arguments: Vec<&dyn gin_gpu::KernelArg> = values.iter().map(|value| value as _).collect();
         // Held before the launch, and for nothing if that fails.
         let gone = work.hold(held).or_raise(py)?;
+        users.iter().for_each(|users| users.add(&work.stream));
         // Safety: sizes and types are checked by the call; communicators, windows and tensors are alive and held until
         // the kernel has ended. The rest is the caller's promise.
         let outcome = unsafe { work.stream.launch(&function, config, &arguments) };
@@ -176,29 +236,13 @@ impl Stream {
     #[pyo3(signature = (timeout=None))]
     fn synchronize(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let work = self.0.get()?;
-        let limit = timeout.map(Duration::try_from_secs_f64).transpose()?;
+        let limit = timeout.map(|limit| seconds("timeout", limit)).transpose()?;
         // Other threads may launch meanwhile.
         let launches = lock(&work.in_use).launches;
         let start = Instant::now();
-        loop {
-            let done = py.detach(|| {
-                let look = Instant::now();
-                let mut outcome = Ok(true);
-                gin_boot::rt::wait_until(|| {
-                    outcome = work.stream.is_idle();
-                    let over = limit.is_some_and(|limit| start.elapsed() >= limit);
-                    outcome != Ok(false) || over || look.elapsed() >= LOOK
-                });
-                outcome
-            });
-            if done.or_raise(py)? {
-                break;
-            }
-            py.check_signals()?;
-            if limit.is_some_and(|limit| start.elapsed() >= limit) {
-                let text = format!("the stream's work has not ended after {:.1?}", start.elapsed());
-                return Err(pyo3::exceptions::PyTimeoutError::new_err(text));
-            }
+        if !wait_until(py, limit, || work.stream.is_idle())? {
+            let text = format!("the stream's work has not ended after {:.1?}", start.elapsed());
+            return Err(pyo3::exceptions::PyTimeoutError::new_err(text));
         }
         // It frees what was dropped meanwhile.
         py.detach(|| work.stream.synchronize()).or_raise(py)?;

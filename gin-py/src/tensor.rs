@@ -197,8 +197,9 @@ impl Tensor {
         value.hasattr("__dlpack__").unwrap_or(false)
     }
 
-    /// Takes a tensor that kernels of `device` can use. `what` names it in errors.
-    pub(crate) fn take(value: &Bound<'_, PyAny>, device: &dyn Device, what: &str) -> PyResult<Self> {
+    /// Takes a tensor of one of these types, of any if there are none, that kernels of `device` can use. `what` names
+    /// it in errors.
+    pub(crate) fn take(value: &Bound<'_, PyAny>, device: &dyn Device, what: &str, dtypes: &[DType]) -> PyResult<Self> {
         let py = value.py();
         if !Self::is_offered_by(value) {
             let text = format!("{what} is a `{}`, which has no `__dlpack__`: pass a tensor", value.get_type().name()?);
@@ -232,17 +233,19 @@ impl Tensor {
             }
             outcome => outcome?,
         };
-        Self::read(Taken::of(&capsule)?, what)
+        Self::read(Taken::of(&capsule)?, what, dtypes)
     }
 
-    fn read(taken: Taken, what: &str) -> PyResult<Self> {
+    fn read(taken: Taken, what: &str, dtypes: &[DType]) -> PyResult<Self> {
         let tensor = taken.tensor()?;
-        let dtype = DType::of_dlpack(tensor.dtype).ok_or_else(|| {
-            let DlType { code, bits, lanes } = tensor.dtype;
-            let text = format!(
-                "{what} has elements that no window can have (DLPack type {code}, {bits} bits, {lanes} lanes): convert it"
+        let takes = if dtypes.is_empty() { DType::ALL } else { dtypes };
+        let dtype = DType::of_dlpack(tensor.dtype).filter(|dtype| takes.contains(dtype)).ok_or_else(|| {
+            let names: Vec<&str> = takes.iter().map(|dtype| dtype.name()).collect();
+            let (taker, names) = (
+                if dtypes.is_empty() { "gin" } else { "the group" },
+                names.join(if names.len() < 4 { " or " } else { ", " }),
             );
-            PyTypeError::new_err(text)
+            PyTypeError::new_err(format!("{what} has elements of {}; {taker} takes {names}", tensor.dtype.name()))
         })?;
         let count = usize::try_from(tensor.ndim).unwrap_or(0);
         let values = |pointer: *const i64| match (count, pointer.is_null()) {
@@ -263,7 +266,7 @@ impl Tensor {
         let address = (tensor.data.expose_provenance() as u64).wrapping_add(tensor.byte_offset);
         let bytes = length.saturating_mul(dtype.bytes());
         if !address.is_multiple_of(dtype.bytes()) {
-            return Err(PyValueError::new_err(format!("{what} at {address:#x} is not aligned to its elements")));
+            return Err(PyValueError::new_err(format!("{what} is not aligned to its elements: pass a copy")));
         }
         Ok(Self { taken, address, bytes, dtype, shape })
     }

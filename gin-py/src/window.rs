@@ -5,6 +5,7 @@ use crate::comm::Member;
 use crate::dtype::DType;
 use crate::error::StateError;
 use crate::guard::Guarded;
+use crate::stream::Users;
 use crate::tensor::Region;
 use gin_host::comm::CommState;
 use pyo3::prelude::*;
@@ -18,6 +19,7 @@ pub(crate) struct Part {
     pub(crate) window: gin_host::comm::Window<u8>,
     pub(crate) member: Arc<Member>,
     pub(crate) region: Region,
+    pub(crate) users: Arc<Users>,
     /// It is deregistered.
     gone: AtomicBool,
 }
@@ -30,7 +32,7 @@ impl Part {
         shape: Vec<i64>,
     ) -> Arc<Self> {
         let region = Region::new(Arc::new(window.clone()), window.memory(), dtype, shape);
-        Arc::new(Self { window, member, region, gone: AtomicBool::new(false) })
+        Arc::new(Self { window, member, region, users: Arc::default(), gone: AtomicBool::new(false) })
     }
 }
 
@@ -105,7 +107,8 @@ impl Window {
         Ok(())
     }
 
-    /// Returns a DLPack capsule of this rank's part. NumPy and torch call it in `from_dlpack`.
+    /// Returns a DLPack capsule of this rank's part. NumPy and torch call it in `from_dlpack`. On a virtual GPU it
+    /// waits for the kernels that were launched with this window, because tensors of CPUs have no streams.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -115,9 +118,11 @@ impl Window {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // No work of gin is under way on the consumer's stream: the program orders kernels and tensors.
+        // On GPUs the program orders kernels and tensors.
         let _ = stream;
-        self.part()?.region.hand_out(py, max_version, dl_device, copy)
+        let part = self.part()?;
+        part.users.wait(py)?;
+        part.region.hand_out(py, max_version, dl_device, copy)
     }
 
     /// Returns the DLPack device: its type and its number.

@@ -180,7 +180,7 @@ impl GroupConfig {
     }
 
     fn __repr__(&self) -> String {
-        format!("<gin.ep.{:?}>", self.inner)
+        format!("<gin.ep.GroupConfig: {}>", self.inner)
     }
 }
 

@@ -5,6 +5,7 @@ use super::lane::LaneCore;
 use super::tokens::{Given, Sums};
 use crate::comm::Member;
 use crate::guard::Guarded;
+use crate::stream::Users;
 use gin_ep_kernels as kernels;
 use gin_gpu::{Argument, KernelArg, MemorySlice};
 use pyo3::prelude::*;
@@ -38,8 +39,15 @@ impl Parameters {
 pub(crate) struct Fused {
     pub(crate) lane: Guarded<LaneCore>,
     pub(crate) turn: u64,
+    pub(crate) needs: Guarded<Needs>,
+}
+
+/// The parameters, and what a kernel with them needs.
+#[derive(Debug)]
+pub(crate) struct Needs {
     pub(crate) parameters: Parameters,
     pub(crate) member: Arc<Member>,
+    pub(crate) users: Arc<Users>,
     /// The memory behind the parameters.
     pub(crate) _memory: (Given, Sums),
 }
@@ -92,8 +100,8 @@ impl Fused {
 
     /// Returns the bytes of dynamic shared memory that the dispatch needs.
     #[getter]
-    fn shared(&self) -> u32 {
-        self.parameters.shared
+    fn shared(&self) -> PyResult<u32> {
+        Ok(self.needs.get()?.parameters.shared)
     }
 
     /// Returns the five parameters, in the order in which `dispatch` and `combine` take them.
@@ -105,17 +113,19 @@ impl Fused {
 
 #[pymethods]
 impl Parameter {
-    fn __repr__(&self) -> String {
-        format!("<gin.ep.Parameter `{}`>", self.fused.get().parameters.all[self.place].0)
+    fn __repr__(&self) -> PyResult<String> {
+        Ok(format!("<gin.ep.Parameter `{}`>", self.fused.get().needs.get()?.parameters.all[self.place].0))
     }
 }
 
 /// A parameter as an argument of a launch.
 pub(crate) struct Part {
+    pub(crate) name: &'static str,
     pub(crate) argument: Argument,
     /// The object that keeps its memory.
     pub(crate) owner: Py<PyAny>,
     pub(crate) member: Arc<Member>,
+    pub(crate) users: Arc<Users>,
 }
 
 impl Part {
@@ -123,10 +133,12 @@ impl Part {
     pub(crate) fn of(value: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let Ok(parameter) = value.cast::<Parameter>() else { return Ok(None) };
         let Parameter { fused, place } = parameter.get();
-        let Fused { lane, turn, parameters, member, .. } = fused.get();
+        let Fused { lane, turn, needs } = fused.get();
         lane.get()?.check_fused(*turn)?;
+        let Needs { parameters, member, users, .. } = &**needs.get()?;
         member.check_usable("launch a kernel")?;
-        let argument = parameters.all[*place].1.clone();
-        Ok(Some(Self { argument, owner: fused.clone_ref(value.py()).into_any(), member: member.clone() }))
+        let (name, argument) = parameters.all[*place].clone();
+        let owner = fused.clone_ref(value.py()).into_any();
+        Ok(Some(Self { name, argument, owner, member: member.clone(), users: users.clone() }))
     }
 }

@@ -2,7 +2,7 @@
 //! Lanes, and a dispatch from its start to its end.
 
 use super::config::Element;
-use super::fused::{Fused, Parameters};
+use super::fused::{Fused, Needs, Parameters};
 use super::group::{GroupCore, lend};
 use super::tokens::{Combine, Given, Sums, Tokens};
 use super::view::{Arrangement, View, words};
@@ -11,7 +11,7 @@ use crate::comm::Member;
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, check_process};
-use crate::stream::{Stream, Work};
+use crate::stream::{Stream, Users, Work};
 use crate::tensor::Region;
 use gin_ep::EpError;
 use gin_ep_kernels as kernels;
@@ -85,13 +85,14 @@ struct Inner {
 pub(crate) struct LaneCore {
     number: u32,
     inner: Mutex<Inner>,
+    users: Arc<Users>,
 }
 
 impl LaneCore {
     pub(crate) fn new(core: &Arc<GroupCore>, number: u32) -> PyResult<Arc<Self>> {
         let (cell, epoch) = ready(core, number)?;
         let inner = Inner { state: State::Idle(cell), epoch: Some(epoch), turn: 0, most: 0 };
-        Ok(Arc::new(Self { number, inner: Mutex::new(inner) }))
+        Ok(Arc::new(Self { number, inner: Mutex::new(inner), users: Arc::default() }))
     }
 
     fn enter(&self) -> PyResult<MutexGuard<'_, Inner>> {
@@ -197,11 +198,12 @@ impl Inner {
     }
 }
 
-/// Returns a stream for kernels of a group.
-fn usable<'s>(stream: &'s Stream, core: &GroupCore) -> PyResult<&'s Arc<Work>> {
+/// Returns a stream for kernels of a lane, which the caller launches next.
+fn usable<'s>(stream: &'s Stream, core: &GroupCore, users: &Users) -> PyResult<&'s Arc<Work>> {
     let (work, own) = (stream.work()?, core.member().comm.gpu());
     core.member().check_usable("use the lane")?;
     check_device("the group", &**own, &*work.stream.device())?;
+    users.add(&work.stream);
     Ok(work)
 }
 
@@ -231,7 +233,7 @@ impl Lane {
         let lane = self.0.get()?;
         let mut inner = lane.enter()?;
         let core = lane.idle(&inner)?;
-        let work = usable(stream, &core)?;
+        let work = usable(stream, &core, &lane.users)?;
         let given = Given::take(py, tokens, &core)?;
         let _launching = core.member().launching()?;
         let State::Idle(cell) = replace(&mut inner.state, State::Gone) else { return Err(lane.ended()) };
@@ -289,7 +291,8 @@ impl Lane {
         tokens: &Bound<'_, Tokens>,
         to: &Bound<'_, Arrangement>,
     ) -> PyResult<(Received, Arranged)> {
-        let (to, mut arranged) = (to.get().get()?, None);
+        let (users, to, mut arranged) = (to.get().users().clone(), to.get().get()?, None);
+        users.add(&stream.get().work()?.stream);
         let turn = self.start(py, stream.get(), tokens.get(), |lane, stream, tokens| {
             let (received, view) = lane.exchange_into(stream, tokens, to)?;
             arranged = Some(view);
@@ -297,7 +300,8 @@ impl Lane {
         })?;
         let view = arranged.ok_or_else(|| StateError::new_err("the call returned no rows"))?;
         let lane = || Guarded::new((*self.0).clone());
-        let arranged = Arranged { lane: lane(), turn, to: Guarded::new(to.clone()), view };
+        let (to, users) = (Guarded::new(to.clone()), Guarded::new(users));
+        let arranged = Arranged { lane: lane(), turn, to, users, view };
         Ok((Received { lane: lane(), turn }, arranged))
     }
 
@@ -306,7 +310,7 @@ impl Lane {
         let lane = self.0.get()?;
         let mut inner = lane.enter()?;
         let core = lane.idle(&inner)?;
-        let work = usable(stream.get(), &core)?;
+        let work = usable(stream.get(), &core, &lane.users)?;
         if work.stream.is_capturing().or_raise(py)? {
             let text = "a plan allocates memory, which a capture does not allow: make it before";
             return Err(StateError::new_err(text));
@@ -332,7 +336,7 @@ impl Lane {
         let lane = self.0.get()?;
         let mut inner = lane.enter()?;
         let core = lane.idle(&inner)?;
-        let work = usable(stream.get(), &core)?;
+        let work = usable(stream.get(), &core, &lane.users)?;
         let given = Given::take(py, tokens.get(), &core)?;
         let sums = Sums::take(py, combine.get(), rows, &core, given.most)?;
         let _launching = core.member().launching()?;
@@ -344,8 +348,9 @@ impl Lane {
         inner.turn += 1;
         // Nobody sees how often the program launches.
         inner.epoch = None;
-        let (lane, member) = (Guarded::new(lane.clone()), core.member().clone());
-        Ok(Fused { lane, turn: inner.turn, parameters, member, _memory: (given, sums) })
+        let needs =
+            Needs { parameters, member: core.member().clone(), users: lane.users.clone(), _memory: (given, sums) };
+        Ok(Fused { lane: Guarded::new(lane.clone()), turn: inner.turn, needs: Guarded::new(Arc::new(needs)) })
     }
 
     fn __repr__(&self) -> PyResult<String> {
@@ -382,7 +387,7 @@ impl Sent {
             return Err(again);
         }
         let core = core.clone();
-        let work = usable(stream.get(), &core)?;
+        let work = usable(stream.get(), &core, &lane.users)?;
         let _launching = core.member().launching()?;
         let outcome = py.detach(|| {
             cell.with_dependent_mut(|_, flight| {
@@ -443,7 +448,7 @@ impl Received {
         cell.with_dependent(|_, flight| match flight {
             Flight::Received(received) => {
                 let (arena, places) = received.places(epoch);
-                make(core, arena, &places).map(View::new)
+                make(core, arena, &places).map(|region| View::new(region, &lane.users))
             }
             _ => Err(StateError::new_err("the dispatch was not received")),
         })
@@ -557,7 +562,9 @@ impl Received {
     fn arrange(&self, py: Python<'_>, stream: &Bound<'_, Stream>, to: &Bound<'_, Arrangement>) -> PyResult<Arranged> {
         let mut inner = self.lane.get()?.enter()?;
         let (core, cell) = inner.flight(self.turn, "arranged")?;
-        let (work, to) = (usable(stream.get(), core)?, to.get().get()?);
+        let (work, users, to) =
+            (usable(stream.get(), core, &self.lane.users)?, to.get().users().clone(), to.get().get()?);
+        users.add(&work.stream);
         let _launching = core.member().launching()?;
         let outcome = py.detach(|| {
             cell.with_dependent_mut(|_, flight| match flight {
@@ -566,7 +573,8 @@ impl Received {
             })
         });
         let view = outcome.or_raise(py)?.ok_or_else(|| StateError::new_err("the dispatch was not received"))?;
-        Ok(Arranged { lane: Guarded::new((*self.lane).clone()), turn: self.turn, to: Guarded::new(to.clone()), view })
+        let lane = Guarded::new((*self.lane).clone());
+        Ok(Arranged { lane, turn: self.turn, to: Guarded::new(to.clone()), users: Guarded::new(users), view })
     }
 
     /// Returns rows for each received one, and stores the sums of the rows that come back, one for each of this rank's
@@ -582,7 +590,7 @@ impl Received {
         let mut inner = self.lane.get()?.enter()?;
         let most = inner.most;
         let (core, cell) = inner.flight(self.turn, "combined")?;
-        let work = usable(stream.get(), core)?;
+        let work = usable(stream.get(), core, &self.lane.users)?;
         let sums = Sums::take(py, combine.get(), rows, core, most)?;
         let core = core.clone();
         let _launching = core.member().launching()?;
@@ -609,6 +617,7 @@ pub(crate) struct Arranged {
     lane: Guarded<LaneCore>,
     turn: u64,
     to: Guarded<gin_ep::Arrangement>,
+    users: Guarded<Users>,
     view: gin_ep::View<kernels::Arranged>,
 }
 
@@ -617,6 +626,7 @@ pub(crate) struct Rows {
     pub(crate) argument: Argument,
     pub(crate) memory: Vec<MemorySlice>,
     pub(crate) member: Arc<Member>,
+    pub(crate) users: Vec<Arc<Users>>,
 }
 
 impl Rows {
@@ -637,16 +647,17 @@ impl Rows {
             let Flight::Received(received) = flight else {
                 return Err(StateError::new_err("the dispatch was not received"));
             };
-            let mut memory = vec![received.places(0).0.clone()];
+            let (mut memory, mut users) = (vec![received.places(0).0.clone()], vec![lane.users.clone()]);
             let argument = match arranged {
                 None => received.view().argument(),
                 Some(arranged) => {
                     let to = arranged.to.get()?;
+                    users.push((*arranged.users).clone());
                     memory.extend(to.rows().into_iter().chain([to.list(), to.counts()]).cloned());
                     arranged.view.argument()
                 }
             };
-            Ok(Some(Self { argument, memory, member }))
+            Ok(Some(Self { argument, memory, member, users }))
         })
     }
 }

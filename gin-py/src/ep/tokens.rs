@@ -8,7 +8,7 @@ use crate::dtype::DType;
 use crate::tensor::Tensor;
 use gin_ep::{Ids, Number, Rows, Terms};
 use gin_gpu::MemorySlice;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::sync::Arc;
@@ -20,6 +20,15 @@ enum Extent {
     AtLeast(u64, &'static str),
 }
 
+impl std::fmt::Display for Extent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Is(wanted, meaning) => write!(f, "{wanted} ({meaning})"),
+            Self::AtLeast(least, meaning) => write!(f, "at least {least} ({meaning})"),
+        }
+    }
+}
+
 /// Takes a tensor of one of these types, any if there are none, and checks its shape.
 fn take(
     value: &Bound<'_, PyAny>,
@@ -28,26 +37,24 @@ fn take(
     dtypes: &[DType],
     extents: impl Fn(DType) -> PyResult<Vec<Extent>>,
 ) -> PyResult<(MemorySlice, Vec<i64>, DType)> {
-    let tensor = Tensor::take(value, &**core.member().comm.gpu(), what)?;
+    let tensor = Tensor::take(value, &**core.member().comm.gpu(), what, dtypes)?;
     let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
-    if !dtypes.is_empty() && !dtypes.contains(&dtype) {
-        let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
-        let text = format!("{what} has elements of {}; the group takes {}", dtype.name(), names.join(" or "));
-        return Err(PyTypeError::new_err(text));
-    }
     let extents = extents(dtype)?;
     if extents.len() != shape.len() {
-        let text = format!("{what} has the shape {shape:?}, and must have {} dimensions", extents.len());
+        let (s, number) = (if extents.len() == 1 { "" } else { "s" }, extents.len());
+        let wanted: Vec<String> = extents.iter().map(ToString::to_string).collect();
+        let wanted = if wanted.is_empty() { String::new() } else { format!(": {}", wanted.join(", ")) };
+        let text = format!("{what} has the shape {shape:?}, and must have {number} dimension{s}{wanted}");
         return Err(PyValueError::new_err(text));
     }
-    for (dimension, (&extent, &found)) in extents.iter().zip(&shape).enumerate() {
-        let (fits, limit, meaning) = match extent {
-            Extent::Is(wanted, meaning) => (found as u64 == wanted, format!("{wanted}"), meaning),
-            Extent::AtLeast(least, meaning) => (found as u64 >= least, format!("at least {least}"), meaning),
+    for (dimension, (extent, &found)) in extents.iter().zip(&shape).enumerate() {
+        let fits = match *extent {
+            Extent::Is(wanted, _) => found as u64 == wanted,
+            Extent::AtLeast(least, _) => found as u64 >= least,
         };
         if !fits {
             return Err(PyValueError::new_err(format!(
-                "{what} has the shape {shape:?}: dimension {dimension} is {found}, and must be {limit} ({meaning})"
+                "{what} has the shape {shape:?}: dimension {dimension} is {found}, and must be {extent}"
             )));
         }
     }
@@ -261,13 +268,14 @@ impl Sums {
             take(value, core, what, dtypes, extents).map(|(memory, ..)| memory)
         };
         let sums = |value: &Bound<'_, PyAny>, what: &str| of(core.element.back(), value, what, most, "the tokens");
-        let back = |value: &Bound<'_, PyAny>, number, meaning| of(core.back, value, "the rows", number, meaning);
+        let back =
+            |value: &Bound<'_, PyAny>, number, meaning| of(core.back, value, "the tensor of rows", number, meaning);
         let output = sums(combine.output.bind(py), "the output")?;
         let bias = combine.bias.as_ref().map(|bias| sums(bias.bind(py), "the bias")).transpose()?;
         let weights = combine.weights.as_ref().map(|weights| {
             let topk = Extent::Is(sizes.topk.into(), "the group's ids of a token");
             let extents = |_| Ok(vec![Extent::AtLeast(most, "the tokens"), topk]);
-            take(weights.bind(py), core, "the weights", &[DType::Float32], extents).map(|(memory, ..)| memory)
+            take(weights.bind(py), core, "the tensor of weights", &[DType::Float32], extents).map(|(memory, ..)| memory)
         });
         let arranged = |value: &Bound<'_, PyAny>| -> PyResult<_> { value.cast::<Arrangement>()?.get().get().cloned() };
         let back = match rows {
@@ -279,7 +287,14 @@ impl Sums {
                 let rows = back(&tensor, to.capacity().into(), "the rows of the arrangement")?;
                 Back::ArrangedAt(to, rows)
             }
-            Some(value) => Back::At(back(value, sizes.back_room(), "rows for all ranks, tokens and ids")?),
+            Some(value) => Back::At({
+                let meaning = match (sizes.is_shared(), sizes.back_rows) {
+                    (true, _) => "the rows of `max_rows`",
+                    (false, 1) => "a row for each rank and each of the group's tokens",
+                    _ => "a row for each rank, each of the group's tokens and each id",
+                };
+                back(value, sizes.back_room(), meaning)
+            }?),
         };
         Ok(Self {
             kind: combine.kind,

@@ -6,6 +6,7 @@ use super::group::Group;
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, check_process};
+use crate::stream::Users;
 use crate::tensor::Region;
 use gin_gpu::MemorySlice;
 use pyo3::exceptions::PyValueError;
@@ -19,18 +20,21 @@ pub(crate) fn words(what: &str, bytes: u32, dtype: DType) -> PyResult<i64> {
     if bytes.is_multiple_of(size) {
         return Ok((bytes / size).into());
     }
-    let text = format!("{what} has {bytes} bytes, which is no multiple of the {size} bytes of {}", dtype.name());
+    let text = format!("{what}: {bytes} bytes are no multiple of the {size} bytes of {}", dtype.name());
     Err(PyValueError::new_err(text))
 }
 
 /// Memory of a group or an arrangement, a tensor by DLPack.
 #[pyclass(frozen, module = "gin.ep")]
 #[derive(Debug)]
-pub(crate) struct View(Guarded<Region>);
+pub(crate) struct View {
+    region: Guarded<Region>,
+    users: Guarded<Users>,
+}
 
 impl View {
-    pub(crate) fn new(region: Region) -> Self {
-        Self(Guarded::new(Arc::new(region)))
+    pub(crate) fn new(region: Region, users: &Arc<Users>) -> Self {
+        Self { region: Guarded::new(Arc::new(region)), users: Guarded::new(users.clone()) }
     }
 }
 
@@ -39,16 +43,17 @@ impl View {
     /// Returns the type of the elements, as NumPy and torch name it.
     #[getter]
     fn dtype(&self) -> PyResult<&'static str> {
-        Ok(self.0.get()?.dtype.name())
+        Ok(self.region.get()?.dtype.name())
     }
 
     /// Returns the shape.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.0.get()?.shape)
+        PyTuple::new(py, &self.region.get()?.shape)
     }
 
-    /// Returns a DLPack capsule. NumPy and torch call it in `from_dlpack`.
+    /// Returns a DLPack capsule. NumPy and torch call it in `from_dlpack`. On a virtual GPU it waits for the kernels
+    /// that use the memory, because tensors of CPUs have no streams.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -58,18 +63,19 @@ impl View {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // The program orders kernels and tensors.
+        // On GPUs the program orders kernels and tensors.
         let _ = stream;
-        self.0.get()?.hand_out(py, max_version, dl_device, copy)
+        self.users.get()?.wait(py)?;
+        self.region.get()?.hand_out(py, max_version, dl_device, copy)
     }
 
     /// Returns the DLPack device: its type and its number.
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        Ok(self.0.get()?.place())
+        Ok(self.region.get()?.place())
     }
 
     fn __repr__(&self) -> PyResult<String> {
-        let region = self.0.get()?;
+        let region = self.region.get()?;
         Ok(format!("<gin.ep.View: {:?} of {}>", region.shape, region.dtype.name()))
     }
 }
@@ -79,6 +85,7 @@ impl View {
 #[derive(Debug)]
 pub(crate) struct Arrangement {
     inner: Guarded<gin_ep::Arrangement>,
+    users: Guarded<Users>,
     element: Element,
     row_bytes: u32,
 }
@@ -88,9 +95,13 @@ impl Arrangement {
         self.inner.get()
     }
 
-    fn view(memory: &MemorySlice, dtype: DType, shape: Vec<i64>) -> View {
+    pub(crate) fn users(&self) -> &Arc<Users> {
+        &self.users
+    }
+
+    fn view(&self, memory: &MemorySlice, dtype: DType, shape: Vec<i64>) -> View {
         // The rest of the slice's place is its offset.
-        View::new(Region::new(memory.memory().clone(), memory, dtype, shape))
+        View::new(Region::new(memory.memory().clone(), memory, dtype, shape), &self.users)
     }
 }
 
@@ -108,7 +119,8 @@ impl Arrangement {
         };
         let group = core.group()?;
         let inner = py.detach(|| gin_ep::Arrangement::new(group, layout, rows)).or_raise(py)?;
-        Ok(Self { inner: Guarded::new(Arc::new(inner)), element: core.element, row_bytes: core.sizes.row_bytes })
+        let (inner, users) = (Guarded::new(Arc::new(inner)), Guarded::new(Arc::default()));
+        Ok(Self { inner, users, element: core.element, row_bytes: core.sizes.row_bytes })
     }
 
     /// Returns the most rows.
@@ -127,27 +139,28 @@ impl Arrangement {
         let rows = rows.ok_or_else(|| {
             StateError::new_err("the layout has no rows of its own: they stay where they were received")
         })?;
-        Ok(Self::view(rows, dtype, vec![arrangement.capacity().into(), elements]))
+        Ok(self.view(rows, dtype, vec![arrangement.capacity().into(), elements]))
     }
 
     /// Returns the words that `fetch_counts` copies.
     fn counts(&self) -> PyResult<View> {
         let counts = self.get()?.counts();
-        Ok(Self::view(counts, DType::Int32, vec![(counts.bytes() / 4) as i64]))
+        Ok(self.view(counts, DType::Int32, vec![(counts.bytes() / 4) as i64]))
     }
 
     /// Returns a word for each row: `source << 21 | row << 5 | k`, or -1 for a gap.
     fn origins(&self) -> PyResult<View> {
         let arrangement = self.get()?;
-        Ok(Self::view(arrangement.list(), DType::Int32, vec![arrangement.capacity().into()]))
+        Ok(self.view(arrangement.list(), DType::Int32, vec![arrangement.capacity().into()]))
     }
 
     /// Copies the number of rows with gaps, then for each expert of this rank the number of its rows, from each source
     /// if the layout is padded, then for each expert the number of its first row, if it is packed. A flat layout has
-    /// the first only. The stream is done.
+    /// the first only. The stream is done; on a virtual GPU the call waits for it.
     fn fetch_counts(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         check_process()?;
         let arrangement = self.get()?;
+        self.users.wait(py)?;
         py.detach(|| arrangement.fetch_counts()).or_raise(py)
     }
 }
