@@ -16,6 +16,7 @@ pub(super) fn add(list: &mut List) {
     list.per_coop("abort_ends_every_wait_on_every_rank", abort);
     list.per_coop("a_fault_reported_by_a_kernel_ends_every_wait_on_every_rank", reported);
     list.network_per_coop("a_failed_request_ends_every_wait_and_counts_nothing", failed);
+    list.network_per_coop("after_a_relaxed_flush_the_next_call_that_acquires_has_the_fault", failed_relaxed);
     list.network_case("a_deadline_before_a_claim_leaves_the_queue_usable", before_claim);
     list.network_case("a_deadline_after_a_claim_gives_the_fault_to_everybody", after_claim);
     list.network_case("a_full_queue_waits_and_loses_nothing", full);
@@ -147,6 +148,20 @@ fn failed(setup: &Setup, coop: CoopKind) -> Verdict {
             "expected the host of rank 1 to know rank 0's network fault in context 0, peer 1; it has {other:?}"
         )),
     }
+}
+
+/// The relaxed flush may have the fault already.
+fn failed_relaxed(setup: &Setup, coop: CoopKind) -> Verdict {
+    let reads = [Op::flush(), Op::wait_signal(6, 1), Op::wait_counter(5, 1), Op::barrier()];
+    for read in reads {
+        let setup = setup.with_network(Net::Fail(Failure { from: 0, number: 1, how: How::Error }));
+        let put = Op::put(1, 32).counter(0);
+        let scenario = Scenario::new(2).coop(coop).on(0, vec![put, put, Op::flush().relaxed(), read]);
+        let outcome = setup.run(&scenario)?;
+        outcome.check_agreement(&scenario)?;
+        outcome.check_fault(&scenario, 0, 0, 3, FaultKind::Network)?;
+    }
+    Ok(())
 }
 
 /// Limits the proxy to one request to a peer, and makes the network take `ns` for it, so that a queue of depth 2

@@ -18,6 +18,9 @@ pub(super) fn add(list: &mut List) {
         list.case(&std::format!("a_strong_signal_covers_all_earlier_puts_on_a_network_that_{name}"), move |setup| {
             strong(&setup.with_network(net))
         });
+        list.case(&std::format!("a_strong_signal_covers_all_earlier_signals_on_a_network_that_{name}"), move |setup| {
+            signals(&setup.with_network(net))
+        });
         list.case(&std::format!("a_weak_signal_covers_its_own_put_on_a_network_that_{name}"), move |setup| {
             weak(&setup.with_network(net))
         });
@@ -56,6 +59,32 @@ fn strong(setup: &Setup) -> Verdict {
             receiver.extend([Op::wait_signal(0, round + 1), Op::check(1, 0, puts * bytes, round + 1), Op::raise(0, 1)]);
         }
         run_ok(setup, &Scenario::new(2).coop(coop).on(0, sender).on(1, receiver))?;
+    }
+    Ok(())
+}
+
+/// Signals with and without a put, strong and weak, then a strong one, part of a put or alone. The receiver waits for
+/// the last one, and reads the others at once.
+fn signals(setup: &Setup) -> Verdict {
+    for coop in [CoopKind::Thread, CoopKind::Block] {
+        let rounds = 6u64;
+        let (mut sender, mut receiver) = (Vec::new(), Vec::new());
+        for round in 0..rounds {
+            let put = Op::put(1, 200).to(1, 0);
+            sender.extend([Op::raise(1, 2).weak(), put.signal(3).weak(), put.to(1, 200).signal(4), Op::raise(1, 5)]);
+            sender.push(if round % 2 == 0 { Op::put(1, 8).to(1, 400).signal(0) } else { Op::raise(1, 0) });
+            sender.extend([Op::wait_signal(1, round + 1), Op::flush()]);
+            receiver.push(Op::wait_signal(0, round + 1));
+            receiver.extend([2, 3, 4, 5].map(Op::read_signal));
+            receiver.push(Op::raise(0, 1));
+        }
+        let scenario = Scenario::new(2).coop(coop).on(0, sender).on(1, receiver);
+        let outcome = run_ok(setup, &scenario)?;
+        for round in 0..rounds as usize {
+            for index in 1..5 {
+                outcome.check_value(&scenario, 1, 0, 6 * round + index, round as u64 + 1)?;
+            }
+        }
     }
     Ok(())
 }
