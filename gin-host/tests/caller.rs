@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Communicators without progress threads, whose program carries out the requests of kernels.
 
-use gin_abi::{Deadline, FaultKind};
+use gin_abi::{BackendKind, Deadline, FaultKind};
 use gin_device::prelude::*;
 use gin_gpu::{LaunchConfig, Stream};
 use gin_host::comm::{CommError, CommState, Communicator, Requirements, Window, WindowFlags};
 use gin_host::proxy::progress::ByCaller;
-use gin_host::world::{Rank, WorldConfig, launch};
+use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
+use gin_soft_hca::Options;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,20 @@ pub unsafe fn caller_test_pass(comm: Comm, words: gin_device::Window<u64>, round
     let put = gin.put_value(comm.world().right(), words.at(round as usize), value).signal(SignalId::new(0).inc());
     let outcome = put.issue(&Thread).and_then(|()| gin.wait_signal(&Thread, SignalId::new(0), round, deadline));
     if let Err(fault) = outcome {
+        comm.report(fault);
+    }
+}
+
+/// As [`caller_test_pass`], by the route and back end that the communicator has.
+///
+/// # Safety
+/// - As there.
+#[kernel]
+pub unsafe fn caller_test_pass_near(comm: Comm, words: gin_device::Window<u64>, deadline: Deadline) {
+    let gin = Gin::new(&comm, ContextId::new(0));
+    let put = gin.put_value(comm.world().right(), words.at(0), 7 + u64::from(comm.world().rank()));
+    let outcome = put.signal(SignalId::new(0).inc()).issue(&Thread);
+    if let Err(fault) = outcome.and_then(|()| gin.wait_signal(&Thread, SignalId::new(0), 1, deadline)) {
         comm.report(fault);
     }
 }
@@ -70,7 +85,11 @@ impl Caller {
 }
 
 fn ranks(body: impl Fn(Caller) -> Result<(), CommError> + Sync) {
-    launch(WorldConfig::threads(2), |rank| body(Caller::new(rank)?)).expect("the ranks succeed");
+    ranks_of(WorldConfig::threads(2), body);
+}
+
+fn ranks_of(world: WorldConfig, body: impl Fn(Caller) -> Result<(), CommError> + Sync) {
+    launch(world, |rank| body(Caller::new(rank)?)).expect("the ranks succeed");
 }
 
 #[test]
@@ -119,6 +138,25 @@ fn kernels_end_by_their_deadlines_if_the_program_does_nothing() {
         assert_eq!(kind, Some(FaultKind::Timeout));
         caller.comm.destroy()
     });
+}
+
+#[test]
+fn loads_and_stores_and_nics_of_kernels_need_no_progress() {
+    let nics = SoftNics::new(Options::default());
+    let by_nics = WorldConfig::threads(2).lsa_size(1).soft_nics(&nics);
+    for (world, backend) in [(WorldConfig::threads(2), BackendKind::Proxy), (by_nics, BackendKind::Gdaki)] {
+        ranks_of(world, |caller| {
+            assert_eq!(caller.comm.backend()?, backend);
+            let device = caller.comm.device()?;
+            // Safety: one thread of each rank; the window lives until the communicator ends.
+            unsafe {
+                caller_test_pass_near::launch(&*caller.stream, LaunchConfig::new(1, 1), &device, &caller.window, LONG)?;
+            }
+            assert!(caller.is_idle_within(Duration::from_secs(20))?, "{backend:?}: the kernel waits");
+            assert_eq!((caller.received(0)?, caller.comm.fault()), (8 - u64::from(caller.comm.rank()), None));
+            caller.comm.destroy()
+        });
+    }
 }
 
 #[test]

@@ -134,6 +134,31 @@ pub unsafe fn host_test_two_sessions(comm: Comm, codes: *mut u64, meets: u32, ge
     }
 }
 
+/// Puts `bytes` bytes to the right neighbour, by a `Gin` that chooses the route or by one that names the proxy. If no
+/// request was posted, a flush and a token end at once.
+///
+/// # Safety
+/// - One block, resident.
+#[kernel]
+pub unsafe fn host_test_route(comm: Comm, bytes: gin_device::Window<u8>, number: u64, names_proxy: u32, nothing: u32) {
+    let (peer, number, context) = (comm.world().right(), number as usize, ContextId::new(0));
+    let put = || -> Result<(), Fault> {
+        if names_proxy != 0 {
+            let gin = Gin::<Proxy>::with_backend(&comm, context);
+            gin.put(peer, bytes.range(0, number), bytes.range(number, number)).issue(&Block)?;
+            return gin.flush(&Block, Deadline::after_ms(5_000));
+        }
+        let gin = Gin::new(&comm, context);
+        gin.put(peer, bytes.range(0, number), bytes.range(number, number)).issue(&Block)?;
+        let deadline = if nothing != 0 { Deadline::after_ns(0) } else { Deadline::after_ms(5_000) };
+        gin.wait(&Block, gin.flush_async(peer)?, deadline)?;
+        gin.flush(&Block, deadline)
+    };
+    if let Err(fault) = put() {
+        comm.report(fault);
+    }
+}
+
 /// Returns the fault codes of rank 0 after [`host_test_two_sessions`].
 fn two_sessions(routes: Routes, meets: bool, gets: bool, deadline: Deadline) -> Vec<u64> {
     let config = WorldConfig::seeded(2, 5).routes(routes);
@@ -255,6 +280,39 @@ fn lsa_teams_of_any_size_and_shared_progress_threads_change_nothing() {
     let mut config = WorldConfig::threads(4);
     config.progress_threads = Some(1);
     assert_eq!(pass_on(config, LONG).0, [Ok(0); 4]);
+}
+
+#[test]
+fn the_route_depends_on_peer_and_back_end_and_never_on_the_size() {
+    const SIZES: [u64; 5] = [0, 1, 8, 4097, 1 << 16];
+    // Routes of the communicator, size of the LSA teams, the kernel names the proxy, all puts are requests.
+    for (routes, lsa_size, names_proxy, by_network) in [
+        (Routes::Automatic, 2, false, false),
+        (Routes::Automatic, 2, true, true),
+        (Routes::Automatic, 1, false, true),
+        (Routes::Network, 2, false, true),
+    ] {
+        let config = WorldConfig::seeded(2, 5).routes(routes).lsa_size(lsa_size);
+        let outcome = launch(config, |rank| -> Result<(), CommError> {
+            let comm = rank.communicator(&Requirements::default())?;
+            let window = comm.alloc_window::<u8>(2 << 16, WindowFlags::NONE)?;
+            let (stream, kernel, handle) = (rank.stream()?, rank.kernel("host_test_route")?, comm.device()?);
+            let (names_proxy, nothing) = (u32::from(names_proxy), u32::from(!by_network));
+            for bytes in SIZES {
+                // Safety: one block, resident. Communicator and window live until the kernel has ended.
+                unsafe {
+                    let arguments: [&dyn gin_gpu::KernelArg; 5] = [&handle, &window, &bytes, &names_proxy, &nothing];
+                    stream.launch(&kernel, LaunchConfig::new(1, 33), &arguments)?;
+                }
+                stream.synchronize()?;
+            }
+            assert_eq!(comm.fault(), None);
+            let expected = if by_network { SIZES.len() as u64 } else { 0 };
+            assert_eq!(comm.stats()?[0].accepted, expected, "{routes:?}, teams of {lsa_size}, proxy: {names_proxy}");
+            comm.destroy()
+        });
+        outcome.unwrap_or_else(|error| panic!("{error}"));
+    }
 }
 
 #[test]
