@@ -6,8 +6,8 @@ mod support;
 
 use gin_abi::Deadline;
 use gin_ep::{
-    Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Matmul, MatmulConfig,
-    Rows, Scales,
+    Arrangement, Code, Combine, EarlyMatmul, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Matmul,
+    MatmulConfig, Rows, Scales,
 };
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
 use gin_host::comm::{Communicator, Connections, Requirements};
@@ -193,6 +193,58 @@ fn two_lanes_cross_a_network_in_contexts_of_their_own() {
 }
 
 #[test]
+fn a_dispatch_makes_two_puts_for_each_remote_rank_and_a_combine_one_in_the_context_of_its_lane() {
+    let shape = Shape { ranks: 4, experts: 8, topk: 3, hidden: 24 };
+    let make = |rank: usize| batch(&shape, Routing::Uniform, 1, rank, 9);
+    for is_stored in [false, true] {
+        let outcome = launch(WorldConfig::seeded(4, 5).lsa_size(2), |rank| -> Result<(), EpError> {
+            let me = rank.rank() as usize;
+            let comm = rank.communicator(&Requirements::default().contexts(2))?;
+            let group = Group::new(&comm, &config(&shape, 9).lanes(3))?;
+            let (input, stream) = (Input::new(&rank, &shape, 9)?, rank.stream()?);
+            input.write(&make(me), false)?;
+            let all: Vec<Batch> = (0..4).map(make).collect();
+            let rows = |from: usize, to: usize| gin_ep_oracle::rank_major(&shape, &all, to)[from].len() as u64;
+            let (row, meta) = (48, u64::from(group.sizes().meta_bytes));
+            let mut before = Vec::new();
+            // Lanes take contexts 0, 1, 0.
+            for number in 0..3u32 {
+                let mut lane = group.lane(number)?;
+                let received = lane.exchange(&stream, &input.tokens(9, false))?;
+                experts(&rank, &stream, &shape, &received)?;
+                let stored = support::copied(&rank, &stream, &received, &shape, 9)?;
+                let rows_back = if is_stored { Rows::At(&stored) } else { Rows::InPlace };
+                received.combine(&stream, rows_back, &Combine::reduced().into(&input.output))?;
+                stream.synchronize()?;
+                rank.barrier()?;
+                let figures: Vec<((u32, u32), [u64; 3])> = comm
+                    .peer_stats()?
+                    .into_iter()
+                    .map(|row| ((row.context, row.peer), [row.stats.puts, row.stats.put_bytes, row.stats.signals]))
+                    .collect();
+                for peer in (0..4).filter(|peer| peer / 2 != rank.rank() / 2) {
+                    for context in 0..2 {
+                        let of = |all: &[((u32, u32), [u64; 3])]| {
+                            all.iter().find(|row| row.0 == (context, peer)).map_or([0; 3], |row| row.1)
+                        };
+                        let (now, old) = (of(&figures), of(&before));
+                        let sent = rows(me, peer as usize) * (row + meta) + rows(peer as usize, me) * row;
+                        let expected = if context == number % 2 { [3, sent, 2] } else { [0; 3] };
+                        let more = [0, 1, 2].map(|index| now[index] - old[index]);
+                        assert_eq!(more, expected, "lane {number} of rank {me}, context {context}, to {peer}");
+                    }
+                }
+                before = figures;
+            }
+            assert_eq!(group.status()?, None);
+            group.destroy()?;
+            Ok(comm.destroy()?)
+        });
+        outcome.unwrap_or_else(|error| panic!("stored: {is_stored}: {error}"));
+    }
+}
+
+#[test]
 fn a_group_takes_the_memory_that_was_promised_also_over_a_network() {
     let config = GroupConfig::new(256, 7168, 8).tokens(128);
     assert_eq!(config.network_footprint(4, 4).unwrap(), config.footprint(4).unwrap());
@@ -215,6 +267,8 @@ fn a_group_refuses_what_has_no_route_over_a_network() {
         let group = Group::new(&comm, &config.at_source())?;
         let error = GroupedMatmul::new(&group, 8, None).map(drop).unwrap_err().to_string();
         assert!(error.contains("ranks that loads and stores do not reach"), "{error}");
+        let error = EarlyMatmul::new(&group, None).map(drop).unwrap_err().to_string();
+        assert!(error.contains("ranks that loads and stores do not reach"), "{error}");
         let error = Matmul::all_gather(&comm, &MatmulConfig::new(8, 8, 8)).map(drop).unwrap_err();
         assert!(matches!(error, EpError::NotReachable { reached: 1, ranks: 2 }), "{error}");
         let (to, input) = (Arrangement::new(&group, Layout::Padded, 0)?, Input::new(&rank, &shape, 4)?);
@@ -222,6 +276,10 @@ fn a_group_refuses_what_has_no_route_over_a_network() {
         let error =
             lane.exchange_into(&rank.stream()?, &input.tokens(4, false), &to).map(drop).unwrap_err().to_string();
         assert!(error.contains("an exchange into a layout") && error.contains("call `exchange`"), "{error}");
+        let sums = Combine::plain().into(&input.output);
+        let fused = lane.fuse(&rank.stream()?, &input.tokens(4, false), Rows::At(&input.rows), &sums);
+        let error = fused.map(drop).unwrap_err().to_string();
+        assert!(error.contains("ranks that loads and stores do not reach"), "{error}");
         drop(lane);
         group.destroy()?;
         Ok(comm.destroy()?)

@@ -4,8 +4,10 @@
 mod support;
 
 use gin_device::prelude::*;
-use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Report, Rows, Scales, Tokens};
-use gin_ep_oracle::{Batch, Routing, Shape, batch, narrow};
+use gin_ep::{
+    Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Report, Rows, Scales, Tokens,
+};
+use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, narrow, per_rank};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::Communicator;
 use gin_host::comm::Requirements;
@@ -649,6 +651,20 @@ fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
         ),
         (GroupConfig::new(8, 8, 1).tokens(65_537), "the number of tokens is 65537; the limit is at most 65536"),
         (GroupConfig::new(65_537, 8, 1), "the number of experts is 65537; the limit is at most 65536"),
+        (GroupConfig::new(8, 8, 0), "the number of experts of a token is 0; the limit is at least 1"),
+        (GroupConfig::new(8, 8, 1).tokens(0), "the number of tokens is 0; the limit is at least 1"),
+        (GroupConfig::new(8, 8, 1).lanes(0), "the number of lanes is 0; the limit is at least 1"),
+        (GroupConfig::new(8, 8, 1).lanes(65), "the number of lanes is 65; the limit is at most 64"),
+        (GroupConfig::new(8, 8, 1).threads(31), "the number of threads of a block is 31; the limit is at least 32"),
+        (
+            GroupConfig::new(8, 8, 1).threads(48),
+            "the number of threads of a block is 48; the limit is a multiple of 32",
+        ),
+        (GroupConfig::new(8, 8, 1).threads(544), "the number of threads of a block is 544; the limit is at most 512"),
+        (
+            GroupConfig::new(8, 8, 1).element(Element::Opaque { row_bytes: 16, scale_bytes: 65_537 }),
+            "the number of bytes of the scales of a row is 65537; the limit is at most 65536",
+        ),
         (
             GroupConfig::new(8, 64, 1).element(Element::E4m3(Scales::F32)),
             "`hidden`, the number of elements of a row, is 64; the limit is a multiple of 128, at most 32768: pad rows with \
@@ -674,7 +690,7 @@ fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
     ] {
         assert_eq!(config.back_f32().footprint(2).unwrap_err().to_string(), words);
     }
-    assert!(GroupConfig::new(8, 8, 1).footprint(65).is_err());
+    assert!(GroupConfig::new(8, 8, 1).footprint(65).is_err() && GroupConfig::new(8, 8, 1).footprint(0).is_err());
     // The largest of all is within the limits.
     let largest = GroupConfig::new(65_536, 32_768, 32).tokens(65_536);
     assert!(largest.footprint(64).is_ok_and(|bytes| bytes > 1 << 40));
@@ -682,8 +698,226 @@ fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
 
 #[test]
 fn a_group_takes_the_memory_that_was_promised() {
-    for (ranks, megabytes) in [(2, 14.7), (4, 29.4), (8, 58.9)] {
-        let bytes = GroupConfig::new(256, 7168, 8).tokens(128).footprint(ranks).unwrap() as f64;
+    let config = GroupConfig::new(256, 7168, 8);
+    let large = config.tokens(4096);
+    for (config, ranks, megabytes) in [
+        (config.tokens(128), 2, 14.7),
+        (config.tokens(128), 4, 29.4),
+        (config.tokens(128), 8, 58.9),
+        (large, 2, 471.0),
+        (large, 4, 942.0),
+        (large, 8, 1880.0),
+        (large.max_rows(4096), 8, 59.2),
+        (large.max_rows(32_768), 8, 473.0),
+    ] {
+        let bytes = config.footprint(ranks).unwrap() as f64;
         assert!((bytes / 1e6 / megabytes - 1.0).abs() < 0.02, "{bytes} with {ranks} ranks");
     }
+    let config = GroupConfig::new(6, 128, 3).tokens(7).sms(1).threads(32);
+    let plain = [config, config.at_source(), config.back_f32(), config.lanes(3)];
+    let others = [config.element(Element::E4m3(Scales::F32)), config.tokens(600), config.max_rows(9).lanes(2)];
+    for config in plain.into_iter().chain(others) {
+        on_ranks(WorldConfig::seeded(2, 5), |rank, comm| {
+            let (group, stream) = (Group::new(comm, &config)?, rank.stream()?);
+            let memory = Memory::new(rank.device(), MemoryKind::Device, 16)?.whole();
+            let mut lane = group.lane(0)?;
+            let received = lane.exchange(&stream, &Tokens::new(&memory, Ids::I32(&memory), 0))?;
+            // All lanes, without the plan of a group that counts before its dispatches.
+            let (bytes, sizes) = (received.places(0).0.bytes(), group.sizes());
+            let has_plan = sizes.tokens > 512 || sizes.is_shared();
+            let lanes = if sizes.is_shared() { 2 } else { 1 };
+            let plans = if has_plan { lanes * sizes.plan_bytes() } else { 0 };
+            assert_eq!(bytes + plans, config.footprint(2)?, "{config:?}");
+            received.release();
+            stream.synchronize()?;
+            drop(lane);
+            group.destroy()
+        });
+    }
+}
+
+/// Rank 0 makes all calls of a pair before rank 1 makes its own.
+fn in_turn(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shape, way: u32) -> Result<(), EpError> {
+    let (me, most) = (rank.rank() as usize, 5);
+    let group = Group::new(comm, config)?;
+    let (input, stream, mut lane) = (Input::new(rank, shape, most)?, rank.stream()?, group.lane(0)?);
+    let mine = batch(shape, Routing::Uniform, 4, me, most);
+    input.write(&mine, false)?;
+    let to = Arrangement::new(&group, Layout::Flat, (shape.ranks * most) as u32)?;
+    rank.barrier()?;
+    if me == 1 {
+        rank.barrier()?;
+    }
+    let tokens = input.tokens(most, false);
+    let plan = lane.plan(&stream, &tokens)?;
+    let tokens = tokens.planned(&plan);
+    let mut received = match way {
+        0 => lane.dispatch(&stream, &tokens)?.receive(&stream)?,
+        1 => lane.exchange(&stream, &tokens)?,
+        _ => lane.exchange_into(&stream, &tokens, &to)?.0,
+    };
+    if way < 2 {
+        received.arrange(&stream, &to)?;
+    }
+    experts(rank, &stream, shape, &received)?;
+    received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+    if me == 0 {
+        rank.barrier()?;
+    }
+    stream.synchronize()?;
+    assert_eq!((group.status()?, group.masked(0)?), (None, 0));
+    let expected = per_rank(shape, &mine, &[], Experts);
+    let mut found = vec![0u16; expected.len()];
+    input.output.read(0, &mut found)?;
+    assert!(expected == found, "the output of rank {me} differs");
+    drop(lane);
+    group.destroy()
+}
+
+#[test]
+fn calls_return_before_other_ranks_make_theirs() {
+    let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 8 };
+    for config in [config(&shape, 5), config(&shape, 5).max_rows(10)] {
+        for way in 0..3 {
+            on_ranks(WorldConfig::seeded(2, 3), |rank, comm| in_turn(rank, comm, &config, &shape, way));
+        }
+    }
+}
+
+/// Terms whose sum is 0 in this order, since the first one swallows the second, and 1 if the second comes last.
+const TERMS: [f32; 3] = [16_777_216.0, 1.0, -16_777_216.0];
+/// Terms, their weights, and their sum, which has its last bit only if product and sum are rounded once.
+const CLOSE: [f32; 3] = [-1.0, 1.0 + 1.0 / 4096.0, 0.0];
+const FACTORS: [f32; 3] = [1.0, 1.0 + 1.0 / 4096.0, 1.0];
+const REMAINS: f32 = 1.0 / 2048.0 + 1.0 / 16_777_216.0;
+
+#[test]
+fn sums_have_the_order_of_the_ids_and_round_each_product_once() {
+    let memory = |rank: &Rank, values: &[f32]| -> Result<_, EpError> {
+        let memory = Memory::new(rank.device(), MemoryKind::Device, 32 * values.len() as u64)?.whole();
+        memory.write(0, &values.iter().flat_map(|&value| [value; 8]).collect::<Vec<_>>())?;
+        Ok(memory)
+    };
+    // The order in which the ids name the ranks, which each have a row.
+    on_ranks(WorldConfig::seeded(3, 5), |rank, comm| {
+        let config = GroupConfig::new(3, 8, 3).tokens(1).element(Element::F32).sms(1).threads(32);
+        let (group, stream) = (Group::new(comm, &config)?, rank.stream()?);
+        let (row, output) = (memory(rank, &[1.0])?, memory(rank, &[9.0])?);
+        let ids = Memory::new(rank.device(), MemoryKind::Device, 12)?.whole();
+        let mut lane = group.lane(0)?;
+        for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
+            ids.write(0, &order.map(|id: i32| id))?;
+            let position = order.iter().position(|&id| id == rank.rank() as i32).expect("each rank has an id");
+            let rows = memory(rank, &[TERMS[position]; 3])?;
+            let received = lane.exchange(&stream, &Tokens::new(&row, Ids::I32(&ids), 1))?;
+            received.combine(&stream, Rows::At(&rows), &Combine::reduced().into(&output))?;
+            stream.synchronize()?;
+            let mut found = [9f32; 8];
+            output.read(0, &mut found)?;
+            assert_eq!(found, [0.0; 8], "{order:?}");
+        }
+        drop(lane);
+        group.destroy()
+    });
+    // The order of the ids, at the source and on the rank of the experts.
+    on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
+        let config = GroupConfig::new(3, 8, 3).tokens(1).element(Element::F32).sms(1).threads(32);
+        let (row, output, stream) = (memory(rank, &[1.0])?, memory(rank, &[9.0])?, rank.stream()?);
+        let new = || -> Result<_, EpError> { Ok(Memory::new(rank.device(), MemoryKind::Device, 12)?.whole()) };
+        let (ids, weights) = (new()?, new()?);
+        for order in [[0usize, 1, 2], [2, 0, 1], [1, 2, 0]] {
+            ids.write(0, &order.map(|id| id as i32))?;
+            for (factors, terms, expected) in [([1.0f32; 3], TERMS, 0.0), (FACTORS, CLOSE, REMAINS)] {
+                weights.write(0, &factors)?;
+                let tokens = Tokens::new(&row, Ids::I32(&ids), 1).weights(&weights);
+                let check = |what: &str| -> Result<(), EpError> {
+                    stream.synchronize()?;
+                    let mut found = [9f32; 8];
+                    output.read(0, &mut found)?;
+                    assert_eq!(found, [expected; 8], "{what} {order:?}");
+                    Ok(())
+                };
+                let group = Group::new(comm, &config.at_source())?;
+                let mut lane = group.lane(0)?;
+                let received = lane.exchange(&stream, &tokens)?;
+                let rows = memory(rank, &terms)?;
+                received.combine(&stream, Rows::At(&rows), &Combine::weighted(&weights).into(&output))?;
+                check("at the source")?;
+                drop(lane);
+                group.destroy()?;
+
+                let group = Group::new(comm, &config)?;
+                let (to, mut lane) = (Arrangement::new(&group, Layout::Packed { align: 1 }, 3)?, group.lane(0)?);
+                let mut received = lane.exchange(&stream, &tokens)?;
+                received.arrange(&stream, &to)?;
+                // One row for each expert, by its number.
+                let mut by_expert = [0f32; 3];
+                order.iter().zip(terms).for_each(|(&id, term)| by_expert[id] = term);
+                let rows = memory(rank, &by_expert)?;
+                received.reduce(&stream, Rows::ArrangedAt(&to, &rows))?;
+                received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
+                check("on the rank of the experts")?;
+                drop(lane);
+                group.destroy()?;
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_status_has_the_first_error_since_the_last_call() {
+    let shape = Shape { ranks: 1, experts: 2, topk: 1, hidden: 8 };
+    on_ranks(WorldConfig::seeded(1, 3), |rank, comm| {
+        let group = Group::new(comm, &config(&shape, 4).lanes(2))?;
+        let (input, stream) = (Input::new(rank, &shape, 8)?, rank.stream()?);
+        let mut lanes = [group.lane(0)?, group.lane(1)?];
+        // Lane 1 has two errors, then lane 0 one.
+        for (lane, id, count) in [(1, 7, 4), (1, 0, 6), (0, 9, 4)] {
+            input.ids.write(0, &[id; 8])?;
+            lanes[lane].exchange(&stream, &input.tokens(count, false))?.release();
+            stream.synchronize()?;
+        }
+        let status = || -> Result<_, EpError> { Ok(group.status()?.map(|report| (report.lane, report.code))) };
+        assert_eq!(status()?, Some((0, Code::UnknownExpert)));
+        assert_eq!(status()?, Some((1, Code::UnknownExpert)));
+        assert_eq!(status()?, None);
+        input.ids.write(0, &[0; 8])?;
+        lanes[1].exchange(&stream, &input.tokens(6, false))?.release();
+        stream.synchronize()?;
+        assert_eq!(status()?, Some((1, Code::TooManyTokens)));
+        drop(lanes);
+        group.destroy()
+    });
+}
+
+#[test]
+fn rows_and_terms_that_do_not_fit_a_group_are_refused() {
+    let shape = Shape { ranks: 1, experts: 2, topk: 2, hidden: 8 };
+    on_ranks(WorldConfig::seeded(1, 3), |rank, comm| {
+        let (input, stream) = (Input::new(rank, &shape, 4)?, rank.stream()?);
+        input.write(&batch(&shape, Routing::Uniform, 4, 0, 4), false)?;
+        let (reduced, plain) = (Combine::reduced().into(&input.output), Combine::plain().into(&input.output));
+        let config = config(&shape, 4);
+        for (config, sums, rows, words) in [
+            (config.back_f32(), &reduced, "received", "a combine of the received rows"),
+            (config.back_f32(), &reduced, "arranged", "a combine of the rows of an arrangement"),
+            (config.at_source(), &plain, "received", "a combine of the received rows"),
+            (config.at_source(), &plain, "arranged", "a layout that has not the rows"),
+            (config.at_source(), &reduced, "received", "a combine of one row for each rank"),
+            (config, &plain, "received", "a combine of one row for each id"),
+        ] {
+            let group = Group::new(comm, &config)?;
+            let (to, mut lane) = (Arrangement::new(&group, Layout::Flat, 8)?, group.lane(0)?);
+            let mut received = lane.exchange(&stream, &input.tokens(4, false))?;
+            received.arrange(&stream, &to)?;
+            let rows = if rows == "arranged" { Rows::Arranged(&to) } else { Rows::InPlace };
+            let error = received.combine(&stream, rows, sums).unwrap_err().to_string();
+            assert!(error.starts_with(words) || error.contains(words), "{error}");
+            stream.synchronize()?;
+            drop(lane);
+            group.destroy()?;
+        }
+        Ok(())
+    });
 }

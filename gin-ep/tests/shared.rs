@@ -5,7 +5,7 @@
 mod support;
 
 use gin_abi::Deadline;
-use gin_ep::{Element, EpError, Group, GroupConfig, Layout, Rows, Scales};
+use gin_ep::{EarlyMatmul, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Rows, Scales};
 use gin_ep_oracle::{Kind, Routing, Shape};
 use gin_host::comm::{Communicator, Requirements};
 use gin_host::world::{Mode, Rank, WorldConfig, launch};
@@ -229,7 +229,36 @@ fn what_a_shared_region_does_not_have_is_refused() {
         let error = lane.fuse(&stream, &input.tokens(1, false), Rows::InPlace, &sums).map(drop).unwrap_err();
         let words = "a kernel with dispatch and combine in a group with `max_rows`: call `dispatch` and `combine`";
         assert_eq!(error.to_string(), words);
+        assert!(GroupedMatmul::new(&group, 8, None).is_err() && EarlyMatmul::new(&group, None).is_err());
         drop(lane);
         group.destroy()
     });
+}
+
+#[test]
+fn a_dispatch_begins_when_the_slowest_rank_does() {
+    let config = GroupConfig::new(2, 8, 1).tokens(4).sms(1).threads(32).deadline(Deadline::after_ms(10_000));
+    for is_shared in [false, true] {
+        on_ranks(WorldConfig::seeded(2, 3), |rank, comm| {
+            let shape = Shape { ranks: 2, experts: 2, topk: 1, hidden: 8 };
+            let group = Group::new(comm, &if is_shared { config.max_rows(8) } else { config })?;
+            let (input, stream, mut lane) = (support::Input::new(rank, &shape, 4)?, rank.stream()?, group.lane(0)?);
+            input.ids.write(0, &[0, 1, 0, 1])?;
+            if rank.rank() == 1 {
+                rank.barrier()?;
+            }
+            let sent = lane.dispatch(&stream, &input.tokens(4, false))?;
+            if rank.rank() == 0 {
+                let start = gin_boot::rt::clock_ns();
+                gin_boot::rt::wait_until(move || gin_boot::rt::clock_ns() - start > 5_000_000);
+                assert_eq!(stream.is_idle()?, !is_shared, "a shared region: {is_shared}");
+                rank.barrier()?;
+            }
+            sent.receive(&stream)?.release();
+            stream.synchronize()?;
+            assert_eq!(group.status()?, None);
+            drop(lane);
+            group.destroy()
+        });
+    }
 }

@@ -74,7 +74,7 @@ fn allowed(routing: Routing, shape: &Shape, chosen: &[i32], id: i32) -> bool {
 /// Returns the tokens of a rank.
 ///
 /// The elements are whole numbers of at most 8 bits, so BF16 has them exactly. The first three tell rank and token, if
-/// a row has as many. Weights are odd multiples of 1/64, so a sum in the wrong order is not always the same.
+/// a row has as many. Weights are odd multiples of 1/64. FP32 has such sums exactly, so their order does not show.
 pub fn batch(shape: &Shape, routing: Routing, key: u64, rank: usize, tokens: usize) -> Batch {
     let (mut rows, mut experts, mut weights) = (Vec::new(), Vec::new(), Vec::new());
     for token in 0..tokens {
