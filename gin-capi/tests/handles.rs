@@ -314,3 +314,98 @@ fn a_check_of_a_communicator_does_not_refuse_its_owners_calls() {
     assert_eq!(unsafe { gin_device_comm_check(&raw const handle) }, gin_status_t::GIN_ERROR_HANDLE);
     assert_eq!(gin_job_close(job), GIN_OK);
 }
+
+/// Returns this thread's text of its last error.
+fn text() -> String {
+    // Safety: the text lives until this thread's next error.
+    unsafe { CStr::from_ptr(gin_last_error()) }.to_string_lossy().into_owned()
+}
+
+#[test]
+fn the_text_of_an_error_is_that_of_its_thread() {
+    assert_eq!(gin_stream_close(gin_stream_t { id: 0 }), gin_status_t::GIN_ERROR_HANDLE);
+    let own = text();
+    let other = std::thread::spawn(|| {
+        let before = text();
+        assert_eq!(gin_comm_check(gin_comm_t { id: 0 }), gin_status_t::GIN_ERROR_HANDLE);
+        (before, text())
+    });
+    let (before, after) = other.join().expect("the thread has ended");
+    assert!(own.starts_with("gin_stream_close") && after.starts_with("gin_comm_check"), "{own}; {after}");
+    assert_eq!((before, text()), (String::new(), own));
+}
+
+#[test]
+fn calls_beside_one_that_waits_for_other_ranks_are_busy_but_four() {
+    let requirements = gin_requirements_t {
+        size: size_of::<gin_requirements_t>() as u32,
+        contexts: 1,
+        signals: 1,
+        counters: 1,
+        queue_depth: 8,
+        world_barriers: 0,
+        rail_barriers: 0,
+        lsa_barriers: 0,
+        windows: 4,
+        max_outstanding_per_peer: 8,
+    };
+    let create = |job: gin_job_t| {
+        let mut comm = gin_comm_t { id: 0 };
+        // Safety: pointers to values of these types.
+        (unsafe { gin_comm_create(job, &requirements, &mut comm) }, comm)
+    };
+    let alloc = |comm: gin_comm_t| {
+        let mut window = gin_window_t { id: 0 };
+        // Safety: as above.
+        unsafe { gin_window_alloc(comm, 64, 0, &mut window) }
+    };
+    let stats = |comm: gin_comm_t| {
+        let mut stats = gin_stats_t::default();
+        // Safety: as above.
+        unsafe { gin_comm_stats(comm, 0, &mut stats) }
+    };
+    let mut jobs = [gin_job_t { id: 0 }; 2];
+    let config = gin_config_t { collective_ms: 60_000, ..CONFIG };
+    // Safety: pointers to values of these types.
+    assert_eq!(unsafe { gin_job_local(&config, 2, jobs.as_mut_ptr()) }, GIN_OK);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| create(jobs[1]));
+        let (status, comm) = create(jobs[0]);
+        let (of_other, other) = other.join().expect("the thread has ended");
+        assert_eq!((status, of_other), (GIN_OK, GIN_OK));
+        // Rank 0 waits for rank 1 until that makes the call, too, then until an abort.
+        for aborts in [false, true] {
+            let waiting = scope.spawn(move || alloc(comm));
+            while stats(comm) == GIN_OK {
+                std::thread::yield_now();
+            }
+            // Safety: pointers to values of these types.
+            let busy = unsafe {
+                let mut device = std::mem::zeroed::<CommHandle>();
+                [stats(comm), alloc(comm), gin_comm_device(comm, &mut device), gin_comm_destroy(comm)]
+            };
+            assert_eq!(busy, [gin_status_t::GIN_ERROR_BUSY; 4], "{}", text());
+            let mut found = 1;
+            // Safety: as above.
+            let answers = unsafe {
+                let mut fault = std::mem::zeroed();
+                [
+                    gin_comm_check(comm),
+                    gin_comm_fault(comm, &mut found, &mut fault),
+                    gin_comm_progress(comm, null_mut()),
+                ]
+            };
+            assert_eq!((answers, found), ([GIN_OK; 3], 0), "{}", text());
+            let expected = if aborts {
+                assert_eq!(gin_comm_abort(comm), GIN_OK);
+                gin_status_t::GIN_ERROR_ENDED
+            } else {
+                assert_eq!(alloc(other), GIN_OK);
+                GIN_OK
+            };
+            assert_eq!(waiting.join().expect("the thread has ended"), expected);
+        }
+        assert_eq!([gin_comm_destroy(comm), gin_comm_destroy(other)], [GIN_OK; 2]);
+    });
+    assert_eq!(jobs.map(|job| gin_job_close(job)), [GIN_OK; 2]);
+}

@@ -116,6 +116,22 @@ fn the_header_is_that_of_the_sources() {
     compare("include/gin.h", &generated());
 }
 
+#[test]
+fn every_function_returns_a_status_but_four_that_cannot_fail() {
+    let header = generated();
+    let (mut functions, mut others) = (0, BTreeSet::new());
+    for line in header.lines().filter(|line| !line.starts_with([' ', '/', '#']) && !line.starts_with("typedef")) {
+        let Some((before, _)) = line.split_once('(') else { continue };
+        let name = before.rsplit([' ', '*']).next().unwrap_or_default();
+        functions += 1;
+        if before.strip_suffix(name).map(str::trim) != Some("gin_status_t") {
+            others.insert(name.to_owned());
+        }
+    }
+    assert!(functions > 40, "{functions} functions");
+    assert_eq!(others, ["gin_abi", "gin_last_error", "gin_status_name", "gin_version"].map(str::to_owned).into());
+}
+
 /// Returns the size, the alignment and the offsets of all structs of the header, as the C compiler lays them out.
 fn layouts() -> String {
     let header = generated();

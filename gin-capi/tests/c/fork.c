@@ -14,13 +14,14 @@
 
 struct pipes {
     uint32_t rank;
-    int in, out;
+    int in, out, calls;
 };
 
 // All parts are short, so a pipe takes a whole one.
 static int all_gather(void *user, const void *own, size_t bytes, void *all) {
     struct pipes *pipes = user;
     char *to = all;
+    pipes->calls++;
     if (write(pipes->out, own, bytes) != (ssize_t)bytes) return 1;
     memcpy(to + pipes->rank * bytes, own, bytes);
     to += (1 - pipes->rank) * bytes;
@@ -49,7 +50,7 @@ static int member(struct pipes pipes) {
     }
     uint32_t own = 10 + pipes.rank, all[2] = {0, 0};
     assert(gin_job_all_gather(job, &own, sizeof own, all) == GIN_OK);
-    assert(all[0] == 10 && all[1] == 11);
+    assert(all[0] == 10 && all[1] == 11 && pipes.calls == 1);
     assert(gin_job_over(&config, 0, 2, fails, NULL, &job) == GIN_ERROR_BOOTSTRAP && strstr(gin_last_error(), "7"));
     config.address = "nowhere";
     assert(gin_job_over(&config, 0, 2, all_gather, &pipes, &job) == GIN_ERROR_ARGUMENT);
@@ -100,7 +101,18 @@ static int member(struct pipes pipes) {
     assert(child >= 0);
     if (child == 0) {
         int refused = gin_job_barrier(job) == GIN_ERROR_FORK && strstr(gin_last_error(), "exec") != NULL;
-        _exit(refused ? 0 : 1);
+        gin_stream_t stream;
+        gin_module_t module;
+        refused += gin_job_rank(job, &rank, &ranks) == GIN_ERROR_FORK;
+        refused += gin_job_abort(job) == GIN_ERROR_FORK;
+        refused += gin_unique_id_create(&config, &id) == GIN_ERROR_FORK;
+        refused += gin_job_from_env(&config, &second) == GIN_ERROR_FORK;
+        refused += gin_job_local(&config, 1, &second) == GIN_ERROR_FORK;
+        refused += gin_comm_create(job, &requirements, &comm) == GIN_ERROR_FORK;
+        refused += gin_stream_create(job, &stream) == GIN_ERROR_FORK;
+        refused += gin_module_load(job, NULL, 0, &module) == GIN_ERROR_FORK;
+        refused += gin_job_close(job) == GIN_ERROR_FORK;
+        _exit(refused == 10 ? 0 : 1);
     }
     int outcome;
     assert(waitpid(child, &outcome, 0) == child && outcome == 0);
@@ -114,8 +126,8 @@ int main(void) {
     // Before the first call of gin.
     pid_t other = fork();
     assert(other >= 0);
-    if (other == 0) return member((struct pipes){1, forth[0], back[1]});
-    int own = member((struct pipes){0, back[0], forth[1]}), outcome;
+    if (other == 0) return member((struct pipes){1, forth[0], back[1], 0});
+    int own = member((struct pipes){0, back[0], forth[1], 0}), outcome;
     assert(waitpid(other, &outcome, 0) == other);
     if (own == 0 && outcome == 0) printf("passed\n");
     return own;

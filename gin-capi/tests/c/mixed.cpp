@@ -70,11 +70,22 @@ static void rank(const gin::Job& job) {
     gin_device_comm_t device = comm.device();
     gin_device_window_t to = recv.device(), from = send.device();
     const gin_arg_t arguments[] = {{&device, sizeof device}, {&to, sizeof to}, {&from, sizeof from}};
+    // `gin::Stream::launch` refuses closed ones for kernels in C++, too.
+    auto launch_is_refused = [&] {
+        try {
+            stream.launch(kernel, gin::cooperative(1, 32), device, to, from, uint64_t(0), round, gin::Deadline::none());
+        } catch (const gin::Error& error) {
+            if (error.status() == GIN_ERROR_HANDLE) return;
+        }
+        throw std::runtime_error("a closed argument is launched");
+    };
     recv.close();
     if (!cpp) refused(stream, kernel, arguments, 1);
+    launch_is_refused();
     send.close();
     comm.destroy();
     if (!cpp) refused(stream, kernel, arguments, 0);
+    launch_is_refused();
 }
 
 int main(int count, char** words) try {

@@ -227,6 +227,18 @@ KERNEL circles(gin::Comm comm, Words out) {
     *out.localPointer() = uint64_t(fault.kind());
 }
 
+// Puts by the proxy alone. Then rank 0 gives up its wait and reports that, and rank 1 waits without a deadline.
+KERNEL reports(gin::Comm comm, Words data) {
+    gin::CoopThread one;
+    gin::Team world = comm.world();
+    gin::Gin<gin::Proxy> proxy(comm, 0, gin::Deadline::after_ms(20000));
+    gin::Fault fault = proxy.putValue(world, world.after(1), data, 0, uint64_t(1), gin::None{}, one);
+    if (!fault) fault = proxy.flush(one);
+    comm.report(fault);
+    gin::Deadline deadline = world.rank == 0 ? gin::Deadline::after_us(50) : gin::Deadline::none();
+    comm.report(gin::Gin<>(comm, 0, deadline).waitSignal(one, 0, 1));
+}
+
 #if !defined(__CUDACC__)
 
 int main(int count, char** words) try {
@@ -249,9 +261,11 @@ int main(int count, char** words) try {
         Words gone(closed.device());
         closed.close();
         gin::Kernel all = gin::Kernel::of<operations>("operations"), around = gin::Kernel::of<circles>("circles");
+        gin::Kernel giving_up = gin::Kernel::of<reports>("reports");
         if (!cubin.empty()) {
             gin::Module module(job, cubin.data(), cubin.size());
             all = module.kernel("operations"), around = module.kernel("circles");
+            giving_up = module.kernel("reports");
         }
         gin::Stream stream(job);
         stream.launch(all, gin::cooperative(1, 64), comm.device(), data.device(), foreign.device(), gone,
@@ -262,6 +276,21 @@ int main(int count, char** words) try {
         data.close();
         bytes.close();
         comm.destroy();
+        gin::Communicator third(job);
+        gin::HostWindow<uint64_t> words(third, 1);
+        stream.launch(giving_up, gin::cooperative(1, 1), third.device(), words.device());
+        stream.synchronize();
+        gin_stats_t stats;
+        gin::check(gin_comm_stats(third.raw(), 0, &stats));
+        if (stats.accepted != 1) throw std::runtime_error("the proxy did not carry out the put alone");
+        bool ended = false;
+        try {
+            third.check_fault();
+        } catch (const gin::Error& error) {
+            ended = error.status() == GIN_ERROR_ENDED && std::strstr(error.what(), "rank 0") != nullptr;
+        }
+        if (!ended) throw std::runtime_error("the fault that rank 0 reports does not end both ranks");
+        job.barrier();
         if (other.device().lsa_reach == 0) return;
         stream.launch(around, gin::cooperative(1, 1), other.device(), foreign.device());
         job.barrier();
