@@ -648,3 +648,89 @@ def test_deadlines_are_times():
     for wrong in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="deadline = .*: pass a number of seconds, 0 to"):
             gin.Deadline(wrong)
+
+
+def test_with_destroys_a_communicator_and_aborts_it_after_an_exception():
+    def body(rank):
+        with rank.communicator() as comm:
+            pass
+        assert comm.state == "destroyed"
+        # Rank 0 waits for a kernel that only the abort of rank 1 ends.
+        with pytest.raises(KeyError if rank.rank else gin.FaultError):
+            with rank.communicator(signals=2, counters=1) as comm:
+                stream = rank.stream()
+                start_wait(stream, comm, gin.Deadline.NONE)
+                if rank.rank:
+                    raise KeyError
+                stream.synchronize(timeout=20)
+                comm.check()
+        rank.barrier()
+
+    virtual(2, body)
+
+
+def test_a_launch_has_one_block_of_64_threads():
+    def body(rank):
+        with rank.communicator(signals=1, counters=1) as comm:
+            outbox, inbox, stream = comm.alloc_window(4096, "uint8"), comm.alloc_window(8192, "uint8"), rank.stream()
+            # A word for each thread.
+            for shape, threads in ({}, 64), ({"block": 32}, 32):
+                sums = np.zeros(256, np.uint64)
+                stream.launch("alltoall", comm, outbox, inbox, 4096, sums, 2, LIMIT, **shape)
+                stream.synchronize()
+                comm.check()
+                assert sums[:threads].all() and not sums[threads:].any()
+
+    virtual(1, body)
+
+
+def test_a_second_collective_call_of_a_communicator_is_refused():
+    refused = threading.Event()
+
+    def body(rank):
+        comm, made, errors = rank.communicator(), [], []
+        if rank.rank == 1:
+            # One thread of rank 0 waits for this call.
+            assert refused.wait(20)
+            comm.alloc_window(8, "uint8")
+            comm.destroy()
+            return
+
+        def call():
+            try:
+                made.append(comm.alloc_window(8, "uint8"))
+            except gin.StateError as error:
+                errors.append(str(error))
+                refused.set()
+
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(made) == len(errors) == 1, errors
+        comm.destroy()
+
+    virtual(2, body)
+
+
+def test_an_abort_of_a_rank_ends_collectives_and_waits_of_all():
+    def body(rank):
+        comm = rank.communicator(signals=2, counters=1)
+        stream = rank.stream()
+        start_wait(stream, comm, gin.Deadline.NONE)
+        if rank.rank == 1:
+            rank.abort()
+        else:
+            with pytest.raises(gin.Error, match="rank 1"):
+                rank.barrier()
+        stream.synchronize(timeout=20)
+        with pytest.raises(gin.FaultError, match="abort"):
+            comm.check()
+
+    virtual(2, body)
+
+
+@pytest.mark.skipif(bool(gin.gpus()), reason="this machine has GPUs")
+def test_without_a_gpu_ranks_have_virtual_ones():
+    assert gin.launch(2, lambda rank: rank.dlpack_device) == [(1, 0)] * 2

@@ -344,6 +344,62 @@ except KeyboardInterrupt:
     assert run(code) == "interrupted True\n"
 
 
+def test_a_signal_handler_ends_the_wait_for_a_stream_and_its_kernel_continues():
+    code = """
+import signal
+import gin
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+rank = gin.init(rank=0, ranks=1, id=gin.unique_id("127.0.0.1"), device="virtual")
+comm = rank.communicator(signals=2, counters=1)
+window = comm.alloc_window(0, "float32")
+stream = rank.stream()
+stream.launch("ring_round", comm, window, window, 0, 2, gin.Deadline.NONE)
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    stream.synchronize()
+except KeyboardInterrupt:
+    print("interrupted", stream.is_idle(), comm.state)
+comm.abort()
+stream.synchronize()
+comm.destroy()
+"""
+    assert run(code) == "interrupted False active\n"
+
+
+def test_a_signal_handler_ends_a_collective_call_and_aborts_its_communicator():
+    code = """
+import signal, time
+import gin
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
+comm = rank.communicator()
+if rank.rank == 0:
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        comm.alloc_window(8, "uint8")
+    except KeyboardInterrupt:
+        print("interrupted", comm.state)
+else:
+    end = time.monotonic() + 40
+    while comm.state == "active" and time.monotonic() < end:
+        time.sleep(0.01)
+    print(comm.fault.kind, comm.fault.rank)
+rank.barrier()
+comm.destroy()
+"""
+    first, second = by_hand(code)
+    assert first.communicate_within() == "interrupted aborted\n"
+    assert second.communicate_within() == "Aborted 0\n"
+
+
 def test_a_fork_is_refused_and_harms_nobody():
     code = """
 import gc, os
