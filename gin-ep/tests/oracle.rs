@@ -332,6 +332,37 @@ fn a_kernel_of_the_user_contains_dispatch_experts_and_combine() {
 }
 
 #[test]
+fn rows_lie_in_an_arena_of_32_gib() {
+    // The regions of rank 1 and of slot 1 lie past 4 GiB. Few pages are touched.
+    let shape = Shape { ranks: 2, experts: 2, topk: 2, hidden: 32_768 };
+    let config = config(&shape, 65_536);
+    assert!(config.footprint(2).unwrap() > 32 << 30);
+    on_ranks(WorldConfig::seeded(2, 2), |rank, comm| {
+        let me = rank.rank() as usize;
+        let group = Group::new(comm, &config)?;
+        let (input, stream, mut lane) = (Input::new(rank, &shape, 3)?, rank.stream()?, group.lane(0)?);
+        for number in 0..4 {
+            let batches: Vec<Batch> =
+                (0..2).map(|rank| batch(&shape, Routing::Uniform, number, rank, 3 - rank)).collect();
+            input.write(&batches[me], false)?;
+            let received = lane.exchange(&stream, &input.tokens(3 - me, false))?;
+            stream.synchronize()?;
+            compare(&received, &shape, &batches, me)?;
+            experts(rank, &stream, &shape, &received)?;
+            received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+            stream.synchronize()?;
+            let expected = per_rank(&shape, &batches[me], &[], Experts);
+            let mut found = vec![0u16; expected.len()];
+            input.output.read(0, &mut found)?;
+            assert!(expected == found, "pair {number}: the output of rank {me} differs");
+        }
+        assert_eq!(group.status()?, None);
+        drop(lane);
+        group.destroy()
+    });
+}
+
+#[test]
 fn all_tokens_that_a_rank_may_have_find_their_places() {
     // Groups of tokens fit into shared memory several times over with 1 rank, and not at once with 16.
     let all = Shape { ranks: 1, experts: 3, topk: 1, hidden: 8 };
