@@ -3,20 +3,20 @@
 #
 # Checks the words of the repository: retired names, habits of prose that are hard to read, lines that are too long, and
 # paths and links of documents that do not exist. The patterns, their replacements and their exceptions are in
-# words.txt.
+# words.txt. Also checks docs/promises.md: the words of each row stand in its document, and its tests in their files.
 #
 # usage: words.sh [--count] [FILE...]
 #        words.sh --test
 #
-# Without files it checks all tracked files of the kinds that words.awk supports. It prints one line for each finding:
-# path:line: found "word": advice. With --count it prints the number of findings in each folder and of each rule
-# instead. --test checks the samples at the end of this file: lines with findings and lines without.
+# Without files it checks all tracked files of the kinds that words.awk supports, and the promises. It prints one line
+# for each finding: path:line: found "word": advice. With --count it prints the number of findings in each folder and of
+# each rule instead. --test checks the samples at the end of this file: lines with findings and lines without.
 # The exit status is 1 if there is a finding, and 2 if words.txt has an invalid line.
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-count= test=
+count= test= promises=
 case "${1:-}" in
 --count) count=1; shift ;;
 --test) test=1; shift ;;
@@ -36,6 +36,7 @@ if [ $# -eq 0 ]; then
         [ ! -f "$file" ] || present+=("$file")
     done
     set -- "${present[@]}"
+    [ "$count" ] || promises=docs/promises.md
 fi
 
 # The locale C treats files as bytes, so that every awk can read every file. words.awk counts UTF-8 characters itself.
@@ -62,8 +63,40 @@ self_test() {
     [ $number -gt 0 ] && [ $failed -eq 0 ]
 }
 
-if [ "$test" ]; then self_test; else check "$@"; fi
-exit
+# Checks a table of promises of the documents in a folder.
+check_promises() {
+    LC_ALL=C awk -v folder="$1/" -f scripts/promises.awk "$2"
+}
+
+# Checks tables with one row of the samples each. They are about a document and a file of tests that stand there, too.
+test_promises() {
+    local wanted text found number=0 failed=0
+    part() { sed -n "s/^#$1 \{0,1\}//p" "$tests/source"; }
+    sed -e "1,/^# PROMISES/d" "$0" >"$tests/source"
+    part D >"$tests/document.md"
+    part T >"$tests/tests.rs"
+    while IFS='|' read -r wanted text; do
+        number=$((number + 1))
+        printf '%b\n' "${text//TESTS/$tests/tests.rs}" >"$tests/promises.md"
+        found=$(check_promises "$tests" "$tests/promises.md" | sed -n 's/.*found "\([^"]*\)": .*/\1/p' | paste -sd, -) || true
+        if [ "${found//$tests\//}" != "$wanted" ]; then
+            echo "row $number: found \"$found\" instead of \"$wanted\" in: $text"
+            failed=$((failed + 1))
+        fi
+    done < <(part '>')
+    echo "promises: $number samples, $failed failed"
+    [ $number -gt 0 ] && [ $failed -eq 0 ]
+}
+
+status=0
+if [ "$test" ]; then
+    self_test || status=1
+    test_promises || status=1
+else
+    check "$@" || status=$?
+    [ ! "$promises" ] || check_promises docs "$promises" || status=1
+fi
+exit $status
 
 # KIND|WANTED (found words, separated by commas)|TEXT (\n is the end of a line)
 #| rs||/// Returns the queue.\nfn queue() {}
@@ -112,3 +145,37 @@ exit
 #| md|gin-gone/src/lib.rs|See `gin-gone/src/lib.rs`.
 #| sh|who|echo who\n# for one who waits
 #| toml|Meetings|a = 1 # Meetings of ranks
+
+# PROMISES: a document, a file of tests, then WANTED|TEXT as above; TESTS is the path of the file of tests
+#D The first sentence ends
+#D on the next line. A `call` returns.
+#D
+#D | input | result |
+#D
+#T #[test]
+#T #[ignore = "reason"]
+#T fn a_test_of_its_own() {}
+#T fn a_helper() {}
+#T /// fn example_that_does_not_compile() {}
+#T list.case(&format!("a_case_for_each_{name}"), run);
+#T ("a_trial_of_a_list", a_helper),
+#T def test_of_python(tmp_path):
+#T def not_of_python():
+#T #[cfg(doctest)]
+#T pub struct Shown;
+#T pub struct Other;
+#T models! {
+#T     fn a_model() {
+#T     fn a_helper_of_models(word: u64) {
+#> |## [A](document.md)\n\n| words | tests |\n| --- | --- |\n| first sentence ends on the next line | `TESTS::a_test_of_its_own` |
+#> |## [A](document.md)\n| A `call` returns | `TESTS::a_case_for_each` `TESTS::a_trial_of_a_list` |
+#> |## [A](document.md)\n| input | result | `TESTS::example_that_does_not_compile` `TESTS::test_of_python` |
+#> Other,a_helper_of_models|## [A](document.md)\n| A `call` | `TESTS::Shown` `TESTS::a_model` `TESTS::Other` `TESTS::a_helper_of_models` |
+#> second sentence|## [A](document.md)\n| second sentence | `TESTS::a_test_of_its_own` |
+#> a_helper|## [A](document.md)\n| A `call` | `TESTS::a_helper` |
+#> a_test_of_its,not_of_python|## [A](document.md)\n| A `call` | `TESTS::a_test_of_its` `TESTS::not_of_python` |
+#> tests.gone.rs|## [A](document.md)\n| A `call` | `tests.gone.rs::a_test_of_its_own` |
+#> tests.rs|## [A](document.md)\n| A `call` | `TESTS` |
+#> A `call`|## [A](document.md)\n| A `call` | - |
+#> A `call`|## [A](document.md)\n| A `call` | `TESTS::a_trial_of_a_list` |\n| A `call` | `TESTS::a_trial_of_a_list` |
+#> [A](gone.md),A `call`|## [A](gone.md)\n| A `call` | `TESTS::a_trial_of_a_list` |
