@@ -7,7 +7,7 @@ use gin_device::prelude::*;
 use gin_ep::{
     Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Report, Rows, Scales, Tokens,
 };
-use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, narrow, per_rank};
+use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, narrow, per_rank, quantized};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::Communicator;
 use gin_host::comm::Requirements;
@@ -304,6 +304,36 @@ fn all_elements_go_there_and_back_with_their_scales() {
                 if has_f32 { support::element(rank, comm, &config.back_f32(), element, &shape, 9) } else { Ok(()) }
             });
         }
+    }
+}
+
+#[test]
+fn zeros_and_tiny_elements_become_fp8_with_the_least_scale() {
+    let shape = Shape { ranks: 1, experts: 1, topk: 1, hidden: 512 };
+    // Blocks of zeros, of less than the least magnitude of a scale, of that, and of more.
+    let row: Vec<u16> = (0..512).map(|at| narrow([0.0, 3e-6, 1e-4, -2.5][at / 128] * (at % 7) as f32 / 6.0)).collect();
+    for scales in [Scales::F32, Scales::F32Powers, Scales::Ue8m0] {
+        on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
+            let group = Group::new(comm, &config(&shape, 1).element(Element::E4m3(scales)))?;
+            let (input, stream, mut lane) = (Input::new(rank, &shape, 1)?, rank.stream()?, group.lane(0)?);
+            input.write(&Batch { rows: row.clone(), experts: vec![0], weights: vec![1.0] }, false)?;
+            let received = lane.exchange(&stream, &input.tokens(1, false))?;
+            stream.synchronize()?;
+            let found = received.fetch()?.remove(0).remove(0);
+            let (elements, values) = quantized(&row, scales != Scales::F32);
+            let bytes = |scale: f32| match scales {
+                Scales::Ue8m0 => vec![(scale.to_bits() >> 23) as u8],
+                _ => scale.to_le_bytes().to_vec(),
+            };
+            assert_eq!(
+                (found.row, found.scales),
+                (elements, values.into_iter().flat_map(bytes).collect()),
+                "{scales:?}"
+            );
+            received.release();
+            drop(lane);
+            group.destroy()
+        });
     }
 }
 
