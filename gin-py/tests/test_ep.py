@@ -498,6 +498,17 @@ def test_a_group_ends_with_its_communicator_and_memory_of_views_stays():
     assert (virtual(1, body)[0] == 3).all()
 
 
+def test_with_destroys_a_group():
+    def body(rank):
+        with rank.communicator() as comm:
+            with Group(comm, GroupConfig(1, 8, 1, tokens=4, element=Element.F32, deadline=WAIT)) as group:
+                assert group.status() is None
+            with pytest.raises(gin.StateError, match="the group is destroyed"):
+                group.status()
+
+    virtual(1, body)
+
+
 def test_tensors_are_checked_with_the_dimension_and_the_limit():
     def body(rank, comm, group, stream):
         lane = group.lane(0)

@@ -734,3 +734,18 @@ def test_an_abort_of_a_rank_ends_collectives_and_waits_of_all():
 @pytest.mark.skipif(bool(gin.gpus()), reason="this machine has GPUs")
 def test_without_a_gpu_ranks_have_virtual_ones():
     assert gin.launch(2, lambda rank: rank.dlpack_device) == [(1, 0)] * 2
+
+
+def test_a_wait_for_a_stream_raises_the_error_of_a_kernel_once():
+    def body(rank):
+        with rank.communicator(signals=2, world_barriers=1) as comm:
+            cells, stream = comm.alloc_window(8, "float32"), rank.stream()
+            launch = lambda length: stream.launch("gin_examples_kernels::halo", comm, cells, length, 1, LIMIT)
+            launch(1000)
+            with pytest.raises(gin.Error, match="kernel `halo` failed: .* is past the end of window 0, which has 8 elements"):
+                stream.synchronize()
+            launch(2)
+            stream.synchronize()
+            comm.check()
+
+    virtual(1, body)
