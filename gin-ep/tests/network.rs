@@ -6,10 +6,11 @@ mod support;
 
 use gin_abi::Deadline;
 use gin_ep::{
-    Arrangement, Code, Combine, EarlyMatmul, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Matmul,
-    MatmulConfig, Rows, Scales,
+    Arrangement, Code, Combine, EarlyMatmul, Element, EpError, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul,
+    MatmulConfig, Rows, Scales, Tokens,
 };
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
+use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{Communicator, Connections, Requirements};
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_net::peer::PeerNetwork;
@@ -252,6 +253,25 @@ fn a_group_takes_the_memory_that_was_promised_also_over_a_network() {
         let bytes = config.network_footprint(4, near).unwrap() as f64;
         assert!((bytes / 1e6 / megabytes - 1.0).abs() < 0.02, "{bytes} in teams of {near}");
     }
+    let config = GroupConfig::new(6, 128, 3).tokens(7).sms(1).threads(32);
+    for (size, config) in [(1, config), (2, config.lanes(3)), (2, config.at_source()), (1, config.tokens(600))] {
+        on("proxy", WorldConfig::seeded(4, 5).lsa_size(size), |rank, comm| {
+            let (group, stream) = (Group::new(comm, &config)?, rank.stream()?);
+            let memory = Memory::new(rank.device(), MemoryKind::Device, 16)?.whole();
+            let mut lane = group.lane(0)?;
+            let received = lane.exchange(&stream, &Tokens::new(&memory, Ids::I32(&memory), 0))?;
+            // All lanes, without signals, and without the plan of a group that counts before its dispatches.
+            let (bytes, sizes) = (received.places(0).0.bytes(), group.sizes());
+            let bytes = bytes + if sizes.tokens > 512 { sizes.plan_bytes() } else { 0 };
+            let (promised, signals) = (config.network_footprint(4, size)?, 3 * 4 * 288);
+            assert!(bytes < promised && promised <= bytes + signals, "{bytes} of {promised} bytes, {config:?}");
+            received.release();
+            stream.synchronize()?;
+            drop(lane);
+            group.destroy()
+        });
+    }
+    let config = GroupConfig::new(256, 7168, 8).tokens(128);
     let error = config.network_footprint(4, 5).unwrap_err().to_string();
     assert_eq!(error, "the number of ranks of an LSA team is 5; the limit is from 1 to 4, the number of ranks");
 }

@@ -5,7 +5,7 @@
 mod support;
 
 use gin_abi::Deadline;
-use gin_ep::{EarlyMatmul, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Rows, Scales};
+use gin_ep::{Code, EarlyMatmul, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Rows, Scales};
 use gin_ep_oracle::{Kind, Routing, Shape};
 use gin_host::comm::{Communicator, Requirements};
 use gin_host::world::{Mode, Rank, WorldConfig, launch};
@@ -182,6 +182,49 @@ fn the_places_of_a_late_rank_are_kept_until_it_has_its_rows_back() {
         let config = config(&shape, 16).threads(32).deadline(Deadline::after_ms(20));
         on_ranks(WorldConfig::seeded(3, seed), |rank, comm| shared::late(rank, comm, &config, &shape, 16));
     }
+}
+
+#[test]
+fn the_places_of_a_rank_that_does_not_come_back_count_as_rows() {
+    let config = GroupConfig::new(3, 8, 1).tokens(5).sms(1).threads(32).deadline(Deadline::after_ms(20)).max_rows(12);
+    let shape = Shape { ranks: 3, experts: 3, topk: 1, hidden: 8 };
+    on_ranks(WorldConfig::seeded(3, 3), |rank, comm| {
+        let (me, stream) = (rank.rank(), rank.stream()?);
+        let (group, input) = (Group::new(comm, &config)?, support::Input::new(rank, &shape, 5)?);
+        // All tokens go to rank 1.
+        input.ids.write(0, &[1i32; 5])?;
+        let sums = gin_ep::Combine::reduced().into(&input.output);
+        let status = || -> Result<_, EpError> {
+            Ok(group.status()?.map(|report| (report.code, report.rank, report.seen, report.limit)))
+        };
+        let mut lane = group.lane(0)?;
+        let sent = lane.dispatch(&stream, &input.tokens(4, false))?;
+        stream.synchronize()?;
+        rank.barrier()?;
+        if me == 0 {
+            // It comes back when the others have gone on.
+            rank.barrier()?;
+            sent.receive(&stream)?.combine(&stream, Rows::InPlace, &sums)?;
+            stream.synchronize()?;
+        } else {
+            sent.receive(&stream)?.combine(&stream, Rows::InPlace, &sums)?;
+            stream.synchronize()?;
+            assert_eq!(status()?.map(|(code, rank, ..)| (code, rank)), Some((Code::Silent, 0)));
+            // Ten rows beside the four of rank 0.
+            lane.exchange(&stream, &input.tokens(5, false))?.release();
+            stream.synchronize()?;
+            assert_eq!(status()?.map(|(code, rank, _, limit)| (code, rank, limit)), Some((Code::Full, 1, 12)));
+            rank.barrier()?;
+        }
+        drop(lane);
+        group.readmit()?;
+        let mut lane = group.lane(0)?;
+        lane.exchange(&stream, &input.tokens(if me == 0 { 0 } else { 5 }, false))?.release();
+        stream.synchronize()?;
+        assert_eq!(status()?, None);
+        drop(lane);
+        group.destroy()
+    });
 }
 
 #[test]
