@@ -275,11 +275,17 @@ impl KernelBuilder {
     pub fn build(&self) -> Result<Built, BuildError> {
         let environment = Environment::of_this_process();
         let in_build_script = !self.quiet && environment.var("CARGO_CFG_TARGET_ARCH").is_some();
-        if in_build_script {
+        let outcome = self.build_in(&environment, in_build_script);
+        // If the crate has an error, cargo would show these lines above it. It runs a script that failed again anyway.
+        if in_build_script && !matches!(outcome, Err(BuildError::Compile { .. })) {
             for variable in VARIABLES {
                 println!("cargo::rerun-if-env-changed={variable}");
             }
         }
+        outcome
+    }
+
+    fn build_in(&self, environment: &Environment, in_build_script: bool) -> Result<Built, BuildError> {
         if self.archs.is_empty() {
             return Err(BuildError::NoArch);
         }
@@ -288,13 +294,13 @@ impl KernelBuilder {
             return Err(BuildError::OneFileForMany { path: path.clone(), archs: self.archs.len() });
         }
         let manifest = Manifest::read(&self.path)?;
-        let toolchain = Toolchain::find_in(&environment)?;
+        let toolchain = Toolchain::find_in(environment)?;
         for &arch in &self.archs {
             toolchain.require(arch)?;
         }
-        let backend = self.backend.clone().unwrap_or_else(|| backend_of(&environment));
-        let target_dir = self.target_dir.clone().unwrap_or_else(|| default_target_dir(&environment, &manifest));
-        let ptxas = self.find_ptxas(&environment, &manifest)?;
+        let backend = self.backend.clone().unwrap_or_else(|| backend_of(environment));
+        let target_dir = self.target_dir.clone().unwrap_or_else(|| default_target_dir(environment, &manifest));
+        let ptxas = self.find_ptxas(environment, &manifest)?;
         let line_info = self.line_info.unwrap_or_else(|| environment.var("GIN_LINE_INFO").is_some_and(|on| on == "1"));
 
         let compile = |arch: Arch| {

@@ -269,6 +269,7 @@ pub(crate) fn here<T>(outcome: Result<T, Fault>) -> Result<T, Fault> {
 /// Number of words by which threads pass a fault to each other.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PASSED: usize = gin_abi::fault::WORDS;
+/// Number of words by which threads pass a fault to each other.
 #[cfg(target_arch = "nvptx64")]
 pub const PASSED: usize = 1;
 
