@@ -70,7 +70,7 @@ pub(crate) fn report(arena: u64, lane: &Lane, code: Code, rank: u32, expert: u64
 pub unsafe fn reported(status: u64) -> Option<(Code, [u64; 4])> {
     // Safety: the caller's promise; kernels use the words by atomic operations, too.
     let first = unsafe { GlobalWord::new(status) };
-    let code = Code::from_word(first.load_acquire_sys())?;
+    let code = Code::from_word(first.load_relaxed_sys())?;
     Some((code, [1, 2, 3, 4].map(|index| first.at(index).load_relaxed_sys())))
 }
 
