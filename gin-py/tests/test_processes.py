@@ -495,3 +495,51 @@ def test_the_stubs_have_the_names_of_the_module(name):
             continue
         public = {each for each in vars(thing) if not each.startswith("_") or each in special}
         assert inner - {"__init__", "__new__", "__str__"} == public, name
+
+
+@pytest.mark.parametrize("name", ["__init__", "ep"])
+def test_the_stubs_have_the_parameters_and_defaults_of_the_module(name):
+    import ast
+    import inspect
+
+    import gin.ep
+
+    module = gin.ep if name == "ep" else gin
+    with open(os.path.join(os.path.dirname(gin.__file__), f"{name}.pyi"), encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+
+    def stated(node):
+        arguments = node.args
+        names = [each.arg for each in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]]
+        defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + arguments.defaults + arguments.kw_defaults
+        values = [inspect.Parameter.empty if each is None else ast.literal_eval(each) for each in defaults]
+        return {name: value for name, value in zip(names, values, strict=True) if name not in ("self", "cls")}
+
+    def found(thing):
+        parameters = inspect.signature(thing).parameters.values()
+        return {each.name: each.default for each in parameters if each.name != "self" and each.kind != each.VAR_POSITIONAL}
+
+    compared = 0
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            assert stated(node) == found(getattr(module, node.name)), node.name
+            compared += 1
+        elif isinstance(node, ast.ClassDef) and hasattr(module, node.name):
+            for each in node.body:
+                is_plain = isinstance(each, ast.FunctionDef) and "property" not in map(ast.unparse, each.decorator_list)
+                if is_plain and (each.name == "__new__" or not each.name.startswith("__")):
+                    owner = getattr(module, node.name)
+                    thing = owner if each.name == "__new__" else getattr(owner, each.name)
+                    assert stated(each) == found(thing), (node.name, each.name)
+                    compared += 1
+    assert compared > 20
+
+
+def test_the_help_of_a_group_configuration_has_its_defaults():
+    import pydoc
+
+    import gin.ep
+
+    text = pydoc.plain(pydoc.render_doc(gin.ep.GroupConfig))
+    for part in ("tokens=128", "lanes=1", "`Element.BF16`", "`gin.Deadline(1)`", "sms: the most SMs", "at most 512"):
+        assert part in text

@@ -84,7 +84,8 @@ class Module:
 
 @final
 class Window:
-    """A window: one part on each rank, which kernels of all ranks reach. This rank's part is a tensor by DLPack."""
+    """A window: one part on each rank, which kernels of all ranks reach. This rank's part is a tensor by DLPack. On a virtual
+    GPU `from_dlpack` waits for the kernels that were launched with the window."""
 
     @property
     def id(self) -> int: ...
@@ -251,6 +252,7 @@ def launch(
 ) -> list[_T]:
     """Runs `body(rank)` on a thread for each rank of a job in this process. Returns the results by rank.
 
+    After Ctrl-C it aborts all ranks and waits for their bodies; a second Ctrl-C leaves them.
     `nics="soft"` gives each rank a software NIC, which kernels drive.
     """
 

@@ -38,7 +38,25 @@ class Layout:
 
 @final
 class GroupConfig:
-    """Sizes of a group. All ranks pass the same."""
+    """Sizes of a group. All ranks pass the same.
+
+    - experts: number of experts of all ranks; each rank has `ceil(experts / ranks)` of them, in order.
+    - hidden: number of elements of a row.
+    - topk: number of ids of a token.
+    - tokens: the most tokens of a rank's dispatch.
+    - lanes: number of lanes, each with memory of its own.
+    - element: the elements of rows; by default `Element.BF16`.
+    - at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
+    - back_f32: the row that comes back for each rank has FP32 elements in place of BF16.
+    - max_rows: all sources share a region of a receiver, which has room for this many rows. By default each source has a
+      region for `tokens` rows.
+    - sms: the most SMs that a kernel takes, which is its most blocks; by default all.
+    - grid: the number of blocks of a kernel, also if not all fit on the GPU at once; by default as many as have work and
+      fit. It changes times, not results.
+    - threads: the threads of a block: a multiple of 32, at most 512, or 256 if a rank is reached over a network. By
+      default the most, and 256 if `tokens` is at most 256 and `sms` is not set.
+    - deadline: how long a rank waits for another one before it goes on without it; by default `gin.Deadline(1)`.
+    """
 
     def __new__(
         cls,
@@ -46,9 +64,9 @@ class GroupConfig:
         hidden: int,
         topk: int,
         *,
-        tokens: int | None = None,
-        lanes: int | None = None,
-        element: Element = ...,
+        tokens: int = 128,
+        lanes: int = 1,
+        element: Element | None = None,
         at_source: bool = False,
         back_f32: bool = False,
         max_rows: int | None = None,
@@ -56,10 +74,7 @@ class GroupConfig:
         grid: int | None = None,
         threads: int | None = None,
         deadline: Deadline | None = None,
-    ) -> GroupConfig:
-        """By default BF16, room for 128 tokens, one lane, all SMs, 512 threads in a block, and a deadline of 1 s. With
-        `back_f32` rows of FP32 come back in place of BF16; with `max_rows` all sources share a region of a receiver, which has
-        room for so many rows."""
+    ) -> GroupConfig: ...
     def footprint(self, ranks: int) -> int:
         """Returns the bytes that a group takes on each of `ranks` ranks. Allocates nothing."""
 
@@ -77,7 +92,7 @@ class Report:
         """The rank, if the code is Silent, Unsent or Full."""
     @property
     def expert(self) -> int | None:
-        """The id of an expert that does not exist."""
+        """The id of an expert that does not exist, as it was given."""
     @property
     def seen(self) -> int: ...
     @property
@@ -88,7 +103,8 @@ class Report:
 
 @final
 class View:
-    """Memory of a group or an arrangement, a tensor by DLPack."""
+    """Memory of a group or an arrangement, a tensor by DLPack. On a virtual GPU `from_dlpack` waits for the kernels that
+    were launched with it."""
 
     @property
     def dtype(self) -> str: ...
@@ -128,7 +144,10 @@ class Tokens:
         scales: _Tensor | None = None,
         planned: Plan | None = None,
     ) -> Tokens:
-        """`count` is that of the rows, a number, or a tensor of one int32 that kernels read when they run."""
+        """`rows` are `[token][element]`, `ids` int32 or int64, `weights` float32, both `[token][id]`, `scales` `[token][..]`. An
+        id is none if it is negative, whichever negative number it is. `count` is by default that of the rows; or it is a
+        number, or a tensor of one int32 that kernels read when they run, of which a negative one counts as 0 and is reported.
+        The group has room for `tokens` of its configuration."""
 
 @final
 class Combine:
@@ -163,7 +182,7 @@ class Arrangement:
     def fetch_counts(self) -> list[int]:
         """Copies the number of rows with gaps, then for each expert of this rank the number of its rows, from each
         source if the layout is padded, then for each expert the number of its first row, if it is packed. A flat layout
-        has the first only. The stream is done."""
+        has the first only. The stream is done; on a virtual GPU the call waits for it."""
 
 @final
 class Arranged:
@@ -202,7 +221,10 @@ class Received:
         rows: Union[_Tensor, Arrangement, tuple[Arrangement, _Tensor], None] = None,
     ) -> None:
         """Returns rows for each received one, and stores the sums of the rows that come back. The rows are the received
-        ones, or those of a tensor, of an arrangement, or in the places of an arrangement in a tensor."""
+        ones, or those of a tensor, of an arrangement, or in the places of an arrangement in a tensor. A tensor has the shape
+        `[ranks * tokens][element]`, where `tokens` is that of the group: row `r` from rank `s` is `s * tokens + r`. With
+        `at_source` it is `[ranks * tokens * topk][element]`, and id `k` of that row is `(s * tokens + r) * topk + k`. With
+        `max_rows` it is `[max_rows][element]`, in the order of the received ones."""
     def release(self) -> None:
         """Gives the rows up without a combine."""
 
@@ -279,13 +301,15 @@ class Group:
     def blocks(self) -> int:
         """The number of blocks of a launch."""
     def status(self) -> Report | None:
-        """Returns the first error of the kernels since the last call. The lanes' streams are done."""
+        """Returns the first error of the kernels since the last call. The lanes' streams are done. An error that nobody has
+        read is raised by the lane's next call that begins a dispatch, by `destroy`, and at the end of `with`."""
     def masked(self, lane: int) -> list[int]:
         """Returns the ranks that a lane goes on without."""
     def readmit(self) -> None:
         """Lets all ranks take part again, in all lanes. Collective. No kernel of the group runs on any rank. Releases
         received rows."""
     def destroy(self) -> None:
-        """Frees the memory. Collective. Releases received rows, and ends the lanes."""
+        """Frees the memory. Collective. Releases received rows, and ends the lanes. Then raises an error of the kernels that
+        nobody has read."""
     def __enter__(self) -> Group: ...
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool: ...

@@ -128,6 +128,23 @@ impl Layout {
 }
 
 /// Sizes of a group. All ranks pass the same.
+///
+/// - experts: number of experts of all ranks; each rank has `ceil(experts / ranks)` of them, in order.
+/// - hidden: number of elements of a row.
+/// - topk: number of ids of a token.
+/// - tokens: the most tokens of a rank's dispatch.
+/// - lanes: number of lanes, each with memory of its own.
+/// - element: the elements of rows; by default `Element.BF16`.
+/// - at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
+/// - back_f32: the row that comes back for each rank has FP32 elements in place of BF16.
+/// - max_rows: all sources share a region of a receiver, which has room for this many rows. By default each source has
+///   a region for `tokens` rows.
+/// - sms: the most SMs that a kernel takes, which is its most blocks; by default all.
+/// - grid: the number of blocks of a kernel, also if not all fit on the GPU at once; by default as many as have work
+///   and fit. It changes times, not results.
+/// - threads: the threads of a block: a multiple of 32, at most 512, or 256 if a rank is reached over a network. By
+///   default the most, and 256 if `tokens` is at most 256 and `sms` is not set.
+/// - deadline: how long a rank waits for another one before it goes on without it; by default `gin.Deadline(1)`.
 #[pyclass(frozen, eq, from_py_object, module = "gin.ep")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GroupConfig {
@@ -140,7 +157,7 @@ pub(crate) struct GroupConfig {
 impl GroupConfig {
     #[new]
     #[pyo3(signature = (
-        experts, hidden, topk, *, tokens=None, lanes=None, element=Element::BF16, at_source=false, back_f32=false, max_rows=None,
+        experts, hidden, topk, *, tokens=128, lanes=1, element=None, at_source=false, back_f32=false, max_rows=None,
         sms=None, grid=None, threads=None, deadline=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
@@ -148,9 +165,9 @@ impl GroupConfig {
         experts: u32,
         hidden: u32,
         topk: u32,
-        tokens: Option<u32>,
-        lanes: Option<u32>,
-        element: Element,
+        tokens: u32,
+        lanes: u32,
+        element: Option<Element>,
         at_source: bool,
         back_f32: bool,
         max_rows: Option<u32>,
@@ -159,12 +176,13 @@ impl GroupConfig {
         threads: Option<u32>,
         deadline: Option<Deadline>,
     ) -> Self {
-        let mut inner = gin_ep::GroupConfig::new(experts, hidden, topk).element(element.0);
+        let element = element.unwrap_or(Element::BF16);
+        let mut inner = gin_ep::GroupConfig::new(experts, hidden, topk).tokens(tokens).lanes(lanes).element(element.0);
         macro_rules! set {
             ($($name:ident),*) => { $( if let Some(value) = $name { inner = inner.$name(value); } )* };
         }
         let deadline = deadline.map(|deadline| deadline.0);
-        set!(tokens, lanes, max_rows, sms, grid, threads, deadline);
+        set!(max_rows, sms, grid, threads, deadline);
         if at_source {
             inner = inner.at_source();
         }
