@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What several tests use."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -36,6 +37,38 @@ def install_kernels(folder, package, ptx):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
     subprocess.run([*pip, "--target", str(installed), str(wheel)], check=True, stdin=subprocess.DEVNULL)
     return installed
+
+
+class Null:
+    """A tensor without elements whose address is null, as torch has them. Its shape has a 0."""
+
+    TYPES = {"float32": (2, 32), "int32": (0, 32), "int64": (0, 64), "uint16": (1, 16)}
+
+    def __init__(self, shape, dtype):
+        self.shape, self.dtype = shape, dtype
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **_):
+        class Managed(ctypes.Structure):
+            _fields_ = [
+                ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
+                ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
+                ("offset", ctypes.c_uint64), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+            ]
+
+        shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
+        code, bits = self.TYPES[self.dtype]
+        managed = Managed(None, (1, 0), len(self.shape), code, bits, 1, ctypes.addressof(shape), None, 0, None, None)
+        # Without a deleter nothing tells when the structure is free.
+        KEPT.append((shape, managed))
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return make(ctypes.addressof(managed), b"dltensor", None)
+
+
+KEPT = []
 
 
 class Started:

@@ -12,7 +12,7 @@ import gin
 import numpy as np
 import pytest
 from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
-from support import run, start
+from support import Null, run, start
 
 WAIT = gin.Deadline(30)
 """How long a rank waits for another that will come."""
@@ -899,6 +899,105 @@ def test_configurations_are_checked_and_have_a_footprint():
                 Group(comm, GroupConfig(2 + rank.rank, 8, 1))
 
     virtual(2, body)
+
+
+@pytest.mark.parametrize("ids", ["int32", "int64"])
+def test_a_rank_without_tokens_passes_tensors_whose_address_is_null(ids):
+    ways = ["exchange", "dispatch", "into", "plan", "count", "count of the device", "weights", "bias", "source", "max_rows", "fuse"]
+
+    def body(rank):
+        with rank.communicator() as comm:
+            stream = rank.stream()
+            for way in ways:
+                options = {"source": {"at_source": True}, "max_rows": {"max_rows": 8}}.get(way, {})
+                config = GroupConfig(2, 8, 1, tokens=4, element=Element.F32, threads=32, grid=1, deadline=WAIT, **options)
+                with Group(comm, config) as group:
+                    lane, empty, sent = group.lane(0), rank.rank == 1, 4
+                    make = lambda values: Null((0, *values.shape[1:]), str(values.dtype)) if empty else values
+                    rows, output = make(np.ones((sent, 8), np.float32)), np.zeros((sent, 8), np.float32)
+                    weights, bias = make(np.ones((sent, 1), np.float32)), make(np.full((sent, 8), 2, np.float32))
+                    count = {"count": 0 if empty else sent, "count of the device": np.array([sent], np.int32)}.get(way)
+                    if way == "count of the device":
+                        # The memory of all tokens is needed there.
+                        rows, empty = np.ones((sent, 8), np.float32), False
+                        count[0] = sent if rank.rank == 0 else 0
+                    tokens = lambda **more: Tokens(rows, make(np.ones((sent, 1), ids)), count, **more)
+                    of = make(output)
+                    if way == "fuse":
+                        fused = lane.fuse(stream, tokens(), Combine.reduced(of))
+                        stream.launch("exchange_scaled", *fused, 8, 1.0, block=32, shared=fused.shared)
+                    elif way == "into":
+                        received, _ = lane.exchange_into(stream, tokens(), Arrangement(group, Layout.FLAT, 8))
+                    elif way == "dispatch":
+                        received = lane.dispatch(stream, tokens()).receive(stream)
+                    else:
+                        planned = lane.plan(stream, tokens()) if way == "plan" else None
+                        received = lane.exchange(stream, tokens(planned=planned, weights=weights if way == "weights" else None))
+                    if way != "fuse":
+                        assert np.from_dlpack(received.counts()).tolist() == ([0, 0] if rank.rank == 0 else [4, 0]), way
+                        back = np.ones((8, 8), np.float32) if way == "source" else None
+                        sums = Combine.weighted(weights, of) if way == "source" else Combine.reduced(of)
+                        received.combine(stream, Combine.reduced(of, bias=bias) if way == "bias" else sums, back)
+                    stream.synchronize()
+                    expected = (3 if way == "bias" else 1) if rank.rank == 0 else 0
+                    assert group.status() is None and (output == expected).all(), (way, output)
+
+    virtual(2, body)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("topk", [1, 3, 5, 7])
+def test_odd_numbers_of_ids_blocks_and_threads_agree_with_numpy(topk, shared):
+    kind, shape, most = KINDS["F32"], Shape(2, 5, topk, 8), 9
+
+    def body(rank):
+        stream, me = rank.stream(), rank.rank
+        with rank.communicator() as comm:
+            for grid in (1, 3, 7):
+                for threads in (32, 96, 224):
+                    config = shape.config(tokens=most, element=kind.element, max_rows=2 * most if shared else None, grid=grid, threads=threads)
+                    with Group(comm, config) as group:
+                        lane = group.lane(0)
+                        for round in range(2):
+                            mine = Batch(shape, kind, me, round, most - round * me)
+                            received = lane.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
+                            views = [received.rows(), received.counts(), received.experts(), received.weights()]
+                            rows, counts, experts, weights = map(np.from_dlpack, views)
+                            firsts = np.from_dlpack(received.firsts()) if shared else [0, 0]
+                            for source, count in enumerate(counts):
+                                part = slice(firsts[source], firsts[source] + count)
+                                here = part if shared else (source, part)
+                                rows[here] = expert(kind, rows[here], experts[here], weights[here])
+                            output = np.zeros_like(mine.rows)
+                            received.combine(stream, Combine.reduced(output))
+                            stream.synchronize()
+                            assert group.status() is None and same(output, reduced(shape, kind, mine)), (grid, threads, round)
+
+    virtual(2, body)
+
+
+def test_ids_have_two_types_and_one_layout():
+    def body(rank, comm, group, stream):
+        lane, rows = group.lane(0), np.ones((4, 8), np.float32)
+        ids = np.zeros((4, 1), np.int64)
+        for dtype in (np.int32, np.int64, np.uint32, np.uint64, np.int16, np.float32, bool):
+            given = ids.astype(dtype)
+            longer = np.zeros((4, 3), dtype)
+            shifted = np.zeros(5, dtype)[1:].reshape(4, 1)
+            if dtype not in (np.int32, np.int64):
+                for wrong in (given, longer[:, 1:2], shifted):
+                    with pytest.raises(TypeError, match=f"tokens.ids has elements of {given.dtype}; the group takes int32 or int64"):
+                        lane.exchange(stream, Tokens(rows, wrong))
+                continue
+            with pytest.raises(ValueError, match=r"tokens.ids is not contiguous \(shape \[4, 1\], strides \[3, 1\]\)"):
+                lane.exchange(stream, Tokens(rows, longer[:, 1:2]))
+            for right in (given, shifted):
+                received = lane.exchange(stream, Tokens(rows, right))
+                assert np.from_dlpack(received.counts()).tolist() == [4]
+                received.release()
+        stream.synchronize()
+
+    small(body)
 
 
 def test_a_lane_keeps_tensors_and_lets_them_go():

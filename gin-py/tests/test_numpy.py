@@ -413,6 +413,53 @@ def test_a_tensor_of_a_window_waits_for_the_kernels_with_this_window_and_for_no_
     virtual(2, body)
 
 
+def test_a_tensor_is_a_window_of_two_communicators():
+    def body(rank):
+        text = np.full(32, rank.rank + 1, np.uint8)
+        inboxes = np.zeros(32, np.uint8), np.zeros(32, np.uint8)
+        stream = rank.stream()
+        with rank.communicator(signals=1) as one, rank.communicator(signals=1, routes="network") as two:
+            # The tensor of the source is in both.
+            windows = [(comm, comm.register(text), comm.register(inbox)) for comm, inbox in zip((one, two), inboxes)]
+            for (comm, mine, window), inbox in zip(windows, inboxes):
+                # The second time the source is a window of this communicator only.
+                stream.launch("hello_put", comm, mine, window, LIMIT)
+                stream.synchronize()
+                comm.check()
+                assert (inbox == 2 - rank.rank).all()
+                mine.deregister()
+
+    virtual(2, body)
+
+
+@pytest.mark.parametrize("routes", ["automatic", "network"])
+def test_a_window_that_is_collected_while_a_peer_puts_keeps_its_memory(routes):
+    def body(rank):
+        comm, stream = rank.communicator(signals=1, routes=routes), rank.stream()
+        mine, inbox = comm.alloc_window(32, "uint8"), comm.alloc_window(32, "uint8")
+        array = np.from_dlpack(inbox)
+        np.from_dlpack(mine)[:] = rank.rank + 1
+        rank.barrier()
+        if rank.rank == 1:
+            # It launches nothing, and only the other rank still uses its part.
+            del mine, inbox
+            gc.collect()
+            rank.barrier()
+            rank.barrier()
+            assert (array == 1).all()
+        else:
+            rank.barrier()
+            stream.launch("hello_put", comm, mine, inbox, gin.Deadline(0.2))
+            # The other rank answers nothing, so the wait ends by its deadline.
+            stream.synchronize()
+            with pytest.raises(gin.FaultError, match="deadline"):
+                comm.check()
+            rank.barrier()
+        comm.destroy()
+
+    virtual(2, body)
+
+
 def test_windows_and_communicators_of_others_are_refused():
     made = {}
 

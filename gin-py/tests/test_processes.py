@@ -272,6 +272,73 @@ print(rank, gin.rank() is rank)
         assert line.startswith(begin), (line, begin)
 
 
+@pytest.mark.parametrize(
+    ("way", "status"),
+    [
+        ("pass", 0),
+        ("sys.exit(3)", 3),
+        ("raise KeyError", 1),
+        ("os._exit(4)", 4),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+    ],
+)
+def test_a_process_may_end_under_a_running_kernel(way, status):
+    code = f"""
+import os, signal, sys, time
+import gin, numpy as np
+from gin.ep import Element, Group, GroupConfig, Tokens
+
+rank = gin.init(rank=0, ranks=1, id=gin.unique_id("127.0.0.1"), device="virtual")
+comm, stream = rank.communicator(signals=2, counters=1), rank.stream()
+group = Group(comm, GroupConfig(1, 8, 1, tokens=4, element=Element.F32))
+received = group.lane(0).exchange(stream, Tokens(np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32)))
+window = comm.alloc_window(0, "float32")
+stream.launch("ring_round", comm, window, window, 0, 2, gin.Deadline.NONE)
+assert not stream.is_idle()
+print("ready", flush=True)
+{way}
+"""
+    process = start(code).process
+    out, err = process.communicate(timeout=60)
+    assert (out, process.returncode) == ("ready\n", status), err
+    assert "panicked" not in err and "fatal" not in err.lower()
+
+
+def test_a_process_is_in_two_jobs_one_after_the_other():
+    code = """
+import gin, numpy as np
+from gin.ep import Combine, Element, Group, GroupConfig, Tokens
+
+def layer(rank):
+    with rank.communicator() as comm:
+        config = GroupConfig(rank.ranks, 8, 1, tokens=4, element=Element.F32, deadline=gin.Deadline(30))
+        with Group(comm, config) as group:
+            stream, output = rank.stream(), np.zeros((3, 8), np.float32)
+            ids = np.full((3, 1), (rank.rank + 1) % rank.ranks, np.int32)
+            group.lane(0).exchange(stream, Tokens(np.full((3, 8), 7, np.float32), ids)).combine(stream, Combine.reduced(output))
+            stream.synchronize()
+    rank.close()
+    return rank.ranks, float(output.min()), float(output.max())
+"""
+    first = start(
+        code
+        + """
+print(layer(gin.init(rank=0, ranks=1, id=gin.unique_id("127.0.0.1"), device="virtual")))
+id = gin.unique_id("127.0.0.1")
+print(id, flush=True)
+print(layer(gin.init(rank=0, ranks=2, id=id, device="virtual")))
+print(gin.launch(2, layer, device="virtual"))
+"""
+    )
+    assert first.process.stdout.readline() == "(1, 7.0, 7.0)\n"
+    id = first.process.stdout.readline().strip()
+    second = start(code + f'print(layer(gin.init(rank=1, ranks=2, id="{id}", device="virtual")))')
+    assert second.communicate_within() == "(2, 7.0, 7.0)\n"
+    assert first.communicate_within() == "(2, 7.0, 7.0)\n[(2, 7.0, 7.0), (2, 7.0, 7.0)]\n"
+
+
 @pytest.mark.parametrize("work", ["while True: pass", "time.sleep(600)"])
 def test_an_interrupted_launch_names_the_bodies_that_run_and_a_second_ctrl_c_leaves_them(work):
     code = """
