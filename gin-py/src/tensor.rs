@@ -5,7 +5,9 @@
 //! from then on, and calls the deleter once.
 
 use crate::dtype::{DType, DlType};
+use crate::ep::View;
 use crate::guard::check_process;
+use crate::window::Window;
 use gin_gpu::{Device, DeviceKind, Keep, MemorySlice};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -24,6 +26,15 @@ const VERSIONED: &CStr = c"dltensor_versioned";
 const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
 
 const READ_ONLY: u64 = 1;
+
+/// The stream of a consumer that wants no order from the producer.
+const UNORDERED: i64 = -1;
+
+/// Returns whether the reader of a tensor wants to find what earlier kernels write. The argument is that of
+/// `__dlpack__`.
+pub(crate) fn is_ordered(stream: Option<&Bound<'_, PyAny>>) -> bool {
+    stream.is_none_or(|stream| stream.extract::<i64>().ok() != Some(UNORDERED))
+}
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -220,9 +231,9 @@ impl Tensor {
             return Err(PyValueError::new_err(text));
         }
         let options = PyDict::new(py);
-        if kind == CUDA {
+        if kind == CUDA || value.is_instance_of::<Window>() || value.is_instance_of::<View>() {
             // The producer does not wait for other streams: the program orders its streams.
-            options.set_item("stream", -1)?;
+            options.set_item("stream", UNORDERED)?;
         }
         options.set_item("max_version", (1, 1))?;
         let capsule = match value.call_method("__dlpack__", (), Some(&options)) {

@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::error::StateError;
 use crate::guard::Guarded;
 use crate::stream::Users;
-use crate::tensor::Region;
+use crate::tensor::{Region, is_ordered};
 use gin_host::comm::CommState;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -118,10 +118,11 @@ impl Window {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // On GPUs the program orders kernels and tensors.
-        let _ = stream;
         let part = self.part()?;
-        part.users.wait(py)?;
+        // On GPUs the program orders kernels and tensors.
+        if is_ordered(stream.as_ref()) {
+            part.users.wait(py)?;
+        }
         part.region.hand_out(py, max_version, dl_device, copy)
     }
 

@@ -731,6 +731,24 @@ def test_views_wait_for_the_kernels_that_write_them():
     small(body, ranks=2)
 
 
+def test_a_view_that_a_kernel_takes_is_not_waited_for():
+    def body(rank, comm, group, stream):
+        lane, output, to = group.lane(0), np.zeros((4, 8), np.float32), Arrangement(group, Layout.FLAT, 8)
+        if rank.rank == 1:
+            # The other rank comes here after all its calls, while its kernels wait for this one.
+            rank.barrier()
+        received = lane.exchange(stream, token(4, id=1 - rank.rank))
+        received.arrange(stream, to)
+        received.combine(stream, Combine.reduced(output), (to, to.rows()))
+        if rank.rank == 0:
+            assert not stream.is_idle()
+            rank.barrier()
+        stream.synchronize()
+        assert group.status() is None and (output == 1).all()
+
+    small(body, ranks=2)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", KINDS)
 def test_large_batches_agree_with_numpy_and_rows_past_max_rows_are_reported(ranks, name):

@@ -22,6 +22,7 @@ mod view;
 
 pub(crate) use fused::Part;
 pub(crate) use lane::Rows;
+pub(crate) use view::View;
 
 use pyo3::prelude::*;
 

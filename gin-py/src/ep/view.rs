@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, check_process};
 use crate::stream::Users;
-use crate::tensor::Region;
+use crate::tensor::{Region, is_ordered};
 use gin_gpu::MemorySlice;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -64,8 +64,9 @@ impl View {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         // On GPUs the program orders kernels and tensors.
-        let _ = stream;
-        self.users.get()?.wait(py)?;
+        if is_ordered(stream.as_ref()) {
+            self.users.get()?.wait(py)?;
+        }
         self.region.get()?.hand_out(py, max_version, dl_device, copy)
     }
 
