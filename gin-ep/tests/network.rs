@@ -197,25 +197,43 @@ fn two_lanes_cross_a_network_in_contexts_of_their_own() {
 fn a_dispatch_makes_two_puts_for_each_remote_rank_and_a_combine_one_in_the_context_of_its_lane() {
     let shape = Shape { ranks: 4, experts: 8, topk: 3, hidden: 24 };
     let make = |rank: usize| batch(&shape, Routing::Uniform, 1, rank, 9);
-    for is_stored in [false, true] {
+    for way in ["in place", "stored", "for each id"] {
         let outcome = launch(WorldConfig::seeded(4, 5).lsa_size(2), |rank| -> Result<(), EpError> {
             let me = rank.rank() as usize;
             let comm = rank.communicator(&Requirements::default().contexts(2))?;
-            let group = Group::new(&comm, &config(&shape, 9).lanes(3))?;
+            let config = config(&shape, 9).lanes(3);
+            let group = Group::new(&comm, &if way == "for each id" { config.at_source() } else { config })?;
             let (input, stream) = (Input::new(&rank, &shape, 9)?, rank.stream()?);
             input.write(&make(me), false)?;
             let all: Vec<Batch> = (0..4).map(make).collect();
-            let rows = |from: usize, to: usize| gin_ep_oracle::rank_major(&shape, &all, to)[from].len() as u64;
+            let received_by = |to: usize, from: usize| gin_ep_oracle::rank_major(&shape, &all, to).swap_remove(from);
             let (row, meta) = (48, u64::from(group.sizes().meta_bytes));
+            let each = Memory::new(rank.device(), MemoryKind::Device, 4 * 9 * 3 * row)?.whole();
+            // The puts of a combine to a rank, and the rows in them.
+            let returned = |to: usize| -> [u64; 2] {
+                let rows = received_by(me, to);
+                if way != "for each id" {
+                    return [1, rows.len() as u64];
+                }
+                // Runs of ids of this rank, among 32 ids of received rows at a time, and one more that raises the flag.
+                let goes: Vec<bool> =
+                    rows.iter().flat_map(|row| row.experts.iter().map(|&expert| expert >= 0)).collect();
+                let begins = |at: &usize| goes[*at] && (at.is_multiple_of(32) || !goes[at - 1]);
+                let runs = (0..goes.len()).filter(begins).count() as u64;
+                [runs + 1, goes.iter().filter(|&&goes| goes).count() as u64]
+            };
             let mut before = Vec::new();
             // Lanes take contexts 0, 1, 0.
             for number in 0..3u32 {
                 let mut lane = group.lane(number)?;
                 let received = lane.exchange(&stream, &input.tokens(9, false))?;
-                experts(&rank, &stream, &shape, &received)?;
                 let stored = support::copied(&rank, &stream, &received, &shape, 9)?;
-                let rows_back = if is_stored { Rows::At(&stored) } else { Rows::InPlace };
-                received.combine(&stream, rows_back, &Combine::reduced().into(&input.output))?;
+                let (rows, terms) = match way {
+                    "in place" => (Rows::InPlace, Combine::reduced()),
+                    "stored" => (Rows::At(&stored), Combine::reduced()),
+                    _ => (Rows::At(&each), Combine::plain()),
+                };
+                received.combine(&stream, rows, &terms.into(&input.output))?;
                 stream.synchronize()?;
                 rank.barrier()?;
                 let figures: Vec<((u32, u32), [u64; 3])> = comm
@@ -229,8 +247,13 @@ fn a_dispatch_makes_two_puts_for_each_remote_rank_and_a_combine_one_in_the_conte
                             all.iter().find(|row| row.0 == (context, peer)).map_or([0; 3], |row| row.1)
                         };
                         let (now, old) = (of(&figures), of(&before));
-                        let sent = rows(me, peer as usize) * (row + meta) + rows(peer as usize, me) * row;
-                        let expected = if context == number % 2 { [3, sent, 2] } else { [0; 3] };
+                        let (sent, [puts, back]) =
+                            (received_by(peer as usize, me).len() as u64, returned(peer as usize));
+                        let expected = if context == number % 2 {
+                            [2 + puts, sent * (row + meta) + back * row, 2]
+                        } else {
+                            [0; 3]
+                        };
                         let more = [0, 1, 2].map(|index| now[index] - old[index]);
                         assert_eq!(more, expected, "lane {number} of rank {me}, context {context}, to {peer}");
                     }
@@ -241,7 +264,7 @@ fn a_dispatch_makes_two_puts_for_each_remote_rank_and_a_combine_one_in_the_conte
             group.destroy()?;
             Ok(comm.destroy()?)
         });
-        outcome.unwrap_or_else(|error| panic!("stored: {is_stored}: {error}"));
+        outcome.unwrap_or_else(|error| panic!("rows back {way}: {error}"));
     }
 }
 
