@@ -118,7 +118,11 @@ fn ranks_learn_of_a_killed_process_and_go_on_without_it() {
 
 #[test]
 fn a_kernel_that_throws_ends_with_the_text_of_its_exception() {
-    passes("tests/c/throws.cpp");
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program("tests/c/throws.cpp", folder.path());
+    assert!(run(&mut Command::new(&program)).contains("passed"));
+    let output = Command::new(&program).arg("other").output().expect("start the program");
+    assert_eq!((output.status.signal(), &*output.stdout), (Some(6), &b"throws\n"[..]), "{output:?}");
 }
 
 #[test]
