@@ -74,6 +74,17 @@ fn an_object_that_cpp_drops_closes_its_handle() {
 }
 
 #[test]
+fn objects_with_static_lifetime_end_without_a_word() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program("tests/c/exit.cpp", folder.path());
+    for way in ["return", "exit", "thread"] {
+        let output = Command::new(&program).arg(way).output().expect("run the program");
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!((output.status.code(), &*said), (Some(7), ""), "{way}");
+    }
+}
+
+#[test]
 fn a_c_program_launches_a_kernel_in_rust_alone_and_as_two_processes() {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = program_with("../examples/c/main.c", &library("libgin_example_c.so"), folder.path());

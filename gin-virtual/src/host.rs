@@ -32,12 +32,18 @@ pub(crate) fn work_for(world: Arc<WorldEnd>, actor: Actor) {
     WORLD.set(Some((world, actor)));
 }
 
+/// Calls `use_it` with the world that this OS thread works for, if it does. A thread that has destroyed its
+/// thread-local values works for none. It may still destroy static objects of a C++ program.
+fn world<T>(use_it: impl FnOnce(&(Arc<WorldEnd>, Actor)) -> T) -> Option<T> {
+    WORLD.try_with(|world| world.borrow().as_ref().map(use_it)).ok().flatten()
+}
+
 /// A wait of this OS thread that its world's reports name, until dropped.
 struct LongWait(Arc<WorldEnd>, Actor);
 
 impl LongWait {
     fn begin(what: &'static str, site: Option<&'static Location<'static>>) -> Option<Self> {
-        let (world, actor) = WORLD.with_borrow(Clone::clone)?;
+        let (world, actor) = world(Clone::clone)?;
         world.wait_begins(Waiter { actor: actor.clone(), wait: WaitKind::BlockOn { what }, site });
         Some(LongWait(world, actor))
     }
@@ -52,7 +58,7 @@ impl Drop for LongWait {
 /// Unwinds this OS thread if its world has ended. Returns false if the world has ended but the thread already unwinds.
 pub(crate) fn check_world() -> bool {
     // The engine ends coroutines.
-    if engine().is_some() || !WORLD.with_borrow(|world| world.as_ref().is_some_and(|(world, _)| world.is_ended())) {
+    if engine().is_some() || !world(|(world, _)| world.is_ended()).unwrap_or(false) {
         return true;
     }
     if std::thread::panicking() {
@@ -159,7 +165,7 @@ pub(crate) fn real_clock_ns() -> u64 {
 
 /// Returns true if the caller is a coroutine of a world, or an OS thread that works for one.
 pub fn in_world() -> bool {
-    engine().is_some() || WORLD.with_borrow(Option::is_some)
+    engine().is_some() || world(|_| ()).is_some()
 }
 
 /// Sleeps for this many nanoseconds of [`clock_ns`]. Returns early in a destructor during the unwinding of a world.
