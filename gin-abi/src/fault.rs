@@ -17,7 +17,7 @@ codes! {
         Network = 4, "network failed an operation";
         /// A post gave up after it had claimed a slot. It leaves a hole in the queue that cannot be filled.
         QueueBroken = 5, "queue has a hole: a post gave up after its claim";
-        /// The team or the communicator has no such rank (`expected` is the number of ranks).
+        /// The team or the communicator has no such rank (`expected` is the number of ranks, 0 if it is not known).
         UnknownRank = 6, "no such rank";
         /// A rank that is not a member of the team.
         NotInTeam = 7, "rank is not in the team";
@@ -44,8 +44,9 @@ codes! {
         NoVaSignals = 17, "no signals at addresses of this window: register it with the flag `signals`";
         /// A width in bits that is 0 or more than the word has.
         BadWidth = 18, "width in bits is out of range";
-        /// The barrier ended with a fault before and cannot be used again.
-        BarrierBroken = 19, "barrier ended with a fault before";
+        /// The barrier ended with a fault before and cannot be used again, or two sessions used it at the same time.
+        /// Then `expected` is the number of rounds that this session knows of, and `seen` is the number that it found.
+        BarrierBroken = 19, "barrier is broken";
         /// The proxy could not decode a descriptor.
         BadDescriptor = 20, "malformed descriptor";
         /// The kernel has no code for the communicator's back end.

@@ -30,12 +30,26 @@ impl Fault {
 
     fn has_detail(&self) -> bool {
         match self.kind() {
-            FaultKind::Timeout | FaultKind::NotReachable | FaultKind::Reported => true,
+            _ if self.lacks_values() => false,
+            FaultKind::Timeout | FaultKind::NotReachable | FaultKind::Reported | FaultKind::BarrierBroken => true,
             FaultKind::UnknownSignal | FaultKind::UnknownCounter | FaultKind::UnknownBarrier => true,
             FaultKind::PeerLost => matches!(self.seen(), 1..=3),
             FaultKind::Elsewhere => self.kind_elsewhere().is_some(),
             _ => self.expected() != 0 || self.seen() != 0,
         }
+    }
+
+    /// Returns whether the values are not known. Checks that the header of C++ inlines have none, and a GPU keeps those
+    /// of its last faults only. The text would otherwise have a zero for each.
+    fn lacks_values(&self) -> bool {
+        let has_values = match self.kind() {
+            FaultKind::UnknownSignal | FaultKind::UnknownCounter | FaultKind::UnknownBarrier => true,
+            FaultKind::Timeout => {
+                matches!(self.operation(), Operation::WaitSignal | Operation::WaitCounter | Operation::Flush)
+            }
+            _ => false,
+        };
+        has_values && self.subject() == Subject::None && (self.expected(), self.seen()) == (0, 0)
     }
 
     /// Returns the kind of a fault that another rank reported; `gin_boot::board` stores its code.
@@ -69,6 +83,7 @@ impl Fault {
             FaultKind::UnknownCounter => requested(f, "counters", expected),
             FaultKind::UnknownContext => requested(f, "contexts", expected),
             FaultKind::UnknownBarrier => requested(f, "world_barriers`, `rail_barriers` or `lsa_barriers", expected),
+            FaultKind::UnknownRank if expected == 0 => write!(f, "{seen} was given, and the team has fewer ranks"),
             FaultKind::UnknownRank => write!(f, "{seen} was given, and the team has {expected} ranks"),
             FaultKind::NotReachable => f.write_str("it is outside the LSA team; use the network, or widen the team"),
             FaultKind::PeerLost => match seen {
@@ -77,6 +92,12 @@ impl Fault {
                 _ => f.write_str("its connection failed"),
             },
             FaultKind::Reported => write!(f, "the kernel's code is {seen}"),
+            FaultKind::BarrierBroken if expected == seen => f.write_str("it ended with a fault before"),
+            FaultKind::BarrierBroken => write!(
+                f,
+                "two sessions used it at the same time: this one expected round {expected} and found round {seen}; give \
+                 each stream a barrier of its own"
+            ),
             FaultKind::Elsewhere => match self.kind_elsewhere() {
                 Some(kind) => write!(f, "{kind}"),
                 None => Ok(()),
@@ -143,5 +164,40 @@ impl fmt::Display for Subject {
             Self::Barrier(index) => write!(f, ", barrier {index}"),
             Self::Window { id, offset } => write!(f, ", window {id} at byte {offset}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    extern crate alloc;
+
+    #[test]
+    fn a_fault_without_values_names_none() {
+        for (kind, operation, text) in [
+            (FaultKind::Timeout, Operation::WaitSignal, "deadline passed in wait_signal, context 0"),
+            (FaultKind::Timeout, Operation::WaitCounter, "deadline passed in wait_counter, context 0"),
+            (FaultKind::Timeout, Operation::Flush, "deadline passed in flush, context 0"),
+            (FaultKind::UnknownSignal, Operation::Put, "no such signal in put, context 0"),
+            (FaultKind::UnknownCounter, Operation::Put, "no such counter in put, context 0"),
+            (FaultKind::UnknownRank, Operation::Put, "no such rank in put, context 0"),
+            (FaultKind::OutOfRange, Operation::Put, "range reaches past the end of the window in put, context 0"),
+        ] {
+            assert_eq!(Fault::new(kind, operation).with_context(0).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_broken_barrier_says_what_broke_it() {
+        let fault = Fault::new(FaultKind::BarrierBroken, Operation::Barrier).with_context(0).with_peer(1);
+        let text = "barrier is broken in barrier, context 0, rank 1: it ended with a fault before";
+        assert_eq!(fault.to_string(), text);
+        let text = "barrier is broken in barrier, context 0, rank 1, barrier 0: two sessions used it at the same time: this \
+                    one expected round 0 and found round 1; give each stream a barrier of its own";
+        assert_eq!(fault.with_values(Subject::Barrier(0), 0, 1).to_string(), text);
+        let text = "barrier is broken in barrier, context 0, rank 1, barrier 0: it ended with a fault before";
+        assert_eq!(fault.with_values(Subject::Barrier(0), 3, 3).to_string(), text);
     }
 }
