@@ -20,6 +20,10 @@
 #include <utility>
 #include <vector>
 
+// A macro of the program with a name of this header. The end of the header restores it.
+#pragma push_macro("check")
+#undef check
+
 /// Ends the calling kernel on a virtual GPU with an error that has this text.
 extern "C" [[noreturn]] void gin_virtual_fail(const char* text);
 
@@ -190,6 +194,10 @@ public:
     }
 };
 
+/// The argument of kernels for a window of elements of type `T`: a `gin::Window<T>` of gin_device.cuh takes it.
+template <class T>
+struct DeviceWindow : gin_device_window_t {};
+
 /// One rank's part of a window of elements of type `T`.
 ///
 /// Its end is collective, as `close` is. If an exception destroys it, the other ranks do not know of that: the end
@@ -217,9 +225,9 @@ public:
     ~HostWindow() {
         if (raw_.id != 0 && std::uncaught_exceptions() > exceptions_) (void)gin_window_release(release());
     }
-    /// Returns the argument of kernels: a `gin::Window<T>` of gin_device.cuh takes it.
-    gin_device_window_t device() const {
-        gin_device_window_t device;
+    /// Returns the argument of kernels.
+    DeviceWindow<T> device() const {
+        DeviceWindow<T> device;
         check(gin_window_device(raw_, &device));
         return device;
     }
@@ -256,43 +264,53 @@ private:
     int exceptions_ = std::uncaught_exceptions();
 };
 
+template <class... P>
+class KernelOf;
+
 /// A kernel.
 class Kernel : public Handle<gin_kernel_t, gin_kernel_close> {
 public:
     using Handle::Handle;
 
-    /// Makes a kernel of a function in C++, `void function(A...)`, for the virtual GPU. If it throws a
-    /// `std::exception`, the launch ends with an error that has its text.
+    /// Makes a kernel of a function in C++, `void function(P...)`, for the virtual GPU: a `KernelOf<P...>`. If it throws
+    /// a `std::exception`, the launch ends with an error that has its text.
     template <auto Function>
-    static Kernel of(const char* name) {
+    static auto of(const char* name) {
         return Adapter<Function>::make(name);
     }
 
 private:
     template <auto Function>
     struct Adapter;
-    template <class... A, void (*Function)(A...)>
+    template <class... P, void (*Function)(P...)>
     struct Adapter<Function> {
-        static_assert((std::is_trivially_copyable_v<A> && ...), "parameters of kernels are copied byte by byte");
+        static_assert((std::is_trivially_copyable_v<P> && ...), "parameters of kernels are copied byte by byte");
         template <std::size_t... I>
         static void spread(const void* const* params, std::index_sequence<I...>) {
-            Function(*static_cast<const A*>(params[I])...);
+            Function(*static_cast<const P*>(params[I])...);
         }
         // An exception of another kind ends the process: Rust cannot catch it.
         static void call(const void* const* params) {
             try {
-                spread(params, std::index_sequence_for<A...>{});
+                spread(params, std::index_sequence_for<P...>{});
             } catch (const std::exception& error) {
                 gin_virtual_fail(error.what());
             }
         }
-        static Kernel make(const char* name) {
-            const std::size_t sizes[] = {sizeof(A)..., 0};
+        static KernelOf<P...> make(const char* name) {
+            const std::size_t sizes[] = {sizeof(P)..., 0};
             gin_kernel_t raw;
-            check(gin_kernel_of_function(call, name, sizes, sizeof...(A), &raw));
-            return Kernel(raw);
+            check(gin_kernel_of_function(call, name, sizes, sizeof...(P), &raw));
+            return KernelOf<P...>(raw);
         }
     };
+};
+
+/// A kernel with parameters of these types. As a `Kernel` it loses them.
+template <class... P>
+class KernelOf : public Kernel {
+public:
+    using Kernel::Kernel;
 };
 
 /// Kernels that were loaded together.
@@ -329,18 +347,50 @@ public:
     template <class... A>
     void launch(const Kernel& kernel, const gin_shape_t& shape, const A&... arguments) const {
         static_assert((std::is_trivially_copyable_v<A> && ...), "arguments of kernels are copied byte by byte");
-        (refuse_foreign(arguments), ...);
+        refuse_foreign(arguments...);
         const gin_arg_t all[] = {{&arguments, sizeof(A)}..., {nullptr, 0}};
         check(gin_launch(raw_, kernel.raw(), &shape, all, sizeof...(A)));
+    }
+    /// Launches a kernel whose types are known. Converts arguments to its parameters, as a call does.
+    template <class... P, class... A>
+    void launch(const KernelOf<P...>& kernel, const gin_shape_t& shape, const A&... arguments) const {
+        static_assert(sizeof...(A) == sizeof...(P), "the kernel takes another number of arguments");
+        if constexpr (sizeof...(A) == sizeof...(P)) {
+            static_assert((std::is_convertible_v<const A&, P> && ...), "an argument has another type than its parameter");
+            refuse_foreign(arguments...);
+            auto pass = [&](const P&... values) {
+                const gin_arg_t all[] = {{&values, sizeof(P)}..., {nullptr, 0}};
+                check(gin_launch(raw_, kernel.raw(), &shape, all, sizeof...(P)));
+            };
+            pass(arguments...);
+        }
     }
     /// Waits until all work is done.
     void synchronize() const { check(gin_stream_synchronize(raw_)); }
 
 private:
+    template <class... A>
+    static void refuse_foreign(const A&... arguments) {
+        std::size_t index = 0;
+        (refuse_one(index++, arguments), ...);
+        (void)index;
+    }
     template <class A>
-    static void refuse_foreign(const A&) {}
-    static void refuse_foreign(const gin_device_comm_t& comm) { check(gin_device_comm_check(&comm)); }
-    static void refuse_foreign(const gin_device_window_t& window) { check(gin_device_window_check(&window)); }
+    static void refuse_one(std::size_t index, const A& argument) {
+        if constexpr (std::is_same_v<A, gin_device_comm_t>) {
+            refuse(gin_device_comm_check(&argument), index, "communicator");
+        } else if constexpr (std::is_base_of_v<gin_device_window_t, A>) {
+            refuse(gin_device_window_check(&argument), index, "window");
+        } else {
+            (void)index, (void)argument;
+        }
+    }
+    static void refuse(gin_status_t status, std::size_t index, const char* what) {
+        if (status != GIN_ERROR_HANDLE) return check(status);
+        std::string text = "gin::Stream::launch: argument " + std::to_string(index) + " is no " + what +
+                           " of this process: it is closed, or of another process";
+        throw Error(status, text.c_str());
+    }
 };
 
 /// Returns the shape of `blocks` blocks of `threads` threads that are all resident at once.
@@ -349,3 +399,5 @@ inline gin_shape_t cooperative(uint32_t blocks, uint32_t threads) {
 }
 
 }  // namespace gin
+
+#pragma pop_macro("check")

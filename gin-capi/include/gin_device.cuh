@@ -19,14 +19,25 @@
 #include <cstdint>
 #include <type_traits>
 
+// Macros of the program with names of this header, such as X11's. The end of the header restores them.
+#pragma push_macro("None")
+#pragma push_macro("check")
+#pragma push_macro("near")
+#undef None
+#undef check
+#undef near
+
 #if defined(__CUDACC__)
 #define GIN_FN __device__ __forceinline__
 #define GIN_BOTH __host__ __device__ __forceinline__
 #define GIN_CALL __device__
+/// Marks a kernel: `GIN_KERNEL void name(...)`. Without a CUDA compiler, a function for the virtual GPU.
+#define GIN_KERNEL __global__
 #else
 #define GIN_FN inline
 #define GIN_BOTH inline
 #define GIN_CALL
+#define GIN_KERNEL inline
 #endif
 
 #include "gin_calls.cuh"
@@ -156,12 +167,19 @@ private:
     gin_device_comm_t handle_;
 };
 
+/// What `gin::HostWindow<T>::device` of gin.hpp returns.
+template <class T>
+struct DeviceWindow;
+
 /// A window of elements of type `T`: a parameter of kernels. The host's `gin_device_window_t` becomes one.
 template <class T>
 class Window {
 public:
     Window() = default;
     GIN_BOTH Window(const gin_device_window_t& handle) : handle_(handle) {}
+    /// A window of other elements is refused.
+    template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
+    Window(const DeviceWindow<U>& other) = delete;
     GIN_FN const gin_device_window_t& handle() const { return handle_; }
     /// Returns the number of elements of the caller's own part.
     GIN_FN std::size_t size() const { return handle_.own_length / sizeof(T); }
@@ -235,6 +253,12 @@ namespace detail {
 
 enum : uint32_t { Signal = 1 << 10, Weak = 1 << 11, Counter = 1 << 12, AllRoutes = 1 << 13, AllContexts = 1 << 14 };
 enum : uint32_t { Look = 1 << 15 };
+
+/// Returns the world rank of a rank of the team. If there is none, returns the given rank with bit 31, which every
+/// operation refuses and names.
+GIN_FN uint32_t member(const Team& team, uint32_t peer) {
+    return peer < team.nRanks ? team.first + peer * team.stride : peer | 1u << 31;
+}
 
 struct Raise {
     uint32_t options;
@@ -341,7 +365,7 @@ public:
                      Scope requiredRelease = Scope::Device, uint32_t optFlags = OptDefault) const {
         GIN_REFUSE(mismatch());
         detail::Raise raise = detail::raise(remoteAction);
-        uint32_t world = team.world(peer);
+        uint32_t world = detail::member(team, peer);
         if constexpr (inlines<RemoteAction>) {
             if (takesStores(world)) {
                 const gin_device_window_t &to = dstWindow.handle(), &from = srcWindow.handle();
@@ -381,7 +405,7 @@ public:
                           Scope requiredRelease = Scope::Device, uint32_t optFlags = OptDefault) const {
         GIN_REFUSE(mismatch());
         detail::Raise raise = detail::raise(remoteAction);
-        uint32_t world = team.world(peer);
+        uint32_t world = detail::member(team, peer);
         if constexpr (inlines<RemoteAction>) {
             if (takesStores(world)) {
                 const gin_device_window_t& to = dstWindow.handle();
@@ -409,7 +433,7 @@ public:
     GIN_FN Fault get(const Team& team, uint32_t peer, const Window<R>& remoteWindow, uint64_t remoteOffset,
                      const Window<L>& localWindow, uint64_t localOffset, uint64_t bytes, Coop coop = {}) const {
         GIN_REFUSE(mismatch());
-        return Fault(GIN_FORM(gin_get, comm_.copy, context_, options_, coop.word(), team.world(peer),
+        return Fault(GIN_FORM(gin_get, comm_.copy, context_, options_, coop.word(), detail::member(team, peer),
                               remoteWindow.handle().data, remoteOffset, localWindow.handle().data, localOffset, bytes,
                               deadline_));
     }
@@ -435,7 +459,7 @@ public:
     /// Notes the operations posted to the peer until now. Does not wait.
     GIN_FN Fault flushAsync(const Team& team, uint32_t peer, Request* request) const {
         GIN_REFUSE(mismatch());
-        request->peer = team.world(peer);
+        request->peer = detail::member(team, peer);
         gin_value_t position = GIN_FORM(gin_flush_async, comm_.copy, context_, options_, request->peer);
         request->position = position.value;
         return Fault(position.fault);
@@ -650,7 +674,7 @@ private:
                        Scope givenRelease, Scope requiredRelease, uint32_t optFlags) const {
         GIN_REFUSE(mismatch());
         detail::Raise raise = detail::raise(remoteAction);
-        uint32_t world = team.world(peer);
+        uint32_t world = detail::member(team, peer);
         if constexpr (inlines<RemoteAction>) {
             if (routes == 0 && takesStores(world)) {
                 detail::Target target = this->target(world, raise, None{});
@@ -701,3 +725,7 @@ private:
 #undef GIN_REFUSE
 
 }  // namespace gin
+
+#pragma pop_macro("near")
+#pragma pop_macro("check")
+#pragma pop_macro("None")

@@ -238,6 +238,25 @@ fn check_object(index: usize, parameter: &Parameter, bytes: &[u8]) -> Result<(),
     Ok(())
 }
 
+/// Refuses arguments of a kernel that is a C function, if their number or a size is another than that of its
+/// parameters. Its first parameter is the function, which no caller passes.
+fn check_of_function(function: &Function, arguments: &[gin_arg_t]) -> Result<(), Failure> {
+    let (name, parameters) = (&function.name, &function.parameters[1..]);
+    if parameters.len() != arguments.len() {
+        let (takes, given) = (parameters.len(), arguments.len());
+        return Err(Failure::argument(format!("kernel `{name}` takes {takes} arguments; {given} were given")));
+    }
+    for (index, (argument, parameter)) in arguments.iter().zip(parameters).enumerate() {
+        if argument.bytes != parameter.size {
+            let (given, takes) = (argument.bytes, parameter.size);
+            return Err(Failure::argument(format!(
+                "argument {index} of kernel `{name}` has {given} bytes; its parameter has {takes}"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Returns whether these bytes are a communicator of this process.
 fn is_comm(bytes: &[u8]) -> bool {
     table::any::<Comm>(|comm| comm.handle().is_some_and(|handle| bytes_of(handle) == bytes))
@@ -310,6 +329,9 @@ pub unsafe extern "C" fn gin_launch(
             all.push(Argument::of_bytes(&kernel.function.parameters[0], bytes_of(&code)));
         }
         let hidden = all.len();
+        if kernel.code.is_some() {
+            check_of_function(&kernel.function, arguments)?;
+        }
         let none = Parameter { name: String::new(), type_name: String::new(), type_id: None, size: 0 };
         for (index, argument) in arguments.iter().enumerate() {
             let bytes = inputs(argument.data.cast::<u8>(), argument.bytes, "an argument's data")?;

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{library, program, program_with, run};
+use common::{HERE, compiler, library, program, program_with, run, try_run};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -71,6 +71,71 @@ fn processes_meet_over_the_programs_own_exchange_and_children_of_forks_are_refus
 #[test]
 fn an_object_that_cpp_drops_closes_its_handle() {
     passes("tests/c/owner.cpp");
+}
+
+#[test]
+fn a_fault_of_a_kernel_in_cpp_names_true_values_or_none() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program("tests/c/figures.cpp", folder.path());
+    for (mistake, expected) in [
+        (
+            "signal",
+            "deadline passed in wait_signal, context 0, signal 3: it is 0 and should have reached 1 within 20 ms",
+        ),
+        (
+            "counter",
+            "deadline passed in wait_counter, context 0, counter 2: it is 0 and should have reached 1 within 20 ms",
+        ),
+        (
+            "range",
+            "range reaches past the end of the window in put, context 0, rank 0, window 0 at byte 16: the window has 40 \
+             bytes there, and the range is bytes 16 to 48",
+        ),
+        ("member", "no such rank in address: 7 was given, and the team has fewer ranks"),
+        (
+            "id",
+            "no such signal in signal, context 0, rank 0, signal 99: `Requirements` have 16 of `signals`, with numbers \
+             0 to 15",
+        ),
+        (
+            "barrier",
+            "no such barrier in barrier, context 0, barrier 5: `Requirements` have 1 of `world_barriers`, \
+             `rail_barriers` or `lsa_barriers`, with number 0",
+        ),
+        ("outside", "no such rank in address: 9 was given, and the team has fewer ranks"),
+        ("stores range", "range reaches past the end of the window in put, context 0, rank 0"),
+        ("stores id", "no such signal in signal, context 0, rank 0"),
+    ] {
+        let said = run(Command::new(&program).arg(mistake));
+        let (_, text) = said.split_once("the communicator has ended: ").unwrap_or(("", &said));
+        let (text, reported) = text.split_once(" (reported by rank 0").unwrap_or((text, ""));
+        let (host, _) = reported.split_once(';').unwrap_or((reported, ""));
+        assert_eq!(text.replace(host, ""), expected, "{mistake}: {said}");
+    }
+    assert_eq!(
+        run(Command::new(&program).arg("arguments")),
+        "gin_launch: kernel `kernel` takes 3 arguments; 1 were given\n\
+         gin_launch: argument 2 of kernel `kernel` has 8 bytes; its parameter has 4\n\
+         gin::Stream::launch: argument 1 is no window of this process: it is closed, or of another process\n"
+    );
+}
+
+#[test]
+fn a_kernel_of_known_types_takes_no_arguments_of_others() {
+    let compile = |case: u32| {
+        let mut command = compiler(true);
+        command.arg(format!("-DCASE={case}")).arg("-fsyntax-only").arg(format!("{HERE}/tests/c/refused.cpp"));
+        try_run(&mut command)
+    };
+    compile(0).expect("the right types compile");
+    for (case, text) in [
+        (1, "an argument has another type than its parameter"),
+        (2, "the kernel takes another number of arguments"),
+        (3, "deleted"),
+    ] {
+        let said = compile(case).expect_err("it does not compile");
+        assert!(said.contains(text), "{case}: {said}");
+    }
 }
 
 #[test]

@@ -10,15 +10,15 @@
 //! | `comm` | [`CommHandle::copy`](gin_abi::CommHandle::copy), the address of the communicator's handle |
 //! | `coop` | the threads that call together: see [`AnyCoop`] |
 //! | `options` | the bits of [`options`] |
-//! | `peer` | a world rank |
+//! | `peer` | a world rank, or a rank that its team does not have, with bit 31 |
 //! | a window | [`WindowHandle::data`](gin_abi::WindowHandle::data), the address of its entry in the window table |
 //! | an offset, `bytes` | bytes of a window |
 //! | `signal_window`, `signal` | 0 and an id, or a window and an offset |
 //! | `deadline` | nanoseconds, `u64::MAX` for none |
 //!
 //! Each function returns a fault in one word, 0 if there is none: its kind in bits 0 to 5, its operation in bits 6 to
-//! 9, its context in bits 10 to 18, its peer in bits 19 to 43. Functions that return a value too return both, as
-//! [`Value`].
+//! 9, its context in bits 10 to 18, its peer in bits 19 to 43, and the ticket of its values above. Functions that
+//! return a value too return both, as [`Value`].
 //!
 //! # Safety
 //! All functions are unsafe: `comm` is the copy of a handle that the host made, whose communicator lives, and all

@@ -3,7 +3,7 @@
 
 use crate::{AnyCoop, options, word};
 use gin_abi::handle::CommHandle;
-use gin_abi::{Deadline, FaultKind, Operation, WindowData, WindowHandle};
+use gin_abi::{Deadline, FaultKind, Operation, Subject, WindowData, WindowHandle};
 use gin_device::prelude::{
     Any, Backend, Comm, ContextId, CounterId, Gdaki, Gin, Proxy, Rank, SignalAction, SignalId, VaSignal, Window,
     WindowRange,
@@ -121,9 +121,21 @@ fn action(comm: &Comm, options: u32, window: u64, signal: u64, amount: u64) -> R
     Ok(if options & options::WEAK != 0 { action.weak() } else { action })
 }
 
+/// Bit of a peer that the header passes if the team has no such rank. The other bits are the rank that was given.
+const OUTSIDE: u32 = 1 << 31;
+
 #[inline(always)]
 pub(crate) fn peer_at(comm: &Comm, peer: u32) -> Result<Rank, Fault> {
-    comm.world().member(peer)
+    let ranks = comm.world().size();
+    if peer < ranks {
+        // Safety: the communicator has that many ranks.
+        return Ok(unsafe { Rank::new_unchecked(peer) });
+    }
+    let fault = Fault::new(FaultKind::UnknownRank, Operation::Address);
+    // The size of the team is not known here.
+    let (most, given) = if peer & OUTSIDE == 0 { (ranks, peer) } else { (0, peer & !OUTSIDE) };
+    let none = peer == gin_abi::fault::NONE;
+    Err(if none { fault } else { fault.with_values(Subject::None, most.into(), given.into()) })
 }
 
 /// The arguments that every post has.
