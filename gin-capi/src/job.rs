@@ -21,7 +21,8 @@ use gin_soft_hca_host::Options;
 use gin_virtual::{DeviceConfig, ServiceHandle, ThreadsConfig, World};
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::io::Write;
+use std::sync::{Arc, LazyLock, Mutex, Once};
 use std::time::Duration;
 
 /// One rank of a job.
@@ -185,6 +186,7 @@ impl Config {
     /// Makes the rank's device. `place` is its number among the ranks of its host.
     fn device(&self, world: &World, place: u32) -> Result<Arc<dyn Device>, Failure> {
         if !self.is_cuda()? {
+            say_that_races_are_not_sought();
             return Ok(VirtualDevice::new(world.device(DeviceConfig::default())));
         }
         cuda(self.gpu, place)
@@ -217,6 +219,22 @@ impl Config {
         let (world, place) = (World::threads(ThreadsConfig::default()), bootstrap.local_rank());
         let job = self.rank(Arc::new(bootstrap), &world, place)?;
         Ok(gin_job_t { id: table::insert(Arc::new(job))? })
+    }
+}
+
+/// Says once, on standard error, that the variable `GIN_RACES` has no effect here, if it is set: the detector works in
+/// seeded worlds, and programs in C and C++ have none.
+fn say_that_races_are_not_sought() {
+    static SAID: Once = Once::new();
+    if std::env::var_os("GIN_RACES").is_some_and(|value| value == "1") {
+        SAID.call_once(|| {
+            // Without standard error there is nobody to tell.
+            let _ = writeln!(
+                std::io::stderr(),
+                "gin: GIN_RACES=1 has no effect: a program in C or C++ runs without seeds; look for data races in a \
+                 test in Rust"
+            );
+        });
     }
 }
 

@@ -150,6 +150,14 @@ fn objects_with_static_lifetime_end_without_a_word() {
 }
 
 #[test]
+fn a_program_in_cpp_says_that_it_looks_for_no_races() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program("tests/c/put.c", folder.path());
+    let said = run(Command::new(&program).env("GIN_RACES", "1"));
+    assert_eq!(said.matches("gin: GIN_RACES=1 has no effect").count(), 1, "{said}");
+}
+
+#[test]
 fn a_c_program_launches_a_kernel_in_rust_alone_and_as_two_processes() {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = program_with("../examples/c/main.c", &library("libgin_example_c.so"), folder.path());
