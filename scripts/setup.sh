@@ -8,6 +8,7 @@
 #   CUDA tools      ptxas, nvcc, nvdisasm, cuobjdump as Python wheels in target/cuda-tools; without them the tests that
 #                   need them are reported as ignored
 #   CMake           as a Python wheel in target/build-tools, if the machine has none
+#   clang           a second C++ compiler for the headers of C++; without it that test is reported as ignored
 #   headers         rdma-core's and the kernel's for mlx5, with which the tests compare gin's formats; without them
 #                   those tests are reported as ignored
 #
@@ -156,6 +157,12 @@ cmake_tool() {
     command -v cmake >/dev/null || fetch target/build-tools "CMake" "$CMAKE"
 }
 
+second_compiler() {
+    ! command -v clang++ >/dev/null || return 0
+    can_apt && apt_install clang && return 0
+    say "clang++ is missing (on Debian: apt-get install clang); the test that needs it will be ignored"
+}
+
 # Installs the headers with which tests compare the NIC's formats: /usr/include/infiniband, and the kernel's below
 # /usr/src.
 oracle_headers() {
@@ -205,4 +212,5 @@ host_tools
 kernel_compiler
 cuda_tools
 cmake_tool
+second_compiler
 oracle_headers

@@ -204,8 +204,9 @@ GIN_FN bool registered(const gin_device_comm_t& comm, bool usable, const gin_dev
     bool named = usable & names(comm, window);
     // The first word has `active` and `flags`.
     uint32_t active = static_cast<uint32_t>(read_word_if(named, window.data + offsetof(Entry, active)));
-    return (active != 0) & (read_word_if(named, window.data + offsetof(Entry, base)) == window.base) &
-           (read_word_if(named, window.data + offsetof(Entry, length)) == window.own_length);
+    uint64_t base = read_word_if(named, window.data + offsetof(Entry, base));
+    uint64_t length = read_word_if(named, window.data + offsetof(Entry, length));
+    return (active != 0) & (base == window.base) & (length == window.own_length);
 }
 
 /// Returns whether a range is in the caller's own part.
@@ -255,7 +256,8 @@ GIN_FN FaultKind check(const gin_device_comm_t& comm, const Target& target, bool
 /// Returns the fault of windows that are not of the communicator, or closed. All loads are under way together.
 template <class... Windows>
 GIN_FN FaultKind check_windows(const gin_device_comm_t& comm, bool usable, const Windows&... windows) {
-    return (registered(comm, usable, windows) & ...) ? FaultKind::None : FaultKind::UnknownWindow;
+    uint32_t all = (static_cast<uint32_t>(registered(comm, usable, windows)) & ...);
+    return all != 0 ? FaultKind::None : FaultKind::UnknownWindow;
 }
 
 /// Returns the fault of the ranges of a put.
@@ -446,7 +448,7 @@ GIN_FN bool meets(const gin_device_comm_t& comm, uint64_t gpu, uint64_t nic, uin
     uint64_t base = load_relaxed_gpu(near + NearBase), last = 0, mail = 0;
     // Without a mailbox, its word stays 0.
     if (comm.engines & EngineCpu) last = load_relaxed_gpu(near + NearLast), mail = load_relaxed_gpu(near + NearMail);
-    uint32_t looks = (last | mail) == 0 ? Looks : 1;
+    uint32_t looks = (last | mail) == 0 ? uint32_t{Looks} : 1;
     least += base - last - mail;
     GIN_NO_UNROLL
     for (; looks != 0; looks--) {

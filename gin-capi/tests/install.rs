@@ -5,10 +5,10 @@
 
 mod common;
 
-use common::{HERE, compiler, library, run};
+use common::{HERE, compiler, library, run, try_run};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 /// Compiles programs by the flags of the pkg-config file, statically, and by the commands of docs/c.md.
@@ -94,6 +94,65 @@ fn soname() -> Completion {
     Completion::Completed
 }
 
+/// Writes the program that docs/c.md prints for the virtual GPU into a folder. Returns its path.
+fn program_of_the_docs(folder: &Path) -> PathBuf {
+    let docs = fs::read_to_string(format!("{HERE}/../docs/c.md")).expect("read the page");
+    let printed = docs.split("```cpp\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it has a program");
+    let source = folder.join("pass.cpp");
+    fs::write(&source, printed).expect("write a source");
+    source
+}
+
+fn docs() -> Completion {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = folder.path().join("pass");
+    let mut compile = compiler(true);
+    compile.arg(program_of_the_docs(folder.path())).arg("-o").arg(&program);
+    run(compile.arg(library("libgin_capi.so")).arg("-pthread"));
+    let said = run(&mut Command::new(&program));
+    assert!(said.contains("rank 0: passed\n") && said.contains("rank 1: passed\n"), "{said}");
+    Completion::Completed
+}
+
+/// Compiles all operations in two units without a warning, links them, and runs the program.
+fn warnings(compiler: &str) -> Completion {
+    if Command::new(compiler).arg("--version").output().is_err() {
+        return Completion::ignored_with(format!("there is no {compiler}; scripts/setup.sh installs one"));
+    }
+    let folder = tempfile::tempdir().expect("make a folder");
+    let compile = |standard: &str, options: &[&str]| {
+        let mut command = Command::new(compiler);
+        command.args([&format!("-std={standard}"), "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion"]);
+        command.args(["-Werror", &format!("-I{HERE}/include")]).args(options).current_dir(folder.path());
+        run(command.arg(format!("{HERE}/tests/c/warnings.cpp")));
+    };
+    for standard in ["c++20", "c++2b"] {
+        compile(standard, &["-fsyntax-only"]);
+    }
+    compile("c++17", &["-c", "-o", "first.o", "-DMAIN"]);
+    compile("c++17", &["-c", "-o", "second.o", "-DUNIT=second"]);
+    let program = folder.path().join("program");
+    let objects = ["first.o", "second.o"].map(|name| folder.path().join(name));
+    run(Command::new(compiler).args(objects).arg(library("libgin_capi.so")).arg("-o").arg(&program));
+    run(&mut Command::new(&program));
+    Completion::Completed
+}
+
+/// A program in C99, without a warning.
+fn c99() -> Completion {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let [source, program] = ["c99.c", "c99"].map(|name| folder.path().join(name));
+    let text = "#include \"gin.h\"\n#include <stdio.h>\nint main(void) {\n    gin_config_t config = GIN_CONFIG_INIT;\n    \
+                gin_job_t job = GIN_NULL;\n    config.device = GIN_DEVICE_VIRTUAL;\n    GIN_TRY(gin_job_local(&config, \
+                1, &job));\n    GIN_TRY(gin_job_close(job));\n    puts(\"passed\");\n    return 0;\n}\n";
+    fs::write(&source, text).expect("write a source");
+    let mut compile = compiler(false);
+    compile.args(["-std=c99", "-Wshadow", "-Wconversion"]).arg(&source).arg("-o").arg(&program);
+    run(compile.arg(library("libgin_capi.so")));
+    assert_eq!(run(&mut Command::new(&program)), "passed\n");
+    Completion::Completed
+}
+
 fn pkg_config() -> Completion {
     if let Err(error) = Command::new("pkg-config").arg("--version").output() {
         return Completion::ignored_with(format!("pkg-config: {error}"));
@@ -101,8 +160,16 @@ fn pkg_config() -> Completion {
     let folder = tempfile::tempdir().expect("make a folder");
     let installed = common::installed(folder.path(), folder.path());
     let mut ask = Command::new("pkg-config");
-    let said = run(ask.args(["--libs", "gin"]).env("PKG_CONFIG_PATH", installed.join("lib/pkgconfig")));
+    // The libraries were installed below another root.
+    ask.arg(format!("--define-variable=prefix={}", installed.display())).args(["--cflags", "--libs", "gin"]);
+    let said = run(ask.env("PKG_CONFIG_PATH", installed.join("lib/pkgconfig")));
     assert!(said.contains("-lgin"), "{said}");
+    // In a folder that is not the project's.
+    let mut compile = Command::new("c++");
+    compile.current_dir(folder.path()).args(["-std=c++17", "-pthread", "-o", "pass"]);
+    run(compile.arg(program_of_the_docs(folder.path())).args(said.split_whitespace()));
+    let said = run(Command::new(folder.path().join("pass")).env("LD_LIBRARY_PATH", installed.join("lib")));
+    assert!(said.contains("passed"), "{said}");
     Completion::Completed
 }
 
@@ -112,8 +179,35 @@ fn cmake() -> Completion {
         Err(reason) => return Completion::ignored_with(reason),
     };
     let folder = tempfile::tempdir().expect("make a folder");
-    let build = common::by_cmake(&cmake, &common::installed(folder.path(), folder.path()), &["-DCMAKE_CUDA_COMPILER="]);
+    let prefix = common::installed(folder.path(), folder.path());
+    let build = common::by_cmake(&cmake, &prefix, &["-DCMAKE_CUDA_COMPILER="]);
     run(Command::new(build.join("virtual")).arg("2"));
+
+    // Another project, in another folder, which asks for components.
+    let project = folder.path().join("project");
+    fs::create_dir(&project).expect("make a folder");
+    program_of_the_docs(&project);
+    let configure = |component: &str| {
+        let text = format!(
+            "cmake_minimum_required(VERSION 3.18)\nproject(mine LANGUAGES CXX)\nfind_package(gin REQUIRED COMPONENTS \
+             {component})\nfind_package(Threads REQUIRED)\nadd_executable(pass pass.cpp)\n\
+             target_compile_features(pass PRIVATE cxx_std_17)\n\
+             target_link_libraries(pass PRIVATE gin::host Threads::Threads)\n"
+        );
+        fs::write(project.join("CMakeLists.txt"), text).expect("write a project");
+        let mut configure = Command::new(&cmake);
+        configure.arg("-S").arg(&project).arg("-B").arg(project.join("build"));
+        try_run(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display())))
+    };
+    let words = |said: String| said.split_whitespace().collect::<Vec<_>>().join(" ");
+    let said = words(configure("device").expect_err("there are no device functions"));
+    assert!(said.contains("has no device functions for CUDA C++") && said.contains("`make device-lib`"), "{said}");
+    let said = words(configure("divice").expect_err("there is no such component"));
+    assert!(said.contains("gin has no component `divice`: there are host, host_static and device."), "{said}");
+    configure("host").expect("the library is installed");
+    run(Command::new(&cmake).arg("--build").arg(project.join("build")));
+    let said = run(&mut Command::new(project.join("build/pass")));
+    assert!(said.contains("passed"), "{said}");
     Completion::Completed
 }
 
@@ -135,7 +229,11 @@ fn mpi() -> Completion {
 type Check = fn() -> Completion;
 
 fn main() -> ExitCode {
-    let trials: [(&str, Check); 5] = [
+    let trials: [(&str, Check); 9] = [
+        ("the_program_that_the_docs_print_compiles_and_runs", docs),
+        ("headers_give_no_warning::g++", || warnings("g++")),
+        ("headers_give_no_warning::clang++", || warnings("clang++")),
+        ("a_program_in_c99_gives_no_warning", c99),
         ("programs_compile_against_the_installed_libraries", programs),
         ("programs_ask_for_the_soname_of_the_installed_library", soname),
         ("pkg_config_knows_the_installed_library", pkg_config),
