@@ -38,11 +38,23 @@ const LARGEST: u64 = 64 << 30;
 /// The limits of the virtual GPU: those of CUDA GPUs.
 const LIMITS: Limits = Limits { dynamic_shared: gin_virtual::SHARED_LIMIT as u32, ..Limits::CUDA };
 
+/// The alignment that `malloc` gives. The standard library's allocator gets zeroed memory of this alignment from
+/// `calloc`, which leaves fresh pages untouched; for a larger alignment it writes every byte.
+const MALLOC_ALIGN: usize = 16;
+
 /// Memory of this process.
 #[derive(Debug)]
 struct VirtualMemory {
+    /// The start of the allocation, which is longer than the device memory.
     start: NonNull<u8>,
     layout: Layout,
+}
+
+impl VirtualMemory {
+    /// Returns the address of the device memory, the first multiple of [`ALIGN`] of the allocation.
+    fn address(&self) -> u64 {
+        (self.start.as_ptr().expose_provenance() as u64).next_multiple_of(ALIGN as u64)
+    }
 }
 
 // Safety: it is an address, and its users agree on the accesses to the memory.
@@ -54,7 +66,7 @@ impl RawMemory for VirtualMemory {}
 
 impl Drop for VirtualMemory {
     fn drop(&mut self) {
-        let address = self.start.as_ptr().expose_provenance() as u64;
+        let address = self.start.as_ptr().addr() as u64;
         watch::event(Watched::Forget { address, bytes: self.layout.size() as u64 });
         // Safety: allocated with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
@@ -185,14 +197,16 @@ impl Device for VirtualDevice {
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
         let refuse = out_of_memory(kind, bytes);
-        let layout = usize::try_from(bytes).ok().and_then(|size| Layout::from_size_align(size.max(1), ALIGN).ok());
+        let size = usize::try_from(bytes).ok().and_then(|size| size.max(1).checked_add(ALIGN - MALLOC_ALIGN));
+        let layout = size.and_then(|size| Layout::from_size_align(size, MALLOC_ALIGN).ok());
         let layout = layout.ok_or_else(|| refuse("it is more than an address space"))?;
         check_memory_cgroup(kind, bytes)?;
         // Safety: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })
             .ok_or(Errno::NOMEM)
             .map_err(out_of_host_memory(kind, bytes))?;
-        Ok(Allocation::new(start.as_ptr().expose_provenance() as u64, None, VirtualMemory { start, layout }))
+        let memory = VirtualMemory { start, layout };
+        Ok(Allocation::new(memory.address(), None, memory))
     }
 
     fn sharing(&self) -> Option<&dyn MemorySharing> {
