@@ -72,9 +72,10 @@ fn install() {
 
 /// Handles SIGSEGV. It calls only functions that are safe in a signal handler: it neither locks nor allocates.
 extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // Safety: the kernel passes the information of a fault.
-    let address = unsafe { (*info).si_addr() } as usize;
-    if let Some(overflow) = engine().and_then(|engine| engine.overflow(address)) {
+    // Safety: the kernel passes the information of a fault, or of the sender of a signal.
+    let (address, is_sent) = unsafe { ((*info).si_addr() as usize, (*info).si_code <= 0) };
+    let faulted = engine().filter(|_| !is_sent);
+    if let Some(overflow) = faulted.and_then(|engine| engine.overflow(address)) {
         let mut text = [0; 1024];
         let mut rest = &mut text[..];
         // A name that is too long is cut off.
@@ -85,19 +86,25 @@ extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void
         // Safety: it has no precondition.
         unsafe { libc::abort() };
     }
-    chain(signal, info, context);
+    chain(signal, info, context, is_sent);
 }
 
-/// Lets the previous action handle another fault. Returning from here repeats the access that faulted.
-fn chain(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+/// Lets the previous action handle another fault, or a signal that was sent. Returning from here repeats the
+/// access that faulted; nothing repeats a signal that was sent.
+fn chain(signal: c_int, info: *mut siginfo_t, context: *mut c_void, is_sent: bool) {
     // Safety: zeros are the default action.
     let default: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     let before = BEFORE.get().unwrap_or(&default);
     match before.sa_sigaction {
+        SIG_IGN if is_sent => {}
         SIG_DFL | SIG_IGN => {
             // The kernel does not let a program ignore a fault either.
             // Safety: it sets the default action.
             unsafe { libc::sigaction(signal, &default, std::ptr::null_mut()) };
+            if is_sent {
+                // Safety: it has no precondition. The signal is blocked until the handler returns.
+                unsafe { libc::raise(signal) };
+            }
         }
         handler if before.sa_flags & SA_SIGINFO != 0 => {
             // Safety: the flag says that the function has this type.

@@ -128,3 +128,19 @@ fn another_fault_in_a_device_thread_ends_the_process_as_before() {
     assert!(!text.contains("gin-virtual"), "{text}");
     assert_eq!(status.signal(), Some(SIGSEGV), "{text}");
 }
+
+#[test]
+fn a_signal_that_a_process_sends_ends_the_process_as_before() {
+    let test = "a_signal_that_a_process_sends_ends_the_process_as_before";
+    if is_child(test) {
+        // In an interpreter nobody handles the signal; in this process the standard library does.
+        // Safety: it sets the default action, and no other thread changes it.
+        unsafe { libc::signal(SIGSEGV, libc::SIG_DFL) };
+        run_grid(&World::seeded(SeededConfig::new(3)), DeviceConfig::default(), &Grid::new("no", 1, 1, || ())).unwrap();
+        // Safety: it has no precondition.
+        unsafe { libc::kill(libc::getpid(), SIGSEGV) };
+        std::process::exit(0);
+    }
+    let Output { status, stderr, .. } = child(test);
+    assert_eq!(status.signal(), Some(SIGSEGV), "{status}: {}", String::from_utf8_lossy(&stderr));
+}
