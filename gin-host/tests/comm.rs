@@ -244,6 +244,10 @@ fn with_one_dropped(config: &CommConfig) {
             let fault = poster.status().cause();
             assert_eq!(fault.kind(), FaultKind::Aborted);
             assert_eq!(comm.fault().map(|notice| notice.rank), Some(1));
+            let report = comm.fault_report().unwrap().to_string();
+            let reason = "communicator was aborted: rank 1 dropped it without `destroy`: its function failed or returned \
+                          early (reported by rank 1";
+            assert!(report.starts_with(reason), "{report}");
         }
     });
 }

@@ -116,7 +116,11 @@ impl Drop for Communicator {
         let Some(mut live) = self.live.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).take() else {
             return;
         };
-        self.shared.abort();
+        let rank = self.rank();
+        self.shared.abort(&match std::thread::panicking() {
+            true => format!("rank {rank} panicked"),
+            false => format!("rank {rank} dropped it without `destroy`: its function failed or returned early"),
+        });
         self.shared.set(CommState::Destroyed);
         if self.device.running() > 0 {
             // Kernels may read the tables until they have noticed the abort. Nothing tells when that is.

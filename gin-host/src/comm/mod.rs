@@ -310,7 +310,7 @@ impl Communicator {
         if !matches!(self.state(), CommState::Active | CommState::Aborted) {
             return Err(self.wrong_state("abort"));
         }
-        self.shared.abort();
+        self.shared.abort("");
         Ok(())
     }
 

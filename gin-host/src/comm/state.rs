@@ -103,9 +103,10 @@ impl Shared {
         }
     }
 
-    pub(super) fn abort(&self) {
+    /// Ends the communicator on all ranks, with the cause in words for people, if it is known.
+    pub(super) fn abort(&self, cause: &str) {
         if let Some(active) = self.active.get() {
-            active.board.post(self.rank, Fault::new(FaultKind::Aborted, Operation::None));
+            active.board.post_because(self.rank, Fault::new(FaultKind::Aborted, Operation::None), cause);
             // Nobody else may tell this rank's kernels.
             active.caller.as_ref().map(ByCaller::step);
         }
@@ -120,7 +121,7 @@ impl AbortHandle {
     /// Ends every wait of the communicator on every rank. A rank notices when its proxy next looks, within the proxy's
     /// sleep (50 us). Has no effect on a communicator that is not active.
     pub fn abort(&self) {
-        self.0.abort();
+        self.0.abort("");
     }
 
     /// Returns the rank whose fault or abort ended the communicator.
