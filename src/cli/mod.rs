@@ -21,10 +21,11 @@ pub(crate) use run_args::{Backend, DeviceChoice, Mode, Network, Options, Route, 
 
 use self::job::{Loss, ThisJob};
 use crate::metrics;
-use crate::trace::Recorder;
+use crate::trace::{Recorder, TraceFile};
 use crate::workload::{Plans, Watch};
 use args::{Command, TraceArgs, Traced};
 use progress::Progress;
+use report::Printer;
 use run_args::Run;
 use std::error::Error;
 use std::fmt;
@@ -117,6 +118,8 @@ fn run_one(run: &Run, trace: Option<(&Recorder, &Path)>) -> Result<End, Failure>
     let run_all = |plans: &Plans, job: Option<&ThisJob>| run_plans(plans, &printed, job, &mut io::stdout());
     let job = job::join()?;
     let rank = job.as_ref().map(|job| job.bootstrap.rank());
+    // A file that cannot be written ends the command before the run.
+    let file = trace.map(|(_, path)| TraceFile::open(path, rank)).transpose()?;
     let loss = Loss::of(run);
     if let (Some(address), true) = (run.metrics, job.is_some() || loss.is_none()) {
         let local_rank = job.as_ref().map_or(0, |job| job.process.local_rank);
@@ -135,8 +138,8 @@ fn run_one(run: &Run, trace: Option<(&Recorder, &Path)>) -> Result<End, Failure>
         }
     };
     // A run that failed has a trace, too.
-    if let Some((recorder, path)) = trace {
-        recorder.write(path, rank, run.options.verbosity.quiet)?;
+    if let (Some(recorder), Some(file)) = (recorder, file) {
+        recorder.write(file, run.options.verbosity.quiet)?;
     }
     outcome
 }
@@ -161,7 +164,8 @@ impl Printed<'_> {
     }
 }
 
-/// Runs the plans and prints the results. With a `job` this process is one rank of it, and only the first rank prints.
+/// Runs the plans and prints each result when its run has ended. With a `job` this process is one rank of it, and only
+/// the first rank prints.
 ///
 /// # Errors
 /// Refuses what no plan may be, before the first one runs; returns the error of a run, the file or the writer.
@@ -178,14 +182,21 @@ pub(crate) fn run_plans(
     // A job that loses a rank has several runs.
     let (watch, before) = (printed.watch.clone(), printed.watch.launches().floor());
     let progress = Progress::start(verbosity, (total, "launches"), move || watch.launches() - before)?;
-    let (mut reports, mut failure) = (Vec::new(), None);
+    let note = plans.note.as_deref().filter(|_| !printed.verbosity.quiet);
+    let mut printer = Printer::new(printed.format, note, out);
+    let (mut verified, mut failure) = (true, None);
     for plan in &plans.all {
         progress.name(format!("{}, {}", plan.workload.name(), plan.device.name()));
         if let Some(recorder) = printed.recorder {
             recorder.begin_run(plan.clock());
         }
         match crate::workload::run(plan, job.map(|job| &job.bootstrap), &printed.watch) {
-            Ok(report) => reports.push(report),
+            Ok(report) => {
+                verified &= report.verified;
+                if prints {
+                    progress.beside(|| printer.add(report))?;
+                }
+            }
             Err(error) => {
                 failure = Some(error);
                 break;
@@ -193,17 +204,14 @@ pub(crate) fn run_plans(
         }
     }
     drop(progress);
-    // Prints the results from before a failure, too.
-    if prints && !reports.is_empty() {
-        let note = plans.note.as_deref().filter(|_| !printed.verbosity.quiet);
-        report::print(&reports, printed.format, note, out)?;
-        if let Some(path) = printed.plot {
-            report::plot(&reports, path)?;
-        }
+    // The results from before a failure have an end, too.
+    let reports = printer.end()?;
+    if let Some(path) = printed.plot {
+        report::plot(&reports, path)?;
     }
     match failure {
         Some(error) => Err(error),
-        None if reports.iter().all(|report| report.verified) => Ok(End::Right),
+        None if verified => Ok(End::Right),
         None => Ok(End::Wrong),
     }
 }

@@ -98,7 +98,8 @@ fn number(value: f64) -> String {
         large if large >= 100.0 => format!("{large:.0}"),
         middle if middle >= 10.0 => format!("{middle:.1}"),
         small if small >= 1.0 || small == 0.0 => format!("{small:.2}"),
-        tiny if tiny >= 1e-3 => format!("{tiny:.5}"),
+        // As many decimals as show three digits, so that numbers of one column can be compared at a glance.
+        tiny if tiny >= 1e-6 => format!("{tiny:.*}", (2.0 - tiny.log10().floor()) as usize),
         least => format!("{least:.2e}"),
     }
 }
@@ -158,65 +159,100 @@ fn figures(stats: &[Figures]) -> Vec<Vec<String>> {
     rows
 }
 
+/// Prints a row in columns of at least these widths.
+fn row(cells: &[String], widths: &[usize], out: &mut impl Write) -> io::Result<()> {
+    let cells: Vec<String> = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+    writeln!(out, "{}", cells.join("  ").trim_end())
+}
+
 /// Prints rows in aligned columns.
-fn table(rows: Vec<Vec<String>>, out: &mut impl Write) -> io::Result<()> {
+fn table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
-    for row in &rows {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        writeln!(out, "{}", cells.join("  ").trim_end())?;
-    }
-    Ok(())
+    rows.iter().try_for_each(|cells| row(cells, &widths, out))
 }
 
-/// Prints the results. A table ends with `note`, if given.
-///
-/// # Errors
-/// Returns the error of the writer.
-pub(crate) fn print(reports: &[Report], format: Format, note: Option<&str>, out: &mut impl Write) -> io::Result<()> {
-    match format {
-        Format::Json => {
-            for report in reports {
-                serde_json::to_writer(&mut *out, report)?;
-                writeln!(out)?;
-            }
-        }
-        Format::Table => {
-            let headings = [HEADINGS.map(String::from).to_vec()];
-            table(headings.into_iter().chain(reports.iter().map(|report| cells(report).to_vec())).collect(), out)?;
-            for report in reports {
-                if let Some(difference) = &report.first_difference {
-                    writeln!(out, "{}: first difference: {difference}", report.workload)?;
-                }
-            }
-            for report in reports {
-                if let Some(nics) = &report.nics {
-                    writeln!(out, "{}: kernels drove {}", report.workload, nics.join(", "))?;
-                }
-                if let Some(ringers) = &report.doorbells {
-                    writeln!(out, "{}: doorbells were rung by {}", report.workload, ringers.join("; by "))?;
-                }
-            }
-            for report in reports {
-                match report.stats.as_deref() {
-                    None => {}
-                    Some([]) => writeln!(out, "\n{}: no requests to the network", report.workload)?,
-                    Some(stats) => {
-                        writeln!(out, "\n{}: requests to the network, by rank, context and peer", report.workload)?;
-                        table(figures(stats), out)?;
-                    }
-                }
-            }
-            if reports.iter().any(|report| report.device == "virtual") {
-                writeln!(out, "\nTimes of virtual GPUs are the times of their simulation on this machine's CPU.")?;
-            }
-            if let Some(note) = note {
-                writeln!(out, "{note}.")?;
-            }
-        }
+/// Width of each column of results. Rows are printed before later ones are known, so a column is as wide as its longest
+/// usual cell: `cuda, 8 GPUs`, `1023KiB`, `999 us`, `0.0000229`.
+const WIDTHS: [usize; 13] = [8, 12, 8, 7, 5, 7, 14, 7, 7, 10, 10, 12, 8];
+
+/// Prints the results of runs, each when its run has ended.
+pub(crate) struct Printer<'a, W> {
+    format: Format,
+    /// The last words below a table.
+    note: Option<&'a str>,
+    out: &'a mut W,
+    reports: Vec<Report>,
+}
+
+impl<'a, W: Write> Printer<'a, W> {
+    /// Makes a printer that has printed nothing. A table ends with `note`, if given.
+    pub(crate) fn new(format: Format, note: Option<&'a str>, out: &'a mut W) -> Self {
+        Self { format, note, out, reports: Vec::new() }
     }
-    Ok(())
+
+    /// Prints the result of a run, so that a reader has it at once.
+    ///
+    /// # Errors
+    /// Returns the error of the writer.
+    pub(crate) fn add(&mut self, report: Report) -> io::Result<()> {
+        match self.format {
+            Format::Json => {
+                serde_json::to_writer(&mut *self.out, &report)?;
+                writeln!(self.out)?;
+            }
+            Format::Table => {
+                if self.reports.is_empty() {
+                    row(&HEADINGS.map(String::from), &WIDTHS, self.out)?;
+                }
+                row(&cells(&report), &WIDTHS, self.out)?;
+            }
+        }
+        self.reports.push(report);
+        self.out.flush()
+    }
+
+    /// Prints what belongs below a table. Returns the results.
+    ///
+    /// # Errors
+    /// Returns the error of the writer.
+    pub(crate) fn end(self) -> io::Result<Vec<Report>> {
+        let Self { format, note, out, reports } = self;
+        if format == Format::Json || reports.is_empty() {
+            return Ok(reports);
+        }
+        for report in &reports {
+            if let Some(difference) = &report.first_difference {
+                writeln!(out, "{}: first difference: {difference}", report.workload)?;
+            }
+        }
+        for report in &reports {
+            if let Some(nics) = &report.nics {
+                writeln!(out, "{}: kernels drove {}", report.workload, nics.join(", "))?;
+            }
+            if let Some(ringers) = &report.doorbells {
+                writeln!(out, "{}: doorbells were rung by {}", report.workload, ringers.join("; by "))?;
+            }
+        }
+        for report in &reports {
+            match report.stats.as_deref() {
+                None => {}
+                Some([]) => writeln!(out, "\n{}: no requests to the network", report.workload)?,
+                Some(stats) => {
+                    writeln!(out, "\n{}: requests to the network, by rank, context and peer", report.workload)?;
+                    table(&figures(stats), out)?;
+                }
+            }
+        }
+        if reports.iter().any(|report| report.device == "virtual") {
+            writeln!(out, "\nTimes of virtual GPUs are the times of their simulation on this machine's CPU.")?;
+        }
+        if let Some(note) = note {
+            writeln!(out, "{note}.")?;
+        }
+        Ok(reports)
+    }
 }
 
 /// Writes a plot of the results of one workload by size to a file, as SVG.
@@ -242,6 +278,15 @@ pub(crate) fn plot(reports: &[Report], path: &Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Returns the output of these results.
+    fn printed(reports: &[Report], format: Format, note: Option<&str>) -> String {
+        let mut out = Vec::new();
+        let mut printer = Printer::new(format, note, &mut out);
+        reports.iter().for_each(|report| printer.add(report.clone()).unwrap());
+        printer.end().unwrap();
+        String::from_utf8(out).unwrap()
+    }
 
     fn report() -> Report {
         Report {
@@ -279,14 +324,13 @@ mod tests {
     fn times_are_in_the_unit_that_fits_and_small_numbers_keep_their_digits() {
         let shown = [0.5, 1.0, 12.34, 999.0, 1234.5, 56_789.0, 4_500_000.0].map(time);
         assert_eq!(shown, ["500 ns", "1.00 us", "12.3 us", "999 us", "1.23 ms", "56.8 ms", "4.50 s"]);
-        assert_eq!([0.0, 0.012345, 0.000_012].map(number), ["0.00", "0.01235", "1.20e-5"]);
+        let shown = [0.0, 0.123, 0.012345, 0.00145, 0.000_022_9, 1e-6, 1.2e-9].map(number);
+        assert_eq!(shown, ["0.00", "0.123", "0.0123", "0.00145", "0.0000229", "0.00000100", "1.20e-9"]);
     }
 
     #[test]
     fn json_is_one_object_a_line_with_the_promised_keys() {
-        let mut out = Vec::new();
-        print(&[report(), report()], Format::Json, Some("a note"), &mut out).unwrap();
-        let text = String::from_utf8(out).unwrap();
+        let text = printed(&[report(), report()], Format::Json, Some("a note"));
         assert_eq!(text.lines().count(), 2);
         for line in text.lines() {
             let value: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -315,11 +359,7 @@ mod tests {
     #[test]
     fn rows_of_real_gpus_say_how_many_and_the_note_on_virtual_times_stands_only_with_virtual_ones() {
         let real = Report { device: "cuda", gpus: Some(2), mode: None, seed: None, ..report() };
-        let text = |reports: &[Report]| {
-            let mut out = Vec::new();
-            print(reports, Format::Table, None, &mut out).unwrap();
-            String::from_utf8(out).unwrap()
-        };
+        let text = |reports: &[Report]| printed(reports, Format::Table, None);
         let alone = text(&[Report { gpus: Some(1), ..real.clone() }]);
         assert!(alone.contains("cuda, 1 GPU ") && !alone.contains("simulation"), "{alone}");
         let both = text(&[report(), real]);
@@ -328,22 +368,16 @@ mod tests {
 
     #[test]
     fn the_nics_that_kernels_drove_are_named_and_the_engines_that_rang_their_doorbells() {
-        let mut out = Vec::new();
         let nics = Some(vec!["soft_0".to_owned(), "soft_1".to_owned()]);
         let doorbells = Some(vec!["kernels".to_owned(), "the host: refused".to_owned()]);
-        print(&[Report { nics, doorbells, ..report() }], Format::Table, None, &mut out).unwrap();
-        let text = String::from_utf8(out).unwrap();
+        let text = printed(&[Report { nics, doorbells, ..report() }], Format::Table, None);
         assert!(text.contains("ring: kernels drove soft_0, soft_1"), "{text}");
         assert!(text.contains("ring: doorbells were rung by kernels; by the host: refused"), "{text}");
     }
 
     #[test]
     fn figures_stand_in_a_table_with_their_sum_and_none_are_said_to_be_none() {
-        let text = |stats| {
-            let mut out = Vec::new();
-            print(&[Report { stats: Some(stats), ..report() }], Format::Table, None, &mut out).unwrap();
-            String::from_utf8(out).unwrap()
-        };
+        let text = |stats| printed(&[Report { stats: Some(stats), ..report() }], Format::Table, None);
         let row = |peer, accepted, deepest| {
             let figures = [("accepted", accepted), ("deepest", deepest), ("failed", 0)];
             let figures = figures.map(|(name, value)| (name.to_owned(), value)).into();
@@ -357,10 +391,24 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_are_printed_one_by_one_stand_in_columns() {
+        let small = Report { bytes: 8, time_us_median: 0.5, algorithm_gb_s: 0.000_022_9, verified: true, ..report() };
+        let large = Report { bytes: 1023 << 10, time_us_median: 999e3, algorithm_gb_s: 123.4, ..small.clone() };
+        let real = Report { device: "cuda", gpus: Some(8), operations_per_second: 123_456_789_012.0, ..large.clone() };
+        let text = printed(&[small, large, real], Format::Table, None);
+        let lines: Vec<&str> = text.lines().take(4).collect();
+        for (column, heading) in HEADINGS.iter().enumerate() {
+            let at = WIDTHS[..column].iter().map(|width| width + 2).sum::<usize>();
+            assert!(lines[0][at..].starts_with(heading), "{text}");
+            for line in &lines {
+                assert!(at == 0 || line[..at].ends_with("  ") && !line[at..].starts_with(' '), "{heading}: {text}");
+            }
+        }
+    }
+
+    #[test]
     fn a_wrong_result_shows_in_the_table_with_its_first_difference() {
-        let mut out = Vec::new();
-        print(&[report()], Format::Table, Some("a note"), &mut out).unwrap();
-        let text = String::from_utf8(out).unwrap();
+        let text = printed(&[report()], Format::Table, Some("a note"));
         assert!(text.contains("NO (2 wrong)") && text.contains("element 7"), "{text}");
         assert!(text.contains("64KiB"));
         assert!(text.ends_with("a note.\n"));

@@ -38,8 +38,7 @@ pub(crate) enum Workload {
     Alltoall,
     /// 2-D stencil whose kernel exchanges its borders each step.
     Halo,
-    /// Mixture of experts: a gate chooses experts for each token of a rank, and the tokens' rows go to them and back,
-    /// by loads and stores alone.
+    /// Mixture of experts: a gate chooses experts for each token of a rank, and the tokens' rows go to them and back.
     Moe,
 }
 

@@ -103,7 +103,8 @@ fn rules(fabric: &SoftFabric) -> Check {
         (None, _) => Ok("no doorbell, record or entry was out of order".to_owned()),
         (Some(first), count) => {
             let expected = "no broken rule of the software NIC".to_owned();
-            Err(Failed { expected, seen: format!("{count} broken rules, the first: {first:?}") })
+            let at = format!("queue {}: expected {}, found {}", first.queue, first.expected, first.seen);
+            Err(Failed { expected, seen: format!("{count} broken rules, the first: {:?} at {at}", first.kind) })
         }
     };
     Check { name: report::RULES, outcome, took: Duration::ZERO }

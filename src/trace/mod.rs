@@ -237,20 +237,23 @@ impl Recorder {
         }
     }
 
-    /// Writes the trace to a file, unless nothing ran. A `rank` that is a process has its number in the name of its
-    /// file.
+    /// Writes the trace to a file. If nothing ran, the file stays as it was before it was opened.
     ///
     /// # Errors
     /// Returns the error of the file.
-    pub(crate) fn write(&self, path: &Path, rank: Option<u32>, quiet: bool) -> Result<(), Failure> {
+    pub(crate) fn write(&self, to: TraceFile, quiet: bool) -> Result<(), Failure> {
         let mut recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recorded.close();
+        let TraceFile { path, file, is_new } = to;
+        let failed = |error| format!("cannot write the trace {}: {error}", path.display());
         if recorded.spans.is_empty() {
+            if is_new {
+                std::fs::remove_file(&path).map_err(failed)?;
+            }
             return Ok(());
         }
-        let path = rank.map_or_else(|| path.to_owned(), |rank| numbered(path, rank));
-        let failed = |error| format!("cannot write the trace {}: {error}", path.display());
-        let mut out = BufWriter::new(File::create(&path).map_err(failed)?);
+        file.set_len(0).map_err(failed)?;
+        let mut out = BufWriter::new(file);
         perfetto::write(&recorded.spans, &mut out).and_then(|()| out.flush()).map_err(failed)?;
         if !quiet {
             let (path, spans, left_out) = (path.display(), recorded.spans.len(), recorded.left_out);
@@ -258,6 +261,28 @@ impl Recorder {
             eprintln!("gin: wrote {path}: {spans} spans{rest}; open it in https://ui.perfetto.dev");
         }
         Ok(())
+    }
+}
+
+/// The file of a trace, open for writing since before the run.
+pub(crate) struct TraceFile {
+    path: PathBuf,
+    file: File,
+    /// It did not exist before.
+    is_new: bool,
+}
+
+impl TraceFile {
+    /// Opens the file and leaves its content. A `rank` that is a process has its number in the name of its file.
+    ///
+    /// # Errors
+    /// Returns the error of the file.
+    pub(crate) fn open(path: &Path, rank: Option<u32>) -> Result<Self, Failure> {
+        let path = rank.map_or_else(|| path.to_owned(), |rank| numbered(path, rank));
+        let is_new = !path.exists();
+        let file = File::options().write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(|error| format!("cannot write the trace {}: {error}", path.display()))?;
+        Ok(Self { path, file, is_new })
     }
 }
 

@@ -57,6 +57,34 @@ fn quiet_runs_print_no_notes_and_verbose_ones_events_and_progress() {
     assert!(launched.contains("gin: rank 1 is process "), "{launched}");
 }
 
+/// Starts a sweep whose last size takes minutes, and returns its first lines.
+fn first_lines(format: &str, lines: usize) -> (std::process::Child, Vec<String>) {
+    let arguments = "run ring --device virtual --ranks 2 --threads 32 --iters 1 --repeats 1 -b 64 -e 64MiB -f 1024";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+    command.args(arguments.split(' ')).args(["--format", format]).env("CUDA_VISIBLE_DEVICES", "");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let out = std::io::BufReader::new(child.stdout.take().unwrap());
+    (child, std::io::BufRead::lines(out).take(lines).map(Result::unwrap).collect())
+}
+
+#[test]
+fn a_sweep_prints_each_row_when_its_size_is_measured() {
+    let (mut child, lines) = first_lines("table", 3);
+    // Ctrl-C loses nothing that is printed.
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT).unwrap();
+    child.wait().unwrap();
+    assert!(
+        lines[0].starts_with("workload") && lines[1].contains(" 64B ") && lines[2].contains(" 64KiB "),
+        "{lines:?}"
+    );
+    let (mut child, lines) = first_lines("json", 2);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let sizes = lines.iter().map(|line| serde_json::from_str::<Value>(line).unwrap()["bytes"].clone());
+    assert_eq!(sizes.collect::<Vec<_>>(), [64, 64 << 10]);
+}
+
 /// Starts a run that takes some seconds on any machine. Returns it, and the first line of its standard error.
 fn long_run(option: &str) -> (std::process::Child, String) {
     let arguments = "run ring --device virtual --ranks 2 --threads 32 --iters 50 --repeats 100000";
@@ -74,8 +102,8 @@ fn a_run_of_more_than_two_seconds_shows_its_progress_and_an_estimate() {
     let (mut child, line) = long_run("-v");
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(line.starts_with("gin: ring, virtual: ") && line.contains(" of 100000 launches, "), "{line}");
-    assert!(line.contains("about ") && line.ends_with(" left\n"), "{line}");
+    assert!(line.starts_with("gin: ring, virtual: ") && line.contains(" of 100000 launches in "), "{line}");
+    assert!(line.contains("%, about ") && line.contains(" left, "), "{line}");
 }
 
 #[test]
@@ -123,6 +151,23 @@ fn metrics_are_served_while_a_run_lasts_by_default_on_the_loopback() {
     refused("run ring --device virtual --metrics here", &["here", "0.0.0.0:9464"]);
     refused("run ring --device virtual --metrics 0 -q", &["--metrics", "-q"]);
     refused("demo --metrics 0", &["--metrics"]);
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_ends_the_command_before_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("no/trace.json");
+    let output = gin(&format!("trace --output {} run ring {SMALL}", missing.display()));
+    assert_eq!((output.status.code(), out(&output).as_str()), (Some(3), ""), "nothing ran");
+    assert!(err(&output).contains("cannot write the trace"), "{}", err(&output));
+    // A command that is refused leaves no file, and an old one as it is.
+    let path = folder.path().join("trace.json");
+    let refused = format!("trace --output {} run ring --bytes 6", path.display());
+    assert_eq!(gin(&refused).status.code(), Some(2));
+    assert!(!path.exists());
+    std::fs::write(&path, "old").unwrap();
+    assert_eq!(gin(&refused).status.code(), Some(2));
+    assert_eq!(std::fs::read(&path).unwrap(), b"old");
 }
 
 /// Returns the spans of a trace with this category, by rank.
@@ -200,7 +245,7 @@ fn terminal() -> (std::fs::File, std::fs::File) {
     use std::os::fd::FromRawFd;
     let (mut user, mut program) = (-1, -1);
     let (name, settings) = (std::ptr::null_mut(), std::ptr::null());
-    let size = libc::winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    let size = libc::winsize { ws_row: 24, ws_col: 70, ws_xpixel: 0, ws_ypixel: 0 };
     // Safety: the call writes two descriptors, which nothing else owns; no name, the default settings, and a size.
     unsafe {
         let opened = libc::openpty(&raw mut user, &raw mut program, name, settings, &raw const size);
@@ -217,7 +262,8 @@ fn a_long_run_on_a_terminal_shows_a_bar_and_a_short_one_nothing() {
         let arguments = format!("run ring --device virtual --ranks 2 --threads 32 --iters 50 --repeats {repeats}");
         let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
         command.args(arguments.split(' ')).stdin(Stdio::null()).stdout(Stdio::null()).stderr(program);
-        let mut child = command.env("CUDA_VISIBLE_DEVICES", "").env("TERM", "xterm").spawn().unwrap();
+        let mut child =
+            command.env("CUDA_VISIBLE_DEVICES", "").env("TERM", "xterm").env("LC_ALL", "C").spawn().unwrap();
         let process = rustix::process::Pid::from_child(&child);
         // A run without a bar takes much longer than the test may.
         let (ended, end) = std::sync::mpsc::channel::<()>();
@@ -229,14 +275,14 @@ fn a_long_run_on_a_terminal_shows_a_bar_and_a_short_one_nothing() {
         // The program's end closes once the child has it alone.
         drop(command);
         let (mut shown, mut bytes) = (String::new(), [0; 4096]);
-        while !shown.contains(" left") {
+        while !shown.contains(" launches in ") {
             // Reading fails once the child has ended.
             match user.read(&mut bytes) {
                 Ok(count @ 1..) => shown.push_str(&String::from_utf8_lossy(&bytes[..count])),
                 _ => break,
             }
         }
-        if shown.contains(" left") {
+        if shown.contains(" launches in ") {
             child.kill().unwrap();
         }
         let code = child.wait().unwrap().code();
@@ -246,7 +292,9 @@ fn a_long_run_on_a_terminal_shows_a_bar_and_a_short_one_nothing() {
     };
     assert_eq!(run(1), (Some(0), String::new()));
     let (_, shown) = run(100_000);
-    assert!(shown.contains("ring, virtual: ") && shown.contains(" of 100000 launches, "), "{shown:?}");
+    // The estimate comes first, and the bar has what columns are left.
+    assert!(shown.contains("ring, virtual: 0%, about ") && shown.contains(" of 100000 launches in "), "{shown:?}");
+    assert!(shown.is_ascii(), "the locale has no UTF-8: {shown:?}");
 }
 
 #[test]
