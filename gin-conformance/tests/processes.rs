@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The conformance suite on virtual GPUs with each rank in its own process: 2 and 4 processes.
+//! The conformance suite on virtual GPUs with each rank in its own process: 2, 3 and 4 processes.
 //!
-//! With 2 processes, scenarios that need more are skipped; 4 suffice for all.
+//! With 2 and 3 processes, scenarios that need more are skipped; 4 suffice for all. The tests of GPUs run 2 and 3
+//! processes on one GPU in the same ways.
 
 use gin_conformance::cases;
 use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows};
@@ -16,9 +17,11 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Number of processes, name of a way to run the suite, and its network, route and windows.
-const WAYS: [(u32, &str, Net, SetupRoute, SetupWindows); 5] = [
+const WAYS: [(u32, &str, Net, SetupRoute, SetupWindows); 7] = [
     (2, "plain", Net::Plain, SetupRoute::Network, SetupWindows::Allocated),
     (2, "lsa", Net::Plain, SetupRoute::Lsa, SetupWindows::Registered),
+    (3, "plain", Net::Plain, SetupRoute::Network, SetupWindows::Allocated),
+    (3, "lsa", Net::Plain, SetupRoute::Lsa, SetupWindows::Allocated),
     (4, "auto", Net::Plain, SetupRoute::Auto, SetupWindows::Registered),
     (4, "lsa", Net::Plain, SetupRoute::Lsa, SetupWindows::Allocated),
     (4, "reorder", Net::Reorder, SetupRoute::Network, SetupWindows::Registered),

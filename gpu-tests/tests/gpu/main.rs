@@ -45,11 +45,19 @@ const PROCESS_WAYS: [(&str, Net, SetupRoute, SetupWindows); 4] = [
     ("lsa", Net::Plain, SetupRoute::Lsa, SetupWindows::Allocated),
 ];
 
-/// Returns the setup of a group's process, which uses the GPU with the process's number.
+/// Start of the name of a way whose processes all use the first GPU.
+const ONE_GPU: &str = "one_gpu_";
+
+/// Returns the setup of a group's process, which uses the GPU with the process's number, or the first one.
 fn process_setup(way: &str, processes: Processes) -> Option<Setup> {
     static DEVICES: OnceLock<Result<Devices, String>> = OnceLock::new();
+    let (ordinal, way) = match way.strip_prefix(ONE_GPU) {
+        Some(way) => (0, way),
+        None => (processes.rank() as usize, way),
+    };
     let &(_, net, route, windows) = PROCESS_WAYS.iter().find(|(name, ..)| *name == way)?;
-    let devices = DEVICES.get_or_init(|| gpus::devices(&[processes.rank() as usize]));
+    // A process belongs to one group, whose ways all have the same GPU for it.
+    let devices = DEVICES.get_or_init(|| gpus::devices(&[ordinal]));
     let devices = match devices {
         Ok(devices) => devices.clone(),
         Err(reason) => {
@@ -60,17 +68,20 @@ fn process_setup(way: &str, processes: Processes) -> Option<Setup> {
     Some(Setup { devices: Some(devices), net, route, windows, processes: Some(processes), ..Setup::threads() })
 }
 
-/// Adds the suite with a process for each of `count` GPUs.
-fn add_processes(trials: &mut Vec<Trial>, count: usize, run: &Run) {
+/// Adds the suite with a process for each of `count` GPUs, or with `count` processes on the first GPU.
+fn add_processes(trials: &mut Vec<Trial>, count: usize, one_gpu: bool, run: &Run) {
     let group = Arc::new(Group::new(count as u32, PROCESS_LIMIT));
-    for (way, _, route, _) in PROCESS_WAYS {
+    let (prefix, start) = if one_gpu { ("cuda/1_gpu", ONE_GPU) } else { ("cuda", "") };
+    // On one GPU processes take turns, and memory of another process is on the same GPU.
+    let ways = PROCESS_WAYS.iter().filter(|(way, ..)| !one_gpu || ["network", "lsa"].contains(way));
+    for &(way, _, route, _) in ways {
         for case in cases::for_setup(SetupBackend::Proxy, route) {
-            let (group, end) = (group.clone(), run.end);
-            trials.push(Trial::ignorable_test(format!("cuda/{count}_processes/{way}/{}", case.name), move || {
+            let (group, end, name) = (group.clone(), run.end, format!("{start}{way}"));
+            trials.push(Trial::ignorable_test(format!("{prefix}/{count}_processes/{way}/{}", case.name), move || {
                 if end.is_some_and(|end| Instant::now() > end) {
                     return Ok(Completion::ignored_with("the time limit of this run is over"));
                 }
-                match group.run(way, &case.name) {
+                match group.run(&name, &case.name) {
                     Verdict::Passed => Ok(Completion::Completed),
                     Verdict::Skipped(reason) => Ok(Completion::ignored_with(reason)),
                     Verdict::Failed(text) => Err(text.into()),
@@ -111,7 +122,10 @@ fn main() -> ExitCode {
         add(&mut trials, count, known, &run);
         // One process for each GPU.
         if count > 1 && known.as_ref().is_ok_and(|gpus| gpus.count >= count) {
-            add_processes(&mut trials, count, &run);
+            add_processes(&mut trials, count, false, &run);
+        }
+        if count == 1 && known.is_ok() {
+            [2, 3].map(|processes| add_processes(&mut trials, processes, true, &run));
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()
