@@ -442,6 +442,42 @@ fn rows_lie_in_an_arena_of_32_gib() {
 }
 
 #[test]
+fn a_padded_layout_past_4_gib_has_each_row_in_its_zone() {
+    // Each rank has 8 GiB of zones, of which few pages are touched: also free threads make them well within a deadline.
+    let shape = Shape { ranks: 2, experts: 128, topk: 2, hidden: 8192 };
+    for world in [WorldConfig::seeded(2, 2), WorldConfig::threads(2)] {
+        on_ranks(world, |rank, comm| {
+            let me = rank.rank() as usize;
+            let group = Group::new(comm, &config(&shape, 4096))?;
+            let to = Arrangement::new(&group, Layout::Padded, 0)?;
+            let all = to.rows().expect("a padded layout has rows");
+            assert!(all.bytes() > 8 << 30);
+            let (input, stream, mut lane) = (Input::new(rank, &shape, 3)?, rank.stream()?, group.lane(0)?);
+            let mut mine = batch(&shape, Routing::Uniform, 1, me, 3);
+            // The last expert of each rank.
+            mine.experts = [63, 127].repeat(3);
+            input.write(&mine, false)?;
+            let mut received = lane.exchange(&stream, &input.tokens(3, false))?;
+            received.arrange(&stream, &to)?;
+            stream.synchronize()?;
+            for (source, rows) in received.fetch()?.iter().enumerate() {
+                assert_eq!(rows.len(), 3);
+                let zone = (63 * 2 + source) as u64 * 4096;
+                for (row, expected) in (zone..).zip(rows) {
+                    let mut found = vec![0u8; expected.row.len()];
+                    all.read(row * found.len() as u64, &mut found)?;
+                    assert!(found == expected.row, "row {row} of rank {me}");
+                }
+            }
+            received.release();
+            assert_eq!(group.status()?, None);
+            drop(lane);
+            group.destroy()
+        });
+    }
+}
+
+#[test]
 fn all_tokens_that_a_rank_may_have_find_their_places() {
     // Groups of tokens fit into shared memory several times over with 1 rank, and not at once with 16.
     let all = Shape { ranks: 1, experts: 3, topk: 1, hidden: 8 };
