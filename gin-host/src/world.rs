@@ -158,6 +158,16 @@ impl WorldConfig {
         self
     }
 
+    /// Sets whether a seeded world that fails prints its seed and policy on standard error. By default it does. A loop
+    /// that expects failures, and prints the seed of the one that it looks for, turns it off.
+    #[must_use]
+    pub fn print_seed(mut self, print: bool) -> Self {
+        if let Mode::Seeded(config) = &mut self.mode {
+            config.print_seed = print;
+        }
+        self
+    }
+
     /// Sets the size of LSA teams.
     #[must_use]
     pub fn lsa_size(self, size: u32) -> Self {

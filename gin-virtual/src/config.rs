@@ -68,6 +68,8 @@ pub struct SeededConfig {
     /// Looks for data races, and ends the run at the first with [`WorldError::Race`](crate::WorldError::Race). Off by
     /// default, unless the environment has `GIN_RACES=1`.
     pub races: bool,
+    /// Prints the seed and the policy on standard error when a run fails. On by default.
+    pub print_seed: bool,
 }
 
 impl SeededConfig {
@@ -84,6 +86,11 @@ impl SeededConfig {
     /// Sets whether the run looks for data races.
     pub fn races(self, races: bool) -> Self {
         SeededConfig { races, ..self }
+    }
+
+    /// Sets whether a run that fails prints its seed and policy.
+    pub fn print_seed(self, print_seed: bool) -> Self {
+        SeededConfig { print_seed, ..self }
     }
 
     /// Sets the record to keep.
@@ -105,6 +112,7 @@ impl Default for SeededConfig {
             host_stack_bytes: 1 << 20,
             watchdog: Some(Duration::from_secs(10)),
             races: std::env::var_os("GIN_RACES").is_some_and(|value| value == "1"),
+            print_seed: true,
         }
     }
 }

@@ -256,7 +256,7 @@ impl World {
     }
 
     fn print_seed(&self) {
-        if let WorldMode::Seeded(SeededConfig { seed, policy, .. }) = &self.inner.mode {
+        if let WorldMode::Seeded(SeededConfig { seed, policy, print_seed: true, .. }) = &self.inner.mode {
             eprintln!("gin-virtual: seed {seed}, policy {policy:?}");
         }
     }
