@@ -73,7 +73,11 @@ fn a_new_project_builds_with_its_kernels_runs_and_passes_its_test() {
     assert!(figures.iter().any(|figures| err.contains(figures)), "{err}");
     let (succeeded, out, err) = cargo(&folder, "test", &[]);
     assert!(succeeded, "{out}{err}");
-    assert!(out.contains("each_rank_adds_up_the_elements_of_its_left_neighbour ... ok"), "{out}");
+    for test in
+        ["every_seed_adds_up_the_elements_of_the_left_neighbour", "each_gpu_adds_up_the_elements_of_its_left_neighbour"]
+    {
+        assert!(out.contains(&format!("{test} ... ok")), "{test}: {out}");
+    }
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub fn run(config: WorldConfig) -> Result<String, Box<dyn Error>> {
     };
     // The seed repeats the run: the same threads in the same order, so the same wrong numbers.
     expect("the repeated run", &received(seeded(*seed), false)?, found)?;
-    // The detector of data races needs no luck: the first run ends with both accesses and their lines.
+    // The detector of data races names both accesses and their lines, also if the numbers are right.
     let race = match received(WorldConfig::seeded(ranks, 1).races(true), false) {
         Err(LaunchError::World(error)) => error.to_string(),
         other => return Err(format!("expected a data race, but the run gave {other:?}").into()),

@@ -4,17 +4,13 @@
 //! ignored, with the reason.
 
 use gin::launch::WorldConfig;
-use gin::net::{Endpoint, Network};
 use gin_examples::{ALL, Example, PTX, Skipped, loaded};
-use gin_net::peer::PeerNetwork;
-use gin_testkit::{Delay, Reorder, Trickle, Withhold};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::error::Error;
 use std::fs;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
-use std::time::Duration;
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -45,18 +41,12 @@ fn main() -> ExitCode {
 /// Seeds of each trial in a seeded world.
 const SEEDS: RangeInclusive<u64> = 1..=5;
 
-/// Returns a network that delays, reorders and withholds all that gin does not promise.
-fn worst(endpoint: &Endpoint) -> Box<dyn Network> {
-    let late = Delay::new(PeerNetwork::new(endpoint), endpoint, Duration::from_micros(5));
-    Box::new(Reorder::new(Withhold::new(Trickle::new(late, 3), endpoint.rank), endpoint))
-}
-
 /// Adds the trials of an example with this number of ranks on virtual GPUs.
 fn add(trials: &mut Vec<Trial>, example: Example, ranks: u32) {
     // These two have no virtual GPUs in this process.
     if !matches!(example.name, "processes" | "own_stream") {
         let seeded = |ranks, seed| Ok(WorldConfig::seeded(ranks, seed));
-        let worst = |ranks, seed| Ok(WorldConfig::seeded(ranks, seed).lsa_size(1).network(worst));
+        let worst = |ranks, seed| Ok(WorldConfig::seeded(ranks, seed).worst_network());
         let threads = |ranks, _| Ok(WorldConfig::threads(ranks));
         trials.push(trial("seeded", example, ranks, SEEDS, seeded));
         trials.push(trial("seeded_worst_network", example, ranks, SEEDS, worst));

@@ -128,9 +128,12 @@ impl WorldConfig {
         Ok(Self { choice: format!("virtual GPUs: {}", found.text), ..Self::seeded(ranks, 1) })
     }
 
-    /// Makes a job of `ranks` ranks in a seeded world.
+    /// Makes a job of `ranks` ranks in a seeded world. With `GIN_NETWORK=worst` in the environment it has the
+    /// [worst network](Self::worst_network), unless later calls choose others.
     pub fn seeded(ranks: u32, seed: u64) -> Self {
-        Self::new(ranks, Mode::Seeded(SeededConfig::new(seed)))
+        let config = Self::new(ranks, Mode::Seeded(SeededConfig::new(seed)));
+        let is_worst = std::env::var_os("GIN_NETWORK").is_some_and(|value| value == "worst");
+        if is_worst { config.worst_network() } else { config }
     }
 
     /// Makes a job of `ranks` ranks that are threads.
@@ -204,6 +207,29 @@ impl WorldConfig {
     #[must_use]
     pub fn network(self, make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) -> Self {
         self.with_comm(|comm| comm.network(Arc::new(make)))
+    }
+
+    /// Sends everything over a network that delays, reorders and withholds all that the contract does not promise, by
+    /// choices that follow from the seed ([`gin_net::worst`]). For tests of kernels on virtual GPUs, with the proxy.
+    ///
+    /// It sets [`lsa_size`](Self::lsa_size) to 1, because loads and stores order more than is promised. So a kernel
+    /// that needs loads and stores to peers cannot run so.
+    ///
+    /// ```
+    /// use gin_host::comm::{CommError, Requirements};
+    /// use gin_host::world::{WorldConfig, launch};
+    ///
+    /// let withheld = launch(WorldConfig::seeded(2, 7).worst_network(), |rank| -> Result<bool, CommError> {
+    ///     let comm = rank.communicator(&Requirements::default())?;
+    ///     let withheld = comm.network()?.needs_make_visible;
+    ///     comm.destroy()?;
+    ///     Ok(withheld)
+    /// });
+    /// assert_eq!(withheld.unwrap(), [true, true]);
+    /// ```
+    #[must_use]
+    pub fn worst_network(self) -> Self {
+        self.lsa_size(1).network(gin_net::worst::network)
     }
 
     /// Sets the back end GDAKI with these software NICs.

@@ -10,6 +10,7 @@
 //! | [`peer`] | copies between windows that this process can reach |
 //! | [`verbs`] | any RDMA NIC, through libibverbs |
 //! | [`staged`] | staging through host memory, for memory that another network does not reach |
+//! | [`worst`] | the worst network that the guarantees allow, for tests of kernels on virtual GPUs |
 //!
 //! # Guarantees
 //! - A request is complete once its source may be reused and, for a get, its data has arrived. Completions are in any
@@ -22,11 +23,54 @@
 //!   peer with a strong signal fail too, so that no signal covers data that did not arrive.
 #![warn(unreachable_pub)]
 
+/// Implements the calls of [`Network`](crate::Network) that a wrapper passes on unchanged.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! pass_on {
+    () => {
+        $crate::pass_on!(but make_visible);
+
+        fn make_visible(&mut self) -> Result<(), $crate::NetError> {
+            self.inner.make_visible()
+        }
+    };
+    (but make_visible) => {
+        fn register_signals(&mut self, signals: &$crate::LocalSignals) -> Result<$crate::Key, $crate::NetError> {
+            self.inner.register_signals(signals)
+        }
+
+        fn connect_signals(&mut self, keys: &[$crate::Key]) -> Result<(), $crate::NetError> {
+            self.inner.connect_signals(keys)
+        }
+
+        fn register(&mut self, window: &$crate::LocalWindow) -> Result<$crate::Key, $crate::NetError> {
+            self.inner.register(window)
+        }
+
+        fn fetch(&self) -> Option<$crate::Fetch> {
+            self.inner.fetch()
+        }
+
+        fn connect(&mut self, window: u32, keys: &[$crate::Key]) -> Result<(), $crate::NetError> {
+            self.inner.connect(window, keys)
+        }
+
+        fn deregister(&mut self, window: u32) -> bool {
+            self.inner.deregister(window)
+        }
+
+        fn carries_notices(&self) -> bool {
+            self.inner.carries_notices()
+        }
+    };
+}
+
 #[doc(hidden)]
 pub mod nothing;
 pub mod peer;
 pub mod staged;
 pub mod verbs;
+pub mod worst;
 
 pub use gin_gpu::registry::{Key, KeyError};
 

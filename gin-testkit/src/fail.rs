@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A network that fails on demand.
 
-use super::pass_on;
-use gin_net::{Capabilities, Event, NetError, Network, Request};
+use gin_net::{Capabilities, Event, NetError, Network, Request, pass_on};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The failure of a request.

@@ -17,62 +17,16 @@
 #![warn(unreachable_pub)]
 
 mod copies;
-mod delay;
 mod fail;
 mod hca;
 mod limits;
-mod reorder;
 mod sabotage;
 mod slow;
-mod withhold;
 
 pub use copies::LateCopies;
-pub use delay::Delay;
 pub use fail::{FailOnDemand, FailSwitch, Failure};
+pub use gin_net::worst::{Delay, Reorder, Trickle, Withhold};
 pub use hca::FailingHca;
-pub use limits::{Trickle, WeakOnly};
-pub use reorder::Reorder;
+pub use limits::WeakOnly;
 pub use sabotage::Sabotage;
 pub use slow::SlowPeer;
-pub use withhold::Withhold;
-
-/// Implements the calls of [`Network`](gin_net::Network) that a wrapper passes on unchanged.
-macro_rules! pass_on {
-    () => {
-        pass_on!(but make_visible);
-
-        fn make_visible(&mut self) -> Result<(), gin_net::NetError> {
-            self.inner.make_visible()
-        }
-    };
-    (but make_visible) => {
-        fn register_signals(&mut self, signals: &gin_net::LocalSignals) -> Result<gin_net::Key, gin_net::NetError> {
-            self.inner.register_signals(signals)
-        }
-
-        fn connect_signals(&mut self, keys: &[gin_net::Key]) -> Result<(), gin_net::NetError> {
-            self.inner.connect_signals(keys)
-        }
-
-        fn register(&mut self, window: &gin_net::LocalWindow) -> Result<gin_net::Key, gin_net::NetError> {
-            self.inner.register(window)
-        }
-
-        fn fetch(&self) -> Option<gin_net::Fetch> {
-            self.inner.fetch()
-        }
-
-        fn connect(&mut self, window: u32, keys: &[gin_net::Key]) -> Result<(), gin_net::NetError> {
-            self.inner.connect(window, keys)
-        }
-
-        fn deregister(&mut self, window: u32) -> bool {
-            self.inner.deregister(window)
-        }
-
-        fn carries_notices(&self) -> bool {
-            self.inner.carries_notices()
-        }
-    };
-}
-use pass_on;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Networks with fewer features.
 
-use super::pass_on;
-use gin_net::{Capabilities, Event, Network, Request};
+use gin_net::{Capabilities, Event, Network, Request, pass_on};
 
 /// A network that reports no strong signals, no signals at window addresses, or neither.
 #[derive(Debug)]
@@ -34,42 +33,6 @@ impl<N: Network> Network for WeakOnly<N> {
 
     fn post(&mut self, requests: &[Request]) -> usize {
         self.inner.post(requests)
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) {
-        self.inner.poll(events)
-    }
-
-    fn is_quiet(&self) -> bool {
-        self.inner.is_quiet()
-    }
-}
-
-/// A network that accepts few requests at a time.
-#[derive(Debug)]
-pub struct Trickle<N> {
-    inner: N,
-    most: usize,
-    turn: bool,
-}
-
-impl<N: Network> Trickle<N> {
-    /// Accepts at most `most` requests, and only at every second call.
-    pub fn new(inner: N, most: usize) -> Self {
-        Self { inner, most: most.max(1), turn: false }
-    }
-}
-
-impl<N: Network> Network for Trickle<N> {
-    pass_on!();
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn post(&mut self, requests: &[Request]) -> usize {
-        self.turn = !self.turn;
-        if self.turn { self.inner.post(&requests[..requests.len().min(self.most)]) } else { 0 }
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {

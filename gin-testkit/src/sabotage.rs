@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Mistakes on purpose, to prove that tests notice them.
 
-use super::pass_on;
 use gin_abi::{RemoteSignal, Transfer};
 use gin_host::WorldConfig;
-use gin_net::{Capabilities, Event, Network, Request};
+use gin_net::{Capabilities, Event, Network, Request, pass_on};
 use std::collections::HashSet;
 
 /// A mistake that the ranks of a job make.

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A network with one slow peer.
 
-use super::pass_on;
 use gin_gpu::rt;
-use gin_net::{Capabilities, Event, Network, Request};
+use gin_net::{Capabilities, Event, Network, Request, pass_on};
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A slow network.
 
-use super::pass_on;
+use crate::{Capabilities, Endpoint, Event, Network, Request};
 use gin_gpu::rt;
-use gin_net::{Capabilities, Endpoint, Event, Network, Request};
 use oorandom::Rand64;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;

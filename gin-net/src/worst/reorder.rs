@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A network that keeps only the order that the contract requires.
 
-use super::pass_on;
+use crate::{Capabilities, Endpoint, Event, Network, Request};
 use gin_abi::Transfer;
-use gin_net::{Capabilities, Endpoint, Event, Network, Request};
 use oorandom::Rand64;
 use std::collections::HashMap;
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A network whose payload stays invisible until it is made visible.
 
+use crate::{
+    Capabilities, Event, Key, KeyError, LocalSignals, LocalWindow, NetError, Network, NoticeArrival, Raises, Request,
+    SignalArrival,
+};
 use gin_abi::{RemoteSignal, Transfer, WindowOffset};
 use gin_device::exec::watch;
 use gin_gpu::copy::copy_shared;
 use gin_gpu::registry::{KEY_BYTES, Registry};
 use gin_gpu::{DeviceKind, Memory, MemorySlice};
-use gin_net::{
-    Capabilities, Event, Key, KeyError, LocalSignals, LocalWindow, NetError, Network, NoticeArrival, Raises, Request,
-    SignalArrival,
-};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
