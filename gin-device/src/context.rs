@@ -81,6 +81,14 @@ impl Core {
         (handle.peer_signals as usize as *const u64).wrapping_add(index as usize)
     }
 
+    /// Returns the way of a post to a peer, for the detector of data races.
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[inline(always)]
+    pub(crate) fn way(&self, peer: Rank) -> crate::exec::watch::Way {
+        let (table, context, peer) = (self.comm.handle().context_table, self.context, peer.world());
+        crate::exec::watch::Way { table, context, peer }
+    }
+
     #[inline(always)]
     pub(crate) fn status(&self) -> Status<Global> {
         self.comm.status()

@@ -11,6 +11,7 @@ use gin_testkit::{Reorder, Withhold};
 use gin_virtual::{Actor, Race, RaceAccess, RaceMemory, RaceOperation, WorldError};
 
 const CAME: SignalId = SignalId::new(0);
+const DONE: SignalId = SignalId::new(1);
 const LEFT: CounterId = CounterId::new(0);
 const LEN: usize = 24;
 const LONG: Deadline = Deadline::after_ms(5_000);
@@ -169,6 +170,166 @@ pub unsafe fn race_test_get(comm: Comm, to: Window<u64>, from: Window<u64>, mist
     }
 }
 
+/// Rank 0 puts a vector to rank 1, then raises a signal. The mistake: the signal is weak, so it does not cover the put.
+///
+/// # Safety
+/// - One block, on two ranks.
+#[kernel]
+pub unsafe fn race_test_weak(comm: Comm, to: Window<u64>, from: Window<u64>, mistake: u32) {
+    let gin = Gin::new(&comm, ContextId::new(0));
+    let peer = comm.world().right();
+    let exchange = || -> Result<(), Fault> {
+        if comm.world().rank() == 1 {
+            gin.signal(peer, CAME.inc()).issue(&Block)?;
+            gin.wait_signal(&Block, CAME, 1, LONG)?;
+            Block.stripe(LEN).for_each(|i| {
+                let _ = to.read(i); // read after a weak signal
+            });
+            // The kernel ends after the put has arrived.
+            return gin.wait_signal(&Block, DONE, 1, LONG);
+        }
+        // As in `race_test_read`: both kernels run before the put.
+        gin.wait_signal(&Block, CAME, 1, LONG)?;
+        gin.put(peer, to.range(0, LEN), from.range(0, LEN)).issue(&Block)?; // put before a weak signal
+        gin.signal(peer, if mistake != 0 { CAME.inc().weak() } else { CAME.inc() }).issue(&Block)?;
+        gin.signal(peer, DONE.inc()).issue(&Block)
+    };
+    if let Err(fault) = exchange() {
+        comm.report(fault);
+    }
+}
+
+/// Rank 0 puts a vector to rank 1, then raises a signal. The mistake: the put belongs to another context.
+///
+/// # Safety
+/// - One block, on two ranks.
+#[kernel]
+pub unsafe fn race_test_contexts(comm: Comm, to: Window<u64>, from: Window<u64>, mistake: u32) {
+    let (first, gin) = (Gin::new(&comm, ContextId::new(0)), Gin::new(&comm, ContextId::new(1)));
+    let peer = comm.world().right();
+    let exchange = || -> Result<(), Fault> {
+        if comm.world().rank() == 1 {
+            gin.signal(peer, CAME.inc()).issue(&Block)?;
+            gin.wait_signal(&Block, CAME, 1, LONG)?;
+            Block.stripe(LEN).for_each(|i| {
+                let _ = to.read(i); // read after a signal of a context
+            });
+            // The kernel ends after the put has arrived.
+            return first.wait_signal(&Block, CAME, 1, LONG);
+        }
+        gin.wait_signal(&Block, CAME, 1, LONG)?;
+        let puts = if mistake != 0 { first } else { gin };
+        puts.put(peer, to.range(0, LEN), from.range(0, LEN)).issue(&Block)?; // put of another context
+        gin.signal(peer, CAME.inc()).issue(&Block)?;
+        first.signal(peer, CAME.inc()).issue(&Block)
+    };
+    if let Err(fault) = exchange() {
+        comm.report(fault);
+    }
+}
+
+/// Rank 0 puts two vectors to rank 1, the second one with a weak signal. The mistake: rank 1 reads the first one, too.
+///
+/// # Safety
+/// - One block, on two ranks.
+#[kernel]
+pub unsafe fn race_test_own(comm: Comm, to: Window<u64>, from: Window<u64>, mistake: u32) {
+    let gin = Gin::new(&comm, ContextId::new(0));
+    let (peer, half) = (comm.world().right(), LEN / 2);
+    let exchange = || -> Result<(), Fault> {
+        if comm.world().rank() == 1 {
+            gin.signal(peer, CAME.inc()).issue(&Block)?;
+            gin.wait_signal(&Block, CAME, 1, LONG)?;
+            let first = if mistake != 0 { 0 } else { half };
+            Block.stripe(LEN - first).for_each(|i| {
+                let _ = to.read(first + i); // read of both
+            });
+            // A later strong signal covers the first put.
+            gin.wait_signal(&Block, DONE, 1, LONG)?;
+            let _ = to.read(0);
+            return Ok(());
+        }
+        gin.wait_signal(&Block, CAME, 1, LONG)?;
+        gin.put(peer, to.range(0, half), from.range(0, half)).issue(&Block)?; // put of the first
+        gin.put(peer, to.range(half, half), from.range(half, half)).signal(CAME.inc().weak()).issue(&Block)?;
+        gin.signal(peer, DONE.inc()).issue(&Block)
+    };
+    if let Err(fault) = exchange() {
+        comm.report(fault);
+    }
+}
+
+/// Rank 0 puts a vector to rank 1, then raises a signal; rank 1 copies what it sees to `seen`. The mistake: the signal
+/// is weak, or belongs to another context.
+fn send_and_look(comm: &Comm, to: Window<u64>, from: Window<u64>, seen: Window<u64>, context: u32, weak: bool) {
+    let (first, gin) = (Gin::new(comm, ContextId::new(0)), Gin::new(comm, ContextId::new(context)));
+    let peer = comm.world().right();
+    let exchange = || -> Result<(), Fault> {
+        if comm.world().rank() == 1 {
+            gin.wait_signal(&Block, CAME, 1, LONG)?;
+            Block.stripe(LEN).for_each(|i| seen.write(i, to.read(i)));
+            return Ok(());
+        }
+        first.put(peer, to.range(0, LEN), from.range(0, LEN)).issue(&Block)?;
+        gin.signal(peer, if weak { CAME.inc().weak() } else { CAME.inc() }).issue(&Block)?;
+        // The kernel, and with it the communicator, ends after the put has arrived.
+        first.flush(&Block, LONG)
+    };
+    if let Err(fault) = exchange() {
+        comm.report(fault);
+    }
+}
+
+/// The mistake: a weak signal behind a put without one.
+///
+/// # Safety
+/// - One block, on two ranks.
+#[kernel]
+pub unsafe fn race_test_weak_numbers(comm: Comm, to: Window<u64>, from: Window<u64>, seen: Window<u64>, mistake: u32) {
+    send_and_look(&comm, to, from, seen, 0, mistake != 0);
+}
+
+/// The mistake: a signal of another context than the put.
+///
+/// # Safety
+/// - One block, on two ranks.
+#[kernel]
+pub unsafe fn race_test_contexts_numbers(
+    comm: Comm,
+    to: Window<u64>,
+    from: Window<u64>,
+    seen: Window<u64>,
+    mistake: u32,
+) {
+    send_and_look(&comm, to, from, seen, u32::from(mistake != 0), false);
+}
+
+/// The seeds with which the worst network is tried.
+const SEARCHED: u64 = 200;
+
+/// Returns the numbers that rank 1 saw after its wait.
+fn received(config: WorldConfig, kernel: &'static str, mistake: bool) -> Result<Vec<u64>, LaunchError<CommError>> {
+    let all = launch(config.races(false), |rank| -> Result<Vec<u64>, CommError> {
+        let comm = rank.communicator(&Requirements::default().contexts(2))?;
+        let window = || comm.alloc_window::<u64>(LEN, WindowFlags::NONE);
+        let (to, from, seen) = (window()?, window()?, window()?);
+        from.fill(9)?;
+        rank.barrier()?;
+        let (stream, handle) = (rank.stream()?, comm.device()?);
+        // Safety: one block, resident. Communicator and windows live until the kernel has ended.
+        unsafe {
+            let (kernel, mistake) = (rank.kernel(kernel)?, u32::from(mistake));
+            stream.launch(&kernel, LaunchConfig::new(1, 64), &[&handle, &to, &from, &seen, &mistake])?;
+        }
+        stream.synchronize()?;
+        comm.check("read numbers")?;
+        let numbers = seen.read_all()?;
+        comm.destroy()?;
+        Ok(numbers)
+    })?;
+    Ok(all.into_iter().nth(1).unwrap_or_default())
+}
+
 /// Runs a kernel in a seeded world that looks for races.
 fn run(mut config: WorldConfig, kernel: &'static str, mistake: bool) -> Result<(), LaunchError<CommError>> {
     if let Mode::Seeded(seeded) = &mut config.mode {
@@ -179,7 +340,7 @@ fn run(mut config: WorldConfig, kernel: &'static str, mistake: bool) -> Result<(
 
 fn run_as_it_is(config: WorldConfig, kernel: &'static str, mistake: bool) -> Result<(), LaunchError<CommError>> {
     let outcome = launch(config, |rank| -> Result<(), CommError> {
-        let comm = rank.communicator(&Requirements::default())?;
+        let comm = rank.communicator(&Requirements::default().contexts(2))?;
         let (to, from) =
             (comm.alloc_window::<u64>(LEN, WindowFlags::NONE)?, comm.alloc_window::<u64>(LEN, WindowFlags::NONE)?);
         from.fill(9)?;
@@ -268,10 +429,19 @@ use RaceOperation::{GetWrite, PutRead, PutWrite, Read, Write};
 
 #[test]
 fn a_read_that_no_wait_covers_is_found() {
-    demand("race_test_read", 2, true, [(PutWrite, Write, "put"), (Read, Read, "read too early")]);
-    let expected = [(PutWrite, Write, "put for the first warp"), (Read, Read, "read by the other warp")];
+    demand("race_test_read", 2, true, [(PutWrite, PutWrite, "put"), (Read, Read, "read too early")]);
+    let expected = [(PutWrite, PutWrite, "put for the first warp"), (Read, Read, "read by the other warp")];
     demand("race_test_warps", 2, true, expected);
     demand("race_test_get", 2, false, [(GetWrite, Write, "get"), (Read, Read, "read before the flush")]);
+}
+
+#[test]
+fn a_put_that_no_awaited_signal_covers_is_found_in_every_seed() {
+    let read = (Read, Read, "read after a weak signal");
+    demand("race_test_weak", 2, true, [(PutWrite, PutWrite, "put before a weak signal"), read]);
+    let read = (Read, Read, "read after a signal of a context");
+    demand("race_test_contexts", 2, true, [(PutWrite, PutWrite, "put of another context"), read]);
+    demand("race_test_own", 2, true, [(PutWrite, PutWrite, "put of the first"), (Read, Read, "read of both")]);
 }
 
 #[test]
@@ -282,8 +452,8 @@ fn a_source_that_changes_before_its_counter_is_found() {
 
 #[test]
 fn two_writes_that_nothing_orders_are_found() {
-    demand("race_test_puts", 3, true, [(PutWrite, Write, "put of both"), (PutWrite, Write, "put of both")]);
-    demand("race_test_value", 2, true, [(PutWrite, Write, "put of a value"), (Write, Write, "store beside it")]);
+    demand("race_test_puts", 3, true, [(PutWrite, PutWrite, "put of both"), (PutWrite, PutWrite, "put of both")]);
+    demand("race_test_value", 2, true, [(PutWrite, PutWrite, "put of a value"), (Write, Write, "store beside it")]);
 }
 
 #[test]
@@ -314,6 +484,38 @@ fn a_report_names_both_accesses_and_what_is_missing() {
         "no wait for a signal that covers the put is between them".to_owned(),
     ] {
         assert!(text.contains(&part), "{part:?} is not in {text:?}");
+    }
+}
+
+#[test]
+fn a_report_names_the_window_and_the_element_of_a_window_with_a_name() {
+    let config = WorldConfig::seeded(2, 1).routes(Routes::Network).races(true).print_seed(false);
+    let outcome = launch(config, |rank| -> Result<(), CommError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        let outbox = comm.alloc_window::<u64>(LEN, WindowFlags::NONE)?;
+        let inbox = comm.alloc_window::<u64>(LEN, WindowFlags::NONE)?.named("inbox");
+        let (stream, handle) = (rank.stream()?, comm.device()?);
+        // Safety: one block, resident. Communicator and windows live until the kernel has ended.
+        unsafe { race_test_read::launch(&stream, LaunchConfig::new(1, 64), &handle, &inbox, &outbox, 1)? };
+        stream.synchronize()?;
+        comm.destroy()
+    });
+    let text = outcome.unwrap_err().to_string();
+    assert!(text.starts_with("data race in window 1 (`inbox`) of rank 1, byte 40 (element 5): "), "{text}");
+}
+
+#[test]
+fn the_worst_network_shows_wrong_numbers_after_a_signal_that_does_not_cover_the_put() {
+    let wrong = |kernel: &'static str, mistake: bool| {
+        let shows =
+            |seed: &u64| received(WorldConfig::seeded(2, *seed).worst_network(), kernel, mistake).unwrap() != [9; LEN];
+        (0..SEARCHED).filter(shows).count()
+    };
+    for kernel in ["race_test_weak_numbers", "race_test_contexts_numbers"] {
+        assert_eq!(wrong(kernel, false), 0, "{kernel} without its mistake");
+        let shown = wrong(kernel, true);
+        println!("{kernel}: {shown} of {SEARCHED} seeds show the mistake");
+        assert!(shown > 0, "{kernel}: no seed shows the mistake");
     }
 }
 

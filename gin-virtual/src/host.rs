@@ -168,6 +168,14 @@ pub fn in_world() -> bool {
     engine().is_some() || world(|_| ()).is_some()
 }
 
+/// Gives the window that begins at `address` in a seeded world a name for reports of data races. `element` is the size
+/// of an element in bytes. Elsewhere it does nothing.
+pub fn name_window(address: u64, name: &str, element: u64) {
+    if let Some(engine) = engine() {
+        engine.name_window(address, name, element);
+    }
+}
+
 /// Sleeps for this many nanoseconds of [`clock_ns`]. Returns early in a destructor during the unwinding of a world.
 pub fn sleep_ns(ns: u64) {
     match engine() {

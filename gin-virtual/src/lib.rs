@@ -140,8 +140,8 @@ pub use gin_device::exec::Dim3;
 pub use grid::{BLOCK_THREADS_LIMIT, Grid, LaunchTicket, SHARED_LIMIT, STATIC_SHARED_LIMIT, StreamId};
 pub use hooks::{executor, install};
 pub use host::{
-    block_on, block_on_at, block_on_for, clock_ns, in_world, is_simulated, maybe_switch, peek_clock_ns, sleep_ns,
-    yield_now,
+    block_on, block_on_at, block_on_for, clock_ns, in_world, is_simulated, maybe_switch, name_window, peek_clock_ns,
+    sleep_ns, yield_now,
 };
 pub use log::EventLog;
 pub use race::{Race, RaceAccess, RaceMemory, RaceOperation};

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::panic::Location;
+use std::sync::Arc;
 
 use crate::error::Actor;
 
@@ -15,6 +16,8 @@ pub enum RaceMemory {
         window: u32,
         /// The rank.
         rank: u32,
+        /// The name, if the rank gave it one, and the bytes of an element.
+        name: Option<(Arc<str>, u64)>,
     },
     /// Static shared memory of a block.
     Shared {
@@ -30,7 +33,10 @@ pub enum RaceMemory {
 impl fmt::Display for RaceMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RaceMemory::Window { window, rank } => write!(f, "window {window} of rank {rank}"),
+            RaceMemory::Window { window, rank, name: None } => write!(f, "window {window} of rank {rank}"),
+            RaceMemory::Window { window, rank, name: Some((name, _)) } => {
+                write!(f, "window {window} (`{name}`) of rank {rank}")
+            }
             RaceMemory::Shared { rank, block, dynamic } => {
                 let kind = if *dynamic { "dynamic" } else { "static" };
                 write!(f, "{kind} shared memory of rank {rank}, block {block}")
@@ -137,7 +143,8 @@ impl Race {
             "no signal that covers the first, followed by a wait, is between them; nor a counter, flush or barrier"
         } else if is(PutWrite) {
             "no wait for a signal that covers the put is between them, by the reading thread or one that it met at a \
-             barrier"
+             barrier; a weak signal covers its own put, a strong one the earlier puts of its context and route to that \
+             rank"
         } else if is(GetWrite) {
             "no wait for the get's counter and no flush is between them"
         } else {
@@ -149,6 +156,10 @@ impl Race {
 impl fmt::Display for Race {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Race { memory, offset, first, second } = self;
-        write!(f, "data race in {memory}, byte {offset}: {first}; and {second}: {}", self.missing())
+        write!(f, "data race in {memory}, byte {offset}")?;
+        if let RaceMemory::Window { name: Some((_, bytes)), .. } = memory {
+            write!(f, " (element {})", offset / bytes)?;
+        }
+        write!(f, ": {first}; and {second}: {}", self.missing())
     }
 }

@@ -239,7 +239,7 @@ fn outcome(world: &World, mistake: Mistake) -> Result<Result<u64, LaunchError>, 
     let gpu = world.device(DeviceConfig::default());
     let host = || {
         for (window, address) in (0..).zip([places.from, places.to]) {
-            watch::event(Event::Window { address, bytes: 16 * (CHUNKS * UNITS) as u64, window, rank: 0 });
+            watch::event(Event::Window { address, bytes: 16 * (CHUNKS * UNITS) as u64, window, rank: 0, table: 0 });
         }
         gpu.launch(StreamId(0), grid.clone())?.wait()
     };

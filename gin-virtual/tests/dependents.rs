@@ -167,7 +167,7 @@ fn race(world: &World, waits_first: bool) -> Option<Box<Race>> {
     });
     let gpu = world.device(DeviceConfig::default());
     let host = move || -> Result<(), LaunchError> {
-        watch::event(Event::Window { address, bytes: 8, window: 0, rank: 0 });
+        watch::event(Event::Window { address, bytes: 8, window: 0, rank: 0, table: 0 });
         let first = gpu.launch(StreamId(0), write)?;
         gpu.launch(StreamId(0), read.dependent())?.wait()?;
         first.wait()

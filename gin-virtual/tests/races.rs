@@ -223,7 +223,7 @@ impl Watched {
 
     /// Declares the memory. A thread of the world calls.
     fn declare(&self) {
-        watch::event(Event::Window { address: self.0.as_ptr() as u64, bytes: 128, window: 4, rank: 1 });
+        watch::event(Event::Window { address: self.0.as_ptr() as u64, bytes: 128, window: 4, rank: 1, table: 0 });
     }
 
     fn write(&self, index: usize) {

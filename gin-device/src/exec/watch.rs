@@ -5,7 +5,37 @@
 
 use super::{Ordering, WATCHED, executor};
 use core::panic::Location;
-use gin_abi::{Descriptor, Transfer};
+use gin_abi::{Descriptor, RemoteSignal, SignalTarget, Transfer};
+
+/// The way of a post: a strong signal covers the earlier puts that go the same way by the same route.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Way {
+    /// Address of the poster's table of contexts, which identifies its communicator.
+    pub table: u64,
+    /// The context.
+    pub context: u32,
+    /// World rank of the peer.
+    pub peer: u32,
+}
+
+/// The signal words of one rank that one engine raises: each at `address` and a multiple of `stride`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Signals {
+    /// Address of the rank's table of contexts.
+    pub table: u64,
+    /// The rank.
+    pub rank: u32,
+    /// The context, for signals with ids.
+    pub context: u32,
+    /// The signal of the first word. The next word is that of the next id, or of the next 8 bytes of a window.
+    pub first: SignalTarget,
+    /// Address of the first word.
+    pub address: u64,
+    /// Bytes from word to word.
+    pub stride: u64,
+    /// Number of words.
+    pub count: u64,
+}
 
 /// An event of the calling thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,6 +50,8 @@ pub enum Event {
         writes: bool,
         /// The change is atomic, so that it continues the releases before it.
         continues: bool,
+        /// The operand of an atomic change; 0 for other accesses.
+        operand: u64,
         /// It acquires.
         acquire: bool,
         /// It releases.
@@ -63,15 +95,52 @@ pub enum Event {
         /// Number of bytes.
         bytes: u64,
     },
-    /// A kernel posts a request.
+    /// A kernel posts a request to the network.
     Post {
         /// Address of the range in the poster's own part of a window, or the value of a put of a value.
         own: u64,
-        /// World rank of the peer.
-        peer: u32,
+        /// The way of the request.
+        way: Way,
         /// The request.
         transfer: Transfer,
+        /// The signal that follows it.
+        signal: Option<RemoteSignal>,
+        /// The signal covers the puts of both routes.
+        all_routes: bool,
     },
+    /// The back end did not take the last post of the calling thread.
+    Refused,
+    /// The calling thread's stores to these bytes, until its call ends, are those of a put by loads and stores.
+    Stores {
+        /// The way of the put.
+        way: Way,
+        /// Address of the first byte.
+        address: u64,
+        /// Number of bytes.
+        bytes: u64,
+        /// The put raises a weak signal.
+        weak: bool,
+    },
+    /// The calling thread changes this word next, to raise a signal by loads and stores.
+    Raise {
+        /// The way of the signal.
+        way: Way,
+        /// Address of the word.
+        word: u64,
+        /// The signal is strong.
+        strong: bool,
+        /// Address and length of the put that raises it; a length of 0 for none.
+        put: (u64, u64),
+    },
+    /// A communicator begins. Its number is the same on all ranks.
+    Communicator {
+        /// Address of this rank's table of contexts.
+        table: u64,
+        /// The number.
+        number: u64,
+    },
+    /// Other engines than kernels of peers raise signals at these words from now on.
+    Signals(Signals),
     /// The bytes are those of a window from now on.
     Window {
         /// Address of the first byte.
@@ -82,6 +151,8 @@ pub enum Event {
         window: u32,
         /// The rank whose part it is.
         rank: u32,
+        /// Address of the rank's table of contexts.
+        table: u64,
     },
     /// No window has these bytes any more.
     Forget {
@@ -133,10 +204,10 @@ pub enum Access {
     Load,
     /// A store.
     Store,
-    /// An atomic change that returns what was there.
-    Change,
-    /// An atomic change that returns nothing.
-    Reduce,
+    /// An atomic change by this operand that returns what was there.
+    Change(u64),
+    /// An atomic change by this operand that returns nothing.
+    Reduce(u64),
 }
 
 /// Reports an access to a shared word, after it was made, without a switch point between.
@@ -147,9 +218,10 @@ pub fn word<T>(address: *const T, access: Access, order: Ordering) {
     #[inline(never)]
     fn pass_word(address: u64, access: Access, order: Ordering, site: &'static Location<'static>) {
         let (acquire, release) = (matches!(order, Ordering::Acquire), matches!(order, Ordering::Release));
-        let (reads, writes) = (!matches!(access, Access::Store | Access::Reduce), !matches!(access, Access::Load));
-        let continues = matches!(access, Access::Change | Access::Reduce);
-        pass(Event::Word { address, reads, writes, continues, acquire, release }, site);
+        let (reads, writes) = (!matches!(access, Access::Store | Access::Reduce(_)), !matches!(access, Access::Load));
+        let operand = if let Access::Change(operand) | Access::Reduce(operand) = access { operand } else { 0 };
+        let continues = matches!(access, Access::Change(_) | Access::Reduce(_));
+        pass(Event::Word { address, reads, writes, continues, operand, acquire, release }, site);
     }
     if is_on() {
         pass_word(address.addr() as u64, access, order, Location::caller());
@@ -200,11 +272,11 @@ pub fn reduction<T>(address: *const T) {
     event(Event::Reduction { address: address.addr() as u64, bytes: size_of::<T>() as u64 });
 }
 
-/// Reports a post. `own` is as for [`Event::Post`].
+/// Reports a post. The parameters are as for [`Event::Post`].
 #[inline(always)]
 #[track_caller]
-pub fn posted(own: u64, request: &Descriptor) {
-    event(Event::Post { own, peer: request.peer, transfer: request.transfer });
+pub fn posted(own: u64, way: Way, request: &Descriptor, all_routes: bool) {
+    event(Event::Post { own, way, transfer: request.transfer, signal: request.signal, all_routes });
 }
 
 /// A call of the device API, until dropped.

@@ -46,9 +46,9 @@ macro_rules! operation {
         #[track_caller]
         pub(crate) fn $name(address: *mut u64, value: u64) -> u64 {
             switch_point();
-            let value = word(address).$op(value, Ordering::$ordering);
-            watch::word(address, Access::Change, Ordering::$ordering);
-            value
+            let before = word(address).$op(value, Ordering::$ordering);
+            watch::word(address, Access::Change(value), Ordering::$ordering);
+            before
         }
     };
     (red $name:ident $ordering:ident $op:ident) => {
@@ -57,7 +57,7 @@ macro_rules! operation {
         pub(crate) fn $name(address: *mut u64, value: u64) {
             switch_point();
             word(address).$op(value, Ordering::$ordering);
-            watch::word(address, Access::Reduce, Ordering::$ordering);
+            watch::word(address, Access::Reduce(value), Ordering::$ordering);
         }
     };
     (cas $name:ident $ordering:ident) => {
@@ -66,7 +66,7 @@ macro_rules! operation {
         pub(crate) fn $name(address: *mut u64, expected: u64, new: u64) -> u64 {
             switch_point();
             let outcome = word(address).compare_exchange(expected, new, Ordering::$ordering, Ordering::Relaxed);
-            let access = if outcome.is_ok() { Access::Change } else { Access::Load };
+            let access = if outcome.is_ok() { Access::Change(0) } else { Access::Load };
             watch::word(address, access, Ordering::$ordering);
             match outcome {
                 Ok(seen) | Err(seen) => seen,

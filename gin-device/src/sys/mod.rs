@@ -395,6 +395,12 @@ impl GlobalWord {
     pub const unsafe fn new(address: u64) -> Self {
         Self(address as usize as *mut u64)
     }
+
+    /// Returns the address, for the detector of data races.
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub(crate) fn address(self) -> u64 {
+        self.0.addr() as u64
+    }
 }
 
 /// The memory of this machine.

@@ -49,11 +49,13 @@ impl Communicator {
                 return Err(garbled(rank));
             }
         }
-        let channel = self.bootstrap.channel(offers[0].number);
+        let agreed = offers[0].number;
+        let channel = self.bootstrap.channel(agreed);
         let connected = self.connect(&mut prepared, offers, lsa_size);
         self.exchange::<()>("finish initialising", connected.as_ref())?;
         let over = prepared.network.describe();
         // From here on nothing fails on one rank only, except for a thread that the system refuses.
+        prepared.resources.watch(agreed, self.rank());
         let live = self.start(requirements, lsa_size, prepared, channel, processes);
         self.exchange::<()>("start", live.as_ref().map(drop))?;
         let live = live?;

@@ -10,7 +10,8 @@ use bytemuck::{Pod, Zeroable};
 use gin_abi::descriptor::WORDS;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::print::{PrintRing, RING_OFFSET, SLOT_WORDS};
-use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, StatusBlock, WindowData};
+use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, SignalTarget, StatusBlock, WindowData};
+use gin_device::exec::watch;
 use gin_device::internal::print::Ring;
 use gin_device::internal::queue::Queue;
 use gin_device::internal::status::Status;
@@ -337,6 +338,25 @@ impl Resources {
             stats: stats.clone(),
         });
         parts.collect()
+    }
+
+    /// Makes the signal words of this rank known to the detector of data races. `number` is that of the communicator,
+    /// the same on all ranks.
+    pub(crate) fn watch(&self, number: u64, rank: u32) {
+        let table = self.places.handle.context_table;
+        watch::event(watch::Event::Communicator { table, number });
+        for (context, data) in (0..).zip(&self.places.contexts) {
+            let mail = data.signal_near + 8 * host_word::MAIL;
+            // Kernels of this rank raise the words beside a mailbox; all others are raised by CPU threads or a NIC.
+            let near = if data.mailbox != 0 { mail } else { 0 };
+            for (address, stride) in [(data.signal_cpu, 8), (data.signal_nic, 8), (near, 8 * NEAR_WORDS)] {
+                if address != 0 {
+                    let (first, count) = (SignalTarget::Id(0), self.all_signals);
+                    let signals = watch::Signals { table, rank, context, first, address, stride, count };
+                    watch::event(watch::Event::Signals(signals));
+                }
+            }
+        }
     }
 
     /// Returns for each context the index of the next request.

@@ -140,7 +140,9 @@ impl<T: Pod> Window<T> {
     /// ```
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
-        self.inner.names.lock().insert(self.id(), name.into());
+        let name = name.into();
+        gin_virtual::name_window(self.inner.memory.address(), &name, size_of::<T>() as u64);
+        self.inner.names.lock().insert(self.id(), name);
         self
     }
 

@@ -10,7 +10,7 @@ use super::{CommError, Communicator};
 use crate::proxy::{Command, Waiting, WindowInfo};
 use bytemuck::Pod;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
-use gin_abi::{CommHandle, WindowData, WindowHandle};
+use gin_abi::{CommHandle, SignalTarget, WindowData, WindowHandle};
 use gin_device::exec::watch;
 use gin_device::internal::host_word;
 use gin_gpu::flat::FlatPlace;
@@ -333,7 +333,19 @@ impl Communicator {
         drop(fetched);
         self.shared.names.forget(id);
         let (address, bytes) = (memory.address(), memory.bytes());
-        watch::event(watch::Event::Window { address, bytes, window: id, rank: self.rank() });
+        let (rank, table) = (self.rank(), live.handle.context_table);
+        watch::event(watch::Event::Window { address, bytes, window: id, rank, table });
+        if let Some(plane) = &plane_cpu {
+            watch::event(watch::Event::Signals(watch::Signals {
+                table,
+                rank,
+                context: 0,
+                first: SignalTarget::Address { window: id, offset: 0 },
+                address: plane.address(),
+                stride: 8,
+                count: bytes / 8,
+            }));
+        }
         let beside = [plane_cpu, plane_gpu, plane_near, Some(tables)];
         Ok(Arc::new(Registered {
             handle,

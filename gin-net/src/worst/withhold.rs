@@ -95,7 +95,7 @@ impl<N: Network> Withhold<N> {
             if let Some(inbox) = self.inboxes.get(line.1 as usize) {
                 inbox.lock().unwrap_or_else(PoisonError::into_inner).push_back(*arrival);
                 // The list orders the two proxies as a word would.
-                watch::word(Arc::as_ptr(inbox), watch::Access::Change, Ordering::Release);
+                watch::word(Arc::as_ptr(inbox), watch::Access::Change(0), Ordering::Release);
             }
             queue.pop_front();
         }

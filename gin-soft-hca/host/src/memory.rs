@@ -97,7 +97,7 @@ impl Memory for HostMemory {
         let Some(device) = self.device.clone() else {
             // Safety: within a registered range, and aligned.
             let old = unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.fetch_add(amount, Ordering::Relaxed);
-            watch::word(address as *const u64, Access::Change, Ordering::Relaxed);
+            watch::word(address as *const u64, Access::Change(amount), Ordering::Relaxed);
             return old;
         };
         // Only this engine raises the word, as with a NIC whose atomics are atomic only among themselves.

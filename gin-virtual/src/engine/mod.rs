@@ -167,6 +167,13 @@ impl Engine {
         }
     }
 
+    /// Gives a window a name in reports of races.
+    pub(crate) fn name_window(&self, address: u64, name: &str, element: u64) {
+        if let Some(races) = &self.races {
+            races.borrow_mut().name_window(address, name, element);
+        }
+    }
+
     pub(crate) fn take_log(&self) -> EventLog {
         std::mem::take(&mut self.state.borrow_mut().log)
     }

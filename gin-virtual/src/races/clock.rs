@@ -36,26 +36,69 @@ impl Clock {
         Rc::make_mut(chunk)[(slot % CHUNK) as usize] = epoch;
     }
 
+    /// Returns the chunk with this number.
+    pub(super) fn chunk(&self, at: u32) -> Option<&Rc<Chunk>> {
+        self.0.get(at as usize)?.as_ref()
+    }
+
+    /// Raises the entries of chunk `at` to `theirs`.
+    pub(super) fn join_chunk(&mut self, at: u32, theirs: &Rc<Chunk>) {
+        let at = at as usize;
+        let joined = match self.0.get(at).and_then(Option::as_ref) {
+            None => theirs.clone(),
+            Some(mine) if Rc::ptr_eq(mine, theirs) || covers(mine, theirs) => return,
+            Some(mine) if covers(theirs, mine) => theirs.clone(),
+            Some(mine) => Rc::new(std::array::from_fn(|slot| mine[slot].max(theirs[slot]))),
+        };
+        let chunks = Rc::make_mut(&mut self.0);
+        if chunks.len() <= at {
+            chunks.resize(at + 1, None);
+        }
+        chunks[at] = Some(joined);
+    }
+
+    /// Returns true if no entry of `other` is higher.
+    fn covers(&self, other: &Clock) -> bool {
+        let chunk = |(at, theirs): (usize, &Option<Rc<Chunk>>)| match (self.0.get(at), theirs) {
+            (_, None) => true,
+            (Some(Some(mine)), Some(theirs)) => Rc::ptr_eq(mine, theirs) || covers(mine, theirs),
+            (_, Some(_)) => false,
+        };
+        Rc::ptr_eq(&self.0, &other.0) || other.0.iter().enumerate().all(chunk)
+    }
+
     /// Raises every entry to that of `other`.
     pub(super) fn join(&mut self, other: &Clock) {
         if Rc::ptr_eq(&self.0, &other.0) {
             return;
         }
-        for (at, theirs) in other.0.iter().enumerate() {
-            let Some(theirs) = theirs else { continue };
-            let mine = self.0.get(at).and_then(Option::as_ref);
-            let joined = match mine {
-                None => theirs.clone(),
-                Some(mine) if Rc::ptr_eq(mine, theirs) || covers(mine, theirs) => continue,
-                Some(mine) if covers(theirs, mine) => theirs.clone(),
-                Some(mine) => Rc::new(std::array::from_fn(|slot| mine[slot].max(theirs[slot]))),
-            };
-            let chunks = Rc::make_mut(&mut self.0);
-            if chunks.len() <= at {
-                chunks.resize(at + 1, None);
+        for (at, theirs) in (0..).zip(other.0.iter()) {
+            if let Some(theirs) = theirs {
+                self.join_chunk(at, theirs);
             }
-            chunks[at] = Some(joined);
         }
+    }
+}
+
+/// The knowledge of an actor.
+#[derive(Clone, Default)]
+pub(super) struct Known {
+    pub(super) clock: Clock,
+    /// The puts by loads and stores whose bytes are stored. The order of the machine passes this on, but no signal: a
+    /// signal covers what the contract says, and no more.
+    pub(super) stored: Clock,
+}
+
+impl Known {
+    pub(super) fn join(&mut self, other: &Known) {
+        self.clock.join(&other.clock);
+        self.stored.join(&other.stored);
+    }
+
+    /// Returns true if the access by `slot` in `epoch` is known.
+    #[inline]
+    pub(super) fn has(&self, slot: u32, epoch: u32) -> bool {
+        self.clock.get(slot) >= epoch || self.stored.get(slot) >= epoch
     }
 }
 
@@ -67,7 +110,7 @@ fn covers(one: &Chunk, other: &Chunk) -> bool {
 #[derive(Clone, Default)]
 pub(super) struct Stamp {
     /// Without the publisher's own epoch.
-    pub(super) clock: Clock,
+    pub(super) known: Known,
     /// The publisher, or [`NOBODY`] if the clock is a join.
     pub(super) slot: u32,
     pub(super) epoch: u32,
@@ -76,16 +119,16 @@ pub(super) struct Stamp {
 impl Stamp {
     /// Returns true if an access by `slot` in `epoch` came before the stamp.
     pub(super) fn covers(&self, slot: u32, epoch: u32) -> bool {
-        slot == self.slot && epoch <= self.epoch || self.clock.get(slot) >= epoch
+        slot == self.slot && epoch <= self.epoch || self.known.has(slot, epoch)
     }
 
-    /// Returns a clock that covers this stamp.
-    pub(super) fn whole(&self) -> Clock {
-        let mut clock = self.clock.clone();
+    /// Returns the knowledge that covers this stamp.
+    pub(super) fn whole(&self) -> Known {
+        let mut known = self.known.clone();
         if self.slot != NOBODY {
-            clock.raise(self.slot, self.epoch);
+            known.clock.raise(self.slot, self.epoch);
         }
-        clock
+        known
     }
 }
 
@@ -95,8 +138,8 @@ pub(super) struct Actor {
     pub(super) slot: u32,
     /// Publishing ends an epoch. So an actor that knows the epoch of an access knows all that its actor knew then.
     pub(super) epoch: u32,
-    pub(super) clock: Clock,
-    /// The clock at the last release fence.
+    pub(super) known: Known,
+    /// The knowledge at the last release fence.
     released: Option<Rc<Stamp>>,
     /// The stamps of words read since the last acquire.
     read: Vec<Rc<Stamp>>,
@@ -105,38 +148,46 @@ pub(super) struct Actor {
     pub(super) calls: u32,
     /// Stores of the call are alike those of other threads.
     pub(super) alike: bool,
+    /// The put by loads and stores that the call carries out: the first and last address, and the slot of its arrival.
+    pub(super) stores: Option<(u64, u64, u32)>,
+    /// The signal that the actor raises next by loads and stores: its word, and the puts that it covers.
+    pub(super) raises: Option<(u64, super::Covers)>,
 }
 
 /// Number of stamps read after which the oldest counts as acquired.
 const READ: usize = 64;
 
 impl Actor {
-    pub(super) fn new(slot: u32, epoch: u32, clock: Clock) -> Self {
-        Actor { slot, epoch, clock, released: None, read: Vec::new(), call: None, calls: 0, alike: false }
+    pub(super) fn new(slot: u32, epoch: u32, known: Known) -> Self {
+        let (released, read, call) = (None, Vec::new(), None);
+        Actor { slot, epoch, known, released, read, call, calls: 0, alike: false, stores: None, raises: None }
     }
 
     /// Returns true if an access by `slot` in `epoch` comes before everything that the actor does from now on.
     #[inline]
     pub(super) fn knows(&self, slot: u32, epoch: u32) -> bool {
-        slot == self.slot || self.clock.get(slot) >= epoch
+        slot == self.slot || self.known.has(slot, epoch)
     }
 
     /// Returns the clock so far and begins a new epoch.
     pub(super) fn publish(&mut self) -> Rc<Stamp> {
-        let stamp = Stamp { clock: self.clock.clone(), slot: self.slot, epoch: self.epoch };
+        let stamp = Stamp { known: self.known.clone(), slot: self.slot, epoch: self.epoch };
         self.epoch += 1;
         Rc::new(stamp)
     }
 
     fn covers(&self, stamp: &Stamp) -> bool {
-        stamp.slot != NOBODY && self.knows(stamp.slot, stamp.epoch)
+        // A signal passes on what its raiser knows, except `stored`.
+        let knows =
+            |stamp: &Stamp| self.knows(stamp.slot, stamp.epoch) && self.known.stored.covers(&stamp.known.stored);
+        stamp.slot != NOBODY && knows(stamp)
     }
 
     fn learn(&mut self, stamp: &Stamp) {
         if !self.covers(stamp) {
-            self.clock.join(&stamp.clock);
+            self.known.join(&stamp.known);
             if stamp.slot != NOBODY {
-                self.clock.raise(stamp.slot, stamp.epoch);
+                self.known.clock.raise(stamp.slot, stamp.epoch);
             }
         }
     }
@@ -186,13 +237,29 @@ impl Actor {
         if Rc::ptr_eq(before, mine) || before.slot == mine.slot {
             return Some(mine.clone());
         }
-        if before.slot != NOBODY && mine.clock.get(before.slot) >= before.epoch {
+        let is_known = mine.known.clock.get(before.slot) >= before.epoch;
+        if before.slot != NOBODY && is_known && mine.known.stored.covers(&before.known.stored) {
             return Some(mine.clone());
         }
-        let mut clock = before.whole();
-        clock.join(&mine.clock);
-        clock.raise(mine.slot, mine.epoch);
-        Some(Rc::new(Stamp { clock, slot: NOBODY, epoch: 0 }))
+        let mut known = before.whole();
+        known.join(&mine.whole());
+        Some(Rc::new(Stamp { known, slot: NOBODY, epoch: 0 }))
+    }
+
+    /// Returns the stamp of a word by which this actor has raised a signal. The signal covers `covered`, and passes on
+    /// the clock of the actor's last release. `before` is the stamp before.
+    pub(super) fn raises(&self, before: Option<&Rc<Stamp>>, covered: Clock) -> Rc<Stamp> {
+        let mut known = before.map(|before| before.whole()).unwrap_or_default();
+        known.clock.join(&covered);
+        if let Some(mine) = &self.released {
+            known.clock.join(&mine.whole().clock);
+        }
+        Rc::new(Stamp { known, slot: NOBODY, epoch: 0 })
+    }
+
+    /// Returns the clock at the last release fence.
+    pub(super) fn released(&self) -> Clock {
+        self.released.as_ref().map(|stamp| stamp.whole().clock).unwrap_or_default()
     }
 }
 
@@ -217,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_relaxed_raise_continues_the_releases_before_it() {
-        let mut actors = [1, 2, 3].map(|slot| Actor::new(slot, 1, Clock::default()));
+        let mut actors = [1, 2, 3].map(|slot| Actor::new(slot, 1, Known::default()));
         let first = actors[0].writes(None, true);
         let second = actors[1].writes(first.as_ref(), true);
         actors[2].reads(&second, false);
@@ -229,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_relaxed_store_publishes_the_last_release_fence_only() {
-        let (mut sender, mut receiver) = (Actor::new(1, 1, Clock::default()), Actor::new(2, 1, Clock::default()));
+        let (mut sender, mut receiver) = (Actor::new(1, 1, Known::default()), Actor::new(2, 1, Known::default()));
         let nothing = sender.writes(None, false);
         assert!(nothing.is_none());
         sender.release();

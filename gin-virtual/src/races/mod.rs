@@ -14,20 +14,38 @@
 //!
 //! The last two rows and the single clock of hosts pass on more than they must, so that no order which the hosts make
 //! among themselves is taken for a race.
+//!
+//! # Puts and signals
+//! A machine often orders more than the contract promises: a proxy carries out requests one after the other, and a
+//! raise by loads and stores releases all that its thread has stored. So the write of a put's destination has an actor
+//! of its own, its *arrival*: for each [`Way`] and thread that posts, one slot, whose epoch is that of the post. Nobody
+//! knows an arrival by the order of the machine. A signal covers arrivals:
+//!
+//! | signal | arrivals |
+//! | --- | --- |
+//! | strong | of the puts of its way that its poster knows, by the epochs of their posts |
+//! | weak, of a put | of that put. Puts with a weak signal to one range have slots of their own |
+//! | weak, alone | none |
+//!
+//! A word that an engine raises for the network is matched with the oldest post of a signal for this word with this
+//! amount that was not raised yet. Nobody can tell such raises apart, so any of them may come first.
+//!
+//! The bytes of a put by loads and stores are stored when it returns. So its thread knows the arrival, and passes it on
+//! by barriers, fences and words, but by no signal ([`Known::stored`]).
 
 mod clock;
 mod shadow;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gin_abi::Transfer;
-use gin_device::exec::watch::Event;
+use gin_abi::{RemoteSignal, SignalTarget, Transfer};
+use gin_device::exec::watch::{Event, Signals, Way as Posting};
 
-use self::clock::{Actor as Clocked, CHUNK, Clock, Stamp};
+use self::clock::{Actor as Clocked, CHUNK, Clock, Known, NOBODY, Stamp};
 use self::shadow::{Access, Kind, Shadow};
 use crate::error::Actor;
 use crate::grid::GridRun;
@@ -42,6 +60,10 @@ enum Owner {
         block: u64,
         /// The launches that used the slots, each with its first epoch.
         launches: Vec<(u32, u32, Arc<str>)>,
+    },
+    /// The arrivals of puts by the threads that have the slots of this chunk.
+    Arrivals {
+        posters: u32,
     },
 }
 
@@ -101,6 +123,57 @@ struct Poster {
     end: u64,
     /// The number of the request, in the order of posting.
     number: u64,
+    /// The slot of the put's arrival; [`NOBODY`] if its communicator is unknown.
+    arrival: u32,
+}
+
+/// The way of puts and signals: a strong signal covers the earlier puts of its way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Way {
+    communicator: u64,
+    rank: u32,
+    context: u32,
+    peer: u32,
+    /// By loads and stores.
+    near: bool,
+}
+
+/// The puts with a weak signal to one range: their way, the window and offset, or 0 and the address, and the length.
+type Weak = (Way, u32, u64, u64);
+
+/// A signal at a rank: communicator, rank, context (0 for a signal at an address), kind of its name, name, amount.
+type SignalKey = (u64, u32, u32, (u32, u64), u64);
+
+/// A chunk of posters' slots, and the chunk of the slots of their arrivals.
+type Chunks = Vec<(u32, u32)>;
+
+/// A put to a place: its own start or value, its length, and the request.
+type Put = (u64, u64, Rc<Posted>);
+
+/// A signal that is on its way.
+struct Flying {
+    number: u64,
+    /// The knowledge of its poster.
+    known: Clock,
+    covers: Covers,
+}
+
+/// The puts that a signal covers.
+#[derive(Clone, Copy)]
+enum Covers {
+    /// A put with a weak signal.
+    Put(Weak),
+    /// The earlier puts of the ways.
+    Ways(Way, Option<Way>),
+    Nothing,
+}
+
+/// Returns the name of a signal as a part of a key.
+fn named(target: SignalTarget) -> (u32, u64) {
+    match target {
+        SignalTarget::Id(id) => (u32::MAX, id.into()),
+        SignalTarget::Address { window, offset } => (window, offset),
+    }
 }
 
 /// A request on its way.
@@ -118,6 +191,8 @@ struct Place {
     /// The rank, if a host made the access.
     host: u32,
     poster: Option<Poster>,
+    /// The slot of the service that carries out the poster's request.
+    by: u32,
 }
 
 /// A request, as the party that carries it out knows it: its own range or value, and the other range.
@@ -132,23 +207,25 @@ struct Region {
     memory: RaceMemory,
     /// Number of the resident block that owns the shared memory.
     block: Option<u32>,
+    /// Number of the communicator of a window; 0 if it is unknown.
+    communicator: u64,
     shadow: Shadow,
 }
 
 /// Knowledge of a grid.
 #[derive(Default)]
 struct GridClock {
-    start: Clock,
-    end: Clock,
+    start: Known,
+    end: Known,
 }
 
 /// Knowledge of a stream.
 #[derive(Default)]
 struct StreamClock {
     /// The end of its last grid that has ended.
-    last: Clock,
+    last: Known,
     /// The end of the grid before that.
-    earlier: Clock,
+    earlier: Known,
     /// The last launch that has begun.
     launch: u32,
     /// The slots that this launch uses: a dependent one uses others than the launch before it.
@@ -168,7 +245,21 @@ pub(crate) struct Races {
     grids: HashMap<(u32, u32), GridClock>,
     streams: HashMap<(u32, u32), StreamClock>,
     /// The clocks of threads that have arrived at a barrier without waiting, by block and number of the barrier.
-    arrivals: HashMap<(u32, u32), Clock>,
+    arrivals: HashMap<(u32, u32), Known>,
+    /// By the address of a rank's table of contexts: the number of the communicator.
+    communicators: BTreeMap<u64, u64>,
+    /// Sorted by address; each with the number of its communicator.
+    signals: Vec<(Signals, u64)>,
+    ways: HashMap<Way, Chunks>,
+    weak: HashMap<Weak, Chunks>,
+    /// The signals that are posted to the network and not raised, in the order of posting.
+    flying: HashMap<SignalKey, VecDeque<Flying>>,
+    /// By slot: the last signal of this poster.
+    last_signal: HashMap<u32, (SignalKey, u64)>,
+    /// All puts that the network has carried out.
+    arrived: Clock,
+    /// Those of them that hosts know, because they have waited. Kernels that they launch do not.
+    seen_by_hosts: Clock,
     words: HashMap<u64, Rc<Stamp>, BuildHasherDefault<AddressHasher>>,
     /// Sorted by address.
     regions: Vec<Region>,
@@ -183,18 +274,25 @@ pub(crate) struct Races {
     /// The rank of each task that is a host.
     host_ranks: Vec<Option<u32>>,
     posts: HashMap<Request, Rc<Posted>>,
+    /// By the start of their destination.
+    puts: BTreeMap<There, Vec<Put>>,
     /// The places from which gets read.
     sources_of_gets: HashSet<There>,
     /// Number of posts so far.
     posted: u64,
-    /// Bytes outside of windows that hold bytes of a request on their way, by address.
-    on_the_way: HashMap<u64, Rc<Posted>>,
+    /// Bytes outside of windows that hold bytes of a request on their way, by address: the request, and the address of
+    /// the bytes in the poster's own part, or the value.
+    on_the_way: HashMap<u64, (Rc<Posted>, u64)>,
     /// A race was reported; nothing more is looked at.
     over: bool,
 }
 
 /// Number of posts, and of stages, after which all are forgotten. They serve to name lines only.
 const POSTS: usize = 1 << 16;
+/// Number of starts of puts at which the put of a part is looked for.
+const STARTS: usize = 64;
+/// Number of puts from different places to one start that are remembered.
+const PUTS: usize = 64;
 /// Marks the number of a place with a poster.
 const POSTED: u32 = 1 << 31;
 /// Number of launches whose names are kept for each stream.
@@ -204,7 +302,7 @@ impl Races {
     pub(crate) fn new() -> Self {
         let mut races = Races::default();
         let slots = races.add_range(Owner::Hosts, 1);
-        races.hosts = Some(Clocked::new(slots, 1, Clock::default()));
+        races.hosts = Some(Clocked::new(slots, 1, Known::default()));
         races
     }
 
@@ -229,7 +327,7 @@ impl Races {
     }
 
     /// Returns what the hosts know, and begins a new epoch of theirs.
-    fn hosts_publish(&mut self) -> Clock {
+    fn hosts_publish(&mut self) -> Known {
         self.hosts.as_mut().map(|hosts| hosts.publish().whole()).unwrap_or_default()
     }
 
@@ -249,7 +347,7 @@ impl Races {
 
     pub(crate) fn grid_launched(&mut self, run: &GridRun) {
         let start = self.hosts_publish();
-        self.grids.insert((run.device, run.launch), GridClock { start, end: Clock::default() });
+        self.grids.insert((run.device, run.launch), GridClock { start, end: Known::default() });
     }
 
     /// Notes the start of a block; `beside`: the grid before its own on the stream has not ended.
@@ -267,8 +365,8 @@ impl Races {
         }
         // A dependent grid may not rely on the end of the grid before it, also if it began late.
         let known = if run.grid.dependent && !beside { &stream.earlier } else { &stream.last };
-        let mut clock = self.grids.get(&(run.device, run.launch)).map(|grid| grid.start.clone()).unwrap_or_default();
-        clock.join(known);
+        let mut start = self.grids.get(&(run.device, run.launch)).map(|grid| grid.start.clone()).unwrap_or_default();
+        start.join(known);
         let key = (run.device, run.stream.0, block, stream.odd);
         let range = match self.blocks.get(&key) {
             Some(range) if self.ranges[*range as usize].slots >= threads => *range,
@@ -288,7 +386,7 @@ impl Races {
             launches.push((epoch, run.launch, run.grid.name.clone()));
         }
         for (slot, task) in (first..).zip(tasks) {
-            self.put_actor(task, Clocked::new(slot, epoch, clock.clone()));
+            self.put_actor(task, Clocked::new(slot, epoch, start.clone()));
         }
     }
 
@@ -296,7 +394,7 @@ impl Races {
     pub(crate) fn predecessor_ended(&mut self, task: u32, run: &GridRun) {
         let actor = self.actors.get_mut(task as usize).and_then(Option::as_mut);
         if let (Some(actor), Some(stream)) = (actor, self.streams.get(&(run.device, run.stream.0))) {
-            actor.clock.join(&stream.last);
+            actor.known.join(&stream.last);
         }
     }
 
@@ -310,8 +408,8 @@ impl Races {
         let range = &mut self.ranges[range];
         range.epoch = range.epoch.max(actor.epoch + 1);
         if let Some(grid) = grid.and_then(|run| self.grids.get_mut(&(run.device, run.launch))) {
-            grid.end.join(&actor.clock);
-            grid.end.raise(actor.slot, actor.epoch);
+            grid.end.join(&actor.known);
+            grid.end.clock.raise(actor.slot, actor.epoch);
         }
     }
 
@@ -323,7 +421,7 @@ impl Races {
     pub(crate) fn grid_ends(&mut self, run: &GridRun) {
         let Some(grid) = self.grids.remove(&(run.device, run.launch)) else { return };
         if let Some(hosts) = &mut self.hosts {
-            hosts.clock.join(&grid.end);
+            hosts.known.join(&grid.end);
         }
         let stream = self.streams.entry((run.device, run.stream.0)).or_default();
         stream.earlier = std::mem::replace(&mut stream.last, grid.end);
@@ -333,14 +431,14 @@ impl Races {
     pub(crate) fn meet(&mut self, tasks: impl Iterator<Item = u32> + Clone) {
         let mut met = tasks.clone().filter_map(|task| self.actors.get(task as usize)?.as_ref());
         let Some(first) = met.next() else { return };
-        let mut joined = first.clock.clone();
-        met.for_each(|actor| joined.join(&actor.clock));
+        let mut joined = first.known.clone();
+        met.for_each(|actor| joined.join(&actor.known));
         for actor in tasks.clone().filter_map(|task| self.actors.get(task as usize)?.as_ref()) {
-            joined.raise(actor.slot, actor.epoch);
+            joined.clock.raise(actor.slot, actor.epoch);
         }
         for task in tasks {
             if let Some(Some(actor)) = self.actors.get_mut(task as usize) {
-                actor.clock = joined.clone();
+                actor.known = joined.clone();
                 actor.epoch += 1;
             }
         }
@@ -359,7 +457,7 @@ impl Races {
         if let Some(known) = self.arrivals.remove(&barrier) {
             for task in tasks.clone() {
                 if let Some(Some(actor)) = self.actors.get_mut(task as usize) {
-                    actor.clock.join(&known);
+                    actor.known.join(&known);
                 }
             }
         }
@@ -372,28 +470,44 @@ impl Races {
         for actor in self.actors.iter_mut().flatten() {
             let range = self.chunks[(actor.slot / CHUNK) as usize] as usize;
             if matches!(self.ranges[range].owner, Owner::Service(_)) {
-                hosts.clock.join(&actor.publish().whole());
+                hosts.known.clock.join(&actor.publish().whole().clock);
             }
         }
+        self.seen_by_hosts.join(&self.arrived);
     }
 
     /// Registers shared memory of a block.
     pub(crate) fn shared(&mut self, block: u32, memory: RaceMemory, address: u64, bytes: u64) {
         let known = self.region(address).is_some_and(|at| self.regions[at].block == Some(block));
         if !known && bytes > 0 {
-            self.add_region(address, bytes, memory, Some(block));
+            self.add_region(address, bytes, memory, Some(block), 0);
         }
     }
 
-    fn add_region(&mut self, address: u64, bytes: u64, memory: RaceMemory, block: Option<u32>) {
+    fn add_region(&mut self, address: u64, bytes: u64, memory: RaceMemory, block: Option<u32>, communicator: u64) {
         self.forget(address, bytes);
         let at = self.regions.partition_point(|region| region.address < address);
-        self.regions.insert(at, Region { address, bytes, memory, block, shadow: Shadow::new(address, bytes) });
+        let shadow = Shadow::new(address, bytes);
+        self.regions.insert(at, Region { address, bytes, memory, block, communicator, shadow });
+    }
+
+    /// Gives the window that begins at `address` a name for reports. `element` is the size of an element in bytes.
+    pub(crate) fn name_window(&mut self, address: u64, name: &str, element: u64) {
+        if let Some(at) = self.region(address)
+            && let RaceMemory::Window { name: named, .. } = &mut self.regions[at].memory
+        {
+            *named = Some((name.into(), element.max(1)));
+        }
     }
 
     fn forget(&mut self, address: u64, bytes: u64) {
         let end = address.saturating_add(bytes);
         self.regions.retain(|region| region.address >= end || region.address + region.bytes <= address);
+        let outside = |words: &Signals| words.address >= end || words.address + words.stride * words.count <= address;
+        self.signals.retain(|(words, _)| outside(words));
+        if self.communicators.range(address..end).next().is_some() {
+            self.communicators.retain(|table, _| !(address..end).contains(table));
+        }
     }
 
     /// Returns the index of the region that contains this address.
@@ -413,8 +527,11 @@ impl Races {
             None => self.actors.get_mut(task as usize).and_then(Option::as_mut),
         };
         let actor = actor?;
-        let site = Site(actor.call.unwrap_or(site));
-        let place = |operation, poster| Place { operation, site, host: host.unwrap_or(0), poster };
+        let (site, carrier) = (Site(actor.call.unwrap_or(site)), actor.slot);
+        let place = |operation, poster: Option<Poster>| {
+            let by = if poster.is_some() { carrier } else { 0 };
+            Place { operation, site, host: host.unwrap_or(0), poster, by }
+        };
         match event {
             Event::Enter { alike } => {
                 actor.calls += 1;
@@ -424,18 +541,27 @@ impl Races {
             Event::Leave => {
                 actor.calls = actor.calls.saturating_sub(1);
                 if actor.calls == 0 {
-                    (actor.call, actor.alike) = (None, false);
+                    (actor.call, actor.alike, actor.stores, actor.raises) = (None, false, None, None);
                 }
             }
             Event::Acquire => actor.acquire(),
             Event::Release => actor.release(),
-            Event::Word { address, reads, writes, continues, acquire, release } => {
+            Event::Word { address, reads, writes, continues, operand, acquire, release } => {
                 let before = self.words.get(&address).cloned();
                 if reads {
                     actor.reads(&before, acquire);
                 }
                 if writes {
-                    match actor.writes(before.as_ref().filter(|_| continues), release) {
+                    let stamp = actor.writes(before.as_ref().filter(|_| continues), release);
+                    // The arrivals of puts do not come with the raise of a signal, except of the puts that it covers.
+                    let stamp = match self.covered(task, address, operand) {
+                        Some(covered) => {
+                            let actor = self.actors.get(task as usize).and_then(Option::as_ref);
+                            actor.map(|actor| actor.raises(before.as_ref(), covered))
+                        }
+                        None => stamp,
+                    };
+                    match stamp {
                         Some(stamp) => self.words.insert(address, stamp),
                         None => self.words.remove(&address),
                     };
@@ -448,6 +574,9 @@ impl Races {
             }
             Event::Data { address, bytes, writes } => {
                 let (kind, operation) = match (writes, actor.alike) {
+                    (true, _) if actor.stores.is_some_and(|(first, end, _)| (first..end).contains(&address)) => {
+                        (Kind::Write, RaceOperation::PutWrite)
+                    }
                     (true, true) => (Kind::AtomicWrite, RaceOperation::Write),
                     (true, false) => (Kind::Write, RaceOperation::Write),
                     (false, _) => (Kind::Read, RaceOperation::Read),
@@ -458,13 +587,67 @@ impl Races {
                 let place = place(RaceOperation::AtomicWrite, None);
                 return self.access(task, (address, bytes), Kind::AtomicWrite, place, None);
             }
-            Event::Post { own, peer, transfer } => {
+            Event::Post { own, way, transfer, signal, all_routes } => {
                 let (slot, epoch, number) = (actor.slot, actor.epoch, self.posted);
                 self.posted += 1;
                 let stamp = actor.publish();
                 let end = own.saturating_add(transfer.bytes());
-                let poster = Poster { slot, epoch, site, get: false, end, number };
-                self.post(own, peer, transfer, poster, stamp);
+                let known = self.way(way, slot, false);
+                let weak = known.and_then(|way| Self::weak_put(way, transfer, signal));
+                let arrival = known.map_or(NOBODY, |way| self.arrival(way, weak, slot));
+                let poster = Poster { slot, epoch, site, get: false, end, number, arrival };
+                if let (Some(way), Some(signal)) = (known, signal) {
+                    let covers = match weak {
+                        Some(put) => Covers::Put(put),
+                        None if signal.strong => Covers::Ways(way, all_routes.then_some(Way { near: true, ..way })),
+                        None => Covers::Nothing,
+                    };
+                    let context = if let SignalTarget::Id(_) = signal.target { way.context } else { 0 };
+                    let key = (way.communicator, way.peer, context, named(signal.target), signal.amount);
+                    let line = self.flying.entry(key).or_default();
+                    if line.len() < POSTS {
+                        line.push_back(Flying { number, known: stamp.whole().clock, covers });
+                    }
+                    self.last_signal.insert(slot, (key, number));
+                } else {
+                    self.last_signal.remove(&slot);
+                }
+                self.post(own, way.peer, transfer, poster, stamp);
+            }
+            Event::Refused => {
+                if let Some((key, number)) = self.last_signal.remove(&actor.slot)
+                    && let Some(line) = self.flying.get_mut(&key)
+                {
+                    line.retain(|signal| signal.number != number);
+                }
+            }
+            Event::Stores { way, address, bytes, weak } => {
+                let slot = actor.slot;
+                let stores = self.way(way, slot, true).map(|way| {
+                    let weak = weak.then_some((way, 0, address, bytes));
+                    (address, address.saturating_add(bytes), self.arrival(way, weak, slot))
+                });
+                if let Some(Some(actor)) = self.actors.get_mut(task as usize) {
+                    actor.stores = stores;
+                }
+            }
+            Event::Raise { way, word, strong, put: (address, bytes) } => {
+                let slot = actor.slot;
+                let covers = |way: Way| match (strong, bytes) {
+                    (true, _) => Covers::Ways(way, None),
+                    (false, 0) => Covers::Nothing,
+                    (false, _) => Covers::Put((way, 0, address, bytes)),
+                };
+                let raises = self.way(way, slot, true).map(|way| (word, covers(way)));
+                if let Some(Some(actor)) = self.actors.get_mut(task as usize) {
+                    actor.raises = raises;
+                }
+            }
+            Event::Communicator { table, number } => drop(self.communicators.insert(table, number)),
+            Event::Signals(words) => {
+                let at = self.signals.partition_point(|(other, _)| other.address < words.address);
+                let number = self.communicators.get(&words.table).copied().unwrap_or_default();
+                self.signals.insert(at, (words, number));
             }
             Event::Copy { to, from, bytes } => return self.copy(task, to, from, bytes, place),
             Event::Store { to, value, bytes } => {
@@ -472,18 +655,116 @@ impl Races {
                 let posted = self.posts.get(&(value, self.there(to))).cloned();
                 let poster = posted.as_ref().map(|posted| posted.poster);
                 if let (None, Some(posted)) = (self.region(to), posted) {
-                    self.keep(to, posted);
+                    self.keep(to, posted, value);
                 }
                 let place = place(RaceOperation::PutWrite, poster);
                 return self.access(task, (to, bytes), Kind::Write, place, None);
             }
-            Event::Window { address, bytes, window, rank } if bytes > 0 => {
-                self.add_region(address, bytes, RaceMemory::Window { window, rank }, None);
+            Event::Window { address, bytes, window, rank, table } if bytes > 0 => {
+                let communicator = self.communicators.get(&table).copied().unwrap_or_default();
+                let memory = RaceMemory::Window { window, rank, name: None };
+                self.add_region(address, bytes, memory, None, communicator);
             }
             Event::Window { .. } => {}
             Event::Forget { address, bytes } => self.forget(address, bytes),
         }
         None
+    }
+
+    /// Returns the way of a post by the thread with this slot, if its communicator is known.
+    fn way(&self, way: Posting, slot: u32, near: bool) -> Option<Way> {
+        let Owner::Block { rank, .. } = &self.ranges[self.range_of(slot)].owner else { return None };
+        let communicator = *self.communicators.get(&way.table)?;
+        Some(Way { communicator, rank: *rank, context: way.context, peer: way.peer, near })
+    }
+
+    /// Returns the put that a weak signal follows.
+    fn weak_put(way: Way, transfer: Transfer, signal: Option<RemoteSignal>) -> Option<Weak> {
+        let destination = match transfer {
+            Transfer::Put { destination, .. } | Transfer::PutValue { destination, .. } => destination,
+            Transfer::Get { .. } | Transfer::Nothing => return None,
+        };
+        let is_weak = signal.is_some_and(|signal| !signal.strong);
+        is_weak.then(|| (way, destination.window, destination.offset, transfer.bytes()))
+    }
+
+    /// Returns the slot of the arrivals of puts on this way by the thread with this slot.
+    fn arrival(&mut self, way: Way, weak: Option<Weak>, slot: u32) -> u32 {
+        let posters = slot / CHUNK;
+        let line = match weak {
+            Some(weak) => self.weak.entry(weak).or_default(),
+            None => self.ways.entry(way).or_default(),
+        };
+        let found = line.iter().find(|(other, _)| *other == posters).map(|(_, chunk)| *chunk);
+        let chunk = found.unwrap_or_else(|| {
+            let chunk = self.add_range(Owner::Arrivals { posters }, CHUNK) / CHUNK;
+            self.ways.entry(way).or_default().push((posters, chunk));
+            if let Some(weak) = weak {
+                self.weak.entry(weak).or_default().push((posters, chunk));
+            }
+            chunk
+        });
+        chunk * CHUNK + slot % CHUNK
+    }
+
+    /// Returns what the raise of a signal's word covers; `None` if the word is no signal's.
+    fn covered(&mut self, task: u32, address: u64, amount: u64) -> Option<Clock> {
+        let actor = self.actors.get_mut(task as usize)?.as_mut()?;
+        if let Some((_, covers)) = actor.raises.take_if(|(word, _)| *word == address) {
+            let known = actor.released();
+            return Some(cover(&known, Clock::default(), &self.chunks(&covers)));
+        }
+        let key = self.signal_at(task, address, amount)?;
+        let signal = self.flying.get_mut(&key).and_then(VecDeque::pop_front);
+        let Some(Flying { known, covers, .. }) = signal else {
+            // A raise that no post explains: it covers all.
+            return Some(self.arrived.clone());
+        };
+        Some(cover(&known, known.clone(), &self.chunks(&covers)))
+    }
+
+    /// Returns the chunks of the arrivals that a signal covers, as far as its poster knows the posts.
+    fn chunks(&self, covers: &Covers) -> Chunks {
+        let of = |way: &Way| self.ways.get(way).map_or(&[][..], Vec::as_slice);
+        match covers {
+            Covers::Put(put) => self.weak.get(put).cloned().unwrap_or_default(),
+            Covers::Ways(way, other) => [of(way), other.as_ref().map_or(&[][..], of)].concat(),
+            Covers::Nothing => Chunks::new(),
+        }
+    }
+
+    /// Returns the newest put that has bytes from `own` on to this place.
+    fn put_to(&self, (window, rank, offset): There, own: u64, bytes: u64) -> Option<Rc<Posted>> {
+        let starts = self.puts.range(..=(window, rank, offset)).rev().take(STARTS);
+        let here = starts.take_while(|((other, peer, _), _)| (*other, *peer) == (window, rank));
+        let all = here.flat_map(|((.., start), puts)| puts.iter().map(|put| (offset - *start, put)));
+        let whole =
+            all.filter(|(past, (first, length, _))| past + bytes <= *length && first.wrapping_add(*past) == own);
+        whole.map(|(_, (.., posted))| posted).max_by_key(|posted| posted.poster.number).cloned()
+    }
+
+    /// Returns the signal of the word at this address that the network raises by this amount.
+    fn signal_at(&self, task: u32, address: u64, amount: u64) -> Option<SignalKey> {
+        let at = self.signals.partition_point(|(words, _)| words.address <= address);
+        if let Some((words, number)) = at.checked_sub(1).and_then(|at| self.signals.get(at)) {
+            let (index, rest) = ((address - words.address) / words.stride, (address - words.address) % words.stride);
+            if *number != 0 && index < words.count && rest == 0 {
+                let (context, name) = match words.first {
+                    SignalTarget::Id(id) => (words.context, (u32::MAX, u64::from(id) + index)),
+                    SignalTarget::Address { window, offset } => (0, (window, offset + 8 * index)),
+                };
+                return Some((*number, words.rank, context, name, amount));
+            }
+        }
+        // With GDAKI the NIC raises a signal at an address in the window itself.
+        let actor = self.actors.get(task as usize)?.as_ref()?;
+        let region = &self.regions[self.region(address)?];
+        match (&region.memory, &self.ranges[self.range_of(actor.slot)].owner) {
+            (RaceMemory::Window { window, rank, .. }, Owner::Service(_)) if region.communicator != 0 => {
+                Some((region.communicator, *rank, 0, (*window, address - region.address), amount))
+            }
+            _ => None,
+        }
     }
 
     fn post(&mut self, own: u64, peer: u32, transfer: Transfer, mut poster: Poster, stamp: Rc<Stamp>) {
@@ -507,23 +788,34 @@ impl Races {
             self.posts.clear();
         }
         let posted = Rc::new(Posted { poster, stamp });
+        if !poster.get {
+            if self.puts.len() >= POSTS {
+                self.puts.clear();
+            }
+            let puts = self.puts.entry((at.window, peer, at.offset)).or_default();
+            puts.retain(|(other, length, _)| (*other, *length) != (own, transfer.bytes()));
+            if puts.len() == PUTS {
+                puts.remove(0);
+            }
+            puts.push((own, transfer.bytes(), posted.clone()));
+        }
         self.posts.insert((own, Some((at.window, peer, at.offset))), posted.clone());
         // For a party that moves the bytes by way of other memory.
         self.posts.insert((own, None), posted);
     }
 
     /// Remembers that memory outside of windows has bytes of a request.
-    fn keep(&mut self, at: u64, posted: Rc<Posted>) {
+    fn keep(&mut self, at: u64, posted: Rc<Posted>, own: u64) {
         if self.on_the_way.len() >= POSTS {
             self.on_the_way.clear();
         }
-        self.on_the_way.insert(at, posted);
+        self.on_the_way.insert(at, (posted, own));
     }
 
     fn there(&self, address: u64) -> Option<There> {
         let region = &self.regions[self.region(address)?];
         match region.memory {
-            RaceMemory::Window { window, rank } => Some((window, rank, address - region.address)),
+            RaceMemory::Window { window, rank, .. } => Some((window, rank, address - region.address)),
             RaceMemory::Shared { .. } => None,
         }
     }
@@ -544,10 +836,18 @@ impl Races {
         // counts.
         let is_ambiguous = there.is_none() && here.is_some_and(|place| self.sources_of_gets.contains(&place));
         let posted = [put, get].into_iter().flatten().max_by_key(|posted| posted.poster.number);
-        let posted = posted.or_else(|| self.on_the_way.get(&from)).cloned();
+        let (mut posted, own) = match (posted, self.on_the_way.get(&from)) {
+            (Some(posted), _) => (Some(posted.clone()), from),
+            (None, Some((posted, own))) => (Some(posted.clone()), *own),
+            (None, None) => (None, from),
+        };
+        // A party that moves parts, or by way of other memory, may bring a part of any put from there.
+        if let (Some(there), false) = (there, posted.as_ref().is_some_and(|posted| posted.poster.get)) {
+            posted = self.put_to(there, own, bytes).or(posted.filter(|_| here.is_some()));
+        }
         if there.is_none() {
             match &posted {
-                Some(posted) => self.keep(to, posted.clone()),
+                Some(posted) => self.keep(to, posted.clone(), own),
                 None => drop(self.on_the_way.remove(&to)),
             }
         }
@@ -585,33 +885,52 @@ impl Races {
         let number = self.place(place);
         let rank_of = |slot: u32| match &self.ranges[self.range_of(slot)].owner {
             Owner::Block { rank, .. } => Some(*rank),
-            Owner::Hosts | Owner::Service(_) => None,
+            Owner::Hosts | Owner::Service(_) | Owner::Arrivals { .. } => None,
         };
         // The rank that puts or gets, over the network or by stores.
         let puts = match place {
             Place { operation: RaceOperation::PutWrite | RaceOperation::GetWrite, poster: Some(poster), .. } => {
                 rank_of(poster.slot)
             }
-            Place { operation: RaceOperation::Write, .. } => {
+            Place { operation: RaceOperation::Write | RaceOperation::PutWrite, .. } => {
                 let actor = self.actors.get(task as usize).and_then(Option::as_ref);
                 actor.filter(|actor| actor.calls > 0).and_then(|actor| rank_of(actor.slot))
             }
             _ => None,
         };
         let Races { actors, hosts, regions, host_ranks, .. } = self;
+        let waited;
         let actor = match host_ranks.get(task as usize).is_some_and(Option::is_some) {
-            true => hosts.as_ref(),
-            false => actors.get(task as usize).and_then(Option::as_ref),
+            true => {
+                let mut host = hosts.clone()?;
+                host.known.stored.join(&self.seen_by_hosts);
+                waited = host;
+                &waited
+            }
+            false => {
+                let actor = actors.get_mut(task as usize).and_then(Option::as_mut)?;
+                if let (Some((.., arrival)), RaceOperation::PutWrite, None) =
+                    (actor.stores, place.operation, place.poster)
+                {
+                    actor.known.stored.raise(arrival, actor.epoch);
+                }
+                &*actor
+            }
         };
-        let actor = actor?;
         let region = &mut regions[at];
         let bytes = bytes.min(region.address + region.bytes - address);
         let mut new = Access::new(actor, kind, number, puts);
-        if place.operation == RaceOperation::AtomicWrite {
-            new.epoch = actor.released_epoch().unwrap_or(new.epoch);
+        match (place.operation, place.poster, actor.stores) {
+            (RaceOperation::AtomicWrite, ..) => new.epoch = actor.released_epoch().unwrap_or(new.epoch),
+            (RaceOperation::PutWrite, Some(Poster { arrival, epoch, .. }), _) if arrival != NOBODY => {
+                (new.slot, new.epoch) = (arrival, epoch);
+                self.arrived.raise(arrival, epoch);
+            }
+            (RaceOperation::PutWrite, None, Some((.., arrival))) => new.slot = arrival,
+            _ => {}
         }
         let (earlier, found) = region.shadow.access(actor, order, address, bytes, new)?;
-        let (offset, memory, own) = (found - region.address, region.memory.clone(), (actor.slot, actor.epoch));
+        let (offset, memory, own) = (found - region.address, region.memory.clone(), (new.slot, new.epoch));
         self.over = true;
         let first = self.describe((earlier.slot, earlier.epoch), self.place_of(&earlier, place));
         let second = self.describe(own, place);
@@ -663,13 +982,12 @@ impl Races {
     }
 
     fn describe(&self, (slot, epoch): (u32, u32), place: Place) -> RaceAccess {
-        let Place { operation, site, host, poster } = place;
-        let own = self.name(slot, epoch, host);
+        let Place { operation, site, host, poster, .. } = place;
         match poster {
-            None => RaceAccess { operation, actor: own, site: site.0, by: None },
+            None => RaceAccess { operation, actor: self.name(slot, epoch, host), site: site.0, by: None },
             Some(poster) => {
                 let actor = self.name(poster.slot, poster.epoch, host);
-                RaceAccess { operation, actor, site: poster.site.0, by: Some(own) }
+                RaceAccess { operation, actor, site: poster.site.0, by: Some(self.name(place.by, epoch, host)) }
             }
         }
     }
@@ -679,6 +997,7 @@ impl Races {
         match &range.owner {
             Owner::Hosts => Actor::Host { rank: host },
             Owner::Service(name) => Actor::Service { name: name.clone() },
+            Owner::Arrivals { posters } => self.name(posters * CHUNK + slot % CHUNK, epoch, host),
             Owner::Block { rank, block, launches } => {
                 let at = launches.partition_point(|(first, ..)| *first <= epoch).saturating_sub(1);
                 let (launch, grid) = match launches.get(at) {
@@ -689,4 +1008,14 @@ impl Races {
             }
         }
     }
+}
+
+/// Returns `clock` with the arrivals whose posts `known` has. `chunks` are the chunks of posters and of arrivals.
+fn cover(known: &Clock, mut clock: Clock, chunks: &[(u32, u32)]) -> Clock {
+    for (posters, arrivals) in chunks {
+        if let Some(chunk) = known.chunk(*posters) {
+            clock.join_chunk(*arrivals, chunk);
+        }
+    }
+    clock
 }

@@ -143,11 +143,11 @@ fn record(cell: &mut Cell, new: Access, actor: &Actor, order: Option<&Stamp>) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::clock::Clock;
+    use super::super::clock::Known;
     use super::*;
 
     fn actor(slot: u32) -> Actor {
-        Actor::new(slot, 1, Clock::default())
+        Actor::new(slot, 1, Known::default())
     }
 
     fn access(
@@ -182,7 +182,7 @@ mod tests {
         let mut shadow = Shadow::new(0, 8);
         assert!(access(&mut shadow, &actor(1), None, (0, 8), 0, Kind::Write).is_none());
         let mut later = actor(2);
-        later.clock.raise(1, 1);
+        later.known.clock.raise(1, 1);
         assert!(access(&mut shadow, &later, None, (0, 8), 0, Kind::Write).is_none());
         assert!(
             access(&mut shadow, &actor(1), None, (0, 8), 0, Kind::Read).is_some_and(|(access, _)| access.slot == 2)
@@ -195,7 +195,7 @@ mod tests {
         assert!(access(&mut shadow, &actor(1), None, (0, 8), 0, Kind::Write).is_none());
         for slot in 2..20 {
             let mut reader = actor(slot);
-            reader.clock.raise(1, 1);
+            reader.known.clock.raise(1, 1);
             assert!(access(&mut shadow, &reader, None, (0, 8), 0, Kind::Read).is_none());
         }
         assert!(
@@ -207,12 +207,12 @@ mod tests {
     fn a_request_is_not_ordered_with_another_one_of_the_same_actor_that_its_poster_did_not_know() {
         let mut shadow = Shadow::new(0, 8);
         let mut proxy = actor(1);
-        let stamp = |slot| Stamp { clock: Clock::default(), slot, epoch: 1 };
+        let stamp = |slot| Stamp { known: Known::default(), slot, epoch: 1 };
         assert!(access(&mut shadow, &proxy, Some(&stamp(7)), (0, 8), 0, Kind::Write).is_none());
         assert!(access(&mut shadow, &proxy, Some(&stamp(7)), (0, 8), 0, Kind::Write).is_none(), "the same request");
         assert!(access(&mut shadow, &proxy, Some(&stamp(8)), (0, 8), 1, Kind::Write).is_some());
         let mut knows = stamp(8);
-        knows.clock.join(&proxy.publish().whole());
+        knows.known.join(&proxy.publish().whole());
         assert!(access(&mut shadow, &proxy, Some(&knows), (0, 8), 1, Kind::Write).is_none());
     }
 }

@@ -4,6 +4,8 @@
 use super::options::Options;
 use crate::context::Core;
 use crate::coop::Coop;
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::exec::watch::{self, Event, Way};
 use crate::fault::{self, Fault};
 use crate::lsa::{copy, publish};
 use crate::order::Scope;
@@ -73,6 +75,18 @@ impl Raises {
     }
 }
 
+/// Reports to an executor that the calling thread stores the data of a put, and raises its signal's word.
+#[cfg(not(target_arch = "nvptx64"))]
+pub(super) fn told(way: Way, options: &Options, put: Option<(u64, u64)>, words: Option<Raises>) {
+    let strong = options.signal.is_some_and(|signal| signal.strong);
+    if let Some((address, bytes)) = put {
+        watch::event(Event::Stores { way, address, bytes, weak: options.signal.is_some() && !strong });
+    }
+    if let Some((word, _)) = words.and_then(|words| words.signal) {
+        watch::event(Event::Raise { way, word: word.address(), strong, put: put.unwrap_or_default() });
+    }
+}
+
 /// Carries out a put or get by loads and stores if `checked` is `Ok`. All threads of `coop` call. `addresses` returns
 /// the addresses to copy to and from, and the number of bytes. `OWN` as for [`copy`].
 ///
@@ -95,6 +109,8 @@ pub(super) unsafe fn move_bytes<const OWN: bool>(
     coop.sync();
     if checked.is_ok() {
         let (to, from, bytes) = addresses();
+        #[cfg(not(target_arch = "nvptx64"))]
+        told(core.way(peer), options, OWN.then_some((to, bytes)), coop.elect().then_some(raises));
         // Safety: the caller's promise.
         unsafe { copy::<OWN>(coop, to, from, bytes) };
     }

@@ -292,10 +292,21 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
         self.check(lsa)?;
         if lsa {
             let raises = self.raises();
+            #[cfg(not(target_arch = "nvptx64"))]
+            self.told(raises, self.request.ways(self.peer).0, true);
             raises.publish(coop, store());
             return Ok(());
         }
         self.post()
+    }
+
+    /// Reports to an executor that the calling thread stores the data of this put to `to`, if it is a put, and that it
+    /// raises the signal, if it `raises`.
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn told(&self, words: Raises, to: u64, raises: bool) {
+        let puts = matches!(self.request.operation(), Operation::Put | Operation::PutValue);
+        let put = puts.then(|| (to, self.request.transfer().bytes()));
+        by_stores::told(self.gin.core().way(self.peer), &self.options, put, raises.then_some(words));
     }
 
     /// Checks the request and posts it to the back end, in the calling thread.
@@ -321,8 +332,10 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
             counter: options.counter.map(|counter| counter.0),
             more: options.more,
         };
-        watch!(posted(self.request.own(), &descriptor));
-        B::post(core, &descriptor, operation, options.deadline)
-            .map_err(|stop| B::explain(core, descriptor.peer, stop, operation, options.deadline))
+        watch!(posted(self.request.own(), core.way(self.peer), &descriptor, options.all_routes));
+        B::post(core, &descriptor, operation, options.deadline).map_err(|stop| {
+            watch!(event(crate::exec::watch::Event::Refused));
+            B::explain(core, descriptor.peer, stop, operation, options.deadline)
+        })
     }
 }

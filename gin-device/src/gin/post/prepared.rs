@@ -58,6 +58,8 @@ impl<'a, B: Backend, R: Request> Prepared<'a, B, R> {
         }
         let options = &self.post.options;
         coop.sync();
+        #[cfg(not(target_arch = "nvptx64"))]
+        self.post.told(self.raises, self.ways.0, coop.elect());
         if R::BY_ALL {
             // Safety: the check found the ranges in range, and the peer reached.
             unsafe { self.post.request.store(coop, self.ways) };

@@ -74,7 +74,7 @@ fn arrives(address: Address, bytes: i64) {
     if let Err(message) = change(word(address), 1, bytes) {
         panic!("{message}");
     }
-    watch::word(address.pointer().cast::<u64>(), Access::Reduce, Ordering::Release);
+    watch::word(address.pointer().cast::<u64>(), Access::Reduce(0), Ordering::Release);
 }
 
 /// # Safety
@@ -224,7 +224,7 @@ pub unsafe fn copy_to_shared(to: Address, from: u64, bytes: u32, barrier: Mbarri
     // them.
     watch::event(watch::Event::Data { address: from, bytes: bytes.into(), writes: false });
     watch::event(watch::Event::Data { address: to.bits(), bytes: bytes.into(), writes: true });
-    watch::word(barrier.0.pointer().cast::<u64>(), Access::Reduce, Ordering::Release);
+    watch::word(barrier.0.pointer().cast::<u64>(), Access::Reduce(0), Ordering::Release);
     call(BulkCall::ToShared { to: to.bits(), from, bytes, barrier: barrier.0.bits() });
 }
 
