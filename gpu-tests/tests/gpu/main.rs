@@ -125,7 +125,9 @@ fn main() -> ExitCode {
             add_processes(&mut trials, count, false, &run);
         }
         if count == 1 && known.is_ok() {
-            [2, 3].map(|processes| add_processes(&mut trials, processes, true, &run));
+            for processes in [2, 3] {
+                add_processes(&mut trials, processes, true, &run);
+            }
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()
