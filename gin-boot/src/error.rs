@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Errors of bootstraps, and causes of losses.
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
+use std::io;
 use std::time::Duration;
 
 /// An error of a bootstrap.
@@ -126,9 +128,30 @@ pub(crate) fn warn(trouble: &str) {
     }
 }
 
-/// Returns a function that makes the error of an operation that the system refused, from the system's reason.
+/// Returns a function that makes the error of an operation that failed, from the reason.
 pub(crate) fn system<E: ToString>(what: &'static str) -> impl FnOnce(E) -> BootstrapError {
     move |reason| BootstrapError::System { what, reason: reason.to_string() }
+}
+
+/// Returns a function that makes the error of an operation that the system refused. It names what usually causes it.
+pub(crate) fn refused<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> BootstrapError {
+    move |error| {
+        let error = error.into();
+        system(what)(format!("{error}{}", usual_cause(&error)))
+    }
+}
+
+/// Returns what usually makes the system refuse a call about sockets or threads, for the end of an error.
+pub(crate) fn usual_cause(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::ACCESS | Errno::PERM) => {
+            ": a firewall of this host, or a seccomp filter or security module of its container, usually forbids it; only \
+             root may listen at ports below 1024"
+        }
+        Some(Errno::MFILE) => ": the process has as many open files as it may; raise it with `ulimit -n`",
+        Some(Errno::AGAIN) => ": the user (`ulimit -u`) or the container (`pids.max`) has as many threads as it may",
+        _ => "",
+    }
 }
 
 /// The cause of the loss of a rank, as the rank that noticed it knows it.

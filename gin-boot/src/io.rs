@@ -7,7 +7,7 @@
 //! ranks there are.
 
 use crate::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
-use crate::error::{show_wait, system, warn};
+use crate::error::{show_wait, system, usual_cause, warn};
 use crate::id::Secret;
 use crate::link::{Link, LinkError, Outbound, connect};
 use crate::message::{Answer, CHUNK, FRAME, Hello, Message, Registration, VERSION};
@@ -15,6 +15,7 @@ use crate::node::{Node, Outgoing};
 use crate::tcp::default_address;
 use crate::tree::PARENT;
 use crate::{BootstrapError, LossCause, TcpConfig, millis};
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -125,24 +126,19 @@ async fn limited<T>(limit: Duration, work: impl Future<Output = Result<T, LinkEr
 }
 
 /// Returns what usually makes this system refuse to connect, with the remedy, for the end of an error.
-fn usual_cause(error: &LinkError, address: SocketAddr) -> &'static str {
-    use rustix::io::Errno;
+fn cause_of(error: &LinkError, address: SocketAddr) -> &'static str {
     let LinkError::Io(error) = error else { return "" };
     match Errno::from_io_error(error) {
-        Some(Errno::ACCESS | Errno::PERM) => {
-            " (a firewall of this host, or a seccomp filter of its container, forbids it)"
-        }
         Some(Errno::NETUNREACH | Errno::ADDRNOTAVAIL) if address.ip().is_loopback() => {
             " (is the loopback interface of this network namespace up? `ip link set lo up`)"
         }
         Some(Errno::NETUNREACH) => " (this host has no route to that address: `ip route`)",
-        _ => "",
+        _ => usual_cause(error),
     }
 }
 
 /// Returns whether later attempts will fail too: another program has the port, or this system refuses to connect.
 fn is_hopeless(error: &LinkError, address: SocketAddr) -> bool {
-    use rustix::io::Errno;
     match error {
         LinkError::NotGin(_) => true,
         LinkError::Io(error) => match Errno::from_io_error(error) {
@@ -211,7 +207,7 @@ impl Io {
                     }
                     Err(error) => {
                         hopeless &= is_hopeless(&error, address);
-                        format!("{error}{}", usual_cause(&error, address))
+                        format!("{error}{}", cause_of(&error, address))
                     }
                 };
                 errors.push(format!("at {address}: {error}"));

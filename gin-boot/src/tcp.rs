@@ -3,7 +3,7 @@
 
 use crate::beat;
 use crate::board::Board;
-use crate::error::{CHECK, show_wait, system};
+use crate::error::{CHECK, refused, show_wait, system, usual_cause};
 use crate::id::{self, Secret, UniqueId};
 use crate::io::{LINGERING, Start, run};
 use crate::message::CollectiveId;
@@ -137,8 +137,9 @@ impl AsFd for Rendezvous {
 
 /// Listens, with a queue for many ranks that connect at the same time.
 pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, BootstrapError> {
-    let listener = TcpListener::bind(address).map_err(|error| system("listen")(format!("{address}: {error}")))?;
-    rustix::net::listen(&listener, 4096).map_err(system("listen"))?;
+    let listener = TcpListener::bind(address)
+        .map_err(|error| system("listen")(format!("{address}: {error}{}", usual_cause(&error))))?;
+    rustix::net::listen(&listener, 4096).map_err(refused("listen"))?;
     Ok(listener)
 }
 
@@ -202,9 +203,9 @@ impl TcpBootstrap {
         (config.silence, config.progress) = (config.silence.max(SHORTEST), config.progress.max(SHORTEST));
         let instance = id::random().map_err(system("make random numbers"))?;
         let (node, connects) = Node::new(rank, ranks, instance);
-        let (beats, beating) = beat::start(rank).map_err(system("send heartbeats"))?;
+        let (beats, beating) = beat::start(rank).map_err(refused("send heartbeats"))?;
         let run = run(node.clone(), connects, secret.clone(), config.clone(), start, beats);
-        let runtime = runtime().map_err(system("serve connections"))?;
+        let runtime = runtime().map_err(refused("serve connections"))?;
         let (end, ended) = mpsc::channel();
         let served = node.clone();
         let serve = move || {
@@ -214,7 +215,7 @@ impl TcpBootstrap {
             runtime.block_on(run);
         };
         let thread = std::thread::Builder::new().name(format!("gin-boot-{rank}")).spawn(serve);
-        thread.map_err(system("serve connections"))?;
+        thread.map_err(refused("serve connections"))?;
         Inner { node, secret: secret.clone(), config, ended: ended.into() }.join(Instant::now(), local_rank)
     }
 
@@ -317,8 +318,8 @@ impl Inner {
         })?;
         node.joined.store(true, Ordering::Release);
         let read = |(rank, bytes): (usize, &Vec<u8>)| {
-            let refused = || system("join")(format!("rank {rank} does not describe its host"));
-            wire::decode::<(System, Option<u32>)>(bytes).ok_or_else(refused)
+            let unread = || system("join")(format!("rank {rank} does not describe its host"));
+            wire::decode::<(System, Option<u32>)>(bytes).ok_or_else(unread)
         };
         let given: Vec<_> = given.iter().enumerate().map(read).collect::<Result<_, _>>()?;
         let (systems, given): (Vec<System>, _) = given.into_iter().unzip();

@@ -294,10 +294,32 @@ pub(crate) fn out_of_memory<E: ToString>(kind: MemoryKind, bytes: u64) -> impl F
     move |reason| GpuError::OutOfMemory { bytes, kind, reason: reason.to_string() }
 }
 
-/// Returns a function that makes the error of host memory that the system refused. It names the limit that was met.
-pub(crate) fn out_of_host_memory(kind: MemoryKind, bytes: u64) -> impl Fn(Errno) -> GpuError {
+/// The system's refusal of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CallError {
+    /// Name of the call.
+    pub(crate) call: &'static str,
+    /// The system's error.
+    pub(crate) errno: Errno,
+}
+
+impl CallError {
+    /// Returns a function that makes the error of a call.
+    pub(crate) fn of(call: &'static str) -> impl Fn(Errno) -> Self {
+        move |errno| Self { call, errno }
+    }
+
+    /// Returns the call, the system's error, and the limit or setting that caused it, for `bytes` bytes of memory.
+    pub(crate) fn explain(self, bytes: u64) -> String {
+        format!("{}: {}", self.call, explain_refusal(&self.errno.into(), bytes))
+    }
+}
+
+/// Returns a function that makes the error of host memory that the system refused. It names the call, and the limit
+/// that was met.
+pub(crate) fn out_of_host_memory(kind: MemoryKind, bytes: u64) -> impl Fn(CallError) -> GpuError {
     let refuse = out_of_memory(kind, bytes);
-    move |cause| refuse(explain_refusal(&cause.into(), bytes))
+    move |cause| refuse(cause.explain(bytes))
 }
 
 /// Checks that the memory cgroup of this process has `bytes` bytes at all. Past its limit the system would end the

@@ -19,6 +19,7 @@ use crate::flat::FlatPlace;
 use crate::registry::{KEY_BYTES, Key, KeyError, Missing, Registry, process, random};
 use crate::{Device, DeviceKind, Memory, MemoryKind, MemorySharing, SharedFile, lock};
 use bytemuck::{Pod, Zeroable};
+use gin_virtual::usual_setting;
 use peer::{Peer, is_ours, reach, socket_name};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -91,7 +92,11 @@ fn server() -> Result<[u8; 16], String> {
         from.recv().unwrap_or_else(|_| Err(io::Error::other("its thread has ended")))?;
         Ok(secret)
     };
-    SECRET.get_or_init(|| start().map_err(|error| format!("no socket to share memory by: {error}"))).clone()
+    let refused = |error: io::Error| {
+        let setting = usual_setting(&error).map_or(String::new(), |setting| format!(": {setting}"));
+        format!("no socket to share memory by: {error}{setting}")
+    };
+    SECRET.get_or_init(|| start().map_err(refused)).clone()
 }
 
 /// Makes the socket of this process, and the runtime that serves it on the calling thread.
@@ -176,7 +181,10 @@ fn ask(key: &SharedKey, token: [u8; 8]) -> Result<([u8; ANSWER], Option<OwnedFd>
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             format!("its process did not answer within {} s", PATIENCE.as_secs())
         }
-        _ => format!("its process cannot be asked: {error}"),
+        _ => {
+            let setting = usual_setting(&error).map_or(String::new(), |setting| format!(": {setting}"));
+            format!("its process cannot be asked: {error}{setting}")
+        }
     };
     let mut connection = reach(&key.process, PATIENCE).map_err(unreached)?;
     // Checked before the secret is sent: another user may have taken the name of a process that has ended.

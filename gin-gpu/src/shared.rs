@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory of the host: pages, reserved addresses, and files that another process of the host can map.
 
-use super::error::{check_memory_cgroup, out_of_host_memory, out_of_memory};
+use super::error::{CallError, check_memory_cgroup, out_of_host_memory, out_of_memory};
 use super::flat::FlatPlace;
 use super::{GpuError, MemoryKind, RawMemory};
 use gin_device::exec::watch;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
-use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
@@ -39,10 +38,11 @@ pub(super) fn pointer(address: u64) -> *mut c_void {
 }
 
 /// Makes a file of `length` zero bytes, a whole number of pages. It has no name.
-pub(super) fn new_file(length: u64) -> Result<OwnedFd, Errno> {
-    let file = memfd_create("gin", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&file, length)?;
-    fcntl_add_seals(&file, SEALS)?;
+pub(super) fn new_file(length: u64) -> Result<OwnedFd, CallError> {
+    let file = memfd_create("gin", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+    let file = file.map_err(CallError::of("memfd_create"))?;
+    ftruncate(&file, length).map_err(CallError::of("ftruncate"))?;
+    fcntl_add_seals(&file, SEALS).map_err(CallError::of("fcntl F_ADD_SEALS"))?;
     Ok(file)
 }
 
@@ -51,12 +51,12 @@ pub(super) fn new_file(length: u64) -> Result<OwnedFd, Errno> {
 /// # Errors
 /// The reason for which it cannot be mapped, in words: it could be shortened, or it is too short.
 pub(super) fn check_file(file: &OwnedFd, bytes: u64) -> Result<u64, String> {
-    let text = |error: Errno| format!("its file cannot be examined: {error}");
-    if !fcntl_get_seals(file).map_err(text)?.contains(SealFlags::SHRINK) {
+    let text = |call| move |errno| format!("its file cannot be examined: {}", CallError { call, errno }.explain(0));
+    if !fcntl_get_seals(file).map_err(text("fcntl F_GET_SEALS"))?.contains(SealFlags::SHRINK) {
         return Err("its file could be shortened while it is mapped".to_owned());
     }
     let length = bytes.max(1).checked_next_multiple_of(page()).ok_or("its length makes no sense")?;
-    let there = u64::try_from(fstat(file).map_err(text)?.st_size).unwrap_or(0);
+    let there = u64::try_from(fstat(file).map_err(text("fstat"))?.st_size).unwrap_or(0);
     if there < length {
         return Err(format!("its file has {there} bytes, not {length}"));
     }
@@ -76,17 +76,19 @@ pub(super) struct HostPages {
 
 impl HostPages {
     /// Reserves addresses at which no access is permitted.
-    pub(super) fn reserve(length: u64) -> Result<Self, Errno> {
+    pub(super) fn reserve(length: u64) -> Result<Self, CallError> {
         // Safety: the kernel chooses unused addresses.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), length as usize, ProtFlags::empty(), RESERVED) }?;
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), length as usize, ProtFlags::empty(), RESERVED) };
+        let start = start.map_err(CallError::of("mmap"))?;
         Ok(Self { start: start.expose_provenance() as u64, length, place: None })
     }
 
     /// Maps the first `length` bytes of a file.
-    pub(super) fn of_file(file: &OwnedFd, length: u64) -> Result<Self, Errno> {
+    pub(super) fn of_file(file: &OwnedFd, length: u64) -> Result<Self, CallError> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // Safety: the kernel chooses unused addresses.
-        let start = unsafe { mmap(std::ptr::null_mut(), length as usize, protection, MapFlags::SHARED, file, 0) }?;
+        let start = unsafe { mmap(std::ptr::null_mut(), length as usize, protection, MapFlags::SHARED, file, 0) };
+        let start = start.map_err(CallError::of("mmap"))?;
         Ok(Self { start: start.expose_provenance() as u64, length, place: None })
     }
 
@@ -109,10 +111,11 @@ impl HostPages {
                 let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
                 // Safety: the place is in reserved addresses of this kind, has no other owner, and consists of whole
                 // pages.
-                unsafe { mmap(address, bytes, protection, flags, file, 0) }.map(drop)
+                unsafe { mmap(address, bytes, protection, flags, file, 0) }.map(drop).map_err(CallError::of("mmap"))
             }
             // Safety: as above.
-            None => unsafe { mprotect(address, bytes, MprotectFlags::READ | MprotectFlags::WRITE) },
+            None => unsafe { mprotect(address, bytes, MprotectFlags::READ | MprotectFlags::WRITE) }
+                .map_err(CallError::of("mprotect")),
         };
         opened.map_err(out_of_host_memory(MemoryKind::Device, length))?;
         Ok(Self { start, length, place: Some(place) })
@@ -143,6 +146,45 @@ impl Drop for HostPages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::Errno;
+
+    /// Forbids a call to this thread from now on, as seccomp filters of containers do.
+    fn forbid(call: libc::c_long) {
+        let bpf = |code: u32, value: u32, equal: u8, other: u8| libc::sock_filter {
+            code: code as u16,
+            jt: equal,
+            jf: other,
+            k: value,
+        };
+        let mut filter = [
+            bpf(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            bpf(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 1),
+            bpf(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+            bpf(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // Safety: the program is valid, and concerns this thread only.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+        }
+    }
+
+    #[test]
+    fn a_call_that_is_forbidden_is_named_with_what_usually_forbids_it() {
+        let error = |call| {
+            let thread = std::thread::spawn(move || {
+                forbid(call);
+                HostPages::allocate(MemoryKind::Pinned, 4096).map(drop).unwrap_err().to_string()
+            });
+            thread.join().unwrap()
+        };
+        for (call, name) in [(libc::SYS_memfd_create, "memfd_create"), (libc::SYS_ftruncate, "ftruncate")] {
+            let error = error(call);
+            let start = format!("cannot allocate 4096 bytes of pinned host memory: {name}: Operation not permitted");
+            assert!(error.starts_with(&start) && error.contains("seccomp"), "{error}");
+        }
+    }
 
     #[test]
     fn a_file_that_could_become_shorter_or_is_too_short_is_refused() {

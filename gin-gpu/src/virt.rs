@@ -5,7 +5,7 @@
 //! the kernels that are linked into the program. A stream runs its work in order; work of different streams runs
 //! concurrently.
 
-use super::error::{check_memory_cgroup, out_of_host_memory, out_of_memory};
+use super::error::{CallError, check_memory_cgroup, out_of_host_memory, out_of_memory};
 use super::flat::{FlatPlace, RawAddresses};
 use super::launch::unknown;
 use super::shared::{HostPages, check_file, new_file, page};
@@ -19,7 +19,7 @@ use crate::lock;
 use gin_boot::rt::{self, VirtualWorld};
 use gin_device::exec::watch::{self, Event as Watched};
 use gin_device::kernel::{KERNELS, KernelEntry};
-use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu, explain_refusal};
+use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu};
 use rustix::io::Errno;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
@@ -203,7 +203,7 @@ impl Device for VirtualDevice {
         check_memory_cgroup(kind, bytes)?;
         // Safety: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })
-            .ok_or(Errno::NOMEM)
+            .ok_or(CallError { call: "calloc", errno: Errno::NOMEM })
             .map_err(out_of_host_memory(kind, bytes))?;
         let memory = VirtualMemory { start, layout };
         Ok(Allocation::new(memory.address(), None, memory))
@@ -283,7 +283,7 @@ impl Device for VirtualDevice {
 impl MemorySharing for VirtualDevice {
     fn reserve_addresses(&self, slots: u32) -> Result<Option<RawAddresses>, GpuError> {
         let reserve = |bytes| {
-            let pages = HostPages::reserve(bytes).map_err(|error| explain_refusal(&error.into(), bytes))?;
+            let pages = HostPages::reserve(bytes).map_err(|error| error.explain(bytes))?;
             Ok((pages.start, pages))
         };
         RawAddresses::reserve(DeviceKind::Virtual, slots, LARGEST, reserve).map(Some)
@@ -315,9 +315,7 @@ impl MemorySharing for VirtualDevice {
                 return Err(GpuError::OutOfRange { offset: 0, end: length, length: place.bytes() });
             }
             Some(place) => HostPages::at(place, Some(&file))?,
-            None => {
-                HostPages::of_file(&file, length).map_err(|error| refuse(explain_refusal(&error.into(), length)))?
-            }
+            None => HostPages::of_file(&file, length).map_err(|error| refuse(error.explain(length)))?,
         };
         // The file is closed, as there may be many, and is for its owner to give.
         Ok(Allocation::new(pages.start, None, pages))

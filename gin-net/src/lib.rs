@@ -250,7 +250,7 @@ pub enum NetError {
         length: u64,
     },
     /// The rank does not have the signal.
-    #[error("rank {rank} has no such signal: {signal:?}")]
+    #[error("rank {rank} does not have {}", show(signal))]
     UnknownSignal {
         /// The rank.
         rank: u32,
@@ -281,6 +281,14 @@ pub enum NetError {
 }
 
 gin_abi::debug_as_display!(NetError, verbs::NoDevice, verbs::WrongVariable);
+
+/// Returns a signal in words.
+fn show(signal: &SignalTarget) -> String {
+    match signal {
+        SignalTarget::Id(id) => format!("signal {id}"),
+        SignalTarget::Address { window, offset } => format!("a signal at offset {offset} of window {window}"),
+    }
+}
 
 impl NetError {
     /// Returns `fault` with the kind and the values that kernels see.

@@ -100,7 +100,7 @@ pub enum HcaError {
         syndrome: u32,
     },
     /// A call of the driver's library failed.
-    #[error("{call} failed: {}", std::io::Error::from_raw_os_error(*errno))]
+    #[error("{call} failed: {}", gin_verbs::explain(*errno))]
     System {
         /// The call.
         call: &'static str,
@@ -133,7 +133,7 @@ pub enum HcaError {
         reason: String,
     },
     /// The handle is of no object of this NIC, or of a destroyed one.
-    #[error("object {0:?} does not exist")]
+    #[error("object {} does not exist", .0.0)]
     NoObject(Handle),
 }
 

@@ -19,7 +19,6 @@ use gin_verbs::mlx5dv::{
 use gin_verbs::verbs::{AddressHandle, AddressHandleAttributes, MemoryRegion, ProtectionDomain, Verbs, VerbsDevice};
 use gin_verbs::{CallError, DeviceList, OpenDevice, check, non_null};
 use std::ffi::{c_int, c_void};
-use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -31,7 +30,7 @@ pub enum Absent {
     #[error("no mlx5 device: {0}")]
     Library(#[from] LoadError),
     /// The kernel has no RDMA support, or its `ib_uverbs` module is not loaded.
-    #[error("no mlx5 device: asking the kernel for RDMA devices failed: {}", io::Error::from_raw_os_error(*errno))]
+    #[error("no mlx5 device: asking the kernel for RDMA devices failed: {}", gin_verbs::explain(*errno))]
     Kernel {
         /// The error number of the operating system.
         errno: i32,
@@ -51,7 +50,7 @@ pub enum Absent {
         known: Vec<String>,
     },
     /// The device cannot be opened.
-    #[error("mlx5 device {name} cannot be opened with devx: {}", io::Error::from_raw_os_error(*errno))]
+    #[error("mlx5 device {name} cannot be opened with devx: {}", gin_verbs::explain(*errno))]
     Closed {
         /// Its name.
         name: String,

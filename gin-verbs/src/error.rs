@@ -47,6 +47,26 @@ impl CallError {
     }
 }
 
+/// Returns the operating system's text for the error number of a call of an RDMA library, with the setting that usually
+/// causes it.
+///
+/// ```
+/// assert!(gin_verbs::explain(13).contains("/dev/infiniband"));
+/// ```
+pub fn explain(errno: i32) -> String {
+    let error = io::Error::from_raw_os_error(errno);
+    let setting = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            ": this user, or the container, usually may not use the files in /dev/infiniband; pass them to the container"
+        }
+        io::ErrorKind::OutOfMemory => {
+            ": usually the limit of locked memory is too small; raise it with `ulimit -l unlimited`"
+        }
+        _ => "",
+    };
+    format!("{error}{setting}")
+}
+
 /// Converts the result of a function that returns 0, or an error number of either sign, or -1 with the number in
 /// `errno`.
 ///

@@ -20,6 +20,6 @@ pub mod mlx5dv;
 pub mod verbs;
 
 pub use device::{DeviceList, OpenDevice};
-pub use error::{CallError, LoadError, check, non_null};
+pub use error::{CallError, LoadError, check, explain, non_null};
 pub use mlx5dv::Mlx5dv;
 pub use verbs::{Access, Link, Verbs};

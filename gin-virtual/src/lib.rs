@@ -145,6 +145,6 @@ pub use host::{
 };
 pub use log::EventLog;
 pub use race::{Race, RaceAccess, RaceMemory, RaceOperation};
-pub use refusal::{explain_refusal, memory_cgroup};
+pub use refusal::{explain_refusal, memory_cgroup, usual_setting};
 pub use service::{Pace, ServiceHandle, ServiceStep};
 pub use world::{VirtualGpu, World};

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Returns the system's error for a refused reservation of `bytes` bytes, and the limit that it met, if it met one.
+/// Returns the system's error for a refused reservation of `bytes` bytes, and the limit that it met, if it met one. For
+/// a call that is forbidden it names the settings that usually forbid it.
 ///
 /// The limits are those of addresses (`ulimit -v`), of data (`ulimit -d`), of mappings (`vm.max_map_count`) and of
 /// memory that may be promised (`vm.overcommit_memory`).
@@ -18,6 +19,9 @@ use rustix::process::{Resource, getrlimit};
 /// assert!(text.starts_with("out of memory: "), "{text}");
 /// ```
 pub fn explain_refusal(cause: &io::Error, bytes: u64) -> String {
+    if let Some(setting) = usual_setting(cause) {
+        return format!("{cause}: {setting}");
+    }
     // The C library reports a thread whose stack the system refuses as EAGAIN.
     if !matches!(cause.kind(), io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock) {
         return cause.to_string();
@@ -25,6 +29,27 @@ pub fn explain_refusal(cause: &io::Error, bytes: u64) -> String {
     match met_limit(bytes) {
         Some(limit) => format!("{cause}: {limit}"),
         None => cause.to_string(),
+    }
+}
+
+/// Returns the setting that usually makes the system refuse a call with this error, whatever the call.
+///
+/// ```
+/// let forbidden = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+/// assert!(gin_virtual::usual_setting(&forbidden).unwrap().contains("seccomp"));
+/// assert_eq!(gin_virtual::usual_setting(&std::io::ErrorKind::NotFound.into()), None);
+/// ```
+pub fn usual_setting(cause: &io::Error) -> Option<&'static str> {
+    match (cause.kind(), cause.raw_os_error()) {
+        (io::ErrorKind::PermissionDenied, _) => {
+            Some("a seccomp filter or a security module (SELinux, AppArmor) of this container usually forbids it")
+        }
+        (_, Some(libc::ENOSYS)) => Some("the kernel, or the sandbox of this container, does not have this call"),
+        (_, Some(libc::EMFILE)) => Some("the process has as many open files as it may; raise it with `ulimit -n`"),
+        (_, Some(libc::ENFILE)) => {
+            Some("the system has as many open files as it may; raise it with `sysctl fs.file-max`")
+        }
+        _ => None,
     }
 }
 

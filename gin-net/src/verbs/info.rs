@@ -5,7 +5,6 @@ use super::config::VerbsConfig;
 use super::topology::PciPlace;
 use gin_abi::mlx5::command::Mtu;
 use gin_verbs::{Link, LoadError};
-use std::io;
 
 /// Why no RDMA device can be used.
 ///
@@ -29,7 +28,7 @@ pub enum NoDevice {
     #[error("no RDMA device: {0}")]
     Library(#[from] LoadError),
     /// The kernel has no RDMA support, or its `ib_uverbs` module is not loaded.
-    #[error("no RDMA device: asking the kernel for devices failed: {}", io::Error::from_raw_os_error(*errno))]
+    #[error("no RDMA device: asking the kernel for devices failed: {}", gin_verbs::explain(*errno))]
     Kernel {
         /// Error number of the operating system.
         errno: i32,
@@ -64,7 +63,7 @@ pub enum NoDevice {
         index: u32,
     },
     /// A call of libibverbs failed.
-    #[error("RDMA device {name}: {call} failed: {}", io::Error::from_raw_os_error(*errno))]
+    #[error("RDMA device {name}: {call} failed: {}", gin_verbs::explain(*errno))]
     Failed {
         /// The device.
         name: String,

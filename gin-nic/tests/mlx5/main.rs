@@ -276,7 +276,7 @@ fn probed() -> Result<(), Failed> {
     equal(good, vec!["mlx5_0: Ethernet, MTU 2048, queues of up to 32768 entries".to_owned()])?;
     let down = lines(PORT_DOWN, NicConfig::default())?;
     equal(down, vec!["mlx5_0: cannot serve GPUs: mlx5_0: port 1 is down".to_owned()])?;
-    let system = std::io::Error::from_raw_os_error(13);
+    let system = gin_verbs::explain(13);
     let shut = lines(4, NicConfig::default())?;
     let text = format!("mlx5_0: cannot serve GPUs: mlx5 device mlx5_0 cannot be opened with devx: {system}");
     equal(shut, vec![text])?;
