@@ -148,20 +148,26 @@ pub(crate) fn call(name: &'static str, work: impl FnOnce() -> Result<(), Failure
     }
 }
 
+/// Refuses a pointer to no value.
+fn check_pointer<T>(pointer: *const T, what: &str) -> Result<(), Failure> {
+    let problem = match () {
+        () if pointer.is_null() => "null".to_owned(),
+        () if !pointer.is_aligned() => format!("no multiple of {} bytes", align_of::<T>()),
+        () => return Ok(()),
+    };
+    Err(Failure::argument(format!("`{what}` is {problem}: it must be a valid pointer")))
+}
+
 /// Returns the reference behind an output pointer.
 pub(crate) fn output<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut MaybeUninit<T>, Failure> {
-    if pointer.is_null() || !pointer.is_aligned() {
-        return Err(Failure::argument(format!("`{what}` is {pointer:?}: it must be a valid pointer")));
-    }
+    check_pointer(pointer, what)?;
     // Safety: the caller of the function of the header promised that it is valid for writes.
     Ok(unsafe { &mut *pointer.cast() })
 }
 
 /// Returns the reference behind an input pointer.
 pub(crate) fn input<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
-    if pointer.is_null() || !pointer.is_aligned() {
-        return Err(Failure::argument(format!("`{what}` is {pointer:?}: it must be a valid pointer")));
-    }
+    check_pointer(pointer, what)?;
     // Safety: the caller of the function of the header promised that it is valid for reads.
     Ok(unsafe { &*pointer })
 }

@@ -311,6 +311,18 @@ fn a_window_in_the_middle_of_an_allocation_has_its_own_offsets() {
 }
 
 #[test]
+fn windows_that_the_program_drops_stay_registered_and_the_limit_says_so() {
+    with_comm(1, &config(peer()), &Requirements::default().windows(2), |comm| {
+        for _ in 0..2 {
+            drop(comm.alloc_window::<u8>(64, WindowFlags::NONE).unwrap());
+        }
+        let text = comm.alloc_window::<u8>(64, WindowFlags::NONE).unwrap_err().to_string();
+        assert!(text.starts_with("3 windows were asked for; there can be 1 to 2: a window that"), "{text}");
+        assert!(text.contains("deregister it on all ranks") && text.contains("request more `windows`"), "{text}");
+    });
+}
+
+#[test]
 fn memory_that_cannot_be_a_window_is_refused_with_the_reason() {
     with_comm(1, &config(peer()), &Requirements::default().windows(2), |comm| {
         let memory = Memory::new(comm.gpu(), MemoryKind::Device, 256).unwrap();

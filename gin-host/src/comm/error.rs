@@ -51,7 +51,7 @@ pub enum CommError {
         report: Box<FaultReport>,
     },
     /// A number is past its limit.
-    #[error("{asked} {what} were asked for; there can be {least} to {limit}")]
+    #[error("{asked} {what} were asked for; there can be {least} to {limit}{}", remedy(what, *limit))]
     Limit {
         /// The name of the number.
         what: &'static str,
@@ -249,6 +249,16 @@ pub enum CommError {
 }
 
 gin_abi::debug_as_display!(CommError);
+
+/// Returns the remedy for a number that is past its limit, for the end of the error.
+fn remedy(what: &str, limit: u64) -> &'static str {
+    // Windows past the largest limit are refused before any is registered.
+    if what != "windows" || limit == gin_abi::MAX_WINDOWS.into() {
+        return "";
+    }
+    ": a window that the program drops stays registered, because that is collective; deregister it on all ranks, or \
+     request more `windows`"
+}
 
 impl From<Quarantined> for CommError {
     fn from(Quarantined { reason }: Quarantined) -> Self {

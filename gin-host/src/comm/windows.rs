@@ -27,6 +27,20 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 /// The most bytes of a window, so that no sum of offset and length overflows.
 const MAX_BYTES: u64 = gin_abi::descriptor::MAX_OFFSET;
 
+/// Returns the error of memory for the signals of a window of `bytes` bytes.
+fn for_signals(error: GpuError, bytes: u64) -> GpuError {
+    match error {
+        GpuError::OutOfMemory { bytes: asked, kind, reason } => {
+            let purpose = format!(
+                "they are for the signals of a window of {bytes} bytes; a window without signals needs none, so register \
+                 only the part whose words are signals"
+            );
+            GpuError::OutOfMemory { bytes: asked, kind, reason: format!("{reason}; {purpose}") }
+        }
+        error => error,
+    }
+}
+
 /// This rank's part of a window before the ranks exchange messages.
 struct Prepared {
     part: Part,
@@ -204,9 +218,10 @@ impl Communicator {
         let raises = |engine| flags.signals && live.handle.engines & engine != 0;
         let plane = |engine, kind| {
             let plane = || Memory::for_ranks(&self.device, kind, plane_bytes, self.is_across());
-            raises(engine).then(plane).transpose()
+            raises(engine).then(plane).transpose().map_err(|error| for_signals(error, bytes))
         };
-        let plane_near = || Memory::new(&self.device, MemoryKind::Device, NEAR_WORDS * plane_bytes);
+        let near = || Memory::new(&self.device, MemoryKind::Device, NEAR_WORDS * plane_bytes);
+        let plane_near = || near().map_err(|error| for_signals(error, bytes));
         let plane_near = flags.signals.then(plane_near).transpose()?;
         let nic = raises(ENGINE_NIC);
         if let Some(near) = plane_near.as_ref().filter(|_| nic) {
@@ -411,5 +426,19 @@ impl Communicator {
             Ok(())
         };
         self.traced(CALL, || self.with_live(CALL, work))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_for_signals_that_is_refused_names_its_purpose() {
+        let refused = || GpuError::OutOfMemory { bytes: 72 << 20, kind: MemoryKind::Device, reason: "full".to_owned() };
+        let text = for_signals(refused(), 8 << 20).to_string();
+        let start =
+            "cannot allocate 75497472 bytes of device memory: full; they are for the signals of a window of 8388608";
+        assert!(text.starts_with(start), "{text}");
     }
 }
