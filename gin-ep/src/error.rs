@@ -86,7 +86,7 @@ pub enum EpError {
         lane: u32,
     },
     /// Kernels of earlier calls have reported an error, and nobody has called [`Group::status`](crate::Group::status)
-    /// since.
+    /// since. If the kernel still runs, the figures of the report may be missing; the code is right.
     #[error("an earlier call has left a report that nobody has read by `Group::status`: {0}")]
     Unread(Report),
     /// An error of the communicator.

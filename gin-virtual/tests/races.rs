@@ -171,7 +171,8 @@ fn a_barrier_of_a_warp_orders_its_lanes_only() {
 
 #[test]
 fn votes_shuffles_matches_and_reductions_of_lanes_pass_on_values_but_order_no_memory() {
-    let calls: [(&str, fn(u32)); 6] = [
+    type Call = (&'static str, fn(u32));
+    let calls: [Call; 6] = [
         ("any", |lane| assert!(Warp.any(lane == 0))),
         ("ballot", |lane| assert_eq!(Warp.ballot(lane == 0), 1)),
         ("shuffle", |lane| assert_eq!(Warp.shuffle(lane, 0), 0)),
@@ -206,7 +207,7 @@ fn votes_shuffles_matches_and_reductions_of_lanes_pass_on_values_but_order_no_me
     for seed in 0..3 {
         let race = one(seed, || {
             store(thread_in_block());
-            assert!(Warp.sync_or(thread_in_block() % 32 == 0));
+            assert!(Warp.sync_or(thread_in_block().is_multiple_of(32)));
             load(thread_in_block() ^ 1);
         });
         assert_eq!(race, None, "sync_or, seed {seed}");

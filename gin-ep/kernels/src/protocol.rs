@@ -239,9 +239,8 @@ pub fn wait_together<M: Memory>(
     }
 }
 
-/// Writes a report of four words after its code, if no other is there. The host may read it while kernels run.
-///
-/// Ordering: the code is a release, at system scope.
+/// Writes a report of four words after its code, if no other is there. While the kernel runs, the host may see the code
+/// before the words: nothing here orders them.
 #[inline(always)]
 pub fn report<M: Memory>(claimed: M::Word, first: M::Word, code: u64, words: [u64; 4]) {
     if claimed.cas_relaxed_gpu(0, 1) != 0 {
@@ -251,6 +250,5 @@ pub fn report<M: Memory>(claimed: M::Word, first: M::Word, code: u64, words: [u6
     first.at(2).store_relaxed_sys(words[1]);
     first.at(3).store_relaxed_sys(words[2]);
     first.at(4).store_relaxed_sys(words[3]);
-    M::fence_release_sys();
     first.store_relaxed_sys(code);
 }

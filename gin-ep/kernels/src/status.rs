@@ -62,7 +62,7 @@ pub(crate) fn report(arena: u64, lane: &Lane, code: Code, rank: u32, expert: u64
 }
 
 /// Returns the words of a report: code, rank, expert, seen, limit; `None` if there is none. For the host, also while
-/// kernels run.
+/// kernels run: then the code is right, and the others are when the kernel that reports has ended.
 ///
 /// # Safety
 /// - `status` is the address of a lane's status block, which is alive.
@@ -70,7 +70,7 @@ pub(crate) fn report(arena: u64, lane: &Lane, code: Code, rank: u32, expert: u64
 pub unsafe fn reported(status: u64) -> Option<(Code, [u64; 4])> {
     // Safety: the caller's promise; kernels use the words by atomic operations, too.
     let first = unsafe { GlobalWord::new(status) };
-    let code = Code::from_word(first.load_acquire_sys())?;
+    let code = Code::from_word(first.load_relaxed_sys())?;
     Some((code, [1, 2, 3, 4].map(|index| first.at(index).load_relaxed_sys())))
 }
 
