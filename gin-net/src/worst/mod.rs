@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The worst network that the contract allows, for programs on virtual GPUs.
 //!
-//! Each part wraps any other network, and does what the [guarantees](crate#guarantees) allow and most networks do not.
-//! All choices come from the seed of the [`Endpoint`].
+//! Each part wraps any other network and does what the [guarantees](crate#guarantees) allow and most networks do not
+//! do. All choices come from the seed of the [`Endpoint`].
 //!
 //! | part | does |
 //! | --- | --- |

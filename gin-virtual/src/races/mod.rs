@@ -843,7 +843,14 @@ impl Races {
         };
         // A party that moves parts, or by way of other memory, may bring a part of any put from there.
         if let (Some(there), false) = (there, posted.as_ref().is_some_and(|posted| posted.poster.get)) {
-            posted = self.put_to(there, own, bytes).or(posted.filter(|_| here.is_some()));
+            // If none is found for bytes from other memory, the request is right but for its peer: its arrival comes
+            // with the order of its carrier.
+            let unsure = |posted: Rc<Posted>| {
+                let poster = Poster { arrival: NOBODY, ..posted.poster };
+                Rc::new(Posted { poster, stamp: posted.stamp.clone() })
+            };
+            let other = posted.map(|posted| if here.is_some() { posted } else { unsure(posted) });
+            posted = self.put_to(there, own, bytes).or(other);
         }
         if there.is_none() {
             match &posted {
