@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn a_range_is_pinned_if_one_allocation_holds_all_of_it() {
         let start = u64::MAX - (1 << 20);
-        lock(&PINNED).insert(start, 64);
+        know_pinned(start, 64);
         for (address, bytes, expected) in [
             (start, 64, true),
             (start + 8, 56, true),
@@ -92,13 +92,8 @@ mod tests {
         ] {
             assert_eq!(is_pinned(address, bytes), expected, "{bytes} bytes at {address:#x}");
         }
-        lock(&PINNED).remove(&start);
+        forget_pinned(start, 64);
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn memory_stays_pinned_while_an_import_of_a_part_of_it_comes_and_goes() {

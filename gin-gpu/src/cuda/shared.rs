@@ -73,7 +73,7 @@ impl MemorySharing for CudaDevice {
         }
         let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: self.name(), reason };
         let length = check_file(&file, bytes).map_err(refuse)?;
-        let pages = HostPages::of_file(&file, length).map_err(|error| refuse(error.to_string()))?;
+        let pages = HostPages::of_file(&file, length).map_err(|error| refuse(error.explain(bytes)))?;
         // The file is closed, as there may be many, and is for its owner to give.
         pin(&self.context, pages, None, bytes)
     }
