@@ -33,16 +33,21 @@ const MARK_AT: usize = 16;
 impl InUse {
     /// Begins a call, whose kernels follow those of all calls before, and keeps memory for it.
     pub(crate) fn begin(&mut self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
+        self.note(stream);
         self.let_go(stream)?;
         self.calls += 1;
         self.extend(stream, memory)
     }
 
-    /// Keeps more memory for the call that began last.
-    pub(crate) fn extend(&mut self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
+    fn note(&mut self, stream: &Arc<dyn Stream>) {
         if !self.streams.iter().any(|kept| Arc::ptr_eq(kept, stream)) {
             self.streams.push(stream.clone());
         }
+    }
+
+    /// Keeps more memory for the call that began last.
+    pub(crate) fn extend(&mut self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
+        self.note(stream);
         let call = if stream.is_capturing()? { CAPTURED } else { self.calls };
         let same = |kept: &MemorySlice, new: &MemorySlice| {
             Arc::ptr_eq(kept.memory(), new.memory()) && (kept.offset(), kept.bytes()) == (new.offset(), new.bytes())

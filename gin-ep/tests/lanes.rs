@@ -146,6 +146,39 @@ fn the_memory_of_a_captured_call_stays_while_the_lane_is_there() {
     });
 }
 
+/// A stream that is captured takes no mark, also if the lane has not used it before.
+#[test]
+fn a_capture_may_begin_on_a_stream_that_is_new_to_the_lane() {
+    let shape = Shape { ranks: 1, experts: 1, topk: 1, hidden: 8 };
+    on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
+        let group = Group::new(comm, &config(&shape, 4))?;
+        let (first, second, mut lane) = (rank.stream()?, rank.stream()?, group.lane(0)?);
+        let batch = batch(&shape, Routing::Uniform, 0, 0, 4);
+        let mut inputs = Vec::new();
+        let mut pairs = |stream: &Arc<dyn gin_gpu::Stream>| -> Result<(), EpError> {
+            // More memory than that after which a lane marks its stream.
+            for _ in 0..8 {
+                let input = Input::new(rank, &shape, 4)?;
+                input.write(&batch, false)?;
+                let received = lane.exchange(stream, &input.tokens(4, false))?;
+                received.combine(stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+                inputs.push(input);
+            }
+            Ok(())
+        };
+        pairs(&first)?;
+        first.synchronize()?;
+        let graph = second.capture(|| pairs(&second))?;
+        // Safety: all memory is there.
+        unsafe { second.replay(&*graph)? };
+        second.synchronize()?;
+        pairs(&second)?;
+        drop(lane);
+        assert_eq!(group.status()?, None);
+        group.destroy()
+    });
+}
+
 /// The ids of a dispatch, which its combine reads again, are kept until the combine has ended.
 #[test]
 fn ids_that_a_combine_reads_are_kept_until_it_has_ended() {
@@ -300,8 +333,9 @@ fn all_blocks_agree_about_a_rank_to_which_a_combine_cannot_post() {
         experts(&rank, &stream, &shape, &received)?;
         received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
+        let report = group.status()?.map(|report| (report.code, report.rank));
         if me == 0 {
-            assert_eq!(group.status()?.map(|report| (report.code, report.rank)), Some((gin_ep::Code::Unsent, 3)));
+            assert_eq!(report, Some((gin_ep::Code::Unsent, 3)));
             // Rank 1 is late, and to rank 3 nothing could be posted.
             assert_eq!(group.masked(0)?, 0b1010);
             let mut found = vec![0u16; 16 * shape.hidden];

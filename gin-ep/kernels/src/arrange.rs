@@ -18,13 +18,13 @@ use gin_device::prelude::*;
 use gin_device::sys::Global;
 use gin_device::sys::data::store_weak_u32;
 
-/// [`Arranged::kind`]: one row for each received one, without gaps.
+/// [`Layout::kind`]: one row for each received one, without gaps.
 pub const FLAT: u32 = 0;
-/// [`Arranged::kind`]: `[expert][source][token]`, one row for each id. A zone of an expert and a source has room for as
+/// [`Layout::kind`]: `[expert][source][token]`, one row for each id. A zone of an expert and a source has room for as
 /// many rows as a rank may have tokens.
 pub const PADDED: u32 = 1;
-/// [`Arranged::kind`]: zones of experts, one row for each id. Their lengths are multiples of
-/// [`Arranged::align`]; zeros fill them up.
+/// [`Layout::kind`]: zones of experts, one row for each id. Their lengths are multiples of
+/// [`Layout::align`]; zeros fill them up.
 pub const PACKED: u32 = 2;
 
 /// The place of no row.

@@ -171,8 +171,12 @@ pub fn experts(
                 received.multiply(&stream, &grouped, &factors, Products::At(&products))?;
                 received.combine(&stream, Rows::ArrangedAt(&arrangement, &products), &sums)?;
             }
+            stream.synchronize()?;
+            // A report that nobody has read would be the error of the next exchange.
+            if let Some(report) = group.status()? {
+                assert_eq!(report.code, Code::TooManyRows);
+            }
         }
-        stream.synchronize()?;
         comm.check("experts")?;
         let found = |output: &MemorySlice| -> Result<Vec<u16>, EpError> {
             let mut found = vec![0u16; tokens * hidden];
@@ -181,9 +185,6 @@ pub fn experts(
         };
         let (returned, combined) = (found(&outputs[0])?, found(&outputs[1])?);
         assert!(returned == combined, "{routing:?}: the output of rank {me} depends on the way");
-        if let Some(report) = group.status()? {
-            assert_eq!(report.code, Code::TooManyRows);
-        }
         // Other ranks may have left out rows of this one.
         if (layout_rows as usize) < shape.ranks * tokens * topk {
             continue;
