@@ -451,7 +451,7 @@ fn a_padded_layout_past_4_gib_has_each_row_in_its_zone() {
             let group = Group::new(comm, &config(&shape, 4096))?;
             let to = Arrangement::new(&group, Layout::Padded, 0)?;
             let all = to.rows().expect("a padded layout has rows");
-            assert!(all.bytes() > 8 << 30);
+            assert_eq!(all.bytes(), 8 << 30);
             let (input, stream, mut lane) = (Input::new(rank, &shape, 3)?, rank.stream()?, group.lane(0)?);
             let mut mine = batch(&shape, Routing::Uniform, 1, me, 3);
             // The last expert of each rank.
@@ -1018,10 +1018,10 @@ fn the_status_has_the_first_error_since_the_last_call() {
         let group = Group::new(comm, &config(&shape, 4).lanes(2))?;
         let (input, stream) = (Input::new(rank, &shape, 8)?, rank.stream()?);
         let mut lanes = [group.lane(0)?, group.lane(1)?];
-        // Lane 1 has two errors, then lane 0 one.
-        for (lane, id, count) in [(1, 7, 4), (1, 0, 6), (0, 9, 4)] {
-            input.ids.write(0, &[id; 8])?;
-            lanes[lane].exchange(&stream, &input.tokens(count, false))?.release();
+        // Lane 1 has two errors, of which the first one is reported, then lane 0 one.
+        for (lane, ids) in [(1, [7, 8, 0, 0]), (0, [0, 0, 0, 9])] {
+            input.ids.write(0, &ids)?;
+            lanes[lane].exchange(&stream, &input.tokens(4, false))?.release();
             stream.synchronize()?;
         }
         let status = || -> Result<_, EpError> { Ok(group.status()?.map(|report| (report.lane, report.code))) };
@@ -1029,7 +1029,9 @@ fn the_status_has_the_first_error_since_the_last_call() {
         assert_eq!(status()?, Some((1, Code::UnknownExpert)));
         assert_eq!(status()?, None);
         input.ids.write(0, &[0; 8])?;
-        lanes[1].exchange(&stream, &input.tokens(6, false))?.release();
+        let count = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
+        count.write(0, &[6u32])?;
+        lanes[1].exchange(&stream, &input.tokens(4, false).count(Number::At(&count)))?.release();
         stream.synchronize()?;
         assert_eq!(status()?, Some((1, Code::TooManyTokens)));
         drop(lanes);

@@ -47,6 +47,7 @@ NOT_PROVOKED = [
     # Rust only.
     "a sum of ", "sums in place of the received rows", "a combine of products of ids", "the number of tiles", "experts",
     # By the tests of groups.
+    "the number of rows and gaps that a layout",
     "rank {rank} did not come", "rank {rank} is sent", "rank {rank} has another configuration",
     "{text}; the first exception",
 ]

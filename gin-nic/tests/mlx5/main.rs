@@ -149,8 +149,8 @@ fn no_device() -> Result<(), Failed> {
     equal(open(1)?, format!("no mlx5 device: asking the kernel for RDMA devices failed: {}", system(38)))?;
     equal(open(2)?, "no mlx5 device: the kernel has no RDMA devices".to_owned())?;
     equal(open(3)?, "no mlx5 device: libmlx5 does not support the RDMA devices rxe0".to_owned())?;
-    equal(open(4)?, format!("mlx5 device mlx5_0 cannot be opened with devx: {}", system(13)))?;
-    equal(open(5)?, format!("mlx5 device mlx5_0 cannot be opened with devx: {}", system(95)))?;
+    equal(open(4)?, format!("mlx5 device mlx5_0 cannot be opened with devx: {}", gin_verbs::explain(13)))?;
+    equal(open(5)?, format!("mlx5 device mlx5_0 cannot be opened with devx: {}", gin_verbs::explain(95)))?;
     let stub = Stub::new(WORKS)?;
     equal(devices(&stub.libraries()), Ok(vec!["mlx5_0".to_owned()]))?;
     let unknown = Mlx5::open(&stub.libraries(), "mlx5_7").map(|_| ()).map_err(|absent| absent.to_string());
