@@ -6,6 +6,7 @@ mod common;
 use std::hint::black_box;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use common::*;
 use gin_virtual::*;
@@ -139,6 +140,8 @@ fn a_signal_that_a_process_sends_ends_the_process_as_before() {
         run_grid(&World::seeded(SeededConfig::new(3)), DeviceConfig::default(), &Grid::new("no", 1, 1, || ())).unwrap();
         // Safety: it has no precondition.
         unsafe { libc::kill(libc::getpid(), SIGSEGV) };
+        // Another thread may be the one that handles the signal, after `kill` has returned here.
+        std::thread::sleep(Duration::from_secs(10));
         std::process::exit(0);
     }
     let Output { status, stderr, .. } = child(test);
