@@ -5,6 +5,27 @@ use crate::fault::{Fault, FaultKind, NONE, Operation, Subject};
 use core::fmt;
 
 impl Fault {
+    /// Returns the operation in words, and what it concerns.
+    ///
+    /// ```
+    /// use gin_abi::{Fault, FaultKind, Operation, Subject};
+    ///
+    /// let fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal).with_values(Subject::Signal(3), 1, 0);
+    /// assert_eq!(fault.with_context(0).call().to_string(), "wait_signal, context 0, signal 3");
+    /// ```
+    pub fn call(&self) -> impl fmt::Display + '_ {
+        fmt::from_fn(|f| {
+            write!(f, "{}", self.operation())?;
+            if self.context() != NONE {
+                write!(f, ", context {}", self.context())?;
+            }
+            if self.peer() != NONE {
+                write!(f, ", rank {}", self.peer())?;
+            }
+            write!(f, "{}", self.subject())
+        })
+    }
+
     /// Returns the values in words: what was found, what was expected, where the limit can be changed, and the place of
     /// the call if it is known. Begins with a colon; empty if the kind says it all.
     ///
@@ -141,14 +162,7 @@ fn requested(f: &mut fmt::Formatter<'_>, field: &str, count: u64) -> fmt::Result
 /// Names the operation, what it concerns, what was found and expected, and the place of the call if it is known.
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in {}", self.kind(), self.operation())?;
-        if self.context() != NONE {
-            write!(f, ", context {}", self.context())?;
-        }
-        if self.peer() != NONE {
-            write!(f, ", rank {}", self.peer())?;
-        }
-        write!(f, "{}{}", self.subject(), self.detail())
+        write!(f, "{} in {}{}", self.kind(), self.call(), self.detail())
     }
 }
 

@@ -390,6 +390,11 @@ impl<B: Backend> BarrierSession<B> {
             let met = found.unwrap_or_else(|| near.shadow.load_relaxed_gpu());
             let (before, next) = (near.met.wrapping_sub(1 - left), near.epoch.wrapping_add(left));
             let broken = self.broken.load_relaxed_gpu();
+            waits!(Some(core.fault(FaultKind::Timeout, Operation::Barrier).with_values(
+                Subject::Barrier(self.index),
+                next,
+                0
+            )));
             let met_here = epoch::wait::<Global>(near.here, next, &status, deadline.left::<Global>(), || {
                 B::attend(core);
                 broken == 0
@@ -513,6 +518,11 @@ impl<B: Backend> BarrierSession<B> {
             let expected = shadow.load_relaxed_gpu().wrapping_add(1);
             shadow.store_relaxed_gpu(expected);
             let status = self.gin.core().status();
+            waits!(Some(gin.core().fault(FaultKind::Timeout, Operation::Barrier).with_values(
+                Subject::Barrier(self.index),
+                expected,
+                0
+            )));
             let waited =
                 words.wait(&status, expected, SIGNAL_BITS, deadline.left::<Global>(), || B::attend(self.gin.core()));
             let looked = look_around::<B>(self.gin.core(), false).map_err(|stop| (stop, expected));

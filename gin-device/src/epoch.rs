@@ -47,6 +47,7 @@ pub fn wait<M: Memory>(
     if spin::<M>(word, word.load_relaxed_sys(), epoch) {
         return Ok(());
     }
+    waits!(None);
     let start = if deadline.is_none() { 0 } else { M::clock_ns() };
     loop {
         let goes_on = attend();

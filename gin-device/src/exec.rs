@@ -11,6 +11,7 @@
 
 pub mod watch;
 
+use crate::fault::Fault;
 use core::panic::Location;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -155,6 +156,13 @@ pub struct Executor {
     pub switch_point: fn(),
     /// Called in every polling loop: the thread is idle for about `ns` nanoseconds.
     pub pause: fn(ns: u32),
+    /// Called when a wait of the calling thread begins, with the timeout that it would report now, if that is known.
+    /// Waits may be nested. A loop that pauses outside of waits is none: the executor cannot tell when it ends.
+    pub wait_begins: fn(Option<Fault>),
+    /// Called when the calling thread's innermost wait ends.
+    pub wait_ends: fn(),
+    /// Called at each poll of a wait for a signal or counter, with the value seen.
+    pub sees: fn(u64),
     /// Returns nanoseconds on the clock of deadlines.
     pub clock_ns: fn() -> u64,
     /// Returns the same as `clock_ns`, and gives no other thread a turn.
@@ -207,6 +215,38 @@ pub fn install(executor: &'static Executor) -> bool {
 pub(crate) fn executor() -> Option<&'static Executor> {
     // Safety: the pointer is null or came from a `&'static Executor` in `install`.
     unsafe { EXECUTOR.load(Ordering::Acquire).as_ref() }
+}
+
+/// A wait of the calling thread, until dropped.
+#[derive(Debug)]
+pub(crate) struct Waits(());
+
+impl Waits {
+    /// Announces a wait to the executor. `timeout` is the fault that it would report, if the caller knows it.
+    #[inline(always)]
+    pub(crate) fn begin(timeout: Option<Fault>) -> Self {
+        if let Some(executor) = executor() {
+            (executor.wait_begins)(timeout);
+        }
+        Self(())
+    }
+}
+
+impl Drop for Waits {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(executor) = executor() {
+            (executor.wait_ends)();
+        }
+    }
+}
+
+/// Tells the executor the value that the calling thread has seen in its wait.
+#[inline(always)]
+pub(crate) fn sees(value: u64) {
+    if let Some(executor) = executor() {
+        (executor.sees)(value);
+    }
 }
 
 /// Lets the executor schedule another thread. Every access to a shared word calls this.

@@ -101,6 +101,15 @@ macro_rules! called {
     };
 }
 
+/// Announces to an executor on a CPU that the calling thread waits from here to the end of the block, and the timeout
+/// that it would report, if it is known.
+macro_rules! waits {
+    ($timeout:expr) => {
+        #[cfg(not(target_arch = "nvptx64"))]
+        let _waits = $crate::exec::Waits::begin($timeout);
+    };
+}
+
 pub mod backend;
 pub mod barrier;
 pub mod comm;

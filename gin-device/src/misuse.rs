@@ -9,7 +9,7 @@
 //! | mistake | text on the virtual GPU |
 //! | --- | --- |
 //! | a wait that nothing meets | `deadline passed in wait_signal, context 0, signal 3: it is 0 and should have reached 1 within 20 ms, at src/lib.rs:17:9` |
-//! | the same without a deadline | `no progress: ...`, and each waiter: `pausing in a polling loop (last seen at src/lib.rs:17:9)` |
+//! | the same without a deadline | `no progress: ...`, and each waiter: `waiting in wait_signal, context 0, signal 3: it is 0 and should reach 1 (last seen at src/lib.rs:17:9)` |
 //! | a number that was not requested | ``no such signal in signal, context 0, rank 1, signal 99: `Requirements` have 16 of `signals`, with numbers 0 to 15`` |
 //! | a range past the end | ``range reaches past the end of the window in put, context 0, rank 1, window 0 (`halo`) at byte 16: the window has 40 bytes there, and the range is bytes 16 to 48`` |
 //! | an index past the end | `index 10 is past the end of window 0, which has 10 elements here, at src/lib.rs:17:9` |

@@ -199,6 +199,10 @@ impl<M: Memory> Words<M> {
             }
             until -= 1;
             over = host.wrapping_add(if near { self.own() } else { 0 });
+            #[cfg(not(target_arch = "nvptx64"))]
+            if known {
+                crate::exec::sees(least.wrapping_add(over) & mask(bits));
+            }
             known && rolling_le(0, over, bits)
         });
         if let Some(mailbox) = self.mailbox {

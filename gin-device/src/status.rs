@@ -233,6 +233,7 @@ impl<M: Memory> Status<M> {
     /// The reason why the wait ended.
     #[inline(always)]
     pub fn poll(&self, deadline: Deadline, mut test: impl FnMut() -> bool) -> Result<(), WaitError> {
+        waits!(None);
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         let mut left = M::POLLS_PER_CHECK;
         // The test comes last, so that LLVM does not copy it to before the loop.
@@ -258,6 +259,7 @@ impl<M: Memory> Status<M> {
     /// As [`poll`](Self::poll).
     #[inline(always)]
     pub fn poll_host_word(&self, deadline: Deadline, mut test: impl FnMut(bool) -> bool) -> Result<(), WaitError> {
+        waits!(None);
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         // One short block of code with one exit, which LLVM leaves as it is.
         loop {

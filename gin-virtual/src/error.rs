@@ -57,6 +57,11 @@ pub enum WaitKind {
     Ready,
     /// It is in a polling loop, between two polls.
     Pause,
+    /// It is in a device call that waits, between two polls.
+    Poll {
+        /// The operation and what it concerns; of a signal or counter, the value last seen and the expected one.
+        call: String,
+    },
     /// It waits at a barrier of its block.
     Barrier {
         /// Barrier number, 0 to 15.
@@ -87,6 +92,7 @@ impl fmt::Display for WaitKind {
         match self {
             WaitKind::Ready => f.write_str("ready to run"),
             WaitKind::Pause => f.write_str("pausing in a polling loop"),
+            WaitKind::Poll { call } => write!(f, "waiting in {call}"),
             WaitKind::Barrier { id, threads: Some(threads) } => {
                 write!(f, "waiting at barrier {id} for {threads} threads")
             }
@@ -210,7 +216,9 @@ impl fmt::Display for Group<'_> {
         }
         write!(f, ": {wait}")?;
         match (site, wait) {
-            (Some(site), WaitKind::Pause | WaitKind::Ready) => write!(f, " (last seen at {site})"),
+            (Some(site), WaitKind::Pause | WaitKind::Poll { .. } | WaitKind::Ready) => {
+                write!(f, " (last seen at {site})")
+            }
             (Some(site), _) => write!(f, " at {site}"),
             (None, _) => Ok(()),
         }

@@ -6,6 +6,7 @@ use std::panic::{Location, PanicHookInfo};
 use std::sync::Once;
 
 use corosensei::Yielder;
+use gin_abi::Fault;
 use gin_device::exec::{self, BarrierCall, BulkCall, ExchangeCall, Executor, Position, Reduction, SharedKey, watch};
 
 use crate::engine::{Engine, TaskKey};
@@ -30,6 +31,19 @@ pub(crate) enum SuspendReason {
 /// Text of a device thread's trap, the payload of its unwinding.
 pub(crate) struct TrapPayload(pub(crate) String);
 
+/// The waits that a device thread is in.
+#[derive(Clone, Copy)]
+pub(crate) struct Waits {
+    /// Number of waits, one in another.
+    pub(crate) depth: u32,
+    /// The timeout that the outermost known one would report now.
+    pub(crate) timeout: Option<Fault>,
+}
+
+impl Waits {
+    pub(crate) const NONE: Waits = Waits { depth: 0, timeout: None };
+}
+
 /// State that the hooks of this OS thread need; set whenever a coroutine is resumed.
 pub(crate) struct Current {
     /// Switch points that the coroutine may still pass.
@@ -45,6 +59,7 @@ pub(crate) struct Current {
     /// True while the engine unwinds the coroutine.
     pub(crate) dying: Cell<bool>,
     pub(crate) position: Cell<Position>,
+    pub(crate) waits: Cell<Waits>,
 }
 
 thread_local! {
@@ -58,6 +73,7 @@ thread_local! {
             device: Cell::new(false),
             dying: Cell::new(false),
             position: Cell::new(Position::ALONE),
+            waits: Cell::new(Waits::NONE),
         }
     };
     /// Shared memory of an OS thread that is not a coroutine.
@@ -122,6 +138,46 @@ fn pause(ns: u32) {
         // The awaited thread may need this processor.
         std::thread::yield_now();
     }
+}
+
+/// Changes the waits of the calling device thread.
+fn change_waits(change: impl FnOnce(&mut Waits)) {
+    let Some(engine) = device().filter(|_| !current(|current| current.dying.get())) else { return };
+    let is_outermost = current(|current| {
+        let mut waits = current.waits.get();
+        let before = waits.depth;
+        change(&mut waits);
+        current.waits.set(waits);
+        before.min(waits.depth) == 0
+    });
+    // A thread that begins a wait, or ends one, goes on.
+    if is_outermost {
+        engine.note_activity();
+    }
+}
+
+fn wait_begins(timeout: Option<Fault>) {
+    change_waits(|waits| {
+        waits.depth += 1;
+        waits.timeout = waits.timeout.or(timeout);
+    });
+}
+
+fn wait_ends() {
+    change_waits(|waits| {
+        waits.depth -= 1;
+        if waits.depth == 0 {
+            waits.timeout = None;
+        }
+    });
+}
+
+fn sees(value: u64) {
+    current(|current| {
+        let Waits { depth, timeout: Some(timeout) } = current.waits.get() else { return };
+        let timeout = timeout.with_values(timeout.subject(), timeout.expected(), value);
+        current.waits.set(Waits { depth, timeout: Some(timeout) });
+    });
 }
 
 pub(crate) fn clock_ns() -> u64 {
@@ -235,6 +291,9 @@ pub(crate) fn trap_with(message: String) -> ! {
 static EXECUTOR: Executor = Executor {
     switch_point,
     pause,
+    wait_begins,
+    wait_ends,
+    sees,
     clock_ns,
     peek_clock_ns: crate::host::peek_clock_ns,
     cycles,

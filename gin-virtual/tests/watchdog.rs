@@ -126,7 +126,8 @@ fn two_ranks_that_wait(world: &World) {
 #[test]
 fn a_seeded_world_without_progress_names_its_waiters_long_before_it_ends() {
     if is_child("stall") {
-        let world = World::seeded(SeededConfig { stall_steps: 100_000, ..SeededConfig::new(5) });
+        let world =
+            World::seeded(SeededConfig { stall_steps: 100_000, max_virtual_ns: u64::MAX, ..SeededConfig::new(5) });
         let gpu = world.device(DeviceConfig::default());
         let polling = || {
             loop {
@@ -210,7 +211,8 @@ fn sigquit_names_all_waiters_and_ends_the_process_in_both_modes() {
     }
     if is_child("quit seeded") {
         eprintln!("runs");
-        two_ranks_that_wait(&World::seeded(SeededConfig { stall_steps: u64::MAX, ..SeededConfig::default() }));
+        let (stall_steps, max_virtual_ns) = (u64::MAX, u64::MAX);
+        two_ranks_that_wait(&World::seeded(SeededConfig { stall_steps, max_virtual_ns, ..SeededConfig::default() }));
     }
     for what in ["quit threads", "quit seeded"] {
         let (text, status) = child_until(test, what, ["-QUIT", "-CONT"], "gin-virtual: SIGQUIT");
@@ -240,7 +242,8 @@ fn a_long_run_with_progress_is_not_reported() {
 
 #[test]
 fn a_world_that_yields_outlives_its_watchdog() {
-    let world = World::seeded(SeededConfig { watchdog: Some(Duration::from_millis(500)), ..SeededConfig::default() });
+    let (watchdog, max_virtual_ns) = (Some(Duration::from_millis(500)), u64::MAX);
+    let world = World::seeded(SeededConfig { watchdog, max_virtual_ns, ..SeededConfig::default() });
     let started = std::time::Instant::now();
     world.run(vec![|| block_on(|| started.elapsed() > Duration::from_millis(1200))]).unwrap();
 }

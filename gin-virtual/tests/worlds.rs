@@ -337,3 +337,86 @@ fn code_of_a_seeded_world_knows_that_it_is_simulated() {
     assert!(!is_simulated());
     assert_eq!(world.run(vec![is_simulated]).unwrap(), [true]);
 }
+
+/// Waits as the waits of the device API do, until `test` returns true.
+fn wait(mut test: impl FnMut() -> bool) {
+    (executor().wait_begins)(None);
+    while !test() {
+        for _ in 0..64 {
+            (executor().switch_point)();
+        }
+        pause(64);
+    }
+    (executor().wait_ends)();
+}
+
+#[test]
+fn a_deadline_of_seconds_in_a_world_where_all_wait_passes_in_few_choices_and_is_not_late() {
+    const SECONDS: u64 = 5_000_000_000;
+    for policy in Policy::PLAIN {
+        // By polls alone it would take seven million naps.
+        let world = World::seeded(SeededConfig { max_steps: 200_000, ..SeededConfig::new(1).policy(policy) });
+        let late = Arc::new(AtomicU64::new(0));
+        let seen = late.clone();
+        let grid = Grid::new("waits", 1, 2, move || {
+            let start = clock_ns();
+            wait(|| clock_ns() - start >= SECONDS);
+            seen.fetch_max(clock_ns() - start - SECONDS, SeqCst);
+        });
+        run_grid(&world, DeviceConfig::default(), &grid).unwrap();
+        assert!(late.load(SeqCst) < SECONDS / 50, "{policy:?}: {} ns", late.load(SeqCst));
+    }
+}
+
+#[test]
+fn whoever_waits_in_a_quiet_world_notices_at_once_what_happens() {
+    for policy in Policy::PLAIN {
+        let world = World::seeded(SeededConfig::new(2).policy(policy));
+        let (flag, seen_at) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (raised, seen) = (flag.clone(), seen_at.clone());
+        let grid = Grid::new("waits", 1, 1, move || {
+            wait(|| raised.load(SeqCst));
+            seen.store(clock_ns(), SeqCst);
+        });
+        let gpu = world.device(DeviceConfig::default());
+        let set_at = world.run(vec![|| {
+            let launch = gpu.launch(StreamId(0), grid.clone()).unwrap();
+            sleep_ns(1_000_000_000);
+            let now = clock_ns();
+            flag.store(true, SeqCst);
+            launch.wait().unwrap();
+            now
+        }]);
+        // A stretched nap lasts 15 ms by then.
+        let late = seen_at.load(SeqCst) - set_at.unwrap()[0];
+        assert!(late < 500_000, "{policy:?}: {late} ns");
+    }
+}
+
+#[test]
+fn a_loop_that_no_wait_encloses_keeps_a_world_from_being_quiet() {
+    // 300 threads hand a word on, each after a nap. The last one has it as soon as if the world were busy.
+    let world = World::seeded(SeededConfig::new(3));
+    let word = Arc::new(AtomicU64::new(0));
+    let grid = Grid::new("hand on", 1, 301, move || {
+        let number = u64::from(thread());
+        if number == 300 {
+            return wait(|| word.load(SeqCst) == 600);
+        }
+        for round in [0, 300] {
+            while word.load(SeqCst) != round + number {
+                pause(1000);
+            }
+            pause(20_000);
+            word.fetch_add(1, SeqCst);
+        }
+    });
+    let gpu = world.device(DeviceConfig::default());
+    let took = world.run(vec![|| {
+        let start = clock_ns();
+        gpu.launch(StreamId(0), grid.clone()).unwrap().wait().unwrap();
+        clock_ns() - start
+    }]);
+    let took = took.unwrap()[0];
+    assert!(took < 600 * 40_000, "{took} ns");
+}

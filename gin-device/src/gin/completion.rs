@@ -62,6 +62,7 @@ impl<B: Backend> Gin<B> {
     pub(crate) fn flush_here(&self, deadline: Deadline) -> Result<(), Fault> {
         self.core().check(Operation::Flush)?;
         let position = B::position(self.core(), None);
+        waits!(Some(self.core().fault(FaultKind::Timeout, Operation::Flush).with_values(Subject::None, position, 0)));
         let flushed = B::wait(self.core(), None, position, deadline);
         flushed.map_err(|stop| ended(self.core(), stop, Operation::Flush, Subject::None, deadline, (position, 0)))
     }
@@ -95,6 +96,11 @@ impl<B: Backend> Gin<B> {
     fn token_here(&self, token: FlushToken, deadline: Deadline) -> Result<(), Fault> {
         self.core().check(Operation::Flush)?;
         let peer = token.peer.world();
+        waits!(Some(self.core().fault(FaultKind::Timeout, Operation::Flush).with_values(
+            Subject::None,
+            token.position,
+            0
+        )));
         let flushed = B::wait(self.core(), Some(peer), token.position, deadline);
         flushed.map_err(|stop| {
             let timeout = self.core().fault(FaultKind::Timeout, Operation::Flush).with_peer(peer);
@@ -162,6 +168,11 @@ impl<B: Backend> Gin<B> {
     fn wait_counter_here(&self, counter: CounterView, least: u64, deadline: Deadline) -> Result<(), Fault> {
         self.check_counter(counter, Operation::WaitCounter)?;
         let words = counter_words(self.core(), counter.id);
+        waits!(Some(self.core().fault(FaultKind::Timeout, Operation::WaitCounter).with_values(
+            Subject::Counter(counter.id),
+            least,
+            0
+        )));
         match wait::<B>(self.core(), &words, least, counter.bits, deadline, false) {
             Ok(_) => Ok(()),
             Err((stop, seen)) => {

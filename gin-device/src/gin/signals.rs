@@ -200,6 +200,11 @@ impl<B: Backend> Gin<B> {
         deadline: Deadline,
         due: bool,
     ) -> Result<u64, Fault> {
+        waits!(Some(self.core().fault(FaultKind::Timeout, Operation::WaitSignal).with_values(
+            view.subject(),
+            least,
+            0
+        )));
         completion::wait::<B>(self.core(), words, least, view.bits, deadline, due).map_err(|(stop, seen)| {
             ended(self.core(), stop, Operation::WaitSignal, view.subject(), deadline, (least, seen))
         })

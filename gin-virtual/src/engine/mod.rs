@@ -56,6 +56,13 @@ enum Outcome {
     Panic(Box<dyn Any + Send>),
 }
 
+/// Time without activity after which a virtual world stretches naps, in nanoseconds of its clock.
+const QUIET_NS: u64 = 1_000_000;
+/// The part of the quiet time so far that a stretched nap lasts. So a deadline is noticed at most 1.6 % too late.
+const STRETCH: u64 = 64;
+/// Longest nap that is stretched, in nanoseconds of the virtual clock.
+const MAX_NAP_NS: u64 = 1_000_000_000;
+
 /// Number of switches after a pause for which a coroutine still counts as polling.
 const POLL_SWITCHES: u32 = 16;
 
@@ -273,17 +280,33 @@ impl Engine {
                  (`SeededConfig::stall_steps`, seed {seed}){report}"
             );
         }
-        (self.now.get() - self.start >= max_ns).then(|| format!("the limit of {max_ns} ns of virtual time was reached"))
+        (self.now.get() - self.start >= max_ns).then(|| {
+            let quiet = self.now.get().saturating_sub(state.quiet.1) / 1_000_000_000;
+            let quiet = if quiet == 0 { String::new() } else { format!(", the last {quiet} s of it without activity") };
+            format!("the limit of {max_ns} ns of virtual time was reached{quiet}")
+        })
     }
 
     fn turn(&self) -> Turn {
         let now = self.now.get();
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        while let Some(alarm) = state.timers.due(now) {
+        if self.is_virtual() {
+            state.quiet_ns(now);
+        }
+        while let Some((at, alarm)) = state.timers.due(now) {
             match alarm {
-                // The task keeps the record of its wait, because it has not yet looked again.
-                Alarm::Task(key) if state.alive(key) => state.make_ready(key, now),
+                // The task keeps the record of its wait, because it has not yet looked again. A nap that was stretched
+                // and then cut short has two alarms.
+                Alarm::Task(key) if state.alive(key) && state.tasks[key.id as usize].wakes == at => {
+                    let task = &mut state.tasks[key.id as usize];
+                    task.wakes = u64::MAX;
+                    if let WaitKind::Sleep = task.wait {
+                        state.activity += 1;
+                    }
+                    state.stretched.retain(|(other, _)| *other != key);
+                    state.make_ready(key, now);
+                }
                 Alarm::Task(_) => {}
                 Alarm::Gathering { block, block_serial, warp, serial } => {
                     collective::release(state, block, block_serial, warp, serial, now);
@@ -323,6 +346,7 @@ impl Engine {
             current(|current| {
                 current.yielder.set(task.yielder);
                 current.position.set(task.position);
+                current.waits.set(task.waits);
                 current.device.set(matches!(task.kind, TaskKind::Thread { .. }));
             });
             state.record(Event::Resume, code, now, u64::from(slice));
@@ -361,12 +385,13 @@ impl Engine {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         let task = &mut state.tasks[key.id as usize];
-        task.yielder = current(|current| current.yielder.get());
+        (task.yielder, task.waits) = current(|current| (current.yielder.get(), current.waits.get()));
         let until = match reason {
             SuspendReason::Switch => {
                 // The schedule interrupts a polling loop at its loads too.
                 task.switches = task.switches.saturating_add(1);
-                if task.switches > POLL_SWITCHES {
+                let polls = task.waits.depth > 0 || matches!(task.kind, TaskKind::Service { .. });
+                if task.switches > POLL_SWITCHES && !polls {
                     task.wait = WaitKind::Ready;
                     state.activity += 1;
                 }
@@ -377,19 +402,44 @@ impl Engine {
             SuspendReason::Pause(ns) => {
                 task.wait = WaitKind::Pause;
                 task.switches = 0;
-                now + state.ready.nap(ns)
+                // A loop that no wait encloses could end unnoticed. Services announce their work.
+                if task.waits.depth == 0 && matches!(task.kind, TaskKind::Thread { .. }) {
+                    state.activity += 1;
+                }
+                self.nap(state, key, ns)
             }
             SuspendReason::BlockOn(ns, what, site) => {
                 task.wait = WaitKind::BlockOn { what };
+                task.switches = 0;
                 task.site = site;
-                now + state.ready.nap(ns)
+                self.nap(state, key, ns)
             }
             SuspendReason::SleepUntil(at) => {
                 task.wait = WaitKind::Sleep;
                 at.max(now + 1)
             }
         };
-        state.timers.add(until, Alarm::Task(key));
+        state.nap_until(key, until);
+    }
+
+    /// Returns the end of a nap for which a task asked for `ns`. If a virtual world is quiet, only time can end its
+    /// waits, so the naps last the longer the longer it is quiet. As soon as something happens, they end as they would
+    /// have.
+    fn nap(&self, state: &mut EngineState, key: TaskKey, ns: u64) -> u64 {
+        let now = self.now.get();
+        let until = now + state.ready.nap(ns);
+        let quiet = if self.is_virtual() { state.quiet_ns(now) } else { 0 };
+        let stretched = now + (quiet / STRETCH).min(MAX_NAP_NS);
+        if quiet < QUIET_NS || stretched <= until {
+            return until;
+        }
+        state.stretched.push((key, until));
+        stretched
+    }
+
+    /// Notes that a thread does something else than poll.
+    pub(crate) fn note_activity(&self) {
+        self.state.borrow_mut().activity += 1;
     }
 
     fn ended(&self, key: TaskKey, outcome: Outcome) {

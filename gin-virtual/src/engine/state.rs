@@ -9,16 +9,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use corosensei::Yielder;
+use gin_abi::Operation;
 use gin_device::exec::Position;
 
 use super::TaskKey;
 use super::block::{Block, Exchange};
 use super::ready::{Ready, ReadyTask};
-use super::timers::Timers;
+use super::timers::{Alarm, Timers};
 use crate::config::LogMode;
 use crate::error::{Actor, LaunchError, NotStarted, WaitKind, WaitReport, Waiter, WorldError};
 use crate::grid::GridRun;
-use crate::hooks::SuspendReason;
+use crate::hooks::{SuspendReason, Waits};
 use crate::inbox::DeviceCore;
 use crate::log::{Code, Event, EventLog};
 use crate::races::Races;
@@ -40,6 +41,9 @@ pub(super) struct Task {
     pub(super) warp: u64,
     pub(super) wait: WaitKind,
     pub(super) site: Option<&'static Location<'static>>,
+    pub(super) waits: Waits,
+    /// The time at which it wakes from a nap.
+    pub(super) wakes: u64,
     /// Number of switches since the last pause.
     pub(super) switches: u32,
     /// It has waited for the grid before its own.
@@ -52,6 +56,24 @@ pub(super) struct Task {
     /// Size of its stack in bytes.
     pub(super) stack_bytes: usize,
     pub(super) position: Position,
+}
+
+impl Task {
+    /// Returns the reason why it waits, with the device call that polls, if one does.
+    fn described_wait(&self) -> WaitKind {
+        match (&self.wait, self.waits.timeout) {
+            (WaitKind::Pause, Some(timeout)) => {
+                let values = match timeout.operation() {
+                    Operation::WaitSignal | Operation::WaitCounter => {
+                        format!(": it is {} and should reach {}", timeout.seen(), timeout.expected())
+                    }
+                    _ => String::new(),
+                };
+                WaitKind::Poll { call: format!("{}{values}", timeout.call()) }
+            }
+            (wait, _) => wait.clone(),
+        }
+    }
 }
 
 pub(super) struct ActiveGrid {
@@ -114,6 +136,10 @@ pub(super) struct EngineState {
     pub(super) progress_step: u64,
     /// Number of barriers and exchanges that have completed, and of turns of coroutines that do not poll.
     pub(super) activity: u64,
+    /// The activity at the last look, and the clock then: the world is quiet since.
+    pub(super) quiet: (u64, u64),
+    /// The naps that are longer than the tasks asked for, and when they would have ended.
+    pub(super) stretched: Vec<(TaskKey, u64)>,
     pub(super) serial: u64,
     pub(super) hosts: u32,
     pub(super) services: u32,
@@ -143,6 +169,8 @@ impl EngineState {
             steps: 0,
             progress_step: 0,
             activity: 0,
+            quiet: (0, 0),
+            stretched: Vec::new(),
             serial: 0,
             hosts: 0,
             services: 0,
@@ -170,6 +198,26 @@ impl EngineState {
         self.progress_step.wrapping_add(self.activity)
     }
 
+    /// Returns for how many nanoseconds of the clock nothing has happened. If something has, ends stretched naps.
+    pub(super) fn quiet_ns(&mut self, now: u64) -> u64 {
+        let activity = self.activity();
+        if self.quiet.0 != activity {
+            self.quiet = (activity, now);
+            for (key, at) in std::mem::take(&mut self.stretched) {
+                if self.alive(key) && self.tasks[key.id as usize].wakes != u64::MAX {
+                    self.nap_until(key, at.max(now));
+                }
+            }
+        }
+        now.saturating_sub(self.quiet.1)
+    }
+
+    /// Lets a task nap until the clock shows `at`, and no longer if it naps already.
+    pub(super) fn nap_until(&mut self, key: TaskKey, at: u64) {
+        self.tasks[key.id as usize].wakes = at;
+        self.timers.add(at, Alarm::Task(key));
+    }
+
     pub(super) fn alive(&self, key: TaskKey) -> bool {
         self.tasks.get(key.id as usize).is_some_and(|task| task.generation == key.generation)
     }
@@ -186,6 +234,8 @@ impl EngineState {
             warp,
             wait: WaitKind::Ready,
             site: None,
+            waits: Waits::NONE,
+            wakes: u64::MAX,
             switches: 0,
             waited: false,
             result: 0,
@@ -292,7 +342,7 @@ impl EngineState {
             if wanted {
                 report.waiters.push(Waiter {
                     actor: self.actor_of(&task.kind),
-                    wait: task.wait.clone(),
+                    wait: task.described_wait(),
                     site: task.site,
                 });
             }

@@ -59,10 +59,11 @@ impl Timers {
         self.heap.peek().map(|Reverse(entry)| entry.at)
     }
 
-    pub(super) fn due(&mut self, now: u64) -> Option<Alarm> {
+    /// Removes the next alarm that is due, and returns it with its time.
+    pub(super) fn due(&mut self, now: u64) -> Option<(u64, Alarm)> {
         if self.next()? > now {
             return None;
         }
-        self.heap.pop().map(|Reverse(entry)| entry.alarm)
+        self.heap.pop().map(|Reverse(entry)| (entry.at, entry.alarm))
     }
 }

@@ -457,6 +457,7 @@ impl<M: Memory> QueuePair<M> {
     /// | `None` | an entry has failed |
     #[inline(always)]
     pub fn wait_for_room(&self, own: Entries, wanted: u32, deadline: Deadline, rare: &impl Rare) -> Result<u64, Ended> {
+        waits!(None);
         // The deadline as a time, so that `end` has few arguments.
         let end =
             if deadline.is_none() { deadline } else { Deadline::after_ns(M::clock_ns().saturating_add(deadline.ns())) };
