@@ -215,7 +215,7 @@ fn reset_counter(setup: &Setup) -> Verdict {
 
 fn signal_counter(setup: &Setup) -> Verdict {
     let scenario = Scenario::new(2)
-        .on(0, vec![Op::raise(1, 0).counter(2), Op::put_value(1, 4, 9).counter(2), Op::wait_counter(2, 2)])
-        .on(1, vec![Op::wait_signal(0, 1)]);
+        .on(0, vec![Op::raise(1, 0).counter(2), Op::put_value(1, 4, 9).signal(1).counter(2), Op::wait_counter(2, 2)])
+        .on(1, vec![Op::wait_signal(0, 1), Op::wait_signal(1, 1)]);
     run_ok(setup, &scenario).map(|_| ())
 }
