@@ -8,7 +8,7 @@ use gin_abi::Deadline;
 use gin_ep::{Code, EarlyMatmul, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Rows, Scales};
 use gin_ep_oracle::{Kind, Routing, Shape};
 use gin_host::comm::{Communicator, Requirements};
-use gin_host::world::{Mode, Rank, WorldConfig, launch};
+use gin_host::world::{Rank, WorldConfig, launch};
 use support::{Pair, pairs, shared};
 
 /// Runs `test` on all ranks of a world.
@@ -144,12 +144,52 @@ fn rows_of_experts_are_added_up_on_their_rank() {
 fn nothing_races() {
     let shape = Shape { ranks: 3, experts: 9, topk: 3, hidden: 24 };
     for seed in 0..3 {
-        let mut world = WorldConfig::seeded(3, seed);
-        let Mode::Seeded(seeded) = world.mode else { unreachable!("the mode of a seeded world") };
-        world.mode = Mode::Seeded(seeded.races(true));
+        let world = WorldConfig::seeded(3, seed).races(true);
         on_ranks(world.clone(), |rank, comm| support::free_running(rank, comm, &config(&shape, 16), &shape, 16, 10));
         on_ranks(world, |rank, comm| {
             pairs(rank, comm, &config(&shape, 16), &shape, 16, &[pair(Routing::Uniform), pair(Routing::Zipf)])
+        });
+    }
+}
+
+/// Rank 2 goes on without rank 1, rank 0 does not. So only rank 0's grant orders the rows that rank 2 stores next after
+/// the loads of rank 1, which had its rows in the same places.
+#[test]
+fn a_grant_covers_the_loads_of_a_rank_that_the_source_does_not_hear() {
+    const DEADLINE_NS: u64 = 500_000;
+    let config = GroupConfig::new(3, 8, 1).tokens(4).sms(1).threads(32).max_rows(12);
+    let config = config.deadline(Deadline::after_ns(DEADLINE_NS));
+    let shape = Shape { ranks: 3, experts: 3, topk: 1, hidden: 8 };
+    let silent = |rank: usize| Some((Code::Silent, rank));
+    for seed in 0..4 {
+        on_ranks(WorldConfig::seeded(3, seed).races(true), |rank, comm| {
+            let (me, stream) = (rank.rank() as usize, rank.stream()?);
+            let (group, input) = (Group::new(comm, &config)?, support::Input::new(rank, &shape, 4)?);
+            // All tokens go to rank 0.
+            input.ids.write(0, &[0i32; 4])?;
+            let sums = gin_ep::Combine::reduced().into(&input.output);
+            let mut lane = group.lane(0)?;
+            let received = lane.exchange(&stream, &input.tokens([0, 4, 0][me], false))?;
+            stream.synchronize()?;
+            rank.barrier()?;
+            let start = gin_boot::rt::clock_ns();
+            let pause = |tenths: u64| {
+                gin_boot::rt::wait_until(move || gin_boot::rt::clock_ns() - start > DEADLINE_NS / 10 * tenths);
+            };
+            // A combine waits for three deadlines: rank 2 until 30, rank 0 until 45.
+            pause([15, 35, 0][me]);
+            received.combine(&stream, Rows::InPlace, &sums)?;
+            // The detector takes a grid that has ended as known to all that is launched later, so the others launch
+            // both calls before. When rank 1 raises its next flag, rank 2 no longer looks.
+            if me == 1 {
+                stream.synchronize()?;
+                pause(40);
+            }
+            lane.exchange(&stream, &input.tokens([0, 0, 4][me], false))?.release();
+            stream.synchronize()?;
+            assert_eq!(support::state(&group)?, [(None, 0), (silent(2), 1 << 2), (silent(1), 1 << 1)][me], "rank {me}");
+            drop(lane);
+            group.destroy()
         });
     }
 }

@@ -465,7 +465,7 @@ pub fn planned(
 }
 
 /// Returns code and rank of the first report since the last call, and the ranks that lane 0 goes on without.
-fn state(group: &Group<'_>) -> Result<(Option<(Code, usize)>, u64), EpError> {
+pub fn state(group: &Group<'_>) -> Result<(Option<(Code, usize)>, u64), EpError> {
     Ok((group.status()?.map(|report| (report.code, report.rank as usize)), group.masked(0)?))
 }
 
