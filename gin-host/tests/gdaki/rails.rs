@@ -5,7 +5,7 @@
 //! and cannot reach r ^ 3.
 
 use crate::common::errors;
-use crate::{Hand, nics, run, worlds};
+use crate::{Hand, by_hand, nics, run, worlds};
 use gin_abi::{FaultKind, Operation};
 use gin_device::prelude::*;
 use gin_gpu::LaunchConfig;
@@ -210,7 +210,7 @@ fn rails_need_queue_pairs_to_their_own_ranks_only() {
 #[test]
 fn entries_never_announced_along_a_rail_complete() {
     for (nics, config) in worlds(RANKS) {
-        run(&nics, config.lsa_size(LSA), |rank| {
+        run(&nics, by_hand(config.lsa_size(LSA)), |rank| {
             let rail = (rank.rank() + LSA) % RANKS;
             let comm = rank.communicator(&requirements(Connections::Rail))?;
             // Visible at once, as no request has a signal.
