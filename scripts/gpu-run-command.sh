@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs the command beside this script on the GPUs of this machine: `info`, `demo`, the project of `gin new` and its
-# test, each example, and each workload with several numbers of ranks. Results are kept in $OUT, or in the folder out
-# beside this script, and steps that succeeded are not run again. A step ends after GIN_STEP_SECONDS (120). The report
-# is printed last. The exit status is 0 if all steps succeeded. GIN_ITERATIONS (10000) is the number of rounds of the
-# longest runs.
+# Runs the command beside this script on the GPUs of this machine: `info`, `demo`, the test of the project that
+# `gin new` writes, each example, and each workload with several numbers of ranks. Results are kept in $OUT, or in the
+# folder out beside this script, and steps that succeeded are not run again. A step ends after GIN_STEP_SECONDS (120).
+# The report is printed last. The exit status is 0 if all steps succeeded. GIN_ITERATIONS (10000) is the number of
+# rounds of the longest runs.
 #
 # usage: run-command.sh [RANKS...]   (1 2 4 8 if none are given)
 
@@ -47,8 +47,7 @@ step gpu-0 run ring --device cuda:0 --ranks 2 --route lsa --format json
 step gpu-0-moe run moe --device cuda:0 --ranks 2 --format json
 step sweep run alltoall --device cuda --ranks 2 -b 8 -e 16M -f 8 --plot "$out/sweep.svg"
 step trace trace --output "$out/trace.json" run alltoall --device cuda --ranks 2 --stats
-# The project as `gin new` writes it: three ranks on the GPUs of this machine; its test also uses virtual GPUs.
-program=./first-hour step new-project
+# The project as `gin new` writes it: three ranks on the GPUs of this machine, and virtual GPUs.
 program=./first-hour-test step new-project-test
 # Without arguments it lists its examples. Ranks that are processes follow below.
 for example in $(./gin-examples 2>&1 | awk 'NR > 1 && $1 != "processes" { print $1 }'); do
