@@ -344,6 +344,9 @@ fn info_lists_devices_back_ends_kernels_and_limits() {
     assert!(rdma.iter().take_while(|line| line.starts_with("  ")).any(named), "{text}");
     let doorbells = text.lines().find(|line| line.contains("doorbells of GPUs: "));
     assert!(doorbells.is_some_and(|line| line.contains("by the host (relay)")), "{text}");
+    // The longest list is the last one.
+    let kernels: Vec<&str> = text.lines().skip_while(|line| !line.ends_with("linked for the virtual GPU:")).collect();
+    assert!(kernels.len() > 10 && kernels.iter().all(|line| line.len() <= 100 && !line.contains(": ")), "{text}");
     #[cfg(feature = "cuda")]
     assert!(text.contains("PTX for sm_90"), "{text}");
     #[cfg(not(feature = "cuda"))]

@@ -5,6 +5,9 @@ use super::rdma::{Rdma, Way};
 use super::{Cuda, Info};
 use std::io::{self, Write};
 
+/// The columns of the list of kernels.
+const COLUMNS: usize = 100;
+
 pub(super) fn print(info: &Info, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "gin {}, shared layouts version {}", info.version, info.abi_version)?;
     writeln!(out, "\ndevices")?;
@@ -32,6 +35,10 @@ pub(super) fn print(info: &Info, out: &mut impl Write) -> io::Result<()> {
     }
     writeln!(out, "  multimem (NVLink SHARP): {}", info.multimem)?;
     rdma(&info.rdma, out)?;
+    writeln!(out, "\nlimits")?;
+    for limit in &info.limits {
+        writeln!(out, "  {}: {}", limit.what, limit.limit)?;
+    }
     writeln!(out, "\nkernels")?;
     for image in &info.images {
         writeln!(out, "  {} for {}: {} bytes", image.form, image.arch, image.bytes)?;
@@ -39,11 +46,17 @@ pub(super) fn print(info: &Info, out: &mut impl Write) -> io::Result<()> {
     if info.images.is_empty() {
         writeln!(out, "  no PTX: built without the feature `cuda`")?;
     }
-    writeln!(out, "  linked for the virtual GPU: {}", info.kernels.join(", "))?;
-    writeln!(out, "\nlimits")?;
-    for limit in &info.limits {
-        writeln!(out, "  {}: {}", limit.what, limit.limit)?;
+    write!(out, "  linked for the virtual GPU:")?;
+    let mut column = COLUMNS;
+    for name in &info.kernels {
+        if column + 1 + name.len() > COLUMNS {
+            write!(out, "\n   ")?;
+            column = 3;
+        }
+        write!(out, " {name}")?;
+        column += 1 + name.len();
     }
+    writeln!(out)?;
     Ok(())
 }
 
