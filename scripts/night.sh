@@ -24,9 +24,11 @@ tests() {
     search env "$variable" "${CARGO:-cargo}" test "${arguments[@]}" -p "$package" --test "$test" -- "$@"
 }
 
-for crate in gin-kernels gin-bench/kernels; do
-    search "${CARGO:-cargo}" run --quiet -p gin-build --example ptx -- --check "$crate" sm_100
+for crate in gin-kernels gin-bench/kernels gin-ep/kernels gin-soft-hca; do
+    search "${CARGO:-cargo}" run --quiet -p gin-build --example ptx -- --check "$crate" sm_80 sm_90 sm_100
 done
+search "${CARGO:-cargo}" run --quiet -p gin-build --example ptx -- --check --features gdaki-any gin-kernels sm_80 sm_100
+search "${MAKE:-make}" lint
 tests GIN_PROGRAMS="${PROGRAMS:-3000}" gin-conformance random_programs
 for case in \
     warps_with_and_without_signals_and_more lanes_that_post_with_more \
