@@ -26,8 +26,8 @@ help: ## Lists the targets
 setup: ## Installs the missing tools for building and testing
 	@scripts/setup.sh
 
-run: setup ## Runs the workloads on the devices of this machine and prints one table
-	@$(CARGO) run --release --quiet --features command $(FEATURES) -- demo
+run: ## Runs the workloads on the devices of this machine and prints one table
+	@scripts/run.sh $(FEATURES)
 
 test: setup ## Runs all tests; a test without its GPU or tool is reported as ignored
 	@scripts/test.sh $(FEATURES)

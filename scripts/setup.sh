@@ -3,6 +3,10 @@
 #
 # Installs the missing tools for building and testing. If none is missing, it prints nothing.
 #
+# usage: setup.sh [run]
+#
+#   run    only what `make run` needs: host tools, and the kernel compiler if the machine has a GPU
+#
 #   host tools      cargo, a C++ compiler
 #   kernel compiler a rustc that can build `core` for nvptx64-nvidia-cuda (not with FEATURES=--no-default-features)
 #   CUDA tools      ptxas, nvcc, nvdisasm, cuobjdump as Python wheels in target/cuda-tools; without them the tests that
@@ -209,6 +213,10 @@ if command -v flock >/dev/null; then
     flock 9
 fi
 host_tools
+if [ "${1:-}" = run ]; then
+    [ ! -e /dev/nvidiactl ] || kernel_compiler
+    exit
+fi
 kernel_compiler
 cuda_tools
 cmake_tool
