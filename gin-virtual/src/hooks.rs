@@ -152,7 +152,7 @@ fn change_waits(change: impl FnOnce(&mut Waits)) {
     });
     // A thread that begins a wait, or ends one, goes on.
     if is_outermost {
-        engine.note_activity();
+        engine.note_event();
     }
 }
 

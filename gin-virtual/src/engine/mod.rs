@@ -302,7 +302,7 @@ impl Engine {
                     let task = &mut state.tasks[key.id as usize];
                     task.wakes = u64::MAX;
                     if let WaitKind::Sleep = task.wait {
-                        state.activity += 1;
+                        state.events += 1;
                     }
                     state.stretched.retain(|(other, _)| *other != key);
                     state.make_ready(key, now);
@@ -390,6 +390,7 @@ impl Engine {
             SuspendReason::Switch => {
                 // The schedule interrupts a polling loop at its loads too.
                 task.switches = task.switches.saturating_add(1);
+                // Services announce their work.
                 let polls = task.waits.depth > 0 || matches!(task.kind, TaskKind::Service { .. });
                 if task.switches > POLL_SWITCHES && !polls {
                     task.wait = WaitKind::Ready;
@@ -404,7 +405,7 @@ impl Engine {
                 task.switches = 0;
                 // A loop that no wait encloses could end unnoticed. Services announce their work.
                 if task.waits.depth == 0 && matches!(task.kind, TaskKind::Thread { .. }) {
-                    state.activity += 1;
+                    state.events += 1;
                 }
                 self.nap(state, key, ns)
             }
@@ -437,9 +438,9 @@ impl Engine {
         stretched
     }
 
-    /// Notes that a thread does something else than poll.
-    pub(crate) fn note_activity(&self) {
-        self.state.borrow_mut().activity += 1;
+    /// Notes that a thread begins or ends a wait.
+    pub(crate) fn note_event(&self) {
+        self.state.borrow_mut().events += 1;
     }
 
     fn ended(&self, key: TaskKey, outcome: Outcome) {

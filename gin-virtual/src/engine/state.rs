@@ -136,7 +136,9 @@ pub(super) struct EngineState {
     pub(super) progress_step: u64,
     /// Number of barriers and exchanges that have completed, and of turns of coroutines that do not poll.
     pub(super) activity: u64,
-    /// The activity at the last look, and the clock then: the world is quiet since.
+    /// Number of waits that began or ended, of pauses outside of waits, and of sleepers that woke.
+    pub(super) events: u64,
+    /// Activity and events at the last look, and the clock then: the world is quiet since.
     pub(super) quiet: (u64, u64),
     /// The naps that are longer than the tasks asked for, and when they would have ended.
     pub(super) stretched: Vec<(TaskKey, u64)>,
@@ -169,6 +171,7 @@ impl EngineState {
             steps: 0,
             progress_step: 0,
             activity: 0,
+            events: 0,
             quiet: (0, 0),
             stretched: Vec::new(),
             serial: 0,
@@ -200,9 +203,9 @@ impl EngineState {
 
     /// Returns for how many nanoseconds of the clock nothing has happened. If something has, ends stretched naps.
     pub(super) fn quiet_ns(&mut self, now: u64) -> u64 {
-        let activity = self.activity();
-        if self.quiet.0 != activity {
-            self.quiet = (activity, now);
+        let events = self.activity().wrapping_add(self.events);
+        if self.quiet.0 != events {
+            self.quiet = (events, now);
             for (key, at) in std::mem::take(&mut self.stretched) {
                 if self.alive(key) && self.tasks[key.id as usize].wakes != u64::MAX {
                     self.nap_until(key, at.max(now));
