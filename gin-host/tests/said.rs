@@ -199,7 +199,7 @@ fn a_fault_says_operation_object_values_deadline_and_the_line_of_the_call_for_ev
     }
 }
 
-/// What the list of waiters says of a wait for a signal.
+/// The line of the list of waiters for a wait for a signal.
 const UNMET: &str = "waiting in wait_signal, context 0, signal 3: it is 0 and should reach 1";
 
 #[test]

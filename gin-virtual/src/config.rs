@@ -59,8 +59,8 @@ pub struct SeededConfig {
     /// Number of choices without progress after which a run ends. Progress means that a thread begins or ends, a
     /// service is busy, or a host continues.
     pub stall_steps: u64,
-    /// Virtual nanoseconds after which a run ends. If nothing but waits is left, the clock passes in steps that grow, up
-    /// to a second, so the default of an hour takes less than a second.
+    /// Virtual nanoseconds after which a run ends. Where all threads wait, the clock advances in steps that grow up to
+    /// a second, so the default of an hour takes less than a second.
     pub max_virtual_ns: u64,
     /// Stack size of a host function or a service, in bytes.
     pub host_stack_bytes: usize,

@@ -369,7 +369,7 @@ fn a_deadline_of_seconds_in_a_world_where_all_wait_passes_in_few_choices_and_is_
 }
 
 #[test]
-fn whoever_waits_in_a_quiet_world_notices_at_once_what_happens() {
+fn a_thread_that_waits_in_a_quiet_world_notices_a_change_at_once() {
     for policy in Policy::PLAIN {
         let world = World::seeded(SeededConfig::new(2).policy(policy));
         let (flag, seen_at) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
