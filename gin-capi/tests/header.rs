@@ -88,7 +88,7 @@ fn generated() -> String {
     for name in ["types", "status", "job", "comm", "window", "launch"] {
         builder = builder.with_src(source(name));
     }
-    builder = builder.with_src(format!("{HERE}/../gin-abi/src/handle.rs"));
+    builder = builder.with_src(format!("{HERE}/../gin-device/abi/src/handle.rs"));
     let mut text = Vec::new();
     builder.generate().expect("cbindgen reads the sources").write(&mut text);
     let text = String::from_utf8(text).expect("the header is UTF-8");

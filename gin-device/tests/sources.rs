@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Sources that become device code, relative to the workspace.
 const DEVICE_CODE: [&str; 6] = [
-    "gin-abi/src",
+    "gin-device/abi/src",
     "gin-device/src",
     "gin-kernels/src",
     "gin-bench/kernels/src",

@@ -64,7 +64,7 @@ impl Workspace {
 
     fn add(&self, name: &str) {
         let from = Path::new(HERE).join("tests/crates").join(name);
-        let root = Path::new(HERE).parent().expect("the crate is in the project");
+        let root = Path::new(HERE).ancestors().nth(2).expect("the crate is in the project");
         let manifest = read(&from.join("Cargo.toml.in")).replace("GIN/", &format!("{}/", root.display()));
         write(&self.dir.join(name).join("Cargo.toml"), &manifest);
         write(&self.dir.join(name).join("src/lib.rs"), &read(&from.join("src/lib.rs")));
@@ -165,7 +165,7 @@ struct Cuda {
 
 impl Cuda {
     fn find() -> Result<Cuda, String> {
-        let root = Path::new(HERE).join("../target/cuda-tools/nvidia/cu13");
+        let root = Path::new(HERE).join("../../target/cuda-tools/nvidia/cu13");
         let nvcc = root.join("bin/nvcc");
         if nvcc.is_file() { Ok(Cuda { root }) } else { Err(format!("{} does not exist", nvcc.display())) }
     }

@@ -46,7 +46,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn shipped(folder: &str, arch: Arch) -> Result<&'static Module, Failed> {
     static BUILT: [OnceLock<Result<Built, String>>; CRATES.len()] = [const { OnceLock::new() }; CRATES.len()];
     let build = || {
-        let kernels = Path::new(support::HERE).join("..").join(folder);
+        let kernels = Path::new(support::HERE).join("../..").join(folder);
         builder(&kernels).archs(ARCHS).build().map_err(|error| error.to_string())
     };
     let index = CRATES.iter().position(|&known| known == folder).unwrap_or(0);

@@ -300,7 +300,7 @@ fn many_puts() -> Result<(), Failed> {
 
 /// Checks that the list of traps in docs/kernels.md has this text.
 fn documented(text: &str) -> Result<(), Failed> {
-    let docs = include_str!("../../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
+    let docs = include_str!("../../../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
     contains(docs.split_once("## Traps").ok_or("no list of traps")?.1, text)
 }
 

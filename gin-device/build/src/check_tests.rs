@@ -101,7 +101,7 @@ fn a_constant_of_the_module_may_be_read_through_the_read_only_cache() {
 fn constant_loads_are_allowed_by_their_names_only() {
     for name in ["load_constant_u32", "load_constant_pair"] {
         // Where the instructions are written, not in the table of operations.
-        assert!(include_str!("../../gin-device/src/sys/data/ptx.rs").contains(&format!("; // {name}\"")), "{name}");
+        assert!(include_str!("../../src/sys/data/ptx.rs").contains(&format!("; // {name}\"")), "{name}");
         assert_eq!(
             rules(&with(&format!("ld.global.nc.v2.u64 {{%rd3, %rd4}}, [%rd0]; // {name}")), &Limits::default()),
             []

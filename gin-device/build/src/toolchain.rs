@@ -43,7 +43,7 @@ impl Environment {
             vars: std::env::vars_os().collect(),
             distribution: Some((DEBIAN.0.into(), DEBIAN.1.into())),
             local: Some("/usr/local".into()),
-            checkout: Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned),
+            checkout: Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map(Path::to_owned),
         }
     }
 

@@ -208,7 +208,7 @@ mod tests {
     fn what_a_ptx_entry_cannot_take_is_refused_with_the_reason() {
         assert!(error("", "fn k() {}").contains("unsafe fn"));
         assert!(error("", "unsafe fn k<T: Copy>(x: T) {}").contains("generic"));
-        let docs = include_str!("../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
+        let docs = include_str!("../../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(docs.contains(&error("", "unsafe fn k(x: &u32) {}")), "the traps name the text for references");
         assert!(error("", "unsafe fn k() -> u32 { 0 }").contains("report"));
         assert!(error("", "unsafe fn k((a, b): (u32, u32)) {}").contains("plain name"));
