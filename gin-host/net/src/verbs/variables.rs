@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_documentation_lists_every_variable() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/rdma.md");
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rdma.md");
         let text = std::fs::read_to_string(file).unwrap();
         for variable in VARIABLES {
             assert!(text.contains(&format!("| `{}` |", variable.name)), "{} is not in {file}", variable.name);

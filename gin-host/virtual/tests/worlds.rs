@@ -225,7 +225,9 @@ fn hosts_that_wait_for_each_other_for_ever_are_reported_with_their_places() {
         assert!(text.starts_with("no progress: 5000 choices passed without progress\n"), "{text}");
         let line = line!() - 3;
         assert!(
-            text.contains(&format!("host of rank 0: waiting for a condition at gin-virtual/tests/worlds.rs:{line}")),
+            text.contains(&format!(
+                "host of rank 0: waiting for a condition at gin-host/virtual/tests/worlds.rs:{line}"
+            )),
             "{text}"
         );
         assert!(text.contains("host of rank 1: waiting"), "{text}");

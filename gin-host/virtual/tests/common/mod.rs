@@ -96,7 +96,7 @@ impl<T: Clone> List<T> {
 /// Checks that the list of traps in docs/kernels.md has this text.
 #[track_caller]
 pub fn assert_documented(text: &str) {
-    let docs = include_str!("../../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
+    let docs = include_str!("../../../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
     let (_, traps) = docs.split_once("## Traps").expect("the list of traps");
     assert!(traps.contains(text), "the traps do not name: {text}");
 }

@@ -150,11 +150,11 @@ fn a_seeded_world_without_progress_names_its_waiters_long_before_it_ends() {
 fn assert_names_all_waiters(text: &str) {
     for rank in [0, 1] {
         let expected = [
-            format!("  host of rank {rank}: waiting for a condition at gin-virtual/tests/watchdog.rs:"),
+            format!("  host of rank {rank}: waiting for a condition at gin-host/virtual/tests/watchdog.rs:"),
             format!("  rank {rank}, grid `waiter` (launch 1), blocks 0 to 7, thread 0: pausing in a polling loop"),
             format!(
                 "  rank {rank}, grid `waiter` (launch 1), blocks 0 to 7, thread 1 to 63: waiting at barrier 0 for the \
-                 whole block at gin-virtual/tests/watchdog.rs:"
+                 whole block at gin-host/virtual/tests/watchdog.rs:"
             ),
             format!("  rank {rank}, grid `waiter`: blocks 8 to 9 of 10 not started: residency limit 8, 8 blocks are"),
         ];

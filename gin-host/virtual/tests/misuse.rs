@@ -49,7 +49,7 @@ fn a_barrier_for_more_threads_than_the_block_has_is_refused_at_once() {
         },
         &[
             "barrier 1 needs 96 threads, the block has 64",
-            "waiting at barrier 1 for 96 threads at gin-virtual/tests/misuse.rs:",
+            "waiting at barrier 1 for 96 threads at gin-host/virtual/tests/misuse.rs:",
         ],
     );
 }
@@ -79,8 +79,8 @@ fn threads_that_wait_at_different_barriers_are_stuck_and_named_with_theirs() {
         &[
             "rank 0, grid `apart`, block ",
             "no thread can ever run again",
-            "thread 0 to 31: waiting at barrier 3 for the whole block at gin-virtual/tests/misuse.rs:",
-            "thread 32 to 63: waiting at barrier 4 for the whole block at gin-virtual/tests/misuse.rs:",
+            "thread 0 to 31: waiting at barrier 3 for the whole block at gin-host/virtual/tests/misuse.rs:",
+            "thread 32 to 63: waiting at barrier 4 for the whole block at gin-host/virtual/tests/misuse.rs:",
         ],
     );
 }
@@ -99,8 +99,8 @@ fn a_wait_in_the_device_api_is_reported_at_the_line_that_called_it() {
             })
         },
         &[
-            &format!("waiting at barrier 0 for the whole block at gin-virtual/tests/misuse.rs:{line}:"),
-            &format!("waiting in an exchange of lanes 0xffffffff at gin-virtual/tests/misuse.rs:{}:", line + 2),
+            &format!("waiting at barrier 0 for the whole block at gin-host/virtual/tests/misuse.rs:{line}:"),
+            &format!("waiting in an exchange of lanes 0xffffffff at gin-host/virtual/tests/misuse.rs:{}:", line + 2),
         ],
     );
 }
@@ -352,7 +352,7 @@ fn a_thread_that_panics_ends_its_grid_with_its_message_and_place_and_leaves_othe
             let error = bad.wait().unwrap_err();
             let LaunchError::Panicked { actor, message } = &error else { panic!("{error}") };
             assert_eq!(actor.to_string(), "rank 0, grid `bad` (launch 1), block 1, thread 40");
-            assert!(message.starts_with("thread 40 fails, at gin-virtual/tests/misuse.rs:"), "{message}");
+            assert!(message.starts_with("thread 40 fails, at gin-host/virtual/tests/misuse.rs:"), "{message}");
             good.wait().unwrap();
             after.wait().unwrap();
         };

@@ -161,7 +161,7 @@ fn a_grid_that_needs_more_blocks_than_fit_is_reported_with_the_block_that_never_
         let text = error.to_string();
         assert!(text.contains("grid `all meet`: blocks 4 to 6 of 7 not started: residency limit 4"), "{text}");
         assert!(text.contains("blocks 0 to 3, thread 0 to 31: pausing in a polling loop"), "{text}");
-        assert!(text.contains("host of rank 0: waiting for a condition at gin-virtual/tests/basics.rs"), "{text}");
+        assert!(text.contains("host of rank 0: waiting for a condition at gin-host/virtual/tests/basics.rs"), "{text}");
     }
 }
 

@@ -153,6 +153,6 @@ fn an_index_past_the_end_and_an_array_past_dynamic_memory_end_the_grid_and_say_t
     ];
     for (kernel, line, expected) in cases {
         let text = said(kernel);
-        assert!(text.contains(&format!("{expected}gin-virtual/tests/shared.rs:{line}:")), "{text}");
+        assert!(text.contains(&format!("{expected}gin-host/virtual/tests/shared.rs:{line}:")), "{text}");
     }
 }

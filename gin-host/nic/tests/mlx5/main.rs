@@ -4,7 +4,7 @@
 //!
 //! Tests that need the headers or a C compiler are ignored without them; `scripts/setup.sh` installs them.
 
-#[path = "../../../gin-verbs/tests/common/c.rs"]
+#[path = "../../../verbs/tests/common/c.rs"]
 mod c;
 
 use c::compile;

@@ -94,8 +94,11 @@ fn shared_memory_without_a_barrier_between_is_found_with_both_lines() {
         assert_eq!((writer, u64::from(writer) * 8), ((reader + 1) % 64, *offset));
         let text = race.to_string();
         let (_, missing) = text.rsplit_once(": ").unwrap();
-        let docs = include_str!("../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(docs.contains(missing) && include_str!("../../gin-device/src/misuse.rs").contains(missing), "{text}");
+        let docs = include_str!("../../../docs/kernels.md").split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            docs.contains(missing) && include_str!("../../../gin-device/src/misuse.rs").contains(missing),
+            "{text}"
+        );
     }
 }
 
