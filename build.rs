@@ -34,7 +34,7 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     let archs = std::env::var("GIN_ARCHS").unwrap_or_else(|_| ARCHS.to_owned());
     let archs = archs.split(',').map(str::trim).map(str::parse).collect::<Result<Vec<Arch>, _>>()?;
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-    for (kernels, table) in [("gin-kernels", "ptx"), ("gin-soft-hca", "engine")] {
+    for (kernels, table) in [("gin-kernels", "ptx"), ("gin-host/soft-nic", "engine")] {
         let folder = out.join(table);
         std::fs::create_dir_all(&folder)?;
         let builder = KernelBuilder::new(kernels).archs(archs.clone()).figures(false).copy_to(&folder);

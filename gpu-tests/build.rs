@@ -33,7 +33,7 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
         ("../gin-conformance", "ptx", UsePtxas::No),
         ("kernels", "hardware", UsePtxas::IfFound),
         ("../gin-kernels", "shipped", UsePtxas::No),
-        ("../gin-soft-hca", "engine", UsePtxas::No),
+        ("../gin-host/soft-nic", "engine", UsePtxas::No),
     ];
     for (kernels, table, ptxas) in tables {
         let place = out.join(table);

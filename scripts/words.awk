@@ -76,8 +76,8 @@ function found(i, word, line,    k, folder) {
 function report(line, word, advice, label,    folder) {
     findings++
     folder = name
-    if (folder ~ /^gin-soft-hca\/host\/|^gin-bench\/kernels\//) sub(/^[^\/]*\/[^\/]*\//, "&\n", folder)
-    else sub(/\//, "/\n", folder)
+    if (folder ~ /^[^\/]*\/(src|tests)\//) sub(/\//, "/\n", folder)
+    else sub(/^[^\/]*\/([^\/]*\/)?/, "&\n", folder)
     sub(/\n.*/, "", folder)
     in_folder[folder]++; of_rule[label]++
     if (!count) printf "%s:%d: found \"%s\": %s\n", name, line, word, advice

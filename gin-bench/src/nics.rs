@@ -10,8 +10,8 @@ use crate::Failure;
 use gin_gpu::MemoryKind;
 use gin_host::comm::Routes;
 use gin_host::world::{Rank, SoftNics};
-use gin_soft_hca::Options;
-use gin_soft_hca_host::SoftEngine;
+use gin_soft_nic::Options;
+use gin_soft_nic_host::SoftEngine;
 
 const RANKS: u32 = 2;
 

@@ -17,7 +17,7 @@ use gin_host::proxy::progress::{ByCaller, OwnThreads, Pool, Progress, Running, W
 use gin_host::world::SoftNics;
 use gin_net::verbs::{Ports, VerbsConfig};
 use gin_nic::NicConfig;
-use gin_soft_hca_host::Options;
+use gin_soft_nic_host::Options;
 use gin_virtual::{DeviceConfig, ServiceHandle, ThreadsConfig, World};
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};

@@ -19,9 +19,9 @@ use gin_net::peer::PeerNetwork;
 use gin_net::staged::{Staged, Staging};
 use gin_net::{Endpoint, Network, NetworkFactory};
 use gin_nic::DoorbellRelease;
-use gin_soft_hca::engine::Slow;
-use gin_soft_hca::{Fault, FaultKind};
-use gin_soft_hca_host::{SoftEngine, SoftFabric};
+use gin_soft_nic::engine::Slow;
+use gin_soft_nic::{Fault, FaultKind};
+use gin_soft_nic_host::{SoftEngine, SoftFabric};
 use gin_testkit::Sabotage;
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, LateCopies, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
 use gin_virtual::{EventLog, LogMode, Policy, SeededConfig};
@@ -200,9 +200,9 @@ impl Net {
         };
         let mistake = match mistake {
             Mistake::Nic(mistake) => mistake,
-            _ => gin_soft_hca::Mistake::None,
+            _ => gin_soft_nic::Mistake::None,
         };
-        let options = gin_soft_hca::Options { delay, seed, slow, mistake, ..Default::default() };
+        let options = gin_soft_nic::Options { delay, seed, slow, mistake, ..Default::default() };
         let nics = match &setup.devices {
             None => SoftNics::new(options),
             Some(devices) => {
@@ -237,7 +237,7 @@ pub enum Mistake {
     /// Kernels reset a signal by storing 0 in its words.
     ResetByStore,
     /// A mistake of the software NICs behind device-driven queue pairs.
-    Nic(gin_soft_hca::Mistake),
+    Nic(gin_soft_nic::Mistake),
 }
 
 /// Route of operations that name none.

@@ -83,7 +83,7 @@ pub fn all() -> Vec<Saboteur> {
 /// Returns the mistakes of software NICs behind device-driven queue pairs.
 #[must_use]
 pub fn of_nics() -> Vec<Saboteur> {
-    use gin_soft_hca::Mistake as Nic;
+    use gin_soft_nic::Mistake as Nic;
     let of = |mistake| -> (&'static str, &'static str, &'static [&'static str]) {
         match mistake {
             Nic::None => ("nothing", NO_END, &[]),

@@ -14,7 +14,7 @@ use gin_gpu::{MemorySlice, Stream};
 use gin_host::comm::{Communicator, Requirements};
 use gin_host::world::{self, Rank, SoftNics, WorldConfig, launch};
 use gin_net::peer::PeerNetwork;
-use gin_soft_hca::Options;
+use gin_soft_nic::Options;
 use gin_testkit::{Reorder, Withhold};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Write};

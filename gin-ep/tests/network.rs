@@ -14,7 +14,7 @@ use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{Communicator, Connections, Requirements};
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_net::peer::PeerNetwork;
-use gin_soft_hca::Options;
+use gin_soft_nic::Options;
 use gin_testkit::{FailOnDemand, FailSwitch, Failure, Reorder, WeakOnly, Withhold};
 use support::{Input, Pair, experts, pairs};
 

@@ -7,7 +7,7 @@ use gin_gpu::{LaunchConfig, Stream};
 use gin_host::comm::{CommError, CommState, Communicator, Requirements, Window, WindowFlags};
 use gin_host::proxy::progress::ByCaller;
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
-use gin_soft_hca::Options;
+use gin_soft_nic::Options;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

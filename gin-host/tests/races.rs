@@ -6,7 +6,7 @@ use gin_gpu::LaunchConfig;
 use gin_host::comm::{CommError, Requirements, Routes, WindowFlags};
 use gin_host::world::{LaunchError, Mode, SoftNics, WorldConfig, launch};
 use gin_net::peer::PeerNetwork;
-use gin_soft_hca::Options;
+use gin_soft_nic::Options;
 use gin_testkit::{Reorder, Withhold};
 use gin_virtual::{Actor, Race, RaceAccess, RaceMemory, RaceOperation, WorldError};
 

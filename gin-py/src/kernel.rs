@@ -130,7 +130,7 @@ fn linked(device: &dyn Device) -> Result<Vec<(String, Function)>, GpuError> {
     let entries = gin_device::kernel::KERNELS.iter();
     let mut all: Vec<_> = entries.map(|entry| (of(entry.module), gin_gpu::virt::function(entry))).collect();
     // gin itself launches these: the engine of software NICs, and dispatch and combine.
-    all.retain(|(of, _)| of != "gin_soft_hca" && of != EP);
+    all.retain(|(of, _)| of != "gin_soft_nic" && of != EP);
     Ok(all)
 }
 

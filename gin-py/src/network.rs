@@ -8,7 +8,7 @@ use gin_host::comm::{Backend, CommConfig, NicChoice};
 use gin_host::world::SoftNics;
 use gin_net::verbs::{Ports, VerbsConfig};
 use gin_nic::NicConfig;
-use gin_soft_hca_host::Options;
+use gin_soft_nic_host::Options;
 use gin_virtual::{ServiceHandle, World};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

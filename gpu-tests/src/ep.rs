@@ -456,7 +456,7 @@ fn large(testbed: &Testbed) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gin_soft_hca_host::SoftEngine;
+    use gin_soft_nic_host::SoftEngine;
 
     #[test]
     fn the_trials_pass_on_virtual_gpus() {

@@ -11,8 +11,8 @@ use gin_gpu::{Memory, MemoryKind, Module, ModuleSource, Plain, Stream};
 use gin_host::Window;
 use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
-use gin_soft_hca::Options;
-use gin_soft_hca_host::SoftEngine;
+use gin_soft_nic::Options;
+use gin_soft_nic_host::SoftEngine;
 use gpu_tests_kernels::{
     CHUNK_BYTES, Chunked, Exchange, Flood, Link, Stale, WARP_SIZE, exchange_len, hardware_spin, posts, value,
 };

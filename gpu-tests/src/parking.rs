@@ -11,7 +11,7 @@ use gin_gpu::{GpuError, Memory, MemoryKind, ModuleSource};
 use gin_gpu::{KernelArg, LaunchConfig};
 use gin_host::comm::CommError;
 use gin_host::world::Rank;
-use gin_soft_hca_host::{SoftEngine, SoftFabric};
+use gin_soft_nic_host::{SoftEngine, SoftFabric};
 
 /// Bytes that are allocated and freed.
 const BYTES: u64 = 1 << 30;

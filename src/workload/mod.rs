@@ -27,7 +27,7 @@ use gin_host::CommError;
 use gin_host::comm::{Communicator, Requirements, Stats};
 use gin_host::proxy::trace::TARGET;
 use gin_host::world::{LaunchError, Rank, SoftNics, WorldConfig, join, launch};
-use gin_soft_hca_host::{Options as NicOptions, SoftEngine};
+use gin_soft_nic_host::{Options as NicOptions, SoftEngine};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Deref;

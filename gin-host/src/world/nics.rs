@@ -6,8 +6,8 @@ use gin_boot::lock;
 use gin_gpu::Device;
 use gin_nic::NicConfig;
 use gin_nic::hca::HcaError;
-use gin_soft_hca::Options;
-use gin_soft_hca_host::{SoftConfig, SoftEngine, SoftFabric, SoftHca};
+use gin_soft_nic::Options;
+use gin_soft_nic_host::{SoftConfig, SoftEngine, SoftFabric, SoftHca};
 use gin_virtual::{ServiceHandle, ServiceStep, World};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ type MakeNic = Arc<dyn Fn(u32) -> SoftConfig + Send + Sync>;
 /// ```
 /// use gin_host::comm::{CommError, Requirements};
 /// use gin_host::world::{SoftNics, WorldConfig, launch};
-/// use gin_soft_hca_host::Options;
+/// use gin_soft_nic_host::Options;
 ///
 /// let nics = SoftNics::new(Options::default());
 /// let named = launch(WorldConfig::seeded(2, 7).soft_nics(&nics), |rank| -> Result<bool, CommError> {
@@ -87,10 +87,10 @@ impl SoftNics {
     /// [`Rank::outside`](super::Rank::outside) does so, and stops the service when the ranks have ended.
     pub fn serve(&self, world: &World) -> ServiceHandle {
         let fabric = self.fabric.clone();
-        world.spawn_service("gin-soft-hca", move || match fabric.step() {
-            gin_soft_hca::Progress::Idle => ServiceStep::Idle,
+        world.spawn_service("gin-soft-nic", move || match fabric.step() {
+            gin_soft_nic::Progress::Idle => ServiceStep::Idle,
             // A delayed answer needs steps.
-            gin_soft_hca::Progress::Moved | gin_soft_hca::Progress::Waiting => ServiceStep::Busy,
+            gin_soft_nic::Progress::Moved | gin_soft_nic::Progress::Waiting => ServiceStep::Busy,
         })
     }
 }

@@ -8,7 +8,7 @@ use gin_gpu::{
 };
 use gin_nic::hca::{Access, Domain, Extent, Handle, Port, Region, Uar, Umem};
 use gin_nic::{Hca, HcaError};
-use gin_soft_hca_host::SoftHca;
+use gin_soft_nic_host::SoftHca;
 use std::fmt;
 use std::io::{ErrorKind, Read};
 use std::os::fd::OwnedFd;

@@ -20,7 +20,7 @@ use gin_host::comm::{Requirements, WindowFlags};
 use gin_host::world::{Rank, SoftNics, launch, launch_logged};
 use gin_host::{CommError, Communicator, WorldConfig};
 use gin_nic::{Doorbells, Ringer};
-use gin_soft_hca::{Fault, FaultKind as NicFault, Options};
+use gin_soft_nic::{Fault, FaultKind as NicFault, Options};
 use gin_virtual::LogMode;
 use hand::{Hand, word};
 use std::sync::atomic::Ordering;

@@ -9,7 +9,7 @@ use gin_gpu::{GpuError, Memory, MemoryKind};
 use gin_host::comm::{Backend, CommConfig, CommError, Communicator, NicChoice, Requirements, WindowFlags};
 use gin_nic::{Doorbells, Ringer};
 use gin_nic::{FileRefusal, Hca, NicConfig, NicError};
-use gin_soft_hca_host::{SoftConfig, SoftFabric};
+use gin_soft_nic_host::{SoftConfig, SoftFabric};
 use gin_testkit::FailingHca;
 use std::sync::Arc;
 

@@ -13,7 +13,7 @@ use gin_host::comm::{Backend, CommConfig, CommError, Communicator, NicChoice, Re
 use gin_nic::hca::Access;
 use gin_nic::{DoorbellRelease, Ringer};
 use gin_nic::{Hca, Nic, NicConfig, NicError, RegisteredSlice};
-use gin_soft_hca_host::{SoftConfig, SoftEngine, SoftFabric};
+use gin_soft_nic_host::{SoftConfig, SoftEngine, SoftFabric};
 use gin_testkit::FailingHca;
 use std::sync::Arc;
 use std::time::Duration;
@@ -309,7 +309,7 @@ fn a_software_nic_takes_memory_of_gpus_that_its_engines_device_reaches_only() {
 
 #[test]
 fn pinned_memory_is_no_window_and_no_send_queue_of_kernels_that_release_to_the_gpu() {
-    let released = |release, hca: &gin_soft_hca_host::SoftHca| on(hca.clone(), NicConfig::default()).release(release);
+    let released = |release, hca: &gin_soft_nic_host::SoftHca| on(hca.clone(), NicConfig::default()).release(release);
     let fabric = SoftFabric::default();
     let hca = fabric.add(SoftConfig::ethernet(0));
     for release in [DoorbellRelease::System, DoorbellRelease::Gpu] {

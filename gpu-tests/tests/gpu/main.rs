@@ -13,7 +13,7 @@ use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
 use gin_gpu::Devices;
 use gin_nic::DoorbellRelease;
-use gin_soft_hca_host::SoftEngine;
+use gin_soft_nic_host::SoftEngine;
 use gin_testkit::Sabotage;
 use gpu_tests::ep;
 use gpu_tests::gpus::{self, Gpus};

@@ -11,7 +11,7 @@ use gin_nic::hca::Access;
 use gin_nic::layout::QueueSpec;
 use gin_nic::layout::Role;
 use gin_nic::*;
-use gin_soft_hca_host::{SoftConfig, SoftFabric};
+use gin_soft_nic_host::{SoftConfig, SoftFabric};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -17,7 +17,7 @@ use gin_nic::hca::Access;
 use gin_nic::{
     DeviceQueuePairs, DoorbellRelease, Doorbells, Expired, Nic, NicConfig, NicPeer, RegisteredSlice, Shape, Target,
 };
-use gin_soft_hca_host::{SoftConfig, SoftFabric};
+use gin_soft_nic_host::{SoftConfig, SoftFabric};
 use std::cell::Cell;
 use std::mem::offset_of;
 use std::sync::Arc;

@@ -13,8 +13,8 @@ use gin_nic::hca::Hca;
 use gin_nic::hca::{Access, Extent, Handle, HcaError};
 use gin_nic::layout::{PAGE, QueueSpec, Role};
 use gin_nic::*;
-use gin_soft_hca::Options;
-use gin_soft_hca_host::{SoftConfig, SoftFabric, SoftHca};
+use gin_soft_nic::Options;
+use gin_soft_nic_host::{SoftConfig, SoftFabric, SoftHca};
 use gin_testkit::FailingHca;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -327,11 +327,11 @@ fn a_nic_that_is_not_enough_is_refused_with_the_reason() {
 fn the_gid_is_the_first_that_stands_for_an_ipv4_address() {
     let fabric = SoftFabric::default();
     let mut config = SoftConfig::ethernet(0);
-    config.ports[0].gids.insert(0, gin_soft_hca_host::SoftGid { gid: [0; 16], version: 2 });
+    config.ports[0].gids.insert(0, gin_soft_nic_host::SoftGid { gid: [0; 16], version: 2 });
     assert_eq!(open(fabric.add(config)).gid.index, 4);
     let mut config = SoftConfig::ethernet(1);
     config.ports[0].gids.truncate(2);
-    config.ports[0].gids.insert(0, gin_soft_hca_host::SoftGid { gid: [0; 16], version: 2 });
+    config.ports[0].gids.insert(0, gin_soft_nic_host::SoftGid { gid: [0; 16], version: 2 });
     assert_eq!(open(fabric.add(config)).gid.index, 2, "one of IPv6, if there is no other");
 }
 

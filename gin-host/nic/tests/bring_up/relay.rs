@@ -3,7 +3,7 @@
 
 use gin_nic::hca::Hca;
 use gin_nic::*;
-use gin_soft_hca_host::{SoftConfig, SoftFabric};
+use gin_soft_nic_host::{SoftConfig, SoftFabric};
 use gin_testkit::FailingHca;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,7 +4,7 @@
 use gin_device::exec::watch::{self, Access, Event};
 use gin_gpu::copy::copy_quietly;
 use gin_gpu::{Device, GpuError};
-use gin_soft_hca::Memory;
+use gin_soft_nic::Memory;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A software NIC: the command side, over the engine of [`gin_soft_hca`].
+//! A software NIC: the command side, over the engine of [`gin_soft_nic`].
 //!
 //! A [`SoftFabric`] joins the NICs of the ranks of one process. Each [`SoftHca`] parses the mailboxes that a real NIC's
 //! firmware parses, refuses commands that firmware would refuse, with status and syndrome ([`reason`] describes a
@@ -27,7 +27,7 @@ mod table;
 pub use config::{SoftConfig, SoftGid, SoftPort};
 pub use device::SoftHca;
 pub use firmware::reason;
-pub use gin_soft_hca::{Fault, FaultKind, Options, Violation, ViolationKind};
+pub use gin_soft_nic::{Fault, FaultKind, Options, Violation, ViolationKind};
 pub use place::{Parked, SoftEngine};
 
 use self::objects::HcaState;
@@ -35,8 +35,8 @@ use gin_gpu::Device;
 #[cfg(doc)]
 use gin_nic::hca::Hca;
 use gin_nic::hca::HcaError;
-use gin_soft_hca::Progress;
-use gin_soft_hca::tables::{CompletionQueue, QueuePair};
+use gin_soft_nic::Progress;
+use gin_soft_nic::tables::{CompletionQueue, QueuePair};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -50,7 +50,7 @@ const NAP: Duration = Duration::from_micros(20);
 ///
 /// ```
 /// use gin_nic::hca::Hca;
-/// use gin_soft_hca_host::{Options, SoftConfig, SoftFabric};
+/// use gin_soft_nic_host::{Options, SoftConfig, SoftFabric};
 ///
 /// let fabric = SoftFabric::new(Options::default());
 /// let nic = fabric.add(SoftConfig::ethernet(0));
@@ -138,7 +138,7 @@ impl SoftFabric {
     pub fn serve(&self) -> Result<Server, std::io::Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let (fabric, stopped) = (self.clone(), Arc::clone(&stop));
-        let thread = std::thread::Builder::new().name("gin-soft-hca".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("gin-soft-nic".to_owned()).spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 if fabric.step() == Progress::Idle {
                     std::thread::sleep(NAP);

@@ -4,7 +4,7 @@
 use super::firmware::{Answer, Reason};
 use super::{HcaError, no_engine};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind};
-use gin_soft_hca::kernel;
+use gin_soft_nic::kernel;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

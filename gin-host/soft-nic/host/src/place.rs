@@ -7,7 +7,7 @@ use gin_device::internal::orders;
 use gin_gpu::resident::Resident;
 use gin_gpu::rt;
 use gin_gpu::{Device, DeviceKind, Function, GpuError, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Stream};
-use gin_soft_hca::kernel::{Residence, THREADS};
+use gin_soft_nic::kernel::{Residence, THREADS};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;

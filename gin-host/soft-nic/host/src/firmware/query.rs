@@ -12,7 +12,7 @@ use gin_abi::mlx5::mailbox::{
 };
 use gin_abi::mlx5::wqe::SLOT_BYTES;
 use gin_nic::hca::Link;
-use gin_soft_hca::tables::{CompletionQueue, QueuePair};
+use gin_soft_nic::tables::{CompletionQueue, QueuePair};
 
 pub(super) fn capabilities(
     config: &SoftConfig,

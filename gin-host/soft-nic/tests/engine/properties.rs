@@ -3,7 +3,7 @@
 
 use crate::world::{COMPLETION, REGION, SIZE, World};
 use gin_abi::mlx5::wqe::{self, Flags, Segment};
-use gin_soft_hca::{Memory, Options};
+use gin_soft_nic::{Memory, Options};
 use proptest::prelude::*;
 
 /// Length of the part of a region that each operation touches.

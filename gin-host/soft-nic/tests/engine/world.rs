@@ -6,10 +6,10 @@ use gin_abi::mlx5::command::QpState;
 use gin_abi::mlx5::cqe::{self, Completion, CompletionError, Outcome};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{Flags, Local, Post, QueueNumber, Remote, Segment};
-use gin_soft_hca::faults::Switch;
-use gin_soft_hca::held::{Held, Item, Usage};
-use gin_soft_hca::tables::{CompletionQueue, QueuePair, Region, Rights};
-use gin_soft_hca::{Engine, Memory, Options, Progress, Tables};
+use gin_soft_nic::faults::Switch;
+use gin_soft_nic::held::{Held, Item, Usage};
+use gin_soft_nic::tables::{CompletionQueue, QueuePair, Region, Rights};
+use gin_soft_nic::{Engine, Memory, Options, Progress, Tables};
 
 /// Memory whose addresses are offsets. An access outside fails the test.
 pub(crate) struct Flat(pub(crate) Vec<u8>);

@@ -8,7 +8,7 @@ use gin_abi::mlx5::bits::View;
 use gin_abi::mlx5::command::{AtomicMode, Mtu, PM_MIGRATED, QpState, opcode, opt_param, roce_version};
 use gin_abi::mlx5::mailbox::{Ads, ModifyQpIn, Qpc, StopQpIn};
 use gin_nic::hca::Link;
-use gin_soft_hca::tables::{QueuePair, Rights};
+use gin_soft_nic::tables::{QueuePair, Rights};
 
 /// The bits of the fields with a peer's permissions.
 const RIGHTS: u64 = opt_param::RRE | opt_param::RWE | opt_param::RAE;

@@ -9,7 +9,7 @@ use gin_abi::mlx5::cqe;
 use gin_abi::mlx5::doorbell::SEND_OFFSET;
 use gin_abi::mlx5::mailbox::{Cqc, CreateCqIn, CreateQpIn, Qpc};
 use gin_abi::mlx5::wqe::SLOT_BYTES;
-use gin_soft_hca::tables::{CompletionQueue, QueuePair};
+use gin_soft_nic::tables::{CompletionQueue, QueuePair};
 
 /// Returns the address of `bytes` bytes in registered ring memory, and the name of that memory. Three fields of a
 /// command select it: whether it is valid, its number, and the offset.

@@ -7,9 +7,9 @@ mod world;
 use gin_abi::mlx5::command::QpState;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Segment};
-use gin_soft_hca::faults::Switch;
-use gin_soft_hca::tables::Rights;
-use gin_soft_hca::{Fault, FaultKind, Options, Progress, ViolationKind};
+use gin_soft_nic::faults::Switch;
+use gin_soft_nic::tables::Rights;
+use gin_soft_nic::{Fault, FaultKind, Options, Progress, ViolationKind};
 use world::{ALL, COMPLETION, QUEUE, REGION, SIZE, World};
 
 const C: Flags = Flags::COMPLETION;
