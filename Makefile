@@ -55,7 +55,7 @@ gpu-bundle: setup ## Builds the tests and the command into one folder for a GPU 
 
 device-lib: setup ## Makes the device functions for CUDA C++ in target/device-lib, for ARCHS (sm_80 sm_90 sm_100)
 	@rm -rf "$${CARGO_TARGET_DIR:-target}/device-lib"
-	@$(CARGO) run --quiet -p gin-build --example device_lib -- gin-capi/device gin_device \
+	@$(CARGO) run --quiet -p gin-build --example device_lib -- bindings/c/device gin_device \
 		"$${CARGO_TARGET_DIR:-target}/device-lib" $(ARCHS)
 
 install: ## Installs the libraries and headers for C and C++ below PREFIX (/usr/local) and DESTDIR

@@ -39,7 +39,7 @@ program_test=$(built test --no-run --release --target-dir "$target" --manifest-p
 # The wheel, and pytest with what it needs, for a machine without a network.
 wheels="$target/gpu-python-wheels"
 rm -rf "$wheels"
-python3 -m pip wheel --quiet --no-deps --wheel-dir "$wheels" ./gin-py
+python3 -m pip wheel --quiet --no-deps --wheel-dir "$wheels" ./bindings/python
 python3 -m pip download --quiet --only-binary=:all: --python-version 3.12 --dest "$wheels" pytest==8.4.2
 
 # ptx CRATE NAME: prints the path of the newest PTX that the build of this crate has made for a table
@@ -62,7 +62,7 @@ cp scripts/gpu-run-bench.sh "$bundle/run-bench.sh"
 cp scripts/gpu-python.sh "$bundle/run-python.sh"
 mkdir -p "$bundle/python/ptx"
 mv "$wheels" "$bundle/python/wheels"
-cp -r gin-py/tests "$bundle/python/tests"
+cp -r bindings/python/tests "$bundle/python/tests"
 rm -f "$bundle/python/tests/python.rs"
 cp -r examples/python "$bundle/python/examples"
 cp "$(ptx gin-py examples)" "$bundle/python/ptx/linked.ptx"
@@ -75,27 +75,27 @@ capi() {
     soname=libgin.so.$(sed -n 's/^version = "\([0-9]*\.[0-9]*\)\..*/\1/p' Cargo.toml | head -1)
     mkdir -p "$to/include" "$to/source"
     "${CARGO:-cargo}" rustc --release -p gin-capi --lib --crate-type cdylib -- -Clink-arg=-Wl,-soname,"$soname"
-    "${CARGO:-cargo}" run --release -p gin-build --example device_lib -- gin-capi/device gin_device "$to" sm_90
+    "${CARGO:-cargo}" run --release -p gin-build --example device_lib -- bindings/c/device gin_device "$to" sm_90
     "${CARGO:-cargo}" run --release -p gin-build --example ptx -- examples/kernels sm_90 >"$to/ptx.log"
     ring=$(sed -n 's/^sm_90 \(.*\) ([0-9]* bytes)$/\1/p' "$to/ptx.log")
     cp "$ring" "$to/ring.ptx"
     strip -o "$to/$soname" "$target/release/libgin_capi.so"
-    cp gin-capi/include/* "$to/include"
+    cp bindings/c/include/* "$to/include"
     cp examples/cuda-cpp/*.cu examples/cuda-cpp/*.cuh examples/cuda-cpp/*.hpp "$to/source"
-    local host=(-Igin-capi/include "$to/$soname") nvcc=("$tools/bin/nvcc" -std=c++17 -arch=sm_90 -rdc=true)
+    local host=(-Ibindings/c/include "$to/$soname") nvcc=("$tools/bin/nvcc" -std=c++17 -arch=sm_90 -rdc=true)
     cc -std=c11 -O2 examples/c/main.c -o "$to/ring" "${host[@]}"
     c++ -std=c++17 -O2 examples/cuda-cpp/virtual.cpp -o "$to/virtual" "${host[@]}" -pthread
     c++ -std=c++17 -O2 examples/cuda-cpp/jit.cpp -o "$to/jit" "${host[@]}" -I"$tools/include" -pthread \
         "$tools/lib/libnvJitLink.so.13"
-    "${nvcc[@]}" -cubin examples/cuda-cpp/kernels.cu -Igin-capi/include -o "$to/kernels.cubin"
+    "${nvcc[@]}" -cubin examples/cuda-cpp/kernels.cu -Ibindings/c/include -o "$to/kernels.cubin"
     # nvcc knows libraries by their names alone.
-    "${nvcc[@]}" examples/cuda-cpp/main.cu -o "$to/main" -Igin-capi/include -L"$to" -lgin_device \
+    "${nvcc[@]}" examples/cuda-cpp/main.cu -o "$to/main" -Ibindings/c/include -L"$to" -lgin_device \
         -Xlinker "$to/$soname" -L"$tools/lib"
     # Every operation, and the kernels of gin bench capi.
-    c++ -std=c++17 -O2 gin-capi/tests/c/operations.cpp -o "$to/operations" "${host[@]}" -pthread
-    "${nvcc[@]}" -x cu gin-capi/tests/c/operations.cpp -dc -Igin-capi/include -o "$to/operations.o"
+    c++ -std=c++17 -O2 bindings/c/tests/c/operations.cpp -o "$to/operations" "${host[@]}" -pthread
+    "${nvcc[@]}" -x cu bindings/c/tests/c/operations.cpp -dc -Ibindings/c/include -o "$to/operations.o"
     "${nvcc[@]}" -dlink -cubin "$to/operations.o" -o "$to/operations.cubin" -L"$to" -lgin_device
-    "${nvcc[@]}" -dc gin-bench/kernels/capi.cu -Igin-capi/include -o "$to/bench.o"
+    "${nvcc[@]}" -dc gin-bench/kernels/capi.cu -Ibindings/c/include -o "$to/bench.o"
     "${nvcc[@]}" -dlink -cubin "$to/bench.o" -o "$to/bench.cubin" -L"$to" -lgin_device
     rm -f "$to"/operations.o "$to"/bench.o "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/gin_device.*.cubin "$to"/*.bc "$to"/*.log
     cp scripts/gpu-run-capi.sh "$bundle/run-capi.sh"

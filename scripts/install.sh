@@ -34,12 +34,12 @@ fi
 # fill FROM TO: copies a template with its values
 fill() {
     sed -e "s|@PREFIX@|$prefix|g; s|@VERSION@|$version|g; s|@SOVERSION@|$soversion|g" \
-        -e "s|@MAJOR@|$major|g; s|@MINOR@|$minor|g" "gin-capi/install/$1" >"$2"
+        -e "s|@MAJOR@|$major|g; s|@MINOR@|$minor|g" "bindings/c/install/$1" >"$2"
     chmod 644 "$2"
 }
 
 install -d "$root/include" "$root/lib/pkgconfig" "$root/lib/cmake/gin" "$root/share/gin"
-install -m 644 gin-capi/include/* "$root/include"
+install -m 644 bindings/c/include/* "$root/include"
 install -m 755 "$libraries/libgin_capi.so" "$root/lib/libgin.so.$version"
 ln -sf "libgin.so.$version" "$root/lib/libgin.so.$soversion"
 ln -sf "libgin.so.$soversion" "$root/lib/libgin.so"

@@ -22,7 +22,7 @@
 //! to a thread that has waited for that signal. The signal also covers stores of other threads that happen before the
 //! raise, by a barrier for example, because a release is cumulative. [`publish`] has the argument.
 //!
-//! `gin-capi/include/gin_inline.cuh` has [`copy`] and [`publish`] in C++: change both.
+//! `bindings/c/include/gin_inline.cuh` has [`copy`] and [`publish`] in C++: change both.
 //!
 //! # Lifetime
 //! A peer's memory stays mapped until no kernel of this rank uses the communicator any more, even if the peer's own

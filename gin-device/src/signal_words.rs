@@ -26,7 +26,7 @@
 //! reads the word itself; it does so often only if the word has ever been raised. An old value could be taken for a
 //! later one only if half the circle was raised since. So this is for values of [`WIDE`] bits and more.
 //!
-//! `gin-capi/include/gin_inline.cuh` has [`Words::read`] and the beginning of [`Words::wait_relaxed`] in C++: change
+//! `bindings/c/include/gin_inline.cuh` has [`Words::read`] and the beginning of [`Words::wait_relaxed`] in C++: change
 //! both.
 //!
 //! # Signals from a mailbox

@@ -95,7 +95,7 @@ fn pip_installs_the_package() -> Result<Completion, Failed> {
     pip.arg(&folder).arg(HERE).arg(format!("--config-settings=build-args={features}--profile {profile}"));
     run(&mut pip)?;
     let code = "import gin, runpy, sys; print(gin.__file__); runpy.run_path(sys.argv[1])";
-    let program = Path::new(HERE).join("../examples/python/hello_put.py");
+    let program = Path::new(HERE).join("../../examples/python/hello_put.py");
     let mut program_of_a_user = Command::new(&python);
     program_of_a_user.args(["-c", code]).arg(program).env("PYTHONPATH", &folder).current_dir(&target);
     let output = run(&mut program_of_a_user)?;

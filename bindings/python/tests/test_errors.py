@@ -16,7 +16,7 @@ from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, To
 from support import run
 
 SOURCES = pathlib.Path(__file__).parents[1] / "src"
-EP_SOURCES = SOURCES.parents[1] / "gin-ep/src"
+EP_SOURCES = SOURCES.parents[2] / "gin-ep/src"
 
 BEGINS = r"(?:new_err\(|format!\(|let text =\s*|let text = if [^\"]*|refuse\(|let (?:text|busy|advice|limit)\b[^\"=;]*=\s*)"
 """What precedes the text of an error in the package."""

@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let archs = std::env::var("GIN_ARCHS").unwrap_or_else(|_| "sm_90".to_owned());
     let archs = archs.split(',').map(str::trim).map(str::parse).collect::<Result<Vec<Arch>, _>>()?;
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-    for (kernels, table) in [("../gin-kernels", "shipped"), ("../examples/kernels", "examples")] {
+    for (kernels, table) in [("../../gin-kernels", "shipped"), ("../../examples/kernels", "examples")] {
         let folder = out.join(table);
         std::fs::create_dir_all(&folder)?;
         // Other builds assemble these kernels. Here that would only cost time, since the driver compiles the PTX.

@@ -5,7 +5,7 @@
 //! to boot.
 
 mod common;
-#[path = "../../gin-host/tests/common/machines.rs"]
+#[path = "../../../gin-host/tests/common/machines.rs"]
 mod machines;
 
 use common::{HERE, environment, package, run, target};
@@ -98,7 +98,7 @@ impl Hosts {
         };
         let options: Vec<_> = named("--file", files).chain(named("--with", programs)).collect();
 
-        let script = Path::new(HERE).join("../scripts/soft-roce.sh");
+        let script = Path::new(HERE).join("../../scripts/soft-roce.sh");
         let mut machines = Machines::boot(&script, &options, Duration::from_secs(1500))?;
         // Leaves one device, as on a host with one NIC.
         machines.tell_both("for device in rxe0 rxe1 rxe2; do rdma link delete $device; done")?;

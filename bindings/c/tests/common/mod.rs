@@ -64,7 +64,7 @@ pub(crate) fn program(source: &str, to: &Path) -> PathBuf {
 /// `device-lib` of `target`, if it has them. Returns the prefix.
 pub(crate) fn installed(root: &Path, target: &Path) -> PathBuf {
     let libraries = library("libgin_capi.so").parent().expect("it is in a folder").to_owned();
-    let mut install = Command::new(format!("{HERE}/../scripts/install.sh"));
+    let mut install = Command::new(format!("{HERE}/../../scripts/install.sh"));
     install.env("LIBRARIES", libraries).env("CARGO_TARGET_DIR", target);
     run(install.env("DESTDIR", root).env("PREFIX", "/opt/gin"));
     root.join("opt/gin")
@@ -75,7 +75,7 @@ pub(crate) fn installed(root: &Path, target: &Path) -> PathBuf {
 /// # Errors
 /// The reason why there is none.
 pub(crate) fn cmake() -> Result<PathBuf, String> {
-    let fetched = Path::new(HERE).join("../target/build-tools/cmake/data/bin/cmake");
+    let fetched = Path::new(HERE).join("../../target/build-tools/cmake/data/bin/cmake");
     for program in [PathBuf::from("cmake"), fetched] {
         if Command::new(&program).arg("--version").output().is_ok_and(|output| output.status.success()) {
             return Ok(program);
@@ -88,7 +88,7 @@ pub(crate) fn cmake() -> Result<PathBuf, String> {
 pub(crate) fn by_cmake(cmake: &Path, prefix: &Path, options: &[&str]) -> PathBuf {
     let build = prefix.join("build");
     let mut configure = Command::new(cmake);
-    configure.args(["-S", &format!("{HERE}/../examples/cuda-cpp"), "-B"]).arg(&build);
+    configure.args(["-S", &format!("{HERE}/../../examples/cuda-cpp"), "-B"]).arg(&build);
     run(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display())).args(options));
     run(Command::new(cmake).arg("--build").arg(&build));
     build

@@ -2,7 +2,7 @@
 //
 // The device API of gin for CUDA C++17, and for C++ kernels on the virtual GPU.
 //
-// Thin classes over the functions of gin-capi/device, which `libgin_device.a` has for GPUs and `libgin` for CPUs. Names
+// Thin classes over the functions of bindings/c/device, which `libgin_device.a` has for GPUs and `libgin` for CPUs. Names
 // and the order of arguments are those of NCCL's ncclGin; docs/c.md has the table of what becomes what. Every call that
 // can fail returns a gin::Fault. Offsets and lengths are in bytes, unless an argument says elements.
 //

@@ -27,7 +27,7 @@ fn programs() -> Completion {
     let flags = format!("{} {}", value("Cflags: "), value("Libs: "));
     let program = installed("virtual");
     let mut compile = compiler(true);
-    compile.args([&format!("{HERE}/../examples/cuda-cpp/virtual.cpp"), "-o", &program, "-pthread"]);
+    compile.args([&format!("{HERE}/../../examples/cuda-cpp/virtual.cpp"), "-o", &program, "-pthread"]);
     run(compile.args(flags.split_whitespace()));
     run(Command::new(&program).arg("2").env("LD_LIBRARY_PATH", installed("lib")));
 
@@ -40,7 +40,7 @@ fn programs() -> Completion {
 
     // A C program whose kernel is in C++, by the commands of docs/c.md.
     let object = |source: &str, cpp: bool| {
-        let (from, to) = (format!("{HERE}/../examples/c/{source}"), installed(&format!("{source}.o")));
+        let (from, to) = (format!("{HERE}/../../examples/c/{source}"), installed(&format!("{source}.o")));
         run(compiler(cpp).args(["-c", &from, "-o", &to]));
         to
     };
@@ -73,7 +73,7 @@ fn soname() -> Completion {
     fs::write(path("empty.rs"), "").expect("write a source");
     // A file that this process has open for writing cannot be executed, nor while a child of another thread has it.
     run(Command::new("sh").args(["-c", "printf %s \"$0\" >\"$1\"; chmod +x \"$1\"", CARGO, &path("cargo")]));
-    let mut install = Command::new(format!("{HERE}/../scripts/install.sh"));
+    let mut install = Command::new(format!("{HERE}/../../scripts/install.sh"));
     install.env("CARGO", path("cargo")).env("CARGO_TARGET_DIR", folder.path()).env_remove("LIBRARIES");
     run(install.env("DESTDIR", folder.path()).env("PREFIX", "/"));
     let dynamic = |file: &str| run(Command::new("readelf").args(["-d", file]));
@@ -96,7 +96,7 @@ fn soname() -> Completion {
 
 /// Writes the program that docs/c.md prints for the virtual GPU into a folder. Returns its path.
 fn program_of_the_docs(folder: &Path) -> PathBuf {
-    let docs = fs::read_to_string(format!("{HERE}/../docs/c.md")).expect("read the page");
+    let docs = fs::read_to_string(format!("{HERE}/../../docs/c.md")).expect("read the page");
     let printed = docs.split("```cpp\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it has a program");
     let source = folder.join("pass.cpp");
     fs::write(&source, printed).expect("write a source");
@@ -216,11 +216,11 @@ fn mpi() -> Completion {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = folder.path().join("mpi");
     let mut compile = compiler(false);
-    compile.arg(format!("-I{HERE}/tests/c/mpi")).arg(format!("{HERE}/../examples/c/mpi.c"));
+    compile.arg(format!("-I{HERE}/tests/c/mpi")).arg(format!("{HERE}/../../examples/c/mpi.c"));
     run(compile.arg("-o").arg(&program).arg(library("libgin_capi.so")));
     assert_eq!(run(Command::new(&program).arg("127.0.0.1")), "rank 0 of 1: passed\n");
     let [source, docs] = ["examples/c/mpi.c", "docs/c.md"]
-        .map(|file| fs::read_to_string(format!("{HERE}/../{file}")).expect("read a text"));
+        .map(|file| fs::read_to_string(format!("{HERE}/../../{file}")).expect("read a text"));
     let function = source.split("\n\n").find(|part| part.contains("MPI_Allgather(")).expect("it has the function");
     assert!(docs.contains(function), "docs/c.md has another all-gather than the example");
     Completion::Completed

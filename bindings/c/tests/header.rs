@@ -13,7 +13,7 @@ use std::process::Command;
 const HEADER: &str = r#"
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The host library of gin; docs/c.md is the page for users. cbindgen made this file from gin-capi/src: do not edit it.
+// The host library of gin; docs/c.md is the page for users. cbindgen made this file from bindings/c/src: do not edit it.
 //
 // Every function returns a gin_status_t, except gin_last_error, gin_status_name, gin_version and gin_abi. After an error
 // gin_last_error() returns the text, for the calling thread. An output is written only on success. Each handle is
@@ -88,7 +88,7 @@ fn generated() -> String {
     for name in ["types", "status", "job", "comm", "window", "launch"] {
         builder = builder.with_src(source(name));
     }
-    builder = builder.with_src(format!("{HERE}/../gin-device/abi/src/handle.rs"));
+    builder = builder.with_src(format!("{HERE}/../../gin-device/abi/src/handle.rs"));
     let mut text = Vec::new();
     builder.generate().expect("cbindgen reads the sources").write(&mut text);
     let text = String::from_utf8(text).expect("the header is UTF-8");

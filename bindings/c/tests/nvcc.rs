@@ -23,7 +23,7 @@ use std::process::{Command, ExitCode};
 use std::sync::LazyLock;
 
 /// NVIDIA's tools.
-static CUDA: LazyLock<PathBuf> = LazyLock::new(|| Path::new(HERE).join("../target/cuda-tools/nvidia/cu13"));
+static CUDA: LazyLock<PathBuf> = LazyLock::new(|| Path::new(HERE).join("../../target/cuda-tools/nvidia/cu13"));
 
 /// A folder for the results of this program.
 static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir().expect("make a folder"));
@@ -125,7 +125,7 @@ fn links_own() {
     let folder = FOLDER.path().join("own");
     std::fs::create_dir_all(folder.join("src")).expect("make a folder");
     let manifest = std::fs::read_to_string(here("tests/own/Cargo.toml.in")).expect("read a manifest");
-    let manifest = manifest.replace("GIN/", &format!("{}/", here("..")));
+    let manifest = manifest.replace("GIN/", &format!("{}/", here("../..")));
     std::fs::write(folder.join("Cargo.toml"), manifest).expect("write a manifest");
     std::fs::copy(here("tests/own/src/lib.rs"), folder.join("src/lib.rs")).expect("copy a source");
     let builder = KernelBuilder::new(&folder).arch(Arch::Sm90).ptxas(UsePtxas::No).quiet();
@@ -426,12 +426,12 @@ fn layouts() {
 /// The example links with the library when it is built, and by nvJitLink when it runs.
 fn examples() {
     let gin = library("libgin_capi.so").display().to_string();
-    let example = |name: &str| here(&format!("../examples/cuda-cpp/{name}"));
+    let example = |name: &str| here(&format!("../../examples/cuda-cpp/{name}"));
     nvcc([&example("main.cu"), &LIBRARY.archive.display().to_string(), &gin, "-o", &out("main")]);
     nvcc(["-cubin", &example("kernels.cu"), "-o", &out("kernels.cubin")]);
     // The tests and the benchmark of GPUs.
     let library = ["-L", &out("device-lib"), "-lgin_device"].map(str::to_owned);
-    for (source, name) in [("tests/c/operations.cpp", "operations"), ("../gin-bench/kernels/capi.cu", "bench")] {
+    for (source, name) in [("tests/c/operations.cpp", "operations"), ("../../gin-bench/kernels/capi.cu", "bench")] {
         nvcc(["-x", "cu", "-dc", &here(source), "-o", &out(&format!("{name}.o"))]);
         let linked = ["-dlink", "-cubin", &out(&format!("{name}.o")), "-o", &out(&format!("{name}.cubin"))];
         nvcc(linked.map(str::to_owned).iter().chain(&library));

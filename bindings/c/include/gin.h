@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The host library of gin; docs/c.md is the page for users. cbindgen made this file from gin-capi/src: do not edit it.
+// The host library of gin; docs/c.md is the page for users. cbindgen made this file from bindings/c/src: do not edit it.
 //
 // Every function returns a gin_status_t, except gin_last_error, gin_status_name, gin_version and gin_abi. After an error
 // gin_last_error() returns the text, for the calling thread. An output is written only on success. Each handle is

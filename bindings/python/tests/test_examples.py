@@ -8,7 +8,7 @@ import pytest
 from support import run
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FOLDER = os.environ.get("GIN_PY_EXAMPLES", os.path.join(HERE, "..", "..", "examples", "python"))
+FOLDER = os.environ.get("GIN_PY_EXAMPLES", os.path.join(HERE, "..", "..", "..", "examples", "python"))
 SAID = "['hello from rank 1', 'hello from rank 0']\n"
 
 
@@ -37,7 +37,7 @@ def test_tokens_go_to_experts_and_back(name, more):
 
 @pytest.mark.parametrize("name", ["hello_put.py", "ep.py"])
 def test_the_documents_show_these_programs(name):
-    path = os.path.join(HERE, "..", "..", "docs")
+    path = os.path.join(HERE, "..", "..", "..", "docs")
     if not os.path.isdir(path):
         pytest.skip("the documents are not here")
     shown = read(FOLDER, name).split('"""\n\n', 1)[1]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The functions of gin-capi/device that gin_device.cuh calls, which includes this.
+// The functions of bindings/c/device that gin_device.cuh calls, which includes this.
 
 #pragma once
 

@@ -36,7 +36,7 @@ fn every_operation_of_the_header_does_its_work_and_refuses_wrong_arguments() {
 #[test]
 fn kernels_in_cpp_run_on_the_virtual_gpu() {
     let folder = tempfile::tempdir().expect("make a folder");
-    let program = program("../examples/cuda-cpp/virtual.cpp", folder.path());
+    let program = program("../../examples/cuda-cpp/virtual.cpp", folder.path());
     for arguments in [&["4"][..], &["3", "network"], &["3", "caller"], &["3", "gdaki"], &["1"]] {
         let said = run(Command::new(&program).args(arguments));
         assert!(said.contains("passed"), "{arguments:?}: {said}");
@@ -160,7 +160,7 @@ fn a_program_in_cpp_says_that_it_looks_for_no_races() {
 #[test]
 fn a_c_program_launches_a_kernel_in_rust_alone_and_as_two_processes() {
     let folder = tempfile::tempdir().expect("make a folder");
-    let program = program_with("../examples/c/main.c", &library("libgin_example_c.so"), folder.path());
+    let program = program_with("../../examples/c/main.c", &library("libgin_example_c.so"), folder.path());
     assert!(run(&mut Command::new(&program)).contains("rank 0 of 1: passed"));
     for (status, said) in processes(&program, &[], 2) {
         assert!(status.success() && said.contains("of 2: passed"), "{said}");

@@ -17,7 +17,7 @@ else:
     mark = []
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-EXAMPLES = os.environ.get("GIN_PY_EXAMPLES", os.path.join(HERE, "..", "..", "examples", "python"))
+EXAMPLES = os.environ.get("GIN_PY_EXAMPLES", os.path.join(HERE, "..", "..", "..", "examples", "python"))
 
 GPUS = len(gin.gpus()) if torch is not None and torch.cuda.is_available() else 0
 
