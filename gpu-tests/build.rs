@@ -30,7 +30,7 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     // Only these tests' own kernels become machine code, for the trial that loads some. The rest would only cost
     // minutes, since the driver compiles the PTX. A test of gin-conformance assembles its PTX.
     let tables = [
-        ("../gin-conformance", "ptx", UsePtxas::No),
+        ("conformance", "ptx", UsePtxas::No),
         ("kernels", "hardware", UsePtxas::IfFound),
         ("../gin-kernels", "shipped", UsePtxas::No),
         ("../gin-host/soft-nic", "engine", UsePtxas::No),

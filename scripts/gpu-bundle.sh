@@ -95,7 +95,7 @@ capi() {
     c++ -std=c++17 -O2 bindings/c/tests/c/operations.cpp -o "$to/operations" "${host[@]}" -pthread
     "${nvcc[@]}" -x cu bindings/c/tests/c/operations.cpp -dc -Ibindings/c/include -o "$to/operations.o"
     "${nvcc[@]}" -dlink -cubin "$to/operations.o" -o "$to/operations.cubin" -L"$to" -lgin_device
-    "${nvcc[@]}" -dc gin-bench/kernels/capi.cu -Ibindings/c/include -o "$to/bench.o"
+    "${nvcc[@]}" -dc bench/kernels/capi.cu -Ibindings/c/include -o "$to/bench.o"
     "${nvcc[@]}" -dlink -cubin "$to/bench.o" -o "$to/bench.cubin" -L"$to" -lgin_device
     rm -f "$to"/operations.o "$to"/bench.o "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/gin_device.*.cubin "$to"/*.bc "$to"/*.log
     cp scripts/gpu-run-capi.sh "$bundle/run-capi.sh"

@@ -25,7 +25,7 @@ tests() {
 }
 
 ptx=("${CARGO:-cargo}" run --quiet -p gin-build --example ptx --)
-for crate in gin-kernels gin-bench/kernels; do
+for crate in gin-kernels bench/kernels; do
     search "${ptx[@]}" --check "$crate" sm_80 sm_100
 done
 search "${ptx[@]}" --check --features gdaki-any gin-kernels sm_80 sm_100

@@ -10,9 +10,9 @@ const DEVICE_CODE: [&str; 6] = [
     "gin-device/abi/src",
     "gin-device/src",
     "gin-kernels/src",
-    "gin-bench/kernels/src",
-    "gin-conformance/src/op.rs",
-    "gin-conformance/src/script.rs",
+    "bench/kernels/src",
+    "gpu-tests/conformance/src/op.rs",
+    "gpu-tests/conformance/src/script.rs",
 ];
 
 /// The files of these that use the language's atomics, each with the file and the line that keep it out of PTX.
@@ -106,7 +106,7 @@ fn atomics_are_found_however_they_are_named() {
 #[test]
 fn every_operation_of_sys_is_used() {
     let folders =
-        ["gin-device/src", "gin-device/tests", "gin-conformance/src", "gin-host/src", "gin-host/virtual/tests"];
+        ["gin-device/src", "gin-device/tests", "gpu-tests/conformance/src", "gin-host/src", "gin-host/virtual/tests"];
     let all: Vec<_> = folders.iter().flat_map(|path| files(path)).collect();
     let used = |name: &str| {
         let texts = all.iter().filter(|(path, _)| !path.starts_with("gin-device/src/sys/"));

@@ -213,7 +213,7 @@ pub(crate) struct BenchArgs {
     /// Largest put by loads and stores. Accepts the units KiB, MiB and GiB [default: 1GiB].
     #[arg(long, value_parser = size::parse)]
     pub most_bytes: Option<u64>,
-    /// The kernels in C++ for `capi`: a cubin of gin-bench/kernels/capi.cu, which `make gpu-bundle` makes.
+    /// The kernels in C++ for `capi`: a cubin of bench/kernels/capi.cu, which `make gpu-bundle` makes.
     #[arg(long, value_name = "FILE.cubin")]
     pub module: Option<PathBuf>,
     /// Milliseconds until a wait ends with an error [default: 10000].

@@ -431,7 +431,7 @@ fn examples() {
     nvcc(["-cubin", &example("kernels.cu"), "-o", &out("kernels.cubin")]);
     // The tests and the benchmark of GPUs.
     let library = ["-L", &out("device-lib"), "-lgin_device"].map(str::to_owned);
-    for (source, name) in [("tests/c/operations.cpp", "operations"), ("../../gin-bench/kernels/capi.cu", "bench")] {
+    for (source, name) in [("tests/c/operations.cpp", "operations"), ("../../bench/kernels/capi.cu", "bench")] {
         nvcc(["-x", "cu", "-dc", &here(source), "-o", &out(&format!("{name}.o"))]);
         let linked = ["-dlink", "-cubin", &out(&format!("{name}.o")), "-o", &out(&format!("{name}.cubin"))];
         nvcc(linked.map(str::to_owned).iter().chain(&library));

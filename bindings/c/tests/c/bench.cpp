@@ -3,7 +3,7 @@
 // The kernels of `gin bench capi` in C++ on virtual GPUs: they move what they say, and mark their times.
 
 #include "ranks.hpp"
-#include "../../../../gin-bench/kernels/capi.cu"
+#include "../../../../bench/kernels/capi.cu"
 
 static void rank(const gin::Job& job) {
     gin_requirements_t requirements = gin::default_requirements();

@@ -15,7 +15,7 @@ const ARCHS: [Arch; 3] = [Arch::Sm80, Arch::Sm90, Arch::Sm100];
 const MAX_BYTES: usize = 5 << 18;
 
 /// Folders of the crates that the command embeds.
-const CRATES: [&str; 2] = ["gin-kernels", "gin-bench/kernels"];
+const CRATES: [&str; 2] = ["gin-kernels", "bench/kernels"];
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();

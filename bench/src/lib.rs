@@ -122,7 +122,7 @@ pub struct Bench {
     pub limit: Duration,
     /// Largest put, in bytes.
     pub most_bytes: u64,
-    /// The kernels of `gin-bench/kernels/capi.cu` as a cubin.
+    /// The kernels of `bench/kernels/capi.cu` as a cubin.
     pub module: Option<Vec<u8>>,
     /// A mistake that the ranks make.
     #[cfg(test)]

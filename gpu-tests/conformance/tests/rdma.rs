@@ -88,7 +88,7 @@ fn is_smoke(name: &str) -> bool {
 
 /// Returns a group of two virtual machines.
 fn hosts() -> Result<Group, String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/soft-roce.sh");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/soft-roce.sh");
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     // Each boot uses another virtual wire.
     let number = AtomicU32::new(0);

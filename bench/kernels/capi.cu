@@ -24,7 +24,7 @@ GIN_FN uint64_t cycles() { return clock_ns(); }
 
 using Words = gin::Window<uint64_t>;
 
-// The numbers of gin-bench/kernels/src/lib.rs.
+// The numbers of bench/kernels/src/lib.rs.
 enum : uint32_t { START = 0, END = 1, WRONG = 2, PAYLOAD = 16, PAYLOAD_WORDS = 8, SOURCE = 32 };
 
 struct Plan {
