@@ -62,8 +62,8 @@ install: ## Installs the libraries and headers for C and C++ below PREFIX (/usr/
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
 
 bench: setup ## Measures operations on this machine and counts instructions of the probe kernels
-	@$(CARGO) run --release --quiet --features command $(FEATURES) -- bench
-	@$(CARGO) run --release --quiet --features command $(FEATURES) -- bench sass
+	@$(CARGO) run --release --quiet $(FEATURES) -- bench
+	@$(CARGO) run --release --quiet $(FEATURES) -- bench sass
 
 doc: setup ## Builds the documentation; a warning is an error
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps --workspace $(FEATURES)
@@ -78,7 +78,7 @@ fmt: ## Formats the code
 lint: setup ## Checks formatting and runs clippy, with and without the kernels for real GPUs
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
-	$(CARGO) clippy --workspace --all-targets --no-default-features --features gin/command -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
 
 clean: ## Removes build results, but not the CUDA tools
 	$(CARGO) clean --profile dev

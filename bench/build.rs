@@ -12,7 +12,7 @@ fn main() {
         }
         println!(
             "cargo::error=Only real GPUs need these kernels; build without them: \
-             cargo build --no-default-features --features command"
+             cargo build --no-default-features"
         );
     }
     #[cfg(not(feature = "cuda"))]

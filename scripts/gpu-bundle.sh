@@ -22,7 +22,7 @@ built() {
 }
 tests=$(built test --release --no-run -p gpu-tests --test gpu)
 [ -n "$tests" ] || { echo "gpu-bundle: cargo printed no path of a test binary" >&2; exit 1; }
-command=$(built build --release -p gin --bin gin)
+command=$(built build --release -p gin-cli --bin gin)
 [ -n "$command" ] || { echo "gpu-bundle: cargo printed no path of the command" >&2; exit 1; }
 
 examples=$(built build --release -p gin-examples --bin gin-examples)

@@ -27,7 +27,7 @@ failed=0
 # package, program.
 built() {
     # shellcheck disable=SC2086 # several words
-    "${CARGO:-cargo}" test --workspace --features gin/command ${FEATURES:-} --test rdma --no-run --message-format=json-render-diagnostics |
+    "${CARGO:-cargo}" test --workspace ${FEATURES:-} --test rdma --no-run --message-format=json-render-diagnostics |
         sed -n -e '/"kind":\["test"\]/!d' \
             -e 's/.*"package_id":"[^"]*#gin@[^"]*".*"executable":"\([^"]*\)".*/gin \1/p' \
             -e 's/.*"package_id":"[^"]*\/\([a-z-]*\)#[^"@]*".*"executable":"\([^"]*\)".*/\1 \2/p'

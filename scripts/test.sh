@@ -162,7 +162,7 @@ fi
 
 [ -z "${GIN_TEST_ALSO:-}" ] || echo "$GIN_TEST_ALSO" >"$queue/also-.new"
 # Every program runs, also after one that failed, so that the sum covers all of them.
-start cpu cargo env GIN_TEST_QUEUE="$queue" "${CARGO:-cargo}" test --workspace --features gin/command --no-fail-fast \
+start cpu cargo env GIN_TEST_QUEUE="$queue" "${CARGO:-cargo}" test --workspace --no-fail-fast \
     --config "target.'cfg(all())'.runner=['$PWD/scripts/test.sh']" "$@"
 failures=()
 while [ ${#group[@]} -gt 0 ]; do

@@ -10,6 +10,19 @@ mod nic_check;
 mod trace;
 mod workload;
 
+/// The shipped kernels for GPUs: a table of architecture (`sm_90`, ...) and PTX or machine code.
+#[cfg(feature = "cuda")]
+mod ptx {
+    include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+
+    mod engine {
+        include!(concat!(env!("OUT_DIR"), "/engine.rs"));
+    }
+
+    /// The engine of software NICs: a table of the same form.
+    pub(crate) use engine::PTX as ENGINE;
+}
+
 use cli::{End, Failure, Refused};
 use std::io;
 use std::process::ExitCode;

@@ -2,7 +2,7 @@
 //! The project that `gin new` writes, and `docs/kernels.md` shows, can be built, tested and run.
 #![cfg(feature = "cuda")]
 
-use gin::build::{Arch, KernelBuilder, Limits, check};
+use gin_build::{Arch, KernelBuilder, Limits, check};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -10,7 +10,7 @@ use crate::{Failure, size};
 use gin_bench_kernels::{FLAG_WORDS, Transfers};
 use gin_gpu::GpuError;
 use gin_gpu::{KernelArg, MemoryKind, Plain};
-use gin_host::DeviceComm;
+use gin_host::comm::DeviceComm;
 use gin_host::comm::{CommError, Communicator, Requirements, Window, WindowFlags};
 use gin_host::world::Rank;
 use serde::{Deserialize, Serialize};

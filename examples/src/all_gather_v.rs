@@ -2,9 +2,9 @@
 //! All-gather of parts of different lengths. The kernel's docs have a picture.
 
 use crate::expect;
-use gin::comm::Deadline;
-use gin::prelude::*;
 use gin_examples_kernels::all_gather_v::all_gather_v;
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use std::error::Error;
 
 /// Returns the part of a rank. That of rank 0 is empty.

@@ -2,9 +2,9 @@
 //! All-to-all with different lengths. The kernel's docs have a picture.
 
 use crate::expect;
-use gin::comm::Deadline;
-use gin::prelude::*;
 use gin_examples_kernels::all_to_all_v::all_to_all_v;
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use std::error::Error;
 
 /// Returns the elements that `from` sends to `to`; some ranks send nothing to some.

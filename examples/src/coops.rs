@@ -3,9 +3,9 @@
 
 use crate::expect;
 use crate::ordering::input;
-use gin::comm::Deadline;
-use gin::prelude::*;
 use gin_examples_kernels::coops::coops;
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use std::error::Error;
 
 const WARPS: u32 = 4;

@@ -2,9 +2,9 @@
 //! A stream of messages through a few slots. The kernel's docs have a picture.
 
 use crate::expect;
-use gin::comm::Deadline;
-use gin::prelude::*;
 use gin_examples_kernels::credits::{SLOTS, credits, value};
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use std::error::Error;
 
 const LEN: usize = 100;

@@ -2,9 +2,9 @@
 //! A stencil with ghost cells. The kernel's docs have a picture.
 
 use crate::expect;
-use gin::comm::Deadline;
-use gin::prelude::*;
 use gin_examples_kernels::halo::{halo, stencil};
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use std::error::Error;
 
 /// Cells of each rank.

@@ -2,9 +2,9 @@
 //! Every rank puts a text into its right neighbour's memory. The kernel's docs have a picture.
 
 use crate::expect;
-use gin::comm::Deadline;
-use gin::prelude::*;
 use gin_examples_kernels::hello_put::hello_put;
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use std::error::Error;
 
 // ANCHOR: program

@@ -2,9 +2,9 @@
 //! A histogram over the keys of all ranks. The kernel's docs have a picture.
 
 use crate::expect;
-use gin::comm::Deadline;
-use gin::prelude::*;
 use gin_examples_kernels::histogram::histogram;
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use std::error::Error;
 
 const KEYS: u32 = 3000;

@@ -21,8 +21,8 @@ pub mod ring_all_reduce;
 pub mod ring_round;
 pub mod seeds;
 
-use gin::device::{GpuError, ModuleSource};
-use gin::launch::WorldConfig;
+use gin_host::device::{GpuError, ModuleSource};
+use gin_host::launch::WorldConfig;
 use std::error::Error;
 use std::fmt::Debug;
 

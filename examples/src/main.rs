@@ -3,8 +3,8 @@
 //!
 //! The exit status is 0 if the results were right, 77 if an example could not run here, else 1.
 
-use gin::launch::WorldConfig;
 use gin_examples::{ALL, Example, PTX, Skipped, loaded};
+use gin_host::launch::WorldConfig;
 use std::error::Error;
 use std::process::ExitCode;
 

@@ -2,9 +2,9 @@
 //! A strong signal behind many puts, weak signals, and a get with a flush. The kernel's docs have a picture.
 
 use crate::expect;
-use gin::comm::Deadline;
-use gin::prelude::*;
 use gin_examples_kernels::ordering::ordering;
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use std::error::Error;
 
 const LEN: usize = 120;

@@ -13,7 +13,7 @@
 //! skipped.
 
 use crate::Skipped;
-use gin::prelude::*;
+use gin_host::prelude::*;
 use std::error::Error;
 
 /// Adds up vectors in memory of the program, on a stream of the program.
@@ -33,9 +33,9 @@ fn on_gpus(config: WorldConfig) -> Result<String, Box<dyn Error>> {
     use crate::expect;
     use crate::ring_all_reduce::{CHUNK, expected, input};
     use cudarc::driver::{CudaContext, result};
-    use gin::comm::Deadline;
-    use gin::device::cuda::CudaDevice;
     use gin_examples_kernels::ring_all_reduce::ring_all_reduce;
+    use gin_host::comm::Deadline;
+    use gin_host::device::cuda::CudaDevice;
 
     let ranks = config.ranks;
     let (len, bytes) = (ranks as usize * CHUNK, (ranks as usize * CHUNK * 4) as u64);

@@ -2,9 +2,9 @@
 //! Two ranks put a number to each other in turn. The kernel's docs have a picture.
 
 use crate::expect;
-use gin::comm::Deadline;
-use gin::prelude::*;
 use gin_examples_kernels::ping_pong::ping_pong;
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use std::error::Error;
 
 const ROUNDS: u64 = 20;

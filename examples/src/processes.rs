@@ -13,11 +13,11 @@
 
 use crate::all_gather_v::part;
 use crate::{Skipped, expect};
-use gin::boot::{TcpBootstrap, TcpConfig};
-use gin::comm::Deadline;
-use gin::launch::join;
-use gin::prelude::*;
 use gin_examples_kernels::all_gather_v::all_gather_v;
+use gin_host::boot::{TcpBootstrap, TcpConfig};
+use gin_host::comm::Deadline;
+use gin_host::launch::join;
+use gin_host::prelude::*;
 use std::error::Error;
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// Returns the device of this process: the GPU with its number on this host, or a virtual GPU.
 fn device(job: &TcpBootstrap) -> Result<WorldConfig, Box<dyn Error>> {
     #[cfg(feature = "cuda")]
-    if let Ok(gpus) = gin::device::cuda::device_count() {
+    if let Ok(gpus) = gin_host::device::cuda::device_count() {
         let processes = job.local_ranks() as usize;
         if gpus < processes {
             return Err(Skipped(format!("{processes} processes need a GPU each; this host has {gpus}")).into());

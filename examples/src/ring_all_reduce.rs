@@ -2,9 +2,9 @@
 //! All-reduce round a ring. The kernel's docs have a picture.
 
 use crate::expect;
-use gin::comm::Deadline;
-use gin::prelude::*;
 use gin_examples_kernels::ring_all_reduce::ring_all_reduce;
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use std::error::Error;
 
 /// Elements of a chunk.

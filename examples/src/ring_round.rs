@@ -2,9 +2,9 @@
 //! The README's kernel as a whole program: ranks in a ring, several rounds. The kernel's docs have a picture.
 
 use crate::expect;
-use gin::comm::Deadline;
-use gin::prelude::*;
 use gin_examples_kernels::ring_round::ring_round;
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use std::error::Error;
 
 const ROUNDS: u64 = 5;

@@ -2,10 +2,10 @@
 //! Finds a mistake on purpose by its seed, on virtual GPUs. The kernel's docs have a picture.
 
 use crate::expect;
-use gin::comm::Deadline;
-use gin::launch::LaunchError;
-use gin::prelude::*;
 use gin_examples_kernels::seeds::seeds;
+use gin_host::comm::Deadline;
+use gin_host::launch::LaunchError;
+use gin_host::prelude::*;
 use std::error::Error;
 
 const ROUNDS: usize = 3;

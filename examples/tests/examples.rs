@@ -3,8 +3,8 @@
 //! reorders and withholds; on the GPUs of this machine; and as processes. A trial that lacks its device or program is
 //! ignored, with the reason.
 
-use gin::launch::WorldConfig;
 use gin_examples::{ALL, Example, PTX, Skipped, loaded};
+use gin_host::launch::WorldConfig;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::error::Error;
 use std::fs;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The guide shows only code that is compiled and run, and has every fault.
 
-use gin::comm::FaultKind;
+use gin_host::comm::FaultKind;
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,16 +1,79 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Host side of gin: communicators, the proxy, and jobs of several ranks.
+//! GPU-initiated networking in Rust: the crate for host programs.
+//!
+//! A kernel crate depends on `gin-device`; the program that launches its kernels depends on this crate.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`world`] | runs one function per rank, each with a device and a bootstrap |
-//! | [`comm`] | communicators and windows |
-//! | [`proxy`] | executes the requests that kernels post |
+//! | [`launch`](mod@launch) | jobs: one function per rank |
+//! | [`comm`] | communicators, windows, faults |
+//! | [`device`] | devices, memory, streams, launches |
+//! | [`boot`] | the bootstrap: how processes become the ranks of a job |
+//! | [`net`] | networks and NICs, for programs that replace the defaults |
+//!
+//! ```
+//! use gin_host::prelude::*;
+//!
+//! // Two ranks on virtual GPUs share a window; no GPU is needed.
+//! let lengths = launch(WorldConfig::seeded(2, 7), |rank| -> Result<usize, CommError> {
+//!     let comm = rank.communicator(&Requirements::default())?;
+//!     let window = comm.alloc_window::<f32>(64, WindowFlags::NONE)?;
+//!     comm.destroy()?;
+//!     Ok(window.len())
+//! })?;
+//! assert_eq!(lengths, [64, 64]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `docs/versions.md` states the rules for changes between versions. `docs/public-items.txt` lists the public items of
+//! this crate, and a test compares the list with the crate. Modules that the documentation does not show are for gin's
+//! other crates.
 #![warn(unreachable_pub)]
 
 pub mod comm;
+#[doc(hidden)]
 pub mod proxy;
+#[doc(hidden)]
 pub mod world;
 
-pub use comm::{CommConfig, CommError, Communicator, DeviceComm, Requirements, Window, WindowFlags};
-pub use world::{Rank, WorldConfig, launch};
+/// Jobs: one function per rank, as threads of this process or as one rank of a job of processes.
+pub mod launch {
+    pub use crate::world::{LaunchError, Mode, Policy, Rank, SoftNics, WorldConfig, join, launch};
+    pub use gin_gpu::placement::{Placement, PlacementError};
+}
+
+/// Devices: memory, streams, kernels and launches.
+pub mod device {
+    pub use gin_gpu::{
+        Device, DeviceKind, Devices, Embedded, Event, Function, GpuError, KernelArg, LaunchConfig, Memory, MemoryKind,
+        MemorySlice, Module, ModuleSource, Stream,
+    };
+
+    /// NVIDIA GPUs, and handles shared with other users of the CUDA driver.
+    #[cfg(feature = "gpu")]
+    pub mod cuda {
+        pub use gin_gpu::cuda::{CudaDevice, CudaStream, device_count, raw};
+    }
+}
+
+/// The bootstrap: how processes become the ranks of a job.
+pub mod boot {
+    pub use gin_boot::{
+        Bootstrap, BootstrapError, InProcess, Job, JobError, LossCause, Rendezvous, TcpBootstrap, TcpConfig, UniqueId,
+    };
+}
+
+/// Networks that proxies use, and NICs that kernels drive.
+pub mod net {
+    pub use gin_net::verbs::{NoDevice, PortName, Ports, VerbsConfig};
+    pub use gin_net::{Endpoint, Network, NetworkFactory};
+    pub use gin_nic::{DoorbellRelease, Doorbells, NicConfig, Ringer};
+}
+
+/// The names that most programs use. `gin_device::prelude` has none of them, so one file can import both.
+pub mod prelude {
+    pub use crate::boot::{Bootstrap, Job};
+    pub use crate::comm::{CommError, Communicator, Requirements, WindowFlags};
+    pub use crate::device::{GpuError, LaunchConfig, Memory, MemoryKind, Stream};
+    pub use crate::launch::{WorldConfig, launch};
+}

@@ -14,7 +14,7 @@
 //! assert_eq!(lengths.unwrap(), [64, 64]);
 //! ```
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "gpu")]
 mod cuda;
 mod nics;
 
@@ -120,7 +120,7 @@ impl WorldConfig {
     /// error of the driver.
     pub fn auto(ranks: u32, kernels: &[Embedded]) -> Result<Self, GpuError> {
         let found = gin_gpu::available(kernels)?;
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "gpu")]
         if !found.names.is_empty() {
             let gpus: Vec<usize> = (0..found.names.len().min(ranks as usize)).collect();
             return Ok(Self { choice: found.text, ..Self::cuda(&gpus, ranks, kernels)? });

@@ -10,7 +10,7 @@ use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 
 /// Returns the address of each rank's part, by rank.
-fn addresses(comm: &gin_host::Communicator, own: u64) -> Vec<u64> {
+fn addresses(comm: &gin_host::comm::Communicator, own: u64) -> Vec<u64> {
     let all = comm.bootstrap().all_gather(&own.to_le_bytes()).unwrap();
     all.iter().map(|bytes| u64::from_le_bytes(bytes.as_slice().try_into().unwrap())).collect()
 }
@@ -64,7 +64,7 @@ fn memory_of_the_user_lies_where_it_is() {
 fn a_place_is_used_again_only_when_it_is_free_on_all_ranks() {
     with_comm(3, &config(peer()), &Requirements::default(), |comm| {
         let alloc = || comm.alloc_window::<u8>(100, WindowFlags::NONE).unwrap();
-        let base = |window: &gin_host::Window<u8>| window.handle().base;
+        let base = |window: &gin_host::comm::Window<u8>| window.handle().base;
         let (first, second) = (alloc(), alloc());
         let place = base(&first);
         assert!(base(&second) > place);

@@ -137,7 +137,7 @@ fn arguments_of_another_type_of_the_same_size_are_refused_with_both_types() {
         };
         let limit = Deadline::after_ms(1);
         let texts = [
-            refused(&gin_host::Window::<u64>::clone(&longs), &1f32, &limit),
+            refused(&gin_host::comm::Window::<u64>::clone(&longs), &1f32, &limit),
             refused(&words, &1u32, &limit),
             refused(&words, &1f32, &1u64),
             refused(&words, &Plain([0u8; 4]), &limit),

@@ -8,7 +8,7 @@ use bytemuck::Zeroable;
 use gin_gpu::Devices;
 use gin_gpu::{GpuError, KernelArg, LaunchConfig};
 use gin_gpu::{Memory, MemoryKind, Module, ModuleSource, Plain, Stream};
-use gin_host::Window;
+use gin_host::comm::Window;
 use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_soft_nic::Options;

@@ -14,7 +14,7 @@ use gin_gpu::cuda::raw::{raw_function, raw_module};
 use gin_gpu::cuda::{CudaDevice, CudaStream};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind};
 use gin_gpu::{KernelArg, LaunchConfig};
-use gin_host::Window;
+use gin_host::comm::Window;
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 use gin_host::world::{Rank, WorldConfig, launch};
 use gpu_tests_kernels::{pass_len, value};

@@ -6,7 +6,7 @@
 
 use crate::hardware::{DEADLINE, Testbed, Trial, fault, run};
 use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, Plain};
-use gin_host::Window;
+use gin_host::comm::Window;
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 use gin_host::world::{Rank, launch};
 use gin_kernels::histogram::{BINS, input};

@@ -116,7 +116,7 @@ impl Info {
             bytes: image.len(),
         };
         #[cfg(feature = "cuda")]
-        let images = gin::ptx::PTX.iter().map(image).collect();
+        let images = crate::ptx::PTX.iter().map(image).collect();
         #[cfg(not(feature = "cuda"))]
         let images = Vec::new();
         Ok(Self {
@@ -178,7 +178,7 @@ fn cuda() -> Result<Cuda, Failure> {
             memory_bytes: gpu.memory,
             numa_node: near.numa_node,
             progress_threads,
-            unusable: gpu.check(gin::ptx::PTX).err().map(|error| error.to_string()),
+            unusable: gpu.check(crate::ptx::PTX).err().map(|error| error.to_string()),
             pci_address: gpu.pci_address,
             name: gpu.name,
         }

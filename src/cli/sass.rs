@@ -52,7 +52,7 @@ fn sass(out: &mut impl Write) -> Result<(), Failure> {
     let ptxas = find_ptxas()?;
     let folder = Folder::new()?;
     let is_text = |(arch, image): &&(&str, &[u8])| *arch == "sm_90" && !image.starts_with(b"\x7fELF");
-    let text = gin::ptx::PTX.iter().find(is_text).ok_or("no PTX for sm_90 in this build")?.1;
+    let text = crate::ptx::PTX.iter().find(is_text).ok_or("no PTX for sm_90 in this build")?.1;
     let (ptx, cubin) = (folder.0.join("kernels.ptx"), folder.0.join("kernels.cubin"));
     std::fs::write(&ptx, text)?;
     let Assembly::Done(report) = ptxas.assemble(Arch::Sm90, &ptx, &cubin)? else {

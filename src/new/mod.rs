@@ -119,7 +119,7 @@ impl Source {
     /// Returns a file of the template with the project's name and the source of gin's crates.
     fn rendered(&self, text: &str, name: &str) -> String {
         let text = text.replace("my-program", name).replace("my_program", &name.replace('-', "_"));
-        ["", "/gin-device/build", "/gin-device"].iter().fold(text, |text, place| {
+        ["/gin-device", "/gin-device/build", "/gin-host"].iter().fold(text, |text, place| {
             // Strings of TOML and of Rust agree on printable text.
             let source = match self {
                 Self::Path(path) => format!("path = {:?}", format!("{path}{place}")),

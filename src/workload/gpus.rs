@@ -5,7 +5,7 @@ use super::Plan;
 #[cfg(feature = "cuda")]
 use crate::cli::Workload;
 use crate::cli::{Failure, Refused};
-use gin_host::WorldConfig;
+use gin_host::launch::WorldConfig;
 
 /// The GPUs that workloads run on: the GPUs that `--device` names, or all that the driver shows.
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ impl Gpus {
     /// Returns the GPUs for `gin bench`, with the kernels that only the command has.
     pub(crate) fn for_bench(self) -> gin_bench::Gpus {
         #[cfg(feature = "cuda")]
-        let engine = gin::ptx::ENGINE;
+        let engine = crate::ptx::ENGINE;
         #[cfg(not(feature = "cuda"))]
         let engine = &[];
         gin_bench::Gpus { names: self.names, ordinals: self.ordinals, own: self.own.map(|own| own.ordinal), engine }
@@ -129,7 +129,7 @@ fn check_room(plan: &Plan, gpus: &Gpus, device: &str, resident: u64) -> Result<(
 /// Refuses GPUs that the shipped kernels or gin do not support.
 pub(crate) fn find() -> Result<Result<(Gpus, String), String>, Refused> {
     #[cfg(feature = "cuda")]
-    let kernels = [gin::ptx::PTX];
+    let kernels = [crate::ptx::PTX];
     #[cfg(not(feature = "cuda"))]
     let kernels = [];
     let found = gin_gpu::available(&kernels).map_err(|error| Refused(format!("{error}, or use --device virtual")))?;
@@ -140,8 +140,8 @@ pub(crate) fn find() -> Result<Result<(Gpus, String), String>, Refused> {
 #[cfg(feature = "cuda")]
 fn kernels(workload: Workload) -> Vec<gin_gpu::Embedded> {
     match workload {
-        Workload::Ring | Workload::Alltoall | Workload::Halo => vec![gin::ptx::PTX],
-        Workload::Moe => vec![gin::ptx::PTX, gin_ep::PTX],
+        Workload::Ring | Workload::Alltoall | Workload::Halo => vec![crate::ptx::PTX],
+        Workload::Moe => vec![crate::ptx::PTX, gin_ep::PTX],
     }
 }
 

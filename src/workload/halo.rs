@@ -2,7 +2,7 @@
 //! The workload halo: a stencil that exchanges its borders.
 
 use super::{Check, Job, Launched, Plan, Refused, Traffic, Watched, limits, reference, words_at};
-use gin_host::CommError;
+use gin_host::comm::CommError;
 use gin_host::comm::{Requirements, WindowFlags};
 use gin_host::world::Rank;
 use gin_kernels::halo::{row_start, window_len};

@@ -18,7 +18,7 @@ pub(crate) const MOST_RANKS_THREADS: u32 = 64;
 
 /// Returns the number of resident blocks of a virtual GPU without `--resident-blocks`.
 fn default_resident_blocks() -> u32 {
-    gin_host::WorldConfig::seeded(1, 0).device.resident_blocks
+    gin_host::launch::WorldConfig::seeded(1, 0).device.resident_blocks
 }
 
 /// Bytes of a resident thread of a virtual GPU: one or two pages of its stack, and its state.

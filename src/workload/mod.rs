@@ -23,7 +23,7 @@ use crate::cli::{Failure, Mode, Refused, Report, Sizes, Workload};
 use gin_boot::Bootstrap;
 use gin_gpu::LaunchConfig;
 use gin_gpu::{KernelArg, Memory, MemoryKind, Stream};
-use gin_host::CommError;
+use gin_host::comm::CommError;
 use gin_host::comm::{Communicator, Requirements, Stats};
 use gin_host::proxy::trace::TARGET;
 use gin_host::world::{LaunchError, Rank, SoftNics, WorldConfig, join, launch};

@@ -5,7 +5,7 @@ use super::{Check, Job, Launched, Plan, Refused, Traffic, Watched, limits, refer
 use gin_ep::{Combine, EpError, Group, GroupConfig, Ids, Lane, Rows, Tokens};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, per_rank};
 use gin_gpu::{Function, GpuError, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
-use gin_host::CommError;
+use gin_host::comm::CommError;
 use gin_host::comm::{Requirements, Routes};
 use gin_host::world::Rank;
 use gin_kernels::moe::score;

@@ -2,7 +2,7 @@
 //! The workload ring: an all-reduce.
 
 use super::{Check, Job, Launched, Plan, Refused, Traffic, Watched, limits, reference, words_at};
-use gin_host::CommError;
+use gin_host::comm::CommError;
 use gin_host::comm::{Requirements, WindowFlags};
 use gin_host::world::Rank;
 use gin_kernels::ring::{chunk, inbox_len};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Runs the kernels beside it on virtual GPUs, in both modes.
 
-use gin::prelude::*;
+use gin_host::prelude::*;
 use my_kernels as _;
 
 fn run(config: WorldConfig, overflow: bool) -> Result<(), Box<dyn std::error::Error>> {

@@ -7,8 +7,8 @@ use gin_bench_kernels::{END, LATE, MARKS, Plan, START, WRONG};
 use gin_gpu::{KernelArg, LaunchConfig};
 use gin_gpu::{Memory, MemoryKind, Plain};
 use gin_host::comm::CommError;
+use gin_host::launch::{WorldConfig, launch};
 use gin_host::world::Rank;
-use gin_host::{WorldConfig, launch};
 use std::sync::Arc;
 
 /// Launches a kernel on a separate device, and returns its marks.

@@ -259,7 +259,7 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
     ///
     /// ```
     /// use gin_gpu::GpuError;
-    /// use gin_host::{WorldConfig, launch};
+    /// use gin_host::launch::{WorldConfig, launch};
     ///
     /// let idle = launch(WorldConfig::seeded(1, 0), |rank| -> Result<bool, GpuError> {
     ///     rank.device().stream_with_priority(i32::MIN)?.is_idle()
@@ -434,7 +434,7 @@ impl dyn Device {
 ///
 /// ```
 /// use gin_gpu::GpuError;
-/// use gin_host::{WorldConfig, launch};
+/// use gin_host::launch::{WorldConfig, launch};
 ///
 /// let done = launch(WorldConfig::seeded(1, 0), |rank| -> Result<bool, GpuError> {
 ///     let (first, second) = (rank.stream()?, rank.stream()?);
@@ -570,7 +570,7 @@ impl dyn Stream + '_ {
     /// ```
     /// use gin_device::prelude::*;
     /// use gin_gpu::{GpuError, LaunchConfig, Memory, MemoryKind};
-    /// use gin_host::{WorldConfig, launch};
+    /// use gin_host::launch::{WorldConfig, launch};
     ///
     /// /// # Safety
     /// /// - `out` has a word for each thread of the block.
@@ -618,7 +618,7 @@ impl dyn Stream + '_ {
     /// ```
     /// use gin_device::prelude::*;
     /// use gin_gpu::{GpuError, LaunchConfig, Memory, MemoryKind};
-    /// use gin_host::{WorldConfig, launch};
+    /// use gin_host::launch::{WorldConfig, launch};
     ///
     /// /// # Safety
     /// /// - `word` is valid.

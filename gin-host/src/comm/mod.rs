@@ -32,10 +32,12 @@ mod window;
 mod windows;
 mod wire;
 
+pub use crate::proxy::progress::ByCaller;
 pub use crate::proxy::{PeerStats, Stats};
 pub use backend::{Backend, BackendProbe, NicChoice, probe_backends};
 pub use config::{CommConfig, Routes};
 pub use error::CommError;
+pub use gin_abi::{Deadline, Fault, FaultKind, Subject};
 pub use print::PrintTo;
 pub use report::FaultReport;
 pub use requirements::{Connections, MAX_MESSAGE, MAX_OUTSTANDING, MAX_PRINT_LINES, MAX_QUEUE_DEPTH, Requirements};
@@ -315,7 +317,7 @@ impl Communicator {
     }
 
     /// Carries out the requests of kernels that are ready, if the communicator has no progress threads
-    /// ([`ByCaller`](crate::proxy::progress::ByCaller)). Returns whether there was anything to do. Never waits for
+    /// ([`ByCaller`]). Returns whether there was anything to do. Never waits for
     /// other ranks. With progress threads there is nothing to do.
     ///
     /// # Errors

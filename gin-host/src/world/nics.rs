@@ -57,8 +57,8 @@ impl SoftNics {
     }
 
     /// Makes NICs with one Ethernet port each, whose engine serves `device` and all devices that it reaches. The engine
-    /// has `device` to itself: no other work runs there. For [`SoftEngine::Kernel`], the kernel `soft_hca` is among the
-    /// device's linked kernels (`gin::ptx::ENGINE`).
+    /// has `device` to itself: no other work runs there. For [`SoftEngine::Kernel`], the kernel `soft_hca` of
+    /// `gin-soft-nic` is among the device's linked kernels.
     ///
     /// # Errors
     /// As [`SoftFabric::place`].

@@ -230,7 +230,7 @@ impl Poster {
     /// Waits for the signal at byte `offset` of a window.
     pub fn wait_va<T: bytemuck::Pod>(
         &self,
-        window: &gin_host::Window<T>,
+        window: &gin_host::comm::Window<T>,
         offset: u64,
         least: u64,
     ) -> Result<u64, WaitError> {

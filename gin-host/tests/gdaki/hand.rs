@@ -8,7 +8,7 @@ use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, SLOT_BYTES, Segment};
 use gin_abi::{CommHandle, ContextData, WindowHandle};
 use gin_boot::rt;
-use gin_host::Communicator;
+use gin_host::comm::Communicator;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Returns a word in memory of a virtual GPU.

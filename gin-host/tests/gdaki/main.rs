@@ -17,8 +17,8 @@ use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_GPU, ENGINE_NIC
 use gin_abi::{BackendKind, FaultKind, Operation};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{Requirements, WindowFlags};
+use gin_host::prelude::{CommError, Communicator, WorldConfig};
 use gin_host::world::{Rank, SoftNics, launch, launch_logged};
-use gin_host::{CommError, Communicator, WorldConfig};
 use gin_nic::{Doorbells, Ringer};
 use gin_soft_nic::{Fault, FaultKind as NicFault, Options};
 use gin_virtual::LogMode;

@@ -138,7 +138,7 @@ fn a_post_to_a_peer_without_a_connection_is_refused_with_its_rank_and_rails_work
                 let window = comm.alloc_window::<u64>(2 + THREADS as usize, WindowFlags::NONE)?;
                 let notes = comm.alloc_window::<u64>(NOTES, WindowFlags::NONE)?;
                 let alone = comm.alloc_window::<u64>(THREADS as usize, WindowFlags::NONE)?;
-                let word = |window: &gin_host::Window<u64>| window.memory().address() as usize as *mut u64;
+                let word = |window: &gin_host::comm::Window<u64>| window.memory().address() as usize as *mut u64;
                 let (handle, at, each) = (comm.device()?, word(&notes), word(&alone));
                 play(&rank, &comm, "rails_test", &[&handle, &window, &at, &each, &stranger, &LONG]);
 

@@ -13,7 +13,7 @@ use gin_device::prelude::*;
 use gin_device::sys::{GlobalWord, Word};
 use gin_gpu::LaunchConfig;
 use gin_gpu::{Memory, MemoryKind};
-use gin_host::Window as HostWindow;
+use gin_host::comm::Window as HostWindow;
 use gin_host::comm::{CommError, Communicator, Requirements, Routes, WindowFlags};
 use gin_host::world::{Rank, WorldConfig, join, launch};
 use gin_net::verbs::{RdmaDevice, VerbsConfig, VerbsNetwork};

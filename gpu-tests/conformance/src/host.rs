@@ -12,7 +12,7 @@ use gin_abi::mlx5::cqe::Syndrome;
 use gin_gpu::Devices;
 use gin_gpu::LaunchConfig;
 use gin_gpu::{Memory, MemoryKind, Plain};
-use gin_host::Window;
+use gin_host::comm::Window;
 use gin_host::comm::{CommError, WindowFlags};
 use gin_host::world::{LaunchError, Mode, Rank, SoftNics, WorldConfig, join, launch_logged};
 use gin_net::peer::PeerNetwork;

@@ -4,7 +4,7 @@
 use crate::host::SetupBackend;
 use crate::op::{Code, Entry, Op};
 use gin_abi::{Fault, FaultKind};
-use gin_host::Requirements;
+use gin_host::comm::Requirements;
 use std::format;
 use std::string::String;
 use std::sync::Arc;
@@ -142,7 +142,7 @@ pub struct Control<'a> {
     /// The rank.
     pub rank: u32,
     /// Its communicator.
-    pub comm: &'a gin_host::Communicator,
+    pub comm: &'a gin_host::comm::Communicator,
 }
 
 /// Action of a rank's host while the kernel runs.

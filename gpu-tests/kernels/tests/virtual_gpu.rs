@@ -55,7 +55,7 @@ fn exchange_with(rank: &Rank, neighbours: u32) -> Result<u64, CommError> {
         ..Exchange::zeroed()
     };
     for _ in 0..2 {
-        let (inbox, outbox): (&gin_host::Window<u64>, &gin_host::Window<u64>) = (&inbox, &outbox);
+        let (inbox, outbox): (&gin_host::comm::Window<u64>, &gin_host::comm::Window<u64>) = (&inbox, &outbox);
         let arguments: [&dyn KernelArg; 5] = [&comm.device()?, inbox, outbox, &Plain(plan), &DEADLINE];
         run(rank, "hardware_exchange", LaunchConfig::new(1, 32), &arguments)?;
     }
@@ -78,8 +78,8 @@ fn all_to_all(rank: &Rank) -> Result<u64, CommError> {
 
 fn stale_with(rank: &Rank, get: u64) -> Result<u64, CommError> {
     let comm = rank.communicator(&Requirements::default())?;
-    let data: gin_host::Window<u64> = comm.alloc_window(40, WindowFlags::NONE)?;
-    let source: gin_host::Window<u64> = comm.alloc_window(40, WindowFlags::NONE)?;
+    let data: gin_host::comm::Window<u64> = comm.alloc_window(40, WindowFlags::NONE)?;
+    let source: gin_host::comm::Window<u64> = comm.alloc_window(40, WindowFlags::NONE)?;
     let tables = words(rank, 5)?;
     let plan = Stale { elements: 40, rounds: 4, barrier: tables.address(), wrong: tables.address() + 8, get, lsa: 0 };
     let arguments: [&dyn KernelArg; 5] = [&comm.device()?, &data, &source, &Plain(plan), &DEADLINE];
@@ -99,7 +99,7 @@ fn stale_after_get(rank: &Rank) -> Result<u64, CommError> {
 
 fn flood(rank: &Rank) -> Result<u64, CommError> {
     let comm = rank.communicator(&Requirements::default().contexts(2))?;
-    let data: gin_host::Window<u64> = comm.alloc_window(3 * 32 * 2, WindowFlags::NONE)?;
+    let data: gin_host::comm::Window<u64> = comm.alloc_window(3 * 32 * 2, WindowFlags::NONE)?;
     let plan = Flood { posters: 3, each: 2 };
     run(rank, "hardware_flood", LaunchConfig::new(5, 32), &[&comm.device()?, &data, &Plain(plan), &DEADLINE])?;
     let (me, ranks) = (rank.rank(), rank.ranks());
@@ -117,7 +117,7 @@ fn pass(rank: &Rank) -> Result<u64, CommError> {
     let comm = rank.communicator(&Requirements::default().signals(1))?;
     let device = rank.device().downcast::<VirtualDevice>().expect("a virtual GPU");
     let mut own: [Vec<u64>; 2] = [pass_len(ELEMENTS), ELEMENTS].map(|len| vec![0; len as usize]);
-    let windows = own.each_mut().map(|words| -> Result<gin_host::Window<u64>, CommError> {
+    let windows = own.each_mut().map(|words| -> Result<gin_host::comm::Window<u64>, CommError> {
         let (address, bytes) = (words.as_mut_ptr().expose_provenance() as u64, size_of_val(words.as_slice()) as u64);
         // Safety: the words live until the communicator has ended on all ranks, and only windows use them.
         let memory = unsafe { device.import_memory(address, bytes)? };

@@ -2,7 +2,7 @@
 //! Mistakes on purpose, to prove that tests notice them.
 
 use gin_abi::{RemoteSignal, Transfer};
-use gin_host::WorldConfig;
+use gin_host::launch::WorldConfig;
 use gin_net::{Capabilities, Event, Network, Request, pass_on};
 use std::collections::HashSet;
 

@@ -1,5 +1,5 @@
-use gin::comm::Deadline;
-use gin::prelude::*;
+use gin_host::comm::Deadline;
+use gin_host::prelude::*;
 use my_program_kernels::sum_of_left;
 use std::error::Error;
 
