@@ -1,42 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Compiles the kernels that `gin bench` times to PTX if the feature `cuda` is on, and writes the table `ptx.rs` to
-//! `OUT_DIR`. Without the feature it compiles nothing.
+//! With the feature `cuda`, compiles the kernels that `gin bench` times to PTX, and writes the table `ptx.rs` to
+//! `OUT_DIR`.
 
 fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
     #[cfg(feature = "cuda")]
-    if let Err(error) = embed() {
-        // Cargo shows each line of output as a separate message.
-        for line in error.to_string().lines().filter(|line| !line.is_empty()) {
-            println!("cargo::error={line}");
-        }
-        println!(
-            "cargo::error=Only real GPUs need these kernels; build without them: \
-             cargo build --no-default-features"
-        );
-    }
-    #[cfg(not(feature = "cuda"))]
-    println!("cargo::rerun-if-changed=build.rs");
-}
-
-/// The architectures of the shipped PTX. For any other GPU, the driver compiles the PTX of the nearest lower
-/// architecture.
-#[cfg(feature = "cuda")]
-const ARCHS: &str = "sm_80,sm_90,sm_100";
-
-#[cfg(feature = "cuda")]
-fn embed() -> Result<(), Box<dyn std::error::Error>> {
-    use gin_build::{Arch, KernelBuilder};
-
-    println!("cargo::rerun-if-changed=build.rs");
-    // The variable shortens builds on a machine with one kind of GPU.
-    println!("cargo::rerun-if-env-changed=GIN_ARCHS");
-    let archs = std::env::var("GIN_ARCHS").unwrap_or_else(|_| ARCHS.to_owned());
-    let archs = archs.split(',').map(str::trim).map(str::parse).collect::<Result<Vec<Arch>, _>>()?;
-    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-    let folder = out.join("ptx");
-    std::fs::create_dir_all(&folder)?;
-    let builder = KernelBuilder::new("kernels").archs(archs).figures(false).copy_to(&folder);
-    builder.build()?.write_table(&folder.with_extension("rs"))?;
-    Ok(())
+    gin_build::KernelBuilder::new("kernels").figures(false).embed("ptx");
 }

@@ -5,43 +5,26 @@
 //! `shipped.rs` and `engine.rs`, to `OUT_DIR`.
 
 fn main() {
-    #[cfg(feature = "cuda")]
-    if let Err(error) = embed() {
-        // Cargo reads one message per line.
-        for line in error.to_string().lines().filter(|line| !line.is_empty()) {
-            println!("cargo::error={line}");
-        }
-    }
-    #[cfg(not(feature = "cuda"))]
     println!("cargo::rerun-if-changed=build.rs");
+    #[cfg(feature = "cuda")]
+    embed();
 }
 
 #[cfg(feature = "cuda")]
-fn embed() -> Result<(), Box<dyn std::error::Error>> {
-    use gin_build::{Arch, KernelBuilder, UsePtxas};
+fn embed() {
+    use gin_build::{KernelBuilder, UsePtxas};
 
-    println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-env-changed=GIN_ARCHS");
-    let archs = match std::env::var("GIN_ARCHS") {
-        Ok(named) => named.split(',').map(str::trim).map(str::parse).collect::<Result<Vec<Arch>, _>>()?,
-        Err(_) => archs_here(),
-    };
-    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    let archs = if std::env::var_os("GIN_ARCHS").is_some() { Vec::new() } else { archs_here() };
     // Only these tests' own kernels become machine code, for the trial that loads some. The rest would only cost
     // minutes, since the driver compiles the PTX. A test of gin-conformance assembles its PTX.
-    let tables = [
+    for (kernels, table, ptxas) in [
         ("conformance", "ptx", UsePtxas::No),
         ("kernels", "hardware", UsePtxas::IfFound),
         ("../gin-kernels", "shipped", UsePtxas::No),
         ("../gin-host/soft-nic", "engine", UsePtxas::No),
-    ];
-    for (kernels, table, ptxas) in tables {
-        let place = out.join(table);
-        std::fs::create_dir_all(&place)?;
-        let builder = KernelBuilder::new(kernels).archs(archs.clone()).ptxas(ptxas);
-        builder.copy_to(&place).build()?.write_table(&out.join(table).with_extension("rs"))?;
+    ] {
+        KernelBuilder::new(kernels).archs(archs.clone()).ptxas(ptxas).embed(table);
     }
-    Ok(())
 }
 
 /// Returns the architectures of this machine's GPUs, by `nvidia-smi`; if there is no GPU, the architectures on which

@@ -34,6 +34,7 @@
 //! | variable | meaning |
 //! | --- | --- |
 //! | `GIN_RUSTC`, `GIN_CARGO` | compiler and cargo to use instead of searching; if only one is given, the other must be in the same folder; may be older than 1.96 |
+//! | `GIN_ARCHS` | architectures of [`KernelBuilder::embed`], such as `sm_80,sm_90` |
 //! | `GIN_PTXAS` | `ptxas` to check the PTX with, instead of [searching](Ptxas::find) |
 //! | `GIN_LINE_INFO` | `1` keeps source lines in the PTX, as [`KernelBuilder::line_info`] does |
 //! | `GIN_CODEGEN_BACKEND` | path of rust-cuda's `librustc_codegen_nvvm.so`; `GIN_RUSTC` must then name the nightly that it was built for |
@@ -110,7 +111,8 @@ use manifest::Manifest;
 use toolchain::Environment;
 
 /// Variables whose change makes a build script run again.
-const VARIABLES: [&str; 8] = [
+const VARIABLES: [&str; 9] = [
+    "GIN_ARCHS",
     "GIN_RUSTC",
     "GIN_CARGO",
     "GIN_PTXAS",
@@ -120,6 +122,10 @@ const VARIABLES: [&str; 8] = [
     "CUDA_PATH",
     "VIRTUAL_ENV",
 ];
+
+/// The architectures of [`KernelBuilder::embed`] without `GIN_ARCHS`. For any other GPU, the driver compiles the PTX of
+/// the nearest lower architecture.
+const SHIPPED: [Arch; 3] = [Arch::Sm80, Arch::Sm90, Arch::Sm100];
 
 /// A builder that compiles one kernel crate to PTX.
 #[derive(Clone, Debug)]
@@ -261,6 +267,38 @@ impl KernelBuilder {
     pub fn quiet(mut self) -> Self {
         self.quiet = true;
         self
+    }
+
+    /// Compiles the crate in a build script, and writes the table `NAME.rs` to `OUT_DIR`, its files to `OUT_DIR/NAME`.
+    ///
+    /// A builder without an architecture gets those of the variable `GIN_ARCHS`, or else sm_80, sm_90 and sm_100. If
+    /// the build fails, cargo reports the error and stops.
+    ///
+    /// ```no_run
+    /// gin_build::KernelBuilder::new("kernels").embed("ptx");
+    /// ```
+    pub fn embed(self, name: &str) {
+        let Err(error) = self.embed_in(&Environment::of_this_process(), name) else { return };
+        // Cargo shows each line of output as a separate message.
+        for line in error.to_string().lines().filter(|line| !line.is_empty()) {
+            println!("cargo::error={line}");
+        }
+        if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
+            println!(
+                "cargo::error=only real GPUs need these kernels; build with --no-default-features for virtual GPUs"
+            );
+        }
+    }
+
+    fn embed_in(self, environment: &Environment, name: &str) -> Result<(), BuildError> {
+        let archs = if self.archs.is_empty() { archs_of(environment)? } else { Vec::new() };
+        let Some(out) = environment.var("OUT_DIR") else {
+            let reason = "only build scripts have it".to_owned();
+            return Err(BuildError::BadVariable { variable: "OUT_DIR", value: PathBuf::new(), reason });
+        };
+        let folder = Path::new(out).join(name);
+        fs::create_dir_all(&folder).map_err(BuildError::io("create", &folder))?;
+        self.archs(archs).copy_to(&folder).build()?.write_table(&folder.with_extension("rs"))
     }
 
     /// Compiles the crate for every architecture.
@@ -478,6 +516,14 @@ fn backend_of(environment: &Environment) -> Backend {
     environment.var("GIN_CODEGEN_BACKEND").map_or(Backend::Llvm, |library| Backend::Nvvm(library.into()))
 }
 
+/// Returns the architectures of `GIN_ARCHS`, or the default ones.
+fn archs_of(environment: &Environment) -> Result<Vec<Arch>, BuildError> {
+    let Some(names) = environment.var("GIN_ARCHS") else { return Ok(SHIPPED.to_vec()) };
+    let bad = |reason: String| BuildError::BadVariable { variable: "GIN_ARCHS", value: names.into(), reason };
+    let text = names.to_str().ok_or_else(|| bad("is not UTF-8".to_owned()))?;
+    text.split(',').map(|name| name.trim().parse().map_err(|error: UnknownArch| bad(error.to_string()))).collect()
+}
+
 /// Returns the folder that the nested builds share: `gin-build` in the caller's target folder.
 fn default_target_dir(environment: &Environment, manifest: &Manifest) -> PathBuf {
     let target = if let Some(out) = environment.var("OUT_DIR") {
@@ -535,6 +581,26 @@ fn in_parallel<T: Send>(archs: &[Arch], work: impl Fn(Arch) -> T + Sync) -> Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_variable_replaces_the_architectures_that_ship() {
+        let with = |value: &str| {
+            let vars = [("GIN_ARCHS".into(), value.into())].into();
+            archs_of(&Environment { vars, ..Environment::default() })
+        };
+        assert_eq!(archs_of(&Environment::default()).unwrap(), SHIPPED);
+        assert_eq!(with("").unwrap(), SHIPPED);
+        assert_eq!(with("sm_90, sm_100a").unwrap(), [Arch::Sm90, Arch::Sm100a]);
+        let text = with("sm_90,sm_42").unwrap_err().to_string();
+        assert!(text.starts_with("GIN_ARCHS=sm_90,sm_42 cannot be used: ") && text.contains("`sm_42`"), "{text}");
+    }
+
+    #[test]
+    fn kernels_are_embedded_by_build_scripts_only() {
+        let error =
+            KernelBuilder::new("kernels").arch(Arch::Sm90).embed_in(&Environment::default(), "ptx").unwrap_err();
+        assert!(error.to_string().contains("only build scripts have it"), "{error}");
+    }
 
     #[test]
     fn nested_builds_of_all_packages_share_one_target_folder() {
