@@ -19,4 +19,4 @@ elif [ -z "${GIN_ARCHS:-}" ]; then
         1?) export GIN_ARCHS=sm_100 ;;
     esac
 fi
-exec "${CARGO:-cargo}" run --release --quiet --features command "$@" -- demo
+exec "${CARGO:-cargo}" run --release --quiet "$@" -- demo

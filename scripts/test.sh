@@ -46,10 +46,10 @@ order=(
     'cpu gin-ep:matmul'
     'cpu gin-conformance:determinism'
     'cpu gin-device:loom_models'
-    'kernels gin:documented_crate'
+    'kernels gin-cli:documented_crate'
     'kernels gin-build:nested'
     'kernels gin-kernels:choice'
-    'cpu gin:cli'
+    'cpu gin-cli:cli'
     'cpu gin-ep:shared'
     'cpu gin-ep:machine_code'
     'cpu others'
@@ -61,8 +61,8 @@ order=(
     'alone gin-capi:programs'
     'alone gin-ep:faults'
     'alone gin-py:python'
-    'alone gin:job'
-    'alone gin:launch'
+    'alone gin-cli:job'
+    'alone gin-cli:launch'
 )
 declare -A place=() group=() class=()
 for index in "${!order[@]}"; do place[${order[index]#* }]=$index; done
