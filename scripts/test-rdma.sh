@@ -29,7 +29,7 @@ built() {
     # shellcheck disable=SC2086 # several words
     "${CARGO:-cargo}" test --workspace ${FEATURES:-} --test rdma --no-run --message-format=json-render-diagnostics |
         sed -n -e '/"kind":\["test"\]/!d' \
-            -e 's/.*"package_id":"[^"]*#gin@[^"]*".*"executable":"\([^"]*\)".*/gin \1/p' \
+            -e 's/.*"package_id":"[^"]*#\([a-z-]*\)@[^"]*".*"executable":"\([^"]*\)".*/\1 \2/p' \
             -e 's/.*"package_id":"[^"]*\/\([a-z-]*\)#[^"@]*".*"executable":"\([^"]*\)".*/\1 \2/p'
 }
 
@@ -50,7 +50,7 @@ wanted=
 programs=$(built)
 network=$(sed -n 's/^gin-host //p' <<<"$programs")
 suite=$(sed -n 's/^gin-conformance //p' <<<"$programs")
-command=$(sed -n 's/^gin //p' <<<"$programs")
+command=$(sed -n 's/^gin-cli //p' <<<"$programs")
 python=$(sed -n 's/^gin-py //p' <<<"$programs")
 if [ -z "$network" ] || [ -z "$suite" ] || [ -z "$command" ] || [ -z "$python" ]; then
     echo "test-rdma: cargo printed no path of a test binary" >&2
