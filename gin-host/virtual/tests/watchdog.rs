@@ -242,8 +242,7 @@ fn a_long_run_with_progress_is_not_reported() {
 
 #[test]
 fn a_world_that_yields_outlives_its_watchdog() {
-    let (watchdog, max_virtual_ns) = (Some(Duration::from_millis(500)), u64::MAX);
-    let world = World::seeded(SeededConfig { watchdog, max_virtual_ns, ..SeededConfig::default() });
+    let world = World::seeded(SeededConfig { watchdog: Some(Duration::from_millis(500)), ..SeededConfig::default() });
     let started = std::time::Instant::now();
     world.run(vec![|| block_on(|| started.elapsed() > Duration::from_millis(1200))]).unwrap();
 }

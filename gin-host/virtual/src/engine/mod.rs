@@ -26,7 +26,7 @@ use oorandom::Rand32;
 use self::grids::refuse;
 use self::ready::Ready;
 pub(crate) use self::state::Failure;
-use self::state::{EngineState, SharedRaces, TaskKind};
+use self::state::{EngineState, SharedRaces, Task, TaskKind};
 use self::timers::Alarm;
 use crate::config::{LogMode, Policy};
 use crate::error::{WaitKind, WorldError};
@@ -423,15 +423,17 @@ impl Engine {
         state.nap_until(key, until);
     }
 
-    /// Returns the end of a nap for which a task asked for `ns`. If a virtual world is quiet, only time can end its
-    /// waits, so the naps last the longer the longer it is quiet. As soon as something happens, they end as they would
-    /// have.
+    /// Returns the end of a nap for which a task asked for `ns`. If a virtual world is quiet, only time can end the
+    /// waits of its threads, so the naps last the longer the longer it is quiet. As soon as something happens, they end
+    /// as they would have. A world whose threads do not wait may have hosts that wait for other OS threads or for
+    /// processes, in real time.
     fn nap(&self, state: &mut EngineState, key: TaskKey, ns: u64) -> u64 {
         let now = self.now.get();
         let until = now + state.ready.nap(ns);
         let quiet = if self.is_virtual() { state.quiet_ns(now) } else { 0 };
         let stretched = now + (quiet / STRETCH).min(MAX_NAP_NS);
-        if quiet < QUIET_NS || stretched <= until {
+        let waits = |task: &Task| task.waits.depth > 0 && matches!(task.kind, TaskKind::Thread { .. });
+        if quiet < QUIET_NS || stretched <= until || !state.tasks.iter().any(waits) {
             return until;
         }
         state.stretched.push((key, until));
