@@ -533,19 +533,9 @@ impl Tokens {
     /// Returns the greatest id of a token as it was given, for a report. It is not negative.
     #[inline(always)]
     pub(crate) fn greatest_id(&self, token: u32, topk: u32) -> u64 {
-        let (mut greatest, first) = (0, u64::from(token) * u64::from(topk));
-        for index in first..first + u64::from(topk) {
-            // Safety: the kernel's caller promised that the ids are there.
-            let id = unsafe {
-                if self.flags & WIDE_IDS == 0 {
-                    i64::from(load(self.ids + 4 * index) as i32)
-                } else {
-                    (u64::from(load(self.ids + 8 * index + 4)) << 32 | u64::from(load(self.ids + 8 * index))) as i64
-                }
-            };
-            greatest = greatest.max(id);
-        }
-        greatest as u64
+        let first = u64::from(token) * u64::from(topk);
+        // Safety: the kernel's caller promised that the ids are there.
+        unsafe { greatest_id(self.ids, self.flags & WIDE_IDS != 0, first, topk) }
     }
 
     /// Returns an id of a token; negative if it is none, `i32::MAX` if it is past that.
@@ -596,6 +586,29 @@ impl Tokens {
         // Safety: as above.
         f32::from_bits(unsafe { load(self.weights + 4 * index) })
     }
+}
+
+/// Returns the greatest of `number` ids from `first` on, or 0. Not inlined: its addresses would take four registers from
+/// the loop that never calls it.
+///
+/// # Safety
+/// - The ids are there.
+#[cold]
+#[inline(never)]
+unsafe fn greatest_id(ids: u64, is_wide: bool, first: u64, number: u32) -> u64 {
+    let mut greatest = 0;
+    for index in first..first + u64::from(number) {
+        // Safety: the caller's promise.
+        let id = unsafe {
+            if is_wide {
+                (u64::from(load(ids + 8 * index + 4)) << 32 | u64::from(load(ids + 8 * index))) as i64
+            } else {
+                i64::from(load(ids + 4 * index) as i32)
+            }
+        };
+        greatest = greatest.max(id);
+    }
+    greatest as u64
 }
 
 /// Eight ids. Not an array, which LLVM would put on the stack.
