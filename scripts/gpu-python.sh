@@ -22,7 +22,7 @@ if ! "$python" -c 'import torch; print("torch", torch.__version__, "with", torch
 fi
 rm -rf "$packages"
 "$python" -m pip install --quiet --no-index --no-warn-script-location --root-user-action=ignore --find-links python/wheels \
-    --target "$packages" python/wheels/gin-*.whl pytest || exit 1
+    --target "$packages" python/wheels/gincomm-*.whl pytest || exit 1
 tests=(python/tests)
 if ! "$python" -c 'import numpy' 2>/dev/null; then
     echo "run-python: NumPy is missing, so only the tests of torch run"

@@ -10,7 +10,7 @@ all of it again, without a call of the host in between.
 import os
 import sys
 
-import gin
+import gincomm as gin
 import torch
 
 BLOCK = 1 << 20

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Tokens go to experts on other ranks, and their sums come back: python ep.py. Ranks are threads, on virtual GPUs."""
 
-import gin
+import gincomm as gin
 import numpy as np
-from gin.ep import Combine, Element, Group, GroupConfig, Tokens
+from gincomm.ep import Combine, Element, Group, GroupConfig, Tokens
 
 
 def layer(rank):

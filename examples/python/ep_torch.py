@@ -8,10 +8,10 @@
 import os
 import sys
 
-import gin
+import gincomm as gin
 import torch
 import torch.distributed as dist
-from gin.ep import Combine, Group, GroupConfig, Tokens
+from gincomm.ep import Combine, Group, GroupConfig, Tokens
 
 EXPERTS, HIDDEN, TOPK, TOKENS, ROUNDS = 8, 256, 2, 64, 5
 

@@ -2,9 +2,9 @@
 """Experts as a kernel in Rust, between dispatch and combine, and in one kernel with both: python experts.py. Ranks are
 threads, on virtual GPUs."""
 
-import gin
+import gincomm as gin
 import numpy as np
-from gin.ep import Combine, Element, Group, GroupConfig, Tokens
+from gincomm.ep import Combine, Element, Group, GroupConfig, Tokens
 
 
 def layer(rank):

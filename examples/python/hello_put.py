@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Every rank puts a text into its neighbour's memory: python hello_put.py. Ranks are threads here, on virtual GPUs."""
 
-import gin
+import gincomm as gin
 import numpy as np
 
 

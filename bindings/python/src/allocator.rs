@@ -22,7 +22,7 @@ pub(crate) fn given(device: &Arc<dyn Device>, address: u64, bytes: u64) -> Optio
 
 fn give(bytes: isize, ordinal: c_int) -> Result<u64, String> {
     let bytes = u64::try_from(bytes).map_err(|_| "a length is not negative".to_owned())?;
-    let device = device().ok_or("gin.init() makes the rank whose memory it is: call it before")?;
+    let device = device().ok_or("gincomm.init() makes the rank whose memory it is: call it before")?;
     let (_, own) = crate::tensor::dlpack_device(&*device);
     if own != ordinal {
         return Err(format!("the rank of this process is on device {own}"));

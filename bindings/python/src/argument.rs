@@ -35,7 +35,7 @@ impl Typed {
 }
 
 /// Time limit of a wait in a kernel, from the start of that wait.
-#[pyclass(frozen, eq, from_py_object, module = "gin")]
+#[pyclass(frozen, eq, from_py_object, module = "gincomm")]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Deadline(pub(crate) gin_abi::Deadline);
 
@@ -57,7 +57,7 @@ impl Deadline {
     }
 
     fn __repr__(&self) -> String {
-        format!("<gin.Deadline: {}>", self.0)
+        format!("<gincomm.Deadline: {}>", self.0)
     }
 }
 
@@ -133,7 +133,7 @@ impl Arguments {
                 groups.push(rows.member);
                 arguments.users.extend(rows.users);
                 arguments.held.push(Held::Memory(rows.memory));
-                (rows.argument, format!("a `gin.ep.{}`", value.get_type().name()?))
+                (rows.argument, format!("a `gincomm.ep.{}`", value.get_type().name()?))
             } else if let Some(part) = ep::Part::of(&value)? {
                 check_device(format_args!("{place}: the value"), &**part.member.comm.gpu(), &**device)?;
                 groups.push(part.member);
@@ -141,7 +141,7 @@ impl Arguments {
                 arguments.held.push(Held::Object(part.owner));
                 (part.argument, format!("the parameter `{}` of `Lane.fuse`", part.name))
             } else if let Ok(deadline) = value.cast::<Deadline>() {
-                (deadline.get().0.argument(), "a `gin.Deadline`".to_owned())
+                (deadline.get().0.argument(), "a `gincomm.Deadline`".to_owned())
             } else if Tensor::is_offered_by(&value) && !is_scalar(parameter) {
                 let tensor = Tensor::take(&value, &**device, &place.to_string(), &[])?;
                 let argument = pointer(&place, &tensor)?;
@@ -235,9 +235,10 @@ fn scalar(place: &Place<'_>, value: &Bound<'_, PyAny>) -> PyResult<Argument> {
         let flag: bool = value.extract().map_err(|error| misfit(place, value, &error))?;
         return Ok(Argument::of::<bool>(u8::from(flag)));
     }
-    let advice = "pass gin.Communicator for `Comm`, gin.Window for `Window`, gin.Deadline for `Deadline`, a tensor for a \
-                  pointer, a number for a number, gin.ep.Received and gin.ep.Arranged for rows, and what gin.ep.Lane.fuse \
-                  returns for its parameters; parameters of other types cannot be passed from Python";
+    let advice = "pass gincomm.Communicator for `Comm`, gincomm.Window for `Window`, gincomm.Deadline for `Deadline`, \
+                  a tensor for a pointer, a number for a number, gincomm.ep.Received and gincomm.ep.Arranged for rows, \
+                  and what gincomm.ep.Lane.fuse returns for its parameters; parameters of other types cannot be passed \
+                  from Python";
     let kind = value.get_type().name()?;
     Err(PyTypeError::new_err(format!("{place}: a `{kind}` was given; {advice}")))
 }

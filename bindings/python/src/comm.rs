@@ -76,7 +76,7 @@ impl Member {
 }
 
 /// One rank's member of a group of ranks that share windows, signals and counters. `Rank.communicator` makes it.
-#[pyclass(frozen, module = "gin")]
+#[pyclass(frozen, module = "gincomm")]
 #[derive(Debug)]
 pub(crate) struct Communicator(Guarded<Member>);
 
@@ -279,6 +279,6 @@ impl Communicator {
 
     fn __repr__(&self) -> PyResult<String> {
         let comm = &self.0.get()?.comm;
-        Ok(format!("<gin.Communicator: rank {} of {}, {}>", comm.rank(), comm.ranks(), comm.state()))
+        Ok(format!("<gincomm.Communicator: rank {} of {}, {}>", comm.rank(), comm.ranks(), comm.state()))
     }
 }

@@ -12,15 +12,15 @@ use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-create_exception!(gin, Error, PyRuntimeError, "An error of gin. Its text names the cause and the remedy.");
+create_exception!(gincomm, Error, PyRuntimeError, "An error of gin. Its text names the cause and the remedy.");
 create_exception!(
-    gin,
+    gincomm,
     StateError,
     Error,
     "A call that the present state refuses: too early, too late, or after a fork."
 );
 create_exception!(
-    gin,
+    gincomm,
     FaultError,
     Error,
     "A fault that has ended the communicator, with all its fields as attributes: kind, operation, context, peer, subject, \

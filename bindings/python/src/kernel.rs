@@ -20,7 +20,7 @@ mod examples {
     include!(concat!(env!("OUT_DIR"), "/examples.rs"));
 }
 
-/// The crate of the kernels that `gin.ep` launches.
+/// The crate of the kernels that `gincomm.ep` launches.
 const EP: &str = "gin_ep_kernels";
 
 /// The linked kernels as PTX, by crate.
@@ -31,7 +31,7 @@ pub(crate) const TABLES: &[(&str, Embedded)] =
 pub(crate) const TABLES: &[(&str, Embedded)] = &[];
 
 /// A kernel that can be launched.
-#[pyclass(frozen, module = "gin")]
+#[pyclass(frozen, module = "gincomm")]
 #[derive(Debug)]
 pub(crate) struct Kernel(pub(crate) Arc<Function>);
 
@@ -50,7 +50,7 @@ impl Kernel {
     }
 
     fn __repr__(&self) -> String {
-        format!("<gin.Kernel: {}>", signature(&self.0))
+        format!("<gincomm.Kernel: {}>", signature(&self.0))
     }
 }
 
@@ -64,7 +64,7 @@ fn signature(function: &Function) -> String {
 }
 
 /// Kernels of PTX that the program has loaded.
-#[pyclass(frozen, module = "gin")]
+#[pyclass(frozen, module = "gincomm")]
 #[derive(Debug)]
 pub(crate) struct Module(pub(crate) Guarded<Loaded>);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The Python package `gin`: an extension module, `gin._gin`.
+//! The Python package `gincomm`: an extension module, `gincomm._gin`.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -10,7 +10,7 @@
 //! | `argument`, `kernel` | kernels by name, and checked arguments |
 //! | `allocator` | memory for torch's pluggable allocator |
 //! | `error` | exceptions |
-//! | `ep` | expert parallelism: the submodule `gin.ep` |
+//! | `ep` | expert parallelism: the submodule `gincomm.ep` |
 //! | `guard` | refusal after a fork, and values that end without the interpreter lock |
 //!
 //! A crate with other kernels can build an extension of its own with [`fill`]: `docs/python.md` shows one.

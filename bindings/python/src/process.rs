@@ -152,7 +152,7 @@ fn join(
     }
     let mut listening = lock(&LISTENING);
     let Some(place) = listening.iter().position(|rendezvous| *rendezvous.id() == id) else {
-        let text = "rank 0 is the process in which gin.unique_id() made the id, and joins once";
+        let text = "rank 0 is the process in which gincomm.unique_id() made the id, and joins once";
         return Err(StateError::new_err(text));
     };
     let rendezvous = listening.swap_remove(place);
@@ -175,7 +175,8 @@ pub(crate) fn init(
     check_process()?;
     if let Some(known) = lock(&RANK).as_ref().filter(|known| !known.get().is_closed()) {
         let known = known.get().name();
-        let text = format!("gin.init() was called before: this process is {known}; call `close()` of that rank first");
+        let text =
+            format!("gincomm.init() was called before: this process is {known}; call `close()` of that rank first");
         return Err(StateError::new_err(text));
     }
     let choice = Choice::of(py, device)?;
@@ -184,8 +185,8 @@ pub(crate) fn init(
     let bootstrap = match (rank, ranks, id) {
         (None, None, None) => {
             let Some(job) = Job::from_env().or_raise(py)? else {
-                let text = "no launcher has started this process: start it by torchrun, srun, mpirun or `gin launch`, pass \
-                            rank, ranks and id (gin.unique_id), or run ranks as threads by gin.launch";
+                let text = "no launcher has started this process: start it by torchrun, srun, mpirun or `gin launch`, \
+                            pass rank, ranks and id (gincomm.unique_id), or run ranks as threads by gincomm.launch";
                 return Err(StateError::new_err(text));
             };
             abandonable(py, move || job.bootstrap(config))?.or_raise(py)?
@@ -240,14 +241,14 @@ pub(crate) fn device() -> Option<Arc<dyn Device>> {
     lock(&RANK).as_ref().and_then(|rank| rank.get().device_if_open())
 }
 
-/// Returns the rank that `gin.init` has made in this process.
+/// Returns the rank that `gincomm.init` has made in this process.
 #[pyfunction]
 pub(crate) fn rank(py: Python<'_>) -> PyResult<Py<Rank>> {
     check_process()?;
     match lock(&RANK).as_ref() {
         Some(rank) if !rank.get().is_closed() => Ok(rank.clone_ref(py)),
         Some(_) => Err(StateError::new_err("the rank of this process is closed")),
-        None => Err(StateError::new_err("gin.init() has not been called in this process")),
+        None => Err(StateError::new_err("gincomm.init() has not been called in this process")),
     }
 }
 
@@ -259,7 +260,7 @@ pub(crate) fn gpus(py: Python<'_>) -> PyResult<Vec<String>> {
     Ok(py.detach(|| available(&tables)).or_raise(py)?.names)
 }
 
-/// State that the threads of one `gin.launch` share.
+/// State that the threads of one `gincomm.launch` share.
 #[derive(Debug, Default)]
 struct Launched {
     /// The first exception, and its rank if a rank raised it. Those of other ranks may be its consequences.
@@ -273,7 +274,7 @@ thread_local! {
     static BODY: RefCell<Option<(u32, Arc<Launched>)>> = const { RefCell::new(None) };
 }
 
-/// Returns an exception that tells of an abort, with the exception of the rank of `gin.launch` that made the launch
+/// Returns an exception that tells of an abort, with the exception of the rank of `gincomm.launch` that made the launch
 /// abort all ranks, if one did, in its text and as its cause.
 pub(crate) fn aborted(py: Python<'_>, text: String, make: impl FnOnce(String) -> PyErr) -> PyErr {
     let first = BODY.with_borrow(|body| {
@@ -392,8 +393,8 @@ pub(crate) fn launch(
                 if std::mem::take(&mut untold) {
                     let ranks = launched.waits_for();
                     eprintln!(
-                        "gin.launch was interrupted and waits for the bodies of these ranks, which run code outside of \
-                         gin: {ranks}; press Ctrl-C again to leave without them"
+                        "gincomm.launch was interrupted and waits for the bodies of these ranks, which run code outside \
+                         of gin: {ranks}; press Ctrl-C again to leave without them"
                     );
                 }
             }

@@ -26,8 +26,8 @@ pub(crate) struct Open {
     members: Mutex<Vec<Weak<Member>>>,
 }
 
-/// One rank of a job. `gin.init` and `gin.launch` make it.
-#[pyclass(frozen, module = "gin")]
+/// One rank of a job. `gincomm.init` and `gincomm.launch` make it.
+#[pyclass(frozen, module = "gincomm")]
 #[derive(Debug)]
 pub(crate) struct Rank {
     number: u32,
@@ -258,6 +258,6 @@ impl Rank {
 
     fn __repr__(&self) -> String {
         let end = if self.is_closed() { ", closed" } else { "" };
-        format!("<gin.Rank: {} of {}{end}>", self.number, self.ranks)
+        format!("<gincomm.Rank: {} of {}{end}>", self.number, self.ranks)
     }
 }

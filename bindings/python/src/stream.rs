@@ -163,7 +163,7 @@ fn wait_until(
 }
 
 /// Kernels of one rank in order. `Rank.stream` makes it.
-#[pyclass(frozen, module = "gin")]
+#[pyclass(frozen, module = "gincomm")]
 #[derive(Debug)]
 pub(crate) struct Stream(Guarded<Work>);
 
@@ -190,7 +190,7 @@ fn extent(value: &Bound<'_, PyAny>) -> PyResult<Dim3> {
 
 #[pymethods]
 impl Stream {
-    /// Launches a kernel: a `gin.Kernel`, or the name of a linked one. Does not wait for it.
+    /// Launches a kernel: a `gincomm.Kernel`, or the name of a linked one. Does not wait for it.
     ///
     /// The conditions in the kernel's own `# Safety` section bind the caller.
     #[pyo3(signature = (kernel, *args, grid=None, block=None, shared=0, cooperative=true, cluster=None))]

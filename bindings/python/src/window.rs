@@ -37,7 +37,7 @@ impl Part {
 }
 
 /// A window: one part on each rank, which kernels of all ranks reach. This rank's part is a tensor by DLPack.
-#[pyclass(frozen, module = "gin")]
+#[pyclass(frozen, module = "gincomm")]
 #[derive(Debug)]
 pub(crate) struct Window(Guarded<Part>);
 
@@ -134,6 +134,6 @@ impl Window {
     fn __repr__(&self) -> PyResult<String> {
         let Part { window, region: Region { dtype, shape, .. }, gone, .. } = &**self.0.get()?;
         let end = if gone.load(Ordering::Acquire) { ", deregistered" } else { "" };
-        Ok(format!("<gin.Window {}: {shape:?} of {}{end}>", window.id(), dtype.name()))
+        Ok(format!("<gincomm.Window {}: {shape:?} of {}{end}>", window.id(), dtype.name()))
     }
 }

@@ -94,12 +94,12 @@ fn pip_installs_the_package() -> Result<Completion, Failed> {
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade", "--target"]);
     pip.arg(&folder).arg(HERE).arg(format!("--config-settings=build-args={features}--profile {profile}"));
     run(&mut pip)?;
-    let code = "import gin, runpy, sys; print(gin.__file__); runpy.run_path(sys.argv[1])";
+    let code = "import gincomm, runpy, sys; print(gincomm.__file__); runpy.run_path(sys.argv[1])";
     let program = Path::new(HERE).join("../../examples/python/hello_put.py");
     let mut program_of_a_user = Command::new(&python);
     program_of_a_user.args(["-c", code]).arg(program).env("PYTHONPATH", &folder).current_dir(&target);
     let output = run(&mut program_of_a_user)?;
-    let expected = format!("{}/gin/__init__.py\n['hello from rank 1', 'hello from rank 0']\n", folder.display());
+    let expected = format!("{}/gincomm/__init__.py\n['hello from rank 1', 'hello from rank 0']\n", folder.display());
     match String::from_utf8_lossy(&output.stdout) {
         found if found == expected => Ok(Completion::Completed),
         found => Err(Failed::from(format!("expected {expected:?}, found {found:?}"))),

@@ -87,7 +87,7 @@ impl Hosts {
             // Also the libraries that came with it.
             path.file_name().is_some_and(|name| name == "numpy" || name == "numpy.libs")
         }));
-        let inner = package.join("gin");
+        let inner = package.join("gincomm");
         let is_python = |path: &PathBuf| path.extension().is_some_and(|end| end == "py");
         files.extend(entries(&inner)?.into_iter().filter(is_python));
         let mut programs = vec![PathBuf::from(python), inner.join("_gin.abi3.so")];
@@ -151,7 +151,8 @@ fn no_device(hosts: &mut Hosts) -> Result<(), Failed> {
     let [first, second] = hosts.run()?;
     hosts.machines.tell(1, "rdma link add rxe3 type rxe netdev eth0")?;
     let has = |lines: &[String], words: &str| lines.iter().any(|line| line.contains(words));
-    let right = has(&second, "gin.Error: network \"verbs\": ") && has(&second, "RDMA device") && has(&first, "rank 1");
+    let right =
+        has(&second, "gincomm.Error: network \"verbs\": ") && has(&second, "RDMA device") && has(&first, "rank 1");
     if right { Ok(()) } else { Err(format!("{first:?}\n{second:?}").into()) }
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """One of two ranks on two hosts, whose communicators take RDMA NICs. `rdma.rs` runs it in virtual machines."""
 
-import gin
+import gincomm as gin
 import numpy as np
 
 COUNT = 1 << 16

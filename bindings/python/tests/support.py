@@ -8,7 +8,7 @@ import sys
 import textwrap
 import zipfile
 
-import gin
+import gincomm as gin
 
 LIMIT = gin.Deadline(10)
 """The deadline of waits that end well."""

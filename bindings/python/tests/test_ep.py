@@ -8,10 +8,10 @@ import threading
 import time
 import weakref
 
-import gin
+import gincomm as gin
 import numpy as np
 import pytest
-from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+from gincomm.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
 from support import Null, run, start
 
 WAIT = gin.Deadline(30)
@@ -1057,7 +1057,7 @@ def test_received_and_arranged_rows_are_arguments_of_kernels():
         stream.launch("scale_received", received, 8, 3.0, grid=2)
         to = Arrangement(group, Layout.FLAT, 6)
         arranged = received.arrange(stream, to)
-        for wrong, text in [(arranged, "`received: Received`: a `gin.ep.Arranged` was given"), (to, "a `Arrangement` was given")]:
+        for wrong, text in [(arranged, "`received: Received`: a `gincomm.ep.Arranged` was given"), (to, "a `Arrangement` was given")]:
             with pytest.raises(TypeError, match=text):
                 stream.launch("scale_received", wrong, 8, 3.0)
         stream.launch("scale_arranged", arranged, 8, 5.0, grid=2)
@@ -1113,11 +1113,11 @@ def test_a_kernel_of_the_program_dispatches_and_combines_by_the_parameters_of_fu
         fused = lane.fuse(stream, tokens, Combine.reduced(output))
         for wrong, text in [
             ((fused.tokens, fused.arena, fused.lane, fused.tokens, fused.sums), "`comm: Comm`: the parameter `tokens` of `Lane.fuse` was given"),
-            ((fused, fused.arena, fused.lane, fused.tokens, fused.sums), "a `Fused` was given; pass .*gin.ep.Lane.fuse"),
+            ((fused, fused.arena, fused.lane, fused.tokens, fused.sums), "a `Fused` was given; pass .*gincomm.ep.Lane.fuse"),
         ]:
             with pytest.raises(TypeError, match=text):
                 launch(*wrong)
-        assert repr(fused.sums) == "<gin.ep.Parameter `sums`>" and len(list(fused)) == 5
+        assert repr(fused.sums) == "<gincomm.ep.Parameter `sums`>" and len(list(fused)) == 5
         with pytest.raises(ValueError, match="the output has the shape"):
             lane.fuse(stream, tokens, Combine.reduced(np.zeros((3, 8), np.float32)))
         return fused, stream
@@ -1247,8 +1247,8 @@ def test_threads_that_share_a_lane_are_refused_or_follow_each_other():
 
 def test_ranks_that_are_processes_exchange_rows():
     code = """
-import gin, numpy as np
-from gin.ep import Combine, Element, Group, GroupConfig, Tokens
+import gincomm as gin, numpy as np
+from gincomm.ep import Combine, Element, Group, GroupConfig, Tokens
 rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
 with rank.communicator() as comm:
     config = GroupConfig(2, 8, 2, tokens=4, element=Element.F32, deadline=gin.Deadline(30))
@@ -1264,7 +1264,7 @@ with rank.communicator() as comm:
         print(group.status(), output.min(), output.max())
 rank.close()
 """
-    first = start('import gin\nid = gin.unique_id("127.0.0.1")\nprint(id, flush=True)\nrank = 0\n' + code)
+    first = start('import gincomm as gin\nid = gin.unique_id("127.0.0.1")\nprint(id, flush=True)\nrank = 0\n' + code)
     id = first.process.stdout.readline().strip()
     second = start(f"id = {id!r}\nrank = 1\n" + code)
     assert first.communicate_within() == "None 11.0 11.0\n"
@@ -1274,8 +1274,8 @@ rank.close()
 def test_a_fork_cannot_use_a_group_and_harms_nobody():
     code = """
 import gc, os
-import gin, numpy as np
-from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+import gincomm as gin, numpy as np
+from gincomm.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
 
 def body(rank):
     comm = rank.communicator()
@@ -1317,8 +1317,8 @@ print(gin.launch(1, body, device="virtual"))
 def test_a_signal_handler_ends_the_wait_for_other_ranks_of_a_group():
     code = """
 import signal, time
-import gin
-from gin.ep import Group, GroupConfig
+import gincomm as gin
+from gincomm.ep import Group, GroupConfig
 
 def stop(*_):
     raise KeyboardInterrupt

@@ -9,10 +9,10 @@ import pathlib
 import re
 import threading
 
-import gin
+import gincomm as gin
 import numpy as np
 import pytest
-from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+from gincomm.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
 from support import run
 
 SOURCES = pathlib.Path(__file__).parents[1] / "src"
@@ -168,7 +168,7 @@ def errors_of_ranks(errors, rank, comm, stream):
 
 
 def errors_of_groups(errors, comm, stream):
-    """Those of gin.ep."""
+    """The exceptions of gincomm.ep."""
     small = dict(tokens=4, element=Element.F32, threads=32, deadline=gin.Deadline(30))
     for config in [
         GroupConfig(0, 8, 1), GroupConfig(1, 63, 1), GroupConfig(1, 8, 33), GroupConfig(1, 8, 1, tokens=0),
@@ -258,7 +258,7 @@ def errors_of_groups(errors, comm, stream):
 
 OF_A_PROCESS = """
 import os, time
-import gin
+import gincomm as gin
 
 def provoked(call, *args, **options):
     try:

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 
-import gin
+import gincomm as gin
 import numpy as np
 import pytest
 from support import LIMIT, install_kernels
@@ -294,8 +294,8 @@ def test_arguments_are_checked_by_number_type_and_value():
                 (3, -1, OverflowError, "`len: usize`: -1 of type `int` does not fit"),
                 (3, 1.5, TypeError, "`len: usize`: 1.5 of type `float` does not fit"),
                 (3, "8", TypeError, "`len: usize`: '8' of type `str` does not fit"),
-                (4, LIMIT, TypeError, "`round: u64`: a `gin.Deadline` was given"),
-                (5, 1.0, TypeError, "`deadline: Deadline`: a `float` was given; .*gin.Deadline for `Deadline`"),
+                (4, LIMIT, TypeError, "`round: u64`: a `gincomm.Deadline` was given"),
+                (5, 1.0, TypeError, "`deadline: Deadline`: a `float` was given; .*gincomm.Deadline for `Deadline`"),
             ]:
                 with pytest.raises(kind, match=text):
                     stream.launch("ring_round", *[value if at == position else old for at, old in enumerate(good)])
@@ -691,7 +691,7 @@ def test_requirements_and_devices_are_checked():
 
 def test_deadlines_are_times():
     assert gin.Deadline(1.5).ns == 1_500_000_000 and gin.Deadline(1.5) == gin.Deadline(1.5)
-    assert repr(gin.Deadline(0.002)) == "<gin.Deadline: 2 ms>" and gin.Deadline.NONE.ns == 2**64 - 1
+    assert repr(gin.Deadline(0.002)) == "<gincomm.Deadline: 2 ms>" and gin.Deadline.NONE.ns == 2**64 - 1
     for wrong in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="deadline = .*: pass a number of seconds, 0 to"):
             gin.Deadline(wrong)

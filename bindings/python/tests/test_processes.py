@@ -5,13 +5,13 @@ import os
 import signal
 import socket
 
-import gin
+import gincomm as gin
 import pytest
 from support import run, start
 
 HELLO = """
 import sys
-import gin, numpy as np
+import gincomm as gin, numpy as np
 rank = gin.init(device="virtual", {how})
 assert gin.rank() is rank
 with rank.communicator(signals=1) as comm:
@@ -82,7 +82,7 @@ def test_the_variables_of_a_launcher_make_a_job(launcher):
 
 def by_hand(code, ranks=2):
     """Starts ranks that get the id of rank 0."""
-    first = start('import gin\nid = gin.unique_id("127.0.0.1")\nprint(id, flush=True)\nrank = 0\n' + code)
+    first = start('import gincomm as gin\nid = gin.unique_id("127.0.0.1")\nprint(id, flush=True)\nrank = 0\n' + code)
     id = first.process.stdout.readline().strip()
     return [first] + [start(f"id = {id!r}\nrank = {rank}\n" + code) for rank in range(1, ranks)]
 
@@ -95,7 +95,7 @@ def test_an_id_makes_a_job():
 
 def test_a_killed_rank_ends_the_others_with_its_number():
     code = """
-import gin, os, signal
+import gincomm as gin, os, signal
 rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
 comm = rank.communicator(signals=2, counters=1)
 window = comm.alloc_window(0, "float32")
@@ -123,7 +123,7 @@ except gin.Error as error:
 
 def test_tensors_of_a_process_cannot_be_windows_of_others_and_the_error_says_what_can():
     code = """
-import gin, numpy as np
+import gincomm as gin, numpy as np
 rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
 comm = rank.communicator()
 try:
@@ -138,7 +138,7 @@ comm.destroy()
 
 ALLOCATED = """
 import ctypes, gc, weakref
-import gin, numpy as np
+import gincomm as gin, numpy as np
 library = ctypes.CDLL(gin._gin.__file__)
 alloc, free = library.gin_torch_alloc, library.gin_torch_free
 alloc.restype, alloc.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
@@ -181,13 +181,13 @@ def test_memory_for_the_allocator_of_torch_can_be_windows_of_several_processes()
         out, err = process.process.communicate(timeout=60)
         left = 10 * (1 - rank)
         assert (process.process.returncode, out) == (0, f"None\nNone None None\n[{left}, {left + 1}, {left + 2}] {left + 31}\n"), err
-        for reason in ("gin.init() makes the rank", "the rank of this process is on device 0", "not negative", "bytes"):
+        for reason in ("gincomm.init() makes the rank", "the rank of this process is on device 0", "not negative", "bytes"):
             assert reason in err
 
 
 def test_a_process_that_forgets_everything_still_ends():
     code = """
-import gin, numpy as np
+import gincomm as gin, numpy as np
 rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
 comm = rank.communicator(signals=2, counters=1)
 window = comm.alloc_window(4, "float32")
@@ -204,7 +204,7 @@ rank.barrier()
 def test_tensors_in_windows_that_nobody_ends_do_not_keep_the_interpreter_from_ending(running):
     code = f"""
 import sys
-import gin, numpy as np
+import gincomm as gin, numpy as np
 rank = gin.init(rank=0, ranks=1, id=gin.unique_id("127.0.0.1"), device="virtual")
 comm = rank.communicator(signals=2, counters=1)
 window = comm.register(np.zeros(16, np.float32))
@@ -220,7 +220,7 @@ print("end")
 
 def test_calls_before_and_after_the_job_are_refused():
     code = """
-import gin
+import gincomm as gin
 
 def refused(call, *args, **kwargs):
     try:
@@ -254,18 +254,18 @@ print(rank, gin.rank() is rank)
     for line, begin in zip(
         lines,
         [
-            "StateError gin.init() has not been called in this process",
+            "StateError gincomm.init() has not been called in this process",
             "StateError no launcher has started this process: start it by torchrun, srun,",
             "ValueError pass all of rank, ranks and id, or none of them",
             "ValueError the secret of an id is 32 hexadecimal digits",
-            "StateError rank 0 is the process in which gin.unique_id() made the id, and joins ",
+            "StateError rank 0 is the process in which gincomm.unique_id() made the id, and jo",
             "Error rank 1 cannot reach rank 0 at 127.0.0.1:9",
             "ValueError address = \"nowhere\": ",
-            "StateError gin.init() was called before: this process is rank 0 of 1; ",
+            "StateError gincomm.init() was called before: this process is rank 0 of 1; ",
             "StateError the rank of this process is closed",
             "StateError rank 0 is closed",
             "StateError rank 0 is closed",
-            "<gin.Rank: 0 of 1> True",
+            "<gincomm.Rank: 0 of 1> True",
         ],
         strict=True,
     ):
@@ -287,8 +287,8 @@ print(rank, gin.rank() is rank)
 def test_a_process_may_end_under_a_running_kernel(way, status):
     code = f"""
 import os, signal, sys, time
-import gin, numpy as np
-from gin.ep import Element, Group, GroupConfig, Tokens
+import gincomm as gin, numpy as np
+from gincomm.ep import Element, Group, GroupConfig, Tokens
 
 rank = gin.init(rank=0, ranks=1, id=gin.unique_id("127.0.0.1"), device="virtual")
 comm, stream = rank.communicator(signals=2, counters=1), rank.stream()
@@ -308,8 +308,8 @@ print("ready", flush=True)
 
 def test_a_process_is_in_two_jobs_one_after_the_other():
     code = """
-import gin, numpy as np
-from gin.ep import Combine, Element, Group, GroupConfig, Tokens
+import gincomm as gin, numpy as np
+from gincomm.ep import Combine, Element, Group, GroupConfig, Tokens
 
 def layer(rank):
     with rank.communicator() as comm:
@@ -343,7 +343,7 @@ print(gin.launch(2, layer, device="virtual"))
 def test_an_interrupted_launch_names_the_bodies_that_run_and_a_second_ctrl_c_leaves_them(work):
     code = """
 import os, time
-import gin
+import gincomm as gin
 
 def body(rank):
     if rank.rank == 2:
@@ -368,7 +368,7 @@ except KeyboardInterrupt:
 
 def test_ranks_of_a_launch_name_the_exception_that_ended_them():
     code = """
-import gin
+import gincomm as gin
 
 found = []
 
@@ -395,7 +395,7 @@ except ValueError as error:
 def test_a_signal_handler_ends_the_wait_for_other_ranks():
     code = """
 import signal, time
-import gin
+import gincomm as gin
 
 def stop(*_):
     raise KeyboardInterrupt
@@ -414,7 +414,7 @@ except KeyboardInterrupt:
 def test_a_signal_handler_ends_the_wait_for_a_stream_and_its_kernel_continues():
     code = """
 import signal
-import gin
+import gincomm as gin
 
 def stop(*_):
     raise KeyboardInterrupt
@@ -440,7 +440,7 @@ comm.destroy()
 def test_a_signal_handler_ends_a_collective_call_and_aborts_its_communicator():
     code = """
 import signal, time
-import gin
+import gincomm as gin
 
 def stop(*_):
     raise KeyboardInterrupt
@@ -470,7 +470,7 @@ comm.destroy()
 def test_a_fork_is_refused_and_harms_nobody():
     code = """
 import gc, os
-import gin, numpy as np
+import gincomm as gin, numpy as np
 
 def body(rank):
     comm = rank.communicator(signals=1)
@@ -520,7 +520,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 def test_a_fork_before_the_first_use_is_free():
     code = """
 import os
-import gin
+import gincomm as gin
 if os.fork() == 0:
     print(gin.launch(2, lambda rank: rank.rank, device="virtual"), flush=True)
     os._exit(0)
@@ -541,7 +541,7 @@ def test_a_gpu_that_is_not_there_is_an_error():
 def test_the_stubs_have_the_names_of_the_module(name):
     import ast
 
-    import gin.ep
+    import gincomm.ep
 
     module = gin.ep if name == "ep" else gin
     path = os.path.join(os.path.dirname(gin.__file__), f"{name}.pyi")
@@ -569,7 +569,7 @@ def test_the_stubs_have_the_parameters_and_defaults_of_the_module(name):
     import ast
     import inspect
 
-    import gin.ep
+    import gincomm.ep
 
     module = gin.ep if name == "ep" else gin
     with open(os.path.join(os.path.dirname(gin.__file__), f"{name}.pyi"), encoding="utf-8") as file:
@@ -605,8 +605,8 @@ def test_the_stubs_have_the_parameters_and_defaults_of_the_module(name):
 def test_the_help_of_a_group_configuration_has_its_defaults():
     import pydoc
 
-    import gin.ep
+    import gincomm.ep
 
     text = pydoc.plain(pydoc.render_doc(gin.ep.GroupConfig))
-    for part in ("tokens=128", "lanes=1", "`Element.BF16`", "`gin.Deadline(1)`", "sms: the most SMs", "at most 512"):
+    for part in ("tokens=128", "lanes=1", "`Element.BF16`", "`gincomm.Deadline(1)`", "sms: the most SMs", "at most 512"):
         assert part in text

@@ -8,8 +8,8 @@ from support import run
 
 CODE = """
 import random, sys, threading, time
-import gin, numpy as np
-from gin import ep
+import gincomm as gin, numpy as np
+from gincomm import ep
 
 seed, seconds = int(sys.argv[1]), float(sys.argv[2])
 allowed = (gin.Error, TypeError, ValueError, OverflowError, BufferError, TimeoutError)

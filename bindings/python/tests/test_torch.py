@@ -5,7 +5,7 @@ import gc
 import importlib.resources
 import os
 
-import gin
+import gincomm as gin
 import pytest
 import torch_support
 from support import LIMIT, install_kernels, run
@@ -253,7 +253,7 @@ def test_kernels_of_ptx_run_by_name(linked):
 def test_torchrun_starts_ranks(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""
-import gin, torch
+import gincomm as gin, torch
 rank = gin.init(device="virtual")
 with rank.communicator(signals=1) as comm:
     mine, inbox = comm.alloc_window(8, torch.uint8), comm.alloc_window(8, torch.uint8)
@@ -277,7 +277,7 @@ def test_processes_of_torchrun_exchange_tensors_inside_a_graph():
 
 ALLOCATED = """
 import os
-import gin, torch
+import gincomm as gin, torch
 local = int(os.environ.get("LOCAL_RANK", 0))
 torch.cuda.set_device(local)
 how = {} if "RANK" in os.environ else {"rank": 0, "ranks": 1, "id": gin.unique_id("127.0.0.1")}

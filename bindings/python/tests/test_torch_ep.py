@@ -3,10 +3,10 @@
 
 import os
 
-import gin
+import gincomm as gin
 import pytest
 import torch_support
-from gin.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+from gincomm.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
 from torch_support import EXAMPLES, capture, exchange, job, needs_gpus, place, torch, torchrun
 
 pytestmark = torch_support.mark

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-import gin
+import gincomm as gin
 import pytest
 
 try:

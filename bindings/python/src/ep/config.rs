@@ -8,7 +8,7 @@ use gin_ep::Scales;
 use pyo3::prelude::*;
 
 /// The elements of rows.
-#[pyclass(frozen, eq, from_py_object, module = "gin.ep")]
+#[pyclass(frozen, eq, from_py_object, module = "gincomm.ep")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Element(pub(crate) gin_ep::Element);
 
@@ -46,7 +46,7 @@ impl Element {
     }
 
     fn __repr__(&self) -> String {
-        format!("<gin.ep.Element: {:?}>", self.0)
+        format!("<gincomm.ep.Element: {:?}>", self.0)
     }
 }
 
@@ -97,7 +97,7 @@ impl Element {
 }
 
 /// A layout of received rows.
-#[pyclass(frozen, eq, from_py_object, module = "gin.ep")]
+#[pyclass(frozen, eq, from_py_object, module = "gincomm.ep")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Layout(pub(crate) gin_ep::Layout);
 
@@ -123,7 +123,7 @@ impl Layout {
     }
 
     fn __repr__(&self) -> String {
-        format!("<gin.ep.Layout: {:?}>", self.0)
+        format!("<gincomm.ep.Layout: {:?}>", self.0)
     }
 }
 
@@ -144,8 +144,8 @@ impl Layout {
 ///   and fit. It changes times, not results.
 /// - threads: the threads of a block: a multiple of 32, at most 512, or 256 if a rank is reached over a network. By
 ///   default the most, and 256 if `tokens` is at most 256 and `sms` is not set.
-/// - deadline: how long a rank waits for another one before it goes on without it; by default `gin.Deadline(1)`.
-#[pyclass(frozen, eq, from_py_object, module = "gin.ep")]
+/// - deadline: how long a rank waits for another one before it goes on without it; by default `gincomm.Deadline(1)`.
+#[pyclass(frozen, eq, from_py_object, module = "gincomm.ep")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GroupConfig {
     pub(crate) inner: gin_ep::GroupConfig,
@@ -198,7 +198,7 @@ impl GroupConfig {
     }
 
     fn __repr__(&self) -> String {
-        format!("<gin.ep.GroupConfig: {}>", self.inner)
+        format!("<gincomm.ep.GroupConfig: {}>", self.inner)
     }
 }
 

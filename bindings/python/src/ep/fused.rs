@@ -34,7 +34,7 @@ impl Parameters {
 }
 
 /// The parameters of a kernel that contains a dispatch and its combine. `Lane.fuse` makes it. It iterates over them.
-#[pyclass(frozen, module = "gin.ep")]
+#[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Fused {
     pub(crate) lane: Guarded<LaneCore>,
@@ -53,7 +53,7 @@ pub(crate) struct Needs {
 }
 
 /// One of the parameters.
-#[pyclass(frozen, module = "gin.ep")]
+#[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Parameter {
     fused: Py<Fused>,
@@ -114,7 +114,7 @@ impl Fused {
 #[pymethods]
 impl Parameter {
     fn __repr__(&self) -> PyResult<String> {
-        Ok(format!("<gin.ep.Parameter `{}`>", self.fused.get().needs.get()?.parameters.all[self.place].0))
+        Ok(format!("<gincomm.ep.Parameter `{}`>", self.fused.get().needs.get()?.parameters.all[self.place].0))
     }
 }
 

@@ -102,7 +102,7 @@ fn gone() -> PyErr {
 }
 
 /// An error of a group's kernels. Group and communicator go on.
-#[pyclass(frozen, eq, get_all, module = "gin.ep")]
+#[pyclass(frozen, eq, get_all, module = "gincomm.ep")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Report {
     lane: u32,
@@ -121,12 +121,12 @@ impl Report {
     }
 
     fn __repr__(&self) -> String {
-        format!("<gin.ep.Report: {}>", self.text)
+        format!("<gincomm.ep.Report: {}>", self.text)
     }
 }
 
 /// The ranks of a communicator, with the memory for rows of tokens.
-#[pyclass(frozen, module = "gin.ep")]
+#[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Group(Mutex<Option<Guarded<GroupCore>>>);
 
@@ -253,8 +253,8 @@ impl Group {
 
     fn __repr__(&self) -> PyResult<String> {
         match lock(&self.0).as_ref() {
-            None => Ok("<gin.ep.Group: destroyed>".to_owned()),
-            Some(core) => Ok(format!("<gin.ep.Group: {} ranks, {} experts>", core.sizes.ranks, core.sizes.experts)),
+            None => Ok("<gincomm.ep.Group: destroyed>".to_owned()),
+            Some(core) => Ok(format!("<gincomm.ep.Group: {} ranks, {} experts>", core.sizes.ranks, core.sizes.experts)),
         }
     }
 }

@@ -208,7 +208,7 @@ fn usable<'s>(stream: &'s Stream, core: &GroupCore, users: &Users) -> PyResult<&
 }
 
 /// A lane: one dispatch at a time. `Group.lane` makes it.
-#[pyclass(frozen, module = "gin.ep")]
+#[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Lane(Guarded<LaneCore>);
 
@@ -354,12 +354,12 @@ impl Lane {
     }
 
     fn __repr__(&self) -> PyResult<String> {
-        Ok(format!("<gin.ep.Lane {}>", self.0.get()?.number))
+        Ok(format!("<gincomm.ep.Lane {}>", self.0.get()?.number))
     }
 }
 
 /// The routing of tokens, counted once for several dispatches of the same ids. `Lane.plan` makes it.
-#[pyclass(frozen, module = "gin.ep")]
+#[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) plan: Guarded<gin_ep::Plan>,
@@ -367,7 +367,7 @@ pub(crate) struct Plan {
 }
 
 /// A dispatch that was sent. Until it is received, the lane takes no other.
-#[pyclass(frozen, module = "gin.ep")]
+#[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Sent {
     lane: Guarded<LaneCore>,
@@ -405,7 +405,7 @@ impl Sent {
 }
 
 /// A dispatch that was received. Dropping it releases the rows.
-#[pyclass(frozen, module = "gin.ep")]
+#[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Received {
     lane: Guarded<LaneCore>,
@@ -611,7 +611,7 @@ impl Received {
 }
 
 /// Received rows in another layout, a parameter of kernels. `Received.arrange` makes it.
-#[pyclass(frozen, module = "gin.ep")]
+#[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Arranged {
     lane: Guarded<LaneCore>,

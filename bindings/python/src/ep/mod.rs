@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Expert parallelism, `gin.ep`: the calls of `gin-ep` with tensors.
+//! Expert parallelism, `gincomm.ep`: the calls of `gin-ep` with tensors.
 //!
 //! | module | holds |
 //! | --- | --- |

@@ -62,7 +62,7 @@ fn take(
 }
 
 /// The tokens of a rank's dispatch.
-#[pyclass(frozen, get_all, module = "gin.ep")]
+#[pyclass(frozen, get_all, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Tokens {
     rows: Py<PyAny>,
@@ -198,7 +198,7 @@ enum Kind {
 }
 
 /// The sums of a combine, in FP32, rounded once.
-#[pyclass(frozen, module = "gin.ep")]
+#[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Combine {
     kind: Kind,

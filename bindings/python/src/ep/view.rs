@@ -25,7 +25,7 @@ pub(crate) fn words(what: &str, bytes: u32, dtype: DType) -> PyResult<i64> {
 }
 
 /// Memory of a group or an arrangement, a tensor by DLPack.
-#[pyclass(frozen, module = "gin.ep")]
+#[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct View {
     region: Guarded<Region>,
@@ -77,12 +77,12 @@ impl View {
 
     fn __repr__(&self) -> PyResult<String> {
         let region = self.region.get()?;
-        Ok(format!("<gin.ep.View: {:?} of {}>", region.shape, region.dtype.name()))
+        Ok(format!("<gincomm.ep.View: {:?} of {}>", region.shape, region.dtype.name()))
     }
 }
 
 /// Memory for received rows in a layout.
-#[pyclass(frozen, module = "gin.ep")]
+#[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Arrangement {
     inner: Guarded<gin_ep::Arrangement>,

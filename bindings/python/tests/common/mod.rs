@@ -63,10 +63,10 @@ pub(crate) fn package(target: &Path) -> Result<PathBuf, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let extension = program.with_file_name("libgin_py.so");
     let folder = target.join("gin-py-package");
-    let inner = folder.join("gin");
+    let inner = folder.join("gincomm");
     let copy = || {
         std::fs::create_dir_all(&inner)?;
-        for entry in std::fs::read_dir(Path::new(HERE).join("python/gin"))?.flatten() {
+        for entry in std::fs::read_dir(Path::new(HERE).join("python/gincomm"))?.flatten() {
             if entry.path().is_file() {
                 std::fs::copy(entry.path(), inner.join(entry.file_name()))?;
             }

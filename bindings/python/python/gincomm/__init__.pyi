@@ -242,7 +242,7 @@ def init(
     """Makes this process one rank of a job: as its launcher says, or by hand with rank, ranks and id."""
 
 def rank() -> Rank:
-    """Returns the rank that `gin.init` has made in this process."""
+    """Returns the rank that `gincomm.init` has made in this process."""
 
 def unique_id(address: str | None = None) -> str:
     """Makes the id of a job, which this process will join as rank 0."""

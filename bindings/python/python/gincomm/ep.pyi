@@ -55,7 +55,7 @@ class GroupConfig:
       fit. It changes times, not results.
     - threads: the threads of a block: a multiple of 32, at most 512, or 256 if a rank is reached over a network. By
       default the most, and 256 if `tokens` is at most 256 and `sms` is not set.
-    - deadline: how long a rank waits for another one before it goes on without it; by default `gin.Deadline(1)`.
+    - deadline: how long a rank waits for another one before it goes on without it; by default `gincomm.Deadline(1)`.
     """
 
     def __new__(

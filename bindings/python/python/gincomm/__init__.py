@@ -6,5 +6,5 @@ import sys
 from ._gin import *
 from ._gin import __all__, __version__, ep
 
-# So that `import gin.ep` finds it.
+# So that `import gincomm.ep` finds it.
 sys.modules[f"{__name__}.ep"] = ep
