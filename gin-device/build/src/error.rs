@@ -46,6 +46,13 @@ pub enum BuildError {
         /// Path of the expected manifest.
         path: PathBuf,
     },
+    /// The kernel crate is not a dependency that names its folder.
+    NoDependency {
+        /// The `links` name of the kernel crate.
+        links: String,
+        /// The variable that would name the folder.
+        variable: String,
+    },
     /// No architecture was requested.
     NoArch,
     /// A single `.ptx` file was given as the destination of several architectures.
@@ -158,6 +165,11 @@ impl fmt::Display for BuildError {
             BuildError::NoManifest { path } => {
                 write!(f, "found no kernel crate: cannot read {}", path.display())
             }
+            BuildError::NoDependency { links, variable } => write!(
+                f,
+                "cargo passes no {variable}: list the kernel crate in [dependencies]; its manifest needs \
+                 `links = \"{links}\"`, and its build script prints `cargo::metadata=folder=` and the crate's folder"
+            ),
             BuildError::NoArch => write!(f, "no GPU architecture was requested; call `arch` or `archs`"),
             BuildError::OneFileForMany { path, archs } => {
                 write!(f, "{} is one file, but {archs} architectures were requested; name a folder", path.display())

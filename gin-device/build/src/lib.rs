@@ -83,6 +83,7 @@ mod fakes;
 mod lines;
 mod manifest;
 mod origins;
+mod package;
 pub mod ptx;
 mod ptxas;
 mod report;
@@ -108,6 +109,7 @@ pub use toolchain::{TARGET, Toolchain};
 use command::{Plan, Request};
 use lines::Lines;
 use manifest::Manifest;
+use package::Package;
 use toolchain::Environment;
 
 /// Variables whose change makes a build script run again.
@@ -127,10 +129,18 @@ const VARIABLES: [&str; 9] = [
 /// the nearest lower architecture.
 const SHIPPED: [Arch; 3] = [Arch::Sm80, Arch::Sm90, Arch::Sm100];
 
+/// The kernel crate of a builder.
+#[derive(Clone, Debug)]
+enum Kernels {
+    Folder(PathBuf),
+    /// The dependency with this `links` name.
+    Dependency(String),
+}
+
 /// A builder that compiles one kernel crate to PTX.
 #[derive(Clone, Debug)]
 pub struct KernelBuilder {
-    path: PathBuf,
+    kernels: Kernels,
     archs: Vec<Arch>,
     features: Vec<String>,
     default_features: bool,
@@ -147,8 +157,25 @@ pub struct KernelBuilder {
 impl KernelBuilder {
     /// Creates a builder for the kernel crate in a folder, the one that holds its `Cargo.toml`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self::of(Kernels::Folder(path.into()))
+    }
+
+    /// Creates a builder for a kernel crate that is a dependency of the build script's package, such as one from
+    /// crates.io.
+    ///
+    /// The manifest of the kernel crate has `links = "my_kernels"`, and its build script prints
+    /// `cargo::metadata=folder=FOLDER` with the value of `CARGO_MANIFEST_DIR`. The package lists the kernel crate in
+    /// its `[dependencies]`, because cargo passes metadata on to direct dependents only.
+    ///
+    /// A crate from a registry is compiled with the versions of the project's `Cargo.lock`, if the target folder is
+    /// below the project; else with those of the lock file in the package.
+    pub fn dependency(links: impl Into<String>) -> Self {
+        Self::of(Kernels::Dependency(links.into()))
+    }
+
+    fn of(kernels: Kernels) -> Self {
         KernelBuilder {
-            path: path.into(),
+            kernels,
             archs: Vec::new(),
             features: Vec::new(),
             default_features: true,
@@ -331,13 +358,19 @@ impl KernelBuilder {
         if let Some(path) = one_file.filter(|_| self.archs.len() > 1) {
             return Err(BuildError::OneFileForMany { path: path.clone(), archs: self.archs.len() });
         }
-        let manifest = Manifest::read(&self.path)?;
+        let folder = match &self.kernels {
+            Kernels::Folder(folder) => folder.clone(),
+            Kernels::Dependency(links) => package::folder_of(environment, links)?,
+        };
+        let nested = |dir: &Path| self.target_dir.clone().unwrap_or_else(|| default_target_dir(environment, dir));
+        let package = package::copied(environment, &folder, || nested(&folder))?;
+        let manifest = Manifest::read(package.as_ref().map_or(&folder, |package| &package.dir))?;
         let toolchain = Toolchain::find_in(environment)?;
         for &arch in &self.archs {
             toolchain.require(arch)?;
         }
         let backend = self.backend.clone().unwrap_or_else(|| backend_of(environment));
-        let target_dir = self.target_dir.clone().unwrap_or_else(|| default_target_dir(environment, &manifest));
+        let target_dir = nested(&manifest.dir);
         let ptxas = self.find_ptxas(environment, &manifest)?;
         let line_info = self.line_info.unwrap_or_else(|| environment.var("GIN_LINE_INFO").is_some_and(|on| on == "1"));
 
@@ -353,7 +386,7 @@ impl KernelBuilder {
                 bitcode: self.bitcode,
             };
             let plan = Plan::new(&toolchain, &backend, &request);
-            self.compile(&plan, arch, &manifest, &ptxas, line_info)
+            self.compile(&plan, arch, &manifest, package.as_ref(), &ptxas, line_info)
         };
         let mut modules = Vec::new();
         let mut sources = Vec::new();
@@ -394,12 +427,17 @@ impl KernelBuilder {
         plan: &Plan,
         arch: Arch,
         manifest: &Manifest,
+        package: Option<&Package>,
         ptxas: &Result<Ptxas, String>,
         line_info: bool,
     ) -> Result<(Module, Vec<PathBuf>), BuildError> {
         let mut attempts = 0;
         let (raw, log) = loop {
-            let output = plan.command().output().map_err(BuildError::io("run", &plan.program))?;
+            let mut command = plan.command();
+            if let Some(package) = package {
+                command.current_dir(&package.runs_in);
+            }
+            let output = command.output().map_err(BuildError::io("run", &plan.program))?;
             let log = String::from_utf8_lossy(&output.stderr).into_owned();
             if !output.status.success() {
                 return Err(BuildError::Compile { arch, command: plan.shell_line(), output: log });
@@ -435,9 +473,16 @@ impl KernelBuilder {
         if let (UsePtxas::Required, Assembly::NotTried(reason)) = (self.ptxas, &assembly) {
             return Err(BuildError::NoPtxas { reason: reason.clone() });
         }
-        let mut of_module = sources::of_dep_info(&plan.dep_info)?;
-        of_module.push(manifest.path.clone());
-        of_module.extend(manifest.lock());
+        let of_module = match package {
+            // Its files never change, but cargo shortens the lock file of the copy.
+            Some(package) => package.lock.iter().cloned().collect(),
+            None => {
+                let mut files = sources::of_dep_info(&plan.dep_info)?;
+                files.push(manifest.path.clone());
+                files.extend(manifest.lock());
+                files
+            }
+        };
         Ok((Module { arch, path, text, bitcode: plan.bitcode.clone(), findings, assembly, log }, of_module))
     }
 
@@ -525,13 +570,13 @@ fn archs_of(environment: &Environment) -> Result<Vec<Arch>, BuildError> {
 }
 
 /// Returns the folder that the nested builds share: `gin-build` in the caller's target folder.
-fn default_target_dir(environment: &Environment, manifest: &Manifest) -> PathBuf {
+fn default_target_dir(environment: &Environment, kernels: &Path) -> PathBuf {
     let target = if let Some(out) = environment.var("OUT_DIR") {
         target_above(Path::new(out))
     } else if let Some(target) = environment.var("CARGO_TARGET_DIR") {
         PathBuf::from(target)
     } else {
-        let targets: Vec<PathBuf> = manifest.dir.ancestors().map(|dir| dir.join("target")).collect();
+        let targets: Vec<PathBuf> = kernels.ancestors().map(|dir| dir.join("target")).collect();
         let first = || targets[0].clone();
         targets.iter().map(PathBuf::as_path).find(|dir| is_target(dir)).map_or_else(first, Path::to_owned)
     };
