@@ -5,5 +5,5 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     #[cfg(feature = "cuda")]
-    gin_build::KernelBuilder::new("kernels").figures(false).embed("ptx");
+    gin_build::KernelBuilder::dependency("gin_ep_kernels").figures(false).embed("ptx");
 }

@@ -46,6 +46,7 @@ order=(
     'cpu gin-ep:matmul'
     'cpu gin-conformance:determinism'
     'cpu gin-device:loom_models'
+    'kernels gin-cli:packages'
     'kernels gin-cli:documented_crate'
     'kernels gin-build:nested'
     'kernels gin-kernels:choice'

@@ -87,7 +87,11 @@ fn the_docs_show_the_project_that_the_command_writes() {
     let paths: Vec<&str> = shown.iter().map(|(path, _)| *path).collect();
     assert_eq!(paths, ["kernels/Cargo.toml", "kernels/src/lib.rs", "Cargo.toml", "build.rs", "src/main.rs"]);
     for (path, text) in shown {
-        assert_eq!(text, fs::read_to_string(template.join(path)).unwrap(), "{path}: copy the template's file");
+        assert_eq!(
+            text,
+            fs::read_to_string(template.join(path.replace("Cargo.toml", "Cargo.toml.in"))).unwrap(),
+            "{path}: copy the template's file"
+        );
     }
 }
 

@@ -59,7 +59,8 @@ pub(crate) struct NewArgs {
     /// The folder. Its last part is the name of the project: lower-case letters, digits, - and _.
     #[arg(value_name = "NAME")]
     pub folder: PathBuf,
-    /// The checkout of gin that the project depends on [default: the one that this command was built from].
+    /// The checkout of gin that the project depends on [default: the one that this command was built from; for a
+    /// command from crates.io, the crates of its version].
     #[arg(long, value_name = "DIR", conflicts_with = "git")]
     pub path: Option<PathBuf>,
     /// The git repository of gin that the project depends on, instead of a checkout.

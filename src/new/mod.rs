@@ -12,15 +12,19 @@ macro_rules! template {
     ($($path:literal),*) => { [$(($path, include_str!(concat!("template/", $path)))),*] };
 }
 
+/// Cargo would leave a folder with a `Cargo.toml` out of the package, so manifests have the ending `.in` here.
 const TEMPLATE: [(&str, &str); 7] = template![
-    "Cargo.toml",
+    "Cargo.toml.in",
     "build.rs",
     "src/main.rs",
-    "kernels/Cargo.toml",
+    "kernels/Cargo.toml.in",
     "kernels/src/lib.rs",
     ".github/workflows/ci.yml",
     ".gitignore"
 ];
+
+/// The version of gin's crates in a project of a command from crates.io.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
 
 /// Names that cargo or rustc refuses for a program, beside Rust's keywords.
 const TAKEN: [&str; 8] = ["alloc", "build", "core", "deps", "examples", "incremental", "std", "test"];
@@ -51,7 +55,7 @@ pub(crate) fn run(arguments: &NewArgs, out: &mut impl Write) -> Result<End, Fail
         return Err(Refused(format!("the folder {shown} is not empty: choose another one")).into());
     }
     for (path, text) in TEMPLATE {
-        let path = folder.join(path);
+        let path = folder.join(path.trim_end_matches(".in"));
         let failed = |error| format!("cannot write {}: {error}", path.display());
         fs::create_dir_all(path.parent().unwrap_or(folder)).map_err(failed)?;
         fs::write(&path, source.rendered(text, name)).map_err(failed)?;
@@ -88,6 +92,8 @@ enum Source {
     Path(String),
     /// The URL of a git repository.
     Git(String),
+    /// crates.io.
+    Registry,
 }
 
 impl Source {
@@ -97,6 +103,7 @@ impl Source {
         }
         let (folder, advice) = match &arguments.path {
             Some(path) => (path.as_path(), "--path takes the folder of a checkout of gin"),
+            None if cfg!(packaged) => return Ok(Self::Registry),
             None => (Path::new(env!("CARGO_MANIFEST_DIR")), "this command was built from it: give --path or --git"),
         };
         let refuse = |reason: &str| Refused(format!("{} {reason}; {advice}", folder.display()));
@@ -113,6 +120,7 @@ impl Source {
         match self {
             Self::Path(path) => format!("path {path}"),
             Self::Git(url) => format!("git {url}"),
+            Self::Registry => format!("version {VERSION}"),
         }
     }
 
@@ -124,8 +132,10 @@ impl Source {
             let source = match self {
                 Self::Path(path) => format!("path = {:?}", format!("{path}{place}")),
                 Self::Git(url) => format!("git = {url:?}"),
+                Self::Registry => format!("version = {VERSION:?}"),
             };
             text.replace(&format!("path = \"path/to/gin{place}\""), &source)
+                .replace(&format!("{{ version = {VERSION:?} }}"), &format!("{VERSION:?}"))
         })
     }
 }
@@ -149,7 +159,8 @@ mod tests {
 
     #[test]
     fn no_file_keeps_a_name_or_a_path_of_the_template() {
-        for source in [Source::Path("/a \"b\"/gin".to_owned()), Source::Git("https://example.org/gin".to_owned())] {
+        let git = Source::Git("https://example.org/gin".to_owned());
+        for source in [Source::Path("/a \"b\"/gin".to_owned()), git, Source::Registry] {
             let files = TEMPLATE.map(|(_, text)| source.rendered(text, "first-hour")).join("\n");
             for left in ["my-program", "my_program", "path/to/gin"] {
                 assert!(!files.contains(left), "{left} in {files}");
@@ -157,11 +168,18 @@ mod tests {
             for expected in ["name = \"first-hour-kernels\"", "use first_hour_kernels", "name = \"first-hour\""] {
                 assert!(files.contains(expected), "{expected} in {files}");
             }
-            let dependencies = match &source {
-                Source::Path(_) => r#"path = "/a \"b\"/gin/gin-device""#,
-                Source::Git(_) => r#"gin-device = { git = "https://example.org/gin" }"#,
+            let dependencies: &[&str] = match &source {
+                Source::Path(_) => &[r#"path = "/a \"b\"/gin/gin-device""#],
+                Source::Git(_) => &[r#"gin-device = { git = "https://example.org/gin" }"#],
+                Source::Registry => &[
+                    concat!("gin-device = \"", env!("CARGO_PKG_VERSION_MAJOR"), "."),
+                    "gin-host = { version = \"",
+                    "\", features = [\"gpu\"] }",
+                ],
             };
-            assert!(files.contains(dependencies), "{files}");
+            for dependency in dependencies {
+                assert!(files.contains(dependency), "{dependency} in {files}");
+            }
         }
     }
 }

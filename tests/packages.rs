@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A project of `gin new` builds, with its kernels, from the packages that crates.io would have, and from nothing else
+//! of this checkout.
+#![cfg(feature = "cuda")]
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A test of the project. The machine code of `gin-ep` comes from the sources in the package `gin-ep-kernels`.
+const EMBEDDED: &str = r#"
+#[test]
+fn the_kernels_of_a_package_are_embedded() {
+    let find = |text: &[u8], part: &str| text.windows(part.len()).any(|window| window == part.as_bytes());
+    assert!(gin_ep::PTX.iter().any(|(arch, text)| *arch == "sm_90" && find(text, ".entry ep_dispatch")));
+}
+"#;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Runs a command, which must succeed, and returns its output.
+fn run(command: &mut Command) -> String {
+    let output = command.env_remove("RUSTFLAGS").stdin(Stdio::null()).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{command:?}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn cargo(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(arguments).arg("--offline").current_dir(folder);
+    command
+}
+
+/// Returns the names of the workspace's packages, those that may be published first.
+fn packages() -> (Vec<String>, Vec<String>) {
+    let text = run(&mut cargo(root(), &["metadata", "--no-deps", "--format-version=1"]));
+    let metadata: Value = serde_json::from_str(&text).unwrap();
+    let all = metadata["packages"].as_array().unwrap();
+    let (published, others): (Vec<_>, Vec<_>) = all.iter().partition(|package| package["publish"].is_null());
+    let names = |packages: Vec<&Value>| packages.iter().map(|p| p["name"].as_str().unwrap().to_owned()).collect();
+    (names(published), names(others))
+}
+
+/// Copies files that differ, so that a second run compiles less.
+fn copy_changed(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let (from, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+        if from.is_dir() {
+            copy_changed(&from, &to);
+        } else if fs::read(&to).ok() != Some(fs::read(&from).unwrap()) {
+            fs::write(&to, fs::read(&from).unwrap()).unwrap();
+        }
+    }
+}
+
+/// Packages the crates and unpacks them below `folder`. Cargo takes them in place of crates.io there. Returns their
+/// names.
+fn unpack_all(folder: &Path) -> Vec<String> {
+    let (published, others) = packages();
+    let mut package = cargo(root(), &["package", "--workspace", "--no-verify", "--allow-dirty", "--quiet"]);
+    package.args(others.iter().map(|name| format!("--exclude={name}"))).arg("--target-dir").arg(folder.join("packed"));
+    run(&mut package);
+    let fresh = folder.join("fresh");
+    let mut patch = "[patch.crates-io]\n".to_owned();
+    for name in &published {
+        let versioned = format!("{name}-{}", env!("CARGO_PKG_VERSION"));
+        fs::create_dir_all(&fresh).unwrap();
+        let file = folder.join(format!("packed/package/{versioned}.crate"));
+        run(Command::new("tar").arg("-xzf").arg(file).arg("-C").arg(&fresh));
+        copy_changed(&fresh.join(&versioned), &folder.join(&versioned));
+        patch.push_str(&format!("{name} = {{ path = \"{versioned}\" }}\n"));
+    }
+    fs::remove_dir_all(fresh).unwrap();
+    fs::create_dir_all(folder.join(".cargo")).unwrap();
+    fs::write(folder.join(".cargo/config.toml"), patch).unwrap();
+    published
+}
+
+#[test]
+fn a_new_project_and_its_kernels_build_from_the_packages_alone() {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packages");
+    let names = unpack_all(&folder);
+    assert!(names.iter().any(|name| name == "gin-host"), "{names:?}");
+
+    // The versions with which this workspace was tested, which are downloaded already; and the `core` of its kernels.
+    let lock = |folder: &Path| fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
+    let nested = folder.join("target/gin-build");
+    fs::create_dir_all(target.join("gin-build")).unwrap();
+    if !nested.exists() {
+        fs::create_dir_all(folder.join("target")).unwrap();
+        std::os::unix::fs::symlink(target.join("gin-build"), &nested).unwrap();
+    }
+    let build = |command: &mut Command| run(command.env("CARGO_TARGET_DIR", folder.join("target")));
+
+    let version = env!("CARGO_PKG_VERSION");
+    fs::write(folder.join("Cargo.toml"), format!("[workspace]\nmembers = [\"gin-cli-{version}\"]\n")).unwrap();
+    lock(&folder);
+    build(&mut cargo(&folder, &["build", "-p", "gin-cli", "--no-default-features"]));
+
+    let project: PathBuf = folder.join("from-packages");
+    if project.exists() {
+        fs::remove_dir_all(&project).unwrap();
+    }
+    let said = run(Command::new(folder.join("target/debug/gin")).args(["new", "from-packages"]).current_dir(&folder));
+    let (short, _) = version.rsplit_once('.').unwrap();
+    assert!(said.contains(&format!("depends on gin by version {short}\n")), "{said}");
+    lock(&project);
+
+    let manifest = fs::read_to_string(project.join("Cargo.toml")).unwrap();
+    let manifest = manifest.replace("[dependencies]\n", &format!("[dependencies]\ngin-ep = \"{short}\"\n"));
+    fs::write(project.join("Cargo.toml"), manifest).unwrap();
+    fs::create_dir(project.join("tests")).unwrap();
+    fs::write(project.join("tests/embedded.rs"), EMBEDDED).unwrap();
+    let said = build(cargo(&project, &["test"]).env("GIN_ARCHS", "sm_90"));
+    for test in ["every_seed_adds_up_the_elements_of_the_left_neighbour", "the_kernels_of_a_package_are_embedded"] {
+        assert!(said.contains(&format!("{test} ... ok")), "{test}: {said}");
+    }
+}
