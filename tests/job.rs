@@ -226,11 +226,20 @@ fn process() {
             "exits at once" => unsafe { libc::_exit(7) },
             "aborts" => std::process::abort(),
             "panics" => panic!("requested by a test"),
+            "one fails" if job.rank() != 2 => {
+                stream.synchronize()?;
+                comm.check("wait")?;
+            }
             _ => {}
         }
         Ok(())
     });
     outcome.unwrap();
+    if way == "one fails" {
+        // The other ranks end before this one.
+        std::thread::sleep(Duration::from_millis(200));
+        panic!("no row for expert 9");
+    }
 }
 
 /// Returns the arguments by which this program is a rank.
@@ -295,6 +304,20 @@ fn ctrl_c_and_a_killed_launcher_end_ranks_whose_kernels_run() {
             }
         }
     }
+}
+
+#[test]
+fn the_launcher_names_the_rank_whose_failure_ended_the_others() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+    command.args(["launch", "-n", "3", "--"]).args(rank_program()).env(WAY, "one fails").env(ROUTES, "automatic");
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(101), "{err}");
+    let last = err.lines().last().unwrap();
+    let (first, cause) = last.split_once(" ended because of ").unwrap_or_else(|| panic!("{err}"));
+    assert!(["gin: rank 0", "gin: rank 1"].contains(&first), "{err}");
+    assert!(cause.starts_with("rank 2, which ended with status 101: thread 'process'"), "{err}");
+    assert!(cause.ends_with(": no row for expert 9"), "{err}");
 }
 
 /// Forbids the calls by which a process looks into another one.

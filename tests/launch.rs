@@ -102,6 +102,21 @@ fn the_first_failure_ends_all_and_its_status_is_that_of_the_command() {
     assert_eq!(output.status.code(), Some(3));
 }
 
+fn the_last_line_has_the_error_of_the_rank_that_failed() {
+    let output = script(3, "if [ $GIN_RANK = 1 ]; then echo 'Error: no such file: x' >&2; exit 1; fi; sleep 600");
+    let errors = "[1] Error: no such file: x\ngin: rank 1 ended with status 1; ending the other 2\n\
+                  gin: rank 1 ended with status 1: Error: no such file: x\n";
+    assert_eq!(lines(&output.stderr), lines(errors.as_bytes()));
+    assert_eq!(text(&output.stderr).lines().last(), errors.lines().last());
+    // The rank that ends first names the cause, which ends later and with success.
+    let echo = "if [ $GIN_RANK = 1 ]; then echo 'rank 0 on host a has left the job' >&2; exit 1; fi; sleep 0.1";
+    let output = script(2, echo);
+    assert_eq!(
+        text(&output.stderr).lines().last(),
+        Some("gin: rank 1 ended because of rank 0, which ended with status 0")
+    );
+}
+
 fn a_signal_that_ends_a_rank_is_reported_as_by_shells() {
     let output = script(2, "if [ $GIN_RANK = 0 ]; then kill -KILL $$; fi; sleep 600");
     assert_eq!(output.status.code(), Some(128 + 9));
@@ -227,6 +242,7 @@ fn main() {
             "the_first_failure_ends_all_and_its_status_is_that_of_the_command",
             the_first_failure_ends_all_and_its_status_is_that_of_the_command,
         ),
+        ("the_last_line_has_the_error_of_the_rank_that_failed", the_last_line_has_the_error_of_the_rank_that_failed),
         ("a_signal_that_ends_a_rank_is_reported_as_by_shells", a_signal_that_ends_a_rank_is_reported_as_by_shells),
         ("ranks_that_do_not_end_when_asked_are_killed", ranks_that_do_not_end_when_asked_are_killed),
         ("signals_are_passed_on_to_all_ranks", signals_are_passed_on_to_all_ranks),

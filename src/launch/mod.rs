@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `gin launch`: runs the ranks of a job as processes of this host.
 
+mod cause;
 mod output;
 
 use crate::cli::{End, Failure, LaunchArgs, Refused};
+use cause::{Tail, cause};
 use gin_boot::{Rendezvous, TcpConfig};
 use output::{Stream, pump};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -14,6 +16,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -27,6 +30,10 @@ const OTHER_RENDEZVOUS: [&str; 5] = ["GIN_ADDR", "GIN_PORT", "GIN_SECRET", "GIN_
 /// Time limit for remaining output after the last rank has ended: a process that a rank left behind may hold its pipe
 /// open.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
+
+/// Time that the other ranks have to end by themselves after a rank has failed. A rank that ends because of another one
+/// may end first. The other one then still writes its error, and ends with its own status.
+const SETTLING: Duration = Duration::from_millis(500);
 
 /// Starts the ranks and waits for their end.
 ///
@@ -43,6 +50,8 @@ struct Ranks {
     /// The process group of each rank; `None` once the rank has ended.
     groups: Vec<Option<Pid>>,
     ended: JoinSet<(usize, io::Result<ExitStatus>)>,
+    /// The end of each rank's standard error.
+    tails: Vec<Arc<Mutex<Tail>>>,
     output: JoinSet<io::Result<()>>,
 }
 
@@ -52,10 +61,13 @@ impl Ranks {
         // A process that has not been waited for has an identifier, which is positive.
         self.groups.push(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
         if let Some(stream) = child.stdout.take() {
-            self.output.spawn(pump(stream, rank, Stream::Output));
+            self.output.spawn(pump(stream, rank, Stream::Output, |_| {}));
         }
+        let tail = Arc::<Mutex<Tail>>::default();
+        self.tails.push(tail.clone());
         if let Some(stream) = child.stderr.take() {
-            self.output.spawn(pump(stream, rank, Stream::Error));
+            let keep = move |bytes: &[u8]| tail.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
+            self.output.spawn(pump(stream, rank, Stream::Error, keep));
         }
         self.ended.spawn(async move { (rank, child.wait().await) });
     }
@@ -78,7 +90,7 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
     }
     let mut signals = signals()?;
     let rendezvous = Rendezvous::new(TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())))?;
-    let mut ranks = Ranks { groups: Vec::new(), ended: JoinSet::new(), output: JoinSet::new() };
+    let mut ranks = Ranks { groups: Vec::new(), ended: JoinSet::new(), tails: Vec::new(), output: JoinSet::new() };
     // The exit status of the command: the status of the first rank that failed.
     let mut failed: Option<u8> = None;
     for rank in 0..arguments.ranks {
@@ -123,9 +135,12 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
     drop(rendezvous);
     let grace = Duration::from_millis(arguments.grace_ms);
     let (may_lose, quiet) = (arguments.may_lose.clone(), arguments.verbosity.quiet);
-    let mut all = Watched { ranks, failed: None, deadline: None, grace, may_lose, quiet };
+    let ends = vec![String::new(); ranks.groups.len()];
+    let mut all =
+        Watched { ranks, ends, failed: None, first: None, asks: None, deadline: None, grace, may_lose, quiet };
     if let Some(code) = failed {
         all.fail(code);
+        all.ask();
     }
     all.wait(&mut signals).await
 }
@@ -133,7 +148,13 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
 /// The running ranks and the progress of their end.
 struct Watched {
     ranks: Ranks,
+    /// How each rank ended.
+    ends: Vec<String>,
     failed: Option<u8>,
+    /// The rank that failed first, unless it was asked to end.
+    first: Option<usize>,
+    /// The time at which the command asks the remaining ranks to end.
+    asks: Option<Instant>,
     /// The time at which the command kills the remaining ranks.
     deadline: Option<Instant>,
     grace: Duration,
@@ -144,13 +165,17 @@ struct Watched {
 }
 
 impl Watched {
-    /// Ends all ranks, and sets the exit status of the command to `code`, unless a rank failed before. Sends no signal
-    /// if the ranks are already ending because of a forwarded signal.
+    /// Sets the exit status of the command to `code`, and ends all ranks soon, unless a rank failed before.
     fn fail(&mut self, code: u8) {
-        if self.failed.is_some() {
-            return;
+        if self.failed.is_none() {
+            self.failed = Some(code);
+            self.asks = Some(Instant::now() + SETTLING);
         }
-        self.failed = Some(code);
+    }
+
+    /// Asks all ranks to end, unless they are already ending because of a forwarded signal.
+    fn ask(&mut self) {
+        self.asks = None;
         if self.deadline.is_none() {
             self.ranks.signal(Signal::TERM);
             // A stopped process ends only once it continues.
@@ -167,7 +192,7 @@ impl Watched {
     async fn wait(mut self, signals: &mut mpsc::UnboundedReceiver<Signal>) -> Result<End, Failure> {
         let mut unwritten = None;
         loop {
-            let deadline = self.deadline;
+            let (asks, deadline) = (self.asks, self.deadline);
             tokio::select! {
                 ended = self.ranks.ended.join_next() => match ended {
                     None => break,
@@ -183,6 +208,7 @@ impl Watched {
                         self.end_soon();
                     }
                 }
+                () = sleep_until(asks.unwrap_or_else(Instant::now)), if asks.is_some() => self.ask(),
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     let left = self.ranks.groups.iter().flatten().count();
                     eprintln!("gin: killing {left} ranks that did not end within {:?}", self.grace);
@@ -206,6 +232,7 @@ impl Watched {
         };
         // A process that still holds a pipe open has outlived its rank.
         timeout(LAST_OUTPUT, rest).await.unwrap_or(Ok(()))?;
+        self.tell_cause();
         match (unwritten, self.failed) {
             (Some(error), _) => Err(error.into()),
             (None, None) => Ok(End::Right),
@@ -216,7 +243,7 @@ impl Watched {
     /// Handles the end of a rank with process group `group`.
     fn note(&mut self, rank: usize, group: Option<Pid>, status: ExitStatus) {
         let (code, how) = match (status.code(), status.signal()) {
-            (Some(0), _) => return,
+            (Some(0), _) => (0, "with status 0".to_owned()),
             (Some(code), _) => (u8::try_from(code).unwrap_or(1), format!("with status {code}")),
             (None, Some(signal)) => {
                 // The status that shells report for a signal. Signals are numbers below 128.
@@ -224,6 +251,10 @@ impl Watched {
             }
             (None, None) => (1, "for an unknown reason".to_owned()),
         };
+        self.ends[rank].clone_from(&how);
+        if status.success() {
+            return;
+        }
         // Ends processes that the rank started and left behind; usually it left none.
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::TERM);
@@ -239,8 +270,25 @@ impl Watched {
             let left = self.ranks.groups.iter().flatten().count();
             let others = if left == 0 { String::new() } else { format!("; ending the other {left}") };
             eprintln!("gin: rank {rank} ended {how}{others}");
+            self.first = Some(rank);
         }
         self.fail(code);
+    }
+
+    /// Prints which rank caused the end, how it ended, and its error. Prints nothing if no more is known than at the
+    /// time of the first failure.
+    fn tell_cause(&self) {
+        let Some(first) = self.first else { return };
+        let error = |tail: &Arc<Mutex<Tail>>| tail.lock().unwrap_or_else(PoisonError::into_inner).error();
+        let errors: Vec<String> = self.ranks.tails.iter().map(error).collect();
+        let cause = cause(first, &errors);
+        let (how, error) = (&self.ends[cause], &errors[cause]);
+        let wrote = if error.is_empty() { String::new() } else { format!(": {error}") };
+        if cause != first {
+            eprintln!("gin: rank {first} ended because of rank {cause}, which ended {how}{wrote}");
+        } else if !wrote.is_empty() {
+            eprintln!("gin: rank {first} ended {how}{wrote}");
+        }
     }
 }
 

@@ -68,11 +68,16 @@ impl Lines {
 /// Any JSON value.
 type Ignored = serde::de::IgnoredAny;
 
-/// Prints the output of one rank until its end.
+/// Prints the output of one rank until its end. Calls `seen` with the bytes before it prints them.
 ///
 /// # Errors
 /// Returns the error of a write to standard output.
-pub(super) async fn pump(mut from: impl AsyncRead + Unpin, rank: usize, stream: Stream) -> io::Result<()> {
+pub(super) async fn pump(
+    mut from: impl AsyncRead + Unpin,
+    rank: usize,
+    stream: Stream,
+    seen: impl Fn(&[u8]),
+) -> io::Result<()> {
     let mut lines = Lines::new(rank, stream);
     let mut bytes = vec![0; 8 << 10];
     loop {
@@ -81,6 +86,7 @@ pub(super) async fn pump(mut from: impl AsyncRead + Unpin, rank: usize, stream: 
         if count == 0 {
             return print(stream, &lines.end());
         }
+        seen(&bytes[..count]);
         print(stream, &lines.take(&bytes[..count]))?;
     }
 }
