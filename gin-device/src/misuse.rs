@@ -18,7 +18,7 @@
 //! | a large array on the stack | `overflowed its stack of 1048576 bytes (seed 1)` |
 //! | a panic | ``rank 0, grid `said_mistake` (launch 1), block 0, thread 0 panicked: index out of bounds: the len is 4 but the index is 4, at src/lib.rs:17:9`` |
 //! | two kernels of one name | ``2 kernels are named `said_twice`: `` and the modules |
-//! | a read without a wait, `GIN_RACES=1` | `data race in window 0 of rank 1, byte 40: `, both accesses, and `no wait for a signal that covers the put is between them, by the reading thread or one that it met at a barrier; a weak signal covers its own put, a strong one the earlier puts of its context and route to that rank` |
+//! | a read without a wait, `GIN_RACES=1` | `data race in window 0 of rank 1, byte 40: `, both accesses, and `no wait for a signal that covers the put is between them, by the reading thread or one that it met at a barrier; attach the signal to the put, or post a strong signal after it in its context and route, and wait for that signal before the read` |
 //! | a source that changes too early, `GIN_RACES=1` | the same, and `no wait for the put's counter and no flush is between them; the source may change only after one of these` |
 //! | shared memory without a barrier, `GIN_RACES=1` | `data race in static shared memory of rank 0, block 0, byte 56: `, both accesses, and ``no barrier of the threads is between them; call `sync` of the coop`` |
 //!

@@ -442,6 +442,12 @@ fn a_put_that_no_awaited_signal_covers_is_found_in_every_seed() {
     let read = (Read, Read, "read after a signal of a context");
     demand("race_test_contexts", 2, true, [(PutWrite, PutWrite, "put of another context"), read]);
     demand("race_test_own", 2, true, [(PutWrite, PutWrite, "put of the first"), (Read, Read, "read of both")]);
+    for kernel in ["race_test_weak", "race_test_contexts"] {
+        let config = WorldConfig::seeded(2, 1).routes(Routes::Network);
+        let text = run(config, kernel, true).map_err(|error| error.to_string()).unwrap_err();
+        let remedy = "attach the signal to the put, or post a strong signal after it in its context";
+        assert!(text.contains(remedy), "{kernel}: {text}");
+    }
 }
 
 #[test]

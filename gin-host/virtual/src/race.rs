@@ -143,8 +143,8 @@ impl Race {
             "no signal that covers the first, followed by a wait, is between them; nor a counter, flush or barrier"
         } else if is(PutWrite) {
             "no wait for a signal that covers the put is between them, by the reading thread or one that it met at a \
-             barrier; a weak signal covers its own put, a strong one the earlier puts of its context and route to that \
-             rank"
+             barrier; attach the signal to the put, or post a strong signal after it in its context and route, and wait \
+             for that signal before the read"
         } else if is(GetWrite) {
             "no wait for the get's counter and no flush is between them"
         } else {
