@@ -150,6 +150,9 @@ fn a_job_continues_without_a_rank_that_was_killed() {
         let (four, three, yes) = (Value::from(4), Value::from(3), Value::from(true));
         assert_eq!(ranks, [(&four, &yes), (&three, &yes)], "{out}");
         assert!(err.contains("rank 2 ended by signal 9"), "{err}");
+        let lost = " is lost: its connection was closed, as when a process ends (found by rank ";
+        let lost = err.lines().find(|line| line.contains("WARN gin_boot::io: rank 2 on host ") && line.contains(lost));
+        assert!(lost.is_some_and(|line| line.ends_with("; the output of rank 2 may have the reason")), "{err}");
         for rank in [0, 1, 3] {
             let line = err.lines().find(|line| line.contains(&format!("gin: rank {rank} learned")));
             assert!(line.is_some_and(|line| line.contains("rank 2")), "{err}");

@@ -431,8 +431,9 @@ impl Io {
             };
             reader.abort();
             let lost = node.edge_lost(edge, cause.clone());
-            if lost {
-                tracing::warn!(rank = node.rank, peer = node.neighbour(edge), %cause, "a rank is lost");
+            if let (true, Some(peer)) = (lost, node.neighbour(edge)) {
+                let (loss, rank) = (node.loss(peer, cause), node.rank);
+                tracing::warn!("{loss} (found by rank {rank}); the output of rank {peer} may have the reason");
             }
             // Sends the remaining messages. The wait is limited, as the peer may take nothing.
             let limit = if lost { GREETING.min(silence) } else { LINGERING };
@@ -475,22 +476,18 @@ async fn write(
 /// Handles the events of an edge until it ends. Returns the cause; `None` if the thread that sends the events has
 /// ended.
 async fn deal(node: &Node, edge: usize, mut events: mpsc::Receiver<Event>) -> Option<LossCause> {
-    let (rank, peer) = (node.rank, node.neighbour(edge));
+    let rank = node.rank;
     while let Some(event) = events.recv().await {
         let frame = match event {
             Event::Frame(frame) => frame,
             Event::Late(Late::Own(time)) => {
                 let ms = millis(time);
-                tracing::warn!(
-                    rank,
-                    peer,
-                    ms,
-                    "this rank did not run in time; it does not count that time as silence of others"
-                );
+                tracing::warn!("rank {rank} did not run for {ms} ms; it does not count that time as silence of others");
                 continue;
             }
             Event::Late(Late::Neighbour) => {
-                tracing::warn!(rank, peer, "a rank is silent because it waits for a processor: it is not lost");
+                let peer = node.neighbour(edge).unwrap_or_default();
+                tracing::warn!("rank {peer} is silent because it waits for a processor: it is not lost");
                 continue;
             }
             Event::Ended(cause) => return Some(cause),

@@ -221,7 +221,7 @@ impl Node {
     }
 
     /// Returns the error for a rank that is gone.
-    fn loss(&self, rank: u32, cause: LossCause) -> BootstrapError {
+    pub(super) fn loss(&self, rank: u32, cause: LossCause) -> BootstrapError {
         BootstrapError::Lost { rank, host: self.host(rank), cause }
     }
 
