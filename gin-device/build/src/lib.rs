@@ -445,7 +445,7 @@ impl KernelBuilder {
             match fs::read_to_string(&plan.ptx) {
                 Ok(raw) if plan.bitcode.as_ref().is_none_or(|path| path.is_file()) => break (raw, log),
                 // The file was deleted. Cargo does not know of it and found nothing to do.
-                _ if attempts == 0 => sources::forget(&plan.release, &manifest.package)?,
+                _ if attempts == 0 => sources::forget(&plan.release, &plan.ptx)?,
                 _ => {
                     return Err(BuildError::NoPtx { arch, path: plan.ptx.clone() });
                 }

@@ -46,14 +46,24 @@ fn parse_dep_info(text: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// Makes cargo forget that it has compiled a package, so that the next build compiles it.
-pub(crate) fn forget(release: &Path, package: &str) -> Result<(), BuildError> {
-    let fingerprints = release.join(".fingerprint");
-    for entry in fs::read_dir(&fingerprints).map_err(BuildError::io("read", &fingerprints))?.flatten() {
-        let name = entry.file_name();
-        // Cargo appends a dash and a hash. Comparing the rest spares other packages with the same start of the name.
-        if name.to_str().and_then(|name| name.rsplit_once('-')).is_some_and(|(name, _)| name == package) {
-            fs::remove_dir_all(entry.path()).map_err(BuildError::io("remove", &entry.path()))?;
+/// Makes cargo forget the compilation that wrote the file `written`, so that the next build compiles the crate again.
+/// Other packages of this name, which other projects may have in the same folder, stay compiled.
+pub(crate) fn forget(release: &Path, written: &Path) -> Result<(), BuildError> {
+    let (deps, fingerprints) = (release.join("deps"), release.join(".fingerprint"));
+    let entries = |dir: &Path| Ok(fs::read_dir(dir).map_err(BuildError::io("read", dir))?.flatten());
+    // The compiler lists each file that it writes as a rule, with a backslash before each space.
+    let rule = format!("{}: ", written.display().to_string().replace(' ', "\\ "));
+    for list in entries(&deps)?.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "d"))
+    {
+        let text = fs::read_to_string(&list).map_err(BuildError::io("read", &list))?;
+        // Cargo appends a dash and a hash of the compilation to the names of its files.
+        let hash = list.file_stem().and_then(|stem| Some(stem.to_str()?.rsplit_once('-')?.1.to_owned()));
+        let Some(hash) = hash.filter(|_| text.lines().any(|line| line.starts_with(&rule))) else { continue };
+        for entry in entries(&fingerprints)? {
+            if entry.file_name().to_str().and_then(|name| name.rsplit_once('-')).is_some_and(|(_, other)| other == hash)
+            {
+                fs::remove_dir_all(entry.path()).map_err(BuildError::io("remove", &entry.path()))?;
+            }
         }
     }
     Ok(())
@@ -95,5 +105,22 @@ mod tests {
         replace(&path, "two").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "two");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing unfinished is left");
+    }
+
+    #[test]
+    fn only_the_compilation_that_wrote_a_file_is_forgotten() {
+        let release = tempfile::tempdir().unwrap();
+        let path = |name: &str| release.path().join(name);
+        fs::create_dir(path("deps")).unwrap();
+        let spaced = path("my kernels-1.s").display().to_string().replace(' ', "\\ ");
+        let other = path("kernels-2.s").display().to_string();
+        for (hash, written) in [("aa", spaced), ("bb", other)] {
+            fs::create_dir_all(path(&format!(".fingerprint/my-kernels-{hash}"))).unwrap();
+            let rules = format!("/deps/my_kernels-{hash}.d: src/lib.rs\n\n{written}: src/lib.rs\n\nsrc/lib.rs:\n");
+            fs::write(path(&format!("deps/my_kernels-{hash}.d")), rules).unwrap();
+        }
+        forget(release.path(), &path("my kernels-1.s")).unwrap();
+        assert!(!path(".fingerprint/my-kernels-aa").exists());
+        assert!(path(".fingerprint/my-kernels-bb").exists(), "a package of this name in another project");
     }
 }
