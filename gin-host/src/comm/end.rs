@@ -2,10 +2,9 @@
 //! The end of a communicator.
 
 use super::live::Live;
-use super::wire::{agree, concerned};
+use super::wire::agree;
 use super::{CommError, CommState, Communicator};
 use crate::proxy::Command;
-use gin_abi::FaultKind;
 use gin_boot::BootstrapError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -75,12 +74,6 @@ impl Communicator {
     ) -> Result<Vec<T>, CommError> {
         match (agree(|bytes| live.channel.all_gather(bytes), call, own), live.channel.board().first()) {
             (Err(CommError::Bootstrap(BootstrapError::Ended)), Some(notice)) => Err(self.ended(call, notice)),
-            // All ranks have met, because the lost rank sent its part before.
-            (Err(error), Some(notice))
-                if notice.fault.kind() == FaultKind::PeerLost && concerned(&error) == Some(notice.fault.peer()) =>
-            {
-                Err(self.ended(call, notice))
-            }
             (outcome, _) => outcome,
         }
     }
