@@ -62,8 +62,8 @@ install: ## Installs the libraries and headers for C and C++ below PREFIX (/usr/
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
 
 bench: setup ## Measures operations on this machine and counts instructions of the probe kernels
-	@$(CARGO) run --release --quiet $(FEATURES) -- bench
-	@$(CARGO) run --release --quiet $(FEATURES) -- bench sass
+	@$(CARGO) run --release --quiet -p gin-bench $(FEATURES)
+	@$(CARGO) run --release --quiet -p gin-bench $(FEATURES) -- sass
 
 doc: setup ## Builds the documentation; a warning is an error
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps --workspace $(FEATURES)

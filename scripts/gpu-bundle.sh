@@ -24,6 +24,8 @@ tests=$(built test --release --no-run -p gpu-tests --test gpu)
 [ -n "$tests" ] || { echo "gpu-bundle: cargo printed no path of a test binary" >&2; exit 1; }
 command=$(built build --release -p gin-cli --bin gin)
 [ -n "$command" ] || { echo "gpu-bundle: cargo printed no path of the command" >&2; exit 1; }
+bench=$(built build --release -p gin-bench --bin gin-bench)
+[ -n "$bench" ] || { echo "gpu-bundle: cargo printed no path of the benchmarks" >&2; exit 1; }
 
 examples=$(built build --release -p gin-examples --bin gin-examples)
 [ -n "$examples" ] || { echo "gpu-bundle: cargo printed no path of the examples" >&2; exit 1; }
@@ -54,6 +56,7 @@ rm -rf "$bundle"
 mkdir -p "$bundle"
 strip -o "$bundle/gpu-tests" "$tests"
 strip -o "$bundle/gin" "$command"
+strip -o "$bundle/gin-bench" "$bench"
 strip -o "$bundle/gin-examples" "$examples"
 strip -o "$bundle/first-hour-test" "$program_test"
 cp scripts/gpu-run-command.sh "$bundle/run-command.sh"

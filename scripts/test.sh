@@ -62,6 +62,7 @@ order=(
     'alone gin-capi:programs'
     'alone gin-ep:faults'
     'alone gin-py:python'
+    'alone gin-bench:cli'
     'alone gin-cli:job'
     'alone gin-cli:launch'
 )

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin run` and `gin bench` as one rank of a job: processes that find each other by environment variables.
+//! `gin run` as one rank of a job: processes that find each other by environment variables.
 
 use gin_boot::{Job, TcpConfig};
 use gin_device::prelude::*;
@@ -99,33 +99,6 @@ fn options_that_a_job_cannot_have_are_refused_by_every_rank() {
             assert_eq!(output.status.code(), Some(2), "{options}: {}", text(&output.stderr));
             assert!(text(&output.stderr).contains(word), "{options}: {}", text(&output.stderr));
         }
-    }
-}
-
-#[test]
-fn the_benchmark_runs_across_processes_and_the_first_prints() {
-    let options = "--device virtual --repeats 1 --deadline-ms 60000 --format json";
-    for (ranks, what, titles) in [
-        (2, "proxy", &["Proxy round trip"][..]),
-        (2, "all", &["LSA round trip", "LSA barrier", "LSA round trip by size", "LSA put by size"]),
-        (3, "lsa", &["LSA barrier"]),
-    ] {
-        let outputs = run(ranks, &format!("bench {what} {options}"), &[]);
-        for output in &outputs {
-            assert!(output.status.success(), "{what}: {}", text(&output.stderr));
-        }
-        assert!(outputs[1..].iter().all(|output| output.stdout.is_empty()), "{what}");
-        let tables = text(&outputs[0].stdout);
-        let tables: Vec<Value> = tables.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        for title in titles {
-            let table = tables.iter().find(|table| table["title"] == *title).unwrap_or_else(|| panic!("{title}"));
-            assert!(table["processes"] == true && table["ranks"] == ranks, "{table}");
-            assert!(table["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0), "{table}");
-        }
-    }
-    for output in run(2, &format!("bench post {options}"), &[]) {
-        assert_eq!(output.status.code(), Some(2));
-        assert!(text(&output.stderr).contains("post: measured in one process only"), "{}", text(&output.stderr));
     }
 }
 

@@ -29,7 +29,6 @@ mod post;
 mod print;
 mod proxy;
 mod rate;
-pub mod size;
 mod table;
 
 #[cfg(feature = "cuda")]
@@ -39,7 +38,6 @@ mod ptx {
 }
 
 pub use compare::Earlier;
-pub use plot::{Curve, Curves, plot};
 pub use print::{COLUMNS, Form};
 
 use gin_boot::Bootstrap;

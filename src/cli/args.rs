@@ -3,14 +3,13 @@
 
 use super::exit;
 use super::report::Format;
-use super::run_args::{Demo, DeviceChoice, Run, Verbosity};
+use super::run_args::{Demo, Run, Verbosity};
 use super::values::{MOST_MS, negative, within};
 use super::{End, Refused};
 use clap::builder::StyledStr;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use gin_bench::size;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -36,8 +35,13 @@ pub(crate) enum Command {
     Launch(LaunchArgs),
     /// Show devices, back ends (with the reason if one is unavailable), limits and versions.
     Info(InfoArgs),
-    /// Measure the cost of operations, each compared with its lower bound on this machine.
-    Bench(BenchArgs),
+    /// Measure the cost of operations, each compared with its lower bound on this machine: runs the command gin-bench.
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// The arguments of gin-bench; --help lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+        arguments: Vec<OsString>,
+    },
     /// Check a ConnectX NIC from the host: connects queue pairs to themselves and posts the entries that kernels write.
     /// Prints a report that you can paste into an issue.
     NicCheck(NicCheck),
@@ -161,75 +165,6 @@ pub(crate) struct NicCheck {
     pub fault_at: Option<u64>,
 }
 
-/// The measurement.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum BenchWhat {
-    /// All of lsa, proxy, post, gdaki, ep, matmul and launch.
-    All,
-    /// Loads and stores between GPUs: round trip, barrier, put by size, put in both directions.
-    Lsa,
-    /// Round trips over the proxy.
-    Proxy,
-    /// The cost of issuing a put over the proxy.
-    Post,
-    /// The cost of issuing a put with device-driven queue pairs. Uses no NIC.
-    Gdaki,
-    /// Dispatch and combine of expert parallelism, beside the same rows without routing.
-    Ep,
-    /// Products of matrices that send and receive, beside the same in two launches.
-    Matmul,
-    /// Small kernels in a row that use each other's results: in order, and as dependents.
-    Launch,
-    /// Kernels in C++ beside the same in Rust, between two ranks. Requires --module; `all` leaves it out.
-    Capi,
-    /// The cost of joining and of collective operations over TCP, simulated on this machine. Uses no GPU.
-    Bootstrap,
-    /// Instructions and registers of the probe kernels, beside NCCL's. Requires the CUDA tools, but no GPU.
-    Sass,
-}
-
-#[derive(Args, Clone, Debug)]
-#[command(after_help = "Between processes: gin launch -n 2 -- gin bench lsa, and the same for proxy.")]
-pub(crate) struct BenchArgs {
-    /// The measurement.
-    #[arg(value_enum, default_value_t = BenchWhat::All)]
-    pub what: BenchWhat,
-    /// Kind of device, as of `gin run`. Virtual GPUs only show that the benchmark works [default: auto].
-    #[arg(long, value_parser = DeviceChoice::parser())]
-    pub device: Option<DeviceChoice>,
-    /// Number of repeats of each figure; gin reports the median, and half the range of the others as noise [default:
-    /// 9].
-    #[arg(long, value_parser = within::<u32>(1..=1000))]
-    pub repeats: Option<u32>,
-    /// Print all figures and all that is known of them, instead of one table of the main ones.
-    #[arg(long)]
-    pub all: bool,
-    /// Compare with an earlier run, whose output by --format json the file holds. A difference counts if it exceeds the
-    /// noise.
-    #[arg(long, value_name = "FILE")]
-    pub compare: Option<PathBuf>,
-    /// Write a plot of latency and bandwidth by size to this file, as SVG.
-    #[arg(long, value_name = "FILE.svg")]
-    pub plot: Option<PathBuf>,
-    /// Largest put by loads and stores. Accepts the units KiB, MiB and GiB [default: 1GiB].
-    #[arg(long, value_parser = size::parse)]
-    pub most_bytes: Option<u64>,
-    /// The kernels in C++ for `capi`: a cubin of bench/kernels/capi.cu, which `make gpu-bundle` makes.
-    #[arg(long, value_name = "FILE.cubin")]
-    pub module: Option<PathBuf>,
-    /// Milliseconds until a wait ends with an error [default: 10000].
-    #[arg(long, value_parser = within::<u64>(1..=MOST_MS))]
-    pub deadline_ms: Option<u64>,
-    /// Maximum number of ranks in the simulated jobs of `bootstrap` [default: 1024].
-    #[arg(long, value_parser = within::<u32>(2..=16384))]
-    pub most_ranks: Option<u32>,
-    /// Output format of the figures. JSON is one object for each table, with everything.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    pub format: Format,
-    #[command(flatten)]
-    pub verbosity: Verbosity,
-}
-
 impl Command {
     /// Returns how much the command says; commands without the options print results and errors.
     pub(crate) fn verbosity(&self) -> Verbosity {
@@ -237,16 +172,18 @@ impl Command {
             Self::Run(run) | Self::Trace(TraceArgs { command: Traced::Run(run), .. }) => run.options.verbosity,
             Self::Demo(demo) => demo.options.verbosity,
             Self::Launch(launch) => launch.verbosity,
-            Self::Bench(bench) => bench.verbosity,
-            Self::New(_) | Self::Info(_) | Self::NicCheck(_) | Self::Completions { .. } | Self::Man { .. } => {
-                Verbosity::default()
-            }
+            Self::New(_)
+            | Self::Info(_)
+            | Self::Bench { .. }
+            | Self::NicCheck(_)
+            | Self::Completions { .. }
+            | Self::Man { .. } => Verbosity::default(),
         }
     }
 }
 
 /// Returns the description of the command, which also completions and man pages are made from.
-pub(super) fn command() -> clap::Command {
+pub(super) fn command<P: CommandFactory>() -> clap::Command {
     fn complete(command: clap::Command) -> clap::Command {
         let list = match command.get_after_help() {
             Some(text) => format!("{text}\n\n{}", exit::list()),
@@ -257,7 +194,7 @@ pub(super) fn command() -> clap::Command {
         let command = command.after_help(StyledStr::from(list)).mut_subcommands(complete);
         command.mut_args(|arg| if takes_value(&arg) { arg.allow_negative_numbers(true) } else { arg })
     }
-    complete(Cli::command())
+    complete(P::command())
 }
 
 /// Parses the arguments of this process. If they ask for a help, or are invalid, prints the text and returns the
@@ -265,14 +202,14 @@ pub(super) fn command() -> clap::Command {
 ///
 /// # Errors
 /// Refuses a negative value where no option takes one; returns the error of the writer.
-pub(super) fn parse() -> Result<Result<Cli, End>, super::Failure> {
-    let error = match command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
-        Ok(cli) => return Ok(Ok(cli)),
+pub fn parse<P: CommandFactory + FromArgMatches>() -> Result<Result<P, End>, super::Failure> {
+    let error = match command::<P>().try_get_matches().and_then(|matches| P::from_arg_matches(&matches)) {
+        Ok(arguments) => return Ok(Ok(arguments)),
         Err(error) => error,
     };
     let words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
     if let (ErrorKind::UnknownArgument, Some(word)) = (error.kind(), negative(words)) {
-        return Err(Refused(format!("`{word}`: no option takes a negative value; see gin --help")).into());
+        return Err(Refused(format!("`{word}`: no option takes a negative value; see --help")).into());
     }
     error.print()?;
     let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
@@ -292,14 +229,14 @@ mod tests {
 
     #[test]
     fn the_arguments_are_consistent() {
-        command().debug_assert();
+        command::<Cli>().debug_assert();
     }
 
     #[test]
     fn values_outside_their_limits_are_refused_with_the_option_and_the_range() {
         let error = |args: &[&str]| {
             let words = ["gin", "run", "ring"].iter().chain(args);
-            command().try_get_matches_from(words).map(|_| ()).unwrap_err().to_string()
+            command::<Cli>().try_get_matches_from(words).map(|_| ()).unwrap_err().to_string()
         };
         for (option, value, range) in [
             ("--ranks", "0", "1..=16777216"),

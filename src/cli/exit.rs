@@ -3,7 +3,7 @@
 
 /// The outcome of the command. Each outcome has its own exit status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum End {
+pub enum End {
     /// All results were right.
     Right,
     /// A result was wrong and was printed, or a check failed.

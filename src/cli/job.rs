@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The job that this process is a rank of.
-pub(crate) struct ThisJob {
+pub struct ThisJob {
     /// The bootstrap that connects the ranks.
     pub bootstrap: Arc<dyn Bootstrap>,
     /// This process among the ranks.
@@ -19,7 +19,7 @@ pub(crate) struct ThisJob {
 
 impl ThisJob {
     /// Returns whether this rank prints results.
-    pub(crate) fn prints(&self) -> bool {
+    pub fn prints(&self) -> bool {
         self.bootstrap.rank() == 0
     }
 }
@@ -28,7 +28,7 @@ impl ThisJob {
 ///
 /// # Errors
 /// Refuses invalid variables; returns the error of the bootstrap.
-pub(crate) fn join() -> Result<Option<ThisJob>, Failure> {
+pub fn join() -> Result<Option<ThisJob>, Failure> {
     let Some(job) = Job::from_env().map_err(|error| Refused(error.to_string()))? else { return Ok(None) };
     let bootstrap = job.bootstrap(TcpConfig::default())?;
     let process =

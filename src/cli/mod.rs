@@ -2,24 +2,27 @@
 //! The command line: arguments, progress and output.
 
 mod args;
-mod bench;
 mod exit;
 mod info;
 mod job;
 mod progress;
 mod report;
 mod run_args;
-mod sass;
 mod values;
 
 #[cfg(test)]
 pub(crate) use args::default_options;
+pub use args::parse;
 pub(crate) use args::{LaunchArgs, NewArgs, NicCheck, SoftLink};
-pub(crate) use exit::End;
-pub(crate) use report::{Format, Report};
-pub(crate) use run_args::{Backend, DeviceChoice, Mode, Network, Options, Route, Sizes, Verbosity, Workload};
+pub use exit::End;
+pub use job::{ThisJob, join};
+pub use report::Format;
+pub(crate) use report::Report;
+pub(crate) use run_args::{Backend, Mode, Network, Options, Route, Sizes, Workload};
+pub use run_args::{DeviceChoice, Verbosity};
+pub use values::{MOST_MS, within};
 
-use self::job::{Loss, ThisJob};
+use self::job::Loss;
 use crate::metrics;
 use crate::trace::{Recorder, TraceFile};
 use crate::workload::{Plans, Watch};
@@ -28,17 +31,20 @@ use progress::Progress;
 use report::Printer;
 use run_args::Run;
 use std::error::Error;
+use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process;
 use std::sync::Arc;
 
 /// The error of a failed run.
-pub(crate) type Failure = Box<dyn Error>;
+pub type Failure = Box<dyn Error>;
 
 /// The error for invalid arguments. The text names the argument, the reason and a valid alternative.
 #[derive(Debug)]
-pub(crate) struct Refused(pub(crate) String);
+pub struct Refused(pub String);
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -53,7 +59,7 @@ impl Error for Refused {}
 /// # Errors
 /// Returns the error of the subcommand.
 pub(crate) fn run() -> Result<End, Failure> {
-    let cli = match args::parse()? {
+    let cli = match parse::<args::Cli>()? {
         Ok(cli) => cli,
         Err(end) => return Ok(end),
     };
@@ -73,11 +79,11 @@ pub(crate) fn run() -> Result<End, Failure> {
         Command::Launch(arguments) => crate::launch::run(&arguments),
         Command::Info(arguments) => info::print(arguments.format, &mut io::stdout()).map(|()| End::Right),
         Command::NicCheck(arguments) => crate::nic_check::run(&arguments, &mut io::stdout()),
-        Command::Bench(arguments) => bench::run(&arguments, &mut io::stdout()),
+        Command::Bench { arguments } => bench(&arguments),
         Command::Completions { shell } => {
             // A closed output is an error here and a panic in clap_complete, so this writes to memory first.
             let mut text = Vec::new();
-            clap_complete::generate(shell, &mut args::command(), "gin", &mut text);
+            clap_complete::generate(shell, &mut args::command::<args::Cli>(), "gin", &mut text);
             io::stdout().write_all(&text)?;
             Ok(End::Right)
         }
@@ -85,9 +91,25 @@ pub(crate) fn run() -> Result<End, Failure> {
     }
 }
 
+/// Becomes the command `gin-bench`, which is beside this one or in a folder of `PATH`.
+///
+/// # Errors
+/// Refuses if there is none; returns the error of the system if it cannot be started.
+fn bench(arguments: &[OsString]) -> Result<End, Failure> {
+    let program = std::env::current_exe()?.with_file_name("gin-bench");
+    let program = if program.exists() { program } else { "gin-bench".into() };
+    let error = process::Command::new(&program).args(arguments).exec();
+    if error.kind() != io::ErrorKind::NotFound {
+        return Err(format!("{}: {error}", program.display()).into());
+    }
+    let text = "gin bench: the benchmarks are a command of their own, gin-bench, which is neither beside this one nor in a \
+                folder of PATH; in a checkout build it by `cargo build --release -p gin-bench`";
+    Err(Refused(text.to_owned()).into())
+}
+
 /// Prints the man page of the command, or of a subcommand.
 fn man(subcommand: Option<&str>, out: &mut impl Write) -> Result<End, Failure> {
-    let mut command = args::command();
+    let mut command = args::command::<args::Cli>();
     command.build();
     let page = match subcommand {
         None => command,

@@ -2,8 +2,9 @@
 //! The results of runs, as a table for people or as JSON for programs.
 
 use super::Failure;
+use crate::plot::{Curve, Curves};
+use crate::size;
 use crate::workload::Figures;
-use gin_bench::{Curve, Curves, size};
 use gin_host::comm::Stats;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -69,7 +70,7 @@ pub(crate) struct Report {
 
 /// The output format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub(crate) enum Format {
+pub enum Format {
     /// A table.
     Table,
     /// One JSON object per run, one per line.
@@ -272,7 +273,7 @@ pub(crate) fn plot(reports: &[Report], path: &Path) -> Result<(), Failure> {
     let bandwidth = [curve("algorithm", |report| report.algorithm_gb_s), curve("bus", |report| report.bus_gb_s)];
     let Report { workload, ranks, device, route, .. } = first;
     let of = format!("{workload}, {ranks} ranks, {device}, {route}");
-    gin_bench::plot(path, &of, [Curves::from(latency), Curves::from(bandwidth)])
+    crate::plot::plot(path, &of, [Curves::from(latency), Curves::from(bandwidth)])
 }
 
 #[cfg(test)]

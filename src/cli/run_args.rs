@@ -5,9 +5,9 @@ use super::Refused;
 use super::report::Format;
 use super::values::{MOST_MS, within};
 use crate::metrics::parse_address;
+use crate::size;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command, ValueEnum};
-use gin_bench::size;
 use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ const MOST_THREADS: u64 = gin_gpu::Limits::CUDA.threads_per_block as u64;
 
 /// How much the command says on standard error.
 #[derive(Args, Clone, Copy, Debug, Default)]
-pub(crate) struct Verbosity {
+pub struct Verbosity {
     /// Say more on standard error: events, and progress also without a terminal. Twice: events for debugging; three
     /// times: all. `GIN_LOG` chooses other events.
     #[arg(short, long, action = ArgAction::Count, conflicts_with = "quiet")]
@@ -56,7 +56,7 @@ impl Workload {
 
 /// The option `--device`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum DeviceChoice {
+pub enum DeviceChoice {
     /// The virtual GPU: kernels run on this machine's CPU.
     Virtual,
     /// NVIDIA GPUs with these numbers, each once; all GPUs if there are no numbers.
@@ -67,7 +67,7 @@ pub(crate) enum DeviceChoice {
 
 impl DeviceChoice {
     /// Returns the parser of the option, which shells ask for its values.
-    pub(super) fn parser() -> impl TypedValueParser<Value = Self> {
+    pub fn parser() -> impl TypedValueParser<Value = Self> {
         DeviceParser
     }
 }

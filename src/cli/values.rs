@@ -4,10 +4,10 @@
 use std::ops::RangeInclusive;
 
 /// Longest time limit, in milliseconds: an hour.
-pub(super) const MOST_MS: u64 = 3_600_000;
+pub const MOST_MS: u64 = 3_600_000;
 
 /// Returns a parser of whole numbers in `range`. Its error names the number and the range.
-pub(super) fn within<T: TryFrom<u64>>(
+pub fn within<T: TryFrom<u64>>(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
     move |text| {

@@ -9,7 +9,7 @@ use gin_host::launch::WorldConfig;
 
 /// The GPUs that workloads run on: the GPUs that `--device` names, or all that the driver shows.
 #[derive(Clone, Debug)]
-pub(crate) struct Gpus {
+pub struct Gpus {
     /// Name of each GPU. There is at least one GPU.
     names: Vec<String>,
     /// Number of each GPU in the driver.
@@ -20,10 +20,13 @@ pub(crate) struct Gpus {
 
 /// The GPU of a rank that is a process.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "read only in builds with GPUs and in tests"))]
 struct Own {
     ordinal: usize,
     /// Number of ranks of this host that use the GPU.
+    #[cfg_attr(
+        not(any(feature = "cuda", test)),
+        expect(dead_code, reason = "read only in builds with GPUs and in tests")
+    )]
     sharing: u32,
 }
 
@@ -35,7 +38,7 @@ impl Gpus {
 
     /// Returns the GPUs for one process of a job: its own GPU, chosen by its number `rank` among the `ranks` ranks of
     /// its host. Neighbouring ranks share a GPU if there are fewer GPUs than ranks.
-    pub(crate) fn of_process(mut self, rank: u32, ranks: u32) -> Self {
+    pub fn of_process(mut self, rank: u32, ranks: u32) -> Self {
         let (gpus, ranks) = (self.names.len() as u64, u64::from(ranks.max(1)));
         let gpu_of = |rank: u64| if ranks <= gpus { rank } else { rank * gpus / ranks };
         let place = gpu_of(u64::from(rank)).min(gpus.saturating_sub(1));
@@ -90,13 +93,19 @@ impl Gpus {
         names.first().filter(|first| names.iter().all(|name| name == *first)).cloned()
     }
 
-    /// Returns the GPUs for `gin bench`, with the kernels that only the command has.
-    pub(crate) fn for_bench(self) -> gin_bench::Gpus {
-        #[cfg(feature = "cuda")]
-        let engine = crate::ptx::ENGINE;
-        #[cfg(not(feature = "cuda"))]
-        let engine = &[];
-        gin_bench::Gpus { names: self.names, ordinals: self.ordinals, own: self.own.map(|own| own.ordinal), engine }
+    /// Returns the name of each GPU.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Returns the numbers of the GPUs in the driver, in the same order.
+    pub fn numbers(&self) -> &[usize] {
+        &self.ordinals
+    }
+
+    /// Returns the number of this process's GPU, if it is one rank of a job.
+    pub fn own(&self) -> Option<usize> {
+        self.own.map(|own| own.ordinal)
     }
 
     /// Returns `count` invented GPUs.

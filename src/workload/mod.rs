@@ -15,8 +15,10 @@ mod watch;
 #[cfg(test)]
 mod wrong;
 
-pub(crate) use plan::{Plan, Plans, Process};
-pub(crate) use run_device::{RunDevice, choose_one};
+pub use gpus::Gpus;
+pub use plan::Process;
+pub(crate) use plan::{Plan, Plans};
+pub use run_device::{RunDevice, choose_one};
 pub(crate) use watch::Watch;
 
 use crate::cli::{Failure, Mode, Refused, Report, Sizes, Workload};

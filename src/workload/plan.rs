@@ -11,7 +11,7 @@ use gin_net::NetworkFactory;
 
 /// This process as one rank of a job.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Process {
+pub struct Process {
     /// Number of ranks of the job.
     pub ranks: u32,
     /// The rank's number among the ranks of its host.

@@ -6,7 +6,7 @@ use crate::cli::{DeviceChoice, Options, Refused};
 
 /// The kind of device that a workload runs on.
 #[derive(Clone, Debug)]
-pub(crate) enum RunDevice {
+pub enum RunDevice {
     /// Virtual GPUs, one for each rank.
     Virtual,
     /// NVIDIA GPUs. Ranks share them if there are fewer GPUs than ranks.
@@ -23,7 +23,7 @@ impl RunDevice {
     }
 
     /// Returns its name as a value of `--device`.
-    pub(crate) fn name(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             Self::Virtual => "virtual",
             Self::Cuda(_) => "cuda",
@@ -52,7 +52,7 @@ pub(crate) fn run_devices(options: &Options, every: bool) -> Result<RunDevices, 
 ///
 /// # Errors
 /// Refuses `--device cuda` without a usable GPU; the text gives the reason and an alternative.
-pub(crate) fn choose_one(choice: &DeviceChoice) -> Result<(RunDevice, Option<String>), Refused> {
+pub fn choose_one(choice: &DeviceChoice) -> Result<(RunDevice, Option<String>), Refused> {
     let numbers = match choice {
         DeviceChoice::Virtual => return Ok((RunDevice::Virtual, None)),
         DeviceChoice::Cuda(numbers) => Some(numbers),

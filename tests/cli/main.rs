@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The command as a user runs it.
 
-mod bench;
 mod nic;
 mod output;
 mod refusals;

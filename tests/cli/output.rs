@@ -33,7 +33,7 @@ fn each_cause_has_the_exit_status_of_the_list_in_every_help() {
     assert_eq!(code("launch -n 1 -- /no/such/program"), Some(127));
     assert_eq!(code("launch -n 1 -- /dev/null"), Some(126));
     assert_eq!(code("launch -n 1 --may-lose 1 -- true"), Some(2));
-    for help in ["--help", "run --help", "launch --help", "bench --help"] {
+    for help in ["--help", "run --help", "launch --help"] {
         let text = succeeds(help);
         for line in ["Exit status:", "  0    all results", "  3    the run failed", "  127  gin launch"] {
             assert!(text.contains(line), "{help}: {text}");

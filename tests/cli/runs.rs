@@ -2,6 +2,7 @@
 //! Runs of the workloads: results, figures, seeds, deadlines.
 
 use super::*;
+use std::os::unix::fs::PermissionsExt;
 
 #[test]
 fn every_workload_is_verified_in_the_seeded_and_in_the_threads_mode() {
@@ -265,4 +266,21 @@ fn a_seed_gives_the_same_run_but_for_its_times() {
     assert_eq!(first, again);
     assert_eq!(first["seed"], 7);
     assert_eq!(other["seed"], 8);
+}
+
+#[test]
+fn gin_bench_becomes_the_command_beside_it_or_says_how_to_build_that() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (program, bench) = (folder.path().join("gin"), folder.path().join("gin-bench"));
+    std::fs::hard_link(env!("CARGO_BIN_EXE_gin"), &program).unwrap();
+    let run =
+        || Command::new(&program).args(["bench", "lsa", "--all", "--help"]).env("PATH", "/none").output().unwrap();
+    let output = run();
+    assert_eq!(output.status.code(), Some(2), "{}", err(&output));
+    assert!(err(&output).contains("cargo build --release -p gin-bench"), "{}", err(&output));
+
+    std::fs::write(&bench, "#!/bin/sh\necho \"$@\"\nexit 3\n").unwrap();
+    std::fs::set_permissions(&bench, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = run();
+    assert_eq!((output.status.code(), out(&output).as_str()), (Some(3), "lsa --all --help\n"), "{}", err(&output));
 }

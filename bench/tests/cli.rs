@@ -1,11 +1,90 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin bench`.
+//! The command `gin-bench` as a user runs it.
 
-use super::*;
+use serde_json::Value;
+use std::net::TcpListener;
+use std::process::{Command, Output, Stdio};
+
+/// Returns the command without a visible GPU: its behaviour on virtual GPUs is the same on every machine.
+fn command(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gin-bench"));
+    command.env("CUDA_VISIBLE_DEVICES", "").env_remove("GIN_PROXY_CPUS");
+    command.args(arguments.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+fn bench(arguments: &str) -> Output {
+    command(arguments).output().unwrap_or_else(|error| panic!("gin-bench {arguments}: {error}"))
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Runs the command and expects success, with nothing on standard error.
+fn succeeds(arguments: &str) -> String {
+    let output = bench(arguments);
+    assert!(output.status.success(), "gin-bench {arguments}: {}\n{}{}", output.status, out(&output), err(&output));
+    assert_eq!(err(&output), "", "gin-bench {arguments}");
+    out(&output)
+}
+
+/// Expects that the arguments are refused, with all of `words` in the reason and nothing printed as a result.
+fn refused(arguments: &str, words: &[&str]) {
+    let output = bench(arguments);
+    let text = err(&output);
+    assert_eq!(output.status.code(), Some(2), "gin-bench {arguments}: {text}");
+    assert_eq!(out(&output), "", "gin-bench {arguments}");
+    for word in words {
+        assert!(text.contains(word), "gin-bench {arguments}: expected {word:?} in {text:?}");
+    }
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+/// Runs the command on all ranks of a job, and returns their outputs.
+fn job(ranks: u32, arguments: &str) -> Vec<Output> {
+    // A port that was free a moment ago.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |rank: u32| {
+        let (rank, ranks) = (rank.to_string(), ranks.to_string());
+        let mut command = command(arguments);
+        command.envs([
+            ("GIN_RANK", &rank),
+            ("GIN_LOCAL_RANK", &rank),
+            ("GIN_RANKS", &ranks),
+            ("GIN_LOCAL_RANKS", &ranks),
+        ]);
+        command.env("GIN_ADDR", "127.0.0.1").env("GIN_PORT", port.to_string());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let children: Vec<_> = (0..ranks).map(start).collect();
+    children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
+}
+
+/// Returns part of the command's message about the GPUs that these tests hide.
+fn no_gpu() -> &'static str {
+    if cfg!(feature = "cuda") {
+        "CUDA_VISIBLE_DEVICES is ``, which hides all GPUs"
+    } else {
+        "built without the feature `cuda`"
+    }
+}
+
+#[test]
+fn the_help_names_the_command_the_measurements_and_the_exit_statuses() {
+    let text = succeeds("--help");
+    for words in ["Usage: gin bench", "bootstrap", "--compare", "Exit status:"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
 
 #[test]
 fn bench_sass_counts_instructions_or_says_what_is_missing() {
-    let output = gin("bench sass");
+    let output = bench("sass");
     let (table, reason) = (out(&output), err(&output));
     if output.status.success() {
         let line = table.lines().find(|line| line.starts_with("put with signal")).unwrap_or_else(|| panic!("{table}"));
@@ -16,10 +95,15 @@ fn bench_sass_counts_instructions_or_says_what_is_missing() {
     }
 }
 
+/// Runs the command with JSON output and returns the objects.
+fn json(arguments: &str) -> Vec<Value> {
+    let text = succeeds(&format!("{arguments} --format json"));
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
+}
+
 /// Returns the tables of a benchmark on virtual GPUs.
 fn tables(arguments: &str) -> Vec<Value> {
-    let text = succeeds(&format!("bench {arguments} --device virtual --repeats 2 --deadline-ms 60000 --format json"));
-    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
+    json(&format!("{arguments} --device virtual --repeats 2 --deadline-ms 60000"))
 }
 
 /// Returns the rows of a table whose names begin with `start`.
@@ -168,7 +252,7 @@ fn bench_gdaki_measures_puts_by_all_crowds_and_round_trips_and_checks_each_entry
 
 #[test]
 fn bench_measures_everything_by_default_and_prints_one_table_that_fits_a_screen() {
-    let text = succeeds("bench --device virtual --repeats 1 --deadline-ms 60000");
+    let text = succeeds("--device virtual --repeats 1 --deadline-ms 60000");
     for words in
         ["LSA round trip: 2 ranks, virtual", "LSA put by size", "Proxy round trip", "Issue of a proxy put", "ratio"]
     {
@@ -178,7 +262,7 @@ fn bench_measures_everything_by_default_and_prints_one_table_that_fits_a_screen(
     // The heading is indented, too.
     assert!((25..=41).contains(&rows) && text.lines().all(|line| line.len() <= 100), "{rows} rows: {text}");
     assert_eq!(text.matches("nothing about speed").count(), 1, "{text}");
-    let all = succeeds("bench post --all --device virtual --repeats 1 --deadline-ms 60000");
+    let all = succeeds("post --all --device virtual --repeats 1 --deadline-ms 60000");
     assert!(all.contains("median thread") && all.contains("put, 32 threads, 8 peers"), "{all}");
 }
 
@@ -188,20 +272,20 @@ fn bench_compares_with_an_earlier_run_and_plots_by_size() {
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (old, plot) = (file("old.json"), file("plot.svg"));
     let options = "--device virtual --repeats 2 --deadline-ms 60000";
-    std::fs::write(&old, succeeds(&format!("bench lsa {options} --format json"))).unwrap();
-    let text = succeeds(&format!("bench lsa {options} --compare {old} --plot {plot}"));
+    std::fs::write(&old, succeeds(&format!("lsa {options} --format json"))).unwrap();
+    let text = succeeds(&format!("lsa {options} --compare {old} --plot {plot}"));
     assert!(text.contains("earlier") && text.contains("differs") && !text.contains("not in file"), "{text}");
-    let rows = json(&format!("bench lsa {options} --compare {old}"));
+    let rows = json(&format!("lsa {options} --compare {old}"));
     let compared = &rows[0]["rows"][0]["compared"];
     assert!(compared["old"].is_f64() && compared["ratio"].is_f64() && compared["differs"].is_boolean(), "{compared}");
     let svg = std::fs::read_to_string(&plot).unwrap();
     for words in ["Latency by size: 2 ranks, virtual", "Bandwidth by size", "puts, one signal", "1KiB"] {
         assert!(svg.contains(words), "{words}: {svg}");
     }
-    refused(&format!("bench lsa --device virtual --compare {}", file("none")), &["--compare", "cannot read", "none"]);
+    refused(&format!("lsa --device virtual --compare {}", file("none")), &["--compare", "cannot read", "none"]);
     std::fs::write(&old, "{\"workload\": \"ring\"}\n").unwrap();
     let refusal = ["--compare", "line 1", "`title`", "gin bench --format json"];
-    refused(&format!("bench lsa --device virtual --compare {old}"), &refusal);
+    refused(&format!("lsa --device virtual --compare {old}"), &refusal);
 }
 
 #[test]
@@ -227,32 +311,32 @@ fn bench_ep_measures_each_layout_beside_its_floors_and_plots_by_size() {
 
 #[test]
 fn bench_capi_says_that_its_kernels_or_a_gpu_are_missing() {
-    refused("bench capi --device virtual", &["capi", "missing", "--module", "make gpu-bundle"]);
-    refused("bench capi --device virtual --module /no/such.cubin", &["--module", "/no/such.cubin", "make gpu-bundle"]);
-    refused("bench capi --device virtual --module Cargo.toml", &["capi", "NVIDIA GPUs", "virtual"]);
+    refused("capi --device virtual", &["capi", "missing", "--module", "make gpu-bundle"]);
+    refused("capi --device virtual --module /no/such.cubin", &["--module", "/no/such.cubin", "make gpu-bundle"]);
+    refused("capi --device virtual --module Cargo.toml", &["capi", "NVIDIA GPUs", "virtual"]);
 }
 
 #[test]
 fn bench_refuses_unknown_arguments() {
-    refused("bench speed", &["speed", "proxy"]);
-    refused("bench lsa --repeats 0", &["--repeats", "0"]);
-    refused("bench lsa --device cuda", &["--device cuda", no_gpu(), "--device virtual"]);
+    refused("speed", &["speed", "proxy"]);
+    refused("lsa --repeats 0", &["--repeats", "0"]);
+    refused("lsa --device cuda", &["--device cuda", no_gpu(), "--device virtual"]);
     for option in ["--all", "--compare old.json", "--device virtual", "--repeats 3", "--deadline-ms 9"] {
         let name = option.split(' ').next().unwrap();
-        refused(&format!("bench sass {option}"), &[name, "lsa, proxy"]);
-        refused(&format!("bench bootstrap {option}"), &[name, "lsa, proxy"]);
+        refused(&format!("sass {option}"), &[name, "lsa, proxy"]);
+        refused(&format!("bootstrap {option}"), &[name, "lsa, proxy"]);
     }
-    refused("bench proxy --plot plot.svg", &["--plot", "only lsa, ep and all"]);
-    refused("bench ep --most-bytes 4KiB", &["--most-bytes", "only lsa and all"]);
-    refused("bench lsa --most-ranks 9", &["--most-ranks", "only bootstrap has"]);
-    refused("bench sass --format json", &["--format json", "measurements of time"]);
-    refused("bench lsa --all --format json", &["--all", "--format json"]);
-    refused("bench lsa --repeats -1", &["-1 is not in 1..=1000"]);
+    refused("proxy --plot plot.svg", &["--plot", "only lsa, ep and all"]);
+    refused("ep --most-bytes 4KiB", &["--most-bytes", "only lsa and all"]);
+    refused("lsa --most-ranks 9", &["--most-ranks", "only bootstrap has"]);
+    refused("sass --format json", &["--format json", "measurements of time"]);
+    refused("lsa --all --format json", &["--all", "--format json"]);
+    refused("lsa --repeats -1", &["-1 is not in 1..=1000"]);
 }
 
 #[test]
 fn simulated_jobs_report_the_cost_of_the_bootstrap_as_ranks_increase() {
-    let rows = json("bench bootstrap --most-ranks 20");
+    let rows = json("bootstrap --most-ranks 20");
     let ranks: Vec<u64> = rows.iter().filter_map(|row| row["ranks"].as_u64()).collect();
     assert_eq!(ranks, [2, 16]);
     for row in rows {
@@ -260,6 +344,33 @@ fn simulated_jobs_report_the_cost_of_the_bootstrap_as_ranks_increase() {
             assert!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), "{row}");
         }
     }
-    assert!(succeeds("bench bootstrap --most-ranks 2").contains("rank 0 B"));
-    refused("bench bootstrap --most-ranks 1", &["--most-ranks", "2..=16384"]);
+    assert!(succeeds("bootstrap --most-ranks 2").contains("rank 0 B"));
+    refused("bootstrap --most-ranks 1", &["--most-ranks", "2..=16384"]);
+}
+
+#[test]
+fn the_benchmark_runs_across_processes_and_the_first_prints() {
+    let options = "--device virtual --repeats 1 --deadline-ms 60000 --format json";
+    for (ranks, what, titles) in [
+        (2, "proxy", &["Proxy round trip"][..]),
+        (2, "all", &["LSA round trip", "LSA barrier", "LSA round trip by size", "LSA put by size"]),
+        (3, "lsa", &["LSA barrier"]),
+    ] {
+        let outputs = job(ranks, &format!("{what} {options}"));
+        for output in &outputs {
+            assert!(output.status.success(), "{what}: {}", err(output));
+        }
+        assert!(outputs[1..].iter().all(|output| output.stdout.is_empty()), "{what}");
+        let tables = out(&outputs[0]);
+        let tables: Vec<Value> = tables.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        for title in titles {
+            let table = tables.iter().find(|table| table["title"] == *title).unwrap_or_else(|| panic!("{title}"));
+            assert!(table["processes"] == true && table["ranks"] == ranks, "{table}");
+            assert!(table["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0), "{table}");
+        }
+    }
+    for output in job(2, &format!("post {options}")) {
+        assert_eq!(output.status.code(), Some(2));
+        assert!(err(&output).contains("post: measured in one process only"), "{}", err(&output));
+    }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `gin bench sass`: instruction counts of the probe kernels.
 
-use super::Failure;
+use gin_cli::Failure;
 use std::io::Write;
 
 /// Prints the instructions and registers of the probe kernels beside NCCL's.
@@ -52,7 +52,7 @@ fn sass(out: &mut impl Write) -> Result<(), Failure> {
     let ptxas = find_ptxas()?;
     let folder = Folder::new()?;
     let is_text = |(arch, image): &&(&str, &[u8])| *arch == "sm_90" && !image.starts_with(b"\x7fELF");
-    let text = crate::ptx::PTX.iter().find(is_text).ok_or("no PTX for sm_90 in this build")?.1;
+    let text = gin_cli::ptx::PTX.iter().find(is_text).ok_or("no PTX for sm_90 in this build")?.1;
     let (ptx, cubin) = (folder.0.join("kernels.ptx"), folder.0.join("kernels.cubin"));
     std::fs::write(&ptx, text)?;
     let Assembly::Done(report) = ptxas.assemble(Arch::Sm90, &ptx, &cubin)? else {

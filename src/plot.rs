@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Plots of figures by size.
+
+use crate::Failure;
+use crate::size;
+use plotters::prelude::*;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Width of a plot and height of one of its parts, in pixels.
+const PART: (u32, u32) = (900, 520);
+
+/// The parts of a plot: their titles and the unit of their figures.
+pub const PARTS: [(&str, &str); 2] = [("Latency by size", "us"), ("Bandwidth by size", "GB/s")];
+
+/// The figures of one curve, by size in bytes.
+pub type Curve = BTreeMap<u64, f64>;
+
+/// Curves by name.
+pub type Curves = BTreeMap<String, Curve>;
+
+/// Writes a plot of figures by size to a file, as SVG: latency in microseconds above, bandwidth in GB/s below, both
+/// axes logarithmic. Each curve has two sizes or more, and a part without curves is left out. `of` is the subject in
+/// the titles.
+///
+/// # Errors
+/// Returns the error of the file.
+pub fn plot(path: &Path, of: &str, [latency, bandwidth]: [Curves; 2]) -> Result<(), Failure> {
+    let parts = PARTS.iter().zip([latency, bandwidth]).map(|(&(title, unit), curves)| (title, unit, curves));
+    let parts: Vec<_> = parts.filter(|(.., curves)| !curves.is_empty()).collect();
+    let name = path.display();
+    draw(path, &parts, of).map_err(|error| format!("cannot write the plot {name}: {error}").into())
+}
+
+fn draw(path: &Path, parts: &[(&str, &str, Curves)], of: &str) -> Result<(), Failure> {
+    let (width, height) = PART;
+    let root = SVGBackend::new(path, (width, height * parts.len() as u32)).into_drawing_area();
+    root.fill(&WHITE)?;
+    for (area, (title, unit, curves)) in root.split_evenly((parts.len(), 1)).iter().zip(parts) {
+        let sizes = || curves.values().flat_map(|curve| curve.keys().copied());
+        let values = || curves.values().flat_map(|curve| curve.values().copied()).filter(|value| *value > 0.0);
+        let (least, most) = (sizes().min().unwrap_or(1), sizes().max().unwrap_or(2));
+        let (low, high) = (values().fold(f64::MAX, f64::min) / 2.0, values().fold(0.0, f64::max) * 2.0);
+        let mut chart = ChartBuilder::on(area)
+            .caption(format!("{title}: {of}"), ("sans-serif", 20))
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(70)
+            .build_cartesian_2d((least as f64..most as f64).log_scale().base(2.0), (low..high).log_scale())?;
+        chart
+            .configure_mesh()
+            .x_desc("bytes")
+            .y_desc(*unit)
+            .x_label_formatter(&|bytes| size::show(bytes.round() as u64))
+            .y_label_formatter(&|value| format!("{value}"))
+            .draw()?;
+        for (index, (name, curve)) in curves.iter().enumerate() {
+            let colour = Palette99::pick(index).to_rgba();
+            // A logarithmic axis has no 0.
+            let points = curve.iter().filter(|(_, value)| **value > 0.0).map(|(&bytes, &value)| (bytes as f64, value));
+            chart
+                .draw_series(LineSeries::new(points, colour.stroke_width(2)).point_size(3))?
+                .label(name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::LowerRight)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK)
+            .draw()?;
+    }
+    root.present()?;
+    Ok(())
+}
