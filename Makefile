@@ -18,7 +18,7 @@ ARCHS ?= sm_80 sm_90 sm_100
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help setup run test test-rdma test-torch stress soak night gpu-test gpu-bundle device-lib install bench doc guide fmt lint clean clean-tools
+.PHONY: help setup run test test-rdma test-torch stress soak night gpu-test gpu-bundle device-lib install release bench doc guide fmt lint clean clean-tools
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ device-lib: setup ## Makes the device functions for CUDA C++ in target/device-li
 
 install: ## Installs the libraries and headers for C and C++ below PREFIX (/usr/local) and DESTDIR
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
+
+release: setup ## Checks and builds the packages and the wheel of a release, and uploads nothing
+	@scripts/release.sh
 
 bench: setup ## Measures operations on this machine and counts instructions of the probe kernels
 	@$(CARGO) run --release --quiet -p gin-bench $(FEATURES)

@@ -35,7 +35,7 @@ fn cargo(folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Returns the names of the workspace's packages, those that may be published first.
+/// Returns the names of the workspace's packages: first the ones that may be published.
 fn packages() -> (Vec<String>, Vec<String>) {
     let text = run(&mut cargo(root(), &["metadata", "--no-deps", "--format-version=1"]));
     let metadata: Value = serde_json::from_str(&text).unwrap();

@@ -106,6 +106,38 @@ fn pip_installs_the_package() -> Result<Completion, Failed> {
     }
 }
 
+/// Libraries that auditwheel's rule takes as given, as far as the extension may need them.
+const GIVEN: [&str; 5] = ["libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"];
+
+/// Applies auditwheel's rule for the tag of a release's wheel to the extension: no symbol of a newer glibc than the tag
+/// names, and no library that the rule does not take as given.
+fn the_extension_keeps_the_rule_of_the_wheels_tag() -> Result<Completion, Failed> {
+    let release = std::fs::read_to_string(Path::new(HERE).join("../../scripts/release.sh"))?;
+    let (_, tag) = release.split_once("manylinux_2_").ok_or("scripts/release.sh names no tag")?;
+    let tag: u32 = tag.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default().parse()?;
+    let here = run(Command::new("getconf").arg("GNU_LIBC_VERSION"))?;
+    let here = String::from_utf8_lossy(&here.stdout).trim().to_owned();
+    if here.strip_prefix("glibc 2.").and_then(|minor| minor.parse::<u32>().ok()).is_none_or(|minor| minor > 36) {
+        return Ok(Completion::ignored_with(format!("a release is built with glibc 2.36 or earlier, here is {here}")));
+    }
+    let extension = package(&target())?.join("gincomm/_gin.abi3.so");
+    let output = run(Command::new("readelf").args(["--wide", "--dynamic", "--version-info"]).arg(extension))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let needed = || text.lines().filter_map(|line| line.split_once("Shared library: [")?.1.strip_suffix(']'));
+    let versions = || text.split_whitespace().filter_map(|word| word.strip_prefix("GLIBC_2."));
+    let minor = |version: &str| version.split('.').next().and_then(|minor| minor.parse::<u32>().ok());
+    if needed().count() == 0 || versions().count() == 0 {
+        return Err(Failed::from(format!("readelf printed neither libraries nor versions: {text}")));
+    }
+    if let Some(library) = needed().find(|library| !GIVEN.contains(library)) {
+        return Err(Failed::from(format!("the extension needs {library}")));
+    }
+    match versions().find(|version| minor(version).is_none_or(|minor| minor > tag)) {
+        Some(version) => Err(Failed::from(format!("a symbol of GLIBC_2.{version} is newer than manylinux_2_{tag}"))),
+        None => Ok(Completion::Completed),
+    }
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials = match suite() {
@@ -132,5 +164,7 @@ fn main() -> ExitCode {
         }
     };
     trials.push(Trial::ignorable_test("pip_installs_the_package", pip_installs_the_package));
+    let name = "the_extension_keeps_the_rule_of_the_wheels_tag";
+    trials.push(Trial::ignorable_test(name, the_extension_keeps_the_rule_of_the_wheels_tag));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
