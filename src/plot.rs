@@ -3,6 +3,7 @@
 
 use crate::Failure;
 use crate::size;
+use plotters::element::DynElement;
 use plotters::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,6 +13,20 @@ const PART: (u32, u32) = (900, 520);
 
 /// The parts of a plot: their titles and the unit of their figures.
 pub const PARTS: [(&str, &str); 2] = [("Latency by size", "us"), ("Bandwidth by size", "GB/s")];
+
+/// Colours that readers with any colour vision tell apart on white (Okabe and Ito, 2008).
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(0, 0, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+];
+
+/// Maximum number of labels of sizes that fit.
+const LABELS: u32 = 20;
 
 /// The figures of one curve, by size in bytes.
 pub type Curve = BTreeMap<u64, f64>;
@@ -40,28 +55,34 @@ fn draw(path: &Path, parts: &[(&str, &str, Curves)], of: &str) -> Result<(), Fai
         let sizes = || curves.values().flat_map(|curve| curve.keys().copied());
         let values = || curves.values().flat_map(|curve| curve.values().copied()).filter(|value| *value > 0.0);
         let (least, most) = (sizes().min().unwrap_or(1), sizes().max().unwrap_or(2));
-        let (low, high) = (values().fold(f64::MAX, f64::min) / 2.0, values().fold(0.0, f64::max) * 2.0);
+        // The axis has labels at every power of two, or at every second one; the last one at its end.
+        let powers = (most.ilog2() - least.ilog2()).max(1);
+        let step = powers / (LABELS + 1) + 1;
+        let end = least as f64 * f64::from(powers.next_multiple_of(step)).exp2();
+        let (low, high) = (values().fold(f64::MAX, f64::min) / 1.25, values().fold(0.0, f64::max) * 1.25);
         let mut chart = ChartBuilder::on(area)
             .caption(format!("{title}: {of}"), ("sans-serif", 20))
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(70)
-            .build_cartesian_2d((least as f64..most as f64).log_scale().base(2.0), (low..high).log_scale())?;
+            .build_cartesian_2d((least as f64..end.max(most as f64)).log_scale().base(2.0), (low..high).log_scale())?;
         chart
             .configure_mesh()
             .x_desc("bytes")
+            .x_labels(powers.min(LABELS) as usize)
             .y_desc(*unit)
             .x_label_formatter(&|bytes| size::show(bytes.round() as u64))
             .y_label_formatter(&|value| format!("{value}"))
             .draw()?;
         for (index, (name, curve)) in curves.iter().enumerate() {
-            let colour = Palette99::pick(index).to_rgba();
+            let colour = COLOURS[index % COLOURS.len()];
             // A logarithmic axis has no 0.
             let points = curve.iter().filter(|(_, value)| **value > 0.0).map(|(&bytes, &value)| (bytes as f64, value));
-            chart
-                .draw_series(LineSeries::new(points, colour.stroke_width(2)).point_size(3))?
-                .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+            chart.draw_series(points.clone().map(|point| mark(index, point, colour)))?;
+            chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?.label(name).legend(move |(x, y)| {
+                let line = PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2));
+                EmptyElement::at((0, 0)) + line + mark(index, (x + 9, y), colour)
+            });
         }
         chart
             .configure_series_labels()
@@ -72,4 +93,13 @@ fn draw(path: &Path, parts: &[(&str, &str, Curves)], of: &str) -> Result<(), Fai
     }
     root.present()?;
     Ok(())
+}
+
+/// Returns the mark of a point of the curve with this index. Curves next to each other have different marks.
+fn mark<'a, C: Clone + 'static>(index: usize, at: C, colour: RGBColor) -> DynElement<'static, SVGBackend<'a>, C> {
+    match index % 3 {
+        0 => Circle::new(at, 4, colour.filled()).into_dyn(),
+        1 => TriangleMarker::new(at, 6, colour.filled()).into_dyn(),
+        _ => Cross::new(at, 4, colour.stroke_width(2)).into_dyn(),
+    }
 }

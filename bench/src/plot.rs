@@ -79,6 +79,18 @@ mod tests {
             assert!(text.contains(words), "{words}: {text}");
         }
         assert!(!text.contains("Latency"), "{text}");
+        // The first and the last size have labels, also with an odd number of powers between them, and with many.
+        for (sizes, labels) in
+            [([64, 1 << 20], ["64B", "1MiB"]), ([8, 1 << 16], ["8B", "64KiB"]), ([8, 1 << 31], ["8B", "2GiB"])]
+        {
+            write(&path, &[table(&sizes)]).unwrap();
+            let text = std::fs::read_to_string(&path).unwrap();
+            for label in labels {
+                assert!(text.contains(&format!("\n{label}\n")), "{label}: {text}");
+            }
+        }
+        // Each curve has marks of its own.
+        assert!(text.contains("<circle") && text.contains("<polygon"), "{text}");
     }
 
     #[test]
