@@ -66,7 +66,8 @@
 //!   threads and places, and what would have ordered them; see [`SeededConfig::races`].
 //! - A failed grid whose result no ticket read: [`WorldError::UnseenFailure`].
 //! - A coroutine that overflows its stack: a handler of SIGSEGV names rank, grid, block, thread and the setting that
-//!   enlarges the stack on standard error, and aborts the process. It passes other faults to the handler before it.
+//!   enlarges the stack on standard error, and aborts the process. It names a device thread that uses a null pointer,
+//!   too. All faults but overflows go to the handler before it.
 //! - A coroutine that never yields: the watchdog names it on standard error and aborts the process.
 //!
 //! # Differences from a GPU

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report of a stack overflow: a signal handler that names the coroutine that touched its guard page.
+//! The report of a stack overflow, or of a null pointer: a signal handler that names the coroutine.
 //!
 //! The handler ends the process. Unwinding out of it, or leaving the coroutine behind, is not safe: its code may hold
 //! a lock of the allocator, or be anywhere else.
@@ -75,16 +75,18 @@ extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void
     // Safety: the kernel passes the information of a fault, or of the sender of a signal.
     let (address, is_sent) = unsafe { ((*info).si_addr() as usize, (*info).si_code <= 0) };
     let faulted = engine().filter(|_| !is_sent);
-    if let Some(overflow) = faulted.and_then(|engine| engine.overflow(address)) {
+    if let Some(fault) = faulted.and_then(|engine| engine.fault_at(address)) {
         let mut text = [0; 1024];
         let mut rest = &mut text[..];
         // A name that is too long is cut off.
-        let _ = writeln!(rest, "gin-virtual: {overflow}");
+        let _ = writeln!(rest, "gin-virtual: {fault}");
         let length = 1024 - rest.len();
         // Safety: the bytes are initialised.
         unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), length) };
-        // Safety: it has no precondition.
-        unsafe { libc::abort() };
+        if let Explained::Overflow { .. } = fault {
+            // Safety: it has no precondition.
+            unsafe { libc::abort() };
+        }
     }
     chain(signal, info, context, is_sent);
 }
@@ -119,24 +121,33 @@ fn chain(signal: c_int, info: *mut siginfo_t, context: *mut c_void, is_sent: boo
     }
 }
 
-/// A coroutine that touched its guard page.
-pub(crate) struct Overflow {
-    pub(crate) actor: Actor,
-    pub(crate) bytes: usize,
-    pub(crate) seed: u64,
+/// A fault that the handler explains.
+pub(crate) enum Explained {
+    /// A coroutine touched its guard page.
+    Overflow { actor: Actor, bytes: usize, seed: u64 },
+    /// A device thread used a null pointer.
+    Null { actor: Actor, address: usize, seed: u64 },
 }
 
-impl std::fmt::Display for Overflow {
+impl std::fmt::Display for Explained {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Overflow { actor, bytes, seed } = self;
-        let setting = match actor {
-            Actor::Thread { .. } => "`DeviceConfig::stack_bytes` (`device` of a `WorldConfig`)",
-            Actor::Host { .. } | Actor::Service { .. } => "`SeededConfig::host_stack_bytes`",
-        };
-        write!(
-            f,
-            "{actor} overflowed its stack of {bytes} bytes (seed {seed}). Set {setting} to more, or keep less on the \
-             stack. Ending the process."
-        )
+        match self {
+            Explained::Overflow { actor, bytes, seed } => {
+                let setting = match actor {
+                    Actor::Thread { .. } => "`DeviceConfig::stack_bytes` (`device` of a `WorldConfig`)",
+                    Actor::Host { .. } | Actor::Service { .. } => "`SeededConfig::host_stack_bytes`",
+                };
+                write!(
+                    f,
+                    "{actor} overflowed its stack of {bytes} bytes (seed {seed}). Set {setting} to more, or keep less on \
+                     the stack. Ending the process."
+                )
+            }
+            Explained::Null { actor, address, seed } => write!(
+                f,
+                "{actor} used a null pointer, at address {address} (seed {seed}). The pointer to a peer's part of a \
+                 window is null if loads and stores do not reach the peer; compare it with null first. Ending the process."
+            ),
+        }
     }
 }

@@ -131,6 +131,26 @@ fn another_fault_in_a_device_thread_ends_the_process_as_before() {
 }
 
 #[test]
+fn a_device_thread_that_uses_a_null_pointer_is_named_and_the_process_ends_as_before() {
+    let test = "a_device_thread_that_uses_a_null_pointer_is_named_and_the_process_ends_as_before";
+    if is_child(test) {
+        let grid = Grid::new("null", 1, 2, || {
+            if thread() == 1 {
+                // Safety: none. The fault is the point of the test.
+                unsafe { black_box(std::ptr::without_provenance_mut::<u64>(8)).write_volatile(1) };
+            }
+        });
+        let _ = run_grid(&World::seeded(SeededConfig::new(3)), DeviceConfig::default(), &grid);
+    }
+    let Output { status, stderr, .. } = child(test);
+    let text = String::from_utf8_lossy(&stderr);
+    let expected =
+        "gin-virtual: rank 0, grid `null` (launch 1), block 0, thread 1 used a null pointer, at address 8 (seed 3). ";
+    assert!(text.lines().any(|line| line.starts_with(expected)), "{text}");
+    assert_eq!(status.signal(), Some(SIGSEGV), "{text}");
+}
+
+#[test]
 fn a_signal_that_a_process_sends_ends_the_process_as_before() {
     let test = "a_signal_that_a_process_sends_ends_the_process_as_before";
     if is_child(test) {

@@ -29,12 +29,12 @@ pub(crate) use self::state::Failure;
 use self::state::{EngineState, SharedRaces, Task, TaskKind};
 use self::timers::Alarm;
 use crate::config::{LogMode, Policy};
-use crate::error::{WaitKind, WorldError};
+use crate::error::{Actor, WaitKind, WorldError};
 use crate::hooks::{Current, SuspendReason, current};
 use crate::host::real_clock_ns;
 use crate::inbox::{HostSpec, Inbox, Mail, ServiceSpec};
 use crate::log::{Code, Event, EventLog};
-use crate::overflow::{Overflow, SignalStack};
+use crate::overflow::{Explained, SignalStack};
 use crate::races::Races;
 use crate::stack::{Stack, give_stack, take_stack};
 use crate::watchdog::Heartbeat;
@@ -243,15 +243,21 @@ impl Engine {
         self.end_everything(&Ok(()));
     }
 
-    /// Returns the running coroutine and its stack if `address` is in its guard page. For a signal handler.
-    pub(crate) fn overflow(&self, address: usize) -> Option<Overflow> {
+    /// Returns the running device thread if `address` is in the page of null pointers, or the running coroutine and its
+    /// stack if it is in its guard page. For a signal handler.
+    pub(crate) fn fault_at(&self, address: usize) -> Option<Explained> {
         let key = current(|current| current.key.get());
         // Safety: the coroutine was interrupted on this OS thread, perhaps while a hook borrows the state to change it.
         // Hooks change neither the lists of tasks, blocks and grids nor what is read of their elements here, and
         // nothing runs after this.
         let state = unsafe { &*self.state.as_ptr() };
-        let task = state.tasks.get(key.id as usize).filter(|task| task.guard.contains(&address))?;
-        Some(Overflow { actor: state.actor(key), bytes: task.stack_bytes, seed: self.beat.seed() })
+        let task = state.tasks.get(key.id as usize)?;
+        let (actor, seed) = (state.actor(key), self.beat.seed());
+        if task.guard.contains(&address) {
+            return Some(Explained::Overflow { actor, bytes: task.stack_bytes, seed });
+        }
+        let is_null = address < 4096 && matches!(actor, Actor::Thread { .. });
+        is_null.then_some(Explained::Null { actor, address, seed })
     }
 
     fn no_progress(&self, reason: String) -> Failure {
