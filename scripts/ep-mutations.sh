@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Weakens barriers, slots and tickets of expert parallelism, one after the other, in a copy of the sources, and requires
-# that a test fails. Each barrier of a block or a warp in the kernels is left out once; a list below has the rest. The
-# models of gin-device do the same with fences. Takes about half an hour. An argument chooses mutations by a part of
-# their name.
+# Weakens barriers, buffers and tickets of expert parallelism, one after the other, in a copy of the sources, and
+# requires that a test fails. Each barrier of a block or a warp in the kernels is left out once; a list below has the
+# rest. The models of gin-device do the same with fences. Takes about half an hour. An argument chooses mutations by a
+# part of their name.
 
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -167,9 +167,9 @@ cp "$kernels"/matmul/*.rs "$copy/$kernels/matmul"
 
 mutation "groups that are counted again" $kernels/routes.rs "self.passed = group;" "" $rounds
 mutation "the rest of a round not counted" $kernels/routes.rs "self.pass(next);" "" $rounds
-mutation "one slot of rows" $kernels/protocol.rs "epoch & 1" "epoch & 0" $races
-mutation "the flag of the other slot" $kernels/dispatch.rs "arena.word(lane.sent_flag(slot, source))" \
-    "arena.word(lane.sent_flag(slot ^ 1, source))" $bits
+mutation "one buffer of rows" $kernels/protocol.rs "epoch & 1" "epoch & 0" $races
+mutation "the flag of the other buffer" $kernels/dispatch.rs "arena.word(lane.sent_flag(buffer, source))" \
+    "arena.word(lane.sent_flag(buffer ^ 1, source))" $bits
 mutation "a flag of any epoch" $kernels/protocol.rs "wrapping_sub(epoch as u32) < 1 << 31" \
     "wrapping_sub(epoch as u32) < u32::MAX" $bits
 mutation "rows in place announced by the fifth block" $kernels/combine.rs "before == 0" "before == 4" $resident
@@ -180,7 +180,7 @@ mutation "places of another rank" $kernels/dispatch.rs "owner.wrapping_sub(first
 mutation "no words cleared for the next combine" $kernels/dispatch.rs \
     "Launch::<Global>::new(arena.word(lane.word(COMBINE))).clear();" "" $bits
 mutation "a weak signal behind rows and their descriptions" $kernels/network.rs ".add(by))" ".add(by).weak())" $network
-mutation "one slot of staged rows" $kernels/network.rs "self.network.rows.at(slot, remote)" \
+mutation "one buffer of staged rows" $kernels/network.rs "self.network.rows.at(buffer, remote)" \
     "self.network.rows.at(0, remote)" $network_races
 mutation "a signal raised by the flag itself" $kernels/network.rs "value.wrapping_sub(raised.load_relaxed_gpu())" \
     "value" $network
@@ -204,7 +204,7 @@ mutation "sources heard by the fifth block" $kernels/matmul/turns.rs "self.heare
 mutation "a section announced before its end" $kernels/dispatch.rs \
     "end_section(arena, lane, section, until, masked)" "end_section(arena, lane, section, until + 1, masked)" $races
 mutation "rows awaited one token too early" $kernels/arrange.rs "epoch, token + 1)" "epoch, token)" $races
-mutation "descriptions behind the flag of rows" $kernels/format.rs "lane.described_flag(slot, source)" \
-    "lane.sent_flag(slot, source)" $mixed
+mutation "descriptions behind the flag of rows" $kernels/format.rs "lane.described_flag(buffer, source)" \
+    "lane.sent_flag(buffer, source)" $mixed
 mutation "tallies of the part itself counted as earlier" $kernels/places.rs "threads < self.number" "threads <= self.number" $layouts
 exit $bad

@@ -31,7 +31,7 @@ fn a_load_hides_no_order_of_others_accesses_from_the_search() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_dispatch_with_one_slot_overwrites_rows_too_early() {
+fn a_dispatch_with_one_buffer_overwrites_rows_too_early() {
     model::explore(2, || model::ep::ranks(1, 3, model::ep::Back::Not, |_| 0));
 }
 
@@ -43,7 +43,7 @@ fn a_receiver_that_does_not_await_all_numbers_gives_a_place_away_too_early() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn products_with_one_slot_overwrite_rows_too_early() {
+fn products_with_one_buffer_overwrite_rows_too_early() {
     model::explore(2, || model::matmul::ranks(3, |_| 0));
 }
 

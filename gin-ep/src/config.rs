@@ -65,7 +65,7 @@ pub enum Scales {
 /// use gin_ep::GroupConfig;
 ///
 /// let config = GroupConfig::new(256, 7168, 8).tokens(128).lanes(1);
-/// // Two slots with 128 rows of each rank, there and back, of 14,336 bytes; 80 bytes for each row there; 4 bytes for
+/// // Two buffers with 128 rows of each rank, there and back, of 14,336 bytes; 80 bytes for each row there; 4 bytes for
 /// // each id; and flags.
 /// assert_eq!(config.footprint(2)?, 14_725_488);
 /// assert!(config.tokens(200_000).footprint(8).is_err());
@@ -170,7 +170,7 @@ impl GroupConfig {
     }
 
     /// Makes all sources share one region of a receiver, which has room for this many rows, in place of a region for
-    /// each source and slot: for large batches. Rows lie there by source and token, without gaps, so a flat layout
+    /// each source and buffer: for large batches. Rows lie there by source and token, without gaps, so a flat layout
     /// needs no copy. Before a dispatch the ranks tell each other the numbers of their rows, which takes a kernel and
     /// two flags.
     ///

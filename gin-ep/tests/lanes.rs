@@ -81,7 +81,7 @@ fn rows_that_a_rank_still_uses_do_not_change_if_another_one_drops_a_dispatch() {
             let mut lane = group.lane(0)?;
             stream.synchronize()?;
             write(3)?;
-            // Dispatch 3 has the slot of dispatch 1. Only the receive of dispatch 2 would have waited for rank 1.
+            // Dispatch 3 has the buffer of dispatch 1. Only the receive of dispatch 2 would have waited for rank 1.
             let outcome = lane.dispatch(&stream, &input.tokens(4, false)).map(drop);
             assert!(matches!(outcome, Err(EpError::NotReceived { lane: 0 })), "accepted: {outcome:?}");
             stream.synchronize()?;

@@ -135,7 +135,7 @@ fn nothing_races_over_a_network() {
         for (name, world) in networks(4, seed) {
             // A host that waits would order all that follows.
             on(name, world.races(true).lsa_size(2), |rank, comm| {
-                // Every eleventh dispatch has no combine, so nothing but the other slot keeps its staged rows.
+                // Every eleventh dispatch has no combine, so nothing but the other buffer keeps its staged rows.
                 support::free_running(rank, comm, &config(&shape, 8), &shape, 8, 14)?;
                 support::at_source(rank, comm, &config(&shape, 8), &shape, 8)
             });

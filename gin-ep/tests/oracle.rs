@@ -412,7 +412,7 @@ fn a_kernel_of_the_user_contains_dispatch_experts_and_combine() {
 
 #[test]
 fn rows_lie_in_an_arena_of_32_gib() {
-    // The regions of rank 1 and of slot 1 lie past 4 GiB. Few pages are touched.
+    // The regions of rank 1 and of buffer 1 lie past 4 GiB. Few pages are touched.
     let shape = Shape { ranks: 2, experts: 2, topk: 2, hidden: 32_768 };
     let config = config(&shape, 65_536);
     assert!(config.footprint(2).unwrap() > 32 << 30);

@@ -18,8 +18,8 @@ const ROW_BYTES: u64 = 1024;
 const EXPERTS: u32 = 8;
 /// Number of experts of a token.
 const TOPK: u32 = 4;
-/// Number of data sets that iterations use in turn. The dispatch has two slots for rows, so three data sets show a row
-/// that stayed from an earlier dispatch.
+/// Number of data sets that iterations use in turn. The dispatch has two buffers for rows, so three data sets show a
+/// row that stayed from an earlier dispatch.
 const SETS: u64 = 3;
 /// Most iterations until the results are checked. Each has memory of its own for its output.
 const BETWEEN_CHECKS: usize = 32;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Models of dispatch and combine of expert parallelism: rows, flags, slots, blocks that stay.
+//! Models of dispatch and combine of expert parallelism: rows, flags, buffers, blocks that stay.
 
 use super::{Cell, Reached, Setup, World, explore, models};
 use gin_abi::Deadline;
@@ -7,7 +7,7 @@ use gin_device::internal::status::WaitError;
 use gin_device::sys::Word;
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
 use gin_ep_kernels::internal::{
-    IN_PLACE, Launch, PUSHED, agree, count, flag, is_over, raise, report, slot, wait, wait_for, wait_together,
+    IN_PLACE, Launch, PUSHED, agree, buffer, count, flag, is_over, raise, report, wait, wait_for, wait_together,
 };
 use loom::thread;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ fn arrives(world: &World, flag: LoomWord, epoch: u64) -> u32 {
     wait::<Loom>(&world.status, Deadline::NONE, flag, epoch).expect("nothing ends the wait")
 }
 
-/// The part of the arena of one rank, with one peer: two slots of a row and its flag, two of a returned row, its flag.
+/// The part of the arena of one rank, with one peer: two buffers of a row and its flag, two of a returned row, its
+/// flag.
 struct Part {
     rows: [Cell; 2],
     returned: [Cell; 2],
@@ -30,8 +31,8 @@ impl Part {
         Self { rows: cells(), returned: cells(), arena: Arena::new([flag(epoch, 0); 3]) }
     }
 
-    fn sent(&self, slot: u64) -> LoomWord {
-        self.arena.word(slot as usize)
+    fn sent(&self, buffer: u64) -> LoomWord {
+        self.arena.word(buffer as usize)
     }
 
     fn came_back(&self) -> LoomWord {
@@ -50,31 +51,31 @@ pub enum Back {
     InPlace,
 }
 
-/// Runs `pairs` dispatches of a rank, one block each, from `first` on. `of` maps an epoch to the slot.
+/// Runs `pairs` dispatches of a rank, one block each, from `first` on. `of` maps an epoch to the buffer.
 fn rank(world: &World, parts: &[Part; 2], me: usize, first: u64, pairs: u64, back: Back, of: impl Fn(u64) -> u64) {
     let (here, there) = (&parts[me], &parts[1 - me]);
     for number in 0..pairs {
         let epoch = first.wrapping_add(number);
-        let slot = of(epoch);
-        there.rows[slot as usize].write(10 * number + me as u64);
-        raise::<Loom>(there.sent(slot), epoch, number as u32 + 1);
-        assert_eq!(arrives(world, here.sent(slot), epoch), number as u32 + 1, "a number of another dispatch");
-        let row = here.rows[slot as usize].read();
+        let buffer = of(epoch);
+        there.rows[buffer as usize].write(10 * number + me as u64);
+        raise::<Loom>(there.sent(buffer), epoch, number as u32 + 1);
+        assert_eq!(arrives(world, here.sent(buffer), epoch), number as u32 + 1, "a number of another dispatch");
+        let row = here.rows[buffer as usize].read();
         assert_eq!(row, 10 * number + (1 - me) as u64, "a row of another dispatch");
         let mine = 10 * number + me as u64 + 5;
         match back {
             Back::Not => {}
             Back::Pushed => {
-                there.returned[slot as usize].write(row + 5);
+                there.returned[buffer as usize].write(row + 5);
                 raise::<Loom>(there.came_back(), epoch, PUSHED);
                 assert_eq!(arrives(world, here.came_back(), epoch), PUSHED);
-                assert_eq!(here.returned[slot as usize].read(), mine, "a row of another combine");
+                assert_eq!(here.returned[buffer as usize].read(), mine, "a row of another combine");
             }
             Back::InPlace => {
-                here.rows[slot as usize].write(row + 5);
+                here.rows[buffer as usize].write(row + 5);
                 raise::<Loom>(there.came_back(), epoch, IN_PLACE);
                 assert_eq!(arrives(world, here.came_back(), epoch), IN_PLACE);
-                assert_eq!(there.rows[slot as usize].read(), mine, "a row of another combine");
+                assert_eq!(there.rows[buffer as usize].read(), mine, "a row of another combine");
             }
         }
     }
@@ -200,15 +201,15 @@ models! {
     }
 
     fn no_row_of_a_dispatch_is_overwritten_before_its_receiver_is_done() {
-        explore(2, || ranks(1, 3, Back::Not, slot));
+        explore(2, || ranks(1, 3, Back::Not, buffer));
     }
 
     fn no_returned_row_is_overwritten_before_its_receiver_is_done() {
-        explore(1, || ranks(1, 3, Back::Pushed, slot));
+        explore(1, || ranks(1, 3, Back::Pushed, buffer));
     }
 
     fn no_row_in_place_is_overwritten_before_its_source_has_loaded_it() {
-        explore(1, || ranks(1, 3, Back::InPlace, slot));
+        explore(1, || ranks(1, 3, Back::InPlace, buffer));
     }
 
     fn no_row_of_a_shared_region_is_overwritten_before_its_source_has_loaded_it() {
@@ -309,7 +310,7 @@ models! {
 
     fn dispatches_go_on_where_the_epoch_wraps() {
         for first in [u64::MAX, (1 << 63) - 1, (1 << 32) - 1, (1 << 31) - 1] {
-            explore(1, move || ranks(first, 3, Back::Not, slot));
+            explore(1, move || ranks(first, 3, Back::Not, buffer));
         }
     }
 

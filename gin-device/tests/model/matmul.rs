@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Models of products that send and receive: parts of rows, flags, slots, turns of blocks.
+//! Models of products that send and receive: parts of rows, flags, buffers, turns of blocks.
 
 use super::{Cell, Reached, Setup, World, explore, models};
 use gin_abi::Deadline;
 use gin_device::sys::Memory;
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
-use gin_ep_kernels::internal::{Lists, Turns, WORDS, count, flag, look, raise, slot, wait};
+use gin_ep_kernels::internal::{Lists, Turns, WORDS, buffer, count, flag, look, raise, wait};
 use loom::thread;
 use std::sync::Arc;
 
@@ -14,21 +14,21 @@ fn arrives(world: &World, flag: LoomWord, epoch: u64) {
     wait::<Loom>(&world.status, Deadline::NONE, flag, epoch).expect("nothing ends the wait");
 }
 
-/// The part of the window of one rank, with one peer: two slots of rows, and their flag.
+/// The part of the window of one rank, with one peer: two buffers of rows, and their flag.
 struct Part {
     rows: [Cell; 2],
     arena: Arena,
 }
 
-/// Runs `launches` launches of a rank. `of` maps an epoch to the slot.
+/// Runs `launches` launches of a rank. `of` maps an epoch to the buffer.
 fn rank(world: &World, parts: &[Part; 2], me: usize, launches: u64, of: fn(u64) -> u64) {
     let (here, there) = (&parts[me], &parts[1 - me]);
     for epoch in 1..=launches {
-        let slot = of(epoch) as usize;
-        there.rows[slot].write(10 * epoch + me as u64);
+        let buffer = of(epoch) as usize;
+        there.rows[buffer].write(10 * epoch + me as u64);
         raise::<Loom>(there.arena.word(0), epoch, 0);
         arrives(world, here.arena.word(0), epoch);
-        assert_eq!(here.rows[slot].read(), 10 * epoch + (1 - me) as u64, "a row of another launch");
+        assert_eq!(here.rows[buffer].read(), 10 * epoch + (1 - me) as u64, "a row of another launch");
     }
 }
 
@@ -171,7 +171,7 @@ models! {
     }
 
     fn rows_of_two_slots_with_one_flag_are_not_overwritten_too_early() {
-        explore(2, || ranks(3, slot));
+        explore(2, || ranks(3, buffer));
     }
 
     fn each_tile_is_taken_once_in_each_of_two_launches() {

@@ -245,11 +245,11 @@ pub(crate) fn before(value: u32) -> (u32, u32) {
 pub unsafe fn place(to: &Arranged) {
     let sizes = to.received.lane().sizes;
     if to.kind == FLAT {
-        let slot = to.received.slot();
+        let buffer = to.received.buffer();
         let (mut end, step) = (0, grid_dim().count() as u32 * Block.size());
         let thread = block_in_grid() * Block.size() + Block.rank();
         for source in 0..sizes.ranks {
-            let Source { count, index, .. } = to.received.source(slot, source);
+            let Source { count, index, .. } = to.received.source(buffer, source);
             let first = if to.is_in_place() && count > 0 { index } else { end };
             // Places that are kept for a silent rank have no rows.
             let mut gap = end + thread;
@@ -345,7 +345,7 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
             Warp.all(seen != LOST)
         };
         // Warps take some units at a time, because blocks on the processors of senders may start late.
-        let launch = Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * to.received.slot())));
+        let launch = Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * to.received.buffer())));
         let warps = grid_dim().count() as u32 * (Block.size() / WARP_SIZE);
         let mine = (lane.sizes.tokens * lane.sizes.ranks / warps).clamp(1, 8);
         let mut unit = mine - 1;
@@ -373,8 +373,8 @@ unsafe fn copy_when(to: &Arranged, mut next: impl FnMut() -> u32, mut is_there: 
     let is_copied = to.rows != 0 && !to.is_in_place();
     let (pairs, each) = if is_copied { (sizes.row_bytes / 16, to.each()) } else { (0, 0) };
     let units = pairs.div_ceil(UNIT).max(1);
-    let (slot, lane) = (received.slot(), received.lane());
-    let most = (0..sizes.ranks).map(|source| received.source(slot, source).count).max().unwrap_or(0);
+    let (buffer, lane) = (received.buffer(), received.lane());
+    let most = (0..sizes.ranks).map(|source| received.source(buffer, source).count).max().unwrap_or(0);
     loop {
         let unit = next();
         if unit >= most * sizes.ranks * units {
@@ -382,7 +382,7 @@ unsafe fn copy_when(to: &Arranged, mut next: impl FnMut() -> u32, mut is_there: 
         }
         let (at, pair) = (unit / units, unit % units * UNIT + gin_device::coop::lane());
         let (row, number) = (at / sizes.ranks, at % sizes.ranks);
-        let source = received.source(slot, number);
+        let source = received.source(buffer, number);
         if row >= source.count {
             continue;
         }

@@ -140,7 +140,7 @@ unsafe fn combine_by<E: Element, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: 
         }
     }
     if gives {
-        R::give_back(arena, lane, protocol::slot(epoch), epoch, masked, is_in_place);
+        R::give_back(arena, lane, protocol::buffer(epoch), epoch, masked, is_in_place);
     }
     // The flags are on their way meanwhile.
     let number = tokens.number(&lane.sizes);
@@ -172,7 +172,7 @@ fn announce<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, masked: u64, ho
 /// - As [`combine`].
 #[inline(always)]
 unsafe fn give_back<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, sums: &Sums, blocks: u32) {
-    let (sizes, slot, me, rows) = (&lane.sizes, protocol::slot(epoch), arena.rank(), sums.rows);
+    let (sizes, buffer, me, rows) = (&lane.sizes, protocol::buffer(epoch), arena.rank(), sums.rows);
     let (pairs, each, bytes) = (sizes.back_bytes / 16, sizes.back_rows, u64::from(sizes.back_bytes));
     let units = pairs.div_ceil(UNIT);
     let warps = Block.size() / WARP_SIZE;
@@ -180,7 +180,7 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, sums: &
     let mut unit = Block.rank() / WARP_SIZE * blocks + block_in_grid();
     // Each lane loads the numbers of two sources, so that all are on their way together.
     let got = |source: u32| {
-        if source < sizes.ranks { arena.word(lane.got(slot, source)).load_relaxed_gpu() as u32 } else { 0 }
+        if source < sizes.ranks { arena.word(lane.got(buffer, source)).load_relaxed_gpu() as u32 } else { 0 }
     };
     let (low, high) = (got(lane_index()), got(lane_index() + WARP_SIZE));
     for distance in 1..=sizes.ranks {
@@ -193,16 +193,16 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, sums: &
             arena.here() + arena.route.staged_back(source)
         } else if is_shared {
             // Their source loads them from there.
-            arena.here() + lane.rows(slot, source)
+            arena.here() + lane.rows(buffer, source)
         } else {
-            arena.there(source) + lane.returned(slot, me)
+            arena.there(source) + lane.returned(buffer, me)
         };
         while unit < count * each * units {
             let (index, part) = (unit / units, unit % units);
             let (row, k) = (index / each, index % each);
             let pair = part * UNIT + lane_index();
             let place = u64::from(lane.index(source, first, row));
-            let meta = arena.here() + lane.meta(slot, source) + u64::from(first + row) * u64::from(sizes.meta_bytes);
+            let meta = arena.here() + lane.meta(buffer, source) + u64::from(first + row) * u64::from(sizes.meta_bytes);
             unit += step;
             // Safety: the caller's promise.
             unsafe {
@@ -456,7 +456,7 @@ impl Work {
 
     /// Returns the address of the row of each lane's id, and the lanes whose rows are terms of the sum, in its order.
     #[inline(always)]
-    fn terms<R: Reach>(&self, arena: &Arena<R>, lane: &Lane, slot: u64, back: Back) -> (u64, u32) {
+    fn terms<R: Reach>(&self, arena: &Arena<R>, lane: &Lane, buffer: u64, back: Back) -> (u64, u32) {
         let (sizes, k) = (&lane.sizes, lane_index());
         let is_dropped = Warp.any(self.id >= 0 && self.id as u32 >= sizes.experts);
         let owner = if self.id < 0 || is_dropped { u32::MAX } else { sizes.owner.of(self.id as u32) };
@@ -469,12 +469,12 @@ impl Work {
         if is_term {
             row = if back.in_place >> owner & 1 != 0 {
                 let place = u64::from(self.place) * u64::from(sizes.pitch);
-                arena.there(owner) + lane.rows(slot, arena.rank()) + place
+                arena.there(owner) + lane.rows(buffer, arena.rank()) + place
             } else {
                 let row = if arena.route.is_remote(owner) { self.place } else { self.token };
                 let place = u64::from(row) * u64::from(sizes.back_rows);
                 let place = place + u64::from(if is_one_of_several { k } else { 0 });
-                arena.here() + lane.returned(slot, owner) + place * u64::from(sizes.back_bytes)
+                arena.here() + lane.returned(buffer, owner) + place * u64::from(sizes.back_bytes)
             };
         }
         (row, Warp.ballot(is_term))
@@ -500,13 +500,13 @@ unsafe fn add_up<E: Element, R: Reach>(
     back: Back,
     mut work: Work,
 ) {
-    let (slot, bytes) = (protocol::slot(epoch), u64::from(lane.sizes.back_bytes / 16 * E::LOCAL));
+    let (buffer, bytes) = (protocol::buffer(epoch), u64::from(lane.sizes.back_bytes / 16 * E::LOCAL));
     while work.is_there {
         // The ids of the next one are on their way meanwhile.
         // Safety: the caller's promise.
         let next = unsafe { Work::new(arena, lane, tokens, sums, &shares) };
         shares.go_on(launch);
-        let (row, lanes) = work.terms(arena, lane, slot, back);
+        let (row, lanes) = work.terms(arena, lane, buffer, back);
         let term = |k: u32| -> Term { (Warp.shuffle(row, k), Warp.shuffle(work.weight, k)) };
         let first = work.part * shares.pairs();
         let end = (first + shares.pairs()).min(lane.sizes.back_bytes / 16);

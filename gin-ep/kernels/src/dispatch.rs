@@ -199,8 +199,8 @@ unsafe fn dispatch_by<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: 
 /// - As [`dispatch`].
 #[inline(always)]
 unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Tokens, epoch: u64, masked: u64) -> bool {
-    let (sizes, slot, blocks) = (&lane.sizes, protocol::slot(epoch), grid_dim().count() as u64);
-    let launch = |slot: u64| Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * slot)));
+    let (sizes, buffer, blocks) = (&lane.sizes, protocol::buffer(epoch), grid_dim().count() as u64);
+    let launch = |buffer: u64| Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * buffer)));
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
     let units = F::units(sizes).by();
     let mut routes = Routes::new(arena.here(), lane, tokens);
@@ -222,7 +222,7 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
                 routes.pass(next.token / 32);
                 // Safety: the caller's promise.
                 unsafe {
-                    send_unit::<F, R>(arena, lane, tokens, &routes, slot, masked, &next);
+                    send_unit::<F, R>(arena, lane, tokens, &routes, buffer, masked, &next);
                     next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
                 }
             }
@@ -249,22 +249,22 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
     }
     let mut is_last = false;
     if warp == 0 {
-        is_last = Warp.any(Block.elect() && launch(slot).finish_without_wait(blocks));
+        is_last = Warp.any(Block.elect() && launch(buffer).finish_without_wait(blocks));
         if is_last {
             // Each lane tells what the first one has acquired.
             Warp.sync();
             let mut to = lane_index();
             while to < sizes.ranks {
                 if masked >> to & 1 == 0 && !arena.route.is_remote(to) {
-                    let flag = arena.word_at(to, F::flag(lane, slot, arena.rank()));
+                    let flag = arena.word_at(to, F::flag(lane, buffer, arena.rank()));
                     raise::<Global>(flag, epoch, routes.count(arena.here(), lane, to));
                 }
                 to += WARP_SIZE;
             }
-            R::send(arena, lane, slot, epoch, masked, |to| routes.count(arena.here(), lane, to));
+            R::send(arena, lane, buffer, epoch, masked, |to| routes.count(arena.here(), lane, to));
             if Block.elect() {
                 // Nobody uses these words before the next launch on the lane.
-                launch(slot ^ 1).clear();
+                launch(buffer ^ 1).clear();
                 Launch::<Global>::new(arena.word(lane.word(COMBINE))).clear();
                 arena.word(lane.word(SINCE)).store_relaxed_gpu(Global::clock_ns());
                 arena.word(lane.word(EPOCH)).store_relaxed_gpu(epoch);
@@ -347,7 +347,7 @@ unsafe fn send_unit<F: Format, R: Reach>(
     lane: &Lane,
     tokens: &Tokens,
     routes: &Routes,
-    slot: u64,
+    buffer: u64,
     masked: u64,
     unit: &Unit<F::Loaded>,
 ) {
@@ -376,9 +376,9 @@ unsafe fn send_unit<F: Format, R: Reach>(
             goes &= !(1 << index);
             let (to, place) = (first + index, Warp.shuffle(place, index));
             let (there, (rows, metas)) = if arena.route.is_remote(to) {
-                (arena.here(), arena.route.staged(slot, to))
+                (arena.here(), arena.route.staged(buffer, to))
             } else {
-                (arena.there(to), (lane.rows(slot, me), lane.meta(slot, me)))
+                (arena.there(to), (lane.rows(buffer, me), lane.meta(buffer, me)))
             };
             let row = there + rows + u64::from(place) * u64::from(sizes.pitch);
             let meta = there + metas + u64::from(place) * u64::from(sizes.meta_bytes);
@@ -456,12 +456,12 @@ unsafe fn copy_scales(scales: u64, bytes: u32, token: u32, to: u64) {
 /// Waits for the rows of all ranks but `silent`, by one warp.
 #[inline(always)]
 fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, epoch: u64, silent: u64) {
-    let slot = protocol::slot(epoch);
+    let buffer = protocol::buffer(epoch);
     let mut source = lane_index();
     while source < lane.sizes.ranks {
         let mut rows = 0;
         if silent >> source & 1 == 0 {
-            let flag = arena.route.sent(arena.word(F::flag(lane, slot, source)), slot, source);
+            let flag = arena.route.sent(arena.word(F::flag(lane, buffer, source)), buffer, source);
             match protocol::wait::<Global>(&status::of(comm), lane.patience(), flag, epoch) {
                 Ok(seen) => {
                     let room = lane.sizes.max_rows.saturating_sub(lane.first_of(arena.here(), source));
@@ -470,7 +470,7 @@ fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, epoc
                 Err(error) => is_silent(arena, lane, source, epoch, error),
             }
         }
-        arena.word(lane.got(slot, source)).store_relaxed_gpu(rows.into());
+        arena.word(lane.got(buffer, source)).store_relaxed_gpu(rows.into());
         source += WARP_SIZE;
     }
 }

@@ -82,8 +82,8 @@ pub trait Format {
     /// Returns the offset of the flag that `source` raises after all it sends.
     #[doc(hidden)]
     #[inline(always)]
-    fn flag(lane: &Lane, slot: u64, source: u32) -> u64 {
-        lane.sent_flag(slot, source)
+    fn flag(lane: &Lane, buffer: u64, source: u32) -> u64 {
+        lane.sent_flag(buffer, source)
     }
 
     /// Loads from the caller's row, of which `pairs` pairs are there.
@@ -118,8 +118,8 @@ impl Format for Descriptions {
     // Not the flag of rows, so that a rank which expects these reports a silent rank, and takes no rows that are not
     // there.
     #[inline(always)]
-    fn flag(lane: &Lane, slot: u64, source: u32) -> u64 {
-        lane.described_flag(slot, source)
+    fn flag(lane: &Lane, buffer: u64, source: u32) -> u64 {
+        lane.described_flag(buffer, source)
     }
 
     #[inline(always)]

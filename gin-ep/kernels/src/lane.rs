@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Places in the arena and the tokens, which a dispatch and its combine share.
 
-use crate::protocol::{flag, slot};
+use crate::protocol::{buffer, flag};
 use gin_device::prelude::*;
 use gin_device::sys::data::load_weak_pair;
 use gin_device::sys::{GlobalWord, Word};
@@ -116,14 +116,14 @@ impl Sizes {
         (STATE + by_rank * self.ranks as u64).next_multiple_of(2)
     }
 
-    /// Returns the number of rows that a rank has room for in a slot.
+    /// Returns the number of rows that a rank has room for in a buffer.
     #[inline(always)]
     #[must_use]
     pub const fn room(&self) -> u64 {
         if self.is_shared() { self.max_rows as u64 } else { self.ranks as u64 * self.tokens as u64 }
     }
 
-    /// Returns the number of returned rows that a rank has room for in a slot.
+    /// Returns the number of returned rows that a rank has room for in a buffer.
     #[inline(always)]
     #[must_use]
     pub const fn back_room(&self) -> u64 {
@@ -185,7 +185,7 @@ pub(crate) const MASKED: u64 = 1;
 pub(crate) const CLAIMED: u64 = 2;
 /// The time before which no block of the combine waits.
 pub(crate) const SINCE: u64 = 3;
-/// Three words of the combine; six of the dispatch, three for each slot.
+/// Three words of the combine; six of the dispatch, three for each buffer.
 pub(crate) const COMBINE: u64 = 4;
 /// The ranks to which a combine could post nothing. The next dispatch goes on without them. The combine itself does
 /// not: its blocks start at different times, and would not agree.
@@ -196,7 +196,7 @@ pub(crate) const SECTION: u64 = 16;
 /// The most sections of a dispatch.
 pub(crate) const SECTIONS: u32 = 8;
 
-/// A region of the arena for each slot and rank.
+/// A region of the arena for each buffer and rank.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[bytemuck(crate = "gin_device::bytemuck")]
@@ -204,8 +204,8 @@ pub(crate) struct Regions {
     first: u64,
     /// Bytes of a region.
     bytes: u64,
-    /// Bytes of a slot.
-    slot: u64,
+    /// Bytes of a buffer.
+    buffer: u64,
 }
 
 impl Regions {
@@ -216,22 +216,22 @@ impl Regions {
     /// Makes the regions of this many ranks.
     pub(crate) const fn of(sizes: &Sizes, ranks: u32, first: u64, bytes_of_token: u64) -> Self {
         let bytes = sizes.tokens as u64 * bytes_of_token;
-        Self { first, bytes, slot: ranks as u64 * bytes }
+        Self { first, bytes, buffer: ranks as u64 * bytes }
     }
 
     /// Returns the offset of a region.
     #[inline(always)]
-    pub(crate) const fn at(&self, slot: u64, rank: u32) -> u64 {
-        self.first + (if slot == 0 { 0 } else { self.slot }) + rank as u64 * self.bytes
+    pub(crate) const fn at(&self, buffer: u64, rank: u32) -> u64 {
+        self.first + (if buffer == 0 { 0 } else { self.buffer }) + rank as u64 * self.bytes
     }
 
     pub(crate) const fn end(&self) -> u64 {
-        self.first + 2 * self.slot
+        self.first + 2 * self.buffer
     }
 
-    /// Makes one region for all slots and ranks.
+    /// Makes one region for all buffers and ranks.
     const fn one(first: u64) -> Self {
-        Self { first, bytes: 0, slot: 0 }
+        Self { first, bytes: 0, buffer: 0 }
     }
 }
 
@@ -283,22 +283,22 @@ impl Lane {
         Deadline::after_ns(self.deadline.ns().saturating_mul(number))
     }
 
-    /// Returns the offset of the rows that the slot has from `source`.
+    /// Returns the offset of the rows that the buffer has from `source`.
     #[inline(always)]
-    pub(crate) const fn rows(&self, slot: u64, source: u32) -> u64 {
-        self.rows.at(slot, source)
+    pub(crate) const fn rows(&self, buffer: u64, source: u32) -> u64 {
+        self.rows.at(buffer, source)
     }
 
-    /// Returns the offset of the rows that the slot has back from `source`.
+    /// Returns the offset of the rows that the buffer has back from `source`.
     #[inline(always)]
-    pub(crate) const fn returned(&self, slot: u64, source: u32) -> u64 {
-        self.returned.at(slot, source)
+    pub(crate) const fn returned(&self, buffer: u64, source: u32) -> u64 {
+        self.returned.at(buffer, source)
     }
 
-    /// Returns the offset of the descriptions of the rows that the slot has from `source`.
+    /// Returns the offset of the descriptions of the rows that the buffer has from `source`.
     #[inline(always)]
-    pub(crate) const fn meta(&self, slot: u64, source: u32) -> u64 {
-        self.meta.at(slot, source)
+    pub(crate) const fn meta(&self, buffer: u64, source: u32) -> u64 {
+        self.meta.at(buffer, source)
     }
 
     /// Returns the offset of the places of this rank's rows in their regions at other ranks, by token and id.
@@ -316,17 +316,17 @@ impl Lane {
         self.first + 8 * index
     }
 
-    /// Returns the offset of the flag that `source` raises after its rows in a slot.
+    /// Returns the offset of the flag that `source` raises after its rows in a buffer.
     #[inline(always)]
-    pub(crate) fn sent_flag(&self, slot: u64, source: u32) -> u64 {
-        self.by_rank(slot, source)
+    pub(crate) fn sent_flag(&self, buffer: u64, source: u32) -> u64 {
+        self.by_rank(buffer, source)
     }
 
-    /// Returns the offset of the number of rows that the slot has from `source`: that of its flag, or 0 if the rank was
-    /// silent.
+    /// Returns the offset of the number of rows that the buffer has from `source`: that of its flag, or 0 if the rank
+    /// was silent.
     #[inline(always)]
-    pub(crate) fn got(&self, slot: u64, source: u32) -> u64 {
-        self.by_rank(2 + slot, source)
+    pub(crate) fn got(&self, buffer: u64, source: u32) -> u64 {
+        self.by_rank(2 + buffer, source)
     }
 
     /// Returns the offset of the flag that `source` raises after the rows that it returns.
@@ -353,11 +353,11 @@ impl Lane {
         self.by_rank(7, receiver)
     }
 
-    /// Returns the offset of the flag that `source` raises after the descriptions of its rows in a slot, where these
+    /// Returns the offset of the flag that `source` raises after the descriptions of its rows in a buffer, where these
     /// are sent before the rows.
     #[inline(always)]
-    pub(crate) fn described_flag(&self, slot: u64, source: u32) -> u64 {
-        self.by_rank(9 + slot, source)
+    pub(crate) fn described_flag(&self, buffer: u64, source: u32) -> u64 {
+        self.by_rank(9 + buffer, source)
     }
 
     /// Returns the offset of the flag that `source` raises after each section of its rows: it has the number of tokens
@@ -434,20 +434,20 @@ pub fn reset(sizes: &Sizes, words: &mut [u64], epoch: u64) {
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
     lane: Lane,
-    slot: u64,
+    buffer: u64,
 }
 
 impl Places {
     /// Returns the places of the rows of dispatch `epoch`.
     #[must_use]
     pub const fn new(lane: &Lane, epoch: u64) -> Self {
-        Self { lane: *lane, slot: slot(epoch) }
+        Self { lane: *lane, buffer: buffer(epoch) }
     }
 
     /// Returns the offset of the number of rows from `source`, a word.
     #[must_use]
     pub fn got(&self, source: u32) -> u64 {
-        self.lane.got(self.slot, source)
+        self.lane.got(self.buffer, source)
     }
 
     /// Returns the offset of a word whose lower half is the number of the first row from `source`, if all sources share
@@ -460,13 +460,13 @@ impl Places {
     /// Returns the offset of the rows from `source`, of the first one or of [`first`](Self::first) 0.
     #[must_use]
     pub fn rows(&self, source: u32) -> u64 {
-        self.lane.rows(self.slot, source)
+        self.lane.rows(self.buffer, source)
     }
 
     /// Returns the offset of the descriptions of these rows: token, ids, weights.
     #[must_use]
     pub fn meta(&self, source: u32) -> u64 {
-        self.lane.meta(self.slot, source)
+        self.lane.meta(self.buffer, source)
     }
 }
 
@@ -588,8 +588,8 @@ impl Tokens {
     }
 }
 
-/// Returns the greatest of `number` ids from `first` on, or 0. Not inlined: its addresses would take four registers from
-/// the loop that never calls it.
+/// Returns the greatest of `number` ids from `first` on, or 0. Not inlined: its addresses would take four registers
+/// from the loop that never calls it.
 ///
 /// # Safety
 /// - The ids are there.

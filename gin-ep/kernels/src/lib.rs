@@ -22,12 +22,12 @@
 //!
 //! # Protocol
 //! All ranks share a window, the *arena*. A rank stores into its own region of another rank's part, then one flag. Two
-//! slots alternate, so that a dispatch may begin while others still read the one before.
+//! buffers alternate, so that a dispatch may begin while others still read the one before.
 //!
-//! *No row is overwritten too early.* Dispatch `e` uses the slot of dispatch `e - 2`. It follows, on its stream, the
+//! *No row is overwritten too early.* Dispatch `e` uses the buffer of dispatch `e - 2`. It follows, on its stream, the
 //! receive of dispatch `e - 1`, which saw the flag of every rank. Each rank raised that flag after its own combine or
 //! release of `e - 2`, by the order of its stream. The same flag covers the returned rows: a rank returns rows of `e`
-//! after it received dispatch `e`, so after the sender's combine `e - 1`, and there are two slots of these too. Rows
+//! after it received dispatch `e`, so after the sender's combine `e - 1`, and there are two buffers of these too. Rows
 //! that stay in place are in a region that their source alone sends to, and it loads them before it sends again.
 //!
 //! *One resident block suffices.* The first block that runs announces rows in place; no block waits for others of its

@@ -79,7 +79,7 @@ mod outlined {
     }
 }
 
-/// Signals of a lane for each rank: a flag for each slot of sent rows, and one for returned rows.
+/// Signals of a lane for each rank: a flag for each buffer of sent rows, and one for returned rows.
 const FLAGS: u64 = 3;
 const RETURNED: u64 = 2;
 /// In place of the number of a signal: the flag is a word.
@@ -159,25 +159,26 @@ pub(crate) trait Reach: Copy {
     /// Returns whether loads and stores do not reach a rank.
     fn is_remote(&self, rank: u32) -> bool;
 
-    /// Returns the flag that `source` raises after its rows in a slot. `word` is the flag of a rank that is not remote.
-    fn sent(&self, word: GlobalWord, slot: u64, source: u32) -> Self::Flag;
+    /// Returns the flag that `source` raises after its rows in a buffer. `word` is the flag of a rank that is not
+    /// remote.
+    fn sent(&self, word: GlobalWord, buffer: u64, source: u32) -> Self::Flag;
 
     /// Returns the flag that `source` raises after the rows that it returns.
     fn returned(&self, word: GlobalWord, source: u32) -> Self::Flag;
 
     /// Returns the offsets in this rank's part of the arena where rows for a remote rank and their descriptions begin.
-    fn staged(&self, slot: u64, rank: u32) -> (u64, u64);
+    fn staged(&self, buffer: u64, rank: u32) -> (u64, u64);
 
     /// Returns the offset in this rank's part of the arena where rows that go back to a remote rank begin.
     fn staged_back(&self, rank: u32) -> u64;
 
     /// Sends the rows of a dispatch to all remote ranks but `masked`, `count` of them to each, and raises their flags.
     /// All lanes of a warp call.
-    fn send(arena: &Arena<Self>, lane: &Lane, slot: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32);
+    fn send(arena: &Arena<Self>, lane: &Lane, buffer: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32);
 
     /// Returns rows to all remote ranks but `masked`, and raises their flags. All lanes of a warp call. The rows are
     /// received ones that the experts have replaced, or were [staged](Self::staged_back).
-    fn give_back(arena: &Arena<Self>, lane: &Lane, slot: u64, epoch: u64, masked: u64, is_in_place: bool);
+    fn give_back(arena: &Arena<Self>, lane: &Lane, buffer: u64, epoch: u64, masked: u64, is_in_place: bool);
 }
 
 /// Loads and stores reach all ranks. `MEETS` is false only in tests of the barrier.
@@ -336,8 +337,8 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
     }
 
     #[inline(always)]
-    fn sent(&self, word: GlobalWord, slot: u64, source: u32) -> RoutedFlag<'a, B> {
-        self.flag(word, slot, source)
+    fn sent(&self, word: GlobalWord, buffer: u64, source: u32) -> RoutedFlag<'a, B> {
+        self.flag(word, buffer, source)
     }
 
     #[inline(always)]
@@ -346,9 +347,9 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
     }
 
     #[inline(always)]
-    fn staged(&self, slot: u64, rank: u32) -> (u64, u64) {
+    fn staged(&self, buffer: u64, rank: u32) -> (u64, u64) {
         let remote = self.network.remote(rank);
-        (self.network.rows.at(slot, remote), self.network.meta.at(slot, remote))
+        (self.network.rows.at(buffer, remote), self.network.meta.at(buffer, remote))
     }
 
     #[inline(always)]
@@ -357,7 +358,7 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
     }
 
     #[inline(always)]
-    fn send(arena: &Arena<Self>, lane: &Lane, slot: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32) {
+    fn send(arena: &Arena<Self>, lane: &Lane, buffer: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32) {
         let (route, sizes) = (&arena.route, &lane.sizes);
         // Only one lane posts, here and below. Where several did and the queue was full, a lane stayed behind on GPUs
         // (docs/log/2026-11-25.md).
@@ -370,12 +371,12 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
             if !route.is_remote(to) || masked >> to & 1 != 0 {
                 continue;
             }
-            let (count, (rows, meta)) = (count(to), route.staged(slot, to));
+            let (count, (rows, meta)) = (count(to), route.staged(buffer, to));
             let of = |at: u64, from: u64, bytes: u32| (at, from, u64::from(count) * u64::from(bytes));
-            let rows = of(lane.rows(slot, arena.rank()), rows, sizes.row_bytes);
-            let meta = of(lane.meta(slot, arena.rank()), meta, sizes.meta_bytes);
+            let rows = of(lane.rows(buffer, arena.rank()), rows, sizes.row_bytes);
+            let meta = of(lane.meta(buffer, arena.rank()), meta, sizes.meta_bytes);
             let is_sent = (count == 0 || route.put(lane, to, rows))
-                && route.put_last(arena, lane, to, meta, (slot, flag(epoch, count)));
+                && route.put_last(arena, lane, to, meta, (buffer, flag(epoch, count)));
             if !is_sent {
                 route.is_unsent(arena, lane, to, epoch, MASKED);
             }
@@ -383,14 +384,14 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
     }
 
     #[inline(always)]
-    fn give_back(arena: &Arena<Self>, lane: &Lane, slot: u64, epoch: u64, masked: u64, is_in_place: bool) {
+    fn give_back(arena: &Arena<Self>, lane: &Lane, buffer: u64, epoch: u64, masked: u64, is_in_place: bool) {
         let (route, sizes, each) = (&arena.route, &lane.sizes, lane.sizes.back_rows);
-        let (bytes, at) = (u64::from(sizes.back_bytes), lane.returned(slot, arena.rank()));
+        let (bytes, at) = (u64::from(sizes.back_bytes), lane.returned(buffer, arena.rank()));
         for to in 0..sizes.ranks {
             if !route.is_remote(to) || masked >> to & 1 != 0 {
                 continue;
             }
-            let got = arena.word(lane.got(slot, to)).load_relaxed_gpu() as u32;
+            let got = arena.word(lane.got(buffer, to)).load_relaxed_gpu() as u32;
             let mut is_sent = true;
             if each > 1 {
                 // Not all ids of a row are of this rank, so only runs of rows go together.
@@ -398,7 +399,7 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
                 while first < rows {
                     let index = first + lane_index();
                     let meta =
-                        arena.here() + lane.meta(slot, to) + u64::from(index / each) * u64::from(sizes.meta_bytes);
+                        arena.here() + lane.meta(buffer, to) + u64::from(index / each) * u64::from(sizes.meta_bytes);
                     // Safety: the description of a received row.
                     let goes = index < rows && unsafe { load(meta + 4 + 4 * u64::from(index % each)) } as i32 >= 0;
                     let mut goes = u64::from(Warp.ballot(goes));
@@ -416,7 +417,7 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
                 }
             }
             if lane_index() == 0 {
-                let from = if is_in_place { lane.rows(slot, to) } else { route.staged_back(to) };
+                let from = if is_in_place { lane.rows(buffer, to) } else { route.staged_back(to) };
                 let range = (at, from, if each > 1 { 0 } else { u64::from(got) * bytes });
                 let value = (RETURNED, flag(epoch, PUSHED));
                 if !is_sent || !route.put_last(arena, lane, to, range, value) {

@@ -54,7 +54,7 @@ impl<'a> Part<'a> {
     fn new(to: &'a Arranged, number: u32) -> Self {
         let sizes = &to.received.lane().sizes;
         let source = number / parts(sizes);
-        let rows = to.received.source(to.received.slot(), source);
+        let rows = to.received.source(to.received.buffer(), source);
         let length = rows.count.div_ceil(parts(sizes));
         let first = rows.count.min(number % parts(sizes) * length);
         Self { to, number, source, rows, first, end: rows.count.min(first + length) }

@@ -5,9 +5,9 @@ use gin_device::Deadline;
 use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::{Memory, Word};
 
-/// Returns the slot of a dispatch.
+/// Returns the buffer of a dispatch.
 #[inline(always)]
-pub const fn slot(epoch: u64) -> u64 {
+pub const fn buffer(epoch: u64) -> u64 {
     epoch & 1
 }
 

@@ -2,7 +2,7 @@
 //! The rows that a rank has received, for the kernels of its experts.
 
 use crate::lane::{EPOCH, Lane, load};
-use crate::protocol::slot;
+use crate::protocol::buffer;
 use gin_device::sys::{GlobalWord, Word};
 
 /// The rows that a rank has received in a dispatch: a parameter of kernels that run between dispatch and combine.
@@ -55,22 +55,22 @@ impl Received {
     }
 
     #[inline(always)]
-    pub(crate) fn slot(&self) -> u64 {
-        slot(self.epoch())
+    pub(crate) fn buffer(&self) -> u64 {
+        buffer(self.epoch())
     }
 
-    /// Returns the rows from a source, in [`slot`](Self::slot).
+    /// Returns the rows from a source, in [`buffer`](Self::buffer).
     #[inline(always)]
-    pub(crate) fn source(&self, slot: u64, source: u32) -> Source {
+    pub(crate) fn source(&self, buffer: u64, source: u32) -> Source {
         let (lane, arena) = (&self.lane, self.arena);
         // Safety: a word of the arena.
-        let count = unsafe { GlobalWord::new(arena + lane.got(slot, source)) }.load_relaxed_gpu() as u32;
+        let count = unsafe { GlobalWord::new(arena + lane.got(buffer, source)) }.load_relaxed_gpu() as u32;
         let first = lane.first_of(arena, source);
         Source {
             count,
             index: lane.index(source, first, 0),
-            rows: arena + lane.rows(slot, source) + u64::from(first) * u64::from(lane.sizes.pitch),
-            metas: arena + lane.meta(slot, source) + u64::from(first) * u64::from(lane.sizes.meta_bytes),
+            rows: arena + lane.rows(buffer, source) + u64::from(first) * u64::from(lane.sizes.pitch),
+            metas: arena + lane.meta(buffer, source) + u64::from(first) * u64::from(lane.sizes.meta_bytes),
         }
     }
 
@@ -107,7 +107,7 @@ impl Received {
             return 0;
         }
         // Safety: a word of the arena.
-        unsafe { GlobalWord::new(self.arena + self.lane.got(self.slot(), source)) }.load_relaxed_gpu() as u32
+        unsafe { GlobalWord::new(self.arena + self.lane.got(self.buffer(), source)) }.load_relaxed_gpu() as u32
     }
 
     /// Returns the number of rows that rank `source` had for this rank: more than [`count`](Self::count) if they do not
@@ -146,7 +146,7 @@ impl Received {
     #[must_use]
     pub fn row(&self, source: u32, row: u32) -> *mut u8 {
         let offset = u64::from(self.first(source) + row) * u64::from(self.lane.sizes.pitch);
-        (self.arena + self.lane.rows(self.slot(), source) + offset) as usize as *mut u8
+        (self.arena + self.lane.rows(self.buffer(), source) + offset) as usize as *mut u8
     }
 
     /// Returns the address of the scales of a row, or of their place as [`row`](Self::row) does: a multiple of 16.
@@ -161,7 +161,7 @@ impl Received {
     #[inline(always)]
     pub(crate) fn meta_at(&self, source: u32, row: u32) -> u64 {
         let row = u64::from(self.first(source) + row);
-        self.lane.meta(self.slot(), source) + row * u64::from(self.lane.sizes.meta_bytes)
+        self.lane.meta(self.buffer(), source) + row * u64::from(self.lane.sizes.meta_bytes)
     }
 
     #[inline(always)]

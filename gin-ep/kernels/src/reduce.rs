@@ -27,9 +27,9 @@ pub unsafe fn reduce<E: Element>(to: &Arranged, rows: u64) {
     let units = pairs.div_ceil(UNIT);
     let step = Block.size() / WARP_SIZE * grid_dim().count() as u32;
     let mut unit = Block.rank() / WARP_SIZE * grid_dim().count() as u32 + block_in_grid();
-    let (slot, lane) = (received.slot(), received.lane());
+    let (buffer, lane) = (received.buffer(), received.lane());
     for source in 0..sizes.ranks {
-        let source = received.source(slot, source);
+        let source = received.source(buffer, source);
         let count = source.count;
         while unit < count * units {
             let (row, pair) = (unit / units, unit % units * UNIT + k);

@@ -12,7 +12,7 @@ use crate::Received;
 use crate::arrange::before;
 use crate::dispatch::{Arena, is_silent};
 use crate::lane::{EPOCH, MASKED, Sizes, load};
-use crate::protocol::{self, slot, wait};
+use crate::protocol::{self, buffer, wait};
 use crate::status;
 use gin_device::prelude::*;
 use gin_device::shared::SharedArray;
@@ -319,9 +319,9 @@ impl Work<'_> {
         let (arena, lane) = (self.arena, self.received.lane());
         let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
         let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
-        let (slot, launch) = (slot(epoch), self.launch());
+        let (buffer, launch) = (buffer(epoch), self.launch());
         let tell = |source: u32, rows: u32| {
-            arena.word(lane.got(slot, source)).store_relaxed_gpu(rows.into());
+            arena.word(lane.got(buffer, source)).store_relaxed_gpu(rows.into());
             protocol::raise::<Global>(self.lists().heard(source), launch, 0);
         };
         let mut missing = u64::MAX >> (64 - lane.sizes.ranks);
@@ -333,7 +333,7 @@ impl Work<'_> {
                 let rows = if masked >> source & 1 != 0 {
                     Some(0)
                 } else {
-                    look::<Global>(arena.word(lane.sent_flag(slot, source)), epoch)
+                    look::<Global>(arena.word(lane.sent_flag(buffer, source)), epoch)
                 };
                 if let Some(rows) = rows {
                     tell(source, rows.min(lane.sizes.tokens));
@@ -346,7 +346,7 @@ impl Work<'_> {
             while missing != 0 {
                 let source = missing.trailing_zeros();
                 missing &= missing - 1;
-                let seen = arena.word(lane.sent_flag(slot, source)).load_relaxed_sys() >> 32;
+                let seen = arena.word(lane.sent_flag(buffer, source)).load_relaxed_sys() >> 32;
                 is_silent(arena, lane, source, epoch, (stop, seen));
                 tell(source, 0);
             }

@@ -6,7 +6,7 @@ use crate::Received;
 use crate::arrange::Arranged;
 use crate::dispatch::Arena;
 use crate::lane::load;
-use crate::protocol::slot;
+use crate::protocol::buffer;
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
 
@@ -95,7 +95,7 @@ pub(super) struct Back<'a> {
 impl<'a> Back<'a> {
     #[inline(always)]
     pub(super) fn new(arena: &'a Arena, received: &'a Received) -> Self {
-        Self { arena, received, returned: received.lane().returned(slot(received.epoch()), arena.rank()) }
+        Self { arena, received, returned: received.lane().returned(buffer(received.epoch()), arena.rank()) }
     }
 
     /// Returns the address of the row that comes back for an id of a received row.
