@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One GPU of the process, shared by all ranks on it: its context, its properties, and the loaded kernels.
 
+use super::copy_stream::CopyStream;
 use super::driver::{check, handle, no_device, start, written};
 use super::info;
-use super::lane::Lane;
 use super::module::Image;
 use crate::{GpuError, Limits, lock};
 use cudarc::driver::sys::{
@@ -49,8 +49,8 @@ pub(super) struct Context {
     pub(super) users: AtomicU32,
     /// By the address of the PTX text, which is static.
     pub(super) images: Mutex<HashMap<usize, Arc<Image>>>,
-    /// The unused lanes.
-    pub(super) lanes: Mutex<Vec<Lane>>,
+    /// The unused copy streams.
+    pub(super) copy_streams: Mutex<Vec<CopyStream>>,
 }
 
 // Safety: a context may be made current on any thread, on several at the same time.
@@ -131,7 +131,7 @@ impl Context {
             friends: Mutex::default(),
             users: AtomicU32::new(0),
             images: Mutex::default(),
-            lanes: Mutex::default(),
+            copy_streams: Mutex::default(),
         };
         for needed in [
             Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING,

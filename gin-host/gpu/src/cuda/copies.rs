@@ -3,9 +3,9 @@
 
 use super::CudaDevice;
 use super::context::Context;
+use super::copy_stream::{BUFFER, CopyStream, VALUES};
 use super::deferred::Resource;
 use super::driver::{self, BesideCaptures, check, is_done, new_event};
-use super::lane::{BUFFER, Lane, VALUES};
 use super::launches::defer;
 use crate::copier::{Copier, Ticket};
 use crate::{GpuError, Memory, MemoryKind};
@@ -30,11 +30,11 @@ struct Batch {
     bytes: Vec<usize>,
 }
 
-/// Copies on a lane of their own, in order.
+/// Copies on a stream of their own, in order.
 #[derive(Debug)]
 pub(super) struct Copies {
     /// `None` only in `drop`.
-    lane: Option<Lane>,
+    copy_stream: Option<CopyStream>,
     context: Arc<Context>,
     started: Ticket,
     done: Ticket,
@@ -60,7 +60,7 @@ unsafe impl Send for Copies {}
 impl Copies {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, GpuError> {
         Ok(Self {
-            lane: Some(Lane::take(context)?),
+            copy_stream: Some(CopyStream::take(context)?),
             context: context.clone(),
             started: 0,
             done: 0,
@@ -74,9 +74,9 @@ impl Copies {
         })
     }
 
-    fn lane(&mut self) -> Result<&mut Lane, GpuError> {
+    fn copy_stream(&mut self) -> Result<&mut CopyStream, GpuError> {
         let missing = self.context.unsupported("copy after its end");
-        self.lane.as_mut().ok_or(missing)
+        self.copy_stream.as_mut().ok_or(missing)
     }
 
     /// Returns the GPU that holds the memory; `None` for memory of the host.
@@ -92,7 +92,7 @@ impl Copies {
             Some(event) => event,
             None => new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
         };
-        let stream = self.lane()?.stream;
+        let stream = self.copy_stream()?.stream;
         // Safety: both are alive.
         if let Err(error) = check("record the end of a copy", unsafe { sys::cuEventRecord(event, stream) }) {
             self.spare.push(event);
@@ -125,7 +125,7 @@ impl Copies {
         if count == 0 {
             return Ok(());
         }
-        let stream = self.lane()?.stream;
+        let stream = self.copy_stream()?.stream;
         let nowhere = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
         let mut attributes = CUmemcpyAttributes {
             srcAccessOrder: CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
@@ -203,14 +203,14 @@ impl Copier for Copies {
         // A copy within the GPU would need a processor, and perhaps none is free. The chunks follow each other in the
         // stream, so one buffer is enough.
         self.start()?;
-        let lane = self.lane()?;
-        let buffer = lane.buffer;
+        let copies = self.copy_stream()?;
+        let buffer = copies.buffer;
         for at in (0..bytes).step_by(BUFFER as usize) {
             let chunk = BUFFER.min(bytes - at);
-            // Safety: the caller's promise; the buffer lives as long as the lane.
+            // Safety: the caller's promise; the buffer lives as long as the copy stream.
             unsafe {
-                lane.start(buffer, from_address + at, chunk)?;
-                lane.start(to_address + at, buffer, chunk)?;
+                copies.start(buffer, from_address + at, chunk)?;
+                copies.start(to_address + at, buffer, chunk)?;
             }
         }
         self.mark()
@@ -227,9 +227,9 @@ impl Copier for Copies {
         // Also refuses memory of another kind of device.
         self.holder(to.0)?;
         let slot = self.values % MOST_VALUES;
-        let lane = self.lane()?;
-        let place = lane.buffer + BUFFER + slot * 8;
-        // Safety: no copy uses this place of the lane's buffer, because its last value is written.
+        let copies = self.copy_stream()?;
+        let place = copies.buffer + BUFFER + slot * 8;
+        // Safety: no copy uses this place of the copy stream's buffer, because its last value is written.
         unsafe { (place as usize as *mut u64).write_volatile(value.to_le()) };
         let ticket = self.add(to.1, place, bytes.min(8))?;
         self.values += 1;
@@ -254,8 +254,8 @@ impl Drop for Copies {
         for event in events {
             defer(&self.context, Resource::Event(event));
         }
-        if let Some(lane) = self.lane.take() {
-            defer(&self.context, Resource::Lane(lane));
+        if let Some(copies) = self.copy_stream.take() {
+            defer(&self.context, Resource::CopyStream(copies));
         }
     }
 }

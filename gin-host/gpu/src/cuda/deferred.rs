@@ -5,8 +5,8 @@
 //! caller. So these calls are deferred, and a progress thread never makes them: it only adds to the list.
 
 use super::context::Context;
+use super::copy_stream::CopyStream;
 use super::driver::check;
-use super::lane::Lane;
 use super::launches::defer;
 use super::memory::forget_pinned;
 use super::pages;
@@ -32,8 +32,8 @@ pub(super) enum Resource {
     Graph(CUgraphExec),
     /// A module.
     Module(CUmodule),
-    /// A lane that may still copy.
-    Lane(Lane),
+    /// A copy stream that may still copy.
+    CopyStream(CopyStream),
     /// Memory that is mapped at a place.
     Placed(FlatPlace),
     /// Memory that is mapped at addresses of its own: the first byte, and the number of bytes.
@@ -78,8 +78,8 @@ impl Drop for Deferred {
 /// Frees the resource. Returns the rest, which the caller drops without the lock, because dropping may defer more.
 pub(super) fn free(context: &Context, resource: Resource) -> Result<Box<dyn Any>, GpuError> {
     match resource {
-        Resource::Lane(lane) => {
-            lane.give_back();
+        Resource::CopyStream(copies) => {
+            copies.give_back();
             return Ok(Box::new(()));
         }
         Resource::Pages(first) => {
@@ -107,7 +107,7 @@ pub(super) fn free(context: &Context, resource: Resource) -> Result<Box<dyn Any>
                 check("give back pinned memory", sys::cuMemHostUnregister(pointer(pages.start)))
             }
             Resource::Addresses(start, bytes) => release(*start, *bytes),
-            Resource::Lane(_) | Resource::Pages(_) => Ok(()),
+            Resource::CopyStream(_) | Resource::Pages(_) => Ok(()),
         }
     });
     match freed {

@@ -321,7 +321,7 @@ pub(super) fn free_deferred() {
         }
         let mut deferred = lock(&DEFERRED);
         let is_copying = deferred.resources.iter().any(|(_, resource)| match resource {
-            Resource::Lane(lane) => lane.is_idle() == Ok(false),
+            Resource::CopyStream(copies) => copies.is_idle() == Ok(false),
             _ => false,
         });
         if is_copying {

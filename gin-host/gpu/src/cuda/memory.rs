@@ -2,9 +2,9 @@
 //! Allocations.
 
 use super::context::Context;
+use super::copy_stream::{CopyStream, host_alloc};
 use super::deferred::{Deferred, Resource};
 use super::driver::written;
-use super::lane::{Lane, host_alloc};
 use super::launches::free_deferred;
 use crate::error::out_of_memory;
 use crate::{Allocation, GpuError, MemoryKind, lock};
@@ -66,7 +66,7 @@ pub(super) fn allocate(context: &Arc<Context>, kind: MemoryKind, bytes: u64) -> 
             let address = written("allocate device memory", 0, allocate).map_err(refuse)?;
             let memory = owned(address, Resource::Device(address));
             // Safety: these bytes were just allocated.
-            Lane::with(context, |lane| unsafe { lane.zero(address, bytes) })?;
+            CopyStream::with(context, |copies| unsafe { copies.zero(address, bytes) })?;
             Ok(memory)
         }
     }

@@ -22,17 +22,17 @@
 //!   refused. The sum assumes the worst placement of blocks, so some launches that would fit are refused. Of a stream
 //!   it counts the largest kernel since the stream was seen idle.
 //! - Memory is zeroed and copied through pinned buffers, by copy engines. These work even while every processor is
-//!   taken. A [`Stream::copy`] between addresses of one GPU does not use them: it needs a free processor.
+//!   taken. A [`Stream::copy`] between addresses of one GPU does not use them: it needs a free SM.
 //! - Kernels that are part of CUDA graphs are not counted here: see [`CudaStream`].
 //! - No thread waits inside the driver: streams and events are queried repeatedly.
 
 mod context;
 mod copies;
+mod copy_stream;
 mod deferred;
 mod driver;
 mod import;
 mod info;
-mod lane;
 mod launches;
 mod memory;
 mod module;
@@ -49,7 +49,7 @@ pub use stream::CudaStream;
 
 use self::context::Context;
 use self::copies::Copies;
-use self::lane::Lane;
+use self::copy_stream::CopyStream;
 use self::memory::is_pinned;
 use self::module::{Handle, Image, Images};
 use self::resident::Hold;
@@ -172,7 +172,7 @@ impl Device for CudaDevice {
             return Ok(());
         }
         // Safety: the caller's promise.
-        Lane::with(&self.context, |lane| unsafe { lane.write(destination, source) })
+        CopyStream::with(&self.context, |copies| unsafe { copies.write(destination, source) })
     }
 
     unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError> {
@@ -183,7 +183,7 @@ impl Device for CudaDevice {
             return Ok(());
         }
         // Safety: the caller's promise.
-        Lane::with(&self.context, |lane| unsafe { lane.read(destination, source) })
+        CopyStream::with(&self.context, |copies| unsafe { copies.read(destination, source) })
     }
 
     fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {

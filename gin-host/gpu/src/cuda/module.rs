@@ -2,9 +2,9 @@
 //! Kernels from PTX and machine code.
 
 use super::context::Context;
+use super::copy_stream::CopyStream;
 use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, start, version_text, written};
-use super::lane::Lane;
 use super::launches::Fit;
 use super::stream;
 use crate::launch::unknown;
@@ -221,7 +221,7 @@ impl Image {
         }
         let mut version = [0; size_of::<u32>()];
         // Safety: the symbol has at least these bytes.
-        Lane::with(&self.context, |lane| unsafe { lane.read(&mut version, address) })?;
+        CopyStream::with(&self.context, |copies| unsafe { copies.read(&mut version, address) })?;
         let (kernel, kernel_abi) = (self.context.full_name(), u32::from_ne_bytes(version));
         if kernel_abi != ABI_VERSION {
             return Err(GpuError::AbiMismatch { kernel, kernel_abi, host_abi: ABI_VERSION });

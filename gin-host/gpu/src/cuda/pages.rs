@@ -8,9 +8,9 @@
 
 use super::CudaDevice;
 use super::context::Context;
+use super::copy_stream::address_of_host;
 use super::deferred::Resource;
 use super::driver::{check, describe, written};
-use super::lane::address_of_host;
 use super::launches::{defer, free_deferred};
 use crate::shared::{page, pointer};
 use crate::{GpuError, Keep, MappedPages, MemoryFile, NicAccess, lock, whole_pages};

@@ -46,7 +46,7 @@ impl State {
     }
 
     /// Returns whether a launch, which has waited since `since`, must wait. A cooperative launch waits until the
-    /// resident kernels of its GPU run. Otherwise its blocks would spread over all free processors and leave no whole
+    /// resident kernels of its GPU run. Otherwise its blocks would spread over all free SMs and leave no whole
     /// one to a resident kernel that is launched later.
     ///
     /// # Errors

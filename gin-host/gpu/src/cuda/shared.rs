@@ -4,10 +4,10 @@
 
 use super::CudaDevice;
 use super::context::Context;
+use super::copy_stream::{CopyStream, address_of_host};
 use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, error, written};
 use super::info;
-use super::lane::{Lane, address_of_host};
 use super::launches::{defer, free_deferred};
 use super::memory::know_pinned;
 use crate::error::out_of_memory;
@@ -134,7 +134,7 @@ fn allocate(
     let access = if shared { vec![context.own_access()] } else { context.access() };
     let memory = map(context, &handle, length, place, file, &access)?;
     // Safety: these bytes were just mapped.
-    Lane::with(context, |lane| unsafe { lane.zero(memory.address, length) })?;
+    CopyStream::with(context, |copies| unsafe { copies.zero(memory.address, length) })?;
     Ok(memory)
 }
 

@@ -3,9 +3,9 @@
 
 use super::CudaDevice;
 use super::context::Context;
+use super::copy_stream::new_stream;
 use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, is_done, new_event, written};
-use super::lane::new_stream;
 use super::launches::{self, Before, Fit, Wanted, free_deferred};
 use super::module::{Handle, Image};
 use super::raw::{RawHandle, is_capturing};

@@ -2,7 +2,7 @@
 //! A stream for copies, with a pinned buffer.
 //!
 //! Kernels that wait for each other may fill the GPU. Copies between host and device run beside them on copy engines.
-//! Copies within a GPU and memsets need a free processor and might never start. So all copies here go through pinned
+//! Copies within a GPU and memsets need a free SM and might never start. So all copies here go through pinned
 //! memory, also those from a device to itself.
 
 use super::context::Context;
@@ -21,7 +21,7 @@ pub(super) const VALUES: u64 = 64 << 10;
 
 /// A stream that waits for no other stream, and its buffer.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct CopyStream {
     context: Arc<Context>,
     pub(super) stream: CUstream,
     /// The address of the buffer, on host and device. The values are behind it.
@@ -29,34 +29,34 @@ pub(super) struct Lane {
 }
 
 // Safety: a stream may be used from any thread.
-unsafe impl Send for Lane {}
+unsafe impl Send for CopyStream {}
 // Safety: all methods that start something take `&mut self`.
-unsafe impl Sync for Lane {}
+unsafe impl Sync for CopyStream {}
 
-impl Lane {
-    /// Returns an unused lane, or a new one.
+impl CopyStream {
+    /// Returns an unused stream, or a new one.
     pub(super) fn take(context: &Arc<Context>) -> Result<Self, GpuError> {
-        if let Some(lane) = lock(&context.lanes).pop() {
-            return Ok(lane);
+        if let Some(copies) = lock(&context.copy_streams).pop() {
+            return Ok(copies);
         }
         context.enter()?;
         Ok(Self { context: context.clone(), stream: new_stream(0)?, buffer: host_alloc(BUFFER + VALUES)? })
     }
 
-    /// Runs `work` with a lane. A lane whose work has failed is not used again.
+    /// Runs `work` with a copy stream. A stream whose work has failed is not used again.
     pub(super) fn with(
         context: &Arc<Context>,
         work: impl FnOnce(&mut Self) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
-        let mut lane = Self::take(context)?;
-        work(&mut lane)?;
-        lane.give_back();
+        let mut copies = Self::take(context)?;
+        work(&mut copies)?;
+        copies.give_back();
         Ok(())
     }
 
-    /// Keeps the lane for the next user. All its copies must be done.
+    /// Keeps the copy stream for the next user. All its copies must be done.
     pub(super) fn give_back(self) {
-        lock(&self.context.clone().lanes).push(self);
+        lock(&self.context.clone().copy_streams).push(self);
     }
 
     /// Starts a copy between the host's pinned memory and the device.
