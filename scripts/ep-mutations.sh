@@ -168,8 +168,8 @@ cp "$kernels"/matmul/*.rs "$copy/$kernels/matmul"
 mutation "groups that are counted again" $kernels/routes.rs "self.passed = group;" "" $rounds
 mutation "the rest of a round not counted" $kernels/routes.rs "self.pass(next);" "" $rounds
 mutation "one buffer of rows" $kernels/protocol.rs "epoch & 1" "epoch & 0" $races
-mutation "the flag of the other buffer" $kernels/dispatch.rs "arena.word(lane.sent_flag(buffer, source))" \
-    "arena.word(lane.sent_flag(buffer ^ 1, source))" $bits
+mutation "the flag of the other buffer" $kernels/dispatch.rs "arena.word(slot.sent_flag(buffer, source))" \
+    "arena.word(slot.sent_flag(buffer ^ 1, source))" $bits
 mutation "a flag of any epoch" $kernels/protocol.rs "wrapping_sub(epoch as u32) < 1 << 31" \
     "wrapping_sub(epoch as u32) < u32::MAX" $bits
 mutation "rows in place announced by the fifth block" $kernels/combine.rs "before == 0" "before == 4" $resident
@@ -178,7 +178,7 @@ mutation "a stored row added twice in place" $kernels/combine.rs "let is_first =
 mutation "places of another rank" $kernels/dispatch.rs "owner.wrapping_sub(first) % WARP_SIZE" "first % WARP_SIZE" \
     $routing
 mutation "no words cleared for the next combine" $kernels/dispatch.rs \
-    "Launch::<Global>::new(arena.word(lane.word(COMBINE))).clear();" "" $bits
+    "Launch::<Global>::new(arena.word(slot.word(COMBINE))).clear();" "" $bits
 mutation "a weak signal behind rows and their descriptions" $kernels/network.rs ".add(by))" ".add(by).weak())" $network
 mutation "one buffer of staged rows" $kernels/network.rs "self.network.rows.at(buffer, remote)" \
     "self.network.rows.at(0, remote)" $network_races
@@ -192,19 +192,19 @@ mutation "rows past the end of a shared region" $kernels/dispatch.rs "routes.pla
     "routes.place(token, mine, u32::MAX)" $limits
 mutation "terms of rows that were left out" $kernels/combine.rs "is_first && is_sent" "is_first" $limits
 mutation "a shared region without the number of the first row" $kernels/routes.rs \
-    "if rank < ranks { first_at(arena, lane, rank) }" "if rank < ranks { first_at(arena, lane, rank).min(0) }" $limits
+    "if rank < ranks { first_at(arena, slot, rank) }" "if rank < ranks { first_at(arena, slot, rank).min(0) }" $limits
 mutation "places of a silent rank given away" $kernels/allot.rs \
-    "if protocol::is_over::<Global>(arena.word(lane.told(rank)), last >> 32) {" "if true {" $late
-mutation "places given away before all ranks have told" $kernels/allot.rs "(epoch, masked), lane.deadline" \
-    "(epoch.wrapping_sub(1), masked), lane.deadline" $shared_races
+    "if protocol::is_over::<Global>(arena.word(slot.told(rank)), last >> 32) {" "if true {" $late
+mutation "places given away before all ranks have told" $kernels/allot.rs "(epoch, masked), slot.deadline" \
+    "(epoch.wrapping_sub(1), masked), slot.deadline" $shared_races
 mutation "a tile of own rows left out" $kernels/matmul/early.rs "(at, index) if expert == at => index," \
     "(at, index) if expert == at => index + 1," $late_tiles
 mutation "sources heard by the fifth block" $kernels/matmul/turns.rs "self.hearers.add_relaxed_gpu(1) == 0" \
     "self.hearers.add_relaxed_gpu(1) == 4" $one_multiplies
 mutation "a section announced before its end" $kernels/dispatch.rs \
-    "end_section(arena, lane, section, until, masked)" "end_section(arena, lane, section, until + 1, masked)" $races
+    "end_section(arena, slot, section, until, masked)" "end_section(arena, slot, section, until + 1, masked)" $races
 mutation "rows awaited one token too early" $kernels/arrange.rs "epoch, token + 1)" "epoch, token)" $races
-mutation "descriptions behind the flag of rows" $kernels/format.rs "lane.described_flag(buffer, source)" \
-    "lane.sent_flag(buffer, source)" $mixed
+mutation "descriptions behind the flag of rows" $kernels/format.rs "slot.described_flag(buffer, source)" \
+    "slot.sent_flag(buffer, source)" $mixed
 mutation "tallies of the part itself counted as earlier" $kernels/places.rs "threads < self.number" "threads <= self.number" $layouts
 exit $bad

@@ -267,22 +267,22 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
     let mut fewer = Vec::new();
     if bench.pick(tokens >= 128, tokens == 8) {
         let group = Group::new(&comm, &bed.config())?;
-        let mut lane = group.lane(0)?;
+        let mut slot = group.slot(0)?;
         let (input, combine) = (bed.input(), Combine::reduced().into(&bed.output));
         for sms in bench.pick(&[4, 8, 16, 32][..], &[1]) {
             let calls = bed.calls(&bed.config().sms(*sms), Combines::InPlace, || {
                 let dispatch = chain(rank, &bed.stream, bed.length(), || {
-                    lane.exchange(&bed.stream, &input)?.release();
+                    slot.exchange(&bed.stream, &input)?.release();
                     Ok(())
                 })?;
                 let pair = chain(rank, &bed.stream, bed.length(), || {
-                    lane.exchange(&bed.stream, &input)?.combine(&bed.stream, Rows::InPlace, &combine)
+                    slot.exchange(&bed.stream, &input)?.combine(&bed.stream, Rows::InPlace, &combine)
                 })?;
                 Ok([dispatch, pair])
             })?;
             fewer.push((*sms, calls));
         }
-        drop(lane);
+        drop(slot);
         group.destroy()?;
     }
     comm.check("bench")?;

@@ -249,16 +249,16 @@ fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
         weights.write((2 * expert * hidden * depth) as u64, one)?;
     }
     let (products, outputs) = (memory(capacity * hidden)?, [memory(tokens * hidden)?, memory(tokens * hidden)?]);
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
     let factors = Experts::new(&arrangement, &rows, &weights);
     // All dispatches have the same ids, so the layout holds for all.
-    let mut received = lane.exchange(&stream, &input)?;
+    let mut received = slot.exchange(&stream, &input)?;
     received.arrange(&stream, &arrangement)?;
     received.release();
 
     let mut call = |returns: bool, multiplies: bool, combines: bool| -> Result<(), EpError> {
-        let mut received = lane.exchange(&stream, &input)?;
+        let mut received = slot.exchange(&stream, &input)?;
         if multiplies {
             let to = if returns { Products::Return } else { Products::At(&products) };
             received.multiply(&stream, &grouped, &factors, to)?;
@@ -287,7 +287,7 @@ fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     }
     comm.check("bench")?;
     times.wrong += u64::from(group.status()?.is_some());
-    drop(lane);
+    drop(slot);
     group.destroy()?;
     end(rank, &comm)?;
     Ok(times)
@@ -330,7 +330,7 @@ fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     let capacity = tokens * topk * 5 / 4 * 2 + 64 * number;
     let arrangement = Arrangement::new(&group, Layout::Packed { align: 1 }, capacity as u32)?;
     let (products, outputs) = (memory(capacity * hidden)?, [memory(tokens * hidden)?, memory(tokens * hidden)?]);
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
     let Some(rows) = arrangement.rows() else {
         return Err(EpError::Unsuited { what: "a layout without rows", remedy: "use `Layout::Packed`" });
@@ -340,10 +340,10 @@ fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     let mut call = |way: Way| -> Result<(), EpError> {
         let to = Combine::weighted(&scales).into(&outputs[usize::from(way == Way::Early)]);
         if way == Way::Early {
-            let received = lane.dispatch(&stream, &input)?.multiply(&stream, &early, &weights)?;
+            let received = slot.dispatch(&stream, &input)?.multiply(&stream, &early, &weights)?;
             return received.combine(&stream, Rows::Returned, &to);
         }
-        let mut received = lane.exchange(&stream, &input)?;
+        let mut received = slot.exchange(&stream, &input)?;
         if way != Way::Exchange {
             received.arrange(&stream, &arrangement)?;
         }
@@ -374,7 +374,7 @@ fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     }
     comm.check("bench")?;
     times.wrong += u64::from(group.status()?.is_some());
-    drop(lane);
+    drop(slot);
     group.destroy()?;
     end(rank, &comm)?;
     Ok(times)

@@ -9,10 +9,10 @@ from gincomm.ep import Combine, Element, Group, GroupConfig, Tokens
 def layer(rank):
     config = GroupConfig(experts=2, hidden=8, topk=2, element=Element.F32, deadline=gin.Deadline(30))
     with rank.communicator() as comm, Group(comm, config) as group:
-        stream, lane = rank.stream(), group.lane(0)
+        stream, slot = rank.stream(), group.slot(0)
         rows, sums = np.full((3, 8), rank.rank + 1, np.float32), np.zeros((3, 8), np.float32)
         ids = np.array([[0, -1], [1, -1], [0, 1]], np.int32)  # the experts of three tokens; -1 is none
-        received = lane.exchange(stream, Tokens(rows, ids))
+        received = slot.exchange(stream, Tokens(rows, ids))
         stream.synchronize()
         np.from_dlpack(received.rows())[:] *= 10**rank.rank  # this rank's expert, in place
         received.combine(stream, Combine.reduced(sums))

@@ -46,8 +46,8 @@ def by_torch(rows, ids, weights, rank, ranks):
     return arrived, sums.to(rows.dtype)
 
 
-def by_gin(lane, stream, rows, ids, weights, wait):
-    received = lane.exchange(stream, Tokens(rows, ids, weights=weights))
+def by_gin(slot, stream, rows, ids, weights, wait):
+    received = slot.exchange(stream, Tokens(rows, ids, weights=weights))
     wait()
     arrived = torch.from_dlpack(received.rows())
     numbers, their_weights = torch.from_dlpack(received.experts()), torch.from_dlpack(received.weights())
@@ -72,7 +72,7 @@ def main(cpu):
     wait = stream.synchronize if cpu else lambda: None
     config = GroupConfig(EXPERTS, HIDDEN, TOPK, tokens=TOKENS, deadline=gin.Deadline(30))
     with rank.communicator() as comm, Group(comm, config) as group:
-        lane = group.lane(0)
+        slot = group.slot(0)
         for round in range(ROUNDS):
             torch.manual_seed(100 * round + rank.rank)
             count = TOKENS - round * (rank.rank + 1)
@@ -80,7 +80,7 @@ def main(cpu):
             ids = torch.rand(count, EXPERTS).topk(TOPK).indices.to(device)
             weights = torch.rand(count, TOPK).to(device)
             expected = by_torch(rows, ids, weights, rank.rank, rank.ranks)
-            found = by_gin(lane, stream, rows, ids, weights, wait)
+            found = by_gin(slot, stream, rows, ids, weights, wait)
             stream.synchronize()
             if (report := group.status()) is not None:
                 sys.exit(f"rank {rank.rank}, round {round}: {report}")

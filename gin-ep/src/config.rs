@@ -64,7 +64,7 @@ pub enum Scales {
 /// ```
 /// use gin_ep::GroupConfig;
 ///
-/// let config = GroupConfig::new(256, 7168, 8).tokens(128).lanes(1);
+/// let config = GroupConfig::new(256, 7168, 8).tokens(128).slots(1);
 /// // Two buffers with 128 rows of each rank, there and back, of 14,336 bytes; 80 bytes for each row there; 4 bytes for
 /// // each id; and flags.
 /// assert_eq!(config.footprint(2)?, 14_725_488);
@@ -77,7 +77,7 @@ pub struct GroupConfig {
     pub(crate) hidden: u32,
     pub(crate) topk: u32,
     pub(crate) tokens: u32,
-    pub(crate) lanes: u32,
+    pub(crate) slots: u32,
     pub(crate) element: Element,
     pub(crate) at_source: bool,
     pub(crate) back_f32: bool,
@@ -101,14 +101,14 @@ impl fmt::Display for GroupConfig {
 impl GroupConfig {
     /// Makes the configuration of a model with `experts` experts on all ranks together, rows of `hidden` elements, and
     /// `topk` experts for each token. Elements are BF16, and one row comes back for each rank of a token. A rank has
-    /// room for 128 tokens and one lane, and waits for 1 s.
+    /// room for 128 tokens and one slot, and waits for 1 s.
     pub const fn new(experts: u32, hidden: u32, topk: u32) -> Self {
         Self {
             experts,
             hidden,
             topk,
             tokens: 128,
-            lanes: 1,
+            slots: 1,
             element: Element::Bf16,
             at_source: false,
             back_f32: false,
@@ -129,10 +129,10 @@ impl GroupConfig {
         self
     }
 
-    /// Sets the number of lanes. Each has memory of its own, and its kernels take at most its part of the GPU.
+    /// Sets the number of slots. Each has memory of its own, and its kernels take at most its part of the GPU.
     #[must_use]
-    pub const fn lanes(mut self, lanes: u32) -> Self {
-        self.lanes = lanes;
+    pub const fn slots(mut self, slots: u32) -> Self {
+        self.slots = slots;
         self
     }
 
@@ -193,7 +193,7 @@ impl GroupConfig {
         self
     }
 
-    /// Sets the number of dispatches that the lanes have made already, for tests of large numbers.
+    /// Sets the number of dispatches that the slots have made already, for tests of large numbers.
     #[doc(hidden)]
     #[must_use]
     pub const fn first_epoch(mut self, epoch: u64) -> Self {
@@ -248,7 +248,7 @@ impl GroupConfig {
     pub fn footprint(&self, ranks: u32) -> Result<u64, EpError> {
         let sizes = self.sizes(ranks)?;
         let plan = if self.has_plan() { sizes.plan_bytes() } else { 0 };
-        Ok((sizes.lane_bytes() + plan) * u64::from(self.lanes))
+        Ok((sizes.slot_bytes() + plan) * u64::from(self.slots))
     }
 
     /// Returns the bytes that a group takes on each of `ranks` ranks, if loads and stores reach those of its LSA team,
@@ -267,8 +267,8 @@ impl GroupConfig {
         }
         self.is_near_only()?;
         self.block_over(true)?;
-        let more = Network::lane_bytes(&sizes, near) + SIGNAL_BYTES * Network::signals(&sizes);
-        Ok(self.footprint(ranks)? + more * u64::from(self.lanes))
+        let more = Network::slot_bytes(&sizes, near) + SIGNAL_BYTES * Network::signals(&sizes);
+        Ok(self.footprint(ranks)? + more * u64::from(self.slots))
     }
 
     /// Returns the values that all ranks pass alike, by the names of the calls that set them.
@@ -283,7 +283,7 @@ impl GroupConfig {
             ("hidden", self.hidden.to_string()),
             ("topk", self.topk.to_string()),
             ("tokens", self.tokens.to_string()),
-            ("lanes", self.lanes.to_string()),
+            ("slots", self.slots.to_string()),
             ("element", element),
             ("at_source", self.at_source.to_string()),
             ("back_f32", self.back_f32.to_string()),
@@ -364,7 +364,7 @@ impl GroupConfig {
         limit("the number of experts of a token", self.topk.into(), 1, MOST_TOPK)?;
         limit("the number of bytes of a row", row_bytes, 16, MOST_ROW_BYTES)?;
         limit("the number of bytes of the scales of a row", scale_bytes, 0, MOST_ROW_BYTES)?;
-        limit("the number of lanes", self.lanes.into(), 1, 64)?;
+        limit("the number of slots", self.slots.into(), 1, 64)?;
         limit("the number of tokens", self.tokens.into(), 1, 65_536)?;
         if let Some(rows) = self.max_rows {
             let (given, most) = (u64::from(rows), u64::from(ranks) * u64::from(self.tokens));

@@ -12,7 +12,7 @@ use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSou
 /// [`Sent::multiply`](crate::Sent::multiply) launches it.
 ///
 /// The experts of a rank multiply the rows themselves, of BF16, and one row comes back for each id, so the group has
-/// [`at_source`](crate::GroupConfig::at_source). Each lane has state of its own, so lanes may use it on several
+/// [`at_source`](crate::GroupConfig::at_source). Each slot has state of its own, so slots may use it on several
 /// streams.
 #[derive(Debug)]
 pub struct EarlyMatmul {
@@ -21,12 +21,12 @@ pub struct EarlyMatmul {
     /// The number of the group.
     group: u64,
     sizes: Sizes,
-    /// For each lane [`Early::state_bytes`].
+    /// For each slot [`Early::state_bytes`].
     state: MemorySlice,
 }
 
 impl EarlyMatmul {
-    /// Prepares products by at most `blocks` blocks, or as many as the GPU runs at the same time. Lanes, and ranks
+    /// Prepares products by at most `blocks` blocks, or as many as the GPU runs at the same time. Slots, and ranks
     /// that share a GPU, divide that number, because blocks wait for rows.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl EarlyMatmul {
         let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
         let most = gpu.resident_blocks(&kernel, &shape(1))? / group.shares;
         let shape = shape(most.min(blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
-        let bytes = Early::state_bytes(&sizes) * group.lanes.len() as u64;
+        let bytes = Early::state_bytes(&sizes) * group.slots.len() as u64;
         let state = Memory::new(gpu, MemoryKind::Device, bytes)?.whole();
         Ok(Self { kernel, shape, group: group.number, sizes, state })
     }
@@ -60,35 +60,35 @@ impl EarlyMatmul {
         self.shape.blocks()
     }
 
-    /// Returns the number of tiles that blocks took before all rows were there, in the last launch on a lane, for tests
+    /// Returns the number of tiles that blocks took before all rows were there, in the last launch on a slot, for tests
     /// and tools: also tiles that did not exist, one of each block at most. The stream is done.
     ///
     /// # Errors
-    /// [`EpError::Lane`], or an error of the device.
+    /// [`EpError::Slot`], or an error of the device.
     #[doc(hidden)]
-    pub fn early_tiles(&self, lane: u32) -> Result<u32, EpError> {
+    pub fn early_tiles(&self, slot: u32) -> Result<u32, EpError> {
         let (bytes, mut word) = (Early::state_bytes(&self.sizes), [0u32]);
-        if u64::from(lane) >= self.state.bytes() / bytes {
-            return Err(EpError::Lane { lane, reason: "not there".to_owned() });
+        if u64::from(slot) >= self.state.bytes() / bytes {
+            return Err(EpError::Slot { slot, reason: "not there".to_owned() });
         }
-        self.state.read(u64::from(lane) * bytes + Early::TAKEN_AT, &mut word)?;
+        self.state.read(u64::from(slot) * bytes + Early::TAKEN_AT, &mut word)?;
         Ok(word[0])
     }
 
-    /// Returns the parameter of the kernel, and the memory that it uses, for a lane of a group.
+    /// Returns the parameter of the kernel, and the memory that it uses, for a slot of a group.
     pub(crate) fn params<'a>(
         &'a self,
-        (group, lane): (u64, u32),
+        (group, slot): (u64, u32),
         weights: &'a MemorySlice,
     ) -> Result<(Early, [&'a MemorySlice; 2]), EpError> {
         if group != self.group {
-            let remedy = "make one for the group of the lane";
+            let remedy = "make one for the group of the slot";
             return Err(EpError::Unsuited { what: "products of rows of another group", remedy });
         }
         let (sizes, depth, columns) = (&self.sizes, self.sizes.row_bytes / 2, self.sizes.back_bytes / 2);
         let all = 2 * u64::from(sizes.local()) * u64::from(columns) * u64::from(depth);
         let weights_at = address("the memory of the experts' weights", weights, all, 16)?;
-        let state = self.state.address() + u64::from(lane) * Early::state_bytes(sizes);
+        let state = self.state.address() + u64::from(slot) * Early::state_bytes(sizes);
         let lists = state + Early::lists_at(sizes);
         Ok((Early { weights: weights_at, state, lists, depth, columns }, [weights, &self.state]))
     }

@@ -43,11 +43,11 @@ pub enum EpError {
         /// The number of ranks.
         ranks: u32,
     },
-    /// There is no such lane, or it is in use.
-    #[error("lane {lane} is {reason}")]
-    Lane {
+    /// There is no such slot, or it is in use.
+    #[error("slot {slot} is {reason}")]
+    Slot {
         /// Its number.
-        lane: u32,
+        slot: u32,
         /// The cause.
         reason: String,
     },
@@ -79,11 +79,11 @@ pub enum EpError {
         /// The remedy.
         remedy: &'static str,
     },
-    /// The last dispatch of the lane was not received, so other ranks may still use the memory for the next one.
-    #[error("the last dispatch of lane {lane} was not received; call `receive` on the value that `dispatch` returns")]
+    /// The last dispatch of the slot was not received, so other ranks may still use the memory for the next one.
+    #[error("the last dispatch of slot {slot} was not received; call `receive` on the value that `dispatch` returns")]
     NotReceived {
-        /// The lane's number.
-        lane: u32,
+        /// The slot's number.
+        slot: u32,
     },
     /// Kernels of earlier calls have reported an error, and nobody has called [`Group::status`](crate::Group::status)
     /// since. If the kernel still runs, the figures of the report may be missing; the code is right.
@@ -106,8 +106,8 @@ impl fmt::Debug for EpError {
 /// An error of a group's kernels, from [`Group::status`](crate::Group::status). Group and communicator go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Report {
-    /// The lane.
-    pub lane: u32,
+    /// The slot.
+    pub slot: u32,
     /// The cause.
     pub code: Code,
     /// The rank that it concerns, if the code is [`Code::Silent`], [`Code::Unsent`] or [`Code::Full`].
@@ -122,8 +122,8 @@ pub struct Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let &Self { lane, code, rank, expert, seen, limit } = self;
-        write!(f, "lane {lane}: ")?;
+        let &Self { slot, code, rank, expert, seen, limit } = self;
+        write!(f, "slot {slot}: ")?;
         match code {
             Code::Silent => write!(
                 f,

@@ -3,7 +3,7 @@
 
 use crate::in_use::InUse;
 use crate::meet::{gathered, meet};
-use crate::{Element, EpError, GroupConfig, Lane, Report};
+use crate::{Element, EpError, GroupConfig, Report, Slot};
 use gin_abi::handle::{BackendKind, CAP_STRONG_SIGNALS, CAP_VA_SIGNALS};
 use gin_ep_kernels::{Network, STATUS_WORDS, Sizes};
 use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
@@ -27,16 +27,16 @@ use std::sync::{Arc, Mutex};
 ///     let (rows, ids, output) = (memory(16)?, memory(4)?, memory(16)?);
 ///     rows.write(0, &[0x3f80u16; 8])?; // one token: eight times 1
 ///     ids.write(0, &[1i32])?; // its expert is on rank 1
-///     let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+///     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
 ///     let tokens = Tokens::new(&rows, Ids::I32(&ids), 1);
-///     let received = lane.dispatch(&stream, &tokens)?.receive(&stream)?;
+///     let received = slot.dispatch(&stream, &tokens)?.receive(&stream)?;
 ///     // The experts' kernels run here, and replace the rows. Without any, the rows come back.
 ///     received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
 ///     stream.synchronize()?;
 ///     assert_eq!(group.status()?, None);
 ///     let mut values = vec![0u16; 8];
 ///     output.read(0, &mut values)?;
-///     drop(lane);
+///     drop(slot);
 ///     group.destroy()?;
 ///     comm.destroy()?;
 ///     Ok(values)
@@ -50,10 +50,10 @@ pub struct Group<'c> {
     pub(crate) arena: Window<u64>,
     /// The signals of ranks that loads and stores do not reach, if there are any.
     pub(crate) signals: Option<Signals>,
-    pub(crate) lanes: Vec<LaneState>,
+    pub(crate) slots: Vec<SlotState>,
     /// A number that no other group of the process has.
     pub(crate) number: u64,
-    /// The number of kernels with blocks that wait which may share this rank's GPU: one for each lane of each rank.
+    /// The number of kernels with blocks that wait which may share this rank's GPU: one for each slot of each rank.
     pub(crate) shares: u64,
     pub(crate) shape: LaunchConfig,
     pub(crate) element: Element,
@@ -75,10 +75,10 @@ pub struct Group<'c> {
 /// The number of groups that the process has made.
 static GROUPS: AtomicU64 = AtomicU64::new(0);
 
-/// The state of a lane in its group.
+/// The state of a slot in its group.
 #[derive(Debug)]
-pub(crate) struct LaneState {
-    pub(crate) params: gin_ep_kernels::Lane,
+pub(crate) struct SlotState {
+    pub(crate) params: gin_ep_kernels::SlotParams,
     /// The parameter of kernels for ranks that loads and stores do not reach, if there are any.
     pub(crate) network: Option<Network>,
     pub(crate) taken: AtomicBool,
@@ -90,7 +90,7 @@ pub(crate) struct LaneState {
     in_use: Mutex<InUse>,
 }
 
-impl LaneState {
+impl SlotState {
     /// Begins a call, whose kernels follow those of all calls before, and keeps memory for it.
     pub(crate) fn begin(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
         gin_gpu::lock(&self.in_use).begin(stream, memory)
@@ -101,19 +101,19 @@ impl LaneState {
         gin_gpu::lock(&self.in_use).extend(stream, memory)
     }
 
-    /// Returns the report of the lane, which has this number, until [`Group::status`] has read it.
-    fn report(&self, lane: u32) -> Option<Report> {
+    /// Returns the report of the slot, which has this number, until [`Group::status`] has read it.
+    fn report(&self, slot: u32) -> Option<Report> {
         // Safety: the block lives as long as `self`.
         let (code, [rank, expert, seen, limit]) = unsafe { gin_ep_kernels::reported(self.status.address()) }?;
-        Some(Report { lane, code, rank: rank as u32, expert, seen, limit })
+        Some(Report { slot, code, rank: rank as u32, expert, seen, limit })
     }
 
     /// Refuses a call that begins a dispatch while nobody has read a report. It loads a word, and waits for nothing.
-    pub(crate) fn check_read(&self, lane: u32) -> Result<(), EpError> {
-        self.report(lane).map_or(Ok(()), |report| Err(EpError::Unread(report)))
+    pub(crate) fn check_read(&self, slot: u32) -> Result<(), EpError> {
+        self.report(slot).map_or(Ok(()), |report| Err(EpError::Unread(report)))
     }
 
-    /// Waits for the lane's kernels. They end by their deadlines.
+    /// Waits for the slot's kernels. They end by their deadlines.
     pub(crate) fn settle(&self) {
         gin_gpu::lock(&self.in_use).settle();
     }
@@ -121,7 +121,7 @@ impl LaneState {
 
 impl Drop for Group<'_> {
     fn drop(&mut self) {
-        self.lanes.iter().for_each(LaneState::settle);
+        self.slots.iter().for_each(SlotState::settle);
     }
 }
 
@@ -139,23 +139,23 @@ impl<'c> Group<'c> {
             config.is_near_only()?;
         }
         let threads = config.block_over(remote.is_some())?;
-        let (lane_bytes, remote_bytes) = (sizes.lane_bytes(), remote.as_ref().map_or(0, |remote| remote.lane_bytes));
-        let bytes = (lane_bytes + remote_bytes) * u64::from(config.lanes);
+        let (slot_bytes, remote_bytes) = (sizes.slot_bytes(), remote.as_ref().map_or(0, |remote| remote.slot_bytes));
+        let bytes = (slot_bytes + remote_bytes) * u64::from(config.slots);
         let arena = comm.alloc_window::<u64>((bytes / 8) as usize, WindowFlags::NONE)?;
         let arena = arena.named("gin-ep");
         let signals = remote.as_ref().map(|remote| Signals::new(comm, &arena, remote.signals)).transpose()?;
-        let lane = |number: u32| -> Result<LaneState, EpError> {
+        let slot = |number: u32| -> Result<SlotState, EpError> {
             let status = Memory::new(gpu, MemoryKind::Pinned, 8 * STATUS_WORDS)?;
-            let (first, deadline) = (u64::from(number) * lane_bytes, config.deadline);
-            let params = gin_ep_kernels::Lane::new(sizes, first, status.address(), deadline);
-            // Behind those of all lanes.
-            let first = u64::from(config.lanes) * lane_bytes + u64::from(number) * remote_bytes;
+            let (first, deadline) = (u64::from(number) * slot_bytes, config.deadline);
+            let params = gin_ep_kernels::SlotParams::new(sizes, first, status.address(), deadline);
+            // Behind those of all slots.
+            let first = u64::from(config.slots) * slot_bytes + u64::from(number) * remote_bytes;
             let network =
-                remote.as_ref().zip(signals.as_ref()).map(|(remote, signals)| remote.lane(number, first, signals));
+                remote.as_ref().zip(signals.as_ref()).map(|(remote, signals)| remote.slot(number, first, signals));
             let plan =
                 config.has_plan().then(|| Memory::new(gpu, MemoryKind::Device, sizes.plan_bytes())).transpose()?;
             let plan = plan.map(|memory| memory.whole());
-            Ok(LaneState {
+            Ok(SlotState {
                 params,
                 network,
                 taken: AtomicBool::new(false),
@@ -165,13 +165,13 @@ impl<'c> Group<'c> {
                 in_use: Mutex::default(),
             })
         };
-        let lanes = (0..config.lanes).map(lane).collect::<Result<Vec<_>, _>>()?;
+        let slots = (0..config.slots).map(slot).collect::<Result<Vec<_>, _>>()?;
         if config.first_epoch != 0 {
             let mut words = vec![0u64; sizes.words() as usize];
             gin_ep_kernels::reset(&sizes, &mut words, config.first_epoch);
-            for lane in &lanes {
-                arena.write((lane.params.first / 8) as usize, &words)?;
-                if let Some(network) = &lane.network {
+            for slot in &slots {
+                arena.write((slot.params.first / 8) as usize, &words)?;
+                if let Some(network) = &slot.network {
                     let words = vec![network.base(); Network::signals(&sizes) as usize];
                     arena.write((network.first() / 8) as usize, &words)?;
                 }
@@ -186,9 +186,9 @@ impl<'c> Group<'c> {
         let (describe, send_rows) = (kernels.function("ep_describe")?, kernels.function(&send_rows)?);
         let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
         let reduce = kernels.function(&reduce)?;
-        // Blocks wait for ranks, and for each lane another rank may be first. So each kernel leaves places to those of
-        // other lanes, as to those of other ranks on the GPU.
-        let shares = sharing * u64::from(config.lanes);
+        // Blocks wait for ranks, and for each slot another rank may be first. So each kernel leaves places to those of
+        // other slots, as to those of other ranks on the GPU.
+        let shares = sharing * u64::from(config.slots);
         let mut most = config.blocks.map_or(u64::MAX, u64::from);
         for kernel in [&dispatch, &combine] {
             most = most.min(gpu.resident_blocks(kernel, &shape)? / shares);
@@ -212,7 +212,7 @@ impl<'c> Group<'c> {
             device,
             arena,
             signals,
-            lanes,
+            slots,
             number: GROUPS.fetch_add(1, Ordering::Relaxed),
             shares,
             shape,
@@ -231,24 +231,24 @@ impl<'c> Group<'c> {
         })
     }
 
-    /// Lends a lane. Its dispatches and combines follow each other; other lanes are independent.
+    /// Lends a slot. Its dispatches and combines follow each other; other slots are independent.
     ///
     /// # Errors
-    /// [`EpError::Lane`] if there is no such lane, or it is lent already.
-    pub fn lane(&self, lane: u32) -> Result<Lane<'_>, EpError> {
-        let Some(state) = self.lanes.get(lane as usize) else {
-            let reason = format!("not there: the group has {}", self.lanes.len());
-            return Err(EpError::Lane { lane, reason });
+    /// [`EpError::Slot`] if there is no such slot, or it is lent already.
+    pub fn slot(&self, slot: u32) -> Result<Slot<'_>, EpError> {
+        let Some(state) = self.slots.get(slot as usize) else {
+            let reason = format!("not there: the group has {}", self.slots.len());
+            return Err(EpError::Slot { slot, reason });
         };
         if state.taken.swap(true, Ordering::Acquire) {
-            return Err(EpError::Lane { lane, reason: "in use".to_owned() });
+            return Err(EpError::Slot { slot, reason: "in use".to_owned() });
         }
-        Ok(Lane::new(self, lane))
+        Ok(Slot::new(self, slot))
     }
 
-    /// Returns the sizes for kernels, which all lanes have.
+    /// Returns the sizes for kernels, which all slots have.
     pub fn sizes(&self) -> gin_ep_kernels::Sizes {
-        self.lanes[0].params.sizes
+        self.slots[0].params.sizes
     }
 
     /// Returns whether loads and stores reach all ranks.
@@ -280,14 +280,14 @@ impl<'c> Group<'c> {
         self.shape.blocks()
     }
 
-    /// Returns the first error of each lane's kernels since the last call, the one of the first such lane. The lane's
+    /// Returns the first error of each slot's kernels since the last call, the one of the first such slot. The slot's
     /// stream is done.
     ///
     /// # Errors
     /// An error of the device.
     pub fn status(&self) -> Result<Option<Report>, EpError> {
-        for (lane, state) in (0..).zip(&self.lanes) {
-            let Some(report) = state.report(lane) else { continue };
+        for (slot, state) in (0..).zip(&self.slots) {
+            let Some(report) = state.report(slot) else { continue };
             state.status.write(0, &[0u64; 5])?;
             self.arena.write((state.params.first / 8 + gin_ep_kernels::CLAIMED_WORD) as usize, &[0])?;
             return Ok(Some(report));
@@ -295,13 +295,13 @@ impl<'c> Group<'c> {
         Ok(None)
     }
 
-    /// Returns the ranks that a lane goes on without, as bits.
+    /// Returns the ranks that a slot goes on without, as bits.
     ///
     /// # Errors
-    /// [`EpError::Lane`], or an error of the device.
-    pub fn masked(&self, lane: u32) -> Result<u64, EpError> {
-        let Some(state) = self.lanes.get(lane as usize) else {
-            return Err(EpError::Lane { lane, reason: "not there".to_owned() });
+    /// [`EpError::Slot`], or an error of the device.
+    pub fn masked(&self, slot: u32) -> Result<u64, EpError> {
+        let Some(state) = self.slots.get(slot as usize) else {
+            return Err(EpError::Slot { slot, reason: "not there".to_owned() });
         };
         let word = |index: u64| -> Result<u64, EpError> {
             let mut word = [0u64];
@@ -311,35 +311,35 @@ impl<'c> Group<'c> {
         Ok(word(gin_ep_kernels::MASKED_WORD)? | word(gin_ep_kernels::UNSENT_WORD)?)
     }
 
-    /// Lets all ranks take part again, in all lanes. Collective; no kernel of the group runs on any rank, and no lane
+    /// Lets all ranks take part again, in all slots. Collective; no kernel of the group runs on any rank, and no slot
     /// is lent.
     ///
     /// # Errors
-    /// [`EpError::Lane`] if a lane is lent; an error of communicator or device.
+    /// [`EpError::Slot`] if a slot is lent; an error of communicator or device.
     pub fn readmit(&self) -> Result<(), EpError> {
-        for (lane, state) in self.lanes.iter().enumerate() {
+        for (slot, state) in self.slots.iter().enumerate() {
             if state.taken.load(Ordering::Acquire) {
-                return Err(EpError::Lane { lane: lane as u32, reason: "in use".to_owned() });
+                return Err(EpError::Slot { slot: slot as u32, reason: "in use".to_owned() });
             }
         }
         // The ranks may have made different numbers of dispatches. All begin again after the most.
-        let mut epochs = vec![0u64; self.lanes.len()];
-        for (state, epoch) in self.lanes.iter().zip(&mut epochs) {
+        let mut epochs = vec![0u64; self.slots.len()];
+        for (state, epoch) in self.slots.iter().zip(&mut epochs) {
             let mut word = [0u64];
             self.arena.read((state.params.first / 8 + gin_ep_kernels::EPOCH_WORD) as usize, &mut word)?;
             *epoch = word[0];
         }
         let all = gathered(self.comm, bytemuck::cast_slice(&epochs))?;
-        for (lane, state) in self.lanes.iter().enumerate() {
+        for (slot, state) in self.slots.iter().enumerate() {
             let of_rank = |bytes: &Vec<u8>| {
-                let word = bytes.get(8 * lane..8 * lane + 8)?;
+                let word = bytes.get(8 * slot..8 * slot + 8)?;
                 Some(u64::from_le_bytes(word.try_into().ok()?))
             };
             let most = all.iter().filter_map(of_rank).max().unwrap_or(0);
             let mut words = vec![0u64; state.params.sizes.words() as usize];
             gin_ep_kernels::reset(&state.params.sizes, &mut words, most);
             // A report that nobody has read stays, and no other is written over it.
-            words[gin_ep_kernels::CLAIMED_WORD as usize] = state.report(lane as u32).is_some().into();
+            words[gin_ep_kernels::CLAIMED_WORD as usize] = state.report(slot as u32).is_some().into();
             self.arena.write((state.params.first / 8) as usize, &words)?;
             state.is_unheard.store(false, Ordering::Relaxed);
         }
@@ -358,10 +358,10 @@ impl<'c> Group<'c> {
     /// after that, so a rank that receives it knows that its own puts have arrived there.
     fn overtake(&self) -> Result<(), EpError> {
         let stream = self.comm.gpu().stream()?;
-        for number in 0..self.lanes.len() as u32 {
-            let lane = self.lane(number)?;
-            lane.exchange_nothing(&stream)?;
-            lane.exchange_nothing(&stream)?;
+        for number in 0..self.slots.len() as u32 {
+            let slot = self.slot(number)?;
+            slot.exchange_nothing(&stream)?;
+            slot.exchange_nothing(&stream)?;
         }
         Ok(stream.synchronize()?)
     }
@@ -373,12 +373,12 @@ impl<'c> Group<'c> {
     /// An error of the communicator. [`EpError::Unread`] if nobody has read a report of the kernels: then the memory is
     /// freed all the same.
     pub fn destroy(self) -> Result<(), EpError> {
-        self.lanes.iter().for_each(LaneState::settle);
+        self.slots.iter().for_each(SlotState::settle);
         // All ranks deregister both windows, also if the first fails.
         let signals = self.signals.as_ref().map_or(Ok(()), |signals| self.comm.deregister(&signals.window));
         self.comm.deregister(&self.arena)?;
         signals?;
-        (0..).zip(&self.lanes).try_for_each(|(lane, state)| state.check_read(lane))
+        (0..).zip(&self.slots).try_for_each(|(slot, state)| state.check_read(slot))
     }
 }
 
@@ -406,11 +406,11 @@ struct Routed<'a> {
     backend: BackendKind,
     /// The first rank of this rank's LSA team, and their number.
     near: (u32, u32),
-    /// Number of contexts of the communicator, which lanes take in turn.
+    /// Number of contexts of the communicator, which slots take in turn.
     contexts: u32,
     epoch: u64,
-    lane_bytes: u64,
-    /// Number of signals of all lanes.
+    slot_bytes: u64,
+    /// Number of signals of all slots.
     signals: usize,
 }
 
@@ -432,14 +432,14 @@ impl<'a> Routed<'a> {
             let what = "a group over a network without strong signals at addresses of windows";
             return Err(EpError::Unsuited { what, remedy: "use a network that has them" });
         }
-        let signals = Network::signals(sizes) as usize * config.lanes as usize;
-        let (epoch, lane_bytes) = (config.first_epoch, Network::lane_bytes(sizes, near.1));
+        let signals = Network::signals(sizes) as usize * config.slots as usize;
+        let (epoch, slot_bytes) = (config.first_epoch, Network::slot_bytes(sizes, near.1));
         let (backend, contexts) = (comm.backend()?, handle.contexts);
-        Ok(Some(Self { sizes, backend, near, contexts, epoch, lane_bytes, signals }))
+        Ok(Some(Self { sizes, backend, near, contexts, epoch, slot_bytes, signals }))
     }
 
-    /// Returns the parameter of lane `number`, whose memory begins at byte `first` of the arena.
-    fn lane(&self, number: u32, first: u64, signals: &Signals) -> Network {
+    /// Returns the parameter of slot `number`, whose memory begins at byte `first` of the arena.
+    fn slot(&self, number: u32, first: u64, signals: &Signals) -> Network {
         let place = (signals.handles.address(), number % self.contexts);
         Network::new(self.sizes, number, first, self.near, place, self.epoch)
     }

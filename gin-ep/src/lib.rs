@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Expert parallelism: dispatch and combine of tokens among ranks, as kernels in Rust.
 //!
-//! Every rank has some of a model's experts and some of the tokens. [`Lane::dispatch`] sends each token's row to the
+//! Every rank has some of a model's experts and some of the tokens. [`Slot::dispatch`] sends each token's row to the
 //! ranks that have its experts, [`Received`] has the rows that arrived, and [`Received::combine`] returns one row for
 //! each of them and adds them up.
 //!
@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | [`GroupConfig`] | sizes, and the memory that they take |
 //! | [`Group`] | the ranks of a communicator, with the memory for rows |
-//! | [`Lane`] | room for one dispatch at a time; lanes are independent |
+//! | [`Slot`] | room for one dispatch at a time; slots are independent |
 //! | [`Tokens`], [`Plan`] | the tokens of a dispatch; their routing, which several dispatches may share |
 //! | [`Sent`], [`Received`] | a dispatch that was sent, and one that was received |
 //! | [`Arrangement`] | memory for received rows in another layout: packed, by expert |
@@ -28,10 +28,10 @@ mod error;
 mod group;
 mod grouped;
 mod in_use;
-mod lane;
 mod layout;
 mod matmul;
 mod meet;
+mod slot;
 mod terms;
 
 pub use config::{Element, GroupConfig, Scales};
@@ -40,9 +40,9 @@ pub use error::{EpError, Report};
 pub use gin_ep_kernels::Code;
 pub use group::Group;
 pub use grouped::{Experts, GroupedMatmul, Products};
-pub use lane::{Fused, Lane, Received, ReceivedRow, Sent};
 pub use layout::{Arrangement, Layout, View};
 pub use matmul::{Matmul, MatmulConfig, Operands, Part};
+pub use slot::{Fused, Received, ReceivedRow, Sent, Slot};
 pub use terms::{Combine, Ids, Number, Plan, Rows, Terms, Tokens};
 
 #[cfg(feature = "cuda")]

@@ -33,7 +33,7 @@ impl From<u32> for Number<'_> {
     }
 }
 
-/// The routing of tokens, counted once for several dispatches of the same ids: [`Lane::plan`](crate::Lane::plan).
+/// The routing of tokens, counted once for several dispatches of the same ids: [`Slot::plan`](crate::Slot::plan).
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) memory: MemorySlice,
@@ -156,7 +156,7 @@ impl<'a> Tokens<'a> {
         match (self.plan, self.count) {
             (Some(Plan { memory, sizes: of, most }), _) => {
                 if of != sizes {
-                    let remedy = "make one by a lane of this group";
+                    let remedy = "make one by a slot of this group";
                     return Err(EpError::Unsuited { what: "a plan of a group with other sizes", remedy });
                 }
                 (params.plan, params.count) = (memory.address(), *most);

@@ -71,9 +71,9 @@ impl<'a> Bed<'a> {
     /// Runs a pair, and waits before this step until `step` returns.
     fn pair(&self, before: Phase, mut step: impl FnMut() -> Result<(), EpError>) -> Result<(), EpError> {
         let mut at = |phase: Phase| if phase == before { step() } else { Ok(()) };
-        let mut lane = self.group.lane(0)?;
+        let mut slot = self.group.slot(0)?;
         at(Phase::Dispatch)?;
-        let sent = lane.dispatch(&self.stream, &self.input.tokens(TOKENS, false))?;
+        let sent = slot.dispatch(&self.stream, &self.input.tokens(TOKENS, false))?;
         if before > Phase::Dispatch {
             self.stream.synchronize()?;
         }

@@ -92,7 +92,7 @@ fn late(seed: u64, way: Way) -> u32 {
         for number in 0..6 {
             let mine = batch(&SHAPE, Routing::Uniform, seed * 100 + number, me, 3);
             input.write(&mine, false)?;
-            let mut lane = group.lane(0)?;
+            let mut slot = group.slot(0)?;
             let mut pause = || {
                 let tenths = [0, 0, 0, 5, 7, 8, 9, 10, 11, 12, 20, 21, 30, 31][random(14) as usize];
                 let ns = PATIENCE_NS / 10 * tenths + random(PATIENCE_NS / 20);
@@ -102,10 +102,10 @@ fn late(seed: u64, way: Way) -> u32 {
             pause();
             let tokens = input.tokens(3, false);
             let received = match way.call {
-                Call::Exchange => lane.exchange(&stream, &tokens)?,
-                Call::ExchangeInto => lane.exchange_into(&stream, &tokens, &to)?.0,
+                Call::Exchange => slot.exchange(&stream, &tokens)?,
+                Call::ExchangeInto => slot.exchange_into(&stream, &tokens, &to)?.0,
                 Call::Parts => {
-                    let sent = lane.dispatch(&stream, &tokens)?;
+                    let sent = slot.dispatch(&stream, &tokens)?;
                     stream.synchronize()?;
                     pause();
                     sent.receive(&stream)?
@@ -120,7 +120,7 @@ fn late(seed: u64, way: Way) -> u32 {
             let rows = rows.as_ref().map_or(Rows::InPlace, Rows::At);
             received.combine(&stream, rows, &Combine::reduced().into(&input.output))?;
             stream.synchronize()?;
-            drop(lane);
+            drop(slot);
             let (report, masked) = (group.status()?, group.masked(0)?);
             masks.fetch_add(masked.count_ones(), Ordering::Relaxed);
             let silent: Vec<usize> = (0..3).filter(|rank| masked >> rank & 1 != 0).collect();

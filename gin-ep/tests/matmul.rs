@@ -248,9 +248,9 @@ fn small(rank: &Rank, shape: &Shape, tokens: usize) -> Result<(Batch, [MemorySli
 }
 
 #[test]
-fn lanes_on_two_streams_multiply_rows_with_one_kernel_also_in_a_graph() {
+fn slots_on_two_streams_multiply_rows_with_one_kernel_also_in_a_graph() {
     let (tokens, shape) = (140, Shape { ranks: 2, experts: 2, topk: 2, hidden: 8 });
-    let config = GroupConfig::new(2, 8, 2).tokens(140).sms(2).threads(32).at_source().lanes(2);
+    let config = GroupConfig::new(2, 8, 2).tokens(140).sms(2).threads(32).at_source().slots(2);
     let config = config.deadline(Deadline::after_ms(60_000));
     on_ranks(WorldConfig::seeded(2, 8), |rank, comm| {
         let me = rank.rank() as usize;
@@ -260,12 +260,12 @@ fn lanes_on_two_streams_multiply_rows_with_one_kernel_also_in_a_graph() {
         let (_, [.., other]) = small(rank, &shape, tokens)?;
         let outputs = [&output, &other];
         let streams = [rank.stream()?, rank.stream()?];
-        let mut lanes = [group.lane(0)?, group.lane(1)?];
+        let mut slots = [group.slot(0)?, group.slot(1)?];
         let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
         let mut graphs = Vec::new();
-        for ((lane, stream), output) in lanes.iter_mut().zip(&streams).zip(outputs) {
+        for ((slot, stream), output) in slots.iter_mut().zip(&streams).zip(outputs) {
             let mut pair = || -> Result<(), EpError> {
-                let received = lane.dispatch(stream, &input)?.multiply(stream, &early, &weights)?;
+                let received = slot.dispatch(stream, &input)?.multiply(stream, &early, &weights)?;
                 received.combine(stream, Rows::Returned, &Combine::weighted(&scales).into(output))
             };
             pair()?;
@@ -285,7 +285,7 @@ fn lanes_on_two_streams_multiply_rows_with_one_kernel_also_in_a_graph() {
         }
         comm.check("experts")?;
         assert_eq!(group.status()?, None);
-        drop((graphs, lanes));
+        drop((graphs, slots));
         group.destroy()
     });
 }
@@ -303,8 +303,8 @@ fn a_silent_rank_is_left_out_of_products_of_rows_that_arrive_and_may_come_back()
         let row = |token: usize| elements(&shape, 2, me * tokens + token);
         // Runs a pair, and compares it with the sums without this rank.
         let pair = |silent: Option<usize>| -> Result<(), EpError> {
-            let mut lane = group.lane(0)?;
-            let sent = lane.dispatch(&stream, &Tokens::new(&x, Ids::I32(&ids), tokens as u32))?;
+            let mut slot = group.slot(0)?;
+            let sent = slot.dispatch(&stream, &Tokens::new(&x, Ids::I32(&ids), tokens as u32))?;
             let received = sent.multiply(&stream, &early, &weights)?;
             received.combine(&stream, Rows::Returned, &Combine::weighted(&scales).into(&output))?;
             stream.synchronize()?;
@@ -355,18 +355,18 @@ fn products_of_rows_that_arrive_are_refused_where_they_do_not_fit() {
         let early = [EarlyMatmul::new(&groups[0], Some(1))?, EarlyMatmul::new(&groups[1], Some(1))?];
         let memory = |bytes| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes)?.whole());
         let (rows, ids, weights, short) = (memory(64)?, memory(16)?, memory(256)?, memory(240)?);
-        let (stream, mut lane) = (rank.stream()?, groups[0].lane(0)?);
+        let (stream, mut slot) = (rank.stream()?, groups[0].slot(0)?);
         let tokens = Tokens::new(&rows, Ids::I32(&ids), 4);
-        // The lane works after each refusal.
-        let error = lane.dispatch(&stream, &tokens)?.multiply(&stream, &early[1], &weights).err();
+        // The slot works after each refusal.
+        let error = slot.dispatch(&stream, &tokens)?.multiply(&stream, &early[1], &weights).err();
         assert!(text(error).contains("another group"));
-        let error = lane.dispatch(&stream, &tokens)?.multiply(&stream, &early[0], &short).err();
+        let error = slot.dispatch(&stream, &tokens)?.multiply(&stream, &early[0], &short).err();
         let what = "the memory of the experts' weights";
         assert!(matches!(error, Some(EpError::Short { what: w, given: 240, needed: 256 }) if w == what));
-        lane.dispatch(&stream, &tokens)?.multiply(&stream, &early[0], &weights)?.release();
+        slot.dispatch(&stream, &tokens)?.multiply(&stream, &early[0], &weights)?.release();
         stream.synchronize()?;
         comm.check("experts")?;
-        drop(lane);
+        drop(slot);
         groups.into_iter().try_for_each(Group::destroy)
     });
 }

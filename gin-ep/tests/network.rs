@@ -154,23 +154,23 @@ fn one_resident_block_of_many_is_enough_over_a_network() {
 }
 
 #[test]
-fn two_lanes_cross_a_network_in_contexts_of_their_own() {
+fn two_slots_cross_a_network_in_contexts_of_their_own() {
     let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 8 };
     for (name, world) in networks(2, 5) {
         let outcome = launch(world.lsa_size(1), |rank| -> Result<(), EpError> {
             let me = rank.rank() as usize;
             let comm = rank.communicator(&Requirements::default().contexts(2))?;
-            let group = Group::new(&comm, &config(&shape, 6).threads(32).lanes(3))?;
+            let group = Group::new(&comm, &config(&shape, 6).threads(32).slots(3))?;
             let streams = [rank.stream()?, rank.stream()?, rank.stream()?];
             let inputs = (0..3).map(|_| Input::new(&rank, &shape, 6)).collect::<Result<Vec<_>, _>>()?;
-            let mut lanes = (0..3).map(|lane| group.lane(lane)).collect::<Result<Vec<_>, _>>()?;
+            let mut slots = (0..3).map(|slot| group.slot(slot)).collect::<Result<Vec<_>, _>>()?;
             for number in 0..6u64 {
-                let make = |lane: usize| batch(&shape, Routing::Uniform, 3 * number + lane as u64, me, 6);
+                let make = |slot: usize| batch(&shape, Routing::Uniform, 3 * number + slot as u64, me, 6);
                 let batches: Vec<Batch> = (0..3).map(make).collect();
                 let mut received = Vec::new();
-                for (((lane, stream), input), mine) in lanes.iter_mut().zip(&streams).zip(&inputs).zip(&batches) {
+                for (((slot, stream), input), mine) in slots.iter_mut().zip(&streams).zip(&inputs).zip(&batches) {
                     input.write(mine, false)?;
-                    received.push(lane.exchange(stream, &input.tokens(6, false))?);
+                    received.push(slot.exchange(stream, &input.tokens(6, false))?);
                 }
                 for ((received, stream), input) in received.into_iter().zip(&streams).zip(&inputs).rev() {
                     experts(&rank, stream, &shape, &received)?;
@@ -185,7 +185,7 @@ fn two_lanes_cross_a_network_in_contexts_of_their_own() {
                 }
             }
             assert_eq!(group.status()?, None);
-            drop(lanes);
+            drop(slots);
             group.destroy()?;
             Ok(comm.destroy()?)
         });
@@ -194,14 +194,14 @@ fn two_lanes_cross_a_network_in_contexts_of_their_own() {
 }
 
 #[test]
-fn a_dispatch_makes_two_puts_for_each_remote_rank_and_a_combine_one_in_the_context_of_its_lane() {
+fn a_dispatch_makes_two_puts_for_each_remote_rank_and_a_combine_one_in_the_context_of_its_slot() {
     let shape = Shape { ranks: 4, experts: 8, topk: 3, hidden: 24 };
     let make = |rank: usize| batch(&shape, Routing::Uniform, 1, rank, 9);
     for way in ["in place", "stored", "for each id"] {
         let outcome = launch(WorldConfig::seeded(4, 5).lsa_size(2), |rank| -> Result<(), EpError> {
             let me = rank.rank() as usize;
             let comm = rank.communicator(&Requirements::default().contexts(2))?;
-            let config = config(&shape, 9).lanes(3);
+            let config = config(&shape, 9).slots(3);
             let group = Group::new(&comm, &if way == "for each id" { config.at_source() } else { config })?;
             let (input, stream) = (Input::new(&rank, &shape, 9)?, rank.stream()?);
             input.write(&make(me), false)?;
@@ -223,10 +223,10 @@ fn a_dispatch_makes_two_puts_for_each_remote_rank_and_a_combine_one_in_the_conte
                 [runs + 1, goes.iter().filter(|&&goes| goes).count() as u64]
             };
             let mut before = Vec::new();
-            // Lanes take contexts 0, 1, 0.
+            // Slots take contexts 0, 1, 0.
             for number in 0..3u32 {
-                let mut lane = group.lane(number)?;
-                let received = lane.exchange(&stream, &input.tokens(9, false))?;
+                let mut slot = group.slot(number)?;
+                let received = slot.exchange(&stream, &input.tokens(9, false))?;
                 let stored = support::copied(&rank, &stream, &received, &shape, 9)?;
                 let (rows, terms) = match way {
                     "in place" => (Rows::InPlace, Combine::reduced()),
@@ -255,7 +255,7 @@ fn a_dispatch_makes_two_puts_for_each_remote_rank_and_a_combine_one_in_the_conte
                             [0; 3]
                         };
                         let more = [0, 1, 2].map(|index| now[index] - old[index]);
-                        assert_eq!(more, expected, "lane {number} of rank {me}, context {context}, to {peer}");
+                        assert_eq!(more, expected, "slot {number} of rank {me}, context {context}, to {peer}");
                     }
                 }
                 before = figures;
@@ -277,20 +277,20 @@ fn a_group_takes_the_memory_that_was_promised_also_over_a_network() {
         assert!((bytes / 1e6 / megabytes - 1.0).abs() < 0.02, "{bytes} in teams of {near}");
     }
     let config = GroupConfig::new(6, 128, 3).tokens(7).sms(1).threads(32);
-    for (size, config) in [(1, config), (2, config.lanes(3)), (2, config.at_source()), (1, config.tokens(600))] {
+    for (size, config) in [(1, config), (2, config.slots(3)), (2, config.at_source()), (1, config.tokens(600))] {
         on("proxy", WorldConfig::seeded(4, 5).lsa_size(size), |rank, comm| {
             let (group, stream) = (Group::new(comm, &config)?, rank.stream()?);
             let memory = Memory::new(rank.device(), MemoryKind::Device, 16)?.whole();
-            let mut lane = group.lane(0)?;
-            let received = lane.exchange(&stream, &Tokens::new(&memory, Ids::I32(&memory), 0))?;
-            // All lanes, without signals, and without the plan of a group that counts before its dispatches.
+            let mut slot = group.slot(0)?;
+            let received = slot.exchange(&stream, &Tokens::new(&memory, Ids::I32(&memory), 0))?;
+            // All slots, without signals, and without the plan of a group that counts before its dispatches.
             let (bytes, sizes) = (received.places(0).0.bytes(), group.sizes());
             let bytes = bytes + if sizes.tokens > 512 { sizes.plan_bytes() } else { 0 };
             let (promised, signals) = (config.network_footprint(4, size)?, 3 * 4 * 288);
             assert!(bytes < promised && promised <= bytes + signals, "{bytes} of {promised} bytes, {config:?}");
             received.release();
             stream.synchronize()?;
-            drop(lane);
+            drop(slot);
             group.destroy()
         });
     }
@@ -315,15 +315,15 @@ fn a_group_refuses_what_has_no_route_over_a_network() {
         let error = Matmul::all_gather(&comm, &MatmulConfig::new(8, 8, 8)).map(drop).unwrap_err();
         assert!(matches!(error, EpError::NotReachable { reached: 1, ranks: 2 }), "{error}");
         let (to, input) = (Arrangement::new(&group, Layout::Padded, 0)?, Input::new(&rank, &shape, 4)?);
-        let mut lane = group.lane(0)?;
+        let mut slot = group.slot(0)?;
         let error =
-            lane.exchange_into(&rank.stream()?, &input.tokens(4, false), &to).map(drop).unwrap_err().to_string();
+            slot.exchange_into(&rank.stream()?, &input.tokens(4, false), &to).map(drop).unwrap_err().to_string();
         assert!(error.contains("an exchange into a layout") && error.contains("call `exchange`"), "{error}");
         let sums = Combine::plain().into(&input.output);
-        let fused = lane.fuse(&rank.stream()?, &input.tokens(4, false), Rows::At(&input.rows), &sums);
+        let fused = slot.fuse(&rank.stream()?, &input.tokens(4, false), Rows::At(&input.rows), &sums);
         let error = fused.map(drop).unwrap_err().to_string();
         assert!(error.contains("ranks that loads and stores do not reach"), "{error}");
-        drop(lane);
+        drop(slot);
         group.destroy()?;
         Ok(comm.destroy()?)
     });
@@ -356,7 +356,7 @@ fn a_put_that_the_network_does_not_carry_out_ends_as_a_report() {
                 let group = Group::new(&comm, &config(&shape, 6).threads(32).deadline(limit))?;
                 let input = Input::new(&rank, &shape, 6)?;
                 input.write(&batch(&shape, Routing::Uniform, 1, rank.rank() as usize, 6), false)?;
-                let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+                let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
                 rank.barrier()?;
                 if failure == Failure::Silence {
                     switch.fail_peer(1, failure);
@@ -366,7 +366,7 @@ fn a_put_that_the_network_does_not_carry_out_ends_as_a_report() {
                 rank.barrier()?;
                 let mut reports = Vec::new();
                 for _ in 0..3 {
-                    let received = lane.exchange(&stream, &input.tokens(6, false))?;
+                    let received = slot.exchange(&stream, &input.tokens(6, false))?;
                     experts(&rank, &stream, &shape, &received)?;
                     received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
                     stream.synchronize()?;
@@ -403,11 +403,11 @@ fn rows_that_cannot_be_posted_are_reported_and_the_group_goes_on_without_their_r
         let input = Input::new(&rank, &shape, 4)?;
         let mine = batch(&shape, Routing::Uniform, 1, me as usize, 4);
         input.write(&mine, false)?;
-        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
         // The rank that is neither in this rank's team nor on its rail.
         let other = 3 - me;
         for number in 0..3 {
-            let received = lane.exchange(&stream, &input.tokens(4, false))?;
+            let received = slot.exchange(&stream, &input.tokens(4, false))?;
             experts(&rank, &stream, &shape, &received)?;
             received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
             stream.synchronize()?;
@@ -419,7 +419,7 @@ fn rows_that_cannot_be_posted_are_reported_and_the_group_goes_on_without_their_r
             input.output.read(0, &mut found)?;
             assert!(expected == found, "pair {number} of rank {me}");
         }
-        drop(lane);
+        drop(slot);
         group.destroy()?;
         Ok(comm.destroy()?)
     });

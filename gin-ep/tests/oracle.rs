@@ -233,13 +233,13 @@ fn a_graph_and_its_memory_are_dropped_and_later_calls_are_right() {
     let config = config(&shape, 5).threads(32);
     on_ranks(WorldConfig::seeded(2, 3), |rank, comm| {
         let (me, group) = (rank.rank() as usize, Group::new(comm, &config)?);
-        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
         for number in 0..60 {
             let mine = batch(&shape, Routing::Uniform, number, me, 5);
             let input = Input::new(rank, &shape, 5)?;
             input.write(&mine, false)?;
             let mut layer = || -> Result<(), EpError> {
-                let received = lane.exchange(&stream, &input.tokens(5, false))?;
+                let received = slot.exchange(&stream, &input.tokens(5, false))?;
                 experts(rank, &stream, &shape, &received)?;
                 received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))
             };
@@ -262,7 +262,7 @@ fn a_graph_and_its_memory_are_dropped_and_later_calls_are_right() {
         let input = Input::new(rank, &shape, 5)?;
         input.write(&batch(&shape, Routing::Uniform, 1, me, 5), false)?;
         input.ids.write(0, &[99i32])?;
-        let mut exchange = || lane.exchange(&stream, &input.tokens(5, false)).map(drop);
+        let mut exchange = || slot.exchange(&stream, &input.tokens(5, false)).map(drop);
         let graph = stream.capture(&mut exchange)?;
         // Safety: as above.
         unsafe { stream.replay(&*graph)? };
@@ -271,7 +271,7 @@ fn a_graph_and_its_memory_are_dropped_and_later_calls_are_right() {
         assert!(matches!(refused, EpError::Unread(Report { code: Code::UnknownExpert, expert: 99, .. })), "{refused}");
         assert!(group.status()?.is_some());
         stream.capture(&mut exchange)?;
-        drop((graph, lane));
+        drop((graph, slot));
         group.destroy()
     });
 }
@@ -298,8 +298,8 @@ fn a_sum_of_fp32_rows_is_rounded_once() {
             let group = Group::new(comm, &config)?;
             let input = Input::new(rank, &shape, 1)?;
             input.write(&mine, false)?;
-            let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
-            let received = lane.exchange(&stream, &input.tokens(1, false))?;
+            let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
+            let received = slot.exchange(&stream, &input.tokens(1, false))?;
             let made = support::experts_f32(rank, &stream, &shape, &received, 1)?;
             experts(rank, &stream, &shape, &received)?;
             let is_wide = group.sizes().back_bytes == 32;
@@ -310,7 +310,7 @@ fn a_sum_of_fp32_rows_is_rounded_once() {
             input.output.read(0, &mut found)?;
             assert_eq!(found, [narrow(sum); 8]);
             assert_eq!(group.status()?, None);
-            drop(lane);
+            drop(slot);
             group.destroy()?;
         }
         Ok(())
@@ -364,9 +364,9 @@ fn zeros_and_tiny_elements_become_fp8_with_the_least_scale() {
     for scales in [Scales::F32, Scales::F32Powers, Scales::Ue8m0] {
         on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
             let group = Group::new(comm, &config(&shape, 1).element(Element::E4m3(scales)))?;
-            let (input, stream, mut lane) = (Input::new(rank, &shape, 1)?, rank.stream()?, group.lane(0)?);
+            let (input, stream, mut slot) = (Input::new(rank, &shape, 1)?, rank.stream()?, group.slot(0)?);
             input.write(&Batch { rows: row.clone(), experts: vec![0], weights: vec![1.0] }, false)?;
-            let received = lane.exchange(&stream, &input.tokens(1, false))?;
+            let received = slot.exchange(&stream, &input.tokens(1, false))?;
             stream.synchronize()?;
             let found = received.fetch()?.remove(0).remove(0);
             let (elements, values) = quantized(&row, scales != Scales::F32);
@@ -380,7 +380,7 @@ fn zeros_and_tiny_elements_become_fp8_with_the_least_scale() {
                 "{scales:?}"
             );
             received.release();
-            drop(lane);
+            drop(slot);
             group.destroy()
         });
     }
@@ -419,12 +419,12 @@ fn rows_lie_in_an_arena_of_32_gib() {
     on_ranks(WorldConfig::seeded(2, 2), |rank, comm| {
         let me = rank.rank() as usize;
         let group = Group::new(comm, &config)?;
-        let (input, stream, mut lane) = (Input::new(rank, &shape, 3)?, rank.stream()?, group.lane(0)?);
+        let (input, stream, mut slot) = (Input::new(rank, &shape, 3)?, rank.stream()?, group.slot(0)?);
         for number in 0..4 {
             let batches: Vec<Batch> =
                 (0..2).map(|rank| batch(&shape, Routing::Uniform, number, rank, 3 - rank)).collect();
             input.write(&batches[me], false)?;
-            let received = lane.exchange(&stream, &input.tokens(3 - me, false))?;
+            let received = slot.exchange(&stream, &input.tokens(3 - me, false))?;
             stream.synchronize()?;
             compare(&received, &shape, &batches, me)?;
             experts(rank, &stream, &shape, &received)?;
@@ -436,7 +436,7 @@ fn rows_lie_in_an_arena_of_32_gib() {
             assert!(expected == found, "pair {number}: the output of rank {me} differs");
         }
         assert_eq!(group.status()?, None);
-        drop(lane);
+        drop(slot);
         group.destroy()
     });
 }
@@ -452,12 +452,12 @@ fn a_padded_layout_past_4_gib_has_each_row_in_its_zone() {
             let to = Arrangement::new(&group, Layout::Padded, 0)?;
             let all = to.rows().expect("a padded layout has rows");
             assert_eq!(all.bytes(), 8 << 30);
-            let (input, stream, mut lane) = (Input::new(rank, &shape, 3)?, rank.stream()?, group.lane(0)?);
+            let (input, stream, mut slot) = (Input::new(rank, &shape, 3)?, rank.stream()?, group.slot(0)?);
             let mut mine = batch(&shape, Routing::Uniform, 1, me, 3);
             // The last expert of each rank.
             mine.experts = [63, 127].repeat(3);
             input.write(&mine, false)?;
-            let mut received = lane.exchange(&stream, &input.tokens(3, false))?;
+            let mut received = slot.exchange(&stream, &input.tokens(3, false))?;
             received.arrange(&stream, &to)?;
             stream.synchronize()?;
             for (source, rows) in received.fetch()?.iter().enumerate() {
@@ -471,7 +471,7 @@ fn a_padded_layout_past_4_gib_has_each_row_in_its_zone() {
             }
             received.release();
             assert_eq!(group.status()?, None);
-            drop(lane);
+            drop(slot);
             group.destroy()
         });
     }
@@ -544,7 +544,7 @@ fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
         let comm = rank.communicator(&Requirements::default())?;
         let group = Group::new(&comm, &config)?;
         let input = Input::new(&rank, &shape, 8)?;
-        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
         let mut batches: Vec<Batch> = (0..2).map(|rank| batch(&shape, Routing::Uniform, 1, rank, 4)).collect();
         // The lower halves of some ids of 64 bits name an expert.
         let narrow = [4, i32::MAX.into()].map(|id| (false, id));
@@ -557,7 +557,7 @@ fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
             if wide && me == 1 {
                 input.ids.write(2 * 8, &[id])?;
             }
-            let received = lane.exchange(&stream, &input.tokens(4, wide))?;
+            let received = slot.exchange(&stream, &input.tokens(4, wide))?;
             stream.synchronize()?;
             compare(&received, &shape, &batches, me)?;
             received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
@@ -573,27 +573,27 @@ fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
         let batches: Vec<Batch> = (0..2).map(|rank| batch(&shape, Routing::Uniform, 2, rank, 8)).collect();
         let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
         for (given, part, text) in [
-            (8, 4, "lane 0: a batch has 8 tokens, the group has room for 4; the others were dropped"),
+            (8, 4, "slot 0: a batch has 8 tokens, the group has room for 4; the others were dropped"),
             (
                 i32::MAX as u32,
                 4,
-                "lane 0: a batch has 2147483647 tokens, the group has room for 4; the others were dropped",
+                "slot 0: a batch has 2147483647 tokens, the group has room for 4; the others were dropped",
             ),
-            (-1i32 as u32, 0, "lane 0: the number of tokens of a batch is -1 on the device; it has none"),
-            (i32::MIN as u32, 0, "lane 0: the number of tokens of a batch is -2147483648 on the device; it has none"),
+            (-1i32 as u32, 0, "slot 0: the number of tokens of a batch is -1 on the device; it has none"),
+            (i32::MIN as u32, 0, "slot 0: the number of tokens of a batch is -2147483648 on the device; it has none"),
         ] {
             for planned in [false, true] {
                 let fewer: Vec<Batch> = (0..2).map(|rank| batch(&shape, Routing::Uniform, 2, rank, part)).collect();
                 input.write(&batches[me], true)?;
                 count_at.write(0, &[given])?;
                 let tokens = input.tokens(8, true).count(Number::At(&count_at));
-                let plan = if planned { Some(lane.plan(&stream, &tokens)?) } else { None };
+                let plan = if planned { Some(slot.plan(&stream, &tokens)?) } else { None };
                 let tokens = plan.as_ref().map_or(tokens, |plan| tokens.planned(plan));
                 if planned {
                     stream.synchronize()?;
                     assert_eq!(group.status()?.map(|report| report.to_string()), Some(text.to_owned()));
                 }
-                let received = lane.exchange(&stream, &tokens)?;
+                let received = slot.exchange(&stream, &tokens)?;
                 stream.synchronize()?;
                 compare(&received, &shape, &fewer, me)?;
                 received.release();
@@ -604,53 +604,53 @@ fn a_kernel_reports_bad_tokens_and_the_next_call_works() {
         }
 
         // A number that the host knows is refused, and nothing is sent.
-        let error = lane.exchange(&stream, &input.tokens(5, false)).map(drop).unwrap_err();
+        let error = slot.exchange(&stream, &input.tokens(5, false)).map(drop).unwrap_err();
         let limit = "at most 4, for which the group has room; configure more by `tokens`";
         assert_eq!(error.to_string(), format!("the number of tokens of a batch is 5; the limit is {limit}"));
-        assert!(lane.plan(&stream, &input.tokens(u32::MAX as usize, false)).is_err());
+        assert!(slot.plan(&stream, &input.tokens(u32::MAX as usize, false)).is_err());
 
         // A report that nobody has read ends the next call that begins a dispatch, and the group; no other call.
         count_at.write(0, &[9u32])?;
         let many = input.tokens(8, false).count(Number::At(&count_at));
-        let received = lane.exchange(&stream, &many)?;
+        let received = slot.exchange(&stream, &many)?;
         stream.synchronize()?;
         received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
-        let text = "an earlier call has left a report that nobody has read by `Group::status`: lane 0: a batch has 9 \
+        let text = "an earlier call has left a report that nobody has read by `Group::status`: slot 0: a batch has 9 \
                     tokens, the group has room for 4; the others were dropped";
         let few = input.tokens(4, false);
         for error in [
-            lane.exchange(&stream, &few).map(drop).unwrap_err(),
-            lane.dispatch(&stream, &few).map(drop).unwrap_err(),
-            lane.plan(&stream, &few).map(drop).unwrap_err(),
-            lane.fuse(&stream, &few, Rows::InPlace, &Combine::reduced().into(&input.output)).map(drop).unwrap_err(),
+            slot.exchange(&stream, &few).map(drop).unwrap_err(),
+            slot.dispatch(&stream, &few).map(drop).unwrap_err(),
+            slot.plan(&stream, &few).map(drop).unwrap_err(),
+            slot.fuse(&stream, &few, Rows::InPlace, &Combine::reduced().into(&input.output)).map(drop).unwrap_err(),
         ] {
             assert!(matches!(error, EpError::Unread(_)) && error.to_string() == text, "{error}");
         }
         assert!(group.status()?.is_some());
-        lane.exchange(&stream, &few)?.release();
+        slot.exchange(&stream, &few)?.release();
 
-        // A dispatch that nobody received, memory that is too short, and a lane that is lent.
+        // A dispatch that nobody received, memory that is too short, and a slot that is lent.
         let short = input.rows.memory().slice(0..48)?;
-        let error = lane.dispatch(&stream, &Tokens::new(&short, Ids::I32(&input.ids), 4)).map(drop).unwrap_err();
+        let error = slot.dispatch(&stream, &Tokens::new(&short, Ids::I32(&input.ids), 4)).map(drop).unwrap_err();
         assert_eq!(error.to_string(), "the memory of rows has 48 bytes, 64 are needed");
-        assert!(matches!(group.lane(0), Err(EpError::Lane { lane: 0, .. })));
-        assert!(matches!(group.lane(1), Err(EpError::Lane { lane: 1, .. })));
-        drop(lane.dispatch(&stream, &input.tokens(4, false))?);
-        let error = lane.exchange(&stream, &input.tokens(4, false)).map(drop).unwrap_err();
-        assert!(matches!(error, EpError::NotReceived { lane: 0 }));
+        assert!(matches!(group.slot(0), Err(EpError::Slot { slot: 0, .. })));
+        assert!(matches!(group.slot(1), Err(EpError::Slot { slot: 1, .. })));
+        drop(slot.dispatch(&stream, &input.tokens(4, false))?);
+        let error = slot.exchange(&stream, &input.tokens(4, false)).map(drop).unwrap_err();
+        assert!(matches!(error, EpError::NotReceived { slot: 0 }));
         stream.synchronize()?;
         rank.barrier()?;
-        drop(lane);
+        drop(slot);
         group.destroy()?;
 
         // A group that ends with such a report, also after all ranks were admitted again.
         for admits in [false, true] {
             let group = Group::new(&comm, &config)?;
-            let mut lane = group.lane(0)?;
-            lane.exchange(&stream, &many)?.release();
+            let mut slot = group.slot(0)?;
+            slot.exchange(&stream, &many)?.release();
             stream.synchronize()?;
-            drop(lane);
+            drop(slot);
             rank.barrier()?;
             if admits {
                 group.readmit()?;
@@ -668,7 +668,7 @@ fn a_silent_rank_is_reported_and_masked_and_readmitted_and_finds_out_if_it_comes
     let shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
     let (config, deadline) = (config(&shape, 8).threads(32), Deadline::after_ms(20));
     on_ranks(WorldConfig::seeded(3, 5), |rank, comm| {
-        support::lanes::silent(rank, comm, (&config, deadline), &shape, 8)
+        support::slots::silent(rank, comm, (&config, deadline), &shape, 8)
     });
 }
 
@@ -691,46 +691,46 @@ fn ranks_that_expect_descriptions_and_rows_do_not_take_each_other_for_present() 
 }
 
 #[test]
-fn two_lanes_on_two_streams_do_not_disturb_each_other() {
+fn two_slots_on_two_streams_do_not_disturb_each_other() {
     let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 16 };
     let config = config(&shape, 16).sms(1).threads(32);
     for seed in 0..4 {
         on_ranks(WorldConfig::seeded(2, seed), |rank, comm| {
-            support::lanes::two_lanes(rank, comm, &config, &shape, 16, 4)
+            support::slots::two_slots(rank, comm, &config, &shape, 16, 4)
         });
     }
 }
 
 #[test]
-fn two_lanes_share_a_gpu_that_one_could_fill() {
+fn two_slots_share_a_gpu_that_one_could_fill() {
     let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 16 };
     // Of 64 tokens a combine has use for all four places.
     let config = GroupConfig::new(8, 16, 2).tokens(64).threads(32).deadline(Deadline::after_ms(100));
     on_ranks(WorldConfig::seeded(2, 3).resident_blocks(4), |rank, comm| {
-        support::lanes::two_lanes(rank, comm, &config, &shape, 64, 2)
+        support::slots::two_slots(rank, comm, &config, &shape, 64, 2)
     });
 }
 
 #[test]
-fn a_lane_keeps_the_memory_of_a_call_until_its_kernels_have_ended() {
+fn a_slot_keeps_the_memory_of_a_call_until_its_kernels_have_ended() {
     let shape = Shape { ranks: 1, experts: 1, topk: 1, hidden: 8 };
     for captured in [false, true] {
         on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
             let group = Group::new(comm, &config(&shape, 4))?;
-            let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+            let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
             let batch = batch(&shape, Routing::Uniform, 0, 0, 4);
             let mut all = Vec::new();
             let mut pair = |all: &mut Vec<_>| -> Result<(), EpError> {
                 let input = Input::new(rank, &shape, 4)?;
                 input.write(&batch, false)?;
-                let received = lane.exchange(&stream, &input.tokens(4, false))?;
+                let received = slot.exchange(&stream, &input.tokens(4, false))?;
                 received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
                 let kept = [&input.rows, &input.ids, &input.weights, &input.output];
                 all.extend(kept.map(|memory| Arc::downgrade(memory.memory())));
                 Ok(())
             };
             let is_there = |memory: &Weak<Memory>| memory.strong_count() > 0;
-            // A lane looks at its calls which kernels have ended.
+            // A slot looks at its calls which kernels have ended.
             if captured {
                 let graph = stream.capture(|| (0..60).try_for_each(|_| pair(&mut all)))?;
                 // It has not run yet.
@@ -746,7 +746,7 @@ fn a_lane_keeps_the_memory_of_a_call_until_its_kernels_have_ended() {
                 }
                 assert!(!all.iter().all(is_there));
             }
-            drop(lane);
+            drop(slot);
             assert!(!all.iter().any(is_there));
             group.destroy()
         });
@@ -763,7 +763,7 @@ fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
             (GroupConfig::new(2, 256, 1), "hidden", "128", "256"),
             (GroupConfig::new(2, 128, 2), "topk", "1", "2"),
             (all.tokens(16), "tokens", "128", "16"),
-            (all.lanes(2), "lanes", "1", "2"),
+            (all.slots(2), "slots", "1", "2"),
             (all.element(Element::E4m3(Scales::Ue8m0)), "element", "Bf16", "E4m3(Ue8m0)"),
             (all.element(Element::Opaque { row_bytes: 32, scale_bytes: 6 }), "element", "Bf16", "Opaque(32, 6)"),
             (all.at_source(), "at_source", "false", "true"),
@@ -799,8 +799,8 @@ fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
         (GroupConfig::new(65_537, 8, 1), "the number of experts is 65537; the limit is at most 65536"),
         (GroupConfig::new(8, 8, 0), "the number of experts of a token is 0; the limit is at least 1"),
         (GroupConfig::new(8, 8, 1).tokens(0), "the number of tokens is 0; the limit is at least 1"),
-        (GroupConfig::new(8, 8, 1).lanes(0), "the number of lanes is 0; the limit is at least 1"),
-        (GroupConfig::new(8, 8, 1).lanes(65), "the number of lanes is 65; the limit is at most 64"),
+        (GroupConfig::new(8, 8, 1).slots(0), "the number of slots is 0; the limit is at least 1"),
+        (GroupConfig::new(8, 8, 1).slots(65), "the number of slots is 65; the limit is at most 64"),
         (GroupConfig::new(8, 8, 1).threads(31), "the number of threads of a block is 31; the limit is at least 32"),
         (
             GroupConfig::new(8, 8, 1).threads(48),
@@ -860,23 +860,23 @@ fn a_group_takes_the_memory_that_was_promised() {
         assert!((bytes / 1e6 / megabytes - 1.0).abs() < 0.02, "{bytes} with {ranks} ranks");
     }
     let config = GroupConfig::new(6, 128, 3).tokens(7).sms(1).threads(32);
-    let plain = [config, config.at_source(), config.back_f32(), config.lanes(3)];
-    let others = [config.element(Element::E4m3(Scales::F32)), config.tokens(600), config.max_rows(9).lanes(2)];
+    let plain = [config, config.at_source(), config.back_f32(), config.slots(3)];
+    let others = [config.element(Element::E4m3(Scales::F32)), config.tokens(600), config.max_rows(9).slots(2)];
     for config in plain.into_iter().chain(others) {
         on_ranks(WorldConfig::seeded(2, 5), |rank, comm| {
             let (group, stream) = (Group::new(comm, &config)?, rank.stream()?);
             let memory = Memory::new(rank.device(), MemoryKind::Device, 16)?.whole();
-            let mut lane = group.lane(0)?;
-            let received = lane.exchange(&stream, &Tokens::new(&memory, Ids::I32(&memory), 0))?;
-            // All lanes, without the plan of a group that counts before its dispatches.
+            let mut slot = group.slot(0)?;
+            let received = slot.exchange(&stream, &Tokens::new(&memory, Ids::I32(&memory), 0))?;
+            // All slots, without the plan of a group that counts before its dispatches.
             let (bytes, sizes) = (received.places(0).0.bytes(), group.sizes());
             let has_plan = sizes.tokens > 512 || sizes.is_shared();
-            let lanes = if sizes.is_shared() { 2 } else { 1 };
-            let plans = if has_plan { lanes * sizes.plan_bytes() } else { 0 };
+            let slots = if sizes.is_shared() { 2 } else { 1 };
+            let plans = if has_plan { slots * sizes.plan_bytes() } else { 0 };
             assert_eq!(bytes + plans, config.footprint(2)?, "{config:?}");
             received.release();
             stream.synchronize()?;
-            drop(lane);
+            drop(slot);
             group.destroy()
         });
     }
@@ -886,7 +886,7 @@ fn a_group_takes_the_memory_that_was_promised() {
 fn in_turn(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shape, way: u32) -> Result<(), EpError> {
     let (me, most) = (rank.rank() as usize, 5);
     let group = Group::new(comm, config)?;
-    let (input, stream, mut lane) = (Input::new(rank, shape, most)?, rank.stream()?, group.lane(0)?);
+    let (input, stream, mut slot) = (Input::new(rank, shape, most)?, rank.stream()?, group.slot(0)?);
     let mine = batch(shape, Routing::Uniform, 4, me, most);
     input.write(&mine, false)?;
     let to = Arrangement::new(&group, Layout::Flat, (shape.ranks * most) as u32)?;
@@ -895,12 +895,12 @@ fn in_turn(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shape
         rank.barrier()?;
     }
     let tokens = input.tokens(most, false);
-    let plan = lane.plan(&stream, &tokens)?;
+    let plan = slot.plan(&stream, &tokens)?;
     let tokens = tokens.planned(&plan);
     let mut received = match way {
-        0 => lane.dispatch(&stream, &tokens)?.receive(&stream)?,
-        1 => lane.exchange(&stream, &tokens)?,
-        _ => lane.exchange_into(&stream, &tokens, &to)?.0,
+        0 => slot.dispatch(&stream, &tokens)?.receive(&stream)?,
+        1 => slot.exchange(&stream, &tokens)?,
+        _ => slot.exchange_into(&stream, &tokens, &to)?.0,
     };
     if way < 2 {
         received.arrange(&stream, &to)?;
@@ -916,7 +916,7 @@ fn in_turn(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shape
     let mut found = vec![0u16; expected.len()];
     input.output.read(0, &mut found)?;
     assert!(expected == found, "the output of rank {me} differs");
-    drop(lane);
+    drop(slot);
     group.destroy()
 }
 
@@ -950,19 +950,19 @@ fn sums_have_the_order_of_the_ids_and_round_each_product_once() {
         let (group, stream) = (Group::new(comm, &config)?, rank.stream()?);
         let (row, output) = (memory(rank, &[1.0])?, memory(rank, &[9.0])?);
         let ids = Memory::new(rank.device(), MemoryKind::Device, 12)?.whole();
-        let mut lane = group.lane(0)?;
+        let mut slot = group.slot(0)?;
         for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
             ids.write(0, &order.map(|id: i32| id))?;
             let position = order.iter().position(|&id| id == rank.rank() as i32).expect("each rank has an id");
             let rows = memory(rank, &[TERMS[position]; 3])?;
-            let received = lane.exchange(&stream, &Tokens::new(&row, Ids::I32(&ids), 1))?;
+            let received = slot.exchange(&stream, &Tokens::new(&row, Ids::I32(&ids), 1))?;
             received.combine(&stream, Rows::At(&rows), &Combine::reduced().into(&output))?;
             stream.synchronize()?;
             let mut found = [9f32; 8];
             output.read(0, &mut found)?;
             assert_eq!(found, [0.0; 8], "{order:?}");
         }
-        drop(lane);
+        drop(slot);
         group.destroy()
     });
     // The order of the ids, at the source and on the rank of the experts.
@@ -984,17 +984,17 @@ fn sums_have_the_order_of_the_ids_and_round_each_product_once() {
                     Ok(())
                 };
                 let group = Group::new(comm, &config.at_source())?;
-                let mut lane = group.lane(0)?;
-                let received = lane.exchange(&stream, &tokens)?;
+                let mut slot = group.slot(0)?;
+                let received = slot.exchange(&stream, &tokens)?;
                 let rows = memory(rank, &terms)?;
                 received.combine(&stream, Rows::At(&rows), &Combine::weighted(&weights).into(&output))?;
                 check("at the source")?;
-                drop(lane);
+                drop(slot);
                 group.destroy()?;
 
                 let group = Group::new(comm, &config)?;
-                let (to, mut lane) = (Arrangement::new(&group, Layout::Packed { align: 1 }, 3)?, group.lane(0)?);
-                let mut received = lane.exchange(&stream, &tokens)?;
+                let (to, mut slot) = (Arrangement::new(&group, Layout::Packed { align: 1 }, 3)?, group.slot(0)?);
+                let mut received = slot.exchange(&stream, &tokens)?;
                 received.arrange(&stream, &to)?;
                 // One row for each expert, by its number.
                 let mut by_expert = [0f32; 3];
@@ -1003,7 +1003,7 @@ fn sums_have_the_order_of_the_ids_and_round_each_product_once() {
                 received.reduce(&stream, Rows::ArrangedAt(&to, &rows))?;
                 received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
                 check("on the rank of the experts")?;
-                drop(lane);
+                drop(slot);
                 group.destroy()?;
             }
         }
@@ -1015,26 +1015,26 @@ fn sums_have_the_order_of_the_ids_and_round_each_product_once() {
 fn the_status_has_the_first_error_since_the_last_call() {
     let shape = Shape { ranks: 1, experts: 2, topk: 1, hidden: 8 };
     on_ranks(WorldConfig::seeded(1, 3), |rank, comm| {
-        let group = Group::new(comm, &config(&shape, 4).lanes(2))?;
+        let group = Group::new(comm, &config(&shape, 4).slots(2))?;
         let (input, stream) = (Input::new(rank, &shape, 8)?, rank.stream()?);
-        let mut lanes = [group.lane(0)?, group.lane(1)?];
-        // Lane 1 has two errors, of which the first one is reported, then lane 0 one.
-        for (lane, ids) in [(1, [7, 8, 0, 0]), (0, [0, 0, 0, 9])] {
+        let mut slots = [group.slot(0)?, group.slot(1)?];
+        // Slot 1 has two errors, of which the first one is reported, then slot 0 one.
+        for (slot, ids) in [(1, [7, 8, 0, 0]), (0, [0, 0, 0, 9])] {
             input.ids.write(0, &ids)?;
-            lanes[lane].exchange(&stream, &input.tokens(4, false))?.release();
+            slots[slot].exchange(&stream, &input.tokens(4, false))?.release();
             stream.synchronize()?;
         }
-        let status = || -> Result<_, EpError> { Ok(group.status()?.map(|report| (report.lane, report.code))) };
+        let status = || -> Result<_, EpError> { Ok(group.status()?.map(|report| (report.slot, report.code))) };
         assert_eq!(status()?, Some((0, Code::UnknownExpert)));
         assert_eq!(status()?, Some((1, Code::UnknownExpert)));
         assert_eq!(status()?, None);
         input.ids.write(0, &[0; 8])?;
         let count = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
         count.write(0, &[6u32])?;
-        lanes[1].exchange(&stream, &input.tokens(4, false).count(Number::At(&count)))?.release();
+        slots[1].exchange(&stream, &input.tokens(4, false).count(Number::At(&count)))?.release();
         stream.synchronize()?;
         assert_eq!(status()?, Some((1, Code::TooManyTokens)));
-        drop(lanes);
+        drop(slots);
         group.destroy()
     });
 }
@@ -1056,14 +1056,14 @@ fn rows_and_terms_that_do_not_fit_a_group_are_refused() {
             (config, &plain, "received", "a combine of one row for each id"),
         ] {
             let group = Group::new(comm, &config)?;
-            let (to, mut lane) = (Arrangement::new(&group, Layout::Flat, 8)?, group.lane(0)?);
-            let mut received = lane.exchange(&stream, &input.tokens(4, false))?;
+            let (to, mut slot) = (Arrangement::new(&group, Layout::Flat, 8)?, group.slot(0)?);
+            let mut received = slot.exchange(&stream, &input.tokens(4, false))?;
             received.arrange(&stream, &to)?;
             let rows = if rows == "arranged" { Rows::Arranged(&to) } else { Rows::InPlace };
             let error = received.combine(&stream, rows, sums).unwrap_err().to_string();
             assert!(error.starts_with(words) || error.contains(words), "{error}");
             stream.synchronize()?;
-            drop(lane);
+            drop(slot);
             group.destroy()?;
         }
         Ok(())

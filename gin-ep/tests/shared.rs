@@ -168,8 +168,8 @@ fn a_grant_covers_the_loads_of_a_rank_that_the_source_does_not_hear() {
             // All tokens go to rank 0.
             input.ids.write(0, &[0i32; 4])?;
             let sums = gin_ep::Combine::reduced().into(&input.output);
-            let mut lane = group.lane(0)?;
-            let received = lane.exchange(&stream, &input.tokens([0, 4, 0][me], false))?;
+            let mut slot = group.slot(0)?;
+            let received = slot.exchange(&stream, &input.tokens([0, 4, 0][me], false))?;
             stream.synchronize()?;
             rank.barrier()?;
             let start = gin_boot::rt::clock_ns();
@@ -185,10 +185,10 @@ fn a_grant_covers_the_loads_of_a_rank_that_the_source_does_not_hear() {
                 stream.synchronize()?;
                 pause(40);
             }
-            lane.exchange(&stream, &input.tokens([0, 0, 4][me], false))?.release();
+            slot.exchange(&stream, &input.tokens([0, 0, 4][me], false))?.release();
             stream.synchronize()?;
             assert_eq!(support::state(&group)?, [(None, 0), (silent(2), 1 << 2), (silent(1), 1 << 1)][me], "rank {me}");
-            drop(lane);
+            drop(slot);
             group.destroy()
         });
     }
@@ -237,8 +237,8 @@ fn the_places_of_a_rank_that_does_not_come_back_count_as_rows() {
         let status = || -> Result<_, EpError> {
             Ok(group.status()?.map(|report| (report.code, report.rank, report.seen, report.limit)))
         };
-        let mut lane = group.lane(0)?;
-        let sent = lane.dispatch(&stream, &input.tokens(4, false))?;
+        let mut slot = group.slot(0)?;
+        let sent = slot.dispatch(&stream, &input.tokens(4, false))?;
         stream.synchronize()?;
         rank.barrier()?;
         if me == 0 {
@@ -251,18 +251,18 @@ fn the_places_of_a_rank_that_does_not_come_back_count_as_rows() {
             stream.synchronize()?;
             assert_eq!(status()?.map(|(code, rank, ..)| (code, rank)), Some((Code::Silent, 0)));
             // Ten rows beside the four of rank 0.
-            lane.exchange(&stream, &input.tokens(5, false))?.release();
+            slot.exchange(&stream, &input.tokens(5, false))?.release();
             stream.synchronize()?;
             assert_eq!(status()?.map(|(code, rank, _, limit)| (code, rank, limit)), Some((Code::Full, 1, 12)));
             rank.barrier()?;
         }
-        drop(lane);
+        drop(slot);
         group.readmit()?;
-        let mut lane = group.lane(0)?;
-        lane.exchange(&stream, &input.tokens(if me == 0 { 0 } else { 5 }, false))?.release();
+        let mut slot = group.slot(0)?;
+        slot.exchange(&stream, &input.tokens(if me == 0 { 0 } else { 5 }, false))?.release();
         stream.synchronize()?;
         assert_eq!(status()?, None);
-        drop(lane);
+        drop(slot);
         group.destroy()
     });
 }
@@ -307,13 +307,13 @@ fn what_a_shared_region_does_not_have_is_refused() {
         let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 8 };
         let group = Group::new(comm, &config.max_rows(8))?;
         let input = support::Input::new(rank, &shape, 16)?;
-        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
         let sums = gin_ep::Combine::reduced().into(&input.output);
-        let error = lane.fuse(&stream, &input.tokens(1, false), Rows::InPlace, &sums).map(drop).unwrap_err();
+        let error = slot.fuse(&stream, &input.tokens(1, false), Rows::InPlace, &sums).map(drop).unwrap_err();
         let words = "a kernel with dispatch and combine in a group with `max_rows`: call `dispatch` and `combine`";
         assert_eq!(error.to_string(), words);
         assert!(GroupedMatmul::new(&group, 8, None).is_err() && EarlyMatmul::new(&group, None).is_err());
-        drop(lane);
+        drop(slot);
         group.destroy()
     });
 }
@@ -325,12 +325,12 @@ fn a_dispatch_begins_when_the_slowest_rank_does() {
         on_ranks(WorldConfig::seeded(2, 3), |rank, comm| {
             let shape = Shape { ranks: 2, experts: 2, topk: 1, hidden: 8 };
             let group = Group::new(comm, &if is_shared { config.max_rows(8) } else { config })?;
-            let (input, stream, mut lane) = (support::Input::new(rank, &shape, 4)?, rank.stream()?, group.lane(0)?);
+            let (input, stream, mut slot) = (support::Input::new(rank, &shape, 4)?, rank.stream()?, group.slot(0)?);
             input.ids.write(0, &[0, 1, 0, 1])?;
             if rank.rank() == 1 {
                 rank.barrier()?;
             }
-            let sent = lane.dispatch(&stream, &input.tokens(4, false))?;
+            let sent = slot.dispatch(&stream, &input.tokens(4, false))?;
             if rank.rank() == 0 {
                 let start = gin_boot::rt::clock_ns();
                 gin_boot::rt::wait_until(move || gin_boot::rt::clock_ns() - start > 5_000_000);
@@ -340,7 +340,7 @@ fn a_dispatch_begins_when_the_slowest_rank_does() {
             sent.receive(&stream)?.release();
             stream.synchronize()?;
             assert_eq!(group.status()?, None);
-            drop(lane);
+            drop(slot);
             group.destroy()
         });
     }

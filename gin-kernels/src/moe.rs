@@ -82,7 +82,7 @@ pub unsafe fn moe_gate(scores: *const f32, ids: *mut i32, weights: *mut f32, tok
 /// in the order of the token's ids, by `fma` in FP32, rounded once. A block takes a row.
 ///
 /// # Safety
-/// - It runs between the receive and the combine of a lane whose rows have `hidden` elements. `local` is the number of
+/// - It runs between the receive and the combine of a slot whose rows have `hidden` elements. `local` is the number of
 ///   experts of a rank.
 #[kernel(launch_bounds(512))]
 pub unsafe fn moe_experts(received: Received, rank: u32, local: u32, hidden: u32) {

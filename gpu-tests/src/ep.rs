@@ -37,7 +37,7 @@ pub const TRIALS: [Trial; 16] = [
     ("flags_cover_what_late_warps_store_and_a_missing_barrier_before_a_flag_shows", late),
     ("sources_share_a_region_for_the_rows_that_arrive", shared),
     ("a_silent_rank_is_reported_and_left_out_and_takes_part_again", silent),
-    ("two_lanes_on_two_streams_do_not_disturb_each_other", two_lanes),
+    ("two_slots_on_two_streams_do_not_disturb_each_other", two_slots),
 ];
 
 /// The trials of ranks in several LSA teams, also with software NICs that kernels drive.
@@ -196,20 +196,20 @@ fn late(testbed: &Testbed) -> Result<(), String> {
             let stream = rank.stream()?;
             for ((unmet, _), wrong) in WAYS.into_iter().zip(&wrong) {
                 let group = Group::new(comm, config)?;
-                let mut lane = group.lane(0)?;
+                let mut slot = group.slot(0)?;
                 for number in 0..tries {
                     let mine = batch(shape, Routing::Uniform, number, me as usize, most);
                     input.write(&mine, false)?;
                     let (tokens, sums) = (input.tokens(most, false), Combine::reduced().into(&input.output));
-                    let fused = lane.fuse(&stream, &tokens, Rows::InPlace, &sums)?;
+                    let fused = slot.fuse(&stream, &tokens, Rows::InPlace, &sums)?;
                     let launch = LaunchConfig::new(1, 128).dynamic_shared(fused.shared);
-                    let Fused { comm, arena, lane, tokens, sums, .. } = fused;
+                    let Fused { comm, arena, slot, tokens, sums, .. } = fused;
                     let (hidden, how) = (shape.hidden as u32, if me == 1 { unmet | LATE } else { unmet });
                     // The late stores of the last try are over, and the ranks begin together.
                     rank.barrier()?;
-                    // Safety: one block, with the parameters of the lane.
+                    // Safety: one block, with the parameters of the slot.
                     unsafe {
-                        hardware_late::launch(&stream, launch, comm, arena, lane, tokens, sums, hidden, how)?;
+                        hardware_late::launch(&stream, launch, comm, arena, slot, tokens, sums, hidden, how)?;
                     }
                     stream.synchronize()?;
                     rank.barrier()?;
@@ -218,7 +218,7 @@ fn late(testbed: &Testbed) -> Result<(), String> {
                     input.output.read(0, &mut found)?;
                     wrong.fetch_add(u32::from(expected != found), Relaxed);
                 }
-                drop(lane);
+                drop(slot);
                 group.destroy()?;
             }
             Ok(())
@@ -307,7 +307,7 @@ fn silent(testbed: &Testbed) -> Result<(), String> {
     let (sizes, tokens) = if testbed.devices.is_some() { ((60, 8, 1024), 64) } else { ((6, 2, 8), 8) };
     for ranks in [2, 3] {
         with(testbed, ranks, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-            support::lanes::silent(rank, comm, (config, deadline), shape, most)?;
+            support::slots::silent(rank, comm, (config, deadline), shape, most)?;
             support::layouts::described_only(rank, comm, (config, deadline), shape, most)?;
             if ranks == 2 { support::layouts::mixed(rank, comm, (config, deadline), shape, most) } else { Ok(()) }
         })?;
@@ -315,7 +315,7 @@ fn silent(testbed: &Testbed) -> Result<(), String> {
     Ok(())
 }
 
-fn two_lanes(testbed: &Testbed) -> Result<(), String> {
+fn two_slots(testbed: &Testbed) -> Result<(), String> {
     let (sizes, tokens, rounds) =
         if testbed.devices.is_some() { ((60, 8, 2880), 64, 100) } else { ((8, 2, 16), 16, 4) };
     with(
@@ -324,12 +324,12 @@ fn two_lanes(testbed: &Testbed) -> Result<(), String> {
         |config| small_on(testbed)(config).sms(2),
         sizes,
         tokens,
-        |rank, comm, config, shape, most| support::lanes::two_lanes(rank, comm, config, shape, most, rounds),
+        |rank, comm, config, shape, most| support::slots::two_slots(rank, comm, config, shape, most, rounds),
     )?;
-    // Grids that would fill a GPU, were there one lane.
+    // Grids that would fill a GPU, were there one slot.
     let tokens = if testbed.devices.is_some() { 4096 } else { 64 };
     with(testbed, 2, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-        support::lanes::two_lanes(rank, comm, config, shape, most, 4)
+        support::slots::two_slots(rank, comm, config, shape, most, 4)
     })
 }
 

@@ -2,7 +2,7 @@
 //! The workload moe, a mixture of experts: gate, dispatch, experts, combine.
 
 use super::{Check, Job, Launched, Plan, Refused, Traffic, Watched, limits, reference};
-use gin_ep::{Combine, EpError, Group, GroupConfig, Ids, Lane, Rows, Tokens};
+use gin_ep::{Combine, EpError, Group, GroupConfig, Ids, Rows, Slot, Tokens};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, per_rank};
 use gin_gpu::{Function, GpuError, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::CommError;
@@ -130,7 +130,7 @@ impl Moe<'_> {
 
     /// Launches the kernels of an iteration.
     fn iterate(&self, run: &mut Running<'_>, set: &Set, output: &MemorySlice) -> Result<(), EpError> {
-        let Running { rank, stream, gate, experts, lane } = run;
+        let Running { rank, stream, gate, experts, slot } = run;
         let (shape, config) = (&self.shape, LaunchConfig::new(self.plan.sizes.blocks, self.plan.sizes.threads));
         let [numbers, topk, hidden, local] =
             [shape.experts, shape.topk, shape.hidden, shape.local()].map(|number| number as u32);
@@ -141,7 +141,7 @@ impl Moe<'_> {
             stream.launch(gate, config, &[&scores.cast_const(), &ids, &weights, &self.tokens, &numbers, &topk])?;
         }
         let tokens = Tokens::new(&set.rows, Ids::I32(&set.ids), self.tokens).weights(&set.weights);
-        let received = lane.exchange(stream, &tokens)?;
+        let received = slot.exchange(stream, &tokens)?;
         // Safety: after the receive and before the combine, on their stream.
         unsafe { stream.launch(experts, config, &[&received.view(), &rank.rank(), &local, &hidden])? };
         received.combine(stream, Rows::InPlace, &Combine::reduced().into(output))
@@ -193,7 +193,7 @@ struct Running<'l> {
     stream: &'l Arc<dyn Stream>,
     gate: Function,
     experts: Function,
-    lane: Lane<'l>,
+    slot: Slot<'l>,
 }
 
 impl Job for Moe<'_> {
@@ -226,8 +226,8 @@ impl Job for Moe<'_> {
         let group = Group::new(comm, &self.config).map_err(comm_error)?;
         let stream = &rank.stream()?;
         let (gate, experts) = (rank.kernel("moe_gate")?, rank.kernel("moe_experts")?);
-        let lane = group.lane(0).map_err(comm_error)?;
-        let mut run = Running { rank, stream, gate, experts, lane };
+        let slot = group.slot(0).map_err(comm_error)?;
+        let mut run = Running { rank, stream, gate, experts, slot };
         let (mut time, mut check) = (Duration::ZERO, Check::default());
         for first in (0..iters).step_by(BETWEEN_CHECKS) {
             let all = || {

@@ -226,7 +226,7 @@ impl<'a> Bed<'a> {
         Ok(received.fetch()?.into_iter().map(|rows| rows.into_iter().flat_map(of_row).collect()).collect())
     }
 
-    /// Runs the experts on the rows of the first dispatch of a lane, in place.
+    /// Runs the experts on the rows of the first dispatch of a slot, in place.
     fn run_experts(&self, received: &gin_ep::Received<'_>) -> Result<(), EpError> {
         let (arena, places) = received.places(1);
         for (source, bytes) in (0..).zip(self.products(received)?).filter(|(_, bytes)| !bytes.is_empty()) {
@@ -268,10 +268,10 @@ impl<'a> Bed<'a> {
         mut between: impl FnMut() -> Result<[f64; 2], EpError>,
     ) -> Result<Calls, EpError> {
         let group = Group::new(self.comm, config)?;
-        let mut lane = group.lane(0)?;
+        let mut slot = group.slot(0)?;
         let (stream, input) = (&self.stream, self.input());
         let combine = Combine::reduced().into(&self.output);
-        let received = lane.exchange(stream, &input)?;
+        let received = slot.exchange(stream, &input)?;
         let (mut wrong, mut rows) = (0, None);
         if combines == Combines::None {
             stream.synchronize()?;
@@ -289,7 +289,7 @@ impl<'a> Bed<'a> {
         }
         if let Some(rows) = &rows {
             self.output.write(0, &vec![0u16; self.tokens * self.shape.hidden])?;
-            lane.exchange(stream, &input)?.combine(stream, Rows::At(rows), &combine)?;
+            slot.exchange(stream, &input)?.combine(stream, Rows::At(rows), &combine)?;
             stream.synchronize()?;
             wrong += self.wrong()?;
         }
@@ -297,7 +297,7 @@ impl<'a> Bed<'a> {
             let rows = self.ids_here().max(1) as u32;
             let flat = Arrangement::new(&group, Layout::Flat, (self.shape.ranks * self.tokens) as u32)?;
             let packed = Arrangement::new(&group, Layout::Packed { align: 1 }, rows)?;
-            lane.exchange_into(stream, &input, &packed)?.0.release();
+            slot.exchange_into(stream, &input, &packed)?.0.release();
             stream.synchronize()?;
             wrong += self.wrong_packed(&packed)?;
             Some([flat, packed])
@@ -315,25 +315,25 @@ impl<'a> Bed<'a> {
         let mut calls = Calls { wrong, blocks: group.blocks(), ..Calls::default() };
         for _ in 0..self.bench.launches.min(self.bench.pick(9, 1)) {
             calls.dispatch.push(chain(self.rank, stream, self.length(), || {
-                let mut received = lane.exchange(stream, &input)?;
+                let mut received = slot.exchange(stream, &input)?;
                 arranged(&mut received)?;
                 received.release();
                 Ok(())
             })?);
             if combines != Combines::None {
                 calls.pair.push(chain(self.rank, stream, self.length(), || {
-                    let mut received = lane.exchange(stream, &input)?;
+                    let mut received = slot.exchange(stream, &input)?;
                     arranged(&mut received)?;
                     received.combine(stream, Rows::InPlace, &combine)
                 })?);
             }
             if let Some([_, packed]) = &layouts {
                 calls.packed.push(chain(self.rank, stream, self.length(), || {
-                    lane.exchange_into(stream, &input, packed)?.0.release();
+                    slot.exchange_into(stream, &input, packed)?.0.release();
                     Ok(())
                 })?);
                 calls.packed_later.push(chain(self.rank, stream, self.length(), || {
-                    let mut received = lane.exchange(stream, &input)?;
+                    let mut received = slot.exchange(stream, &input)?;
                     received.arrange(stream, packed)?;
                     received.release();
                     Ok(())
@@ -342,7 +342,7 @@ impl<'a> Bed<'a> {
             if combines == Combines::All {
                 let both = chain(self.rank, stream, self.length(), || {
                     meet()?;
-                    let received = lane.exchange(stream, &input)?;
+                    let received = slot.exchange(stream, &input)?;
                     meet()?;
                     received.combine(stream, Rows::InPlace, &combine)
                 })?;
@@ -351,7 +351,7 @@ impl<'a> Bed<'a> {
             }
             if let Some(rows) = &rows {
                 calls.stored.push(chain(self.rank, stream, self.length(), || {
-                    lane.exchange(stream, &input)?.combine(stream, Rows::At(rows), &combine)
+                    slot.exchange(stream, &input)?.combine(stream, Rows::At(rows), &combine)
                 })?);
             }
             for (times, time) in calls.beside.iter_mut().zip(between()?) {
@@ -359,7 +359,7 @@ impl<'a> Bed<'a> {
             }
         }
         calls.wrong += u64::from(group.status()?.is_some());
-        drop(lane);
+        drop(slot);
         group.destroy()?;
         Ok(calls)
     }

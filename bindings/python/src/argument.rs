@@ -139,7 +139,7 @@ impl Arguments {
                 groups.push(part.member);
                 arguments.users.push(part.users);
                 arguments.held.push(Held::Object(part.owner));
-                (part.argument, format!("the parameter `{}` of `Lane.fuse`", part.name))
+                (part.argument, format!("the parameter `{}` of `Slot.fuse`", part.name))
             } else if let Ok(deadline) = value.cast::<Deadline>() {
                 (deadline.get().0.argument(), "a `gincomm.Deadline`".to_owned())
             } else if Tensor::is_offered_by(&value) && !is_scalar(parameter) {
@@ -237,7 +237,7 @@ fn scalar(place: &Place<'_>, value: &Bound<'_, PyAny>) -> PyResult<Argument> {
     }
     let advice = "pass gincomm.Communicator for `Comm`, gincomm.Window for `Window`, gincomm.Deadline for `Deadline`, \
                   a tensor for a pointer, a number for a number, gincomm.ep.Received and gincomm.ep.Arranged for rows, \
-                  and what gincomm.ep.Lane.fuse returns for its parameters; parameters of other types cannot be passed \
+                  and what gincomm.ep.Slot.fuse returns for its parameters; parameters of other types cannot be passed \
                   from Python";
     let kind = value.get_type().name()?;
     Err(PyTypeError::new_err(format!("{place}: a `{kind}` was given; {advice}")))

@@ -12,13 +12,13 @@ use pyo3::prelude::*;
 pub(crate) struct DlType {
     pub(crate) code: u8,
     pub(crate) bits: u8,
-    pub(crate) lanes: u16,
+    pub(crate) slots: u16,
 }
 
 impl DlType {
     /// Returns the name, as NumPy and torch have it.
     pub(crate) fn name(self) -> String {
-        let Self { code, bits, lanes } = self;
+        let Self { code, bits, slots } = self;
         let name = match code {
             _ if let Some(known) = DType::of_dlpack(self) => return known.name().to_owned(),
             0 => format!("int{bits}"),
@@ -28,7 +28,7 @@ impl DlType {
             6 => "bool".to_owned(),
             _ => format!("DLPack type {code} of {bits} bits"),
         };
-        if lanes == 1 { name } else { format!("{lanes} times {name}") }
+        if slots == 1 { name } else { format!("{slots} times {name}") }
     }
 }
 
@@ -53,7 +53,7 @@ macro_rules! types {
 
             pub(crate) fn dlpack(self) -> DlType {
                 match self {
-                    $(Self::$variant => DlType { code: $code, bits: 8 * size_of::<$ty>() as u8, lanes: 1 }),*
+                    $(Self::$variant => DlType { code: $code, bits: 8 * size_of::<$ty>() as u8, slots: 1 }),*
                 }
             }
 

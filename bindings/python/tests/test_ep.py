@@ -121,7 +121,7 @@ def test_dispatch_and_combine_agree_with_numpy(ranks, name):
 
     def body(rank):
         with rank.communicator() as comm, Group(comm, shape.config(tokens=most, element=kind.element)) as group:
-            stream, lane, me = rank.stream(), group.lane(0), rank.rank
+            stream, slot, me = rank.stream(), group.slot(0), rank.rank
             output = np.zeros((most, shape.hidden), kind.dtype)
             for round in range(6):
                 batches = [Batch(shape, kind, each, round, (5 * each + 3 * round) % (most + 1)) for each in range(ranks)]
@@ -133,9 +133,9 @@ def test_dispatch_and_combine_agree_with_numpy(ranks, name):
                     room = lambda values: np.concatenate([values, np.zeros((most - count, *values.shape[1:]), values.dtype)])
                     rows, ids, weights = room(mine.rows), room(mine.ids.astype(np.int64)), room(mine.weights)
                     tokens = Tokens(rows, ids, np.array([count], np.int32), weights=weights)
-                    received = lane.exchange(stream, tokens)
+                    received = slot.exchange(stream, tokens)
                 else:
-                    received = lane.dispatch(stream, tokens).receive(stream)
+                    received = slot.dispatch(stream, tokens).receive(stream)
                 stream.synchronize()
                 rows, counts = np.from_dlpack(received.rows(kind.dtype)), np.from_dlpack(received.counts())
                 assert rows.shape == (ranks, most, shape.hidden) and received.rows().dtype == {
@@ -173,7 +173,7 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
     def body(rank):
         comm = rank.communicator()
         group = Group(comm, shape.config(tokens=most, element=kind.element, at_source=True))
-        stream, lane, me = rank.stream(), group.lane(0), rank.rank
+        stream, slot, me = rank.stream(), group.slot(0), rank.rank
         align = 4
         layouts = {
             "flat": (Layout.FLAT, ranks * most),
@@ -188,9 +188,9 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
             mine = batches[me]
             tokens = Tokens(mine.rows, mine.ids, weights=mine.weights)
             if arrives:
-                received, _ = lane.exchange_into(stream, tokens, to)
+                received, _ = slot.exchange_into(stream, tokens, to)
             else:
-                received = lane.exchange(stream, tokens)
+                received = slot.exchange(stream, tokens)
                 received.arrange(stream, to)
             stream.synchronize()
             assert group.status() is None
@@ -274,9 +274,9 @@ def test_rows_come_back_from_other_memory_and_by_id():
             stream = rank.stream()
             for at_source in (False, True):
                 with Group(comm, shape.config(tokens=most, element=Element.F32, at_source=at_source)) as group:
-                    lane, output = group.lane(0), np.zeros((1, 4), np.float32)
+                    slot, output = group.slot(0), np.zeros((1, 4), np.float32)
                     rows, ids = np.full((1, 4), rank.rank + 1, np.float32), np.array([[0, 1]], np.int64)
-                    received = lane.exchange(stream, Tokens(rows, ids))
+                    received = slot.exchange(stream, Tokens(rows, ids))
                     back = np.full((2 * most * (2 if at_source else 1), 4), 10 * (rank.rank + 1), np.float32)
                     received.combine(stream, (Combine.plain if at_source else Combine.reduced)(output), back)
                     stream.synchronize()
@@ -290,14 +290,14 @@ def test_a_plan_serves_several_dispatches():
 
     def body(rank):
         with rank.communicator() as comm, Group(comm, shape.config(tokens=most, element=kind.element)) as group:
-            stream, lane = rank.stream(), group.lane(0)
+            stream, slot = rank.stream(), group.slot(0)
             mine = Batch(shape, kind, rank.rank, 0, most - 3)
             tokens = lambda **options: Tokens(mine.rows, mine.ids, weights=mine.weights, **options)
-            plan = lane.plan(stream, tokens())
+            plan = slot.plan(stream, tokens())
             outputs = []
             for planned in (plan, plan, None):
                 output = np.zeros_like(mine.rows)
-                received = lane.exchange(stream, tokens(planned=planned))
+                received = slot.exchange(stream, tokens(planned=planned))
                 stream.synchronize()
                 run_experts(kind, received)
                 received.combine(stream, Combine.reduced(output))
@@ -315,11 +315,11 @@ def test_dispatches_make_fp8_with_scales(element):
 
     def body(rank):
         with rank.communicator() as comm, Group(comm, shape.config(tokens=4, element=element)) as group:
-            stream, lane = rank.stream(), group.lane(0)
+            stream, slot = rank.stream(), group.slot(0)
             values = widen(narrow(np.random.default_rng(rank.rank).normal(size=(4, 256)).astype(np.float32)))
             # All rows go to the other rank.
             ids = np.full((4, 1), 1 - rank.rank, np.int32)
-            received = lane.exchange(stream, Tokens(narrow(values), ids))
+            received = slot.exchange(stream, Tokens(narrow(values), ids))
             stream.synchronize()
             assert (received.rows().dtype, received.scales().dtype) == ("float8_e4m3fn", "uint8" if bytes_of_scales else "float32")
             sent = widen(narrow(np.random.default_rng(1 - rank.rank).normal(size=(4, 256)).astype(np.float32)))
@@ -356,11 +356,11 @@ def test_a_sum_of_fp32_rows_is_rounded_once():
         config = shape.config(tokens=1, back_f32=True)
         assert config.footprint(2) == shape.config(tokens=1).footprint(2) + 2 * 2 * 16
         with rank.communicator() as comm, Group(comm, config) as group:
-            stream, lane = rank.stream(), group.lane(0)
+            stream, slot = rank.stream(), group.slot(0)
             rows, ids = narrow(np.full((1, 8), 3, np.float32)), np.array([[0, 1]], np.int32)
             # From 128 on, BF16 are integers.
             back, output = np.full((2, 8), [138.625, 0.71875][rank.rank], np.float32), np.zeros((1, 8), np.uint16)
-            received = lane.exchange(stream, Tokens(rows, ids))
+            received = slot.exchange(stream, Tokens(rows, ids))
             with pytest.raises(TypeError, match="the tensor of rows has elements of uint16; the group takes float32"):
                 received.combine(stream, Combine.reduced(output), narrow(back))
             with pytest.raises(TypeError, match="the output has elements of float32; the group takes bfloat16 or uint16"):
@@ -378,15 +378,15 @@ def test_opaque_rows_travel_with_their_scales():
     def body(rank):
         element = Element.opaque(32, 6)
         with rank.communicator() as comm, Group(comm, shape.config(tokens=4, element=element)) as group:
-            stream, lane, other = rank.stream(), group.lane(0), 1 - rank.rank
+            stream, slot, other = rank.stream(), group.slot(0), 1 - rank.rank
             make = lambda rank: (np.arange(64, dtype=np.uint32).reshape(8, 8)[:3] + rank, np.full((3, 3), 5 + rank, np.int16))
             rows, scales = make(rank.rank)
             ids = np.full((3, 1), other, np.int32)
             with pytest.raises(ValueError, match="tokens without scales, which the group's rows have"):
-                lane.exchange(stream, Tokens(rows, ids))
+                slot.exchange(stream, Tokens(rows, ids))
             with pytest.raises(ValueError, match=r"tokens.scales .*dimension 1 is 2, and must be 3 \(the scales of a row\)"):
-                lane.exchange(stream, Tokens(rows, ids, scales=scales[:, :2].copy()))
-            received = lane.exchange(stream, Tokens(rows, ids, scales=scales))
+                slot.exchange(stream, Tokens(rows, ids, scales=scales[:, :2].copy()))
+            received = slot.exchange(stream, Tokens(rows, ids, scales=scales))
             stream.synchronize()
             rows, scales = make(other)
             assert (np.from_dlpack(received.rows("uint32"))[other, :3] == rows).all()
@@ -416,26 +416,26 @@ def token(count=1, id=0):
 
 def test_calls_in_another_order_are_refused():
     def body(rank, comm, group, stream):
-        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
+        slot, output = group.slot(0), np.zeros((4, 8), np.float32)
         refused = lambda text: pytest.raises(gin.StateError, match=text)
-        with refused("lane 0 is in use"):
-            group.lane(0)
-        with refused("lane 7 is not there: the group has 2"):
-            group.lane(7)
-        sent = lane.dispatch(stream, token())
-        for call in (lane.dispatch, lane.exchange, lane.plan):
-            with refused("the last dispatch of lane 0 was not received: call `receive` on what `dispatch` returned"):
+        with refused("slot 0 is in use"):
+            group.slot(0)
+        with refused("slot 7 is not there: the group has 2"):
+            group.slot(7)
+        sent = slot.dispatch(stream, token())
+        for call in (slot.dispatch, slot.exchange, slot.plan):
+            with refused("the last dispatch of slot 0 was not received: call `receive` on what `dispatch` returned"):
                 call(stream, token())
         for call in (group.destroy, group.readmit):
-            with refused("cannot .*: the last dispatch of lane 0 was not received"):
+            with refused("cannot .*: the last dispatch of slot 0 was not received"):
                 call()
         received = sent.receive(stream)
         with refused("the dispatch was received before"):
             sent.receive(stream)
-        with refused("lane 0 still has received rows: call `combine` or `release` first"):
-            lane.dispatch(stream, token())
-        # Another lane is independent.
-        other = group.lane(1)
+        with refused("slot 0 still has received rows: call `combine` or `release` first"):
+            slot.dispatch(stream, token())
+        # Another slot is independent.
+        other = group.slot(1)
         other.exchange(stream, token()).release()
         received.combine(stream, Combine.reduced(output))
         to = Arrangement(group, Layout.FLAT, 4)
@@ -450,8 +450,8 @@ def test_calls_in_another_order_are_refused():
         with refused("the dispatch was received before"):
             sent.receive(stream)
         # A dropped value releases its rows, and an old one does not end a new dispatch.
-        lane.exchange(stream, token())
-        again = lane.exchange(stream, token())
+        slot.exchange(stream, token())
+        again = slot.exchange(stream, token())
         with refused("it was combined or released before"):
             received.release()
         del received
@@ -459,37 +459,37 @@ def test_calls_in_another_order_are_refused():
         assert again.counts().shape == (1,)
         again.release()
         # A dispatch that nobody can receive any more.
-        lane.dispatch(stream, token())
-        with refused("the last dispatch of lane 0 was not received"):
-            lane.exchange(stream, token())
-        del lane, sent, again
+        slot.dispatch(stream, token())
+        with refused("the last dispatch of slot 0 was not received"):
+            slot.exchange(stream, token())
+        del slot, sent, again
         gc.collect()
-        lane = group.lane(0)
+        slot = group.slot(0)
         stream.synchronize()
         group.destroy()
-        for call in (lambda: group.lane(0), group.status, group.destroy, lambda: group.blocks):
+        for call in (lambda: group.slot(0), group.status, group.destroy, lambda: group.blocks):
             with refused("the group is destroyed"):
                 call()
-        with refused("lane 0 has ended with its group"):
-            lane.exchange(stream, token())
+        with refused("slot 0 has ended with its group"):
+            slot.exchange(stream, token())
 
-    small(body, lanes=2)
+    small(body, slots=2)
 
 
 def test_a_group_ends_with_its_communicator_and_memory_of_views_stays():
     def body(rank):
         comm = rank.communicator()
         group = Group(comm, GroupConfig(1, 8, 1, tokens=4, element=Element.F32, deadline=WAIT))
-        stream, lane = rank.stream(), group.lane(0)
-        received = lane.exchange(stream, token(2))
+        stream, slot = rank.stream(), group.slot(0)
+        received = slot.exchange(stream, token(2))
         stream.synchronize()
         rows = np.from_dlpack(received.rows())
         received.release()
         comm.destroy()
-        for call in (lambda: lane.exchange(stream, token()), group.status, lambda: Group(comm, GroupConfig(1, 8, 1))):
+        for call in (lambda: slot.exchange(stream, token()), group.status, lambda: Group(comm, GroupConfig(1, 8, 1))):
             with pytest.raises(gin.StateError, match="cannot .*: the communicator is destroyed"):
                 call()
-        del lane, received, group, comm
+        del slot, received, group, comm
         gc.collect()
         assert (rows[0, :2] == 1).all()
         rows[:] = 3
@@ -511,7 +511,7 @@ def test_with_destroys_a_group():
 
 def test_tensors_are_checked_with_the_dimension_and_the_limit():
     def body(rank, comm, group, stream):
-        lane = group.lane(0)
+        slot = group.slot(0)
         rows, ids, weights = np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32), np.ones((4, 1), np.float32)
         for tokens, kind, text in [
             ((rows[:, :4].copy(), ids), ValueError, r"tokens.rows has the shape \[4, 4\]: dimension 1 is 4, and must be 8"),
@@ -530,16 +530,16 @@ def test_tensors_are_checked_with_the_dimension_and_the_limit():
             (([1, 2], ids), TypeError, "tokens.rows is a `list`, which has no `__dlpack__`"),
         ]:
             with pytest.raises(kind, match=text):
-                lane.exchange(stream, Tokens(*tokens))
+                slot.exchange(stream, Tokens(*tokens))
         with pytest.raises(TypeError, match="tokens.weights has elements of float64"):
-            lane.exchange(stream, Tokens(rows, ids, weights=weights.astype(np.float64)))
+            slot.exchange(stream, Tokens(rows, ids, weights=weights.astype(np.float64)))
         with pytest.raises(ValueError, match=r"only `Element.opaque\(row_bytes, scale_bytes\)` takes them"):
-            lane.exchange(stream, Tokens(rows, ids, scales=np.zeros((4, 0), np.uint8)))
+            slot.exchange(stream, Tokens(rows, ids, scales=np.zeros((4, 0), np.uint8)))
         shifted = np.zeros(4 * 8 + 4, np.float32)
         shifted = shifted[next(at for at in range(1, 4) if shifted[at:].ctypes.data % 16):][: 4 * 8].reshape(4, 8)
         with pytest.raises(ValueError, match="the memory of rows begins (4|8|12) bytes past a multiple of 16; it must begin at such a multiple"):
-            lane.exchange(stream, Tokens(shifted, ids))
-        received = lane.exchange(stream, Tokens(rows, ids))
+            slot.exchange(stream, Tokens(shifted, ids))
+        received = slot.exchange(stream, Tokens(rows, ids))
         for combine, back, kind, text in [
             (Combine.reduced(rows[:3].copy()), None, ValueError, r"the output .*dimension 0 is 3, .* at least 4"),
             (Combine.reduced(rows, bias=rows[:, :4].copy()), None, ValueError, "the bias .*dimension 1 is 4, and must be 8"),
@@ -564,20 +564,20 @@ def test_tensors_are_checked_with_the_dimension_and_the_limit():
 
 def test_more_tokens_than_the_group_has_room_for_are_refused_before_anything_is_sent():
     def body(rank, comm, group, stream):
-        lane = group.lane(0)
+        slot = group.slot(0)
         rows, ids, output = np.ones((129, 8), np.float32), np.zeros((129, 1), np.int32), np.full((129, 8), np.nan, np.float32)
         text = "the number of tokens of a batch is {}; the limit is at most 128, for which the group has room; .* `tokens`"
-        calls = [lane.dispatch, lane.exchange, lane.plan, lambda *args: lane.fuse(*args, Combine.reduced(output))]
-        calls += [lambda *args: lane.exchange_into(*args, Arrangement(group, Layout.FLAT, 129))]
+        calls = [slot.dispatch, slot.exchange, slot.plan, lambda *args: slot.fuse(*args, Combine.reduced(output))]
+        calls += [lambda *args: slot.exchange_into(*args, Arrangement(group, Layout.FLAT, 129))]
         for count in (None, 129, 2**32 - 1):
             few = r"tokens.rows .*dimension 0 is 129, and must be at least 4294967295 \(the tokens\)"
             for call in calls:
                 with pytest.raises(ValueError, match=text.format(129) if count in (None, 129) else few):
                     call(stream, Tokens(rows, ids, count))
         # The tensors may be larger than their batch, and the group has room for this one.
-        lane.exchange(stream, Tokens(rows, ids, 128)).combine(stream, Combine.reduced(output))
+        slot.exchange(stream, Tokens(rows, ids, 128)).combine(stream, Combine.reduced(output))
         with pytest.raises(ValueError, match=r"the output .*dimension 0 is 127, and must be at least 128 \(the tokens\)"):
-            lane.exchange(stream, Tokens(rows, ids, 128)).combine(stream, Combine.reduced(output[:127].copy()))
+            slot.exchange(stream, Tokens(rows, ids, 128)).combine(stream, Combine.reduced(output[:127].copy()))
         stream.synchronize()
         assert group.status() is None and (output[:128] == 1).all() and np.isnan(output[128]).all()
 
@@ -592,16 +592,16 @@ def test_more_tokens_than_the_group_has_room_for_are_refused_before_anything_is_
 @pytest.mark.parametrize("count", [9, -1, -(2**31)])
 def test_a_number_of_tokens_on_the_device_that_does_not_fit_is_reported(count):
     def body(rank, comm, group, stream):
-        lane, output = group.lane(0), np.full((4, 8), 7, np.float32)
+        slot, output = group.slot(0), np.full((4, 8), 7, np.float32)
         tokens = Tokens(np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32), np.array([count], np.int32))
-        received = lane.exchange(stream, tokens)
+        received = slot.exchange(stream, tokens)
         assert np.from_dlpack(received.counts()).tolist() == [4 if count > 0 else 0]
         received.combine(stream, Combine.reduced(output))
         stream.synchronize()
         report = group.status()
         assert (report.code, report.limit, report.rank, report.seen) == ("TooManyTokens", 4, None, count % 2**32)
         some, none = "a batch has 9 tokens, .*", f"the number of tokens of a batch is {count} on the device; it has none"
-        assert re.fullmatch(f"lane 0: {some if count > 0 else none}", str(report))
+        assert re.fullmatch(f"slot 0: {some if count > 0 else none}", str(report))
         assert (output == (1 if count > 0 else 7)).all()
 
     small(body)
@@ -612,9 +612,9 @@ def test_a_report_that_nobody_has_read_is_raised(what):
     """By the next call that begins a dispatch, by `destroy`, and by the end of `with`."""
     ranks = 2 if what == "rank" else 1
     texts = {
-        "expert": "lane 0: token 0 has the expert id 4294967296, there are 1 experts; the token was dropped",
-        "rank": r"lane 0: rank 1 did not come to dispatch 1 in time, .*; the group goes on without it",
-        "number": "lane 0: a batch has 9 tokens, the group has room for 4; the others were dropped",
+        "expert": "slot 0: token 0 has the expert id 4294967296, there are 1 experts; the token was dropped",
+        "rank": r"slot 0: rank 1 did not come to dispatch 1 in time, .*; the group goes on without it",
+        "number": "slot 0: a batch has 9 tokens, the group has room for 4; the others were dropped",
     }
     text = f"an earlier call has left a report that nobody has read by `Group.status`: {texts[what]}"
 
@@ -631,27 +631,27 @@ def test_a_report_that_nobody_has_read_is_raised(what):
         good = Tokens(rows, ids)
         for end in ("call", "destroy", "exit", "exception"):
             group = Group(comm, config)
-            lane = group.lane(0)
+            slot = group.slot(0)
             if rank.rank == 0:
                 # The combine of the dispatch works all the same.
-                lane.exchange(stream, wrong()).combine(stream, Combine.reduced(output))
+                slot.exchange(stream, wrong()).combine(stream, Combine.reduced(output))
                 stream.synchronize(timeout=60)
             rank.barrier()
             if rank.rank == 1:
                 if end != "exception":
                     group.destroy()
             elif end == "call":
-                for call in (lane.dispatch, lane.exchange, lane.plan):
+                for call in (slot.dispatch, slot.exchange, slot.plan):
                     with pytest.raises(gin.Error, match=text):
                         call(stream, good)
                 with pytest.raises(gin.Error, match=text):
-                    lane.fuse(stream, good, Combine.reduced(output))
+                    slot.fuse(stream, good, Combine.reduced(output))
                 with pytest.raises(gin.Error, match=text):
-                    lane.exchange_into(stream, good, Arrangement(group, Layout.FLAT, 4 * ranks))
-                # Another lane than that of the report would work, and the group goes on once the report is read.
+                    slot.exchange_into(stream, good, Arrangement(group, Layout.FLAT, 4 * ranks))
+                # Another slot than that of the report would work, and the group goes on once the report is read.
                 assert str(group.status()) in text or what == "rank"
                 assert group.status() is None
-                lane.exchange(stream, good).combine(stream, Combine.reduced(output))
+                slot.exchange(stream, good).combine(stream, Combine.reduced(output))
                 stream.synchronize(timeout=60)
                 assert (output == 1).all()
                 group.destroy()
@@ -669,7 +669,7 @@ def test_a_report_that_nobody_has_read_is_raised(what):
                 with pytest.raises(KeyError):
                     with group:
                         raise KeyError
-                del lane, group
+                del slot, group
                 gc.collect()
         if ranks == 1:
             comm.destroy()
@@ -680,18 +680,18 @@ def test_a_report_that_nobody_has_read_is_raised(what):
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_ids_out_of_range_are_reported_as_given_and_any_negative_one_is_none(dtype):
     def body(rank, comm, group, stream):
-        lane = group.lane(0)
+        slot = group.slot(0)
         most = np.iinfo(dtype).max
         for id in (1, 2**31 - 1, 2**31, 2**32, most):
             if id > most:
                 continue
-            lane.exchange(stream, Tokens(np.ones((2, 8), np.float32), np.array([[0], [id]], dtype))).release()
+            slot.exchange(stream, Tokens(np.ones((2, 8), np.float32), np.array([[0], [id]], dtype))).release()
             stream.synchronize()
             report = group.status()
             assert (report.code, report.expert, report.seen) == ("UnknownExpert", id, 1)
-            assert str(report) == f"lane 0: token 1 has the expert id {id}, there are 1 experts; the token was dropped"
+            assert str(report) == f"slot 0: token 1 has the expert id {id}, there are 1 experts; the token was dropped"
         for id in (-1, -7, -(2**31), np.iinfo(dtype).min):
-            received = lane.exchange(stream, Tokens(np.ones((2, 8), np.float32), np.array([[0], [id]], dtype)))
+            received = slot.exchange(stream, Tokens(np.ones((2, 8), np.float32), np.array([[0], [id]], dtype)))
             assert np.from_dlpack(received.counts()).tolist() == [1]
             received.release()
             stream.synchronize()
@@ -704,16 +704,16 @@ def test_views_wait_for_the_kernels_that_write_them():
     """The memory of a virtual GPU is a tensor of the CPU, whose reader has no stream."""
 
     def body(rank, comm, group, stream):
-        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
+        slot, output = group.slot(0), np.zeros((4, 8), np.float32)
         to = Arrangement(group, Layout.FLAT, 8)
         for round in range(4):
             # The other rank is late, so the kernel is under way.
             if rank.rank == 1:
                 time.sleep(0.1)
             if round % 2:
-                received, _ = lane.exchange_into(stream, token(4, id=1 - rank.rank), to)
+                received, _ = slot.exchange_into(stream, token(4, id=1 - rank.rank), to)
             else:
-                received = lane.exchange(stream, token(4, id=1 - rank.rank))
+                received = slot.exchange(stream, token(4, id=1 - rank.rank))
             assert np.from_dlpack(received.counts()).tolist() == ([0, 4] if rank.rank == 0 else [4, 0])
             assert (np.from_dlpack(received.rows())[1 - rank.rank] == 1).all()
             assert (np.from_dlpack(received.tokens())[1 - rank.rank] == range(4)).all()
@@ -733,11 +733,11 @@ def test_views_wait_for_the_kernels_that_write_them():
 
 def test_a_view_that_a_kernel_takes_is_not_waited_for():
     def body(rank, comm, group, stream):
-        lane, output, to = group.lane(0), np.zeros((4, 8), np.float32), Arrangement(group, Layout.FLAT, 8)
+        slot, output, to = group.slot(0), np.zeros((4, 8), np.float32), Arrangement(group, Layout.FLAT, 8)
         if rank.rank == 1:
             # The other rank comes here after all its calls, while its kernels wait for this one.
             rank.barrier()
-        received = lane.exchange(stream, token(4, id=1 - rank.rank))
+        received = slot.exchange(stream, token(4, id=1 - rank.rank))
         received.arrange(stream, to)
         received.combine(stream, Combine.reduced(output), (to, to.rows()))
         if rank.rank == 0:
@@ -766,8 +766,8 @@ def test_large_batches_agree_with_numpy_and_rows_past_max_rows_are_reported(rank
             for max_rows in (room, room - 1, 3 * ranks):
                 config = shape.config(tokens=most, element=kind.element, max_rows=max_rows)
                 with Group(comm, config) as group:
-                    lane = group.lane(0)
-                    plans = [lane.plan(stream, Tokens(mine[me].rows, mine[me].ids)) for mine in batches]
+                    slot = group.slot(0)
+                    plans = [slot.plan(stream, Tokens(mine[me].rows, mine[me].ids)) for mine in batches]
                     for round in range(4):
                         cut = [batch.first(few[round]) for batch in batches[round]]
                         there = [list(arriving(shape, cut, each)) for each in range(ranks)]
@@ -775,9 +775,9 @@ def test_large_batches_agree_with_numpy_and_rows_past_max_rows_are_reported(rank
                         mine, plan = cut[me], None if few[round] else plans[round]
                         tokens = Tokens(mine.rows, mine.ids, weights=mine.weights, planned=plan)
                         if round < 2:
-                            received = lane.dispatch(stream, tokens).receive(stream)
+                            received = slot.dispatch(stream, tokens).receive(stream)
                         else:
-                            received = lane.exchange(stream, tokens)
+                            received = slot.exchange(stream, tokens)
                         stream.synchronize()
                         view = lambda what: np.from_dlpack(what)
                         rows, counts, starts = view(received.rows(kind.dtype)), view(received.counts()), view(received.firsts())
@@ -830,7 +830,7 @@ def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_
         with rank.communicator() as comm:
             config = shape.config(tokens=most, element=kind.element, max_rows=2 * most)
             with Group(comm, config) as group:
-                stream, lane, me = rank.stream(), group.lane(0), rank.rank
+                stream, slot, me = rank.stream(), group.slot(0), rank.rank
                 to = Arrangement(group, Layout.FLAT, 2 * most)
                 with pytest.raises(gin.StateError, match="the layout has no rows of its own"):
                     to.rows()
@@ -838,7 +838,7 @@ def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_
                     batches = [Batch(shape, kind, each, round, most - each) for each in range(2)]
                     mine = batches[me]
                     sent = list(arriving(shape, batches, me))
-                    received = lane.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
+                    received = slot.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
                     received.arrange(stream, to)
                     stream.synchronize()
                     flat = [(source, row, 0) for source, (tokens, _) in enumerate(sent) for row in range(len(tokens))]
@@ -856,9 +856,9 @@ def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_
                     stream.synchronize()
                     assert group.status() is None and same(output, reduced(shape, kind, mine))
                 with pytest.raises(ValueError, match="a kernel with dispatch and combine in a group with `max_rows`"):
-                    lane.fuse(stream, Tokens(mine.rows, mine.ids), Combine.reduced(output))
+                    slot.fuse(stream, Tokens(mine.rows, mine.ids), Combine.reduced(output))
             with Group(comm, shape.config(tokens=most, element=kind.element)) as group:
-                received = group.lane(0).exchange(stream, Tokens(mine.rows, mine.ids))
+                received = group.slot(0).exchange(stream, Tokens(mine.rows, mine.ids))
                 assert received.region() is None
                 with pytest.raises(ValueError, match="from row 0 on, in a group without `max_rows`"):
                     received.firsts()
@@ -873,11 +873,11 @@ def test_rows_that_are_longer_on_their_way_back_have_room_in_a_shared_region():
     def body(rank):
         config = shape.config(tokens=4, element=Element.E4M3_F32, max_rows=4)
         with rank.communicator() as comm, Group(comm, config) as group:
-            stream, lane, other = rank.stream(), group.lane(0), 1 - rank.rank
+            stream, slot, other = rank.stream(), group.slot(0), 1 - rank.rank
             # The greatest magnitude is 448, so scales are 1 and FP8 has the values.
             values = np.tile(np.array([448, 1, -2, 0.5], np.float32), (3, 32)) * (1 - 2 * rank.rank)
             output, ids = np.zeros((3, 128), np.uint16), np.full((3, 1), other, np.int32)
-            received = lane.exchange(stream, Tokens(narrow(values), ids))
+            received = slot.exchange(stream, Tokens(narrow(values), ids))
             stream.synchronize()
             rows, scales = np.from_dlpack(received.rows("uint8")), np.from_dlpack(received.scales())
             assert rows.shape == (4, 128) and rows.strides == (256, 1) and (scales[:3] == 1).all()
@@ -930,7 +930,7 @@ def test_a_rank_without_tokens_passes_tensors_whose_address_is_null(ids):
                 options = {"source": {"at_source": True}, "max_rows": {"max_rows": 8}}.get(way, {})
                 config = GroupConfig(2, 8, 1, tokens=4, element=Element.F32, threads=32, grid=1, deadline=WAIT, **options)
                 with Group(comm, config) as group:
-                    lane, empty, sent = group.lane(0), rank.rank == 1, 4
+                    slot, empty, sent = group.slot(0), rank.rank == 1, 4
                     make = lambda values: Null((0, *values.shape[1:]), str(values.dtype)) if empty else values
                     rows, output = make(np.ones((sent, 8), np.float32)), np.zeros((sent, 8), np.float32)
                     weights, bias = make(np.ones((sent, 1), np.float32)), make(np.full((sent, 8), 2, np.float32))
@@ -942,15 +942,15 @@ def test_a_rank_without_tokens_passes_tensors_whose_address_is_null(ids):
                     tokens = lambda **more: Tokens(rows, make(np.ones((sent, 1), ids)), count, **more)
                     of = make(output)
                     if way == "fuse":
-                        fused = lane.fuse(stream, tokens(), Combine.reduced(of))
+                        fused = slot.fuse(stream, tokens(), Combine.reduced(of))
                         stream.launch("exchange_scaled", *fused, 8, 1.0, block=32, shared=fused.shared)
                     elif way == "into":
-                        received, _ = lane.exchange_into(stream, tokens(), Arrangement(group, Layout.FLAT, 8))
+                        received, _ = slot.exchange_into(stream, tokens(), Arrangement(group, Layout.FLAT, 8))
                     elif way == "dispatch":
-                        received = lane.dispatch(stream, tokens()).receive(stream)
+                        received = slot.dispatch(stream, tokens()).receive(stream)
                     else:
-                        planned = lane.plan(stream, tokens()) if way == "plan" else None
-                        received = lane.exchange(stream, tokens(planned=planned, weights=weights if way == "weights" else None))
+                        planned = slot.plan(stream, tokens()) if way == "plan" else None
+                        received = slot.exchange(stream, tokens(planned=planned, weights=weights if way == "weights" else None))
                     if way != "fuse":
                         assert np.from_dlpack(received.counts()).tolist() == ([0, 0] if rank.rank == 0 else [4, 0]), way
                         back = np.ones((8, 8), np.float32) if way == "source" else None
@@ -975,10 +975,10 @@ def test_odd_numbers_of_ids_blocks_and_threads_agree_with_numpy(topk, shared):
                 for threads in (32, 96, 224):
                     config = shape.config(tokens=most, element=kind.element, max_rows=2 * most if shared else None, grid=grid, threads=threads)
                     with Group(comm, config) as group:
-                        lane = group.lane(0)
+                        slot = group.slot(0)
                         for round in range(2):
                             mine = Batch(shape, kind, me, round, most - round * me)
-                            received = lane.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
+                            received = slot.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
                             views = [received.rows(), received.counts(), received.experts(), received.weights()]
                             rows, counts, experts, weights = map(np.from_dlpack, views)
                             firsts = np.from_dlpack(received.firsts()) if shared else [0, 0]
@@ -996,7 +996,7 @@ def test_odd_numbers_of_ids_blocks_and_threads_agree_with_numpy(topk, shared):
 
 def test_ids_have_two_types_and_one_layout():
     def body(rank, comm, group, stream):
-        lane, rows = group.lane(0), np.ones((4, 8), np.float32)
+        slot, rows = group.slot(0), np.ones((4, 8), np.float32)
         ids = np.zeros((4, 1), np.int64)
         for dtype in (np.int32, np.int64, np.uint32, np.uint64, np.int16, np.float32, bool):
             given = ids.astype(dtype)
@@ -1005,12 +1005,12 @@ def test_ids_have_two_types_and_one_layout():
             if dtype not in (np.int32, np.int64):
                 for wrong in (given, longer[:, 1:2], shifted):
                     with pytest.raises(TypeError, match=f"tokens.ids has elements of {given.dtype}; the group takes int32 or int64"):
-                        lane.exchange(stream, Tokens(rows, wrong))
+                        slot.exchange(stream, Tokens(rows, wrong))
                 continue
             with pytest.raises(ValueError, match=r"tokens.ids is not contiguous \(shape \[4, 1\], strides \[3, 1\]\)"):
-                lane.exchange(stream, Tokens(rows, longer[:, 1:2]))
+                slot.exchange(stream, Tokens(rows, longer[:, 1:2]))
             for right in (given, shifted):
-                received = lane.exchange(stream, Tokens(rows, right))
+                received = slot.exchange(stream, Tokens(rows, right))
                 assert np.from_dlpack(received.counts()).tolist() == [4]
                 received.release()
         stream.synchronize()
@@ -1018,32 +1018,32 @@ def test_ids_have_two_types_and_one_layout():
     small(body)
 
 
-def test_a_lane_keeps_tensors_and_lets_them_go():
+def test_a_slot_keeps_tensors_and_lets_them_go():
     def body(rank, comm, group, stream):
-        lane = group.lane(0)
+        slot = group.slot(0)
         gone = []
 
         def pair():
             rows, ids, output = np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32), np.zeros((4, 8), np.float32)
             gone.extend(map(weakref.ref, (rows, ids, output)))
-            lane.exchange(stream, Tokens(rows, ids)).combine(stream, Combine.reduced(output))
+            slot.exchange(stream, Tokens(rows, ids)).combine(stream, Combine.reduced(output))
 
         pair()
         gc.collect()
         assert all(ref() is not None for ref in gone)
-        # The lane looks from time to time which kernels are done.
+        # The slot looks from time to time which kernels are done.
         for _ in range(60):
             pair()
             stream.synchronize()
         gc.collect()
         assert all(ref() is None for ref in gone[:3]) and sum(ref() is not None for ref in gone) < 40
-        del lane
+        del slot
         gc.collect()
         assert all(ref() is None for ref in gone)
         # The same tensors again and again are kept once.
-        lane, rows, ids = group.lane(0), np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32)
+        slot, rows, ids = group.slot(0), np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32)
         for _ in range(200):
-            lane.exchange(stream, Tokens(rows, ids)).combine(stream, Combine.reduced(rows))
+            slot.exchange(stream, Tokens(rows, ids)).combine(stream, Combine.reduced(rows))
         stream.synchronize()
         assert (rows == 1).all() and group.status() is None
 
@@ -1052,8 +1052,8 @@ def test_a_lane_keeps_tensors_and_lets_them_go():
 
 def test_received_and_arranged_rows_are_arguments_of_kernels():
     def body(rank, comm, group, stream):
-        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
-        received = lane.exchange(stream, token(4))
+        slot, output = group.slot(0), np.zeros((4, 8), np.float32)
+        received = slot.exchange(stream, token(4))
         stream.launch("scale_received", received, 8, 3.0, grid=2)
         to = Arrangement(group, Layout.FLAT, 6)
         arranged = received.arrange(stream, to)
@@ -1068,10 +1068,10 @@ def test_received_and_arranged_rows_are_arguments_of_kernels():
         stream.synchronize()
         assert (output == 15).all() and group.status() is None
         # A launch keeps the memory, and not the rows: dropping the object releases them.
-        received = lane.exchange(stream, token(4))
+        received = slot.exchange(stream, token(4))
         stream.launch("scale_received", received, 8, 3.0)
         del received
-        lane.exchange(stream, token(4)).combine(stream, Combine.reduced(output))
+        slot.exchange(stream, token(4)).combine(stream, Combine.reduced(output))
         stream.synchronize()
         assert (output == 1).all()
 
@@ -1082,57 +1082,57 @@ def test_a_kernel_of_the_program_dispatches_and_combines_by_the_parameters_of_fu
     ranks = 2
 
     def body(rank, comm, group, stream):
-        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
+        slot, output = group.slot(0), np.zeros((4, 8), np.float32)
         for round in range(1, 5):
             # Token i of a rank goes to the expert of rank i % 2, which multiplies it.
             rows = np.full((4, 8), 10 * rank.rank + round, np.float32)
             tokens = Tokens(rows, np.arange(4, dtype=np.int32).reshape(4, 1) % ranks)
-            fused = lane.fuse(stream, tokens, Combine.reduced(output))
+            fused = slot.fuse(stream, tokens, Combine.reduced(output))
             launch = lambda *args: stream.launch("exchange_scaled", *args, 8, rank.rank + 2.0, block=64, shared=fused.shared)
             if round % 2:
                 launch(*fused)
             else:
-                launch(fused.comm, fused.arena, fused.lane, fused.tokens, fused.sums)
+                launch(fused.comm, fused.arena, fused.slot, fused.tokens, fused.sums)
             stream.synchronize()
             assert (output == rows * np.array([[2], [3], [2], [3]])).all() and group.status() is None
-        # The parameters count for several launches, until the lane does something else.
+        # The parameters count for several launches, until the slot does something else.
         output[:] = 0
         launch(*fused)
         launch(*fused)
-        received = lane.exchange(stream, tokens)
-        for call in (lambda: launch(*fused), lambda: lane.fuse(stream, tokens, Combine.reduced(output))):
-            with pytest.raises(gin.StateError, match="lane 0 still has received rows"):
+        received = slot.exchange(stream, tokens)
+        for call in (lambda: launch(*fused), lambda: slot.fuse(stream, tokens, Combine.reduced(output))):
+            with pytest.raises(gin.StateError, match="slot 0 still has received rows"):
                 call()
         with pytest.raises(gin.StateError, match="captured in a graph or fused"):
             received.rows()
         received.combine(stream, Combine.reduced(np.zeros((4, 8), np.float32)))
-        with pytest.raises(gin.StateError, match="lane 0 was used since `fuse`"):
+        with pytest.raises(gin.StateError, match="slot 0 was used since `fuse`"):
             launch(*fused)
         stream.synchronize()
         assert (output == rows * np.array([[2], [3], [2], [3]])).all()
-        fused = lane.fuse(stream, tokens, Combine.reduced(output))
+        fused = slot.fuse(stream, tokens, Combine.reduced(output))
         for wrong, text in [
-            ((fused.tokens, fused.arena, fused.lane, fused.tokens, fused.sums), "`comm: Comm`: the parameter `tokens` of `Lane.fuse` was given"),
-            ((fused, fused.arena, fused.lane, fused.tokens, fused.sums), "a `Fused` was given; pass .*gincomm.ep.Lane.fuse"),
+            ((fused.tokens, fused.arena, fused.slot, fused.tokens, fused.sums), "`comm: Comm`: the parameter `tokens` of `Slot.fuse` was given"),
+            ((fused, fused.arena, fused.slot, fused.tokens, fused.sums), "a `Fused` was given; pass .*gincomm.ep.Slot.fuse"),
         ]:
             with pytest.raises(TypeError, match=text):
                 launch(*wrong)
         assert repr(fused.sums) == "<gincomm.ep.Parameter `sums`>" and len(list(fused)) == 5
         with pytest.raises(ValueError, match="the output has the shape"):
-            lane.fuse(stream, tokens, Combine.reduced(np.zeros((3, 8), np.float32)))
+            slot.fuse(stream, tokens, Combine.reduced(np.zeros((3, 8), np.float32)))
         return fused, stream
 
     for fused, stream in small(body, ranks, grid=1):
-        with pytest.raises(gin.StateError, match="lane 0 has ended with its group"):
+        with pytest.raises(gin.StateError, match="slot 0 has ended with its group"):
             stream.launch("exchange_scaled", *fused, 8, 1.0)
 
 
 def test_a_launch_keeps_the_tensors_behind_the_parameters_of_fuse():
     def body(rank, comm, group, stream):
-        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
+        slot, output = group.slot(0), np.zeros((4, 8), np.float32)
         tokens = token(4)
         ref = weakref.ref(tokens.rows)
-        fused = lane.fuse(stream, tokens, Combine.reduced(output))
+        fused = slot.fuse(stream, tokens, Combine.reduced(output))
         stream.launch("exchange_scaled", *fused, 8, 3.0, block=64, shared=fused.shared)
         del tokens, fused
         gc.collect()
@@ -1140,7 +1140,7 @@ def test_a_launch_keeps_the_tensors_behind_the_parameters_of_fuse():
         stream.synchronize()
         assert (output == 3).all()
         for _ in range(20):
-            lane.exchange(stream, token(4)).combine(stream, Combine.reduced(np.zeros((4, 8), np.float32)))
+            slot.exchange(stream, token(4)).combine(stream, Combine.reduced(np.zeros((4, 8), np.float32)))
             stream.synchronize()
         gc.collect()
         assert ref() is None
@@ -1150,14 +1150,14 @@ def test_a_launch_keeps_the_tensors_behind_the_parameters_of_fuse():
 
 def test_unknown_experts_and_more_rows_than_a_layout_has_are_reported():
     def body(rank, comm, group, stream):
-        lane, output = group.lane(0), np.full((4, 8), 9, np.float32)
-        lane.exchange(stream, token(2, id=5)).combine(stream, Combine.reduced(output))
+        slot, output = group.slot(0), np.full((4, 8), 9, np.float32)
+        slot.exchange(stream, token(2, id=5)).combine(stream, Combine.reduced(output))
         stream.synchronize()
         report = group.status()
-        assert (report.code, report.lane, report.expert, report.limit) == ("UnknownExpert", 0, 5, 1)
+        assert (report.code, report.slot, report.expert, report.limit) == ("UnknownExpert", 0, 5, 1)
         assert (output[:2] == 0).all() and group.status() is None
         to = Arrangement(group, Layout.FLAT, 3)
-        received = lane.exchange(stream, token(4))
+        received = slot.exchange(stream, token(4))
         received.arrange(stream, to)
         received.combine(stream, Combine.reduced(output), to)
         stream.synchronize()
@@ -1170,18 +1170,18 @@ def test_unknown_experts_and_more_rows_than_a_layout_has_are_reported():
 
 def test_a_silent_rank_is_masked_and_admitted_again():
     def body(rank, comm, group, stream):
-        lane, output = group.lane(0), np.zeros((4, 8), np.float32)
+        slot, output = group.slot(0), np.zeros((4, 8), np.float32)
         if rank.rank == 0:
-            lane.exchange(stream, token(4, id=1)).combine(stream, Combine.reduced(output))
+            slot.exchange(stream, token(4, id=1)).combine(stream, Combine.reduced(output))
             stream.synchronize(timeout=60)
             report = group.status()
             assert (report.code, report.rank) == ("Silent", 1) and "rank 1 did not come" in str(report)
             assert group.masked(0) == [1] and (output == 0).all()
         rank.barrier()
-        # The lanes of the group are lent; it takes and returns them.
+        # The slots of the group are lent; it takes and returns them.
         group.readmit()
         assert group.masked(0) == []
-        received = lane.exchange(stream, token(4, id=1 - rank.rank))
+        received = slot.exchange(stream, token(4, id=1 - rank.rank))
         stream.synchronize(timeout=60)
         # The number of dispatches is that of the rank with the most.
         assert np.from_dlpack(received.counts()).tolist() == ([0, 4] if rank.rank == 0 else [4, 0])
@@ -1198,19 +1198,19 @@ def test_values_of_other_ranks_and_groups_are_refused():
 
     def body(rank, comm, group, stream):
         made[rank.rank] = stream
-        lane = group.lane(0)
+        slot = group.slot(0)
         rank.barrier()
         with pytest.raises(ValueError, match="the group belongs to a rank on virtual GPU .*, and the stream to another rank"):
-            lane.exchange(made[1 - rank.rank], token())
+            slot.exchange(made[1 - rank.rank], token())
         rank.barrier()
         made.clear()
         with Group(comm, GroupConfig(2, 16, 1, tokens=4, element=Element.F32, deadline=WAIT)) as other:
             to = Arrangement(other, Layout.FLAT, 4)
-            plan = other.lane(0).plan(stream, Tokens(np.ones((1, 16), np.float32), np.zeros((1, 1), np.int32)))
+            plan = other.slot(0).plan(stream, Tokens(np.ones((1, 16), np.float32), np.zeros((1, 1), np.int32)))
             ids = np.zeros((1, 1), np.int32)
             with pytest.raises(ValueError, match="a plan of a group with other sizes"):
-                lane.exchange(stream, Tokens(np.ones((1, 8), np.float32), ids, planned=plan))
-            received = lane.exchange(stream, token())
+                slot.exchange(stream, Tokens(np.ones((1, 8), np.float32), ids, planned=plan))
+            received = slot.exchange(stream, token())
             with pytest.raises(ValueError, match="an arrangement of a group with other sizes"):
                 received.arrange(stream, to)
             received.release()
@@ -1220,14 +1220,14 @@ def test_values_of_other_ranks_and_groups_are_refused():
     small(body, ranks=2)
 
 
-def test_threads_that_share_a_lane_are_refused_or_follow_each_other():
+def test_threads_that_share_a_slot_are_refused_or_follow_each_other():
     def body(rank, comm, group, stream):
-        lane, refused, others = group.lane(0), [], []
+        slot, refused, others = group.slot(0), [], []
 
         def work():
             for _ in range(50):
                 try:
-                    lane.exchange(stream, token()).release()
+                    slot.exchange(stream, token()).release()
                 except gin.StateError as error:
                     refused.append(str(error))
                 except BaseException as error:
@@ -1240,7 +1240,7 @@ def test_threads_that_share_a_lane_are_refused_or_follow_each_other():
             thread.join()
         assert not others
         assert all("at the same time" in text or "still has received rows" in text or "released before" in text for text in refused)
-        lane.exchange(stream, token()).release()
+        slot.exchange(stream, token()).release()
 
     small(body)
 
@@ -1253,10 +1253,10 @@ rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
 with rank.communicator() as comm:
     config = GroupConfig(2, 8, 2, tokens=4, element=Element.F32, deadline=gin.Deadline(30))
     with Group(comm, config) as group:
-        stream, lane = rank.stream(), group.lane(0)
+        stream, slot = rank.stream(), group.slot(0)
         rows, output = np.full((3, 8), 1 + rank.rank, np.float32), np.zeros((3, 8), np.float32)
         for round in range(20):
-            received = lane.exchange(stream, Tokens(rows, np.array([[0, 1]] * 3)))
+            received = slot.exchange(stream, Tokens(rows, np.array([[0, 1]] * 3)))
             stream.synchronize()
             np.from_dlpack(received.rows())[:] *= 10 ** rank.rank
             received.combine(stream, Combine.reduced(output))
@@ -1280,16 +1280,16 @@ from gincomm.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout
 def body(rank):
     comm = rank.communicator()
     group = Group(comm, GroupConfig(1, 8, 1, tokens=4, element=Element.F32))
-    lane, stream = group.lane(0), rank.stream()
+    slot, stream = group.slot(0), rank.stream()
     rows, ids = np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32)
     tokens = Tokens(rows, ids)
-    received, to = lane.exchange(stream, tokens), Arrangement(group, Layout.FLAT, 4)
+    received, to = slot.exchange(stream, tokens), Arrangement(group, Layout.FLAT, 4)
     stream.synchronize()
     view, plan = received.rows(), None
     reader, writer = os.pipe()
     if os.fork() == 0:
-        calls = [lambda: Group(comm, GroupConfig(1, 8, 1)), lambda: group.lane(1), group.status, group.readmit,
-                 group.destroy, lambda: lane.exchange(stream, tokens), lambda: lane.plan(stream, tokens), received.rows,
+        calls = [lambda: Group(comm, GroupConfig(1, 8, 1)), lambda: group.slot(1), group.status, group.readmit,
+                 group.destroy, lambda: slot.exchange(stream, tokens), lambda: slot.plan(stream, tokens), received.rows,
                  received.release, lambda: received.combine(stream, Combine.reduced(rows)), view.__dlpack__,
                  lambda: to.rows(), to.fetch_counts]
         refused = 0
@@ -1298,7 +1298,7 @@ def body(rank):
                 call()
             except gin.StateError as error:
                 refused += "is a fork of process" in str(error)
-        del comm, group, lane, stream, received, view, to, tokens, calls, call
+        del comm, group, slot, stream, received, view, to, tokens, calls, call
         gc.collect()
         os.write(writer, b"%d of 13" % refused)
         os._exit(0)

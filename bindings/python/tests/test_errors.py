@@ -29,8 +29,8 @@ LITERAL = r'\s*"((?:[^"\\]|\\.|\\\n)*)"'
 NOT_PROVOKED = [
     # Representations, and parts of texts.
     "<gin", "{:?}", ": {}", "{its}::", "{of}::", "{name}: {}", "{}({})", "{} bytes", "rank {rank}", "rank {index}", "{}",
-    "int{bits}", "uint{bits}", "float{bits}", "complex{bits}", "DLPack type {code}", "{lanes} times", "cuda:{id}",
-    "DLPack device {other}", "rank {} of {}", "lane {lane}: ", "Opaque(", "{name} {value}",
+    "int{bits}", "uint{bits}", "float{bits}", "complex{bits}", "DLPack type {code}", "{slots} times", "cuda:{id}",
+    "DLPack device {other}", "rank {} of {}", "slot {slot}: ", "Opaque(", "{name} {value}",
     # GPUs, several hosts, or PTX of another program are needed.
     "the rank of this process is on device", "{place}: {number} does not fit", "{place}: a float has 4 or 8 bytes",
     "a plan allocates memory, which a capture", "nics=\"soft\": from Python", "GPU {ordinal}", "{count} ranks of this host",
@@ -42,7 +42,7 @@ NOT_PROVOKED = [
     "cannot launch: a window", "cannot end it: another thread", "cannot destroy the group: another thread",
     # A state that other checks exclude.
     "the call returned no rows", "the call has brought no result", "the DLPack capsule has no tensor",
-    "the dispatch was not received", "the memory of ", "{what} has {given} bytes, {needed}", "the last dispatch of lane {lane} was",
+    "the dispatch was not received", "the memory of ", "{what} has {given} bytes, {needed}", "the last dispatch of slot {slot} was",
     "rows that are not there", "{what} has the shape {shape:?}",
     # Rust only.
     "a sum of ", "sums in place of the received rows", "a combine of products of ids", "the number of tiles", "experts",
@@ -172,7 +172,7 @@ def errors_of_groups(errors, comm, stream):
     small = dict(tokens=4, element=Element.F32, threads=32, deadline=gin.Deadline(30))
     for config in [
         GroupConfig(0, 8, 1), GroupConfig(1, 63, 1), GroupConfig(1, 8, 33), GroupConfig(1, 8, 1, tokens=0),
-        GroupConfig(1, 8, 1, lanes=65), GroupConfig(1, 8, 1, max_rows=999), GroupConfig(1, 8, 1, max_rows=1, at_source=True),
+        GroupConfig(1, 8, 1, slots=65), GroupConfig(1, 8, 1, max_rows=999), GroupConfig(1, 8, 1, max_rows=1, at_source=True),
         GroupConfig(1, 8, 1, element=Element.F16, back_f32=True), GroupConfig(1, 8, 1, at_source=True, back_f32=True),
         GroupConfig(1, 8, 1, sms=0), GroupConfig(1, 8, 1, grid=0), GroupConfig(1, 8, 1, threads=33),
         GroupConfig(1, 8, 1, threads=1024), GroupConfig(1, 8, 1, element=Element.opaque(17)),
@@ -180,35 +180,35 @@ def errors_of_groups(errors, comm, stream):
     ]:
         errors.by(Group, comm, config)
     errors.by(GroupConfig(1, 8, 1).footprint, 65)
-    group = Group(comm, GroupConfig(1, 8, 1, lanes=2, **small))
+    group = Group(comm, GroupConfig(1, 8, 1, slots=2, **small))
     other = Group(comm, GroupConfig(1, 16, 1, **small))
     scaled = Group(comm, GroupConfig(1, 8, 1, **small | {"element": Element.opaque(32, 6)}))
     source = Group(comm, GroupConfig(1, 8, 1, at_source=True, **small))
     wide = Group(comm, GroupConfig(1, 8, 1, max_rows=4, **small))
-    lane, rows, ids, output = group.lane(0), np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32), np.zeros((4, 8), np.float32)
+    slot, rows, ids, output = group.slot(0), np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32), np.zeros((4, 8), np.float32)
     good = Tokens(rows, ids)
-    errors.by(group.lane, 0)
-    errors.by(group.lane, 9)
-    plan = other.lane(0).plan(stream, Tokens(np.ones((1, 16), np.float32), ids[:1].copy()))
+    errors.by(group.slot, 0)
+    errors.by(group.slot, 9)
+    plan = other.slot(0).plan(stream, Tokens(np.ones((1, 16), np.float32), ids[:1].copy()))
     shifted = np.zeros(4 * 8 + 4, np.float32)
     shifted = shifted[next(at for at in range(1, 4) if shifted[at:].ctypes.data % 16) :][: 4 * 8].reshape(4, 8)
-    again = Strange(lambda: lane.exchange(stream, good))
+    again = Strange(lambda: slot.exchange(stream, good))
     for tokens in [
         Tokens(rows.reshape(-1), ids), Tokens(rows[:, :4].copy(), ids), Tokens(rows, ids.astype(bool)), Tokens(rows, ids, -1),
         Tokens(rows, ids, 1.5), Tokens(rows, ids, 9), Tokens(np.ones((9, 8), np.float32), np.zeros((9, 1), np.int32)),
         Tokens(rows, ids, planned=plan), Tokens(rows, ids, scales=np.zeros((4, 0), np.uint8)), Tokens(shifted, ids), Tokens(again, ids),
         Tokens(rows, ids, np.zeros((1, 1), np.int32)), Tokens(np.float32(1), ids),
     ]:
-        errors.by(lane.exchange, stream, tokens)
-    errors.by(scaled.lane(0).exchange, stream, Tokens(np.ones((4, 32), np.uint8), ids))
-    errors.by(lambda: scaled.lane(0).exchange(stream, Tokens(np.ones((4, 32), np.uint8), ids, scales=np.ones((4, 6), np.uint8))).scales("float32"))
-    errors.by(wide.lane(0).fuse, stream, good, Combine.reduced(output))
-    sent = lane.dispatch(stream, good)
-    errors.by(lane.exchange, stream, good)
+        errors.by(slot.exchange, stream, tokens)
+    errors.by(scaled.slot(0).exchange, stream, Tokens(np.ones((4, 32), np.uint8), ids))
+    errors.by(lambda: scaled.slot(0).exchange(stream, Tokens(np.ones((4, 32), np.uint8), ids, scales=np.ones((4, 6), np.uint8))).scales("float32"))
+    errors.by(wide.slot(0).fuse, stream, good, Combine.reduced(output))
+    sent = slot.dispatch(stream, good)
+    errors.by(slot.exchange, stream, good)
     errors.by(group.destroy)
     received = sent.receive(stream)
     errors.by(sent.receive, stream)
-    errors.by(lane.dispatch, stream, good)
+    errors.by(slot.dispatch, stream, good)
     errors.by(received.firsts)
     errors.by(received.scales)
     errors.by(Arrangement, group, Layout.FLAT)
@@ -222,26 +222,26 @@ def errors_of_groups(errors, comm, stream):
     errors.by(received.combine, stream, Combine.reduced(output), np.zeros((1, 8), np.float32))
     errors.by(received.combine, stream, Combine.plain(output))
     for rows_back in (None, Arrangement(other, Layout.FLAT, 4), padded, (listed, rows)):
-        errors.by(lane.exchange(stream, good).combine, stream, Combine.reduced(output), rows_back) if rows_back else None
+        errors.by(slot.exchange(stream, good).combine, stream, Combine.reduced(output), rows_back) if rows_back else None
     errors.by(received.release)
     errors.by(stream.launch, "scale_received", received, 8, 3.0)
-    by_id = source.lane(0)
+    by_id = source.slot(0)
     errors.by(by_id.exchange(stream, good).combine, stream, Combine.reduced(output))
     errors.by(by_id.exchange(stream, good).combine, stream, Combine.plain(output))
     errors.by(by_id.exchange(stream, good).combine, stream, Combine.plain(output), flat)
     back = Group(comm, GroupConfig(1, 8, 1, back_f32=True, **small | {"element": Element.BF16}))
     halves, sums = Tokens(np.ones((4, 8), np.uint16), ids), Combine.reduced(np.zeros((4, 8), np.uint16))
     places = Arrangement(back, Layout.FLAT, 4)
-    of_back = back.lane(0)
+    of_back = back.slot(0)
     for rows_back in (None, places):
         errors.by(of_back.exchange(stream, halves).combine, stream, sums, rows_back)
-    fused = lane.fuse(stream, good, Combine.reduced(output))
+    fused = slot.fuse(stream, good, Combine.reduced(output))
     errors.by(stream.launch, "exchange_scaled", fused.tokens, *list(fused)[1:], 8, 1.0)
     errors.by(stream.launch, "exchange_scaled", fused, *list(fused)[1:], 8, 1.0)
-    errors.by(lane.exchange(stream, good).rows)
+    errors.by(slot.exchange(stream, good).rows)
     errors.by(stream.launch, "exchange_scaled", *fused, 8, 1.0)
     # Reports, which the next call raises, and then the end.
-    second = group.lane(1)
+    second = group.slot(1)
     for tokens in [Tokens(rows, ids + 5), Tokens(rows, ids, np.array([9], np.int32)), Tokens(rows, ids, np.array([-1], np.int32))]:
         second.exchange(stream, tokens).release()
         stream.synchronize()
@@ -253,7 +253,7 @@ def errors_of_groups(errors, comm, stream):
     stream.synchronize()
     errors.by(group.destroy)
     errors.by(group.status)
-    errors.by(lane.exchange, stream, good)
+    errors.by(slot.exchange, stream, good)
 
 
 OF_A_PROCESS = """

@@ -293,7 +293,7 @@ from gincomm.ep import Element, Group, GroupConfig, Tokens
 rank = gin.init(rank=0, ranks=1, id=gin.unique_id("127.0.0.1"), device="virtual")
 comm, stream = rank.communicator(signals=2, counters=1), rank.stream()
 group = Group(comm, GroupConfig(1, 8, 1, tokens=4, element=Element.F32))
-received = group.lane(0).exchange(stream, Tokens(np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32)))
+received = group.slot(0).exchange(stream, Tokens(np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32)))
 window = comm.alloc_window(0, "float32")
 stream.launch("ring_round", comm, window, window, 0, 2, gin.Deadline.NONE)
 assert not stream.is_idle()
@@ -317,7 +317,7 @@ def layer(rank):
         with Group(comm, config) as group:
             stream, output = rank.stream(), np.zeros((3, 8), np.float32)
             ids = np.full((3, 1), (rank.rank + 1) % rank.ranks, np.int32)
-            group.lane(0).exchange(stream, Tokens(np.full((3, 8), 7, np.float32), ids)).combine(stream, Combine.reduced(output))
+            group.slot(0).exchange(stream, Tokens(np.full((3, 8), 7, np.float32), ids)).combine(stream, Combine.reduced(output))
             stream.synchronize()
     rank.close()
     return rank.ranks, float(output.min()), float(output.max())
@@ -608,5 +608,5 @@ def test_the_help_of_a_group_configuration_has_its_defaults():
     import gincomm.ep
 
     text = pydoc.plain(pydoc.render_doc(gin.ep.GroupConfig))
-    for part in ("tokens=128", "lanes=1", "`Element.BF16`", "`gincomm.Deadline(1)`", "sms: the most SMs", "at most 512"):
+    for part in ("tokens=128", "slots=1", "`Element.BF16`", "`gincomm.Deadline(1)`", "sms: the most SMs", "at most 512"):
         assert part in text

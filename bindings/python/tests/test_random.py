@@ -28,7 +28,7 @@ def body(rank, end, seed):
         fitting = [each for each in pool if isinstance(each, kind)]
         return draw.choice(fitting) if fitting and draw.random() < 0.9 else draw.choice(pool)
 
-    kept = (gin.Communicator, gin.Window, gin.Stream, np.ndarray, ep.Group, ep.Lane, ep.Sent, ep.Received, ep.Plan)
+    kept = (gin.Communicator, gin.Window, gin.Stream, np.ndarray, ep.Group, ep.Slot, ep.Sent, ep.Received, ep.Plan)
     kept += (ep.Arrangement, ep.Arranged, ep.View, ep.Fused)
 
     def keep(value):
@@ -48,7 +48,7 @@ def body(rank, end, seed):
             block=draw.choice([None, 32, 1, 5000]),
         )
 
-    sizes = dict(tokens=4, lanes=2, element=ep.Element.F32, threads=32, deadline=gin.Deadline(0.01))
+    sizes = dict(tokens=4, slots=2, element=ep.Element.F32, threads=32, deadline=gin.Deadline(0.01))
     config, large = ep.GroupConfig(2, 8, 1, **sizes), ep.GroupConfig(2, 8, 1, max_rows=3, **sizes)
     wrong = ep.GroupConfig(2, 8, 40)
     layouts = [ep.Layout.FLAT, ep.Layout.PADDED, ep.Layout.LISTED, ep.Layout.packed(2), ep.Layout.packed(3)]
@@ -80,12 +80,12 @@ def body(rank, end, seed):
 
     of_experts = [
         lambda: ep.Group(some(gin.Communicator), draw.choice([config, config, large, wrong])),
-        lambda: some(ep.Group).lane(draw.randrange(3)),
-        lambda: some(ep.Group).lane(draw.randrange(3)),
-        lambda: some(ep.Lane).dispatch(some(gin.Stream), tokens()),
-        lambda: some(ep.Lane).exchange(some(gin.Stream), tokens()),
-        lambda: some(ep.Lane).exchange(some(gin.Stream), tokens()),
-        lambda: some(ep.Lane).plan(some(gin.Stream), tokens()),
+        lambda: some(ep.Group).slot(draw.randrange(3)),
+        lambda: some(ep.Group).slot(draw.randrange(3)),
+        lambda: some(ep.Slot).dispatch(some(gin.Stream), tokens()),
+        lambda: some(ep.Slot).exchange(some(gin.Stream), tokens()),
+        lambda: some(ep.Slot).exchange(some(gin.Stream), tokens()),
+        lambda: some(ep.Slot).plan(some(gin.Stream), tokens()),
         lambda: some(ep.Sent).receive(some(gin.Stream)),
         lambda: some(ep.Sent).receive(some(gin.Stream)),
         lambda: some(ep.Received).rows(draw.choice([None, "uint8", "float64"])),
@@ -100,7 +100,7 @@ def body(rank, end, seed):
         combine,
         combine,
         scale,
-        lambda: some(ep.Lane).fuse(some(gin.Stream), tokens(), *sums()),
+        lambda: some(ep.Slot).fuse(some(gin.Stream), tokens(), *sums()),
         fused,
         lambda: some(ep.Received).release(),
         lambda: some(ep.Group).status(),

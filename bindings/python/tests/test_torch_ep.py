@@ -46,7 +46,7 @@ def test_tensors_of_torch_go_to_experts_and_back(job):
         device = place(rank)
         wait = stream.synchronize if device.type == "cpu" else lambda: None
         with rank.communicator() as comm, Group(comm, config(rank.ranks)) as group:
-            lane = group.lane(0)
+            slot = group.slot(0)
             warm(rank)
             for round in range(4):
                 count = (3 * round + 7 * rank.rank + 5) % (ROOM + 1)
@@ -55,7 +55,7 @@ def test_tensors_of_torch_go_to_experts_and_back(job):
                 sums, counts = torch.full_like(near, 99), torch.zeros(rank.ranks, dtype=torch.int64, device=device)
 
                 def work():
-                    received = lane.exchange(stream, Tokens(near, near_ids))
+                    received = slot.exchange(stream, Tokens(near, near_ids))
                     wait()
                     arrived = torch.from_dlpack(received.rows())
                     assert (arrived.dtype, arrived.shape) == (torch.bfloat16, (rank.ranks, ROOM, HIDDEN))
@@ -81,7 +81,7 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
         device = place(rank)
         wait = (lambda stream: stream.synchronize()) if device.type == "cpu" else lambda stream: None
         with rank.communicator() as comm, Group(comm, config(rank.ranks)) as group:
-            lane, arrangement = group.lane(0), Arrangement(group, Layout.FLAT, rank.ranks * ROOM)
+            slot, arrangement = group.slot(0), Arrangement(group, Layout.FLAT, rank.ranks * ROOM)
             rows = torch.zeros(ROOM, HIDDEN, dtype=torch.bfloat16, device=device)
             ids = torch.zeros(ROOM, TOPK, dtype=torch.int64, device=device)
             count = torch.zeros(1, dtype=torch.int32, device=device)
@@ -89,8 +89,8 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
             arranged, total = torch.from_dlpack(arrangement.rows()), torch.from_dlpack(arrangement.counts())
             assert (arranged.shape, total.shape) == ((rank.ranks * ROOM, HIDDEN), (1,))
 
-            def step(stream, lane):
-                received = lane.dispatch(stream, Tokens(rows, ids, count)).receive(stream)
+            def step(stream, slot):
+                received = slot.dispatch(stream, Tokens(rows, ids, count)).receive(stream)
                 received.arrange(stream, arrangement)
                 wait(stream)
                 arranged.mul_(rank.rank + 1)
@@ -98,12 +98,12 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
 
             warm(rank)
             # All kernels are loaded now, and not in the capture.
-            exchange(rank, comm, stream, lambda: step(stream, lane))
+            exchange(rank, comm, stream, lambda: step(stream, slot))
 
             def captured(stream):
                 with pytest.raises(gin.StateError, match="a plan allocates memory"):
-                    lane.plan(stream, Tokens(rows, ids, count))
-                step(stream, lane)
+                    slot.plan(stream, Tokens(rows, ids, count))
+                step(stream, slot)
 
             graph = capture(rank, captured)
             for round in range(7):
@@ -113,7 +113,7 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
                 ids.copy_(new_ids)
                 count.fill_(number)
                 sums.fill_(99)
-                exchange(rank, comm, stream, graph.replay if graph else lambda: step(stream, lane))
+                exchange(rank, comm, stream, graph.replay if graph else lambda: step(stream, slot))
                 assert group.status() is None
                 found = sums.cpu()
                 assert torch.equal(found[:number], expected(new_rows, new_ids, rank.ranks)[:number]), round
@@ -122,8 +122,8 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
                 assert rank.ranks > 1 or total.item() == sent
             if graph:
                 # Replays put rows into two places in turn, which the host does not see.
-                received = lane.exchange(stream, Tokens(rows, ids, count))
-                with pytest.raises(gin.StateError, match="lane 0 was captured in a graph or fused, .* call `arrange`"):
+                received = slot.exchange(stream, Tokens(rows, ids, count))
+                with pytest.raises(gin.StateError, match="slot 0 was captured in a graph or fused, .* call `arrange`"):
                     received.rows()
                 received.release()
                 stream.synchronize(timeout=60)
@@ -141,7 +141,7 @@ def test_kernels_find_the_rows_of_each_replay(job, name):
     def body(rank, stream):
         device = place(rank)
         with rank.communicator() as comm, Group(comm, config(rank.ranks, element=Element.F32)) as group:
-            lane, kernel = group.lane(0), rank.kernel(name)
+            slot, kernel = group.slot(0), rank.kernel(name)
             rows = torch.zeros(ROOM, HIDDEN, device=device)
             ids = torch.zeros(ROOM, TOPK, dtype=torch.int64, device=device)
             sums = torch.zeros_like(rows)
@@ -149,11 +149,11 @@ def test_kernels_find_the_rows_of_each_replay(job, name):
             def step(stream):
                 tokens, combine, own = Tokens(rows, ids), Combine.reduced(sums), (HIDDEN, float(rank.rank + 1))
                 if name == "scale_received":
-                    received = lane.exchange(stream, tokens)
+                    received = slot.exchange(stream, tokens)
                     stream.launch(kernel, received, *own, grid=4, cooperative=False)
                     received.combine(stream, combine)
                 else:
-                    fused = lane.fuse(stream, tokens, combine)
+                    fused = slot.fuse(stream, tokens, combine)
                     stream.launch(kernel, *fused, *own, shared=fused.shared, cooperative=False)
 
             exchange(rank, comm, stream, lambda: step(stream))
@@ -172,13 +172,13 @@ def test_kernels_find_the_rows_of_each_replay(job, name):
 
 
 def test_a_graph_has_many_layers(job):
-    """More tensors than those after which a lane marks its stream: one that is captured takes no mark."""
+    """More tensors than those after which a slot marks its stream: one that is captured takes no mark."""
     layers = 40
 
     def body(rank, stream):
         device = place(rank)
         with rank.communicator() as comm, Group(comm, config(rank.ranks)) as group:
-            lane = group.lane(0)
+            slot = group.slot(0)
             rows = torch.ones(ROOM, HIDDEN, dtype=torch.bfloat16, device=device)
             # Each token has an expert on one rank.
             ids = (2 * (torch.arange(ROOM) % rank.ranks))[:, None].repeat(1, TOPK).to(device)
@@ -189,7 +189,7 @@ def test_a_graph_has_many_layers(job):
                 outputs = [torch.zeros_like(rows) for _ in range(layers)]
                 before = rows
                 for output in outputs:
-                    lane.exchange(stream, Tokens(before, ids)).combine(stream, Combine.reduced(output))
+                    slot.exchange(stream, Tokens(before, ids)).combine(stream, Combine.reduced(output))
                     if device.type == "cpu":
                         stream.synchronize()
                     before = output + 1

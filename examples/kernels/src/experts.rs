@@ -8,7 +8,7 @@
 //! ```
 
 use gin_device::prelude::*;
-use gin_ep_kernels::{Arranged, Bytes, Lane, RECEIVE, Received, SEND, Sums, Tokens, combine, dispatch};
+use gin_ep_kernels::{Arranged, Bytes, RECEIVE, Received, SEND, SlotParams, Sums, Tokens, combine, dispatch};
 
 /// Multiplies a row by all threads of the block.
 ///
@@ -27,7 +27,7 @@ unsafe fn scale(row: *mut u8, hidden: u32, factor: f32) {
 /// Multiplies all received rows of `hidden` FP32.
 ///
 /// # Safety
-/// - In the order of the stream, between the receive and the combine of a lane.
+/// - In the order of the stream, between the receive and the combine of a slot.
 #[kernel]
 pub unsafe fn scale_received(received: Received, hidden: u32, factor: f32) {
     // Safety: the caller's promise.
@@ -70,22 +70,22 @@ pub unsafe fn scale_arranged(arranged: Arranged, hidden: u32, factor: f32) {
 /// Sends tokens to their experts, multiplies the received rows of `hidden` FP32, and adds up what comes back.
 ///
 /// # Safety
-/// - One block, on every rank. The host made the parameters by `gin_ep::Lane::fuse`.
+/// - One block, on every rank. The host made the parameters by `gin_ep::Slot::fuse`.
 #[kernel(launch_bounds(256))]
 pub unsafe fn exchange_scaled(
     comm: Comm,
     arena: Window<u64>,
-    lane: Lane,
+    slot: SlotParams,
     tokens: Tokens,
     sums: Sums,
     hidden: u32,
     factor: f32,
 ) {
     // Safety: the caller's promise, here and below.
-    unsafe { dispatch::<Bytes>(&comm, &arena, &lane, &tokens, SEND | RECEIVE) };
+    unsafe { dispatch::<Bytes>(&comm, &arena, &slot, &tokens, SEND | RECEIVE) };
     // One warp has received.
     Block.sync();
-    unsafe { scale_all(&Received::new(lane, arena.local_ptr().addr() as u64), hidden, factor) };
+    unsafe { scale_all(&Received::new(slot, arena.local_ptr().addr() as u64), hidden, factor) };
     Block.sync();
-    unsafe { combine::<f32>(&comm, &arena, &lane, &tokens, &sums) };
+    unsafe { combine::<f32>(&comm, &arena, &slot, &tokens, &sums) };
 }

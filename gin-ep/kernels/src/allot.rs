@@ -7,8 +7,8 @@
 //! have told their numbers, which they do after the combine before.
 
 use crate::dispatch::{Arena, is_silent, lane_index};
-use crate::lane::{EPOCH, Lane, MASKED};
 use crate::network::Near;
+use crate::params::{EPOCH, MASKED, SlotParams};
 use crate::protocol::{self, flag, raise};
 use crate::routes::planned;
 use crate::status::{self, Code};
@@ -19,7 +19,7 @@ shared! { static COUNTS: [u32; 64]; }
 
 /// Agrees with all ranks where the rows of the next dispatch go. One block calls, and one of its warps waits.
 ///
-/// Errors are reported to the lane's status, and the communicator goes on:
+/// Errors are reported to the slot's status, and the communicator goes on:
 ///
 /// | code | what happens |
 /// | --- | --- |
@@ -30,13 +30,13 @@ shared! { static COUNTS: [u32; 64]; }
 /// - As [`dispatch`](crate::dispatch()). `plan` is that of the tokens of the next dispatch, which follows. Sources
 ///   share a region.
 #[inline(always)]
-pub unsafe fn allot(comm: &Comm, arena: &Window<u64>, lane: &Lane, plan: u64) {
+pub unsafe fn allot(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, plan: u64) {
     let Some(arena) = Arena::new(comm, arena) else { return };
-    let (counts, ranks) = (COUNTS.array(), lane.sizes.ranks);
+    let (counts, ranks) = (COUNTS.array(), slot.sizes.ranks);
     let mut rank = Block.rank() / WARP_SIZE;
     while rank < ranks {
         // Safety: the caller's promise.
-        let count = unsafe { planned(lane, plan, rank) };
+        let count = unsafe { planned(slot, plan, rank) };
         if lane_index() == 0 {
             counts.write(rank as usize, count);
         }
@@ -46,23 +46,23 @@ pub unsafe fn allot(comm: &Comm, arena: &Window<u64>, lane: &Lane, plan: u64) {
     if block_in_grid() != 0 || Block.rank() >= WARP_SIZE {
         return;
     }
-    let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
-    let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
+    let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
+    let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
     let me = arena.rank();
     each(ranks, |to| {
         if masked >> to & 1 == 0 {
-            raise::<Global>(arena.word_at(to, lane.told(me)), epoch, counts.read(to as usize));
+            raise::<Global>(arena.word_at(to, slot.told(me)), epoch, counts.read(to as usize));
         }
     });
-    let (present, told) = wait_all(comm, &arena, lane, (epoch, masked), lane.deadline, |source| lane.told(source));
-    grant(&arena, lane, (epoch, present), told);
+    let (present, told) = wait_all(comm, &arena, slot, (epoch, masked), slot.deadline, |source| slot.told(source));
+    grant(&arena, slot, (epoch, present), told);
     // A receiver waits for a silent rank first, up to a deadline longer than this one.
-    let (silent, deadline) = (!present, lane.deadlines(2));
-    let (granting, first) = wait_all(comm, &arena, lane, (epoch, silent), deadline, |to| lane.granted(to));
+    let (silent, deadline) = (!present, slot.deadlines(2));
+    let (granting, first) = wait_all(comm, &arena, slot, (epoch, silent), deadline, |to| slot.granted(to));
     each(ranks, |to| {
         let end = (if to < WARP_SIZE { first.0 } else { first.1 }) + counts.read(to as usize);
-        if granting >> to & 1 != 0 && counts.read(to as usize) != 0 && end > lane.sizes.max_rows {
-            status::report(arena.here(), lane, Code::Full, to, 0, end.into(), lane.sizes.max_rows.into());
+        if granting >> to & 1 != 0 && counts.read(to as usize) != 0 && end > slot.sizes.max_rows {
+            status::report(arena.here(), slot, Code::Full, to, 0, end.into(), slot.sizes.max_rows.into());
         }
     });
 }
@@ -83,18 +83,18 @@ fn each(ranks: u32, visit: impl Fn(u32)) {
 fn wait_all(
     comm: &Comm,
     arena: &Arena<Near>,
-    lane: &Lane,
+    slot: &SlotParams,
     (epoch, silent): (u64, u64),
     deadline: Deadline,
     flag: impl Fn(u32) -> u64,
 ) -> (u64, (u32, u32)) {
     let (mut first, mut present, mut numbers) = (0, 0, (0, 0));
-    while first < lane.sizes.ranks {
+    while first < slot.sizes.ranks {
         let (rank, mut number) = (first + lane_index(), None);
-        if rank < lane.sizes.ranks && silent >> rank & 1 == 0 {
+        if rank < slot.sizes.ranks && silent >> rank & 1 == 0 {
             match protocol::wait::<Global>(&status::of(comm), deadline, arena.word(flag(rank)), epoch) {
                 Ok(seen) => number = Some(seen),
-                Err(error) => is_silent(arena, lane, rank, epoch, error),
+                Err(error) => is_silent(arena, slot, rank, epoch, error),
             }
         }
         present |= u64::from(Warp.ballot(number.is_some())) << first;
@@ -107,18 +107,18 @@ fn wait_all(
 
 /// Gives each present source its places, one after the other, by a warp whose lanes have the numbers of their rows.
 #[inline(always)]
-fn grant(arena: &Arena<Near>, lane: &Lane, (epoch, present): (u64, u64), (low, high): (u32, u32)) {
-    let (ranks, me) = (lane.sizes.ranks, arena.rank());
+fn grant(arena: &Arena<Near>, slot: &SlotParams, (epoch, present): (u64, u64), (low, high): (u32, u32)) {
+    let (ranks, me) = (slot.sizes.ranks, arena.rank());
     // Rows that a silent rank may still store, or load as what came back: first row and end.
     let kept = |rank: u32| -> (u32, u32) {
         if rank >= ranks || present >> rank & 1 != 0 {
             return (0, 0);
         }
-        let last = arena.word(lane.allotted(rank)).load_relaxed_gpu();
-        if protocol::is_over::<Global>(arena.word(lane.told(rank)), last >> 32) {
+        let last = arena.word(slot.allotted(rank)).load_relaxed_gpu();
+        if protocol::is_over::<Global>(arena.word(slot.told(rank)), last >> 32) {
             return (0, 0);
         }
-        (last as u32, last as u32 + arena.word(lane.offered(rank)).load_relaxed_gpu() as u32)
+        (last as u32, last as u32 + arena.word(slot.offered(rank)).load_relaxed_gpu() as u32)
     };
     let (kept_low, kept_high) = (kept(lane_index()), kept(lane_index() + WARP_SIZE));
     let is_kept = Warp.any(kept_low.1 != 0 || kept_high.1 != 0);
@@ -142,17 +142,17 @@ fn grant(arena: &Arena<Near>, lane: &Lane, (epoch, present): (u64, u64), (low, h
         }
         end += count;
     }
-    if lane_index() == 0 && end > lane.sizes.max_rows {
-        status::report(arena.here(), lane, Code::Full, me, 0, end.into(), lane.sizes.max_rows.into());
+    if lane_index() == 0 && end > slot.sizes.max_rows {
+        status::report(arena.here(), slot, Code::Full, me, 0, end.into(), slot.sizes.max_rows.into());
     }
     // Each lane grants places after all that any lane has acquired.
     Warp.sync();
     each(ranks, |source| {
         if present >> source & 1 != 0 {
             let (first, count) = if source < WARP_SIZE { (first.0, low) } else { (first.1, high) };
-            arena.word(lane.allotted(source)).store_relaxed_gpu(flag(epoch, first));
-            arena.word(lane.offered(source)).store_relaxed_gpu(count.into());
-            raise::<Global>(arena.word_at(source, lane.granted(me)), epoch, first);
+            arena.word(slot.allotted(source)).store_relaxed_gpu(flag(epoch, first));
+            arena.word(slot.offered(source)).store_relaxed_gpu(count.into());
+            raise::<Global>(arena.word_at(source, slot.granted(me)), epoch, first);
         }
     });
 }

@@ -7,7 +7,7 @@
 
 use crate::dispatch::{Arena, is_silent};
 use crate::format::{load_unit, store_unit};
-use crate::lane::{DISPATCH, load};
+use crate::params::{DISPATCH, load};
 pub use crate::places::count;
 use crate::places::place as by_expert;
 use crate::protocol::{Launch, wait_for};
@@ -160,7 +160,7 @@ impl Arranged {
     #[inline(always)]
     #[must_use]
     pub fn row(&self, row: u32) -> *mut u8 {
-        let sizes = &self.received.lane().sizes;
+        let sizes = &self.received.slot().sizes;
         let bytes = if self.is_in_place() { sizes.pitch } else { sizes.row_bytes };
         (self.rows + u64::from(row) * u64::from(bytes)) as usize as *mut u8
     }
@@ -168,7 +168,7 @@ impl Arranged {
     /// Returns whether the rows are the received ones, which lie in this layout.
     #[inline(always)]
     const fn is_in_place(&self) -> bool {
-        self.kind == FLAT && self.received.lane().sizes.is_shared()
+        self.kind == FLAT && self.received.slot().sizes.is_shared()
     }
 
     /// Returns source, received row and position of the id of a row; `None` if it is a gap. In a padded layout only
@@ -243,7 +243,7 @@ pub(crate) fn before(value: u32) -> (u32, u32) {
 /// - As [`count`].
 #[inline(always)]
 pub unsafe fn place(to: &Arranged) {
-    let sizes = to.received.lane().sizes;
+    let sizes = to.received.slot().sizes;
     if to.kind == FLAT {
         let buffer = to.received.buffer();
         let (mut end, step) = (0, grid_dim().count() as u32 * Block.size());
@@ -288,7 +288,7 @@ pub(crate) fn total_of(to: &Arranged, rows: u32) {
         to.store(to.word(0), rows);
         if rows > to.capacity {
             let (received, limit) = (&to.received, to.capacity.into());
-            status::report(received.arena(), received.lane(), Code::TooManyRows, 0, 0, rows.into(), limit);
+            status::report(received.arena(), received.slot(), Code::TooManyRows, 0, 0, rows.into(), limit);
         }
     }
 }
@@ -310,7 +310,7 @@ pub unsafe fn copy(to: &Arranged) {
 }
 
 /// Copies rows to their places as they arrive, section by section. Rows of a rank whose sections do not come are zeros,
-/// and the rank is reported to the lane's status as by a [`dispatch`](crate::dispatch()).
+/// and the rank is reported to the slot's status as by a [`dispatch`](crate::dispatch()).
 ///
 /// # Safety
 /// - As [`count`]. The kernel before on the stream was [`send_rows`](crate::send_rows); this one may depend on it. The
@@ -318,7 +318,7 @@ pub unsafe fn copy(to: &Arranged) {
 #[inline(always)]
 pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
     if let Some(arena) = Arena::new(comm, arena) {
-        let (lane, epoch, mine) = (to.received.lane(), to.received.epoch(), gin_device::coop::lane());
+        let (slot, epoch, mine) = (to.received.slot(), to.received.epoch(), gin_device::coop::lane());
         // For the sources of this lane's number and 32 further the number of tokens that have come; `LOST` if their
         // rank is silent.
         let mut covered = (0, 0);
@@ -329,12 +329,12 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
             }
             let mut seen = 0;
             if mine == source % WARP_SIZE {
-                let flag = arena.word(lane.section_flag(source));
-                let waited = wait_for::<Global>(&status::of(comm), lane.patience(), flag, epoch, token + 1);
+                let flag = arena.word(slot.section_flag(source));
+                let waited = wait_for::<Global>(&status::of(comm), slot.patience(), flag, epoch, token + 1);
                 seen = match waited {
                     Ok(tokens) => tokens.max(token + 1),
                     Err(error) => {
-                        is_silent(&arena, lane, source, epoch, error);
+                        is_silent(&arena, slot, source, epoch, error);
                         LOST
                     }
                 };
@@ -345,9 +345,9 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
             Warp.all(seen != LOST)
         };
         // Warps take some units at a time, because blocks on the processors of senders may start late.
-        let launch = Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * to.received.buffer())));
+        let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * to.received.buffer())));
         let warps = grid_dim().count() as u32 * (Block.size() / WARP_SIZE);
-        let mine = (lane.sizes.tokens * lane.sizes.ranks / warps).clamp(1, 8);
+        let mine = (slot.sizes.tokens * slot.sizes.ranks / warps).clamp(1, 8);
         let mut unit = mine - 1;
         let next = || {
             unit += 1;
@@ -369,11 +369,11 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
 /// - As [`count`].
 #[inline(always)]
 unsafe fn copy_when(to: &Arranged, mut next: impl FnMut() -> u32, mut is_there: impl FnMut(u32, u32) -> bool) {
-    let (received, sizes) = (&to.received, to.received.lane().sizes);
+    let (received, sizes) = (&to.received, to.received.slot().sizes);
     let is_copied = to.rows != 0 && !to.is_in_place();
     let (pairs, each) = if is_copied { (sizes.row_bytes / 16, to.each()) } else { (0, 0) };
     let units = pairs.div_ceil(UNIT).max(1);
-    let (buffer, lane) = (received.buffer(), received.lane());
+    let (buffer, slot) = (received.buffer(), received.slot());
     let most = (0..sizes.ranks).map(|source| received.source(buffer, source).count).max().unwrap_or(0);
     loop {
         let unit = next();
@@ -386,11 +386,11 @@ unsafe fn copy_when(to: &Arranged, mut next: impl FnMut() -> u32, mut is_there: 
         if row >= source.count {
             continue;
         }
-        let (meta, places) = (source.meta(lane, row), to.place_of(source.index + row));
+        let (meta, places) = (source.meta(slot, row), to.place_of(source.index + row));
         // Safety: a received row, its description, and rows of the layout.
         unsafe {
             let data = if is_there(number, load(meta)) {
-                load_unit(source.row(lane, row), pair, pairs)
+                load_unit(source.row(slot, row), pair, pairs)
             } else {
                 ((0, 0), (0, 0), (0, 0), (0, 0))
             };

@@ -4,8 +4,8 @@
 use crate::dispatch::{Arena, NO_PLACE, is_silent, lane_index};
 use crate::element::Element;
 use crate::format::{Pairs, load_unit, store_unit};
-use crate::lane::{COMBINE, Divisor, EPOCH, Lane, MASKED, SINCE, Sizes, Tokens, load};
 use crate::network::{Near, Network, Reach, Routed};
+use crate::params::{COMBINE, Divisor, EPOCH, MASKED, SINCE, Sizes, SlotParams, Tokens, load};
 use crate::protocol::{self, IN_PLACE, Launch, PUSHED, raise};
 use crate::status;
 use crate::{LARGE_UNIT, UNIT};
@@ -54,10 +54,10 @@ pub struct Sums {
 /// - As [`dispatch`](crate::dispatch()), whose tokens these are, with the same ids. The addresses of `sums` are valid
 ///   and multiples of 16, that of the weights of 4.
 #[inline(always)]
-pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, sums: &Sums) {
+pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &Tokens, sums: &Sums) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     // Safety: the caller's promise.
-    unsafe { combine_by::<E, Near>(comm, &arena, lane, tokens, sums) };
+    unsafe { combine_by::<E, Near>(comm, &arena, slot, tokens, sums) };
 }
 
 /// Does the same without the barrier before a block is counted, so that the flag covers only what the first warp did.
@@ -65,10 +65,16 @@ pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
 /// # Safety
 /// - As [`combine`]; loads and stores reach all ranks.
 #[inline(always)]
-pub unsafe fn combine_unmet<E: Element>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, sums: &Sums) {
+pub unsafe fn combine_unmet<E: Element>(
+    comm: &Comm,
+    arena: &Window<u64>,
+    slot: &SlotParams,
+    tokens: &Tokens,
+    sums: &Sums,
+) {
     let arena = Arena::by(comm, arena, Near::<false>);
     // Safety: the caller's promise.
-    unsafe { combine_by::<E, _>(comm, &arena, lane, tokens, sums) };
+    unsafe { combine_by::<E, _>(comm, &arena, slot, tokens, sums) };
 }
 
 /// Returns rows and adds them up as [`combine`]. Rows of ranks that loads and stores do not reach go back by puts and
@@ -81,14 +87,14 @@ pub unsafe fn combine_unmet<E: Element>(comm: &Comm, arena: &Window<u64>, lane: 
 pub unsafe fn combine_over<E: Element, B: Backend>(
     comm: &Comm,
     arena: &Window<u64>,
-    lane: &Lane,
+    slot: &SlotParams,
     tokens: &Tokens,
     sums: &Sums,
     (signals, network): (&Window<u64>, &Network),
 ) {
     let arena = Arena::by(comm, arena, Routed::<B>::new(comm, signals, network));
     // Safety: the caller's promise.
-    unsafe { combine_by::<E, _>(comm, &arena, lane, tokens, sums) };
+    unsafe { combine_by::<E, _>(comm, &arena, slot, tokens, sums) };
 }
 
 /// Returns rows and adds them up.
@@ -96,13 +102,19 @@ pub unsafe fn combine_over<E: Element, B: Backend>(
 /// # Safety
 /// - As [`combine`].
 #[inline(always)]
-unsafe fn combine_by<E: Element, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, tokens: &Tokens, sums: &Sums) {
+unsafe fn combine_by<E: Element, R: Reach>(
+    comm: &Comm,
+    arena: &Arena<R>,
+    slot: &SlotParams,
+    tokens: &Tokens,
+    sums: &Sums,
+) {
     let blocks = grid_dim().count() as u64;
-    let launch = Launch::<Global>::new(arena.word(lane.word(COMBINE)));
+    let launch = Launch::<Global>::new(arena.word(slot.word(COMBINE)));
     let before = if Block.elect() { launch.start() } else { 1 };
-    let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
-    let since = arena.word(lane.word(SINCE)).load_relaxed_gpu();
-    let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
+    let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
+    let since = arena.word(slot.word(SINCE)).load_relaxed_gpu();
+    let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
     let is_returned = sums.flags & RETURNED != 0;
     let is_in_place = sums.rows == 0 && !is_returned;
     // The warp sends rows back to remote ranks.
@@ -111,13 +123,13 @@ unsafe fn combine_by<E: Element, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: 
         // Earlier kernels of the stream, or a barrier of the grid, have made the rows. Other ranks wait for this flag
         // alone, so a block that waits needs no other one of its grid.
         if Block.rank() < WARP_SIZE && Warp.any(before == 0) {
-            announce(arena, lane, epoch, masked, IN_PLACE);
+            announce(arena, slot, epoch, masked, IN_PLACE);
             gives = true;
         }
     } else {
         if !is_returned {
             // Safety: the caller's promise.
-            unsafe { give_back(arena, lane, epoch, sums, blocks as u32) };
+            unsafe { give_back(arena, slot, epoch, sums, blocks as u32) };
         }
         if R::MEETS {
             Block.sync();
@@ -129,8 +141,8 @@ unsafe fn combine_by<E: Element, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: 
             if Warp.any(sent.is_last) {
                 // Each lane announces what the first lane has acquired.
                 Warp.sync();
-                let how = if lane.sizes.is_shared() { IN_PLACE } else { PUSHED };
-                announce(arena, lane, epoch, masked, how);
+                let how = if slot.sizes.is_shared() { IN_PLACE } else { PUSHED };
+                announce(arena, slot, epoch, masked, how);
                 gives = true;
             }
             may_wait = Warp.any(sent.may_wait);
@@ -140,26 +152,26 @@ unsafe fn combine_by<E: Element, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: 
         }
     }
     if gives {
-        R::give_back(arena, lane, protocol::buffer(epoch), epoch, masked, is_in_place);
+        R::give_back(arena, slot, protocol::buffer(epoch), epoch, masked, is_in_place);
     }
     // The flags are on their way meanwhile.
-    let number = tokens.number(&lane.sizes);
-    let mut shares = Shares::new(&launch, &lane.sizes, number, blocks as u32, is_in_place);
+    let number = tokens.number(&slot.sizes);
+    let mut shares = Shares::new(&launch, &slot.sizes, number, blocks as u32, is_in_place);
     // Safety: the caller's promise.
-    let first = unsafe { Work::new(arena, lane, tokens, sums, &shares) };
+    let first = unsafe { Work::new(arena, slot, tokens, sums, &shares) };
     shares.go_on(&launch);
-    let back = returned(comm, arena, lane, (epoch, since, masked), is_in_place);
+    let back = returned(comm, arena, slot, (epoch, since, masked), is_in_place);
     // Safety: the caller's promise.
-    unsafe { add_up::<E, R>(arena, lane, tokens, sums, (&launch, shares), epoch, back, first) };
+    unsafe { add_up::<E, R>(arena, slot, tokens, sums, (&launch, shares), epoch, back, first) };
 }
 
 /// Raises the flags for returned rows at all ranks but `masked` and remote ones, by one warp.
 #[inline(always)]
-fn announce<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, masked: u64, how: u32) {
+fn announce<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, masked: u64, how: u32) {
     let mut to = lane_index();
-    while to < lane.sizes.ranks {
+    while to < slot.sizes.ranks {
         if masked >> to & 1 == 0 && !arena.route.is_remote(to) {
-            raise::<Global>(arena.word_at(to, lane.returned_flag(arena.rank())), epoch, how);
+            raise::<Global>(arena.word_at(to, slot.returned_flag(arena.rank())), epoch, how);
         }
         to += WARP_SIZE;
     }
@@ -171,8 +183,8 @@ fn announce<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, masked: u64, ho
 /// # Safety
 /// - As [`combine`].
 #[inline(always)]
-unsafe fn give_back<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, sums: &Sums, blocks: u32) {
-    let (sizes, buffer, me, rows) = (&lane.sizes, protocol::buffer(epoch), arena.rank(), sums.rows);
+unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, sums: &Sums, blocks: u32) {
+    let (sizes, buffer, me, rows) = (&slot.sizes, protocol::buffer(epoch), arena.rank(), sums.rows);
     let (pairs, each, bytes) = (sizes.back_bytes / 16, sizes.back_rows, u64::from(sizes.back_bytes));
     let units = pairs.div_ceil(UNIT);
     let warps = Block.size() / WARP_SIZE;
@@ -180,7 +192,7 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, sums: &
     let mut unit = Block.rank() / WARP_SIZE * blocks + block_in_grid();
     // Each lane loads the numbers of two sources, so that all are on their way together.
     let got = |source: u32| {
-        if source < sizes.ranks { arena.word(lane.got(buffer, source)).load_relaxed_gpu() as u32 } else { 0 }
+        if source < sizes.ranks { arena.word(slot.got(buffer, source)).load_relaxed_gpu() as u32 } else { 0 }
     };
     let (low, high) = (got(lane_index()), got(lane_index() + WARP_SIZE));
     for distance in 1..=sizes.ranks {
@@ -188,21 +200,21 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, lane: &Lane, epoch: u64, sums: &
         let source = if sum >= sizes.ranks { sum - sizes.ranks } else { sum };
         let count = Warp.shuffle(if source < WARP_SIZE { low } else { high }, source % WARP_SIZE);
         let is_remote = arena.route.is_remote(source);
-        let (is_shared, first) = (sizes.is_shared(), lane.first_of(arena.here(), source));
+        let (is_shared, first) = (sizes.is_shared(), slot.first_of(arena.here(), source));
         let there = if is_remote {
             arena.here() + arena.route.staged_back(source)
         } else if is_shared {
             // Their source loads them from there.
-            arena.here() + lane.rows(buffer, source)
+            arena.here() + slot.rows(buffer, source)
         } else {
-            arena.there(source) + lane.returned(buffer, me)
+            arena.there(source) + slot.returned(buffer, me)
         };
         while unit < count * each * units {
             let (index, part) = (unit / units, unit % units);
             let (row, k) = (index / each, index % each);
             let pair = part * UNIT + lane_index();
-            let place = u64::from(lane.index(source, first, row));
-            let meta = arena.here() + lane.meta(buffer, source) + u64::from(first + row) * u64::from(sizes.meta_bytes);
+            let place = u64::from(slot.index(source, first, row));
+            let meta = arena.here() + slot.meta(buffer, source) + u64::from(first + row) * u64::from(sizes.meta_bytes);
             unit += step;
             // Safety: the caller's promise.
             unsafe {
@@ -241,26 +253,26 @@ struct Back {
 fn returned<R: Reach>(
     comm: &Comm,
     arena: &Arena<R>,
-    lane: &Lane,
+    slot: &SlotParams,
     (epoch, since, silent): (u64, u64, u64),
     is_in_place: bool,
 ) -> Back {
     let mut back = Back { present: 0, in_place: 0 };
     if Block.rank() < WARP_SIZE {
         let mut first = 0;
-        while first < lane.sizes.ranks {
+        while first < slot.sizes.ranks {
             let source = first + lane_index();
             let mut how = None;
             if source == arena.rank() && is_in_place {
                 // They are its own, by the order of the stream.
                 how = Some(IN_PLACE);
-            } else if source < lane.sizes.ranks && silent >> source & 1 == 0 {
-                let (flag, verdict) = (arena.word(lane.returned_flag(source)), arena.word(lane.verdict(source)));
+            } else if source < slot.sizes.ranks && silent >> source & 1 == 0 {
+                let (flag, verdict) = (arena.word(slot.returned_flag(source)), arena.word(slot.verdict(source)));
                 let flag = arena.route.returned(flag, source);
                 let status = status::of(comm);
-                match protocol::wait_together::<Global>(&status, lane.patience(), flag, verdict, epoch, since) {
+                match protocol::wait_together::<Global>(&status, slot.patience(), flag, verdict, epoch, since) {
                     Ok(seen) => how = Some(seen),
-                    Err(error) => is_silent(arena, lane, source, epoch, error),
+                    Err(error) => is_silent(arena, slot, source, epoch, error),
                 }
             }
             back.present |= u64::from(Warp.ballot(how.is_some())) << first;
@@ -434,8 +446,14 @@ impl Work {
     /// # Safety
     /// - As [`combine`].
     #[inline(always)]
-    unsafe fn new<R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Tokens, sums: &Sums, shares: &Shares) -> Self {
-        let sizes = &lane.sizes;
+    unsafe fn new<R: Reach>(
+        arena: &Arena<R>,
+        slot: &SlotParams,
+        tokens: &Tokens,
+        sums: &Sums,
+        shares: &Shares,
+    ) -> Self {
+        let sizes = &slot.sizes;
         let unit = Warp.shuffle(shares.unit, 0);
         let (is_there, token) = (unit < shares.total, shares.parts.of(unit));
         let part = unit.wrapping_sub(token.wrapping_mul(shares.parts.by()));
@@ -445,7 +463,7 @@ impl Work {
             work.id = tokens.id(index);
             // Safety: the dispatch stored it in the arena, and the caller's promise.
             unsafe {
-                work.place = load(arena.here() + lane.places() + 4 * index);
+                work.place = load(arena.here() + slot.places() + 4 * index);
                 if sums.weights != 0 {
                     work.weight = f32::from_bits(load(sums.weights + 4 * index));
                 }
@@ -456,8 +474,8 @@ impl Work {
 
     /// Returns the address of the row of each lane's id, and the lanes whose rows are terms of the sum, in its order.
     #[inline(always)]
-    fn terms<R: Reach>(&self, arena: &Arena<R>, lane: &Lane, buffer: u64, back: Back) -> (u64, u32) {
-        let (sizes, k) = (&lane.sizes, lane_index());
+    fn terms<R: Reach>(&self, arena: &Arena<R>, slot: &SlotParams, buffer: u64, back: Back) -> (u64, u32) {
+        let (sizes, k) = (&slot.sizes, lane_index());
         let is_dropped = Warp.any(self.id >= 0 && self.id as u32 >= sizes.experts);
         let owner = if self.id < 0 || is_dropped { u32::MAX } else { sizes.owner.of(self.id as u32) };
         let is_one_of_several = sizes.back_rows > 1;
@@ -469,12 +487,12 @@ impl Work {
         if is_term {
             row = if back.in_place >> owner & 1 != 0 {
                 let place = u64::from(self.place) * u64::from(sizes.pitch);
-                arena.there(owner) + lane.rows(buffer, arena.rank()) + place
+                arena.there(owner) + slot.rows(buffer, arena.rank()) + place
             } else {
                 let row = if arena.route.is_remote(owner) { self.place } else { self.token };
                 let place = u64::from(row) * u64::from(sizes.back_rows);
                 let place = place + u64::from(if is_one_of_several { k } else { 0 });
-                arena.here() + lane.returned(buffer, owner) + place * u64::from(sizes.back_bytes)
+                arena.here() + slot.returned(buffer, owner) + place * u64::from(sizes.back_bytes)
             };
         }
         (row, Warp.ballot(is_term))
@@ -492,7 +510,7 @@ type Term = (u64, f32);
 #[expect(clippy::too_many_arguments, reason = "it is a part of `combine`")]
 unsafe fn add_up<E: Element, R: Reach>(
     arena: &Arena<R>,
-    lane: &Lane,
+    slot: &SlotParams,
     tokens: &Tokens,
     sums: &Sums,
     (launch, mut shares): (&Launch<Global>, Shares),
@@ -500,16 +518,16 @@ unsafe fn add_up<E: Element, R: Reach>(
     back: Back,
     mut work: Work,
 ) {
-    let (buffer, bytes) = (protocol::buffer(epoch), u64::from(lane.sizes.back_bytes / 16 * E::LOCAL));
+    let (buffer, bytes) = (protocol::buffer(epoch), u64::from(slot.sizes.back_bytes / 16 * E::LOCAL));
     while work.is_there {
         // The ids of the next one are on their way meanwhile.
         // Safety: the caller's promise.
-        let next = unsafe { Work::new(arena, lane, tokens, sums, &shares) };
+        let next = unsafe { Work::new(arena, slot, tokens, sums, &shares) };
         shares.go_on(launch);
-        let (row, lanes) = work.terms(arena, lane, buffer, back);
+        let (row, lanes) = work.terms(arena, slot, buffer, back);
         let term = |k: u32| -> Term { (Warp.shuffle(row, k), Warp.shuffle(work.weight, k)) };
         let first = work.part * shares.pairs();
-        let end = (first + shares.pairs()).min(lane.sizes.back_bytes / 16);
+        let end = (first + shares.pairs()).min(slot.sizes.back_bytes / 16);
         let pair = first + lane_index();
         let offset = u64::from(work.token) * bytes;
         let start = |pair: u32| {

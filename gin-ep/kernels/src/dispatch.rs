@@ -2,8 +2,8 @@
 //! Dispatch: every row once to every rank that has one of its experts.
 
 use crate::format::{Described, Descriptions, Format};
-use crate::lane::{COMBINE, DISPATCH, EPOCH, Lane, MASKED, SECTION, SECTIONS, SINCE, Tokens, load};
 use crate::network::{Near, Network, Reach, Routed};
+use crate::params::{COMBINE, DISPATCH, EPOCH, MASKED, SECTION, SECTIONS, SINCE, SlotParams, Tokens, load};
 use crate::protocol::{self, Launch, raise};
 use crate::routes::{Routes, check_number};
 use crate::status::{self, Code};
@@ -93,7 +93,7 @@ impl<R: Reach> Arena<R> {
 /// Afterwards, in the order of the stream, [`Received`](crate::Received) has the rows. The launch has dynamic shared
 /// memory of [`Sizes::shared_bytes`](crate::Sizes::shared_bytes).
 ///
-/// Errors are reported to the lane's status, and the communicator goes on:
+/// Errors are reported to the slot's status, and the communicator goes on:
 ///
 /// | code | what happens |
 /// | --- | --- |
@@ -102,16 +102,16 @@ impl<R: Reach> Arena<R> {
 /// | [`Code::Silent`] | the rank counts as one without tokens, in this dispatch and later ones, and gets no rows |
 ///
 /// # Safety
-/// - The host made communicator, arena and lane for each other. The addresses of `tokens` are valid, for as many tokens
+/// - The host made communicator, arena and slot for each other. The addresses of `tokens` are valid, for as many tokens
 ///   as it says, and the plan is one of the same ids. If sources share a region, there is a plan, and an earlier kernel
 ///   has [allotted](crate::allot()) places to it.
-/// - The lane's dispatches and combines follow each other on one stream, or by events, with the same phases on all
+/// - The slot's dispatches and combines follow each other on one stream, or by events, with the same phases on all
 ///   ranks.
 #[inline(always)]
-pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, phases: u32) {
+pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &Tokens, phases: u32) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     // Safety: the caller's promise.
-    unsafe { dispatch_by::<F, Near>(comm, &arena, lane, tokens, phases) };
+    unsafe { dispatch_by::<F, Near>(comm, &arena, slot, tokens, phases) };
 }
 
 /// Does the same without the barrier before a block is counted, so that the flag covers only what the first warp did.
@@ -119,10 +119,16 @@ pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane,
 /// # Safety
 /// - As [`dispatch`]; loads and stores reach all ranks.
 #[inline(always)]
-pub unsafe fn dispatch_unmet<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens, phases: u32) {
+pub unsafe fn dispatch_unmet<F: Format>(
+    comm: &Comm,
+    arena: &Window<u64>,
+    slot: &SlotParams,
+    tokens: &Tokens,
+    phases: u32,
+) {
     let arena = Arena::by(comm, arena, Near::<false>);
     // Safety: the caller's promise.
-    unsafe { dispatch_by::<F, _>(comm, &arena, lane, tokens, phases) };
+    unsafe { dispatch_by::<F, _>(comm, &arena, slot, tokens, phases) };
 }
 
 /// Sends and waits as [`dispatch`]. Rows for ranks that loads and stores do not reach go by puts and signals of the
@@ -131,19 +137,19 @@ pub unsafe fn dispatch_unmet<F: Format>(comm: &Comm, arena: &Window<u64>, lane: 
 /// It reports [`Code::Unsent`] besides: rows for a rank could not be posted, and the group goes on without it.
 ///
 /// # Safety
-/// - As [`dispatch`]. The host made `signals` and `network` for the lane.
+/// - As [`dispatch`]. The host made `signals` and `network` for the slot.
 #[inline(always)]
 pub unsafe fn dispatch_over<F: Format, B: Backend>(
     comm: &Comm,
     arena: &Window<u64>,
-    lane: &Lane,
+    slot: &SlotParams,
     tokens: &Tokens,
     phases: u32,
     (signals, network): (&Window<u64>, &Network),
 ) {
     let arena = Arena::by(comm, arena, Routed::<B>::new(comm, signals, network));
     // Safety: the caller's promise.
-    unsafe { dispatch_by::<F, _>(comm, &arena, lane, tokens, phases) };
+    unsafe { dispatch_by::<F, _>(comm, &arena, slot, tokens, phases) };
 }
 
 /// Sends the descriptions of the rows alone, and waits for those of all ranks. Afterwards, in the order of the stream,
@@ -152,25 +158,25 @@ pub unsafe fn dispatch_over<F: Format, B: Backend>(
 /// # Safety
 /// - As [`dispatch`]. All ranks send descriptions and rows apart.
 #[inline(always)]
-pub unsafe fn describe(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens) {
+pub unsafe fn describe(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &Tokens) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     // Safety: the caller's promise.
-    unsafe { dispatch_by::<Descriptions, Near>(comm, &arena, lane, tokens, SEND | RECEIVE) };
+    unsafe { dispatch_by::<Descriptions, Near>(comm, &arena, slot, tokens, SEND | RECEIVE) };
 }
 
 /// Sends the rows whose descriptions were sent before. A receiver waits for a section of them by its flag. The next
 /// kernel on the stream may do so too, as a dependent one, if the caller lets these start.
 ///
 /// # Safety
-/// - As [`dispatch`]. The last dispatch of the lane was [`describe`], with these tokens. All calls on the lane have as
+/// - As [`dispatch`]. The last dispatch of the slot was [`describe`], with these tokens. All calls on the slot have as
 ///   many blocks.
 #[inline(always)]
-pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane, tokens: &Tokens) {
+pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &Tokens) {
     let Some(arena) = Arena::new(comm, arena) else { return };
-    let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
-    let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
+    let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
+    let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
     // Safety: the caller's promise.
-    unsafe { send::<Described<F>, Near>(&arena, lane, tokens, epoch, masked) };
+    unsafe { send::<Described<F>, Near>(&arena, slot, tokens, epoch, masked) };
 }
 
 /// Sends and waits.
@@ -178,18 +184,24 @@ pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, lane: &Lane
 /// # Safety
 /// - As [`dispatch`].
 #[inline(always)]
-unsafe fn dispatch_by<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, tokens: &Tokens, phases: u32) {
-    let before = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
-    let masked = R::masked(arena, lane);
+unsafe fn dispatch_by<F: Format, R: Reach>(
+    comm: &Comm,
+    arena: &Arena<R>,
+    slot: &SlotParams,
+    tokens: &Tokens,
+    phases: u32,
+) {
+    let before = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
+    let masked = R::masked(arena, slot);
     let mut is_receiver = block_in_grid() == 0;
     let mut epoch = before;
     if phases & SEND != 0 {
         epoch = before.wrapping_add(1);
         // Safety: the caller's promise.
-        is_receiver = unsafe { send::<F, R>(arena, lane, tokens, epoch, masked) };
+        is_receiver = unsafe { send::<F, R>(arena, slot, tokens, epoch, masked) };
     }
     if phases & RECEIVE != 0 && is_receiver && Block.rank() < WARP_SIZE {
-        receive::<F, R>(comm, arena, lane, epoch, masked);
+        receive::<F, R>(comm, arena, slot, epoch, masked);
     }
 }
 
@@ -198,19 +210,25 @@ unsafe fn dispatch_by<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: 
 /// # Safety
 /// - As [`dispatch`].
 #[inline(always)]
-unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Tokens, epoch: u64, masked: u64) -> bool {
-    let (sizes, buffer, blocks) = (&lane.sizes, protocol::buffer(epoch), grid_dim().count() as u64);
-    let launch = |buffer: u64| Launch::<Global>::new(arena.word(lane.word(DISPATCH + 3 * buffer)));
+unsafe fn send<F: Format, R: Reach>(
+    arena: &Arena<R>,
+    slot: &SlotParams,
+    tokens: &Tokens,
+    epoch: u64,
+    masked: u64,
+) -> bool {
+    let (sizes, buffer, blocks) = (&slot.sizes, protocol::buffer(epoch), grid_dim().count() as u64);
+    let launch = |buffer: u64| Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * buffer)));
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
     let units = F::units(sizes).by();
-    let mut routes = Routes::new(arena.here(), lane, tokens);
+    let mut routes = Routes::new(arena.here(), slot, tokens);
     let mut unit = warp * blocks as u32 + block_in_grid();
     // The first unit is on its way while the block counts tokens.
     // Safety: the caller's promise.
-    let mut next = unsafe { Unit::load::<F>(lane, tokens, routes.tokens, unit) };
+    let mut next = unsafe { Unit::load::<F>(slot, tokens, routes.tokens, unit) };
     let mut section = 0;
     loop {
-        let (first, end) = routes.advance(arena.here(), lane, tokens);
+        let (first, end) = routes.advance(arena.here(), slot, tokens);
         if first == end {
             break;
         }
@@ -222,12 +240,12 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
                 routes.pass(next.token / 32);
                 // Safety: the caller's promise.
                 unsafe {
-                    send_unit::<F, R>(arena, lane, tokens, &routes, buffer, masked, &next);
-                    next = Unit::load::<F>(lane, tokens, routes.tokens, unit);
+                    send_unit::<F, R>(arena, slot, tokens, &routes, buffer, masked, &next);
+                    next = Unit::load::<F>(slot, tokens, routes.tokens, unit);
                 }
             }
             if !F::DESCRIBES && until == section_end {
-                end_section(arena, lane, section, until, masked);
+                end_section(arena, slot, section, until, masked);
                 section += 1;
             }
             if until == end {
@@ -239,7 +257,7 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
         return false;
     }
     if tokens.plan == 0 {
-        check_number(arena.here(), lane, tokens);
+        check_number(arena.here(), slot, tokens);
     }
     if warp == 0 {
         routes.close();
@@ -256,18 +274,18 @@ unsafe fn send<F: Format, R: Reach>(arena: &Arena<R>, lane: &Lane, tokens: &Toke
             let mut to = lane_index();
             while to < sizes.ranks {
                 if masked >> to & 1 == 0 && !arena.route.is_remote(to) {
-                    let flag = arena.word_at(to, F::flag(lane, buffer, arena.rank()));
-                    raise::<Global>(flag, epoch, routes.count(arena.here(), lane, to));
+                    let flag = arena.word_at(to, F::flag(slot, buffer, arena.rank()));
+                    raise::<Global>(flag, epoch, routes.count(arena.here(), slot, to));
                 }
                 to += WARP_SIZE;
             }
-            R::send(arena, lane, buffer, epoch, masked, |to| routes.count(arena.here(), lane, to));
+            R::send(arena, slot, buffer, epoch, masked, |to| routes.count(arena.here(), slot, to));
             if Block.elect() {
-                // Nobody uses these words before the next launch on the lane.
+                // Nobody uses these words before the next launch on the slot.
                 launch(buffer ^ 1).clear();
-                Launch::<Global>::new(arena.word(lane.word(COMBINE))).clear();
-                arena.word(lane.word(SINCE)).store_relaxed_gpu(Global::clock_ns());
-                arena.word(lane.word(EPOCH)).store_relaxed_gpu(epoch);
+                Launch::<Global>::new(arena.word(slot.word(COMBINE))).clear();
+                arena.word(slot.word(SINCE)).store_relaxed_gpu(Global::clock_ns());
+                arena.word(slot.word(EPOCH)).store_relaxed_gpu(epoch);
             }
         }
     }
@@ -283,20 +301,20 @@ fn end_of_section(tokens: u32, section: u32) -> u32 {
 /// Raises the flag of a section at all ranks, if this block is the last one that has sent it. All threads of the block
 /// call.
 #[inline(always)]
-fn end_section<R: Reach>(arena: &Arena<R>, lane: &Lane, section: u32, tokens: u32, masked: u64) {
+fn end_section<R: Reach>(arena: &Arena<R>, slot: &SlotParams, section: u32, tokens: u32, masked: u64) {
     Block.sync();
-    let counter = arena.word(lane.word(SECTION + u64::from(section)));
+    let counter = arena.word(slot.word(SECTION + u64::from(section)));
     if Block.rank() < WARP_SIZE
         && Warp.any(Block.elect() && protocol::count::<Global>(counter, 1, grid_dim().count().into()))
     {
         // Each lane tells what the first one has acquired.
         Warp.sync();
-        let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
+        let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
         let mut to = lane_index();
-        while to < lane.sizes.ranks {
+        while to < slot.sizes.ranks {
             if masked >> to & 1 == 0 {
                 // The block counts for the next section after this, so flags of sections rise in turn.
-                raise::<Global>(arena.word_at(to, lane.section_flag(arena.rank())), epoch, tokens);
+                raise::<Global>(arena.word_at(to, slot.section_flag(arena.rank())), epoch, tokens);
             }
             to += WARP_SIZE;
         }
@@ -319,8 +337,8 @@ impl<D> Unit<D> {
     /// # Safety
     /// - As [`dispatch`].
     #[inline(always)]
-    unsafe fn load<F: Format<Loaded = D>>(lane: &Lane, tokens: &Tokens, number: u32, unit: u32) -> Self {
-        let (sizes, k) = (&lane.sizes, lane_index());
+    unsafe fn load<F: Format<Loaded = D>>(slot: &SlotParams, tokens: &Tokens, number: u32, unit: u32) -> Self {
+        let (sizes, k) = (&slot.sizes, lane_index());
         let units = F::units(sizes);
         let token = units.of(unit);
         let part = unit - token * units.by();
@@ -344,14 +362,14 @@ impl<D> Unit<D> {
 #[inline(always)]
 unsafe fn send_unit<F: Format, R: Reach>(
     arena: &Arena<R>,
-    lane: &Lane,
+    slot: &SlotParams,
     tokens: &Tokens,
     routes: &Routes,
     buffer: u64,
     masked: u64,
     unit: &Unit<F::Loaded>,
 ) {
-    let (sizes, me, pairs) = (&lane.sizes, arena.rank(), lane.sizes.row_bytes / 16);
+    let (sizes, me, pairs) = (&slot.sizes, arena.rank(), slot.sizes.row_bytes / 16);
     let &Unit { token, part, id, weight, .. } = unit;
     let pair = part * F::UNIT + lane_index();
     let data = F::convert(&unit.data, tokens.flags);
@@ -378,7 +396,7 @@ unsafe fn send_unit<F: Format, R: Reach>(
             let (there, (rows, metas)) = if arena.route.is_remote(to) {
                 (arena.here(), arena.route.staged(buffer, to))
             } else {
-                (arena.there(to), (lane.rows(buffer, me), lane.meta(buffer, me)))
+                (arena.there(to), (slot.rows(buffer, me), slot.meta(buffer, me)))
             };
             let row = there + rows + u64::from(place) * u64::from(sizes.pitch);
             let meta = there + metas + u64::from(place) * u64::from(sizes.meta_bytes);
@@ -398,7 +416,7 @@ unsafe fn send_unit<F: Format, R: Reach>(
             let at = Warp.shuffle(place, owner.wrapping_sub(first) % WARP_SIZE);
             if owner.wrapping_sub(first) < WARP_SIZE {
                 let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
-                let to = arena.here() + lane.places() + 4 * index;
+                let to = arena.here() + slot.places() + 4 * index;
                 // Safety: the place of an id of a token, in the arena.
                 unsafe { store_weak_u32(to as usize as *mut u32, at) };
             }
@@ -455,22 +473,22 @@ unsafe fn copy_scales(scales: u64, bytes: u32, token: u32, to: u64) {
 
 /// Waits for the rows of all ranks but `silent`, by one warp.
 #[inline(always)]
-fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, epoch: u64, silent: u64) {
+fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, slot: &SlotParams, epoch: u64, silent: u64) {
     let buffer = protocol::buffer(epoch);
     let mut source = lane_index();
-    while source < lane.sizes.ranks {
+    while source < slot.sizes.ranks {
         let mut rows = 0;
         if silent >> source & 1 == 0 {
-            let flag = arena.route.sent(arena.word(F::flag(lane, buffer, source)), buffer, source);
-            match protocol::wait::<Global>(&status::of(comm), lane.patience(), flag, epoch) {
+            let flag = arena.route.sent(arena.word(F::flag(slot, buffer, source)), buffer, source);
+            match protocol::wait::<Global>(&status::of(comm), slot.patience(), flag, epoch) {
                 Ok(seen) => {
-                    let room = lane.sizes.max_rows.saturating_sub(lane.first_of(arena.here(), source));
-                    rows = seen.min(lane.sizes.tokens).min(room);
+                    let room = slot.sizes.max_rows.saturating_sub(slot.first_of(arena.here(), source));
+                    rows = seen.min(slot.sizes.tokens).min(room);
                 }
-                Err(error) => is_silent(arena, lane, source, epoch, error),
+                Err(error) => is_silent(arena, slot, source, epoch, error),
             }
         }
-        arena.word(lane.got(buffer, source)).store_relaxed_gpu(rows.into());
+        arena.word(slot.got(buffer, source)).store_relaxed_gpu(rows.into());
         source += WARP_SIZE;
     }
 }
@@ -479,14 +497,14 @@ fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, lane: &Lane, epoc
 #[inline(always)]
 pub(crate) fn is_silent<R: Reach>(
     arena: &Arena<R>,
-    lane: &Lane,
+    slot: &SlotParams,
     source: u32,
     epoch: u64,
     (stop, seen): (WaitError, u64),
 ) {
     let code = if stop == WaitError::Deadline { Code::Silent } else { Code::Stopped };
-    status::report(arena.here(), lane, code, source, 0, seen, u64::from(epoch as u32));
-    arena.word(lane.word(MASKED)).red_or_relaxed_gpu(1 << source);
+    status::report(arena.here(), slot, code, source, 0, seen, u64::from(epoch as u32));
+    arena.word(slot.word(MASKED)).red_or_relaxed_gpu(1 << source);
 }
 
 /// Returns the number of the thread in its warp.

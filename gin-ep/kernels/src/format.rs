@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How the bytes of a row get onto their way: copied, or as FP8 that the dispatch makes.
 
-use crate::lane::{Divisor, EXPONENTS, Lane, POWERS, Sizes};
+use crate::params::{Divisor, EXPONENTS, POWERS, Sizes, SlotParams};
 use core::marker::PhantomData;
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_weak_pair, store_weak_pair, store_weak_u8, store_weak_u32};
@@ -82,8 +82,8 @@ pub trait Format {
     /// Returns the offset of the flag that `source` raises after all it sends.
     #[doc(hidden)]
     #[inline(always)]
-    fn flag(lane: &Lane, buffer: u64, source: u32) -> u64 {
-        lane.sent_flag(buffer, source)
+    fn flag(slot: &SlotParams, buffer: u64, source: u32) -> u64 {
+        slot.sent_flag(buffer, source)
     }
 
     /// Loads from the caller's row, of which `pairs` pairs are there.
@@ -118,8 +118,8 @@ impl Format for Descriptions {
     // Not the flag of rows, so that a rank which expects these reports a silent rank, and takes no rows that are not
     // there.
     #[inline(always)]
-    fn flag(lane: &Lane, buffer: u64, source: u32) -> u64 {
-        lane.described_flag(buffer, source)
+    fn flag(slot: &SlotParams, buffer: u64, source: u32) -> u64 {
+        slot.described_flag(buffer, source)
     }
 
     #[inline(always)]

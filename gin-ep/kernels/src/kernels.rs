@@ -4,7 +4,7 @@
 
 use crate::{Arranged, arrange};
 use crate::{
-    Bytes, Lane, Network, Quantized, Sums, Tokens, Wide, allot, combine, combine_over, describe, dispatch,
+    Bytes, Network, Quantized, SlotParams, Sums, Tokens, Wide, allot, combine, combine_over, describe, dispatch,
     dispatch_over, plan, reduce, send_rows,
 };
 use gin_device::prelude::*;
@@ -15,10 +15,10 @@ use gin_device::sys::let_dependents_start;
 /// # Safety
 /// - As [`plan`].
 #[kernel(launch_bounds(512))]
-pub unsafe fn ep_plan(arena: Window<u64>, lane: Lane, tokens: Tokens, to: u64) {
+pub unsafe fn ep_plan(arena: Window<u64>, slot: SlotParams, tokens: Tokens, to: u64) {
     let_dependents_start();
     // Safety: the caller's promise.
-    unsafe { plan(&arena, &lane, &tokens, to) }
+    unsafe { plan(&arena, &slot, &tokens, to) }
 }
 
 /// Runs [`allot`].
@@ -26,10 +26,10 @@ pub unsafe fn ep_plan(arena: Window<u64>, lane: Lane, tokens: Tokens, to: u64) {
 /// # Safety
 /// - As [`allot`].
 #[kernel(launch_bounds(512))]
-pub unsafe fn ep_allot(comm: Comm, arena: Window<u64>, lane: Lane, plan: u64) {
+pub unsafe fn ep_allot(comm: Comm, arena: Window<u64>, slot: SlotParams, plan: u64) {
     let_dependents_start();
     // Safety: the caller's promise.
-    unsafe { allot(&comm, &arena, &lane, plan) }
+    unsafe { allot(&comm, &arena, &slot, plan) }
 }
 
 macro_rules! dispatches {
@@ -39,10 +39,10 @@ macro_rules! dispatches {
         /// # Safety
         /// - As [`dispatch`].
         #[kernel(launch_bounds(512))]
-        pub unsafe fn $name(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens, phases: u32) {
+        pub unsafe fn $name(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: Tokens, phases: u32) {
             let_dependents_start();
             // Safety: the caller's promise.
-            unsafe { dispatch::<$format>(&comm, &arena, &lane, &tokens, phases) }
+            unsafe { dispatch::<$format>(&comm, &arena, &slot, &tokens, phases) }
         }
     )* };
 }
@@ -57,10 +57,10 @@ dispatches! {
 /// # Safety
 /// - As [`describe`].
 #[kernel(launch_bounds(512))]
-pub unsafe fn ep_describe(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens) {
+pub unsafe fn ep_describe(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: Tokens) {
     let_dependents_start();
     // Safety: the caller's promise.
-    unsafe { describe(&comm, &arena, &lane, &tokens) }
+    unsafe { describe(&comm, &arena, &slot, &tokens) }
 }
 
 macro_rules! sends {
@@ -70,10 +70,10 @@ macro_rules! sends {
         /// # Safety
         /// - As [`send_rows`].
         #[kernel(launch_bounds(256))]
-        pub unsafe fn $name(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens) {
+        pub unsafe fn $name(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: Tokens) {
             let_dependents_start();
             // Safety: the caller's promise.
-            unsafe { send_rows::<$format>(&comm, &arena, &lane, &tokens) }
+            unsafe { send_rows::<$format>(&comm, &arena, &slot, &tokens) }
         }
     )* };
 }
@@ -90,9 +90,9 @@ macro_rules! combines {
         /// # Safety
         /// - As [`combine`].
         #[kernel(launch_bounds(512))]
-        pub unsafe fn $name(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens, sums: Sums) {
+        pub unsafe fn $name(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: Tokens, sums: Sums) {
             // Safety: the caller's promise.
-            unsafe { combine::<$element>(&comm, &arena, &lane, &tokens, &sums) }
+            unsafe { combine::<$element>(&comm, &arena, &slot, &tokens, &sums) }
         }
     )* };
 }
@@ -114,14 +114,14 @@ macro_rules! network_dispatches {
         pub unsafe fn $name(
             comm: Comm,
             arena: Window<u64>,
-            lane: Lane,
+            slot: SlotParams,
             tokens: Tokens,
             phases: u32,
             signals: Window<u64>,
             network: Network,
         ) {
             // Safety: the caller's promise.
-            unsafe { dispatch_over::<$format, $backend>(&comm, &arena, &lane, &tokens, phases, (&signals, &network)) }
+            unsafe { dispatch_over::<$format, $backend>(&comm, &arena, &slot, &tokens, phases, (&signals, &network)) }
         }
     )* };
 }
@@ -143,14 +143,14 @@ macro_rules! network_combines {
         pub unsafe fn $name(
             comm: Comm,
             arena: Window<u64>,
-            lane: Lane,
+            slot: SlotParams,
             tokens: Tokens,
             sums: Sums,
             signals: Window<u64>,
             network: Network,
         ) {
             // Safety: the caller's promise.
-            unsafe { combine_over::<$element, $backend>(&comm, &arena, &lane, &tokens, &sums, (&signals, &network)) }
+            unsafe { combine_over::<$element, $backend>(&comm, &arena, &slot, &tokens, &sums, (&signals, &network)) }
         }
     )* };
 }

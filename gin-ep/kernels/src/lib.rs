@@ -53,9 +53,9 @@ mod element;
 mod format;
 #[cfg(feature = "kernels")]
 mod kernels;
-mod lane;
 pub mod matmul;
 mod network;
+mod params;
 mod places;
 mod protocol;
 mod received;
@@ -78,11 +78,11 @@ pub use kernels::{
     ep_dispatch_gdaki, ep_dispatch_proxy, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32, ep_reduce_wide,
     ep_send_rows, ep_send_rows_e4m3,
 };
-pub use lane::{
-    CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, Lane, MASKED_WORD, POWERS, Places, Sizes, Tokens, UNSENT_WORD,
+pub use network::Network;
+pub use params::{
+    CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, MASKED_WORD, POWERS, Places, Sizes, SlotParams, Tokens, UNSENT_WORD,
     WIDE_IDS, reset,
 };
-pub use network::Network;
 pub use places::tallies;
 pub use received::Received;
 pub use reduce::reduce;

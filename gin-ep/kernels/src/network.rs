@@ -12,13 +12,13 @@
 //! nothing but this rank's own words, so the sum is right after any silence.
 
 use crate::dispatch::{Arena, lane_index};
-use crate::lane::{Lane, MASKED, Regions, Sizes, UNSENT, load};
+use crate::params::{MASKED, Regions, Sizes, SlotParams, UNSENT, load};
 use crate::protocol::{Flag, PUSHED, flag};
 use crate::status::{self, Code};
 use gin_device::prelude::*;
 use gin_device::sys::{GlobalWord, Word};
 
-/// The rows and flags of one lane for ranks that loads and stores do not reach: a parameter of the kernels, which the
+/// The rows and flags of one slot for ranks that loads and stores do not reach: a parameter of the kernels, which the
 /// host makes.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
@@ -30,7 +30,7 @@ pub struct Network {
     near: u32,
     /// The context of all puts and signals.
     context: u32,
-    /// The first word of the lane in the window of signals.
+    /// The first word of the slot in the window of signals.
     signal: u32,
     /// The value of all flags before the first dispatch.
     base: u64,
@@ -79,16 +79,16 @@ mod outlined {
     }
 }
 
-/// Signals of a lane for each rank: a flag for each buffer of sent rows, and one for returned rows.
+/// Signals of a slot for each rank: a flag for each buffer of sent rows, and one for returned rows.
 const FLAGS: u64 = 3;
 const RETURNED: u64 = 2;
 /// In place of the number of a signal: the flag is a word.
 const NO_SIGNAL: u64 = u64::MAX;
 
 impl Network {
-    /// Makes the parameter of lane `number`, whose memory begins at byte `first` of the arena. This rank is in a team
+    /// Makes the parameter of slot `number`, whose memory begins at byte `first` of the arena. This rank is in a team
     /// of `near` ranks, the first of which is `near_first`. `windows` is the address of the handles of arena and
-    /// signals, in memory of the GPU. The lanes have made `epoch` dispatches.
+    /// signals, in memory of the GPU. The slots have made `epoch` dispatches.
     #[must_use]
     pub const fn new(
         sizes: &Sizes,
@@ -106,10 +106,10 @@ impl Network {
         Self { near_first, near, context, signal, base: flag(epoch, 0), raised: first, windows, rows, meta, back }
     }
 
-    /// Returns the bytes that a lane takes in the arena besides [`Sizes::lane_bytes`], on a rank with this many ranks
+    /// Returns the bytes that a slot takes in the arena besides [`Sizes::slot_bytes`], on a rank with this many ranks
     /// in its team.
     #[must_use]
-    pub const fn lane_bytes(sizes: &Sizes, near: u32) -> u64 {
+    pub const fn slot_bytes(sizes: &Sizes, near: u32) -> u64 {
         let remote = (sizes.ranks - near) as u64 * sizes.tokens as u64;
         let back = sizes.back_rows as u64 * sizes.back_bytes as u64;
         8 * Self::words(sizes) + remote * (2 * (sizes.row_bytes as u64 + sizes.meta_bytes as u64) + back)
@@ -119,14 +119,14 @@ impl Network {
         (FLAGS * sizes.ranks as u64).next_multiple_of(2)
     }
 
-    /// Returns the number of signals of a lane. It is also the number of words with the flags that this rank raised
-    /// last, at the beginning of the lane's memory.
+    /// Returns the number of signals of a slot. It is also the number of words with the flags that this rank raised
+    /// last, at the beginning of the slot's memory.
     #[must_use]
     pub const fn signals(sizes: &Sizes) -> u64 {
         FLAGS * sizes.ranks as u64
     }
 
-    /// Returns the first byte of the lane's memory in the arena.
+    /// Returns the first byte of the slot's memory in the arena.
     #[must_use]
     pub const fn first(&self) -> u64 {
         self.raised
@@ -154,7 +154,7 @@ pub(crate) trait Reach: Copy {
     const MEETS: bool = true;
 
     /// Returns the ranks that a dispatch goes on without, as bits.
-    fn masked(arena: &Arena<Self>, lane: &Lane) -> u64;
+    fn masked(arena: &Arena<Self>, slot: &SlotParams) -> u64;
 
     /// Returns whether loads and stores do not reach a rank.
     fn is_remote(&self, rank: u32) -> bool;
@@ -174,11 +174,11 @@ pub(crate) trait Reach: Copy {
 
     /// Sends the rows of a dispatch to all remote ranks but `masked`, `count` of them to each, and raises their flags.
     /// All lanes of a warp call.
-    fn send(arena: &Arena<Self>, lane: &Lane, buffer: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32);
+    fn send(arena: &Arena<Self>, slot: &SlotParams, buffer: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32);
 
     /// Returns rows to all remote ranks but `masked`, and raises their flags. All lanes of a warp call. The rows are
     /// received ones that the experts have replaced, or were [staged](Self::staged_back).
-    fn give_back(arena: &Arena<Self>, lane: &Lane, buffer: u64, epoch: u64, masked: u64, is_in_place: bool);
+    fn give_back(arena: &Arena<Self>, slot: &SlotParams, buffer: u64, epoch: u64, masked: u64, is_in_place: bool);
 }
 
 /// Loads and stores reach all ranks. `MEETS` is false only in tests of the barrier.
@@ -190,8 +190,8 @@ impl<const MEETS: bool> Reach for Near<MEETS> {
     const MEETS: bool = MEETS;
 
     #[inline(always)]
-    fn masked(arena: &Arena<Self>, lane: &Lane) -> u64 {
-        arena.word(lane.word(MASKED)).load_relaxed_gpu()
+    fn masked(arena: &Arena<Self>, slot: &SlotParams) -> u64 {
+        arena.word(slot.word(MASKED)).load_relaxed_gpu()
     }
 
     #[inline(always)]
@@ -220,10 +220,10 @@ impl<const MEETS: bool> Reach for Near<MEETS> {
     }
 
     #[inline(always)]
-    fn send(_: &Arena<Self>, _: &Lane, _: u64, _: u64, _: u64, _: impl Fn(u32) -> u32) {}
+    fn send(_: &Arena<Self>, _: &SlotParams, _: u64, _: u64, _: u64, _: impl Fn(u32) -> u32) {}
 
     #[inline(always)]
-    fn give_back(_: &Arena<Self>, _: &Lane, _: u64, _: u64, _: u64, _: bool) {}
+    fn give_back(_: &Arena<Self>, _: &SlotParams, _: u64, _: u64, _: u64, _: bool) {}
 }
 
 /// Loads and stores reach the ranks of this rank's team; others are remote.
@@ -282,16 +282,16 @@ impl<'a, B: Backend> Routed<'a, B> {
     /// Puts `bytes` bytes of this rank's part of the arena, from offset `from` on, to offset `at` of a rank's part, and
     /// raises a signal there by `by`, unless that is 0, after all earlier puts. Returns whether it was posted.
     #[inline(always)]
-    fn post(&self, lane: &Lane, to: u32, (at, from, bytes): (u64, u64, u64), (signal, by): (u64, u64)) -> bool {
+    fn post(&self, slot: &SlotParams, to: u32, (at, from, bytes): (u64, u64, u64), (signal, by): (u64, u64)) -> bool {
         let (comm, windows) = (self.gin.comm().handle().copy, self.network.windows);
         let place = u64::from(self.network.context) << 32 | u64::from(to);
         // Safety: the host made all of them for each other.
-        unsafe { outlined::post::<B>(comm, windows, place, at, from, bytes, signal, by, lane.deadline) }
+        unsafe { outlined::post::<B>(comm, windows, place, at, from, bytes, signal, by, slot.deadline) }
     }
 
     #[inline(always)]
-    fn put(&self, lane: &Lane, to: u32, range: (u64, u64, u64)) -> bool {
-        self.post(lane, to, range, (0, 0))
+    fn put(&self, slot: &SlotParams, to: u32, range: (u64, u64, u64)) -> bool {
+        self.post(slot, to, range, (0, 0))
     }
 
     /// Puts and raises a flag.
@@ -299,27 +299,27 @@ impl<'a, B: Backend> Routed<'a, B> {
     fn put_last(
         &self,
         arena: &Arena<Self>,
-        lane: &Lane,
+        slot: &SlotParams,
         to: u32,
         range: (u64, u64, u64),
         (which, value): (u64, u64),
     ) -> bool {
-        // Only this thread uses the word, and kernels of a lane follow each other.
+        // Only this thread uses the word, and kernels of a slot follow each other.
         let raised = arena.word(self.network.raised + 8 * (which * self.ranks() + u64::from(to)));
         let by = value.wrapping_sub(raised.load_relaxed_gpu());
-        let is_posted = self.post(lane, to, range, (self.signal(which, arena.rank()), by));
+        let is_posted = self.post(slot, to, range, (self.signal(which, arena.rank()), by));
         if is_posted {
             raised.store_relaxed_gpu(value);
         }
         is_posted
     }
 
-    /// Reports a rank to which nothing could be posted, and marks it in a word of the lane's state.
+    /// Reports a rank to which nothing could be posted, and marks it in a word of the slot's state.
     #[inline(always)]
-    fn is_unsent(&self, arena: &Arena<Self>, lane: &Lane, to: u32, epoch: u64, word: u64) {
+    fn is_unsent(&self, arena: &Arena<Self>, slot: &SlotParams, to: u32, epoch: u64, word: u64) {
         let code = if self.gin.comm().fault().is_some() { Code::Stopped } else { Code::Unsent };
-        status::report(arena.here(), lane, code, to, 0, u64::from(epoch as u32), 0);
-        arena.word(lane.word(word)).red_or_relaxed_gpu(1 << to);
+        status::report(arena.here(), slot, code, to, 0, u64::from(epoch as u32), 0);
+        arena.word(slot.word(word)).red_or_relaxed_gpu(1 << to);
     }
 }
 
@@ -327,8 +327,8 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
     type Flag = RoutedFlag<'a, B>;
 
     #[inline(always)]
-    fn masked(arena: &Arena<Self>, lane: &Lane) -> u64 {
-        arena.word(lane.word(MASKED)).load_relaxed_gpu() | arena.word(lane.word(UNSENT)).load_relaxed_gpu()
+    fn masked(arena: &Arena<Self>, slot: &SlotParams) -> u64 {
+        arena.word(slot.word(MASKED)).load_relaxed_gpu() | arena.word(slot.word(UNSENT)).load_relaxed_gpu()
     }
 
     #[inline(always)]
@@ -358,40 +358,40 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
     }
 
     #[inline(always)]
-    fn send(arena: &Arena<Self>, lane: &Lane, buffer: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32) {
-        let (route, sizes) = (&arena.route, &lane.sizes);
+    fn send(arena: &Arena<Self>, slot: &SlotParams, buffer: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32) {
+        let (route, sizes) = (&arena.route, &slot.sizes);
         // Only one lane posts, here and below. Where several did and the queue was full, a lane stayed behind on GPUs
         // (docs/log/2026-11-25.md).
         if lane_index() != 0 {
             return;
         }
         // The combine goes on without the ranks of `UNSENT`, too.
-        arena.word(lane.word(MASKED)).red_or_relaxed_gpu(masked);
+        arena.word(slot.word(MASKED)).red_or_relaxed_gpu(masked);
         for to in 0..sizes.ranks {
             if !route.is_remote(to) || masked >> to & 1 != 0 {
                 continue;
             }
             let (count, (rows, meta)) = (count(to), route.staged(buffer, to));
             let of = |at: u64, from: u64, bytes: u32| (at, from, u64::from(count) * u64::from(bytes));
-            let rows = of(lane.rows(buffer, arena.rank()), rows, sizes.row_bytes);
-            let meta = of(lane.meta(buffer, arena.rank()), meta, sizes.meta_bytes);
-            let is_sent = (count == 0 || route.put(lane, to, rows))
-                && route.put_last(arena, lane, to, meta, (buffer, flag(epoch, count)));
+            let rows = of(slot.rows(buffer, arena.rank()), rows, sizes.row_bytes);
+            let meta = of(slot.meta(buffer, arena.rank()), meta, sizes.meta_bytes);
+            let is_sent = (count == 0 || route.put(slot, to, rows))
+                && route.put_last(arena, slot, to, meta, (buffer, flag(epoch, count)));
             if !is_sent {
-                route.is_unsent(arena, lane, to, epoch, MASKED);
+                route.is_unsent(arena, slot, to, epoch, MASKED);
             }
         }
     }
 
     #[inline(always)]
-    fn give_back(arena: &Arena<Self>, lane: &Lane, buffer: u64, epoch: u64, masked: u64, is_in_place: bool) {
-        let (route, sizes, each) = (&arena.route, &lane.sizes, lane.sizes.back_rows);
-        let (bytes, at) = (u64::from(sizes.back_bytes), lane.returned(buffer, arena.rank()));
+    fn give_back(arena: &Arena<Self>, slot: &SlotParams, buffer: u64, epoch: u64, masked: u64, is_in_place: bool) {
+        let (route, sizes, each) = (&arena.route, &slot.sizes, slot.sizes.back_rows);
+        let (bytes, at) = (u64::from(sizes.back_bytes), slot.returned(buffer, arena.rank()));
         for to in 0..sizes.ranks {
             if !route.is_remote(to) || masked >> to & 1 != 0 {
                 continue;
             }
-            let got = arena.word(lane.got(buffer, to)).load_relaxed_gpu() as u32;
+            let got = arena.word(slot.got(buffer, to)).load_relaxed_gpu() as u32;
             let mut is_sent = true;
             if each > 1 {
                 // Not all ids of a row are of this rank, so only runs of rows go together.
@@ -399,7 +399,7 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
                 while first < rows {
                     let index = first + lane_index();
                     let meta =
-                        arena.here() + lane.meta(buffer, to) + u64::from(index / each) * u64::from(sizes.meta_bytes);
+                        arena.here() + slot.meta(buffer, to) + u64::from(index / each) * u64::from(sizes.meta_bytes);
                     // Safety: the description of a received row.
                     let goes = index < rows && unsafe { load(meta + 4 + 4 * u64::from(index % each)) } as i32 >= 0;
                     let mut goes = u64::from(Warp.ballot(goes));
@@ -408,7 +408,7 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
                         let number = (goes >> start).trailing_ones();
                         let offset = u64::from(first + start) * bytes;
                         let range = (at + offset, route.staged_back(to) + offset, u64::from(number) * bytes);
-                        is_sent &= route.put(lane, to, range);
+                        is_sent &= route.put(slot, to, range);
                         // The lowest run of bits.
                         goes &= goes + (1 << start);
                     }
@@ -417,11 +417,11 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
                 }
             }
             if lane_index() == 0 {
-                let from = if is_in_place { lane.rows(buffer, to) } else { route.staged_back(to) };
+                let from = if is_in_place { slot.rows(buffer, to) } else { route.staged_back(to) };
                 let range = (at, from, if each > 1 { 0 } else { u64::from(got) * bytes });
                 let value = (RETURNED, flag(epoch, PUSHED));
-                if !is_sent || !route.put_last(arena, lane, to, range, value) {
-                    route.is_unsent(arena, lane, to, epoch, UNSENT);
+                if !is_sent || !route.put_last(arena, slot, to, range, value) {
+                    route.is_unsent(arena, slot, to, epoch, UNSENT);
                 }
             }
         }

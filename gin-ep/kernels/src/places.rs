@@ -5,7 +5,7 @@
 //! are there, a block knows how many rows are before those of its part, and gives these their places in order.
 
 use crate::arrange::{Arranged, NONE, PACKED, PADDED, before};
-use crate::lane::{Sizes, load};
+use crate::params::{Sizes, load};
 use crate::received::Source;
 use crate::status::{self, Code};
 use gin_device::prelude::*;
@@ -52,7 +52,7 @@ impl<'a> Part<'a> {
     // Not an `Option`, whose null pointer would put the layout on the stack.
     #[inline(always)]
     fn new(to: &'a Arranged, number: u32) -> Self {
-        let sizes = &to.received.lane().sizes;
+        let sizes = &to.received.slot().sizes;
         let source = number / parts(sizes);
         let rows = to.received.source(to.received.buffer(), source);
         let length = rows.count.div_ceil(parts(sizes));
@@ -81,7 +81,7 @@ impl<'a> Part<'a> {
         }
         let (row, k) = self.place(index);
         // Safety: an id of a received row.
-        unsafe { load(self.rows.meta(self.to.received.lane(), row) + 4 + 4 * u64::from(k)) }
+        unsafe { load(self.rows.meta(self.to.received.slot(), row) + 4 + 4 * u64::from(k)) }
     }
 
     /// Returns the address of the tally of an expert in a part.
@@ -129,7 +129,7 @@ impl<'a> Part<'a> {
     /// the layout is padded, of this one.
     #[inline(always)]
     fn sum(&self, window: u32, number: u32) {
-        let (totals, next, sizes) = (TOTALS.array(), NEXT.array(), &self.to.received.lane().sizes);
+        let (totals, next, sizes) = (TOTALS.array(), NEXT.array(), &self.to.received.slot().sizes);
         for expert in Block.stripe(number as usize) {
             totals.write(expert, 0);
             next.write(expert, 0);
@@ -177,7 +177,7 @@ impl<'a> Part<'a> {
     #[inline(always)]
     fn arrange(&self) {
         let (totals, firsts, next) = (TOTALS.array(), FIRSTS.array(), NEXT.array());
-        let (to, sizes) = (self.to, &self.to.received.lane().sizes);
+        let (to, sizes) = (self.to, &self.to.received.slot().sizes);
         let (mut end, is_packed) = (0, to.kind == PACKED);
         self.windows(|window, number| {
             self.sum(window, number);
@@ -203,8 +203,8 @@ impl<'a> Part<'a> {
                     // Tokens that name an expert twice may fill more than its zone.
                     if rows > sizes.tokens {
                         let (received, limit) = (&to.received, sizes.tokens.into());
-                        let (arena, lane, code) = (received.arena(), received.lane(), Code::TooManyRows);
-                        status::report(arena, lane, code, self.source, number.into(), rows.into(), limit);
+                        let (arena, slot, code) = (received.arena(), received.slot(), Code::TooManyRows);
+                        status::report(arena, slot, code, self.source, number.into(), rows.into(), limit);
                     }
                 }
             }
@@ -229,7 +229,7 @@ impl<'a> Part<'a> {
     /// Fills the gap behind the rows of a zone with zeros.
     #[inline(always)]
     fn fill(&self, first: u32, rows: u32) {
-        let (to, pairs) = (self.to, self.to.received.lane().sizes.row_bytes / 16);
+        let (to, pairs) = (self.to, self.to.received.slot().sizes.row_bytes / 16);
         let (mut row, end) = (first + rows, first + rows.next_multiple_of(to.align));
         while row < end.min(to.capacity) {
             if Block.elect() {
@@ -249,7 +249,7 @@ impl<'a> Part<'a> {
     #[inline(always)]
     fn put(&self, window: u32, number: u32) {
         let (firsts, next, lane) = (FIRSTS.array(), NEXT.array(), gin_device::coop::lane());
-        let (to, tokens) = (self.to, self.to.received.lane().sizes.tokens);
+        let (to, tokens) = (self.to, self.to.received.slot().sizes.tokens);
         let put = |index: u32, id: u32| {
             let expert = id.wrapping_sub(window);
             let is_here = expert < number;
@@ -288,7 +288,7 @@ impl<'a> Part<'a> {
 /// Calls with each part of this block.
 #[inline(always)]
 fn each(to: &Arranged, visit: impl Fn(&Part)) {
-    let sizes = &to.received.lane().sizes;
+    let sizes = &to.received.slot().sizes;
     let mut number = block_in_grid();
     while number < sizes.ranks * parts(sizes) {
         visit(&Part::new(to, number));

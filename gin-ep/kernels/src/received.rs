@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The rows that a rank has received, for the kernels of its experts.
 
-use crate::lane::{EPOCH, Lane, load};
+use crate::params::{EPOCH, SlotParams, load};
 use crate::protocol::buffer;
 use gin_device::sys::{GlobalWord, Word};
 
@@ -32,26 +32,26 @@ use gin_device::sys::{GlobalWord, Word};
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Received {
-    lane: Lane,
+    slot: SlotParams,
     arena: u64,
 }
 
 impl Received {
-    /// Makes it from a lane and the address of this rank's part of the arena.
+    /// Makes it from a slot and the address of this rank's part of the arena.
     ///
     /// # Safety
-    /// - The host made the lane for that arena, and this rank has received a dispatch in it.
+    /// - The host made the slot for that arena, and this rank has received a dispatch in it.
     #[inline(always)]
     #[must_use]
-    pub const unsafe fn new(lane: Lane, arena: u64) -> Self {
-        Self { lane, arena }
+    pub const unsafe fn new(slot: SlotParams, arena: u64) -> Self {
+        Self { slot, arena }
     }
 
     /// Returns the number of the dispatch.
     #[inline(always)]
     pub(crate) fn epoch(&self) -> u64 {
         // Safety: a word of the arena.
-        unsafe { GlobalWord::new(self.arena + self.lane.word(EPOCH)) }.load_relaxed_gpu()
+        unsafe { GlobalWord::new(self.arena + self.slot.word(EPOCH)) }.load_relaxed_gpu()
     }
 
     #[inline(always)]
@@ -62,21 +62,21 @@ impl Received {
     /// Returns the rows from a source, in [`buffer`](Self::buffer).
     #[inline(always)]
     pub(crate) fn source(&self, buffer: u64, source: u32) -> Source {
-        let (lane, arena) = (&self.lane, self.arena);
+        let (slot, arena) = (&self.slot, self.arena);
         // Safety: a word of the arena.
-        let count = unsafe { GlobalWord::new(arena + lane.got(buffer, source)) }.load_relaxed_gpu() as u32;
-        let first = lane.first_of(arena, source);
+        let count = unsafe { GlobalWord::new(arena + slot.got(buffer, source)) }.load_relaxed_gpu() as u32;
+        let first = slot.first_of(arena, source);
         Source {
             count,
-            index: lane.index(source, first, 0),
-            rows: arena + lane.rows(buffer, source) + u64::from(first) * u64::from(lane.sizes.pitch),
-            metas: arena + lane.meta(buffer, source) + u64::from(first) * u64::from(lane.sizes.meta_bytes),
+            index: slot.index(source, first, 0),
+            rows: arena + slot.rows(buffer, source) + u64::from(first) * u64::from(slot.sizes.pitch),
+            metas: arena + slot.meta(buffer, source) + u64::from(first) * u64::from(slot.sizes.meta_bytes),
         }
     }
 
     #[inline(always)]
-    pub(crate) const fn lane(&self) -> &Lane {
-        &self.lane
+    pub(crate) const fn slot(&self) -> &SlotParams {
+        &self.slot
     }
 
     /// Returns the address of this rank's part of the arena.
@@ -89,14 +89,14 @@ impl Received {
     #[inline(always)]
     #[must_use]
     pub const fn ranks(&self) -> u32 {
-        self.lane.sizes.ranks
+        self.slot.sizes.ranks
     }
 
     /// Returns the number of ids of a token.
     #[inline(always)]
     #[must_use]
     pub const fn topk(&self) -> u32 {
-        self.lane.sizes.topk
+        self.slot.sizes.topk
     }
 
     /// Returns the number of rows that rank `source` sent; 0 if there is no such rank.
@@ -107,7 +107,7 @@ impl Received {
             return 0;
         }
         // Safety: a word of the arena.
-        unsafe { GlobalWord::new(self.arena + self.lane.got(self.buffer(), source)) }.load_relaxed_gpu() as u32
+        unsafe { GlobalWord::new(self.arena + self.slot.got(self.buffer(), source)) }.load_relaxed_gpu() as u32
     }
 
     /// Returns the number of rows that rank `source` had for this rank: more than [`count`](Self::count) if they do not
@@ -115,14 +115,14 @@ impl Received {
     #[inline(always)]
     #[must_use]
     pub fn offered(&self, source: u32) -> u32 {
-        if source >= self.ranks() || !self.lane.sizes.is_shared() {
+        if source >= self.ranks() || !self.slot.sizes.is_shared() {
             return self.count(source);
         }
         // Safety: a word of the arena.
         let word = |offset: u64| unsafe { GlobalWord::new(self.arena + offset) }.load_relaxed_gpu();
         // A silent rank was granted nothing in this dispatch.
-        let is_granted = word(self.lane.allotted(source)) >> 32 == self.epoch() & u64::from(u32::MAX);
-        if is_granted { word(self.lane.offered(source)) as u32 } else { 0 }
+        let is_granted = word(self.slot.allotted(source)) >> 32 == self.epoch() & u64::from(u32::MAX);
+        if is_granted { word(self.slot.offered(source)) as u32 } else { 0 }
     }
 
     /// Returns the number of the first row of rank `source` in the region that all sources share: rows lie there by
@@ -130,14 +130,14 @@ impl Received {
     #[inline(always)]
     #[must_use]
     pub fn first(&self, source: u32) -> u32 {
-        if source >= self.ranks() { 0 } else { self.lane.first_of(self.arena, source) }
+        if source >= self.ranks() { 0 } else { self.slot.first_of(self.arena, source) }
     }
 
     /// Returns the bytes from a row to the next one of its region.
     #[inline(always)]
     #[must_use]
     pub const fn pitch(&self) -> u32 {
-        self.lane.sizes.pitch
+        self.slot.sizes.pitch
     }
 
     /// Returns the address of a row, or of its place if `row` is not less than [`count`](Self::count). A row is
@@ -145,15 +145,15 @@ impl Received {
     #[inline(always)]
     #[must_use]
     pub fn row(&self, source: u32, row: u32) -> *mut u8 {
-        let offset = u64::from(self.first(source) + row) * u64::from(self.lane.sizes.pitch);
-        (self.arena + self.lane.rows(self.buffer(), source) + offset) as usize as *mut u8
+        let offset = u64::from(self.first(source) + row) * u64::from(self.slot.sizes.pitch);
+        (self.arena + self.slot.rows(self.buffer(), source) + offset) as usize as *mut u8
     }
 
     /// Returns the address of the scales of a row, or of their place as [`row`](Self::row) does: a multiple of 16.
     #[inline(always)]
     #[must_use]
     pub fn scales(&self, source: u32, row: u32) -> *mut u8 {
-        let offset = self.meta_at(source, row) + u64::from(self.lane.sizes.scales_at());
+        let offset = self.meta_at(source, row) + u64::from(self.slot.sizes.scales_at());
         (self.arena + offset) as usize as *mut u8
     }
 
@@ -161,7 +161,7 @@ impl Received {
     #[inline(always)]
     pub(crate) fn meta_at(&self, source: u32, row: u32) -> u64 {
         let row = u64::from(self.first(source) + row);
-        self.lane.meta(self.buffer(), source) + row * u64::from(self.lane.sizes.meta_bytes)
+        self.slot.meta(self.buffer(), source) + row * u64::from(self.slot.sizes.meta_bytes)
     }
 
     #[inline(always)]
@@ -212,13 +212,13 @@ pub(crate) struct Source {
 impl Source {
     /// Returns the address of a row.
     #[inline(always)]
-    pub(crate) const fn row(&self, lane: &Lane, row: u32) -> u64 {
-        self.rows + row as u64 * lane.sizes.pitch as u64
+    pub(crate) const fn row(&self, slot: &SlotParams, row: u32) -> u64 {
+        self.rows + row as u64 * slot.sizes.pitch as u64
     }
 
     /// Returns the address of the description of a row.
     #[inline(always)]
-    pub(crate) const fn meta(&self, lane: &Lane, row: u32) -> u64 {
-        self.metas + row as u64 * lane.sizes.meta_bytes as u64
+    pub(crate) const fn meta(&self, slot: &SlotParams, row: u32) -> u64 {
+        self.metas + row as u64 * slot.sizes.meta_bytes as u64
     }
 }

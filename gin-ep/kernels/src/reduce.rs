@@ -5,7 +5,7 @@ use crate::arrange::FLAT;
 use crate::combine::{Unit, load_local};
 use crate::element::Element;
 use crate::format::store_unit;
-use crate::lane::load;
+use crate::params::load;
 use crate::{Arranged, UNIT};
 use gin_device::prelude::*;
 
@@ -19,7 +19,7 @@ use gin_device::prelude::*;
 ///   [`Sizes::back_bytes`](crate::Sizes::back_bytes), and nothing else uses it.
 #[inline(always)]
 pub unsafe fn reduce<E: Element>(to: &Arranged, rows: u64) {
-    let (received, sizes, k) = (&to.received, to.received.lane().sizes, gin_device::coop::lane());
+    let (received, sizes, k) = (&to.received, to.received.slot().sizes, gin_device::coop::lane());
     if to.kind == FLAT {
         return;
     }
@@ -27,7 +27,7 @@ pub unsafe fn reduce<E: Element>(to: &Arranged, rows: u64) {
     let units = pairs.div_ceil(UNIT);
     let step = Block.size() / WARP_SIZE * grid_dim().count() as u32;
     let mut unit = Block.rank() / WARP_SIZE * grid_dim().count() as u32 + block_in_grid();
-    let (buffer, lane) = (received.buffer(), received.lane());
+    let (buffer, slot) = (received.buffer(), received.slot());
     for source in 0..sizes.ranks {
         let source = received.source(buffer, source);
         let count = source.count;
@@ -35,7 +35,7 @@ pub unsafe fn reduce<E: Element>(to: &Arranged, rows: u64) {
             let (row, pair) = (unit / units, unit % units * UNIT + k);
             unit += step;
             // Each lane has the place and the weight of an id.
-            let ids = source.meta(lane, row) + 4;
+            let ids = source.meta(slot, row) + 4;
             let (mut place, mut weight) = (u32::MAX, 0.0);
             // Safety: the description of a received row, its places, and rows of the layout.
             unsafe {
@@ -50,7 +50,7 @@ pub unsafe fn reduce<E: Element>(to: &Arranged, rows: u64) {
                     let from = rows + u64::from(Warp.shuffle(place, term)) * bytes;
                     sum.add_local(Warp.shuffle(weight, term), &load_local::<E>(from, pair, pairs));
                 }
-                store_unit(source.row(lane, row), pair, pairs, &sum.round());
+                store_unit(source.row(slot, row), pair, pairs, &sum.round());
             }
         }
         unit -= count * units;

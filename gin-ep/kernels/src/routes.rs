@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which tokens go to which ranks, and the places of their rows there.
 
-use crate::lane::{Eight, Lane, PLAN_BITS, Tokens, load};
+use crate::params::{Eight, PLAN_BITS, SlotParams, Tokens, load};
 use crate::status::{self, Code};
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_u32;
@@ -9,18 +9,18 @@ use gin_device::sys::{GlobalWord, Word};
 
 /// Reports tokens past the limit, or a negative number of them, by one thread.
 #[inline(always)]
-pub(crate) fn check_number(arena: u64, lane: &Lane, tokens: &Tokens) {
-    let (given, most) = (tokens.given(), lane.sizes.tokens);
+pub(crate) fn check_number(arena: u64, slot: &SlotParams, tokens: &Tokens) {
+    let (given, most) = (tokens.given(), slot.sizes.tokens);
     if given > most && block_in_grid() == 0 && Block.elect() {
-        status::report(arena, lane, Code::TooManyTokens, 0, 0, given.into(), most.into());
+        status::report(arena, slot, Code::TooManyTokens, 0, 0, given.into(), most.into());
     }
 }
 
 /// Loads ids of a warp's lanes' tokens, from number `k` on: token `32 * group + lane`.
 #[inline(always)]
-fn ids_of(lane: &Lane, tokens: &Tokens, number: u32, group: u32, k: u32) -> Eight {
+fn ids_of(slot: &SlotParams, tokens: &Tokens, number: u32, group: u32, k: u32) -> Eight {
     let token = 32 * group + gin_device::coop::lane();
-    let topk = lane.sizes.topk;
+    let topk = slot.sizes.topk;
     if token < number {
         tokens.eight_ids(u64::from(token) * u64::from(topk), k, topk)
     } else {
@@ -42,8 +42,8 @@ impl To {
     /// Adds ids. There is no branch, because the lanes would go different ways for each id. The quotient of a negative
     /// id, as of a number of 32 bits, is past all ranks.
     #[inline(always)]
-    fn add(&mut self, lane: &Lane, ids: Eight) {
-        let sizes = &lane.sizes;
+    fn add(&mut self, slot: &SlotParams, ids: Eight) {
+        let sizes = &slot.sizes;
         self.low |= bits_of(ids, |id| bit(sizes.owner.of(id as u32)));
         if sizes.ranks > 32 {
             self.high |= bits_of(ids, |id| bit(sizes.owner.of(id as u32).wrapping_sub(32)));
@@ -54,15 +54,15 @@ impl To {
 
     /// Returns the ranks. An id that does not exist drops its token; `reports` says whether to report that.
     #[inline(always)]
-    fn ranks(&self, arena: u64, lane: &Lane, tokens: &Tokens, group: u32, reports: bool) -> u64 {
+    fn ranks(&self, arena: u64, slot: &SlotParams, tokens: &Tokens, group: u32, reports: bool) -> u64 {
         // Fewer experts than 2^31 fit into any memory.
-        if self.most < lane.sizes.experts as i32 {
+        if self.most < slot.sizes.experts as i32 {
             return u64::from(self.high) << 32 | u64::from(self.low);
         }
         if reports {
-            let (token, experts) = (32 * group + gin_device::coop::lane(), lane.sizes.experts);
-            let expert = tokens.greatest_id(token, lane.sizes.topk);
-            status::report(arena, lane, Code::UnknownExpert, 0, expert, token.into(), experts.into());
+            let (token, experts) = (32 * group + gin_device::coop::lane(), slot.sizes.experts);
+            let expert = tokens.greatest_id(token, slot.sizes.topk);
+            status::report(arena, slot, Code::UnknownExpert, 0, expert, token.into(), experts.into());
         }
         0
     }
@@ -97,10 +97,10 @@ fn words_of(ranks: u64, number: u32, word: impl Fn(u32, u32)) {
 /// - As [`dispatch`](crate::dispatch()). `plan` is the address of [`Sizes::plan_bytes`](crate::Sizes::plan_bytes)
 ///   bytes, a multiple of 16, which no other kernel uses.
 #[inline(always)]
-pub unsafe fn plan(arena: &Window<u64>, lane: &Lane, tokens: &Tokens, plan: u64) {
+pub unsafe fn plan(arena: &Window<u64>, slot: &SlotParams, tokens: &Tokens, plan: u64) {
     let arena = arena.local_ptr().addr() as u64;
-    check_number(arena, lane, tokens);
-    let number = tokens.clamped(&lane.sizes);
+    check_number(arena, slot, tokens);
+    let number = tokens.clamped(&slot.sizes);
     // Safety: the caller's promise, here and below.
     let store = |offset: u64, value: u32| unsafe { store_weak_u32((plan + offset) as usize as *mut u32, value) };
     if block_in_grid() == 0 && Block.elect() {
@@ -108,13 +108,13 @@ pub unsafe fn plan(arena: &Window<u64>, lane: &Lane, tokens: &Tokens, plan: u64)
     }
     let mut group = block_in_grid() * (Block.size() / WARP_SIZE) + Block.rank() / WARP_SIZE;
     while group < number.div_ceil(32) {
-        let first = u64::from(group) * u64::from(lane.sizes.ranks);
+        let first = u64::from(group) * u64::from(slot.sizes.ranks);
         let (mut to, mut k) = (To::NONE, 0);
-        while k < lane.sizes.topk {
-            to.add(lane, ids_of(lane, tokens, number, group, k));
+        while k < slot.sizes.topk {
+            to.add(slot, ids_of(slot, tokens, number, group, k));
             k += 8;
         }
-        words_of(to.ranks(arena, lane, tokens, group, true), lane.sizes.ranks, |rank, bits| {
+        words_of(to.ranks(arena, slot, tokens, group, true), slot.sizes.ranks, |rank, bits| {
             store(PLAN_BITS + 4 * (first + u64::from(rank)), bits);
         });
         group += grid_dim().count() as u32 * (Block.size() / WARP_SIZE);
@@ -124,12 +124,12 @@ pub unsafe fn plan(arena: &Window<u64>, lane: &Lane, tokens: &Tokens, plan: u64)
 /// Returns the number that this rank's first row has at a rank, in the region that it shares with other sources; 0 if
 /// it has one of its own.
 #[inline(always)]
-fn first_at(arena: u64, lane: &Lane, rank: u32) -> u32 {
-    if !lane.sizes.is_shared() {
+fn first_at(arena: u64, slot: &SlotParams, rank: u32) -> u32 {
+    if !slot.sizes.is_shared() {
         return 0;
     }
     // Safety: a word of the arena; all accesses to words of state are atomic.
-    unsafe { GlobalWord::new(arena + lane.granted(rank)) }.load_relaxed_gpu() as u32
+    unsafe { GlobalWord::new(arena + slot.granted(rank)) }.load_relaxed_gpu() as u32
 }
 
 /// Returns the number of tokens of a plan that go to a rank. All lanes of a warp call.
@@ -137,11 +137,11 @@ fn first_at(arena: u64, lane: &Lane, rank: u32) -> u32 {
 /// # Safety
 /// - `plan` is the address of a plan, which an earlier kernel of the stream made.
 #[inline(always)]
-pub(crate) unsafe fn planned(lane: &Lane, plan: u64, rank: u32) -> u32 {
-    let (ranks, mut group, mut sum) = (u64::from(lane.sizes.ranks), gin_device::coop::lane(), 0);
+pub(crate) unsafe fn planned(slot: &SlotParams, plan: u64, rank: u32) -> u32 {
+    let (ranks, mut group, mut sum) = (u64::from(slot.sizes.ranks), gin_device::coop::lane(), 0);
     // Safety: the caller's promise.
     unsafe {
-        let groups = load(plan).min(lane.sizes.tokens).div_ceil(32);
+        let groups = load(plan).min(slot.sizes.tokens).div_ceil(32);
         while group < groups {
             sum += load(plan + PLAN_BITS + 4 * (u64::from(group) * ranks + u64::from(rank))).count_ones();
             group += WARP_SIZE;
@@ -182,13 +182,13 @@ pub(crate) struct Routes {
 impl Routes {
     /// Makes them without groups.
     #[inline(always)]
-    pub(crate) fn new(arena: u64, lane: &Lane, tokens: &Tokens) -> Self {
-        let (ranks, most) = (lane.sizes.ranks, lane.sizes.groups);
-        let number = tokens.number(&lane.sizes);
+    pub(crate) fn new(arena: u64, slot: &SlotParams, tokens: &Tokens) -> Self {
+        let (ranks, most) = (slot.sizes.ranks, slot.sizes.groups);
+        let number = tokens.number(&slot.sizes);
         // They are on their way meanwhile.
         let warp = if tokens.plan == 0 { Block.rank() / WARP_SIZE } else { u32::MAX / 32 };
-        let ahead = ids_of(lane, tokens, number, warp, 0);
-        let first = |rank: u32| if rank < ranks { first_at(arena, lane, rank) } else { 0 };
+        let ahead = ids_of(slot, tokens, number, warp, 0);
+        let first = |rank: u32| if rank < ranks { first_at(arena, slot, rank) } else { 0 };
         let mine = gin_device::coop::lane();
         let before = (first(mine), first(mine + WARP_SIZE));
         let words = (ranks * most) as usize;
@@ -200,7 +200,7 @@ impl Routes {
     /// Goes on to the next groups. Returns the first token of them and the one after the last, which are the same if
     /// there are no more. All threads of the block call.
     #[inline(always)]
-    pub(crate) fn advance(&mut self, arena: u64, lane: &Lane, tokens: &Tokens) -> (u32, u32) {
+    pub(crate) fn advance(&mut self, arena: u64, slot: &SlotParams, tokens: &Tokens) -> (u32, u32) {
         let is_first = self.groups == 0;
         let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
         let next = self.first + self.groups;
@@ -216,23 +216,23 @@ impl Routes {
             // The threads have finished with the old groups.
             Block.sync();
         }
-        (self.first, self.groups) = (next, left.min(lane.sizes.groups));
+        (self.first, self.groups) = (next, left.min(slot.sizes.groups));
         if tokens.plan == 0 {
             let (mut group, mut k, mut to) = (warp, 0, To::NONE);
             while group < self.groups {
                 let (of, ids) = (group, self.ahead);
                 k += 8;
-                let is_last = k >= lane.sizes.topk;
+                let is_last = k >= slot.sizes.topk;
                 if is_last {
                     k = 0;
                     group += warps;
                 }
                 // The next ones are on their way, after the last group those of the next round.
                 let ahead = if group < self.groups { group } else { self.groups + warp };
-                self.ahead = ids_of(lane, tokens, self.tokens, self.first + ahead, k);
-                to.add(lane, ids);
+                self.ahead = ids_of(slot, tokens, self.tokens, self.first + ahead, k);
+                to.add(slot, ids);
                 if is_last {
-                    let ranks = to.ranks(arena, lane, tokens, self.first + of, block_in_grid() == 0);
+                    let ranks = to.ranks(arena, slot, tokens, self.first + of, block_in_grid() == 0);
                     words_of(ranks, self.ranks, |rank, bits| {
                         self.bits.write((of * self.ranks + rank) as usize, bits);
                     });
@@ -306,7 +306,7 @@ impl Routes {
 
     /// Returns the number of tokens that go to a rank, in the first warp.
     #[inline(always)]
-    pub(crate) fn count(&self, arena: u64, lane: &Lane, rank: u32) -> u32 {
-        self.all.read(rank as usize) - first_at(arena, lane, rank)
+    pub(crate) fn count(&self, arena: u64, slot: &SlotParams, rank: u32) -> u32 {
+        self.all.read(rank as usize) - first_at(arena, slot, rank)
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Errors of a group's kernels, as values that the host reads.
 
-use crate::lane::{CLAIMED, Lane};
+use crate::params::{CLAIMED, SlotParams};
 use crate::protocol;
 use gin_device::prelude::*;
 use gin_device::sys::{Global, GlobalWord, Word};
@@ -55,9 +55,9 @@ impl Code {
 
 /// Reports an error. The first one stays until the host has read it.
 #[inline(always)]
-pub(crate) fn report(arena: u64, lane: &Lane, code: Code, rank: u32, expert: u64, seen: u64, limit: u64) {
+pub(crate) fn report(arena: u64, slot: &SlotParams, code: Code, rank: u32, expert: u64, seen: u64, limit: u64) {
     // Safety: words of the arena and of the status block, which the host made; all accesses are atomic.
-    let (claimed, status) = unsafe { (GlobalWord::new(arena + lane.word(CLAIMED)), GlobalWord::new(lane.status)) };
+    let (claimed, status) = unsafe { (GlobalWord::new(arena + slot.word(CLAIMED)), GlobalWord::new(slot.status)) };
     protocol::report::<Global>(claimed, status, code as u64, [rank.into(), expert, seen, limit]);
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn report(arena: u64, lane: &Lane, code: Code, rank: u32, expert: u64
 /// kernels run: then the code is right, and the others are when the kernel that reports has ended.
 ///
 /// # Safety
-/// - `status` is the address of a lane's status block, which is alive.
+/// - `status` is the address of a slot's status block, which is alive.
 #[must_use]
 pub unsafe fn reported(status: u64) -> Option<(Code, [u64; 4])> {
     // Safety: the caller's promise; kernels use the words by atomic operations, too.

@@ -75,7 +75,7 @@ pub fn layout(
     let input = Input::new(rank, shape, most)?;
     let rows = shape.ranks * most * shape.topk + 16 * shape.local();
     let arrangement = Arrangement::new(&group, layout, rows as u32)?;
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     // A zone has no room for tokens that name its expert twice.
     let (repeats, one) = match layout {
         Layout::Padded => (Routing::Holes, Routing::Zipf),
@@ -91,9 +91,9 @@ pub fn layout(
         input.write(mine, false)?;
         let tokens = input.tokens(mine.tokens(shape), false);
         let (received, view) = if arrives {
-            lane.exchange_into(&stream, &tokens, &arrangement)?
+            slot.exchange_into(&stream, &tokens, &arrangement)?
         } else {
-            let mut received = lane.exchange(&stream, &tokens)?;
+            let mut received = slot.exchange(&stream, &tokens)?;
             let view = received.arrange(&stream, &arrangement)?;
             (received, view)
         };
@@ -125,7 +125,7 @@ pub fn layout(
         assert!(expected == found, "{layout:?} {routing:?}: the output of rank {me} differs");
     }
     assert_eq!(group.status()?, None);
-    drop(lane);
+    drop(slot);
     group.destroy()
 }
 
@@ -146,17 +146,17 @@ pub fn described_only(
     let tokens = input.tokens(most, false);
     let to = Arrangement::new(&group, Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
     let once = |is_whole: bool| -> Result<(), EpError> {
-        let mut lane = group.lane(0)?;
+        let mut slot = group.slot(0)?;
         if me == last && !is_whole {
             let sums = Combine::reduced().into(&input.output);
-            let gin_ep::Fused { comm, arena, lane, tokens, shared, .. } =
-                lane.fuse(&stream, &tokens, Rows::InPlace, &sums)?;
+            let gin_ep::Fused { comm, arena, slot, tokens, shared, .. } =
+                slot.fuse(&stream, &tokens, Rows::InPlace, &sums)?;
             let launch = LaunchConfig::new(1, 128).dynamic_shared(shared);
-            // Safety: one block, with the parameters of the lane.
-            unsafe { hardware_describe::launch(&stream, launch, comm, arena, lane, tokens)? };
+            // Safety: one block, with the parameters of the slot.
+            unsafe { hardware_describe::launch(&stream, launch, comm, arena, slot, tokens)? };
             return Ok(stream.synchronize()?);
         }
-        lane.exchange_into(&stream, &tokens, &to)?.0.release();
+        slot.exchange_into(&stream, &tokens, &to)?.0.release();
         stream.synchronize()?;
         let (mut found, rows) = (vec![0u16; shape.hidden], to.rows().expect("it copies rows"));
         for zone in expert_major(shape, &batches, me, 1) {
@@ -194,19 +194,19 @@ pub fn mixed(
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let group = Group::new(comm, &config.deadline(deadline))?;
-    let (input, stream, mut lane) = (Input::new(rank, shape, most)?, rank.stream()?, group.lane(0)?);
+    let (input, stream, mut slot) = (Input::new(rank, shape, most)?, rank.stream()?, group.slot(0)?);
     input.write(&batch(shape, Routing::Uniform, 5, me, most), false)?;
     let tokens = input.tokens(most, false);
     let to = Arrangement::new(&group, Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
     if me == 0 {
-        lane.exchange(&stream, &tokens)?.release();
+        slot.exchange(&stream, &tokens)?.release();
     } else {
-        lane.exchange_into(&stream, &tokens, &to)?.0.release();
+        slot.exchange_into(&stream, &tokens, &to)?.0.release();
     }
     stream.synchronize()?;
     assert_eq!(state(&group)?, (Some((Code::Silent, 1 - me)), 1 << (1 - me)));
     rank.barrier()?;
-    drop(lane);
+    drop(slot);
     group.destroy()
 }
 
@@ -224,21 +224,21 @@ pub fn small_layouts(
     let listed = Arrangement::new(&group, Layout::Listed, (shape.ranks * most * shape.topk) as u32)?;
     let small = Arrangement::new(&group, Layout::Flat, 2)?;
     let padded = Arrangement::new(&group, Layout::Padded, 0)?;
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, most)).collect();
     input.write(&batches[me], false)?;
     let zones = expert_major(shape, &batches, me, 1);
     let counts = zones.iter().map(|zone| zone.rows.len() as u32).chain(zones.iter().map(|zone| zone.first as u32));
     let counts: Vec<u32> = counts.collect();
     let tokens = input.tokens(most, false);
-    let mut received = lane.exchange(&stream, &tokens)?;
+    let mut received = slot.exchange(&stream, &tokens)?;
     received.arrange(&stream, &listed)?;
     stream.synchronize()?;
     assert_eq!(listed.fetch_counts()?[1..], counts);
     received.release();
     // Rows that are listed as they arrive are all there afterwards.
     listed.counts().write(0, &vec![u32::MAX; 1 + counts.len()])?;
-    let (mut received, _) = lane.exchange_into(&stream, &tokens, &listed)?;
+    let (mut received, _) = slot.exchange_into(&stream, &tokens, &listed)?;
     received.arrange(&stream, &small)?;
     stream.synchronize()?;
     assert_eq!(listed.fetch_counts()?[1..], counts);
@@ -257,13 +257,13 @@ pub fn small_layouts(
     // All ids name one expert, so its zones have no room for all of them.
     let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::One(0), 6, rank, most)).collect();
     input.write(&batches[me], false)?;
-    let mut received = lane.exchange(&stream, &input.tokens(most, false))?;
+    let mut received = slot.exchange(&stream, &input.tokens(most, false))?;
     received.arrange(&stream, &padded)?;
     stream.synchronize()?;
     let report = group.status()?.map(|report| (report.code, report.seen, report.limit, report.expert));
     let all = (most * shape.topk) as u64;
     assert_eq!(report, (me == 0).then_some((Code::TooManyRows, all, most as u64, 0)));
     received.release();
-    drop(lane);
+    drop(slot);
     group.destroy()
 }

@@ -149,7 +149,7 @@ pub fn experts(
     let weights = memory((local * hidden) as u64 * row_bytes)?;
     let all = (0..local * hidden).flat_map(|row| elements(shape, 1, me * local * hidden + row)).collect::<Vec<_>>();
     weights.write(0, &all)?;
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     for (number, routing) in [Routing::Uniform, Routing::Holes, Routing::Repeats].into_iter().enumerate() {
         let mine = batch(&Shape { hidden: 1, ..*shape }, routing, number as u64, me, tokens);
         let row = |token: usize| elements(shape, 2 + number as u64, me * tokens + token);
@@ -159,7 +159,7 @@ pub fn experts(
         for (output, returns) in outputs.iter().zip([true, false]) {
             output.write(0, &vec![0x7fffu16; tokens * hidden])?;
             let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
-            let mut received = lane.exchange(&stream, &input)?;
+            let mut received = slot.exchange(&stream, &input)?;
             received.arrange(&stream, &arrangement)?;
             let rows = arrangement.rows().expect("rows");
             let factors = Experts::new(&arrangement, rows, &weights);
@@ -191,7 +191,7 @@ pub fn experts(
         }
         check(shape, routing, me, &mine, row, &returned);
     }
-    drop(lane);
+    drop(slot);
     group.destroy()
 }
 
@@ -242,7 +242,7 @@ pub fn arriving(
     let (weights, products, words) = (memory(local * hidden * row_bytes)?, memory(places * row_bytes)?, memory(16)?);
     let all = (0..local * hidden).flat_map(|row| elements(shape, 1, me * local * hidden + row)).collect::<Vec<_>>();
     weights.write(0, &all)?;
-    let (stream, mut lane, mut taken) = (rank.stream()?, group.lane(0)?, 0);
+    let (stream, mut slot, mut taken) = (rank.stream()?, group.slot(0)?, 0);
     for (number, &routing) in case.routings.iter().enumerate() {
         let mine = batch(&Shape { hidden: 1, ..*shape }, routing, number as u64, me, tokens);
         let row = |token: usize| elements(shape, 2 + number as u64, me * most + token);
@@ -262,7 +262,7 @@ pub fn arriving(
                     // Safety: two words of device memory.
                     unsafe { hardware_spin::launch(&stream, LaunchConfig::new(1, 32), word(0), word(8), ns)? };
                 }
-                let sent = lane.dispatch(&stream, &input)?;
+                let sent = slot.dispatch(&stream, &input)?;
                 if is_early {
                     sent.multiply(&stream, &early, &weights)?.combine(&stream, Rows::Returned, &sums)?;
                     continue;
@@ -284,7 +284,7 @@ pub fn arriving(
         assert!(outputs[0] == outputs[1], "{case:?}: {routing:?}: the output of rank {me} depends on the way");
         check(shape, routing, me, &mine, row, &outputs[0]);
     }
-    drop(lane);
+    drop(slot);
     group.destroy()?;
     Ok(taken)
 }

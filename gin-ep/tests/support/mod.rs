@@ -13,10 +13,10 @@ use gpu_tests_kernels::experts::{hardware_experts, hardware_experts_each, hardwa
 use gpu_tests_kernels::hardware_spin;
 use std::sync::Arc;
 
-pub mod lanes;
 pub mod layouts;
 #[allow(dead_code, reason = "tests use different parts")]
 pub mod shared;
+pub mod slots;
 
 /// The memory of one rank's tokens.
 pub struct Input {
@@ -173,7 +173,7 @@ pub fn pairs(
     let input = Input::new(rank, shape, most)?;
     let back_f32 = group.sizes().back_bytes as usize == 4 * shape.hidden;
     let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     for (number, pair) in pairs.iter().enumerate() {
         let make = |rank: usize| {
             let tokens = pair.counts[(rank + number) % pair.counts.len()].min(most);
@@ -188,9 +188,9 @@ pub fn pairs(
             tokens = tokens.count(Number::At(&count_at));
         }
         let received = if pair.alternative {
-            lane.exchange(&stream, &tokens)?
+            slot.exchange(&stream, &tokens)?
         } else {
-            lane.dispatch(&stream, &tokens)?.receive(&stream)?
+            slot.dispatch(&stream, &tokens)?.receive(&stream)?
         };
         stream.synchronize()?;
         compare(&received, shape, &batches, me)?;
@@ -210,7 +210,7 @@ pub fn pairs(
         input.output.read(0, &mut found)?;
         assert!(expected == found, "{shape:?} {:?}, pair {number}: the output of rank {me} differs", pair.routing);
     }
-    drop(lane);
+    drop(slot);
     group.destroy()
 }
 
@@ -248,11 +248,11 @@ fn free_running_in(rank: &Rank, group: &Group<'_>, shape: &Shape, most: usize, p
     for (input, batches) in inputs.iter().zip(&all) {
         input.write(&batches[me], false)?;
     }
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     for number in 0..pairs {
         let index = (number * 5 % 8) as usize;
         let (input, mine) = (&inputs[index], &all[index][me]);
-        let received = lane.exchange(&stream, &input.tokens(mine.tokens(shape), false))?;
+        let received = slot.exchange(&stream, &input.tokens(mine.tokens(shape), false))?;
         let is_checked = number % CHECKED == 0 || number + 1 == pairs;
         if number % 11 == 10 && !is_checked {
             // A dispatch without a combine.
@@ -319,10 +319,10 @@ pub fn replays(
     let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, most)?;
     let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let tokens = input.tokens(0, true).count(Number::At(&count_at));
     let graph = stream.capture(|| -> Result<(), EpError> {
-        let received = lane.exchange(&stream, &tokens)?;
+        let received = slot.exchange(&stream, &tokens)?;
         experts(rank, &stream, shape, &received)?;
         received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))
     })?;
@@ -340,7 +340,7 @@ pub fn replays(
         assert!(expected == found, "replay {number}: the output of rank {me} differs");
     }
     assert_eq!((group.status()?, group.masked(0)?), (None, 0));
-    drop((graph, lane));
+    drop((graph, slot));
     group.destroy()
 }
 
@@ -365,7 +365,7 @@ pub fn at_source(
         Ok(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole())
     };
     let rows = memory(shape.ranks * most * shape.topk * 2 * shape.hidden)?;
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let bias = memory(input.output.bytes() as usize)?;
     // Numbers that a sum starts from: the bias has odd ones, the output even ones.
     let start = |token: usize, column: usize| ((2 * token + 1) % 64 + column % 2 * 64) as f32;
@@ -388,7 +388,7 @@ pub fn at_source(
             (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
         let mine = &batches[me];
         input.write(mine, false)?;
-        let received = lane.exchange(&stream, &input.tokens(mine.tokens(shape), false))?;
+        let received = slot.exchange(&stream, &input.tokens(mine.tokens(shape), false))?;
         let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
         let to = std::ptr::without_provenance_mut::<u16>(rows.address() as usize);
         // Safety: after the receive, before the combine, on one stream; the memory has a row for each id.
@@ -416,7 +416,7 @@ pub fn at_source(
         assert!(expected == found, "{routing:?}: the output of rank {me} differs");
     }
     assert_eq!(group.status()?, None);
-    drop(lane);
+    drop(slot);
     group.destroy()
 }
 
@@ -432,13 +432,13 @@ pub fn planned(
     let me = rank.rank() as usize;
     let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, most)?;
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let make = |routing: Routing, key: u64| -> Vec<Batch> {
         (0..shape.ranks).map(|rank| batch(shape, routing, key, rank, most - rank)).collect()
     };
     let first = make(Routing::Holes, 0);
     input.write(&first[me], false)?;
-    let plan = lane.plan(&stream, &input.tokens(first[me].tokens(shape), false))?;
+    let plan = slot.plan(&stream, &input.tokens(first[me].tokens(shape), false))?;
     for number in 0..4 {
         let mut batches = make(Routing::Repeats, number);
         if number != 2 {
@@ -448,7 +448,7 @@ pub fn planned(
         input.write(mine, false)?;
         let tokens = input.tokens(mine.tokens(shape), false);
         let tokens = if number == 2 { tokens } else { tokens.planned(&plan) };
-        let received = lane.dispatch(&stream, &tokens)?.receive(&stream)?;
+        let received = slot.dispatch(&stream, &tokens)?.receive(&stream)?;
         stream.synchronize()?;
         compare(&received, shape, &batches, me)?;
         experts(rank, &stream, shape, &received)?;
@@ -460,11 +460,11 @@ pub fn planned(
         input.output.read(0, &mut found)?;
         assert!(expected == found, "dispatch {number}: the output of rank {me} differs");
     }
-    drop(lane);
+    drop(slot);
     group.destroy()
 }
 
-/// Returns code and rank of the first report since the last call, and the ranks that lane 0 goes on without.
+/// Returns code and rank of the first report since the last call, and the ranks that slot 0 goes on without.
 pub fn state(group: &Group<'_>) -> Result<(Option<(Code, usize)>, u64), EpError> {
     Ok((group.status()?.map(|report| (report.code, report.rank as usize)), group.masked(0)?))
 }
@@ -538,19 +538,19 @@ pub fn element(
     };
     let (bias, output) = (memory(&made(&start))?, memory(&made(&old))?);
     let group = Group::new(comm, &config.element(element))?;
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let input = Tokens::new(&rows, Ids::I32(&ids), tokens as u32).weights(&weights);
     let has_scales = matches!(element, Element::Opaque { scale_bytes: 1.., .. });
-    let plan = lane.plan(&stream, &if has_scales { input.scales(&scales) } else { input })?;
+    let plan = slot.plan(&stream, &if has_scales { input.scales(&scales) } else { input })?;
     let input = if has_scales { input.scales(&scales).planned(&plan) } else { input.planned(&plan) };
     let list = Arrangement::new(&group, Layout::Listed, (shape.ranks * most * shape.topk) as u32)?;
     let ways: &[bool] = if reaches_all(comm, shape)? { &[false, true] } else { &[false] };
     for &arrives in ways {
         output.write(0, &made(&old))?;
         let received = if arrives {
-            lane.exchange_into(&stream, &input, &list)?.0
+            slot.exchange_into(&stream, &input, &list)?.0
         } else {
-            lane.dispatch(&stream, &input)?.receive(&stream)?
+            slot.dispatch(&stream, &input)?.receive(&stream)?
         };
         stream.synchronize()?;
         is_whole(&group, &format_args!("{element:?}: dispatch of {me}"))?;
@@ -588,7 +588,7 @@ pub fn element(
         assert!(expected == found, "{element:?}: the output of rank {me} differs");
     }
     assert_eq!(group.status()?, None);
-    drop(lane);
+    drop(slot);
     group.destroy()
 }
 
@@ -603,19 +603,19 @@ pub fn fused(
     let me = rank.rank() as usize;
     let group = Group::new(comm, &config.grid(1))?;
     let input = Input::new(rank, shape, most)?;
-    let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+    let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     for number in 0..4 {
         let mine = batch(shape, Routing::Uniform, number, me, most - me % 2);
         input.write(&mine, false)?;
         let tokens = input.tokens(mine.tokens(shape), false);
         let sums = Combine::reduced().into(&input.output);
-        let fused = lane.fuse(&stream, &tokens, Rows::InPlace, &sums)?;
+        let fused = slot.fuse(&stream, &tokens, Rows::InPlace, &sums)?;
         let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
         let launch = LaunchConfig::new(1, 128).dynamic_shared(fused.shared);
-        // Safety: one block, with the parameters of the lane.
+        // Safety: one block, with the parameters of the slot.
         unsafe {
-            let gin_ep::Fused { comm, arena, lane, tokens, sums, .. } = fused;
-            hardware_fused::launch(&stream, launch, comm, arena, lane, tokens, sums, local, hidden)?;
+            let gin_ep::Fused { comm, arena, slot, tokens, sums, .. } = fused;
+            hardware_fused::launch(&stream, launch, comm, arena, slot, tokens, sums, local, hidden)?;
         }
         stream.synchronize()?;
         let expected = per_rank(shape, &mine, &[], Experts);
@@ -624,6 +624,6 @@ pub fn fused(
         assert!(expected == found, "pair {number}: the output of rank {me} differs");
     }
     assert_eq!(group.status()?, None);
-    drop(lane);
+    drop(slot);
     group.destroy()
 }

@@ -77,7 +77,7 @@ pub fn limits(
     let exact = (0..shape.ranks).map(|rank| received_by(&first, rank)).max().unwrap_or(1).max(1);
     for max_rows in [1, (exact / 2).max(1), exact.max(2) - 1, exact, shape.ranks * most] {
         let group = Group::new(comm, &config.max_rows(max_rows as u32))?;
-        let mut lane = group.lane(0)?;
+        let mut slot = group.slot(0)?;
         for (number, routing) in
             [Routing::Uniform, Routing::Repeats, Routing::None, Routing::One(0), Routing::Local, Routing::Holes]
                 .into_iter()
@@ -88,10 +88,10 @@ pub fn limits(
             input.write(mine, false)?;
             let tokens = input.tokens(mine.tokens(shape), false);
             let received = match number % 2 {
-                0 => lane.exchange(&stream, &tokens)?,
+                0 => slot.exchange(&stream, &tokens)?,
                 _ => {
-                    let plan = lane.plan(&stream, &tokens)?;
-                    lane.dispatch(&stream, &tokens.planned(&plan))?.receive(&stream)?
+                    let plan = slot.plan(&stream, &tokens)?;
+                    slot.dispatch(&stream, &tokens.planned(&plan))?.receive(&stream)?
                 }
             };
             compare((rank, &stream), &received, shape, &batches, max_rows)?;
@@ -130,7 +130,7 @@ pub fn limits(
                 assert_eq!(report, None, "{routing:?}, {max_rows} rows");
             }
         }
-        drop(lane);
+        drop(slot);
         group.destroy()?;
     }
     Ok(())
@@ -183,7 +183,7 @@ pub fn layouts(
     let (me, stream) = (rank.rank() as usize, rank.stream()?);
     let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, most)?;
-    let mut lane = group.lane(0)?;
+    let mut slot = group.slot(0)?;
     let back_f32 = group.sizes().back_bytes as usize == 4 * shape.hidden;
     let room = shape.ranks * most * shape.topk + 8 * shape.local();
     for (number, (layout, capacity)) in [
@@ -199,7 +199,7 @@ pub fn layouts(
             (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
         input.write(&batches[me], false)?;
         let to = Arrangement::new(&group, layout, capacity as u32)?;
-        let mut received = lane.exchange(&stream, &input.tokens(batches[me].tokens(shape), false))?;
+        let mut received = slot.exchange(&stream, &input.tokens(batches[me].tokens(shape), false))?;
         let view = received.arrange(&stream, &to)?;
         stream.synchronize()?;
         let (expected, counts) = arranged(layout, shape, &batches, me, most);
@@ -242,13 +242,13 @@ pub fn layouts(
         assert_eq!(group.status()?.map(|report| report.code), is_over.then_some(Code::TooManyRows));
     }
     let flat = Arrangement::new(&group, Layout::Flat, room as u32)?;
-    let mut received = lane.exchange(&stream, &input.tokens(0, false))?;
+    let mut received = slot.exchange(&stream, &input.tokens(0, false))?;
     for rows in [Rows::InPlace, Rows::Arranged(&flat)] {
         assert!(matches!(received.reduce(&stream, rows), Err(EpError::Unsuited { .. })));
     }
     received.release();
     stream.synchronize()?;
-    drop(lane);
+    drop(slot);
     group.destroy()
 }
 
@@ -269,11 +269,11 @@ pub fn late(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shap
         assert!(expected == found, "rank {me} without {silent:?}");
         Ok(())
     };
-    let mut lane = group.lane(0)?;
+    let mut slot = group.slot(0)?;
     // One token at most of each rank leaves room beside the kept places.
     let batches = make(1, most / 4);
     input.write(&batches[me], false)?;
-    let sent = lane.dispatch(&stream, &input.tokens(most / 4, false))?;
+    let sent = slot.dispatch(&stream, &input.tokens(most / 4, false))?;
     stream.synchronize()?;
     // Rank 0 has sent.
     rank.barrier()?;
@@ -289,7 +289,7 @@ pub fn late(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shap
         for number in 2..6 {
             let batches = make(number, most / 2);
             input.write(&batches[me], false)?;
-            let received = lane.exchange(&stream, &input.tokens(most / 2, false))?;
+            let received = slot.exchange(&stream, &input.tokens(most / 2, false))?;
             experts(rank, &stream, shape, &received)?;
             received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
             check(&batches[me], &[0])?;
@@ -299,18 +299,18 @@ pub fn late(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shap
     } else {
         assert_eq!((group.status()?, group.masked(0)?), (None, 0));
     }
-    drop(lane);
+    drop(slot);
     group.readmit()?;
-    let mut lane = group.lane(0)?;
+    let mut slot = group.slot(0)?;
     let batches = make(7, most);
     input.write(&batches[me], false)?;
-    let received = lane.exchange(&stream, &input.tokens(most, false))?;
+    let received = slot.exchange(&stream, &input.tokens(most, false))?;
     compare((rank, &stream), &received, shape, &batches, shape.ranks * most)?;
     experts(rank, &stream, shape, &received)?;
     received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
     check(&batches[me], &[])?;
     assert_eq!(group.status()?, None);
-    drop(lane);
+    drop(slot);
     group.destroy()
 }
 
@@ -335,9 +335,9 @@ pub fn elements(
     let (rows, ids) = (memory(&elements)?, memory(bytemuck::cast_slice(&mine.experts))?);
     let output = memory(&vec![0x7f; elements.len()])?;
     let tokens = mine.tokens(shape);
-    let mut lane = group.lane(0)?;
+    let mut slot = group.slot(0)?;
     let to = Arrangement::new(&group, Layout::Packed { align: 4 }, (shape.ranks * most * shape.topk * 2) as u32)?;
-    let mut received = lane.exchange(&stream, &Tokens::new(&rows, Ids::I32(&ids), tokens as u32))?;
+    let mut received = slot.exchange(&stream, &Tokens::new(&rows, Ids::I32(&ids), tokens as u32))?;
     received.arrange(&stream, &to)?;
     received.reduce(&stream, Rows::Arranged(&to))?;
     received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
@@ -351,6 +351,6 @@ pub fn elements(
     output.read(0, &mut found)?;
     assert!(expected == found, "{element:?}: the output of rank {me} differs");
     assert_eq!(group.status()?, None);
-    drop(lane);
+    drop(slot);
     group.destroy()
 }

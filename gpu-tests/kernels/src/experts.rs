@@ -6,7 +6,7 @@ use gin_device::sys::{Global, Memory};
 use gin_ep_kernels::arrange::{FLAT, PADDED};
 use gin_ep_kernels::internal::{combine_unmet, dispatch_unmet};
 use gin_ep_kernels::{
-    Arranged, Bytes, Format, Lane, RECEIVE, Received, SEND, Sums, Tokens, combine, describe, dispatch,
+    Arranged, Bytes, Format, RECEIVE, Received, SEND, SlotParams, Sums, Tokens, combine, describe, dispatch,
 };
 
 /// Replaces each received row by the weighted sum of what its experts on this rank make of it. Expert `e` of all makes
@@ -16,7 +16,7 @@ use gin_ep_kernels::{
 /// multiplication and an addition round once or twice.
 ///
 /// # Safety
-/// - It runs between the receive and the combine of a lane. `local` is the number of experts of a rank.
+/// - It runs between the receive and the combine of a slot. `local` is the number of experts of a rank.
 #[kernel]
 pub unsafe fn hardware_experts(received: Received, rank: u32, local: u32, hidden: u32) {
     // Safety: the caller's promise.
@@ -178,26 +178,26 @@ pub unsafe fn hardware_counts(received: Received, to: *mut u32) {
 /// Dispatches, runs the experts of [`hardware_experts`] and combines, in one kernel of one block.
 ///
 /// # Safety
-/// - One block. The host made the parameters by `gin_ep::Lane::fuse`.
+/// - One block. The host made the parameters by `gin_ep::Slot::fuse`.
 #[kernel(launch_bounds(512))]
 pub unsafe fn hardware_fused(
     comm: Comm,
     arena: Window<u64>,
-    lane: Lane,
+    slot: SlotParams,
     tokens: Tokens,
     sums: Sums,
     local: u32,
     hidden: u32,
 ) {
     // Safety: the caller's promise, here and below.
-    unsafe { dispatch::<Bytes>(&comm, &arena, &lane, &tokens, SEND | RECEIVE) };
+    unsafe { dispatch::<Bytes>(&comm, &arena, &slot, &tokens, SEND | RECEIVE) };
     // One warp has received.
     Block.sync();
-    let received = unsafe { Received::new(lane, arena.local_ptr().addr() as u64) };
+    let received = unsafe { Received::new(slot, arena.local_ptr().addr() as u64) };
     // Safety: as in `hardware_experts`, which is a function of all threads, too.
     unsafe { replace(&received, comm.world().rank(), local, hidden) };
     Block.sync();
-    unsafe { combine::<Bf16>(&comm, &arena, &lane, &tokens, &sums) };
+    unsafe { combine::<Bf16>(&comm, &arena, &slot, &tokens, &sums) };
 }
 
 /// Sends the descriptions of rows and never the rows.
@@ -205,9 +205,9 @@ pub unsafe fn hardware_fused(
 /// # Safety
 /// - As [`hardware_fused`].
 #[kernel(launch_bounds(512))]
-pub unsafe fn hardware_describe(comm: Comm, arena: Window<u64>, lane: Lane, tokens: Tokens) {
+pub unsafe fn hardware_describe(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: Tokens) {
     // Safety: the caller's promise.
-    unsafe { describe(&comm, &arena, &lane, &tokens) };
+    unsafe { describe(&comm, &arena, &slot, &tokens) };
 }
 
 /// [`hardware_late`], and in it also [`Tokens::flags`]: all warps but the first are late.
@@ -268,7 +268,7 @@ impl Format for Late {
 pub unsafe fn hardware_late(
     comm: Comm,
     arena: Window<u64>,
-    lane: Lane,
+    slot: SlotParams,
     mut tokens: Tokens,
     mut sums: Sums,
     hidden: u32,
@@ -278,22 +278,22 @@ pub unsafe fn hardware_late(
     // Safety: the caller's promise, here and below.
     unsafe {
         if how & UNMET_DISPATCH != 0 {
-            dispatch_unmet::<Late>(&comm, &arena, &lane, &tokens, SEND | RECEIVE);
+            dispatch_unmet::<Late>(&comm, &arena, &slot, &tokens, SEND | RECEIVE);
         } else {
-            dispatch::<Late>(&comm, &arena, &lane, &tokens, SEND | RECEIVE);
+            dispatch::<Late>(&comm, &arena, &slot, &tokens, SEND | RECEIVE);
         }
         Block.sync();
-        let received = Received::new(lane, arena.local_ptr().addr() as u64);
-        replace(&received, comm.world().rank(), lane.sizes.local(), hidden);
+        let received = Received::new(slot, arena.local_ptr().addr() as u64);
+        replace(&received, comm.world().rank(), slot.sizes.local(), hidden);
         Block.sync();
         sums.rows = received.row(0, 0).addr() as u64;
         if how & LATE != 0 && Block.rank() >= WARP_SIZE {
             wait_ns(LATE_NS);
         }
         if how & UNMET_COMBINE != 0 {
-            combine_unmet::<Bf16>(&comm, &arena, &lane, &tokens, &sums);
+            combine_unmet::<Bf16>(&comm, &arena, &slot, &tokens, &sums);
         } else {
-            combine::<Bf16>(&comm, &arena, &lane, &tokens, &sums);
+            combine::<Bf16>(&comm, &arena, &slot, &tokens, &sums);
         }
     }
 }

@@ -44,7 +44,7 @@ class GroupConfig:
     - hidden: number of elements of a row.
     - topk: number of ids of a token.
     - tokens: the most tokens of a rank's dispatch.
-    - lanes: number of lanes, each with memory of its own.
+    - slots: number of slots, each with memory of its own.
     - element: the elements of rows; by default `Element.BF16`.
     - at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
     - back_f32: the row that comes back for each rank has FP32 elements in place of BF16.
@@ -65,7 +65,7 @@ class GroupConfig:
         topk: int,
         *,
         tokens: int = 128,
-        lanes: int = 1,
+        slots: int = 1,
         element: Element | None = None,
         at_source: bool = False,
         back_f32: bool = False,
@@ -83,7 +83,7 @@ class Report:
     """An error of a group's kernels. Group and communicator go on."""
 
     @property
-    def lane(self) -> int: ...
+    def slot(self) -> int: ...
     @property
     def code(self) -> str:
         """Silent, Unsent, UnknownExpert, TooManyTokens, TooManyRows, Full or Stopped."""
@@ -230,7 +230,7 @@ class Received:
 
 @final
 class Sent:
-    """A dispatch that was sent. Until it is received, the lane takes no other."""
+    """A dispatch that was sent. Until it is received, the slot takes no other."""
 
     def receive(self, stream: Stream) -> Received:
         """Waits, in the order of the stream, for the rows of all ranks. The call returns at once."""
@@ -242,7 +242,7 @@ class Parameter:
 @final
 class Fused:
     """The parameters of a kernel that contains a dispatch and its combine. It iterates over them, in the order in which
-    these take them. They count for any number of launches, until the lane does something else."""
+    these take them. They count for any number of launches, until the slot does something else."""
 
     @property
     def comm(self) -> Parameter:
@@ -251,8 +251,8 @@ class Fused:
     def arena(self) -> Parameter:
         """The memory of the group, `Window<u64>`."""
     @property
-    def lane(self) -> Parameter:
-        """`gin_ep_kernels::Lane`."""
+    def slot(self) -> Parameter:
+        """`gin_ep_kernels::SlotParams`."""
     @property
     def tokens(self) -> Parameter:
         """`gin_ep_kernels::Tokens`."""
@@ -265,8 +265,8 @@ class Fused:
     def __iter__(self) -> Iterator[Parameter]: ...
 
 @final
-class Lane:
-    """A lane: one dispatch at a time. `Group.lane` makes it."""
+class Slot:
+    """A slot: one dispatch at a time. `Group.slot` makes it."""
 
     @property
     def number(self) -> int: ...
@@ -295,21 +295,21 @@ class Group:
 
     def __new__(cls, comm: Communicator, config: GroupConfig) -> Group:
         """Allocates the memory of a group. Collective: all ranks pass the same configuration."""
-    def lane(self, lane: int) -> Lane:
-        """Lends a lane. Its dispatches and combines follow each other; other lanes are independent."""
+    def slot(self, slot: int) -> Slot:
+        """Lends a slot. Its dispatches and combines follow each other; other slots are independent."""
     @property
     def blocks(self) -> int:
         """The number of blocks of a launch."""
     def status(self) -> Report | None:
-        """Returns the first error of the kernels since the last call. The lanes' streams are done. An error that nobody has
-        read is raised by the lane's next call that begins a dispatch, by `destroy`, and at the end of `with`."""
-    def masked(self, lane: int) -> list[int]:
-        """Returns the ranks that a lane goes on without."""
+        """Returns the first error of the kernels since the last call. The slots' streams are done. An error that nobody has
+        read is raised by the slot's next call that begins a dispatch, by `destroy`, and at the end of `with`."""
+    def masked(self, slot: int) -> list[int]:
+        """Returns the ranks that a slot goes on without."""
     def readmit(self) -> None:
-        """Lets all ranks take part again, in all lanes. Collective. No kernel of the group runs on any rank. Releases
+        """Lets all ranks take part again, in all slots. Collective. No kernel of the group runs on any rank. Releases
         received rows."""
     def destroy(self) -> None:
-        """Frees the memory. Collective. Releases received rows, and ends the lanes. Then raises an error of the kernels that
+        """Frees the memory. Collective. Releases received rows, and ends the slots. Then raises an error of the kernels that
         nobody has read."""
     def __enter__(self) -> Group: ...
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool: ...

@@ -133,7 +133,7 @@ impl Layout {
 /// - hidden: number of elements of a row.
 /// - topk: number of ids of a token.
 /// - tokens: the most tokens of a rank's dispatch.
-/// - lanes: number of lanes, each with memory of its own.
+/// - slots: number of slots, each with memory of its own.
 /// - element: the elements of rows; by default `Element.BF16`.
 /// - at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
 /// - back_f32: the row that comes back for each rank has FP32 elements in place of BF16.
@@ -157,7 +157,7 @@ pub(crate) struct GroupConfig {
 impl GroupConfig {
     #[new]
     #[pyo3(signature = (
-        experts, hidden, topk, *, tokens=128, lanes=1, element=None, at_source=false, back_f32=false, max_rows=None,
+        experts, hidden, topk, *, tokens=128, slots=1, element=None, at_source=false, back_f32=false, max_rows=None,
         sms=None, grid=None, threads=None, deadline=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
@@ -166,7 +166,7 @@ impl GroupConfig {
         hidden: u32,
         topk: u32,
         tokens: u32,
-        lanes: u32,
+        slots: u32,
         element: Option<Element>,
         at_source: bool,
         back_f32: bool,
@@ -177,7 +177,7 @@ impl GroupConfig {
         deadline: Option<Deadline>,
     ) -> Self {
         let element = element.unwrap_or(Element::BF16);
-        let mut inner = gin_ep::GroupConfig::new(experts, hidden, topk).tokens(tokens).lanes(lanes).element(element.0);
+        let mut inner = gin_ep::GroupConfig::new(experts, hidden, topk).tokens(tokens).slots(slots).element(element.0);
         macro_rules! set {
             ($($name:ident),*) => { $( if let Some(value) = $name { inner = inner.$name(value); } )* };
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The parameters of a kernel of the program that contains a dispatch and its combine.
 
-use super::lane::LaneCore;
+use super::slot::SlotCore;
 use super::tokens::{Given, Sums};
 use crate::comm::Member;
 use crate::guard::Guarded;
@@ -25,7 +25,7 @@ impl Parameters {
         let all = [
             ("comm", fused.comm.argument()),
             ("arena", fused.arena.argument()),
-            ("lane", Argument::of::<kernels::Lane>(fused.lane)),
+            ("slot", Argument::of::<kernels::SlotParams>(fused.slot)),
             ("tokens", Argument::of::<kernels::Tokens>(fused.tokens)),
             ("sums", Argument::of::<kernels::Sums>(fused.sums)),
         ];
@@ -33,11 +33,11 @@ impl Parameters {
     }
 }
 
-/// The parameters of a kernel that contains a dispatch and its combine. `Lane.fuse` makes it. It iterates over them.
+/// The parameters of a kernel that contains a dispatch and its combine. `Slot.fuse` makes it. It iterates over them.
 #[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Fused {
-    pub(crate) lane: Guarded<LaneCore>,
+    pub(crate) slot: Guarded<SlotCore>,
     pub(crate) turn: u64,
     pub(crate) needs: Guarded<Needs>,
 }
@@ -80,9 +80,9 @@ impl Fused {
         Self::parameter(this, 1)
     }
 
-    /// Returns the parameter `gin_ep_kernels::Lane`.
+    /// Returns the parameter `gin_ep_kernels::SlotParams`.
     #[getter]
-    fn lane(this: &Bound<'_, Self>) -> Parameter {
+    fn slot(this: &Bound<'_, Self>) -> Parameter {
         Self::parameter(this, 2)
     }
 
@@ -133,8 +133,8 @@ impl Part {
     pub(crate) fn of(value: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let Ok(parameter) = value.cast::<Parameter>() else { return Ok(None) };
         let Parameter { fused, place } = parameter.get();
-        let Fused { lane, turn, needs } = fused.get();
-        lane.get()?.check_fused(*turn)?;
+        let Fused { slot, turn, needs } = fused.get();
+        slot.get()?.check_fused(*turn)?;
         let Needs { parameters, member, users, .. } = &**needs.get()?;
         member.check_usable("launch a kernel")?;
         let (name, argument) = parameters.all[*place].clone();

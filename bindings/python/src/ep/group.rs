@@ -2,7 +2,7 @@
 //! Groups, and the memory of tensors.
 
 use super::config::{Element, GroupConfig};
-use super::lane::{Lane, LaneCell, LaneCore};
+use super::slot::{Slot, SlotCell, SlotCore};
 use crate::comm::{Communicator, Member, memory};
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
@@ -30,7 +30,7 @@ self_cell! {
     impl { Debug }
 }
 
-/// A group, which its lanes share.
+/// A group, which its slots share.
 #[derive(Debug)]
 pub(crate) struct GroupCore {
     cell: Owned,
@@ -38,8 +38,8 @@ pub(crate) struct GroupCore {
     /// The types that rows may have which come back.
     pub(crate) back: &'static [DType],
     pub(crate) sizes: Sizes,
-    lanes: Mutex<Vec<Weak<LaneCore>>>,
-    /// The memory of tensors that a lane may still keep. The same tensor is the same memory, so lanes keep it once.
+    slots: Mutex<Vec<Weak<SlotCore>>>,
+    /// The memory of tensors that a slot may still keep. The same tensor is the same memory, so slots keep it once.
     known: Mutex<Vec<Weak<Memory>>>,
     /// Stands for tensors without elements.
     none: Arc<Memory>,
@@ -84,16 +84,16 @@ impl GroupCore {
         interruptible(py, end, work)?.or_raise(py)
     }
 
-    /// Takes the lanes from all their objects, if all dispatches were received.
-    fn take_lanes(&self, call: &str) -> PyResult<Vec<Arc<LaneCore>>> {
-        let lanes: Vec<_> = lock(&self.lanes).iter().filter_map(Weak::upgrade).collect();
-        for lane in &lanes {
-            lane.check_received(call)?;
+    /// Takes the slots from all their objects, if all dispatches were received.
+    fn take_slots(&self, call: &str) -> PyResult<Vec<Arc<SlotCore>>> {
+        let slots: Vec<_> = lock(&self.slots).iter().filter_map(Weak::upgrade).collect();
+        for slot in &slots {
+            slot.check_received(call)?;
         }
-        for lane in &lanes {
-            lane.take()?;
+        for slot in &slots {
+            slot.take()?;
         }
-        Ok(lanes)
+        Ok(slots)
     }
 }
 
@@ -105,7 +105,7 @@ fn gone() -> PyErr {
 #[pyclass(frozen, eq, get_all, module = "gincomm.ep")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Report {
-    lane: u32,
+    slot: u32,
     code: String,
     rank: Option<u32>,
     expert: Option<u64>,
@@ -155,7 +155,7 @@ impl Group {
                 element: config.element,
                 back: config.back(),
                 sizes,
-                lanes: Mutex::default(),
+                slots: Mutex::default(),
                 known: Mutex::default(),
                 none,
             }))
@@ -163,14 +163,14 @@ impl Group {
         Ok(Self(Mutex::new(Some(Guarded::new(Arc::new(core.ok_or_else(gone)?))))))
     }
 
-    /// Lends a lane. Its dispatches and combines follow each other; other lanes are independent.
-    fn lane(&self, py: Python<'_>, lane: u32) -> PyResult<Lane> {
+    /// Lends a slot. Its dispatches and combines follow each other; other slots are independent.
+    fn slot(&self, py: Python<'_>, slot: u32) -> PyResult<Slot> {
         let core = self.core()?;
-        let made = py.detach(|| LaneCore::new(&core, lane))?;
-        let mut lanes = lock(&core.lanes);
-        lanes.retain(|lane| lane.strong_count() > 0);
-        lanes.push(Arc::downgrade(&made));
-        Ok(Lane::new(made))
+        let made = py.detach(|| SlotCore::new(&core, slot))?;
+        let mut slots = lock(&core.slots);
+        slots.retain(|slot| slot.strong_count() > 0);
+        slots.push(Arc::downgrade(&made));
+        Ok(Slot::new(made))
     }
 
     /// Returns the number of blocks of a launch.
@@ -179,13 +179,13 @@ impl Group {
         Ok(self.core()?.group()?.blocks())
     }
 
-    /// Returns the first error of the kernels since the last call; None if there is none. The lanes' streams are done.
+    /// Returns the first error of the kernels since the last call; None if there is none. The slots' streams are done.
     fn status(&self, py: Python<'_>) -> PyResult<Option<Report>> {
         let core = self.core()?;
         let group = core.group()?;
         let report = py.detach(|| group.status()).or_raise(py)?;
         Ok(report.map(|report| Report {
-            lane: report.lane,
+            slot: report.slot,
             code: format!("{:?}", report.code),
             rank: matches!(report.code, Code::Silent | Code::Unsent | Code::Full).then_some(report.rank),
             expert: (report.code == Code::UnknownExpert).then_some(report.expert),
@@ -195,31 +195,31 @@ impl Group {
         }))
     }
 
-    /// Returns the ranks that a lane goes on without.
-    fn masked(&self, py: Python<'_>, lane: u32) -> PyResult<Vec<u32>> {
+    /// Returns the ranks that a slot goes on without.
+    fn masked(&self, py: Python<'_>, slot: u32) -> PyResult<Vec<u32>> {
         let core = self.core()?;
         let group = core.group()?;
-        let bits = py.detach(|| group.masked(lane)).or_raise(py)?;
+        let bits = py.detach(|| group.masked(slot)).or_raise(py)?;
         Ok((0..64).filter(|rank| bits >> rank & 1 == 1).collect())
     }
 
-    /// Lets all ranks take part again, in all lanes. Collective. No kernel of the group runs on any rank. Releases
+    /// Lets all ranks take part again, in all slots. Collective. No kernel of the group runs on any rank. Releases
     /// received rows.
     fn readmit(&self, py: Python<'_>) -> PyResult<()> {
         let core = self.core()?;
-        let lanes = py.detach(|| core.take_lanes("readmit ranks"))?;
+        let slots = py.detach(|| core.take_slots("readmit ranks"))?;
         let group = core.group()?;
         let outcome = GroupCore::wait(core.member(), py, || group.readmit());
-        py.detach(|| lanes.iter().try_for_each(|lane| lane.lend_again(&core)))?;
+        py.detach(|| slots.iter().try_for_each(|slot| slot.lend_again(&core)))?;
         outcome
     }
 
-    /// Frees the memory. Collective. Releases received rows, and ends the lanes.
+    /// Frees the memory. Collective. Releases received rows, and ends the slots.
     fn destroy(&self, py: Python<'_>) -> PyResult<()> {
         let core = self.core()?;
         let member = core.member().clone();
         let _ending = member.ending()?;
-        py.detach(|| core.take_lanes("destroy the group").map(drop))?;
+        py.detach(|| core.take_slots("destroy the group").map(drop))?;
         let Some(last) = lock(&self.0).take() else { return Err(gone()) };
         drop(core);
         let mut core = match last.into_last() {
@@ -259,10 +259,10 @@ impl Group {
     }
 }
 
-/// Makes a lane of a group.
-pub(crate) fn lend(core: &Arc<GroupCore>, number: u32) -> PyResult<LaneCell> {
-    LaneCell::try_new(core.clone(), |core| {
-        let lane = core.group()?.lane(number);
-        Python::attach(|py| lane.or_raise(py))
+/// Makes a slot of a group.
+pub(crate) fn lend(core: &Arc<GroupCore>, number: u32) -> PyResult<SlotCell> {
+    SlotCell::try_new(core.clone(), |core| {
+        let slot = core.group()?.slot(number);
+        Python::attach(|py| slot.or_raise(py))
     })
 }

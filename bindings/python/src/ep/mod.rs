@@ -6,22 +6,22 @@
 //! | `config` | sizes, elements, layouts |
 //! | `group` | groups, reports, and the memory of tensors |
 //! | `fused` | the parameters of kernels that contain dispatch and combine |
-//! | `lane` | lanes, and a dispatch from its start to its end |
+//! | `slot` | slots, and a dispatch from its start to its end |
 //! | `tokens` | the tensors of a dispatch and of a combine, checked |
 //! | `view` | received rows and arrangements as tensors |
 //!
-//! The types of `gin-ep` borrow from each other: a group from its communicator, a lane from its group, a dispatch from
-//! its lane. Here each is in one value with its owner, and checks at run time replace those of the compiler.
+//! The types of `gin-ep` borrow from each other: a group from its communicator, a slot from its group, a dispatch from
+//! its slot. Here each is in one value with its owner, and checks at run time replace those of the compiler.
 
 pub(crate) mod config;
 mod fused;
 mod group;
-mod lane;
+mod slot;
 mod tokens;
 mod view;
 
 pub(crate) use fused::Part;
-pub(crate) use lane::Rows;
+pub(crate) use slot::Rows;
 pub(crate) use view::View;
 
 use pyo3::prelude::*;
@@ -34,11 +34,11 @@ pub(crate) fn fill(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<config::Layout>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<group::Report>()?;
-    module.add_class::<lane::Lane>()?;
-    module.add_class::<lane::Plan>()?;
-    module.add_class::<lane::Sent>()?;
-    module.add_class::<lane::Received>()?;
-    module.add_class::<lane::Arranged>()?;
+    module.add_class::<slot::Slot>()?;
+    module.add_class::<slot::Plan>()?;
+    module.add_class::<slot::Sent>()?;
+    module.add_class::<slot::Received>()?;
+    module.add_class::<slot::Arranged>()?;
     module.add_class::<fused::Fused>()?;
     module.add_class::<fused::Parameter>()?;
     module.add_class::<tokens::Tokens>()?;

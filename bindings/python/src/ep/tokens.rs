@@ -2,7 +2,7 @@
 //! The tensors of a dispatch and of a combine, checked.
 
 use super::group::GroupCore;
-use super::lane::Plan;
+use super::slot::Plan;
 use super::view::{Arrangement, words};
 use crate::dtype::DType;
 use crate::tensor::Tensor;

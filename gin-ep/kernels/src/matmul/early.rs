@@ -11,7 +11,7 @@ use super::turns::{self, Lists, Turns, look};
 use crate::Received;
 use crate::arrange::before;
 use crate::dispatch::{Arena, is_silent};
-use crate::lane::{EPOCH, MASKED, Sizes, load};
+use crate::params::{EPOCH, MASKED, Sizes, load};
 use crate::protocol::{self, buffer, wait};
 use crate::status;
 use gin_device::prelude::*;
@@ -83,12 +83,12 @@ const KEPT_WORDS: usize = 10;
 /// for each id would put it: to the rank of its token. A combine with [`RETURNED`](crate::RETURNED) follows on the
 /// stream. The result has the bits of [`grouped_matmul`](super::grouped_matmul) after a receive.
 ///
-/// A rank that does not come in time is reported to the lane's status as by a [`dispatch`](crate::dispatch()), and
+/// A rank that does not come in time is reported to the slot's status as by a [`dispatch`](crate::dispatch()), and
 /// counts as one without tokens.
 ///
 /// # Safety
 /// - In the order of the stream, after a dispatch that has sent and not received, in place of the receive. The host
-///   made communicator, arena and lane for each other; the group has one row for each id, and rows of `depth` BF16. The
+///   made communicator, arena and slot for each other; the group has one row for each id, and rows of `depth` BF16. The
 ///   addresses of `early` are valid.
 #[inline(always)]
 pub unsafe fn early_matmul(comm: &Comm, arena: &Window<u64>, received: &Received, early: &Early) {
@@ -309,23 +309,23 @@ impl Work<'_> {
 
     #[inline(always)]
     fn sizes(&self) -> &Sizes {
-        &self.received.lane().sizes
+        &self.received.slot().sizes
     }
 
     /// Waits for the rows of all sources, by one thread of one block, and tells the others of each. One thread looks
     /// at all flags, because lanes of a warp would wait for each other.
     #[inline(always)]
     fn hear(&self) {
-        let (arena, lane) = (self.arena, self.received.lane());
-        let epoch = arena.word(lane.word(EPOCH)).load_relaxed_gpu();
-        let masked = arena.word(lane.word(MASKED)).load_relaxed_gpu();
+        let (arena, slot) = (self.arena, self.received.slot());
+        let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
+        let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
         let (buffer, launch) = (buffer(epoch), self.launch());
         let tell = |source: u32, rows: u32| {
-            arena.word(lane.got(buffer, source)).store_relaxed_gpu(rows.into());
+            arena.word(slot.got(buffer, source)).store_relaxed_gpu(rows.into());
             protocol::raise::<Global>(self.lists().heard(source), launch, 0);
         };
-        let mut missing = u64::MAX >> (64 - lane.sizes.ranks);
-        let waited = status::of(self.comm).poll(lane.deadline, || {
+        let mut missing = u64::MAX >> (64 - slot.sizes.ranks);
+        let waited = status::of(self.comm).poll(slot.deadline, || {
             let mut rest = missing;
             while rest != 0 {
                 let source = rest.trailing_zeros();
@@ -333,10 +333,10 @@ impl Work<'_> {
                 let rows = if masked >> source & 1 != 0 {
                     Some(0)
                 } else {
-                    look::<Global>(arena.word(lane.sent_flag(buffer, source)), epoch)
+                    look::<Global>(arena.word(slot.sent_flag(buffer, source)), epoch)
                 };
                 if let Some(rows) = rows {
-                    tell(source, rows.min(lane.sizes.tokens));
+                    tell(source, rows.min(slot.sizes.tokens));
                     missing &= !(1 << source);
                 }
             }
@@ -346,8 +346,8 @@ impl Work<'_> {
             while missing != 0 {
                 let source = missing.trailing_zeros();
                 missing &= missing - 1;
-                let seen = arena.word(lane.sent_flag(buffer, source)).load_relaxed_sys() >> 32;
-                is_silent(arena, lane, source, epoch, (stop, seen));
+                let seen = arena.word(slot.sent_flag(buffer, source)).load_relaxed_sys() >> 32;
+                is_silent(arena, slot, source, epoch, (stop, seen));
                 tell(source, 0);
             }
         }

@@ -5,7 +5,7 @@ use super::tile::{COLUMNS, Factors, ROWS, multiply};
 use crate::Received;
 use crate::arrange::Arranged;
 use crate::dispatch::Arena;
-use crate::lane::load;
+use crate::params::load;
 use crate::protocol::buffer;
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
@@ -95,13 +95,13 @@ pub(super) struct Back<'a> {
 impl<'a> Back<'a> {
     #[inline(always)]
     pub(super) fn new(arena: &'a Arena, received: &'a Received) -> Self {
-        Self { arena, received, returned: received.lane().returned(buffer(received.epoch()), arena.rank()) }
+        Self { arena, received, returned: received.slot().returned(buffer(received.epoch()), arena.rank()) }
     }
 
     /// Returns the address of the row that comes back for an id of a received row.
     #[inline(always)]
     pub(super) fn place(&self, source: u32, row: u32, k: u32) -> u64 {
-        let sizes = &self.received.lane().sizes;
+        let sizes = &self.received.slot().sizes;
         // A rank may send anything, but nothing is written past its region.
         // Safety: the description of a received row.
         let token = unsafe { load(self.arena.here() + self.received.meta_at(source, row)) }.min(sizes.tokens - 1);
@@ -196,7 +196,7 @@ impl Search {
 /// - As [`grouped_matmul`].
 #[inline(always)]
 unsafe fn return_zeros(layout: &Arranged, back: &Back) {
-    let (received, sizes) = (&layout.received, layout.received.lane().sizes);
+    let (received, sizes) = (&layout.received, layout.received.slot().sizes);
     let (step, pairs) = (Block.size() / WARP_SIZE * grid_dim().count(), sizes.back_bytes / 16);
     let mut index = Block.rank() / WARP_SIZE * grid_dim().count() + block_in_grid();
     for source in 0..sizes.ranks {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two lanes at the same time, and ranks that are silent for a while.
+//! Two slots at the same time, and ranks that are silent for a while.
 
 use super::{Input, copied, experts, state};
 use gin_abi::Deadline;
@@ -9,9 +9,9 @@ use gin_ep_oracle::{Experts, Routing, Shape, batch, per_rank};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
 
-/// Runs pairs of two lanes at the same time, on a stream each, and compares each with the oracle. Odd ranks launch the
-/// kernels of the second lane first, so if those of a lane left no place on the GPU, ranks would wait for each other.
-pub fn two_lanes(
+/// Runs pairs of two slots at the same time, on a stream each, and compares each with the oracle. Odd ranks launch the
+/// kernels of the second slot first, so if those of a slot left no place on the GPU, ranks would wait for each other.
+pub fn two_slots(
     rank: &Rank,
     comm: &Communicator,
     config: &GroupConfig,
@@ -21,25 +21,25 @@ pub fn two_lanes(
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let order = if me.is_multiple_of(2) { [0, 1] } else { [1, 0] };
-    let group = Group::new(comm, &config.lanes(2))?;
+    let group = Group::new(comm, &config.slots(2))?;
     let inputs = [Input::new(rank, shape, most)?, Input::new(rank, shape, most)?];
     let streams = [rank.stream()?, rank.stream()?];
-    let (mut first, mut second) = (group.lane(0)?, group.lane(1)?);
+    let (mut first, mut second) = (group.slot(0)?, group.slot(1)?);
     for round in 0..rounds {
-        let mine = [0, 1].map(|lane| batch(shape, Routing::Uniform, 2 * round + lane, me, most));
+        let mine = [0, 1].map(|slot| batch(shape, Routing::Uniform, 2 * round + slot, me, most));
         for (input, mine) in inputs.iter().zip(&mine) {
             input.write(mine, false)?;
         }
-        let mut lanes = [Some(&mut first), Some(&mut second)];
+        let mut slots = [Some(&mut first), Some(&mut second)];
         let mut received = [None, None];
         for index in order {
-            let lane = lanes[index].take().expect("each lane once");
-            received[index] = Some(lane.exchange(&streams[index], &inputs[index].tokens(most, false))?);
+            let slot = slots[index].take().expect("each slot once");
+            received[index] = Some(slot.exchange(&streams[index], &inputs[index].tokens(most, false))?);
         }
         let is_stored = round % 2 == 1;
         let mut copies = [None, None];
         for (index, received) in received.iter().enumerate() {
-            let received = received.as_ref().expect("each lane");
+            let received = received.as_ref().expect("each slot");
             experts(rank, &streams[index], shape, received)?;
             if is_stored {
                 copies[index] = Some(copied(rank, &streams[index], received, shape, most)?);
@@ -50,9 +50,9 @@ pub fn two_lanes(
         rank.barrier()?;
         for index in order {
             let rows = copies[index].as_ref().map_or(Rows::InPlace, Rows::At);
-            let received = received[index].take().expect("each lane once");
+            let received = received[index].take().expect("each slot once");
             received.combine(&streams[index], rows, &Combine::reduced().into(&inputs[index].output))?;
-            // Its blocks start before those of the other lane.
+            // Its blocks start before those of the other slot.
             let start = clock_ns();
             wait_until(|| clock_ns() - start > 100_000);
         }
@@ -61,7 +61,7 @@ pub fn two_lanes(
             let expected = per_rank(shape, &mine[index], &[], Experts);
             let mut found = vec![0u16; expected.len()];
             inputs[index].output.read(0, &mut found)?;
-            assert!(expected == found, "lane {index} of rank {me}, round {round}");
+            assert!(expected == found, "slot {index} of rank {me}, round {round}");
         }
     }
     drop((first, second));
@@ -85,8 +85,8 @@ pub fn silent(
     input.write(&mine, false)?;
     // Calls `between` after the dispatch.
     let once_with = |silent: &[usize], between: &dyn Fn() -> Result<(), EpError>| -> Result<(), EpError> {
-        let mut lane = group.lane(0)?;
-        let received = lane.exchange(&stream, &input.tokens(most, false))?;
+        let mut slot = group.slot(0)?;
+        let received = slot.exchange(&stream, &input.tokens(most, false))?;
         experts(rank, &stream, shape, &received)?;
         between()?;
         received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
@@ -136,8 +136,8 @@ pub fn silent(
         Ok(rank.barrier()?)
     };
     if me == last {
-        let mut lane = group.lane(0)?;
-        let received = lane.exchange(&stream, &input.tokens(most, false))?;
+        let mut slot = group.slot(0)?;
+        let received = slot.exchange(&stream, &input.tokens(most, false))?;
         meet()?;
         received.release();
     } else {

@@ -109,7 +109,7 @@ impl Sizes {
         self.max_rows != u32::MAX
     }
 
-    /// Returns the number of words of state of a lane, a multiple of 2.
+    /// Returns the number of words of state of a slot, a multiple of 2.
     #[must_use]
     pub const fn words(&self) -> u64 {
         let by_rank = if self.is_shared() { 13 } else { 11 };
@@ -130,9 +130,9 @@ impl Sizes {
         self.room() * self.back_rows as u64
     }
 
-    /// Returns the bytes of a lane in the arena of each rank.
+    /// Returns the bytes of a slot in the arena of each rank.
     #[must_use]
-    pub const fn lane_bytes(&self) -> u64 {
+    pub const fn slot_bytes(&self) -> u64 {
         let there = self.room() * (self.pitch as u64 + self.meta_bytes as u64);
         if self.is_shared() {
             return there + 8 * self.words() + self.place_bytes();
@@ -235,14 +235,14 @@ impl Regions {
     }
 }
 
-/// A lane of a group: a parameter of the kernels, which the host makes. It has room for one dispatch at a time.
+/// A slot of a group: a parameter of the kernels, which the host makes. It has room for one dispatch at a time.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[bytemuck(crate = "gin_device::bytemuck")]
-pub struct Lane {
+pub struct SlotParams {
     /// The sizes.
     pub sizes: Sizes,
-    /// The lane's first byte in the arena: a multiple of 16.
+    /// The slot's first byte in the arena: a multiple of 16.
     pub first: u64,
     /// The address of the status block, in memory of the host: [`STATUS_WORDS`](crate::STATUS_WORDS) words.
     pub status: u64,
@@ -253,7 +253,7 @@ pub struct Lane {
     meta: Regions,
 }
 
-impl Lane {
+impl SlotParams {
     /// Makes the parameter; the fields have these names.
     #[must_use]
     pub const fn new(sizes: Sizes, first: u64, status: u64, deadline: Deadline) -> Self {
@@ -404,7 +404,7 @@ impl Lane {
     }
 }
 
-/// Words of a lane that the host reads or writes: the number of dispatches; the ranks that it goes on without; whether
+/// Words of a slot that the host reads or writes: the number of dispatches; the ranks that it goes on without; whether
 /// the status block has a report.
 pub const EPOCH_WORD: u64 = EPOCH;
 /// See [`EPOCH_WORD`].
@@ -414,8 +414,8 @@ pub const UNSENT_WORD: u64 = UNSENT;
 /// See [`EPOCH_WORD`].
 pub const CLAIMED_WORD: u64 = CLAIMED;
 
-/// Sets the words of state of a lane to those after `epoch` dispatches, all received. For the host, while no kernel of
-/// the lane runs on any rank.
+/// Sets the words of state of a slot to those after `epoch` dispatches, all received. For the host, while no kernel of
+/// the slot runs on any rank.
 pub fn reset(sizes: &Sizes, words: &mut [u64], epoch: u64) {
     words.fill(0);
     words[EPOCH as usize] = epoch;
@@ -430,43 +430,43 @@ pub fn reset(sizes: &Sizes, words: &mut [u64], epoch: u64) {
     }
 }
 
-/// Where the last dispatch of a lane is in the arena: offsets in bytes.
+/// Where the last dispatch of a slot is in the arena: offsets in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
-    lane: Lane,
+    slot: SlotParams,
     buffer: u64,
 }
 
 impl Places {
     /// Returns the places of the rows of dispatch `epoch`.
     #[must_use]
-    pub const fn new(lane: &Lane, epoch: u64) -> Self {
-        Self { lane: *lane, buffer: buffer(epoch) }
+    pub const fn new(slot: &SlotParams, epoch: u64) -> Self {
+        Self { slot: *slot, buffer: buffer(epoch) }
     }
 
     /// Returns the offset of the number of rows from `source`, a word.
     #[must_use]
     pub fn got(&self, source: u32) -> u64 {
-        self.lane.got(self.buffer, source)
+        self.slot.got(self.buffer, source)
     }
 
     /// Returns the offset of a word whose lower half is the number of the first row from `source`, if all sources share
     /// a region.
     #[must_use]
     pub fn first(&self, source: u32) -> Option<u64> {
-        if self.lane.sizes.is_shared() { Some(self.lane.allotted(source)) } else { None }
+        if self.slot.sizes.is_shared() { Some(self.slot.allotted(source)) } else { None }
     }
 
     /// Returns the offset of the rows from `source`, of the first one or of [`first`](Self::first) 0.
     #[must_use]
     pub fn rows(&self, source: u32) -> u64 {
-        self.lane.rows(self.buffer, source)
+        self.slot.rows(self.buffer, source)
     }
 
     /// Returns the offset of the descriptions of these rows: token, ids, weights.
     #[must_use]
     pub fn meta(&self, source: u32) -> u64 {
-        self.lane.meta(self.buffer, source)
+        self.slot.meta(self.buffer, source)
     }
 }
 

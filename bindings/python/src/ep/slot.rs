@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Lanes, and a dispatch from its start to its end.
+//! Slots, and a dispatch from its start to its end.
 
 use super::config::Element;
 use super::fused::{Fused, Needs, Parameters};
@@ -23,14 +23,14 @@ use self_cell::{MutBorrow, self_cell};
 use std::mem::replace;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-type LaneOf<'g> = gin_ep::Lane<'g>;
+type SlotOf<'g> = gin_ep::Slot<'g>;
 
 self_cell! {
-    /// A lane and its group.
-    pub(crate) struct LaneCell {
+    /// A slot and its group.
+    pub(crate) struct SlotCell {
         owner: Arc<GroupCore>,
         #[covariant]
-        dependent: LaneOf,
+        dependent: SlotOf,
     }
 
     impl { Debug }
@@ -46,9 +46,9 @@ enum Flight<'l> {
 }
 
 self_cell! {
-    /// A dispatch and its lane.
+    /// A dispatch and its slot.
     struct FlightCell {
-        owner: MutBorrow<LaneCell>,
+        owner: MutBorrow<SlotCell>,
         #[not_covariant]
         dependent: Flight,
     }
@@ -63,16 +63,16 @@ impl std::fmt::Debug for FlightCell {
 #[derive(Debug)]
 enum State {
     /// No dispatch is under way.
-    Idle(LaneCell),
+    Idle(SlotCell),
     Flying(Arc<GroupCore>, FlightCell),
-    /// The group has taken the lane.
+    /// The group has taken the slot.
     Gone,
 }
 
 #[derive(Debug)]
 struct Inner {
     state: State,
-    /// The number of dispatches that the lane has made; `None` after a capture or `fuse`, whose kernels run unseen.
+    /// The number of dispatches that the slot has made; `None` after a capture or `fuse`, whose kernels run unseen.
     epoch: Option<u64>,
     /// The number of dispatches that this object has made, by which a dispatch knows that it is the last one.
     turn: u64,
@@ -80,15 +80,15 @@ struct Inner {
     most: u64,
 }
 
-/// A lane, which the objects of its dispatches share.
+/// A slot, which the objects of its dispatches share.
 #[derive(Debug)]
-pub(crate) struct LaneCore {
+pub(crate) struct SlotCore {
     number: u32,
     inner: Mutex<Inner>,
     users: Arc<Users>,
 }
 
-impl LaneCore {
+impl SlotCore {
     pub(crate) fn new(core: &Arc<GroupCore>, number: u32) -> PyResult<Arc<Self>> {
         let (cell, epoch) = ready(core, number)?;
         let inner = Inner { state: State::Idle(cell), epoch: Some(epoch), turn: 0, most: 0 };
@@ -96,30 +96,30 @@ impl LaneCore {
     }
 
     fn enter(&self) -> PyResult<MutexGuard<'_, Inner>> {
-        let busy = || StateError::new_err(format!("another thread calls lane {} at the same time", self.number));
+        let busy = || StateError::new_err(format!("another thread calls slot {} at the same time", self.number));
         self.inner.try_lock().map_err(|_| busy())
     }
 
-    /// Returns the group, if the lane takes a dispatch now.
+    /// Returns the group, if the slot takes a dispatch now.
     fn idle(&self, inner: &Inner) -> PyResult<Arc<GroupCore>> {
-        let lane = self.number;
+        let slot = self.number;
         let reason = match &inner.state {
             State::Idle(cell) => return Ok(cell.borrow_owner().clone()),
             State::Gone => return Err(self.ended()),
             State::Flying(_, cell) => cell.with_dependent(|_, flight| match flight {
                 Flight::Sent(_) => {
                     format!(
-                        "the last dispatch of lane {lane} was not received: call `receive` on what `dispatch` returned"
+                        "the last dispatch of slot {slot} was not received: call `receive` on what `dispatch` returned"
                     )
                 }
-                _ => format!("lane {lane} still has received rows: call `combine` or `release` first"),
+                _ => format!("slot {slot} still has received rows: call `combine` or `release` first"),
             }),
         };
         Err(StateError::new_err(reason))
     }
 
     fn ended(&self) -> PyErr {
-        StateError::new_err(format!("lane {} has ended with its group", self.number))
+        StateError::new_err(format!("slot {} has ended with its group", self.number))
     }
 
     /// Checks that every dispatch was received.
@@ -130,20 +130,20 @@ impl LaneCore {
             _ => false,
         };
         if sent {
-            let text = format!("cannot {call}: the last dispatch of lane {} was not received", self.number);
+            let text = format!("cannot {call}: the last dispatch of slot {} was not received", self.number);
             return Err(StateError::new_err(text));
         }
         Ok(())
     }
 
-    /// Ends the lane: releases received rows, and waits for its kernels.
+    /// Ends the slot: releases received rows, and waits for its kernels.
     pub(crate) fn take(&self) -> PyResult<()> {
         let taken = replace(&mut self.enter()?.state, State::Gone);
         drop(taken);
         Ok(())
     }
 
-    /// Lends the lane again after [`take`](Self::take).
+    /// Lends the slot again after [`take`](Self::take).
     pub(crate) fn lend_again(&self, core: &Arc<GroupCore>) -> PyResult<()> {
         let (cell, epoch) = ready(core, self.number)?;
         let mut inner = self.enter()?;
@@ -151,14 +151,14 @@ impl LaneCore {
         Ok(())
     }
 
-    /// Checks that the lane has begun nothing since the `fuse` of this number.
+    /// Checks that the slot has begun nothing since the `fuse` of this number.
     pub(crate) fn check_fused(&self, turn: u64) -> PyResult<()> {
         let inner = self.enter()?;
         self.idle(&inner)?;
         if inner.turn == turn {
             return Ok(());
         }
-        let text = format!("lane {} was used since `fuse`, so its parameters are old: call `fuse` again", self.number);
+        let text = format!("slot {} was used since `fuse`, so its parameters are old: call `fuse` again", self.number);
         Err(StateError::new_err(text))
     }
 
@@ -171,8 +171,8 @@ impl LaneCore {
     }
 }
 
-/// Makes a lane, and reads the number of its dispatches. No kernel of it runs.
-fn ready(core: &Arc<GroupCore>, number: u32) -> PyResult<(LaneCell, u64)> {
+/// Makes a slot, and reads the number of its dispatches. No kernel of it runs.
+fn ready(core: &Arc<GroupCore>, number: u32) -> PyResult<(SlotCell, u64)> {
     let cell = lend(core, number)?;
     let epoch = cell.borrow_dependent().epoch();
     let epoch = Python::attach(|py| epoch.or_raise(py))?;
@@ -189,7 +189,7 @@ impl Inner {
         }
     }
 
-    /// Makes the lane idle after its dispatch.
+    /// Makes the slot idle after its dispatch.
     fn end(&mut self) {
         self.state = match replace(&mut self.state, State::Gone) {
             State::Flying(_, cell) => State::Idle(cell.into_owner().into_inner()),
@@ -198,22 +198,22 @@ impl Inner {
     }
 }
 
-/// Returns a stream for kernels of a lane, which the caller launches next.
+/// Returns a stream for kernels of a slot, which the caller launches next.
 fn usable<'s>(stream: &'s Stream, core: &GroupCore, users: &Users) -> PyResult<&'s Arc<Work>> {
     let (work, own) = (stream.work()?, core.member().comm.gpu());
-    core.member().check_usable("use the lane")?;
+    core.member().check_usable("use the slot")?;
     check_device("the group", &**own, &*work.stream.device())?;
     users.add(&work.stream);
     Ok(work)
 }
 
-/// A lane: one dispatch at a time. `Group.lane` makes it.
+/// A slot: one dispatch at a time. `Group.slot` makes it.
 #[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
-pub(crate) struct Lane(Guarded<LaneCore>);
+pub(crate) struct Slot(Guarded<SlotCore>);
 
-impl Lane {
-    pub(crate) fn new(core: Arc<LaneCore>) -> Self {
+impl Slot {
+    pub(crate) fn new(core: Arc<SlotCore>) -> Self {
         Self(Guarded::new(core))
     }
 
@@ -224,23 +224,23 @@ impl Lane {
         stream: &Stream,
         tokens: &Tokens,
         call: impl for<'a> FnOnce(
-            &'a mut gin_ep::Lane<'_>,
+            &'a mut gin_ep::Slot<'_>,
             &Arc<dyn gin_gpu::Stream>,
             &gin_ep::Tokens<'_>,
         ) -> Result<Flight<'a>, EpError>
         + Send,
     ) -> PyResult<u64> {
-        let lane = self.0.get()?;
-        let mut inner = lane.enter()?;
-        let core = lane.idle(&inner)?;
-        let work = usable(stream, &core, &lane.users)?;
+        let slot = self.0.get()?;
+        let mut inner = slot.enter()?;
+        let core = slot.idle(&inner)?;
+        let work = usable(stream, &core, &slot.users)?;
         let given = Given::take(py, tokens, &core)?;
         let _launching = core.member().launching()?;
-        let State::Idle(cell) = replace(&mut inner.state, State::Gone) else { return Err(lane.ended()) };
+        let State::Idle(cell) = replace(&mut inner.state, State::Gone) else { return Err(slot.ended()) };
         let (outcome, captured) = py.detach(|| {
             let captured = work.stream.is_capturing();
             let made = FlightCell::try_new_or_recover(MutBorrow::new(cell), |cell| {
-                cell.borrow_mut().with_dependent_mut(|_, lane| call(lane, &work.stream, &given.tokens()))
+                cell.borrow_mut().with_dependent_mut(|_, slot| call(slot, &work.stream, &given.tokens()))
             });
             (made, captured)
         });
@@ -259,7 +259,7 @@ impl Lane {
 }
 
 #[pymethods]
-impl Lane {
+impl Slot {
     /// Returns its number in the group.
     #[getter]
     fn number(&self) -> PyResult<u32> {
@@ -268,18 +268,18 @@ impl Lane {
 
     /// Sends the rows. They are read in the order of the stream; the call returns at once.
     fn dispatch(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Sent> {
-        let turn = self.start(py, stream.get(), tokens.get(), |lane, stream, tokens| {
-            lane.dispatch(stream, tokens).map(Flight::Sent)
+        let turn = self.start(py, stream.get(), tokens.get(), |slot, stream, tokens| {
+            slot.dispatch(stream, tokens).map(Flight::Sent)
         })?;
-        Ok(Sent { lane: Guarded::new((*self.0).clone()), turn })
+        Ok(Sent { slot: Guarded::new((*self.0).clone()), turn })
     }
 
     /// Sends the rows and waits for those of all ranks, in one kernel.
     fn exchange(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Received> {
-        let turn = self.start(py, stream.get(), tokens.get(), |lane, stream, tokens| {
-            lane.exchange(stream, tokens).map(Flight::Received)
+        let turn = self.start(py, stream.get(), tokens.get(), |slot, stream, tokens| {
+            slot.exchange(stream, tokens).map(Flight::Received)
         })?;
-        Ok(Received { lane: Guarded::new((*self.0).clone()), turn })
+        Ok(Received { slot: Guarded::new((*self.0).clone()), turn })
     }
 
     /// Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. All ranks call
@@ -293,32 +293,32 @@ impl Lane {
     ) -> PyResult<(Received, Arranged)> {
         let (users, to, mut arranged) = (to.get().users().clone(), to.get().get()?, None);
         users.add(&stream.get().work()?.stream);
-        let turn = self.start(py, stream.get(), tokens.get(), |lane, stream, tokens| {
-            let (received, view) = lane.exchange_into(stream, tokens, to)?;
+        let turn = self.start(py, stream.get(), tokens.get(), |slot, stream, tokens| {
+            let (received, view) = slot.exchange_into(stream, tokens, to)?;
             arranged = Some(view);
             Ok(Flight::Received(received))
         })?;
         let view = arranged.ok_or_else(|| StateError::new_err("the call returned no rows"))?;
-        let lane = || Guarded::new((*self.0).clone());
+        let slot = || Guarded::new((*self.0).clone());
         let (to, users) = (Guarded::new(to.clone()), Guarded::new(users));
-        let arranged = Arranged { lane: lane(), turn, to, users, view };
-        Ok((Received { lane: lane(), turn }, arranged))
+        let arranged = Arranged { slot: slot(), turn, to, users, view };
+        Ok((Received { slot: slot(), turn }, arranged))
     }
 
     /// Counts the tokens for each rank once, for dispatches of the same ids. Not in a capture: it allocates memory.
     fn plan(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Plan> {
-        let lane = self.0.get()?;
-        let mut inner = lane.enter()?;
-        let core = lane.idle(&inner)?;
-        let work = usable(stream.get(), &core, &lane.users)?;
+        let slot = self.0.get()?;
+        let mut inner = slot.enter()?;
+        let core = slot.idle(&inner)?;
+        let work = usable(stream.get(), &core, &slot.users)?;
         if work.stream.is_capturing().or_raise(py)? {
             let text = "a plan allocates memory, which a capture does not allow: make it before";
             return Err(StateError::new_err(text));
         }
         let given = Given::take(py, tokens.get(), &core)?;
         let _launching = core.member().launching()?;
-        let State::Idle(cell) = &mut inner.state else { return Err(lane.ended()) };
-        let plan = cell.with_dependent_mut(|_, lane| py.detach(|| lane.plan(&work.stream, &given.tokens())));
+        let State::Idle(cell) = &mut inner.state else { return Err(slot.ended()) };
+        let plan = cell.with_dependent_mut(|_, slot| py.detach(|| slot.plan(&work.stream, &given.tokens())));
         Ok(Plan { plan: Guarded::new(Arc::new(plan.or_raise(py)?)), most: given.most })
     }
 
@@ -333,32 +333,32 @@ impl Lane {
         combine: &Bound<'_, Combine>,
         rows: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Fused> {
-        let lane = self.0.get()?;
-        let mut inner = lane.enter()?;
-        let core = lane.idle(&inner)?;
-        let work = usable(stream.get(), &core, &lane.users)?;
+        let slot = self.0.get()?;
+        let mut inner = slot.enter()?;
+        let core = slot.idle(&inner)?;
+        let work = usable(stream.get(), &core, &slot.users)?;
         let given = Given::take(py, tokens.get(), &core)?;
         let sums = Sums::take(py, combine.get(), rows, &core, given.most)?;
         let _launching = core.member().launching()?;
-        let State::Idle(cell) = &mut inner.state else { return Err(lane.ended()) };
-        let parameters = cell.with_dependent_mut(|_, lane| {
-            py.detach(|| lane.fuse(&work.stream, &given.tokens(), sums.rows(), &sums.combine()).map(Parameters::of))
+        let State::Idle(cell) = &mut inner.state else { return Err(slot.ended()) };
+        let parameters = cell.with_dependent_mut(|_, slot| {
+            py.detach(|| slot.fuse(&work.stream, &given.tokens(), sums.rows(), &sums.combine()).map(Parameters::of))
         });
         let parameters = parameters.or_raise(py)?;
         inner.turn += 1;
         // Nobody sees how often the program launches.
         inner.epoch = None;
         let needs =
-            Needs { parameters, member: core.member().clone(), users: lane.users.clone(), _memory: (given, sums) };
-        Ok(Fused { lane: Guarded::new(lane.clone()), turn: inner.turn, needs: Guarded::new(Arc::new(needs)) })
+            Needs { parameters, member: core.member().clone(), users: slot.users.clone(), _memory: (given, sums) };
+        Ok(Fused { slot: Guarded::new(slot.clone()), turn: inner.turn, needs: Guarded::new(Arc::new(needs)) })
     }
 
     fn __repr__(&self) -> PyResult<String> {
-        Ok(format!("<gincomm.ep.Lane {}>", self.0.get()?.number))
+        Ok(format!("<gincomm.ep.Slot {}>", self.0.get()?.number))
     }
 }
 
-/// The routing of tokens, counted once for several dispatches of the same ids. `Lane.plan` makes it.
+/// The routing of tokens, counted once for several dispatches of the same ids. `Slot.plan` makes it.
 #[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -366,11 +366,11 @@ pub(crate) struct Plan {
     pub(crate) most: u64,
 }
 
-/// A dispatch that was sent. Until it is received, the lane takes no other.
+/// A dispatch that was sent. Until it is received, the slot takes no other.
 #[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Sent {
-    lane: Guarded<LaneCore>,
+    slot: Guarded<SlotCore>,
     turn: u64,
 }
 
@@ -378,8 +378,8 @@ pub(crate) struct Sent {
 impl Sent {
     /// Waits, in the order of the stream, for the rows of all ranks. The call returns at once.
     fn receive(&self, py: Python<'_>, stream: &Bound<'_, Stream>) -> PyResult<Received> {
-        let lane = self.lane.get()?;
-        let mut inner = lane.enter()?;
+        let slot = self.slot.get()?;
+        let mut inner = slot.enter()?;
         let (again, turn) = (StateError::new_err("the dispatch was received before"), inner.turn);
         let State::Flying(core, cell) = &mut inner.state else { return Err(again) };
         let sent = cell.with_dependent(|_, flight| matches!(flight, Flight::Sent(_)));
@@ -387,7 +387,7 @@ impl Sent {
             return Err(again);
         }
         let core = core.clone();
-        let work = usable(stream.get(), &core, &lane.users)?;
+        let work = usable(stream.get(), &core, &slot.users)?;
         let _launching = core.member().launching()?;
         let outcome = py.detach(|| {
             cell.with_dependent_mut(|_, flight| {
@@ -400,7 +400,7 @@ impl Sent {
             inner.end();
         }
         outcome.or_raise(py)?;
-        Ok(Received { lane: Guarded::new(lane.clone()), turn })
+        Ok(Received { slot: Guarded::new(slot.clone()), turn })
     }
 }
 
@@ -408,15 +408,15 @@ impl Sent {
 #[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Received {
-    lane: Guarded<LaneCore>,
+    slot: Guarded<SlotCore>,
     turn: u64,
 }
 
 impl Drop for Received {
     fn drop(&mut self) {
         if check_process().is_ok() {
-            // It may be over, or another thread calls the lane, and then it is over soon.
-            let _ = self.lane.release(self.turn);
+            // It may be over, or another thread calls the slot, and then it is over soon.
+            let _ = self.slot.release(self.turn);
         }
     }
 }
@@ -434,21 +434,21 @@ fn by_row(sizes: &Sizes, bytes: u32, dtype: DType) -> (Vec<i64>, Vec<i64>) {
 impl Received {
     /// Makes a tensor of received rows or their descriptions.
     fn view(&self, make: impl FnOnce(&GroupCore, &MemorySlice, &Places) -> PyResult<Region>) -> PyResult<View> {
-        let lane = self.lane.get()?;
-        let mut inner = lane.enter()?;
+        let slot = self.slot.get()?;
+        let mut inner = slot.enter()?;
         let epoch = inner.epoch;
         let (core, cell) = inner.flight(self.turn, "viewed")?;
         let Some(epoch) = epoch else {
             return Err(StateError::new_err(format!(
-                "lane {} was captured in a graph or fused, and the runs of such kernels use two places in turn: \
-                 call `arrange`, whose memory stays, or use another lane",
-                lane.number
+                "slot {} was captured in a graph or fused, and the runs of such kernels use two places in turn: \
+                 call `arrange`, whose memory stays, or use another slot",
+                slot.number
             )));
         };
         cell.with_dependent(|_, flight| match flight {
             Flight::Received(received) => {
                 let (arena, places) = received.places(epoch);
-                make(core, arena, &places).map(|region| View::new(region, &lane.users))
+                make(core, arena, &places).map(|region| View::new(region, &slot.users))
             }
             _ => Err(StateError::new_err("the dispatch was not received")),
         })
@@ -469,7 +469,7 @@ impl Received {
 
     /// Returns sizes, element, and the usual type of rows that come back.
     fn sizes(&self) -> PyResult<(Sizes, Element, DType)> {
-        let mut inner = self.lane.get()?.enter()?;
+        let mut inner = self.slot.get()?.enter()?;
         let (core, _) = inner.flight(self.turn, "viewed")?;
         Ok((core.sizes, core.element, core.back[0]))
     }
@@ -560,10 +560,10 @@ impl Received {
 
     /// Puts the rows into another layout, in the order of the stream. Returns the parameter of kernels.
     fn arrange(&self, py: Python<'_>, stream: &Bound<'_, Stream>, to: &Bound<'_, Arrangement>) -> PyResult<Arranged> {
-        let mut inner = self.lane.get()?.enter()?;
+        let mut inner = self.slot.get()?.enter()?;
         let (core, cell) = inner.flight(self.turn, "arranged")?;
         let (work, users, to) =
-            (usable(stream.get(), core, &self.lane.users)?, to.get().users().clone(), to.get().get()?);
+            (usable(stream.get(), core, &self.slot.users)?, to.get().users().clone(), to.get().get()?);
         users.add(&work.stream);
         let _launching = core.member().launching()?;
         let outcome = py.detach(|| {
@@ -573,8 +573,8 @@ impl Received {
             })
         });
         let view = outcome.or_raise(py)?.ok_or_else(|| StateError::new_err("the dispatch was not received"))?;
-        let lane = Guarded::new((*self.lane).clone());
-        Ok(Arranged { lane, turn: self.turn, to: Guarded::new(to.clone()), users: Guarded::new(users), view })
+        let slot = Guarded::new((*self.slot).clone());
+        Ok(Arranged { slot, turn: self.turn, to: Guarded::new(to.clone()), users: Guarded::new(users), view })
     }
 
     /// Returns rows for each received one, and stores the sums of the rows that come back, one for each of this rank's
@@ -587,10 +587,10 @@ impl Received {
         combine: &Bound<'_, Combine>,
         rows: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let mut inner = self.lane.get()?.enter()?;
+        let mut inner = self.slot.get()?.enter()?;
         let most = inner.most;
         let (core, cell) = inner.flight(self.turn, "combined")?;
-        let work = usable(stream.get(), core, &self.lane.users)?;
+        let work = usable(stream.get(), core, &self.slot.users)?;
         let sums = Sums::take(py, combine.get(), rows, core, most)?;
         let core = core.clone();
         let _launching = core.member().launching()?;
@@ -606,7 +606,7 @@ impl Received {
 
     /// Gives the rows up without a combine.
     fn release(&self) -> PyResult<()> {
-        self.lane.get()?.release(self.turn)
+        self.slot.get()?.release(self.turn)
     }
 }
 
@@ -614,7 +614,7 @@ impl Received {
 #[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct Arranged {
-    lane: Guarded<LaneCore>,
+    slot: Guarded<SlotCore>,
     turn: u64,
     to: Guarded<gin_ep::Arrangement>,
     users: Guarded<Users>,
@@ -632,14 +632,14 @@ pub(crate) struct Rows {
 impl Rows {
     /// Returns the argument for a value, if that is one of the types of received rows.
     pub(crate) fn of(value: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        let (lane, turn, arranged) = if let Ok(received) = value.cast::<Received>() {
-            (&received.get().lane, received.get().turn, None)
+        let (slot, turn, arranged) = if let Ok(received) = value.cast::<Received>() {
+            (&received.get().slot, received.get().turn, None)
         } else if let Ok(arranged) = value.cast::<Arranged>() {
-            (&arranged.get().lane, arranged.get().turn, Some(arranged.get()))
+            (&arranged.get().slot, arranged.get().turn, Some(arranged.get()))
         } else {
             return Ok(None);
         };
-        let mut inner = lane.get()?.enter()?;
+        let mut inner = slot.get()?.enter()?;
         let (core, cell) = inner.flight(turn, "passed to a kernel")?;
         core.member().check_usable("launch a kernel")?;
         let member = core.member().clone();
@@ -647,7 +647,7 @@ impl Rows {
             let Flight::Received(received) = flight else {
                 return Err(StateError::new_err("the dispatch was not received"));
             };
-            let (mut memory, mut users) = (vec![received.places(0).0.clone()], vec![lane.users.clone()]);
+            let (mut memory, mut users) = (vec![received.places(0).0.clone()], vec![slot.users.clone()]);
             let argument = match arranged {
                 None => received.view().argument(),
                 Some(arranged) => {

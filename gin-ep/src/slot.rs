@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Lanes: dispatch, receive, combine.
+//! Slots: dispatch, receive, combine.
 
-use crate::group::LaneState;
+use crate::group::SlotState;
 use crate::grouped::{Experts, GroupedMatmul, Products};
 use crate::{Arrangement, Combine, EarlyMatmul, EpError, Group, Layout, Plan, Rows, Tokens, View};
 use gin_ep_kernels as kernels;
@@ -11,16 +11,16 @@ use gin_host::comm::{DeviceComm, Window};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// One dispatch at a time. The lane lends itself to [`Sent`] and [`Received`], so a second dispatch before the first
+/// One dispatch at a time. The slot lends itself to [`Sent`] and [`Received`], so a second dispatch before the first
 /// has ended does not compile:
 ///
 /// ```compile_fail,E0499
-/// # use gin_ep::{EpError, Lane, Tokens};
+/// # use gin_ep::{EpError, Slot, Tokens};
 /// # use gin_gpu::Stream;
 /// # use std::sync::Arc;
-/// fn twice(lane: &mut Lane<'_>, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<(), EpError> {
-///     let first = lane.dispatch(stream, tokens)?;
-///     let second = lane.dispatch(stream, tokens)?;
+/// fn twice(slot: &mut Slot<'_>, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<(), EpError> {
+///     let first = slot.dispatch(stream, tokens)?;
+///     let second = slot.dispatch(stream, tokens)?;
 ///     first.receive(stream)?;
 ///     Ok(())
 /// }
@@ -29,40 +29,40 @@ use std::sync::atomic::Ordering;
 /// Nor does a receive without a dispatch:
 ///
 /// ```compile_fail,E0599
-/// # use gin_ep::{EpError, Lane};
+/// # use gin_ep::{EpError, Slot};
 /// # use gin_gpu::Stream;
 /// # use std::sync::Arc;
-/// fn nothing(lane: &mut Lane<'_>, stream: &Arc<dyn Stream>) -> Result<(), EpError> {
-///     lane.receive(stream)?;
+/// fn nothing(slot: &mut Slot<'_>, stream: &Arc<dyn Stream>) -> Result<(), EpError> {
+///     slot.receive(stream)?;
 ///     Ok(())
 /// }
 /// ```
 ///
-/// Calls of one lane take one stream, or streams that events order. The lane keeps the memory of its calls. When it is
+/// Calls of one slot take one stream, or streams that events order. The slot keeps the memory of its calls. When it is
 /// dropped it waits for its kernels.
 #[derive(Debug)]
-pub struct Lane<'g> {
+pub struct Slot<'g> {
     group: &'g Group<'g>,
     number: u32,
 }
 
-impl Drop for Lane<'_> {
+impl Drop for Slot<'_> {
     fn drop(&mut self) {
         self.state().settle();
         self.state().taken.store(false, Ordering::Release);
     }
 }
 
-impl<'g> Lane<'g> {
+impl<'g> Slot<'g> {
     pub(crate) fn new(group: &'g Group<'_>, number: u32) -> Self {
         Self { group, number }
     }
 
-    fn state(&self) -> &'g LaneState {
-        &self.group.lanes[self.number as usize]
+    fn state(&self) -> &'g SlotState {
+        &self.group.slots[self.number as usize]
     }
 
-    /// Returns the number of dispatches that the lane has made. No kernel of it runs.
+    /// Returns the number of dispatches that the slot has made. No kernel of it runs.
     ///
     /// # Errors
     /// An error of the device.
@@ -81,7 +81,7 @@ impl<'g> Lane<'g> {
     pub fn dispatch(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<Sent<'_>, EpError> {
         let tokens = self.start(stream, tokens, SEND)?;
         self.state().is_unheard.store(true, Ordering::Relaxed);
-        Ok(Sent { ended: Ended { lane: self, tokens } })
+        Ok(Sent { ended: Ended { slot: self, tokens } })
     }
 
     /// Sends the rows and waits for those of all ranks, in one kernel. It takes less time than two.
@@ -90,7 +90,7 @@ impl<'g> Lane<'g> {
     /// As [`dispatch`](Self::dispatch).
     pub fn exchange(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<Received<'_>, EpError> {
         let tokens = self.start(stream, tokens, SEND | RECEIVE)?;
-        Ok(Received { ended: Ended { lane: self, tokens } })
+        Ok(Received { ended: Ended { slot: self, tokens } })
     }
 
     /// Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. Returns the
@@ -116,12 +116,12 @@ impl<'g> Lane<'g> {
         }
         let view = self.arranged(to)?;
         let tokens = self.prepare(stream, tokens)?;
-        let lane = Plain(self.state().params);
-        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &lane, &Plain(tokens)];
+        let slot = Plain(self.state().params);
+        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &slot, &Plain(tokens)];
         // Safety: as for a dispatch.
         unsafe { stream.launch(&group.describe, group.following(group.shape), &arguments)? };
         self.arrange(stream, to, view, Some(tokens))?;
-        Ok((Received { ended: Ended { lane: self, tokens } }, View(view)))
+        Ok((Received { ended: Ended { slot: self, tokens } }, View(view)))
     }
 
     /// Counts the tokens for each rank once, for dispatches of the same ids. A dispatch with a plan does not count, and
@@ -152,18 +152,18 @@ impl<'g> Lane<'g> {
         let threads = self.group.shape.threads();
         let warps = state.params.sizes.tokens.div_ceil(32);
         let blocks = warps.div_ceil(threads as u32 / 32).min(1024);
-        let (lane, tokens, to) = (Plain(state.params), Plain(tokens), memory.address());
-        let arguments: [&dyn KernelArg; 4] = [&self.group.arena, &lane, &tokens, &to];
-        // Safety: the memory has the bytes of a plan and is kept, and the lane's kernels follow each other.
+        let (slot, tokens, to) = (Plain(state.params), Plain(tokens), memory.address());
+        let arguments: [&dyn KernelArg; 4] = [&self.group.arena, &slot, &tokens, &to];
+        // Safety: the memory has the bytes of a plan and is kept, and the slot's kernels follow each other.
         unsafe { stream.launch(&self.group.plan, LaunchConfig::new(blocks, threads as u32), &arguments)? };
         Ok(())
     }
 
     fn launch_allot(&self, stream: &Arc<dyn Stream>, plan: u64) -> Result<(), EpError> {
-        let (group, lane) = (self.group, Plain(self.state().params));
-        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &lane, &plan];
+        let (group, slot) = (self.group, Plain(self.state().params));
+        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &slot, &plan];
         let shape = group.following(LaunchConfig::new(1, group.shape.threads() as u32));
-        // Safety: arena and lane are the communicator's, the plan is kept, and the lane's kernels follow each other.
+        // Safety: arena and slot are the communicator's, the plan is kept, and the slot's kernels follow each other.
         unsafe { stream.launch(&group.allot, shape, &arguments)? };
         Ok(())
     }
@@ -182,7 +182,7 @@ impl<'g> Lane<'g> {
     /// Checks and keeps the memory of tokens, and finds out where their rows go.
     fn prepare(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<kernels::Tokens, EpError> {
         if self.state().is_unheard.load(Ordering::Relaxed) {
-            return Err(EpError::NotReceived { lane: self.number });
+            return Err(EpError::NotReceived { slot: self.number });
         }
         self.state().check_read(self.number)?;
         let state = self.state();
@@ -211,7 +211,7 @@ impl<'g> Lane<'g> {
         combine: &Combine<'_>,
     ) -> Result<Fused<'_>, EpError> {
         if self.state().is_unheard.load(Ordering::Relaxed) {
-            return Err(EpError::NotReceived { lane: self.number });
+            return Err(EpError::NotReceived { slot: self.number });
         }
         self.state().check_read(self.number)?;
         if self.state().params.sizes.is_shared() {
@@ -223,13 +223,13 @@ impl<'g> Lane<'g> {
             return Err(EpError::Unsuited { what, remedy: "call `dispatch` and `combine`" });
         }
         let (group, state) = (self.group, self.state());
-        let lane = state.params;
-        let (tokens, mut used) = tokens.check(&lane.sizes, group.element)?;
+        let slot = state.params;
+        let (tokens, mut used) = tokens.check(&slot.sizes, group.element)?;
         let (sums, others) = combine.check(group, &tokens, rows)?;
         used.extend(others);
         state.begin(stream, &used)?;
         let shared = group.shape.dynamic_shared;
-        Ok(Fused { comm: &group.device, arena: &group.arena, lane, tokens, sums, shared })
+        Ok(Fused { comm: &group.device, arena: &group.arena, slot, tokens, sums, shared })
     }
 
     /// Sends no rows, and waits for those of all ranks, which also send none. They need not be received.
@@ -252,11 +252,11 @@ impl<'g> Lane<'g> {
         phases: u32,
     ) -> Result<(), EpError> {
         let group = self.group;
-        let (lane, tokens) = (Plain(self.state().params), Plain(tokens));
-        let mut arguments: Vec<&dyn KernelArg> = vec![&group.device, &group.arena, &lane, &tokens, &phases];
+        let (slot, tokens) = (Plain(self.state().params), Plain(tokens));
+        let mut arguments: Vec<&dyn KernelArg> = vec![&group.device, &group.arena, &slot, &tokens, &phases];
         let network = self.state().network.map(Plain);
         arguments.extend(network_arguments(group, network.as_ref()));
-        // Safety: arena and lane are the communicator's, the memory of the tokens was checked and is kept, and the lane
+        // Safety: arena and slot are the communicator's, the memory of the tokens was checked and is kept, and the slot
         // lends itself, so that its kernels follow each other.
         unsafe { stream.launch(&group.dispatch, shape, &arguments)? };
         Ok(())
@@ -278,8 +278,8 @@ pub struct Fused<'l> {
     pub comm: &'l DeviceComm,
     /// The memory of the group.
     pub arena: &'l Window<u64>,
-    /// The lane.
-    pub lane: kernels::Lane,
+    /// The slot.
+    pub slot: kernels::SlotParams,
     /// The tokens.
     pub tokens: kernels::Tokens,
     /// The rows that come back, and their sums.
@@ -288,14 +288,14 @@ pub struct Fused<'l> {
     pub shared: u32,
 }
 
-/// A lane with its dispatch.
+/// A slot with its dispatch.
 #[derive(Debug)]
 struct Ended<'l> {
-    lane: &'l mut dyn Lent,
+    slot: &'l mut dyn Lent,
     tokens: kernels::Tokens,
 }
 
-/// A lane without the lifetime of its group, which a value that borrows the lane need not name.
+/// A slot without the lifetime of its group, which a value that borrows the slot need not name.
 trait Lent: std::fmt::Debug + Send {
     fn arrange(
         &mut self,
@@ -308,7 +308,7 @@ trait Lent: std::fmt::Debug + Send {
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError>;
     fn multiply(&mut self, stream: &Arc<dyn Stream>, early: &EarlyMatmul, weights: &MemorySlice)
     -> Result<(), EpError>;
-    fn state(&self) -> &LaneState;
+    fn state(&self) -> &SlotState;
     fn device(&self) -> &DeviceComm;
     fn arena(&self) -> &gin_host::comm::Window<u64>;
     fn combine(
@@ -321,18 +321,18 @@ trait Lent: std::fmt::Debug + Send {
 
     /// Returns the received rows.
     fn view(&self) -> kernels::Received {
-        // Safety: the group made the lane for this arena.
+        // Safety: the group made the slot for this arena.
         unsafe { kernels::Received::new(self.state().params, self.arena().memory().address()) }
     }
 
     /// Does what [`Received::region`] does.
     fn region(&self) -> Result<Option<MemorySlice>, EpError> {
-        let (lane, arena) = (&self.state().params, self.arena().memory());
-        if !lane.sizes.is_shared() {
+        let (slot, arena) = (&self.state().params, self.arena().memory());
+        if !slot.sizes.is_shared() {
             return Ok(None);
         }
-        let first = arena.offset() + kernels::Places::new(lane, 0).rows(0);
-        let bytes = u64::from(lane.sizes.max_rows) * u64::from(lane.sizes.pitch);
+        let first = arena.offset() + kernels::Places::new(slot, 0).rows(0);
+        let bytes = u64::from(slot.sizes.max_rows) * u64::from(slot.sizes.pitch);
         Ok(Some(arena.memory().slice(first..first + bytes)?))
     }
 
@@ -344,7 +344,7 @@ trait Lent: std::fmt::Debug + Send {
     }
 }
 
-impl Lent for Lane<'_> {
+impl Lent for Slot<'_> {
     /// Launches the kernels of a layout. Rows that are `arriving` are described, and sent by a kernel among these.
     fn arrange(
         &mut self,
@@ -353,11 +353,11 @@ impl Lent for Lane<'_> {
         view: kernels::Arranged,
         arriving: Option<kernels::Tokens>,
     ) -> Result<(), EpError> {
-        let (group, params) = (self.group, Lane::state(self).params);
-        Lane::state(self).extend(stream, &to.used())?;
+        let (group, params) = (self.group, Slot::state(self).params);
+        Slot::state(self).extend(stream, &to.used())?;
         let shape = group.following(LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32));
         let [count, place, copy, copy_arriving] = &group.arrange;
-        let (view, lane) = (View(view), Plain(params));
+        let (view, slot) = (View(view), Plain(params));
         // Safety of all launches: the rows are described or received, the memory is the arrangement's and is kept, and
         // kernels of a stream follow each other.
         if to.layout != Layout::Flat {
@@ -365,7 +365,7 @@ impl Lent for Lane<'_> {
         }
         unsafe { stream.launch(place, shape, &[&view])? };
         if let Some(tokens) = arriving {
-            let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &lane, &Plain(tokens)];
+            let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &slot, &Plain(tokens)];
             let [sends, copies] = group.shapes_arriving();
             unsafe { stream.launch(&group.send_rows, sends, &arguments)? };
             let arguments: [&dyn KernelArg; 3] = [&group.device, &group.arena, &view];
@@ -379,7 +379,7 @@ impl Lent for Lane<'_> {
     fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::Received) -> Result<(), EpError> {
         let group = self.group;
         let (to, rows, used) = rows.of_experts(group)?;
-        Lane::state(self).extend(stream, &used)?;
+        Slot::state(self).extend(stream, &used)?;
         let shape = LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32);
         let arguments: [&dyn KernelArg; 2] = [&View(to.view(view, None)), &rows];
         // Safety: as for a layout, and the received rows have room for the sums.
@@ -391,7 +391,7 @@ impl Lent for Lane<'_> {
         self.state().extend(stream, &[])?;
         // One warp waits.
         self.launch_dispatch(stream, LaunchConfig::new(1, 32), tokens, RECEIVE)?;
-        Lane::state(self).is_unheard.store(false, Ordering::Relaxed);
+        Slot::state(self).is_unheard.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -401,19 +401,19 @@ impl Lent for Lane<'_> {
         early: &EarlyMatmul,
         weights: &MemorySlice,
     ) -> Result<(), EpError> {
-        let (group, state) = (self.group, Lane::state(self));
+        let (group, state) = (self.group, Slot::state(self));
         let (params, used) = early.params((group.number, self.number), weights)?;
         state.extend(stream, &used)?;
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &View(Lent::view(self)), &Plain(params)];
-        // Safety: arena and lane are the communicator's, the memory was checked and is kept, the dispatch was sent and
+        // Safety: arena and slot are the communicator's, the memory was checked and is kept, the dispatch was sent and
         // not received, and kernels of a stream follow each other.
         unsafe { stream.launch(&early.kernel, early.shape, &arguments)? };
-        Lane::state(self).is_unheard.store(false, Ordering::Relaxed);
+        Slot::state(self).is_unheard.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    fn state(&self) -> &LaneState {
-        Lane::state(self)
+    fn state(&self) -> &SlotState {
+        Slot::state(self)
     }
 
     fn device(&self) -> &DeviceComm {
@@ -431,12 +431,12 @@ impl Lent for Lane<'_> {
         rows: Rows<'_>,
         combine: &Combine<'_>,
     ) -> Result<(), EpError> {
-        let (group, params) = (self.group, Lane::state(self).params);
+        let (group, params) = (self.group, Slot::state(self).params);
         let (sums, used) = combine.check(group, &tokens, rows)?;
-        Lane::state(self).extend(stream, &used)?;
-        let (lane, tokens, sums) = (Plain(params), Plain(tokens), Plain(sums));
-        let mut arguments: Vec<&dyn KernelArg> = vec![&group.device, &group.arena, &lane, &tokens, &sums];
-        let network = Lane::state(self).network.map(Plain);
+        Slot::state(self).extend(stream, &used)?;
+        let (slot, tokens, sums) = (Plain(params), Plain(tokens), Plain(sums));
+        let mut arguments: Vec<&dyn KernelArg> = vec![&group.device, &group.arena, &slot, &tokens, &sums];
+        let network = Slot::state(self).network.map(Plain);
         arguments.extend(network_arguments(group, network.as_ref()));
         // Safety: as for the dispatch.
         unsafe { stream.launch(&group.combine, group.shape, &arguments)? };
@@ -444,20 +444,20 @@ impl Lent for Lane<'_> {
     }
 }
 
-/// A dispatch that was sent. Until it is received, the lane takes no other. Dropping it warns:
+/// A dispatch that was sent. Until it is received, the slot takes no other. Dropping it warns:
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
-/// # use gin_ep::{EpError, Lane, Tokens};
+/// # use gin_ep::{EpError, Slot, Tokens};
 /// # use gin_gpu::Stream;
 /// # use std::sync::Arc;
-/// fn unheard(lane: &mut Lane<'_>, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<(), EpError> {
-///     lane.dispatch(stream, tokens)?;
+/// fn unheard(slot: &mut Slot<'_>, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<(), EpError> {
+///     slot.dispatch(stream, tokens)?;
 ///     Ok(())
 /// }
 /// ```
 #[derive(Debug)]
-#[must_use = "the lane takes no other dispatch before this one is received"]
+#[must_use = "the slot takes no other dispatch before this one is received"]
 pub struct Sent<'l> {
     ended: Ended<'l>,
 }
@@ -468,7 +468,7 @@ impl<'l> Sent<'l> {
     /// # Errors
     /// An error of the device.
     pub fn receive(self, stream: &Arc<dyn Stream>) -> Result<Received<'l>, EpError> {
-        self.ended.lane.receive(stream, self.ended.tokens)?;
+        self.ended.slot.receive(stream, self.ended.tokens)?;
         Ok(Received { ended: self.ended })
     }
 
@@ -488,7 +488,7 @@ impl<'l> Sent<'l> {
         early: &EarlyMatmul,
         weights: &MemorySlice,
     ) -> Result<Received<'l>, EpError> {
-        match self.ended.lane.multiply(stream, early, weights) {
+        match self.ended.slot.multiply(stream, early, weights) {
             Ok(()) => Ok(Received { ended: self.ended }),
             Err(error @ (EpError::Short { .. } | EpError::Misaligned { .. } | EpError::Unsuited { .. })) => {
                 self.receive(stream)?;
@@ -543,15 +543,15 @@ impl Received<'_> {
     /// Returns the received rows for kernels, which get it as a parameter. They run after the receive and before the
     /// combine, in the order of the stream.
     pub fn view(&self) -> View<kernels::Received> {
-        View(self.ended.lane.view())
+        View(self.ended.slot.view())
     }
 
     /// Returns the arena, and where in it the rows are if this is dispatch `epoch`, for programs that cannot pass the
     /// view to their kernels.
     #[doc(hidden)]
     pub fn places(&self, epoch: u64) -> (&MemorySlice, kernels::Places) {
-        let lane = &self.ended.lane;
-        (lane.arena().memory(), kernels::Places::new(&lane.state().params, epoch))
+        let slot = &self.ended.slot;
+        (slot.arena().memory(), kernels::Places::new(&slot.state().params, epoch))
     }
 
     /// Puts the rows into another layout, in the order of the stream. Returns the parameter by which kernels find them.
@@ -559,8 +559,8 @@ impl Received<'_> {
     /// # Errors
     /// [`EpError::Unsuited`] for an arrangement of another group; an error of the device.
     pub fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement) -> Result<View<kernels::Arranged>, EpError> {
-        let view = self.ended.lane.arranged(to)?;
-        self.ended.lane.arrange(stream, to, view, None)?;
+        let view = self.ended.slot.arranged(to)?;
+        self.ended.slot.arrange(stream, to, view, None)?;
         Ok(View(view))
     }
 
@@ -573,8 +573,8 @@ impl Received<'_> {
     /// # Errors
     /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`], an error of the device.
     pub fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>) -> Result<(), EpError> {
-        let view = self.ended.lane.view();
-        self.ended.lane.reduce(stream, rows, view)
+        let view = self.ended.slot.view();
+        self.ended.slot.reduce(stream, rows, view)
     }
 
     /// Multiplies the rows of each expert by its weights, in the order of the stream, and returns the products to the
@@ -591,12 +591,12 @@ impl Received<'_> {
         experts: &Experts<'_>,
         products: Products<'_>,
     ) -> Result<(), EpError> {
-        let (lane, view) = (&self.ended.lane, self.ended.lane.view());
-        let received = (view, &lane.state().params.sizes);
+        let (slot, view) = (&self.ended.slot, self.ended.slot.view());
+        let received = (view, &slot.state().params.sizes);
         let (layout, params, used) = experts.check(grouped, received, products)?;
-        lane.state().extend(stream, &used)?;
-        let arguments: [&dyn KernelArg; 4] = [lane.device(), lane.arena(), &View(layout), &Plain(params)];
-        // Safety: arena and lane are the communicator's, the memory was checked and is kept, the rows are received and
+        slot.state().extend(stream, &used)?;
+        let arguments: [&dyn KernelArg; 4] = [slot.device(), slot.arena(), &View(layout), &Plain(params)];
+        // Safety: arena and slot are the communicator's, the memory was checked and is kept, the rows are received and
         // not yet combined, and kernels of a stream follow each other.
         unsafe { stream.launch(&grouped.kernel, grouped.shape, &arguments)? };
         Ok(())
@@ -610,7 +610,7 @@ impl Received<'_> {
     ///
     /// [`GroupConfig::max_rows`]: crate::GroupConfig::max_rows
     pub fn region(&self) -> Result<Option<MemorySlice>, EpError> {
-        self.ended.lane.region()
+        self.ended.slot.region()
     }
 
     /// Gives the rows up without a combine, as dropping does.
@@ -621,7 +621,7 @@ impl Received<'_> {
     /// # Errors
     /// An error of the device.
     pub fn fetch(&self) -> Result<Vec<Vec<ReceivedRow>>, EpError> {
-        let (params, arena) = (&self.ended.lane.state().params, self.ended.lane.arena().memory());
+        let (params, arena) = (&self.ended.slot.state().params, self.ended.slot.arena().memory());
         let (sizes, mut all) = (&params.sizes, Vec::new());
         let places = kernels::Places::new(params, {
             let mut word = [0u64];
@@ -663,6 +663,6 @@ impl Received<'_> {
     /// # Errors
     /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`], an error of the device.
     pub fn combine(self, stream: &Arc<dyn Stream>, rows: Rows<'_>, combine: &Combine<'_>) -> Result<(), EpError> {
-        self.ended.lane.combine(stream, self.ended.tokens, rows, combine)
+        self.ended.slot.combine(stream, self.ended.tokens, rows, combine)
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Lanes: the memory that they keep for their calls, and the calls that they refuse.
+//! Slots: the memory that they keep for their calls, and the calls that they refuse.
 
 #[path = "support/mod.rs"]
 #[expect(dead_code, reason = "other tests use the rest")]
@@ -28,24 +28,24 @@ fn config(shape: &Shape, tokens: u32) -> GroupConfig {
     config.tokens(tokens).sms(2).threads(64)
 }
 
-/// Also by a lane that is lent again.
+/// Also by a slot that is lent again.
 #[test]
-fn relent_lane_refuses_a_dispatch_after_one_that_was_not_received() {
+fn relent_slot_refuses_a_dispatch_after_one_that_was_not_received() {
     let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 8 };
     on_ranks(WorldConfig::seeded(2, 1), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 4))?;
         let stream = rank.stream()?;
         let input = Input::new(rank, &shape, 4)?;
         input.write(&batch(&shape, Routing::Uniform, 1, rank.rank() as usize, 4), false)?;
-        let mut lane = group.lane(0)?;
-        drop(lane.dispatch(&stream, &input.tokens(4, false))?);
-        drop(lane);
-        let mut lane = group.lane(0)?;
-        let outcome = lane.dispatch(&stream, &input.tokens(4, false)).map(|sent| sent.receive(&stream).map(drop));
+        let mut slot = group.slot(0)?;
+        drop(slot.dispatch(&stream, &input.tokens(4, false))?);
+        drop(slot);
+        let mut slot = group.slot(0)?;
+        let outcome = slot.dispatch(&stream, &input.tokens(4, false)).map(|sent| sent.receive(&stream).map(drop));
         stream.synchronize()?;
         rank.barrier()?;
         assert!(matches!(outcome, Err(EpError::NotReceived { .. })), "accepted: {outcome:?}");
-        drop(lane);
+        drop(slot);
         group.destroy()
     });
 }
@@ -61,9 +61,9 @@ fn rows_that_a_rank_still_uses_do_not_change_if_another_one_drops_a_dispatch() {
         let input = Input::new(rank, &shape, 4)?;
         let write = |key: u64| input.write(&batch(&shape, Routing::Uniform, key, me, 4), false);
         write(1)?;
-        let mut lane = group.lane(0)?;
+        let mut slot = group.slot(0)?;
         // Dispatch 1: both receive it, nobody combines.
-        let received = lane.exchange(&stream, &input.tokens(4, false))?;
+        let received = slot.exchange(&stream, &input.tokens(4, false))?;
         stream.synchronize()?;
         if me == 1 {
             // This rank's experts are slow: they use the rows of dispatch 1 until the second barrier.
@@ -76,14 +76,14 @@ fn rows_that_a_rank_still_uses_do_not_change_if_another_one_drops_a_dispatch() {
             received.release();
             rank.barrier()?;
             write(2)?;
-            drop(lane.dispatch(&stream, &input.tokens(4, false))?);
-            drop(lane);
-            let mut lane = group.lane(0)?;
+            drop(slot.dispatch(&stream, &input.tokens(4, false))?);
+            drop(slot);
+            let mut slot = group.slot(0)?;
             stream.synchronize()?;
             write(3)?;
             // Dispatch 3 has the buffer of dispatch 1. Only the receive of dispatch 2 would have waited for rank 1.
-            let outcome = lane.dispatch(&stream, &input.tokens(4, false)).map(drop);
-            assert!(matches!(outcome, Err(EpError::NotReceived { lane: 0 })), "accepted: {outcome:?}");
+            let outcome = slot.dispatch(&stream, &input.tokens(4, false)).map(drop);
+            assert!(matches!(outcome, Err(EpError::NotReceived { slot: 0 })), "accepted: {outcome:?}");
             stream.synchronize()?;
             rank.barrier()?;
         }
@@ -100,34 +100,34 @@ fn early_products_of_a_destroyed_group_are_refused() {
         let small = Group::new(comm, &config(&shape, 4).at_source())?;
         let early = EarlyMatmul::new(&small, Some(1))?;
         small.destroy()?;
-        // More tokens and lanes: their state does not fit into the memory of `early`.
-        let group = Group::new(comm, &config(&shape, 64).at_source().lanes(8))?;
+        // More tokens and slots: their state does not fit into the memory of `early`.
+        let group = Group::new(comm, &config(&shape, 64).at_source().slots(8))?;
         let stream = rank.stream()?;
         let input = Input::new(rank, &shape, 64)?;
         input.write(&batch(&shape, Routing::Uniform, 1, 0, 64), false)?;
         let weights = Memory::new(rank.device(), MemoryKind::Device, 2 * 2 * 16 * 16)?.whole();
-        let mut lane = group.lane(7)?;
-        let sent = lane.dispatch(&stream, &input.tokens(64, false))?;
+        let mut slot = group.slot(7)?;
+        let sent = slot.dispatch(&stream, &input.tokens(64, false))?;
         let outcome = sent.multiply(&stream, &early, &weights).map(|received| received.release());
         stream.synchronize()?;
         assert!(matches!(outcome, Err(EpError::Unsuited { .. })), "accepted: {outcome:?}");
-        drop(lane);
+        drop(slot);
         group.destroy()
     });
 }
 
-/// A graph's memory stays until the lane is dropped, as that of its calls.
+/// A graph's memory stays until the slot is dropped, as that of its calls.
 #[test]
-fn the_memory_of_a_captured_call_stays_while_the_lane_is_there() {
+fn the_memory_of_a_captured_call_stays_while_the_slot_is_there() {
     let shape = Shape { ranks: 1, experts: 1, topk: 1, hidden: 8 };
     on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 4))?;
-        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
         let batch = batch(&shape, Routing::Uniform, 0, 0, 4);
         let mut pair = |all: &mut Vec<_>| -> Result<(), EpError> {
             let input = Input::new(rank, &shape, 4)?;
             input.write(&batch, false)?;
-            let received = lane.exchange(&stream, &input.tokens(4, false))?;
+            let received = slot.exchange(&stream, &input.tokens(4, false))?;
             received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
             all.extend([&input.rows, &input.ids, &input.weights, &input.output].map(|m| Arc::downgrade(m.memory())));
             Ok(())
@@ -140,27 +140,27 @@ fn the_memory_of_a_captured_call_stays_while_the_lane_is_there() {
             stream.synchronize()?;
         }
         let there = captured.iter().filter(|memory| memory.strong_count() > 0).count();
-        assert_eq!(there, captured.len(), "memory of the graph was freed while the lane is there");
-        drop(lane);
+        assert_eq!(there, captured.len(), "memory of the graph was freed while the slot is there");
+        drop(slot);
         group.destroy()
     });
 }
 
-/// A stream that is captured takes no mark, also if the lane has not used it before.
+/// A stream that is captured takes no mark, also if the slot has not used it before.
 #[test]
-fn a_capture_may_begin_on_a_stream_that_is_new_to_the_lane() {
+fn a_capture_may_begin_on_a_stream_that_is_new_to_the_slot() {
     let shape = Shape { ranks: 1, experts: 1, topk: 1, hidden: 8 };
     on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 4))?;
-        let (first, second, mut lane) = (rank.stream()?, rank.stream()?, group.lane(0)?);
+        let (first, second, mut slot) = (rank.stream()?, rank.stream()?, group.slot(0)?);
         let batch = batch(&shape, Routing::Uniform, 0, 0, 4);
         let mut inputs = Vec::new();
         let mut pairs = |stream: &Arc<dyn gin_gpu::Stream>| -> Result<(), EpError> {
-            // More memory than that after which a lane marks its stream.
+            // More memory than that after which a slot marks its stream.
             for _ in 0..8 {
                 let input = Input::new(rank, &shape, 4)?;
                 input.write(&batch, false)?;
-                let received = lane.exchange(stream, &input.tokens(4, false))?;
+                let received = slot.exchange(stream, &input.tokens(4, false))?;
                 received.combine(stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
                 inputs.push(input);
             }
@@ -173,7 +173,7 @@ fn a_capture_may_begin_on_a_stream_that_is_new_to_the_lane() {
         unsafe { second.replay(&*graph)? };
         second.synchronize()?;
         pairs(&second)?;
-        drop(lane);
+        drop(slot);
         assert_eq!(group.status()?, None);
         group.destroy()
     });
@@ -185,7 +185,7 @@ fn ids_that_a_combine_reads_are_kept_until_it_has_ended() {
     let shape = Shape { ranks: 1, experts: 4, topk: 2, hidden: 8 };
     on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 4))?;
-        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
         let to = Arrangement::new(&group, Layout::Listed, 8)?;
         for number in 0..40 {
             let mine = batch(&shape, Routing::Uniform, number, 0, 4);
@@ -195,7 +195,7 @@ fn ids_that_a_combine_reads_are_kept_until_it_has_ended() {
             let mut received = {
                 let tokens = gin_ep::Tokens::new(&rows, gin_ep::Ids::I32(&ids), 4);
                 // The first one without weights: other numbers of tensors differ in the pair that shows it.
-                lane.exchange(&stream, &if number == 0 { tokens } else { tokens.weights(&weights) })?
+                slot.exchange(&stream, &if number == 0 { tokens } else { tokens.weights(&weights) })?
             };
             received.arrange(&stream, &to)?;
             experts(rank, &stream, &shape, &received)?;
@@ -221,7 +221,7 @@ fn ids_that_a_combine_reads_are_kept_until_it_has_ended() {
             assert!(there, "pair {number}: the ids were freed before the combine has run");
             assert!(expected == found, "sums of pair {number}");
         }
-        drop(lane);
+        drop(slot);
         group.destroy()
     });
 }
@@ -233,7 +233,7 @@ fn a_combine_writes_no_sums_past_the_tokens_of_its_plan() {
     let shape = Shape { ranks: 1, experts: 4, topk: 2, hidden: 8 };
     on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 64))?;
-        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
         let to = Arrangement::new(&group, Layout::Listed, 128)?;
         let bytes = group.sizes().plan_bytes();
         let mut past = Vec::new();
@@ -248,8 +248,8 @@ fn a_combine_writes_no_sums_past_the_tokens_of_its_plan() {
             let ids = Memory::new(rank.device(), MemoryKind::Device, 64 * 8)?.whole();
             ids.write(0, &mine.experts)?;
             let tokens = gin_ep::Tokens::new(&input.rows, gin_ep::Ids::I32(&ids), 4);
-            let plan = lane.plan(&stream, &tokens)?;
-            let mut received = lane.exchange(&stream, &tokens.weights(&input.weights).planned(&plan))?;
+            let plan = slot.plan(&stream, &tokens)?;
+            let mut received = slot.exchange(&stream, &tokens.weights(&input.weights).planned(&plan))?;
             received.arrange(&stream, &to)?;
             drop(plan);
             stream.synchronize()?;
@@ -266,7 +266,7 @@ fn a_combine_writes_no_sums_past_the_tokens_of_its_plan() {
             }
         }
         assert!(past.is_empty(), "sums were written past the end of the output in calls {past:?}");
-        drop(lane);
+        drop(slot);
         group.destroy()
     });
 }
@@ -277,7 +277,7 @@ fn rows_of_an_exchange_into_a_layout_are_kept_until_they_are_sent() {
     let shape = Shape { ranks: 1, experts: 4, topk: 2, hidden: 256 };
     on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 64))?;
-        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
+        let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
         let to = Arrangement::new(&group, Layout::Packed { align: 1 }, 128)?;
         for number in 0..6 {
             let mine = batch(&shape, Routing::Uniform, number, 0, 64);
@@ -286,12 +286,12 @@ fn rows_of_an_exchange_into_a_layout_are_kept_until_they_are_sent() {
             let Input { rows, ids, weights, .. } = input;
             let mut received = {
                 let tokens = gin_ep::Tokens::new(&rows, gin_ep::Ids::I32(&ids), 64).weights(&weights);
-                lane.exchange_into(&stream, &tokens, &to)?.0
+                slot.exchange_into(&stream, &tokens, &to)?.0
             };
             let weak = Arc::downgrade(rows.memory());
             drop((rows, ids, weights));
             let ended = stream.record()?;
-            // Later calls of the lane look at what has ended.
+            // Later calls of the slot look at what has ended.
             let mut early = false;
             while !early && !ended.is_done()? {
                 received.arrange(&stream, &to)?;
@@ -303,7 +303,7 @@ fn rows_of_an_exchange_into_a_layout_are_kept_until_they_are_sent() {
             stream.synchronize()?;
             received.release();
         }
-        drop(lane);
+        drop(slot);
         group.destroy()
     });
 }
@@ -328,8 +328,8 @@ fn all_blocks_agree_about_a_rank_to_which_a_combine_cannot_post() {
         let input = Input::new(&rank, &shape, 16)?;
         let mine = batch(&shape, Routing::Uniform, 1, me, 16);
         input.write(&mine, false)?;
-        let (stream, mut lane) = (rank.stream()?, group.lane(0)?);
-        let received = lane.exchange(&stream, &input.tokens(16, false))?;
+        let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
+        let received = slot.exchange(&stream, &input.tokens(16, false))?;
         experts(&rank, &stream, &shape, &received)?;
         received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
@@ -357,7 +357,7 @@ fn all_blocks_agree_about_a_rank_to_which_a_combine_cannot_post() {
             assert!(!(kinds.contains(&"with") && kinds.contains(&"without")), "{kinds:?}");
         }
         rank.barrier()?;
-        drop(lane);
+        drop(slot);
         group.destroy()?;
         Ok(comm.destroy()?)
     });
