@@ -76,7 +76,7 @@ impl<'a> Experts<'a> {
     pub(crate) fn check(
         &self,
         grouped: &GroupedMatmul,
-        (received, of): (kernels::Received, &Sizes),
+        (received, of): (kernels::ReceivedRows, &Sizes),
         products: Products<'a>,
     ) -> Result<(kernels::Arranged, Grouped, Vec<&'a MemorySlice>), EpError> {
         let (to, sizes) = (self.arrangement, &grouped.sizes);

@@ -49,7 +49,7 @@ macro_rules! launch_arg {
     )* };
 }
 
-launch_arg!(kernels::Received, kernels::Arranged);
+launch_arg!(kernels::ReceivedRows, kernels::Arranged);
 
 /// Memory for received rows in a [`Layout`].
 #[derive(Debug)]
@@ -173,7 +173,7 @@ impl Arrangement {
     }
 
     /// Returns the parameter of kernels. `region` is the address of the received rows, if all sources share a region.
-    pub(crate) fn view(&self, received: kernels::Received, region: Option<u64>) -> kernels::Arranged {
+    pub(crate) fn view(&self, received: kernels::ReceivedRows, region: Option<u64>) -> kernels::Arranged {
         let rows = self.rows.as_ref().map(MemorySlice::address);
         let layout = kernels::arrange::Layout {
             rows: rows.or(region.filter(|_| self.is_received())).unwrap_or(0),

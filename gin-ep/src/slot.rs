@@ -145,7 +145,7 @@ impl<'g> Slot<'g> {
     fn launch_plan(
         &self,
         stream: &Arc<dyn Stream>,
-        tokens: kernels::Tokens,
+        tokens: kernels::TokenParams,
         memory: &MemorySlice,
     ) -> Result<(), EpError> {
         let state = self.state();
@@ -173,14 +173,14 @@ impl<'g> Slot<'g> {
         stream: &Arc<dyn Stream>,
         tokens: &Tokens<'_>,
         phases: u32,
-    ) -> Result<kernels::Tokens, EpError> {
+    ) -> Result<kernels::TokenParams, EpError> {
         let params = self.prepare(stream, tokens)?;
         self.launch_dispatch(stream, self.group.following(self.group.shape), params, phases)?;
         Ok(params)
     }
 
     /// Checks and keeps the memory of tokens, and finds out where their rows go.
-    fn prepare(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<kernels::Tokens, EpError> {
+    fn prepare(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<kernels::TokenParams, EpError> {
         if self.state().is_unheard.load(Ordering::Relaxed) {
             return Err(EpError::NotReceived { slot: self.number });
         }
@@ -248,7 +248,7 @@ impl<'g> Slot<'g> {
         &self,
         stream: &Arc<dyn Stream>,
         shape: LaunchConfig,
-        tokens: kernels::Tokens,
+        tokens: kernels::TokenParams,
         phases: u32,
     ) -> Result<(), EpError> {
         let group = self.group;
@@ -281,7 +281,7 @@ pub struct Fused<'l> {
     /// The slot.
     pub slot: kernels::SlotParams,
     /// The tokens.
-    pub tokens: kernels::Tokens,
+    pub tokens: kernels::TokenParams,
     /// The rows that come back, and their sums.
     pub sums: kernels::Sums,
     /// Bytes of dynamic shared memory that the dispatch needs.
@@ -292,7 +292,7 @@ pub struct Fused<'l> {
 #[derive(Debug)]
 struct Ended<'l> {
     slot: &'l mut dyn Lent,
-    tokens: kernels::Tokens,
+    tokens: kernels::TokenParams,
 }
 
 /// A slot without the lifetime of its group, which a value that borrows the slot need not name.
@@ -302,10 +302,10 @@ trait Lent: std::fmt::Debug + Send {
         stream: &Arc<dyn Stream>,
         to: &Arrangement,
         view: kernels::Arranged,
-        arriving: Option<kernels::Tokens>,
+        arriving: Option<kernels::TokenParams>,
     ) -> Result<(), EpError>;
-    fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::Received) -> Result<(), EpError>;
-    fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError>;
+    fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::ReceivedRows) -> Result<(), EpError>;
+    fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::TokenParams) -> Result<(), EpError>;
     fn multiply(&mut self, stream: &Arc<dyn Stream>, early: &EarlyMatmul, weights: &MemorySlice)
     -> Result<(), EpError>;
     fn state(&self) -> &SlotState;
@@ -314,15 +314,15 @@ trait Lent: std::fmt::Debug + Send {
     fn combine(
         &mut self,
         stream: &Arc<dyn Stream>,
-        tokens: kernels::Tokens,
+        tokens: kernels::TokenParams,
         rows: Rows<'_>,
         combine: &Combine<'_>,
     ) -> Result<(), EpError>;
 
     /// Returns the received rows.
-    fn view(&self) -> kernels::Received {
+    fn view(&self) -> kernels::ReceivedRows {
         // Safety: the group made the slot for this arena.
-        unsafe { kernels::Received::new(self.state().params, self.arena().memory().address()) }
+        unsafe { kernels::ReceivedRows::new(self.state().params, self.arena().memory().address()) }
     }
 
     /// Does what [`Received::region`] does.
@@ -331,7 +331,7 @@ trait Lent: std::fmt::Debug + Send {
         if !slot.sizes.is_shared() {
             return Ok(None);
         }
-        let first = arena.offset() + kernels::Places::new(slot, 0).rows(0);
+        let first = arena.offset() + kernels::SlotOffsets::new(slot, 0).rows(0);
         let bytes = u64::from(slot.sizes.max_rows) * u64::from(slot.sizes.pitch);
         Ok(Some(arena.memory().slice(first..first + bytes)?))
     }
@@ -351,7 +351,7 @@ impl Lent for Slot<'_> {
         stream: &Arc<dyn Stream>,
         to: &Arrangement,
         view: kernels::Arranged,
-        arriving: Option<kernels::Tokens>,
+        arriving: Option<kernels::TokenParams>,
     ) -> Result<(), EpError> {
         let (group, params) = (self.group, Slot::state(self).params);
         Slot::state(self).extend(stream, &to.used())?;
@@ -376,7 +376,7 @@ impl Lent for Slot<'_> {
         Ok(())
     }
 
-    fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::Received) -> Result<(), EpError> {
+    fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::ReceivedRows) -> Result<(), EpError> {
         let group = self.group;
         let (to, rows, used) = rows.of_experts(group)?;
         Slot::state(self).extend(stream, &used)?;
@@ -387,7 +387,7 @@ impl Lent for Slot<'_> {
         Ok(())
     }
 
-    fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::Tokens) -> Result<(), EpError> {
+    fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::TokenParams) -> Result<(), EpError> {
         self.state().extend(stream, &[])?;
         // One warp waits.
         self.launch_dispatch(stream, LaunchConfig::new(1, 32), tokens, RECEIVE)?;
@@ -427,7 +427,7 @@ impl Lent for Slot<'_> {
     fn combine(
         &mut self,
         stream: &Arc<dyn Stream>,
-        tokens: kernels::Tokens,
+        tokens: kernels::TokenParams,
         rows: Rows<'_>,
         combine: &Combine<'_>,
     ) -> Result<(), EpError> {
@@ -542,16 +542,16 @@ pub struct Received<'l> {
 impl Received<'_> {
     /// Returns the received rows for kernels, which get it as a parameter. They run after the receive and before the
     /// combine, in the order of the stream.
-    pub fn view(&self) -> View<kernels::Received> {
+    pub fn view(&self) -> View<kernels::ReceivedRows> {
         View(self.ended.slot.view())
     }
 
     /// Returns the arena, and where in it the rows are if this is dispatch `epoch`, for programs that cannot pass the
     /// view to their kernels.
     #[doc(hidden)]
-    pub fn places(&self, epoch: u64) -> (&MemorySlice, kernels::Places) {
+    pub fn places(&self, epoch: u64) -> (&MemorySlice, kernels::SlotOffsets) {
         let slot = &self.ended.slot;
-        (slot.arena().memory(), kernels::Places::new(&slot.state().params, epoch))
+        (slot.arena().memory(), kernels::SlotOffsets::new(&slot.state().params, epoch))
     }
 
     /// Puts the rows into another layout, in the order of the stream. Returns the parameter by which kernels find them.
@@ -623,7 +623,7 @@ impl Received<'_> {
     pub fn fetch(&self) -> Result<Vec<Vec<ReceivedRow>>, EpError> {
         let (params, arena) = (&self.ended.slot.state().params, self.ended.slot.arena().memory());
         let (sizes, mut all) = (&params.sizes, Vec::new());
-        let places = kernels::Places::new(params, {
+        let places = kernels::SlotOffsets::new(params, {
             let mut word = [0u64];
             arena.read(params.first + 8 * kernels::EPOCH_WORD, &mut word)?;
             word[0]

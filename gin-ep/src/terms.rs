@@ -93,7 +93,7 @@ impl<'a> Tokens<'a> {
         &self,
         sizes: &Sizes,
         element: Element,
-    ) -> Result<(kernels::Tokens, Vec<&'a MemorySlice>), EpError> {
+    ) -> Result<(kernels::TokenParams, Vec<&'a MemorySlice>), EpError> {
         // With a number on the device, memory for the most is needed.
         let most: u64 = match (self.plan, self.count) {
             (Some(plan), _) => plan.most.into(),
@@ -108,7 +108,7 @@ impl<'a> Tokens<'a> {
         let ids = most * u64::from(sizes.topk);
         let makes_scales = matches!(element, Element::E4m3(_));
         let source = u64::from(sizes.row_bytes) * if makes_scales { 2 } else { 1 };
-        let mut params = kernels::Tokens {
+        let mut params = kernels::TokenParams {
             rows: address("the memory of rows", self.rows, most * source, 16)?,
             scales: 0,
             ids: 0,
@@ -295,7 +295,7 @@ impl<'a> Combine<'a> {
     pub(crate) fn check(
         &self,
         group: &Group<'_>,
-        tokens: &kernels::Tokens,
+        tokens: &kernels::TokenParams,
         rows: Rows<'a>,
     ) -> Result<(kernels::Sums, Vec<&'a MemorySlice>), EpError> {
         let (sizes, at_source) = (&group.sizes(), group.at_source);

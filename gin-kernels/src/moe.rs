@@ -5,7 +5,7 @@
 //! transform of its own to the rows that arrived, and the rank adds up what its experts made of a row, weighted.
 
 use gin_device::prelude::*;
-use gin_ep_kernels::{Received, fma};
+use gin_ep_kernels::{ReceivedRows, fma};
 
 /// Returns the score of an expert for a token of a rank in the data set `set`: a multiple of 1/64, from 1/64 to 1.
 ///
@@ -85,7 +85,7 @@ pub unsafe fn moe_gate(scores: *const f32, ids: *mut i32, weights: *mut f32, tok
 /// - It runs between the receive and the combine of a slot whose rows have `hidden` elements. `local` is the number of
 ///   experts of a rank.
 #[kernel(launch_bounds(512))]
-pub unsafe fn moe_experts(received: Received, rank: u32, local: u32, hidden: u32) {
+pub unsafe fn moe_experts(received: ReceivedRows, rank: u32, local: u32, hidden: u32) {
     for source in 0..received.ranks() {
         let mut row = block_in_grid();
         while row < received.count(source) {

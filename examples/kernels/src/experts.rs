@@ -8,7 +8,7 @@
 //! ```
 
 use gin_device::prelude::*;
-use gin_ep_kernels::{Arranged, Bytes, RECEIVE, Received, SEND, SlotParams, Sums, Tokens, combine, dispatch};
+use gin_ep_kernels::{Arranged, Bytes, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine, dispatch};
 
 /// Multiplies a row by all threads of the block.
 ///
@@ -29,7 +29,7 @@ unsafe fn scale(row: *mut u8, hidden: u32, factor: f32) {
 /// # Safety
 /// - In the order of the stream, between the receive and the combine of a slot.
 #[kernel]
-pub unsafe fn scale_received(received: Received, hidden: u32, factor: f32) {
+pub unsafe fn scale_received(received: ReceivedRows, hidden: u32, factor: f32) {
     // Safety: the caller's promise.
     unsafe { scale_all(&received, hidden, factor) };
 }
@@ -39,7 +39,7 @@ pub unsafe fn scale_received(received: Received, hidden: u32, factor: f32) {
 /// # Safety
 /// - As [`scale_received`].
 #[inline(always)]
-unsafe fn scale_all(received: &Received, hidden: u32, factor: f32) {
+unsafe fn scale_all(received: &ReceivedRows, hidden: u32, factor: f32) {
     for source in 0..received.ranks() {
         let mut row = block_in_grid();
         while row < received.count(source) {
@@ -76,7 +76,7 @@ pub unsafe fn exchange_scaled(
     comm: Comm,
     arena: Window<u64>,
     slot: SlotParams,
-    tokens: Tokens,
+    tokens: TokenParams,
     sums: Sums,
     hidden: u32,
     factor: f32,
@@ -85,7 +85,7 @@ pub unsafe fn exchange_scaled(
     unsafe { dispatch::<Bytes>(&comm, &arena, &slot, &tokens, SEND | RECEIVE) };
     // One warp has received.
     Block.sync();
-    unsafe { scale_all(&Received::new(slot, arena.local_ptr().addr() as u64), hidden, factor) };
+    unsafe { scale_all(&ReceivedRows::new(slot, arena.local_ptr().addr() as u64), hidden, factor) };
     Block.sync();
     unsafe { combine::<f32>(&comm, &arena, &slot, &tokens, &sums) };
 }

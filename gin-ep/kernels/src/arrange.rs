@@ -13,7 +13,7 @@ use crate::places::place as by_expert;
 use crate::protocol::{Launch, wait_for};
 use crate::received::Source;
 use crate::status::{self, Code};
-use crate::{Received, UNIT};
+use crate::{ReceivedRows, UNIT};
 use gin_device::prelude::*;
 use gin_device::sys::Global;
 use gin_device::sys::data::store_weak_u32;
@@ -57,7 +57,7 @@ pub struct Layout {
     pub experts: u32,
 }
 
-/// Received rows in another layout: a parameter of kernels. As for [`Received`], only the host makes it:
+/// Received rows in another layout: a parameter of kernels. As for [`ReceivedRows`], only the host makes it:
 ///
 /// ```compile_fail,E0277
 /// let arranged: gin_ep_kernels::Arranged = gin_device::bytemuck::Zeroable::zeroed();
@@ -65,7 +65,7 @@ pub struct Layout {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arranged {
-    pub(crate) received: Received,
+    pub(crate) received: ReceivedRows,
     pub(crate) rows: u64,
     pub(crate) list: u64,
     pub(crate) places: u64,
@@ -82,7 +82,7 @@ impl Arranged {
     /// # Safety
     /// - The memory is that of an arrangement of the group whose rows these are.
     #[must_use]
-    pub const unsafe fn new(received: Received, layout: Layout) -> Self {
+    pub const unsafe fn new(received: ReceivedRows, layout: Layout) -> Self {
         let Layout { rows, list, places, counts, capacity, align, kind, experts } = layout;
         Self { received, rows, list, places, counts, capacity, align, kind, experts }
     }
@@ -90,7 +90,7 @@ impl Arranged {
     /// Returns the received rows.
     #[inline(always)]
     #[must_use]
-    pub const fn received(&self) -> &Received {
+    pub const fn received(&self) -> &ReceivedRows {
         &self.received
     }
 

@@ -5,7 +5,7 @@ use crate::dispatch::{Arena, NO_PLACE, is_silent, lane_index};
 use crate::element::Element;
 use crate::format::{Pairs, load_unit, store_unit};
 use crate::network::{Near, Network, Reach, Routed};
-use crate::params::{COMBINE, Divisor, EPOCH, MASKED, SINCE, Sizes, SlotParams, Tokens, load};
+use crate::params::{COMBINE, Divisor, EPOCH, MASKED, SINCE, Sizes, SlotParams, TokenParams, load};
 use crate::protocol::{self, IN_PLACE, Launch, PUSHED, raise};
 use crate::status;
 use crate::{LARGE_UNIT, UNIT};
@@ -54,7 +54,13 @@ pub struct Sums {
 /// - As [`dispatch`](crate::dispatch()), whose tokens these are, with the same ids. The addresses of `sums` are valid
 ///   and multiples of 16, that of the weights of 4.
 #[inline(always)]
-pub unsafe fn combine<E: Element>(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &Tokens, sums: &Sums) {
+pub unsafe fn combine<E: Element>(
+    comm: &Comm,
+    arena: &Window<u64>,
+    slot: &SlotParams,
+    tokens: &TokenParams,
+    sums: &Sums,
+) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     // Safety: the caller's promise.
     unsafe { combine_by::<E, Near>(comm, &arena, slot, tokens, sums) };
@@ -69,7 +75,7 @@ pub unsafe fn combine_unmet<E: Element>(
     comm: &Comm,
     arena: &Window<u64>,
     slot: &SlotParams,
-    tokens: &Tokens,
+    tokens: &TokenParams,
     sums: &Sums,
 ) {
     let arena = Arena::by(comm, arena, Near::<false>);
@@ -88,7 +94,7 @@ pub unsafe fn combine_over<E: Element, B: Backend>(
     comm: &Comm,
     arena: &Window<u64>,
     slot: &SlotParams,
-    tokens: &Tokens,
+    tokens: &TokenParams,
     sums: &Sums,
     (signals, network): (&Window<u64>, &Network),
 ) {
@@ -106,7 +112,7 @@ unsafe fn combine_by<E: Element, R: Reach>(
     comm: &Comm,
     arena: &Arena<R>,
     slot: &SlotParams,
-    tokens: &Tokens,
+    tokens: &TokenParams,
     sums: &Sums,
 ) {
     let blocks = grid_dim().count() as u64;
@@ -449,7 +455,7 @@ impl Work {
     unsafe fn new<R: Reach>(
         arena: &Arena<R>,
         slot: &SlotParams,
-        tokens: &Tokens,
+        tokens: &TokenParams,
         sums: &Sums,
         shares: &Shares,
     ) -> Self {
@@ -511,7 +517,7 @@ type Term = (u64, f32);
 unsafe fn add_up<E: Element, R: Reach>(
     arena: &Arena<R>,
     slot: &SlotParams,
-    tokens: &Tokens,
+    tokens: &TokenParams,
     sums: &Sums,
     (launch, mut shares): (&Launch<Global>, Shares),
     epoch: u64,

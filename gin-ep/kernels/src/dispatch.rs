@@ -3,7 +3,7 @@
 
 use crate::format::{Described, Descriptions, Format};
 use crate::network::{Near, Network, Reach, Routed};
-use crate::params::{COMBINE, DISPATCH, EPOCH, MASKED, SECTION, SECTIONS, SINCE, SlotParams, Tokens, load};
+use crate::params::{COMBINE, DISPATCH, EPOCH, MASKED, SECTION, SECTIONS, SINCE, SlotParams, TokenParams, load};
 use crate::protocol::{self, Launch, raise};
 use crate::routes::{Routes, check_number};
 use crate::status::{self, Code};
@@ -90,8 +90,8 @@ impl<R: Reach> Arena<R> {
 /// Sends the rows of `tokens`, if `phases` has [`SEND`], and waits for those of all ranks, if it has [`RECEIVE`]. All
 /// threads of the grid call.
 ///
-/// Afterwards, in the order of the stream, [`Received`](crate::Received) has the rows. The launch has dynamic shared
-/// memory of [`Sizes::shared_bytes`](crate::Sizes::shared_bytes).
+/// Afterwards, in the order of the stream, [`ReceivedRows`](crate::ReceivedRows) has the rows. The launch has dynamic
+/// shared memory of [`Sizes::shared_bytes`](crate::Sizes::shared_bytes).
 ///
 /// Errors are reported to the slot's status, and the communicator goes on:
 ///
@@ -108,7 +108,13 @@ impl<R: Reach> Arena<R> {
 /// - The slot's dispatches and combines follow each other on one stream, or by events, with the same phases on all
 ///   ranks.
 #[inline(always)]
-pub unsafe fn dispatch<F: Format>(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &Tokens, phases: u32) {
+pub unsafe fn dispatch<F: Format>(
+    comm: &Comm,
+    arena: &Window<u64>,
+    slot: &SlotParams,
+    tokens: &TokenParams,
+    phases: u32,
+) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     // Safety: the caller's promise.
     unsafe { dispatch_by::<F, Near>(comm, &arena, slot, tokens, phases) };
@@ -123,7 +129,7 @@ pub unsafe fn dispatch_unmet<F: Format>(
     comm: &Comm,
     arena: &Window<u64>,
     slot: &SlotParams,
-    tokens: &Tokens,
+    tokens: &TokenParams,
     phases: u32,
 ) {
     let arena = Arena::by(comm, arena, Near::<false>);
@@ -143,7 +149,7 @@ pub unsafe fn dispatch_over<F: Format, B: Backend>(
     comm: &Comm,
     arena: &Window<u64>,
     slot: &SlotParams,
-    tokens: &Tokens,
+    tokens: &TokenParams,
     phases: u32,
     (signals, network): (&Window<u64>, &Network),
 ) {
@@ -153,12 +159,12 @@ pub unsafe fn dispatch_over<F: Format, B: Backend>(
 }
 
 /// Sends the descriptions of the rows alone, and waits for those of all ranks. Afterwards, in the order of the stream,
-/// [`Received`](crate::Received) has the rows' tokens and ids; [`send_rows`] sends the rows.
+/// [`ReceivedRows`](crate::ReceivedRows) has the rows' tokens and ids; [`send_rows`] sends the rows.
 ///
 /// # Safety
 /// - As [`dispatch`]. All ranks send descriptions and rows apart.
 #[inline(always)]
-pub unsafe fn describe(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &Tokens) {
+pub unsafe fn describe(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &TokenParams) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     // Safety: the caller's promise.
     unsafe { dispatch_by::<Descriptions, Near>(comm, &arena, slot, tokens, SEND | RECEIVE) };
@@ -171,7 +177,7 @@ pub unsafe fn describe(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, toke
 /// - As [`dispatch`]. The last dispatch of the slot was [`describe`], with these tokens. All calls on the slot have as
 ///   many blocks.
 #[inline(always)]
-pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &Tokens) {
+pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &TokenParams) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
     let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
@@ -188,7 +194,7 @@ unsafe fn dispatch_by<F: Format, R: Reach>(
     comm: &Comm,
     arena: &Arena<R>,
     slot: &SlotParams,
-    tokens: &Tokens,
+    tokens: &TokenParams,
     phases: u32,
 ) {
     let before = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
@@ -213,7 +219,7 @@ unsafe fn dispatch_by<F: Format, R: Reach>(
 unsafe fn send<F: Format, R: Reach>(
     arena: &Arena<R>,
     slot: &SlotParams,
-    tokens: &Tokens,
+    tokens: &TokenParams,
     epoch: u64,
     masked: u64,
 ) -> bool {
@@ -337,7 +343,7 @@ impl<D> Unit<D> {
     /// # Safety
     /// - As [`dispatch`].
     #[inline(always)]
-    unsafe fn load<F: Format<Loaded = D>>(slot: &SlotParams, tokens: &Tokens, number: u32, unit: u32) -> Self {
+    unsafe fn load<F: Format<Loaded = D>>(slot: &SlotParams, tokens: &TokenParams, number: u32, unit: u32) -> Self {
         let (sizes, k) = (&slot.sizes, lane_index());
         let units = F::units(sizes);
         let token = units.of(unit);
@@ -363,7 +369,7 @@ impl<D> Unit<D> {
 unsafe fn send_unit<F: Format, R: Reach>(
     arena: &Arena<R>,
     slot: &SlotParams,
-    tokens: &Tokens,
+    tokens: &TokenParams,
     routes: &Routes,
     buffer: u64,
     masked: u64,

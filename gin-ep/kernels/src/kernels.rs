@@ -4,7 +4,7 @@
 
 use crate::{Arranged, arrange};
 use crate::{
-    Bytes, Network, Quantized, SlotParams, Sums, Tokens, Wide, allot, combine, combine_over, describe, dispatch,
+    Bytes, Network, Quantized, SlotParams, Sums, TokenParams, Wide, allot, combine, combine_over, describe, dispatch,
     dispatch_over, plan, reduce, send_rows,
 };
 use gin_device::prelude::*;
@@ -15,7 +15,7 @@ use gin_device::sys::let_dependents_start;
 /// # Safety
 /// - As [`plan`].
 #[kernel(launch_bounds(512))]
-pub unsafe fn ep_plan(arena: Window<u64>, slot: SlotParams, tokens: Tokens, to: u64) {
+pub unsafe fn ep_plan(arena: Window<u64>, slot: SlotParams, tokens: TokenParams, to: u64) {
     let_dependents_start();
     // Safety: the caller's promise.
     unsafe { plan(&arena, &slot, &tokens, to) }
@@ -39,7 +39,7 @@ macro_rules! dispatches {
         /// # Safety
         /// - As [`dispatch`].
         #[kernel(launch_bounds(512))]
-        pub unsafe fn $name(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: Tokens, phases: u32) {
+        pub unsafe fn $name(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: TokenParams, phases: u32) {
             let_dependents_start();
             // Safety: the caller's promise.
             unsafe { dispatch::<$format>(&comm, &arena, &slot, &tokens, phases) }
@@ -57,7 +57,7 @@ dispatches! {
 /// # Safety
 /// - As [`describe`].
 #[kernel(launch_bounds(512))]
-pub unsafe fn ep_describe(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: Tokens) {
+pub unsafe fn ep_describe(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: TokenParams) {
     let_dependents_start();
     // Safety: the caller's promise.
     unsafe { describe(&comm, &arena, &slot, &tokens) }
@@ -70,7 +70,7 @@ macro_rules! sends {
         /// # Safety
         /// - As [`send_rows`].
         #[kernel(launch_bounds(256))]
-        pub unsafe fn $name(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: Tokens) {
+        pub unsafe fn $name(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: TokenParams) {
             let_dependents_start();
             // Safety: the caller's promise.
             unsafe { send_rows::<$format>(&comm, &arena, &slot, &tokens) }
@@ -90,7 +90,7 @@ macro_rules! combines {
         /// # Safety
         /// - As [`combine`].
         #[kernel(launch_bounds(512))]
-        pub unsafe fn $name(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: Tokens, sums: Sums) {
+        pub unsafe fn $name(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: TokenParams, sums: Sums) {
             // Safety: the caller's promise.
             unsafe { combine::<$element>(&comm, &arena, &slot, &tokens, &sums) }
         }
@@ -115,7 +115,7 @@ macro_rules! network_dispatches {
             comm: Comm,
             arena: Window<u64>,
             slot: SlotParams,
-            tokens: Tokens,
+            tokens: TokenParams,
             phases: u32,
             signals: Window<u64>,
             network: Network,
@@ -144,7 +144,7 @@ macro_rules! network_combines {
             comm: Comm,
             arena: Window<u64>,
             slot: SlotParams,
-            tokens: Tokens,
+            tokens: TokenParams,
             sums: Sums,
             signals: Window<u64>,
             network: Network,

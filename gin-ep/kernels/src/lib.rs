@@ -80,11 +80,11 @@ pub use kernels::{
 };
 pub use network::Network;
 pub use params::{
-    CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, MASKED_WORD, POWERS, Places, Sizes, SlotParams, Tokens, UNSENT_WORD,
-    WIDE_IDS, reset,
+    CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, MASKED_WORD, POWERS, Sizes, SlotOffsets, SlotParams, TokenParams,
+    UNSENT_WORD, WIDE_IDS, reset,
 };
 pub use places::tallies;
-pub use received::Received;
+pub use received::ReceivedRows;
 pub use reduce::reduce;
 pub use routes::plan;
 pub use status::{Code, STATUS_WORDS, reported};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Places in the arena and the tokens, which a dispatch and its combine share.
+//! Parameters of the kernels: sizes, offsets in the arena, and the tokens, which a dispatch and its combine share.
 
 use crate::protocol::{buffer, flag};
 use gin_device::prelude::*;
@@ -432,12 +432,12 @@ pub fn reset(sizes: &Sizes, words: &mut [u64], epoch: u64) {
 
 /// Where the last dispatch of a slot is in the arena: offsets in bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Places {
+pub struct SlotOffsets {
     slot: SlotParams,
     buffer: u64,
 }
 
-impl Places {
+impl SlotOffsets {
     /// Returns the places of the rows of dispatch `epoch`.
     #[must_use]
     pub const fn new(slot: &SlotParams, epoch: u64) -> Self {
@@ -470,18 +470,19 @@ impl Places {
     }
 }
 
-/// [`Tokens::flags`]: ids have 64 bits.
+/// [`TokenParams::flags`]: ids have 64 bits.
 pub const WIDE_IDS: u32 = 1;
-/// [`Tokens::flags`]: scales are powers of two, where the dispatch makes them.
+/// [`TokenParams::flags`]: scales are powers of two, where the dispatch makes them.
 pub const POWERS: u32 = 2;
-/// [`Tokens::flags`], with [`POWERS`]: scales are [`Ue8m0`], where the dispatch makes them. Otherwise they are FP32.
+/// [`TokenParams::flags`], with [`POWERS`]: scales are [`Ue8m0`], where the dispatch makes them. Otherwise they are
+/// FP32.
 pub const EXPONENTS: u32 = 4;
 
 /// The tokens of a rank: a parameter of the kernels.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[bytemuck(crate = "gin_device::bytemuck")]
-pub struct Tokens {
+pub struct TokenParams {
     /// The address of the rows: a multiple of 16.
     pub rows: u64,
     /// The address of the scales, [`Sizes::scale_bytes`] for each row; 0 if there are none, or if the dispatch makes
@@ -502,7 +503,7 @@ pub struct Tokens {
     pub flags: u32,
 }
 
-impl Tokens {
+impl TokenParams {
     /// Returns the number of tokens, which may be more than there is room for.
     #[inline(always)]
     pub(crate) fn given(&self) -> u32 {

@@ -8,10 +8,10 @@ use gin_device::sys::{GlobalWord, Word};
 /// The rows that a rank has received in a dispatch: a parameter of kernels that run between dispatch and combine.
 ///
 /// ```
-/// use gin_ep_kernels::Received;
+/// use gin_ep_kernels::ReceivedRows;
 ///
 /// /// Returns how many rows chose an expert of this rank, by one thread.
-/// fn rows_of(received: &Received, expert: i32) -> u32 {
+/// fn rows_of(received: &ReceivedRows, expert: i32) -> u32 {
 ///     let mut rows = 0;
 ///     for source in 0..received.ranks() {
 ///         for row in 0..received.count(source) {
@@ -27,16 +27,16 @@ use gin_device::sys::{GlobalWord, Word};
 /// Only the host makes it, because its functions follow the addresses in it:
 ///
 /// ```compile_fail,E0277
-/// let received: gin_ep_kernels::Received = gin_device::bytemuck::Zeroable::zeroed();
+/// let received: gin_ep_kernels::ReceivedRows = gin_device::bytemuck::Zeroable::zeroed();
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Received {
+pub struct ReceivedRows {
     slot: SlotParams,
     arena: u64,
 }
 
-impl Received {
+impl ReceivedRows {
     /// Makes it from a slot and the address of this rank's part of the arena.
     ///
     /// # Safety
@@ -196,8 +196,8 @@ impl Received {
     }
 }
 
-/// The rows from a source. Each function of [`Received`] loads words of the arena anew, which takes longer than to copy
-/// a part of a row.
+/// The rows from a source. Each function of [`ReceivedRows`] loads words of the arena anew, which takes longer than to
+/// copy a part of a row.
 #[derive(Clone, Copy)]
 pub(crate) struct Source {
     /// Number of rows.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which tokens go to which ranks, and the places of their rows there.
 
-use crate::params::{Eight, PLAN_BITS, SlotParams, Tokens, load};
+use crate::params::{Eight, PLAN_BITS, SlotParams, TokenParams, load};
 use crate::status::{self, Code};
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_u32;
@@ -9,7 +9,7 @@ use gin_device::sys::{GlobalWord, Word};
 
 /// Reports tokens past the limit, or a negative number of them, by one thread.
 #[inline(always)]
-pub(crate) fn check_number(arena: u64, slot: &SlotParams, tokens: &Tokens) {
+pub(crate) fn check_number(arena: u64, slot: &SlotParams, tokens: &TokenParams) {
     let (given, most) = (tokens.given(), slot.sizes.tokens);
     if given > most && block_in_grid() == 0 && Block.elect() {
         status::report(arena, slot, Code::TooManyTokens, 0, 0, given.into(), most.into());
@@ -18,7 +18,7 @@ pub(crate) fn check_number(arena: u64, slot: &SlotParams, tokens: &Tokens) {
 
 /// Loads ids of a warp's lanes' tokens, from number `k` on: token `32 * group + lane`.
 #[inline(always)]
-fn ids_of(slot: &SlotParams, tokens: &Tokens, number: u32, group: u32, k: u32) -> Eight {
+fn ids_of(slot: &SlotParams, tokens: &TokenParams, number: u32, group: u32, k: u32) -> Eight {
     let token = 32 * group + gin_device::coop::lane();
     let topk = slot.sizes.topk;
     if token < number {
@@ -54,7 +54,7 @@ impl To {
 
     /// Returns the ranks. An id that does not exist drops its token; `reports` says whether to report that.
     #[inline(always)]
-    fn ranks(&self, arena: u64, slot: &SlotParams, tokens: &Tokens, group: u32, reports: bool) -> u64 {
+    fn ranks(&self, arena: u64, slot: &SlotParams, tokens: &TokenParams, group: u32, reports: bool) -> u64 {
         // Fewer experts than 2^31 fit into any memory.
         if self.most < slot.sizes.experts as i32 {
             return u64::from(self.high) << 32 | u64::from(self.low);
@@ -97,7 +97,7 @@ fn words_of(ranks: u64, number: u32, word: impl Fn(u32, u32)) {
 /// - As [`dispatch`](crate::dispatch()). `plan` is the address of [`Sizes::plan_bytes`](crate::Sizes::plan_bytes)
 ///   bytes, a multiple of 16, which no other kernel uses.
 #[inline(always)]
-pub unsafe fn plan(arena: &Window<u64>, slot: &SlotParams, tokens: &Tokens, plan: u64) {
+pub unsafe fn plan(arena: &Window<u64>, slot: &SlotParams, tokens: &TokenParams, plan: u64) {
     let arena = arena.local_ptr().addr() as u64;
     check_number(arena, slot, tokens);
     let number = tokens.clamped(&slot.sizes);
@@ -182,7 +182,7 @@ pub(crate) struct Routes {
 impl Routes {
     /// Makes them without groups.
     #[inline(always)]
-    pub(crate) fn new(arena: u64, slot: &SlotParams, tokens: &Tokens) -> Self {
+    pub(crate) fn new(arena: u64, slot: &SlotParams, tokens: &TokenParams) -> Self {
         let (ranks, most) = (slot.sizes.ranks, slot.sizes.groups);
         let number = tokens.number(&slot.sizes);
         // They are on their way meanwhile.
@@ -200,7 +200,7 @@ impl Routes {
     /// Goes on to the next groups. Returns the first token of them and the one after the last, which are the same if
     /// there are no more. All threads of the block call.
     #[inline(always)]
-    pub(crate) fn advance(&mut self, arena: u64, slot: &SlotParams, tokens: &Tokens) -> (u32, u32) {
+    pub(crate) fn advance(&mut self, arena: u64, slot: &SlotParams, tokens: &TokenParams) -> (u32, u32) {
         let is_first = self.groups == 0;
         let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
         let next = self.first + self.groups;

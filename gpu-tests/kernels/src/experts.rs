@@ -6,7 +6,7 @@ use gin_device::sys::{Global, Memory};
 use gin_ep_kernels::arrange::{FLAT, PADDED};
 use gin_ep_kernels::internal::{combine_unmet, dispatch_unmet};
 use gin_ep_kernels::{
-    Arranged, Bytes, Format, RECEIVE, Received, SEND, SlotParams, Sums, Tokens, combine, describe, dispatch,
+    Arranged, Bytes, Format, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine, describe, dispatch,
 };
 
 /// Replaces each received row by the weighted sum of what its experts on this rank make of it. Expert `e` of all makes
@@ -18,7 +18,7 @@ use gin_ep_kernels::{
 /// # Safety
 /// - It runs between the receive and the combine of a slot. `local` is the number of experts of a rank.
 #[kernel]
-pub unsafe fn hardware_experts(received: Received, rank: u32, local: u32, hidden: u32) {
+pub unsafe fn hardware_experts(received: ReceivedRows, rank: u32, local: u32, hidden: u32) {
     // Safety: the caller's promise.
     unsafe { replace(&received, rank, local, hidden) };
 }
@@ -28,7 +28,7 @@ pub unsafe fn hardware_experts(received: Received, rank: u32, local: u32, hidden
 /// # Safety
 /// - As [`hardware_experts`].
 #[inline(always)]
-unsafe fn replace(received: &Received, rank: u32, local: u32, hidden: u32) {
+unsafe fn replace(received: &ReceivedRows, rank: u32, local: u32, hidden: u32) {
     for source in 0..received.ranks() {
         let mut row = block_in_grid();
         while row < received.count(source) {
@@ -49,7 +49,7 @@ unsafe fn replace(received: &Received, rank: u32, local: u32, hidden: u32) {
 
 /// Returns the weighted sum of what the experts of a row make of an element. `first` is the first expert of this rank.
 #[inline(always)]
-fn sum_of(received: &Received, source: u32, row: u32, first: u32, value: f32) -> f32 {
+fn sum_of(received: &ReceivedRows, source: u32, row: u32, first: u32, value: f32) -> f32 {
     let mut sum = 0.0f32;
     for k in 0..received.topk() {
         let expert = received.expert(source, row, k);
@@ -68,7 +68,14 @@ fn sum_of(received: &Received, source: u32, row: u32, first: u32, value: f32) ->
 /// # Safety
 /// - As [`hardware_experts`], and `rows` has the memory.
 #[kernel]
-pub unsafe fn hardware_experts_f32(received: Received, rank: u32, local: u32, hidden: u32, rows: *mut f32, most: u32) {
+pub unsafe fn hardware_experts_f32(
+    received: ReceivedRows,
+    rank: u32,
+    local: u32,
+    hidden: u32,
+    rows: *mut f32,
+    most: u32,
+) {
     for source in 0..received.ranks() {
         let first = source * most + received.first(source);
         let mut row = block_in_grid();
@@ -93,7 +100,14 @@ pub unsafe fn hardware_experts_f32(received: Received, rank: u32, local: u32, hi
 /// # Safety
 /// - As [`hardware_experts`], and `rows` has the memory.
 #[kernel]
-pub unsafe fn hardware_experts_each(received: Received, rank: u32, local: u32, hidden: u32, rows: *mut u16, most: u32) {
+pub unsafe fn hardware_experts_each(
+    received: ReceivedRows,
+    rank: u32,
+    local: u32,
+    hidden: u32,
+    rows: *mut u16,
+    most: u32,
+) {
     for source in 0..received.ranks() {
         let mut row = block_in_grid();
         while row < received.count(source) {
@@ -165,7 +179,7 @@ pub unsafe fn hardware_experts_arranged(to: Arranged, rank: u32, local: u32, hid
 /// # Safety
 /// - As [`hardware_experts`], and `to` has three words for each source.
 #[kernel]
-pub unsafe fn hardware_counts(received: Received, to: *mut u32) {
+pub unsafe fn hardware_counts(received: ReceivedRows, to: *mut u32) {
     if block_in_grid() == 0 && Block.elect() {
         for source in 0..received.ranks() {
             let words = [received.count(source), received.offered(source), received.first(source)];
@@ -184,7 +198,7 @@ pub unsafe fn hardware_fused(
     comm: Comm,
     arena: Window<u64>,
     slot: SlotParams,
-    tokens: Tokens,
+    tokens: TokenParams,
     sums: Sums,
     local: u32,
     hidden: u32,
@@ -193,7 +207,7 @@ pub unsafe fn hardware_fused(
     unsafe { dispatch::<Bytes>(&comm, &arena, &slot, &tokens, SEND | RECEIVE) };
     // One warp has received.
     Block.sync();
-    let received = unsafe { Received::new(slot, arena.local_ptr().addr() as u64) };
+    let received = unsafe { ReceivedRows::new(slot, arena.local_ptr().addr() as u64) };
     // Safety: as in `hardware_experts`, which is a function of all threads, too.
     unsafe { replace(&received, comm.world().rank(), local, hidden) };
     Block.sync();
@@ -205,12 +219,12 @@ pub unsafe fn hardware_fused(
 /// # Safety
 /// - As [`hardware_fused`].
 #[kernel(launch_bounds(512))]
-pub unsafe fn hardware_describe(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: Tokens) {
+pub unsafe fn hardware_describe(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: TokenParams) {
     // Safety: the caller's promise.
     unsafe { describe(&comm, &arena, &slot, &tokens) };
 }
 
-/// [`hardware_late`], and in it also [`Tokens::flags`]: all warps but the first are late.
+/// [`hardware_late`], and in it also [`TokenParams::flags`]: all warps but the first are late.
 pub const LATE: u32 = 1 << 16;
 /// [`hardware_late`]: the dispatch has no barrier before its flag.
 pub const UNMET_DISPATCH: u32 = 1;
@@ -269,7 +283,7 @@ pub unsafe fn hardware_late(
     comm: Comm,
     arena: Window<u64>,
     slot: SlotParams,
-    mut tokens: Tokens,
+    mut tokens: TokenParams,
     mut sums: Sums,
     hidden: u32,
     how: u32,
@@ -283,7 +297,7 @@ pub unsafe fn hardware_late(
             dispatch::<Late>(&comm, &arena, &slot, &tokens, SEND | RECEIVE);
         }
         Block.sync();
-        let received = Received::new(slot, arena.local_ptr().addr() as u64);
+        let received = ReceivedRows::new(slot, arena.local_ptr().addr() as u64);
         replace(&received, comm.world().rank(), slot.sizes.local(), hidden);
         Block.sync();
         sums.rows = received.row(0, 0).addr() as u64;

@@ -191,7 +191,7 @@ class Arranged:
 @final
 class Received:
     """A dispatch that was received. Dropping it releases the rows. It is an argument of `Stream.launch`, too:
-    `gin_ep_kernels::Received` in the kernel."""
+    `gin_ep_kernels::ReceivedRows` in the kernel."""
 
     def rows(self, dtype: Any = None) -> View:
         """Returns the rows: `[source][row][element]`. Those below `counts` were received. With `max_rows` all sources
@@ -255,7 +255,7 @@ class Fused:
         """`gin_ep_kernels::SlotParams`."""
     @property
     def tokens(self) -> Parameter:
-        """`gin_ep_kernels::Tokens`."""
+        """`gin_ep_kernels::TokenParams`."""
     @property
     def sums(self) -> Parameter:
         """`gin_ep_kernels::Sums`."""

@@ -26,7 +26,7 @@ impl Parameters {
             ("comm", fused.comm.argument()),
             ("arena", fused.arena.argument()),
             ("slot", Argument::of::<kernels::SlotParams>(fused.slot)),
-            ("tokens", Argument::of::<kernels::Tokens>(fused.tokens)),
+            ("tokens", Argument::of::<kernels::TokenParams>(fused.tokens)),
             ("sums", Argument::of::<kernels::Sums>(fused.sums)),
         ];
         Self { all, shared: fused.shared, _arena: fused.arena.memory().clone() }
@@ -86,7 +86,7 @@ impl Fused {
         Self::parameter(this, 2)
     }
 
-    /// Returns the parameter `gin_ep_kernels::Tokens`.
+    /// Returns the parameter `gin_ep_kernels::TokenParams`.
     #[getter]
     fn tokens(this: &Bound<'_, Self>) -> Parameter {
         Self::parameter(this, 3)

@@ -15,7 +15,7 @@ use crate::stream::{Stream, Users, Work};
 use crate::tensor::Region;
 use gin_ep::EpError;
 use gin_ep_kernels as kernels;
-use gin_ep_kernels::{Places, Sizes};
+use gin_ep_kernels::{Sizes, SlotOffsets};
 use gin_gpu::{Argument, KernelArg, MemorySlice};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -433,7 +433,7 @@ fn by_row(sizes: &Sizes, bytes: u32, dtype: DType) -> (Vec<i64>, Vec<i64>) {
 
 impl Received {
     /// Makes a tensor of received rows or their descriptions.
-    fn view(&self, make: impl FnOnce(&GroupCore, &MemorySlice, &Places) -> PyResult<Region>) -> PyResult<View> {
+    fn view(&self, make: impl FnOnce(&GroupCore, &MemorySlice, &SlotOffsets) -> PyResult<Region>) -> PyResult<View> {
         let slot = self.slot.get()?;
         let mut inner = slot.enter()?;
         let epoch = inner.epoch;

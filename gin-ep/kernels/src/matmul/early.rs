@@ -8,7 +8,7 @@
 use super::grouped::{Back, Search};
 use super::tile::{COLUMNS, COPIED_ROWS, Factors, Left, ROWS, THREADS, multiply};
 use super::turns::{self, Lists, Turns, look};
-use crate::Received;
+use crate::ReceivedRows;
 use crate::arrange::before;
 use crate::dispatch::{Arena, is_silent};
 use crate::params::{EPOCH, MASKED, Sizes, load};
@@ -79,8 +79,8 @@ const KEPT_WORDS: usize = 10;
 /// Waits for the rows of all ranks, and multiplies those of each expert by its weights as they arrive. All threads of
 /// the grid call; blocks have [`THREADS`] threads.
 ///
-/// It is a receive, too: afterwards [`Received`] has the rows. The product of a row goes to where a combine of one row
-/// for each id would put it: to the rank of its token. A combine with [`RETURNED`](crate::RETURNED) follows on the
+/// It is a receive, too: afterwards [`ReceivedRows`] has the rows. The product of a row goes to where a combine of one
+/// row for each id would put it: to the rank of its token. A combine with [`RETURNED`](crate::RETURNED) follows on the
 /// stream. The result has the bits of [`grouped_matmul`](super::grouped_matmul) after a receive.
 ///
 /// A rank that does not come in time is reported to the slot's status as by a [`dispatch`](crate::dispatch()), and
@@ -91,7 +91,7 @@ const KEPT_WORDS: usize = 10;
 ///   made communicator, arena and slot for each other; the group has one row for each id, and rows of `depth` BF16. The
 ///   addresses of `early` are valid.
 #[inline(always)]
-pub unsafe fn early_matmul(comm: &Comm, arena: &Window<u64>, received: &Received, early: &Early) {
+pub unsafe fn early_matmul(comm: &Comm, arena: &Window<u64>, received: &ReceivedRows, early: &Early) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     let work = Work { comm, arena: &arena, received, early };
     // Safety: the caller's promise.
@@ -106,7 +106,7 @@ pub unsafe fn early_matmul(comm: &Comm, arena: &Window<u64>, received: &Received
 struct Work<'a> {
     comm: &'a Comm,
     arena: &'a Arena,
-    received: &'a Received,
+    received: &'a ReceivedRows,
     early: &'a Early,
 }
 

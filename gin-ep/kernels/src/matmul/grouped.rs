@@ -2,7 +2,7 @@
 //! Products of the experts' rows: tiles are sent to their tokens' ranks as they are done.
 
 use super::tile::{COLUMNS, Factors, ROWS, multiply};
-use crate::Received;
+use crate::ReceivedRows;
 use crate::arrange::Arranged;
 use crate::dispatch::Arena;
 use crate::params::load;
@@ -88,13 +88,13 @@ pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Arranged
 /// The places of products at the ranks of their tokens, where a combine would put them.
 pub(super) struct Back<'a> {
     arena: &'a Arena,
-    received: &'a Received,
+    received: &'a ReceivedRows,
     returned: u64,
 }
 
 impl<'a> Back<'a> {
     #[inline(always)]
-    pub(super) fn new(arena: &'a Arena, received: &'a Received) -> Self {
+    pub(super) fn new(arena: &'a Arena, received: &'a ReceivedRows) -> Self {
         Self { arena, received, returned: received.slot().returned(buffer(received.epoch()), arena.rank()) }
     }
 

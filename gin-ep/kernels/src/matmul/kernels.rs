@@ -2,7 +2,7 @@
 //! The kernels.
 
 use super::{Early, Grouped, Product, all_gather_matmul, early_matmul, grouped_matmul, matmul_reduce_scatter};
-use crate::Received;
+use crate::ReceivedRows;
 use crate::arrange::Arranged;
 use gin_device::prelude::*;
 
@@ -41,7 +41,7 @@ pub unsafe fn ep_grouped_matmul(comm: Comm, arena: Window<u64>, layout: Arranged
 /// # Safety
 /// - As that.
 #[kernel(launch_bounds(256))]
-pub unsafe fn ep_early_matmul(comm: Comm, arena: Window<u64>, received: Received, early: Early) {
+pub unsafe fn ep_early_matmul(comm: Comm, arena: Window<u64>, received: ReceivedRows, early: Early) {
     // Safety: the caller's promise.
     unsafe { early_matmul(&comm, &arena, &received, &early) }
 }
