@@ -117,8 +117,8 @@ declare -A argued=(
     ["no barrier: network.rs give_back 1"]="the vote of the next round meets all lanes, and what follows is of one lane"
     ["no barrier: dispatch.rs send 2"]="on a CPU a vote orders memory, too"
     ["no barrier: dispatch.rs end_section 2"]="on a CPU a vote orders memory, too"
-    ["no barrier: arrange.rs copy_arriving 1"]="on a CPU a vote orders memory, too"
-    ["no barrier: places.rs put 2"]="on a CPU the vote of the next ids orders memory, too"
+    ["no barrier: permute.rs copy_arriving 1"]="on a CPU a vote orders memory, too"
+    ["no barrier: expert_major.rs put 2"]="on a CPU the vote of the next ids orders memory, too"
 )
 
 races=nothing_races
@@ -154,7 +154,7 @@ while read -r -u 3 _ _ name; do
     [[ "no barrier: $name" == *"$wanted"* ]] || continue
     case $name in
         allot.rs*) tests=($shared_races $limits) ;;
-        arrange.rs* | places.rs*) tests=($races $layouts $products_races) ;;
+        permute.rs* | expert_major.rs*) tests=($races $layouts $products_races) ;;
         network.rs*) tests=($network_races $rows_of_ids $networks) ;;
         matmul/*) tests=($products_races $products $one_multiplies $silent_products $lost_products) ;;
         *) tests=($races $rounds $routing $resident $shared_races) ;;
@@ -203,8 +203,8 @@ mutation "sources heard by the fifth block" $kernels/matmul/turns.rs "self.heare
     "self.hearers.add_relaxed_gpu(1) == 4" $one_multiplies
 mutation "a section announced before its end" $kernels/dispatch.rs \
     "end_section(arena, slot, section, until, masked)" "end_section(arena, slot, section, until + 1, masked)" $races
-mutation "rows awaited one token too early" $kernels/arrange.rs "epoch, token + 1)" "epoch, token)" $races
+mutation "rows awaited one token too early" $kernels/permute.rs "epoch, token + 1)" "epoch, token)" $races
 mutation "descriptions behind the flag of rows" $kernels/format.rs "slot.described_flag(buffer, source)" \
     "slot.sent_flag(buffer, source)" $mixed
-mutation "tallies of the part itself counted as earlier" $kernels/places.rs "threads < self.number" "threads <= self.number" $layouts
+mutation "tallies of the part itself counted as earlier" $kernels/expert_major.rs "threads < self.number" "threads <= self.number" $layouts
 exit $bad

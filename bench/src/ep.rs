@@ -202,7 +202,7 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
             if what.ends_with("packed") {
                 let later = slowest(&|times| times.shared.as_ref().map_or(&NONE, |calls| &calls.packed_later));
                 row =
-                    row.beside(Kind::Other, "arranged when all rows are there", Figure::new(&later, None), None, None);
+                    row.beside(Kind::Other, "permuted when all rows are there", Figure::new(&later, None), None, None);
             }
             rows.push(row);
         }

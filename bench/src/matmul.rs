@@ -7,8 +7,8 @@ use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, Failure, end};
 use gin_abi::Deadline;
 use gin_ep::{
-    Arrangement, Combine, EarlyMatmul, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul,
-    MatmulConfig, Operands, Part, Products, Rows, Tokens,
+    Combine, EarlyMatmul, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig,
+    Operands, Part, Permuted, Products, Rows, Tokens,
 };
 use gin_ep_oracle::{Routing, Shape, batch, factor, product, sum};
 use gin_gpu::{Memory, MemoryKind, MemorySlice};
@@ -235,7 +235,7 @@ fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     ids.write(0, &mine.experts)?;
     scales.write(0, &mine.weights)?;
     let capacity = tokens * topk * 5 / 4 * if ranks == 1 { 1 } else { 2 } + 64 * number;
-    let arrangement = Arrangement::new(&group, Layout::Listed, capacity as u32)?;
+    let permuted = Permuted::new(&group, Layout::Listed, capacity as u32)?;
     let row = |key: u64, row: usize| -> Vec<u16> { (0..depth).map(|at| factor(key, row, at)).collect() };
     let few = |key: u64, rows: usize| -> Vec<u16> {
         let few: Vec<Vec<u16>> = (0..PERIOD).map(|index| row(key, index)).collect();
@@ -251,10 +251,10 @@ fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     let (products, outputs) = (memory(capacity * hidden)?, [memory(tokens * hidden)?, memory(tokens * hidden)?]);
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
-    let factors = Experts::new(&arrangement, &rows, &weights);
+    let factors = Experts::new(&permuted, &rows, &weights);
     // All dispatches have the same ids, so the layout holds for all.
     let mut received = slot.exchange(&stream, &input)?;
-    received.arrange(&stream, &arrangement)?;
+    received.permute(&stream, &permuted)?;
     received.release();
 
     let mut call = |returns: bool, multiplies: bool, combines: bool| -> Result<(), EpError> {
@@ -264,7 +264,7 @@ fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
             received.multiply(&stream, &grouped, &factors, to)?;
         }
         if combines {
-            let from = if returns { Rows::Returned } else { Rows::ArrangedAt(&arrangement, &products) };
+            let from = if returns { Rows::Returned } else { Rows::PermutedAt(&permuted, &products) };
             let to = Combine::weighted(&scales).into(&outputs[usize::from(returns)]);
             return received.combine(&stream, from, &to);
         }
@@ -297,7 +297,7 @@ fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
 const ARRIVING: (usize, usize, usize, usize) = (128, 8, 4096, 4096);
 
 /// Measures products of received rows that begin before all rows are there, from the dispatch to the sums: beside
-/// dispatch, arrangement, product and combine one after the other, and beside products that return their rows as they
+/// dispatch, permute, product and combine one after the other, and beside products that return their rows as they
 /// are done, but begin when all rows are there.
 fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     let (number, topk, hidden, tokens) = bench.pick(ARRIVING, (8, 2, 16, 4));
@@ -328,14 +328,14 @@ fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
         weights.write((2 * expert * hidden * hidden) as u64, one)?;
     }
     let capacity = tokens * topk * 5 / 4 * 2 + 64 * number;
-    let arrangement = Arrangement::new(&group, Layout::Packed { align: 1 }, capacity as u32)?;
+    let permuted = Permuted::new(&group, Layout::Packed { align: 1 }, capacity as u32)?;
     let (products, outputs) = (memory(capacity * hidden)?, [memory(tokens * hidden)?, memory(tokens * hidden)?]);
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
-    let Some(rows) = arrangement.rows() else {
+    let Some(rows) = permuted.rows() else {
         return Err(EpError::Unsuited { what: "a layout without rows", remedy: "use `Layout::Packed`" });
     };
-    let factors = Experts::new(&arrangement, rows, &weights);
+    let factors = Experts::new(&permuted, rows, &weights);
 
     let mut call = |way: Way| -> Result<(), EpError> {
         let to = Combine::weighted(&scales).into(&outputs[usize::from(way == Way::Early)]);
@@ -345,18 +345,18 @@ fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
         }
         let mut received = slot.exchange(&stream, &input)?;
         if way != Way::Exchange {
-            received.arrange(&stream, &arrangement)?;
+            received.permute(&stream, &permuted)?;
         }
         let returns = way == Way::WhenAll;
-        if way != Way::Exchange && way != Way::Arrange {
+        if way != Way::Exchange && way != Way::Permute {
             let to = if returns { Products::Return } else { Products::At(&products) };
             received.multiply(&stream, &grouped, &factors, to)?;
         }
-        if way == Way::Arrange || way == Way::Multiply {
+        if way == Way::Permute || way == Way::Multiply {
             received.release();
             return Ok(());
         }
-        let from = if returns { Rows::Returned } else { Rows::ArrangedAt(&arrangement, &products) };
+        let from = if returns { Rows::Returned } else { Rows::PermutedAt(&permuted, &products) };
         received.combine(&stream, from, &to)
     };
     call(Way::Early)?;
@@ -368,8 +368,8 @@ fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
         times.fused.push(time(Way::Early)?);
         times.in_sequence.push(time(Way::Sequence)?);
         times.when_all.push(time(Way::WhenAll)?);
-        let arranged = time(Way::Arrange)?;
-        times.multiply.push(time(Way::Multiply)? - arranged);
+        let permuted = time(Way::Permute)?;
+        times.multiply.push(time(Way::Multiply)? - permuted);
         times.exchange.push(time(Way::Exchange)?);
     }
     comm.check("bench")?;
@@ -385,13 +385,13 @@ fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
 enum Way {
     /// Dispatch, products that begin early and return, combine.
     Early,
-    /// Dispatch, arrangement, products, combine.
+    /// Dispatch, permute, products, combine.
     Sequence,
-    /// Dispatch, arrangement, products that return, combine.
+    /// Dispatch, permute, products that return, combine.
     WhenAll,
-    /// Dispatch and arrangement.
-    Arrange,
-    /// Dispatch, arrangement, products.
+    /// Dispatch and permute.
+    Permute,
+    /// Dispatch, permute, products.
     Multiply,
     /// Dispatch and combine.
     Exchange,

@@ -300,7 +300,7 @@ fn bench_ep_measures_each_layout_beside_its_floors_and_plots_by_size() {
     assert_eq!(compared(table, "dispatch and combine in a chain, 8 tokens"), ["exchange", met]);
     assert_eq!(beside(table, "dispatch with max_rows, 8 tokens"), ["exchange"]);
     let packed = "dispatch expert-major packed with max_rows, 8 tokens";
-    let later = "arranged when all rows are there";
+    let later = "permuted when all rows are there";
     assert_eq!(compared(table, packed), ["the larger of exchange and expand", later]);
     assert_eq!(compared(table, "combine, 8 tokens, 1 SMs"), ["all SMs"]);
     let svg = std::fs::read_to_string(&plot).unwrap();

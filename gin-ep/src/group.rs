@@ -62,7 +62,7 @@ pub struct Group<'c> {
     pub(crate) sum_bytes: u32,
     /// The kernels may be launched as dependent ones.
     has_dependents: bool,
-    pub(crate) arrange: [Function; 4],
+    pub(crate) permute: [Function; 4],
     pub(crate) plan: Function,
     pub(crate) allot: Function,
     pub(crate) dispatch: Function,
@@ -205,8 +205,8 @@ impl<'c> Group<'c> {
         let shape = LaunchConfig::new(blocks, threads).dynamic_shared(shape.dynamic_shared);
         let (element, at_source) = (config.element, config.at_source);
         let sum_bytes = if config.back_f32 { sizes.back_bytes / 2 } else { sizes.back_bytes };
-        let arrange = |part: &str| kernels.function(&format!("ep_arrange_{part}"));
-        let arrange = [arrange("count")?, arrange("place")?, arrange("copy")?, arrange("arriving")?];
+        let permute = |part: &str| kernels.function(&format!("ep_permute_{part}"));
+        let permute = [permute("count")?, permute("assign")?, permute("copy")?, permute("arriving")?];
         Ok(Self {
             comm,
             device,
@@ -220,7 +220,7 @@ impl<'c> Group<'c> {
             at_source,
             sum_bytes,
             has_dependents: gpu.allows_dependent(&send_rows),
-            arrange,
+            permute,
             plan,
             allot,
             dispatch,

@@ -2,11 +2,11 @@
 //! Products of the experts' rows.
 
 use crate::terms::address;
-use crate::{Arrangement, Element, EpError, Group};
+use crate::{Element, EpError, Group, Permuted};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::Sizes;
-use gin_ep_kernels::arrange::PACKED;
 use gin_ep_kernels::matmul::{Grouped, tile};
+use gin_ep_kernels::permute::PACKED;
 use gin_gpu::{Function, LaunchConfig, MemorySlice, ModuleSource};
 
 /// The kernel of products of the experts' rows, and its shape, for a group.
@@ -59,17 +59,18 @@ pub(crate) fn check(group: &Group<'_>) -> Result<(), EpError> {
 /// The factors of the experts' products.
 #[derive(Clone, Copy, Debug)]
 pub struct Experts<'a> {
-    arrangement: &'a Arrangement,
+    permuted: &'a Permuted,
     rows: &'a MemorySlice,
     weights: &'a MemorySlice,
 }
 
 impl<'a> Experts<'a> {
-    /// Makes them of rows of BF16 in the places of an arrangement by expert, packed or listed, and of weights: for each
-    /// expert of this rank a row for each element that comes back. So each expert has the weights of a linear layer.
+    /// Makes them of rows of BF16 in the places of expert-major permuted rows, packed or listed, and of weights: for
+    /// each expert of this rank a row for each element that comes back. So each expert has the weights of a linear
+    /// layer.
     #[must_use]
-    pub const fn new(arrangement: &'a Arrangement, rows: &'a MemorySlice, weights: &'a MemorySlice) -> Self {
-        Self { arrangement, rows, weights }
+    pub const fn new(permuted: &'a Permuted, rows: &'a MemorySlice, weights: &'a MemorySlice) -> Self {
+        Self { permuted, rows, weights }
     }
 
     /// Returns the parameters of the kernel, and the memory that it uses.
@@ -78,10 +79,10 @@ impl<'a> Experts<'a> {
         grouped: &GroupedMatmul,
         (received, of): (kernels::ReceivedRows, &Sizes),
         products: Products<'a>,
-    ) -> Result<(kernels::Arranged, Grouped, Vec<&'a MemorySlice>), EpError> {
-        let (to, sizes) = (self.arrangement, &grouped.sizes);
+    ) -> Result<(kernels::PermutedRows, Grouped, Vec<&'a MemorySlice>), EpError> {
+        let (to, sizes) = (self.permuted, &grouped.sizes);
         if to.sizes != *sizes || of != sizes {
-            let remedy = "make arrangement and products for the group that received the rows";
+            let remedy = "make `Permuted` and products for the group that received the rows";
             return Err(EpError::Unsuited { what: "products of rows of another group", remedy });
         }
         let layout = to.view(received, None);
@@ -115,6 +116,6 @@ impl<'a> Experts<'a> {
 pub enum Products<'a> {
     /// To the ranks of their tokens. A combine of [`Rows::Returned`](crate::Rows::Returned) adds them up.
     Return,
-    /// Into memory of this rank, in the places of the arrangement.
+    /// Into memory of this rank, in the places of the permuted rows.
     At(&'a MemorySlice),
 }

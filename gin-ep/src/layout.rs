@@ -5,7 +5,7 @@ use crate::{EpError, Group};
 use gin_device::kernel::LaunchArg;
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::Sizes;
-use gin_ep_kernels::arrange::{FLAT, PACKED, PADDED};
+use gin_ep_kernels::permute::{FLAT, PACKED, PADDED};
 use gin_gpu::{Argument, KernelArg, Memory, MemoryKind, MemorySlice};
 
 /// A layout of received rows.
@@ -28,7 +28,7 @@ pub enum Layout {
     Listed,
 }
 
-/// Received rows, or an [`Arrangement`] of them, as a parameter of kernels. It has no functions on the host, because
+/// Received rows, or a [`Permuted`] of them, as a parameter of kernels. It has no functions on the host, because
 /// its addresses may be those of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct View<P>(pub(crate) P);
@@ -49,11 +49,11 @@ macro_rules! launch_arg {
     )* };
 }
 
-launch_arg!(kernels::ReceivedRows, kernels::Arranged);
+launch_arg!(kernels::ReceivedRows, kernels::PermutedRows);
 
 /// Memory for received rows in a [`Layout`].
 #[derive(Debug)]
-pub struct Arrangement {
+pub struct Permuted {
     pub(crate) layout: Layout,
     pub(crate) sizes: Sizes,
     pub(crate) capacity: u32,
@@ -63,7 +63,7 @@ pub struct Arrangement {
     counts: MemorySlice,
 }
 
-impl Arrangement {
+impl Permuted {
     /// Allocates memory for at most `rows` rows; a padded layout has a row for each token of each rank and expert,
     /// whatever `rows` is. If more rows arrive, the first ones have places, and the group's status reports
     /// [`Code::TooManyRows`](crate::Code::TooManyRows).
@@ -169,13 +169,13 @@ impl Arrangement {
             return Ok(());
         }
         let remedy = "make one for this group";
-        Err(EpError::Unsuited { what: "an arrangement of a group with other sizes", remedy })
+        Err(EpError::Unsuited { what: "permuted rows of a group with other sizes", remedy })
     }
 
     /// Returns the parameter of kernels. `region` is the address of the received rows, if all sources share a region.
-    pub(crate) fn view(&self, received: kernels::ReceivedRows, region: Option<u64>) -> kernels::Arranged {
+    pub(crate) fn view(&self, received: kernels::ReceivedRows, region: Option<u64>) -> kernels::PermutedRows {
         let rows = self.rows.as_ref().map(MemorySlice::address);
-        let layout = kernels::arrange::Layout {
+        let layout = kernels::permute::LayoutMemory {
             rows: rows.or(region.filter(|_| self.is_received())).unwrap_or(0),
             list: self.list.address(),
             places: self.places.address(),
@@ -190,7 +190,7 @@ impl Arrangement {
             experts: self.sizes.local(),
         };
         // Safety: the memory was made for these sizes, which the group has.
-        unsafe { kernels::Arranged::new(received, layout) }
+        unsafe { kernels::PermutedRows::new(received, layout) }
     }
 
     /// Returns the memory that kernels use.

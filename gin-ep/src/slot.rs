@@ -3,7 +3,7 @@
 
 use crate::group::SlotState;
 use crate::grouped::{Experts, GroupedMatmul, Products};
-use crate::{Arrangement, Combine, EarlyMatmul, EpError, Group, Layout, Plan, Rows, Tokens, View};
+use crate::{Combine, EarlyMatmul, EpError, Group, Layout, Permuted, Plan, Rows, Tokens, View};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{RECEIVE, SEND};
 use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
@@ -96,31 +96,31 @@ impl<'g> Slot<'g> {
     /// Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. Returns the
     /// parameter by which kernels find them there, too. All ranks call it, each with any layout.
     ///
-    /// The result is that of [`exchange`](Self::exchange) and [`Received::arrange`]. With thousands of tokens it takes
+    /// The result is that of [`exchange`](Self::exchange) and [`Received::permute`]. With thousands of tokens it takes
     /// less time, because rows are copied while others are on their way: the ranks tell each other the ids of their
     /// rows first. With few tokens, and in layouts whose rows are not copied, that takes longer.
     ///
     /// # Errors
-    /// As [`dispatch`](Self::dispatch); [`EpError::Unsuited`] for an arrangement of another group, or if loads and
+    /// As [`dispatch`](Self::dispatch); [`EpError::Unsuited`] for permuted rows of another group, or if loads and
     /// stores do not reach all ranks.
     pub fn exchange_into(
         &mut self,
         stream: &Arc<dyn Stream>,
         tokens: &Tokens<'_>,
-        to: &Arrangement,
-    ) -> Result<(Received<'_>, View<kernels::Arranged>), EpError> {
+        to: &Permuted,
+    ) -> Result<(Received<'_>, View<kernels::PermutedRows>), EpError> {
         let group = self.group;
         if !group.is_near() {
             let what = "an exchange into a layout in a group with ranks that loads and stores do not reach";
-            return Err(EpError::Unsuited { what, remedy: "call `exchange` and `Received::arrange`" });
+            return Err(EpError::Unsuited { what, remedy: "call `exchange` and `Received::permute`" });
         }
-        let view = self.arranged(to)?;
+        let view = self.permuted(to)?;
         let tokens = self.prepare(stream, tokens)?;
         let slot = Plain(self.state().params);
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &slot, &Plain(tokens)];
         // Safety: as for a dispatch.
         unsafe { stream.launch(&group.describe, group.following(group.shape), &arguments)? };
-        self.arrange(stream, to, view, Some(tokens))?;
+        self.permute(stream, to, view, Some(tokens))?;
         Ok((Received { ended: Ended { slot: self, tokens } }, View(view)))
     }
 
@@ -297,11 +297,11 @@ struct Ended<'l> {
 
 /// A slot without the lifetime of its group, which a value that borrows the slot need not name.
 trait Lent: std::fmt::Debug + Send {
-    fn arrange(
+    fn permute(
         &mut self,
         stream: &Arc<dyn Stream>,
-        to: &Arrangement,
-        view: kernels::Arranged,
+        to: &Permuted,
+        view: kernels::PermutedRows,
         arriving: Option<kernels::TokenParams>,
     ) -> Result<(), EpError>;
     fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::ReceivedRows) -> Result<(), EpError>;
@@ -336,8 +336,8 @@ trait Lent: std::fmt::Debug + Send {
         Ok(Some(arena.memory().slice(first..first + bytes)?))
     }
 
-    /// Checks an arrangement, and returns the parameter of kernels for rows in it.
-    fn arranged(&self, to: &Arrangement) -> Result<kernels::Arranged, EpError> {
+    /// Checks permuted rows, and returns the parameter of kernels for them.
+    fn permuted(&self, to: &Permuted) -> Result<kernels::PermutedRows, EpError> {
         to.check(&self.state().params.sizes)?;
         let region = self.region()?.map(|region| region.address());
         Ok(to.view(self.view(), region))
@@ -346,24 +346,24 @@ trait Lent: std::fmt::Debug + Send {
 
 impl Lent for Slot<'_> {
     /// Launches the kernels of a layout. Rows that are `arriving` are described, and sent by a kernel among these.
-    fn arrange(
+    fn permute(
         &mut self,
         stream: &Arc<dyn Stream>,
-        to: &Arrangement,
-        view: kernels::Arranged,
+        to: &Permuted,
+        view: kernels::PermutedRows,
         arriving: Option<kernels::TokenParams>,
     ) -> Result<(), EpError> {
         let (group, params) = (self.group, Slot::state(self).params);
         Slot::state(self).extend(stream, &to.used())?;
         let shape = group.following(LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32));
-        let [count, place, copy, copy_arriving] = &group.arrange;
+        let [count, assign, copy, copy_arriving] = &group.permute;
         let (view, slot) = (View(view), Plain(params));
-        // Safety of all launches: the rows are described or received, the memory is the arrangement's and is kept, and
-        // kernels of a stream follow each other.
+        // Safety of all launches: the rows are described or received, the memory is that of the permuted rows and is
+        // kept, and kernels of a stream follow each other.
         if to.layout != Layout::Flat {
             unsafe { stream.launch(count, shape, &[&view])? };
         }
-        unsafe { stream.launch(place, shape, &[&view])? };
+        unsafe { stream.launch(assign, shape, &[&view])? };
         if let Some(tokens) = arriving {
             let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &slot, &Plain(tokens)];
             let [sends, copies] = group.shapes_arriving();
@@ -477,7 +477,7 @@ impl<'l> Sent<'l> {
     /// [`combine`](Received::combine) of [`Rows::Returned`] follows. `weights` are as in
     /// [`Experts::new`], with a row of inner elements as long as a received row. The call returns at once.
     ///
-    /// The bits are those of [`receive`](Self::receive), an arrangement of these rows and [`Received::multiply`].
+    /// The bits are those of [`receive`](Self::receive), [`Received::permute`] and [`Received::multiply`].
     ///
     /// # Errors
     /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] for products of another group:
@@ -557,15 +557,15 @@ impl Received<'_> {
     /// Puts the rows into another layout, in the order of the stream. Returns the parameter by which kernels find them.
     ///
     /// # Errors
-    /// [`EpError::Unsuited`] for an arrangement of another group; an error of the device.
-    pub fn arrange(&mut self, stream: &Arc<dyn Stream>, to: &Arrangement) -> Result<View<kernels::Arranged>, EpError> {
-        let view = self.ended.slot.arranged(to)?;
-        self.ended.slot.arrange(stream, to, view, None)?;
+    /// [`EpError::Unsuited`] for permuted rows of another group; an error of the device.
+    pub fn permute(&mut self, stream: &Arc<dyn Stream>, to: &Permuted) -> Result<View<kernels::PermutedRows>, EpError> {
+        let view = self.ended.slot.permuted(to)?;
+        self.ended.slot.permute(stream, to, view, None)?;
         Ok(View(view))
     }
 
-    /// Adds up, for each received row, what this rank's experts made of it: the rows of an arrangement by expert,
-    /// [`Rows::Arranged`] or [`Rows::ArrangedAt`], each times its weight, in the order of the ids, by `fma` in FP32,
+    /// Adds up, for each received row, what this rank's experts made of it: expert-major permuted rows,
+    /// [`Rows::Permuted`] or [`Rows::PermutedAt`], each times its weight, in the order of the ids, by `fma` in FP32,
     /// rounded once, or, with [`back_f32`](crate::GroupConfig::back_f32), not rounded. The experts' rows have the
     /// elements of the output. The sums replace the received rows, and [`combine`](Self::combine) returns them by
     /// [`Rows::InPlace`].
@@ -579,10 +579,10 @@ impl Received<'_> {
 
     /// Multiplies the rows of each expert by its weights, in the order of the stream, and returns the products to the
     /// ranks of their tokens as they are done, or stores them here. [`combine`](Self::combine) follows, with
-    /// [`Rows::Returned`] or [`Rows::ArrangedAt`]; both give the same bits.
+    /// [`Rows::Returned`] or [`Rows::PermutedAt`]; both give the same bits.
     ///
     /// # Errors
-    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] for an arrangement of another
+    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] for permuted rows of another
     /// group or layout, an error of the device.
     pub fn multiply(
         &mut self,

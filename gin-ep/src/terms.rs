@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory of a call: tokens of a dispatch, rows and sums of a combine.
 
-use crate::{Arrangement, Element, EpError, Group, Scales};
+use crate::{Element, EpError, Group, Permuted, Scales};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{EXPONENTS, POWERS, Sizes, WIDE_IDS};
 use gin_gpu::MemorySlice;
@@ -183,29 +183,26 @@ pub enum Rows<'a> {
     /// [`max_rows`](crate::GroupConfig::max_rows), as many as that: the combine copies them to where the received rows
     /// are, from where their sources load them.
     At(&'a MemorySlice),
-    /// The rows of an arrangement, which the experts have replaced.
-    Arranged(&'a Arrangement),
-    /// Rows in the places of those of an arrangement.
-    ArrangedAt(&'a Arrangement, &'a MemorySlice),
+    /// Permuted rows, which the experts have replaced.
+    Permuted(&'a Permuted),
+    /// Rows in the places of those of permuted rows.
+    PermutedAt(&'a Permuted, &'a MemorySlice),
     /// Rows that [`Received::multiply`](crate::Received::multiply) has sent to their sources.
     Returned,
 }
 
 impl<'a> Rows<'a> {
-    /// Returns the arrangement by expert that has these rows, their address, and the memory that kernels use.
-    pub(crate) fn of_experts(
-        &self,
-        group: &Group<'_>,
-    ) -> Result<(&'a Arrangement, u64, Vec<&'a MemorySlice>), EpError> {
+    /// Returns the expert-major rows that has these rows, their address, and the memory that kernels use.
+    pub(crate) fn of_experts(&self, group: &Group<'_>) -> Result<(&'a Permuted, u64, Vec<&'a MemorySlice>), EpError> {
         let (what, sizes, each) = ("a sum of experts' rows", &group.sizes(), group.sum_bytes);
         let (to, memory) = match *self {
-            Rows::Arranged(to) if each == sizes.row_bytes => (to, to.rows()),
-            Rows::ArrangedAt(to, memory) => (to, Some(memory)),
-            Rows::Arranged(_) => {
-                let what = "a sum of the rows of an arrangement, where other rows come back";
-                return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::ArrangedAt`" });
+            Rows::Permuted(to) if each == sizes.row_bytes => (to, to.rows()),
+            Rows::PermutedAt(to, memory) => (to, Some(memory)),
+            Rows::Permuted(_) => {
+                let what = "a sum of the permuted rows, where other rows come back";
+                return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::PermutedAt`" });
             }
-            _ => return Err(EpError::Unsuited { what, remedy: "pass `Rows::Arranged` or `Rows::ArrangedAt`" }),
+            _ => return Err(EpError::Unsuited { what, remedy: "pass `Rows::Permuted` or `Rows::PermutedAt`" }),
         };
         if group.at_source {
             let what = "a sum of experts' rows, in a group to which a row for each id comes back";
@@ -213,10 +210,10 @@ impl<'a> Rows<'a> {
         }
         if to.sizes != *sizes {
             let remedy = "make one for this group";
-            return Err(EpError::Unsuited { what: "an arrangement of a group with other sizes", remedy });
+            return Err(EpError::Unsuited { what: "permuted rows of a group with other sizes", remedy });
         }
         let Some(memory) = memory.filter(|_| to.is_by_expert()) else {
-            let what = "a sum of the rows of an arrangement that has no rows of experts";
+            let what = "a sum of permuted rows of a layout that has no rows of experts";
             return Err(EpError::Unsuited {
                 what,
                 remedy: "use `Layout::Packed` or `Layout::Padded`, or other memory",
@@ -329,7 +326,7 @@ impl<'a> Combine<'a> {
             }
             Rows::InPlace => {}
             // They are the received ones.
-            Rows::Arranged(to) if to.is_received() && to.sizes == *sizes => used.extend(to.used()),
+            Rows::Permuted(to) if to.is_received() && to.sizes == *sizes => used.extend(to.used()),
             Rows::Returned if !at_source => {
                 let what = "a combine of products of ids, in a group with one row for each rank";
                 return Err(EpError::Unsuited { what, remedy: "configure `at_source`" });
@@ -339,10 +336,10 @@ impl<'a> Combine<'a> {
                 used.push(memory);
                 sums.rows = address("the memory of returned rows", memory, sizes.back_room() * bytes, 16)?;
             }
-            Rows::Arranged(to) | Rows::ArrangedAt(to, _) => {
+            Rows::Permuted(to) | Rows::PermutedAt(to, _) => {
                 if to.sizes != *sizes {
                     let remedy = "make one for this group";
-                    return Err(EpError::Unsuited { what: "an arrangement of a group with other sizes", remedy });
+                    return Err(EpError::Unsuited { what: "permuted rows of a group with other sizes", remedy });
                 }
                 if to.is_by_expert() != at_source {
                     let what = "a combine of a layout that has not the rows that come back";
@@ -350,11 +347,11 @@ impl<'a> Combine<'a> {
                     return Err(EpError::Unsuited { what, remedy });
                 }
                 let memory = match (rows, to.rows()) {
-                    (Rows::ArrangedAt(_, memory), _) => memory,
+                    (Rows::PermutedAt(_, memory), _) => memory,
                     (_, Some(memory)) if sizes.back_bytes == sizes.row_bytes => memory,
                     _ => {
-                        let what = "a combine of the rows of an arrangement, where other rows come back";
-                        return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::ArrangedAt`" });
+                        let what = "a combine of the permuted rows, where other rows come back";
+                        return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::PermutedAt`" });
                     }
                 };
                 let needed = u64::from(to.capacity) * bytes;

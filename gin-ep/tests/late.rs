@@ -7,7 +7,7 @@ mod support;
 
 use gin_abi::Deadline;
 use gin_boot::rt::{clock_ns, wait_until};
-use gin_ep::{Arrangement, Combine, EpError, Group, GroupConfig, Layout, Rows};
+use gin_ep::{Combine, EpError, Group, GroupConfig, Layout, Permuted, Rows};
 use gin_ep_oracle::{Experts, Routing, Shape, batch, per_rank};
 use gin_host::comm::Requirements;
 use gin_host::world::{WorldConfig, launch};
@@ -80,7 +80,7 @@ fn late(seed: u64, way: Way) -> u32 {
         let config = if way.shares_region { config.max_rows(24) } else { config };
         let group = Group::new(&comm, &config)?;
         let input = Input::new(&rank, &SHAPE, 8)?;
-        let to = Arrangement::new(&group, Layout::Flat, 24)?;
+        let to = Permuted::new(&group, Layout::Flat, 24)?;
         let stream = rank.stream()?;
         let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (me as u64 + 1).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mut random = |of: u64| {

@@ -88,7 +88,7 @@ fn fences(text: &str, report: &Report) -> Result<(), Failed> {
         // They do not receive.
         ("ep_send_rows", 2, [0, 1]),
         ("ep_send_rows_e4m3", 2, [0, 1]),
-        ("ep_arrange_arriving", 0, [1, 0]),
+        ("ep_permute_arriving", 0, [1, 0]),
         // The same; flags of rows in place are raised elsewhere.
         ("ep_combine_bf16", 3, [1, 1]),
         ("ep_combine_f16", 3, [1, 1]),

@@ -6,8 +6,8 @@ mod support;
 
 use gin_abi::Deadline;
 use gin_ep::{
-    Arrangement, Code, Combine, EarlyMatmul, Element, EpError, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul,
-    MatmulConfig, Rows, Scales, Tokens,
+    Code, Combine, EarlyMatmul, Element, EpError, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig,
+    Permuted, Rows, Scales, Tokens,
 };
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
 use gin_gpu::{Memory, MemoryKind};
@@ -314,7 +314,7 @@ fn a_group_refuses_what_has_no_route_over_a_network() {
         assert!(error.contains("ranks that loads and stores do not reach"), "{error}");
         let error = Matmul::all_gather(&comm, &MatmulConfig::new(8, 8, 8)).map(drop).unwrap_err();
         assert!(matches!(error, EpError::NotReachable { reached: 1, ranks: 2 }), "{error}");
-        let (to, input) = (Arrangement::new(&group, Layout::Padded, 0)?, Input::new(&rank, &shape, 4)?);
+        let (to, input) = (Permuted::new(&group, Layout::Padded, 0)?, Input::new(&rank, &shape, 4)?);
         let mut slot = group.slot(0)?;
         let error =
             slot.exchange_into(&rank.stream()?, &input.tokens(4, false), &to).map(drop).unwrap_err().to_string();

@@ -5,7 +5,7 @@ mod support;
 
 use gin_device::prelude::*;
 use gin_ep::{
-    Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Report, Rows, Scales, Tokens,
+    Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Permuted, Report, Rows, Scales, Tokens,
 };
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, narrow, per_rank, quantized};
 use gin_gpu::{Memory, MemoryKind};
@@ -449,7 +449,7 @@ fn a_padded_layout_past_4_gib_has_each_row_in_its_zone() {
         on_ranks(world, |rank, comm| {
             let me = rank.rank() as usize;
             let group = Group::new(comm, &config(&shape, 4096))?;
-            let to = Arrangement::new(&group, Layout::Padded, 0)?;
+            let to = Permuted::new(&group, Layout::Padded, 0)?;
             let all = to.rows().expect("a padded layout has rows");
             assert_eq!(all.bytes(), 8 << 30);
             let (input, stream, mut slot) = (Input::new(rank, &shape, 3)?, rank.stream()?, group.slot(0)?);
@@ -458,7 +458,7 @@ fn a_padded_layout_past_4_gib_has_each_row_in_its_zone() {
             mine.experts = [63, 127].repeat(3);
             input.write(&mine, false)?;
             let mut received = slot.exchange(&stream, &input.tokens(3, false))?;
-            received.arrange(&stream, &to)?;
+            received.permute(&stream, &to)?;
             stream.synchronize()?;
             for (source, rows) in received.fetch()?.iter().enumerate() {
                 assert_eq!(rows.len(), 3);
@@ -889,7 +889,7 @@ fn in_turn(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shape
     let (input, stream, mut slot) = (Input::new(rank, shape, most)?, rank.stream()?, group.slot(0)?);
     let mine = batch(shape, Routing::Uniform, 4, me, most);
     input.write(&mine, false)?;
-    let to = Arrangement::new(&group, Layout::Flat, (shape.ranks * most) as u32)?;
+    let to = Permuted::new(&group, Layout::Flat, (shape.ranks * most) as u32)?;
     rank.barrier()?;
     if me == 1 {
         rank.barrier()?;
@@ -903,7 +903,7 @@ fn in_turn(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shape
         _ => slot.exchange_into(&stream, &tokens, &to)?.0,
     };
     if way < 2 {
-        received.arrange(&stream, &to)?;
+        received.permute(&stream, &to)?;
     }
     experts(rank, &stream, shape, &received)?;
     received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
@@ -993,14 +993,14 @@ fn sums_have_the_order_of_the_ids_and_round_each_product_once() {
                 group.destroy()?;
 
                 let group = Group::new(comm, &config)?;
-                let (to, mut slot) = (Arrangement::new(&group, Layout::Packed { align: 1 }, 3)?, group.slot(0)?);
+                let (to, mut slot) = (Permuted::new(&group, Layout::Packed { align: 1 }, 3)?, group.slot(0)?);
                 let mut received = slot.exchange(&stream, &tokens)?;
-                received.arrange(&stream, &to)?;
+                received.permute(&stream, &to)?;
                 // One row for each expert, by its number.
                 let mut by_expert = [0f32; 3];
                 order.iter().zip(terms).for_each(|(&id, term)| by_expert[id] = term);
                 let rows = memory(rank, &by_expert)?;
-                received.reduce(&stream, Rows::ArrangedAt(&to, &rows))?;
+                received.reduce(&stream, Rows::PermutedAt(&to, &rows))?;
                 received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
                 check("on the rank of the experts")?;
                 drop(slot);
@@ -1049,17 +1049,17 @@ fn rows_and_terms_that_do_not_fit_a_group_are_refused() {
         let config = config(&shape, 4);
         for (config, sums, rows, words) in [
             (config.back_f32(), &reduced, "received", "a combine of the received rows"),
-            (config.back_f32(), &reduced, "arranged", "a combine of the rows of an arrangement"),
+            (config.back_f32(), &reduced, "permuted", "a combine of the permuted rows"),
             (config.at_source(), &plain, "received", "a combine of the received rows"),
-            (config.at_source(), &plain, "arranged", "a layout that has not the rows"),
+            (config.at_source(), &plain, "permuted", "a layout that has not the rows"),
             (config.at_source(), &reduced, "received", "a combine of one row for each rank"),
             (config, &plain, "received", "a combine of one row for each id"),
         ] {
             let group = Group::new(comm, &config)?;
-            let (to, mut slot) = (Arrangement::new(&group, Layout::Flat, 8)?, group.slot(0)?);
+            let (to, mut slot) = (Permuted::new(&group, Layout::Flat, 8)?, group.slot(0)?);
             let mut received = slot.exchange(&stream, &input.tokens(4, false))?;
-            received.arrange(&stream, &to)?;
-            let rows = if rows == "arranged" { Rows::Arranged(&to) } else { Rows::InPlace };
+            received.permute(&stream, &to)?;
+            let rows = if rows == "permuted" { Rows::Permuted(&to) } else { Rows::InPlace };
             let error = received.combine(&stream, rows, sums).unwrap_err().to_string();
             assert!(error.starts_with(words) || error.contains(words), "{error}");
             stream.synchronize()?;

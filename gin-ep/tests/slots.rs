@@ -6,7 +6,7 @@
 mod support;
 
 use gin_abi::Deadline;
-use gin_ep::{Arrangement, Combine, EarlyMatmul, EpError, Group, GroupConfig, Layout, Rows};
+use gin_ep::{Combine, EarlyMatmul, EpError, Group, GroupConfig, Layout, Permuted, Rows};
 use gin_ep_oracle::{Experts, Routing, Shape, batch, per_rank};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{Communicator, Requirements};
@@ -186,7 +186,7 @@ fn ids_that_a_combine_reads_are_kept_until_it_has_ended() {
     on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 4))?;
         let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
-        let to = Arrangement::new(&group, Layout::Listed, 8)?;
+        let to = Permuted::new(&group, Layout::Listed, 8)?;
         for number in 0..40 {
             let mine = batch(&shape, Routing::Uniform, number, 0, 4);
             let input = Input::new(rank, &shape, 4)?;
@@ -197,7 +197,7 @@ fn ids_that_a_combine_reads_are_kept_until_it_has_ended() {
                 // The first one without weights: other numbers of tensors differ in the pair that shows it.
                 slot.exchange(&stream, &if number == 0 { tokens } else { tokens.weights(&weights) })?
             };
-            received.arrange(&stream, &to)?;
+            received.permute(&stream, &to)?;
             experts(rank, &stream, &shape, &received)?;
             let (weak, bytes) = (Arc::downgrade(ids.memory()), ids.bytes());
             // The call has its memory; the program needs it no more.
@@ -234,7 +234,7 @@ fn a_combine_writes_no_sums_past_the_tokens_of_its_plan() {
     on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 64))?;
         let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
-        let to = Arrangement::new(&group, Layout::Listed, 128)?;
+        let to = Permuted::new(&group, Layout::Listed, 128)?;
         let bytes = group.sizes().plan_bytes();
         let mut past = Vec::new();
         for number in 0..40 {
@@ -250,7 +250,7 @@ fn a_combine_writes_no_sums_past_the_tokens_of_its_plan() {
             let tokens = gin_ep::Tokens::new(&input.rows, gin_ep::Ids::I32(&ids), 4);
             let plan = slot.plan(&stream, &tokens)?;
             let mut received = slot.exchange(&stream, &tokens.weights(&input.weights).planned(&plan))?;
-            received.arrange(&stream, &to)?;
+            received.permute(&stream, &to)?;
             drop(plan);
             stream.synchronize()?;
             received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
@@ -278,7 +278,7 @@ fn rows_of_an_exchange_into_a_layout_are_kept_until_they_are_sent() {
     on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 64))?;
         let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
-        let to = Arrangement::new(&group, Layout::Packed { align: 1 }, 128)?;
+        let to = Permuted::new(&group, Layout::Packed { align: 1 }, 128)?;
         for number in 0..6 {
             let mine = batch(&shape, Routing::Uniform, number, 0, 64);
             let input = Input::new(rank, &shape, 64)?;
@@ -294,7 +294,7 @@ fn rows_of_an_exchange_into_a_layout_are_kept_until_they_are_sent() {
             // Later calls of the slot look at what has ended.
             let mut early = false;
             while !early && !ended.is_done()? {
-                received.arrange(&stream, &to)?;
+                received.permute(&stream, &to)?;
                 early |= weak.strong_count() == 0 && !ended.is_done()?;
                 let start = gin_boot::rt::clock_ns();
                 gin_boot::rt::wait_until(|| gin_boot::rt::clock_ns() - start > 200_000);
@@ -370,9 +370,9 @@ fn zones_that_could_end_past_2_to_the_32_are_refused() {
     on_ranks(WorldConfig::seeded(1, 1), |_, comm| {
         // 65,536 rows, and a zone for each of them.
         let group = Group::new(comm, &GroupConfig::new(65_536, 8, 32).tokens(2048).sms(2).threads(64))?;
-        let outcome = Arrangement::new(&group, Layout::Packed { align: 65_536 }, 64);
+        let outcome = Permuted::new(&group, Layout::Packed { align: 65_536 }, 64);
         assert!(matches!(outcome, Err(EpError::Limit { given: 0x1_0000_0000, .. })), "accepted: {outcome:?}");
-        Arrangement::new(&group, Layout::Packed { align: 32_768 }, 64)?;
+        Permuted::new(&group, Layout::Packed { align: 32_768 }, 64)?;
         group.destroy()
     });
 }

@@ -5,7 +5,7 @@ use crate::Bench;
 use crate::driver::processors;
 use gin_abi::Deadline;
 use gin_bench_kernels::ep::{EXCHANGE_WORDS, Job};
-use gin_ep::{Arrangement, Combine, EpError, Group, GroupConfig, Ids, Layout, Rows, Tokens};
+use gin_ep::{Combine, EpError, Group, GroupConfig, Ids, Layout, Permuted, Rows, Tokens};
 use gin_ep_oracle::{Batch, ExpertRow, Routing, Shape, batch, expert_major, narrow, quantized, rank_major, widen};
 use gin_gpu::{Function, KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::{Communicator, DeviceComm, Window, WindowFlags};
@@ -198,7 +198,7 @@ impl<'a> Bed<'a> {
     }
 
     /// Counts wrong rows of the packed layout by expert, of some of all experts and sources.
-    fn wrong_packed(&self, packed: &Arrangement) -> Result<u64, EpError> {
+    fn wrong_packed(&self, packed: &Permuted) -> Result<u64, EpError> {
         let (hidden, me) = (self.shape.hidden, self.rank.rank() as usize);
         let small = Shape { hidden: 1, ..*self.shape };
         let expected: Vec<ExpertRow> =
@@ -295,8 +295,8 @@ impl<'a> Bed<'a> {
         }
         let layouts = if combines == Combines::Layouts {
             let rows = self.ids_here().max(1) as u32;
-            let flat = Arrangement::new(&group, Layout::Flat, (self.shape.ranks * self.tokens) as u32)?;
-            let packed = Arrangement::new(&group, Layout::Packed { align: 1 }, rows)?;
+            let flat = Permuted::new(&group, Layout::Flat, (self.shape.ranks * self.tokens) as u32)?;
+            let packed = Permuted::new(&group, Layout::Packed { align: 1 }, rows)?;
             slot.exchange_into(stream, &input, &packed)?.0.release();
             stream.synchronize()?;
             wrong += self.wrong_packed(&packed)?;
@@ -304,9 +304,9 @@ impl<'a> Bed<'a> {
         } else {
             None
         };
-        let arranged = |received: &mut gin_ep::Received<'_>| -> Result<(), EpError> {
+        let permuted = |received: &mut gin_ep::Received<'_>| -> Result<(), EpError> {
             if let Some([flat, _]) = &layouts {
-                received.arrange(stream, flat)?;
+                received.permute(stream, flat)?;
             }
             Ok(())
         };
@@ -316,14 +316,14 @@ impl<'a> Bed<'a> {
         for _ in 0..self.bench.launches.min(self.bench.pick(9, 1)) {
             calls.dispatch.push(chain(self.rank, stream, self.length(), || {
                 let mut received = slot.exchange(stream, &input)?;
-                arranged(&mut received)?;
+                permuted(&mut received)?;
                 received.release();
                 Ok(())
             })?);
             if combines != Combines::None {
                 calls.pair.push(chain(self.rank, stream, self.length(), || {
                     let mut received = slot.exchange(stream, &input)?;
-                    arranged(&mut received)?;
+                    permuted(&mut received)?;
                     received.combine(stream, Rows::InPlace, &combine)
                 })?);
             }
@@ -334,7 +334,7 @@ impl<'a> Bed<'a> {
                 })?);
                 calls.packed_later.push(chain(self.rank, stream, self.length(), || {
                     let mut received = slot.exchange(stream, &input)?;
-                    received.arrange(stream, packed)?;
+                    received.permute(stream, packed)?;
                     received.release();
                     Ok(())
                 })?);

@@ -236,7 +236,7 @@ fn scalar(place: &Place<'_>, value: &Bound<'_, PyAny>) -> PyResult<Argument> {
         return Ok(Argument::of::<bool>(u8::from(flag)));
     }
     let advice = "pass gincomm.Communicator for `Comm`, gincomm.Window for `Window`, gincomm.Deadline for `Deadline`, \
-                  a tensor for a pointer, a number for a number, gincomm.ep.Received and gincomm.ep.Arranged for rows, \
+                  a tensor for a pointer, a number for a number, gincomm.ep.Received and gincomm.ep.PermutedRows for rows, \
                   and what gincomm.ep.Slot.fuse returns for its parameters; parameters of other types cannot be passed \
                   from Python";
     let kind = value.get_type().name()?;

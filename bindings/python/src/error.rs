@@ -93,7 +93,7 @@ fn in_python(text: &str) -> String {
         ("`Element::Opaque` with `scale_bytes`", "`Element.opaque(row_bytes, scale_bytes)`"),
         ("`Tokens::scales`", "`scales=`"),
         ("`Rows::At`", "`rows=`"),
-        ("`Rows::ArrangedAt`", "`rows=(arrangement, tensor)`"),
+        ("`Rows::PermutedAt`", "`rows=(permuted, tensor)`"),
     ];
     names.iter().fold(text.to_owned(), |text, (rust, python)| text.replace(rust, python)).replace("::", ".")
 }

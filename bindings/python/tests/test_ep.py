@@ -11,7 +11,7 @@ import weakref
 import gincomm as gin
 import numpy as np
 import pytest
-from gincomm.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+from gincomm.ep import Permuted, Combine, Element, Group, GroupConfig, Layout, Tokens
 from support import Null, run, start
 
 WAIT = gin.Deadline(30)
@@ -160,9 +160,9 @@ def test_dispatch_and_combine_agree_with_numpy(ranks, name):
     virtual(ranks, body)
 
 
-def origins(arrangement):
-    """Returns source, received row and position of the id of each row of an arrangement, or None."""
-    words = np.from_dlpack(arrangement.origins())
+def origins(permuted):
+    """Returns source, received row and position of the id of each row of permuted rows, or None."""
+    words = np.from_dlpack(permuted.origins())
     return [None if word < 0 else (word >> 21, word >> 5 & 0xFFFF, word & 31) for word in words.tolist()]
 
 
@@ -183,7 +183,7 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
         }
         cases = [(name, *layout, arrives) for name, layout in layouts.items() for arrives in (False, True)]
         for round, (name, layout, room, arrives) in enumerate(cases):
-            to = Arrangement(group, layout, room)
+            to = Permuted(group, layout, room)
             batches = [Batch(shape, kind, each, round, most - each) for each in range(ranks)]
             mine = batches[me]
             tokens = Tokens(mine.rows, mine.ids, weights=mine.weights)
@@ -191,7 +191,7 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
                 received, _ = slot.exchange_into(stream, tokens, to)
             else:
                 received = slot.exchange(stream, tokens)
-                received.arrange(stream, to)
+                received.permute(stream, to)
             stream.synchronize()
             assert group.status() is None
             counts, places = np.from_dlpack(to.counts()), origins(to)
@@ -438,12 +438,12 @@ def test_calls_in_another_order_are_refused():
         other = group.slot(1)
         other.exchange(stream, token()).release()
         received.combine(stream, Combine.reduced(output))
-        to = Arrangement(group, Layout.FLAT, 4)
+        to = Permuted(group, Layout.FLAT, 4)
         for call in (
             lambda: received.combine(stream, Combine.reduced(output)),
             received.release,
             received.rows,
-            lambda: received.arrange(stream, to),
+            lambda: received.permute(stream, to),
         ):
             with refused("it was combined or released before"):
                 call()
@@ -553,9 +553,9 @@ def test_tensors_are_checked_with_the_dimension_and_the_limit():
         with pytest.raises(gin.StateError, match="combined or released before"):
             received.release()
         with pytest.raises(ValueError, match="pass the most rows of the layout"):
-            Arrangement(group, Layout.FLAT)
+            Permuted(group, Layout.FLAT)
         with pytest.raises(ValueError, match="the alignment of zones is 3; the limit is a power of two"):
-            Arrangement(group, Layout.packed(3), 4)
+            Permuted(group, Layout.packed(3), 4)
         stream.synchronize()
         assert group.status() is None
 
@@ -568,7 +568,7 @@ def test_more_tokens_than_the_group_has_room_for_are_refused_before_anything_is_
         rows, ids, output = np.ones((129, 8), np.float32), np.zeros((129, 1), np.int32), np.full((129, 8), np.nan, np.float32)
         text = "the number of tokens of a batch is {}; the limit is at most 128, for which the group has room; .* `tokens`"
         calls = [slot.dispatch, slot.exchange, slot.plan, lambda *args: slot.fuse(*args, Combine.reduced(output))]
-        calls += [lambda *args: slot.exchange_into(*args, Arrangement(group, Layout.FLAT, 129))]
+        calls += [lambda *args: slot.exchange_into(*args, Permuted(group, Layout.FLAT, 129))]
         for count in (None, 129, 2**32 - 1):
             few = r"tokens.rows .*dimension 0 is 129, and must be at least 4294967295 \(the tokens\)"
             for call in calls:
@@ -647,7 +647,7 @@ def test_a_report_that_nobody_has_read_is_raised(what):
                 with pytest.raises(gin.Error, match=text):
                     slot.fuse(stream, good, Combine.reduced(output))
                 with pytest.raises(gin.Error, match=text):
-                    slot.exchange_into(stream, good, Arrangement(group, Layout.FLAT, 4 * ranks))
+                    slot.exchange_into(stream, good, Permuted(group, Layout.FLAT, 4 * ranks))
                 # Another slot than that of the report would work, and the group goes on once the report is read.
                 assert str(group.status()) in text or what == "rank"
                 assert group.status() is None
@@ -705,7 +705,7 @@ def test_views_wait_for_the_kernels_that_write_them():
 
     def body(rank, comm, group, stream):
         slot, output = group.slot(0), np.zeros((4, 8), np.float32)
-        to = Arrangement(group, Layout.FLAT, 8)
+        to = Permuted(group, Layout.FLAT, 8)
         for round in range(4):
             # The other rank is late, so the kernel is under way.
             if rank.rank == 1:
@@ -721,7 +721,7 @@ def test_views_wait_for_the_kernels_that_write_them():
             stream.launch("scale_received", received, 8, 3.0)
             assert (np.from_dlpack(received.rows())[1 - rank.rank] == 3).all()
             if round % 2 == 0:
-                received.arrange(stream, to)
+                received.permute(stream, to)
             assert to.fetch_counts() == [4] and np.from_dlpack(to.counts()).tolist() == [4]
             assert (np.from_dlpack(to.rows())[:4] == (1 if round % 2 else 3)).all()
             received.combine(stream, Combine.reduced(output))
@@ -733,12 +733,12 @@ def test_views_wait_for_the_kernels_that_write_them():
 
 def test_a_view_that_a_kernel_takes_is_not_waited_for():
     def body(rank, comm, group, stream):
-        slot, output, to = group.slot(0), np.zeros((4, 8), np.float32), Arrangement(group, Layout.FLAT, 8)
+        slot, output, to = group.slot(0), np.zeros((4, 8), np.float32), Permuted(group, Layout.FLAT, 8)
         if rank.rank == 1:
             # The other rank comes here after all its calls, while its kernels wait for this one.
             rank.barrier()
         received = slot.exchange(stream, token(4, id=1 - rank.rank))
-        received.arrange(stream, to)
+        received.permute(stream, to)
         received.combine(stream, Combine.reduced(output), (to, to.rows()))
         if rank.rank == 0:
             assert not stream.is_idle()
@@ -831,7 +831,7 @@ def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_
             config = shape.config(tokens=most, element=kind.element, max_rows=2 * most)
             with Group(comm, config) as group:
                 stream, slot, me = rank.stream(), group.slot(0), rank.rank
-                to = Arrangement(group, Layout.FLAT, 2 * most)
+                to = Permuted(group, Layout.FLAT, 2 * most)
                 with pytest.raises(gin.StateError, match="the layout has no rows of its own"):
                     to.rows()
                 for round in range(3):
@@ -839,7 +839,7 @@ def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_
                     mine = batches[me]
                     sent = list(arriving(shape, batches, me))
                     received = slot.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
-                    received.arrange(stream, to)
+                    received.permute(stream, to)
                     stream.synchronize()
                     flat = [(source, row, 0) for source, (tokens, _) in enumerate(sent) for row in range(len(tokens))]
                     assert to.fetch_counts() == [len(flat)] and origins(to)[: len(flat)] == flat
@@ -849,7 +849,7 @@ def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_
                     weights = np.concatenate([batches[s].weights[tokens] for s, (tokens, _) in enumerate(sent)])
                     results[: len(flat)] = expert(kind, rows, experts, weights)
                     output = np.zeros_like(mine.rows)
-                    # Into the region, from memory of rows, or from that in the places of the arrangement.
+                    # Into the region, from memory of rows, or from that in the places of the permuted rows.
                     if round == 0:
                         np.from_dlpack(received.region())[:] = results
                     received.combine(stream, Combine.reduced(output), [to, results, (to, results)][round])
@@ -945,7 +945,7 @@ def test_a_rank_without_tokens_passes_tensors_whose_address_is_null(ids):
                         fused = slot.fuse(stream, tokens(), Combine.reduced(of))
                         stream.launch("exchange_scaled", *fused, 8, 1.0, block=32, shared=fused.shared)
                     elif way == "into":
-                        received, _ = slot.exchange_into(stream, tokens(), Arrangement(group, Layout.FLAT, 8))
+                        received, _ = slot.exchange_into(stream, tokens(), Permuted(group, Layout.FLAT, 8))
                     elif way == "dispatch":
                         received = slot.dispatch(stream, tokens()).receive(stream)
                     else:
@@ -1050,19 +1050,19 @@ def test_a_slot_keeps_tensors_and_lets_them_go():
     small(body)
 
 
-def test_received_and_arranged_rows_are_arguments_of_kernels():
+def test_received_and_permuted_rows_are_arguments_of_kernels():
     def body(rank, comm, group, stream):
         slot, output = group.slot(0), np.zeros((4, 8), np.float32)
         received = slot.exchange(stream, token(4))
         stream.launch("scale_received", received, 8, 3.0, grid=2)
-        to = Arrangement(group, Layout.FLAT, 6)
-        arranged = received.arrange(stream, to)
-        for wrong, text in [(arranged, "`received: Received`: a `gincomm.ep.Arranged` was given"), (to, "a `Arrangement` was given")]:
+        to = Permuted(group, Layout.FLAT, 6)
+        permuted = received.permute(stream, to)
+        for wrong, text in [(permuted, "`received: Received`: a `gincomm.ep.PermutedRows` was given"), (to, "a `Permuted` was given")]:
             with pytest.raises(TypeError, match=text):
                 stream.launch("scale_received", wrong, 8, 3.0)
-        stream.launch("scale_arranged", arranged, 8, 5.0, grid=2)
+        stream.launch("scale_permuted", permuted, 8, 5.0, grid=2)
         received.combine(stream, Combine.reduced(output), to)
-        for kernel, value in [("scale_received", received), ("scale_arranged", arranged)]:
+        for kernel, value in [("scale_received", received), ("scale_permuted", permuted)]:
             with pytest.raises(gin.StateError, match="cannot be passed to a kernel: it was combined or released"):
                 stream.launch(kernel, value, 8, 3.0)
         stream.synchronize()
@@ -1156,9 +1156,9 @@ def test_unknown_experts_and_more_rows_than_a_layout_has_are_reported():
         report = group.status()
         assert (report.code, report.slot, report.expert, report.limit) == ("UnknownExpert", 0, 5, 1)
         assert (output[:2] == 0).all() and group.status() is None
-        to = Arrangement(group, Layout.FLAT, 3)
+        to = Permuted(group, Layout.FLAT, 3)
         received = slot.exchange(stream, token(4))
-        received.arrange(stream, to)
+        received.permute(stream, to)
         received.combine(stream, Combine.reduced(output), to)
         stream.synchronize()
         report = group.status()
@@ -1205,14 +1205,14 @@ def test_values_of_other_ranks_and_groups_are_refused():
         rank.barrier()
         made.clear()
         with Group(comm, GroupConfig(2, 16, 1, tokens=4, element=Element.F32, deadline=WAIT)) as other:
-            to = Arrangement(other, Layout.FLAT, 4)
+            to = Permuted(other, Layout.FLAT, 4)
             plan = other.slot(0).plan(stream, Tokens(np.ones((1, 16), np.float32), np.zeros((1, 1), np.int32)))
             ids = np.zeros((1, 1), np.int32)
             with pytest.raises(ValueError, match="a plan of a group with other sizes"):
                 slot.exchange(stream, Tokens(np.ones((1, 8), np.float32), ids, planned=plan))
             received = slot.exchange(stream, token())
-            with pytest.raises(ValueError, match="an arrangement of a group with other sizes"):
-                received.arrange(stream, to)
+            with pytest.raises(ValueError, match="permuted rows of a group with other sizes"):
+                received.permute(stream, to)
             received.release()
             # The communicator lets no window go while kernels run.
             stream.synchronize()
@@ -1275,7 +1275,7 @@ def test_a_fork_cannot_use_a_group_and_harms_nobody():
     code = """
 import gc, os
 import gincomm as gin, numpy as np
-from gincomm.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+from gincomm.ep import Permuted, Combine, Element, Group, GroupConfig, Layout, Tokens
 
 def body(rank):
     comm = rank.communicator()
@@ -1283,7 +1283,7 @@ def body(rank):
     slot, stream = group.slot(0), rank.stream()
     rows, ids = np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32)
     tokens = Tokens(rows, ids)
-    received, to = slot.exchange(stream, tokens), Arrangement(group, Layout.FLAT, 4)
+    received, to = slot.exchange(stream, tokens), Permuted(group, Layout.FLAT, 4)
     stream.synchronize()
     view, plan = received.rows(), None
     reader, writer = os.pipe()

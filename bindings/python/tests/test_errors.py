@@ -12,7 +12,7 @@ import threading
 import gincomm as gin
 import numpy as np
 import pytest
-from gincomm.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+from gincomm.ep import Permuted, Combine, Element, Group, GroupConfig, Layout, Tokens
 from support import run
 
 SOURCES = pathlib.Path(__file__).parents[1] / "src"
@@ -211,17 +211,17 @@ def errors_of_groups(errors, comm, stream):
     errors.by(slot.dispatch, stream, good)
     errors.by(received.firsts)
     errors.by(received.scales)
-    errors.by(Arrangement, group, Layout.FLAT)
-    errors.by(Arrangement, group, Layout.FLAT, 0)
-    errors.by(Arrangement, group, Layout.packed(3), 4)
-    flat, listed, padded = Arrangement(group, Layout.FLAT, 4), Arrangement(group, Layout.LISTED, 4), Arrangement(group, Layout.PADDED)
+    errors.by(Permuted, group, Layout.FLAT)
+    errors.by(Permuted, group, Layout.FLAT, 0)
+    errors.by(Permuted, group, Layout.packed(3), 4)
+    flat, listed, padded = Permuted(group, Layout.FLAT, 4), Permuted(group, Layout.LISTED, 4), Permuted(group, Layout.PADDED)
     errors.by(listed.rows)
-    errors.by(stream.launch, "scale_received", received.arrange(stream, flat), 8, 3.0)
-    errors.by(received.arrange, stream, Arrangement(other, Layout.FLAT, 4))
+    errors.by(stream.launch, "scale_received", received.permute(stream, flat), 8, 3.0)
+    errors.by(received.permute, stream, Permuted(other, Layout.FLAT, 4))
     errors.by(received.combine, stream, Combine.reduced(output), np.zeros((1, 4, 8), np.float32))
     errors.by(received.combine, stream, Combine.reduced(output), np.zeros((1, 8), np.float32))
     errors.by(received.combine, stream, Combine.plain(output))
-    for rows_back in (None, Arrangement(other, Layout.FLAT, 4), padded, (listed, rows)):
+    for rows_back in (None, Permuted(other, Layout.FLAT, 4), padded, (listed, rows)):
         errors.by(slot.exchange(stream, good).combine, stream, Combine.reduced(output), rows_back) if rows_back else None
     errors.by(received.release)
     errors.by(stream.launch, "scale_received", received, 8, 3.0)
@@ -231,7 +231,7 @@ def errors_of_groups(errors, comm, stream):
     errors.by(by_id.exchange(stream, good).combine, stream, Combine.plain(output), flat)
     back = Group(comm, GroupConfig(1, 8, 1, back_f32=True, **small | {"element": Element.BF16}))
     halves, sums = Tokens(np.ones((4, 8), np.uint16), ids), Combine.reduced(np.zeros((4, 8), np.uint16))
-    places = Arrangement(back, Layout.FLAT, 4)
+    places = Permuted(back, Layout.FLAT, 4)
     of_back = back.slot(0)
     for rows_back in (None, places):
         errors.by(of_back.exchange(stream, halves).combine, stream, sums, rows_back)
@@ -248,7 +248,7 @@ def errors_of_groups(errors, comm, stream):
         errors.by(second.exchange, stream, good)
         errors.append(str(group.status()))
     received = second.exchange(stream, good)
-    received.arrange(stream, Arrangement(group, Layout.FLAT, 3))
+    received.permute(stream, Permuted(group, Layout.FLAT, 3))
     received.release()
     stream.synchronize()
     errors.by(group.destroy)

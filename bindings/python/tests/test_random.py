@@ -29,7 +29,7 @@ def body(rank, end, seed):
         return draw.choice(fitting) if fitting and draw.random() < 0.9 else draw.choice(pool)
 
     kept = (gin.Communicator, gin.Window, gin.Stream, np.ndarray, ep.Group, ep.Slot, ep.Sent, ep.Received, ep.Plan)
-    kept += (ep.Arrangement, ep.Arranged, ep.View, ep.Fused)
+    kept += (ep.Permuted, ep.PermutedRows, ep.View, ep.Fused)
 
     def keep(value):
         if isinstance(value, kept):
@@ -65,7 +65,7 @@ def body(rank, end, seed):
     def sums():
         output = array(np.float32, (4, 8))
         sums = draw.choice([ep.Combine.reduced, ep.Combine.plain])(output, accumulate=draw.random() < 0.5)
-        rows = draw.choice([None, None, array(np.float32, (4, 8)), some(ep.Arrangement), (some(ep.Arrangement), output)])
+        rows = draw.choice([None, None, array(np.float32, (4, 8)), some(ep.Permuted), (some(ep.Permuted), output)])
         return sums, rows
 
     def combine():
@@ -76,7 +76,7 @@ def body(rank, end, seed):
         some(gin.Stream).launch("exchange_scaled", *parameters, 8, 2.0, block=32, shared=parameters.shared)
 
     def scale():
-        some(gin.Stream).launch(draw.choice(["scale_received", "scale_arranged"]), some((ep.Received, ep.Arranged)), 8, 2.0)
+        some(gin.Stream).launch(draw.choice(["scale_received", "scale_permuted"]), some((ep.Received, ep.PermutedRows)), 8, 2.0)
 
     of_experts = [
         lambda: ep.Group(some(gin.Communicator), draw.choice([config, config, large, wrong])),
@@ -92,10 +92,10 @@ def body(rank, end, seed):
         lambda: some(ep.Received).region(draw.choice([None, "uint8", "float64"])),
         lambda: draw.choice([ep.Received.counts, ep.Received.experts, ep.Received.tokens, ep.Received.scales])(some()),
         lambda: some(ep.Received).firsts(),
-        lambda: some(ep.Received).arrange(some(gin.Stream), some(ep.Arrangement)),
-        lambda: ep.Arrangement(some(ep.Group), draw.choice(layouts), draw.choice([None, 0, 4, 1 << 40])),
-        lambda: draw.choice([ep.Arrangement.rows, ep.Arrangement.counts, ep.Arrangement.origins])(some()),
-        lambda: some(ep.Arrangement).fetch_counts(),
+        lambda: some(ep.Received).permute(some(gin.Stream), some(ep.Permuted)),
+        lambda: ep.Permuted(some(ep.Group), draw.choice(layouts), draw.choice([None, 0, 4, 1 << 40])),
+        lambda: draw.choice([ep.Permuted.rows, ep.Permuted.counts, ep.Permuted.origins])(some()),
+        lambda: some(ep.Permuted).fetch_counts(),
         lambda: np.from_dlpack(some(ep.View)),
         combine,
         combine,
@@ -134,7 +134,7 @@ def body(rank, end, seed):
         lambda: repr(some()),
     ]
     # A busy machine makes few calls in this time.
-    rare = ("Group", "Received", "Arrangement")
+    rare = ("Group", "Received", "Permuted")
     while (now := time.monotonic()) < end or now < end + 30 and not all(name in counts for name in rare):
         call = draw.choice(calls)
         try:
@@ -170,4 +170,4 @@ def test_random_calls_never_crash(seed):
     code = CODE.replace("sys.argv[1]", str(seed)).replace("sys.argv[2]", seconds)
     found = eval(run(code, timeout=60 + 2 * float(seconds)))
     assert found["done"] > 100 and found["Error"] > 10 and found["TypeError"] > 10, found
-    assert found["Group"] > 0 and found["Received"] > 0 and found["Arrangement"] > 0, found
+    assert found["Group"] > 0 and found["Received"] > 0 and found["Permuted"] > 0, found

@@ -6,7 +6,7 @@ import os
 import gincomm as gin
 import pytest
 import torch_support
-from gincomm.ep import Arrangement, Combine, Element, Group, GroupConfig, Layout, Tokens
+from gincomm.ep import Permuted, Combine, Element, Group, GroupConfig, Layout, Tokens
 from torch_support import EXAMPLES, capture, exchange, job, needs_gpus, place, torch, torchrun
 
 pytestmark = torch_support.mark
@@ -81,20 +81,20 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
         device = place(rank)
         wait = (lambda stream: stream.synchronize()) if device.type == "cpu" else lambda stream: None
         with rank.communicator() as comm, Group(comm, config(rank.ranks)) as group:
-            slot, arrangement = group.slot(0), Arrangement(group, Layout.FLAT, rank.ranks * ROOM)
+            slot, permuted = group.slot(0), Permuted(group, Layout.FLAT, rank.ranks * ROOM)
             rows = torch.zeros(ROOM, HIDDEN, dtype=torch.bfloat16, device=device)
             ids = torch.zeros(ROOM, TOPK, dtype=torch.int64, device=device)
             count = torch.zeros(1, dtype=torch.int32, device=device)
             sums = torch.zeros_like(rows)
-            arranged, total = torch.from_dlpack(arrangement.rows()), torch.from_dlpack(arrangement.counts())
-            assert (arranged.shape, total.shape) == ((rank.ranks * ROOM, HIDDEN), (1,))
+            permuted, total = torch.from_dlpack(permuted.rows()), torch.from_dlpack(permuted.counts())
+            assert (permuted.shape, total.shape) == ((rank.ranks * ROOM, HIDDEN), (1,))
 
             def step(stream, slot):
                 received = slot.dispatch(stream, Tokens(rows, ids, count)).receive(stream)
-                received.arrange(stream, arrangement)
+                received.permute(stream, permuted)
                 wait(stream)
-                arranged.mul_(rank.rank + 1)
-                received.combine(stream, Combine.reduced(sums), arrangement)
+                permuted.mul_(rank.rank + 1)
+                received.combine(stream, Combine.reduced(sums), permuted)
 
             warm(rank)
             # All kernels are loaded now, and not in the capture.
@@ -123,7 +123,7 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
             if graph:
                 # Replays put rows into two places in turn, which the host does not see.
                 received = slot.exchange(stream, Tokens(rows, ids, count))
-                with pytest.raises(gin.StateError, match="slot 0 was captured in a graph or fused, .* call `arrange`"):
+                with pytest.raises(gin.StateError, match="slot 0 was captured in a graph or fused, .* call `permute`"):
                     received.rows()
                 received.release()
                 stream.synchronize(timeout=60)
@@ -135,7 +135,7 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
 
 @pytest.mark.parametrize("name", ["scale_received", "exchange_scaled"])
 def test_kernels_find_the_rows_of_each_replay(job, name):
-    """Without an arrangement: the place of the rows changes from replay to replay, and the kernel looks it up. The
+    """Without permuted rows: the place of the rows changes from replay to replay, and the kernel looks it up. The
     second kernel contains dispatch and combine."""
 
     def body(rank, stream):

@@ -8,7 +8,9 @@
 //! ```
 
 use gin_device::prelude::*;
-use gin_ep_kernels::{Arranged, Bytes, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine, dispatch};
+use gin_ep_kernels::{
+    Bytes, PermutedRows, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine, dispatch,
+};
 
 /// Multiplies a row by all threads of the block.
 ///
@@ -53,16 +55,16 @@ unsafe fn scale_all(received: &ReceivedRows, hidden: u32, factor: f32) {
 /// Multiplies all rows of a layout that has rows: not of a listed one, which copies none.
 ///
 /// # Safety
-/// - As [`scale_received`], after the rows were arranged.
+/// - As [`scale_received`], after the rows were permuted.
 #[kernel]
-pub unsafe fn scale_arranged(arranged: Arranged, hidden: u32, factor: f32) {
-    if !arranged.has_rows() {
+pub unsafe fn scale_permuted(permuted: PermutedRows, hidden: u32, factor: f32) {
+    if !permuted.has_rows() {
         return;
     }
     let mut row = block_in_grid();
-    while row < arranged.total().min(arranged.capacity()) {
+    while row < permuted.total().min(permuted.capacity()) {
         // Safety: a row of the layout, which this block has for itself.
-        unsafe { scale(arranged.row(row), hidden, factor) };
+        unsafe { scale(permuted.row(row), hidden, factor) };
         row += grid_dim().count() as u32;
     }
 }

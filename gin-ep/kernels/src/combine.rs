@@ -230,9 +230,9 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, s
                 let mut place = place * u64::from(each) + u64::from(k);
                 let mut loaded = pairs;
                 if sums.places != 0 {
-                    let arranged = load(sums.places + 4 * place);
+                    let permuted = load(sums.places + 4 * place);
                     // Nothing is loaded past the end.
-                    (place, loaded) = (arranged.into(), if arranged < sums.capacity { pairs } else { 0 });
+                    (place, loaded) = (permuted.into(), if permuted < sums.capacity { pairs } else { 0 });
                 }
                 let data = load_unit(rows + place * bytes, pair, loaded);
                 // A rank may send anything, but nothing is written past its region.

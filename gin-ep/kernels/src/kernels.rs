@@ -2,11 +2,11 @@
 //! The kernels, one for each format and each type of elements. Kernels of one call begin by `let_dependents_start`, so
 //! that the next one is on the processors when they end.
 
-use crate::{Arranged, arrange};
 use crate::{
     Bytes, Network, Quantized, SlotParams, Sums, TokenParams, Wide, allot, combine, combine_over, describe, dispatch,
     dispatch_over, plan, reduce, send_rows,
 };
+use crate::{PermutedRows, permute};
 use gin_device::prelude::*;
 use gin_device::sys::let_dependents_start;
 
@@ -166,35 +166,35 @@ network_combines! {
     ep_combine_wide_gdaki Wide Gdaki;
 }
 
-macro_rules! arranges {
+macro_rules! permutes {
     ($($name:ident $function:ident;)*) => { $(
-        #[doc = concat!("Runs [`arrange::", stringify!($function), "`].")]
+        #[doc = concat!("Runs [`permute::", stringify!($function), "`].")]
         ///
         /// # Safety
         /// - As that.
         #[kernel(launch_bounds(512))]
-        pub unsafe fn $name(to: Arranged) {
+        pub unsafe fn $name(to: PermutedRows) {
             let_dependents_start();
             // Safety: the caller's promise.
-            unsafe { arrange::$function(&to) }
+            unsafe { permute::$function(&to) }
         }
     )* };
 }
 
-arranges! {
-    ep_arrange_count count;
-    ep_arrange_place place;
-    ep_arrange_copy copy;
+permutes! {
+    ep_permute_count count;
+    ep_permute_assign assign;
+    ep_permute_copy copy;
 }
 
-/// Runs [`arrange::copy_arriving`].
+/// Runs [`permute::copy_arriving`].
 ///
 /// # Safety
 /// - As that.
 #[kernel(launch_bounds(256))]
-pub unsafe fn ep_arrange_arriving(comm: Comm, arena: Window<u64>, to: Arranged) {
+pub unsafe fn ep_permute_arriving(comm: Comm, arena: Window<u64>, to: PermutedRows) {
     // Safety: the caller's promise.
-    unsafe { arrange::copy_arriving(&comm, &arena, &to) }
+    unsafe { permute::copy_arriving(&comm, &arena, &to) }
 }
 
 macro_rules! reduces {
@@ -204,7 +204,7 @@ macro_rules! reduces {
         /// # Safety
         /// - As [`reduce`].
         #[kernel(launch_bounds(512))]
-        pub unsafe fn $name(to: Arranged, rows: u64) {
+        pub unsafe fn $name(to: PermutedRows, rows: u64) {
             // Safety: the caller's promise.
             unsafe { reduce::<$element>(&to, rows) }
         }

@@ -46,17 +46,17 @@
 extern crate std;
 
 mod allot;
-pub mod arrange;
 mod combine;
 mod dispatch;
 mod element;
+mod expert_major;
 mod format;
 #[cfg(feature = "kernels")]
 mod kernels;
 pub mod matmul;
 mod network;
 mod params;
-mod places;
+pub mod permute;
 mod protocol;
 mod received;
 mod reduce;
@@ -64,18 +64,18 @@ mod routes;
 mod status;
 
 pub use allot::allot;
-pub use arrange::Arranged;
 pub use combine::{ACCUMULATE, RETURNED, Sums, combine, combine_over};
 pub use dispatch::{RECEIVE, SEND, describe, dispatch, dispatch_over, send_rows};
 pub use element::{Element, Wide, fma};
+pub use expert_major::tallies;
 pub use format::{Bytes, Format, Quantized, SCALED};
 #[cfg(feature = "kernels")]
 pub use kernels::{
-    ep_allot, ep_arrange_arriving, ep_arrange_copy, ep_arrange_count, ep_arrange_place, ep_combine_bf16,
-    ep_combine_bf16_gdaki, ep_combine_bf16_proxy, ep_combine_f16, ep_combine_f16_gdaki, ep_combine_f16_proxy,
-    ep_combine_f32, ep_combine_f32_gdaki, ep_combine_f32_proxy, ep_combine_wide, ep_combine_wide_gdaki,
-    ep_combine_wide_proxy, ep_describe, ep_dispatch, ep_dispatch_e4m3, ep_dispatch_e4m3_gdaki, ep_dispatch_e4m3_proxy,
-    ep_dispatch_gdaki, ep_dispatch_proxy, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32, ep_reduce_wide,
+    ep_allot, ep_combine_bf16, ep_combine_bf16_gdaki, ep_combine_bf16_proxy, ep_combine_f16, ep_combine_f16_gdaki,
+    ep_combine_f16_proxy, ep_combine_f32, ep_combine_f32_gdaki, ep_combine_f32_proxy, ep_combine_wide,
+    ep_combine_wide_gdaki, ep_combine_wide_proxy, ep_describe, ep_dispatch, ep_dispatch_e4m3, ep_dispatch_e4m3_gdaki,
+    ep_dispatch_e4m3_proxy, ep_dispatch_gdaki, ep_dispatch_proxy, ep_permute_arriving, ep_permute_assign,
+    ep_permute_copy, ep_permute_count, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32, ep_reduce_wide,
     ep_send_rows, ep_send_rows_e4m3,
 };
 pub use network::Network;
@@ -83,7 +83,7 @@ pub use params::{
     CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, MASKED_WORD, POWERS, Sizes, SlotOffsets, SlotParams, TokenParams,
     UNSENT_WORD, WIDE_IDS, reset,
 };
-pub use places::tallies;
+pub use permute::PermutedRows;
 pub use received::ReceivedRows;
 pub use reduce::reduce;
 pub use routes::plan;

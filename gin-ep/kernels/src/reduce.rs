@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Sums of the rows that experts of this rank made of a received row.
 
-use crate::arrange::FLAT;
 use crate::combine::{Unit, load_local};
 use crate::element::Element;
 use crate::format::store_unit;
 use crate::params::load;
-use crate::{Arranged, UNIT};
+use crate::permute::FLAT;
+use crate::{PermutedRows, UNIT};
 use gin_device::prelude::*;
 
 /// Adds up, for each received row, the rows of a layout by expert that belong to it, each times its weight: in the
@@ -18,7 +18,7 @@ use gin_device::prelude::*;
 ///   rows of the element's local type in its places, a multiple of 16. A received row has room for
 ///   [`Sizes::back_bytes`](crate::Sizes::back_bytes), and nothing else uses it.
 #[inline(always)]
-pub unsafe fn reduce<E: Element>(to: &Arranged, rows: u64) {
+pub unsafe fn reduce<E: Element>(to: &PermutedRows, rows: u64) {
     let (received, sizes, k) = (&to.received, to.received.slot().sizes, gin_device::coop::lane());
     if to.kind == FLAT {
         return;

@@ -3,15 +3,15 @@
 
 use super::{Input, reaches_all, state};
 use gin_abi::Deadline;
-use gin_ep::{Arrangement, Code, Combine, EpError, Group, GroupConfig, Layout, Rows};
+use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Layout, Permuted, Rows};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, Zone, batch, expert_major, flat, per_rank};
 use gin_gpu::LaunchConfig;
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
-use gpu_tests_kernels::experts::{hardware_describe, hardware_experts_arranged};
+use gpu_tests_kernels::experts::{hardware_describe, hardware_experts_permuted};
 
 /// Returns the rows of a layout that must be there, by their numbers, and the counts.
-pub fn arranged(
+pub fn expected_rows(
     layout: Layout,
     shape: &Shape,
     batches: &[Batch],
@@ -74,7 +74,7 @@ pub fn layout(
     let group = Group::new(comm, &config)?;
     let input = Input::new(rank, shape, most)?;
     let rows = shape.ranks * most * shape.topk + 16 * shape.local();
-    let arrangement = Arrangement::new(&group, layout, rows as u32)?;
+    let permuted = Permuted::new(&group, layout, rows as u32)?;
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     // A zone has no room for tokens that name its expert twice.
     let (repeats, one) = match layout {
@@ -91,17 +91,17 @@ pub fn layout(
         input.write(mine, false)?;
         let tokens = input.tokens(mine.tokens(shape), false);
         let (received, view) = if arrives {
-            slot.exchange_into(&stream, &tokens, &arrangement)?
+            slot.exchange_into(&stream, &tokens, &permuted)?
         } else {
             let mut received = slot.exchange(&stream, &tokens)?;
-            let view = received.arrange(&stream, &arrangement)?;
+            let view = received.permute(&stream, &permuted)?;
             (received, view)
         };
         stream.synchronize()?;
-        let (expected, counts) = arranged(layout, shape, &batches, me, most);
-        assert_eq!(arrangement.fetch_counts()?, counts, "{layout:?} {routing:?} at {me}");
+        let (expected, counts) = expected_rows(layout, shape, &batches, me, most);
+        assert_eq!(permuted.fetch_counts()?, counts, "{layout:?} {routing:?} at {me}");
         let region = received.region()?;
-        let memory = arrangement.rows().or(region.as_ref()).expect("there are rows");
+        let memory = permuted.rows().or(region.as_ref()).expect("there are rows");
         for (place, expected) in expected {
             let mut found = vec![0u16; shape.hidden];
             memory.read((place * 2 * shape.hidden) as u64, &mut found)?;
@@ -111,10 +111,10 @@ pub fn layout(
         // Safety: after the layout, before the combine, on one stream.
         unsafe {
             let shape = LaunchConfig::new(4, 64);
-            hardware_experts_arranged::launch(&stream, shape, view, rank.rank(), local, hidden, most as u32)?;
+            hardware_experts_permuted::launch(&stream, shape, view, rank.rank(), local, hidden, most as u32)?;
         }
         let terms = if layout == Layout::Flat { Combine::reduced() } else { Combine::weighted(&input.weights) };
-        received.combine(&stream, Rows::Arranged(&arrangement), &terms.into(&input.output))?;
+        received.combine(&stream, Rows::Permuted(&permuted), &terms.into(&input.output))?;
         stream.synchronize()?;
         let expected = match layout {
             Layout::Flat => per_rank(shape, mine, &[], Experts),
@@ -144,7 +144,7 @@ pub fn described_only(
     let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, most)).collect();
     input.write(&batches[me], false)?;
     let tokens = input.tokens(most, false);
-    let to = Arrangement::new(&group, Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
+    let to = Permuted::new(&group, Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
     let once = |is_whole: bool| -> Result<(), EpError> {
         let mut slot = group.slot(0)?;
         if me == last && !is_whole {
@@ -197,7 +197,7 @@ pub fn mixed(
     let (input, stream, mut slot) = (Input::new(rank, shape, most)?, rank.stream()?, group.slot(0)?);
     input.write(&batch(shape, Routing::Uniform, 5, me, most), false)?;
     let tokens = input.tokens(most, false);
-    let to = Arrangement::new(&group, Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
+    let to = Permuted::new(&group, Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
     if me == 0 {
         slot.exchange(&stream, &tokens)?.release();
     } else {
@@ -221,9 +221,9 @@ pub fn small_layouts(
     let me = rank.rank() as usize;
     let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, most)?;
-    let listed = Arrangement::new(&group, Layout::Listed, (shape.ranks * most * shape.topk) as u32)?;
-    let small = Arrangement::new(&group, Layout::Flat, 2)?;
-    let padded = Arrangement::new(&group, Layout::Padded, 0)?;
+    let listed = Permuted::new(&group, Layout::Listed, (shape.ranks * most * shape.topk) as u32)?;
+    let small = Permuted::new(&group, Layout::Flat, 2)?;
+    let padded = Permuted::new(&group, Layout::Padded, 0)?;
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, most)).collect();
     input.write(&batches[me], false)?;
@@ -232,14 +232,14 @@ pub fn small_layouts(
     let counts: Vec<u32> = counts.collect();
     let tokens = input.tokens(most, false);
     let mut received = slot.exchange(&stream, &tokens)?;
-    received.arrange(&stream, &listed)?;
+    received.permute(&stream, &listed)?;
     stream.synchronize()?;
     assert_eq!(listed.fetch_counts()?[1..], counts);
     received.release();
     // Rows that are listed as they arrive are all there afterwards.
     listed.counts().write(0, &vec![u32::MAX; 1 + counts.len()])?;
     let (mut received, _) = slot.exchange_into(&stream, &tokens, &listed)?;
-    received.arrange(&stream, &small)?;
+    received.permute(&stream, &small)?;
     stream.synchronize()?;
     assert_eq!(listed.fetch_counts()?[1..], counts);
     let expected = flat(shape, &batches, me);
@@ -251,14 +251,14 @@ pub fn small_layouts(
     let report = group.status()?.map(|report| (report.code, report.seen, report.limit));
     assert_eq!(report, Some((Code::TooManyRows, expected.len() as u64, 2)));
     // Rows that are not there come back as zeros, and nothing else happens.
-    received.combine(&stream, Rows::Arranged(&small), &Combine::reduced().into(&input.output))?;
+    received.combine(&stream, Rows::Permuted(&small), &Combine::reduced().into(&input.output))?;
     stream.synchronize()?;
     assert_eq!(group.status()?, None);
     // All ids name one expert, so its zones have no room for all of them.
     let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::One(0), 6, rank, most)).collect();
     input.write(&batches[me], false)?;
     let mut received = slot.exchange(&stream, &input.tokens(most, false))?;
-    received.arrange(&stream, &padded)?;
+    received.permute(&stream, &padded)?;
     stream.synchronize()?;
     let report = group.status()?.map(|report| (report.code, report.seen, report.limit, report.expert));
     let all = (most * shape.topk) as u64;

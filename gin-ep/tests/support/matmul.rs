@@ -2,8 +2,8 @@
 //! Products that send and receive, against the oracle: on virtual GPUs here and on real ones in `gpu-tests`.
 
 use gin_ep::{
-    Arrangement, Code, Combine, EarlyMatmul, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul,
-    MatmulConfig, Operands, Part, Products, Rows, Tokens,
+    Code, Combine, EarlyMatmul, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig,
+    Operands, Part, Permuted, Products, Rows, Tokens,
 };
 use gin_ep_oracle::{Batch, Routing, Shape, batch, factor, narrow, product, sum, widen};
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
@@ -137,7 +137,7 @@ pub fn experts(
     let (me, Shape { topk, hidden, .. }, local) = (rank.rank() as usize, *shape, shape.local());
     let group = Group::new(comm, &config.at_source())?;
     let grouped = GroupedMatmul::new(&group, hidden as u32, blocks)?;
-    let arrangement = Arrangement::new(&group, Layout::Packed { align: 1 }, layout_rows)?;
+    let permuted = Permuted::new(&group, Layout::Packed { align: 1 }, layout_rows)?;
     let row_bytes = 2 * hidden as u64;
     let memory = |bytes: u64| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes)?.whole());
     let (x, ids, scales) =
@@ -160,16 +160,16 @@ pub fn experts(
             output.write(0, &vec![0x7fffu16; tokens * hidden])?;
             let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
             let mut received = slot.exchange(&stream, &input)?;
-            received.arrange(&stream, &arrangement)?;
-            let rows = arrangement.rows().expect("rows");
-            let factors = Experts::new(&arrangement, rows, &weights);
+            received.permute(&stream, &permuted)?;
+            let rows = permuted.rows().expect("rows");
+            let factors = Experts::new(&permuted, rows, &weights);
             let sums = Combine::weighted(&scales).into(output);
             if returns {
                 received.multiply(&stream, &grouped, &factors, Products::Return)?;
                 received.combine(&stream, Rows::Returned, &sums)?;
             } else {
                 received.multiply(&stream, &grouped, &factors, Products::At(&products))?;
-                received.combine(&stream, Rows::ArrangedAt(&arrangement, &products), &sums)?;
+                received.combine(&stream, Rows::PermutedAt(&permuted, &products), &sums)?;
             }
             stream.synchronize()?;
             // A report that nobody has read would be the error of the next exchange.
@@ -234,7 +234,7 @@ pub fn arriving(
     let early = if let Some(grid) = case.grid { early.grid(grid) } else { early };
     let grouped = GroupedMatmul::new(&group, hidden as u32, case.blocks)?;
     let places = ranks * most * topk;
-    let arrangement = Arrangement::new(&group, Layout::Packed { align: 1 }, places as u32)?;
+    let permuted = Permuted::new(&group, Layout::Packed { align: 1 }, places as u32)?;
     let row_bytes = 2 * hidden;
     let memory = |bytes: usize| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole());
     let (x, output) = (memory(most * row_bytes)?, memory(most * row_bytes)?);
@@ -268,10 +268,10 @@ pub fn arriving(
                     continue;
                 }
                 let mut received = sent.receive(&stream)?;
-                received.arrange(&stream, &arrangement)?;
-                let factors = Experts::new(&arrangement, arrangement.rows().expect("rows"), &weights);
+                received.permute(&stream, &permuted)?;
+                let factors = Experts::new(&permuted, permuted.rows().expect("rows"), &weights);
                 received.multiply(&stream, &grouped, &factors, Products::At(&products))?;
-                received.combine(&stream, Rows::ArrangedAt(&arrangement, &products), &sums)?;
+                received.combine(&stream, Rows::PermutedAt(&permuted, &products), &sums)?;
             }
             stream.synchronize()?;
             comm.check("experts")?;

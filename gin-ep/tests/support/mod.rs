@@ -2,8 +2,7 @@
 //! Shared by the tests of dispatch and combine, on virtual GPUs here and on real ones in `gpu-tests`.
 
 use gin_ep::{
-    Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Received, Rows, Scales,
-    Tokens,
+    Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Permuted, Received, Rows, Scales, Tokens,
 };
 use gin_ep_oracle::{Batch, Experts, Kind, Routing, Shape, batch, per_rank, per_rank_f32, rank_major};
 use gin_gpu::{DeviceKind, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
@@ -543,7 +542,7 @@ pub fn element(
     let has_scales = matches!(element, Element::Opaque { scale_bytes: 1.., .. });
     let plan = slot.plan(&stream, &if has_scales { input.scales(&scales) } else { input })?;
     let input = if has_scales { input.scales(&scales).planned(&plan) } else { input.planned(&plan) };
-    let list = Arrangement::new(&group, Layout::Listed, (shape.ranks * most * shape.topk) as u32)?;
+    let list = Permuted::new(&group, Layout::Listed, (shape.ranks * most * shape.topk) as u32)?;
     let ways: &[bool] = if reaches_all(comm, shape)? { &[false, true] } else { &[false] };
     for &arrives in ways {
         output.write(0, &made(&old))?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Groups whose sources share a region of a receiver: too many rows, other layouts, silent ranks.
 
-use super::layouts::arranged;
+use super::layouts::expected_rows;
 use super::{Input, copied, experts};
-use gin_ep::{Arrangement, Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Received, Rows, Tokens};
+use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Permuted, Received, Rows, Tokens};
 use gin_ep_oracle::{
     Batch, Experts, Kind, RankRow, Routing, Shape, Zone, batch, expert_major, limited, narrow, per_rank, per_rank_f32,
     per_rank_of, rank_major, reduced_f32, widen,
@@ -11,7 +11,7 @@ use gin_ep_oracle::{
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
-use gpu_tests_kernels::experts::{hardware_counts, hardware_experts_arranged};
+use gpu_tests_kernels::experts::{hardware_counts, hardware_experts_permuted};
 use std::sync::Arc;
 
 /// Compares the received rows and their numbers with those of the oracle, of which the first `most` have places.
@@ -198,11 +198,11 @@ pub fn layouts(
         let batches: Vec<Batch> =
             (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
         input.write(&batches[me], false)?;
-        let to = Arrangement::new(&group, layout, capacity as u32)?;
+        let to = Permuted::new(&group, layout, capacity as u32)?;
         let mut received = slot.exchange(&stream, &input.tokens(batches[me].tokens(shape), false))?;
-        let view = received.arrange(&stream, &to)?;
+        let view = received.permute(&stream, &to)?;
         stream.synchronize()?;
-        let (expected, counts) = arranged(layout, shape, &batches, me, most);
+        let (expected, counts) = expected_rows(layout, shape, &batches, me, most);
         assert_eq!(to.fetch_counts()?, counts, "{layout:?} at {me}");
         let memory = to.rows().expect("it copies rows");
         for (place, expected) in expected.into_iter().filter(|(place, _)| *place < to.capacity() as usize) {
@@ -214,7 +214,7 @@ pub fn layouts(
         // Safety: after the layout, before the combine, on one stream.
         unsafe {
             let shape = LaunchConfig::new(4, 64);
-            hardware_experts_arranged::launch(&stream, shape, view, rank.rank(), local, hidden, most as u32)?;
+            hardware_experts_permuted::launch(&stream, shape, view, rank.rank(), local, hidden, most as u32)?;
         }
         let other = Memory::new(rank.device(), MemoryKind::Device, memory.bytes())?.whole();
         if number == 1 {
@@ -223,7 +223,7 @@ pub fn layouts(
             memory.read(0, &mut rows)?;
             other.write(0, &rows)?;
         }
-        received.reduce(&stream, if number == 1 { Rows::ArrangedAt(&to, &other) } else { Rows::Arranged(&to) })?;
+        received.reduce(&stream, if number == 1 { Rows::PermutedAt(&to, &other) } else { Rows::Permuted(&to) })?;
         received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
         let (align, most) = match layout {
@@ -241,9 +241,9 @@ pub fn layouts(
         let is_over = counts[0] > to.capacity();
         assert_eq!(group.status()?.map(|report| report.code), is_over.then_some(Code::TooManyRows));
     }
-    let flat = Arrangement::new(&group, Layout::Flat, room as u32)?;
+    let flat = Permuted::new(&group, Layout::Flat, room as u32)?;
     let mut received = slot.exchange(&stream, &input.tokens(0, false))?;
-    for rows in [Rows::InPlace, Rows::Arranged(&flat)] {
+    for rows in [Rows::InPlace, Rows::Permuted(&flat)] {
         assert!(matches!(received.reduce(&stream, rows), Err(EpError::Unsuited { .. })));
     }
     received.release();
@@ -336,10 +336,10 @@ pub fn elements(
     let output = memory(&vec![0x7f; elements.len()])?;
     let tokens = mine.tokens(shape);
     let mut slot = group.slot(0)?;
-    let to = Arrangement::new(&group, Layout::Packed { align: 4 }, (shape.ranks * most * shape.topk * 2) as u32)?;
+    let to = Permuted::new(&group, Layout::Packed { align: 4 }, (shape.ranks * most * shape.topk * 2) as u32)?;
     let mut received = slot.exchange(&stream, &Tokens::new(&rows, Ids::I32(&ids), tokens as u32))?;
-    received.arrange(&stream, &to)?;
-    received.reduce(&stream, Rows::Arranged(&to))?;
+    received.permute(&stream, &to)?;
+    received.reduce(&stream, Rows::Permuted(&to))?;
     received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
     stream.synchronize()?;
     let all = (0..tokens).flat_map(|token| {

@@ -3,10 +3,11 @@
 
 use gin_device::prelude::*;
 use gin_device::sys::{Global, Memory};
-use gin_ep_kernels::arrange::{FLAT, PADDED};
 use gin_ep_kernels::internal::{combine_unmet, dispatch_unmet};
+use gin_ep_kernels::permute::{FLAT, PADDED};
 use gin_ep_kernels::{
-    Arranged, Bytes, Format, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine, describe, dispatch,
+    Bytes, Format, PermutedRows, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine, describe,
+    dispatch,
 };
 
 /// Replaces each received row by the weighted sum of what its experts on this rank make of it. Expert `e` of all makes
@@ -139,7 +140,7 @@ pub unsafe fn hardware_experts_each(
 /// # Safety
 /// - As [`hardware_experts`], after the kernels of the layout.
 #[kernel]
-pub unsafe fn hardware_experts_arranged(to: Arranged, rank: u32, local: u32, hidden: u32, most: u32) {
+pub unsafe fn hardware_experts_permuted(to: PermutedRows, rank: u32, local: u32, hidden: u32, most: u32) {
     let received = to.received();
     let mut place = block_in_grid();
     while place < to.total().min(to.capacity()) {

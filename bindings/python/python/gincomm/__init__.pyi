@@ -156,7 +156,7 @@ class Stream:
     def launch(
         self,
         kernel: Kernel | str,
-        *args: Communicator | Window | Deadline | _Tensor | ep.Received | ep.Arranged | int | float | bool,
+        *args: Communicator | Window | Deadline | _Tensor | ep.Received | ep.PermutedRows | int | float | bool,
         grid: _Extent | None = None,
         block: _Extent | None = None,
         shared: int = 0,

@@ -103,7 +103,7 @@ class Report:
 
 @final
 class View:
-    """Memory of a group or an arrangement, a tensor by DLPack. On a virtual GPU `from_dlpack` waits for the kernels that
+    """Memory of a group or permuted rows, a tensor by DLPack. On a virtual GPU `from_dlpack` waits for the kernels that
     were launched with it."""
 
     @property
@@ -166,10 +166,10 @@ class Combine:
         """Adds up the rows of a token's ids, in a group with `at_source`."""
 
 @final
-class Arrangement:
-    """Memory for received rows in a layout. Its tensors have the same memory after each `Received.arrange`."""
+class Permuted:
+    """Memory for received rows in a layout. Its tensors have the same memory after each `Received.permute`."""
 
-    def __new__(cls, group: Group, layout: Layout, rows: int | None = None) -> Arrangement:
+    def __new__(cls, group: Group, layout: Layout, rows: int | None = None) -> Permuted:
         """Allocates memory for at most `rows` rows; a padded layout has a row for each token of each rank and expert."""
     @property
     def capacity(self) -> int: ...
@@ -185,8 +185,8 @@ class Arrangement:
         has the first only. The stream is done; on a virtual GPU the call waits for it."""
 
 @final
-class Arranged:
-    """Received rows in another layout, an argument of `Stream.launch`: `gin_ep_kernels::Arranged` in the kernel."""
+class PermutedRows:
+    """Received rows in another layout, an argument of `Stream.launch`: `gin_ep_kernels::PermutedRows` in the kernel."""
 
 @final
 class Received:
@@ -212,16 +212,16 @@ class Received:
         """Returns the weight of each id: `[source][row][id]`, as float32. It has no meaning where the expert is -1."""
     def scales(self, dtype: Any = None) -> View:
         """Returns the scales of each row: `[source][row][element]`."""
-    def arrange(self, stream: Stream, to: Arrangement) -> Arranged:
+    def permute(self, stream: Stream, to: Permuted) -> PermutedRows:
         """Puts the rows into another layout, in the order of the stream. Returns the parameter of kernels."""
     def combine(
         self,
         stream: Stream,
         combine: Combine,
-        rows: Union[_Tensor, Arrangement, tuple[Arrangement, _Tensor], None] = None,
+        rows: Union[_Tensor, Permuted, tuple[Permuted, _Tensor], None] = None,
     ) -> None:
         """Returns rows for each received one, and stores the sums of the rows that come back. The rows are the received
-        ones, or those of a tensor, of an arrangement, or in the places of an arrangement in a tensor. A tensor has the shape
+        ones, or those of a tensor, of permuted rows, or in the places of permuted rows in a tensor. A tensor has the shape
         `[ranks * tokens][element]`, where `tokens` is that of the group: row `r` from rank `s` is `s * tokens + r`. With
         `at_source` it is `[ranks * tokens * topk][element]`, and id `k` of that row is `(s * tokens + r) * topk + k`. With
         `max_rows` it is `[max_rows][element]`, in the order of the received ones."""
@@ -274,9 +274,9 @@ class Slot:
         """Sends the rows. They are read in the order of the stream; the call returns at once."""
     def exchange(self, stream: Stream, tokens: Tokens) -> Received:
         """Sends the rows and waits for those of all ranks, in one kernel."""
-    def exchange_into(self, stream: Stream, tokens: Tokens, to: Arrangement) -> tuple[Received, Arranged]:
+    def exchange_into(self, stream: Stream, tokens: Tokens, to: Permuted) -> tuple[Received, PermutedRows]:
         """Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. All ranks call
-        it. Returns what `exchange` and then `arrange` return, with thousands of tokens earlier."""
+        it. Returns what `exchange` and then `permute` return, with thousands of tokens earlier."""
     def plan(self, stream: Stream, tokens: Tokens) -> Plan:
         """Counts the tokens for each rank once, for dispatches of the same ids. Not in a capture."""
     def fuse(
@@ -284,7 +284,7 @@ class Slot:
         stream: Stream,
         tokens: Tokens,
         combine: Combine,
-        rows: Union[_Tensor, Arrangement, tuple[Arrangement, _Tensor], None] = None,
+        rows: Union[_Tensor, Permuted, tuple[Permuted, _Tensor], None] = None,
     ) -> Fused:
         """Returns the parameters of a kernel of the program that contains a dispatch and its combine, for launches on
         the stream. The rows are those of `Received.combine`."""

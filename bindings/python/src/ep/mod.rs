@@ -8,7 +8,7 @@
 //! | `fused` | the parameters of kernels that contain dispatch and combine |
 //! | `slot` | slots, and a dispatch from its start to its end |
 //! | `tokens` | the tensors of a dispatch and of a combine, checked |
-//! | `view` | received rows and arrangements as tensors |
+//! | `view` | received rows and permuted rows as tensors |
 //!
 //! The types of `gin-ep` borrow from each other: a group from its communicator, a slot from its group, a dispatch from
 //! its slot. Here each is in one value with its owner, and checks at run time replace those of the compiler.
@@ -38,12 +38,12 @@ pub(crate) fn fill(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<slot::Plan>()?;
     module.add_class::<slot::Sent>()?;
     module.add_class::<slot::Received>()?;
-    module.add_class::<slot::Arranged>()?;
+    module.add_class::<slot::PermutedRows>()?;
     module.add_class::<fused::Fused>()?;
     module.add_class::<fused::Parameter>()?;
     module.add_class::<tokens::Tokens>()?;
     module.add_class::<tokens::Combine>()?;
-    module.add_class::<view::Arrangement>()?;
+    module.add_class::<view::Permuted>()?;
     module.add_class::<view::View>()?;
     parent.add_submodule(&module)
 }

@@ -5,7 +5,7 @@ use super::config::Element;
 use super::fused::{Fused, Needs, Parameters};
 use super::group::{GroupCore, lend};
 use super::tokens::{Combine, Given, Sums, Tokens};
-use super::view::{Arrangement, View, words};
+use super::view::{Permuted, View, words};
 use crate::argument::check_device;
 use crate::comm::Member;
 use crate::dtype::DType;
@@ -283,26 +283,26 @@ impl Slot {
     }
 
     /// Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. All ranks call
-    /// it. Returns what `exchange` and then `arrange` return, with thousands of tokens earlier.
+    /// it. Returns what `exchange` and then `permute` return, with thousands of tokens earlier.
     fn exchange_into(
         &self,
         py: Python<'_>,
         stream: &Bound<'_, Stream>,
         tokens: &Bound<'_, Tokens>,
-        to: &Bound<'_, Arrangement>,
-    ) -> PyResult<(Received, Arranged)> {
-        let (users, to, mut arranged) = (to.get().users().clone(), to.get().get()?, None);
+        to: &Bound<'_, Permuted>,
+    ) -> PyResult<(Received, PermutedRows)> {
+        let (users, to, mut permuted) = (to.get().users().clone(), to.get().get()?, None);
         users.add(&stream.get().work()?.stream);
         let turn = self.start(py, stream.get(), tokens.get(), |slot, stream, tokens| {
             let (received, view) = slot.exchange_into(stream, tokens, to)?;
-            arranged = Some(view);
+            permuted = Some(view);
             Ok(Flight::Received(received))
         })?;
-        let view = arranged.ok_or_else(|| StateError::new_err("the call returned no rows"))?;
+        let view = permuted.ok_or_else(|| StateError::new_err("the call returned no rows"))?;
         let slot = || Guarded::new((*self.0).clone());
         let (to, users) = (Guarded::new(to.clone()), Guarded::new(users));
-        let arranged = Arranged { slot: slot(), turn, to, users, view };
-        Ok((Received { slot: slot(), turn }, arranged))
+        let permuted = PermutedRows { slot: slot(), turn, to, users, view };
+        Ok((Received { slot: slot(), turn }, permuted))
     }
 
     /// Counts the tokens for each rank once, for dispatches of the same ids. Not in a capture: it allocates memory.
@@ -441,7 +441,7 @@ impl Received {
         let Some(epoch) = epoch else {
             return Err(StateError::new_err(format!(
                 "slot {} was captured in a graph or fused, and the runs of such kernels use two places in turn: \
-                 call `arrange`, whose memory stays, or use another slot",
+                 call `permute`, whose memory stays, or use another slot",
                 slot.number
             )));
         };
@@ -559,26 +559,26 @@ impl Received {
     }
 
     /// Puts the rows into another layout, in the order of the stream. Returns the parameter of kernels.
-    fn arrange(&self, py: Python<'_>, stream: &Bound<'_, Stream>, to: &Bound<'_, Arrangement>) -> PyResult<Arranged> {
+    fn permute(&self, py: Python<'_>, stream: &Bound<'_, Stream>, to: &Bound<'_, Permuted>) -> PyResult<PermutedRows> {
         let mut inner = self.slot.get()?.enter()?;
-        let (core, cell) = inner.flight(self.turn, "arranged")?;
+        let (core, cell) = inner.flight(self.turn, "permuted")?;
         let (work, users, to) =
             (usable(stream.get(), core, &self.slot.users)?, to.get().users().clone(), to.get().get()?);
         users.add(&work.stream);
         let _launching = core.member().launching()?;
         let outcome = py.detach(|| {
             cell.with_dependent_mut(|_, flight| match flight {
-                Flight::Received(received) => received.arrange(&work.stream, to).map(Some),
+                Flight::Received(received) => received.permute(&work.stream, to).map(Some),
                 _ => Ok(None),
             })
         });
         let view = outcome.or_raise(py)?.ok_or_else(|| StateError::new_err("the dispatch was not received"))?;
         let slot = Guarded::new((*self.slot).clone());
-        Ok(Arranged { slot, turn: self.turn, to: Guarded::new(to.clone()), users: Guarded::new(users), view })
+        Ok(PermutedRows { slot, turn: self.turn, to: Guarded::new(to.clone()), users: Guarded::new(users), view })
     }
 
     /// Returns rows for each received one, and stores the sums of the rows that come back, one for each of this rank's
-    /// tokens. The rows are the received ones, or those of a tensor, of an arrangement, or of a pair of both.
+    /// tokens. The rows are the received ones, or those of a tensor, of permuted rows, or of a pair of both.
     #[pyo3(signature = (stream, combine, rows=None))]
     fn combine(
         &self,
@@ -610,15 +610,15 @@ impl Received {
     }
 }
 
-/// Received rows in another layout, a parameter of kernels. `Received.arrange` makes it.
+/// Received rows in another layout, a parameter of kernels. `Received.permute` makes it.
 #[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
-pub(crate) struct Arranged {
+pub(crate) struct PermutedRows {
     slot: Guarded<SlotCore>,
     turn: u64,
-    to: Guarded<gin_ep::Arrangement>,
+    to: Guarded<gin_ep::Permuted>,
     users: Guarded<Users>,
-    view: gin_ep::View<kernels::Arranged>,
+    view: gin_ep::View<kernels::PermutedRows>,
 }
 
 /// Received rows as an argument of a launch.
@@ -632,10 +632,10 @@ pub(crate) struct Rows {
 impl Rows {
     /// Returns the argument for a value, if that is one of the types of received rows.
     pub(crate) fn of(value: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        let (slot, turn, arranged) = if let Ok(received) = value.cast::<Received>() {
+        let (slot, turn, permuted) = if let Ok(received) = value.cast::<Received>() {
             (&received.get().slot, received.get().turn, None)
-        } else if let Ok(arranged) = value.cast::<Arranged>() {
-            (&arranged.get().slot, arranged.get().turn, Some(arranged.get()))
+        } else if let Ok(permuted) = value.cast::<PermutedRows>() {
+            (&permuted.get().slot, permuted.get().turn, Some(permuted.get()))
         } else {
             return Ok(None);
         };
@@ -648,13 +648,13 @@ impl Rows {
                 return Err(StateError::new_err("the dispatch was not received"));
             };
             let (mut memory, mut users) = (vec![received.places(0).0.clone()], vec![slot.users.clone()]);
-            let argument = match arranged {
+            let argument = match permuted {
                 None => received.view().argument(),
-                Some(arranged) => {
-                    let to = arranged.to.get()?;
-                    users.push((*arranged.users).clone());
+                Some(permuted) => {
+                    let to = permuted.to.get()?;
+                    users.push((*permuted.users).clone());
                     memory.extend(to.rows().into_iter().chain([to.list(), to.counts()]).cloned());
-                    arranged.view.argument()
+                    permuted.view.argument()
                 }
             };
             Ok(Some(Self { argument, memory, member, users }))

@@ -3,7 +3,7 @@
 
 use super::group::GroupCore;
 use super::slot::Plan;
-use super::view::{Arrangement, words};
+use super::view::{Permuted, words};
 use crate::dtype::DType;
 use crate::tensor::Tensor;
 use gin_ep::{Ids, Number, Rows, Terms};
@@ -237,8 +237,8 @@ impl Combine {
 enum Back {
     InPlace,
     At(MemorySlice),
-    Arranged(Arc<gin_ep::Arrangement>),
-    ArrangedAt(Arc<gin_ep::Arrangement>, MemorySlice),
+    Permuted(Arc<gin_ep::Permuted>),
+    PermutedAt(Arc<gin_ep::Permuted>, MemorySlice),
 }
 
 /// The memory of a combine.
@@ -277,15 +277,15 @@ impl Sums {
             let extents = |_| Ok(vec![Extent::AtLeast(most, "the tokens"), topk]);
             take(weights.bind(py), core, "the tensor of weights", &[DType::Float32], extents).map(|(memory, ..)| memory)
         });
-        let arranged = |value: &Bound<'_, PyAny>| -> PyResult<_> { value.cast::<Arrangement>()?.get().get().cloned() };
+        let permuted = |value: &Bound<'_, PyAny>| -> PyResult<_> { value.cast::<Permuted>()?.get().get().cloned() };
         let back = match rows {
             None => Back::InPlace,
-            Some(value) if value.is_instance_of::<Arrangement>() => Back::Arranged(arranged(value)?),
+            Some(value) if value.is_instance_of::<Permuted>() => Back::Permuted(permuted(value)?),
             Some(value) if value.is_instance_of::<PyTuple>() => {
                 let (to, tensor): (Bound<'_, PyAny>, Bound<'_, PyAny>) = value.extract()?;
-                let to = arranged(&to)?;
-                let rows = back(&tensor, to.capacity().into(), "the rows of the arrangement")?;
-                Back::ArrangedAt(to, rows)
+                let to = permuted(&to)?;
+                let rows = back(&tensor, to.capacity().into(), "the permuted rows")?;
+                Back::PermutedAt(to, rows)
             }
             Some(value) => Back::At({
                 let meaning = match (sizes.is_shared(), sizes.back_rows) {
@@ -310,8 +310,8 @@ impl Sums {
         match &self.back {
             Back::InPlace => Rows::InPlace,
             Back::At(memory) => Rows::At(memory),
-            Back::Arranged(to) => Rows::Arranged(to),
-            Back::ArrangedAt(to, memory) => Rows::ArrangedAt(to, memory),
+            Back::Permuted(to) => Rows::Permuted(to),
+            Back::PermutedAt(to, memory) => Rows::PermutedAt(to, memory),
         }
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Received rows and arrangements as tensors.
+//! Received rows and permuted rows as tensors.
 
 use super::config::{Element, Layout};
 use super::group::Group;
@@ -24,7 +24,7 @@ pub(crate) fn words(what: &str, bytes: u32, dtype: DType) -> PyResult<i64> {
     Err(PyValueError::new_err(text))
 }
 
-/// Memory of a group or an arrangement, a tensor by DLPack.
+/// Memory of a group or permuted rows, a tensor by DLPack.
 #[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
 pub(crate) struct View {
@@ -84,15 +84,15 @@ impl View {
 /// Memory for received rows in a layout.
 #[pyclass(frozen, module = "gincomm.ep")]
 #[derive(Debug)]
-pub(crate) struct Arrangement {
-    inner: Guarded<gin_ep::Arrangement>,
+pub(crate) struct Permuted {
+    inner: Guarded<gin_ep::Permuted>,
     users: Guarded<Users>,
     element: Element,
     row_bytes: u32,
 }
 
-impl Arrangement {
-    pub(crate) fn get(&self) -> PyResult<&Arc<gin_ep::Arrangement>> {
+impl Permuted {
+    pub(crate) fn get(&self) -> PyResult<&Arc<gin_ep::Permuted>> {
         self.inner.get()
     }
 
@@ -107,7 +107,7 @@ impl Arrangement {
 }
 
 #[pymethods]
-impl Arrangement {
+impl Permuted {
     /// Allocates memory for at most `rows` rows; a padded layout has a row for each token of each rank and expert.
     #[new]
     #[pyo3(signature = (group, layout, rows=None))]
@@ -119,7 +119,7 @@ impl Arrangement {
             _ => return Err(PyValueError::new_err("pass the most rows of the layout: only PADDED knows them")),
         };
         let group = core.group()?;
-        let inner = py.detach(|| gin_ep::Arrangement::new(group, layout, rows)).or_raise(py)?;
+        let inner = py.detach(|| gin_ep::Permuted::new(group, layout, rows)).or_raise(py)?;
         let (inner, users) = (Guarded::new(Arc::new(inner)), Guarded::new(Arc::default()));
         Ok(Self { inner, users, element: core.element, row_bytes: core.sizes.row_bytes })
     }
@@ -133,14 +133,14 @@ impl Arrangement {
     /// Returns the rows: `[row][element]`.
     #[pyo3(signature = (dtype=None))]
     fn rows(&self, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<View> {
-        let arrangement = self.get()?;
+        let permuted = self.get()?;
         let dtype = dtype.map(DType::named).transpose()?.unwrap_or(self.element.received());
         let elements = words("a row", self.row_bytes, dtype)?;
-        let rows = arrangement.rows();
+        let rows = permuted.rows();
         let rows = rows.ok_or_else(|| {
             StateError::new_err("the layout has no rows of its own: they stay where they were received")
         })?;
-        Ok(self.view(rows, dtype, vec![arrangement.capacity().into(), elements]))
+        Ok(self.view(rows, dtype, vec![permuted.capacity().into(), elements]))
     }
 
     /// Returns the words that `fetch_counts` copies.
@@ -151,8 +151,8 @@ impl Arrangement {
 
     /// Returns a word for each row: `source << 21 | row << 5 | k`, or -1 for a gap.
     fn origins(&self) -> PyResult<View> {
-        let arrangement = self.get()?;
-        Ok(self.view(arrangement.list(), DType::Int32, vec![arrangement.capacity().into()]))
+        let permuted = self.get()?;
+        Ok(self.view(permuted.list(), DType::Int32, vec![permuted.capacity().into()]))
     }
 
     /// Copies the number of rows with gaps, then for each expert of this rank the number of its rows, from each source
@@ -160,8 +160,8 @@ impl Arrangement {
     /// the first only. The stream is done; on a virtual GPU the call waits for it.
     fn fetch_counts(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         check_process()?;
-        let arrangement = self.get()?;
+        let permuted = self.get()?;
         self.users.wait(py)?;
-        py.detach(|| arrangement.fetch_counts()).or_raise(py)
+        py.detach(|| permuted.fetch_counts()).or_raise(py)
     }
 }

@@ -3,9 +3,9 @@
 
 use super::tile::{COLUMNS, Factors, ROWS, multiply};
 use crate::ReceivedRows;
-use crate::arrange::Arranged;
 use crate::dispatch::Arena;
 use crate::params::load;
+use crate::permute::PermutedRows;
 use crate::protocol::buffer;
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
@@ -39,7 +39,7 @@ pub struct Grouped {
 /// - In the order of the stream, after the kernels of the layout and before the combine. The host made communicator,
 ///   arena and layout for each other; the group has one row for each id. The addresses of `grouped` are valid.
 #[inline(always)]
-pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Arranged, grouped: &Grouped) {
+pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &PermutedRows, grouped: &Grouped) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     let back = Back::new(&arena, &layout.received);
     let row_bytes = 2 * u64::from(grouped.columns);
@@ -195,7 +195,7 @@ impl Search {
 /// # Safety
 /// - As [`grouped_matmul`].
 #[inline(always)]
-unsafe fn return_zeros(layout: &Arranged, back: &Back) {
+unsafe fn return_zeros(layout: &PermutedRows, back: &Back) {
     let (received, sizes) = (&layout.received, layout.received.slot().sizes);
     let (step, pairs) = (Block.size() / WARP_SIZE * grid_dim().count(), sizes.back_bytes / 16);
     let mut index = Block.rank() / WARP_SIZE * grid_dim().count() + block_in_grid();

@@ -3,7 +3,7 @@
 
 use super::{Early, Grouped, Product, all_gather_matmul, early_matmul, grouped_matmul, matmul_reduce_scatter};
 use crate::ReceivedRows;
-use crate::arrange::Arranged;
+use crate::permute::PermutedRows;
 use gin_device::prelude::*;
 
 /// Runs [`all_gather_matmul`].
@@ -31,7 +31,7 @@ pub unsafe fn ep_matmul_reduce_scatter(comm: Comm, window: Window<u64>, product:
 /// # Safety
 /// - As that.
 #[kernel(launch_bounds(256))]
-pub unsafe fn ep_grouped_matmul(comm: Comm, arena: Window<u64>, layout: Arranged, grouped: Grouped) {
+pub unsafe fn ep_grouped_matmul(comm: Comm, arena: Window<u64>, layout: PermutedRows, grouped: Grouped) {
     // Safety: the caller's promise.
     unsafe { grouped_matmul(&comm, &arena, &layout, &grouped) }
 }

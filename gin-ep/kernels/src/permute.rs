@@ -6,10 +6,10 @@
 //! so it is the same in every grid.
 
 use crate::dispatch::{Arena, is_silent};
+use crate::expert_major::assign as expert_major;
+pub use crate::expert_major::count;
 use crate::format::{load_unit, store_unit};
 use crate::params::{DISPATCH, load};
-pub use crate::places::count;
-use crate::places::place as by_expert;
 use crate::protocol::{Launch, wait_for};
 use crate::received::Source;
 use crate::status::{self, Code};
@@ -18,13 +18,13 @@ use gin_device::prelude::*;
 use gin_device::sys::Global;
 use gin_device::sys::data::store_weak_u32;
 
-/// [`Layout::kind`]: one row for each received one, without gaps.
+/// [`LayoutMemory::kind`]: one row for each received one, without gaps.
 pub const FLAT: u32 = 0;
-/// [`Layout::kind`]: `[expert][source][token]`, one row for each id. A zone of an expert and a source has room for as
-/// many rows as a rank may have tokens.
+/// [`LayoutMemory::kind`]: `[expert][source][token]`, one row for each id. A zone of an expert and a source has room
+/// for as many rows as a rank may have tokens.
 pub const PADDED: u32 = 1;
-/// [`Layout::kind`]: zones of experts, one row for each id. Their lengths are multiples of
-/// [`Layout::align`]; zeros fill them up.
+/// [`LayoutMemory::kind`]: zones of experts, one row for each id. Their lengths are multiples of
+/// [`LayoutMemory::align`]; zeros fill them up.
 pub const PACKED: u32 = 2;
 
 /// The place of no row.
@@ -37,7 +37,7 @@ shared! { static TOTALS: [u32; 16]; }
 
 /// The memory of a layout of received rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Layout {
+pub struct LayoutMemory {
     /// The address of the rows: a multiple of 16; 0 if rows are listed, not copied.
     pub rows: u64,
     /// The address of a word for each row: its source, received row and position of the id.
@@ -60,11 +60,11 @@ pub struct Layout {
 /// Received rows in another layout: a parameter of kernels. As for [`ReceivedRows`], only the host makes it:
 ///
 /// ```compile_fail,E0277
-/// let arranged: gin_ep_kernels::Arranged = gin_device::bytemuck::Zeroable::zeroed();
+/// let permuted: gin_ep_kernels::PermutedRows = gin_device::bytemuck::Zeroable::zeroed();
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Arranged {
+pub struct PermutedRows {
     pub(crate) received: ReceivedRows,
     pub(crate) rows: u64,
     pub(crate) list: u64,
@@ -76,14 +76,14 @@ pub struct Arranged {
     pub(crate) experts: u32,
 }
 
-impl Arranged {
+impl PermutedRows {
     /// Makes it of received rows and the memory of their layout.
     ///
     /// # Safety
-    /// - The memory is that of an arrangement of the group whose rows these are.
+    /// - The memory is that of permuted rows of the group whose rows these are.
     #[must_use]
-    pub const unsafe fn new(received: ReceivedRows, layout: Layout) -> Self {
-        let Layout { rows, list, places, counts, capacity, align, kind, experts } = layout;
+    pub const unsafe fn new(received: ReceivedRows, layout: LayoutMemory) -> Self {
+        let LayoutMemory { rows, list, places, counts, capacity, align, kind, experts } = layout;
         Self { received, rows, list, places, counts, capacity, align, kind, experts }
     }
 
@@ -242,7 +242,7 @@ pub(crate) fn before(value: u32) -> (u32, u32) {
 /// # Safety
 /// - As [`count`].
 #[inline(always)]
-pub unsafe fn place(to: &Arranged) {
+pub unsafe fn assign(to: &PermutedRows) {
     let sizes = to.received.slot().sizes;
     if to.kind == FLAT {
         let buffer = to.received.buffer();
@@ -267,7 +267,7 @@ pub unsafe fn place(to: &Arranged) {
         return total(to, end);
     }
     // Safety: the caller's promise.
-    unsafe { by_expert(to) };
+    unsafe { expert_major(to) };
     if to.kind == PADDED {
         total(to, to.experts * sizes.ranks * sizes.tokens);
     }
@@ -275,7 +275,7 @@ pub unsafe fn place(to: &Arranged) {
 
 /// Stores the number of rows, by the first block.
 #[inline(always)]
-fn total(to: &Arranged, rows: u32) {
+fn total(to: &PermutedRows, rows: u32) {
     if block_in_grid() == 0 {
         total_of(to, rows);
     }
@@ -283,7 +283,7 @@ fn total(to: &Arranged, rows: u32) {
 
 /// Stores the number of rows, by the calling block.
 #[inline(always)]
-pub(crate) fn total_of(to: &Arranged, rows: u32) {
+pub(crate) fn total_of(to: &PermutedRows, rows: u32) {
     if Block.elect() {
         to.store(to.word(0), rows);
         if rows > to.capacity {
@@ -293,12 +293,12 @@ pub(crate) fn total_of(to: &Arranged, rows: u32) {
     }
 }
 
-/// Copies rows to their places. As [`count`], after [`place`].
+/// Copies rows to their places. As [`count`], after [`assign`].
 ///
 /// # Safety
 /// - As [`count`].
 #[inline(always)]
-pub unsafe fn copy(to: &Arranged) {
+pub unsafe fn copy(to: &PermutedRows) {
     let step = Block.size() / WARP_SIZE * grid_dim().count() as u32;
     let mut unit = (Block.rank() / WARP_SIZE * grid_dim().count() as u32 + block_in_grid()).wrapping_sub(step);
     let next = || {
@@ -316,7 +316,7 @@ pub unsafe fn copy(to: &Arranged) {
 /// - As [`count`]. The kernel before on the stream was [`send_rows`](crate::send_rows); this one may depend on it. The
 ///   host made communicator, arena and layout for each other.
 #[inline(always)]
-pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
+pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &PermutedRows) {
     if let Some(arena) = Arena::new(comm, arena) {
         let (slot, epoch, mine) = (to.received.slot(), to.received.epoch(), gin_device::coop::lane());
         // For the sources of this lane's number and 32 further the number of tokens that have come; `LOST` if their
@@ -368,7 +368,7 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &Arranged) {
 /// # Safety
 /// - As [`count`].
 #[inline(always)]
-unsafe fn copy_when(to: &Arranged, mut next: impl FnMut() -> u32, mut is_there: impl FnMut(u32, u32) -> bool) {
+unsafe fn copy_when(to: &PermutedRows, mut next: impl FnMut() -> u32, mut is_there: impl FnMut(u32, u32) -> bool) {
     let (received, sizes) = (&to.received, to.received.slot().sizes);
     let is_copied = to.rows != 0 && !to.is_in_place();
     let (pairs, each) = if is_copied { (sizes.row_bytes / 16, to.each()) } else { (0, 0) };

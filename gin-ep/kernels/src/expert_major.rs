@@ -4,8 +4,8 @@
 //! The rows of each source are divided into parts. A block tallies the rows of each expert in a part. When all tallies
 //! are there, a block knows how many rows are before those of its part, and gives these their places in order.
 
-use crate::arrange::{Arranged, NONE, PACKED, PADDED, before};
 use crate::params::{Sizes, load};
+use crate::permute::{NONE, PACKED, PADDED, PermutedRows, before};
 use crate::received::Source;
 use crate::status::{self, Code};
 use gin_device::prelude::*;
@@ -39,7 +39,7 @@ pub const fn tallies(sizes: &Sizes) -> u64 {
 
 /// A part of the rows of a source.
 struct Part<'a> {
-    to: &'a Arranged,
+    to: &'a PermutedRows,
     number: u32,
     source: u32,
     rows: Source,
@@ -51,7 +51,7 @@ struct Part<'a> {
 impl<'a> Part<'a> {
     // Not an `Option`, whose null pointer would put the layout on the stack.
     #[inline(always)]
-    fn new(to: &'a Arranged, number: u32) -> Self {
+    fn new(to: &'a PermutedRows, number: u32) -> Self {
         let sizes = &to.received.slot().sizes;
         let source = number / parts(sizes);
         let rows = to.received.source(to.received.buffer(), source);
@@ -175,7 +175,7 @@ impl<'a> Part<'a> {
 
     /// Gives the rows their places.
     #[inline(always)]
-    fn arrange(&self) {
+    fn assign(&self) {
         let (totals, firsts, next) = (TOTALS.array(), FIRSTS.array(), NEXT.array());
         let (to, sizes) = (self.to, &self.to.received.slot().sizes);
         let (mut end, is_packed) = (0, to.kind == PACKED);
@@ -222,7 +222,7 @@ impl<'a> Part<'a> {
             }
         });
         if is_packed && self.number == 0 {
-            crate::arrange::total_of(to, end);
+            crate::permute::total_of(to, end);
         }
     }
 
@@ -287,7 +287,7 @@ impl<'a> Part<'a> {
 
 /// Calls with each part of this block.
 #[inline(always)]
-fn each(to: &Arranged, visit: impl Fn(&Part)) {
+fn each(to: &PermutedRows, visit: impl Fn(&Part)) {
     let sizes = &to.received.slot().sizes;
     let mut number = block_in_grid();
     while number < sizes.ranks * parts(sizes) {
@@ -302,7 +302,7 @@ fn each(to: &Arranged, visit: impl Fn(&Part)) {
 /// # Safety
 /// - In the order of the stream, between a receive and the combine. The host made `to`, and no other kernel uses it.
 #[inline(always)]
-pub unsafe fn count(to: &Arranged) {
+pub unsafe fn count(to: &PermutedRows) {
     each(to, |part| part.count());
 }
 
@@ -311,6 +311,6 @@ pub unsafe fn count(to: &Arranged) {
 /// # Safety
 /// - As [`count`].
 #[inline(always)]
-pub(crate) unsafe fn place(to: &Arranged) {
-    each(to, |part| part.arrange());
+pub(crate) unsafe fn assign(to: &PermutedRows) {
+    each(to, |part| part.assign());
 }
