@@ -235,7 +235,7 @@ fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     ids.write(0, &mine.experts)?;
     scales.write(0, &mine.weights)?;
     let capacity = tokens * topk * 5 / 4 * if ranks == 1 { 1 } else { 2 } + 64 * number;
-    let permuted = Permuted::new(&group, Layout::Listed, capacity as u32)?;
+    let permuted = Permuted::new(&group, Layout::ExpertMajorIndices, capacity as u32)?;
     let row = |key: u64, row: usize| -> Vec<u16> { (0..depth).map(|at| factor(key, row, at)).collect() };
     let few = |key: u64, rows: usize| -> Vec<u16> {
         let few: Vec<Vec<u16>> = (0..PERIOD).map(|index| row(key, index)).collect();
@@ -328,12 +328,12 @@ fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
         weights.write((2 * expert * hidden * hidden) as u64, one)?;
     }
     let capacity = tokens * topk * 5 / 4 * 2 + 64 * number;
-    let permuted = Permuted::new(&group, Layout::Packed { align: 1 }, capacity as u32)?;
+    let permuted = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, capacity as u32)?;
     let (products, outputs) = (memory(capacity * hidden)?, [memory(tokens * hidden)?, memory(tokens * hidden)?]);
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let input = Tokens::new(&x, Ids::I32(&ids), tokens as u32);
     let Some(rows) = permuted.rows() else {
-        return Err(EpError::Unsuited { what: "a layout without rows", remedy: "use `Layout::Packed`" });
+        return Err(EpError::Unsuited { what: "a layout without rows", remedy: "use `Layout::ExpertMajorPacked`" });
     };
     let factors = Experts::new(&permuted, rows, &weights);
 

@@ -6,7 +6,7 @@ use crate::{Element, EpError, Group, Permuted};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::Sizes;
 use gin_ep_kernels::matmul::{Grouped, tile};
-use gin_ep_kernels::permute::PACKED;
+use gin_ep_kernels::permute::EXPERT_MAJOR_PACKED;
 use gin_gpu::{Function, LaunchConfig, MemorySlice, ModuleSource};
 
 /// The kernel of products of the experts' rows, and its shape, for a group.
@@ -65,8 +65,8 @@ pub struct Experts<'a> {
 }
 
 impl<'a> Experts<'a> {
-    /// Makes them of rows of BF16 in the places of expert-major permuted rows, packed or listed, and of weights: for
-    /// each expert of this rank a row for each element that comes back. So each expert has the weights of a linear
+    /// Makes them of rows of BF16 in the places of expert-major permuted rows, packed or as indices, and of weights:
+    /// for each expert of this rank a row for each element that comes back. So each expert has the weights of a linear
     /// layer.
     #[must_use]
     pub const fn new(permuted: &'a Permuted, rows: &'a MemorySlice, weights: &'a MemorySlice) -> Self {
@@ -86,9 +86,12 @@ impl<'a> Experts<'a> {
             return Err(EpError::Unsuited { what: "products of rows of another group", remedy });
         }
         let layout = to.view(received, None);
-        if layout.kind() != PACKED {
-            let what = "products of experts in a layout that is not packed by expert";
-            return Err(EpError::Unsuited { what, remedy: "use `Layout::Packed` or `Layout::Listed`" });
+        if layout.kind() != EXPERT_MAJOR_PACKED {
+            let what = "products of experts in a layout that is not packed, expert-major";
+            return Err(EpError::Unsuited {
+                what,
+                remedy: "use `Layout::ExpertMajorPacked` or `Layout::ExpertMajorIndices`",
+            });
         }
         let (capacity, columns) = (u64::from(to.capacity), sizes.back_bytes / 2);
         let depth_bytes = 2 * u64::from(grouped.depth);

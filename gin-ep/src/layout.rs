@@ -5,27 +5,27 @@ use crate::{EpError, Group};
 use gin_device::kernel::LaunchArg;
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::Sizes;
-use gin_ep_kernels::permute::{FLAT, PACKED, PADDED};
+use gin_ep_kernels::permute::{EXPERT_MAJOR_PACKED, EXPERT_MAJOR_PADDED, FLAT};
 use gin_gpu::{Argument, KernelArg, Memory, MemoryKind, MemorySlice};
 
 /// A layout of received rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
-    /// One row for each received one, by source and token, without gaps. With
+    /// One row for each received one, rank-major: by source and token, without gaps. With
     /// [`max_rows`](crate::GroupConfig::max_rows) received rows lie so, and nothing is copied. Then there is a gap
     /// where places are kept for a silent rank.
     Flat,
     /// `[expert][source][token]`: one row for each id whose expert is on this rank, in zones with room for all tokens.
-    Padded,
+    ExpertMajorPadded,
     /// Zones of experts, one row for each id, by source, token and position of the id. The first row of a zone is a
     /// multiple of `align`, a power of two; zeros fill the gaps.
-    Packed {
+    ExpertMajorPacked {
         /// Number of rows.
         align: u32,
     },
-    /// The places of [`Packed`](Self::Packed) rows without gaps, and for each of them the received row: nothing is
-    /// copied.
-    Listed,
+    /// The places of [`ExpertMajorPacked`](Self::ExpertMajorPacked) rows without gaps, and for each of them the
+    /// received row: nothing is copied.
+    ExpertMajorIndices,
 }
 
 /// Received rows, or a [`Permuted`] of them, as a parameter of kernels. It has no functions on the host, because
@@ -74,7 +74,7 @@ impl Permuted {
         let sizes = group.sizes();
         let experts = u64::from(sizes.local());
         let capacity = match layout {
-            Layout::Padded => experts * sizes.room(),
+            Layout::ExpertMajorPadded => experts * sizes.room(),
             _ => rows.into(),
         };
         // The places are words, and the last one stands for none.
@@ -83,15 +83,15 @@ impl Permuted {
             let limit = if capacity == 0 { "at least 1".to_owned() } else { format!("at most {most}") };
             return Err(EpError::Limit { what: "the number of rows of a layout", given: capacity, limit });
         }
-        if let Layout::Packed { align } = layout
+        if let Layout::ExpertMajorPacked { align } = layout
             && !(align.is_power_of_two() && align <= 1 << 16)
         {
             let limit = "a power of two, at most 65536".to_owned();
             return Err(EpError::Limit { what: "the alignment of zones", given: align.into(), limit });
         }
         // Kernels add up rows and gaps of all zones in a word.
-        if let Layout::Packed { .. } | Layout::Listed = layout {
-            let align = if let Layout::Packed { align } = layout { u64::from(align) } else { 1 };
+        if let Layout::ExpertMajorPacked { .. } | Layout::ExpertMajorIndices = layout {
+            let align = if let Layout::ExpertMajorPacked { align } = layout { u64::from(align) } else { 1 };
             let given = sizes.room() * u64::from(sizes.topk) + experts * (align - 1);
             if given > u64::from(u32::MAX) {
                 let limit = format!("at most {}; set less for `align`, tokens or `max_rows`", u32::MAX);
@@ -108,8 +108,8 @@ impl Permuted {
         let each = if layout == Layout::Flat { 1 } else { u64::from(sizes.topk) };
         let counts = match layout {
             Layout::Flat => 0,
-            Layout::Padded => experts * u64::from(sizes.ranks),
-            Layout::Packed { .. } | Layout::Listed => 2 * experts,
+            Layout::ExpertMajorPadded => experts * u64::from(sizes.ranks),
+            Layout::ExpertMajorPacked { .. } | Layout::ExpertMajorIndices => 2 * experts,
         };
         let tallies = if layout == Layout::Flat { 0 } else { kernels::tallies(&sizes) };
         Ok(Self {
@@ -117,7 +117,7 @@ impl Permuted {
             sizes,
             capacity: capacity as u32,
             rows: match layout {
-                Layout::Listed => None,
+                Layout::ExpertMajorIndices => None,
                 // They are where they were received.
                 Layout::Flat if sizes.is_shared() => None,
                 _ => Some(memory(capacity * u64::from(sizes.row_bytes))?),
@@ -129,7 +129,7 @@ impl Permuted {
         })
     }
 
-    /// Returns the memory of the rows; `None` if they are listed, or if the layout is flat and all sources share a
+    /// Returns the memory of the rows; `None` for indices alone, or if the layout is flat and all sources share a
     /// region: then they are [there](crate::Received::region).
     pub fn rows(&self) -> Option<&MemorySlice> {
         self.rows.as_ref()
@@ -181,11 +181,11 @@ impl Permuted {
             places: self.places.address(),
             counts: self.counts.address(),
             capacity: self.capacity,
-            align: if let Layout::Packed { align } = self.layout { align } else { 1 },
+            align: if let Layout::ExpertMajorPacked { align } = self.layout { align } else { 1 },
             kind: match self.layout {
                 Layout::Flat => FLAT,
-                Layout::Padded => PADDED,
-                Layout::Packed { .. } | Layout::Listed => PACKED,
+                Layout::ExpertMajorPadded => EXPERT_MAJOR_PADDED,
+                Layout::ExpertMajorPacked { .. } | Layout::ExpertMajorIndices => EXPERT_MAJOR_PACKED,
             },
             experts: self.sizes.local(),
         };
@@ -209,7 +209,7 @@ impl Permuted {
     }
 
     /// Returns whether there is a row for each id.
-    pub(crate) fn is_by_expert(&self) -> bool {
+    pub(crate) fn is_expert_major(&self) -> bool {
         self.layout != Layout::Flat
     }
 }

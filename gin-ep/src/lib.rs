@@ -12,7 +12,7 @@
 //! | [`Slot`] | room for one dispatch at a time; slots are independent |
 //! | [`Tokens`], [`Plan`] | the tokens of a dispatch; their routing, which several dispatches may share |
 //! | [`Sent`], [`Received`] | a dispatch that was sent, and one that was received |
-//! | [`Permuted`] | memory for received rows in another layout: packed, by expert |
+//! | [`Permuted`] | memory for received rows in another layout: flat, expert-major |
 //! | [`Combine`] | the sums that a combine makes of the rows that come back |
 //! | [`GroupedMatmul`] | products of the experts' rows, which return to their sources meanwhile |
 //! | [`EarlyMatmul`] | the same of the received rows themselves, from when the first of them are there |

@@ -212,11 +212,11 @@ impl<'a> Rows<'a> {
             let remedy = "make one for this group";
             return Err(EpError::Unsuited { what: "permuted rows of a group with other sizes", remedy });
         }
-        let Some(memory) = memory.filter(|_| to.is_by_expert()) else {
+        let Some(memory) = memory.filter(|_| to.is_expert_major()) else {
             let what = "a sum of permuted rows of a layout that has no rows of experts";
             return Err(EpError::Unsuited {
                 what,
-                remedy: "use `Layout::Packed` or `Layout::Padded`, or other memory",
+                remedy: "use `Layout::ExpertMajorPacked` or `Layout::ExpertMajorPadded`, or other memory",
             });
         };
         if !sizes.is_shared() && sizes.back_bytes != sizes.row_bytes {
@@ -341,9 +341,9 @@ impl<'a> Combine<'a> {
                     let remedy = "make one for this group";
                     return Err(EpError::Unsuited { what: "permuted rows of a group with other sizes", remedy });
                 }
-                if to.is_by_expert() != at_source {
+                if to.is_expert_major() != at_source {
                     let what = "a combine of a layout that has not the rows that come back";
-                    let remedy = "use a layout by expert with `at_source`, and a flat one without";
+                    let remedy = "use an expert-major layout with `at_source`, and a flat one without";
                     return Err(EpError::Unsuited { what, remedy });
                 }
                 let memory = match (rows, to.rows()) {

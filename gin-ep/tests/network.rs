@@ -97,7 +97,7 @@ fn rows_reach_ranks_over_the_network_with_the_bits_of_the_oracle() {
 fn rows_for_each_id_and_all_elements_and_layouts_cross_a_network() {
     let shape = Shape { ranks: 4, experts: 7, topk: 5, hidden: 48 };
     on_networks(4, 9, &[1, 2], |rank, comm| support::at_source(rank, comm, &config(&shape, 12), &shape, 12));
-    for layout in [Layout::Flat, Layout::Packed { align: 8 }] {
+    for layout in [Layout::Flat, Layout::ExpertMajorPacked { align: 8 }] {
         on_networks(4, 8, &[2], |rank, comm| {
             support::layouts::layout(rank, comm, &config(&shape, 12), layout, &shape, 12)
         });
@@ -314,7 +314,7 @@ fn a_group_refuses_what_has_no_route_over_a_network() {
         assert!(error.contains("ranks that loads and stores do not reach"), "{error}");
         let error = Matmul::all_gather(&comm, &MatmulConfig::new(8, 8, 8)).map(drop).unwrap_err();
         assert!(matches!(error, EpError::NotReachable { reached: 1, ranks: 2 }), "{error}");
-        let (to, input) = (Permuted::new(&group, Layout::Padded, 0)?, Input::new(&rank, &shape, 4)?);
+        let (to, input) = (Permuted::new(&group, Layout::ExpertMajorPadded, 0)?, Input::new(&rank, &shape, 4)?);
         let mut slot = group.slot(0)?;
         let error =
             slot.exchange_into(&rank.stream()?, &input.tokens(4, false), &to).map(drop).unwrap_err().to_string();

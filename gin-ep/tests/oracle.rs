@@ -388,7 +388,12 @@ fn zeros_and_tiny_elements_become_fp8_with_the_least_scale() {
 
 #[test]
 fn all_layouts_have_the_rows_of_the_oracle_in_its_order() {
-    for layout in [Layout::Flat, Layout::Padded, Layout::Packed { align: 1 }, Layout::Packed { align: 8 }] {
+    for layout in [
+        Layout::Flat,
+        Layout::ExpertMajorPadded,
+        Layout::ExpertMajorPacked { align: 1 },
+        Layout::ExpertMajorPacked { align: 8 },
+    ] {
         // More rows than threads; more experts than a block places at a time.
         for (ranks, experts, topk) in [(1, 3, 2), (3, 7, 4), (4, 3, 3), (1, 1100, 3)] {
             let shape = Shape { ranks, experts, topk, hidden: 24 };
@@ -449,7 +454,7 @@ fn a_padded_layout_past_4_gib_has_each_row_in_its_zone() {
         on_ranks(world, |rank, comm| {
             let me = rank.rank() as usize;
             let group = Group::new(comm, &config(&shape, 4096))?;
-            let to = Permuted::new(&group, Layout::Padded, 0)?;
+            let to = Permuted::new(&group, Layout::ExpertMajorPadded, 0)?;
             let all = to.rows().expect("a padded layout has rows");
             assert_eq!(all.bytes(), 8 << 30);
             let (input, stream, mut slot) = (Input::new(rank, &shape, 3)?, rank.stream()?, group.slot(0)?);
@@ -504,7 +509,7 @@ fn nothing_races() {
             16,
             &[pair(Routing::Uniform), pair(Routing::Repeats), pair(Routing::Zipf)],
         );
-        for layout in [Layout::Padded, Layout::Packed { align: 8 }] {
+        for layout in [Layout::ExpertMajorPadded, Layout::ExpertMajorPacked { align: 8 }] {
             on_ranks(world.clone(), |rank, comm| {
                 support::layouts::layout(rank, comm, &config(&shape, 5), layout, &shape, 5)
             });
@@ -521,7 +526,7 @@ fn one_resident_block_of_many_is_enough() {
         // More blocks than may be resident: they run one after the other.
         run(world.clone(), config.grid(5), shape, 40, &[pair(Routing::Uniform), pair(Routing::Repeats)]);
         on_ranks(world, |rank, comm| {
-            support::layouts::layout(rank, comm, &config.grid(5), Layout::Packed { align: 8 }, &shape, 40)
+            support::layouts::layout(rank, comm, &config.grid(5), Layout::ExpertMajorPacked { align: 8 }, &shape, 40)
         });
     }
 }
@@ -993,7 +998,8 @@ fn sums_have_the_order_of_the_ids_and_round_each_product_once() {
                 group.destroy()?;
 
                 let group = Group::new(comm, &config)?;
-                let (to, mut slot) = (Permuted::new(&group, Layout::Packed { align: 1 }, 3)?, group.slot(0)?);
+                let (to, mut slot) =
+                    (Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, 3)?, group.slot(0)?);
                 let mut received = slot.exchange(&stream, &tokens)?;
                 received.permute(&stream, &to)?;
                 // One row for each expert, by its number.

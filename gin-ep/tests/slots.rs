@@ -186,7 +186,7 @@ fn ids_that_a_combine_reads_are_kept_until_it_has_ended() {
     on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 4))?;
         let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
-        let to = Permuted::new(&group, Layout::Listed, 8)?;
+        let to = Permuted::new(&group, Layout::ExpertMajorIndices, 8)?;
         for number in 0..40 {
             let mine = batch(&shape, Routing::Uniform, number, 0, 4);
             let input = Input::new(rank, &shape, 4)?;
@@ -234,7 +234,7 @@ fn a_combine_writes_no_sums_past_the_tokens_of_its_plan() {
     on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 64))?;
         let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
-        let to = Permuted::new(&group, Layout::Listed, 128)?;
+        let to = Permuted::new(&group, Layout::ExpertMajorIndices, 128)?;
         let bytes = group.sizes().plan_bytes();
         let mut past = Vec::new();
         for number in 0..40 {
@@ -278,7 +278,7 @@ fn rows_of_an_exchange_into_a_layout_are_kept_until_they_are_sent() {
     on_ranks(WorldConfig::seeded(1, 5), |rank, comm| {
         let group = Group::new(comm, &config(&shape, 64))?;
         let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
-        let to = Permuted::new(&group, Layout::Packed { align: 1 }, 128)?;
+        let to = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, 128)?;
         for number in 0..6 {
             let mine = batch(&shape, Routing::Uniform, number, 0, 64);
             let input = Input::new(rank, &shape, 64)?;
@@ -370,9 +370,9 @@ fn zones_that_could_end_past_2_to_the_32_are_refused() {
     on_ranks(WorldConfig::seeded(1, 1), |_, comm| {
         // 65,536 rows, and a zone for each of them.
         let group = Group::new(comm, &GroupConfig::new(65_536, 8, 32).tokens(2048).sms(2).threads(64))?;
-        let outcome = Permuted::new(&group, Layout::Packed { align: 65_536 }, 64);
+        let outcome = Permuted::new(&group, Layout::ExpertMajorPacked { align: 65_536 }, 64);
         assert!(matches!(outcome, Err(EpError::Limit { given: 0x1_0000_0000, .. })), "accepted: {outcome:?}");
-        Permuted::new(&group, Layout::Packed { align: 32_768 }, 64)?;
+        Permuted::new(&group, Layout::ExpertMajorPacked { align: 32_768 }, 64)?;
         group.destroy()
     });
 }

@@ -126,7 +126,7 @@ fn alone(testbed: &Testbed) -> Result<(), String> {
             support::element(rank, comm, config, element, shape, most)
         })?;
     }
-    for layout in [Layout::Flat, Layout::Packed { align: 8 }] {
+    for layout in [Layout::Flat, Layout::ExpertMajorPacked { align: 8 }] {
         with(testbed, 1, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
             support::layouts::layout(rank, comm, config, layout, shape, most)
         })?;
@@ -273,7 +273,12 @@ fn elements(testbed: &Testbed) -> Result<(), String> {
 
 fn layouts(testbed: &Testbed) -> Result<(), String> {
     let (hidden, tokens) = if testbed.devices.is_some() { (1536, 128) } else { (16, 8) };
-    for layout in [Layout::Flat, Layout::Padded, Layout::Packed { align: 1 }, Layout::Packed { align: 16 }] {
+    for layout in [
+        Layout::Flat,
+        Layout::ExpertMajorPadded,
+        Layout::ExpertMajorPacked { align: 1 },
+        Layout::ExpertMajorPacked { align: 16 },
+    ] {
         with(testbed, 2, small_on(testbed), (12, 4, hidden), tokens, |rank, comm, config, shape, most| {
             support::layouts::layout(rank, comm, config, layout, shape, most)
         })?;

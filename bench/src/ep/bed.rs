@@ -22,7 +22,7 @@ pub(super) struct Calls {
     pub(super) stored: Vec<f64>,
     /// Pairs whose dispatch and combine each begin after all ranks have met.
     pub(super) apart: Vec<f64>,
-    /// A dispatch into the packed layout by expert; a dispatch, and then this layout.
+    /// A dispatch into the packed expert-major layout; a dispatch, and then this layout.
     pub(super) packed: Vec<f64>,
     pub(super) packed_later: Vec<f64>,
     /// In the same repeats: the floors of a dispatch and of a combine; for fewer processors the dispatch and the pair
@@ -197,7 +197,7 @@ impl<'a> Bed<'a> {
         Ok(wrong)
     }
 
-    /// Counts wrong rows of the packed layout by expert, of some of all experts and sources.
+    /// Counts wrong rows of the packed expert-major layout, of some of all experts and sources.
     fn wrong_packed(&self, packed: &Permuted) -> Result<u64, EpError> {
         let (hidden, me) = (self.shape.hidden, self.rank.rank() as usize);
         let small = Shape { hidden: 1, ..*self.shape };
@@ -296,7 +296,7 @@ impl<'a> Bed<'a> {
         let layouts = if combines == Combines::Layouts {
             let rows = self.ids_here().max(1) as u32;
             let flat = Permuted::new(&group, Layout::Flat, (self.shape.ranks * self.tokens) as u32)?;
-            let packed = Permuted::new(&group, Layout::Packed { align: 1 }, rows)?;
+            let packed = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, rows)?;
             slot.exchange_into(stream, &input, &packed)?.0.release();
             stream.synchronize()?;
             wrong += self.wrong_packed(&packed)?;

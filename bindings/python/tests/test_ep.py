@@ -177,9 +177,9 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
         align = 4
         layouts = {
             "flat": (Layout.FLAT, ranks * most),
-            "packed": (Layout.packed(align), 2 * ranks * most + 2 * align),
-            "padded": (Layout.PADDED, None),
-            "listed": (Layout.LISTED, 2 * ranks * most),
+            "packed": (Layout.expert_major_packed(align), 2 * ranks * most + 2 * align),
+            "padded": (Layout.EXPERT_MAJOR_PADDED, None),
+            "listed": (Layout.EXPERT_MAJOR_INDICES, 2 * ranks * most),
         }
         cases = [(name, *layout, arrives) for name, layout in layouts.items() for arrives in (False, True)]
         for round, (name, layout, room, arrives) in enumerate(cases):
@@ -555,7 +555,7 @@ def test_tensors_are_checked_with_the_dimension_and_the_limit():
         with pytest.raises(ValueError, match="pass the most rows of the layout"):
             Permuted(group, Layout.FLAT)
         with pytest.raises(ValueError, match="the alignment of zones is 3; the limit is a power of two"):
-            Permuted(group, Layout.packed(3), 4)
+            Permuted(group, Layout.expert_major_packed(3), 4)
         stream.synchronize()
         assert group.status() is None
 

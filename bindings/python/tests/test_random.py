@@ -51,7 +51,7 @@ def body(rank, end, seed):
     sizes = dict(tokens=4, slots=2, element=ep.Element.F32, threads=32, deadline=gin.Deadline(0.01))
     config, large = ep.GroupConfig(2, 8, 1, **sizes), ep.GroupConfig(2, 8, 1, max_rows=3, **sizes)
     wrong = ep.GroupConfig(2, 8, 40)
-    layouts = [ep.Layout.FLAT, ep.Layout.PADDED, ep.Layout.LISTED, ep.Layout.packed(2), ep.Layout.packed(3)]
+    layouts = [ep.Layout.FLAT, ep.Layout.EXPERT_MAJOR_PADDED, ep.Layout.EXPERT_MAJOR_INDICES, ep.Layout.expert_major_packed(2), ep.Layout.expert_major_packed(3)]
 
     def array(kind, *shapes):
         return np.zeros(draw.choice([*shapes, 3]), draw.choice([kind] * 5 + [np.float16]))

@@ -52,7 +52,7 @@ unsafe fn scale_all(received: &ReceivedRows, hidden: u32, factor: f32) {
     }
 }
 
-/// Multiplies all rows of a layout that has rows: not of a listed one, which copies none.
+/// Multiplies all rows of a layout that has rows: not of indices alone.
 ///
 /// # Safety
 /// - As [`scale_received`], after the rows were permuted.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The places of received rows in layouts by expert.
+//! The places of received rows in expert-major layouts.
 //!
 //! The rows of each source are divided into parts. A block tallies the rows of each expert in a part. When all tallies
 //! are there, a block knows how many rows are before those of its part, and gives these their places in order.
 
 use crate::params::{Sizes, load};
-use crate::permute::{NONE, PACKED, PADDED, PermutedRows, before};
+use crate::permute::{EXPERT_MAJOR_PACKED, EXPERT_MAJOR_PADDED, NONE, PermutedRows, before};
 use crate::received::Source;
 use crate::status::{self, Code};
 use gin_device::prelude::*;
@@ -31,7 +31,7 @@ const fn parts(sizes: &Sizes) -> u32 {
     if parts == 0 { 1 } else { parts }
 }
 
-/// Returns the number of tallies of a layout by expert: words behind its counts.
+/// Returns the number of tallies of an expert-major layout: words behind its counts.
 #[must_use]
 pub const fn tallies(sizes: &Sizes) -> u64 {
     (parts(sizes) * sizes.ranks) as u64 * sizes.local() as u64
@@ -87,7 +87,7 @@ impl<'a> Part<'a> {
     /// Returns the address of the tally of an expert in a part.
     #[inline(always)]
     fn tally(&self, part: u32, expert: u32) -> u64 {
-        let counts = self.to.experts * if self.to.kind == PADDED { self.to.received.ranks() } else { 2 };
+        let counts = self.to.experts * if self.to.kind == EXPERT_MAJOR_PADDED { self.to.received.ranks() } else { 2 };
         self.to.word(1 + counts + part * self.to.experts + expert)
     }
 
@@ -136,7 +136,7 @@ impl<'a> Part<'a> {
         }
         Block.sync();
         let (from, end) = match self.to.kind {
-            PADDED => (self.source * parts(sizes), (self.source + 1) * parts(sizes)),
+            EXPERT_MAJOR_PADDED => (self.source * parts(sizes), (self.source + 1) * parts(sizes)),
             _ => (0, sizes.ranks * parts(sizes)),
         };
         // Several threads share the parts of an expert, if there are as many.
@@ -178,7 +178,7 @@ impl<'a> Part<'a> {
     fn assign(&self) {
         let (totals, firsts, next) = (TOTALS.array(), FIRSTS.array(), NEXT.array());
         let (to, sizes) = (self.to, &self.to.received.slot().sizes);
-        let (mut end, is_packed) = (0, to.kind == PACKED);
+        let (mut end, is_packed) = (0, to.kind == EXPERT_MAJOR_PACKED);
         self.windows(|window, number| {
             self.sum(window, number);
             // Each thread has some experts in a row.
@@ -266,7 +266,7 @@ impl<'a> Part<'a> {
             }
             Warp.sync();
             if is_here {
-                let is_past = to.kind == PADDED && place - firsts.read(expert as usize) >= tokens;
+                let is_past = to.kind == EXPERT_MAJOR_PADDED && place - firsts.read(expert as usize) >= tokens;
                 let (row, k) = self.place(index);
                 to.put(self.rows.index, (self.source, row, k), if is_past { NONE } else { place });
             }
@@ -296,8 +296,8 @@ fn each(to: &PermutedRows, visit: impl Fn(&Part)) {
     }
 }
 
-/// Tallies the rows of experts, for a layout by expert. All threads of the grid call; blocks have whole warps, at most
-/// 16.
+/// Tallies the rows of experts, for an expert-major layout. All threads of the grid call; blocks have whole warps, at
+/// most 16.
 ///
 /// # Safety
 /// - In the order of the stream, between a receive and the combine. The host made `to`, and no other kernel uses it.
@@ -306,7 +306,7 @@ pub unsafe fn count(to: &PermutedRows) {
     each(to, |part| part.count());
 }
 
-/// Gives rows their places in a layout by expert, and reports if there are too few. As [`count`], after it.
+/// Gives rows their places in an expert-major layout, and reports if there are too few. As [`count`], after it.
 ///
 /// # Safety
 /// - As [`count`].

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Received rows in other layouts: packed, and by expert. Three kernels in a row.
+//! Received rows in other layouts: flat, and expert-major. Three kernels in a row.
 //!
 //! The first counts the rows of each expert, the second gives each row its places, the third copies, also while rows
 //! arrive whose descriptions are there. A place is the number of earlier rows, by source, token and position of the id,
@@ -22,10 +22,10 @@ use gin_device::sys::data::store_weak_u32;
 pub const FLAT: u32 = 0;
 /// [`LayoutMemory::kind`]: `[expert][source][token]`, one row for each id. A zone of an expert and a source has room
 /// for as many rows as a rank may have tokens.
-pub const PADDED: u32 = 1;
+pub const EXPERT_MAJOR_PADDED: u32 = 1;
 /// [`LayoutMemory::kind`]: zones of experts, one row for each id. Their lengths are multiples of
 /// [`LayoutMemory::align`]; zeros fill them up.
-pub const PACKED: u32 = 2;
+pub const EXPERT_MAJOR_PACKED: u32 = 2;
 
 /// The place of no row.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -38,11 +38,11 @@ shared! { static TOTALS: [u32; 16]; }
 /// The memory of a layout of received rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayoutMemory {
-    /// The address of the rows: a multiple of 16; 0 if rows are listed, not copied.
+    /// The address of the rows: a multiple of 16; 0 if the layout has indices alone.
     pub rows: u64,
     /// The address of a word for each row: its source, received row and position of the id.
     pub list: u64,
-    /// The address of a word for each received row, and each id if the layout is by expert: its place.
+    /// The address of a word for each received row, and each id if the layout is expert-major: its place.
     pub places: u64,
     /// The address of words: the number of rows with gaps; for each expert the number of its rows, from each source if
     /// the layout is padded; and, if it is packed, for each expert its first row.
@@ -51,7 +51,7 @@ pub struct LayoutMemory {
     pub capacity: u32,
     /// Number of rows of which the length of a zone is a multiple.
     pub align: u32,
-    /// [`FLAT`], [`PADDED`] or [`PACKED`].
+    /// [`FLAT`], [`EXPERT_MAJOR_PADDED`] or [`EXPERT_MAJOR_PACKED`].
     pub kind: u32,
     /// Number of experts of this rank that the layout has.
     pub experts: u32,
@@ -101,7 +101,7 @@ impl PermutedRows {
         self.capacity
     }
 
-    /// Returns [`FLAT`], [`PADDED`] or [`PACKED`].
+    /// Returns [`FLAT`], [`EXPERT_MAJOR_PADDED`] or [`EXPERT_MAJOR_PACKED`].
     #[inline(always)]
     #[must_use]
     pub const fn kind(&self) -> u32 {
@@ -125,7 +125,11 @@ impl PermutedRows {
     #[inline(always)]
     #[must_use]
     pub fn count(&self, expert: u32) -> u32 {
-        if self.kind != PACKED || expert >= self.experts { 0 } else { unsafe { load(self.word(1 + expert)) } }
+        if self.kind != EXPERT_MAJOR_PACKED || expert >= self.experts {
+            0
+        } else {
+            unsafe { load(self.word(1 + expert)) }
+        }
     }
 
     /// Returns the number of rows of an expert from a source, in a padded layout; 0 if there is no such expert.
@@ -133,7 +137,7 @@ impl PermutedRows {
     #[must_use]
     pub fn count_from(&self, expert: u32, source: u32) -> u32 {
         let ranks = self.received.ranks();
-        if self.kind != PADDED || expert >= self.experts || source >= ranks {
+        if self.kind != EXPERT_MAJOR_PADDED || expert >= self.experts || source >= ranks {
             return 0;
         }
         unsafe { load(self.word(1 + expert * ranks + source)) }
@@ -143,13 +147,13 @@ impl PermutedRows {
     #[inline(always)]
     #[must_use]
     pub fn first(&self, expert: u32) -> u32 {
-        if self.kind != PACKED || expert >= self.experts {
+        if self.kind != EXPERT_MAJOR_PACKED || expert >= self.experts {
             return self.total();
         }
         unsafe { load(self.word(1 + self.experts + expert)) }
     }
 
-    /// Returns whether the layout has rows. A listed one copies none.
+    /// Returns whether the layout has rows. With indices alone nothing is copied.
     #[inline(always)]
     #[must_use]
     pub const fn has_rows(&self) -> bool {
@@ -268,7 +272,7 @@ pub unsafe fn assign(to: &PermutedRows) {
     }
     // Safety: the caller's promise.
     unsafe { expert_major(to) };
-    if to.kind == PADDED {
+    if to.kind == EXPERT_MAJOR_PADDED {
         total(to, to.experts * sizes.ranks * sizes.tokens);
     }
 }

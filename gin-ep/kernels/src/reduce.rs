@@ -9,7 +9,7 @@ use crate::permute::FLAT;
 use crate::{PermutedRows, UNIT};
 use gin_device::prelude::*;
 
-/// Adds up, for each received row, the rows of a layout by expert that belong to it, each times its weight: in the
+/// Adds up, for each received row, the rows of an expert-major layout that belong to it, each times its weight: in the
 /// order of the ids, by `fma` in FP32 from 0, rounded once. Rows without a place are no terms. The sums replace the
 /// received rows. All threads of the grid call; blocks have whole warps.
 ///

@@ -29,7 +29,7 @@ pub fn expected_rows(
             let total = rows.len() as u32;
             (rows, vec![total])
         }
-        Layout::Padded => {
+        Layout::ExpertMajorPadded => {
             let mut counts = vec![(shape.local() * shape.ranks * most) as u32];
             let mut rows = Vec::new();
             for (expert, zone) in zones(1).0.into_iter().enumerate() {
@@ -43,7 +43,7 @@ pub fn expected_rows(
             }
             (rows, counts)
         }
-        Layout::Packed { align } => {
+        Layout::ExpertMajorPacked { align } => {
             let (zones, total) = zones(align as usize);
             let mut counts = vec![total as u32];
             counts.extend(zones.iter().map(|zone| zone.rows.len() as u32));
@@ -55,7 +55,7 @@ pub fn expected_rows(
             };
             (zones.into_iter().flat_map(of_zone).collect(), counts)
         }
-        Layout::Listed => unreachable!("it has no rows"),
+        Layout::ExpertMajorIndices => unreachable!("it has no rows"),
     }
 }
 
@@ -78,7 +78,7 @@ pub fn layout(
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     // A zone has no room for tokens that name its expert twice.
     let (repeats, one) = match layout {
-        Layout::Padded => (Routing::Holes, Routing::Zipf),
+        Layout::ExpertMajorPadded => (Routing::Holes, Routing::Zipf),
         _ => (Routing::Repeats, Routing::One(0)),
     };
     let routings = [Routing::Uniform, repeats, Routing::None, one];
@@ -144,7 +144,7 @@ pub fn described_only(
     let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, most)).collect();
     input.write(&batches[me], false)?;
     let tokens = input.tokens(most, false);
-    let to = Permuted::new(&group, Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
+    let to = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
     let once = |is_whole: bool| -> Result<(), EpError> {
         let mut slot = group.slot(0)?;
         if me == last && !is_whole {
@@ -197,7 +197,7 @@ pub fn mixed(
     let (input, stream, mut slot) = (Input::new(rank, shape, most)?, rank.stream()?, group.slot(0)?);
     input.write(&batch(shape, Routing::Uniform, 5, me, most), false)?;
     let tokens = input.tokens(most, false);
-    let to = Permuted::new(&group, Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
+    let to = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
     if me == 0 {
         slot.exchange(&stream, &tokens)?.release();
     } else {
@@ -221,9 +221,9 @@ pub fn small_layouts(
     let me = rank.rank() as usize;
     let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, most)?;
-    let listed = Permuted::new(&group, Layout::Listed, (shape.ranks * most * shape.topk) as u32)?;
+    let listed = Permuted::new(&group, Layout::ExpertMajorIndices, (shape.ranks * most * shape.topk) as u32)?;
     let small = Permuted::new(&group, Layout::Flat, 2)?;
-    let padded = Permuted::new(&group, Layout::Padded, 0)?;
+    let padded = Permuted::new(&group, Layout::ExpertMajorPadded, 0)?;
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, most)).collect();
     input.write(&batches[me], false)?;

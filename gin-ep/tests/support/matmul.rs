@@ -137,7 +137,7 @@ pub fn experts(
     let (me, Shape { topk, hidden, .. }, local) = (rank.rank() as usize, *shape, shape.local());
     let group = Group::new(comm, &config.at_source())?;
     let grouped = GroupedMatmul::new(&group, hidden as u32, blocks)?;
-    let permuted = Permuted::new(&group, Layout::Packed { align: 1 }, layout_rows)?;
+    let permuted = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, layout_rows)?;
     let row_bytes = 2 * hidden as u64;
     let memory = |bytes: u64| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes)?.whole());
     let (x, ids, scales) =
@@ -234,7 +234,7 @@ pub fn arriving(
     let early = if let Some(grid) = case.grid { early.grid(grid) } else { early };
     let grouped = GroupedMatmul::new(&group, hidden as u32, case.blocks)?;
     let places = ranks * most * topk;
-    let permuted = Permuted::new(&group, Layout::Packed { align: 1 }, places as u32)?;
+    let permuted = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, places as u32)?;
     let row_bytes = 2 * hidden;
     let memory = |bytes: usize| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole());
     let (x, output) = (memory(most * row_bytes)?, memory(most * row_bytes)?);

@@ -542,7 +542,7 @@ pub fn element(
     let has_scales = matches!(element, Element::Opaque { scale_bytes: 1.., .. });
     let plan = slot.plan(&stream, &if has_scales { input.scales(&scales) } else { input })?;
     let input = if has_scales { input.scales(&scales).planned(&plan) } else { input.planned(&plan) };
-    let list = Permuted::new(&group, Layout::Listed, (shape.ranks * most * shape.topk) as u32)?;
+    let list = Permuted::new(&group, Layout::ExpertMajorIndices, (shape.ranks * most * shape.topk) as u32)?;
     let ways: &[bool] = if reaches_all(comm, shape)? { &[false, true] } else { &[false] };
     for &arrives in ways {
         output.write(0, &made(&old))?;

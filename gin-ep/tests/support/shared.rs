@@ -171,8 +171,8 @@ fn sums_of(shape: &Shape, batches: &[Batch], me: usize, (align, capacity): (usiz
     all
 }
 
-/// Copies received rows into layouts by expert, runs the experts there, adds up their rows, and compares all with the
-/// oracle.
+/// Copies received rows into expert-major layouts, runs the experts there, adds up their rows, and compares all with
+/// the oracle.
 pub fn layouts(
     rank: &Rank,
     comm: &Communicator,
@@ -187,14 +187,14 @@ pub fn layouts(
     let back_f32 = group.sizes().back_bytes as usize == 4 * shape.hidden;
     let room = shape.ranks * most * shape.topk + 8 * shape.local();
     for (number, (layout, capacity)) in [
-        (Layout::Padded, room),
-        (Layout::Packed { align: 8 }, room),
-        (Layout::Packed { align: 1 }, (shape.ranks * most * shape.topk / shape.ranks / 2).max(1)),
+        (Layout::ExpertMajorPadded, room),
+        (Layout::ExpertMajorPacked { align: 8 }, room),
+        (Layout::ExpertMajorPacked { align: 1 }, (shape.ranks * most * shape.topk / shape.ranks / 2).max(1)),
     ]
     .into_iter()
     .enumerate()
     {
-        let routing = if layout == Layout::Padded { Routing::Holes } else { Routing::Repeats };
+        let routing = if layout == Layout::ExpertMajorPadded { Routing::Holes } else { Routing::Repeats };
         let batches: Vec<Batch> =
             (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
         input.write(&batches[me], false)?;
@@ -227,7 +227,7 @@ pub fn layouts(
         received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
         let (align, most) = match layout {
-            Layout::Packed { align } => (align as usize, capacity),
+            Layout::ExpertMajorPacked { align } => (align as usize, capacity),
             _ => (1, usize::MAX),
         };
         let expected = sums_of(shape, &batches, me, (align, most), back_f32);
@@ -336,7 +336,8 @@ pub fn elements(
     let output = memory(&vec![0x7f; elements.len()])?;
     let tokens = mine.tokens(shape);
     let mut slot = group.slot(0)?;
-    let to = Permuted::new(&group, Layout::Packed { align: 4 }, (shape.ranks * most * shape.topk * 2) as u32)?;
+    let to =
+        Permuted::new(&group, Layout::ExpertMajorPacked { align: 4 }, (shape.ranks * most * shape.topk * 2) as u32)?;
     let mut received = slot.exchange(&stream, &Tokens::new(&rows, Ids::I32(&ids), tokens as u32))?;
     received.permute(&stream, &to)?;
     received.reduce(&stream, Rows::Permuted(&to))?;

@@ -4,7 +4,7 @@
 use gin_device::prelude::*;
 use gin_device::sys::{Global, Memory};
 use gin_ep_kernels::internal::{combine_unmet, dispatch_unmet};
-use gin_ep_kernels::permute::{FLAT, PADDED};
+use gin_ep_kernels::permute::{EXPERT_MAJOR_PADDED, FLAT};
 use gin_ep_kernels::{
     Bytes, Format, PermutedRows, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine, describe,
     dispatch,
@@ -148,7 +148,7 @@ pub unsafe fn hardware_experts_permuted(to: PermutedRows, rank: u32, local: u32,
         place += grid_dim().count() as u32;
         let zone = mine / most;
         let (expert, source) = (zone / received.ranks(), zone % received.ranks());
-        if to.kind() == PADDED && mine % most >= to.count_from(expert, source) {
+        if to.kind() == EXPERT_MAJOR_PADDED && mine % most >= to.count_from(expert, source) {
             continue;
         }
         let Some((source, row, only)) = to.origin(mine) else { continue };

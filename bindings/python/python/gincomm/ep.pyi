@@ -27,13 +27,13 @@ class Layout:
     """A layout of received rows."""
 
     FLAT: ClassVar[Layout]
-    """One row for each received one, by source and token, without gaps."""
-    PADDED: ClassVar[Layout]
+    """One row for each received one, rank-major: by source and token, without gaps."""
+    EXPERT_MAJOR_PADDED: ClassVar[Layout]
     """`[expert][source][token]`: one row for each id, in zones with room for all tokens."""
-    LISTED: ClassVar[Layout]
+    EXPERT_MAJOR_INDICES: ClassVar[Layout]
     """The places of packed rows without gaps, and for each of them the received row: nothing is copied."""
     @staticmethod
-    def packed(align: int = 1) -> Layout:
+    def expert_major_packed(align: int = 1) -> Layout:
         """Zones of experts, one row for each id. The first row of a zone is a multiple of `align`."""
 
 @final

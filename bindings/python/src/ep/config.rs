@@ -103,23 +103,23 @@ pub(crate) struct Layout(pub(crate) gin_ep::Layout);
 
 #[pymethods]
 impl Layout {
-    /// One row for each received one, by source and token, without gaps.
+    /// One row for each received one, rank-major: by source and token, without gaps.
     #[classattr]
     const FLAT: Self = Self(gin_ep::Layout::Flat);
 
     /// `[expert][source][token]`: one row for each id, in zones with room for all tokens.
     #[classattr]
-    const PADDED: Self = Self(gin_ep::Layout::Padded);
+    const EXPERT_MAJOR_PADDED: Self = Self(gin_ep::Layout::ExpertMajorPadded);
 
     /// The places of packed rows without gaps, and for each of them the received row: nothing is copied.
     #[classattr]
-    const LISTED: Self = Self(gin_ep::Layout::Listed);
+    const EXPERT_MAJOR_INDICES: Self = Self(gin_ep::Layout::ExpertMajorIndices);
 
     /// Zones of experts, one row for each id. The first row of a zone is a multiple of `align`; zeros fill the gaps.
     #[staticmethod]
     #[pyo3(signature = (align=1))]
-    fn packed(align: u32) -> Self {
-        Self(gin_ep::Layout::Packed { align })
+    fn expert_major_packed(align: u32) -> Self {
+        Self(gin_ep::Layout::ExpertMajorPacked { align })
     }
 
     fn __repr__(&self) -> String {

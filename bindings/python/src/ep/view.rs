@@ -115,8 +115,12 @@ impl Permuted {
         let (core, layout) = (group.get().core()?, layout.get().0);
         let rows = match (rows, layout) {
             (Some(rows), _) => rows,
-            (None, gin_ep::Layout::Padded) => 0,
-            _ => return Err(PyValueError::new_err("pass the most rows of the layout: only PADDED knows them")),
+            (None, gin_ep::Layout::ExpertMajorPadded) => 0,
+            _ => {
+                return Err(PyValueError::new_err(
+                    "pass the most rows of the layout: only EXPERT_MAJOR_PADDED knows them",
+                ));
+            }
         };
         let group = core.group()?;
         let inner = py.detach(|| gin_ep::Permuted::new(group, layout, rows)).or_raise(py)?;

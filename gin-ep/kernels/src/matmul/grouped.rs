@@ -31,9 +31,9 @@ pub struct Grouped {
 /// Multiplies the rows of each expert by its weights. All threads of the grid call; blocks have
 /// [`THREADS`](super::tile::THREADS) threads. Nothing waits.
 ///
-/// The layout is packed by expert. Without an output, the product of a row goes to where a combine of one row for each
-/// id would put it: to the rank of its token. A combine with [`RETURNED`](crate::RETURNED) follows on the stream. A row
-/// that had no place returns as zeros.
+/// The layout is packed, expert-major. Without an output, the product of a row goes to where a combine of one row for
+/// each id would put it: to the rank of its token. A combine with [`RETURNED`](crate::RETURNED) follows on the stream.
+/// A row that had no place returns as zeros.
 ///
 /// # Safety
 /// - In the order of the stream, after the kernels of the layout and before the combine. The host made communicator,
