@@ -221,7 +221,7 @@ fn experts(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     let comm = rank.communicator(&Requirements::default())?;
     let (me, ranks) = (rank.rank() as usize, comm.ranks() as usize);
     let shape = Shape { ranks, experts: number, topk, hidden: 1 };
-    let config = GroupConfig::new(number as u32, hidden as u32, topk as u32).tokens(tokens as u32).at_source();
+    let config = GroupConfig::new(number as u32, hidden as u32, topk as u32).tokens(tokens as u32).combine_at_source();
     let config = config.deadline(Deadline::after_ns(bench.limit_ns()));
     let config = bench.pick(config, config.sms(1).threads(64));
     let group = Group::new(&comm, &config)?;
@@ -304,7 +304,7 @@ fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     let comm = rank.communicator(&Requirements::default())?;
     let (me, ranks) = (rank.rank() as usize, comm.ranks() as usize);
     let shape = Shape { ranks, experts: number, topk, hidden: 1 };
-    let config = GroupConfig::new(number as u32, hidden as u32, topk as u32).tokens(tokens as u32).at_source();
+    let config = GroupConfig::new(number as u32, hidden as u32, topk as u32).tokens(tokens as u32).combine_at_source();
     let config = config.deadline(Deadline::after_ns(bench.limit_ns()));
     let config = bench.pick(config, config.sms(1).threads(64));
     let group = Group::new(&comm, &config)?;

@@ -79,8 +79,8 @@ pub struct GroupConfig {
     pub(crate) tokens: u32,
     pub(crate) slots: u32,
     pub(crate) element: Element,
-    pub(crate) at_source: bool,
-    pub(crate) back_f32: bool,
+    pub(crate) combine_at_source: bool,
+    pub(crate) combine_f32: bool,
     pub(crate) max_rows: Option<u32>,
     pub(crate) first_epoch: u64,
     pub(crate) blocks: Option<u32>,
@@ -110,8 +110,8 @@ impl GroupConfig {
             tokens: 128,
             slots: 1,
             element: Element::Bf16,
-            at_source: false,
-            back_f32: false,
+            combine_at_source: false,
+            combine_f32: false,
             max_rows: None,
             first_epoch: 0,
             blocks: None,
@@ -146,8 +146,8 @@ impl GroupConfig {
     /// Makes one row come back for each id of a token, in place of one for each rank. The source multiplies them by
     /// weights and adds them up. It takes `topk` times the memory.
     #[must_use]
-    pub const fn at_source(mut self) -> Self {
-        self.at_source = true;
+    pub const fn combine_at_source(mut self) -> Self {
+        self.combine_at_source = true;
         self
     }
 
@@ -160,12 +160,12 @@ impl GroupConfig {
     ///
     /// let config = GroupConfig::new(256, 7168, 8);
     /// assert_eq!(config.footprint(2)?, 14_725_488);
-    /// assert_eq!(config.back_f32().footprint(2)?, 14_725_488 + 2 * 2 * 128 * 2 * 7168);
+    /// assert_eq!(config.combine_f32().footprint(2)?, 14_725_488 + 2 * 2 * 128 * 2 * 7168);
     /// # Ok::<(), gin_ep::EpError>(())
     /// ```
     #[must_use]
-    pub const fn back_f32(mut self) -> Self {
-        self.back_f32 = true;
+    pub const fn combine_f32(mut self) -> Self {
+        self.combine_f32 = true;
         self
     }
 
@@ -285,8 +285,8 @@ impl GroupConfig {
             ("tokens", self.tokens.to_string()),
             ("slots", self.slots.to_string()),
             ("element", element),
-            ("at_source", self.at_source.to_string()),
-            ("back_f32", self.back_f32.to_string()),
+            ("combine_at_source", self.combine_at_source.to_string()),
+            ("combine_f32", self.combine_f32.to_string()),
             ("max_rows", given(self.max_rows)),
             ("sms", given(self.blocks)),
             ("grid", given(self.grid)),
@@ -334,8 +334,8 @@ impl GroupConfig {
 
     /// Returns the number of blocks that have work, if all tokens are there.
     pub(crate) fn useful_blocks(&self, sizes: &Sizes) -> u64 {
-        let units = u64::from(sizes.back_bytes.max(sizes.row_bytes)).div_ceil(16 * u64::from(UNIT));
-        (u64::from(sizes.tokens) * u64::from(sizes.back_rows) * units).div_ceil(UNITS)
+        let units = u64::from(sizes.combine_bytes.max(sizes.row_bytes)).div_ceil(16 * u64::from(UNIT));
+        (u64::from(sizes.tokens) * u64::from(sizes.combine_rows) * units).div_ceil(UNITS)
     }
 
     /// Returns the sizes for kernels, if they are within the limits.
@@ -351,14 +351,14 @@ impl GroupConfig {
         };
         let hidden = u64::from(self.hidden);
         self.check_hidden()?;
-        let (row_bytes, back_bytes, scale_bytes) = match self.element {
+        let (row_bytes, combine_bytes, scale_bytes) = match self.element {
             Element::Bf16 | Element::F16 => (2 * hidden, 2 * hidden, 0),
             Element::F32 => (4 * hidden, 4 * hidden, 0),
             Element::E4m3(Scales::F32 | Scales::F32Powers) => (hidden, 2 * hidden, 4 * hidden / u64::from(SCALED)),
             Element::E4m3(Scales::Ue8m0) => (hidden, 2 * hidden, hidden / u64::from(SCALED)),
             Element::Opaque { row_bytes, scale_bytes } => (row_bytes.into(), 2 * hidden, scale_bytes.into()),
         };
-        let back_bytes = if self.back_f32 { 4 * hidden } else { back_bytes };
+        let combine_bytes = if self.combine_f32 { 4 * hidden } else { combine_bytes };
         limit("the number of ranks", ranks.into(), 1, MOST_RANKS)?;
         limit("the number of experts", self.experts.into(), 1, MOST_EXPERTS)?;
         limit("the number of experts of a token", self.topk.into(), 1, MOST_TOPK)?;
@@ -372,19 +372,19 @@ impl GroupConfig {
                 let limit = format!("1 to {most}, which is all that {ranks} ranks with {} tokens send", self.tokens);
                 return Err(EpError::Limit { what: "`max_rows`", given, limit });
             }
-            if self.at_source {
+            if self.combine_at_source {
                 let what = "a group with `max_rows` to which a row for each id comes back";
-                return Err(EpError::Unsuited { what, remedy: "leave out `at_source`, or `max_rows`" });
+                return Err(EpError::Unsuited { what, remedy: "leave out `combine_at_source`, or `max_rows`" });
             }
         }
-        if self.back_f32 {
+        if self.combine_f32 {
             if matches!(self.element, Element::F16 | Element::F32) {
                 let what = "FP32 in place of BF16 in rows that come back, in a group to which no BF16 come back";
-                return Err(EpError::Unsuited { what, remedy: "leave out `back_f32`" });
+                return Err(EpError::Unsuited { what, remedy: "leave out `combine_f32`" });
             }
-            if self.at_source {
+            if self.combine_at_source {
                 let what = "FP32 in place of BF16 in rows that come back for each id";
-                return Err(EpError::Unsuited { what, remedy: "leave out `at_source`, or `back_f32`" });
+                return Err(EpError::Unsuited { what, remedy: "leave out `combine_at_source`, or `combine_f32`" });
             }
         }
         for (what, blocks) in [("the number of SMs", self.blocks), ("the number of blocks", self.grid)] {
@@ -403,8 +403,8 @@ impl GroupConfig {
         let unit = if matches!(self.element, Element::E4m3(_)) { Quantized::UNIT } else { Bytes::UNIT };
         Ok(Sizes {
             row_bytes: row_bytes as u32,
-            back_bytes: back_bytes as u32,
-            back_rows: if self.at_source { topk } else { 1 },
+            combine_bytes: combine_bytes as u32,
+            combine_rows: if self.combine_at_source { topk } else { 1 },
             scale_bytes: scale_bytes as u32,
             tokens,
             topk,
@@ -412,17 +412,17 @@ impl GroupConfig {
             ranks,
             owner: Divisor::new(experts.div_ceil(ranks)),
             units: Divisor::new((row_bytes as u32 / 16).div_ceil(unit)),
-            sums: [UNIT, LARGE_UNIT].map(|unit| Divisor::new((back_bytes as u32 / 16).div_ceil(unit))),
+            sums: [UNIT, LARGE_UNIT].map(|unit| Divisor::new((combine_bytes as u32 / 16).div_ceil(unit))),
             groups: self.groups.unwrap_or(Sizes::groups_of(tokens, ranks)),
             meta_bytes: Sizes::meta_bytes_of(topk, scale_bytes as u32),
             max_rows: self.max_rows.unwrap_or(u32::MAX),
-            pitch: (if self.max_rows.is_some() { row_bytes.max(back_bytes) } else { row_bytes }) as u32,
+            pitch: (if self.max_rows.is_some() { row_bytes.max(combine_bytes) } else { row_bytes }) as u32,
         })
     }
 
     /// Checks the number of elements of a row, which has a multiple of 16 bytes there and back.
     fn check_hidden(&self) -> Result<(), EpError> {
-        let back: u64 = if self.back_f32 || self.element == Element::F32 { 4 } else { 2 };
+        let back: u64 = if self.combine_f32 || self.element == Element::F32 { 4 } else { 2 };
         let (there, unit) = match self.element {
             Element::E4m3(_) => (2, SCALED.into()),
             Element::Bf16 | Element::F16 => (2, 8),
@@ -454,7 +454,7 @@ impl GroupConfig {
             Element::F32 => ("ep_dispatch", "f32"),
             Element::E4m3(_) => ("ep_dispatch_e4m3", "bf16"),
         };
-        if self.back_f32 {
+        if self.combine_f32 {
             back = "wide";
         }
         let send = dispatch.replace("dispatch", "send_rows");

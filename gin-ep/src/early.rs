@@ -12,8 +12,8 @@ use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSou
 /// [`Sent::multiply`](crate::Sent::multiply) launches it.
 ///
 /// The experts of a rank multiply the rows themselves, of BF16, and one row comes back for each id, so the group has
-/// [`at_source`](crate::GroupConfig::at_source). Each slot has state of its own, so slots may use it on several
-/// streams.
+/// [`combine_at_source`](crate::GroupConfig::combine_at_source). Each slot has state of its own, so slots may use it on
+/// several streams.
 #[derive(Debug)]
 pub struct EarlyMatmul {
     pub(crate) kernel: Function,
@@ -85,7 +85,7 @@ impl EarlyMatmul {
             let remedy = "make one for the group of the slot";
             return Err(EpError::Unsuited { what: "products of rows of another group", remedy });
         }
-        let (sizes, depth, columns) = (&self.sizes, self.sizes.row_bytes / 2, self.sizes.back_bytes / 2);
+        let (sizes, depth, columns) = (&self.sizes, self.sizes.row_bytes / 2, self.sizes.combine_bytes / 2);
         let all = 2 * u64::from(sizes.local()) * u64::from(columns) * u64::from(depth);
         let weights_at = address("the memory of the experts' weights", weights, all, 16)?;
         let state = self.state.address() + u64::from(slot) * Early::state_bytes(sizes);

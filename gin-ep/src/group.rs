@@ -57,7 +57,7 @@ pub struct Group<'c> {
     pub(crate) shares: u64,
     pub(crate) shape: LaunchConfig,
     pub(crate) element: Element,
-    pub(crate) at_source: bool,
+    pub(crate) combine_at_source: bool,
     /// Bytes of a row of sums.
     pub(crate) sum_bytes: u32,
     /// The kernels may be launched as dependent ones.
@@ -203,8 +203,8 @@ impl<'c> Group<'c> {
         let most = most.min(config.useful_blocks(&sizes));
         let blocks = config.grid.unwrap_or(most.clamp(1, 65_535) as u32);
         let shape = LaunchConfig::new(blocks, threads).dynamic_shared(shape.dynamic_shared);
-        let (element, at_source) = (config.element, config.at_source);
-        let sum_bytes = if config.back_f32 { sizes.back_bytes / 2 } else { sizes.back_bytes };
+        let (element, combine_at_source) = (config.element, config.combine_at_source);
+        let sum_bytes = if config.combine_f32 { sizes.combine_bytes / 2 } else { sizes.combine_bytes };
         let permute = |part: &str| kernels.function(&format!("ep_permute_{part}"));
         let permute = [permute("count")?, permute("assign")?, permute("copy")?, permute("arriving")?];
         Ok(Self {
@@ -217,7 +217,7 @@ impl<'c> Group<'c> {
             shares,
             shape,
             element,
-            at_source,
+            combine_at_source,
             sum_bytes,
             has_dependents: gpu.allows_dependent(&send_rows),
             permute,

@@ -12,7 +12,7 @@ use gin_gpu::{Function, LaunchConfig, MemorySlice, ModuleSource};
 /// The kernel of products of the experts' rows, and its shape, for a group.
 ///
 /// The experts of a rank multiply rows of `depth` elements, and one row comes back for each id: the group has
-/// [`at_source`](crate::GroupConfig::at_source), and BF16 come back.
+/// [`combine_at_source`](crate::GroupConfig::combine_at_source), and BF16 come back.
 #[derive(Debug)]
 pub struct GroupedMatmul {
     pub(crate) kernel: Function,
@@ -45,9 +45,9 @@ impl GroupedMatmul {
 
 /// Checks that products can return to the ranks of their tokens.
 pub(crate) fn check(group: &Group<'_>) -> Result<(), EpError> {
-    if !group.at_source || matches!(group.element, Element::F16 | Element::F32) {
+    if !group.combine_at_source || matches!(group.element, Element::F16 | Element::F32) {
         let what = "products of experts in a group to which no BF16 for each id come back";
-        return Err(EpError::Unsuited { what, remedy: "configure `at_source`, and an element with BF16 back" });
+        return Err(EpError::Unsuited { what, remedy: "configure `combine_at_source`, and an element with BF16 back" });
     }
     if group.signals.is_some() {
         let what = "products of experts in a group with ranks that loads and stores do not reach";
@@ -93,7 +93,7 @@ impl<'a> Experts<'a> {
                 remedy: "use `Layout::ExpertMajorPacked` or `Layout::ExpertMajorIndices`",
             });
         }
-        let (capacity, columns) = (u64::from(to.capacity), sizes.back_bytes / 2);
+        let (capacity, columns) = (u64::from(to.capacity), sizes.combine_bytes / 2);
         let depth_bytes = 2 * u64::from(grouped.depth);
         let all = u64::from(sizes.local()) * u64::from(columns) * depth_bytes;
         let mut params = Grouped {
@@ -106,7 +106,7 @@ impl<'a> Experts<'a> {
         let mut used = to.used();
         used.extend([self.rows, self.weights]);
         if let Products::At(memory) = products {
-            let needed = capacity * u64::from(sizes.back_bytes);
+            let needed = capacity * u64::from(sizes.combine_bytes);
             params.output = address("the memory of the products", memory, needed, 16)?;
             used.push(memory);
         }

@@ -566,7 +566,7 @@ impl Received<'_> {
 
     /// Adds up, for each received row, what this rank's experts made of it: expert-major permuted rows,
     /// [`Rows::Permuted`] or [`Rows::PermutedAt`], each times its weight, in the order of the ids, by `fma` in FP32,
-    /// rounded once, or, with [`back_f32`](crate::GroupConfig::back_f32), not rounded. The experts' rows have the
+    /// rounded once, or, with [`combine_f32`](crate::GroupConfig::combine_f32), not rounded. The experts' rows have the
     /// elements of the output. The sums replace the received rows, and [`combine`](Self::combine) returns them by
     /// [`Rows::InPlace`].
     ///

@@ -179,7 +179,7 @@ pub enum Rows<'a> {
     /// other ways: these store the rows to their sources first.
     InPlace,
     /// Rows in the places of the received ones: for each rank as many as the group has tokens. With
-    /// [`at_source`](crate::GroupConfig::at_source), one for each id in the place of each row. With
+    /// [`combine_at_source`](crate::GroupConfig::combine_at_source), one for each id in the place of each row. With
     /// [`max_rows`](crate::GroupConfig::max_rows), as many as that: the combine copies them to where the received rows
     /// are, from where their sources load them.
     At(&'a MemorySlice),
@@ -204,9 +204,9 @@ impl<'a> Rows<'a> {
             }
             _ => return Err(EpError::Unsuited { what, remedy: "pass `Rows::Permuted` or `Rows::PermutedAt`" }),
         };
-        if group.at_source {
+        if group.combine_at_source {
             let what = "a sum of experts' rows, in a group to which a row for each id comes back";
-            return Err(EpError::Unsuited { what, remedy: "leave out `at_source`, or call `combine`" });
+            return Err(EpError::Unsuited { what, remedy: "leave out `combine_at_source`, or call `combine`" });
         }
         if to.sizes != *sizes {
             let remedy = "make one for this group";
@@ -219,7 +219,7 @@ impl<'a> Rows<'a> {
                 remedy: "use `Layout::ExpertMajorPacked` or `Layout::ExpertMajorPadded`, or other memory",
             });
         };
-        if !sizes.is_shared() && sizes.back_bytes != sizes.row_bytes {
+        if !sizes.is_shared() && sizes.combine_bytes != sizes.row_bytes {
             let what = "sums in place of the received rows, in a group where other rows come back";
             return Err(EpError::Unsuited { what, remedy: "configure `max_rows`, or add up by a kernel of yours" });
         }
@@ -262,13 +262,14 @@ impl<'a> Combine<'a> {
     }
 
     /// Adds up the rows of a token's ids in their order, each multiplied by its weight, an `f32`: by `fma`, in a group
-    /// with [`at_source`](crate::GroupConfig::at_source).
+    /// with [`combine_at_source`](crate::GroupConfig::combine_at_source).
     #[must_use]
     pub const fn weighted(weights: &'a MemorySlice) -> Terms<'a> {
         Terms { weights: Some(Some(weights)) }
     }
 
-    /// Adds up the rows of a token's ids in their order, in a group with [`at_source`](crate::GroupConfig::at_source).
+    /// Adds up the rows of a token's ids in their order, in a group with
+    /// [`combine_at_source`](crate::GroupConfig::combine_at_source).
     #[must_use]
     pub const fn plain() -> Terms<'a> {
         Terms { weights: Some(None) }
@@ -295,11 +296,14 @@ impl<'a> Combine<'a> {
         tokens: &kernels::TokenParams,
         rows: Rows<'a>,
     ) -> Result<(kernels::Sums, Vec<&'a MemorySlice>), EpError> {
-        let (sizes, at_source) = (&group.sizes(), group.at_source);
-        match (self.terms.weights, at_source) {
+        let (sizes, combine_at_source) = (&group.sizes(), group.combine_at_source);
+        match (self.terms.weights, combine_at_source) {
             (Some(_), false) => {
                 let what = "a combine of one row for each id, in a group with one for each rank";
-                return Err(EpError::Unsuited { what, remedy: "configure `at_source`, or use `Combine::reduced`" });
+                return Err(EpError::Unsuited {
+                    what,
+                    remedy: "configure `combine_at_source`, or use `Combine::reduced`",
+                });
             }
             (None, true) => {
                 let what = "a combine of one row for each rank, in a group with one for each id";
@@ -308,7 +312,7 @@ impl<'a> Combine<'a> {
             _ => {}
         }
         let most = if tokens.count_at == 0 { tokens.count.min(sizes.tokens) } else { sizes.tokens };
-        let (bytes, most, sum_bytes) = (u64::from(sizes.back_bytes), u64::from(most), u64::from(group.sum_bytes));
+        let (bytes, most, sum_bytes) = (u64::from(sizes.combine_bytes), u64::from(most), u64::from(group.sum_bytes));
         let mut sums = kernels::Sums {
             rows: 0,
             output: address("the memory of the output", self.output, most * sum_bytes, 16)?,
@@ -320,35 +324,35 @@ impl<'a> Combine<'a> {
         };
         let mut used = vec![self.output];
         match rows {
-            Rows::InPlace if at_source || !sizes.is_shared() && sizes.back_bytes != sizes.row_bytes => {
+            Rows::InPlace if combine_at_source || !sizes.is_shared() && sizes.combine_bytes != sizes.row_bytes => {
                 let what = "a combine of the received rows, in a group where other rows come back";
                 return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::At`" });
             }
             Rows::InPlace => {}
             // They are the received ones.
             Rows::Permuted(to) if to.is_received() && to.sizes == *sizes => used.extend(to.used()),
-            Rows::Returned if !at_source => {
+            Rows::Returned if !combine_at_source => {
                 let what = "a combine of products of ids, in a group with one row for each rank";
-                return Err(EpError::Unsuited { what, remedy: "configure `at_source`" });
+                return Err(EpError::Unsuited { what, remedy: "configure `combine_at_source`" });
             }
             Rows::Returned => sums.flags |= kernels::RETURNED,
             Rows::At(memory) => {
                 used.push(memory);
-                sums.rows = address("the memory of returned rows", memory, sizes.back_room() * bytes, 16)?;
+                sums.rows = address("the memory of returned rows", memory, sizes.combine_room() * bytes, 16)?;
             }
             Rows::Permuted(to) | Rows::PermutedAt(to, _) => {
                 if to.sizes != *sizes {
                     let remedy = "make one for this group";
                     return Err(EpError::Unsuited { what: "permuted rows of a group with other sizes", remedy });
                 }
-                if to.is_expert_major() != at_source {
+                if to.is_expert_major() != combine_at_source {
                     let what = "a combine of a layout that has not the rows that come back";
-                    let remedy = "use an expert-major layout with `at_source`, and a flat one without";
+                    let remedy = "use an expert-major layout with `combine_at_source`, and a flat one without";
                     return Err(EpError::Unsuited { what, remedy });
                 }
                 let memory = match (rows, to.rows()) {
                     (Rows::PermutedAt(_, memory), _) => memory,
-                    (_, Some(memory)) if sizes.back_bytes == sizes.row_bytes => memory,
+                    (_, Some(memory)) if sizes.combine_bytes == sizes.row_bytes => memory,
                     _ => {
                         let what = "a combine of the permuted rows, where other rows come back";
                         return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::PermutedAt`" });

@@ -250,7 +250,7 @@ fn small(rank: &Rank, shape: &Shape, tokens: usize) -> Result<(Batch, [MemorySli
 #[test]
 fn slots_on_two_streams_multiply_rows_with_one_kernel_also_in_a_graph() {
     let (tokens, shape) = (140, Shape { ranks: 2, experts: 2, topk: 2, hidden: 8 });
-    let config = GroupConfig::new(2, 8, 2).tokens(140).sms(2).threads(32).at_source().slots(2);
+    let config = GroupConfig::new(2, 8, 2).tokens(140).sms(2).threads(32).combine_at_source().slots(2);
     let config = config.deadline(Deadline::after_ms(60_000));
     on_ranks(WorldConfig::seeded(2, 8), |rank, comm| {
         let me = rank.rank() as usize;
@@ -294,7 +294,8 @@ fn slots_on_two_streams_multiply_rows_with_one_kernel_also_in_a_graph() {
 fn a_silent_rank_is_left_out_of_products_of_rows_that_arrive_and_may_come_back() {
     const SILENT: usize = 2;
     let (tokens, shape) = (5, Shape { ranks: 3, experts: 6, topk: 3, hidden: 8 });
-    let config = GroupConfig::new(6, 8, 3).tokens(5).sms(2).threads(32).at_source().deadline(Deadline::after_ms(20));
+    let config =
+        GroupConfig::new(6, 8, 3).tokens(5).sms(2).threads(32).combine_at_source().deadline(Deadline::after_ms(20));
     on_ranks(WorldConfig::seeded(3, 6), |rank, comm| {
         let (me, local) = (rank.rank() as usize, shape.local());
         let group = Group::new(comm, &config)?;
@@ -346,12 +347,12 @@ fn products_of_rows_that_arrive_are_refused_where_they_do_not_fit() {
             group.destroy()?;
             Ok(error)
         };
-        assert!(refused(&config)?.contains("at_source"));
-        assert!(refused(&config.at_source().element(Element::F16))?.contains("BF16"));
+        assert!(refused(&config)?.contains("combine_at_source"));
+        assert!(refused(&config.combine_at_source().element(Element::F16))?.contains("BF16"));
         let opaque = Element::Opaque { row_bytes: 16, scale_bytes: 0 };
-        assert!(refused(&config.at_source().element(opaque))?.contains("received rows that are not BF16"));
+        assert!(refused(&config.combine_at_source().element(opaque))?.contains("received rows that are not BF16"));
 
-        let groups = [Group::new(comm, &config.at_source())?, Group::new(comm, &config.at_source())?];
+        let groups = [Group::new(comm, &config.combine_at_source())?, Group::new(comm, &config.combine_at_source())?];
         let early = [EarlyMatmul::new(&groups[0], Some(1))?, EarlyMatmul::new(&groups[1], Some(1))?];
         let memory = |bytes| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes)?.whole());
         let (rows, ids, weights, short) = (memory(64)?, memory(16)?, memory(256)?, memory(240)?);

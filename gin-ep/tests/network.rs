@@ -88,7 +88,7 @@ fn rows_reach_ranks_over_the_network_with_the_bits_of_the_oracle() {
         ];
         on_networks(ranks as u32, 11, sizes, |rank, comm| {
             pairs(rank, comm, &config(&shape, 24), &shape, 24, &list)?;
-            pairs(rank, comm, &config(&shape, 24).back_f32(), &shape, 24, &list)
+            pairs(rank, comm, &config(&shape, 24).combine_f32(), &shape, 24, &list)
         });
     }
 }
@@ -96,7 +96,7 @@ fn rows_reach_ranks_over_the_network_with_the_bits_of_the_oracle() {
 #[test]
 fn rows_for_each_id_and_all_elements_and_layouts_cross_a_network() {
     let shape = Shape { ranks: 4, experts: 7, topk: 5, hidden: 48 };
-    on_networks(4, 9, &[1, 2], |rank, comm| support::at_source(rank, comm, &config(&shape, 12), &shape, 12));
+    on_networks(4, 9, &[1, 2], |rank, comm| support::combine_at_source(rank, comm, &config(&shape, 12), &shape, 12));
     for layout in [Layout::Flat, Layout::ExpertMajorPacked { align: 8 }] {
         on_networks(4, 8, &[2], |rank, comm| {
             support::layouts::layout(rank, comm, &config(&shape, 12), layout, &shape, 12)
@@ -137,7 +137,7 @@ fn nothing_races_over_a_network() {
             on(name, world.races(true).lsa_size(2), |rank, comm| {
                 // Every eleventh dispatch has no combine, so nothing but the other buffer keeps its staged rows.
                 support::free_running(rank, comm, &config(&shape, 8), &shape, 8, 14)?;
-                support::at_source(rank, comm, &config(&shape, 8), &shape, 8)
+                support::combine_at_source(rank, comm, &config(&shape, 8), &shape, 8)
             });
         }
     }
@@ -202,7 +202,7 @@ fn a_dispatch_makes_two_puts_for_each_remote_rank_and_a_combine_one_in_the_conte
             let me = rank.rank() as usize;
             let comm = rank.communicator(&Requirements::default().contexts(2))?;
             let config = config(&shape, 9).slots(3);
-            let group = Group::new(&comm, &if way == "for each id" { config.at_source() } else { config })?;
+            let group = Group::new(&comm, &if way == "for each id" { config.combine_at_source() } else { config })?;
             let (input, stream) = (Input::new(&rank, &shape, 9)?, rank.stream()?);
             input.write(&make(me), false)?;
             let all: Vec<Batch> = (0..4).map(make).collect();
@@ -277,7 +277,8 @@ fn a_group_takes_the_memory_that_was_promised_also_over_a_network() {
         assert!((bytes / 1e6 / megabytes - 1.0).abs() < 0.02, "{bytes} in teams of {near}");
     }
     let config = GroupConfig::new(6, 128, 3).tokens(7).sms(1).threads(32);
-    for (size, config) in [(1, config), (2, config.slots(3)), (2, config.at_source()), (1, config.tokens(600))] {
+    for (size, config) in [(1, config), (2, config.slots(3)), (2, config.combine_at_source()), (1, config.tokens(600))]
+    {
         on("proxy", WorldConfig::seeded(4, 5).lsa_size(size), |rank, comm| {
             let (group, stream) = (Group::new(comm, &config)?, rank.stream()?);
             let memory = Memory::new(rank.device(), MemoryKind::Device, 16)?.whole();
@@ -307,7 +308,7 @@ fn a_group_refuses_what_has_no_route_over_a_network() {
         let config = GroupConfig::new(2, 8, 1).tokens(4);
         let error = Group::new(&comm, &config.threads(512)).map(drop).unwrap_err().to_string();
         assert!(error.contains("at most 256 if loads and stores do not reach all ranks"), "{error}");
-        let group = Group::new(&comm, &config.at_source())?;
+        let group = Group::new(&comm, &config.combine_at_source())?;
         let error = GroupedMatmul::new(&group, 8, None).map(drop).unwrap_err().to_string();
         assert!(error.contains("ranks that loads and stores do not reach"), "{error}");
         let error = EarlyMatmul::new(&group, None).map(drop).unwrap_err().to_string();

@@ -59,7 +59,7 @@ fn all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks() {
             pair(Routing::Repeats),
         ];
         run(WorldConfig::seeded(ranks as u32, 11), config, shape, 64, &pairs);
-        run(WorldConfig::seeded(ranks as u32, 12), config.back_f32(), shape, 64, &pairs);
+        run(WorldConfig::seeded(ranks as u32, 12), config.combine_f32(), shape, 64, &pairs);
     }
 }
 
@@ -178,8 +178,8 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
         let config = config(&shape, most as u32).sms(1 + next(3) as u32);
         let is_shared = next(2) == 0;
         let config = if is_shared { config.max_rows((ranks * most) as u32) } else { config };
-        let back_f32 = next(2) == 0;
-        let config = if back_f32 { config.back_f32() } else { config };
+        let combine_f32 = next(2) == 0;
+        let config = if combine_f32 { config.combine_f32() } else { config };
         let routing = [
             Routing::Uniform,
             Routing::Zipf,
@@ -193,7 +193,7 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
             (0..2).map(|_| Pair { routing: routing[next(routing.len())], counts, alternative: next(2) == 0 }).collect();
         let routings = [list[0].routing, list[1].routing];
         println!(
-            "case {case}: {shape:?}, {counts:?} of {most} tokens, {routings:?}, shared: {is_shared}, FP32 back: {back_f32}"
+            "case {case}: {shape:?}, {counts:?} of {most} tokens, {routings:?}, shared: {is_shared}, FP32 back: {combine_f32}"
         );
         run(WorldConfig::seeded(ranks as u32, next(1000) as u64), config, shape, most, &list);
     }
@@ -282,7 +282,7 @@ fn rows_for_each_id_come_back_and_are_added_up_with_weights() {
         let shape = Shape { ranks, experts, topk, hidden };
         let config = config(&shape, 12);
         on_ranks(WorldConfig::seeded(ranks as u32, 9), |rank, comm| {
-            support::at_source(rank, comm, &config, &shape, 12)
+            support::combine_at_source(rank, comm, &config, &shape, 12)
         });
     }
 }
@@ -292,7 +292,7 @@ fn a_sum_of_fp32_rows_is_rounded_once() {
     let shape = Shape { ranks: 2, experts: 4, topk: 3, hidden: 8 };
     on_ranks(WorldConfig::seeded(2, 1), |rank, comm| {
         // Rank 0 makes 3 + 31 * 4.375 = 138.625 of 3, rank 1 0.71875. From 128 on, BF16 are integers.
-        for (config, sum) in [(config(&shape, 1), 140.0), (config(&shape, 1).back_f32(), 139.0)] {
+        for (config, sum) in [(config(&shape, 1), 140.0), (config(&shape, 1).combine_f32(), 139.0)] {
             let rows = vec![narrow(3.0); 8];
             let mine = Batch { rows, experts: vec![0, 1, 2], weights: vec![1.0, 31.0, 0.125] };
             let group = Group::new(comm, &config)?;
@@ -302,7 +302,7 @@ fn a_sum_of_fp32_rows_is_rounded_once() {
             let received = slot.exchange(&stream, &input.tokens(1, false))?;
             let made = support::experts_f32(rank, &stream, &shape, &received, 1)?;
             experts(rank, &stream, &shape, &received)?;
-            let is_wide = group.sizes().back_bytes == 32;
+            let is_wide = group.sizes().combine_bytes == 32;
             let rows = if is_wide { Rows::At(&made) } else { Rows::InPlace };
             received.combine(&stream, rows, &Combine::reduced().into(&input.output))?;
             stream.synchronize()?;
@@ -350,7 +350,7 @@ fn all_elements_go_there_and_back_with_their_scales() {
                 support::element(rank, comm, &config, element, &shape, 9)?;
                 // With bias and old sums, of BF16.
                 let has_f32 = !matches!(element, Element::F16 | Element::F32);
-                if has_f32 { support::element(rank, comm, &config.back_f32(), element, &shape, 9) } else { Ok(()) }
+                if has_f32 { support::element(rank, comm, &config.combine_f32(), element, &shape, 9) } else { Ok(()) }
             });
         }
     }
@@ -771,8 +771,8 @@ fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
             (all.slots(2), "slots", "1", "2"),
             (all.element(Element::E4m3(Scales::Ue8m0)), "element", "Bf16", "E4m3(Ue8m0)"),
             (all.element(Element::Opaque { row_bytes: 32, scale_bytes: 6 }), "element", "Bf16", "Opaque(32, 6)"),
-            (all.at_source(), "at_source", "false", "true"),
-            (all.back_f32(), "back_f32", "false", "true"),
+            (all.combine_at_source(), "combine_at_source", "false", "true"),
+            (all.combine_f32(), "combine_f32", "false", "true"),
             (all.max_rows(3), "max_rows", "not set", "3"),
             (all.sms(3), "sms", "not set", "3"),
             (all.grid(3), "grid", "not set", "3"),
@@ -828,18 +828,19 @@ fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
     ] {
         assert_eq!(config.footprint(2).unwrap_err().to_string(), words);
     }
-    let wide = GroupConfig::new(8, 16_392, 1).back_f32();
+    let wide = GroupConfig::new(8, 16_392, 1).combine_f32();
     let words = "`hidden`, the number of elements of a row, is 16392; the limit is a multiple of 8, at most 16384";
     assert_eq!(wide.footprint(2).unwrap_err().to_string(), words);
     let no_bf16 = "FP32 in place of BF16 in rows that come back, in a group to which no BF16 come back: leave out \
-                   `back_f32`";
-    let each = "FP32 in place of BF16 in rows that come back for each id: leave out `at_source`, or `back_f32`";
+                   `combine_f32`";
+    let each =
+        "FP32 in place of BF16 in rows that come back for each id: leave out `combine_at_source`, or `combine_f32`";
     for (config, words) in [
         (GroupConfig::new(8, 8, 1).element(Element::F16), no_bf16),
         (GroupConfig::new(8, 8, 1).element(Element::F32), no_bf16),
-        (GroupConfig::new(8, 8, 1).at_source(), each),
+        (GroupConfig::new(8, 8, 1).combine_at_source(), each),
     ] {
-        assert_eq!(config.back_f32().footprint(2).unwrap_err().to_string(), words);
+        assert_eq!(config.combine_f32().footprint(2).unwrap_err().to_string(), words);
     }
     assert!(GroupConfig::new(8, 8, 1).footprint(65).is_err() && GroupConfig::new(8, 8, 1).footprint(0).is_err());
     // The largest of all is within the limits.
@@ -865,7 +866,7 @@ fn a_group_takes_the_memory_that_was_promised() {
         assert!((bytes / 1e6 / megabytes - 1.0).abs() < 0.02, "{bytes} with {ranks} ranks");
     }
     let config = GroupConfig::new(6, 128, 3).tokens(7).sms(1).threads(32);
-    let plain = [config, config.at_source(), config.back_f32(), config.slots(3)];
+    let plain = [config, config.combine_at_source(), config.combine_f32(), config.slots(3)];
     let others = [config.element(Element::E4m3(Scales::F32)), config.tokens(600), config.max_rows(9).slots(2)];
     for config in plain.into_iter().chain(others) {
         on_ranks(WorldConfig::seeded(2, 5), |rank, comm| {
@@ -988,7 +989,7 @@ fn sums_have_the_order_of_the_ids_and_round_each_product_once() {
                     assert_eq!(found, [expected; 8], "{what} {order:?}");
                     Ok(())
                 };
-                let group = Group::new(comm, &config.at_source())?;
+                let group = Group::new(comm, &config.combine_at_source())?;
                 let mut slot = group.slot(0)?;
                 let received = slot.exchange(&stream, &tokens)?;
                 let rows = memory(rank, &terms)?;
@@ -1054,11 +1055,11 @@ fn rows_and_terms_that_do_not_fit_a_group_are_refused() {
         let (reduced, plain) = (Combine::reduced().into(&input.output), Combine::plain().into(&input.output));
         let config = config(&shape, 4);
         for (config, sums, rows, words) in [
-            (config.back_f32(), &reduced, "received", "a combine of the received rows"),
-            (config.back_f32(), &reduced, "permuted", "a combine of the permuted rows"),
-            (config.at_source(), &plain, "received", "a combine of the received rows"),
-            (config.at_source(), &plain, "permuted", "a layout that has not the rows"),
-            (config.at_source(), &reduced, "received", "a combine of one row for each rank"),
+            (config.combine_f32(), &reduced, "received", "a combine of the received rows"),
+            (config.combine_f32(), &reduced, "permuted", "a combine of the permuted rows"),
+            (config.combine_at_source(), &plain, "received", "a combine of the received rows"),
+            (config.combine_at_source(), &plain, "permuted", "a layout that has not the rows"),
+            (config.combine_at_source(), &reduced, "received", "a combine of one row for each rank"),
             (config, &plain, "received", "a combine of one row for each id"),
         ] {
             let group = Group::new(comm, &config)?;

@@ -128,7 +128,7 @@ fn rows_of_experts_are_added_up_on_their_rank() {
         let by_source = GroupConfig::new(experts as u32, 1032, topk as u32).tokens(10).sms(3).threads(32);
         on_ranks(WorldConfig::seeded(ranks as u32, 8), |rank, comm| {
             shared::layouts(rank, comm, &shared, &shape, 10)?;
-            shared::layouts(rank, comm, &shared.back_f32(), &shape, 10)?;
+            shared::layouts(rank, comm, &shared.combine_f32(), &shape, 10)?;
             shared::layouts(rank, comm, &by_source, &shape, 10)
         });
     }
@@ -288,8 +288,8 @@ fn what_a_shared_region_does_not_have_is_refused() {
         (config.max_rows(0), "`max_rows` is 0; the limit is 1 to 32, which is all that 2 ranks with 16 tokens send"),
         (config.max_rows(33), "`max_rows` is 33; the limit is 1 to 32, which is all that 2 ranks with 16 tokens send"),
         (
-            config.max_rows(8).at_source(),
-            "a group with `max_rows` to which a row for each id comes back: leave out `at_source`, or `max_rows`",
+            config.max_rows(8).combine_at_source(),
+            "a group with `max_rows` to which a row for each id comes back: leave out `combine_at_source`, or `max_rows`",
         ),
     ] {
         assert_eq!(config.footprint(2).unwrap_err().to_string(), words);

@@ -97,11 +97,11 @@ fn rows_that_a_rank_still_uses_do_not_change_if_another_one_drops_a_dispatch() {
 fn early_products_of_a_destroyed_group_are_refused() {
     let shape = Shape { ranks: 1, experts: 2, topk: 2, hidden: 16 };
     on_ranks(WorldConfig::seeded(1, 1), |rank, comm| {
-        let small = Group::new(comm, &config(&shape, 4).at_source())?;
+        let small = Group::new(comm, &config(&shape, 4).combine_at_source())?;
         let early = EarlyMatmul::new(&small, Some(1))?;
         small.destroy()?;
         // More tokens and slots: their state does not fit into the memory of `early`.
-        let group = Group::new(comm, &config(&shape, 64).at_source().slots(8))?;
+        let group = Group::new(comm, &config(&shape, 64).combine_at_source().slots(8))?;
         let stream = rank.stream()?;
         let input = Input::new(rank, &shape, 64)?;
         input.write(&batch(&shape, Routing::Uniform, 1, 0, 64), false)?;

@@ -27,7 +27,7 @@ pub const TRIALS: [Trial; 16] = [
     ("one_rank_sends_rows_to_itself", alone),
     ("free_running_pairs_of_dispatch_and_combine_give_the_bits_of_the_oracle", free_running),
     ("graphs_of_dispatch_and_combine_replay_with_other_counts_ids_and_rows", replays),
-    ("rows_for_each_id_come_back_and_are_added_up_with_weights", at_source),
+    ("rows_for_each_id_come_back_and_are_added_up_with_weights", combine_at_source),
     ("all_elements_go_to_their_experts_and_back_with_their_scales", elements),
     ("a_kernel_of_the_user_contains_dispatch_experts_and_combine", |testbed| {
         with(testbed, 2, small_on(testbed), (60, 8, 256), 24, support::fused)
@@ -240,10 +240,10 @@ fn replays(testbed: &Testbed) -> Result<(), String> {
     with(testbed, 2, small_on(testbed), (8, 2, 64), 16, support::planned)
 }
 
-fn at_source(testbed: &Testbed) -> Result<(), String> {
+fn combine_at_source(testbed: &Testbed) -> Result<(), String> {
     let (hidden, tokens) = if testbed.devices.is_some() { (2880, 64) } else { (48, 8) };
     for sizes in [(8, 1, hidden), (60, 8, hidden)] {
-        with(testbed, 2, small_on(testbed), sizes, tokens, support::at_source)?;
+        with(testbed, 2, small_on(testbed), sizes, tokens, support::combine_at_source)?;
     }
     Ok(())
 }
@@ -264,7 +264,7 @@ fn elements(testbed: &Testbed) -> Result<(), String> {
         })?;
     }
     // Sums of ranks come back as FP32.
-    let wide = |config| small_on(testbed)(config).back_f32();
+    let wide = |config| small_on(testbed)(config).combine_f32();
     with(testbed, 2, wide, (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
         support::element(rank, comm, config, Element::E4m3(Scales::F32), shape, most)?;
         pairs(rank, comm, config, shape, most, &[pair(Routing::Uniform), pair(Routing::Repeats)])
@@ -350,7 +350,7 @@ fn shared(testbed: &Testbed) -> Result<(), String> {
         with(testbed, ranks, all(ranks, tokens), sizes, tokens, |rank, comm, config, shape, most| {
             support::layouts::layout(rank, comm, config, Layout::Flat, shape, most)?;
             support::shared::layouts(rank, comm, config, shape, most)?;
-            support::shared::layouts(rank, comm, &config.back_f32(), shape, most)
+            support::shared::layouts(rank, comm, &config.combine_f32(), shape, most)
         })?;
         with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::layouts)?;
     }
@@ -394,7 +394,7 @@ fn over_network(testbed: &Testbed) -> Result<(), String> {
         let small = small_on(testbed);
         in_teams(testbed, (4, Some(team)), small, (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
             pairs(rank, comm, config, shape, most, &list)?;
-            pairs(rank, comm, &config.back_f32(), shape, most, &list[..2])
+            pairs(rank, comm, &config.combine_f32(), shape, most, &list[..2])
         })?;
     }
     Ok(())
@@ -404,7 +404,7 @@ fn elements_over_network(testbed: &Testbed) -> Result<(), String> {
     let (hidden, tokens) = if testbed.devices.is_some() { (1536, 64) } else { (128, 8) };
     for team in TEAMS {
         let (teams, sizes) = ((4, Some(team)), (12, 4, hidden));
-        in_teams(testbed, teams, small_on(testbed), sizes, tokens, support::at_source)?;
+        in_teams(testbed, teams, small_on(testbed), sizes, tokens, support::combine_at_source)?;
         for element in [Element::E4m3(Scales::F32), Element::Opaque { row_bytes: 48, scale_bytes: 7 }] {
             in_teams(testbed, teams, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
                 support::element(rank, comm, config, element, shape, most)

@@ -172,7 +172,7 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
 
     def body(rank):
         comm = rank.communicator()
-        group = Group(comm, shape.config(tokens=most, element=kind.element, at_source=True))
+        group = Group(comm, shape.config(tokens=most, element=kind.element, combine_at_source=True))
         stream, slot, me = rank.stream(), group.slot(0), rank.rank
         align = 4
         layouts = {
@@ -272,13 +272,13 @@ def test_rows_come_back_from_other_memory_and_by_id():
     def body(rank):
         with rank.communicator() as comm:
             stream = rank.stream()
-            for at_source in (False, True):
-                with Group(comm, shape.config(tokens=most, element=Element.F32, at_source=at_source)) as group:
+            for combine_at_source in (False, True):
+                with Group(comm, shape.config(tokens=most, element=Element.F32, combine_at_source=combine_at_source)) as group:
                     slot, output = group.slot(0), np.zeros((1, 4), np.float32)
                     rows, ids = np.full((1, 4), rank.rank + 1, np.float32), np.array([[0, 1]], np.int64)
                     received = slot.exchange(stream, Tokens(rows, ids))
-                    back = np.full((2 * most * (2 if at_source else 1), 4), 10 * (rank.rank + 1), np.float32)
-                    received.combine(stream, (Combine.plain if at_source else Combine.reduced)(output), back)
+                    back = np.full((2 * most * (2 if combine_at_source else 1), 4), 10 * (rank.rank + 1), np.float32)
+                    received.combine(stream, (Combine.plain if combine_at_source else Combine.reduced)(output), back)
                     stream.synchronize()
                     assert group.status() is None and (output == 30).all(), output
 
@@ -353,7 +353,7 @@ def test_a_sum_of_fp32_rows_is_rounded_once():
     shape = Shape(2, 2, 2, 8)
 
     def body(rank):
-        config = shape.config(tokens=1, back_f32=True)
+        config = shape.config(tokens=1, combine_f32=True)
         assert config.footprint(2) == shape.config(tokens=1).footprint(2) + 2 * 2 * 16
         with rank.communicator() as comm, Group(comm, config) as group:
             stream, slot = rank.stream(), group.slot(0)
@@ -548,7 +548,7 @@ def test_tensors_are_checked_with_the_dimension_and_the_limit():
         ]:
             with pytest.raises(kind, match=text):
                 received.combine(stream, combine, back)
-        with pytest.raises(ValueError, match="configure `at_source`, or use `Combine.reduced`"):
+        with pytest.raises(ValueError, match="configure `combine_at_source`, or use `Combine.reduced`"):
             received.combine(stream, Combine.plain(rows))
         with pytest.raises(gin.StateError, match="combined or released before"):
             received.release()
@@ -905,8 +905,8 @@ def test_configurations_are_checked_and_have_a_footprint():
         (GroupConfig(2, 64, 1, element=Element.E4M3_F32), "a multiple of 128"),
         (GroupConfig(2, 8, 1, tokens=4, max_rows=0), "`max_rows` is 0; the limit is 1 to 8, which is all that 2 ranks with 4 tokens send"),
         (GroupConfig(2, 8, 1, tokens=4, max_rows=9), "`max_rows` is 9; the limit is 1 to 8"),
-        (GroupConfig(2, 8, 1, tokens=4, max_rows=8, at_source=True), "leave out `at_source`, or `max_rows`"),
-        (GroupConfig(2, 8, 1, element=Element.F16, back_f32=True), "leave out `back_f32`"),
+        (GroupConfig(2, 8, 1, tokens=4, max_rows=8, combine_at_source=True), "leave out `combine_at_source`, or `max_rows`"),
+        (GroupConfig(2, 8, 1, element=Element.F16, combine_f32=True), "leave out `combine_f32`"),
     ]:
         with pytest.raises(ValueError, match=text):
             wrong.footprint(2)
@@ -927,7 +927,7 @@ def test_a_rank_without_tokens_passes_tensors_whose_address_is_null(ids):
         with rank.communicator() as comm:
             stream = rank.stream()
             for way in ways:
-                options = {"source": {"at_source": True}, "max_rows": {"max_rows": 8}}.get(way, {})
+                options = {"source": {"combine_at_source": True}, "max_rows": {"max_rows": 8}}.get(way, {})
                 config = GroupConfig(2, 8, 1, tokens=4, element=Element.F32, threads=32, grid=1, deadline=WAIT, **options)
                 with Group(comm, config) as group:
                     slot, empty, sent = group.slot(0), rank.rank == 1, 4

@@ -172,8 +172,8 @@ def errors_of_groups(errors, comm, stream):
     small = dict(tokens=4, element=Element.F32, threads=32, deadline=gin.Deadline(30))
     for config in [
         GroupConfig(0, 8, 1), GroupConfig(1, 63, 1), GroupConfig(1, 8, 33), GroupConfig(1, 8, 1, tokens=0),
-        GroupConfig(1, 8, 1, slots=65), GroupConfig(1, 8, 1, max_rows=999), GroupConfig(1, 8, 1, max_rows=1, at_source=True),
-        GroupConfig(1, 8, 1, element=Element.F16, back_f32=True), GroupConfig(1, 8, 1, at_source=True, back_f32=True),
+        GroupConfig(1, 8, 1, slots=65), GroupConfig(1, 8, 1, max_rows=999), GroupConfig(1, 8, 1, max_rows=1, combine_at_source=True),
+        GroupConfig(1, 8, 1, element=Element.F16, combine_f32=True), GroupConfig(1, 8, 1, combine_at_source=True, combine_f32=True),
         GroupConfig(1, 8, 1, sms=0), GroupConfig(1, 8, 1, grid=0), GroupConfig(1, 8, 1, threads=33),
         GroupConfig(1, 8, 1, threads=1024), GroupConfig(1, 8, 1, element=Element.opaque(17)),
         GroupConfig(1, 8, 1, element=Element.opaque(16, 2**20)),
@@ -183,7 +183,7 @@ def errors_of_groups(errors, comm, stream):
     group = Group(comm, GroupConfig(1, 8, 1, slots=2, **small))
     other = Group(comm, GroupConfig(1, 16, 1, **small))
     scaled = Group(comm, GroupConfig(1, 8, 1, **small | {"element": Element.opaque(32, 6)}))
-    source = Group(comm, GroupConfig(1, 8, 1, at_source=True, **small))
+    source = Group(comm, GroupConfig(1, 8, 1, combine_at_source=True, **small))
     wide = Group(comm, GroupConfig(1, 8, 1, max_rows=4, **small))
     slot, rows, ids, output = group.slot(0), np.ones((4, 8), np.float32), np.zeros((4, 1), np.int32), np.zeros((4, 8), np.float32)
     good = Tokens(rows, ids)
@@ -229,7 +229,7 @@ def errors_of_groups(errors, comm, stream):
     errors.by(by_id.exchange(stream, good).combine, stream, Combine.reduced(output))
     errors.by(by_id.exchange(stream, good).combine, stream, Combine.plain(output))
     errors.by(by_id.exchange(stream, good).combine, stream, Combine.plain(output), flat)
-    back = Group(comm, GroupConfig(1, 8, 1, back_f32=True, **small | {"element": Element.BF16}))
+    back = Group(comm, GroupConfig(1, 8, 1, combine_f32=True, **small | {"element": Element.BF16}))
     halves, sums = Tokens(np.ones((4, 8), np.uint16), ids), Combine.reduced(np.zeros((4, 8), np.uint16))
     places = Permuted(back, Layout.FLAT, 4)
     of_back = back.slot(0)

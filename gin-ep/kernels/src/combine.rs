@@ -23,8 +23,8 @@ pub const RETURNED: u32 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[bytemuck(crate = "gin_device::bytemuck")]
 pub struct Sums {
-    /// The address of the rows, in the places of the received ones: [`Sizes::back_rows`](crate::Sizes::back_rows) for
-    /// each. 0 stands for the received rows themselves, which the experts have overwritten: their sources load them
+    /// The address of the rows, in the places of the received ones: [`Sizes::combine_rows`](crate::Sizes::combine_rows)
+    /// for each. 0 stands for the received rows themselves, which the experts have overwritten: their sources load them
     /// from there.
     pub rows: u64,
     /// The address of a row for each token.
@@ -191,7 +191,7 @@ fn announce<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, masked: u
 #[inline(always)]
 unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, sums: &Sums, blocks: u32) {
     let (sizes, buffer, me, rows) = (&slot.sizes, protocol::buffer(epoch), arena.rank(), sums.rows);
-    let (pairs, each, bytes) = (sizes.back_bytes / 16, sizes.back_rows, u64::from(sizes.back_bytes));
+    let (pairs, each, bytes) = (sizes.combine_bytes / 16, sizes.combine_rows, u64::from(sizes.combine_bytes));
     let units = pairs.div_ceil(UNIT);
     let warps = Block.size() / WARP_SIZE;
     let step = warps * blocks;
@@ -484,7 +484,7 @@ impl Work {
         let (sizes, k) = (&slot.sizes, lane_index());
         let is_dropped = Warp.any(self.id >= 0 && self.id as u32 >= sizes.experts);
         let owner = if self.id < 0 || is_dropped { u32::MAX } else { sizes.owner.of(self.id as u32) };
-        let is_one_of_several = sizes.back_rows > 1;
+        let is_one_of_several = sizes.combine_rows > 1;
         // One row for each rank counts where an id names the rank first.
         let is_first = is_one_of_several || Warp.match_any(owner).trailing_zeros() == k;
         let is_sent = self.place != NO_PLACE;
@@ -496,9 +496,9 @@ impl Work {
                 arena.there(owner) + slot.rows(buffer, arena.rank()) + place
             } else {
                 let row = if arena.route.is_remote(owner) { self.place } else { self.token };
-                let place = u64::from(row) * u64::from(sizes.back_rows);
+                let place = u64::from(row) * u64::from(sizes.combine_rows);
                 let place = place + u64::from(if is_one_of_several { k } else { 0 });
-                arena.here() + slot.returned(buffer, owner) + place * u64::from(sizes.back_bytes)
+                arena.here() + slot.returned(buffer, owner) + place * u64::from(sizes.combine_bytes)
             };
         }
         (row, Warp.ballot(is_term))
@@ -524,7 +524,7 @@ unsafe fn add_up<E: Element, R: Reach>(
     back: Back,
     mut work: Work,
 ) {
-    let (buffer, bytes) = (protocol::buffer(epoch), u64::from(slot.sizes.back_bytes / 16 * E::LOCAL));
+    let (buffer, bytes) = (protocol::buffer(epoch), u64::from(slot.sizes.combine_bytes / 16 * E::LOCAL));
     while work.is_there {
         // The ids of the next one are on their way meanwhile.
         // Safety: the caller's promise.
@@ -533,7 +533,7 @@ unsafe fn add_up<E: Element, R: Reach>(
         let (row, lanes) = work.terms(arena, slot, buffer, back);
         let term = |k: u32| -> Term { (Warp.shuffle(row, k), Warp.shuffle(work.weight, k)) };
         let first = work.part * shares.pairs();
-        let end = (first + shares.pairs()).min(slot.sizes.back_bytes / 16);
+        let end = (first + shares.pairs()).min(slot.sizes.combine_bytes / 16);
         let pair = first + lane_index();
         let offset = u64::from(work.token) * bytes;
         let start = |pair: u32| {

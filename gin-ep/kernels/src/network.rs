@@ -101,7 +101,7 @@ impl Network {
         let remote = sizes.ranks - near;
         let rows = Regions::of(sizes, remote, first + 8 * Self::words(sizes), sizes.row_bytes as u64);
         let meta = Regions::of(sizes, remote, rows.end(), sizes.meta_bytes as u64);
-        let back = Regions::of(sizes, remote, meta.end(), sizes.back_rows as u64 * sizes.back_bytes as u64);
+        let back = Regions::of(sizes, remote, meta.end(), sizes.combine_rows as u64 * sizes.combine_bytes as u64);
         let signal = number * FLAGS as u32 * sizes.ranks;
         Self { near_first, near, context, signal, base: flag(epoch, 0), raised: first, windows, rows, meta, back }
     }
@@ -111,7 +111,7 @@ impl Network {
     #[must_use]
     pub const fn slot_bytes(sizes: &Sizes, near: u32) -> u64 {
         let remote = (sizes.ranks - near) as u64 * sizes.tokens as u64;
-        let back = sizes.back_rows as u64 * sizes.back_bytes as u64;
+        let back = sizes.combine_rows as u64 * sizes.combine_bytes as u64;
         8 * Self::words(sizes) + remote * (2 * (sizes.row_bytes as u64 + sizes.meta_bytes as u64) + back)
     }
 
@@ -385,8 +385,8 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
 
     #[inline(always)]
     fn give_back(arena: &Arena<Self>, slot: &SlotParams, buffer: u64, epoch: u64, masked: u64, is_in_place: bool) {
-        let (route, sizes, each) = (&arena.route, &slot.sizes, slot.sizes.back_rows);
-        let (bytes, at) = (u64::from(sizes.back_bytes), slot.returned(buffer, arena.rank()));
+        let (route, sizes, each) = (&arena.route, &slot.sizes, slot.sizes.combine_rows);
+        let (bytes, at) = (u64::from(sizes.combine_bytes), slot.returned(buffer, arena.rank()));
         for to in 0..sizes.ranks {
             if !route.is_remote(to) || masked >> to & 1 != 0 {
                 continue;

@@ -48,9 +48,9 @@ pub struct Sizes {
     /// Bytes of a row on its way to the experts: a multiple of 16.
     pub row_bytes: u32,
     /// Bytes of a row on its way back: a multiple of 16.
-    pub back_bytes: u32,
+    pub combine_bytes: u32,
     /// Number of rows that come back for a row: 1, or `topk`.
-    pub back_rows: u32,
+    pub combine_rows: u32,
     /// Bytes of the scales of a row: any number.
     pub scale_bytes: u32,
     /// The most tokens of a rank.
@@ -126,8 +126,8 @@ impl Sizes {
     /// Returns the number of returned rows that a rank has room for in a buffer.
     #[inline(always)]
     #[must_use]
-    pub const fn back_room(&self) -> u64 {
-        self.room() * self.back_rows as u64
+    pub const fn combine_room(&self) -> u64 {
+        self.room() * self.combine_rows as u64
     }
 
     /// Returns the bytes of a slot in the arena of each rank.
@@ -137,7 +137,7 @@ impl Sizes {
         if self.is_shared() {
             return there + 8 * self.words() + self.place_bytes();
         }
-        2 * (there + self.back_room() * self.back_bytes as u64) + 8 * self.words() + self.place_bytes()
+        2 * (there + self.combine_room() * self.combine_bytes as u64) + 8 * self.words() + self.place_bytes()
     }
 
     /// Returns the bytes of the places that a source keeps.
@@ -265,7 +265,7 @@ impl SlotParams {
             return Self { sizes, first, status, deadline, rows, returned, meta };
         }
         let rows = Regions::new(&sizes, rows, sizes.row_bytes as u64);
-        let returned = Regions::new(&sizes, rows.end(), sizes.back_rows as u64 * sizes.back_bytes as u64);
+        let returned = Regions::new(&sizes, rows.end(), sizes.combine_rows as u64 * sizes.combine_bytes as u64);
         let meta = Regions::new(&sizes, returned.end(), sizes.meta_bytes as u64);
         Self { sizes, first, status, deadline, rows, returned, meta }
     }

@@ -16,14 +16,14 @@ use gin_device::prelude::*;
 /// # Safety
 /// - In the order of the stream, after the kernels of the layout `to`, and before the combine. `rows` is the address of
 ///   rows of the element's local type in its places, a multiple of 16. A received row has room for
-///   [`Sizes::back_bytes`](crate::Sizes::back_bytes), and nothing else uses it.
+///   [`Sizes::combine_bytes`](crate::Sizes::combine_bytes), and nothing else uses it.
 #[inline(always)]
 pub unsafe fn reduce<E: Element>(to: &PermutedRows, rows: u64) {
     let (received, sizes, k) = (&to.received, to.received.slot().sizes, gin_device::coop::lane());
     if to.kind == FLAT {
         return;
     }
-    let (pairs, bytes) = (sizes.back_bytes / 16, u64::from(sizes.back_bytes / 16 * E::LOCAL));
+    let (pairs, bytes) = (sizes.combine_bytes / 16, u64::from(sizes.combine_bytes / 16 * E::LOCAL));
     let units = pairs.div_ceil(UNIT);
     let step = Block.size() / WARP_SIZE * grid_dim().count() as u32;
     let mut unit = Block.rank() / WARP_SIZE * grid_dim().count() as u32 + block_in_grid();

@@ -70,7 +70,7 @@ pub fn layout(
     most: usize,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
-    let config = if layout == Layout::Flat { *config } else { config.at_source() };
+    let config = if layout == Layout::Flat { *config } else { config.combine_at_source() };
     let group = Group::new(comm, &config)?;
     let input = Input::new(rank, shape, most)?;
     let rows = shape.ranks * most * shape.topk + 16 * shape.local();
@@ -118,7 +118,7 @@ pub fn layout(
         stream.synchronize()?;
         let expected = match layout {
             Layout::Flat => per_rank(shape, mine, &[], Experts),
-            _ => gin_ep_oracle::at_source(shape, mine, &[], Experts),
+            _ => gin_ep_oracle::combine_at_source(shape, mine, &[], Experts),
         };
         let mut found = vec![0u16; expected.len()];
         input.output.read(0, &mut found)?;

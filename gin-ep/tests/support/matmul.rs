@@ -135,7 +135,7 @@ pub fn experts(
     (layout_rows, blocks): (u32, Option<u32>),
 ) -> Result<(), EpError> {
     let (me, Shape { topk, hidden, .. }, local) = (rank.rank() as usize, *shape, shape.local());
-    let group = Group::new(comm, &config.at_source())?;
+    let group = Group::new(comm, &config.combine_at_source())?;
     let grouped = GroupedMatmul::new(&group, hidden as u32, blocks)?;
     let permuted = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, layout_rows)?;
     let row_bytes = 2 * hidden as u64;
@@ -229,7 +229,7 @@ pub fn arriving(
 ) -> Result<u32, EpError> {
     let (me, Shape { topk, hidden, ranks, .. }, local) = (rank.rank() as usize, *shape, shape.local());
     let (tokens, most) = (case.tokens[me % case.tokens.len()], case.tokens.iter().max().copied().unwrap_or(0));
-    let group = Group::new(comm, &config.at_source())?;
+    let group = Group::new(comm, &config.combine_at_source())?;
     let early = EarlyMatmul::new(&group, case.blocks)?;
     let early = if let Some(grid) = case.grid { early.grid(grid) } else { early };
     let grouped = GroupedMatmul::new(&group, hidden as u32, case.blocks)?;

@@ -170,7 +170,7 @@ pub fn pairs(
     let me = rank.rank() as usize;
     let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, most)?;
-    let back_f32 = group.sizes().back_bytes as usize == 4 * shape.hidden;
+    let combine_f32 = group.sizes().combine_bytes as usize == 4 * shape.hidden;
     let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     for (number, pair) in pairs.iter().enumerate() {
@@ -193,7 +193,7 @@ pub fn pairs(
         };
         stream.synchronize()?;
         compare(&received, shape, &batches, me)?;
-        let rows = if back_f32 {
+        let rows = if combine_f32 {
             Some(experts_f32(rank, &stream, shape, &received, most)?)
         } else {
             experts(rank, &stream, shape, &received)?;
@@ -204,7 +204,7 @@ pub fn pairs(
         received.combine(&stream, rows, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
         assert_eq!(group.status()?, None, "{shape:?} {:?}", pair.routing);
-        let expected = if back_f32 { per_rank_f32 } else { per_rank }(shape, mine, &[], Experts);
+        let expected = if combine_f32 { per_rank_f32 } else { per_rank }(shape, mine, &[], Experts);
         let mut found = vec![0u16; expected.len()];
         input.output.read(0, &mut found)?;
         assert!(expected == found, "{shape:?} {:?}, pair {number}: the output of rank {me} differs", pair.routing);
@@ -350,7 +350,7 @@ fn is_whole(group: &Group, what: &dyn std::fmt::Display) -> Result<(), EpError> 
 }
 
 /// Returns a row for each id, and compares their weighted sums with the oracle.
-pub fn at_source(
+pub fn combine_at_source(
     rank: &Rank,
     comm: &Communicator,
     config: &GroupConfig,
@@ -358,7 +358,7 @@ pub fn at_source(
     most: usize,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
-    let group = Group::new(comm, &config.at_source())?;
+    let group = Group::new(comm, &config.combine_at_source())?;
     let input = Input::new(rank, shape, most)?;
     let memory = |bytes: usize| -> Result<MemorySlice, EpError> {
         Ok(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole())
@@ -407,7 +407,7 @@ pub fn at_source(
         is_whole(&group, &format_args!("{routing:?} at {me}"))?;
         let ones = Batch { weights: vec![1.0; mine.weights.len()], ..mine.clone() };
         let expected =
-            gin_ep_oracle::at_source_from(shape, if is_plain { &ones } else { mine }, &[], Experts, |token, column| {
+            gin_ep_oracle::combine_at_source_from(shape, if is_plain { &ones } else { mine }, &[], Experts, |token, column| {
                 if adds { start(token, column) + old(token, column) } else { 0.0 }
             });
         let mut found = vec![0u16; expected.len()];
@@ -554,7 +554,7 @@ pub fn element(
         stream.synchronize()?;
         is_whole(&group, &format_args!("{element:?}: dispatch of {me}"))?;
         // The rows that come back: what was sent, as numbers.
-        let row_bytes = group.sizes().back_bytes as usize;
+        let row_bytes = group.sizes().combine_bytes as usize;
         let mut back = vec![0u8; shape.ranks * most * row_bytes];
         let back_kind = if row_bytes == 4 * shape.hidden { Kind::F32 } else { kind };
         let firsts = firsts(&received, shape.ranks, most)?;

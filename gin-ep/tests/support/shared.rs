@@ -137,8 +137,14 @@ pub fn limits(
 }
 
 /// Returns the rows of a rank after a combine of one row for each rank, if experts have only the rows of a packed
-/// layout that lie before `capacity`. With `back_f32` the rows that come back are not rounded.
-fn sums_of(shape: &Shape, batches: &[Batch], me: usize, (align, capacity): (usize, usize), back_f32: bool) -> Vec<u16> {
+/// layout that lie before `capacity`. With `combine_f32` the rows that come back are not rounded.
+fn sums_of(
+    shape: &Shape,
+    batches: &[Batch],
+    me: usize,
+    (align, capacity): (usize, usize),
+    combine_f32: bool,
+) -> Vec<u16> {
     let mine = &batches[me];
     let rows: Vec<Vec<RankRow>> =
         (0..shape.ranks).map(|rank| rank_major(shape, batches, rank).swap_remove(me)).collect();
@@ -163,7 +169,7 @@ fn sums_of(shape: &Shape, batches: &[Batch], me: usize, (align, capacity): (usiz
                 }
             }
             let row = reduced_f32(shape, rank, &row, Experts).into_iter();
-            let row = row.map(|element| if back_f32 { element } else { widen(narrow(element)) });
+            let row = row.map(|element| if combine_f32 { element } else { widen(narrow(element)) });
             sums.iter_mut().zip(row).for_each(|(sum, element)| *sum += element);
         }
         all.extend(sums.into_iter().map(narrow));
@@ -184,7 +190,7 @@ pub fn layouts(
     let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, most)?;
     let mut slot = group.slot(0)?;
-    let back_f32 = group.sizes().back_bytes as usize == 4 * shape.hidden;
+    let combine_f32 = group.sizes().combine_bytes as usize == 4 * shape.hidden;
     let room = shape.ranks * most * shape.topk + 8 * shape.local();
     for (number, (layout, capacity)) in [
         (Layout::ExpertMajorPadded, room),
@@ -230,12 +236,12 @@ pub fn layouts(
             Layout::ExpertMajorPacked { align } => (align as usize, capacity),
             _ => (1, usize::MAX),
         };
-        let expected = sums_of(shape, &batches, me, (align, most), back_f32);
+        let expected = sums_of(shape, &batches, me, (align, most), combine_f32);
         let mut found = vec![0u16; expected.len()];
         input.output.read(0, &mut found)?;
         assert!(expected == found, "{layout:?}: the output of rank {me} differs");
         if most == usize::MAX || number == 1 {
-            let per_rank = if back_f32 { per_rank_f32 } else { per_rank };
+            let per_rank = if combine_f32 { per_rank_f32 } else { per_rank };
             assert_eq!(expected, per_rank(shape, &batches[me], &[], Experts));
         }
         let is_over = counts[0] > to.capacity();

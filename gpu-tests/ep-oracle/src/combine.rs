@@ -94,12 +94,12 @@ fn per_rank_by(
 
 /// Returns the rows of a rank after a combine with one row for each id: their weighted sum in the order of the ids, by
 /// `fma` in FP32 from 0, rounded once. Ranks of `silent` take no part.
-pub fn at_source(shape: &Shape, batch: &Batch, silent: &[usize], experts: Experts) -> Vec<u16> {
-    at_source_from(shape, batch, silent, experts, |_, _| 0.0)
+pub fn combine_at_source(shape: &Shape, batch: &Batch, silent: &[usize], experts: Experts) -> Vec<u16> {
+    combine_at_source_from(shape, batch, silent, experts, |_, _| 0.0)
 }
 
 /// Returns the same, if the sums start from these values: of token, column.
-pub fn at_source_from(
+pub fn combine_at_source_from(
     shape: &Shape,
     batch: &Batch,
     silent: &[usize],
@@ -160,7 +160,7 @@ mod tests {
         assert!(
             per_rank(&shape, &none, &[], Experts)
                 .iter()
-                .chain(&at_source(&shape, &none, &[], Experts))
+                .chain(&combine_at_source(&shape, &none, &[], Experts))
                 .all(|&x| x == 0)
         );
         let remote = batch(&shape, Routing::Without(0), 1, 0, 3);

@@ -9,7 +9,7 @@
 //! | [`Batch`] | the tokens of one rank: rows, experts, weights |
 //! | [`Routing`] | distributions of tokens over experts, from a keyed hash |
 //! | [`rank_major`], [`limited`], [`flat`], [`expert_major`] | what a rank receives |
-//! | [`per_rank`], [`per_rank_of`], [`per_rank_f32`], [`at_source`], [`at_source_from`] | what a rank has after combine |
+//! | [`per_rank`], [`per_rank_of`], [`per_rank_f32`], [`combine_at_source`], [`combine_at_source_from`] | what a rank has after combine |
 //! | [`identity`] | the same without experts, of elements of any [`Kind`] |
 //! | [`quantized`] | a row as FP8 with scales |
 //!
@@ -23,7 +23,7 @@ mod matmul;
 mod number;
 
 pub use combine::{
-    Experts, at_source, at_source_from, identity, per_rank, per_rank_f32, per_rank_of, reduced, reduced_f32,
+    Experts, combine_at_source_from, combine_at_source, identity, per_rank, per_rank_f32, per_rank_of, reduced, reduced_f32,
 };
 pub use input::{Routing, batch};
 pub use layout::{ExpertRow, RankRow, Zone, expert_major, flat, limited, rank_major};

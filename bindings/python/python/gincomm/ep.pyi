@@ -46,8 +46,8 @@ class GroupConfig:
     - tokens: the most tokens of a rank's dispatch.
     - slots: number of slots, each with memory of its own.
     - element: the elements of rows; by default `Element.BF16`.
-    - at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
-    - back_f32: the row that comes back for each rank has FP32 elements in place of BF16.
+    - combine_at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
+    - combine_f32: the row that comes back for each rank has FP32 elements in place of BF16.
     - max_rows: all sources share a region of a receiver, which has room for this many rows. By default each source has a
       region for `tokens` rows.
     - sms: the most SMs that a kernel takes, which is its most blocks; by default all.
@@ -67,8 +67,8 @@ class GroupConfig:
         tokens: int = 128,
         slots: int = 1,
         element: Element | None = None,
-        at_source: bool = False,
-        back_f32: bool = False,
+        combine_at_source: bool = False,
+        combine_f32: bool = False,
         max_rows: int | None = None,
         sms: int | None = None,
         grid: int | None = None,
@@ -160,10 +160,10 @@ class Combine:
     def weighted(
         weights: _Tensor, output: _Tensor, *, bias: _Tensor | None = None, accumulate: bool = False
     ) -> Combine:
-        """Adds up the rows of a token's ids, each multiplied by its weight, in a group with `at_source`."""
+        """Adds up the rows of a token's ids, each multiplied by its weight, in a group with `combine_at_source`."""
     @staticmethod
     def plain(output: _Tensor, *, bias: _Tensor | None = None, accumulate: bool = False) -> Combine:
-        """Adds up the rows of a token's ids, in a group with `at_source`."""
+        """Adds up the rows of a token's ids, in a group with `combine_at_source`."""
 
 @final
 class Permuted:
@@ -223,7 +223,7 @@ class Received:
         """Returns rows for each received one, and stores the sums of the rows that come back. The rows are the received
         ones, or those of a tensor, of permuted rows, or in the places of permuted rows in a tensor. A tensor has the shape
         `[ranks * tokens][element]`, where `tokens` is that of the group: row `r` from rank `s` is `s * tokens + r`. With
-        `at_source` it is `[ranks * tokens * topk][element]`, and id `k` of that row is `(s * tokens + r) * topk + k`. With
+        `combine_at_source` it is `[ranks * tokens * topk][element]`, and id `k` of that row is `(s * tokens + r) * topk + k`. With
         `max_rows` it is `[max_rows][element]`, in the order of the received ones."""
     def release(self) -> None:
         """Gives the rows up without a combine."""

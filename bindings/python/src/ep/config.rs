@@ -135,8 +135,8 @@ impl Layout {
 /// - tokens: the most tokens of a rank's dispatch.
 /// - slots: number of slots, each with memory of its own.
 /// - element: the elements of rows; by default `Element.BF16`.
-/// - at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
-/// - back_f32: the row that comes back for each rank has FP32 elements in place of BF16.
+/// - combine_at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
+/// - combine_f32: the row that comes back for each rank has FP32 elements in place of BF16.
 /// - max_rows: all sources share a region of a receiver, which has room for this many rows. By default each source has
 ///   a region for `tokens` rows.
 /// - sms: the most SMs that a kernel takes, which is its most blocks; by default all.
@@ -150,14 +150,14 @@ impl Layout {
 pub(crate) struct GroupConfig {
     pub(crate) inner: gin_ep::GroupConfig,
     pub(crate) element: Element,
-    pub(crate) back_f32: bool,
+    pub(crate) combine_f32: bool,
 }
 
 #[pymethods]
 impl GroupConfig {
     #[new]
     #[pyo3(signature = (
-        experts, hidden, topk, *, tokens=128, slots=1, element=None, at_source=false, back_f32=false, max_rows=None,
+        experts, hidden, topk, *, tokens=128, slots=1, element=None, combine_at_source=false, combine_f32=false, max_rows=None,
         sms=None, grid=None, threads=None, deadline=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
@@ -168,8 +168,8 @@ impl GroupConfig {
         tokens: u32,
         slots: u32,
         element: Option<Element>,
-        at_source: bool,
-        back_f32: bool,
+        combine_at_source: bool,
+        combine_f32: bool,
         max_rows: Option<u32>,
         sms: Option<u32>,
         grid: Option<u32>,
@@ -183,13 +183,13 @@ impl GroupConfig {
         }
         let deadline = deadline.map(|deadline| deadline.0);
         set!(max_rows, sms, grid, threads, deadline);
-        if at_source {
-            inner = inner.at_source();
+        if combine_at_source {
+            inner = inner.combine_at_source();
         }
-        if back_f32 {
-            inner = inner.back_f32();
+        if combine_f32 {
+            inner = inner.combine_f32();
         }
-        Self { inner, element, back_f32 }
+        Self { inner, element, combine_f32 }
     }
 
     /// Returns the bytes that a group takes on each of `ranks` ranks. Allocates nothing.
@@ -205,6 +205,6 @@ impl GroupConfig {
 impl GroupConfig {
     /// Returns the types that rows may have which come back.
     pub(crate) fn back(&self) -> &'static [DType] {
-        if self.back_f32 { &[DType::Float32] } else { self.element.back() }
+        if self.combine_f32 { &[DType::Float32] } else { self.element.back() }
     }
 }

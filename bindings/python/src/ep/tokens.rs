@@ -217,14 +217,14 @@ impl Combine {
         Self { kind: Kind::Reduced, output, weights: None, bias, accumulate }
     }
 
-    /// Adds up the rows of a token's ids, each multiplied by its weight, in a group with `at_source`.
+    /// Adds up the rows of a token's ids, each multiplied by its weight, in a group with `combine_at_source`.
     #[staticmethod]
     #[pyo3(signature = (weights, output, *, bias=None, accumulate=false))]
     fn weighted(weights: Py<PyAny>, output: Py<PyAny>, bias: Option<Py<PyAny>>, accumulate: bool) -> Self {
         Self { kind: Kind::Weighted, output, weights: Some(weights), bias, accumulate }
     }
 
-    /// Adds up the rows of a token's ids, in a group with `at_source`.
+    /// Adds up the rows of a token's ids, in a group with `combine_at_source`.
     #[staticmethod]
     #[pyo3(signature = (output, *, bias=None, accumulate=false))]
     fn plain(output: Py<PyAny>, bias: Option<Py<PyAny>>, accumulate: bool) -> Self {
@@ -262,7 +262,7 @@ impl Sums {
         most: u64,
     ) -> PyResult<Self> {
         let sizes = &core.sizes;
-        let elements = words("a row that comes back", sizes.back_bytes, core.back[0])? as u64;
+        let elements = words("a row that comes back", sizes.combine_bytes, core.back[0])? as u64;
         let of = |dtypes, value: &Bound<'_, PyAny>, what: &str, number: u64, meaning: &'static str| {
             let extents = |_| Ok(vec![Extent::AtLeast(number, meaning), Extent::Is(elements, "the elements of a row")]);
             take(value, core, what, dtypes, extents).map(|(memory, ..)| memory)
@@ -288,12 +288,12 @@ impl Sums {
                 Back::PermutedAt(to, rows)
             }
             Some(value) => Back::At({
-                let meaning = match (sizes.is_shared(), sizes.back_rows) {
+                let meaning = match (sizes.is_shared(), sizes.combine_rows) {
                     (true, _) => "the rows of `max_rows`",
                     (false, 1) => "a row for each rank and each of the group's tokens",
                     _ => "a row for each rank, each of the group's tokens and each id",
                 };
-                back(value, sizes.back_room(), meaning)
+                back(value, sizes.combine_room(), meaning)
             }?),
         };
         Ok(Self {

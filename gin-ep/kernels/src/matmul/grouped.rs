@@ -105,8 +105,8 @@ impl<'a> Back<'a> {
         // A rank may send anything, but nothing is written past its region.
         // Safety: the description of a received row.
         let token = unsafe { load(self.arena.here() + self.received.meta_at(source, row)) }.min(sizes.tokens - 1);
-        let place = u64::from(token) * u64::from(sizes.back_rows) + u64::from(k);
-        self.arena.there(source) + self.returned + place * u64::from(sizes.back_bytes)
+        let place = u64::from(token) * u64::from(sizes.combine_rows) + u64::from(k);
+        self.arena.there(source) + self.returned + place * u64::from(sizes.combine_bytes)
     }
 }
 
@@ -197,7 +197,7 @@ impl Search {
 #[inline(always)]
 unsafe fn return_zeros(layout: &PermutedRows, back: &Back) {
     let (received, sizes) = (&layout.received, layout.received.slot().sizes);
-    let (step, pairs) = (Block.size() / WARP_SIZE * grid_dim().count(), sizes.back_bytes / 16);
+    let (step, pairs) = (Block.size() / WARP_SIZE * grid_dim().count(), sizes.combine_bytes / 16);
     let mut index = Block.rank() / WARP_SIZE * grid_dim().count() + block_in_grid();
     for source in 0..sizes.ranks {
         let count = received.count(source) * sizes.topk;
