@@ -192,7 +192,7 @@ mutation "rows past the end of a shared region" $kernels/dispatch.rs "routes.pla
     "routes.place(token, mine, u32::MAX)" $limits
 mutation "terms of rows that were left out" $kernels/combine.rs "is_first && is_sent" "is_first" $limits
 mutation "a shared region without the number of the first row" $kernels/routes.rs \
-    "if rank < ranks { first_at(arena, slot, rank) }" "if rank < ranks { first_at(arena, slot, rank).min(0) }" $limits
+    "if rank < ranks { offset_at(arena, slot, rank) }" "if rank < ranks { offset_at(arena, slot, rank).min(0) }" $limits
 mutation "places of a silent rank given away" $kernels/allot.rs \
     "if protocol::is_over::<Global>(arena.word(slot.told(rank)), last >> 32) {" "if true {" $late
 mutation "places given away before all ranks have told" $kernels/allot.rs "(epoch, masked), slot.deadline" \

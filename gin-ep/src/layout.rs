@@ -58,7 +58,7 @@ pub struct Permuted {
     pub(crate) sizes: Sizes,
     pub(crate) capacity: u32,
     rows: Option<MemorySlice>,
-    list: MemorySlice,
+    source_info: MemorySlice,
     places: MemorySlice,
     counts: MemorySlice,
 }
@@ -122,7 +122,7 @@ impl Permuted {
                 Layout::Flat if sizes.is_shared() => None,
                 _ => Some(memory(capacity * u64::from(sizes.row_bytes))?),
             },
-            list: memory(4 * capacity)?,
+            source_info: memory(4 * capacity)?,
             places: memory(4 * sizes.room() * each)?,
             // Kernels tally rows behind them.
             counts: memory(4 * (1 + counts + tallies))?.memory().slice(0..4 * (1 + counts))?,
@@ -137,8 +137,8 @@ impl Permuted {
 
     /// Returns the memory of a word for each row: `source << 21 | row << 5 | k`, its source, received row and position
     /// of the id; `u32::MAX` for a gap. In a padded layout only the rows below the counts have them.
-    pub fn list(&self) -> &MemorySlice {
-        &self.list
+    pub fn source_info(&self) -> &MemorySlice {
+        &self.source_info
     }
 
     /// Returns the memory of the words that [`fetch_counts`](Self::fetch_counts) copies, for kernels.
@@ -177,7 +177,7 @@ impl Permuted {
         let rows = self.rows.as_ref().map(MemorySlice::address);
         let layout = kernels::permute::LayoutMemory {
             rows: rows.or(region.filter(|_| self.is_received())).unwrap_or(0),
-            list: self.list.address(),
+            source_info: self.source_info.address(),
             places: self.places.address(),
             counts: self.counts.address(),
             capacity: self.capacity,
@@ -195,7 +195,7 @@ impl Permuted {
 
     /// Returns the memory that kernels use.
     pub(crate) fn used(&self) -> Vec<&MemorySlice> {
-        self.rows.iter().chain([&self.list, &self.places, &self.counts]).collect()
+        self.rows.iter().chain([&self.source_info, &self.places, &self.counts]).collect()
     }
 
     /// Returns the address of the places.

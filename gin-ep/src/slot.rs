@@ -549,7 +549,7 @@ impl Received<'_> {
     /// Returns the arena, and where in it the rows are if this is dispatch `epoch`, for programs that cannot pass the
     /// view to their kernels.
     #[doc(hidden)]
-    pub fn places(&self, epoch: u64) -> (&MemorySlice, kernels::SlotOffsets) {
+    pub fn offsets(&self, epoch: u64) -> (&MemorySlice, kernels::SlotOffsets) {
         let slot = &self.ended.slot;
         (slot.arena().memory(), kernels::SlotOffsets::new(&slot.state().params, epoch))
     }
@@ -623,26 +623,26 @@ impl Received<'_> {
     pub fn fetch(&self) -> Result<Vec<Vec<ReceivedRow>>, EpError> {
         let (params, arena) = (&self.ended.slot.state().params, self.ended.slot.arena().memory());
         let (sizes, mut all) = (&params.sizes, Vec::new());
-        let places = kernels::SlotOffsets::new(params, {
+        let offsets = kernels::SlotOffsets::new(params, {
             let mut word = [0u64];
             arena.read(params.first + 8 * kernels::EPOCH_WORD, &mut word)?;
             word[0]
         });
         for source in 0..sizes.ranks {
             let mut count = [0u64];
-            arena.read(places.got(source), &mut count)?;
+            arena.read(offsets.got(source), &mut count)?;
             let (number, topk) = (count[0] as usize, sizes.topk as usize);
             let (row_bytes, meta_words) = (sizes.row_bytes as usize, sizes.meta_bytes as usize / 4);
             let pitch = sizes.pitch as usize;
             let (mut bytes, mut meta) = (vec![0u8; number * pitch], vec![0u32; number * meta_words]);
             let mut first = [0u64];
-            if let Some(offset) = places.first(source) {
+            if let Some(offset) = offsets.offset(source) {
                 arena.read(offset, &mut first)?;
             }
             let first = first[0] & u64::from(u32::MAX);
             if number > 0 {
-                arena.read(places.rows(source) + first * u64::from(sizes.pitch), &mut bytes)?;
-                arena.read(places.meta(source) + first * u64::from(sizes.meta_bytes), &mut meta)?;
+                arena.read(offsets.rows(source) + first * u64::from(sizes.pitch), &mut bytes)?;
+                arena.read(offsets.meta(source) + first * u64::from(sizes.meta_bytes), &mut meta)?;
             }
             let row = |(row, meta): (&[u8], &[u32])| {
                 let experts = meta[1..=topk].iter().map(|&word| word as i32).collect();

@@ -228,14 +228,14 @@ impl<'a> Bed<'a> {
 
     /// Runs the experts on the rows of the first dispatch of a slot, in place.
     fn run_experts(&self, received: &gin_ep::Received<'_>) -> Result<(), EpError> {
-        let (arena, places) = received.places(1);
+        let (arena, offsets) = received.offsets(1);
         for (source, bytes) in (0..).zip(self.products(received)?).filter(|(_, bytes)| !bytes.is_empty()) {
             // The lower half of a word.
             let mut first = [0u32];
-            if let Some(offset) = places.first(source) {
+            if let Some(offset) = offsets.offset(source) {
                 arena.read(offset, &mut first)?;
             }
-            arena.write(places.rows(source) + u64::from(first[0]) * 2 * self.shape.hidden as u64, &bytes)?;
+            arena.write(offsets.rows(source) + u64::from(first[0]) * 2 * self.shape.hidden as u64, &bytes)?;
         }
         Ok(())
     }

@@ -160,9 +160,9 @@ def test_dispatch_and_combine_agree_with_numpy(ranks, name):
     virtual(ranks, body)
 
 
-def origins(permuted):
+def source_info(permuted):
     """Returns source, received row and position of the id of each row of permuted rows, or None."""
-    words = np.from_dlpack(permuted.origins())
+    words = np.from_dlpack(permuted.source_info())
     return [None if word < 0 else (word >> 21, word >> 5 & 0xFFFF, word & 31) for word in words.tolist()]
 
 
@@ -194,7 +194,7 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
                 received.permute(stream, to)
             stream.synchronize()
             assert group.status() is None
-            counts, places = np.from_dlpack(to.counts()), origins(to)
+            counts, places = np.from_dlpack(to.counts()), source_info(to)
             assert to.fetch_counts() == counts.tolist()
             sent = list(arriving(shape, batches, me))
             flat = [(source, row) for source, (tokens, _) in enumerate(sent) for row in range(len(tokens))]
@@ -218,9 +218,9 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
                 }
             else:
                 step = align if name == "packed" else 1
-                firsts = np.cumsum([0] + [-(-len(zone) // step) * step for zone in zones])
-                assert counts.tolist() == [firsts[-1], *map(len, zones), *firsts[:-1]]
-                expected = {firsts[number] + at: place for number, zone in enumerate(zones) for at, place in enumerate(zone)}
+                offsets = np.cumsum([0] + [-(-len(zone) // step) * step for zone in zones])
+                assert counts.tolist() == [offsets[-1], *map(len, zones), *offsets[:-1]]
+                expected = {offsets[number] + at: place for number, zone in enumerate(zones) for at, place in enumerate(zone)}
             assert {at: places[at] for at in expected} == expected
             if name == "listed":
                 with pytest.raises(gin.StateError, match="the layout has no rows of its own"):
@@ -771,7 +771,7 @@ def test_large_batches_agree_with_numpy_and_rows_past_max_rows_are_reported(rank
                     for round in range(4):
                         cut = [batch.first(few[round]) for batch in batches[round]]
                         there = [list(arriving(shape, cut, each)) for each in range(ranks)]
-                        firsts = [np.cumsum([0] + [len(tokens) for tokens, _ in each]) for each in there]
+                        offsets = [np.cumsum([0] + [len(tokens) for tokens, _ in each]) for each in there]
                         mine, plan = cut[me], None if few[round] else plans[round]
                         tokens = Tokens(mine.rows, mine.ids, weights=mine.weights, planned=plan)
                         if round < 2:
@@ -780,13 +780,13 @@ def test_large_batches_agree_with_numpy_and_rows_past_max_rows_are_reported(rank
                             received = slot.exchange(stream, tokens)
                         stream.synchronize()
                         view = lambda what: np.from_dlpack(what)
-                        rows, counts, starts = view(received.rows(kind.dtype)), view(received.counts()), view(received.firsts())
+                        rows, counts, starts = view(received.rows(kind.dtype)), view(received.counts()), view(received.offsets())
                         assert rows.shape == (max_rows, shape.hidden) and view(received.tokens()).shape == (max_rows,)
                         assert view(received.experts()).shape == (max_rows, shape.topk)
                         region = view(received.region(kind.dtype))
                         assert region.shape == rows.shape and region.__array_interface__["data"] == rows.__array_interface__["data"]
                         for source, (which, experts) in enumerate(there[me]):
-                            first = firsts[me][source]
+                            first = offsets[me][source]
                             count = max(0, min(len(which), max_rows - first))
                             assert (starts[source], counts[source]) == (first, count)
                             here, which, experts = slice(first, first + count), which[:count], experts[:count]
@@ -802,13 +802,13 @@ def test_large_batches_agree_with_numpy_and_rows_past_max_rows_are_reported(rank
 
                         def arrives(token, to):
                             place = np.flatnonzero(there[to][me][0] == token)[0]
-                            return firsts[to][me] + place < max_rows
+                            return offsets[to][me] + place < max_rows
 
                         count = len(mine.rows)
                         assert same(output[:count], reduced(shape, kind, mine, arrives)), (max_rows, round)
                         assert (output[count:] == 7).all()
                         # This rank as a receiver, or a receiver without room for all rows of this rank.
-                        full = {(me, firsts[me][-1])} | {(to, firsts[to][me + 1]) for to in range(ranks) if len(there[to][me][0])}
+                        full = {(me, offsets[me][-1])} | {(to, offsets[to][me + 1]) for to in range(ranks) if len(there[to][me][0])}
                         full = {place for place in full if place[1] > max_rows}
                         report = group.status()
                         if not full:
@@ -842,7 +842,7 @@ def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_
                     received.permute(stream, to)
                     stream.synchronize()
                     flat = [(source, row, 0) for source, (tokens, _) in enumerate(sent) for row in range(len(tokens))]
-                    assert to.fetch_counts() == [len(flat)] and origins(to)[: len(flat)] == flat
+                    assert to.fetch_counts() == [len(flat)] and source_info(to)[: len(flat)] == flat
                     rows = np.concatenate([batches[s].rows[tokens] for s, (tokens, _) in enumerate(sent)])
                     results = np.zeros((2 * most, 8), np.float32)
                     experts = np.concatenate([experts for _, experts in sent])
@@ -861,7 +861,7 @@ def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_
                 received = group.slot(0).exchange(stream, Tokens(mine.rows, mine.ids))
                 assert received.region() is None
                 with pytest.raises(ValueError, match="from row 0 on, in a group without `max_rows`"):
-                    received.firsts()
+                    received.offsets()
                 stream.synchronize()
 
     virtual(2, body)
@@ -981,9 +981,9 @@ def test_odd_numbers_of_ids_blocks_and_threads_agree_with_numpy(topk, shared):
                             received = slot.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
                             views = [received.rows(), received.counts(), received.experts(), received.weights()]
                             rows, counts, experts, weights = map(np.from_dlpack, views)
-                            firsts = np.from_dlpack(received.firsts()) if shared else [0, 0]
+                            offsets = np.from_dlpack(received.offsets()) if shared else [0, 0]
                             for source, count in enumerate(counts):
-                                part = slice(firsts[source], firsts[source] + count)
+                                part = slice(offsets[source], offsets[source] + count)
                                 here = part if shared else (source, part)
                                 rows[here] = expert(kind, rows[here], experts[here], weights[here])
                             output = np.zeros_like(mine.rows)

@@ -209,7 +209,7 @@ def errors_of_groups(errors, comm, stream):
     received = sent.receive(stream)
     errors.by(sent.receive, stream)
     errors.by(slot.dispatch, stream, good)
-    errors.by(received.firsts)
+    errors.by(received.offsets)
     errors.by(received.scales)
     errors.by(Permuted, group, Layout.FLAT)
     errors.by(Permuted, group, Layout.FLAT, 0)

@@ -206,7 +206,7 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, s
         let source = if sum >= sizes.ranks { sum - sizes.ranks } else { sum };
         let count = Warp.shuffle(if source < WARP_SIZE { low } else { high }, source % WARP_SIZE);
         let is_remote = arena.route.is_remote(source);
-        let (is_shared, first) = (sizes.is_shared(), slot.first_of(arena.here(), source));
+        let (is_shared, first) = (sizes.is_shared(), slot.offset_of(arena.here(), source));
         let there = if is_remote {
             arena.here() + arena.route.staged_back(source)
         } else if is_shared {

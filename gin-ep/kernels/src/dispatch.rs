@@ -488,7 +488,7 @@ fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, slot: &SlotParams
             let flag = arena.route.sent(arena.word(F::flag(slot, buffer, source)), buffer, source);
             match protocol::wait::<Global>(&status::of(comm), slot.patience(), flag, epoch) {
                 Ok(seen) => {
-                    let room = slot.sizes.max_rows.saturating_sub(slot.first_of(arena.here(), source));
+                    let room = slot.sizes.max_rows.saturating_sub(slot.offset_of(arena.here(), source));
                     rows = seen.min(slot.sizes.tokens).min(room);
                 }
                 Err(error) => is_silent(arena, slot, source, epoch, error),

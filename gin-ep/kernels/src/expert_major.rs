@@ -19,7 +19,7 @@ const MOST_PARTS: u32 = 128;
 const MOST_TALLIES: u32 = 1 << 18;
 
 shared! { static TOTALS: [u32; WINDOW as usize]; }
-shared! { static FIRSTS: [u32; WINDOW as usize]; }
+shared! { static OFFSETS: [u32; WINDOW as usize]; }
 shared! { static NEXT: [u32; WINDOW as usize]; }
 
 /// Returns the number of parts of the rows of a source.
@@ -176,7 +176,7 @@ impl<'a> Part<'a> {
     /// Gives the rows their places.
     #[inline(always)]
     fn assign(&self) {
-        let (totals, firsts, next) = (TOTALS.array(), FIRSTS.array(), NEXT.array());
+        let (totals, offsets, next) = (TOTALS.array(), OFFSETS.array(), NEXT.array());
         let (to, sizes) = (self.to, &self.to.received.slot().sizes);
         let (mut end, is_packed) = (0, to.kind == EXPERT_MAJOR_PACKED);
         self.windows(|window, number| {
@@ -192,7 +192,7 @@ impl<'a> Part<'a> {
                 let (number, rows) = (window + expert, totals.read(expert as usize));
                 let zone = if is_packed { first } else { (number * sizes.ranks + self.source) * sizes.tokens };
                 first += padded(expert);
-                firsts.write(expert as usize, zone);
+                offsets.write(expert as usize, zone);
                 next.add(expert as usize, zone);
                 if is_packed && self.number == 0 {
                     to.store(to.word(1 + number), rows);
@@ -213,7 +213,7 @@ impl<'a> Part<'a> {
                 let all = sizes.ranks * parts(sizes);
                 let mut expert = (self.number + all - window % all) % all;
                 while expert < number {
-                    self.fill(firsts.read(expert as usize), totals.read(expert as usize));
+                    self.fill(offsets.read(expert as usize), totals.read(expert as usize));
                     expert += all;
                 }
             }
@@ -233,7 +233,7 @@ impl<'a> Part<'a> {
         let (mut row, end) = (first + rows, first + rows.next_multiple_of(to.align));
         while row < end.min(to.capacity) {
             if Block.elect() {
-                to.store(to.list + 4 * u64::from(row), NONE);
+                to.store(to.source_info + 4 * u64::from(row), NONE);
             }
             if to.rows != 0 {
                 for pair in Block.stripe(pairs as usize) {
@@ -248,7 +248,7 @@ impl<'a> Part<'a> {
     /// Gives the ids of a window of experts their places in order, by one warp.
     #[inline(always)]
     fn put(&self, window: u32, number: u32) {
-        let (firsts, next, lane) = (FIRSTS.array(), NEXT.array(), gin_device::coop::lane());
+        let (offsets, next, lane) = (OFFSETS.array(), NEXT.array(), gin_device::coop::lane());
         let (to, tokens) = (self.to, self.to.received.slot().sizes.tokens);
         let put = |index: u32, id: u32| {
             let expert = id.wrapping_sub(window);
@@ -266,7 +266,7 @@ impl<'a> Part<'a> {
             }
             Warp.sync();
             if is_here {
-                let is_past = to.kind == EXPERT_MAJOR_PADDED && place - firsts.read(expert as usize) >= tokens;
+                let is_past = to.kind == EXPERT_MAJOR_PADDED && place - offsets.read(expert as usize) >= tokens;
                 let (row, k) = self.place(index);
                 to.put(self.rows.index, (self.source, row, k), if is_past { NONE } else { place });
             }

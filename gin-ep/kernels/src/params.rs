@@ -383,7 +383,7 @@ impl SlotParams {
     /// Returns the number of the first row from a source among those in its region. `arena` is the address of this
     /// rank's part.
     #[inline(always)]
-    pub(crate) fn first_of(&self, arena: u64, source: u32) -> u32 {
+    pub(crate) fn offset_of(&self, arena: u64, source: u32) -> u32 {
         if !self.sizes.is_shared() {
             return 0;
         }
@@ -453,11 +453,11 @@ impl SlotOffsets {
     /// Returns the offset of a word whose lower half is the number of the first row from `source`, if all sources share
     /// a region.
     #[must_use]
-    pub fn first(&self, source: u32) -> Option<u64> {
+    pub fn offset(&self, source: u32) -> Option<u64> {
         if self.slot.sizes.is_shared() { Some(self.slot.allotted(source)) } else { None }
     }
 
-    /// Returns the offset of the rows from `source`, of the first one or of [`first`](Self::first) 0.
+    /// Returns the offset of the rows from `source`, of the first one or of [`offset`](Self::offset) 0.
     #[must_use]
     pub fn rows(&self, source: u32) -> u64 {
         self.slot.rows(self.buffer, source)

@@ -41,7 +41,7 @@ pub struct LayoutMemory {
     /// The address of the rows: a multiple of 16; 0 if the layout has indices alone.
     pub rows: u64,
     /// The address of a word for each row: its source, received row and position of the id.
-    pub list: u64,
+    pub source_info: u64,
     /// The address of a word for each received row, and each id if the layout is expert-major: its place.
     pub places: u64,
     /// The address of words: the number of rows with gaps; for each expert the number of its rows, from each source if
@@ -67,7 +67,7 @@ pub struct LayoutMemory {
 pub struct PermutedRows {
     pub(crate) received: ReceivedRows,
     pub(crate) rows: u64,
-    pub(crate) list: u64,
+    pub(crate) source_info: u64,
     pub(crate) places: u64,
     pub(crate) counts: u64,
     pub(crate) capacity: u32,
@@ -83,8 +83,8 @@ impl PermutedRows {
     /// - The memory is that of permuted rows of the group whose rows these are.
     #[must_use]
     pub const unsafe fn new(received: ReceivedRows, layout: LayoutMemory) -> Self {
-        let LayoutMemory { rows, list, places, counts, capacity, align, kind, experts } = layout;
-        Self { received, rows, list, places, counts, capacity, align, kind, experts }
+        let LayoutMemory { rows, source_info, places, counts, capacity, align, kind, experts } = layout;
+        Self { received, rows, source_info, places, counts, capacity, align, kind, experts }
     }
 
     /// Returns the received rows.
@@ -146,7 +146,7 @@ impl PermutedRows {
     /// Returns the first row of an expert, in a packed layout. The expert after the last one has the total.
     #[inline(always)]
     #[must_use]
-    pub fn first(&self, expert: u32) -> u32 {
+    pub fn offset(&self, expert: u32) -> u32 {
         if self.kind != EXPERT_MAJOR_PACKED || expert >= self.experts {
             return self.total();
         }
@@ -179,11 +179,11 @@ impl PermutedRows {
     /// rows below [`count_from`](Self::count_from) have them.
     #[inline(always)]
     #[must_use]
-    pub fn origin(&self, row: u32) -> Option<(u32, u32, u32)> {
+    pub fn source_info(&self, row: u32) -> Option<(u32, u32, u32)> {
         if row >= self.capacity {
             return None;
         }
-        let word = unsafe { load(self.list + 4 * u64::from(row)) };
+        let word = unsafe { load(self.source_info + 4 * u64::from(row)) };
         if word == NONE { None } else { Some((word >> 21, word >> 5 & 0xffff, word & 31)) }
     }
 
@@ -204,7 +204,7 @@ impl PermutedRows {
     pub(crate) fn put(&self, index: u32, (source, row, k): (u32, u32, u32), place: u32) {
         self.store(self.place_of(index + row) + 4 * u64::from(k), place);
         if place < self.capacity {
-            self.store(self.list + 4 * u64::from(place), source << 21 | row << 5 | k);
+            self.store(self.source_info + 4 * u64::from(place), source << 21 | row << 5 | k);
         }
     }
 
@@ -258,7 +258,7 @@ pub unsafe fn assign(to: &PermutedRows) {
             // Places that are kept for a silent rank have no rows.
             let mut gap = end + thread;
             while gap < first.min(to.capacity) {
-                to.store(to.list + 4 * u64::from(gap), NONE);
+                to.store(to.source_info + 4 * u64::from(gap), NONE);
                 gap += step;
             }
             let mut row = thread;

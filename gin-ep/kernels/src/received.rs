@@ -65,7 +65,7 @@ impl ReceivedRows {
         let (slot, arena) = (&self.slot, self.arena);
         // Safety: a word of the arena.
         let count = unsafe { GlobalWord::new(arena + slot.got(buffer, source)) }.load_relaxed_gpu() as u32;
-        let first = slot.first_of(arena, source);
+        let first = slot.offset_of(arena, source);
         Source {
             count,
             index: slot.index(source, first, 0),
@@ -129,8 +129,8 @@ impl ReceivedRows {
     /// source and token. 0 if each source has a region of its own.
     #[inline(always)]
     #[must_use]
-    pub fn first(&self, source: u32) -> u32 {
-        if source >= self.ranks() { 0 } else { self.slot.first_of(self.arena, source) }
+    pub fn offset(&self, source: u32) -> u32 {
+        if source >= self.ranks() { 0 } else { self.slot.offset_of(self.arena, source) }
     }
 
     /// Returns the bytes from a row to the next one of its region.
@@ -145,7 +145,7 @@ impl ReceivedRows {
     #[inline(always)]
     #[must_use]
     pub fn row(&self, source: u32, row: u32) -> *mut u8 {
-        let offset = u64::from(self.first(source) + row) * u64::from(self.slot.sizes.pitch);
+        let offset = u64::from(self.offset(source) + row) * u64::from(self.slot.sizes.pitch);
         (self.arena + self.slot.rows(self.buffer(), source) + offset) as usize as *mut u8
     }
 
@@ -160,7 +160,7 @@ impl ReceivedRows {
     /// Returns the offset of the description of a row.
     #[inline(always)]
     pub(crate) fn meta_at(&self, source: u32, row: u32) -> u64 {
-        let row = u64::from(self.first(source) + row);
+        let row = u64::from(self.offset(source) + row);
         self.slot.meta(self.buffer(), source) + row * u64::from(self.slot.sizes.meta_bytes)
     }
 

@@ -124,7 +124,7 @@ pub unsafe fn plan(arena: &Window<u64>, slot: &SlotParams, tokens: &TokenParams,
 /// Returns the number that this rank's first row has at a rank, in the region that it shares with other sources; 0 if
 /// it has one of its own.
 #[inline(always)]
-fn first_at(arena: u64, slot: &SlotParams, rank: u32) -> u32 {
+fn offset_at(arena: u64, slot: &SlotParams, rank: u32) -> u32 {
     if !slot.sizes.is_shared() {
         return 0;
     }
@@ -188,7 +188,7 @@ impl Routes {
         // They are on their way meanwhile.
         let warp = if tokens.plan == 0 { Block.rank() / WARP_SIZE } else { u32::MAX / 32 };
         let ahead = ids_of(slot, tokens, number, warp, 0);
-        let first = |rank: u32| if rank < ranks { first_at(arena, slot, rank) } else { 0 };
+        let first = |rank: u32| if rank < ranks { offset_at(arena, slot, rank) } else { 0 };
         let mine = gin_device::coop::lane();
         let before = (first(mine), first(mine + WARP_SIZE));
         let words = (ranks * most) as usize;
@@ -307,6 +307,6 @@ impl Routes {
     /// Returns the number of tokens that go to a rank, in the first warp.
     #[inline(always)]
     pub(crate) fn count(&self, arena: u64, slot: &SlotParams, rank: u32) -> u32 {
-        self.all.read(rank as usize) - first_at(arena, slot, rank)
+        self.all.read(rank as usize) - offset_at(arena, slot, rank)
     }
 }

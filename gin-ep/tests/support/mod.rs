@@ -126,11 +126,11 @@ pub fn experts_f32(
 }
 
 /// Returns the numbers of the first rows from all sources, among the places of received rows.
-pub fn firsts(received: &Received<'_>, ranks: usize, most: usize) -> Result<Vec<usize>, EpError> {
-    let (arena, places) = received.places(0);
+pub fn offsets(received: &Received<'_>, ranks: usize, most: usize) -> Result<Vec<usize>, EpError> {
+    let (arena, offsets) = received.offsets(0);
     let first = |source: usize| -> Result<usize, EpError> {
         let mut word = [0u32];
-        let Some(offset) = places.first(source as u32) else { return Ok(source * most) };
+        let Some(offset) = offsets.offset(source as u32) else { return Ok(source * most) };
         // The lower half of a word.
         arena.read(offset, &mut word)?;
         Ok(word[0] as usize)
@@ -149,7 +149,7 @@ pub fn copied(
     let row = 2 * shape.hidden;
     let rows = Memory::new(rank.device(), MemoryKind::Device, (shape.ranks * most * row) as u64)?.whole();
     stream.synchronize()?;
-    for (first, of) in firsts(received, shape.ranks, most)?.into_iter().zip(received.fetch()?) {
+    for (first, of) in offsets(received, shape.ranks, most)?.into_iter().zip(received.fetch()?) {
         let bytes: Vec<u8> = of.into_iter().flat_map(|row| row.row).collect();
         if !bytes.is_empty() {
             rows.write((first * row) as u64, &bytes)?;
@@ -406,10 +406,15 @@ pub fn combine_at_source(
         stream.synchronize()?;
         is_whole(&group, &format_args!("{routing:?} at {me}"))?;
         let ones = Batch { weights: vec![1.0; mine.weights.len()], ..mine.clone() };
-        let expected =
-            gin_ep_oracle::combine_at_source_from(shape, if is_plain { &ones } else { mine }, &[], Experts, |token, column| {
+        let expected = gin_ep_oracle::combine_at_source_from(
+            shape,
+            if is_plain { &ones } else { mine },
+            &[],
+            Experts,
+            |token, column| {
                 if adds { start(token, column) + old(token, column) } else { 0.0 }
-            });
+            },
+        );
         let mut found = vec![0u16; expected.len()];
         input.output.read(0, &mut found)?;
         assert!(expected == found, "{routing:?}: the output of rank {me} differs");
@@ -557,7 +562,7 @@ pub fn element(
         let row_bytes = group.sizes().combine_bytes as usize;
         let mut back = vec![0u8; shape.ranks * most * row_bytes];
         let back_kind = if row_bytes == 4 * shape.hidden { Kind::F32 } else { kind };
-        let firsts = firsts(&received, shape.ranks, most)?;
+        let offsets = offsets(&received, shape.ranks, most)?;
         for (source, found) in received.fetch()?.into_iter().enumerate() {
             let expected = &rank_major(shape, &batches, me)[source];
             assert_eq!(expected.len(), found.len(), "{element:?}: rows from {source} at {me}");
@@ -570,7 +575,7 @@ pub fn element(
                     found.row
                 );
                 assert_eq!(scales, found.scales, "{element:?}: scales of row {index} from {source} at {me}");
-                back[(firsts[source] + index) * row_bytes..][..row_bytes]
+                back[(offsets[source] + index) * row_bytes..][..row_bytes]
                     .copy_from_slice(&bytes_as(back_kind, &expected.row));
             }
         }

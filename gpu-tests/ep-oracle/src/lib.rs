@@ -23,7 +23,8 @@ mod matmul;
 mod number;
 
 pub use combine::{
-    Experts, combine_at_source_from, combine_at_source, identity, per_rank, per_rank_f32, per_rank_of, reduced, reduced_f32,
+    Experts, combine_at_source, combine_at_source_from, identity, per_rank, per_rank_f32, per_rank_of, reduced,
+    reduced_f32,
 };
 pub use input::{Routing, batch};
 pub use layout::{ExpertRow, RankRow, Zone, expert_major, flat, limited, rank_major};

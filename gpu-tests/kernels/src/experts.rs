@@ -78,7 +78,7 @@ pub unsafe fn hardware_experts_f32(
     most: u32,
 ) {
     for source in 0..received.ranks() {
-        let first = source * most + received.first(source);
+        let first = source * most + received.offset(source);
         let mut row = block_in_grid();
         while row < received.count(source) {
             let elements = received.row(source, row).cast::<u16>();
@@ -151,7 +151,7 @@ pub unsafe fn hardware_experts_permuted(to: PermutedRows, rank: u32, local: u32,
         if to.kind() == EXPERT_MAJOR_PADDED && mine % most >= to.count_from(expert, source) {
             continue;
         }
-        let Some((source, row, only)) = to.origin(mine) else { continue };
+        let Some((source, row, only)) = to.source_info(mine) else { continue };
         let elements = to.row(mine).cast::<u16>();
         for column in Block.stripe(hidden as usize) {
             // Safety: an element of the row, which this thread has for itself.
@@ -183,7 +183,7 @@ pub unsafe fn hardware_experts_permuted(to: PermutedRows, rank: u32, local: u32,
 pub unsafe fn hardware_counts(received: ReceivedRows, to: *mut u32) {
     if block_in_grid() == 0 && Block.elect() {
         for source in 0..received.ranks() {
-            let words = [received.count(source), received.offered(source), received.first(source)];
+            let words = [received.count(source), received.offered(source), received.offset(source)];
             // Safety: the words of the source.
             unsafe { to.add(3 * source as usize).cast::<[u32; 3]>().write(words) };
         }

@@ -177,7 +177,7 @@ class Permuted:
         """Returns the rows: `[row][element]`."""
     def counts(self) -> View:
         """Returns the words that `fetch_counts` copies, as int32."""
-    def origins(self) -> View:
+    def source_info(self) -> View:
         """Returns a word for each row, int32: `source << 21 | row << 5 | k`, or -1 for a gap."""
     def fetch_counts(self) -> list[int]:
         """Copies the number of rows with gaps, then for each expert of this rank the number of its rows, from each
@@ -195,12 +195,12 @@ class Received:
 
     def rows(self, dtype: Any = None) -> View:
         """Returns the rows: `[source][row][element]`. Those below `counts` were received. With `max_rows` all sources
-        share `[row][element]`, where the rows of a source begin at its number of `firsts`. The same holds for `tokens`,
+        share `[row][element]`, where the rows of a source begin at its number of `offsets`. The same holds for `tokens`,
         `experts`, `weights` and `scales`."""
     def region(self, dtype: Any = None) -> View | None:
         """Returns the memory of the rows, if all sources share it: `[row][element]`, for each row the longer one of a
         row there and a row back. Experts replace the rows there. None without `max_rows`."""
-    def firsts(self) -> View:
+    def offsets(self) -> View:
         """Returns the number of the first row of each source, as int32, in a group with `max_rows`."""
     def counts(self) -> View:
         """Returns the number of rows from each source, as int64."""

@@ -440,15 +440,15 @@ impl Received {
         let (core, cell) = inner.flight(self.turn, "viewed")?;
         let Some(epoch) = epoch else {
             return Err(StateError::new_err(format!(
-                "slot {} was captured in a graph or fused, and the runs of such kernels use two places in turn: \
+                "slot {} was captured in a graph or fused, and the runs of such kernels use two buffers in turn: \
                  call `permute`, whose memory stays, or use another slot",
                 slot.number
             )));
         };
         cell.with_dependent(|_, flight| match flight {
             Flight::Received(received) => {
-                let (arena, places) = received.places(epoch);
-                make(core, arena, &places).map(|region| View::new(region, &slot.users))
+                let (arena, offsets) = received.offsets(epoch);
+                make(core, arena, &offsets).map(|region| View::new(region, &slot.users))
             }
             _ => Err(StateError::new_err("the dispatch was not received")),
         })
@@ -456,13 +456,13 @@ impl Received {
 
     /// Makes a tensor of the descriptions: those of [`by_row`] and `inner` elements each, from a byte on.
     fn described(&self, first: u32, dtype: DType, inner: Option<u32>) -> PyResult<View> {
-        self.view(|core, arena, places| {
+        self.view(|core, arena, offsets| {
             let (mut shape, mut strides) = by_row(&core.sizes, core.sizes.meta_bytes, dtype);
             if let Some(inner) = inner {
                 shape.push(inner.into());
                 strides.push(1);
             }
-            let offset = places.meta(0) + u64::from(first);
+            let offset = offsets.meta(0) + u64::from(first);
             Ok(Region::new(arena.memory().clone(), arena, dtype, shape).at(offset, strides))
         })
     }
@@ -478,17 +478,17 @@ impl Received {
 #[pymethods]
 impl Received {
     /// Returns the rows: `[source][row][element]`. Those below `counts` were received. With `max_rows` all sources
-    /// share `[row][element]`, where the rows of a source begin at its number of `firsts`.
+    /// share `[row][element]`, where the rows of a source begin at its number of `offsets`.
     #[pyo3(signature = (dtype=None))]
     fn rows(&self, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<View> {
         let named = dtype.map(DType::named).transpose()?;
-        self.view(|core, arena, places| {
+        self.view(|core, arena, offsets| {
             let (dtype, sizes) = (named.unwrap_or(core.element.received()), &core.sizes);
             let elements = words("a row", sizes.row_bytes, dtype)?;
             let (mut shape, mut strides) = by_row(sizes, sizes.pitch, dtype);
             shape.push(elements);
             strides.push(1);
-            Ok(Region::new(arena.memory().clone(), arena, dtype, shape).at(places.rows(0), strides))
+            Ok(Region::new(arena.memory().clone(), arena, dtype, shape).at(offsets.rows(0), strides))
         })
     }
 
@@ -501,18 +501,18 @@ impl Received {
             return Ok(None);
         }
         let dtype = dtype.map(DType::named).transpose()?.unwrap_or(back);
-        self.view(|_, arena, places| {
+        self.view(|_, arena, offsets| {
             let shape = vec![sizes.max_rows.into(), words("a row", sizes.pitch, dtype)?];
             let strides = vec![shape[1], 1];
-            Ok(Region::new(arena.memory().clone(), arena, dtype, shape).at(places.rows(0), strides))
+            Ok(Region::new(arena.memory().clone(), arena, dtype, shape).at(offsets.rows(0), strides))
         })
         .map(Some)
     }
 
     /// Returns the number of the first row of each source, if all sources share a region.
-    fn firsts(&self) -> PyResult<View> {
-        self.view(|core, arena, places| {
-            let words = places.first(0).ok_or_else(|| {
+    fn offsets(&self) -> PyResult<View> {
+        self.view(|core, arena, offsets| {
+            let words = offsets.offset(0).ok_or_else(|| {
                 PyValueError::new_err("each source has rows of its own, from row 0 on, in a group without `max_rows`")
             })?;
             let region = Region::new(arena.memory().clone(), arena, DType::Int32, vec![core.sizes.ranks.into()]);
@@ -523,9 +523,9 @@ impl Received {
 
     /// Returns the number of rows from each source.
     fn counts(&self) -> PyResult<View> {
-        self.view(|core, arena, places| {
+        self.view(|core, arena, offsets| {
             let region = Region::new(arena.memory().clone(), arena, DType::Int64, vec![core.sizes.ranks.into()]);
-            Ok(region.at(places.got(0), vec![1]))
+            Ok(region.at(offsets.got(0), vec![1]))
         })
     }
 
@@ -647,13 +647,13 @@ impl Rows {
             let Flight::Received(received) = flight else {
                 return Err(StateError::new_err("the dispatch was not received"));
             };
-            let (mut memory, mut users) = (vec![received.places(0).0.clone()], vec![slot.users.clone()]);
+            let (mut memory, mut users) = (vec![received.offsets(0).0.clone()], vec![slot.users.clone()]);
             let argument = match permuted {
                 None => received.view().argument(),
                 Some(permuted) => {
                     let to = permuted.to.get()?;
                     users.push((*permuted.users).clone());
-                    memory.extend(to.rows().into_iter().chain([to.list(), to.counts()]).cloned());
+                    memory.extend(to.rows().into_iter().chain([to.source_info(), to.counts()]).cloned());
                     permuted.view.argument()
                 }
             };

@@ -154,9 +154,9 @@ impl Permuted {
     }
 
     /// Returns a word for each row: `source << 21 | row << 5 | k`, or -1 for a gap.
-    fn origins(&self) -> PyResult<View> {
+    fn source_info(&self) -> PyResult<View> {
         let permuted = self.get()?;
-        Ok(self.view(permuted.list(), DType::Int32, vec![permuted.capacity().into()]))
+        Ok(self.view(permuted.source_info(), DType::Int32, vec![permuted.capacity().into()]))
     }
 
     /// Copies the number of rows with gaps, then for each expert of this rank the number of its rows, from each source

@@ -66,7 +66,7 @@ shared! {
 
 shared! {
     /// Its source, received row and position of the id.
-    static ORIGINS: [u32; ROWS as usize];
+    static SOURCE_INFO: [u32; ROWS as usize];
 }
 
 shared! {
@@ -171,7 +171,7 @@ impl Left for Gathered {
 
 /// Returns source, received row and position of the id of a word of a list.
 #[inline(always)]
-const fn origin(word: u32) -> (u32, u32, u32) {
+const fn unpacked(word: u32) -> (u32, u32, u32) {
     (word >> 21, word >> 5 & 0xffff, word & 31)
 }
 
@@ -469,7 +469,7 @@ impl Work<'_> {
     unsafe fn multiply(&self, expert: u32, rows: u32, at: (u32, u32)) {
         let early = self.early;
         let (row, column) = (at.0 * ROWS, at.1 * COLUMNS);
-        let (addresses, origins) = (ADDRESSES.array(), ORIGINS.array());
+        let (addresses, source_info) = (ADDRESSES.array(), SOURCE_INFO.array());
         // The threads have read those of the last tile, and meet before they read these.
         if Block.rank() < ROWS {
             // Nothing is read of rows past the last one.
@@ -478,11 +478,11 @@ impl Work<'_> {
                 let (source, at) = self.find(expert, row + Block.rank());
                 // Safety: a word of the state.
                 word = unsafe { load(self.list_at(source) + 4 * u64::from(at)) };
-                let (source, row, _) = origin(word);
+                let (source, row, _) = unpacked(word);
                 address = self.received.row(source, row).addr() as u64;
             }
             addresses.write(Block.rank() as usize, address);
-            origins.write(Block.rank() as usize, word);
+            source_info.write(Block.rank() as usize, word);
         }
         let weights = u64::from(expert) * u64::from(early.columns) + u64::from(column);
         let factors = Factors {
@@ -494,7 +494,7 @@ impl Work<'_> {
         };
         let back = Back::new(self.arena, self.received);
         let place = |at: u32| {
-            let (source, row, k) = origin(origins.read(at as usize));
+            let (source, row, k) = unpacked(source_info.read(at as usize));
             back.place(source, row, k) + 2 * u64::from(column)
         };
         // Safety: the caller's promise; the flags of these rows were acquired.

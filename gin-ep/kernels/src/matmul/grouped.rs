@@ -45,7 +45,7 @@ pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Permuted
     let row_bytes = 2 * u64::from(grouped.columns);
     let column_tiles = grouped.columns.div_ceil(COLUMNS);
     let tiles = |expert: u32| {
-        let first = layout.first(expert);
+        let first = layout.offset(expert);
         let rows = layout.count(expert).min(layout.capacity.saturating_sub(first));
         (first, rows, rows.div_ceil(ROWS) * column_tiles)
     };
@@ -69,7 +69,7 @@ pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Permuted
             let to = if grouped.output != 0 {
                 grouped.output + u64::from(at) * row_bytes
             } else {
-                match layout.origin(at) {
+                match layout.source_info(at) {
                     Some((source, row, k)) => back.place(source, row, k),
                     None => return 0,
                 }
