@@ -59,7 +59,7 @@ pub struct Permuted {
     pub(crate) capacity: u32,
     rows: Option<MemorySlice>,
     source_info: MemorySlice,
-    places: MemorySlice,
+    row_map: MemorySlice,
     counts: MemorySlice,
 }
 
@@ -111,7 +111,7 @@ impl Permuted {
             Layout::ExpertMajorPadded => experts * u64::from(sizes.ranks),
             Layout::ExpertMajorPacked { .. } | Layout::ExpertMajorIndices => 2 * experts,
         };
-        let tallies = if layout == Layout::Flat { 0 } else { kernels::tallies(&sizes) };
+        let part_counts = if layout == Layout::Flat { 0 } else { kernels::part_counts(&sizes) };
         Ok(Self {
             layout,
             sizes,
@@ -123,9 +123,9 @@ impl Permuted {
                 _ => Some(memory(capacity * u64::from(sizes.row_bytes))?),
             },
             source_info: memory(4 * capacity)?,
-            places: memory(4 * sizes.room() * each)?,
-            // Kernels tally rows behind them.
-            counts: memory(4 * (1 + counts + tallies))?.memory().slice(0..4 * (1 + counts))?,
+            row_map: memory(4 * sizes.room() * each)?,
+            // Kernels count rows of parts behind them.
+            counts: memory(4 * (1 + counts + part_counts))?.memory().slice(0..4 * (1 + counts))?,
         })
     }
 
@@ -178,7 +178,7 @@ impl Permuted {
         let layout = kernels::permute::LayoutMemory {
             rows: rows.or(region.filter(|_| self.is_received())).unwrap_or(0),
             source_info: self.source_info.address(),
-            places: self.places.address(),
+            row_map: self.row_map.address(),
             counts: self.counts.address(),
             capacity: self.capacity,
             align: if let Layout::ExpertMajorPacked { align } = self.layout { align } else { 1 },
@@ -195,12 +195,12 @@ impl Permuted {
 
     /// Returns the memory that kernels use.
     pub(crate) fn used(&self) -> Vec<&MemorySlice> {
-        self.rows.iter().chain([&self.source_info, &self.places, &self.counts]).collect()
+        self.rows.iter().chain([&self.source_info, &self.row_map, &self.counts]).collect()
     }
 
     /// Returns the address of the places.
-    pub(crate) fn places(&self) -> u64 {
-        self.places.address()
+    pub(crate) fn row_map(&self) -> u64 {
+        self.row_map.address()
     }
 
     /// Returns whether the rows are the received ones, not copies.

@@ -318,7 +318,7 @@ impl<'a> Combine<'a> {
             output: address("the memory of the output", self.output, most * sum_bytes, 16)?,
             bias: 0,
             weights: 0,
-            places: 0,
+            row_map: 0,
             capacity: 0,
             flags: if self.accumulate { kernels::ACCUMULATE } else { 0 },
         };
@@ -360,7 +360,7 @@ impl<'a> Combine<'a> {
                 };
                 let needed = u64::from(to.capacity) * bytes;
                 sums.rows = address("the memory of returned rows", memory, needed, 16)?;
-                (sums.places, sums.capacity) = (to.places(), to.capacity);
+                (sums.row_map, sums.capacity) = (to.row_map(), to.capacity);
                 used.push(memory);
                 used.extend(to.used());
             }

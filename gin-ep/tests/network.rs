@@ -285,7 +285,7 @@ fn a_group_takes_the_memory_that_was_promised_also_over_a_network() {
             let mut slot = group.slot(0)?;
             let received = slot.exchange(&stream, &Tokens::new(&memory, Ids::I32(&memory), 0))?;
             // All slots, without signals, and without the plan of a group that counts before its dispatches.
-            let (bytes, sizes) = (received.places(0).0.bytes(), group.sizes());
+            let (bytes, sizes) = (received.offsets(0).0.bytes(), group.sizes());
             let bytes = bytes + if sizes.tokens > 512 { sizes.plan_bytes() } else { 0 };
             let (promised, signals) = (config.network_footprint(4, size)?, 3 * 4 * 288);
             assert!(bytes < promised && promised <= bytes + signals, "{bytes} of {promised} bytes, {config:?}");

@@ -34,7 +34,7 @@ pub struct Sums {
     /// The address of the weights, an `f32` for each id; 0 if all are 1. One row for each rank has none.
     pub weights: u64,
     /// The address of a word for each returned row: its place in `rows`; 0 if that is the place of the received row.
-    pub places: u64,
+    pub row_map: u64,
     /// The number of places; rows past it are zero.
     pub capacity: u32,
     /// [`ACCUMULATE`], [`RETURNED`], both, or 0.
@@ -229,8 +229,8 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, s
                 }
                 let mut place = place * u64::from(each) + u64::from(k);
                 let mut loaded = pairs;
-                if sums.places != 0 {
-                    let permuted = load(sums.places + 4 * place);
+                if sums.row_map != 0 {
+                    let permuted = load(sums.row_map + 4 * place);
                     // Nothing is loaded past the end.
                     (place, loaded) = (permuted.into(), if permuted < sums.capacity { pairs } else { 0 });
                 }
@@ -469,7 +469,7 @@ impl Work {
             work.id = tokens.id(index);
             // Safety: the dispatch stored it in the arena, and the caller's promise.
             unsafe {
-                work.place = load(arena.here() + slot.places() + 4 * index);
+                work.place = load(arena.here() + slot.row_map() + 4 * index);
                 if sums.weights != 0 {
                     work.weight = f32::from_bits(load(sums.weights + 4 * index));
                 }

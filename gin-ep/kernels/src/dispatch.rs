@@ -422,7 +422,7 @@ unsafe fn send_unit<F: Format, R: Reach>(
             let at = Warp.shuffle(place, owner.wrapping_sub(first) % WARP_SIZE);
             if owner.wrapping_sub(first) < WARP_SIZE {
                 let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
-                let to = arena.here() + slot.places() + 4 * index;
+                let to = arena.here() + slot.row_map() + 4 * index;
                 // Safety: the place of an id of a token, in the arena.
                 unsafe { store_weak_u32(to as usize as *mut u32, at) };
             }

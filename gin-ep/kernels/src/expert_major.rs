@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The places of received rows in expert-major layouts.
 //!
-//! The rows of each source are divided into parts. A block tallies the rows of each expert in a part. When all tallies
-//! are there, a block knows how many rows are before those of its part, and gives these their places in order.
+//! The rows of each source are divided into parts. A block counts the rows of each expert in a part. The prefix
+//! sums of all counts are the numbers of the first rows of parts, which get their places in order.
 
 use crate::params::{Sizes, load};
-use crate::permute::{EXPERT_MAJOR_PACKED, EXPERT_MAJOR_PADDED, NONE, PermutedRows, before};
+use crate::permute::{EXPERT_MAJOR_PACKED, EXPERT_MAJOR_PADDED, NONE, PermutedRows, prefix_sum};
 use crate::received::Source;
 use crate::status::{self, Code};
 use gin_device::prelude::*;
@@ -14,9 +14,9 @@ use gin_device::sys::data::store_weak_pair;
 /// The most experts that a block has in shared memory at a time.
 const WINDOW: u32 = 1024;
 
-/// The most parts of all sources, and the most tallies, so that their memory stays small.
-const MOST_PARTS: u32 = 128;
-const MOST_TALLIES: u32 = 1 << 18;
+/// The most parts of all sources, and the most counts, so that their memory stays small.
+const MAX_PARTS: u32 = 128;
+const MAX_COUNTS: u32 = 1 << 18;
 
 shared! { static TOTALS: [u32; WINDOW as usize]; }
 shared! { static OFFSETS: [u32; WINDOW as usize]; }
@@ -25,15 +25,15 @@ shared! { static NEXT: [u32; WINDOW as usize]; }
 /// Returns the number of parts of the rows of a source.
 #[inline(always)]
 const fn parts(sizes: &Sizes) -> u32 {
-    let (most, groups) = (MOST_TALLIES / sizes.local(), sizes.tokens.div_ceil(32));
-    let parts = if most < MOST_PARTS { most } else { MOST_PARTS } / sizes.ranks;
+    let (most, groups) = (MAX_COUNTS / sizes.local(), sizes.tokens.div_ceil(32));
+    let parts = if most < MAX_PARTS { most } else { MAX_PARTS } / sizes.ranks;
     let parts = if parts < groups { parts } else { groups };
     if parts == 0 { 1 } else { parts }
 }
 
-/// Returns the number of tallies of an expert-major layout: words behind its counts.
+/// Returns the number of counts of parts of an expert-major layout: words behind its counts.
 #[must_use]
-pub const fn tallies(sizes: &Sizes) -> u64 {
+pub const fn part_counts(sizes: &Sizes) -> u64 {
     (parts(sizes) * sizes.ranks) as u64 * sizes.local() as u64
 }
 
@@ -84,9 +84,9 @@ impl<'a> Part<'a> {
         unsafe { load(self.rows.meta(self.to.received.slot(), row) + 4 + 4 * u64::from(k)) }
     }
 
-    /// Returns the address of the tally of an expert in a part.
+    /// Returns the address of the count of an expert in a part.
     #[inline(always)]
-    fn tally(&self, part: u32, expert: u32) -> u64 {
+    fn count_at(&self, part: u32, expert: u32) -> u64 {
         let counts = self.to.experts * if self.to.kind == EXPERT_MAJOR_PADDED { self.to.received.ranks() } else { 2 };
         self.to.word(1 + counts + part * self.to.experts + expert)
     }
@@ -103,7 +103,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Tallies the rows of each expert.
+    /// Counts the rows of each expert.
     #[inline(always)]
     fn count(&self) {
         let totals = TOTALS.array();
@@ -120,7 +120,7 @@ impl<'a> Part<'a> {
             }
             Block.sync();
             for expert in Block.stripe(number as usize) {
-                self.to.store(self.tally(self.number, window + expert as u32), totals.read(expert));
+                self.to.store(self.count_at(self.number, window + expert as u32), totals.read(expert));
             }
         });
     }
@@ -145,17 +145,17 @@ impl<'a> Part<'a> {
             let expert = index as u32 % number;
             let (mut other, mut all, mut earlier) = (from + index as u32 / number, 0, 0);
             while other < end {
-                // Safety: a tally, which an earlier kernel stored.
-                let tally = |ahead: u32| {
+                // Safety: a count, which an earlier kernel stored.
+                let count = |ahead: u32| {
                     let part = other + ahead * threads;
-                    if part < end { unsafe { load(self.tally(part, window + expert)) } } else { 0 }
+                    if part < end { unsafe { load(self.count_at(part, window + expert)) } } else { 0 }
                 };
                 // These loads are on their way together.
-                let first = (tally(0), tally(1), tally(2), tally(3));
-                let second = (tally(4), tally(5), tally(6), tally(7));
-                let mut add = |ahead: u32, tally: u32| {
-                    all += tally;
-                    earlier += if other + ahead * threads < self.number { tally } else { 0 };
+                let first = (count(0), count(1), count(2), count(3));
+                let second = (count(4), count(5), count(6), count(7));
+                let mut add = |ahead: u32, count: u32| {
+                    all += count;
+                    earlier += if other + ahead * threads < self.number { count } else { 0 };
                 };
                 add(0, first.0);
                 add(1, first.1);
@@ -185,7 +185,7 @@ impl<'a> Part<'a> {
             let each = number.div_ceil(Block.size());
             let mine = (Block.rank() * each).min(number)..((Block.rank() + 1) * each).min(number);
             let padded = |expert: u32| totals.read(expert as usize).next_multiple_of(to.align);
-            let (earlier, all) = before(mine.clone().map(padded).sum());
+            let (earlier, all) = prefix_sum(mine.clone().map(padded).sum());
             let mut first = end + earlier;
             end += all;
             for expert in mine {
@@ -296,7 +296,7 @@ fn each(to: &PermutedRows, visit: impl Fn(&Part)) {
     }
 }
 
-/// Tallies the rows of experts, for an expert-major layout. All threads of the grid call; blocks have whole warps, at
+/// Counts the rows of experts, for an expert-major layout. All threads of the grid call; blocks have whole warps, at
 /// most 16.
 ///
 /// # Safety

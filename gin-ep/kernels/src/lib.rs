@@ -67,7 +67,7 @@ pub use allot::allot;
 pub use combine::{ACCUMULATE, RETURNED, Sums, combine, combine_over};
 pub use dispatch::{RECEIVE, SEND, describe, dispatch, dispatch_over, send_rows};
 pub use element::{Element, Wide, fma};
-pub use expert_major::tallies;
+pub use expert_major::part_counts;
 pub use format::{Bytes, Format, Quantized, SCALED};
 #[cfg(feature = "kernels")]
 pub use kernels::{

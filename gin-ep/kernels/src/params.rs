@@ -135,13 +135,13 @@ impl Sizes {
     pub const fn slot_bytes(&self) -> u64 {
         let there = self.room() * (self.pitch as u64 + self.meta_bytes as u64);
         if self.is_shared() {
-            return there + 8 * self.words() + self.place_bytes();
+            return there + 8 * self.words() + self.row_map_bytes();
         }
-        2 * (there + self.combine_room() * self.combine_bytes as u64) + 8 * self.words() + self.place_bytes()
+        2 * (there + self.combine_room() * self.combine_bytes as u64) + 8 * self.words() + self.row_map_bytes()
     }
 
     /// Returns the bytes of the places that a source keeps.
-    const fn place_bytes(&self) -> u64 {
+    const fn row_map_bytes(&self) -> u64 {
         (4 * self.tokens as u64 * self.topk as u64).next_multiple_of(16)
     }
 
@@ -303,7 +303,7 @@ impl SlotParams {
 
     /// Returns the offset of the places of this rank's rows in their regions at other ranks, by token and id.
     #[inline(always)]
-    pub(crate) const fn places(&self) -> u64 {
+    pub(crate) const fn row_map(&self) -> u64 {
         if self.sizes.is_shared() {
             return self.meta.first + self.sizes.room() * self.sizes.meta_bytes as u64;
         }

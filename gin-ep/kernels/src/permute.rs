@@ -43,7 +43,7 @@ pub struct LayoutMemory {
     /// The address of a word for each row: its source, received row and position of the id.
     pub source_info: u64,
     /// The address of a word for each received row, and each id if the layout is expert-major: its place.
-    pub places: u64,
+    pub row_map: u64,
     /// The address of words: the number of rows with gaps; for each expert the number of its rows, from each source if
     /// the layout is padded; and, if it is packed, for each expert its first row.
     pub counts: u64,
@@ -68,7 +68,7 @@ pub struct PermutedRows {
     pub(crate) received: ReceivedRows,
     pub(crate) rows: u64,
     pub(crate) source_info: u64,
-    pub(crate) places: u64,
+    pub(crate) row_map: u64,
     pub(crate) counts: u64,
     pub(crate) capacity: u32,
     pub(crate) align: u32,
@@ -83,8 +83,8 @@ impl PermutedRows {
     /// - The memory is that of permuted rows of the group whose rows these are.
     #[must_use]
     pub const unsafe fn new(received: ReceivedRows, layout: LayoutMemory) -> Self {
-        let LayoutMemory { rows, source_info, places, counts, capacity, align, kind, experts } = layout;
-        Self { received, rows, source_info, places, counts, capacity, align, kind, experts }
+        let LayoutMemory { rows, source_info, row_map, counts, capacity, align, kind, experts } = layout;
+        Self { received, rows, source_info, row_map, counts, capacity, align, kind, experts }
     }
 
     /// Returns the received rows.
@@ -202,7 +202,7 @@ impl PermutedRows {
     /// Gives a received row, or one of its ids, a place. `index` is the number of the source's first row among all.
     #[inline(always)]
     pub(crate) fn put(&self, index: u32, (source, row, k): (u32, u32, u32), place: u32) {
-        self.store(self.place_of(index + row) + 4 * u64::from(k), place);
+        self.store(self.row_map_of(index + row) + 4 * u64::from(k), place);
         if place < self.capacity {
             self.store(self.source_info + 4 * u64::from(place), source << 21 | row << 5 | k);
         }
@@ -210,14 +210,14 @@ impl PermutedRows {
 
     /// Returns the address of the first place of a received row, of which `index` is the number among all.
     #[inline(always)]
-    pub(crate) fn place_of(&self, index: u32) -> u64 {
-        self.places + 4 * u64::from(index) * u64::from(self.each())
+    pub(crate) fn row_map_of(&self, index: u32) -> u64 {
+        self.row_map + 4 * u64::from(index) * u64::from(self.each())
     }
 }
 
-/// Returns the sum of the values of the threads before, and of all. All threads of the block call.
+/// Returns the exclusive prefix sum of the threads' values, and the sum of all. All threads of the block call.
 #[inline(always)]
-pub(crate) fn before(value: u32) -> (u32, u32) {
+pub(crate) fn prefix_sum(value: u32) -> (u32, u32) {
     let (lane, warp, totals) = (gin_device::coop::lane(), Block.rank() / WARP_SIZE, TOTALS.array());
     let mut sum = value;
     let mut by = 1;
@@ -390,7 +390,7 @@ unsafe fn copy_when(to: &PermutedRows, mut next: impl FnMut() -> u32, mut is_the
         if row >= source.count {
             continue;
         }
-        let (meta, places) = (source.meta(slot, row), to.place_of(source.index + row));
+        let (meta, places) = (source.meta(slot, row), to.row_map_of(source.index + row));
         // Safety: a received row, its description, and rows of the layout.
         unsafe {
             let data = if is_there(number, load(meta)) {

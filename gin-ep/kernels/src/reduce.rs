@@ -40,7 +40,7 @@ pub unsafe fn reduce<E: Element>(to: &PermutedRows, rows: u64) {
             // Safety: the description of a received row, its places, and rows of the layout.
             unsafe {
                 if k < sizes.topk && load(ids + 4 * u64::from(k)) as i32 >= 0 {
-                    place = load(to.place_of(source.index + row) + 4 * u64::from(k));
+                    place = load(to.row_map_of(source.index + row) + 4 * u64::from(k));
                     weight = f32::from_bits(load(ids + 4 * u64::from(sizes.topk + k)));
                 }
                 let (mut terms, mut sum) = (Warp.ballot(place < to.capacity), Unit::<E>::new());

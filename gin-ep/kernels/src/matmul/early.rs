@@ -11,7 +11,7 @@ use super::turns::{self, Lists, Turns, look};
 use crate::ReceivedRows;
 use crate::dispatch::{Arena, is_silent};
 use crate::params::{EPOCH, MASKED, Sizes, load};
-use crate::permute::before;
+use crate::permute::prefix_sum;
 use crate::protocol::{self, buffer, wait};
 use crate::status;
 use gin_device::prelude::*;
@@ -426,7 +426,7 @@ impl Work<'_> {
         for row in Block.stripe(count as usize) {
             mine += ids(row as u32).count_ones();
         }
-        let rows = before(mine).1;
+        let rows = prefix_sum(mine).1;
         let first = if Block.elect() { self.lists().reserve(source, rows) } else { 0 };
         let first = Block.broadcast(first, 0) as u32;
         // Safety: words of the state, here and below.
@@ -436,7 +436,7 @@ impl Work<'_> {
         while row < count && listed < rows {
             let at = row + Block.rank();
             let mut ids = ids(at);
-            let (earlier, all) = before(ids.count_ones());
+            let (earlier, all) = prefix_sum(ids.count_ones());
             let mut place = listed + earlier;
             while ids != 0 && place < rows {
                 store(list + 4 * u64::from(place), source << 21 | at << 5 | ids.trailing_zeros());

@@ -205,7 +205,7 @@ unsafe fn return_zeros(layout: &PermutedRows, back: &Back) {
             let (row, k) = (index / sizes.topk, index % sizes.topk);
             index += step;
             let place = u64::from(source) * u64::from(sizes.tokens) + u64::from(row);
-            let place = layout.places + 4 * (place * u64::from(sizes.topk) + u64::from(k));
+            let place = layout.row_map + 4 * (place * u64::from(sizes.topk) + u64::from(k));
             // Safety: the place of an id of a received row, if the expert is here.
             if received.expert(source, row, k) < 0 || unsafe { load(place) } < layout.capacity {
                 continue;
