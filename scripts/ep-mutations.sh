@@ -153,7 +153,7 @@ while read -r -u 3 _ _ name; do
     GIN_EP_WITHOUT=$((GIN_EP_WITHOUT + 1))
     [[ "no barrier: $name" == *"$wanted"* ]] || continue
     case $name in
-        allot.rs*) tests=($shared_races $limits) ;;
+        reserve.rs*) tests=($shared_races $limits) ;;
         permute.rs* | expert_major.rs*) tests=($races $layouts $products_races) ;;
         network.rs*) tests=($network_races $rows_of_ids $networks) ;;
         matmul/*) tests=($products_races $products $one_multiplies $silent_products $lost_products) ;;
@@ -193,9 +193,9 @@ mutation "rows past the end of a shared region" $kernels/dispatch.rs "routes.pla
 mutation "terms of rows that were left out" $kernels/combine.rs "is_first && is_sent" "is_first" $limits
 mutation "a shared region without the number of the first row" $kernels/routes.rs \
     "if rank < ranks { offset_at(arena, slot, rank) }" "if rank < ranks { offset_at(arena, slot, rank).min(0) }" $limits
-mutation "places of a silent rank given away" $kernels/allot.rs \
-    "if protocol::is_over::<Global>(arena.word(slot.told(rank)), last >> 32) {" "if true {" $late
-mutation "places given away before all ranks have told" $kernels/allot.rs "(epoch, masked), slot.deadline" \
+mutation "places of a silent rank reserved for others" $kernels/reserve.rs \
+    "if protocol::is_over::<Global>(arena.word(slot.announced(rank)), last >> 32) {" "if true {" $late
+mutation "places reserved before all ranks have announced" $kernels/reserve.rs "(epoch, masked), slot.deadline" \
     "(epoch.wrapping_sub(1), masked), slot.deadline" $shared_races
 mutation "a tile of own rows left out" $kernels/matmul/early.rs "(at, index) if expert == at => index," \
     "(at, index) if expert == at => index + 1," $late_tiles

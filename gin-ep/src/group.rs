@@ -64,7 +64,7 @@ pub struct Group<'c> {
     has_dependents: bool,
     pub(crate) permute: [Function; 4],
     pub(crate) plan: Function,
-    pub(crate) allot: Function,
+    pub(crate) reserve: Function,
     pub(crate) dispatch: Function,
     pub(crate) describe: Function,
     pub(crate) send_rows: Function,
@@ -182,7 +182,7 @@ impl<'c> Group<'c> {
         let shape = LaunchConfig::new(1, threads).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
         let [dispatch, send_rows, combine, reduce] = config.kernels(remote.as_ref().map(|remote| remote.backend));
-        let (plan, allot) = (kernels.function("ep_plan")?, kernels.function("ep_allot")?);
+        let (plan, reserve) = (kernels.function("ep_plan")?, kernels.function("ep_reserve")?);
         let (describe, send_rows) = (kernels.function("ep_describe")?, kernels.function(&send_rows)?);
         let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
         let reduce = kernels.function(&reduce)?;
@@ -222,7 +222,7 @@ impl<'c> Group<'c> {
             has_dependents: gpu.allows_dependent(&send_rows),
             permute,
             plan,
-            allot,
+            reserve,
             dispatch,
             describe,
             send_rows,

@@ -159,12 +159,12 @@ impl<'g> Slot<'g> {
         Ok(())
     }
 
-    fn launch_allot(&self, stream: &Arc<dyn Stream>, plan: u64) -> Result<(), EpError> {
+    fn launch_reserve(&self, stream: &Arc<dyn Stream>, plan: u64) -> Result<(), EpError> {
         let (group, slot) = (self.group, Plain(self.state().params));
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &slot, &plan];
         let shape = group.following(LaunchConfig::new(1, group.shape.threads() as u32));
         // Safety: arena and slot are the communicator's, the plan is kept, and the slot's kernels follow each other.
-        unsafe { stream.launch(&group.allot, shape, &arguments)? };
+        unsafe { stream.launch(&group.reserve, shape, &arguments)? };
         Ok(())
     }
 
@@ -193,7 +193,7 @@ impl<'g> Slot<'g> {
             params.plan = plan.address();
         }
         if state.params.sizes.is_shared() {
-            self.launch_allot(stream, params.plan)?;
+            self.launch_reserve(stream, params.plan)?;
         }
         Ok(params)
     }

@@ -97,7 +97,7 @@ pub fn ranks(first: u64, pairs: u64, back: Back, of: fn(u64) -> u64) {
 /// the first dispatch, the second one in the next. `asked` is the number of sources whose numbers the receiver awaits
 /// before it gives the place away.
 pub fn shared(asked: usize) {
-    /// Flags: what each source tells, what each is granted, rows that were sent, rows that are in place.
+    /// Flags: what each source announces, what each is granted, rows that were sent, rows that are in place.
     const TOLD: usize = 0;
     const GRANTED: usize = 2;
     const SENT: usize = 4;
@@ -221,16 +221,16 @@ models! {
         let marks = seen.clone();
         explore(2, move || {
             let world = World::new(Setup { cells: 2, ..Setup::default() });
-            let told = Arc::new(Arena::new([flag(1, 1)]));
+            let announced = Arc::new(Arena::new([flag(1, 1)]));
             let silent = {
-                let (world, told) = (world.clone(), told.clone());
+                let (world, announced) = (world.clone(), announced.clone());
                 thread::spawn(move || {
                     world.cells[0].write(7);
                     world.cells[1].read();
-                    raise::<Loom>(told.word(0), 2, 0);
+                    raise::<Loom>(announced.word(0), 2, 0);
                 })
             };
-            let is_over = is_over::<Loom>(told.word(0), 1);
+            let is_over = is_over::<Loom>(announced.word(0), 1);
             if is_over {
                 world.cells[0].write(8);
                 world.cells[1].write(8);

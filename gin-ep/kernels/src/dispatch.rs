@@ -104,7 +104,7 @@ impl<R: Reach> Arena<R> {
 /// # Safety
 /// - The host made communicator, arena and slot for each other. The addresses of `tokens` are valid, for as many tokens
 ///   as it says, and the plan is one of the same ids. If sources share a region, there is a plan, and an earlier kernel
-///   has [allotted](crate::allot()) places to it.
+///   has [reserved](crate::reserve()) places for it.
 /// - The slot's dispatches and combines follow each other on one stream, or by events, with the same phases on all
 ///   ranks.
 #[inline(always)]

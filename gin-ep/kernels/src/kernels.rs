@@ -3,8 +3,8 @@
 //! that the next one is on the processors when they end.
 
 use crate::{
-    Bytes, Network, Quantized, SlotParams, Sums, TokenParams, Wide, allot, combine, combine_over, describe, dispatch,
-    dispatch_over, plan, reduce, send_rows,
+    Bytes, Network, Quantized, SlotParams, Sums, TokenParams, Wide, combine, combine_over, describe, dispatch,
+    dispatch_over, plan, reduce, reserve, send_rows,
 };
 use crate::{PermutedRows, permute};
 use gin_device::prelude::*;
@@ -21,15 +21,15 @@ pub unsafe fn ep_plan(arena: Window<u64>, slot: SlotParams, tokens: TokenParams,
     unsafe { plan(&arena, &slot, &tokens, to) }
 }
 
-/// Runs [`allot`].
+/// Runs [`reserve`].
 ///
 /// # Safety
-/// - As [`allot`].
+/// - As [`reserve`].
 #[kernel(launch_bounds(512))]
-pub unsafe fn ep_allot(comm: Comm, arena: Window<u64>, slot: SlotParams, plan: u64) {
+pub unsafe fn ep_reserve(comm: Comm, arena: Window<u64>, slot: SlotParams, plan: u64) {
     let_dependents_start();
     // Safety: the caller's promise.
-    unsafe { allot(&comm, &arena, &slot, plan) }
+    unsafe { reserve(&comm, &arena, &slot, plan) }
 }
 
 macro_rules! dispatches {

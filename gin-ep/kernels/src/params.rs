@@ -102,7 +102,7 @@ impl Sizes {
     }
 
     /// Returns whether all sources share one region of a receiver. Then a dispatch begins when the ranks have agreed
-    /// where their rows go: [`allot`](crate::allot()).
+    /// where their rows go: [`reserve`](crate::reserve()).
     #[inline(always)]
     #[must_use]
     pub const fn is_shared(&self) -> bool {
@@ -341,13 +341,14 @@ impl SlotParams {
         self.by_rank(5, source)
     }
 
-    /// Returns the offset of the flag by which `source` tells how many rows of the next dispatch it has for this rank.
+    /// Returns the offset of the flag by which `source` announces how many rows of the next dispatch it has for this
+    /// rank.
     #[inline(always)]
-    pub(crate) fn told(&self, source: u32) -> u64 {
+    pub(crate) fn announced(&self, source: u32) -> u64 {
         self.by_rank(6, source)
     }
 
-    /// Returns the offset of the flag by which `receiver` tells the number that this rank's first row has there.
+    /// Returns the offset of the flag by which `receiver` announces the number that this rank's first row has there.
     #[inline(always)]
     pub(crate) fn granted(&self, receiver: u32) -> u64 {
         self.by_rank(7, receiver)
@@ -370,7 +371,7 @@ impl SlotParams {
     /// Returns the offset of a word like a flag: the last dispatch in which `source` was granted rows here, and the
     /// number of its first row.
     #[inline(always)]
-    pub(crate) fn allotted(&self, source: u32) -> u64 {
+    pub(crate) fn reserved(&self, source: u32) -> u64 {
         self.by_rank(11, source)
     }
 
@@ -388,7 +389,7 @@ impl SlotParams {
             return 0;
         }
         // Safety: a word of the arena; all accesses to words of state are atomic.
-        unsafe { GlobalWord::new(arena + self.allotted(source)) }.load_relaxed_gpu() as u32
+        unsafe { GlobalWord::new(arena + self.reserved(source)) }.load_relaxed_gpu() as u32
     }
 
     /// Returns the number of a received row among all places of rows, if `first` is that of the first row of its
@@ -454,7 +455,7 @@ impl SlotOffsets {
     /// a region.
     #[must_use]
     pub fn offset(&self, source: u32) -> Option<u64> {
-        if self.slot.sizes.is_shared() { Some(self.slot.allotted(source)) } else { None }
+        if self.slot.sizes.is_shared() { Some(self.slot.reserved(source)) } else { None }
     }
 
     /// Returns the offset of the rows from `source`, of the first one or of [`offset`](Self::offset) 0.

@@ -175,12 +175,12 @@ pub const fn reached(flag: u64, epoch: u64) -> bool {
 }
 
 /// Returns whether a silent rank no longer uses the rows that it sent in an epoch, nor what came in place of them:
-/// `told` is the flag by which it begins the next one, after it has received the sums of this one.
+/// `announced` is the flag by which it begins the next one, after it has received the sums of this one.
 ///
 /// Ordering: acquire, at system scope.
 #[inline(always)]
-pub fn is_over<M: Memory>(told: M::Word, epoch: u64) -> bool {
-    let seen = told.load_relaxed_sys();
+pub fn is_over<M: Memory>(announced: M::Word, epoch: u64) -> bool {
+    let seen = announced.load_relaxed_sys();
     M::fence_acquire_sys();
     reached(seen, epoch.wrapping_add(1))
 }

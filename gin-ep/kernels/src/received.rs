@@ -121,7 +121,7 @@ impl ReceivedRows {
         // Safety: a word of the arena.
         let word = |offset: u64| unsafe { GlobalWord::new(self.arena + offset) }.load_relaxed_gpu();
         // A silent rank was granted nothing in this dispatch.
-        let is_granted = word(self.slot.allotted(source)) >> 32 == self.epoch() & u64::from(u32::MAX);
+        let is_granted = word(self.slot.reserved(source)) >> 32 == self.epoch() & u64::from(u32::MAX);
         if is_granted { word(self.slot.offered(source)) as u32 } else { 0 }
     }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Places of rows in a region that all sources share.
 //!
-//! Before a dispatch each source tells each receiver how many rows it has for it. A receiver that knows all numbers
-//! gives each source the place of its first row, one source after the other. A source stores when it has its places at
-//! all receivers. So rows lie by source and token. One region is enough, because a receiver gives places when all ranks
-//! have told their numbers, which they do after the combine before.
+//! Before a dispatch each source announces to each receiver how many rows it has for it. A receiver that knows all
+//! numbers reserves places for each source, one after the other, and answers with the first. A source stores when it
+//! has its places at all receivers. So rows lie by source and token. One region is enough, because a receiver reserves
+//! places when all ranks have announced their numbers, which they do after the combine before.
 
 use crate::dispatch::{Arena, is_silent, lane_index};
 use crate::network::Near;
@@ -30,7 +30,7 @@ shared! { static COUNTS: [u32; 64]; }
 /// - As [`dispatch`](crate::dispatch()). `plan` is that of the tokens of the next dispatch, which follows. Sources
 ///   share a region.
 #[inline(always)]
-pub unsafe fn allot(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, plan: u64) {
+pub unsafe fn reserve(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, plan: u64) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     let (counts, ranks) = (COUNTS.array(), slot.sizes.ranks);
     let mut rank = Block.rank() / WARP_SIZE;
@@ -51,11 +51,12 @@ pub unsafe fn allot(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, plan: u
     let me = arena.rank();
     each(ranks, |to| {
         if masked >> to & 1 == 0 {
-            raise::<Global>(arena.word_at(to, slot.told(me)), epoch, counts.read(to as usize));
+            raise::<Global>(arena.word_at(to, slot.announced(me)), epoch, counts.read(to as usize));
         }
     });
-    let (present, told) = wait_all(comm, &arena, slot, (epoch, masked), slot.deadline, |source| slot.told(source));
-    grant(&arena, slot, (epoch, present), told);
+    let (present, numbers) =
+        wait_all(comm, &arena, slot, (epoch, masked), slot.deadline, |source| slot.announced(source));
+    grant(&arena, slot, (epoch, present), numbers);
     // A receiver waits for a silent rank first, up to a deadline longer than this one.
     let (silent, deadline) = (!present, slot.deadlines(2));
     let (granting, first) = wait_all(comm, &arena, slot, (epoch, silent), deadline, |to| slot.granted(to));
@@ -114,8 +115,8 @@ fn grant(arena: &Arena<Near>, slot: &SlotParams, (epoch, present): (u64, u64), (
         if rank >= ranks || present >> rank & 1 != 0 {
             return (0, 0);
         }
-        let last = arena.word(slot.allotted(rank)).load_relaxed_gpu();
-        if protocol::is_over::<Global>(arena.word(slot.told(rank)), last >> 32) {
+        let last = arena.word(slot.reserved(rank)).load_relaxed_gpu();
+        if protocol::is_over::<Global>(arena.word(slot.announced(rank)), last >> 32) {
             return (0, 0);
         }
         (last as u32, last as u32 + arena.word(slot.offered(rank)).load_relaxed_gpu() as u32)
@@ -150,7 +151,7 @@ fn grant(arena: &Arena<Near>, slot: &SlotParams, (epoch, present): (u64, u64), (
     each(ranks, |source| {
         if present >> source & 1 != 0 {
             let (first, count) = if source < WARP_SIZE { (first.0, low) } else { (first.1, high) };
-            arena.word(slot.allotted(source)).store_relaxed_gpu(flag(epoch, first));
+            arena.word(slot.reserved(source)).store_relaxed_gpu(flag(epoch, first));
             arena.word(slot.offered(source)).store_relaxed_gpu(count.into());
             raise::<Global>(arena.word_at(source, slot.granted(me)), epoch, first);
         }
