@@ -179,7 +179,7 @@ mutation "places of another rank" $kernels/dispatch.rs "owner.wrapping_sub(first
     $routing
 mutation "no words cleared for the next combine" $kernels/dispatch.rs \
     "Launch::<Global>::new(arena.word(slot.word(COMBINE))).clear();" "" $bits
-mutation "a weak signal behind rows and their descriptions" $kernels/network.rs ".add(by))" ".add(by).weak())" $network
+mutation "a weak signal behind rows and their metadata" $kernels/network.rs ".add(by))" ".add(by).weak())" $network
 mutation "one buffer of staged rows" $kernels/network.rs "self.network.rows.at(buffer, remote)" \
     "self.network.rows.at(0, remote)" $network_races
 mutation "a signal raised by the flag itself" $kernels/network.rs "value.wrapping_sub(raised.load_relaxed_gpu())" \
@@ -204,7 +204,7 @@ mutation "sources heard by the fifth block" $kernels/matmul/turns.rs "self.heare
 mutation "a section announced before its end" $kernels/dispatch.rs \
     "end_section(arena, slot, section, until, masked)" "end_section(arena, slot, section, until + 1, masked)" $races
 mutation "rows awaited one token too early" $kernels/permute.rs "epoch, token + 1)" "epoch, token)" $races
-mutation "descriptions behind the flag of rows" $kernels/format.rs "slot.described_flag(buffer, source)" \
+mutation "metadata behind the flag of rows" $kernels/format.rs "slot.metadata_flag(buffer, source)" \
     "slot.sent_flag(buffer, source)" $mixed
 mutation "tallies of the part itself counted as earlier" $kernels/expert_major.rs "threads < self.number" "threads <= self.number" $layouts
 exit $bad

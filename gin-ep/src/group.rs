@@ -66,7 +66,7 @@ pub struct Group<'c> {
     pub(crate) plan: Function,
     pub(crate) reserve: Function,
     pub(crate) dispatch: Function,
-    pub(crate) describe: Function,
+    pub(crate) send_metadata: Function,
     pub(crate) send_rows: Function,
     pub(crate) combine: Function,
     pub(crate) reduce: Function,
@@ -183,7 +183,7 @@ impl<'c> Group<'c> {
         let kernels = gpu.load(ModuleSource::Linked)?;
         let [dispatch, send_rows, combine, reduce] = config.kernels(remote.as_ref().map(|remote| remote.backend));
         let (plan, reserve) = (kernels.function("ep_plan")?, kernels.function("ep_reserve")?);
-        let (describe, send_rows) = (kernels.function("ep_describe")?, kernels.function(&send_rows)?);
+        let (send_metadata, send_rows) = (kernels.function("ep_send_metadata")?, kernels.function(&send_rows)?);
         let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
         let reduce = kernels.function(&reduce)?;
         // Blocks wait for ranks, and for each slot another rank may be first. So each kernel leaves places to those of
@@ -224,7 +224,7 @@ impl<'c> Group<'c> {
             plan,
             reserve,
             dispatch,
-            describe,
+            send_metadata,
             send_rows,
             combine,
             reduce,

@@ -119,7 +119,7 @@ impl<'g> Slot<'g> {
         let slot = Plain(self.state().params);
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &slot, &Plain(tokens)];
         // Safety: as for a dispatch.
-        unsafe { stream.launch(&group.describe, group.following(group.shape), &arguments)? };
+        unsafe { stream.launch(&group.send_metadata, group.following(group.shape), &arguments)? };
         self.permute(stream, to, view, Some(tokens))?;
         Ok((Received { ended: Ended { slot: self, tokens } }, View(view)))
     }
@@ -345,7 +345,8 @@ trait Lent: std::fmt::Debug + Send {
 }
 
 impl Lent for Slot<'_> {
-    /// Launches the kernels of a layout. Rows that are `arriving` are described, and sent by a kernel among these.
+    /// Launches the kernels of a layout. The metadata of rows that are `arriving` was received; they are sent by a
+    /// kernel among these.
     fn permute(
         &mut self,
         stream: &Arc<dyn Stream>,
@@ -358,8 +359,8 @@ impl Lent for Slot<'_> {
         let shape = group.following(LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32));
         let [count, assign, copy, copy_arriving] = &group.permute;
         let (view, slot) = (View(view), Plain(params));
-        // Safety of all launches: the rows are described or received, the memory is that of the permuted rows and is
-        // kept, and kernels of a stream follow each other.
+        // Safety of all launches: the rows or their metadata were received, the memory is that of the permuted rows and
+        // is kept, and kernels of a stream follow each other.
         if to.layout != Layout::Flat {
             unsafe { stream.launch(count, shape, &[&view])? };
         }

@@ -84,7 +84,7 @@ fn fences(text: &str, report: &Report) -> Result<(), Failed> {
         // The block that was counted, and a flag.
         ("ep_dispatch", 2, [1, 1]),
         ("ep_dispatch_e4m3", 2, [1, 1]),
-        ("ep_describe", 2, [1, 1]),
+        ("ep_send_metadata", 2, [1, 1]),
         // They do not receive.
         ("ep_send_rows", 2, [0, 1]),
         ("ep_send_rows_e4m3", 2, [0, 1]),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Dispatch: every row once to every rank that has one of its experts.
 
-use crate::format::{Described, Descriptions, Format};
+use crate::format::{Format, Metadata, RowsAlone};
 use crate::network::{Near, Network, Reach, Routed};
 use crate::params::{COMBINE, DISPATCH, EPOCH, MASKED, SECTION, SECTIONS, SINCE, SlotParams, TokenParams, load};
 use crate::protocol::{self, Launch, raise};
@@ -158,31 +158,31 @@ pub unsafe fn dispatch_over<F: Format, B: Backend>(
     unsafe { dispatch_by::<F, _>(comm, &arena, slot, tokens, phases) };
 }
 
-/// Sends the descriptions of the rows alone, and waits for those of all ranks. Afterwards, in the order of the stream,
+/// Sends the metadata of the rows alone, and waits for those of all ranks. Afterwards, in the order of the stream,
 /// [`ReceivedRows`](crate::ReceivedRows) has the rows' tokens and ids; [`send_rows`] sends the rows.
 ///
 /// # Safety
-/// - As [`dispatch`]. All ranks send descriptions and rows apart.
+/// - As [`dispatch`]. All ranks send metadata and rows apart.
 #[inline(always)]
-pub unsafe fn describe(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &TokenParams) {
+pub unsafe fn send_metadata(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &TokenParams) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     // Safety: the caller's promise.
-    unsafe { dispatch_by::<Descriptions, Near>(comm, &arena, slot, tokens, SEND | RECEIVE) };
+    unsafe { dispatch_by::<Metadata, Near>(comm, &arena, slot, tokens, SEND | RECEIVE) };
 }
 
-/// Sends the rows whose descriptions were sent before. A receiver waits for a section of them by its flag. The next
+/// Sends the rows whose metadata was sent before. A receiver waits for a section of them by its flag. The next
 /// kernel on the stream may do so too, as a dependent one, if the caller lets these start.
 ///
 /// # Safety
-/// - As [`dispatch`]. The last dispatch of the slot was [`describe`], with these tokens. All calls on the slot have as
-///   many blocks.
+/// - As [`dispatch`]. The last dispatch of the slot was [`send_metadata`], with these tokens. All calls on the slot
+///   have as many blocks.
 #[inline(always)]
 pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &TokenParams) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
     let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
     // Safety: the caller's promise.
-    unsafe { send::<Described<F>, Near>(&arena, slot, tokens, epoch, masked) };
+    unsafe { send::<RowsAlone<F>, Near>(&arena, slot, tokens, epoch, masked) };
 }
 
 /// Sends and waits.
@@ -239,7 +239,7 @@ unsafe fn send<F: Format, R: Reach>(
             break;
         }
         loop {
-            let section_end = if F::DESCRIBES { end } else { end_of_section(routes.tokens, section) };
+            let section_end = if F::HAS_METADATA { end } else { end_of_section(routes.tokens, section) };
             let until = end.min(section_end);
             while unit < until * units {
                 unit += warps * blocks as u32;
@@ -250,7 +250,7 @@ unsafe fn send<F: Format, R: Reach>(
                     next = Unit::load::<F>(slot, tokens, routes.tokens, unit);
                 }
             }
-            if !F::DESCRIBES && until == section_end {
+            if !F::HAS_METADATA && until == section_end {
                 end_section(arena, slot, section, until, masked);
                 section += 1;
             }
@@ -259,7 +259,7 @@ unsafe fn send<F: Format, R: Reach>(
             }
         }
     }
-    if !F::DESCRIBES {
+    if !F::HAS_METADATA {
         return false;
     }
     if tokens.plan == 0 {
@@ -352,7 +352,7 @@ impl<D> Unit<D> {
         let row = tokens.rows + u64::from(token) * u64::from(F::SOURCE * sizes.row_bytes);
         let index = u64::from(token) * u64::from(sizes.topk) + u64::from(k);
         let (mut id, mut weight) = (-1, 0.0);
-        if F::DESCRIBES && token < number && part == 0 && k < sizes.topk {
+        if F::HAS_METADATA && token < number && part == 0 && k < sizes.topk {
             (id, weight) = (tokens.id(index), tokens.weight(index));
         }
         // Safety: the caller's promise.
@@ -410,15 +410,15 @@ unsafe fn send_unit<F: Format, R: Reach>(
             // the end of the region that it shares.
             unsafe {
                 F::store(&data, row, meta + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
-                if F::DESCRIBES && part == 0 {
-                    describe_row(sizes.topk, token, if owner == to { Some((expert, weight)) } else { None }, meta);
+                if F::HAS_METADATA && part == 0 {
+                    store_metadata(sizes.topk, token, if owner == to { Some((expert, weight)) } else { None }, meta);
                     if !F::MAKES_SCALES && tokens.scales != 0 {
                         copy_scales(tokens.scales, sizes.scale_bytes, token, meta + u64::from(sizes.scales_at()));
                     }
                 }
             }
         }
-        if F::DESCRIBES && part == 0 {
+        if F::HAS_METADATA && part == 0 {
             let at = Warp.shuffle(place, owner.wrapping_sub(first) % WARP_SIZE);
             if owner.wrapping_sub(first) < WARP_SIZE {
                 let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
@@ -431,12 +431,12 @@ unsafe fn send_unit<F: Format, R: Reach>(
     }
 }
 
-/// Stores the description of a row, by one warp, whose lanes have an expert there and its weight each.
+/// Stores the metadata of a row, by one warp, whose lanes have an expert there and its weight each.
 ///
 /// # Safety
-/// - `meta` is the place of the description.
+/// - `meta` is the place of the metadata.
 #[inline(always)]
-unsafe fn describe_row(topk: u32, token: u32, chosen: Option<(u32, f32)>, meta: u64) {
+unsafe fn store_metadata(topk: u32, token: u32, chosen: Option<(u32, f32)>, meta: u64) {
     let k = lane_index();
     // Safety: the caller's promise.
     let store =

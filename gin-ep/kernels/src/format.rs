@@ -67,10 +67,10 @@ pub trait Format {
     #[doc(hidden)]
     const MAKES_SCALES: bool;
 
-    /// Descriptions go with the rows, and one flag follows all of them. Otherwise descriptions were sent before, and a
+    /// Metadata goes with the rows, and one flag follows all of them. Otherwise metadata was sent before, and a
     /// flag follows each section of the tokens.
     #[doc(hidden)]
-    const DESCRIBES: bool = true;
+    const HAS_METADATA: bool = true;
 
     /// Returns the number of units of a row.
     #[doc(hidden)]
@@ -99,11 +99,11 @@ pub trait Format {
     unsafe fn store(unit: &Self::Unit, row: u64, scales: u64, pair: u32, pairs: u32, flags: u32);
 }
 
-/// No rows: their descriptions, and scales that the dispatch does not make.
+/// No rows: their metadata, and scales that the dispatch does not make.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Descriptions;
+pub(crate) struct Metadata;
 
-impl Format for Descriptions {
+impl Format for Metadata {
     type Loaded = ();
     type Unit = ();
     const UNIT: u32 = 0;
@@ -119,7 +119,7 @@ impl Format for Descriptions {
     // there.
     #[inline(always)]
     fn flag(slot: &SlotParams, buffer: u64, source: u32) -> u64 {
-        slot.described_flag(buffer, source)
+        slot.metadata_flag(buffer, source)
     }
 
     #[inline(always)]
@@ -132,17 +132,17 @@ impl Format for Descriptions {
     unsafe fn store((): &(), _: u64, _: u64, _: u32, _: u32, _: u32) {}
 }
 
-/// Rows of a format whose descriptions were sent before.
+/// Rows of a format whose metadata was sent before.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Described<F>(PhantomData<F>);
+pub(crate) struct RowsAlone<F>(PhantomData<F>);
 
-impl<F: Format> Format for Described<F> {
+impl<F: Format> Format for RowsAlone<F> {
     type Loaded = F::Loaded;
     type Unit = F::Unit;
     const UNIT: u32 = F::UNIT;
     const SOURCE: u32 = F::SOURCE;
     const MAKES_SCALES: bool = F::MAKES_SCALES;
-    const DESCRIBES: bool = false;
+    const HAS_METADATA: bool = false;
 
     #[inline(always)]
     unsafe fn load(row: u64, pair: u32, pairs: u32) -> F::Loaded {

@@ -3,8 +3,8 @@
 //! that the next one is on the processors when they end.
 
 use crate::{
-    Bytes, Network, Quantized, SlotParams, Sums, TokenParams, Wide, combine, combine_over, describe, dispatch,
-    dispatch_over, plan, reduce, reserve, send_rows,
+    Bytes, Network, Quantized, SlotParams, Sums, TokenParams, Wide, combine, combine_over, dispatch, dispatch_over,
+    plan, reduce, reserve, send_metadata, send_rows,
 };
 use crate::{PermutedRows, permute};
 use gin_device::prelude::*;
@@ -52,15 +52,15 @@ dispatches! {
     ep_dispatch_e4m3 Quantized;
 }
 
-/// Runs [`describe`].
+/// Runs [`send_metadata`].
 ///
 /// # Safety
-/// - As [`describe`].
+/// - As [`send_metadata`].
 #[kernel(launch_bounds(512))]
-pub unsafe fn ep_describe(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: TokenParams) {
+pub unsafe fn ep_send_metadata(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: TokenParams) {
     let_dependents_start();
     // Safety: the caller's promise.
-    unsafe { describe(&comm, &arena, &slot, &tokens) }
+    unsafe { send_metadata(&comm, &arena, &slot, &tokens) }
 }
 
 macro_rules! sends {

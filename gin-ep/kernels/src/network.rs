@@ -166,7 +166,7 @@ pub(crate) trait Reach: Copy {
     /// Returns the flag that `source` raises after the rows that it returns.
     fn returned(&self, word: GlobalWord, source: u32) -> Self::Flag;
 
-    /// Returns the offsets in this rank's part of the arena where rows for a remote rank and their descriptions begin.
+    /// Returns the offsets in this rank's part of the arena where rows for a remote rank and their metadata begin.
     fn staged(&self, buffer: u64, rank: u32) -> (u64, u64);
 
     /// Returns the offset in this rank's part of the arena where rows that go back to a remote rank begin.
@@ -400,7 +400,7 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
                     let index = first + lane_index();
                     let meta =
                         arena.here() + slot.meta(buffer, to) + u64::from(index / each) * u64::from(sizes.meta_bytes);
-                    // Safety: the description of a received row.
+                    // Safety: the metadata of a received row.
                     let goes = index < rows && unsafe { load(meta + 4 + 4 * u64::from(index % each)) } as i32 >= 0;
                     let mut goes = u64::from(Warp.ballot(goes));
                     while goes != 0 && lane_index() == 0 {

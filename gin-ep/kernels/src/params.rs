@@ -70,7 +70,7 @@ pub struct Sizes {
     /// Number of groups of 32 tokens whose routing a block has in shared memory at a time:
     /// [`groups_of`](Self::groups_of).
     pub groups: u32,
-    /// Bytes of a row's description: [`meta_bytes_of`](Self::meta_bytes_of).
+    /// Bytes of a row's metadata: [`meta_bytes_of`](Self::meta_bytes_of).
     pub meta_bytes: u32,
     /// The most rows that a rank receives from all ranks together, in one region; [`u32::MAX`] if each source has its
     /// own.
@@ -88,14 +88,14 @@ impl Sizes {
         self.owner.by()
     }
 
-    /// Returns the offset of the scales in a row's description, behind its token, the ids and the weights.
+    /// Returns the offset of the scales in a row's metadata, behind its token, the ids and the weights.
     #[inline(always)]
     #[must_use]
     pub const fn scales_at(&self) -> u32 {
         scales_at(self.topk)
     }
 
-    /// Returns the bytes of the description of a row with `topk` ids and `scale_bytes` bytes of scales.
+    /// Returns the bytes of the metadata of a row with `topk` ids and `scale_bytes` bytes of scales.
     #[must_use]
     pub const fn meta_bytes_of(topk: u32, scale_bytes: u32) -> u32 {
         scales_at(topk) + scale_bytes.next_multiple_of(16)
@@ -166,7 +166,7 @@ impl Sizes {
     }
 }
 
-/// Returns the offset of the scales in the description of a row with `topk` ids.
+/// Returns the offset of the scales in the metadata of a row with `topk` ids.
 #[inline(always)]
 const fn scales_at(topk: u32) -> u32 {
     (4 + 8 * topk).next_multiple_of(16)
@@ -295,7 +295,7 @@ impl SlotParams {
         self.returned.at(buffer, source)
     }
 
-    /// Returns the offset of the descriptions of the rows that the buffer has from `source`.
+    /// Returns the offset of the metadata of the rows that the buffer has from `source`.
     #[inline(always)]
     pub(crate) const fn meta(&self, buffer: u64, source: u32) -> u64 {
         self.meta.at(buffer, source)
@@ -354,10 +354,10 @@ impl SlotParams {
         self.by_rank(7, receiver)
     }
 
-    /// Returns the offset of the flag that `source` raises after the descriptions of its rows in a buffer, where these
-    /// are sent before the rows.
+    /// Returns the offset of the flag that `source` raises after the metadata of its rows in a buffer, where it
+    /// is sent before the rows.
     #[inline(always)]
-    pub(crate) fn described_flag(&self, buffer: u64, source: u32) -> u64 {
+    pub(crate) fn metadata_flag(&self, buffer: u64, source: u32) -> u64 {
         self.by_rank(9 + buffer, source)
     }
 
@@ -464,7 +464,7 @@ impl SlotOffsets {
         self.slot.rows(self.buffer, source)
     }
 
-    /// Returns the offset of the descriptions of these rows: token, ids, weights.
+    /// Returns the offset of the metadata of these rows: token, ids, weights.
     #[must_use]
     pub fn meta(&self, source: u32) -> u64 {
         self.slot.meta(self.buffer, source)

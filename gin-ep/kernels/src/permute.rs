@@ -2,7 +2,7 @@
 //! Received rows in other layouts: flat, and expert-major. Three kernels in a row.
 //!
 //! The first counts the rows of each expert, the second gives each row its places, the third copies, also while rows
-//! arrive whose descriptions are there. A place is the number of earlier rows, by source, token and position of the id,
+//! arrive whose metadata has arrived. A place is the number of earlier rows, by source, token and position of the id,
 //! so it is the same in every grid.
 
 use crate::dispatch::{Arena, is_silent};
@@ -391,7 +391,7 @@ unsafe fn copy_when(to: &PermutedRows, mut next: impl FnMut() -> u32, mut is_the
             continue;
         }
         let (meta, places) = (source.meta(slot, row), to.row_map_of(source.index + row));
-        // Safety: a received row, its description, and rows of the layout.
+        // Safety: a received row, its metadata, and rows of the layout.
         unsafe {
             let data = if is_there(number, load(meta)) {
                 load_unit(source.row(slot, row), pair, pairs)

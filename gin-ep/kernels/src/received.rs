@@ -157,7 +157,7 @@ impl ReceivedRows {
         (self.arena + offset) as usize as *mut u8
     }
 
-    /// Returns the offset of the description of a row.
+    /// Returns the offset of the metadata of a row.
     #[inline(always)]
     pub(crate) fn meta_at(&self, source: u32, row: u32) -> u64 {
         let row = u64::from(self.offset(source) + row);
@@ -204,7 +204,7 @@ pub(crate) struct Source {
     pub(crate) count: u32,
     /// The number of the first one among all places of rows.
     pub(crate) index: u32,
-    /// Their address, and that of their descriptions.
+    /// Their address, and that of their metadata.
     rows: u64,
     metas: u64,
 }
@@ -216,7 +216,7 @@ impl Source {
         self.rows + row as u64 * slot.sizes.pitch as u64
     }
 
-    /// Returns the address of the description of a row.
+    /// Returns the address of the metadata of a row.
     #[inline(always)]
     pub(crate) const fn meta(&self, slot: &SlotParams, row: u32) -> u64 {
         self.metas + row as u64 * slot.sizes.meta_bytes as u64

@@ -37,7 +37,7 @@ pub unsafe fn reduce<E: Element>(to: &PermutedRows, rows: u64) {
             // Each lane has the place and the weight of an id.
             let ids = source.meta(slot, row) + 4;
             let (mut place, mut weight) = (u32::MAX, 0.0);
-            // Safety: the description of a received row, its places, and rows of the layout.
+            // Safety: the metadata of a received row, its places, and rows of the layout.
             unsafe {
                 if k < sizes.topk && load(ids + 4 * u64::from(k)) as i32 >= 0 {
                     place = load(to.row_map_of(source.index + row) + 4 * u64::from(k));

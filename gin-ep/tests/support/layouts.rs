@@ -8,7 +8,7 @@ use gin_ep_oracle::{Batch, Experts, Routing, Shape, Zone, batch, expert_major, f
 use gin_gpu::LaunchConfig;
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
-use gpu_tests_kernels::experts::{hardware_describe, hardware_experts_permuted};
+use gpu_tests_kernels::experts::{hardware_experts_permuted, hardware_send_metadata};
 
 /// Returns the rows of a layout that must be there, by their numbers, and the counts.
 pub fn expected_rows(
@@ -129,7 +129,7 @@ pub fn layout(
     group.destroy()
 }
 
-/// The last rank describes its rows, and sends none of them. The others have zeros in their places, report it and go on
+/// The last rank sends the metadata of its rows, and no row. The others have zeros in their places, report it and go on
 /// without it, until all take part again.
 pub fn described_only(
     rank: &Rank,
@@ -153,7 +153,7 @@ pub fn described_only(
                 slot.fuse(&stream, &tokens, Rows::InPlace, &sums)?;
             let launch = LaunchConfig::new(1, 128).dynamic_shared(shared);
             // Safety: one block, with the parameters of the slot.
-            unsafe { hardware_describe::launch(&stream, launch, comm, arena, slot, tokens)? };
+            unsafe { hardware_send_metadata::launch(&stream, launch, comm, arena, slot, tokens)? };
             return Ok(stream.synchronize()?);
         }
         slot.exchange_into(&stream, &tokens, &to)?.0.release();

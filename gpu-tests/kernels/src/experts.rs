@@ -6,8 +6,8 @@ use gin_device::sys::{Global, Memory};
 use gin_ep_kernels::internal::{combine_unmet, dispatch_unmet};
 use gin_ep_kernels::permute::{EXPERT_MAJOR_PADDED, FLAT};
 use gin_ep_kernels::{
-    Bytes, Format, PermutedRows, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine, describe,
-    dispatch,
+    Bytes, Format, PermutedRows, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine, dispatch,
+    send_metadata,
 };
 
 /// Replaces each received row by the weighted sum of what its experts on this rank make of it. Expert `e` of all makes
@@ -215,14 +215,14 @@ pub unsafe fn hardware_fused(
     unsafe { combine::<Bf16>(&comm, &arena, &slot, &tokens, &sums) };
 }
 
-/// Sends the descriptions of rows and never the rows.
+/// Sends the metadata of rows and never the rows.
 ///
 /// # Safety
 /// - As [`hardware_fused`].
 #[kernel(launch_bounds(512))]
-pub unsafe fn hardware_describe(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: TokenParams) {
+pub unsafe fn hardware_send_metadata(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: TokenParams) {
     // Safety: the caller's promise.
-    unsafe { describe(&comm, &arena, &slot, &tokens) };
+    unsafe { send_metadata(&comm, &arena, &slot, &tokens) };
 }
 
 /// [`hardware_late`], and in it also [`TokenParams::flags`]: all warps but the first are late.

@@ -432,7 +432,7 @@ fn by_row(sizes: &Sizes, bytes: u32, dtype: DType) -> (Vec<i64>, Vec<i64>) {
 }
 
 impl Received {
-    /// Makes a tensor of received rows or their descriptions.
+    /// Makes a tensor of received rows or their metadata.
     fn view(&self, make: impl FnOnce(&GroupCore, &MemorySlice, &SlotOffsets) -> PyResult<Region>) -> PyResult<View> {
         let slot = self.slot.get()?;
         let mut inner = slot.enter()?;
@@ -454,8 +454,8 @@ impl Received {
         })
     }
 
-    /// Makes a tensor of the descriptions: those of [`by_row`] and `inner` elements each, from a byte on.
-    fn described(&self, first: u32, dtype: DType, inner: Option<u32>) -> PyResult<View> {
+    /// Makes a tensor of the metadata: those of [`by_row`] and `inner` elements each, from a byte on.
+    fn metadata(&self, first: u32, dtype: DType, inner: Option<u32>) -> PyResult<View> {
         self.view(|core, arena, offsets| {
             let (mut shape, mut strides) = by_row(&core.sizes, core.sizes.meta_bytes, dtype);
             if let Some(inner) = inner {
@@ -531,19 +531,19 @@ impl Received {
 
     /// Returns the number of each row's token at its source: `[source][row]`.
     fn tokens(&self) -> PyResult<View> {
-        self.described(0, DType::Int32, None)
+        self.metadata(0, DType::Int32, None)
     }
 
     /// Returns the number on this rank of each id's expert, or -1: `[source][row][id]`.
     fn experts(&self) -> PyResult<View> {
         let topk = self.sizes()?.0.topk;
-        self.described(4, DType::Int32, Some(topk))
+        self.metadata(4, DType::Int32, Some(topk))
     }
 
     /// Returns the weight of each id: `[source][row][id]`. It has no meaning where the expert is -1.
     fn weights(&self) -> PyResult<View> {
         let topk = self.sizes()?.0.topk;
-        self.described(4 + 4 * topk, DType::Float32, Some(topk))
+        self.metadata(4 + 4 * topk, DType::Float32, Some(topk))
     }
 
     /// Returns the scales of each row: `[source][row][element]`.
@@ -555,7 +555,7 @@ impl Received {
         }
         let dtype = dtype.map(DType::named).transpose()?.unwrap_or(element.scales());
         let elements = words("the scales of a row", sizes.scale_bytes, dtype)? as u32;
-        self.described(sizes.scales_at(), dtype, Some(elements))
+        self.metadata(sizes.scales_at(), dtype, Some(elements))
     }
 
     /// Puts the rows into another layout, in the order of the stream. Returns the parameter of kernels.

@@ -103,7 +103,7 @@ impl<'a> Back<'a> {
     pub(super) fn place(&self, source: u32, row: u32, k: u32) -> u64 {
         let sizes = &self.received.slot().sizes;
         // A rank may send anything, but nothing is written past its region.
-        // Safety: the description of a received row.
+        // Safety: the metadata of a received row.
         let token = unsafe { load(self.arena.here() + self.received.meta_at(source, row)) }.min(sizes.tokens - 1);
         let place = u64::from(token) * u64::from(sizes.combine_rows) + u64::from(k);
         self.arena.there(source) + self.returned + place * u64::from(sizes.combine_bytes)
