@@ -197,9 +197,9 @@ mutation "places of a silent rank reserved for others" $kernels/reserve.rs \
     "if protocol::is_over::<Global>(arena.word(slot.announced(rank)), last >> 32) {" "if true {" $late
 mutation "places reserved before all ranks have announced" $kernels/reserve.rs "(epoch, masked), slot.deadline" \
     "(epoch.wrapping_sub(1), masked), slot.deadline" $shared_races
-mutation "a tile of own rows left out" $kernels/matmul/early.rs "(at, index) if expert == at => index," \
+mutation "a tile of own rows left out" $kernels/matmul/overlapped.rs "(at, index) if expert == at => index," \
     "(at, index) if expert == at => index + 1," $late_tiles
-mutation "sources heard by the fifth block" $kernels/matmul/turns.rs "self.hearers.add_relaxed_gpu(1) == 0" \
+mutation "sources heard by the fifth block" $kernels/matmul/tile_scheduler.rs "self.hearers.add_relaxed_gpu(1) == 0" \
     "self.hearers.add_relaxed_gpu(1) == 4" $one_multiplies
 mutation "a section announced before its end" $kernels/dispatch.rs \
     "end_section(arena, slot, section, until, masked)" "end_section(arena, slot, section, until + 1, masked)" $races

@@ -7,8 +7,8 @@ use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, Failure, end};
 use gin_abi::Deadline;
 use gin_ep::{
-    Combine, EarlyMatmul, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig,
-    Operands, Part, Permuted, Products, Rows, Tokens,
+    Combine, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig, Operands,
+    OverlappedMatmul, Part, Permuted, Products, Rows, Tokens,
 };
 use gin_ep_oracle::{Routing, Shape, batch, factor, product, sum};
 use gin_gpu::{Memory, MemoryKind, MemorySlice};
@@ -309,7 +309,7 @@ fn arriving(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
     let config = bench.pick(config, config.sms(1).threads(64));
     let group = Group::new(&comm, &config)?;
     let blocks = bench.pick(None, Some(1));
-    let (early, grouped) = (EarlyMatmul::new(&group, blocks)?, GroupedMatmul::new(&group, hidden as u32, blocks)?);
+    let (early, grouped) = (OverlappedMatmul::new(&group, blocks)?, GroupedMatmul::new(&group, hidden as u32, blocks)?);
     let memory = |elements: usize| -> Result<MemorySlice, EpError> {
         Ok(Memory::new(rank.device(), MemoryKind::Device, 2 * elements as u64)?.whole())
     };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Groups: the memory for rows, and the shape of launches.
 
-use crate::in_use::InUse;
-use crate::meet::{gathered, meet};
+use crate::config_exchange::{all_gather, exchange_config};
+use crate::keep_alive::KeepAlive;
 use crate::{Element, EpError, GroupConfig, Report, Slot};
 use gin_abi::handle::{BackendKind, CAP_STRONG_SIGNALS, CAP_VA_SIGNALS};
 use gin_ep_kernels::{Network, STATUS_WORDS, Sizes};
@@ -87,18 +87,18 @@ pub(crate) struct SlotState {
     /// Memory for the plan of each dispatch, if it makes one.
     pub(crate) plan: Option<MemorySlice>,
     status: Arc<Memory>,
-    in_use: Mutex<InUse>,
+    keep_alive: Mutex<KeepAlive>,
 }
 
 impl SlotState {
     /// Begins a call, whose kernels follow those of all calls before, and keeps memory for it.
     pub(crate) fn begin(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
-        gin_gpu::lock(&self.in_use).begin(stream, memory)
+        gin_gpu::lock(&self.keep_alive).begin(stream, memory)
     }
 
     /// Keeps more memory for the call that began last.
     pub(crate) fn extend(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
-        gin_gpu::lock(&self.in_use).extend(stream, memory)
+        gin_gpu::lock(&self.keep_alive).extend(stream, memory)
     }
 
     /// Returns the report of the slot, which has this number, until [`Group::status`] has read it.
@@ -115,7 +115,7 @@ impl SlotState {
 
     /// Waits for the slot's kernels. They end by their deadlines.
     pub(crate) fn settle(&self) {
-        gin_gpu::lock(&self.in_use).settle();
+        gin_gpu::lock(&self.keep_alive).settle();
     }
 }
 
@@ -133,7 +133,7 @@ impl<'c> Group<'c> {
     pub fn new(comm: &'c Communicator, config: &GroupConfig) -> Result<Self, EpError> {
         let (ranks, gpu) = (comm.ranks(), comm.gpu());
         let sizes = config.sizes(ranks)?;
-        let (device, sharing) = meet(comm, &config.values())?;
+        let (device, sharing) = exchange_config(comm, &config.values())?;
         let remote = Routed::of(comm, &device, config, &sizes)?;
         if remote.is_some() {
             config.is_near_only()?;
@@ -162,7 +162,7 @@ impl<'c> Group<'c> {
                 is_unheard: AtomicBool::new(false),
                 plan,
                 status,
-                in_use: Mutex::default(),
+                keep_alive: Mutex::default(),
             })
         };
         let slots = (0..config.slots).map(slot).collect::<Result<Vec<_>, _>>()?;
@@ -177,7 +177,7 @@ impl<'c> Group<'c> {
                 }
             }
             // No rank sends before all have written.
-            gathered(comm, &[])?;
+            all_gather(comm, &[])?;
         }
         let shape = LaunchConfig::new(1, threads).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
@@ -329,7 +329,7 @@ impl<'c> Group<'c> {
             self.arena.read((state.params.first / 8 + gin_ep_kernels::EPOCH_WORD) as usize, &mut word)?;
             *epoch = word[0];
         }
-        let all = gathered(self.comm, bytemuck::cast_slice(&epochs))?;
+        let all = all_gather(self.comm, bytemuck::cast_slice(&epochs))?;
         for (slot, state) in self.slots.iter().enumerate() {
             let of_rank = |bytes: &Vec<u8>| {
                 let word = bytes.get(8 * slot..8 * slot + 8)?;
@@ -344,7 +344,7 @@ impl<'c> Group<'c> {
             state.is_unheard.store(false, Ordering::Relaxed);
         }
         // No rank sends before all have reset their words.
-        gathered(self.comm, &[])?;
+        all_gather(self.comm, &[])?;
         if self.signals.is_some() {
             self.overtake()?;
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Products of the experts' rows.
 
-use crate::terms::address;
+use crate::tokens::address;
 use crate::{Element, EpError, Group, Permuted};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::Sizes;

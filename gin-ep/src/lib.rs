@@ -15,35 +15,37 @@
 //! | [`Permuted`] | memory for received rows in another layout: flat, expert-major |
 //! | [`Combine`] | the sums that a combine makes of the rows that come back |
 //! | [`GroupedMatmul`] | products of the experts' rows, which return to their sources meanwhile |
-//! | [`EarlyMatmul`] | the same of the received rows themselves, from when the first of them are there |
+//! | [`OverlappedMatmul`] | the same of the received rows themselves, from when the first of them are there |
 //! | [`Matmul`] | products of matrices that send and receive meanwhile: all-gather before, reduce-scatter after |
 //! | [`Report`] | an error of the kernels, as a value |
 //!
 //! `docs/ep.md` describes use, layout, routes, protocol, memory and limits.
 #![warn(unreachable_pub)]
 
+mod combine;
 mod config;
-mod early;
+mod config_exchange;
 mod error;
 mod group;
 mod grouped;
-mod in_use;
+mod keep_alive;
 mod layout;
 mod matmul;
-mod meet;
+mod overlapped;
 mod slot;
-mod terms;
+mod tokens;
 
+pub use combine::{Combine, Rows, Terms};
 pub use config::{Element, GroupConfig, Scales};
-pub use early::EarlyMatmul;
 pub use error::{EpError, Report};
 pub use gin_ep_kernels::Code;
 pub use group::Group;
 pub use grouped::{Experts, GroupedMatmul, Products};
 pub use layout::{Layout, Permuted, View};
 pub use matmul::{Matmul, MatmulConfig, Operands, Part};
+pub use overlapped::OverlappedMatmul;
 pub use slot::{Fused, Received, ReceivedRow, Sent, Slot};
-pub use terms::{Combine, Ids, Number, Plan, Rows, Terms, Tokens};
+pub use tokens::{Ids, Number, Plan, Tokens};
 
 #[cfg(feature = "cuda")]
 include!(concat!(env!("OUT_DIR"), "/ptx.rs"));

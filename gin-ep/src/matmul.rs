@@ -2,9 +2,9 @@
 //! Products of matrices that send and receive while they multiply.
 
 use crate::EpError;
-use crate::in_use::InUse;
-use crate::meet::meet;
-use crate::terms::address;
+use crate::config_exchange::exchange_config;
+use crate::keep_alive::KeepAlive;
+use crate::tokens::address;
 use gin_abi::Deadline;
 use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, tile};
 use gin_gpu::{Function, KernelArg, LaunchConfig, MemorySlice, ModuleSource, Plain, Stream};
@@ -174,12 +174,12 @@ pub struct Matmul<'c> {
     scatters: bool,
     kernel: Function,
     shape: LaunchConfig,
-    in_use: Mutex<InUse>,
+    keep_alive: Mutex<KeepAlive>,
 }
 
 impl Drop for Matmul<'_> {
     fn drop(&mut self) {
-        gin_gpu::lock(&self.in_use).settle();
+        gin_gpu::lock(&self.keep_alive).settle();
     }
 }
 
@@ -204,7 +204,7 @@ impl<'c> Matmul<'c> {
         let ranks = comm.ranks();
         let product = config.check(ranks)?;
         let name = if scatters { "ep_matmul_reduce_scatter" } else { "ep_all_gather_matmul" };
-        let (device, sharing) = meet(comm, &config.values(name))?;
+        let (device, sharing) = exchange_config(comm, &config.values(name))?;
         let reached = device.handle().lsa_size;
         if reached != ranks {
             return Err(EpError::NotReachable { reached, ranks });
@@ -216,7 +216,7 @@ impl<'c> Matmul<'c> {
         let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
         let most = comm.gpu().resident_blocks(&kernel, &shape(1))? / sharing;
         let shape = shape(most.min(config.blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
-        Ok(Self { comm, device, window, product, scatters, kernel, shape, in_use: Mutex::default() })
+        Ok(Self { comm, device, window, product, scatters, kernel, shape, keep_alive: Mutex::default() })
     }
 
     /// Launches the product, or a part of it. The memory is kept until the kernels have ended.
@@ -249,7 +249,7 @@ impl<'c> Matmul<'c> {
             product.partial = address("the memory of the products", partial, bytes(all, columns), 16)?;
             used.push(partial);
         }
-        gin_gpu::lock(&self.in_use).begin(stream, &used)?;
+        gin_gpu::lock(&self.keep_alive).begin(stream, &used)?;
         let arguments: [&dyn KernelArg; 3] = [&self.device, &self.window, &Plain(product)];
         // Safety: communicator and window were made for these sizes, and the memory was checked and is kept.
         unsafe { stream.launch(&self.kernel, self.shape, &arguments)? };
@@ -266,7 +266,7 @@ impl<'c> Matmul<'c> {
     /// # Errors
     /// An error of the communicator.
     pub fn destroy(self) -> Result<(), EpError> {
-        gin_gpu::lock(&self.in_use).settle();
+        gin_gpu::lock(&self.keep_alive).settle();
         Ok(self.comm.deregister(&self.window)?)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::group::SlotState;
 use crate::grouped::{Experts, GroupedMatmul, Products};
-use crate::{Combine, EarlyMatmul, EpError, Group, Layout, Permuted, Plan, Rows, Tokens, View};
+use crate::{Combine, EpError, Group, Layout, OverlappedMatmul, Permuted, Plan, Rows, Tokens, View};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{RECEIVE, SEND};
 use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
@@ -306,8 +306,12 @@ trait Lent: std::fmt::Debug + Send {
     ) -> Result<(), EpError>;
     fn reduce(&mut self, stream: &Arc<dyn Stream>, rows: Rows<'_>, view: kernels::ReceivedRows) -> Result<(), EpError>;
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::TokenParams) -> Result<(), EpError>;
-    fn multiply(&mut self, stream: &Arc<dyn Stream>, early: &EarlyMatmul, weights: &MemorySlice)
-    -> Result<(), EpError>;
+    fn multiply(
+        &mut self,
+        stream: &Arc<dyn Stream>,
+        early: &OverlappedMatmul,
+        weights: &MemorySlice,
+    ) -> Result<(), EpError>;
     fn state(&self) -> &SlotState;
     fn device(&self) -> &DeviceComm;
     fn arena(&self) -> &gin_host::comm::Window<u64>;
@@ -399,7 +403,7 @@ impl Lent for Slot<'_> {
     fn multiply(
         &mut self,
         stream: &Arc<dyn Stream>,
-        early: &EarlyMatmul,
+        early: &OverlappedMatmul,
         weights: &MemorySlice,
     ) -> Result<(), EpError> {
         let (group, state) = (self.group, Slot::state(self));
@@ -486,7 +490,7 @@ impl<'l> Sent<'l> {
     pub fn multiply(
         self,
         stream: &Arc<dyn Stream>,
-        early: &EarlyMatmul,
+        early: &OverlappedMatmul,
         weights: &MemorySlice,
     ) -> Result<Received<'l>, EpError> {
         match self.ended.slot.multiply(stream, early, weights) {

@@ -6,8 +6,8 @@ mod support;
 
 use gin_abi::{Deadline, FaultKind};
 use gin_ep::{
-    Code, Combine, EarlyMatmul, Element, EpError, Group, GroupConfig, Ids, Matmul, MatmulConfig, Operands, Part, Rows,
-    Tokens,
+    Code, Combine, Element, EpError, Group, GroupConfig, Ids, Matmul, MatmulConfig, Operands, OverlappedMatmul, Part,
+    Rows, Tokens,
 };
 use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, ep_all_gather_matmul, ep_matmul_reduce_scatter, tile};
 use gin_ep_oracle::{Batch, Routing, Shape, batch, factor};
@@ -255,7 +255,7 @@ fn slots_on_two_streams_multiply_rows_with_one_kernel_also_in_a_graph() {
     on_ranks(WorldConfig::seeded(2, 8), |rank, comm| {
         let me = rank.rank() as usize;
         let group = Group::new(comm, &config)?;
-        let early = EarlyMatmul::new(&group, Some(2))?;
+        let early = OverlappedMatmul::new(&group, Some(2))?;
         let (mine, [x, ids, scales, weights, output]) = small(rank, &shape, tokens)?;
         let (_, [.., other]) = small(rank, &shape, tokens)?;
         let outputs = [&output, &other];
@@ -299,7 +299,7 @@ fn a_silent_rank_is_left_out_of_products_of_rows_that_arrive_and_may_come_back()
     on_ranks(WorldConfig::seeded(3, 6), |rank, comm| {
         let (me, local) = (rank.rank() as usize, shape.local());
         let group = Group::new(comm, &config)?;
-        let (early, stream) = (EarlyMatmul::new(&group, Some(2))?, rank.stream()?);
+        let (early, stream) = (OverlappedMatmul::new(&group, Some(2))?, rank.stream()?);
         let (mine, [x, ids, scales, weights, output]) = small(rank, &shape, tokens)?;
         let row = |token: usize| elements(&shape, 2, me * tokens + token);
         // Runs a pair, and compares it with the sums without this rank.
@@ -343,7 +343,7 @@ fn products_of_rows_that_arrive_are_refused_where_they_do_not_fit() {
         let config = GroupConfig::new(2, 8, 1).tokens(4).sms(1).threads(32).deadline(Deadline::after_ms(60_000));
         let refused = |config: &GroupConfig| -> Result<String, EpError> {
             let group = Group::new(comm, config)?;
-            let error = text(EarlyMatmul::new(&group, None).err());
+            let error = text(OverlappedMatmul::new(&group, None).err());
             group.destroy()?;
             Ok(error)
         };
@@ -353,7 +353,7 @@ fn products_of_rows_that_arrive_are_refused_where_they_do_not_fit() {
         assert!(refused(&config.combine_at_source().element(opaque))?.contains("received rows that are not BF16"));
 
         let groups = [Group::new(comm, &config.combine_at_source())?, Group::new(comm, &config.combine_at_source())?];
-        let early = [EarlyMatmul::new(&groups[0], Some(1))?, EarlyMatmul::new(&groups[1], Some(1))?];
+        let early = [OverlappedMatmul::new(&groups[0], Some(1))?, OverlappedMatmul::new(&groups[1], Some(1))?];
         let memory = |bytes| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes)?.whole());
         let (rows, ids, weights, short) = (memory(64)?, memory(16)?, memory(256)?, memory(240)?);
         let (stream, mut slot) = (rank.stream()?, groups[0].slot(0)?);

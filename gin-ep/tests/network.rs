@@ -6,8 +6,8 @@ mod support;
 
 use gin_abi::Deadline;
 use gin_ep::{
-    Code, Combine, EarlyMatmul, Element, EpError, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig,
-    Permuted, Rows, Scales, Tokens,
+    Code, Combine, Element, EpError, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig,
+    OverlappedMatmul, Permuted, Rows, Scales, Tokens,
 };
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
 use gin_gpu::{Memory, MemoryKind};
@@ -311,7 +311,7 @@ fn a_group_refuses_what_has_no_route_over_a_network() {
         let group = Group::new(&comm, &config.combine_at_source())?;
         let error = GroupedMatmul::new(&group, 8, None).map(drop).unwrap_err().to_string();
         assert!(error.contains("ranks that loads and stores do not reach"), "{error}");
-        let error = EarlyMatmul::new(&group, None).map(drop).unwrap_err().to_string();
+        let error = OverlappedMatmul::new(&group, None).map(drop).unwrap_err().to_string();
         assert!(error.contains("ranks that loads and stores do not reach"), "{error}");
         let error = Matmul::all_gather(&comm, &MatmulConfig::new(8, 8, 8)).map(drop).unwrap_err();
         assert!(matches!(error, EpError::NotReachable { reached: 1, ranks: 2 }), "{error}");

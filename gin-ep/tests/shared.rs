@@ -5,7 +5,7 @@
 mod support;
 
 use gin_abi::Deadline;
-use gin_ep::{Code, EarlyMatmul, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, Rows, Scales};
+use gin_ep::{Code, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, OverlappedMatmul, Rows, Scales};
 use gin_ep_oracle::{Kind, Routing, Shape};
 use gin_host::comm::{Communicator, Requirements};
 use gin_host::world::{Rank, WorldConfig, launch};
@@ -312,7 +312,7 @@ fn what_a_shared_region_does_not_have_is_refused() {
         let error = slot.fuse(&stream, &input.tokens(1, false), Rows::InPlace, &sums).map(drop).unwrap_err();
         let words = "a kernel with dispatch and combine in a group with `max_rows`: call `dispatch` and `combine`";
         assert_eq!(error.to_string(), words);
-        assert!(GroupedMatmul::new(&group, 8, None).is_err() && EarlyMatmul::new(&group, None).is_err());
+        assert!(GroupedMatmul::new(&group, 8, None).is_err() && OverlappedMatmul::new(&group, None).is_err());
         drop(slot);
         group.destroy()
     });

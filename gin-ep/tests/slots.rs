@@ -6,7 +6,7 @@
 mod support;
 
 use gin_abi::Deadline;
-use gin_ep::{Combine, EarlyMatmul, EpError, Group, GroupConfig, Layout, Permuted, Rows};
+use gin_ep::{Combine, EpError, Group, GroupConfig, Layout, OverlappedMatmul, Permuted, Rows};
 use gin_ep_oracle::{Experts, Routing, Shape, batch, per_rank};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{Communicator, Requirements};
@@ -94,11 +94,11 @@ fn rows_that_a_rank_still_uses_do_not_change_if_another_one_drops_a_dispatch() {
 
 /// Products that were made for a group that is gone are refused, also if a new group has its address.
 #[test]
-fn early_products_of_a_destroyed_group_are_refused() {
+fn overlapped_products_of_a_destroyed_group_are_refused() {
     let shape = Shape { ranks: 1, experts: 2, topk: 2, hidden: 16 };
     on_ranks(WorldConfig::seeded(1, 1), |rank, comm| {
         let small = Group::new(comm, &config(&shape, 4).combine_at_source())?;
-        let early = EarlyMatmul::new(&small, Some(1))?;
+        let early = OverlappedMatmul::new(&small, Some(1))?;
         small.destroy()?;
         // More tokens and slots: their state does not fit into the memory of `early`.
         let group = Group::new(comm, &config(&shape, 64).combine_at_source().slots(8))?;

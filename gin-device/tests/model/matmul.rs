@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Models of products that send and receive: parts of rows, flags, buffers, turns of blocks.
+//! Models of products that send and receive: parts of rows, flags, buffers, the tile scheduler.
 
 use super::{Cell, Reached, Setup, World, explore, models};
 use gin_abi::Deadline;
 use gin_device::sys::Memory;
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
-use gin_ep_kernels::internal::{Lists, Turns, WORDS, buffer, count, flag, look, raise, wait};
+use gin_ep_kernels::internal::{Lists, TileScheduler, WORDS, buffer, count, flag, look, raise, wait};
 use loom::thread;
 use std::sync::Arc;
 
@@ -56,19 +56,19 @@ fn looks(flag: LoomWord, epoch: u64) {
 const LISTS: usize = WORDS as usize + Lists::<Loom>::words(1) as usize;
 
 /// Returns these words.
-fn lists(arena: &Arena) -> (Turns<Loom>, Lists<Loom>) {
-    (Turns::new(arena.word(0)), Lists::new(arena.word(WORDS as usize)))
+fn lists(arena: &Arena) -> (TileScheduler<Loom>, Lists<Loom>) {
+    (TileScheduler::new(arena.word(0)), Lists::new(arena.word(WORDS as usize)))
 }
 
 /// Takes units until all `units` are taken, and writes a cell for each.
-fn list(world: &World, (turns, lists): &(Turns<Loom>, Lists<Loom>), units: u64, launch: u64) {
+fn list(world: &World, (scheduler, lists): &(TileScheduler<Loom>, Lists<Loom>), units: u64, launch: u64) {
     loop {
         let unit = lists.take(0);
         if unit >= units {
             return;
         }
         world.cells[1 + unit as usize].write(10 * launch + unit);
-        lists.finish(true, units, 1, turns, launch);
+        lists.finish(true, units, 1, scheduler, launch);
     }
 }
 
@@ -179,17 +179,17 @@ models! {
             let arena = Arc::new(Arena::new([0; WORDS as usize]));
             for launch in 1..=2 {
                 let block = move |arena: &Arena| {
-                    let turns = Turns::<Loom>::new(arena.word(0));
-                    assert_eq!(turns.ended() + 1, launch);
+                    let scheduler = TileScheduler::<Loom>::new(arena.word(0));
+                    assert_eq!(scheduler.ended() + 1, launch);
                     let mut tiles = 0;
-                    while turns.take_tile() < 3 {
+                    while scheduler.take_tile() < 3 {
                         tiles += 1;
                     }
                     let mut parts = 0;
-                    while turns.take_part() < 2 {
+                    while scheduler.take_part() < 2 {
                         parts += 1;
                     }
-                    turns.leave(2, launch, || ());
+                    scheduler.leave(2, launch, || ());
                     (tiles, parts)
                 };
                 let other = {

@@ -94,7 +94,7 @@ pub use status::{Code, STATUS_WORDS, reported};
 pub mod internal {
     pub use crate::combine::combine_unmet;
     pub use crate::dispatch::dispatch_unmet;
-    pub use crate::matmul::turns::{Lists, Turns, WORDS, look};
+    pub use crate::matmul::tile_scheduler::{Lists, TileScheduler, WORDS, look};
     pub use crate::protocol::*;
 }
 

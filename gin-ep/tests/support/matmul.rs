@@ -2,8 +2,8 @@
 //! Products that send and receive, against the oracle: on virtual GPUs here and on real ones in `gpu-tests`.
 
 use gin_ep::{
-    Code, Combine, EarlyMatmul, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig,
-    Operands, Part, Permuted, Products, Rows, Tokens,
+    Code, Combine, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig, Operands,
+    OverlappedMatmul, Part, Permuted, Products, Rows, Tokens,
 };
 use gin_ep_oracle::{Batch, Routing, Shape, batch, factor, narrow, product, sum, widen};
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
@@ -230,7 +230,7 @@ pub fn arriving(
     let (me, Shape { topk, hidden, ranks, .. }, local) = (rank.rank() as usize, *shape, shape.local());
     let (tokens, most) = (case.tokens[me % case.tokens.len()], case.tokens.iter().max().copied().unwrap_or(0));
     let group = Group::new(comm, &config.combine_at_source())?;
-    let early = EarlyMatmul::new(&group, case.blocks)?;
+    let early = OverlappedMatmul::new(&group, case.blocks)?;
     let early = if let Some(grid) = case.grid { early.grid(grid) } else { early };
     let grouped = GroupedMatmul::new(&group, hidden as u32, case.blocks)?;
     let places = ranks * most * topk;
@@ -279,7 +279,7 @@ pub fn arriving(
             let mut found = vec![0u16; tokens * hidden];
             output.read(0, &mut found)?;
             outputs.push(found);
-            taken += if is_early { early.early_tiles(0)? } else { 0 };
+            taken += if is_early { early.overlapped_tiles(0)? } else { 0 };
         }
         assert!(outputs[0] == outputs[1], "{case:?}: {routing:?}: the output of rank {me} depends on the way");
         check(shape, routing, me, &mine, row, &outputs[0]);

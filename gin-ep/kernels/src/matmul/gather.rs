@@ -47,7 +47,7 @@ impl<'a> Part<'a> {
     #[inline(always)]
     fn take(board: &'a Board<'a>) -> Self {
         let product = board.product;
-        let mine = if Block.elect() { board.turns.take_part() } else { 0 };
+        let mine = if Block.elect() { board.scheduler.take_part() } else { 0 };
         let all = product.row_tiles() * ROWS;
         let counts = if product.parts & MULTIPLY != 0 { SENT_ROWS } else { SENT_ROWS_ALONE };
         let row = (Block.broadcast(mine, 0) * u64::from(counts)).min(all.into()) as u32;
@@ -148,7 +148,7 @@ unsafe fn work(board: &Board) {
     let each = rows * columns;
     let mut sends = product.parts & EXCHANGE != 0 && board.ranks > 1;
     loop {
-        let mine = if Block.elect() { board.turns.take_tile() } else { 0 };
+        let mine = if Block.elect() { board.scheduler.take_tile() } else { 0 };
         let tile = Block.broadcast(mine, 0);
         let is_there = tile < u64::from(each) * u64::from(board.ranks);
         let (distance, tile) = (tile as u32 / each, tile as u32 % each);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernels.
 
-use super::{Early, Grouped, Product, all_gather_matmul, early_matmul, grouped_matmul, matmul_reduce_scatter};
+use super::{
+    Grouped, Overlapped, Product, all_gather_matmul, grouped_matmul, matmul_reduce_scatter, overlapped_matmul,
+};
 use crate::ReceivedRows;
 use crate::permute::PermutedRows;
 use gin_device::prelude::*;
@@ -36,12 +38,12 @@ pub unsafe fn ep_grouped_matmul(comm: Comm, arena: Window<u64>, layout: Permuted
     unsafe { grouped_matmul(&comm, &arena, &layout, &grouped) }
 }
 
-/// Runs [`early_matmul`].
+/// Runs [`overlapped_matmul`].
 ///
 /// # Safety
 /// - As that.
 #[kernel(launch_bounds(256))]
-pub unsafe fn ep_early_matmul(comm: Comm, arena: Window<u64>, received: ReceivedRows, early: Early) {
+pub unsafe fn ep_overlapped_matmul(comm: Comm, arena: Window<u64>, received: ReceivedRows, early: Overlapped) {
     // Safety: the caller's promise.
-    unsafe { early_matmul(&comm, &arena, &received, &early) }
+    unsafe { overlapped_matmul(&comm, &arena, &received, &early) }
 }

@@ -6,25 +6,25 @@
 //! | [`all_gather_matmul`] | multiplies the rows of all ranks, which arrive meanwhile |
 //! | [`matmul_reduce_scatter`] | sends each finished tile to the rank that adds it up |
 //! | [`grouped_matmul`] | multiplies the rows of each expert by its weights; sends each finished tile to the ranks of its tokens |
-//! | [`early_matmul`] | the same of received rows, from when the first of them are there |
+//! | [`overlapped_matmul`] | the same of received rows, from when the first of them are there |
 //! | [`tile::multiply`] | multiplies one tile |
 //!
 //! Elements are BF16, sums FP32, rounded once. `docs/matmul.md` describes use, protocol and limits.
 
-mod early;
 mod gather;
 mod grouped;
 #[cfg(feature = "kernels")]
 mod kernels;
+mod overlapped;
 mod scatter;
 pub mod tile;
-pub(crate) mod turns;
+pub(crate) mod tile_scheduler;
 
-pub use early::{Early, early_matmul};
 pub use gather::all_gather_matmul;
 pub use grouped::{Grouped, grouped_matmul};
 #[cfg(feature = "kernels")]
-pub use kernels::{ep_all_gather_matmul, ep_early_matmul, ep_grouped_matmul, ep_matmul_reduce_scatter};
+pub use kernels::{ep_all_gather_matmul, ep_grouped_matmul, ep_matmul_reduce_scatter, ep_overlapped_matmul};
+pub use overlapped::{Overlapped, overlapped_matmul};
 pub use scatter::matmul_reduce_scatter;
 
 use crate::dispatch::Arena;
@@ -32,7 +32,7 @@ use crate::protocol::{raise, wait};
 use crate::status;
 use gin_device::prelude::*;
 use gin_device::sys::Global;
-use turns::Turns;
+use tile_scheduler::TileScheduler;
 
 /// Rows that a block sends during the product of a tile: 16 bytes for each thread in a step.
 const SENT_ROWS: u32 = 32;
@@ -86,11 +86,12 @@ impl Product {
         self.columns.div_ceil(tile::COLUMNS)
     }
 
-    /// Returns the number of words of state for `ranks` ranks: those of the turns, counters, flags; a multiple of 2.
+    /// Returns the number of words of state for `ranks` ranks: those of the scheduler, counters, flags; a multiple of
+    /// 2.
     #[must_use]
     pub const fn words(&self, ranks: u32) -> u64 {
         let (rows, columns) = (self.row_tiles() as u64, self.column_tiles() as u64);
-        (turns::WORDS + rows + ranks as u64 * rows * columns).next_multiple_of(2)
+        (tile_scheduler::WORDS + rows + ranks as u64 * rows * columns).next_multiple_of(2)
     }
 
     /// Returns the bytes of the window of a rank: words, and for two epochs rows of `row_bytes` from each rank.
@@ -120,16 +121,16 @@ struct Board<'a> {
     product: &'a Product,
     ranks: u32,
     epoch: u64,
-    turns: Turns<Global>,
+    scheduler: TileScheduler<Global>,
 }
 
 impl<'a> Board<'a> {
     #[inline(always)]
     fn new(comm: &'a Comm, arena: Arena, product: &'a Product) -> Self {
-        let turns = Turns::new(arena.word(0));
+        let scheduler = TileScheduler::new(arena.word(0));
         // A launch that only multiplies uses what the launch before has received.
-        let epoch = turns.ended().wrapping_add(u64::from(product.parts & EXCHANGE != 0));
-        Self { comm, arena, product, ranks: comm.world().size(), epoch, turns }
+        let epoch = scheduler.ended().wrapping_add(u64::from(product.parts & EXCHANGE != 0));
+        Self { comm, arena, product, ranks: comm.world().size(), epoch, scheduler }
     }
 
     /// Ends a block's part of the launch. All its threads call.
@@ -137,7 +138,7 @@ impl<'a> Board<'a> {
     fn leave(&self) {
         Block.sync();
         if Block.elect() {
-            self.turns.leave(grid_dim().count().into(), self.epoch, || ());
+            self.scheduler.leave(grid_dim().count().into(), self.epoch, || ());
         }
     }
 
@@ -151,7 +152,7 @@ impl<'a> Board<'a> {
     /// Returns the offset of the counter of a rank's sent rows.
     #[inline(always)]
     fn counter(&self, row_tile: u32) -> u64 {
-        8 * (turns::WORDS + u64::from(row_tile))
+        8 * (tile_scheduler::WORDS + u64::from(row_tile))
     }
 
     /// Returns the offset of the flag of a tile from `source`.

@@ -41,7 +41,7 @@ unsafe fn work(board: &Board) {
     let each = rows * columns;
     let mut sent = Sent { flag: None, epoch: board.epoch, at: (steps(product.depth) - 1).min(RAISED_AT) };
     loop {
-        let mine = if Block.elect() { board.turns.take_tile() } else { 0 };
+        let mine = if Block.elect() { board.scheduler.take_tile() } else { 0 };
         let tile = Block.broadcast(mine, 0);
         // A block waits for others, or ends, only after it has raised all its flags.
         if tile >= u64::from(each) * u64::from(board.ranks) {

@@ -7,7 +7,7 @@
 
 use super::grouped::{Back, Search};
 use super::tile::{COLUMNS, COPIED_ROWS, Factors, Left, ROWS, THREADS, multiply};
-use super::turns::{self, Lists, Turns, look};
+use super::tile_scheduler::{self, Lists, TileScheduler, look};
 use crate::ReceivedRows;
 use crate::dispatch::{Arena, is_silent};
 use crate::params::{EPOCH, MASKED, Sizes, load};
@@ -19,11 +19,11 @@ use gin_device::shared::SharedArray;
 use gin_device::sys::data::store_weak_u32;
 use gin_device::sys::{Global, GlobalWord, Word};
 
-/// The products of the received rows: a parameter of [`early_matmul`].
+/// The products of the received rows: a parameter of [`overlapped_matmul`].
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[bytemuck(crate = "gin_device::bytemuck")]
-pub struct Early {
+pub struct Overlapped {
     /// The address of the experts' weights: for each expert a row of `depth` BF16 for each column; a multiple of 16.
     pub weights: u64,
     /// The address of [`state_bytes`](Self::state_bytes) bytes, which were 0 at first: a multiple of 16. Launches with
@@ -37,7 +37,7 @@ pub struct Early {
     pub columns: u32,
 }
 
-impl Early {
+impl Overlapped {
     /// Returns the bytes of state: words; for each source and expert the number of rows and where their list begins;
     /// lists of the rows from each source.
     #[must_use]
@@ -53,11 +53,11 @@ impl Early {
     }
 
     /// The offset in the state of a word of 32 bits: the number of tiles that were taken before all rows were there.
-    pub const TAKEN_AT: u64 = 8 * (turns::WORDS + turns::ALL_READY);
+    pub const TAKEN_AT: u64 = 8 * (tile_scheduler::WORDS + tile_scheduler::ALL_READY);
 }
 
 /// The offset in the state of the zones: behind words for the most ranks.
-const ZONES: u64 = 8 * (turns::WORDS + Lists::<Global>::words(64));
+const ZONES: u64 = 8 * (tile_scheduler::WORDS + Lists::<Global>::words(64));
 
 shared! {
     /// The address of each row of the tile.
@@ -91,14 +91,14 @@ const KEPT_WORDS: usize = 10;
 ///   made communicator, arena and slot for each other; the group has one row for each id, and rows of `depth` BF16. The
 ///   addresses of `early` are valid.
 #[inline(always)]
-pub unsafe fn early_matmul(comm: &Comm, arena: &Window<u64>, received: &ReceivedRows, early: &Early) {
+pub unsafe fn overlapped_matmul(comm: &Comm, arena: &Window<u64>, received: &ReceivedRows, early: &Overlapped) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     let work = Work { comm, arena: &arena, received, early };
     // Safety: the caller's promise.
     unsafe { work.run() };
     Block.sync();
     if Block.elect() {
-        work.turns().leave(grid_dim().count().into(), work.launch(), || work.lists().clear(received.ranks()));
+        work.scheduler().leave(grid_dim().count().into(), work.launch(), || work.lists().clear(received.ranks()));
     }
 }
 
@@ -107,7 +107,7 @@ struct Work<'a> {
     comm: &'a Comm,
     arena: &'a Arena,
     received: &'a ReceivedRows,
-    early: &'a Early,
+    early: &'a Overlapped,
 }
 
 /// The state of a block.
@@ -190,7 +190,7 @@ impl Work<'_> {
     /// Works until all tiles are taken. All threads of the block call.
     ///
     /// # Safety
-    /// - As [`early_matmul`].
+    /// - As [`overlapped_matmul`].
     #[inline(always)]
     unsafe fn run(&self) {
         if Block.elect() && self.lists().hears() {
@@ -207,7 +207,7 @@ impl Work<'_> {
             if state.taken.is_none() {
                 // Sources are missing.
                 if state.listed.count_ones() < self.sizes().ranks {
-                    let part = if Block.elect() { self.turns().take_open_part() } else { None };
+                    let part = if Block.elect() { self.scheduler().take_open_part() } else { None };
                     let part = Block.broadcast(part.map_or(u64::MAX, u64::from), 0);
                     tile = if part == u64::MAX { None } else { search.find(part as u32, self.tiles(None)) };
                 }
@@ -222,7 +222,7 @@ impl Work<'_> {
                 }
             }
             if state.taken.is_some() {
-                let number = if Block.elect() { self.turns().take_tile() } else { 0 };
+                let number = if Block.elect() { self.scheduler().take_tile() } else { 0 };
                 tile = search.find(Block.broadcast(number, 0) as u32, self.tiles(state.taken));
             }
             let Some(tile) = tile else { return };
@@ -292,19 +292,19 @@ impl Work<'_> {
     }
 
     #[inline(always)]
-    fn turns(&self) -> Turns<Global> {
-        Turns::new(self.word(0))
+    fn scheduler(&self) -> TileScheduler<Global> {
+        TileScheduler::new(self.word(0))
     }
 
     #[inline(always)]
     fn lists(&self) -> Lists<Global> {
-        Lists::new(self.word(turns::WORDS))
+        Lists::new(self.word(tile_scheduler::WORDS))
     }
 
     /// Returns the number of the launch.
     #[inline(always)]
     fn launch(&self) -> u64 {
-        self.turns().ended().wrapping_add(1)
+        self.scheduler().ended().wrapping_add(1)
     }
 
     #[inline(always)]
@@ -400,7 +400,7 @@ impl Work<'_> {
                 }
                 self.list_one(source, unit as u32);
                 if Block.elect() {
-                    self.lists().finish(source == me, experts.into(), ranks.into(), &self.turns(), self.launch());
+                    self.lists().finish(source == me, experts.into(), ranks.into(), &self.scheduler(), self.launch());
                 }
             }
             state.listed |= 1 << distance;
@@ -464,7 +464,7 @@ impl Work<'_> {
     /// Multiplies a tile of an expert with `rows` rows: its row and column of tiles. All threads of the block call.
     ///
     /// # Safety
-    /// - As [`early_matmul`].
+    /// - As [`overlapped_matmul`].
     #[inline(always)]
     unsafe fn multiply(&self, expert: u32, rows: u32, at: (u32, u32)) {
         let early = self.early;

@@ -6,7 +6,7 @@ use gin_gpu::DeviceKind;
 use gin_host::comm::{CommError, Communicator, DeviceComm};
 
 /// Returns the bytes that each rank passes. Collective.
-pub(crate) fn gathered(comm: &Communicator, mine: &[u8]) -> Result<Vec<Vec<u8>>, EpError> {
+pub(crate) fn all_gather(comm: &Communicator, mine: &[u8]) -> Result<Vec<Vec<u8>>, EpError> {
     comm.bootstrap().all_gather(mine).map_err(|error| EpError::Comm(CommError::from(error)))
 }
 
@@ -16,12 +16,12 @@ pub(crate) fn gathered(comm: &Communicator, mine: &[u8]) -> Result<Vec<Vec<u8>>,
 ///
 /// # Errors
 /// [`EpError::Differs`] if a rank has another configuration; an error of the communicator.
-pub(crate) fn meet(comm: &Communicator, values: &[(&str, String)]) -> Result<(DeviceComm, u64), EpError> {
+pub(crate) fn exchange_config(comm: &Communicator, values: &[(&str, String)]) -> Result<(DeviceComm, u64), EpError> {
     let (device, gpu) = (comm.device()?, comm.gpu());
     let place = format!("{}/{}", comm.bootstrap().host(comm.rank()), gpu.pci_address().unwrap_or_default());
     let mut ours = vec![place.clone()];
     ours.extend(values.iter().map(|(name, value)| format!("{name}\t{value}")));
-    let all = gathered(comm, ours.join("\n").as_bytes())?;
+    let all = all_gather(comm, ours.join("\n").as_bytes())?;
     let all: Vec<String> = all.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect();
     for (rank, text) in (0..).zip(&all) {
         // Some values need not agree, but one rule is simpler than two.

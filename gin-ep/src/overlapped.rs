@@ -2,10 +2,10 @@
 //! Products of received rows, which begin before the rows of all sources are there.
 
 use crate::grouped::check;
-use crate::terms::address;
+use crate::tokens::address;
 use crate::{Element, EpError, Group};
 use gin_ep_kernels::Sizes;
-use gin_ep_kernels::matmul::{Early, tile};
+use gin_ep_kernels::matmul::{Overlapped, tile};
 use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource};
 
 /// The kernel that multiplies received rows as they arrive, for a group:
@@ -15,17 +15,17 @@ use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSou
 /// [`combine_at_source`](crate::GroupConfig::combine_at_source). Each slot has state of its own, so slots may use it on
 /// several streams.
 #[derive(Debug)]
-pub struct EarlyMatmul {
+pub struct OverlappedMatmul {
     pub(crate) kernel: Function,
     pub(crate) shape: LaunchConfig,
     /// The number of the group.
     group: u64,
     sizes: Sizes,
-    /// For each slot [`Early::state_bytes`].
+    /// For each slot [`Overlapped::state_bytes`].
     state: MemorySlice,
 }
 
-impl EarlyMatmul {
+impl OverlappedMatmul {
     /// Prepares products by at most `blocks` blocks, or as many as the GPU runs at the same time. Slots, and ranks
     /// that share a GPU, divide that number, because blocks wait for rows.
     ///
@@ -38,11 +38,11 @@ impl EarlyMatmul {
             return Err(EpError::Unsuited { what, remedy: "make BF16 of them, and use `GroupedMatmul`" });
         }
         let (gpu, sizes) = (group.comm.gpu(), group.sizes());
-        let kernel = gpu.load(ModuleSource::Linked)?.function("ep_early_matmul")?;
+        let kernel = gpu.load(ModuleSource::Linked)?.function("ep_overlapped_matmul")?;
         let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
         let most = gpu.resident_blocks(&kernel, &shape(1))? / group.shares;
         let shape = shape(most.min(blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
-        let bytes = Early::state_bytes(&sizes) * group.slots.len() as u64;
+        let bytes = Overlapped::state_bytes(&sizes) * group.slots.len() as u64;
         let state = Memory::new(gpu, MemoryKind::Device, bytes)?.whole();
         Ok(Self { kernel, shape, group: group.number, sizes, state })
     }
@@ -66,12 +66,12 @@ impl EarlyMatmul {
     /// # Errors
     /// [`EpError::Slot`], or an error of the device.
     #[doc(hidden)]
-    pub fn early_tiles(&self, slot: u32) -> Result<u32, EpError> {
-        let (bytes, mut word) = (Early::state_bytes(&self.sizes), [0u32]);
+    pub fn overlapped_tiles(&self, slot: u32) -> Result<u32, EpError> {
+        let (bytes, mut word) = (Overlapped::state_bytes(&self.sizes), [0u32]);
         if u64::from(slot) >= self.state.bytes() / bytes {
             return Err(EpError::Slot { slot, reason: "not there".to_owned() });
         }
-        self.state.read(u64::from(slot) * bytes + Early::TAKEN_AT, &mut word)?;
+        self.state.read(u64::from(slot) * bytes + Overlapped::TAKEN_AT, &mut word)?;
         Ok(word[0])
     }
 
@@ -80,7 +80,7 @@ impl EarlyMatmul {
         &'a self,
         (group, slot): (u64, u32),
         weights: &'a MemorySlice,
-    ) -> Result<(Early, [&'a MemorySlice; 2]), EpError> {
+    ) -> Result<(Overlapped, [&'a MemorySlice; 2]), EpError> {
         if group != self.group {
             let remedy = "make one for the group of the slot";
             return Err(EpError::Unsuited { what: "products of rows of another group", remedy });
@@ -88,8 +88,8 @@ impl EarlyMatmul {
         let (sizes, depth, columns) = (&self.sizes, self.sizes.row_bytes / 2, self.sizes.combine_bytes / 2);
         let all = 2 * u64::from(sizes.local()) * u64::from(columns) * u64::from(depth);
         let weights_at = address("the memory of the experts' weights", weights, all, 16)?;
-        let state = self.state.address() + u64::from(slot) * Early::state_bytes(sizes);
-        let lists = state + Early::lists_at(sizes);
-        Ok((Early { weights: weights_at, state, lists, depth, columns }, [weights, &self.state]))
+        let state = self.state.address() + u64::from(slot) * Overlapped::state_bytes(sizes);
+        let lists = state + Overlapped::lists_at(sizes);
+        Ok((Overlapped { weights: weights_at, state, lists, depth, columns }, [weights, &self.state]))
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// then the combine are one call. Later kernels of a call read memory that was kept for its first one, so memory of a
 /// call is kept at least until the next call begins.
 #[derive(Debug, Default)]
-pub(crate) struct InUse {
+pub(crate) struct KeepAlive {
     streams: Vec<Arc<dyn Stream>>,
     /// Memory, each with the number of the last call that uses it, or [`CAPTURED`].
     memory: Vec<(u64, MemorySlice)>,
@@ -24,13 +24,13 @@ pub(crate) struct InUse {
     unmarked: usize,
 }
 
-/// In place of the number of a call: a graph has it, and may be replayed until [`InUse::settle`].
+/// In place of the number of a call: a graph has it, and may be replayed until [`KeepAlive::settle`].
 const CAPTURED: u64 = u64::MAX;
 
 /// The number of slices at which a stream is marked.
 const MARK_AT: usize = 16;
 
-impl InUse {
+impl KeepAlive {
     /// Begins a call, whose kernels follow those of all calls before, and keeps memory for it.
     pub(crate) fn begin(&mut self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
         self.note(stream);

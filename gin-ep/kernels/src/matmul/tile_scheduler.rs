@@ -13,7 +13,7 @@ const CLOSED: u64 = 1 << 32;
 
 /// The words of the launches on one window, which follow each other.
 #[derive(Clone, Copy, Debug)]
-pub struct Turns<M: Memory> {
+pub struct TileScheduler<M: Memory> {
     /// The epoch of the last launch that has ended.
     ended: M::Word,
     /// Number of parts to send that were taken.
@@ -24,7 +24,7 @@ pub struct Turns<M: Memory> {
     left: M::Word,
 }
 
-impl<M: Memory> Turns<M> {
+impl<M: Memory> TileScheduler<M> {
     /// Returns the words from `first` on, which were 0 at first.
     #[inline(always)]
     pub fn new(first: M::Word) -> Self {
@@ -147,12 +147,12 @@ impl<M: Memory> Lists<M> {
     /// With the last one of this rank's rows, and of all `ranks`, it raises their flags. With the last one of all it
     /// closes the parts.
     #[inline(always)]
-    pub fn finish(&self, is_own: bool, of: u64, ranks: u64, turns: &Turns<M>, launch: u64) {
+    pub fn finish(&self, is_own: bool, of: u64, ranks: u64, scheduler: &TileScheduler<M>, launch: u64) {
         if is_own && count::<M>(self.own, 1, of) {
             raise::<M>(self.own_ready, launch, 0);
         }
         if count::<M>(self.all, 1, of * ranks) {
-            raise::<M>(self.all_ready, launch, turns.close());
+            raise::<M>(self.all_ready, launch, scheduler.close());
         }
     }
 
