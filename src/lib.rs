@@ -25,7 +25,7 @@ pub mod ptx {
     pub use engine::PTX as ENGINE;
 }
 
-pub use cli::{DeviceChoice, End, Failure, Format, MOST_MS, Refused, ThisJob, Verbosity, join, parse, within};
+pub use cli::{DeviceChoice, End, Failure, Format, MAX_MS, Refused, ThisJob, Verbosity, join, parse, within};
 pub use workload::{Gpus, Process, RunDevice, choose_one};
 
 use std::io;

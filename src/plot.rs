@@ -54,9 +54,9 @@ fn draw(path: &Path, parts: &[(&str, &str, Curves)], of: &str) -> Result<(), Fai
     for (area, (title, unit, curves)) in root.split_evenly((parts.len(), 1)).iter().zip(parts) {
         let sizes = || curves.values().flat_map(|curve| curve.keys().copied());
         let values = || curves.values().flat_map(|curve| curve.values().copied()).filter(|value| *value > 0.0);
-        let (least, most) = (sizes().min().unwrap_or(1), sizes().max().unwrap_or(2));
+        let (least, max) = (sizes().min().unwrap_or(1), sizes().max().unwrap_or(2));
         // The axis has labels at every power of two, or at every second one; the last one at its end.
-        let powers = (most.ilog2() - least.ilog2()).max(1);
+        let powers = (max.ilog2() - least.ilog2()).max(1);
         let step = powers / (LABELS + 1) + 1;
         let end = least as f64 * f64::from(powers.next_multiple_of(step)).exp2();
         let (low, high) = (values().fold(f64::MAX, f64::min) / 1.25, values().fold(0.0, f64::max) * 1.25);
@@ -65,7 +65,7 @@ fn draw(path: &Path, parts: &[(&str, &str, Curves)], of: &str) -> Result<(), Fai
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(70)
-            .build_cartesian_2d((least as f64..end.max(most as f64)).log_scale().base(2.0), (low..high).log_scale())?;
+            .build_cartesian_2d((least as f64..end.max(max as f64)).log_scale().base(2.0), (low..high).log_scale())?;
         chart
             .configure_mesh()
             .x_desc("bytes")

@@ -159,7 +159,7 @@ pub(super) struct Side<'a> {
     destination: (usize, u64),
     engine: Option<Engine>,
     /// Number of blocks that fill the GPU.
-    pub(super) most: u32,
+    pub(super) max: u32,
     /// Number of signal raises posted so far. As many must arrive.
     raises: u64,
 }
@@ -193,7 +193,7 @@ impl<'a> Side<'a> {
             destination: (number as usize, address),
             // The address of another process's memory means nothing to the driver.
             engine: if bench.is_one_process() { Engine::of(device)? } else { None },
-            most: processors(device).unwrap_or(4),
+            max: processors(device).unwrap_or(4),
             raises: 0,
         })
     }
@@ -203,18 +203,18 @@ impl<'a> Side<'a> {
     }
 
     /// Returns the shapes to try for `bytes` bytes.
-    fn shapes(&self, kernel: &'static str, most_threads: u32, bytes: u64) -> Vec<Shape> {
-        let mut counts: Vec<u32> = [1, 4, 8, 16, 32, 64].into_iter().filter(|&count| count < self.most).collect();
-        counts.push(self.most);
+    fn shapes(&self, kernel: &'static str, max_threads: u32, bytes: u64) -> Vec<Shape> {
+        let mut counts: Vec<u32> = [1, 4, 8, 16, 32, 64].into_iter().filter(|&count| count < self.max).collect();
+        counts.push(self.max);
         // Leaves out shapes that only take time: blocks with few bytes each, and few blocks for many bytes.
         counts.retain(|&count| count == 1 || bytes / u64::from(count) >= 1 << 10);
-        counts.retain(|&count| bytes < 16 << 20 || count >= 8 || count == self.most);
+        counts.retain(|&count| bytes < 16 << 20 || count >= 8 || count == self.max);
         let threads: &[u32] = match (self.bench.is_real(), bytes > 4 << 10) {
             (true, true) => &[256, 512, 1024],
             (true, false) => &[32, 64, 256],
             (false, _) => &[32],
         };
-        let threads = threads.iter().copied().filter(|&threads| threads <= most_threads);
+        let threads = threads.iter().copied().filter(|&threads| threads <= max_threads);
         let shape =
             |threads| counts.iter().map(move |&blocks| Shape { kernel, blocks, threads, waits: false, shared: 0 });
         threads.flat_map(shape).collect()
@@ -227,7 +227,7 @@ impl<'a> Side<'a> {
         let is_large = bytes >= self.bench.pick(TURNS_BYTES, 1 << 10);
         let turns = if is_large { self.shapes(TURNS, 512, bytes) } else { Vec::new() };
         let turns = turns.into_iter().map(|shape| Way { shape, signals: true });
-        let bare = LOOPS.into_iter().flat_map(|(kernel, most_threads)| self.shapes(kernel, most_threads, bytes));
+        let bare = LOOPS.into_iter().flat_map(|(kernel, max_threads)| self.shapes(kernel, max_threads, bytes));
         puts.chain(turns).chain(bare.map(|shape| Way { shape, signals: false })).collect()
     }
 
@@ -262,7 +262,7 @@ impl<'a> Side<'a> {
 
     /// Returns a shape that fills the GPU.
     fn whole(&self, kernel: &'static str) -> Shape {
-        Shape { kernel, blocks: self.most, threads: self.bench.pick(1024, 32), waits: false, shared: 0 }
+        Shape { kernel, blocks: self.max, threads: self.bench.pick(1024, 32), waits: false, shared: 0 }
     }
 
     pub(super) fn fill(&self, window: &Window<u64>, words: u64, seed: u64) -> Result<(), CommError> {
@@ -378,7 +378,7 @@ fn sizes(bench: &Bench) -> Vec<u64> {
         return vec![1 << 6, 1 << 10, 1 << 12];
     }
     let powers = (6..=30).step_by(2).map(|power| 1u64 << power);
-    powers.filter(|&bytes| bytes <= bench.most_bytes).collect()
+    powers.filter(|&bytes| bytes <= bench.max_bytes).collect()
 }
 
 /// Returns the row of the raises that did not arrive.
@@ -479,8 +479,8 @@ impl Side<'_> {
     /// Returns the ways to try in both directions at once. The ranks' grids are resident together.
     fn exchanges(&self) -> Vec<Way> {
         let sharing = RANKS as usize > self.bench.gpus(RANKS);
-        let most = if sharing { self.most / 2 } else { self.most };
-        let counts = [most / 8, most / 4, most / 2, most].map(|blocks| blocks.max(1));
+        let max = if sharing { self.max / 2 } else { self.max };
+        let counts = [max / 8, max / 4, max / 2, max].map(|blocks| blocks.max(1));
         let threads = self.bench.pick(512, 32);
         let shape = move |kernel, blocks| Shape { kernel, blocks, threads, waits: true, shared: 0 };
         let way = |kernel| move |blocks| Way { shape: shape(kernel, blocks), signals: true };
@@ -492,7 +492,7 @@ impl Side<'_> {
         let (ways, words, times) = (self.exchanges(), bytes / 8, self.times(bytes));
         let (own, other) = (u64::from(self.lab.rank.rank()), u64::from(1 - self.lab.rank.rank()));
         let mut all = Exchanged { ways: vec![Vec::new(); ways.len()], engine: Vec::new(), wrong: 0 };
-        // The shape with the most blocks of each kernel.
+        // The shape with the maximum number of blocks of each kernel.
         for (number, kernel) in (0u64..).zip(BOTH_WAYS) {
             let Some(&way) = ways.iter().rfind(|way| way.shape.kernel == kernel) else { continue };
             let seed = bytes ^ (number << 40);
@@ -519,7 +519,7 @@ impl Side<'_> {
 /// Measures puts in both directions at once.
 pub(super) fn exchanges(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let sizes: &[u64] = bench.pick(&[1 << 12, 1 << 16, 1 << 20, 1 << 24, GOAL_BYTES], &[1 << 10, 1 << 12]);
-    let sizes: Vec<u64> = sizes.iter().copied().filter(|&bytes| bytes <= bench.most_bytes).collect();
+    let sizes: Vec<u64> = sizes.iter().copied().filter(|&bytes| bytes <= bench.max_bytes).collect();
     let Some(&largest) = sizes.last() else { return Ok(Vec::new()) };
     type Measured = (Vec<Exchanged>, Vec<(String, u32, u32)>, u64);
     let body = |rank: &Rank| -> Result<Measured, CommError> {

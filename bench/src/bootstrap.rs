@@ -25,18 +25,18 @@ struct Row {
     join_bytes_mean: u64,
     barrier_ms: f64,
     barrier_bytes_rank_0: u64,
-    barrier_bytes_most: u64,
+    barrier_bytes_max: u64,
     gather_ms: f64,
     gather_bytes_rank_0: u64,
-    gather_bytes_most: u64,
+    gather_bytes_max: u64,
 }
 
 impl Row {
     fn new(ranks: u32, measured: &Simulated) -> Self {
         let ms = |time: Duration| (time.as_secs_f64() * 1e5).round() / 100.0;
         let Simulated { join, barrier, gather, .. } = measured;
-        let Step { rank_0: barrier_bytes_rank_0, most: barrier_bytes_most, .. } = *barrier;
-        let Step { rank_0: gather_bytes_rank_0, most: gather_bytes_most, .. } = *gather;
+        let Step { rank_0: barrier_bytes_rank_0, max: barrier_bytes_max, .. } = *barrier;
+        let Step { rank_0: gather_bytes_rank_0, max: gather_bytes_max, .. } = *gather;
         Self {
             ranks,
             join_ms: ms(join.time),
@@ -44,10 +44,10 @@ impl Row {
             join_bytes_mean: join.mean,
             barrier_ms: ms(barrier.time),
             barrier_bytes_rank_0,
-            barrier_bytes_most,
+            barrier_bytes_max,
             gather_ms: ms(gather.time),
             gather_bytes_rank_0,
-            gather_bytes_most,
+            gather_bytes_max,
         }
     }
 }
@@ -56,7 +56,7 @@ impl Row {
 ///
 /// # Errors
 /// Returns the error of the bootstrap, and the error of the writer.
-pub fn run(most_ranks: u32, json: bool, out: &mut impl Write) -> Result<(), Failure> {
+pub fn run(max_ranks: u32, json: bool, out: &mut impl Write) -> Result<(), Failure> {
     // Four file descriptors per rank exceed the default limit of a process, so this raises the limit to its maximum.
     // The maximum nearly always suffices; otherwise the error of the simulation says so.
     let limit = getrlimit(Resource::Nofile);
@@ -76,13 +76,13 @@ pub fn run(most_ranks: u32, json: bool, out: &mut impl Write) -> Result<(), Fail
             "mean B",
             "barrier ms",
             "rank 0 B",
-            "most B",
+            "max B",
             "gather ms",
             "rank 0 B",
-            "most B"
+            "max B"
         )?;
     }
-    for ranks in RANKS.into_iter().filter(|&ranks| ranks <= most_ranks) {
+    for ranks in RANKS.into_iter().filter(|&ranks| ranks <= max_ranks) {
         let row = Row::new(ranks, &simulate(ranks, BARRIERS, BYTES)?);
         if json {
             writeln!(out, "{}", serde_json::to_string(&row)?)?;
@@ -97,10 +97,10 @@ pub fn run(most_ranks: u32, json: bool, out: &mut impl Write) -> Result<(), Fail
             row.join_bytes_mean,
             row.barrier_ms,
             row.barrier_bytes_rank_0,
-            row.barrier_bytes_most,
+            row.barrier_bytes_max,
             row.gather_ms,
             row.gather_bytes_rank_0,
-            row.gather_bytes_most,
+            row.gather_bytes_max,
         )?;
     }
     Ok(())

@@ -39,9 +39,9 @@ struct Timed {
 fn counts(side: &Side<'_>) -> Vec<u32> {
     // The ranks' grids are resident together.
     let sharing = RANKS as usize > side.bench.gpus(RANKS);
-    let most = if sharing { side.most / 2 } else { side.most };
-    let mut counts: Vec<u32> = side.bench.pick(vec![4, 8, 16], vec![1]).into_iter().filter(|&few| few < most).collect();
-    counts.push(side.bench.pick(most, 2));
+    let max = if sharing { side.max / 2 } else { side.max };
+    let mut counts: Vec<u32> = side.bench.pick(vec![4, 8, 16], vec![1]).into_iter().filter(|&few| few < max).collect();
+    counts.push(side.bench.pick(max, 2));
     counts
 }
 
@@ -66,7 +66,7 @@ fn measure(side: &mut Side<'_>, bytes: u64) -> Result<Timed, CommError> {
     for (contest, wrong) in CONTESTS.into_iter().zip(&mut wrong) {
         let fans = contest.0 != CONTESTS[0].0;
         // All ways of the largest grid.
-        for way in counts.last().map_or(Default::default(), |&most| ways(side.bench, contest, most)).concat() {
+        for way in counts.last().map_or(Default::default(), |&max| ways(side.bench, contest, max)).concat() {
             seed += 1 << 40;
             side.fill(&side.from, words, seed + own)?;
             // Other values, so that missing words show.
@@ -96,7 +96,7 @@ fn measure(side: &mut Side<'_>, bytes: u64) -> Result<Timed, CommError> {
 /// Measures bulk copies by the number of blocks, in both directions at once.
 pub(super) fn copies(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let sizes: &[u64] = bench.pick(&[4 << 20, 64 << 20], &[1 << 12]);
-    let sizes: Vec<u64> = sizes.iter().copied().filter(|&bytes| bytes <= bench.most_bytes).collect();
+    let sizes: Vec<u64> = sizes.iter().copied().filter(|&bytes| bytes <= bench.max_bytes).collect();
     let Some(&largest) = sizes.last() else { return Ok(Vec::new()) };
     type Measured = (Vec<Timed>, Vec<u32>);
     let body = |rank: &Rank| -> Result<Option<Measured>, CommError> {

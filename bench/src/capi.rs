@@ -127,8 +127,7 @@ mod tests {
     fn twins_run_with_the_arguments_of_the_kernels_and_lost_values_are_found() {
         for (sabotage, right) in [(Sabotage::None, true), (Sabotage::LosePut, false)] {
             let limit = Duration::from_secs(60);
-            let bench =
-                Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 1 << 16, module: None, sabotage };
+            let bench = Bench { gpus: None, job: None, launches: 1, limit, max_bytes: 1 << 16, module: None, sabotage };
             // A virtual GPU has no C++ kernels here: those in Rust stand for them.
             let tables = tables(&bench, &|rank| Ok(rank.device().load(ModuleSource::Linked)?)).unwrap();
             assert_eq!(tables[0].rows.len(), STORES.len() + PROXY.len());
@@ -140,7 +139,7 @@ mod tests {
     fn without_a_module_or_a_gpu_it_says_so() {
         for (module, reason) in [(None, "--module"), (Some(Vec::new()), "virtual")] {
             let (limit, sabotage) = (Duration::from_secs(1), Sabotage::None);
-            let bench = Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 64, module, sabotage };
+            let bench = Bench { gpus: None, job: None, launches: 1, limit, max_bytes: 64, module, sabotage };
             assert!(twins(&bench).unwrap_err().to_string().contains(reason));
         }
     }

@@ -68,18 +68,18 @@ pub(super) fn pairs(bench: &Bench) -> Result<Vec<Table>, Failure> {
     for &ranks in ranks {
         tables.push(measure(bench, ranks)?);
     }
-    let most = bench.gpus.as_ref().map_or(0, |gpus| gpus.names.len() as u32);
+    let max = bench.gpus.as_ref().map_or(0, |gpus| gpus.names.len() as u32);
     if let Some(job) = &bench.job {
         tables.push(measure(bench, job.ranks())?);
-    } else if most > 2 {
-        tables.push(measure(bench, most)?);
+    } else if max > 2 {
+        tables.push(measure(bench, max)?);
     }
     Ok(tables)
 }
 
-/// Returns the goals of a dispatch and of a combine: most and stretch, as ratios to the floor.
+/// Returns the goals of a dispatch and of a combine: maximum and stretch, as ratios to the floor.
 fn goals(tokens: usize, floor: f64) -> [(Goal, Goal); 2] {
-    let ratio = |most: f64| Goal::AtMost((most * 100.0).round() / 100.0);
+    let ratio = |max: f64| Goal::AtMost((max * 100.0).round() / 100.0);
     // For few tokens the goals are microseconds.
     let more = |us: f64| ratio(1.0 + us / floor);
     match tokens {
@@ -128,8 +128,8 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
     let blocks = of[0].all.blocks;
     let spread = |get: &dyn Fn(&Times) -> &Vec<f64>| {
         let ranks: Vec<f64> = of.iter().map(|times| median(get(times))).collect();
-        let (least, most) = (ranks.iter().copied().fold(f64::MAX, f64::min), ranks.iter().copied().fold(0.0, f64::max));
-        format!("with the dispatch {least:.2} to {most:.2} us by rank")
+        let (least, max) = (ranks.iter().copied().fold(f64::MAX, f64::min), ranks.iter().copied().fold(0.0, f64::max));
+        format!("with the dispatch {least:.2} to {max:.2} us by rank")
     };
     let spreads = [spread(&|times| &times.all.dispatch), spread(&|times| &times.all.pair)];
     let spread_of = |what: &str| &spreads[usize::from(what != "dispatch")];
@@ -171,8 +171,8 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
         static NONE: Vec<f64> = Vec::new();
         let repeats = slowest(&|times| times.fp8.as_ref().map_or(&NONE, |calls| &calls.dispatch));
         let floor = slowest(&|times| times.fp8.as_ref().map_or(&NONE, |calls| &calls.beside[0]));
-        let most = |us: f64| Goal::AtMost(((1.0 + us / median(&floor)) * 100.0).round() / 100.0);
-        let goal = if tokens >= LARGE { (Goal::AtMost(1.1), Goal::AtMost(1.0)) } else { (most(4.0), most(1.0)) };
+        let max = |us: f64| Goal::AtMost(((1.0 + us / median(&floor)) * 100.0).round() / 100.0);
+        let goal = if tokens >= LARGE { (Goal::AtMost(1.1), Goal::AtMost(1.0)) } else { (max(4.0), max(1.0)) };
         let (goal, stretch) = Some(goal).filter(|_| counts).unzip();
         let name = format!("dispatch that makes FP8, {tokens} tokens");
         let row = Row::new(name, Figure::new(&repeats, wrong(&fp8)), "us").main(true);

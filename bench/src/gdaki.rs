@@ -13,7 +13,7 @@ use super::table::{Goal, Kind, Row, Table};
 use super::{Bench, end};
 use crate::Failure;
 use bytemuck::Zeroable;
-use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM, MOST_DEPTH_LOG2, QueuePairData, busy_marks, claimed};
+use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM, MAX_DEPTH_LOG2, QueuePairData, busy_marks, claimed};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{Entry, QueueNumber, SLOT_BYTES, Slot};
@@ -128,7 +128,7 @@ impl Pairs {
             depth_log2: self.depth_log2,
             interval_log2: 4.min(self.depth_log2 - 1) as u16,
             doorbell_scope,
-            most_bytes: 1 << 30,
+            max_bytes: 1 << 30,
             signal_key: Be32::new(0x1000 + rank as u32).memory(),
             sink_key: Be32::new(0x2000).memory(),
             signals: 0,
@@ -245,7 +245,7 @@ impl Pairs {
 
 /// Measures posts of all crowds, for each scope of the release.
 pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
-    let depth_log2 = bench.pick(MOST_DEPTH_LOG2, 8);
+    let depth_log2 = bench.pick(MAX_DEPTH_LOG2, 8);
     let mut config = bench.world(RANKS)?;
     config.comm.routes = Routes::Network;
     let measure = |rank: &Rank| -> Result<Vec<Vec<Figure>>, CommError> {
@@ -347,7 +347,7 @@ mod tests {
     fn wrong_entries_doorbells_and_counts_are_found() {
         let limit = Duration::from_secs(60);
         let sabotage = Sabotage::None;
-        let bench = Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 1 << 16, module: None, sabotage };
+        let bench = Bench { gpus: None, job: None, launches: 1, limit, max_bytes: 1 << 16, module: None, sabotage };
         let found = bench.on_ranks(bench.world(1).unwrap(), |rank| {
             let lab = Lab::new(rank)?;
             let Posters { crowd, .. } = posters(false, 4)[0];
@@ -375,11 +375,11 @@ mod tests {
 
     #[test]
     fn a_launch_of_every_crowd_fits_into_the_rings() {
-        for (real, all, depth) in [(true, 132, 1 << MOST_DEPTH_LOG2), (false, 4, 1 << 8)] {
+        for (real, all, depth) in [(true, 132, 1 << MAX_DEPTH_LOG2), (false, 4, 1 << 8)] {
             for Posters { crowd, .. } in posters(real, all) {
                 // Neighbouring threads begin with different peers, so each peer gets about the same number of posts.
-                let most = (crowd.all() / u64::from(crowd.peers) + u64::from(crowd.members())) * 2;
-                assert!(most <= depth, "{crowd:?}");
+                let max = (crowd.all() / u64::from(crowd.peers) + u64::from(crowd.members())) * 2;
+                assert!(max <= depth, "{crowd:?}");
             }
         }
     }

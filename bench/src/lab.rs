@@ -18,7 +18,7 @@ pub(super) struct Lab<'a> {
 }
 
 /// Maximum number of blocks of a timed kernel.
-const MOST_BLOCKS: u32 = 1024;
+const MAX_BLOCKS: u32 = 1024;
 
 /// The result of one launch.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,7 @@ impl<'a> Lab<'a> {
     /// Prepares the tools and loads the kernels, so that no rank loads them while a kernel waits.
     pub(super) fn new(rank: &'a Rank) -> Result<Self, CommError> {
         rank.kernel("bench_flush")?;
-        let marks = Memory::new(rank.device(), MemoryKind::Device, 8 * MARKS as u64 * u64::from(MOST_BLOCKS))?;
+        let marks = Memory::new(rank.device(), MemoryKind::Device, 8 * MARKS as u64 * u64::from(MAX_BLOCKS))?;
         Ok(Self { rank, stream: rank.stream()?, marks })
     }
 
@@ -142,7 +142,7 @@ impl<'a> Lab<'a> {
         comm: Option<&Communicator>,
         arguments: &[&dyn KernelArg],
     ) -> Result<Launched, CommError> {
-        let mut marks = vec![[0u64; MARKS]; shape.blocks.min(MOST_BLOCKS) as usize];
+        let mut marks = vec![[0u64; MARKS]; shape.blocks.min(MAX_BLOCKS) as usize];
         self.marks.write(0, &marks)?;
         let address = self.marks.address();
         let out = std::ptr::without_provenance_mut::<u64>(address as usize);

@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn kernels_in_a_row_add_up_in_order_and_as_dependents() {
         let (limit, sabotage) = (Duration::from_secs(60), gin_testkit::Sabotage::None);
-        let bench = Bench { gpus: None, job: None, launches: 2, limit, most_bytes: 64, module: None, sabotage };
+        let bench = Bench { gpus: None, job: None, launches: 2, limit, max_bytes: 64, module: None, sabotage };
         let tables = steps(&bench).unwrap();
         let rows = &tables[0].rows;
         assert_eq!(rows.len(), 4);

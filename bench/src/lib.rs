@@ -119,7 +119,7 @@ pub struct Bench {
     /// Time limit of a wait.
     pub limit: Duration,
     /// Largest put, in bytes.
-    pub most_bytes: u64,
+    pub max_bytes: u64,
     /// The kernels of `bench/kernels/capi.cu` as a cubin.
     pub module: Option<Vec<u8>>,
     /// A mistake that the ranks make.
@@ -369,7 +369,7 @@ mod tests {
             for (sabotage, right) in [(Sabotage::None, true), (Sabotage::LosePut, false)] {
                 let limit = Duration::from_secs(60);
                 let bench =
-                    Bench { gpus: None, job: None, launches: 1, limit, most_bytes: 1 << 16, module: None, sabotage };
+                    Bench { gpus: None, job: None, launches: 1, limit, max_bytes: 1 << 16, module: None, sabotage };
                 let output = Output { form: Form::Short, earlier: None, plot: None };
                 let mut out = Vec::new();
                 let all_right = run(&bench, measurement, &output, &mut out).unwrap() == Outcome::Right;

@@ -87,10 +87,10 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
         (Kind::Other, "bare: 64B of memory with the flag in the data", flagged),
         (Kind::Other, "bare: 8 bytes, relaxed", relaxed),
     ];
-    let row = |what: &str, figure: Figure, most: f64| {
+    let row = |what: &str, figure: Figure, max: f64| {
         let row = Row::new(what, figure, "us").main(true);
         bare.iter().fold(row, |row, &(kind, what, figure)| {
-            let goal = (bench.counts(RANKS) && kind == Kind::Floor).then_some(Goal::AtMost(most));
+            let goal = (bench.counts(RANKS) && kind == Kind::Floor).then_some(Goal::AtMost(max));
             row.beside(kind, what, figure, goal, None)
         })
     };
@@ -165,10 +165,10 @@ const BARE: &str = "bare: release, store, relaxed poll, acquire";
 
 /// Measures barriers of the LSA team: one warp, back to back.
 pub(super) fn barriers(bench: &Bench) -> Result<Vec<Table>, Failure> {
-    let most = bench.pick(bench.gpus(8).max(2) as u32, 3);
+    let max = bench.pick(bench.gpus(8).max(2) as u32, 3);
     let all = match &bench.job {
         Some(job) => job.ranks()..=job.ranks(),
-        None => 2..=most,
+        None => 2..=max,
     };
     let rounds = bench.rounds();
     let mut tables = Vec::new();

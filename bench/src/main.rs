@@ -6,7 +6,7 @@ mod sass;
 use clap::{Parser, ValueEnum};
 use gin_bench::{Bench, Earlier, Form, Measurement, Outcome, Output, Unsuited, bootstrap};
 use gin_cli::{
-    DeviceChoice, End, Failure, Format, MOST_MS, Refused, RunDevice, ThisJob, Verbosity, choose_one, join, size, within,
+    DeviceChoice, End, Failure, Format, MAX_MS, Refused, RunDevice, ThisJob, Verbosity, choose_one, join, size, within,
 };
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -85,16 +85,16 @@ struct Arguments {
     plot: Option<PathBuf>,
     /// Largest put by loads and stores. Accepts the units KiB, MiB and GiB [default: 1GiB].
     #[arg(long, value_parser = size::parse)]
-    most_bytes: Option<u64>,
+    max_bytes: Option<u64>,
     /// The kernels in C++ for `capi`: a cubin of bench/kernels/capi.cu, which `make gpu-bundle` makes.
     #[arg(long, value_name = "FILE.cubin")]
     module: Option<PathBuf>,
     /// Milliseconds until a wait ends with an error [default: 10000].
-    #[arg(long, value_parser = within::<u64>(1..=MOST_MS))]
+    #[arg(long, value_parser = within::<u64>(1..=MAX_MS))]
     deadline_ms: Option<u64>,
     /// Maximum number of ranks in the simulated jobs of `bootstrap` [default: 1024].
     #[arg(long, value_parser = within::<u32>(2..=16384))]
-    most_ranks: Option<u32>,
+    max_ranks: Option<u32>,
     /// Output format of the figures. JSON is one object for each table, with everything.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -123,9 +123,9 @@ fn refuse_ignored(arguments: &Arguments) -> Result<(), Refused> {
         ("--all", arguments.all, on_gpus),
         ("--compare", arguments.compare.is_some(), on_gpus),
         ("--plot", arguments.plot.is_some(), plotted),
-        ("--most-bytes", arguments.most_bytes.is_some(), by_size),
+        ("--max-bytes", arguments.max_bytes.is_some(), by_size),
         ("--module", arguments.module.is_some(), (&[Capi][..], "capi")),
-        ("--most-ranks", arguments.most_ranks.is_some(), (&[Bootstrap][..], "bootstrap")),
+        ("--max-ranks", arguments.max_ranks.is_some(), (&[Bootstrap][..], "bootstrap")),
         (
             "--format json",
             json,
@@ -162,7 +162,7 @@ fn run(arguments: &Arguments, out: &mut impl Write) -> Result<End, Failure> {
         What::Launch => Measurement::Launch,
         What::Capi => Measurement::Capi,
         What::Bootstrap => {
-            return bootstrap::run(arguments.most_ranks.unwrap_or(1024), json, out).map(|()| End::Right);
+            return bootstrap::run(arguments.max_ranks.unwrap_or(1024), json, out).map(|()| End::Right);
         }
         What::Sass => return sass::print(out).map(|()| End::Right),
     };
@@ -211,7 +211,7 @@ fn run(arguments: &Arguments, out: &mut impl Write) -> Result<End, Failure> {
         job: job.map(|job| job.bootstrap),
         launches: arguments.repeats.unwrap_or(REPEATS) as usize,
         limit: Duration::from_millis(arguments.deadline_ms.unwrap_or(DEADLINE_MS)),
-        most_bytes: arguments.most_bytes.unwrap_or(1 << 30),
+        max_bytes: arguments.max_bytes.unwrap_or(1 << 30),
         module,
     };
     let outcome = match prints {

@@ -60,10 +60,10 @@ fn differences(outputs: &[MemorySlice; 2], elements: usize) -> Result<u64, EpErr
 
 /// Measures products of one, two and more ranks.
 pub(super) fn products(bench: &Bench) -> Result<Vec<Table>, Failure> {
-    let most = bench.gpus.as_ref().map_or(0, |gpus| gpus.names.len() as u32);
+    let max = bench.gpus.as_ref().map_or(0, |gpus| gpus.names.len() as u32);
     let ranks = match &bench.job {
         Some(job) => vec![job.ranks()],
-        None if most > 2 => vec![1, 2, most],
+        None if max > 2 => vec![1, 2, max],
         None => bench.pick(vec![1, 2], vec![2]),
     };
     ranks.into_iter().map(|ranks| measure(bench, ranks)).collect()

@@ -132,7 +132,7 @@ fn measure(bench: &Bench, rank: &Rank, bytes: u64, puts: u64) -> Result<Option<M
 pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let mut config = bench.world(RANKS)?;
     config.comm.routes = Routes::Network;
-    let sizes: Vec<u64> = SIZES.into_iter().filter(|&bytes| bytes <= bench.pick(bench.most_bytes, 1024)).collect();
+    let sizes: Vec<u64> = SIZES.into_iter().filter(|&bytes| bytes <= bench.pick(bench.max_bytes, 1024)).collect();
     let number = |bytes: u64| bench.pick((256 << 20) / bytes, 128).clamp(128, 16_384);
     let run = |rank: &Rank| {
         sizes.iter().map(|&bytes| measure(bench, rank, bytes, number(bytes))).collect::<Result<Vec<_>, CommError>>()

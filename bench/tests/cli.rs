@@ -327,8 +327,8 @@ fn bench_refuses_unknown_arguments() {
         refused(&format!("bootstrap {option}"), &[name, "lsa, proxy"]);
     }
     refused("proxy --plot plot.svg", &["--plot", "only lsa, ep and all"]);
-    refused("ep --most-bytes 4KiB", &["--most-bytes", "only lsa and all"]);
-    refused("lsa --most-ranks 9", &["--most-ranks", "only bootstrap has"]);
+    refused("ep --max-bytes 4KiB", &["--max-bytes", "only lsa and all"]);
+    refused("lsa --max-ranks 9", &["--max-ranks", "only bootstrap has"]);
     refused("sass --format json", &["--format json", "measurements of time"]);
     refused("lsa --all --format json", &["--all", "--format json"]);
     refused("lsa --repeats -1", &["-1 is not in 1..=1000"]);
@@ -336,16 +336,16 @@ fn bench_refuses_unknown_arguments() {
 
 #[test]
 fn simulated_jobs_report_the_cost_of_the_bootstrap_as_ranks_increase() {
-    let rows = json("bootstrap --most-ranks 20");
+    let rows = json("bootstrap --max-ranks 20");
     let ranks: Vec<u64> = rows.iter().filter_map(|row| row["ranks"].as_u64()).collect();
     assert_eq!(ranks, [2, 16]);
     for row in rows {
-        for figure in ["join_ms", "barrier_ms", "gather_ms", "join_bytes_rank_0", "gather_bytes_most"] {
+        for figure in ["join_ms", "barrier_ms", "gather_ms", "join_bytes_rank_0", "gather_bytes_max"] {
             assert!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), "{row}");
         }
     }
-    assert!(succeeds("bootstrap --most-ranks 2").contains("rank 0 B"));
-    refused("bootstrap --most-ranks 1", &["--most-ranks", "2..=16384"]);
+    assert!(succeeds("bootstrap --max-ranks 2").contains("rank 0 B"));
+    refused("bootstrap --max-ranks 1", &["--max-ranks", "2..=16384"]);
 }
 
 #[test]

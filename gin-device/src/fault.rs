@@ -53,8 +53,8 @@ impl Field {
     /// Returns `word` with this value in the field. A value that is too large becomes all ones.
     #[inline(always)]
     const fn write(self, word: u64, value: u32) -> u64 {
-        let most = (1 << self.1) - 1;
-        let value = if value > most { most } else { value };
+        let max = (1 << self.1) - 1;
+        let value = if value > max { max } else { value };
         word & !self.mask() | (value as u64) << self.0
     }
 

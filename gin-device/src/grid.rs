@@ -55,7 +55,7 @@ struct Shape {
     /// Chunks have a multiple of it, except the last of a range.
     unit: usize,
     /// Largest number of elements of a chunk, a multiple of `unit`.
-    most: usize,
+    max: usize,
 }
 
 impl Shape {
@@ -66,8 +66,8 @@ impl Shape {
         let apart = size.trailing_zeros();
         let lines = if apart < LINE.trailing_zeros() { LINE >> apart } else { 1 };
         let unit = if lines * size <= CHUNK_BYTES { lines } else { 1 };
-        let most = CHUNK_BYTES / size / unit * unit;
-        Self { unit, most: if most == 0 { unit } else { most } }
+        let max = CHUNK_BYTES / size / unit * unit;
+        Self { unit, max: if max == 0 { unit } else { max } }
     }
 }
 
@@ -82,11 +82,11 @@ pub struct Chunks {
 
 impl Chunks {
     #[inline(always)]
-    fn of(len: usize, Shape { unit, most }: Shape, block: u32, blocks: u32) -> Self {
+    fn of(len: usize, Shape { unit, max }: Shape, block: u32, blocks: u32) -> Self {
         let (block, blocks) = (block as usize, blocks as usize);
-        // Chunks of each block, and the length with which they suffice. No product overflows: `most` is at most 2^16,
-        // and `chunk` at most `most`. No divisor is 0, which `max` tells the compiler.
-        let turns = len.div_ceil((blocks * most).max(1));
+        // Chunks of each block, and the length with which they suffice. No product overflows: `max` is at most 2^16,
+        // and `chunk` at most `max`. No divisor is 0, which `max` tells the compiler.
+        let turns = len.div_ceil((blocks * max).max(1));
         let chunk = len.div_ceil((blocks * turns).max(1)).next_multiple_of(unit);
         Self { next: block * chunk, step: blocks * chunk, chunk, len }
     }
@@ -185,17 +185,17 @@ mod tests {
     fn chunks_cover_a_range_once_and_every_block_has_equally_many() {
         for size in [1, 2, 3, 4, 8, 12, 16, 24, 128, 384, 1000, 1001, CHUNK_BYTES, CHUNK_BYTES + 1] {
             let shape = Shape::of(size);
-            let Shape { unit, most } = shape;
-            assert!(most.is_multiple_of(unit), "elements of {size} bytes");
+            let Shape { unit, max } = shape;
+            assert!(max.is_multiple_of(unit), "elements of {size} bytes");
             if size <= CHUNK_BYTES {
-                assert!(most * size <= CHUNK_BYTES && most * size > CHUNK_BYTES / 2, "elements of {size} bytes");
+                assert!(max * size <= CHUNK_BYTES && max * size > CHUNK_BYTES / 2, "elements of {size} bytes");
             }
             if size <= CHUNK_BYTES / LINE {
                 assert!((unit * size).is_multiple_of(LINE), "elements of {size} bytes");
             }
             for blocks in [1u32, 2, 3, 7, 132] {
-                let whole = blocks as usize * most;
-                let ends = [0, unit, most, whole, 2 * whole, 5 * whole + most / 3];
+                let whole = blocks as usize * max;
+                let ends = [0, unit, max, whole, 2 * whole, 5 * whole + max / 3];
                 let near = ends.into_iter().flat_map(|end| [end.saturating_sub(1), end, end + 1]);
                 for len in (0..3 * unit.min(200)).chain(near) {
                     let shares: Vec<Vec<_>> =
@@ -206,7 +206,7 @@ mod tests {
                     let mut end = 0;
                     for &(start, part) in &all {
                         assert_eq!(start, end, "{len} elements of {size} bytes by {blocks}");
-                        assert!(part > 0 && part <= most && start.is_multiple_of(unit));
+                        assert!(part > 0 && part <= max && start.is_multiple_of(unit));
                         end += part;
                     }
                     assert_eq!(end, len, "{len} elements of {size} bytes by {blocks}");

@@ -3,7 +3,7 @@
 //!
 //! A put with a signal pays for a fence between them, about a microsecond over NVLink. A message has none: each word of
 //! 8 bytes has 4 bytes of the message and the message's number. So every word says by itself that it has arrived. That
-//! takes twice the bytes, and suits messages up to [`MOST_BYTES`].
+//! takes twice the bytes, and suits messages up to [`MAX_BYTES`].
 //!
 //! [`Outbox`] sends to one peer, [`Inbox`] receives from one. Both use a window of words that all ranks register with
 //! [`words`] words, all 0 at first.
@@ -65,7 +65,7 @@ use gin_abi::{Deadline, FaultKind, Operation, Subject};
 /// Number of messages from one rank for which a rank has room.
 pub const SLOTS: u64 = 16;
 /// Size of the largest message, in bytes. A larger one is faster as a put with a signal.
-pub const MOST_BYTES: usize = 4096;
+pub const MAX_BYTES: usize = 4096;
 
 /// Words of state before the slots of a rank.
 const STATE: u64 = 8;
@@ -76,7 +76,7 @@ const RECEIVED: u64 = 2;
 
 /// Returns the number of words of 8 bytes of a window for messages of type `T` among `ranks` ranks.
 ///
-/// `T` has a multiple of 4 bytes, 4 to [`MOST_BYTES`] of them, and an alignment of 4 or more; another type does not
+/// `T` has a multiple of 4 bytes, 4 to [`MAX_BYTES`] of them, and an alignment of 4 or more; another type does not
 /// compile.
 #[must_use]
 pub const fn words<T: Pod>(ranks: u32) -> usize {
@@ -87,7 +87,7 @@ pub const fn words<T: Pod>(ranks: u32) -> usize {
 const fn units<T: Pod>() -> u64 {
     const {
         assert!(align_of::<T>() >= 4, "a message is aligned to 4 bytes or more");
-        assert!(size_of::<T>() != 0 && size_of::<T>() <= MOST_BYTES, "a message has 4 to 4096 bytes");
+        assert!(size_of::<T>() != 0 && size_of::<T>() <= MAX_BYTES, "a message has 4 to 4096 bytes");
     }
     size_of::<T>() as u64 / 4
 }

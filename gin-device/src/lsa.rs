@@ -91,7 +91,7 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
 #[inline(always)]
 pub unsafe fn copy<const OWN: bool>(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
     // Safety: the caller's promise.
-    unsafe { copy_most::<_, OWN, 31>(coop, destination, source, bytes) };
+    unsafe { copy_max::<_, OWN, 31>(coop, destination, source, bytes) };
 }
 
 /// Does [`copy`]. A rare part copies what is past the first `2^LOG2` units of 16 bytes: so `LOG2` is at most 31, and
@@ -100,7 +100,7 @@ pub unsafe fn copy<const OWN: bool>(coop: &impl Coop, destination: u64, source: 
 /// # Safety
 /// - As [`copy`].
 #[inline(always)]
-unsafe fn copy_most<C: Coop, const OWN: bool, const LOG2: u32>(coop: &C, destination: u64, source: u64, bytes: u64) {
+unsafe fn copy_max<C: Coop, const OWN: bool, const LOG2: u32>(coop: &C, destination: u64, source: u64, bytes: u64) {
     // Safety: of the callers below.
     let pair = |from| unsafe { if OWN { load_weak_pair(from) } else { load_relaxed_sys_pair(from) } };
     // LLVM unrolls a loop with a step that it knows.
@@ -156,14 +156,14 @@ mod outlined {
     use super::at;
     use crate::sys::data::{load_relaxed_sys_u8, load_relaxed_sys_u32, store_weak_u8, store_weak_u32};
 
-    /// Copies the bytes that are no part of the first `2^most` whole, aligned units of 16 bytes. Returns the number of
+    /// Copies the bytes that are no part of the first `2^max` whole, aligned units of 16 bytes. Returns the number of
     /// bytes before these units, or all bytes if the addresses allow no such units.
     ///
     /// # Safety
     /// - As [`copy`](super::copy); `rank` and `step` are number and count of the threads.
     #[cold]
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
-    pub(super) unsafe fn copy_rest(destination: u64, source: u64, bytes: u64, rank: u32, step: u32, most: u32) -> u64 {
+    pub(super) unsafe fn copy_rest(destination: u64, source: u64, bytes: u64, rank: u32, step: u32, max: u32) -> u64 {
         let (rank, step) = (u64::from(rank), u64::from(step));
         // log2 of the width of a unit.
         let log2 = match destination ^ source {
@@ -183,7 +183,7 @@ mod outlined {
             index += step;
         }
         // Of units of 16 bytes, those past the first. Such copies are rare, so units of 4 bytes do.
-        let (units, first, copied) = if log2 == 4 { (body >> 2, 4 << most, head) } else { (units, 0, bytes) };
+        let (units, first, copied) = if log2 == 4 { (body >> 2, 4 << max, head) } else { (units, 0, bytes) };
         let mut unit = first + rank;
         while unit < units {
             let offset = head + 4 * unit;
@@ -467,7 +467,7 @@ mod tests {
                 // Safety: both in range.
                 unsafe {
                     if past {
-                        copy_most::<_, true, 2>(coop, at, source, bytes as u64);
+                        copy_max::<_, true, 2>(coop, at, source, bytes as u64);
                     } else {
                         copy::<true>(coop, at, source, bytes as u64);
                     }

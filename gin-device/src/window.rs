@@ -146,12 +146,12 @@ impl<T: Pod> Window<T> {
     #[inline(always)]
     fn bytes(elements: usize) -> (u64, bool) {
         let elements = elements as u64;
-        let most = const { u64::MAX / Self::SIZE };
+        let max = const { u64::MAX / Self::SIZE };
         // Most sizes are powers of two; then the upper half of the number decides.
         let overflows = if const { Self::SIZE.is_power_of_two() && Self::SIZE <= 1 << 32 } {
-            sys::narrow((elements >> 32) as u32) > (most >> 32) as u32
+            sys::narrow((elements >> 32) as u32) > (max >> 32) as u32
         } else {
-            elements > most
+            elements > max
         };
         (elements.wrapping_mul(Self::SIZE), overflows)
     }

@@ -145,11 +145,11 @@ impl<'a> Combine<'a> {
             }
             _ => {}
         }
-        let most = if tokens.count_at == 0 { tokens.count.min(sizes.tokens) } else { sizes.tokens };
-        let (bytes, most, sum_bytes) = (u64::from(sizes.combine_bytes), u64::from(most), u64::from(group.sum_bytes));
+        let max = if tokens.count_at == 0 { tokens.count.min(sizes.tokens) } else { sizes.tokens };
+        let (bytes, max, sum_bytes) = (u64::from(sizes.combine_bytes), u64::from(max), u64::from(group.sum_bytes));
         let mut sums = kernels::Sums {
             rows: 0,
-            output: address("the memory of the output", self.output, most * sum_bytes, 16)?,
+            output: address("the memory of the output", self.output, max * sum_bytes, 16)?,
             bias: 0,
             weights: 0,
             row_map: 0,
@@ -201,11 +201,11 @@ impl<'a> Combine<'a> {
         }
         if let Some(bias) = self.bias {
             used.push(bias);
-            sums.bias = address("the memory of the bias", bias, most * sum_bytes, 16)?;
+            sums.bias = address("the memory of the bias", bias, max * sum_bytes, 16)?;
         }
         if let Some(Some(weights)) = self.terms.weights {
             used.push(weights);
-            let needed = 4 * most * u64::from(sizes.topk);
+            let needed = 4 * max * u64::from(sizes.topk);
             sums.weights = address("the memory of the combine's weights", weights, needed, 4)?;
         }
         Ok((sums, used))

@@ -5,18 +5,18 @@ use crate::EpError;
 use gin_abi::Deadline;
 use gin_abi::handle::{BackendKind, NEAR_WORDS};
 use gin_ep_kernels::{
-    Bytes, Divisor, Format, LARGE_UNIT, MOST_NETWORK_THREADS, MOST_THREADS, Network, Quantized, SCALED, Sizes, UNIT,
+    Bytes, Divisor, Format, LARGE_UNIT, MAX_NETWORK_THREADS, MAX_THREADS, Network, Quantized, SCALED, Sizes, UNIT,
 };
 use std::fmt;
 
-/// The most bytes of a row.
-const MOST_ROW_BYTES: u64 = 64 << 10;
-/// The most ranks: bits of a word.
-const MOST_RANKS: u64 = 64;
-/// The most ids of a token: lanes of a warp.
-const MOST_TOPK: u64 = 32;
-/// The most experts.
-const MOST_EXPERTS: u64 = 65_536;
+/// The maximum number of bytes of a row.
+const MAX_ROW_BYTES: u64 = 64 << 10;
+/// The maximum number of ranks: bits of a word.
+const MAX_RANKS: u64 = 64;
+/// The maximum number of ids of a token: lanes of a warp.
+const MAX_TOPK: u64 = 32;
+/// The maximum number of experts.
+const MAX_EXPERTS: u64 = 65_536;
 /// Groups with room for more tokens count tokens in a kernel of its own, before each dispatch. Up to here
 /// no warp counts twice.
 const COUNT_IN_DISPATCH: u32 = 512;
@@ -122,7 +122,7 @@ impl GroupConfig {
         }
     }
 
-    /// Sets the most tokens of a rank's dispatch.
+    /// Sets the maximum number of tokens of a rank's dispatch.
     #[must_use]
     pub const fn tokens(mut self, tokens: u32) -> Self {
         self.tokens = tokens;
@@ -316,20 +316,20 @@ impl GroupConfig {
     /// # Errors
     /// [`EpError::Limit`] if such kernels have fewer threads than were asked for.
     pub(crate) fn block_over(&self, is_remote: bool) -> Result<u32, EpError> {
-        let most = if is_remote { MOST_NETWORK_THREADS } else { MOST_THREADS };
+        let max = if is_remote { MAX_NETWORK_THREADS } else { MAX_THREADS };
         if let Some(given) = self.threads
-            && given > most
+            && given > max
         {
-            let limit = format!("at most {most} if loads and stores do not reach all ranks");
+            let limit = format!("at most {max} if loads and stores do not reach all ranks");
             return Err(EpError::Limit { what: "the number of threads of a block", given: given.into(), limit });
         }
-        Ok(self.block().min(most))
+        Ok(self.block().min(max))
     }
 
     /// Returns the number of threads of a block.
     fn block(&self) -> u32 {
         let is_small = self.tokens <= FEW_TOKENS && self.blocks.is_none();
-        self.threads.unwrap_or(if is_small { FEW_THREADS } else { MOST_THREADS })
+        self.threads.unwrap_or(if is_small { FEW_THREADS } else { MAX_THREADS })
     }
 
     /// Returns the number of blocks that have work, if all tokens are there.
@@ -340,11 +340,11 @@ impl GroupConfig {
 
     /// Returns the sizes for kernels, if they are within the limits.
     pub(crate) fn sizes(&self, ranks: u32) -> Result<Sizes, EpError> {
-        let limit = |what, given: u64, least: u64, most: u64| {
+        let limit = |what, given: u64, least: u64, max: u64| {
             if given < least {
                 Err(EpError::Limit { what, given, limit: format!("at least {least}") })
-            } else if given > most {
-                Err(EpError::Limit { what, given, limit: format!("at most {most}") })
+            } else if given > max {
+                Err(EpError::Limit { what, given, limit: format!("at most {max}") })
             } else {
                 Ok(())
             }
@@ -359,17 +359,17 @@ impl GroupConfig {
             Element::Opaque { row_bytes, scale_bytes } => (row_bytes.into(), 2 * hidden, scale_bytes.into()),
         };
         let combine_bytes = if self.combine_f32 { 4 * hidden } else { combine_bytes };
-        limit("the number of ranks", ranks.into(), 1, MOST_RANKS)?;
-        limit("the number of experts", self.experts.into(), 1, MOST_EXPERTS)?;
-        limit("the number of experts of a token", self.topk.into(), 1, MOST_TOPK)?;
-        limit("the number of bytes of a row", row_bytes, 16, MOST_ROW_BYTES)?;
-        limit("the number of bytes of the scales of a row", scale_bytes, 0, MOST_ROW_BYTES)?;
+        limit("the number of ranks", ranks.into(), 1, MAX_RANKS)?;
+        limit("the number of experts", self.experts.into(), 1, MAX_EXPERTS)?;
+        limit("the number of experts of a token", self.topk.into(), 1, MAX_TOPK)?;
+        limit("the number of bytes of a row", row_bytes, 16, MAX_ROW_BYTES)?;
+        limit("the number of bytes of the scales of a row", scale_bytes, 0, MAX_ROW_BYTES)?;
         limit("the number of slots", self.slots.into(), 1, 64)?;
         limit("the number of tokens", self.tokens.into(), 1, 65_536)?;
         if let Some(rows) = self.max_rows {
-            let (given, most) = (u64::from(rows), u64::from(ranks) * u64::from(self.tokens));
-            if given == 0 || given > most {
-                let limit = format!("1 to {most}, which is all that {ranks} ranks with {} tokens send", self.tokens);
+            let (given, max) = (u64::from(rows), u64::from(ranks) * u64::from(self.tokens));
+            if given == 0 || given > max {
+                let limit = format!("1 to {max}, which is all that {ranks} ranks with {} tokens send", self.tokens);
                 return Err(EpError::Limit { what: "`max_rows`", given, limit });
             }
             if self.combine_at_source {
@@ -390,7 +390,7 @@ impl GroupConfig {
         for (what, blocks) in [("the number of SMs", self.blocks), ("the number of blocks", self.grid)] {
             limit(what, blocks.unwrap_or(1).into(), 1, 65_535)?;
         }
-        limit("the number of threads of a block", self.block().into(), 32, MOST_THREADS.into())?;
+        limit("the number of threads of a block", self.block().into(), 32, MAX_THREADS.into())?;
         for (what, given, unit) in [
             ("the number of bytes of a row", row_bytes, 16),
             ("the number of threads of a block", self.block().into(), 32),
@@ -429,12 +429,12 @@ impl GroupConfig {
             Element::F32 => (4, 4),
             Element::Opaque { .. } => (back, 16 / back),
         };
-        let (given, most) = (u64::from(self.hidden), MOST_ROW_BYTES / back.max(there));
-        if given != 0 && given <= most && given.is_multiple_of(unit) {
+        let (given, max) = (u64::from(self.hidden), MAX_ROW_BYTES / back.max(there));
+        if given != 0 && given <= max && given.is_multiple_of(unit) {
             return Ok(());
         }
-        let mut limit = format!("a multiple of {unit}, at most {most}");
-        if given != 0 && given < most {
+        let mut limit = format!("a multiple of {unit}, at most {max}");
+        if given != 0 && given < max {
             limit = format!("{limit}: pad rows with zeros to {} elements", given.next_multiple_of(unit));
         }
         Err(EpError::Limit { what: "`hidden`, the number of elements of a row,", given, limit })

@@ -17,7 +17,7 @@ pub enum EpError {
         what: &'static str,
         /// Its value.
         given: u64,
-        /// The least or the most that is possible, and why.
+        /// The minimum or the maximum, and why.
         limit: String,
     },
     /// The ranks were given different configurations.

@@ -189,19 +189,19 @@ impl<'c> Group<'c> {
         // Blocks wait for ranks, and for each slot another rank may be first. So each kernel leaves places to those of
         // other slots, as to those of other ranks on the GPU.
         let shares = sharing * u64::from(config.slots);
-        let mut most = config.blocks.map_or(u64::MAX, u64::from);
+        let mut max = config.blocks.map_or(u64::MAX, u64::from);
         for kernel in [&dispatch, &combine] {
-            most = most.min(gpu.resident_blocks(kernel, &shape)? / shares);
+            max = max.min(gpu.resident_blocks(kernel, &shape)? / shares);
         }
         if sharing > 1 {
             // A kernel that gin has not loaded may not start on a processor with a waiting block, because the two
             // divide its memory into L1 and shared memory differently. So each rank leaves processors to the others.
             // With this much shared memory one block fits on a processor.
             let alone = shape.dynamic_shared(gpu.limits().dynamic_shared / 4 * 3);
-            most = most.min(gpu.resident_blocks(&dispatch, &alone)? / shares);
+            max = max.min(gpu.resident_blocks(&dispatch, &alone)? / shares);
         }
-        let most = most.min(config.useful_blocks(&sizes));
-        let blocks = config.grid.unwrap_or(most.clamp(1, 65_535) as u32);
+        let max = max.min(config.useful_blocks(&sizes));
+        let blocks = config.grid.unwrap_or(max.clamp(1, 65_535) as u32);
         let shape = LaunchConfig::new(blocks, threads).dynamic_shared(shape.dynamic_shared);
         let (element, combine_at_source) = (config.element, config.combine_at_source);
         let sum_bytes = if config.combine_f32 { sizes.combine_bytes / 2 } else { sizes.combine_bytes };
@@ -269,7 +269,7 @@ impl<'c> Group<'c> {
     pub(crate) fn shapes_arriving(&self) -> [LaunchConfig; 2] {
         let (blocks, threads) = (self.shape.blocks() as u32, self.shape.threads() as u32);
         let senders = (blocks / 4).max(blocks.min(32) / 2).max(1);
-        let fewer = threads.min(gin_ep_kernels::MOST_NETWORK_THREADS);
+        let fewer = threads.min(gin_ep_kernels::MAX_NETWORK_THREADS);
         let shape = |blocks: u32| LaunchConfig::new(blocks * (threads / fewer), fewer);
         let (sends, copies) = (shape(senders).dynamic_shared(self.shape.dynamic_shared), shape(blocks));
         [sends, if self.has_dependents { copies.dependent() } else { copies }]
@@ -322,7 +322,7 @@ impl<'c> Group<'c> {
                 return Err(EpError::Slot { slot: slot as u32, reason: "in use".to_owned() });
             }
         }
-        // The ranks may have made different numbers of dispatches. All begin again after the most.
+        // The ranks may have made different numbers of dispatches. All begin again after the maximum.
         let mut epochs = vec![0u64; self.slots.len()];
         for (state, epoch) in self.slots.iter().zip(&mut epochs) {
             let mut word = [0u64];
@@ -335,9 +335,9 @@ impl<'c> Group<'c> {
                 let word = bytes.get(8 * slot..8 * slot + 8)?;
                 Some(u64::from_le_bytes(word.try_into().ok()?))
             };
-            let most = all.iter().filter_map(of_rank).max().unwrap_or(0);
+            let max = all.iter().filter_map(of_rank).max().unwrap_or(0);
             let mut words = vec![0u64; state.params.sizes.words() as usize];
-            gin_ep_kernels::reset(&state.params.sizes, &mut words, most);
+            gin_ep_kernels::reset(&state.params.sizes, &mut words, max);
             // A report that nobody has read stays, and no other is written over it.
             words[gin_ep_kernels::CLAIMED_WORD as usize] = state.report(slot as u32).is_some().into();
             self.arena.write((state.params.first / 8) as usize, &words)?;

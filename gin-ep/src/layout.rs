@@ -78,9 +78,9 @@ impl Permuted {
             _ => rows.into(),
         };
         // The places are words, and the last one stands for none.
-        let most = u64::from(u32::MAX - 1);
-        if capacity == 0 || capacity > most {
-            let limit = if capacity == 0 { "at least 1".to_owned() } else { format!("at most {most}") };
+        let max = u64::from(u32::MAX - 1);
+        if capacity == 0 || capacity > max {
+            let limit = if capacity == 0 { "at least 1".to_owned() } else { format!("at most {max}") };
             return Err(EpError::Limit { what: "the number of rows of a layout", given: capacity, limit });
         }
         if let Layout::ExpertMajorPacked { align } = layout
@@ -146,7 +146,7 @@ impl Permuted {
         &self.counts
     }
 
-    /// Returns the most rows.
+    /// Returns the maximum number of rows.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }

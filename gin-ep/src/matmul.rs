@@ -29,7 +29,7 @@ impl MatmulConfig {
         Self { rows, columns, depth, blocks: None, deadline: Deadline::after_ms(1000) }
     }
 
-    /// Sets the most blocks of a launch. Without it there are as many as the GPU runs at the same time.
+    /// Sets the maximum number of blocks of a launch. Without it there are as many as the GPU runs at the same time.
     #[must_use]
     pub const fn blocks(mut self, blocks: u32) -> Self {
         self.blocks = Some(blocks);
@@ -66,9 +66,9 @@ impl MatmulConfig {
             ("the number of columns", columns, 8),
             ("the number of inner elements", depth, 8),
         ] {
-            if given == 0 || given > MOST || !given.is_multiple_of(multiple) {
+            if given == 0 || given > MAX || !given.is_multiple_of(multiple) {
                 let limit = if multiple == 1 { String::new() } else { format!("a multiple of {multiple}, ") };
-                let limit = format!("{limit}1 to {MOST}");
+                let limit = format!("{limit}1 to {MAX}");
                 return Err(EpError::Limit { what, given: given.into(), limit });
             }
         }
@@ -85,8 +85,8 @@ impl MatmulConfig {
     }
 }
 
-/// The most rows, columns or inner elements.
-const MOST: u32 = 1 << 20;
+/// The maximum number of rows, columns or inner elements.
+const MAX: u32 = 1 << 20;
 
 /// The memory of a product, on this rank. A row follows the one before without a gap.
 #[derive(Clone, Copy, Debug)]
@@ -214,8 +214,8 @@ impl<'c> Matmul<'c> {
         let window = comm.alloc_window::<u64>((bytes / 8) as usize, WindowFlags::NONE)?.named("gin-ep matmul");
         let kernel = comm.gpu().load(ModuleSource::Linked)?.function(name)?;
         let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
-        let most = comm.gpu().resident_blocks(&kernel, &shape(1))? / sharing;
-        let shape = shape(most.min(config.blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
+        let max = comm.gpu().resident_blocks(&kernel, &shape(1))? / sharing;
+        let shape = shape(max.min(config.blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
         Ok(Self { comm, device, window, product, scatters, kernel, shape, keep_alive: Mutex::default() })
     }
 

@@ -40,8 +40,8 @@ impl OverlappedMatmul {
         let (gpu, sizes) = (group.comm.gpu(), group.sizes());
         let kernel = gpu.load(ModuleSource::Linked)?.function("ep_overlapped_matmul")?;
         let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
-        let most = gpu.resident_blocks(&kernel, &shape(1))? / group.shares;
-        let shape = shape(most.min(blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
+        let max = gpu.resident_blocks(&kernel, &shape(1))? / group.shares;
+        let shape = shape(max.min(blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
         let bytes = Overlapped::state_bytes(&sizes) * group.slots.len() as u64;
         let state = Memory::new(gpu, MemoryKind::Device, bytes)?.whole();
         Ok(Self { kernel, shape, group: group.number, sizes, state })

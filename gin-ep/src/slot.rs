@@ -138,8 +138,8 @@ impl<'g> Slot<'g> {
         used.push(&memory);
         self.state().begin(stream, &used)?;
         self.launch_plan(stream, params, &memory)?;
-        let most = if params.count_at == 0 { params.count.min(sizes.tokens) } else { sizes.tokens };
-        Ok(Plan { memory, sizes, most })
+        let max = if params.count_at == 0 { params.count.min(sizes.tokens) } else { sizes.tokens };
+        Ok(Plan { memory, sizes, max })
     }
 
     fn launch_plan(

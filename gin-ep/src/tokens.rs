@@ -38,8 +38,8 @@ impl From<u32> for Number<'_> {
 pub struct Plan {
     pub(crate) memory: MemorySlice,
     pub(crate) sizes: Sizes,
-    /// The most tokens that it can have.
-    pub(crate) most: u32,
+    /// The maximum number of tokens that it can have.
+    pub(crate) max: u32,
 }
 
 /// The tokens of a rank's dispatch, in memory of the device.
@@ -94,9 +94,9 @@ impl<'a> Tokens<'a> {
         sizes: &Sizes,
         element: Element,
     ) -> Result<(kernels::TokenParams, Vec<&'a MemorySlice>), EpError> {
-        // With a number on the device, memory for the most is needed.
-        let most: u64 = match (self.plan, self.count) {
-            (Some(plan), _) => plan.most.into(),
+        // With a number on the device, memory for the maximum is needed.
+        let max: u64 = match (self.plan, self.count) {
+            (Some(plan), _) => plan.max.into(),
             (None, Number::Is(count)) if count > sizes.tokens => {
                 let limit =
                     format!("at most {}, for which the group has room; configure more by `tokens`", sizes.tokens);
@@ -105,11 +105,11 @@ impl<'a> Tokens<'a> {
             (None, Number::Is(count)) => count.into(),
             (None, Number::At(_)) => sizes.tokens.into(),
         };
-        let ids = most * u64::from(sizes.topk);
+        let ids = max * u64::from(sizes.topk);
         let makes_scales = matches!(element, Element::E4m3(_));
         let source = u64::from(sizes.row_bytes) * if makes_scales { 2 } else { 1 };
         let mut params = kernels::TokenParams {
-            rows: address("the memory of rows", self.rows, most * source, 16)?,
+            rows: address("the memory of rows", self.rows, max * source, 16)?,
             scales: 0,
             ids: 0,
             weights: 0,
@@ -140,7 +140,7 @@ impl<'a> Tokens<'a> {
         }
         match (self.scales, sizes.scale_bytes != 0 && !makes_scales) {
             (Some(scales), true) => {
-                params.scales = address("the memory of scales", scales, most * u64::from(sizes.scale_bytes), 1)?;
+                params.scales = address("the memory of scales", scales, max * u64::from(sizes.scale_bytes), 1)?;
                 used.push(scales);
             }
             (None, false) => {}
@@ -154,12 +154,12 @@ impl<'a> Tokens<'a> {
             }
         }
         match (self.plan, self.count) {
-            (Some(Plan { memory, sizes: of, most }), _) => {
+            (Some(Plan { memory, sizes: of, max }), _) => {
                 if of != sizes {
                     let remedy = "make one by a slot of this group";
                     return Err(EpError::Unsuited { what: "a plan of a group with other sizes", remedy });
                 }
-                (params.plan, params.count) = (memory.address(), *most);
+                (params.plan, params.count) = (memory.address(), *max);
                 used.push(memory);
             }
             (None, Number::Is(count)) => params.count = count,

@@ -127,8 +127,8 @@ impl<'a> Bed<'a> {
         let later = clock_ns() - start;
         if let Some(patience) = self.patience {
             // The rest is for the work of all ranks and their network.
-            let most = patience + LIMIT_NS / 2;
-            assert!(first < most, "the pair that reports the silent rank took {first} ns, the limit is {most}");
+            let max = patience + LIMIT_NS / 2;
+            assert!(first < max, "the pair that reports the silent rank took {first} ns, the limit is {max}");
             assert!(later < LIMIT_NS, "three pairs without it took {later} ns: they wait for it");
         }
         Ok(())

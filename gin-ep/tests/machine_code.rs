@@ -58,8 +58,8 @@ fn assembled() -> Result<Completion, Failed> {
                 || entry.name.contains("_arriving");
             let threads = match (multiplies, posts) {
                 (true, _) => tile::THREADS,
-                (false, true) => gin_ep_kernels::MOST_NETWORK_THREADS,
-                (false, false) => gin_ep_kernels::MOST_THREADS,
+                (false, true) => gin_ep_kernels::MAX_NETWORK_THREADS,
+                (false, false) => gin_ep_kernels::MAX_THREADS,
             };
             println!("{arch} {}: {} registers", entry.name, entry.registers);
             let spilled = entry.spill_stores + entry.spill_loads;

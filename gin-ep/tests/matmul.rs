@@ -73,8 +73,8 @@ fn experts_that_multiply_rows_as_they_arrive_have_the_bits_of_the_steps_in_seque
         (5, 70, 16, &[3, 4], 2),
     ] {
         let shape = Shape { ranks: ranks as usize, experts, topk: 3, hidden };
-        let most = *tokens.iter().max().expect("one") as u32;
-        let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(most).sms(2).threads(64);
+        let max = *tokens.iter().max().expect("one") as u32;
+        let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(max).sms(2).threads(64);
         let config = config.deadline(Deadline::after_ms(60_000));
         let few = if hidden > 100 { 1..3 } else { 0..routings.len() };
         let case = Arriving { blocks: Some(blocks), pairs: 2, ..Arriving::of(tokens, &routings[few]) };

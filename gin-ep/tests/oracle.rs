@@ -26,8 +26,8 @@ fn on_ranks(world: WorldConfig, test: impl Fn(&Rank, &Communicator) -> Result<()
 }
 
 /// Runs pairs on all ranks of a world.
-fn run(world: WorldConfig, config: GroupConfig, shape: Shape, most: usize, list: &[Pair]) {
-    on_ranks(world, |rank, comm| pairs(rank, comm, &config, &shape, most, list));
+fn run(world: WorldConfig, config: GroupConfig, shape: Shape, max: usize, list: &[Pair]) {
+    on_ranks(world, |rank, comm| pairs(rank, comm, &config, &shape, max, list));
 }
 
 /// Returns the configuration for a shape.
@@ -84,16 +84,16 @@ const NUMBERS: [usize; 4] = [0, 1, 37, 128];
 /// A shape and the numbers of tokens of its ranks.
 struct Case {
     shape: Shape,
-    most: usize,
+    max: usize,
     counts: &'static [usize],
 }
 
 const fn case(
     (ranks, experts, topk, hidden): (usize, usize, usize, usize),
-    most: usize,
+    max: usize,
     counts: &'static [usize],
 ) -> Case {
-    Case { shape: Shape { ranks, experts, topk, hidden }, most, counts }
+    Case { shape: Shape { ranks, experts, topk, hidden }, max, counts }
 }
 
 /// Cases that together have each value. Virtual GPUs take long for long rows, so those have few tokens.
@@ -125,14 +125,14 @@ fn a_table_with_each_number_of_ranks_experts_ids_elements_and_tokens_gives_the_b
     assert!(HIDDEN.iter().all(|&hidden| has(&|case| case.shape.hidden == hidden)));
     assert!(NUMBERS.iter().all(|number| has(&|case| case.counts.contains(number))));
     // As many tokens as there is room for, which is no number of the list.
-    assert!(has(&|case| !NUMBERS.contains(&case.most) && case.counts.contains(&case.most)));
-    for Case { shape, most, counts } in cases {
+    assert!(has(&|case| !NUMBERS.contains(&case.max) && case.counts.contains(&case.max)));
+    for Case { shape, max, counts } in cases {
         assert_eq!(counts.len().min(shape.ranks), shape.ranks, "{shape:?}: each rank has its number");
         let pairs = [
             Pair { routing: Routing::Uniform, counts, alternative: false },
             Pair { routing: Routing::Repeats, counts, alternative: true },
         ];
-        run(WorldConfig::seeded(shape.ranks as u32, 7), config(&shape, most as u32), shape, most, &pairs);
+        run(WorldConfig::seeded(shape.ranks as u32, 7), config(&shape, max as u32), shape, max, &pairs);
     }
 }
 
@@ -143,7 +143,7 @@ fn the_largest_sizes_give_the_bits_of_the_oracle() {
         (counts[0], counts[62]) = (1, 1);
         counts
     };
-    // The most ranks, experts, ids of a token and bytes of a row.
+    // The maximum number of ranks, experts, ids of a token and bytes of a row.
     let shape = Shape { ranks: 64, experts: 65_536, topk: 32, hidden: 32_768 };
     let pairs = [
         Pair { routing: Routing::Uniform, counts: &COUNTS, alternative: false },
@@ -173,11 +173,11 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
         let hidden = HIDDEN[next(5)];
         let shape = Shape { ranks, experts, topk, hidden };
         // Virtual GPUs take long for long rows, so there are fewer then.
-        let most = [600, 128, 37][next(3)].min(2 + 160_000 / hidden / ranks);
+        let max = [600, 128, 37][next(3)].min(2 + 160_000 / hidden / ranks);
         let counts: &[usize] = [&[128, 0, 1, 37][..], &[600], &[0], &[37, 128]][next(4)];
-        let config = config(&shape, most as u32).sms(1 + next(3) as u32);
+        let config = config(&shape, max as u32).sms(1 + next(3) as u32);
         let is_shared = next(2) == 0;
-        let config = if is_shared { config.max_rows((ranks * most) as u32) } else { config };
+        let config = if is_shared { config.max_rows((ranks * max) as u32) } else { config };
         let combine_f32 = next(2) == 0;
         let config = if combine_f32 { config.combine_f32() } else { config };
         let routing = [
@@ -193,9 +193,9 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
             (0..2).map(|_| Pair { routing: routing[next(routing.len())], counts, alternative: next(2) == 0 }).collect();
         let routings = [list[0].routing, list[1].routing];
         println!(
-            "case {case}: {shape:?}, {counts:?} of {most} tokens, {routings:?}, shared: {is_shared}, FP32 back: {combine_f32}"
+            "case {case}: {shape:?}, {counts:?} of {max} tokens, {routings:?}, shared: {is_shared}, FP32 back: {combine_f32}"
         );
-        run(WorldConfig::seeded(ranks as u32, next(1000) as u64), config, shape, most, &list);
+        run(WorldConfig::seeded(ranks as u32, next(1000) as u64), config, shape, max, &list);
     }
 }
 
@@ -890,17 +890,17 @@ fn a_group_takes_the_memory_that_was_promised() {
 
 /// Rank 0 makes all calls of a pair before rank 1 makes its own.
 fn in_turn(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shape, way: u32) -> Result<(), EpError> {
-    let (me, most) = (rank.rank() as usize, 5);
+    let (me, max) = (rank.rank() as usize, 5);
     let group = Group::new(comm, config)?;
-    let (input, stream, mut slot) = (Input::new(rank, shape, most)?, rank.stream()?, group.slot(0)?);
-    let mine = batch(shape, Routing::Uniform, 4, me, most);
+    let (input, stream, mut slot) = (Input::new(rank, shape, max)?, rank.stream()?, group.slot(0)?);
+    let mine = batch(shape, Routing::Uniform, 4, me, max);
     input.write(&mine, false)?;
-    let to = Permuted::new(&group, Layout::Flat, (shape.ranks * most) as u32)?;
+    let to = Permuted::new(&group, Layout::Flat, (shape.ranks * max) as u32)?;
     rank.barrier()?;
     if me == 1 {
         rank.barrier()?;
     }
-    let tokens = input.tokens(most, false);
+    let tokens = input.tokens(max, false);
     let plan = slot.plan(&stream, &tokens)?;
     let tokens = tokens.planned(&plan);
     let mut received = match way {

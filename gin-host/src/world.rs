@@ -196,7 +196,7 @@ impl WorldConfig {
         self.with_comm(|comm| comm.backend(backend))
     }
 
-    /// Sets the most resident blocks of a virtual GPU.
+    /// Sets the maximum number of resident blocks of a virtual GPU.
     #[must_use]
     pub fn resident_blocks(mut self, blocks: u32) -> Self {
         self.device.resident_blocks = blocks;

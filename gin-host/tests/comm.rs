@@ -51,11 +51,11 @@ fn requirements_past_a_limit_are_refused_with_the_number_and_the_limit() {
         (basis.windows(0), 0, 1 << 16),
         (basis.windows((1 << 16) + 1), (1 << 16) + 1, 1 << 16),
     ];
-    for (requirements, expected, most) in cases {
+    for (requirements, expected, max) in cases {
         let CommError::Limit { asked, limit, .. } = refused(&requirements, &config(peer())) else {
             panic!("not a limit")
         };
-        assert_eq!((asked, limit), (expected, most));
+        assert_eq!((asked, limit), (expected, max));
     }
     let depth = refused(&basis.queue_depth(24), &config(peer()));
     assert_eq!(depth, CommError::NotPowerOfTwo { what: "queue_depth", asked: 24 });

@@ -16,8 +16,8 @@ const WORKLOADS: [&str; 3] = ["ring", "halo", "alltoall"];
 /// The features of the kernels as they ship, with the proxy alone, and with GDAKI alone.
 const FORMS: [&[&str]; 3] = [&["gdaki-any"], &[], &["gdaki-alone"]];
 
-/// Most registers that a choice may cost over the larger single back end.
-const MOST_MORE: u32 = 20;
+/// Maximum number of registers that a choice may cost over the larger single back end.
+const MAX_MORE: u32 = 20;
 
 /// Returns the registers of the workloads in one form.
 fn registers(features: &[&str]) -> Result<[u32; 3], String> {
@@ -39,12 +39,12 @@ fn compare(workload: usize) -> Result<Completion, Failed> {
     static FOUND: OnceLock<Result<Vec<[u32; 3]>, String>> = OnceLock::new();
     let found = FOUND.get_or_init(|| FORMS.into_iter().map(registers).collect()).as_ref()?;
     let [shipped, proxy, gdaki] = [0, 1, 2].map(|form: usize| found[form][workload]);
-    if shipped <= proxy.max(gdaki) + MOST_MORE {
+    if shipped <= proxy.max(gdaki) + MAX_MORE {
         println!("{}: {shipped} registers, proxy alone {proxy}, GDAKI alone {gdaki}", WORKLOADS[workload]);
         Ok(Completion::Completed)
     } else {
-        let most = format!("at most {MOST_MORE} more than the larger one are allowed");
-        Err(format!("{shipped} registers, proxy alone {proxy}, GDAKI alone {gdaki}; {most}").into())
+        let max = format!("at most {MAX_MORE} more than the larger one are allowed");
+        Err(format!("{shipped} registers, proxy alone {proxy}, GDAKI alone {gdaki}; {max}").into())
     }
 }
 

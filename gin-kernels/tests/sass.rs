@@ -255,13 +255,13 @@ fn measure(size: &Size, choose: bool) -> Result<Completion, Failed> {
     if (entry.stack, entry.spill_stores, entry.spill_loads) != (0, 0, 0) {
         wrong.push(format!("{} bytes of stack, {} of them spilled", entry.stack, entry.spill_stores));
     }
-    for (what, found, most) in [
+    for (what, found, max) in [
         ("instructions inlined", inlined, size.inlined),
         ("instructions", all, size.all),
         ("registers", entry.registers as usize, size.registers as usize),
     ] {
-        if found > most {
-            wrong.push(format!("{found} {what}, at most {most} are allowed"));
+        if found > max {
+            wrong.push(format!("{found} {what}, at most {max} are allowed"));
         }
     }
     if wrong.is_empty() { Ok(Completion::Completed) } else { Err(wrong.join("\n").into()) }

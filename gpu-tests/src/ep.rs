@@ -106,8 +106,8 @@ fn on(
     tokens: u32,
     list: &[Pair],
 ) -> Result<(), String> {
-    with(testbed, ranks, change, sizes, tokens, |rank, comm, config, shape, most| {
-        pairs(rank, comm, config, shape, most, list)
+    with(testbed, ranks, change, sizes, tokens, |rank, comm, config, shape, max| {
+        pairs(rank, comm, config, shape, max, list)
     })
 }
 
@@ -122,13 +122,13 @@ fn alone(testbed: &Testbed) -> Result<(), String> {
     let (sizes, tokens) = ((6, 3, 128), 40);
     on(testbed, 1, small_on(testbed), sizes, tokens, &[pair(Routing::Uniform), pair(Routing::Repeats)])?;
     for element in [Element::E4m3(Scales::F32), Element::Opaque { row_bytes: 48, scale_bytes: 7 }] {
-        with(testbed, 1, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-            support::element(rank, comm, config, element, shape, most)
+        with(testbed, 1, small_on(testbed), sizes, tokens, |rank, comm, config, shape, max| {
+            support::element(rank, comm, config, element, shape, max)
         })?;
     }
     for layout in [Layout::Flat, Layout::ExpertMajorPacked { align: 8 }] {
-        with(testbed, 1, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-            support::layouts::layout(rank, comm, config, layout, shape, most)
+        with(testbed, 1, small_on(testbed), sizes, tokens, |rank, comm, config, shape, max| {
+            support::layouts::layout(rank, comm, config, layout, shape, max)
         })?;
     }
     with(testbed, 1, small_on(testbed), sizes, 12, support::shared::limits)?;
@@ -167,8 +167,8 @@ fn free_running(testbed: &Testbed) -> Result<(), String> {
     let is_real = testbed.devices.is_some();
     let (sizes, tokens, number) = if is_real { ((256, 8, 1024), 256, 10_000) } else { ((5, 2, 8), 3, 40) };
     for ranks in [1, 2] {
-        with(testbed, ranks, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-            support::free_running(rank, comm, config, shape, most, number)
+        with(testbed, ranks, small_on(testbed), sizes, tokens, |rank, comm, config, shape, max| {
+            support::free_running(rank, comm, config, shape, max, number)
         })?;
     }
     Ok(())
@@ -190,17 +190,17 @@ fn late(testbed: &Testbed) -> Result<(), String> {
         |config| config.grid(1),
         (12, 4, 256),
         16,
-        |rank, comm, config, shape, most| {
+        |rank, comm, config, shape, max| {
             let me = rank.rank();
-            let input = Input::new(rank, shape, most)?;
+            let input = Input::new(rank, shape, max)?;
             let stream = rank.stream()?;
             for ((unmet, _), wrong) in WAYS.into_iter().zip(&wrong) {
                 let group = Group::new(comm, config)?;
                 let mut slot = group.slot(0)?;
                 for number in 0..tries {
-                    let mine = batch(shape, Routing::Uniform, number, me as usize, most);
+                    let mine = batch(shape, Routing::Uniform, number, me as usize, max);
                     input.write(&mine, false)?;
-                    let (tokens, sums) = (input.tokens(most, false), Combine::reduced().into(&input.output));
+                    let (tokens, sums) = (input.tokens(max, false), Combine::reduced().into(&input.output));
                     let fused = slot.fuse(&stream, &tokens, Rows::InPlace, &sums)?;
                     let launch = LaunchConfig::new(1, 128).dynamic_shared(fused.shared);
                     let Fused { comm, arena, slot, tokens, sums, .. } = fused;
@@ -234,8 +234,8 @@ fn late(testbed: &Testbed) -> Result<(), String> {
 
 fn replays(testbed: &Testbed) -> Result<(), String> {
     let number = if testbed.devices.is_some() { 1000 } else { 10 };
-    with(testbed, 2, small_on(testbed), (8, 2, 64), 16, |rank, comm, config, shape, most| {
-        support::replays(rank, comm, config, shape, most, number)
+    with(testbed, 2, small_on(testbed), (8, 2, 64), 16, |rank, comm, config, shape, max| {
+        support::replays(rank, comm, config, shape, max, number)
     })?;
     with(testbed, 2, small_on(testbed), (8, 2, 64), 16, support::planned)
 }
@@ -259,15 +259,15 @@ fn elements(testbed: &Testbed) -> Result<(), String> {
         Element::Opaque { row_bytes: 3600, scale_bytes: 224 },
         Element::Opaque { row_bytes: 48, scale_bytes: 7 },
     ] {
-        with(testbed, 2, small_on(testbed), (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
-            support::element(rank, comm, config, element, shape, most)
+        with(testbed, 2, small_on(testbed), (60, 8, hidden), tokens, |rank, comm, config, shape, max| {
+            support::element(rank, comm, config, element, shape, max)
         })?;
     }
     // Sums of ranks come back as FP32.
     let wide = |config| small_on(testbed)(config).combine_f32();
-    with(testbed, 2, wide, (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
-        support::element(rank, comm, config, Element::E4m3(Scales::F32), shape, most)?;
-        pairs(rank, comm, config, shape, most, &[pair(Routing::Uniform), pair(Routing::Repeats)])
+    with(testbed, 2, wide, (60, 8, hidden), tokens, |rank, comm, config, shape, max| {
+        support::element(rank, comm, config, Element::E4m3(Scales::F32), shape, max)?;
+        pairs(rank, comm, config, shape, max, &[pair(Routing::Uniform), pair(Routing::Repeats)])
     })
 }
 
@@ -279,8 +279,8 @@ fn layouts(testbed: &Testbed) -> Result<(), String> {
         Layout::ExpertMajorPacked { align: 1 },
         Layout::ExpertMajorPacked { align: 16 },
     ] {
-        with(testbed, 2, small_on(testbed), (12, 4, hidden), tokens, |rank, comm, config, shape, most| {
-            support::layouts::layout(rank, comm, config, layout, shape, most)
+        with(testbed, 2, small_on(testbed), (12, 4, hidden), tokens, |rank, comm, config, shape, max| {
+            support::layouts::layout(rank, comm, config, layout, shape, max)
         })?;
     }
     with(testbed, 2, small_on(testbed), (5, 3, hidden), tokens, support::layouts::small_layouts)
@@ -311,10 +311,10 @@ fn silent(testbed: &Testbed) -> Result<(), String> {
     let deadline = Deadline::after_ms(200);
     let (sizes, tokens) = if testbed.devices.is_some() { ((60, 8, 1024), 64) } else { ((6, 2, 8), 8) };
     for ranks in [2, 3] {
-        with(testbed, ranks, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-            support::slots::silent(rank, comm, (config, deadline), shape, most)?;
-            support::layouts::described_only(rank, comm, (config, deadline), shape, most)?;
-            if ranks == 2 { support::layouts::mixed(rank, comm, (config, deadline), shape, most) } else { Ok(()) }
+        with(testbed, ranks, small_on(testbed), sizes, tokens, |rank, comm, config, shape, max| {
+            support::slots::silent(rank, comm, (config, deadline), shape, max)?;
+            support::layouts::described_only(rank, comm, (config, deadline), shape, max)?;
+            if ranks == 2 { support::layouts::mixed(rank, comm, (config, deadline), shape, max) } else { Ok(()) }
         })?;
     }
     Ok(())
@@ -329,12 +329,12 @@ fn two_slots(testbed: &Testbed) -> Result<(), String> {
         |config| small_on(testbed)(config).sms(2),
         sizes,
         tokens,
-        |rank, comm, config, shape, most| support::slots::two_slots(rank, comm, config, shape, most, rounds),
+        |rank, comm, config, shape, max| support::slots::two_slots(rank, comm, config, shape, max, rounds),
     )?;
     // Grids that would fill a GPU, were there one slot.
     let tokens = if testbed.devices.is_some() { 4096 } else { 64 };
-    with(testbed, 2, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-        support::slots::two_slots(rank, comm, config, shape, most, 4)
+    with(testbed, 2, small_on(testbed), sizes, tokens, |rank, comm, config, shape, max| {
+        support::slots::two_slots(rank, comm, config, shape, max, 4)
     })
 }
 
@@ -347,27 +347,27 @@ fn shared(testbed: &Testbed) -> Result<(), String> {
         let list = [pair(Routing::Uniform), Pair { alternative: true, ..pair(Routing::Zipf) }, pair(Routing::None)];
         on(testbed, ranks, all(ranks, tokens), sizes, tokens, &list)?;
         with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::limits)?;
-        with(testbed, ranks, all(ranks, tokens), sizes, tokens, |rank, comm, config, shape, most| {
-            support::layouts::layout(rank, comm, config, Layout::Flat, shape, most)?;
-            support::shared::layouts(rank, comm, config, shape, most)?;
-            support::shared::layouts(rank, comm, &config.combine_f32(), shape, most)
+        with(testbed, ranks, all(ranks, tokens), sizes, tokens, |rank, comm, config, shape, max| {
+            support::layouts::layout(rank, comm, config, Layout::Flat, shape, max)?;
+            support::shared::layouts(rank, comm, config, shape, max)?;
+            support::shared::layouts(rank, comm, &config.combine_f32(), shape, max)
         })?;
         with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::layouts)?;
     }
     for element in [(Element::F16, Kind::F16), (Element::F32, Kind::F32)] {
-        with(testbed, 2, all(2, 24), (60, 8, 264), 24, |rank, comm, config, shape, most| {
-            support::shared::elements(rank, comm, config, element, shape, most)
+        with(testbed, 2, all(2, 24), (60, 8, 264), 24, |rank, comm, config, shape, max| {
+            support::shared::elements(rank, comm, config, element, shape, max)
         })?;
     }
     let (sizes, tokens, number) = if is_real { ((256, 8, 1024), 1024, 2_000) } else { ((5, 2, 8), 3, 40) };
-    with(testbed, 2, all(2, tokens), sizes, tokens, |rank, comm, config, shape, most| {
-        support::free_running(rank, comm, config, shape, most, number)?;
-        support::replays(rank, comm, config, shape, most, number / 10)
+    with(testbed, 2, all(2, tokens), sizes, tokens, |rank, comm, config, shape, max| {
+        support::free_running(rank, comm, config, shape, max, number)?;
+        support::replays(rank, comm, config, shape, max, number / 10)
     })?;
     let (hidden, tokens) = if is_real { (7168, 600) } else { (256, 8) };
     for element in [Element::F32, Element::E4m3(Scales::F32), Element::Opaque { row_bytes: 3600, scale_bytes: 224 }] {
-        with(testbed, 2, all(2, tokens), (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
-            support::element(rank, comm, config, element, shape, most)
+        with(testbed, 2, all(2, tokens), (60, 8, hidden), tokens, |rank, comm, config, shape, max| {
+            support::element(rank, comm, config, element, shape, max)
         })?;
     }
     if !is_real {
@@ -392,9 +392,9 @@ fn over_network(testbed: &Testbed) -> Result<(), String> {
     ];
     for team in TEAMS {
         let small = small_on(testbed);
-        in_teams(testbed, (4, Some(team)), small, (60, 8, hidden), tokens, |rank, comm, config, shape, most| {
-            pairs(rank, comm, config, shape, most, &list)?;
-            pairs(rank, comm, &config.combine_f32(), shape, most, &list[..2])
+        in_teams(testbed, (4, Some(team)), small, (60, 8, hidden), tokens, |rank, comm, config, shape, max| {
+            pairs(rank, comm, config, shape, max, &list)?;
+            pairs(rank, comm, &config.combine_f32(), shape, max, &list[..2])
         })?;
     }
     Ok(())
@@ -406,8 +406,8 @@ fn elements_over_network(testbed: &Testbed) -> Result<(), String> {
         let (teams, sizes) = ((4, Some(team)), (12, 4, hidden));
         in_teams(testbed, teams, small_on(testbed), sizes, tokens, support::combine_at_source)?;
         for element in [Element::E4m3(Scales::F32), Element::Opaque { row_bytes: 48, scale_bytes: 7 }] {
-            in_teams(testbed, teams, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-                support::element(rank, comm, config, element, shape, most)
+            in_teams(testbed, teams, small_on(testbed), sizes, tokens, |rank, comm, config, shape, max| {
+                support::element(rank, comm, config, element, shape, max)
             })?;
         }
     }
@@ -418,16 +418,16 @@ fn free_running_over_network(testbed: &Testbed) -> Result<(), String> {
     let is_real = testbed.devices.is_some();
     let (sizes, tokens, number) = if is_real { ((256, 8, 1024), 128, 500) } else { ((5, 2, 8), 3, 40) };
     for teams in [(2, Some(1)), (4, Some(2))] {
-        in_teams(testbed, teams, small_on(testbed), sizes, tokens, |rank, comm, config, shape, most| {
-            support::free_running(rank, comm, config, shape, most, number)?;
-            support::replays(rank, comm, config, shape, most, number / 10)
+        in_teams(testbed, teams, small_on(testbed), sizes, tokens, |rank, comm, config, shape, max| {
+            support::free_running(rank, comm, config, shape, max, number)?;
+            support::replays(rank, comm, config, shape, max, number / 10)
         })?;
     }
     Ok(())
 }
 
 fn small(testbed: &Testbed) -> Result<(), String> {
-    let most = |config: GroupConfig| if testbed.devices.is_some() { config } else { config.sms(2).threads(64) };
+    let max = |config: GroupConfig| if testbed.devices.is_some() { config } else { config.sms(2).threads(64) };
     for (ranks, sizes) in [(1, (8, 2, 8)), (2, (60, 8, 1000)), (3, (257, 4, 16)), (4, (8, 32, 2880))] {
         let list = [
             pair(Routing::Uniform),
@@ -441,7 +441,7 @@ fn small(testbed: &Testbed) -> Result<(), String> {
         let (experts, topk, hidden) = sizes;
         // Hundreds of elements take seconds on virtual GPUs.
         let hidden = if testbed.devices.is_some() { hidden } else { hidden.min(64) };
-        on(testbed, ranks, most, (experts, topk, hidden), 128, &list)?;
+        on(testbed, ranks, max, (experts, topk, hidden), 128, &list)?;
     }
     Ok(())
 }

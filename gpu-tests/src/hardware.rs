@@ -43,7 +43,7 @@ pub struct Testbed {
     /// Number of devices.
     pub gpus: u32,
     /// Largest number of blocks of a grid, so that a slow device ends in time.
-    pub most_blocks: u32,
+    pub max_blocks: u32,
     /// Rounds of long trials.
     pub iterations: u64,
     /// Set if ranks form one LSA team as far as their GPUs allow, and kernels use loads and stores.
@@ -57,12 +57,12 @@ impl Testbed {
     pub fn real(devices: Devices, gpus: usize) -> Self {
         let asked = std::env::var(ITERATIONS).ok().and_then(|text| text.parse().ok());
         let (gpus, iterations) = (gpus as u32, asked.unwrap_or(USUAL_ITERATIONS));
-        Self { devices: Some(devices), gpus, most_blocks: u32::MAX, iterations, lsa: false, engine: None }
+        Self { devices: Some(devices), gpus, max_blocks: u32::MAX, iterations, lsa: false, engine: None }
     }
 
     /// Returns a testbed of virtual GPUs.
     pub fn simulated() -> Self {
-        Self { devices: None, gpus: 2, most_blocks: 6, iterations: 300, lsa: false, engine: None }
+        Self { devices: None, gpus: 2, max_blocks: 6, iterations: 300, lsa: false, engine: None }
     }
 
     /// Returns this testbed with loads and stores.
@@ -152,7 +152,7 @@ impl Testbed {
         let room = rank.device().resident_blocks(&rank.kernel(kernel)?, &shape)?;
         // Every rank has read the number before one launches.
         rank.barrier()?;
-        let share = u32::try_from(room / u64::from(self.sharing())).unwrap_or(u32::MAX).min(self.most_blocks);
+        let share = u32::try_from(room / u64::from(self.sharing())).unwrap_or(u32::MAX).min(self.max_blocks);
         // Ranks launch the same shape.
         let all = rank.bootstrap().all_gather(&share.to_le_bytes())?;
         let least = all.iter().filter_map(|bytes| Some(u32::from_le_bytes(bytes.as_slice().try_into().ok()?))).min();
@@ -421,10 +421,10 @@ fn chunks(testbed: &Testbed) -> Result<(), String> {
         let mut lengths =
             vec![0, 1, 15, 16, 17, 127, 128, 129, 1000, 128 * blocks as usize + 1, turn - 1, turn, turn + 1];
         lengths.push(if is_real { 3 * turn + 12345 } else { 2 * turn + 345 });
-        let most = 16 + 2 * MARGIN + lengths[lengths.len() - 1];
+        let max = 16 + 2 * MARGIN + lengths[lengths.len() - 1];
         let comm = rank.communicator(&Requirements::default().signals(1))?;
-        let data: Window<u8> = comm.alloc_window(most, WindowFlags::NONE)?;
-        let source: Window<u8> = comm.alloc_window(most, WindowFlags::NONE)?;
+        let data: Window<u8> = comm.alloc_window(max, WindowFlags::NONE)?;
+        let source: Window<u8> = comm.alloc_window(max, WindowFlags::NONE)?;
         let handle = comm.device()?;
         let byte = |rank: u32, round: u64, index: usize| {
             (value(rank, 0, round, index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
@@ -433,7 +433,7 @@ fn chunks(testbed: &Testbed) -> Result<(), String> {
         let (mut wrong, mut round) = (Vec::new(), 0u64);
         for (to, from) in [(0, 0), (16, 128), (3, 19), (8, 4), (1, 2)] {
             for &len in &lengths {
-                let sent: Vec<u8> = (0..most).map(|index| byte(rank.rank(), round, index)).collect();
+                let sent: Vec<u8> = (0..max).map(|index| byte(rank.rank(), round, index)).collect();
                 source.write(0, &sent)?;
                 let to = MARGIN + to;
                 let mut expected = vec![0xa5; to + len + MARGIN];

@@ -631,8 +631,8 @@ pub fn clusters(gpus: &[usize], devices: Devices) -> Outcome {
         if resident == 0 || !resident.is_multiple_of(u64::from(CLUSTER)) {
             wrong.push(format!("gin reports that {resident} blocks in clusters of {CLUSTER} fit"));
         }
-        let most = u32::try_from(resident).unwrap_or(u32::MAX - CLUSTER);
-        for blocks in [2 * CLUSTER, most] {
+        let max = u32::try_from(resident).unwrap_or(u32::MAX - CLUSTER);
+        for blocks in [2 * CLUSTER, max] {
             words.write(8, &[0u64])?;
             // Safety: two words, which live until the kernel has ended.
             unsafe { stream.launch(&kernel, shape(blocks), &arguments)? };
@@ -644,7 +644,7 @@ pub fn clusters(gpus: &[usize], devices: Devices) -> Outcome {
             }
         }
         // Safety: as above; the launch is refused.
-        match unsafe { stream.launch(&kernel, shape(most + CLUSTER), &arguments) } {
+        match unsafe { stream.launch(&kernel, shape(max + CLUSTER), &arguments) } {
             Err(GpuError::NotResident { .. }) => {}
             other => {
                 wrong.push(format!("one cluster more than the {resident} blocks that fit was not refused: {other:?}"))

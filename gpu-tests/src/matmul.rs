@@ -101,8 +101,8 @@ fn arriving(testbed: &Testbed) -> Result<(), String> {
     let large = [(1, 8, 264, &[700][..]), (2, 4, 520, &[400, 500]), (4, 70, 264, &[300, 0, 150]), (3, 5, 64, &[7])];
     for (ranks, experts_of_all, hidden, tokens) in if is_real { &large[..] } else { &list } {
         let shape = Shape { ranks: *ranks as usize, experts: *experts_of_all, topk: 3, hidden: *hidden };
-        let most = tokens.iter().copied().max().unwrap_or(0) as u32;
-        let config = GroupConfig::new(*experts_of_all as u32, *hidden as u32, 3).tokens(most).deadline(DEADLINE);
+        let max = tokens.iter().copied().max().unwrap_or(0) as u32;
+        let config = GroupConfig::new(*experts_of_all as u32, *hidden as u32, 3).tokens(max).deadline(DEADLINE);
         let (config, blocks) = if is_real { (config, None) } else { (config.sms(2).threads(64), Some(2)) };
         // Real ranks run ahead of each other, and the last one is late.
         let (pairs, late) = if is_real { (20, Some((shape.ranks - 1, 1_000_000))) } else { (1, None) };

@@ -201,16 +201,16 @@ fn mistakes(testbed: &Testbed) -> Result<(), String> {
         (NO_PROXY_FENCE, "no fence.proxy.async before a copy of stored data"),
         (LATE_WAIT, "data changed before the mbarrier was waited for"),
     ] {
-        let mut most = 0;
+        let mut max = 0;
         for _ in 0..3 {
             let Some((wrong, errors)) = stream(testbed, false, mistake)? else { return Ok(()) };
             if !errors.is_empty() {
                 return Err(format!("{name}: {}", errors.join("; ")));
             }
-            most = most.max(wrong);
+            max = max.max(wrong);
         }
-        println!("{name}: at most {most} wrong words in 3 runs");
-        if most == 0 && testbed.devices.is_none() {
+        println!("{name}: at most {max} wrong words in 3 runs");
+        if max == 0 && testbed.devices.is_none() {
             unnoticed.push(name);
         }
     }

@@ -4,7 +4,7 @@
 use super::exit;
 use super::report::Format;
 use super::run_args::{Demo, Run, Verbosity};
-use super::values::{MOST_MS, negative, within};
+use super::values::{MAX_MS, negative, within};
 use super::{End, Refused};
 use clap::builder::StyledStr;
 use clap::error::ErrorKind;
@@ -103,7 +103,7 @@ pub(crate) struct LaunchArgs {
     #[arg(short = 'n', long, value_parser = within::<u32>(1..=1024))]
     pub ranks: u32,
     /// Milliseconds between asking the ranks to end (by SIGTERM or a forwarded signal) and killing them.
-    #[arg(long, default_value_t = 10_000, value_parser = within::<u64>(0..=MOST_MS))]
+    #[arg(long, default_value_t = 10_000, value_parser = within::<u64>(0..=MAX_MS))]
     pub grace_ms: u64,
     /// A rank whose end, for any reason, neither ends the other ranks nor counts as a failure. Can be repeated.
     #[arg(long, value_name = "RANK", value_parser = within::<u32>(0..=1023))]
@@ -144,7 +144,7 @@ pub(crate) struct NicCheck {
     #[arg(long, value_name = "INDEX", value_parser = within::<u32>(0..=u64::from(u32::MAX)))]
     pub gid: Option<u32>,
     /// Milliseconds until an unfinished check fails.
-    #[arg(long, default_value_t = 10_000, value_parser = within::<u64>(1..=MOST_MS))]
+    #[arg(long, default_value_t = 10_000, value_parser = within::<u64>(1..=MAX_MS))]
     pub deadline_ms: u64,
     /// Check a software NIC of this process instead of hardware [default link: ethernet].
     #[arg(

@@ -134,11 +134,11 @@ impl Info {
 }
 
 fn limits() -> Vec<Limit> {
-    use crate::workload::limits::{MOST_RANKS_SEEDED, MOST_RANKS_THREADS};
+    use crate::workload::limits::{MAX_RANKS_SEEDED, MAX_RANKS_THREADS};
     let limits: [(&str, u64); 12] = [
         ("ranks a communicator", u64::from(gin_abi::MAX_RANKS)),
-        ("ranks of `gin run`, mode seeded", u64::from(MOST_RANKS_SEEDED)),
-        ("ranks of `gin run`, mode threads", u64::from(MOST_RANKS_THREADS)),
+        ("ranks of `gin run`, mode seeded", u64::from(MAX_RANKS_SEEDED)),
+        ("ranks of `gin run`, mode threads", u64::from(MAX_RANKS_THREADS)),
         ("contexts a communicator", u64::from(gin_abi::MAX_CONTEXTS)),
         ("signals or counters a context, those of barriers included", u64::from(gin_abi::MAX_IDS)),
         ("windows registered at a time", u64::from(gin_abi::MAX_WINDOWS)),

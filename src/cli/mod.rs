@@ -20,7 +20,7 @@ pub use report::Format;
 pub(crate) use report::Report;
 pub(crate) use run_args::{Backend, Mode, Network, Options, Route, Sizes, Workload};
 pub use run_args::{DeviceChoice, Verbosity};
-pub use values::{MOST_MS, within};
+pub use values::{MAX_MS, within};
 
 use self::job::Loss;
 use crate::metrics;

@@ -3,7 +3,7 @@
 
 use super::Refused;
 use super::report::Format;
-use super::values::{MOST_MS, within};
+use super::values::{MAX_MS, within};
 use crate::metrics::parse_address;
 use crate::size;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
@@ -13,9 +13,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Most blocks of a grid, and most threads of a block: the limits of CUDA.
-const MOST_BLOCKS: u64 = gin_gpu::Limits::CUDA.grid[0] as u64;
-const MOST_THREADS: u64 = gin_gpu::Limits::CUDA.threads_per_block as u64;
+/// The maximum numbers of blocks of a grid and of threads of a block: the limits of CUDA.
+const MAX_BLOCKS: u64 = gin_gpu::Limits::CUDA.grid[0] as u64;
+const MAX_THREADS: u64 = gin_gpu::Limits::CUDA.threads_per_block as u64;
 
 /// How much the command says on standard error.
 #[derive(Args, Clone, Copy, Debug, Default)]
@@ -172,10 +172,10 @@ pub(crate) struct Sizes {
     #[arg(long, default_value_t = 1, value_parser = within::<u32>(1..=u64::from(gin_abi::MAX_CONTEXTS)))]
     pub contexts: u32,
     /// Number of blocks of each rank's grid.
-    #[arg(long, default_value_t = 2, value_parser = within::<u32>(1..=MOST_BLOCKS))]
+    #[arg(long, default_value_t = 2, value_parser = within::<u32>(1..=MAX_BLOCKS))]
     pub blocks: u32,
     /// Number of threads of each block.
-    #[arg(long, default_value_t = 64, value_parser = within::<u32>(1..=MOST_THREADS))]
+    #[arg(long, default_value_t = 64, value_parser = within::<u32>(1..=MAX_THREADS))]
     pub threads: u32,
     /// Number of iterations, rounds or steps in one launch.
     #[arg(long, default_value_t = 10, value_parser = within::<u64>(1..=u64::from(u32::MAX)))]
@@ -214,10 +214,10 @@ pub(crate) struct Options {
     pub mode: Option<Mode>,
     /// Maximum number of resident blocks of a virtual GPU. gin refuses a workload that needs more. A real GPU has its
     /// own limit.
-    #[arg(long, value_parser = within::<u32>(1..=MOST_BLOCKS))]
+    #[arg(long, value_parser = within::<u32>(1..=MAX_BLOCKS))]
     pub resident_blocks: Option<u32>,
     /// Milliseconds until a wait in a kernel ends with an error.
-    #[arg(long, default_value_t = 60_000, value_parser = within::<u64>(0..=MOST_MS))]
+    #[arg(long, default_value_t = 60_000, value_parser = within::<u64>(0..=MAX_MS))]
     pub deadline_ms: u64,
     /// Print the statistics of the communicators by rank, context and peer, summed over all launches.
     #[arg(long)]

@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 /// Longest time limit, in milliseconds: an hour.
-pub const MOST_MS: u64 = 3_600_000;
+pub const MAX_MS: u64 = 3_600_000;
 
 /// Returns a parser of whole numbers in `range`. Its error names the number and the range.
 pub fn within<T: TryFrom<u64>>(

@@ -17,8 +17,8 @@ use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// The most spans of a trace: some hundred megabytes of file. Later ones are left out and counted.
-const MOST: usize = 1 << 20;
+/// The maximum number of spans of a trace: some hundred megabytes of file. Later ones are left out and counted.
+const MAX: usize = 1 << 20;
 
 /// Context and index of a request.
 type Request = (u32, u64);
@@ -190,7 +190,7 @@ impl Recorded {
     }
 
     fn push(&mut self, span: Span) {
-        if self.spans.len() < MOST {
+        if self.spans.len() < MAX {
             self.spans.push(span);
         } else {
             self.left_out += 1;
@@ -205,7 +205,7 @@ impl Recorded {
                 self.push(Span { end_ns, failed: true, ..span });
             }
         }
-        // Nobody accepts a request before its post, so the shortest of these times is the most that the clock of a
+        // Nobody accepts a request before its post, so the shortest of these times is the maximum that the clock of a
         // rank's GPU can be behind the host's.
         let mut behind: BTreeMap<u32, u64> = BTreeMap::new();
         if self.clock == Clock::Gpu {

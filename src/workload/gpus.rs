@@ -80,7 +80,7 @@ impl Gpus {
 
     /// Returns the largest number of ranks on one GPU, as [`gin_gpu::cuda::devices`] spreads `ranks` ranks.
     #[cfg(any(feature = "cuda", test))]
-    fn most_on_one(&self, ranks: u32) -> u32 {
+    fn max_on_one(&self, ranks: u32) -> u32 {
         match self.own {
             Some(own) => own.sharing,
             None => ranks.div_ceil(u32::try_from(self.names.len().max(1)).unwrap_or(u32::MAX)),
@@ -119,7 +119,7 @@ impl Gpus {
 #[cfg(any(feature = "cuda", test))]
 fn check_room(plan: &Plan, gpus: &Gpus, device: &str, resident: u64) -> Result<(), Refused> {
     let (ranks, blocks, threads) = (plan.ranks, plan.sizes.blocks, plan.sizes.threads);
-    let sharing = gpus.most_on_one(ranks);
+    let sharing = gpus.max_on_one(ranks);
     let needed = u64::from(sharing) * u64::from(blocks);
     if needed <= resident {
         return Ok(());
@@ -170,11 +170,11 @@ pub(crate) fn check(gpus: &Gpus, plan: &Plan) -> Result<(), Failure> {
     for ordinal in gpus.ordinals(plan.ranks) {
         let device = CudaDevice::new(ordinal, &kernels(plan.workload))?;
         let function = device.load(ModuleSource::Linked)?.function(kernel)?;
-        let most = function.max_threads.unwrap_or(u32::MAX).min(device.limits().threads_per_block);
-        if threads > most {
+        let max = function.max_threads.unwrap_or(u32::MAX).min(device.limits().threads_per_block);
+        if threads > max {
             let device = device.name();
             return Err(Refused(format!(
-                "--threads {threads}: a block of `{kernel}` has at most {most} threads on {device}"
+                "--threads {threads}: a block of `{kernel}` has at most {max} threads on {device}"
             ))
             .into());
         }
@@ -247,7 +247,7 @@ mod tests {
     fn a_process_has_one_gpu_which_neighbours_share_where_there_are_fewer() {
         let own = |gpus, rank, ranks| {
             let gpus = Gpus::for_tests(gpus).of_process(rank, ranks);
-            (gpus.ordinals(ranks), gpus.most_on_one(ranks))
+            (gpus.ordinals(ranks), gpus.max_on_one(ranks))
         };
         assert_eq!(own(4, 3, 4), (vec![3], 1));
         assert_eq!(own(8, 1, 2), (vec![1], 1));
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!((own(2, 1, 3), own(2, 2, 3)), ((vec![0], 2), (vec![1], 1)));
         assert_eq!(own(1, 7, 8), (vec![0], 8));
         let chosen = Gpus::for_tests(4).only(&[3, 1]).unwrap();
-        assert_eq!((chosen.ordinals(1), chosen.ordinals(5), chosen.most_on_one(5)), (vec![3], vec![3, 1], 3));
+        assert_eq!((chosen.ordinals(1), chosen.ordinals(5), chosen.max_on_one(5)), (vec![3], vec![3, 1], 3));
         assert_eq!(chosen.of_process(1, 2).ordinals(2), [1]);
     }
 }

@@ -9,12 +9,12 @@ use std::fs;
 
 /// Maximum number of ranks in the seeded mode. With more ranks a run takes minutes for a few steps, because one thread
 /// switches between the device threads of all ranks.
-pub(crate) const MOST_RANKS_SEEDED: u32 = 256;
+pub(crate) const MAX_RANKS_SEEDED: u32 = 256;
 
 /// Maximum number of ranks in the threads mode and on real GPUs, where each rank has three operating system threads
 /// that poll. With many more threads than processors, a thread may not run for seconds, and the watchdog would mistake
 /// it for one that loops.
-pub(crate) const MOST_RANKS_THREADS: u32 = 64;
+pub(crate) const MAX_RANKS_THREADS: u32 = 64;
 
 /// Returns the number of resident blocks of a virtual GPU without `--resident-blocks`.
 fn default_resident_blocks() -> u32 {
@@ -33,9 +33,9 @@ pub(super) fn check(plan: &Plan) -> Result<(), Refused> {
     let ranks = plan.ranks;
     match plan.device {
         RunDevice::Virtual => check_virtual(plan)?,
-        RunDevice::Cuda(_) if ranks > MOST_RANKS_THREADS && !plan.processes => {
+        RunDevice::Cuda(_) if ranks > MAX_RANKS_THREADS && !plan.processes => {
             return refuse(format!(
-                "--ranks {ranks}: all ranks are threads of this process, which supports at most {MOST_RANKS_THREADS} on \
+                "--ranks {ranks}: all ranks are threads of this process, which supports at most {MAX_RANKS_THREADS} on \
                  real GPUs"
             ));
         }
@@ -63,13 +63,13 @@ fn gdaki_refusal() -> Option<String> {
 fn check_virtual(plan: &Plan) -> Result<(), Refused> {
     let refuse = |text: String| Err(Refused(text));
     let (ranks, blocks) = (plan.ranks, plan.sizes.blocks);
-    let (most_ranks, mode) = match plan.mode {
-        Mode::Seeded => (MOST_RANKS_SEEDED, "seeded"),
-        Mode::Threads => (MOST_RANKS_THREADS, "threads"),
+    let (max_ranks, mode) = match plan.mode {
+        Mode::Seeded => (MAX_RANKS_SEEDED, "seeded"),
+        Mode::Threads => (MAX_RANKS_THREADS, "threads"),
     };
-    if ranks > most_ranks && !plan.processes {
+    if ranks > max_ranks && !plan.processes {
         return refuse(format!(
-            "--ranks {ranks}: all ranks are virtual GPUs of this process, which supports at most {most_ranks} in the \
+            "--ranks {ranks}: all ranks are virtual GPUs of this process, which supports at most {max_ranks} in the \
              {mode} mode"
         ));
     }

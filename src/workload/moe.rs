@@ -21,7 +21,7 @@ const TOPK: u32 = 4;
 /// Number of data sets that iterations use in turn. The dispatch has two buffers for rows, so three data sets show a
 /// row that stayed from an earlier dispatch.
 const SETS: u64 = 3;
-/// Most iterations until the results are checked. Each has memory of its own for its output.
+/// Maximum number of iterations until the results are checked. Each has memory of its own for its output.
 const BETWEEN_CHECKS: usize = 32;
 
 pub(super) struct Moe<'a> {

@@ -20,9 +20,9 @@ fn limits_of_launches_are_those_of_a_gpu_and_each_refusal_names_value_and_limit(
         ("repeats", "100000"),
         ("resident-blocks", "2147483647"),
     ];
-    for (option, most) in limits {
+    for (option, max) in limits {
         for value in ["0", "-1", "99999999999"] {
-            let range = format!("{value} is not in 1..={most}");
+            let range = format!("{value} is not in 1..={max}");
             refused(&format!("run ring --{option} {value}"), &[&format!("--{option}"), &range]);
         }
     }

@@ -426,8 +426,8 @@ impl<'a> Bed<'a> {
         }
         let ranks = self.shape.ranks as u32;
         let sharing = ranks.div_ceil(self.bench.gpus(ranks).max(1) as u32);
-        let most = (processors(&**self.rank.device()).unwrap_or(4) / sharing).max(1);
-        let counts = [4, 8, 16, 32, 64, 96].into_iter().filter(|&count| count < most).chain([most]);
+        let max = (processors(&**self.rank.device()).unwrap_or(4) / sharing).max(1);
+        let counts = [4, 8, 16, 32, 64, 96].into_iter().filter(|&count| count < max).chain([max]);
         let mut best = (f64::INFINITY, (1, 512));
         for shape in counts.flat_map(|blocks| [(blocks, 512), (blocks, 1024)]) {
             let time = chain(self.rank, &self.stream, (10, 3), || self.floor(jobs, 2 * self.shape.hidden, shape))?;

@@ -238,9 +238,9 @@ typedef struct gin_requirements_t {
   uint32_t rail_barriers;
   // The number of barriers over the LSA team.
   uint32_t lsa_barriers;
-  // The most windows registered at the same time.
+  // The maximum number of windows registered at the same time.
   uint32_t windows;
-  // The most unfinished requests of one context to one peer.
+  // The maximum number of unfinished requests of one context to one peer.
   uint32_t max_outstanding_per_peer;
 } gin_requirements_t;
 
@@ -384,7 +384,7 @@ typedef struct gin_stats_t {
   uint64_t stalls;
   // The messages for which the network first had no room.
   uint64_t retries;
-  // The most requests that were unfinished at a time.
+  // The maximum number of requests that were unfinished at a time.
   uint64_t deepest;
 } gin_stats_t;
 

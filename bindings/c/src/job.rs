@@ -91,7 +91,7 @@ fn limit(ms: u32) -> Option<Duration> {
 }
 
 /// The largest `progress_threads`.
-const MOST_PROGRESS_THREADS: u32 = 256;
+const MAX_PROGRESS_THREADS: u32 = 256;
 
 impl Config {
     fn read(config: *const gin_config_t) -> Result<Self, Failure> {
@@ -155,13 +155,13 @@ impl Config {
         let threads = match config.progress_threads {
             0 => Threads::Own,
             GIN_PROGRESS_BY_CALLER => Threads::Callers,
-            threads @ 1..=MOST_PROGRESS_THREADS => {
+            threads @ 1..=MAX_PROGRESS_THREADS => {
                 let failed = |error| Failure::new(GIN_ERROR_MEMORY, format!("{threads} progress threads: {error}"));
                 Threads::Shared(Arc::new(Pool::new(threads as usize).map_err(failed)?))
             }
             other => {
                 let text = format!(
-                    "config.progress_threads is {other}: there are 0 to {MOST_PROGRESS_THREADS}, and \
+                    "config.progress_threads is {other}: there are 0 to {MAX_PROGRESS_THREADS}, and \
                                     GIN_PROGRESS_BY_CALLER"
                 );
                 return Err(Failure::argument(text));

@@ -11,7 +11,7 @@ use gin_boot::lock;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, LazyLock, Mutex};
 
-/// The most objects at a time.
+/// The maximum number of objects at a time.
 const PLACES: usize = 1 << 24;
 
 /// A type of objects.

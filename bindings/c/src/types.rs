@@ -214,9 +214,9 @@ pub struct gin_requirements_t {
     pub rail_barriers: u32,
     /// The number of barriers over the LSA team.
     pub lsa_barriers: u32,
-    /// The most windows registered at the same time.
+    /// The maximum number of windows registered at the same time.
     pub windows: u32,
-    /// The most unfinished requests of one context to one peer.
+    /// The maximum number of unfinished requests of one context to one peer.
     pub max_outstanding_per_peer: u32,
 }
 
@@ -280,7 +280,7 @@ pub struct gin_stats_t {
     pub stalls: u64,
     /// The messages for which the network first had no room.
     pub retries: u64,
-    /// The most requests that were unfinished at a time.
+    /// The maximum number of requests that were unfinished at a time.
     pub deepest: u64,
 }
 

@@ -115,8 +115,8 @@ fn member(
 
 /// Returns a number of seconds as a time. `name` names it in errors.
 pub(crate) fn seconds(name: &str, value: f64) -> PyResult<Duration> {
-    let most = Duration::MAX.as_secs();
-    let refuse = |_| PyValueError::new_err(format!("{name} = {value}: pass a number of seconds, 0 to {most}"));
+    let max = Duration::MAX.as_secs();
+    let refuse = |_| PyValueError::new_err(format!("{name} = {value}: pass a number of seconds, 0 to {max}"));
     Duration::try_from_secs_f64(value).map_err(refuse)
 }
 

@@ -117,20 +117,20 @@ def same(found, expected):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("name", KINDS)
 def test_dispatch_and_combine_agree_with_numpy(ranks, name):
-    kind, shape, most = KINDS[name], Shape(ranks, 2 * ranks + 1, 3, 16), 9
+    kind, shape, max_tokens = KINDS[name], Shape(ranks, 2 * ranks + 1, 3, 16), 9
 
     def body(rank):
-        with rank.communicator() as comm, Group(comm, shape.config(tokens=most, element=kind.element)) as group:
+        with rank.communicator() as comm, Group(comm, shape.config(tokens=max_tokens, element=kind.element)) as group:
             stream, slot, me = rank.stream(), group.slot(0), rank.rank
-            output = np.zeros((most, shape.hidden), kind.dtype)
+            output = np.zeros((max_tokens, shape.hidden), kind.dtype)
             for round in range(6):
-                batches = [Batch(shape, kind, each, round, (5 * each + 3 * round) % (most + 1)) for each in range(ranks)]
+                batches = [Batch(shape, kind, each, round, (5 * each + 3 * round) % (max_tokens + 1)) for each in range(ranks)]
                 mine = batches[me]
                 count = len(mine.rows)
                 tokens = Tokens(mine.rows, mine.ids, weights=mine.weights)
                 if round % 2:
                     # Ids of 64 bits, and the number of tokens in memory.
-                    room = lambda values: np.concatenate([values, np.zeros((most - count, *values.shape[1:]), values.dtype)])
+                    room = lambda values: np.concatenate([values, np.zeros((max_tokens - count, *values.shape[1:]), values.dtype)])
                     rows, ids, weights = room(mine.rows), room(mine.ids.astype(np.int64)), room(mine.weights)
                     tokens = Tokens(rows, ids, np.array([count], np.int32), weights=weights)
                     received = slot.exchange(stream, tokens)
@@ -138,7 +138,7 @@ def test_dispatch_and_combine_agree_with_numpy(ranks, name):
                     received = slot.dispatch(stream, tokens).receive(stream)
                 stream.synchronize()
                 rows, counts = np.from_dlpack(received.rows(kind.dtype)), np.from_dlpack(received.counts())
-                assert rows.shape == (ranks, most, shape.hidden) and received.rows().dtype == {
+                assert rows.shape == (ranks, max_tokens, shape.hidden) and received.rows().dtype == {
                     "BF16": "bfloat16", "F16": "float16", "F32": "float32"
                 }[name]
                 for source, (sent, experts) in enumerate(arriving(shape, batches, me)):
@@ -168,23 +168,23 @@ def source_info(permuted):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
-    kind, shape, most = KINDS["F32"], Shape(ranks, 2 * ranks, 2, 8), 6
+    kind, shape, max_tokens = KINDS["F32"], Shape(ranks, 2 * ranks, 2, 8), 6
 
     def body(rank):
         comm = rank.communicator()
-        group = Group(comm, shape.config(tokens=most, element=kind.element, combine_at_source=True))
+        group = Group(comm, shape.config(tokens=max_tokens, element=kind.element, combine_at_source=True))
         stream, slot, me = rank.stream(), group.slot(0), rank.rank
         align = 4
         layouts = {
-            "flat": (Layout.FLAT, ranks * most),
-            "packed": (Layout.expert_major_packed(align), 2 * ranks * most + 2 * align),
+            "flat": (Layout.FLAT, ranks * max_tokens),
+            "packed": (Layout.expert_major_packed(align), 2 * ranks * max_tokens + 2 * align),
             "padded": (Layout.EXPERT_MAJOR_PADDED, None),
-            "listed": (Layout.EXPERT_MAJOR_INDICES, 2 * ranks * most),
+            "listed": (Layout.EXPERT_MAJOR_INDICES, 2 * ranks * max_tokens),
         }
         cases = [(name, *layout, arrives) for name, layout in layouts.items() for arrives in (False, True)]
         for round, (name, layout, room, arrives) in enumerate(cases):
             to = Permuted(group, layout, room)
-            batches = [Batch(shape, kind, each, round, most - each) for each in range(ranks)]
+            batches = [Batch(shape, kind, each, round, max_tokens - each) for each in range(ranks)]
             mine = batches[me]
             tokens = Tokens(mine.rows, mine.ids, weights=mine.weights)
             if arrives:
@@ -208,10 +208,10 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
                 expected = {at: (s, row, 0) for at, (s, row) in enumerate(flat)}
             elif name == "padded":
                 by_source = [[[at for at in zone if at[0] == s] for s in range(ranks)] for zone in zones]
-                assert to.capacity == shape.local * ranks * most
+                assert to.capacity == shape.local * ranks * max_tokens
                 assert counts[1:].tolist() == [len(part) for zone in by_source for part in zone]
                 expected = {
-                    (number * ranks + s) * most + at: place
+                    (number * ranks + s) * max_tokens + at: place
                     for number, zone in enumerate(by_source)
                     for s, part in enumerate(zone)
                     for at, place in enumerate(part)
@@ -236,13 +236,13 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
             if name == "flat":
                 # It has a row for each rank, and this group returns one for each id.
                 with pytest.raises(ValueError, match="a combine of a layout that has not the rows that come back"):
-                    received.combine(stream, Combine.plain(np.zeros((most, 8), np.float32)), to)
+                    received.combine(stream, Combine.plain(np.zeros((max_tokens, 8), np.float32)), to)
                 continue
             # Experts in place or into other memory.
             results = rows if name == "packed" else np.zeros_like(rows)
             for at, (s, row, k) in expected.items():
                 results[at] = row_of(s, row) * np.float32(sent[s][1][row, k] + 1)
-            output, bias = np.ones((most, 8), np.float32), np.full((most, 8), 3, np.float32)
+            output, bias = np.ones((max_tokens, 8), np.float32), np.full((max_tokens, 8), 3, np.float32)
             weighted = name == "packed"
             sums = (
                 Combine.weighted(mine.weights, output)
@@ -267,17 +267,17 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
 
 
 def test_rows_come_back_from_other_memory_and_by_id():
-    shape, most = Shape(2, 2, 2, 4), 4
+    shape, max_tokens = Shape(2, 2, 2, 4), 4
 
     def body(rank):
         with rank.communicator() as comm:
             stream = rank.stream()
             for combine_at_source in (False, True):
-                with Group(comm, shape.config(tokens=most, element=Element.F32, combine_at_source=combine_at_source)) as group:
+                with Group(comm, shape.config(tokens=max_tokens, element=Element.F32, combine_at_source=combine_at_source)) as group:
                     slot, output = group.slot(0), np.zeros((1, 4), np.float32)
                     rows, ids = np.full((1, 4), rank.rank + 1, np.float32), np.array([[0, 1]], np.int64)
                     received = slot.exchange(stream, Tokens(rows, ids))
-                    back = np.full((2 * most * (2 if combine_at_source else 1), 4), 10 * (rank.rank + 1), np.float32)
+                    back = np.full((2 * max_tokens * (2 if combine_at_source else 1), 4), 10 * (rank.rank + 1), np.float32)
                     received.combine(stream, (Combine.plain if combine_at_source else Combine.reduced)(output), back)
                     stream.synchronize()
                     assert group.status() is None and (output == 30).all(), output
@@ -286,12 +286,12 @@ def test_rows_come_back_from_other_memory_and_by_id():
 
 
 def test_a_plan_serves_several_dispatches():
-    kind, shape, most = KINDS["F32"], Shape(2, 4, 2, 8), 40
+    kind, shape, max_tokens = KINDS["F32"], Shape(2, 4, 2, 8), 40
 
     def body(rank):
-        with rank.communicator() as comm, Group(comm, shape.config(tokens=most, element=kind.element)) as group:
+        with rank.communicator() as comm, Group(comm, shape.config(tokens=max_tokens, element=kind.element)) as group:
             stream, slot = rank.stream(), group.slot(0)
-            mine = Batch(shape, kind, rank.rank, 0, most - 3)
+            mine = Batch(shape, kind, rank.rank, 0, max_tokens - 3)
             tokens = lambda **options: Tokens(mine.rows, mine.ids, weights=mine.weights, **options)
             plan = slot.plan(stream, tokens())
             outputs = []
@@ -552,7 +552,7 @@ def test_tensors_are_checked_with_the_dimension_and_the_limit():
             received.combine(stream, Combine.plain(rows))
         with pytest.raises(gin.StateError, match="combined or released before"):
             received.release()
-        with pytest.raises(ValueError, match="pass the most rows of the layout"):
+        with pytest.raises(ValueError, match="pass the maximum number of rows of the layout"):
             Permuted(group, Layout.FLAT)
         with pytest.raises(ValueError, match="the alignment of zones is 3; the limit is a power of two"):
             Permuted(group, Layout.expert_major_packed(3), 4)
@@ -681,9 +681,9 @@ def test_a_report_that_nobody_has_read_is_raised(what):
 def test_ids_out_of_range_are_reported_as_given_and_any_negative_one_is_none(dtype):
     def body(rank, comm, group, stream):
         slot = group.slot(0)
-        most = np.iinfo(dtype).max
-        for id in (1, 2**31 - 1, 2**31, 2**32, most):
-            if id > most:
+        largest = np.iinfo(dtype).max
+        for id in (1, 2**31 - 1, 2**31, 2**32, largest):
+            if id > largest:
                 continue
             slot.exchange(stream, Tokens(np.ones((2, 8), np.float32), np.array([[0], [id]], dtype))).release()
             stream.synchronize()
@@ -752,8 +752,8 @@ def test_a_view_that_a_kernel_takes_is_not_waited_for():
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", KINDS)
 def test_large_batches_agree_with_numpy_and_rows_past_max_rows_are_reported(ranks, name):
-    kind, shape, most = KINDS[name], Shape(ranks, 2 * ranks + 1, 3, 16), 9
-    batches = [[Batch(shape, kind, each, round, most - (each + round) % 3) for each in range(ranks)] for round in range(4)]
+    kind, shape, max_tokens = KINDS[name], Shape(ranks, 2 * ranks + 1, 3, 16), 9
+    batches = [[Batch(shape, kind, each, round, max_tokens - (each + round) % 3) for each in range(ranks)] for round in range(4)]
     sent = [[list(arriving(shape, all, rank)) for rank in range(ranks)] for all in batches]
     received_by = lambda round, rank: sum(len(tokens) for tokens, _ in sent[round][rank])
     room = max(received_by(round, rank) for round in range(4) for rank in range(ranks))
@@ -764,7 +764,7 @@ def test_large_batches_agree_with_numpy_and_rows_past_max_rows_are_reported(rank
         stream, me, reports = rank.stream(), rank.rank, 0
         with rank.communicator() as comm:
             for max_rows in (room, room - 1, 3 * ranks):
-                config = shape.config(tokens=most, element=kind.element, max_rows=max_rows)
+                config = shape.config(tokens=max_tokens, element=kind.element, max_rows=max_rows)
                 with Group(comm, config) as group:
                     slot = group.slot(0)
                     plans = [slot.plan(stream, Tokens(mine[me].rows, mine[me].ids)) for mine in batches]
@@ -796,7 +796,7 @@ def test_large_batches_agree_with_numpy_and_rows_past_max_rows_are_reported(rank
                             weights = view(received.weights())[here]
                             assert (weights[experts >= 0] == cut[source].weights[which][experts >= 0]).all()
                             rows[here] = expert(kind, rows[here], experts, weights)
-                        output = np.full((most, shape.hidden), 7, kind.dtype)
+                        output = np.full((max_tokens, shape.hidden), 7, kind.dtype)
                         received.combine(stream, Combine.reduced(output))
                         stream.synchronize()
 
@@ -824,18 +824,18 @@ def test_large_batches_agree_with_numpy_and_rows_past_max_rows_are_reported(rank
 
 
 def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_back():
-    kind, shape, most = KINDS["F32"], Shape(2, 4, 2, 8), 6
+    kind, shape, max_tokens = KINDS["F32"], Shape(2, 4, 2, 8), 6
 
     def body(rank):
         with rank.communicator() as comm:
-            config = shape.config(tokens=most, element=kind.element, max_rows=2 * most)
+            config = shape.config(tokens=max_tokens, element=kind.element, max_rows=2 * max_tokens)
             with Group(comm, config) as group:
                 stream, slot, me = rank.stream(), group.slot(0), rank.rank
-                to = Permuted(group, Layout.FLAT, 2 * most)
+                to = Permuted(group, Layout.FLAT, 2 * max_tokens)
                 with pytest.raises(gin.StateError, match="the layout has no rows of its own"):
                     to.rows()
                 for round in range(3):
-                    batches = [Batch(shape, kind, each, round, most - each) for each in range(2)]
+                    batches = [Batch(shape, kind, each, round, max_tokens - each) for each in range(2)]
                     mine = batches[me]
                     sent = list(arriving(shape, batches, me))
                     received = slot.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
@@ -844,7 +844,7 @@ def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_
                     flat = [(source, row, 0) for source, (tokens, _) in enumerate(sent) for row in range(len(tokens))]
                     assert to.fetch_counts() == [len(flat)] and source_info(to)[: len(flat)] == flat
                     rows = np.concatenate([batches[s].rows[tokens] for s, (tokens, _) in enumerate(sent)])
-                    results = np.zeros((2 * most, 8), np.float32)
+                    results = np.zeros((2 * max_tokens, 8), np.float32)
                     experts = np.concatenate([experts for _, experts in sent])
                     weights = np.concatenate([batches[s].weights[tokens] for s, (tokens, _) in enumerate(sent)])
                     results[: len(flat)] = expert(kind, rows, experts, weights)
@@ -857,7 +857,7 @@ def test_a_flat_layout_of_a_shared_region_copies_nothing_and_other_memory_comes_
                     assert group.status() is None and same(output, reduced(shape, kind, mine))
                 with pytest.raises(ValueError, match="a kernel with dispatch and combine in a group with `max_rows`"):
                     slot.fuse(stream, Tokens(mine.rows, mine.ids), Combine.reduced(output))
-            with Group(comm, shape.config(tokens=most, element=kind.element)) as group:
+            with Group(comm, shape.config(tokens=max_tokens, element=kind.element)) as group:
                 received = group.slot(0).exchange(stream, Tokens(mine.rows, mine.ids))
                 assert received.region() is None
                 with pytest.raises(ValueError, match="from row 0 on, in a group without `max_rows`"):
@@ -966,18 +966,18 @@ def test_a_rank_without_tokens_passes_tensors_whose_address_is_null(ids):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("topk", [1, 3, 5, 7])
 def test_odd_numbers_of_ids_blocks_and_threads_agree_with_numpy(topk, shared):
-    kind, shape, most = KINDS["F32"], Shape(2, 5, topk, 8), 9
+    kind, shape, max_tokens = KINDS["F32"], Shape(2, 5, topk, 8), 9
 
     def body(rank):
         stream, me = rank.stream(), rank.rank
         with rank.communicator() as comm:
             for grid in (1, 3, 7):
                 for threads in (32, 96, 224):
-                    config = shape.config(tokens=most, element=kind.element, max_rows=2 * most if shared else None, grid=grid, threads=threads)
+                    config = shape.config(tokens=max_tokens, element=kind.element, max_rows=2 * max_tokens if shared else None, grid=grid, threads=threads)
                     with Group(comm, config) as group:
                         slot = group.slot(0)
                         for round in range(2):
-                            mine = Batch(shape, kind, me, round, most - round * me)
+                            mine = Batch(shape, kind, me, round, max_tokens - round * me)
                             received = slot.exchange(stream, Tokens(mine.rows, mine.ids, weights=mine.weights))
                             views = [received.rows(), received.counts(), received.experts(), received.weights()]
                             rows, counts, experts, weights = map(np.from_dlpack, views)
@@ -1183,7 +1183,7 @@ def test_a_silent_rank_is_masked_and_admitted_again():
         assert group.masked(0) == []
         received = slot.exchange(stream, token(4, id=1 - rank.rank))
         stream.synchronize(timeout=60)
-        # The number of dispatches is that of the rank with the most.
+        # The number of dispatches is the maximum over the ranks.
         assert np.from_dlpack(received.counts()).tolist() == ([0, 4] if rank.rank == 0 else [4, 0])
         assert (np.from_dlpack(received.rows())[1 - rank.rank] == 1).all()
         received.combine(stream, Combine.reduced(output))

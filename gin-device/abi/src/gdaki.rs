@@ -27,7 +27,7 @@ pub struct QueuePairData {
     pub doorbell: u64,
     /// Number of the queue pair, in the memory form of [`QueueNumber`](crate::mlx5::wqe::QueueNumber).
     pub number: u32,
-    /// log2 of the number of slots, [`LEAST_DEPTH_LOG2`] to [`MOST_DEPTH_LOG2`].
+    /// log2 of the number of slots, [`MIN_DEPTH_LOG2`] to [`MAX_DEPTH_LOG2`].
     pub depth_log2: u32,
     /// log2 of the completion interval, less than `depth_log2`: entry i asks for a completion if i + 1 is a multiple of
     /// `1 << interval_log2`.
@@ -35,7 +35,7 @@ pub struct QueuePairData {
     /// Scope to which entries and payload are released before the doorbell: [`DOORBELL_SYSTEM`] or [`DOORBELL_GPU`].
     pub doorbell_scope: u16,
     /// Largest number of bytes that one entry moves, at least 1.
-    pub most_bytes: u32,
+    pub max_bytes: u32,
     /// Remote key of the peer's signal words, big-endian, as entries hold it.
     pub signal_key: u32,
     /// Local key of 8 bytes at address 0 that no code reads, big-endian. Atomics return their old value there.
@@ -166,9 +166,9 @@ pub const DOORBELL_GPU: u16 = 1;
 
 /// log2 of the fewest slots. A put with its signal takes two entries. Twice that many slots ensure that the outstanding
 /// entries include one that asks for a completion.
-pub const LEAST_DEPTH_LOG2: u32 = 2;
-/// log2 of the most slots: completions name entries by 16 bits.
-pub const MOST_DEPTH_LOG2: u32 = 15;
+pub const MIN_DEPTH_LOG2: u32 = 2;
+/// log2 of the maximum number of slots: completions name entries by 16 bits.
+pub const MAX_DEPTH_LOG2: u32 = 15;
 
 const _: () = {
     use core::mem::offset_of;

@@ -66,8 +66,8 @@ impl Built {
         for module in modules {
             let (text, cubin) = (file(&format!("{}.ptx", module.arch)), file(&format!("{}.cubin", module.arch)));
             sources::replace(&text, &ptx::for_linking(&module.text))?;
-            let (arch, most) = (format!("-arch={}", module.arch), format!("-maxrregcount={registers}"));
-            let options = [&arch, &most, "--compile-only", "-o"].map(OsStr::new);
+            let (arch, max) = (format!("-arch={}", module.arch), format!("-maxrregcount={registers}"));
+            let options = [&arch, &max, "--compile-only", "-o"].map(OsStr::new);
             run(ptxas, options.into_iter().chain([cubin.as_os_str(), text.as_os_str()]))?;
             images.push(format!("--image3=kind=elf,sm={},file={}", number(module.arch), cubin.display()));
             if let Some(kept) = &module.bitcode {

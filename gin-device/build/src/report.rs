@@ -8,8 +8,8 @@ use crate::check::{Finding, Rule};
 use crate::ptxas::{Assembly, EntryReport};
 use crate::{Arch, Built, Module};
 
-/// Most findings of one rule that are listed.
-const MOST: usize = 4;
+/// Maximum number of findings of one rule that are listed.
+const MAX: usize = 4;
 
 /// The findings and figures of a build, one line for each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,9 +49,9 @@ fn findings(modules: &[Module]) -> Vec<String> {
             .filter(|finding| !own || is_own(finding))
             .filter(|finding| seen.insert((&finding.place, &finding.function)))
             .collect();
-        lines.extend(found.iter().take(MOST).map(|finding| say(finding, advice)));
-        if found.len() > MOST {
-            lines.push(format!("{rule}: {} more", found.len() - MOST));
+        lines.extend(found.iter().take(MAX).map(|finding| say(finding, advice)));
+        if found.len() > MAX {
+            lines.push(format!("{rule}: {} more", found.len() - MAX));
         }
     }
     lines

@@ -11,10 +11,10 @@ use crate::status::{self, Code};
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
 
-/// The most experts that a block has in shared memory at a time.
+/// The maximum number of experts that a block has in shared memory at a time.
 const WINDOW: u32 = 1024;
 
-/// The most parts of all sources, and the most counts, so that their memory stays small.
+/// The maximum numbers of parts of all sources and of counts, so that their memory stays small.
 const MAX_PARTS: u32 = 128;
 const MAX_COUNTS: u32 = 1 << 18;
 
@@ -25,8 +25,8 @@ shared! { static NEXT: [u32; WINDOW as usize]; }
 /// Returns the number of parts of the rows of a source.
 #[inline(always)]
 const fn parts(sizes: &Sizes) -> u32 {
-    let (most, groups) = (MAX_COUNTS / sizes.local(), sizes.tokens.div_ceil(32));
-    let parts = if most < MAX_PARTS { most } else { MAX_PARTS } / sizes.ranks;
+    let (max, groups) = (MAX_COUNTS / sizes.local(), sizes.tokens.div_ceil(32));
+    let parts = if max < MAX_PARTS { max } else { MAX_PARTS } / sizes.ranks;
     let parts = if parts < groups { parts } else { groups };
     if parts == 0 { 1 } else { parts }
 }

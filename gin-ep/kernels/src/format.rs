@@ -205,17 +205,17 @@ type Scaled = ([(u64, u64); 2], [f32; 2]);
 #[inline(always)]
 fn quantize((first, second): ((u64, u64), (u64, u64)), flags: u32) -> ((u64, u64), f32) {
     let two = |word: u64, half: u32| Bf16::unpack((word >> (32 * half)) as u32);
-    let most_of = |word: u64| {
+    let max_of = |word: u64| {
         let ([a, b], [c, d]) = (two(word, 0), two(word, 1));
         a.abs().max(b.abs()).max(c.abs().max(d.abs()))
     };
-    let mut most = most_of(first.0).max(most_of(first.1)).max(most_of(second.0).max(most_of(second.1)));
-    most = most.max(Warp.shuffle_xor(most, 1));
-    most = most.max(Warp.shuffle_xor(most, 2));
-    most = most.max(Warp.shuffle_xor(most, 4)).max(1e-4);
-    let mut scale = most / 448.0;
+    let mut max = max_of(first.0).max(max_of(first.1)).max(max_of(second.0).max(max_of(second.1)));
+    max = max.max(Warp.shuffle_xor(max, 1));
+    max = max.max(Warp.shuffle_xor(max, 2));
+    max = max.max(Warp.shuffle_xor(max, 4)).max(1e-4);
+    let mut scale = max / 448.0;
     let factor = if flags & POWERS == 0 {
-        448.0 / most
+        448.0 / max
     } else {
         scale = Ue8m0::from_f32_up(scale).to_f32();
         1.0 / scale

@@ -105,9 +105,9 @@ pub const UNIT: u32 = 128;
 /// two rows.
 pub const LARGE_UNIT: u32 = 224;
 
-/// The most threads of a block of these kernels.
-pub const MOST_THREADS: u32 = 512;
+/// The maximum number of threads of a block of these kernels.
+pub const MAX_THREADS: u32 = 512;
 
-/// The most threads of a block of kernels that post to a network, that send rows alone, or that copy rows as they
-/// arrive. The first two take more registers; the last two share processors.
-pub const MOST_NETWORK_THREADS: u32 = 256;
+/// The maximum number of threads of a block of kernels that post to a network, that send rows alone, or that copy rows
+/// as they arrive. The first two take more registers; the last two share processors.
+pub const MAX_NETWORK_THREADS: u32 = 256;

@@ -53,7 +53,7 @@ pub struct Sizes {
     pub combine_rows: u32,
     /// Bytes of the scales of a row: any number.
     pub scale_bytes: u32,
-    /// The most tokens of a rank.
+    /// The maximum number of tokens of a rank.
     pub tokens: u32,
     /// Number of ids of a token: 1 to 32.
     pub topk: u32,
@@ -72,8 +72,8 @@ pub struct Sizes {
     pub groups: u32,
     /// Bytes of a row's metadata: [`meta_bytes_of`](Self::meta_bytes_of).
     pub meta_bytes: u32,
-    /// The most rows that a rank receives from all ranks together, in one region; [`u32::MAX`] if each source has its
-    /// own.
+    /// The maximum number of rows that a rank receives from all ranks together, in one region; [`u32::MAX`] if each
+    /// source has its own.
     pub max_rows: u32,
     /// Bytes from a received row to the next one, and from a returned one to the next where rows come back in place of
     /// the received ones.
@@ -148,8 +148,8 @@ impl Sizes {
     /// Returns the number of groups of 32 tokens whose routing a block has in shared memory at a time.
     #[must_use]
     pub const fn groups_of(tokens: u32, ranks: u32) -> u32 {
-        let (all, most) = (tokens.div_ceil(32), (MOST_SHARED / 4 - ranks) / ranks);
-        if all < most { all } else { most }
+        let (all, max) = (tokens.div_ceil(32), (MAX_SHARED / 4 - ranks) / ranks);
+        if all < max { all } else { max }
     }
 
     /// Returns the bytes of shared memory of a block of a dispatch.
@@ -172,8 +172,8 @@ const fn scales_at(topk: u32) -> u32 {
     (4 + 8 * topk).next_multiple_of(16)
 }
 
-/// The most bytes of shared memory for the routing that a block has at a time.
-const MOST_SHARED: u32 = 24 << 10;
+/// The maximum number of bytes of shared memory for the routing that a block has at a time.
+const MAX_SHARED: u32 = 24 << 10;
 /// Offset of the bits in a plan.
 pub(crate) const PLAN_BITS: u64 = 16;
 
@@ -193,7 +193,7 @@ pub(crate) const UNSENT: u64 = 7;
 pub(crate) const DISPATCH: u64 = 8;
 /// For each section of a dispatch the number of blocks that have sent it.
 pub(crate) const SECTION: u64 = 16;
-/// The most sections of a dispatch.
+/// The maximum number of sections of a dispatch.
 pub(crate) const SECTIONS: u32 = 8;
 
 /// A region of the arena for each buffer and rank.
@@ -619,9 +619,9 @@ pub(crate) type Eight = ((i32, i32, i32, i32), (i32, i32, i32, i32));
 /// Returns an id of 64 bits as one of 32.
 #[inline(always)]
 const fn narrowed(low: u32, high: u32) -> i32 {
-    let most = i32::MAX as u32;
+    let max = i32::MAX as u32;
     if high == 0 {
-        (if low < most { low } else { most }) as i32
+        (if low < max { low } else { max }) as i32
     } else if (high as i32) < 0 {
         -1
     } else {

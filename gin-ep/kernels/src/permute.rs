@@ -47,7 +47,7 @@ pub struct LayoutMemory {
     /// The address of words: the number of rows with gaps; for each expert the number of its rows, from each source if
     /// the layout is padded; and, if it is packed, for each expert its first row.
     pub counts: u64,
-    /// The most rows.
+    /// The maximum number of rows.
     pub capacity: u32,
     /// Number of rows of which the length of a zone is a multiple.
     pub align: u32,
@@ -94,7 +94,7 @@ impl PermutedRows {
         &self.received
     }
 
-    /// Returns the most rows.
+    /// Returns the maximum number of rows.
     #[inline(always)]
     #[must_use]
     pub const fn capacity(&self) -> u32 {
@@ -378,10 +378,10 @@ unsafe fn copy_when(to: &PermutedRows, mut next: impl FnMut() -> u32, mut is_the
     let (pairs, each) = if is_copied { (sizes.row_bytes / 16, to.each()) } else { (0, 0) };
     let units = pairs.div_ceil(UNIT).max(1);
     let (buffer, slot) = (received.buffer(), received.slot());
-    let most = (0..sizes.ranks).map(|source| received.source(buffer, source).count).max().unwrap_or(0);
+    let max = (0..sizes.ranks).map(|source| received.source(buffer, source).count).max().unwrap_or(0);
     loop {
         let unit = next();
-        if unit >= most * sizes.ranks * units {
+        if unit >= max * sizes.ranks * units {
             break;
         }
         let (at, pair) = (unit / units, unit % units * UNIT + gin_device::coop::lane());

@@ -10,9 +10,9 @@ use gin_device::sys::{GlobalWord, Word};
 /// Reports tokens past the limit, or a negative number of them, by one thread.
 #[inline(always)]
 pub(crate) fn check_number(arena: u64, slot: &SlotParams, tokens: &TokenParams) {
-    let (given, most) = (tokens.given(), slot.sizes.tokens);
-    if given > most && block_in_grid() == 0 && Block.elect() {
-        status::report(arena, slot, Code::TooManyTokens, 0, 0, given.into(), most.into());
+    let (given, max) = (tokens.given(), slot.sizes.tokens);
+    if given > max && block_in_grid() == 0 && Block.elect() {
+        status::report(arena, slot, Code::TooManyTokens, 0, 0, given.into(), max.into());
     }
 }
 
@@ -33,11 +33,11 @@ fn ids_of(slot: &SlotParams, tokens: &TokenParams, number: u32, group: u32, k: u
 struct To {
     low: u32,
     high: u32,
-    most: i32,
+    max: i32,
 }
 
 impl To {
-    const NONE: Self = Self { low: 0, high: 0, most: -1 };
+    const NONE: Self = Self { low: 0, high: 0, max: -1 };
 
     /// Adds ids. There is no branch, because the lanes would go different ways for each id. The quotient of a negative
     /// id, as of a number of 32 bits, is past all ranks.
@@ -49,14 +49,14 @@ impl To {
             self.high |= bits_of(ids, |id| bit(sizes.owner.of(id as u32).wrapping_sub(32)));
         }
         let ((a, b, c, d), (e, f, g, h)) = ids;
-        self.most = self.most.max(a.max(b).max(c.max(d))).max(e.max(f).max(g.max(h)));
+        self.max = self.max.max(a.max(b).max(c.max(d))).max(e.max(f).max(g.max(h)));
     }
 
     /// Returns the ranks. An id that does not exist drops its token; `reports` says whether to report that.
     #[inline(always)]
     fn ranks(&self, arena: u64, slot: &SlotParams, tokens: &TokenParams, group: u32, reports: bool) -> u64 {
         // Fewer experts than 2^31 fit into any memory.
-        if self.most < slot.sizes.experts as i32 {
+        if self.max < slot.sizes.experts as i32 {
             return u64::from(self.high) << 32 | u64::from(self.low);
         }
         if reports {
@@ -183,7 +183,7 @@ impl Routes {
     /// Makes them without groups.
     #[inline(always)]
     pub(crate) fn new(arena: u64, slot: &SlotParams, tokens: &TokenParams) -> Self {
-        let (ranks, most) = (slot.sizes.ranks, slot.sizes.groups);
+        let (ranks, max) = (slot.sizes.ranks, slot.sizes.groups);
         let number = tokens.number(&slot.sizes);
         // They are on their way meanwhile.
         let warp = if tokens.plan == 0 { Block.rank() / WARP_SIZE } else { u32::MAX / 32 };
@@ -191,7 +191,7 @@ impl Routes {
         let first = |rank: u32| if rank < ranks { offset_at(arena, slot, rank) } else { 0 };
         let mine = gin_device::coop::lane();
         let before = (first(mine), first(mine + WARP_SIZE));
-        let words = (ranks * most) as usize;
+        let words = (ranks * max) as usize;
         let bits = shared::dynamic_array::<u32>(0, words);
         let all = shared::dynamic_array::<u32>(4 * words, ranks as usize);
         Self { bits, all, ranks, tokens: number, first: 0, groups: 0, ahead, before, passed: 0 }

@@ -16,7 +16,7 @@ pub fn expected_rows(
     shape: &Shape,
     batches: &[Batch],
     me: usize,
-    most: usize,
+    max: usize,
 ) -> (Vec<(usize, Vec<u16>)>, Vec<u32>) {
     let zones = |align: usize| -> (Vec<Zone>, usize) {
         let zones = expert_major(shape, batches, me, align);
@@ -30,12 +30,12 @@ pub fn expected_rows(
             (rows, vec![total])
         }
         Layout::ExpertMajorPadded => {
-            let mut counts = vec![(shape.local() * shape.ranks * most) as u32];
+            let mut counts = vec![(shape.local() * shape.ranks * max) as u32];
             let mut rows = Vec::new();
             for (expert, zone) in zones(1).0.into_iter().enumerate() {
                 for source in 0..shape.ranks {
                     let of_source = zone.rows.iter().filter(|row| row.source == source);
-                    let first = (expert * shape.ranks + source) * most;
+                    let first = (expert * shape.ranks + source) * max;
                     let before = rows.len();
                     rows.extend(of_source.enumerate().map(|(index, row)| (first + index, row.row.clone())));
                     counts.push((rows.len() - before) as u32);
@@ -67,13 +67,13 @@ pub fn layout(
     config: &GroupConfig,
     layout: Layout,
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let config = if layout == Layout::Flat { *config } else { config.combine_at_source() };
     let group = Group::new(comm, &config)?;
-    let input = Input::new(rank, shape, most)?;
-    let rows = shape.ranks * most * shape.topk + 16 * shape.local();
+    let input = Input::new(rank, shape, max)?;
+    let rows = shape.ranks * max * shape.topk + 16 * shape.local();
     let permuted = Permuted::new(&group, layout, rows as u32)?;
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     // A zone has no room for tokens that name its expert twice.
@@ -86,7 +86,7 @@ pub fn layout(
     let cases = ways.iter().flat_map(|&arrives| routings.map(|routing| (arrives, routing)));
     for (number, (arrives, routing)) in cases.enumerate() {
         let batches: Vec<Batch> =
-            (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
+            (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, max - rank % 2)).collect();
         let mine = &batches[me];
         input.write(mine, false)?;
         let tokens = input.tokens(mine.tokens(shape), false);
@@ -98,7 +98,7 @@ pub fn layout(
             (received, view)
         };
         stream.synchronize()?;
-        let (expected, counts) = expected_rows(layout, shape, &batches, me, most);
+        let (expected, counts) = expected_rows(layout, shape, &batches, me, max);
         assert_eq!(permuted.fetch_counts()?, counts, "{layout:?} {routing:?} at {me}");
         let region = received.region()?;
         let memory = permuted.rows().or(region.as_ref()).expect("there are rows");
@@ -111,7 +111,7 @@ pub fn layout(
         // Safety: after the layout, before the combine, on one stream.
         unsafe {
             let shape = LaunchConfig::new(4, 64);
-            hardware_experts_permuted::launch(&stream, shape, view, rank.rank(), local, hidden, most as u32)?;
+            hardware_experts_permuted::launch(&stream, shape, view, rank.rank(), local, hidden, max as u32)?;
         }
         let terms = if layout == Layout::Flat { Combine::reduced() } else { Combine::weighted(&input.weights) };
         received.combine(&stream, Rows::Permuted(&permuted), &terms.into(&input.output))?;
@@ -136,15 +136,15 @@ pub fn described_only(
     comm: &Communicator,
     (config, deadline): (&GroupConfig, Deadline),
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let (me, last) = (rank.rank() as usize, shape.ranks - 1);
     let group = Group::new(comm, &config.deadline(deadline))?;
-    let (input, stream) = (Input::new(rank, shape, most)?, rank.stream()?);
-    let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, most)).collect();
+    let (input, stream) = (Input::new(rank, shape, max)?, rank.stream()?);
+    let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, max)).collect();
     input.write(&batches[me], false)?;
-    let tokens = input.tokens(most, false);
-    let to = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
+    let tokens = input.tokens(max, false);
+    let to = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, (shape.ranks * max * shape.topk) as u32)?;
     let once = |is_whole: bool| -> Result<(), EpError> {
         let mut slot = group.slot(0)?;
         if me == last && !is_whole {
@@ -190,14 +190,14 @@ pub fn mixed(
     comm: &Communicator,
     (config, deadline): (&GroupConfig, Deadline),
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let group = Group::new(comm, &config.deadline(deadline))?;
-    let (input, stream, mut slot) = (Input::new(rank, shape, most)?, rank.stream()?, group.slot(0)?);
-    input.write(&batch(shape, Routing::Uniform, 5, me, most), false)?;
-    let tokens = input.tokens(most, false);
-    let to = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, (shape.ranks * most * shape.topk) as u32)?;
+    let (input, stream, mut slot) = (Input::new(rank, shape, max)?, rank.stream()?, group.slot(0)?);
+    input.write(&batch(shape, Routing::Uniform, 5, me, max), false)?;
+    let tokens = input.tokens(max, false);
+    let to = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, (shape.ranks * max * shape.topk) as u32)?;
     if me == 0 {
         slot.exchange(&stream, &tokens)?.release();
     } else {
@@ -216,21 +216,21 @@ pub fn small_layouts(
     comm: &Communicator,
     config: &GroupConfig,
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let group = Group::new(comm, config)?;
-    let input = Input::new(rank, shape, most)?;
-    let listed = Permuted::new(&group, Layout::ExpertMajorIndices, (shape.ranks * most * shape.topk) as u32)?;
+    let input = Input::new(rank, shape, max)?;
+    let listed = Permuted::new(&group, Layout::ExpertMajorIndices, (shape.ranks * max * shape.topk) as u32)?;
     let small = Permuted::new(&group, Layout::Flat, 2)?;
     let padded = Permuted::new(&group, Layout::ExpertMajorPadded, 0)?;
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
-    let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, most)).collect();
+    let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, max)).collect();
     input.write(&batches[me], false)?;
     let zones = expert_major(shape, &batches, me, 1);
     let counts = zones.iter().map(|zone| zone.rows.len() as u32).chain(zones.iter().map(|zone| zone.first as u32));
     let counts: Vec<u32> = counts.collect();
-    let tokens = input.tokens(most, false);
+    let tokens = input.tokens(max, false);
     let mut received = slot.exchange(&stream, &tokens)?;
     received.permute(&stream, &listed)?;
     stream.synchronize()?;
@@ -255,14 +255,14 @@ pub fn small_layouts(
     stream.synchronize()?;
     assert_eq!(group.status()?, None);
     // All ids name one expert, so its zones have no room for all of them.
-    let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::One(0), 6, rank, most)).collect();
+    let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::One(0), 6, rank, max)).collect();
     input.write(&batches[me], false)?;
-    let mut received = slot.exchange(&stream, &input.tokens(most, false))?;
+    let mut received = slot.exchange(&stream, &input.tokens(max, false))?;
     received.permute(&stream, &padded)?;
     stream.synchronize()?;
     let report = group.status()?.map(|report| (report.code, report.seen, report.limit, report.expert));
-    let all = (most * shape.topk) as u64;
-    assert_eq!(report, (me == 0).then_some((Code::TooManyRows, all, most as u64, 0)));
+    let all = (max * shape.topk) as u64;
+    assert_eq!(report, (me == 0).then_some((Code::TooManyRows, all, max as u64, 0)));
     received.release();
     drop(slot);
     group.destroy()

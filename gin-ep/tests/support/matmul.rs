@@ -201,7 +201,7 @@ pub struct Arriving<'a> {
     /// Tokens of the ranks, round and round.
     pub tokens: &'a [usize],
     pub routings: &'a [Routing],
-    /// The most blocks of the products.
+    /// The maximum number of blocks of the products.
     pub blocks: Option<u32>,
     /// The number of blocks of the products that arrive, also of more than can run.
     pub grid: Option<u32>,
@@ -228,24 +228,24 @@ pub fn arriving(
     case: &Arriving<'_>,
 ) -> Result<u32, EpError> {
     let (me, Shape { topk, hidden, ranks, .. }, local) = (rank.rank() as usize, *shape, shape.local());
-    let (tokens, most) = (case.tokens[me % case.tokens.len()], case.tokens.iter().max().copied().unwrap_or(0));
+    let (tokens, max) = (case.tokens[me % case.tokens.len()], case.tokens.iter().max().copied().unwrap_or(0));
     let group = Group::new(comm, &config.combine_at_source())?;
     let early = OverlappedMatmul::new(&group, case.blocks)?;
     let early = if let Some(grid) = case.grid { early.grid(grid) } else { early };
     let grouped = GroupedMatmul::new(&group, hidden as u32, case.blocks)?;
-    let places = ranks * most * topk;
+    let places = ranks * max * topk;
     let permuted = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, places as u32)?;
     let row_bytes = 2 * hidden;
     let memory = |bytes: usize| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole());
-    let (x, output) = (memory(most * row_bytes)?, memory(most * row_bytes)?);
-    let (ids, scales) = (memory(4 * most * topk)?, memory(4 * most * topk)?);
+    let (x, output) = (memory(max * row_bytes)?, memory(max * row_bytes)?);
+    let (ids, scales) = (memory(4 * max * topk)?, memory(4 * max * topk)?);
     let (weights, products, words) = (memory(local * hidden * row_bytes)?, memory(places * row_bytes)?, memory(16)?);
     let all = (0..local * hidden).flat_map(|row| elements(shape, 1, me * local * hidden + row)).collect::<Vec<_>>();
     weights.write(0, &all)?;
     let (stream, mut slot, mut taken) = (rank.stream()?, group.slot(0)?, 0);
     for (number, &routing) in case.routings.iter().enumerate() {
         let mine = batch(&Shape { hidden: 1, ..*shape }, routing, number as u64, me, tokens);
-        let row = |token: usize| elements(shape, 2 + number as u64, me * most + token);
+        let row = |token: usize| elements(shape, 2 + number as u64, me * max + token);
         x.write(0, &(0..tokens).flat_map(row).collect::<Vec<_>>())?;
         ids.write(0, &mine.experts)?;
         scales.write(0, &mine.weights)?;
@@ -253,7 +253,7 @@ pub fn arriving(
         let sums = Combine::weighted(&scales).into(&output);
         let mut outputs = Vec::new();
         for is_early in [true, false] {
-            output.write(0, &vec![0x7fffu16; most * hidden])?;
+            output.write(0, &vec![0x7fffu16; max * hidden])?;
             for _ in 0..case.pairs {
                 if let Some((late, ns)) = case.late
                     && late == me

@@ -26,16 +26,16 @@ pub struct Input {
 }
 
 impl Input {
-    pub fn new(rank: &Rank, shape: &Shape, most: usize) -> Result<Self, EpError> {
+    pub fn new(rank: &Rank, shape: &Shape, max: usize) -> Result<Self, EpError> {
         let memory = |bytes: usize| -> Result<MemorySlice, EpError> {
             Ok(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole())
         };
-        let (row, ids) = (2 * shape.hidden, most * shape.topk);
+        let (row, ids) = (2 * shape.hidden, max * shape.topk);
         Ok(Self {
-            rows: memory(most * row)?,
+            rows: memory(max * row)?,
             ids: memory(8 * ids)?,
             weights: memory(4 * ids)?,
-            output: memory(most * row)?,
+            output: memory(max * row)?,
         })
     }
 
@@ -110,27 +110,27 @@ pub fn experts_f32(
     stream: &Arc<dyn Stream>,
     shape: &Shape,
     received: &Received<'_>,
-    most: usize,
+    max: usize,
 ) -> Result<MemorySlice, EpError> {
     let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
     let is_shared = received.region()?.is_some();
-    let rows = Memory::new(rank.device(), MemoryKind::Device, (4 * shape.ranks * most * shape.hidden) as u64)?.whole();
+    let rows = Memory::new(rank.device(), MemoryKind::Device, (4 * shape.ranks * max * shape.hidden) as u64)?.whole();
     let to = std::ptr::with_exposed_provenance_mut::<f32>(rows.address() as usize);
-    let most = if is_shared { 0 } else { most as u32 };
+    let max = if is_shared { 0 } else { max as u32 };
     // Safety: as above, and the memory has the places.
     unsafe {
         let launch = experts_launch(rank, shape);
-        hardware_experts_f32::launch(stream, launch, received.view(), rank.rank(), local, hidden, to, most)?;
+        hardware_experts_f32::launch(stream, launch, received.view(), rank.rank(), local, hidden, to, max)?;
     }
     Ok(rows)
 }
 
 /// Returns the numbers of the first rows from all sources, among the places of received rows.
-pub fn offsets(received: &Received<'_>, ranks: usize, most: usize) -> Result<Vec<usize>, EpError> {
+pub fn offsets(received: &Received<'_>, ranks: usize, max: usize) -> Result<Vec<usize>, EpError> {
     let (arena, offsets) = received.offsets(0);
     let first = |source: usize| -> Result<usize, EpError> {
         let mut word = [0u32];
-        let Some(offset) = offsets.offset(source as u32) else { return Ok(source * most) };
+        let Some(offset) = offsets.offset(source as u32) else { return Ok(source * max) };
         // The lower half of a word.
         arena.read(offset, &mut word)?;
         Ok(word[0] as usize)
@@ -144,12 +144,12 @@ pub fn copied(
     stream: &Arc<dyn Stream>,
     received: &Received<'_>,
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<MemorySlice, EpError> {
     let row = 2 * shape.hidden;
-    let rows = Memory::new(rank.device(), MemoryKind::Device, (shape.ranks * most * row) as u64)?.whole();
+    let rows = Memory::new(rank.device(), MemoryKind::Device, (shape.ranks * max * row) as u64)?.whole();
     stream.synchronize()?;
-    for (first, of) in offsets(received, shape.ranks, most)?.into_iter().zip(received.fetch()?) {
+    for (first, of) in offsets(received, shape.ranks, max)?.into_iter().zip(received.fetch()?) {
         let bytes: Vec<u8> = of.into_iter().flat_map(|row| row.row).collect();
         if !bytes.is_empty() {
             rows.write((first * row) as u64, &bytes)?;
@@ -164,18 +164,18 @@ pub fn pairs(
     comm: &Communicator,
     config: &GroupConfig,
     shape: &Shape,
-    most: usize,
+    max: usize,
     pairs: &[Pair],
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let group = Group::new(comm, config)?;
-    let input = Input::new(rank, shape, most)?;
+    let input = Input::new(rank, shape, max)?;
     let combine_f32 = group.sizes().combine_bytes as usize == 4 * shape.hidden;
     let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     for (number, pair) in pairs.iter().enumerate() {
         let make = |rank: usize| {
-            let tokens = pair.counts[(rank + number) % pair.counts.len()].min(most);
+            let tokens = pair.counts[(rank + number) % pair.counts.len()].min(max);
             batch(shape, pair.routing, number as u64, rank, tokens)
         };
         let batches: Vec<Batch> = (0..shape.ranks).map(make).collect();
@@ -194,11 +194,11 @@ pub fn pairs(
         stream.synchronize()?;
         compare(&received, shape, &batches, me)?;
         let rows = if combine_f32 {
-            Some(experts_f32(rank, &stream, shape, &received, most)?)
+            Some(experts_f32(rank, &stream, shape, &received, max)?)
         } else {
             experts(rank, &stream, shape, &received)?;
             // Others load the rows of some ranks, and other ranks store theirs, in the same combine.
-            if (number + me) % 3 == 1 { Some(copied(rank, &stream, &received, shape, most)?) } else { None }
+            if (number + me) % 3 == 1 { Some(copied(rank, &stream, &received, shape, max)?) } else { None }
         };
         let rows = rows.as_ref().map_or(Rows::InPlace, Rows::At);
         received.combine(&stream, rows, &Combine::reduced().into(&input.output))?;
@@ -219,15 +219,15 @@ pub fn free_running(
     comm: &Communicator,
     config: &GroupConfig,
     shape: &Shape,
-    most: usize,
+    max: usize,
     pairs: u64,
 ) -> Result<(), EpError> {
     let group = Group::new(comm, config)?;
-    free_running_in(rank, &group, shape, most, pairs)?;
+    free_running_in(rank, &group, shape, max, pairs)?;
     group.destroy()
 }
 
-fn free_running_in(rank: &Rank, group: &Group<'_>, shape: &Shape, most: usize, pairs: u64) -> Result<(), EpError> {
+fn free_running_in(rank: &Rank, group: &Group<'_>, shape: &Shape, max: usize, pairs: u64) -> Result<(), EpError> {
     const CHECKED: u64 = 97;
     let me = rank.rank() as usize;
     // Batches of several sizes, used round and round.
@@ -236,14 +236,14 @@ fn free_running_in(rank: &Rank, group: &Group<'_>, shape: &Shape, most: usize, p
         let word = (number << 32 | rank as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (word ^ word >> 31) as usize % (most + 1)
+        (word ^ word >> 31) as usize % (max + 1)
     };
     let make = |number: u64| -> Vec<Batch> {
         let routing = [Routing::Uniform, Routing::Holes, Routing::Repeats][number as usize % 3];
         (0..shape.ranks).map(|rank| batch(shape, routing, number, rank, count(number, rank))).collect()
     };
     let all: Vec<Vec<Batch>> = (0..8).map(make).collect();
-    let inputs = (0..8).map(|_| Input::new(rank, shape, most)).collect::<Result<Vec<_>, _>>()?;
+    let inputs = (0..8).map(|_| Input::new(rank, shape, max)).collect::<Result<Vec<_>, _>>()?;
     for (input, batches) in inputs.iter().zip(&all) {
         input.write(&batches[me], false)?;
     }
@@ -281,7 +281,7 @@ pub fn beside_a_kernel(
     comm: &Communicator,
     config: &GroupConfig,
     shape: &Shape,
-    most: usize,
+    max: usize,
     processors: u32,
 ) -> Result<(), EpError> {
     const LIMIT_NS: u64 = 20_000_000_000;
@@ -297,7 +297,7 @@ pub fn beside_a_kernel(
         words.read(8, &mut started)?;
         std::thread::yield_now();
     }
-    let outcome = free_running_in(rank, &group, shape, most, 40);
+    let outcome = free_running_in(rank, &group, shape, max, 40);
     assert!(!stream.is_idle()?, "the other kernel has ended");
     words.write(0, &[1u64])?;
     stream.synchronize()?;
@@ -311,12 +311,12 @@ pub fn replays(
     comm: &Communicator,
     config: &GroupConfig,
     shape: &Shape,
-    most: usize,
+    max: usize,
     replays: u64,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let group = Group::new(comm, config)?;
-    let input = Input::new(rank, shape, most)?;
+    let input = Input::new(rank, shape, max)?;
     let count_at = Memory::new(rank.device(), MemoryKind::Device, 4)?.whole();
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let tokens = input.tokens(0, true).count(Number::At(&count_at));
@@ -326,7 +326,7 @@ pub fn replays(
         received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))
     })?;
     for number in 0..replays {
-        let mine = batch(shape, Routing::Uniform, number, me, (number as usize * 3 + me) % (most + 1));
+        let mine = batch(shape, Routing::Uniform, number, me, (number as usize * 3 + me) % (max + 1));
         input.write(&mine, true)?;
         count_at.write(0, &[mine.tokens(shape) as u32])?;
         // Safety: memory and group outlive the graph, and all ranks replay theirs as often.
@@ -355,22 +355,22 @@ pub fn combine_at_source(
     comm: &Communicator,
     config: &GroupConfig,
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let group = Group::new(comm, &config.combine_at_source())?;
-    let input = Input::new(rank, shape, most)?;
+    let input = Input::new(rank, shape, max)?;
     let memory = |bytes: usize| -> Result<MemorySlice, EpError> {
         Ok(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole())
     };
-    let rows = memory(shape.ranks * most * shape.topk * 2 * shape.hidden)?;
+    let rows = memory(shape.ranks * max * shape.topk * 2 * shape.hidden)?;
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let bias = memory(input.output.bytes() as usize)?;
     // Numbers that a sum starts from: the bias has odd ones, the output even ones.
     let start = |token: usize, column: usize| ((2 * token + 1) % 64 + column % 2 * 64) as f32;
     let old = |token: usize, column: usize| ((2 * column + 2 * token) % 128) as f32;
     let made = |value: &dyn Fn(usize, usize) -> f32| {
-        let all = (0..most).flat_map(|token| (0..shape.hidden).map(move |column| (token, column)));
+        let all = (0..max).flat_map(|token| (0..shape.hidden).map(move |column| (token, column)));
         all.map(|(token, column)| gin_ep_oracle::narrow(value(token, column))).collect::<Vec<u16>>()
     };
     for (number, (routing, is_plain, adds)) in [
@@ -384,7 +384,7 @@ pub fn combine_at_source(
     .enumerate()
     {
         let batches: Vec<Batch> =
-            (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
+            (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, max - rank % 2)).collect();
         let mine = &batches[me];
         input.write(mine, false)?;
         let received = slot.exchange(&stream, &input.tokens(mine.tokens(shape), false))?;
@@ -393,7 +393,7 @@ pub fn combine_at_source(
         // Safety: after the receive, before the combine, on one stream; the memory has a row for each id.
         unsafe {
             let (view, shape) = (received.view(), LaunchConfig::new(4, 64));
-            hardware_experts_each::launch(&stream, shape, view, rank.rank(), local, hidden, to, most as u32)?;
+            hardware_experts_each::launch(&stream, shape, view, rank.rank(), local, hidden, to, max as u32)?;
         }
         let terms = if is_plain { Combine::plain() } else { Combine::weighted(&input.weights) };
         let mut combine = terms.into(&input.output);
@@ -431,14 +431,14 @@ pub fn planned(
     comm: &Communicator,
     config: &GroupConfig,
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let group = Group::new(comm, config)?;
-    let input = Input::new(rank, shape, most)?;
+    let input = Input::new(rank, shape, max)?;
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let make = |routing: Routing, key: u64| -> Vec<Batch> {
-        (0..shape.ranks).map(|rank| batch(shape, routing, key, rank, most - rank)).collect()
+        (0..shape.ranks).map(|rank| batch(shape, routing, key, rank, max - rank)).collect()
     };
     let first = make(Routing::Holes, 0);
     input.write(&first[me], false)?;
@@ -485,7 +485,7 @@ pub fn element(
     config: &GroupConfig,
     element: Element,
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let kind = match element {
@@ -503,7 +503,7 @@ pub fn element(
     };
     let bytes_of = |row: &[u16]| bytes_as(kind, row);
     let batches: Vec<Batch> =
-        (0..shape.ranks).map(|rank| batch(shape, Routing::Holes, 3, rank, most - rank % 2)).collect();
+        (0..shape.ranks).map(|rank| batch(shape, Routing::Holes, 3, rank, max - rank % 2)).collect();
     let mine = &batches[me];
     // A row and its scales on their way.
     let sent = |row: &[u16], source: usize, token: usize| -> (Vec<u8>, Vec<u8>) {
@@ -547,7 +547,7 @@ pub fn element(
     let has_scales = matches!(element, Element::Opaque { scale_bytes: 1.., .. });
     let plan = slot.plan(&stream, &if has_scales { input.scales(&scales) } else { input })?;
     let input = if has_scales { input.scales(&scales).planned(&plan) } else { input.planned(&plan) };
-    let list = Permuted::new(&group, Layout::ExpertMajorIndices, (shape.ranks * most * shape.topk) as u32)?;
+    let list = Permuted::new(&group, Layout::ExpertMajorIndices, (shape.ranks * max * shape.topk) as u32)?;
     let ways: &[bool] = if reaches_all(comm, shape)? { &[false, true] } else { &[false] };
     for &arrives in ways {
         output.write(0, &made(&old))?;
@@ -560,9 +560,9 @@ pub fn element(
         is_whole(&group, &format_args!("{element:?}: dispatch of {me}"))?;
         // The rows that come back: what was sent, as numbers.
         let row_bytes = group.sizes().combine_bytes as usize;
-        let mut back = vec![0u8; shape.ranks * most * row_bytes];
+        let mut back = vec![0u8; shape.ranks * max * row_bytes];
         let back_kind = if row_bytes == 4 * shape.hidden { Kind::F32 } else { kind };
-        let offsets = offsets(&received, shape.ranks, most)?;
+        let offsets = offsets(&received, shape.ranks, max)?;
         for (source, found) in received.fetch()?.into_iter().enumerate() {
             let expected = &rank_major(shape, &batches, me)[source];
             assert_eq!(expected.len(), found.len(), "{element:?}: rows from {source} at {me}");
@@ -597,19 +597,13 @@ pub fn element(
 }
 
 /// Runs pairs in one kernel with the experts, and compares each with the oracle.
-pub fn fused(
-    rank: &Rank,
-    comm: &Communicator,
-    config: &GroupConfig,
-    shape: &Shape,
-    most: usize,
-) -> Result<(), EpError> {
+pub fn fused(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shape, max: usize) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let group = Group::new(comm, &config.grid(1))?;
-    let input = Input::new(rank, shape, most)?;
+    let input = Input::new(rank, shape, max)?;
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     for number in 0..4 {
-        let mine = batch(shape, Routing::Uniform, number, me, most - me % 2);
+        let mine = batch(shape, Routing::Uniform, number, me, max - me % 2);
         input.write(&mine, false)?;
         let tokens = input.tokens(mine.tokens(shape), false);
         let sums = Combine::reduced().into(&input.output);

@@ -14,13 +14,13 @@ use gin_host::world::Rank;
 use gpu_tests_kernels::experts::{hardware_counts, hardware_experts_permuted};
 use std::sync::Arc;
 
-/// Compares the received rows and their numbers with those of the oracle, of which the first `most` have places.
+/// Compares the received rows and their numbers with those of the oracle, of which the first `max` have places.
 fn compare(
     (rank, stream): (&Rank, &Arc<dyn Stream>),
     received: &Received<'_>,
     shape: &Shape,
     batches: &[Batch],
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let counts = Memory::new(rank.device(), MemoryKind::Device, 12 * shape.ranks as u64)?;
@@ -30,14 +30,14 @@ fn compare(
     stream.synchronize()?;
     let mut numbers = vec![[0u32; 3]; shape.ranks];
     counts.read(0, &mut numbers)?;
-    let (expected, all) = (limited(shape, batches, me, most), rank_major(shape, batches, me));
+    let (expected, all) = (limited(shape, batches, me, max), rank_major(shape, batches, me));
     let region = received.region()?.expect("sources share it");
-    assert_eq!(region.bytes(), (most * 2 * shape.hidden) as u64);
+    assert_eq!(region.bytes(), (max * 2 * shape.hidden) as u64);
     let mut first = 0;
     for (source, found) in received.fetch()?.into_iter().enumerate() {
         let (expected, offered) = (&expected[source], all[source].len());
         let number = [expected.len() as u32, offered as u32, first as u32];
-        assert_eq!(numbers[source], number, "{shape:?}, {most} rows: from {source} at {me}");
+        assert_eq!(numbers[source], number, "{shape:?}, {max} rows: from {source} at {me}");
         let same = |(index, (expected, found)): (usize, (&RankRow, &gin_ep::ReceivedRow))| -> Result<bool, EpError> {
             let mut row = vec![0u16; shape.hidden];
             region.read(((first + index) * 2 * shape.hidden) as u64, &mut row)?;
@@ -48,7 +48,7 @@ fn compare(
         };
         for pair in expected.iter().zip(&found).enumerate() {
             let index = pair.0;
-            assert!(same(pair)?, "{shape:?}, {most} rows: row {index} from {source} at {me}");
+            assert!(same(pair)?, "{shape:?}, {max} rows: row {index} from {source} at {me}");
         }
         assert_eq!(found.len(), expected.len());
         first += offered;
@@ -63,19 +63,19 @@ pub fn limits(
     comm: &Communicator,
     config: &GroupConfig,
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let (me, stream) = (rank.rank() as usize, rank.stream()?);
-    let input = Input::new(rank, shape, most)?;
+    let input = Input::new(rank, shape, max)?;
     let make = |routing: Routing, number: usize| -> Vec<Batch> {
-        let tokens = |rank: usize| [most, 0, 1, most / 2][(rank + number) % 4];
+        let tokens = |rank: usize| [max, 0, 1, max / 2][(rank + number) % 4];
         (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, tokens(rank))).collect()
     };
     let first = make(Routing::Uniform, 0);
     let received_by =
         |batches: &[Batch], rank: usize| -> usize { rank_major(shape, batches, rank).iter().map(Vec::len).sum() };
     let exact = (0..shape.ranks).map(|rank| received_by(&first, rank)).max().unwrap_or(1).max(1);
-    for max_rows in [1, (exact / 2).max(1), exact.max(2) - 1, exact, shape.ranks * most] {
+    for max_rows in [1, (exact / 2).max(1), exact.max(2) - 1, exact, shape.ranks * max] {
         let group = Group::new(comm, &config.max_rows(max_rows as u32))?;
         let mut slot = group.slot(0)?;
         for (number, routing) in
@@ -184,31 +184,31 @@ pub fn layouts(
     comm: &Communicator,
     config: &GroupConfig,
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let (me, stream) = (rank.rank() as usize, rank.stream()?);
     let group = Group::new(comm, config)?;
-    let input = Input::new(rank, shape, most)?;
+    let input = Input::new(rank, shape, max)?;
     let mut slot = group.slot(0)?;
     let combine_f32 = group.sizes().combine_bytes as usize == 4 * shape.hidden;
-    let room = shape.ranks * most * shape.topk + 8 * shape.local();
+    let room = shape.ranks * max * shape.topk + 8 * shape.local();
     for (number, (layout, capacity)) in [
         (Layout::ExpertMajorPadded, room),
         (Layout::ExpertMajorPacked { align: 8 }, room),
-        (Layout::ExpertMajorPacked { align: 1 }, (shape.ranks * most * shape.topk / shape.ranks / 2).max(1)),
+        (Layout::ExpertMajorPacked { align: 1 }, (shape.ranks * max * shape.topk / shape.ranks / 2).max(1)),
     ]
     .into_iter()
     .enumerate()
     {
         let routing = if layout == Layout::ExpertMajorPadded { Routing::Holes } else { Routing::Repeats };
         let batches: Vec<Batch> =
-            (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, most - rank % 2)).collect();
+            (0..shape.ranks).map(|rank| batch(shape, routing, number as u64, rank, max - rank % 2)).collect();
         input.write(&batches[me], false)?;
         let to = Permuted::new(&group, layout, capacity as u32)?;
         let mut received = slot.exchange(&stream, &input.tokens(batches[me].tokens(shape), false))?;
         let view = received.permute(&stream, &to)?;
         stream.synchronize()?;
-        let (expected, counts) = expected_rows(layout, shape, &batches, me, most);
+        let (expected, counts) = expected_rows(layout, shape, &batches, me, max);
         assert_eq!(to.fetch_counts()?, counts, "{layout:?} at {me}");
         let memory = to.rows().expect("it copies rows");
         for (place, expected) in expected.into_iter().filter(|(place, _)| *place < to.capacity() as usize) {
@@ -220,7 +220,7 @@ pub fn layouts(
         // Safety: after the layout, before the combine, on one stream.
         unsafe {
             let shape = LaunchConfig::new(4, 64);
-            hardware_experts_permuted::launch(&stream, shape, view, rank.rank(), local, hidden, most as u32)?;
+            hardware_experts_permuted::launch(&stream, shape, view, rank.rank(), local, hidden, max as u32)?;
         }
         let other = Memory::new(rank.device(), MemoryKind::Device, memory.bytes())?.whole();
         if number == 1 {
@@ -232,15 +232,15 @@ pub fn layouts(
         received.reduce(&stream, if number == 1 { Rows::PermutedAt(&to, &other) } else { Rows::Permuted(&to) })?;
         received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
         stream.synchronize()?;
-        let (align, most) = match layout {
+        let (align, max) = match layout {
             Layout::ExpertMajorPacked { align } => (align as usize, capacity),
             _ => (1, usize::MAX),
         };
-        let expected = sums_of(shape, &batches, me, (align, most), combine_f32);
+        let expected = sums_of(shape, &batches, me, (align, max), combine_f32);
         let mut found = vec![0u16; expected.len()];
         input.output.read(0, &mut found)?;
         assert!(expected == found, "{layout:?}: the output of rank {me} differs");
-        if most == usize::MAX || number == 1 {
+        if max == usize::MAX || number == 1 {
             let per_rank = if combine_f32 { per_rank_f32 } else { per_rank };
             assert_eq!(expected, per_rank(shape, &batches[me], &[], Experts));
         }
@@ -260,10 +260,10 @@ pub fn layouts(
 
 /// Lets rank 0 receive and combine after the others have gone on without it and sent each other more rows: its sums are
 /// right, because its places are kept, and free when it has come.
-pub fn late(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shape, most: usize) -> Result<(), EpError> {
+pub fn late(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shape, max: usize) -> Result<(), EpError> {
     let (me, stream) = (rank.rank() as usize, rank.stream()?);
-    let input = Input::new(rank, shape, most)?;
-    let group = Group::new(comm, &config.max_rows((2 * shape.ranks * most).min(shape.ranks * most) as u32))?;
+    let input = Input::new(rank, shape, max)?;
+    let group = Group::new(comm, &config.max_rows((2 * shape.ranks * max).min(shape.ranks * max) as u32))?;
     let make = |number: u64, tokens: usize| -> Vec<Batch> {
         (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, number, rank, tokens)).collect()
     };
@@ -277,9 +277,9 @@ pub fn late(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shap
     };
     let mut slot = group.slot(0)?;
     // One token at most of each rank leaves room beside the kept places.
-    let batches = make(1, most / 4);
+    let batches = make(1, max / 4);
     input.write(&batches[me], false)?;
-    let sent = slot.dispatch(&stream, &input.tokens(most / 4, false))?;
+    let sent = slot.dispatch(&stream, &input.tokens(max / 4, false))?;
     stream.synchronize()?;
     // Rank 0 has sent.
     rank.barrier()?;
@@ -293,9 +293,9 @@ pub fn late(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shap
     if me != 0 {
         assert_eq!(group.status()?.map(|report| (report.code, report.rank)), Some((Code::Silent, 0)));
         for number in 2..6 {
-            let batches = make(number, most / 2);
+            let batches = make(number, max / 2);
             input.write(&batches[me], false)?;
-            let received = slot.exchange(&stream, &input.tokens(most / 2, false))?;
+            let received = slot.exchange(&stream, &input.tokens(max / 2, false))?;
             experts(rank, &stream, shape, &received)?;
             received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
             check(&batches[me], &[0])?;
@@ -308,10 +308,10 @@ pub fn late(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shap
     drop(slot);
     group.readmit()?;
     let mut slot = group.slot(0)?;
-    let batches = make(7, most);
+    let batches = make(7, max);
     input.write(&batches[me], false)?;
-    let received = slot.exchange(&stream, &input.tokens(most, false))?;
-    compare((rank, &stream), &received, shape, &batches, shape.ranks * most)?;
+    let received = slot.exchange(&stream, &input.tokens(max, false))?;
+    compare((rank, &stream), &received, shape, &batches, shape.ranks * max)?;
     experts(rank, &stream, shape, &received)?;
     received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
     check(&batches[me], &[])?;
@@ -327,11 +327,11 @@ pub fn elements(
     config: &GroupConfig,
     (element, kind): (Element, Kind),
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let (me, stream) = (rank.rank() as usize, rank.stream()?);
     let group = Group::new(comm, &config.element(element))?;
-    let mine = batch(shape, Routing::Holes, 4, me, most - me % 2);
+    let mine = batch(shape, Routing::Holes, 4, me, max - me % 2);
     let memory = |bytes: &[u8]| -> Result<MemorySlice, EpError> {
         let memory = Memory::new(rank.device(), MemoryKind::Device, bytes.len().max(16) as u64)?.whole();
         memory.write(0, bytes)?;
@@ -343,7 +343,7 @@ pub fn elements(
     let tokens = mine.tokens(shape);
     let mut slot = group.slot(0)?;
     let to =
-        Permuted::new(&group, Layout::ExpertMajorPacked { align: 4 }, (shape.ranks * most * shape.topk * 2) as u32)?;
+        Permuted::new(&group, Layout::ExpertMajorPacked { align: 4 }, (shape.ranks * max * shape.topk * 2) as u32)?;
     let mut received = slot.exchange(&stream, &Tokens::new(&rows, Ids::I32(&ids), tokens as u32))?;
     received.permute(&stream, &to)?;
     received.reduce(&stream, Rows::Permuted(&to))?;

@@ -16,17 +16,17 @@ pub fn two_slots(
     comm: &Communicator,
     config: &GroupConfig,
     shape: &Shape,
-    most: usize,
+    max: usize,
     rounds: u64,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
     let order = if me.is_multiple_of(2) { [0, 1] } else { [1, 0] };
     let group = Group::new(comm, &config.slots(2))?;
-    let inputs = [Input::new(rank, shape, most)?, Input::new(rank, shape, most)?];
+    let inputs = [Input::new(rank, shape, max)?, Input::new(rank, shape, max)?];
     let streams = [rank.stream()?, rank.stream()?];
     let (mut first, mut second) = (group.slot(0)?, group.slot(1)?);
     for round in 0..rounds {
-        let mine = [0, 1].map(|slot| batch(shape, Routing::Uniform, 2 * round + slot, me, most));
+        let mine = [0, 1].map(|slot| batch(shape, Routing::Uniform, 2 * round + slot, me, max));
         for (input, mine) in inputs.iter().zip(&mine) {
             input.write(mine, false)?;
         }
@@ -34,7 +34,7 @@ pub fn two_slots(
         let mut received = [None, None];
         for index in order {
             let slot = slots[index].take().expect("each slot once");
-            received[index] = Some(slot.exchange(&streams[index], &inputs[index].tokens(most, false))?);
+            received[index] = Some(slot.exchange(&streams[index], &inputs[index].tokens(max, false))?);
         }
         let is_stored = round % 2 == 1;
         let mut copies = [None, None];
@@ -42,7 +42,7 @@ pub fn two_slots(
             let received = received.as_ref().expect("each slot");
             experts(rank, &streams[index], shape, received)?;
             if is_stored {
-                copies[index] = Some(copied(rank, &streams[index], received, shape, most)?);
+                copies[index] = Some(copied(rank, &streams[index], received, shape, max)?);
             }
         }
         // No experts run, so the combines of both ranks begin at the same time.
@@ -76,17 +76,17 @@ pub fn silent(
     comm: &Communicator,
     (config, deadline): (&GroupConfig, Deadline),
     shape: &Shape,
-    most: usize,
+    max: usize,
 ) -> Result<(), EpError> {
     let (me, last) = (rank.rank() as usize, shape.ranks - 1);
     let group = Group::new(comm, &config.deadline(deadline))?;
-    let (input, stream) = (Input::new(rank, shape, most)?, rank.stream()?);
-    let mine = batch(shape, Routing::Uniform, 9, me, most);
+    let (input, stream) = (Input::new(rank, shape, max)?, rank.stream()?);
+    let mine = batch(shape, Routing::Uniform, 9, me, max);
     input.write(&mine, false)?;
     // Calls `between` after the dispatch.
     let once_with = |silent: &[usize], between: &dyn Fn() -> Result<(), EpError>| -> Result<(), EpError> {
         let mut slot = group.slot(0)?;
-        let received = slot.exchange(&stream, &input.tokens(most, false))?;
+        let received = slot.exchange(&stream, &input.tokens(max, false))?;
         experts(rank, &stream, shape, &received)?;
         between()?;
         received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
@@ -137,7 +137,7 @@ pub fn silent(
     };
     if me == last {
         let mut slot = group.slot(0)?;
-        let received = slot.exchange(&stream, &input.tokens(most, false))?;
+        let received = slot.exchange(&stream, &input.tokens(max, false))?;
         meet()?;
         received.release();
     } else {

@@ -42,7 +42,7 @@ const LOOKS: u32 = 16;
 /// The margin after the silence, for messages that have arrived but were not read.
 const LATE: Duration = Duration::from_millis(100);
 
-/// The most frames that wait for the rank. Further frames of the neighbour wait in the sockets.
+/// The maximum number of frames that wait for the rank. Further frames of the neighbour wait in the sockets.
 pub(super) const AHEAD: usize = 4;
 
 /// The thread that sends a rank's heartbeats. All zero if the system does not describe it.

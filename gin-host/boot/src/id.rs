@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// The most addresses of an id.
+/// The maximum number of addresses of an id.
 const MAX_ADDRESSES: usize = 16;
 
 /// The first characters of every printed id of format 1.

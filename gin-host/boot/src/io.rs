@@ -29,7 +29,7 @@ use tokio::time::{sleep, timeout};
 /// The time in which a connection must prove that it has the secret.
 const GREETING: Duration = Duration::from_secs(5);
 
-/// The most connections at a time that have not proved it.
+/// The maximum number of connections at a time that have not proved it.
 const STRANGERS: usize = 128;
 
 /// The time that such a connection has before another one may take its place.

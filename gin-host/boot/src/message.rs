@@ -14,16 +14,16 @@ use std::sync::Arc;
 /// The version of all messages. Ranks with different versions refuse each other.
 pub(super) const VERSION: u8 = 6;
 
-/// The most bytes of a frame before encryption: one message of Noise (65535) without its tag of 16.
+/// The maximum number of bytes of a frame before encryption: one message of Noise (65535) without its tag of 16.
 pub(super) const FRAME: usize = 65_535 - 16;
 
-/// The most bytes of a chunk. A chunk and its head fit into a frame.
+/// The maximum number of bytes of a chunk. A chunk and its head fit into a frame.
 pub(super) const CHUNK: usize = 32 << 10;
 
-/// The most ranks in the list of a message.
+/// The maximum number of ranks in the list of a message.
 pub(super) const LISTED: usize = 1024;
 
-/// The most bytes of a text.
+/// The maximum number of bytes of a text.
 const TEXT: usize = 512;
 
 /// Texts of at most [`TEXT`] bytes. The sender cuts longer ones, and the receiver refuses them.

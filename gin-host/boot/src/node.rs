@@ -21,10 +21,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// The most bytes that one rank gives to one collective.
+/// The maximum number of bytes that one rank gives to one collective.
 pub(super) const MAX_BYTES: usize = 1 << 30;
 
-/// The most channels that other ranks may use before this rank opens them.
+/// The maximum number of channels that other ranks may use before this rank opens them.
 const MAX_AHEAD: usize = 1 << 16;
 
 /// The reason for which a neighbour must not send a message.

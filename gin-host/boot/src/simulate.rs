@@ -23,8 +23,8 @@ pub struct Step {
     pub time: Duration,
     /// The bytes that rank 0 sent and received, as TCP carries them.
     pub rank_0: u64,
-    /// The same of the rank with the most bytes.
-    pub most: u64,
+    /// The same of the rank with the maximum.
+    pub max: u64,
     /// The same of all ranks, divided by their number.
     pub mean: u64,
 }
@@ -55,7 +55,7 @@ impl Job {
         let moved: Vec<u64> = now.iter().zip(&self.before).map(|(now, before)| now - before).collect();
         self.before = now;
         let mean = moved.iter().sum::<u64>() / moved.len() as u64;
-        Step { time, rank_0: moved[0], most: moved.iter().copied().max().unwrap_or(0), mean }
+        Step { time, rank_0: moved[0], max: moved.iter().copied().max().unwrap_or(0), mean }
     }
 
     /// Runs one collective of all ranks.
@@ -148,8 +148,8 @@ mod tests {
             let given = u64::from(ranks) * 1000;
             // Each rank receives the bytes of all others and passes them on along at most two edges.
             assert!(costs.gather.rank_0 >= given - 1000);
-            assert!(costs.gather.most <= 4 * given, "{costs:?}");
-            assert!(costs.gather.rank_0 <= costs.gather.most);
+            assert!(costs.gather.max <= 4 * given, "{costs:?}");
+            assert!(costs.gather.rank_0 <= costs.gather.max);
             assert!(costs.join.rank_0 <= 1500 * u64::from(ranks), "{costs:?}");
         }
     }

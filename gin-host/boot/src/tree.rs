@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-/// The most neighbours of a rank: its parent and two children.
+/// The maximum number of neighbours of a rank: its parent and two children.
 pub(super) const EDGES: usize = 3;
 
 /// The number of the edge to the parent. The edges to children follow.
@@ -128,8 +128,8 @@ mod tests {
                 }
                 depth
             };
-            let most = [0, 1, ranks / 2, ranks - 1].into_iter().filter(|&rank| rank < ranks).map(deepest).max();
-            assert!(most.is_some_and(|most| most <= depth), "{ranks}: {most:?}");
+            let max = [0, 1, ranks / 2, ranks - 1].into_iter().filter(|&rank| rank < ranks).map(deepest).max();
+            assert!(max.is_some_and(|max| max <= depth), "{ranks}: {max:?}");
         }
     }
 

@@ -167,11 +167,11 @@ pub fn check_launch(
         limit("a block size", config.threads(), u64::from(bound), || format!("kernel `{}`", function.name))?;
     }
     limit("a block size", config.threads(), u64::from(limits.threads_per_block), &device)?;
-    for (what, extent, most) in
+    for (what, extent, max) in
         [("a block extent", config.block, limits.block), ("a grid extent", config.grid, limits.grid)]
     {
-        for (asked, most) in extents(extent).into_iter().zip(most) {
-            limit(what, u64::from(asked), u64::from(most), &device)?;
+        for (asked, max) in extents(extent).into_iter().zip(max) {
+            limit(what, u64::from(asked), u64::from(max), &device)?;
         }
     }
     limit("a cluster's number of blocks", config.cluster_blocks(), u64::from(limits.cluster_blocks), &device)?;

@@ -84,15 +84,15 @@ pub enum DeviceKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The most threads of a block.
+    /// The maximum number of threads of a block.
     pub threads_per_block: u32,
-    /// The most threads of a block in each direction.
+    /// The maximum number of threads of a block in each direction.
     pub block: [u32; 3],
-    /// The most blocks of a grid in each direction.
+    /// The maximum number of blocks of a grid in each direction.
     pub grid: [u32; 3],
-    /// The most bytes of dynamic shared memory of a block.
+    /// The maximum number of bytes of dynamic shared memory of a block.
     pub dynamic_shared: u32,
-    /// The most blocks of a cluster; 1 if there are no clusters.
+    /// The maximum number of blocks of a cluster; 1 if there are no clusters.
     pub cluster_blocks: u32,
 }
 
@@ -142,7 +142,7 @@ pub struct Function {
     pub name: String,
     /// The parameters, in order.
     pub parameters: Vec<Parameter>,
-    /// The most threads of a block, if the kernel was compiled with launch bounds.
+    /// The maximum number of threads of a block, if the kernel was compiled with launch bounds.
     pub max_threads: Option<u32>,
     /// The version of the shared layouts with which it was built.
     pub abi: u32,

@@ -108,7 +108,7 @@ impl Locality {
 }
 
 /// The limit of processor numbers; larger ones are refused.
-const MOST_CPUS: usize = 1 << 16;
+const MAX_CPUS: usize = 1 << 16;
 
 /// Reads a list of processors as Linux writes it: numbers and ranges between commas. A range may have a step
 /// (`0-31:2/4`: the first two of each four). Returns ascending numbers without repetitions; `None` for any other text.
@@ -119,7 +119,7 @@ const MOST_CPUS: usize = 1 << 16;
 /// assert_eq!(show_cpus(&[0, 1, 2, 4]), "0-2,4");
 /// ```
 pub fn parse_cpus(text: &str) -> Option<Vec<usize>> {
-    let number = |text: &str| text.trim().parse::<usize>().ok().filter(|number| *number < MOST_CPUS);
+    let number = |text: &str| text.trim().parse::<usize>().ok().filter(|number| *number < MAX_CPUS);
     let mut cpus = Vec::new();
     for part in text.trim().split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let (range, step) = match part.split_once(':') {

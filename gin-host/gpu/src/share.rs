@@ -61,7 +61,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const UNREACHED: &str = "its process has ended, or runs on another host";
 /// The time for a request and its answer, together.
 const ASKING: Duration = Duration::from_secs(2);
-/// The most requests that are answered at a time.
+/// The maximum number of requests that are answered at a time.
 const AT_ONCE: usize = 64;
 
 /// The bytes of a request: the secret, then the number of the memory, 0 for none.

@@ -101,7 +101,7 @@ pub struct Capabilities {
     pub strong_signals: bool,
     /// The network has signals at window addresses.
     pub va_signals: bool,
-    /// The most bytes of one request. The proxy splits longer ones.
+    /// The maximum number of bytes of one request. The proxy splits longer ones.
     pub max_message: u64,
     /// A completed put has arrived at its peer, so that a later request finds it there.
     pub completion_is_arrival: bool,

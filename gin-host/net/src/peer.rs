@@ -31,11 +31,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The most bytes of one request.
+/// The maximum number of bytes of one request.
 pub const MAX_MESSAGE: u64 = 1 << 20;
 
-/// The most bytes that one call of `post` copies, so that the proxy returns to its other work. The request that crosses
-/// the limit is still carried out.
+/// The maximum number of bytes that one call of `post` copies, so that the proxy returns to its other work. The request
+/// that crosses the limit is still carried out.
 const POST_BYTES: u64 = 4 << 20;
 
 /// The bytes of a mailbox.

@@ -15,7 +15,7 @@ type Sent = (bool, u64, u32, u32, u16, [u8; 16]);
 pub struct Address {
     /// The kind of network of its port.
     pub link: Link,
-    /// The most bytes of payload in a packet that it accepts.
+    /// The maximum number of bytes of payload in a packet that it accepts.
     pub mtu: Mtu,
     /// The number of the queue pair.
     pub queue: u32,

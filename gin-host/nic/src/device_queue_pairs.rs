@@ -25,8 +25,8 @@ use std::sync::Arc;
 
 /// The distance of words that different threads write, so that they are on different cache lines.
 const LINE: u64 = 128;
-/// log2 of the most entries from one that requests a completion to the next.
-const MOST_INTERVAL_LOG2: u32 = 4;
+/// log2 of the maximum number of entries from one that requests a completion to the next.
+const MAX_INTERVAL_LOG2: u32 = 4;
 
 /// The number and the length of queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,7 +41,7 @@ pub struct Shape {
     /// differs from its own by a multiple of this.
     pub step: u32,
     /// The slots of each send queue: a power of two, with log2 from
-    /// [`LEAST_DEPTH_LOG2`](gin_abi::gdaki::LEAST_DEPTH_LOG2) to [`MOST_DEPTH_LOG2`](gin_abi::gdaki::MOST_DEPTH_LOG2).
+    /// [`MIN_DEPTH_LOG2`](gin_abi::gdaki::MIN_DEPTH_LOG2) to [`MAX_DEPTH_LOG2`](gin_abi::gdaki::MAX_DEPTH_LOG2).
     pub depth: u32,
     /// The scope to which kernels release before they ring.
     pub release: DoorbellRelease,
@@ -112,8 +112,8 @@ pub struct Target {
     pub signal_key: u32,
     /// The address of the context's first signal word in the region of that key.
     pub signals: u64,
-    /// The most bytes of one entry.
-    pub most_bytes: u32,
+    /// The maximum number of bytes of one entry.
+    pub max_bytes: u32,
 }
 
 /// A queue pair: its context, its peer, the set that it belongs to, and its data.
@@ -242,9 +242,9 @@ impl DeviceQueuePairs {
             doorbell: self.bells.address(self.shape.index(context, peer), info.doorbell),
             number: bytemuck::cast(QueueNumber::new(info.queue)),
             depth_log2: info.log_depth,
-            interval_log2: MOST_INTERVAL_LOG2.min(info.log_depth - 1) as u16,
+            interval_log2: MAX_INTERVAL_LOG2.min(info.log_depth - 1) as u16,
             doorbell_scope: self.shape.release as u16,
-            most_bytes: target.most_bytes,
+            max_bytes: target.max_bytes,
             signal_key: Be32::new(target.signal_key).memory(),
             sink_key: Be32::new(self.sink.local_key).memory(),
             signals: target.signals,

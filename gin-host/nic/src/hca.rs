@@ -79,7 +79,7 @@ pub struct Port {
     pub active: bool,
     /// The kind of its network.
     pub link: Link,
-    /// The most bytes of payload in a packet.
+    /// The maximum number of bytes of payload in a packet.
     pub mtu: Mtu,
     /// Its local identifier; 0 on Ethernet.
     pub lid: u16,

@@ -13,8 +13,8 @@ use std::ops::Range;
 pub const PAGE: u64 = 4096;
 /// The alignment of doorbell records.
 const LINE: u64 = 64;
-/// The least and the most slots of a send queue. A full queue must fit into the 16 bits of an index, with a bit to
-/// spare.
+/// The minimum and maximum numbers of slots of a send queue. A full queue must fit into the 16 bits of an index, with a
+/// bit to spare.
 pub const DEPTHS: Range<u64> = 2..(1 << 15) + 1;
 /// The slots of the completion queue that queue pairs without a send queue name and never use.
 pub(super) const UNUSED_COMPLETIONS: u64 = 64;

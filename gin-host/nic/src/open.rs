@@ -47,13 +47,13 @@ gin_gpu::config! {
 /// The features of a NIC that matter here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NicCapabilities {
-    /// The most slots of a send queue.
+    /// The maximum number of slots of a send queue.
     pub max_depth: u64,
-    /// The most slots of a completion queue.
+    /// The maximum number of slots of a completion queue.
     pub max_completions: u64,
-    /// log2 of the most outstanding reads and atomics of a queue pair.
+    /// log2 of the maximum number of outstanding reads and atomics of a queue pair.
     pub log_reads: u32,
-    /// log2 of the most reads and atomics that a queue pair answers at a time.
+    /// log2 of the maximum number of reads and atomics that a queue pair answers at a time.
     pub log_answers: u32,
     /// log2 of the longest message in bytes.
     pub log_message: u32,
@@ -164,8 +164,8 @@ fn capabilities(hca: &dyn Hca, name: &str, link: Link) -> Result<NicCapabilities
         let roce = ask(capability::ROCE)?;
         let get = |field: Field<RoceCap>| roce.get(QueryHcaCapOut::ROCE.field(field));
         need(get(RoceCap::ROCE_VERSION) >> roce_version::V2 & 1 != 0, "RoCE v2")?;
-        let (least, most) = (get(RoceCap::R_ROCE_MIN_SRC_UDP_PORT), get(RoceCap::R_ROCE_MAX_SRC_UDP_PORT));
-        let ports = least as u16..=most as u16;
+        let (least, max) = (get(RoceCap::R_ROCE_MIN_SRC_UDP_PORT), get(RoceCap::R_ROCE_MAX_SRC_UDP_PORT));
+        let ports = least as u16..=max as u16;
         need(!ports.is_empty(), "UDP source ports")?;
         ports
     } else {

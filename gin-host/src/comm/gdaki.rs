@@ -5,7 +5,7 @@ use super::resources::Resources;
 use super::{CommError, PeerStats, Requirements, Stats};
 use crate::proxy::Turn;
 use crate::proxy::progress::{Step, Work};
-use gin_abi::gdaki::{LEAST_DEPTH_LOG2, MOST_DEPTH_LOG2};
+use gin_abi::gdaki::{MAX_DEPTH_LOG2, MIN_DEPTH_LOG2};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::opcode;
@@ -21,8 +21,8 @@ use gin_nic::{
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
 
-/// The most bytes of one work-queue entry, also if the NIC allows more.
-const MOST_BYTES: u64 = 1 << 30;
+/// The maximum number of bytes of one work-queue entry, also if the NIC allows more.
+const MAX_BYTES: u64 = 1 << 30;
 
 impl From<DeviceQueueError> for CommError {
     fn from(error: DeviceQueueError) -> Self {
@@ -39,7 +39,7 @@ pub(super) fn capabilities(nic: &Nic) -> Capabilities {
         name: "mlx5",
         strong_signals: true,
         va_signals: true,
-        max_message: MOST_BYTES.min(1 << nic.capabilities.log_message.min(30)),
+        max_message: MAX_BYTES.min(1 << nic.capabilities.log_message.min(30)),
         completion_is_arrival: false,
         raises: Raises::Sender,
         needs_make_visible: false,
@@ -89,7 +89,7 @@ pub(super) struct Gdaki {
     keys: Arc<Memory>,
     shape: Shape,
     signal_bytes: u64,
-    most_bytes: u32,
+    max_bytes: u32,
     pub(super) nic: Arc<Nic>,
 }
 
@@ -109,12 +109,12 @@ impl Gdaki {
         expired: &dyn Fn() -> bool,
     ) -> Result<Self, CommError> {
         let asked = u64::from(requirements.queue_depth);
-        let limit = 1u64 << MOST_DEPTH_LOG2;
+        let limit = 1u64 << MAX_DEPTH_LOG2;
         if asked > limit {
             let what = "entries of a queue that kernels fill";
             return Err(CommError::Limit { what, asked, least: 1, limit });
         }
-        let depth = requirements.queue_depth.next_power_of_two().max(1 << LEAST_DEPTH_LOG2);
+        let depth = requirements.queue_depth.next_power_of_two().max(1 << MIN_DEPTH_LOG2);
         let step = requirements.connections.step(lsa_size);
         let shape = Shape { contexts: requirements.contexts, ranks, rank, step, depth, release };
         let queues = DeviceQueuePairs::new(&nic, device, shape, resources.counters_gpu()?, doorbells, expired)?;
@@ -123,7 +123,7 @@ impl Gdaki {
         let signals = signals.map(register).transpose()?;
         let keys = u64::from(requirements.windows) * (u64::from(ranks) + 1);
         // The limit is 2^30, so it fits.
-        let most_bytes = requirements.max_message.min(capabilities(&nic).max_message) as u32;
+        let max_bytes = requirements.max_message.min(capabilities(&nic).max_message) as u32;
         Ok(Self {
             queues,
             signals,
@@ -131,7 +131,7 @@ impl Gdaki {
             keys: Memory::new(device, MemoryKind::Device, keys * 8)?,
             shape,
             signal_bytes: resources.signal_bytes(),
-            most_bytes,
+            max_bytes,
             nic,
         })
     }
@@ -162,7 +162,7 @@ impl Gdaki {
         let target = |context: u32, peer: u32| {
             let (signal_key, start) = offers[peer as usize].signals;
             let signals = start + u64::from(context) * self.signal_bytes;
-            Target { signal_key, signals, most_bytes: self.most_bytes }
+            Target { signal_key, signals, max_bytes: self.max_bytes }
         };
         Ok(self.queues.fill(comm, target)?)
     }

@@ -5,16 +5,16 @@ use super::{CommError, Routes};
 use gin_abi::{MAX_CONTEXTS, MAX_IDS};
 use gin_net::Capabilities;
 
-/// The most descriptors in a queue.
+/// The maximum number of descriptors in a queue.
 pub const MAX_QUEUE_DEPTH: u32 = 1 << 20;
 
-/// The most unfinished requests of one context to one peer that a proxy accepts.
+/// The maximum number of unfinished requests of one context to one peer that a proxy accepts.
 pub const MAX_OUTSTANDING: u32 = 1 << 20;
 
-/// The most bytes of one message.
+/// The maximum number of bytes of one message.
 pub const MAX_MESSAGE: u64 = 1 << 30;
 
-/// The most lines of kernels that wait to be printed.
+/// The maximum number of lines of kernels that wait to be printed.
 pub const MAX_PRINT_LINES: u32 = 1 << 16;
 
 /// The ranks that kernels reach over the network with the back end GDAKI. A proxy always reaches all ranks.
@@ -77,16 +77,16 @@ gin_gpu::config! {
         pub rail_barriers: u32 = 0,
         /// The number of barriers over the LSA team.
         pub lsa_barriers: u32 = 0,
-        /// The most unfinished requests of one context to one peer, 1 to [`MAX_OUTSTANDING`]; 1024 by default. A
-        /// further request to that peer stays in the queue and holds up the requests behind it.
+        /// The maximum number of unfinished requests of one context to one peer, 1 to [`MAX_OUTSTANDING`]; 1024 by
+        /// default. A further request to that peer stays in the queue and holds up the requests behind it.
         pub max_outstanding_per_peer: u32 = 1024,
-        /// The most bytes of one message, 1 to [`MAX_MESSAGE`]. A longer put or get becomes several messages. The
-        /// network may have a smaller limit.
+        /// The maximum number of bytes of one message, 1 to [`MAX_MESSAGE`]. A longer put or get becomes several
+        /// messages. The network may have a smaller limit.
         pub max_message: u64 = MAX_MESSAGE,
-        /// The most windows registered at the same time, 1 to [`gin_abi::MAX_WINDOWS`]; 64 by default.
+        /// The maximum number of windows registered at the same time, 1 to [`gin_abi::MAX_WINDOWS`]; 64 by default.
         pub windows: u32 = 64,
-        /// The most lines of kernels ([`gin_println!`](gin_device::gin_println)) that wait to be printed: 0, or a power
-        /// of two up to [`MAX_PRINT_LINES`]; 1024 by default. Each takes 256 bytes of pinned memory.
+        /// The maximum number of lines of kernels ([`gin_println!`](gin_device::gin_println)) that wait to be printed:
+        /// 0, or a power of two up to [`MAX_PRINT_LINES`]; 1024 by default. Each takes 256 bytes of pinned memory.
         pub print_lines: u32 = 1024,
         /// Refuses a network without strong signals.
         pub strong_signals: bool = false,

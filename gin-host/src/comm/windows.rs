@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The number of the next window of this process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// The most bytes of a window, so that no sum of offset and length overflows.
+/// The maximum number of bytes of a window, so that no sum of offset and length overflows.
 const MAX_BYTES: u64 = gin_abi::descriptor::MAX_OFFSET;
 
 /// Returns the error of memory for the signals of a window of `bytes` bytes.
@@ -144,7 +144,7 @@ impl Communicator {
     ///   drive a NIC.
     /// - [`CommError::Gpu`] with [`GpuError::Foreign`] if a rank of the LSA team does not reach imported memory of
     ///   another.
-    /// - [`CommError::Limit`] if the communicator has its most windows already.
+    /// - [`CommError::Limit`] if the communicator has its maximum number of windows already.
     /// - [`CommError::Disagreement`] if ranks pass different flags.
     /// - [`CommError::OtherRank`] if another rank failed.
     pub fn register<T: Pod>(&self, memory: &MemorySlice, flags: WindowFlags) -> Result<Window<T>, CommError> {

@@ -45,13 +45,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-/// The most descriptors consumed from one queue in one step.
+/// The maximum number of descriptors consumed from one queue in one step.
 const TAKE: usize = 64;
 
-/// The most requests in one batch.
+/// The maximum number of requests in one batch.
 const BATCH: usize = 256;
 
-/// The most consecutive messages of one long put, so that other requests get their turn.
+/// The maximum number of consecutive messages of one long put, so that other requests get their turn.
 const ROW: usize = 8;
 
 /// The words of one context that the proxy needs.

@@ -27,7 +27,7 @@ macro_rules! counters {
         #[non_exhaustive]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
-            /// The most requests that were unfinished at a time. In a sum it is the maximum of the parts.
+            /// The maximum number of requests that were unfinished at a time. In a sum it is the maximum of the parts.
             pub deepest: u64,
         }
 
@@ -83,7 +83,7 @@ counters! {
     posted,
     /// The messages that the network has completed, including failed ones.
     completions,
-    /// The requests that held up the queue because their peer had its most unfinished requests.
+    /// The requests that held up the queue because their peer had its maximum number of unfinished requests.
     stalls,
     /// The messages for which the network first had no room.
     retries,
@@ -149,8 +149,8 @@ impl Counters {
 
     /// Records the number of unfinished requests: to the peer, and in total.
     pub(crate) fn depth(&self, peer: u32, of_peer: u64, of_all: u64) {
-        most(&self.of(Some(peer)).deepest, of_peer);
-        most(&self.deepest, of_all);
+        max(&self.of(Some(peer)).deepest, of_peer);
+        max(&self.deepest, of_all);
     }
 
     /// Returns the sum over all peers.
@@ -172,7 +172,7 @@ pub(crate) fn add(counter: &AtomicU64, amount: u64) {
 }
 
 /// Raises a counter that only this thread writes to at least a value.
-fn most(counter: &AtomicU64, value: u64) {
+fn max(counter: &AtomicU64, value: u64) {
     if value > counter.load(Ordering::Relaxed) {
         counter.store(value, Ordering::Relaxed);
     }

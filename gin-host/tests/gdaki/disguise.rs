@@ -23,7 +23,7 @@ pub struct Driver {
     /// Distance of mapped doorbell pages from the host's address; `None` to refuse mapping.
     pub shift: Option<u64>,
     /// Number of pages after which the driver refuses more.
-    pub most_pages: usize,
+    pub max_pages: usize,
     /// Set if the driver exports memory as files.
     pub exports: bool,
     /// Number of calls that ask for pages.
@@ -53,7 +53,7 @@ impl Shared {
 
     /// Returns a driver that maps pages at the host's addresses.
     pub fn mapping() -> Self {
-        Self::new(Driver { shift: Some(0), most_pages: usize::MAX, ..Driver::default() })
+        Self::new(Driver { shift: Some(0), max_pages: usize::MAX, ..Driver::default() })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Driver> {
@@ -172,7 +172,7 @@ impl NicAccess for Disguised {
         assert!(first.is_multiple_of(PAGE) && bytes == PAGE, "whole pages only");
         let mut driver = self.driver.lock();
         driver.asked += 1;
-        let Some(shift) = driver.shift.filter(|_| driver.mapped.len() < driver.most_pages) else {
+        let Some(shift) = driver.shift.filter(|_| driver.mapped.len() < driver.max_pages) else {
             return Err(GpuError::Driver { context: "map a page", reason: "not permitted".to_owned() });
         };
         assert!(!driver.mapped.contains(&first), "a page is mapped twice");

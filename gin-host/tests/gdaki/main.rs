@@ -92,7 +92,7 @@ fn check_handle(comm: &Communicator, rank: &Rank) {
         assert!(data.signal_nic != 0 && data.counters_gpu != 0 && data.busy != 0);
         for peer in 0..ranks {
             let pair = hand.pair(context, peer);
-            assert_eq!((pair.depth_log2, pair.interval_log2, pair.most_bytes), (4, 3, 1 << 30));
+            assert_eq!((pair.depth_log2, pair.interval_log2, pair.max_bytes), (4, 3, 1 << 30));
             assert_eq!((pair.busy, pair.marks), (data.busy, busy_marks(peer)));
             assert_eq!((pair.counters, pair.counter_count), (data.counters_gpu, 16));
             assert_eq!((pair.claims, pair.completion_index, pair.rung), (0, 0, 0));

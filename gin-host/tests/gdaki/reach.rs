@@ -95,8 +95,8 @@ fn kernels_of_a_gpu_ring_themselves_where_its_driver_maps_the_pages() {
 
 #[test]
 fn where_a_page_is_refused_the_host_rings_for_all_and_says_why() {
-    for most_pages in 0..5 {
-        let refusing = Shared::new(Driver { shift: Some(0), most_pages, ..Driver::default() });
+    for max_pages in 0..5 {
+        let refusing = Shared::new(Driver { shift: Some(0), max_pages, ..Driver::default() });
         let drivers = [Shared::mapping(), refusing];
         let results = pair(
             &drivers,
@@ -104,7 +104,7 @@ fn where_a_page_is_refused_the_host_rings_for_all_and_says_why() {
             |_| {},
             |rank, comm| {
                 let refused = GpuError::Driver { context: "map a page", reason: "not permitted".to_owned() };
-                let all = rank == 0 || most_pages >= 4;
+                let all = rank == 0 || max_pages >= 4;
                 let ringer = if all { Ringer::Kernels } else { Ringer::Host(Some(refused)) };
                 assert_eq!(comm.ringer(), Ok(Some(ringer)));
                 assert_eq!(on_pages(comm), all);
@@ -137,7 +137,7 @@ fn the_host_rings_where_it_is_asked_to_and_no_page_is_mapped() {
 
 #[test]
 fn kernels_that_must_ring_and_cannot_are_an_error_with_the_reason() {
-    let drivers = [Shared::mapping(), Shared::new(Driver { shift: Some(0), most_pages: 2, ..Driver::default() })];
+    let drivers = [Shared::mapping(), Shared::new(Driver { shift: Some(0), max_pages: 2, ..Driver::default() })];
     let errors = errors(pair(&drivers, Doorbells::Gpu, |_| {}, |_, _| ()));
     let text = "kernels of a GPU cannot ring the doorbells of soft_1: map a page: not permitted";
     assert_eq!(errors[1].to_string(), text);
@@ -149,7 +149,7 @@ fn kernels_that_must_ring_and_cannot_are_an_error_with_the_reason() {
 fn a_page_of_several_queue_pairs_is_mapped_once_and_found_where_the_device_has_it() {
     const DOORBELL: u64 = 0x7777_0000_0800;
     const SHIFT: u64 = 1 << 50;
-    let driver = || Shared::new(Driver { shift: Some(SHIFT), most_pages: 1, ..Driver::default() });
+    let driver = || Shared::new(Driver { shift: Some(SHIFT), max_pages: 1, ..Driver::default() });
     let drivers = [driver(), driver()];
     let results = pair(
         &drivers,
@@ -170,7 +170,7 @@ fn a_page_of_several_queue_pairs_is_mapped_once_and_found_where_the_device_has_i
 #[test]
 fn the_host_rings_for_entries_never_announced_at_its_own_address_of_the_page() {
     // Addresses where the device finds the pages have no memory behind them.
-    let driver = || Shared::new(Driver { shift: Some(1 << 50), most_pages: 4, ..Driver::default() });
+    let driver = || Shared::new(Driver { shift: Some(1 << 50), max_pages: 4, ..Driver::default() });
     let results = pair(
         &[driver(), driver()],
         Doorbells::Gpu,

@@ -24,7 +24,7 @@ const KEEP: usize = 8192;
 const LEAST: usize = 16 << 10;
 /// Largest stack in bytes. No address space has room for it, so the system refuses it, and adding the guard page cannot
 /// overflow.
-const MOST: usize = 1 << 60;
+const MAX: usize = 1 << 60;
 
 /// `MADV_GUARD_INSTALL` of Linux 6.13 (`include/uapi/asm-generic/mman-common.h`).
 const GUARD_INSTALL: i32 = 102;
@@ -116,7 +116,7 @@ pub(crate) fn take_stack(bytes: usize) -> io::Result<Stack> {
 
 /// Returns `count` stacks, or none.
 pub(crate) fn take_stacks(bytes: usize, count: usize) -> io::Result<Vec<Stack>> {
-    let bytes = bytes.clamp(LEAST, MOST).next_multiple_of(page_size());
+    let bytes = bytes.clamp(LEAST, MAX).next_multiple_of(page_size());
     let mut stacks = {
         let mut pool = lock(&POOL);
         let pooled = pool.entry(bytes).or_default();

@@ -119,8 +119,8 @@ fn grids_of_different_streams_meet() {
 #[test]
 fn no_more_blocks_than_the_residency_limit_are_resident() {
     for world in worlds() {
-        let (now, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-        let (n, m) = (now.clone(), most.clone());
+        let (now, max) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let (n, m) = (now.clone(), max.clone());
         let grid = Grid::new("rooms", 11, 32, move || {
             if thread() == 0 {
                 m.fetch_max(n.fetch_add(1, SeqCst) + 1, SeqCst);
@@ -135,7 +135,7 @@ fn no_more_blocks_than_the_residency_limit_are_resident() {
         });
         run_grid(&world, DeviceConfig::resident(3), &grid).unwrap();
         assert_eq!(now.load(SeqCst), 0);
-        assert!((2..=3).contains(&most.load(SeqCst)), "{most:?}");
+        assert!((2..=3).contains(&max.load(SeqCst)), "{max:?}");
     }
 }
 

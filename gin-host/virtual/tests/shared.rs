@@ -20,13 +20,13 @@ shared! { static WIDE_SIGNED: [i64; 7]; }
 shared! { static QUADS: [u128; 64]; }
 
 /// Does each read-modify-write by all threads of a block, and checks what is left.
-fn all_atomics<T>(array: SharedArray<T>, least: T, most: T, of: impl Fn(u32) -> T)
+fn all_atomics<T>(array: SharedArray<T>, least: T, max: T, of: impl Fn(u32) -> T)
 where
     T: SharedInteger + PartialEq + std::fmt::Debug + std::ops::Add<Output = T> + std::ops::Not<Output = T>,
 {
     let (own, zero) = (of(thread()), of(0));
     if Block.elect() {
-        for (index, start) in [zero, most, least, zero, !zero, zero, zero].into_iter().enumerate() {
+        for (index, start) in [zero, max, least, zero, !zero, zero, zero].into_iter().enumerate() {
             array.write(index, start);
         }
     }

@@ -62,9 +62,9 @@ pub fn rank_major(shape: &Shape, batches: &[Batch], receiver: usize) -> Vec<Vec<
     batches.iter().enumerate().map(from).collect()
 }
 
-/// Returns the rows of [`rank_major`] that lie before place `most`, if all lie one after the other.
-pub fn limited(shape: &Shape, batches: &[Batch], receiver: usize, most: usize) -> Vec<Vec<RankRow>> {
-    let mut left = most;
+/// Returns the rows of [`rank_major`] that lie before place `max`, if all lie one after the other.
+pub fn limited(shape: &Shape, batches: &[Batch], receiver: usize, max: usize) -> Vec<Vec<RankRow>> {
+    let mut left = max;
     let mut rows = rank_major(shape, batches, receiver);
     for of_source in &mut rows {
         of_source.truncate(left);
@@ -119,9 +119,9 @@ mod tests {
                 assert_eq!(zones.iter().map(|zone| zone.rows.len()).sum::<usize>(), ids, "{shape:?} {routing:?}");
                 for rank in 0..ranks {
                     let all = flat(&shape, &batches, rank);
-                    for most in [0, 1, all.len() / 2, all.len(), usize::MAX] {
-                        let first: Vec<_> = limited(&shape, &batches, rank, most).into_iter().flatten().collect();
-                        assert_eq!(first, all[..most.min(all.len())], "{shape:?} {routing:?}");
+                    for max in [0, 1, all.len() / 2, all.len(), usize::MAX] {
+                        let first: Vec<_> = limited(&shape, &batches, rank, max).into_iter().flatten().collect();
+                        assert_eq!(first, all[..max.min(all.len())], "{shape:?} {routing:?}");
                     }
                 }
                 assert!(zones.iter().all(|zone| zone.first % 4 == 0 && zone.padded - zone.rows.len() < 4));

@@ -74,9 +74,9 @@ fn e4m3(value: f32) -> u8 {
 pub fn quantized(row: &[u16], powers: bool) -> (Vec<u8>, Vec<f32>) {
     let (mut elements, mut scales) = (Vec::new(), Vec::new());
     for block in row.chunks(SCALED) {
-        let most = block.iter().map(|&bits| widen(bits).abs()).fold(1e-4, f32::max);
-        let mut scale = most / 448.0;
-        let mut factor = 448.0 / most;
+        let max = block.iter().map(|&bits| widen(bits).abs()).fold(1e-4, f32::max);
+        let mut scale = max / 448.0;
+        let mut factor = 448.0 / max;
         if powers {
             let bits = scale.to_bits();
             scale = f32::from_bits((bits + 0x7f_ffff) & 0x7f80_0000);
@@ -158,16 +158,16 @@ mod tests {
     #[test]
     fn a_power_of_two_is_the_least_with_which_nothing_overflows() {
         // 448, its neighbours among BF16, and magnitudes that are powers of two or half way between.
-        for most in [448.0, 446.0, 450.0, 1.0, 1.5, 1e-4, 3e38, 0.0] {
-            let most = widen(narrow(most));
+        for max in [448.0, 446.0, 450.0, 1.0, 1.5, 1e-4, 3e38, 0.0] {
+            let max = widen(narrow(max));
             let mut row = [0u16; SCALED];
-            row[7] = narrow(-most);
+            row[7] = narrow(-max);
             let (elements, scales) = quantized(&row, true);
-            let (scale, most) = (f64::from(scales[0]), f64::from(most.max(1e-4)));
-            assert_eq!(scale.log2().fract(), 0.0, "{most}: {scale}");
-            assert!(most <= 448.0 * scale && most > 448.0 * scale / 2.0, "{most}: {scale}");
-            let exact = -f64::from(widen(narrow(most as f32))) / scale;
-            assert_eq!(elements[7], if row[7] & 0x7fff == 0 { 0x80 } else { e4m3(exact as f32) }, "{most}");
+            let (scale, max) = (f64::from(scales[0]), f64::from(max.max(1e-4)));
+            assert_eq!(scale.log2().fract(), 0.0, "{max}: {scale}");
+            assert!(max <= 448.0 * scale && max > 448.0 * scale / 2.0, "{max}: {scale}");
+            let exact = -f64::from(widen(narrow(max as f32))) / scale;
+            assert_eq!(elements[7], if row[7] & 0x7fff == 0 { 0x80 } else { e4m3(exact as f32) }, "{max}");
         }
     }
 }

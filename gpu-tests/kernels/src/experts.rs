@@ -64,7 +64,7 @@ fn sum_of(received: &ReceivedRows, source: u32, row: u32, first: u32, value: f32
 }
 
 /// Stores the sums of [`hardware_experts`] as FP32, in `rows`, in the places of the received rows. Each source has room
-/// for `most` rows there; 0 if all sources share the room.
+/// for `max` rows there; 0 if all sources share the room.
 ///
 /// # Safety
 /// - As [`hardware_experts`], and `rows` has the memory.
@@ -75,10 +75,10 @@ pub unsafe fn hardware_experts_f32(
     local: u32,
     hidden: u32,
     rows: *mut f32,
-    most: u32,
+    max: u32,
 ) {
     for source in 0..received.ranks() {
-        let first = source * most + received.offset(source);
+        let first = source * max + received.offset(source);
         let mut row = block_in_grid();
         while row < received.count(source) {
             let elements = received.row(source, row).cast::<u16>();
@@ -96,7 +96,7 @@ pub unsafe fn hardware_experts_f32(
 }
 
 /// Stores what each expert on this rank makes of a received row, for each id whose expert is here: in the place of the
-/// row, of which `rows` has one for each id. `most` is the number of tokens that a rank has room for.
+/// row, of which `rows` has one for each id. `max` is the number of tokens that a rank has room for.
 ///
 /// # Safety
 /// - As [`hardware_experts`], and `rows` has the memory.
@@ -107,7 +107,7 @@ pub unsafe fn hardware_experts_each(
     local: u32,
     hidden: u32,
     rows: *mut u16,
-    most: u32,
+    max: u32,
 ) {
     for source in 0..received.ranks() {
         let mut row = block_in_grid();
@@ -117,7 +117,7 @@ pub unsafe fn hardware_experts_each(
                 let expert = received.expert(source, row, k);
                 if expert >= 0 {
                     let expert = rank * local + expert as u32;
-                    let place = (u64::from(source) * u64::from(most) + u64::from(row)) * u64::from(received.topk());
+                    let place = (u64::from(source) * u64::from(max) + u64::from(row)) * u64::from(received.topk());
                     let first = (place + u64::from(k)) as usize * hidden as usize;
                     for column in Block.stripe(hidden as usize) {
                         // Safety: an element of the row, and its place.
@@ -135,20 +135,20 @@ pub unsafe fn hardware_experts_each(
 }
 
 /// Replaces each row of a layout by what its expert makes of it, or, if the layout is flat, by the weighted sum as
-/// [`hardware_experts`] does. `most` is the number of tokens that a rank has room for.
+/// [`hardware_experts`] does. `max` is the number of tokens that a rank has room for.
 ///
 /// # Safety
 /// - As [`hardware_experts`], after the kernels of the layout.
 #[kernel]
-pub unsafe fn hardware_experts_permuted(to: PermutedRows, rank: u32, local: u32, hidden: u32, most: u32) {
+pub unsafe fn hardware_experts_permuted(to: PermutedRows, rank: u32, local: u32, hidden: u32, max: u32) {
     let received = to.received();
     let mut place = block_in_grid();
     while place < to.total().min(to.capacity()) {
         let mine = place;
         place += grid_dim().count() as u32;
-        let zone = mine / most;
+        let zone = mine / max;
         let (expert, source) = (zone / received.ranks(), zone % received.ranks());
-        if to.kind() == EXPERT_MAJOR_PADDED && mine % most >= to.count_from(expert, source) {
+        if to.kind() == EXPERT_MAJOR_PADDED && mine % max >= to.count_from(expert, source) {
             continue;
         }
         let Some((source, row, only)) = to.source_info(mine) else { continue };

@@ -102,9 +102,9 @@ fn check(group: &impl LaneCoop, members: u32, missing: u32) -> u32 {
     check(11, group.reduce_min(value(own)) == fold(u32::MAX, &|a, b| if a < b { a } else { b }));
     check(11, group.reduce_max(value(own)) == fold(0, &|a, b| if a > b { a } else { b }));
     let least = fold(i32::MAX as u32, &|a, b| if (a as i32) < b as i32 { a } else { b });
-    let most = fold(i32::MIN as u32, &|a, b| if a as i32 > b as i32 { a } else { b });
+    let max = fold(i32::MIN as u32, &|a, b| if a as i32 > b as i32 { a } else { b });
     check(12, group.reduce_min(value(own) as i32) == least as i32);
-    check(12, group.reduce_max(value(own) as i32) == most as i32);
+    check(12, group.reduce_max(value(own) as i32) == max as i32);
     check(13, group.reduce_and(value(own)) == fold(u32::MAX, &|a, b| a & b));
     check(13, group.reduce_or(value(own)) == fold(0, &|a, b| a | b));
     check(14, group.reduce_xor(value(own)) == fold(0, &|a, b| a ^ b));

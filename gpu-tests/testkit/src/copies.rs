@@ -8,8 +8,8 @@ use gin_net::Endpoint;
 use oorandom::Rand64;
 use std::collections::VecDeque;
 
-/// The most calls of `is_done` until the oldest copy is done.
-const MOST_LOOKS: u64 = 8;
+/// The maximum number of calls of `is_done` until the oldest copy is done.
+const MAX_LOOKS: u64 = 8;
 
 /// A copier for virtual devices whose copies end after some calls, as those of a GPU do.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl LateCopies {
 
     fn start(&mut self, to: u64, from: From, bytes: u64) -> Ticket {
         if self.pending.is_empty() {
-            self.left = self.random.rand_range(0..MOST_LOOKS);
+            self.left = self.random.rand_range(0..MAX_LOOKS);
         }
         self.pending.push_back(Pending { to, from, bytes });
         self.started += 1;
@@ -76,7 +76,7 @@ impl Copier for LateCopies {
             // Safety: the callers of `copy` and `store` promised it.
             unsafe { copy_shared(to, from, bytes) };
             self.done += 1;
-            self.left = self.random.rand_range(0..MOST_LOOKS);
+            self.left = self.random.rand_range(0..MAX_LOOKS);
         }
         self.left = self.left.saturating_sub(1);
         Ok(ticket <= self.done)

@@ -133,9 +133,9 @@ pub(crate) fn peer_at(comm: &Comm, peer: u32) -> Result<Rank, Fault> {
     }
     let fault = Fault::new(FaultKind::UnknownRank, Operation::Address);
     // The size of the team is not known here.
-    let (most, given) = if peer & OUTSIDE == 0 { (ranks, peer) } else { (0, peer & !OUTSIDE) };
+    let (max, given) = if peer & OUTSIDE == 0 { (ranks, peer) } else { (0, peer & !OUTSIDE) };
     let none = peer == gin_abi::fault::NONE;
-    Err(if none { fault } else { fault.with_values(Subject::None, most.into(), given.into()) })
+    Err(if none { fault } else { fault.with_values(Subject::None, max.into(), given.into()) })
 }
 
 /// The arguments that every post has.

@@ -40,18 +40,18 @@ static void refused(const gin::Stream& stream, const gin::Kernel& kernel, const 
 
 static void rank(const gin::Job& job) {
     const uint64_t lengths[] = {64, 63, 1};
-    const uint64_t most = 64;
+    const uint64_t max = 64;
     uint32_t rank = job.rank(), ranks = job.ranks();
     gin::Communicator comm(job);
-    gin::HostWindow<float> recv(comm, most), send(comm, most);
+    gin::HostWindow<float> recv(comm, max), send(comm, max);
     bool cpp = rank % 2 == 0;
     gin::Kernel kernel = cpp ? gin::Kernel::of<ring_round>("ring_round_cpp") : gin::Module(job).kernel("ring_round");
     gin::Stream stream(job);
-    std::vector<float> own(most);
+    std::vector<float> own(max);
     // The values of all ranks' `send`, as they should be.
     std::vector<std::vector<float>> all(ranks, own);
     for (uint32_t r = 0; r < ranks; r++)
-        for (uint64_t i = 0; i < most; i++) all[r][i] = value(r, i);
+        for (uint64_t i = 0; i < max; i++) all[r][i] = value(r, i);
     send.write(all[rank]);
     job.barrier();
     uint64_t round = 0;

@@ -132,14 +132,14 @@ impl Layout {
 /// - experts: number of experts of all ranks; each rank has `ceil(experts / ranks)` of them, in order.
 /// - hidden: number of elements of a row.
 /// - topk: number of ids of a token.
-/// - tokens: the most tokens of a rank's dispatch.
+/// - tokens: the maximum number of tokens of a rank's dispatch.
 /// - slots: number of slots, each with memory of its own.
 /// - element: the elements of rows; by default `Element.BF16`.
 /// - combine_at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
 /// - combine_f32: the row that comes back for each rank has FP32 elements in place of BF16.
 /// - max_rows: all sources share a region of a receiver, which has room for this many rows. By default each source has
 ///   a region for `tokens` rows.
-/// - sms: the most SMs that a kernel takes, which is its most blocks; by default all.
+/// - sms: the maximum number of SMs that a kernel takes, which is its maximum number of blocks; by default all.
 /// - grid: the number of blocks of a kernel, also if not all fit on the GPU at once; by default as many as have work
 ///   and fit. It changes times, not results.
 /// - threads: the threads of a block: a multiple of 32, at most 512, or 256 if a rank is reached over a network. By

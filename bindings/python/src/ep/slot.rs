@@ -76,8 +76,8 @@ struct Inner {
     epoch: Option<u64>,
     /// The number of dispatches that this object has made, by which a dispatch knows that it is the last one.
     turn: u64,
-    /// The most tokens of the last dispatch.
-    most: u64,
+    /// The maximum number of tokens of the last dispatch.
+    max: u64,
 }
 
 /// A slot, which the objects of its dispatches share.
@@ -91,7 +91,7 @@ pub(crate) struct SlotCore {
 impl SlotCore {
     pub(crate) fn new(core: &Arc<GroupCore>, number: u32) -> PyResult<Arc<Self>> {
         let (cell, epoch) = ready(core, number)?;
-        let inner = Inner { state: State::Idle(cell), epoch: Some(epoch), turn: 0, most: 0 };
+        let inner = Inner { state: State::Idle(cell), epoch: Some(epoch), turn: 0, max: 0 };
         Ok(Arc::new(Self { number, inner: Mutex::new(inner), users: Arc::default() }))
     }
 
@@ -252,7 +252,7 @@ impl Slot {
             }
         }
         inner.turn += 1;
-        inner.most = given.most;
+        inner.max = given.max;
         inner.epoch = inner.epoch.filter(|_| captured == Ok(false)).map(|epoch| epoch + 1);
         Ok(inner.turn)
     }
@@ -319,7 +319,7 @@ impl Slot {
         let _launching = core.member().launching()?;
         let State::Idle(cell) = &mut inner.state else { return Err(slot.ended()) };
         let plan = cell.with_dependent_mut(|_, slot| py.detach(|| slot.plan(&work.stream, &given.tokens())));
-        Ok(Plan { plan: Guarded::new(Arc::new(plan.or_raise(py)?)), most: given.most })
+        Ok(Plan { plan: Guarded::new(Arc::new(plan.or_raise(py)?)), max: given.max })
     }
 
     /// Returns the parameters of a kernel of the program that contains a dispatch and its combine, for launches on the
@@ -338,7 +338,7 @@ impl Slot {
         let core = slot.idle(&inner)?;
         let work = usable(stream.get(), &core, &slot.users)?;
         let given = Given::take(py, tokens.get(), &core)?;
-        let sums = Sums::take(py, combine.get(), rows, &core, given.most)?;
+        let sums = Sums::take(py, combine.get(), rows, &core, given.max)?;
         let _launching = core.member().launching()?;
         let State::Idle(cell) = &mut inner.state else { return Err(slot.ended()) };
         let parameters = cell.with_dependent_mut(|_, slot| {
@@ -363,7 +363,7 @@ impl Slot {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) plan: Guarded<gin_ep::Plan>,
-    pub(crate) most: u64,
+    pub(crate) max: u64,
 }
 
 /// A dispatch that was sent. Until it is received, the slot takes no other.
@@ -588,10 +588,10 @@ impl Received {
         rows: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let mut inner = self.slot.get()?.enter()?;
-        let most = inner.most;
+        let max = inner.max;
         let (core, cell) = inner.flight(self.turn, "combined")?;
         let work = usable(stream.get(), core, &self.slot.users)?;
-        let sums = Sums::take(py, combine.get(), rows, core, most)?;
+        let sums = Sums::take(py, combine.get(), rows, core, max)?;
         let core = core.clone();
         let _launching = core.member().launching()?;
         let outcome = py.detach(|| {

@@ -105,8 +105,8 @@ pub(crate) struct Given {
     weights: Option<MemorySlice>,
     scales: Option<MemorySlice>,
     plan: Option<Arc<gin_ep::Plan>>,
-    /// The most tokens of the dispatch.
-    pub(crate) most: u64,
+    /// The maximum number of tokens of the dispatch.
+    pub(crate) max: u64,
 }
 
 impl Given {
@@ -137,20 +137,20 @@ impl Given {
             })?),
         };
         let plan = tokens.planned.as_ref().map(|plan| plan.get());
-        let most = match (plan, &count) {
-            (Some(plan), _) => plan.most,
+        let max = match (plan, &count) {
+            (Some(plan), _) => plan.max,
             (None, Count::Is(count)) => (*count).into(),
             (None, Count::At(_)) => room,
         };
         let row_bytes = element.sent_bytes(sizes.row_bytes) as u32;
         let rows = |dtype| {
             Ok(vec![
-                Extent::AtLeast(most, "the tokens"),
+                Extent::AtLeast(max, "the tokens"),
                 Extent::Is(words("a row of the group", row_bytes, dtype)? as u64, "the elements of a row"),
             ])
         };
         let by_id = |_| {
-            Ok(vec![Extent::AtLeast(most, "the tokens"), Extent::Is(sizes.topk.into(), "the group's ids of a token")])
+            Ok(vec![Extent::AtLeast(max, "the tokens"), Extent::Is(sizes.topk.into(), "the group's ids of a token")])
         };
         let (rows, ..) = take(tokens.rows.bind(py), core, "tokens.rows", element.sent(), rows)?;
         let (ids, _, id) = take(tokens.ids.bind(py), core, "tokens.ids", &[DType::Int32, DType::Int64], by_id)?;
@@ -160,13 +160,13 @@ impl Given {
         let scales = tokens.scales.as_ref().map(|scales| {
             let extents = |dtype| {
                 let each = words("the scales of a row", sizes.scale_bytes, dtype)? as u64;
-                Ok(vec![Extent::AtLeast(most, "the tokens"), Extent::Is(each, "the scales of a row")])
+                Ok(vec![Extent::AtLeast(max, "the tokens"), Extent::Is(each, "the scales of a row")])
             };
             take(scales.bind(py), core, "tokens.scales", &[], extents).map(|(memory, ..)| memory)
         });
         let (weights, scales) = (weights.transpose()?, scales.transpose()?);
         let plan = plan.map(|plan| plan.plan.get().cloned()).transpose()?;
-        Ok(Self { rows, ids, wide: id == DType::Int64, count, weights, scales, plan, most })
+        Ok(Self { rows, ids, wide: id == DType::Int64, count, weights, scales, plan, max })
     }
 
     /// Returns the tokens.
@@ -253,13 +253,13 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Takes the tensors of a combine after a dispatch of at most `most` tokens.
+    /// Takes the tensors of a combine after a dispatch of at most `max` tokens.
     pub(crate) fn take(
         py: Python<'_>,
         combine: &Combine,
         rows: Option<&Bound<'_, PyAny>>,
         core: &GroupCore,
-        most: u64,
+        max: u64,
     ) -> PyResult<Self> {
         let sizes = &core.sizes;
         let elements = words("a row that comes back", sizes.combine_bytes, core.back[0])? as u64;
@@ -267,14 +267,14 @@ impl Sums {
             let extents = |_| Ok(vec![Extent::AtLeast(number, meaning), Extent::Is(elements, "the elements of a row")]);
             take(value, core, what, dtypes, extents).map(|(memory, ..)| memory)
         };
-        let sums = |value: &Bound<'_, PyAny>, what: &str| of(core.element.back(), value, what, most, "the tokens");
+        let sums = |value: &Bound<'_, PyAny>, what: &str| of(core.element.back(), value, what, max, "the tokens");
         let back =
             |value: &Bound<'_, PyAny>, number, meaning| of(core.back, value, "the tensor of rows", number, meaning);
         let output = sums(combine.output.bind(py), "the output")?;
         let bias = combine.bias.as_ref().map(|bias| sums(bias.bind(py), "the bias")).transpose()?;
         let weights = combine.weights.as_ref().map(|weights| {
             let topk = Extent::Is(sizes.topk.into(), "the group's ids of a token");
-            let extents = |_| Ok(vec![Extent::AtLeast(most, "the tokens"), topk]);
+            let extents = |_| Ok(vec![Extent::AtLeast(max, "the tokens"), topk]);
             take(weights.bind(py), core, "the tensor of weights", &[DType::Float32], extents).map(|(memory, ..)| memory)
         });
         let permuted = |value: &Bound<'_, PyAny>| -> PyResult<_> { value.cast::<Permuted>()?.get().get().cloned() };

@@ -118,7 +118,7 @@ impl Permuted {
             (None, gin_ep::Layout::ExpertMajorPadded) => 0,
             _ => {
                 return Err(PyValueError::new_err(
-                    "pass the most rows of the layout: only EXPERT_MAJOR_PADDED knows them",
+                    "pass the maximum number of rows of the layout: only EXPERT_MAJOR_PADDED knows them",
                 ));
             }
         };
@@ -128,7 +128,7 @@ impl Permuted {
         Ok(Self { inner, users, element: core.element, row_bytes: core.sizes.row_bytes })
     }
 
-    /// Returns the most rows.
+    /// Returns the maximum number of rows.
     #[getter]
     fn capacity(&self) -> PyResult<u32> {
         Ok(self.get()?.capacity())

@@ -290,7 +290,7 @@ impl Link {
 
     /// Returns the largest number of bytes of one entry.
     #[inline(always)]
-    fn most_bytes(&self) -> u32 {
+    fn max_bytes(&self) -> u32 {
         // Safety: as in `pair`. The limit is the upper half of an aligned word.
         let limits = unsafe { sys::read_word((&raw const (*self.data).interval_log2).cast()) };
         (limits >> 32) as u32
@@ -405,19 +405,19 @@ struct Places {
     here: Local,
     bytes: u64,
     /// Largest number of bytes of one entry, if one entry may not move all.
-    most: Option<u32>,
+    max: Option<u32>,
 }
 
 impl Places {
     /// Returns chunk `chunk`. A chunk has the largest number of bytes of one entry, the last one fewer.
     #[inline(always)]
     fn chunk(&self, chunk: u32) -> Chunk {
-        let Self { there, here, bytes, most } = *self;
-        let Some(most) = most else { return Chunk { there, here, bytes: bytes as u32, last: true } };
-        let before = chunk as u64 * most as u64;
+        let Self { there, here, bytes, max } = *self;
+        let Some(max) = max else { return Chunk { there, here, bytes: bytes as u32, last: true } };
+        let before = chunk as u64 * max as u64;
         let left = bytes - before;
-        let last = left <= most as u64;
-        let bytes = if last { left as u32 } else { most };
+        let last = left <= max as u64;
+        let bytes = if last { left as u32 } else { max };
         let there = Remote { address: there.address + before, ..there };
         Chunk { there, here: Local { address: here.address + before, bytes, ..here }, bytes, last }
     }
@@ -705,7 +705,7 @@ impl Link {
                 (self.there(from.window, from.offset), self.here(to.window, to.offset, 0), bytes)
             }
         };
-        Places { there, here, bytes, most: Some(self.most_bytes()) }
+        Places { there, here, bytes, max: Some(self.max_bytes()) }
     }
 
     /// Writes the entries of a chunk. If it is not the last, its signal adds nothing.

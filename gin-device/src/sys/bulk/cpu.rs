@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The operations on a CPU. An executor carries out the copies; without one they are complete at once.
 
-use super::{MOST_COUNTED, Mbarrier};
+use super::{MAX_COUNTED, Mbarrier};
 use crate::exec::watch::{self, Access};
 use crate::exec::{BulkCall, executor, switch_point};
 use crate::sys::shared::Address;
@@ -23,7 +23,7 @@ struct Phase {
 
 impl Phase {
     fn read(word: u64) -> Self {
-        let count = |at: u32| (word >> at) as u32 & MOST_COUNTED;
+        let count = |at: u32| (word >> at) as u32 & MAX_COUNTED;
         Self { parity: word >> 63, pending: count(0), expected: count(20), bytes: ((word << 1) as i64) >> 41 }
     }
 
@@ -42,7 +42,7 @@ impl Phase {
         }
         self.pending -= arrivals;
         self.bytes += bytes;
-        if self.bytes.unsigned_abs() > u64::from(MOST_COUNTED) {
+        if self.bytes.unsigned_abs() > u64::from(MAX_COUNTED) {
             return Err("a phase of an mbarrier counts 2^20 bytes or more");
         }
         if self.pending == 0 && self.bytes == 0 {
@@ -82,10 +82,7 @@ fn arrives(address: Address, bytes: i64) {
 #[inline(always)]
 #[track_caller]
 pub(super) unsafe fn init(address: Address, arrivals: u32) {
-    assert!(
-        (1..=MOST_COUNTED).contains(&arrivals),
-        "an mbarrier of {arrivals} arrivals; it counts 1 to {MOST_COUNTED}"
-    );
+    assert!((1..=MAX_COUNTED).contains(&arrivals), "an mbarrier of {arrivals} arrivals; it counts 1 to {MAX_COUNTED}");
     switch_point();
     let first = Phase { parity: 0, pending: arrivals, expected: arrivals, bytes: 0 };
     word(address).store(first.word(), Ordering::Relaxed);
@@ -300,11 +297,11 @@ mod tests {
         unsafe {
             barrier.init(2);
             assert_eq!([0, 1].map(|parity| barrier.test_wait(parity)), [false, true]);
-            barrier.arrive_expect_tx(MOST_COUNTED & !15);
+            barrier.arrive_expect_tx(MAX_COUNTED & !15);
             barrier.arrive();
             assert!(!barrier.try_wait(0));
             complete(at, 16).unwrap();
-            complete(at, (MOST_COUNTED & !15) - 16).unwrap();
+            complete(at, (MAX_COUNTED & !15) - 16).unwrap();
             assert_eq!([0, 1].map(|parity| barrier.test_wait(parity)), [true, false]);
             // Bytes may come before they are expected.
             complete(at, 32).unwrap();
@@ -312,7 +309,7 @@ mod tests {
             assert!(!barrier.test_wait(1));
             barrier.arrive_expect_tx(32);
             assert_eq!([0, 1].map(|parity| barrier.test_wait(parity)), [false, true]);
-            assert!(complete(at, MOST_COUNTED + 1).is_err());
+            assert!(complete(at, MAX_COUNTED + 1).is_err());
             barrier.invalidate();
         }
         assert_eq!(memory, 0);

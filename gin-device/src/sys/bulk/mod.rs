@@ -127,7 +127,7 @@ pub const SUPPORTED: bool = cfg!(any(not(target_arch = "nvptx64"), target_featur
 
 /// Largest number of arrivals, and of bytes on their way, that a phase of an [`Mbarrier`] counts (PTX ISA, "Size and
 /// alignment of mbarrier object").
-pub const MOST_COUNTED: u32 = (1 << 20) - 1;
+pub const MAX_COUNTED: u32 = (1 << 20) - 1;
 
 /// An mbarrier: a word of shared memory that counts arrivals of threads and bytes of copies, phase by phase.
 ///
@@ -178,7 +178,7 @@ impl Mbarrier {
     /// of the block then makes it known to the other threads.
     ///
     /// # Safety
-    /// - `arrivals` is 1 to [`MOST_COUNTED`]. No thread and no copy uses the word, as mbarrier or otherwise.
+    /// - `arrivals` is 1 to [`MAX_COUNTED`]. No thread and no copy uses the word, as mbarrier or otherwise.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn init(self, arrivals: u32) {
@@ -202,7 +202,7 @@ impl Mbarrier {
     /// Lets the present phase expect `bytes` bytes more, and arrives as [`arrive`](Self::arrive) does.
     ///
     /// # Safety
-    /// - As [`arrive`](Self::arrive). The phase expects at most [`MOST_COUNTED`] bytes in all.
+    /// - As [`arrive`](Self::arrive). The phase expects at most [`MAX_COUNTED`] bytes in all.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn arrive_expect_tx(self, bytes: u32) {

@@ -9,15 +9,15 @@ struct Format {
     /// Bias of the exponent.
     bias: u32,
     /// The largest result without its sign: infinity, or the largest number if results saturate.
-    most: u32,
+    max: u32,
     /// The result for a NaN.
     nan: u32,
 }
 
-const F16: Format = Format { mantissa: 10, bias: 15, most: 0x7c00, nan: 0x7fff };
-const BF16: Format = Format { mantissa: 7, bias: 127, most: 0x7f80, nan: 0x7fff };
-const E4M3: Format = Format { mantissa: 3, bias: 7, most: 0x7e, nan: 0x7f };
-const E5M2: Format = Format { mantissa: 2, bias: 15, most: 0x7b, nan: 0x7f };
+const F16: Format = Format { mantissa: 10, bias: 15, max: 0x7c00, nan: 0x7fff };
+const BF16: Format = Format { mantissa: 7, bias: 127, max: 0x7f80, nan: 0x7fff };
+const E4M3: Format = Format { mantissa: 3, bias: 7, max: 0x7e, nan: 0x7f };
+const E5M2: Format = Format { mantissa: 2, bias: 15, max: 0x7b, nan: 0x7f };
 
 /// The NaN of an instruction whose result is an `f32`.
 pub(crate) const NAN: u32 = 0x7fff_ffff;
@@ -57,7 +57,7 @@ const fn narrow(format: &Format, width: u32, bits: u32) -> u32 {
         if shift > MANTISSA + 1 { 0 } else { shift_right_to_even(significand, shift) }
     };
     let sign = bits >> 31 << (width - 1);
-    sign | if rounded > format.most { format.most } else { rounded }
+    sign | if rounded > format.max { format.max } else { rounded }
 }
 
 /// Converts to the bits of an `f32`. The caller has excluded infinities and NaNs.
@@ -110,9 +110,9 @@ narrow_pair! { e5m2_pair_from_f32 e5m2_from_f32 u8 u16 }
 #[inline(always)]
 pub(crate) const fn f32_from_f16(code: u16) -> f32 {
     let magnitude = code as u32 & 0x7fff;
-    f32::from_bits(if magnitude > F16.most {
+    f32::from_bits(if magnitude > F16.max {
         NAN
-    } else if magnitude == F16.most {
+    } else if magnitude == F16.max {
         (code as u32) >> 15 << 31 | INFINITY
     } else {
         widen(&F16, u16::BITS, code as u32)

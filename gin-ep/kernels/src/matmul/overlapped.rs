@@ -56,7 +56,7 @@ impl Overlapped {
     pub const TAKEN_AT: u64 = 8 * (tile_scheduler::WORDS + tile_scheduler::ALL_READY);
 }
 
-/// The offset in the state of the zones: behind words for the most ranks.
+/// The offset in the state of the zones: behind words for the maximum number of ranks.
 const ZONES: u64 = 8 * (tile_scheduler::WORDS + Lists::<Global>::words(64));
 
 shared! {
@@ -368,16 +368,16 @@ impl Work<'_> {
     }
 
     /// Lists rows of the sources that have come, by expert, until all units of these are taken. Waits for the first
-    /// `most`, by their distance. Returns whether it could. All threads of the block call.
+    /// `max`, by their distance. Returns whether it could. All threads of the block call.
     #[inline(always)]
-    fn list(&self, state: &mut State, most: u32) -> bool {
+    fn list(&self, state: &mut State, max: u32) -> bool {
         let (ranks, experts, me) = (self.sizes().ranks, self.sizes().local(), self.arena.rank());
         let source_at = |distance: u32| (me + distance) % ranks;
         // Each thread looks at one flag, so that nothing else is done if there is nothing to do.
         let mine = Block.rank();
         let is_missing = mine < ranks && state.listed >> mine & 1 == 0;
         let came = |distance: u32| look::<Global>(self.lists().heard(source_at(distance)), self.launch()).is_some();
-        if !Block.sync_or(is_missing && (mine < most || came(mine))) {
+        if !Block.sync_or(is_missing && (mine < max || came(mine))) {
             return true;
         }
         for distance in 0..ranks {
@@ -385,7 +385,7 @@ impl Work<'_> {
                 continue;
             }
             let source = source_at(distance);
-            if distance < most {
+            if distance < max {
                 if self.awaits(self.lists().heard(source)).is_none() {
                     return false;
                 }

@@ -141,8 +141,8 @@ pub unsafe fn multiply<A: Left>(factors: &Factors<A>, aside: &impl Aside, place:
     // Offsets in a tile are less than 2^32.
     let further = COPIED_ROWS * stride as u32;
     // Bit `i` is set if the thread's row `i` is there.
-    let there = |rows: u32, most: u32| {
-        let number = (rows.min(most) + COPIED_ROWS - 1).saturating_sub(row) / COPIED_ROWS;
+    let there = |rows: u32, max: u32| {
+        let number = (rows.min(max) + COPIED_ROWS - 1).saturating_sub(row) / COPIED_ROWS;
         (1u32 << number) - 1
     };
     let (a_there, b_there) = (there(factors.rows, ROWS), there(factors.columns, COLUMNS));

@@ -15,11 +15,11 @@ use cudarc::driver::sys::{
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// The most values under way. Each has a place in the buffer until it is written.
-const MOST_VALUES: u64 = VALUES / 8;
+/// The maximum number of values under way. Each has a place in the buffer until it is written.
+const MAX_VALUES: u64 = VALUES / 8;
 
-/// The most copies that one call starts. On two H100s (2026-11-24) one call for 64 copies between them took 1.0 us of
-/// CPU time for each, and single calls 2.4 us.
+/// The maximum number of copies that one call starts. On two H100s (2026-11-24) one call for 64 copies between them
+/// took 1.0 us of CPU time for each, and single calls 2.4 us.
 const BATCH: usize = 64;
 
 /// Copies to start by one call of the driver.
@@ -217,16 +217,16 @@ impl Copier for Copies {
     }
 
     unsafe fn store(&mut self, to: (&Memory, u64), value: u64, bytes: u64) -> Result<Ticket, GpuError> {
-        if self.writing.len() as u64 >= MOST_VALUES {
+        if self.writing.len() as u64 >= MAX_VALUES {
             self.look()?;
         }
-        if self.writing.len() as u64 >= MOST_VALUES {
+        if self.writing.len() as u64 >= MAX_VALUES {
             return Err(self.context.unsupported("hold more values that are on their way"));
         }
         self.context.enter()?;
         // Also refuses memory of another kind of device.
         self.holder(to.0)?;
-        let slot = self.values % MOST_VALUES;
+        let slot = self.values % MAX_VALUES;
         let copies = self.copy_stream()?;
         let place = copies.buffer + BUFFER + slot * 8;
         // Safety: no copy uses this place of the copy stream's buffer, because its last value is written.

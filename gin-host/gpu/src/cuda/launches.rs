@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-/// The most kernels that one GPU runs at a time. A later one starts when one of them ends.
-const MOST_KERNELS: usize = 128;
+/// The maximum number of kernels that one GPU runs at a time. A later one starts when one of them ends.
+const MAX_KERNELS: usize = 128;
 
-/// The most failures of frees that are kept.
-const MOST_FAILURES: usize = 16;
+/// The maximum number of failures of frees that are kept.
+const MAX_FAILURES: usize = 16;
 
 /// The pause of a launch that waits for resident kernels.
 const NAP: Duration = Duration::from_micros(20);
@@ -71,7 +71,7 @@ pub(super) struct State {
     pub(super) running: Vec<Running>,
     /// The resident kernels.
     pub(super) residents: Vec<Stays>,
-    /// By GPU: the most local memory of a thread that a launch beside resident kernels has needed.
+    /// By GPU: the maximum of local memory of a thread that a launch beside resident kernels has needed.
     pub(super) local: BTreeMap<usize, u32>,
     /// The number of [`Hold`](super::resident::Hold)s.
     pub(super) holds: u32,
@@ -164,7 +164,7 @@ impl Launch<'_> {
         self.kernels.iter().any(|kernel| kernel.cooperative)
     }
 
-    /// Returns the most bytes of local memory of a thread.
+    /// Returns the maximum number of bytes of local memory of a thread.
     pub(super) fn local(&self) -> u32 {
         self.kernels.iter().map(|kernel| kernel.local).max().unwrap_or(0)
     }
@@ -271,8 +271,9 @@ impl State {
         groups(self.beside(ordinal, before), |one, other| one.meets.contains(&other.stream))
     }
 
-    /// Returns the most streams of a GPU whose kernels may run at the same time as a launch after `before`.
-    fn most_beside(&self, ordinal: usize, before: &Before) -> usize {
+    /// Returns the maximum number of streams of a GPU whose kernels may run at the same time as a launch after
+    /// `before`.
+    fn max_beside(&self, ordinal: usize, before: &Before) -> usize {
         self.groups(ordinal, before).iter().map(Vec::len).max().unwrap_or(0)
     }
 
@@ -335,7 +336,7 @@ pub(super) fn free_deferred() {
                 Ok(rest) => rests.push(rest),
                 Err(error) => {
                     let failures = &mut lock(&DEFERRED).failures;
-                    if failures.len() < MOST_FAILURES {
+                    if failures.len() < MAX_FAILURES {
                         failures.push(error);
                     }
                 }
@@ -436,12 +437,12 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl Fn(bool) -> CUr
     if launch.is_cooperative() {
         // The others may wait for this one, which starts only when fewer run. Nothing tells gin which kernels wait, so
         // programs must see to it where none is cooperative.
-        let beside = state.most_beside(context.ordinal, launch.before);
-        if beside >= MOST_KERNELS {
+        let beside = state.max_beside(context.ordinal, launch.before);
+        if beside >= MAX_KERNELS {
             return Err(GpuError::LaunchLimit {
                 what: "a number of streams with kernels at a time",
                 asked: beside as u64 + 1,
-                limit: MOST_KERNELS as u64,
+                limit: MAX_KERNELS as u64,
                 whose: context.full_name(),
             });
         }
@@ -640,16 +641,16 @@ mod tests {
     fn more_streams_than_kernels_run_at_a_time_count_only_where_they_meet() {
         let mut state = State::new();
         let before = |known: &[(u64, u64)]| known.iter().copied().collect::<Before>();
-        state.running.extend((0..2 * MOST_KERNELS as u64).map(|stream| entry(stream, 1, &[(1, 1)])));
-        assert_eq!(state.most_beside(0, &before(&[])), 1, "each follows the one before it, by events");
+        state.running.extend((0..2 * MAX_KERNELS as u64).map(|stream| entry(stream, 1, &[(1, 1)])));
+        assert_eq!(state.max_beside(0, &before(&[])), 1, "each follows the one before it, by events");
         // The even ones meet.
-        let even: BTreeSet<u64> = (0..2 * MOST_KERNELS as u64).step_by(2).collect();
+        let even: BTreeSet<u64> = (0..2 * MAX_KERNELS as u64).step_by(2).collect();
         for running in state.running.iter_mut().filter(|running| even.contains(&running.stream)) {
             running.meets.clone_from(&even);
         }
-        assert_eq!(state.most_beside(0, &before(&[])), MOST_KERNELS);
-        assert_eq!(state.most_beside(0, &before(&[(0, 1)])), MOST_KERNELS - 1, "it follows one of them");
-        assert_eq!(state.most_beside(1, &before(&[])), 0, "another GPU");
+        assert_eq!(state.max_beside(0, &before(&[])), MAX_KERNELS);
+        assert_eq!(state.max_beside(0, &before(&[(0, 1)])), MAX_KERNELS - 1, "it follows one of them");
+        assert_eq!(state.max_beside(1, &before(&[])), 0, "another GPU");
     }
 
     #[test]

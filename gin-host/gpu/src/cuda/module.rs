@@ -18,10 +18,10 @@ use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-/// The most bytes of the log of the driver's compiler.
+/// The maximum number of bytes of the log of the driver's compiler.
 const LOG: usize = 16 << 10;
 
-/// The most bytes of dynamic shared memory of a launch without an attribute of the function.
+/// The maximum number of bytes of dynamic shared memory of a launch without an attribute of the function.
 const SHARED_UNASKED: u32 = 48 << 10;
 
 /// The first architecture on which a kernel can wait for the one before it.
@@ -245,12 +245,12 @@ impl Image {
             // Safety: the function is of a module that is loaded.
             check("load a kernel", unsafe { sys::cuFuncLoad(raw) })?;
             let max_threads = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
-            let (shared, most) =
+            let (shared, max) =
                 (attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?, self.context.limits.dynamic_shared);
-            if most.saturating_sub(shared) > SHARED_UNASKED {
+            if max.saturating_sub(shared) > SHARED_UNASKED {
                 let what = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 // Safety: as above.
-                let code = unsafe { sys::cuFuncSetAttribute(raw, what, (most - shared) as i32) };
+                let code = unsafe { sys::cuFuncSetAttribute(raw, what, (max - shared) as i32) };
                 check("allow a kernel shared memory", code)?;
             }
             let local = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;

@@ -191,7 +191,7 @@ driver! {
     cuModuleEnumerateFunctions(to: *mut Pointer, _number: c_uint, module: Pointer) { put(to, module) }
     cuFuncGetName(to: *mut *const c_char, _function: Pointer) { put(to, c"step".as_ptr()) }
     cuFuncLoad(_function: Pointer) { OK }
-    // The most threads of a block; the rest is 0.
+    // The maximum number of threads of a block; the rest is 0.
     cuFuncGetAttribute(to: *mut c_int, attribute: c_int, _function: Pointer) {
         put(to, if attribute == 0 { 1024 } else { 0 })
     }

@@ -13,8 +13,8 @@ use gin_gpu::GpuError;
 use gin_gpu::copier::{Copier, Ticket};
 use std::collections::VecDeque;
 
-/// The most incomplete requests.
-const MOST: usize = 1024;
+/// The maximum number of incomplete requests.
+const MAX: usize = 1024;
 
 /// Incomplete requests by peer, and the copier.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Later {
 
     /// Returns whether there is no room for another request.
     pub(super) fn is_full(&self) -> bool {
-        self.count >= MOST
+        self.count >= MAX
     }
 }
 

@@ -29,11 +29,11 @@ use gin_gpu::{Device, MemoryKind};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-/// The most bytes of one request, so that the next request is copied while one is on its way.
+/// The maximum number of bytes of one request, so that the next request is copied while one is on its way.
 pub const MAX_MESSAGE: u64 = 4 << 20;
 
-/// The most requests that wait for a copy, or behind such a request.
-const MOST: usize = 1024;
+/// The maximum number of requests that wait for a copy, or behind such a request.
+const MAX: usize = 1024;
 
 /// The time without an answer after which a request checks that the peer's NIC is alive.
 const ASK_AFTER_NS: u64 = 1_000_000_000;
@@ -327,7 +327,7 @@ impl<N: Network> Network for Staged<N> {
                 }
                 continue;
             }
-            if self.lines.values().map(VecDeque::len).sum::<usize>() >= MOST {
+            if self.lines.values().map(VecDeque::len).sum::<usize>() >= MAX {
                 break;
             }
             self.begin(request);

@@ -84,7 +84,7 @@ gin_gpu::config! {
     /// use gin_net::verbs::VerbsConfig;
     ///
     /// let config = VerbsConfig::default().ports(vec!["mlx5_0:1".parse()?]).retries(7);
-    /// assert_eq!((config.ports.len(), config.most_ports), (1, 4));
+    /// assert_eq!((config.ports.len(), config.max_ports), (1, 4));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[derive(Clone, PartialEq, Eq, Debug)]
@@ -94,7 +94,7 @@ gin_gpu::config! {
         /// Ports that [`Ports::open`](super::Ports::open) opens; all must be up. Default: all ports that are up.
         pub ports: Vec<PortName> = Vec::new(),
         /// Maximum number of ports that a rank uses, at least 1; its contexts use them in turn. Default: 4.
-        pub most_ports: usize = 4,
+        pub max_ports: usize = 4,
         /// Name of the device that [`RdmaDevice::open`](super::RdmaDevice::open) opens. Default: the first with a port
         /// that is up.
         pub device: Option<String> = None,
@@ -109,7 +109,7 @@ gin_gpu::config! {
         pub traffic_class: u8 = 0,
         /// Service level, 0 to 15. Default: 0.
         pub service_level: u8 = 0,
-        /// The most routers that a packet may pass. Default: 64.
+        /// The maximum number of routers that a packet may pass. Default: 64.
         pub hop_limit: u8 = 64,
         /// Code, 1 to 31, of the time after which the NIC repeats an unacknowledged packet: 4.096 us times 2 to this
         /// power. Default: 16, that is 268 ms. Hardware may wait up to four times as long.
@@ -161,7 +161,7 @@ impl VerbsConfig {
     pub(super) fn wrong(&self) -> Option<(&'static str, u64, &'static str)> {
         let numbers = [
             ("port", u64::from(self.port.unwrap_or(1)), 1, 255, "1 to 255"),
-            ("number of ports", self.most_ports as u64, 1, u64::MAX, "1 or more"),
+            ("number of ports", self.max_ports as u64, 1, u64::MAX, "1 or more"),
             ("GID index", u64::from(self.gid_index.unwrap_or(0)), 0, 255, "0 to 255"),
             ("service level", u64::from(self.service_level), 0, 15, "0 to 15"),
             ("timeout", u64::from(self.timeout), 1, 31, "1 to 31"),
@@ -173,7 +173,7 @@ impl VerbsConfig {
             ("number of reads", u64::from(self.reads), 1, 255, "1 to 255"),
             ("length of messages", self.max_message, 8, 1 << 30, "8 to 2^30"),
         ];
-        let wrong = numbers.into_iter().find(|(_, number, least, most, _)| number < least || number > most);
+        let wrong = numbers.into_iter().find(|(_, number, least, max, _)| number < least || number > max);
         wrong.map(|(name, number, .., range)| (name, number, range))
     }
 }

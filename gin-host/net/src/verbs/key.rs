@@ -14,7 +14,7 @@ const HELLO: [u8; 4] = *b"gvh4";
 /// First bytes of a window's key.
 const WINDOW: [u8; 4] = *b"gvw4";
 /// Maximum number of ports in a key, more than any rank uses.
-const MOST_PORTS: usize = 256;
+const MAX_PORTS: usize = 256;
 
 /// One end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -111,7 +111,7 @@ impl Hello {
             return Err(refuse(rank, "the address of its signal words is invalid"));
         }
         let (signal_depth, ports) = (hello.signal_depth, hello.ports.len());
-        if signal_depth == 0 || !(1..=MOST_PORTS).contains(&ports) {
+        if signal_depth == 0 || !(1..=MAX_PORTS).contains(&ports) {
             return Err(refuse(rank, format!("its {signal_depth} receive buffers or {ports} ports are out of range")));
         }
         if hello.ends.len() != ends {

@@ -205,8 +205,8 @@ impl VerbsNetwork {
         let mut depths = Depths { send: self.config.send_depth, receive: self.config.signal_depth };
         for device in &self.devices {
             let info = &device.info;
-            let most = info.max_entries.min(info.max_completions / self.ranks.max(1));
-            depths = Depths { send: depths.send.min(most), receive: depths.receive.min(most) };
+            let max = info.max_entries.min(info.max_completions / self.ranks.max(1));
+            depths = Depths { send: depths.send.min(max), receive: depths.receive.min(max) };
             if depths.send < 4 || depths.receive < 2 {
                 let entries = info.max_completions;
                 let reason = format!("{} has {entries} entries, too few for {} ranks", info.name, self.ranks);

@@ -108,9 +108,9 @@ impl CompletionQueue {
     pub(super) fn poll<'a>(&self, room: &'a mut [WorkCompletion]) -> Result<&'a [WorkCompletion], NetError> {
         const WHAT: &str = "asking for completions";
         let poll = self.domain.operations().poll_cq.ok_or_else(|| no_function(WHAT))?;
-        let most = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
-        // Safety: the queue exists, and `room` has `most` entries.
-        let count = unsafe { poll(self.queue.as_ptr(), most, room.as_mut_ptr()) };
+        let max = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
+        // Safety: the queue exists, and `room` has `max` entries.
+        let count = unsafe { poll(self.queue.as_ptr(), max, room.as_mut_ptr()) };
         match usize::try_from(count) {
             Ok(count) => Ok(&room[..count.min(room.len())]),
             Err(_) => Err(local(WHAT, format_args!("the driver returned {count}"))),

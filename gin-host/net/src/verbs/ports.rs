@@ -22,7 +22,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Ports {
     all: Vec<Arc<RdmaDevice>>,
-    most: usize,
+    max: usize,
 }
 
 /// The ports that a rank uses.
@@ -54,7 +54,7 @@ impl Ports {
             let kept = if of(Link::Ethernet) > of(Link::InfiniBand) { Link::Ethernet } else { Link::InfiniBand };
             all.retain(|port| port.port.link == kept);
         }
-        Ok(Self { all, most: config.most_ports })
+        Ok(Self { all, max: config.max_ports })
     }
 
     /// Returns all open ports.
@@ -63,13 +63,13 @@ impl Ports {
     }
 
     /// Chooses the ports of `rank`, whose GPU has this address on the PCI bus: the nearest, of these the fastest, at
-    /// most [`VerbsConfig::most_ports`]. Without an address, or if the system reports no locations, all ports are
+    /// most [`VerbsConfig::max_ports`]. Without an address, or if the system reports no locations, all ports are
     /// equally near. Among equally good ports, ranks start with different ones.
     pub fn choose(&self, gpu: Option<&str>, rank: u32) -> ChosenPorts {
         let gpu = gpu.and_then(PciPlace::of_pci);
         let merits = |port: &Arc<RdmaDevice>| Candidate { place: port.info.place.clone(), rate: port.port.rate };
         let candidates: Vec<Candidate> = self.all.iter().map(merits).collect();
-        let (chosen, distance) = choose(gpu.as_ref(), &candidates, rank, self.most);
+        let (chosen, distance) = choose(gpu.as_ref(), &candidates, rank, self.max);
         ChosenPorts { ports: chosen.into_iter().map(|port| self.all[port].clone()).collect(), distance }
     }
 

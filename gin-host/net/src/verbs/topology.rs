@@ -135,14 +135,14 @@ pub(super) struct Candidate {
 }
 
 /// Chooses the ports of a rank, in the order of its contexts: those nearest to its GPU, of these the fastest, at most
-/// `most`. Returns their indices and their distance, if known. If the GPU's location is unknown, all ports are equally
+/// `max`. Returns their indices and their distance, if known. If the GPU's location is unknown, all ports are equally
 /// near. Among equally good ports, ranks start with different ones, so that ranks with one context do not all use the
 /// first.
 pub(super) fn choose(
     gpu: Option<&PciPlace>,
     ports: &[Candidate],
     rank: u32,
-    most: usize,
+    max: usize,
 ) -> (Vec<usize>, Option<Distance>) {
     let distance = |port: &Candidate| match (gpu, &port.place) {
         (Some(gpu), Some(place)) => gpu.distance(place),
@@ -155,7 +155,7 @@ pub(super) fn choose(
         let first = rank as usize % chosen.len();
         chosen.rotate_left(first);
     }
-    chosen.truncate(most.max(1));
+    chosen.truncate(max.max(1));
     (chosen, best.map(|(distance, _)| *distance).filter(|nearest| *nearest != Distance::Unknown))
 }
 
@@ -213,11 +213,11 @@ mod tests {
         }
 
         /// Returns the names of the ports that a rank with this GPU uses.
-        fn chosen<'a>(&self, gpu: &str, ports: &[&'a str], rank: u32, most: usize) -> Vec<&'a str> {
+        fn chosen<'a>(&self, gpu: &str, ports: &[&'a str], rank: u32, max: usize) -> Vec<&'a str> {
             let rate = |port: &str| if port.ends_with("slow") { 25_000 } else { 400_000 };
             let ports_there: Vec<Candidate> =
                 ports.iter().map(|port| Candidate { place: self.port(port), rate: rate(port) }).collect();
-            let (chosen, _) = choose(self.gpu(gpu).as_ref(), &ports_there, rank, most);
+            let (chosen, _) = choose(self.gpu(gpu).as_ref(), &ports_there, rank, max);
             chosen.into_iter().map(|port| ports[port]).collect()
         }
     }

@@ -40,9 +40,9 @@ pub const VARIABLES: &[Variable] = &[
         },
     },
     Variable {
-        name: "GIN_VERBS_MOST_PORTS",
+        name: "GIN_VERBS_MAX_PORTS",
         values: "a number of ports, 1 or more",
-        set: |config, text| put(&mut config.most_ports, text),
+        set: |config, text| put(&mut config.max_ports, text),
     },
     Variable {
         name: "GIN_VERBS_GID_INDEX",
@@ -167,7 +167,7 @@ mod tests {
     fn each_variable_sets_its_field() {
         let config = with(&[
             ("GIN_VERBS_PORTS", "mlx5_0, mlx5_1:2"),
-            ("GIN_VERBS_MOST_PORTS", "2"),
+            ("GIN_VERBS_MAX_PORTS", "2"),
             ("GIN_VERBS_GID_INDEX", "3"),
             ("GIN_VERBS_MTU", "2048"),
             ("GIN_VERBS_TRAFFIC_CLASS", "106"),
@@ -181,7 +181,7 @@ mod tests {
         ]);
         let expected = VerbsConfig::default()
             .ports(vec!["mlx5_0".parse().unwrap(), "mlx5_1:2".parse().unwrap()])
-            .most_ports(2)
+            .max_ports(2)
             .gid_index(Some(3))
             .mtu(Some(Mtu::B2048))
             .traffic_class(106)
@@ -200,7 +200,7 @@ mod tests {
         let wrong = [
             ("GIN_VERBS_PORTS", "mlx5_0,"),
             ("GIN_VERBS_PORTS", "mlx5_0:x"),
-            ("GIN_VERBS_MOST_PORTS", "0"),
+            ("GIN_VERBS_MAX_PORTS", "0"),
             ("GIN_VERBS_GID_INDEX", "256"),
             ("GIN_VERBS_GID_INDEX", "-1"),
             ("GIN_VERBS_MTU", "1500"),

@@ -12,18 +12,18 @@ use std::time::Duration;
 pub struct Delay<N> {
     inner: N,
     random: Rand64,
-    most_ns: u64,
+    max_ns: u64,
     /// By context and peer: the time and the request.
     held: HashMap<(u32, u32), VecDeque<(u64, Request)>>,
     batch: Vec<Request>,
 }
 
 impl<N: Network> Delay<N> {
-    /// Delays the requests to `inner` by up to `most`.
-    pub fn new(inner: N, endpoint: &Endpoint, most: Duration) -> Self {
+    /// Delays the requests to `inner` by up to `max`.
+    pub fn new(inner: N, endpoint: &Endpoint, max: Duration) -> Self {
         let random = Rand64::new(u128::from(endpoint.seed ^ u64::from(endpoint.rank) << 48 ^ 0x0de1_a700));
-        let most_ns = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX - 1);
-        Self { inner, random, most_ns, held: HashMap::new(), batch: Vec::new() }
+        let max_ns = u64::try_from(max.as_nanos()).unwrap_or(u64::MAX - 1);
+        Self { inner, random, max_ns, held: HashMap::new(), batch: Vec::new() }
     }
 }
 
@@ -37,7 +37,7 @@ impl<N: Network> Network for Delay<N> {
     fn post(&mut self, requests: &[Request]) -> usize {
         let now = rt::clock_ns();
         for request in requests {
-            let due = now.saturating_add(self.random.rand_range(0..self.most_ns + 1));
+            let due = now.saturating_add(self.random.rand_range(0..self.max_ns + 1));
             let line = self.held.entry((request.context, request.peer)).or_default();
             line.push_back((due, *request));
         }

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 /// The longest delay of a request by the network of [`network`].
 const DELAY: Duration = Duration::from_micros(5);
-/// The most requests that it takes in one call.
+/// The maximum number of requests that it takes in one call.
 const ROOM: usize = 3;
 
 /// Makes the endpoint of a rank in a network within this process that delays, reorders and withholds all that the

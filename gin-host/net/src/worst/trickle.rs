@@ -7,14 +7,14 @@ use crate::{Capabilities, Event, Network, Request};
 #[derive(Debug)]
 pub struct Trickle<N> {
     inner: N,
-    most: usize,
+    max: usize,
     turn: bool,
 }
 
 impl<N: Network> Trickle<N> {
-    /// Accepts at most `most` requests, and only at every second call.
-    pub fn new(inner: N, most: usize) -> Self {
-        Self { inner, most: most.max(1), turn: false }
+    /// Accepts at most `max` requests, and only at every second call.
+    pub fn new(inner: N, max: usize) -> Self {
+        Self { inner, max: max.max(1), turn: false }
     }
 }
 
@@ -27,7 +27,7 @@ impl<N: Network> Network for Trickle<N> {
 
     fn post(&mut self, requests: &[Request]) -> usize {
         self.turn = !self.turn;
-        if self.turn { self.inner.post(&requests[..requests.len().min(self.most)]) } else { 0 }
+        if self.turn { self.inner.post(&requests[..requests.len().min(self.max)]) } else { 0 }
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {

@@ -59,7 +59,7 @@ impl Bench {
             }
             let target = |_, peer: u32| {
                 let data = &sides[peer as usize].data;
-                Target { signal_key: data.remote_key, signals: data.start, most_bytes: 64 }
+                Target { signal_key: data.remote_key, signals: data.start, max_bytes: 64 }
             };
             side.queues.fill(0, target).unwrap();
         }

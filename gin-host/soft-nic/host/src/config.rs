@@ -18,7 +18,7 @@ pub struct SoftGid {
 pub struct SoftPort {
     /// The port is up.
     pub active: bool,
-    /// The most bytes of payload in a packet.
+    /// The maximum number of bytes of payload in a packet.
     pub mtu: Mtu,
     /// The local identifier, on InfiniBand.
     pub lid: u16,
@@ -48,11 +48,11 @@ pub struct SoftConfig {
     pub link: Link,
     /// The ports, at least one.
     pub ports: Vec<SoftPort>,
-    /// log2 of the most slots of a send queue.
+    /// log2 of the maximum number of slots of a send queue.
     pub log_max_queue: u32,
-    /// log2 of the most slots of a completion queue.
+    /// log2 of the maximum number of slots of a completion queue.
     pub log_max_completions: u32,
-    /// log2 of the most outstanding reads and atomics.
+    /// log2 of the maximum number of outstanding reads and atomics.
     pub log_max_reads: u32,
     /// The NIC has reliable connections.
     pub reliable: bool,
@@ -66,7 +66,7 @@ pub struct SoftConfig {
     pub dma_buf: bool,
     /// The supported UDP source ports, both ends included.
     pub udp_ports: (u16, u16),
-    /// The most objects, of all kinds together.
+    /// The maximum number of objects, of all kinds together.
     pub objects: usize,
 }
 

@@ -27,7 +27,7 @@ pub(super) const PAGE: u64 = 4096;
 pub(super) const DOORBELL_WORD: usize = 0x100;
 /// The number of the event queue that completion queues name.
 pub(super) const EVENT_QUEUE: u32 = 5;
-/// The most ranges that the engine holds back, and the most bytes of them.
+/// The maximum number of ranges that the engine holds back, and the maximum number of bytes of them.
 const HELD: usize = 256;
 pub(super) const STAGE_BYTES: u64 = 1 << 20;
 

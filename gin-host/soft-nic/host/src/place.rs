@@ -27,7 +27,7 @@ pub enum SoftEngine {
     Kernel,
 }
 
-/// The most objects of a kind if the engine is a kernel.
+/// The maximum number of objects of a kind if the engine is a kernel.
 const QUEUES: usize = 2048;
 const REGIONS: usize = 4096;
 pub(super) const DOORBELLS: usize = 2048;

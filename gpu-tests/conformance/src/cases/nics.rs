@@ -39,10 +39,10 @@ fn unanswered(setup: &Setup) -> Verdict {
 }
 
 fn segments(setup: &Setup) -> Verdict {
-    for most in [1, 7, 64] {
+    for max in [1, 7, 64] {
         let scenario = Scenario::new(2)
             .require(|requirements| {
-                requirements.max_message = most;
+                requirements.max_message = max;
                 requirements.queue_depth = 4;
             })
             .on(
@@ -69,7 +69,7 @@ fn segments(setup: &Setup) -> Verdict {
                     Op::raise(0, 1),
                 ],
             );
-        let outcome = run_ok(setup, &scenario).map_err(|error| format!("segments of {most} bytes: {error}"))?;
+        let outcome = run_ok(setup, &scenario).map_err(|error| format!("segments of {max} bytes: {error}"))?;
         outcome.check_value(&scenario, 0, 0, 8, 2)?;
         outcome.check_value(&scenario, 1, 0, 3, 1)?;
     }

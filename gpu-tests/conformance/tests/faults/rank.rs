@@ -151,13 +151,13 @@ fn communicator(rank: &Rank, job: &Arc<dyn Bootstrap>) -> Arc<Communicator> {
     Arc::new(Communicator::new(job.clone(), rank.device().clone(), rank.comm_config().clone()))
 }
 
-/// Works with one communicator after another until all ranks agree to end: after `most` launches, or when the parent
+/// Works with one communicator after another until all ranks agree to end: after `max` launches, or when the parent
 /// ends the first rank's work. Leaves the last communicator and its windows in `last`.
 fn work(
     rank: &Rank,
     job: &Arc<dyn Bootstrap>,
     order: &JobOrder,
-    most: u64,
+    max: u64,
     last: &mut Option<Site>,
 ) -> Result<u64, WorkError> {
     const ON: u8 = 0;
@@ -183,11 +183,11 @@ fn work(
         };
         let end = step();
         launches += 1;
-        if launches == 2 && most == u64::MAX {
+        if launches == 2 && max == u64::MAX {
             say("going");
         }
         let own = match &end {
-            Ok(LaunchEnd::Success) if job.rank() == 0 && (ENOUGH.load(Ordering::Acquire) || launches >= most) => {
+            Ok(LaunchEnd::Success) if job.rank() == 0 && (ENOUGH.load(Ordering::Acquire) || launches >= max) => {
                 ENOUGH_NOW
             }
             Ok(LaunchEnd::Success) => ON,
@@ -329,8 +329,8 @@ fn body(
         let outcome = register(rank, &job, &kept.memory).map_err(|error| text(&error))?;
         say(&format!("after {outcome}"));
     }
-    let (mut site, most) = (None, if kept.is_some() { u64::MAX } else { AFTER });
-    match work(rank, &job, &JobOrder { seed: !order.seed, ..order.clone() }, most, &mut site) {
+    let (mut site, max) = (None, if kept.is_some() { u64::MAX } else { AFTER });
+    match work(rank, &job, &JobOrder { seed: !order.seed, ..order.clone() }, max, &mut site) {
         Ok(launches) => say(&format!("done {launches}")),
         Err(WorkError::Wrong(error)) => return Err(format!("in the job that continues: {error}")),
         Err(WorkError::Fault(error)) => return Err(format!("the job that continues has ended: {error}")),

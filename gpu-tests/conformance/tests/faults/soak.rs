@@ -36,7 +36,7 @@ impl Sample {
         Some(Self { rss_kib: field("VmRSS:")?, descriptors, threads: field("Threads:")? })
     }
 
-    fn most(self, other: Self) -> Self {
+    fn max(self, other: Self) -> Self {
         Self {
             rss_kib: self.rss_kib.max(other.rss_kib),
             descriptors: self.descriptors.max(other.descriptors),
@@ -46,8 +46,8 @@ impl Sample {
 }
 
 /// Returns the most of each resource that a process had within a part of the time.
-fn most(samples: &[Vec<Sample>], rank: usize) -> Sample {
-    samples.iter().map(|all| all[rank]).fold(Sample::default(), Sample::most)
+fn max(samples: &[Vec<Sample>], rank: usize) -> Sample {
+    samples.iter().map(|all| all[rank]).fold(Sample::default(), Sample::max)
 }
 
 /// Returns the median of a process's memory.
@@ -71,7 +71,7 @@ fn soak(time: Duration, seed: u64) -> Result<(), Failure> {
         if begun.elapsed() >= time * row / ROWS {
             row += 1;
             let Sample { rss_kib, descriptors, threads } =
-                samples.last().into_iter().flatten().copied().fold(Sample::default(), Sample::most);
+                samples.last().into_iter().flatten().copied().fold(Sample::default(), Sample::max);
             let at = begun.elapsed().as_secs_f64();
             println!("{at:>8.1}  {:>20} {rss_kib:>10} {descriptors:>12} {threads:>8}", "");
         }
@@ -82,7 +82,7 @@ fn soak(time: Duration, seed: u64) -> Result<(), Failure> {
     let quarter = samples.len() / 4;
     let (early, late) = (&samples[quarter..2 * quarter], &samples[3 * quarter..]);
     for rank in 0..group.0.len() {
-        let (before, after) = (most(early, rank), most(late, rank));
+        let (before, after) = (max(early, rank), max(late, rank));
         let (rss_before, rss_after) = (median_rss(early, rank), median_rss(late, rank));
         println!("rank {rank}: RSS {rss_before} to {rss_after} KiB, at most {before:?}, then {after:?}");
         if after.descriptors > before.descriptors + PASSING || after.threads > before.threads + PASSING {

@@ -24,7 +24,7 @@ const SOURCE: u32 = 0;
 const ARRIVAL: u32 = 1;
 const OFFER: u32 = 2;
 const FETCHED: u32 = 3;
-/// Most bytes of an operation.
+/// Maximum number of bytes of an operation.
 const SLOT: u64 = 4096;
 /// Operations of each rank in a launch.
 const POSTS: u64 = 12;
@@ -62,8 +62,8 @@ fn plan(seed: u64, launch: u64, ranks: u32) -> Vec<Vec<Post>> {
     let mut post = |rank: u32| {
         let action = [Action::Put, Action::Put, Action::Value, Action::Get][random.rand_range(0..4) as usize];
         let peer = (rank + 1 + random.rand_range(0..u64::from(ranks.max(2) - 1)) as u32) % ranks;
-        let most = 1 << random.rand_range(0..13);
-        let bytes = if action == Action::Value { 8 } else { 1 + random.rand_range(0..most).min(SLOT - 1) };
+        let max = 1 << random.rand_range(0..13);
+        let bytes = if action == Action::Value { 8 } else { 1 + random.rand_range(0..max).min(SLOT - 1) };
         let from = random.rand_range(0..SLOT - bytes + 1);
         let (context, signals) = (random.rand_range(0..CONTEXTS) as u32, random.rand_range(0..3) > 0);
         Post { action, peer, context, bytes, from, signals, seed: random.rand_u64() }

@@ -99,9 +99,9 @@ fn random_programs_of_many_groups_do_what_the_model_says_on_real_threads() {
 /// Runs the first plans of a fixed seed with this mistake until one fails with wrong bytes or values. Without the
 /// mistake that plan must pass. Returns the number of plans tried.
 fn noticed(sabotage: Sabotage) -> u32 {
-    const MOST: u32 = 240;
-    let mut runner = runner(7, MOST);
-    for tried in 1..=MOST {
+    const MAX: u32 = 240;
+    let mut runner = runner(7, MAX);
+    for tried in 1..=MAX {
         let plan = plan::plans().new_tree(&mut runner).expect("every draw is a plan").current();
         match run(&plan, false, Mistake::Proxy(sabotage)) {
             Err(text) if text.starts_with(WRONG_BYTES) || text.starts_with(WRONG_VALUE) => {
@@ -113,7 +113,7 @@ fn noticed(sabotage: Sabotage) -> u32 {
             _ => {}
         }
     }
-    panic!("{MOST} programs ran with {sabotage:?} without a wrong byte or value");
+    panic!("{MAX} programs ran with {sabotage:?} without a wrong byte or value");
 }
 
 #[test]

@@ -19,7 +19,7 @@
 //! or token, or the wait for its counter. If there is none of these, the compiler adds one. In plans of one context it
 //! adds none: every wait is in that context, and the report at the end of a round is without `more`.
 
-use crate::plan::{Action, Completion, IDS, MOST_BYTES, MOST_SKEW, Plan, Post, Raise, Relay, Round, Sends};
+use crate::plan::{Action, Completion, IDS, MAX_BYTES, MAX_SKEW, Plan, Post, Raise, Relay, Round, Sends};
 use gin_conformance::op::{NONE, Op, pattern};
 use gin_conformance::scenario::{CoopKind, Outcome, Scenario, WRONG_BYTES, WindowSpec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +35,7 @@ const WORDS: u32 = 4;
 /// Bytes of a group's part of the source window, and of the window that gets read.
 const STRIPE: u64 = 512;
 /// Bytes of a slot. No two operations of a round write to the same slot.
-const SLOT: u64 = MOST_BYTES + MOST_SKEW + 1;
+const SLOT: u64 = MAX_BYTES + MAX_SKEW + 1;
 /// The signal, of context 0, by which groups report that they have finished a round.
 const THROUGH: u32 = IDS;
 /// The signal of relays.
@@ -116,9 +116,9 @@ impl Compiled {
         let mut scenario = shape(plan);
         let groups = scenario.groups();
         let everybody = (0..plan.ranks).flat_map(|rank| (0..groups).map(move |group| (rank, group)));
-        let most = |round: &Round| everybody.clone().map(|who| posts(plan, groups, round, who).count()).max();
+        let max = |round: &Round| everybody.clone().map(|who| posts(plan, groups, round, who).count()).max();
         // One more for the relay.
-        let slots = plan.rounds.iter().filter_map(most).max().unwrap_or(0) as u64 + 1;
+        let slots = plan.rounds.iter().filter_map(max).max().unwrap_or(0) as u64 + 1;
         let senders = u64::from(plan.ranks * groups);
         let sizes = [u64::from(groups) * STRIPE, senders * slots * SLOT, STRIPE, u64::from(groups) * slots * SLOT];
         let sizes = sizes.into_iter().chain([8 * u64::from(IDS)]);

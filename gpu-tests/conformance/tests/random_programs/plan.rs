@@ -8,9 +8,9 @@ use proptest::prelude::*;
 /// Number of signals, words of signals and counters that operations raise. It is small, so that several operations
 /// raise the same.
 pub const IDS: u32 = 3;
-/// Most bytes that a put or a get moves, and the largest shift of its position within its slot.
-pub const MOST_BYTES: u64 = 240;
-pub const MOST_SKEW: u64 = 15;
+/// Maximum number of bytes that a put or a get moves, and the largest shift of its position within its slot.
+pub const MAX_BYTES: u64 = 240;
+pub const MAX_SKEW: u64 = 15;
 
 /// The signal that an operation raises at the peer.
 #[derive(Clone, Copy, Debug)]
@@ -158,7 +158,7 @@ fn raise() -> impl Strategy<Value = Raise> {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    let moved = (prop_oneof![Just(0), 1..20u64, 20..=MOST_BYTES], 0..256u64, 0..=MOST_SKEW);
+    let moved = (prop_oneof![Just(0), 1..20u64, 20..=MAX_BYTES], 0..256u64, 0..=MAX_SKEW);
     prop_oneof![
         6 => moved.clone().prop_map(|(bytes, from, skew)| Action::Put { bytes, from, skew }),
         3 => (0..4u32, 0..2u64, any::<u64>())
