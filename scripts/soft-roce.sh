@@ -225,7 +225,7 @@ pingpong() {
     [ $status = 0 ] || { cat /tmp/server /tmp/client; end 120; }
 }
 if grep -q gin.facts /proc/cmdline; then
-    echo "facts: Linux $(uname -r), $(nproc) processors, up for $(cut -d. -f1 /proc/uptime) s"
+    echo "facts: Linux $(uname -r), $(nproc) CPUs, up for $(cut -d. -f1 /proc/uptime) s"
     for device in $(ls /sys/class/infiniband); do
         ibv_devinfo -v -d $device | awk -v device=$device '
             /state:|active_mtu:|link_layer:/ { facts = facts ", " $1 " " $2 }

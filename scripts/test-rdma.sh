@@ -6,7 +6,7 @@
 # usage: test-rdma.sh [smoke | STAGE...]
 #
 #   smoke    the network by itself, also over a wire that loses and delays packets and is cut, and the conformance
-#            suite's cases for warps: about five minutes on two processors
+#            suite's cases for warps: about five minutes on two CPUs
 #   (none)   also faults between processes and between hosts, `gin run` and Python on two hosts, and the whole suite
 #            with ranks as threads over three networks, as two processes, and on two hosts; and its cases for warps
 #            over two ports, with signals raised by the NIC, and with device memory staged through host memory: an hour

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The bandwidth of puts by loads and stores, of bare copy loops, and of the copy engine.
 
-use super::driver::{Engine, ordinal, processors};
+use super::driver::{Engine, ordinal, sms};
 use super::figure::Figure;
 use super::lab::{Lab, Shape};
 use super::table::{Goal, Kind, Row, Table};
@@ -193,7 +193,7 @@ impl<'a> Side<'a> {
             destination: (number as usize, address),
             // The address of another process's memory means nothing to the driver.
             engine: if bench.is_one_process() { Engine::of(device)? } else { None },
-            max: processors(device).unwrap_or(4),
+            max: sms(device).unwrap_or(4),
             raises: 0,
         })
     }

@@ -15,9 +15,9 @@ fn ok(context: &'static str, code: CUresult) -> Result<(), GpuError> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(GpuError::Driver { context, reason: format!("{code:?}") }) }
 }
 
-/// Returns the number of processors of a GPU; `None` for a device that is no GPU.
-pub(super) fn processors(device: &dyn Device) -> Option<u32> {
-    device.downcast::<CudaDevice>().map(CudaDevice::processors)
+/// Returns the number of SMs of a GPU; `None` for a device that is no GPU.
+pub(super) fn sms(device: &dyn Device) -> Option<u32> {
+    device.downcast::<CudaDevice>().map(CudaDevice::sms)
 }
 
 /// Returns the compute capability of a GPU, times 10; `None` for a device that is no GPU.

@@ -31,9 +31,9 @@ const LARGE: usize = 4096;
 /// Figures for one number of tokens.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Times {
-    /// All processors.
+    /// All SMs.
     all: Calls,
-    /// With fewer processors.
+    /// With fewer SMs.
     fewer: Vec<(u32, Calls)>,
     /// FP8 that the dispatch makes. Its pairs are not measured.
     fp8: Option<Calls>,

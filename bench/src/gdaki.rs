@@ -6,7 +6,7 @@
 //! doorbell record and doorbell.
 
 use super::crowd::{self, Crowd, Posts};
-use super::driver::processors;
+use super::driver::sms;
 use super::figure::Figure;
 use super::lab::Lab;
 use super::table::{Goal, Kind, Row, Table};
@@ -249,7 +249,7 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let mut config = bench.world(RANKS)?;
     config.comm.routes = Routes::Network;
     let measure = |rank: &Rank| -> Result<Vec<Vec<Figure>>, CommError> {
-        let posters = posters(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
+        let posters = posters(bench.is_real(), sms(&**rank.device()).unwrap_or(4));
         let requirements = Requirements::default().signals(1).counters(0).windows(1);
         let comm = rank.communicator(&requirements)?;
         let threads = posters.iter().map(|posters| posters.crowd.members()).max().unwrap_or(1);
@@ -267,10 +267,10 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
         end(rank, &comm)?;
         Ok(figures)
     };
-    let measure = |rank: &Rank| measure(rank).map(|figures| (figures, processors(&**rank.device())));
+    let measure = |rank: &Rank| measure(rank).map(|figures| (figures, sms(&**rank.device())));
     let ranks = bench.on_ranks(config, measure)?;
-    let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank returned figures".into()) };
-    let posters = posters(bench.is_real(), processors.unwrap_or(4));
+    let Some((figures, sms)) = ranks.into_iter().next() else { return Err("no rank returned figures".into()) };
+    let posters = posters(bench.is_real(), sms.unwrap_or(4));
     let mut tables = Vec::new();
     let all = posters.len();
     for (which, (title, _)) in RELEASES.into_iter().enumerate() {

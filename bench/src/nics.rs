@@ -19,7 +19,7 @@ const RANKS: u32 = 2;
 const ENGINES: [(SoftEngine, &str); 3] = [
     (SoftEngine::Process, "NICs stepped by the virtual world"),
     (SoftEngine::Thread, "NICs by a CPU thread that copies through the GPU"),
-    (SoftEngine::Kernel, "NICs by a kernel on one processor"),
+    (SoftEngine::Kernel, "NICs by a kernel on one SM"),
 ];
 
 /// Measures round trips: a put of a value with a signal, and the same back.

@@ -5,7 +5,7 @@ use gin_gpu::Device;
 use gin_gpu::GpuError;
 use std::time::Duration;
 
-pub(super) fn processors(_: &dyn Device) -> Option<u32> {
+pub(super) fn sms(_: &dyn Device) -> Option<u32> {
     None
 }
 

@@ -2,7 +2,7 @@
 //! The cost of issuing a put over the proxy, without waiting for its completion.
 
 use super::crowd::{self, Crowd, Posts};
-use super::driver::processors;
+use super::driver::sms;
 use super::figure::Figure;
 use super::lab::{Lab, Shape};
 use super::nowhere::{Gate, Nowhere};
@@ -156,7 +156,7 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let config = config.network(move |endpoint| Box::new(Nowhere::new(endpoint, &shared)));
     // The figures by crowd and kind.
     let measure = |rank: &Rank| -> Result<Vec<Vec<Vec<Figure>>>, CommError> {
-        let crowds = crowds(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
+        let crowds = crowds(bench.is_real(), sms(&**rank.device()).unwrap_or(4));
         let requirements = Requirements::default().signals(1).counters(0).windows(1);
         // The proxy accepts this number of requests per peer while the gate is closed: few, yet enough to drain the
         // queue quickly.
@@ -196,10 +196,10 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
         end(rank, &comm)?;
         Ok(figures)
     };
-    let measure = |rank: &Rank| measure(rank).map(|figures| (figures, processors(&**rank.device())));
+    let measure = |rank: &Rank| measure(rank).map(|figures| (figures, sms(&**rank.device())));
     let ranks = bench.on_ranks(config, measure)?;
-    let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank returned figures".into()) };
-    let crowds = crowds(bench.is_real(), processors.unwrap_or(4));
+    let Some((figures, sms)) = ranks.into_iter().next() else { return Err("no rank returned figures".into()) };
+    let crowds = crowds(bench.is_real(), sms.unwrap_or(4));
     let mut tables = Vec::new();
     for (kind, (what, ..)) in KINDS.iter().enumerate() {
         let row = |(index, (crowd, goal)): (usize, &(Crowd, Option<f64>))| {

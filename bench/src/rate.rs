@@ -38,7 +38,7 @@ type Measured = (Figure, Option<Figure>, [Option<Figure>; 2]);
 
 /// Returns the clock of the CPU time of the thread of this process that is named `name`.
 ///
-/// Linux gives thread `id` the clock `!id << 3 | 6`: bit 2 for a thread, 2 for its time on a processor
+/// Linux gives thread `id` the clock `!id << 3 | 6`: bit 2 for a thread, 2 for its time on a CPU
 /// (`CLOCK_THREAD_CPUTIME_ID` for other threads than the caller).
 fn cpu_clock(name: &str) -> Option<libc::clockid_t> {
     let mut tasks = std::fs::read_dir("/proc/self/task").ok()?.filter_map(|task| Some(task.ok()?.path()));

@@ -76,7 +76,7 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
 /// Copies bytes with all threads of `coop`, in units of 16 bytes if both addresses allow it, else of 4 or 1. The
 /// threads do not meet.
 ///
-/// A thread has four units of 16 bytes under way at a time, so that few threads, on few processors, hide the latency of
+/// A thread has four units of 16 bytes under way at a time, so that few threads, on few SMs, hide the latency of
 /// memory. More units would take registers from the surrounding kernel.
 ///
 /// `OWN` says that the source is the caller's own memory. Then units of 16 bytes may come from the L1 cache: the

@@ -209,7 +209,7 @@ impl GroupConfig {
         self
     }
 
-    /// Sets the most processors (SMs) that a kernel takes: it has at most as many blocks. The default is all.
+    /// Sets the maximum number of SMs that a kernel takes: it has at most as many blocks. The default is all.
     #[must_use]
     pub const fn sms(mut self, sms: u32) -> Self {
         self.blocks = Some(sms);
@@ -226,7 +226,7 @@ impl GroupConfig {
 
     /// Sets the number of threads of a block: a multiple of 32, at most 512, or at most 256 if loads and stores do not
     /// reach all ranks. The default is 512. It is 256 if they do not, or if a rank has room for at most 256 tokens and
-    /// kernels take all processors, because a small dispatch is faster with fewer warps.
+    /// kernels take all SMs, because a small dispatch is faster with fewer warps.
     #[must_use]
     pub const fn threads(mut self, threads: u32) -> Self {
         self.threads = Some(threads);

@@ -11,7 +11,7 @@ pub(crate) fn all_gather(comm: &Communicator, mine: &[u8]) -> Result<Vec<Vec<u8>
 }
 
 /// Returns the communicator for kernels, and the number of ranks that share this rank's GPU. Each of them takes its
-/// part of the GPU's processors, so that it always has room for a block. `values` are the configuration, each with the
+/// part of the GPU's SMs, so that it always has room for a block. `values` are the configuration, each with the
 /// name of the call that sets it. Collective.
 ///
 /// # Errors

@@ -194,9 +194,9 @@ impl<'c> Group<'c> {
             max = max.min(gpu.resident_blocks(kernel, &shape)? / shares);
         }
         if sharing > 1 {
-            // A kernel that gin has not loaded may not start on a processor with a waiting block, because the two
-            // divide its memory into L1 and shared memory differently. So each rank leaves processors to the others.
-            // With this much shared memory one block fits on a processor.
+            // A kernel that gin has not loaded may not start on an SM with a waiting block, because the two
+            // divide its memory into L1 and shared memory differently. So each rank leaves SMs to the others.
+            // With this much shared memory one block fits on an SM.
             let alone = shape.dynamic_shared(gpu.limits().dynamic_shared / 4 * 3);
             max = max.min(gpu.resident_blocks(&dispatch, &alone)? / shares);
         }
@@ -264,7 +264,7 @@ impl<'c> Group<'c> {
         if self.sizes().is_shared() && self.has_dependents { shape.dependent() } else { shape }
     }
 
-    /// Returns the shapes of the kernels that send rows and copy them as they arrive, at the same time. Few processors
+    /// Returns the shapes of the kernels that send rows and copy them as they arrive, at the same time. Few SMs
     /// can send as fast as links take rows.
     pub(crate) fn shapes_arriving(&self) -> [LaunchConfig; 2] {
         let (blocks, threads) = (self.shape.blocks() as u32, self.shape.threads() as u32);

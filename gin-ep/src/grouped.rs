@@ -36,7 +36,7 @@ impl GroupedMatmul {
         let gpu = group.comm.gpu();
         let kernel = gpu.load(ModuleSource::Linked)?.function("ep_grouped_matmul")?;
         let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
-        // No block waits, so ranks that share a GPU need not share its processors.
+        // No block waits, so ranks that share a GPU need not share its SMs.
         let max = gpu.resident_blocks(&kernel, &shape(1))?;
         let blocks = max.min(blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32;
         Ok(Self { kernel, shape: shape(blocks), sizes: group.sizes(), depth })

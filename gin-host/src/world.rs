@@ -76,7 +76,7 @@ pub struct WorldConfig {
     pub nics: Option<SoftNics>,
     /// The number of progress threads that all ranks share; by default each rank has one. A seeded world has none.
     pub progress_threads: Option<usize>,
-    /// The processors of progress threads. A thread that serves several ranks runs on the processors of all these
+    /// The CPUs of progress threads. A thread that serves several ranks runs on the CPUs of all these
     /// ranks. A seeded world ignores it.
     pub placement: Placement,
     /// The time limit of a collective call; none by default.
@@ -296,7 +296,7 @@ pub enum LaunchError<E> {
         /// The reason.
         error: GpuError,
     },
-    /// Progress threads cannot run on the requested processors.
+    /// Progress threads cannot run on the requested CPUs.
     #[error(transparent)]
     Placement(#[from] PlacementError),
     /// The system refuses progress threads.
@@ -320,7 +320,7 @@ pub struct Rank {
 
 impl Rank {
     /// Makes a rank outside of [`launch`] and [`join`], for a program that cannot pass its own code to them, such as
-    /// one behind an interpreter. Its progress threads run on the processors of `placement`.
+    /// one behind an interpreter. Its progress threads run on the CPUs of `placement`.
     ///
     /// ```
     /// use gin_boot::InProcess;
@@ -439,7 +439,7 @@ impl Progress for Services {
     }
 }
 
-/// Starts progress threads on the chosen processors.
+/// Starts progress threads on the chosen CPUs.
 #[derive(Debug)]
 struct Placed {
     inner: Arc<dyn Progress>,
@@ -452,7 +452,7 @@ impl Progress for Placed {
     }
 }
 
-/// Returns the union of the processors; `None` if one of the choices allows all.
+/// Returns the union of the CPUs; `None` if one of the choices allows all.
 fn together(places: &[ChosenCpus]) -> Option<Vec<usize>> {
     let mut all = Vec::new();
     for place in places {

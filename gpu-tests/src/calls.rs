@@ -640,7 +640,7 @@ fn measure(gpus: &[usize]) -> Result<(String, Vec<String>), GpuError> {
     ok("count the blocks that fit", unsafe {
         sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, spin, 1024, 0)
     })?;
-    let full = blocks as u32 * device.processors();
+    let full = blocks as u32 * device.sms();
     // The first call may load code, which is not measured here.
     launch_small(&lab)?;
     finish(&lab)?;

@@ -150,14 +150,14 @@ fn beside_a_kernel(testbed: &Testbed) -> Result<(), String> {
     let config = GroupConfig::new(12, 600, 2).tokens(tokens).deadline(crate::hardware::DEADLINE);
     let outcome = launch(world, |rank| -> Result<(), EpError> {
         let comm = rank.communicator(&Requirements::default())?;
-        let (config, processors) = if is_real {
+        let (config, sms) = if is_real {
             let kernel = rank.device().load(ModuleSource::Linked)?.function("ep_dispatch")?;
             let room = rank.device().resident_blocks(&kernel, &LaunchConfig::new(1, 512))? as u32;
             (config.grid(room).threads(512), room)
         } else {
             (config.grid(5).threads(32), 4)
         };
-        support::beside_a_kernel(&rank, &comm, &config, &shape, tokens as usize, processors)?;
+        support::beside_a_kernel(&rank, &comm, &config, &shape, tokens as usize, sms)?;
         comm.destroy().map_err(|error: CommError| error.into())
     });
     outcome.map(drop).map_err(|error| error.to_string())

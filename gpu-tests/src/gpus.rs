@@ -68,8 +68,8 @@ pub fn find() -> Result<Gpus, String> {
         let count = device_count()?;
         for ordinal in 0..count {
             let device = CudaDevice::new(ordinal, &[])?;
-            let (capability, processors) = (device.capability(), device.processors());
-            text.push_str(&format!("; {}: sm_{capability}, {processors} processors", device.name()));
+            let (capability, sms) = (device.capability(), device.sms());
+            text.push_str(&format!("; {}: sm_{capability}, {sms} SMs", device.name()));
         }
         Ok(Gpus { count, text })
     };

@@ -253,9 +253,9 @@ fn follow(testbed: &Testbed, by_events: bool) -> Result<(), String> {
     })
 }
 
-/// Starts a kernel with shared memory while kernels without it wait on every processor.
+/// Starts a kernel with shared memory while kernels without it wait on every SM.
 fn beside(testbed: &Testbed) -> Result<(), String> {
-    // Few blocks on a processor: the driver gives them little shared memory.
+    // Few blocks on an SM: the driver gives them little shared memory.
     const THREADS: u32 = 512;
     const LIMIT_NS: u64 = 5_000_000_000;
     let dynamic_shared = if testbed.sharing() > 1 { 96 << 10 } else { 0 };
@@ -387,7 +387,7 @@ impl Table {
 }
 
 fn stale(testbed: &Testbed, get: bool) -> Result<(), String> {
-    // Larger than the first-level cache of a processor, several times.
+    // Larger than the first-level cache of an SM, several times.
     const ELEMENTS: u64 = 2048;
     testbed.expect(|rank| {
         let (threads, rounds) = (256, if testbed.devices.is_some() { 100 } else { 3 });

@@ -43,11 +43,11 @@ struct Gpu {
     name: String,
     /// The architecture, such as `sm_90`.
     arch: String,
-    processors: u32,
+    sms: u32,
     memory_bytes: u64,
     pci_address: String,
     numa_node: Option<u32>,
-    /// The processors of progress threads, or the error of the variable that chooses them.
+    /// The CPUs of progress threads, or the error of the variable that chooses them.
     progress_threads: String,
     /// The reason why gin's kernels cannot run on it.
     unusable: Option<String>,
@@ -174,7 +174,7 @@ fn cuda() -> Result<Cuda, Failure> {
         Gpu {
             number: gpu.ordinal,
             arch: format!("sm_{}", gpu.capability),
-            processors: gpu.processors,
+            sms: gpu.sms,
             memory_bytes: gpu.memory,
             numa_node: near.numa_node,
             progress_threads,

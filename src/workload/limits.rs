@@ -12,7 +12,7 @@ use std::fs;
 pub(crate) const MAX_RANKS_SEEDED: u32 = 256;
 
 /// Maximum number of ranks in the threads mode and on real GPUs, where each rank has three operating system threads
-/// that poll. With many more threads than processors, a thread may not run for seconds, and the watchdog would mistake
+/// that poll. With many more threads than CPUs, a thread may not run for seconds, and the watchdog would mistake
 /// it for one that loops.
 pub(crate) const MAX_RANKS_THREADS: u32 = 64;
 

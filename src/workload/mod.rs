@@ -214,7 +214,7 @@ fn ringers(results: &[Ran]) -> Option<Vec<String>> {
     Some(ringers)
 }
 
-/// Returns the error of a job. Processors that progress threads cannot run on come from a variable, so it is refused.
+/// Returns the error of a job. CPUs that progress threads cannot run on come from a variable, so it is refused.
 fn failure(error: LaunchError<CommError>) -> Failure {
     match error {
         LaunchError::Placement(error) => Refused(error.to_string()).into(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Arguments that are refused, and choices of devices and processors.
+//! Arguments that are refused, and choices of devices and CPUs.
 
 use super::*;
 

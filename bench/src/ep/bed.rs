@@ -2,7 +2,7 @@
 //! A rank with its tokens, whose dispatches, combines and floors are timed and checked.
 
 use crate::Bench;
-use crate::driver::processors;
+use crate::driver::sms;
 use gin_abi::Deadline;
 use gin_bench_kernels::ep::{EXCHANGE_WORDS, Job};
 use gin_ep::{Combine, EpError, Group, GroupConfig, Ids, Layout, Permuted, Rows, Tokens};
@@ -25,8 +25,8 @@ pub(super) struct Calls {
     /// A dispatch into the packed expert-major layout; a dispatch, and then this layout.
     pub(super) packed: Vec<f64>,
     pub(super) packed_later: Vec<f64>,
-    /// In the same repeats: the floors of a dispatch and of a combine; for fewer processors the dispatch and the pair
-    /// of all processors.
+    /// In the same repeats: the floors of a dispatch and of a combine; for fewer SMs the dispatch and the pair
+    /// of all SMs.
     pub(super) beside: [Vec<f64>; 2],
     pub(super) wrong: u64,
     pub(super) blocks: u64,
@@ -426,7 +426,7 @@ impl<'a> Bed<'a> {
         }
         let ranks = self.shape.ranks as u32;
         let sharing = ranks.div_ceil(self.bench.gpus(ranks).max(1) as u32);
-        let max = (processors(&**self.rank.device()).unwrap_or(4) / sharing).max(1);
+        let max = (sms(&**self.rank.device()).unwrap_or(4) / sharing).max(1);
         let counts = [4, 8, 16, 32, 64, 96].into_iter().filter(|&count| count < max).chain([max]);
         let mut best = (f64::INFINITY, (1, 512));
         for shape in counts.flat_map(|blocks| [(blocks, 512), (blocks, 1024)]) {

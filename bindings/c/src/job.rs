@@ -56,7 +56,7 @@ impl Drop for Nics {
 /// Rank 0 of jobs whose id this process made.
 static MADE: LazyLock<Mutex<HashMap<String, Rendezvous>>> = LazyLock::new(Mutex::default);
 
-/// Starts progress threads on the processors near a device.
+/// Starts progress threads on the CPUs near a device.
 #[derive(Debug)]
 struct Near(Option<Vec<usize>>);
 

@@ -597,11 +597,11 @@ fn target_above(out: &Path) -> PathBuf {
     out.ancestors().find(|dir| is_target(dir)).or_else(by_layout).unwrap_or(out).to_owned()
 }
 
-/// Runs `work` for each architecture, as many at a time as there are processors.
+/// Runs `work` for each architecture, as many at a time as there are CPUs.
 ///
-/// Most of a first build is `core`, a single crate in a single codegen unit, so one build keeps one processor busy.
+/// Most of a first build is `core`, a single crate in a single codegen unit, so one build keeps one CPU busy.
 fn in_parallel<T: Send>(archs: &[Arch], work: impl Fn(Arch) -> T + Sync) -> Vec<T> {
-    let processors = thread::available_parallelism().map_or(1, |count| count.get());
+    let cpus = thread::available_parallelism().map_or(1, |count| count.get());
     let queue = Mutex::new(archs.iter().copied().enumerate());
     let next = || queue.lock().ok()?.next();
     let mut results: Vec<(usize, T)> = thread::scope(|scope| {
@@ -612,7 +612,7 @@ fn in_parallel<T: Send>(archs: &[Arch], work: impl Fn(Arch) -> T + Sync) -> Vec<
             }
             done
         };
-        let workers: Vec<_> = (0..archs.len().min(processors)).map(|_| scope.spawn(worker)).collect();
+        let workers: Vec<_> = (0..archs.len().min(cpus)).map(|_| scope.spawn(worker)).collect();
         let join = |worker: thread::ScopedJoinHandle<'_, _>| match worker.join() {
             Ok(done) => done,
             Err(panic) => std::panic::resume_unwind(panic),

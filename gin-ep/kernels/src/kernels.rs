@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernels, one for each format and each type of elements. Kernels of one call begin by `let_dependents_start`, so
-//! that the next one is on the processors when they end.
+//! that the next one is on the SMs when they end.
 
 use crate::{
     Bytes, Network, Quantized, SlotParams, Sums, TokenParams, Wide, combine, combine_over, dispatch, dispatch_over,

@@ -109,5 +109,5 @@ pub const LARGE_UNIT: u32 = 224;
 pub const MAX_THREADS: u32 = 512;
 
 /// The maximum number of threads of a block of kernels that post to a network, that send rows alone, or that copy rows
-/// as they arrive. The first two take more registers; the last two share processors.
+/// as they arrive. The first two take more registers; the last two share SMs.
 pub const MAX_NETWORK_THREADS: u32 = 256;

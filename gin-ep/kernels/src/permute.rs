@@ -348,7 +348,7 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &PermutedRows)
             Warp.sync();
             Warp.all(seen != LOST)
         };
-        // Warps take some units at a time, because blocks on the processors of senders may start late.
+        // Warps take some units at a time, because blocks on the SMs of senders may start late.
         let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * to.received.buffer())));
         let warps = grid_dim().count() as u32 * (Block.size() / WARP_SIZE);
         let mine = (slot.sizes.tokens * slot.sizes.ranks / warps).clamp(1, 8);

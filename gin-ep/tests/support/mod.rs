@@ -274,15 +274,15 @@ fn free_running_in(rank: &Rank, group: &Group<'_>, shape: &Shape, max: usize, pa
     Ok(())
 }
 
-/// Runs free-running pairs while another kernel holds all processors of the rank's GPU but one, which has room for one
-/// block of a dispatch or a combine. `processors` is their number.
+/// Runs free-running pairs while another kernel holds all SMs of the rank's GPU but one, which has room for one
+/// block of a dispatch or a combine. `sms` is their number.
 pub fn beside_a_kernel(
     rank: &Rank,
     comm: &Communicator,
     config: &GroupConfig,
     shape: &Shape,
     max: usize,
-    processors: u32,
+    sms: u32,
 ) -> Result<(), EpError> {
     const LIMIT_NS: u64 = 20_000_000_000;
     let group = Group::new(comm, config)?;
@@ -291,9 +291,9 @@ pub fn beside_a_kernel(
     let word = |offset: u64| std::ptr::with_exposed_provenance_mut::<u64>((words.address() + offset) as usize);
     let stream = rank.stream()?;
     // Safety: the words outlive the wait for the stream.
-    unsafe { hardware_spin::launch(&stream, LaunchConfig::new(processors - 1, 32), word(0), word(8), LIMIT_NS)? };
+    unsafe { hardware_spin::launch(&stream, LaunchConfig::new(sms - 1, 32), word(0), word(8), LIMIT_NS)? };
     let mut started = [0u64];
-    while started[0] < u64::from(processors - 1) {
+    while started[0] < u64::from(sms - 1) {
         words.read(8, &mut started)?;
         std::thread::yield_now();
     }

@@ -9,13 +9,13 @@
 //!
 //! Time in which this thread itself did not run does not count as silence of a neighbour. The thread looks at the clock
 //! sixteen times within [`TcpConfig::silence`](crate::TcpConfig::silence), and a pause between two looks counts for two
-//! of them at most. So no rank is silent because a machine stands still, a process is stopped or a processor is busy.
+//! of them at most. So no rank is silent because a machine stands still, a process is stopped or a CPU is busy.
 //!
 //! When the time is over and the neighbour's thread is on this system, `/proc` decides:
 //!
 //! | its thread | the neighbour |
 //! | --- | --- |
-//! | waits for a processor, or runs | is late, and not lost as long as that lasts |
+//! | waits for a CPU, or runs | is late, and not lost as long as that lasts |
 //! | is stopped, traced, or there no more | is lost |
 //! | sleeps, say for a page or in a frozen container | is lost after the same time once more |
 //!
@@ -58,7 +58,7 @@ pub(super) struct Seat {
 /// The state of a thread of this system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ThreadState {
-    /// It runs, or waits for a processor.
+    /// It runs, or waits for a CPU.
     Runnable,
     /// It waits for something else.
     Asleep,
@@ -141,7 +141,7 @@ fn raise_priority() {
 pub(super) enum Late {
     /// This rank's thread did not run for this time.
     Own(Duration),
-    /// The neighbour's thread waits for a processor.
+    /// The neighbour's thread waits for a CPU.
     Neighbour,
 }
 

@@ -487,7 +487,7 @@ async fn deal(node: &Node, edge: usize, mut events: mpsc::Receiver<Event>) -> Op
             }
             Event::Late(Late::Neighbour) => {
                 let peer = node.neighbour(edge).unwrap_or_default();
-                tracing::warn!("rank {peer} is silent because it waits for a processor: it is not lost");
+                tracing::warn!("rank {peer} is silent because it waits for a CPU: it is not lost");
                 continue;
             }
             Event::Ended(cause) => return Some(cause),

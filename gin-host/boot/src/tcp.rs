@@ -42,7 +42,7 @@ crate::config! {
         pub collective_timeout: Option<Duration> = None,
         /// The time after which a rank that sends nothing is lost; 10 s by default, at least 100 ms. Each rank sends
         /// something four times in this time. Time in which this rank itself did not run does not count. A rank of this
-        /// host that waits for a processor is not lost.
+        /// host that waits for a CPU is not lost.
         pub silence: Duration = Duration::from_secs(10),
         /// The time after which, and then the interval at which, a rank that waits reports the missing ranks
         /// (`tracing`, level info); 5 s by default, at least 100 ms.

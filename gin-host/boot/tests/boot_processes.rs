@@ -104,7 +104,7 @@ impl Process {
         assert!(status.stopped());
     }
 
-    /// Its threads, and how long each has waited for a processor.
+    /// Its threads, and how long each has waited for a CPU.
     fn waits(&self) -> Vec<(Pid, Duration)> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         let wait = |path: std::path::PathBuf| {
@@ -190,7 +190,7 @@ fn time_in_which_all_ranks_stood_still_is_nobodys_silence() {
             }
             job.iter().for_each(Process::stop);
             thread::sleep(Duration::from_millis(SILENCE_MS + 500));
-            // One goes on after the other, as when all of them wait for a processor.
+            // One goes on after the other, as when all of them wait for a CPU.
             for rank in order {
                 job[rank].signal(Signal::CONT);
                 thread::sleep(Duration::from_millis(SILENCE_MS / 8));
@@ -203,7 +203,7 @@ fn time_in_which_all_ranks_stood_still_is_nobodys_silence() {
 
 fn a_rank_that_waits_for_a_processor_is_not_lost() {
     const SILENCE_MS: u64 = 500;
-    /// Of as many threads that want the same processor, all of them before the rank.
+    /// Of as many threads that want the same CPU, all of them before the rank.
     const BUSY: usize = 100;
     let all = sched_getaffinity(None).unwrap();
     let mut one = CpuSet::new();
@@ -231,7 +231,7 @@ fn a_rank_that_waits_for_a_processor_is_not_lost() {
             let (before, begun) = (waited(), Instant::now());
             // Long enough to be taken for silent, had nobody looked at its process.
             while waited() < before + 6 * Duration::from_millis(SILENCE_MS) {
-                assert!(begun.elapsed() < Duration::from_secs(60), "rank {late} gets a processor all the same");
+                assert!(begun.elapsed() < Duration::from_secs(60), "rank {late} gets a CPU all the same");
                 thread::sleep(Duration::from_millis(20));
             }
             over.store(true, Ordering::Relaxed);

@@ -25,7 +25,7 @@ pub struct LaunchConfig {
     pub cooperative: bool,
     /// The kernel may start before the one before it on the stream has ended: see [`dependent`](Self::dependent).
     pub dependent: bool,
-    /// The blocks of a cluster, which run on neighbouring processors at the same time. Each extent of the grid is a
+    /// The blocks of a cluster, which run on neighbouring SMs at the same time. Each extent of the grid is a
     /// multiple of the cluster's extent. 1 in each direction means no clusters. The virtual GPU has no clusters, and no
     /// memory that the blocks of a cluster share.
     pub cluster: Dim3,

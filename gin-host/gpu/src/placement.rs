@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Chooses the processors of progress threads.
+//! Chooses the CPUs of progress threads.
 //!
-//! A progress thread polls queues that a GPU writes and starts that GPU's copies. So it should run on the processors of
+//! A progress thread polls queues that a GPU writes and starts that GPU's copies. So it should run on the CPUs of
 //! the GPU's socket. Linux names them under `/sys/bus/pci/devices`; without these names, threads run anywhere. A
 //! program chooses by `WorldConfig::placement`. With [`Placement::Automatic`] the environment variable [`VARIABLE`]
 //! decides.
@@ -10,11 +10,11 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// The environment variable that chooses the processors of progress threads: `auto` (near the GPU), `any`, or a list of
-/// processors as Linux writes it, such as `0-7,64`.
+/// The environment variable that chooses the CPUs of progress threads: `auto` (near the GPU), `any`, or a list of
+/// CPUs as Linux writes it, such as `0-7,64`.
 pub const VARIABLE: &str = "GIN_PROXY_CPUS";
 
-/// The processors of progress threads.
+/// The CPUs of progress threads.
 ///
 /// ```
 /// use gin_gpu::placement::{Locality, Placement, allowed_cpus};
@@ -26,12 +26,12 @@ pub const VARIABLE: &str = "GIN_PROXY_CPUS";
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Placement {
-    /// By [`VARIABLE`]. Without it, near the GPU of the rank; anywhere if the system does not name the near processors.
+    /// By [`VARIABLE`]. Without it, near the GPU of the rank; anywhere if the system does not name the near CPUs.
     #[default]
     Automatic,
-    /// On every processor that the process may use.
+    /// On every CPU that the process may use.
     Anywhere,
-    /// On these processors, by Linux's numbers. Processors that the process may not use are left out.
+    /// On these CPUs, by Linux's numbers. CPUs that the process may not use are left out.
     Cpus(Vec<usize>),
 }
 
@@ -41,15 +41,15 @@ pub enum Placement {
 pub struct Locality {
     /// The NUMA node of the device, if there are several.
     pub numa_node: Option<u32>,
-    /// The processors near the device, ascending; none if the system does not name them.
+    /// The CPUs near the device, ascending; none if the system does not name them.
     pub cpus: Vec<usize>,
 }
 
-/// The chosen processors, and the reason.
+/// The chosen CPUs, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ChosenCpus {
-    /// The processors, ascending and at least one; `None` for no choice.
+    /// The CPUs, ascending and at least one; `None` for no choice.
     pub cpus: Option<Vec<usize>>,
     /// The reason, for people.
     pub reason: String,
@@ -67,17 +67,17 @@ pub struct ChosenCpus {
 #[non_exhaustive]
 pub enum PlacementError {
     /// The variable has an invalid value.
-    #[error("{VARIABLE}={value}: it is `auto`, `any`, or a list of processors such as 0-7,64")]
+    #[error("{VARIABLE}={value}: it is `auto`, `any`, or a list of CPUs such as 0-7,64")]
     Variable {
         /// The value.
         value: String,
     },
-    /// The process may use none of the requested processors.
-    #[error("progress threads should run on processors {asked}, but this process may use only {allowed}")]
+    /// The process may use none of the requested CPUs.
+    #[error("progress threads should run on CPUs {asked}, but this process may use only {allowed}")]
     NotAllowed {
-        /// The requested processors.
+        /// The requested CPUs.
         asked: String,
-        /// The allowed processors.
+        /// The allowed CPUs.
         allowed: String,
     },
 }
@@ -107,10 +107,10 @@ impl Locality {
     }
 }
 
-/// The limit of processor numbers; larger ones are refused.
+/// The limit of CPU numbers; larger ones are refused.
 const MAX_CPUS: usize = 1 << 16;
 
-/// Reads a list of processors as Linux writes it: numbers and ranges between commas. A range may have a step
+/// Reads a list of CPUs as Linux writes it: numbers and ranges between commas. A range may have a step
 /// (`0-31:2/4`: the first two of each four). Returns ascending numbers without repetitions; `None` for any other text.
 ///
 /// ```
@@ -144,7 +144,7 @@ pub fn parse_cpus(text: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// Returns ascending processors as a list in Linux's form.
+/// Returns ascending CPUs as a list in Linux's form.
 pub fn show_cpus(cpus: &[usize]) -> String {
     let ranges = cpus.chunk_by(|cpu, next| cpu + 1 == *next);
     let show = |range: &[usize]| match range {
@@ -155,7 +155,7 @@ pub fn show_cpus(cpus: &[usize]) -> String {
     ranges.map(show).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the processors that this thread may use, ascending; none if the system does not name them.
+/// Returns the CPUs that this thread may use, ascending; none if the system does not name them.
 pub fn allowed_cpus() -> Vec<usize> {
     use rustix::thread::{CpuSet, sched_getaffinity};
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
@@ -163,7 +163,7 @@ pub fn allowed_cpus() -> Vec<usize> {
 }
 
 impl Placement {
-    /// Chooses the processors of a device's progress thread.
+    /// Chooses the CPUs of a device's progress thread.
     ///
     /// # Errors
     /// [`PlacementError`]: the choice of the program or of [`VARIABLE`] is not possible.
@@ -207,11 +207,11 @@ impl Placement {
             }
         }
         if near.cpus.is_empty() {
-            return anywhere("the system does not say which processors are near");
+            return anywhere("the system does not say which CPUs are near");
         }
         let usable = among(&near.cpus, allowed);
         if usable.is_empty() {
-            return anywhere("the process may use none of the processors that are near");
+            return anywhere("the process may use none of the CPUs that are near");
         }
         let reason = match near.numa_node {
             Some(node) => format!("near the GPU, NUMA node {node}"),
@@ -240,7 +240,7 @@ pub fn started_on<T>(cpus: Option<&[usize]>, start: impl FnOnce() -> T) -> io::R
     }
     sched_setaffinity(None, &set)?;
     let result = start();
-    // The old set was permitted before. A thread that stays on few processors is slower, but correct.
+    // The old set was permitted before. A thread that stays on few CPUs is slower, but correct.
     let _ = sched_setaffinity(None, &before);
     Ok(result)
 }

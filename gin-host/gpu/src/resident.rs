@@ -13,7 +13,7 @@ pub trait Resident: Send + Sync + fmt::Debug {
     /// Asks the kernel to end soon. The device may call it repeatedly, and while it holds locks.
     fn ask_to_park(&self);
 
-    /// Returns whether its processors stay reserved for it while it does not run.
+    /// Returns whether its SMs stay reserved for it while it does not run.
     fn keeps_room(&self) -> bool;
 }
 

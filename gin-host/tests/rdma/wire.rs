@@ -48,7 +48,7 @@ pub const TRIALS: &[(&str, Body)] = &[
 /// Two interfaces that are joined.
 pub struct Wire {
     names: [String; 2],
-    /// Runs `tc` commands, one a line. While threads poll on all processors of a slow machine, starting a program takes
+    /// Runs `tc` commands, one a line. While threads poll on all CPUs of a slow machine, starting a program takes
     /// seconds.
     tc: Mutex<Tc>,
 }

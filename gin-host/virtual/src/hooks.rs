@@ -13,7 +13,7 @@ use crate::engine::{Engine, TaskKey};
 use crate::host::real_clock_ns;
 use crate::shared::SharedSegments;
 
-/// The reason why a coroutine gives up the processor.
+/// The reason why a coroutine gives up the CPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SuspendReason {
     /// It could continue.
@@ -97,7 +97,7 @@ pub(crate) fn engine() -> Option<&'static Engine> {
     unsafe { current(|current| current.engine.get()).as_ref() }
 }
 
-/// Gives up the processor. Returns false at once, without a switch, in a destructor that runs because the coroutine is
+/// Gives up the CPU. Returns false at once, without a switch, in a destructor that runs because the coroutine is
 /// being unwound: it cannot wait then.
 pub(crate) fn suspend(reason: SuspendReason) -> bool {
     let (yielder, dying) = current(|current| (current.yielder.get(), current.dying.get()));
@@ -135,7 +135,7 @@ fn pause(ns: u32) {
     } else if ns < 200 {
         std::hint::spin_loop();
     } else {
-        // The awaited thread may need this processor.
+        // The awaited thread may need this CPU.
         std::thread::yield_now();
     }
 }

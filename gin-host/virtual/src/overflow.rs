@@ -15,7 +15,7 @@ use crate::error::Actor;
 use crate::hooks::engine;
 use crate::stack::{Stack, give_stack, take_stack};
 
-/// Size of the stack on which the handler runs, in bytes: the processor's state and a line of text must fit.
+/// Size of the stack on which the handler runs, in bytes: the CPU's state and a line of text must fit.
 const HANDLER_STACK: usize = 64 << 10;
 
 /// A signal stack of this OS thread, until dropped. The stack of a coroutine that overflowed has no room.

@@ -151,7 +151,7 @@ fn busy() {
     }
 }
 
-/// Gives up the processor of a virtual world.
+/// Gives up the CPU of a virtual world.
 fn nap(idle: u32) {
     suspend(SuspendReason::Pause((250_u64 << idle.min(10)).min(VIRTUAL_NAP_NS)));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The watchdog. It names a coroutine that never yields and ends the process, because nothing else can take the
-//! processor from such a coroutine. It prints all waiters of a world without progress, and at SIGQUIT of all worlds.
+//! CPU from such a coroutine. It prints all waiters of a world without progress, and at SIGQUIT of all worlds.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -112,7 +112,7 @@ impl Heartbeat {
         from.recv_timeout(Duration::from_secs(1)).ok()
     }
 
-    /// Returns the processor time of the engine's thread; `None` if Linux does not provide it.
+    /// Returns the CPU time of the engine's thread; `None` if Linux does not provide it.
     fn ran(&self) -> Option<Duration> {
         let text = std::fs::read_to_string(self.task.get()?.as_ref()?.join("schedstat")).ok()?;
         text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
@@ -137,7 +137,7 @@ struct Silence {
     count: u64,
     /// Time for which the watchdog has watched it.
     watched: Duration,
-    /// Processor time of its thread when the record began.
+    /// CPU time of its thread when the record began.
     ran: Option<Duration>,
 }
 

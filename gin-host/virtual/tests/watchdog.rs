@@ -15,7 +15,7 @@ use gin_virtual::*;
 const CHILD: &str = "GIN_VIRTUAL_TEST_CHILD";
 const LIMIT: Option<Duration> = Some(Duration::from_millis(200));
 
-/// Never gives up the processor.
+/// Never gives up the CPU.
 fn spin() -> ! {
     loop {
         std::hint::black_box(0);

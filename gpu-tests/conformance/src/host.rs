@@ -298,7 +298,7 @@ pub struct Setup {
     /// Origin of windows.
     pub windows: SetupWindows,
     /// Factor by which times on a real clock are longer than on a virtual one, because other programs use the
-    /// processors too.
+    /// CPUs too.
     pub patience: u64,
     /// Devices other than the virtual GPU, for real threads.
     pub devices: Option<Devices>,

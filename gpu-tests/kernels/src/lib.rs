@@ -12,7 +12,7 @@
 //! | `hardware_link` | waits for the kernel before it on the stream, and lets the next one start |
 //! | `hardware_chunks` | puts a range in chunks that blocks take in turns |
 //! | `hardware_print` | prints lines |
-//! | `hardware_spin` | occupies processors until the host ends it |
+//! | `hardware_spin` | occupies SMs until the host ends it |
 //! | `hardware_bulk` | streams data through shared memory to all ranks by bulk copies |
 //! | `hardware_experts` | does what experts do between dispatch and combine |
 //! | `hardware_late` | dispatches and combines with late warps, also without a barrier before a flag |
@@ -224,7 +224,7 @@ fn stale(
     let (arrived, checked) = (SignalId::new(0), SignalId::new(1));
     let elements = plan.elements as usize;
     for round in 1..=plan.rounds {
-        // Each block reads all elements, so the lines are now in the cache of every processor.
+        // Each block reads all elements, so the lines are now in the cache of every SM.
         for i in Block.stripe(elements) {
             let expected = if round == 1 { 0 } else { value(from.world(), 0, round - 1, i as u64) };
             let seen = data.read(i);
@@ -485,7 +485,7 @@ fn put_chunks(
     gin.wait_signal(&Block, arrived, plan.before + grid_dim().count() as u64, deadline)
 }
 
-/// Occupies processors until the word at `stop` is not 0, or for `limit_ns` nanoseconds. Each block adds 1 to the word
+/// Occupies SMs until the word at `stop` is not 0, or for `limit_ns` nanoseconds. Each block adds 1 to the word
 /// at `started` when it begins.
 ///
 /// # Safety

@@ -70,11 +70,11 @@ fn cuda(cuda: &Cuda, out: &mut impl Write) -> io::Result<()> {
         let node = gpu.numa_node.map_or("unknown".to_owned(), |node| node.to_string());
         writeln!(
             out,
-            "    GPU {}: {}, {}, {} processors, {} MiB, PCI {}, NUMA node {node}",
+            "    GPU {}: {}, {}, {} SMs, {} MiB, PCI {}, NUMA node {node}",
             gpu.number,
             gpu.name,
             gpu.arch,
-            gpu.processors,
+            gpu.sms,
             gpu.memory_bytes >> 20,
             gpu.pci_address,
         )?;

@@ -29,7 +29,7 @@ pub(super) struct Context {
     pub(super) name: String,
     /// Compute capability times 10.
     pub(super) capability: u32,
-    pub(super) processors: u32,
+    pub(super) sms: u32,
     pub(super) limits: Limits,
     /// The bytes of a granule of memory at addresses of gin's choice; `None` if the GPU has ordinary memory only.
     pub(super) granularity: Option<u64>,
@@ -120,7 +120,7 @@ impl Context {
             ordinal,
             name: info::name(device)?,
             capability,
-            processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             limits,
             granularity: None,
             nic_reaches: false,

@@ -200,7 +200,7 @@ impl Copier for Copies {
         if !within {
             return self.add(to_address, from_address, bytes);
         }
-        // A copy within the GPU would need a processor, and perhaps none is free. The chunks follow each other in the
+        // A copy within the GPU would need an SM, and perhaps none is free. The chunks follow each other in the
         // stream, so one buffer is enough.
         self.start()?;
         let copies = self.copy_stream()?;

@@ -19,8 +19,8 @@ pub struct GpuInfo {
     pub name: String,
     /// The compute capability times 10: 90 for sm_90.
     pub capability: u32,
-    /// The number of its processors (SMs).
-    pub processors: u32,
+    /// The number of its SMs.
+    pub sms: u32,
     /// The memory in bytes.
     pub memory: u64,
     /// The address on the PCI bus, such as `0000:18:00.0`.
@@ -126,7 +126,7 @@ fn describe(ordinal: usize) -> Result<GpuInfo, GpuError> {
         ordinal,
         name: name(device)?,
         capability: capability(device)?,
-        processors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        sms: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         memory: memory as u64,
         pci_address: pci_address(ordinal)?,
     })
@@ -142,7 +142,7 @@ mod tests {
             ordinal: 3,
             name: "Some GPU".to_owned(),
             capability,
-            processors: 1,
+            sms: 1,
             memory: 1,
             pci_address: String::new(),
         };

@@ -27,7 +27,7 @@ const MAX_FAILURES: usize = 16;
 /// The pause of a launch that waits for resident kernels.
 const NAP: Duration = Duration::from_micros(20);
 
-/// Blocks of a kernel, and how many of them one processor holds.
+/// Blocks of a kernel, and how many of them one SM holds.
 pub(super) type Blocks = (u64, u64);
 
 /// A kernel, and the one before it on the stream if both may run at the same time, else [`NONE`].
@@ -137,8 +137,8 @@ pub(super) fn with_each(mut work: impl FnMut(&mut State)) {
 /// The blocks of a shape that a GPU holds when no other kernel runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fit {
-    /// The blocks that one processor holds.
-    pub(super) per_processor: u64,
+    /// The blocks that one SM holds.
+    pub(super) per_sm: u64,
     /// The blocks of a cluster; 1 without clusters.
     pub(super) cluster: u64,
     /// The clusters that the GPU holds.
@@ -191,12 +191,11 @@ pub(super) struct Launch<'a> {
 }
 
 /// Returns the clusters that streams may take from others, wherever their blocks are. Each running block takes a whole
-/// number of places of one processor, at most as many as its share of the processor needs. Each place may be of another
+/// number of places of one SM, at most as many as its share of the SM needs. Each place may be of another
 /// cluster. `running`: for each stream the pairs that it may run, one at a time.
 fn taken<'a>(running: impl Iterator<Item = &'a [Pair]>, fit: Fit) -> u64 {
     let taken = |pair: &Pair| {
-        let each =
-            |&(blocks, per_processor): &Blocks| blocks.saturating_mul(fit.per_processor.div_ceil(per_processor.max(1)));
+        let each = |&(blocks, per_sm): &Blocks| blocks.saturating_mul(fit.per_sm.div_ceil(per_sm.max(1)));
         pair.iter().map(each).fold(0, u64::saturating_add).min(fit.clusters)
     };
     running.map(|shapes| shapes.iter().map(taken).max().unwrap_or(0)).fold(0, u64::saturating_add)
@@ -475,7 +474,7 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl Fn(bool) -> CUr
     launch.start(ended, || start(overlaps))?;
     let resident = state.residents.iter_mut().find(|stays| stays.owner == owner);
     if let (Some(stays), Some(kernel)) = (resident, launch.kernels.first()) {
-        stays.room = Some((context.ordinal, kernel.blocks, kernel.fit.per_processor));
+        stays.room = Some((context.ordinal, kernel.blocks, kernel.fit.per_sm));
     }
     let others: BTreeSet<u64> = state.beside(context.ordinal, launch.before).map(|running| running.stream).collect();
     for running in &mut state.running {
@@ -502,7 +501,7 @@ impl Running {
     fn repeats(&self, kernels: &[Wanted], trims: bool) -> Option<usize> {
         let mut last = None;
         for kernel in kernels {
-            let shape = [(kernel.blocks, kernel.fit.per_processor), NONE];
+            let shape = [(kernel.blocks, kernel.fit.per_sm), NONE];
             last = Some(self.shapes.iter().position(|known| *known == shape)?);
         }
         last.filter(|_| !trims || self.shapes.len() == 1)
@@ -521,7 +520,7 @@ impl Running {
     /// Adds kernels, which follow the newest one; the first may run beside it if it is dependent and `overlaps`.
     fn follow(&mut self, kernels: &[Wanted], overlaps: bool) {
         for (at, kernel) in kernels.iter().enumerate() {
-            let blocks = (kernel.blocks, kernel.fit.per_processor);
+            let blocks = (kernel.blocks, kernel.fit.per_sm);
             // Within a graph the capture has decided it.
             let is_beside = kernel.dependent && (overlaps || at > 0);
             let newest = self.shapes.get(self.newest.load(Ordering::Relaxed)).map_or(NONE, |[blocks, _]| *blocks);
@@ -541,7 +540,7 @@ mod tests {
 
     #[test]
     fn what_runs_takes_the_most_room_that_it_may() {
-        let fit = |per_processor, cluster, clusters| Fit { per_processor, cluster, clusters };
+        let fit = |per_sm, cluster, clusters| Fit { per_sm, cluster, clusters };
         let room = |running: &[&[Blocks]], fit: Fit| {
             let pairs = |stream: &&[Blocks]| stream.iter().map(|&blocks| [blocks, NONE]).collect::<Vec<_>>();
             let running: Vec<Vec<Pair>> = running.iter().map(pairs).collect();
@@ -549,10 +548,10 @@ mod tests {
             fit.clusters.saturating_sub(taken).saturating_mul(fit.cluster)
         };
         for (running, fit, expected) in [
-            // 132 processors.
+            // 132 SMs.
             (&[][..], fit(2, 1, 264), 264),
             (&[(4, 2)], fit(2, 1, 264), 260),
-            // One block that fills a processor takes both places of it.
+            // One block that fills an SM takes both places of it.
             (&[(4, 1)], fit(2, 1, 264), 256),
             (&[(4, 32)], fit(2, 1, 264), 260),
             (&[(1000, 1), (1000, 1)], fit(2, 1, 264), 0),
@@ -586,7 +585,7 @@ mod tests {
 
     #[test]
     fn a_dependent_kernel_takes_room_beside_the_one_before_it_and_no_other() {
-        let fit = Fit { per_processor: 2, cluster: 1, clusters: 264 };
+        let fit = Fit { per_sm: 2, cluster: 1, clusters: 264 };
         let kernel = |blocks, dependent| Wanted { blocks, fit, cooperative: false, dependent, local: 0 };
         let takes = |launches: &[(Wanted, bool)]| {
             let mut running = entry(7, 0, &[]);
@@ -609,7 +608,7 @@ mod tests {
 
     #[test]
     fn a_launch_repeats_others_if_its_shapes_and_all_beside_it_are_known() {
-        let fit = Fit { per_processor: 2, cluster: 1, clusters: 264 };
+        let fit = Fit { per_sm: 2, cluster: 1, clusters: 264 };
         let kernel = |blocks| Wanted { blocks, fit, cooperative: false, dependent: false, local: 0 };
         let own = entry(7, 2, &[(4, 2)]);
         assert_eq!(own.repeats(&[kernel(4)], true), Some(0));
@@ -655,7 +654,7 @@ mod tests {
 
     #[test]
     fn a_dependent_kernel_follows_a_repeated_one() {
-        let fit = Fit { per_processor: 2, cluster: 1, clusters: 264 };
+        let fit = Fit { per_sm: 2, cluster: 1, clusters: 264 };
         let mut running = entry(7, 0, &[(40, 2), (10, 2)]);
         running.newest.store(1, Ordering::Relaxed);
         running.follow(&[Wanted { blocks: 20, fit, cooperative: false, dependent: true, local: 0 }], true);

@@ -21,7 +21,7 @@
 //! - Launches of all ranks on a GPU are added up. A cooperative launch that does not fit beside the running kernels is
 //!   refused. The sum assumes the worst placement of blocks, so some launches that would fit are refused. Of a stream
 //!   it counts the largest kernel since the stream was seen idle.
-//! - Memory is zeroed and copied through pinned buffers, by copy engines. These work even while every processor is
+//! - Memory is zeroed and copied through pinned buffers, by copy engines. These work even while every SM is
 //!   taken. A [`Stream::copy`] between addresses of one GPU does not use them: it needs a free SM.
 //! - Kernels that are part of CUDA graphs are not counted here: see [`CudaStream`].
 //! - No thread waits inside the driver: streams and events are queried repeatedly.
@@ -127,9 +127,9 @@ impl CudaDevice {
         self.context.capability
     }
 
-    /// Returns the number of its processors (SMs).
-    pub fn processors(&self) -> u32 {
-        self.context.processors
+    /// Returns the number of its SMs.
+    pub fn sms(&self) -> u32 {
+        self.context.sms
     }
 }
 

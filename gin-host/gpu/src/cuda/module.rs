@@ -27,7 +27,7 @@ const SHARED_UNASKED: u32 = 48 << 10;
 /// The first architecture on which a kernel can wait for the one before it.
 const DEPENDENT: u32 = 90;
 
-/// All of a processor's memory that can be shared memory, for kernels beside those of other ranks.
+/// All of an SM's memory that can be shared memory, for kernels beside those of other ranks.
 const PERCENT_SHARED: i32 = 100;
 
 /// Returns the images for a GPU of this compute capability (times 10), the best one first: those of the newest
@@ -262,8 +262,8 @@ impl Image {
         Ok(())
     }
 
-    /// Gives all kernels the same division of a processor's memory into L1 and shared memory, with the most shared
-    /// memory, if ranks share the GPU. The driver would choose one for each kernel, and a processor changes it only
+    /// Gives all kernels the same division of an SM's memory into L1 and shared memory, with the most shared
+    /// memory, if ranks share the GPU. The driver would choose one for each kernel, and an SM changes it only
     /// when it is idle: a kernel would not start beside one that waits for it, though there is room.
     fn divide(&self) -> Result<(), GpuError> {
         if self.context.users.load(Ordering::Relaxed) < 2 || self.is_divided.load(Ordering::Acquire) {
@@ -275,7 +275,7 @@ impl Image {
             let what = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
             // Safety: the module is loaded.
             let code = unsafe { sys::cuFuncSetAttribute(loaded.raw, what, PERCENT_SHARED) };
-            check("set the shared memory of processors that run a kernel", code)?;
+            check("set the shared memory of SMs that run a kernel", code)?;
             loaded.fits.write().unwrap_or_else(PoisonError::into_inner).clear();
         }
         self.is_divided.store(true, Ordering::Release);

@@ -35,14 +35,14 @@ impl State {
     }
 
     /// Returns the shapes of parked kernels that will run again on GPU `ordinal`, except the kernel that `asks`
-    /// launches: blocks, and how many of them one processor holds.
+    /// launches: blocks, and how many of them one SM holds.
     pub(super) fn away(&self, ordinal: usize, asks: Option<u64>) -> impl Iterator<Item = (u64, u64)> {
         let away = self.residents.iter().filter(move |stays| {
             let runs = self.running.iter().any(|running| running.owner == stays.owner);
             Some(stays.owner) != asks && !runs && stays.resident.upgrade().is_some_and(|resident| resident.keeps_room())
         });
         let there = away.filter_map(|stays| stays.room).filter(move |(there, ..)| *there == ordinal);
-        there.map(|(_, blocks, per_processor)| (blocks, per_processor))
+        there.map(|(_, blocks, per_sm)| (blocks, per_sm))
     }
 
     /// Returns whether a launch, which has waited since `since`, must wait. A cooperative launch waits until the

@@ -137,9 +137,9 @@ pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig
     // Safety: writes one integer; the function's module is loaded.
     let ask = |blocks| unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared) };
     let blocks = written("ask how many blocks fit", 0, ask)?;
-    let (per_processor, cluster) = (blocks as u64, config.cluster_blocks());
+    let (per_sm, cluster) = (blocks as u64, config.cluster_blocks());
     if cluster <= 1 {
-        return Ok(Fit { per_processor, cluster, clusters: u64::from(context.processors) * per_processor });
+        return Ok(Fit { per_sm, cluster, clusters: u64::from(context.sms) * per_sm });
     }
     // gin itself checks the cooperative case.
     let alone = LaunchConfig { cooperative: false, dependent: false, ..*config };
@@ -147,7 +147,7 @@ pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig
     // Safety: writes one integer; the shape is alive.
     let ask = |clusters| unsafe { sys::cuOccupancyMaxActiveClusters(clusters, function, &raw const shape.config) };
     let clusters = written("ask how many clusters fit", 0, ask)?;
-    Ok(Fit { per_processor, cluster, clusters: clusters as u64 })
+    Ok(Fit { per_sm, cluster, clusters: clusters as u64 })
 }
 
 impl CudaStream {

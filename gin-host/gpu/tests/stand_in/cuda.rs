@@ -108,7 +108,7 @@ driver! {
     cuDeviceGetPCIBusId(_to: *mut c_char, _length: c_int, _device: c_int) { INVALID_VALUE }
     cuDeviceGetAttribute(to: *mut c_int, attribute: c_int, _device: c_int) {
         put(to, match attribute {
-            16 => 132,     // processors
+            16 => 132,     // SMs
             75 => 9,       // compute capability
             97 => 227 << 10, // dynamic shared memory
             19 | 41 | 95 => 1, // mapped host memory, unified addresses, cooperative launches

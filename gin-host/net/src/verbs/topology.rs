@@ -12,13 +12,13 @@ use std::path::Path;
 /// Distance between two PCI devices, the nearest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, derive_more::Display)]
 pub enum Distance {
-    /// Both are below a shared bridge, so data need not pass the processor.
+    /// Both are below a shared bridge, so data need not pass the CPU.
     #[display("below a shared PCI bridge, {links} links away")]
     Bridge {
         /// Number of links up to that bridge and down again.
         links: u32,
     },
-    /// Both are at the same host bridge of a processor.
+    /// Both are at the same host bridge of a CPU.
     #[display("at the same host bridge")]
     HostBridge,
     /// Both are at the same NUMA node.

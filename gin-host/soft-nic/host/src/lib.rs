@@ -74,7 +74,7 @@ impl SoftFabric {
         Self { state: Arc::new(Mutex::new(HcaState::new(options))) }
     }
 
-    /// Moves the engine to the processor `engine`, for `device` and all devices that it reaches. No NIC may have an
+    /// Moves the engine to `engine`, for `device` and all devices that it reaches. No NIC may have an
     /// object yet.
     ///
     /// # Errors

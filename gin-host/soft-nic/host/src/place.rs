@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The processor of the engine of software NICs, if its users are real GPUs.
+//! The place of the engine of software NICs, if its users are real GPUs.
 
 use super::objects::{HcaState, STAGE_BYTES};
 use super::{HcaError, no_engine};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The processor of the engine of software NICs.
+/// The place of the engine of software NICs: CPU threads or a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum SoftEngine {
     /// A CPU thread over memory of this process, for virtual GPUs.
@@ -22,7 +22,7 @@ pub enum SoftEngine {
     /// does not reach through a GPU. An atomic is a copy, an addition and a copy, so no GPU may raise a word that a NIC
     /// raises.
     Thread,
-    /// A kernel on one processor of a GPU, over all memory that this GPU reaches. It parks for every command, and is
+    /// A kernel on one SM of a GPU, over all memory that this GPU reaches. It parks for every command, and is
     /// launched again after a time without commands.
     Kernel,
 }
@@ -85,7 +85,7 @@ pub(super) struct KernelEngine {
 }
 
 impl HcaState {
-    /// Moves the engine to a processor. After an error it stays where it was.
+    /// Moves the engine to another place. After an error it stays where it was.
     ///
     /// # Errors
     /// An error of the device; [`HcaError::Engine`] if there are objects already.
@@ -275,7 +275,7 @@ impl Drop for KernelEngine {
     }
 }
 
-/// Keeps the kernel of software NICs parked until it is dropped. Meanwhile its processors are free, calls that wait
+/// Keeps the kernel of software NICs parked until it is dropped. Meanwhile its SMs are free, calls that wait
 /// until no kernel runs can proceed, and the NICs execute no entries. They handle doorbells of that time afterwards.
 #[derive(Debug)]
 pub struct Parked {

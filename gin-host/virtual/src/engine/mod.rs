@@ -228,7 +228,7 @@ impl Engine {
             match self.turn() {
                 Turn::Resume(key) => self.resume(key),
                 Turn::IdleUntil(at) => {
-                    // No coroutine has made progress since all of them last napped: other OS threads need the processor
+                    // No coroutine has made progress since all of them last napped: other OS threads need the CPU
                     // more.
                     let progress = self.state.borrow().progress_step;
                     idle_turns = if progress == idle_progress { idle_turns + 1 } else { 0 };

@@ -29,7 +29,7 @@ use work::rng;
 const CHILD: &str = "GIN_FAULTS_CHILD";
 /// Ranks of a job.
 const RANKS: usize = 4;
-/// Silence after which a rank is lost. It is longer than a busy machine leaves a process without a processor.
+/// Silence after which a rank is lost. It is longer than a busy machine leaves a process without a CPU.
 const SILENCE: Duration = Duration::from_millis(2500);
 /// Time limit for an expected line; a process that exceeds it hangs.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -41,11 +41,11 @@ const LOOK: Duration = Duration::from_millis(100);
 /// has many ranks' threads to run.
 const MARGIN: Duration = Duration::from_secs(20);
 
-/// Busy threads beside a job, for each processor.
+/// Busy threads beside a job, for each CPU.
 const BUSY: usize = 4;
-/// Niceness of the job's ranks, which get a processor after the busy threads.
+/// Niceness of the job's ranks, which get a CPU after the busy threads.
 const NICE: i32 = 10;
-/// Silence limit of such a job. It would be too short if gin did not check which threads wait for a processor.
+/// Silence limit of such a job. It would be too short if gin did not check which threads wait for a CPU.
 const SHORT: Duration = Duration::from_millis(500);
 /// Duration of such jobs in the ordinary tests.
 const SHORTLY: Duration = Duration::from_secs(20);
