@@ -91,7 +91,7 @@ pub struct Gpus {
     /// The number of this process's GPU, if it is one rank of a job.
     pub own: Option<usize>,
     /// The engine of software NICs.
-    pub engine: gin_gpu::Embedded,
+    pub engine: gin_gpu::EmbeddedModules,
 }
 
 impl Gpus {

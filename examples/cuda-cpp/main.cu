@@ -22,10 +22,10 @@ int main(int count, char** words) {
     gin_config_t config = gin::default_config();
     config.device = GIN_DEVICE_CUDA;
     // `network`: all operations take the proxy. `caller`: and this program carries them out.
-    bool by_caller = count > 2 && std::strcmp(words[2], "caller") == 0;
-    config.network_only = by_caller || (count > 2 && std::strcmp(words[2], "network") == 0);
-    if (by_caller) config.progress_threads = GIN_PROGRESS_BY_CALLER;
-    return run(count > 1 ? uint32_t(std::atoi(words[1])) : uint32_t(gpus), config, [gpus, by_caller](const gin::Job& job) {
+    bool manual = count > 2 && std::strcmp(words[2], "manual") == 0;
+    config.network_only = manual || (count > 2 && std::strcmp(words[2], "network") == 0);
+    if (manual) config.progress_threads = GIN_PROGRESS_MANUAL;
+    return run(count > 1 ? uint32_t(std::atoi(words[1])) : uint32_t(gpus), config, [gpus, manual](const gin::Job& job) {
         // As gin places ranks that are threads.
         cuda(cudaSetDevice(int(job.rank()) % gpus));
         cudaStream_t stream;
@@ -39,7 +39,7 @@ int main(int count, char** words) {
             void* arguments[] = {&device, &first, &second, &elements, &deadline};
             // Blocks that wait for other ranks are resident together.
             cuda(cudaLaunchCooperativeKernel(reinterpret_cast<void*>(kernel), blocks, THREADS, arguments, 0, stream));
-            while (by_caller && cudaStreamQuery(stream) == cudaErrorNotReady) comm.progress();
+            while (manual && cudaStreamQuery(stream) == cudaErrorNotReady) comm.progress();
             cuda(cudaStreamSynchronize(stream));
         });
         cuda(cudaStreamDestroy(stream));

@@ -13,11 +13,11 @@ int main(int count, char** words) {
     config.device = GIN_DEVICE_VIRTUAL;
     // `network`: all operations take the proxy. `caller`: and waits of this program carry them out. `gdaki`: kernels
     // drive software NICs.
-    bool by_caller = count > 2 && std::strcmp(words[2], "caller") == 0;
+    bool manual = count > 2 && std::strcmp(words[2], "manual") == 0;
     bool gdaki = count > 2 && std::strcmp(words[2], "gdaki") == 0;
-    config.network_only = by_caller || gdaki || (count > 2 && std::strcmp(words[2], "network") == 0);
+    config.network_only = manual || gdaki || (count > 2 && std::strcmp(words[2], "network") == 0);
     if (gdaki) config.backend = GIN_BACKEND_GDAKI_SOFT;
-    if (by_caller) config.progress_threads = GIN_PROGRESS_BY_CALLER;
+    if (manual) config.progress_threads = GIN_PROGRESS_MANUAL;
     return run(count > 1 ? uint32_t(std::atoi(words[1])) : 4, config, [](const gin::Job& job) {
         gin::Kernel kernels[] = {gin::Kernel::of<all_to_all>("all_to_all"), gin::Kernel::of<ring_sum>("ring_sum")};
         gin::Stream stream(job);

@@ -44,7 +44,7 @@ use crate::status::Shared;
 use crate::sys::{Global, GlobalWord, Word, stay, stay_word};
 use crate::team::Team;
 use gin_abi::handle::CAP_STRONG_SIGNALS;
-use gin_abi::{Deadline, FaultKind, Operation, SIGNAL_BITS, Subject};
+use gin_abi::{Deadline, FaultKind, FaultSubject, Operation, SIGNAL_BITS};
 
 /// The team of ranks that meet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -171,7 +171,7 @@ impl Near {
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn unknown<B: Backend>(gin: &Gin<B>, index: u32, count: u32) -> Fault {
     let fault = gin.core().fault(FaultKind::UnknownBarrier, Operation::Barrier);
-    fault.with_values(Subject::Barrier(index), count as u64, index as u64)
+    fault.with_values(FaultSubject::Barrier(index), count as u64, index as u64)
 }
 
 impl<B: Backend> BarrierSession<B> {
@@ -391,7 +391,7 @@ impl<B: Backend> BarrierSession<B> {
             let (before, next) = (near.met.wrapping_sub(1 - left), near.epoch.wrapping_add(left));
             let broken = self.broken.load_relaxed_gpu();
             waits!(Some(core.fault(FaultKind::Timeout, Operation::Barrier).with_values(
-                Subject::Barrier(self.index),
+                FaultSubject::Barrier(self.index),
                 next,
                 0
             )));
@@ -407,12 +407,12 @@ impl<B: Backend> BarrierSession<B> {
             let fault = fault.with_peer(peer.map_or(gin_abi::fault::NONE, |rank| rank.world()));
             if (met, broken) != (before, 0) {
                 let fault = fault.with_kind(FaultKind::BarrierBroken);
-                outcome = Err(fault.with_values(Subject::Barrier(self.index), before, met));
+                outcome = Err(fault.with_values(FaultSubject::Barrier(self.index), before, met));
                 break;
             }
             if let Err((stop, seen)) = met_here.and(looked) {
                 let (expected, seen) = (next.wrapping_add(near.rest()), seen.wrapping_add(near.rest()));
-                let subject = Subject::Barrier(self.index);
+                let subject = FaultSubject::Barrier(self.index);
                 outcome = Err(status.explain(stop, fault, subject, deadline.whole(), expected, seen));
                 break;
             }
@@ -519,7 +519,7 @@ impl<B: Backend> BarrierSession<B> {
             shadow.store_relaxed_gpu(expected);
             let status = self.gin.core().status();
             waits!(Some(gin.core().fault(FaultKind::Timeout, Operation::Barrier).with_values(
-                Subject::Barrier(self.index),
+                FaultSubject::Barrier(self.index),
                 expected,
                 0
             )));
@@ -529,7 +529,7 @@ impl<B: Backend> BarrierSession<B> {
             if let Err((stop, seen)) = waited.and(looked) {
                 let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
                 let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).with_peer(peer);
-                let subject = Subject::Barrier(self.index);
+                let subject = FaultSubject::Barrier(self.index);
                 return Err(status.explain(stop, timeout, subject, deadline.whole(), expected, seen));
             }
         }

@@ -6,7 +6,7 @@ use crate::status::Status;
 use crate::sys::bulk::Mbarrier;
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::{Rank, Team};
-use gin_abi::{CommHandle, ContextData, Deadline, FaultKind, Operation, Subject, WindowData, WindowHandle};
+use gin_abi::{CommHandle, ContextData, Deadline, FaultKind, FaultSubject, Operation, WindowData, WindowHandle};
 
 /// A communicator: a kernel parameter that the host makes.
 #[repr(transparent)]
@@ -186,7 +186,7 @@ impl Comm {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn report_code(&self, code: u64) {
-        self.report(fault::new(FaultKind::Reported, Operation::None).with_values(Subject::None, 0, code));
+        self.report(fault::new(FaultKind::Reported, Operation::None).with_values(FaultSubject::None, 0, code));
     }
 
     /// Returns the abort or fault of this communicator, if there is one. Reads host memory: about a microsecond on a
@@ -210,7 +210,7 @@ impl Comm {
         status.poll(deadline, || barrier.try_wait(parity)).map_err(|stop| {
             let timeout = fault::new(FaultKind::Timeout, Operation::Barrier);
             // 0 expected tells it from a barrier of blocks.
-            status.explain(stop, timeout, Subject::None, deadline, 0, 0)
+            status.explain(stop, timeout, FaultSubject::None, deadline, 0, 0)
         })
     }
 
@@ -245,7 +245,7 @@ impl Comm {
             id += 1;
         }
         let fault = fault::new(FaultKind::UnknownWindow, Operation::Address);
-        Err(fault.with_values(Subject::None, 0, address as usize as u64))
+        Err(fault.with_values(FaultSubject::None, 0, address as usize as u64))
     }
 
     #[inline(always)]

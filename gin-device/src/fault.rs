@@ -18,7 +18,7 @@
 use crate::sys::{Memory, Word};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use gin_abi::Fault;
-use gin_abi::{FaultKind, Operation, Subject};
+use gin_abi::{FaultKind, FaultSubject, Operation};
 #[cfg(target_arch = "nvptx64")]
 pub use gpu::Fault;
 
@@ -148,12 +148,12 @@ pub struct Unmet {
 impl Unmet {
     #[inline(always)]
     pub(crate) fn new(kind: FaultKind) -> Self {
-        Self { kind, subject: Subject::None.to_words(), expected: 0, seen: 0 }
+        Self { kind, subject: FaultSubject::None.to_words(), expected: 0, seen: 0 }
     }
 
     /// Sets what it concerns.
     #[inline(always)]
-    pub(crate) fn of(mut self, subject: Subject) -> Self {
+    pub(crate) fn of(mut self, subject: FaultSubject) -> Self {
         self.subject = subject.to_words();
         self
     }
@@ -298,7 +298,7 @@ mod gpu {
     use core::cell::UnsafeCell;
     use core::num::NonZeroU64;
     use gin_abi::fault::WORDS;
-    use gin_abi::{FaultKind, Operation, Subject};
+    use gin_abi::{FaultKind, FaultSubject, Operation};
 
     /// Number of slots. If all threads of a GPU fail at once, the values of the reported fault are still there.
     const SLOTS: u64 = 4096;
@@ -372,7 +372,7 @@ mod gpu {
 
         /// Sets what it concerns, the expected value and the value seen.
         #[inline(always)]
-        pub fn with_values(self, subject: Subject, expected: u64, seen: u64) -> Self {
+        pub fn with_values(self, subject: FaultSubject, expected: u64, seen: u64) -> Self {
             let [word, offset] = subject.to_words();
             Self::of(outlined::store(self.0.get(), word, offset, expected, seen))
         }
@@ -421,9 +421,9 @@ mod gpu {
 
         /// Returns what it concerns.
         #[inline(always)]
-        pub fn subject(&self) -> Subject {
+        pub fn subject(&self) -> FaultSubject {
             let [word, offset, ..] = self.values();
-            Subject::read([word, offset])
+            FaultSubject::read([word, offset])
         }
 
         /// Returns the value waited for, or the limit exceeded.

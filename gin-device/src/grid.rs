@@ -9,7 +9,7 @@ use crate::coop::{Block, Coop, block_in_grid, grid_dim, lead};
 use crate::fault::Fault;
 use crate::status::{Status, WaitError};
 use crate::sys::{GlobalWord, Memory, Word};
-use gin_abi::{Deadline, FaultKind, Operation, Subject};
+use gin_abi::{Deadline, FaultKind, FaultSubject, Operation};
 
 /// Largest size in bytes of the chunks of [`Block::chunks`], if elements are not larger.
 ///
@@ -164,7 +164,7 @@ impl<'a> GridBarrier<'a> {
         meet(self.word, &status, expected, deadline).map_err(|stop| {
             let seen = self.word.load_relaxed_gpu() + blocks - expected;
             let timeout = Fault::new(FaultKind::Timeout, Operation::Barrier);
-            status.explain(stop, timeout, Subject::None, deadline, blocks, seen)
+            status.explain(stop, timeout, FaultSubject::None, deadline, blocks, seen)
         })
     }
 

@@ -60,7 +60,7 @@ use crate::team::Rank;
 use crate::window::{Window, WindowRange};
 use bytemuck::Pod;
 use core::marker::PhantomData;
-use gin_abi::{Deadline, FaultKind, Operation, Subject};
+use gin_abi::{Deadline, FaultKind, FaultSubject, Operation};
 
 /// Number of messages from one rank for which a rank has room.
 pub const SLOTS: u64 = 16;
@@ -230,7 +230,7 @@ impl<T: Pod> Way<T> {
     #[inline(always)]
     fn ended(&self, stop: WaitError, operation: Operation, expected: u64, seen: u64) -> Fault {
         // A fault of a window has no room for the deadline.
-        let subject = Subject::Window { id: self.window, offset: 8 * block::<T>() * u64::from(self.peer.world()) };
+        let subject = FaultSubject::Window { id: self.window, offset: 8 * block::<T>() * u64::from(self.peer.world()) };
         self.comm.status().explain(stop, self.place(operation), subject, Deadline::NONE, expected, seen)
     }
 }

@@ -146,7 +146,7 @@ pub use bytemuck;
 pub use comm::Comm;
 pub use fault::Fault;
 pub use gin::Gin;
-pub use gin_abi::{Deadline, FaultKind, Operation, Subject};
+pub use gin_abi::{Deadline, FaultKind, FaultSubject, Operation};
 pub use gin_macros::{gin_println, kernel, shared};
 pub use window::Window;
 
@@ -194,7 +194,7 @@ pub mod prelude {
     pub use crate::team::{Rank, Team};
     pub use crate::window::{SymPtr, Window, WindowRange};
     pub use bytemuck::{Pod, Zeroable};
-    pub use gin_abi::{Deadline, FaultKind, Operation, Subject};
+    pub use gin_abi::{Deadline, FaultKind, FaultSubject, Operation};
 }
 
 /// The protocols between kernels, CPU threads and NICs, for gin's own crates. They may change in every version.

@@ -43,7 +43,7 @@ use crate::team::Rank;
 use crate::window::{Window, WindowRange};
 use bytemuck::Pod;
 use core::marker::PhantomData;
-use gin_abi::{FaultKind, Operation, Subject};
+use gin_abi::{FaultKind, FaultSubject, Operation};
 
 /// Raises words of GPUs after earlier stores: a signal at the peer, then a counter of the caller.
 ///
@@ -332,7 +332,7 @@ impl<T: Pod> PeerWindow<T> {
             past => {
                 let fault = fault::new(FaultKind::OutOfRange, Operation::Address).with_peer(self.rank.world());
                 let (offset, end) = past.unwrap_or((u64::MAX, u64::MAX));
-                Err(fault.with_values(Subject::Window { id: own.window_id(), offset }, self.bytes, end))
+                Err(fault.with_values(FaultSubject::Window { id: own.window_id(), offset }, self.bytes, end))
             }
         }
     }

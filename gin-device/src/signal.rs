@@ -5,7 +5,7 @@ use crate::team::Rank;
 use crate::window::{Window, reaches};
 use bytemuck::Pod;
 use gin_abi::descriptor::{RemoteSignal, SignalTarget};
-use gin_abi::{COUNTER_BITS, SIGNAL_BITS, Subject, WindowHandle};
+use gin_abi::{COUNTER_BITS, FaultSubject, SIGNAL_BITS, WindowHandle};
 
 /// A context: a queue with signals and counters of its own. Nothing orders two contexts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,8 +90,8 @@ impl VaSignal {
 
     /// Returns what a fault of the signal concerns.
     #[inline(always)]
-    pub(crate) const fn subject(&self) -> Subject {
-        Subject::Window { id: self.window.id, offset: self.offset }
+    pub(crate) const fn subject(&self) -> FaultSubject {
+        FaultSubject::Window { id: self.window.id, offset: self.offset }
     }
 
     /// Returns whether the word is in `rank`'s part of the window.
@@ -168,9 +168,9 @@ pub struct SignalView {
 impl SignalView {
     /// Returns what a fault of the signal concerns.
     #[inline(always)]
-    pub(crate) const fn subject(&self) -> Subject {
+    pub(crate) const fn subject(&self) -> FaultSubject {
         match self.signal {
-            Signal::Id(id) => Subject::Signal(id),
+            Signal::Id(id) => FaultSubject::Signal(id),
             Signal::Va(va) => va.subject(),
         }
     }

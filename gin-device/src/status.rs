@@ -14,7 +14,7 @@
 use crate::fault::Fault;
 use crate::sys::{Memory, NAP_NS, Word};
 use gin_abi::fault::WORDS;
-use gin_abi::{Deadline, Subject};
+use gin_abi::{Deadline, FaultSubject};
 
 /// Word index of the record in a status block.
 const RECORD: u64 = 2;
@@ -176,7 +176,7 @@ impl<M: Memory> Status<M> {
         &self,
         stop: WaitError,
         timeout: Fault,
-        subject: Subject,
+        subject: FaultSubject,
         deadline: Deadline,
         expected: u64,
         seen: u64,

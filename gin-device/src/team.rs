@@ -13,7 +13,7 @@
 //! another team: a rank outside a team is refused, not mapped to a wrong one.
 
 use crate::fault::{self, Fault};
-use gin_abi::{FaultKind, Operation, Subject};
+use gin_abi::{FaultKind, FaultSubject, Operation};
 
 /// A world rank that exists in its communicator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,7 +100,7 @@ impl Team {
             Ok(Rank(self.first + rank * self.stride))
         } else {
             let fault = fault::new(FaultKind::UnknownRank, Operation::Address).with_peer(rank);
-            Err(fault.with_values(Subject::None, self.size as u64, rank as u64))
+            Err(fault.with_values(FaultSubject::None, self.size as u64, rank as u64))
         }
     }
 
@@ -139,7 +139,7 @@ impl Team {
             return Ok(place);
         }
         let fault = fault::new(FaultKind::NotInTeam, Operation::Address).with_peer(rank.0);
-        Err(fault.with_values(Subject::None, self.size as u64, rank.0 as u64))
+        Err(fault.with_values(FaultSubject::None, self.size as u64, rank.0 as u64))
     }
 
     /// Returns whether a world rank is a member.
@@ -196,7 +196,7 @@ impl Team {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn indivisible(size: u32, part: u32) -> Fault {
-        fault::new(FaultKind::UnknownRank, Operation::Address).with_values(Subject::None, size as u64, part as u64)
+        fault::new(FaultKind::UnknownRank, Operation::Address).with_values(FaultSubject::None, size as u64, part as u64)
     }
 }
 

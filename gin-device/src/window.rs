@@ -11,7 +11,7 @@ use crate::team::Rank;
 use bytemuck::Pod;
 use core::marker::PhantomData;
 use gin_abi::handle::{STRIDE_SHIFT, WINDOW_SIGNALS};
-use gin_abi::{FaultKind, Operation, Subject, WindowData, WindowHandle};
+use gin_abi::{FaultKind, FaultSubject, Operation, WindowData, WindowHandle};
 
 /// A window of elements of type `T`: a kernel parameter that the host makes.
 ///
@@ -192,7 +192,7 @@ impl<T: Pod> Window<T> {
         let align = align_of::<U>() as u64;
         if !offset.is_multiple_of(align) || !self.handle.base.is_multiple_of(align) {
             let fault = fault::new(FaultKind::Misaligned, Operation::Address);
-            return Err(fault.with_values(Subject::Window { id: self.handle.id, offset }, align, offset));
+            return Err(fault.with_values(FaultSubject::Window { id: self.handle.id, offset }, align, offset));
         }
         let window = Window::<U> { handle: self.handle, element: PhantomData };
         let (bytes, too_large) = Window::<U>::bytes(len);
@@ -405,8 +405,8 @@ impl<T: Pod> WindowRange<T> {
 
     /// Returns what a fault of the range concerns.
     #[inline(always)]
-    pub(crate) fn subject(&self) -> Subject {
-        Subject::Window { id: self.window_id(), offset: self.offset() }
+    pub(crate) fn subject(&self) -> FaultSubject {
+        FaultSubject::Window { id: self.window_id(), offset: self.offset() }
     }
 
     /// Checks the range against the length that the caller registered.

@@ -13,7 +13,7 @@ use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, ep_all_gather_matmul, 
 use gin_ep_oracle::{Batch, Routing, Shape, batch, factor};
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
-use gin_host::world::{Mode, Rank, WorldConfig, launch};
+use gin_host::world::{Rank, WorldConfig, WorldMode, launch};
 use support::{Arriving, Case, check, compare, elements};
 
 /// Runs `test` on all ranks of a world.
@@ -182,8 +182,8 @@ fn one_resident_block_of_many_is_enough() {
 fn nothing_races() {
     let races = |ranks: u32| {
         let mut world = WorldConfig::seeded(ranks, 1);
-        let Mode::Seeded(seeded) = world.mode else { unreachable!("the mode of a seeded world") };
-        world.mode = Mode::Seeded(seeded.races(true));
+        let WorldMode::Seeded(seeded) = world.mode else { unreachable!("the mode of a seeded world") };
+        world.mode = WorldMode::Seeded(seeded.races(true));
         world
     };
     run(races, &[(2, (33, 16, 72), 2), (3, (2, 8, 8), 1)]);

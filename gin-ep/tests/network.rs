@@ -11,7 +11,7 @@ use gin_ep::{
 };
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
 use gin_gpu::{Memory, MemoryKind};
-use gin_host::comm::{Communicator, Connections, Requirements};
+use gin_host::comm::{Communicator, ConnectionType, Requirements};
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_net::peer::PeerNetwork;
 use gin_soft_nic::Options;
@@ -399,7 +399,7 @@ fn rows_that_cannot_be_posted_are_reported_and_the_group_goes_on_without_their_r
     let nics = SoftNics::new(Options::default());
     let outcome = launch(WorldConfig::seeded(4, 3).lsa_size(2).soft_nics(&nics), |rank| -> Result<(), EpError> {
         let me = rank.rank();
-        let comm = rank.communicator(&Requirements::default().connections(Connections::Rail))?;
+        let comm = rank.communicator(&Requirements::default().connections(ConnectionType::Rail))?;
         let group = Group::new(&comm, &config(&shape, 4).threads(32).deadline(Deadline::after_ms(20)))?;
         let input = Input::new(&rank, &shape, 4)?;
         let mine = batch(&shape, Routing::Uniform, 1, me as usize, 4);

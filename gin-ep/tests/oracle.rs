@@ -11,7 +11,7 @@ use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, narrow, per_rank, qua
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::Communicator;
 use gin_host::comm::Requirements;
-use gin_host::world::{Mode, Rank, WorldConfig, launch};
+use gin_host::world::{Rank, WorldConfig, WorldMode, launch};
 use std::sync::{Arc, Weak};
 use support::{Input, Pair, compare, experts, pairs};
 
@@ -498,8 +498,8 @@ fn nothing_races() {
     let shape = Shape { ranks: 3, experts: 9, topk: 3, hidden: 24 };
     for seed in 0..3 {
         let mut world = WorldConfig::seeded(3, seed);
-        let Mode::Seeded(seeded) = world.mode else { unreachable!("the mode of a seeded world") };
-        world.mode = Mode::Seeded(seeded.races(true));
+        let WorldMode::Seeded(seeded) = world.mode else { unreachable!("the mode of a seeded world") };
+        world.mode = WorldMode::Seeded(seeded.races(true));
         // A host that waits would order all that follows.
         on_ranks(world.clone(), |rank, comm| support::free_running(rank, comm, &config(&shape, 16), &shape, 16, 10));
         run(

@@ -38,15 +38,15 @@ pub mod world;
 
 /// Jobs: one function per rank, as threads of this process or as one rank of a job of processes.
 pub mod launch {
-    pub use crate::world::{LaunchError, Mode, Policy, Rank, SoftNics, WorldConfig, join, launch};
+    pub use crate::world::{LaunchError, Rank, Schedule, SoftNics, WorldConfig, WorldMode, join, launch};
     pub use gin_gpu::placement::{Placement, PlacementError};
 }
 
 /// Devices: memory, streams, kernels and launches.
 pub mod device {
     pub use gin_gpu::{
-        Device, DeviceKind, Devices, Embedded, Event, Function, GpuError, KernelArg, LaunchConfig, Memory, MemoryKind,
-        MemorySlice, Module, ModuleSource, Stream,
+        Device, DeviceKind, Devices, EmbeddedModules, Event, Function, GpuError, KernelArg, LaunchConfig, Memory,
+        MemoryKind, MemorySlice, Module, ModuleSource, Stream,
     };
 
     /// NVIDIA GPUs, and handles shared with other users of the CUDA driver.
@@ -65,9 +65,9 @@ pub mod boot {
 
 /// Networks that proxies use, and NICs that kernels drive.
 pub mod net {
-    pub use gin_net::verbs::{NoDevice, PortName, Ports, VerbsConfig};
+    pub use gin_net::verbs::{NoRdmaDevice, PortName, Ports, VerbsConfig};
     pub use gin_net::{Endpoint, Network, NetworkFactory};
-    pub use gin_nic::{DoorbellRelease, Doorbells, NicConfig, Ringer};
+    pub use gin_nic::{DoorbellRelease, DoorbellSource, Doorbells, NicConfig};
 }
 
 /// The names that most programs use. `gin_device::prelude` has none of them, so one file can import both.

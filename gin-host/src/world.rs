@@ -18,7 +18,7 @@
 mod cuda;
 mod nics;
 
-pub use gin_virtual::Policy;
+pub use gin_virtual::Schedule;
 pub use nics::SoftNics;
 
 use crate::comm::{AbortHandle, Backend, CommConfig, CommError, Communicator, Requirements, Routes};
@@ -27,7 +27,7 @@ use crate::proxy::progress::{Pool, Progress, Running, Work};
 use gin_boot::{Bootstrap, BootstrapError, InProcess, lock};
 use gin_gpu::placement::{ChosenCpus, Placement, PlacementError, started_on};
 use gin_gpu::virt::VirtualDevice;
-use gin_gpu::{Device, Devices, Embedded, Function, GpuError, ModuleSource, Stream};
+use gin_gpu::{Device, Devices, EmbeddedModules, Function, GpuError, ModuleSource, Stream};
 use gin_net::{Endpoint, Network};
 use gin_virtual::{DeviceConfig, EventLog, SeededConfig, ServiceStep, ThreadsConfig, World};
 use std::sync::{Arc, Mutex};
@@ -36,13 +36,13 @@ use std::time::Duration;
 /// The engine that runs the ranks.
 ///
 /// ```
-/// use gin_host::world::{Mode, WorldConfig};
+/// use gin_host::world::{WorldMode, WorldConfig};
 ///
-/// assert!(matches!(WorldConfig::seeded(2, 7).mode, Mode::Seeded(_)));
-/// assert!(matches!(WorldConfig::threads(2).mode, Mode::Threads(_)));
+/// assert!(matches!(WorldConfig::seeded(2, 7).mode, WorldMode::Seeded(_)));
+/// assert!(matches!(WorldConfig::threads(2).mode, WorldMode::Threads(_)));
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Mode {
+pub enum WorldMode {
     /// One scheduler on one thread with a virtual clock. Every decision follows from a seed, so a run can be repeated.
     Seeded(SeededConfig),
     /// Threads, in real time.
@@ -65,7 +65,7 @@ pub struct WorldConfig {
     /// The number of ranks.
     pub ranks: u32,
     /// The engine that runs them.
-    pub mode: Mode,
+    pub mode: WorldMode,
     /// The virtual GPU of each rank.
     pub device: DeviceConfig,
     /// Devices instead of virtual GPUs, for ranks that are threads.
@@ -86,7 +86,7 @@ pub struct WorldConfig {
 }
 
 impl WorldConfig {
-    fn new(ranks: u32, mode: Mode) -> Self {
+    fn new(ranks: u32, mode: WorldMode) -> Self {
         Self {
             ranks,
             mode,
@@ -106,19 +106,19 @@ impl WorldConfig {
     /// [`choice`](Self::choice) says which devices it took, and why.
     ///
     /// ```
-    /// use gin_host::world::{Mode, WorldConfig};
+    /// use gin_host::world::{WorldMode, WorldConfig};
     ///
     /// // Without kernels it serves programs that only move memory.
     /// let config = WorldConfig::auto(2, &[])?;
     /// println!("on {}", config.choice);
-    /// assert_eq!(matches!(config.mode, Mode::Seeded(_)), config.devices.is_none());
+    /// assert_eq!(matches!(config.mode, WorldMode::Seeded(_)), config.devices.is_none());
     /// # Ok::<(), gin_gpu::GpuError>(())
     /// ```
     ///
     /// # Errors
     /// As [`available`](gin_gpu::available): GPUs that cannot be used are an error, not a reason for virtual GPUs. An
     /// error of the driver.
-    pub fn auto(ranks: u32, kernels: &[Embedded]) -> Result<Self, GpuError> {
+    pub fn auto(ranks: u32, kernels: &[EmbeddedModules]) -> Result<Self, GpuError> {
         let found = gin_gpu::available(kernels)?;
         #[cfg(feature = "gpu")]
         if !found.names.is_empty() {
@@ -131,22 +131,22 @@ impl WorldConfig {
     /// Makes a job of `ranks` ranks in a seeded world. With `GIN_NETWORK=worst` in the environment it has the
     /// [worst network](Self::worst_network), unless later calls choose others.
     pub fn seeded(ranks: u32, seed: u64) -> Self {
-        let config = Self::new(ranks, Mode::Seeded(SeededConfig::new(seed)));
+        let config = Self::new(ranks, WorldMode::Seeded(SeededConfig::new(seed)));
         let is_worst = std::env::var_os("GIN_NETWORK").is_some_and(|value| value == "worst");
         if is_worst { config.worst_network() } else { config }
     }
 
     /// Makes a job of `ranks` ranks that are threads.
     pub fn threads(ranks: u32) -> Self {
-        Self::new(ranks, Mode::Threads(ThreadsConfig::default()))
+        Self::new(ranks, WorldMode::Threads(ThreadsConfig::default()))
     }
 
     /// Sets the schedule of virtual GPUs.
     #[must_use]
-    pub fn policy(mut self, policy: Policy) -> Self {
+    pub fn schedule(mut self, schedule: Schedule) -> Self {
         match &mut self.mode {
-            Mode::Seeded(config) => config.policy = policy,
-            Mode::Threads(config) => config.policy = policy,
+            WorldMode::Seeded(config) => config.schedule = schedule,
+            WorldMode::Threads(config) => config.schedule = schedule,
         }
         self
     }
@@ -155,17 +155,17 @@ impl WorldConfig {
     /// world of threads looks for none.
     #[must_use]
     pub fn races(mut self, races: bool) -> Self {
-        if let Mode::Seeded(config) = &mut self.mode {
+        if let WorldMode::Seeded(config) = &mut self.mode {
             config.races = races;
         }
         self
     }
 
-    /// Sets whether a seeded world that fails prints its seed and policy on standard error. By default it does. A loop
+    /// Sets whether a seeded world that fails prints its seed and schedule on standard error. By default it does. A loop
     /// that expects failures, and prints the seed of the one that it looks for, turns it off.
     #[must_use]
     pub fn print_seed(mut self, print: bool) -> Self {
-        if let Mode::Seeded(config) = &mut self.mode {
+        if let WorldMode::Seeded(config) = &mut self.mode {
             config.print_seed = print;
         }
         self
@@ -249,8 +249,8 @@ impl WorldConfig {
 
     fn seed(&self) -> u64 {
         match &self.mode {
-            Mode::Seeded(config) => config.seed,
-            Mode::Threads(config) => config.seed,
+            WorldMode::Seeded(config) => config.seed,
+            WorldMode::Threads(config) => config.seed,
         }
     }
 }
@@ -497,8 +497,8 @@ pub fn launch_logged<T: Send, E: Send>(
     body: impl Fn(Rank) -> Result<T, E> + Sync,
 ) -> (Result<Vec<T>, LaunchError<E>>, EventLog) {
     let world = match &config.mode {
-        Mode::Seeded(seeded) => World::seeded(seeded.clone()),
-        Mode::Threads(threads) => World::threads(threads.clone()),
+        WorldMode::Seeded(seeded) => World::seeded(seeded.clone()),
+        WorldMode::Threads(threads) => World::threads(threads.clone()),
     };
     let job = InProcess::job(config.ranks).map(|job| {
         let limited = |bootstrap: InProcess| match config.collective_timeout {
@@ -544,7 +544,7 @@ pub fn join<T: Send, E: Send>(
     body: impl Fn(Rank) -> Result<T, E> + Sync,
 ) -> Result<T, LaunchError<E>> {
     let refuse = |reason| LaunchError::Processes { reason };
-    let Mode::Threads(threads) = &config.mode else {
+    let WorldMode::Threads(threads) = &config.mode else {
         return Err(refuse("processes cannot take turns in a seeded world: use threads".to_owned()));
     };
     if bootstrap.ranks() != config.ranks {
@@ -567,7 +567,7 @@ fn run<T: Send, E: Send>(
     let failed: Mutex<Vec<(u32, E, Option<u32>)>> = Mutex::default();
     let device = |rank| -> Result<Arc<dyn Device>, LaunchError<E>> {
         match (&config.mode, &config.devices) {
-            (Mode::Threads(_), Some(devices)) => {
+            (WorldMode::Threads(_), Some(devices)) => {
                 devices.device(rank, config.ranks).map_err(|error| LaunchError::Device { rank, error })
             }
             _ => Ok(VirtualDevice::new(world.device(config.device.clone()))),
@@ -575,15 +575,15 @@ fn run<T: Send, E: Send>(
     };
     let devices = job.iter().map(|bootstrap| device(bootstrap.rank())).collect::<Result<Vec<_>, _>>()?;
     let places = match config.mode {
-        Mode::Threads(_) => devices
+        WorldMode::Threads(_) => devices
             .iter()
             .map(|device| config.placement.choose(&device.locality()))
             .collect::<Result<Vec<_>, PlacementError>>()?,
         // All ranks and services take turns on one thread.
-        Mode::Seeded(_) => Vec::new(),
+        WorldMode::Seeded(_) => Vec::new(),
     };
     let progress: Arc<dyn Progress> = match (&config.mode, config.progress_threads) {
-        (Mode::Threads(_), Some(threads)) => {
+        (WorldMode::Threads(_), Some(threads)) => {
             let pool = started_on(together(&places).as_deref(), || Pool::new(threads)).and_then(|pool| pool);
             Arc::new(pool.map_err(LaunchError::Threads)?)
         }

@@ -5,7 +5,7 @@ use gin_abi::{BackendKind, Deadline, FaultKind};
 use gin_device::prelude::*;
 use gin_gpu::{LaunchConfig, Stream};
 use gin_host::comm::{CommError, CommState, Communicator, Requirements, Window, WindowFlags};
-use gin_host::proxy::progress::ByCaller;
+use gin_host::proxy::progress::ManualProgress;
 use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_soft_nic::Options;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ struct Caller {
 
 impl Caller {
     fn new(rank: Rank) -> Result<Self, CommError> {
-        let config = rank.comm_config().clone().progress(Arc::new(ByCaller::default()));
+        let config = rank.comm_config().clone().progress(Arc::new(ManualProgress::default()));
         let comm = Communicator::new(rank.bootstrap().clone(), rank.device().clone(), config);
         comm.initialise(&Requirements::default())?;
         let (window, stream) = (comm.alloc_window(4, WindowFlags::NONE)?, rank.stream()?);

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Poster, config, get, network, peer, put, request, strong, weak, with_comm};
 use gin_abi::descriptor::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
-use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, Subject};
+use gin_abi::{Deadline, Descriptor, Fault, FaultKind, FaultSubject, Operation};
 use gin_device::gin::Order;
 use gin_device::internal::status::WaitError;
 use gin_gpu::copier::{Copier, Ticket};
@@ -533,7 +533,7 @@ fn figures_are_kept_by_context_and_peer() {
 fn a_fault_that_a_kernel_reports_reaches_all_ranks_and_the_host() {
     let results = with_comm(3, &config(peer()), &Requirements::default(), |comm| {
         let poster = Poster::new(comm);
-        let fault = Fault::new(FaultKind::Reported, Operation::None).with_values(Subject::None, 0, 77);
+        let fault = Fault::new(FaultKind::Reported, Operation::None).with_values(FaultSubject::None, 0, 77);
         if comm.rank() == 2 {
             poster.status().report(fault);
         }

@@ -4,7 +4,7 @@
 use gin_device::prelude::*;
 use gin_gpu::LaunchConfig;
 use gin_host::comm::{CommError, Requirements, Routes, WindowFlags};
-use gin_host::world::{LaunchError, Mode, SoftNics, WorldConfig, launch};
+use gin_host::world::{LaunchError, SoftNics, WorldConfig, WorldMode, launch};
 use gin_net::peer::PeerNetwork;
 use gin_soft_nic::Options;
 use gin_testkit::{Reorder, Withhold};
@@ -332,7 +332,7 @@ fn received(config: WorldConfig, kernel: &'static str, mistake: bool) -> Result<
 
 /// Runs a kernel in a seeded world that looks for races.
 fn run(mut config: WorldConfig, kernel: &'static str, mistake: bool) -> Result<(), LaunchError<CommError>> {
-    if let Mode::Seeded(seeded) = &mut config.mode {
+    if let WorldMode::Seeded(seeded) = &mut config.mode {
         seeded.races = true;
     }
     run_as_it_is(config, kernel, mistake)
@@ -528,7 +528,7 @@ fn the_worst_network_shows_wrong_numbers_after_a_signal_that_does_not_cover_the_
 #[test]
 fn a_world_that_does_not_look_finds_nothing() {
     let mut config = WorldConfig::seeded(2, 1).routes(Routes::Network);
-    if let Mode::Seeded(seeded) = &mut config.mode {
+    if let WorldMode::Seeded(seeded) = &mut config.mode {
         seeded.races = false;
     }
     run_as_it_is(config, "race_test_read", true).unwrap();

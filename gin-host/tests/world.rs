@@ -6,12 +6,12 @@ use gin_boot::rt;
 use gin_device::prelude::*;
 use gin_gpu::LaunchConfig;
 use gin_host::comm::{CommError, CommState, Requirements, Routes, WindowFlags};
-use gin_host::world::{LaunchError, Mode, WorldConfig, launch, launch_logged};
+use gin_host::world::{LaunchError, WorldConfig, WorldMode, launch, launch_logged};
 use gin_net::peer::PeerNetwork;
 use gin_net::staged::{Staged, Staging};
 use gin_net::{Endpoint, Network};
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Sabotage, Trickle, Withhold};
-use gin_virtual::{EventLog, LogMode, Policy};
+use gin_virtual::{EventLog, LogMode, Schedule};
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
@@ -265,11 +265,11 @@ fn networks() -> Vec<(&'static str, Make)> {
 #[test]
 fn kernels_exchange_over_every_network_and_schedule() {
     for (name, make) in networks() {
-        for policy in Policy::PLAIN {
+        for schedule in Schedule::PLAIN {
             for seed in 0..3 {
-                let config = reordered_parts(3, seed, make).policy(policy);
+                let config = reordered_parts(3, seed, make).schedule(schedule);
                 let (ended, _) = pass_on(config, LONG);
-                assert_eq!(ended, [Ok(0); 3], "{name}, {policy:?}, seed {seed}");
+                assert_eq!(ended, [Ok(0); 3], "{name}, {schedule:?}, seed {seed}");
             }
         }
         let (ended, _) = pass_on(WorldConfig::threads(3).network(make), LONG);
@@ -331,7 +331,7 @@ fn the_same_seed_gives_the_same_run_and_another_one_another() {
             );
             Box::new(Reorder::new(below, endpoint))
         });
-        if let Mode::Seeded(seeded) = &mut config.mode {
+        if let WorldMode::Seeded(seeded) = &mut config.mode {
             seeded.log = LogMode::Full;
         }
         pass_on(config, LONG).1

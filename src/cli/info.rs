@@ -209,7 +209,7 @@ fn doorbells() -> Vec<Doorbell> {
         // Without a GPU there is none; the section on devices says why.
         let gpus: Vec<_> = gin_gpu::cuda::gpus().into_iter().flatten().map(|gpu| gpu.ordinal).collect();
         let rung_by = |nic: &gin_nic::Nic, gpu| -> Result<String, Failure> {
-            Ok(nic.ringer(&*gin_gpu::cuda::CudaDevice::new(gpu, &[])?)?.to_string())
+            Ok(nic.doorbell_source(&*gin_gpu::cuda::CudaDevice::new(gpu, &[])?)?.to_string())
         };
         let doorbell = |nic: &gin_nic::Nic, gpu| {
             let rung_by = rung_by(nic, gpu).map_err(|error| error.to_string());

@@ -232,8 +232,8 @@ impl<'a, W: Write> Printer<'a, W> {
             if let Some(nics) = &report.nics {
                 writeln!(out, "{}: kernels drove {}", report.workload, nics.join(", "))?;
             }
-            if let Some(ringers) = &report.doorbells {
-                writeln!(out, "{}: doorbells were rung by {}", report.workload, ringers.join("; by "))?;
+            if let Some(doorbell_sources) = &report.doorbells {
+                writeln!(out, "{}: doorbells were rung by {}", report.workload, doorbell_sources.join("; by "))?;
             }
         }
         for report in &reports {

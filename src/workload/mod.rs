@@ -73,7 +73,7 @@ struct Ran {
     /// The NIC that the rank's kernels drove.
     nic: Option<String>,
     /// The engine that rang the NIC's doorbells.
-    ringer: Option<String>,
+    doorbell_source: Option<String>,
     /// The statistics, if requested.
     figures: Vec<Figures>,
 }
@@ -181,7 +181,7 @@ fn world(plan: &Plan) -> Result<WorldConfig, Failure> {
         (RunDevice::Virtual, Mode::Threads) => WorldConfig::threads(plan.ranks),
         (RunDevice::Virtual, Mode::Seeded) => WorldConfig::seeded(plan.ranks, plan.seed),
     };
-    if let gin_host::world::Mode::Threads(threads) = &mut config.mode {
+    if let gin_host::world::WorldMode::Threads(threads) = &mut config.mode {
         threads.seed = plan.seed;
     }
     if plan.software_nics {
@@ -207,11 +207,12 @@ fn world(plan: &Plan) -> Result<WorldConfig, Failure> {
 }
 
 /// Returns the engines that rang doorbells, without repetitions; `None` if proxies served the ranks.
-fn ringers(results: &[Ran]) -> Option<Vec<String>> {
-    let mut ringers: Vec<String> = results.iter().map(|ran| ran.ringer.clone()).collect::<Option<_>>()?;
-    ringers.sort_unstable();
-    ringers.dedup();
-    Some(ringers)
+fn doorbell_sources(results: &[Ran]) -> Option<Vec<String>> {
+    let mut doorbell_sources: Vec<String> =
+        results.iter().map(|ran| ran.doorbell_source.clone()).collect::<Option<_>>()?;
+    doorbell_sources.sort_unstable();
+    doorbell_sources.dedup();
+    Some(doorbell_sources)
 }
 
 /// Returns the error of a job. CPUs that progress threads cannot run on come from a variable, so it is refused.
@@ -296,7 +297,7 @@ fn run_rank(plan: &Plan, work: &dyn Job, rank: &Rank, watch: &Watch) -> Result<R
         ran.network = comm.network()?.name.to_owned();
         ran.reach = comm.device()?.handle().lsa_reach;
         ran.nic = comm.nic()?.map(|nic| nic.name.clone());
-        ran.ringer = comm.ringer()?.map(|ringer| ringer.to_string());
+        ran.doorbell_source = comm.doorbell_source()?.map(|doorbell_source| doorbell_source.to_string());
         if plan.lsa_only {
             // All ranks leave together, so that none waits for another one.
             let reached = rank.bootstrap().all_gather(&ran.reach.to_le_bytes())?;
@@ -354,7 +355,7 @@ fn report(plan: &Plan, operations: f64, traffic: Traffic, results: &[Ran]) -> Re
         backend: results.first().map(|ran| ran.backend.clone()).unwrap_or_default(),
         network: results.first().filter(|ran| ran.nic.is_none()).map(|ran| ran.network.clone()),
         nics: results.iter().map(|ran| ran.nic.clone()).collect(),
-        doorbells: ringers(results),
+        doorbells: doorbell_sources(results),
         route: match results.first().map_or(0, |ran| ran.reach) {
             0 => "network",
             reach if reach == plan.ranks => "lsa",

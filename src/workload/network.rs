@@ -49,10 +49,10 @@ fn open_by(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gin_net::verbs::NoDevice;
+    use gin_net::verbs::NoRdmaDevice;
 
     fn refusal(mode: Mode, backend: Backend) -> String {
-        match open_by(mode, backend, || Err(NoDevice::None.to_string())) {
+        match open_by(mode, backend, || Err(NoRdmaDevice::None.to_string())) {
             Err(Refused(text)) => text,
             Ok(_) => panic!("a network without ports"),
         }

@@ -55,7 +55,7 @@
 #define GIN_FOREVER 4294967295
 
 // `gin_config_t::progress_threads` if the program carries out requests of kernels, by `gin_comm_progress`.
-#define GIN_PROGRESS_BY_CALLER 4294967295
+#define GIN_PROGRESS_MANUAL 4294967295
 
 // Peers may raise signals at words of the window.
 #define GIN_WINDOW_SIGNALS 1
@@ -193,7 +193,7 @@ typedef struct gin_config_t {
   // The time in milliseconds for which a collective call waits for ranks that are alive.
   uint32_t collective_ms;
   // The number of threads that carry out requests of kernels, for all communicators of the job in this process; at
-  // most 256. 0 for a thread of its own for each communicator. `GIN_PROGRESS_BY_CALLER` for none: the program calls
+  // most 256. 0 for a thread of its own for each communicator. `GIN_PROGRESS_MANUAL` for none: the program calls
   // `gin_comm_progress`.
   uint32_t progress_threads;
   // A `gin_backend_t`.
@@ -611,7 +611,7 @@ gin_status_t gin_job_close(struct gin_job_t job);
 // Creates a communicator of all ranks of the job. Collective: all ranks pass the same requirements.
 //
 // gin's own threads carry out the requests of kernels from now on; the program calls nothing for that, unless
-// `progress_threads` of the job's configuration is `GIN_PROGRESS_BY_CALLER`.
+// `progress_threads` of the job's configuration is `GIN_PROGRESS_MANUAL`.
 //
 // The caller owns the handle. It ends the communicator with `gin_comm_destroy`, or with `gin_comm_release`.
 gin_status_t gin_comm_create(struct gin_job_t job,
@@ -640,7 +640,7 @@ gin_status_t gin_comm_fault(struct gin_comm_t comm,
 gin_status_t gin_comm_abort(struct gin_comm_t comm);
 
 // Carries out the requests of kernels that are ready, if `progress_threads` of the job's configuration is
-// `GIN_PROGRESS_BY_CALLER`; else there is nothing to do. `worked`, unless it is null, is 1 if there was anything to
+// `GIN_PROGRESS_MANUAL`; else there is nothing to do. `worked`, unless it is null, is 1 if there was anything to
 // do, else 0. Does not wait for other ranks. It does so for all communicators of the same handle of a job.
 //
 // Calls of gin that wait do the same meanwhile, for the communicators that their thread has called before. While no

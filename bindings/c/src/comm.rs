@@ -7,7 +7,7 @@ use crate::table;
 use crate::types::{
     GIN_FAULT_TEXT_BYTES, gin_comm_t, gin_fault_t, gin_job_t, gin_requirements_t, gin_stats_t, gin_status_t,
 };
-use gin_abi::{CommHandle, Subject};
+use gin_abi::{CommHandle, FaultSubject};
 use gin_host::comm::{CommState, Communicator, Requirements};
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ fn requirements(asked: *const gin_requirements_t) -> Result<Requirements, Failur
 /// Creates a communicator of all ranks of the job. Collective: all ranks pass the same requirements.
 ///
 /// gin's own threads carry out the requests of kernels from now on; the program calls nothing for that, unless
-/// `progress_threads` of the job's configuration is `GIN_PROGRESS_BY_CALLER`.
+/// `progress_threads` of the job's configuration is `GIN_PROGRESS_MANUAL`.
 ///
 /// The caller owns the handle. It ends the communicator with `gin_comm_destroy`, or with `gin_comm_release`.
 ///
@@ -108,10 +108,10 @@ pub unsafe extern "C" fn gin_comm_fault(comm: gin_comm_t, found: *mut u32, fault
         let Some(report) = report else { return Ok(()) };
         let fault = report.fault;
         let (subject, id, offset) = match fault.subject() {
-            Subject::Signal(id) => (1, id, 0),
-            Subject::Counter(id) => (2, id, 0),
-            Subject::Barrier(id) => (3, id, 0),
-            Subject::Window { id, offset } => (4, id, offset),
+            FaultSubject::Signal(id) => (1, id, 0),
+            FaultSubject::Counter(id) => (2, id, 0),
+            FaultSubject::Barrier(id) => (3, id, 0),
+            FaultSubject::Window { id, offset } => (4, id, offset),
             _ => (0, 0, 0),
         };
         let mut fault = gin_fault_t {
@@ -142,7 +142,7 @@ pub extern "C" fn gin_comm_abort(comm: gin_comm_t) -> gin_status_t {
 }
 
 /// Carries out the requests of kernels that are ready, if `progress_threads` of the job's configuration is
-/// `GIN_PROGRESS_BY_CALLER`; else there is nothing to do. `worked`, unless it is null, is 1 if there was anything to
+/// `GIN_PROGRESS_MANUAL`; else there is nothing to do. `worked`, unless it is null, is 1 if there was anything to
 /// do, else 0. Does not wait for other ranks. It does so for all communicators of the same handle of a job.
 ///
 /// Calls of gin that wait do the same meanwhile, for the communicators that their thread has called before. While no

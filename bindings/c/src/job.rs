@@ -5,7 +5,7 @@ use crate::status::{Failure, call, check_abi, fill, input, inputs, output, outpu
 use crate::table;
 use crate::types::gin_status_t::{GIN_ERROR_BOOTSTRAP, GIN_ERROR_MEMORY, GIN_ERROR_NETWORK, GIN_ERROR_NO_JOB};
 use crate::types::{
-    GIN_FOREVER, GIN_PROGRESS_BY_CALLER, GIN_UNIQUE_ID_BYTES, gin_all_gather_t, gin_backend_t, gin_config_t,
+    GIN_FOREVER, GIN_PROGRESS_MANUAL, GIN_UNIQUE_ID_BYTES, gin_all_gather_t, gin_backend_t, gin_config_t,
     gin_device_kind_t, gin_job_t, gin_network_t, gin_status_t, gin_unique_id_t,
 };
 use gin_boot::{Bootstrap, InProcess, Rendezvous, TcpBootstrap, TcpConfig, UniqueId, lock};
@@ -13,7 +13,7 @@ use gin_gpu::Device;
 use gin_gpu::placement::{Placement, started_on};
 use gin_gpu::virt::VirtualDevice;
 use gin_host::comm::{Backend, CommConfig, NicChoice, Routes};
-use gin_host::proxy::progress::{ByCaller, OwnThreads, Pool, Progress, Running, Work};
+use gin_host::proxy::progress::{ManualProgress, OwnThreads, Pool, Progress, Running, Work};
 use gin_host::world::SoftNics;
 use gin_net::verbs::{Ports, VerbsConfig};
 use gin_nic::NicConfig;
@@ -154,7 +154,7 @@ impl Config {
         }
         let threads = match config.progress_threads {
             0 => Threads::Own,
-            GIN_PROGRESS_BY_CALLER => Threads::Callers,
+            GIN_PROGRESS_MANUAL => Threads::Callers,
             threads @ 1..=MAX_PROGRESS_THREADS => {
                 let failed = |error| Failure::new(GIN_ERROR_MEMORY, format!("{threads} progress threads: {error}"));
                 Threads::Shared(Arc::new(Pool::new(threads as usize).map_err(failed)?))
@@ -162,7 +162,7 @@ impl Config {
             other => {
                 let text = format!(
                     "config.progress_threads is {other}: there are 0 to {MAX_PROGRESS_THREADS}, and \
-                                    GIN_PROGRESS_BY_CALLER"
+                                    GIN_PROGRESS_MANUAL"
                 );
                 return Err(Failure::argument(text));
             }
@@ -199,7 +199,7 @@ impl Config {
         let progress: Arc<dyn Progress> = match &self.threads {
             Threads::Own => near()?,
             Threads::Shared(pool) => pool.clone(),
-            Threads::Callers => Arc::new(ByCaller::default()),
+            Threads::Callers => Arc::new(ManualProgress::default()),
         };
         let config = self.comm.clone().progress(progress);
         Ok(Job { bootstrap, device, config, nics: None })

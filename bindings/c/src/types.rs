@@ -21,7 +21,7 @@ pub const GIN_NONE: u32 = 0xffff_ffff;
 pub const GIN_FOREVER: u32 = 0xffff_ffff;
 
 /// `gin_config_t::progress_threads` if the program carries out requests of kernels, by `gin_comm_progress`.
-pub const GIN_PROGRESS_BY_CALLER: u32 = 0xffff_ffff;
+pub const GIN_PROGRESS_MANUAL: u32 = 0xffff_ffff;
 
 /// The outcome of a call.
 #[repr(u32)]
@@ -170,7 +170,7 @@ pub struct gin_config_t {
     /// The time in milliseconds for which a collective call waits for ranks that are alive.
     pub collective_ms: u32,
     /// The number of threads that carry out requests of kernels, for all communicators of the job in this process; at
-    /// most 256. 0 for a thread of its own for each communicator. `GIN_PROGRESS_BY_CALLER` for none: the program calls
+    /// most 256. 0 for a thread of its own for each communicator. `GIN_PROGRESS_MANUAL` for none: the program calls
     /// `gin_comm_progress`.
     pub progress_threads: u32,
     /// A `gin_backend_t`.

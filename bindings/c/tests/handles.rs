@@ -124,7 +124,7 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
     let status = unsafe {
         match which {
             0 => {
-                let progress_threads = if number & 4 == 0 { 0 } else { GIN_PROGRESS_BY_CALLER };
+                let progress_threads = if number & 4 == 0 { 0 } else { GIN_PROGRESS_MANUAL };
                 let backend = if number & 8 == 0 { 0 } else { gin_backend_t::GIN_BACKEND_GDAKI_SOFT as u32 };
                 let config = gin_config_t { progress_threads, backend, ..CONFIG };
                 gin_job_local(&config, (number % 2) as u32, (&raw mut made).cast())

@@ -37,7 +37,7 @@ fn every_operation_of_the_header_does_its_work_and_refuses_wrong_arguments() {
 fn kernels_in_cpp_run_on_the_virtual_gpu() {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = program("../../examples/cuda-cpp/virtual.cpp", folder.path());
-    for arguments in [&["4"][..], &["3", "network"], &["3", "caller"], &["3", "gdaki"], &["1"]] {
+    for arguments in [&["4"][..], &["3", "network"], &["3", "manual"], &["3", "gdaki"], &["1"]] {
         let said = run(Command::new(&program).args(arguments));
         assert!(said.contains("passed"), "{arguments:?}: {said}");
     }

@@ -226,7 +226,7 @@ impl Communicator {
         py.detach(|| member.comm.abort()).or_raise(py)
     }
 
-    /// Carries out the requests of kernels that are ready, if the communicator was made with `progress="caller"`.
+    /// Carries out the requests of kernels that are ready, if the communicator was made with `progress="manual"`.
     /// Returns whether there was anything to do.
     fn progress(&self, py: Python<'_>) -> PyResult<bool> {
         let member = self.0.get()?;

@@ -2,7 +2,7 @@
 //! Exceptions.
 
 use crate::process::aborted;
-use gin_abi::{Fault, FaultKind, Subject, fault::NONE};
+use gin_abi::{Fault, FaultKind, FaultSubject, fault::NONE};
 use gin_boot::{BootstrapError, JobError};
 use gin_ep::EpError;
 use gin_gpu::GpuError;
@@ -154,10 +154,10 @@ fn set_fields(value: &Bound<'_, PyAny>, report: &FaultReport) -> PyResult<()> {
 /// Returns the kind of a fault's subject, its id, and the offset in a window.
 fn subject(fault: &Fault) -> (Option<&'static str>, Option<u32>, Option<u64>) {
     match fault.subject() {
-        Subject::Signal(id) => (Some("signal"), Some(id), None),
-        Subject::Counter(id) => (Some("counter"), Some(id), None),
-        Subject::Barrier(id) => (Some("barrier"), Some(id), None),
-        Subject::Window { id, offset } => (Some("window"), Some(id), Some(offset)),
+        FaultSubject::Signal(id) => (Some("signal"), Some(id), None),
+        FaultSubject::Counter(id) => (Some("counter"), Some(id), None),
+        FaultSubject::Barrier(id) => (Some("barrier"), Some(id), None),
+        FaultSubject::Window { id, offset } => (Some("window"), Some(id), Some(offset)),
         _ => (None, None, None),
     }
 }

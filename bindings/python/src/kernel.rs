@@ -3,7 +3,7 @@
 
 use crate::error::{OrRaise, Raised};
 use crate::guard::{Guarded, check_process};
-use gin_gpu::{Device, Embedded, Function, GpuError, ModuleSource};
+use gin_gpu::{Device, EmbeddedModules, Function, GpuError, ModuleSource};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -25,10 +25,10 @@ const EP: &str = "gin_ep_kernels";
 
 /// The linked kernels as PTX, by crate.
 #[cfg(feature = "cuda")]
-pub(crate) const TABLES: &[(&str, Embedded)] =
+pub(crate) const TABLES: &[(&str, EmbeddedModules)] =
     &[("gin_kernels", shipped::PTX), ("gin_examples_kernels", examples::PTX), (EP, gin_ep::PTX)];
 #[cfg(not(feature = "cuda"))]
-pub(crate) const TABLES: &[(&str, Embedded)] = &[];
+pub(crate) const TABLES: &[(&str, EmbeddedModules)] = &[];
 
 /// A kernel that can be launched.
 #[pyclass(frozen, module = "gincomm")]

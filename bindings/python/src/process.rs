@@ -9,7 +9,7 @@ use crate::rank::Rank;
 use gin_boot::{Bootstrap, IdError, InProcess, Job, Rendezvous, TcpBootstrap, TcpConfig, UniqueId, lock};
 use gin_gpu::placement::Placement;
 use gin_gpu::virt::VirtualDevice;
-use gin_gpu::{Device, Embedded, available};
+use gin_gpu::{Device, EmbeddedModules, available};
 use gin_host::comm::CommConfig;
 use gin_virtual::{DeviceConfig, ThreadsConfig, World};
 use pyo3::exceptions::PyValueError;
@@ -47,7 +47,7 @@ impl Choice {
         if text.as_deref() == Some("virtual") {
             return Ok(Self::Virtual);
         }
-        let tables: Vec<Embedded> = TABLES.iter().map(|(_, table)| *table).collect();
+        let tables: Vec<EmbeddedModules> = TABLES.iter().map(|(_, table)| *table).collect();
         let found = py.detach(|| available(&tables)).or_raise(py)?;
         match text.as_deref() {
             None if found.names.is_empty() => Ok(Self::Virtual),
@@ -86,7 +86,7 @@ impl Choice {
 fn gpu(ordinal: usize) -> PyResult<Arc<dyn Device>> {
     use gin_gpu::{ModuleSource, cuda::CudaDevice};
 
-    let tables: Vec<Embedded> = TABLES.iter().map(|(_, table)| *table).collect();
+    let tables: Vec<EmbeddedModules> = TABLES.iter().map(|(_, table)| *table).collect();
     Python::attach(|py| {
         let device = py.detach(|| {
             let device = CudaDevice::new(ordinal, &tables)?;
@@ -256,7 +256,7 @@ pub(crate) fn rank(py: Python<'_>) -> PyResult<Py<Rank>> {
 #[pyfunction]
 pub(crate) fn gpus(py: Python<'_>) -> PyResult<Vec<String>> {
     check_process()?;
-    let tables: Vec<Embedded> = TABLES.iter().map(|(_, table)| *table).collect();
+    let tables: Vec<EmbeddedModules> = TABLES.iter().map(|(_, table)| *table).collect();
     Ok(py.detach(|| available(&tables)).or_raise(py)?.names)
 }
 

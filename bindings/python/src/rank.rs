@@ -10,7 +10,7 @@ use crate::stream::{Stream, Work, raw_handle};
 use gin_boot::lock;
 use gin_gpu::{Device, GpuError};
 use gin_host::comm::{Requirements, Routes};
-use gin_host::proxy::progress::ByCaller;
+use gin_host::proxy::progress::ManualProgress;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -159,7 +159,7 @@ impl Rank {
         let config = rank.comm_config().clone().routes(routes);
         let config = match progress {
             "threads" => config,
-            "caller" => config.progress(Arc::new(ByCaller::default())),
+            "manual" => config.progress(Arc::new(ManualProgress::default())),
             other => {
                 let text = format!("progress is made by \"threads\" or \"caller\", not \"{other}\"");
                 return Err(PyValueError::new_err(text));

@@ -46,9 +46,9 @@ def test_every_rank_puts_a_text_into_its_neighbours_memory(routes):
 
 def test_the_program_carries_out_requests_by_progress_and_in_waits():
     def body(rank):
-        with pytest.raises(ValueError, match='"threads" or "caller", not "none"'):
+        with pytest.raises(ValueError, match='"threads" or "manual", not "none"'):
             rank.communicator(progress="none")
-        with rank.communicator(signals=2, counters=1, routes="network", progress="caller") as comm:
+        with rank.communicator(signals=2, counters=1, routes="network", progress="manual") as comm:
             recv, send = comm.alloc_window(8, "float32"), comm.alloc_window(8, "float32")
             np.from_dlpack(send)[:] = rank.rank + 1
             stream = rank.stream()

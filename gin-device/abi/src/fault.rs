@@ -102,7 +102,7 @@ pub const NONE: u32 = u32::MAX;
 /// The object of a fault, besides its context and peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 #[non_exhaustive]
-pub enum Subject {
+pub enum FaultSubject {
     /// Nothing more.
     #[default]
     None,
@@ -121,7 +121,7 @@ pub enum Subject {
     },
 }
 
-impl Subject {
+impl FaultSubject {
     /// Returns the form stored in memory.
     #[inline(always)]
     pub const fn to_words(self) -> [u64; 2] {
@@ -143,7 +143,7 @@ impl Subject {
         [word, if let Self::Window { .. } = self { offset } else { deadline.ns() }]
     }
 
-    /// Decodes the form stored in memory. An unknown code becomes [`Subject::None`].
+    /// Decodes the form stored in memory. An unknown code becomes [`FaultSubject::None`].
     #[inline(always)]
     pub const fn read([word, offset]: [u64; 2]) -> Self {
         let id = (word >> 32) as u32;
@@ -176,7 +176,7 @@ pub use cpu::Fault;
 /// The form of a fault on CPUs. On a GPU a fault has one word: `gin-device` defines it.
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu {
-    use super::{FaultKind, NONE, Operation, Subject, WORDS};
+    use super::{FaultKind, FaultSubject, NONE, Operation, WORDS};
     use crate::Deadline;
     use core::hash::{Hash, Hasher};
     use core::panic::Location;
@@ -186,10 +186,10 @@ mod cpu {
     /// This is the error of every device call, and of every host call that learns of a device's fault. It is `Copy`.
     ///
     /// ```
-    /// use gin_abi::{Fault, FaultKind, Operation, Subject};
+    /// use gin_abi::{Fault, FaultKind, Operation, FaultSubject};
     ///
     /// let fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal).with_context(0).with_peer(3);
-    /// let fault = fault.with_values(Subject::Signal(7), 5, 4);
+    /// let fault = fault.with_values(FaultSubject::Signal(7), 5, 4);
     /// assert_eq!(fault.kind(), FaultKind::Timeout);
     /// let text = "deadline passed in wait_signal, context 0, rank 3, signal 7: it is 4 and should have reached 5";
     /// assert_eq!(fault.to_string(), text);
@@ -202,7 +202,7 @@ mod cpu {
         operation: Operation,
         context: u32,
         peer: u32,
-        subject: Subject,
+        subject: FaultSubject,
         expected: u64,
         seen: u64,
         /// In nanoseconds; 0 if it is not known.
@@ -229,7 +229,7 @@ mod cpu {
     impl Fault {
         /// Returns a fault of this kind in this operation, with no context or peer.
         pub const fn new(kind: FaultKind, operation: Operation) -> Self {
-            let (subject, place) = (Subject::None, Place(None));
+            let (subject, place) = (FaultSubject::None, Place(None));
             Self { kind, context: NONE, peer: NONE, operation, subject, expected: 0, seen: 0, deadline_ns: 0, place }
         }
 
@@ -252,7 +252,7 @@ mod cpu {
         }
 
         /// Sets what it concerns, the expected value and the value seen.
-        pub const fn with_values(mut self, subject: Subject, expected: u64, seen: u64) -> Self {
+        pub const fn with_values(mut self, subject: FaultSubject, expected: u64, seen: u64) -> Self {
             self.subject = subject;
             self.expected = expected;
             self.seen = seen;
@@ -261,8 +261,8 @@ mod cpu {
 
         /// Sets the last four words of the form stored in memory.
         pub const fn with_words(self, [subject, rest, expected, seen]: [u64; 4]) -> Self {
-            let subject = Subject::read([subject, rest]);
-            let deadline_ns = if matches!(subject, Subject::Window { .. }) { 0 } else { rest };
+            let subject = FaultSubject::read([subject, rest]);
+            let deadline_ns = if matches!(subject, FaultSubject::Window { .. }) { 0 } else { rest };
             Self { deadline_ns, ..self.with_values(subject, expected, seen) }
         }
 
@@ -299,7 +299,7 @@ mod cpu {
         }
 
         /// Returns what it concerns.
-        pub const fn subject(&self) -> Subject {
+        pub const fn subject(&self) -> FaultSubject {
             self.subject
         }
 
@@ -362,12 +362,12 @@ mod cpu {
 mod tests {
     use super::*;
 
-    const SUBJECTS: [Subject; 5] = [
-        Subject::None,
-        Subject::Signal(u32::MAX),
-        Subject::Counter(5),
-        Subject::Barrier(0),
-        Subject::Window { id: 9, offset: u64::MAX },
+    const SUBJECTS: [FaultSubject; 5] = [
+        FaultSubject::None,
+        FaultSubject::Signal(u32::MAX),
+        FaultSubject::Counter(5),
+        FaultSubject::Barrier(0),
+        FaultSubject::Window { id: 9, offset: u64::MAX },
     ];
 
     #[test]
@@ -377,7 +377,7 @@ mod tests {
                 for subject in SUBJECTS {
                     let fault = Fault::new(kind, operation).with_context(3).with_peer(9);
                     let mut fault = fault.with_values(subject, u64::MAX, 7);
-                    if !matches!(subject, Subject::Window { .. }) {
+                    if !matches!(subject, FaultSubject::Window { .. }) {
                         fault = fault.with_deadline(crate::Deadline::after_us(5));
                     }
                     assert_eq!(Fault::from_words(fault.to_words()), Some(fault));

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Faults in words.
 
-use crate::fault::{Fault, FaultKind, NONE, Operation, Subject};
+use crate::fault::{Fault, FaultKind, FaultSubject, NONE, Operation};
 use core::fmt;
 
 impl Fault {
     /// Returns the operation in words, and what it concerns.
     ///
     /// ```
-    /// use gin_abi::{Fault, FaultKind, Operation, Subject};
+    /// use gin_abi::{Fault, FaultKind, Operation, FaultSubject};
     ///
-    /// let fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal).with_values(Subject::Signal(3), 1, 0);
+    /// let fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal).with_values(FaultSubject::Signal(3), 1, 0);
     /// assert_eq!(fault.with_context(0).call().to_string(), "wait_signal, context 0, signal 3");
     /// ```
     pub fn call(&self) -> impl fmt::Display + '_ {
@@ -30,9 +30,9 @@ impl Fault {
     /// the call if it is known. Begins with a colon; empty if the kind says it all.
     ///
     /// ```
-    /// use gin_abi::{Deadline, Fault, FaultKind, Operation, Subject};
+    /// use gin_abi::{Deadline, Fault, FaultKind, Operation, FaultSubject};
     ///
-    /// let fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal).with_values(Subject::Signal(3), 1, 0);
+    /// let fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal).with_values(FaultSubject::Signal(3), 1, 0);
     /// let text = ": it is 0 and should have reached 1 within 20 ms";
     /// assert_eq!(fault.with_deadline(Deadline::after_ms(20)).detail().to_string(), text);
     /// ```
@@ -70,7 +70,7 @@ impl Fault {
             }
             _ => false,
         };
-        has_values && self.subject() == Subject::None && (self.expected(), self.seen()) == (0, 0)
+        has_values && self.subject() == FaultSubject::None && (self.expected(), self.seen()) == (0, 0)
     }
 
     /// Returns the kind of a fault that another rank reported; `gin_boot::board` stores its code.
@@ -92,7 +92,7 @@ impl Fault {
                 write!(f, "the window has {expected} bytes there, and the end of the range overflows")
             }
             FaultKind::OutOfRange => match self.subject() {
-                Subject::Window { offset, .. } => {
+                FaultSubject::Window { offset, .. } => {
                     write!(f, "the window has {expected} bytes there, and the range is bytes {offset} to {seen}")
                 }
                 _ => write!(f, "the window has {expected} bytes there, and the range ends at byte {seen}"),
@@ -133,10 +133,10 @@ impl Fault {
             (Operation::WaitSignal | Operation::WaitCounter, _) => {
                 write!(f, "it is {seen} and should have reached {expected}")
             }
-            (Operation::Barrier, Subject::None) if expected == 0 => {
+            (Operation::Barrier, FaultSubject::None) if expected == 0 => {
                 f.write_str("a phase of an mbarrier was not complete")
             }
-            (Operation::Barrier, Subject::None) => write!(f, "{seen} of {expected} blocks arrived"),
+            (Operation::Barrier, FaultSubject::None) => write!(f, "{seen} of {expected} blocks arrived"),
             (Operation::Barrier, _) => write!(f, "its count of arrivals is {seen} and should have reached {expected}"),
             (Operation::Flush, _) => write!(f, "not all operations up to number {expected} were complete"),
             (Operation::Send, _) => {
@@ -168,8 +168,8 @@ impl fmt::Display for Fault {
 
 impl core::error::Error for Fault {}
 
-/// Writes nothing for [`Subject::None`]; begins with a comma otherwise.
-impl fmt::Display for Subject {
+/// Writes nothing for [`FaultSubject::None`]; begins with a comma otherwise.
+impl fmt::Display for FaultSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => Ok(()),
@@ -210,8 +210,8 @@ mod tests {
         assert_eq!(fault.to_string(), text);
         let text = "barrier is broken in barrier, context 0, rank 1, barrier 0: two sessions used it at the same time: this \
                     one expected round 0 and found round 1; give each stream a barrier of its own";
-        assert_eq!(fault.with_values(Subject::Barrier(0), 0, 1).to_string(), text);
+        assert_eq!(fault.with_values(FaultSubject::Barrier(0), 0, 1).to_string(), text);
         let text = "barrier is broken in barrier, context 0, rank 1, barrier 0: it ended with a fault before";
-        assert_eq!(fault.with_values(Subject::Barrier(0), 3, 3).to_string(), text);
+        assert_eq!(fault.with_values(FaultSubject::Barrier(0), 3, 3).to_string(), text);
     }
 }

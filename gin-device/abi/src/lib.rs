@@ -32,7 +32,7 @@ pub use deadline::Deadline;
 pub use descriptor::{Descriptor, DescriptorError, RemoteSignal, SignalTarget, Transfer, WindowOffset};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use fault::Fault;
-pub use fault::{FaultKind, FaultRecord, Operation, Subject};
+pub use fault::{FaultKind, FaultRecord, FaultSubject, Operation};
 pub use handle::{BackendKind, CommHandle, ContextData, StatusBlock, WindowData, WindowHandle};
 
 /// Version of every layout in this crate.

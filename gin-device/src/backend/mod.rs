@@ -16,7 +16,7 @@ use crate::fault::Fault;
 use crate::order::{Scope, release};
 use crate::status::WaitError;
 use crate::sys::Global;
-use gin_abi::{Deadline, Descriptor, FaultKind, Operation, Subject};
+use gin_abi::{Deadline, Descriptor, FaultKind, FaultSubject, Operation};
 
 mod sealed {
     pub trait Sealed {}
@@ -61,7 +61,7 @@ pub trait Backend: sealed::Sealed + Copy {
     #[inline(always)]
     fn explain(core: &Core, peer: u32, stop: Self::Ended, operation: Operation, deadline: Deadline) -> Fault {
         let timeout = core.fault(FaultKind::Timeout, operation).with_peer(peer);
-        core.status().explain(stop.into(), timeout, Subject::None, deadline, 0, 0)
+        core.status().explain(stop.into(), timeout, FaultSubject::None, deadline, 0, 0)
     }
 
     /// Returns the position of the next post among all posts, or among the posts to `peer` if it is named.

@@ -11,7 +11,7 @@ use crate::status::WaitError;
 use crate::sys::{self, Global, GlobalWord};
 use gin_abi::descriptor::{WORDS, with_time};
 use gin_abi::handle::QUEUE_NEAR;
-use gin_abi::{Deadline, Descriptor, FaultKind, Operation, Subject};
+use gin_abi::{Deadline, Descriptor, FaultKind, FaultSubject, Operation};
 
 /// The back end in which a CPU thread takes descriptors from the context's queue and posts them to a network.
 #[derive(Clone, Copy, Debug)]
@@ -145,7 +145,7 @@ impl Backend for Proxy {
             Err((WaitError::Deadline, Some(index))) => {
                 // The slot is claimed and stays empty, so every later request would wait for ever.
                 let fault = core.fault(FaultKind::QueueBroken, operation).with_peer(request.peer);
-                producer.status.report(fault.with_values(Subject::None, index, producer.queue.depth()));
+                producer.status.report(fault.with_values(FaultSubject::None, index, producer.queue.depth()));
                 producer.status.await_stop();
                 Err(WaitError::Fault)
             }

@@ -12,7 +12,7 @@ use crate::status::{NOW_AND_THEN, WaitError};
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::Rank;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
-use gin_abi::{COUNTER_BITS, Deadline, FaultKind, Operation, Subject};
+use gin_abi::{COUNTER_BITS, Deadline, FaultKind, FaultSubject, Operation};
 
 /// A position among a context's posts to one peer, from [`Gin::flush_async`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,9 +62,13 @@ impl<B: Backend> Gin<B> {
     pub(crate) fn flush_here(&self, deadline: Deadline) -> Result<(), Fault> {
         self.core().check(Operation::Flush)?;
         let position = B::position(self.core(), None);
-        waits!(Some(self.core().fault(FaultKind::Timeout, Operation::Flush).with_values(Subject::None, position, 0)));
+        waits!(Some(self.core().fault(FaultKind::Timeout, Operation::Flush).with_values(
+            FaultSubject::None,
+            position,
+            0
+        )));
         let flushed = B::wait(self.core(), None, position, deadline);
-        flushed.map_err(|stop| ended(self.core(), stop, Operation::Flush, Subject::None, deadline, (position, 0)))
+        flushed.map_err(|stop| ended(self.core(), stop, Operation::Flush, FaultSubject::None, deadline, (position, 0)))
     }
 
     /// Returns a token for the operations posted to `peer` until now. Does not wait.
@@ -97,14 +101,14 @@ impl<B: Backend> Gin<B> {
         self.core().check(Operation::Flush)?;
         let peer = token.peer.world();
         waits!(Some(self.core().fault(FaultKind::Timeout, Operation::Flush).with_values(
-            Subject::None,
+            FaultSubject::None,
             token.position,
             0
         )));
         let flushed = B::wait(self.core(), Some(peer), token.position, deadline);
         flushed.map_err(|stop| {
             let timeout = self.core().fault(FaultKind::Timeout, Operation::Flush).with_peer(peer);
-            self.core().status().explain(stop, timeout, Subject::None, deadline, token.position, 0)
+            self.core().status().explain(stop, timeout, FaultSubject::None, deadline, token.position, 0)
         })
     }
 
@@ -114,7 +118,7 @@ impl<B: Backend> Gin<B> {
         let counters = self.core().comm().counters();
         fault::check!(self.core().fault(FaultKind::BadDescriptor, operation), |judge| {
             self.core().judge(&mut judge);
-            let unmet = |kind| Unmet::new(kind).of(Subject::Counter(counter.id));
+            let unmet = |kind| Unmet::new(kind).of(FaultSubject::Counter(counter.id));
             judge.condition(counter.id < counters, || {
                 unmet(FaultKind::UnknownCounter).values(counters as u64, counter.id as u64)
             });
@@ -169,14 +173,14 @@ impl<B: Backend> Gin<B> {
         self.check_counter(counter, Operation::WaitCounter)?;
         let words = counter_words(self.core(), counter.id);
         waits!(Some(self.core().fault(FaultKind::Timeout, Operation::WaitCounter).with_values(
-            Subject::Counter(counter.id),
+            FaultSubject::Counter(counter.id),
             least,
             0
         )));
         match wait::<B>(self.core(), &words, least, counter.bits, deadline, false) {
             Ok(_) => Ok(()),
             Err((stop, seen)) => {
-                let subject = Subject::Counter(counter.id);
+                let subject = FaultSubject::Counter(counter.id);
                 Err(ended(self.core(), stop, Operation::WaitCounter, subject, deadline, (least, seen)))
             }
         }
@@ -276,7 +280,7 @@ pub(super) fn ended(
     core: &Core,
     stop: WaitError,
     operation: Operation,
-    subject: Subject,
+    subject: FaultSubject,
     deadline: Deadline,
     (expected, seen): (u64, u64),
 ) -> Fault {

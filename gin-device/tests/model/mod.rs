@@ -288,7 +288,7 @@ impl World {
 /// Returns a fault whose words all differ and depend on `seed`.
 pub fn fault(seed: u64) -> Fault {
     Fault::new(FaultKind::Network, Operation::Put).with_context(seed as u32).with_peer(seed as u32 + 10).with_values(
-        gin_abi::Subject::Signal(seed as u32),
+        gin_abi::FaultSubject::Signal(seed as u32),
         seed + 20,
         seed + 30,
     )

@@ -121,15 +121,15 @@ impl Board {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gin_abi::FaultSubject;
     use gin_abi::Operation;
-    use gin_abi::Subject;
 
     #[test]
     fn the_first_fault_of_each_rank_and_the_first_of_all_stay() {
         let board = Board::new(3);
         assert_eq!(board.first(), None);
         let fault =
-            |seen| Fault::new(FaultKind::Network, Operation::Put).with_peer(7).with_values(Subject::None, 0, seen);
+            |seen| Fault::new(FaultKind::Network, Operation::Put).with_peer(7).with_values(FaultSubject::None, 0, seen);
         board.post(2, fault(1));
         board.post(2, fault(2));
         board.post(0, fault(3));
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn other_ranks_learn_the_failed_rank_and_an_abort_as_such() {
         let fault = Fault::new(FaultKind::OutOfRange, Operation::Put).with_context(3).with_peer(1).with_values(
-            Subject::None,
+            FaultSubject::None,
             64,
             65,
         );

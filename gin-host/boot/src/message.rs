@@ -194,7 +194,7 @@ impl Message {
 mod tests {
     use super::*;
     use crate::wire::{decode, encode};
-    use gin_abi::{Fault, FaultKind, Operation, Subject};
+    use gin_abi::{Fault, FaultKind, FaultSubject, Operation};
     use proptest::prelude::*;
     use std::net::IpAddr;
 
@@ -244,7 +244,7 @@ mod tests {
         (kind, operation, any::<(u32, u32, u64, u64)>()).prop_map(
             |(kind, operation, (context, peer, expected, seen))| {
                 let fault = Fault::new(kind, operation).with_context(context).with_peer(peer);
-                fault.with_values(Subject::Window { id: context, offset: seen }, expected, seen)
+                fault.with_values(FaultSubject::Window { id: context, offset: seen }, expected, seen)
             },
         )
     }

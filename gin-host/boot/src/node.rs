@@ -12,7 +12,7 @@ use crate::message::{Answer, CHUNK, CollectiveId, LISTED, Message, Registration}
 use crate::tcp::JOINING;
 use crate::tree::{Behind, EDGES, PARENT, TreePlace};
 use crate::{BootstrapError, LossCause, lock, millis};
-use gin_abi::{Fault, FaultKind, Operation, Subject};
+use gin_abi::{Fault, FaultKind, FaultSubject, Operation};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -555,7 +555,7 @@ impl LossCause {
     fn post(&self, board: &Board, own: u32, rank: u32) {
         let limit = if let Self::Silent { ms } = self { *ms } else { 0 };
         let fault = Fault::new(FaultKind::PeerLost, Operation::None).with_peer(rank);
-        let fault = fault.with_values(Subject::None, limit, self.code());
+        let fault = fault.with_values(FaultSubject::None, limit, self.code());
         board.post_because(own, fault, &self.to_string());
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Ranks that meet over TCP, here all in one process.
 
-use gin_abi::{Fault, FaultKind, Operation, Subject};
+use gin_abi::{Fault, FaultKind, FaultSubject, Operation};
 use gin_boot::{Bootstrap, BootstrapError, LossCause};
 use gin_boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
 use std::io::{Read, Write};
@@ -337,7 +337,7 @@ fn strangers_cost_a_job_nothing() {
 }
 
 fn fault(seen: u64) -> Fault {
-    Fault::new(FaultKind::Network, Operation::Put).with_context(3).with_peer(1).with_values(Subject::None, 7, seen)
+    Fault::new(FaultKind::Network, Operation::Put).with_context(3).with_peer(1).with_values(FaultSubject::None, 7, seen)
 }
 
 #[test]

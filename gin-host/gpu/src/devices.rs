@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// Kernels for GPUs: pairs of architecture (`sm_90`) and PTX text or machine code, as `gin-build` writes them into a
 /// program. A GPU loads machine code for its architecture if there is some, and otherwise the driver compiles PTX.
-pub type Embedded = &'static [(&'static str, &'static [u8])];
+pub type EmbeddedModules = &'static [(&'static str, &'static [u8])];
 
 /// Makes the device of a world rank; the arguments are the rank and the number of ranks.
 type MakeDevice = Arc<dyn Fn(u32, u32) -> Result<Arc<dyn Device>, GpuError> + Send + Sync>;
@@ -92,7 +92,7 @@ impl Available {
 /// # Errors
 /// [`GpuError::Unusable`] if the system shows this process GPUs, but the driver does not start, is too old or shows
 /// none, or there are no kernels for one of them.
-pub fn available(kernels: &[Embedded]) -> Result<Available, GpuError> {
+pub fn available(kernels: &[EmbeddedModules]) -> Result<Available, GpuError> {
     #[cfg(feature = "cuda")]
     {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();

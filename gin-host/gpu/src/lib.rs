@@ -44,7 +44,7 @@ mod shared;
 pub mod virt;
 
 pub use arg::{Argument, KernelArg, Plain};
-pub use devices::{Available, Devices, Embedded, available};
+pub use devices::{Available, Devices, EmbeddedModules, available};
 pub use error::GpuError;
 pub use io::{Keep, MappedPages, MemoryFile, whole_pages};
 pub use launch::{LaunchConfig, check_launch};

@@ -280,7 +280,7 @@ pub enum NetError {
     },
 }
 
-gin_abi::debug_as_display!(NetError, verbs::NoDevice, verbs::WrongVariable);
+gin_abi::debug_as_display!(NetError, verbs::NoRdmaDevice, verbs::WrongVariable);
 
 /// Returns a signal in words.
 fn show(signal: &SignalTarget) -> String {

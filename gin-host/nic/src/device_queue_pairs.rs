@@ -7,7 +7,7 @@
 
 use super::address::Address;
 use super::device::RegisteredSlice;
-use super::doorbells::{Bells, DoorbellRelease, Doorbells, Ringer};
+use super::doorbells::{Bells, DoorbellRelease, DoorbellSource, Doorbells};
 use super::drain::{self, DrainError, IdleQueue};
 use super::error::{DeviceQueueError, NicError, NicPeer};
 use super::hca::Access;
@@ -137,7 +137,7 @@ pub struct DeviceQueuePairs {
 
 impl DeviceQueuePairs {
     /// Creates the queue pairs and moves them to the state init. `counters`: the counter words of each context, in
-    /// memory of the device. `doorbells`: the requested engine; [`ringer`](Self::ringer) returns the actual one.
+    /// memory of the device. `doorbells`: the requested engine; [`doorbell_source`](Self::doorbell_source) returns the actual one.
     ///
     /// # Errors
     /// [`DeviceQueueError`]. Then no object remains.
@@ -264,8 +264,8 @@ impl DeviceQueuePairs {
     }
 
     /// Returns the engine that rings the doorbells.
-    pub fn ringer(&self) -> Ringer {
-        self.bells.ringer()
+    pub fn doorbell_source(&self) -> DoorbellSource {
+        self.bells.doorbell_source()
     }
 
     /// Returns the address of the table, for [`CommHandle::queue_pairs`](gin_abi::CommHandle::queue_pairs).

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Doorbells {
-    /// Kernels, if their device can map the NIC's doorbell pages; else the host. [`Ringer`] names the actual engine.
+    /// Kernels, if their device can map the NIC's doorbell pages; else the host. [`DoorbellSource`] names the actual engine.
     #[default]
     Automatic,
     /// Kernels. Bring-up fails if their device cannot map the pages.
@@ -63,10 +63,10 @@ impl DoorbellRelease {
 /// The engine that rings the doorbells of a communicator.
 ///
 /// ```
-/// assert_eq!(gin_nic::Ringer::Kernels.to_string(), "kernels");
+/// assert_eq!(gin_nic::DoorbellSource::Kernels.to_string(), "kernels");
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug, derive_more::Display)]
-pub enum Ringer {
+pub enum DoorbellSource {
     /// The communicator's kernels.
     #[display("kernels")]
     Kernels,
@@ -184,10 +184,10 @@ impl Bells {
         }
     }
 
-    pub(super) fn ringer(&self) -> Ringer {
+    pub(super) fn doorbell_source(&self) -> DoorbellSource {
         match self {
-            Self::Pages(_) => Ringer::Kernels,
-            Self::Relayed(_, reason) => Ringer::Host(reason.clone()),
+            Self::Pages(_) => DoorbellSource::Kernels,
+            Self::Relayed(_, reason) => DoorbellSource::Host(reason.clone()),
         }
     }
 }
@@ -198,11 +198,11 @@ impl Nic {
     ///
     /// # Errors
     /// An error of the NIC.
-    pub fn ringer(&self, device: &dyn Device) -> Result<Ringer, NicError> {
+    pub fn doorbell_source(&self, device: &dyn Device) -> Result<DoorbellSource, NicError> {
         let (_, page) = self.doorbell_page()?;
         Ok(match Pages::map(self, device, [&page].into_iter()) {
-            Ok(_) => Ringer::Kernels,
-            Err(reason) => Ringer::Host(Some(reason)),
+            Ok(_) => DoorbellSource::Kernels,
+            Err(reason) => DoorbellSource::Host(Some(reason)),
         })
     }
 }

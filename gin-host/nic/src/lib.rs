@@ -41,7 +41,7 @@ mod relay;
 pub use address::Address;
 pub use device::RegisteredSlice;
 pub use device_queue_pairs::{DeviceQueuePairs, Shape, Target};
-pub use doorbells::{DoorbellRelease, Doorbells, Ringer};
+pub use doorbells::{DoorbellRelease, DoorbellSource, Doorbells};
 pub use drain::DrainError;
 pub use error::{DeviceQueueError, FileRefusal, NicError, NicPeer, Step};
 pub use hca::{Hca, HcaError};

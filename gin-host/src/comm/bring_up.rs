@@ -65,7 +65,7 @@ impl Communicator {
         let (board, resources) = (live.channel.board().clone(), Arc::downgrade(&live.resources));
         // Set once: a communicator becomes active at most once.
         let printer = live.printer.clone();
-        let caller = self.config.progress.by_caller().cloned();
+        let caller = self.config.progress.manual().cloned();
         let _ = self.shared.active.set(Active { board, resources, printer, backend, network, lsa_size, caller });
         Ok(live)
     }

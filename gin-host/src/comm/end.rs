@@ -122,7 +122,7 @@ impl Drop for Communicator {
                 std::mem::forget(window.clone());
             }
         }
-        if let Some(caller) = self.config.progress.by_caller() {
+        if let Some(caller) = self.config.progress.manual() {
             caller.step_in_waits();
         }
         let _ = live.commands.send(Command::Stop);

@@ -9,7 +9,7 @@ use gin_abi::gdaki::{MAX_DEPTH_LOG2, MIN_DEPTH_LOG2};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::opcode;
-use gin_abi::{CommHandle, Fault, FaultKind, Operation, Subject};
+use gin_abi::{CommHandle, Fault, FaultKind, FaultSubject, Operation};
 use gin_boot::lock;
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use gin_net::{Capabilities, Raises};
@@ -274,10 +274,10 @@ fn fault(error: &DrainError) -> Fault {
             let gone = failure.syndrome == Syndrome::RetryExceeded.code();
             let kind = if gone { FaultKind::PeerLost } else { FaultKind::Network };
             let (index, syndrome) = (u64::from(index as u16), u64::from(failure.syndrome));
-            at(kind, operation_of(operation), context, peer).with_values(Subject::None, index, syndrome)
+            at(kind, operation_of(operation), context, peer).with_values(FaultSubject::None, index, syndrome)
         }
         DrainError::Hole { context, peer, index } => {
-            at(FaultKind::QueueBroken, Operation::None, context, peer).with_values(Subject::None, index, 0)
+            at(FaultKind::QueueBroken, Operation::None, context, peer).with_values(FaultSubject::None, index, 0)
         }
         DrainError::Senseless { context, peer } => at(FaultKind::Network, Operation::None, context, peer),
         // The device or the NIC failed.

@@ -32,15 +32,15 @@ mod window;
 mod windows;
 mod wire;
 
-pub use crate::proxy::progress::ByCaller;
+pub use crate::proxy::progress::ManualProgress;
 pub use crate::proxy::{PeerStats, Stats};
 pub use backend::{Backend, BackendProbe, NicChoice, probe_backends};
 pub use config::{CommConfig, Routes};
 pub use error::CommError;
-pub use gin_abi::{Deadline, Fault, FaultKind, Subject};
+pub use gin_abi::{Deadline, Fault, FaultKind, FaultSubject};
 pub use print::PrintTo;
 pub use report::FaultReport;
-pub use requirements::{Connections, MAX_MESSAGE, MAX_OUTSTANDING, MAX_PRINT_LINES, MAX_QUEUE_DEPTH, Requirements};
+pub use requirements::{ConnectionType, MAX_MESSAGE, MAX_OUTSTANDING, MAX_PRINT_LINES, MAX_QUEUE_DEPTH, Requirements};
 pub use state::{AbortHandle, CommState};
 pub use window::{Window, WindowFlags};
 
@@ -50,7 +50,7 @@ use gin_boot::board::Notice;
 use gin_device::Comm;
 use gin_device::kernel::LaunchArg;
 use gin_gpu::{Argument, Device, KernelArg};
-use gin_nic::{Nic, Ringer};
+use gin_nic::{DoorbellSource, Nic};
 use live::Live;
 use state::Shared;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -173,7 +173,7 @@ impl Communicator {
 
     /// Takes the lock for a call. Never waits for the lock, because its holder may be waiting for other ranks.
     fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, Option<Live>>, CommError> {
-        if let Some(caller) = self.config.progress.by_caller() {
+        if let Some(caller) = self.config.progress.manual() {
             caller.step_in_waits();
         }
         match self.live.try_lock() {
@@ -297,9 +297,9 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`device`](Self::device).
-    pub fn ringer(&self) -> Result<Option<Ringer>, CommError> {
+    pub fn doorbell_source(&self) -> Result<Option<DoorbellSource>, CommError> {
         self.with_up("name the engine that rings doorbells", |live| {
-            live.gdaki.as_ref().map(|gdaki| gdaki.queues.ringer())
+            live.gdaki.as_ref().map(|gdaki| gdaki.queues.doorbell_source())
         })
     }
 
@@ -317,7 +317,7 @@ impl Communicator {
     }
 
     /// Carries out the requests of kernels that are ready, if the communicator has no progress threads
-    /// ([`ByCaller`]). Returns whether there was anything to do. Never waits for
+    /// ([`ManualProgress`]). Returns whether there was anything to do. Never waits for
     /// other ranks. With progress threads there is nothing to do.
     ///
     /// # Errors
@@ -326,7 +326,7 @@ impl Communicator {
         if !matches!(self.state(), CommState::Active | CommState::Aborted) {
             return Err(self.wrong_state("carry out requests"));
         }
-        let caller = self.config.progress.by_caller();
+        let caller = self.config.progress.manual();
         Ok(caller.is_some_and(|caller| {
             caller.step_in_waits();
             caller.step()

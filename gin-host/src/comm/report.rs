@@ -3,7 +3,7 @@
 
 use super::state::Active;
 use super::{Communicator, Notice, Routes};
-use gin_abi::{BackendKind, Fault, Operation, Subject};
+use gin_abi::{BackendKind, Fault, FaultSubject, Operation};
 use gin_boot::on_host;
 use std::fmt;
 
@@ -63,7 +63,9 @@ impl fmt::Display for FaultReport {
             write!(f, ", rank {}{}", fault.peer(), on_host(peer))?;
         }
         match (fault.subject(), window) {
-            (Subject::Window { id, offset }, Some(name)) => write!(f, ", window {id} (`{name}`) at byte {offset}")?,
+            (FaultSubject::Window { id, offset }, Some(name)) => {
+                write!(f, ", window {id} (`{name}`) at byte {offset}")?
+            }
             (subject, _) => write!(f, "{subject}")?,
         }
         match (cause, fault.place()) {
@@ -103,7 +105,7 @@ impl Communicator {
             host: self.bootstrap.host(rank),
             fault,
             window: match fault.subject() {
-                Subject::Window { id, .. } => self.shared.names.get(id),
+                FaultSubject::Window { id, .. } => self.shared.names.get(id),
                 _ => None,
             },
             peer_host: concerned.map(|peer| self.bootstrap.host(peer)),

@@ -20,13 +20,13 @@ pub const MAX_PRINT_LINES: u32 = 1 << 16;
 /// The ranks that kernels reach over the network with the back end GDAKI. A proxy always reaches all ranks.
 ///
 /// ```
-/// use gin_host::comm::{Connections, Requirements};
+/// use gin_host::comm::{ConnectionType, Requirements};
 ///
-/// let requirements = Requirements::default().contexts(4).connections(Connections::Rail).rail_barriers(1);
+/// let requirements = Requirements::default().contexts(4).connections(ConnectionType::Rail).rail_barriers(1);
 /// assert_eq!((requirements.contexts, requirements.signals), (4, 16));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-pub enum Connections {
+pub enum ConnectionType {
     /// All ranks. Each context has a queue pair to each rank.
     #[default]
     All,
@@ -39,7 +39,7 @@ pub enum Connections {
     Rail,
 }
 
-impl Connections {
+impl ConnectionType {
     /// Returns the distance between connected ranks.
     pub(super) fn step(self, lsa_size: u32) -> u32 {
         match self {
@@ -70,7 +70,7 @@ gin_gpu::config! {
         /// default.
         pub queue_depth: u32 = 256,
         /// The ranks that kernels reach over the network.
-        pub connections: Connections = Connections::All,
+        pub connections: ConnectionType = ConnectionType::All,
         /// The number of barriers over all ranks.
         pub world_barriers: u32 = 0,
         /// The number of barriers over the ranks with the same place in their LSA teams.
@@ -154,7 +154,7 @@ impl Requirements {
     /// # Errors
     /// [`CommError::NotConnected`].
     pub(crate) fn check_connections(&self, ranks: u32, lsa_size: u32, routes: Routes) -> Result<(), CommError> {
-        if self.connections == Connections::All {
+        if self.connections == ConnectionType::All {
             return Ok(());
         }
         // Loads and stores reach the rest of the LSA team.

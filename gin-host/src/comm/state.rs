@@ -4,7 +4,7 @@
 use super::print::Printer;
 use super::resources::Resources;
 use super::window::Names;
-use crate::proxy::progress::ByCaller;
+use crate::proxy::progress::ManualProgress;
 use gin_abi::{BackendKind, Fault, FaultKind, Operation};
 use gin_boot::board::{Board, Notice};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -64,7 +64,7 @@ pub(super) struct Active {
     /// Ranks of an LSA team.
     pub(super) lsa_size: u32,
     /// `Some` if the program steps the proxy.
-    pub(super) caller: Option<ByCaller>,
+    pub(super) caller: Option<ManualProgress>,
 }
 
 impl Shared {
@@ -108,7 +108,7 @@ impl Shared {
         if let Some(active) = self.active.get() {
             active.board.post_because(self.rank, Fault::new(FaultKind::Aborted, Operation::None), cause);
             // Nobody else may tell this rank's kernels.
-            active.caller.as_ref().map(ByCaller::step);
+            active.caller.as_ref().map(ManualProgress::step);
         }
     }
 }

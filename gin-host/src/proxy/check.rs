@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The proxy's check of every request. Kernels check too, but an invalid or late request must not reach the network.
 
-use gin_abi::{Descriptor, Fault, FaultKind, Operation, SignalTarget, Subject, Transfer};
+use gin_abi::{Descriptor, Fault, FaultKind, FaultSubject, Operation, SignalTarget, Transfer};
 use gin_gpu::Memory;
 use gin_net::Capabilities;
 use std::sync::Arc;
@@ -49,9 +49,14 @@ impl Limits {
             let fault = Fault::new(kind, operation(&request.transfer)).with_context(context).with_peer(request.peer);
             fault.with_values(subject, expected, seen)
         };
-        let at = |window, offset| Subject::Window { id: window, offset };
+        let at = |window, offset| FaultSubject::Window { id: window, offset };
         if request.peer >= self.ranks {
-            return Err(fault(FaultKind::UnknownRank, Subject::None, u64::from(self.ranks), u64::from(request.peer)));
+            return Err(fault(
+                FaultKind::UnknownRank,
+                FaultSubject::None,
+                u64::from(self.ranks),
+                u64::from(request.peer),
+            ));
         }
         let range = |window: u32, rank: u32, offset: u64, bytes: u64| {
             let subject = at(window, offset);
@@ -91,14 +96,14 @@ impl Limits {
         }
         if let Some(signal) = request.signal {
             if signal.strong && !self.capabilities.strong_signals {
-                return Err(fault(FaultKind::NoStrongSignals, Subject::None, 0, 0));
+                return Err(fault(FaultKind::NoStrongSignals, FaultSubject::None, 0, 0));
             }
             match signal.target {
                 SignalTarget::Id(id) => {
                     if id >= self.signals {
                         return Err(fault(
                             FaultKind::UnknownSignal,
-                            Subject::Signal(id),
+                            FaultSubject::Signal(id),
                             u64::from(self.signals),
                             u64::from(id),
                         ));
@@ -120,7 +125,7 @@ impl Limits {
         {
             return Err(fault(
                 FaultKind::UnknownCounter,
-                Subject::Counter(counter),
+                FaultSubject::Counter(counter),
                 u64::from(self.counters),
                 u64::from(counter),
             ));

@@ -32,7 +32,7 @@ pub use stats::{PeerStats, Stats};
 use crate::comm::print::Printer;
 use flow::Op;
 use gin_abi::descriptor::{WORDS, without_time};
-use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget, Subject};
+use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, FaultSubject, Operation, SignalTarget};
 use gin_boot::board::Board;
 use gin_device::internal::queue::{Consumer, Finished, Queue};
 use gin_device::internal::signal_words::raise;
@@ -263,7 +263,7 @@ impl Proxy {
             let (words, posted) = if timed { without_time(words) } else { (words, 0) };
             let request = Descriptor::decode(&words).map_err(|error| {
                 let fault = Fault::new(FaultKind::BadDescriptor, Operation::None).with_context(context as u32);
-                fault.with_values(Subject::None, bad_word(error), words[0])
+                fault.with_values(FaultSubject::None, bad_word(error), words[0])
             });
             let limits = &self.parts.limits;
             let checked = request.and_then(|request| limits.check(context as u32, &request).map(|()| request));
@@ -376,8 +376,8 @@ impl Proxy {
             None => {
                 let fault = Fault::new(FaultKind::UnknownSignal, Operation::Signal).with_context(arrival.context);
                 let (subject, seen) = match arrival.target {
-                    SignalTarget::Id(id) => (Subject::Signal(id), u64::from(id)),
-                    SignalTarget::Address { window, offset } => (Subject::Window { id: window, offset }, offset),
+                    SignalTarget::Id(id) => (FaultSubject::Signal(id), u64::from(id)),
+                    SignalTarget::Address { window, offset } => (FaultSubject::Window { id: window, offset }, offset),
                 };
                 let signals = u64::from(self.parts.limits.signals);
                 self.found(fault.with_peer(arrival.from).with_values(subject, signals, seen), "");

@@ -66,7 +66,7 @@ pub trait Progress: Send + Sync + fmt::Debug {
     fn start(&self, name: &str, work: Work) -> std::io::Result<Running>;
 
     /// Returns the engine if the program steps it.
-    fn by_caller(&self) -> Option<&ByCaller> {
+    fn manual(&self) -> Option<&ManualProgress> {
         None
     }
 }
@@ -185,7 +185,7 @@ fn step_once(all: &mut Vec<(Work, Finishing)>) -> bool {
 }
 
 thread_local! {
-    /// This thread steps the work of a [`ByCaller`].
+    /// This thread steps the work of a [`ManualProgress`].
     static STEPPING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -203,11 +203,11 @@ thread_local! {
 /// use gin_boot::InProcess;
 /// use gin_gpu::virt::VirtualDevice;
 /// use gin_host::comm::{CommConfig, Communicator, Requirements};
-/// use gin_host::proxy::progress::ByCaller;
+/// use gin_host::proxy::progress::ManualProgress;
 /// use std::sync::Arc;
 ///
 /// let rank = InProcess::job(1)?.remove(0);
-/// let config = CommConfig::default().progress(Arc::new(ByCaller::default()));
+/// let config = CommConfig::default().progress(Arc::new(ManualProgress::default()));
 /// let comm = Communicator::new(Arc::new(rank), VirtualDevice::memory_only(0), config);
 /// comm.initialise(&Requirements::default())?;
 /// assert!(!comm.progress()?); // no kernel has posted a request
@@ -215,13 +215,13 @@ thread_local! {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Default, derive_more::Debug)]
-#[debug("ByCaller")]
-pub struct ByCaller(Arc<Stepped>);
+#[debug("ManualProgress")]
+pub struct ManualProgress(Arc<Stepped>);
 
 #[derive(Default)]
 struct Stepped(Mutex<Vec<(Work, Finishing)>>);
 
-impl ByCaller {
+impl ManualProgress {
     /// Does all work that is ready. Returns whether there was any. Waits for no other rank; if another thread steps the
     /// same work, waits until that has ended its step.
     pub fn step(&self) -> bool {
@@ -257,14 +257,14 @@ fn within_step<'a>(take: impl FnOnce() -> Option<MutexGuard<'a, Vec<(Work, Finis
     worked
 }
 
-impl Progress for ByCaller {
+impl Progress for ManualProgress {
     fn start(&self, _name: &str, work: Work) -> std::io::Result<Running> {
         let (finishing, finished) = Finishing::new();
         lock(&self.0.0).push((work, finishing));
         Ok(Running::new(finished))
     }
 
-    fn by_caller(&self) -> Option<&ByCaller> {
+    fn manual(&self) -> Option<&ManualProgress> {
         Some(self)
     }
 }

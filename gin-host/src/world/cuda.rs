@@ -3,7 +3,7 @@
 
 use super::WorldConfig;
 use gin_gpu::cuda::devices;
-use gin_gpu::{Embedded, GpuError};
+use gin_gpu::{EmbeddedModules, GpuError};
 
 impl WorldConfig {
     /// Makes a job of `ranks` ranks that are threads on these GPUs, with the kernels that they may launch. Ranks share
@@ -14,7 +14,7 @@ impl WorldConfig {
     ///
     /// # Errors
     /// As [`devices`].
-    pub fn cuda(gpus: &[usize], ranks: u32, kernels: &[Embedded]) -> Result<Self, GpuError> {
+    pub fn cuda(gpus: &[usize], ranks: u32, kernels: &[EmbeddedModules]) -> Result<Self, GpuError> {
         let mut config = Self::threads(ranks);
         config.devices = Some(devices(gpus, kernels, None)?);
         Ok(config)

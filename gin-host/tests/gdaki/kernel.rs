@@ -6,12 +6,12 @@ use gin_abi::mlx5::cqe::{self, Completion};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, SLOT_BYTES};
 use gin_gpu::{Memory, MemoryKind};
-use gin_host::world::{Mode, Rank, WorldConfig, launch};
+use gin_host::world::{Rank, WorldConfig, WorldMode, launch};
 use gin_nic::hca::{Access, Hca};
 use gin_nic::{DeviceQueues, Nic, NicConfig, NicPeer, QueueSpec, RegisteredSlice, Role};
 use gin_soft_nic::{Fault, FaultKind, Options};
 use gin_soft_nic_host::{SoftConfig, SoftEngine, SoftFabric};
-use gin_virtual::{Policy, SeededConfig};
+use gin_virtual::{Schedule, SeededConfig};
 use std::error::Error;
 use std::sync::Arc;
 
@@ -118,7 +118,7 @@ fn the_engine_runs_as_a_kernel_and_continues_after_it_was_parked() {
     // orders, takes minutes.
     let seeded = |seed| {
         let mut config = WorldConfig::seeded(1, seed);
-        config.mode = Mode::Seeded(SeededConfig { policy: Policy::RoundRobin, ..SeededConfig::new(seed) });
+        config.mode = WorldMode::Seeded(SeededConfig { schedule: Schedule::RoundRobin, ..SeededConfig::new(seed) });
         config
     };
     for config in [seeded(3), WorldConfig::threads(1)] {

@@ -19,7 +19,7 @@ use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{Requirements, WindowFlags};
 use gin_host::prelude::{CommError, Communicator, WorldConfig};
 use gin_host::world::{Rank, SoftNics, launch, launch_logged};
-use gin_nic::{Doorbells, Ringer};
+use gin_nic::{DoorbellSource, Doorbells};
 use gin_soft_nic::{Fault, FaultKind as NicFault, Options};
 use gin_virtual::LogMode;
 use hand::{Hand, word};
@@ -150,7 +150,7 @@ fn doorbells_that_the_host_passes_on_reach_every_rank_too() {
         let config = config.with_comm(|comm| comm.doorbells(Doorbells::Host));
         run(&nics, by_hand(config), |rank| {
             let comm = rank.communicator(&requirements())?;
-            assert_eq!(comm.ringer(), Ok(Some(Ringer::Host(None))));
+            assert_eq!(comm.doorbell_source(), Ok(Some(DoorbellSource::Host(None))));
             exchange(&rank, &comm)
         });
     }
@@ -305,7 +305,7 @@ fn the_same_seed_gives_the_same_run() {
     let log = |seed: u64| {
         let nics = SoftNics::new(Options { delay: 3, seed, ..Options::default() });
         let mut config = by_hand(WorldConfig::seeded(2, seed).soft_nics(&nics));
-        if let gin_host::world::Mode::Seeded(seeded) = &mut config.mode {
+        if let gin_host::world::WorldMode::Seeded(seeded) = &mut config.mode {
             seeded.log = LogMode::Full;
         }
         let (results, log) = launch_logged(config, |rank| exchange(&rank, &rank.communicator(&requirements())?));

@@ -9,7 +9,7 @@ use crate::{Hand, by_hand, nics, run, worlds};
 use gin_abi::{FaultKind, Operation};
 use gin_device::prelude::*;
 use gin_gpu::LaunchConfig;
-use gin_host::comm::{CommError, Communicator, Connections, Requirements, Routes, WindowFlags};
+use gin_host::comm::{CommError, Communicator, ConnectionType, Requirements, Routes, WindowFlags};
 use gin_host::world::{Rank as HostRank, WorldConfig, launch};
 
 const RANKS: u32 = 4;
@@ -19,7 +19,7 @@ const THREADS: u32 = 33;
 /// Number of outcomes that a kernel notes.
 const NOTES: usize = 12;
 
-fn requirements(connections: Connections) -> Requirements {
+fn requirements(connections: ConnectionType) -> Requirements {
     Requirements::default().connections(connections).contexts(2).queue_depth(16).rail_barriers(1).lsa_barriers(1)
 }
 
@@ -134,7 +134,7 @@ fn a_post_to_a_peer_without_a_connection_is_refused_with_its_rank_and_rails_work
         run(&nics, config.lsa_size(LSA), |rank| {
             let (me, rail) = (rank.rank(), (rank.rank() + LSA) % RANKS);
             for stranger in [me ^ 1, me ^ 3] {
-                let comm = rank.communicator(&requirements(Connections::Rail))?;
+                let comm = rank.communicator(&requirements(ConnectionType::Rail))?;
                 let window = comm.alloc_window::<u64>(2 + THREADS as usize, WindowFlags::NONE)?;
                 let notes = comm.alloc_window::<u64>(NOTES, WindowFlags::NONE)?;
                 let alone = comm.alloc_window::<u64>(THREADS as usize, WindowFlags::NONE)?;
@@ -169,7 +169,7 @@ fn peers_of_the_lsa_team_are_reached_by_loads_and_stores_but_not_over_the_networ
     for (nics, config) in worlds(RANKS) {
         run(&nics, config.lsa_size(LSA), |rank| {
             let near = rank.rank() ^ 1;
-            let comm = rank.communicator(&requirements(Connections::Rail))?;
+            let comm = rank.communicator(&requirements(ConnectionType::Rail))?;
             let window = comm.alloc_window::<u64>(2, WindowFlags::NONE)?;
             let notes = comm.alloc_window::<u64>(1, WindowFlags::NONE)?;
             let at = notes.memory().address() as usize as *mut u64;
@@ -182,7 +182,7 @@ fn peers_of_the_lsa_team_are_reached_by_loads_and_stores_but_not_over_the_networ
 }
 
 /// Returns the number of objects of all NICs while communicators exist; checks that none remain after their end.
-fn objects(connections: Connections, lsa_size: u32) -> usize {
+fn objects(connections: ConnectionType, lsa_size: u32) -> usize {
     let nics = nics();
     let config = WorldConfig::seeded(RANKS, 3).soft_nics(&nics).lsa_size(lsa_size);
     let up = run(&nics, config, |rank| {
@@ -201,10 +201,10 @@ fn rails_need_queue_pairs_to_their_own_ranks_only() {
     // For each rank: a protection domain and two regions. For each of its contexts: memory for rings, a completion
     // queue and a queue pair that answers. For each peer: a doorbell page, a completion queue and a queue pair.
     let expected = |peers: usize| RANKS as usize * (1 + 2 + 2 * (1 + 2 + 3 * peers));
-    assert_eq!(objects(Connections::All, 2), expected(4));
-    assert_eq!(objects(Connections::Rail, 2), expected(2));
-    assert_eq!(objects(Connections::Rail, 1), expected(4), "each rank is an LSA team");
-    assert_eq!(objects(Connections::Rail, 4), expected(1), "only itself");
+    assert_eq!(objects(ConnectionType::All, 2), expected(4));
+    assert_eq!(objects(ConnectionType::Rail, 2), expected(2));
+    assert_eq!(objects(ConnectionType::Rail, 1), expected(4), "each rank is an LSA team");
+    assert_eq!(objects(ConnectionType::Rail, 4), expected(1), "only itself");
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn entries_never_announced_along_a_rail_complete() {
     for (nics, config) in worlds(RANKS) {
         run(&nics, by_hand(config.lsa_size(LSA)), |rank| {
             let rail = (rank.rank() + LSA) % RANKS;
-            let comm = rank.communicator(&requirements(Connections::Rail))?;
+            let comm = rank.communicator(&requirements(ConnectionType::Rail))?;
             // Visible at once, as no request has a signal.
             let window = comm.alloc_window::<u64>(4, WindowFlags::SIGNALS)?;
             window.write(0, &[7 + u64::from(rank.rank())])?;
@@ -233,7 +233,7 @@ fn ranks_that_want_other_connections_learn_so() {
     let nics = nics();
     let config = WorldConfig::seeded(RANKS, 3).soft_nics(&nics).lsa_size(LSA);
     let results = launch(config, |rank| -> Result<Result<(), CommError>, CommError> {
-        let connections = if rank.rank() == 2 { Connections::Rail } else { Connections::All };
+        let connections = if rank.rank() == 2 { ConnectionType::Rail } else { ConnectionType::All };
         Ok(rank.communicator(&requirements(connections)).map(|_| ()))
     });
     for (rank, error) in (0..).zip(errors(results.unwrap())) {
@@ -248,7 +248,7 @@ fn barriers_that_cannot_meet_along_rails_are_refused_on_every_back_end() {
     let refused = |change: fn(&mut Requirements), lsa_size: u32, routes: Routes| {
         let config = WorldConfig::seeded(RANKS, 3).lsa_size(lsa_size).routes(routes);
         let results = launch(config, |rank| -> Result<Option<CommError>, CommError> {
-            let mut asked = Requirements::default().connections(Connections::Rail);
+            let mut asked = Requirements::default().connections(ConnectionType::Rail);
             change(&mut asked);
             match rank.communicator(&asked) {
                 Ok(comm) => comm.destroy().map(|()| None),

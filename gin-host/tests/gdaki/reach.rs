@@ -7,7 +7,7 @@ use crate::common::{config, errors, peer, ranks};
 use crate::disguise::{Disguised, Driver, Part, Reaching, Registration, Shared};
 use gin_gpu::{GpuError, Memory, MemoryKind};
 use gin_host::comm::{Backend, CommConfig, CommError, Communicator, NicChoice, Requirements, WindowFlags};
-use gin_nic::{Doorbells, Ringer};
+use gin_nic::{DoorbellSource, Doorbells};
 use gin_nic::{FileRefusal, Hca, NicConfig, NicError};
 use gin_soft_nic_host::{SoftConfig, SoftFabric};
 use gin_testkit::FailingHca;
@@ -82,7 +82,7 @@ fn kernels_of_a_gpu_ring_themselves_where_its_driver_maps_the_pages() {
             doorbells,
             |_| {},
             |rank, comm| {
-                assert_eq!(comm.ringer(), Ok(Some(Ringer::Kernels)));
+                assert_eq!(comm.doorbell_source(), Ok(Some(DoorbellSource::Kernels)));
                 assert!(on_pages(comm));
                 // A page of a software NIC serves one queue pair.
                 assert_eq!(drivers[rank as usize].lock().mapped.len(), 4);
@@ -105,8 +105,8 @@ fn where_a_page_is_refused_the_host_rings_for_all_and_says_why() {
             |rank, comm| {
                 let refused = GpuError::Driver { context: "map a page", reason: "not permitted".to_owned() };
                 let all = rank == 0 || max_pages >= 4;
-                let ringer = if all { Ringer::Kernels } else { Ringer::Host(Some(refused)) };
-                assert_eq!(comm.ringer(), Ok(Some(ringer)));
+                let doorbell_source = if all { DoorbellSource::Kernels } else { DoorbellSource::Host(Some(refused)) };
+                assert_eq!(comm.doorbell_source(), Ok(Some(doorbell_source)));
                 assert_eq!(on_pages(comm), all);
                 if !all {
                     assert_eq!(drivers[1].lock().mapped, Vec::<u64>::new(), "either all pages are mapped or none");
@@ -126,7 +126,7 @@ fn the_host_rings_where_it_is_asked_to_and_no_page_is_mapped() {
         Doorbells::Host,
         |_| {},
         |rank, comm| {
-            assert_eq!(comm.ringer(), Ok(Some(Ringer::Host(None))));
+            assert_eq!(comm.doorbell_source(), Ok(Some(DoorbellSource::Host(None))));
             assert!(!on_pages(comm));
             signals(rank, comm);
         },
@@ -196,7 +196,7 @@ fn doorbells_in_memory_that_devices_reach_anyway_are_not_mapped() {
         Doorbells::Gpu,
         |hca| hca.in_memory = true,
         |rank, comm| {
-            assert_eq!(comm.ringer(), Ok(Some(Ringer::Kernels)));
+            assert_eq!(comm.doorbell_source(), Ok(Some(DoorbellSource::Kernels)));
             assert!(on_pages(comm));
             signals(rank, comm);
         },
@@ -250,12 +250,12 @@ fn a_nic_names_the_engine_that_would_ring_for_a_device() {
     let nic = gin_nic::Nic::open(Arc::new(hca), NicConfig::default()).unwrap();
     let before = fabric.objects();
     let driver = Shared::mapping();
-    assert_eq!(nic.ringer(&Disguised::with(0, &driver)), Ok(Ringer::Kernels));
+    assert_eq!(nic.doorbell_source(&Disguised::with(0, &driver)), Ok(DoorbellSource::Kernels));
     driver.lock().deferred.clear();
     let unsupported = GpuError::Driver { context: "map a page", reason: "not permitted".to_owned() };
-    let ringer = nic.ringer(&Disguised::new(0)).unwrap();
-    assert_eq!(ringer.to_string(), "the host: map a page: not permitted");
-    assert_eq!(ringer, Ringer::Host(Some(unsupported)));
+    let doorbell_source = nic.doorbell_source(&Disguised::new(0)).unwrap();
+    assert_eq!(doorbell_source.to_string(), "the host: map a page: not permitted");
+    assert_eq!(doorbell_source, DoorbellSource::Host(Some(unsupported)));
     assert_eq!(fabric.objects(), before);
 }
 

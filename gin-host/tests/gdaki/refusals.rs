@@ -11,7 +11,7 @@ use gin_boot::{Bootstrap, BootstrapError, Channel};
 use gin_gpu::{Device, Memory, MemoryKind};
 use gin_host::comm::{Backend, CommConfig, CommError, Communicator, NicChoice, Requirements, WindowFlags};
 use gin_nic::hca::Access;
-use gin_nic::{DoorbellRelease, Ringer};
+use gin_nic::{DoorbellRelease, DoorbellSource};
 use gin_nic::{Hca, Nic, NicConfig, NicError, RegisteredSlice};
 use gin_soft_nic_host::{SoftConfig, SoftEngine, SoftFabric};
 use gin_testkit::FailingHca;
@@ -279,7 +279,7 @@ fn auto_takes_gdaki_only_where_every_rank_can_drive_a_nic_and_the_host_rings_for
             assert_eq!(comm.backend(), Ok(if all { BackendKind::Gdaki } else { BackendKind::Proxy }));
             if all {
                 let hand = Hand::new(&comm);
-                assert!(matches!(comm.ringer(), Ok(Some(Ringer::Host(Some(_))))));
+                assert!(matches!(comm.doorbell_source(), Ok(Some(DoorbellSource::Host(Some(_))))));
                 hand.signal(0, 1 - rank, 2, 5);
                 hand.ring(0, 1 - rank);
                 hand.wait(0, 2, 5);

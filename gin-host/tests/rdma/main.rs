@@ -17,12 +17,12 @@ mod pulse;
 mod wire;
 mod words;
 
-use gin_net::verbs::{NoDevice, RdmaDevice, VerbsConfig, probe};
+use gin_net::verbs::{NoRdmaDevice, RdmaDevice, VerbsConfig, probe};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::process::ExitCode;
 
 /// Returns the names of the devices of two ranks.
-fn devices() -> Result<[String; 2], NoDevice> {
+fn devices() -> Result<[String; 2], NoRdmaDevice> {
     let named = std::env::var("GIN_VERBS_DEVICES").unwrap_or_default();
     let mut names = named.split(',').filter(|name| !name.is_empty()).map(str::to_owned);
     match (names.next(), names.next()) {

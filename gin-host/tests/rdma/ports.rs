@@ -3,7 +3,7 @@
 
 use super::Body;
 use super::pair::{BYTES, Plan, Side, ensure, get, pair, port, put, raise, until};
-use gin_net::verbs::{NoDevice, PortName, Ports, VerbsConfig};
+use gin_net::verbs::{NoRdmaDevice, PortName, Ports, VerbsConfig};
 use libtest_mimic::Failed;
 use std::fs;
 use std::thread;
@@ -94,10 +94,10 @@ fn named(devices: &[String; 2]) -> Result<(), Failed> {
     ensure(shown(1) == format!("{second}:1, {first}:1"), || shown(1))?;
     let refused = |name: &str| Ports::open(&VerbsConfig::default().ports(vec![port(name)])).err();
     let error = refused("nothing_0");
-    ensure(matches!(error, Some(NoDevice::Unknown { .. })), || format!("{error:?}"))?;
+    ensure(matches!(error, Some(NoRdmaDevice::Unknown { .. })), || format!("{error:?}"))?;
     let missing = PortName { port: Some(9), ..port(first) };
     let error = Ports::open(&VerbsConfig::default().ports(vec![missing])).err();
-    ensure(matches!(error, Some(NoDevice::NoPort { port: Some(9), .. })), || format!("{error:?}"))?;
+    ensure(matches!(error, Some(NoRdmaDevice::NoPort { port: Some(9), .. })), || format!("{error:?}"))?;
     let all = Ports::open(&VerbsConfig::default())?;
     for rank in 0..8 {
         let chosen = all.choose(Some("0000:00:00.0"), rank);

@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 
 use gin_device::coop::{Block, Coop};
 use gin_device::exec;
-use gin_virtual::{DeviceConfig, Grid, LaunchError, Policy, SeededConfig, StreamId, World};
+use gin_virtual::{DeviceConfig, Grid, LaunchError, Schedule, SeededConfig, StreamId, World};
 
 /// Runs a grid in its own world and returns the time taken.
 fn time(
-    policy: Policy,
+    schedule: Schedule,
     blocks: u32,
     threads: u32,
     body: impl Fn() + Send + Sync + 'static,
 ) -> Result<Duration, Box<dyn std::error::Error>> {
-    let world = World::seeded(SeededConfig::new(1).policy(policy));
+    let world = World::seeded(SeededConfig::new(1).schedule(schedule));
     let gpu = world.device(DeviceConfig::default());
     let grid = Grid::new("costs", blocks, threads, body);
     let started = Instant::now();
@@ -38,30 +38,30 @@ fn rate(count: u64, time: Duration) -> String {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let before = resident();
-    let first = time(Policy::RoundRobin, 16, 512, || Block.sync())?;
+    let first = time(Schedule::RoundRobin, 16, 512, || Block.sync())?;
     if let (Some(before), Some(after)) = (before, resident()) {
         println!("memory of a thread: {} bytes", (after - before) / 8192);
     }
     println!("threads, stacks new:    {}", rate(8192, first));
-    println!("threads, stacks reused: {}", rate(8192, time(Policy::RoundRobin, 16, 512, || ())?));
+    println!("threads, stacks reused: {}", rate(8192, time(Schedule::RoundRobin, 16, 512, || ())?));
 
     for (blocks, threads) in [(1, 32), (8, 128), (32, 512)] {
         let total = u64::from(blocks * threads);
         let each = (4_000_000 / total).max(100);
-        let empty = time(Policy::Random, blocks, threads, || ())?;
-        for policy in Policy::PLAIN {
-            let switching = time(policy, blocks, threads, move || (0..each).for_each(|_| gin_virtual::yield_now()))?;
+        let empty = time(Schedule::Random, blocks, threads, || ())?;
+        for schedule in Schedule::PLAIN {
+            let switching = time(schedule, blocks, threads, move || (0..each).for_each(|_| gin_virtual::yield_now()))?;
             let spent = switching.saturating_sub(empty);
-            println!("switches, {total} threads, {policy:?}: {}", rate(total * each, spent));
+            println!("switches, {total} threads, {schedule:?}: {}", rate(total * each, spent));
         }
     }
     let accesses = 20_000_000;
-    let spent = time(Policy::Random, 1, 1, move || (0..accesses).for_each(|_| exec::switch_point()))?;
+    let spent = time(Schedule::Random, 1, 1, move || (0..accesses).for_each(|_| exec::switch_point()))?;
     println!("switch points, mostly not taken: {}", rate(accesses, spent));
     let rounds = 500;
-    let spent = time(Policy::Random, 8, 256, move || (0..rounds).for_each(|_| Block.sync()))?;
+    let spent = time(Schedule::Random, 8, 256, move || (0..rounds).for_each(|_| Block.sync()))?;
     println!("barrier arrivals, 8 blocks of 256: {}", rate(8 * 256 * rounds, spent));
-    let spent = time(Policy::Random, 1, 256, move || {
+    let spent = time(Schedule::Random, 1, 256, move || {
         for _ in 0..rounds {
             gin_device::coop::Warp.sync();
         }

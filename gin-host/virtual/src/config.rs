@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// The choice of the next coroutine, and of the length of its turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Policy {
+pub enum Schedule {
     /// Each coroutine in turn, for a fixed number of accesses.
     RoundRobin,
     /// Any coroutine that can run, for a random number of accesses, often one.
@@ -19,9 +19,9 @@ pub enum Policy {
     Mixed,
 }
 
-impl Policy {
-    /// The policies that the seed does not select.
-    pub const PLAIN: [Policy; 4] = [Policy::RoundRobin, Policy::Random, Policy::Starve, Policy::WarpAhead];
+impl Schedule {
+    /// The schedules that the seed does not select.
+    pub const PLAIN: [Schedule; 4] = [Schedule::RoundRobin, Schedule::Random, Schedule::Starve, Schedule::WarpAhead];
 }
 
 /// The record that a seeded world keeps of its run.
@@ -39,17 +39,17 @@ pub enum LogMode {
 /// Settings of a seeded world.
 ///
 /// ```
-/// use gin_virtual::{LogMode, Policy, SeededConfig};
+/// use gin_virtual::{LogMode, Schedule, SeededConfig};
 ///
-/// let config = SeededConfig::new(7).policy(Policy::Starve).log(LogMode::Hash);
-/// assert_eq!((config.seed, config.policy), (7, Policy::Starve));
+/// let config = SeededConfig::new(7).schedule(Schedule::Starve).log(LogMode::Hash);
+/// assert_eq!((config.seed, config.schedule), (7, Schedule::Starve));
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SeededConfig {
     /// Source of all decisions.
     pub seed: u64,
-    /// Scheduling policy.
-    pub policy: Policy,
+    /// The schedule.
+    pub schedule: Schedule,
     /// Record to keep.
     pub log: LogMode,
     /// Virtual nanoseconds that an access to a shared word takes.
@@ -69,7 +69,7 @@ pub struct SeededConfig {
     /// Looks for data races, and ends the run at the first with [`WorldError::Race`](crate::WorldError::Race). Off by
     /// default, unless the environment has `GIN_RACES=1`.
     pub races: bool,
-    /// Prints the seed and the policy on standard error when a run fails. On by default.
+    /// Prints the seed and the schedule on standard error when a run fails. On by default.
     pub print_seed: bool,
 }
 
@@ -79,9 +79,9 @@ impl SeededConfig {
         SeededConfig { seed, ..Self::default() }
     }
 
-    /// Sets the policy.
-    pub fn policy(self, policy: Policy) -> Self {
-        SeededConfig { policy, ..self }
+    /// Sets the schedule.
+    pub fn schedule(self, schedule: Schedule) -> Self {
+        SeededConfig { schedule, ..self }
     }
 
     /// Sets whether the run looks for data races.
@@ -89,7 +89,7 @@ impl SeededConfig {
         SeededConfig { races, ..self }
     }
 
-    /// Sets whether a run that fails prints its seed and policy.
+    /// Sets whether a run that fails prints its seed and schedule.
     pub fn print_seed(self, print_seed: bool) -> Self {
         SeededConfig { print_seed, ..self }
     }
@@ -104,7 +104,7 @@ impl Default for SeededConfig {
     fn default() -> Self {
         SeededConfig {
             seed: 0,
-            policy: Policy::Mixed,
+            schedule: Schedule::Mixed,
             log: LogMode::Off,
             step_ns: 2,
             max_steps: 2_000_000_000,
@@ -123,8 +123,8 @@ impl Default for SeededConfig {
 pub struct ThreadsConfig {
     /// Seed of each device's choices. Runs are not repeatable.
     pub seed: u64,
-    /// Policy by which a device chooses the next of its threads.
-    pub policy: Policy,
+    /// The schedule by which a device chooses the next of its threads.
+    pub schedule: Schedule,
     /// Number of accesses to shared words after which a device thread yields; at least 1.
     pub quantum: u32,
     /// Real time after which a grid that has not ended fails as making no progress; `None` for no limit.
@@ -144,7 +144,7 @@ impl Default for ThreadsConfig {
     fn default() -> Self {
         ThreadsConfig {
             seed: 0,
-            policy: Policy::Random,
+            schedule: Schedule::Random,
             quantum: 64,
             grid_limit: None,
             stall_report: Some(Duration::from_secs(5)),

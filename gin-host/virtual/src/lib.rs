@@ -35,7 +35,7 @@
 //! | --- | --- | --- |
 //! | OS threads | the caller of [`World::run`] | one for each host function, service and device |
 //! | clock | virtual: advances with each access, jumps when all coroutines nap | real |
-//! | choice of the next coroutine | drawn from the seed, by a [`Policy`] | the operating system; inside a device as in a seeded world |
+//! | choice of the next coroutine | drawn from the seed, by a [`Schedule`] | the operating system; inside a device as in a seeded world |
 //! | same seed, same run | yes, byte for byte ([`World::event_log`]) | no |
 //! | deadlock | [`WorldError::NoProgress`] names every waiter and its place | a stuck block fails; without progress for `stall_report` all waiters are printed; `grid_limit` ends a grid |
 //!
@@ -106,7 +106,7 @@
 //! | an arrival at a block barrier, 8 blocks of 256 threads, switches included | 146 ns | 6.9 million |
 //! | a lane in a warp exchange, 8 warps, switches included | 132 ns | 7.6 million |
 //!
-//! The ranges cover the policies. A resident thread takes 4.2 KB of memory if it uses one page of its stack, and 1 MiB
+//! The ranges cover the schedules. A resident thread takes 4.2 KB of memory if it uses one page of its stack, and 1 MiB
 //! of address space. Up to 8,192 stacks of each size are kept for later grids. Since Linux 6.13 thousands of stacks
 //! share a mapping. Before, each takes two of the usual 65,530 (`vm.max_map_count`), so a process can have about 32,000
 //! resident threads. Blocks beyond that end their grid with [`LaunchError::OutOfStacks`]; a smaller
@@ -135,7 +135,7 @@ mod threads;
 mod watchdog;
 mod world;
 
-pub use config::{DeviceConfig, LogMode, Policy, SeededConfig, ThreadsConfig};
+pub use config::{DeviceConfig, LogMode, Schedule, SeededConfig, ThreadsConfig};
 pub use error::{Actor, LaunchError, NotStarted, WaitKind, WaitReport, Waiter, WorldError};
 pub use gin_device::exec::Dim3;
 pub use grid::{BLOCK_THREADS_LIMIT, Grid, LaunchTicket, SHARED_LIMIT, STATIC_SHARED_LIMIT, StreamId};

@@ -29,7 +29,7 @@ pub(crate) fn start_device(
 ) -> io::Result<JoinHandle<()>> {
     let settings = Settings {
         seed: config.seed ^ u64::from(device.index) << 32,
-        policy: config.policy,
+        schedule: config.schedule,
         quantum: Some(config.quantum.max(1) - 1),
         virtual_clock: None,
         log: EventLog::default(),

@@ -256,8 +256,8 @@ impl World {
     }
 
     fn print_seed(&self) {
-        if let WorldMode::Seeded(SeededConfig { seed, policy, print_seed: true, .. }) = &self.inner.mode {
-            eprintln!("gin-virtual: seed {seed}, policy {policy:?}");
+        if let WorldMode::Seeded(SeededConfig { seed, schedule, print_seed: true, .. }) = &self.inner.mode {
+            eprintln!("gin-virtual: seed {seed}, schedule {schedule:?}");
         }
     }
 
@@ -278,7 +278,7 @@ impl World {
             Settings {
                 // The multiplier of splitmix64 gives each run of one world different decisions.
                 seed: config.seed ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15),
-                policy: config.policy,
+                schedule: config.schedule,
                 quantum: None,
                 virtual_clock: Some((inner.clock.load(Ordering::Relaxed), config.step_ns)),
                 log: std::mem::take(&mut *lock(&inner.log)),

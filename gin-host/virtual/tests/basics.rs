@@ -141,8 +141,8 @@ fn no_more_blocks_than_the_residency_limit_are_resident() {
 
 #[test]
 fn a_grid_that_needs_more_blocks_than_fit_is_reported_with_the_block_that_never_began() {
-    for policy in Policy::PLAIN {
-        let config = SeededConfig { stall_steps: 20_000, ..SeededConfig::new(5).policy(policy) };
+    for schedule in Schedule::PLAIN {
+        let config = SeededConfig { stall_steps: 20_000, ..SeededConfig::new(5).schedule(schedule) };
         let world = World::seeded(config);
         let gpu = world.device(DeviceConfig::resident(4));
         let here = Arc::new(AtomicU32::new(0));

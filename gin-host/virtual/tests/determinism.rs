@@ -12,8 +12,8 @@ use gin_virtual::*;
 
 /// Runs four ranks that pass a token through a service, with kernels that use everything that can switch. Returns the
 /// values that the host functions saw, and the log.
-fn busy_world(seed: u64, policy: Policy, log: LogMode) -> (Vec<u64>, EventLog) {
-    let world = World::seeded(SeededConfig::new(seed).policy(policy).log(log));
+fn busy_world(seed: u64, schedule: Schedule, log: LogMode) -> (Vec<u64>, EventLog) {
+    let world = World::seeded(SeededConfig::new(seed).schedule(schedule).log(log));
     // Memory whose addresses differ from run to run.
     let _noise: Vec<Box<u64>> = (0..std::process::id() % 97).map(|value| Box::new(value.into())).collect();
     let mail: Arc<[AtomicU64; 5]> = Arc::default();
@@ -63,11 +63,12 @@ fn busy_world(seed: u64, policy: Policy, log: LogMode) -> (Vec<u64>, EventLog) {
 
 #[test]
 fn the_same_seed_gives_the_same_log_byte_for_byte_under_every_policy() {
-    for policy in Policy::PLAIN.into_iter().chain([Policy::Mixed]) {
+    for schedule in Schedule::PLAIN.into_iter().chain([Schedule::Mixed]) {
         for seed in [0, 1, u64::MAX] {
-            let (first, second) = (busy_world(seed, policy, LogMode::Full), busy_world(seed, policy, LogMode::Full));
+            let (first, second) =
+                (busy_world(seed, schedule, LogMode::Full), busy_world(seed, schedule, LogMode::Full));
             assert!(first.1.count() > 1000);
-            assert_eq!(first.1.to_bytes(), second.1.to_bytes(), "seed {seed}, {policy:?}");
+            assert_eq!(first.1.to_bytes(), second.1.to_bytes(), "seed {seed}, {schedule:?}");
             assert_eq!(first.0, second.0);
         }
     }
@@ -75,12 +76,12 @@ fn the_same_seed_gives_the_same_log_byte_for_byte_under_every_policy() {
 
 #[test]
 fn the_log_does_not_depend_on_the_os_thread_or_on_other_worlds_of_the_process() {
-    let first = busy_world(9, Policy::Mixed, LogMode::Full);
+    let first = busy_world(9, Schedule::Mixed, LogMode::Full);
     let others: Vec<_> = (0..2)
         .map(|_| {
             std::thread::spawn(|| {
-                busy_world(3, Policy::Random, LogMode::Off);
-                busy_world(9, Policy::Mixed, LogMode::Full)
+                busy_world(3, Schedule::Random, LogMode::Off);
+                busy_world(9, Schedule::Mixed, LogMode::Full)
             })
         })
         .collect();
@@ -91,8 +92,8 @@ fn the_log_does_not_depend_on_the_os_thread_or_on_other_worlds_of_the_process() 
 
 #[test]
 fn another_seed_gives_another_run() {
-    for policy in [Policy::Random, Policy::Starve, Policy::WarpAhead] {
-        let runs: Vec<_> = (0..8).map(|seed| busy_world(seed, policy, LogMode::Hash)).collect();
+    for schedule in [Schedule::Random, Schedule::Starve, Schedule::WarpAhead] {
+        let runs: Vec<_> = (0..8).map(|seed| busy_world(seed, schedule, LogMode::Hash)).collect();
         for (at, run) in runs.iter().enumerate() {
             assert!(run.1.to_bytes().is_empty());
             for other in &runs[..at] {
@@ -105,14 +106,15 @@ fn another_seed_gives_another_run() {
 
 #[test]
 fn the_hash_of_a_log_is_the_same_whether_events_are_kept_or_not() {
-    let (full, hash) = (busy_world(4, Policy::Random, LogMode::Full).1, busy_world(4, Policy::Random, LogMode::Hash).1);
+    let (full, hash) =
+        (busy_world(4, Schedule::Random, LogMode::Full).1, busy_world(4, Schedule::Random, LogMode::Hash).1);
     assert_eq!((full.hash(), full.count()), (hash.hash(), hash.count()));
     assert_eq!(full.to_bytes().len() as u64, 24 * full.count());
 }
 
 #[test]
 fn a_log_prints_one_line_an_event_with_logical_names() {
-    let text = busy_world(0, Policy::RoundRobin, LogMode::Full).1.to_string();
+    let text = busy_world(0, Schedule::RoundRobin, LogMode::Full).1.to_string();
     for part in ["host 3: resume", "service 0: resume", "rank 2 launch 1 block 1 thread 47: thread ends", "clock jumps"]
     {
         assert!(text.contains(part), "no {part:?}");

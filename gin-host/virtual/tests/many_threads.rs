@@ -32,8 +32,8 @@ fn four_ranks(world: &World) {
 
 #[test]
 fn four_ranks_of_eight_blocks_of_256_threads_pass_block_barriers_in_a_seeded_world() {
-    for policy in Policy::PLAIN {
-        four_ranks(&World::seeded(SeededConfig::new(1).policy(policy)));
+    for schedule in Schedule::PLAIN {
+        four_ranks(&World::seeded(SeededConfig::new(1).schedule(schedule)));
     }
 }
 

@@ -160,7 +160,7 @@ fn more_arrivals_than_a_barrier_is_for_are_reported() {
                     while waiting.load(SeqCst) < 40 {
                         pause(1000);
                     }
-                    // Longer than any policy keeps a thread from the barrier.
+                    // Longer than any schedule keeps a thread from the barrier.
                     pause(1_000_000);
                     barrier(1, 64, Reduction::None, false);
                 }
@@ -216,7 +216,7 @@ fn arrivals_that_nobody_can_complete_are_reported_with_their_number() {
                 if thread() < 64 {
                     arrive(1, 96);
                 } else {
-                    // Longer than any policy keeps a thread from the barrier.
+                    // Longer than any schedule keeps a thread from the barrier.
                     pause(1_000_000);
                 }
             })

@@ -217,8 +217,8 @@ fn a_panic_in_a_service_ends_the_run_with_its_name() {
 
 #[test]
 fn hosts_that_wait_for_each_other_for_ever_are_reported_with_their_places() {
-    for policy in Policy::PLAIN {
-        let world = World::seeded(SeededConfig { stall_steps: 5_000, ..SeededConfig::new(1).policy(policy) });
+    for schedule in Schedule::PLAIN {
+        let world = World::seeded(SeededConfig { stall_steps: 5_000, ..SeededConfig::new(1).schedule(schedule) });
         world.spawn_service("idler", || ServiceStep::Idle);
         let error = world.run(vec![|| block_on(|| false), || block_on(|| false)]).unwrap_err();
         let text = error.to_string();
@@ -355,9 +355,9 @@ fn wait(mut test: impl FnMut() -> bool) {
 #[test]
 fn a_deadline_of_seconds_in_a_world_where_all_wait_passes_in_few_choices_and_is_not_late() {
     const SECONDS: u64 = 5_000_000_000;
-    for policy in Policy::PLAIN {
+    for schedule in Schedule::PLAIN {
         // By polls alone it would take seven million naps.
-        let world = World::seeded(SeededConfig { max_steps: 200_000, ..SeededConfig::new(1).policy(policy) });
+        let world = World::seeded(SeededConfig { max_steps: 200_000, ..SeededConfig::new(1).schedule(schedule) });
         let late = Arc::new(AtomicU64::new(0));
         let seen = late.clone();
         let grid = Grid::new("waits", 1, 2, move || {
@@ -366,14 +366,14 @@ fn a_deadline_of_seconds_in_a_world_where_all_wait_passes_in_few_choices_and_is_
             seen.fetch_max(clock_ns() - start - SECONDS, SeqCst);
         });
         run_grid(&world, DeviceConfig::default(), &grid).unwrap();
-        assert!(late.load(SeqCst) < SECONDS / 50, "{policy:?}: {} ns", late.load(SeqCst));
+        assert!(late.load(SeqCst) < SECONDS / 50, "{schedule:?}: {} ns", late.load(SeqCst));
     }
 }
 
 #[test]
 fn a_thread_that_waits_in_a_quiet_world_notices_a_change_at_once() {
-    for policy in Policy::PLAIN {
-        let world = World::seeded(SeededConfig::new(2).policy(policy));
+    for schedule in Schedule::PLAIN {
+        let world = World::seeded(SeededConfig::new(2).schedule(schedule));
         let (flag, seen_at) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (raised, seen) = (flag.clone(), seen_at.clone());
         let grid = Grid::new("waits", 1, 1, move || {
@@ -391,7 +391,7 @@ fn a_thread_that_waits_in_a_quiet_world_notices_a_change_at_once() {
         }]);
         // A stretched nap lasts 15 ms by then.
         let late = seen_at.load(SeqCst) - set_at.unwrap()[0];
-        assert!(late < 500_000, "{policy:?}: {late} ns");
+        assert!(late < 500_000, "{schedule:?}: {late} ns");
     }
 }
 

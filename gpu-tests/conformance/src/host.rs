@@ -14,7 +14,7 @@ use gin_gpu::LaunchConfig;
 use gin_gpu::{Memory, MemoryKind, Plain};
 use gin_host::comm::Window;
 use gin_host::comm::{CommError, WindowFlags};
-use gin_host::world::{LaunchError, Mode, Rank, SoftNics, WorldConfig, join, launch_logged};
+use gin_host::world::{LaunchError, Rank, SoftNics, WorldConfig, WorldMode, join, launch_logged};
 use gin_net::peer::PeerNetwork;
 use gin_net::staged::{Staged, Staging};
 use gin_net::{Endpoint, Network, NetworkFactory};
@@ -24,7 +24,7 @@ use gin_soft_nic::{Fault, FaultKind};
 use gin_soft_nic_host::{SoftEngine, SoftFabric};
 use gin_testkit::Sabotage;
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, LateCopies, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
-use gin_virtual::{EventLog, LogMode, Policy, SeededConfig};
+use gin_virtual::{EventLog, LogMode, Schedule, SeededConfig};
 use std::boxed::Box;
 use std::fmt;
 use std::format;
@@ -277,8 +277,8 @@ pub type Logs = Arc<Mutex<Vec<EventLog>>>;
 pub struct Setup {
     /// Seed of the schedule and of the networks' choices; `None` to use real threads.
     pub seed: Option<u64>,
-    /// Policy that chooses the next thread.
-    pub policy: Policy,
+    /// Schedule that chooses the next thread.
+    pub schedule: Schedule,
     /// Number of choices without progress after which a seeded run ends.
     pub stall_steps: u64,
     /// Largest number of resident blocks. A cooperative scenario with more blocks gets its own number.
@@ -325,7 +325,7 @@ impl Setup {
     pub fn seeded(seed: u64) -> Self {
         Self {
             seed: Some(seed),
-            policy: Policy::Mixed,
+            schedule: Schedule::Mixed,
             stall_steps: SeededConfig::default().stall_steps,
             resident_blocks: None,
             net: Net::Plain,
@@ -349,7 +349,7 @@ impl Setup {
     /// Returns a setup of the virtual GPU on real threads.
     #[must_use]
     pub fn threads() -> Self {
-        Self { seed: None, policy: Policy::Random, ..Self::seeded(0) }
+        Self { seed: None, schedule: Schedule::Random, ..Self::seeded(0) }
     }
 
     /// Returns this setup with another network behaviour.
@@ -385,7 +385,9 @@ impl Setup {
     #[must_use]
     pub fn name(&self) -> String {
         let mut name = match (self.seed, &self.devices) {
-            (Some(seed), _) => format!("virtual GPU, seed {seed}, schedule {:?}, network {:?}", self.policy, self.net),
+            (Some(seed), _) => {
+                format!("virtual GPU, seed {seed}, schedule {:?}, network {:?}", self.schedule, self.net)
+            }
             (None, Some(devices)) => format!("{}, network {:?}", devices.name(), self.net),
             (None, None) => format!("virtual GPU, threads, network {:?}", self.net),
         };
@@ -427,19 +429,19 @@ impl Setup {
             None => WorldConfig::threads(scenario.ranks),
         };
         match &mut config.mode {
-            Mode::Seeded(seeded) => {
+            WorldMode::Seeded(seeded) => {
                 seeded.stall_steps = self.stall_steps;
                 // A mistake must show in what a case checks.
                 seeded.races &= matches!(self.mistake, Mistake::None);
                 seeded.log = if self.logs.is_some() { LogMode::Full } else { LogMode::Off };
             }
-            Mode::Threads(threads) => {
+            WorldMode::Threads(threads) => {
                 threads.grid_limit = Some(GRID_LIMIT);
                 // Lasts as long as by default, times this machine's patience.
                 threads.watchdog = Some(Duration::from_millis(500 * self.patience));
             }
         }
-        config = config.policy(self.policy);
+        config = config.schedule(self.schedule);
         config.devices = self.devices.clone();
         config.comm.release = self.release;
         if let Some(size) = scenario.lsa_size {

@@ -4,7 +4,7 @@
 use crate::op::{Code, Entry, NONE, Op, Reduction, pattern};
 use bytemuck::{Pod, Zeroable};
 use gin_abi::handle::NEAR_WORDS;
-use gin_abi::{COUNTER_BITS, ContextData, SIGNAL_BITS, Subject, WindowData, WindowHandle};
+use gin_abi::{COUNTER_BITS, ContextData, FaultSubject, SIGNAL_BITS, WindowData, WindowHandle};
 use gin_device::internal::host_word::SPARE;
 use gin_device::prelude::*;
 use gin_device::sys::{self, GlobalWord, Word};
@@ -223,7 +223,11 @@ fn operation<B: Backend, C: Coop>(
     token: &mut Option<FlushToken>,
 ) -> Step {
     let Some(code) = Code::from_code(op.code) else {
-        return Err(Fault::new(FaultKind::Reported, Operation::None).with_values(Subject::None, 0, op.code as u64));
+        return Err(Fault::new(FaultKind::Reported, Operation::None).with_values(
+            FaultSubject::None,
+            0,
+            op.code as u64,
+        ));
     };
     let deadline = Deadline::after_ns(op.deadline);
     let gin = gin.shared_by(match op.sharing {

@@ -3,7 +3,7 @@
 
 use crate::{AnyCoop, options, word};
 use gin_abi::handle::CommHandle;
-use gin_abi::{Deadline, FaultKind, Operation, Subject, WindowData, WindowHandle};
+use gin_abi::{Deadline, FaultKind, FaultSubject, Operation, WindowData, WindowHandle};
 use gin_device::prelude::{
     Any, Backend, Comm, ContextId, CounterId, Gdaki, Gin, Proxy, Rank, SignalAction, SignalId, VaSignal, Window,
     WindowRange,
@@ -135,7 +135,7 @@ pub(crate) fn peer_at(comm: &Comm, peer: u32) -> Result<Rank, Fault> {
     // The size of the team is not known here.
     let (max, given) = if peer & OUTSIDE == 0 { (ranks, peer) } else { (0, peer & !OUTSIDE) };
     let none = peer == gin_abi::fault::NONE;
-    Err(if none { fault } else { fault.with_values(Subject::None, max.into(), given.into()) })
+    Err(if none { fault } else { fault.with_values(FaultSubject::None, max.into(), given.into()) })
 }
 
 /// The arguments that every post has.

@@ -58,7 +58,7 @@ static void pass(const void *const *params) {
 static gin_window_t stale;
 
 // The program carries out the requests of its kernels.
-static int by_caller;
+static int manual;
 
 static void *rank_main(void *argument) {
     gin_job_t job = *(gin_job_t *)argument;
@@ -100,12 +100,12 @@ static void *rank_main(void *argument) {
     CHECK(gin_launch(stream, kernel, &shape, arguments, 3));
     gin_stats_t stats;
     uint32_t worked, often = 0;
-    if (by_caller)
+    if (manual)
         for (stats.finished = 0; stats.finished == 0; often += worked) {
             CHECK(gin_comm_progress(comm, &worked));
             CHECK(gin_comm_stats(comm, 0, &stats));
         }
-    assert(!by_caller || often > 0);
+    assert(!manual || often > 0);
     CHECK(gin_comm_progress(comm, NULL));
     CHECK(gin_stream_synchronize(stream));
     CHECK(gin_comm_check(comm));
@@ -166,10 +166,10 @@ int main(void) {
     config.device = GIN_DEVICE_VIRTUAL;
     gin_job_t jobs[RANKS];
     // A thread for each communicator, one for all, none.
-    const uint32_t progress[] = {0, 1, GIN_PROGRESS_BY_CALLER};
+    const uint32_t progress[] = {0, 1, GIN_PROGRESS_MANUAL};
     for (int way = 0; way < 3; way++) {
         config.progress_threads = progress[way];
-        config.network_only = by_caller = way == 2;
+        config.network_only = manual = way == 2;
         CHECK(gin_job_local(&config, RANKS, jobs));
         pthread_t threads[RANKS];
         for (int i = 0; i < RANKS; i++) assert(pthread_create(&threads[i], NULL, rank_main, &jobs[i]) == 0);

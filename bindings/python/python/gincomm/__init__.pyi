@@ -138,7 +138,7 @@ class Communicator:
     def abort(self) -> None:
         """Ends every wait of the communicator on every rank."""
     def progress(self) -> bool:
-        """Carries out requests of kernels, if made with `progress="caller"`. Returns whether there was anything to do."""
+        """Carries out requests of kernels, if made with `progress="manual"`. Returns whether there was anything to do."""
     def stats(self) -> list[dict[str, int]]:
         """Returns the statistics of each context."""
     def destroy(self) -> None:
@@ -208,7 +208,7 @@ class Rank:
         """Creates a communicator of all ranks. Collective. All ranks pass the same values.
 
         `routes` are automatic or network, back ends auto, proxy and gdaki, networks auto, peer and verbs.
-        `nic` names the NIC that kernels drive with gdaki. With `progress="caller"` no thread of gin carries out requests
+        `nic` names the NIC that kernels drive with gdaki. With `progress="manual"` no thread of gin carries out requests
         of kernels: `progress()` and waits of gin do.
         """
     def stream(self, stream: Any = None) -> Stream:

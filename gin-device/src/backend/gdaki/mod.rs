@@ -35,7 +35,7 @@ use gin_abi::gdaki::{BUSY_RANKS, DOORBELL_GPU, QueuePairData};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
-use gin_abi::{Deadline, Descriptor, FaultKind, Operation, RemoteSignal, SignalTarget, Subject, Transfer};
+use gin_abi::{Deadline, Descriptor, FaultKind, FaultSubject, Operation, RemoteSignal, SignalTarget, Transfer};
 use pair::{Claim, Ended, Entries, Posters, QueuePair, Rare, Slots, Written, place};
 
 /// The back end in which kernels drive the NIC.
@@ -132,7 +132,7 @@ unsafe fn report(data: *const QueuePairData) {
     let kind = if gone { FaultKind::PeerLost } else { FaultKind::Network };
     // Safety: the caller's promise.
     let fault = unsafe { fault(data, kind, operation) };
-    comm.status().report(fault.with_values(Subject::None, tail.index() as u64, syndrome));
+    comm.status().report(fault.with_values(FaultSubject::None, tail.index() as u64, syndrome));
     comm.status().await_stop();
 }
 
@@ -145,7 +145,7 @@ mod outlined {
     use crate::fault::Fault;
     use crate::status::WaitError;
     use gin_abi::gdaki::QueuePairData;
-    use gin_abi::{Deadline, FaultKind, Operation, Subject};
+    use gin_abi::{Deadline, FaultKind, FaultSubject, Operation};
 
     /// Does [`report`](super::report).
     #[cold]
@@ -161,7 +161,7 @@ mod outlined {
     pub(super) fn explain(data: *const QueuePairData, stop: Ended, operation: Operation, deadline: Deadline) -> Fault {
         // Safety: the address is a `Link`'s.
         let (status, timeout) = unsafe { (comm(data).status(), fault(data, FaultKind::Timeout, operation)) };
-        status.explain(EndedPost(data, stop).into(), timeout, Subject::None, deadline, 0, 0)
+        status.explain(EndedPost(data, stop).into(), timeout, FaultSubject::None, deadline, 0, 0)
     }
 
     /// Does [`QueuePair::take`](super::QueuePair::take).

@@ -9,7 +9,7 @@ use crate::signal::{Signal, VaSignal};
 use crate::team::Rank;
 use crate::window::bytes_on;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, WINDOW_SIGNALS};
-use gin_abi::{FaultKind, Operation, Subject};
+use gin_abi::{FaultKind, FaultSubject, Operation};
 
 /// The target and the options of a post.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,7 @@ impl Posted<'_> {
                         } else {
                             Unmet::new(FaultKind::UnknownSignal).values(comm.signals() as u64, id as u64)
                         };
-                        unmet.of(Subject::Signal(id))
+                        unmet.of(FaultSubject::Signal(id))
                     });
                 }
                 Signal::Va(va) => {
@@ -71,7 +71,7 @@ impl Posted<'_> {
         }
         if let Some(counter) = options.counter {
             judge.condition(counter.0 < comm.counters(), || {
-                let unmet = Unmet::new(FaultKind::UnknownCounter).of(Subject::Counter(counter.0));
+                let unmet = Unmet::new(FaultKind::UnknownCounter).of(FaultSubject::Counter(counter.0));
                 unmet.values(comm.counters() as u64, counter.0 as u64)
             });
         }

@@ -186,7 +186,7 @@ impl<'a> Board<'a> {
             Err((stop, seen)) => {
                 let timeout = Fault::new(FaultKind::Timeout, Operation::Receive).with_peer(source);
                 let expected = u64::from(self.epoch as u32);
-                self.comm.report(status.explain(stop, timeout, Subject::None, deadline, expected, seen));
+                self.comm.report(status.explain(stop, timeout, FaultSubject::None, deadline, expected, seen));
                 false
             }
         }

@@ -5,7 +5,7 @@ use super::context::device_count;
 use super::driver::{check, written};
 use super::module::{choose, no_image};
 use crate::placement::Locality;
-use crate::{Embedded, GpuError};
+use crate::{EmbeddedModules, GpuError};
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute as Attribute};
 use std::ffi::CStr;
 
@@ -37,7 +37,7 @@ impl GpuInfo {
     ///
     /// # Errors
     /// [`GpuError::Module`], with its architecture and the architectures of the kernels.
-    pub fn check(&self, kernels: Embedded) -> Result<(), GpuError> {
+    pub fn check(&self, kernels: EmbeddedModules) -> Result<(), GpuError> {
         if choose(kernels, self.capability).is_empty() {
             return Err(no_image(kernels, format!("{} (GPU {})", self.name, self.ordinal), self.capability));
         }
@@ -146,7 +146,7 @@ mod tests {
             memory: 1,
             pci_address: String::new(),
         };
-        const KERNELS: Embedded = &[("sm_90", b"text")];
+        const KERNELS: EmbeddedModules = &[("sm_90", b"text")];
         assert_eq!(gpu(90).check(KERNELS), Ok(()));
         assert_eq!(gpu(100).check(KERNELS), Ok(()));
         let error = gpu(80).check(KERNELS).unwrap_err().to_string();

@@ -59,7 +59,7 @@ use super::{
     ModuleSource, NicAccess, Stream,
 };
 use crate::copy::copy_shared;
-use crate::{Devices, Embedded};
+use crate::{Devices, EmbeddedModules};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -88,7 +88,7 @@ pub struct CudaDevice {
     context: Arc<Context>,
     /// Unique in this process. Launches are counted by it.
     id: u64,
-    kernels: Vec<Embedded>,
+    kernels: Vec<EmbeddedModules>,
     limit: Option<Duration>,
     this: Weak<Self>,
 }
@@ -99,7 +99,7 @@ impl CudaDevice {
     /// # Errors
     /// As [`device_count`]; [`GpuError::NoSuchDevice`]; [`GpuError::Unsupported`] for a GPU that lacks a required
     /// feature; or an error of the driver.
-    pub fn new(ordinal: usize, kernels: &[Embedded]) -> Result<Arc<Self>, GpuError> {
+    pub fn new(ordinal: usize, kernels: &[EmbeddedModules]) -> Result<Arc<Self>, GpuError> {
         Self::with_limit(ordinal, kernels, None)
     }
 
@@ -107,7 +107,11 @@ impl CudaDevice {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn with_limit(ordinal: usize, kernels: &[Embedded], limit: Option<Duration>) -> Result<Arc<Self>, GpuError> {
+    pub fn with_limit(
+        ordinal: usize,
+        kernels: &[EmbeddedModules],
+        limit: Option<Duration>,
+    ) -> Result<Arc<Self>, GpuError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let context = Context::get(ordinal)?;
         // It makes clocks and pauses work on the host.
@@ -189,7 +193,7 @@ impl Device for CudaDevice {
     fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
         // Every typed launch comes here, and must not park resident kernels for modules that are loaded already.
         if source == ModuleSource::Linked {
-            let loaded = |&embedded: &Embedded| Image::loaded(&self.context, embedded);
+            let loaded = |&embedded: &EmbeddedModules| Image::loaded(&self.context, embedded);
             if let Some(images) = self.kernels.iter().map(loaded).collect() {
                 return Ok(Box::new(Images(images)));
             }
@@ -198,7 +202,7 @@ impl Device for CudaDevice {
         let _hold = Hold::new();
         let images = match source {
             ModuleSource::Linked => {
-                let image = |&embedded: &Embedded| Image::embedded(&self.context, embedded);
+                let image = |&embedded: &EmbeddedModules| Image::embedded(&self.context, embedded);
                 self.kernels.iter().map(image).collect::<Result<_, _>>()?
             }
             ModuleSource::Ptx(text) => vec![Arc::new(Image::ptx(&self.context, text.as_bytes())?)],
@@ -250,7 +254,7 @@ impl Device for CudaDevice {
 ///
 /// # Errors
 /// As [`CudaDevice::new`]; [`GpuError::NoSuchDevice`] if `gpus` is empty.
-pub fn devices(gpus: &[usize], kernels: &[Embedded], limit: Option<Duration>) -> Result<Devices, GpuError> {
+pub fn devices(gpus: &[usize], kernels: &[EmbeddedModules], limit: Option<Duration>) -> Result<Devices, GpuError> {
     let there = device_count()?;
     if gpus.is_empty() {
         return Err(GpuError::NoSuchDevice { ordinal: there, there });

@@ -8,7 +8,7 @@ use super::driver::{check, describe, start, version_text, written};
 use super::launches::Fit;
 use super::stream;
 use crate::launch::unknown;
-use crate::{Embedded, Function, GpuError, LaunchConfig, Module, Parameter, lock};
+use crate::{EmbeddedModules, Function, GpuError, LaunchConfig, Module, Parameter, lock};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
 use gin_abi::{ABI_SYMBOL, ABI_VERSION};
@@ -35,7 +35,7 @@ const PERCENT_SHARED: i32 = 100;
 ///
 /// Machine code serves the GPUs of its major version. An image with instructions of a single architecture (`sm_90a`)
 /// serves only that one.
-pub(super) fn choose(embedded: Embedded, capability: u32) -> Vec<&'static [u8]> {
+pub(super) fn choose(embedded: EmbeddedModules, capability: u32) -> Vec<&'static [u8]> {
     let fits = embedded.iter().filter_map(|&(arch, image)| {
         let number = arch.strip_prefix("sm_")?;
         let only = number.strip_suffix('a');
@@ -59,7 +59,7 @@ fn is_machine_code(image: &[u8]) -> bool {
 }
 
 /// Returns the error for a GPU for which there is no image.
-pub(super) fn no_image(embedded: Embedded, device: String, capability: u32) -> GpuError {
+pub(super) fn no_image(embedded: EmbeddedModules, device: String, capability: u32) -> GpuError {
     let mut archs: Vec<&str> = embedded.iter().map(|(arch, _)| *arch).collect();
     archs.dedup();
     refused(device, format!("there are kernels for {}, and it is sm_{capability}", archs.join(", ")))
@@ -120,13 +120,13 @@ unsafe impl Sync for Loaded {}
 
 impl Image {
     /// Returns the module of static kernels if the GPU has loaded it.
-    pub(super) fn loaded(context: &Context, embedded: Embedded) -> Option<Arc<Self>> {
+    pub(super) fn loaded(context: &Context, embedded: EmbeddedModules) -> Option<Arc<Self>> {
         lock(&context.images).get(&embedded.as_ptr().addr()).cloned()
     }
 
     /// Returns the module of static kernels. Each GPU loads it once. If the driver does not take the machine code,
     /// because it is that of a newer CUDA, it compiles the PTX.
-    pub(super) fn embedded(context: &Arc<Context>, embedded: Embedded) -> Result<Arc<Self>, GpuError> {
+    pub(super) fn embedded(context: &Arc<Context>, embedded: EmbeddedModules) -> Result<Arc<Self>, GpuError> {
         let mut images = lock(&context.images);
         if let Some(image) = images.get(&embedded.as_ptr().addr()) {
             return Ok(image.clone());
@@ -405,7 +405,8 @@ mod tests {
 
     #[test]
     fn a_gpu_gets_the_newest_text_that_it_is_not_older_than() {
-        let all: Embedded = &[("sm_80", b"80"), ("sm_90", b"90"), ("sm_90a", b"90a"), ("sm_100", b"100"), ("x", b"x")];
+        let all: EmbeddedModules =
+            &[("sm_80", b"80"), ("sm_90", b"90"), ("sm_90a", b"90a"), ("sm_100", b"100"), ("x", b"x")];
         for (capability, expected) in [
             (75, &[][..]),
             (80, &[b"80".as_slice()]),
@@ -423,7 +424,7 @@ mod tests {
     #[test]
     fn machine_code_comes_before_ptx_on_gpus_of_its_major_version() {
         const CODE: &[u8] = b"\x7fELF code";
-        let all: Embedded = &[("sm_80", b"80"), ("sm_80", CODE), ("sm_90", b"90"), ("sm_90", CODE)];
+        let all: EmbeddedModules = &[("sm_80", b"80"), ("sm_80", CODE), ("sm_90", b"90"), ("sm_90", CODE)];
         assert_eq!(choose(all, 80), [CODE, b"80"]);
         assert_eq!(choose(all, 89), [CODE, b"80"]);
         assert_eq!(choose(all, 90), [CODE, b"90"]);

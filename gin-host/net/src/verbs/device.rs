@@ -2,7 +2,7 @@
 //! The RDMA devices of this host, and an open one.
 
 use super::config::{PortName, VerbsConfig};
-use super::info::{DeviceInfo, Gid, GidKind, NoDevice, PortInfo};
+use super::info::{DeviceInfo, Gid, GidKind, NoRdmaDevice, PortInfo};
 use super::objects::Domain;
 use super::region::{Region, Way};
 use super::topology::PciPlace;
@@ -18,31 +18,31 @@ use std::sync::Arc;
 /// Returns the RDMA devices that this process can use. A device that does not answer is replaced by the reason.
 ///
 /// # Errors
-/// [`NoDevice`], if there are none.
-pub fn probe(library: &str) -> Result<Vec<Result<DeviceInfo, NoDevice>>, NoDevice> {
+/// [`NoRdmaDevice`], if there are none.
+pub fn probe(library: &str) -> Result<Vec<Result<DeviceInfo, NoRdmaDevice>>, NoRdmaDevice> {
     let verbs = Arc::new(Verbs::open(library)?);
     let list = devices(&verbs)?;
     Ok(list.devices().iter().map(|(name, device)| info(&open(&verbs, name, *device)?)).collect())
 }
 
 /// Returns the kernel's list of devices, which is not empty.
-fn devices(verbs: &Verbs) -> Result<DeviceList<'_>, NoDevice> {
-    let list = DeviceList::new(verbs).map_err(|CallError { errno, .. }| NoDevice::Kernel { errno })?;
-    if list.devices().is_empty() { Err(NoDevice::None) } else { Ok(list) }
+fn devices(verbs: &Verbs) -> Result<DeviceList<'_>, NoRdmaDevice> {
+    let list = DeviceList::new(verbs).map_err(|CallError { errno, .. }| NoRdmaDevice::Kernel { errno })?;
+    if list.devices().is_empty() { Err(NoRdmaDevice::None) } else { Ok(list) }
 }
 
-fn failed(name: &str) -> impl Fn(CallError) -> NoDevice {
-    move |CallError { call, errno }| NoDevice::Failed { name: name.to_owned(), call, errno }
+fn failed(name: &str) -> impl Fn(CallError) -> NoRdmaDevice {
+    move |CallError { call, errno }| NoRdmaDevice::Failed { name: name.to_owned(), call, errno }
 }
 
 /// Opens a device, which belongs to a list that still exists.
-fn open(verbs: &Arc<Verbs>, name: &str, device: *mut VerbsDevice) -> Result<OpenDevice, NoDevice> {
+fn open(verbs: &Arc<Verbs>, name: &str, device: *mut VerbsDevice) -> Result<OpenDevice, NoRdmaDevice> {
     // Safety: a device of a list; only the result closes the context.
     let open = unsafe { OpenDevice::new(verbs, name, "ibv_open_device", (verbs.ibv_open_device)(device)) };
     open.map_err(failed(name))
 }
 
-fn info(device: &OpenDevice) -> Result<DeviceInfo, NoDevice> {
+fn info(device: &OpenDevice) -> Result<DeviceInfo, NoRdmaDevice> {
     let mut attributes = DeviceAttributes::default();
     // Safety: the context is open, and `attributes` has at least the room that the library writes.
     let result = unsafe { (device.verbs.ibv_query_device)(device.context().as_ptr(), &raw mut attributes) };
@@ -61,7 +61,7 @@ fn info(device: &OpenDevice) -> Result<DeviceInfo, NoDevice> {
     })
 }
 
-fn port(device: &OpenDevice, number: u8) -> Result<PortInfo, NoDevice> {
+fn port(device: &OpenDevice, number: u8) -> Result<PortInfo, NoRdmaDevice> {
     let attributes = device.port(number).map_err(failed(&device.name))?;
     let file =
         |file: &str| fs::read_to_string(format!("/sys/class/infiniband/{}/ports/{number}/{file}", device.name)).ok();
@@ -116,11 +116,11 @@ impl RdmaDevice {
     /// Opens the device that the configuration names, or the first that has a port which is up.
     ///
     /// # Errors
-    /// [`NoDevice`].
-    pub fn open(config: &VerbsConfig) -> Result<Arc<Self>, NoDevice> {
+    /// [`NoRdmaDevice`].
+    pub fn open(config: &VerbsConfig) -> Result<Arc<Self>, NoRdmaDevice> {
         let named = config.device.iter().map(|device| PortName { device: device.clone(), port: config.port });
         let found = Self::find(config, &named.collect::<Vec<_>>(), config.port, true)?;
-        found.into_iter().next().ok_or_else(|| NoDevice::NoPort { port: config.port, known: Vec::new() })
+        found.into_iter().next().ok_or_else(|| NoRdmaDevice::NoPort { port: config.port, known: Vec::new() })
     }
 
     /// Opens ports that are up. `named` lists the ports, in order; each must exist. If it is empty, opens the ports of
@@ -130,9 +130,9 @@ impl RdmaDevice {
         named: &[PortName],
         number: Option<u8>,
         one: bool,
-    ) -> Result<Vec<Arc<Self>>, NoDevice> {
+    ) -> Result<Vec<Arc<Self>>, NoRdmaDevice> {
         if let Some((what, number, range)) = config.wrong() {
-            return Err(NoDevice::Config { what, number, range });
+            return Err(NoRdmaDevice::Config { what, number, range });
         }
         let verbs = Arc::new(Verbs::open(&config.library)?);
         let list = devices(&verbs)?;
@@ -142,7 +142,7 @@ impl RdmaDevice {
         let mut found: Vec<Arc<Self>> = Vec::new();
         for PortName { device: name, port } in wanted {
             let Some((_, device)) = list.devices().iter().find(|(other, _)| other == name) else {
-                return Err(NoDevice::Unknown { name: name.clone(), known });
+                return Err(NoRdmaDevice::Unknown { name: name.clone(), known });
             };
             let open = || open(&verbs, name, *device);
             let info = match open().and_then(|device| info(&device)) {
@@ -162,15 +162,18 @@ impl RdmaDevice {
                 }
             }
             if found.len() == before && !named.is_empty() {
-                return Err(NoDevice::NoPort { port: *port, known: vec![name.clone()] });
+                return Err(NoRdmaDevice::NoPort { port: *port, known: vec![name.clone()] });
             }
         }
-        if found.is_empty() { Err(NoDevice::NoPort { port: number, known }) } else { Ok(found) }
+        if found.is_empty() { Err(NoRdmaDevice::NoPort { port: number, known }) } else { Ok(found) }
     }
 
-    fn of(open: OpenDevice, info: DeviceInfo, port: PortInfo, config: &VerbsConfig) -> Result<Self, NoDevice> {
-        let missing =
-            || NoDevice::NoAddress { name: info.name.clone(), port: port.number, index: config.gid_index.unwrap_or(0) };
+    fn of(open: OpenDevice, info: DeviceInfo, port: PortInfo, config: &VerbsConfig) -> Result<Self, NoRdmaDevice> {
+        let missing = || NoRdmaDevice::NoAddress {
+            name: info.name.clone(),
+            port: port.number,
+            index: config.gid_index.unwrap_or(0),
+        };
         let gid = port.address(config).ok_or_else(missing)?;
         // An unknown code means a larger packet than any known code.
         let mtu = port.mtu.unwrap_or(Mtu::B4096);
@@ -207,7 +210,7 @@ mod tests {
     fn a_missing_library_is_named() {
         let error = probe("libnowhere.so.1").unwrap_err();
         let text = error.to_string();
-        assert!(matches!(error, NoDevice::Library(_)), "{text}");
+        assert!(matches!(error, NoRdmaDevice::Library(_)), "{text}");
         assert!(text.starts_with("no RDMA device: libnowhere.so.1 cannot be opened ("), "{text}");
         assert!(text.ends_with("it is part of rdma-core"), "{text}");
         let config = VerbsConfig::default().library("libnowhere.so.1".to_owned());

@@ -9,11 +9,11 @@ use gin_verbs::{Link, LoadError};
 /// Why no RDMA device can be used.
 ///
 /// ```
-/// assert_eq!(gin_net::verbs::NoDevice::None.to_string(), "no RDMA device: the kernel has none");
+/// assert_eq!(gin_net::verbs::NoRdmaDevice::None.to_string(), "no RDMA device: the kernel has none");
 /// ```
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NoDevice {
+pub enum NoRdmaDevice {
     /// A number of the configuration is out of its range.
     #[error("no RDMA device: {what} {number} is out of range; use {range}")]
     Config {

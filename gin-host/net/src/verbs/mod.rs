@@ -66,7 +66,7 @@ mod windows;
 pub use config::{GpuMemory, NotAPort, PortName, SignalsBy, VerbsConfig};
 pub use device::{RdmaDevice, probe};
 pub use gin_verbs::{Link, LoadError};
-pub use info::{DeviceInfo, Gid, GidKind, NoDevice, PortInfo};
+pub use info::{DeviceInfo, Gid, GidKind, NoRdmaDevice, PortInfo};
 pub use ports::{ChosenPorts, Ports};
 pub use region::Way;
 pub use topology::{Distance, PciPlace};

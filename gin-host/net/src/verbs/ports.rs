@@ -3,7 +3,7 @@
 
 use super::config::VerbsConfig;
 use super::device::RdmaDevice;
-use super::info::NoDevice;
+use super::info::NoRdmaDevice;
 use super::topology::{Candidate, Distance, PciPlace, choose};
 use super::{Endpoint, NetworkFactory, VerbsNetwork};
 use gin_verbs::Link;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 ///
 /// ```no_run
 /// use gin_net::NetworkFactory;
-/// use gin_net::verbs::{NoDevice, Ports, VerbsConfig};
+/// use gin_net::verbs::{NoRdmaDevice, Ports, VerbsConfig};
 ///
-/// fn over_rdma() -> Result<NetworkFactory, NoDevice> {
+/// fn over_rdma() -> Result<NetworkFactory, NoRdmaDevice> {
 ///     Ok(Ports::open(&VerbsConfig::default())?.factory())
 /// }
 /// ```
@@ -46,8 +46,8 @@ impl Ports {
     /// of the link layer that has more of them: InfiniBand and Ethernet do not reach each other.
     ///
     /// # Errors
-    /// [`NoDevice`]: no port can be used, or one of the named ports cannot.
-    pub fn open(config: &VerbsConfig) -> Result<Self, NoDevice> {
+    /// [`NoRdmaDevice`]: no port can be used, or one of the named ports cannot.
+    pub fn open(config: &VerbsConfig) -> Result<Self, NoRdmaDevice> {
         let mut all = RdmaDevice::find(config, &config.ports, None, false)?;
         if config.ports.is_empty() {
             let of = |link| all.iter().filter(|port| port.port.link == link).count();

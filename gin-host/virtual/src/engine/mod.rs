@@ -28,7 +28,7 @@ use self::ready::Ready;
 pub(crate) use self::state::Failure;
 use self::state::{EngineState, SharedRaces, Task, TaskKind};
 use self::timers::Alarm;
-use crate::config::{LogMode, Policy};
+use crate::config::{LogMode, Schedule};
 use crate::error::{Actor, WaitKind, WorldError};
 use crate::hooks::{Current, SuspendReason, current};
 use crate::host::real_clock_ns;
@@ -71,7 +71,7 @@ type TaskCoroutine = Coroutine<(), SuspendReason, Outcome, Stack>;
 /// Settings of an engine.
 pub(crate) struct Settings {
     pub(crate) seed: u64,
-    pub(crate) policy: Policy,
+    pub(crate) schedule: Schedule,
     pub(crate) quantum: Option<u32>,
     /// Start of the virtual clock and the duration of an access; `None` for the real clock.
     pub(crate) virtual_clock: Option<(u64, u64)>,
@@ -115,7 +115,7 @@ impl Engine {
     pub(crate) fn new(mut settings: Settings, inbox: Arc<Inbox>, beat: Arc<Heartbeat>) -> Self {
         let rng = Rand32::new(settings.seed);
         let log = std::mem::take(&mut settings.log);
-        let mut state = EngineState::new(Ready::new(settings.policy, rng, settings.quantum), log, settings.log_mode);
+        let mut state = EngineState::new(Ready::new(settings.schedule, rng, settings.quantum), log, settings.log_mode);
         let races = settings.races.then(|| {
             watch::turn_on();
             Rc::new(RefCell::new(Races::new()))

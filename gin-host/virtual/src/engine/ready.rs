@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The tasks that can run, and the policies that choose among them.
+//! The tasks that can run, and the schedules that choose among them.
 
 use std::collections::VecDeque;
 
 use oorandom::Rand32;
 
 use super::TaskKey;
-use crate::config::Policy;
+use crate::config::Schedule;
 
 /// Largest number of choices for which one thread is passed over, or one warp preferred.
 const EPOCH_CHOICES: u32 = 4096;
@@ -31,12 +31,12 @@ struct Held {
 
 /// The set of tasks that can run.
 pub(super) struct Ready {
-    policy: Policy,
+    schedule: Schedule,
     rng: Rand32,
     quantum: Option<u32>,
     /// Tasks under round robin.
     queue: VecDeque<ReadyTask>,
-    /// Tasks under all other policies.
+    /// Tasks under all other schedules.
     bag: Vec<ReadyTask>,
     /// Tasks of the preferred warp.
     ahead: VecDeque<ReadyTask>,
@@ -49,13 +49,13 @@ pub(super) struct Ready {
 
 impl Ready {
     /// Creates an empty set. `quantum` fixes the length of a turn.
-    pub(super) fn new(policy: Policy, mut rng: Rand32, quantum: Option<u32>) -> Self {
-        let policy = match policy {
-            Policy::Mixed => Policy::PLAIN[rng.rand_range(0..4) as usize],
+    pub(super) fn new(schedule: Schedule, mut rng: Rand32, quantum: Option<u32>) -> Self {
+        let schedule = match schedule {
+            Schedule::Mixed => Schedule::PLAIN[rng.rand_range(0..4) as usize],
             plain => plain,
         };
         Ready {
-            policy,
+            schedule,
             rng,
             quantum,
             queue: VecDeque::new(),
@@ -73,7 +73,7 @@ impl Ready {
     }
 
     pub(super) fn push(&mut self, entry: ReadyTask, now: u64) {
-        if self.policy == Policy::RoundRobin {
+        if self.schedule == Schedule::RoundRobin {
             self.queue.push_back(entry);
         } else if entry.key == self.victim && self.left > 0 {
             self.held = Some(Held { entry, until_ns: now + EPOCH_NS });
@@ -87,11 +87,11 @@ impl Ready {
     /// Returns the task that runs next. `idle_until` is the time at which the next sleeper wakes. A task that is held
     /// back runs if the clock would otherwise have to pass the end of its epoch.
     pub(super) fn pop(&mut self, now: u64, idle_until: Option<u64>) -> Option<ReadyTask> {
-        match self.policy {
-            Policy::RoundRobin => self.queue.pop_front(),
-            Policy::Starve => self.pop_starve(now, idle_until),
-            Policy::WarpAhead => self.pop_ahead(),
-            Policy::Random | Policy::Mixed => self.draw(),
+        match self.schedule {
+            Schedule::RoundRobin => self.queue.pop_front(),
+            Schedule::Starve => self.pop_starve(now, idle_until),
+            Schedule::WarpAhead => self.pop_ahead(),
+            Schedule::Random | Schedule::Mixed => self.draw(),
         }
     }
 
@@ -146,7 +146,7 @@ impl Ready {
         if let Some(quantum) = self.quantum {
             return quantum;
         }
-        if self.policy == Policy::RoundRobin {
+        if self.schedule == Schedule::RoundRobin {
             return ROUND_ROBIN_SLICE;
         }
         let draw = self.rng.rand_u32();
@@ -161,7 +161,7 @@ impl Ready {
 
     /// Returns the length of a nap for which a task asked for `ns`.
     pub(super) fn nap(&mut self, ns: u64) -> u64 {
-        if self.policy == Policy::RoundRobin || self.quantum.is_some() {
+        if self.schedule == Schedule::RoundRobin || self.quantum.is_some() {
             return ns;
         }
         let spread = u32::try_from(ns / 2).unwrap_or(u32::MAX - 1);
@@ -179,16 +179,16 @@ mod tests {
         ReadyTask { key: TaskKey { id, generation: 1 }, warp: 100 + u64::from(id / 32) }
     }
 
-    fn ready(policy: Policy, seed: u64) -> Ready {
-        let mut ready = Ready::new(policy, Rand32::new(seed), None);
+    fn ready(schedule: Schedule, seed: u64) -> Ready {
+        let mut ready = Ready::new(schedule, Rand32::new(seed), None);
         (0..THREADS).for_each(|id| ready.push(entry(id), 0));
         ready
     }
 
     /// Lets 64 threads of two warps run for `choices` choices. Passes the number of times each was chosen to `look`,
     /// choice by choice.
-    fn play(policy: Policy, seed: u64, choices: u64, mut look: impl FnMut(&[u64; THREADS as usize])) {
-        let mut ready = ready(policy, seed);
+    fn play(schedule: Schedule, seed: u64, choices: u64, mut look: impl FnMut(&[u64; THREADS as usize])) {
+        let mut ready = ready(schedule, seed);
         let mut counts = [0; THREADS as usize];
         for now in 0..choices {
             let chosen = ready.pop(now, None).expect("a task can always run");
@@ -200,19 +200,19 @@ mod tests {
 
     #[test]
     fn every_ready_coroutine_is_chosen_exactly_once_under_every_policy() {
-        for policy in Policy::PLAIN {
+        for schedule in Schedule::PLAIN {
             for seed in 0..20 {
-                let mut ready = ready(policy, seed);
+                let mut ready = ready(schedule, seed);
                 let mut seen: Vec<u32> = std::iter::from_fn(|| ready.pop(0, None)).map(|entry| entry.key.id).collect();
                 seen.sort_unstable();
-                assert_eq!(seen, (0..THREADS).collect::<Vec<_>>(), "{policy:?}, seed {seed}");
+                assert_eq!(seen, (0..THREADS).collect::<Vec<_>>(), "{schedule:?}, seed {seed}");
             }
         }
     }
 
     #[test]
     fn round_robin_chooses_everyone_in_turn() {
-        play(Policy::RoundRobin, 1, 1000, |counts| {
+        play(Schedule::RoundRobin, 1, 1000, |counts| {
             assert!(counts.iter().max() <= counts.iter().min().map(|least| least + 1).as_ref());
         });
     }
@@ -221,7 +221,7 @@ mod tests {
     fn starving_passes_one_thread_over_for_thousands_of_choices_and_then_lets_it_run() {
         let (mut longest, mut last) = (0, [(0, 0); THREADS as usize]);
         let mut now = 0;
-        play(Policy::Starve, 1, 100_000, |counts| {
+        play(Schedule::Starve, 1, 100_000, |counts| {
             now += 1;
             for (count, last) in counts.iter().zip(&mut last) {
                 if last.0 != *count {
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_task_held_back_runs_when_the_clock_would_pass_the_end_of_its_epoch() {
-        let mut ready = ready(Policy::Starve, 3);
+        let mut ready = ready(Schedule::Starve, 3);
         while ready.held.is_none() {
             let chosen = ready.pop(0, None).expect("a task can always run");
             ready.push(chosen, 0);
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn a_warp_ahead_is_chosen_thousands_of_times_more_than_the_other() {
         let mut ahead = 0;
-        play(Policy::WarpAhead, 1, 20_000, |counts| {
+        play(Schedule::WarpAhead, 1, 20_000, |counts| {
             let [first, second]: [u64; 2] = [counts[..32].iter().sum(), counts[32..].iter().sum()];
             ahead = ahead.max(first.abs_diff(second));
         });

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use gin_device::exec::{BarrierCall, ExchangeCall, Position, Reduction};
 use gin_virtual::*;
 
-/// Returns seeded worlds of every policy with several seeds, and one of OS threads.
+/// Returns seeded worlds of every schedule with several seeds, and one of OS threads.
 pub fn worlds() -> Vec<World> {
     let mut worlds = seeded_worlds(4);
     worlds.push(World::threads(ThreadsConfig::default()));
@@ -16,8 +16,8 @@ pub fn worlds() -> Vec<World> {
 }
 
 pub fn seeded_worlds(seeds: u64) -> Vec<World> {
-    let each = |policy| (0..seeds).map(move |seed| World::seeded(SeededConfig::new(seed).policy(policy)));
-    Policy::PLAIN.into_iter().flat_map(each).collect()
+    let each = |schedule| (0..seeds).map(move |seed| World::seeded(SeededConfig::new(seed).schedule(schedule)));
+    Schedule::PLAIN.into_iter().flat_map(each).collect()
 }
 
 /// Runs one grid on one device and returns its result.

@@ -226,7 +226,7 @@ fn after_claim(setup: &Setup) -> Verdict {
         let mut setup = setup.with_network(Net::SlowPeer { rank: 1, ns: super::completion::FOREVER });
         setup.seed = setup.seed.map(|seed| seed.wrapping_add(attempt));
         if attempt > 0 {
-            setup.policy = gin_virtual::Policy::Random;
+            setup.schedule = gin_virtual::Schedule::Random;
         }
         seen |= race_for_room(&setup)?;
         if setup.backend == SetupBackend::Gdaki {

@@ -7,7 +7,7 @@ use crate::host::Setup;
 use crate::op::{Code, Op};
 use crate::scenario::{CoopKind, Outcome, Scenario, WindowSpec, fault};
 use crate::script::Message;
-use gin_abi::{FaultKind, Operation, Subject};
+use gin_abi::{FaultKind, FaultSubject, Operation};
 use gin_device::inbox::{SLOTS, words};
 use std::format;
 use std::vec;
@@ -94,7 +94,7 @@ fn ended(setup: &Setup, coop: CoopKind) -> Verdict {
         outcome.check_fault(&scenario, rank, 0, index, FaultKind::Timeout)?;
         outcome.each(&scenario, rank, 0, index, |entry| match fault(entry) {
             Some(fault) => match fault.subject() {
-                Subject::Window { offset, .. }
+                FaultSubject::Window { offset, .. }
                     if (fault.operation(), fault.peer(), offset, fault.expected(), fault.seen()) == expected =>
                 {
                     Ok(())

@@ -10,7 +10,7 @@ mod residency;
 use gin_conformance::cases::{self, Case};
 use gin_conformance::host::{Carrier, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge, number_from_env};
 use gin_nic::DoorbellRelease;
-use gin_virtual::Policy;
+use gin_virtual::Schedule;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A way to run all cases, and its name.
@@ -19,11 +19,11 @@ type Way = (String, Setup);
 /// Combinations of schedules, networks and clocks, in which each occurs a few times.
 fn ways() -> Vec<Way> {
     let mut ways = Vec::new();
-    let policies = [
-        ("round_robin", Policy::RoundRobin),
-        ("random", Policy::Random),
-        ("starve", Policy::Starve),
-        ("warp_ahead", Policy::WarpAhead),
+    let schedules = [
+        ("round_robin", Schedule::RoundRobin),
+        ("random", Schedule::Random),
+        ("starve", Schedule::Starve),
+        ("warp_ahead", Schedule::WarpAhead),
     ];
     let networks = [
         ("plain", Net::Plain),
@@ -34,7 +34,7 @@ fn ways() -> Vec<Way> {
     ];
     let mut seed = 0;
     let all = std::env::var_os("GIN_ALL_WAYS").is_some();
-    for (row, (policy_name, policy)) in policies.into_iter().enumerate() {
+    for (row, (schedule_name, schedule)) in schedules.into_iter().enumerate() {
         for (column, (name, net)) in networks.into_iter().enumerate() {
             seed += 1;
             // Two networks with each schedule, and one or two schedules with each network.
@@ -44,36 +44,36 @@ fn ways() -> Vec<Way> {
             // Some of them use the fewest resident blocks, and kernels with one back end compiled in.
             let (resident_blocks, named_backend) = ((seed % 3 == 0).then_some(1), seed % 2 == 0);
             let windows = if seed % 4 < 2 { SetupWindows::Allocated } else { SetupWindows::Registered };
-            let setup = Setup { policy, net, resident_blocks, named_backend, windows, ..Setup::seeded(seed) };
-            ways.push((format!("{policy_name}_{name}"), setup));
+            let setup = Setup { schedule, net, resident_blocks, named_backend, windows, ..Setup::seeded(seed) };
+            ways.push((format!("{schedule_name}_{name}"), setup));
         }
     }
-    for (name, policy, net, route) in [
-        ("random_staged", Policy::Random, Net::Staged, SetupRoute::Network),
-        ("random_plain_auto", Policy::Random, Net::Plain, SetupRoute::Auto),
-        ("random_plain_lsa", Policy::Random, Net::Plain, SetupRoute::Lsa),
-        ("starve_worst_auto", Policy::Starve, Net::Worst, SetupRoute::Auto),
-        ("warp_ahead_delay_lsa", Policy::WarpAhead, Net::Delay { ns: 10_000 }, SetupRoute::Lsa),
+    for (name, schedule, net, route) in [
+        ("random_staged", Schedule::Random, Net::Staged, SetupRoute::Network),
+        ("random_plain_auto", Schedule::Random, Net::Plain, SetupRoute::Auto),
+        ("random_plain_lsa", Schedule::Random, Net::Plain, SetupRoute::Lsa),
+        ("starve_worst_auto", Schedule::Starve, Net::Worst, SetupRoute::Auto),
+        ("warp_ahead_delay_lsa", Schedule::WarpAhead, Net::Delay { ns: 10_000 }, SetupRoute::Lsa),
     ] {
         seed += 1;
         // Both kinds of window with each route.
         let windows = if net == Net::Plain { SetupWindows::Allocated } else { SetupWindows::Registered };
-        ways.push((name.to_owned(), Setup { policy, net, route, windows, ..Setup::seeded(seed) }));
+        ways.push((name.to_owned(), Setup { schedule, net, route, windows, ..Setup::seeded(seed) }));
     }
-    for (name, policy, net, route) in [
-        ("late_random_plain", Policy::Random, Net::Plain, SetupRoute::Network),
-        ("late_starve_plain_auto", Policy::Starve, Net::Plain, SetupRoute::Auto),
-        ("late_warp_ahead_worst", Policy::WarpAhead, Net::Worst, SetupRoute::Network),
+    for (name, schedule, net, route) in [
+        ("late_random_plain", Schedule::Random, Net::Plain, SetupRoute::Network),
+        ("late_starve_plain_auto", Schedule::Starve, Net::Plain, SetupRoute::Auto),
+        ("late_warp_ahead_worst", Schedule::WarpAhead, Net::Worst, SetupRoute::Network),
     ] {
         seed += 1;
-        ways.push((name.to_owned(), Setup { policy, net, route, carrier: Carrier::late(), ..Setup::seeded(seed) }));
+        ways.push((name.to_owned(), Setup { schedule, net, route, carrier: Carrier::late(), ..Setup::seeded(seed) }));
     }
-    for (name, policy, net, route) in [
-        ("gdaki_round_robin_plain", Policy::RoundRobin, Net::Plain, SetupRoute::Network),
-        ("gdaki_warp_ahead_worst", Policy::WarpAhead, Net::Worst, SetupRoute::Network),
-        ("gdaki_starve_delay", Policy::Starve, Net::Delay { ns: 10_000 }, SetupRoute::Network),
-        ("gdaki_random_plain_auto", Policy::Random, Net::Plain, SetupRoute::Auto),
-        ("gdaki_random_reorder_lsa", Policy::Random, Net::Reorder, SetupRoute::Lsa),
+    for (name, schedule, net, route) in [
+        ("gdaki_round_robin_plain", Schedule::RoundRobin, Net::Plain, SetupRoute::Network),
+        ("gdaki_warp_ahead_worst", Schedule::WarpAhead, Net::Worst, SetupRoute::Network),
+        ("gdaki_starve_delay", Schedule::Starve, Net::Delay { ns: 10_000 }, SetupRoute::Network),
+        ("gdaki_random_plain_auto", Schedule::Random, Net::Plain, SetupRoute::Auto),
+        ("gdaki_random_reorder_lsa", Schedule::Random, Net::Reorder, SetupRoute::Lsa),
     ] {
         seed += 1;
         let named_backend = seed % 2 == 0;
@@ -82,7 +82,7 @@ fn ways() -> Vec<Way> {
         let release = if net == Net::Reorder { DoorbellRelease::Gpu } else { DoorbellRelease::System };
         ways.push((
             name.to_owned(),
-            Setup { policy, net, backend, release, route, windows, named_backend, ..Setup::seeded(seed) },
+            Setup { schedule, net, backend, release, route, windows, named_backend, ..Setup::seeded(seed) },
         ));
     }
     for (name, net, release) in [
