@@ -63,10 +63,15 @@ pub mod boot {
     };
 }
 
-/// Networks that proxies use, and NICs that kernels drive.
+/// Networks that proxies use, with all that an implementation of [`Network`](net::Network) takes, and NICs that kernels
+/// drive.
 pub mod net {
+    pub use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
     pub use gin_net::verbs::{NoRdmaDevice, PortName, Ports, VerbsConfig};
-    pub use gin_net::{Endpoint, Network, NetworkFactory};
+    pub use gin_net::{
+        Capabilities, Endpoint, Event, Fetch, Key, KeyError, LocalSignals, LocalWindow, NetError, Network,
+        NetworkFactory, Notice, NoticeArrival, Raises, Request, SignalArrival,
+    };
     pub use gin_nic::{DoorbellRelease, DoorbellSource, Doorbells, NicConfig};
 }
 

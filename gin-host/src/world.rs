@@ -161,8 +161,8 @@ impl WorldConfig {
         self
     }
 
-    /// Sets whether a seeded world that fails prints its seed and schedule on standard error. By default it does. A loop
-    /// that expects failures, and prints the seed of the one that it looks for, turns it off.
+    /// Sets whether a seeded world that fails prints its seed and schedule on standard error. By default it does. A
+    /// loop that expects failures, and prints the seed of the one that it looks for, turns it off.
     #[must_use]
     pub fn print_seed(mut self, print: bool) -> Self {
         if let WorldMode::Seeded(config) = &mut self.mode {

@@ -137,7 +137,8 @@ pub struct DeviceQueuePairs {
 
 impl DeviceQueuePairs {
     /// Creates the queue pairs and moves them to the state init. `counters`: the counter words of each context, in
-    /// memory of the device. `doorbells`: the requested engine; [`doorbell_source`](Self::doorbell_source) returns the actual one.
+    /// memory of the device. `doorbells`: the requested engine; [`doorbell_source`](Self::doorbell_source) returns the
+    /// actual one.
     ///
     /// # Errors
     /// [`DeviceQueueError`]. Then no object remains.

@@ -18,7 +18,8 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Doorbells {
-    /// Kernels, if their device can map the NIC's doorbell pages; else the host. [`DoorbellSource`] names the actual engine.
+    /// Kernels, if their device can map the NIC's doorbell pages; else the host. [`DoorbellSource`] names the actual
+    /// engine.
     #[default]
     Automatic,
     /// Kernels. Bring-up fails if their device cannot map the pages.

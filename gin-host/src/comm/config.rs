@@ -61,7 +61,8 @@ gin_gpu::config! {
         pub routes: Routes = Routes::Automatic,
         /// Creates the network of each proxy.
         pub network: NetworkFactory = Arc::new(|endpoint| Box::new(PeerNetwork::new(endpoint))),
-        /// The engine that steps the proxy. With [`ManualProgress`](crate::proxy::progress::ManualProgress), the program does.
+        /// The engine that steps the proxy. With [`ManualProgress`](crate::proxy::progress::ManualProgress), the
+        /// program does.
         pub progress: Arc<dyn Progress> = Arc::new(OwnThreads),
         /// Seed for networks that make random choices.
         pub seed: u64 = 0,
