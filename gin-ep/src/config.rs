@@ -181,7 +181,7 @@ impl GroupConfig {
     /// ```
     /// use gin_ep::GroupConfig;
     ///
-    /// // Each of 8 ranks receives at most as many rows as it has tokens.
+    /// // Each of 8 ranks receives no more rows than it has tokens.
     /// let config = GroupConfig::new(256, 7168, 8).tokens(4096);
     /// assert_eq!(config.footprint(8)?, 1_884_427_152);
     /// assert_eq!(config.max_rows(4096).footprint(8)?, 59_184_144);

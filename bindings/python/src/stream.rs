@@ -21,7 +21,7 @@ const MARK_AT: usize = 16;
 
 /// The values that kernels use which have not been seen to end.
 #[derive(Debug, Default)]
-struct InUse {
+struct KeepAlive {
     /// Each with the number of the last launch that uses it.
     held: Vec<(u64, Held)>,
     launches: u64,
@@ -31,7 +31,7 @@ struct InUse {
     unmarked: usize,
 }
 
-impl InUse {
+impl KeepAlive {
     /// Removes and returns what no launch after this one uses.
     fn take(&mut self, launch: u64) -> Vec<Held> {
         let (gone, held) = std::mem::take(&mut self.held).into_iter().partition(|(last, _)| *last <= launch);
@@ -45,49 +45,49 @@ impl InUse {
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) stream: Arc<dyn gin_gpu::Stream>,
-    in_use: Mutex<InUse>,
+    keep_alive: Mutex<KeepAlive>,
     /// The program's object of a stream of its own.
     _owner: Option<Py<PyAny>>,
 }
 
 impl Work {
     pub(crate) fn new(stream: Arc<dyn gin_gpu::Stream>, owner: Option<Py<PyAny>>) -> Arc<Self> {
-        Arc::new(Self { stream, in_use: Mutex::default(), _owner: owner })
+        Arc::new(Self { stream, keep_alive: Mutex::default(), _owner: owner })
     }
 
     /// Adds what a kernel uses that the caller launches next, while it has the interpreter lock. Returns what is not
     /// used any more.
     fn hold(&self, held: Vec<Held>) -> Result<Vec<Held>, GpuError> {
-        let mut in_use = lock(&self.in_use);
+        let mut keep_alive = lock(&self.keep_alive);
         let mut gone = Vec::new();
-        let marks = in_use.unmarked >= MARK_AT || !in_use.marks.is_empty();
+        let marks = keep_alive.unmarked >= MARK_AT || !keep_alive.marks.is_empty();
         // A stream that is captured must not be asked, and its kernels run later.
         if marks && !self.stream.is_capturing()? {
-            if in_use.unmarked >= MARK_AT {
-                let mark = (in_use.launches, self.stream.record()?);
-                in_use.marks.push_back(mark);
-                in_use.unmarked = 0;
+            if keep_alive.unmarked >= MARK_AT {
+                let mark = (keep_alive.launches, self.stream.record()?);
+                keep_alive.marks.push_back(mark);
+                keep_alive.unmarked = 0;
             }
-            while let Some((launch, mark)) = in_use.marks.front() {
+            while let Some((launch, mark)) = keep_alive.marks.front() {
                 if !mark.is_done()? {
                     break;
                 }
                 let ended = *launch;
-                gone.extend(in_use.take(ended));
+                gone.extend(keep_alive.take(ended));
             }
         }
-        in_use.launches += 1;
-        let launch = in_use.launches;
+        keep_alive.launches += 1;
+        let launch = keep_alive.launches;
         for value in held {
             let known = |(_, other): &&mut (u64, Held)| match (other, &value) {
                 (Held::Object(other), Held::Object(value)) => other.is(value),
                 _ => false,
             };
-            match in_use.held.iter_mut().find(known) {
+            match keep_alive.held.iter_mut().find(known) {
                 Some((last, _)) => *last = launch,
                 None => {
-                    in_use.held.push((launch, value));
-                    in_use.unmarked += 1;
+                    keep_alive.held.push((launch, value));
+                    keep_alive.unmarked += 1;
                 }
             }
         }
@@ -99,7 +99,7 @@ impl Drop for Work {
     fn drop(&mut self) {
         // A kernel that still runs may use them. Nothing tells when it ends.
         if !matches!(self.stream.is_capturing(), Ok(false)) || !matches!(self.stream.is_idle(), Ok(true)) {
-            std::mem::forget(std::mem::take(&mut lock(&self.in_use).held));
+            std::mem::forget(std::mem::take(&mut lock(&self.keep_alive).held));
         }
     }
 }
@@ -238,7 +238,7 @@ impl Stream {
         let work = self.0.get()?;
         let limit = timeout.map(|limit| seconds("timeout", limit)).transpose()?;
         // Other threads may launch meanwhile.
-        let launches = lock(&work.in_use).launches;
+        let launches = lock(&work.keep_alive).launches;
         let start = Instant::now();
         if !wait_until(py, limit, || work.stream.is_idle())? {
             let text = format!("the stream's work has not ended after {:.1?}", start.elapsed());
@@ -246,7 +246,7 @@ impl Stream {
         }
         // It frees what was dropped meanwhile.
         py.detach(|| work.stream.synchronize()).or_raise(py)?;
-        let gone = lock(&work.in_use).take(launches);
+        let gone = lock(&work.keep_alive).take(launches);
         drop(gone);
         Ok(())
     }
