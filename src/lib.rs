@@ -22,7 +22,7 @@ pub mod ptx {
     }
 
     /// The engine of software NICs: a table of the same form.
-    pub use engine::PTX as ENGINE;
+    pub use engine::PTX as SOFT_NIC_PTX;
 }
 
 pub use cli::{DeviceChoice, End, Failure, Format, MAX_MS, Refused, ThisJob, Verbosity, join, parse, within};

@@ -235,7 +235,7 @@ fn run(arguments: &Arguments, out: &mut impl Write) -> Result<End, Failure> {
 /// Returns the GPUs as measurements take them, with the engine of software NICs.
 fn gpus_of(gpus: &gin_cli::Gpus) -> gin_bench::Gpus {
     #[cfg(feature = "cuda")]
-    let engine = gin_cli::ptx::ENGINE;
+    let engine = gin_cli::ptx::SOFT_NIC_PTX;
     #[cfg(not(feature = "cuda"))]
     let engine = &[];
     gin_bench::Gpus { names: gpus.names().to_vec(), ordinals: gpus.numbers().to_vec(), own: gpus.own(), engine }

@@ -147,7 +147,7 @@ pub(crate) fn find() -> Result<Result<(Gpus, String), String>, Refused> {
 
 /// Returns the kernels of a workload.
 #[cfg(feature = "cuda")]
-fn kernels(workload: Workload) -> Vec<gin_gpu::Embedded> {
+fn kernels(workload: Workload) -> Vec<gin_gpu::EmbeddedModules> {
     match workload {
         Workload::Ring | Workload::Alltoall | Workload::Halo => vec![crate::ptx::PTX],
         Workload::Moe => vec![crate::ptx::PTX, gin_ep::PTX],
