@@ -239,14 +239,6 @@ impl WorldConfig {
         self
     }
 
-    /// Makes proxies store 0 to the words of signals that a kernel resets. This is a deliberate mistake, for tests.
-    #[cfg(feature = "reset-by-store")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn reset_by_store(self) -> Self {
-        self.with_comm(|comm| comm.resets_by_store(true))
-    }
-
     fn seed(&self) -> u64 {
         match &self.mode {
             WorldMode::Seeded(config) => config.seed,

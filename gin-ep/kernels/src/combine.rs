@@ -66,23 +66,6 @@ pub unsafe fn combine<E: Element>(
     unsafe { combine_by::<E, Near>(comm, &arena, slot, tokens, sums) };
 }
 
-/// Does the same without the barrier before a block is counted, so that the flag covers only what the first warp did.
-///
-/// # Safety
-/// - As [`combine`]; loads and stores reach all ranks.
-#[inline(always)]
-pub unsafe fn combine_unmet<E: Element>(
-    comm: &Comm,
-    arena: &Window<u64>,
-    slot: &SlotParams,
-    tokens: &TokenParams,
-    sums: &Sums,
-) {
-    let arena = Arena::by(comm, arena, Near::<false>);
-    // Safety: the caller's promise.
-    unsafe { combine_by::<E, _>(comm, &arena, slot, tokens, sums) };
-}
-
 /// Returns rows and adds them up as [`combine`]. Rows of ranks that loads and stores do not reach go back by puts and
 /// signals of the back end `B`. They lie at their source in the order in which it sent them. The sums have
 /// no [`RETURNED`].
@@ -137,9 +120,7 @@ unsafe fn combine_by<E: Element, R: Reach>(
             // Safety: the caller's promise.
             unsafe { give_back(arena, slot, epoch, sums, blocks as u32) };
         }
-        if R::MEETS {
-            Block.sync();
-        }
+        E::meet();
         let mut may_wait = false;
         if Block.rank() < WARP_SIZE {
             let sent =

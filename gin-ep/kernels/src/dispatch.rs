@@ -120,23 +120,6 @@ pub unsafe fn dispatch<F: Format>(
     unsafe { dispatch_by::<F, Near>(comm, &arena, slot, tokens, phases) };
 }
 
-/// Does the same without the barrier before a block is counted, so that the flag covers only what the first warp did.
-///
-/// # Safety
-/// - As [`dispatch`]; loads and stores reach all ranks.
-#[inline(always)]
-pub unsafe fn dispatch_unmet<F: Format>(
-    comm: &Comm,
-    arena: &Window<u64>,
-    slot: &SlotParams,
-    tokens: &TokenParams,
-    phases: u32,
-) {
-    let arena = Arena::by(comm, arena, Near::<false>);
-    // Safety: the caller's promise.
-    unsafe { dispatch_by::<F, _>(comm, &arena, slot, tokens, phases) };
-}
-
 /// Sends and waits as [`dispatch`]. Rows for ranks that loads and stores do not reach go by puts and signals of the
 /// back end `B`, which the last block posts.
 ///
@@ -268,9 +251,7 @@ unsafe fn send<F: Format, R: Reach>(
     if warp == 0 {
         routes.close();
     }
-    if R::MEETS {
-        Block.sync();
-    }
+    F::meet();
     let mut is_last = false;
     if warp == 0 {
         is_last = Warp.any(Block.elect() && launch(buffer).finish_without_wait(blocks));

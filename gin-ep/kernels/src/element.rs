@@ -29,6 +29,13 @@ pub trait Element {
     #[doc(hidden)]
     const LOCAL: u32 = 16;
 
+    /// Lets the threads of a block meet before the block counts as one that has returned its rows.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn meet() {
+        Block.sync();
+    }
+
     /// Adds the elements of a pair, each times `weight`, with one rounding.
     #[doc(hidden)]
     fn add(sums: &mut Self::Sums, weight: f32, pair: (u64, u64));

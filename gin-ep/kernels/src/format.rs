@@ -90,6 +90,13 @@ pub trait Format {
     #[doc(hidden)]
     unsafe fn load(row: u64, pair: u32, pairs: u32) -> Self::Loaded;
 
+    /// Lets the threads of a block meet before the block counts as one that has sent.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn meet() {
+        Block.sync();
+    }
+
     /// Makes what goes on its way.
     #[doc(hidden)]
     fn convert(loaded: &Self::Loaded, flags: u32) -> Self::Unit;

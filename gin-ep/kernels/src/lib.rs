@@ -89,11 +89,9 @@ pub use reserve::reserve;
 pub use routes::plan;
 pub use status::{Code, STATUS_WORDS, reported};
 
-/// Parts for the models of the protocol, and mistakes for the tests that must notice them.
+/// Parts for the models of the protocol.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::combine::combine_unmet;
-    pub use crate::dispatch::dispatch_unmet;
     pub use crate::matmul::tile_scheduler::{Lists, TileScheduler, WORDS, look};
     pub use crate::protocol::*;
 }

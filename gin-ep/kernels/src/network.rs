@@ -150,9 +150,6 @@ pub(crate) trait Reach: Copy {
     /// A flag that a rank raises here.
     type Flag: Flag + Copy;
 
-    /// The threads of a block meet before the block counts as one that has sent.
-    const MEETS: bool = true;
-
     /// Returns the ranks that a dispatch goes on without, as bits.
     fn masked(arena: &Arena<Self>, slot: &SlotParams) -> u64;
 
@@ -181,13 +178,12 @@ pub(crate) trait Reach: Copy {
     fn give_back(arena: &Arena<Self>, slot: &SlotParams, buffer: u64, epoch: u64, masked: u64, is_in_place: bool);
 }
 
-/// Loads and stores reach all ranks. `MEETS` is false only in tests of the barrier.
+/// Loads and stores reach all ranks.
 #[derive(Clone, Copy)]
-pub(crate) struct Near<const MEETS: bool = true>;
+pub(crate) struct Near;
 
-impl<const MEETS: bool> Reach for Near<MEETS> {
+impl Reach for Near {
     type Flag = GlobalWord;
-    const MEETS: bool = MEETS;
 
     #[inline(always)]
     fn masked(arena: &Arena<Self>, slot: &SlotParams) -> u64 {

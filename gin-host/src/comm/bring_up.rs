@@ -203,11 +203,7 @@ impl Communicator {
                 capabilities,
                 windows: (0..requirements.windows).map(|_| None).collect(),
             },
-            contexts: resources.context_parts(
-                &stats,
-                #[cfg(feature = "reset-by-store")]
-                (self.config.resets_by_store && self.device.kind() == gin_gpu::DeviceKind::Virtual),
-            ),
+            contexts: resources.context_parts(&stats),
             first_index: requirements.first_index,
             max_outstanding: requirements.max_outstanding_per_peer as usize,
             max_message: requirements.max_message.min(capabilities.max_message),

@@ -73,9 +73,5 @@ gin_gpu::config! {
         /// Takes the lines that kernels print with `gin_println!`, on the proxy's thread or in a call of the program.
         /// By default they go to standard output.
         pub print_to: PrintTo = to_stdout(),
-        /// Makes the proxy store 0 to the words of signals that a kernel resets. This is a deliberate mistake, for
-        /// tests.
-        #[cfg(feature = "reset-by-store")]
-        pub resets_by_store: bool = false,
     }
 }

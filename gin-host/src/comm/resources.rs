@@ -321,20 +321,13 @@ impl Resources {
         self.places.contexts.iter().map(words).collect()
     }
 
-    /// Returns the words of each context that the proxy needs. `bases`: with the baselines of signals, which only a CPU
-    /// that reaches device memory may access.
-    pub(crate) fn context_parts(
-        &self,
-        stats: &[Arc<Counters>],
-        #[cfg(feature = "reset-by-store")] bases: bool,
-    ) -> Vec<ContextPart> {
+    /// Returns the words of each context that the proxy needs.
+    pub(crate) fn context_parts(&self, stats: &[Arc<Counters>]) -> Vec<ContextPart> {
         let parts = self.places.contexts.iter().zip(stats).map(|(data, stats)| ContextPart {
             queue: self.queue(data),
             timed: data.timed != 0,
             counters: self.word(data.counters),
             signals: self.signals.is_some().then(|| self.word(data.signal_cpu)),
-            #[cfg(feature = "reset-by-store")]
-            signal_near: bases.then(|| self.word(data.signal_near)),
             stats: stats.clone(),
         });
         parts.collect()

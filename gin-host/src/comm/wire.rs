@@ -8,7 +8,7 @@ use gin_net::{KeyError, NetError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What a rank says of its own part of a collective call: the call, and its message or its error, with the rank whose
+/// A rank's report on its own part of a collective call: the call, and its message or its error, with the rank whose
 /// memory it could not connect or map.
 type Said<'a> = (&'a str, Result<&'a [u8], (&'a str, Option<u32>)>);
 

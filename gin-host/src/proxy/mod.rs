@@ -19,8 +19,6 @@ mod command;
 mod flow;
 mod lists;
 pub mod progress;
-#[cfg(feature = "reset-by-store")]
-mod sabotage;
 mod stats;
 pub mod trace;
 
@@ -64,9 +62,6 @@ pub(crate) struct ContextPart {
     pub(crate) counters: GlobalWord,
     /// The signal words that CPU threads raise; `None` if they raise none.
     pub(crate) signals: Option<GlobalWord>,
-    /// The words beside signals, which include baselines; only for a proxy that makes the mistake of `sabotage`.
-    #[cfg(feature = "reset-by-store")]
-    pub(crate) signal_near: Option<GlobalWord>,
     pub(crate) stats: Arc<Counters>,
 }
 
@@ -116,8 +111,6 @@ pub struct Proxy {
     over: Option<Fault>,
     waiting: Vec<Waiting>,
     finished: bool,
-    #[cfg(feature = "reset-by-store")]
-    resets: sabotage::Resets,
     // Last: the memory of all words is dropped after their users.
     parts: Parts,
 }
@@ -158,8 +151,6 @@ impl Proxy {
             over: None,
             waiting: Vec::new(),
             finished: false,
-            #[cfg(feature = "reset-by-store")]
-            resets: sabotage::Resets::new(),
             parts,
         }
     }
@@ -171,8 +162,6 @@ impl Proxy {
         }
         let mut worked = self.command();
         worked |= self.listen();
-        #[cfg(feature = "reset-by-store")]
-        self.reset_by_store();
         for context in 0..self.contexts.len() {
             worked |= self.take(context);
         }

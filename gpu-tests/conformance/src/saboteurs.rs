@@ -30,7 +30,7 @@ pub fn all() -> Vec<Saboteur> {
         name: "kernels_that_reset_signals_by_storing_0",
         mistake: Mistake::ResetByStore,
         sign: WRONG_VALUE,
-        catchers: &["an_engine_may_keep_the_sum_of_its_raises_itself_across_resets"],
+        catchers: &["an_engine_may_keep_the_sum_of_its_raises_itself_across_resets", "a_raise_after_a_reset_counts"],
     }];
     for sabotage in Sabotage::ALL {
         let (name, sign, catchers): (_, _, &[&str]) = match sabotage {
@@ -65,9 +65,6 @@ pub fn all() -> Vec<Saboteur> {
                     WRONG_BYTES,
                     &["a_source_may_change_after_its_counter", "counters_count_finished_reads_only"],
                 )
-            }
-            Sabotage::ResetByStore => {
-                ("a_proxy_that_stores_0_after_a_reset", WRONG_VALUE, &["a_raise_after_a_reset_counts"])
             }
             Sabotage::DropMakeVisible => (
                 "payload_that_is_never_made_visible",

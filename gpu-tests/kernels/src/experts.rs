@@ -3,11 +3,10 @@
 
 use gin_device::prelude::*;
 use gin_device::sys::{Global, Memory};
-use gin_ep_kernels::internal::{combine_unmet, dispatch_unmet};
 use gin_ep_kernels::permute::{EXPERT_MAJOR_PADDED, FLAT};
 use gin_ep_kernels::{
-    Bytes, Format, PermutedRows, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine, dispatch,
-    send_metadata,
+    Bytes, Element, Format, PermutedRows, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine,
+    dispatch, send_metadata,
 };
 
 /// Replaces each received row by the weighted sum of what its experts on this rank make of it. Expert `e` of all makes
@@ -242,10 +241,11 @@ fn wait_ns(limit: u64) {
     }
 }
 
-/// Rows as [`Bytes`], which all warps but the first store late, if the tokens have [`LATE`].
-struct Late;
+/// Rows as [`Bytes`], which all warps but the first store late, if the tokens have [`LATE`]. Without `MEETS` the barrier
+/// is missing.
+struct Late<const MEETS: bool>;
 
-impl Format for Late {
+impl<const MEETS: bool> Format for Late<MEETS> {
     type Loaded = <Bytes as Format>::Loaded;
     type Unit = <Bytes as Format>::Unit;
     const UNIT: u32 = Bytes::UNIT;
@@ -256,6 +256,13 @@ impl Format for Late {
     unsafe fn load(row: u64, pair: u32, pairs: u32) -> Self::Loaded {
         // Safety: the caller's promise.
         unsafe { Bytes::load(row, pair, pairs) }
+    }
+
+    #[inline(always)]
+    fn meet() {
+        if MEETS {
+            Block.sync();
+        }
     }
 
     #[inline(always)]
@@ -270,6 +277,26 @@ impl Format for Late {
         }
         // Safety: the caller's promise.
         unsafe { Bytes::store(unit, row, scales, pair, pairs, flags) }
+    }
+}
+
+/// [`Bf16`], without the barrier.
+struct Unmet;
+
+impl Element for Unmet {
+    type Sums = <Bf16 as Element>::Sums;
+
+    #[inline(always)]
+    fn meet() {}
+
+    #[inline(always)]
+    fn add(sums: &mut Self::Sums, weight: f32, pair: (u64, u64)) {
+        Bf16::add(sums, weight, pair);
+    }
+
+    #[inline(always)]
+    fn round(sums: &Self::Sums) -> (u64, u64) {
+        Bf16::round(sums)
     }
 }
 
@@ -293,9 +320,9 @@ pub unsafe fn hardware_late(
     // Safety: the caller's promise, here and below.
     unsafe {
         if how & UNMET_DISPATCH != 0 {
-            dispatch_unmet::<Late>(&comm, &arena, &slot, &tokens, SEND | RECEIVE);
+            dispatch::<Late<false>>(&comm, &arena, &slot, &tokens, SEND | RECEIVE);
         } else {
-            dispatch::<Late>(&comm, &arena, &slot, &tokens, SEND | RECEIVE);
+            dispatch::<Late<true>>(&comm, &arena, &slot, &tokens, SEND | RECEIVE);
         }
         Block.sync();
         let received = ReceivedRows::new(slot, arena.local_ptr().addr() as u64);
@@ -306,7 +333,7 @@ pub unsafe fn hardware_late(
             wait_ns(LATE_NS);
         }
         if how & UNMET_COMBINE != 0 {
-            combine_unmet::<Bf16>(&comm, &arena, &slot, &tokens, &sums);
+            combine::<Unmet>(&comm, &arena, &slot, &tokens, &sums);
         } else {
             combine::<Bf16>(&comm, &arena, &slot, &tokens, &sums);
         }

@@ -20,29 +20,20 @@ pub enum Sabotage {
     RaiseTwice,
     /// A request is complete as soon as the network has it: flushes, tokens and counters say so too early.
     CompleteEarly,
-    /// A reset of a signal is turned into a store of 0 to its word, which lands late.
-    ResetByStore,
     /// Arrived bytes are never made visible.
     DropMakeVisible,
 }
 
 impl Sabotage {
     /// All mistakes.
-    pub const ALL: [Self; 6] = [
-        Self::SignalBeforePayload,
-        Self::LosePut,
-        Self::RaiseTwice,
-        Self::CompleteEarly,
-        Self::ResetByStore,
-        Self::DropMakeVisible,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::SignalBeforePayload, Self::LosePut, Self::RaiseTwice, Self::CompleteEarly, Self::DropMakeVisible];
 
     /// Returns `config` with ranks that make this mistake. Its network is set already.
     #[must_use]
     pub fn apply(self, config: WorldConfig) -> WorldConfig {
         match self {
             Self::None => config,
-            Self::ResetByStore => config.reset_by_store(),
             mistake => {
                 let make = config.comm.network.clone();
                 config.network(move |endpoint| Box::new(Saboteur::new(make(endpoint), mistake)))

@@ -8,13 +8,12 @@
 //! `GIN_GPU_SECONDS=N` seconds the remaining trials are ignored.
 
 use gin_conformance::cases;
-use gin_conformance::host::{Mistake, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
+use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
 use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
 use gin_gpu::Devices;
 use gin_nic::DoorbellRelease;
 use gin_soft_nic_host::SoftEngine;
-use gin_testkit::Sabotage;
 use gpu_tests::ep;
 use gpu_tests::gpus::{self, Gpus};
 use gpu_tests::hardware::{self, Testbed};
@@ -238,12 +237,9 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
         }
     }
     for saboteur in saboteurs::all() {
-        // The proxy cannot store to a baseline in GPU memory.
-        if saboteur.mistake != Mistake::Proxy(Sabotage::ResetByStore) {
-            let name = format!("{prefix}/the_suite_notices/{}", saboteur.name);
-            let setup = |devices| Setup { devices: Some(devices), ..Setup::threads() };
-            add(name, Box::new(move |_, devices| notices(&saboteur, &setup(devices))));
-        }
+        let name = format!("{prefix}/the_suite_notices/{}", saboteur.name);
+        let setup = |devices| Setup { devices: Some(devices), ..Setup::threads() };
+        add(name, Box::new(move |_, devices| notices(&saboteur, &setup(devices))));
     }
     for (name, trial) in hardware::TRIALS {
         add(
