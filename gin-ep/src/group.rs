@@ -241,7 +241,8 @@ impl<'c> Group<'c> {
             return Err(EpError::Slot { slot, reason });
         };
         if state.taken.swap(true, Ordering::Acquire) {
-            return Err(EpError::Slot { slot, reason: "in use".to_owned() });
+            let reason = "in use: an earlier call returned it; keep that slot, or drop it first".to_owned();
+            return Err(EpError::Slot { slot, reason });
         }
         Ok(Slot::new(self, slot))
     }
@@ -319,7 +320,7 @@ impl<'c> Group<'c> {
     pub fn readmit(&self) -> Result<(), EpError> {
         for (slot, state) in self.slots.iter().enumerate() {
             if state.taken.load(Ordering::Acquire) {
-                return Err(EpError::Slot { slot: slot as u32, reason: "in use".to_owned() });
+                return Err(EpError::Slot { slot: slot as u32, reason: "in use: drop it first".to_owned() });
             }
         }
         // The ranks may have made different numbers of dispatches. All begin again after the maximum.

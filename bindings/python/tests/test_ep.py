@@ -418,7 +418,7 @@ def test_calls_in_another_order_are_refused():
     def body(rank, comm, group, stream):
         slot, output = group.slot(0), np.zeros((4, 8), np.float32)
         refused = lambda text: pytest.raises(gin.StateError, match=text)
-        with refused("slot 0 is in use"):
+        with refused("slot 0 is in use: an earlier call returned it; keep that slot, or drop it first"):
             group.slot(0)
         with refused("slot 7 is not there: the group has 2"):
             group.slot(7)
