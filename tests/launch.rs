@@ -108,6 +108,16 @@ fn the_last_line_has_the_error_of_the_rank_that_failed() {
                   gin: rank 1 ended with status 1: Error: no such file: x\n";
     assert_eq!(lines(&output.stderr), lines(errors.as_bytes()));
     assert_eq!(text(&output.stderr).lines().last(), errors.lines().last());
+    // A rank that writes nothing is the last line, too, if others have written.
+    let silent =
+        "if [ $GIN_RANK = 1 ]; then sleep 0.1; kill -KILL $$; fi; echo 'rank 1 is lost' >&2; sleep 0.2; exit 1";
+    let output = script(2, silent);
+    assert_eq!(text(&output.stderr).lines().last(), Some("gin: rank 1 ended by signal 9"));
+    // A stopped rank ends when it is asked to.
+    let stopped = "if [ $GIN_RANK = 1 ]; then kill -STOP $$; fi; echo 'rank 1 is lost' >&2; exit 1";
+    let output = script(2, stopped);
+    let last = "gin: rank 0 ended because of rank 1, which ended by signal 15 when gin asked it to end";
+    assert_eq!(text(&output.stderr).lines().last(), Some(last));
     // The rank that ends first names the cause, which ends later and with success.
     let echo = "if [ $GIN_RANK = 1 ]; then echo 'rank 0 on host a has left the job' >&2; exit 1; fi; sleep 0.1";
     let output = script(2, echo);

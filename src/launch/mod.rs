@@ -251,7 +251,8 @@ impl Watched {
             }
             (None, None) => (1, "for an unknown reason".to_owned()),
         };
-        self.ends[rank].clone_from(&how);
+        let was_asked = self.deadline.is_some();
+        self.ends[rank] = if was_asked { format!("{how} when gin asked it to end") } else { how.clone() };
         if status.success() {
             return;
         }
@@ -275,8 +276,8 @@ impl Watched {
         self.fail(code);
     }
 
-    /// Prints which rank caused the end, how it ended, and its error. Prints nothing if no more is known than at the
-    /// time of the first failure.
+    /// Prints which rank caused the end, how it ended, and its error. Prints nothing if the line about the first failure
+    /// says all, and no rank has written an error after it.
     fn tell_cause(&self) {
         let Some(first) = self.first else { return };
         let error = |tail: &Arc<Mutex<Tail>>| tail.lock().unwrap_or_else(PoisonError::into_inner).error();
@@ -286,7 +287,7 @@ impl Watched {
         let wrote = if error.is_empty() { String::new() } else { format!(": {error}") };
         if cause != first {
             eprintln!("gin: rank {first} ended because of rank {cause}, which ended {how}{wrote}");
-        } else if !wrote.is_empty() {
+        } else if errors.iter().any(|error| !error.is_empty()) {
             eprintln!("gin: rank {first} ended {how}{wrote}");
         }
     }
