@@ -109,9 +109,14 @@ fn the_last_line_has_the_error_of_the_rank_that_failed() {
     assert_eq!(lines(&output.stderr), lines(errors.as_bytes()));
     assert_eq!(text(&output.stderr).lines().last(), errors.lines().last());
     // A rank that writes nothing is the last line, too, if others have written.
-    let silent =
-        "if [ $GIN_RANK = 1 ]; then sleep 0.1; kill -KILL $$; fi; echo 'rank 1 is lost' >&2; sleep 0.2; exit 1";
-    let output = script(2, silent);
+    let folder = tempfile::tempdir().unwrap();
+    let ready = folder.path().join("ready");
+    let silent = format!(
+        "if [ $GIN_RANK = 1 ]; then until [ -e '{0}' ]; do sleep 0.01; done; kill -KILL $$; fi
+         trap 'exit 1' TERM; echo 'rank 1 is lost' >&2; touch '{0}'; sleep 600 & wait",
+        ready.display()
+    );
+    let output = script(2, &silent);
     assert_eq!(text(&output.stderr).lines().last(), Some("gin: rank 1 ended by signal 9"));
     // A stopped rank ends when it is asked to.
     let stopped = "if [ $GIN_RANK = 1 ]; then kill -STOP $$; fi; echo 'rank 1 is lost' >&2; exit 1";

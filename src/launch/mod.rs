@@ -276,8 +276,8 @@ impl Watched {
         self.fail(code);
     }
 
-    /// Prints which rank caused the end, how it ended, and its error. Prints nothing if the line about the first failure
-    /// says all, and no rank has written an error after it.
+    /// Prints which rank caused the end, how it ended, and its error. Prints nothing if no rank wrote to standard
+    /// error: the line about the first failure then says all, and is the last one.
     fn tell_cause(&self) {
         let Some(first) = self.first else { return };
         let error = |tail: &Arc<Mutex<Tail>>| tail.lock().unwrap_or_else(PoisonError::into_inner).error();

@@ -8,8 +8,8 @@ use gin_net::{KeyError, NetError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A rank's report on its own part of a collective call: the call, and its message or its error, with the rank whose
-/// memory it could not connect or map.
+/// A rank's message about its own part of a collective call: the call, and the part or the error, with the rank whose
+/// memory could not be connected or mapped.
 type Said<'a> = (&'a str, Result<&'a [u8], (&'a str, Option<u32>)>);
 
 /// Exchanges the outcome of each rank's own part of the collective call `call`. All ranks succeed or all fail. Returns
