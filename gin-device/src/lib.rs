@@ -117,6 +117,7 @@ mod context;
 pub mod coop;
 mod epoch;
 #[cfg(not(target_arch = "nvptx64"))]
+#[doc(hidden)]
 pub mod exec;
 mod fault;
 pub mod float;
