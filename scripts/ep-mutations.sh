@@ -136,7 +136,7 @@ late_tiles=matmul:tiles_of_own_rows_are_multiplied_while_a_rank_is_late
 one_multiplies=matmul:one_resident_block_of_many_multiplies_all_rows_as_they_arrive
 layouts=all_layouts_have_the_rows_of_the_oracle_in_its_order
 rows_of_ids=network:rows_for_each_id_and_all_elements_and_layouts_cross_a_network
-mixed=ranks_that_expect_descriptions_and_rows_do_not_take_each_other_for_present
+mixed=ranks_that_expect_metadata_and_rows_do_not_take_each_other_for_present
 products=matmul:products_of_all_shapes_have_the_bits_of_the_oracle
 products_races=matmul:nothing_races
 silent_products=matmul:a_silent_rank_is_left_out_of_products_of_rows_that_arrive_and_may_come_back
@@ -168,8 +168,8 @@ cp "$kernels"/matmul/*.rs "$copy/$kernels/matmul"
 mutation "groups that are counted again" $kernels/routes.rs "self.passed = group;" "" $rounds
 mutation "the rest of a round not counted" $kernels/routes.rs "self.pass(next);" "" $rounds
 mutation "one buffer of rows" $kernels/protocol.rs "epoch & 1" "epoch & 0" $races
-mutation "the flag of the other buffer" $kernels/dispatch.rs "arena.word(slot.sent_flag(buffer, source))" \
-    "arena.word(slot.sent_flag(buffer ^ 1, source))" $bits
+mutation "the flag of the other buffer" $kernels/dispatch.rs "arena.word(F::flag(slot, buffer, source))" \
+    "arena.word(F::flag(slot, buffer ^ 1, source))" $bits
 mutation "a flag of any epoch" $kernels/protocol.rs "wrapping_sub(epoch as u32) < 1 << 31" \
     "wrapping_sub(epoch as u32) < u32::MAX" $bits
 mutation "rows in place announced by the fifth block" $kernels/combine.rs "before == 0" "before == 4" $resident
@@ -206,5 +206,5 @@ mutation "a section announced before its end" $kernels/dispatch.rs \
 mutation "rows awaited one token too early" $kernels/permute.rs "epoch, token + 1)" "epoch, token)" $races
 mutation "metadata behind the flag of rows" $kernels/format.rs "slot.metadata_flag(buffer, source)" \
     "slot.sent_flag(buffer, source)" $mixed
-mutation "tallies of the part itself counted as earlier" $kernels/expert_major.rs "threads < self.number" "threads <= self.number" $layouts
+mutation "counts of the part itself taken as earlier" $kernels/expert_major.rs "threads < self.number" "threads <= self.number" $layouts
 exit $bad

@@ -687,7 +687,7 @@ fn a_rank_that_describes_its_rows_and_sends_none_is_reported_and_left_out() {
 }
 
 #[test]
-fn ranks_that_expect_descriptions_and_rows_do_not_take_each_other_for_present() {
+fn ranks_that_expect_metadata_and_rows_do_not_take_each_other_for_present() {
     let shape = Shape { ranks: 2, experts: 6, topk: 2, hidden: 8 };
     let (config, deadline) = (config(&shape, 8).threads(32), Deadline::after_ms(20));
     on_ranks(WorldConfig::seeded(2, 5), |rank, comm| {
