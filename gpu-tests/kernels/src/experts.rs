@@ -241,8 +241,8 @@ fn wait_ns(limit: u64) {
     }
 }
 
-/// Rows as [`Bytes`], which all warps but the first store late, if the tokens have [`LATE`]. Without `MEETS` the barrier
-/// is missing.
+/// Rows as [`Bytes`], which all warps but the first store late, if the tokens have [`LATE`]. Without `MEETS` the
+/// barrier is missing.
 struct Late<const MEETS: bool>;
 
 impl<const MEETS: bool> Format for Late<MEETS> {
