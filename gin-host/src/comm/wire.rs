@@ -20,7 +20,7 @@ type Said<'a> = (&'a str, Result<&'a [u8], (&'a str, Option<u32>)>);
 ///
 /// # Errors
 /// This rank's own error, else the error of the first rank that failed, or an error of the bootstrap. If the own error
-/// concerns a rank that is lost, the loss is its cause and replaces it.
+/// concerns memory of a rank, and a rank is lost, the loss is its cause and replaces it.
 pub(super) fn agree<T: DeserializeOwned>(
     gather: impl Fn(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError>,
     call: &'static str,
@@ -34,8 +34,8 @@ pub(super) fn agree<T: DeserializeOwned>(
         all = gather(&[]).and(all);
     }
     match (&own, &all) {
-        (Err(own), Err(BootstrapError::Lost { rank, .. })) if concerned(own) == Some(*rank) => {}
-        (Err(own), Err(BootstrapError::Ended)) if concerned(own).is_some() => {}
+        // A rank that has learned of the loss of another one frees its memory, which cannot be mapped from then on.
+        (Err(own), Err(BootstrapError::Lost { .. } | BootstrapError::Ended)) if concerned(own).is_some() => {}
         _ => drop(own.map_err(CommError::clone)?),
     }
     let all = all?;
@@ -95,9 +95,8 @@ mod tests {
         assert_eq!(ended(of(2), lost()), lost().into());
         let unmapped = |rank| CommError::OtherRank { rank, reason: "no answer".to_owned() };
         assert_eq!(ended(unmapped(2), lost()), lost().into());
-        assert_eq!(ended(unmapped(1), lost()), unmapped(1), "another rank's");
+        assert_eq!(ended(unmapped(1), lost()), lost().into(), "rank 1 learned of the loss, and freed its memory");
         assert_eq!(ended(of(2), BootstrapError::Ended), BootstrapError::Ended.into());
-        assert_eq!(ended(of(1), lost()), of(1), "another rank's");
         assert_eq!(ended(CommError::ProxyGone, lost()), CommError::ProxyGone, "this rank's own");
         assert_eq!(ended(of(2), BootstrapError::Aborted { rank: 0 }), of(2), "nobody is known to be lost");
     }
