@@ -45,22 +45,29 @@ fn packages() -> (Vec<String>, Vec<String>) {
     (names(published), names(others))
 }
 
-/// Copies files that differ, so that a second run compiles less.
-fn copy_changed(from: &Path, to: &Path) {
+/// Makes a folder equal to another one. Files that are equal already stay, so that a second run compiles less.
+fn mirror(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
+    for path in fs::read_dir(to).unwrap().map(|entry| entry.unwrap().path()) {
+        match from.join(path.file_name().unwrap()).exists() {
+            true => {}
+            false if path.is_dir() => fs::remove_dir_all(path).unwrap(),
+            false => fs::remove_file(path).unwrap(),
+        }
+    }
     for entry in fs::read_dir(from).unwrap() {
         let (from, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
         if from.is_dir() {
-            copy_changed(&from, &to);
+            mirror(&from, &to);
         } else if fs::read(&to).ok() != Some(fs::read(&from).unwrap()) {
             fs::write(&to, fs::read(&from).unwrap()).unwrap();
         }
     }
 }
 
-/// Packages the crates and unpacks them below `folder`. Cargo takes them in place of crates.io there. Returns their
-/// names.
-fn unpack_all(folder: &Path) -> Vec<String> {
+/// Packages the crates and unpacks them: the command in `work`, the others beside it. Cargo takes them in place of
+/// crates.io where it runs in `work`. Returns their names.
+fn unpack_all(folder: &Path, work: &Path) -> Vec<String> {
     let (published, others) = packages();
     let mut package = cargo(root(), &["package", "--workspace", "--no-verify", "--allow-dirty", "--quiet"]);
     package.args(others.iter().map(|name| format!("--exclude={name}"))).arg("--target-dir").arg(folder.join("packed"));
@@ -72,12 +79,13 @@ fn unpack_all(folder: &Path) -> Vec<String> {
         fs::create_dir_all(&fresh).unwrap();
         let file = folder.join(format!("packed/package/{versioned}.crate"));
         run(Command::new("tar").arg("-xzf").arg(file).arg("-C").arg(&fresh));
-        copy_changed(&fresh.join(&versioned), &folder.join(&versioned));
-        patch.push_str(&format!("{name} = {{ path = \"{versioned}\" }}\n"));
+        let unpacked = if name == "gin-cli" { work.join(&versioned) } else { folder.join("crates").join(&versioned) };
+        mirror(&fresh.join(&versioned), &unpacked);
+        patch.push_str(&format!("{name} = {{ path = {unpacked:?} }}\n"));
     }
     fs::remove_dir_all(fresh).unwrap();
-    fs::create_dir_all(folder.join(".cargo")).unwrap();
-    fs::write(folder.join(".cargo/config.toml"), patch).unwrap();
+    fs::create_dir_all(work.join(".cargo")).unwrap();
+    fs::write(work.join(".cargo/config.toml"), patch).unwrap();
     published
 }
 
@@ -85,29 +93,30 @@ fn unpack_all(folder: &Path) -> Vec<String> {
 fn a_new_project_and_its_kernels_build_from_the_packages_alone() {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packages");
-    let names = unpack_all(&folder);
+    let work = folder.join("work");
+    let names = unpack_all(&folder, &work);
     assert!(names.iter().any(|name| name == "gin-host"), "{names:?}");
 
     // The versions with which this workspace was tested, which are downloaded already; and the `core` of its kernels.
     let lock = |folder: &Path| fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
-    let nested = folder.join("target/gin-build");
+    let nested = work.join("target/gin-build");
     fs::create_dir_all(target.join("gin-build")).unwrap();
     if !nested.exists() {
-        fs::create_dir_all(folder.join("target")).unwrap();
+        fs::create_dir_all(work.join("target")).unwrap();
         std::os::unix::fs::symlink(target.join("gin-build"), &nested).unwrap();
     }
-    let build = |command: &mut Command| run(command.env("CARGO_TARGET_DIR", folder.join("target")));
+    let build = |command: &mut Command| run(command.env("CARGO_TARGET_DIR", work.join("target")));
 
     let version = env!("CARGO_PKG_VERSION");
-    fs::write(folder.join("Cargo.toml"), format!("[workspace]\nmembers = [\"gin-cli-{version}\"]\n")).unwrap();
-    lock(&folder);
-    build(&mut cargo(&folder, &["build", "-p", "gin-cli", "--no-default-features"]));
+    fs::write(work.join("Cargo.toml"), format!("[workspace]\nmembers = [\"gin-cli-{version}\"]\n")).unwrap();
+    lock(&work);
+    build(&mut cargo(&work, &["build", "-p", "gin-cli", "--no-default-features"]));
 
-    let project: PathBuf = folder.join("from-packages");
+    let project: PathBuf = work.join("from-packages");
     if project.exists() {
         fs::remove_dir_all(&project).unwrap();
     }
-    let said = run(Command::new(folder.join("target/debug/gin")).args(["new", "from-packages"]).current_dir(&folder));
+    let said = run(Command::new(work.join("target/debug/gin")).args(["new", "from-packages"]).current_dir(&work));
     let (short, _) = version.rsplit_once('.').unwrap();
     assert!(said.contains(&format!("depends on gin by version {short}\n")), "{said}");
     lock(&project);

@@ -168,7 +168,8 @@ impl KernelBuilder {
     /// its `[dependencies]`, because cargo passes metadata on to direct dependents only.
     ///
     /// A crate from a registry is compiled with the versions of the project's `Cargo.lock`, if the target folder is
-    /// below the project; else with those of the lock file in the package.
+    /// below the project; else with those of the lock file in the package. A `[patch]` of the project holds for it
+    /// only in `.cargo/config.toml`.
     pub fn dependency(links: impl Into<String>) -> Self {
         Self::of(Kernels::Dependency(links.into()))
     }
