@@ -161,7 +161,7 @@ impl Rank {
             "threads" => config,
             "manual" => config.progress(Arc::new(ManualProgress::default())),
             other => {
-                let text = format!("progress is made by \"threads\" or \"caller\", not \"{other}\"");
+                let text = format!("progress is made by \"threads\" or \"manual\", not \"{other}\"");
                 return Err(PyValueError::new_err(text));
             }
         };

@@ -1057,7 +1057,7 @@ def test_received_and_permuted_rows_are_arguments_of_kernels():
         stream.launch("scale_received", received, 8, 3.0, grid=2)
         to = Permuted(group, Layout.FLAT, 6)
         permuted = received.permute(stream, to)
-        for wrong, text in [(permuted, "`received: Received`: a `gincomm.ep.PermutedRows` was given"), (to, "a `Permuted` was given")]:
+        for wrong, text in [(permuted, "`received: ReceivedRows`: a `gincomm.ep.PermutedRows` was given"), (to, "a `Permuted` was given")]:
             with pytest.raises(TypeError, match=text):
                 stream.launch("scale_received", wrong, 8, 3.0)
         stream.launch("scale_permuted", permuted, 8, 5.0, grid=2)

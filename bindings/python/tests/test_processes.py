@@ -608,5 +608,5 @@ def test_the_help_of_a_group_configuration_has_its_defaults():
     import gincomm.ep
 
     text = pydoc.plain(pydoc.render_doc(gin.ep.GroupConfig))
-    for part in ("tokens=128", "slots=1", "`Element.BF16`", "`gincomm.Deadline(1)`", "sms: the most SMs", "at most 512"):
+    for part in ("tokens=128", "slots=1", "`Element.BF16`", "`gincomm.Deadline(1)`", "sms: the maximum number of SMs", "at most 512"):
         assert part in text
