@@ -182,7 +182,7 @@ fn assert_documented(text: &str) {
     let (_, traps) = docs.split_once("## Traps").expect("the list of traps");
     assert!(traps.contains(text), "the traps do not name: {text}");
     let table = include_str!("../../gin-device/src/misuse.rs");
-    assert!(table.contains(text.trim_matches('"')), "gin_device::misuse does not name: {text}");
+    assert!(table.contains(text.trim_matches('"')), "gin-device/src/misuse.rs does not name: {text}");
 }
 
 #[test]

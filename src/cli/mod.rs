@@ -102,8 +102,8 @@ fn bench(arguments: &[OsString]) -> Result<End, Failure> {
     if error.kind() != io::ErrorKind::NotFound {
         return Err(format!("{}: {error}", program.display()).into());
     }
-    let text = "gin bench: the benchmarks are a command of their own, gin-bench, which is neither beside this one nor in a \
-                folder of PATH; in a checkout build it by `cargo build --release -p gin-bench`";
+    let text = "gin bench: there is no command gin-bench in the folder of gin or in PATH; in a checkout build it by \
+                `cargo build --release -p gin-bench`";
     Err(Refused(text.to_owned()).into())
 }
 

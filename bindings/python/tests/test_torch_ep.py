@@ -86,14 +86,14 @@ def test_a_graph_runs_again_with_other_ids_and_counts(job):
             ids = torch.zeros(ROOM, TOPK, dtype=torch.int64, device=device)
             count = torch.zeros(1, dtype=torch.int32, device=device)
             sums = torch.zeros_like(rows)
-            permuted, total = torch.from_dlpack(permuted.rows()), torch.from_dlpack(permuted.counts())
-            assert (permuted.shape, total.shape) == ((rank.ranks * ROOM, HIDDEN), (1,))
+            tensor, total = torch.from_dlpack(permuted.rows()), torch.from_dlpack(permuted.counts())
+            assert (tensor.shape, total.shape) == ((rank.ranks * ROOM, HIDDEN), (1,))
 
             def step(stream, slot):
                 received = slot.dispatch(stream, Tokens(rows, ids, count)).receive(stream)
                 received.permute(stream, permuted)
                 wait(stream)
-                permuted.mul_(rank.rank + 1)
+                tensor.mul_(rank.rank + 1)
                 received.combine(stream, Combine.reduced(sums), permuted)
 
             warm(rank)
