@@ -196,6 +196,10 @@ unsafe fn dispatch_by<F: Format, R: Reach>(
 
 /// Sends. Returns, in the first warp, whether the block was the last one.
 ///
+/// No row that a rank still reads is overwritten. Rows of dispatch `e - 2` had the same buffer, and this kernel follows
+/// the receive of dispatch `e - 1`, whose flag each rank raised after its combine or release of `e - 2`. For a region
+/// that sources share, [`reserve`](crate::reserve()) has the argument.
+///
 /// # Safety
 /// - As [`dispatch`].
 #[inline(always)]
@@ -252,6 +256,9 @@ unsafe fn send<F: Format, R: Reach>(
         routes.close();
     }
     F::meet();
+    // A receiver that has seen the flag sees the rows of all blocks: the threads of a block have met, so the one that
+    // counts it releases what all of them stored; the block that is counted last acquires what the others released,
+    // and `raise` releases that again before the flag.
     let mut is_last = false;
     if warp == 0 {
         is_last = Warp.any(Block.elect() && launch(buffer).finish_without_wait(blocks));
@@ -287,6 +294,10 @@ fn end_of_section(tokens: u32, section: u32) -> u32 {
 
 /// Raises the flag of a section at all ranks, if this block is the last one that has sent it. All threads of the block
 /// call.
+///
+/// A warp that has acquired the flag sees all rows up to `tokens`: blocks are counted for a section as for a dispatch.
+/// A later number is never overwritten by an earlier one, though one word has the flags of all sections, because the
+/// block that raises one is counted for the next only afterwards.
 #[inline(always)]
 fn end_section<R: Reach>(arena: &Arena<R>, slot: &SlotParams, section: u32, tokens: u32, masked: u64) {
     Block.sync();
@@ -300,7 +311,6 @@ fn end_section<R: Reach>(arena: &Arena<R>, slot: &SlotParams, section: u32, toke
         let mut to = lane_index();
         while to < slot.sizes.ranks {
             if masked >> to & 1 == 0 {
-                // The block counts for the next section after this, so flags of sections rise in turn.
                 raise::<Global>(arena.word_at(to, slot.section_flag(arena.rank())), epoch, tokens);
             }
             to += WARP_SIZE;

@@ -344,11 +344,13 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &PermutedRows)
                 };
                 covered = if source < WARP_SIZE { (seen, covered.1) } else { (covered.0, seen) };
             }
-            // The other lanes read what this one has acquired.
+            // The other lanes read what this one has acquired: the flag covers all rows of the source up to its number,
+            // and the lanes meet after the acquire. The vote would order no memory.
             Warp.sync();
             Warp.all(seen != LOST)
         };
-        // Warps take some units at a time, because blocks on the SMs of senders may start late.
+        // Warps take some units at a time, because blocks on the SMs of senders may start late. Copying blocks wait,
+        // and hold up no sender: they start when all sending blocks of their rank have started, and those never wait.
         let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * to.received.buffer())));
         let warps = grid_dim().count() as u32 * (Block.size() / WARP_SIZE);
         let mine = (slot.sizes.tokens * slot.sizes.ranks / warps).clamp(1, 8);

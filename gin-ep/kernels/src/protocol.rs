@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The words by which blocks and ranks agree, generic over the memory. `docs/ep.md` has the argument.
+//! The words by which blocks and ranks agree, generic over the memory. Each claim that a fence here serves stands
+//! beside the call; `docs/ep.md` has all of them in one place, with what models show.
 
 use gin_device::Deadline;
 use gin_device::internal::status::{Status, WaitError};

@@ -146,7 +146,9 @@ fn grant(arena: &Arena<Near>, slot: &SlotParams, (epoch, present): (u64, u64), (
     if lane_index() == 0 && end > slot.sizes.max_rows {
         status::report(arena.here(), slot, Code::Full, me, 0, end.into(), slot.sizes.max_rows.into());
     }
-    // Each lane grants places after all that any lane has acquired.
+    // Each lane grants places after all that any lane has acquired: the numbers of all ranks but silent ones. A rank
+    // announced its number after its combine or release of the dispatch before, so no rank reads or writes rows of that
+    // one in this region any more, and one buffer is enough.
     Warp.sync();
     each(ranks, |source| {
         if present >> source & 1 != 0 {

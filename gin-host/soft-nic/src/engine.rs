@@ -4,6 +4,32 @@
 //! Entries of a queue pair begin in order, each after a doorbell has announced it, and complete in order. A READ or an
 //! atomic may be outstanding while later entries execute; a fence waits for it. Queue pairs take turns, in an order
 //! drawn from the seed if there is one.
+//!
+//! # Why the engine is at least as strict as a NIC
+//!
+//! The engine judges programs that will drive NICs, so it may allow nothing that a NIC forbids, and must make visible
+//! what a NIC may do. Because:
+//!
+//! - *Announcements.* A NIC reads the doorbell record, and entries up to the doorbell's end, at any time after the
+//!   doorbell. `ring` refuses a record that is behind the doorbell or past the queue, a doorbell past the queue, and
+//!   entries over ones that have not completed. A release that is too weak shows in the models of `gin-device` and not
+//!   here, because the engine's CPU is stricter than a GPU.
+//! - *Entries.* The engine reads an entry as late as it can, when it begins. An entry that was overwritten too early
+//!   has another index, which `Entry::read` refuses, as it refuses reserved bits that are set and segments of a wrong
+//!   size.
+//! - *Effects arrive late.* READs, atomics and WRITEs take a number of steps drawn up to `Options::delay`, so answers
+//!   of different queue pairs come in any order. Within one queue pair the order is the one that RC guarantees.
+//! - *A completion does not make payload visible.* Bytes of a WRITE or a READ may be held back after their completion
+//!   (`held`) until something that a NIC guarantees to push them does so.
+//! - *A completion comes last.* Its words are stored after a release that covers the effects, the word with the owner
+//!   bit after another one, and an overrun of the queue is a violation, not a wait.
+//! - *Fences.* Every fence mode but the local one waits for outstanding READs and atomics. A READ or an atomic does not
+//!   begin if the queue pair has as many outstanding as it may.
+//! - *Rights.* Keys, bounds and access rights are checked for every entry when it executes, with the syndrome that a
+//!   NIC reports. After an error the queue pair flushes what follows.
+//!
+//! The engine is less strict in one point: it executes one action at a time, so it shows interleavings of entries and
+//! not of the bytes of one entry. A program must not depend on either.
 
 use crate::faults::{FaultKind, Mistake, Switch, Violation, ViolationKind, vendor};
 use crate::held::{Held, Reason, Source};

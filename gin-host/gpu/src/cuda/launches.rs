@@ -4,6 +4,30 @@
 //! The driver accepts kernels that cannot be resident together; one of them then never starts. So this module adds up
 //! the launches and refuses a launch that does not fit. It also detects when no kernel runs, which is when [deferred
 //! frees](super::deferred) are carried out.
+//!
+//! # Why the kernels that are admitted can be resident together
+//!
+//! Claim: when a cooperative kernel is admitted, all its blocks have places beside every block of this process that may
+//! run at the same time and wait. Because:
+//!
+//! 1. *Nothing that runs is forgotten.* A launch is in `State::running` from before the driver has it until its event,
+//!    or its stream, says that it has ended (`reap`). A stream has one entry for all its launches.
+//! 2. *A stream counts with the largest that it may run at a time.* Its kernels run one after another, except that a
+//!    dependent kernel may run beside the kernel before it, and beside no earlier one: that is a `Pair`. `shapes` keeps
+//!    each pair that has not been seen to end, and the largest sum counts.
+//! 3. *Streams that may meet are added.* Two streams are in one group if launches of both may run at the same time
+//!    (`meets`); no launch of a group runs beside one of another group, so `room` takes the largest group. Launches
+//!    that precede the new one by the order of streams and events (`Before`) have ended when it starts, and do not
+//!    count.
+//! 4. *A block counts at least as much as it takes:* as many places of an SM as its share of the SM needs, rounded up,
+//!    and each of these places may be of another cluster.
+//! 5. *Two launches do not use the same room.* The decision and the launch are under the write lock of the GPU's state.
+//!    A launch under the read lock (`repeated`) has a shape that its stream's entry counts already, and meets only
+//!    streams that it is known to meet; a cooperative one takes this way only if no other stream runs.
+//! 6. *Resident kernels that are parked will run again*, so `room` counts them (`away`).
+//!
+//! Not covered: launches of other libraries and processes; graphs, for which there must be room when they are captured,
+//! but which are not counted when they run; and kernels that wait without being cooperative.
 
 use super::context::Context;
 use super::deferred::{Resource, free};

@@ -4,6 +4,30 @@
 //! A seeded world has one engine for everything. In the threads mode each device has one for its grids. The running
 //! coroutine reaches its engine through thread-local words (`hooks`). It changes the state in short borrows and never
 //! holds one across a switch.
+//!
+//! # Where coroutines switch
+//!
+//! A coroutine gives up its turn at switch points only: accesses to shared words, pauses, and waits, that is naps,
+//! barriers, exchanges of threads, and calls of the host that block. Between two switch points nothing else of the
+//! engine runs, so the engine is sequentially consistent, and a run is a sequence of choices that the seed repeats. A
+//! turn lasts a number of switch points, the quantum, which the schedule draws.
+//!
+//! # Why every schedule ends
+//!
+//! Claim: a seeded run ends if the program would end under fair scheduling, and otherwise ends with an error that names
+//! the waiters. Because:
+//!
+//! 1. *A thread that can run does run.* Round robin takes each in turn. `Random` draws from all with equal chance.
+//!    `Starve` passes over one thread, and `WarpAhead` prefers one warp, for at most `EPOCH_CHOICES` choices or
+//!    `EPOCH_NS` of the clock; then an epoch with another one begins.
+//! 2. *A poller lets the clock advance.* A loop that polls naps, so when all wait the clock jumps to the next alarm,
+//!    and a deadline comes after finitely many choices. While nothing happens, naps grow with the quiet time, up to a
+//!    second, so a long deadline costs few choices.
+//! 3. *A deadlock is noticed.* If no coroutine can run and no alarm is set, the run ends at once (`Turn::Dead`).
+//! 4. *A livelock is noticed.* `stall_steps` choices without progress, `max_steps` choices, and `max_ns` of the virtual
+//!    clock end the run. A coroutine that passes no switch point cannot be interrupted; the watchdog ends the process.
+//!
+//! In the threads mode the clock is the real one, and the limits are those of each grid.
 
 mod block;
 mod bulk;
