@@ -35,7 +35,11 @@ const NOT_ON_A_GPU: [(&str, &str, &str); 6] = [
     ),
     ("gin-device/src/sys/loom.rs", "gin-device/src/sys/mod.rs", "#[cfg(feature = \"loom\")]\npub mod loom;"),
     // The pointer to the executor of a virtual GPU.
-    ("gin-device/src/exec.rs", "gin-device/src/lib.rs", "#[cfg(not(target_arch = \"nvptx64\"))]\npub mod exec;"),
+    (
+        "gin-device/src/exec.rs",
+        "gin-device/src/lib.rs",
+        "#[cfg(not(target_arch = \"nvptx64\"))]\n#[doc(hidden)]\npub mod exec;",
+    ),
 ];
 
 fn workspace() -> PathBuf {

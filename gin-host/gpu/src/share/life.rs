@@ -99,6 +99,7 @@ mod tests {
     fn of_a_process_that_was_never_met_its_socket_tells() {
         assert_eq!(has_ended(&[9; 16]), (true, None));
         super::super::server().unwrap();
-        assert_eq!(has_ended(&crate::registry::process()), (false, None));
+        // Another test may have met this process.
+        assert!(!is_unreached(&crate::registry::process()));
     }
 }
