@@ -45,7 +45,16 @@ impl Block {
     #[inline(always)]
     #[must_use]
     pub fn chunks<T>(&self, len: usize) -> Chunks {
-        Chunks::of(len, const { Shape::of(size_of::<T>()) }, block_in_grid(), grid_dim().count())
+        Chunks::of(len, const { Shape::of(size_of::<T>(), CHUNK_BYTES) }, block_in_grid(), grid_dim().count())
+    }
+
+    /// Returns the same share in chunks of at most `max` elements, in place of [`CHUNK_BYTES`]. With `usize::MAX` a
+    /// block has at most one: a large request over the network.
+    #[inline(always)]
+    #[must_use]
+    pub fn chunks_of<T>(&self, len: usize, max: usize) -> Chunks {
+        let bytes = max.saturating_mul(size_of::<T>());
+        Chunks::of(len, Shape::of(size_of::<T>(), bytes), block_in_grid(), grid_dim().count())
     }
 }
 
@@ -59,14 +68,15 @@ struct Shape {
 }
 
 impl Shape {
-    /// Returns the limits for elements of `size` bytes.
-    const fn of(size: usize) -> Self {
+    /// Returns the limits for elements of `size` bytes in chunks of at most `bytes` bytes.
+    #[inline(always)]
+    const fn of(size: usize, bytes: usize) -> Self {
         let size = if size == 0 { 1 } else { size };
         // The fewest elements that make whole lines, unless they are too many for a chunk.
         let apart = size.trailing_zeros();
         let lines = if apart < LINE.trailing_zeros() { LINE >> apart } else { 1 };
-        let unit = if lines * size <= CHUNK_BYTES { lines } else { 1 };
-        let max = CHUNK_BYTES / size / unit * unit;
+        let unit = if lines * size <= bytes { lines } else { 1 };
+        let max = bytes / size / unit * unit;
         Self { unit, max: if max == 0 { unit } else { max } }
     }
 }
@@ -84,11 +94,11 @@ impl Chunks {
     #[inline(always)]
     fn of(len: usize, Shape { unit, max }: Shape, block: u32, blocks: u32) -> Self {
         let (block, blocks) = (block as usize, blocks as usize);
-        // Chunks of each block, and the length with which they suffice. No product overflows: `max` is at most 2^16,
-        // and `chunk` at most `max`. No divisor is 0, which `max` tells the compiler.
-        let turns = len.div_ceil((blocks * max).max(1));
+        // Chunks of each block, and the length with which they suffice. No divisor is 0, which `max` tells the
+        // compiler.
+        let turns = len.div_ceil(blocks.saturating_mul(max).max(1));
         let chunk = len.div_ceil((blocks * turns).max(1)).next_multiple_of(unit);
-        Self { next: block * chunk, step: blocks * chunk, chunk, len }
+        Self { next: block.saturating_mul(chunk), step: blocks.saturating_mul(chunk), chunk, len }
     }
 }
 
@@ -184,7 +194,7 @@ mod tests {
     #[test]
     fn chunks_cover_a_range_once_and_every_block_has_equally_many() {
         for size in [1, 2, 3, 4, 8, 12, 16, 24, 128, 384, 1000, 1001, CHUNK_BYTES, CHUNK_BYTES + 1] {
-            let shape = Shape::of(size);
+            let shape = Shape::of(size, CHUNK_BYTES);
             let Shape { unit, max } = shape;
             assert!(max.is_multiple_of(unit), "elements of {size} bytes");
             if size <= CHUNK_BYTES {
@@ -224,9 +234,22 @@ mod tests {
     }
 
     #[test]
+    fn without_a_limit_a_block_has_at_most_one_chunk() {
+        for (len, blocks) in [(0, 3), (1, 3), (1 << 30, 1), ((1 << 30) + 5, 7), (usize::MAX >> 8, 132)] {
+            let share = |block| Chunks::of(len, Shape::of(16, usize::MAX), block, blocks);
+            let mut end = 0;
+            for (start, part) in (0..blocks).flat_map(share) {
+                assert!(start == end && start.is_multiple_of(8), "{len} by {blocks}");
+                end += part;
+            }
+            assert!(end == len && (0..blocks).all(|block| share(block).count() <= 1), "{len} by {blocks}");
+        }
+    }
+
+    #[test]
     fn chunks_of_the_longest_ranges_do_not_overflow() {
         for (block, blocks) in [(0, 1), (u32::MAX - 1, u32::MAX), (7, 132)] {
-            let chunks = Chunks::of(usize::MAX, Shape::of(1), block, blocks);
+            let chunks = Chunks::of(usize::MAX, Shape::of(1, CHUNK_BYTES), block, blocks);
             assert_eq!(chunks.clone().next().map(|(start, _)| start), Some(block as usize * chunks.chunk));
             let last = Chunks { next: usize::MAX - 5, ..chunks };
             assert_eq!(last.collect::<Vec<_>>(), [(usize::MAX - 5, 5)]);

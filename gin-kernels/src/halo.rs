@@ -3,9 +3,10 @@
 //!
 //! Each rank owns `rows` rows of `columns` cells. The ranks' parts are below each other and close to a torus. A cell
 //! becomes the mean of its four neighbours. There are two buffers with a border row above and below. In each step a
-//! rank computes into the other buffer, then puts its first and last row into its neighbours' borders of that buffer.
+//! rank computes into the other buffer. The blocks take the rows in turns; the block of the first or the last row puts
+//! it into a neighbour's border of that buffer as soon as it has computed it, while the others compute.
 //!
-//! Signal 0 counts rows that arrived from above, signal 1 those from below; counter 0 counts rows that have left.
+//! Signal 0 counts rows that arrived from above, signal 1 those from below.
 
 use gin_device::prelude::*;
 
@@ -40,10 +41,11 @@ pub const fn row_start(buffer: usize, row: usize, rows: usize, columns: usize) -
     (buffer * (rows + 2) + row) * columns
 }
 
-/// Computes `steps` steps. The result is in buffer `steps % 2` of `grid`, rows 1 to `rows`.
+/// Computes the steps `first .. first + steps`. Step `k` reads buffer `k % 2` and its borders, and writes the other one.
 ///
-/// Needs two signals and a counter in context 0. `grid` has [`window_len`] elements. `barrier_word` is the word of the
-/// grid's barrier, 0 at the launch.
+/// Needs two signals in context 0. `grid` has [`window_len`] elements; before step 0 the host has stored the rows and
+/// both borders of buffer 0. `barrier_word` is the word of the grid's barrier, 0 at the launch. The first launch on a
+/// communicator has `first` 0, a later one continues.
 ///
 /// # Safety
 /// - `barrier_word` is valid, in this device's memory.
@@ -55,12 +57,13 @@ pub unsafe fn halo(
     rows: usize,
     columns: usize,
     barrier_word: *mut u64,
+    first: u64,
     steps: u64,
     deadline: Deadline,
 ) {
     // Safety: guaranteed by the kernel's caller.
     let barrier = unsafe { GridBarrier::new(&comm, barrier_word) };
-    if let Err(fault) = run(&comm, grid, rows, columns, barrier, steps, deadline) {
+    if let Err(fault) = run(&comm, grid, (rows, columns), barrier, first..first + steps, deadline) {
         comm.report(fault);
     }
 }
@@ -69,71 +72,53 @@ pub unsafe fn halo(
 fn run(
     comm: &Comm,
     grid: Window<f32>,
-    rows: usize,
-    columns: usize,
+    (rows, columns): (usize, usize),
     mut barrier: GridBarrier<'_>,
-    steps: u64,
+    steps: core::ops::Range<u64>,
     deadline: Deadline,
 ) -> Result<(), Fault> {
-    let gin = Gin::new(comm, ContextId::new(0));
-    let world = comm.world();
-    let (block, blocks) = (block_in_grid() as usize, grid_dim().count() as usize);
-    let threads = Block.size() as usize;
-    let cells = rows * columns;
-    let mine = (block * threads + Block.rank() as usize..cells).step_by(blocks * threads);
-
-    // Round 0 creates the input. One loop serves both it and the steps, so that the code of the exchange exists once.
-    for round in 0..steps + 1 {
-        let (now, next) = ((round as usize + 1) % 2, round as usize % 2);
-        for cell in mine.clone() {
-            let (row, column) = (cell / columns + 1, cell % columns);
-            let value = if round == 0 {
-                input(world.rank(), cell)
-            } else {
-                let at = |row, column| grid.read(row_start(now, row, rows, columns) + column);
+    let (gin, world) = (Gin::new(comm, ContextId::new(0)), comm.world());
+    // Loops over the two borders, so that the code of a put and of a wait exists once; over numbers, since an array
+    // would be on the stack.
+    for step in steps.start..=steps.end {
+        let (now, next) = (step as usize % 2, (step as usize + 1) % 2);
+        let at = |buffer, row| row_start(buffer, row, rows, columns);
+        let mut row = block_in_grid() as usize + 1;
+        while row <= rows {
+            // Before the first step the borders are there.
+            for signal in FROM_ABOVE..=FROM_BELOW {
+                if row == if signal == FROM_ABOVE { 1 } else { rows } {
+                    gin.wait_signal(&Block, SignalId::new(signal), step, deadline)?;
+                }
+            }
+            // After the last step only the borders are waited for.
+            if step == steps.end {
+                row += grid_dim().count() as usize;
+                continue;
+            }
+            let (above, here, below) = (at(now, row - 1), at(now, row), at(now, row + 1));
+            for column in Block.stripe(columns) {
                 let left = if column == 0 { columns - 1 } else { column - 1 };
                 let right = if column + 1 == columns { 0 } else { column + 1 };
-                stencil(at(row - 1, column), at(row + 1, column), at(row, left), at(row, right))
-            };
-            grid.write(row_start(next, row, rows, columns) + column, value);
-        }
-        barrier.sync(deadline)?;
-        if block == 0 {
-            exchange(&gin, &world, grid, rows, columns, next, round + 1, deadline)?;
+                let read = |start: usize, column: usize| grid.read(start + column);
+                let value = stencil(read(above, column), read(below, column), read(here, left), read(here, right));
+                grid.write(at(next, row) + column, value);
+            }
+            // This rank's first row is the border below the part above it, and its last row the border above the part
+            // below.
+            for signal in FROM_ABOVE..=FROM_BELOW {
+                let down = signal == FROM_ABOVE;
+                let (mine, peer, there) = if down { (rows, world.right(), 0) } else { (1, world.left(), rows + 1) };
+                if row == mine {
+                    let (there, here) = (grid.range(at(next, there), columns), grid.range(at(next, row), columns));
+                    gin.put(peer, there, here).signal(SignalId::new(signal).inc()).issue(&Block)?;
+                    // The step after the next one overwrites the row.
+                    gin.flush(&Block, deadline)?;
+                }
+            }
+            row += grid_dim().count() as usize;
         }
         barrier.sync(deadline)?;
     }
     Ok(())
-}
-
-/// Puts the first and the last row into the neighbours' borders and waits for theirs. `round` counts from 1.
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the state of the kernel, passed on once")]
-fn exchange(
-    gin: &Gin,
-    world: &Team,
-    grid: Window<f32>,
-    rows: usize,
-    columns: usize,
-    buffer: usize,
-    round: u64,
-    deadline: Deadline,
-) -> Result<(), Fault> {
-    let left_us = CounterId::new(0);
-    let row = |row| grid.range(row_start(buffer, row, rows, columns), columns);
-    // Loops, so that the code of a put and of a wait exists once; over numbers, since an array would be on the stack.
-    for direction in 0..2 {
-        let down = direction == 1;
-        // This rank's first row is the border below the part above it, and its last row the border above the part
-        // below.
-        let (peer, there, here, signal) =
-            if down { (world.right(), 0, rows, FROM_ABOVE) } else { (world.left(), rows + 1, 1, FROM_BELOW) };
-        let put = gin.put(peer, row(there), row(here)).signal(SignalId::new(signal).inc()).counter(left_us);
-        let put = if down { put } else { put.more() };
-        put.issue(&Block)?;
-    }
-    for signal in FROM_ABOVE..=FROM_BELOW {
-        gin.wait_signal(&Block, SignalId::new(signal), round, deadline)?;
-    }
-    gin.wait_counter(&Block, left_us, 2 * round, deadline)
 }

@@ -4,15 +4,16 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`ring`] | fused ring all-reduce: adds the arrivals and passes them on |
-//! | [`alltoall`] | all-to-all: every rank puts a block to every other and folds the arrivals into a checksum |
+//! | [`alltoall`] | all-to-all: every rank puts a block to every rank |
 //! | [`halo`] | a 2-D stencil that exchanges its borders each step |
 //! | [`moe`] | gate and experts of a mixture of experts, beside dispatch and combine of `gin-ep` |
 //! | [`histogram`] | counts bytes in shared memory, and exchanges the counts |
 //! | [`probe`] | single operations, to inspect the compiled code |
 //! | [`primitives`] | the same for shared memory, warp operations and conversions |
 //!
-//! The workloads run all their steps in one launch; an iteration of `moe` is several launches. The functions that
-//! define their data ([`ring::input`] and so on) are plain Rust, so the host uses them to check the results.
+//! The workloads run all their steps in one launch; an iteration of `moe` is several launches. Other kernels make their
+//! data before it and check the results after it. The functions that define data ([`ring::input`] and so on) are plain
+//! Rust, so the host uses them, too.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 #![warn(unreachable_pub)]
@@ -24,3 +25,46 @@ pub mod moe;
 pub mod primitives;
 pub mod probe;
 pub mod ring;
+
+use gin_device::grid::{CHUNK_BYTES, Chunks};
+use gin_device::prelude::*;
+
+/// Returns the indices below `len` that belong to the calling thread, if all threads of the grid share them.
+#[inline(always)]
+fn each(len: usize) -> core::iter::StepBy<core::ops::Range<usize>> {
+    let threads = Block.size() as usize;
+    let thread = block_in_grid() as usize * threads + Block.rank() as usize;
+    (thread.min(len)..len).step_by(grid_dim().count() as usize * threads)
+}
+
+/// Returns the block's share of `len` elements for a peer. Loads and stores are fastest in chunks that blocks take in
+/// turns. Over the network each chunk is a request, so a block has one.
+#[inline(always)]
+fn share<T>(len: usize, near: bool) -> Chunks {
+    Block.chunks_of::<T>(len, if near { CHUNK_BYTES / size_of::<T>() } else { usize::MAX })
+}
+
+/// Puts `len` elements from a place of one window to a place of another, with all blocks of the grid. Each block raises
+/// `signal` once, after its share, which may be empty.
+#[inline(always)]
+fn send<T: Pod>(
+    gin: &Gin,
+    peer: Rank,
+    (to, there): (Window<T>, usize),
+    (from, here): (Window<T>, usize),
+    len: usize,
+    signal: SignalId,
+) -> Result<(), Fault> {
+    let mut chunks = share::<T>(len, to.peer_ptr(peer).is_ok());
+    let mut chunk = chunks.next();
+    loop {
+        let (start, len) = chunk.unwrap_or((0, 0));
+        chunk = chunks.next();
+        let put = gin.put(peer, to.range(there + start, len), from.range(here + start, len));
+        let put = if chunk.is_none() { put.signal(signal.inc()) } else { put };
+        put.issue(&Block)?;
+        if chunk.is_none() {
+            return Ok(());
+        }
+    }
+}

@@ -1,145 +1,187 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Ring all-reduce of a vector of `f32`.
+//! Ring all-reduce of a vector of `f32`, in units of four.
 //!
-//! Each block of the grid reduces a separate slice of the vector, with two separate signals, so blocks never wait for
-//! each other. The slice is cut into one part for each rank. In the first half of the steps a part travels round the
-//! ring and each rank adds its values. In the second half the finished parts travel round.
+//! The vector is cut into one part for each rank. In the first half of the steps a part travels round the ring, and
+//! each rank adds its values. In the second half the finished parts travel round. All blocks of the grid share a part,
+//! block `b` the same elements on every rank; blocks never wait for each other. Odd blocks go round the other way, so
+//! that links in both directions are in use.
 //!
-//! Signal `2 * block` counts arrivals from the left neighbour. Signal `2 * block + 1` counts credits that the right
-//! neighbour returned. Counter `block` counts puts whose source may be reused.
+//! What an LSA peer gets is added and stored at the peer in one pass. Otherwise the sums are put from `result`.
+//!
+//! Signal `2 * block` counts arrivals from the neighbour before. Signal `2 * block + 1` counts credits that the next
+//! neighbour returned.
 
+use crate::{each, send, share};
 use gin_device::prelude::*;
 
-/// Number of slots for arriving parts, per block. One is filled while the other is read.
+/// Number of slots for arriving parts. One is filled while the other is read.
 pub const SLOTS: usize = 2;
 
-/// Returns element `index` of rank `rank`'s vector in iteration `iteration`.
+/// Number of elements of a unit.
+pub const UNIT: usize = 4;
+
+/// Returns element `index` of rank `rank`'s vector in the data set `set`.
 ///
 /// It is a small whole number, so that sums of up to 16,384 ranks are exact.
 #[inline(always)]
 #[must_use]
-pub const fn input(rank: u32, index: usize, iteration: u64) -> f32 {
-    ((rank as u64 * 31 + index as u64 * 7 + iteration * 13) % 1024) as f32
+pub const fn input(rank: u32, index: usize, set: u64) -> f32 {
+    ((rank as u64 * 31 + index as u64 * 7 + set * 13) % 1024) as f32
 }
 
-/// Returns the contribution of element `index` with value `value` to the checksum of an iteration.
+/// Returns the sum over all ranks of element `index`.
 #[inline(always)]
 #[must_use]
-pub const fn checksum(value: f32, index: usize) -> u64 {
-    (value as u64).wrapping_mul(index as u64 % 257 + 1)
+pub const fn sum(ranks: u32, index: usize, set: u64) -> f32 {
+    let (mut sum, mut rank) = (0.0, 0);
+    while rank < ranks {
+        sum += input(rank, index, set);
+        rank += 1;
+    }
+    sum
 }
 
-/// Returns start and length of chunk `chunk` of `chunks` of `len` elements. Lengths differ by at most one and may be 0.
+/// Returns start and length of part `part` of `parts` of `len` units. Lengths differ by at most one and may be 0.
 #[inline(always)]
 #[must_use]
-pub const fn chunk(len: usize, chunks: usize, chunk: usize) -> (usize, usize) {
-    let (base, longer) = (len / chunks, len % chunks);
-    let start = chunk * base + if chunk < longer { chunk } else { longer };
-    (start, base + (chunk < longer) as usize)
+pub const fn part(len: usize, parts: usize, part: usize) -> (usize, usize) {
+    let (base, longer) = (len / parts, len % parts);
+    let start = part * base + if part < longer { part } else { longer };
+    (start, base + (part < longer) as usize)
 }
 
-/// Returns the number of elements that the window `inbox` needs for vectors of `len` elements.
+/// Returns the number of units that the window `inbox` needs for vectors of `len` units.
 #[must_use]
-pub const fn inbox_len(len: usize, blocks: usize, ranks: usize) -> usize {
-    // The first chunks are the longest.
-    SLOTS * blocks * slot_len(len, blocks, ranks)
+pub const fn inbox_len(len: usize, ranks: usize) -> usize {
+    // The first parts are the longest.
+    SLOTS * part(len, ranks, 0).1
 }
 
-const fn slot_len(len: usize, blocks: usize, ranks: usize) -> usize {
-    chunk(chunk(len, blocks, 0).1, ranks, 0).1
+/// Makes a unit of what `element` returns for each of its elements.
+#[inline(always)]
+fn unit(element: impl Fn(usize) -> f32) -> u128 {
+    let word = |i| element(i).to_bits() as u128;
+    word(0) | word(1) << 32 | word(2) << 64 | word(3) << 96
 }
 
-/// All-reduces `iterations` vectors, one after the other, in place in `data`.
-///
-/// Needs two signals and one counter for each block of the grid, in `contexts` contexts (block `b` uses context `b %
-/// contexts`). `inbox` has [`inbox_len`] elements. `sums` has one word for each thread of the grid and iteration:
-/// `sums[(iteration * blocks + block) * threads + thread]` is that thread's part of the iteration's checksum.
+/// Returns element `i` of a unit.
+#[inline(always)]
+#[must_use]
+pub fn element(unit: u128, i: usize) -> f32 {
+    f32::from_bits((unit >> (32 * i)) as u32)
+}
+
+/// Writes the data set `set` to the vector.
 ///
 /// # Safety
-/// - `sums` has that length and is in memory that this device can write.
+/// - Nothing else uses the vector meanwhile.
+#[kernel]
+pub unsafe fn ring_fill(comm: Comm, source: Window<u128>, set: u64) {
+    let rank = comm.world().rank();
+    for at in each(source.len()) {
+        source.write(at, unit(|i| input(rank, UNIT * at + i, set)));
+    }
+}
+
+/// All-reduces the vector `source` into `result`, in the iterations `first .. first + iterations`.
+///
+/// Needs two signals for each block of the grid. Block `b` uses context `b % contexts`. `inbox` has
+/// [`inbox_len`] units. The first launch on a communicator has `first` 0, a later one continues.
+///
+/// # Safety
 /// - The whole grid is resident, on every rank; all ranks launch the same shape.
 #[kernel]
 pub unsafe fn ring(
     comm: Comm,
-    data: Window<f32>,
-    inbox: Window<f32>,
-    sums: *mut u64,
+    source: Window<u128>,
+    result: Window<u128>,
+    inbox: Window<u128>,
+    first: u64,
     iterations: u64,
     deadline: Deadline,
 ) {
-    // Safety: guaranteed by the kernel's caller.
-    if let Err(fault) = unsafe { run(&comm, data, inbox, sums, iterations, deadline) } {
-        comm.report(fault);
+    for iteration in first..first + iterations {
+        if let Err(fault) = reduce(&comm, source, result, inbox, iteration, deadline) {
+            return comm.report(fault);
+        }
     }
 }
 
 #[inline(always)]
-unsafe fn run(
+fn reduce(
     comm: &Comm,
-    data: Window<f32>,
-    inbox: Window<f32>,
-    sums: *mut u64,
-    iterations: u64,
+    source: Window<u128>,
+    result: Window<u128>,
+    inbox: Window<u128>,
+    iteration: u64,
     deadline: Deadline,
 ) -> Result<(), Fault> {
-    let (block, blocks) = (block_in_grid(), grid_dim().count());
+    let (block, world) = (block_in_grid(), comm.world());
     let gin = Gin::new(comm, ContextId::new(block % comm.contexts()));
-    let (arrived, credit, counter) = (SignalId::new(2 * block), SignalId::new(2 * block + 1), CounterId::new(block));
-    let world = comm.world();
+    let (arrived, credit) = (SignalId::new(2 * block), SignalId::new(2 * block + 1));
     let (ranks, rank) = (world.size() as usize, world.rank() as usize);
-    let (left, right) = (world.left(), world.right());
-
-    let (slice, slice_len) = chunk(data.len(), blocks as usize, block as usize);
-    let slot_len = slot_len(data.len(), blocks as usize, ranks);
-    let slot = |number: u64| (block as usize * SLOTS + number as usize % SLOTS) * slot_len;
-    let part = |index: usize| {
-        let (start, len) = chunk(slice_len, ranks, index % ranks);
-        (slice + start, len)
-    };
-
-    // Parts sent to the right, parts received from the left, and the received parts that used the inbox.
-    let (mut sent, mut received, mut through) = (0u64, 0u64, 0u64);
-    for iteration in 0..iterations {
-        for i in Block.stripe(slice_len) {
-            data.write(slice + i, input(rank as u32, slice + i, iteration));
+    let even = block.is_multiple_of(2);
+    let (before, next) = if even { (world.left(), world.right()) } else { (world.right(), world.left()) };
+    let place = if even { rank } else { ranks - rank };
+    // Steps of an iteration, and of them those whose part passes through a slot.
+    let (steps, passes) = (2 * (ranks - 1), ranks - 1);
+    let slot = |number: u64| number as usize % SLOTS * part(source.len(), ranks, 0).1;
+    for step in 0..steps {
+        let (adds, finished) = ((1..ranks).contains(&step), step >= passes);
+        let (start, len) = part(source.len(), ranks, (place + 2 * ranks - step) % ranks);
+        let number = iteration * passes as u64 + step as u64;
+        if step > 0 {
+            gin.wait_signal(&Block, arrived, iteration * steps as u64 + step as u64, deadline)?;
         }
-        // First add the arrivals and pass them on: after these steps this rank holds the whole sum of part `rank + 1`.
-        // Then the finished parts travel round and are stored in place. One loop serves both, so that the code of a put
-        // exists once.
-        for step in 0..2 * (ranks - 1) {
-            let adds = step < ranks - 1;
-            let (start, len) = part(rank + 2 * ranks - step);
-            let (mine, place) = (data.range(start, len), slot(through));
-            if adds {
-                // The right neighbour must have emptied the destination slot.
-                let used = through.saturating_sub(SLOTS as u64 - 1);
-                gin.wait_signal(&Block, credit, used, deadline)?;
-            }
-            let there = if adds { inbox.range(place, len) } else { mine };
-            gin.put(right, there, mine).signal(arrived.inc()).counter(counter).issue(&Block)?;
-            sent += 1;
-            received += 1;
-            gin.wait_signal(&Block, arrived, received, deadline)?;
-            if adds {
-                let (start, len) = part(rank + 2 * ranks - step - 1);
-                for i in Block.stripe(len) {
-                    data.add(start + i, inbox.read(place + i));
+        if !finished {
+            // The next neighbour must have emptied the slot.
+            gin.wait_signal(&Block, credit, (number + 1).saturating_sub(SLOTS as u64), deadline)?;
+        }
+        let (there, to) = if finished { (result, start) } else { (inbox, slot(number)) };
+        if !adds {
+            send(&gin, next, (there, to), (if finished { result } else { source }, start), len, arrived)?;
+            continue;
+        }
+        let from = slot(number - 1);
+        let peer = there.peer(next);
+        for (at, count) in share::<u128>(len, peer.is_ok()) {
+            for i in Block.stripe(count) {
+                let (arrival, own) = (inbox.read(from + at + i), source.read(start + at + i));
+                let sum = unit(|e| element(arrival, e) + element(own, e));
+                if let Ok(peer) = &peer {
+                    peer.write(to + at + i, sum);
                 }
-                through += 1;
-                gin.signal(left, credit.inc()).issue(&Block)?;
+                if finished || peer.is_err() {
+                    result.write(start + at + i, sum);
+                }
             }
         }
-        let mut sum = 0u64;
-        for i in Block.stripe(slice_len) {
-            sum = sum.wrapping_add(checksum(data.read(slice + i), slice + i));
+        gin.signal(before, credit.inc()).issue(&Block)?;
+        match peer {
+            Ok(_) => gin.signal(next, arrived.inc()).issue(&Block)?,
+            Err(_) => send(&gin, next, (there, to), (result, start), len, arrived)?,
         }
-        let place = (iteration as usize * blocks as usize + block as usize) * Block.size() as usize;
-        // Safety: guaranteed by the kernel's caller.
-        unsafe { sums.add(place + Block.rank() as usize).write(sum) };
-        // The next iteration writes into `data`, from which puts may still be reading.
-        gin.wait_counter(&Block, counter, sent, deadline)?;
     }
-    Ok(())
+    if steps == 0 {
+        each(source.len()).for_each(|i| result.write(i, source.read(i)));
+    }
+    gin.wait_signal(&Block, arrived, (iteration + 1) * steps as u64, deadline)?;
+    // The next iteration writes into `result`, from which puts may still be reading.
+    gin.flush(&Block, deadline)
+}
+
+/// Counts the units of `result` that are the sum of the data set `set`: `right[block * threads + thread]` is that
+/// thread's part of the count.
+///
+/// # Safety
+/// - `right` has a word for each thread of the grid, in memory that this device can write.
+#[kernel]
+pub unsafe fn ring_check(comm: Comm, result: Window<u128>, set: u64, right: *mut u64) {
+    let ranks = comm.world().size();
+    let is_right = |at: &usize| result.read(*at) == unit(|i| sum(ranks, UNIT * at + i, set));
+    let count = each(result.len()).filter(is_right).count() as u64;
+    // Safety: guaranteed by the kernel's caller.
+    unsafe { right.add(block_in_grid() as usize * Block.size() as usize + Block.rank() as usize).write(count) };
 }
 
 #[cfg(test)]
@@ -147,14 +189,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_cover_everything_once_and_none_is_longer_than_the_first() {
+    fn parts_cover_everything_once_and_none_is_longer_than_the_first() {
         for len in [0, 1, 2, 3, 7, 64, 1000] {
-            for chunks in 1..=9 {
+            for parts in 1..=9 {
                 let mut next = 0;
-                for index in 0..chunks {
-                    let (start, run) = chunk(len, chunks, index);
+                for index in 0..parts {
+                    let (start, run) = part(len, parts, index);
                     assert_eq!(start, next);
-                    assert!(run <= chunk(len, chunks, 0).1);
+                    assert!(run <= part(len, parts, 0).1);
                     next += run;
                 }
                 assert_eq!(next, len);

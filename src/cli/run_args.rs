@@ -32,9 +32,9 @@ pub struct Verbosity {
 /// The workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Workload {
-    /// Ring all-reduce of a vector of f32 per rank, fused: each rank adds the received chunk and passes the sum on.
+    /// Ring all-reduce of a vector of f32 per rank, out of place and fused: a rank adds what arrives and passes it on.
     Ring,
-    /// All-to-all: every rank puts a block to every rank, signals, and folds the received blocks into a checksum.
+    /// All-to-all: every rank puts a block of bytes to every rank, itself included.
     Alltoall,
     /// 2-D stencil whose kernel exchanges its borders each step.
     Halo,
@@ -160,28 +160,55 @@ pub(crate) enum Mode {
     Seeded,
 }
 
-/// The amount of work of a run.
+/// The amount of work of a run, as far as the arguments say it.
 #[derive(Args, Clone, Copy, Debug)]
-pub(crate) struct Sizes {
+pub(crate) struct SizeArgs {
     /// Bytes: for alltoall the block per peer (1 or more), for ring each rank's vector and for halo each rank's grid
     /// (both a multiple of 4), for moe the rows of each rank's tokens (a multiple of 1024, or of 16 for one token).
     /// Accepts the units KiB, MiB and GiB.
     #[arg(long, default_value = "16KiB", value_parser = size::parse)]
     pub bytes: u64,
+    /// Number of contexts of the communicator [default: 1; on GPUs over the network up to 4, by size].
+    #[arg(long, value_parser = within::<u32>(1..=u64::from(gin_abi::MAX_CONTEXTS)))]
+    pub contexts: Option<u32>,
+    /// Number of blocks of each rank's grid [default: 2; on GPUs by workload, route and size].
+    #[arg(long, value_parser = within::<u32>(1..=MAX_BLOCKS))]
+    pub blocks: Option<u32>,
+    /// Number of threads of each block [default: 64; on GPUs 256 or 512].
+    #[arg(long, value_parser = within::<u32>(1..=MAX_THREADS))]
+    pub threads: Option<u32>,
+    /// Number of timed iterations, rounds or steps in one launch [default: 10; on GPUs 20 to 1000, by size].
+    #[arg(short = 'n', long, value_parser = within::<u64>(1..=u64::from(u32::MAX)))]
+    pub iters: Option<u64>,
+    /// Number of iterations, rounds or steps before the timed ones; for ring and alltoall each is checked.
+    #[arg(short = 'w', long, default_value_t = 1, value_parser = within::<u64>(0..=u64::from(u32::MAX)))]
+    pub warmup: u64,
+    /// Check the results (1) or not (0). Data is made before the timed part and checked after it.
+    #[arg(short = 'c', long, default_value_t = 1, value_parser = within::<u8>(0..=1))]
+    pub check: u8,
+    /// Number of launches, each with a new communicator; the median time is shown.
+    #[arg(long, default_value_t = 3, value_parser = within::<u32>(1..=100_000))]
+    pub repeats: u32,
+}
+
+/// The amount of work of a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// As `--bytes`.
+    pub bytes: u64,
     /// Number of contexts of the communicator.
-    #[arg(long, default_value_t = 1, value_parser = within::<u32>(1..=u64::from(gin_abi::MAX_CONTEXTS)))]
     pub contexts: u32,
     /// Number of blocks of each rank's grid.
-    #[arg(long, default_value_t = 2, value_parser = within::<u32>(1..=MAX_BLOCKS))]
     pub blocks: u32,
     /// Number of threads of each block.
-    #[arg(long, default_value_t = 64, value_parser = within::<u32>(1..=MAX_THREADS))]
     pub threads: u32,
-    /// Number of iterations, rounds or steps in one launch.
-    #[arg(long, default_value_t = 10, value_parser = within::<u64>(1..=u64::from(u32::MAX)))]
+    /// Number of timed iterations in one launch.
     pub iters: u64,
-    /// Number of launches; the median time is shown.
-    #[arg(long, default_value_t = 3, value_parser = within::<u32>(1..=100_000))]
+    /// Number of iterations before them.
+    pub warmup: u64,
+    /// The results are checked.
+    pub check: bool,
+    /// Number of launches.
     pub repeats: u32,
 }
 
@@ -193,7 +220,7 @@ pub(crate) struct Options {
     pub device: DeviceChoice,
     /// Number of ranks. Each rank has a virtual GPU of this process or a real GPU. Ranks share real GPUs if there are
     /// fewer GPUs than ranks [default: 4; in a job its number of ranks].
-    #[arg(long, value_parser = within::<u32>(1..=u64::from(gin_abi::MAX_RANKS)))]
+    #[arg(short = 'g', long, value_parser = within::<u32>(1..=u64::from(gin_abi::MAX_RANKS)))]
     pub ranks: Option<u32>,
     /// Back end.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
@@ -205,7 +232,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum)]
     pub route: Option<Route>,
     #[command(flatten)]
-    pub sizes: Sizes,
+    pub sizes: SizeArgs,
     /// Seed of the virtual GPU's schedule [default: 1].
     #[arg(long, value_parser = within::<u64>(0..=u64::MAX))]
     pub seed: Option<u64>,

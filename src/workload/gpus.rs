@@ -23,10 +23,6 @@ pub struct Gpus {
 struct Own {
     ordinal: usize,
     /// Number of ranks of this host that use the GPU.
-    #[cfg_attr(
-        not(any(feature = "cuda", test)),
-        expect(dead_code, reason = "read only in builds with GPUs and in tests")
-    )]
     sharing: u32,
 }
 
@@ -79,8 +75,7 @@ impl Gpus {
     }
 
     /// Returns the largest number of ranks on one GPU, as [`gin_gpu::cuda::devices`] spreads `ranks` ranks.
-    #[cfg(any(feature = "cuda", test))]
-    fn max_on_one(&self, ranks: u32) -> u32 {
+    pub(super) fn max_on_one(&self, ranks: u32) -> u32 {
         match self.own {
             Some(own) => own.sharing,
             None => ranks.div_ceil(u32::try_from(self.names.len().max(1)).unwrap_or(u32::MAX)),

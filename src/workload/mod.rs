@@ -11,6 +11,7 @@ mod plan;
 mod reference;
 mod ring;
 mod run_device;
+mod shape;
 mod watch;
 #[cfg(test)]
 mod wrong;
@@ -47,9 +48,9 @@ struct Check {
 }
 
 impl Check {
-    /// Records a wrong result.
-    fn wrong(&mut self, what: impl FnOnce() -> String) {
-        self.errors += 1;
+    /// Records `count` wrong results, the first of which is `what`.
+    fn wrong(&mut self, count: u64, what: impl FnOnce() -> String) {
+        self.errors += count;
         self.first.get_or_insert_with(what);
     }
 }
@@ -107,13 +108,14 @@ trait Job: Sync {
     /// Returns the requirements of the communicator.
     fn requirements(&self) -> Requirements;
 
-    /// Returns the number of puts and signals that one rank posts in one launch.
+    /// Returns the number of puts and signals that one rank posts in one iteration.
     fn operations(&self) -> f64;
 
     /// Returns the traffic of one iteration, by which bandwidth is computed.
     fn traffic(&self) -> Traffic;
 
-    /// Allocates windows, launches the kernel once and checks the results.
+    /// Allocates windows, launches the kernel for the iterations before the timed ones and once for these, and checks
+    /// the results.
     fn launch(&self, rank: &Rank, comm: &Watched<'_>) -> Result<Launched, CommError>;
 }
 
@@ -132,17 +134,16 @@ impl Deref for Watched<'_> {
 }
 
 impl Plan {
-    /// Runs the kernel of the workload and returns its duration.
-    fn time(&self, rank: &Rank, comm: &Watched<'_>, arguments: &[&dyn KernelArg]) -> Result<Duration, CommError> {
-        let function = rank.kernel(self.workload.name())?;
-        let stream = rank.stream()?;
+    /// Launches a kernel of the workload with its grid.
+    fn launch(&self, rank: &Rank, stream: &dyn Stream, kernel: &str, arguments: &[&dyn KernelArg]) -> Result<(), CommError> {
         let config = LaunchConfig::new(self.sizes.blocks, self.sizes.threads).cooperative();
         // Safety: the workloads pass the arguments that the kernels' docs require; the device makes all blocks of a
         // cooperative launch resident or refuses it.
-        self.timed(rank, comm, &stream, || Ok(unsafe { stream.launch(&function, config, arguments) }?))
+        Ok(unsafe { stream.launch(&rank.kernel(kernel)?, config, arguments) }?)
     }
 
-    /// Launches kernels on a stream, waits for them, and returns the time of both. All ranks begin together.
+    /// Launches kernels on a stream, waits for them, and returns their time: on a GPU by its events, else the time of
+    /// launch and wait. All ranks begin together.
     fn timed(
         &self,
         rank: &Rank,
@@ -154,25 +155,50 @@ impl Plan {
         comm.watch.start(rank.rank(), &comm.comm);
         let kernel = self.workload.name();
         tracing::trace!(name: "kernel begins", target: TARGET, rank = rank.rank(), kernel);
-        let start = Instant::now();
-        let outcome = launch().and_then(|()| Ok(stream.synchronize()?));
+        let (start, first) = (Instant::now(), stream.record()?);
+        let outcome = launch().and_then(|()| {
+            let last = stream.record()?;
+            stream.synchronize()?;
+            Ok(last)
+        });
         let time = start.elapsed();
         tracing::trace!(name: "kernel ends", target: TARGET, rank = rank.rank(), failed = outcome.is_err());
         comm.watch.end(rank.rank());
-        outcome?;
+        let last = outcome?;
         rank.barrier()?;
-        Ok(time)
-    }
-
-    /// Allocates a table of `words` zeroed words in device memory.
-    fn words(&self, rank: &Rank, words: usize) -> Result<Arc<Memory>, CommError> {
-        Ok(Memory::new(rank.device(), MemoryKind::Device, 8 * words.max(1) as u64)?)
+        let measured = match self.device {
+            RunDevice::Virtual => None,
+            RunDevice::Cuda(_) => last.since(&*first).map(Duration::from_nanos),
+        };
+        Ok(measured.unwrap_or(time))
     }
 }
 
-/// Returns the address of a table of words as kernels take it.
-fn words_at(table: &Memory) -> *mut u64 {
-    std::ptr::with_exposed_provenance_mut(table.address() as usize)
+/// Zeroed words in device memory.
+struct Words(Arc<Memory>);
+
+impl Words {
+    /// Allocates `words` words.
+    fn new(rank: &Rank, words: usize) -> Result<Self, CommError> {
+        Ok(Self(Memory::new(rank.device(), MemoryKind::Device, 8 * words.max(1) as u64)?))
+    }
+
+    /// Allocates a word for each thread of the workload's grid.
+    fn of_threads(rank: &Rank, sizes: &Sizes) -> Result<Self, CommError> {
+        Self::new(rank, sizes.blocks as usize * sizes.threads as usize)
+    }
+
+    /// Returns the address of a word as kernels take it.
+    fn at(&self, word: usize) -> *mut u64 {
+        std::ptr::with_exposed_provenance_mut::<u64>(self.0.address() as usize).wrapping_add(word)
+    }
+
+    /// Returns the sum of all words.
+    fn sum(&self) -> Result<u64, CommError> {
+        let mut words = vec![0u64; self.0.bytes() as usize / 8];
+        self.0.read(0, &mut words)?;
+        Ok(words.iter().sum())
+    }
 }
 
 fn world(plan: &Plan) -> Result<WorldConfig, Failure> {
@@ -274,7 +300,7 @@ pub(crate) fn run(plan: &Plan, job: Option<&Arc<dyn Bootstrap>>, watch: &Watch) 
     if let RunDevice::Cuda(gpus) = &plan.device {
         gpus::check(gpus, plan)?;
     }
-    watch.begin(work.operations());
+    watch.begin(work.operations() * (plan.sizes.iters + plan.sizes.warmup) as f64);
     let body = |rank: Rank| run_rank(plan, &*work, &rank, watch);
     let world = world(plan)?;
     let results = match job {
@@ -331,9 +357,9 @@ fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1]
 }
 
-/// Returns the report on the results of all ranks, of which each posted `operations` per launch.
+/// Returns the report on the results of all ranks, of which each posted `operations` in an iteration.
 fn report(plan: &Plan, operations: f64, traffic: Traffic, results: &[Ran]) -> Report {
-    let Sizes { bytes, contexts, blocks, threads, iters, repeats } = plan.sizes;
+    let Sizes { bytes, contexts, blocks, threads, iters, repeats, check, .. } = plan.sizes;
     let slowest = |repeat: usize| results.iter().map(|ran| ran.launches[repeat].time).max().unwrap_or_default();
     let time = |repeat| slowest(repeat).as_secs_f64() * 1e6 / iters as f64;
     let mut times: Vec<f64> = (0..repeats as usize).map(time).collect();
@@ -373,7 +399,7 @@ fn report(plan: &Plan, operations: f64, traffic: Traffic, results: &[Ran]) -> Re
         }),
         seed: simulated.then_some(plan.seed),
         stats: plan.stats.then(|| results.iter().flat_map(|ran| ran.figures.clone()).collect()),
-        verified: errors == 0,
+        verified: check.then_some(errors == 0),
         errors,
         first_difference: checks().find_map(|check| check.first.clone()),
         time_us_min: times[0],
@@ -381,7 +407,7 @@ fn report(plan: &Plan, operations: f64, traffic: Traffic, results: &[Ran]) -> Re
         time_us_p99: percentile(&times, 99),
         algorithm_gb_s: algorithm,
         bus_gb_s: algorithm * traffic.factor,
-        operations_per_second: operations * f64::from(plan.ranks) / (median * iters as f64 * 1e-6),
+        operations_per_second: operations * f64::from(plan.ranks) / (median * 1e-6),
     }
 }
 

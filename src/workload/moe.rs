@@ -161,7 +161,7 @@ fn compare_gate(rank: u32, topk: usize, (ids, weights): (&[i32], &[f32]), batch:
     let expected = batch.experts.iter().zip(&batch.weights);
     for (place, (found, expected)) in ids.iter().zip(weights).zip(expected).enumerate() {
         if (found.0, found.1.to_bits()) != (expected.0, expected.1.to_bits()) {
-            check.wrong(|| {
+            check.wrong(1, || {
                 let (token, k) = (place / topk, place % topk);
                 format!(
                     "rank {rank}, token {token}, choice {k}: expert {} with weight {}, expected {} with {}",
@@ -176,7 +176,7 @@ fn compare_gate(rank: u32, topk: usize, (ids, weights): (&[i32], &[f32]), batch:
 fn compare_output(rank: u32, iteration: u64, hidden: usize, found: &[u16], expected: &[u16], check: &mut Check) {
     for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
         if found != expected {
-            check.wrong(|| {
+            check.wrong(1, || {
                 let (token, element) = (place / hidden, place % hidden);
                 format!(
                     "rank {rank}, iteration {iteration}, token {token}, element {element}: {found:#06x}, expected \
@@ -206,7 +206,7 @@ impl Job for Moe<'_> {
     fn operations(&self) -> f64 {
         match self.plan.routes {
             Routes::Automatic => 0.0,
-            Routes::Network => 3.0 * f64::from(self.plan.ranks - 1) * self.plan.sizes.iters as f64,
+            Routes::Network => 3.0 * f64::from(self.plan.ranks - 1),
         }
     }
 
@@ -229,6 +229,9 @@ impl Job for Moe<'_> {
         let slot = group.slot(0).map_err(comm_error)?;
         let mut run = Running { rank, stream, gate, experts, slot };
         let (mut time, mut check) = (Duration::ZERO, Check::default());
+        for _ in 0..plan.sizes.warmup {
+            self.iterate(&mut run, &sets[0], &outputs[0]).map_err(comm_error)?;
+        }
         for first in (0..iters).step_by(BETWEEN_CHECKS) {
             let all = || {
                 (first..iters).zip(&outputs).map(|(number, output)| (number, &sets[(number % SETS) as usize], output))
@@ -240,6 +243,9 @@ impl Job for Moe<'_> {
             comm.check("run")?;
             if let Some(report) = group.status().map_err(comm_error)? {
                 return Err(failed(report.to_string()));
+            }
+            if !plan.sizes.check {
+                continue;
             }
             let mut found = vec![0u16; plan.sizes.bytes as usize / 2];
             for (number, set, output) in all() {

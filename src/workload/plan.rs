@@ -2,8 +2,9 @@
 //! The runs that the arguments and the job of this process determine.
 
 use super::network;
+use super::shape;
 use super::run_device::{RunDevice, RunDevices, run_devices};
-use crate::cli::{self, Mode, Network, Options, Refused, Sizes, Workload};
+use crate::cli::{self, Mode, Network, Options, Refused, SizeArgs, Sizes, Workload};
 use crate::trace::Clock;
 use gin_abi::Deadline;
 use gin_host::comm::{Backend, Routes};
@@ -47,6 +48,8 @@ pub(crate) struct Plan {
     pub lsa_only: bool,
     /// The amount of work.
     pub sizes: Sizes,
+    /// What the arguments say of it.
+    pub asked: SizeArgs,
     /// Time limit of a wait in a kernel.
     pub deadline: Deadline,
     /// The report contains the statistics of the communicators.
@@ -56,6 +59,11 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Chooses again what the arguments leave open, after a change of the device, the ranks or the size.
+    fn resize(&mut self) {
+        self.sizes = shape::sizes(&self.asked, self.workload, &self.device, self.ranks, self.routes);
+    }
+
     /// Returns the clock that the run's kernels read.
     pub(crate) fn clock(&self) -> Clock {
         match (&self.device, self.mode) {
@@ -125,7 +133,8 @@ impl Plans {
                     software_nics: software(device),
                     routes,
                     lsa_only,
-                    sizes: options.sizes,
+                    sizes: shape::sizes(&options.sizes, workload, device, options.ranks(), routes),
+                    asked: options.sizes,
                     deadline: Deadline::after_ms(options.deadline_ms),
                     stats: options.stats,
                     processes: false,
@@ -143,6 +152,7 @@ impl Plans {
         for plan in &mut self.all {
             (plan.ranks, plan.processes) = (process.ranks, true);
             plan.device = plan.device.clone().of_process(process.local_rank, process.local_ranks);
+            plan.resize();
         }
         self
     }
@@ -151,7 +161,11 @@ impl Plans {
     pub(crate) fn sweep(mut self, sizes: &[u64]) -> Self {
         if !sizes.is_empty() {
             let all = self.all.iter().flat_map(|plan| {
-                sizes.iter().map(|&bytes| Plan { sizes: Sizes { bytes, ..plan.sizes }, ..plan.clone() })
+                sizes.iter().map(|&bytes| {
+                    let mut plan = Plan { asked: SizeArgs { bytes, ..plan.asked }, ..plan.clone() };
+                    plan.resize();
+                    plan
+                })
             });
             self.all = all.collect();
         }

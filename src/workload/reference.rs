@@ -1,33 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The expected results of the workloads, computed plainly on the host.
 
-use gin_kernels::{alltoall, halo, ring};
-
-/// Returns the sum over all ranks of element `index` in iteration `iteration`.
-pub(crate) fn ring_element(ranks: u32, index: usize, iteration: u64) -> f32 {
-    // The sum is exact in any order: all terms and sums are whole numbers below 2^24.
-    (0..ranks).map(|rank| ring::input(rank, index, iteration)).sum()
-}
-
-/// Returns the checksum of elements `start .. start + len` of the reduced vector of an iteration.
-pub(crate) fn ring_checksum(ranks: u32, start: usize, len: usize, iteration: u64) -> u64 {
-    (start..start + len)
-        .fold(0u64, |sum, index| sum.wrapping_add(ring::checksum(ring_element(ranks, index, iteration), index)))
-}
-
-/// Returns the checksum of all bytes that `rank` receives in `rounds` rounds.
-pub(crate) fn alltoall_checksum(rank: u32, ranks: u32, bytes: usize, rounds: u64) -> u64 {
-    let mut sum = 0u64;
-    for round in 0..rounds {
-        for from in 0..ranks {
-            for index in 0..bytes {
-                let byte = alltoall::payload(from, rank, round, index);
-                sum = sum.wrapping_add(alltoall::checksum(byte, from, round, index));
-            }
-        }
-    }
-    sum
-}
+use gin_kernels::halo;
 
 /// Returns the cells of all ranks after `steps` steps, sorted by rank, then by row.
 pub(crate) fn halo_cells(ranks: u32, rows: usize, columns: usize, steps: u64) -> Vec<f32> {
@@ -105,12 +79,5 @@ mod tests {
             assert_eq!(rows * columns, cells);
             assert!(columns <= rows);
         }
-    }
-
-    #[test]
-    fn the_ring_sums_over_ranks_and_its_checksum_over_chunks() {
-        assert_eq!(ring_element(3, 2, 1), (0..3).map(|rank| ((rank * 31 + 14 + 13) % 1024) as f32).sum::<f32>());
-        let whole = ring_checksum(4, 0, 10, 2);
-        assert_eq!(whole, ring_checksum(4, 0, 3, 2).wrapping_add(ring_checksum(4, 3, 7, 2)));
     }
 }

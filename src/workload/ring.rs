@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The workload ring: an all-reduce.
 
-use super::{Check, Job, Launched, Plan, Refused, Traffic, Watched, limits, reference, words_at};
+use super::{Check, Job, Launched, Plan, Refused, Traffic, Watched, Words, limits};
+use crate::cli::Sizes;
+use gin_gpu::{KernelArg, Stream};
 use gin_host::comm::CommError;
-use gin_host::comm::{Requirements, WindowFlags};
+use gin_host::comm::{DeviceComm, Requirements, Window, WindowFlags};
 use gin_host::world::Rank;
-use gin_kernels::ring::{chunk, inbox_len};
+use gin_kernels::ring::{UNIT, element, inbox_len, sum};
 
 pub(super) struct Ring<'a> {
     plan: &'a Plan,
-    len: usize,
+    /// Number of units of a rank's vector. Elements past the end of the last one are reduced, too.
+    units: usize,
 }
 
 impl<'a> Ring<'a> {
@@ -18,7 +21,7 @@ impl<'a> Ring<'a> {
     /// # Errors
     /// As [`check`].
     pub(super) fn new(plan: &'a Plan) -> Result<Self, Refused> {
-        Ok(Self { plan, len: check(plan)? })
+        Ok(Self { plan, units: check(plan)?.div_ceil(UNIT) })
     }
 }
 
@@ -33,24 +36,50 @@ pub(super) fn check(plan: &Plan) -> Result<usize, Refused> {
             "--bytes {bytes}: ring reduces a vector of f32 per rank; use a multiple of 4, at least 4"
         )));
     }
-    // The vector, its inbox (at most two vectors and a few elements), a copy for the check, and twice the checksums of
-    // all threads in all iterations.
-    let sums = u128::from(plan.sizes.iters) * u128::from(plan.sizes.blocks) * u128::from(plan.sizes.threads) * 8;
-    limits::check_memory(plan, 3 * plan.sizes.blocks, 4 * u128::from(bytes) + 2 * sums)?;
+    // The vector, its sum, the inbox (at most two vectors), and a copy to find what is wrong.
+    limits::check_memory(plan, 2 * plan.sizes.blocks, 5 * u128::from(bytes).next_multiple_of(16))?;
     usize::try_from(bytes / 4).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))
+}
+
+impl Ring<'_> {
+    /// Compares the result with the sum of the data set `set`, as [`alltoall`](super::alltoall) compares.
+    fn compare(
+        &self,
+        (rank, stream): (&Rank, &dyn Stream),
+        handle: &DeviceComm,
+        result: &Window<u128>,
+        set: u64,
+        check: &mut Check,
+    ) -> Result<(), CommError> {
+        let plan = self.plan;
+        let right = Words::of_threads(rank, &plan.sizes)?;
+        plan.launch(rank, stream, "ring_check", &[handle, result, &set, &right.at(0)])?;
+        stream.synchronize()?;
+        let wrong = self.units as u64 - right.sum()?;
+        if wrong == 0 {
+            return Ok(());
+        }
+        let values = result.read_all()?;
+        let values = values.into_iter().flat_map(|unit| (0..UNIT).map(move |i| element(unit, i)));
+        let mut values = values.enumerate().map(|(index, value)| (index, value, sum(plan.ranks, index, set)));
+        let first = values.find(|(_, value, expected)| value.to_bits() != expected.to_bits());
+        let rank = rank.rank();
+        check.wrong(wrong, || match first {
+            Some((index, value, expected)) => format!("rank {rank}, element {index}: {value}, expected {expected}"),
+            None => format!("rank {rank}: {wrong} units of 16 bytes were wrong when the kernel ended, and are right now"),
+        });
+        Ok(())
+    }
 }
 
 impl Job for Ring<'_> {
     fn requirements(&self) -> Requirements {
-        Requirements::default()
-            .contexts(self.plan.sizes.contexts)
-            .signals(2 * self.plan.sizes.blocks)
-            .counters(self.plan.sizes.blocks)
+        Requirements::default().contexts(self.plan.sizes.contexts).signals(2 * self.plan.sizes.blocks)
     }
 
     fn operations(&self) -> f64 {
         // Each step of the first half posts a put and a credit, each step of the second half a put.
-        3.0 * f64::from(self.plan.ranks - 1) * f64::from(self.plan.sizes.blocks) * self.plan.sizes.iters as f64
+        3.0 * f64::from(self.plan.ranks - 1) * f64::from(self.plan.sizes.blocks)
     }
 
     fn traffic(&self) -> Traffic {
@@ -60,38 +89,30 @@ impl Job for Ring<'_> {
 
     fn launch(&self, rank: &Rank, comm: &Watched<'_>) -> Result<Launched, CommError> {
         let plan = self.plan;
-        let (blocks, threads) = (plan.sizes.blocks as usize, plan.sizes.threads as usize);
-        let data = comm.alloc_window::<f32>(self.len, WindowFlags::NONE)?;
-        let inbox = comm.alloc_window::<f32>(inbox_len(self.len, blocks, plan.ranks as usize), WindowFlags::NONE)?;
-        let words = plan.sizes.iters as usize * blocks * threads;
-        let sums = plan.words(rank, words)?;
-        let handle = comm.device()?;
-        let time =
-            plan.time(rank, comm, &[&handle, &data, &inbox, &words_at(&sums), &plan.sizes.iters, &plan.deadline])?;
-
+        let window = |units| comm.alloc_window::<u128>(units, WindowFlags::NONE);
+        let (source, result) = (window(self.units)?, window(self.units)?);
+        let inbox = window(inbox_len(self.units, plan.ranks as usize))?;
+        let (handle, stream) = (comm.device()?, rank.stream()?);
+        let fill = |set: u64| plan.launch(rank, &*stream, "ring_fill", &[&handle, &source, &set]);
+        let reduce = |first: u64, iterations: u64| {
+            let arguments: [&dyn KernelArg; 7] =
+                [&handle, &source, &result, &inbox, &first, &iterations, &plan.deadline];
+            plan.launch(rank, &*stream, "ring", &arguments)
+        };
         let mut check = Check::default();
-        let mut parts = vec![0u64; words];
-        sums.read(0, &mut parts)?;
-        for (number, parts) in parts.chunks(threads).enumerate() {
-            let (iteration, block) = ((number / blocks) as u64, number % blocks);
-            let sum = parts.iter().fold(0u64, |sum, part| sum.wrapping_add(*part));
-            let (start, len) = chunk(self.len, blocks, block);
-            let expected = reference::ring_checksum(plan.ranks, start, len, iteration);
-            if sum != expected {
-                check.wrong(|| {
-                    format!(
-                        "rank {}, iteration {iteration}, elements {start} to {}: checksum {sum}, expected {expected}",
-                        rank.rank(),
-                        start + len
-                    )
-                });
+        let Sizes { warmup, iters, .. } = plan.sizes;
+        for iteration in 0..warmup {
+            fill(iteration)?;
+            reduce(iteration, 1)?;
+            if plan.sizes.check {
+                self.compare((rank, &*stream), &handle, &result, iteration, &mut check)?;
             }
         }
-        for (index, value) in data.read_all()?.into_iter().enumerate() {
-            let expected = reference::ring_element(plan.ranks, index, plan.sizes.iters - 1);
-            if value.to_bits() != expected.to_bits() {
-                check.wrong(|| format!("rank {}, element {index}: {value}, expected {expected}", rank.rank()));
-            }
+        fill(warmup)?;
+        stream.synchronize()?;
+        let time = plan.timed(rank, comm, &stream, || reduce(warmup, iters))?;
+        if plan.sizes.check {
+            self.compare((rank, &*stream), &handle, &result, warmup, &mut check)?;
         }
         Ok(Launched { time, check })
     }
