@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! All-to-all: every rank puts a block of bytes to every rank, itself included.
+//! All-to-all: every rank puts a block of bytes to every other rank, and copies its own.
 //!
 //! All blocks of the grid share each block of bytes. Signal `p` of a context counts the raises of rank `p`: one of each
 //! grid block that uses the context, in each round. Arrivals are double-buffered, and no other flow control is needed:
 //! a block that has sent its shares of round `k + 1` has waited for those of round `k`.
 
-use crate::{each, send};
+use crate::{each, keep, send};
 use gin_device::prelude::*;
 
 /// Number of buffers for arrivals.
@@ -38,7 +38,7 @@ fn in_units(window: Window<u8>) -> Window<u128> {
 /// Writes the data set `set` to the outbox.
 ///
 /// # Safety
-/// - The outbox is as [`alltoall`] needs it, aligned to 16 bytes, and nothing else uses it meanwhile.
+/// - The outbox is as [`alltoall`] needs it, and nothing else uses it meanwhile.
 #[kernel]
 pub unsafe fn alltoall_fill(comm: Comm, outbox: Window<u8>, bytes: usize, set: u64) {
     let (outbox, rank, units) = (in_units(outbox), comm.world().rank(), stride(bytes) / 16);
@@ -53,7 +53,7 @@ pub unsafe fn alltoall_fill(comm: Comm, outbox: Window<u8>, bytes: usize, set: u
 /// buffer `k % BUFFERS` of the inbox.
 ///
 /// Needs as many signals as there are ranks. Block `b` of the grid uses context `b % contexts`. The outbox has
-/// [`stride`] bytes for each rank, the inbox [`BUFFERS`] times that. The first launch on a communicator has `first` 0,
+/// [`stride`] bytes for each rank, the inbox [`BUFFERS`] times that, both aligned to 16 bytes. The first launch on a communicator has `first` 0,
 /// a later one continues.
 ///
 /// # Safety
@@ -92,12 +92,15 @@ fn run(
         let buffer = round as usize % BUFFERS * ranks as usize;
         let there = (buffer + rank as usize) * stride(bytes);
         // Start with the right neighbour, so that not all ranks send to the same rank first.
-        for distance in 1..=ranks {
+        for distance in 1..ranks {
             let peer = world.after(distance);
             let here = peer.world() as usize * stride(bytes);
             send(&gin, peer, (inbox, there), (outbox, here), bytes, SignalId::new(rank))?;
         }
-        for distance in 0..ranks {
+        // The rank's own block stays here.
+        let own = rank as usize * stride(bytes);
+        keep((in_units(inbox), there / 16), (in_units(outbox), own / 16), stride(bytes) / 16);
+        for distance in 1..ranks {
             let from = SignalId::new(world.after(distance).world());
             gin.wait_signal(&Block, from, (round + 1) * raises, deadline)?;
         }
@@ -110,7 +113,7 @@ fn run(
 /// that thread's part of the count.
 ///
 /// # Safety
-/// - The inbox is as [`alltoall`] needs it and aligned to 16 bytes. `right` has a word for each thread of the grid, in
+/// - The inbox is as [`alltoall`] needs it. `right` has a word for each thread of the grid, in
 ///   memory that this device can write.
 #[kernel]
 pub unsafe fn alltoall_check(comm: Comm, inbox: Window<u8>, bytes: usize, buffer: u32, set: u64, right: *mut u64) {

@@ -4,7 +4,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`ring`] | fused ring all-reduce: adds the arrivals and passes them on |
-//! | [`alltoall`] | all-to-all: every rank puts a block to every rank |
+//! | [`alltoall`] | all-to-all: every rank puts a block to every other rank |
 //! | [`halo`] | a 2-D stencil that exchanges its borders each step |
 //! | [`moe`] | gate and experts of a mixture of experts, beside dispatch and combine of `gin-ep` |
 //! | [`histogram`] | counts bytes in shared memory, and exchanges the counts |
@@ -29,12 +29,18 @@ pub mod ring;
 use gin_device::grid::{CHUNK_BYTES, Chunks};
 use gin_device::prelude::*;
 
+/// Returns the number of the calling thread in the grid, and the number of all threads.
+#[inline(always)]
+fn threads() -> (usize, usize) {
+    let threads = Block.size() as usize;
+    (block_in_grid() as usize * threads + Block.rank() as usize, grid_dim().count() as usize * threads)
+}
+
 /// Returns the indices below `len` that belong to the calling thread, if all threads of the grid share them.
 #[inline(always)]
 fn each(len: usize) -> core::iter::StepBy<core::ops::Range<usize>> {
-    let threads = Block.size() as usize;
-    let thread = block_in_grid() as usize * threads + Block.rank() as usize;
-    (thread.min(len)..len).step_by(grid_dim().count() as usize * threads)
+    let (thread, threads) = threads();
+    (thread.min(len)..len).step_by(threads)
 }
 
 /// Returns the block's share of `len` elements for a peer. Loads and stores are fastest in chunks that blocks take in
@@ -66,5 +72,24 @@ fn send<T: Pod>(
         if chunk.is_none() {
             return Ok(());
         }
+    }
+}
+
+/// Copies `units` units from a place of one window of this rank to a place of another, with all threads of the grid.
+#[inline(always)]
+fn keep((to, there): (Window<u128>, usize), (from, here): (Window<u128>, usize), units: usize) {
+    let (mut unit, threads) = threads();
+    // Four units are under way at a time, so that few threads hide the latency of memory.
+    while unit + 3 * threads < units {
+        let [a, b, c, d] = core::array::from_fn(|i| from.read(here + unit + i * threads));
+        to.write(there + unit, a);
+        to.write(there + unit + threads, b);
+        to.write(there + unit + 2 * threads, c);
+        to.write(there + unit + 3 * threads, d);
+        unit += 4 * threads;
+    }
+    while unit < units {
+        to.write(there + unit, from.read(here + unit));
+        unit += threads;
     }
 }

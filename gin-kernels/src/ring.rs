@@ -8,14 +8,12 @@
 //!
 //! What an LSA peer gets is added and stored at the peer in one pass. Otherwise the sums are put from `result`.
 //!
-//! Signal `2 * block` counts arrivals from the neighbour before. Signal `2 * block + 1` counts credits that the next
-//! neighbour returned.
+//! Signal `block` counts arrivals from the neighbour before. No credits go back: two iterations in turn have slots of
+//! their own, and a block that has finished iteration `k + 1` has sums of every rank, each of which had emptied its
+//! slots of iteration `k` before it began.
 
 use crate::{each, send, share};
 use gin_device::prelude::*;
-
-/// Number of slots for arriving parts. One is filled while the other is read.
-pub const SLOTS: usize = 2;
 
 /// Number of elements of a unit.
 pub const UNIT: usize = 4;
@@ -50,11 +48,12 @@ pub const fn part(len: usize, parts: usize, part: usize) -> (usize, usize) {
     (start, base + (part < longer) as usize)
 }
 
-/// Returns the number of units that the window `inbox` needs for vectors of `len` units.
+/// Returns the number of units that the window `inbox` needs for vectors of `len` units: two slots for each part that
+/// passes through this rank in an iteration.
 #[must_use]
 pub const fn inbox_len(len: usize, ranks: usize) -> usize {
     // The first parts are the longest.
-    SLOTS * part(len, ranks, 0).1
+    2 * (ranks - 1) * part(len, ranks, 0).1
 }
 
 /// Makes a unit of what `element` returns for each of its elements.
@@ -85,7 +84,7 @@ pub unsafe fn ring_fill(comm: Comm, source: Window<u128>, set: u64) {
 
 /// All-reduces the vector `source` into `result`, in the iterations `first .. first + iterations`.
 ///
-/// Needs two signals for each block of the grid. Block `b` uses context `b % contexts`. `inbox` has
+/// Needs a signal for each block of the grid. Block `b` uses context `b % contexts`. `inbox` has
 /// [`inbox_len`] units. The first launch on a communicator has `first` 0, a later one continues.
 ///
 /// # Safety
@@ -118,31 +117,26 @@ fn reduce(
 ) -> Result<(), Fault> {
     let (block, world) = (block_in_grid(), comm.world());
     let gin = Gin::new(comm, ContextId::new(block % comm.contexts()));
-    let (arrived, credit) = (SignalId::new(2 * block), SignalId::new(2 * block + 1));
+    let arrived = SignalId::new(block);
     let (ranks, rank) = (world.size() as usize, world.rank() as usize);
     let even = block.is_multiple_of(2);
-    let (before, next) = if even { (world.left(), world.right()) } else { (world.right(), world.left()) };
+    let next = if even { world.right() } else { world.left() };
     let place = if even { rank } else { ranks - rank };
     // Steps of an iteration, and of them those whose part passes through a slot.
     let (steps, passes) = (2 * (ranks - 1), ranks - 1);
-    let slot = |number: u64| number as usize % SLOTS * part(source.len(), ranks, 0).1;
+    let slot = |step| (iteration as usize % 2 * passes + step) * part(source.len(), ranks, 0).1;
     for step in 0..steps {
         let (adds, finished) = ((1..ranks).contains(&step), step >= passes);
         let (start, len) = part(source.len(), ranks, (place + 2 * ranks - step) % ranks);
-        let number = iteration * passes as u64 + step as u64;
         if step > 0 {
             gin.wait_signal(&Block, arrived, iteration * steps as u64 + step as u64, deadline)?;
         }
-        if !finished {
-            // The next neighbour must have emptied the slot.
-            gin.wait_signal(&Block, credit, (number + 1).saturating_sub(SLOTS as u64), deadline)?;
-        }
-        let (there, to) = if finished { (result, start) } else { (inbox, slot(number)) };
+        let (there, to) = if finished { (result, start) } else { (inbox, slot(step)) };
         if !adds {
             send(&gin, next, (there, to), (if finished { result } else { source }, start), len, arrived)?;
             continue;
         }
-        let from = slot(number - 1);
+        let from = slot(step - 1);
         let peer = there.peer(next);
         for (at, count) in share::<u128>(len, peer.is_ok()) {
             for i in Block.stripe(count) {
@@ -156,7 +150,6 @@ fn reduce(
                 }
             }
         }
-        gin.signal(before, credit.inc()).issue(&Block)?;
         match peer {
             Ok(_) => gin.signal(next, arrived.inc()).issue(&Block)?,
             Err(_) => send(&gin, next, (there, to), (result, start), len, arrived)?,
@@ -166,8 +159,11 @@ fn reduce(
         each(source.len()).for_each(|i| result.write(i, source.read(i)));
     }
     gin.wait_signal(&Block, arrived, (iteration + 1) * steps as u64, deadline)?;
-    // The next iteration writes into `result`, from which puts may still be reading.
-    gin.flush(&Block, deadline)
+    match result.peer_ptr(next) {
+        Ok(_) => Ok(()),
+        // The next iteration writes into `result`, from which puts may still be reading.
+        Err(_) => gin.flush(&Block, deadline),
+    }
 }
 
 /// Counts the units of `result` that are the sum of the data set `set`: `right[block * threads + thread]` is that

@@ -18,7 +18,7 @@ pub use exit::End;
 pub use job::{ThisJob, join};
 pub use report::Format;
 pub(crate) use report::Report;
-pub(crate) use run_args::{Backend, Mode, Network, Options, Route, SizeArgs, Sizes, Workload};
+pub(crate) use run_args::{Backend, Beside, Mode, Network, Options, Route, SizeArgs, Sizes, Workload};
 pub use run_args::{DeviceChoice, Verbosity};
 pub use values::{MAX_MS, within};
 
@@ -135,8 +135,11 @@ fn run_one(run: &Run, trace: Option<(&Recorder, &Path)>) -> Result<End, Failure>
     }
     let recorder = trace.map(|(recorder, _)| recorder);
     let printed = Printed { plot: run.plot.as_deref(), recorder, ..Printed::of(&run.options, run.format) };
-    let plans =
-        |process| Ok::<_, Refused>(Plans::resolve(&[run.workload], &run.options, false, process)?.sweep(&sizes));
+    let plans = |process| {
+        Ok::<_, Refused>(
+            Plans::resolve(&[run.workload], &run.options, false, process)?.sweep(&sizes).beside(run.beside),
+        )
+    };
     let run_all = |plans: &Plans, job: Option<&ThisJob>| run_plans(plans, &printed, job, &mut io::stdout());
     let job = job::join()?;
     let rank = job.as_ref().map(|job| job.bootstrap.rank());

@@ -60,6 +60,10 @@ pub(crate) struct Report {
     pub time_us_min: f64,
     pub time_us_median: f64,
     pub time_us_p99: f64,
+    /// The version of NCCL that ran the same collective in turns, if asked for.
+    pub nccl: Option<String>,
+    /// Microseconds of its iteration: the median of as many launches as the workload had.
+    pub nccl_time_us_median: Option<f64>,
     /// Algorithm bandwidth in GB/s: bytes of a rank's data divided by the median time.
     pub algorithm_gb_s: f64,
     /// Bus bandwidth in GB/s, as nccl-tests defines it.
@@ -116,8 +120,17 @@ pub(super) fn time(us: f64) -> String {
     format!("{} {unit}", number(value))
 }
 
-fn cells(report: &Report) -> [String; 13] {
-    [
+/// Headings of what NCCL took, and of the ratio of the workload's time to that, if it ran.
+const BESIDE: [&str; 2] = ["NCCL", "ratio"];
+
+fn headings(report: &Report) -> Vec<String> {
+    HEADINGS.iter().chain(BESIDE.iter().filter(|_| report.nccl.is_some())).map(|&name| name.to_owned()).collect()
+}
+
+fn cells(report: &Report) -> Vec<String> {
+    let beside = report.nccl_time_us_median.into_iter();
+    let beside = beside.flat_map(|nccl| [time(nccl), number(report.time_us_median / nccl)]);
+    let own = [
         report.workload.to_string(),
         match report.gpus {
             None => report.device.to_owned(),
@@ -135,7 +148,8 @@ fn cells(report: &Report) -> [String; 13] {
         number(report.bus_gb_s),
         format!("{:.0}", report.operations_per_second),
         if report.verified.is_some() { report.errors.to_string() } else { "N/A".to_owned() },
-    ]
+    ];
+    own.into_iter().chain(beside).collect()
 }
 
 /// Returns the rows of a table of statistics: the headings, one row for each rank, context and peer, and the sums. It
@@ -176,7 +190,7 @@ fn table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
 
 /// Width of each column of results. Rows are printed before later ones are known, so a column is as wide as its longest
 /// usual cell: `cuda, 8 GPUs`, `1023KiB`, `999 us`, `0.0000229`.
-const WIDTHS: [usize; 13] = [8, 12, 8, 7, 5, 7, 14, 7, 7, 10, 10, 12, 8];
+const WIDTHS: [usize; 15] = [8, 12, 8, 7, 5, 7, 14, 7, 7, 10, 10, 12, 6, 7, 5];
 
 /// Prints the results of runs, each when its run has ended.
 pub(crate) struct Printer<'a, W> {
@@ -205,7 +219,7 @@ impl<'a, W: Write> Printer<'a, W> {
             }
             Format::Table => {
                 if self.reports.is_empty() {
-                    row(&HEADINGS.map(String::from), &WIDTHS, self.out)?;
+                    row(&headings(&report), &WIDTHS, self.out)?;
                 }
                 row(&cells(&report), &WIDTHS, self.out)?;
             }
@@ -245,6 +259,9 @@ impl<'a, W: Write> Printer<'a, W> {
                     table(&figures(stats), out)?;
                 }
             }
+        }
+        if let Some(version) = reports.iter().find_map(|report| report.nccl.as_ref()) {
+            writeln!(out, "\nNCCL {version} ran in turns; the ratio is gin's time to NCCL's.")?;
         }
         if reports.iter().any(|report| report.device == "virtual") {
             writeln!(out, "\nTimes of virtual GPUs are the times of their simulation on this machine's CPU.")?;
@@ -315,6 +332,8 @@ mod tests {
             time_us_min: 9.0,
             time_us_median: 12.34,
             time_us_p99: 15.0,
+            nccl: None,
+            nccl_time_us_median: None,
             algorithm_gb_s: 0.5,
             bus_gb_s: 0.75,
             operations_per_second: 1e6,
@@ -393,7 +412,8 @@ mod tests {
 
     #[test]
     fn rows_that_are_printed_one_by_one_stand_in_columns() {
-        let small = Report { bytes: 8, time_us_median: 0.5, algorithm_gb_s: 0.000_022_9, verified: Some(true), ..report() };
+        let small =
+            Report { bytes: 8, time_us_median: 0.5, algorithm_gb_s: 0.000_022_9, verified: Some(true), ..report() };
         let large = Report { bytes: 1023 << 10, time_us_median: 999e3, algorithm_gb_s: 123.4, ..small.clone() };
         let real = Report { device: "cuda", gpus: Some(8), operations_per_second: 123_456_789_012.0, ..large.clone() };
         let text = printed(&[small, large, real], Format::Table, None);

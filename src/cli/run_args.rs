@@ -151,6 +151,13 @@ pub(crate) enum Route {
     Lsa,
 }
 
+/// The option `--beside`: what runs in turns with the workload, to compare with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Beside {
+    /// NCCL: `ncclAllReduce` for ring, `ncclSend` and `ncclRecv` for alltoall.
+    Nccl,
+}
+
 /// The option `--mode`: how the virtual GPU runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Mode {
@@ -283,6 +290,10 @@ pub(crate) struct Run {
     /// Factor from each size of the sweep to the next [default: 2].
     #[arg(short = 'f', long, value_name = "FACTOR", value_parser = within::<u64>(2..=1024), requires = "max_bytes")]
     pub step_factor: Option<u64>,
+    /// Run the same collective by another library in turns with the workload, and print its time and the ratio. NCCL's
+    /// library is opened at run time.
+    #[arg(long, value_enum, conflicts_with = "lost")]
+    pub beside: Option<Beside>,
     /// Write a plot of latency and bandwidth of the sweep to this file, as SVG.
     #[arg(long, value_name = "FILE.svg", requires = "max_bytes")]
     pub plot: Option<PathBuf>,

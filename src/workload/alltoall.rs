@@ -70,7 +70,9 @@ impl Alltoall<'_> {
             Some((from, index, byte, expected)) => {
                 format!("rank {rank}, byte {index} from rank {from}: {byte:#04x}, expected {expected:#04x}")
             }
-            None => format!("rank {rank}: {wrong} units of 16 bytes were wrong when the kernel ended, and are right now"),
+            None => {
+                format!("rank {rank}: {wrong} units of 16 bytes were wrong when the kernel ended, and are right now")
+            }
         });
         Ok(())
     }
@@ -91,7 +93,7 @@ impl Job for Alltoall<'_> {
     }
 
     fn operations(&self) -> f64 {
-        f64::from(self.plan.ranks) * f64::from(self.plan.sizes.blocks)
+        f64::from(self.plan.ranks - 1) * f64::from(self.plan.sizes.blocks)
     }
 
     fn traffic(&self) -> Traffic {
@@ -101,12 +103,12 @@ impl Job for Alltoall<'_> {
 
     fn launch(&self, rank: &Rank, comm: &Watched<'_>) -> Result<Launched, CommError> {
         let (plan, bytes) = (self.plan, self.bytes);
-        let window = |buffers| comm.alloc_window::<u8>(buffers * plan.ranks as usize * stride(bytes), WindowFlags::NONE);
+        let window =
+            |buffers| comm.alloc_window::<u8>(buffers * plan.ranks as usize * stride(bytes), WindowFlags::NONE);
         let (outbox, inbox) = (window(1)?, window(BUFFERS)?);
         let run = Running { rank, stream: rank.stream()?, handle: comm.device()?, outbox, inbox };
-        let fill = |set: u64| {
-            plan.launch(rank, &*run.stream, "alltoall_fill", &[&run.handle, &run.outbox, &bytes, &set])
-        };
+        let fill =
+            |set: u64| plan.launch(rank, &*run.stream, "alltoall_fill", &[&run.handle, &run.outbox, &bytes, &set]);
         let exchange = |first: u64, rounds: u64| {
             let arguments: [&dyn KernelArg; 7] =
                 [&run.handle, &run.outbox, &run.inbox, &bytes, &first, &rounds, &plan.deadline];
@@ -128,6 +130,6 @@ impl Job for Alltoall<'_> {
         for round in (warmup..warmup + iters).rev().take(BUFFERS).filter(|_| plan.sizes.check) {
             self.compare(&run, (round % BUFFERS as u64) as u32, warmup, &mut check)?;
         }
-        Ok(Launched { time, check })
+        Ok(Launched { time, check, nccl: None })
     }
 }

@@ -68,7 +68,8 @@ impl Job for Halo<'_> {
         let (me, ranks) = (rank.rank(), plan.ranks);
         let grid = comm.alloc_window::<f32>(window_len(rows, columns), WindowFlags::NONE)?;
         // The grid with its borders: the last row of the part above it, and the first of the part below.
-        let cells = |rank: u32, rows: Range<usize>| (rows.start * columns..rows.end * columns).map(move |i| input(rank, i));
+        let cells =
+            |rank: u32, rows: Range<usize>| (rows.start * columns..rows.end * columns).map(move |i| input(rank, i));
         let start = cells((me + ranks - 1) % ranks, rows - 1..rows)
             .chain(cells(me, 0..rows))
             .chain(cells((me + 1) % ranks, 0..1))
@@ -99,6 +100,6 @@ impl Job for Halo<'_> {
                 check.wrong(1, || format!("rank {me}, row {row}, column {column}: {value}, expected {expected}"));
             }
         }
-        Ok(Launched { time, check })
+        Ok(Launched { time, check, nccl: None })
     }
 }

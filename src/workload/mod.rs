@@ -6,6 +6,11 @@ mod gpus;
 mod halo;
 pub(crate) mod limits;
 mod moe;
+#[cfg(feature = "cuda")]
+mod nccl;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_nccl.rs"]
+mod nccl;
 mod network;
 mod plan;
 mod reference;
@@ -15,6 +20,8 @@ mod shape;
 mod watch;
 #[cfg(test)]
 mod wrong;
+
+use nccl::{Nccl, Rival};
 
 pub use gpus::Gpus;
 pub use plan::Process;
@@ -60,6 +67,8 @@ impl Check {
 struct Launched {
     time: Duration,
     check: Check,
+    /// The time of the same collective by NCCL, if it ran in turns.
+    nccl: Option<Duration>,
 }
 
 /// The results of one rank. Ranks in separate processes exchange them.
@@ -135,7 +144,13 @@ impl Deref for Watched<'_> {
 
 impl Plan {
     /// Launches a kernel of the workload with its grid.
-    fn launch(&self, rank: &Rank, stream: &dyn Stream, kernel: &str, arguments: &[&dyn KernelArg]) -> Result<(), CommError> {
+    fn launch(
+        &self,
+        rank: &Rank,
+        stream: &dyn Stream,
+        kernel: &str,
+        arguments: &[&dyn KernelArg],
+    ) -> Result<(), CommError> {
         let config = LaunchConfig::new(self.sizes.blocks, self.sizes.threads).cooperative();
         // Safety: the workloads pass the arguments that the kernels' docs require; the device makes all blocks of a
         // cooperative launch resident or refuses it.
@@ -264,6 +279,9 @@ fn gather(job: &Arc<dyn Bootstrap>, own: &Ran) -> Result<Vec<Ran>, Failure> {
 /// Refuses sizes and numbers that the workload, the devices or this machine do not support.
 pub(crate) fn check(plan: &Plan) -> Result<(), Refused> {
     limits::check(plan)?;
+    if plan.beside.is_some() {
+        Nccl::open(plan)?;
+    }
     match plan.workload {
         Workload::Ring => ring::check(plan).map(drop),
         Workload::Alltoall => alltoall::check(plan).map(drop),
@@ -301,21 +319,28 @@ pub(crate) fn run(plan: &Plan, job: Option<&Arc<dyn Bootstrap>>, watch: &Watch) 
         gpus::check(gpus, plan)?;
     }
     watch.begin(work.operations() * (plan.sizes.iters + plan.sizes.warmup) as f64);
-    let body = |rank: Rank| run_rank(plan, &*work, &rank, watch);
+    let nccl = plan.beside.map(|_| Nccl::open(plan)).transpose()?;
+    let body = |rank: Rank| run_rank(plan, (&*work, nccl.as_ref()), &rank, watch);
     let world = world(plan)?;
     let results = match job {
         None => launch(world, body).map_err(failure)?,
         Some(job) => gather(job, &join(world, job.clone(), body).map_err(failure)?)?,
     };
     check_reach(plan, &results)?;
-    Ok(report(plan, work.operations(), work.traffic(), &results))
+    Ok(report(plan, work.operations(), work.traffic(), nccl.as_ref().map(Nccl::version), &results))
 }
 
 /// Runs all launches of one rank.
-fn run_rank(plan: &Plan, work: &dyn Job, rank: &Rank, watch: &Watch) -> Result<Ran, CommError> {
+fn run_rank(
+    plan: &Plan,
+    (work, nccl): (&dyn Job, Option<&Nccl>),
+    rank: &Rank,
+    watch: &Watch,
+) -> Result<Ran, CommError> {
     let requirements = work.requirements();
     let mut ran = Ran::default();
     let mut counted: BTreeMap<(u32, u32), Stats> = BTreeMap::new();
+    let mut rival = None;
     for _ in 0..plan.sizes.repeats {
         // Each launch has a new communicator, so that its signals and counters start at 0.
         let comm = Watched { comm: Arc::new(rank.communicator(&requirements)?), watch };
@@ -332,7 +357,12 @@ fn run_rank(plan: &Plan, work: &dyn Job, rank: &Rank, watch: &Watch) -> Result<R
                 return Ok(ran);
             }
         }
-        ran.launches.push(work.launch(rank, &comm)?);
+        let mut launched = work.launch(rank, &comm)?;
+        if let (Some(nccl), None) = (nccl, &rival) {
+            rival = Some(Rival::new(nccl, plan, rank)?);
+        }
+        launched.nccl = rival.as_ref().map(|rival| rival.time(rank, &comm)).transpose()?;
+        ran.launches.push(launched);
         comm.check("run")?;
         let rows = comm.peer_stats()?;
         watch.count(rank.rank(), &rows);
@@ -358,13 +388,19 @@ fn percentile(sorted: &[f64], percent: usize) -> f64 {
 }
 
 /// Returns the report on the results of all ranks, of which each posted `operations` in an iteration.
-fn report(plan: &Plan, operations: f64, traffic: Traffic, results: &[Ran]) -> Report {
+fn report(plan: &Plan, operations: f64, traffic: Traffic, nccl: Option<&str>, results: &[Ran]) -> Report {
     let Sizes { bytes, contexts, blocks, threads, iters, repeats, check, .. } = plan.sizes;
-    let slowest = |repeat: usize| results.iter().map(|ran| ran.launches[repeat].time).max().unwrap_or_default();
-    let time = |repeat| slowest(repeat).as_secs_f64() * 1e6 / iters as f64;
-    let mut times: Vec<f64> = (0..repeats as usize).map(time).collect();
-    times.sort_by(f64::total_cmp);
-    let median = times[times.len() / 2];
+    // The times of an iteration of the slowest rank, sorted.
+    let times = |time: &dyn Fn(&Launched) -> Duration| {
+        let slowest = |repeat: usize| results.iter().map(|ran| time(&ran.launches[repeat])).max().unwrap_or_default();
+        let us = |repeat| slowest(repeat).as_secs_f64() * 1e6 / iters as f64;
+        let mut times: Vec<f64> = (0..repeats as usize).map(us).collect();
+        times.sort_by(f64::total_cmp);
+        times
+    };
+    let all = times(&|launched| launched.time);
+    let median = all[all.len() / 2];
+    let nccl_times = nccl.map(|_| times(&|launched| launched.nccl.unwrap_or_default()));
     // Bytes in a microsecond are MB/s.
     let algorithm = traffic.bytes / median * 1e-3;
     let checks = || results.iter().flat_map(|ran| &ran.launches).map(|launched| &launched.check);
@@ -402,9 +438,11 @@ fn report(plan: &Plan, operations: f64, traffic: Traffic, results: &[Ran]) -> Re
         verified: check.then_some(errors == 0),
         errors,
         first_difference: checks().find_map(|check| check.first.clone()),
-        time_us_min: times[0],
+        time_us_min: all[0],
         time_us_median: median,
-        time_us_p99: percentile(&times, 99),
+        time_us_p99: percentile(&all, 99),
+        nccl: nccl.map(str::to_owned),
+        nccl_time_us_median: nccl_times.map(|times| times[times.len() / 2]),
         algorithm_gb_s: algorithm,
         bus_gb_s: algorithm * traffic.factor,
         operations_per_second: operations * f64::from(plan.ranks) / (median * 1e-6),
@@ -420,13 +458,13 @@ mod tests {
     fn reported(milliseconds: &[u64], traffic: Traffic) -> Report {
         let mut plan = default_plan();
         (plan.sizes.iters, plan.sizes.repeats) = (10, milliseconds.len() as u32);
-        let launched = |&ms: &u64| Launched { time: Duration::from_millis(ms), check: Check::default() };
+        let launched = |&ms: &u64| Launched { time: Duration::from_millis(ms), check: Check::default(), nccl: None };
         let ran = |part: u64| Ran {
             launches: milliseconds.iter().map(|ms| launched(&(ms / part))).collect(),
             ..Ran::default()
         };
         // The slowest rank counts.
-        report(&plan, 10.0, traffic, &[ran(2), ran(1), ran(4), ran(1)])
+        report(&plan, 10.0, traffic, None, &[ran(2), ran(1), ran(4), ran(1)])
     }
 
     #[test]

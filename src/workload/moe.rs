@@ -258,7 +258,7 @@ impl Job for Moe<'_> {
         }
         drop(run);
         group.destroy().map_err(comm_error)?;
-        Ok(Launched { time, check })
+        Ok(Launched { time, check, nccl: None })
     }
 }
 

@@ -2,9 +2,9 @@
 //! The runs that the arguments and the job of this process determine.
 
 use super::network;
-use super::shape;
 use super::run_device::{RunDevice, RunDevices, run_devices};
-use crate::cli::{self, Mode, Network, Options, Refused, SizeArgs, Sizes, Workload};
+use super::shape;
+use crate::cli::{self, Beside, Mode, Network, Options, Refused, SizeArgs, Sizes, Workload};
 use crate::trace::Clock;
 use gin_abi::Deadline;
 use gin_host::comm::{Backend, Routes};
@@ -56,6 +56,8 @@ pub(crate) struct Plan {
     pub stats: bool,
     /// The ranks are processes; otherwise threads of this process.
     pub processes: bool,
+    /// What runs in turns with the workload.
+    pub beside: Option<Beside>,
 }
 
 impl Plan {
@@ -138,6 +140,7 @@ impl Plans {
                     deadline: Deadline::after_ms(options.deadline_ms),
                     stats: options.stats,
                     processes: false,
+                    beside: None,
                 }));
             }
         }
@@ -169,6 +172,12 @@ impl Plans {
             });
             self.all = all.collect();
         }
+        self
+    }
+
+    /// Returns the same runs in turns with another library.
+    pub(crate) fn beside(mut self, beside: Option<Beside>) -> Self {
+        self.all.iter_mut().for_each(|plan| plan.beside = beside);
         self
     }
 

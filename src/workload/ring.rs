@@ -37,7 +37,7 @@ pub(super) fn check(plan: &Plan) -> Result<usize, Refused> {
         )));
     }
     // The vector, its sum, the inbox (at most two vectors), and a copy to find what is wrong.
-    limits::check_memory(plan, 2 * plan.sizes.blocks, 5 * u128::from(bytes).next_multiple_of(16))?;
+    limits::check_memory(plan, plan.sizes.blocks, 5 * u128::from(bytes).next_multiple_of(16))?;
     usize::try_from(bytes / 4).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))
 }
 
@@ -66,7 +66,9 @@ impl Ring<'_> {
         let rank = rank.rank();
         check.wrong(wrong, || match first {
             Some((index, value, expected)) => format!("rank {rank}, element {index}: {value}, expected {expected}"),
-            None => format!("rank {rank}: {wrong} units of 16 bytes were wrong when the kernel ended, and are right now"),
+            None => {
+                format!("rank {rank}: {wrong} units of 16 bytes were wrong when the kernel ended, and are right now")
+            }
         });
         Ok(())
     }
@@ -74,12 +76,11 @@ impl Ring<'_> {
 
 impl Job for Ring<'_> {
     fn requirements(&self) -> Requirements {
-        Requirements::default().contexts(self.plan.sizes.contexts).signals(2 * self.plan.sizes.blocks)
+        Requirements::default().contexts(self.plan.sizes.contexts).signals(self.plan.sizes.blocks)
     }
 
     fn operations(&self) -> f64 {
-        // Each step of the first half posts a put and a credit, each step of the second half a put.
-        3.0 * f64::from(self.plan.ranks - 1) * f64::from(self.plan.sizes.blocks)
+        2.0 * f64::from(self.plan.ranks - 1) * f64::from(self.plan.sizes.blocks)
     }
 
     fn traffic(&self) -> Traffic {
@@ -114,6 +115,6 @@ impl Job for Ring<'_> {
         if plan.sizes.check {
             self.compare((rank, &*stream), &handle, &result, warmup, &mut check)?;
         }
-        Ok(Launched { time, check })
+        Ok(Launched { time, check, nccl: None })
     }
 }

@@ -10,41 +10,37 @@ const MAX_BLOCKS: u64 = 128;
 /// Bytes for which a grid that loads and stores has one more block. Smaller sizes have fewer blocks, because each block
 /// sends and awaits signals.
 const BYTES_FOR_A_BLOCK: u64 = 16 << 10;
-/// Bytes of a put over the network at which blocks share a block of data.
-const BYTES_OF_A_PUT: u64 = 1 << 20;
-/// Maximum number of blocks and contexts over the network.
-const MAX_PUTS: u64 = 4;
+/// Bytes for which a grid has one more block over the network, where each block puts its share at once.
+const BYTES_OF_A_PUT: u64 = 256 << 10;
+/// Maximum number of blocks over the network, and of contexts.
+const MAX_PUTS: u64 = 32;
+const MAX_CONTEXTS: u64 = 8;
 /// Bytes that the iterations of a launch move together, and the limits of their number: a launch takes milliseconds, so
 /// that its start does not count.
 const BYTES_OF_A_LAUNCH: u64 = 1 << 30;
 const ITERATIONS: (u64, u64) = (20, 1000);
 
 /// Returns the sizes of a run.
-pub(super) fn sizes(
-    asked: &SizeArgs,
-    workload: Workload,
-    device: &RunDevice,
-    ranks: u32,
-    routes: Routes,
-) -> Sizes {
+pub(super) fn sizes(asked: &SizeArgs, workload: Workload, device: &RunDevice, ranks: u32, routes: Routes) -> Sizes {
     let (near, bytes) = (routes == Routes::Automatic, asked.bytes);
     let (contexts, blocks, threads, iters) = match device {
         RunDevice::Virtual => (1, 2, 64, 10),
         RunDevice::Cuda(gpus) => {
             let room = (MAX_BLOCKS / u64::from(gpus.max_on_one(ranks))).max(1);
             let total = if workload == Workload::Alltoall { bytes.saturating_mul(ranks.into()) } else { bytes };
-            let puts = if near { 1 } else { total.div_ceil(BYTES_OF_A_PUT).clamp(1, MAX_PUTS.min(room)) };
-            let threads = match workload {
-                Workload::Moe if near => 512,
-                Workload::Alltoall if near => 512,
+            let blocks = match (workload, near) {
+                (Workload::Ring | Workload::Alltoall, false) => bytes.div_ceil(BYTES_OF_A_PUT).clamp(1, MAX_PUTS),
+                _ => total.div_ceil(BYTES_FOR_A_BLOCK).clamp(1, MAX_BLOCKS),
+            };
+            let blocks = blocks.min(room);
+            let contexts = if near { 1 } else { blocks.min(MAX_CONTEXTS) };
+            // `ring` has too many registers for more, and moe's dispatch over the network, too.
+            let threads = match (workload, near) {
+                (Workload::Alltoall, _) | (Workload::Moe, true) => 512,
                 _ => 256,
             };
-            let blocks = match workload {
-                Workload::Alltoall if !near => puts,
-                _ => total.div_ceil(BYTES_FOR_A_BLOCK).clamp(1, room),
-            };
             let iters = (BYTES_OF_A_LAUNCH / total.max(1)).clamp(ITERATIONS.0, ITERATIONS.1);
-            (puts as u32, blocks as u32, threads, iters)
+            (contexts as u32, blocks as u32, threads, iters)
         }
     };
     Sizes {

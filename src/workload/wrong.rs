@@ -71,7 +71,8 @@ impl Network for Lossy {
 
 /// Returns the run of `workload` with few elements, whose requests all take the network.
 fn plan(workload: Workload) -> Plan {
-    let sizes = Sizes { bytes: 4096, contexts: 1, blocks: 1, threads: 32, iters: 2, warmup: 1, check: true, repeats: 1 };
+    let sizes =
+        Sizes { bytes: 4096, contexts: 1, blocks: 1, threads: 32, iters: 2, warmup: 1, check: true, repeats: 1 };
     Plan { workload, ranks: 3, routes: Routes::Network, sizes, ..default_plan() }
 }
 

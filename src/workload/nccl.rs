@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The same collectives by NCCL, to compare with: its library is opened at run time.
+
+use super::{Plan, RunDevice, Watched};
+use crate::cli::{Refused, Workload};
+use gin_gpu::cuda::CudaStream;
+use gin_gpu::{GpuError, Memory, MemoryKind, Stream};
+use gin_host::comm::CommError;
+use gin_host::world::Rank;
+use libloading::Library;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Names of the library: the one of a release, and the one of a development package.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// `ncclUniqueId`, `ncclUint8`, `ncclFloat32` and `ncclSum` of nccl.h, which NCCL 2 does not change.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UniqueId([u8; 128]);
+const UINT8: c_int = 1;
+const FLOAT32: c_int = 7;
+const SUM: c_int = 0;
+
+/// An `ncclComm_t`.
+type Comm = *mut c_void;
+
+/// The functions of the library.
+#[derive(Clone, Copy)]
+struct Functions {
+    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
+    comm_init_rank: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int,
+    comm_abort: unsafe extern "C" fn(Comm) -> c_int,
+    all_reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int,
+    send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int,
+    recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int,
+    group_start: unsafe extern "C" fn() -> c_int,
+    group_end: unsafe extern "C" fn() -> c_int,
+    error: unsafe extern "C" fn(c_int) -> *const c_char,
+}
+
+/// NCCL's library.
+pub(super) struct Nccl {
+    functions: Functions,
+    version: String,
+    _library: Library,
+}
+
+impl Nccl {
+    /// Opens the library for a run.
+    ///
+    /// # Errors
+    /// Refuses runs that NCCL has no collective for, or not enough GPUs, and a library that is not there.
+    pub(super) fn open(plan: &Plan) -> Result<Self, Refused> {
+        let refuse = |reason: String| Err(Refused(format!("--beside nccl: {reason}")));
+        if !matches!(plan.workload, Workload::Ring | Workload::Alltoall) {
+            return refuse("NCCL has collectives like ring and alltoall; run one of these".to_owned());
+        }
+        match &plan.device {
+            RunDevice::Virtual => return refuse("NCCL needs GPUs; leave it out on virtual ones".to_owned()),
+            RunDevice::Cuda(gpus) if gpus.max_on_one(plan.ranks) > 1 => {
+                return refuse(format!("NCCL needs a GPU for each rank; use fewer than {} ranks", plan.ranks));
+            }
+            RunDevice::Cuda(_) => {}
+        }
+        // Safety: opening NCCL runs its initialisers, which any thread may run.
+        let opened = NAMES.map(|name| unsafe { Library::new(name) });
+        let [library, other] = opened;
+        match library.or(other).map_err(|error| error.to_string()).and_then(Self::of) {
+            Ok(nccl) => Ok(nccl),
+            Err(error) => refuse(format!(
+                "cannot use {}: {error}; install NCCL, or set LD_LIBRARY_PATH to the folder that has it (of PyTorch: \
+                 site-packages/nvidia/nccl/lib)",
+                NAMES[0]
+            )),
+        }
+    }
+
+    fn of(library: Library) -> Result<Self, String> {
+        /// Returns a function of the library.
+        ///
+        /// # Safety
+        /// - It has the type `T`, and is called while the library is open.
+        unsafe fn get<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
+            // Safety: the caller's promise.
+            unsafe { library.get::<T>(name.as_bytes()) }.map(|symbol| *symbol).map_err(|error| error.to_string())
+        }
+        // Safety: the types are those of nccl.h, and the functions are used by what owns the library.
+        let (functions, get_version) = unsafe {
+            let functions = Functions {
+                get_unique_id: get(&library, "ncclGetUniqueId")?,
+                comm_init_rank: get(&library, "ncclCommInitRank")?,
+                comm_abort: get(&library, "ncclCommAbort")?,
+                all_reduce: get(&library, "ncclAllReduce")?,
+                send: get(&library, "ncclSend")?,
+                recv: get(&library, "ncclRecv")?,
+                group_start: get(&library, "ncclGroupStart")?,
+                group_end: get(&library, "ncclGroupEnd")?,
+                error: get(&library, "ncclGetErrorString")?,
+            };
+            (functions, get::<unsafe extern "C" fn(*mut c_int) -> c_int>(&library, "ncclGetVersion")?)
+        };
+        let mut version = 0;
+        // Safety: writes one number.
+        unsafe { get_version(&raw mut version) };
+        // 10000, 100 and 1 for the three parts since 2.9.
+        let version = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
+        Ok(Self { functions, version, _library: library })
+    }
+
+    /// Returns the version of the library, as in `2.28.9`.
+    pub(super) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Returns the error of a call of NCCL.
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), CommError> {
+        if code == 0 {
+            return Ok(());
+        }
+        // Safety: returns a constant text for each number.
+        let reason = unsafe { CStr::from_ptr((self.functions.error)(code)) }.to_string_lossy().into_owned();
+        Err(GpuError::Driver { context: call, reason }.into())
+    }
+}
+
+/// NCCL's communicator of a rank, with memory for the collective of a run.
+pub(super) struct Rival<'a> {
+    nccl: &'a Nccl,
+    plan: &'a Plan,
+    comm: Comm,
+    source: Arc<Memory>,
+    result: Arc<Memory>,
+}
+
+impl<'a> Rival<'a> {
+    /// Makes the communicators; all ranks call.
+    pub(super) fn new(nccl: &'a Nccl, plan: &'a Plan, rank: &Rank) -> Result<Self, CommError> {
+        let mut id = UniqueId([0; 128]);
+        if rank.rank() == 0 {
+            // Safety: writes the id.
+            nccl.check("ncclGetUniqueId", unsafe { (nccl.functions.get_unique_id)(&raw mut id) })?;
+        }
+        let ids = rank.bootstrap().all_gather(&id.0)?;
+        if let Ok(first) = <[u8; 128]>::try_from(ids[0].as_slice()) {
+            id = UniqueId(first);
+        }
+        let bytes = plan.sizes.bytes * if plan.workload == Workload::Alltoall { plan.ranks.into() } else { 1 };
+        let memory = || Memory::new(rank.device(), MemoryKind::Device, bytes);
+        // The calls above it make the GPU's context current, in which NCCL works.
+        let (source, result) = (memory()?, memory()?);
+        let (ranks, me) = (plan.ranks as c_int, rank.rank() as c_int);
+        let mut comm = null_mut();
+        // Safety: writes the communicator.
+        let code = unsafe { (nccl.functions.comm_init_rank)(&raw mut comm, ranks, id, me) };
+        nccl.check("ncclCommInitRank", code)?;
+        Ok(Self { nccl, plan, comm, source, result })
+    }
+
+    /// Runs the collective as often as the workload, and returns its time.
+    pub(super) fn time(&self, rank: &Rank, comm: &Watched<'_>) -> Result<Duration, CommError> {
+        let stream = rank.stream()?;
+        for _ in 0..self.plan.sizes.warmup {
+            self.enqueue(&*stream)?;
+        }
+        stream.synchronize()?;
+        self.plan.timed(rank, comm, &stream, || (0..self.plan.sizes.iters).try_for_each(|_| self.enqueue(&*stream)))
+    }
+
+    fn enqueue(&self, stream: &dyn Stream) -> Result<(), CommError> {
+        let Functions { all_reduce, send, recv, group_start, group_end, .. } = self.nccl.functions;
+        let raw = CudaStream::of(stream).map_or(null_mut(), CudaStream::raw);
+        let at = |memory: &Memory, offset: u64| {
+            std::ptr::with_exposed_provenance_mut::<c_void>((memory.address() + offset) as usize)
+        };
+        let bytes = self.plan.sizes.bytes;
+        if self.plan.workload == Workload::Ring {
+            let (from, to) = (at(&self.source, 0), at(&self.result, 0));
+            // Safety: both memories have the elements and outlive the stream's work, which the caller waits for.
+            let code = unsafe { all_reduce(from, to, bytes as usize / 4, FLOAT32, SUM, self.comm, raw) };
+            return self.nccl.check("ncclAllReduce", code);
+        }
+        // Safety: as above.
+        unsafe {
+            self.nccl.check("ncclGroupStart", group_start())?;
+            for peer in 0..self.plan.ranks {
+                let place = u64::from(peer) * bytes;
+                let (from, to) = (at(&self.source, place), at(&self.result, place));
+                self.nccl.check("ncclSend", send(from, bytes as usize, UINT8, peer as c_int, self.comm, raw))?;
+                self.nccl.check("ncclRecv", recv(to, bytes as usize, UINT8, peer as c_int, self.comm, raw))?;
+            }
+            self.nccl.check("ncclGroupEnd", group_end())
+        }
+    }
+}
+
+impl Drop for Rival<'_> {
+    fn drop(&mut self) {
+        // Safety: the communicator is not used any more. Its error would change nothing.
+        unsafe { (self.nccl.functions.comm_abort)(self.comm) };
+    }
+}
