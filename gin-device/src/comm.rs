@@ -102,9 +102,11 @@ impl Comm {
         sys::narrow(self.0.backend)
     }
 
-    /// Returns whether operations reach a rank by loads and stores.
+    /// Returns whether operations on [`Route::Auto`](crate::gin::Route::Auto) reach a rank by loads and stores: it is in
+    /// the LSA team, and the communicator was not made to take the network to all ranks.
     #[inline(always)]
-    pub(crate) fn lsa_reaches(&self, rank: Rank) -> bool {
+    #[must_use]
+    pub fn lsa_reaches(&self, rank: Rank) -> bool {
         rank.world().wrapping_sub(sys::narrow(self.0.lsa_first)) < sys::narrow(self.0.lsa_reach)
     }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! All-to-all: every rank puts a block of bytes to every other rank, and copies its own.
+//! All-to-all: every rank puts a block of bytes to every rank, itself included.
 //!
 //! All blocks of the grid share each block of bytes. Signal `p` of a context counts the raises of rank `p`: one of each
 //! grid block that uses the context, in each round. Arrivals are double-buffered, and no other flow control is needed:
 //! a block that has sent its shares of round `k + 1` has waited for those of round `k`.
 
-use crate::{each, keep, send};
+use crate::{each, send};
 use gin_device::prelude::*;
 
 /// Number of buffers for arrivals.
@@ -88,19 +88,25 @@ fn run(
     let gin = Gin::new(comm, ContextId::new(context));
     // Blocks of a peer's grid that raise signals of this context.
     let raises = (grid_dim().count() - context).div_ceil(contexts) as u64;
+    // A rank is the last of those after it.
+    let last = if comm.lsa_reaches(world.after(0)) { ranks } else { ranks - 1 };
     for round in rounds {
         let buffer = round as usize % BUFFERS * ranks as usize;
         let there = (buffer + rank as usize) * stride(bytes);
         // Start with the right neighbour, so that not all ranks send to the same rank first.
-        for distance in 1..ranks {
+        for distance in 1..=last {
             let peer = world.after(distance);
             let here = peer.world() as usize * stride(bytes);
             send(&gin, peer, (inbox, there), (outbox, here), bytes, SignalId::new(rank))?;
         }
-        // The rank's own block stays here.
-        let own = rank as usize * stride(bytes);
-        keep((in_units(inbox), there / 16), (in_units(outbox), own / 16), stride(bytes) / 16);
-        for distance in 1..ranks {
+        // The rank's own block stays here, if it would otherwise take the network.
+        if last < ranks {
+            let own = rank as usize * stride(bytes);
+            for unit in each(stride(bytes) / 16) {
+                in_units(inbox).write(there / 16 + unit, in_units(outbox).read(own / 16 + unit));
+            }
+        }
+        for distance in 1..=last {
             let from = SignalId::new(world.after(distance).world());
             gin.wait_signal(&Block, from, (round + 1) * raises, deadline)?;
         }

@@ -4,7 +4,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`ring`] | fused ring all-reduce: adds the arrivals and passes them on |
-//! | [`alltoall`] | all-to-all: every rank puts a block to every other rank |
+//! | [`alltoall`] | all-to-all: every rank puts a block to every rank |
 //! | [`halo`] | a 2-D stencil that exchanges its borders each step |
 //! | [`moe`] | gate and experts of a mixture of experts, beside dispatch and combine of `gin-ep` |
 //! | [`histogram`] | counts bytes in shared memory, and exchanges the counts |
@@ -61,7 +61,7 @@ fn send<T: Pod>(
     len: usize,
     signal: SignalId,
 ) -> Result<(), Fault> {
-    let mut chunks = share::<T>(len, to.peer_ptr(peer).is_ok());
+    let mut chunks = share::<T>(len, gin.comm().lsa_reaches(peer));
     let mut chunk = chunks.next();
     loop {
         let (start, len) = chunk.unwrap_or((0, 0));
@@ -72,24 +72,5 @@ fn send<T: Pod>(
         if chunk.is_none() {
             return Ok(());
         }
-    }
-}
-
-/// Copies `units` units from a place of one window of this rank to a place of another, with all threads of the grid.
-#[inline(always)]
-fn keep((to, there): (Window<u128>, usize), (from, here): (Window<u128>, usize), units: usize) {
-    let (mut unit, threads) = threads();
-    // Four units are under way at a time, so that few threads hide the latency of memory.
-    while unit + 3 * threads < units {
-        let [a, b, c, d] = core::array::from_fn(|i| from.read(here + unit + i * threads));
-        to.write(there + unit, a);
-        to.write(there + unit + threads, b);
-        to.write(there + unit + 2 * threads, c);
-        to.write(there + unit + 3 * threads, d);
-        unit += 4 * threads;
-    }
-    while unit < units {
-        to.write(there + unit, from.read(here + unit));
-        unit += threads;
     }
 }

@@ -6,7 +6,7 @@
 //! block `b` the same elements on every rank; blocks never wait for each other. Odd blocks go round the other way, so
 //! that links in both directions are in use.
 //!
-//! What an LSA peer gets is added and stored at the peer in one pass. Otherwise the sums are put from `result`.
+//! What an LSA peer gets is added and stored at the peer in one pass. Otherwise the sums are put.
 //!
 //! Signal `block` counts arrivals from the neighbour before. No credits go back: two iterations in turn have slots of
 //! their own, and a block that has finished iteration `k + 1` has sums of every rank, each of which had emptied its
@@ -48,12 +48,12 @@ pub const fn part(len: usize, parts: usize, part: usize) -> (usize, usize) {
     (start, base + (part < longer) as usize)
 }
 
-/// Returns the number of units that the window `inbox` needs for vectors of `len` units: two slots for each part that
-/// passes through this rank in an iteration.
+/// Returns the number of units that the window needs for vectors of `len` units: the vector, its sum, and two slots for
+/// each part that passes through this rank in an iteration.
 #[must_use]
-pub const fn inbox_len(len: usize, ranks: usize) -> usize {
+pub const fn window_len(len: usize, ranks: usize) -> usize {
     // The first parts are the longest.
-    2 * (ranks - 1) * part(len, ranks, 0).1
+    2 * len + 2 * (ranks - 1) * part(len, ranks, 0).1
 }
 
 /// Makes a unit of what `element` returns for each of its elements.
@@ -70,51 +70,37 @@ pub fn element(unit: u128, i: usize) -> f32 {
     f32::from_bits((unit >> (32 * i)) as u32)
 }
 
-/// Writes the data set `set` to the vector.
+/// Writes the data set `set` to the vector of `len` units.
 ///
 /// # Safety
-/// - Nothing else uses the vector meanwhile.
+/// - The window is as [`ring`] needs it, and nothing else uses it meanwhile.
 #[kernel]
-pub unsafe fn ring_fill(comm: Comm, source: Window<u128>, set: u64) {
+pub unsafe fn ring_fill(comm: Comm, data: Window<u128>, len: usize, set: u64) {
     let rank = comm.world().rank();
-    for at in each(source.len()) {
-        source.write(at, unit(|i| input(rank, UNIT * at + i, set)));
+    for at in each(len) {
+        data.write(at, unit(|i| input(rank, UNIT * at + i, set)));
     }
 }
 
-/// All-reduces the vector `source` into `result`, in the iterations `first .. first + iterations`.
+/// All-reduces a vector of `len` units, in the iterations `first .. first + iterations`.
 ///
-/// Needs a signal for each block of the grid. Block `b` uses context `b % contexts`. `inbox` has
-/// [`inbox_len`] units. The first launch on a communicator has `first` 0, a later one continues.
+/// Needs a signal for each block of the grid. Block `b` uses context `b % contexts`. `data` has [`window_len`] units:
+/// first the vector, then its sum, then the slots. The first launch on a communicator has `first` 0, a later one
+/// continues.
 ///
 /// # Safety
 /// - The whole grid is resident, on every rank; all ranks launch the same shape.
 #[kernel]
-pub unsafe fn ring(
-    comm: Comm,
-    source: Window<u128>,
-    result: Window<u128>,
-    inbox: Window<u128>,
-    first: u64,
-    iterations: u64,
-    deadline: Deadline,
-) {
+pub unsafe fn ring(comm: Comm, data: Window<u128>, len: usize, first: u64, iterations: u64, deadline: Deadline) {
     for iteration in first..first + iterations {
-        if let Err(fault) = reduce(&comm, source, result, inbox, iteration, deadline) {
+        if let Err(fault) = reduce(&comm, data, len, iteration, deadline) {
             return comm.report(fault);
         }
     }
 }
 
 #[inline(always)]
-fn reduce(
-    comm: &Comm,
-    source: Window<u128>,
-    result: Window<u128>,
-    inbox: Window<u128>,
-    iteration: u64,
-    deadline: Deadline,
-) -> Result<(), Fault> {
+fn reduce(comm: &Comm, data: Window<u128>, all: usize, iteration: u64, deadline: Deadline) -> Result<(), Fault> {
     let (block, world) = (block_in_grid(), comm.world());
     let gin = Gin::new(comm, ContextId::new(block % comm.contexts()));
     let arrived = SignalId::new(block);
@@ -124,58 +110,59 @@ fn reduce(
     let place = if even { rank } else { ranks - rank };
     // Steps of an iteration, and of them those whose part passes through a slot.
     let (steps, passes) = (2 * (ranks - 1), ranks - 1);
-    let slot = |step| (iteration as usize % 2 * passes + step) * part(source.len(), ranks, 0).1;
-    for step in 0..steps {
-        let (adds, finished) = ((1..ranks).contains(&step), step >= passes);
-        let (start, len) = part(source.len(), ranks, (place + 2 * ranks - step) % ranks);
+    let slot = |step| 2 * all + (iteration as usize % 2 * passes + step) * part(all, ranks, 0).1;
+    let near = comm.lsa_reaches(next);
+    // The code of a wait and of a put exists once, which takes fewer registers.
+    for step in 0..=steps {
         if step > 0 {
             gin.wait_signal(&Block, arrived, iteration * steps as u64 + step as u64, deadline)?;
         }
-        let (there, to) = if finished { (result, start) } else { (inbox, slot(step)) };
-        if !adds {
-            send(&gin, next, (there, to), (if finished { result } else { source }, start), len, arrived)?;
-            continue;
+        if step == steps {
+            break;
         }
-        let from = slot(step - 1);
-        let peer = there.peer(next);
-        for (at, count) in share::<u128>(len, peer.is_ok()) {
-            for i in Block.stripe(count) {
-                let (arrival, own) = (inbox.read(from + at + i), source.read(start + at + i));
-                let sum = unit(|e| element(arrival, e) + element(own, e));
-                if let Ok(peer) = &peer {
-                    peer.write(to + at + i, sum);
-                }
-                if finished || peer.is_err() {
-                    result.write(start + at + i, sum);
+        let (adds, finished) = ((1..ranks).contains(&step), step >= passes);
+        let (start, mut len) = part(all, ranks, (place + 2 * ranks - step) % ranks);
+        let (sum_at, there) = (all + start, if finished { all + start } else { slot(step) });
+        if adds {
+            let (from, peer) = (slot(step - 1), if near { Some(data.peer(next)?) } else { None });
+            for (at, count) in share::<u128>(len, near) {
+                for i in Block.stripe(count) {
+                    let (arrival, own) = (data.read(from + at + i), data.read(start + at + i));
+                    let sum = unit(|e| element(arrival, e) + element(own, e));
+                    if let Some(peer) = &peer {
+                        peer.write(there + at + i, sum);
+                    }
+                    if finished || !near {
+                        data.write(sum_at + at + i, sum);
+                    }
                 }
             }
+            // What is there already is not put: only the signal is raised.
+            len = if near { 0 } else { len };
         }
-        match peer {
-            Ok(_) => gin.signal(next, arrived.inc()).issue(&Block)?,
-            Err(_) => send(&gin, next, (there, to), (result, start), len, arrived)?,
-        }
+        send(&gin, next, (data, there), (data, if step == 0 { start } else { sum_at }), len, arrived)?;
     }
     if steps == 0 {
-        each(source.len()).for_each(|i| result.write(i, source.read(i)));
+        each(all).for_each(|i| data.write(all + i, data.read(i)));
     }
-    gin.wait_signal(&Block, arrived, (iteration + 1) * steps as u64, deadline)?;
-    match result.peer_ptr(next) {
-        Ok(_) => Ok(()),
-        // The next iteration writes into `result`, from which puts may still be reading.
-        Err(_) => gin.flush(&Block, deadline),
+    if near {
+        return Ok(());
     }
+    // The next iteration writes sums, which puts may still be reading.
+    gin.flush(&Block, deadline)
 }
 
-/// Counts the units of `result` that are the sum of the data set `set`: `right[block * threads + thread]` is that
-/// thread's part of the count.
+/// Counts the units of the sum that are right for the data set `set`: `right[block * threads + thread]` is that thread's
+/// part of the count.
 ///
 /// # Safety
-/// - `right` has a word for each thread of the grid, in memory that this device can write.
+/// - The window is as [`ring`] needs it. `right` has a word for each thread of the grid, in memory that this device can
+///   write.
 #[kernel]
-pub unsafe fn ring_check(comm: Comm, result: Window<u128>, set: u64, right: *mut u64) {
+pub unsafe fn ring_check(comm: Comm, data: Window<u128>, len: usize, set: u64, right: *mut u64) {
     let ranks = comm.world().size();
-    let is_right = |at: &usize| result.read(*at) == unit(|i| sum(ranks, UNIT * at + i, set));
-    let count = each(result.len()).filter(is_right).count() as u64;
+    let is_right = |at: &usize| data.read(len + *at) == unit(|i| sum(ranks, UNIT * at + i, set));
+    let count = each(len).filter(is_right).count() as u64;
     // Safety: guaranteed by the kernel's caller.
     unsafe { right.add(block_in_grid() as usize * Block.size() as usize + Block.rank() as usize).write(count) };
 }

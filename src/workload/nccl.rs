@@ -8,9 +8,10 @@ use gin_gpu::{GpuError, Memory, MemoryKind, Stream};
 use gin_host::comm::CommError;
 use gin_host::world::Rank;
 use libloading::Library;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Names of the library: the one of a release, and the one of a development package.
@@ -32,7 +33,6 @@ type Comm = *mut c_void;
 struct Functions {
     get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     comm_init_rank: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int,
-    comm_abort: unsafe extern "C" fn(Comm) -> c_int,
     all_reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int,
     send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int,
     recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int,
@@ -41,19 +41,29 @@ struct Functions {
     error: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
-/// NCCL's library.
+/// NCCL's library. It stays open, and its communicators are kept for later runs: their end would free memory of a GPU,
+/// for which the driver waits until all kernels of the GPU have ended, also those that wait for another GPU.
 pub(super) struct Nccl {
     functions: Functions,
     version: String,
     _library: Library,
+    /// By number of ranks and rank.
+    comms: Mutex<BTreeMap<(u32, u32), KeptComm>>,
 }
+
+/// A communicator, which any one thread may use.
+struct KeptComm(Comm);
+
+// Safety: NCCL lets any thread use a communicator, one at a time.
+unsafe impl Send for KeptComm {}
 
 impl Nccl {
     /// Opens the library for a run.
     ///
     /// # Errors
     /// Refuses runs that NCCL has no collective for, or not enough GPUs, and a library that is not there.
-    pub(super) fn open(plan: &Plan) -> Result<Self, Refused> {
+    pub(super) fn open(plan: &Plan) -> Result<&'static Self, Refused> {
+        static OPENED: OnceLock<Result<Nccl, String>> = OnceLock::new();
         let refuse = |reason: String| Err(Refused(format!("--beside nccl: {reason}")));
         if !matches!(plan.workload, Workload::Ring | Workload::Alltoall) {
             return refuse("NCCL has collectives like ring and alltoall; run one of these".to_owned());
@@ -65,17 +75,18 @@ impl Nccl {
             }
             RunDevice::Cuda(_) => {}
         }
-        // Safety: opening NCCL runs its initialisers, which any thread may run.
-        let opened = NAMES.map(|name| unsafe { Library::new(name) });
-        let [library, other] = opened;
-        match library.or(other).map_err(|error| error.to_string()).and_then(Self::of) {
-            Ok(nccl) => Ok(nccl),
-            Err(error) => refuse(format!(
+        let opened = OPENED.get_or_init(|| {
+            // Safety: opening NCCL runs its initialisers, which any thread may run.
+            let [library, other] = NAMES.map(|name| unsafe { Library::new(name) });
+            library.or(other).map_err(|error| error.to_string()).and_then(Self::of)
+        });
+        opened.as_ref().or_else(|error| {
+            refuse(format!(
                 "cannot use {}: {error}; install NCCL, or set LD_LIBRARY_PATH to the folder that has it (of PyTorch: \
                  site-packages/nvidia/nccl/lib)",
                 NAMES[0]
-            )),
-        }
+            ))
+        })
     }
 
     fn of(library: Library) -> Result<Self, String> {
@@ -92,7 +103,6 @@ impl Nccl {
             let functions = Functions {
                 get_unique_id: get(&library, "ncclGetUniqueId")?,
                 comm_init_rank: get(&library, "ncclCommInitRank")?,
-                comm_abort: get(&library, "ncclCommAbort")?,
                 all_reduce: get(&library, "ncclAllReduce")?,
                 send: get(&library, "ncclSend")?,
                 recv: get(&library, "ncclRecv")?,
@@ -107,12 +117,31 @@ impl Nccl {
         unsafe { get_version(&raw mut version) };
         // 10000, 100 and 1 for the three parts since 2.9.
         let version = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
-        Ok(Self { functions, version, _library: library })
+        Ok(Self { functions, version, _library: library, comms: Mutex::default() })
     }
 
     /// Returns the version of the library, as in `2.28.9`.
     pub(super) fn version(&self) -> &str {
         &self.version
+    }
+
+    /// Makes the communicator of a rank, and keeps it.
+    fn connect(&self, rank: &Rank, (ranks, me): (u32, u32)) -> Result<Comm, CommError> {
+        let mut id = UniqueId([0; 128]);
+        if me == 0 {
+            // Safety: writes the id.
+            self.check("ncclGetUniqueId", unsafe { (self.functions.get_unique_id)(&raw mut id) })?;
+        }
+        let ids = rank.bootstrap().all_gather(&id.0)?;
+        if let Ok(first) = <[u8; 128]>::try_from(ids[0].as_slice()) {
+            id = UniqueId(first);
+        }
+        let mut comm = null_mut();
+        // Safety: writes the communicator.
+        let code = unsafe { (self.functions.comm_init_rank)(&raw mut comm, ranks as c_int, id, me as c_int) };
+        self.check("ncclCommInitRank", code)?;
+        lock(&self.comms).insert((ranks, me), KeptComm(comm));
+        Ok(comm)
     }
 
     /// Returns the error of a call of NCCL.
@@ -136,26 +165,18 @@ pub(super) struct Rival<'a> {
 }
 
 impl<'a> Rival<'a> {
-    /// Makes the communicators; all ranks call.
+    /// Returns the communicator of a rank, a new one in the first run; all ranks call.
     pub(super) fn new(nccl: &'a Nccl, plan: &'a Plan, rank: &Rank) -> Result<Self, CommError> {
-        let mut id = UniqueId([0; 128]);
-        if rank.rank() == 0 {
-            // Safety: writes the id.
-            nccl.check("ncclGetUniqueId", unsafe { (nccl.functions.get_unique_id)(&raw mut id) })?;
-        }
-        let ids = rank.bootstrap().all_gather(&id.0)?;
-        if let Ok(first) = <[u8; 128]>::try_from(ids[0].as_slice()) {
-            id = UniqueId(first);
-        }
         let bytes = plan.sizes.bytes * if plan.workload == Workload::Alltoall { plan.ranks.into() } else { 1 };
         let memory = || Memory::new(rank.device(), MemoryKind::Device, bytes);
-        // The calls above it make the GPU's context current, in which NCCL works.
+        // These calls make the GPU's context current, in which NCCL works.
         let (source, result) = (memory()?, memory()?);
-        let (ranks, me) = (plan.ranks as c_int, rank.rank() as c_int);
-        let mut comm = null_mut();
-        // Safety: writes the communicator.
-        let code = unsafe { (nccl.functions.comm_init_rank)(&raw mut comm, ranks, id, me) };
-        nccl.check("ncclCommInitRank", code)?;
+        let place = (plan.ranks, rank.rank());
+        let kept = lock(&nccl.comms).get(&place).map(|kept| kept.0);
+        let comm = match kept {
+            Some(comm) => comm,
+            None => nccl.connect(rank, place)?,
+        };
         Ok(Self { nccl, plan, comm, source, result })
     }
 
@@ -196,9 +217,6 @@ impl<'a> Rival<'a> {
     }
 }
 
-impl Drop for Rival<'_> {
-    fn drop(&mut self) {
-        // Safety: the communicator is not used any more. Its error would change nothing.
-        unsafe { (self.nccl.functions.comm_abort)(self.comm) };
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

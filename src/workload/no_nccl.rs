@@ -19,7 +19,7 @@ impl Nccl {
     ///
     /// # Errors
     /// Always returns [`Refused`].
-    pub(super) fn open(_plan: &Plan) -> Result<Self, Refused> {
+    pub(super) fn open(_plan: &Plan) -> Result<&'static Self, Refused> {
         Err(Refused("--beside nccl: this command was built without the feature `cuda`".to_owned()))
     }
 

@@ -7,7 +7,7 @@ use gin_gpu::{KernelArg, Stream};
 use gin_host::comm::CommError;
 use gin_host::comm::{DeviceComm, Requirements, Window, WindowFlags};
 use gin_host::world::Rank;
-use gin_kernels::ring::{UNIT, element, inbox_len, sum};
+use gin_kernels::ring::{UNIT, element, sum, window_len};
 
 pub(super) struct Ring<'a> {
     plan: &'a Plan,
@@ -47,19 +47,19 @@ impl Ring<'_> {
         &self,
         (rank, stream): (&Rank, &dyn Stream),
         handle: &DeviceComm,
-        result: &Window<u128>,
+        data: &Window<u128>,
         set: u64,
         check: &mut Check,
     ) -> Result<(), CommError> {
         let plan = self.plan;
         let right = Words::of_threads(rank, &plan.sizes)?;
-        plan.launch(rank, stream, "ring_check", &[handle, result, &set, &right.at(0)])?;
+        plan.launch(rank, stream, "ring_check", &[handle, data, &self.units, &set, &right.at(0)])?;
         stream.synchronize()?;
         let wrong = self.units as u64 - right.sum()?;
         if wrong == 0 {
             return Ok(());
         }
-        let values = result.read_all()?;
+        let values = data.read_range(self.units..2 * self.units)?;
         let values = values.into_iter().flat_map(|unit| (0..UNIT).map(move |i| element(unit, i)));
         let mut values = values.enumerate().map(|(index, value)| (index, value, sum(plan.ranks, index, set)));
         let first = values.find(|(_, value, expected)| value.to_bits() != expected.to_bits());
@@ -90,14 +90,11 @@ impl Job for Ring<'_> {
 
     fn launch(&self, rank: &Rank, comm: &Watched<'_>) -> Result<Launched, CommError> {
         let plan = self.plan;
-        let window = |units| comm.alloc_window::<u128>(units, WindowFlags::NONE);
-        let (source, result) = (window(self.units)?, window(self.units)?);
-        let inbox = window(inbox_len(self.units, plan.ranks as usize))?;
+        let data = comm.alloc_window::<u128>(window_len(self.units, plan.ranks as usize), WindowFlags::NONE)?;
         let (handle, stream) = (comm.device()?, rank.stream()?);
-        let fill = |set: u64| plan.launch(rank, &*stream, "ring_fill", &[&handle, &source, &set]);
+        let fill = |set: u64| plan.launch(rank, &*stream, "ring_fill", &[&handle, &data, &self.units, &set]);
         let reduce = |first: u64, iterations: u64| {
-            let arguments: [&dyn KernelArg; 7] =
-                [&handle, &source, &result, &inbox, &first, &iterations, &plan.deadline];
+            let arguments: [&dyn KernelArg; 6] = [&handle, &data, &self.units, &first, &iterations, &plan.deadline];
             plan.launch(rank, &*stream, "ring", &arguments)
         };
         let mut check = Check::default();
@@ -106,14 +103,14 @@ impl Job for Ring<'_> {
             fill(iteration)?;
             reduce(iteration, 1)?;
             if plan.sizes.check {
-                self.compare((rank, &*stream), &handle, &result, iteration, &mut check)?;
+                self.compare((rank, &*stream), &handle, &data, iteration, &mut check)?;
             }
         }
         fill(warmup)?;
         stream.synchronize()?;
         let time = plan.timed(rank, comm, &stream, || reduce(warmup, iters))?;
         if plan.sizes.check {
-            self.compare((rank, &*stream), &handle, &result, warmup, &mut check)?;
+            self.compare((rank, &*stream), &handle, &data, warmup, &mut check)?;
         }
         Ok(Launched { time, check, nccl: None })
     }

@@ -34,9 +34,10 @@ pub(super) fn sizes(asked: &SizeArgs, workload: Workload, device: &RunDevice, ra
             };
             let blocks = blocks.min(room);
             let contexts = if near { 1 } else { blocks.min(MAX_CONTEXTS) };
-            // `ring` has too many registers for more, and moe's dispatch over the network, too.
+            // As many as the registers of the kernels allow.
             let threads = match (workload, near) {
-                (Workload::Alltoall, _) | (Workload::Moe, true) => 512,
+                (Workload::Moe, true) => 512,
+                (Workload::Alltoall, _) => 384,
                 _ => 256,
             };
             let iters = (BYTES_OF_A_LAUNCH / total.max(1)).clamp(ITERATIONS.0, ITERATIONS.1);
