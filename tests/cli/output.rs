@@ -184,21 +184,20 @@ fn a_trace_has_each_request_by_rank_context_and_peer_the_steps_that_worked_and_t
         let output = gin(&format!("trace --output {} run {arguments}", path.display()));
         (output.status.code(), err(&output), std::fs::read_to_string(path).unwrap_or_default())
     };
-    let run = format!("alltoall {SMALL} --bytes 100 --contexts 2 --mode seeded");
+    let run = format!("alltoall {SMALL} --bytes 100 --contexts 2 --mode seeded -w 0");
     let (code, words, text) = traced("a.json", &run);
     assert_eq!(code, Some(0), "{words}");
     assert!(words.contains("gin: wrote ") && words.contains("a.json: ") && words.contains("perfetto"), "{words}");
     let trace: Value = serde_json::from_str(&text).unwrap();
     for rank in 0..3 {
         let requests = spans(&trace, "request", rank);
-        for peer in 0..3 {
-            let to: Vec<_> = requests.iter().filter(|span| span["args"]["peer"] == peer).collect();
+        for (peer, context) in (0..3).filter(|&peer| peer != rank).flat_map(|peer| [(peer, 0), (peer, 1)]) {
+            let asked = |span: &&&Value| span["args"]["peer"] == peer && span["args"]["context"] == context;
+            let to: Vec<_> = requests.iter().filter(asked).collect();
             assert_eq!(to.len(), 3, "one request for each iteration: {to:?}");
-            // The block of an odd peer uses the other context.
-            assert!(
-                to.iter().all(|span| span["args"]["context"] == peer % 2 && span["args"]["bytes"] == 100),
-                "{to:?}"
-            );
+            // The first block of the grid has the whole share, and each block has a context.
+            let bytes = if context == 0 { 100 } else { 0 };
+            assert!(to.iter().all(|span| span["args"]["bytes"] == bytes), "{to:?}");
             assert!(
                 to.iter().all(|span| span["name"] == "put and signal" && span["dur"].as_f64() > Some(0.0)),
                 "{to:?}"

@@ -66,6 +66,8 @@ fn features_that_are_missing_are_refused_with_the_reason() {
     refused("run ring --device cuda:x", &["`x`", "cuda:0,2"]);
     refused("demo --device cuda", &["--device cuda: ", no_gpu(), "use --device virtual"]);
     verified(&format!("run halo {SMALL} --bytes 64 --backend proxy"));
+    refused("run ring --device virtual --beside nccl", &["--beside nccl", "NCCL needs GPUs"]);
+    refused("run halo --device virtual --beside nccl", &["--beside nccl", "ring and alltoall"]);
 }
 
 #[test]

@@ -121,7 +121,7 @@ def errors_of_ranks(errors, rank, comm, stream):
     errors.by(stream.launch, "nothing", comm)
     errors.by(stream.launch, "ring_round", *good, grid=(1, 1, 1, 1))
     errors.by(stream.launch, "ring_round", *good, block=2**31)
-    errors.by(stream.launch, "alltoall", comm, bytes, bytes, 1, np.zeros(1, np.float32), 1, gin.Deadline(1))
+    errors.by(stream.launch, "alltoall_check", comm, bytes, 1, 0, 0, np.zeros(1, np.float32))
     errors.by(rank.stream, object())
     errors.by(rank.stream, 1)
     errors.by(rank.load, 7)

@@ -230,23 +230,26 @@ def test_a_communicator_that_is_dropped_with_its_windows_lets_go_of_tensors():
 def test_pointers_are_tensors_of_the_right_type():
     def body(rank):
         ranks, length, rounds = rank.ranks, 64, 3
-        sums = np.zeros(64, np.uint64)
-        with rank.communicator(signals=ranks, counters=ranks) as comm:
+        right = np.zeros(64, np.uint64)
+        with rank.communicator(signals=ranks) as comm:
             outbox, inbox = comm.alloc_window(ranks * length, "uint8"), comm.alloc_window(2 * ranks * length, "uint8")
             stream = rank.stream()
-            launch = lambda sums: stream.launch("alltoall", comm, outbox, inbox, length, sums, rounds, LIMIT)
+            stream.launch("alltoall_fill", comm, outbox, length, 5)
+            stream.launch("alltoall", comm, outbox, inbox, length, 0, rounds, LIMIT)
+            launch = lambda right: stream.launch("alltoall_check", comm, inbox, length, 0, 5, right)
             for wrong, kind, text in [
-                (sums.astype(np.float32), TypeError, r"`sums: \*mut u64`: a tensor of float32 was given"),
-                (sums[::2], ValueError, r"`sums: .*is not contiguous \(shape \[32\], strides \[2\]\)"),
-                (7, TypeError, "`sums: .*: a `int` was given; pass .* a tensor for a pointer"),
+                (right.astype(np.float32), TypeError, r"`right: \*mut u64`: a tensor of float32 was given"),
+                (right[::2], ValueError, r"`right: .*is not contiguous \(shape \[32\], strides \[2\]\)"),
+                (7, TypeError, "`right: .*: a `int` was given; pass .* a tensor for a pointer"),
                 (None, TypeError, "a `NoneType` was given"),
             ]:
                 with pytest.raises(kind, match=text):
                     launch(wrong)
-            launch(sums)
+            launch(right)
             stream.synchronize()
             comm.check()
-        return sums.any()
+        # Units of 16 bytes that arrived.
+        return int(right.sum()) == ranks * length // 16
 
     assert virtual(2, body) == [True, True]
 
@@ -254,14 +257,14 @@ def test_pointers_are_tensors_of_the_right_type():
 def test_a_stream_that_is_never_idle_lets_tensors_go_whose_kernels_have_ended():
     def body(rank):
         waiting = rank.communicator(signals=2, counters=1)
-        with rank.communicator(signals=1, counters=1) as comm:
-            outbox, inbox, stream = comm.alloc_window(64, "uint8"), comm.alloc_window(128, "uint8"), rank.stream()
+        with rank.communicator() as comm:
+            inbox, stream = comm.alloc_window(128, "uint8"), rank.stream()
             gone = []
 
             def launch():
-                sums = np.zeros(64, np.uint64)
-                gone.append(weakref.ref(sums))
-                stream.launch("alltoall", comm, outbox, inbox, 64, sums, 1, LIMIT)
+                right = np.zeros(64, np.uint64)
+                gone.append(weakref.ref(right))
+                stream.launch("alltoall_check", comm, inbox, 64, 0, 0, right)
 
             for _ in range(40):
                 launch()
@@ -651,15 +654,16 @@ def test_what_a_kernel_uses_lives_until_it_has_ended():
     """Everything is dropped while a kernel runs that uses all of it."""
 
     def body(rank):
-        comm = rank.communicator(signals=rank.ranks, counters=rank.ranks)
+        comm = rank.communicator(signals=rank.ranks)
         windows = comm.register(np.zeros(64, np.uint8)), comm.register(np.zeros(128, np.uint8))
         stream = rank.stream()
         if rank.rank == 0:
             # Rank 1 never launches, so this waits until its communicator ends.
-            sums = np.zeros(64, np.uint64)
-            stream.launch("alltoall", comm, *windows, 16, sums, 4, gin.Deadline.NONE)
+            right = np.zeros(64, np.uint64)
+            stream.launch("alltoall", comm, *windows, 16, 0, 4, gin.Deadline.NONE)
+            stream.launch("alltoall_check", comm, windows[1], 16, 0, 0, right)
             time.sleep(0.05)
-            del sums
+            del right
         del comm, windows, stream
         gc.collect()
         time.sleep(0.1)
@@ -718,15 +722,17 @@ def test_with_destroys_a_communicator_and_aborts_it_after_an_exception():
 
 def test_a_launch_has_one_block_of_64_threads():
     def body(rank):
-        with rank.communicator(signals=1, counters=1) as comm:
+        with rank.communicator(signals=1) as comm:
             outbox, inbox, stream = comm.alloc_window(4096, "uint8"), comm.alloc_window(8192, "uint8"), rank.stream()
+            stream.launch("alltoall_fill", comm, outbox, 4096, 5)
+            stream.launch("alltoall", comm, outbox, inbox, 4096, 0, 1, LIMIT)
             # A word for each thread.
             for shape, threads in ({}, 64), ({"block": 32}, 32):
-                sums = np.zeros(256, np.uint64)
-                stream.launch("alltoall", comm, outbox, inbox, 4096, sums, 2, LIMIT, **shape)
+                right = np.zeros(256, np.uint64)
+                stream.launch("alltoall_check", comm, inbox, 4096, 0, 5, right, **shape)
                 stream.synchronize()
                 comm.check()
-                assert sums[:threads].all() and not sums[threads:].any()
+                assert right[:threads].all() and not right[threads:].any()
 
     virtual(1, body)
 

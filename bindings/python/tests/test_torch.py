@@ -89,15 +89,21 @@ def test_a_tensor_that_the_program_forgets_lives_in_its_window(job):
 def test_pointers_are_tensors_of_torch(job):
     def body(rank, stream):
         device, ranks, length = place(rank), rank.ranks, 64
-        sums = torch.zeros(64, dtype=torch.uint64, device=device)
-        with rank.communicator(signals=ranks, counters=ranks) as comm:
+        right = torch.zeros(64, dtype=torch.uint64, device=device)
+        with rank.communicator(signals=ranks) as comm:
             outbox, inbox = comm.alloc_window(ranks * length, "uint8"), comm.alloc_window(2 * ranks * length, "uint8")
             with pytest.raises(TypeError, match="a tensor of int32 was given"):
                 wrong = torch.zeros(64, dtype=torch.int32, device=device)
-                stream.launch("alltoall", comm, outbox, inbox, length, wrong, 3, LIMIT)
-            launch = lambda: stream.launch("alltoall", comm, outbox, inbox, length, sums, 3, LIMIT)
+                stream.launch("alltoall_check", comm, inbox, length, 0, 5, wrong)
+
+            def launch():
+                stream.launch("alltoall_fill", comm, outbox, length, 5)
+                stream.launch("alltoall", comm, outbox, inbox, length, 0, 3, LIMIT)
+                stream.launch("alltoall_check", comm, inbox, length, 0, 5, right)
+
             exchange(rank, comm, stream, launch)
-        assert (sums.cpu().view(torch.int64) != 0).all()
+        # Units of 16 bytes that arrived.
+        assert right.cpu().view(torch.int64).sum() == ranks * length // 16
 
     job(body)
 
