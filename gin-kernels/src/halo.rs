@@ -8,6 +8,7 @@
 //!
 //! Signal 0 counts rows that arrived from above, signal 1 those from below.
 
+use crate::{element, unit};
 use gin_device::prelude::*;
 
 /// Numbers of the signals.
@@ -43,7 +44,7 @@ pub const fn row_start(buffer: usize, row: usize, rows: usize, columns: usize) -
 
 /// Computes the steps `first .. first + steps`. Step `k` reads buffer `k % 2` and its borders, and writes the other one.
 ///
-/// Needs two signals in context 0. `grid` has [`window_len`] elements; before step 0 the host has stored the rows and
+/// Needs two signals in context 0. `grid` has [`window_len`] elements and is aligned to 16 bytes; before step 0 the host has stored the rows and
 /// both borders of buffer 0. `barrier_word` is the word of the grid's barrier, 0 at the launch. The first launch on a
 /// communicator has `first` 0, a later one continues.
 ///
@@ -51,6 +52,7 @@ pub const fn row_start(buffer: usize, row: usize, rows: usize, columns: usize) -
 /// - `barrier_word` is valid, in this device's memory.
 /// - The whole grid of threads is resident, on every rank.
 #[kernel]
+#[expect(clippy::too_many_arguments, reason = "what a launch gives")]
 pub unsafe fn halo(
     comm: Comm,
     grid: Window<f32>,
@@ -78,6 +80,8 @@ fn run(
     deadline: Deadline,
 ) -> Result<(), Fault> {
     let (gin, world) = (Gin::new(comm, ContextId::new(0)), comm.world());
+    // Safety: the same memory, which gin aligns to more than 16 bytes.
+    let units: Window<u128> = unsafe { Window::from_handle(*grid.handle()) };
     // Loops over the two borders, so that the code of a put and of a wait exists once; over numbers, since an array
     // would be on the stack.
     for step in steps.start..=steps.end {
@@ -97,12 +101,25 @@ fn run(
                 continue;
             }
             let (above, here, below) = (at(now, row - 1), at(now, row), at(now, row + 1));
-            for column in Block.stripe(columns) {
-                let left = if column == 0 { columns - 1 } else { column - 1 };
-                let right = if column + 1 == columns { 0 } else { column + 1 };
-                let read = |start: usize, column: usize| grid.read(start + column);
-                let value = stencil(read(above, column), read(below, column), read(here, left), read(here, right));
-                grid.write(at(next, row) + column, value);
+            // Four cells at a time if rows have whole units of 16 bytes, else one.
+            let width = if columns.is_multiple_of(4) { 4 } else { 1 };
+            for column in Block.stripe(columns / width) {
+                let column = column * width;
+                let left = grid.read(here + if column == 0 { columns } else { column } - 1);
+                let right = grid.read(here + if column + width == columns { 0 } else { column + width });
+                if width == 1 {
+                    let (above, below) = (grid.read(above + column), grid.read(below + column));
+                    grid.write(at(next, row) + column, stencil(above, below, left, right));
+                    continue;
+                }
+                let [above, here, below] = [above, here, below].map(|start| units.read((start + column) / 4));
+                let cell = |i| match i {
+                    0 => left,
+                    5 => right,
+                    _ => element(here, i - 1),
+                };
+                let value = unit(|i| stencil(element(above, i), element(below, i), cell(i), cell(i + 2)));
+                units.write((at(next, row) + column) / 4, value);
             }
             // This rank's first row is the border below the part above it, and its last row the border above the part
             // below.

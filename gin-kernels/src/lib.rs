@@ -29,6 +29,20 @@ pub mod ring;
 use gin_device::grid::{CHUNK_BYTES, Chunks};
 use gin_device::prelude::*;
 
+/// Makes a unit of 16 bytes of what `element` returns for each of its four elements.
+#[inline(always)]
+fn unit(element: impl Fn(usize) -> f32) -> u128 {
+    let word = |i| element(i).to_bits() as u128;
+    word(0) | word(1) << 32 | word(2) << 64 | word(3) << 96
+}
+
+/// Returns element `i` of a unit.
+#[inline(always)]
+#[must_use]
+pub fn element(unit: u128, i: usize) -> f32 {
+    f32::from_bits((unit >> (32 * i)) as u32)
+}
+
 /// Returns the number of the calling thread in the grid, and the number of all threads.
 #[inline(always)]
 fn threads() -> (usize, usize) {

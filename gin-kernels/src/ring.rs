@@ -12,7 +12,7 @@
 //! their own, and a block that has finished iteration `k + 1` has sums of every rank, each of which had emptied its
 //! slots of iteration `k` before it began.
 
-use crate::{each, send, share};
+use crate::{each, element, send, share, unit};
 use gin_device::prelude::*;
 
 /// Number of elements of a unit.
@@ -54,20 +54,6 @@ pub const fn part(len: usize, parts: usize, part: usize) -> (usize, usize) {
 pub const fn window_len(len: usize, ranks: usize) -> usize {
     // The first parts are the longest.
     2 * len + 2 * (ranks - 1) * part(len, ranks, 0).1
-}
-
-/// Makes a unit of what `element` returns for each of its elements.
-#[inline(always)]
-fn unit(element: impl Fn(usize) -> f32) -> u128 {
-    let word = |i| element(i).to_bits() as u128;
-    word(0) | word(1) << 32 | word(2) << 64 | word(3) << 96
-}
-
-/// Returns element `i` of a unit.
-#[inline(always)]
-#[must_use]
-pub fn element(unit: u128, i: usize) -> f32 {
-    f32::from_bits((unit >> (32 * i)) as u32)
 }
 
 /// Writes the data set `set` to the vector of `len` units.

@@ -149,18 +149,20 @@ fn kernels(workload: Workload) -> Vec<gin_gpu::EmbeddedModules> {
     }
 }
 
-/// Checks against the limits of the GPUs that the grids of all ranks are resident at once.
+/// Checks against the limits of the GPUs that the grids of all ranks are resident at once. Returns the number of blocks,
+/// which is less than the plan's if that is a default and the GPUs hold fewer.
 ///
 /// # Errors
 /// Returns [`Refused`] with the figures if they are not; returns the error of the driver.
 #[cfg(feature = "cuda")]
-pub(crate) fn check(gpus: &Gpus, plan: &Plan) -> Result<(), Failure> {
+pub(crate) fn check(gpus: &Gpus, plan: &Plan) -> Result<u32, Failure> {
     use gin_gpu::cuda::CudaDevice;
     use gin_gpu::{Device, LaunchConfig, ModuleSource};
     if plan.workload == Workload::Moe {
         // One resident block of each rank suffices, and the group limits its grids to a rank's part of the GPU.
-        return Ok(());
+        return Ok(plan.sizes.blocks);
     }
+    let mut fit = u64::from(plan.sizes.blocks);
     let (kernel, blocks, threads) = (plan.workload.name(), plan.sizes.blocks, plan.sizes.threads);
     for ordinal in gpus.ordinals(plan.ranks) {
         let device = CudaDevice::new(ordinal, &kernels(plan.workload))?;
@@ -174,9 +176,14 @@ pub(crate) fn check(gpus: &Gpus, plan: &Plan) -> Result<(), Failure> {
             .into());
         }
         let shape = LaunchConfig::new(blocks, threads).cooperative();
-        check_room(plan, gpus, &device.name(), device.resident_blocks(&function, &shape)?)?;
+        let resident = device.resident_blocks(&function, &shape)?;
+        // A default, unlike an option, gives way.
+        match plan.asked.blocks {
+            None => fit = fit.min(resident / u64::from(gpus.max_on_one(plan.ranks))),
+            Some(_) => check_room(plan, gpus, &device.name(), resident)?,
+        }
     }
-    Ok(())
+    Ok(u32::try_from(fit.max(1)).unwrap_or(blocks))
 }
 
 /// Fails: this build supports no GPUs.
@@ -184,7 +191,7 @@ pub(crate) fn check(gpus: &Gpus, plan: &Plan) -> Result<(), Failure> {
 /// # Errors
 /// Always returns [`Refused`].
 #[cfg(not(feature = "cuda"))]
-pub(crate) fn check(_gpus: &Gpus, _plan: &Plan) -> Result<(), Failure> {
+pub(crate) fn check(_gpus: &Gpus, _plan: &Plan) -> Result<u32, Failure> {
     Err(no_support().into())
 }
 

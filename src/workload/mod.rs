@@ -309,15 +309,13 @@ fn check_reach(plan: &Plan, results: &[Ran]) -> Result<(), Refused> {
 /// Returns the error of the run. A wrong result is no error; the report records it.
 pub(crate) fn run(plan: &Plan, job: Option<&Arc<dyn Bootstrap>>, watch: &Watch) -> Result<Report, Failure> {
     limits::check(plan)?;
+    let plan = &fitted(plan, job)?;
     let work: Box<dyn Job> = match plan.workload {
         Workload::Ring => Box::new(ring::Ring::new(plan)?),
         Workload::Alltoall => Box::new(alltoall::Alltoall::new(plan)?),
         Workload::Halo => Box::new(halo::Halo::new(plan)?),
         Workload::Moe => Box::new(moe::Moe::new(plan)?),
     };
-    if let RunDevice::Cuda(gpus) = &plan.device {
-        gpus::check(gpus, plan)?;
-    }
     watch.begin(work.operations() * (plan.sizes.iters + plan.sizes.warmup) as f64);
     let nccl = plan.beside.map(|_| Nccl::open(plan)).transpose()?;
     let body = |rank: Rank| run_rank(plan, (&*work, nccl), &rank, watch);
@@ -328,6 +326,21 @@ pub(crate) fn run(plan: &Plan, job: Option<&Arc<dyn Bootstrap>>, watch: &Watch) 
     };
     check_reach(plan, &results)?;
     Ok(report(plan, work.operations(), work.traffic(), nccl.map(Nccl::version), &results))
+}
+
+/// Returns the plan with no more blocks than the GPUs hold, if their number is a default: the same on all ranks.
+///
+/// # Errors
+/// Refuses a number that the arguments give and the GPUs do not hold.
+fn fitted(plan: &Plan, job: Option<&Arc<dyn Bootstrap>>) -> Result<Plan, Failure> {
+    let mut plan = plan.clone();
+    if let RunDevice::Cuda(gpus) = &plan.device {
+        let blocks = gpus::check(gpus, &plan)?;
+        let all = job.map(|job| job.all_gather(&blocks.to_le_bytes())).transpose()?.unwrap_or_default();
+        let all = all.iter().filter_map(|bytes| Some(u32::from_le_bytes(bytes.as_slice().try_into().ok()?)));
+        plan.sizes.blocks = all.min().unwrap_or(blocks);
+    }
+    Ok(plan)
 }
 
 /// Runs all launches of one rank.

@@ -7,7 +7,8 @@ use gin_gpu::{KernelArg, Stream};
 use gin_host::comm::CommError;
 use gin_host::comm::{DeviceComm, Requirements, Window, WindowFlags};
 use gin_host::world::Rank;
-use gin_kernels::ring::{UNIT, element, sum, window_len};
+use gin_kernels::element;
+use gin_kernels::ring::{UNIT, sum, window_len};
 
 pub(super) struct Ring<'a> {
     plan: &'a Plan,

@@ -5,11 +5,14 @@ use super::RunDevice;
 use crate::cli::{SizeArgs, Sizes, Workload};
 use gin_host::comm::Routes;
 
-/// Maximum number of blocks of all ranks on one GPU.
+/// Maximum number of blocks of all ranks on one GPU. A GPU that holds fewer lowers it.
 const MAX_BLOCKS: u64 = 128;
 /// Bytes for which a grid that loads and stores has one more block. Smaller sizes have fewer blocks, because each block
 /// sends and awaits signals.
 const BYTES_FOR_A_BLOCK: u64 = 16 << 10;
+/// Bytes for which the grids of moe have one more block, and their minimum: a dispatch of few tokens takes as many.
+const BYTES_OF_A_TOKEN: u64 = 1 << 10;
+const MIN_BLOCKS_OF_MOE: u64 = 16;
 /// Bytes for which a grid has one more block over the network, where each block puts its share at once.
 const BYTES_OF_A_PUT: u64 = 256 << 10;
 /// Maximum number of blocks over the network, and of contexts.
@@ -30,6 +33,7 @@ pub(super) fn sizes(asked: &SizeArgs, workload: Workload, device: &RunDevice, ra
             let total = if workload == Workload::Alltoall { bytes.saturating_mul(ranks.into()) } else { bytes };
             let blocks = match (workload, near) {
                 (Workload::Ring | Workload::Alltoall, false) => bytes.div_ceil(BYTES_OF_A_PUT).clamp(1, MAX_PUTS),
+                (Workload::Moe, _) => bytes.div_ceil(BYTES_OF_A_TOKEN).clamp(MIN_BLOCKS_OF_MOE, MAX_BLOCKS),
                 _ => total.div_ceil(BYTES_FOR_A_BLOCK).clamp(1, MAX_BLOCKS),
             };
             let blocks = blocks.min(room);
