@@ -15,6 +15,7 @@
 //! | [`MappedPages`], [`MemoryFile`] | what it shares with a NIC |
 //! | [`SharedFile`] | what it shares with other processes of the host |
 //! | [`copier`] | copies that a progress thread starts |
+//! | [`lane`] | copies and values in order that announce themselves |
 //!
 //! Before anything runs, a launch checks the kernel's name, the number, sizes and types of the parameters, and the
 //! limits of kernel and device. A kernel's own `launch` ([`LaunchStream`]) has the compiler check the parameters.
@@ -29,6 +30,7 @@ mod devices;
 mod error;
 pub mod flat;
 mod io;
+pub mod lane;
 mod launch;
 mod memory;
 pub mod placement;
@@ -294,6 +296,14 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
     /// An error of the device.
     fn copier(&self) -> Result<Option<Box<dyn copier::Copier>>, GpuError> {
         Ok(None)
+    }
+
+    /// Makes a lane.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], or an error of the device.
+    fn lane(&self) -> Result<Box<dyn lane::Lane>, GpuError> {
+        Err(GpuError::Unsupported { device: self.name(), what: "announce copies in their order" })
     }
 
     /// Returns the interface to memory that ranks share, in this process or across processes; `None` if the device has

@@ -5,6 +5,8 @@
 //! the kernels that are linked into the program. A stream runs its work in order; work of different streams runs
 //! concurrently.
 
+mod lane;
+
 use super::error::{CallError, check_memory_cgroup, out_of_host_memory, out_of_memory};
 use super::flat::{FlatPlace, RawAddresses};
 use super::launch::unknown;
@@ -273,6 +275,10 @@ impl Device for VirtualDevice {
         let mut running = lock(&self.running);
         running.retain(|(_, ticket)| !ticket.is_done());
         running.iter().map(|(stream, _)| stream.0).collect::<BTreeSet<_>>().len()
+    }
+
+    fn lane(&self) -> Result<Box<dyn crate::lane::Lane>, GpuError> {
+        Ok(Box::new(lane::VirtualLane::new(self)))
     }
 
     fn is_stepped(&self) -> bool {

@@ -19,12 +19,15 @@ pub(super) const BUFFER: u64 = 1 << 20;
 /// The bytes after the buffer, for values.
 pub(super) const VALUES: u64 = 64 << 10;
 
+/// The offset of the word for the ends of a lane.
+pub(super) const MARK: u64 = BUFFER + VALUES;
+
 /// A stream that waits for no other stream, and its buffer.
 #[derive(Debug)]
 pub(super) struct CopyStream {
     context: Arc<Context>,
     pub(super) stream: CUstream,
-    /// The address of the buffer, on host and device. The values are behind it.
+    /// The address of the buffer, on host and device. The values are behind it, and then the word of [`MARK`].
     pub(super) buffer: u64,
 }
 
@@ -40,7 +43,10 @@ impl CopyStream {
             return Ok(copies);
         }
         context.enter()?;
-        Ok(Self { context: context.clone(), stream: new_stream(0)?, buffer: host_alloc(BUFFER + VALUES)? })
+        let (stream, buffer) = (new_stream(0)?, host_alloc(MARK + 8)?);
+        // Safety: the word was just allocated.
+        unsafe { (pointer(buffer + MARK) as *mut u64).write(0) };
+        Ok(Self { context: context.clone(), stream, buffer })
     }
 
     /// Runs `work` with a copy stream. A stream whose work has failed is not used again.

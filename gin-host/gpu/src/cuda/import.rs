@@ -13,7 +13,7 @@ use cudarc::driver::sys::{
 use std::sync::Arc;
 
 /// The fewest bytes that the driver's virtual-memory calls map and protect together.
-const GRANULE: u64 = 2 << 20;
+pub(super) const GRANULE: u64 = 2 << 20;
 
 /// The allocator of memory. It decides how to find out which GPUs reach the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,10 +30,10 @@ enum Origin {
 
 /// The driver's facts about an address. A word is zero if the driver does not write it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Facts {
-    memory_type: u64,
-    ordinal: u64,
-    managed: u64,
+pub(super) struct Facts {
+    pub(super) memory_type: u64,
+    pub(super) ordinal: u64,
+    pub(super) managed: u64,
     context: u64,
     pool: u64,
     buffer: u64,
@@ -42,7 +42,7 @@ struct Facts {
 }
 
 impl Facts {
-    fn of(address: u64) -> Result<Self, DriverError> {
+    pub(super) fn of(address: u64) -> Result<Self, DriverError> {
         let mut facts = Self::default();
         let (mut attributes, mut places): (Vec<_>, Vec<_>) = [
             (Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, &raw mut facts.memory_type),

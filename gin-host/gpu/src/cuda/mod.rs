@@ -33,7 +33,9 @@ mod deferred;
 mod driver;
 mod import;
 mod info;
+mod lane;
 mod launches;
+pub mod mapped;
 mod memory;
 mod module;
 mod pages;
@@ -54,6 +56,7 @@ use self::memory::is_pinned;
 use self::module::{Handle, Image, Images};
 use self::resident::Hold;
 use super::copier::Copier;
+use super::lane::Lane;
 use super::{
     Allocation, Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, MemorySharing, Module,
     ModuleSource, NicAccess, Stream,
@@ -241,6 +244,10 @@ impl Device for CudaDevice {
 
     fn copier(&self) -> Result<Option<Box<dyn Copier>>, GpuError> {
         Ok(Some(Box::new(Copies::new(&self.context)?)))
+    }
+
+    fn lane(&self) -> Result<Box<dyn Lane>, GpuError> {
+        self.new_lane()
     }
 
     fn pci_address(&self) -> Option<String> {
