@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registered memory, and the counts behind signals.
+//!
+//! All ranks register in the same order, so the n-th region of a rank belongs to the n-th of every other one. A rank's
+//! handle names the region of each rank.
+
+use crate::gpus::{Desk, Place};
+use crate::group::Group;
+use crate::table::Failure;
+use gin_gpu::copier::Ticket;
+use gin_gpu::lane::{Lane, Mark, Value};
+use gin_gpu::{GpuError, lock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// Memory that a rank has registered.
+#[derive(Debug)]
+pub(crate) struct Region {
+    pub(crate) rank: usize,
+    address: u64,
+    bytes: u64,
+    pub(crate) place: Place,
+    /// The counts of a table of signals that only the plugin writes.
+    pub(crate) words: Option<Words>,
+    is_gone: AtomicBool,
+}
+
+impl Region {
+    pub(crate) fn new(rank: usize, address: u64, bytes: u64, place: Place, is_table: bool) -> Self {
+        let words = is_table.then(|| Words::new((bytes / 8) as usize));
+        Self { rank, address, bytes, place, words, is_gone: AtomicBool::new(false) }
+    }
+
+    /// Refuses later requests.
+    pub(crate) fn close(&self) {
+        self.is_gone.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns the address of bytes of the region. `what` names them in an error.
+    pub(crate) fn at(&self, what: &str, offset: u64, bytes: u64) -> Result<u64, Failure> {
+        if self.is_gone.load(Ordering::SeqCst) {
+            return Err(Failure::argument(format!("rank {} has deregistered the memory of the {what}", self.rank)));
+        }
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Ok(self.address + offset),
+            _ => Err(Failure::argument(format!(
+                "the {what}, {bytes} bytes at offset {offset}, is not in the {} bytes that rank {} has registered",
+                self.bytes, self.rank
+            ))),
+        }
+    }
+}
+
+/// The handle of a registration, which NCCL passes back.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    /// The number of the registration among those of its rank.
+    pub(crate) number: usize,
+    pub(crate) own: Arc<Region>,
+    /// The regions of the ranks, as they were found.
+    ranks: Box<[OnceLock<Arc<Region>>]>,
+}
+
+impl Handle {
+    pub(crate) fn new(number: usize, own: Arc<Region>, ranks: usize) -> Self {
+        let all: Box<[OnceLock<Arc<Region>>]> = (0..ranks).map(|_| OnceLock::new()).collect();
+        // The place is new.
+        let _ = all[own.rank].set(own.clone());
+        Self { number, own, ranks: all }
+    }
+
+    /// Returns the region of a rank. If that rank is still registering, waits for it.
+    pub(crate) fn of(&self, rank: usize, group: &Group) -> Result<&Region, Failure> {
+        let known = &self.ranks[rank];
+        if let Some(region) = known.get() {
+            return Ok(region);
+        }
+        let found = group.find(rank, self.number)?;
+        Ok(known.get_or_init(|| found))
+    }
+}
+
+/// The words of a table of signals. Each word of GPU memory holds the sum of all additions, or will hold it once lanes
+/// have written.
+///
+/// Claim: a word takes the sums in their order. Because:
+/// 1. The mutex is held from the addition until the write has its place in a lane. So additions and places of writes
+///    have one order.
+/// 2. Writes of one lane have the lane's order. A write of another lane is behind a wait for the end of the last one.
+///
+/// A lane waits only for ends that have their places already, so waits form no circle, also where the GPU serves two
+/// streams in the order of their work.
+#[derive(Debug)]
+pub(crate) struct Words(Mutex<Box<[Word]>>);
+
+/// A word.
+#[derive(Clone, Debug, Default)]
+struct Word {
+    sum: u64,
+    /// The end behind the last write.
+    last: Option<(Arc<Mark>, Ticket)>,
+}
+
+impl Word {
+    /// Returns the end of a write that is under way on another lane than that of `mark`.
+    fn under_way(&self, mark: &Arc<Mark>) -> Option<&(Arc<Mark>, Ticket)> {
+        self.last.as_ref().filter(|(other, ticket)| !Arc::ptr_eq(other, mark) && !other.has_reached(*ticket))
+    }
+
+    fn wrote(&mut self, mark: &Arc<Mark>, ticket: Ticket) {
+        match &mut self.last {
+            Some((last, number)) if Arc::ptr_eq(last, mark) => *number = ticket,
+            last => *last = Some((mark.clone(), ticket)),
+        }
+    }
+}
+
+/// An addition to a word of a table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addition<'a> {
+    pub(crate) words: &'a Words,
+    pub(crate) index: usize,
+    pub(crate) to: u64,
+    pub(crate) amount: u64,
+}
+
+impl Words {
+    fn new(count: usize) -> Self {
+        Self(Mutex::new(vec![Word::default(); count].into()))
+    }
+}
+
+impl Addition<'_> {
+    /// Adds by a write of a lane, behind all work of the lane and behind `values`.
+    ///
+    /// # Safety
+    /// - As [`Lane::finish`], for the word and the values.
+    pub(crate) unsafe fn by(&self, lane: &mut dyn Lane, values: &mut Values) -> Result<Ticket, GpuError> {
+        let mut words = lock(&self.words.0);
+        let word = &mut words[self.index];
+        if let Some((mark, ticket)) = word.under_way(lane.mark()) {
+            lane.wait(mark, *ticket)?;
+        }
+        // Safety: the caller's promise.
+        unsafe { self.write(word, lane, values) }
+    }
+
+    /// Adds by a write of the receiver's own lane, for a sender of whose work nothing is under way. Returns `None` if a
+    /// write of another lane is: the lane serves all senders, so it does not wait.
+    ///
+    /// # Safety
+    /// - As [`Lane::finish`], for the word and the values.
+    pub(crate) unsafe fn at_once(&self, desk: &Desk, values: &mut Values) -> Result<Option<Ticket>, GpuError> {
+        let mut words = lock(&self.words.0);
+        let word = &mut words[self.index];
+        if word.under_way(&desk.mark).is_some() {
+            return Ok(None);
+        }
+        // Safety: the caller's promise.
+        unsafe { self.write(word, &mut **lock(&desk.lane), values) }.map(Some)
+    }
+
+    /// # Safety
+    /// - As [`Lane::finish`], for the word and the values.
+    unsafe fn write(&self, word: &mut Word, lane: &mut dyn Lane, values: &mut Values) -> Result<Ticket, GpuError> {
+        let sum = word.sum.wrapping_add(self.amount);
+        values.push(Value::Word { to: self.to, value: sum });
+        // Safety: the caller's promise.
+        let ticket = unsafe { lane.finish(values.get())? };
+        word.sum = sum;
+        word.wrote(lane.mark(), ticket);
+        Ok(ticket)
+    }
+}
+
+/// A few values that a lane writes at one end.
+#[derive(Debug)]
+pub(crate) struct Values {
+    all: [Value; gin_gpu::lane::MAX_VALUES],
+    count: usize,
+}
+
+impl Values {
+    pub(crate) fn none() -> Self {
+        Self { all: [Value::Small { to: 0, value: 0 }; gin_gpu::lane::MAX_VALUES], count: 0 }
+    }
+
+    /// Returns the writes of a value of 4 or 8 bytes whose address they fit; `None` for other values.
+    pub(crate) fn of(to: u64, bytes: &[u8]) -> Option<Self> {
+        let mut values = Self::none();
+        if let (Ok(word), true) = (bytes.try_into(), to.is_multiple_of(8)) {
+            values.push(Value::Word { to, value: u64::from_le_bytes(word) });
+        } else if bytes.len().is_multiple_of(4) && to.is_multiple_of(4) {
+            for (part, to) in bytes.chunks_exact(4).zip((to..).step_by(4)) {
+                let value = part.iter().rev().fold(0, |value, &byte| value << 8 | u32::from(byte));
+                values.push(Value::Small { to, value });
+            }
+        } else {
+            return None;
+        }
+        Some(values)
+    }
+
+    /// Adds a value. There is room: two parts of a value, and a signal.
+    fn push(&mut self, value: Value) {
+        self.all[self.count] = value;
+        self.count += 1;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    pub(crate) fn get(&self) -> &[Value] {
+        &self.all[..self.count]
+    }
+}

@@ -1,0 +1,548 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The functions of the tables. They check pointers, and turn errors and panics into codes and lines of NCCL's log.
+
+use crate::abi::{
+    CUDA_ERROR, Completion, Config, Control, DEVICE_GIN_PROXY, Data14, Data15, HANDLE_BYTES, INTERNAL_ERROR,
+    INVALID_ARGUMENT, Logger, PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties, Rma, Rma16, SIGNAL_ADD, SIGNAL_INC, SUCCESS,
+    Start,
+};
+use crate::gpus::Machine;
+use crate::group::{Coll, Listen};
+use crate::log;
+use crate::region::Handle;
+use crate::transfer::{Part, Request};
+use gin_gpu::GpuError;
+use std::ffi::{c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+
+const NAME: *const c_char = c"gin".as_ptr();
+
+/// The calls of the progress function between two checks of the GPUs' work.
+const CHECK: u32 = 1 << 14;
+
+/// The calls of `init` without a call of `finalize`.
+static USERS: AtomicI64 = AtomicI64::new(0);
+
+/// An error: NCCL's code, and a text for the log.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: c_int,
+    pub(crate) text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: c_int, text: impl Into<String>) -> Self {
+        Self { code, text: text.into() }
+    }
+
+    pub(crate) fn argument(text: impl Into<String>) -> Self {
+        Self::new(INVALID_ARGUMENT, text)
+    }
+
+    pub(crate) fn cuda(error: GpuError) -> Self {
+        Self::new(CUDA_ERROR, error.to_string())
+    }
+}
+
+/// The object that `createContext` makes: the communicator, for the data calls.
+struct Context {
+    coll: Arc<Coll>,
+    contexts: c_int,
+    calls: AtomicU32,
+}
+
+/// Runs a function of the table. No panic crosses into NCCL.
+fn guard(function: &str, work: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => SUCCESS,
+        Ok(Err(Failure { code, text })) => {
+            log::warn(&format!("{function}: {text}"));
+            code
+        }
+        Err(_) => {
+            log::warn(&format!("{function}: a panic in the plugin; its text is in the standard error output"));
+            INTERNAL_ERROR
+        }
+    }
+}
+
+/// Runs a function that may make another GPU the current one, and gives the caller its GPU back.
+fn guard_current(function: &str, work: impl FnOnce(&'static Machine) -> Result<(), Failure>) -> c_int {
+    guard(function, || {
+        let machine = Machine::get()?;
+        let _keep = machine.gpus.keep_current().map_err(Failure::cuda)?;
+        work(machine)
+    })
+}
+
+/// Returns an object that the plugin has passed to NCCL.
+///
+/// # Safety
+/// - The pointer is null, or of such an object that NCCL has not given back.
+unsafe fn object<'a, T>(pointer: *const c_void, what: &str) -> Result<&'a T, Failure> {
+    // Safety: the caller's promise.
+    unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Failure::argument(format!("no {what}")))
+}
+
+/// Writes a result of a function.
+///
+/// # Safety
+/// - The pointer is null or valid.
+unsafe fn give<T>(to: *mut T, value: T) -> Result<(), Failure> {
+    if to.is_null() {
+        return Err(Failure::argument("no place for the result"));
+    }
+    // Safety: the caller's promise.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// Takes an object back from NCCL.
+///
+/// # Safety
+/// - The pointer is null, or of [`Box::into_raw`], and not used any more.
+unsafe fn take<T>(pointer: *mut c_void, what: &str) -> Result<Box<T>, Failure> {
+    if pointer.is_null() {
+        return Err(Failure::argument(format!("no {what}")));
+    }
+    // Safety: the caller's promise.
+    Ok(unsafe { Box::from_raw(pointer.cast()) })
+}
+
+fn raw<T>(value: T) -> *mut c_void {
+    Box::into_raw(Box::new(value)).cast()
+}
+
+/// Counts a user. NCCL calls it twice for a communicator, and not at all for some parts of one.
+unsafe extern "C" fn init(context: *mut *mut c_void, _communicator: u64, logger: Option<Logger>) -> c_int {
+    log::set(logger);
+    guard_current("init", |_| {
+        USERS.fetch_add(1, Ordering::Relaxed);
+        // Safety: NCCL's promise. No function reads the context; NCCL may pass that of another plugin.
+        unsafe { give(context, (&raw const USERS).cast_mut().cast()) }
+    })
+}
+
+unsafe extern "C" fn finalize(_context: *mut c_void) -> c_int {
+    // NCCL may call it more often than `init`, so it frees nothing.
+    let _ = USERS.try_update(Ordering::Relaxed, Ordering::Relaxed, |users| (users > 0).then_some(users - 1));
+    SUCCESS
+}
+
+unsafe extern "C" fn devices(count: *mut c_int) -> c_int {
+    // Safety: NCCL's promise.
+    guard("devices", || unsafe { give(count, 1) })
+}
+
+unsafe extern "C" fn get_rma_properties(_coll: *mut c_void, flushes_all_puts_on_any_signal: *mut bool) -> c_int {
+    // Safety: NCCL's promise. A signal covers puts of its own pair of ranks only.
+    guard("getRmaProperties", || unsafe { give(flushes_all_puts_on_any_signal, false) })
+}
+
+unsafe extern "C" fn get_properties(_device: c_int, properties: *mut Properties) -> c_int {
+    let all = Properties {
+        // NCCL takes devices of one name for one device, so no network may have it.
+        name: NAME,
+        pci_path: std::ptr::null(),
+        guid: u64::from_le_bytes(*b"gin-rma1"),
+        // NCCL then also registers windows of several allocations.
+        ptr_support: PTR_HOST | PTR_CUDA | PTR_DMABUF,
+        reg_is_global: 0,
+        force_flush: 0,
+        speed: 400_000,
+        port: 1,
+        latency: 0.0,
+        max_comms: 1 << 16,
+        // The depth of NCCL's queues is 32 times this number, and must be a power of two.
+        max_recvs: 8,
+        net_device_type: DEVICE_GIN_PROXY,
+        net_device_version: 100,
+        virtual_devices: 1,
+        virtual_device: [0; 8],
+        max_p2p_bytes: 1 << 40,
+        max_coll_bytes: 1 << 40,
+        max_multi_request_size: 1,
+        rail_id: -1,
+        plane_id: -1,
+    };
+    // Safety: NCCL's promise.
+    guard("getProperties", || unsafe { give(properties, all) })
+}
+
+unsafe extern "C" fn listen(
+    _context: *mut c_void,
+    _device: c_int,
+    handle: *mut c_void,
+    listen: *mut *mut c_void,
+) -> c_int {
+    guard_current("listen", |machine| {
+        let new = Listen::new(machine)?;
+        // Safety: NCCL's promise.
+        unsafe {
+            give(handle.cast::<[u8; HANDLE_BYTES]>(), new.to_bytes())?;
+            give(listen, raw(new))
+        }
+    })
+}
+
+unsafe extern "C" fn connect(
+    _context: *mut c_void,
+    handles: *const *const c_void,
+    ranks: c_int,
+    rank: c_int,
+    _listen: *mut c_void,
+    coll: *mut *mut c_void,
+) -> c_int {
+    guard_current("connect", |machine| {
+        let (Ok(count), Ok(rank)) = (usize::try_from(ranks), usize::try_from(rank)) else {
+            return Err(Failure::argument(format!("rank {rank} of {ranks} ranks")));
+        };
+        let read = |of: usize| {
+            // Safety of both: NCCL's promise, a handle for each rank.
+            let handle = unsafe { object::<*const c_void>(handles.wrapping_add(of).cast(), "handles")? };
+            Listen::read(of, unsafe { object(*handle, "handle")? })
+        };
+        let all = (0..count).map(read).collect::<Result<Vec<_>, _>>()?;
+        let new = Coll::connect(machine, &all, rank)?;
+        log::info(&format!("rank {rank} of {count} on GPU {}: connected by copies between GPUs", new.group.gpus[rank]));
+        // Safety: NCCL's promise.
+        unsafe { give(coll, raw(new)) }
+    })
+}
+
+unsafe extern "C" fn create_context(coll: *mut c_void, config: *const Config, context: *mut *mut c_void) -> c_int {
+    guard("createContext", || {
+        // Safety of all: NCCL's promise.
+        let (coll, config) =
+            unsafe { (object::<Arc<Coll>>(coll, "communicator")?, object::<Config>(config.cast(), "configuration")?) };
+        let new = Context { coll: coll.clone(), contexts: config.contexts, calls: AtomicU32::new(0) };
+        unsafe { give(context, raw(new)) }
+    })
+}
+
+unsafe extern "C" fn destroy_context(context: *mut c_void) -> c_int {
+    guard("destroyContext", || {
+        // Safety: NCCL's promise.
+        let context = unsafe { take::<Context>(context, "context")? };
+        context.coll.finish()
+    })
+}
+
+unsafe extern "C" fn reg_mr_sym(
+    coll: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    flags: u64,
+    handle: *mut *mut c_void,
+) -> c_int {
+    guard_current("regMrSym", |_| {
+        let address = data.expose_provenance() as u64;
+        // Safety of all: NCCL's promise.
+        unsafe {
+            let coll: &Arc<Coll> = object(coll, "communicator")?;
+            let new = coll.register(address, size as u64, kind, flags);
+            give(handle, raw(new.map_err(|failure| coll.fail(failure, "register"))?))
+        }
+    })
+}
+
+/// Registers memory by its address, which NCCL passes with the file. So the plugin needs no file.
+unsafe extern "C" fn reg_mr_sym_dma_buf(
+    coll: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    _offset: u64,
+    _file: c_int,
+    flags: u64,
+    handle: *mut *mut c_void,
+) -> c_int {
+    // Safety: NCCL's promise.
+    unsafe { reg_mr_sym(coll, data, size, kind, flags, handle) }
+}
+
+unsafe extern "C" fn dereg_mr_sym(coll: *mut c_void, handle: *mut c_void) -> c_int {
+    guard_current("deregMrSym", |_| {
+        // Safety of both: NCCL's promise.
+        let (coll, handle) = unsafe { (object::<Arc<Coll>>(coll, "communicator")?, take::<Handle>(handle, "handle")?) };
+        coll.deregister(&handle)
+    })
+}
+
+unsafe extern "C" fn close_coll(coll: *mut c_void) -> c_int {
+    guard_current("closeColl", |_| {
+        // Safety: NCCL's promise.
+        let coll = unsafe { take::<Arc<Coll>>(coll, "communicator")? };
+        coll.finish()
+    })
+}
+
+unsafe extern "C" fn close_listen(listen: *mut c_void) -> c_int {
+    // Safety: NCCL's promise.
+    guard("closeListen", || unsafe { take::<Listen>(listen, "listen object").map(drop) })
+}
+
+/// Starts a put, a get or a signal, and passes its request to NCCL.
+///
+/// # Safety
+/// - The pointers are null, or as NCCL promises.
+unsafe fn start(
+    context: *mut c_void,
+    number: c_int,
+    request: *mut *mut c_void,
+    operation: impl Fn() -> String,
+    work: impl FnOnce(&Coll) -> Result<Request, Failure>,
+) -> Result<(), Failure> {
+    // Safety: the caller's promise.
+    let context: &Context = unsafe { object(context, "context")? };
+    let started = if (0..context.contexts).contains(&number) {
+        work(&context.coll)
+    } else {
+        Err(Failure::argument(format!("context {number} of {}", context.contexts)))
+    };
+    let Request(value) = started.map_err(|failure| context.coll.fail(failure, &operation()))?;
+    // Safety: the caller's promise.
+    unsafe { give(request, std::ptr::without_provenance_mut(value as usize)) }
+}
+
+/// Returns the handle and the offset of a part; `None` without a handle.
+///
+/// # Safety
+/// - As [`object`].
+unsafe fn part<'a>(handle: *const c_void, offset: u64) -> Option<Part<'a>> {
+    // Safety: the caller's promise.
+    unsafe { handle.cast::<Handle>().as_ref() }.map(|handle| (handle, offset))
+}
+
+unsafe extern "C" fn iput14(
+    context: *mut c_void,
+    number: c_int,
+    from: u64,
+    from_handle: *mut c_void,
+    size: usize,
+    to: u64,
+    to_handle: *mut c_void,
+    rank: u32,
+    request: *mut *mut c_void,
+) -> c_int {
+    // Safety: NCCL's promise.
+    unsafe { iput15(context, number, from, from_handle, size, to, to_handle, rank, 0, request) }
+}
+
+unsafe extern "C" fn iput15(
+    context: *mut c_void,
+    number: c_int,
+    from: u64,
+    from_handle: *mut c_void,
+    size: usize,
+    to: u64,
+    to_handle: *mut c_void,
+    rank: u32,
+    _options: u32,
+    request: *mut *mut c_void,
+) -> c_int {
+    guard("iput", || {
+        let operation = || format!("put of {size} bytes to rank {rank}");
+        // Safety: NCCL's promise.
+        unsafe {
+            let (to, from) = (part(to_handle, to), part(from_handle, from));
+            start(context, number, request, operation, |coll| coll.put(rank, size as u64, to, from, None))
+        }
+    })
+}
+
+unsafe extern "C" fn iput_signal14(
+    context: *mut c_void,
+    number: c_int,
+    from: u64,
+    from_handle: *mut c_void,
+    size: usize,
+    to: u64,
+    to_handle: *mut c_void,
+    rank: u32,
+    signal: u64,
+    signal_handle: *mut c_void,
+    value: u64,
+    kind: u32,
+    is_strong: bool,
+    request: *mut *mut c_void,
+) -> c_int {
+    // Safety: NCCL's promise.
+    unsafe {
+        iput_signal15(
+            context,
+            number,
+            from,
+            from_handle,
+            size,
+            to,
+            to_handle,
+            rank,
+            signal,
+            signal_handle,
+            value,
+            kind,
+            is_strong,
+            0,
+            request,
+        )
+    }
+}
+
+/// Puts with a signal, or only signals. Weak signals are strong here, too.
+unsafe extern "C" fn iput_signal15(
+    context: *mut c_void,
+    number: c_int,
+    from: u64,
+    from_handle: *mut c_void,
+    size: usize,
+    to: u64,
+    to_handle: *mut c_void,
+    rank: u32,
+    signal: u64,
+    signal_handle: *mut c_void,
+    value: u64,
+    kind: u32,
+    _is_strong: bool,
+    _options: u32,
+    request: *mut *mut c_void,
+) -> c_int {
+    guard("iputSignal", || {
+        let operation = || format!("put of {size} bytes with signal to rank {rank}");
+        let work = |coll: &Coll| {
+            let amount = match kind {
+                SIGNAL_INC => 1,
+                SIGNAL_ADD => value,
+                _ => return Err(Failure::argument(format!("operation {kind} of a signal is not known"))),
+            };
+            // Safety: NCCL's promise.
+            let (to, from, word) =
+                unsafe { (part(to_handle, to), part(from_handle, from), part(signal_handle, signal)) };
+            let word = word.ok_or_else(|| Failure::argument("a signal without a handle"))?;
+            coll.put(rank, size as u64, to, from, Some((word, amount)))
+        };
+        // Safety: NCCL's promise.
+        unsafe { start(context, number, request, operation, work) }
+    })
+}
+
+unsafe extern "C" fn iget14(
+    context: *mut c_void,
+    number: c_int,
+    from: u64,
+    from_handle: *mut c_void,
+    size: usize,
+    to: u64,
+    to_handle: *mut c_void,
+    rank: u32,
+    request: *mut *mut c_void,
+) -> c_int {
+    // Safety: NCCL's promise.
+    unsafe { iget15(context, number, from, from_handle, size, to, to_handle, rank, 0, request) }
+}
+
+unsafe extern "C" fn iget15(
+    context: *mut c_void,
+    number: c_int,
+    from: u64,
+    from_handle: *mut c_void,
+    size: usize,
+    to: u64,
+    to_handle: *mut c_void,
+    rank: u32,
+    _options: u32,
+    request: *mut *mut c_void,
+) -> c_int {
+    guard("iget", || {
+        let operation = || format!("get of {size} bytes from rank {rank}");
+        // Safety of both: NCCL's promise.
+        let work = |coll: &Coll| match unsafe { (part(from_handle, from), part(to_handle, to)) } {
+            (Some(from), Some(to)) => coll.get(rank, size as u64, from, to),
+            _ => Err(Failure::argument("a get without a handle of both windows")),
+        };
+        unsafe { start(context, number, request, operation, work) }
+    })
+}
+
+/// Does nothing: a get is complete only when its bytes are in memory.
+unsafe extern "C" fn iflush(
+    _context: *mut c_void,
+    _number: c_int,
+    _handle: *mut c_void,
+    _rank: u32,
+    request: *mut *mut c_void,
+) -> c_int {
+    // Safety: NCCL's promise.
+    guard("iflush", || unsafe { give(request, null_mut()) })
+}
+
+unsafe extern "C" fn test(coll: *mut c_void, request: *mut c_void, done: *mut c_int) -> c_int {
+    guard("test", || {
+        // Safety of both: NCCL's promise.
+        let coll: &Arc<Coll> = unsafe { object(coll, "communicator")? };
+        let is_done = request.is_null() || Request(request.addr() as u64).is_done(coll)?;
+        unsafe { give(done, c_int::from(is_done)) }
+    })
+}
+
+unsafe extern "C" fn rma_progress(context: *mut c_void) -> c_int {
+    guard("rmaProgress", || {
+        // Safety: NCCL's promise.
+        let context: &Context = unsafe { object(context, "context")? };
+        // The GPUs need no progress. An error of theirs would otherwise be found by the next request only.
+        if context.calls.fetch_add(1, Ordering::Relaxed) % CHECK != CHECK - 1 || context.coll.has_failed() {
+            return Ok(());
+        }
+        context.coll.check()
+    })
+}
+
+unsafe extern "C" fn query_last_error(context: *mut c_void, has_error: *mut bool) -> c_int {
+    guard("queryLastError", || {
+        // Safety of both: NCCL's promise.
+        let context: &Context = unsafe { object(context, "context")? };
+        unsafe { give(has_error, context.coll.has_failed()) }
+    })
+}
+
+const START: Start = Start { name: NAME, init, devices };
+
+const CONTROL: Control = Control {
+    get_properties,
+    listen,
+    connect,
+    create_context,
+    reg_mr_sym,
+    reg_mr_sym_dma_buf,
+    dereg_mr_sym,
+    destroy_context,
+    close_coll,
+    close_listen,
+};
+
+const DATA15: Data15 = Data15 { iput: iput15, iput_signal: iput_signal15, iget: iget15 };
+
+const COMPLETION: Completion = Completion { iflush, test, rma_progress, query_last_error, finalize };
+
+/// The table of NCCL 2.30.7.
+#[unsafe(no_mangle)]
+pub static ncclRmaPlugin_v14: Rma<Data14> = Rma {
+    start: START,
+    control: CONTROL,
+    data: Data14 { iput: iput14, iput_signal: iput_signal14, iget: iget14 },
+    completion: COMPLETION,
+};
+
+/// The table of NCCL 2.31.
+#[unsafe(no_mangle)]
+pub static ncclRmaPlugin_v15: Rma<Data15> =
+    Rma { start: START, control: CONTROL, data: DATA15, completion: COMPLETION };
+
+/// The table of NCCL 2.32.
+#[unsafe(no_mangle)]
+pub static ncclRmaPlugin_v16: Rma16 =
+    Rma16 { start: START, get_rma_properties, control: CONTROL, data: DATA15, completion: COMPLETION };

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Puts, gets and signals.
+
+use crate::gpus::{Desk, Machine, Place};
+use crate::group::Coll;
+use crate::region::{Addition, Handle, Region, Values};
+use crate::table::Failure;
+use gin_gpu::copier::Ticket;
+use gin_gpu::lane::{Lane, Mark};
+use gin_gpu::{GpuError, lock};
+use std::sync::Arc;
+
+/// The lanes of a pair: one for small transfers, and both in turns for large ones, so that the GPU copies while a lane
+/// writes values.
+const LANES: usize = 2;
+
+/// The bytes from which on a transfer is large.
+const LARGE: u64 = 256 << 10;
+
+/// The maximum number of bytes of one copy. Longer transfers are split.
+const MAX_COPY: u64 = 1 << 30;
+
+/// The maximum number of ranks: a request has 16 bits for the lane.
+pub(crate) const MAX_RANKS: usize = u16::MAX as usize / Pair::MARKS - 1;
+
+/// The bits of a request for the number of its end.
+const TICKET_BITS: u32 = 48;
+
+/// A request: the number of a lane plus 1, and the number of an end, so that the question whether it is done needs no
+/// table of requests, and there is room for any number of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Request(pub(crate) u64);
+
+impl Request {
+    fn new(peer: usize, mark: usize, ticket: Ticket) -> Self {
+        let lane = (peer * Pair::MARKS + mark + 1) as u64;
+        Self(lane << TICKET_BITS | ticket & ((1 << TICKET_BITS) - 1))
+    }
+
+    /// Returns whether the request is done.
+    pub(crate) fn is_done(self, coll: &Coll) -> Result<bool, Failure> {
+        let lane = (self.0 >> TICKET_BITS) as usize;
+        let mark = lane.checked_sub(1).and_then(|lane| {
+            let marks = coll.marks.get(lane / Pair::MARKS)?;
+            Some(&marks[lane % Pair::MARKS])
+        });
+        let Some(mark) = mark else {
+            return Err(Failure::argument(format!("{:#x} is no request of rank {}", self.0, coll.rank)));
+        };
+        Ok(mark.has_reached(self.0 & ((1 << TICKET_BITS) - 1)))
+    }
+}
+
+/// Bytes of a registration: the handle, and the offset.
+pub(crate) type Part<'a> = (&'a Handle, u64);
+
+/// The lanes by which a rank reaches a peer.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    lanes: [Box<dyn Lane>; LANES],
+    /// The lane of the next large transfer.
+    turn: usize,
+    /// The last end of each lane, and of the desk for this pair.
+    ends: [Ticket; Self::MARKS],
+    desk: Arc<Desk>,
+}
+
+/// A transfer with addresses.
+#[derive(Clone, Copy, Debug)]
+struct Transfer {
+    to: u64,
+    from: u64,
+    bytes: u64,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// No bytes.
+    Empty,
+    /// Between GPUs, or between a GPU and memory of the host.
+    Between,
+    /// Within a GPU.
+    Within,
+    /// At most 8 bytes of ordinary memory of the host, which may change when the call has returned.
+    Inline,
+}
+
+/// A signal with the word's address.
+#[derive(Clone, Copy, Debug)]
+struct Signal<'a> {
+    to: u64,
+    amount: u64,
+    table: Option<Addition<'a>>,
+}
+
+impl Pair {
+    /// The marks of a pair: those of its lanes, and that of the desk.
+    pub(crate) const MARKS: usize = LANES + 1;
+
+    const DESK: usize = LANES;
+
+    /// Makes the lanes from a GPU to another one, and uses each way once.
+    pub(crate) fn new(machine: &Machine, own: usize, peer: usize) -> Result<Self, GpuError> {
+        let mut pair = Self {
+            lanes: [machine.gpus.lane(own)?, machine.gpus.lane(own)?],
+            turn: 0,
+            ends: [0; Self::MARKS],
+            desk: machine.desk(peer)?,
+        };
+        let (from, to) = (machine.scratch(own)?.address(), machine.scratch(peer)?.address() + 64);
+        let values = Values::of(to, &[0; 8]).unwrap_or_else(Values::none);
+        for (lane, end) in pair.lanes.iter_mut().zip(&mut pair.ends) {
+            // Safety: both GPUs' scratch memory exists as long as the process, and has 256 bytes.
+            unsafe {
+                if own == peer {
+                    lane.copy_within(to, from, 64)?
+                } else {
+                    lane.copy(to, from, 64)?
+                }
+                lane.store(to, &[0; 4])?;
+                lane.add(to, 0)?;
+                *end = lane.finish(values.get())?;
+            }
+        }
+        // Safety: as above.
+        pair.ends[Self::DESK] = unsafe { lock(&pair.desk.lane).finish(values.get())? };
+        Ok(pair)
+    }
+
+    pub(crate) fn marks(&self) -> [Arc<Mark>; Self::MARKS] {
+        std::array::from_fn(|index| self.mark(index).clone())
+    }
+
+    fn mark(&self, index: usize) -> &Arc<Mark> {
+        self.lanes.get(index).map_or(&self.desk.mark, |lane| lane.mark())
+    }
+
+    fn is_under_way(&self, index: usize) -> bool {
+        !self.mark(index).has_reached(self.ends[index])
+    }
+
+    /// Returns the ends of all that is under way.
+    pub(crate) fn under_way(&self) -> Vec<(Arc<Mark>, Ticket)> {
+        let indices = (0..Self::MARKS).filter(|&index| self.is_under_way(index));
+        indices.map(|index| (self.mark(index).clone(), self.ends[index])).collect()
+    }
+
+    /// Checks that nothing under way has failed.
+    pub(crate) fn check(&self) -> Result<(), GpuError> {
+        if self.is_under_way(Self::DESK) {
+            lock(&self.desk.lane).check()?;
+        }
+        (0..LANES).filter(|&index| self.is_under_way(index)).try_for_each(|index| self.lanes[index].check())
+    }
+
+    /// Starts a transfer and its signal. Returns the mark and the number of its end.
+    ///
+    /// # Safety
+    /// - The memory exists until the end is reached, and all GPUs of the group reach it.
+    unsafe fn start(&mut self, transfer: &Transfer, signal: Option<Signal<'_>>) -> Result<(usize, Ticket), GpuError> {
+        let mut value = [0; 8];
+        let mut values = Some(Values::none());
+        let value = &mut value[..transfer.bytes.min(8) as usize];
+        if transfer.kind == Kind::Inline {
+            // Safety: the caller's promise, for the source.
+            unsafe {
+                let from = std::ptr::with_exposed_provenance(transfer.from as usize);
+                std::ptr::copy_nonoverlapping(from, value.as_mut_ptr(), value.len());
+            }
+            values = Values::of(transfer.to, value);
+        }
+        let has_copy = matches!(transfer.kind, Kind::Between | Kind::Within);
+        // Safety of all that follows: the caller's promise.
+        if let (false, Some(values), true) = (has_copy, &mut values, (0..Self::MARKS).all(|i| !self.is_under_way(i))) {
+            let ticket = match &signal {
+                None if values.is_empty() => return Ok((0, self.ends[0])),
+                None => Some(unsafe { lock(&self.desk.lane).finish(values.get())? }),
+                Some(Signal { table: Some(addition), .. }) => unsafe { addition.at_once(&self.desk, values)? },
+                Some(_) => None,
+            };
+            if let Some(ticket) = ticket {
+                self.ends[Self::DESK] = ticket;
+                return Ok((Self::DESK, ticket));
+            }
+        }
+        let index = if transfer.bytes < LARGE { 0 } else { self.turn };
+        if transfer.bytes >= LARGE {
+            self.turn = (self.turn + 1) % LANES;
+        }
+        let others: [Option<(Arc<Mark>, Ticket)>; Self::MARKS] = std::array::from_fn(|other| {
+            let waits = signal.is_some() && other != index && self.is_under_way(other);
+            waits.then(|| (self.mark(other).clone(), self.ends[other]))
+        });
+        let lane = &mut *self.lanes[index];
+        for at in (0..transfer.bytes).step_by(MAX_COPY as usize) {
+            let (to, from, bytes) = (transfer.to + at, transfer.from + at, MAX_COPY.min(transfer.bytes - at));
+            match transfer.kind {
+                Kind::Between => unsafe { lane.copy(to, from, bytes)? },
+                Kind::Within => unsafe { lane.copy_within(to, from, bytes)? },
+                Kind::Empty | Kind::Inline => {}
+            }
+        }
+        // A signal follows all earlier work of the pair.
+        for (mark, ticket) in others.iter().flatten() {
+            lane.wait(mark, *ticket)?;
+        }
+        let mut values = match values {
+            Some(values) => values,
+            None => {
+                unsafe { lane.store(transfer.to, value)? };
+                Values::none()
+            }
+        };
+        let ticket = match &signal {
+            Some(Signal { table: Some(addition), .. }) => unsafe { addition.by(lane, &mut values)? },
+            Some(Signal { to, amount, table: None }) => unsafe {
+                if !values.is_empty() {
+                    lane.finish(values.get())?;
+                }
+                lane.add(*to, *amount)?;
+                lane.finish(&[])?
+            },
+            None => unsafe { lane.finish(values.get())? },
+        };
+        self.ends[index] = ticket;
+        Ok((index, ticket))
+    }
+}
+
+impl Coll {
+    /// Starts a put to a peer, if it has bytes, and then a signal there, if there is one: part and amount.
+    pub(crate) fn put(
+        &self,
+        peer: u32,
+        bytes: u64,
+        to: Option<Part<'_>>,
+        from: Option<Part<'_>>,
+        signal: Option<(Part<'_>, u64)>,
+    ) -> Result<Request, Failure> {
+        let peer = self.peer(peer)?;
+        let transfer = match (bytes, to, from) {
+            (0, ..) => Transfer { to: 0, from: 0, bytes: 0, kind: Kind::Empty },
+            (_, Some((to, to_offset)), Some((from, from_offset))) => {
+                let to = to.of(peer, &self.group)?;
+                transfer((to, to_offset), (&from.own, from_offset), bytes)?
+            }
+            _ => return Err(Failure::argument("a put with bytes, but without a handle of both windows")),
+        };
+        let signal = signal.map(|((handle, offset), amount)| {
+            let region = handle.of(peer, &self.group)?;
+            let to = region.at("signal", offset, 8)?;
+            if !to.is_multiple_of(8) || region.place == Place::Cpu {
+                return Err(Failure::argument(format!("no signal can be at offset {offset}, {to:#x} at rank {peer}")));
+            }
+            let table = region.words.as_ref();
+            let table = table.map(|words| Addition { words, index: (offset / 8) as usize, to, amount });
+            Ok(Signal { to, amount, table })
+        });
+        self.start(peer, &transfer, signal.transpose()?)
+    }
+
+    /// Starts a get from a peer.
+    pub(crate) fn get(&self, peer: u32, bytes: u64, from: Part<'_>, to: Part<'_>) -> Result<Request, Failure> {
+        let peer = self.peer(peer)?;
+        let from = (from.0.of(peer, &self.group)?, from.1);
+        self.start(peer, &transfer((&to.0.own, to.1), from, bytes)?, None)
+    }
+
+    fn peer(&self, peer: u32) -> Result<usize, Failure> {
+        let known = self.pairs.len();
+        let peer = Some(peer as usize).filter(|&peer| peer < known);
+        peer.ok_or_else(|| Failure::argument(format!("the communicator has {known} ranks")))
+    }
+
+    fn start(&self, peer: usize, transfer: &Transfer, signal: Option<Signal<'_>>) -> Result<Request, Failure> {
+        // Safety: the ranges are of regions that are open. A rank that closes one waits for the pair, and then for
+        // the end.
+        let started = unsafe { lock(&self.pairs[peer]).start(transfer, signal) };
+        let (mark, ticket) = started.map_err(Failure::cuda)?;
+        Ok(Request::new(peer, mark, ticket))
+    }
+}
+
+/// Checks ranges and places of a transfer.
+fn transfer(to: (&Region, u64), from: (&Region, u64), bytes: u64) -> Result<Transfer, Failure> {
+    let addresses = (to.0.at("destination", to.1, bytes)?, from.0.at("source", from.1, bytes)?);
+    let kind = match (to.0.place, from.0.place) {
+        _ if bytes == 0 => Kind::Empty,
+        (Place::Cpu, _) => {
+            let text = format!("rank {} has registered memory that GPUs do not reach as a destination", to.0.rank);
+            return Err(Failure::argument(text));
+        }
+        (_, Place::Cpu) if bytes <= 8 => Kind::Inline,
+        (_, Place::Cpu) => {
+            let text = format!("{bytes} bytes of memory that GPUs do not reach; the limit is 8 bytes");
+            return Err(Failure::argument(text));
+        }
+        (Place::Gpu(to), Place::Gpu(from)) if to == from => Kind::Within,
+        _ => Kind::Between,
+    };
+    Ok(Transfer { to: addresses.0, from: addresses.1, bytes, kind })
+}

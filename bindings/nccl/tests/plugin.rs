@@ -1,0 +1,613 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The tables, driven as NCCL drives them, over virtual GPUs whose lanes work late and in any order.
+
+mod common;
+
+use common::gpus::{Engine, Fault, GPUS, LANES, choose, current, gpus, own_gpus, work_at_once};
+use common::{Comm, Pointer, Put, Registered, connect, init, listen, logged, logger, until};
+use gin_nccl::abi::{Config, FLAG_NEVER_RESET, HANDLE_BYTES, PTR_CUDA, PTR_HOST, Properties};
+use gin_nccl::gpus::Place;
+use gin_nccl::{ncclRmaPlugin_v14, ncclRmaPlugin_v15, ncclRmaPlugin_v16};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::any::Any;
+use std::cell::Cell;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Counts the allocations of a thread.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// Safety: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // Safety: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // Safety: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Stores to a word of GPU memory as a kernel does.
+fn word(all: &Registered, rank: usize, index: u64) -> &AtomicU64 {
+    let address = all.memory[rank].address() + index * 8;
+    // Safety: the memory exists, and all accesses are atomic.
+    unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address as usize)) }
+}
+
+#[test]
+fn the_properties_make_nccl_take_the_proxy_with_queues_of_a_power_of_two() {
+    let (mut count, mut properties) = (0, MaybeUninit::<Properties>::uninit());
+    // Safety: the table's functions, with valid pointers.
+    let (properties, name) = unsafe {
+        assert_eq!((ncclRmaPlugin_v14.start.devices)(&raw mut count), 0);
+        assert_eq!((ncclRmaPlugin_v14.control.get_properties)(0, properties.as_mut_ptr()), 0);
+        let properties = properties.assume_init();
+        (properties, CStr::from_ptr(properties.name))
+    };
+    assert_eq!((count, properties.net_device_type), (1, 2));
+    assert!((32 * properties.max_recvs).cast_unsigned().is_power_of_two());
+    assert_eq!(properties.ptr_support, 7, "a window of several allocations needs DMA-BUF");
+    assert!(properties.pci_path.is_null());
+    assert_eq!(name, c"gin", "no interface of a network may have this name");
+    assert_eq!((properties.rail_id, properties.plane_id), (-1, -1));
+}
+
+#[test]
+fn initialisations_and_ends_in_any_number_leave_communicators_alone() {
+    Engine::start(1);
+    let comm = Comm::new(2);
+    assert_eq!(init(), 0);
+    for _ in 0..5 {
+        // Safety: NCCL passes any context.
+        assert_eq!(unsafe { (ncclRmaPlugin_v14.start_finalize())(null_mut()) }, 0);
+    }
+    let table = comm.register(64, FLAG_NEVER_RESET);
+    let request = comm.post(0, 1, &Put::signal(table.handles[0], 3, None));
+    comm.wait(0, request);
+    assert_eq!(table.word(1, 3), 1);
+    comm.end(&[&table]);
+}
+
+/// The function by which NCCL ends its use of the plugin.
+trait Finalize {
+    fn start_finalize(&self) -> unsafe extern "C" fn(Pointer) -> i32;
+}
+
+impl<D> Finalize for gin_nccl::abi::Rma<D> {
+    fn start_finalize(&self) -> unsafe extern "C" fn(Pointer) -> i32 {
+        self.completion.finalize
+    }
+}
+
+#[test]
+fn a_signal_comes_after_the_bytes_of_its_put_and_of_all_earlier_puts() {
+    Engine::start(2);
+    let comm = Comm::new(2);
+    let (window, table) = (comm.register(1 << 20, 0), comm.register(64, FLAG_NEVER_RESET));
+    for round in 1..=200u64 {
+        // The last of a few puts has the signal, and the sizes take both lanes.
+        for (slot, bytes) in [(0, 300 << 10), (1, 8), (2, 64)] {
+            let offset = slot * (320 << 10);
+            window.memory[0].write(offset + bytes - 8, &[round]).unwrap();
+            let part = (window.handles[0], offset);
+            let put = Put::new(part, part, bytes);
+            comm.post(0, 1, &if slot == 2 { put.and(table.handles[0], 1, None) } else { put });
+        }
+        until("the signal rises", || word(&table, 1, 1).load(Ordering::Acquire) == round);
+        for (slot, bytes) in [(0, 300 << 10), (1, 8), (2, 64)] {
+            assert_eq!(window.word(1, (slot * (320 << 10) + bytes - 8) / 8), round, "slot {slot} of round {round}");
+        }
+    }
+    comm.end(&[&window, &table]);
+}
+
+/// Each rank puts to all, itself included, and raises a word of its own there and one that all share.
+#[test]
+fn words_that_several_ranks_raise_end_at_the_sum_and_never_fall() {
+    const ROUNDS: u64 = 300;
+    for seed in 0..4 {
+        Engine::start(seed);
+        let all = Comm::new(3);
+        let windows = (all.register(64 << 10, 0), all.register(256, FLAG_NEVER_RESET));
+        let (comm, (window, table)) = (&all, (&windows.0, &windows.1));
+        std::thread::scope(|scope| {
+            for rank in 0..3 {
+                scope.spawn(move || {
+                    let mut random = oorandom::Rand32::new(seed * 3 + rank as u64);
+                    let (from, to) = (window.handles[rank], window.handles[rank]);
+                    let mut requests = Vec::new();
+                    for round in 1..=ROUNDS {
+                        for peer in 0..3 {
+                            let slot = 4096 * (1 + rank as u64) + (round % 512) * 8;
+                            window.memory[rank].write(slot, &[round]).unwrap();
+                            let bytes = if random.rand_range(0..4) == 0 { 0 } else { 8 };
+                            let put = Put::new((from, slot), (to, slot), bytes);
+                            requests.push(comm.post(rank, peer, &put.and(table.handles[rank], rank as u64, None)));
+                            let shared = Put::signal(table.handles[rank], 7, Some(round));
+                            requests.push(comm.post(rank, peer, &shared));
+                        }
+                        if random.rand_range(0..8) == 0 {
+                            requests.drain(..).for_each(|request| comm.wait(rank, request));
+                        }
+                    }
+                    requests.drain(..).for_each(|request| comm.wait(rank, request));
+                });
+            }
+            for rank in 0..3 {
+                scope.spawn(move || {
+                    let (mut last, total) = (0, 3 * ROUNDS * (ROUNDS + 1) / 2);
+                    until("all have raised the shared word", || {
+                        let now = word(table, rank, 7).load(Ordering::Acquire);
+                        assert!(now >= last && now <= total, "{now} after {last}, of {total}");
+                        last = now;
+                        now == total
+                    });
+                });
+            }
+        });
+        for rank in 0..3 {
+            for sender in 0..3 {
+                assert_eq!(table.word(rank, sender), ROUNDS);
+            }
+        }
+        all.end(&[&windows.0, &windows.1]);
+    }
+}
+
+#[test]
+fn a_word_that_kernels_reset_is_added_to() {
+    Engine::start(5);
+    let comm = Comm::new(2);
+    // A window of the program, and a table of contexts that reset their signals.
+    let window = comm.register(64, 0);
+    for expected in [3, 6] {
+        let request = comm.post(0, 1, &Put::signal(window.handles[0], 2, Some(3)));
+        comm.wait(0, request);
+        assert_eq!(window.word(1, 2), expected);
+    }
+    word(&window, 1, 2).store(0, Ordering::SeqCst);
+    let request = comm.post(0, 1, &Put::signal(window.handles[0], 2, None));
+    comm.wait(0, request);
+    assert_eq!(window.word(1, 2), 1);
+    comm.end(&[&window]);
+}
+
+#[test]
+fn an_increment_adds_one_whatever_its_value() {
+    Engine::start(6);
+    let comm = Comm::new(2);
+    let table = comm.register(64, FLAG_NEVER_RESET);
+    // The driver of these tests passes 99 with an increment.
+    for (add, expected) in [(None, 1), (Some(5), 6), (None, 7), (Some(0), 7)] {
+        let request = comm.post(1, 0, &Put::signal(table.handles[1], 0, add));
+        comm.wait(1, request);
+        assert_eq!(table.word(0, 0), expected);
+    }
+    comm.end(&[&table]);
+}
+
+#[test]
+fn a_get_is_done_when_its_bytes_are_there_and_a_flush_at_once() {
+    let engine = Engine::start(7);
+    let comm = Comm::new(2);
+    let window = comm.register(1 << 20, 0);
+    engine.hold(true);
+    window.memory[1].write(0, &[5u64]).unwrap();
+    let request = comm.get(0, 1, (window.handles[0], 0), (window.handles[0], 8), 8);
+    let mut flush = std::ptr::dangling_mut();
+    // Safety: the table's functions, with valid pointers.
+    let code =
+        unsafe { (ncclRmaPlugin_v14.completion.iflush)(comm.contexts[0], 0, window.handles[0], 1, &raw mut flush) };
+    assert_eq!((code, flush), (0, null_mut()));
+    assert!(comm.is_done(0, flush) && !comm.is_done(0, request));
+    engine.hold(false);
+    comm.wait(0, request);
+    assert_eq!(window.word(0, 1), 5);
+    comm.end(&[&window]);
+}
+
+#[test]
+fn values_of_the_host_may_change_as_soon_as_the_call_returns() {
+    let engine = Engine::start(8);
+    let comm = Comm::new(2);
+    let (window, table) = (comm.register(256, 0), comm.register(64, FLAG_NEVER_RESET));
+    let mut words = vec![vec![0u64; 8]; 2];
+    let host = comm.register_host(&mut words);
+    engine.hold(true);
+    let value = 0x1122_3344_5566_7788;
+    // Every size, and addresses at which a value is written whole, in halves, and by a copy.
+    let mut expected = vec![0u8; 256];
+    let mut requests = Vec::new();
+    for (index, bytes) in (0..24u64).map(|index| (index, index % 8 + 1)) {
+        words[0][3] = value + index;
+        let to = index * 10 + if index < 8 { 0 } else { index % 4 };
+        let put = Put::new((host[0], 24), (window.handles[0], to), bytes);
+        requests.push(comm.post(0, 1, &if index % 2 == 0 { put.and(table.handles[0], 0, None) } else { put }));
+        expected[to as usize..(to + bytes) as usize].copy_from_slice(&words[0][3].to_le_bytes()[..bytes as usize]);
+        words[0][3] = u64::MAX;
+    }
+    engine.hold(false);
+    requests.into_iter().for_each(|request| comm.wait(0, request));
+    let mut found = vec![0u8; 256];
+    window.memory[1].read(0, &mut found).unwrap();
+    assert_eq!((found, table.word(1, 0)), (expected, 12));
+    // More than a value, and host memory as a destination, are refused.
+    let (code, _) = comm.put(0, 1, &Put::new((host[0], 0), (window.handles[0], 0), 16));
+    assert!(code != 0 && logged(&["rank 0", "to rank 1", "the limit is 8 bytes"]));
+    let (code, _) = comm.put(0, 1, &Put::new((window.handles[0], 0), (host[0], 0), 8));
+    assert!(code != 0 && logged(&["rank 0", "rank 1 has registered memory that GPUs do not reach"]));
+    host.into_iter().enumerate().for_each(|(rank, handle)| assert_eq!(comm.deregister(rank, handle), 0));
+    comm.end(&[&window, &table]);
+}
+
+#[test]
+fn windows_in_host_memory_that_gpus_reach_take_puts_and_signals() {
+    Engine::start(9);
+    let comm = Comm::new(2);
+    let window = comm.register(64, 0);
+    let mut words = vec![vec![0u64; 8]; 2];
+    let keep: Arc<dyn Any + Send + Sync> = Arc::new(());
+    for words in &mut words {
+        gpus().place(words.as_mut_ptr().expose_provenance() as u64, 64, Place::Host, &keep);
+    }
+    let host = comm.register_host(&mut words);
+    window.memory[0].write(0, &[1u64, 2, 3]).unwrap();
+    let put = Put::new((window.handles[0], 0), (host[0], 8), 24).and(host[0], 0, Some(4));
+    let request = comm.post(0, 1, &put);
+    comm.wait(0, request);
+    let read = |index: usize| {
+        // Safety: the words exist; the plugin's GPUs have written them.
+        unsafe { words[1].as_ptr().add(index).read_volatile() }
+    };
+    assert_eq!([read(0), read(1), read(2), read(3), read(4)], [4, 1, 2, 3, 0]);
+    host.into_iter().enumerate().for_each(|(rank, handle)| assert_eq!(comm.deregister(rank, handle), 0));
+    comm.end(&[&window]);
+}
+
+#[test]
+fn there_is_always_room_for_another_request() {
+    let engine = Engine::start(10);
+    let comm = Comm::new(2);
+    let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+    engine.hold(true);
+    let part = (window.handles[0], 0);
+    let put = Put::new(part, part, 8).and(table.handles[0], 0, None);
+    // Far more than the queues of NCCL hold, in both contexts.
+    let requests: Vec<_> = (0..20_000).map(|index| comm.post(0, 1, &Put { context: index % 2, ..put })).collect();
+    assert!(!requests.iter().any(|&request| comm.is_done(0, request)));
+    engine.hold(false);
+    // In any order, and more than once.
+    for request in requests.iter().rev().chain(&requests) {
+        comm.wait(0, *request);
+    }
+    assert_eq!(table.word(1, 0), 20_000);
+    comm.end(&[&window, &table]);
+}
+
+#[test]
+fn a_request_allocates_nothing_and_makes_no_lane() {
+    work_at_once();
+    let comm = Comm::new(2);
+    let (window, table) = (comm.register(1 << 20, 0), comm.register(64, FLAG_NEVER_RESET));
+    let mut words = vec![vec![0u64; 8]; 2];
+    let host = comm.register_host(&mut words);
+    let part = (window.handles[0], 0);
+    let operations = |peer: usize| {
+        for bytes in [8, 64, 300 << 10] {
+            let put = Put::new(part, part, bytes);
+            comm.wait(0, comm.post(0, peer, &put));
+            comm.wait(0, comm.post(0, peer, &put.and(table.handles[0], 0, None)));
+            comm.wait(0, comm.post(0, peer, &put.and(window.handles[0], 0, None)));
+            comm.wait(0, comm.get(0, peer, part, part, bytes));
+        }
+        comm.wait(0, comm.post(0, peer, &Put::signal(table.handles[0], 1, None)));
+        comm.wait(0, comm.post(0, peer, &Put::new((host[0], 0), part, 8).and(table.handles[0], 0, Some(2))));
+        assert_eq!(comm.progress(0), 0);
+    };
+    // The first requests find the regions of the peers, and wait for nobody.
+    (0..2).for_each(operations);
+    let before = (ALLOCATIONS.get(), LANES.load(Ordering::Relaxed));
+    for _ in 0..50 {
+        (0..2).for_each(operations);
+    }
+    assert_eq!(ALLOCATIONS.get(), before.0);
+    host.into_iter().enumerate().for_each(|(rank, handle)| assert_eq!(comm.deregister(rank, handle), 0));
+    comm.end(&[&window, &table]);
+}
+
+#[test]
+fn ranges_are_checked_against_the_windows_of_both_ranks() {
+    Engine::start(12);
+    let comm = Comm::new(3);
+    let (window, table) = (comm.register_each(&[4096, 1024, 4096], 0), comm.register(64, FLAG_NEVER_RESET));
+    let (own, word) = (window.handles[0], table.handles[0]);
+    let refused = [
+        (Put::new((own, 0), (own, 1000), 32), "offset 1000, is not in the 1024 bytes that rank 1 has registered"),
+        (Put::new((own, 4090), (own, 0), 8), "offset 4090, is not in the 4096 bytes that rank 0 has registered"),
+        (Put::new((own, u64::MAX), (own, 0), 8), "offset 18446744073709551615"),
+        (Put::new((own, 0), (own, 0), u64::MAX), "18446744073709551615 bytes at offset 0"),
+        (Put::signal(word, 8, None), "the signal, 8 bytes at offset 64, is not in the 64 bytes"),
+        (Put { signal: Some((word, 12, None)), ..Put::signal(word, 0, None) }, "no signal can be at offset 12"),
+        (Put::new((null_mut(), 0), (own, 0), 8), "without a handle of both windows"),
+        (Put { context: 2, ..Put::signal(word, 0, None) }, "context 2 of 2"),
+    ];
+    for (put, reason) in refused {
+        let (code, _) = comm.put(0, 1, &put);
+        assert!(code != 0, "{reason}");
+        assert!(logged(&["rank 0: put of", "to rank 1", reason]), "{reason}");
+    }
+    let (code, _) = comm.put(0, 3, &Put::signal(word, 0, None));
+    assert!(code != 0 && logged(&["to rank 3: the communicator has 3 ranks"]));
+    assert!(comm.has_failed(0) && !comm.has_failed(1) && !comm.has_failed(2));
+    // The whole of a smaller window, and no bytes past its end, are right. So is another rank's larger window.
+    for (to, put) in [
+        (1, Put::new((own, 0), (own, 1000), 24)),
+        (1, Put::new((own, 4096), (own, 9999), 0).and(word, 7, None)),
+        (2, Put::new((own, 0), (own, 4064), 32)),
+    ] {
+        comm.wait(0, comm.post(0, to, &put));
+    }
+    assert_eq!(table.word(1, 7), 1);
+    comm.end(&[&window, &table]);
+}
+
+#[test]
+fn transfers_of_more_than_a_gibibyte_are_split() {
+    const BYTES: u64 = 5 << 30;
+    let engine = Engine::start(13);
+    let comm = Comm::new(2);
+    // Addresses of no memory: no copy is carried out.
+    let (start, keep) = (1 << 50, Arc::new(()) as Arc<dyn Any + Send + Sync>);
+    let mut handles = Vec::new();
+    for rank in 0..2 {
+        let address = start + rank as u64 * 2 * BYTES;
+        gpus().place(address, BYTES, Place::Gpu(comm.first_gpu + rank), &keep);
+        let (code, handle) = comm.register_at(rank, address, BYTES, PTR_CUDA, 0);
+        assert_eq!(code, 0);
+        handles.push(handle);
+    }
+    engine.hold(true);
+    let part = |offset| (handles[0], offset);
+    let request = comm.post(0, 1, &Put::new(part(0), part(1), BYTES - 1));
+    let copies = engine.discard();
+    let first = start + 2 * BYTES + 1;
+    let expected: Vec<_> = (0..5).map(|index| (first + (index << 30), (1 << 30) - u64::from(index == 4))).collect();
+    assert_eq!(copies, expected);
+    comm.wait(0, request);
+    engine.hold(false);
+    handles.into_iter().enumerate().for_each(|(rank, handle)| assert_eq!(comm.deregister(rank, handle), 0));
+    comm.end(&[]);
+}
+
+#[test]
+fn memory_is_deregistered_when_no_copy_uses_it_and_refused_from_then_on() {
+    let engine = Engine::start(14);
+    let comm = Comm::new(2);
+    let (window, table) = (comm.register(4096, 0), comm.register(64, FLAG_NEVER_RESET));
+    engine.hold(true);
+    let part = (window.handles[0], 0);
+    comm.post(0, 1, &Put::new(part, part, 4096).and(table.handles[0], 0, None));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (comm, window) = (&comm, &window);
+            // Rank 1 gives back the window into which rank 0 puts.
+            assert_eq!(comm.deregister(1, window.handles[1]), 0);
+            done.store(true, Ordering::SeqCst);
+        });
+        until("the window is closed", || {
+            let (code, _) = comm.put(0, 1, &Put::new(part, part, 8));
+            code != 0
+        });
+        assert!(!done.load(Ordering::SeqCst), "a copy is still under way");
+        engine.hold(false);
+    });
+    assert!(logged(&["rank 0: put of 8 bytes to rank 1: rank 1 has deregistered"]));
+    assert_eq!((table.word(1, 0), comm.deregister(0, window.handles[0])), (1, 0));
+    comm.end(&[&table]);
+}
+
+#[test]
+fn a_request_waits_for_a_rank_that_is_still_registering() {
+    Engine::start(15);
+    let comm = Comm::new(2);
+    let memory = gpus().allocate(comm.first_gpu, 64);
+    let (code, own) = comm.register_at(0, memory.address(), 64, PTR_CUDA, 0);
+    assert_eq!(code, 0);
+    let other = gpus().allocate(comm.first_gpu + 1, 64);
+    let own_raw = own.expose_provenance();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let own = std::ptr::with_exposed_provenance_mut(own_raw);
+            memory.write(0, &[9u64]).unwrap();
+            comm.wait(0, comm.post(0, 1, &Put::new((own, 0), (own, 8), 8)));
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let (code, handle) = comm.register_at(1, other.address(), 64, PTR_CUDA, 0);
+        assert_eq!(code, 0);
+        assert!(!handle.is_null());
+    });
+    let mut words = [0u64; 2];
+    other.read(0, &mut words).unwrap();
+    assert_eq!(words, [0, 9]);
+    comm.end(&[]);
+}
+
+#[test]
+fn a_context_ends_with_requests_under_way() {
+    Engine::start(16);
+    let comm = Comm::new(2);
+    let (window, table) = (comm.register(1 << 20, 0), comm.register(64, FLAG_NEVER_RESET));
+    for rank in 0..2 {
+        let part = (window.handles[rank], 0);
+        for _ in 0..50 {
+            comm.post(rank, 1 - rank, &Put::new(part, part, 1 << 19).and(table.handles[rank], 0, None));
+        }
+    }
+    // NCCL asks for none of them.
+    comm.end(&[&window, &table]);
+}
+
+#[test]
+fn a_failed_gpu_is_reported_with_the_rank_and_the_peer() {
+    let engine = Engine::start(17);
+    let comm = Comm::new(2);
+    let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+    engine.fault(Some(Fault::Error));
+    let part = (window.handles[0], 0);
+    let (code, _) = comm.put(0, 1, &Put::new(part, part, 64).and(table.handles[0], 0, None));
+    assert!(code != 0 && comm.has_failed(0) && !comm.has_failed(1));
+    assert!(logged(&["rank 0: put of 64 bytes with signal to rank 1: virtual GPU cannot work after a fault"]));
+    engine.fault(None);
+
+    engine.fault(Some(Fault::Broken));
+    let part = (window.handles[1], 0);
+    let request = comm.post(1, 0, &Put::new(part, part, 64));
+    // NCCL calls the progress function all the time.
+    until("the failure is found", || comm.progress(1) != 0);
+    assert!(comm.has_failed(1) && !comm.is_done(1, request));
+    assert!(logged(&["rank 1: copies to rank 0: virtual GPU cannot go on"]));
+    engine.fault(None);
+    comm.wait(1, request);
+    comm.end(&[&window, &table]);
+}
+
+#[test]
+fn a_panic_becomes_an_error_and_the_plugin_goes_on() {
+    let engine = Engine::start(18);
+    let comm = Comm::new(2);
+    let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+    let part = (window.handles[0], 0);
+    let put = Put::new(part, part, 64).and(table.handles[0], 0, None);
+    engine.fault(Some(Fault::Panic));
+    let (code, _) = comm.put(0, 1, &put);
+    engine.fault(None);
+    assert_eq!(code, 3);
+    assert!(logged(&["iputSignal: a panic in the plugin"]));
+    comm.wait(0, comm.post(0, 1, &put));
+    assert_eq!(table.word(1, 0), 1);
+    comm.end(&[&window, &table]);
+}
+
+#[test]
+fn ranks_of_other_processes_plugins_and_gpus_without_peer_access_are_refused_with_the_reason() {
+    assert_eq!(init(), 0);
+    Engine::start(19);
+    let first = own_gpus(2);
+    let refuse = |change: &dyn Fn(&mut [u8; HANDLE_BYTES]), reason: &str| {
+        let mut handles = listen(first, 2);
+        change(&mut handles[1]);
+        let (code, coll) = connect(&handles, 0);
+        assert!(code != 0 && coll.is_null());
+        assert!(logged(&["connect: ", reason]), "{reason}");
+    };
+    refuse(&|handle| handle[10] ^= 1, "rank 1 is in another process");
+    refuse(&|handle| handle[0] = 0, "rank 1 has another RMA plugin, or another version");
+    let far = (GPUS as u64 - 1).to_le_bytes();
+    refuse(&|handle| handle[32..40].copy_from_slice(&far), "has no peer access to GPU 255 of rank 1");
+    choose(None);
+    let (mut handle, mut object) = ([0u8; HANDLE_BYTES], null_mut());
+    // Safety: the table's functions, with valid pointers.
+    let code =
+        unsafe { (ncclRmaPlugin_v14.control.listen)(null_mut(), 0, handle.as_mut_ptr().cast(), &raw mut object) };
+    assert!(code != 0 && logged(&["listen: ", "has chosen no GPU"]));
+}
+
+#[test]
+fn memory_that_is_not_of_its_type_is_refused() {
+    Engine::start(20);
+    let comm = Comm::new(2);
+    let mut words = vec![0u64; 8];
+    let address = words.as_mut_ptr().expose_provenance() as u64;
+    assert_eq!(comm.register_at(0, address, 64, PTR_HOST, 0).0, 0);
+    for (address, bytes, kind, reason) in [
+        (address, 64, PTR_CUDA, "not memory of a GPU"),
+        (address, 0, PTR_HOST, "no memory to register"),
+        (0, 64, PTR_HOST, "no memory to register"),
+        (address, 64, 4, "a type of memory"),
+    ] {
+        let (code, handle) = comm.register_at(0, address, bytes, kind, 0);
+        assert!(code != 0 && handle.is_null());
+        assert!(logged(&["regMrSym: rank 0", reason]), "{reason}");
+    }
+    comm.end(&[]);
+}
+
+#[test]
+fn calls_leave_the_gpu_of_their_thread_as_it_was() {
+    Engine::start(21);
+    let comm = Comm::new(3);
+    // Each call chooses other GPUs for a while; the last thread of `new` is that of rank 2.
+    assert_eq!(current(), Some(comm.first_gpu + 2));
+    let window = comm.register(64, 0);
+    assert_eq!(current(), Some(comm.first_gpu + 2));
+    choose(Some(comm.first_gpu));
+    assert_eq!(init(), 0);
+    comm.end(&[&window]);
+    assert_eq!(current(), Some(current().unwrap()));
+}
+
+#[test]
+fn the_tables_of_later_versions_do_the_same() {
+    Engine::start(22);
+    let comm = Comm::new(2);
+    let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+    window.memory[0].write(0, &[4u64]).unwrap();
+    let (own, word, context) = (window.handles[0], table.handles[0], comm.contexts[0]);
+    let (mut context_object, mut flushes) = (null_mut(), true);
+    let config = Config { contexts: 1, traffic_class: 0, rank_stride: 1 };
+    // Safety of all: the table's functions, with valid pointers.
+    unsafe {
+        assert_eq!((ncclRmaPlugin_v15.start.init)(&raw mut context_object, 1, Some(logger())), 0);
+        assert_eq!((ncclRmaPlugin_v16.start.init)(&raw mut context_object, 1, Some(logger())), 0);
+        assert_eq!((ncclRmaPlugin_v16.get_rma_properties)(comm.colls[0], &raw mut flushes), 0);
+        assert!(!flushes);
+        let create = ncclRmaPlugin_v16.control.create_context;
+        assert_eq!(create(comm.colls[0], &raw const config, &raw mut context_object), 0);
+        assert_eq!((ncclRmaPlugin_v16.control.destroy_context)(context_object), 0);
+        for (round, data) in [ncclRmaPlugin_v15.data, ncclRmaPlugin_v16.data].iter().enumerate() {
+            let offset = 8 * (round as u64 + 1);
+            let mut request = null_mut();
+            assert_eq!((data.iput)(context, 0, 0, own, 8, offset, own, 1, 1, &raw mut request), 0);
+            comm.wait(0, request);
+            let put = data.iput_signal;
+            assert_eq!(put(context, 1, 0, own, 8, 32, own, 1, 0, word, 2, 2, false, 1, &raw mut request), 0);
+            comm.wait(0, request);
+            assert_eq!((data.iget)(context, 0, 32, own, 8, 40, own, 1, 0, &raw mut request), 0);
+            comm.wait(0, request);
+            assert_eq!((window.word(1, offset / 8), window.word(0, 5)), (4, 4));
+            assert_eq!(table.word(1, 0), 2 * (round as u64 + 1));
+        }
+    }
+    comm.end(&[&window, &table]);
+}
+
+#[test]
+fn null_pointers_are_errors() {
+    // Safety: the functions check for null.
+    unsafe {
+        let table = &ncclRmaPlugin_v14;
+        assert_ne!((table.start.devices)(null_mut()), 0);
+        assert_ne!((table.control.get_properties)(0, null_mut()), 0);
+        assert_ne!((table.control.close_coll)(null_mut()), 0);
+        assert_ne!((table.control.destroy_context)(null_mut()), 0);
+        assert_ne!((table.completion.test)(null_mut(), null_mut(), null_mut()), 0);
+        assert_ne!((table.completion.rma_progress)(null_mut()), 0);
+        let mut request = null_mut();
+        assert_ne!((table.data.iput)(null_mut(), 0, 0, null_mut(), 8, 0, null_mut(), 0, &raw mut request), 0);
+    }
+}
