@@ -18,7 +18,7 @@ ARCHS ?= sm_80 sm_90 sm_100
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help setup run test test-rdma test-torch stress soak night gpu-test gpu-bundle device-lib install release bench doc guide fmt lint clean clean-tools
+.PHONY: help setup run test test-rdma test-torch stress soak night gpu-test gpu-bundle device-lib nccl-plugin install release bench doc guide fmt lint clean clean-tools
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,11 @@ device-lib: setup ## Makes the device functions for CUDA C++ in target/device-li
 	@rm -rf "$${CARGO_TARGET_DIR:-target}/device-lib"
 	@$(CARGO) run --quiet -p gin-build --example device_lib -- bindings/c/device gin_device \
 		"$${CARGO_TARGET_DIR:-target}/device-lib" $(ARCHS)
+
+nccl-plugin: ## Builds the plugin for NCCL, target/nccl/libnccl-rma-gin.so
+	@$(CARGO) rustc --release -p gin-nccl --lib --crate-type cdylib $(FEATURES) -- -Cstrip=debuginfo
+	@install -D -m 755 "$${CARGO_TARGET_DIR:-target}/release/libgin_nccl.so" \
+		"$${CARGO_TARGET_DIR:-target}/nccl/libnccl-rma-gin.so"
 
 install: ## Installs the libraries and headers for C and C++ below PREFIX (/usr/local) and DESTDIR
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh

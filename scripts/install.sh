@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # Installs the libraries and headers for C and C++ below DESTDIR and PREFIX (/usr/local). The device functions are
-# installed if `make device-lib` made them. LIBRARIES names a folder with libgin_capi.so and libgin_capi.a to install
-# instead of building them.
+# installed if `make device-lib` made them, and the plugin for NCCL if `make nccl-plugin` did. LIBRARIES names a folder
+# with libgin_capi.so and libgin_capi.a to install instead of building them.
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -56,5 +56,10 @@ if [ -e "$target/device-lib/libgin_device.a" ]; then
         "$target/device-lib/gin_device.fatbin" "$root/share/gin"
 else
     echo "install: no device functions for CUDA C++; make device-lib makes them"
+fi
+if [ -e "$target/nccl/libnccl-rma-gin.so" ]; then
+    install -m 755 "$target/nccl/libnccl-rma-gin.so" "$root/lib"
+else
+    echo "install: no plugin for NCCL; make nccl-plugin makes it"
 fi
 echo "installed gin $version in $root"

@@ -57,7 +57,8 @@ pub(crate) type Part<'a> = (&'a Handle, u64);
 /// The lanes by which a rank reaches a peer.
 #[derive(Debug)]
 pub(crate) struct Pair {
-    lanes: [Box<dyn Lane>; LANES],
+    /// As many as [`LANES`].
+    lanes: Vec<Box<dyn Lane>>,
     /// The lane of the next large transfer.
     turn: usize,
     /// The last end of each lane, and of the desk for this pair.
@@ -73,6 +74,8 @@ struct Transfer {
     bytes: u64,
     kind: Kind,
 }
+
+const EMPTY: Transfer = Transfer { to: 0, from: 0, bytes: 0, kind: Kind::Empty };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -103,7 +106,7 @@ impl Pair {
     /// Makes the lanes from a GPU to another one, and uses each way once.
     pub(crate) fn new(machine: &Machine, own: usize, peer: usize) -> Result<Self, GpuError> {
         let mut pair = Self {
-            lanes: [machine.gpus.lane(own)?, machine.gpus.lane(own)?],
+            lanes: (0..LANES).map(|_| machine.gpus.lane(own)).collect::<Result<_, _>>()?,
             turn: 0,
             ends: [0; Self::MARKS],
             desk: machine.desk(peer)?,
@@ -239,32 +242,25 @@ impl Coll {
         signal: Option<(Part<'_>, u64)>,
     ) -> Result<Request, Failure> {
         let peer = self.peer(peer)?;
-        let transfer = match (bytes, to, from) {
-            (0, ..) => Transfer { to: 0, from: 0, bytes: 0, kind: Kind::Empty },
-            (_, Some((to, to_offset)), Some((from, from_offset))) => {
-                let to = to.of(peer, &self.group)?;
-                transfer((to, to_offset), (&from.own, from_offset), bytes)?
-            }
+        // A region may have to be waited for, so it is found before the pair is locked.
+        let parts = match (bytes, to, from) {
+            (0, ..) => None,
+            (_, Some(to), Some((from, offset))) => Some((self.of(peer, to)?, (&*from.own, offset))),
             _ => return Err(Failure::argument("a put with bytes, but without a handle of both windows")),
         };
-        let signal = signal.map(|((handle, offset), amount)| {
-            let region = handle.of(peer, &self.group)?;
-            let to = region.at("signal", offset, 8)?;
-            if !to.is_multiple_of(8) || region.place == Place::Cpu {
-                return Err(Failure::argument(format!("no signal can be at offset {offset}, {to:#x} at rank {peer}")));
-            }
-            let table = region.words.as_ref();
-            let table = table.map(|words| Addition { words, index: (offset / 8) as usize, to, amount });
-            Ok(Signal { to, amount, table })
-        });
-        self.start(peer, &transfer, signal.transpose()?)
+        let word = signal.map(|(part, amount)| Ok((self.of(peer, part)?, amount))).transpose()?;
+        self.start(peer, || {
+            let transfer = parts.map_or(Ok(EMPTY), |(to, from)| transfer(to, from, bytes))?;
+            let signal = word.map(|((region, offset), amount)| Signal::new(region, offset, amount)).transpose()?;
+            Ok((transfer, signal))
+        })
     }
 
     /// Starts a get from a peer.
     pub(crate) fn get(&self, peer: u32, bytes: u64, from: Part<'_>, to: Part<'_>) -> Result<Request, Failure> {
         let peer = self.peer(peer)?;
-        let from = (from.0.of(peer, &self.group)?, from.1);
-        self.start(peer, &transfer((&to.0.own, to.1), from, bytes)?, None)
+        let from = self.of(peer, from)?;
+        self.start(peer, || Ok((transfer((&to.0.own, to.1), from, bytes)?, None)))
     }
 
     fn peer(&self, peer: u32) -> Result<usize, Failure> {
@@ -273,12 +269,37 @@ impl Coll {
         peer.ok_or_else(|| Failure::argument(format!("the communicator has {known} ranks")))
     }
 
-    fn start(&self, peer: usize, transfer: &Transfer, signal: Option<Signal<'_>>) -> Result<Request, Failure> {
-        // Safety: the ranges are of regions that are open. A rank that closes one waits for the pair, and then for
-        // the end.
-        let started = unsafe { lock(&self.pairs[peer]).start(transfer, signal) };
+    /// Returns the region of a peer that belongs to a part, and the offset in it.
+    fn of<'a>(&self, peer: usize, (handle, offset): Part<'a>) -> Result<(&'a Region, u64), Failure> {
+        Ok((handle.of(peer, &self.group)?, offset))
+    }
+
+    /// Checks ranges by `check`, and starts the transfer and its signal.
+    fn start<'a>(
+        &self,
+        peer: usize,
+        check: impl FnOnce() -> Result<(Transfer, Option<Signal<'a>>), Failure>,
+    ) -> Result<Request, Failure> {
+        let mut pair = lock(&self.pairs[peer]);
+        let (transfer, signal) = check()?;
+        // Safety: the regions were open while the pair was locked. A rank that closes one then locks the pair, and
+        // waits for all that it has started.
+        let started = unsafe { pair.start(&transfer, signal) };
         let (mark, ticket) = started.map_err(Failure::cuda)?;
         Ok(Request::new(peer, mark, ticket))
+    }
+}
+
+impl<'a> Signal<'a> {
+    fn new(region: &'a Region, offset: u64, amount: u64) -> Result<Self, Failure> {
+        let to = region.at("signal", offset, 8)?;
+        if !to.is_multiple_of(8) || region.place == Place::Cpu {
+            let text = format!("no signal can be at offset {offset}, {to:#x} at rank {}", region.rank);
+            return Err(Failure::argument(text));
+        }
+        let words = region.words.as_ref();
+        let table = words.map(|words| Addition { words, index: (offset / 8) as usize, to, amount });
+        Ok(Self { to, amount, table })
     }
 }
 

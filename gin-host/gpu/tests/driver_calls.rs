@@ -5,6 +5,7 @@
 //! Each test runs in a process of its own, which finds the stand-in.
 
 use gin_gpu::cuda::{CudaDevice, CudaStream};
+use gin_gpu::lane::Value;
 use gin_gpu::{Device, Function, GpuError, KernelArg, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Stream};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeMap;
@@ -12,14 +13,16 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The environment variable with the name of the test that this process runs.
 const CHILD: &str = "GIN_GPU_TEST_STAND_IN";
 
-const TESTS: [(&str, fn()); 6] = [
+const TESTS: [(&str, fn()); 7] = [
     ("a_repeated_launch_on_a_stream_of_gin_makes_one_call", repeated),
     ("a_launch_on_a_stream_of_the_program_asks_for_a_capture_and_records_an_event", foreign),
     ("a_launch_finds_its_context_again_after_other_code_has_made_another_one_current", other_context),
+    ("a_copy_and_the_value_that_announces_it_make_two_calls", announced),
     ("a_kernel_counts_until_it_has_ended_and_no_longer", counted),
     ("a_stream_that_joins_a_capture_puts_its_kernels_into_the_graph", joined),
     ("a_kernel_of_an_old_architecture_is_no_dependent_one_on_a_new_gpu", older),
@@ -64,14 +67,17 @@ fn symbol<T: Copy>(name: &CStr) -> T {
 
 /// Returns the number of each call that `work` makes.
 fn calls(work: impl FnOnce()) -> BTreeMap<&'static str, u64> {
-    const NAMES: [&CStr; 10] = [
+    const NAMES: [&CStr; 13] = [
         c"cuCtxGetCurrent",
         c"cuCtxSetCurrent",
         c"cuEventCreate",
         c"cuEventQuery",
         c"cuEventRecord",
         c"cuGraphLaunch",
+        c"cuLaunchKernel",
         c"cuLaunchKernelEx",
+        c"cuMemcpyAsync",
+        c"cuStreamBatchMemOp_v2",
         c"cuStreamIsCapturing",
         c"cuStreamQuery",
         c"cuThreadExchangeStreamCaptureMode",
@@ -90,6 +96,44 @@ fn calls(work: impl FnOnce()) -> BTreeMap<&'static str, u64> {
         each.filter(|(_, calls)| *calls > 0).map(|(name, calls)| (name.to_str().unwrap(), calls)).collect();
     assert_eq!(found.values().sum::<u64>(), total, "other calls");
     found
+}
+
+fn announced() {
+    let device = CudaDevice::new(0, &[]).unwrap();
+    let (mut lane, mut other) = (device.lane().unwrap(), device.lane().unwrap());
+    let words = [5u64, 0, 0, 0].map(AtomicU64::new);
+    let at = |index: usize| words[index].as_ptr().expose_provenance() as u64;
+    let all = || words.each_ref().map(|word| word.load(Ordering::SeqCst));
+    let values = |value| [Value::Small { to: at(3), value: 7 }, Value::Word { to: at(2), value }];
+    // Safety of all: the words exist until the end.
+    let mut ends = Vec::new();
+    let made = calls(|| unsafe {
+        lane.copy(at(1), at(0), 8).unwrap();
+        ends.push(lane.finish(&values(1)).unwrap());
+    });
+    assert_eq!(made, [("cuMemcpyAsync", 1), ("cuStreamBatchMemOp_v2", 1)].into());
+    assert_eq!(all(), [5, 5, 1, 7]);
+    assert!(lane.mark().has_reached(ends[0]) && !lane.mark().has_reached(ends[0] + 1));
+    // Another lane waits for this end, and for no later one.
+    other.wait(lane.mark(), ends[0]).unwrap();
+    assert!(other.wait(lane.mark(), ends[0] + 1).is_err());
+    let made = calls(|| unsafe {
+        other.add(at(2), 4).unwrap();
+        other.finish(&[]).unwrap();
+    });
+    assert_eq!((made, all()[2]), ([("cuLaunchKernel", 1), ("cuStreamBatchMemOp_v2", 1)].into(), 5));
+    // The other GPU is current.
+    let enter: unsafe extern "C" fn(*mut c_void) -> c_int = symbol(c"cuCtxSetCurrent");
+    unsafe {
+        enter(CudaDevice::new(1, &[]).unwrap().raw_context());
+        lane.finish(&values(9)).unwrap();
+    }
+    assert_eq!(all()[2], 9);
+    // A later lane of the same stream goes on with its numbers, for those that still know an earlier end.
+    let last = other.mark().reached();
+    drop(other);
+    let mut later = device.lane().unwrap();
+    assert_eq!(unsafe { later.finish(&[]) }, Ok(last + 1));
 }
 
 /// A rank of GPU 0.

@@ -111,7 +111,7 @@ driver! {
             16 => 132,     // SMs
             75 => 9,       // compute capability
             97 => 227 << 10, // dynamic shared memory
-            19 | 41 | 95 => 1, // mapped host memory, unified addresses, cooperative launches
+            19 | 41 | 95 | 122 => 1, // mapped host memory, unified addresses, cooperative launches, 64-bit values
             _ => 0,
         })
     }
@@ -181,6 +181,8 @@ driver! {
     cuModuleLoadDataEx(to: *mut *const c_void, image: *const c_void, _n: c_uint, _options: Pointer, _values: Pointer) {
         put(to, image)
     }
+    cuModuleLoadData(to: *mut *const c_void, image: *const c_void) { put(to, image) }
+    cuModuleGetFunction(to: *mut Pointer, module: Pointer, _name: *const c_char) { put(to, module) }
     cuModuleUnload(_module: Pointer) { OK }
     // The image begins with the version.
     cuModuleGetGlobal_v2(to: *mut Pointer, bytes: *mut usize, module: Pointer, _name: *const c_char) {
@@ -204,6 +206,23 @@ driver! {
     cuOccupancyMaxActiveBlocksPerMultiprocessor(to: *mut c_int, _function: Pointer, threads: c_int, _shared: usize) {
         put(to, 1024 / threads)
     }
+    cuStreamBatchMemOp_v2(on: Pointer, count: c_uint, first: *const Operation, _flags: c_uint) {
+        if stream(on).context != CURRENT.get() {
+            return INVALID_CONTEXT;
+        }
+        let all = unsafe { std::slice::from_raw_parts(first, count as usize) };
+        if all.iter().all(Operation::carry_out) { OK } else { INVALID_VALUE }
+    }
+    // The kernel that adds to a word.
+    cuLaunchKernel(_function: Pointer, _x: c_uint, _y: c_uint, _z: c_uint, _bx: c_uint, _by: c_uint, _bz: c_uint,
+        _shared: c_uint, on: Pointer, values: *const *const u64, _extra: Pointer) {
+        if stream(on).context != CURRENT.get() {
+            return INVALID_CONTEXT;
+        }
+        let (word, amount) = unsafe { (**values as *mut u64, **values.add(1)) };
+        unsafe { *word += amount };
+        OK
+    }
     cuLaunchKernelEx(config: *const Launch, _function: Pointer, _values: *mut Pointer, _extra: Pointer) {
         let on = stream(unsafe { (*config).stream });
         match CURRENT.get() {
@@ -214,6 +233,31 @@ driver! {
                 OK
             }
         }
+    }
+}
+
+/// An operation on a word: wait for a value of 64 bits (4), write 32 bits (2) or 64 bits (5).
+#[repr(C)]
+pub struct Operation {
+    kind: c_uint,
+    address: u64,
+    value: u64,
+    flags: c_uint,
+    _alias: u64,
+    _pad: u64,
+}
+
+impl Operation {
+    /// Does the operation. As the driver, refuses a write without a barrier; here, also a wait that would not end.
+    fn carry_out(&self) -> bool {
+        let word = self.address as *mut u64;
+        match self.kind {
+            2 if self.flags == 0 => unsafe { word.cast::<u32>().write(self.value as u32) },
+            4 => return unsafe { word.read() } >= self.value,
+            5 if self.flags == 0 => unsafe { word.write(self.value) },
+            _ => return false,
+        }
+        true
     }
 }
 
