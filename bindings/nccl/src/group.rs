@@ -3,6 +3,7 @@
 
 use crate::abi::{CUDA_ERROR, FLAG_NEVER_RESET, HANDLE_BYTES, INTERNAL_ERROR, PTR_CUDA, PTR_HOST};
 use crate::gpus::{Machine, Place};
+use crate::log;
 use crate::region::{Handle, Region};
 use crate::table::Failure;
 use crate::transfer::{MAX_RANKS, Pair};
@@ -184,12 +185,22 @@ impl Coll {
             (PTR_CUDA | PTR_HOST, _) => {}
             _ => return Err(refuse("a type of memory that this version does not know")),
         }
-        if place != Place::Cpu {
-            for &gpu in &self.group.gpus {
+        let reach = |place| {
+            let reached = self.group.gpus.iter().take_while(|_| place != Place::Cpu).try_for_each(|&gpu| {
                 // Safety: the caller's promise.
-                unsafe { self.machine.gpus.reach(gpu, address, bytes) }.map_err(Failure::cuda)?;
+                unsafe { self.machine.gpus.reach(gpu, address, bytes) }
+            });
+            match reached {
+                Ok(()) => Ok(place),
+                // NCCL registers memory of the host also where no request uses it.
+                Err(error) if place == Place::Host => {
+                    log::info(&format!("rank {}: requests can take values from it only: {error}", self.rank));
+                    Ok(Place::Cpu)
+                }
+                Err(error) => Err(Failure::cuda(error)),
             }
-        }
+        };
+        let place = reach(place)?;
         let is_table = flags & FLAG_NEVER_RESET != 0 && place != Place::Cpu;
         let region = Arc::new(Region::new(self.rank, address, bytes, place, is_table));
         let mut regions = lock(&self.group.ranks[self.rank].regions);

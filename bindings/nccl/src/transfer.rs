@@ -10,8 +10,8 @@ use gin_gpu::lane::{Lane, Mark};
 use gin_gpu::{GpuError, lock};
 use std::sync::Arc;
 
-/// The lanes of a pair: one for small transfers, and both in turns for large ones, so that the GPU copies while a lane
-/// writes values.
+/// The lanes of a pair: one of the rank's own GPU, and one of the peer's. Large transfers take turns, so that one copy
+/// engine copies while the other one is between two copies.
 const LANES: usize = 2;
 
 /// The bytes from which on a transfer is large.
@@ -57,8 +57,7 @@ pub(crate) type Part<'a> = (&'a Handle, u64);
 /// The lanes by which a rank reaches a peer.
 #[derive(Debug)]
 pub(crate) struct Pair {
-    /// As many as [`LANES`].
-    lanes: Vec<Box<dyn Lane>>,
+    lanes: [Box<dyn Lane>; LANES],
     /// The lane of the next large transfer.
     turn: usize,
     /// The last end of each lane, and of the desk for this pair.
@@ -106,7 +105,7 @@ impl Pair {
     /// Makes the lanes from a GPU to another one, and uses each way once.
     pub(crate) fn new(machine: &Machine, own: usize, peer: usize) -> Result<Self, GpuError> {
         let mut pair = Self {
-            lanes: (0..LANES).map(|_| machine.gpus.lane(own)).collect::<Result<_, _>>()?,
+            lanes: [machine.gpus.lane(own)?, machine.gpus.lane(peer)?],
             turn: 0,
             ends: [0; Self::MARKS],
             desk: machine.desk(peer)?,

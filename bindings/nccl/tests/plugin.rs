@@ -115,6 +115,86 @@ fn a_signal_comes_after_the_bytes_of_its_put_and_of_all_earlier_puts() {
     comm.end(&[&window, &table]);
 }
 
+/// The steps of all lanes in any order, with a look at the receiver's memory after each.
+#[test]
+fn a_signal_covers_all_earlier_puts_after_every_step_of_any_lane() {
+    const OPERATIONS: u64 = 12;
+    let engine = Engine::start(3);
+    let comm = Comm::new(2);
+    let mut words = vec![vec![0u64; 16]; 2];
+    let host = comm.register_host(&mut words);
+    for seed in 0..300 {
+        let mut random = oorandom::Rand64::new(seed);
+        let (window, table) = (comm.register(OPERATIONS << 19, 0), comm.register(64, FLAG_NEVER_RESET));
+        engine.hold(true);
+        let (mut puts, mut covered, mut requests) = (Vec::new(), vec![0], Vec::new());
+        let check = |puts: &[u64], covered: &[usize]| {
+            let raised = word(&table, 1, 2).load(Ordering::Acquire) as usize;
+            for offset in &puts[..covered[raised]] {
+                assert_eq!(window.word(1, offset / 8), offset + 1, "seed {seed}: signal {raised} came too early");
+            }
+        };
+        for operation in 0..OPERATIONS {
+            let kind = random.rand_range(0..5);
+            let (bytes, from) = match kind {
+                0 => (0, window.handles[0]),
+                1 => (8, host[0]),
+                2 => (64, window.handles[0]),
+                _ => (300 << 10, window.handles[0]),
+            };
+            let offset = (operation << 19) + (bytes.max(8) - 8);
+            let mut put = Put::new((from, operation << 19), (window.handles[0], operation << 19), bytes);
+            if kind == 1 {
+                words[0][operation as usize] = offset + 1;
+                put.from.1 = operation * 8;
+            } else if kind > 1 {
+                window.memory[0].write(offset, &[offset + 1]).unwrap();
+            }
+            if kind > 0 {
+                puts.push(offset);
+            }
+            if kind == 0 || random.rand_range(0..2) == 0 {
+                put = put.and(table.handles[0], 2, None);
+                covered.push(puts.len());
+            }
+            requests.push(comm.post(0, 1, &put));
+            for _ in 0..random.rand_range(0..6) {
+                engine.step_held(&mut random);
+                check(&puts, &covered);
+            }
+        }
+        while engine.step_held(&mut random) {
+            check(&puts, &covered);
+        }
+        assert!(requests.iter().all(|&request| comm.is_done(0, request)));
+        assert_eq!(table.word(1, 2), covered.len() as u64 - 1);
+        engine.hold(false);
+    }
+}
+
+#[test]
+fn a_signal_that_follows_nothing_does_not_overtake_the_signal_of_another_sender() {
+    let engine = Engine::start(4);
+    let comm = Comm::new(3);
+    for seed in 0..50 {
+        let mut random = oorandom::Rand64::new(seed);
+        let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+        engine.hold(true);
+        let part = (window.handles[0], 0);
+        let mut last = 0;
+        comm.post(0, 1, &Put::new(part, part, 64).and(table.handles[0], 5, Some(10)));
+        comm.post(2, 1, &Put::signal(table.handles[2], 5, None));
+        comm.post(1, 1, &Put::signal(table.handles[1], 5, None));
+        while engine.step_held(&mut random) {
+            let now = table.word(1, 5);
+            assert!(now >= last, "seed {seed}: {now} after {last}");
+            last = now;
+        }
+        assert_eq!(last, 12);
+        engine.hold(false);
+    }
+}
+
 /// Each rank puts to all, itself included, and raises a word of its own there and one that all share.
 #[test]
 fn words_that_several_ranks_raise_end_at_the_sum_and_never_fall() {
@@ -234,7 +314,7 @@ fn values_of_the_host_may_change_as_soon_as_the_call_returns() {
     let mut requests = Vec::new();
     for (index, bytes) in (0..24u64).map(|index| (index, index % 8 + 1)) {
         words[0][3] = value + index;
-        let to = index * 10 + if index < 8 { 0 } else { index % 4 };
+        let to = index * 8 + [0, 4, index % 4][index as usize / 8];
         let put = Put::new((host[0], 24), (window.handles[0], to), bytes);
         requests.push(comm.post(0, 1, &if index % 2 == 0 { put.and(table.handles[0], 0, None) } else { put }));
         expected[to as usize..(to + bytes) as usize].copy_from_slice(&words[0][3].to_le_bytes()[..bytes as usize]);
@@ -550,15 +630,14 @@ fn memory_that_is_not_of_its_type_is_refused() {
 #[test]
 fn calls_leave_the_gpu_of_their_thread_as_it_was() {
     Engine::start(21);
+    // Each call makes other GPUs the current one for a while. `connect` and `register` check the GPU, too.
     let comm = Comm::new(3);
-    // Each call chooses other GPUs for a while; the last thread of `new` is that of rank 2.
-    assert_eq!(current(), Some(comm.first_gpu + 2));
     let window = comm.register(64, 0);
-    assert_eq!(current(), Some(comm.first_gpu + 2));
-    choose(Some(comm.first_gpu));
-    assert_eq!(init(), 0);
-    comm.end(&[&window]);
-    assert_eq!(current(), Some(current().unwrap()));
+    choose(Some(comm.first_gpu + 1));
+    let before = current();
+    assert_eq!((init(), comm.deregister(0, window.handles[0]), current()), (0, 0, before));
+    choose(None);
+    assert_eq!((comm.deregister(1, window.handles[1]), current()), (0, None));
 }
 
 #[test]

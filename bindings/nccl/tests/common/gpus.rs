@@ -134,11 +134,16 @@ impl Engine {
         copies
     }
 
-    /// Does a piece of work of one lane. Returns whether there was one.
+    /// Does a step of one lane, unless the work is held back. Returns whether there was one.
     fn step(&self, random: &mut oorandom::Rand64) -> bool {
         let held = lock(&self.is_held);
+        !*held && self.step_held(random)
+    }
+
+    /// Does a step of a lane that `random` chooses. Returns whether there was one.
+    pub(crate) fn step_held(&self, random: &mut oorandom::Rand64) -> bool {
         let queues = lock(&self.queues).clone();
-        if *held || queues.is_empty() {
+        if queues.is_empty() {
             return false;
         }
         let first = random.rand_range(0..queues.len() as u64) as usize;

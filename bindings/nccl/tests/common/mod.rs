@@ -6,7 +6,7 @@ pub(crate) mod gpus;
 use gin_gpu::{Memory, lock};
 use gin_nccl::abi::{Config, HANDLE_BYTES, Logger, PTR_CUDA, PTR_HOST, SIGNAL_ADD, SIGNAL_INC};
 use gin_nccl::ncclRmaPlugin_v14;
-use gpus::{choose, gpus, own_gpus};
+use gpus::{choose, current, gpus, own_gpus};
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
@@ -110,7 +110,7 @@ impl Comm {
         for rank in 0..ranks {
             choose(Some(first_gpu + rank));
             let (code, coll) = connect(&handles, rank);
-            assert_eq!(code, 0);
+            assert_eq!((code, current()), (0, Some(first_gpu + rank)));
             let (config, mut context) = (Config { contexts: 2, traffic_class: -1, rank_stride: 1 }, null_mut());
             // Safety: as above.
             let code = unsafe { (ncclRmaPlugin_v14.control.create_context)(coll, &raw const config, &raw mut context) };
@@ -138,6 +138,7 @@ impl Comm {
         let register = ncclRmaPlugin_v14.control.reg_mr_sym;
         // Safety: as above; callers keep the memory.
         let code = unsafe { register(self.colls[rank], data, bytes as usize, kind, flags, &raw mut handle) };
+        assert_eq!(current(), Some(self.first_gpu + rank));
         (code, handle)
     }
 

@@ -99,6 +99,11 @@ impl Context {
         Ok(new)
     }
 
+    /// Returns the GPUs that were opened.
+    pub(super) fn all() -> Vec<Arc<Self>> {
+        lock(&ALL).clone()
+    }
+
     fn open(ordinal: usize) -> Result<Self, GpuError> {
         let device = info::device(ordinal)?;
         // Without this flag each launch that needs more local memory than the last one would wait for running kernels.

@@ -26,6 +26,7 @@ pub(super) const MARK: u64 = BUFFER + VALUES;
 #[derive(Debug)]
 pub(super) struct CopyStream {
     context: Arc<Context>,
+    priority: i32,
     pub(super) stream: CUstream,
     /// The address of the buffer, on host and device. The values are behind it, and then the word of [`MARK`].
     pub(super) buffer: u64,
@@ -39,14 +40,21 @@ unsafe impl Sync for CopyStream {}
 impl CopyStream {
     /// Returns an unused stream, or a new one.
     pub(super) fn take(context: &Arc<Context>) -> Result<Self, GpuError> {
-        if let Some(copies) = lock(&context.copy_streams).pop() {
-            return Ok(copies);
+        Self::with_priority(context, 0)
+    }
+
+    /// Returns an unused stream of this priority, or a new one.
+    pub(super) fn with_priority(context: &Arc<Context>, priority: i32) -> Result<Self, GpuError> {
+        let mut unused = lock(&context.copy_streams);
+        if let Some(index) = unused.iter().rposition(|copies| copies.priority == priority) {
+            return Ok(unused.swap_remove(index));
         }
+        drop(unused);
         context.enter()?;
-        let (stream, buffer) = (new_stream(0)?, host_alloc(MARK + 8)?);
+        let (stream, buffer) = (new_stream(priority)?, host_alloc(MARK + 8)?);
         // Safety: the word was just allocated.
         unsafe { (pointer(buffer + MARK) as *mut u64).write(0) };
-        Ok(Self { context: context.clone(), stream, buffer })
+        Ok(Self { context: context.clone(), priority, stream, buffer })
     }
 
     /// Runs `work` with a copy stream. A stream whose work has failed is not used again.

@@ -108,6 +108,14 @@ impl CudaDevice {
     }
 }
 
+/// Returns whether a GPU may read and write mapped memory.
+fn has_access(context: &Context, address: u64) -> Result<bool, DriverError> {
+    let (mut flags, location) = (0, context.location());
+    // Safety: writes one integer.
+    unsafe { sys::cuMemGetAccess(&raw mut flags, &raw const location, address) }.result()?;
+    Ok(flags == CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u64)
+}
+
 /// # Safety
 /// - As [`CudaDevice::reach`].
 unsafe fn reach(context: &Context, address: u64, bytes: u64) -> Result<(), String> {
@@ -121,17 +129,11 @@ unsafe fn reach(context: &Context, address: u64, bytes: u64) -> Result<(), Strin
         unsafe { sys::cuMemRelease(handle) }.result().map_err(says("cuMemRelease"))?;
         let mut at = address;
         while at < end {
-            let has = || {
-                let (mut flags, location) = (0, context.location());
-                // Safety: writes one integer.
-                let asked = unsafe { sys::cuMemGetAccess(&raw mut flags, &raw const location, at) }.result();
-                asked.map(|()| flags == CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u64)
-            };
             // The driver may refuse the question for a GPU that has no access at all.
-            if has() != Ok(true) {
+            if has_access(context, at) != Ok(true) {
                 // The driver finds the mapping only in a context that has access.
-                if let Ok(Holder::Gpu(ordinal)) = Holder::of(at) {
-                    Context::get(ordinal).and_then(|owner| owner.enter()).map_err(|error| error.to_string())?;
+                if let Some(other) = Context::all().into_iter().find(|other| has_access(other, at) == Ok(true)) {
+                    other.enter().map_err(|error| error.to_string())?;
                 }
                 let (mut start, mut length) = (0, 0);
                 // Safety: writes two integers.
@@ -141,7 +143,7 @@ unsafe fn reach(context: &Context, address: u64, bytes: u64) -> Result<(), Strin
                 // Safety: one description, for a whole mapping.
                 let allowed = unsafe { sys::cuMemSetAccess(start, length, &raw const access, 1) }.result();
                 allowed.map_err(says("cuMemSetAccess"))?;
-                if has() != Ok(true) {
+                if has_access(context, at) != Ok(true) {
                     return Err(format!("it has no access to {at:#x}"));
                 }
             }
