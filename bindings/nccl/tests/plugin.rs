@@ -339,6 +339,7 @@ fn windows_in_host_memory_that_gpus_reach_take_puts_and_signals() {
     Engine::start(9);
     let comm = Comm::new(2);
     let window = comm.register(64, 0);
+    // An allocation of the host begins at a multiple of 16, which these GPUs reach.
     let mut words = vec![vec![0u64; 8]; 2];
     let keep: Arc<dyn Any + Send + Sync> = Arc::new(());
     for words in &mut words {
@@ -355,6 +356,26 @@ fn windows_in_host_memory_that_gpus_reach_take_puts_and_signals() {
     };
     assert_eq!([read(0), read(1), read(2), read(3), read(4)], [4, 1, 2, 3, 0]);
     host.into_iter().enumerate().for_each(|(rank, handle)| assert_eq!(comm.deregister(rank, handle), 0));
+    comm.end(&[&window]);
+}
+
+#[test]
+fn host_memory_that_gpus_do_not_reach_is_registered_as_a_source_of_values() {
+    Engine::start(25);
+    let comm = Comm::new(2);
+    let window = comm.register(64, 0);
+    let (mut words, keep) = (vec![3u64; 8], Arc::new(()) as Arc<dyn Any + Send + Sync>);
+    // Not a multiple of 16, which the GPUs of these tests would reach.
+    let address = (words.as_mut_ptr().expose_provenance() as u64).next_multiple_of(16) + 8;
+    gpus().place(address, 32, Place::Host, &keep);
+    let handles: Vec<_> = (0..2).map(|rank| comm.register_at(rank, address, 32, PTR_HOST, 0)).collect();
+    assert!(handles.iter().all(|(code, _)| *code == 0));
+    assert!(logged(&["rank 0: requests can take values from it only", "multiples of 16 only"]));
+    let (own, to) = ((handles[0].1, 8), (window.handles[0], 0));
+    comm.wait(0, comm.post(0, 1, &Put::new(own, to, 8)));
+    assert_eq!(window.word(1, 0), 3);
+    assert_ne!(comm.put(0, 1, &Put::new(to, own, 8)).0, 0);
+    assert_ne!(comm.put(0, 1, &Put::signal(handles[0].1, 0, None)).0, 0);
     comm.end(&[&window]);
 }
 

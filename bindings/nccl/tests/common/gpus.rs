@@ -228,6 +228,8 @@ impl Lane for LateLane {
     }
 
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError> {
+        let (to_place, from_place) = (gpus().find(to), gpus().find(from));
+        assert!(to_place != from_place || to_place == Place::Host, "this copy would need a free SM");
         self.push(Work::Copy { to, from, bytes })
     }
 
@@ -298,6 +300,14 @@ impl VirtualGpus {
         memory
     }
 
+    /// Returns the place of memory.
+    fn find(&self, address: u64) -> Place {
+        let known = lock(&self.known);
+        let mut found = known.iter().filter(|memory| memory.range.contains(&address));
+        let found = found.find(|memory| memory.owner.strong_count() > 0);
+        found.map_or(Place::Cpu, |memory| memory.place)
+    }
+
     /// Notes the place of memory that exists as long as `keep`.
     pub(crate) fn place(&self, address: u64, bytes: u64, place: Place, keep: &Arc<dyn Any + Send + Sync>) {
         let mut known = lock(&self.known);
@@ -328,15 +338,16 @@ impl Gpus for Shared {
     }
 
     fn place(&self, address: u64) -> Result<Place, GpuError> {
-        let known = lock(&self.0.known);
-        let mut found = known.iter().filter(|memory| memory.range.contains(&address));
-        let found = found.find(|memory| memory.owner.strong_count() > 0);
-        Ok(found.map_or(Place::Cpu, |memory| memory.place))
+        Ok(self.0.find(address))
     }
 
-    unsafe fn reach(&self, gpu: usize, _address: u64, _bytes: u64) -> Result<(), GpuError> {
+    unsafe fn reach(&self, gpu: usize, address: u64, bytes: u64) -> Result<(), GpuError> {
         disturb(gpu);
-        Ok(())
+        if address.is_multiple_of(16) {
+            return Ok(());
+        }
+        let reason = "these GPUs reach host memory at multiples of 16 only".to_owned();
+        Err(GpuError::Foreign { address, bytes, device: format!("virtual GPU {gpu}"), reason })
     }
 
     fn copies_reach(&self, from: usize, to: usize) -> Result<bool, GpuError> {
@@ -345,7 +356,7 @@ impl Gpus for Shared {
 
     fn memory(&self, gpu: usize, bytes: u64) -> Result<Arc<Memory>, GpuError> {
         disturb(gpu);
-        Memory::new(&self.0.devices[gpu], MemoryKind::Device, bytes)
+        Ok(self.0.allocate(gpu, bytes))
     }
 
     fn lane(&self, gpu: usize) -> Result<Box<dyn Lane>, GpuError> {
