@@ -161,72 +161,111 @@ impl Pair {
     /// # Safety
     /// - The memory exists until the end is reached, and all GPUs of the group reach it.
     unsafe fn start(&mut self, transfer: &Transfer, signal: Option<Signal<'_>>) -> Result<(usize, Ticket), GpuError> {
-        let mut value = [0; 8];
-        let mut values = Some(Values::none());
-        let value = &mut value[..transfer.bytes.min(8) as usize];
-        if transfer.kind == Kind::Inline {
-            // Safety: the caller's promise, for the source.
-            unsafe {
-                let from = std::ptr::with_exposed_provenance(transfer.from as usize);
-                std::ptr::copy_nonoverlapping(from, value.as_mut_ptr(), value.len());
-            }
-            values = Values::of(transfer.to, value);
-        }
-        let has_copy = matches!(transfer.kind, Kind::Between | Kind::Within);
-        // Safety of all that follows: the caller's promise.
-        if let (false, Some(values), true) = (has_copy, &mut values, (0..Self::MARKS).all(|i| !self.is_under_way(i))) {
-            let ticket = match &signal {
-                None if values.is_empty() => return Ok((0, self.ends[0])),
-                None => Some(unsafe { lock(&self.desk.lane).finish(values.get())? }),
-                Some(Signal { table: Some(addition), .. }) => unsafe { addition.at_once(&self.desk, values)? },
-                Some(_) => None,
-            };
-            if let Some(ticket) = ticket {
-                self.ends[Self::DESK] = ticket;
-                return Ok((Self::DESK, ticket));
-            }
+        // Safety of all: the caller's promise.
+        let value = unsafe { transfer.value() };
+        let mut values = match transfer.kind {
+            Kind::Inline => Values::of(transfer.to, &value[..transfer.bytes as usize]),
+            _ => Some(Values::none()),
+        };
+        if matches!(transfer.kind, Kind::Empty | Kind::Inline)
+            && let Some(values) = &mut values
+            && !(0..Self::MARKS).any(|index| self.is_under_way(index))
+            && let Some(end) = unsafe { self.at_desk(values, &signal)? }
+        {
+            return Ok(end);
         }
         let index = if transfer.bytes < LARGE { 0 } else { self.turn };
         if transfer.bytes >= LARGE {
             self.turn = (self.turn + 1) % LANES;
         }
+        self.ends[index] = unsafe { self.on_lane(index, transfer, &value, values, &signal)? };
+        Ok((index, self.ends[index]))
+    }
+
+    /// Writes values, and raises a signal, that follow nothing. Returns `None` for a signal that only a lane can raise.
+    ///
+    /// # Safety
+    /// - As [`start`](Self::start).
+    unsafe fn at_desk(
+        &mut self,
+        values: &mut Values,
+        signal: &Option<Signal<'_>>,
+    ) -> Result<Option<(usize, Ticket)>, GpuError> {
+        // Safety of all: the caller's promise.
+        let ticket = match signal {
+            None if values.is_empty() => return Ok(Some((0, self.ends[0]))),
+            None => Some(unsafe { lock(&self.desk.lane).finish(values.get())? }),
+            Some(Signal { table: Some(addition), .. }) => unsafe { addition.at_once(&self.desk, values)? },
+            Some(Signal { table: None, .. }) => None,
+        };
+        Ok(ticket.map(|ticket| {
+            self.ends[Self::DESK] = ticket;
+            (Self::DESK, ticket)
+        }))
+    }
+
+    /// Starts a transfer and its signal on a lane. `values` are the writes of a value; `None` if it needs a copy.
+    ///
+    /// # Safety
+    /// - As [`start`](Self::start).
+    unsafe fn on_lane(
+        &mut self,
+        index: usize,
+        transfer: &Transfer,
+        value: &[u8; 8],
+        values: Option<Values>,
+        signal: &Option<Signal<'_>>,
+    ) -> Result<Ticket, GpuError> {
         let others: [Option<(Arc<Mark>, Ticket)>; Self::MARKS] = std::array::from_fn(|other| {
             let waits = signal.is_some() && other != index && self.is_under_way(other);
             waits.then(|| (self.mark(other).clone(), self.ends[other]))
         });
         let lane = &mut *self.lanes[index];
-        for at in (0..transfer.bytes).step_by(MAX_COPY as usize) {
-            let (to, from, bytes) = (transfer.to + at, transfer.from + at, MAX_COPY.min(transfer.bytes - at));
-            match transfer.kind {
-                Kind::Between => unsafe { lane.copy(to, from, bytes)? },
-                Kind::Within => unsafe { lane.copy_within(to, from, bytes)? },
-                Kind::Empty | Kind::Inline => {}
+        let Transfer { to, from, bytes, kind } = *transfer;
+        // Safety of all: the caller's promise.
+        if matches!(kind, Kind::Between | Kind::Within) {
+            for at in (0..bytes).step_by(MAX_COPY as usize) {
+                let (to, from, bytes) = (to + at, from + at, MAX_COPY.min(bytes - at));
+                match kind {
+                    Kind::Within => unsafe { lane.copy_within(to, from, bytes)? },
+                    _ => unsafe { lane.copy(to, from, bytes)? },
+                }
             }
+        } else if values.is_none() {
+            unsafe { lane.store(to, &value[..bytes as usize])? };
         }
+        let mut values = values.unwrap_or_else(Values::none);
         // A signal follows all earlier work of the pair.
         for (mark, ticket) in others.iter().flatten() {
             lane.wait(mark, *ticket)?;
         }
-        let mut values = match values {
-            Some(values) => values,
-            None => {
-                unsafe { lane.store(transfer.to, value)? };
-                Values::none()
-            }
-        };
-        let ticket = match &signal {
-            Some(Signal { table: Some(addition), .. }) => unsafe { addition.by(lane, &mut values)? },
+        match signal {
+            None => unsafe { lane.finish(values.get()) },
+            Some(Signal { table: Some(addition), .. }) => unsafe { addition.by(lane, &mut values) },
             Some(Signal { to, amount, table: None }) => unsafe {
                 if !values.is_empty() {
                     lane.finish(values.get())?;
                 }
                 lane.add(*to, *amount)?;
-                lane.finish(&[])?
+                lane.finish(&[])
             },
-            None => unsafe { lane.finish(values.get())? },
-        };
-        self.ends[index] = ticket;
-        Ok((index, ticket))
+        }
+    }
+}
+
+impl Transfer {
+    /// Reads the value of an inline transfer.
+    ///
+    /// # Safety
+    /// - The source exists.
+    unsafe fn value(&self) -> [u8; 8] {
+        let mut value = [0; 8];
+        if self.kind == Kind::Inline {
+            let from: *const u8 = std::ptr::with_exposed_provenance(self.from as usize);
+            // Safety: the caller's promise; an inline transfer has at most 8 bytes.
+            unsafe { std::ptr::copy_nonoverlapping(from, value.as_mut_ptr(), self.bytes as usize) };
+        }
+        value
     }
 }
 

@@ -129,7 +129,7 @@ fn announced() {
         lane.finish(&values(9)).unwrap();
     }
     assert_eq!(all()[2], 9);
-    // A later lane of the same stream goes on with its numbers, for those that still know an earlier end.
+    // A later lane of the same stream goes on with its numbers: other threads may still wait for an earlier end.
     let last = other.mark().reached();
     drop(other);
     let mut later = device.lane().unwrap();
