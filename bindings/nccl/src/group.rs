@@ -159,7 +159,8 @@ impl Coll {
                 )));
             }
         }
-        let pairs = group.gpus.iter().map(|&gpu| Pair::new(machine, own, gpu)).collect::<Result<Vec<_>, _>>();
+        let pairs =
+            group.gpus.iter().map(|&gpu| Pair::new(machine, &group.gpus, own, gpu)).collect::<Result<Vec<_>, _>>();
         let pairs = pairs.map_err(Failure::cuda)?;
         let marks = pairs.iter().map(Pair::marks).collect();
         let ends: Vec<_> = pairs.iter().flat_map(Pair::under_way).collect();

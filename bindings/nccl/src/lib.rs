@@ -16,8 +16,8 @@
 //! | `log` | NCCL's log |
 //!
 //! # The path of a put with signal
-//! Each pair of ranks has lanes ([`gin_gpu::lane`]), streams of the sender's GPU. A put is one copy on a lane; then the
-//! lane writes the signal's new value and the number of this end. No thread waits between them, and NCCL's question
+//! Each pair of ranks has lanes ([`gin_gpu::lane`]), streams of their GPUs. A put is one copy on a lane; then the lane
+//! writes the signal's new value and the number of this end. No thread waits between them, and NCCL's question
 //! whether the request is done is one load from host memory.
 //!
 //! A lane writes values, and cannot add. So the plugin counts what it has added to each word of a signal table, which

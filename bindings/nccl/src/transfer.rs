@@ -7,7 +7,7 @@ use crate::region::{Addition, Handle, Region, Values};
 use crate::table::Failure;
 use gin_gpu::copier::Ticket;
 use gin_gpu::lane::{Lane, Mark};
-use gin_gpu::{GpuError, lock};
+use gin_gpu::{GpuError, Memory, lock};
 use std::sync::Arc;
 
 /// The lanes of a pair: one of the rank's own GPU, and one of the peer's. Large transfers take turns, so that one copy
@@ -19,6 +19,9 @@ const LARGE: u64 = 256 << 10;
 
 /// The maximum number of bytes of one copy. Longer transfers are split.
 const MAX_COPY: u64 = 1 << 30;
+
+/// The bytes of a lane's buffer for copies within a GPU.
+const BUFFER: u64 = 1 << 20;
 
 /// The maximum number of ranks: a request has 16 bits for the lane.
 pub(crate) const MAX_RANKS: usize = u16::MAX as usize / Pair::MARKS - 1;
@@ -63,6 +66,9 @@ pub(crate) struct Pair {
     /// The last end of each lane, and of the desk for this pair.
     ends: [Ticket; Self::MARKS],
     desk: Arc<Desk>,
+    /// Memory of another GPU for copies within this one, which would need a free SM if they were direct: [`BUFFER`]
+    /// bytes for each lane. `None` for another peer, and if there is no other GPU.
+    buffer: Option<Arc<Memory>>,
 }
 
 /// A transfer with addresses.
@@ -102,9 +108,12 @@ impl Pair {
 
     const DESK: usize = LANES;
 
-    /// Makes the lanes from a GPU to another one, and uses each way once.
-    pub(crate) fn new(machine: &Machine, own: usize, peer: usize) -> Result<Self, GpuError> {
+    /// Makes the lanes from a GPU to one of `gpus`, and uses each way once.
+    pub(crate) fn new(machine: &Machine, gpus: &[usize], own: usize, peer: usize) -> Result<Self, GpuError> {
+        let other = gpus.iter().find(|&&gpu| own == peer && gpu != own);
+        let buffer = other.map(|&gpu| machine.gpus.memory(gpu, BUFFER * LANES as u64)).transpose()?;
         let mut pair = Self {
+            buffer,
             lanes: [machine.gpus.lane(own)?, machine.gpus.lane(peer)?],
             turn: 0,
             ends: [0; Self::MARKS],
@@ -113,13 +122,11 @@ impl Pair {
         let (from, to) = (machine.scratch(own)?.address(), machine.scratch(peer)?.address() + 64);
         let values = Values::of(to, &[0; 8]).unwrap_or_else(Values::none);
         for (lane, end) in pair.lanes.iter_mut().zip(&mut pair.ends) {
+            let kind = if own == peer { Kind::Within } else { Kind::Between };
+            let buffer = pair.buffer.as_ref().map(|memory| memory.address());
             // Safety: both GPUs' scratch memory exists as long as the process, and has 256 bytes.
             unsafe {
-                if own == peer {
-                    lane.copy_within(to, from, 64)?
-                } else {
-                    lane.copy(to, from, 64)?
-                }
+                copy(&mut **lane, &Transfer { to, from, bytes: 64, kind }, buffer)?;
                 lane.store(to, &[0; 4])?;
                 lane.add(to, 0)?;
                 *end = lane.finish(values.get())?;
@@ -220,19 +227,12 @@ impl Pair {
             let waits = signal.is_some() && other != index && self.is_under_way(other);
             waits.then(|| (self.mark(other).clone(), self.ends[other]))
         });
+        let buffer = self.buffer.as_ref().map(|memory| memory.address() + index as u64 * BUFFER);
         let lane = &mut *self.lanes[index];
-        let Transfer { to, from, bytes, kind } = *transfer;
-        // Safety of all: the caller's promise.
-        if matches!(kind, Kind::Between | Kind::Within) {
-            for at in (0..bytes).step_by(MAX_COPY as usize) {
-                let (to, from, bytes) = (to + at, from + at, MAX_COPY.min(bytes - at));
-                match kind {
-                    Kind::Within => unsafe { lane.copy_within(to, from, bytes)? },
-                    _ => unsafe { lane.copy(to, from, bytes)? },
-                }
-            }
-        } else if values.is_none() {
-            unsafe { lane.store(to, &value[..bytes as usize])? };
+        // Safety of all: the caller's promise. The lane has a part of the buffer for itself.
+        unsafe { copy(lane, transfer, buffer)? };
+        if values.is_none() {
+            unsafe { lane.store(transfer.to, &value[..transfer.bytes as usize])? };
         }
         let mut values = values.unwrap_or_else(Values::none);
         // A signal follows all earlier work of the pair.
@@ -251,6 +251,34 @@ impl Pair {
             },
         }
     }
+}
+
+/// Starts the copies of a transfer. `buffer`: [`BUFFER`] bytes of another GPU that only this lane uses.
+///
+/// # Safety
+/// - The memory exists until an end behind the copies is reached, and the lane's GPU reaches it.
+unsafe fn copy(lane: &mut dyn Lane, transfer: &Transfer, buffer: Option<u64>) -> Result<(), GpuError> {
+    let Transfer { to, from, bytes, kind } = *transfer;
+    let chunk = match (kind, buffer) {
+        (Kind::Empty | Kind::Inline, _) => return Ok(()),
+        (Kind::Within, Some(_)) => BUFFER,
+        _ => MAX_COPY,
+    };
+    for at in (0..bytes).step_by(chunk as usize) {
+        let (to, from, bytes) = (to + at, from + at, chunk.min(bytes - at));
+        // Safety of all: the caller's promise. Copies of a lane follow each other, so one buffer is enough.
+        unsafe {
+            match (kind, buffer) {
+                (Kind::Within, Some(buffer)) => {
+                    lane.copy(buffer, from, bytes)?;
+                    lane.copy(to, buffer, bytes)?;
+                }
+                (Kind::Within, None) => lane.copy_within(to, from, bytes)?,
+                _ => lane.copy(to, from, bytes)?,
+            }
+        }
+    }
+    Ok(())
 }
 
 impl Transfer {

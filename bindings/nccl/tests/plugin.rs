@@ -380,6 +380,29 @@ fn host_memory_that_gpus_do_not_reach_is_registered_as_a_source_of_values() {
 }
 
 #[test]
+fn a_rank_puts_to_itself_with_other_gpus_and_without() {
+    const WORDS: u64 = 5 << 16;
+    for ranks in [1, 2] {
+        Engine::start(26);
+        let comm = Comm::new(ranks);
+        let (window, table) = (comm.register(WORDS * 16, 0), comm.register(64, FLAG_NEVER_RESET));
+        let sent: Vec<u64> = (0..WORDS).collect();
+        window.memory[0].write(0, &sent).unwrap();
+        let (handle, half) = (window.handles[0], WORDS * 8);
+        // Long and short ones, one after another, on both lanes and through their buffers.
+        for (first, words) in [(0, WORDS - 9), (WORDS - 9, 8), (WORDS - 1, 1)] {
+            let put = Put::new((handle, first * 8), (handle, half + first * 8), words * 8);
+            comm.post(0, 0, &put.and(table.handles[0], 0, None));
+        }
+        until("all signals rise", || word(&table, 0, 0).load(Ordering::Acquire) == 3);
+        let mut found = vec![0u64; WORDS as usize];
+        window.memory[0].read(half, &mut found).unwrap();
+        assert!(found == sent, "{ranks} ranks");
+        comm.end(&[&window, &table]);
+    }
+}
+
+#[test]
 fn there_is_always_room_for_another_request() {
     let engine = Engine::start(10);
     let comm = Comm::new(2);
