@@ -180,28 +180,24 @@ impl Coll {
         if address == 0 || bytes == 0 || address.checked_add(bytes).is_none() {
             return Err(refuse("no memory to register"));
         }
-        let place = self.machine.gpus.place(address).map_err(Failure::cuda)?;
+        let mut place = self.machine.gpus.place(address).map_err(Failure::cuda)?;
         match (kind, place) {
             (PTR_CUDA, Place::Cpu) => return Err(refuse("not memory of a GPU")),
             (PTR_CUDA | PTR_HOST, _) => {}
             _ => return Err(refuse("a type of memory that this version does not know")),
         }
-        let reach = |place| {
-            let reached = self.group.gpus.iter().take_while(|_| place != Place::Cpu).try_for_each(|&gpu| {
-                // Safety: the caller's promise.
-                unsafe { self.machine.gpus.reach(gpu, address, bytes) }
-            });
-            match reached {
-                Ok(()) => Ok(place),
+        if place != Place::Cpu {
+            let mut gpus = self.group.gpus.iter();
+            // Safety: the caller's promise.
+            match gpus.try_for_each(|&gpu| unsafe { self.machine.gpus.reach(gpu, address, bytes) }) {
                 // NCCL registers memory of the host also where no request uses it.
                 Err(error) if place == Place::Host => {
                     log::info(&format!("rank {}: requests can take values from it only: {error}", self.rank));
-                    Ok(Place::Cpu)
+                    place = Place::Cpu;
                 }
-                Err(error) => Err(Failure::cuda(error)),
+                reached => reached.map_err(Failure::cuda)?,
             }
-        };
-        let place = reach(place)?;
+        }
         let is_table = flags & FLAG_NEVER_RESET != 0 && place != Place::Cpu;
         let region = Arc::new(Region::new(self.rank, address, bytes, place, is_table));
         let mut regions = lock(&self.group.ranks[self.rank].regions);
@@ -241,9 +237,14 @@ impl Coll {
         })
     }
 
-    /// Notes a failure, and adds the rank and the operation to its text.
+    /// Notes that requests have failed, and adds the rank and the operation to the text.
     pub(crate) fn fail(&self, failure: Failure, operation: &str) -> Failure {
         self.has_failed.store(true, Ordering::Relaxed);
+        self.name(failure, operation)
+    }
+
+    /// Adds the rank and the operation to the text of a failure.
+    pub(crate) fn name(&self, failure: Failure, operation: &str) -> Failure {
         Failure { text: format!("rank {}: {operation}: {}", self.rank, failure.text), ..failure }
     }
 

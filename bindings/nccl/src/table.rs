@@ -245,7 +245,7 @@ unsafe extern "C" fn reg_mr_sym(
         unsafe {
             let coll: &Arc<Coll> = object(coll, "communicator")?;
             let new = coll.register(address, size as u64, kind, flags);
-            give(handle, raw(new.map_err(|failure| coll.fail(failure, "register"))?))
+            give(handle, raw(new.map_err(|failure| coll.name(failure, "register"))?))
         }
     })
 }

@@ -668,6 +668,7 @@ fn memory_that_is_not_of_its_type_is_refused() {
         assert!(code != 0 && handle.is_null());
         assert!(logged(&["regMrSym: rank 0", reason]), "{reason}");
     }
+    assert!(!comm.has_failed(0), "requests go on");
     comm.end(&[]);
 }
 
