@@ -4,7 +4,7 @@
 use crate::abi::SYSTEM_ERROR;
 use crate::table::Failure;
 use gin_gpu::lane::{Lane, Mark};
-use gin_gpu::{GpuError, Memory, lock};
+use gin_gpu::{GpuError, Memory, MemoryKind, lock};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -50,11 +50,11 @@ pub trait Gpus: Send + Sync + fmt::Debug {
     /// An error of the driver.
     fn copies_reach(&self, from: usize, to: usize) -> Result<bool, GpuError>;
 
-    /// Allocates memory of a GPU that all of them reach.
+    /// Allocates memory of a GPU, or of the host by a GPU, that all of them reach.
     ///
     /// # Errors
     /// An error of the driver.
-    fn memory(&self, gpu: usize, bytes: u64) -> Result<Arc<Memory>, GpuError>;
+    fn memory(&self, gpu: usize, kind: MemoryKind, bytes: u64) -> Result<Arc<Memory>, GpuError>;
 
     /// Makes a lane of a GPU.
     ///
@@ -123,7 +123,7 @@ impl Machine {
         if let Some(memory) = scratch.get(&gpu) {
             return Ok(memory.clone());
         }
-        let memory = self.gpus.memory(gpu, 256)?;
+        let memory = self.gpus.memory(gpu, MemoryKind::Device, 256)?;
         scratch.insert(gpu, memory.clone());
         Ok(memory)
     }
@@ -189,9 +189,9 @@ mod cuda_gpus {
             copies_reach(from, to)
         }
 
-        fn memory(&self, gpu: usize, bytes: u64) -> Result<Arc<Memory>, GpuError> {
+        fn memory(&self, gpu: usize, kind: MemoryKind, bytes: u64) -> Result<Arc<Memory>, GpuError> {
             let device: Arc<dyn Device> = self.device(gpu)?;
-            Memory::new(&device, MemoryKind::Device, bytes)
+            Memory::new(&device, kind, bytes)
         }
 
         fn lane(&self, gpu: usize) -> Result<Box<dyn Lane>, GpuError> {

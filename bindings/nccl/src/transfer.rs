@@ -7,7 +7,7 @@ use crate::region::{Addition, Handle, Region, Values};
 use crate::table::Failure;
 use gin_gpu::copier::Ticket;
 use gin_gpu::lane::{Lane, Mark};
-use gin_gpu::{GpuError, Memory, lock};
+use gin_gpu::{GpuError, Memory, MemoryKind, lock};
 use std::sync::Arc;
 
 /// The lanes of a pair: one of the rank's own GPU, and one of the peer's. Large transfers take turns, so that one copy
@@ -66,8 +66,8 @@ pub(crate) struct Pair {
     /// The last end of each lane, and of the desk for this pair.
     ends: [Ticket; Self::MARKS],
     desk: Arc<Desk>,
-    /// Memory of another GPU for copies within this one, which would need a free SM if they were direct: [`BUFFER`]
-    /// bytes for each lane. `None` for another peer, and if there is no other GPU.
+    /// Memory of another GPU, or of the host if there is none, for copies within this GPU, which would need a free SM
+    /// if they were direct: [`BUFFER`] bytes for each lane. `None` for another peer.
     buffer: Option<Arc<Memory>>,
 }
 
@@ -110,10 +110,13 @@ impl Pair {
 
     /// Makes the lanes from a GPU to one of `gpus`, and uses each way once.
     pub(crate) fn new(machine: &Machine, gpus: &[usize], own: usize, peer: usize) -> Result<Self, GpuError> {
-        let other = gpus.iter().find(|&&gpu| own == peer && gpu != own);
-        let buffer = other.map(|&gpu| machine.gpus.memory(gpu, BUFFER * LANES as u64)).transpose()?;
+        let buffer = (own == peer).then(|| {
+            let other = gpus.iter().find(|&&gpu| gpu != own);
+            let kind = if other.is_some() { MemoryKind::Device } else { MemoryKind::Pinned };
+            machine.gpus.memory(*other.unwrap_or(&own), kind, BUFFER * LANES as u64)
+        });
         let mut pair = Self {
-            buffer,
+            buffer: buffer.transpose()?,
             lanes: [machine.gpus.lane(own)?, machine.gpus.lane(peer)?],
             turn: 0,
             ends: [0; Self::MARKS],
@@ -253,28 +256,27 @@ impl Pair {
     }
 }
 
-/// Starts the copies of a transfer. `buffer`: [`BUFFER`] bytes of another GPU that only this lane uses.
+/// Starts the copies of a transfer. `buffer`: [`BUFFER`] bytes outside the GPU, which only this lane uses, for a copy
+/// within the GPU.
 ///
 /// # Safety
 /// - The memory exists until an end behind the copies is reached, and the lane's GPU reaches it.
 unsafe fn copy(lane: &mut dyn Lane, transfer: &Transfer, buffer: Option<u64>) -> Result<(), GpuError> {
     let Transfer { to, from, bytes, kind } = *transfer;
-    let chunk = match (kind, buffer) {
-        (Kind::Empty | Kind::Inline, _) => return Ok(()),
-        (Kind::Within, Some(_)) => BUFFER,
-        _ => MAX_COPY,
-    };
+    let buffer = buffer.filter(|_| kind == Kind::Within);
+    if matches!(kind, Kind::Empty | Kind::Inline) {
+        return Ok(());
+    }
+    let chunk = if buffer.is_some() { BUFFER } else { MAX_COPY };
     for at in (0..bytes).step_by(chunk as usize) {
         let (to, from, bytes) = (to + at, from + at, chunk.min(bytes - at));
         // Safety of all: the caller's promise. Copies of a lane follow each other, so one buffer is enough.
         unsafe {
-            match (kind, buffer) {
-                (Kind::Within, Some(buffer)) => {
-                    lane.copy(buffer, from, bytes)?;
-                    lane.copy(to, buffer, bytes)?;
-                }
-                (Kind::Within, None) => lane.copy_within(to, from, bytes)?,
-                _ => lane.copy(to, from, bytes)?,
+            if let Some(buffer) = buffer {
+                lane.copy(buffer, from, bytes)?;
+                lane.copy(to, buffer, bytes)?;
+            } else {
+                lane.copy(to, from, bytes)?;
             }
         }
     }

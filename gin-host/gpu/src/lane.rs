@@ -98,7 +98,7 @@ pub trait Lane: Send + fmt::Debug {
     /// Returns the mark, which other threads and lanes may read.
     fn mark(&self) -> &std::sync::Arc<Mark>;
 
-    /// Copies between devices, or between a device and pinned memory.
+    /// Copies between devices, or between a device and pinned memory. A copy within a GPU waits for room on an SM.
     ///
     /// # Safety
     /// - Both ranges exist until an end behind the copy is reached, and the device reaches both.
@@ -106,15 +106,6 @@ pub trait Lane: Send + fmt::Debug {
     /// # Errors
     /// An error of the driver.
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError>;
-
-    /// Copies between two ranges of one device, which do not overlap, without an SM.
-    ///
-    /// # Safety
-    /// - As [`copy`](Self::copy).
-    ///
-    /// # Errors
-    /// An error of the driver.
-    unsafe fn copy_within(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError>;
 
     /// Writes a few bytes, at most 8, which may change once the call has returned.
     ///

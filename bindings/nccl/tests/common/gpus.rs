@@ -233,10 +233,6 @@ impl Lane for LateLane {
         self.push(Work::Copy { to, from, bytes })
     }
 
-    unsafe fn copy_within(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError> {
-        self.push(Work::Copy { to, from, bytes })
-    }
-
     unsafe fn store(&mut self, to: u64, bytes: &[u8]) -> Result<(), GpuError> {
         self.push(Work::Store { to, bytes: bytes.to_vec() })
     }
@@ -354,9 +350,14 @@ impl Gpus for Shared {
         Ok(from == to || (from != GPUS - 1 && to != GPUS - 1))
     }
 
-    fn memory(&self, gpu: usize, bytes: u64) -> Result<Arc<Memory>, GpuError> {
+    fn memory(&self, gpu: usize, kind: MemoryKind, bytes: u64) -> Result<Arc<Memory>, GpuError> {
         disturb(gpu);
-        Ok(self.0.allocate(gpu, bytes))
+        if kind == MemoryKind::Device {
+            return Ok(self.0.allocate(gpu, bytes));
+        }
+        let memory = Memory::new(&self.0.devices[gpu], kind, bytes)?;
+        self.0.place(memory.address(), bytes, Place::Host, &(memory.clone() as Arc<dyn Any + Send + Sync>));
+        Ok(memory)
     }
 
     fn lane(&self, gpu: usize) -> Result<Box<dyn Lane>, GpuError> {

@@ -19,16 +19,12 @@ pub(super) const BUFFER: u64 = 1 << 20;
 /// The bytes after the buffer, for values.
 pub(super) const VALUES: u64 = 64 << 10;
 
-/// The offset of the word for the ends of a lane.
-pub(super) const MARK: u64 = BUFFER + VALUES;
-
 /// A stream that waits for no other stream, and its buffer.
 #[derive(Debug)]
 pub(super) struct CopyStream {
     context: Arc<Context>,
-    priority: i32,
     pub(super) stream: CUstream,
-    /// The address of the buffer, on host and device. The values are behind it, and then the word of [`MARK`].
+    /// The address of the buffer, on host and device. The values are behind it.
     pub(super) buffer: u64,
 }
 
@@ -40,21 +36,11 @@ unsafe impl Sync for CopyStream {}
 impl CopyStream {
     /// Returns an unused stream, or a new one.
     pub(super) fn take(context: &Arc<Context>) -> Result<Self, GpuError> {
-        Self::with_priority(context, 0)
-    }
-
-    /// Returns an unused stream of this priority, or a new one.
-    pub(super) fn with_priority(context: &Arc<Context>, priority: i32) -> Result<Self, GpuError> {
-        let mut unused = lock(&context.copy_streams);
-        if let Some(index) = unused.iter().rposition(|copies| copies.priority == priority) {
-            return Ok(unused.swap_remove(index));
+        if let Some(copies) = lock(&context.copy_streams).pop() {
+            return Ok(copies);
         }
-        drop(unused);
         context.enter()?;
-        let (stream, buffer) = (new_stream(priority)?, host_alloc(MARK + 8)?);
-        // Safety: the word was just allocated.
-        unsafe { (pointer(buffer + MARK) as *mut u64).write(0) };
-        Ok(Self { context: context.clone(), priority, stream, buffer })
+        Ok(Self { context: context.clone(), stream: new_stream(0)?, buffer: host_alloc(BUFFER + VALUES)? })
     }
 
     /// Runs `work` with a copy stream. A stream whose work has failed is not used again.

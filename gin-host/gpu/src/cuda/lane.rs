@@ -3,14 +3,15 @@
 
 use super::CudaDevice;
 use super::context::Context;
-use super::copy_stream::{BUFFER, CopyStream, MARK};
-use super::deferred::Resource;
+use super::copy_stream::{host_alloc, new_stream};
+use super::deferred::{Deferred, Resource};
 use super::driver::{BesideCaptures, check, handle, is_done};
 use super::info;
-use super::launches::{defer, free_deferred};
+use super::launches::free_deferred;
 use super::resident::Hold;
 use crate::copier::Ticket;
 use crate::lane::{Lane, MAX_VALUES, Mark, Value};
+use crate::shared::pointer;
 use crate::{GpuError, lock};
 use cudarc::driver::sys::{
     self, CUdevice_attribute, CUfunction, CUstream, CUstreamBatchMemOpParams as Operation,
@@ -77,13 +78,35 @@ impl Adder {
     }
 }
 
+/// The distance of the words of two marks: a cache line, because a thread polls one while GPUs write others.
+const WORD: usize = 64;
+
+/// The bytes of words that are allocated together.
+const WORDS: usize = 64 << 10;
+
+/// The words for marks that no lane has, in pinned memory that is never freed. They only grow: the next lane goes on
+/// with the numbers of the last one, because other threads may still ask for an earlier end.
+static UNUSED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+/// Returns an unused word. The context must be current.
+fn unused_word() -> Result<u64, GpuError> {
+    let mut unused = lock(&UNUSED);
+    if unused.is_empty() {
+        let start = host_alloc(WORDS as u64)?;
+        // Safety: these bytes were just allocated.
+        unsafe { std::ptr::write_bytes(pointer(start).cast::<u8>(), 0, WORDS) };
+        unused.extend((start..start + WORDS as u64).step_by(WORD));
+    }
+    Ok(unused.pop().unwrap_or_default())
+}
+
 /// Copies and memory operations of one stream.
 #[derive(Debug)]
 pub(super) struct CudaLane {
     context: Arc<Context>,
-    /// `None` only in `drop`.
-    copies: Option<CopyStream>,
     stream: CUstream,
+    /// Destroys the stream.
+    _owner: Deferred,
     mark: Arc<Mark>,
     last: Ticket,
     adder: Adder,
@@ -99,15 +122,14 @@ impl CudaLane {
             return Err(context.unsupported("write words of 8 bytes in the order of a stream"));
         }
         free_deferred();
-        let copies = CopyStream::with_priority(context, FIRST)?;
         context.enter()?;
         let adder = Adder::of(context)?;
-        // Safety: the word is in pinned memory that is never freed, and only the one lane of this copy stream writes
-        // it, each time a larger number.
-        let mark = Arc::new(unsafe { Mark::new(copies.buffer + MARK, Arc::new(())) });
-        // The copy stream is idle, so the numbers go on behind those of an earlier lane.
+        let stream = new_stream(FIRST)?;
+        let owner = Deferred::new(context, Resource::Stream(stream));
+        // Safety: the word is never freed, and only the one lane that has it writes it, each time a larger number.
+        let mark = Arc::new(unsafe { Mark::new(unused_word()?, Arc::new(())) });
         let last = mark.reached();
-        Ok(Self { context: context.clone(), stream: copies.stream, copies: Some(copies), mark, last, adder })
+        Ok(Self { context: context.clone(), stream, _owner: owner, mark, last, adder })
     }
 
     /// Puts memory operations on the stream.
@@ -119,7 +141,7 @@ impl CudaLane {
     }
 
     fn start(&self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError> {
-        // Safety: the promise of the callers of `copy`, `copy_within` and `store`.
+        // Safety: the promise of the callers of `copy` and `store`.
         let code = self.context.call(|| unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.stream) });
         check("copy between GPUs", code)
     }
@@ -153,17 +175,6 @@ impl Lane for CudaLane {
 
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError> {
         self.start(to, from, bytes)
-    }
-
-    unsafe fn copy_within(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError> {
-        let buffer = self.mark.address() - MARK;
-        // The chunks follow each other in the stream, so one buffer is enough.
-        for at in (0..bytes).step_by(BUFFER as usize) {
-            let chunk = BUFFER.min(bytes - at);
-            self.start(buffer, from + at, chunk)?;
-            self.start(to + at, buffer, chunk)?;
-        }
-        Ok(())
     }
 
     unsafe fn store(&mut self, to: u64, bytes: &[u8]) -> Result<(), GpuError> {
@@ -222,12 +233,9 @@ impl Lane for CudaLane {
 
 impl Drop for CudaLane {
     fn drop(&mut self) {
-        let Some(copies) = self.copies.take() else { return };
+        // A word that the lane will still write is never used again.
         if self.mark.has_reached(self.last) {
-            copies.give_back();
-        } else {
-            // It may still copy, so it is not used again before no kernel runs.
-            defer(&self.context, Resource::CopyStream(copies));
+            lock(&UNUSED).push(self.mark.address());
         }
     }
 }

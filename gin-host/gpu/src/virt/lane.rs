@@ -46,11 +46,6 @@ impl Lane for VirtualLane {
         Ok(())
     }
 
-    unsafe fn copy_within(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError> {
-        // Safety: the caller's promise.
-        unsafe { self.copy(to, from, bytes) }
-    }
-
     unsafe fn store(&mut self, to: u64, bytes: &[u8]) -> Result<(), GpuError> {
         // Safety: the caller's promise.
         unsafe { self.copy(to, bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64) }
