@@ -102,8 +102,8 @@ impl Comm {
         sys::narrow(self.0.backend)
     }
 
-    /// Returns whether operations on [`Route::Auto`](crate::gin::Route::Auto) reach a rank by loads and stores: it is in
-    /// the LSA team, and the communicator was not made to take the network to all ranks.
+    /// Returns whether operations on [`Route::Auto`](crate::gin::Route::Auto) reach a rank by loads and stores: it is
+    /// in the LSA team, and the communicator was not made to take the network to all ranks.
     #[inline(always)]
     #[must_use]
     pub fn lsa_reaches(&self, rank: Rank) -> bool {

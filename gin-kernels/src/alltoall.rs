@@ -53,8 +53,8 @@ pub unsafe fn alltoall_fill(comm: Comm, outbox: Window<u8>, bytes: usize, set: u
 /// buffer `k % BUFFERS` of the inbox.
 ///
 /// Needs as many signals as there are ranks. Block `b` of the grid uses context `b % contexts`. The outbox has
-/// [`stride`] bytes for each rank, the inbox [`BUFFERS`] times that, both aligned to 16 bytes. The first launch on a communicator has `first` 0,
-/// a later one continues.
+/// [`stride`] bytes for each rank, the inbox [`BUFFERS`] times that, both aligned to 16 bytes. The first launch on a
+/// communicator has `first` 0, a later one continues.
 ///
 /// # Safety
 /// - The whole grid is resident, on every rank; all ranks launch the same shape.

@@ -6,7 +6,7 @@
 //! block `b` the same elements on every rank; blocks never wait for each other. Odd blocks go round the other way, so
 //! that links in both directions are in use.
 //!
-//! What an LSA peer gets is added and stored at the peer in one pass. Otherwise the sums are put.
+//! For an LSA peer a block adds and stores at the peer in one pass. Otherwise it puts the sums.
 //!
 //! Signal `block` counts arrivals from the neighbour before. No credits go back: two iterations in turn have slots of
 //! their own, and a block that has finished iteration `k + 1` has sums of every rank, each of which had emptied its
@@ -123,7 +123,7 @@ fn reduce(comm: &Comm, data: Window<u128>, all: usize, iteration: u64, deadline:
                     }
                 }
             }
-            // What is there already is not put: only the signal is raised.
+            // The peer has the sums: only the signal is raised.
             len = if near { 0 } else { len };
         }
         send(&gin, next, (data, there), (data, if step == 0 { start } else { sum_at }), len, arrived)?;
@@ -138,8 +138,8 @@ fn reduce(comm: &Comm, data: Window<u128>, all: usize, iteration: u64, deadline:
     gin.flush(&Block, deadline)
 }
 
-/// Counts the units of the sum that are right for the data set `set`: `right[block * threads + thread]` is that thread's
-/// part of the count.
+/// Counts the units of the sum that are right for the data set `set`: `right[block * threads + thread]` is that
+/// thread's part of the count.
 ///
 /// # Safety
 /// - The window is as [`ring`] needs it. `right` has a word for each thread of the grid, in memory that this device can

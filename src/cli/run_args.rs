@@ -151,7 +151,7 @@ pub(crate) enum Route {
     Lsa,
 }
 
-/// The option `--beside`: what runs in turns with the workload, to compare with.
+/// The option `--beside`: the library that runs in turns with the workload, to compare with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Beside {
     /// NCCL: `ncclAllReduce` for ring, `ncclSend` and `ncclRecv` for alltoall.

@@ -78,7 +78,7 @@ impl Alltoall<'_> {
     }
 }
 
-/// What the kernels of a launch use.
+/// Memory and handles that the kernels of a launch use.
 struct Running<'l> {
     rank: &'l Rank,
     stream: Arc<dyn Stream>,

@@ -149,8 +149,8 @@ fn kernels(workload: Workload) -> Vec<gin_gpu::EmbeddedModules> {
     }
 }
 
-/// Checks against the limits of the GPUs that the grids of all ranks are resident at once. Returns the number of blocks,
-/// which is less than the plan's if that is a default and the GPUs hold fewer.
+/// Checks against the limits of the GPUs that the grids of all ranks are resident at once. Returns the number of
+/// blocks, which is less than the plan's if that is a default and the GPUs hold fewer.
 ///
 /// # Errors
 /// Returns [`Refused`] with the figures if they are not; returns the error of the driver.

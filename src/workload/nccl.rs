@@ -42,7 +42,7 @@ struct Functions {
 }
 
 /// NCCL's library. It stays open, and its communicators are kept for later runs: their end would free memory of a GPU,
-/// for which the driver waits until all kernels of the GPU have ended, also those that wait for another GPU.
+/// and the driver waits until all kernels of the GPU have ended, also a kernel that waits for another GPU.
 pub(super) struct Nccl {
     functions: Functions,
     version: String,

@@ -48,7 +48,7 @@ pub(crate) struct Plan {
     pub lsa_only: bool,
     /// The amount of work.
     pub sizes: Sizes,
-    /// What the arguments say of it.
+    /// The arguments about it.
     pub asked: SizeArgs,
     /// Time limit of a wait in a kernel.
     pub deadline: Deadline,
@@ -56,7 +56,7 @@ pub(crate) struct Plan {
     pub stats: bool,
     /// The ranks are processes; otherwise threads of this process.
     pub processes: bool,
-    /// What runs in turns with the workload.
+    /// The library that runs in turns with the workload.
     pub beside: Option<Beside>,
 }
 

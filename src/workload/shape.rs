@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a run has if the arguments do not say: blocks, threads, contexts and iterations, by device, route and size.
+//! Defaults of a run: blocks, threads, contexts and iterations, by device, route and size.
 
 use super::RunDevice;
 use crate::cli::{SizeArgs, Sizes, Workload};
