@@ -44,9 +44,9 @@ pub const fn row_start(buffer: usize, row: usize, rows: usize, columns: usize) -
 
 /// Computes the steps `first .. first + steps`. Step `k` reads buffer `k % 2` and its borders, and writes the other.
 ///
-/// Needs two signals in context 0. `grid` has [`window_len`] elements and is aligned to 16 bytes. Before step 0 the host
-/// has stored the rows and both borders of buffer 0. `barrier_word` is the word of the grid's barrier, 0 at the launch.
-/// The first launch on a communicator has `first` 0, a later one continues.
+/// Needs two signals in context 0. `grid` has [`window_len`] elements and is aligned to 16 bytes. Before step 0 the
+/// host has stored the rows and both borders of buffer 0. `barrier_word` is the word of the grid's barrier, 0 at the
+/// launch. The first launch on a communicator has `first` 0, a later one continues.
 ///
 /// # Safety
 /// - `barrier_word` is valid, in this device's memory.
