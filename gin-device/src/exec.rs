@@ -12,6 +12,8 @@
 pub mod watch;
 
 use crate::fault::Fault;
+use crate::sys::tensor::TensorBox;
+use crate::sys::warpgroup::Sums;
 use core::panic::Location;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -127,6 +129,15 @@ pub enum BulkCall {
         /// Address of the mbarrier that expects the bytes.
         barrier: u64,
     },
+    /// Starts a copy of a box of a matrix from global to shared memory.
+    BoxToShared {
+        /// Address of the destination.
+        to: u64,
+        /// The box.
+        from: TensorBox,
+        /// Address of the mbarrier that expects the bytes.
+        barrier: u64,
+    },
     /// Starts a copy from shared to global memory.
     ToGlobal {
         /// Address of the destination.
@@ -147,6 +158,17 @@ pub enum BulkCall {
     },
     /// Makes the thread's stores to shared memory visible to the engine.
     Fence,
+}
+
+/// A product of the calling thread's warpgroup over 64 inner elements ([`sys::warpgroup`](crate::sys::warpgroup)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProductCall {
+    /// Address of the left factor in shared memory.
+    pub left: u64,
+    /// Address of the right factor in shared memory.
+    pub right: u64,
+    /// The product is added to the sums. Otherwise it replaces them.
+    pub adds: bool,
 }
 
 /// The functions of an executor.
@@ -189,6 +211,8 @@ pub struct Executor {
     pub let_dependents_start: fn(),
     /// Does a step of bulk copies.
     pub bulk: fn(BulkCall, &'static Location<'static>),
+    /// Multiplies for the calling thread's part of the sums.
+    pub product: fn(ProductCall, &mut Sums, &'static Location<'static>),
     /// Ends the grid with an error that carries this text.
     pub trap: fn(&'static str) -> !,
     /// Called with accesses, fences and posts once [`watch::turn_on`] was called. The location is that of the access.

@@ -202,6 +202,8 @@ pub mod prelude {
 /// The protocols between kernels, CPU threads and NICs, for gin's own crates. They may change in every version.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::sys::stay;
+
     pub mod epoch {
         pub use crate::epoch::*;
     }

@@ -105,7 +105,7 @@ pub(crate) fn narrow(value: u32) -> u32 {
 
 /// Returns its argument.
 #[inline(always)]
-pub(crate) fn stay(value: u32) -> u32 {
+pub fn stay(value: u32) -> u32 {
     value
 }
 

@@ -61,7 +61,8 @@
 //!
 //! The accesses of [`data`] copy and reduce bulk data, which signals make visible. Those of [`shared`] are to the
 //! shared memory of a block, and the copies of [`bulk`] are between both. [`convert`] has the conversions between
-//! number formats.
+//! number formats. [`matrix`] has products of matrices by a warp, [`warpgroup`] has products by a warpgroup of a Hopper
+//! GPU, and [`tensor`] copies their factors.
 
 /// Passes the table of word operations to the macro `$emit`.
 ///
@@ -211,16 +212,20 @@ pub mod matrix;
 mod ptx;
 pub mod shared;
 mod table;
+pub mod tensor;
+pub mod warpgroup;
 
 #[cfg(not(target_arch = "nvptx64"))]
 use cpu as imp;
 #[cfg(target_arch = "nvptx64")]
 use ptx as imp;
 
+#[doc(hidden)]
+pub use imp::stay;
 pub use imp::{
     clock_ns, cycles, let_dependents_start, pause, peek_clock_ns, read_pair, read_word, trap, wait_for_predecessor,
 };
-pub(crate) use imp::{narrow, of_lane, rolled, stay, stay_word};
+pub(crate) use imp::{narrow, of_lane, rolled, stay_word};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::{OPERATIONS, OperationRow};
 

@@ -118,7 +118,7 @@ pub(crate) fn narrow(value: u32) -> u32 {
 /// LLVM computes values that do not change in a loop before it, also values that only a rare branch needs. There they
 /// would take registers all the time.
 #[inline(always)]
-pub(crate) fn stay(value: u32) -> u32 {
+pub fn stay(value: u32) -> u32 {
     let same: u32;
     // Safety: this copies a register. It is not `pure`, so that it stays in its place.
     unsafe {

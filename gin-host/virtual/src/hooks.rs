@@ -7,7 +7,10 @@ use std::sync::Once;
 
 use corosensei::Yielder;
 use gin_abi::Fault;
-use gin_device::exec::{self, BarrierCall, BulkCall, ExchangeCall, Executor, Position, Reduction, SharedKey, watch};
+use gin_device::exec::{
+    self, BarrierCall, BulkCall, ExchangeCall, Executor, Position, ProductCall, Reduction, SharedKey, watch,
+};
+use gin_device::sys::warpgroup::Sums;
 
 use crate::engine::{Engine, TaskKey};
 use crate::host::real_clock_ns;
@@ -267,6 +270,13 @@ fn bulk(step: BulkCall, site: &'static Location<'static>) {
     }
 }
 
+fn product(call: ProductCall, sums: &mut Sums, site: &'static Location<'static>) {
+    match device() {
+        Some(engine) => engine.product(current(|current| current.key.get()), call, sums, site),
+        None => panic!("a product of a warpgroup needs a thread of a kernel"),
+    }
+}
+
 fn trap(text: &'static str) -> ! {
     match device() {
         Some(_) => trap_with(text.into()),
@@ -307,6 +317,7 @@ static EXECUTOR: Executor = Executor {
     wait_for_predecessor,
     let_dependents_start,
     bulk,
+    product,
     trap,
     watch,
 };

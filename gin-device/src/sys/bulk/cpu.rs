@@ -5,6 +5,7 @@ use super::{MAX_COUNTED, Mbarrier};
 use crate::exec::watch::{self, Access};
 use crate::exec::{BulkCall, executor, switch_point};
 use crate::sys::shared::Address;
+use crate::sys::tensor::{ROW_BYTES, copy_box};
 use core::panic::Location;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -143,6 +144,14 @@ fn call(step: BulkCall) {
     }
 }
 
+/// Hands a copy that `barrier` counts to the executor. For the detector of races, a thread that waits for the phase
+/// knows of the accesses of the starting thread.
+#[track_caller]
+pub(in crate::sys) fn start(copy: BulkCall, barrier: Mbarrier) {
+    watch::word(barrier.word_pointer(), Access::Reduce(0), Ordering::Release);
+    call(copy);
+}
+
 /// Does a step of bulk copies at once.
 ///
 /// # Panics
@@ -155,6 +164,15 @@ pub fn carry_out(step: BulkCall) {
             unsafe {
                 copy(to, from, bytes);
                 if let Err(message) = complete(barrier, bytes) {
+                    panic!("{message}");
+                }
+            }
+        }
+        BulkCall::BoxToShared { to, from, barrier } => {
+            // Safety: guaranteed by the caller of `copy_box_to_shared`.
+            unsafe {
+                copy_box(to, &from);
+                if let Err(message) = complete(barrier, ROW_BYTES * from.rows) {
                     panic!("{message}");
                 }
             }
@@ -217,12 +235,10 @@ fn check(to: u64, from: u64, bytes: u32) {
 pub unsafe fn copy_to_shared(to: Address, from: u64, bytes: u32, barrier: Mbarrier) {
     check(to.bits(), from, bytes);
     switch_point();
-    // For the detector of races the starting thread makes the accesses, and a thread that waits for the phase knows of
-    // them.
+    // For the detector of races the starting thread makes the accesses.
     watch::event(watch::Event::Data { address: from, bytes: bytes.into(), writes: false });
     watch::event(watch::Event::Data { address: to.bits(), bytes: bytes.into(), writes: true });
-    watch::word(barrier.0.pointer().cast::<u64>(), Access::Reduce(0), Ordering::Release);
-    call(BulkCall::ToShared { to: to.bits(), from, bytes, barrier: barrier.0.bits() });
+    start(BulkCall::ToShared { to: to.bits(), from, bytes, barrier: barrier.bits() }, barrier);
 }
 
 /// Starts a copy from shared to global memory, in the calling thread's open group.

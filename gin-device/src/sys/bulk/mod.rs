@@ -112,6 +112,8 @@ use cpu as imp;
 use ptx as imp;
 
 #[cfg(not(target_arch = "nvptx64"))]
+pub(in crate::sys) use cpu::start;
+#[cfg(not(target_arch = "nvptx64"))]
 pub use cpu::{carry_out, complete, copy};
 pub use imp::{commit_group, wait_group, wait_group_read};
 pub use imp::{copy_to_global, copy_to_shared, fence_proxy_async_global, fence_proxy_async_shared};
@@ -128,6 +130,10 @@ pub const SUPPORTED: bool = cfg!(any(not(target_arch = "nvptx64"), target_featur
 /// Largest number of arrivals, and of bytes on their way, that a phase of an [`Mbarrier`] counts (PTX ISA, "Size and
 /// alignment of mbarrier object").
 pub const MAX_COUNTED: u32 = (1 << 20) - 1;
+
+/// Nanoseconds between two looks of a thread that [waits](Mbarrier::wait), on a CPU.
+#[cfg(not(target_arch = "nvptx64"))]
+const PAUSE_NS: u32 = 50;
 
 /// An mbarrier: a word of shared memory that counts arrivals of threads and bytes of copies, phase by phase.
 ///
@@ -172,6 +178,22 @@ impl Mbarrier {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn at(words: &SharedArray<u64>, index: usize) -> Self {
         Self(words.address_of(index))
+    }
+
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    pub(in crate::sys) const fn bits(self) -> u32 {
+        self.0.bits()
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub(in crate::sys) fn bits(self) -> u64 {
+        self.0.bits()
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub(in crate::sys) const fn word_pointer(self) -> *mut u64 {
+        self.0.pointer().cast()
     }
 
     /// Begins phase 0, lets each phase expect this many arrivals, and makes the word known to the engine. A barrier
@@ -226,6 +248,21 @@ impl Mbarrier {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn try_wait(self, parity: u32) -> bool {
         imp::try_wait(self.0, parity)
+    }
+
+    /// Waits until the phase of this parity is complete, without a deadline. The phase must end because threads of this
+    /// block arrive, which do not wait for other blocks, and copies end.
+    ///
+    /// Ordering: acquire, at block scope.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn wait(self, parity: u32) {
+        #[cfg(not(target_arch = "nvptx64"))]
+        let _waits = crate::exec::Waits::begin(None);
+        while !self.try_wait(parity) {
+            #[cfg(not(target_arch = "nvptx64"))]
+            crate::sys::pause(PAUSE_NS);
+        }
     }
 
     /// Ends the use of the word as an mbarrier.

@@ -23,6 +23,13 @@ impl Address {
         Self(self.0.wrapping_add(bytes as usize))
     }
 
+    /// Returns the first address from there on that is a multiple of `bytes`, a power of 2.
+    #[inline(always)]
+    #[must_use]
+    pub fn next_multiple_of(self, bytes: u32) -> Self {
+        self.at(self.bits().wrapping_neg() as u32 & (bytes - 1))
+    }
+
     pub(in crate::sys) const fn pointer(self) -> *mut u8 {
         self.0
     }

@@ -22,6 +22,13 @@ impl Address {
         Self(self.0.wrapping_add(bytes))
     }
 
+    /// Returns the first address from there on that is a multiple of `bytes`, a power of 2.
+    #[inline(always)]
+    #[must_use]
+    pub const fn next_multiple_of(self, bytes: u32) -> Self {
+        Self((self.0 + (bytes - 1)) & !(bytes - 1))
+    }
+
     #[inline(always)]
     pub(in crate::sys) const fn bits(self) -> u32 {
         self.0

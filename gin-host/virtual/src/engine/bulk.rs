@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The engine that carries out bulk copies between global and shared memory.
+//! The engine that carries out bulk copies between global and shared memory, and products of warpgroups.
 //!
 //! A copy reads its source and writes its destination at two moments that are drawn when it starts and when it has
 //! read. From shared memory it reads what the last fence showed it, which the [segments](crate::shared) keep. So a
-//! missing wait or fence leaves wrong bytes.
+//! missing wait or fence leaves wrong bytes. Products read what it has been shown, too.
 
 use std::panic::Location;
 
-use gin_device::exec::BulkCall;
-use gin_device::sys::bulk;
+use gin_device::exec::{BulkCall, ProductCall, watch};
+use gin_device::sys::tensor::{ROW_BYTES, TensorBox, copy_box};
+use gin_device::sys::warpgroup::Sums;
+use gin_device::sys::{bulk, warpgroup};
 use oorandom::Rand32;
 
 use super::state::EngineState;
@@ -19,8 +21,18 @@ use crate::shared::SharedSegments;
 
 /// log2 of the longest time until a copy reads, and from then until it writes, in nanoseconds.
 const DELAY_LOG2: u32 = 14;
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 128;
 /// Nanoseconds between two looks of a thread that waits for its copies.
 const LOOK_NS: u64 = 100;
+
+/// The source of a copy.
+#[derive(Clone, Copy)]
+enum Source {
+    /// The address of the bytes, which follow each other.
+    Bytes(u64),
+    Box(TensorBox),
+}
 
 /// A copy that is not complete.
 struct Copy {
@@ -30,7 +42,7 @@ struct Copy {
     /// Number of its group among those of its thread; none for a copy to shared memory.
     group: Option<u64>,
     to: u64,
-    from: u64,
+    from: Source,
     bytes: u32,
     /// Address of the mbarrier of a copy to shared memory; 0 for others.
     barrier: u64,
@@ -87,11 +99,18 @@ impl Engine {
         let (block, thread) = self.state.borrow().block_and_thread(key);
         match call {
             BulkCall::ToShared { to, from, bytes, barrier } => {
+                let from = Source::Bytes(from);
+                self.start(block, Copy { serial: 0, thread, group: None, to, from, bytes, barrier, data: None }, to);
+            }
+            BulkCall::BoxToShared { to, from, barrier } => {
+                let (from, bytes) = (Source::Box(from), ROW_BYTES * from.rows);
                 self.start(block, Copy { serial: 0, thread, group: None, to, from, bytes, barrier, data: None }, to);
             }
             BulkCall::ToGlobal { to, from, bytes } => {
                 let group = Some(*self.state.borrow_mut().block(block).copies.ended_groups(thread));
-                self.start(block, Copy { serial: 0, thread, group, to, from, bytes, barrier: 0, data: None }, from);
+                let source = Source::Bytes(from);
+                let copy = Copy { serial: 0, thread, group, to, from: source, bytes, barrier: 0, data: None };
+                self.start(block, copy, from);
             }
             BulkCall::Commit => *self.state.borrow_mut().block(block).copies.ended_groups(thread) += 1,
             BulkCall::Wait { left, sources } => {
@@ -103,6 +122,47 @@ impl Engine {
             }
             BulkCall::Fence => self.state.borrow_mut().block(block).shared.show(),
         }
+    }
+
+    /// Multiplies for the calling thread, after others had their turn now and then.
+    pub(crate) fn product(&self, key: TaskKey, call: ProductCall, sums: &mut Sums, site: &'static Location<'static>) {
+        let (block, thread) = self.state.borrow().block_and_thread(key);
+        let wait = delay(self.state.borrow_mut().ready.rng()) / 8;
+        if wait > 0 && !suspend(SuspendReason::BlockOn(wait, "a product of a warpgroup", Some(site))) {
+            return;
+        }
+        let factors = [(call.left, warpgroup::ROWS), (call.right, warpgroup::COLUMNS)];
+        let thread = thread % WARPGROUP;
+        let words = factors.map(|(address, rows)| {
+            let bytes = ROW_BYTES * rows;
+            let mut state = self.state.borrow_mut();
+            let shared = &mut state.block(block).shared;
+            if !address.is_multiple_of(1024) || !shared.contains(address, bytes) {
+                trap_with(format!(
+                    "a factor of a product at {address:#x}: it must be a multiple of 1024, with {bytes} bytes of the \
+                     block's shared memory"
+                ));
+            }
+            std::ptr::with_exposed_provenance::<u64>(shared.shown(address) as usize)
+        });
+        for (address, rows) in factors {
+            // The threads of the warpgroup read all of it together.
+            let bytes = u64::from(ROW_BYTES * rows / WARPGROUP);
+            self.watch(
+                key,
+                watch::Event::Data { address: address + bytes * u64::from(thread), bytes, writes: false },
+                site,
+            );
+        }
+        let [left, right] = words;
+        // Safety: the shared memory has the words of both factors.
+        warpgroup::multiply(
+            sums,
+            thread,
+            call.adds,
+            |at| unsafe { left.add(at).read() },
+            |at| unsafe { right.add(at).read() },
+        );
     }
 
     fn start(&self, block: u32, mut copy: Copy, shared: u64) {
@@ -159,13 +219,15 @@ pub(super) fn step(state: &mut EngineState, block: u32, block_serial: u64, seria
 fn read(copy: &Copy, shared: &mut SharedSegments) -> Vec<u128> {
     let mut data = vec![0_u128; copy.bytes as usize / 16];
     let to = data.as_mut_ptr().expose_provenance() as u64;
-    let from = match copy.group {
-        Some(_) => shared.shown(copy.from),
-        None => copy.from,
-    };
     // Safety: `data` has the bytes. For global memory guaranteed by the kernel that started the copy; that shared
     // memory has the bytes was checked when it started.
-    unsafe { bulk::copy(to, from, copy.bytes) };
+    unsafe {
+        match (copy.from, copy.group) {
+            (Source::Bytes(from), Some(_)) => bulk::copy(to, shared.shown(from), copy.bytes),
+            (Source::Bytes(from), None) => bulk::copy(to, from, copy.bytes),
+            (Source::Box(from), _) => copy_box(to, &from),
+        }
+    }
     data
 }
 
