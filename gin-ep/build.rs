@@ -5,5 +5,6 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     #[cfg(feature = "cuda")]
-    gin_build::KernelBuilder::dependency("gin_ep_kernels").figures(false).embed("ptx");
+    // Products have kernels with the instructions of H100 and H200.
+    gin_build::KernelBuilder::dependency("gin_ep_kernels").also(gin_build::Arch::Sm90a).figures(false).embed("ptx");
 }

@@ -149,6 +149,8 @@ pub struct KernelBuilder {
     backend: Option<Backend>,
     ptxas: UsePtxas,
     figures: bool,
+    /// Architectures with instructions of their own; see [`also`](Self::also).
+    also: Vec<Arch>,
     line_info: Option<bool>,
     bitcode: bool,
     quiet: bool,
@@ -185,6 +187,7 @@ impl KernelBuilder {
             backend: None,
             ptxas: UsePtxas::default(),
             figures: true,
+            also: Vec::new(),
             line_info: None,
             bitcode: false,
             quiet: false,
@@ -205,6 +208,14 @@ impl KernelBuilder {
                 self.archs.push(arch);
             }
         }
+        self
+    }
+
+    /// Adds an architecture with instructions that only one GPU has, such as sm_90a, in [`embed`](Self::embed): if the
+    /// crate is compiled for sm_90, it is compiled for sm_90a, too. The host loads these kernels on that GPU.
+    #[must_use]
+    pub fn also(mut self, arch: Arch) -> Self {
+        self.also.push(arch);
         self
     }
 
@@ -319,7 +330,10 @@ impl KernelBuilder {
     }
 
     fn embed_in(self, environment: &Environment, name: &str) -> Result<(), BuildError> {
-        let archs = if self.archs.is_empty() { archs_of(environment)? } else { Vec::new() };
+        let mut archs = if self.archs.is_empty() { archs_of(environment)? } else { self.archs.clone() };
+        let base = |arch: &Arch| archs.iter().any(|base| arch.name().strip_suffix('a') == Some(base.name()));
+        let also: Vec<Arch> = self.also.iter().copied().filter(base).collect();
+        archs.extend(also);
         let Some(out) = environment.var("OUT_DIR") else {
             let reason = "only build scripts have it".to_owned();
             return Err(BuildError::BadVariable { variable: "OUT_DIR", value: PathBuf::new(), reason });
