@@ -80,12 +80,12 @@ barriers() {
         FNR == 1 { split("", seen) }
         /^ *\/\// { next }
         match($0, /fn [a-z_0-9]+/) { name = substr($0, RSTART + 3, RLENGTH - 3) }
-        match($0, /(Block|Warp)\.sync(_or)?\(/) {
+        match($0, /(Block|Warp|(self\.)?group)\.sync(_or)?\(/) {
             file = FILENAME
             sub(/.*kernels\/src\//, "", file)
             print FILENAME, FNR, file " " name " " ++seen[name]
         }
-    ' "$kernels"/*.rs "$kernels"/matmul/*.rs
+    ' "$kernels"/*.rs "$kernels"/matmul/*.rs "$kernels"/matmul/warpgroups/*.rs
 }
 
 # guard: guards all barriers in the copy, so that one build has each mutation: the barrier with the number in the
@@ -94,8 +94,8 @@ guard() {
     local file line name number=0
     while read -r file line name; do
         number=$((number + 1))
-        sed -i "${line}s/\(Block\|Warp\)\.sync();/if crate::has_barrier($number) { \1.sync(); }/
-            ${line}s/Block\.sync_or(/crate::vote($number, /" "$copy/$file"
+        sed -i -E "${line}s/(Block|Warp|(self\.)?group)\.sync\(\);/if crate::has_barrier($number) { \1.sync(); }/
+            ${line}s/(Block|group)\.sync_or\(/crate::vote($number, \1, /" "$copy/$file"
     done < <(barriers)
     cat >>"$copy/$kernels/lib.rs" <<'END'
 
@@ -105,9 +105,8 @@ pub(crate) fn has_barrier(number: u32) -> bool {
     *WITHOUT.get_or_init(without) != number
 }
 
-pub(crate) fn vote(number: u32, value: bool) -> bool {
-    use gin_device::prelude::*;
-    if has_barrier(number) { Block.sync_or(value) } else { value }
+pub(crate) fn vote(number: u32, group: impl gin_device::prelude::Coop, value: bool) -> bool {
+    if has_barrier(number) { group.sync_or(value) } else { value }
 }
 END
 }
@@ -118,6 +117,7 @@ declare -A argued=(
     ["no barrier: dispatch.rs send 1"]="on a CPU a vote orders memory, too"
     ["no barrier: dispatch.rs end_section 2"]="on a CPU a vote orders memory, too"
     ["no barrier: permute.rs copy_arriving 1"]="on a CPU a vote orders memory, too"
+    ["no barrier: matmul/warpgroups.rs begin 1"]="on a CPU a wait for an mbarrier may begin before it is initialised"
     ["no barrier: expert_major.rs put 2"]="on a CPU the vote of the next ids orders memory, too"
 )
 
@@ -163,7 +163,7 @@ while read -r -u 3 _ _ name; do
 done 3< <(barriers)
 unset GIN_EP_WITHOUT
 cp "$kernels"/*.rs "$copy/$kernels"
-cp "$kernels"/matmul/*.rs "$copy/$kernels/matmul"
+cp -r "$kernels"/matmul/. "$copy/$kernels/matmul"
 
 mutation "groups that are counted again" $kernels/routes.rs "self.passed = group;" "" $rounds
 mutation "the rest of a round not counted" $kernels/routes.rs "self.pass(next);" "" $rounds

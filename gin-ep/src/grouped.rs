@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Products of the experts' rows.
 
+use crate::multiplier::{Instructions, Multiplier};
 use crate::tokens::address;
 use crate::{Element, EpError, Group, Permuted};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::Sizes;
-use gin_ep_kernels::matmul::{Grouped, tile};
+use gin_ep_kernels::matmul::Grouped;
 use gin_ep_kernels::permute::EXPERT_MAJOR_PACKED;
-use gin_gpu::{Function, LaunchConfig, MemorySlice, ModuleSource};
+use gin_gpu::MemorySlice;
 
 /// The kernel of products of the experts' rows, and its shape, for a group.
 ///
@@ -15,8 +16,7 @@ use gin_gpu::{Function, LaunchConfig, MemorySlice, ModuleSource};
 /// [`combine_at_source`](crate::GroupConfig::combine_at_source), and BF16 come back.
 #[derive(Debug)]
 pub struct GroupedMatmul {
-    pub(crate) kernel: Function,
-    pub(crate) shape: LaunchConfig,
+    pub(crate) multiplier: Multiplier,
     sizes: Sizes,
     depth: u32,
 }
@@ -28,18 +28,24 @@ impl GroupedMatmul {
     /// # Errors
     /// [`EpError::Limit`], [`EpError::Unsuited`], or an error of the device.
     pub fn new(group: &Group<'_>, depth: u32, blocks: Option<u32>) -> Result<Self, EpError> {
+        Self::by(Instructions::Warpgroups, group, depth, blocks)
+    }
+
+    /// Prepares products by these instructions, for tests.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    #[doc(hidden)]
+    pub fn by(instructions: Instructions, group: &Group<'_>, depth: u32, blocks: Option<u32>) -> Result<Self, EpError> {
         if depth == 0 || !depth.is_multiple_of(8) {
             let limit = "a multiple of 8, at least 8".to_owned();
             return Err(EpError::Limit { what: "the number of inner elements", given: depth.into(), limit });
         }
         check(group)?;
-        let gpu = group.comm.gpu();
-        let kernel = gpu.load(ModuleSource::Linked)?.function("ep_grouped_matmul")?;
-        let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
-        // No block waits, so ranks that share a GPU need not share its SMs.
-        let max = gpu.resident_blocks(&kernel, &shape(1))?;
-        let blocks = max.min(blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32;
-        Ok(Self { kernel, shape: shape(blocks), sizes: group.sizes(), depth })
+        // No block waits, so ranks that share a GPU need not share its SMs. Each slot has maps of its own.
+        let launches = group.slots.len() as u64;
+        let multiplier = Multiplier::new(group.comm.gpu(), "ep_grouped_matmul", instructions, (blocks, 1, launches))?;
+        Ok(Self { multiplier, sizes: group.sizes(), depth })
     }
 }
 
@@ -73,10 +79,10 @@ impl<'a> Experts<'a> {
         Self { permuted, rows, weights }
     }
 
-    /// Returns the parameters of the kernel, and the memory that it uses.
+    /// Returns the parameters of the kernel for a slot, and the memory that it uses.
     pub(crate) fn check(
         &self,
-        grouped: &GroupedMatmul,
+        (grouped, slot): (&'a GroupedMatmul, u32),
         (received, of): (kernels::ReceivedRows, &Sizes),
         products: Products<'a>,
     ) -> Result<(kernels::PermutedRows, Grouped, Vec<&'a MemorySlice>), EpError> {
@@ -100,11 +106,12 @@ impl<'a> Experts<'a> {
             rows: address("the memory of the experts' rows", self.rows, capacity * depth_bytes, 16)?,
             weights: address("the memory of the experts' weights", self.weights, all, 16)?,
             output: 0,
+            maps: grouped.multiplier.maps(slot),
             depth: grouped.depth,
             columns,
         };
         let mut used = to.used();
-        used.extend([self.rows, self.weights]);
+        used.extend([self.rows, self.weights].into_iter().chain(grouped.multiplier.used()));
         if let Products::At(memory) = products {
             let needed = capacity * u64::from(sizes.combine_bytes);
             params.output = address("the memory of the products", memory, needed, 16)?;

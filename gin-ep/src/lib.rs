@@ -31,6 +31,7 @@ mod grouped;
 mod keep_alive;
 mod layout;
 mod matmul;
+mod multiplier;
 mod overlapped;
 mod slot;
 mod tokens;
@@ -43,6 +44,8 @@ pub use group::Group;
 pub use grouped::{Experts, GroupedMatmul, Products};
 pub use layout::{Layout, Permuted, View};
 pub use matmul::{Matmul, MatmulConfig, Operands, Part};
+#[doc(hidden)]
+pub use multiplier::Instructions;
 pub use overlapped::OverlappedMatmul;
 pub use slot::{Fused, Received, ReceivedRow, Sent, Slot};
 pub use tokens::{Ids, Number, Plan, Tokens};

@@ -4,10 +4,11 @@
 use crate::EpError;
 use crate::config_exchange::exchange_config;
 use crate::keep_alive::KeepAlive;
+use crate::multiplier::{Instructions, Multiplier};
 use crate::tokens::address;
 use gin_abi::Deadline;
-use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, tile};
-use gin_gpu::{Function, KernelArg, LaunchConfig, MemorySlice, ModuleSource, Plain, Stream};
+use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product};
+use gin_gpu::{KernelArg, MemorySlice, Plain, Stream};
 use gin_host::comm::{Communicator, DeviceComm, Window, WindowFlags};
 use std::sync::{Arc, Mutex};
 
@@ -19,6 +20,7 @@ pub struct MatmulConfig {
     depth: u32,
     blocks: Option<u32>,
     deadline: Deadline,
+    instructions: Instructions,
 }
 
 impl MatmulConfig {
@@ -26,7 +28,8 @@ impl MatmulConfig {
     /// A rank waits for another for 1 s.
     #[must_use]
     pub const fn new(rows: u32, columns: u32, depth: u32) -> Self {
-        Self { rows, columns, depth, blocks: None, deadline: Deadline::after_ms(1000) }
+        let (deadline, instructions) = (Deadline::after_ms(1000), Instructions::Warpgroups);
+        Self { rows, columns, depth, blocks: None, deadline, instructions }
     }
 
     /// Sets the maximum number of blocks of a launch. Without it there are as many as the GPU runs at the same time.
@@ -43,9 +46,17 @@ impl MatmulConfig {
         self
     }
 
+    /// Sets the instructions of the kernels, for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn instructions(mut self, instructions: Instructions) -> Self {
+        self.instructions = instructions;
+        self
+    }
+
     /// Returns the values that all ranks pass alike.
     fn values(&self, kernel: &str) -> [(&'static str, String); 6] {
-        let Self { rows, columns, depth, blocks, deadline } = self;
+        let Self { rows, columns, depth, blocks, deadline, instructions: _ } = self;
         let blocks = blocks.map_or_else(|| "not set".to_owned(), |blocks| blocks.to_string());
         let (kernel, deadline) = (kernel.to_owned(), deadline.to_string());
         let [rows, columns, depth] = [rows, columns, depth].map(u32::to_string);
@@ -75,7 +86,8 @@ impl MatmulConfig {
         if self.blocks == Some(0) {
             return Err(EpError::Limit { what: "the number of blocks", given: 0, limit: "at least 1".to_owned() });
         }
-        let product = Product { a: 0, b: 0, c: 0, partial: 0, rows, columns, depth, parts: 0, deadline: self.deadline };
+        let deadline = self.deadline;
+        let product = Product { a: 0, b: 0, c: 0, partial: 0, maps: 0, rows, columns, depth, parts: 0, deadline };
         let tiles = u64::from(ranks + 1) * u64::from(product.row_tiles()) * u64::from(product.column_tiles());
         if tiles > u64::from(u32::MAX) {
             let limit = format!("at most {}", u32::MAX);
@@ -172,8 +184,9 @@ pub struct Matmul<'c> {
     window: Window<u64>,
     product: Product,
     scatters: bool,
-    kernel: Function,
-    shape: LaunchConfig,
+    /// The kernel of parts that multiply, and that of the exchange alone.
+    multiplier: Multiplier,
+    exchange: Multiplier,
     keep_alive: Mutex<KeepAlive>,
 }
 
@@ -212,11 +225,9 @@ impl<'c> Matmul<'c> {
         let row_bytes = 2 * u64::from(if scatters { product.columns } else { product.depth });
         let bytes = product.window_bytes(ranks, row_bytes);
         let window = comm.alloc_window::<u64>((bytes / 8) as usize, WindowFlags::NONE)?.named("gin-ep matmul");
-        let kernel = comm.gpu().load(ModuleSource::Linked)?.function(name)?;
-        let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
-        let max = comm.gpu().resident_blocks(&kernel, &shape(1))? / sharing;
-        let shape = shape(max.min(config.blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
-        Ok(Self { comm, device, window, product, scatters, kernel, shape, keep_alive: Mutex::default() })
+        let load = |instructions| Multiplier::new(comm.gpu(), name, instructions, (config.blocks, sharing, 1));
+        let (multiplier, exchange) = (load(config.instructions)?, load(Instructions::Warps)?);
+        Ok(Self { comm, device, window, product, scatters, multiplier, exchange, keep_alive: Mutex::default() })
     }
 
     /// Launches the product, or a part of it. The memory is kept until the kernels have ended.
@@ -229,10 +240,12 @@ impl<'c> Matmul<'c> {
         let (one, all) = (u64::from(rows), u64::from(rows) * u64::from(self.comm.ranks()));
         let (a_rows, c_rows) = if self.scatters { (all, one) } else { (one, all) };
         let bytes = |rows: u64, elements: u32| 2 * rows * u64::from(elements);
+        let multiplier = if part == Part::Exchange { &self.exchange } else { &self.multiplier };
         let mut product = Product {
             a: address("the memory of the left factor", operands.a, bytes(a_rows, depth), 16)?,
             b: address("the memory of the right factor", operands.b, bytes(columns.into(), depth), 16)?,
             c: address("the memory of the result", operands.c, bytes(c_rows, columns), 16)?,
+            maps: multiplier.maps(0),
             parts: match part {
                 Part::Fused => EXCHANGE | MULTIPLY,
                 Part::Exchange => EXCHANGE,
@@ -241,6 +254,7 @@ impl<'c> Matmul<'c> {
             ..self.product
         };
         let mut used = vec![operands.a, operands.b, operands.c];
+        used.extend(multiplier.used());
         if self.scatters && part != Part::Fused {
             let Some(partial) = operands.partial else {
                 let remedy = "pass it by `Operands::partial`";
@@ -252,13 +266,13 @@ impl<'c> Matmul<'c> {
         gin_gpu::lock(&self.keep_alive).begin(stream, &used)?;
         let arguments: [&dyn KernelArg; 3] = [&self.device, &self.window, &Plain(product)];
         // Safety: communicator and window were made for these sizes, and the memory was checked and is kept.
-        unsafe { stream.launch(&self.kernel, self.shape, &arguments)? };
+        unsafe { stream.launch(&multiplier.kernel, multiplier.shape, &arguments)? };
         Ok(())
     }
 
     /// Returns the number of blocks of a launch.
     pub fn blocks(&self) -> u64 {
-        self.shape.blocks()
+        self.multiplier.shape.blocks()
     }
 
     /// Frees the memory. Collective. Waits for this rank's kernels of the product.

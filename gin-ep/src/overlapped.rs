@@ -2,11 +2,12 @@
 //! Products of received rows, which begin before the rows of all sources are there.
 
 use crate::grouped::check;
+use crate::multiplier::{Instructions, Multiplier};
 use crate::tokens::address;
 use crate::{Element, EpError, Group};
 use gin_ep_kernels::Sizes;
-use gin_ep_kernels::matmul::{Overlapped, tile};
-use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource};
+use gin_ep_kernels::matmul::Overlapped;
+use gin_gpu::{Memory, MemoryKind, MemorySlice};
 
 /// The kernel that multiplies received rows as they arrive, for a group:
 /// [`Sent::multiply`](crate::Sent::multiply) launches it.
@@ -16,8 +17,7 @@ use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSou
 /// several streams.
 #[derive(Debug)]
 pub struct OverlappedMatmul {
-    pub(crate) kernel: Function,
-    pub(crate) shape: LaunchConfig,
+    pub(crate) multiplier: Multiplier,
     /// The number of the group.
     group: u64,
     sizes: Sizes,
@@ -32,32 +32,41 @@ impl OverlappedMatmul {
     /// # Errors
     /// [`EpError::Unsuited`], or an error of the device.
     pub fn new(group: &Group<'_>, blocks: Option<u32>) -> Result<Self, EpError> {
+        Self::by(Instructions::Warpgroups, group, blocks)
+    }
+
+    /// Prepares products by these instructions, for tests.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    #[doc(hidden)]
+    pub fn by(instructions: Instructions, group: &Group<'_>, blocks: Option<u32>) -> Result<Self, EpError> {
         check(group)?;
         if group.element != Element::Bf16 {
             let what = "products of received rows that are not BF16";
             return Err(EpError::Unsuited { what, remedy: "make BF16 of them, and use `GroupedMatmul`" });
         }
         let (gpu, sizes) = (group.comm.gpu(), group.sizes());
-        let kernel = gpu.load(ModuleSource::Linked)?.function("ep_overlapped_matmul")?;
-        let shape = |blocks: u32| LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
-        let max = gpu.resident_blocks(&kernel, &shape(1))? / group.shares;
-        let shape = shape(max.min(blocks.map_or(u64::MAX, u64::from)).clamp(1, 65_535) as u32);
-        let bytes = Overlapped::state_bytes(&sizes) * group.slots.len() as u64;
+        let slots = group.slots.len() as u64;
+        let multiplier = Multiplier::new(gpu, "ep_overlapped_matmul", instructions, (blocks, group.shares, slots))?;
+        let bytes = Overlapped::state_bytes(&sizes) * slots;
         let state = Memory::new(gpu, MemoryKind::Device, bytes)?.whole();
-        Ok(Self { kernel, shape, group: group.number, sizes, state })
+        Ok(Self { multiplier, group: group.number, sizes, state })
     }
 
     /// Sets the number of blocks, also to more than can run at the same time, for tests.
+    ///
+    /// # Errors
+    /// An error of the device.
     #[doc(hidden)]
-    #[must_use]
-    pub fn grid(mut self, blocks: u32) -> Self {
-        self.shape = LaunchConfig::new(blocks, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
-        self
+    pub fn grid(mut self, blocks: u32) -> Result<Self, EpError> {
+        self.multiplier = self.multiplier.grid(blocks)?;
+        Ok(self)
     }
 
     /// Returns the number of blocks of a launch.
     pub fn blocks(&self) -> u64 {
-        self.shape.blocks()
+        self.multiplier.shape.blocks()
     }
 
     /// Returns the number of tiles that blocks took before all rows were there, in the last launch on a slot, for tests
@@ -80,7 +89,7 @@ impl OverlappedMatmul {
         &'a self,
         (group, slot): (u64, u32),
         weights: &'a MemorySlice,
-    ) -> Result<(Overlapped, [&'a MemorySlice; 2]), EpError> {
+    ) -> Result<(Overlapped, Vec<&'a MemorySlice>), EpError> {
         if group != self.group {
             let remedy = "make one for the group of the slot";
             return Err(EpError::Unsuited { what: "products of rows of another group", remedy });
@@ -90,6 +99,9 @@ impl OverlappedMatmul {
         let weights_at = address("the memory of the experts' weights", weights, all, 16)?;
         let state = self.state.address() + u64::from(slot) * Overlapped::state_bytes(sizes);
         let lists = state + Overlapped::lists_at(sizes);
-        Ok((Overlapped { weights: weights_at, state, lists, depth, columns }, [weights, &self.state]))
+        let maps = self.multiplier.maps(slot);
+        let mut used = vec![weights, &self.state];
+        used.extend(self.multiplier.used());
+        Ok((Overlapped { weights: weights_at, state, lists, maps, depth, columns }, used))
     }
 }

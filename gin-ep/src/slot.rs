@@ -313,6 +313,7 @@ trait Lent: std::fmt::Debug + Send {
         weights: &MemorySlice,
     ) -> Result<(), EpError>;
     fn state(&self) -> &SlotState;
+    fn number(&self) -> u32;
     fn device(&self) -> &DeviceComm;
     fn arena(&self) -> &gin_host::comm::Window<u64>;
     fn combine(
@@ -412,13 +413,17 @@ impl Lent for Slot<'_> {
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &View(Lent::view(self)), &Plain(params)];
         // Safety: arena and slot are the communicator's, the memory was checked and is kept, the dispatch was sent and
         // not received, and kernels of a stream follow each other.
-        unsafe { stream.launch(&early.kernel, early.shape, &arguments)? };
+        unsafe { stream.launch(&early.multiplier.kernel, early.multiplier.shape, &arguments)? };
         Slot::state(self).is_unheard.store(false, Ordering::Relaxed);
         Ok(())
     }
 
     fn state(&self) -> &SlotState {
         Slot::state(self)
+    }
+
+    fn number(&self) -> u32 {
+        self.number
     }
 
     fn device(&self) -> &DeviceComm {
@@ -598,12 +603,12 @@ impl Received<'_> {
     ) -> Result<(), EpError> {
         let (slot, view) = (&self.ended.slot, self.ended.slot.view());
         let received = (view, &slot.state().params.sizes);
-        let (layout, params, used) = experts.check(grouped, received, products)?;
+        let (layout, params, used) = experts.check((grouped, slot.number()), received, products)?;
         slot.state().extend(stream, &used)?;
         let arguments: [&dyn KernelArg; 4] = [slot.device(), slot.arena(), &View(layout), &Plain(params)];
         // Safety: arena and slot are the communicator's, the memory was checked and is kept, the rows are received and
         // not yet combined, and kernels of a stream follow each other.
-        unsafe { stream.launch(&grouped.kernel, grouped.shape, &arguments)? };
+        unsafe { stream.launch(&grouped.multiplier.kernel, grouped.multiplier.shape, &arguments)? };
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 //! The trial reports as ignored if the kernels were not compiled for GPUs, or if there is no assembler.
 
 use gin_build::{Arch, Assembly, Ptxas, Report};
-use gin_ep_kernels::matmul::tile;
+use gin_ep_kernels::matmul::{tile, warpgroups};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
 use std::process::ExitCode;
@@ -33,10 +33,6 @@ fn assembled() -> Result<Completion, Failed> {
     for (arch, text) in texts {
         modules.push(((*arch).to_owned(), std::str::from_utf8(text)?.to_owned()));
     }
-    // The build for the architecture with `wgmma` has another target, and is otherwise the same text.
-    if let Some((_, text)) = modules.iter().find(|(arch, _)| arch == "sm_90") {
-        modules.push(("sm_90a".to_owned(), text.replace(".target sm_90", ".target sm_90a")));
-    }
     for (arch, text) in modules {
         let (ptx, cubin) = (folder.path().join(format!("{arch}.ptx")), folder.path().join(format!("{arch}.cubin")));
         std::fs::write(&ptx, &text)?;
@@ -57,24 +53,39 @@ fn assembled() -> Result<Completion, Failed> {
                 || entry.name.contains("_send_")
                 || entry.name.contains("_arriving");
             let threads = match (multiplies, posts) {
+                (true, _) if entry.name.ends_with("_wgmma") => warpgroups::THREADS,
                 (true, _) => tile::THREADS,
                 (false, true) => gin_ep_kernels::MAX_NETWORK_THREADS,
                 (false, false) => gin_ep_kernels::MAX_THREADS,
             };
             println!("{arch} {}: {} registers", entry.name, entry.registers);
             let spilled = entry.spill_stores + entry.spill_loads;
+            if entry.name.ends_with("_wgmma") {
+                steps(&report, &entry.name)?;
+            }
             if entry.stack + spilled > 0 || entry.registers * threads > REGISTERS {
                 return Err(format!("{arch} {}: {entry:?}", entry.name).into());
             }
         }
-        if kernels != 35 {
-            return Err(format!("{arch} has {kernels} kernels, not 35").into());
+        // Only this architecture has the products by warpgroups.
+        let expected = if arch == "sm_90a" { 39 } else { 35 };
+        if kernels != expected {
+            return Err(format!("{arch} has {kernels} kernels, not {expected}").into());
         }
         if arch == "sm_90" {
             fences(&text, &report)?;
         }
     }
     Ok(Completion::Completed)
+}
+
+/// Requires that a step of a product by warpgroups is four instructions with one wait behind them: the assembler waits
+/// after each of them if it finds another use of the sums.
+fn steps(report: &Report, kernel: &str) -> Result<(), Failed> {
+    let code = report.code(kernel)?;
+    let count = |name: &str| code.inlined.iter().filter(|line| line.contains(name)).count();
+    let found = [count("HGMMA.64x256x16.F32.BF16"), count("WARPGROUP.DEPBAR")];
+    if found == [4, 1] { Ok(()) } else { Err(format!("{kernel}: {found:?} products and waits, not 4 and 1").into()) }
 }
 
 /// Requires that a block releases once for all that it stored, and once for each peer whose flag it raises, and

@@ -6,15 +6,26 @@ mod support;
 
 use gin_abi::{Deadline, FaultKind};
 use gin_ep::{
-    Code, Combine, Element, EpError, Group, GroupConfig, Ids, Matmul, MatmulConfig, Operands, OverlappedMatmul, Part,
-    Rows, Tokens,
+    Code, Combine, Element, EpError, Group, GroupConfig, Ids, Instructions, Matmul, MatmulConfig, Operands,
+    OverlappedMatmul, Part, Rows, Tokens,
 };
-use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, ep_all_gather_matmul, ep_matmul_reduce_scatter, tile};
+use gin_ep_kernels::matmul::{
+    EXCHANGE, MULTIPLY, Product, ep_all_gather_matmul, ep_all_gather_matmul_wgmma, ep_matmul_reduce_scatter,
+    ep_matmul_reduce_scatter_wgmma, tile, warpgroups,
+};
 use gin_ep_oracle::{Batch, Routing, Shape, batch, factor};
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::{Rank, WorldConfig, WorldMode, launch};
 use support::{Arriving, Case, check, compare, elements};
+
+/// Kinds of products, and instructions of kernels.
+const FORMS: [(bool, Instructions); 4] = [
+    (false, Instructions::Warps),
+    (true, Instructions::Warps),
+    (false, Instructions::Warpgroups),
+    (true, Instructions::Warpgroups),
+];
 
 /// Runs `test` on all ranks of a world.
 fn on_ranks(world: WorldConfig, test: impl Fn(&Rank, &Communicator) -> Result<(), EpError> + Sync) {
@@ -28,9 +39,9 @@ fn on_ranks(world: WorldConfig, test: impl Fn(&Rank, &Communicator) -> Result<()
 
 fn run(world: impl Fn(u32) -> WorldConfig, list: &[(u32, (usize, usize, usize), u32)]) {
     for &(ranks, sizes, blocks) in list {
-        for scatters in [false, true] {
+        for (scatters, instructions) in FORMS {
             let config = MatmulConfig::new(sizes.0 as u32, sizes.1 as u32, sizes.2 as u32).blocks(blocks);
-            let config = config.deadline(Deadline::after_ms(60_000));
+            let config = config.deadline(Deadline::after_ms(60_000)).instructions(instructions);
             on_ranks(world(ranks), |rank, comm| {
                 compare(rank, comm, &config, &Case { scatters, sizes, runs: 2, every: 1 })
             });
@@ -56,28 +67,35 @@ fn products_of_experts_have_the_bits_of_the_oracle_also_where_rows_have_no_place
     {
         let shape = Shape { ranks: ranks as usize, experts, topk: 3, hidden };
         let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(tokens as u32).sms(2).threads(64);
-        on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
-            support::experts(rank, comm, &config, &shape, tokens, (rows, Some(2)))
-        });
+        for instructions in [Instructions::Warps, Instructions::Warpgroups] {
+            on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
+                support::experts(rank, comm, &config, &shape, tokens, (rows, Some(2), instructions))
+            });
+        }
     }
 }
 
 #[test]
 fn experts_that_multiply_rows_as_they_arrive_have_the_bits_of_the_steps_in_sequence() {
     let routings = [Routing::Uniform, Routing::Holes, Routing::One(1), Routing::None, Routing::Local, Routing::Repeats];
-    for (ranks, experts, hidden, tokens, blocks) in [
-        (1, 3, 16, &[150][..], 2),
-        (2, 5, 24, &[9, 40], 1),
-        (2, 2, 264, &[3], 2),
-        (3, 4, 8, &[30, 0, 7], 3),
-        (5, 70, 16, &[3, 4], 2),
+    let (warps, warpgroups) = (Instructions::Warps, Instructions::Warpgroups);
+    for (instructions, ranks, experts, hidden, tokens, blocks) in [
+        (warps, 1, 3, 16, &[150][..], 2),
+        (warps, 2, 5, 24, &[9, 40], 1),
+        (warps, 2, 2, 264, &[3], 2),
+        (warps, 3, 4, 8, &[30, 0, 7], 3),
+        (warps, 5, 70, 16, &[3, 4], 2),
+        (warpgroups, 1, 3, 72, &[150], 2),
+        (warpgroups, 2, 5, 24, &[9, 40], 1),
+        (warpgroups, 2, 2, 264, &[3], 2),
+        (warpgroups, 3, 4, 8, &[30, 0, 7], 3),
     ] {
         let shape = Shape { ranks: ranks as usize, experts, topk: 3, hidden };
         let max = *tokens.iter().max().expect("one") as u32;
         let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(max).sms(2).threads(64);
         let config = config.deadline(Deadline::after_ms(60_000));
         let few = if hidden > 100 { 1..3 } else { 0..routings.len() };
-        let case = Arriving { blocks: Some(blocks), pairs: 2, ..Arriving::of(tokens, &routings[few]) };
+        let case = Arriving { blocks: Some(blocks), pairs: 2, instructions, ..Arriving::of(tokens, &routings[few]) };
         on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
             support::arriving(rank, comm, &config, &shape, &case).map(drop)
         });
@@ -88,13 +106,18 @@ fn experts_that_multiply_rows_as_they_arrive_have_the_bits_of_the_steps_in_seque
 fn tiles_of_own_rows_are_multiplied_while_a_rank_is_late() {
     // With one expert of all, its tiles are taken in part, also within a column of tiles.
     let (one, several) = (&[Routing::One(0)][..], &[Routing::Uniform, Routing::Local][..]);
-    for (hidden, routings, ns, expected) in
-        [(16, one, 800_000, 2..7), (264, one, 10_000_000, 2..14), (16, several, 50_000_000, 8..15)]
-    {
+    let (warps, warpgroups) = (Instructions::Warps, Instructions::Warpgroups);
+    for (instructions, hidden, routings, ns, expected) in [
+        (warps, 16, one, 800_000, 2..7),
+        (warps, 264, one, 10_000_000, 2..14),
+        (warps, 16, several, 50_000_000, 8..15),
+        (warpgroups, 264, one, 250_000, 2..14),
+        (warpgroups, 16, several, 50_000_000, 8..15),
+    ] {
         let shape = Shape { ranks: 2, experts: 4, topk: 3, hidden };
         let config = GroupConfig::new(4, hidden as u32, 3).tokens(300).sms(2).threads(64);
         let config = config.deadline(Deadline::after_ms(60_000));
-        let case = Arriving { blocks: Some(3), late: Some((1, ns)), ..Arriving::of(&[300], routings) };
+        let case = Arriving { blocks: Some(3), late: Some((1, ns)), instructions, ..Arriving::of(&[300], routings) };
         on_ranks(WorldConfig::seeded(2, 3), |rank, comm| {
             let taken = support::arriving(rank, comm, &config, &shape, &case)?;
             println!("{ns} ns: rank {} took {taken} tiles early", rank.rank());
@@ -119,7 +142,7 @@ fn one_resident_block_of_many_multiplies_all_rows_as_they_arrive() {
 #[test]
 fn one_resident_block_of_many_is_enough() {
     let (rows, columns, depth) = (130, 16, 72);
-    for scatters in [false, true] {
+    for (scatters, instructions) in FORMS {
         on_ranks(WorldConfig::seeded(2, 4).resident_blocks(1), |rank, comm| {
             let memory = |elements: u32| -> Result<_, EpError> {
                 Ok(Memory::new(rank.device(), MemoryKind::Device, 2 * u64::from(elements))?.whole())
@@ -140,11 +163,13 @@ fn one_resident_block_of_many_is_enough() {
                 (Matmul::all_gather as _, depth)
             };
             let deadline = Deadline::after_ms(60_000);
-            let config = MatmulConfig::new(rows, columns, depth).deadline(deadline);
+            let config = MatmulConfig::new(rows, columns, depth).deadline(deadline).instructions(instructions);
             let (matmul, stream): (Matmul<'_>, _) = (make(comm, &config)?, rank.stream()?);
             matmul.run(&stream, Part::Fused, &Operands::new(&a, &b, &results[0]))?;
             // More blocks than may be resident: they run one after the other.
+            let maps = memory(5 * warpgroups::MAPS_BYTES / 2)?;
             let product = Product {
+                maps: maps.address(),
                 a: a.address(),
                 b: b.address(),
                 c: results[1].address(),
@@ -157,13 +182,24 @@ fn one_resident_block_of_many_is_enough() {
             };
             let words = product.window_bytes(2, 2 * u64::from(kernel_row)) / 8;
             let window = comm.alloc_window::<u64>(words as usize, WindowFlags::NONE)?;
-            let shape = LaunchConfig::new(5, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
+            let by_warps = LaunchConfig::new(5, tile::THREADS).dynamic_shared(tile::SHARED_BYTES);
+            let by_warpgroups = LaunchConfig::new(5, warpgroups::THREADS).dynamic_shared(warpgroups::SHARED_BYTES);
+            let device = comm.device()?;
             // Safety: the window is one for the product, and the memory has its sizes.
             unsafe {
-                if scatters {
-                    ep_matmul_reduce_scatter::launch(&stream, shape, &comm.device()?, &window, product)?;
-                } else {
-                    ep_all_gather_matmul::launch(&stream, shape, &comm.device()?, &window, product)?;
+                match (scatters, instructions) {
+                    (false, Instructions::Warps) => {
+                        ep_all_gather_matmul::launch(&stream, by_warps, &device, &window, product)?;
+                    }
+                    (true, Instructions::Warps) => {
+                        ep_matmul_reduce_scatter::launch(&stream, by_warps, &device, &window, product)?;
+                    }
+                    (false, Instructions::Warpgroups) => {
+                        ep_all_gather_matmul_wgmma::launch(&stream, by_warpgroups, &device, &window, product)?;
+                    }
+                    (true, Instructions::Warpgroups) => {
+                        ep_matmul_reduce_scatter_wgmma::launch(&stream, by_warpgroups, &device, &window, product)?;
+                    }
                 }
             }
             stream.synchronize()?;
@@ -189,7 +225,9 @@ fn nothing_races() {
     run(races, &[(2, (33, 16, 72), 2), (3, (2, 8, 8), 1)]);
     let shape = Shape { ranks: 2, experts: 3, topk: 3, hidden: 16 };
     let config = GroupConfig::new(3, 16, 3).tokens(5).sms(2).threads(64);
-    on_ranks(races(2), |rank, comm| support::experts(rank, comm, &config, &shape, 5, (30, Some(2))));
+    on_ranks(races(2), |rank, comm| {
+        support::experts(rank, comm, &config, &shape, 5, (30, Some(2), Instructions::Warpgroups))
+    });
     let shape = Shape { ranks: 2, experts: 12, topk: 3, hidden: 8 };
     let config = GroupConfig::new(12, 8, 3).tokens(70).sms(2).threads(64);
     let case = Arriving { blocks: Some(3), ..Arriving::of(&[70], &[Routing::Uniform, Routing::One(11)]) };

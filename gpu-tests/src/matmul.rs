@@ -2,7 +2,7 @@
 //! Trials of products that send and receive while they multiply, against their oracle.
 
 use crate::hardware::{DEADLINE, Testbed, Trial};
-use gin_ep::{EpError, GroupConfig, MatmulConfig};
+use gin_ep::{EpError, GroupConfig, Instructions, MatmulConfig};
 use gin_ep_oracle::{Routing, Shape};
 use gin_host::comm::{CommError, Communicator, Requirements};
 use gin_host::world::{Rank, launch};
@@ -21,6 +21,9 @@ pub const TRIALS: [Trial; 6] = [
     ("products_of_experts_return_with_the_bits_of_the_oracle", returned),
     ("rows_are_multiplied_as_they_arrive_with_the_bits_of_the_oracle", arriving),
 ];
+
+/// The instructions of the kernels. GPUs without `wgmma` multiply by the same kernels twice.
+const FORMS: [Instructions; 2] = [Instructions::Warpgroups, Instructions::Warps];
 
 /// Runs `test` on `ranks` ranks.
 fn with(
@@ -46,7 +49,11 @@ fn run(testbed: &Testbed, ranks: u32, blocks: Option<u32>, case: &Case) -> Resul
     let (rows, columns, depth) = case.sizes;
     let config = MatmulConfig::new(rows as u32, columns as u32, depth as u32).deadline(DEADLINE);
     let config = blocks.map_or(config, |blocks| config.blocks(blocks));
-    with(testbed, ranks, |rank, comm| compare(rank, comm, &config, case))
+    for instructions in FORMS {
+        let config = config.instructions(instructions);
+        with(testbed, ranks, |rank, comm| compare(rank, comm, &config, case))?;
+    }
+    Ok(())
 }
 
 fn products(testbed: &Testbed, scatters: bool) -> Result<(), String> {
@@ -89,7 +96,11 @@ fn returned(testbed: &Testbed) -> Result<(), String> {
         let shape = Shape { ranks: ranks as usize, experts: experts_of_all, topk: 3, hidden };
         let config = GroupConfig::new(experts_of_all as u32, hidden as u32, 3).tokens(tokens as u32).deadline(DEADLINE);
         let (config, blocks) = if is_real { (config, None) } else { (config.sms(2).threads(64), Some(2)) };
-        with(testbed, ranks, |rank, comm| experts(rank, comm, &config, &shape, tokens, (rows, blocks)))?;
+        for instructions in FORMS {
+            with(testbed, ranks, |rank, comm| {
+                experts(rank, comm, &config, &shape, tokens, (rows, blocks, instructions))
+            })?;
+        }
     }
     Ok(())
 }
@@ -107,12 +118,14 @@ fn arriving(testbed: &Testbed) -> Result<(), String> {
         // Real ranks run ahead of each other, and the last one is late.
         let (pairs, late) = if is_real { (20, Some((shape.ranks - 1, 1_000_000))) } else { (1, None) };
         for late in if is_real { vec![None, late] } else { vec![None] } {
-            let case = Arriving { blocks, pairs, late, ..Arriving::of(tokens, &routings) };
-            with(testbed, *ranks, |rank, comm| {
-                let taken = support::arriving(rank, comm, &config, &shape, &case)?;
-                println!("rank {} took {taken} tiles before all rows were there: {case:?}", rank.rank());
-                Ok(())
-            })?;
+            for instructions in FORMS {
+                let case = Arriving { blocks, pairs, late, instructions, ..Arriving::of(tokens, &routings) };
+                with(testbed, *ranks, |rank, comm| {
+                    let taken = support::arriving(rank, comm, &config, &shape, &case)?;
+                    println!("rank {} took {taken} tiles before all rows were there: {case:?}", rank.rank());
+                    Ok(())
+                })?;
+            }
         }
     }
     Ok(())

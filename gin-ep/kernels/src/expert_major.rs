@@ -185,7 +185,7 @@ impl<'a> Part<'a> {
             let each = number.div_ceil(Block.size());
             let mine = (Block.rank() * each).min(number)..((Block.rank() + 1) * each).min(number);
             let padded = |expert: u32| totals.read(expert as usize).next_multiple_of(to.align);
-            let (earlier, all) = prefix_sum(mine.clone().map(padded).sum());
+            let (earlier, all) = prefix_sum(Block, mine.clone().map(padded).sum());
             let mut first = end + earlier;
             end += all;
             for expert in mine {

@@ -215,10 +215,11 @@ impl PermutedRows {
     }
 }
 
-/// Returns the exclusive prefix sum of the threads' values, and the sum of all. All threads of the block call.
+/// Returns the exclusive prefix sum of the threads' values, and the sum of all. All threads of the group call. It has
+/// whole warps, and no other group of the block calls.
 #[inline(always)]
-pub(crate) fn prefix_sum(value: u32) -> (u32, u32) {
-    let (lane, warp, totals) = (gin_device::coop::lane(), Block.rank() / WARP_SIZE, TOTALS.array());
+pub(crate) fn prefix_sum(group: impl Coop, value: u32) -> (u32, u32) {
+    let (lane, warp, totals) = (gin_device::coop::lane(), group.rank() / WARP_SIZE, TOTALS.array());
     let mut sum = value;
     let mut by = 1;
     while by < WARP_SIZE {
@@ -227,13 +228,13 @@ pub(crate) fn prefix_sum(value: u32) -> (u32, u32) {
         by *= 2;
     }
     // The threads have read the totals before.
-    Block.sync();
+    group.sync();
     if lane == WARP_SIZE - 1 {
         totals.write(warp as usize, sum);
     }
-    Block.sync();
+    group.sync();
     let (mut earlier, mut all) = (0, 0);
-    for other in 0..Block.size() / WARP_SIZE {
+    for other in 0..group.size() / WARP_SIZE {
         let total = totals.read(other as usize);
         earlier += if other < warp { total } else { 0 };
         all += total;

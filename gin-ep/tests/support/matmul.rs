@@ -2,8 +2,8 @@
 //! Products that send and receive, against the oracle: on virtual GPUs here and on real ones in `gpu-tests`.
 
 use gin_ep::{
-    Code, Combine, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig, Operands,
-    OverlappedMatmul, Part, Permuted, Products, Rows, Tokens,
+    Code, Combine, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Instructions, Layout, Matmul,
+    MatmulConfig, Operands, OverlappedMatmul, Part, Permuted, Products, Rows, Tokens,
 };
 use gin_ep_oracle::{Batch, Routing, Shape, batch, factor, narrow, product, sum, widen};
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
@@ -132,11 +132,11 @@ pub fn experts(
     config: &GroupConfig,
     shape: &Shape,
     tokens: usize,
-    (layout_rows, blocks): (u32, Option<u32>),
+    (layout_rows, blocks, instructions): (u32, Option<u32>, Instructions),
 ) -> Result<(), EpError> {
     let (me, Shape { topk, hidden, .. }, local) = (rank.rank() as usize, *shape, shape.local());
     let group = Group::new(comm, &config.combine_at_source())?;
-    let grouped = GroupedMatmul::new(&group, hidden as u32, blocks)?;
+    let grouped = GroupedMatmul::by(instructions, &group, hidden as u32, blocks)?;
     let permuted = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, layout_rows)?;
     let row_bytes = 2 * hidden as u64;
     let memory = |bytes: u64| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes)?.whole());
@@ -209,12 +209,15 @@ pub struct Arriving<'a> {
     pub late: Option<(usize, u64)>,
     /// Pairs of dispatch and combine with one routing.
     pub pairs: usize,
+    /// The instructions of the products.
+    pub instructions: Instructions,
 }
 
 impl Arriving<'_> {
     /// A pair with each of these routings.
     pub const fn of<'a>(tokens: &'a [usize], routings: &'a [Routing]) -> Arriving<'a> {
-        Arriving { tokens, routings, blocks: None, grid: None, late: None, pairs: 1 }
+        let instructions = Instructions::Warpgroups;
+        Arriving { tokens, routings, blocks: None, grid: None, late: None, pairs: 1, instructions }
     }
 }
 
@@ -230,9 +233,9 @@ pub fn arriving(
     let (me, Shape { topk, hidden, ranks, .. }, local) = (rank.rank() as usize, *shape, shape.local());
     let (tokens, max) = (case.tokens[me % case.tokens.len()], case.tokens.iter().max().copied().unwrap_or(0));
     let group = Group::new(comm, &config.combine_at_source())?;
-    let early = OverlappedMatmul::new(&group, case.blocks)?;
-    let early = if let Some(grid) = case.grid { early.grid(grid) } else { early };
-    let grouped = GroupedMatmul::new(&group, hidden as u32, case.blocks)?;
+    let early = OverlappedMatmul::by(case.instructions, &group, case.blocks)?;
+    let early = if let Some(grid) = case.grid { early.grid(grid)? } else { early };
+    let grouped = GroupedMatmul::by(case.instructions, &group, hidden as u32, case.blocks)?;
     let places = ranks * max * topk;
     let permuted = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, places as u32)?;
     let row_bytes = 2 * hidden;

@@ -2,6 +2,7 @@
 //! Products of the experts' rows: tiles are sent to their tokens' ranks as they are done.
 
 use super::tile::{COLUMNS, Factors, ROWS, multiply};
+use super::warpgroups::{self, Finder, Output, Outputs, Work, rows_of};
 use crate::ReceivedRows;
 use crate::dispatch::Arena;
 use crate::params::load;
@@ -9,6 +10,7 @@ use crate::permute::PermutedRows;
 use crate::protocol::buffer;
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
+use gin_device::sys::tensor::{Matrices, TensorMap};
 
 /// The products of all experts of a rank: a parameter of [`grouped_matmul`].
 #[repr(C)]
@@ -22,6 +24,9 @@ pub struct Grouped {
     /// The address of a row of `columns` BF16 for each place of the layout: a multiple of 16; 0 if the products go to
     /// the ranks of their tokens.
     pub output: u64,
+    /// The address of [`MAPS_BYTES`](super::warpgroups::MAPS_BYTES) for each block of a kernel by warpgroups: a
+    /// multiple of 128. Other kernels do not use it.
+    pub maps: u64,
     /// Number of inner elements: a multiple of 8.
     pub depth: u32,
     /// Number of columns: the elements of a row that comes back, a multiple of 8.
@@ -41,20 +46,12 @@ pub struct Grouped {
 #[inline(always)]
 pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &PermutedRows, grouped: &Grouped) {
     let Some(arena) = Arena::new(comm, arena) else { return };
-    let back = Back::new(&arena, &layout.received);
-    let row_bytes = 2 * u64::from(grouped.columns);
-    let column_tiles = grouped.columns.div_ceil(COLUMNS);
-    let tiles = |expert: u32| {
-        let first = layout.offset(expert);
-        let rows = layout.count(expert).min(layout.capacity.saturating_sub(first));
-        (first, rows, rows.div_ceil(ROWS) * column_tiles)
-    };
+    let work = Groups { back: Back::new(&arena, &layout.received), layout, grouped };
     let mut number = block_in_grid();
-    let mut search = Search::new(layout.experts, tiles);
-    while let Some(tile) = search.find(number, tiles) {
+    let mut search = Search::new(layout.experts, work.tiles());
+    while let Some(tile) = search.find(number, work.tiles()) {
         number += grid_dim().count();
-        let row_tiles = tile.rows.div_ceil(ROWS);
-        let (row, column) = (tile.index % row_tiles * ROWS, tile.index / row_tiles * COLUMNS);
+        let (row, column) = tile.place();
         let depth_bytes = 2 * u64::from(grouped.depth);
         let weights = u64::from(tile.expert) * u64::from(grouped.columns) + u64::from(column);
         let factors = Factors {
@@ -64,25 +61,113 @@ pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Permuted
             columns: grouped.columns - column,
             depth: grouped.depth,
         };
-        let place = |at: u32| {
-            let at = tile.first + row + at;
-            let to = if grouped.output != 0 {
-                grouped.output + u64::from(at) * row_bytes
-            } else {
-                match layout.source_info(at) {
-                    Some((source, row, k)) => back.place(source, row, k),
-                    None => return 0,
-                }
-            };
-            to + 2 * u64::from(column)
+        // Safety: the caller's promise.
+        unsafe { multiply(&factors, &(), |at| work.to(tile.first + row + at, column)) };
+    }
+    // Safety: the caller's promise.
+    unsafe { work.return_rest() };
+}
+
+/// Multiplies as [`grouped_matmul`], by [warpgroups](super::warpgroups). Blocks have
+/// [`THREADS`](super::warpgroups::THREADS) threads. The bits may differ from those of [`grouped_matmul`].
+///
+/// # Safety
+/// - As [`grouped_matmul`], with memory for the maps.
+#[inline(always)]
+pub unsafe fn grouped_matmul_by_warpgroups(comm: &Comm, arena: &Window<u64>, layout: &PermutedRows, grouped: &Grouped) {
+    let Some(arena) = Arena::new(comm, arena) else { return };
+    let work = Groups { back: Back::new(&arena, &layout.received), layout, grouped };
+    // Safety: the caller's promise.
+    unsafe {
+        warpgroups::multiply(grouped.depth, grouped.maps, &work);
+        work.return_rest();
+    }
+}
+
+/// The products of all experts.
+struct Groups<'a> {
+    back: Back<'a>,
+    layout: &'a PermutedRows,
+    grouped: &'a Grouped,
+}
+
+impl Groups<'_> {
+    /// Returns a function that returns the place of an expert's first row, and the numbers of its rows and tiles.
+    #[inline(always)]
+    fn tiles(&self) -> impl Fn(u32) -> (u32, u32, u32) + Copy + '_ {
+        let (layout, column_tiles) = (self.layout, self.grouped.columns.div_ceil(COLUMNS));
+        move |expert: u32| {
+            let first = layout.offset(expert);
+            let rows = layout.count(expert).min(layout.capacity.saturating_sub(first));
+            (first, rows, rows.div_ceil(ROWS) * column_tiles)
+        }
+    }
+
+    /// Returns where the product of a row goes, from a column on: its place in the layout is `at`. 0 for nowhere.
+    #[inline(always)]
+    fn to(&self, at: u32, column: u32) -> u64 {
+        let to = if self.grouped.output != 0 {
+            self.grouped.output + u64::from(at) * 2 * u64::from(self.grouped.columns)
+        } else {
+            match self.layout.source_info(at) {
+                Some((source, row, k)) => self.back.place(source, row, k),
+                None => return 0,
+            }
         };
-        // Safety: the caller's promise.
-        unsafe { multiply(&factors, &(), place) };
+        to + 2 * u64::from(column)
     }
-    if grouped.output == 0 && layout.total() > layout.capacity {
-        // Safety: the caller's promise.
-        unsafe { return_zeros(layout, &back) };
+
+    /// Returns zeros for rows that have no place in the layout, if products return.
+    ///
+    /// # Safety
+    /// - As [`grouped_matmul`].
+    #[inline(always)]
+    unsafe fn return_rest(&self) {
+        if self.grouped.output == 0 && self.layout.total() > self.layout.capacity {
+            // Safety: the caller's promise.
+            unsafe { return_zeros(self.layout, &self.back) };
+        }
     }
+}
+
+impl Outputs for Groups<'_> {
+    const FREES: bool = false;
+    const FINDER: Finder = Finder::Warp1;
+
+    #[inline(always)]
+    fn place(&self, &Output { numbers: [first, column], .. }: &Output, row: u32) -> u64 {
+        self.to(first + row, column)
+    }
+}
+
+impl Work for Groups<'_> {
+    /// The number of the block's next tile, its search, and the maps of the factors.
+    type Loading = (u32, Search, [TensorMap; 2]);
+
+    #[inline(always)]
+    fn begin(&self, mut make: impl FnMut(Matrices) -> TensorMap) -> Self::Loading {
+        let Grouped { rows, weights, depth, columns, .. } = *self.grouped;
+        // Boxes may have rows of the next expert, whose products are not stored.
+        let maps = [
+            make(rows_of(rows, depth, self.layout.capacity.max(1), 1, ROWS)),
+            make(rows_of(weights, depth, columns, self.layout.experts, COLUMNS)),
+        ];
+        (block_in_grid(), Search::new(self.layout.experts, self.tiles()), maps)
+    }
+
+    #[inline(always)]
+    fn next(&self, (number, search, [left, right]): &mut Self::Loading) -> Option<warpgroups::Tile> {
+        let tile = search.find(*number, self.tiles())?;
+        *number += grid_dim().count();
+        let (row, column) = tile.place();
+        let first = tile.first + row;
+        let (rows, columns) = (tile.rows - row, self.grouped.columns - column);
+        let output = Output { to: 0, rows, columns, numbers: [first, column] };
+        Some(warpgroups::Tile { a: (*left, first, 0), b: (*right, column, tile.expert), output })
+    }
+
+    #[inline(always)]
+    fn aside(&self, _: u32) {}
 }
 
 /// The places of products at the ranks of their tokens, where a combine would put them.
@@ -118,6 +203,16 @@ pub(super) struct Tile {
     pub(super) rows: u32,
     /// The number of the tile among those of the expert.
     pub(super) index: u32,
+}
+
+impl Tile {
+    /// Returns the first row of the tile among those of the expert, and its first column. Tiles of a column follow each
+    /// other.
+    #[inline(always)]
+    const fn place(&self) -> (u32, u32) {
+        let row_tiles = self.rows.div_ceil(ROWS);
+        (self.index % row_tiles * ROWS, self.index / row_tiles * COLUMNS)
+    }
 }
 
 /// The search for tiles with growing numbers, by a warp. Each lane has one of 32 experts.

@@ -4,6 +4,11 @@
 use super::{
     Grouped, Overlapped, Product, all_gather_matmul, grouped_matmul, matmul_reduce_scatter, overlapped_matmul,
 };
+
+/// Kernels of the same products by warpgroups, for GPUs that have them.
+#[cfg(any(not(target_arch = "nvptx64"), target_feature = "sm_90a"))]
+pub(super) mod warpgroups;
+
 use crate::ReceivedRows;
 use crate::permute::PermutedRows;
 use gin_device::prelude::*;

@@ -7,6 +7,7 @@
 //! | [`matmul_reduce_scatter`] | sends each finished tile to the rank that adds it up |
 //! | [`grouped_matmul`] | multiplies the rows of each expert by its weights; sends each finished tile to the ranks of its tokens |
 //! | [`overlapped_matmul`] | the same of received rows, from when the first of them are there |
+//! | the same names with `_by_warpgroups` | multiply by the tensor cores of Hopper GPUs, in a build for sm_90a |
 //! | [`tile::multiply`] | multiplies one tile |
 //!
 //! Elements are BF16, sums FP32, rounded once. `docs/matmul.md` describes use, protocol and limits.
@@ -19,13 +20,18 @@ mod overlapped;
 mod scatter;
 pub mod tile;
 pub(crate) mod tile_scheduler;
+pub mod warpgroups;
 
-pub use gather::all_gather_matmul;
-pub use grouped::{Grouped, grouped_matmul};
+pub use gather::{all_gather_matmul, all_gather_matmul_by_warpgroups};
+pub use grouped::{Grouped, grouped_matmul, grouped_matmul_by_warpgroups};
+#[cfg(all(feature = "kernels", any(not(target_arch = "nvptx64"), target_feature = "sm_90a")))]
+pub use kernels::warpgroups::{
+    ep_all_gather_matmul_wgmma, ep_grouped_matmul_wgmma, ep_matmul_reduce_scatter_wgmma, ep_overlapped_matmul_wgmma,
+};
 #[cfg(feature = "kernels")]
 pub use kernels::{ep_all_gather_matmul, ep_grouped_matmul, ep_matmul_reduce_scatter, ep_overlapped_matmul};
-pub use overlapped::{Overlapped, overlapped_matmul};
-pub use scatter::matmul_reduce_scatter;
+pub use overlapped::{Overlapped, overlapped_matmul, overlapped_matmul_by_warpgroups};
+pub use scatter::{matmul_reduce_scatter, matmul_reduce_scatter_by_warpgroups};
 
 use crate::dispatch::Arena;
 use crate::protocol::{raise, wait};
@@ -58,6 +64,9 @@ pub struct Product {
     /// The address of the products of this rank, before they are sent: a multiple of 16. Only
     /// [`matmul_reduce_scatter`] in parts uses it.
     pub partial: u64,
+    /// The address of [`MAPS_BYTES`](warpgroups::MAPS_BYTES) for each block of a kernel by warpgroups, a multiple of
+    /// 128. Other kernels do not use it.
+    pub maps: u64,
     /// Number of rows of a rank.
     pub rows: u32,
     /// Number of columns: a multiple of 8.

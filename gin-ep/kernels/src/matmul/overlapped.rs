@@ -8,6 +8,7 @@
 use super::grouped::{Back, Search};
 use super::tile::{COLUMNS, COPIED_ROWS, Factors, Left, ROWS, THREADS, multiply};
 use super::tile_scheduler::{self, Lists, TileScheduler, look};
+use super::warpgroups::{Finder, GatheredTile, Gathers, Output, Outputs, multiply_gathered, rows_of};
 use crate::ReceivedRows;
 use crate::dispatch::{Arena, is_silent};
 use crate::params::{EPOCH, MASKED, Sizes, load};
@@ -31,6 +32,9 @@ pub struct Overlapped {
     pub state: u64,
     /// The address of the lists in it: [`lists_at`](Self::lists_at) bytes further.
     pub lists: u64,
+    /// The address of [`MAPS_BYTES`](super::warpgroups::MAPS_BYTES) for each block of a kernel by warpgroups: a
+    /// multiple of 128. Other kernels do not use it.
+    pub maps: u64,
     /// Number of inner elements, which are the BF16 of a received row: a multiple of 8.
     pub depth: u32,
     /// Number of columns: the elements of a row that comes back, a multiple of 8.
@@ -93,17 +97,36 @@ const KEPT_WORDS: usize = 10;
 #[inline(always)]
 pub unsafe fn overlapped_matmul(comm: &Comm, arena: &Window<u64>, received: &ReceivedRows, early: &Overlapped) {
     let Some(arena) = Arena::new(comm, arena) else { return };
-    let work = Work { comm, arena: &arena, received, early };
+    let work = Launch { comm, arena: &arena, received, early };
     // Safety: the caller's promise.
     unsafe { work.run() };
-    Block.sync();
-    if Block.elect() {
-        work.scheduler().leave(grid_dim().count().into(), work.launch(), || work.lists().clear(received.ranks()));
-    }
+    work.leave();
+}
+
+/// Multiplies as [`overlapped_matmul`], by [warpgroups](super::warpgroups). Blocks have
+/// [`THREADS`](super::warpgroups::THREADS) threads. Four warps list and gather rows while the others multiply.
+///
+/// The result has the bits of [`grouped_matmul_by_warpgroups`](super::grouped_matmul_by_warpgroups) after a receive.
+///
+/// # Safety
+/// - As [`overlapped_matmul`], with memory for the maps.
+#[inline(always)]
+pub unsafe fn overlapped_matmul_by_warpgroups(
+    comm: &Comm,
+    arena: &Window<u64>,
+    received: &ReceivedRows,
+    early: &Overlapped,
+) {
+    let Some(arena) = Arena::new(comm, arena) else { return };
+    let work = Launch { comm, arena: &arena, received, early };
+    let right = rows_of(early.weights, early.depth, early.columns, received.slot().sizes.local(), COLUMNS);
+    // Safety: the caller's promise.
+    unsafe { multiply_gathered(early.depth, early.maps, &right, &work) };
+    work.leave();
 }
 
 /// A launch.
-struct Work<'a> {
+struct Launch<'a> {
     comm: &'a Comm,
     arena: &'a Arena,
     received: &'a ReceivedRows,
@@ -186,66 +209,91 @@ fn taken_of(first: (u32, u32), expert: u32, early: u32) -> u32 {
     }
 }
 
-impl Work<'_> {
+impl Launch<'_> {
     /// Works until all tiles are taken. All threads of the block call.
     ///
     /// # Safety
     /// - As [`overlapped_matmul`].
     #[inline(always)]
     unsafe fn run(&self) {
-        if Block.elect() && self.lists().hears() {
-            self.hear();
-        }
-        let (experts, column_tiles) = (self.sizes().local(), self.early.columns.div_ceil(COLUMNS));
-        let mut state = State { listed: 0, taken: None };
-        if !self.list(&mut state, 1) || self.awaits(self.lists().own_ready).is_none() {
-            return;
-        }
-        let mut search = Search::new(experts, self.tiles(None));
-        loop {
-            let mut tile = None;
-            if state.taken.is_none() {
-                // Sources are missing.
-                if state.listed.count_ones() < self.sizes().ranks {
-                    let part = if Block.elect() { self.scheduler().take_open_part() } else { None };
-                    let part = Block.broadcast(part.map_or(u64::MAX, u64::from), 0);
-                    tile = if part == u64::MAX { None } else { search.find(part as u32, self.tiles(None)) };
-                }
-                if tile.is_none() {
-                    if !self.list(&mut state, self.sizes().ranks) {
-                        return;
-                    }
-                    let Some(number) = self.awaits(self.lists().all_ready) else { return };
-                    let first = search.find(number, self.tiles(None));
-                    state.taken = Some(first.map_or((experts, 0), |tile| (tile.expert, tile.index)));
-                    search = Search::new(experts, self.tiles(state.taken));
-                }
-            }
-            if state.taken.is_some() {
-                let number = if Block.elect() { self.scheduler().take_tile() } else { 0 };
-                tile = search.find(Block.broadcast(number, 0) as u32, self.tiles(state.taken));
-            }
-            let Some(tile) = tile else { return };
-            let (own, all) = (tile.first / ROWS, tile.rows.div_ceil(ROWS));
-            let before = state.taken.map_or(0, |taken| taken_of(taken, tile.expert, own * column_tiles));
-            // The tiles of a column follow each other, so that they share the weights.
-            let (first, height, index) = if state.taken.is_none() {
-                (0, own, tile.index)
-            } else if before == 0 {
-                (0, all, tile.index)
-            } else if tile.index + before < own * column_tiles {
-                (0, own, tile.index + before)
-            } else {
-                (own, all - own, tile.index + before - own * column_tiles)
-            };
+        let Some((mut state, mut search)) = self.start(Block) else { return };
+        while let Some(tile) = self.take(Block, &mut state, &mut search) {
             state.keep(&search);
             // Safety: the caller's promise.
-            unsafe { self.multiply(tile.expert, tile.rows, (first + index % height, index / height)) };
-            (state, search) = State::kept(experts);
-            if state.taken.is_none() && !self.list(&mut state, 1) {
-                return;
+            unsafe { self.multiply(&tile) };
+            (state, search) = State::kept(self.sizes().local());
+        }
+    }
+
+    /// Ends a block's part of the launch. All its threads call.
+    #[inline(always)]
+    fn leave(&self) {
+        Block.sync();
+        if Block.elect() {
+            let blocks = grid_dim().count().into();
+            self.scheduler().leave(blocks, self.launch(), || self.lists().clear(self.received.ranks()));
+        }
+    }
+
+    /// Lists this rank's rows, and waits until all are listed. Returns whether the launch goes on: the state of the
+    /// group, whose threads all call.
+    #[inline(always)]
+    fn start(&self, group: impl Coop) -> Option<(State, Search)> {
+        if group.elect() && self.lists().hears() {
+            self.hear();
+        }
+        let mut state = State { listed: 0, taken: None };
+        if !self.list(group, &mut state, 1) {
+            return None;
+        }
+        self.awaits(group, self.lists().own_ready)?;
+        Some((state, Search::new(self.sizes().local(), self.tiles(None))))
+    }
+
+    /// Takes the next tile, if there is one. All threads of the group call.
+    #[inline(always)]
+    fn take(&self, group: impl Coop, state: &mut State, search: &mut Search) -> Option<Taken> {
+        let (experts, column_tiles) = (self.sizes().local(), self.early.columns.div_ceil(COLUMNS));
+        let mut tile = None;
+        if state.taken.is_none() {
+            if !self.list(group, state, 1) {
+                return None;
+            }
+            // Sources are missing.
+            if state.listed.count_ones() < self.sizes().ranks {
+                let part = if group.elect() { self.scheduler().take_open_part() } else { None };
+                let part = group.broadcast(part.map_or(u64::MAX, u64::from), 0);
+                tile = if part == u64::MAX { None } else { search.find(part as u32, self.tiles(None)) };
+            }
+            if tile.is_none() {
+                if !self.list(group, state, self.sizes().ranks) {
+                    return None;
+                }
+                let number = self.awaits(group, self.lists().all_ready)?;
+                let first = search.find(number, self.tiles(None));
+                state.taken = Some(first.map_or((experts, 0), |tile| (tile.expert, tile.index)));
+                *search = Search::new(experts, self.tiles(state.taken));
             }
         }
+        if state.taken.is_some() {
+            let number = if group.elect() { self.scheduler().take_tile() } else { 0 };
+            tile = search.find(group.broadcast(number, 0) as u32, self.tiles(state.taken));
+        }
+        let tile = tile?;
+        let (own, all) = (tile.first / ROWS, tile.rows.div_ceil(ROWS));
+        let before = state.taken.map_or(0, |taken| taken_of(taken, tile.expert, own * column_tiles));
+        // The tiles of a column follow each other, so that they share the weights.
+        let (first, height, index) = if state.taken.is_none() {
+            (0, own, tile.index)
+        } else if before == 0 {
+            (0, all, tile.index)
+        } else if tile.index + before < own * column_tiles {
+            (0, own, tile.index + before)
+        } else {
+            (own, all - own, tile.index + before - own * column_tiles)
+        };
+        let (row, column) = ((first + index % height) * ROWS, index / height * COLUMNS);
+        Some(Taken { expert: tile.expert, rows: tile.rows, row, column })
     }
 
     /// Returns a function that returns the number of an expert's own rows, of all, and of the tiles that are left: full
@@ -354,30 +402,30 @@ impl Work<'_> {
     }
 
     /// Waits for a flag of this launch, which blocks that run raise. Returns its number, unless the communicator was
-    /// stopped. All threads of the block call.
+    /// stopped. All threads of the group call.
     #[inline(always)]
-    fn awaits(&self, flag: GlobalWord) -> Option<u32> {
+    fn awaits(&self, group: impl Coop, flag: GlobalWord) -> Option<u32> {
         let mut seen = u64::MAX;
-        if Block.elect()
+        if group.elect()
             && let Ok(number) = wait::<Global>(&status::of(self.comm), Deadline::NONE, flag, self.launch())
         {
             seen = number.into();
         }
-        let seen = Block.broadcast(seen, 0);
+        let seen = group.broadcast(seen, 0);
         if seen == u64::MAX { None } else { Some(seen as u32) }
     }
 
     /// Lists rows of the sources that have come, by expert, until all units of these are taken. Waits for the first
-    /// `max`, by their distance. Returns whether it could. All threads of the block call.
+    /// `max`, by their distance. Returns whether it could. All threads of the group call.
     #[inline(always)]
-    fn list(&self, state: &mut State, max: u32) -> bool {
+    fn list(&self, group: impl Coop, state: &mut State, max: u32) -> bool {
         let (ranks, experts, me) = (self.sizes().ranks, self.sizes().local(), self.arena.rank());
         let source_at = |distance: u32| (me + distance) % ranks;
         // Each thread looks at one flag, so that nothing else is done if there is nothing to do.
-        let mine = Block.rank();
+        let mine = group.rank();
         let is_missing = mine < ranks && state.listed >> mine & 1 == 0;
         let came = |distance: u32| look::<Global>(self.lists().heard(source_at(distance)), self.launch()).is_some();
-        if !Block.sync_or(is_missing && (mine < max || came(mine))) {
+        if !group.sync_or(is_missing && (mine < max || came(mine))) {
             return true;
         }
         for distance in 0..ranks {
@@ -386,20 +434,20 @@ impl Work<'_> {
             }
             let source = source_at(distance);
             if distance < max {
-                if self.awaits(self.lists().heard(source)).is_none() {
+                if self.awaits(group, self.lists().heard(source)).is_none() {
                     return false;
                 }
-            } else if !Block.sync_or(Block.elect() && came(distance)) {
+            } else if !group.sync_or(group.elect() && came(distance)) {
                 continue;
             }
             loop {
-                let unit = if Block.elect() { self.lists().take(source) } else { 0 };
-                let unit = Block.broadcast(unit, 0);
+                let unit = if group.elect() { self.lists().take(source) } else { 0 };
+                let unit = group.broadcast(unit, 0);
                 if unit >= u64::from(experts) {
                     break;
                 }
-                self.list_one(source, unit as u32);
-                if Block.elect() {
+                self.list_one(group, source, unit as u32);
+                if group.elect() {
                     self.lists().finish(source == me, experts.into(), ranks.into(), &self.scheduler(), self.launch());
                 }
             }
@@ -408,9 +456,9 @@ impl Work<'_> {
         true
     }
 
-    /// Lists the rows of a source and an expert. All threads of the block call, and have met at its end.
+    /// Lists the rows of a source and an expert. All threads of the group call, and have met at its end.
     #[inline(always)]
-    fn list_one(&self, source: u32, expert: u32) {
+    fn list_one(&self, group: impl Coop, source: u32, expert: u32) {
         let (sizes, count) = (self.sizes(), self.received.count(source));
         let meta = self.arena.here() + self.received.meta_at(source, 0) + 4;
         // Returns the ids of a row that name the expert, as bits.
@@ -423,20 +471,20 @@ impl Work<'_> {
             ids
         };
         let mut mine = 0;
-        for row in Block.stripe(count as usize) {
+        for row in group.stripe(count as usize) {
             mine += ids(row as u32).count_ones();
         }
-        let rows = prefix_sum(mine).1;
-        let first = if Block.elect() { self.lists().reserve(source, rows) } else { 0 };
-        let first = Block.broadcast(first, 0) as u32;
+        let rows = prefix_sum(group, mine).1;
+        let first = if group.elect() { self.lists().reserve(source, rows) } else { 0 };
+        let first = group.broadcast(first, 0) as u32;
         // Safety: words of the state, here and below.
         let store = |address: u64, value: u32| unsafe { store_weak_u32(address as usize as *mut u32, value) };
         let (list, mut row, mut listed) = (self.list_at(source) + 4 * u64::from(first), 0, 0);
         // A rank may store other ids meanwhile, but nothing is written past the places.
         while row < count && listed < rows {
-            let at = row + Block.rank();
+            let at = row + group.rank();
             let mut ids = ids(at);
-            let (earlier, all) = prefix_sum(ids.count_ones());
+            let (earlier, all) = prefix_sum(group, ids.count_ones());
             let mut place = listed + earlier;
             while ids != 0 && place < rows {
                 store(list + 4 * u64::from(place), source << 21 | at << 5 | ids.trailing_zeros());
@@ -444,14 +492,14 @@ impl Work<'_> {
                 place += 1;
             }
             listed += all;
-            row += Block.size();
+            row += group.size();
         }
-        if Block.elect() {
+        if group.elect() {
             let zone = self.early.state + ZONES + 8 * u64::from(source * sizes.local() + expert);
             store(zone, rows);
             store(zone + 4, first);
         }
-        Block.sync();
+        group.sync();
     }
 
     /// Returns the address of the list of a source's rows.
@@ -461,23 +509,28 @@ impl Work<'_> {
         self.early.lists + 4 * u64::from(source) * u64::from(sizes.tokens) * u64::from(sizes.topk)
     }
 
-    /// Multiplies a tile of an expert with `rows` rows: its row and column of tiles. All threads of the block call.
+    /// Returns source, received row and position of the id of a row of an expert, as a word of a list.
+    #[inline(always)]
+    fn listed(&self, expert: u32, row: u32) -> u32 {
+        let (source, at) = self.find(expert, row);
+        // Safety: a word of the state.
+        unsafe { load(self.list_at(source) + 4 * u64::from(at)) }
+    }
+
+    /// Multiplies a tile. All threads of the block call.
     ///
     /// # Safety
     /// - As [`overlapped_matmul`].
     #[inline(always)]
-    unsafe fn multiply(&self, expert: u32, rows: u32, at: (u32, u32)) {
-        let early = self.early;
-        let (row, column) = (at.0 * ROWS, at.1 * COLUMNS);
+    unsafe fn multiply(&self, tile: &Taken) {
+        let (early, &Taken { expert, rows, row, column }) = (self.early, tile);
         let (addresses, source_info) = (ADDRESSES.array(), SOURCE_INFO.array());
         // The threads have read those of the last tile, and meet before they read these.
         if Block.rank() < ROWS {
             // Nothing is read of rows past the last one.
             let (mut address, mut word) = (0, 0);
             if row + Block.rank() < rows {
-                let (source, at) = self.find(expert, row + Block.rank());
-                // Safety: a word of the state.
-                word = unsafe { load(self.list_at(source) + 4 * u64::from(at)) };
+                word = self.listed(expert, row + Block.rank());
                 let (source, row, _) = unpacked(word);
                 address = self.received.row(source, row).addr() as u64;
             }
@@ -499,5 +552,50 @@ impl Work<'_> {
         };
         // Safety: the caller's promise; the flags of these rows were acquired.
         unsafe { multiply(&factors, &(), place) };
+    }
+}
+
+/// A tile of an expert with `rows` rows: its first row and column.
+#[derive(Clone, Copy)]
+struct Taken {
+    expert: u32,
+    rows: u32,
+    row: u32,
+    column: u32,
+}
+
+impl Outputs for Launch<'_> {
+    const FREES: bool = false;
+    const FINDER: Finder = Finder::Loads;
+
+    /// Returns nothing: the loading warps find the places with the rows.
+    #[inline(always)]
+    fn place(&self, _: &Output, _: u32) -> u64 {
+        0
+    }
+}
+
+impl Gathers for Launch<'_> {
+    type Loading = (State, Search);
+
+    #[inline(always)]
+    fn begin(&self, group: WarpSpan) -> Option<Self::Loading> {
+        self.start(group)
+    }
+
+    #[inline(always)]
+    fn next(&self, group: WarpSpan, (state, search): &mut Self::Loading) -> Option<GatheredTile> {
+        let Taken { expert, rows, row, column } = self.take(group, state, search)?;
+        let (rows, columns) = (rows - row, self.early.columns - column);
+        let output = Output { to: 2 * u64::from(column), rows, columns, numbers: [expert, row] };
+        Some(GatheredTile { b: (column, expert), output })
+    }
+
+    #[inline(always)]
+    fn row(&self, tile: &GatheredTile, row: u32) -> (u64, u64) {
+        let Output { to, numbers: [expert, first], .. } = tile.output;
+        let (source, row, k) = unpacked(self.listed(expert, first + row));
+        let place = Back::new(self.arena, self.received).place(source, row, k);
+        (self.received.row(source, row).addr() as u64, place + to)
     }
 }

@@ -2,10 +2,12 @@
 //! Product and reduce-scatter: tiles are sent as they are done.
 
 use super::tile::{Aside, COLUMNS, Factors, ROWS, multiply, steps};
+use super::warpgroups::{self, Entries, Finder, Output, Outputs, Work, rows_of};
 use super::{Board, EXCHANGE, MULTIPLY, Product, usable};
 use crate::protocol::raise;
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_weak_pair, store_weak_pair};
+use gin_device::sys::tensor::{Matrices, TensorMap};
 use gin_device::sys::{Global, GlobalWord};
 
 /// Multiplies this rank's part of the inner index, and adds up the products of all ranks for this rank's rows. All
@@ -83,6 +85,127 @@ unsafe fn work(board: &Board) {
         }
         if product.parts & EXCHANGE != 0 {
             sent.flag = Some(board.arena.word_at(owner, board.flag(me, row_tile, column_tile)));
+        }
+    }
+}
+
+/// Multiplies as [`matmul_reduce_scatter`], by [warpgroups](super::warpgroups). Blocks have
+/// [`THREADS`](super::warpgroups::THREADS) threads. `product` multiplies.
+///
+/// A warp raises the flag of a tile while the next one is multiplied. The bits of products may differ from those of
+/// [`matmul_reduce_scatter`], and are the same for each number of blocks, and in one launch or two.
+///
+/// # Safety
+/// - As [`matmul_reduce_scatter`], with memory for the maps.
+#[inline(always)]
+pub unsafe fn matmul_reduce_scatter_by_warpgroups(comm: &Comm, window: &Window<u64>, product: &Product) {
+    let Some(arena) = usable(comm, window) else { return };
+    let board = || Board::new(comm, arena, product);
+    // Safety: the caller's promise.
+    unsafe {
+        warpgroups::multiply(product.depth, product.maps, &Scatter { product, board });
+        let board = board();
+        add_up_rest(&board);
+        board.leave();
+    }
+}
+
+shared! {
+    /// The number of the first tile that a block adds up.
+    static REST: [u64; 1];
+}
+
+/// Adds up tiles until all are taken.
+///
+/// # Safety
+/// - As [`matmul_reduce_scatter`].
+#[inline(always)]
+unsafe fn add_up_rest(board: &Board) {
+    let (rows, columns) = (board.product.row_tiles(), board.product.column_tiles());
+    let each = u64::from(rows * columns);
+    let mut tile = REST.array().read(0);
+    while board.product.parts & EXCHANGE != 0 && tile < each * u64::from(board.ranks + 1) {
+        let (row_tile, column_tile) = super::order((tile % each) as u32, rows, columns);
+        // Safety: the caller's promise.
+        if !unsafe { add_up(board, row_tile, column_tile) } {
+            return;
+        }
+        let mine = if Block.elect() { board.scheduler.take_tile() } else { 0 };
+        tile = Block.broadcast(mine, 0);
+    }
+}
+
+/// The tiles of a product and reduce-scatter.
+struct Scatter<'a, B> {
+    product: &'a Product,
+    board: B,
+}
+
+impl<'a, B: Fn() -> Board<'a>> Outputs for Scatter<'a, B> {
+    /// After it has raised the tile's flag.
+    const FREES: bool = true;
+    const FINDER: Finder = Finder::Stores;
+
+    #[inline(always)]
+    fn place(&self, output: &Output, row: u32) -> u64 {
+        output.to + 2 * u64::from(row) * u64::from(self.product.columns)
+    }
+}
+
+impl<'a, B: Fn() -> Board<'a>> Work for Scatter<'a, B> {
+    /// The board, and the maps of the factors.
+    type Loading = (Board<'a>, [TensorMap; 2]);
+
+    #[inline(always)]
+    fn begin(&self, mut make: impl FnMut(Matrices) -> TensorMap) -> Self::Loading {
+        let (board, product) = ((self.board)(), self.product);
+        let maps = [
+            make(rows_of(product.a, product.depth, product.rows, board.ranks, ROWS)),
+            make(rows_of(product.b, product.depth, product.columns, 1, COLUMNS)),
+        ];
+        (board, maps)
+    }
+
+    #[inline(always)]
+    fn next(&self, (board, [left, right]): &mut Self::Loading) -> Option<warpgroups::Tile> {
+        let (product, rows, columns) = (self.product, self.product.row_tiles(), self.product.column_tiles());
+        let each = rows * columns;
+        let mine = if Warp.elect() { board.scheduler.take_tile() } else { 0 };
+        let tile = Warp.broadcast(mine, 0);
+        if tile >= u64::from(each) * u64::from(board.ranks) {
+            if Warp.elect() {
+                REST.array().write(0, tile);
+            }
+            return None;
+        }
+        let (owner, tile) = (board.after(tile as u32 / each + 1), tile as u32 % each);
+        let (row_tile, column_tile) = super::order(tile, rows, columns);
+        let (row, column) = (row_tile * ROWS, column_tile * COLUMNS);
+        let row_bytes = 2 * u64::from(product.columns);
+        let rows_at = if product.parts & EXCHANGE != 0 {
+            board.arena.there(owner) + board.rows(board.arena.rank(), row_bytes)
+        } else {
+            product.partial + u64::from(owner) * u64::from(product.rows) * row_bytes
+        };
+        let to = rows_at + u64::from(row) * row_bytes + 2 * u64::from(column);
+        let (rows, columns) = (product.rows - row, product.columns - column);
+        let output = Output { to, rows, columns, numbers: [owner, tile] };
+        Some(warpgroups::Tile { a: (*left, row, owner), b: (*right, column, 0), output })
+    }
+
+    #[inline(always)]
+    fn aside(&self, warp: u32) {
+        if warp != 1 || !Warp.elect() {
+            return;
+        }
+        let (board, mut entries) = ((self.board)(), Entries::new());
+        while let Some(Output { numbers: [owner, tile], .. }) = entries.await_stored() {
+            if self.product.parts & EXCHANGE != 0 {
+                let (row_tile, column_tile) = super::order(tile, self.product.row_tiles(), self.product.column_tiles());
+                let flag = board.flag(board.arena.rank(), row_tile, column_tile);
+                raise::<Global>(board.arena.word_at(owner, flag), board.epoch, 0);
+            }
+            entries.free();
         }
     }
 }
