@@ -223,20 +223,21 @@ fn nothing_races() {
         world
     };
     run(races, &[(2, (33, 16, 72), 2), (3, (2, 8, 8), 1)]);
-    let shape = Shape { ranks: 2, experts: 3, topk: 3, hidden: 16 };
-    let config = GroupConfig::new(3, 16, 3).tokens(5).sms(2).threads(64);
-    on_ranks(races(2), |rank, comm| {
-        support::experts(rank, comm, &config, &shape, 5, (30, Some(2), Instructions::Warpgroups))
-    });
-    let shape = Shape { ranks: 2, experts: 12, topk: 3, hidden: 8 };
-    let config = GroupConfig::new(12, 8, 3).tokens(70).sms(2).threads(64);
-    let case = Arriving { blocks: Some(3), ..Arriving::of(&[70], &[Routing::Uniform, Routing::One(11)]) };
-    on_ranks(races(2), |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop));
-    // More rows than threads.
-    let shape = Shape { ranks: 1, experts: 2, topk: 1, hidden: 8 };
-    let config = GroupConfig::new(2, 8, 1).tokens(600).sms(2).threads(64);
-    let case = Arriving { blocks: Some(2), ..Arriving::of(&[600], &[Routing::Uniform]) };
-    on_ranks(races(1), |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop));
+    for instructions in [Instructions::Warps, Instructions::Warpgroups] {
+        let shape = Shape { ranks: 2, experts: 3, topk: 3, hidden: 16 };
+        let config = GroupConfig::new(3, 16, 3).tokens(5).sms(2).threads(64);
+        on_ranks(races(2), |rank, comm| support::experts(rank, comm, &config, &shape, 5, (30, Some(2), instructions)));
+        let shape = Shape { ranks: 2, experts: 12, topk: 3, hidden: 8 };
+        let config = GroupConfig::new(12, 8, 3).tokens(70).sms(2).threads(64);
+        let several = [Routing::Uniform, Routing::One(11)];
+        let case = Arriving { blocks: Some(3), instructions, ..Arriving::of(&[70], &several) };
+        on_ranks(races(2), |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop));
+        // More rows than threads.
+        let shape = Shape { ranks: 1, experts: 2, topk: 1, hidden: 8 };
+        let config = GroupConfig::new(2, 8, 1).tokens(600).sms(2).threads(64);
+        let case = Arriving { blocks: Some(2), instructions, ..Arriving::of(&[600], &[Routing::Uniform]) };
+        on_ranks(races(1), |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop));
+    }
 }
 
 #[test]
