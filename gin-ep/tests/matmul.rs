@@ -131,8 +131,11 @@ fn tiles_of_own_rows_are_multiplied_while_a_rank_is_late() {
 fn one_resident_block_of_many_multiplies_all_rows_as_they_arrive() {
     let shape = Shape { ranks: 3, experts: 4, topk: 3, hidden: 16 };
     let config = GroupConfig::new(4, 16, 3).tokens(150).sms(2).threads(64).deadline(Deadline::after_ms(60_000));
-    for (seed, late) in [(1, None), (2, Some((2, 10_000_000)))] {
-        let case = Arriving { grid: Some(5), late, ..Arriving::of(&[150, 20], &[Routing::One(1), Routing::Zipf]) };
+    let (warps, warpgroups, late) = (Instructions::Warps, Instructions::Warpgroups, Some((2, 10_000_000)));
+    for (seed, late, instructions) in [(1, None, warps), (2, late, warps), (1, None, warpgroups), (2, late, warpgroups)]
+    {
+        let routings = [Routing::One(1), Routing::Zipf];
+        let case = Arriving { grid: Some(5), late, instructions, ..Arriving::of(&[150, 20], &routings) };
         on_ranks(WorldConfig::seeded(3, seed).resident_blocks(1), |rank, comm| {
             support::arriving(rank, comm, &config, &shape, &case).map(drop)
         });
