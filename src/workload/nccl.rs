@@ -183,6 +183,9 @@ impl<'a> Rival<'a> {
     /// Runs the collective as often as the workload, and returns its time.
     pub(super) fn time(&self, rank: &Rank, comm: &Watched<'_>) -> Result<Duration, CommError> {
         let stream = rank.stream()?;
+        // From here on no rank allocates memory. An allocation frees what is due on all GPUs, for which the driver
+        // waits until NCCL's kernels have ended, and these wait for the kernel of the rank that would allocate.
+        rank.barrier()?;
         for _ in 0..self.plan.sizes.warmup {
             self.enqueue(&*stream)?;
         }
