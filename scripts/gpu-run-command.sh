@@ -59,9 +59,9 @@ for ranks in ${*:-1 2 4 8}; do
         # Larger, over several contexts, with more requests under way.
         step "$workload-$ranks-long" run "$workload" --device cuda --ranks "$ranks" --format json \
             --bytes 1MiB --blocks 8 --threads 256 --contexts 4 --iters 100
-        # Many rounds in one launch, each of them checked.
+        # Many rounds, each of them checked (for `halo` the last one).
         step "$workload-$ranks-many" run "$workload" --device cuda --ranks "$ranks" --format json \
-            --bytes 4KiB --iters "${GIN_ITERATIONS:-10000}" --repeats 1
+            --bytes 4KiB --warmup "${GIN_ITERATIONS:-10000}" --repeats 1
         # Kernels that find at run time that they drive NICs.
         step "$workload-$ranks-gdaki" run "$workload" --device cuda --ranks "$ranks" --format json \
             --backend gdaki --network software --bytes 64KiB --iters 20
@@ -69,7 +69,7 @@ for ranks in ${*:-1 2 4 8}; do
         step "$workload-$ranks-lsa" run "$workload" --device cuda --ranks "$ranks" --format json --route auto \
             --bytes 1MiB --blocks 8 --threads 256 --contexts 4 --iters 100
         step "$workload-$ranks-lsa-many" run "$workload" --device cuda --ranks "$ranks" --format json --route auto \
-            --bytes 4KiB --iters "${GIN_ITERATIONS:-10000}" --repeats 1
+            --bytes 4KiB --warmup "${GIN_ITERATIONS:-10000}" --repeats 1
     done
     # A mixture of experts, by loads and stores alone.
     step "moe-$ranks" run moe --device cuda --ranks "$ranks" --format json
