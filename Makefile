@@ -18,7 +18,7 @@ ARCHS ?= sm_80 sm_90 sm_100
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help setup run test test-rdma test-torch stress soak night gpu-test gpu-bundle device-lib nccl-plugin install release bench doc guide fmt lint clean clean-tools
+.PHONY: help setup run test test-rdma test-torch stress soak night gpu-test gpu-bundle offline-bundle device-lib nccl-plugin install release bench doc guide fmt lint clean clean-tools
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ gpu-test: setup ## Runs the tests that need GPUs
 
 gpu-bundle: setup ## Builds the tests and the command into one folder for a GPU machine without Rust
 	@scripts/gpu-bundle.sh
+
+offline-bundle: ## Packs sources, compiler and dependencies for a machine without a network; PIECE=55M cuts the archive
+	@scripts/offline-bundle.sh
 
 device-lib: setup ## Makes the device functions for CUDA C++ in target/device-lib, for ARCHS (sm_80 sm_90 sm_100)
 	@rm -rf "$${CARGO_TARGET_DIR:-target}/device-lib"

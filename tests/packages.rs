@@ -69,7 +69,11 @@ fn mirror(from: &Path, to: &Path) {
 /// crates.io where it runs in `work`. Returns their names.
 fn unpack_all(folder: &Path, work: &Path) -> Vec<String> {
     let (published, others) = packages();
-    let mut package = cargo(root(), &["package", "--workspace", "--no-verify", "--allow-dirty", "--quiet"]);
+    // For a lock file cargo would look for these crates on crates.io, in whose place a machine without a network has a
+    // folder.
+    let options = ["--workspace", "--no-verify", "--allow-dirty", "--quiet", "--exclude-lockfile"];
+    let mut package = cargo(root(), &["package"]);
+    package.args(options);
     package.args(others.iter().map(|name| format!("--exclude={name}"))).arg("--target-dir").arg(folder.join("packed"));
     run(&mut package);
     let fresh = folder.join("fresh");

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 //! The device functions as CUDA C++ programs link them. Nothing runs on a GPU. Without a compiler for kernels, or
-//! `nvcc` in `target/cuda-tools`, the trials are reported as ignored.
+//! `nvcc` beside `ptxas`, the trials are reported as ignored.
 
 mod common;
 
 use common::{HERE, library, run, try_run};
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
 use gin_abi::{COUNTER_BITS, CommHandle, ContextData, FaultKind, Operation, SIGNAL_BITS, WindowData, WindowHandle};
-use gin_build::{Arch, DeviceLibrary, KernelBuilder, Toolchain, UsePtxas};
+use gin_build::{Arch, DeviceLibrary, KernelBuilder, Ptxas, Toolchain, UsePtxas};
 use gin_capi_device::options;
 use gin_device::internal::signal_words::{self, Words};
 use gin_device::internal::{host_word, status::NOW_AND_THEN};
@@ -22,8 +22,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::LazyLock;
 
-/// NVIDIA's tools.
-static CUDA: LazyLock<PathBuf> = LazyLock::new(|| Path::new(HERE).join("../../target/cuda-tools/nvidia/cu13"));
+/// The folder of NVIDIA's tools, or the reason why there is none.
+static FOUND: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
+    let ptxas = Ptxas::find(Path::new(HERE))?;
+    let root = ptxas.path().ancestors().nth(2).expect("ptxas is in the folder bin").to_path_buf();
+    if root.join("bin/nvcc").is_file() { Ok(root) } else { Err(format!("{} has no nvcc", root.display())) }
+});
+
+static CUDA: LazyLock<&PathBuf> = LazyLock::new(|| FOUND.as_ref().expect("the trials are ignored without nvcc"));
+
+/// The folder of NVIDIA's libraries: `lib64` in an installation, `lib` in the Python packages.
+static CUDA_LIB: LazyLock<String> = LazyLock::new(|| {
+    let lib64 = CUDA.join("lib64");
+    if lib64.is_dir() { lib64 } else { CUDA.join("lib") }.display().to_string()
+});
 
 /// A folder for the results of this program.
 static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir().expect("make a folder"));
@@ -40,10 +52,8 @@ static LIBRARY: LazyLock<DeviceLibrary> = LazyLock::new(|| {
 });
 
 fn missing() -> Option<String> {
-    if !CUDA.join("bin/nvcc").is_file() {
-        return Some(format!("{} has no nvcc", CUDA.display()));
-    }
-    Toolchain::find().err().map(|error| error.to_string().replace('\n', " "))
+    let without_compiler = || Toolchain::find().err().map(|error| error.to_string().replace('\n', " "));
+    FOUND.as_ref().err().cloned().or_else(without_compiler)
 }
 
 fn try_nvcc<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Result<String, String> {
@@ -53,7 +63,7 @@ fn try_nvcc<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Result<S
 fn try_nvcc_for<S: AsRef<OsStr>>(arch: &str, arguments: impl IntoIterator<Item = S>) -> Result<String, String> {
     let mut command = Command::new(CUDA.join("bin/nvcc"));
     command.args(["-std=c++17", &format!("-arch={arch}"), "-rdc=true", &format!("-I{HERE}/include")]);
-    try_run(command.arg(format!("-L{}", CUDA.join("lib").display())).args(arguments))
+    try_run(command.arg(format!("-L{}", *CUDA_LIB)).args(arguments))
 }
 
 fn nvcc<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) {
@@ -442,14 +452,14 @@ fn examples() {
     let cuda = CUDA.display();
     let mut compile = common::compiler(true);
     compile.args([&example("jit.cpp"), &format!("-I{cuda}/include"), "-o", &out("jit"), &gin]);
-    compile.args(["-pthread", "-Wno-pedantic", &format!("{cuda}/lib/libnvJitLink.so.13")]);
+    compile.args(["-pthread", "-Wno-pedantic", &format!("{}/libnvJitLink.so.13", *CUDA_LIB)]);
     run(&mut compile);
     let mut jit = Command::new(out("jit"));
-    jit.env("LD_LIBRARY_PATH", format!("{cuda}/lib"));
+    jit.env("LD_LIBRARY_PATH", &*CUDA_LIB);
     let said = run(jit.args([&out("kernels.cubin"), &LIBRARY.ptx[0].1.display().to_string(), "link"]));
     assert!(said.contains("linked: "), "{said}");
     let mut jit = Command::new(out("jit"));
-    jit.env("LD_LIBRARY_PATH", format!("{cuda}/lib"));
+    jit.env("LD_LIBRARY_PATH", &*CUDA_LIB);
     // nvJitLink only prints an error. A function compares its number when it is called.
     let said = run(jit.args([&out("kernels.cubin"), &of_another_number(&LIBRARY.ptx[0].1), "link"]));
     assert!(said.contains("Size doesn't match for 'gin_abi_version'"), "{said}");
@@ -461,8 +471,8 @@ fn by_cmake() {
     LazyLock::force(&LIBRARY);
     let prefix = common::installed(&FOLDER.path().join("root"), FOLDER.path());
     let cuda = CUDA.display();
-    // CUDA's own installation has the folder lib64, where nvcc looks.
-    let options = [format!("-DCMAKE_CUDA_COMPILER={cuda}/bin/nvcc"), format!("-DCMAKE_CUDA_FLAGS=-L{cuda}/lib")];
+    // nvcc itself looks in lib64 only.
+    let options = [format!("-DCMAKE_CUDA_COMPILER={cuda}/bin/nvcc"), format!("-DCMAKE_CUDA_FLAGS=-L{}", *CUDA_LIB)];
     let build = common::by_cmake(&cmake, &prefix, &options.each_ref().map(String::as_str));
     assert!(build.join("main").is_file());
     let mut jit = Command::new(build.join("jit"));

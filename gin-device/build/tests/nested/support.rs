@@ -158,14 +158,15 @@ fn no_nvcc() -> Option<String> {
     Cuda::find().err()
 }
 
-/// The CUDA tools of this project.
+/// The CUDA tools, in the folder of the first `ptxas`.
 struct Cuda {
     root: PathBuf,
 }
 
 impl Cuda {
     fn find() -> Result<Cuda, String> {
-        let root = Path::new(HERE).join("../../target/cuda-tools/nvidia/cu13");
+        let ptxas = Ptxas::find(Path::new(HERE))?;
+        let root = ptxas.path().ancestors().nth(2).ok_or("ptxas is not in the folder bin")?.to_path_buf();
         let nvcc = root.join("bin/nvcc");
         if nvcc.is_file() { Ok(Cuda { root }) } else { Err(format!("{} does not exist", nvcc.display())) }
     }
@@ -192,6 +193,7 @@ pub(crate) fn link(dir: &Path, ptx: Option<&Path>) -> Result<PathBuf, Failed> {
         nvcc(&["-dc", text(ptx)?, "-o", text(&device)?])?;
         objects.push(text(&device)?);
     }
+    // An installation has the folder lib64, where nvcc looks.
     let library = format!("-L{}", cuda.root.join("lib").display());
     nvcc(&[&objects[..], &[&library, "-o", text(&program)?]].concat())?;
     ensure(program.is_file(), "nvcc left no program".to_owned())?;
