@@ -4,7 +4,7 @@
 use crate::abi::SYSTEM_ERROR;
 use crate::table::Failure;
 use gin_gpu::lane::{Lane, Mark};
-use gin_gpu::{GpuError, Memory, MemoryKind, lock};
+use gin_gpu::{Device, GpuError, Memory, MemoryKind, lock};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,6 +19,8 @@ pub enum Place {
     Host,
     /// Memory of the host that only the CPU reaches.
     Cpu,
+    /// Memory of a rank in another process, which the GPUs of that rank reach.
+    Elsewhere,
 }
 
 /// The GPUs of a process, by number.
@@ -43,6 +45,22 @@ pub trait Gpus: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`GpuError::Foreign`] with the reason.
     unsafe fn reach(&self, gpu: usize, address: u64, bytes: u64) -> Result<(), GpuError>;
+
+    /// Exports memory of NCCL or of the program, so that other processes can map it: each allocation that has some of
+    /// the bytes as a file, in the order of addresses.
+    ///
+    /// # Safety
+    /// - The memory exists as long as the results, and this GPU reaches it.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] with the reason.
+    unsafe fn files(&self, gpu: usize, address: u64, bytes: u64) -> Result<Vec<Arc<Memory>>, GpuError>;
+
+    /// Returns the GPU, to share memory with other processes.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    fn device(&self, gpu: usize) -> Result<Arc<dyn Device>, GpuError>;
 
     /// Returns whether `from` copies to memory of `to` directly.
     ///
@@ -156,7 +174,7 @@ mod cuda_gpus {
     pub(super) struct Cuda(Mutex<BTreeMap<usize, Arc<CudaDevice>>>);
 
     impl Cuda {
-        fn device(&self, gpu: usize) -> Result<Arc<CudaDevice>, GpuError> {
+        fn of(&self, gpu: usize) -> Result<Arc<CudaDevice>, GpuError> {
             let mut devices = lock(&self.0);
             if let Some(device) = devices.get(&gpu) {
                 return Ok(device.clone());
@@ -182,7 +200,16 @@ mod cuda_gpus {
 
         unsafe fn reach(&self, gpu: usize, address: u64, bytes: u64) -> Result<(), GpuError> {
             // Safety: the caller's promise.
-            unsafe { self.device(gpu)?.reach(address, bytes) }
+            unsafe { self.of(gpu)?.reach(address, bytes) }
+        }
+
+        unsafe fn files(&self, gpu: usize, address: u64, bytes: u64) -> Result<Vec<Arc<Memory>>, GpuError> {
+            // Safety: the caller's promise.
+            unsafe { self.of(gpu)?.files(address, bytes) }
+        }
+
+        fn device(&self, gpu: usize) -> Result<Arc<dyn Device>, GpuError> {
+            Ok(self.of(gpu)?)
         }
 
         fn copies_reach(&self, from: usize, to: usize) -> Result<bool, GpuError> {
@@ -190,12 +217,11 @@ mod cuda_gpus {
         }
 
         fn memory(&self, gpu: usize, kind: MemoryKind, bytes: u64) -> Result<Arc<Memory>, GpuError> {
-            let device: Arc<dyn Device> = self.device(gpu)?;
-            Memory::new(&device, kind, bytes)
+            Memory::new(&self.device(gpu)?, kind, bytes)
         }
 
         fn lane(&self, gpu: usize) -> Result<Box<dyn Lane>, GpuError> {
-            self.device(gpu)?.lane()
+            self.of(gpu)?.lane()
         }
 
         fn keep_current(&self) -> Result<Box<dyn Any>, GpuError> {

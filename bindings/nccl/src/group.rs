@@ -4,31 +4,34 @@
 use crate::abi::{CUDA_ERROR, FLAG_NEVER_RESET, HANDLE_BYTES, INTERNAL_ERROR, PTR_CUDA, PTR_HOST};
 use crate::gpus::{Machine, Place};
 use crate::log;
-use crate::region::{Handle, Region};
+use crate::process::{Board, Gone, Inbound, MAX_SENDERS, Remote, files};
+use crate::region::{Handle, Piece, Region, Words};
 use crate::table::Failure;
-use crate::transfer::{MAX_RANKS, Pair};
+use crate::transfer::{MAX_RANKS, Pair, raise, use_once};
 use gin_gpu::copier::Ticket;
 use gin_gpu::lane::Mark;
 use gin_gpu::lock;
 use gin_gpu::registry::process;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 /// The time that ranks have for steps that all of them do at the same time, and copies to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The first bytes of a handle of this version of the plugin.
-const MAGIC: [u8; 8] = *b"gin-rma1";
+const MAGIC: [u8; 8] = *b"gin-rma2";
 
-/// The rank that listens: the content of the handle that all ranks get.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The bytes of a handle before the identity of the GPU and its length.
+const FIXED: usize = 65;
+
+/// The rank that listens.
+#[derive(Debug)]
 pub(crate) struct Listen {
-    process: [u8; 16],
-    /// Its number, which no other has in this process.
-    number: u64,
-    gpu: u64,
+    pub(crate) contact: Contact,
+    /// The reason for which there is none, if other processes cannot map memory of this one.
+    board: Result<Arc<Board>, String>,
 }
 
 impl Listen {
@@ -37,19 +40,46 @@ impl Listen {
         let Some(gpu) = machine.gpus.current().map_err(Failure::cuda)? else {
             return Err(Failure::argument("the thread that sets up a communicator has chosen no GPU"));
         };
-        Ok(Self { process: process(), number: NEXT.fetch_add(1, Ordering::Relaxed), gpu: gpu as u64 })
+        let device = machine.gpus.device(gpu).map_err(Failure::cuda)?;
+        let mut identity = device.sharing().map(|sharing| sharing.identity()).unwrap_or_default();
+        identity.truncate(HANDLE_BYTES - FIXED);
+        let board = Board::new(device).map(Arc::new);
+        if let Err(reason) = &board {
+            log::info(&format!("GPU {gpu}: ranks in other processes cannot reach this one: {reason}"));
+        }
+        let key = board.as_ref().ok().map(|board| board.key);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { contact: Contact { process: process(), number, gpu: gpu as u64, key, identity }, board })
     }
+}
 
-    pub(crate) fn to_bytes(self) -> [u8; HANDLE_BYTES] {
+/// The content of the handle of a rank, which all ranks get.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Contact {
+    pub(crate) process: [u8; 16],
+    /// Its number, which no other has in its process.
+    number: u64,
+    /// The number of its GPU in its process.
+    gpu: u64,
+    /// The key of its board.
+    pub(crate) key: Option<[u8; 24]>,
+    /// The bytes by which other processes recognise its GPU.
+    pub(crate) identity: Vec<u8>,
+}
+
+impl Contact {
+    pub(crate) fn to_bytes(&self) -> [u8; HANDLE_BYTES] {
         let mut bytes = [0; HANDLE_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..24].copy_from_slice(&self.process);
         bytes[24..32].copy_from_slice(&self.number.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.gpu.to_le_bytes());
+        bytes[40..64].copy_from_slice(&self.key.unwrap_or_default());
+        bytes[64] = self.identity.len() as u8;
+        bytes[FIXED..][..self.identity.len()].copy_from_slice(&self.identity);
         bytes
     }
 
-    /// Reads the handle of a rank, which must be of this process.
     pub(crate) fn read(rank: usize, bytes: &[u8; HANDLE_BYTES]) -> Result<Self, Failure> {
         let part = |first: usize| -> [u8; 8] { std::array::from_fn(|index| bytes[first + index]) };
         if part(0) != MAGIC {
@@ -58,26 +88,28 @@ impl Listen {
                  for all ranks"
             )));
         }
-        let process_of: [u8; 16] = std::array::from_fn(|index| bytes[8 + index]);
-        if process_of != process() {
-            return Err(Failure::new(
-                INTERNAL_ERROR,
-                format!(
-                    "rank {rank} is in another process; this plugin serves ranks that are threads of one process: \
-                     start one process for all GPUs, or set NCCL_RMA_PLUGIN=none"
-                ),
-            ));
-        }
-        let (number, gpu) = (u64::from_le_bytes(part(24)), u64::from_le_bytes(part(32)));
-        Ok(Self { process: process_of, number, gpu })
+        let key: [u8; 24] = std::array::from_fn(|index| bytes[40 + index]);
+        let identity = bytes[FIXED..].iter().take(bytes[64].into()).copied().collect();
+        Ok(Self {
+            process: std::array::from_fn(|index| bytes[8 + index]),
+            number: u64::from_le_bytes(part(24)),
+            gpu: u64::from_le_bytes(part(32)),
+            key: Some(key).filter(|key| *key != [0; 24]),
+            identity,
+        })
+    }
+
+    /// Returns its GPU if it is in this process.
+    fn gpu_here(&self) -> Option<usize> {
+        (self.process == process()).then_some(self.gpu as usize)
     }
 }
 
 /// The ranks of a communicator.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// The GPU of each rank.
-    pub(crate) gpus: Vec<usize>,
+    /// The GPU of each rank of this process; `None` for a rank of another one.
+    gpus: Vec<Option<usize>>,
     ranks: Vec<Rank>,
 }
 
@@ -89,27 +121,32 @@ struct Rank {
     coll: Mutex<Weak<Coll>>,
 }
 
-/// The groups of the process, by the number of the handle of rank 0.
-static GROUPS: Mutex<BTreeMap<u64, Weak<Group>>> = Mutex::new(BTreeMap::new());
+/// The groups of the process, by process and number of the handle of rank 0.
+static GROUPS: Mutex<BTreeMap<([u8; 16], u64), Weak<Group>>> = Mutex::new(BTreeMap::new());
 
 impl Group {
     /// Returns the group of these ranks. The first rank makes it.
-    fn of(ranks: &[Listen]) -> Arc<Self> {
+    fn of(ranks: &[Contact]) -> Arc<Self> {
         let mut groups = lock(&GROUPS);
         groups.retain(|_, group| group.strong_count() > 0);
-        let number = ranks.first().map_or(0, |rank| rank.number);
-        if let Some(group) = groups.get(&number).and_then(Weak::upgrade) {
+        let name = ranks.first().map_or_else(Default::default, |rank| (rank.process, rank.number));
+        if let Some(group) = groups.get(&name).and_then(Weak::upgrade) {
             return group;
         }
-        let gpus = ranks.iter().map(|rank| rank.gpu as usize).collect();
+        let gpus = ranks.iter().map(Contact::gpu_here).collect();
         let group = Arc::new(Self { gpus, ranks: ranks.iter().map(|_| Rank::default()).collect() });
-        groups.insert(number, Arc::downgrade(&group));
+        groups.insert(name, Arc::downgrade(&group));
         group
     }
 
-    /// Returns a region of a rank. If the rank is still registering, waits for it: it does so in the same collective
-    /// call, on another thread, and needs nothing of this one.
-    pub(crate) fn find(&self, rank: usize, number: usize) -> Result<Arc<Region>, Failure> {
+    /// Returns the GPUs of this process.
+    fn here(&self) -> impl Iterator<Item = usize> {
+        self.gpus.iter().flatten().copied()
+    }
+
+    /// Returns a region of a rank of this process. If the rank is still registering, waits for it: it does so in the
+    /// same collective call, on another thread, and needs nothing of this one.
+    fn find(&self, rank: usize, number: usize) -> Result<Arc<Region>, Failure> {
         let start = Instant::now();
         loop {
             let found = lock(&self.ranks[rank].regions).get(number).cloned();
@@ -134,41 +171,112 @@ pub(crate) struct Coll {
     pub(crate) machine: &'static Machine,
     pub(crate) group: Arc<Group>,
     pub(crate) rank: usize,
+    pub(crate) gpu: usize,
     /// By peer.
     pub(crate) pairs: Vec<Mutex<Pair>>,
     /// The marks of each pair's lanes, by peer.
     pub(crate) marks: Vec<[Arc<Mark>; Pair::MARKS]>,
+    /// The ranks of other processes, by peer.
+    pub(crate) remotes: Vec<Option<Remote>>,
+    inbound: Vec<Mutex<Inbound>>,
+    /// Exists if there are ranks of other processes.
+    board: Option<Arc<Board>>,
+    /// Messages wait for room in an inbox.
+    pub(crate) has_backlog: AtomicBool,
     has_failed: AtomicBool,
 }
 
 impl Coll {
     /// Connects a rank. Each use that a request may make of a lane is made once now, because the driver may allocate at
     /// the first one.
-    pub(crate) fn connect(machine: &'static Machine, ranks: &[Listen], rank: usize) -> Result<Arc<Self>, Failure> {
+    pub(crate) fn connect(
+        machine: &'static Machine,
+        ranks: &[Contact],
+        rank: usize,
+        listen: Option<&Listen>,
+    ) -> Result<Arc<Self>, Failure> {
         if ranks.len() > MAX_RANKS || rank >= ranks.len() {
             let text = format!("rank {rank} of {} ranks; the limit is {MAX_RANKS} ranks", ranks.len());
             return Err(Failure::argument(text));
         }
         let group = Group::of(ranks);
-        let own = group.gpus[rank];
-        for (peer, &gpu) in group.gpus.iter().enumerate() {
-            if !machine.gpus.copies_reach(own, gpu).map_err(Failure::cuda)? {
+        let Some(own) = group.gpus[rank] else {
+            return Err(Failure::argument(format!("the handle of rank {rank}, this one, is of another process")));
+        };
+        for (peer, gpu) in group.gpus.iter().enumerate() {
+            if let Some(gpu) = *gpu
+                && !machine.gpus.copies_reach(own, gpu).map_err(Failure::cuda)?
+            {
                 return Err(Failure::argument(format!(
                     "GPU {own} of rank {rank} has no peer access to GPU {gpu} of rank {peer}, so no copy between them \
                      is direct; use GPUs with peer access (nvidia-smi topo -p2p r), or set NCCL_RMA_PLUGIN=none"
                 )));
             }
         }
-        let pairs =
-            group.gpus.iter().map(|&gpu| Pair::new(machine, &group.gpus, own, gpu)).collect::<Result<Vec<_>, _>>();
-        let pairs = pairs.map_err(Failure::cuda)?;
-        let marks = pairs.iter().map(Pair::marks).collect();
-        let ends: Vec<_> = pairs.iter().flat_map(Pair::under_way).collect();
+        let board = if group.gpus.contains(&None) { Some(Self::board(ranks.len(), listen)?) } else { None };
+        let reach = |(peer, contact): (usize, &Contact)| {
+            let is_remote = group.gpus[peer].is_none();
+            is_remote.then(|| Remote::new(machine, own, peer, contact)).transpose()
+        };
+        let remotes = ranks.iter().enumerate().map(reach).collect::<Result<Vec<_>, _>>()?;
+        let (mut pairs, mut inbound, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        for (peer, remote) in remotes.iter().enumerate() {
+            let pair = match (remote, group.gpus[peer]) {
+                (Some(remote), _) => Pair::to_process(machine, own, rank, remote),
+                (None, gpu) => {
+                    let others = group.here().find(|&gpu| gpu != own);
+                    let next = remotes[(rank + 1) % ranks.len()].as_ref();
+                    Pair::new(machine, own, gpu.unwrap_or(own), others, next)
+                }
+            };
+            let pair = pair.map_err(Failure::cuda)?;
+            ends.extend(pair.under_way());
+            pairs.push(pair);
+            if let (Some(remote), Some(board)) = (remote, &board) {
+                let mut new =
+                    Inbound::new(remote.rank, board.ring(peer), machine.gpus.lane(own).map_err(Failure::cuda)?);
+                new.end = use_once(machine, own, &mut *new.lane).map_err(Failure::cuda)?;
+                ends.push((new.lane.mark().clone(), new.end));
+                inbound.push(Mutex::new(new));
+            }
+        }
         wait_for(&ends, || Ok(()))?;
-        let pairs = pairs.into_iter().map(Mutex::new).collect();
-        let coll = Arc::new(Self { machine, group, rank, pairs, marks, has_failed: AtomicBool::new(false) });
+        let coll = Arc::new(Self {
+            machine,
+            rank,
+            gpu: own,
+            marks: pairs.iter().map(Pair::marks).collect(),
+            pairs: pairs.into_iter().map(Mutex::new).collect(),
+            remotes,
+            inbound,
+            board,
+            has_backlog: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+            group,
+        });
         *lock(&coll.group.ranks[rank].coll) = Arc::downgrade(&coll);
         Ok(coll)
+    }
+
+    /// Returns the board for ranks of other processes.
+    fn board(ranks: usize, listen: Option<&Listen>) -> Result<Arc<Board>, Failure> {
+        if ranks > MAX_SENDERS {
+            let text = format!("{ranks} ranks in several processes; the limit is {MAX_SENDERS}, and one host for all");
+            return Err(Failure::argument(text));
+        }
+        let listen = listen.ok_or_else(|| Failure::argument("no listen object"))?;
+        listen.board.clone().map_err(|reason| {
+            let text = format!("ranks in other processes cannot reach this one: {reason}");
+            Failure::new(INTERNAL_ERROR, text)
+        })
+    }
+
+    /// Returns region `number` of a rank. If the rank is still registering, waits for it.
+    pub(crate) fn find(&self, rank: usize, number: usize) -> Result<Arc<Region>, Failure> {
+        match &self.remotes[rank] {
+            Some(remote) => remote.region(number),
+            None => self.group.find(rank, number),
+        }
     }
 
     /// Registers memory.
@@ -187,9 +295,9 @@ impl Coll {
             _ => return Err(refuse("a type of memory that this version does not know")),
         }
         if place != Place::Cpu {
-            let mut gpus = self.group.gpus.iter();
             // Safety: the caller's promise.
-            match gpus.try_for_each(|&gpu| unsafe { self.machine.gpus.reach(gpu, address, bytes) }) {
+            let mut reach = |gpu| unsafe { self.machine.gpus.reach(gpu, address, bytes) };
+            match self.group.here().try_for_each(&mut reach) {
                 // NCCL registers memory of the host also where no request uses it.
                 Err(error) if place == Place::Host => {
                     log::info(&format!("rank {}: requests can take values from it only: {error}", self.rank));
@@ -198,20 +306,52 @@ impl Coll {
                 reached => reached.map_err(Failure::cuda)?,
             }
         }
+        let mut memory = Vec::new();
+        if self.board.is_some() && place != Place::Cpu {
+            match files(self.machine, self.gpu, address, bytes) {
+                Ok(files) => memory = files,
+                // As the tables of signals of NCCL, into which no rank copies.
+                Err(reason) => log::info(&format!("rank {}: no process copies to it: {reason}", self.rank)),
+            }
+        }
         let is_table = flags & FLAG_NEVER_RESET != 0 && place != Place::Cpu;
-        let region = Arc::new(Region::new(self.rank, address, bytes, place, is_table));
+        let region = Arc::new(Region {
+            rank: self.rank,
+            bytes,
+            place,
+            pieces: [Piece { address, bytes }].into(),
+            words: is_table.then(|| Words::new((bytes / 8) as usize)),
+            gone: Gone::here(),
+            memory,
+        });
         let mut regions = lock(&self.group.ranks[self.rank].regions);
         regions.push(Some(region.clone()));
-        Ok(Handle::new(regions.len() - 1, region, self.group.gpus.len()))
+        let number = regions.len() - 1;
+        drop(regions);
+        if let Some(board) = &self.board {
+            board.enter(number, &region).map_err(Failure::cuda)?;
+        }
+        let handle = Handle::new(number, region, self.group.gpus.len());
+        // A request would map the memory at its first use, while kernels run. This rank waits for the others here only
+        // if the thread of no other rank of this process may have to register first.
+        if place != Place::Cpu && self.group.here().count() == 1 {
+            for rank in (0..self.remotes.len()).filter(|&rank| rank != self.rank) {
+                handle.of(rank, self)?;
+            }
+        }
+        Ok(handle)
     }
 
     /// Deregisters memory, once no copy or write of any rank uses it.
     pub(crate) fn deregister(&self, handle: &Handle) -> Result<(), Failure> {
-        handle.own.close();
+        handle.own.gone.set();
+        if let Some(board) = &self.board {
+            board.leave(handle.number);
+        }
         if let Some(region) = lock(&self.group.ranks[self.rank].regions).get_mut(handle.number) {
             *region = None;
         }
-        let mut ends = Vec::new();
+        let mut ends = self.received();
         for rank in &self.group.ranks {
             let Some(coll) = lock(&rank.coll).upgrade() else { continue };
             for (peer, pair) in coll.pairs.iter().enumerate() {
@@ -224,16 +364,77 @@ impl Coll {
         wait_for(&ends, || self.check())
     }
 
+    /// Returns the ends of the writes for signals of other processes.
+    fn received(&self) -> Vec<(Arc<Mark>, Ticket)> {
+        let end = |inbound: &Mutex<Inbound>| {
+            // A signal that has found its region open has its place in the lane when the inbox is free.
+            let inbound = lock(inbound);
+            (inbound.lane.mark().clone(), inbound.end)
+        };
+        self.inbound.iter().map(end).collect()
+    }
+
     /// Waits until nothing of this rank is under way.
     pub(crate) fn finish(&self) -> Result<(), Failure> {
-        let ends: Vec<_> = self.pairs.iter().flat_map(|pair| lock(pair).under_way()).collect();
+        let mut ends = self.received();
+        ends.extend(self.pairs.iter().flat_map(|pair| lock(pair).under_way()));
         wait_for(&ends, || self.check())
+    }
+
+    /// Tells the ranks of other processes that this one ends.
+    pub(crate) fn close(&self) {
+        if let Some(board) = &self.board {
+            board.close();
+        }
+    }
+
+    /// Raises the signals of other processes that are ready, and sends messages that have waited for room.
+    pub(crate) fn progress(&self) -> Result<(), Failure> {
+        for inbound in &self.inbound {
+            let mut inbound = match inbound.try_lock() {
+                Ok(inbound) => inbound,
+                Err(TryLockError::Poisoned(broken)) => broken.into_inner(),
+                // Another thread of NCCL raises them.
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            let sender = inbound.sender;
+            let regions = &self.group.ranks[self.rank].regions;
+            let raised = inbound.take(|lane, message| {
+                // The sender has seen the region on the board, so it is gone if it is not known any more. Nobody waits
+                // for signals in memory that is gone.
+                let Some(region) = lock(regions).get(message.region as usize).cloned().flatten() else {
+                    return Ok(None);
+                };
+                match raise(lane, &region, message) {
+                    Err(_) if region.gone.is_set() => Ok(None),
+                    raised => raised.map(Some),
+                }
+            });
+            raised.map_err(|failure| self.fail(failure, &format!("signal of rank {sender}")))?;
+        }
+        if self.has_backlog.swap(false, Ordering::Relaxed)
+            && self.pairs.iter().filter(|pair| lock(pair).drain()).count() > 0
+        {
+            self.has_backlog.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Checks that the processes of all ranks are alive.
+    pub(crate) fn check_processes(&self) -> Result<(), Failure> {
+        let lost = self.remotes.iter().flatten().try_for_each(Remote::check);
+        lost.map_err(|failure| self.fail(failure, "communicator"))
     }
 
     /// Checks that no copy or write of this rank has failed.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         self.pairs.iter().enumerate().try_for_each(|(peer, pair)| {
             lock(pair).check().map_err(|error| self.fail(Failure::cuda(error), &format!("copies to rank {peer}")))
+        })?;
+        self.inbound.iter().try_for_each(|inbound| {
+            let inbound = lock(inbound);
+            let operation = || format!("signals of rank {}", inbound.sender);
+            inbound.check().map_err(|error| self.fail(Failure::cuda(error), &operation()))
         })
     }
 

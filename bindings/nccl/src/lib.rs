@@ -33,6 +33,7 @@ pub mod abi;
 pub mod gpus;
 mod group;
 mod log;
+mod process;
 mod region;
 mod table;
 mod transfer;

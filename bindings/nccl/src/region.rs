@@ -5,56 +5,93 @@
 //! handle names the region of each rank.
 
 use crate::gpus::{Desk, Place};
-use crate::group::Group;
+use crate::group::Coll;
+use crate::process::Gone;
 use crate::table::Failure;
 use gin_gpu::copier::Ticket;
 use gin_gpu::lane::{Lane, Mark, Value};
-use gin_gpu::{GpuError, lock};
-use std::sync::atomic::{AtomicBool, Ordering};
+use gin_gpu::{GpuError, Memory, lock};
 use std::sync::{Arc, Mutex, OnceLock};
+
+/// Bytes of a region that have consecutive addresses in this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+}
 
 /// Memory that a rank has registered.
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) rank: usize,
-    address: u64,
-    bytes: u64,
+    pub(crate) bytes: u64,
     pub(crate) place: Place,
+    /// All bytes, in order: one piece for memory of this process, one for each allocation of another process.
+    pub(crate) pieces: Box<[Piece]>,
     /// The counts of a table of signals that only the plugin writes.
     pub(crate) words: Option<Words>,
-    is_gone: AtomicBool,
+    pub(crate) gone: Gone,
+    /// The files of memory of this process, or the mappings of memory of another one.
+    pub(crate) memory: Vec<Arc<Memory>>,
 }
 
 impl Region {
-    pub(crate) fn new(rank: usize, address: u64, bytes: u64, place: Place, is_table: bool) -> Self {
-        let words = is_table.then(|| Words::new((bytes / 8) as usize));
-        Self { rank, address, bytes, place, words, is_gone: AtomicBool::new(false) }
-    }
-
-    /// Refuses later requests.
-    pub(crate) fn close(&self) {
-        self.is_gone.store(true, Ordering::SeqCst);
-    }
-
-    /// Returns the address of bytes of the region. `what` names them in an error.
-    pub(crate) fn at(&self, what: &str, offset: u64, bytes: u64) -> Result<u64, Failure> {
-        if self.is_gone.load(Ordering::SeqCst) {
+    /// Checks that bytes are in the region. `what` names them in an error.
+    pub(crate) fn check(&self, what: &str, offset: u64, bytes: u64) -> Result<(), Failure> {
+        if self.gone.is_set() {
             return Err(Failure::argument(format!("rank {} has deregistered the memory of the {what}", self.rank)));
         }
         match offset.checked_add(bytes) {
-            Some(end) if end <= self.bytes => Ok(self.address + offset),
+            Some(end) if end <= self.bytes => Ok(()),
             _ => Err(Failure::argument(format!(
                 "the {what}, {bytes} bytes at offset {offset}, is not in the {} bytes that rank {} has registered",
                 self.bytes, self.rank
             ))),
         }
     }
+
+    /// Returns the bytes from an offset on. `what` names them in an error.
+    pub(crate) fn span(&self, what: &str, offset: u64, bytes: u64) -> Result<Span<'_>, Failure> {
+        self.check(what, offset, bytes)?;
+        if self.pieces.is_empty() {
+            let text = format!(
+                "the {what} is in memory of rank {}, in another process, that no other process can map; allocate it by \
+                 ncclMemAlloc",
+                self.rank
+            );
+            return Err(Failure::argument(text));
+        }
+        Ok(Span { pieces: &self.pieces, offset })
+    }
+}
+
+/// Bytes of a region from an offset on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span<'a> {
+    pub(crate) pieces: &'a [Piece],
+    pub(crate) offset: u64,
+}
+
+impl Span<'_> {
+    pub(crate) const NONE: Self = Self { pieces: &[], offset: 0 };
+
+    /// Returns the address of byte `at`, and the number of bytes that follow at consecutive addresses.
+    pub(crate) fn at(&self, at: u64) -> (u64, u64) {
+        let mut offset = self.offset + at;
+        for piece in self.pieces {
+            if offset < piece.bytes {
+                return (piece.address + offset, piece.bytes - offset);
+            }
+            offset -= piece.bytes;
+        }
+        (0, 0)
+    }
 }
 
 /// The handle of a registration, which NCCL passes back.
 #[derive(Debug)]
 pub(crate) struct Handle {
-    /// The number of the registration among those of its rank.
+    /// The number of the registration on its rank.
     pub(crate) number: usize,
     pub(crate) own: Arc<Region>,
     /// The regions of the ranks, as they were found.
@@ -70,12 +107,12 @@ impl Handle {
     }
 
     /// Returns the region of a rank. If that rank is still registering, waits for it.
-    pub(crate) fn of(&self, rank: usize, group: &Group) -> Result<&Region, Failure> {
+    pub(crate) fn of(&self, rank: usize, coll: &Coll) -> Result<&Region, Failure> {
         let known = &self.ranks[rank];
         if let Some(region) = known.get() {
             return Ok(region);
         }
-        let found = group.find(rank, self.number)?;
+        let found = coll.find(rank, self.number)?;
         Ok(known.get_or_init(|| found))
     }
 }
@@ -125,7 +162,7 @@ pub(crate) struct Addition<'a> {
 }
 
 impl Words {
-    fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         Self(Mutex::new(vec![Word::default(); count].into()))
     }
 }
@@ -202,7 +239,7 @@ impl Values {
     }
 
     /// Adds a value. There is room: two parts of a value, and a signal.
-    fn push(&mut self, value: Value) {
+    pub(crate) fn push(&mut self, value: Value) {
         self.all[self.count] = value;
         self.count += 1;
     }

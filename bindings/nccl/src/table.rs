@@ -7,7 +7,7 @@ use crate::abi::{
     Start,
 };
 use crate::gpus::Machine;
-use crate::group::{Coll, Listen};
+use crate::group::{Coll, Contact, Listen};
 use crate::log;
 use crate::region::Handle;
 use crate::transfer::{Part, Request};
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 const NAME: *const c_char = c"gin".as_ptr();
 
-/// The calls of the progress function between two checks of the GPUs' work.
+/// The calls of the progress function between two checks of the GPUs' work and of the other processes.
 const CHECK: u32 = 1 << 14;
 
 /// The calls of `init` without a call of `finalize`.
@@ -182,7 +182,7 @@ unsafe extern "C" fn listen(
         let new = Listen::new(machine)?;
         // Safety: NCCL's promise.
         unsafe {
-            give(handle.cast::<[u8; HANDLE_BYTES]>(), new.to_bytes())?;
+            give(handle.cast::<[u8; HANDLE_BYTES]>(), new.contact.to_bytes())?;
             give(listen, raw(new))
         }
     })
@@ -193,7 +193,7 @@ unsafe extern "C" fn connect(
     handles: *const *const c_void,
     ranks: c_int,
     rank: c_int,
-    _listen: *mut c_void,
+    listen: *mut c_void,
     coll: *mut *mut c_void,
 ) -> c_int {
     guard_current("connect", |machine| {
@@ -203,11 +203,13 @@ unsafe extern "C" fn connect(
         let read = |of: usize| {
             // Safety of both: NCCL's promise, a handle for each rank.
             let handle = unsafe { object::<*const c_void>(handles.wrapping_add(of).cast(), "handles")? };
-            Listen::read(of, unsafe { object(*handle, "handle")? })
+            Contact::read(of, unsafe { object(*handle, "handle")? })
         };
         let all = (0..count).map(read).collect::<Result<Vec<_>, _>>()?;
-        let new = Coll::connect(machine, &all, rank)?;
-        log::info(&format!("rank {rank} of {count} on GPU {}: connected by copies between GPUs", new.group.gpus[rank]));
+        // Safety: NCCL's promise.
+        let listen = unsafe { listen.cast::<Listen>().as_ref() };
+        let new = Coll::connect(machine, &all, rank, listen)?;
+        log::info(&format!("rank {rank} of {count} on GPU {}: connected by copies between GPUs", new.gpu));
         // Safety: NCCL's promise.
         unsafe { give(coll, raw(new)) }
     })
@@ -277,7 +279,9 @@ unsafe extern "C" fn close_coll(coll: *mut c_void) -> c_int {
     guard_current("closeColl", |_| {
         // Safety: NCCL's promise.
         let coll = unsafe { take::<Arc<Coll>>(coll, "communicator")? };
-        coll.finish()
+        let ended = coll.finish();
+        coll.close();
+        ended
     })
 }
 
@@ -493,11 +497,14 @@ unsafe extern "C" fn rma_progress(context: *mut c_void) -> c_int {
     guard("rmaProgress", || {
         // Safety: NCCL's promise.
         let context: &Context = unsafe { object(context, "context")? };
-        // The GPUs need no progress. An error of theirs would otherwise be found by the next request only.
-        if context.calls.fetch_add(1, Ordering::Relaxed) % CHECK != CHECK - 1 || context.coll.has_failed() {
+        let coll = &context.coll;
+        coll.progress()?;
+        // An error of a GPU would otherwise be found by the next request only, and the end of a process not at all.
+        if context.calls.fetch_add(1, Ordering::Relaxed) % CHECK != CHECK - 1 || coll.has_failed() {
             return Ok(());
         }
-        context.coll.check()
+        coll.check()?;
+        coll.check_processes()
     })
 }
 

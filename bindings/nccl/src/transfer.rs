@@ -3,15 +3,17 @@
 
 use crate::gpus::{Desk, Machine, Place};
 use crate::group::Coll;
-use crate::region::{Addition, Handle, Region, Values};
+use crate::process::{BUFFER_BYTES, MAX_SENDERS, Message, Post, Remote, SCRATCH_BYTES};
+use crate::region::{Addition, Handle, Piece, Region, Span, Values};
 use crate::table::Failure;
 use gin_gpu::copier::Ticket;
 use gin_gpu::lane::{Lane, Mark};
 use gin_gpu::{GpuError, Memory, MemoryKind, lock};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The lanes of a pair: one of the rank's own GPU, and one of the peer's. Large transfers take turns, so that one copy
-/// engine copies while the other one is between two copies.
+/// The lanes of a pair: one of the rank's own GPU, and one of the peer's, or a second one of its own if the peer is in
+/// another process. Large transfers take turns, so that one copy engine copies while the other one is between two copies.
 const LANES: usize = 2;
 
 /// The bytes from which on a transfer is large.
@@ -21,7 +23,7 @@ const LARGE: u64 = 256 << 10;
 const MAX_COPY: u64 = 1 << 30;
 
 /// The bytes of a lane's buffer for copies within a GPU.
-const BUFFER: u64 = 1 << 20;
+const BUFFER: u64 = (BUFFER_BYTES - SCRATCH_BYTES) / LANES as u64;
 
 /// The maximum number of ranks: a request has 16 bits for the lane.
 pub(crate) const MAX_RANKS: usize = u16::MAX as usize / Pair::MARKS - 1;
@@ -65,22 +67,31 @@ pub(crate) struct Pair {
     turn: usize,
     /// The last end of each lane, and of the desk for this pair.
     ends: [Ticket; Self::MARKS],
-    desk: Arc<Desk>,
+    receiver: Receiver,
     /// Memory of another GPU, or of the host if there is none, for copies within this GPU, which would need a free SM
     /// if they were direct: [`BUFFER`] bytes for each lane. `None` for another peer.
     buffer: Option<Arc<Memory>>,
 }
 
-/// A transfer with addresses.
+/// The way of a signal that no lane of the pair can write itself, or that follows nothing.
+#[derive(Debug)]
+enum Receiver {
+    /// The receiver's lane for signals, in this process.
+    Desk(Arc<Desk>),
+    /// The receiver's inbox, in another process.
+    Post(Post),
+}
+
+/// A transfer.
 #[derive(Clone, Copy, Debug)]
-struct Transfer {
-    to: u64,
-    from: u64,
+struct Transfer<'a> {
+    to: Span<'a>,
+    from: Span<'a>,
     bytes: u64,
     kind: Kind,
 }
 
-const EMPTY: Transfer = Transfer { to: 0, from: 0, bytes: 0, kind: Kind::Empty };
+const EMPTY: Transfer<'static> = Transfer { to: Span::NONE, from: Span::NONE, bytes: 0, kind: Kind::Empty };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -94,49 +105,80 @@ enum Kind {
     Inline,
 }
 
-/// A signal with the word's address.
+/// A signal.
 #[derive(Clone, Copy, Debug)]
-struct Signal<'a> {
-    to: u64,
-    amount: u64,
-    table: Option<Addition<'a>>,
+enum Signal<'a> {
+    /// A word of a table.
+    Table(Addition<'a>),
+    /// Another word.
+    Word { to: u64, amount: u64 },
+    /// A word of a rank in another process.
+    Message(Message),
 }
 
 impl Pair {
-    /// The marks of a pair: those of its lanes, and that of the desk.
+    /// The marks of a pair: one of each lane, and one of the desk.
     pub(crate) const MARKS: usize = LANES + 1;
 
     const DESK: usize = LANES;
 
-    /// Makes the lanes from a GPU to one of `gpus`, and uses each way once.
-    pub(crate) fn new(machine: &Machine, gpus: &[usize], own: usize, peer: usize) -> Result<Self, GpuError> {
-        let buffer = (own == peer).then(|| {
-            let other = gpus.iter().find(|&&gpu| gpu != own);
-            let kind = if other.is_some() { MemoryKind::Device } else { MemoryKind::Pinned };
-            machine.gpus.memory(*other.unwrap_or(&own), kind, BUFFER * LANES as u64)
+    /// Makes the lanes from a GPU to another one, or to itself, and uses each way once. A GPU copies to itself by memory
+    /// of GPU `other` of this process, or else by memory of the next rank, if that is in another process.
+    pub(crate) fn new(
+        machine: &Machine,
+        own: usize,
+        peer: usize,
+        other: Option<usize>,
+        next: Option<&Remote>,
+    ) -> Result<Self, GpuError> {
+        let buffer = (own == peer).then(|| match (other, next) {
+            (Some(other), _) => machine.gpus.memory(other, MemoryKind::Device, BUFFER_BYTES),
+            (None, Some(next)) => Ok(next.buffer.clone()),
+            (None, None) => machine.gpus.memory(own, MemoryKind::Pinned, BUFFER_BYTES),
         });
-        let mut pair = Self {
-            buffer: buffer.transpose()?,
-            lanes: [machine.gpus.lane(own)?, machine.gpus.lane(peer)?],
-            turn: 0,
-            ends: [0; Self::MARKS],
-            desk: machine.desk(peer)?,
-        };
-        let (from, to) = (machine.scratch(own)?.address(), machine.scratch(peer)?.address() + 64);
+        let lanes = [machine.gpus.lane(own)?, machine.gpus.lane(peer)?];
+        let receiver = Receiver::Desk(machine.desk(peer)?);
+        let to = machine.scratch(peer)?.address() + 64;
+        let kind = if own == peer { Kind::Within } else { Kind::Between };
+        Self::with(machine, own, lanes, receiver, buffer.transpose()?, to, kind)
+    }
+
+    /// Does the same for a rank of another process.
+    pub(crate) fn to_process(machine: &Machine, own: usize, rank: usize, peer: &Remote) -> Result<Self, GpuError> {
+        let lanes = [machine.gpus.lane(own)?, machine.gpus.lane(own)?];
+        let place = BUFFER_BYTES - SCRATCH_BYTES + (rank % MAX_SENDERS) as u64 * 128;
+        let (receiver, to) = (Receiver::Post(peer.post(rank)), peer.buffer.address() + place);
+        Self::with(machine, own, lanes, receiver, None, to, Kind::Between)
+    }
+
+    fn with(
+        machine: &Machine,
+        own: usize,
+        lanes: [Box<dyn Lane>; LANES],
+        receiver: Receiver,
+        buffer: Option<Arc<Memory>>,
+        to: u64,
+        kind: Kind,
+    ) -> Result<Self, GpuError> {
+        let mut pair = Self { lanes, turn: 0, ends: [0; Self::MARKS], receiver, buffer };
+        let piece = |address| [Piece { address, bytes: 64 }];
+        let (from, target) = (piece(machine.scratch(own)?.address()), piece(to));
+        let (from, target) = (Span { pieces: &from, offset: 0 }, Span { pieces: &target, offset: 0 });
         let values = Values::of(to, &[0; 8]).unwrap_or_else(Values::none);
         for (lane, end) in pair.lanes.iter_mut().zip(&mut pair.ends) {
-            let kind = if own == peer { Kind::Within } else { Kind::Between };
             let buffer = pair.buffer.as_ref().map(|memory| memory.address());
-            // Safety: both GPUs' scratch memory exists as long as the process, and has 256 bytes.
+            // Safety: both GPUs' memory exists as long as the pair, and has 64 bytes there.
             unsafe {
-                copy(&mut **lane, &Transfer { to, from, bytes: 64, kind }, buffer)?;
+                copy(&mut **lane, &Transfer { to: target, from, bytes: 64, kind }, buffer)?;
                 lane.store(to, &[0; 4])?;
                 lane.add(to, 0)?;
                 *end = lane.finish(values.get())?;
             }
         }
-        // Safety: as above.
-        pair.ends[Self::DESK] = unsafe { lock(&pair.desk.lane).finish(values.get())? };
+        if let Receiver::Desk(desk) = &pair.receiver {
+            // Safety: as above.
+            pair.ends[Self::DESK] = unsafe { lock(&desk.lane).finish(values.get())? };
+        }
         Ok(pair)
     }
 
@@ -145,7 +187,11 @@ impl Pair {
     }
 
     fn mark(&self, index: usize) -> &Arc<Mark> {
-        self.lanes.get(index).map_or(&self.desk.mark, |lane| lane.mark())
+        match (self.lanes.get(index), &self.receiver) {
+            (None, Receiver::Desk(desk)) => &desk.mark,
+            // A pair without a desk has no ends of one.
+            (lane, _) => lane.unwrap_or(&self.lanes[0]).mark(),
+        }
     }
 
     fn is_under_way(&self, index: usize) -> bool {
@@ -160,27 +206,43 @@ impl Pair {
 
     /// Checks that nothing under way has failed.
     pub(crate) fn check(&self) -> Result<(), GpuError> {
-        if self.is_under_way(Self::DESK) {
-            lock(&self.desk.lane).check()?;
+        if let Receiver::Desk(desk) = &self.receiver
+            && self.is_under_way(Self::DESK)
+        {
+            lock(&desk.lane).check()?;
         }
         (0..LANES).filter(|&index| self.is_under_way(index)).try_for_each(|index| self.lanes[index].check())
     }
 
-    /// Starts a transfer and its signal. Returns the mark and the number of its end.
+    /// Sends messages that have waited for room in the inbox. Returns whether some still wait.
+    pub(crate) fn drain(&mut self) -> bool {
+        match &mut self.receiver {
+            Receiver::Desk(_) => false,
+            Receiver::Post(post) => post.drain(),
+        }
+    }
+
+    /// Starts a transfer and its signal. Returns the mark and the number of its end. `backlog` is set if a message has
+    /// to wait for room.
     ///
     /// # Safety
     /// - The memory exists until the end is reached, and all GPUs of the group reach it.
-    unsafe fn start(&mut self, transfer: &Transfer, signal: Option<Signal<'_>>) -> Result<(usize, Ticket), GpuError> {
+    unsafe fn start(
+        &mut self,
+        transfer: &Transfer<'_>,
+        signal: Option<Signal<'_>>,
+        backlog: &AtomicBool,
+    ) -> Result<(usize, Ticket), GpuError> {
         // Safety of all: the caller's promise.
         let value = unsafe { transfer.value() };
         let mut values = match transfer.kind {
-            Kind::Inline => Values::of(transfer.to, &value[..transfer.bytes as usize]),
+            Kind::Inline => Values::of(transfer.to.at(0).0, &value[..transfer.bytes as usize]),
             _ => Some(Values::none()),
         };
         if matches!(transfer.kind, Kind::Empty | Kind::Inline)
             && let Some(values) = &mut values
             && !(0..Self::MARKS).any(|index| self.is_under_way(index))
-            && let Some(end) = unsafe { self.at_desk(values, &signal)? }
+            && let Some(end) = unsafe { self.at_once(values, &signal, backlog)? }
         {
             return Ok(end);
         }
@@ -189,24 +251,36 @@ impl Pair {
             self.turn = (self.turn + 1) % LANES;
         }
         self.ends[index] = unsafe { self.on_lane(index, transfer, &value, values, &signal)? };
+        if let (Receiver::Post(post), Some(Signal::Message(message))) = (&mut self.receiver, signal)
+            && post.send(message)
+        {
+            backlog.store(true, Ordering::Relaxed);
+        }
         Ok((index, self.ends[index]))
     }
 
-    /// Writes values, and raises a signal, that follow nothing. Returns `None` for a signal that only a lane can raise.
+    /// Writes values, and raises a signal, that follow nothing. Returns `None` if only a lane of the pair can do it.
     ///
     /// # Safety
     /// - As [`start`](Self::start).
-    unsafe fn at_desk(
+    unsafe fn at_once(
         &mut self,
         values: &mut Values,
         signal: &Option<Signal<'_>>,
+        backlog: &AtomicBool,
     ) -> Result<Option<(usize, Ticket)>, GpuError> {
         // Safety of all: the caller's promise.
-        let ticket = match signal {
-            None if values.is_empty() => return Ok(Some((0, self.ends[0]))),
-            None => Some(unsafe { lock(&self.desk.lane).finish(values.get())? }),
-            Some(Signal { table: Some(addition), .. }) => unsafe { addition.at_once(&self.desk, values)? },
-            Some(Signal { table: None, .. }) => None,
+        let ticket = match (&mut self.receiver, signal) {
+            (_, None) if values.is_empty() => return Ok(Some((0, self.ends[0]))),
+            (Receiver::Post(post), Some(Signal::Message(message))) if values.is_empty() => {
+                if post.send_ready(*message) {
+                    backlog.store(true, Ordering::Relaxed);
+                }
+                return Ok(Some((0, self.ends[0])));
+            }
+            (Receiver::Desk(desk), None) => Some(unsafe { lock(&desk.lane).finish(values.get())? }),
+            (Receiver::Desk(desk), Some(Signal::Table(addition))) => unsafe { addition.at_once(desk, values)? },
+            _ => None,
         };
         Ok(ticket.map(|ticket| {
             self.ends[Self::DESK] = ticket;
@@ -221,7 +295,7 @@ impl Pair {
     unsafe fn on_lane(
         &mut self,
         index: usize,
-        transfer: &Transfer,
+        transfer: &Transfer<'_>,
         value: &[u8; 8],
         values: Option<Values>,
         signal: &Option<Signal<'_>>,
@@ -235,23 +309,19 @@ impl Pair {
         // Safety of all: the caller's promise. The lane has a part of the buffer for itself.
         unsafe { copy(lane, transfer, buffer)? };
         if values.is_none() {
-            unsafe { lane.store(transfer.to, &value[..transfer.bytes as usize])? };
+            unsafe { lane.store(transfer.to.at(0).0, &value[..transfer.bytes as usize])? };
         }
         let mut values = values.unwrap_or_else(Values::none);
         // A signal follows all earlier work of the pair.
         for (mark, ticket) in others.iter().flatten() {
             lane.wait(mark, *ticket)?;
         }
+        if let (Receiver::Post(post), Some(Signal::Message(_))) = (&self.receiver, signal) {
+            values.push(post.next());
+        }
         match signal {
-            None => unsafe { lane.finish(values.get()) },
-            Some(Signal { table: Some(addition), .. }) => unsafe { addition.by(lane, &mut values) },
-            Some(Signal { to, amount, table: None }) => unsafe {
-                if !values.is_empty() {
-                    lane.finish(values.get())?;
-                }
-                lane.add(*to, *amount)?;
-                lane.finish(&[])
-            },
+            None | Some(Signal::Message(_)) => unsafe { lane.finish(values.get()) },
+            Some(signal) => unsafe { signal.raise(lane, &mut values) },
         }
     }
 }
@@ -261,15 +331,18 @@ impl Pair {
 ///
 /// # Safety
 /// - The memory exists until an end behind the copies is reached, and the lane's GPU reaches it.
-unsafe fn copy(lane: &mut dyn Lane, transfer: &Transfer, buffer: Option<u64>) -> Result<(), GpuError> {
-    let Transfer { to, from, bytes, kind } = *transfer;
+unsafe fn copy(lane: &mut dyn Lane, transfer: &Transfer<'_>, buffer: Option<u64>) -> Result<(), GpuError> {
+    let Transfer { bytes, kind, .. } = *transfer;
     let buffer = buffer.filter(|_| kind == Kind::Within);
     if matches!(kind, Kind::Empty | Kind::Inline) {
         return Ok(());
     }
     let chunk = if buffer.is_some() { BUFFER } else { MAX_COPY };
-    for at in (0..bytes).step_by(chunk as usize) {
-        let (to, from, bytes) = (to + at, from + at, chunk.min(bytes - at));
+    let mut at = 0;
+    while at < bytes {
+        let ((to, to_bytes), (from, from_bytes)) = (transfer.to.at(at), transfer.from.at(at));
+        let bytes = chunk.min(bytes - at).min(to_bytes).min(from_bytes);
+        at += bytes;
         // Safety of all: the caller's promise. Copies of a lane follow each other, so one buffer is enough.
         unsafe {
             if let Some(buffer) = buffer {
@@ -283,7 +356,7 @@ unsafe fn copy(lane: &mut dyn Lane, transfer: &Transfer, buffer: Option<u64>) ->
     Ok(())
 }
 
-impl Transfer {
+impl Transfer<'_> {
     /// Reads the value of an inline transfer.
     ///
     /// # Safety
@@ -291,7 +364,7 @@ impl Transfer {
     unsafe fn value(&self) -> [u8; 8] {
         let mut value = [0; 8];
         if self.kind == Kind::Inline {
-            let from: *const u8 = std::ptr::with_exposed_provenance(self.from as usize);
+            let from: *const u8 = std::ptr::with_exposed_provenance(self.from.at(0).0 as usize);
             // Safety: the caller's promise; an inline transfer has at most 8 bytes.
             unsafe { std::ptr::copy_nonoverlapping(from, value.as_mut_ptr(), self.bytes as usize) };
         }
@@ -316,10 +389,14 @@ impl Coll {
             (_, Some(to), Some((from, offset))) => Some((self.of(peer, to)?, (&*from.own, offset))),
             _ => return Err(Failure::argument("a put with bytes, but without a handle of both windows")),
         };
-        let word = signal.map(|(part, amount)| Ok((self.of(peer, part)?, amount))).transpose()?;
+        let word = signal.map(|((handle, offset), amount)| {
+            let region = self.of(peer, (handle, offset))?.0;
+            Ok((region, Message { region: handle.number as u64, offset, amount }))
+        });
+        let word = word.transpose()?;
         self.start(peer, || {
             let transfer = parts.map_or(Ok(EMPTY), |(to, from)| transfer(to, from, bytes))?;
-            let signal = word.map(|((region, offset), amount)| Signal::new(region, offset, amount)).transpose()?;
+            let signal = word.map(|(region, message)| Signal::new(region, message)).transpose()?;
             Ok((transfer, signal))
         })
     }
@@ -339,43 +416,92 @@ impl Coll {
 
     /// Returns the region of a peer that belongs to a part, and the offset in it.
     fn of<'a>(&self, peer: usize, (handle, offset): Part<'a>) -> Result<(&'a Region, u64), Failure> {
-        Ok((handle.of(peer, &self.group)?, offset))
+        Ok((handle.of(peer, self)?, offset))
     }
 
     /// Checks ranges by `check`, and starts the transfer and its signal.
     fn start<'a>(
         &self,
         peer: usize,
-        check: impl FnOnce() -> Result<(Transfer, Option<Signal<'a>>), Failure>,
+        check: impl FnOnce() -> Result<(Transfer<'a>, Option<Signal<'a>>), Failure>,
     ) -> Result<Request, Failure> {
+        self.remotes[peer].as_ref().map_or(Ok(()), Remote::check_known)?;
         let mut pair = lock(&self.pairs[peer]);
         let (transfer, signal) = check()?;
-        // Safety: the regions were open while the pair was locked. A rank that closes one then locks the pair, and
-        // waits for all that it has started.
-        let started = unsafe { pair.start(&transfer, signal) };
+        // Safety: the regions were open while the pair was locked. A rank of this process that closes one then locks
+        // the pair, and waits for all that it has started. Mappings of memory of other processes stay as long as the
+        // handle, and this rank waits in the same way before it frees that.
+        let started = unsafe { pair.start(&transfer, signal, &self.has_backlog) };
         let (mark, ticket) = started.map_err(Failure::cuda)?;
         Ok(Request::new(peer, mark, ticket))
     }
 }
 
 impl<'a> Signal<'a> {
-    fn new(region: &'a Region, offset: u64, amount: u64) -> Result<Self, Failure> {
-        let to = region.at("signal", offset, 8)?;
-        if !to.is_multiple_of(8) || region.place == Place::Cpu {
-            let text = format!("no signal can be at offset {offset}, {to:#x} at rank {}", region.rank);
+    fn new(region: &'a Region, message: Message) -> Result<Self, Failure> {
+        let Message { offset, amount, .. } = message;
+        region.check("signal", offset, 8)?;
+        let address = region.pieces.first().map_or(0, |piece| piece.address);
+        if !(address + offset).is_multiple_of(8) || region.place == Place::Cpu {
+            let text = format!("no signal can be at offset {offset}, {:#x} at rank {}", address + offset, region.rank);
             return Err(Failure::argument(text));
         }
-        let words = region.words.as_ref();
-        let table = words.map(|words| Addition { words, index: (offset / 8) as usize, to, amount });
-        Ok(Self { to, amount, table })
+        if region.place == Place::Elsewhere {
+            return Ok(Self::Message(message));
+        }
+        let to = region.span("signal", offset, 8)?.at(0).0;
+        Ok(match &region.words {
+            Some(words) => Self::Table(Addition { words, index: (offset / 8) as usize, to, amount }),
+            None => Self::Word { to, amount },
+        })
+    }
+
+    /// Raises a signal by a lane, behind `values`.
+    ///
+    /// # Safety
+    /// - As [`Lane::finish`], for the word and the values.
+    unsafe fn raise(&self, lane: &mut dyn Lane, values: &mut Values) -> Result<Ticket, GpuError> {
+        // Safety of all: the caller's promise.
+        match *self {
+            Self::Table(addition) => unsafe { addition.by(lane, values) },
+            Self::Word { to, amount } => unsafe {
+                if !values.is_empty() {
+                    lane.finish(values.get())?;
+                }
+                lane.add(to, amount)?;
+                lane.finish(&[])
+            },
+            // The receiver raises it.
+            Self::Message(_) => unsafe { lane.finish(values.get()) },
+        }
+    }
+}
+
+/// Raises a signal of another process in a region of this one.
+pub(crate) fn raise(lane: &mut dyn Lane, region: &Region, message: Message) -> Result<Ticket, Failure> {
+    let signal = Signal::new(region, message)?;
+    // Safety: the region was open while the inbox was locked. A rank that closes it then locks the inbox, and waits for
+    // the end.
+    unsafe { signal.raise(lane, &mut Values::none()) }.map_err(Failure::cuda)
+}
+
+/// Uses a lane once as `raise` does, because the driver may allocate at the first use.
+pub(crate) fn use_once(machine: &Machine, gpu: usize, lane: &mut dyn Lane) -> Result<Ticket, GpuError> {
+    let word = machine.scratch(gpu)?.address() + 128;
+    let values = Values::of(word, &[0; 8]).unwrap_or_else(Values::none);
+    // Safety: the scratch memory has 256 bytes, and exists as long as the process.
+    unsafe {
+        lane.add(word, 0)?;
+        lane.finish(values.get())
     }
 }
 
 /// Checks ranges and places of a transfer.
-fn transfer(to: (&Region, u64), from: (&Region, u64), bytes: u64) -> Result<Transfer, Failure> {
-    let addresses = (to.0.at("destination", to.1, bytes)?, from.0.at("source", from.1, bytes)?);
+fn transfer<'a>(to: (&'a Region, u64), from: (&'a Region, u64), bytes: u64) -> Result<Transfer<'a>, Failure> {
+    to.0.check("destination", to.1, bytes)?;
+    from.0.check("source", from.1, bytes)?;
     let kind = match (to.0.place, from.0.place) {
-        _ if bytes == 0 => Kind::Empty,
+        _ if bytes == 0 => return Ok(EMPTY),
         (Place::Cpu, _) => {
             let text = format!("rank {} has registered memory that GPUs do not reach as a destination", to.0.rank);
             return Err(Failure::argument(text));
@@ -388,5 +514,9 @@ fn transfer(to: (&Region, u64), from: (&Region, u64), bytes: u64) -> Result<Tran
         (Place::Gpu(to), Place::Gpu(from)) if to == from => Kind::Within,
         _ => Kind::Between,
     };
-    Ok(Transfer { to: addresses.0, from: addresses.1, bytes, kind })
+    let (to, from) = (to.0.span("destination", to.1, bytes)?, from.0.span("source", from.1, bytes)?);
+    if kind == Kind::Inline && to.at(0).1 < bytes {
+        return Err(Failure::argument(format!("a value of {bytes} bytes, in two allocations")));
+    }
+    Ok(Transfer { to, from, bytes, kind })
 }

@@ -13,7 +13,7 @@ use super::memory::know_pinned;
 use crate::error::out_of_memory;
 use crate::flat::{FlatPlace, RawAddresses};
 use crate::shared::{HostPages, check_file, pointer};
-use crate::{Allocation, Device, DeviceKind, GpuError, MemoryKind, MemorySharing, SharedFile};
+use crate::{Allocation, Device, DeviceKind, GpuError, Memory, MemoryKind, MemorySharing, RawMemory, SharedFile};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationHandleType, CUuuid};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -126,11 +126,7 @@ fn allocate(
     let create = |handle| unsafe { sys::cuMemCreate(handle, length as usize, &raw const properties, 0) };
     let handle = written("make device memory", 0, create);
     let handle = Handle(handle.map_err(out_of_memory(MemoryKind::Device, bytes))?);
-    // Safety: writes one integer, the number of a file.
-    let export = |file: *mut i32| unsafe { sys::cuMemExportToShareableHandle(file.cast(), handle.0, FILE, 0) };
-    let file = shared.then(|| written("make a file of device memory", -1, export)).transpose()?;
-    // Safety: the driver has just opened it for the caller.
-    let file = file.map(|file| unsafe { OwnedFd::from_raw_fd(file) });
+    let file = shared.then(|| handle.file()).transpose()?;
     let access = if shared { vec![context.own_access()] } else { context.access() };
     let memory = map(context, &handle, length, place, file, &access)?;
     // Safety: these bytes were just mapped.
@@ -199,10 +195,63 @@ fn length(context: &Context, bytes: u64, place: Option<&FlatPlace>) -> Result<u6
 /// A handle of the driver's memory. A mapping keeps the memory after the handle is released.
 struct Handle(u64);
 
+impl Handle {
+    /// Exports the memory as a file.
+    fn file(&self) -> Result<OwnedFd, GpuError> {
+        // Safety: writes one integer, the number of a file.
+        let export = |file: *mut i32| unsafe { sys::cuMemExportToShareableHandle(file.cast(), self.0, FILE, 0) };
+        // Safety: the driver has just opened it for the caller.
+        written("make a file of device memory", -1, export).map(|file| unsafe { OwnedFd::from_raw_fd(file) })
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         // Safety: made or imported once. It fails only for handles that never existed.
         let _ = unsafe { sys::cuMemRelease(self.0) };
+    }
+}
+
+/// Memory that another library frees.
+#[derive(Debug)]
+struct Unowned;
+
+impl RawMemory for Unowned {}
+
+impl CudaDevice {
+    /// Exports memory of another library, so that other processes can map it: each allocation that has some of the
+    /// bytes from `address` on as a file, in the order of addresses.
+    ///
+    /// # Safety
+    /// - The memory is allocated while the results exist, and this GPU reaches it.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] for memory that `cuMemCreate` has not allocated, or allocated without files.
+    pub unsafe fn files(&self, address: u64, bytes: u64) -> Result<Vec<Arc<Memory>>, GpuError> {
+        let context = &self.context;
+        let refuse = |at: u64, reason: String| {
+            let reason = format!("no other process can map {at:#x}: {reason}; allocate it by ncclMemAlloc");
+            GpuError::Foreign { address, bytes, device: context.full_name(), reason }
+        };
+        context.enter()?;
+        let device: Arc<dyn Device> = self.shared()?;
+        let (mut at, mut files) = (address, Vec::new());
+        while at < address.saturating_add(bytes) {
+            let fails = |failure| refuse(at, describe(failure));
+            let (mut handle, mut start, mut length) = (0, 0, 0);
+            // Safety of both: they write integers.
+            unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, pointer(at)) }.result().map_err(fails)?;
+            let handle = Handle(handle);
+            unsafe { sys::cuMemGetAddressRange_v2(&raw mut start, &raw mut length, at) }.result().map_err(fails)?;
+            let file = handle.file().map_err(|error| refuse(at, error.to_string()))?;
+            let (end, raw) = (start + length as u64, Allocation::new(start, Some(file), Unowned));
+            if end <= at {
+                return Err(refuse(at, "the driver knows no end of it".to_owned()));
+            }
+            files.push(Memory::with(raw, &device, MemoryKind::Device, length as u64));
+            at = end;
+        }
+        Ok(files)
     }
 }
 

@@ -2,6 +2,7 @@
 //! Virtual GPUs whose lanes work late, on a thread of their own, in an order that no lane knows of another.
 
 use gin_gpu::copier::Ticket;
+use gin_gpu::flat::FlatRange;
 use gin_gpu::lane::{Lane, Mark, Value};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, lock};
@@ -289,10 +290,24 @@ pub(crate) fn gpus() -> &'static Arc<VirtualGpus> {
 }
 
 impl VirtualGpus {
-    /// Allocates memory of a GPU as NCCL or the program does.
-    pub(crate) fn allocate(&self, gpu: usize, bytes: u64) -> Arc<Memory> {
-        let memory = Memory::new(&self.devices[gpu], MemoryKind::Device, bytes).unwrap();
-        self.place(memory.address(), bytes, Place::Gpu(gpu), &(memory.clone() as Arc<dyn Any + Send + Sync>));
+    /// Allocates memory of a GPU as NCCL or the program does; `shared`: so that other processes can map it.
+    pub(crate) fn allocate(&self, gpu: usize, bytes: u64, shared: bool) -> Arc<Memory> {
+        self.know(gpu, Memory::for_ranks(&self.devices[gpu], MemoryKind::Device, bytes, shared).unwrap())
+    }
+
+    /// Allocates two parts with consecutive addresses, of `bytes` bytes each, that other processes can map.
+    pub(crate) fn allocate_two(&self, gpu: usize, bytes: u64) -> [Arc<Memory>; 2] {
+        let device = &self.devices[gpu];
+        let range = FlatRange::reserve(&**device, 1).unwrap().unwrap();
+        [0, bytes].map(|offset| {
+            let place = range.take(0, offset, bytes).unwrap();
+            self.know(gpu, Memory::placed(device, place, bytes, true).unwrap())
+        })
+    }
+
+    fn know(&self, gpu: usize, memory: Arc<Memory>) -> Arc<Memory> {
+        let keep = memory.clone() as Arc<dyn Any + Send + Sync>;
+        self.place(memory.address(), memory.bytes(), Place::Gpu(gpu), &keep);
         memory
     }
 
@@ -346,6 +361,28 @@ impl Gpus for Shared {
         Err(GpuError::Foreign { address, bytes, device: format!("virtual GPU {gpu}"), reason })
     }
 
+    unsafe fn files(&self, gpu: usize, address: u64, bytes: u64) -> Result<Vec<Arc<Memory>>, GpuError> {
+        disturb(gpu);
+        let refuse = |at| {
+            let (device, reason) = (format!("virtual GPU {gpu}"), "it is in no file".to_owned());
+            GpuError::Foreign { address: at, bytes, device, reason }
+        };
+        let (mut at, mut files) = (address, Vec::new());
+        while at < address + bytes {
+            let known = lock(&self.0.known);
+            let mut owners = known.iter().filter(|memory| memory.range.contains(&at));
+            let memory = owners.find_map(|memory| memory.owner.upgrade()?.downcast::<Memory>().ok());
+            let memory = memory.filter(|memory| memory.file().is_some()).ok_or_else(|| refuse(at))?;
+            at = memory.address() + memory.bytes();
+            files.push(memory);
+        }
+        Ok(files)
+    }
+
+    fn device(&self, gpu: usize) -> Result<Arc<dyn Device>, GpuError> {
+        Ok(self.0.devices[gpu].clone())
+    }
+
     fn copies_reach(&self, from: usize, to: usize) -> Result<bool, GpuError> {
         Ok(from == to || (from != GPUS - 1 && to != GPUS - 1))
     }
@@ -353,7 +390,7 @@ impl Gpus for Shared {
     fn memory(&self, gpu: usize, kind: MemoryKind, bytes: u64) -> Result<Arc<Memory>, GpuError> {
         disturb(gpu);
         if kind == MemoryKind::Device {
-            return Ok(self.0.allocate(gpu, bytes));
+            return Ok(self.0.allocate(gpu, bytes, false));
         }
         let memory = Memory::new(&self.0.devices[gpu], kind, bytes)?;
         self.0.place(memory.address(), bytes, Place::Host, &(memory.clone() as Arc<dyn Any + Send + Sync>));

@@ -4,7 +4,7 @@
 pub(crate) mod gpus;
 
 use gin_gpu::{Memory, lock};
-use gin_nccl::abi::{Config, HANDLE_BYTES, Logger, PTR_CUDA, PTR_HOST, SIGNAL_ADD, SIGNAL_INC};
+use gin_nccl::abi::{Config, FLAG_NEVER_RESET, HANDLE_BYTES, Logger, PTR_CUDA, PTR_HOST, SIGNAL_ADD, SIGNAL_INC};
 use gin_nccl::ncclRmaPlugin_v14;
 use gpus::{choose, current, gpus, own_gpus};
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
@@ -44,7 +44,7 @@ pub(crate) fn init() -> c_int {
     unsafe { (ncclRmaPlugin_v14.start.init)(&raw mut context, 7, Some(logger())) }
 }
 
-/// A communicator: all ranks of this process.
+/// The ranks of a communicator in this process. Methods take their index here; a peer is a rank.
 pub(crate) struct Comm {
     pub(crate) first_gpu: usize,
     pub(crate) colls: Vec<Pointer>,
@@ -75,41 +75,63 @@ impl Registered {
     }
 }
 
-/// Listens on each GPU. Returns the handles.
-pub(crate) fn listen(first: usize, count: usize) -> Vec<[u8; HANDLE_BYTES]> {
-    let handle = |rank| {
+/// A rank that listens.
+pub(crate) struct Listening {
+    pub(crate) handle: [u8; HANDLE_BYTES],
+    object: Pointer,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        // Safety: the table's function, with the object of `listen`.
+        assert_eq!(unsafe { (ncclRmaPlugin_v14.control.close_listen)(self.object) }, 0);
+    }
+}
+
+/// Listens on each GPU.
+pub(crate) fn listen(first: usize, count: usize) -> Vec<Listening> {
+    let one = |rank| {
         choose(Some(first + rank));
-        let (mut handle, mut listen) = ([0u8; HANDLE_BYTES], null_mut());
+        let (mut handle, mut object) = ([0u8; HANDLE_BYTES], null_mut());
         // Safety: the table's functions, with valid pointers. NCCL passes any context.
-        unsafe {
-            let code = (ncclRmaPlugin_v14.control.listen)(null_mut(), 0, handle.as_mut_ptr().cast(), &raw mut listen);
-            assert_eq!(code, 0);
-            assert_eq!((ncclRmaPlugin_v14.control.close_listen)(listen), 0);
-        }
-        handle
+        let code =
+            unsafe { (ncclRmaPlugin_v14.control.listen)(null_mut(), 0, handle.as_mut_ptr().cast(), &raw mut object) };
+        assert_eq!(code, 0);
+        Listening { handle, object }
     };
-    (0..count).map(handle).collect()
+    (0..count).map(one).collect()
 }
 
 /// Connects a rank. Returns the code and the communicator.
-pub(crate) fn connect(handles: &[[u8; HANDLE_BYTES]], rank: usize) -> (c_int, Pointer) {
+pub(crate) fn connect(handles: &[[u8; HANDLE_BYTES]], rank: usize, listening: &Listening) -> (c_int, Pointer) {
     let pointers: Vec<*const c_void> = handles.iter().map(|handle| handle.as_ptr().cast()).collect();
     let (count, mut coll) = (handles.len() as c_int, null_mut());
     let connect = ncclRmaPlugin_v14.control.connect;
     // Safety: as above.
-    let code = unsafe { connect(null_mut(), pointers.as_ptr(), count, rank as c_int, null_mut(), &raw mut coll) };
+    let code = unsafe { connect(null_mut(), pointers.as_ptr(), count, rank as c_int, listening.object, &raw mut coll) };
     (code, coll)
 }
 
 impl Comm {
+    /// Makes a communicator whose ranks are all in this process.
     pub(crate) fn new(ranks: usize) -> Self {
+        Self::gathered(0, ranks, |own| own)
+    }
+
+    /// Makes a communicator. This process has `ranks` ranks from `first` on; `gather` returns the handles of all.
+    pub(crate) fn gathered(
+        first: usize,
+        ranks: usize,
+        gather: impl FnOnce(Vec<[u8; HANDLE_BYTES]>) -> Vec<[u8; HANDLE_BYTES]>,
+    ) -> Self {
         assert_eq!(init(), 0);
         let first_gpu = own_gpus(ranks);
-        let handles = listen(first_gpu, ranks);
+        let listening = listen(first_gpu, ranks);
+        let handles = gather(listening.iter().map(|one| one.handle).collect());
         let (mut colls, mut contexts) = (Vec::new(), Vec::new());
-        for rank in 0..ranks {
+        for (rank, listening) in listening.iter().enumerate() {
             choose(Some(first_gpu + rank));
-            let (code, coll) = connect(&handles, rank);
+            let (code, coll) = connect(&handles, first + rank, listening);
             assert_eq!((code, current()), (0, Some(first_gpu + rank)));
             let (config, mut context) = (Config { contexts: 2, traffic_class: -1, rank_stride: 1 }, null_mut());
             // Safety: as above.
@@ -144,8 +166,10 @@ impl Comm {
 
     /// Allocates and registers memory on each rank, of this many bytes.
     pub(crate) fn register_each(&self, bytes: &[u64], flags: u64) -> Registered {
-        let memory: Vec<_> =
-            bytes.iter().enumerate().map(|(rank, &bytes)| gpus().allocate(self.first_gpu + rank, bytes)).collect();
+        // NCCL allocates tables of signals so that no other process can map them.
+        let shared = flags & FLAG_NEVER_RESET == 0;
+        let allocate = |(rank, &bytes): (usize, &u64)| gpus().allocate(self.first_gpu + rank, bytes, shared);
+        let memory: Vec<_> = bytes.iter().enumerate().map(allocate).collect();
         let register = |(rank, memory): (usize, &Arc<Memory>)| {
             let (code, handle) = self.register_at(rank, memory.address(), memory.bytes(), PTR_CUDA, flags);
             assert_eq!(code, 0);

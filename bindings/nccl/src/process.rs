@@ -1,0 +1,527 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Ranks in other processes of the host.
+//!
+//! Each rank has a board: pinned memory in a file, which the processes of all ranks map.
+//!
+//! | part | holds | writer |
+//! | --- | --- | --- |
+//! | header | the end of the communicator, the rank's buffer, the next block of entries | the rank |
+//! | entries | the regions of the rank, with the files of their memory | the rank |
+//! | inboxes | a ring of signals for each sender | sender and rank |
+//!
+//! A sender copies to and from mapped memory itself. It cannot write signals: NCCL allocates a table of signals in no
+//! file, and words of windows may change by kernels of the receiver. So a signal is a message in the receiver's inbox,
+//! and the receiver's thread of NCCL adds to the word.
+//!
+//! Claim: a signal is seen after all earlier puts and signals of its sender. Because:
+//! 1. The sender writes the message's number to the word `ready` of its inbox. A lane writes it behind the sender's
+//!    earlier work, or the CPU writes it when no work is under way. So a message is ready once the bytes of all earlier
+//!    puts have arrived, and numbers only grow.
+//! 2. The receiver takes ready messages in order, and one lane writes all their words in order.
+
+use crate::abi::SYSTEM_ERROR;
+use crate::gpus::{Machine, Place};
+use crate::group::{Contact, PATIENCE};
+use crate::region::{Piece, Region};
+use crate::table::Failure;
+use gin_gpu::copier::Ticket;
+use gin_gpu::lane::{Lane, Value};
+use gin_gpu::share::{life, offer, take};
+use gin_gpu::{Device, DeviceKind, GpuError, Memory, MemoryKind, lock};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// The words of a block of entries: a header, and the entries.
+const BLOCK: u64 = HEADER + ENTRIES * ENTRY;
+const HEADER: u64 = 16;
+const ENTRIES: u64 = 255;
+const ENTRY: u64 = 16;
+
+/// The words of a header: 1 once the communicator has ended; the numbers of the memory of the buffer and of the next
+/// block, 0 if there is none.
+const CLOSED: u64 = 0;
+const BUFFER: u64 = 1;
+const NEXT: u64 = 2;
+
+/// The words of an entry: its state, the bytes of the region, the offset of the region in its first file, the number of
+/// files; then the number and the bytes of each file's memory.
+const STATE: u64 = 0;
+const BYTES: u64 = 1;
+const FIRST: u64 = 2;
+const COUNT: u64 = 3;
+const FILES: u64 = 4;
+
+/// The maximum number of files of a region.
+const MAX_FILES: usize = ((ENTRY - FILES) / 2) as usize;
+
+/// The states of an entry, after 0: memory that GPUs reach, memory that only the CPU of its rank reaches, no memory any
+/// more.
+const REACHED: u64 = 1;
+const VALUES: u64 = 2;
+const GONE: u64 = 3;
+
+/// The maximum number of ranks of a communicator of several processes: a board has an inbox for each.
+pub(crate) const MAX_SENDERS: usize = 64;
+
+/// The messages of an inbox, of 4 words each, behind three words with a cache line each.
+const SLOTS: u64 = 256;
+const SLOT: u64 = 4;
+const INBOX: u64 = 24 + SLOTS * SLOT;
+
+/// The bytes of a rank's buffer on its GPU: for copies of the previous rank to itself, and at the end a few for the
+/// first copy of each rank.
+pub(crate) const BUFFER_BYTES: u64 = 2 << 20;
+pub(crate) const SCRATCH_BYTES: u64 = 8 << 10;
+
+/// Words that several processes read and write.
+#[derive(Clone, Debug)]
+pub(crate) struct Page(Arc<Memory>);
+
+impl Page {
+    fn new(device: &Arc<dyn Device>, words: u64) -> Result<Self, GpuError> {
+        Memory::shared(device, MemoryKind::Pinned, words * 8).map(Self)
+    }
+
+    fn address(&self, index: u64) -> u64 {
+        assert!(index < self.0.bytes() / 8, "a word of the page");
+        self.0.address() + index * 8
+    }
+
+    fn word(&self, index: u64) -> &AtomicU64 {
+        let word = std::ptr::with_exposed_provenance_mut(self.address(index) as usize);
+        // Safety: the page has the word, and all accesses are atomic.
+        unsafe { AtomicU64::from_ptr(word) }
+    }
+
+    fn load(&self, index: u64) -> u64 {
+        self.word(index).load(Ordering::Acquire)
+    }
+
+    fn store(&self, index: u64, value: u64) {
+        self.word(index).store(value, Ordering::Release);
+    }
+}
+
+/// The mark of a region whose rank has deregistered it.
+#[derive(Debug)]
+pub(crate) enum Gone {
+    /// A rank of this process.
+    Here(AtomicBool),
+    /// A rank of another process: the word of the entry's state.
+    There(Page, u64),
+}
+
+impl Gone {
+    pub(crate) fn here() -> Self {
+        Self::Here(AtomicBool::new(false))
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        match self {
+            Self::Here(gone) => gone.load(Ordering::SeqCst),
+            Self::There(page, state) => page.load(*state) == GONE,
+        }
+    }
+
+    /// Refuses later requests of this process.
+    pub(crate) fn set(&self) {
+        if let Self::Here(gone) = self {
+            gone.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Returns the number by which other processes ask for memory.
+fn token(memory: &Arc<Memory>) -> u64 {
+    offer(memory).0[16..24].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
+
+/// What a rank shows to the other processes.
+#[derive(Debug)]
+pub(crate) struct Board {
+    device: Arc<dyn Device>,
+    /// The first one also has the inboxes.
+    blocks: Mutex<Vec<Page>>,
+    first: Page,
+    /// The number of the board's memory and the secret of this process.
+    pub(crate) key: [u8; 24],
+    _buffer: Arc<Memory>,
+}
+
+impl Board {
+    pub(crate) fn new(device: Arc<dyn Device>) -> Result<Self, String> {
+        let text = |error: GpuError| error.to_string();
+        let first = Page::new(&device, BLOCK + MAX_SENDERS as u64 * INBOX).map_err(text)?;
+        let buffer = Memory::shared(&device, MemoryKind::Device, BUFFER_BYTES).map_err(text)?;
+        first.store(BUFFER, token(&buffer));
+        let key = offer(&first.0).0.split_off(16);
+        let key = key.try_into().map_err(|_| "this process has no socket to share memory by".to_owned())?;
+        Ok(Self { device, blocks: Mutex::new(vec![first.clone()]), first, key, _buffer: buffer })
+    }
+
+    /// Shows a region to the other processes.
+    pub(crate) fn enter(&self, number: usize, region: &Region) -> Result<(), GpuError> {
+        let (block, entry) = place(number);
+        let mut blocks = lock(&self.blocks);
+        while blocks.len() <= block {
+            let next = Page::new(&self.device, BLOCK)?;
+            if let Some(last) = blocks.last() {
+                last.store(NEXT, token(&next.0));
+            }
+            blocks.push(next);
+        }
+        let page = &blocks[block];
+        page.store(entry + BYTES, region.bytes);
+        page.store(entry + COUNT, region.memory.len() as u64);
+        if let (Some(piece), Some(file)) = (region.pieces.first(), region.memory.first()) {
+            page.store(entry + FIRST, piece.address - file.address());
+        }
+        for (memory, at) in region.memory.iter().zip((entry + FILES..).step_by(2)) {
+            page.store(at, token(memory));
+            page.store(at + 1, memory.bytes());
+        }
+        page.store(entry + STATE, if region.place == Place::Cpu { VALUES } else { REACHED });
+        Ok(())
+    }
+
+    /// Tells the other processes that a region is gone.
+    pub(crate) fn leave(&self, number: usize) {
+        let (block, entry) = place(number);
+        if let Some(page) = lock(&self.blocks).get(block) {
+            page.store(entry + STATE, GONE);
+        }
+    }
+
+    /// Tells the other processes that the communicator has ended, so the end of this process is no loss.
+    pub(crate) fn close(&self) {
+        self.first.store(CLOSED, 1);
+    }
+
+    /// Returns the ring of the signals of a sender.
+    pub(crate) fn ring(&self, sender: usize) -> Ring {
+        Ring::new(&self.first, sender)
+    }
+}
+
+/// Returns the block and the first word of an entry.
+fn place(number: usize) -> (usize, u64) {
+    let number = number as u64;
+    ((number / ENTRIES) as usize, HEADER + number % ENTRIES * ENTRY)
+}
+
+/// A rank of another process.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    pub(crate) rank: usize,
+    machine: &'static Machine,
+    gpu: usize,
+    device: Arc<dyn Device>,
+    process: [u8; 16],
+    secret: [u8; 16],
+    first: Page,
+    blocks: Mutex<Vec<Page>>,
+    /// Memory of its GPU.
+    pub(crate) buffer: Arc<Memory>,
+    is_lost: AtomicBool,
+}
+
+impl Remote {
+    /// Reaches a rank from a GPU of this process.
+    pub(crate) fn new(machine: &'static Machine, gpu: usize, rank: usize, contact: &Contact) -> Result<Self, Failure> {
+        let refuse = |text: String| {
+            let text = format!("rank {rank} is in another process: {text}; or set NCCL_RMA_PLUGIN=none");
+            Failure::new(SYSTEM_ERROR, text)
+        };
+        let Some(key) = contact.key else {
+            return Err(refuse("it cannot share memory, and NCCL's log of that process says why".to_owned()));
+        };
+        let device = machine.gpus.device(gpu).map_err(Failure::cuda)?;
+        let whole = [&contact.process[..], &key].concat();
+        let first = take(rank as u32, &whole, &device, |_| Ok(None)).map_err(|error| refuse(error.reason))?;
+        let reached = device.sharing().is_some_and(|sharing| {
+            [DeviceKind::Virtual, DeviceKind::Cuda]
+                .iter()
+                .any(|&kind| sharing.reaches_elsewhere(kind, &contact.identity))
+        });
+        if !reached {
+            let text = format!(
+                "GPU {gpu} of this process does not reach its GPU by NVLink, or this process does not see that GPU; let \
+                 each process see all GPUs (CUDA_VISIBLE_DEVICES), and use GPUs with NVLink (nvidia-smi topo -p2p n)"
+            );
+            return Err(refuse(text));
+        }
+        let secret = std::array::from_fn(|index| key[8 + index]);
+        let (buffer, first) = (first.clone(), Page(first));
+        let mut remote = Self {
+            rank,
+            machine,
+            gpu,
+            device,
+            process: contact.process,
+            secret,
+            blocks: Mutex::new(vec![first.clone()]),
+            buffer,
+            is_lost: AtomicBool::new(false),
+            first,
+        };
+        remote.buffer = remote.take(remote.first.load(BUFFER))?;
+        Ok(remote)
+    }
+
+    /// Maps memory of the rank.
+    fn take(&self, token: u64) -> Result<Arc<Memory>, Failure> {
+        let key = [&self.process[..], &token.to_le_bytes(), &self.secret].concat();
+        let taken = take(self.rank as u32, &key, &self.device, |_| Ok(None));
+        let memory = taken.map_err(|error| {
+            let text = format!("memory of rank {} cannot be mapped: {}", self.rank, error.reason);
+            Failure::new(SYSTEM_ERROR, text)
+        })?;
+        if memory.kind() == MemoryKind::Device {
+            // Another rank of this process may have mapped it, for its GPU.
+            // Safety: mapped as long as `memory` exists.
+            unsafe { self.machine.gpus.reach(self.gpu, memory.address(), memory.bytes()) }.map_err(Failure::cuda)?;
+        }
+        Ok(memory)
+    }
+
+    /// Returns region `number` of the rank, mapped here. If the rank is still registering, waits for it.
+    pub(crate) fn region(&self, number: usize) -> Result<Arc<Region>, Failure> {
+        let start = Instant::now();
+        loop {
+            if let Some(region) = self.look(number)? {
+                return Ok(Arc::new(region));
+            }
+            if let (true, process) = life::has_ended(&self.process) {
+                return Err(self.ended(process));
+            }
+            if start.elapsed() > PATIENCE {
+                let text = format!("rank {} has not registered region {number} after {PATIENCE:?}", self.rank);
+                return Err(Failure::new(SYSTEM_ERROR, text));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn look(&self, number: usize) -> Result<Option<Region>, Failure> {
+        let (block, entry) = place(number);
+        let mut blocks = lock(&self.blocks);
+        while blocks.len() <= block {
+            let next = blocks.last().map_or(0, |last| last.load(NEXT));
+            if next == 0 {
+                return Ok(None);
+            }
+            blocks.push(Page(self.take(next)?));
+        }
+        let page = blocks[block].clone();
+        drop(blocks);
+        let place = match page.load(entry + STATE) {
+            0 => return Ok(None),
+            REACHED => Place::Elsewhere,
+            VALUES => Place::Cpu,
+            _ => {
+                return Err(Failure::argument(format!("rank {} has deregistered region {number}", self.rank)));
+            }
+        };
+        let (bytes, mut first) = (page.load(entry + BYTES), page.load(entry + FIRST));
+        let count = page.load(entry + COUNT).min(MAX_FILES as u64);
+        let (mut pieces, mut memory, mut left) = (Vec::new(), Vec::new(), bytes);
+        for at in (entry + FILES..).step_by(2).take(count as usize) {
+            let mapped = self.take(page.load(at))?;
+            let bytes = page.load(at + 1).min(mapped.bytes()).saturating_sub(first).min(left);
+            pieces.push(Piece { address: mapped.address() + first, bytes });
+            memory.push(mapped);
+            (first, left) = (0, left - bytes);
+        }
+        if count > 0 && left > 0 {
+            let text = format!("rank {} has put {left} of {bytes} bytes of region {number} in no file", self.rank);
+            return Err(Failure::new(SYSTEM_ERROR, text));
+        }
+        let (pieces, gone) = (pieces.into(), Gone::There(page, entry + STATE));
+        Ok(Some(Region { rank: self.rank, bytes, place, pieces, words: None, gone, memory }))
+    }
+
+    fn ended(&self, process: Option<i32>) -> Failure {
+        let process = process.map_or_else(String::new, |number| format!(", {number},"));
+        let text = format!("the process of rank {}{process} has ended before the communicator", self.rank);
+        Failure::new(SYSTEM_ERROR, text)
+    }
+
+    /// Checks that the rank is alive, or has ended the communicator. Returns the first error only.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        match life::has_ended(&self.process) {
+            // The header is read after the end, because the process may have closed it just before.
+            (true, process) if self.first.load(CLOSED) == 0 && !self.is_lost.swap(true, Ordering::Relaxed) => {
+                Err(self.ended(process))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the rank is not known as lost.
+    pub(crate) fn check_known(&self) -> Result<(), Failure> {
+        if self.is_lost.load(Ordering::Relaxed) { Err(self.ended(None)) } else { Ok(()) }
+    }
+
+    /// Returns the sender's end of the rank's inbox for this rank.
+    pub(crate) fn post(&self, sender: usize) -> Post {
+        Post {
+            ring: Ring::new(&self.first, sender),
+            sent: 0,
+            published: 0,
+            taken: 0,
+            backlog: VecDeque::with_capacity(SLOTS as usize),
+        }
+    }
+}
+
+/// Puts the files of a region in the entry's form.
+///
+/// # Errors
+/// The reason for which no other process can map it.
+pub(crate) fn files(machine: &Machine, gpu: usize, address: u64, bytes: u64) -> Result<Vec<Arc<Memory>>, String> {
+    // Safety: the caller of `register` keeps the memory, and this GPU reaches it.
+    let files = unsafe { machine.gpus.files(gpu, address, bytes) }.map_err(|error| error.to_string())?;
+    if files.len() > MAX_FILES {
+        return Err(format!("it has {} allocations; the limit is {MAX_FILES}", files.len()));
+    }
+    Ok(files)
+}
+
+/// A signal for a rank of another process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Message {
+    /// The number of the region on the receiver.
+    pub(crate) region: u64,
+    pub(crate) offset: u64,
+    pub(crate) amount: u64,
+}
+
+/// The ring of messages of one sender, in the board of the receiver. The sender writes `published` and `ready`, the
+/// receiver `taken`: numbers of messages.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    page: Page,
+    start: u64,
+}
+
+impl Ring {
+    fn new(page: &Page, sender: usize) -> Self {
+        Self { page: page.clone(), start: BLOCK + sender as u64 * INBOX }
+    }
+
+    fn published(&self) -> &AtomicU64 {
+        self.page.word(self.start)
+    }
+
+    fn ready(&self) -> &AtomicU64 {
+        self.page.word(self.start + 8)
+    }
+
+    fn taken(&self) -> &AtomicU64 {
+        self.page.word(self.start + 16)
+    }
+
+    fn slot(&self, number: u64) -> [&AtomicU64; 3] {
+        let first = self.start + 24 + number % SLOTS * SLOT;
+        std::array::from_fn(|index| self.page.word(first + index as u64))
+    }
+}
+
+/// The sender's end of an inbox.
+#[derive(Debug)]
+pub(crate) struct Post {
+    ring: Ring,
+    /// The messages so far.
+    sent: u64,
+    /// The messages in the ring so far.
+    published: u64,
+    /// The messages that the receiver has taken, when the ring was last full.
+    taken: u64,
+    /// The messages for which the ring has no room.
+    backlog: VecDeque<Message>,
+}
+
+impl Post {
+    /// Returns the write that makes the next message ready.
+    pub(crate) fn next(&self) -> Value {
+        Value::Word { to: self.ring.page.address(self.ring.start + 8), value: self.sent + 1 }
+    }
+
+    /// Sends a message that a lane makes ready. Returns whether it has to wait for room.
+    pub(crate) fn send(&mut self, message: Message) -> bool {
+        self.sent += 1;
+        self.backlog.push_back(message);
+        self.drain()
+    }
+
+    /// Sends a message that is ready: no work of the pair is under way. Returns whether it has to wait for room.
+    pub(crate) fn send_ready(&mut self, message: Message) -> bool {
+        let waits = self.send(message);
+        self.ring.ready().store(self.sent, Ordering::Release);
+        waits
+    }
+
+    /// Moves messages to the ring while it has room. Returns whether some are left.
+    pub(crate) fn drain(&mut self) -> bool {
+        while let Some(message) = self.backlog.front() {
+            if self.published - self.taken == SLOTS {
+                self.taken = self.ring.taken().load(Ordering::Acquire);
+                if self.published - self.taken == SLOTS {
+                    return true;
+                }
+            }
+            let words = [message.region, message.offset, message.amount];
+            for (slot, word) in self.ring.slot(self.published).into_iter().zip(words) {
+                slot.store(word, Ordering::Relaxed);
+            }
+            self.published += 1;
+            self.ring.published().store(self.published, Ordering::Release);
+            self.backlog.pop_front();
+        }
+        false
+    }
+}
+
+/// The receiver's end of an inbox, and the lane that writes the words of its signals.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    pub(crate) sender: usize,
+    pub(crate) ring: Ring,
+    pub(crate) taken: u64,
+    pub(crate) lane: Box<dyn Lane>,
+    /// The last end of the lane.
+    pub(crate) end: Ticket,
+    pub(crate) is_broken: bool,
+}
+
+impl Inbound {
+    pub(crate) fn new(sender: usize, ring: Ring, lane: Box<dyn Lane>) -> Self {
+        Self { sender, ring, taken: 0, lane, end: 0, is_broken: false }
+    }
+
+    /// Checks that no write under way has failed.
+    pub(crate) fn check(&self) -> Result<(), GpuError> {
+        if self.lane.mark().has_reached(self.end) { Ok(()) } else { self.lane.check() }
+    }
+
+    /// Raises the signals that are ready, by `raise`, which returns the end of the last write if there was one.
+    pub(crate) fn take(
+        &mut self,
+        mut raise: impl FnMut(&mut dyn Lane, Message) -> Result<Option<Ticket>, Failure>,
+    ) -> Result<(), Failure> {
+        let ready = self.ring.ready().load(Ordering::Acquire).min(self.ring.published().load(Ordering::Acquire));
+        while self.taken < ready && !self.is_broken {
+            let [region, offset, amount] = self.ring.slot(self.taken).map(|word| word.load(Ordering::Relaxed));
+            let raised = raise(&mut *self.lane, Message { region, offset, amount });
+            self.is_broken = raised.is_err();
+            if let Some(end) = raised? {
+                self.end = end;
+            }
+            self.taken += 1;
+            self.ring.taken().store(self.taken, Ordering::Release);
+        }
+        Ok(())
+    }
+}
