@@ -121,8 +121,11 @@ struct Rank {
     coll: Mutex<Weak<Coll>>,
 }
 
-/// The groups of the process, by process and number of the handle of rank 0.
-static GROUPS: Mutex<BTreeMap<([u8; 16], u64), Weak<Group>>> = Mutex::new(BTreeMap::new());
+/// The process and the number of the handle of a rank.
+type Name = ([u8; 16], u64);
+
+/// The groups of the process, by the name of rank 0.
+static GROUPS: Mutex<BTreeMap<Name, Weak<Group>>> = Mutex::new(BTreeMap::new());
 
 impl Group {
     /// Returns the group of these ranks. The first rank makes it.
@@ -361,7 +364,7 @@ impl Coll {
                 }
             }
         }
-        wait_for(&ends, || self.check())
+        self.wait(&ends)
     }
 
     /// Returns the ends of the writes for signals of other processes.
@@ -378,7 +381,20 @@ impl Coll {
     pub(crate) fn finish(&self) -> Result<(), Failure> {
         let mut ends = self.received();
         ends.extend(self.pairs.iter().flat_map(|pair| lock(pair).under_way()));
-        wait_for(&ends, || self.check())
+        self.wait(&ends)
+    }
+
+    /// Waits until ends are reached, also those that would wait for a rank whose process has ended.
+    fn wait(&self, ends: &[(Arc<Mark>, Ticket)]) -> Result<(), Failure> {
+        wait_for(ends, || {
+            for inbound in &self.inbound {
+                let inbound = lock(inbound);
+                if let Some(sender) = &self.remotes[inbound.sender] {
+                    inbound.release(sender);
+                }
+            }
+            self.check()
+        })
     }
 
     /// Tells the ranks of other processes that this one ends.

@@ -17,7 +17,11 @@
 //! 1. The sender writes the message's number to the word `ready` of its inbox. A lane writes it behind the sender's
 //!    earlier work, or the CPU writes it when no work is under way. So a message is ready once the bytes of all earlier
 //!    puts have arrived, and numbers only grow.
-//! 2. The receiver takes ready messages in order, and one lane writes all their words in order.
+//! 2. The receiver takes messages in order, and one lane writes all their words in order, each behind a wait of the GPU
+//!    until the message is ready.
+//!
+//! A sender places a message in the ring after the work before it has its place in a lane. So a lane waits only for work
+//! that was placed earlier, on any GPU, and waits form no circle.
 
 use crate::abi::SYSTEM_ERROR;
 use crate::gpus::{Machine, Place};
@@ -25,7 +29,7 @@ use crate::group::{Contact, PATIENCE};
 use crate::region::{Piece, Region};
 use crate::table::Failure;
 use gin_gpu::copier::Ticket;
-use gin_gpu::lane::{Lane, Value};
+use gin_gpu::lane::{Lane, Mark, Value};
 use gin_gpu::share::{life, offer, take};
 use gin_gpu::{Device, DeviceKind, GpuError, Memory, MemoryKind, lock};
 use std::collections::VecDeque;
@@ -69,6 +73,10 @@ pub(crate) const MAX_SENDERS: usize = 64;
 const SLOTS: u64 = 256;
 const SLOT: u64 = 4;
 const INBOX: u64 = 24 + SLOTS * SLOT;
+
+/// The maximum number of messages for which a lane waits. Thousands would fill the driver's queue, and a call of the
+/// driver would wait for them.
+const WAITS: u64 = 64;
 
 /// The bytes of a rank's buffer on its GPU: for copies of the previous rank to itself, and at the end a few for the
 /// first copy of each rank.
@@ -488,39 +496,57 @@ impl Post {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) sender: usize,
-    pub(crate) ring: Ring,
-    pub(crate) taken: u64,
+    ring: Ring,
+    /// The word of the last message that is ready.
+    ready: Mark,
+    taken: u64,
     pub(crate) lane: Box<dyn Lane>,
     /// The last end of the lane.
     pub(crate) end: Ticket,
-    pub(crate) is_broken: bool,
+    is_broken: bool,
 }
 
 impl Inbound {
     pub(crate) fn new(sender: usize, ring: Ring, lane: Box<dyn Lane>) -> Self {
-        Self { sender, ring, taken: 0, lane, end: 0, is_broken: false }
+        // Safety: the page has the word, the sender writes larger numbers only, and all accesses are atomic.
+        let ready = unsafe { Mark::new(ring.page.address(ring.start + 8), ring.page.0.clone()) };
+        Self { sender, ring, ready, taken: 0, lane, end: 0, is_broken: false }
+    }
+
+    fn is_under_way(&self) -> bool {
+        !self.lane.mark().has_reached(self.end)
+    }
+
+    /// Lets the lane go on if it waits for a sender that has ended.
+    pub(crate) fn release(&self, sender: &Remote) {
+        if self.is_under_way() && life::has_ended(&sender.process).0 {
+            self.ring.ready().store(u64::MAX, Ordering::Release);
+        }
     }
 
     /// Checks that no write under way has failed.
     pub(crate) fn check(&self) -> Result<(), GpuError> {
-        if self.lane.mark().has_reached(self.end) { Ok(()) } else { self.lane.check() }
+        if self.is_under_way() { self.lane.check() } else { Ok(()) }
     }
 
-    /// Raises the signals that are ready, by `raise`, which returns the end of the last write if there was one.
+    /// Raises the signals in the inbox by `raise`, which returns the end of the last write if there was one.
     pub(crate) fn take(
         &mut self,
         mut raise: impl FnMut(&mut dyn Lane, Message) -> Result<Option<Ticket>, Failure>,
     ) -> Result<(), Failure> {
-        let ready = self.ring.ready().load(Ordering::Acquire).min(self.ring.published().load(Ordering::Acquire));
-        while self.taken < ready && !self.is_broken {
+        let published = self.ring.published().load(Ordering::Acquire);
+        while self.taken < published && self.taken < self.ready.reached().saturating_add(WAITS) && !self.is_broken {
             let [region, offset, amount] = self.ring.slot(self.taken).map(|word| word.load(Ordering::Relaxed));
-            let raised = raise(&mut *self.lane, Message { region, offset, amount });
+            let number = self.taken + 1;
+            let ready = if self.ready.has_reached(number) { Ok(()) } else { self.lane.wait(&self.ready, number) };
+            let raised = ready.map_err(Failure::cuda);
+            let raised = raised.and_then(|()| raise(&mut *self.lane, Message { region, offset, amount }));
             self.is_broken = raised.is_err();
             if let Some(end) = raised? {
                 self.end = end;
             }
-            self.taken += 1;
-            self.ring.taken().store(self.taken, Ordering::Release);
+            self.taken = number;
+            self.ring.taken().store(number, Ordering::Release);
         }
         Ok(())
     }

@@ -56,7 +56,7 @@ enum Work {
     Copy { to: u64, from: u64, bytes: u64 },
     Store { to: u64, bytes: Vec<u8> },
     Add { word: u64, amount: u64 },
-    Wait { mark: Arc<AtomicU64>, ticket: Ticket },
+    Wait { mark: u64, ticket: Ticket },
     Finish { values: Vec<Value>, end: Ticket },
 }
 
@@ -154,7 +154,11 @@ impl Engine {
             let may = match work.front() {
                 None => false,
                 _ if *lock(&queue.fault) == Some(Fault::Broken) => false,
-                Some(Work::Wait { mark, ticket }) => mark.load(Ordering::SeqCst) >= *ticket,
+                Some(Work::Wait { mark, ticket }) => {
+                    // Safety: words of marks stay as long as work waits for them.
+                    let mark = unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(*mark as usize)) };
+                    mark.load(Ordering::SeqCst) >= *ticket
+                }
                 Some(_) => true,
             };
             if may && let Some(work) = work.pop_front() {
@@ -193,14 +197,14 @@ struct LateLane {
     last: Ticket,
 }
 
-/// The words of marks by their addresses: a lane that waits needs the word of another one.
-static MARKS: Mutex<Vec<(u64, Arc<AtomicU64>)>> = Mutex::new(Vec::new());
+/// The words of marks, which stay.
+static MARKS: Mutex<Vec<Arc<AtomicU64>>> = Mutex::new(Vec::new());
 
 impl LateLane {
     fn new() -> Self {
         let reached = Arc::new(AtomicU64::new(0));
         let address = reached.as_ptr().expose_provenance() as u64;
-        lock(&MARKS).push((address, reached.clone()));
+        lock(&MARKS).push(reached.clone());
         // Safety: the word is in the value that keeps it, and only grows.
         let mark = Arc::new(unsafe { Mark::new(address, reached.clone()) });
         let queue = Arc::new(Queue { work: Mutex::default(), reached, fault: Mutex::default() });
@@ -243,8 +247,7 @@ impl Lane for LateLane {
     }
 
     fn wait(&mut self, mark: &Mark, ticket: Ticket) -> Result<(), GpuError> {
-        let known = lock(&MARKS).iter().find(|(address, _)| *address == mark.address()).map(|(_, word)| word.clone());
-        self.push(Work::Wait { mark: known.expect("a mark of these GPUs"), ticket })
+        self.push(Work::Wait { mark: mark.address(), ticket })
     }
 
     unsafe fn finish(&mut self, values: &[Value]) -> Result<Ticket, GpuError> {
