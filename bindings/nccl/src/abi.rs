@@ -39,7 +39,7 @@ pub const DEVICE_GIN_PROXY: c_int = 2;
 pub type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
 
 /// `ncclNetProperties_v12_t`.
-#[expect(missing_docs, reason = "the names are those of the header")]
+#[expect(missing_docs, reason = "the header has the same names")]
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Properties {
@@ -66,7 +66,7 @@ pub struct Properties {
 }
 
 /// `ncclRmaConfig_v14_t`.
-#[expect(missing_docs, reason = "the names are those of the header")]
+#[expect(missing_docs, reason = "the header has the same names")]
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Config {
@@ -81,7 +81,7 @@ type RegisterFile =
     unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, u64, c_int, u64, *mut *mut c_void) -> c_int;
 
 /// The functions before the data calls, the same in all versions.
-#[expect(missing_docs, reason = "the names are those of the header")]
+#[expect(missing_docs, reason = "the header has the same names")]
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Control {
@@ -99,7 +99,7 @@ pub struct Control {
 }
 
 /// The functions after the data calls, the same in all versions.
-#[expect(missing_docs, reason = "the names are those of the header")]
+#[expect(missing_docs, reason = "the header has the same names")]
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Completion {
@@ -111,7 +111,7 @@ pub struct Completion {
 }
 
 /// The functions that begin each table.
-#[expect(missing_docs, reason = "the names are those of the header")]
+#[expect(missing_docs, reason = "the header has the same names")]
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Start {
@@ -120,101 +120,70 @@ pub struct Start {
     pub devices: unsafe extern "C" fn(*mut c_int) -> c_int,
 }
 
-/// The data calls of version 14.
-#[expect(missing_docs, reason = "the names are those of the header")]
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Data14 {
-    pub iput: unsafe extern "C" fn(
-        *mut c_void,
-        c_int,
-        u64,
-        *mut c_void,
-        usize,
-        u64,
-        *mut c_void,
-        u32,
-        *mut *mut c_void,
-    ) -> c_int,
-    pub iput_signal: unsafe extern "C" fn(
-        *mut c_void,
-        c_int,
-        u64,
-        *mut c_void,
-        usize,
-        u64,
-        *mut c_void,
-        u32,
-        u64,
-        *mut c_void,
-        u64,
-        u32,
-        bool,
-        *mut *mut c_void,
-    ) -> c_int,
-    pub iget: unsafe extern "C" fn(
-        *mut c_void,
-        c_int,
-        u64,
-        *mut c_void,
-        usize,
-        u64,
-        *mut c_void,
-        u32,
-        *mut *mut c_void,
-    ) -> c_int,
+macro_rules! data {
+    ($(#[$doc:meta])* $name:ident $(, $options:ty)?) => {
+        $(#[$doc])*
+        #[expect(missing_docs, reason = "the header has the same names")]
+        #[derive(Clone, Copy, Debug)]
+        #[repr(C)]
+        pub struct $name {
+            pub iput: unsafe extern "C" fn(
+                *mut c_void,
+                c_int,
+                u64,
+                *mut c_void,
+                usize,
+                u64,
+                *mut c_void,
+                u32,
+                $($options,)?
+                *mut *mut c_void,
+            ) -> c_int,
+            pub iput_signal: unsafe extern "C" fn(
+                *mut c_void,
+                c_int,
+                u64,
+                *mut c_void,
+                usize,
+                u64,
+                *mut c_void,
+                u32,
+                u64,
+                *mut c_void,
+                u64,
+                u32,
+                bool,
+                $($options,)?
+                *mut *mut c_void,
+            ) -> c_int,
+            pub iget: unsafe extern "C" fn(
+                *mut c_void,
+                c_int,
+                u64,
+                *mut c_void,
+                usize,
+                u64,
+                *mut c_void,
+                u32,
+                $($options,)?
+                *mut *mut c_void,
+            ) -> c_int,
+        }
+    };
 }
 
-/// The data calls since version 15, with flags for options before the request.
-#[expect(missing_docs, reason = "the names are those of the header")]
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Data15 {
-    pub iput: unsafe extern "C" fn(
-        *mut c_void,
-        c_int,
-        u64,
-        *mut c_void,
-        usize,
-        u64,
-        *mut c_void,
-        u32,
-        u32,
-        *mut *mut c_void,
-    ) -> c_int,
-    pub iput_signal: unsafe extern "C" fn(
-        *mut c_void,
-        c_int,
-        u64,
-        *mut c_void,
-        usize,
-        u64,
-        *mut c_void,
-        u32,
-        u64,
-        *mut c_void,
-        u64,
-        u32,
-        bool,
-        u32,
-        *mut *mut c_void,
-    ) -> c_int,
-    pub iget: unsafe extern "C" fn(
-        *mut c_void,
-        c_int,
-        u64,
-        *mut c_void,
-        usize,
-        u64,
-        *mut c_void,
-        u32,
-        u32,
-        *mut *mut c_void,
-    ) -> c_int,
+data! {
+    /// The data calls of version 14.
+    Data14
+}
+
+data! {
+    /// The data calls since version 15, with flags for options before the request.
+    Data15, u32
 }
 
 /// `ncclRma_v14_t`, with [`Data14`]; `ncclRma_v15_t`, with [`Data15`].
-#[expect(missing_docs, reason = "the names are those of the header")]
+#[expect(missing_docs, reason = "the header has the same names")]
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Rma<D> {
@@ -225,7 +194,7 @@ pub struct Rma<D> {
 }
 
 /// `ncclRma_v16_t`.
-#[expect(missing_docs, reason = "the names are those of the header")]
+#[expect(missing_docs, reason = "the header has the same names")]
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Rma16 {

@@ -114,7 +114,7 @@ impl Machine {
         Self { gpus, desks: Mutex::default(), scratch: Mutex::default() }
     }
 
-    /// Returns the GPUs, which are those of CUDA unless a test has passed in others.
+    /// Returns the GPUs: CUDA, unless a test has passed in others.
     pub(crate) fn get() -> Result<&'static Self, Failure> {
         if let Some(machine) = MACHINE.get() {
             return Ok(machine);

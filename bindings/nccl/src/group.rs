@@ -5,7 +5,7 @@ use crate::abi::{CUDA_ERROR, FLAG_NEVER_RESET, HANDLE_BYTES, INTERNAL_ERROR, PTR
 use crate::gpus::{Machine, Place};
 use crate::log;
 use crate::process::{Board, Gone, Inbound, MAX_SENDERS, Remote, files};
-use crate::region::{Handle, Piece, Region, Words};
+use crate::region::{Handle, Region, Segment, Words};
 use crate::table::Failure;
 use crate::transfer::{MAX_RANKS, Pair, raise, use_once};
 use gin_gpu::copier::Ticket;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-/// The time that ranks have for steps that all of them do at the same time, and copies to end.
+/// The time that ranks have for collective steps, and copies to end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The first bytes of a handle of this version of the plugin.
@@ -148,7 +148,7 @@ impl Group {
     }
 
     /// Returns a region of a rank of this process. If the rank is still registering, waits for it: it does so in the
-    /// same collective call, on another thread, and needs nothing of this one.
+    /// same collective call, on another thread, which waits for no other rank.
     fn find(&self, rank: usize, number: usize) -> Result<Arc<Region>, Failure> {
         let start = Instant::now();
         loop {
@@ -233,7 +233,7 @@ impl Coll {
                 }
             };
             let pair = pair.map_err(Failure::cuda)?;
-            ends.extend(pair.under_way());
+            ends.extend(pair.in_flight());
             pairs.push(pair);
             if let (Some(remote), Some(board)) = (remote, &board) {
                 let mut new =
@@ -322,7 +322,7 @@ impl Coll {
             rank: self.rank,
             bytes,
             place,
-            pieces: [Piece { address, bytes }].into(),
+            segments: [Segment { address, bytes }].into(),
             words: is_table.then(|| Words::new((bytes / 8) as usize)),
             gone: Gone::here(),
             memory,
@@ -360,7 +360,7 @@ impl Coll {
             for (peer, pair) in coll.pairs.iter().enumerate() {
                 if coll.rank == self.rank || peer == self.rank {
                     // A request that has found the region open has its place in a lane when the pair is free.
-                    ends.extend(lock(pair).under_way());
+                    ends.extend(lock(pair).in_flight());
                 }
             }
         }
@@ -377,14 +377,14 @@ impl Coll {
         self.inbound.iter().map(end).collect()
     }
 
-    /// Waits until nothing of this rank is under way.
+    /// Waits until all work of this rank has ended.
     pub(crate) fn finish(&self) -> Result<(), Failure> {
         let mut ends = self.received();
-        ends.extend(self.pairs.iter().flat_map(|pair| lock(pair).under_way()));
+        ends.extend(self.pairs.iter().flat_map(|pair| lock(pair).in_flight()));
         self.wait(&ends)
     }
 
-    /// Waits until ends are reached, also those that would wait for a rank whose process has ended.
+    /// Waits until ends are reached. An end that waits for a process that has ended is reached early.
     fn wait(&self, ends: &[(Arc<Mark>, Ticket)]) -> Result<(), Failure> {
         wait_for(ends, || {
             for inbound in &self.inbound {

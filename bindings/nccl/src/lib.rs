@@ -22,7 +22,7 @@
 //!
 //! A lane writes values, and cannot add. So the plugin counts what it has added to each word of a signal table, which
 //! NCCL registers as never reset, and writes the sum. Writes of one word have one order: a lane waits on its GPU for
-//! the write of another lane that is still under way (`region::Words`). Other words may change by kernels, so a kernel
+//! the write of another lane that is still in flight (`region::Words`). Other words may change by kernels, so a kernel
 //! of one thread adds to these.
 //!
 //! A signal that follows nothing takes a lane of the receiver's GPU, whose write reaches its own memory sooner.

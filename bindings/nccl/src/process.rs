@@ -15,10 +15,10 @@
 //!
 //! Claim: a signal is seen after all earlier puts and signals of its sender. Because:
 //! 1. The sender writes the message's number to the word `ready` of its inbox. A lane writes it behind the sender's
-//!    earlier work, or the CPU writes it when no work is under way. So a message is ready once the bytes of all earlier
+//!    earlier work, or the CPU writes it when no work is in flight. So a message is ready once the bytes of all earlier
 //!    puts have arrived, and numbers only grow.
-//! 2. The receiver takes messages in order, and one lane writes all their words in order, each behind a wait of the GPU
-//!    until the message is ready.
+//! 2. The receiver takes messages in order, and one lane writes all their words in order. Before each write the GPU
+//!    waits until the message is ready.
 //!
 //! A sender places a message in the ring after the work before it has its place in a lane. So a lane waits only for work
 //! that was placed earlier, on any GPU, and waits form no circle.
@@ -26,12 +26,12 @@
 use crate::abi::SYSTEM_ERROR;
 use crate::gpus::{Machine, Place};
 use crate::group::{Contact, PATIENCE};
-use crate::region::{Piece, Region};
+use crate::region::{Region, Segment};
 use crate::table::Failure;
 use gin_gpu::copier::Ticket;
 use gin_gpu::lane::{Lane, Mark, Value};
 use gin_gpu::share::{life, offer, take};
-use gin_gpu::{Device, DeviceKind, GpuError, Memory, MemoryKind, lock};
+use gin_gpu::{Device, GpuError, Memory, MemoryKind, lock};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -44,7 +44,7 @@ const ENTRIES: u64 = 255;
 const ENTRY: u64 = 16;
 
 /// The words of a header: 1 once the communicator has ended; the numbers of the memory of the buffer and of the next
-/// block, 0 if there is none.
+/// block, or 0 without one.
 const CLOSED: u64 = 0;
 const BUFFER: u64 = 1;
 const NEXT: u64 = 2;
@@ -146,7 +146,7 @@ fn token(memory: &Arc<Memory>) -> u64 {
     offer(memory).0[16..24].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// What a rank shows to the other processes.
+/// The board of a rank, which other processes map.
 #[derive(Debug)]
 pub(crate) struct Board {
     device: Arc<dyn Device>,
@@ -183,8 +183,8 @@ impl Board {
         let page = &blocks[block];
         page.store(entry + BYTES, region.bytes);
         page.store(entry + COUNT, region.memory.len() as u64);
-        if let (Some(piece), Some(file)) = (region.pieces.first(), region.memory.first()) {
-            page.store(entry + FIRST, piece.address - file.address());
+        if let (Some(segment), Some(file)) = (region.segments.first(), region.memory.first()) {
+            page.store(entry + FIRST, segment.address - file.address());
         }
         for (memory, at) in region.memory.iter().zip((entry + FILES..).step_by(2)) {
             page.store(at, token(memory));
@@ -248,15 +248,11 @@ impl Remote {
         let device = machine.gpus.device(gpu).map_err(Failure::cuda)?;
         let whole = [&contact.process[..], &key].concat();
         let first = take(rank as u32, &whole, &device, |_| Ok(None)).map_err(|error| refuse(error.reason))?;
-        let reached = device.sharing().is_some_and(|sharing| {
-            [DeviceKind::Virtual, DeviceKind::Cuda]
-                .iter()
-                .any(|&kind| sharing.reaches_elsewhere(kind, &contact.identity))
-        });
-        if !reached {
+        let sharing = device.sharing();
+        if !sharing.is_some_and(|sharing| sharing.reaches_elsewhere(device.kind(), &contact.identity)) {
             let text = format!(
-                "GPU {gpu} of this process does not reach its GPU by NVLink, or this process does not see that GPU; let \
-                 each process see all GPUs (CUDA_VISIBLE_DEVICES), and use GPUs with NVLink (nvidia-smi topo -p2p n)"
+                "this process does not see its GPU, or GPU {gpu} of this process does not reach it by NVLink; let each \
+                 process see all GPUs (CUDA_VISIBLE_DEVICES), and use GPUs with NVLink (nvidia-smi topo -p2p n)"
             );
             return Err(refuse(text));
         }
@@ -334,11 +330,11 @@ impl Remote {
         };
         let (bytes, mut first) = (page.load(entry + BYTES), page.load(entry + FIRST));
         let count = page.load(entry + COUNT).min(MAX_FILES as u64);
-        let (mut pieces, mut memory, mut left) = (Vec::new(), Vec::new(), bytes);
+        let (mut segments, mut memory, mut left) = (Vec::new(), Vec::new(), bytes);
         for at in (entry + FILES..).step_by(2).take(count as usize) {
             let mapped = self.take(page.load(at))?;
             let bytes = page.load(at + 1).min(mapped.bytes()).saturating_sub(first).min(left);
-            pieces.push(Piece { address: mapped.address() + first, bytes });
+            segments.push(Segment { address: mapped.address() + first, bytes });
             memory.push(mapped);
             (first, left) = (0, left - bytes);
         }
@@ -346,8 +342,8 @@ impl Remote {
             let text = format!("rank {} has put {left} of {bytes} bytes of region {number} in no file", self.rank);
             return Err(Failure::new(SYSTEM_ERROR, text));
         }
-        let (pieces, gone) = (pieces.into(), Gone::There(page, entry + STATE));
-        Ok(Some(Region { rank: self.rank, bytes, place, pieces, words: None, gone, memory }))
+        let (segments, gone) = (segments.into(), Gone::There(page, entry + STATE));
+        Ok(Some(Region { rank: self.rank, bytes, place, segments, words: None, gone, memory }))
     }
 
     fn ended(&self, process: Option<i32>) -> Failure {
@@ -378,7 +374,7 @@ impl Remote {
             ring: Ring::new(&self.first, sender),
             sent: 0,
             published: 0,
-            taken: 0,
+            consumed: 0,
             backlog: VecDeque::with_capacity(SLOTS as usize),
         }
     }
@@ -407,7 +403,7 @@ pub(crate) struct Message {
 }
 
 /// The ring of messages of one sender, in the board of the receiver. The sender writes `published` and `ready`, the
-/// receiver `taken`: numbers of messages.
+/// receiver `consumed`: numbers of messages.
 #[derive(Debug)]
 pub(crate) struct Ring {
     page: Page,
@@ -427,7 +423,7 @@ impl Ring {
         self.page.word(self.start + 8)
     }
 
-    fn taken(&self) -> &AtomicU64 {
+    fn consumed(&self) -> &AtomicU64 {
         self.page.word(self.start + 16)
     }
 
@@ -445,8 +441,8 @@ pub(crate) struct Post {
     sent: u64,
     /// The messages in the ring so far.
     published: u64,
-    /// The messages that the receiver has taken, when the ring was last full.
-    taken: u64,
+    /// The messages that the receiver has consumed, when the ring was last full.
+    consumed: u64,
     /// The messages for which the ring has no room.
     backlog: VecDeque<Message>,
 }
@@ -464,7 +460,7 @@ impl Post {
         self.drain()
     }
 
-    /// Sends a message that is ready: no work of the pair is under way. Returns whether it has to wait for room.
+    /// Sends a message that is ready: no work of the pair is in flight. Returns whether it has to wait for room.
     pub(crate) fn send_ready(&mut self, message: Message) -> bool {
         let waits = self.send(message);
         self.ring.ready().store(self.sent, Ordering::Release);
@@ -474,9 +470,9 @@ impl Post {
     /// Moves messages to the ring while it has room. Returns whether some are left.
     pub(crate) fn drain(&mut self) -> bool {
         while let Some(message) = self.backlog.front() {
-            if self.published - self.taken == SLOTS {
-                self.taken = self.ring.taken().load(Ordering::Acquire);
-                if self.published - self.taken == SLOTS {
+            if self.published - self.consumed == SLOTS {
+                self.consumed = self.ring.consumed().load(Ordering::Acquire);
+                if self.published - self.consumed == SLOTS {
                     return true;
                 }
             }
@@ -499,7 +495,7 @@ pub(crate) struct Inbound {
     ring: Ring,
     /// The word of the last message that is ready.
     ready: Mark,
-    taken: u64,
+    consumed: u64,
     pub(crate) lane: Box<dyn Lane>,
     /// The last end of the lane.
     pub(crate) end: Ticket,
@@ -510,23 +506,23 @@ impl Inbound {
     pub(crate) fn new(sender: usize, ring: Ring, lane: Box<dyn Lane>) -> Self {
         // Safety: the page has the word, the sender writes larger numbers only, and all accesses are atomic.
         let ready = unsafe { Mark::new(ring.page.address(ring.start + 8), ring.page.0.clone()) };
-        Self { sender, ring, ready, taken: 0, lane, end: 0, is_broken: false }
+        Self { sender, ring, ready, consumed: 0, lane, end: 0, is_broken: false }
     }
 
-    fn is_under_way(&self) -> bool {
+    fn is_in_flight(&self) -> bool {
         !self.lane.mark().has_reached(self.end)
     }
 
     /// Lets the lane go on if it waits for a sender that has ended.
     pub(crate) fn release(&self, sender: &Remote) {
-        if self.is_under_way() && life::has_ended(&sender.process).0 {
+        if self.is_in_flight() && life::has_ended(&sender.process).0 {
             self.ring.ready().store(u64::MAX, Ordering::Release);
         }
     }
 
-    /// Checks that no write under way has failed.
+    /// Checks that no write in flight has failed.
     pub(crate) fn check(&self) -> Result<(), GpuError> {
-        if self.is_under_way() { self.lane.check() } else { Ok(()) }
+        if self.is_in_flight() { self.lane.check() } else { Ok(()) }
     }
 
     /// Raises the signals in the inbox by `raise`, which returns the end of the last write if there was one.
@@ -535,9 +531,10 @@ impl Inbound {
         mut raise: impl FnMut(&mut dyn Lane, Message) -> Result<Option<Ticket>, Failure>,
     ) -> Result<(), Failure> {
         let published = self.ring.published().load(Ordering::Acquire);
-        while self.taken < published && self.taken < self.ready.reached().saturating_add(WAITS) && !self.is_broken {
-            let [region, offset, amount] = self.ring.slot(self.taken).map(|word| word.load(Ordering::Relaxed));
-            let number = self.taken + 1;
+        while self.consumed < published && self.consumed < self.ready.reached().saturating_add(WAITS) && !self.is_broken
+        {
+            let [region, offset, amount] = self.ring.slot(self.consumed).map(|word| word.load(Ordering::Relaxed));
+            let number = self.consumed + 1;
             let ready = if self.ready.has_reached(number) { Ok(()) } else { self.lane.wait(&self.ready, number) };
             let raised = ready.map_err(Failure::cuda);
             let raised = raised.and_then(|()| raise(&mut *self.lane, Message { region, offset, amount }));
@@ -545,8 +542,8 @@ impl Inbound {
             if let Some(end) = raised? {
                 self.end = end;
             }
-            self.taken = number;
-            self.ring.taken().store(number, Ordering::Release);
+            self.consumed = number;
+            self.ring.consumed().store(number, Ordering::Release);
         }
         Ok(())
     }

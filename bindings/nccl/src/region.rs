@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 /// Bytes of a region that have consecutive addresses in this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct Segment {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
 }
@@ -26,8 +26,8 @@ pub(crate) struct Region {
     pub(crate) rank: usize,
     pub(crate) bytes: u64,
     pub(crate) place: Place,
-    /// All bytes, in order: one piece for memory of this process, one for each allocation of another process.
-    pub(crate) pieces: Box<[Piece]>,
+    /// All bytes, in order: one segment for memory of this process, one for each allocation of another process.
+    pub(crate) segments: Box<[Segment]>,
     /// The counts of a table of signals that only the plugin writes.
     pub(crate) words: Option<Words>,
     pub(crate) gone: Gone,
@@ -53,7 +53,7 @@ impl Region {
     /// Returns the bytes from an offset on. `what` names them in an error.
     pub(crate) fn span(&self, what: &str, offset: u64, bytes: u64) -> Result<Span<'_>, Failure> {
         self.check(what, offset, bytes)?;
-        if self.pieces.is_empty() {
+        if self.segments.is_empty() {
             let text = format!(
                 "the {what} is in memory of rank {}, in another process, that no other process can map; allocate it by \
                  ncclMemAlloc",
@@ -61,28 +61,28 @@ impl Region {
             );
             return Err(Failure::argument(text));
         }
-        Ok(Span { pieces: &self.pieces, offset })
+        Ok(Span { segments: &self.segments, offset })
     }
 }
 
 /// Bytes of a region from an offset on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span<'a> {
-    pub(crate) pieces: &'a [Piece],
+    pub(crate) segments: &'a [Segment],
     pub(crate) offset: u64,
 }
 
 impl Span<'_> {
-    pub(crate) const NONE: Self = Self { pieces: &[], offset: 0 };
+    pub(crate) const NONE: Self = Self { segments: &[], offset: 0 };
 
     /// Returns the address of byte `at`, and the number of bytes that follow at consecutive addresses.
     pub(crate) fn at(&self, at: u64) -> (u64, u64) {
         let mut offset = self.offset + at;
-        for piece in self.pieces {
-            if offset < piece.bytes {
-                return (piece.address + offset, piece.bytes - offset);
+        for segment in self.segments {
+            if offset < segment.bytes {
+                return (segment.address + offset, segment.bytes - offset);
             }
-            offset -= piece.bytes;
+            offset -= segment.bytes;
         }
         (0, 0)
     }
@@ -139,8 +139,8 @@ struct Word {
 }
 
 impl Word {
-    /// Returns the end of a write that is under way on another lane than that of `mark`.
-    fn under_way(&self, mark: &Arc<Mark>) -> Option<&(Arc<Mark>, Ticket)> {
+    /// Returns the end of a write that is in flight on a lane with another mark.
+    fn in_flight(&self, mark: &Arc<Mark>) -> Option<&(Arc<Mark>, Ticket)> {
         self.last.as_ref().filter(|(other, ticket)| !Arc::ptr_eq(other, mark) && !other.has_reached(*ticket))
     }
 
@@ -175,22 +175,22 @@ impl Addition<'_> {
     pub(crate) unsafe fn by(&self, lane: &mut dyn Lane, values: &mut Values) -> Result<Ticket, GpuError> {
         let mut words = lock(&self.words.0);
         let word = &mut words[self.index];
-        if let Some((mark, ticket)) = word.under_way(lane.mark()) {
+        if let Some((mark, ticket)) = word.in_flight(lane.mark()) {
             lane.wait(mark, *ticket)?;
         }
         // Safety: the caller's promise.
         unsafe { self.write(word, lane, values) }
     }
 
-    /// Adds by a write of the receiver's own lane, for a sender of whose work nothing is under way. Returns `None` if a
-    /// write of another lane is: the lane serves all senders, so it does not wait.
+    /// Adds by a write of the receiver's own lane, for a sender without work in flight. Returns `None` if a write of
+    /// another lane is in flight: the lane serves all senders, so it does not wait.
     ///
     /// # Safety
     /// - As [`Lane::finish`], for the word and the values.
     pub(crate) unsafe fn at_once(&self, desk: &Desk, values: &mut Values) -> Result<Option<Ticket>, GpuError> {
         let mut words = lock(&self.words.0);
         let word = &mut words[self.index];
-        if word.under_way(&desk.mark).is_some() {
+        if word.in_flight(&desk.mark).is_some() {
             return Ok(None);
         }
         // Safety: the caller's promise.

@@ -295,9 +295,7 @@ unsafe extern "C" fn close_listen(listen: *mut c_void) -> c_int {
 /// # Safety
 /// - The pointers are null, or as NCCL promises.
 unsafe fn start(
-    context: *mut c_void,
-    number: c_int,
-    request: *mut *mut c_void,
+    Call { context, number, request }: Call,
     operation: impl Fn() -> String,
     work: impl FnOnce(&Coll) -> Result<Request, Failure>,
 ) -> Result<(), Failure> {
@@ -313,162 +311,126 @@ unsafe fn start(
     unsafe { give(request, std::ptr::without_provenance_mut(value as usize)) }
 }
 
-/// Returns the handle and the offset of a part; `None` without a handle.
+/// Returns the registration and the offset of bytes; `None` without a handle.
 ///
 /// # Safety
 /// - As [`object`].
-unsafe fn part<'a>(handle: *const c_void, offset: u64) -> Option<Part<'a>> {
+unsafe fn part<'a>((offset, handle): Bytes) -> Option<Part<'a>> {
     // Safety: the caller's promise.
     unsafe { handle.cast::<Handle>().as_ref() }.map(|handle| (handle, offset))
 }
 
-unsafe extern "C" fn iput14(
-    context: *mut c_void,
-    number: c_int,
-    from: u64,
-    from_handle: *mut c_void,
-    size: usize,
-    to: u64,
-    to_handle: *mut c_void,
-    rank: u32,
-    request: *mut *mut c_void,
-) -> c_int {
-    // Safety: NCCL's promise.
-    unsafe { iput15(context, number, from, from_handle, size, to, to_handle, rank, 0, request) }
-}
-
-unsafe extern "C" fn iput15(
-    context: *mut c_void,
-    number: c_int,
-    from: u64,
-    from_handle: *mut c_void,
-    size: usize,
-    to: u64,
-    to_handle: *mut c_void,
-    rank: u32,
-    _options: u32,
-    request: *mut *mut c_void,
-) -> c_int {
-    guard("iput", || {
-        let operation = || format!("put of {size} bytes to rank {rank}");
-        // Safety: NCCL's promise.
-        unsafe {
-            let (to, from) = (part(to_handle, to), part(from_handle, from));
-            start(context, number, request, operation, |coll| coll.put(rank, size as u64, to, from, None))
+/// The data calls of a version. Since version 15 they take flags, of which the plugin needs none.
+macro_rules! data {
+    ($data:ident $(, $options:ty)?) => {{
+        unsafe extern "C" fn iput(
+            context: *mut c_void,
+            number: c_int,
+            from: u64,
+            from_handle: *mut c_void,
+            size: usize,
+            to: u64,
+            to_handle: *mut c_void,
+            rank: u32,
+            $(_: $options,)?
+            request: *mut *mut c_void,
+        ) -> c_int {
+            // Safety: NCCL's promise.
+            unsafe { put(Call { context, number, request }, (from, from_handle), size, (to, to_handle), rank, None) }
         }
-    })
+
+        unsafe extern "C" fn iput_signal(
+            context: *mut c_void,
+            number: c_int,
+            from: u64,
+            from_handle: *mut c_void,
+            size: usize,
+            to: u64,
+            to_handle: *mut c_void,
+            rank: u32,
+            signal: u64,
+            signal_handle: *mut c_void,
+            value: u64,
+            kind: u32,
+            _is_strong: bool,
+            $(_: $options,)?
+            request: *mut *mut c_void,
+        ) -> c_int {
+            let word = Some(((signal, signal_handle), kind, value));
+            // Safety: NCCL's promise.
+            unsafe { put(Call { context, number, request }, (from, from_handle), size, (to, to_handle), rank, word) }
+        }
+
+        unsafe extern "C" fn iget(
+            context: *mut c_void,
+            number: c_int,
+            from: u64,
+            from_handle: *mut c_void,
+            size: usize,
+            to: u64,
+            to_handle: *mut c_void,
+            rank: u32,
+            $(_: $options,)?
+            request: *mut *mut c_void,
+        ) -> c_int {
+            // Safety: NCCL's promise.
+            unsafe { get(Call { context, number, request }, (from, from_handle), size, (to, to_handle), rank) }
+        }
+
+        $data { iput, iput_signal, iget }
+    }};
 }
 
-unsafe extern "C" fn iput_signal14(
+/// The context of a data call, the number of NCCL's context, and the place of the request.
+#[derive(Clone, Copy)]
+struct Call {
     context: *mut c_void,
     number: c_int,
-    from: u64,
-    from_handle: *mut c_void,
-    size: usize,
-    to: u64,
-    to_handle: *mut c_void,
-    rank: u32,
-    signal: u64,
-    signal_handle: *mut c_void,
-    value: u64,
-    kind: u32,
-    is_strong: bool,
     request: *mut *mut c_void,
-) -> c_int {
-    // Safety: NCCL's promise.
-    unsafe {
-        iput_signal15(
-            context,
-            number,
-            from,
-            from_handle,
-            size,
-            to,
-            to_handle,
-            rank,
-            signal,
-            signal_handle,
-            value,
-            kind,
-            is_strong,
-            0,
-            request,
-        )
-    }
 }
 
-/// Puts with a signal, or only signals. Weak signals are strong here, too.
-unsafe extern "C" fn iput_signal15(
-    context: *mut c_void,
-    number: c_int,
-    from: u64,
-    from_handle: *mut c_void,
-    size: usize,
-    to: u64,
-    to_handle: *mut c_void,
-    rank: u32,
-    signal: u64,
-    signal_handle: *mut c_void,
-    value: u64,
-    kind: u32,
-    _is_strong: bool,
-    _options: u32,
-    request: *mut *mut c_void,
-) -> c_int {
-    guard("iputSignal", || {
-        let operation = || format!("put of {size} bytes with signal to rank {rank}");
-        let work = |coll: &Coll| {
+/// An offset, and the handle of its registration, which may be null.
+type Bytes = (u64, *mut c_void);
+
+/// Puts. `signal`: its word, the operation, and the value of an addition. Weak signals are strong here, too.
+///
+/// # Safety
+/// - The pointers are null, or as NCCL promises.
+unsafe fn put(call: Call, from: Bytes, size: usize, to: Bytes, rank: u32, signal: Option<(Bytes, u32, u64)>) -> c_int {
+    let (function, with) = if signal.is_some() { ("iputSignal", " with signal") } else { ("iput", "") };
+    guard(function, || {
+        let operation = || format!("put of {size} bytes{with} to rank {rank}");
+        // Safety of all: the caller's promise.
+        let word = |(word, kind, value): (Bytes, u32, u64)| {
             let amount = match kind {
                 SIGNAL_INC => 1,
                 SIGNAL_ADD => value,
                 _ => return Err(Failure::argument(format!("operation {kind} of a signal is not known"))),
             };
-            // Safety: NCCL's promise.
-            let (to, from, word) =
-                unsafe { (part(to_handle, to), part(from_handle, from), part(signal_handle, signal)) };
-            let word = word.ok_or_else(|| Failure::argument("a signal without a handle"))?;
-            coll.put(rank, size as u64, to, from, Some((word, amount)))
+            let word = unsafe { part(word) }.ok_or_else(|| Failure::argument("a signal without a handle"))?;
+            Ok((word, amount))
         };
-        // Safety: NCCL's promise.
-        unsafe { start(context, number, request, operation, work) }
+        let work = |coll: &Coll| {
+            let (to, from) = unsafe { (part(to), part(from)) };
+            coll.put(rank, size as u64, to, from, signal.map(word).transpose()?)
+        };
+        unsafe { start(call, operation, work) }
     })
 }
 
-unsafe extern "C" fn iget14(
-    context: *mut c_void,
-    number: c_int,
-    from: u64,
-    from_handle: *mut c_void,
-    size: usize,
-    to: u64,
-    to_handle: *mut c_void,
-    rank: u32,
-    request: *mut *mut c_void,
-) -> c_int {
-    // Safety: NCCL's promise.
-    unsafe { iget15(context, number, from, from_handle, size, to, to_handle, rank, 0, request) }
-}
-
-unsafe extern "C" fn iget15(
-    context: *mut c_void,
-    number: c_int,
-    from: u64,
-    from_handle: *mut c_void,
-    size: usize,
-    to: u64,
-    to_handle: *mut c_void,
-    rank: u32,
-    _options: u32,
-    request: *mut *mut c_void,
-) -> c_int {
+/// Gets.
+///
+/// # Safety
+/// - As [`put`].
+unsafe fn get(call: Call, from: Bytes, size: usize, to: Bytes, rank: u32) -> c_int {
     guard("iget", || {
         let operation = || format!("get of {size} bytes from rank {rank}");
-        // Safety of both: NCCL's promise.
-        let work = |coll: &Coll| match unsafe { (part(from_handle, from), part(to_handle, to)) } {
+        // Safety of both: the caller's promise.
+        let work = |coll: &Coll| match unsafe { (part(from), part(to)) } {
             (Some(from), Some(to)) => coll.get(rank, size as u64, from, to),
             _ => Err(Failure::argument("a get without a handle of both windows")),
         };
-        unsafe { start(context, number, request, operation, work) }
+        unsafe { start(call, operation, work) }
     })
 }
 
@@ -531,18 +493,16 @@ const CONTROL: Control = Control {
     close_listen,
 };
 
-const DATA15: Data15 = Data15 { iput: iput15, iput_signal: iput_signal15, iget: iget15 };
+const DATA14: Data14 = data!(Data14);
+
+const DATA15: Data15 = data!(Data15, u32);
 
 const COMPLETION: Completion = Completion { iflush, test, rma_progress, query_last_error, finalize };
 
 /// The table of NCCL 2.30.7.
 #[unsafe(no_mangle)]
-pub static ncclRmaPlugin_v14: Rma<Data14> = Rma {
-    start: START,
-    control: CONTROL,
-    data: Data14 { iput: iput14, iput_signal: iput_signal14, iget: iget14 },
-    completion: COMPLETION,
-};
+pub static ncclRmaPlugin_v14: Rma<Data14> =
+    Rma { start: START, control: CONTROL, data: DATA14, completion: COMPLETION };
 
 /// The table of NCCL 2.31.
 #[unsafe(no_mangle)]

@@ -4,7 +4,7 @@
 use crate::gpus::{Desk, Machine, Place};
 use crate::group::Coll;
 use crate::process::{BUFFER_BYTES, MAX_SENDERS, Message, Post, Remote, SCRATCH_BYTES};
-use crate::region::{Addition, Handle, Piece, Region, Span, Values};
+use crate::region::{Addition, Handle, Region, Segment, Span, Values};
 use crate::table::Failure;
 use gin_gpu::copier::Ticket;
 use gin_gpu::lane::{Lane, Mark};
@@ -12,8 +12,8 @@ use gin_gpu::{GpuError, Memory, MemoryKind, lock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The lanes of a pair: one of the rank's own GPU, and one of the peer's, or a second one of its own if the peer is in
-/// another process. Large transfers take turns, so that one copy engine copies while the other one is between two copies.
+/// The lanes of a pair: one of the rank's own GPU, and one of the peer's; for a peer in another process two of its own.
+/// Large transfers take turns, so that one copy engine copies while the other one is between two copies.
 const LANES: usize = 2;
 
 /// The bytes from which on a transfer is large.
@@ -117,13 +117,13 @@ enum Signal<'a> {
 }
 
 impl Pair {
-    /// The marks of a pair: one of each lane, and one of the desk.
+    /// The marks of a pair: one for each lane, and one for the desk.
     pub(crate) const MARKS: usize = LANES + 1;
 
     const DESK: usize = LANES;
 
-    /// Makes the lanes from a GPU to another one, or to itself, and uses each way once. A GPU copies to itself by memory
-    /// of GPU `other` of this process, or else by memory of the next rank, if that is in another process.
+    /// Makes the lanes from a GPU to another one, or to itself, and uses each way once. A GPU copies to itself through
+    /// memory of GPU `other` of this process. Without one it copies through memory of rank `next` of another process.
     pub(crate) fn new(
         machine: &Machine,
         own: usize,
@@ -161,9 +161,9 @@ impl Pair {
         kind: Kind,
     ) -> Result<Self, GpuError> {
         let mut pair = Self { lanes, turn: 0, ends: [0; Self::MARKS], receiver, buffer };
-        let piece = |address| [Piece { address, bytes: 64 }];
-        let (from, target) = (piece(machine.scratch(own)?.address()), piece(to));
-        let (from, target) = (Span { pieces: &from, offset: 0 }, Span { pieces: &target, offset: 0 });
+        let segment = |address| [Segment { address, bytes: 64 }];
+        let (from, target) = (segment(machine.scratch(own)?.address()), segment(to));
+        let (from, target) = (Span { segments: &from, offset: 0 }, Span { segments: &target, offset: 0 });
         let values = Values::of(to, &[0; 8]).unwrap_or_else(Values::none);
         for (lane, end) in pair.lanes.iter_mut().zip(&mut pair.ends) {
             let buffer = pair.buffer.as_ref().map(|memory| memory.address());
@@ -194,24 +194,24 @@ impl Pair {
         }
     }
 
-    fn is_under_way(&self, index: usize) -> bool {
+    fn is_in_flight(&self, index: usize) -> bool {
         !self.mark(index).has_reached(self.ends[index])
     }
 
-    /// Returns the ends of all that is under way.
-    pub(crate) fn under_way(&self) -> Vec<(Arc<Mark>, Ticket)> {
-        let indices = (0..Self::MARKS).filter(|&index| self.is_under_way(index));
+    /// Returns the ends of all work in flight.
+    pub(crate) fn in_flight(&self) -> Vec<(Arc<Mark>, Ticket)> {
+        let indices = (0..Self::MARKS).filter(|&index| self.is_in_flight(index));
         indices.map(|index| (self.mark(index).clone(), self.ends[index])).collect()
     }
 
-    /// Checks that nothing under way has failed.
+    /// Checks that no work in flight has failed.
     pub(crate) fn check(&self) -> Result<(), GpuError> {
         if let Receiver::Desk(desk) = &self.receiver
-            && self.is_under_way(Self::DESK)
+            && self.is_in_flight(Self::DESK)
         {
             lock(&desk.lane).check()?;
         }
-        (0..LANES).filter(|&index| self.is_under_way(index)).try_for_each(|index| self.lanes[index].check())
+        (0..LANES).filter(|&index| self.is_in_flight(index)).try_for_each(|index| self.lanes[index].check())
     }
 
     /// Sends messages that have waited for room in the inbox. Returns whether some still wait.
@@ -241,7 +241,7 @@ impl Pair {
         };
         if matches!(transfer.kind, Kind::Empty | Kind::Inline)
             && let Some(values) = &mut values
-            && !(0..Self::MARKS).any(|index| self.is_under_way(index))
+            && !(0..Self::MARKS).any(|index| self.is_in_flight(index))
             && let Some(end) = unsafe { self.at_once(values, &signal, backlog)? }
         {
             return Ok(end);
@@ -301,7 +301,7 @@ impl Pair {
         signal: &Option<Signal<'_>>,
     ) -> Result<Ticket, GpuError> {
         let others: [Option<(Arc<Mark>, Ticket)>; Self::MARKS] = std::array::from_fn(|other| {
-            let waits = signal.is_some() && other != index && self.is_under_way(other);
+            let waits = signal.is_some() && other != index && self.is_in_flight(other);
             waits.then(|| (self.mark(other).clone(), self.ends[other]))
         });
         let buffer = self.buffer.as_ref().map(|memory| memory.address() + index as u64 * BUFFER);
@@ -441,7 +441,7 @@ impl<'a> Signal<'a> {
     fn new(region: &'a Region, message: Message) -> Result<Self, Failure> {
         let Message { offset, amount, .. } = message;
         region.check("signal", offset, 8)?;
-        let address = region.pieces.first().map_or(0, |piece| piece.address);
+        let address = region.segments.first().map_or(0, |segment| segment.address);
         if !(address + offset).is_multiple_of(8) || region.place == Place::Cpu {
             let text = format!("no signal can be at offset {offset}, {:#x} at rank {}", address + offset, region.rank);
             return Err(Failure::argument(text));
