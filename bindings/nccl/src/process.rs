@@ -17,8 +17,8 @@
 //! 1. The sender writes the message's number to the word `ready` of its inbox. A lane writes it behind the sender's
 //!    earlier work, or the CPU writes it when no work is in flight. So a message is ready once the bytes of all earlier
 //!    puts have arrived, and numbers only grow.
-//! 2. The receiver takes messages in order, and one lane writes all their words in order. Before each write the GPU
-//!    waits until the message is ready.
+//! 2. The receiver takes messages in order, and one lane writes all their words in order. Before a write the GPU waits
+//!    until the message is ready.
 //!
 //! A sender places a message in the ring after the work before it has its place in a lane. So a lane waits only for work
 //! that was placed earlier, on any GPU, and waits form no circle.

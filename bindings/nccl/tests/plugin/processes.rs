@@ -217,9 +217,25 @@ fn exchange(job: &Job) {
         raised
     });
     assert!(raised.iter().all(|&count| count > 0));
-    for (index, handle) in two.into_iter().enumerate() {
-        assert_eq!(comm.deregister(index, std::ptr::with_exposed_provenance_mut(handle)), 0);
+    // Rank 0 deregisters its window of two allocations before the others do.
+    let deregister = |index: usize| comm.deregister(index, std::ptr::with_exposed_provenance_mut(two[index]));
+    if job.first == 0 {
+        assert_eq!(deregister(0), 0);
     }
+    job.meet();
+    if job.first > 0 {
+        let (own, gone) = ((window.handles[0], 0), std::ptr::with_exposed_provenance_mut(two[0]));
+        for (to, bytes, reason) in [
+            ((gone, 0), 8, "rank 0 has deregistered the memory of the destination"),
+            ((window.handles[0], WINDOW - 8), 16, "is not in the 3145728 bytes that rank 0 has registered"),
+            ((table.handles[0], 0), 8, "the destination is in memory of rank 0, in another process, that no other"),
+        ] {
+            assert_ne!(comm.put(0, 0, &Put::new(own, to, bytes)).0, 0, "{reason}");
+            assert!(logged(&["to rank 0: ", reason]), "{reason}");
+        }
+    }
+    job.meet();
+    (0..job.count).filter(|index| job.first + index > 0).for_each(|index| assert_eq!(deregister(index), 0));
     comm.end(&[&window, &table]);
     job.meet();
 }
@@ -248,6 +264,9 @@ fn room(job: &Job) {
     const COUNT: u64 = 20_000;
     Engine::start(1);
     let comm = job.connect();
+    // More regions than a block of the board has.
+    let mut words = vec![vec![0u64; 8]];
+    let hosts: Vec<_> = (0..300).flat_map(|_| comm.register_host(&mut words)).collect();
     let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
     let (part, mut requests) = ((window.handles[0], 0), Vec::new());
     if job.first == 0 {
@@ -276,6 +295,7 @@ fn room(job: &Job) {
     } else {
         job.meet();
     }
+    hosts.into_iter().for_each(|host| assert_eq!(comm.deregister(0, host), 0));
     comm.end(&[&window, &table]);
 }
 
@@ -284,7 +304,7 @@ const FOUND: Range<u32> = 0..3 << 14;
 
 /// Rank 2 ends as it should, rank 1 is killed.
 fn loss(job: &Job) {
-    Engine::start(1);
+    let engine = Engine::start(1);
     let comm = job.connect();
     let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
     let signal = Put::signal(table.handles[0], 0, None);
@@ -301,6 +321,12 @@ fn loss(job: &Job) {
     std::io::stdin().read_line(&mut String::new()).unwrap();
     FOUND.for_each(|_| assert_eq!(comm.progress(0), 0));
     assert!(!comm.has_failed(0), "a rank that has ended its communicator is no loss");
+    let part = (window.handles[0], 0);
+    if job.first == 1 {
+        // A signal that never becomes ready: the bytes do not arrive.
+        engine.hold(true);
+        comm.post(0, 0, &Put::new(part, part, 8).and(table.handles[0], 1, None));
+    }
     println!("\n{MARK}ready");
     if job.first == 1 {
         // Until it is killed.
@@ -314,7 +340,7 @@ fn loss(job: &Job) {
         "rmaProgress: rank 0: communicator: the process of rank 1, ",
         "has ended before the communicator"
     ]));
-    let part = (window.handles[0], 0);
+    assert_eq!(table.word(0, 1), 0);
     assert_ne!(comm.put(0, 1, &Put::new(part, part, 8)).0, 0);
     assert!(logged(&["rank 0: put of 8 bytes to rank 1: the process of rank 1 has ended"]));
     // A window that the lost rank does not register.
