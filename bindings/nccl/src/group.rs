@@ -418,11 +418,13 @@ impl Coll {
             let raised = inbound.take(|lane, message| {
                 // The sender has seen the region on the board, so it is gone if it is not known any more. Nobody waits
                 // for signals in memory that is gone.
-                let Some(region) = lock(regions).get(message.region as usize).cloned().flatten() else {
+                let find = |number: u64| lock(regions).get(number as usize).cloned().flatten();
+                let to = if message.bytes > 0 { find(message.to.0) } else { None };
+                let Some(region) = find(message.region).filter(|_| message.bytes == 0 || to.is_some()) else {
                     return Ok(None);
                 };
-                match raise(lane, &region, message) {
-                    Err(_) if region.gone.is_set() => Ok(None),
+                match raise(lane, &region, to.as_deref(), message) {
+                    Err(_) if region.gone.is_set() || to.is_some_and(|to| to.gone.is_set()) => Ok(None),
                     raised => raised.map(Some),
                 }
             });

@@ -14,20 +14,22 @@
 //! and the receiver's thread of NCCL adds to the word.
 //!
 //! Claim: a signal is seen after all earlier puts and signals of its sender. Because:
-//! 1. The sender writes the message's number to the word `ready` of its inbox. A lane writes it behind the sender's
-//!    earlier work, or the CPU writes it when no work is in flight. So a message is ready once the bytes of all earlier
-//!    puts have arrived, and numbers only grow.
+//! 1. Each lane of the sender counts its transfers, and writes the count to the inbox behind the bytes of each. A message
+//!    has the counts of all transfers before it.
 //! 2. The receiver takes messages in order, and one lane writes all their words in order. Before a write the GPU waits
-//!    until the message is ready.
+//!    until the inbox has the message's counts.
 //!
 //! A sender places a message in the ring after the work before it has its place in a lane. So a lane waits only for work
 //! that was placed earlier, on any GPU, and waits form no circle.
+//!
+//! A small value with a signal that follows nothing is part of the message. The receiver's lane writes both at once.
 
 use crate::abi::SYSTEM_ERROR;
 use crate::gpus::{Machine, Place};
 use crate::group::{Contact, PATIENCE};
 use crate::region::{Region, Segment};
 use crate::table::Failure;
+use crate::transfer::LANES;
 use gin_gpu::copier::Ticket;
 use gin_gpu::lane::{Lane, Mark, Value};
 use gin_gpu::share::{life, offer, take};
@@ -69,14 +71,17 @@ const GONE: u64 = 3;
 /// The maximum number of ranks of a communicator of several processes: a board has an inbox for each.
 pub(crate) const MAX_SENDERS: usize = 64;
 
-/// The messages of an inbox, of 4 words each, behind three words with a cache line each.
-const SLOTS: u64 = 256;
-const SLOT: u64 = 4;
-const INBOX: u64 = 24 + SLOTS * SLOT;
+/// The words of a cache line.
+const LINE: u64 = 8;
 
-/// The maximum number of messages for which a lane waits. Thousands would fill the driver's queue, and a call of the
-/// driver would wait for them.
-const WAITS: u64 = 64;
+/// The messages of an inbox, of one line each, behind a line for each of the words `published`, `consumed` and the counts
+/// of lanes.
+const SLOTS: u64 = 128;
+const INBOX: u64 = (2 + LANES as u64 + SLOTS) * LINE;
+
+/// The maximum number of signals in flight on a lane. Thousands would fill the driver's queue, and a call of the driver
+/// would wait for them.
+const IN_FLIGHT: u64 = 64;
 
 /// The bytes of a rank's buffer on its GPU: for copies of the previous rank to itself, and at the end a few for the
 /// first copy of each rank.
@@ -372,7 +377,7 @@ impl Remote {
     pub(crate) fn post(&self, sender: usize) -> Post {
         Post {
             ring: Ring::new(&self.first, sender),
-            sent: 0,
+            counts: [0; LANES],
             published: 0,
             consumed: 0,
             backlog: VecDeque::with_capacity(SLOTS as usize),
@@ -393,17 +398,45 @@ pub(crate) fn files(machine: &Machine, gpu: usize, address: u64, bytes: u64) -> 
     Ok(files)
 }
 
-/// A signal for a rank of another process.
+/// A signal for a rank of another process, and the value before it. The regions are numbers on the receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Message {
-    /// The number of the region on the receiver.
     pub(crate) region: u64,
     pub(crate) offset: u64,
     pub(crate) amount: u64,
+    /// The counts of the sender's lanes before the signal.
+    pub(crate) counts: [u64; LANES],
+    /// The place of the value.
+    pub(crate) to: (u64, u64),
+    /// The bytes of the value, at most 8; 0 without one.
+    pub(crate) bytes: usize,
+    pub(crate) value: [u8; 8],
 }
 
-/// The ring of messages of one sender, in the board of the receiver. The sender writes `published` and `ready`, the
-/// receiver `consumed`: numbers of messages.
+impl Message {
+    fn words(self) -> [u64; LINE as usize] {
+        let [first, second] = self.counts;
+        let (region, offset) = self.to;
+        let value = u64::from_le_bytes(self.value);
+        [self.region, self.offset, self.amount, first, second, region << 8 | self.bytes as u64, offset, value]
+    }
+
+    fn read(words: [u64; LINE as usize]) -> Self {
+        let [region, offset, amount, first, second, to, to_offset, value] = words;
+        Self {
+            region,
+            offset,
+            amount,
+            counts: [first, second],
+            to: (to >> 8, to_offset),
+            bytes: (to as u8).min(8).into(),
+            value: value.to_le_bytes(),
+        }
+    }
+}
+
+/// The ring of messages of one sender, in the board of the receiver. The sender writes `published` and the counts, the
+/// receiver `consumed`. Both are numbers of messages.
 #[derive(Debug)]
 pub(crate) struct Ring {
     page: Page,
@@ -419,16 +452,17 @@ impl Ring {
         self.page.word(self.start)
     }
 
-    fn ready(&self) -> &AtomicU64 {
-        self.page.word(self.start + 8)
-    }
-
     fn consumed(&self) -> &AtomicU64 {
-        self.page.word(self.start + 16)
+        self.page.word(self.start + LINE)
     }
 
-    fn slot(&self, number: u64) -> [&AtomicU64; 3] {
-        let first = self.start + 24 + number % SLOTS * SLOT;
+    /// Returns the number of the word with the count of a lane.
+    fn count(&self, lane: usize) -> u64 {
+        self.start + (2 + lane as u64) * LINE
+    }
+
+    fn slot(&self, number: u64) -> [&AtomicU64; LINE as usize] {
+        let first = self.start + (2 + LANES as u64 + number % SLOTS) * LINE;
         std::array::from_fn(|index| self.page.word(first + index as u64))
     }
 }
@@ -437,8 +471,8 @@ impl Ring {
 #[derive(Debug)]
 pub(crate) struct Post {
     ring: Ring,
-    /// The messages so far.
-    sent: u64,
+    /// The transfers of each lane so far.
+    pub(crate) counts: [u64; LANES],
     /// The messages in the ring so far.
     published: u64,
     /// The messages that the receiver has consumed, when the ring was last full.
@@ -448,23 +482,15 @@ pub(crate) struct Post {
 }
 
 impl Post {
-    /// Returns the write that makes the next message ready.
-    pub(crate) fn next(&self) -> Value {
-        Value::Word { to: self.ring.page.address(self.ring.start + 8), value: self.sent + 1 }
+    /// Returns the write by which a lane counts its next transfer.
+    pub(crate) fn count(&self, lane: usize) -> Value {
+        Value::Word { to: self.ring.page.address(self.ring.count(lane)), value: self.counts[lane] + 1 }
     }
 
-    /// Sends a message that a lane makes ready. Returns whether it has to wait for room.
+    /// Sends a message. Returns whether it has to wait for room.
     pub(crate) fn send(&mut self, message: Message) -> bool {
-        self.sent += 1;
-        self.backlog.push_back(message);
+        self.backlog.push_back(Message { counts: self.counts, ..message });
         self.drain()
-    }
-
-    /// Sends a message that is ready: no work of the pair is in flight. Returns whether it has to wait for room.
-    pub(crate) fn send_ready(&mut self, message: Message) -> bool {
-        let waits = self.send(message);
-        self.ring.ready().store(self.sent, Ordering::Release);
-        waits
     }
 
     /// Moves messages to the ring while it has room. Returns whether some are left.
@@ -476,8 +502,7 @@ impl Post {
                     return true;
                 }
             }
-            let words = [message.region, message.offset, message.amount];
-            for (slot, word) in self.ring.slot(self.published).into_iter().zip(words) {
+            for (slot, word) in self.ring.slot(self.published).into_iter().zip(message.words()) {
                 slot.store(word, Ordering::Relaxed);
             }
             self.published += 1;
@@ -493,8 +518,7 @@ impl Post {
 pub(crate) struct Inbound {
     pub(crate) sender: usize,
     ring: Ring,
-    /// The word of the last message that is ready.
-    ready: Mark,
+    counts: [Mark; LANES],
     consumed: u64,
     pub(crate) lane: Box<dyn Lane>,
     /// The last end of the lane.
@@ -505,8 +529,8 @@ pub(crate) struct Inbound {
 impl Inbound {
     pub(crate) fn new(sender: usize, ring: Ring, lane: Box<dyn Lane>) -> Self {
         // Safety: the page has the word, the sender writes larger numbers only, and all accesses are atomic.
-        let ready = unsafe { Mark::new(ring.page.address(ring.start + 8), ring.page.0.clone()) };
-        Self { sender, ring, ready, consumed: 0, lane, end: 0, is_broken: false }
+        let count = |lane| unsafe { Mark::new(ring.page.address(ring.count(lane)), ring.page.0.clone()) };
+        Self { sender, counts: std::array::from_fn(count), ring, consumed: 0, lane, end: 0, is_broken: false }
     }
 
     fn is_in_flight(&self) -> bool {
@@ -516,7 +540,7 @@ impl Inbound {
     /// Lets the lane go on if it waits for a sender that has ended.
     pub(crate) fn release(&self, sender: &Remote) {
         if self.is_in_flight() && life::has_ended(&sender.process).0 {
-            self.ring.ready().store(u64::MAX, Ordering::Release);
+            (0..LANES).for_each(|lane| self.ring.page.store(self.ring.count(lane), u64::MAX));
         }
     }
 
@@ -531,19 +555,20 @@ impl Inbound {
         mut raise: impl FnMut(&mut dyn Lane, Message) -> Result<Option<Ticket>, Failure>,
     ) -> Result<(), Failure> {
         let published = self.ring.published().load(Ordering::Acquire);
-        while self.consumed < published && self.consumed < self.ready.reached().saturating_add(WAITS) && !self.is_broken
-        {
-            let [region, offset, amount] = self.ring.slot(self.consumed).map(|word| word.load(Ordering::Relaxed));
-            let number = self.consumed + 1;
-            let ready = if self.ready.has_reached(number) { Ok(()) } else { self.lane.wait(&self.ready, number) };
-            let raised = ready.map_err(Failure::cuda);
-            let raised = raised.and_then(|()| raise(&mut *self.lane, Message { region, offset, amount }));
+        while self.consumed < published && !self.is_broken {
+            if self.end >= self.lane.mark().reached() + IN_FLIGHT {
+                break;
+            }
+            let message = Message::read(self.ring.slot(self.consumed).map(|word| word.load(Ordering::Relaxed)));
+            let mut late = self.counts.iter().zip(message.counts).filter(|(mark, count)| !mark.has_reached(*count));
+            let waited = late.try_for_each(|(mark, count)| self.lane.wait(mark, count)).map_err(Failure::cuda);
+            let raised = waited.and_then(|()| raise(&mut *self.lane, message));
             self.is_broken = raised.is_err();
             if let Some(end) = raised? {
                 self.end = end;
             }
-            self.consumed = number;
-            self.ring.consumed().store(number, Ordering::Release);
+            self.consumed += 1;
+            self.ring.consumed().store(self.consumed, Ordering::Release);
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The lanes of a pair: one of the rank's own GPU, and one of the peer's; for a peer in another process two of its own.
 /// Large transfers take turns, so that one copy engine copies while the other one is between two copies.
-const LANES: usize = 2;
+pub(crate) const LANES: usize = 2;
 
 /// The bytes from which on a transfer is large.
 const LARGE: u64 = 256 << 10;
@@ -242,7 +242,7 @@ impl Pair {
         if matches!(transfer.kind, Kind::Empty | Kind::Inline)
             && let Some(values) = &mut values
             && !(0..Self::MARKS).any(|index| self.is_in_flight(index))
-            && let Some(end) = unsafe { self.at_once(values, &signal, backlog)? }
+            && let Some(end) = unsafe { self.at_once(transfer, &value, values, &signal, backlog)? }
         {
             return Ok(end);
         }
@@ -251,10 +251,13 @@ impl Pair {
             self.turn = (self.turn + 1) % LANES;
         }
         self.ends[index] = unsafe { self.on_lane(index, transfer, &value, values, &signal)? };
-        if let (Receiver::Post(post), Some(Signal::Message(message))) = (&mut self.receiver, signal)
-            && post.send(message)
-        {
-            backlog.store(true, Ordering::Relaxed);
+        if let Receiver::Post(post) = &mut self.receiver {
+            post.counts[index] += 1;
+            if let Some(Signal::Message(message)) = signal
+                && post.send(message)
+            {
+                backlog.store(true, Ordering::Relaxed);
+            }
         }
         Ok((index, self.ends[index]))
     }
@@ -265,6 +268,8 @@ impl Pair {
     /// - As [`start`](Self::start).
     unsafe fn at_once(
         &mut self,
+        transfer: &Transfer<'_>,
+        value: &[u8; 8],
         values: &mut Values,
         signal: &Option<Signal<'_>>,
         backlog: &AtomicBool,
@@ -272,8 +277,8 @@ impl Pair {
         // Safety of all: the caller's promise.
         let ticket = match (&mut self.receiver, signal) {
             (_, None) if values.is_empty() => return Ok(Some((0, self.ends[0]))),
-            (Receiver::Post(post), Some(Signal::Message(message))) if values.is_empty() => {
-                if post.send_ready(*message) {
+            (Receiver::Post(post), Some(Signal::Message(message))) => {
+                if post.send(Message { bytes: transfer.bytes as usize, value: *value, ..*message }) {
                     backlog.store(true, Ordering::Relaxed);
                 }
                 return Ok(Some((0, self.ends[0])));
@@ -301,7 +306,9 @@ impl Pair {
         signal: &Option<Signal<'_>>,
     ) -> Result<Ticket, GpuError> {
         let others: [Option<(Arc<Mark>, Ticket)>; Self::MARKS] = std::array::from_fn(|other| {
-            let waits = signal.is_some() && other != index && self.is_in_flight(other);
+            // The receiver waits for the counts of all lanes.
+            let waits = signal.is_some() && matches!(self.receiver, Receiver::Desk(_));
+            let waits = waits && other != index && self.is_in_flight(other);
             waits.then(|| (self.mark(other).clone(), self.ends[other]))
         });
         let buffer = self.buffer.as_ref().map(|memory| memory.address() + index as u64 * BUFFER);
@@ -316,8 +323,8 @@ impl Pair {
         for (mark, ticket) in others.iter().flatten() {
             lane.wait(mark, *ticket)?;
         }
-        if let (Receiver::Post(post), Some(Signal::Message(_))) = (&self.receiver, signal) {
-            values.push(post.next());
+        if let Receiver::Post(post) = &self.receiver {
+            values.push(post.count(index));
         }
         match signal {
             None | Some(Signal::Message(_)) => unsafe { lane.finish(values.get()) },
@@ -391,7 +398,9 @@ impl Coll {
         };
         let word = signal.map(|((handle, offset), amount)| {
             let region = self.of(peer, (handle, offset))?.0;
-            Ok((region, Message { region: handle.number as u64, offset, amount }))
+            let to = to.map_or((0, 0), |(to, offset)| (to.number as u64, offset));
+            let (region_number, counts) = (handle.number as u64, [0; LANES]);
+            Ok((region, Message { region: region_number, offset, amount, counts, to, bytes: 0, value: [0; 8] }))
         });
         let word = word.transpose()?;
         self.start(peer, || {
@@ -477,12 +486,26 @@ impl<'a> Signal<'a> {
     }
 }
 
-/// Raises a signal of another process in a region of this one.
-pub(crate) fn raise(lane: &mut dyn Lane, region: &Region, message: Message) -> Result<Ticket, Failure> {
+/// Writes the value of a message of another process, and raises its signal. `region` is that of the signal, `to` that
+/// of the value.
+pub(crate) fn raise(
+    lane: &mut dyn Lane,
+    region: &Region,
+    to: Option<&Region>,
+    message: Message,
+) -> Result<Ticket, Failure> {
     let signal = Signal::new(region, message)?;
-    // Safety: the region was open while the inbox was locked. A rank that closes it then locks the inbox, and waits for
-    // the end.
-    unsafe { signal.raise(lane, &mut Values::none()) }.map_err(Failure::cuda)
+    let mut values = Values::none();
+    // Safety of all: the regions were open while the inbox was locked. A rank that closes one then locks the inbox, and
+    // waits for the end.
+    if let Some(to) = to {
+        let (bytes, to) = (&message.value[..message.bytes], to.span("value", message.to.1, message.bytes as u64)?);
+        match Values::of(to.at(0).0, bytes) {
+            Some(whole) => values = whole,
+            None => unsafe { lane.store(to.at(0).0, bytes) }.map_err(Failure::cuda)?,
+        }
+    }
+    unsafe { signal.raise(lane, &mut values) }.map_err(Failure::cuda)
 }
 
 /// Uses a lane once as `raise` does, because the driver may allocate at the first use.

@@ -5,12 +5,12 @@ use crate::common::gpus::{Engine, gpus};
 use crate::common::{Comm, Pointer, Put, Registered, logged, until};
 use crate::word;
 use gin_gpu::Memory;
-use gin_nccl::abi::{FLAG_NEVER_RESET, HANDLE_BYTES, PTR_CUDA};
+use gin_nccl::abi::{FLAG_NEVER_RESET, HANDLE_BYTES, PTR_CUDA, PTR_HOST};
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The scene, the ranks of each process, and the number of the process, in a process that a test starts.
@@ -61,6 +61,9 @@ struct Rank<'a> {
     table: &'a Registered,
     /// The handle of a window of two allocations.
     two: usize,
+    /// A word of ordinary memory of the host, and its handle.
+    value: &'a AtomicU64,
+    host: usize,
 }
 
 const ROUNDS: u64 = 150;
@@ -96,7 +99,7 @@ impl Rank<'_> {
             for peer in 0..ranks {
                 let put = Put::new((handle, from), (handle, Self::slot(ARRIVED, rank, round)), 8);
                 let own = |put: Put| put.and(signals, rank as u64, None);
-                match random.rand_range(0..5) {
+                match random.rand_range(0..6) {
                     // The signal alone covers the put.
                     0 => {
                         comm.post(index, peer, &put);
@@ -112,6 +115,16 @@ impl Rank<'_> {
                         let word = RAISED / 8 + rank as u64;
                         requests.push(comm.post(index, peer, &Put::signal(handle, word, None)));
                         raised += u64::from(peer == (rank + 1) % ranks);
+                    }
+                    // A value of NCCL's memory, which changes at once; often nothing is in flight.
+                    3 => {
+                        if random.rand_range(0..2) == 0 {
+                            requests.drain(..).for_each(|request| comm.wait(index, request));
+                        }
+                        self.value.store(round, Ordering::Relaxed);
+                        let host = std::ptr::with_exposed_provenance_mut(self.host);
+                        requests.push(comm.post(index, peer, &own(Put { from: (host, 0), ..put })));
+                        self.value.store(u64::MAX, Ordering::Relaxed);
                     }
                     _ => requests.push(comm.post(index, peer, &own(put))),
                 }
@@ -170,6 +183,8 @@ fn exchange(job: &Job) {
     let (window, table) = (comm.register(WINDOW, 0), comm.register(128, FLAG_NEVER_RESET));
     let halves: Vec<_> = (0..job.count).map(|index| gpus().allocate_two(comm.first_gpu + index, HALF)).collect();
     let two: Vec<_> = halves.iter().enumerate().map(|(index, halves)| register_two(&comm, index, halves)).collect();
+    let values: Vec<_> = (0..job.count).map(|_| AtomicU64::new(0)).collect();
+    let hosts: Vec<_> = values.iter().enumerate().map(|(index, value)| register_value(&comm, index, value)).collect();
     let is_done = AtomicBool::new(false);
     let raised = std::thread::scope(|scope| {
         // The thread of NCCL.
@@ -186,6 +201,8 @@ fn exchange(job: &Job) {
             window: &window,
             table: &table,
             two: two[index],
+            value: &values[index],
+            host: hosts[index],
         };
         let senders: Vec<_> = (0..job.count)
             .map(|index| {
@@ -236,8 +253,16 @@ fn exchange(job: &Job) {
     }
     job.meet();
     (0..job.count).filter(|index| job.first + index > 0).for_each(|index| assert_eq!(deregister(index), 0));
+    let host = |index: usize| comm.deregister(index, std::ptr::with_exposed_provenance_mut(hosts[index]));
+    (0..job.count).for_each(|index| assert_eq!(host(index), 0));
     comm.end(&[&window, &table]);
     job.meet();
+}
+
+fn register_value(comm: &Comm, index: usize, value: &AtomicU64) -> usize {
+    let (code, handle) = comm.register_at(index, value.as_ptr().expose_provenance() as u64, 8, PTR_HOST, 0);
+    assert_eq!(code, 0);
+    handle.expose_provenance()
 }
 
 fn register_two(comm: &Comm, index: usize, halves: &[Arc<Memory>; 2]) -> usize {
