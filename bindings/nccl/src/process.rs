@@ -14,8 +14,8 @@
 //! and the receiver's thread of NCCL adds to the word.
 //!
 //! Claim: a signal is seen after all earlier puts and signals of its sender. Because:
-//! 1. Each lane of the sender counts its transfers, and writes the count to the inbox behind the bytes of each. A message
-//!    has the counts of all transfers before it.
+//! 1. Each lane of the sender that has transfers in flight before a signal counts up in the inbox, behind their bytes. The
+//!    signal's message has the counts of all lanes.
 //! 2. The receiver takes messages in order, and one lane writes all their words in order. Before a write the GPU waits
 //!    until the inbox has the message's counts.
 //!
@@ -378,6 +378,7 @@ impl Remote {
         Post {
             ring: Ring::new(&self.first, sender),
             counts: [0; LANES],
+            ends: [0; LANES],
             published: 0,
             consumed: 0,
             backlog: VecDeque::with_capacity(SLOTS as usize),
@@ -471,8 +472,9 @@ impl Ring {
 #[derive(Debug)]
 pub(crate) struct Post {
     ring: Ring,
-    /// The transfers of each lane so far.
-    pub(crate) counts: [u64; LANES],
+    /// The count of each lane, and the end with which the lane has written it.
+    counts: [u64; LANES],
+    ends: [Ticket; LANES],
     /// The messages in the ring so far.
     published: u64,
     /// The messages that the receiver has consumed, when the ring was last full.
@@ -482,9 +484,20 @@ pub(crate) struct Post {
 }
 
 impl Post {
-    /// Returns the write by which a lane counts its next transfer.
+    /// Returns the write by which a lane counts up.
     pub(crate) fn count(&self, lane: usize) -> Value {
         Value::Word { to: self.ring.page.address(self.ring.count(lane)), value: self.counts[lane] + 1 }
+    }
+
+    /// Notes the end of a lane that has counted up.
+    pub(crate) fn counted(&mut self, lane: usize, end: Ticket) {
+        self.counts[lane] += 1;
+        self.ends[lane] = end;
+    }
+
+    /// Returns whether a lane has started work since it has counted up.
+    pub(crate) fn is_behind(&self, lane: usize, end: Ticket) -> bool {
+        self.ends[lane] != end
     }
 
     /// Sends a message. Returns whether it has to wait for room.

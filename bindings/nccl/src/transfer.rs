@@ -250,16 +250,33 @@ impl Pair {
         if transfer.bytes >= LARGE {
             self.turn = (self.turn + 1) % LANES;
         }
+        if signal.is_some() {
+            self.count_others(index)?;
+        }
         self.ends[index] = unsafe { self.on_lane(index, transfer, &value, values, &signal)? };
-        if let Receiver::Post(post) = &mut self.receiver {
-            post.counts[index] += 1;
-            if let Some(Signal::Message(message)) = signal
-                && post.send(message)
-            {
+        if let (Receiver::Post(post), Some(Signal::Message(message))) = (&mut self.receiver, signal) {
+            post.counted(index, self.ends[index]);
+            if post.send(message) {
                 backlog.store(true, Ordering::Relaxed);
             }
         }
         Ok((index, self.ends[index]))
+    }
+
+    /// Has the other lanes count up for a signal on lane `index`, if they have work in flight behind their last counts.
+    fn count_others(&mut self, index: usize) -> Result<(), GpuError> {
+        for other in (0..LANES).filter(|&other| other != index) {
+            let is_in_flight = self.is_in_flight(other);
+            if let Receiver::Post(post) = &mut self.receiver
+                && is_in_flight
+                && post.is_behind(other, self.ends[other])
+            {
+                // Safety: the inbox exists as long as the pair.
+                self.ends[other] = unsafe { self.lanes[other].finish(&[post.count(other)])? };
+                post.counted(other, self.ends[other]);
+            }
+        }
+        Ok(())
     }
 
     /// Writes values, and raises a signal, that follow nothing. Returns `None` if only a lane of the pair can do it.
@@ -323,7 +340,7 @@ impl Pair {
         for (mark, ticket) in others.iter().flatten() {
             lane.wait(mark, *ticket)?;
         }
-        if let Receiver::Post(post) = &self.receiver {
+        if let (Receiver::Post(post), Some(_)) = (&self.receiver, signal) {
             values.push(post.count(index));
         }
         match signal {

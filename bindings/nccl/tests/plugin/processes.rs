@@ -81,6 +81,11 @@ const SHARED: u64 = 8;
 /// The bytes of each of two allocations.
 const HALF: u64 = 64 << 10;
 
+/// Returns whether each rank puts large ones in this round; other rounds may have some.
+fn has_large(round: u64) -> bool {
+    round.is_multiple_of(8)
+}
+
 impl Rank<'_> {
     /// Returns the offset of the word of a round in a part.
     fn slot(part: u64, rank: usize, round: u64) -> u64 {
@@ -99,13 +104,16 @@ impl Rank<'_> {
             for peer in 0..ranks {
                 let put = Put::new((handle, from), (handle, Self::slot(ARRIVED, rank, round)), 8);
                 let own = |put: Put| put.and(signals, rank as u64, None);
-                match random.rand_range(0..6) {
+                match if has_large(round) { 1 } else { random.rand_range(0..6) } {
                     // The signal alone covers the put.
                     0 => {
                         comm.post(index, peer, &put);
                         requests.push(comm.post(index, peer, &own(Put::signal(signals, 0, None))));
                     }
                     1 => {
+                        // Lanes take turns for large puts, and the signal covers them.
+                        requests.drain(..).for_each(|request| comm.wait(index, request));
+                        window.memory[index].write(LARGE_SENT + LARGE - 8, &[round]).unwrap();
                         let to = LARGE_ARRIVED + rank as u64 * (LARGE + 8);
                         requests.push(comm.post(index, peer, &Put::new((handle, LARGE_SENT), (handle, to), LARGE)));
                         requests.push(comm.post(index, peer, &own(put)));
@@ -149,6 +157,10 @@ impl Rank<'_> {
                 for round in *seen + 1..=now {
                     let found = window.word(index, Self::slot(ARRIVED, sender, round) / 8);
                     assert_eq!(found, round, "signal {now} of rank {sender} has come before its word");
+                }
+                if let Some(round) = (*seen + 1..=now).filter(|&round| has_large(round)).last() {
+                    let last = LARGE_ARRIVED + sender as u64 * (LARGE + 8) + LARGE - 8;
+                    assert!(window.word(index, last / 8) >= round, "signal {now} has come before a large put");
                 }
                 *seen = now;
             }
@@ -296,7 +308,7 @@ fn room(job: &Job) {
     let (part, mut requests) = ((window.handles[0], 0), Vec::new());
     if job.first == 0 {
         for round in 0..COUNT {
-            let put = Put::new(part, part, [0, 8][round as usize % 2]).and(table.handles[0], round % 3, None);
+            let put = Put::new(part, part, [0, 8][round as usize % 2]).and(table.handles[0], round % 3, Some(round));
             requests.push(comm.post(0, 1, &put));
         }
         requests.into_iter().for_each(|request| comm.wait(0, request));
@@ -305,7 +317,7 @@ fn room(job: &Job) {
     until("all signals are raised", || {
         assert_eq!(comm.progress(0), 0);
         let sum: u64 = (0..3).map(|index| table.word(0, index)).sum();
-        job.first == 0 || sum == COUNT
+        job.first == 0 || sum == COUNT * (COUNT - 1) / 2
     });
     if job.first == 0 {
         // The last messages have waited here.

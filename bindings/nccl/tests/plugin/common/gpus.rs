@@ -47,6 +47,9 @@ pub(crate) fn own_gpus(count: usize) -> usize {
     first
 }
 
+/// The bytes from which on a copy takes longer than other work.
+const LONG: u64 = 64 << 10;
+
 /// The number of lanes that were made so far.
 pub(crate) static LANES: AtomicUsize = AtomicUsize::new(0);
 
@@ -138,11 +141,17 @@ impl Engine {
     /// Does a step of one lane, unless the work is held back. Returns whether there was one.
     fn step(&self, random: &mut oorandom::Rand64) -> bool {
         let held = lock(&self.is_held);
-        !*held && self.step_held(random)
+        let long = random.rand_range(0..16) == 0;
+        !*held && self.step_of(random, long)
     }
 
     /// Does a step of a lane that `random` chooses. Returns whether there was one.
     pub(crate) fn step_held(&self, random: &mut oorandom::Rand64) -> bool {
+        self.step_of(random, true)
+    }
+
+    /// Does a step of a lane; a long copy only if it is `long`.
+    fn step_of(&self, random: &mut oorandom::Rand64, long: bool) -> bool {
         let queues = lock(&self.queues).clone();
         if queues.is_empty() {
             return false;
@@ -159,6 +168,7 @@ impl Engine {
                     let mark = unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(*mark as usize)) };
                     mark.load(Ordering::SeqCst) >= *ticket
                 }
+                Some(Work::Copy { bytes, .. }) => long || *bytes < LONG,
                 Some(_) => true,
             };
             if may && let Some(work) = work.pop_front() {
