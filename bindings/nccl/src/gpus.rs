@@ -80,6 +80,9 @@ pub trait Gpus: Send + Sync + fmt::Debug {
     /// An error of the driver.
     fn lane(&self, gpu: usize) -> Result<Box<dyn Lane>, GpuError>;
 
+    /// Frees memory that was dropped, if it is not free yet.
+    fn free_dropped(&self);
+
     /// Returns a value that, dropped, gives the calling thread the GPU back that it has now.
     ///
     /// # Errors
@@ -162,7 +165,7 @@ fn cuda() -> Result<Box<dyn Gpus>, String> {
 mod cuda_gpus {
     use super::{Gpus, Place};
     use gin_gpu::cuda::CudaDevice;
-    use gin_gpu::cuda::mapped::{Holder, KeepContext, copies_reach, current_gpu};
+    use gin_gpu::cuda::mapped::{Holder, KeepContext, copies_reach, current_gpu, free_dropped};
     use gin_gpu::lane::Lane;
     use gin_gpu::{Device, GpuError, Memory, MemoryKind, lock};
     use std::any::Any;
@@ -222,6 +225,10 @@ mod cuda_gpus {
 
         fn lane(&self, gpu: usize) -> Result<Box<dyn Lane>, GpuError> {
             self.of(gpu)?.lane()
+        }
+
+        fn free_dropped(&self) {
+            free_dropped();
         }
 
         fn keep_current(&self) -> Result<Box<dyn Any>, GpuError> {

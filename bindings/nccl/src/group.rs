@@ -3,8 +3,9 @@
 
 use crate::abi::{CUDA_ERROR, FLAG_NEVER_RESET, HANDLE_BYTES, INTERNAL_ERROR, PTR_CUDA, PTR_HOST};
 use crate::gpus::{Machine, Place};
+use crate::inbox::Inbound;
 use crate::log;
-use crate::process::{Board, Gone, Inbound, MAX_SENDERS, Remote, files};
+use crate::process::{Board, Gone, MAX_SENDERS, Remote, files};
 use crate::region::{Handle, Region, Segment, Words};
 use crate::table::Failure;
 use crate::transfer::{MAX_RANKS, Pair, raise, use_once};

@@ -3,7 +3,8 @@
 //!
 //! NCCL loads the library by `NCCL_RMA_PLUGIN` and takes one of the tables [`ncclRmaPlugin_v14`] (NCCL 2.30.7),
 //! [`ncclRmaPlugin_v15`] (2.31) and [`ncclRmaPlugin_v16`] (2.32). A thread of NCCL takes the requests of kernels from
-//! its queues and calls the table for each. The plugin serves communicators whose ranks are threads of one process.
+//! its queues and calls the table for each. The ranks of a communicator are threads of one process or of several
+//! processes of a host.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -11,6 +12,8 @@
 //! | `table` | the functions of the tables: checks of pointers, panics and errors to codes |
 //! | [`gpus`] | the GPUs: CUDA, or the virtual ones of a test |
 //! | `group` | how the ranks of a communicator find each other |
+//! | `process` | ranks in other processes: boards, and mappings of their memory |
+//! | `inbox` | signals of other processes |
 //! | `region` | registered memory, and the counts behind signals |
 //! | `transfer` | puts, gets and signals |
 //! | `log` | NCCL's log |
@@ -32,6 +35,7 @@ pub mod abi;
 #[doc(hidden)]
 pub mod gpus;
 mod group;
+mod inbox;
 mod log;
 mod process;
 mod region;

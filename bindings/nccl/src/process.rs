@@ -9,32 +9,20 @@
 //! | entries | the regions of the rank, with the files of their memory | the rank |
 //! | inboxes | a ring of signals for each sender | sender and rank |
 //!
-//! A sender copies to and from mapped memory itself. It cannot write signals: NCCL allocates a table of signals in no
-//! file, and words of windows may change by kernels of the receiver. So a signal is a message in the receiver's inbox,
-//! and the receiver's thread of NCCL adds to the word.
+//! A process maps the memory of the other ones when it registers its own, and then copies to it and from it itself.
+//! Signals go through the inboxes (`inbox`).
 //!
-//! Claim: a signal is seen after all earlier puts and signals of its sender. Because:
-//! 1. Each lane of the sender that has transfers in flight before a signal counts up in the inbox, behind their bytes. The
-//!    signal's message has the counts of all lanes.
-//! 2. The receiver takes messages in order, and one lane writes all their words in order. Before a write the GPU waits
-//!    until the inbox has the message's counts.
-//!
-//! A sender places a message in the ring after the work before it has its place in a lane. So a lane waits only for work
-//! that was placed earlier, on any GPU, and waits form no circle.
-//!
-//! A small value with a signal that follows nothing is part of the message. The receiver's lane writes both at once.
+//! The keys of boards go through NCCL's bootstrap, which is not encrypted. A process of another user gets no memory by
+//! them ([`gin_gpu::share`]).
 
 use crate::abi::SYSTEM_ERROR;
 use crate::gpus::{Machine, Place};
 use crate::group::{Contact, PATIENCE};
+use crate::inbox::{self, Ring};
 use crate::region::{Region, Segment};
 use crate::table::Failure;
-use crate::transfer::LANES;
-use gin_gpu::copier::Ticket;
-use gin_gpu::lane::{Lane, Mark, Value};
 use gin_gpu::share::{life, offer, take};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, lock};
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -71,20 +59,8 @@ const GONE: u64 = 3;
 /// The maximum number of ranks of a communicator of several processes: a board has an inbox for each.
 pub(crate) const MAX_SENDERS: usize = 64;
 
-/// The words of a cache line.
-const LINE: u64 = 8;
-
-/// The messages of an inbox, of one line each, behind a line for each of the words `published`, `consumed` and the counts
-/// of lanes.
-const SLOTS: u64 = 128;
-const INBOX: u64 = (2 + LANES as u64 + SLOTS) * LINE;
-
-/// The maximum number of signals in flight on a lane. Thousands would fill the driver's queue, and a call of the driver
-/// would wait for them.
-const IN_FLIGHT: u64 = 64;
-
-/// The bytes of a rank's buffer on its GPU: for copies of the previous rank to itself, and at the end a few for the
-/// first copy of each rank.
+/// The bytes of a rank's buffer on its GPU: for copies of the previous rank to itself, and at its end for the first copy
+/// of each rank.
 pub(crate) const BUFFER_BYTES: u64 = 2 << 20;
 pub(crate) const SCRATCH_BYTES: u64 = 8 << 10;
 
@@ -97,12 +73,17 @@ impl Page {
         Memory::shared(device, MemoryKind::Pinned, words * 8).map(Self)
     }
 
-    fn address(&self, index: u64) -> u64 {
+    /// Returns the owner of the words.
+    pub(crate) fn keep(&self) -> Arc<Memory> {
+        self.0.clone()
+    }
+
+    pub(crate) fn address(&self, index: u64) -> u64 {
         assert!(index < self.0.bytes() / 8, "a word of the page");
         self.0.address() + index * 8
     }
 
-    fn word(&self, index: u64) -> &AtomicU64 {
+    pub(crate) fn word(&self, index: u64) -> &AtomicU64 {
         let word = std::ptr::with_exposed_provenance_mut(self.address(index) as usize);
         // Safety: the page has the word, and all accesses are atomic.
         unsafe { AtomicU64::from_ptr(word) }
@@ -112,7 +93,7 @@ impl Page {
         self.word(index).load(Ordering::Acquire)
     }
 
-    fn store(&self, index: u64, value: u64) {
+    pub(crate) fn store(&self, index: u64, value: u64) {
         self.word(index).store(value, Ordering::Release);
     }
 }
@@ -166,7 +147,7 @@ pub(crate) struct Board {
 impl Board {
     pub(crate) fn new(device: Arc<dyn Device>) -> Result<Self, String> {
         let text = |error: GpuError| error.to_string();
-        let first = Page::new(&device, BLOCK + MAX_SENDERS as u64 * INBOX).map_err(text)?;
+        let first = Page::new(&device, BLOCK + MAX_SENDERS as u64 * inbox::WORDS).map_err(text)?;
         let buffer = Memory::shared(&device, MemoryKind::Device, BUFFER_BYTES).map_err(text)?;
         first.store(BUFFER, token(&buffer));
         let key = offer(&first.0).0.split_off(16);
@@ -214,7 +195,7 @@ impl Board {
 
     /// Returns the ring of the signals of a sender.
     pub(crate) fn ring(&self, sender: usize) -> Ring {
-        Ring::new(&self.first, sender)
+        Ring::new(&self.first, BLOCK, sender)
     }
 }
 
@@ -373,20 +354,18 @@ impl Remote {
         if self.is_lost.load(Ordering::Relaxed) { Err(self.ended(None)) } else { Ok(()) }
     }
 
-    /// Returns the sender's end of the rank's inbox for this rank.
-    pub(crate) fn post(&self, sender: usize) -> Post {
-        Post {
-            ring: Ring::new(&self.first, sender),
-            counts: [0; LANES],
-            ends: [0; LANES],
-            published: 0,
-            consumed: 0,
-            backlog: VecDeque::with_capacity(SLOTS as usize),
-        }
+    /// Returns whether its process has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        life::has_ended(&self.process).0
+    }
+
+    /// Returns the ring of the signals of rank `sender`, this one.
+    pub(crate) fn ring(&self, sender: usize) -> Ring {
+        Ring::new(&self.first, BLOCK, sender)
     }
 }
 
-/// Puts the files of a region in the entry's form.
+/// Exports a region to other processes as files.
 ///
 /// # Errors
 /// The reason for which no other process can map it.
@@ -397,192 +376,4 @@ pub(crate) fn files(machine: &Machine, gpu: usize, address: u64, bytes: u64) -> 
         return Err(format!("it has {} allocations; the limit is {MAX_FILES}", files.len()));
     }
     Ok(files)
-}
-
-/// A signal for a rank of another process, and the value before it. The regions are numbers on the receiver.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Message {
-    pub(crate) region: u64,
-    pub(crate) offset: u64,
-    pub(crate) amount: u64,
-    /// The counts of the sender's lanes before the signal.
-    pub(crate) counts: [u64; LANES],
-    /// The place of the value.
-    pub(crate) to: (u64, u64),
-    /// The bytes of the value, at most 8; 0 without one.
-    pub(crate) bytes: usize,
-    pub(crate) value: [u8; 8],
-}
-
-impl Message {
-    fn words(self) -> [u64; LINE as usize] {
-        let [first, second] = self.counts;
-        let (region, offset) = self.to;
-        let value = u64::from_le_bytes(self.value);
-        [self.region, self.offset, self.amount, first, second, region << 8 | self.bytes as u64, offset, value]
-    }
-
-    fn read(words: [u64; LINE as usize]) -> Self {
-        let [region, offset, amount, first, second, to, to_offset, value] = words;
-        Self {
-            region,
-            offset,
-            amount,
-            counts: [first, second],
-            to: (to >> 8, to_offset),
-            bytes: (to as u8).min(8).into(),
-            value: value.to_le_bytes(),
-        }
-    }
-}
-
-/// The ring of messages of one sender, in the board of the receiver. The sender writes `published` and the counts, the
-/// receiver `consumed`. Both are numbers of messages.
-#[derive(Debug)]
-pub(crate) struct Ring {
-    page: Page,
-    start: u64,
-}
-
-impl Ring {
-    fn new(page: &Page, sender: usize) -> Self {
-        Self { page: page.clone(), start: BLOCK + sender as u64 * INBOX }
-    }
-
-    fn published(&self) -> &AtomicU64 {
-        self.page.word(self.start)
-    }
-
-    fn consumed(&self) -> &AtomicU64 {
-        self.page.word(self.start + LINE)
-    }
-
-    /// Returns the number of the word with the count of a lane.
-    fn count(&self, lane: usize) -> u64 {
-        self.start + (2 + lane as u64) * LINE
-    }
-
-    fn slot(&self, number: u64) -> [&AtomicU64; LINE as usize] {
-        let first = self.start + (2 + LANES as u64 + number % SLOTS) * LINE;
-        std::array::from_fn(|index| self.page.word(first + index as u64))
-    }
-}
-
-/// The sender's end of an inbox.
-#[derive(Debug)]
-pub(crate) struct Post {
-    ring: Ring,
-    /// The count of each lane, and the end with which the lane has written it.
-    counts: [u64; LANES],
-    ends: [Ticket; LANES],
-    /// The messages in the ring so far.
-    published: u64,
-    /// The messages that the receiver has consumed, when the ring was last full.
-    consumed: u64,
-    /// The messages for which the ring has no room.
-    backlog: VecDeque<Message>,
-}
-
-impl Post {
-    /// Returns the write by which a lane counts up.
-    pub(crate) fn count(&self, lane: usize) -> Value {
-        Value::Word { to: self.ring.page.address(self.ring.count(lane)), value: self.counts[lane] + 1 }
-    }
-
-    /// Notes the end of a lane that has counted up.
-    pub(crate) fn counted(&mut self, lane: usize, end: Ticket) {
-        self.counts[lane] += 1;
-        self.ends[lane] = end;
-    }
-
-    /// Returns whether a lane has started work since it has counted up.
-    pub(crate) fn is_behind(&self, lane: usize, end: Ticket) -> bool {
-        self.ends[lane] != end
-    }
-
-    /// Sends a message. Returns whether it has to wait for room.
-    pub(crate) fn send(&mut self, message: Message) -> bool {
-        self.backlog.push_back(Message { counts: self.counts, ..message });
-        self.drain()
-    }
-
-    /// Moves messages to the ring while it has room. Returns whether some are left.
-    pub(crate) fn drain(&mut self) -> bool {
-        while let Some(message) = self.backlog.front() {
-            if self.published - self.consumed == SLOTS {
-                self.consumed = self.ring.consumed().load(Ordering::Acquire);
-                if self.published - self.consumed == SLOTS {
-                    return true;
-                }
-            }
-            for (slot, word) in self.ring.slot(self.published).into_iter().zip(message.words()) {
-                slot.store(word, Ordering::Relaxed);
-            }
-            self.published += 1;
-            self.ring.published().store(self.published, Ordering::Release);
-            self.backlog.pop_front();
-        }
-        false
-    }
-}
-
-/// The receiver's end of an inbox, and the lane that writes the words of its signals.
-#[derive(Debug)]
-pub(crate) struct Inbound {
-    pub(crate) sender: usize,
-    ring: Ring,
-    counts: [Mark; LANES],
-    consumed: u64,
-    pub(crate) lane: Box<dyn Lane>,
-    /// The last end of the lane.
-    pub(crate) end: Ticket,
-    is_broken: bool,
-}
-
-impl Inbound {
-    pub(crate) fn new(sender: usize, ring: Ring, lane: Box<dyn Lane>) -> Self {
-        // Safety: the page has the word, the sender writes larger numbers only, and all accesses are atomic.
-        let count = |lane| unsafe { Mark::new(ring.page.address(ring.count(lane)), ring.page.0.clone()) };
-        Self { sender, counts: std::array::from_fn(count), ring, consumed: 0, lane, end: 0, is_broken: false }
-    }
-
-    fn is_in_flight(&self) -> bool {
-        !self.lane.mark().has_reached(self.end)
-    }
-
-    /// Lets the lane go on if it waits for a sender that has ended.
-    pub(crate) fn release(&self, sender: &Remote) {
-        if self.is_in_flight() && life::has_ended(&sender.process).0 {
-            (0..LANES).for_each(|lane| self.ring.page.store(self.ring.count(lane), u64::MAX));
-        }
-    }
-
-    /// Checks that no write in flight has failed.
-    pub(crate) fn check(&self) -> Result<(), GpuError> {
-        if self.is_in_flight() { self.lane.check() } else { Ok(()) }
-    }
-
-    /// Raises the signals in the inbox by `raise`, which returns the end of the last write if there was one.
-    pub(crate) fn take(
-        &mut self,
-        mut raise: impl FnMut(&mut dyn Lane, Message) -> Result<Option<Ticket>, Failure>,
-    ) -> Result<(), Failure> {
-        let published = self.ring.published().load(Ordering::Acquire);
-        while self.consumed < published && !self.is_broken {
-            if self.end >= self.lane.mark().reached() + IN_FLIGHT {
-                break;
-            }
-            let message = Message::read(self.ring.slot(self.consumed).map(|word| word.load(Ordering::Relaxed)));
-            let mut late = self.counts.iter().zip(message.counts).filter(|(mark, count)| !mark.has_reached(*count));
-            let waited = late.try_for_each(|(mark, count)| self.lane.wait(mark, count)).map_err(Failure::cuda);
-            let raised = waited.and_then(|()| raise(&mut *self.lane, message));
-            self.is_broken = raised.is_err();
-            if let Some(end) = raised? {
-                self.end = end;
-            }
-            self.consumed += 1;
-            self.ring.consumed().store(self.consumed, Ordering::Release);
-        }
-        Ok(())
-    }
 }

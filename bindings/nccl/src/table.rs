@@ -268,19 +268,24 @@ unsafe extern "C" fn reg_mr_sym_dma_buf(
 }
 
 unsafe extern "C" fn dereg_mr_sym(coll: *mut c_void, handle: *mut c_void) -> c_int {
-    guard_current("deregMrSym", |_| {
+    guard_current("deregMrSym", |machine| {
         // Safety of both: NCCL's promise.
         let (coll, handle) = unsafe { (object::<Arc<Coll>>(coll, "communicator")?, take::<Handle>(handle, "handle")?) };
-        coll.deregister(&handle)
+        coll.deregister(&handle)?;
+        drop(handle);
+        machine.gpus.free_dropped();
+        Ok(())
     })
 }
 
 unsafe extern "C" fn close_coll(coll: *mut c_void) -> c_int {
-    guard_current("closeColl", |_| {
+    guard_current("closeColl", |machine| {
         // Safety: NCCL's promise.
         let coll = unsafe { take::<Arc<Coll>>(coll, "communicator")? };
         let ended = coll.finish();
         coll.close();
+        drop(coll);
+        machine.gpus.free_dropped();
         ended
     })
 }

@@ -3,7 +3,8 @@
 
 use crate::gpus::{Desk, Machine, Place};
 use crate::group::Coll;
-use crate::process::{BUFFER_BYTES, MAX_SENDERS, Message, Post, Remote, SCRATCH_BYTES};
+use crate::inbox::{Message, Post};
+use crate::process::{BUFFER_BYTES, MAX_SENDERS, Remote, SCRATCH_BYTES};
 use crate::region::{Addition, Handle, Region, Segment, Span, Values};
 use crate::table::Failure;
 use gin_gpu::copier::Ticket;
@@ -147,7 +148,7 @@ impl Pair {
     pub(crate) fn to_process(machine: &Machine, own: usize, rank: usize, peer: &Remote) -> Result<Self, GpuError> {
         let lanes = [machine.gpus.lane(own)?, machine.gpus.lane(own)?];
         let place = BUFFER_BYTES - SCRATCH_BYTES + (rank % MAX_SENDERS) as u64 * 128;
-        let (receiver, to) = (Receiver::Post(peer.post(rank)), peer.buffer.address() + place);
+        let (receiver, to) = (Receiver::Post(Post::new(peer.ring(rank))), peer.buffer.address() + place);
         Self::with(machine, own, lanes, receiver, None, to, Kind::Between)
     }
 

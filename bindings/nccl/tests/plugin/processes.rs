@@ -158,7 +158,7 @@ impl Rank<'_> {
                     let found = window.word(index, Self::slot(ARRIVED, sender, round) / 8);
                     assert_eq!(found, round, "signal {now} of rank {sender} has come before its word");
                 }
-                if let Some(round) = (*seen + 1..=now).filter(|&round| has_large(round)).last() {
+                if let Some(round) = (*seen + 1..=now).rfind(|&round| has_large(round)) {
                     let last = LARGE_ARRIVED + sender as u64 * (LARGE + 8) + LARGE - 8;
                     assert!(window.word(index, last / 8) >= round, "signal {now} has come before a large put");
                 }

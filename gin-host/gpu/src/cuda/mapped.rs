@@ -7,6 +7,7 @@ use super::context::Context;
 use super::driver::{describe, start, written};
 use super::import::{Facts, GRANULE};
 use super::info;
+use super::launches::free_deferred;
 use crate::GpuError;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUcontext, CUmemAccess_flags, CUmemorytype, CUresult};
@@ -169,6 +170,12 @@ unsafe fn reach(context: &Context, address: u64, bytes: u64) -> Result<(), Strin
         }
         Holder::Unknown => Err("the driver does not know it".to_owned()),
     }
+}
+
+/// Frees memory and streams of gin that were dropped, if no kernel of gin runs. Memory of another process stays allocated
+/// as long as it is mapped here.
+pub fn free_dropped() {
+    free_deferred();
 }
 
 /// Returns whether copies between two GPUs take the direct way.

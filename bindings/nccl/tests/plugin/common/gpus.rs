@@ -166,7 +166,8 @@ impl Engine {
                 Some(Work::Wait { mark, ticket }) => {
                     // Safety: words of marks stay as long as work waits for them.
                     let mark = unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(*mark as usize)) };
-                    mark.load(Ordering::SeqCst) >= *ticket
+                    // As GPUs compare.
+                    mark.load(Ordering::SeqCst).wrapping_sub(*ticket).cast_signed() >= 0
                 }
                 Some(Work::Copy { bytes, .. }) => long || *bytes < LONG,
                 Some(_) => true,
@@ -415,6 +416,8 @@ impl Gpus for Shared {
         LANES.fetch_add(1, Ordering::Relaxed);
         if LATE.get() { Ok(Box::new(LateLane::new())) } else { self.0.devices[gpu].lane() }
     }
+
+    fn free_dropped(&self) {}
 
     fn keep_current(&self) -> Result<Box<dyn Any>, GpuError> {
         Ok(Box::new(Restore(CURRENT.get())))
