@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Signals between processes.
 //!
-//! A sender cannot write the words of signals itself: NCCL allocates a table of signals in no file, and words of windows
-//! may change by kernels of the receiver. So a signal is a message in the receiver's inbox, a ring in shared memory, and
-//! the receiver's thread of NCCL has a lane add to the word.
+//! A sender cannot write the words of signals itself: NCCL allocates a table of signals in no file, and words of
+//! windows may change by kernels of the receiver. So a signal is a message in the receiver's inbox, a ring in shared
+//! memory, and the receiver's thread of NCCL has a lane add to the word.
 //!
 //! Claim: a signal is seen after all earlier puts and signals of its sender. Because:
 //! 1. Each lane of the sender that has transfers in flight before a signal counts up in the inbox, behind their bytes.
@@ -11,8 +11,8 @@
 //! 2. The receiver takes messages in order, and one lane writes all their words in order. Before a write the GPU waits
 //!    until the inbox has the message's counts.
 //!
-//! A sender places a message in the ring after the work before it has its place in a lane. So a lane waits only for work
-//! that was placed earlier, on any GPU, and waits form no circle.
+//! A sender places a message in the ring after the work before it has its place in a lane. So a lane waits only for
+//! work that was placed earlier, on any GPU, and waits form no circle.
 //!
 //! A small value with a signal that follows nothing is part of the message. The receiver's lane writes both at once.
 

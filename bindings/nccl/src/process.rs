@@ -59,8 +59,8 @@ const GONE: u64 = 3;
 /// The maximum number of ranks of a communicator of several processes: a board has an inbox for each.
 pub(crate) const MAX_SENDERS: usize = 64;
 
-/// The bytes of a rank's buffer on its GPU: for copies of the previous rank to itself, and at its end for the first copy
-/// of each rank.
+/// The bytes of a rank's buffer on its GPU, for copies of the previous rank to itself, and at its end for the first
+/// copy of each rank.
 pub(crate) const BUFFER_BYTES: u64 = 2 << 20;
 pub(crate) const SCRATCH_BYTES: u64 = 8 << 10;
 

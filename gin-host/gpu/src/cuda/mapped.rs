@@ -172,8 +172,8 @@ unsafe fn reach(context: &Context, address: u64, bytes: u64) -> Result<(), Strin
     }
 }
 
-/// Frees memory and streams of gin that were dropped, if no kernel of gin runs. Memory of another process stays allocated
-/// as long as it is mapped here.
+/// Frees memory and streams of gin that were dropped, if no kernel of gin runs. Memory of another process stays
+/// allocated as long as it is mapped here.
 pub fn free_dropped() {
     free_deferred();
 }
