@@ -101,7 +101,7 @@ fn unused_word() -> Result<u64, GpuError> {
 }
 
 /// Copies and memory operations of one stream.
-#[derive(Debug)]
+#[derive(derive_more::Debug)]
 pub(super) struct CudaLane {
     context: Arc<Context>,
     stream: CUstream,
@@ -110,7 +110,13 @@ pub(super) struct CudaLane {
     mark: Arc<Mark>,
     last: Ticket,
     adder: Adder,
+    /// Waits that the stream gets with its next work, because each call of the driver takes a microsecond.
+    #[debug(skip)]
+    batch: Vec<Operation>,
 }
+
+/// The maximum number of waits that are kept.
+const MAX_WAITS: usize = 8;
 
 // Safety: handles of the driver, which any thread may use.
 unsafe impl Send for CudaLane {}
@@ -129,18 +135,25 @@ impl CudaLane {
         // Safety: the word is never freed, and only the one lane that has it writes it, each time a larger number.
         let mark = Arc::new(unsafe { Mark::new(unused_word()?, Arc::new(())) });
         let last = mark.reached();
-        Ok(Self { context: context.clone(), stream, _owner: owner, mark, last, adder })
+        // No call after this one allocates.
+        let batch = Vec::with_capacity(MAX_WAITS + MAX_VALUES + 1);
+        Ok(Self { context: context.clone(), stream, _owner: owner, mark, last, adder, batch })
     }
 
-    /// Puts memory operations on the stream.
-    fn operate(&self, operations: &mut [Operation]) -> Result<(), GpuError> {
-        let (count, first) = (operations.len() as u32, operations.as_mut_ptr());
+    /// Puts waits, and the writes behind them, on the stream.
+    fn operate(&mut self) -> Result<(), GpuError> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let (count, first) = (self.batch.len() as u32, self.batch.as_mut_ptr());
         // Safety: there are as many operations, and callers of `finish` promise that the words exist.
         let code = self.context.call(|| unsafe { sys::cuStreamBatchMemOp_v2(self.stream, count, first, 0) });
+        self.batch.clear();
         check("write values in the order of a stream", code)
     }
 
-    fn start(&self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError> {
+    fn start(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError> {
+        self.operate()?;
         // Safety: the promise of the callers of `copy` and `store`.
         let code = self.context.call(|| unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.stream) });
         check("copy between GPUs", code)
@@ -183,6 +196,7 @@ impl Lane for CudaLane {
     }
 
     unsafe fn add(&mut self, mut word: u64, mut amount: u64) -> Result<(), GpuError> {
+        self.operate()?;
         let mut values = [(&raw mut word).cast(), (&raw mut amount).cast()];
         let (values, none) = (values.as_mut_ptr(), std::ptr::null_mut());
         // Safety: the kernel takes these two values, which the driver copies.
@@ -201,24 +215,24 @@ impl Lane for CudaLane {
             flags: CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32,
             alias: 0,
         };
-        self.operate(&mut [operation])
+        if self.batch.len() == MAX_WAITS {
+            self.operate()?;
+        }
+        self.batch.push(operation);
+        Ok(())
     }
 
     unsafe fn finish(&mut self, values: &[Value]) -> Result<Ticket, GpuError> {
-        let mut operations = [none(); MAX_VALUES + 1];
-        let count = values.len();
-        if count > MAX_VALUES {
+        if values.len() > MAX_VALUES {
             return Err(self.context.unsupported("write more than three values at an end"));
         }
-        for (operation, value) in operations.iter_mut().zip(values) {
-            *operation = match *value {
-                Value::Small { to, value } => write(Kind::CU_STREAM_MEM_OP_WRITE_VALUE_32, to, value.into()),
-                Value::Word { to, value } => write(Kind::CU_STREAM_MEM_OP_WRITE_VALUE_64, to, value),
-            };
-        }
+        self.batch.extend(values.iter().map(|value| match *value {
+            Value::Small { to, value } => write(Kind::CU_STREAM_MEM_OP_WRITE_VALUE_32, to, value.into()),
+            Value::Word { to, value } => write(Kind::CU_STREAM_MEM_OP_WRITE_VALUE_64, to, value),
+        }));
         let end = self.last + 1;
-        operations[count] = write(Kind::CU_STREAM_MEM_OP_WRITE_VALUE_64, self.mark.address(), end);
-        self.operate(&mut operations[..=count])?;
+        self.batch.push(write(Kind::CU_STREAM_MEM_OP_WRITE_VALUE_64, self.mark.address(), end));
+        self.operate()?;
         self.last = end;
         Ok(end)
     }
