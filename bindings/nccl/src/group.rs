@@ -431,7 +431,8 @@ impl Coll {
             });
             raised.map_err(|failure| self.fail(failure, &format!("signal of rank {sender}")))?;
         }
-        if self.has_backlog.swap(false, Ordering::Relaxed)
+        if self.has_backlog.load(Ordering::Relaxed)
+            && self.has_backlog.swap(false, Ordering::Relaxed)
             && self.pairs.iter().filter(|pair| lock(pair).drain()).count() > 0
         {
             self.has_backlog.store(true, Ordering::Relaxed);

@@ -81,7 +81,7 @@ fn guard_current(function: &str, work: impl FnOnce(&'static Machine) -> Result<(
 /// Returns an object that the plugin has passed to NCCL.
 ///
 /// # Safety
-/// - The pointer is null, or of such an object that NCCL has not given back.
+/// - The pointer is null, or of an object of this type that NCCL has not given back.
 unsafe fn object<'a, T>(pointer: *const c_void, what: &str) -> Result<&'a T, Failure> {
     // Safety: the caller's promise.
     unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Failure::argument(format!("no {what}")))
@@ -121,7 +121,7 @@ unsafe extern "C" fn init(context: *mut *mut c_void, _communicator: u64, logger:
     log::set(logger);
     guard_current("init", |_| {
         USERS.fetch_add(1, Ordering::Relaxed);
-        // Safety: NCCL's promise. No function reads the context; NCCL may pass that of another plugin.
+        // Safety: NCCL's promise. No function reads the context; NCCL may pass the context of another plugin.
         unsafe { give(context, (&raw const USERS).cast_mut().cast()) }
     })
 }
@@ -138,7 +138,7 @@ unsafe extern "C" fn devices(count: *mut c_int) -> c_int {
 }
 
 unsafe extern "C" fn get_rma_properties(_coll: *mut c_void, flushes_all_puts_on_any_signal: *mut bool) -> c_int {
-    // Safety: NCCL's promise. A signal covers puts of its own pair of ranks only.
+    // Safety: NCCL's promise. A signal covers puts between the same two ranks only.
     guard("getRmaProperties", || unsafe { give(flushes_all_puts_on_any_signal, false) })
 }
 

@@ -13,7 +13,9 @@ use gin_gpu::{GpuError, Memory, MemoryKind, lock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The lanes of a pair: one of the rank's own GPU, and one of the peer's; for a peer in another process two of its own.
+/// The lanes of a pair: one on the rank's GPU, and one on the peer's GPU. For a peer in another process both are on the
+/// rank's GPU.
+///
 /// Large transfers take turns, so that one copy engine copies while the other one is between two copies.
 pub(crate) const LANES: usize = 2;
 
@@ -32,8 +34,8 @@ pub(crate) const MAX_RANKS: usize = u16::MAX as usize / Pair::MARKS - 1;
 /// The bits of a request for the number of its end.
 const TICKET_BITS: u32 = 48;
 
-/// A request: the number of a lane plus 1, and the number of an end, so that the question whether it is done needs no
-/// table of requests, and there is room for any number of them.
+/// A request: the number of a lane plus 1, and the number of an end. So `test` needs no table of requests, and there is
+/// room for any number of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Request(pub(crate) u64);
 
@@ -504,8 +506,7 @@ impl<'a> Signal<'a> {
     }
 }
 
-/// Writes the value of a message of another process, and raises its signal. `region` is that of the signal, `to` that
-/// of the value.
+/// Writes the value of a message of another process to region `to`, and raises its signal in `region`.
 pub(crate) fn raise(
     lane: &mut dyn Lane,
     region: &Region,
