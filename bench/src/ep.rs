@@ -5,8 +5,10 @@
 //! combine is that of a pair less that of a dispatch.
 
 mod bed;
+mod layouts;
 
 pub(super) use bed::chain;
+pub(super) use layouts::layouts;
 
 use super::figure::{Figure, median};
 use super::table::{Goal, Kind, Row, Table};

@@ -73,6 +73,8 @@ pub enum Measurement {
     Gdaki,
     /// Dispatch and combine of expert parallelism.
     Ep,
+    /// Dispatch and combine of expert-major layouts and of shared regions.
+    Layouts,
     /// Products of matrices that send and receive.
     Matmul,
     /// Kernels in a row.
@@ -292,7 +294,7 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
 }
 
 /// The measurements by name, with the ranks that they need if these are processes.
-const MEASURES: [(&str, Processes, Measure, Measurement); 16] = [
+const MEASURES: [(&str, Processes, Measure, Measurement); 17] = [
     ("lsa, round trip", Processes::Two, lsa::round_trips, Measurement::Lsa),
     ("lsa, barrier", Processes::Any, lsa::barriers, Measurement::Lsa),
     ("lsa, sizes", Processes::Two, lsa::sizes, Measurement::Lsa),
@@ -306,6 +308,7 @@ const MEASURES: [(&str, Processes, Measure, Measurement); 16] = [
     ("gdaki", Processes::None, gdaki::posts, Measurement::Gdaki),
     ("gdaki, round trip", Processes::None, nics::round_trips, Measurement::Gdaki),
     ("ep", Processes::Any, ep::pairs, Measurement::Ep),
+    ("layouts", Processes::Any, ep::layouts, Measurement::Layouts),
     ("matmul", Processes::Any, matmul::products, Measurement::Matmul),
     ("launch", Processes::None, launch::steps, Measurement::Launch),
     ("capi", Processes::Two, capi::twins, Measurement::Capi),

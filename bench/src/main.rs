@@ -30,7 +30,7 @@ fn begin() -> Result<End, Failure> {
 /// The measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum What {
-    /// All of lsa, proxy, post, gdaki, ep, matmul and launch.
+    /// All of lsa, proxy, post, gdaki, ep, layouts, matmul and launch.
     All,
     /// Loads and stores between GPUs: round trip, barrier, put by size, put in both directions.
     Lsa,
@@ -42,6 +42,8 @@ enum What {
     Gdaki,
     /// Dispatch and combine of expert parallelism, beside the same rows without routing.
     Ep,
+    /// Dispatch and combine of expert-major layouts and with `max_rows`, beside the rank-major dispatch.
+    Layouts,
     /// Products of matrices that send and receive, beside the same in two launches.
     Matmul,
     /// Small kernels in a row that use each other's results: in order, and as dependents.
@@ -108,11 +110,11 @@ const DEADLINE_MS: u64 = 10_000;
 
 /// Refuses the first option that the measurement ignores.
 fn refuse_ignored(arguments: &Arguments) -> Result<(), Refused> {
-    use What::{All, Bootstrap, Capi, Ep, Gdaki, Launch, Lsa, Matmul, Post, Proxy};
+    use What::{All, Bootstrap, Capi, Ep, Gdaki, Launch, Layouts, Lsa, Matmul, Post, Proxy};
     let json = arguments.format == Format::Json;
     let on_gpus = (
-        &[Lsa, Proxy, Post, Gdaki, Ep, Matmul, Launch, Capi, All][..],
-        "lsa, proxy, post, gdaki, ep, matmul, launch, capi and all",
+        &[Lsa, Proxy, Post, Gdaki, Ep, Layouts, Matmul, Launch, Capi, All][..],
+        "lsa, proxy, post, gdaki, ep, layouts, matmul, launch, capi and all",
     );
     let by_size = (&[Lsa, All][..], "lsa and all");
     let plotted = (&[Lsa, Ep, All][..], "lsa, ep and all");
@@ -129,7 +131,7 @@ fn refuse_ignored(arguments: &Arguments) -> Result<(), Refused> {
         (
             "--format json",
             json,
-            (&[Lsa, Proxy, Post, Gdaki, Ep, Matmul, Launch, Capi, All, Bootstrap][..], "measurements of time"),
+            (&[Lsa, Proxy, Post, Gdaki, Ep, Layouts, Matmul, Launch, Capi, All, Bootstrap][..], "measurements of time"),
         ),
     ];
     for (option, given, (measurements, names)) in options {
@@ -158,6 +160,7 @@ fn run(arguments: &Arguments, out: &mut impl Write) -> Result<End, Failure> {
         What::Post => Measurement::Post,
         What::Gdaki => Measurement::Gdaki,
         What::Ep => Measurement::Ep,
+        What::Layouts => Measurement::Layouts,
         What::Matmul => Measurement::Matmul,
         What::Launch => Measurement::Launch,
         What::Capi => Measurement::Capi,

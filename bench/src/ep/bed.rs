@@ -6,7 +6,7 @@ use crate::driver::sms;
 use gin_abi::Deadline;
 use gin_bench_kernels::ep::{EXCHANGE_WORDS, Job};
 use gin_ep::{Combine, EpError, Group, GroupConfig, Ids, Layout, Permuted, Rows, Tokens};
-use gin_ep_oracle::{Batch, ExpertRow, Routing, Shape, batch, expert_major, narrow, quantized, rank_major, widen};
+use gin_ep_oracle::{Batch, Routing, Shape, batch, expert_major, narrow, quantized, rank_major, widen};
 use gin_gpu::{Function, KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::{Communicator, DeviceComm, Window, WindowFlags};
 use gin_host::world::Rank;
@@ -197,21 +197,37 @@ impl<'a> Bed<'a> {
         Ok(wrong)
     }
 
-    /// Counts wrong rows of the packed expert-major layout, of some of all experts and sources.
-    fn wrong_packed(&self, packed: &Permuted) -> Result<u64, EpError> {
+    /// Counts wrong rows of an expert-major layout without gaps in its zones, of some of all experts and sources.
+    pub(super) fn wrong_layout(&self, to: &Permuted, is_padded: bool) -> Result<u64, EpError> {
         let (hidden, me) = (self.shape.hidden, self.rank.rank() as usize);
         let small = Shape { hidden: 1, ..*self.shape };
-        let expected: Vec<ExpertRow> =
-            expert_major(&small, &self.batches, me, 1).into_iter().flat_map(|zone| zone.rows).collect();
+        let (mut expected, mut zones) = (Vec::new(), vec![0; self.shape.local() * self.shape.ranks]);
+        for (expert, zone) in expert_major(&small, &self.batches, me, 1).into_iter().enumerate() {
+            for row in zone.rows {
+                let zone = expert * self.shape.ranks + row.source;
+                let place = if is_padded { zone * self.tokens + zones[zone] } else { expected.len() };
+                zones[zone] += 1;
+                expected.push((place, row));
+            }
+        }
         let (mut found, mut wrong) = (vec![0u16; hidden], 0);
-        for (place, row) in expected.iter().enumerate().step_by(expected.len() / 64 + 1) {
-            if let Some(rows) = packed.rows() {
+        for (place, row) in expected.iter().step_by(expected.len() / 64 + 1) {
+            if let Some(rows) = to.rows() {
                 rows.read((place * 2 * hidden) as u64, &mut found)?;
             }
             let elements = (row.token * hidden..(row.token + 1) * hidden).map(|at| element(row.source, hidden, at));
             wrong += u64::from(!elements.eq(found.iter().copied()));
         }
         Ok(wrong)
+    }
+
+    /// Counts wrong sums of rows of which each id returned a copy.
+    pub(super) fn wrong_sums_of_ids(&self) -> Result<u64, EpError> {
+        let mut sums = vec![0u16; self.tokens * self.shape.hidden];
+        self.output.read(0, &mut sums)?;
+        let times = self.shape.topk as f32;
+        let is_wrong = |(sum, x): (&u16, &u16)| *sum != narrow(times * widen(*x));
+        Ok(sums.iter().zip(&self.elements).filter(|&(sum, x)| is_wrong((sum, x))).count() as u64)
     }
 
     /// Returns what this rank's experts make of the received rows, by source.
@@ -251,7 +267,7 @@ impl<'a> Bed<'a> {
     }
 
     /// Returns the number of ids whose experts are on this rank.
-    fn ids_here(&self) -> usize {
+    pub(super) fn ids_here(&self) -> usize {
         let (me, small) = (self.rank.rank() as usize, Shape { hidden: 1, ..*self.shape });
         let of = |batch: &Batch| {
             let places = (0..self.tokens).flat_map(|token| batch.places(&small, token));
@@ -299,7 +315,7 @@ impl<'a> Bed<'a> {
             let packed = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, rows)?;
             slot.exchange_into(stream, &input, &packed)?.0.release();
             stream.synchronize()?;
-            wrong += self.wrong_packed(&packed)?;
+            wrong += self.wrong_layout(&packed, false)?;
             Some([flat, packed])
         } else {
             None
