@@ -442,7 +442,7 @@ impl GroupConfig {
 
     /// Returns the names of the kernels for dispatch and combine, which post to this network, if they do, and of the
     /// kernel for sums of a rank.
-    pub(crate) fn kernels(&self, network: Option<BackendKind>) -> [String; 4] {
+    pub(crate) fn kernels(&self, network: Option<BackendKind>) -> [String; 5] {
         let suffix = match network {
             None => "",
             Some(BackendKind::Proxy) => "_proxy",
@@ -458,6 +458,7 @@ impl GroupConfig {
             back = "wide";
         }
         let send = dispatch.replace("dispatch", "send_rows");
-        [format!("{dispatch}{suffix}"), send, format!("ep_combine_{back}{suffix}"), format!("ep_reduce_{back}")]
+        let into = dispatch.replace("dispatch", "dispatch_into");
+        [format!("{dispatch}{suffix}"), into, send, format!("ep_combine_{back}{suffix}"), format!("ep_reduce_{back}")]
     }
 }

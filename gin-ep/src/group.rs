@@ -66,6 +66,7 @@ pub struct Group<'c> {
     pub(crate) plan: Function,
     pub(crate) reserve: Function,
     pub(crate) dispatch: Function,
+    pub(crate) dispatch_into: Function,
     pub(crate) send_metadata: Function,
     pub(crate) send_rows: Function,
     pub(crate) combine: Function,
@@ -181,16 +182,16 @@ impl<'c> Group<'c> {
         }
         let shape = LaunchConfig::new(1, threads).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
-        let [dispatch, send_rows, combine, reduce] = config.kernels(remote.as_ref().map(|remote| remote.backend));
+        let [dispatch, into, send_rows, combine, reduce] = config.kernels(remote.as_ref().map(|remote| remote.backend));
         let (plan, reserve) = (kernels.function("ep_plan")?, kernels.function("ep_reserve")?);
         let (send_metadata, send_rows) = (kernels.function("ep_send_metadata")?, kernels.function(&send_rows)?);
         let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
-        let reduce = kernels.function(&reduce)?;
+        let (dispatch_into, reduce) = (kernels.function(&into)?, kernels.function(&reduce)?);
         // Blocks wait for ranks, and for each slot another rank may be first. So each kernel leaves places to those of
         // other slots, as to those of other ranks on the GPU.
         let shares = sharing * u64::from(config.slots);
         let mut max = config.blocks.map_or(u64::MAX, u64::from);
-        for kernel in [&dispatch, &combine] {
+        for kernel in [&dispatch, &dispatch_into, &combine] {
             max = max.min(gpu.resident_blocks(kernel, &shape)? / shares);
         }
         if sharing > 1 {
@@ -224,6 +225,7 @@ impl<'c> Group<'c> {
             plan,
             reserve,
             dispatch,
+            dispatch_into,
             send_metadata,
             send_rows,
             combine,
@@ -255,6 +257,11 @@ impl<'c> Group<'c> {
     /// Returns whether loads and stores reach all ranks.
     pub(crate) fn is_near(&self) -> bool {
         self.signals.is_none()
+    }
+
+    /// Returns whether one kernel exchanges rows into an expert-major layout.
+    pub(crate) fn expands(&self) -> bool {
+        gin_ep_kernels::expands(&self.sizes())
     }
 
     /// Returns the shape of a kernel of a call with several kernels, which begins by `let_dependents_start` as they do.

@@ -96,9 +96,9 @@ impl<'g> Slot<'g> {
     /// Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. Returns the
     /// parameter by which kernels find them there, too. All ranks call it, each with any layout.
     ///
-    /// The result is that of [`exchange`](Self::exchange) and [`Received::permute`]. With thousands of tokens it takes
-    /// less time, because rows are copied while others are on their way: the ranks tell each other the ids of their
-    /// rows first. With few tokens, and in layouts whose rows are not copied, that takes longer.
+    /// The result is that of [`exchange`](Self::exchange) and [`Received::permute`], in less time. Where a rank has room
+    /// for at most 4096 received rows, one kernel exchanges them into an expert-major layout. Otherwise the ranks tell
+    /// each other the ids of their rows first, and rows are copied while others are on their way.
     ///
     /// # Errors
     /// As [`dispatch`](Self::dispatch); [`EpError::Unsuited`] for permuted rows of another group, or if loads and
@@ -116,6 +116,18 @@ impl<'g> Slot<'g> {
         }
         let view = self.permuted(to)?;
         let tokens = self.prepare(stream, tokens)?;
+        if group.expands() {
+            if to.is_expert_major() {
+                Slot::state(self).extend(stream, &to.used())?;
+                let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &Plain(tokens), &View(view)];
+                // Safety: as for a dispatch, and the memory is that of the permuted rows and is kept.
+                unsafe { stream.launch(&group.dispatch_into, group.following(group.shape), &arguments)? };
+            } else {
+                self.launch_dispatch(stream, group.following(group.shape), tokens, SEND | RECEIVE)?;
+                self.permute(stream, to, view, None)?;
+            }
+            return Ok((Received { ended: Ended { slot: self, tokens } }, View(view)));
+        }
         let slot = Plain(self.state().params);
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &slot, &Plain(tokens)];
         // Safety: as for a dispatch.

@@ -4,7 +4,7 @@
 use crate::format::{Format, Metadata, RowsAlone};
 use crate::network::{Near, Network, Reach, Routed};
 use crate::params::{COMBINE, DISPATCH, EPOCH, MASKED, SECTION, SECTIONS, SINCE, SlotParams, TokenParams, load};
-use crate::protocol::{self, Launch, raise};
+use crate::protocol::{self, Launch, Sent, raise};
 use crate::routes::{Routes, check_number};
 use crate::status::{self, Code};
 use gin_device::internal::status::WaitError;
@@ -165,7 +165,7 @@ pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, slot: &Slot
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
     let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
     // Safety: the caller's promise.
-    unsafe { send::<RowsAlone<F>, Near>(&arena, slot, tokens, epoch, masked) };
+    unsafe { send::<RowsAlone<F>, Near, false>(&arena, slot, tokens, epoch, masked) };
 }
 
 /// Sends and waits.
@@ -187,14 +187,14 @@ unsafe fn dispatch_by<F: Format, R: Reach>(
     if phases & SEND != 0 {
         epoch = before.wrapping_add(1);
         // Safety: the caller's promise.
-        is_receiver = unsafe { send::<F, R>(arena, slot, tokens, epoch, masked) };
+        is_receiver = unsafe { send::<F, R, false>(arena, slot, tokens, epoch, masked) }.is_last;
     }
     if phases & RECEIVE != 0 && is_receiver && Block.rank() < WARP_SIZE {
         receive::<F, R>(comm, arena, slot, epoch, masked);
     }
 }
 
-/// Sends. Returns, in the first warp, whether the block was the last one.
+/// Sends. Returns, in the first warp, whether the block was the last one, and, if blocks stay, whether it may wait.
 ///
 /// No row that a rank still reads is overwritten. Rows of dispatch `e - 2` had the same buffer, and this kernel follows
 /// the receive of dispatch `e - 1`, whose flag each rank raised after its combine or release of `e - 2`. For a region
@@ -203,17 +203,20 @@ unsafe fn dispatch_by<F: Format, R: Reach>(
 /// # Safety
 /// - As [`dispatch`].
 #[inline(always)]
-unsafe fn send<F: Format, R: Reach>(
+pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
     arena: &Arena<R>,
     slot: &SlotParams,
     tokens: &TokenParams,
     epoch: u64,
     masked: u64,
-) -> bool {
+) -> Sent {
     let (sizes, buffer, blocks) = (&slot.sizes, protocol::buffer(epoch), grid_dim().count() as u64);
     let launch = |buffer: u64| Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * buffer)));
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
     let units = F::units(sizes).by();
+    if STAYS && Block.elect() {
+        launch(buffer).start();
+    }
     let mut routes = Routes::new(arena.here(), slot, tokens);
     let mut unit = warp * blocks as u32 + block_in_grid();
     // The first unit is on its way while the block counts tokens.
@@ -246,8 +249,9 @@ unsafe fn send<F: Format, R: Reach>(
             }
         }
     }
+    let mut sent = Sent { is_last: false, may_wait: false };
     if !F::HAS_METADATA {
-        return false;
+        return sent;
     }
     if tokens.plan == 0 {
         check_number(arena.here(), slot, tokens);
@@ -259,10 +263,16 @@ unsafe fn send<F: Format, R: Reach>(
     // A receiver that has seen the flag sees the rows of all blocks: the threads of a block have met, so the one that
     // counts it releases what all of them stored; the block that is counted last acquires what the others released,
     // and `raise` releases that again before the flag.
-    let mut is_last = false;
     if warp == 0 {
-        is_last = Warp.any(Block.elect() && launch(buffer).finish_without_wait(blocks));
-        if is_last {
+        if Block.elect() {
+            if STAYS {
+                sent = launch(buffer).finish(blocks);
+            } else {
+                sent.is_last = launch(buffer).finish_without_wait(blocks);
+            }
+        }
+        sent = Sent { is_last: Warp.any(sent.is_last), may_wait: STAYS && Warp.any(sent.may_wait) };
+        if sent.is_last {
             // Each lane tells what the first one has acquired.
             Warp.sync();
             let mut to = lane_index();
@@ -283,7 +293,7 @@ unsafe fn send<F: Format, R: Reach>(
             }
         }
     }
-    is_last
+    sent
 }
 
 /// Returns the token after the last one of a section.
@@ -468,9 +478,16 @@ unsafe fn copy_scales(scales: u64, bytes: u32, token: u32, to: u64) {
     }
 }
 
+/// Returns the number of rows from a source of which each has a place, if its flag has this number.
+#[inline(always)]
+pub(crate) fn rows_within(arena: u64, slot: &SlotParams, source: u32, seen: u32) -> u32 {
+    let room = slot.sizes.max_rows.saturating_sub(slot.offset_of(arena, source));
+    seen.min(slot.sizes.tokens).min(room)
+}
+
 /// Waits for the rows of all ranks but `silent`, by one warp.
 #[inline(always)]
-fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, slot: &SlotParams, epoch: u64, silent: u64) {
+pub(crate) fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, slot: &SlotParams, epoch: u64, silent: u64) {
     let buffer = protocol::buffer(epoch);
     let mut source = lane_index();
     while source < slot.sizes.ranks {
@@ -478,10 +495,7 @@ fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, slot: &SlotParams
         if silent >> source & 1 == 0 {
             let flag = arena.route.sent(arena.word(F::flag(slot, buffer, source)), buffer, source);
             match protocol::wait::<Global>(&status::of(comm), slot.patience(), flag, epoch) {
-                Ok(seen) => {
-                    let room = slot.sizes.max_rows.saturating_sub(slot.offset_of(arena.here(), source));
-                    rows = seen.min(slot.sizes.tokens).min(room);
-                }
+                Ok(seen) => rows = rows_within(arena.here(), slot, source, seen),
                 Err(error) => is_silent(arena, slot, source, epoch, error),
             }
         }

@@ -12,15 +12,16 @@ use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
 
 /// The maximum number of experts that a block has in shared memory at a time.
-const WINDOW: u32 = 1024;
+pub(crate) const WINDOW: u32 = 1024;
 
 /// The maximum numbers of parts of all sources and of counts, so that their memory stays small.
 const MAX_PARTS: u32 = 128;
 const MAX_COUNTS: u32 = 1 << 18;
 
-shared! { static TOTALS: [u32; WINDOW as usize]; }
-shared! { static OFFSETS: [u32; WINDOW as usize]; }
-shared! { static NEXT: [u32; WINDOW as usize]; }
+// For experts of a window the number of their rows, the first place of their zone, and the next place that a row gets.
+shared! { pub(crate) static TOTALS: [u32; WINDOW as usize]; }
+shared! { pub(crate) static OFFSETS: [u32; WINDOW as usize]; }
+shared! { pub(crate) static NEXT: [u32; WINDOW as usize]; }
 
 /// Returns the number of parts of the rows of a source.
 #[inline(always)]
@@ -38,14 +39,14 @@ pub const fn part_counts(sizes: &Sizes) -> u64 {
 }
 
 /// A part of the rows of a source.
-struct Part<'a> {
-    to: &'a PermutedRows,
-    number: u32,
-    source: u32,
-    rows: Source,
+pub(crate) struct Part<'a> {
+    pub(crate) to: &'a PermutedRows,
+    pub(crate) number: u32,
+    pub(crate) source: u32,
+    pub(crate) rows: Source,
     /// The first row of the part, and the one after the last.
-    first: u32,
-    end: u32,
+    pub(crate) first: u32,
+    pub(crate) end: u32,
 }
 
 impl<'a> Part<'a> {
@@ -103,6 +104,28 @@ impl<'a> Part<'a> {
         }
     }
 
+    /// Adds the rows of each expert of a window to counters. All threads of the block call.
+    #[inline(always)]
+    pub(crate) fn tally(&self, counters: SharedArray<u32>, window: u32, number: u32) {
+        let step = Block.size();
+        let mut index = Block.rank();
+        while index < self.ids() {
+            // These loads are on their way together.
+            let id = |ahead: u32| self.id(index + ahead * step).wrapping_sub(window);
+            let (a, b, c, d) = (id(0), id(1), id(2), id(3));
+            let add = |expert: u32| {
+                if expert < number {
+                    counters.add(expert as usize, 1);
+                }
+            };
+            add(a);
+            add(b);
+            add(c);
+            add(d);
+            index += 4 * step;
+        }
+    }
+
     /// Counts the rows of each expert.
     #[inline(always)]
     fn count(&self) {
@@ -112,12 +135,7 @@ impl<'a> Part<'a> {
                 totals.write(expert, 0);
             }
             Block.sync();
-            for index in Block.stripe(self.ids() as usize) {
-                let expert = self.id(index as u32).wrapping_sub(window);
-                if expert < number {
-                    totals.add(expert as usize, 1);
-                }
-            }
+            self.tally(totals, window, number);
             Block.sync();
             for expert in Block.stripe(number as usize) {
                 self.to.store(self.count_at(self.number, window + expert as u32), totals.read(expert));
@@ -213,7 +231,7 @@ impl<'a> Part<'a> {
                 let all = sizes.ranks * parts(sizes);
                 let mut expert = (self.number + all - window % all) % all;
                 while expert < number {
-                    self.fill(offsets.read(expert as usize), totals.read(expert as usize));
+                    fill(to, offsets.read(expert as usize), totals.read(expert as usize));
                     expert += all;
                 }
             }
@@ -226,28 +244,9 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Fills the gap behind the rows of a zone with zeros.
-    #[inline(always)]
-    fn fill(&self, first: u32, rows: u32) {
-        let (to, pairs) = (self.to, self.to.received.slot().sizes.row_bytes / 16);
-        let (mut row, end) = (first + rows, first + rows.next_multiple_of(to.align));
-        while row < end.min(to.capacity) {
-            if Block.elect() {
-                to.store(to.source_info + 4 * u64::from(row), NONE);
-            }
-            if to.rows != 0 {
-                for pair in Block.stripe(pairs as usize) {
-                    // Safety: a row of the layout.
-                    unsafe { store_weak_pair(to.row(row).cast::<u64>().add(2 * pair), 0, 0) };
-                }
-            }
-            row += 1;
-        }
-    }
-
     /// Gives the ids of a window of experts their places in order, by one warp.
     #[inline(always)]
-    fn put(&self, window: u32, number: u32) {
+    pub(crate) fn put(&self, window: u32, number: u32) {
         let (offsets, next, lane) = (OFFSETS.array(), NEXT.array(), gin_device::coop::lane());
         let (to, tokens) = (self.to, self.to.received.slot().sizes.tokens);
         let put = |index: u32, id: u32| {
@@ -282,6 +281,25 @@ impl<'a> Part<'a> {
             put(index + 3 * WARP_SIZE, d);
             index += 4 * WARP_SIZE;
         }
+    }
+}
+
+/// Fills the gap behind the rows of a zone with zeros. All threads of the block call.
+#[inline(always)]
+pub(crate) fn fill(to: &PermutedRows, first: u32, rows: u32) {
+    let pairs = to.received.slot().sizes.row_bytes / 16;
+    let (mut row, end) = (first + rows, first + rows.next_multiple_of(to.align));
+    while row < end.min(to.capacity) {
+        if Block.elect() {
+            to.store(to.source_info + 4 * u64::from(row), NONE);
+        }
+        if to.rows != 0 {
+            for pair in Block.stripe(pairs as usize) {
+                // Safety: a row of the layout.
+                unsafe { store_weak_pair(to.row(row).cast::<u64>().add(2 * pair), 0, 0) };
+            }
+        }
+        row += 1;
     }
 }
 

@@ -3,8 +3,8 @@
 //! that the next one is on the SMs when they end.
 
 use crate::{
-    Bytes, Network, Quantized, SlotParams, Sums, TokenParams, Wide, combine, combine_over, dispatch, dispatch_over,
-    plan, reduce, reserve, send_metadata, send_rows,
+    Bytes, Network, Quantized, SlotParams, Sums, TokenParams, Wide, combine, combine_over, dispatch, dispatch_into,
+    dispatch_over, plan, reduce, reserve, send_metadata, send_rows,
 };
 use crate::{PermutedRows, permute};
 use gin_device::prelude::*;
@@ -50,6 +50,26 @@ macro_rules! dispatches {
 dispatches! {
     ep_dispatch Bytes;
     ep_dispatch_e4m3 Quantized;
+}
+
+macro_rules! dispatches_into {
+    ($($name:ident $format:ident;)*) => { $(
+        #[doc = concat!("Runs [`dispatch_into`] of rows as [`", stringify!($format), "`].")]
+        ///
+        /// # Safety
+        /// - As [`dispatch_into`].
+        #[kernel(launch_bounds(512))]
+        pub unsafe fn $name(comm: Comm, arena: Window<u64>, tokens: TokenParams, to: PermutedRows) {
+            let_dependents_start();
+            // Safety: the caller's promise.
+            unsafe { dispatch_into::<$format>(&comm, &arena, &tokens, &to) }
+        }
+    )* };
+}
+
+dispatches_into! {
+    ep_dispatch_into Bytes;
+    ep_dispatch_into_e4m3 Quantized;
 }
 
 /// Runs [`send_metadata`].

@@ -48,6 +48,7 @@ extern crate std;
 mod combine;
 mod dispatch;
 mod element;
+mod expand;
 mod expert_major;
 mod format;
 #[cfg(feature = "kernels")]
@@ -66,6 +67,7 @@ mod status;
 pub use combine::{ACCUMULATE, RETURNED, Sums, combine, combine_over};
 pub use dispatch::{RECEIVE, SEND, dispatch, dispatch_over, send_metadata, send_rows};
 pub use element::{Element, Wide, fma};
+pub use expand::{dispatch_into, expands};
 pub use expert_major::part_counts;
 pub use format::{Bytes, Format, Quantized, SCALED};
 #[cfg(feature = "kernels")]
@@ -73,9 +75,9 @@ pub use kernels::{
     ep_combine_bf16, ep_combine_bf16_gdaki, ep_combine_bf16_proxy, ep_combine_f16, ep_combine_f16_gdaki,
     ep_combine_f16_proxy, ep_combine_f32, ep_combine_f32_gdaki, ep_combine_f32_proxy, ep_combine_wide,
     ep_combine_wide_gdaki, ep_combine_wide_proxy, ep_dispatch, ep_dispatch_e4m3, ep_dispatch_e4m3_gdaki,
-    ep_dispatch_e4m3_proxy, ep_dispatch_gdaki, ep_dispatch_proxy, ep_permute_arriving, ep_permute_assign,
-    ep_permute_copy, ep_permute_count, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32, ep_reduce_wide,
-    ep_reserve, ep_send_metadata, ep_send_rows, ep_send_rows_e4m3,
+    ep_dispatch_e4m3_proxy, ep_dispatch_gdaki, ep_dispatch_into, ep_dispatch_into_e4m3, ep_dispatch_proxy,
+    ep_permute_arriving, ep_permute_assign, ep_permute_copy, ep_permute_count, ep_plan, ep_reduce_bf16, ep_reduce_f16,
+    ep_reduce_f32, ep_reduce_wide, ep_reserve, ep_send_metadata, ep_send_rows, ep_send_rows_e4m3,
 };
 pub use network::Network;
 pub use params::{

@@ -191,6 +191,8 @@ pub(crate) const COMBINE: u64 = 4;
 /// not: its blocks start at different times, and would not agree.
 pub(crate) const UNSENT: u64 = 7;
 pub(crate) const DISPATCH: u64 = 8;
+/// The last dispatch into a layout whose receive has ended.
+pub(crate) const DECIDED: u64 = 14;
 /// For each section of a dispatch the number of blocks that have sent it.
 pub(crate) const SECTION: u64 = 16;
 /// The maximum number of sections of a dispatch.
@@ -420,6 +422,7 @@ pub const CLAIMED_WORD: u64 = CLAIMED;
 pub fn reset(sizes: &Sizes, words: &mut [u64], epoch: u64) {
     words.fill(0);
     words[EPOCH as usize] = epoch;
+    words[DECIDED as usize] = epoch;
     let by_rank = |row: u64| (STATE + row * u64::from(sizes.ranks)) as usize;
     // All flags, and the verdict, whose epoch is one that nobody asks about again.
     words[by_rank(0)..by_rank(2)].fill(flag(epoch, 0));

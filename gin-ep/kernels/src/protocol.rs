@@ -240,6 +240,45 @@ pub fn wait_together<M: Memory>(
     }
 }
 
+/// Tells the blocks of the launch that this one has stored for each source whether it took part in an epoch, and the
+/// number of its rows.
+#[inline(always)]
+pub fn decide<M: Memory>(decided: M::Word, epoch: u64) {
+    M::fence_release_gpu();
+    decided.store_relaxed_gpu(epoch);
+}
+
+/// Waits for a flag in a block that does not [`decide`]. Returns the number of rows that the deciding block has, or
+/// will have, in the word `rows`; 0 if an abort or a fault ended the wait.
+///
+/// The deciding block begins to wait after all blocks were counted, so after `since`, when this one was not. It gives
+/// up no earlier than `deadline` later. So it will see a flag that this block has seen before, as in [`must_agree`].
+/// Otherwise this block waits for the decision. That block runs, and waits for ranks alone, up to its deadline.
+///
+/// Ordering: as [`wait`].
+#[inline(always)]
+pub fn wait_or_follow<M: Memory>(
+    status: &Status<M>,
+    deadline: Deadline,
+    flag: impl Flag + Copy,
+    (decided, rows): (M::Word, M::Word),
+    epoch: u64,
+    since: u64,
+) -> u32 {
+    if let Ok(seen) = wait(status, deadline, flag, epoch)
+        && !must_agree::<M>(since, deadline)
+    {
+        return seen;
+    }
+    // No other launch stores this epoch.
+    if status.poll(Deadline::NONE, || decided.load_relaxed_gpu() == epoch).is_err() {
+        return 0;
+    }
+    // The deciding block acquired the rows before it released its decision.
+    M::fence_acquire_gpu();
+    rows.load_relaxed_gpu() as u32
+}
+
 /// Writes a report of four words after its code, if no other is there. While the kernel runs, the host may see the code
 /// before the words: nothing here orders them.
 #[inline(always)]

@@ -62,9 +62,15 @@ impl ReceivedRows {
     /// Returns the rows from a source, in [`buffer`](Self::buffer).
     #[inline(always)]
     pub(crate) fn source(&self, buffer: u64, source: u32) -> Source {
-        let (slot, arena) = (&self.slot, self.arena);
         // Safety: a word of the arena.
-        let count = unsafe { GlobalWord::new(arena + slot.got(buffer, source)) }.load_relaxed_gpu() as u32;
+        let count = unsafe { GlobalWord::new(self.arena + self.slot.got(buffer, source)) }.load_relaxed_gpu() as u32;
+        self.rows_of(buffer, source, count)
+    }
+
+    /// Returns the rows from a source of which this number has arrived.
+    #[inline(always)]
+    pub(crate) fn rows_of(&self, buffer: u64, source: u32, count: u32) -> Source {
+        let (slot, arena) = (&self.slot, self.arena);
         let first = slot.offset_of(arena, source);
         Source {
             count,
