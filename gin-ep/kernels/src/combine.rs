@@ -41,6 +41,31 @@ pub struct Sums {
     pub flags: u32,
 }
 
+impl Sums {
+    /// Returns whether rows of this rank's own tokens are where the experts left them.
+    #[inline(always)]
+    const fn keeps_own(&self, sizes: &Sizes) -> bool {
+        self.rows != 0 && self.flags & RETURNED == 0 && !sizes.is_shared()
+    }
+
+    /// Returns the address of the row of a place; 0 if the row is zero.
+    ///
+    /// # Safety
+    /// - It is one of the places that [`rows`](Self::rows) or [`row_map`](Self::row_map) has.
+    #[inline(always)]
+    unsafe fn row(&self, sizes: &Sizes, mut place: u64) -> u64 {
+        if self.row_map != 0 {
+            // Safety: the caller's promise.
+            let permuted = unsafe { load(self.row_map + 4 * place) };
+            if permuted >= self.capacity {
+                return 0;
+            }
+            place = permuted.into();
+        }
+        self.rows + place * u64::from(sizes.combine_bytes)
+    }
+}
+
 /// Returns rows for every row that this rank received, and adds up the rows that it gets back, in FP32, rounded once.
 /// All threads of the grid call.
 ///
@@ -165,13 +190,14 @@ fn announce<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, masked: u
 }
 
 /// Stores the rows of the block's share into the memory of their sources, or, for remote ranks, to where they are sent
-/// from, or, if sources share a region, in place of the received rows.
+/// from, or, if sources share a region, in place of the received rows. Rows of this rank's own tokens stay where they
+/// are, except in such a region.
 ///
 /// # Safety
 /// - As [`combine`].
 #[inline(always)]
 unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, sums: &Sums, blocks: u32) {
-    let (sizes, buffer, me, rows) = (&slot.sizes, protocol::buffer(epoch), arena.rank(), sums.rows);
+    let (sizes, buffer, me) = (&slot.sizes, protocol::buffer(epoch), arena.rank());
     let (pairs, each, bytes) = (sizes.combine_bytes / 16, sizes.combine_rows, u64::from(sizes.combine_bytes));
     let units = pairs.div_ceil(UNIT);
     let warps = Block.size() / WARP_SIZE;
@@ -186,6 +212,9 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, s
         let sum = me + distance;
         let source = if sum >= sizes.ranks { sum - sizes.ranks } else { sum };
         let count = Warp.shuffle(if source < WARP_SIZE { low } else { high }, source % WARP_SIZE);
+        if source == me && !sizes.is_shared() {
+            continue;
+        }
         let is_remote = arena.route.is_remote(source);
         let (is_shared, first) = (sizes.is_shared(), slot.offset_of(arena.here(), source));
         let there = if is_remote {
@@ -205,19 +234,16 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, s
             unit += step;
             // Safety: the caller's promise.
             unsafe {
-                if each > 1 && (load(meta + 4 + 4 * u64::from(k)) as i32) < 0 {
+                let place = place * u64::from(each) + u64::from(k);
+                // These loads are on their way together.
+                let id = if each > 1 { load(meta + 4 + 4 * u64::from(k)) as i32 } else { 0 };
+                let (from, token) = (sums.row(sizes, place), load(meta));
+                if id < 0 {
                     continue;
                 }
-                let mut place = place * u64::from(each) + u64::from(k);
-                let mut loaded = pairs;
-                if sums.row_map != 0 {
-                    let permuted = load(sums.row_map + 4 * place);
-                    // Nothing is loaded past the end.
-                    (place, loaded) = (permuted.into(), if permuted < sums.capacity { pairs } else { 0 });
-                }
-                let data = load_unit(rows + place * bytes, pair, loaded);
+                let data = load_unit(from, pair, if from == 0 { 0 } else { pairs });
                 // A rank may send anything, but nothing is written past its region.
-                let token = load(meta).min(sizes.tokens - 1);
+                let token = token.min(sizes.tokens - 1);
                 let back = u64::from(if is_remote { row } else { token }) * u64::from(each) + u64::from(k);
                 let back = if is_shared { u64::from(first + row) * u64::from(sizes.pitch) } else { back * bytes };
                 store_unit(there + back, pair, pairs, &data);
@@ -461,7 +487,7 @@ impl Work {
 
     /// Returns the address of the row of each lane's id, and the lanes whose rows are terms of the sum, in its order.
     #[inline(always)]
-    fn terms<R: Reach>(&self, arena: &Arena<R>, slot: &SlotParams, buffer: u64, back: Back) -> (u64, u32) {
+    fn terms<R: Reach>(&self, arena: &Arena<R>, slot: &SlotParams, sums: &Sums, buffer: u64, back: Back) -> (u64, u32) {
         let (sizes, k) = (&slot.sizes, lane_index());
         let is_dropped = Warp.any(self.id >= 0 && self.id as u32 >= sizes.experts);
         let owner = if self.id < 0 || is_dropped { u32::MAX } else { sizes.owner.of(self.id as u32) };
@@ -475,6 +501,10 @@ impl Work {
             row = if back.in_place >> owner & 1 != 0 {
                 let place = u64::from(self.place) * u64::from(sizes.pitch);
                 arena.there(owner) + slot.rows(buffer, arena.rank()) + place
+            } else if owner == arena.rank() && sums.keeps_own(sizes) {
+                let place = u64::from(slot.index(owner, 0, self.place)) * u64::from(sizes.combine_rows);
+                // Safety: the place of a row that this rank received from itself.
+                unsafe { sums.row(sizes, place + u64::from(if is_one_of_several { k } else { 0 })) }
             } else {
                 let row = if arena.route.is_remote(owner) { self.place } else { self.token };
                 let place = u64::from(row) * u64::from(sizes.combine_rows);
@@ -511,7 +541,7 @@ unsafe fn add_up<E: Element, R: Reach>(
         // Safety: the caller's promise.
         let next = unsafe { Work::new(arena, slot, tokens, sums, &shares) };
         shares.go_on(launch);
-        let (row, lanes) = work.terms(arena, slot, buffer, back);
+        let (row, lanes) = work.terms(arena, slot, sums, buffer, back);
         let term = |k: u32| -> Term { (Warp.shuffle(row, k), Warp.shuffle(work.weight, k)) };
         let first = work.part * shares.pairs();
         let end = (first + shares.pairs()).min(slot.sizes.combine_bytes / 16);
