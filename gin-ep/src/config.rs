@@ -5,7 +5,8 @@ use crate::EpError;
 use gin_abi::Deadline;
 use gin_abi::handle::{BackendKind, NEAR_WORDS};
 use gin_ep_kernels::{
-    Bytes, Divisor, Format, LARGE_UNIT, MAX_NETWORK_THREADS, MAX_THREADS, Network, Quantized, SCALED, Sizes, UNIT,
+    Bytes, COUNT_IN_DISPATCH, Divisor, Format, LARGE_UNIT, MAX_NETWORK_THREADS, MAX_THREADS, Network, Quantized,
+    SCALED, Sizes, UNIT,
 };
 use std::fmt;
 
@@ -17,9 +18,6 @@ const MAX_RANKS: u64 = 64;
 const MAX_TOPK: u64 = 32;
 /// The maximum number of experts.
 const MAX_EXPERTS: u64 = 65_536;
-/// Groups with room for more tokens count tokens in a kernel of its own, before each dispatch. Up to here
-/// no warp counts twice.
-const COUNT_IN_DISPATCH: u32 = 512;
 /// Bytes of a signal: its words in the window, for GPUs and for CPU threads, and those beside them.
 const SIGNAL_BYTES: u64 = 8 * (3 + NEAR_WORDS);
 /// The number of threads of a block for few tokens: each of its warps counts 32 of them.
@@ -442,7 +440,7 @@ impl GroupConfig {
 
     /// Returns the names of the kernels for dispatch and combine, which post to this network, if they do, and of the
     /// kernel for sums of a rank.
-    pub(crate) fn kernels(&self, network: Option<BackendKind>) -> [String; 5] {
+    pub(crate) fn kernels(&self, network: Option<BackendKind>) -> [String; 6] {
         let suffix = match network {
             None => "",
             Some(BackendKind::Proxy) => "_proxy",
@@ -458,7 +456,15 @@ impl GroupConfig {
             back = "wide";
         }
         let send = dispatch.replace("dispatch", "send_rows");
-        let into = dispatch.replace("dispatch", "dispatch_into");
-        [format!("{dispatch}{suffix}"), into, send, format!("ep_combine_{back}{suffix}"), format!("ep_reduce_{back}")]
+        let of = |kind: &str| dispatch.replace("dispatch", kind);
+        let (into, shared) = (of("dispatch_into"), of("dispatch_shared"));
+        [
+            format!("{dispatch}{suffix}"),
+            into,
+            shared,
+            send,
+            format!("ep_combine_{back}{suffix}"),
+            format!("ep_reduce_{back}"),
+        ]
     }
 }

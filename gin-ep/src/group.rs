@@ -56,6 +56,8 @@ pub struct Group<'c> {
     /// The number of kernels with blocks that wait which may share this rank's GPU: one for each slot of each rank.
     pub(crate) shares: u64,
     pub(crate) shape: LaunchConfig,
+    /// The shape of a dispatch into a layout, or of one that reserves places.
+    pub(crate) shape_into: LaunchConfig,
     pub(crate) element: Element,
     pub(crate) combine_at_source: bool,
     /// Bytes of a row of sums.
@@ -67,6 +69,7 @@ pub struct Group<'c> {
     pub(crate) reserve: Function,
     pub(crate) dispatch: Function,
     pub(crate) dispatch_into: Function,
+    pub(crate) dispatch_shared: Function,
     pub(crate) send_metadata: Function,
     pub(crate) send_rows: Function,
     pub(crate) combine: Function,
@@ -180,30 +183,37 @@ impl<'c> Group<'c> {
             // No rank sends before all have written.
             all_gather(comm, &[])?;
         }
-        let shape = LaunchConfig::new(1, threads).dynamic_shared(sizes.shared_bytes());
         let kernels = gpu.load(ModuleSource::Linked)?;
-        let [dispatch, into, send_rows, combine, reduce] = config.kernels(remote.as_ref().map(|remote| remote.backend));
+        let [dispatch, into, in_shared, send_rows, combine, reduce] =
+            config.kernels(remote.as_ref().map(|remote| remote.backend));
         let (plan, reserve) = (kernels.function("ep_plan")?, kernels.function("ep_reserve")?);
         let (send_metadata, send_rows) = (kernels.function("ep_send_metadata")?, kernels.function(&send_rows)?);
         let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
+        let dispatch_shared = kernels.function(&in_shared)?;
         let (dispatch_into, reduce) = (kernels.function(&into)?, kernels.function(&reduce)?);
         // Blocks wait for ranks, and for each slot another rank may be first. So each kernel leaves places to those of
         // other slots, as to those of other ranks on the GPU.
         let shares = sharing * u64::from(config.slots);
-        let mut max = config.blocks.map_or(u64::MAX, u64::from);
-        for kernel in [&dispatch, &dispatch_into, &combine] {
-            max = max.min(gpu.resident_blocks(kernel, &shape)? / shares);
-        }
-        if sharing > 1 {
-            // A kernel that gin has not loaded may not start on an SM with a waiting block, because the two
-            // divide its memory into L1 and shared memory differently. So each rank leaves SMs to the others.
-            // With this much shared memory one block fits on an SM.
-            let alone = shape.dynamic_shared(gpu.limits().dynamic_shared / 4 * 3);
-            max = max.min(gpu.resident_blocks(&dispatch, &alone)? / shares);
-        }
-        let max = max.min(config.useful_blocks(&sizes));
-        let blocks = config.grid.unwrap_or(max.clamp(1, 65_535) as u32);
-        let shape = LaunchConfig::new(blocks, threads).dynamic_shared(shape.dynamic_shared);
+        let of_kernels = |kernels: &[&Function], threads: u32| -> Result<LaunchConfig, EpError> {
+            let shape = LaunchConfig::new(1, threads).dynamic_shared(sizes.shared_bytes());
+            let mut max = config.blocks.map_or(u64::MAX, u64::from);
+            for kernel in kernels {
+                max = max.min(gpu.resident_blocks(kernel, &shape)? / shares);
+            }
+            if sharing > 1 {
+                // A kernel that gin has not loaded may not start on an SM with a waiting block, because the two
+                // divide its memory into L1 and shared memory differently. So each rank leaves SMs to the others.
+                // With this much shared memory one block fits on an SM.
+                let alone = shape.dynamic_shared(gpu.limits().dynamic_shared / 4 * 3);
+                max = max.min(gpu.resident_blocks(kernels[0], &alone)? / shares);
+            }
+            let max = max.min(config.useful_blocks(&sizes));
+            let blocks = config.grid.unwrap_or(max.clamp(1, 65_535) as u32);
+            Ok(LaunchConfig::new(blocks, threads).dynamic_shared(sizes.shared_bytes()))
+        };
+        let shape = of_kernels(&[&dispatch, &combine], threads)?;
+        let shape_into =
+            of_kernels(&[&dispatch_into, &dispatch_shared], threads.min(gin_ep_kernels::MAX_NETWORK_THREADS))?;
         let (element, combine_at_source) = (config.element, config.combine_at_source);
         let sum_bytes = if config.combine_f32 { sizes.combine_bytes / 2 } else { sizes.combine_bytes };
         let permute = |part: &str| kernels.function(&format!("ep_permute_{part}"));
@@ -217,6 +227,7 @@ impl<'c> Group<'c> {
             number: GROUPS.fetch_add(1, Ordering::Relaxed),
             shares,
             shape,
+            shape_into,
             element,
             combine_at_source,
             sum_bytes,
@@ -226,6 +237,7 @@ impl<'c> Group<'c> {
             reserve,
             dispatch,
             dispatch_into,
+            dispatch_shared,
             send_metadata,
             send_rows,
             combine,

@@ -6,7 +6,7 @@ use crate::grouped::{Experts, GroupedMatmul, Products};
 use crate::{Combine, EpError, Group, Layout, OverlappedMatmul, Permuted, Plan, Rows, Tokens, View};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{RECEIVE, SEND};
-use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
+use gin_gpu::{Function, KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
 use gin_host::comm::{DeviceComm, Window};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -121,9 +121,9 @@ impl<'g> Slot<'g> {
                 Slot::state(self).extend(stream, &to.used())?;
                 let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &Plain(tokens), &View(view)];
                 // Safety: as for a dispatch, and the memory is that of the permuted rows and is kept.
-                unsafe { stream.launch(&group.dispatch_into, group.following(group.shape), &arguments)? };
+                unsafe { stream.launch(&group.dispatch_into, group.following(group.shape_into), &arguments)? };
             } else {
-                self.launch_dispatch(stream, group.following(group.shape), tokens, SEND | RECEIVE)?;
+                self.launch_dispatch(stream, &group.dispatch, group.following(group.shape), tokens, SEND | RECEIVE)?;
                 self.permute(stream, to, view, None)?;
             }
             return Ok((Received { ended: Ended { slot: self, tokens } }, View(view)));
@@ -186,20 +186,30 @@ impl<'g> Slot<'g> {
         tokens: &Tokens<'_>,
         phases: u32,
     ) -> Result<kernels::TokenParams, EpError> {
-        let params = self.prepare(stream, tokens)?;
-        self.launch_dispatch(stream, self.group.following(self.group.shape), params, phases)?;
+        let group = self.group;
+        let reserves = self.state().params.sizes.reserves();
+        let params = if reserves { self.check(stream, tokens)? } else { self.prepare(stream, tokens)? };
+        let (kernel, shape) =
+            if reserves { (&group.dispatch_shared, group.shape_into) } else { (&group.dispatch, group.shape) };
+        self.launch_dispatch(stream, kernel, group.following(shape), params, phases)?;
+        Ok(params)
+    }
+
+    /// Checks and keeps the memory of tokens.
+    fn check(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<kernels::TokenParams, EpError> {
+        if self.state().is_unheard.load(Ordering::Relaxed) {
+            return Err(EpError::NotReceived { slot: self.number });
+        }
+        self.state().check_read(self.number)?;
+        let (params, used) = tokens.check(&self.state().params.sizes, self.group.element)?;
+        self.state().begin(stream, &used)?;
         Ok(params)
     }
 
     /// Checks and keeps the memory of tokens, and finds out where their rows go.
     fn prepare(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<kernels::TokenParams, EpError> {
-        if self.state().is_unheard.load(Ordering::Relaxed) {
-            return Err(EpError::NotReceived { slot: self.number });
-        }
-        self.state().check_read(self.number)?;
+        let mut params = self.check(stream, tokens)?;
         let state = self.state();
-        let (mut params, used) = tokens.check(&state.params.sizes, self.group.element)?;
-        state.begin(stream, &used)?;
         if let (Some(plan), 0) = (&state.plan, params.plan) {
             self.launch_plan(stream, params, plan)?;
             params.plan = plan.address();
@@ -250,6 +260,7 @@ impl<'g> Slot<'g> {
         let nothing = bytemuck::Zeroable::zeroed();
         self.launch_dispatch(
             stream,
+            &self.group.dispatch,
             LaunchConfig::new(1, 32).dynamic_shared(self.group.shape.dynamic_shared),
             nothing,
             SEND | RECEIVE,
@@ -259,6 +270,7 @@ impl<'g> Slot<'g> {
     fn launch_dispatch(
         &self,
         stream: &Arc<dyn Stream>,
+        kernel: &Function,
         shape: LaunchConfig,
         tokens: kernels::TokenParams,
         phases: u32,
@@ -270,7 +282,7 @@ impl<'g> Slot<'g> {
         arguments.extend(network_arguments(group, network.as_ref()));
         // Safety: arena and slot are the communicator's, the memory of the tokens was checked and is kept, and the slot
         // lends itself, so that its kernels follow each other.
-        unsafe { stream.launch(&group.dispatch, shape, &arguments)? };
+        unsafe { stream.launch(kernel, shape, &arguments)? };
         Ok(())
     }
 }
@@ -408,7 +420,7 @@ impl Lent for Slot<'_> {
     fn receive(&mut self, stream: &Arc<dyn Stream>, tokens: kernels::TokenParams) -> Result<(), EpError> {
         self.state().extend(stream, &[])?;
         // One warp waits.
-        self.launch_dispatch(stream, LaunchConfig::new(1, 32), tokens, RECEIVE)?;
+        self.launch_dispatch(stream, &self.group.dispatch, LaunchConfig::new(1, 32), tokens, RECEIVE)?;
         Slot::state(self).is_unheard.store(false, Ordering::Relaxed);
         Ok(())
     }

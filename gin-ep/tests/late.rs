@@ -80,7 +80,7 @@ fn late(seed: u64, way: Way) -> u32 {
         let config = if way.shares_region { config.max_rows(24) } else { config };
         let group = Group::new(&comm, &config)?;
         let input = Input::new(&rank, &SHAPE, 8)?;
-        let to = Permuted::new(&group, Layout::Flat, 24)?;
+        let to = Permuted::new(&group, Layout::ExpertMajorPadded, 0)?;
         let stream = rank.stream()?;
         let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (me as u64 + 1).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mut random = |of: u64| {
@@ -111,6 +111,17 @@ fn late(seed: u64, way: Way) -> u32 {
                     sent.receive(&stream)?
                 }
             };
+            if way.call == Call::ExchangeInto {
+                // All blocks took the same ranks for present.
+                stream.synchronize()?;
+                let rows = received.fetch()?;
+                let of = |expert: usize, source: usize| {
+                    let ids = rows[source].iter().flat_map(|row| &row.experts);
+                    ids.filter(|&&local| local == expert as i32).count() as u32
+                };
+                let expected: Vec<u32> = (0..6).map(|zone| of(zone / 3, zone % 3)).collect();
+                assert_eq!(to.fetch_counts()?[1..], expected, "seed {seed}, {way:?}, pair {number}: rank {me}");
+            }
             experts(&rank, &stream, &SHAPE, &received)?;
             if number % 2 == 0 {
                 stream.synchronize()?;

@@ -680,7 +680,8 @@ fn a_silent_rank_is_reported_and_masked_and_readmitted_and_finds_out_if_it_comes
 #[test]
 fn a_rank_that_describes_its_rows_and_sends_none_is_reported_and_left_out() {
     let shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
-    let (config, deadline) = (config(&shape, 8).threads(32), Deadline::after_ms(20));
+    // With so much room a row's metadata is sent before the row.
+    let (config, deadline) = (config(&shape, 4096).threads(32), Deadline::after_ms(20));
     on_ranks(WorldConfig::seeded(3, 5), |rank, comm| {
         support::layouts::described_only(rank, comm, (&config, deadline), &shape, 8)
     });
@@ -689,7 +690,8 @@ fn a_rank_that_describes_its_rows_and_sends_none_is_reported_and_left_out() {
 #[test]
 fn ranks_that_expect_metadata_and_rows_do_not_take_each_other_for_present() {
     let shape = Shape { ranks: 2, experts: 6, topk: 2, hidden: 8 };
-    let (config, deadline) = (config(&shape, 8).threads(32), Deadline::after_ms(20));
+    // With so much room a row's metadata is sent before the row.
+    let (config, deadline) = (config(&shape, 4096).threads(32), Deadline::after_ms(20));
     on_ranks(WorldConfig::seeded(2, 5), |rank, comm| {
         support::layouts::mixed(rank, comm, (&config, deadline), &shape, 8)
     });

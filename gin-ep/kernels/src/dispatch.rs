@@ -5,6 +5,7 @@ use crate::format::{Format, Metadata, RowsAlone};
 use crate::network::{Near, Network, Reach, Routed};
 use crate::params::{COMBINE, DISPATCH, EPOCH, MASKED, SECTION, SECTIONS, SINCE, SlotParams, TokenParams, load};
 use crate::protocol::{self, Launch, Sent, raise};
+use crate::reserve::reserve_within;
 use crate::routes::{Routes, check_number};
 use crate::status::{self, Code};
 use gin_device::internal::status::WaitError;
@@ -141,6 +142,32 @@ pub unsafe fn dispatch_over<F: Format, B: Backend>(
     unsafe { dispatch_by::<F, _>(comm, &arena, slot, tokens, phases) };
 }
 
+/// Sends and waits as [`dispatch`] with [`SEND`], in a group whose sources share a region. It does what
+/// [`reserve`](crate::reserve()) does itself, so no kernel comes before it, and the tokens need no plan.
+///
+/// # Safety
+/// - As [`dispatch`], but for the reserved places. Sources share a region, and the groups of all tokens fit into shared
+///   memory at a time.
+#[inline(always)]
+pub unsafe fn dispatch_shared<F: Format>(
+    comm: &Comm,
+    arena: &Window<u64>,
+    slot: &SlotParams,
+    tokens: &TokenParams,
+    phases: u32,
+) {
+    let Some(arena) = Arena::new(comm, arena) else { return };
+    let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
+    let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * protocol::buffer(epoch))));
+    let started = if Block.elect() { launch.start() } else { 0 };
+    let reserve = |routes: &mut Routes| reserve_within(comm, &arena, slot, routes, epoch, started);
+    // Safety: the caller's promise.
+    let (sent, _) = unsafe { send::<F, Near, false>(&arena, slot, tokens, epoch, reserve) };
+    if phases & RECEIVE != 0 && sent.is_last && Block.rank() < WARP_SIZE {
+        receive::<F, Near>(comm, &arena, slot, epoch, Near::masked(&arena, slot));
+    }
+}
+
 /// Sends the metadata of the rows alone, and waits for those of all ranks. Afterwards, in the order of the stream,
 /// [`ReceivedRows`](crate::ReceivedRows) has the rows' tokens and ids; [`send_rows`] sends the rows.
 ///
@@ -165,7 +192,7 @@ pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, slot: &Slot
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
     let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
     // Safety: the caller's promise.
-    unsafe { send::<RowsAlone<F>, Near, false>(&arena, slot, tokens, epoch, masked) };
+    unsafe { send::<RowsAlone<F>, Near, false>(&arena, slot, tokens, epoch, |_| masked) };
 }
 
 /// Sends and waits.
@@ -187,14 +214,16 @@ unsafe fn dispatch_by<F: Format, R: Reach>(
     if phases & SEND != 0 {
         epoch = before.wrapping_add(1);
         // Safety: the caller's promise.
-        is_receiver = unsafe { send::<F, R, false>(arena, slot, tokens, epoch, masked) }.is_last;
+        is_receiver = unsafe { send::<F, R, false>(arena, slot, tokens, epoch, |_| masked) }.0.is_last;
     }
     if phases & RECEIVE != 0 && is_receiver && Block.rank() < WARP_SIZE {
         receive::<F, R>(comm, arena, slot, epoch, masked);
     }
 }
 
-/// Sends. Returns, in the first warp, whether the block was the last one, and, if blocks stay, whether it may wait.
+/// Sends. Returns, in the first warp, whether the block was the last one, and, if blocks stay, whether it may wait and
+/// a time before the block was counted. `masked` returns the ranks that get no rows, when the block has counted the first
+/// tokens.
 ///
 /// No row that a rank still reads is overwritten. Rows of dispatch `e - 2` had the same buffer, and this kernel follows
 /// the receive of dispatch `e - 1`, whose flag each rank raised after its combine or release of `e - 2`. For a region
@@ -208,8 +237,8 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
     slot: &SlotParams,
     tokens: &TokenParams,
     epoch: u64,
-    masked: u64,
-) -> Sent {
+    masked: impl FnOnce(&mut Routes) -> u64,
+) -> (Sent, u64) {
     let (sizes, buffer, blocks) = (&slot.sizes, protocol::buffer(epoch), grid_dim().count() as u64);
     let launch = |buffer: u64| Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * buffer)));
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
@@ -223,11 +252,9 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
     // Safety: the caller's promise.
     let mut next = unsafe { Unit::load::<F>(slot, tokens, routes.tokens, unit) };
     let mut section = 0;
-    loop {
-        let (first, end) = routes.advance(arena.here(), slot, tokens);
-        if first == end {
-            break;
-        }
+    let (mut first, mut end) = routes.advance(arena.here(), slot, tokens);
+    let masked = masked(&mut routes);
+    while first != end {
         loop {
             let section_end = if F::HAS_METADATA { end } else { end_of_section(routes.tokens, section) };
             let until = end.min(section_end);
@@ -248,10 +275,11 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
                 break;
             }
         }
+        (first, end) = routes.advance(arena.here(), slot, tokens);
     }
     let mut sent = Sent { is_last: false, may_wait: false };
     if !F::HAS_METADATA {
-        return sent;
+        return (sent, 0);
     }
     if tokens.plan == 0 {
         check_number(arena.here(), slot, tokens);
@@ -259,6 +287,7 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
     if warp == 0 {
         routes.close();
     }
+    let since = if STAYS { Global::clock_ns() } else { 0 };
     F::meet();
     // A receiver that has seen the flag sees the rows of all blocks: the threads of a block have met, so the one that
     // counts it releases what all of them stored; the block that is counted last acquires what the others released,
@@ -293,7 +322,7 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
             }
         }
     }
-    sent
+    (sent, since)
 }
 
 /// Returns the token after the last one of a section.

@@ -17,7 +17,7 @@ use crate::protocol::{self, Launch, Sent};
 use crate::status::{self, Code};
 use crate::{SlotParams, UNIT};
 use gin_device::prelude::*;
-use gin_device::sys::{Global, Memory, Word};
+use gin_device::sys::{Global, Word};
 
 /// The maximum number of rows of a chunk.
 const CHUNK: u32 = 64;
@@ -49,10 +49,9 @@ pub unsafe fn dispatch_into<F: Format>(comm: &Comm, arena: &Window<u64>, tokens:
     let Some(arena) = Arena::new(comm, arena) else { return };
     let slot = to.received.slot();
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
-    let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
-    let since = Global::clock_ns();
+    let masked = || arena.word(slot.word(MASKED)).load_relaxed_gpu();
     // Safety: the caller's promise.
-    let sent = unsafe { send::<F, Near, true>(&arena, slot, tokens, epoch, masked) };
+    let (sent, since) = unsafe { send::<F, Near, true>(&arena, slot, tokens, epoch, |_| masked()) };
     // A block that has not started may need the place of this one. The last one stays.
     if !Block.sync_or(sent.may_wait) {
         return;
@@ -62,7 +61,8 @@ pub unsafe fn dispatch_into<F: Format>(comm: &Comm, arena: &Window<u64>, tokens:
     let take = || if Block.elect() { launch.take() } else { 0 };
     // The number is on its way while the block waits.
     let first = take();
-    arrive::<F>(comm, &arena, slot, (epoch, masked), sent, since);
+    // The ranks may now be those that the last block has found silent, too.
+    arrive::<F>(comm, &arena, slot, (epoch, masked()), sent, since);
     let expansion = Expansion::new(to, buffer);
     expansion.find_zones();
     let mut taken = first;

@@ -4,7 +4,7 @@
 
 use crate::{
     Bytes, Network, Quantized, SlotParams, Sums, TokenParams, Wide, combine, combine_over, dispatch, dispatch_into,
-    dispatch_over, plan, reduce, reserve, send_metadata, send_rows,
+    dispatch_over, dispatch_shared, plan, reduce, reserve, send_metadata, send_rows,
 };
 use crate::{PermutedRows, permute};
 use gin_device::prelude::*;
@@ -52,13 +52,33 @@ dispatches! {
     ep_dispatch_e4m3 Quantized;
 }
 
+macro_rules! shared_dispatches {
+    ($($name:ident $format:ident;)*) => { $(
+        #[doc = concat!("Runs [`dispatch_shared`] of rows as [`", stringify!($format), "`].")]
+        ///
+        /// # Safety
+        /// - As [`dispatch_shared`].
+        #[kernel(launch_bounds(256))]
+        pub unsafe fn $name(comm: Comm, arena: Window<u64>, slot: SlotParams, tokens: TokenParams, phases: u32) {
+            let_dependents_start();
+            // Safety: the caller's promise.
+            unsafe { dispatch_shared::<$format>(&comm, &arena, &slot, &tokens, phases) }
+        }
+    )* };
+}
+
+shared_dispatches! {
+    ep_dispatch_shared Bytes;
+    ep_dispatch_shared_e4m3 Quantized;
+}
+
 macro_rules! dispatches_into {
     ($($name:ident $format:ident;)*) => { $(
         #[doc = concat!("Runs [`dispatch_into`] of rows as [`", stringify!($format), "`].")]
         ///
         /// # Safety
         /// - As [`dispatch_into`].
-        #[kernel(launch_bounds(512))]
+        #[kernel(launch_bounds(256))]
         pub unsafe fn $name(comm: Comm, arena: Window<u64>, tokens: TokenParams, to: PermutedRows) {
             let_dependents_start();
             // Safety: the caller's promise.

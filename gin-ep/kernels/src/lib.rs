@@ -65,7 +65,7 @@ mod routes;
 mod status;
 
 pub use combine::{ACCUMULATE, RETURNED, Sums, combine, combine_over};
-pub use dispatch::{RECEIVE, SEND, dispatch, dispatch_over, send_metadata, send_rows};
+pub use dispatch::{RECEIVE, SEND, dispatch, dispatch_over, dispatch_shared, send_metadata, send_rows};
 pub use element::{Element, Wide, fma};
 pub use expand::{dispatch_into, expands};
 pub use expert_major::part_counts;
@@ -76,13 +76,14 @@ pub use kernels::{
     ep_combine_f16_proxy, ep_combine_f32, ep_combine_f32_gdaki, ep_combine_f32_proxy, ep_combine_wide,
     ep_combine_wide_gdaki, ep_combine_wide_proxy, ep_dispatch, ep_dispatch_e4m3, ep_dispatch_e4m3_gdaki,
     ep_dispatch_e4m3_proxy, ep_dispatch_gdaki, ep_dispatch_into, ep_dispatch_into_e4m3, ep_dispatch_proxy,
-    ep_permute_arriving, ep_permute_assign, ep_permute_copy, ep_permute_count, ep_plan, ep_reduce_bf16, ep_reduce_f16,
-    ep_reduce_f32, ep_reduce_wide, ep_reserve, ep_send_metadata, ep_send_rows, ep_send_rows_e4m3,
+    ep_dispatch_shared, ep_dispatch_shared_e4m3, ep_permute_arriving, ep_permute_assign, ep_permute_copy,
+    ep_permute_count, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32, ep_reduce_wide, ep_reserve,
+    ep_send_metadata, ep_send_rows, ep_send_rows_e4m3,
 };
 pub use network::Network;
 pub use params::{
-    CLAIMED_WORD, Divisor, EPOCH_WORD, EXPONENTS, MASKED_WORD, POWERS, Sizes, SlotOffsets, SlotParams, TokenParams,
-    UNSENT_WORD, WIDE_IDS, reset,
+    CLAIMED_WORD, COUNT_IN_DISPATCH, Divisor, EPOCH_WORD, EXPONENTS, MASKED_WORD, POWERS, Sizes, SlotOffsets,
+    SlotParams, TokenParams, UNSENT_WORD, WIDE_IDS, reset,
 };
 pub use permute::PermutedRows;
 pub use received::ReceivedRows;
@@ -108,6 +109,6 @@ pub const LARGE_UNIT: u32 = 224;
 /// The maximum number of threads of a block of these kernels.
 pub const MAX_THREADS: u32 = 512;
 
-/// The maximum number of threads of a block of kernels that post to a network, that send rows alone, or that copy rows
-/// as they arrive. The first two take more registers; the last two share SMs.
+/// The maximum number of threads of a block of kernels that post to a network, that dispatch into a layout or a shared region, that send
+/// rows alone, or that copy rows as they arrive. The first two take more registers; the last two share SMs.
 pub const MAX_NETWORK_THREADS: u32 = 256;

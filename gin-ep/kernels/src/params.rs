@@ -109,6 +109,12 @@ impl Sizes {
         self.max_rows != u32::MAX
     }
 
+    /// Returns whether a dispatch reserves places in a shared region itself, so that no kernel comes before it.
+    #[must_use]
+    pub const fn reserves(&self) -> bool {
+        self.is_shared() && self.tokens <= COUNT_IN_DISPATCH && self.tokens.div_ceil(32) <= self.groups
+    }
+
     /// Returns the number of words of state of a slot, a multiple of 2.
     #[must_use]
     pub const fn words(&self) -> u64 {
@@ -172,6 +178,9 @@ const fn scales_at(topk: u32) -> u32 {
     (4 + 8 * topk).next_multiple_of(16)
 }
 
+/// Groups with room for more tokens count tokens in a kernel of its own, before each dispatch. Up to here no warp counts
+/// twice.
+pub const COUNT_IN_DISPATCH: u32 = 512;
 /// The maximum number of bytes of shared memory for the routing that a block has at a time.
 const MAX_SHARED: u32 = 24 << 10;
 /// Offset of the bits in a plan.
@@ -193,6 +202,8 @@ pub(crate) const UNSENT: u64 = 7;
 pub(crate) const DISPATCH: u64 = 8;
 /// The last dispatch into a layout whose receive has ended.
 pub(crate) const DECIDED: u64 = 14;
+/// The last dispatch for which the ranks have agreed on places, where the dispatch itself does that.
+pub(crate) const RESERVED: u64 = 15;
 /// For each section of a dispatch the number of blocks that have sent it.
 pub(crate) const SECTION: u64 = 16;
 /// The maximum number of sections of a dispatch.
@@ -423,6 +434,7 @@ pub fn reset(sizes: &Sizes, words: &mut [u64], epoch: u64) {
     words.fill(0);
     words[EPOCH as usize] = epoch;
     words[DECIDED as usize] = epoch;
+    words[RESERVED as usize] = epoch;
     let by_rank = |row: u64| (STATE + row * u64::from(sizes.ranks)) as usize;
     // All flags, and the verdict, whose epoch is one that nobody asks about again.
     words[by_rank(0)..by_rank(2)].fill(flag(epoch, 0));

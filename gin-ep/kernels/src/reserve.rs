@@ -8,9 +8,9 @@
 
 use crate::dispatch::{Arena, is_silent, lane_index};
 use crate::network::Near;
-use crate::params::{EPOCH, MASKED, SlotParams};
+use crate::params::{EPOCH, MASKED, RESERVED, SINCE, SlotParams};
 use crate::protocol::{self, flag, raise};
-use crate::routes::planned;
+use crate::routes::{Routes, planned};
 use crate::status::{self, Code};
 use gin_device::prelude::*;
 use gin_device::sys::{Global, Word};
@@ -47,19 +47,72 @@ pub unsafe fn reserve(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, plan:
         return;
     }
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
+    agree(comm, &arena, slot, epoch);
+}
+
+/// Reserves places as [`reserve()`] in a dispatch, of which `epoch` is the number. `started` is the number of blocks that
+/// had started before this one, in its first thread. Returns the ranks that get no rows. All threads of the block call,
+/// and `routes` has all tokens.
+///
+/// The block that starts first agrees with other ranks. It waits for them alone, so one resident block is enough. The
+/// others wait for the answers of the same ranks, or for the end of its wait if a rank may be silent: it begins to wait
+/// after the dispatch before has ended, and gives up no earlier than a deadline later. A rank announces its number
+/// before it answers, so that block will see both in time, if another has seen the answer.
+#[inline(always)]
+pub(crate) fn reserve_within(
+    comm: &Comm,
+    arena: &Arena<Near>,
+    slot: &SlotParams,
+    routes: &mut Routes,
+    epoch: u64,
+    started: u64,
+) -> u64 {
+    let (is_first, ranks) = (Block.broadcast(started, 0) == 0, slot.sizes.ranks);
+    let masked = || arena.word(slot.word(MASKED)).load_relaxed_gpu();
+    if Block.rank() < WARP_SIZE {
+        let decided = arena.word(slot.word(RESERVED));
+        if is_first {
+            each(ranks, |rank| COUNTS.array().write(rank as usize, routes.total(rank)));
+            Warp.sync();
+            agree(comm, arena, slot, epoch);
+            // The first lane tells what all lanes have stored and acquired.
+            Warp.sync();
+            if Warp.elect() {
+                protocol::decide::<Global>(decided, epoch);
+            }
+        } else {
+            let (silent, since) = (masked(), arena.word(slot.word(SINCE)).load_relaxed_gpu());
+            each(ranks, |to| {
+                if silent >> to & 1 == 0 {
+                    let (status, granted) = (status::of(comm), arena.word(slot.granted(to)));
+                    let words = (decided, granted);
+                    protocol::wait_or_follow::<Global>(&status, slot.deadline, granted, words, epoch, since);
+                }
+            });
+        }
+    }
+    // All threads see what the lanes have acquired.
+    Block.sync();
+    routes.begin(arena.here(), slot);
+    masked()
+}
+
+/// Agrees with all ranks, by one warp. The block has the numbers of rows in shared memory.
+#[inline(always)]
+fn agree(comm: &Comm, arena: &Arena<Near>, slot: &SlotParams, epoch: u64) {
+    let (counts, ranks, me) = (COUNTS.array(), slot.sizes.ranks, arena.rank());
     let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
-    let me = arena.rank();
     each(ranks, |to| {
         if masked >> to & 1 == 0 {
             raise::<Global>(arena.word_at(to, slot.announced(me)), epoch, counts.read(to as usize));
         }
     });
     let (present, numbers) =
-        wait_all(comm, &arena, slot, (epoch, masked), slot.deadline, |source| slot.announced(source));
-    grant(&arena, slot, (epoch, present), numbers);
+        wait_all(comm, arena, slot, (epoch, masked), slot.deadline, |source| slot.announced(source));
+    grant(arena, slot, (epoch, present), numbers);
     // A receiver waits for a silent rank first, up to a deadline longer than this one.
     let (silent, deadline) = (!present, slot.deadlines(2));
-    let (granting, first) = wait_all(comm, &arena, slot, (epoch, silent), deadline, |to| slot.granted(to));
+    let (granting, first) = wait_all(comm, arena, slot, (epoch, silent), deadline, |to| slot.granted(to));
     each(ranks, |to| {
         let end = (if to < WARP_SIZE { first.0 } else { first.1 }) + counts.read(to as usize);
         if granting >> to & 1 != 0 && counts.read(to as usize) != 0 && end > slot.sizes.max_rows {

@@ -250,6 +250,20 @@ impl Routes {
         (32 * self.first, self.tokens.min(32 * (self.first + self.groups)))
     }
 
+    /// Returns the number of tokens of these groups that go to a rank, if there is such a rank.
+    #[inline(always)]
+    pub(crate) fn total(&self, rank: u32) -> u32 {
+        self.sum(self.first, self.first + self.groups, rank)
+    }
+
+    /// Begins at the first rows that receivers have granted since, by each warp before it passes a group.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, arena: u64, slot: &SlotParams) {
+        let first = |rank: u32| if rank < self.ranks { offset_at(arena, slot, rank) } else { 0 };
+        let mine = gin_device::coop::lane();
+        self.before = (first(mine), first(mine + WARP_SIZE));
+    }
+
     /// Counts the tokens of all groups before `group`, by one warp. It is one of the groups, or the one after the last,
     /// and no earlier one than at the last call.
     #[inline(always)]
