@@ -97,9 +97,9 @@ fn fences(text: &str, report: &Report) -> Result<(), Failed> {
         // The block that was counted, and a flag.
         ("ep_dispatch", 2, [1, 1]),
         ("ep_dispatch_e4m3", 2, [1, 1]),
-        // The last block also acquires; others acquire its decision.
-        ("ep_dispatch_into", 2, [1, 1]),
-        ("ep_dispatch_into_e4m3", 2, [1, 1]),
+        // Besides, the last block releases its decision, and others acquire the flags or the decision.
+        ("ep_dispatch_into", 2, [2, 2]),
+        ("ep_dispatch_into_e4m3", 2, [2, 2]),
         ("ep_send_metadata", 2, [1, 1]),
         // They do not receive.
         ("ep_send_rows", 2, [0, 1]),
@@ -115,10 +115,14 @@ fn fences(text: &str, report: &Report) -> Result<(), Failed> {
         // Functions may follow.
         let body = rest.and_then(|rest| rest.split("\n}").next()).ok_or_else(|| format!("no kernel {kernel}"))?;
         let count = |fence: &str| body.matches(fence).count();
+        let decisions = count("fence.release.gpu");
+        if decisions != usize::from(kernel.contains("_into")) {
+            return Err(format!("{kernel}: {decisions} releases to the GPU").into());
+        }
         let found = [count("fence.release.sys"), count("fence.acquire.sys"), count("fence.acquire.gpu")];
         // The block that was counted last acquires what the others released.
         let [system, gpu] = acquires;
-        if found != [releases, system, gpu] || count("fence.") != releases + system + gpu {
+        if found != [releases, system, gpu] || count("fence.") != releases + decisions + system + gpu {
             return Err(format!("{kernel}: {found:?} releases to the system, acquires from it and from the GPU").into());
         }
         // A report of a fault has a fence of its own.

@@ -7,7 +7,8 @@ use gin_device::internal::status::WaitError;
 use gin_device::sys::Word;
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
 use gin_ep_kernels::internal::{
-    IN_PLACE, Launch, PUSHED, agree, buffer, count, flag, is_over, raise, report, wait, wait_for, wait_together,
+    IN_PLACE, Launch, PUSHED, agree, buffer, count, decide, flag, is_over, raise, report, wait, wait_for,
+    wait_or_follow, wait_together,
 };
 use loom::thread;
 use std::sync::Arc;
@@ -304,6 +305,43 @@ models! {
             assert_eq!(took_part, other.join().unwrap());
             source.join().unwrap();
             marks[usize::from(took_part)].mark();
+        });
+        seen.iter().for_each(Reached::check);
+    }
+
+    fn a_block_that_follows_has_the_number_of_rows_of_the_deciding_one_and_sees_the_rows() {
+        let seen = [Reached::new("the rank did not take part"), Reached::new("it did")];
+        let marks = seen.clone();
+        explore(2, move || {
+            let world = World::new(Setup { cells: 1, ..Setup::default() });
+            // The flag, the last decision, and the number of rows.
+            let arena = Arc::new(Arena::new([0; 3]));
+            let source = {
+                let (world, arena) = (world.clone(), arena.clone());
+                thread::spawn(move || {
+                    world.cells[0].write(7);
+                    raise::<Loom>(arena.word(0), 1, 1);
+                })
+            };
+            let other = {
+                let (world, arena) = (world.clone(), arena.clone());
+                thread::spawn(move || {
+                    let decision = (arena.word(1), arena.word(2));
+                    let rows =
+                        wait_or_follow::<Loom>(&world.status, Deadline::after_ns(0), arena.word(0), decision, 1, 0);
+                    if rows > 0 {
+                        assert_eq!(world.cells[0].read(), 7);
+                    }
+                    rows
+                })
+            };
+            let waited = wait::<Loom>(&world.status, Deadline::after_ns(0), arena.word(0), 1);
+            let rows = waited.unwrap_or(0);
+            arena.word(2).store_relaxed_gpu(rows.into());
+            decide::<Loom>(arena.word(1), 1);
+            assert_eq!(rows, other.join().unwrap());
+            source.join().unwrap();
+            marks[rows as usize].mark();
         });
         seen.iter().for_each(Reached::check);
     }
