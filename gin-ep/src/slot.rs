@@ -96,9 +96,9 @@ impl<'g> Slot<'g> {
     /// Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. Returns the
     /// parameter by which kernels find them there, too. All ranks call it, each with any layout.
     ///
-    /// The result is that of [`exchange`](Self::exchange) and [`Received::permute`], in less time. Where a rank has room
-    /// for at most 4096 received rows, one kernel exchanges them into an expert-major layout. Otherwise the ranks tell
-    /// each other the ids of their rows first, and rows are copied while others are on their way.
+    /// The result is that of [`exchange`](Self::exchange) and [`Received::permute`], in less time. Where a rank has
+    /// room for at most 4096 received rows, one kernel exchanges them into an expert-major layout. Otherwise the ranks
+    /// tell each other the ids of their rows first, and rows are copied while others are on their way.
     ///
     /// # Errors
     /// As [`dispatch`](Self::dispatch); [`EpError::Unsuited`] for permuted rows of another group, or if loads and

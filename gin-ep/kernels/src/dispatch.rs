@@ -160,7 +160,9 @@ pub unsafe fn dispatch_shared<F: Format>(
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
     let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * protocol::buffer(epoch))));
     let started = if Block.elect() { launch.start() } else { 0 };
-    let reserve = |routes: &mut Routes| reserve_within(comm, &arena, slot, routes, epoch, started);
+    let masked = Near::masked(&arena, slot);
+    let since = arena.word(slot.word(SINCE)).load_relaxed_gpu();
+    let reserve = |routes: &mut Routes| reserve_within(comm, &arena, slot, routes, (epoch, started), (masked, since));
     // Safety: the caller's promise.
     let (sent, _) = unsafe { send::<F, Near, false>(&arena, slot, tokens, epoch, reserve) };
     if phases & RECEIVE != 0 && sent.is_last && Block.rank() < WARP_SIZE {
@@ -222,8 +224,8 @@ unsafe fn dispatch_by<F: Format, R: Reach>(
 }
 
 /// Sends. Returns, in the first warp, whether the block was the last one, and, if blocks stay, whether it may wait and
-/// a time before the block was counted. `masked` returns the ranks that get no rows, when the block has counted the first
-/// tokens.
+/// a time before the block was counted. `masked` returns the ranks that get no rows, when the block has counted the
+/// first tokens.
 ///
 /// No row that a rank still reads is overwritten. Rows of dispatch `e - 2` had the same buffer, and this kernel follows
 /// the receive of dispatch `e - 1`, whose flag each rank raised after its combine or release of `e - 2`. For a region
@@ -285,7 +287,7 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
         check_number(arena.here(), slot, tokens);
     }
     if warp == 0 {
-        routes.close();
+        routes.close(arena.here(), slot);
     }
     let since = if STAYS { Global::clock_ns() } else { 0 };
     F::meet();
@@ -308,11 +310,11 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
             while to < sizes.ranks {
                 if masked >> to & 1 == 0 && !arena.route.is_remote(to) {
                     let flag = arena.word_at(to, F::flag(slot, buffer, arena.rank()));
-                    raise::<Global>(flag, epoch, routes.count(arena.here(), slot, to));
+                    raise::<Global>(flag, epoch, routes.count(to));
                 }
                 to += WARP_SIZE;
             }
-            R::send(arena, slot, buffer, epoch, masked, |to| routes.count(arena.here(), slot, to));
+            R::send(arena, slot, buffer, epoch, masked, |to| routes.count(to));
             if Block.elect() {
                 // Nobody uses these words before the next launch on the slot.
                 launch(buffer ^ 1).clear();

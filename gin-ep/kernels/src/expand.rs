@@ -11,7 +11,7 @@ use crate::dispatch::{Arena, lane_index, receive, rows_within, send};
 use crate::expert_major::{NEXT, OFFSETS, Part, TOTALS, WINDOW, fill};
 use crate::format::{Format, load_unit, store_unit};
 use crate::network::Near;
-use crate::params::{DECIDED, DISPATCH, EPOCH, MASKED, Sizes, TokenParams, load};
+use crate::params::{DECIDED, DISPATCH, EPOCH, MASKED, Sizes, TokenParams};
 use crate::permute::{EXPERT_MAJOR_PADDED, NONE, prefix_sum, total_of};
 use crate::protocol::{self, Launch, Sent};
 use crate::status::{self, Code};
@@ -24,7 +24,9 @@ const CHUNK: u32 = 64;
 /// The maximum number of rows that a rank has room for, if a dispatch into a layout is one kernel.
 const ROWS: u64 = 4096;
 
+// The number of rows from each source; the place of each id of a chunk.
 shared! { static ROWS_OF: [u32; 64]; }
+shared! { static PLACES: [u32; 32 * CHUNK as usize]; }
 
 /// Returns whether a dispatch into a layout is one kernel, which all ranks of a group decide alike. A block counts the
 /// ids of all received rows, so with more rows it takes longer than a kernel that counts them once.
@@ -61,7 +63,7 @@ pub unsafe fn dispatch_into<F: Format>(comm: &Comm, arena: &Window<u64>, tokens:
     let take = || if Block.elect() { launch.take() } else { 0 };
     // The number is on its way while the block waits.
     let first = take();
-    // The ranks may now be those that the last block has found silent, too.
+    // They now include the ranks that the last block has found silent.
     arrive::<F>(comm, &arena, slot, (epoch, masked()), sent, since);
     let expansion = Expansion::new(to, buffer);
     expansion.find_zones();
@@ -174,7 +176,7 @@ impl<'a> Expansion<'a> {
         }
         Block.sync();
         for source in 0..self.to.received.ranks() {
-            self.part(source, 0, u32::MAX).tally(totals, 0, experts);
+            self.part(source, 0, u32::MAX).count_ids(totals, 0, experts);
         }
         Block.sync();
         // Each thread has some experts in a row.
@@ -237,13 +239,13 @@ impl<'a> Expansion<'a> {
         Block.sync();
         let mut source = if self.is_padded() { part.source } else { 0 };
         while source < part.source {
-            self.part(source, 0, u32::MAX).tally(next, 0, to.experts);
+            self.part(source, 0, u32::MAX).count_ids(next, 0, to.experts);
             source += 1;
         }
-        self.part(source, 0, part.first).tally(next, 0, to.experts);
+        self.part(source, 0, part.first).count_ids(next, 0, to.experts);
         Block.sync();
         if Block.rank() < WARP_SIZE {
-            part.put(0, to.experts);
+            part.put(0, to.experts, |id, place| PLACES.array().write(id as usize, place));
         }
         Block.sync();
     }
@@ -287,25 +289,29 @@ impl<'a> Expansion<'a> {
     #[inline(always)]
     unsafe fn copy(&self, part: &Part<'_>) {
         let (to, slot, k) = (self.to, self.to.received.slot(), lane_index());
-        let pairs = if to.has_rows() { slot.sizes.row_bytes / 16 } else { 0 };
+        let (topk, pairs) = (slot.sizes.topk, if to.has_rows() { slot.sizes.row_bytes / 16 } else { 0 });
         let units = pairs.div_ceil(UNIT);
+        let end = (part.end - part.first) * units;
+        let at = |unit: u32| (unit / units, unit % units * UNIT + k);
+        let load = |unit: u32| {
+            let (row, pair) = if unit < end { at(unit) } else { (0, pairs) };
+            // Safety: a received row; past the end nothing is loaded.
+            unsafe { load_unit(part.rows.row(slot, part.first + row), pair, pairs) }
+        };
         let mut unit = Block.rank() / WARP_SIZE;
-        while unit < (part.end - part.first) * units {
-            let (row, pair) = (part.first + unit / units, unit % units * UNIT + k);
+        let mut next = load(unit);
+        while unit < end {
+            let (data, (row, pair)) = (next, at(unit));
+            // The next unit is on its way while this one is stored.
             unit += Block.size() / WARP_SIZE;
-            // Safety: a received row and its metadata, its places, which the block has stored, and rows of the layout.
-            unsafe {
-                let data = load_unit(part.rows.row(slot, row), pair, pairs);
-                let mut place = NONE;
-                if k < slot.sizes.topk && (load(part.rows.meta(slot, row) + 4 + 4 * u64::from(k)) as i32) >= 0 {
-                    place = load(to.row_map_of(part.rows.index + row) + 4 * u64::from(k));
-                }
-                let mut lanes = Warp.ballot(place < to.capacity);
-                while lanes != 0 {
-                    let place = Warp.shuffle(place, lanes.trailing_zeros());
-                    lanes &= lanes - 1;
-                    store_unit(to.row(place).addr() as u64, pair, pairs, &data);
-                }
+            next = load(unit);
+            let place = if k < topk { PLACES.array().read((row * topk + k) as usize) } else { NONE };
+            let mut lanes = Warp.ballot(place < to.capacity);
+            while lanes != 0 {
+                let place = Warp.shuffle(place, lanes.trailing_zeros());
+                lanes &= lanes - 1;
+                // Safety: a row of the layout.
+                unsafe { store_unit(to.row(place).addr() as u64, pair, pairs, &data) };
             }
         }
     }

@@ -106,7 +106,7 @@ impl<'a> Part<'a> {
 
     /// Adds the rows of each expert of a window to counters. All threads of the block call.
     #[inline(always)]
-    pub(crate) fn tally(&self, counters: SharedArray<u32>, window: u32, number: u32) {
+    pub(crate) fn count_ids(&self, counters: SharedArray<u32>, window: u32, number: u32) {
         let step = Block.size();
         let mut index = Block.rank();
         while index < self.ids() {
@@ -135,7 +135,7 @@ impl<'a> Part<'a> {
                 totals.write(expert, 0);
             }
             Block.sync();
-            self.tally(totals, window, number);
+            self.count_ids(totals, window, number);
             Block.sync();
             for expert in Block.stripe(number as usize) {
                 self.to.store(self.count_at(self.number, window + expert as u32), totals.read(expert));
@@ -236,7 +236,7 @@ impl<'a> Part<'a> {
                 }
             }
             if Block.rank() < WARP_SIZE {
-                self.put(window, number);
+                self.put(window, number, |_, _| {});
             }
         });
         if is_packed && self.number == 0 {
@@ -244,9 +244,10 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Gives the ids of a window of experts their places in order, by one warp.
+    /// Gives the ids of a window of experts their places in order, by one warp. Calls `visit` with the number of each
+    /// id and its place. Ids of other experts have none.
     #[inline(always)]
-    pub(crate) fn put(&self, window: u32, number: u32) {
+    pub(crate) fn put(&self, window: u32, number: u32, visit: impl Fn(u32, u32)) {
         let (offsets, next, lane) = (OFFSETS.array(), NEXT.array(), gin_device::coop::lane());
         let (to, tokens) = (self.to, self.to.received.slot().sizes.tokens);
         let put = |index: u32, id: u32| {
@@ -265,9 +266,14 @@ impl<'a> Part<'a> {
             }
             Warp.sync();
             if is_here {
-                let is_past = to.kind == EXPERT_MAJOR_PADDED && place - offsets.read(expert as usize) >= tokens;
+                if to.kind == EXPERT_MAJOR_PADDED && place - offsets.read(expert as usize) >= tokens {
+                    place = NONE;
+                }
                 let (row, k) = self.place(index);
-                to.put(self.rows.index, (self.source, row, k), if is_past { NONE } else { place });
+                to.put(self.rows.index, (self.source, row, k), place);
+            }
+            if index < self.ids() {
+                visit(index, place);
             }
         };
         let mut index = lane;

@@ -109,6 +109,7 @@ pub const LARGE_UNIT: u32 = 224;
 /// The maximum number of threads of a block of these kernels.
 pub const MAX_THREADS: u32 = 512;
 
-/// The maximum number of threads of a block of kernels that post to a network, that dispatch into a layout or a shared region, that send
-/// rows alone, or that copy rows as they arrive. The first two take more registers; the last two share SMs.
+/// The maximum number of threads of a block of other kernels. They post to a network, dispatch into a layout,
+/// reserve places in a dispatch, send rows alone, or copy rows as they arrive. The last two share SMs, the others take
+/// more registers.
 pub const MAX_NETWORK_THREADS: u32 = 256;

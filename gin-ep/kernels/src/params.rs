@@ -178,8 +178,8 @@ const fn scales_at(topk: u32) -> u32 {
     (4 + 8 * topk).next_multiple_of(16)
 }
 
-/// Groups with room for more tokens count tokens in a kernel of its own, before each dispatch. Up to here no warp counts
-/// twice.
+/// Groups with room for more tokens count tokens in a kernel of its own, before each dispatch. Up to here no warp
+/// counts twice.
 pub const COUNT_IN_DISPATCH: u32 = 512;
 /// The maximum number of bytes of shared memory for the routing that a block has at a time.
 const MAX_SHARED: u32 = 24 << 10;

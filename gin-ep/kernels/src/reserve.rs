@@ -8,7 +8,7 @@
 
 use crate::dispatch::{Arena, is_silent, lane_index};
 use crate::network::Near;
-use crate::params::{EPOCH, MASKED, RESERVED, SINCE, SlotParams};
+use crate::params::{EPOCH, MASKED, RESERVED, SlotParams};
 use crate::protocol::{self, flag, raise};
 use crate::routes::{Routes, planned};
 use crate::status::{self, Code};
@@ -47,12 +47,13 @@ pub unsafe fn reserve(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, plan:
         return;
     }
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
-    agree(comm, &arena, slot, epoch);
+    let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
+    agree(comm, &arena, slot, (epoch, masked));
 }
 
-/// Reserves places as [`reserve()`] in a dispatch, of which `epoch` is the number. `started` is the number of blocks that
-/// had started before this one, in its first thread. Returns the ranks that get no rows. All threads of the block call,
-/// and `routes` has all tokens.
+/// Reserves places as [`reserve()`] in a dispatch, of which `epoch` is the number. `started` is the number of blocks
+/// that had started before this one, in its first thread; `masked` and `since` are the words of the slot's state when
+/// the block began. Returns the ranks that get no rows. All threads of the block call, and `routes` has all tokens.
 ///
 /// The block that starts first agrees with other ranks. It waits for them alone, so one resident block is enough. The
 /// others wait for the answers of the same ranks, or for the end of its wait if a rank may be silent: it begins to wait
@@ -64,26 +65,24 @@ pub(crate) fn reserve_within(
     arena: &Arena<Near>,
     slot: &SlotParams,
     routes: &mut Routes,
-    epoch: u64,
-    started: u64,
+    (epoch, started): (u64, u64),
+    (masked, since): (u64, u64),
 ) -> u64 {
     let (is_first, ranks) = (Block.broadcast(started, 0) == 0, slot.sizes.ranks);
-    let masked = || arena.word(slot.word(MASKED)).load_relaxed_gpu();
     if Block.rank() < WARP_SIZE {
         let decided = arena.word(slot.word(RESERVED));
         if is_first {
             each(ranks, |rank| COUNTS.array().write(rank as usize, routes.total(rank)));
             Warp.sync();
-            agree(comm, arena, slot, epoch);
+            agree(comm, arena, slot, (epoch, masked));
             // The first lane tells what all lanes have stored and acquired.
             Warp.sync();
             if Warp.elect() {
                 protocol::decide::<Global>(decided, epoch);
             }
         } else {
-            let (silent, since) = (masked(), arena.word(slot.word(SINCE)).load_relaxed_gpu());
             each(ranks, |to| {
-                if silent >> to & 1 == 0 {
+                if masked >> to & 1 == 0 {
                     let (status, granted) = (status::of(comm), arena.word(slot.granted(to)));
                     let words = (decided, granted);
                     protocol::wait_or_follow::<Global>(&status, slot.deadline, granted, words, epoch, since);
@@ -93,15 +92,15 @@ pub(crate) fn reserve_within(
     }
     // All threads see what the lanes have acquired.
     Block.sync();
+    let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
     routes.begin(arena.here(), slot);
-    masked()
+    masked
 }
 
 /// Agrees with all ranks, by one warp. The block has the numbers of rows in shared memory.
 #[inline(always)]
-fn agree(comm: &Comm, arena: &Arena<Near>, slot: &SlotParams, epoch: u64) {
+fn agree(comm: &Comm, arena: &Arena<Near>, slot: &SlotParams, (epoch, masked): (u64, u64)) {
     let (counts, ranks, me) = (COUNTS.array(), slot.sizes.ranks, arena.rank());
-    let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
     each(ranks, |to| {
         if masked >> to & 1 == 0 {
             raise::<Global>(arena.word_at(to, slot.announced(me)), epoch, counts.read(to as usize));

@@ -307,20 +307,22 @@ impl Routes {
 
     /// Stores the numbers of all tokens, by the first warp after the last round, for calls of [`count`](Self::count).
     #[inline(always)]
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(&self, arena: u64, slot: &SlotParams) {
         let lane = gin_device::coop::lane();
+        // A masked rank may grant meanwhile.
+        let counted = |before: u32, rank: u32| before.wrapping_sub(offset_at(arena, slot, rank));
         if lane < self.ranks {
-            self.all.write(lane as usize, self.before.0);
+            self.all.write(lane as usize, counted(self.before.0, lane));
         }
         if lane + WARP_SIZE < self.ranks {
-            self.all.write((lane + WARP_SIZE) as usize, self.before.1);
+            self.all.write((lane + WARP_SIZE) as usize, counted(self.before.1, lane + WARP_SIZE));
         }
         Warp.sync();
     }
 
     /// Returns the number of tokens that go to a rank, in the first warp.
     #[inline(always)]
-    pub(crate) fn count(&self, arena: u64, slot: &SlotParams, rank: u32) -> u32 {
-        self.all.read(rank as usize) - offset_at(arena, slot, rank)
+    pub(crate) fn count(&self, rank: u32) -> u32 {
+        self.all.read(rank as usize)
     }
 }

@@ -2,7 +2,8 @@
 //! Shared by the tests of dispatch and combine, on virtual GPUs here and on real ones in `gpu-tests`.
 
 use gin_ep::{
-    Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Permuted, Received, Rows, Scales, Tokens,
+    Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Number, Permuted, Received, ReceivedRow, Rows,
+    Scales, Tokens,
 };
 use gin_ep_oracle::{Batch, Experts, Kind, Routing, Shape, batch, per_rank, per_rank_f32, rank_major};
 use gin_gpu::{DeviceKind, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
@@ -547,12 +548,12 @@ pub fn element(
     let has_scales = matches!(element, Element::Opaque { scale_bytes: 1.., .. });
     let plan = slot.plan(&stream, &if has_scales { input.scales(&scales) } else { input })?;
     let input = if has_scales { input.scales(&scales).planned(&plan) } else { input.planned(&plan) };
-    let list = Permuted::new(&group, Layout::ExpertMajorIndices, (shape.ranks * max * shape.topk) as u32)?;
+    let padded = Permuted::new(&group, Layout::ExpertMajorPadded, 0)?;
     let ways: &[bool] = if reaches_all(comm, shape)? { &[false, true] } else { &[false] };
     for &arrives in ways {
         output.write(0, &made(&old))?;
         let received = if arrives {
-            slot.exchange_into(&stream, &input, &list)?.0
+            slot.exchange_into(&stream, &input, &padded)?.0
         } else {
             slot.dispatch(&stream, &input)?.receive(&stream)?
         };
@@ -564,6 +565,9 @@ pub fn element(
         let back_kind = if row_bytes == 4 * shape.hidden { Kind::F32 } else { kind };
         let offsets = offsets(&received, shape.ranks, max)?;
         for (source, found) in received.fetch()?.into_iter().enumerate() {
+            if arrives {
+                has_copies(&padded, shape, max, source, &found)?;
+            }
             let expected = &rank_major(shape, &batches, me)[source];
             assert_eq!(expected.len(), found.len(), "{element:?}: rows from {source} at {me}");
             for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
@@ -594,6 +598,27 @@ pub fn element(
     assert_eq!(group.status()?, None);
     drop(slot);
     group.destroy()
+}
+
+/// Compares the rows of a padded layout with those received from a source.
+fn has_copies(
+    padded: &Permuted,
+    shape: &Shape,
+    max: usize,
+    source: usize,
+    rows: &[ReceivedRow],
+) -> Result<(), EpError> {
+    let memory = padded.rows().expect("there are rows");
+    let mut next: Vec<usize> = (0..shape.local()).map(|expert| (expert * shape.ranks + source) * max).collect();
+    for row in rows {
+        for expert in row.experts.iter().filter_map(|&local| usize::try_from(local).ok()) {
+            let mut found = vec![0u8; row.row.len()];
+            memory.read((next[expert] * row.row.len()) as u64, &mut found)?;
+            assert!(row.row == found, "row {} of the zone of expert {expert}", next[expert]);
+            next[expert] += 1;
+        }
+    }
+    Ok(())
 }
 
 /// Runs pairs in one kernel with the experts, and compares each with the oracle.
