@@ -154,6 +154,7 @@ while read -r -u 3 _ _ name; do
     [[ "no barrier: $name" == *"$wanted"* ]] || continue
     case $name in
         reserve.rs*) tests=($shared_races $limits) ;;
+        expand.rs*) tests=($races $layouts $resident) ;;
         permute.rs* | expert_major.rs*) tests=($races $layouts $products_races) ;;
         network.rs*) tests=($network_races $rows_of_ids $networks) ;;
         matmul/*) tests=($products_races $products $one_multiplies $silent_products $lost_products) ;;
