@@ -67,10 +67,11 @@ pub mod boot {
 /// drive.
 pub mod net {
     pub use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
+    pub use gin_net::fabric::{Fabric, FabricConfig, NoFabric};
     pub use gin_net::verbs::{NoRdmaDevice, PortName, Ports, VerbsConfig};
     pub use gin_net::{
-        Capabilities, Endpoint, Event, Fetch, Key, KeyError, LocalSignals, LocalWindow, NetError, Network,
-        NetworkFactory, Notice, NoticeArrival, Raises, Request, SignalArrival,
+        BetweenHosts, Capabilities, Endpoint, Event, Fetch, Key, KeyError, LocalSignals, LocalWindow, NetError,
+        Network, NetworkFactory, Notice, NoticeArrival, Raises, Request, SignalArrival, between_hosts,
     };
     pub use gin_nic::{DoorbellRelease, DoorbellSource, Doorbells, NicConfig};
 }

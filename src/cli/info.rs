@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `gin info`: devices, back ends, limits and versions.
 
+mod fabric;
 mod rdma;
 mod text;
 
@@ -19,6 +20,7 @@ struct Info {
     back_ends: Vec<BackEnd>,
     multimem: &'static str,
     rdma: rdma::Rdma,
+    fabric: fabric::Fabric,
     /// The architectures for which this command has PTX, with the bytes of the text.
     images: Vec<Image>,
     /// The kernels that run on virtual GPUs.
@@ -126,6 +128,7 @@ impl Info {
             back_ends: probe_backends().into_iter().map(back_end).collect(),
             multimem: "off: multicast objects are not set up yet",
             rdma: rdma::Rdma::find(),
+            fabric: fabric::Fabric::find(),
             images,
             kernels,
             limits: limits(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The runs that the arguments and the job of this process determine.
 
-use super::network;
+use super::network::Over;
 use super::run_device::{RunDevice, RunDevices, run_devices};
 use super::shape;
 use crate::cli::{self, Beside, Mode, Network, Options, Refused, SizeArgs, Sizes, Workload};
@@ -97,7 +97,7 @@ impl Plans {
         every: bool,
         process: Option<Process>,
     ) -> Result<Self, Refused> {
-        let (over_nics, mode) = match process {
+        let (over, mode) = match process {
             None => alone(options),
             Some(process) => in_job(options, process)?,
         };
@@ -107,7 +107,9 @@ impl Plans {
             cli::Backend::Proxy => Backend::Proxy,
             cli::Backend::Gdaki => Backend::Gdaki,
         };
-        let network = if over_nics { Some(network::open(mode, backend)?) } else { None };
+        let (network, about_network) = over.open(mode, backend)?;
+        let note = Some([note, about_network].into_iter().flatten().collect::<Vec<_>>().join("; "));
+        let note = note.filter(|note| !note.is_empty());
         let runs = |routes| match options.route {
             None => every || routes == Routes::Network,
             Some(cli::Route::Network) => routes == Routes::Network,
@@ -198,6 +200,7 @@ fn ignored(options: &Options, ranks: u32) -> Option<String> {
         Network::Auto => None,
         Network::Peer => Some("--network peer"),
         Network::Verbs => Some("--network verbs"),
+        Network::Fabric => Some("--network fabric"),
         Network::Software => Some("--network software"),
     };
     match (lsa_only, network) {
@@ -222,19 +225,23 @@ fn ignored(options: &Options, ranks: u32) -> Option<String> {
     }
 }
 
-/// Returns for ranks that are threads of this process whether RDMA NICs connect them, and the mode of virtual GPUs.
-fn alone(options: &Options) -> (bool, Mode) {
-    let over_nics = options.network == Network::Verbs;
-    // A NIC does not run in virtual time.
-    (over_nics, options.mode.unwrap_or(if over_nics { Mode::Threads } else { Mode::Seeded }))
+/// Returns for ranks that are threads of this process what connects them, and the mode of virtual GPUs.
+fn alone(options: &Options) -> (Over, Mode) {
+    let over = match options.network {
+        Network::Verbs => Over::Verbs,
+        Network::Fabric => Over::Fabric,
+        Network::Auto | Network::Peer | Network::Software => Over::Copies,
+    };
+    // Only copies run in virtual time.
+    (over, options.mode.unwrap_or(if over == Over::Copies { Mode::Seeded } else { Mode::Threads }))
 }
 
-/// Returns the same for ranks that are processes: copies connect ranks of one host, NICs ranks of several hosts.
+/// Returns the same for ranks that are processes: copies connect ranks of one host, a network ranks of several hosts.
 ///
 /// # Errors
 /// Refuses a different number of ranks, options that ranks in separate processes do not support, and a network that
 /// does not connect hosts if the ranks are on several.
-fn in_job(options: &Options, process: Process) -> Result<(bool, Mode), Refused> {
+fn in_job(options: &Options, process: Process) -> Result<(Over, Mode), Refused> {
     let refuse = |text: String| Err(Refused(text));
     let Process { ranks, local_ranks, .. } = process;
     if let Some(asked) = options.ranks.filter(|&asked| asked != ranks) {
@@ -250,7 +257,7 @@ fn in_job(options: &Options, process: Process) -> Result<(bool, Mode), Refused> 
                     leave the option out";
         return refuse(text.to_owned());
     }
-    let over_nics = match (options.network, local_ranks == ranks) {
+    let over = match (options.network, local_ranks == ranks) {
         (Network::Software, _) => {
             return refuse(
                 "--network software: the ranks of this job are processes, and software NICs serve one process only; \
@@ -258,15 +265,17 @@ fn in_job(options: &Options, process: Process) -> Result<(bool, Mode), Refused> 
                     .to_owned(),
             );
         }
-        (Network::Auto | Network::Peer, true) => false,
-        (Network::Auto, false) | (Network::Verbs, _) => true,
+        (Network::Auto | Network::Peer, true) => Over::Copies,
+        (Network::Auto, false) => Over::Hosts,
+        (Network::Verbs, _) => Over::Verbs,
+        (Network::Fabric, _) => Over::Fabric,
         (Network::Peer, false) => {
             let text = "--network peer: the ranks of this job are on several hosts, and this network connects ranks of one \
-                        host only; leave the option out, or use --network verbs";
+                        host only; leave the option out, or use --network verbs or fabric";
             return refuse(text.to_owned());
         }
     };
-    Ok((over_nics, Mode::Threads))
+    Ok((over, Mode::Threads))
 }
 
 /// Returns the run of `gin run ring` without options.
@@ -331,29 +340,31 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_one_host_copy_and_ranks_of_several_hosts_use_nics() {
-        let over_nics =
-            |network, local_ranks| in_job(&Options { network, ..default_options() }, process(2, local_ranks));
+    fn ranks_of_one_host_copy_and_ranks_of_several_hosts_use_a_network() {
+        let over = |network, local_ranks| in_job(&Options { network, ..default_options() }, process(2, local_ranks));
         for (network, local_ranks, expected) in [
-            (Network::Auto, 2, false),
-            (Network::Auto, 1, true),
-            (Network::Peer, 2, false),
-            (Network::Verbs, 2, true),
-            (Network::Verbs, 1, true),
+            (Network::Auto, 2, Over::Copies),
+            (Network::Auto, 1, Over::Hosts),
+            (Network::Peer, 2, Over::Copies),
+            (Network::Verbs, 2, Over::Verbs),
+            (Network::Verbs, 1, Over::Verbs),
+            (Network::Fabric, 2, Over::Fabric),
+            (Network::Fabric, 1, Over::Fabric),
         ] {
-            assert_eq!(over_nics(network, local_ranks).unwrap(), (expected, Mode::Threads), "{network:?}");
+            assert_eq!(over(network, local_ranks).unwrap(), (expected, Mode::Threads), "{network:?}");
         }
-        let Refused(text) = over_nics(Network::Peer, 1).unwrap_err();
+        let Refused(text) = over(Network::Peer, 1).unwrap_err();
         assert!(text.starts_with("--network peer") && text.contains("--network verbs"), "{text}");
     }
 
     #[test]
-    fn virtual_gpus_run_in_virtual_time_unless_nics_connect_them() {
+    fn virtual_gpus_run_in_virtual_time_unless_a_network_connects_them() {
         for (network, mode, expected) in [
-            (Network::Auto, None, (false, Mode::Seeded)),
-            (Network::Peer, Some(Mode::Threads), (false, Mode::Threads)),
-            (Network::Verbs, None, (true, Mode::Threads)),
-            (Network::Verbs, Some(Mode::Seeded), (true, Mode::Seeded)),
+            (Network::Auto, None, (Over::Copies, Mode::Seeded)),
+            (Network::Peer, Some(Mode::Threads), (Over::Copies, Mode::Threads)),
+            (Network::Verbs, None, (Over::Verbs, Mode::Threads)),
+            (Network::Verbs, Some(Mode::Seeded), (Over::Verbs, Mode::Seeded)),
+            (Network::Fabric, None, (Over::Fabric, Mode::Threads)),
         ] {
             assert_eq!(alone(&Options { network, mode, ..default_options() }), expected, "{network:?}, {mode:?}");
         }

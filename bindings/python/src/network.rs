@@ -6,6 +6,8 @@ use gin_boot::Bootstrap;
 use gin_gpu::{Device, DeviceKind};
 use gin_host::comm::{Backend, CommConfig, NicChoice};
 use gin_host::world::SoftNics;
+use gin_net::between_hosts;
+use gin_net::fabric::{Fabric, FabricConfig};
 use gin_net::verbs::{Ports, VerbsConfig};
 use gin_nic::NicConfig;
 use gin_soft_nic_host::Options;
@@ -46,24 +48,34 @@ pub(crate) fn configure(
     let gdaki = config.backend == Backend::Gdaki;
     match (network, several) {
         ("peer", true) => {
-            let text = "network \"peer\" connects ranks of one host, and the job has several: use \"verbs\"";
+            let text =
+                "network \"peer\" connects ranks of one host, and the job has several: use \"verbs\" or \"fabric\"";
             Err(PyValueError::new_err(text))
         }
-        ("verbs", _) if gdaki => {
-            let text = "with the back end \"gdaki\" kernels drive NICs themselves: leave the network \"verbs\" out";
+        ("verbs" | "fabric", _) if gdaki => {
+            let text = format!(
+                "with the back end \"gdaki\" kernels drive NICs themselves: leave the network \"{network}\" out"
+            );
             Err(PyValueError::new_err(text))
         }
-        ("verbs", _) | ("auto", true) if !gdaki => {
-            let open = || {
-                let found = VerbsConfig::from_env().map_err(|error| error.to_string())?;
-                Ports::open(&found).map(|ports| ports.factory()).map_err(|error| error.to_string())
+        ("verbs" | "fabric", _) | ("auto", true) if !gdaki => {
+            let open = || match network {
+                "verbs" => {
+                    let found = VerbsConfig::from_env().map_err(|error| error.to_string())?;
+                    Ports::open(&found).map(|ports| ports.factory()).map_err(|error| error.to_string())
+                }
+                "fabric" => {
+                    let fabric = Fabric::open(&FabricConfig::from_env()).map_err(|error| error.to_string())?;
+                    Ok(fabric.factory())
+                }
+                _ => between_hosts().map(|found| found.factory),
             };
-            let factory = py.detach(open).map_err(|error| Error::new_err(format!("network \"verbs\": {error}")))?;
-            Ok(config.network(factory))
+            let refuse = |error| Error::new_err(format!("network \"{network}\": {error}"));
+            Ok(config.network(py.detach(open).map_err(refuse)?))
         }
         ("auto" | "peer", _) => Ok(config),
         (other, _) => {
-            let text = format!("networks are \"auto\", \"peer\" and \"verbs\", not \"{other}\"");
+            let text = format!("networks are \"auto\", \"peer\", \"verbs\" and \"fabric\", not \"{other}\"");
             Err(PyValueError::new_err(text))
         }
     }

@@ -36,7 +36,7 @@ NOT_PROVOKED = [
     "a plan allocates memory, which a capture", "nics=\"soft\": from Python", "GPU {ordinal}", "{count} ranks of this host",
     'network "peer" connects ranks', "loads and stores reach", "a group over a network", "version {version} of `__cuda",
     "an exchange into a layout in a group with ranks", "a kernel with dispatch and combine in a group with ranks",
-    "rows of dispatch {seen} for rank", "the communicator was aborted, or has a fault", 'network "verbs": {error}',
+    "rows of dispatch {seen} for rank", "the communicator was aborted, or has a fault", 'network "{network}": {error}',
     "a group with `max_rows` and ranks that loads", "the number of ranks of an LSA team",
     # Two threads in the same instant.
     "cannot launch: a window", "cannot end it: another thread", "cannot destroy the group: another thread",

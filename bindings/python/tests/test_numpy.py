@@ -89,7 +89,7 @@ def test_back_ends_and_networks_that_do_not_fit_are_refused():
     def body(rank):
         for options, kind, text in [
             ({"backend": "nic"}, ValueError, 'back ends are "auto", "proxy" and "gdaki", not "nic"'),
-            ({"network": "tcp"}, ValueError, 'networks are "auto", "peer" and "verbs", not "tcp"'),
+            ({"network": "tcp"}, ValueError, 'networks are "auto", "peer", "verbs" and "fabric", not "tcp"'),
             ({"network": "verbs", "backend": "gdaki"}, ValueError, "kernels drive NICs themselves"),
             ({"nic": "mlx5_0", "backend": "proxy"}, ValueError, '`nic` names the NIC that kernels drive'),
             ({"nic": "no_such_nic", "backend": "gdaki"}, gin.Error, "NIC no_such_nic: "),

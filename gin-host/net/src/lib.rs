@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`peer`] | copies between windows that this process can reach |
 //! | [`verbs`] | any RDMA NIC, through libibverbs |
+//! | [`fabric`] | any network that libfabric has a provider for, such as TCP |
 //! | [`staged`] | staging through host memory, for memory that another network does not reach |
 //! | [`worst`] | the worst network that the guarantees allow, for tests of kernels on virtual GPUs |
 //!
@@ -65,6 +66,9 @@ macro_rules! pass_on {
     };
 }
 
+pub mod fabric;
+mod hosts;
+mod message;
 #[doc(hidden)]
 pub mod nothing;
 pub mod peer;
@@ -73,6 +77,7 @@ pub mod verbs;
 pub mod worst;
 
 pub use gin_gpu::registry::{Key, KeyError};
+pub use hosts::{BetweenHosts, between_hosts};
 
 use gin_abi::{Fault, FaultKind, RemoteSignal, SignalTarget, Transfer};
 use gin_gpu::{Device, Memory, MemorySlice};

@@ -15,6 +15,7 @@
 
 mod device;
 mod error;
+pub mod fabric;
 mod library;
 pub mod mlx5dv;
 pub mod verbs;

@@ -35,6 +35,7 @@ pub(super) fn print(info: &Info, out: &mut impl Write) -> io::Result<()> {
     }
     writeln!(out, "  multimem (NVLink SHARP): {}", info.multimem)?;
     rdma(&info.rdma, out)?;
+    info.fabric.print(out)?;
     writeln!(out, "\nlimits")?;
     for limit in &info.limits {
         writeln!(out, "  {}: {}", limit.what, limit.limit)?;

@@ -207,7 +207,7 @@ class Rank:
     ) -> Communicator:
         """Creates a communicator of all ranks. Collective. All ranks pass the same values.
 
-        `routes` are automatic or network, back ends auto, proxy and gdaki, networks auto, peer and verbs.
+        `routes` are automatic or network, back ends auto, proxy and gdaki, networks auto, peer, verbs and fabric.
         `nic` names the NIC that kernels drive with gdaki. With `progress="manual"` no thread of gin carries out requests
         of kernels: `progress()` and waits of gin do.
         """

@@ -4,11 +4,11 @@
 use super::config::VerbsConfig;
 use super::credits::{Credits, Returns};
 use super::key::Hello;
-use super::message::{self, Message};
 use super::objects::{Chain, Depths, QueuePair};
 use super::region::Buffer;
 use super::send_queue::{Ended, Entry, SendQueue};
 use super::windows::{RemoteRange, Windows};
+use crate::message::{self, Message};
 use crate::{KeyError, NetError, Request};
 use gin_abi::{SignalTarget, Transfer};
 use gin_verbs::verbs::{

@@ -2,11 +2,11 @@
 //! The connections of a rank, and the resources that they use.
 
 use super::connection::{Connection, Tools};
-use super::message::Message;
 use super::objects::{CompletionQueue, Domain};
 use super::region::Region;
 use super::send_queue::Outcome;
 use super::status;
+use crate::message::Message;
 use crate::{Event, NetError, NoticeArrival, SignalArrival};
 use gin_gpu::MemorySlice;
 use gin_verbs::Access;

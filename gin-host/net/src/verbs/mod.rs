@@ -53,7 +53,7 @@ mod flush;
 mod info;
 mod key;
 mod links;
-mod message;
+
 mod objects;
 mod ports;
 mod region;

@@ -5,7 +5,7 @@ use crate::{Notice, Request};
 use gin_abi::{RemoteSignal, SignalTarget};
 
 /// Bytes of a message: its kind, a number of 4 bytes, and three of 8.
-pub(super) const BYTES: usize = 32;
+pub(crate) const BYTES: usize = 32;
 
 const ID: u32 = 1;
 const ADDRESS: u32 = 2;
@@ -16,7 +16,7 @@ const ALIVE: u32 = 6;
 
 /// A message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Message {
+pub(crate) enum Message {
     /// Adds an amount to a signal.
     Signal(SignalTarget, u64),
     /// Notifies the peer's endpoint.
@@ -24,7 +24,7 @@ pub(super) enum Message {
 }
 
 /// Returns the message of a request's signal or notice.
-pub(super) fn of(request: &Request) -> [u8; BYTES] {
+pub(crate) fn of(request: &Request) -> [u8; BYTES] {
     match (&request.signal, &request.notice) {
         (Some(RemoteSignal { target, amount, .. }), _) => Message::Signal(*target, *amount).to_bytes(),
         (None, Some(notice)) => Message::Notice(*notice).to_bytes(),
@@ -52,7 +52,7 @@ impl Message {
     }
 
     /// Parses a message; `None` if the bytes are not one.
-    pub(super) fn from_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
+    pub(crate) fn from_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
         let word = |at: usize| bytes[at..].first_chunk().map(|word| u64::from_le_bytes(*word));
         let (first, words) = (word(0)?, [word(8)?, word(16)?, word(24)?]);
         let (kind, number) = (first as u32, (first >> 32) as u32);
