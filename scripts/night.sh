@@ -41,6 +41,7 @@ for case in \
     tests GIN_SEEDS="${SEEDS:-600}" gin-conformance virtual_gpu "$case"
 done
 tests GIN_ALL_WAYS=1 gin-conformance virtual_gpu
+tests GIN_ALL_WAYS=1 gin-conformance fabric
 tests GIN_EP_CASES="${PROGRAMS:-3000}" gin-ep oracle
 tests GIN_SEEDS="${SEEDS:-600}" gin-ep late
 search scripts/ep-mutations.sh

@@ -13,8 +13,9 @@
 #                   need them are reported as ignored
 #   CMake           as a Python wheel in target/build-tools, if the machine has none
 #   clang           a second C++ compiler for the headers of C++; without it that test is reported as ignored
-#   headers         rdma-core's and the kernel's for mlx5, with which the tests compare gin's formats; without them
-#                   those tests are reported as ignored
+#   headers         rdma-core's, libfabric's and the kernel's for mlx5, with which the tests compare gin's formats;
+#                   without them those tests are reported as ignored
+#   libfabric       the library; without it the tests of networks over it are reported as ignored
 #
 # As root on Debian it installs packages; otherwise it prints which packages to install. With CARGO_NET_OFFLINE=true it
 # fetches nothing.
@@ -174,16 +175,18 @@ second_compiler() {
     say "clang++ is missing (on Debian: apt-get install clang); the test that needs it will be ignored"
 }
 
-# Installs the headers with which tests compare the NIC's formats: /usr/include/infiniband, and the kernel's below
-# /usr/src.
+# Installs libfabric, and the headers with which tests compare formats: /usr/include/infiniband, /usr/include/rdma, and
+# the kernel's below /usr/src.
 oracle_headers() {
     local missing=() kernel
     [ -e /usr/include/infiniband/mlx5dv.h ] || missing+=(libibverbs-dev)
+    # Brings the library, too.
+    [ -e /usr/include/rdma/fabric.h ] || missing+=(libfabric-dev)
     compgen -G '/usr/src/linux-headers-*/include/linux/mlx5/mlx5_ifc.h' >/dev/null || missing+=(linux-headers-common)
     [ ${#missing[@]} -gt 0 ] || return 0
     if ! can_apt; then
-        say "rdma-core's or the kernel's headers are missing; the tests that need them will be ignored" \
-            "(on Debian: apt-get install libibverbs-dev linux-headers-amd64)"
+        say "headers of rdma-core, libfabric or the kernel are missing; the tests that need them will be ignored" \
+            "(on Debian: apt-get install libibverbs-dev libfabric-dev linux-headers-amd64)"
         return 0
     fi
     if [ "${missing[-1]}" = linux-headers-common ]; then

@@ -134,7 +134,7 @@ pub(crate) enum Network {
     Peer,
     /// RDMA NICs through libibverbs, within a host and between hosts.
     Verbs,
-    /// libfabric, such as its provider `tcp`, within a host and between hosts. `GIN_FABRIC_PROVIDER` names the provider.
+    /// libfabric, within a host and between hosts: the provider `tcp`, unless `GIN_FABRIC_PROVIDER` names another.
     Fabric,
     /// Software NICs in this process, which kernels drive. Without it, virtual GPUs drive such NICs too.
     Software,
@@ -245,7 +245,7 @@ pub(crate) struct Options {
     /// Seed of the virtual GPU's schedule [default: 1].
     #[arg(long, value_parser = within::<u64>(0..=u64::MAX))]
     pub seed: Option<u64>,
-    /// How the virtual GPU runs [default: seeded; threads if the network is verbs or fabric, or the ranks are processes].
+    /// How the virtual GPU runs [default: seeded; threads over verbs and fabric, and if the ranks are processes].
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
     /// Maximum number of resident blocks of a virtual GPU. gin refuses a workload that needs more. A real GPU has its

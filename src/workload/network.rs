@@ -7,7 +7,7 @@ use gin_net::fabric::{Fabric, FabricConfig};
 use gin_net::verbs::{Ports, VerbsConfig};
 use gin_net::{BetweenHosts, NetworkFactory, between_hosts};
 
-/// What connects the proxies.
+/// A network of the proxies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Over {
     /// Copies within a host.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Structures, constants and functions of libfabric's `rdma/*.h`, as far as gin uses them.
 //!
-//! The library exports few functions. In C the others are inline: they go through tables of an object ([`EndpointObject`]
-//! and so on), whose entries belong to the provider. Structures that callers pass by the library's own allocation
-//! ([`Info`] and its parts) are declared up to the last field that gin uses.
+//! The library exports few functions. In C the others are inline: they go through tables of an object, such as
+//! [`EndpointObject`], whose entries belong to the provider. Structures that only the library allocates, such as
+//! [`Info`] and its parts, are declared up to the last field that gin uses.
 
 use crate::library::functions;
 use std::ffi::{c_char, c_int, c_void};
@@ -22,7 +22,7 @@ type Unused = *const c_void;
 pub struct TransmitAttributes {
     /// Capabilities.
     pub caps: u64,
-    /// `FI_CONTEXT` and others: what the caller must do.
+    /// `FI_CONTEXT` and others: duties of the caller.
     pub mode: u64,
     /// Default flags of operations.
     pub op_flags: u64,
@@ -41,7 +41,7 @@ pub struct TransmitAttributes {
 pub struct ReceiveAttributes {
     /// Capabilities.
     pub caps: u64,
-    /// What the caller must do.
+    /// Duties of the caller.
     pub mode: u64,
     /// Default flags of operations.
     pub op_flags: u64,
@@ -108,7 +108,7 @@ pub struct Info {
     pub next: *mut Info,
     /// Capabilities.
     pub caps: u64,
-    /// What the caller must do, or is ready to do.
+    /// Duties of the caller: demanded, or accepted.
     pub mode: u64,
     /// `FI_SOCKADDR_IN` and others.
     pub addr_format: u32,

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! libibverbs and libmlx5, opened at run time, so that programs start without them.
+//! libibverbs, libmlx5 and libfabric, opened at run time, so that programs start without them.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`verbs`] | structures, constants and functions of `infiniband/verbs.h` |
 //! | [`mlx5dv`] | structures, constants and functions of `infiniband/mlx5dv.h` |
+//! | [`fabric`] | structures, constants and functions of libfabric's `rdma/*.h` |
 //! | `device` | the list of RDMA devices ([`DeviceList`]) and an open one ([`OpenDevice`]) |
 //! | `error` | why a library cannot be used ([`LoadError`]) and why a call failed ([`CallError`]) |
 //!
 //! Structures have Rust names; their docs give the C names. Fields, functions and constants keep the header's names. A
 //! structure that callers allocate is declared whole, or has room for what later versions append; of other structures
-//! the beginning is declared. The test `headers` compares offsets, sizes and numbers with rdma-core's headers.
+//! the beginning is declared. The test `headers` compares offsets, sizes and numbers with the headers of
+//! rdma-core and libfabric.
 #![warn(unreachable_pub)]
 
 mod device;

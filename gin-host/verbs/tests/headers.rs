@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Compares structures and constants with the installed headers of rdma-core: the C compiler refuses a `_Static_assert`
-//! that does not hold.
+//! Compares structures and constants with the installed headers of rdma-core and libfabric: the C compiler refuses a
+//! `_Static_assert` that does not hold.
 //!
 //! Ignored without the headers or a C compiler; `scripts/setup.sh` installs them.
 
@@ -8,6 +8,7 @@
 mod c;
 
 use bitflags::Flags;
+use gin_verbs::fabric;
 use gin_verbs::{mlx5dv::*, verbs::*};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::fs;
@@ -18,15 +19,39 @@ const HEAD: &str = "#include <infiniband/mlx5dv.h>\n#include <infiniband/verbs.h
                     #ifndef MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED\n\
                     #define MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED (1u << 31)\n#endif\n";
 
+/// Lists conditions on fields: each one's path in Rust and, where it differs, its path in C.
+macro_rules! fields {
+    ($($structure:ident = $c:literal { $($($field:ident).+ $(= $c_field:literal)?),* $(,)? })*) => {{
+        let mut statements = Vec::new();
+        $($(
+            let name = [$($c_field,)? &stringify!($($field).+).replace(' ', "")][0].to_owned();
+            let offset = offset_of!($structure, $($field).+);
+            let value = MaybeUninit::<$structure>::uninit();
+            // Safety: takes an address only.
+            let size = size_of_pointee(unsafe { &raw const (*value.as_ptr()).$($field).+ });
+            statements.push(format!("offsetof({}, {name}) == {offset}", $c));
+            statements.push(format!("sizeof((({} *)0)->{name}) == {size}", $c));
+        )*)*
+        statements
+    }};
+}
+
 fn main() {
-    let trials = vec![Trial::ignorable_test("structures_and_constants_are_those_of_the_headers", headers)];
+    let trials = vec![
+        Trial::ignorable_test("structures_and_constants_are_those_of_the_headers", headers),
+        Trial::ignorable_test("structures_and_constants_of_libfabric_are_those_of_its_headers", of_libfabric),
+    ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
 fn compile(body: &str) -> Result<(), String> {
+    compile_with(HEAD, body)
+}
+
+fn compile_with(head: &str, body: &str) -> Result<(), String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let source = folder.path().join("headers.c");
-    fs::write(&source, format!("{HEAD}{body}")).map_err(|error| error.to_string())?;
+    fs::write(&source, format!("{head}{body}")).map_err(|error| error.to_string())?;
     c::compile(&source, &folder.path().join("headers.o"), &["-c"])
 }
 
@@ -51,29 +76,102 @@ fn headers() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
+const LIBFABRIC: &str = "#include <rdma/fabric.h>\n#include <rdma/fi_domain.h>\n#include <rdma/fi_endpoint.h>\n\
+                         #include <rdma/fi_cm.h>\n#include <rdma/fi_rma.h>\n#include <rdma/fi_errno.h>\n\
+                         #include <sys/uio.h>\n#include <stddef.h>\n";
+
+fn of_libfabric() -> Result<Completion, Failed> {
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) || compile_with(LIBFABRIC, "").is_err() {
+        return Ok(Completion::ignored_with("no rdma/fabric.h, or no C compiler: run scripts/setup.sh"));
+    }
+    let statements = libfabric();
+    for (right, wrong) in [
+        ("offsetof(struct fid_mr, key) == 32", "offsetof(struct fid_mr, key) == 24"),
+        ("FI_ORDER_SAW == 128ull", "FI_ORDER_SAW == 64ull"),
+    ] {
+        assert!(statements.iter().any(|statement| statement == right), "{right} is not compared");
+        match compile_with(LIBFABRIC, &assertions(&[wrong.to_owned()])) {
+            Err(error) if error.contains(wrong) => {}
+            other => return Err(format!("{wrong} is accepted: {other:?}").into()),
+        }
+    }
+    compile_with(LIBFABRIC, &assertions(&statements))?;
+    Ok(Completion::Completed)
+}
+
+/// Lists the conditions on libfabric's structures and constants.
+fn libfabric() -> Vec<String> {
+    use fabric::*;
+    let mut statements = fields! {
+        TransmitAttributes = "struct fi_tx_attr" { caps, mode, op_flags, msg_order, comp_order, inject_size, size }
+        ReceiveAttributes = "struct fi_rx_attr" { caps, mode, op_flags, msg_order, comp_order, size }
+        EndpointAttributes = "struct fi_ep_attr" { r#type = "type", protocol, protocol_version, max_msg_size }
+        DomainAttributes = "struct fi_domain_attr" {
+            name, threading, control_progress, data_progress, resource_mgmt, av_type, mr_mode, mr_key_size,
+        }
+        FabricAttributes = "struct fi_fabric_attr" { name, prov_name, prov_version }
+        Info = "struct fi_info" {
+            next, caps, mode, addr_format, src_addrlen, src_addr, tx_attr, rx_attr, ep_attr, domain_attr, fabric_attr,
+        }
+        Object = "struct fid" { ops }
+        ObjectOperations = "struct fi_ops" { close, bind, control }
+        FabricObject = "struct fid_fabric" { fid, ops }
+        FabricOperations = "struct fi_ops_fabric" { domain }
+        DomainObject = "struct fid_domain" { fid, ops, mr }
+        DomainOperations = "struct fi_ops_domain" { av_open, cq_open, endpoint }
+        MemoryOperations = "struct fi_ops_mr" { reg }
+        MemoryObject = "struct fid_mr" { fid, mem_desc, key }
+        VectorAttributes = "struct fi_av_attr" { r#type = "type", rx_ctx_bits, count }
+        VectorObject = "struct fid_av" { fid, ops }
+        VectorOperations = "struct fi_ops_av" { insert }
+        QueueAttributes = "struct fi_cq_attr" { size, format, wait_obj }
+        QueueObject = "struct fid_cq" { fid, ops }
+        QueueOperations = "struct fi_ops_cq" { read, readerr }
+        Completion = "struct fi_cq_msg_entry" { op_context, flags, len }
+        ErrorCompletion = "struct fi_cq_err_entry" { op_context, flags, err, prov_errno }
+        EndpointObject = "struct fid_ep" { fid, cm, msg, rma }
+        AddressOperations = "struct fi_ops_cm" { getname }
+        MessageOperations = "struct fi_ops_msg" { recv, send }
+        RemoteOperations = "struct fi_ops_rma" { read, writemsg }
+        Range = "struct iovec" { base = "iov_base", len = "iov_len" }
+        RemoteRange = "struct fi_rma_iov" { addr, len, key }
+        RemoteMessage = "struct fi_msg_rma" {
+            msg_iov, desc, iov_count, addr, rma_iov, rma_iov_count, context, data,
+        }
+    };
+    macro_rules! sizes {
+        ($($c:literal $compare:tt $structure:ident;)*) => {
+            statements.extend([$(format!("sizeof({}) {} {}", $c, stringify!($compare), size_of::<$structure>())),*])
+        };
+    }
+    // The library writes errors of completions, and may append fields.
+    sizes! {
+        "struct fi_av_attr" == VectorAttributes;
+        "struct fi_cq_attr" == QueueAttributes;
+        "struct fi_cq_msg_entry" == Completion;
+        "struct fi_cq_err_entry" <= ErrorCompletion;
+        "struct fi_msg_rma" == RemoteMessage;
+        "struct fi_rma_iov" == RemoteRange;
+        "struct iovec" == Range;
+    }
+    macro_rules! numbers {
+        ($($name:ident)*) => { statements.extend([$(format!("{} == {}ull", stringify!($name), $name)),*]) };
+    }
+    numbers! {
+        FI_MSG FI_RMA FI_READ FI_WRITE FI_RECV FI_TRANSMIT FI_REMOTE_READ FI_REMOTE_WRITE FI_DELIVERY_COMPLETE FI_CONTEXT
+        FI_CONTEXT2 FI_ORDER_SAW FI_ADDR_UNSPEC FI_EP_RDM FI_AV_MAP FI_AV_TABLE FI_THREAD_DOMAIN FI_RM_ENABLED
+        FI_CQ_FORMAT_MSG FI_WAIT_NONE FI_MR_LOCAL FI_MR_VIRT_ADDR FI_MR_ALLOCATED FI_MR_PROV_KEY FI_MR_ENDPOINT FI_ENABLE
+        FI_SOCKADDR_IN FI_SOCKADDR_IN6 FI_EAGAIN FI_ENODATA FI_EAVAIL
+    }
+    statements
+}
+
 fn assertions(statements: &[String]) -> String {
     statements.iter().map(|statement| format!("_Static_assert({statement}, \"{statement}\");\n")).collect()
 }
 
 fn size_of_pointee<T>(_: *const T) -> usize {
     size_of::<T>()
-}
-
-/// Lists conditions on fields: each one's path in Rust and, where it differs, its path in C.
-macro_rules! fields {
-    ($($structure:ident = $c:literal { $($($field:ident).+ $(= $c_field:literal)?),* $(,)? })*) => {{
-        let mut statements = Vec::new();
-        $($(
-            let name = [$($c_field,)? &stringify!($($field).+).replace(' ', "")][0].to_owned();
-            let offset = offset_of!($structure, $($field).+);
-            let value = MaybeUninit::<$structure>::uninit();
-            // Safety: takes an address only.
-            let size = size_of_pointee(unsafe { &raw const (*value.as_ptr()).$($field).+ });
-            statements.push(format!("offsetof({}, {name}) == {offset}", $c));
-            statements.push(format!("sizeof((({} *)0)->{name}) == {size}", $c));
-        )*)*
-        statements
-    }};
 }
 
 fn fields() -> Vec<String> {

@@ -30,7 +30,7 @@ pub(super) struct Hello {
 /// A rank's part of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct PublishedPart {
-    /// What the provider takes as the place of the first byte: an address or 0.
+    /// Place of the first byte, as operations name it: an address or 0.
     pub(super) base: u64,
     pub(super) bytes: u64,
     /// Key of the registered memory.

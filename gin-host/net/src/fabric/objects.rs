@@ -43,7 +43,7 @@ impl<T> Handle<T> {
 
 impl<T> Drop for Handle<T> {
     fn drop(&mut self) {
-        // Safety: made by the library, and closed once. Owners drop objects before those that they depend on.
+        // Safety: made by the library, and closed once. Owners drop an object before the objects that it uses.
         unsafe { ((*(*self.object()).ops).close)(self.object()) };
     }
 }
@@ -71,7 +71,7 @@ unsafe impl Sync for Domain {}
 pub(super) struct Region {
     _memory: Handle<MemoryObject>,
     pub(super) key: u64,
-    /// What operations of this rank pass; null if the provider does not ask for it.
+    /// Descriptor for operations of this rank; null if the provider does not ask for it.
     descriptor: *mut c_void,
     domain: Arc<Domain>,
 }

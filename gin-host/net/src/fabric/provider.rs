@@ -64,7 +64,7 @@ impl From<LoadError> for NoFabric {
     }
 }
 
-/// What a provider offers, and what it asks of its users.
+/// An offer of a provider: its abilities and its demands.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Offer {
     /// Name of the provider, such as `tcp;ofi_rxm`.
@@ -226,7 +226,7 @@ pub fn probe(library: &str) -> Result<(String, Vec<Offer>), NoFabric> {
 /// A provider of libfabric, from which the ranks of this process make their endpoints.
 #[derive(derive_more::Debug)]
 pub struct Fabric {
-    /// What it offers.
+    /// The offer.
     pub offer: Offer,
     /// The configuration.
     pub config: FabricConfig,

@@ -44,7 +44,7 @@ impl Envelope {
 
 /// The requests of a context to a peer, and the messages from it.
 #[derive(Default, Debug)]
-pub(super) struct Line {
+pub(super) struct Connection {
     pub(super) context: u32,
     pub(super) peer: u32,
     /// Requests that are not posted whole.
@@ -54,12 +54,12 @@ pub(super) struct Line {
     pub(super) order: Order,
     /// Number of messages sent.
     pub(super) sent: u64,
-    /// It is in the list of busy lines.
+    /// It is in the list of busy connections.
     pub(super) listed: bool,
     pub(super) arrivals: Arrivals,
 }
 
-/// The order of a line's operations, by which a request with a message completes only after all earlier transfers, and
+/// The order of a connection's operations. A request with a message completes only after all earlier transfers, and
 /// fails if one of them has failed. So no signal that is reported as raised covers data that did not arrive.
 #[derive(Default, Debug)]
 pub(super) struct Order {
