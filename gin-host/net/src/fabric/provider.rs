@@ -11,10 +11,10 @@ use gin_verbs::fabric::{
     FI_MSG, FI_ORDER_SAW, FI_RM_ENABLED, FI_RMA, FI_SOCKADDR_IN, FI_SOCKADDR_IN6, FI_THREAD_DOMAIN, Info, Libfabric,
     VERSION,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Registration modes that gin provides for.
 const MR_MODES: c_int = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
@@ -207,12 +207,25 @@ pub(super) fn explain(library: &Libfabric, error: c_int) -> String {
     text.to_string_lossy().into_owned()
 }
 
+/// Opens the library by its path, or by a name that the loader searches for. It stays open until the process ends,
+/// because it takes half a second to find its providers.
+fn open(file: &str) -> Result<Arc<Libfabric>, NoFabric> {
+    static OPEN: Mutex<BTreeMap<String, Arc<Libfabric>>> = Mutex::new(BTreeMap::new());
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(library) = open.get(file) {
+        return Ok(library.clone());
+    }
+    let library = Arc::new(Libfabric::open(file)?);
+    open.insert(file.to_owned(), library.clone());
+    Ok(library)
+}
+
 /// Returns the version of a library, and the offers of its providers, one for each provider and domain.
 ///
 /// # Errors
 /// [`NoFabric`]: the library cannot be opened, or does not answer.
 pub fn probe(library: &str) -> Result<(String, Vec<Offer>), NoFabric> {
-    let library = Libfabric::open(library)?;
+    let library = open(library)?;
     // Safety: has no condition.
     let version = unsafe { (library.fi_version)() };
     let mut seen = BTreeSet::new();
@@ -233,7 +246,7 @@ pub struct Fabric {
     #[debug(skip)]
     info: NonNull<Info>,
     #[debug(skip)]
-    pub(super) library: Libfabric,
+    pub(super) library: Arc<Libfabric>,
 }
 
 // Safety: the structure is only read, and the library locks what threads share.
@@ -247,7 +260,7 @@ impl Fabric {
     /// # Errors
     /// [`NoFabric`]: the library cannot be opened, or has no such provider.
     pub fn open(config: &FabricConfig) -> Result<Arc<Self>, NoFabric> {
-        let library = Libfabric::open(&config.library)?;
+        let library = open(&config.library)?;
         let (offer, info) = {
             let answer = Answer::ask(&library, Some(&config.provider))?;
             let mut offers = answer.offers();
