@@ -327,6 +327,10 @@ fn info_in_json_is_one_object_with_what_the_text_has() {
     let reason = info["cuda"]["none"].as_str().unwrap();
     assert!(text.contains(&format!("cuda: none: {reason}")), "{text}");
     assert!(info["rdma"]["devices"].is_array(), "{info}");
+    match info["fabric"]["library"]["Ok"].as_str() {
+        Some(library) => assert!(text.contains(&format!("libfabric: {library}")), "{text}"),
+        None => assert!(text.contains(info["fabric"]["library"]["Err"].as_str().unwrap()), "{text}"),
+    }
 }
 
 #[test]

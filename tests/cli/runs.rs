@@ -304,3 +304,31 @@ fn gin_bench_becomes_the_command_beside_it_or_says_how_to_build_that() {
     let output = run();
     assert_eq!((output.status.code(), out(&output).as_str()), (Some(3), "lsa --all --help\n"), "{}", err(&output));
 }
+
+#[test]
+fn a_workload_runs_over_libfabric_or_says_what_to_install() {
+    let arguments = format!("run alltoall {SMALL} --bytes 1KiB --network fabric");
+    let [info] = json("info").try_into().unwrap_or_else(|all| panic!("{all:?}"));
+    if info["fabric"]["library"]["Ok"].is_null() {
+        refused(&arguments, &["--network fabric", "the package libfabric1"]);
+        return;
+    }
+    let [report] = json(&arguments).try_into().unwrap_or_else(|all| panic!("{all:?}"));
+    assert_eq!(
+        (&report["verified"], &report["network"], &report["mode"]),
+        (&true.into(), &"fabric".into(), &"threads".into())
+    );
+    let run = |variable, value, parts: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+        let output = command.args(arguments.split_whitespace()).env(variable, value).output().unwrap();
+        let text = err(&output);
+        assert_eq!(output.status.code(), Some(2), "{variable}={value}: {text}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{variable}={value}: {text}");
+    };
+    run(
+        "GIN_FABRIC_LIBRARY",
+        "libfabric-of-nobody.so",
+        &["libfabric-of-nobody.so cannot be opened", "the package libfabric1"],
+    );
+    run("GIN_FABRIC_PROVIDER", "carrier-pigeon", &["no provider `carrier-pigeon`", "fi_info"]);
+}

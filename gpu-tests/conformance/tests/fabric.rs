@@ -33,7 +33,7 @@ const SELECTED: [&str; 12] = [
     "a_rank_puts_to_itself",
     "contexts_up_to_64_carry_puts_independently",
     "increments_and_additions_strong_and_weak_sum_up_by_warp",
-    "the_strong_signal_of_an_empty_put_covers_earlier_puts",
+    "blocks_of_many_threads_post_together",
     "many_threads_put_to_one_peer_through_queues_of_depth_2_and_4",
     "signals_at_addresses_can_be_reset_between_phases",
     "gets_have_arrived_after_a_flush_while_other_threads_post",
@@ -139,14 +139,10 @@ fn all_ways() -> bool {
     std::env::var_os("GIN_ALL_WAYS").is_some()
 }
 
-fn selected(name: &str) -> bool {
-    all_ways() || SELECTED.contains(&name)
-}
-
-/// Adds the selected cases for a group of two processes.
-fn across(trials: &mut Vec<Trial>, way: &'static str, group: Group) {
+/// Adds cases for a group of two processes: the selected ones, or all.
+fn across(trials: &mut Vec<Trial>, way: &'static str, group: Group, selected: &[&str]) {
     let group = Arc::new(group);
-    for case in cases::all().into_iter().filter(|case| selected(&case.name)) {
+    for case in cases::all().into_iter().filter(|case| all_ways() || selected.contains(&&*case.name)) {
         let group = group.clone();
         trials.push(Trial::ignorable_test(format!("fabric/{way}/{}", case.name), move || {
             match group.run(way, case.name.as_ref()) {
@@ -178,8 +174,8 @@ fn main() -> ExitCode {
                 namespaces =
                     Namespaces::new().inspect_err(|error| eprintln!("over the loopback interface: {error}")).ok();
             }
-            across(&mut trials, "hosts", hosts(namespaces.as_ref()));
-            across(&mut trials, "shm", Group::new(2, LIMIT));
+            across(&mut trials, "hosts", hosts(namespaces.as_ref()), &SELECTED);
+            across(&mut trials, "shm", Group::new(2, LIMIT), &SELECTED[..4]);
             if all_ways() {
                 let mut ways = vec![("all_tcp", Ok(tcp))];
                 ways.push(("all_unordered", carrier("tcp, unordered", &config("tcp").unordered(true))));
