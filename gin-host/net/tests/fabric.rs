@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two endpoints over libfabric, driven by hand: in this process, and one of them in a child process that dies.
 //!
-//! Ignored without libfabric; `scripts/setup.sh` installs it.
+//! Ignored without libfabric; `scripts/setup.sh` installs it. With `GIN_FABRIC_TIMES`, one trial also compares times
+//! with libfabric's `fi_pingpong` (Debian: `libfabric-bin`).
 
 use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_gpu::virt::VirtualDevice;
@@ -22,6 +23,10 @@ const CONTEXTS: u32 = 2;
 const PER_CONTEXT: u32 = 8;
 /// Ample: every event that is due arrives much sooner.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Signal that the child process echoes, with a value.
+const ECHO: u32 = 5;
+const VALUE: Transfer =
+    Transfer::PutValue { value: 7, width_log2: 3, destination: WindowOffset { window: 0, offset: 0 } };
 /// Variable that makes this program the peer of a test.
 const PEER: &str = "GIN_FABRIC_PEER";
 
@@ -366,7 +371,64 @@ fn serve(provider: &str) -> Result<(), Failed> {
     connect(&mut sides, &hellos, |sides| exchange(sides[0].window()?))?;
     loop {
         sides[0].poll();
+        for arrival in std::mem::take(&mut sides[0].signals) {
+            if arrival.target == SignalTarget::Id(ECHO) {
+                sides[0].post(0, VALUE, raise(ECHO, 1), 0);
+                sides[0].completions.clear();
+            }
+        }
     }
+}
+
+/// Returns the microseconds for each transfer of `fi_pingpong` between two processes of this host.
+fn pingpong(provider: &str, bytes: u64, rounds: u32) -> Result<f64, Failed> {
+    let size = format!("-p {provider} -e rdm -S {bytes} -I {rounds}");
+    let mut server = Command::new("fi_pingpong");
+    server.args(size.split(' ')).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut server = Peer(server.spawn()?);
+    std::thread::sleep(Duration::from_secs(1));
+    let output = Command::new("fi_pingpong").args(size.split(' ')).arg("127.0.0.1").output()?;
+    server.0.wait()?;
+    let text = String::from_utf8(output.stdout)?;
+    // Bytes, sent, acknowledged, total, time, MB/s, us for each transfer, millions of transfers a second.
+    let time = text.lines().last().and_then(|line| line.split_whitespace().nth(6)?.parse().ok());
+    time.ok_or_else(|| format!("fi_pingpong: {text}{}", String::from_utf8_lossy(&output.stderr)).into())
+}
+
+/// Compares a value with its signal there and back, and puts of 1 MiB, with `fi_pingpong` in the same run. Each is
+/// measured three times in turns; the best counts, because other programs use the CPUs too.
+fn times(config: &FabricConfig) -> Result<(), Failed> {
+    const ROUNDS: u32 = 3000;
+    const PUTS: u32 = 200;
+    let config = config.clone().lost_after(Duration::from_secs(10));
+    let [mut value, mut other_value, mut put_time, mut other_put] = [f64::MAX; 4];
+    for _ in 0..3 {
+        let (mut sides, peer) = with_child(&config)?;
+        let begin = Instant::now();
+        for round in 0..ROUNDS as usize {
+            sides[0].post(0, VALUE, raise(ECHO, 1), 1);
+            until(&mut sides, "echo", |sides| sides[0].signals.len() > round)?;
+        }
+        value = value.min(begin.elapsed().as_secs_f64() * 1e6 / f64::from(ROUNDS));
+        until(&mut sides, "rest", |sides| sides[0].network.is_quiet())?;
+        sides[0].completions.clear();
+        let begin = Instant::now();
+        for _ in 0..PUTS {
+            sides[0].post(0, put(0, 0, 1 << 20), None, 1);
+        }
+        until(&mut sides, "puts", |sides| sides[0].completions.len() == PUTS as usize)?;
+        put_time = put_time.min(begin.elapsed().as_secs_f64() * 1e6 / f64::from(PUTS));
+        drop(peer);
+        other_value = other_value.min(2.0 * pingpong(&config.provider, 8, ROUNDS)?);
+        other_put = other_put.min(pingpong(&config.provider, 1 << 20, PUTS)?);
+    }
+    println!(
+        "{}: 8 bytes and back {value:.1} us, fi_pingpong {other_value:.1} us; 1 MiB {put_time:.0} us, fi_pingpong \
+         {other_put:.0} us",
+        config.provider
+    );
+    ensure(value <= 2.0 * other_value, || format!("{value} us is more than twice {other_value} us"))?;
+    ensure(put_time <= 1.3 * other_put, || format!("{put_time} us is more than 1.3 times {other_put} us"))
 }
 
 fn gone(config: &FabricConfig) -> Result<(), Failed> {
@@ -390,7 +452,6 @@ fn lost(sides: &mut [Side]) -> Result<(), Failed> {
         sides[0].post(0, put(0, 0, BYTES / 2), raise(1, number), 1);
     }
     let last = sides[0].next - 1;
-    // The provider `shm` reads memory of a peer that is stopped.
     let got = sides[0].post(1, get(0, 0, 100_000), None, 1);
     until(sides, "loss", |sides| (first..=got).all(|id| sides[0].outcome(id).is_some()))?;
     let took = begin.elapsed();
@@ -444,7 +505,12 @@ fn main() -> ExitCode {
             for (way, provider, unordered) in [("tcp", "tcp", false), ("unordered", "tcp", true), ("shm", "shm", false)]
             {
                 let config = config.clone().provider(provider.to_owned()).unordered(unordered);
-                for (name, body) in TRIALS {
+                if std::env::var_os("GIN_FABRIC_TIMES").is_some() && !unordered {
+                    let config = config.clone();
+                    trials.push(Trial::test(format!("{way}/times"), move || times(&config)));
+                }
+                // A peer that ends or stops while it holds a lock of `shm` keeps its peers spinning in the provider.
+                for (name, body) in TRIALS.iter().filter(|(name, _)| way != "shm" || !name.contains("_is_lost_")) {
                     let config = config.clone();
                     trials.push(Trial::test(format!("{way}/{name}"), move || body(&config)));
                 }

@@ -3,12 +3,13 @@
 //!
 //! | trials | ranks and provider |
 //! | --- | --- |
-//! | `fabric/hosts/` | two processes over `tcp`, each in its own network namespace if this user may create some |
+//! | `fabric/hosts/` | two processes over `tcp`, each in its own network namespace, or over the loopback interface |
 //! | `fabric/shm/` | two processes over `shm`, where signals wait for delivery |
-//! | `fabric/all_NAME/` | threads; only if `GIN_ALL_WAYS` is set, which also selects all cases for processes |
+//! | `fabric/all_NAME/` | threads, only with `GIN_ALL_WAYS` |
 //!
-//! In CI a few cases run in a few seconds. Processes count as hosts: loads and stores do not reach the other. Without libfabric there is one trial, which is
-//! ignored with the reason.
+//! Processes run a few cases in a few seconds; with `GIN_ALL_WAYS` all of them. Namespaces need root. Processes count
+//! as hosts: loads and stores do not reach the other. Without libfabric there is one trial, which is ignored with the
+//! reason.
 
 use gin_conformance::cases;
 use gin_conformance::host::{Carrier, Setup, judge};

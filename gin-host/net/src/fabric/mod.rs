@@ -39,6 +39,7 @@
 //!
 //! # Limits
 //! - gin registers host memory only (no `FI_HMEM`): memory of GPUs is [staged](super::staged).
+//! - `shm` spins in the provider if a peer dies or stops while it holds a lock of the shared memory.
 //! - Run: `tcp` and `shm` of libfabric 1.17. **`efa`, `cxi`, `opx` and `verbs;ofi_rxm` have never run.**
 //! - Data is not encrypted. Addresses, keys and tokens travel over gin's own links, which are. Keys of memory and
 //!   tokens are random, so a stranger's write or message is refused, unless it has seen the traffic.
@@ -76,7 +77,7 @@ pub struct FabricNetwork {
     fabric: Arc<Fabric>,
     rank: u32,
     ranks: u32,
-    /// `None` until signals are registered. Before the windows: it ends before their memory.
+    /// `None` until signals are registered.
     live: Option<Live>,
     windows: Windows,
     events: Vec<Event>,
@@ -111,6 +112,15 @@ impl FabricNetwork {
             live.connections[connection].listed
         });
         live.busy.append(&mut busy);
+    }
+}
+
+impl Drop for FabricNetwork {
+    fn drop(&mut self) {
+        // Before the memory of windows.
+        if let Some(live) = self.live.take() {
+            live.endpoint.end();
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use gin_verbs::fabric::{
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a slot's data: a message or a value.
 pub(super) const DATA: usize = 64;
@@ -181,6 +181,9 @@ pub(super) struct EndpointHandle {
 // Safety: as for `Domain`.
 unsafe impl Send for EndpointHandle {}
 
+/// The endpoints in shared memory of this process: the number in use, and the ones that no rank uses any more.
+static SHARED: Mutex<(usize, Vec<EndpointHandle>)> = Mutex::new((0, Vec::new()));
+
 impl EndpointHandle {
     /// Opens an endpoint with this many slots, for `ranks` peers.
     pub(super) fn new(fabric: &Arc<Fabric>, slots: usize, ranks: u32) -> Result<Self, NetError> {
@@ -228,6 +231,9 @@ impl EndpointHandle {
             let first = made.slots.slots.as_ptr() as u64;
             // Safety: `slots` drops the region before the memory.
             made.slots.region = Some(unsafe { made.register(first, bytes, FI_TRANSMIT | FI_RECV | FI_WRITE) }?);
+        }
+        if fabric.offer.is_shared_memory {
+            SHARED.lock().unwrap_or_else(PoisonError::into_inner).0 += 1;
         }
         Ok(made)
     }
@@ -308,9 +314,27 @@ impl EndpointHandle {
         (inserted == 1 && peer != FI_ADDR_UNSPEC).then_some(peer)
     }
 
-    /// Ends all operations: afterwards the provider accesses no memory of this rank any more.
+    /// Ends all operations: afterwards the provider accesses no memory of this rank any more. In shared memory the
+    /// peers access it, not the provider, and a peer's access to memory that is gone fails.
     pub(super) fn shut(&mut self) {
-        self.endpoint = None;
+        if !self.domain.fabric.offer.is_shared_memory {
+            self.endpoint = None;
+        }
+    }
+
+    /// Ends the endpoint. The provider `shm` of libfabric 1.17 maps the endpoints of a process once for all of them,
+    /// and crashes if it still uses one that has ended. So the last endpoint ends them all.
+    pub(super) fn end(self) {
+        if !self.domain.fabric.offer.is_shared_memory {
+            return;
+        }
+        let unused = {
+            let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+            shared.0 -= 1;
+            shared.1.push(self);
+            if shared.0 == 0 { std::mem::take(&mut shared.1) } else { Vec::new() }
+        };
+        drop(unused);
     }
 
     pub(super) fn is_shut(&self) -> bool {

@@ -82,6 +82,8 @@ pub struct Offer {
     pub(super) key_bytes: usize,
     pub(super) sends: usize,
     pub(super) receives: usize,
+    /// Endpoints of a process use each other's memory, so one must not end before the others.
+    pub(super) is_shared_memory: bool,
     /// Preference among the offers of a provider; the smallest first.
     distance: u8,
 }
@@ -107,6 +109,7 @@ impl Offer {
         let core = provider.split(';').next().unwrap_or_default();
         Self {
             in_order: IN_ORDER.contains(&core) && tx.msg_order & rx.msg_order & FI_ORDER_SAW != 0,
+            is_shared_memory: core == "shm",
             domain: text(domain.name),
             network: text(fabric.name),
             max_message: ep.max_msg_size as u64,
