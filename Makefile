@@ -53,7 +53,7 @@ gpu-test: setup ## Runs the tests that need GPUs
 gpu-bundle: setup ## Builds the tests and the command into one folder for a GPU machine without Rust
 	@scripts/gpu-bundle.sh
 
-offline-bundle: ## Packs sources, compiler and dependencies for a machine without a network; PIECE=55M cuts the archive
+offline-bundle: ## Packs sources, compiler and dependencies for a machine without a network; SPLIT=55M splits it
 	@scripts/offline-bundle.sh
 
 device-lib: setup ## Makes the device functions for CUDA C++ in target/device-lib, for ARCHS (sm_80 sm_90 sm_100)

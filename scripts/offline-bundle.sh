@@ -5,7 +5,7 @@
 # also compiles kernels, the sources of all dependencies, and Python's packages of the tests. Needs rustup, git, xz and
 # a network. The result is a folder with unpack.sh, offline-bundle in the target folder or the first argument.
 #
-#   PIECE=55M          cuts the archive into pieces of at most this size
+#   SPLIT=55M          splits the archive into files of at most this size
 #   PYTHON=3.12        version of the other machine's Python; this machine's by default
 
 set -euo pipefail
@@ -43,7 +43,7 @@ python3 -m pip download --quiet --disable-pip-version-check --only-binary=:all: 
 
 rm -rf "$bundle"
 mkdir -p "$bundle"
-tar -C "$work" -c . | xz -T0 -6 | split -d -b "${PIECE:-1G}" - "$bundle/gin-offline.tar.xz."
+tar -C "$work" -c . | xz -T0 -6 | split -d -b "${SPLIT:-1G}" - "$bundle/gin-offline.tar.xz."
 cat >"$bundle/unpack.sh" <<'END'
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
