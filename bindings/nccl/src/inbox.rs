@@ -28,11 +28,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The words of a cache line.
 const LINE: u64 = 8;
 
-/// The messages of an inbox, of one line each.
+/// The words of a message, in whole lines.
+const MESSAGE: u64 = 2 * LINE;
+
+/// The messages of an inbox.
 const SLOTS: u64 = 128;
 
 /// The words of an inbox: a line for each of `published`, `consumed` and the counts of lanes, and the messages.
-pub(crate) const WORDS: u64 = (2 + LANES as u64 + SLOTS) * LINE;
+pub(crate) const WORDS: u64 = (2 + LANES as u64) * LINE + SLOTS * MESSAGE;
 
 /// The maximum number of signals in flight on a lane. Thousands would fill the driver's queue, and a call of the driver
 /// would wait for them.
@@ -54,20 +57,29 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    fn words(self) -> [u64; LINE as usize] {
-        let [first, second] = self.counts;
+    fn words(self) -> [u64; MESSAGE as usize] {
         let (region, offset) = self.to;
         let value = u64::from_le_bytes(self.value);
-        [self.region, self.offset, self.amount, first, second, region << 8 | self.bytes as u64, offset, value]
+        let mut words = [0; MESSAGE as usize];
+        words[..6].copy_from_slice(&[
+            self.region,
+            self.offset,
+            self.amount,
+            region << 8 | self.bytes as u64,
+            offset,
+            value,
+        ]);
+        words[6..][..LANES].copy_from_slice(&self.counts);
+        words
     }
 
-    fn read(words: [u64; LINE as usize]) -> Self {
-        let [region, offset, amount, first, second, to, to_offset, value] = words;
+    fn read(words: [u64; MESSAGE as usize]) -> Self {
+        let [region, offset, amount, to, to_offset, value, ..] = words;
         Self {
             region,
             offset,
             amount,
-            counts: [first, second],
+            counts: std::array::from_fn(|lane| words[6 + lane]),
             to: (to >> 8, to_offset),
             bytes: (to as u8).min(8).into(),
             value: value.to_le_bytes(),
@@ -101,8 +113,8 @@ impl Ring {
         self.start + (2 + lane as u64) * LINE
     }
 
-    fn slot(&self, number: u64) -> [&AtomicU64; LINE as usize] {
-        let first = self.start + (2 + LANES as u64 + number % SLOTS) * LINE;
+    fn slot(&self, number: u64) -> [&AtomicU64; MESSAGE as usize] {
+        let first = self.start + (2 + LANES as u64) * LINE + number % SLOTS * MESSAGE;
         std::array::from_fn(|index| self.page.word(first + index as u64))
     }
 }

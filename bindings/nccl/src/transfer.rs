@@ -13,11 +13,12 @@ use gin_gpu::{GpuError, Memory, MemoryKind, lock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The lanes of a pair: one on the rank's GPU, and one on the peer's GPU. For a peer in another process both are on the
+/// The lanes of a pair: on the rank's GPU and on the peer's GPU in turn. For a peer in another process all are on the
 /// rank's GPU.
 ///
-/// Large transfers take turns, so that one copy engine copies while the other one is between two copies.
-pub(crate) const LANES: usize = 2;
+/// Large transfers take turns, so that one copy engine copies while another one is between two copies. With two lanes
+/// puts of 4 MiB between two H100s reached 0.87 of the link, with four 0.94.
+pub(crate) const LANES: usize = 4;
 
 /// The bytes from which on a transfer is large.
 const LARGE: u64 = 256 << 10;
@@ -139,7 +140,8 @@ impl Pair {
             (None, Some(next)) => Ok(next.buffer.clone()),
             (None, None) => machine.gpus.memory(own, MemoryKind::Pinned, BUFFER_BYTES),
         });
-        let lanes = [machine.gpus.lane(own)?, machine.gpus.lane(peer)?];
+        let lane = |gpu| machine.gpus.lane(gpu);
+        let lanes = [lane(own)?, lane(peer)?, lane(own)?, lane(peer)?];
         let receiver = Receiver::Desk(machine.desk(peer)?);
         let to = machine.scratch(peer)?.address() + 64;
         let kind = if own == peer { Kind::Within } else { Kind::Between };
@@ -148,7 +150,8 @@ impl Pair {
 
     /// Does the same for a rank of another process.
     pub(crate) fn to_process(machine: &Machine, own: usize, rank: usize, peer: &Remote) -> Result<Self, GpuError> {
-        let lanes = [machine.gpus.lane(own)?, machine.gpus.lane(own)?];
+        let lane = || machine.gpus.lane(own);
+        let lanes = [lane()?, lane()?, lane()?, lane()?];
         let place = BUFFER_BYTES - SCRATCH_BYTES + (rank % MAX_SENDERS) as u64 * 128;
         let (receiver, to) = (Receiver::Post(Post::new(peer.ring(rank))), peer.buffer.address() + place);
         Self::with(machine, own, lanes, receiver, None, to, Kind::Between)
