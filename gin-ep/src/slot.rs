@@ -98,7 +98,7 @@ impl<'g> Slot<'g> {
     ///
     /// The result is that of [`exchange`](Self::exchange) and [`Received::permute`], in less time. Where a rank has
     /// room for at most 4096 received rows, one kernel exchanges them into an expert-major layout. Otherwise the ranks
-    /// tell each other the ids of their rows first, and rows are copied while others are on their way.
+    /// tell each other the ids of their rows first, and copy the rows that have arrived while they wait for others.
     ///
     /// # Errors
     /// As [`dispatch`](Self::dispatch); [`EpError::Unsuited`] for permuted rows of another group, or if loads and

@@ -3,6 +3,7 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -82,6 +83,8 @@ class Started:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A suite in the background of a shell ignores Ctrl-C, and a child would, too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def communicate_within(self, timeout=60):

@@ -235,7 +235,7 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, s
             // Safety: the caller's promise.
             unsafe {
                 let place = place * u64::from(each) + u64::from(k);
-                // These loads are on their way together.
+                // These loads do not wait for each other.
                 let id = if each > 1 { load(meta + 4 + 4 * u64::from(k)) as i32 } else { 0 };
                 let (from, token) = (sums.row(sizes, place), load(meta));
                 if id < 0 {

@@ -3,8 +3,8 @@
 //!
 //! A row crosses the link once for each rank, as in every dispatch. When the flags of all sources have come, the blocks
 //! copy the rows to the zones of their experts, in chunks that they take by a counter. A block finds the places of its
-//! chunk without the others: it counts the ids of all earlier rows in shared memory. So the places are those of
-//! [`assign`](crate::permute::assign), in every grid and whichever blocks stay.
+//! chunk without the others: it counts the ids of all earlier rows in shared memory. So a row has the place that
+//! [`assign`](crate::permute::assign) gives it, in every grid and whichever blocks stay.
 
 use crate::PermutedRows;
 use crate::dispatch::{Arena, lane_index, receive, rows_within, send};
@@ -35,10 +35,11 @@ pub const fn expands(sizes: &Sizes) -> bool {
     sizes.room() <= ROWS && sizes.local() <= WINDOW
 }
 
-/// Sends the rows of `tokens`, waits for those of all ranks, and copies these into the expert-major layout `to`. All
-/// threads of the grid call. Ranks that call [`dispatch`](crate::dispatch()) with both phases take part alike.
+/// Sends the rows of `tokens`, waits until the rows of all ranks have arrived, and copies them into the expert-major
+/// layout `to`. All threads of the grid call. Ranks that call [`dispatch`](crate::dispatch()) with both phases take part
+/// alike.
 ///
-/// Afterwards, in the order of the stream, `to` and the received rows are those of a dispatch and the kernels of the
+/// Afterwards, in the order of the stream, `to` and the received rows are as after a dispatch and the kernels of the
 /// layout. The launch has dynamic shared memory of [`Sizes::shared_bytes`].
 ///
 /// Errors are reported as by these kernels. Rows of a rank that is silent have no places.
@@ -119,7 +120,7 @@ fn arrive<F: Format>(
     Block.sync();
 }
 
-/// The rows that have arrived, on their way into a layout.
+/// Copies the rows that have arrived into a layout.
 struct Expansion<'a> {
     to: &'a PermutedRows,
     buffer: u64,

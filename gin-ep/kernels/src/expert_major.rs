@@ -110,7 +110,7 @@ impl<'a> Part<'a> {
         let step = Block.size();
         let mut index = Block.rank();
         while index < self.ids() {
-            // These loads are on their way together.
+            // These loads do not wait for each other.
             let id = |ahead: u32| self.id(index + ahead * step).wrapping_sub(window);
             let (a, b, c, d) = (id(0), id(1), id(2), id(3));
             let add = |expert: u32| {
@@ -168,7 +168,7 @@ impl<'a> Part<'a> {
                     let part = other + ahead * threads;
                     if part < end { unsafe { load(self.count_at(part, window + expert)) } } else { 0 }
                 };
-                // These loads are on their way together.
+                // These loads do not wait for each other.
                 let first = (count(0), count(1), count(2), count(3));
                 let second = (count(4), count(5), count(6), count(7));
                 let mut add = |ahead: u32, count: u32| {
@@ -278,7 +278,7 @@ impl<'a> Part<'a> {
         };
         let mut index = lane;
         while index - lane < self.ids() {
-            // These loads are on their way together.
+            // These loads do not wait for each other.
             let id = |ahead: u32| self.id(index + ahead * WARP_SIZE);
             let (a, b, c, d) = (id(0), id(1), id(2), id(3));
             put(index, a);

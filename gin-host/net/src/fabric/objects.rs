@@ -372,8 +372,8 @@ impl EndpointHandle {
         unsafe { self.write_from(slot, peer, (first.cast(), value.len(), descriptor), at) }
     }
 
-    /// Writes memory of a region to a peer's memory, at this place and with this key. The completion says that the data
-    /// is there.
+    /// Writes memory of a region to a peer's memory, at this place and with this key. It completes when the peer's
+    /// memory has the data.
     ///
     /// # Safety
     /// - The range is in the region, which stays registered until the operation is complete.
