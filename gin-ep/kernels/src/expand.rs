@@ -36,8 +36,8 @@ pub const fn expands(sizes: &Sizes) -> bool {
 }
 
 /// Sends the rows of `tokens`, waits until the rows of all ranks have arrived, and copies them into the expert-major
-/// layout `to`. All threads of the grid call. Ranks that call [`dispatch`](crate::dispatch()) with both phases take part
-/// alike.
+/// layout `to`. All threads of the grid call. Ranks that call [`dispatch`](crate::dispatch()) with both phases take
+/// part alike.
 ///
 /// Afterwards, in the order of the stream, `to` and the received rows are as after a dispatch and the kernels of the
 /// layout. The launch has dynamic shared memory of [`Sizes::shared_bytes`].
