@@ -27,8 +27,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Time limit of a trial. The first one of a module waits until the driver has compiled its kernels, which takes half a
-/// minute for expert parallelism.
+/// Time limit of a trial. The first one of a module waits until the driver has compiled its kernels. `ptxas` takes 20 s
+/// for the kernels of expert parallelism.
 const TRIAL_LIMIT: Duration = Duration::from_secs(90);
 
 /// Time limit of a trial with several processes, of which the first loads the kernels in each.
