@@ -34,6 +34,7 @@ cd "$(dirname "$0")/.."
 # The programs in the order of their start, the long ones first, with their class:
 #   cpu      takes a slot
 #   kernels  takes a slot, one of them at a time, because they compile kernels in one folder, which cargo locks
+#   gpu      runs on the GPUs of this machine, beside the others but one of them at a time; without a GPU it is `cpu`
 #   alone    takes all slots, because its ranks count as lost if they get no CPU for seconds
 # A program without a line is `cpu` and has the place of `others`.
 order=(
@@ -42,7 +43,8 @@ order=(
     'kernels gin-capi:nvcc'
     'kernels gin-kernels:sass'
     'cpu gin-ep:oracle'
-    'cpu gpu-tests:gpu_tests'
+    'gpu gpu-tests:gpu_tests'
+    'gpu gin-examples:examples'
     'cpu gin-ep:matmul'
     'cpu gin-conformance:determinism'
     'cpu gin-device:loom_models'
@@ -69,11 +71,11 @@ order=(
 declare -A place=() group=() class=()
 for index in "${!order[@]}"; do place[${order[index]#* }]=$index; done
 
-# A program keeps about two CPUs busy. Programs on a GPU would disturb each other.
+# A program keeps about two CPUs busy.
 slots=$(($(nproc) / 2))
 [ "$slots" -ge 2 ] || slots=2
-[ ! -e /dev/nvidiactl ] || slots=1
-free=$slots compiling=0
+[ -e /dev/nvidiactl ] || order=("${order[@]/#gpu /cpu }")
+free=$slots compiling=0 on_gpu=0
 
 queue=$(mktemp -d "${TMPDIR:-/tmp}/gin-test.XXXXXX")
 # A byte in it wakes the scheduler.
@@ -90,6 +92,7 @@ start() {
     case $1 in
         cpu) free=$((free - 1)) ;;
         kernels) free=$((free - 1)) compiling=1 ;;
+        gpu) on_gpu=1 ;;
         alone) free=0 ;;
     esac
     shift 2
@@ -123,6 +126,7 @@ start_all() {
             case $kind in
                 cpu) [ "$free" -gt 0 ] || continue ;;
                 kernels) [ "$free" -gt 0 ] && [ "$compiling" = 0 ] || continue ;;
+                gpu) [ "$on_gpu" = 0 ] || continue ;;
                 alone) [ "$free" = "$slots" ] || continue ;;
             esac
             next=$job next_index=$index
@@ -183,6 +187,7 @@ while [ ${#group[@]} -gt 0 ]; do
         case ${class[$job]} in
             cpu) free=$((free + 1)) ;;
             kernels) free=$((free + 1)) compiling=0 ;;
+            gpu) on_gpu=0 ;;
             alone) free=$slots ;;
         esac
         unset "group[$job]"
