@@ -20,7 +20,7 @@ use crate::registry::{KEY_BYTES, Key, KeyError, Missing, Registry, process, rand
 use crate::{Device, DeviceKind, Memory, MemoryKind, MemorySharing, SharedFile, lock};
 use bytemuck::{Pod, Zeroable};
 use gin_virtual::usual_setting;
-use peer::{Peer, is_ours, reach, socket_name};
+use peer::{Peer, is_ours, reach, socket_name, uninterrupted};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -178,7 +178,7 @@ fn ask(key: &SharedKey, token: [u8; 8]) -> Result<([u8; ANSWER], Option<OwnedFd>
     let unreached = |error: io::Error| match error.kind() {
         io::ErrorKind::ConnectionRefused => UNREACHED.to_owned(),
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => unanswered(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {
             format!("its process did not answer within {} s", PATIENCE.as_secs())
         }
         _ => {
@@ -194,8 +194,8 @@ fn ask(key: &SharedKey, token: [u8; 8]) -> Result<([u8; ANSWER], Option<OwnedFd>
     connection.write_all(&question).map_err(unreached)?;
     let (mut answer, mut space) = ([0; ANSWER], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
     let mut beside = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(&connection, &mut [IoSliceMut::new(&mut answer)], &mut beside, RecvFlags::CMSG_CLOEXEC);
-    let got = got.map_err(|error| unreached(error.into()))?;
+    let receive = || recvmsg(&connection, &mut [IoSliceMut::new(&mut answer)], &mut beside, RecvFlags::CMSG_CLOEXEC);
+    let got = uninterrupted(PATIENCE, receive).map_err(unreached)?;
     let mut files = beside.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut files) => files.next(),
         _ => None,
@@ -416,9 +416,45 @@ mod tests {
         drop(connection);
         let error = asking.join().unwrap();
         assert!(error.contains("its process"), "{error}");
-        // The next request is answered.
         drop(stopped);
-        assert!(elsewhere(&silent).unwrap_err().contains("has ended"));
+        // A program that another test starts has a copy of the socket until it runs.
+        let ended = (0..100).any(|_| {
+            let ended = elsewhere(&silent).unwrap_err().contains("has ended");
+            ended || {
+                std::thread::sleep(Duration::from_millis(10));
+                false
+            }
+        });
+        assert!(ended, "the next request is answered");
+    }
+
+    #[test]
+    fn a_request_survives_signals() {
+        extern "C" fn ignore(_: libc::c_int) {}
+        // Safety: without SA_RESTART; the handler does nothing.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = ignore as *const () as usize;
+            assert_eq!(libc::sigaction(libc::SIGURG, &action, std::ptr::null_mut()), 0);
+        }
+        let name = random();
+        let address = SocketAddr::from_abstract_name(socket_name(&name)).unwrap();
+        let silent = net::UnixListener::bind_addr(&address).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        let asking = std::thread::spawn(move || {
+            // Safety: it has no arguments.
+            sender.send(unsafe { libc::pthread_self() }).unwrap();
+            ask(&SharedKey { process: name, token: [0; 8], secret: [0; 16] }, [0; 8]).unwrap_err()
+        });
+        let (thread, connection) = (receiver.recv().unwrap(), silent.accept().unwrap());
+        for _ in 0..20 {
+            // Safety: the thread waits for the answer.
+            assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGURG) }, 0);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(connection);
+        let error = asking.join().unwrap();
+        assert!(error.contains("gives no answer"), "{error}");
     }
 
     #[test]

@@ -5,13 +5,14 @@
 //! `/proc/net/unix`, and connect. Two processes share memory only if both run as the same user, so each side checks the
 //! other before it sends or reads a byte.
 
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Returns the abstract name of the socket of a process.
 pub(super) fn socket_name(process: &[u8; 16]) -> String {
@@ -25,8 +26,23 @@ pub(super) fn reach(process: &[u8; 16], patience: Duration) -> io::Result<UnixSt
     for which in [Timeout::Send, Timeout::Recv] {
         set_socket_timeout(&socket, which, Some(patience))?;
     }
-    connect(&socket, &SocketAddrUnix::new_abstract_name(socket_name(process).as_bytes())?)?;
+    let address = SocketAddrUnix::new_abstract_name(socket_name(process).as_bytes())?;
+    uninterrupted(patience, || connect(&socket, &address))?;
     Ok(socket.into())
+}
+
+/// Repeats a call on a socket while signals interrupt it, for at most about twice `patience`.
+///
+/// The kernel never restarts a call on a socket with a time limit. It also interrupts it, without any handler, if the
+/// process is stopped and continues.
+pub(super) fn uninterrupted<T>(patience: Duration, mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    let end = Instant::now() + patience;
+    loop {
+        match call() {
+            Err(Errno::INTR) if Instant::now() < end => {}
+            result => return result.map_err(io::Error::from),
+        }
+    }
 }
 
 /// The process at the other end of a socket, as the kernel of this one's namespaces shows it.
