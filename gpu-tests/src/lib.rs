@@ -13,6 +13,7 @@
 //! | `parking` | a trial beside the resident kernel of software NICs, with the feature `cuda` |
 //! | [`matmul`] | trials of products that send and receive meanwhile |
 //! | [`journal`] | results of earlier runs, so that a run continues where one was ended |
+//! | [`places`] | trials on several sets of GPUs at a time |
 //! | [`primitives`] | trials of warp operations, shared memory, conversions and a histogram |
 //! | `sharing` | a trial of memory that a GPU and a NIC share, with the feature `cuda` |
 //! | [`watchdog`] | ends the process when a trial hangs |
@@ -29,6 +30,7 @@ pub mod journal;
 pub mod matmul;
 #[cfg(feature = "cuda")]
 pub mod parking;
+pub mod places;
 pub mod primitives;
 pub mod printing;
 #[cfg(feature = "cuda")]

@@ -3,9 +3,9 @@
 //! and over each test network; its ability to notice mistakes there; effects that only hardware shows; and driver calls
 //! beside a kernel that does not end.
 //!
-//! Trials run one after another. Without a GPU they are ignored, with the reason. A trial that hangs ends the process.
-//! With `GIN_GPU_JOURNAL=FILE` the results are kept in that file, and the next run continues after it. After
-//! `GIN_GPU_SECONDS=N` seconds the remaining trials are ignored.
+//! A GPU runs one trial at a time; several GPUs run trials concurrently, each in its process. Without a GPU all are
+//! ignored, with the reason. A trial that hangs ends the run. With `GIN_GPU_JOURNAL=FILE` the results are kept in that
+//! file, and the next run continues after it. After `GIN_GPU_SECONDS=N` seconds the remaining trials are ignored.
 
 use gin_conformance::cases;
 use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
@@ -19,9 +19,11 @@ use gpu_tests::gpus::{self, Gpus};
 use gpu_tests::hardware::{self, Testbed};
 use gpu_tests::journal::{Journal, Outcome};
 use gpu_tests::matmul;
+use gpu_tests::places::{self, Places};
 use gpu_tests::primitives;
 use gpu_tests::watchdog::{self, Watchdog};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::collections::HashMap;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
@@ -33,6 +35,9 @@ const TRIAL_LIMIT: Duration = Duration::from_secs(90);
 
 /// Time limit of a trial with several processes, of which the first loads the kernels in each.
 const PROCESS_LIMIT: Duration = Duration::from_secs(150);
+
+/// CPUs that a trial keeps busy: up to four ranks, with their proxies or NICs.
+const CPUS_OF_TRIAL: usize = 8;
 
 /// Numbers of GPUs over which ranks are spread.
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
@@ -69,24 +74,26 @@ fn process_setup(way: &str, processes: Processes) -> Option<Setup> {
 }
 
 /// Adds the suite with a process for each of `count` GPUs, or with `count` processes on the first GPU.
-fn add_processes(trials: &mut Vec<Trial>, count: usize, one_gpu: bool, run: &Run) {
+fn add_processes(trials: &mut Vec<GpuTrial>, count: usize, one_gpu: bool, run: &Run) {
     let group = Arc::new(Group::new(count as u32, PROCESS_LIMIT));
     let (prefix, start) = if one_gpu { ("cuda/1_gpu", ONE_GPU) } else { ("cuda", "") };
     // On one GPU processes take turns, and memory of another process is on the same GPU.
     let ways = PROCESS_WAYS.iter().filter(|(way, ..)| !one_gpu || ["network", "lsa"].contains(way));
     for &(way, _, route, _) in ways {
         for case in cases::for_setup(SetupBackend::Proxy, route) {
-            let (group, end, name) = (group.clone(), run.end, format!("{start}{way}"));
-            trials.push(Trial::ignorable_test(format!("{prefix}/{count}_processes/{way}/{}", case.name), move || {
-                if end.is_some_and(|end| Instant::now() > end) {
-                    return Ok(Completion::ignored_with("the time limit of this run is over"));
+            let (group, run, way_name) = (group.clone(), run.clone(), format!("{start}{way}"));
+            let name = format!("{prefix}/{count}_processes/{way}/{}", case.name);
+            let body = Box::new(move || {
+                if run.is_over() {
+                    return Ok(over());
                 }
-                match group.run(&name, &case.name) {
+                match group.run(&way_name, &case.name) {
                     Verdict::Passed => Ok(Completion::Completed),
                     Verdict::Skipped(reason) => Ok(Completion::ignored_with(reason)),
                     Verdict::Failed(text) => Err(text.into()),
                 }
-            }));
+            });
+            trials.push(GpuTrial { name, gpus: if one_gpu { 1 } else { count }, body });
         }
     }
 }
@@ -95,16 +102,28 @@ fn main() -> ExitCode {
     if let Some(code) = serve(process_setup) {
         return code;
     }
-    let mut arguments = Arguments::from_args();
-    // The GPU is shared, and the watchdog watches one trial at a time.
-    arguments.test_threads = Some(1);
     let found = gpus::find();
+    if places::is_worker() {
+        let run = Run { journal: None, watchdog: Watchdog::start(TRIAL_LIMIT), end: None };
+        let trials = all(&found, &run).into_iter().map(|trial| (trial.name, trial.body));
+        let mut bodies: HashMap<String, GpuBody> = trials.collect();
+        places::serve(|name| bodies.remove(name).ok_or_else(|| Failed::from("there is no such trial"))?());
+        return ExitCode::SUCCESS;
+    }
+    let mut arguments = Arguments::from_args();
+    let found = if arguments.list { Err("only names are listed".to_owned()) } else { found };
     if !arguments.list {
         match &found {
             Ok(gpus) => println!("{}", gpus.text),
             Err(reason) => println!("All trials are ignored: {reason}"),
         }
     }
+    // Ranks of a trial, their proxies and NICs are threads that poll.
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let gpus = found.as_ref().map_or(1, |gpus| gpus.count);
+    let at_once = gpus.min(cpus / CPUS_OF_TRIAL).max(1);
+    arguments.test_threads = Some(at_once);
+    let places = Arc::new(Places::new(gpus.max(1)));
     let journal = std::env::var_os("GIN_GPU_JOURNAL").map(|path| match Journal::open(Path::new(&path)) {
         Ok(journal) => Arc::new(journal),
         Err(error) => {
@@ -116,21 +135,44 @@ fn main() -> ExitCode {
     let seconds = std::env::var("GIN_GPU_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let run = Run { journal, watchdog, end };
+    let trials = all(&found, &run).into_iter().map(|trial| {
+        let (places, run) = (places.clone(), run.clone());
+        Trial::ignorable_test(trial.name.clone(), move || run.place(&places, trial))
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+}
+
+/// Returns all trials, which all are ignored if no GPUs were found.
+fn all(found: &Result<Gpus, String>, run: &Run) -> Vec<GpuTrial> {
     let mut trials = Vec::new();
     for count in COUNTS {
-        let known = if arguments.list { &Err("only names are listed".to_owned()) } else { &found };
-        add(&mut trials, count, known, &run);
+        add(&mut trials, count, found, run);
         // One process for each GPU.
-        if count > 1 && known.as_ref().is_ok_and(|gpus| gpus.count >= count) {
-            add_processes(&mut trials, count, false, &run);
+        if count > 1 && found.as_ref().is_ok_and(|gpus| gpus.count >= count) {
+            add_processes(&mut trials, count, false, run);
         }
-        if count == 1 && known.is_ok() {
+        if count == 1 && found.is_ok() {
             for processes in [2, 3] {
-                add_processes(&mut trials, processes, true, &run);
+                add_processes(&mut trials, processes, true, run);
             }
         }
     }
-    libtest_mimic::run(&arguments, trials).exit_code()
+    trials
+}
+
+/// A trial on GPUs.
+struct GpuTrial {
+    name: String,
+    gpus: usize,
+    body: GpuBody,
+}
+
+/// Runs a trial in this process.
+type GpuBody = Box<dyn FnOnce() -> Result<Completion, Failed> + Send>;
+
+/// Says that a trial did not run.
+fn over() -> Completion {
+    Completion::ignored_with("the time limit of this run is over")
 }
 
 /// The environment of all trials: watchdog, journal and time limit.
@@ -142,11 +184,41 @@ struct Run {
 }
 
 impl Run {
-    /// Runs a trial on GPUs.
+    fn is_over(&self) -> bool {
+        self.end.is_some_and(|end| Instant::now() > end)
+    }
+
+    /// Runs a trial on the first of these places that is free, here or in a worker.
+    fn place(&self, places: &Places, trial: GpuTrial) -> Result<Completion, Failed> {
+        let name = trial.name;
+        places.run(trial.gpus, trial.body, |worker| {
+            let known = self.journal.as_ref().and_then(|journal| journal.known(&name)).cloned();
+            match known {
+                Some(outcome) => return outcome.map(|()| Completion::Completed).map_err(Failed::from),
+                None if self.is_over() => return Ok(over()),
+                None => {}
+            }
+            let mut completion = Completion::Completed;
+            let mut ask = || worker.ask(&name).map(|result| completion = result);
+            let failed = |failure: Option<String>| {
+                failure.unwrap_or_else(|| {
+                    eprintln!("{name} ended the process of its GPUs");
+                    std::process::exit(watchdog::STATUS);
+                })
+            };
+            let outcome = match &self.journal {
+                Some(journal) => journal.run(&name, || ask().map_err(failed)),
+                None => ask().map_err(failed),
+            };
+            outcome.map(|()| completion).map_err(Failed::from)
+        })
+    }
+
+    /// Runs a trial in this process.
     fn trial(&self, name: &str, gpus: &[usize], trial: impl FnOnce() -> Outcome) -> Result<Completion, Failed> {
         let new = self.journal.as_ref().is_none_or(|journal| journal.known(name).is_none());
-        if new && self.end.is_some_and(|end| Instant::now() > end) {
-            return Ok(Completion::ignored_with("the time limit of this run is over"));
+        if new && self.is_over() {
+            return Ok(over());
         }
         let watched = || self.watchdog.watch(name, trial);
         let Some(journal) = &self.journal else {
@@ -163,7 +235,7 @@ impl Run {
     }
 }
 
-fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run: &Run) {
+fn add(trials: &mut Vec<GpuTrial>, count: usize, found: &Result<Gpus, String>, run: &Run) {
     let (prefix, there) = (format!("cuda/{count}_gpu"), found.as_ref().map_or(0, |gpus| gpus.count));
     // Without any GPU, one count stands for all.
     let missing = there < count;
@@ -178,13 +250,14 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
     };
     let mut add = |name: String, body: Body| {
         let (own, gpus, devices, run) = (name.clone(), gpus.clone(), devices.clone(), run.clone());
-        trials.push(Trial::ignorable_test(name, move || {
+        let body = Box::new(move || {
             let devices = match devices {
                 Ok(devices) => devices?,
                 Err(reason) => return Ok(Completion::ignored_with(reason)),
             };
             run.trial(&own, &gpus, || body(&gpus, devices))
-        }));
+        });
+        trials.push(GpuTrial { name, gpus: count, body });
     };
     for (text, route, windows) in [
         ("", SetupRoute::Network, SetupWindows::Allocated),
