@@ -238,6 +238,10 @@ fn with_one_dropped(config: &CommConfig) {
     ranks(3, |bootstrap, device| {
         let comm = Communicator::new(bootstrap.clone(), device, config.clone());
         comm.initialise(&Requirements::default()).unwrap();
+        // A clone that goes first ends nothing.
+        drop(comm.clone());
+        assert_eq!(comm.state(), CommState::Active);
+        bootstrap.barrier().unwrap();
         let poster = Poster::new(&comm);
         if bootstrap.rank() != 1 {
             assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort arrived");

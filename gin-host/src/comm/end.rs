@@ -2,12 +2,15 @@
 //! The end of a communicator.
 
 use super::live::Live;
+use super::state::Shared;
 use super::wire::agree;
-use super::{CommError, CommState, Communicator};
+use super::{CommConfig, CommError, CommState, Communicator};
 use crate::proxy::Command;
 use gin_boot::BootstrapError;
+use gin_gpu::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::sync::{Arc, Mutex};
 
 impl Communicator {
     /// Ends the communicator and frees its resources.
@@ -104,12 +107,28 @@ impl Communicator {
     }
 }
 
-impl Drop for Communicator {
+/// The part of a communicator that its clones share, and that ends with the last of them.
+#[derive(Debug)]
+pub(super) struct Life {
+    pub(super) live: Mutex<Option<Live>>,
+    shared: Arc<Shared>,
+    device: Arc<dyn Device>,
+    config: Arc<CommConfig>,
+}
+
+impl Life {
+    pub(super) fn new(shared: &Arc<Shared>, device: &Arc<dyn Device>, config: &Arc<CommConfig>) -> Self {
+        let (shared, device, config) = (shared.clone(), device.clone(), config.clone());
+        Self { live: Mutex::new(None), shared, device, config }
+    }
+}
+
+impl Drop for Life {
     fn drop(&mut self) {
         let Some(mut live) = self.live.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).take() else {
             return;
         };
-        let rank = self.rank();
+        let rank = self.shared.rank;
         self.shared.abort(&match std::thread::panicking() {
             true => format!("rank {rank} panicked"),
             false => format!("rank {rank} dropped it without `destroy`: its function failed or returned early"),

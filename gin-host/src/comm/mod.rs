@@ -44,6 +44,7 @@ pub use requirements::{ConnectionType, MAX_MESSAGE, MAX_OUTSTANDING, MAX_PRINT_L
 pub use state::{AbortHandle, CommState};
 pub use window::{Window, WindowFlags};
 
+use end::Life;
 use gin_abi::{BackendKind, CommHandle};
 use gin_boot::Bootstrap;
 use gin_boot::board::Notice;
@@ -53,7 +54,7 @@ use gin_gpu::{Argument, Device, KernelArg};
 use gin_nic::{DoorbellSource, Nic};
 use live::Live;
 use state::Shared;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, MutexGuard, TryLockError};
 
 /// The argument that passes a communicator to a kernel, where it is a `gin_device::Comm`.
 ///
@@ -98,7 +99,8 @@ impl LaunchArg<Comm> for &DeviceComm {
 /// [`register`](Self::register), [`alloc_window`](Self::alloc_window), [`deregister`](Self::deregister), and
 /// [`destroy`](Self::destroy) of an active communicator.
 ///
-/// Dropping an active communicator aborts it.
+/// Clones share the communicator: a library that works with its windows keeps one. When the last clone of an active
+/// communicator is dropped, the communicator is aborted.
 ///
 /// ```
 /// use gin_boot::InProcess;
@@ -116,13 +118,13 @@ impl LaunchArg<Comm> for &DeviceComm {
 /// comm.destroy()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Communicator {
     shared: Arc<Shared>,
     bootstrap: Arc<dyn Bootstrap>,
     device: Arc<dyn Device>,
-    config: CommConfig,
-    live: Mutex<Option<Live>>,
+    config: Arc<CommConfig>,
+    life: Arc<Life>,
 }
 
 const _: () = {
@@ -133,7 +135,9 @@ const _: () = {
 impl Communicator {
     /// Creates a communicator that is not initialised. Does not wait for other ranks.
     pub fn new(bootstrap: Arc<dyn Bootstrap>, device: Arc<dyn Device>, config: CommConfig) -> Self {
-        Self { shared: Shared::new(bootstrap.rank()), bootstrap, device, config, live: Mutex::new(None) }
+        let (shared, config) = (Shared::new(bootstrap.rank()), Arc::new(config));
+        let life = Arc::new(Life::new(&shared, &device, &config));
+        Self { shared, bootstrap, device, config, life }
     }
 
     /// Returns the world rank of this rank.
@@ -176,7 +180,7 @@ impl Communicator {
         if let Some(caller) = self.config.progress.manual() {
             caller.step_in_waits();
         }
-        match self.live.try_lock() {
+        match self.life.live.try_lock() {
             Ok(live) => Ok(live),
             // A call that panicked leaves, at worst, a communicator that can only be destroyed.
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),

@@ -42,7 +42,7 @@ impl CommState {
 /// The part of a communicator that outlives its calls. It suffices to abort the communicator and to query faults.
 #[derive(Debug)]
 pub(super) struct Shared {
-    rank: u32,
+    pub(super) rank: u32,
     state: AtomicU8,
     /// The names of windows, by id.
     pub(super) names: Arc<Names>,
