@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Rows and sums of a combine.
 
+use crate::group::GroupState;
 use crate::tokens::address;
-use crate::{EpError, Group, Permuted};
+use crate::{EpError, Permuted};
 use gin_ep_kernels as kernels;
 use gin_gpu::MemorySlice;
 
@@ -19,7 +20,7 @@ pub enum Rows<'a> {
     At(&'a MemorySlice),
     /// Permuted rows, which the experts have replaced.
     Permuted(&'a Permuted),
-    /// Rows in the places of those of permuted rows.
+    /// Other memory, with a row in the place of each permuted row.
     PermutedAt(&'a Permuted, &'a MemorySlice),
     /// Rows that [`Received::multiply`](crate::Received::multiply) has sent to their sources.
     Returned,
@@ -27,7 +28,7 @@ pub enum Rows<'a> {
 
 impl<'a> Rows<'a> {
     /// Returns the expert-major rows that has these rows, their address, and the memory that kernels use.
-    pub(crate) fn of_experts(&self, group: &Group<'_>) -> Result<(&'a Permuted, u64, Vec<&'a MemorySlice>), EpError> {
+    pub(crate) fn of_experts(&self, group: &GroupState) -> Result<(&'a Permuted, u64, Vec<&'a MemorySlice>), EpError> {
         let (what, sizes, each) = ("a sum of experts' rows", &group.sizes(), group.sum_bytes);
         let (to, memory) = match *self {
             Rows::Permuted(to) if each == sizes.row_bytes => (to, to.rows()),
@@ -126,7 +127,7 @@ impl<'a> Combine<'a> {
     /// Returns the parameter of kernels, and the memory that they use.
     pub(crate) fn check(
         &self,
-        group: &Group<'_>,
+        group: &GroupState,
         tokens: &kernels::TokenParams,
         rows: Rows<'a>,
     ) -> Result<(kernels::Sums, Vec<&'a MemorySlice>), EpError> {

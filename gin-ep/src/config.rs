@@ -18,7 +18,7 @@ const MAX_RANKS: u64 = 64;
 const MAX_TOPK: u64 = 32;
 /// The maximum number of experts.
 const MAX_EXPERTS: u64 = 65_536;
-/// Bytes of a signal: its words in the window, for GPUs and for CPU threads, and those beside them.
+/// Bytes of a signal: its words in the window, for GPUs and for CPU threads, and its near words.
 const SIGNAL_BYTES: u64 = 8 * (3 + NEAR_WORDS);
 /// The number of threads of a block for few tokens: each of its warps counts 32 of them.
 const FEW_THREADS: u32 = 256;
@@ -127,7 +127,7 @@ impl GroupConfig {
         self
     }
 
-    /// Sets the number of slots. Each has memory of its own, and its kernels take at most its part of the GPU.
+    /// Sets the number of slots. Each has separate memory, and its kernels take at most its part of the GPU.
     #[must_use]
     pub const fn slots(mut self, slots: u32) -> Self {
         self.slots = slots;
@@ -149,9 +149,9 @@ impl GroupConfig {
         self
     }
 
-    /// Makes the row that comes back for each rank have FP32 elements, in place of BF16. So the sum of a rank's experts
-    /// is not rounded on its way, and its row takes twice the bytes. [`Element`] is one with BF16 back, and sums and
-    /// bias are of BF16.
+    /// Makes the row that comes back for each rank have FP32 elements, in place of BF16. So the rank does not round the
+    /// sum of its experts, and the row takes twice the bytes. [`Element`] is one with BF16 back, and sums and bias are
+    /// of BF16.
     ///
     /// ```
     /// use gin_ep::GroupConfig;
@@ -249,8 +249,8 @@ impl GroupConfig {
         Ok((sizes.slot_bytes() + plan) * u64::from(self.slots))
     }
 
-    /// Returns the bytes that a group takes on each of `ranks` ranks, if loads and stores reach those of its LSA team,
-    /// `near` ranks, and a network the others. Allocates nothing.
+    /// Returns the bytes that a group takes on each of `ranks` ranks, if loads and stores reach the `near` ranks of its
+    /// LSA team, and a network the others. Allocates nothing.
     ///
     /// # Errors
     /// [`EpError::Limit`], if `near` is not between 1 and the number of ranks, or blocks have too many threads.

@@ -85,6 +85,18 @@ pub enum EpError {
         /// The slot's number.
         slot: u32,
     },
+    /// A detached dispatch of the slot was received, and neither combined nor released.
+    #[error("slot {slot} still has received rows: call `combine` or `release` first")]
+    NotEnded {
+        /// The slot's number.
+        slot: u32,
+    },
+    /// A detached dispatch takes no such call any more, or is not one of the slot.
+    #[error("slot {slot} has no such dispatch: it was received, combined or released before, or another slot made it")]
+    Ended {
+        /// The slot's number.
+        slot: u32,
+    },
     /// Kernels of earlier calls have reported an error, and nobody has called [`Group::status`](crate::Group::status)
     /// since. If the kernel still runs, the figures of the report may be missing; the code is right.
     #[error("an earlier call has left a report that nobody has read by `Group::status`: {0}")]

@@ -7,7 +7,7 @@ use crate::{Element, EpError, GroupConfig, Report, Slot};
 use gin_abi::handle::{BackendKind, CAP_STRONG_SIGNALS, CAP_VA_SIGNALS};
 use gin_ep_kernels::{Network, STATUS_WORDS, Sizes};
 use gin_gpu::{Function, LaunchConfig, Memory, MemoryKind, MemorySlice, ModuleSource, Stream};
-use gin_host::comm::{Communicator, DeviceComm, Window, WindowFlags};
+use gin_host::comm::{CommError, CommState, Communicator, DeviceComm, Window, WindowFlags};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -44,8 +44,13 @@ use std::sync::{Arc, Mutex};
 /// assert_eq!(outputs.unwrap(), [vec![0x3f80; 8], vec![0x3f80; 8]]);
 /// ```
 #[derive(Debug)]
-pub struct Group<'c> {
-    pub(crate) comm: &'c Communicator,
+pub struct Group {
+    pub(crate) state: Arc<GroupState>,
+}
+
+/// The state of a group, which its slots share.
+#[derive(Debug)]
+pub(crate) struct GroupState {
     pub(crate) device: DeviceComm,
     pub(crate) arena: Window<u64>,
     /// The signals of ranks that loads and stores do not reach, if there are any.
@@ -74,6 +79,8 @@ pub struct Group<'c> {
     pub(crate) send_rows: Function,
     pub(crate) combine: Function,
     pub(crate) reduce: Function,
+    /// Ends after the memory, which is a part of it.
+    pub(crate) comm: Communicator,
 }
 
 /// The number of groups that the process has made.
@@ -95,7 +102,7 @@ pub(crate) struct SlotState {
 }
 
 impl SlotState {
-    /// Begins a call, whose kernels follow those of all calls before, and keeps memory for it.
+    /// Begins a call, whose kernels follow the kernels of all calls before, and keeps memory for it.
     pub(crate) fn begin(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
         gin_gpu::lock(&self.keep_alive).begin(stream, memory)
     }
@@ -123,18 +130,14 @@ impl SlotState {
     }
 }
 
-impl Drop for Group<'_> {
+impl Drop for GroupState {
     fn drop(&mut self) {
         self.slots.iter().for_each(SlotState::settle);
     }
 }
 
-impl<'c> Group<'c> {
-    /// Allocates the memory of a group. Collective: all ranks pass the same configuration.
-    ///
-    /// # Errors
-    /// [`EpError::Limit`], [`EpError::Differs`], [`EpError::Unsuited`], or an error of communicator or device.
-    pub fn new(comm: &'c Communicator, config: &GroupConfig) -> Result<Self, EpError> {
+impl GroupState {
+    fn new(comm: &Communicator, config: &GroupConfig) -> Result<Self, EpError> {
         let (ranks, gpu) = (comm.ranks(), comm.gpu());
         let sizes = config.sizes(ranks)?;
         let (device, sharing) = exchange_config(comm, &config.values())?;
@@ -152,7 +155,7 @@ impl<'c> Group<'c> {
             let status = Memory::new(gpu, MemoryKind::Pinned, 8 * STATUS_WORDS)?;
             let (first, deadline) = (u64::from(number) * slot_bytes, config.deadline);
             let params = gin_ep_kernels::SlotParams::new(sizes, first, status.address(), deadline);
-            // Behind those of all slots.
+            // Behind the memory of all slots for ranks that loads and stores reach.
             let first = u64::from(config.slots) * slot_bytes + u64::from(number) * remote_bytes;
             let network =
                 remote.as_ref().zip(signals.as_ref()).map(|(remote, signals)| remote.slot(number, first, signals));
@@ -191,8 +194,8 @@ impl<'c> Group<'c> {
         let (dispatch, combine) = (kernels.function(&dispatch)?, kernels.function(&combine)?);
         let dispatch_shared = kernels.function(&in_shared)?;
         let (dispatch_into, reduce) = (kernels.function(&into)?, kernels.function(&reduce)?);
-        // Blocks wait for ranks, and for each slot another rank may be first. So each kernel leaves places to those of
-        // other slots, as to those of other ranks on the GPU.
+        // Blocks wait for ranks, and for each slot another rank may be first. So each kernel leaves places to the
+        // kernels of other slots, and of other ranks on the GPU.
         let shares = sharing * u64::from(config.slots);
         let of_kernels = |kernels: &[&Function], threads: u32| -> Result<LaunchConfig, EpError> {
             let shape = LaunchConfig::new(1, threads).dynamic_shared(sizes.shared_bytes());
@@ -219,7 +222,6 @@ impl<'c> Group<'c> {
         let permute = |part: &str| kernels.function(&format!("ep_permute_{part}"));
         let permute = [permute("count")?, permute("assign")?, permute("copy")?, permute("arriving")?];
         Ok(Self {
-            comm,
             device,
             arena,
             signals,
@@ -242,27 +244,12 @@ impl<'c> Group<'c> {
             send_rows,
             combine,
             reduce,
+            comm: comm.clone(),
         })
     }
 
-    /// Lends a slot. Its dispatches and combines follow each other; other slots are independent.
-    ///
-    /// # Errors
-    /// [`EpError::Slot`] if there is no such slot, or it is lent already.
-    pub fn slot(&self, slot: u32) -> Result<Slot<'_>, EpError> {
-        let Some(state) = self.slots.get(slot as usize) else {
-            let reason = format!("not there: the group has {}", self.slots.len());
-            return Err(EpError::Slot { slot, reason });
-        };
-        if state.taken.swap(true, Ordering::Acquire) {
-            let reason = "in use: an earlier call returned it; keep that slot, or drop it first".to_owned();
-            return Err(EpError::Slot { slot, reason });
-        }
-        Ok(Slot::new(self, slot))
-    }
-
     /// Returns the sizes for kernels, which all slots have.
-    pub fn sizes(&self) -> gin_ep_kernels::Sizes {
+    pub(crate) fn sizes(&self) -> gin_ep_kernels::Sizes {
         self.slots[0].params.sizes
     }
 
@@ -295,9 +282,57 @@ impl<'c> Group<'c> {
         [sends, if self.has_dependents { copies.dependent() } else { copies }]
     }
 
+    /// Checks that the communicator is not destroyed. Kernels would read memory that it has freed.
+    pub(crate) fn check_usable(&self) -> Result<(), EpError> {
+        match self.comm.state() {
+            state @ CommState::Destroyed => Err(CommError::State { call: "use a group", state }.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a call on all slots while one of them is lent.
+    fn check_not_lent(&self) -> Result<(), EpError> {
+        match (0..).zip(&self.slots).find(|(_, state)| state.taken.load(Ordering::Acquire)) {
+            Some((slot, _)) => Err(EpError::Slot { slot, reason: "in use: drop it first".to_owned() }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Group {
+    /// Allocates the memory of a group. Collective: all ranks pass the same configuration. The group and its slots keep
+    /// the communicator.
+    ///
+    /// # Errors
+    /// [`EpError::Limit`], [`EpError::Differs`], [`EpError::Unsuited`], or an error of communicator or device.
+    pub fn new(comm: &Communicator, config: &GroupConfig) -> Result<Self, EpError> {
+        Ok(Self { state: Arc::new(GroupState::new(comm, config)?) })
+    }
+
+    /// Lends a slot, until that is dropped. Its dispatches and combines follow each other; other slots are independent.
+    ///
+    /// # Errors
+    /// [`EpError::Slot`] if there is no such slot, or it is lent already.
+    pub fn slot(&self, slot: u32) -> Result<Slot, EpError> {
+        let Some(state) = self.state.slots.get(slot as usize) else {
+            let reason = format!("not there: the group has {}", self.state.slots.len());
+            return Err(EpError::Slot { slot, reason });
+        };
+        if state.taken.swap(true, Ordering::Acquire) {
+            let reason = "in use: an earlier call returned it; keep that slot, or drop it first".to_owned();
+            return Err(EpError::Slot { slot, reason });
+        }
+        Ok(Slot::new(self.state.clone(), slot))
+    }
+
+    /// Returns the sizes for kernels, which all slots have.
+    pub fn sizes(&self) -> gin_ep_kernels::Sizes {
+        self.state.sizes()
+    }
+
     /// Returns the number of blocks of a launch.
     pub fn blocks(&self) -> u64 {
-        self.shape.blocks()
+        self.state.shape.blocks()
     }
 
     /// Returns the first error of each slot's kernels since the last call, the one of the first such slot. The slot's
@@ -306,10 +341,10 @@ impl<'c> Group<'c> {
     /// # Errors
     /// An error of the device.
     pub fn status(&self) -> Result<Option<Report>, EpError> {
-        for (slot, state) in (0..).zip(&self.slots) {
+        for (slot, state) in (0..).zip(&self.state.slots) {
             let Some(report) = state.report(slot) else { continue };
             state.status.write(0, &[0u64; 5])?;
-            self.arena.write((state.params.first / 8 + gin_ep_kernels::CLAIMED_WORD) as usize, &[0])?;
+            self.state.arena.write((state.params.first / 8 + gin_ep_kernels::CLAIMED_WORD) as usize, &[0])?;
             return Ok(Some(report));
         }
         Ok(None)
@@ -320,12 +355,12 @@ impl<'c> Group<'c> {
     /// # Errors
     /// [`EpError::Slot`], or an error of the device.
     pub fn masked(&self, slot: u32) -> Result<u64, EpError> {
-        let Some(state) = self.slots.get(slot as usize) else {
+        let Some(state) = self.state.slots.get(slot as usize) else {
             return Err(EpError::Slot { slot, reason: "not there".to_owned() });
         };
         let word = |index: u64| -> Result<u64, EpError> {
             let mut word = [0u64];
-            self.arena.read((state.params.first / 8 + index) as usize, &mut word)?;
+            self.state.arena.read((state.params.first / 8 + index) as usize, &mut word)?;
             Ok(word[0])
         };
         Ok(word(gin_ep_kernels::MASKED_WORD)? | word(gin_ep_kernels::UNSENT_WORD)?)
@@ -337,20 +372,16 @@ impl<'c> Group<'c> {
     /// # Errors
     /// [`EpError::Slot`] if a slot is lent; an error of communicator or device.
     pub fn readmit(&self) -> Result<(), EpError> {
-        for (slot, state) in self.slots.iter().enumerate() {
-            if state.taken.load(Ordering::Acquire) {
-                return Err(EpError::Slot { slot: slot as u32, reason: "in use: drop it first".to_owned() });
-            }
-        }
+        self.state.check_not_lent()?;
         // The ranks may have made different numbers of dispatches. All begin again after the maximum.
-        let mut epochs = vec![0u64; self.slots.len()];
-        for (state, epoch) in self.slots.iter().zip(&mut epochs) {
+        let mut epochs = vec![0u64; self.state.slots.len()];
+        for (state, epoch) in self.state.slots.iter().zip(&mut epochs) {
             let mut word = [0u64];
-            self.arena.read((state.params.first / 8 + gin_ep_kernels::EPOCH_WORD) as usize, &mut word)?;
+            self.state.arena.read((state.params.first / 8 + gin_ep_kernels::EPOCH_WORD) as usize, &mut word)?;
             *epoch = word[0];
         }
-        let all = all_gather(self.comm, bytemuck::cast_slice(&epochs))?;
-        for (slot, state) in self.slots.iter().enumerate() {
+        let all = all_gather(&self.state.comm, bytemuck::cast_slice(&epochs))?;
+        for (slot, state) in self.state.slots.iter().enumerate() {
             let of_rank = |bytes: &Vec<u8>| {
                 let word = bytes.get(8 * slot..8 * slot + 8)?;
                 Some(u64::from_le_bytes(word.try_into().ok()?))
@@ -360,12 +391,12 @@ impl<'c> Group<'c> {
             gin_ep_kernels::reset(&state.params.sizes, &mut words, max);
             // A report that nobody has read stays, and no other is written over it.
             words[gin_ep_kernels::CLAIMED_WORD as usize] = state.report(slot as u32).is_some().into();
-            self.arena.write((state.params.first / 8) as usize, &words)?;
+            self.state.arena.write((state.params.first / 8) as usize, &words)?;
             state.is_unheard.store(false, Ordering::Relaxed);
         }
         // No rank sends before all have reset their words.
-        all_gather(self.comm, &[])?;
-        if self.signals.is_some() {
+        all_gather(&self.state.comm, &[])?;
+        if self.state.signals.is_some() {
             self.overtake()?;
         }
         Ok(())
@@ -373,12 +404,12 @@ impl<'c> Group<'c> {
 
     /// Waits until all puts of earlier dispatches and combines have arrived, of this rank and at it. Collective.
     ///
-    /// A put to a rank that was silent may still be on its way, and the next one to the same place might overtake it.
+    /// A put to a rank that was silent may still be in flight, and the next one to the same place might overtake it.
     /// A rank that has received an empty dispatch has received all that its sources put before. It sends a second one
     /// after that, so a rank that receives it knows that its own puts have arrived there.
     fn overtake(&self) -> Result<(), EpError> {
-        let stream = self.comm.gpu().stream()?;
-        for number in 0..self.slots.len() as u32 {
+        let stream = self.state.comm.gpu().stream()?;
+        for number in 0..self.state.slots.len() as u32 {
             let slot = self.slot(number)?;
             slot.exchange_nothing(&stream)?;
             slot.exchange_nothing(&stream)?;
@@ -386,19 +417,22 @@ impl<'c> Group<'c> {
         Ok(stream.synchronize()?)
     }
 
-    /// Frees the memory. Collective. Waits for this rank's kernels of the group. A group that is dropped leaves its
-    /// memory to the communicator.
+    /// Frees the memory. Collective; no slot is lent. Waits for this rank's kernels of the group. A group that is
+    /// dropped leaves its memory to the communicator.
     ///
     /// # Errors
-    /// An error of the communicator. [`EpError::Unread`] if nobody has read a report of the kernels: then the memory is
-    /// freed all the same.
+    /// [`EpError::Slot`] if a slot is lent: then this rank does not take part, and leaves the memory to the
+    /// communicator. An error of the communicator. [`EpError::Unread`] if nobody has read a report of the kernels: then
+    /// the memory is freed all the same.
     pub fn destroy(self) -> Result<(), EpError> {
-        self.slots.iter().for_each(SlotState::settle);
+        // From here on nobody can lend a slot.
+        self.state.check_not_lent()?;
+        self.state.slots.iter().for_each(SlotState::settle);
         // All ranks deregister both windows, also if the first fails.
-        let signals = self.signals.as_ref().map_or(Ok(()), |signals| self.comm.deregister(&signals.window));
-        self.comm.deregister(&self.arena)?;
+        let signals = self.state.signals.as_ref().map_or(Ok(()), |signals| self.state.comm.deregister(&signals.window));
+        self.state.comm.deregister(&self.state.arena)?;
         signals?;
-        (0..).zip(&self.slots).try_for_each(|(slot, state)| state.check_read(slot))
+        (0..).zip(&self.state.slots).try_for_each(|(slot, state)| state.check_read(slot))
     }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Products of the experts' rows.
 
+use crate::group::GroupState;
 use crate::multiplier::{Instructions, Multiplier};
 use crate::tokens::address;
 use crate::{Element, EpError, Group, Permuted};
@@ -27,7 +28,7 @@ impl GroupedMatmul {
     ///
     /// # Errors
     /// [`EpError::Limit`], [`EpError::Unsuited`], or an error of the device.
-    pub fn new(group: &Group<'_>, depth: u32, blocks: Option<u32>) -> Result<Self, EpError> {
+    pub fn new(group: &Group, depth: u32, blocks: Option<u32>) -> Result<Self, EpError> {
         Self::by(Instructions::Warpgroups, group, depth, blocks)
     }
 
@@ -36,13 +37,14 @@ impl GroupedMatmul {
     /// # Errors
     /// As [`new`](Self::new).
     #[doc(hidden)]
-    pub fn by(instructions: Instructions, group: &Group<'_>, depth: u32, blocks: Option<u32>) -> Result<Self, EpError> {
+    pub fn by(instructions: Instructions, group: &Group, depth: u32, blocks: Option<u32>) -> Result<Self, EpError> {
         if depth == 0 || !depth.is_multiple_of(8) {
             let limit = "a multiple of 8, at least 8".to_owned();
             return Err(EpError::Limit { what: "the number of inner elements", given: depth.into(), limit });
         }
+        let group = &*group.state;
         check(group)?;
-        // No block waits, so ranks that share a GPU need not share its SMs. Each slot has maps of its own.
+        // No block waits, so ranks that share a GPU need not share its SMs. Each slot has separate maps.
         let launches = group.slots.len() as u64;
         let multiplier = Multiplier::new(group.comm.gpu(), "ep_grouped_matmul", instructions, (blocks, 1, launches))?;
         Ok(Self { multiplier, sizes: group.sizes(), depth })
@@ -50,7 +52,7 @@ impl GroupedMatmul {
 }
 
 /// Checks that products can return to the ranks of their tokens.
-pub(crate) fn check(group: &Group<'_>) -> Result<(), EpError> {
+pub(crate) fn check(group: &GroupState) -> Result<(), EpError> {
     if !group.combine_at_source || matches!(group.element, Element::F16 | Element::F32) {
         let what = "products of experts in a group to which no BF16 for each id come back";
         return Err(EpError::Unsuited { what, remedy: "configure `combine_at_source`, and an element with BF16 back" });

@@ -31,7 +31,7 @@ const CAPTURED: u64 = u64::MAX;
 const MARK_AT: usize = 16;
 
 impl KeepAlive {
-    /// Begins a call, whose kernels follow those of all calls before, and keeps memory for it.
+    /// Begins a call, whose kernels follow the kernels of all calls before, and keeps memory for it.
     pub(crate) fn begin(&mut self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
         self.note(stream);
         self.let_go(stream)?;

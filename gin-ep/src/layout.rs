@@ -29,7 +29,7 @@ pub enum Layout {
 }
 
 /// Received rows, or a [`Permuted`] of them, as a parameter of kernels. It has no functions on the host, because
-/// its addresses may be those of a GPU.
+/// it may hold addresses of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct View<P>(pub(crate) P);
 
@@ -70,7 +70,7 @@ impl Permuted {
     ///
     /// # Errors
     /// [`EpError::Limit`], or an error of the device.
-    pub fn new(group: &Group<'_>, layout: Layout, rows: u32) -> Result<Self, EpError> {
+    pub fn new(group: &Group, layout: Layout, rows: u32) -> Result<Self, EpError> {
         let sizes = group.sizes();
         let experts = u64::from(sizes.local());
         let capacity = match layout {
@@ -103,7 +103,7 @@ impl Permuted {
             }
         }
         let memory = |bytes: u64| -> Result<MemorySlice, EpError> {
-            Ok(Memory::new(group.comm.gpu(), MemoryKind::Device, bytes.next_multiple_of(16))?.whole())
+            Ok(Memory::new(group.state.comm.gpu(), MemoryKind::Device, bytes.next_multiple_of(16))?.whole())
         };
         let each = if layout == Layout::Flat { 1 } else { u64::from(sizes.topk) };
         let counts = match layout {

@@ -12,6 +12,7 @@
 //! | [`Slot`] | room for one dispatch at a time; slots are independent |
 //! | [`Tokens`], [`Plan`] | the tokens of a dispatch; their routing, which several dispatches may share |
 //! | [`Sent`], [`Received`] | a dispatch that was sent, and one that was received |
+//! | [`DispatchId`] | a dispatch for a program that cannot store a borrow of its slot |
 //! | [`Permuted`] | memory for received rows in another layout: flat, expert-major |
 //! | [`Combine`] | the sums that a combine makes of the rows that come back |
 //! | [`GroupedMatmul`] | products of the experts' rows, which return to their sources meanwhile |
@@ -33,6 +34,7 @@ mod layout;
 mod matmul;
 mod multiplier;
 mod overlapped;
+mod received;
 mod slot;
 mod tokens;
 
@@ -47,7 +49,8 @@ pub use matmul::{Matmul, MatmulConfig, Operands, Part};
 #[doc(hidden)]
 pub use multiplier::Instructions;
 pub use overlapped::OverlappedMatmul;
-pub use slot::{Fused, Received, ReceivedRow, Sent, Slot};
+pub use received::{DispatchId, Received, ReceivedRow, Sent};
+pub use slot::{Fused, Slot};
 pub use tokens::{Ids, Number, Plan, Tokens};
 
 #[cfg(feature = "cuda")]

@@ -178,8 +178,7 @@ pub enum Part {
 /// assert_eq!(results.unwrap()[0], [vec![0x4100u16; 8], vec![0x4180; 8]].concat());
 /// ```
 #[derive(Debug)]
-pub struct Matmul<'c> {
-    comm: &'c Communicator,
+pub struct Matmul {
     device: DeviceComm,
     window: Window<u64>,
     product: Product,
@@ -188,20 +187,22 @@ pub struct Matmul<'c> {
     multiplier: Multiplier,
     exchange: Multiplier,
     keep_alive: Mutex<KeepAlive>,
+    /// Ends after the memory, which is a part of it.
+    comm: Communicator,
 }
 
-impl Drop for Matmul<'_> {
+impl Drop for Matmul {
     fn drop(&mut self) {
         gin_gpu::lock(&self.keep_alive).settle();
     }
 }
 
-impl<'c> Matmul<'c> {
+impl Matmul {
     /// Makes a product of the rows of all ranks, which are gathered. Collective.
     ///
     /// # Errors
     /// [`EpError::Limit`], [`EpError::Differs`], [`EpError::NotReachable`], or an error of communicator or device.
-    pub fn all_gather(comm: &'c Communicator, config: &MatmulConfig) -> Result<Self, EpError> {
+    pub fn all_gather(comm: &Communicator, config: &MatmulConfig) -> Result<Self, EpError> {
         Self::new(comm, config, false)
     }
 
@@ -209,11 +210,11 @@ impl<'c> Matmul<'c> {
     ///
     /// # Errors
     /// As [`all_gather`](Self::all_gather).
-    pub fn reduce_scatter(comm: &'c Communicator, config: &MatmulConfig) -> Result<Self, EpError> {
+    pub fn reduce_scatter(comm: &Communicator, config: &MatmulConfig) -> Result<Self, EpError> {
         Self::new(comm, config, true)
     }
 
-    fn new(comm: &'c Communicator, config: &MatmulConfig, scatters: bool) -> Result<Self, EpError> {
+    fn new(comm: &Communicator, config: &MatmulConfig, scatters: bool) -> Result<Self, EpError> {
         let ranks = comm.ranks();
         let product = config.check(ranks)?;
         let name = if scatters { "ep_matmul_reduce_scatter" } else { "ep_all_gather_matmul" };
@@ -227,7 +228,8 @@ impl<'c> Matmul<'c> {
         let window = comm.alloc_window::<u64>((bytes / 8) as usize, WindowFlags::NONE)?.named("gin-ep matmul");
         let load = |instructions| Multiplier::new(comm.gpu(), name, instructions, (config.blocks, sharing, 1));
         let (multiplier, exchange) = (load(config.instructions)?, load(Instructions::Warps)?);
-        Ok(Self { comm, device, window, product, scatters, multiplier, exchange, keep_alive: Mutex::default() })
+        let (keep_alive, comm) = (Mutex::default(), comm.clone());
+        Ok(Self { device, window, product, scatters, multiplier, exchange, keep_alive, comm })
     }
 
     /// Launches the product, or a part of it. The memory is kept until the kernels have ended.

@@ -13,7 +13,7 @@ use gin_gpu::{Memory, MemoryKind, MemorySlice};
 /// [`Sent::multiply`](crate::Sent::multiply) launches it.
 ///
 /// The experts of a rank multiply the rows themselves, of BF16, and one row comes back for each id, so the group has
-/// [`combine_at_source`](crate::GroupConfig::combine_at_source). Each slot has state of its own, so slots may use it on
+/// [`combine_at_source`](crate::GroupConfig::combine_at_source). Each slot has separate state, so slots may use it on
 /// several streams.
 #[derive(Debug)]
 pub struct OverlappedMatmul {
@@ -31,7 +31,7 @@ impl OverlappedMatmul {
     ///
     /// # Errors
     /// [`EpError::Unsuited`], or an error of the device.
-    pub fn new(group: &Group<'_>, blocks: Option<u32>) -> Result<Self, EpError> {
+    pub fn new(group: &Group, blocks: Option<u32>) -> Result<Self, EpError> {
         Self::by(Instructions::Warpgroups, group, blocks)
     }
 
@@ -40,7 +40,8 @@ impl OverlappedMatmul {
     /// # Errors
     /// As [`new`](Self::new).
     #[doc(hidden)]
-    pub fn by(instructions: Instructions, group: &Group<'_>, blocks: Option<u32>) -> Result<Self, EpError> {
+    pub fn by(instructions: Instructions, group: &Group, blocks: Option<u32>) -> Result<Self, EpError> {
+        let group = &*group.state;
         check(group)?;
         if group.element != Element::Bf16 {
             let what = "products of received rows that are not BF16";

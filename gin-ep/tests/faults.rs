@@ -50,7 +50,7 @@ fn waiting(limit: Deadline) -> GroupConfig {
 /// A rank with its group and its tokens.
 struct Bed<'a> {
     rank: &'a Rank,
-    group: Group<'a>,
+    group: Group,
     input: Input,
     stream: Arc<dyn Stream>,
     mine: Batch,

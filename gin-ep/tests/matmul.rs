@@ -167,7 +167,7 @@ fn one_resident_block_of_many_is_enough() {
             };
             let deadline = Deadline::after_ms(60_000);
             let config = MatmulConfig::new(rows, columns, depth).deadline(deadline).instructions(instructions);
-            let (matmul, stream): (Matmul<'_>, _) = (make(comm, &config)?, rank.stream()?);
+            let (matmul, stream): (Matmul, _) = (make(comm, &config)?, rank.stream()?);
             matmul.run(&stream, Part::Fused, &Operands::new(&a, &b, &results[0]))?;
             // More blocks than may be resident: they run one after the other.
             let maps = memory(5 * warpgroups::MAPS_BYTES / 2)?;

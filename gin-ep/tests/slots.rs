@@ -6,9 +6,9 @@
 mod support;
 
 use gin_abi::Deadline;
-use gin_ep::{Combine, EpError, Group, GroupConfig, Layout, OverlappedMatmul, Permuted, Rows};
-use gin_ep_oracle::{Experts, Routing, Shape, batch, per_rank};
-use gin_gpu::{Memory, MemoryKind};
+use gin_ep::{Combine, EpError, Group, GroupConfig, Layout, OverlappedMatmul, Permuted, Rows, Slot};
+use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
+use gin_gpu::{Memory, MemoryKind, Stream};
 use gin_host::comm::{Communicator, Requirements};
 use gin_host::world::{Rank, WorldConfig, launch};
 use std::sync::Arc;
@@ -155,7 +155,7 @@ fn a_capture_may_begin_on_a_stream_that_is_new_to_the_slot() {
         let (first, second, mut slot) = (rank.stream()?, rank.stream()?, group.slot(0)?);
         let batch = batch(&shape, Routing::Uniform, 0, 0, 4);
         let mut inputs = Vec::new();
-        let mut pairs = |stream: &Arc<dyn gin_gpu::Stream>| -> Result<(), EpError> {
+        let mut pairs = |stream: &Arc<dyn Stream>| -> Result<(), EpError> {
             // More memory than that after which a slot marks its stream.
             for _ in 0..8 {
                 let input = Input::new(rank, &shape, 4)?;
@@ -373,6 +373,188 @@ fn zones_that_could_end_past_2_to_the_32_are_refused() {
         let outcome = Permuted::new(&group, Layout::ExpertMajorPacked { align: 65_536 }, 64);
         assert!(matches!(outcome, Err(EpError::Limit { given: 0x1_0000_0000, .. })), "accepted: {outcome:?}");
         Permuted::new(&group, Layout::ExpertMajorPacked { align: 32_768 }, 64)?;
+        group.destroy()
+    });
+}
+
+/// Writes a batch, runs a pair, and compares its output with the oracle.
+fn pair(rank: &Rank, slot: &mut Slot, shape: &Shape, key: u64) -> Result<(), EpError> {
+    let (stream, input) = (rank.stream()?, Input::new(rank, shape, 4)?);
+    let mine = batch(shape, Routing::Uniform, key, rank.rank() as usize, 4);
+    input.write(&mine, false)?;
+    let received = slot.dispatch(&stream, &input.tokens(4, false))?.receive(&stream)?;
+    experts(rank, &stream, shape, &received)?;
+    received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+    stream.synchronize()?;
+    check_output(&input, shape, &mine)
+}
+
+fn check_output(input: &Input, shape: &Shape, mine: &Batch) -> Result<(), EpError> {
+    let mut found = vec![0u16; mine.tokens(shape) * shape.hidden];
+    input.output.read(0, &mut found)?;
+    assert_eq!(found, per_rank(shape, mine, &[], Experts));
+    Ok(())
+}
+
+/// One rank drops its group and its communicator, another one keeps both.
+#[test]
+fn a_slot_goes_on_when_one_rank_has_dropped_group_and_communicator() {
+    let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 8 };
+    let outcome = launch(WorldConfig::seeded(2, 1), |rank| -> Result<(), EpError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        let group = Group::new(&comm, &config(&shape, 4))?;
+        let mut slot = group.slot(0)?;
+        let kept = if rank.rank() == 0 { None } else { Some((group, comm)) };
+        for key in 0..4 {
+            pair(&rank, &mut slot, &shape, key)?;
+        }
+        // The rank without a handle of its communicator aborts that only now, and not before the other has its rows.
+        rank.barrier()?;
+        drop((slot, kept));
+        Ok(())
+    });
+    outcome.unwrap();
+}
+
+#[test]
+fn a_group_with_a_slot_that_is_lent_is_not_destroyed_and_the_slot_goes_on() {
+    let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 8 };
+    on_ranks(WorldConfig::seeded(2, 1), |rank, comm| {
+        let (group, other) = (Group::new(comm, &config(&shape, 4).slots(2))?, Group::new(comm, &config(&shape, 4))?);
+        let mut slot = group.slot(1)?;
+        let text = "slot 1 is in use: drop it first";
+        assert_eq!(group.readmit().unwrap_err().to_string(), text);
+        assert_eq!(group.destroy().unwrap_err().to_string(), text);
+        pair(rank, &mut slot, &shape, 1)?;
+        drop(slot);
+        // All others were dropped.
+        drop(other.slot(0)?);
+        other.destroy()
+    });
+}
+
+/// A kernel of such a slot would read memory that the communicator has freed.
+#[test]
+fn a_slot_refuses_calls_after_the_end_of_its_communicator() {
+    let shape = Shape { ranks: 1, experts: 1, topk: 1, hidden: 8 };
+    let outcome = launch(WorldConfig::seeded(1, 1), |rank| -> Result<(), EpError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        let (group, stream) = (Group::new(&comm, &config(&shape, 4))?, rank.stream()?);
+        let input = Input::new(&rank, &shape, 4)?;
+        input.write(&batch(&shape, Routing::Uniform, 1, 0, 4), false)?;
+        let mut slot = group.slot(0)?;
+        let received = slot.exchange(&stream, &input.tokens(4, false))?;
+        stream.synchronize()?;
+        comm.destroy()?;
+        let sums = Combine::reduced().into(&input.output);
+        let combined = received.combine(&stream, Rows::InPlace, &sums);
+        let tokens = input.tokens(4, false);
+        let outcomes = [
+            combined,
+            slot.plan(&stream, &tokens).map(drop),
+            slot.dispatch(&stream, &tokens).map(drop),
+            slot.exchange(&stream, &tokens).map(drop),
+            slot.fuse(&stream, &tokens, Rows::InPlace, &sums).map(drop),
+        ];
+        for outcome in outcomes {
+            assert_eq!(outcome.unwrap_err().to_string(), "cannot use a group: the communicator is destroyed");
+        }
+        Ok(())
+    });
+    outcome.unwrap();
+}
+
+/// Makes each call that begins a dispatch, with the error of `wanted`.
+fn refused(
+    slot: &mut Slot,
+    stream: &Arc<dyn Stream>,
+    input: &Input,
+    to: &Permuted,
+    wanted: &EpError,
+) -> Result<(), EpError> {
+    let (tokens, sums) = (input.tokens(4, false), Combine::reduced().into(&input.output));
+    let outcomes = [
+        slot.check_idle(),
+        slot.dispatch(stream, &tokens).map(drop),
+        slot.exchange(stream, &tokens).map(drop),
+        slot.exchange_into(stream, &tokens, to).map(drop),
+        slot.plan(stream, &tokens).map(drop),
+        slot.fuse(stream, &tokens, Rows::InPlace, &sums).map(drop),
+    ];
+    for (number, outcome) in outcomes.into_iter().enumerate() {
+        assert_eq!(outcome.as_ref().err(), Some(wanted), "call {number}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_detached_dispatch_keeps_its_slot_from_others_until_it_has_ended() {
+    let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 8 };
+    on_ranks(WorldConfig::seeded(2, 1), |rank, comm| {
+        let group = Group::new(comm, &config(&shape, 4).slots(2))?;
+        let (stream, input) = (rank.stream()?, Input::new(rank, &shape, 4)?);
+        let to = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, 64)?;
+        let (mut slot, mut other) = (group.slot(0)?, group.slot(1)?);
+        let (not_received, not_ended) = (EpError::NotReceived { slot: 0 }, EpError::NotEnded { slot: 0 });
+        let (ended, mut before) = (Some(EpError::Ended { slot: 0 }), None);
+        for key in 0..3 {
+            let mine = batch(&shape, Routing::Uniform, key, rank.rank() as usize, 4);
+            input.write(&mine, false)?;
+            let id = slot.dispatch(&stream, &input.tokens(4, false))?.detach();
+            refused(&mut slot, &stream, &input, &to, &not_received)?;
+            assert_eq!(slot.received(id).err(), Some(not_received.clone()));
+            assert_eq!(other.sent(id).err(), Some(EpError::Ended { slot: 1 }));
+            // Another slot is independent, and its dispatch has another id.
+            let others = other.exchange(&stream, &input.tokens(4, false))?.detach();
+            assert_ne!(id, others);
+            assert_eq!(slot.sent(others).err(), ended);
+            other.received(others)?.release();
+            // The value may be dropped, and detached again.
+            assert_eq!(slot.sent(id)?.detach(), id);
+            slot.sent(id)?.receive(&stream)?;
+            assert_eq!(slot.sent(id).err(), ended);
+            refused(&mut slot, &stream, &input, &to, &not_ended)?;
+            // An old id does not name a newer dispatch.
+            if let Some(before) = before.replace(id) {
+                assert_eq!((slot.sent(before).err(), slot.received(before).err()), (ended.clone(), ended.clone()));
+            }
+            slot.received(id)?.permute(&stream, &to)?;
+            experts(rank, &stream, &shape, &slot.received(id)?)?;
+            assert_eq!(slot.received(id)?.detach(), id);
+            slot.received(id)?.combine(&stream, Rows::InPlace, &Combine::reduced().into(&input.output))?;
+            assert_eq!(slot.received(id).err(), ended);
+            stream.synchronize()?;
+            check_output(&input, &shape, &mine)?;
+            // Without an id the slot goes on as ever.
+            pair(rank, &mut slot, &shape, key)?;
+        }
+        drop((slot, other));
+        group.destroy()
+    });
+}
+
+/// As a call that consumes the value of a borrow.
+#[test]
+fn a_detached_dispatch_ends_by_a_combine_that_is_refused_and_with_its_slot() {
+    let shape = Shape { ranks: 1, experts: 1, topk: 1, hidden: 8 };
+    on_ranks(WorldConfig::seeded(1, 1), |rank, comm| {
+        let group = Group::new(comm, &config(&shape, 4))?;
+        let (stream, input) = (rank.stream()?, Input::new(rank, &shape, 4)?);
+        input.write(&batch(&shape, Routing::Uniform, 1, 0, 4), false)?;
+        let mut slot = group.slot(0)?;
+        let id = slot.exchange(&stream, &input.tokens(4, false))?.detach();
+        let sums = Combine::plain().into(&input.output);
+        let outcome = slot.received(id)?.combine(&stream, Rows::InPlace, &sums);
+        assert!(matches!(outcome, Err(EpError::Unsuited { .. })), "accepted: {outcome:?}");
+        assert_eq!(slot.received(id).err(), Some(EpError::Ended { slot: 0 }));
+        let id = slot.dispatch(&stream, &input.tokens(4, false))?.detach();
+        drop(slot);
+        let mut slot = group.slot(0)?;
+        assert_eq!(slot.sent(id).err(), Some(EpError::Ended { slot: 0 }));
+        // Nobody received it.
+        let outcome = slot.dispatch(&stream, &input.tokens(4, false)).map(drop);
+        assert_eq!(outcome.err(), Some(EpError::NotReceived { slot: 0 }));
+        drop(slot);
         group.destroy()
     });
 }

@@ -193,7 +193,7 @@ struct Running<'l> {
     stream: &'l Arc<dyn Stream>,
     gate: Function,
     experts: Function,
-    slot: Slot<'l>,
+    slot: Slot,
 }
 
 impl Job for Moe<'_> {

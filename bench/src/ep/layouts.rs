@@ -82,11 +82,11 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
     let (input, by_id, reduced) =
         (bed.input(), Combine::plain().into(&bed.output), Combine::reduced().into(&bed.output));
     let time = |call: &mut dyn FnMut() -> Result<(), EpError>| chain(rank, stream, bed.length(), call);
-    let into = |slot: &mut Slot<'_>, to: &Permuted| -> Result<(), EpError> {
+    let into = |slot: &mut Slot, to: &Permuted| -> Result<(), EpError> {
         slot.exchange_into(stream, &input, to)?.0.release();
         Ok(())
     };
-    let pair = |slot: &mut Slot<'_>, to: &Permuted| -> Result<(), EpError> {
+    let pair = |slot: &mut Slot, to: &Permuted| -> Result<(), EpError> {
         slot.exchange_into(stream, &input, to)?.0.combine(stream, Rows::Permuted(to), &by_id)
     };
     let mut times = Times::default();

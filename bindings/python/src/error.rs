@@ -79,7 +79,9 @@ impl Raised for EpError {
             Self::Limit { .. } | Self::Short { .. } | Self::Misaligned { .. } | Self::Unsuited { .. } => {
                 PyValueError::new_err(text)
             }
-            Self::Slot { .. } | Self::NotReceived { .. } => StateError::new_err(text),
+            Self::Slot { .. } | Self::NotReceived { .. } | Self::NotEnded { .. } | Self::Ended { .. } => {
+                StateError::new_err(text)
+            }
             Self::Comm(error) => error.raised(py),
             Self::Gpu(error) => error.raised(py),
             _ => Error::new_err(text),

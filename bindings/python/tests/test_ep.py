@@ -424,7 +424,7 @@ def test_calls_in_another_order_are_refused():
             group.slot(7)
         sent = slot.dispatch(stream, token())
         for call in (slot.dispatch, slot.exchange, slot.plan):
-            with refused("the last dispatch of slot 0 was not received: call `receive` on what `dispatch` returned"):
+            with refused("the last dispatch of slot 0 was not received; call `receive` on the value that `dispatch` returns"):
                 call(stream, token())
         for call in (group.destroy, group.readmit):
             with refused("cannot .*: the last dispatch of slot 0 was not received"):

@@ -42,7 +42,7 @@ NOT_PROVOKED = [
     "cannot launch: a window", "cannot end it: another thread", "cannot destroy the group: another thread",
     # A state that other checks exclude.
     "the call returned no rows", "the call has brought no result", "the DLPack capsule has no tensor",
-    "the dispatch was not received", "the memory of ", "{what} has {given} bytes, {needed}", "the last dispatch of slot {slot} was",
+    "slot {slot} has no such dispatch", "the memory of ", "{what} has {given} bytes, {needed}",
     "rows that are not there", "{what} has the shape {shape:?}",
     # Rust only.
     "a sum of ", "sums in place of the received rows", "a combine of products of ids", "the number of tiles", "experts",

@@ -228,7 +228,7 @@ pub fn free_running(
     group.destroy()
 }
 
-fn free_running_in(rank: &Rank, group: &Group<'_>, shape: &Shape, max: usize, pairs: u64) -> Result<(), EpError> {
+fn free_running_in(rank: &Rank, group: &Group, shape: &Shape, max: usize, pairs: u64) -> Result<(), EpError> {
     const CHECKED: u64 = 97;
     let me = rank.rank() as usize;
     // Batches of several sizes, used round and round.
@@ -470,7 +470,7 @@ pub fn planned(
 }
 
 /// Returns code and rank of the first report since the last call, and the ranks that slot 0 goes on without.
-pub fn state(group: &Group<'_>) -> Result<(Option<(Code, usize)>, u64), EpError> {
+pub fn state(group: &Group) -> Result<(Option<(Code, usize)>, u64), EpError> {
     Ok((group.status()?.map(|report| (report.code, report.rank as usize)), group.masked(0)?))
 }
 

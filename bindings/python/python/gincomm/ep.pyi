@@ -44,7 +44,7 @@ class GroupConfig:
     - hidden: number of elements of a row.
     - topk: number of ids of a token.
     - tokens: the maximum number of tokens of a rank's dispatch.
-    - slots: number of slots, each with memory of its own.
+    - slots: number of slots, each with separate memory.
     - element: the elements of rows; by default `Element.BF16`.
     - combine_at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
     - combine_f32: the row that comes back for each rank has FP32 elements in place of BF16.
@@ -221,7 +221,7 @@ class Received:
         rows: Union[_Tensor, Permuted, tuple[Permuted, _Tensor], None] = None,
     ) -> None:
         """Returns rows for each received one, and stores the sums of the rows that come back. The rows are the received
-        ones, or those of a tensor, of permuted rows, or in the places of permuted rows in a tensor. A tensor has the shape
+        ones, or in a tensor, in permuted rows, or in the places of permuted rows in a tensor. A tensor has the shape
         `[ranks * tokens][element]`, where `tokens` is that of the group: row `r` from rank `s` is `s * tokens + r`. With
         `combine_at_source` it is `[ranks * tokens * topk][element]`, and id `k` of that row is `(s * tokens + r) * topk + k`. With
         `max_rows` it is `[max_rows][element]`, in the order of the received ones."""
@@ -273,10 +273,10 @@ class Slot:
     def dispatch(self, stream: Stream, tokens: Tokens) -> Sent:
         """Sends the rows. They are read in the order of the stream; the call returns at once."""
     def exchange(self, stream: Stream, tokens: Tokens) -> Received:
-        """Sends the rows and waits for those of all ranks, in one kernel."""
+        """Sends the rows and waits for the rows of all ranks, in one kernel."""
     def exchange_into(self, stream: Stream, tokens: Tokens, to: Permuted) -> tuple[Received, PermutedRows]:
-        """Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. All ranks call
-        it. Returns what `exchange` and then `permute` return, with thousands of tokens earlier."""
+        """Sends the rows, waits for the rows of all ranks, and puts them into another layout as they arrive. All ranks
+        call it. Returns what `exchange` and then `permute` return, with thousands of tokens earlier."""
     def plan(self, stream: Stream, tokens: Tokens) -> Plan:
         """Counts the tokens for each rank once, for dispatches of the same ids. Not in a capture."""
     def fuse(
@@ -287,7 +287,7 @@ class Slot:
         rows: Union[_Tensor, Permuted, tuple[Permuted, _Tensor], None] = None,
     ) -> Fused:
         """Returns the parameters of a kernel of the program that contains a dispatch and its combine, for launches on
-        the stream. The rows are those of `Received.combine`."""
+        the stream. The rows are as in `Received.combine`."""
 
 @final
 class Group:

@@ -81,7 +81,7 @@ impl Element {
         }
     }
 
-    /// Returns the types that sums may have, and rows that come back unless the group makes FP32 of those.
+    /// Returns the types of sums, and of rows that come back unless `combine_f32` makes them FP32.
     pub(crate) fn back(self) -> &'static [DType] {
         match self.0 {
             gin_ep::Element::F16 => &[DType::Float16, DType::Uint16],
@@ -90,7 +90,7 @@ impl Element {
         }
     }
 
-    /// Returns the bytes of a row of a dispatch: those of a received row, or of BF16 if the dispatch makes FP8.
+    /// Returns the bytes of a row of a dispatch: the same as of a received row, or of BF16 if the dispatch makes FP8.
     pub(crate) fn sent_bytes(self, row_bytes: u32) -> u64 {
         u64::from(row_bytes) * if matches!(self.0, gin_ep::Element::E4m3(_)) { 2 } else { 1 }
     }
@@ -133,7 +133,7 @@ impl Layout {
 /// - hidden: number of elements of a row.
 /// - topk: number of ids of a token.
 /// - tokens: the maximum number of tokens of a rank's dispatch.
-/// - slots: number of slots, each with memory of its own.
+/// - slots: number of slots, each with separate memory.
 /// - element: the elements of rows; by default `Element.BF16`.
 /// - combine_at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
 /// - combine_f32: the row that comes back for each rank has FP32 elements in place of BF16.

@@ -2,7 +2,7 @@
 //! Groups, and the memory of tensors.
 
 use super::config::{Element, GroupConfig};
-use super::slot::{Slot, SlotCell, SlotCore};
+use super::slot::{Slot, SlotCore};
 use crate::comm::{Communicator, Member, memory};
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
@@ -13,27 +13,14 @@ use gin_ep::EpError;
 use gin_ep_kernels::{Code, Sizes};
 use gin_gpu::{Memory, MemoryKind, MemorySlice};
 use pyo3::prelude::*;
-use self_cell::self_cell;
 use std::sync::{Arc, Mutex, Weak};
-
-/// A group until it is destroyed.
-pub(crate) type Made<'c> = Option<gin_ep::Group<'c>>;
-
-self_cell! {
-    /// A group and its communicator.
-    struct Owned {
-        owner: Arc<Member>,
-        #[covariant]
-        dependent: Made,
-    }
-
-    impl { Debug }
-}
 
 /// A group, which its slots share.
 #[derive(Debug)]
 pub(crate) struct GroupCore {
-    cell: Owned,
+    pub(crate) group: gin_ep::Group,
+    /// Lets nobody end the communicator while the group launches.
+    pub(crate) member: Arc<Member>,
     pub(crate) element: Element,
     /// The types that rows may have which come back.
     pub(crate) back: &'static [DType],
@@ -46,18 +33,6 @@ pub(crate) struct GroupCore {
 }
 
 impl GroupCore {
-    pub(crate) fn member(&self) -> &Arc<Member> {
-        self.cell.borrow_owner()
-    }
-
-    /// Returns the group.
-    ///
-    /// # Errors
-    /// It is destroyed.
-    pub(crate) fn group(&self) -> PyResult<&gin_ep::Group<'_>> {
-        self.cell.borrow_dependent().as_ref().ok_or_else(gone)
-    }
-
     /// Makes memory of a tensor, which the memory keeps alive.
     pub(crate) fn memory(&self, py: Python<'_>, tensor: Tensor) -> PyResult<MemorySlice> {
         if tensor.bytes == 0 {
@@ -68,7 +43,7 @@ impl GroupCore {
         if let Some(memory) = known.iter().filter_map(Weak::upgrade).find(same) {
             return Ok(memory.whole());
         }
-        let made = memory(self.member().comm.gpu(), tensor).or_raise(py)?;
+        let made = memory(self.member.comm.gpu(), tensor).or_raise(py)?;
         known.retain(|memory| memory.strong_count() > 0);
         known.push(Arc::downgrade(&made));
         Ok(made.whole())
@@ -134,7 +109,7 @@ impl Group {
     pub(crate) fn core(&self) -> PyResult<Arc<GroupCore>> {
         crate::guard::check_process()?;
         let core = lock(&self.0).as_ref().map(|core| (**core).clone()).ok_or_else(gone)?;
-        core.member().check_usable("use the group")?;
+        core.member.check_usable("use the group")?;
         Ok(core)
     }
 }
@@ -147,26 +122,26 @@ impl Group {
         let member = comm.get().member()?;
         member.check_usable("make a group")?;
         let core = GroupCore::wait(member, py, || {
-            let cell = Owned::try_new(member.clone(), |it| gin_ep::Group::new(&it.comm, &config.inner).map(Some))?;
+            let group = gin_ep::Group::new(&member.comm, &config.inner)?;
             let none = Memory::new(member.comm.gpu(), MemoryKind::Device, 16)?;
-            let sizes = cell.borrow_dependent().as_ref().map(gin_ep::Group::sizes);
-            Ok(sizes.map(|sizes| GroupCore {
-                cell,
+            Ok(GroupCore {
                 element: config.element,
                 back: config.back(),
-                sizes,
+                sizes: group.sizes(),
+                group,
+                member: member.clone(),
                 slots: Mutex::default(),
                 known: Mutex::default(),
                 none,
-            }))
+            })
         })?;
-        Ok(Self(Mutex::new(Some(Guarded::new(Arc::new(core.ok_or_else(gone)?))))))
+        Ok(Self(Mutex::new(Some(Guarded::new(Arc::new(core))))))
     }
 
     /// Lends a slot. Its dispatches and combines follow each other; other slots are independent.
     fn slot(&self, py: Python<'_>, slot: u32) -> PyResult<Slot> {
         let core = self.core()?;
-        let made = py.detach(|| SlotCore::new(&core, slot))?;
+        let made = py.detach(|| SlotCore::new(&core, slot)).or_raise(py)?;
         let mut slots = lock(&core.slots);
         slots.retain(|slot| slot.strong_count() > 0);
         slots.push(Arc::downgrade(&made));
@@ -176,14 +151,13 @@ impl Group {
     /// Returns the number of blocks of a launch.
     #[getter]
     fn blocks(&self) -> PyResult<u64> {
-        Ok(self.core()?.group()?.blocks())
+        Ok(self.core()?.group.blocks())
     }
 
     /// Returns the first error of the kernels since the last call; None if there is none. The slots' streams are done.
     fn status(&self, py: Python<'_>) -> PyResult<Option<Report>> {
         let core = self.core()?;
-        let group = core.group()?;
-        let report = py.detach(|| group.status()).or_raise(py)?;
+        let report = py.detach(|| core.group.status()).or_raise(py)?;
         Ok(report.map(|report| Report {
             slot: report.slot,
             code: format!("{:?}", report.code),
@@ -198,8 +172,7 @@ impl Group {
     /// Returns the ranks that a slot goes on without.
     fn masked(&self, py: Python<'_>, slot: u32) -> PyResult<Vec<u32>> {
         let core = self.core()?;
-        let group = core.group()?;
-        let bits = py.detach(|| group.masked(slot)).or_raise(py)?;
+        let bits = py.detach(|| core.group.masked(slot)).or_raise(py)?;
         Ok((0..64).filter(|rank| bits >> rank & 1 == 1).collect())
     }
 
@@ -208,8 +181,7 @@ impl Group {
     fn readmit(&self, py: Python<'_>) -> PyResult<()> {
         let core = self.core()?;
         let slots = py.detach(|| core.take_slots("readmit ranks"))?;
-        let group = core.group()?;
-        let outcome = GroupCore::wait(core.member(), py, || group.readmit());
+        let outcome = GroupCore::wait(&core.member, py, || core.group.readmit());
         py.detach(|| slots.iter().try_for_each(|slot| slot.lend_again(&core)))?;
         outcome
     }
@@ -217,20 +189,19 @@ impl Group {
     /// Frees the memory. Collective. Releases received rows, and ends the slots.
     fn destroy(&self, py: Python<'_>) -> PyResult<()> {
         let core = self.core()?;
-        let member = core.member().clone();
+        let member = core.member.clone();
         let _ending = member.ending()?;
         py.detach(|| core.take_slots("destroy the group").map(drop))?;
         let Some(last) = lock(&self.0).take() else { return Err(gone()) };
         drop(core);
-        let mut core = match last.into_last() {
+        let core = match last.into_last() {
             Ok(core) => core,
             Err(last) => {
                 *lock(&self.0) = Some(last);
                 return Err(StateError::new_err("cannot destroy the group: another thread uses it"));
             }
         };
-        let end = |made: &mut Made<'_>| made.take().map_or(Ok(()), gin_ep::Group::destroy);
-        GroupCore::wait(&member, py, || core.cell.with_dependent_mut(|_, made| end(made)))
+        GroupCore::wait(&member, py, || core.group.destroy())
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -257,12 +228,4 @@ impl Group {
             Some(core) => Ok(format!("<gincomm.ep.Group: {} ranks, {} experts>", core.sizes.ranks, core.sizes.experts)),
         }
     }
-}
-
-/// Makes a slot of a group.
-pub(crate) fn lend(core: &Arc<GroupCore>, number: u32) -> PyResult<SlotCell> {
-    SlotCell::try_new(core.clone(), |core| {
-        let slot = core.group()?.slot(number);
-        Python::attach(|py| slot.or_raise(py))
-    })
 }

@@ -10,8 +10,8 @@
 //! | `tokens` | the tensors of a dispatch and of a combine, checked |
 //! | `view` | received rows and permuted rows as tensors |
 //!
-//! The types of `gin-ep` borrow from each other: a group from its communicator, a slot from its group, a dispatch from
-//! its slot. Here each is in one value with its owner, and checks at run time replace those of the compiler.
+//! A dispatch of `gin-ep` borrows its slot. Python objects have the id of a detached dispatch instead, and `gin-ep`
+//! refuses calls in another order.
 
 pub(crate) mod config;
 mod fused;

@@ -3,7 +3,7 @@
 
 use super::config::Element;
 use super::fused::{Fused, Needs, Parameters};
-use super::group::{GroupCore, lend};
+use super::group::GroupCore;
 use super::tokens::{Combine, Given, Sums, Tokens};
 use super::view::{Permuted, View, words};
 use crate::argument::check_device;
@@ -13,68 +13,28 @@ use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, check_process};
 use crate::stream::{Stream, Users, Work};
 use crate::tensor::Region;
-use gin_ep::EpError;
+use gin_ep::{DispatchId, EpError};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{Sizes, SlotOffsets};
 use gin_gpu::{Argument, KernelArg, MemorySlice};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use self_cell::{MutBorrow, self_cell};
-use std::mem::replace;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-type SlotOf<'g> = gin_ep::Slot<'g>;
-
-self_cell! {
-    /// A slot and its group.
-    pub(crate) struct SlotCell {
-        owner: Arc<GroupCore>,
-        #[covariant]
-        dependent: SlotOf,
-    }
-
-    impl { Debug }
-}
-
-/// A dispatch.
+/// A slot of `gin-ep` and its group.
 #[derive(Debug)]
-enum Flight<'l> {
-    Sent(gin_ep::Sent<'l>),
-    Received(gin_ep::Received<'l>),
-    /// A call has ended it.
-    Over,
-}
-
-self_cell! {
-    /// A dispatch and its slot.
-    struct FlightCell {
-        owner: MutBorrow<SlotCell>,
-        #[not_covariant]
-        dependent: Flight,
-    }
-}
-
-impl std::fmt::Debug for FlightCell {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.with_dependent(|_, flight| flight.fmt(f))
-    }
-}
-
-#[derive(Debug)]
-enum State {
-    /// No dispatch is under way.
-    Idle(SlotCell),
-    Flying(Arc<GroupCore>, FlightCell),
-    /// The group has taken the slot.
-    Gone,
+struct Lent {
+    core: Arc<GroupCore>,
+    slot: gin_ep::Slot,
 }
 
 #[derive(Debug)]
 struct Inner {
-    state: State,
+    /// `None` after the group has taken the slot.
+    lent: Option<Lent>,
     /// The number of dispatches that the slot has made; `None` after a capture or `fuse`, whose kernels run unseen.
     epoch: Option<u64>,
-    /// The number of dispatches that this object has made, by which a dispatch knows that it is the last one.
+    /// The number of dispatches and of calls of `fuse` by this object, by which parameters know that they are the last.
     turn: u64,
     /// The maximum number of tokens of the last dispatch.
     max: u64,
@@ -89,9 +49,9 @@ pub(crate) struct SlotCore {
 }
 
 impl SlotCore {
-    pub(crate) fn new(core: &Arc<GroupCore>, number: u32) -> PyResult<Arc<Self>> {
-        let (cell, epoch) = ready(core, number)?;
-        let inner = Inner { state: State::Idle(cell), epoch: Some(epoch), turn: 0, max: 0 };
+    pub(crate) fn new(core: &Arc<GroupCore>, number: u32) -> Result<Arc<Self>, EpError> {
+        let (lent, epoch) = Lent::new(core, number)?;
+        let inner = Inner { lent: Some(lent), epoch: Some(epoch), turn: 0, max: 0 };
         Ok(Arc::new(Self { number, inner: Mutex::new(inner), users: Arc::default() }))
     }
 
@@ -100,36 +60,17 @@ impl SlotCore {
         self.inner.try_lock().map_err(|_| busy())
     }
 
-    /// Returns the group, if the slot takes a dispatch now.
-    fn idle(&self, inner: &Inner) -> PyResult<Arc<GroupCore>> {
-        let slot = self.number;
-        let reason = match &inner.state {
-            State::Idle(cell) => return Ok(cell.borrow_owner().clone()),
-            State::Gone => return Err(self.ended()),
-            State::Flying(_, cell) => cell.with_dependent(|_, flight| match flight {
-                Flight::Sent(_) => {
-                    format!(
-                        "the last dispatch of slot {slot} was not received: call `receive` on what `dispatch` returned"
-                    )
-                }
-                _ => format!("slot {slot} still has received rows: call `combine` or `release` first"),
-            }),
-        };
-        Err(StateError::new_err(reason))
-    }
-
-    fn ended(&self) -> PyErr {
-        StateError::new_err(format!("slot {} has ended with its group", self.number))
+    /// Returns the group and the slot.
+    fn lent<'i>(&self, inner: &'i mut Inner) -> PyResult<(Arc<GroupCore>, &'i mut gin_ep::Slot)> {
+        let ended = || StateError::new_err(format!("slot {} has ended with its group", self.number));
+        inner.lent.as_mut().map(|Lent { core, slot }| (core.clone(), slot)).ok_or_else(ended)
     }
 
     /// Checks that every dispatch was received.
     pub(crate) fn check_received(&self, call: &str) -> PyResult<()> {
         let inner = self.enter()?;
-        let sent = match &inner.state {
-            State::Flying(_, cell) => cell.with_dependent(|_, flight| matches!(flight, Flight::Sent(_))),
-            _ => false,
-        };
-        if sent {
+        let idle = inner.lent.as_ref().map_or(Ok(()), |lent| lent.slot.check_idle());
+        if matches!(idle, Err(EpError::NotReceived { .. })) {
             let text = format!("cannot {call}: the last dispatch of slot {} was not received", self.number);
             return Err(StateError::new_err(text));
         }
@@ -138,24 +79,27 @@ impl SlotCore {
 
     /// Ends the slot: releases received rows, and waits for its kernels.
     pub(crate) fn take(&self) -> PyResult<()> {
-        let taken = replace(&mut self.enter()?.state, State::Gone);
+        let taken = self.enter()?.lent.take();
         drop(taken);
         Ok(())
     }
 
     /// Lends the slot again after [`take`](Self::take).
     pub(crate) fn lend_again(&self, core: &Arc<GroupCore>) -> PyResult<()> {
-        let (cell, epoch) = ready(core, self.number)?;
+        let lent = Lent::new(core, self.number);
+        let (lent, epoch) = Python::attach(|py| lent.or_raise(py))?;
         let mut inner = self.enter()?;
-        (inner.state, inner.epoch) = (State::Idle(cell), Some(epoch));
+        (inner.lent, inner.epoch) = (Some(lent), Some(epoch));
         Ok(())
     }
 
     /// Checks that the slot has begun nothing since the `fuse` of this number.
     pub(crate) fn check_fused(&self, turn: u64) -> PyResult<()> {
-        let inner = self.enter()?;
-        self.idle(&inner)?;
-        if inner.turn == turn {
+        let mut inner = self.enter()?;
+        let last = inner.turn;
+        let idle = self.lent(&mut inner)?.1.check_idle();
+        Python::attach(|py| idle.or_raise(py))?;
+        if last == turn {
             return Ok(());
         }
         let text = format!("slot {} was used since `fuse`, so its parameters are old: call `fuse` again", self.number);
@@ -163,45 +107,38 @@ impl SlotCore {
     }
 
     /// Ends a dispatch that was received, if it is the last one.
-    fn release(&self, turn: u64) -> PyResult<()> {
-        let mut inner = self.enter()?;
-        inner.flight(turn, "released")?;
-        inner.end();
+    fn release(&self, id: DispatchId) -> PyResult<()> {
+        self.enter()?.received(id, "released")?.1.release();
         Ok(())
     }
 }
 
-/// Makes a slot, and reads the number of its dispatches. No kernel of it runs.
-fn ready(core: &Arc<GroupCore>, number: u32) -> PyResult<(SlotCell, u64)> {
-    let cell = lend(core, number)?;
-    let epoch = cell.borrow_dependent().epoch();
-    let epoch = Python::attach(|py| epoch.or_raise(py))?;
-    Ok((cell, epoch))
+impl Lent {
+    /// Borrows a slot, and reads the number of its dispatches. No kernel of it runs.
+    fn new(core: &Arc<GroupCore>, number: u32) -> Result<(Self, u64), EpError> {
+        let slot = core.group.slot(number)?;
+        let epoch = slot.epoch()?;
+        Ok((Self { core: core.clone(), slot }, epoch))
+    }
 }
 
 impl Inner {
-    /// Returns the dispatch with this number, if it is received and not over.
-    fn flight(&mut self, turn: u64, call: &str) -> PyResult<(&Arc<GroupCore>, &mut FlightCell)> {
+    /// Returns a dispatch that was received and is not over, and its group.
+    fn received(&mut self, id: DispatchId, call: &str) -> PyResult<(Arc<GroupCore>, gin_ep::Received<'_>)> {
         let over = || StateError::new_err(format!("the dispatch cannot be {call}: it was combined or released before"));
-        match &mut self.state {
-            State::Flying(core, cell) if self.turn == turn => Ok((core, cell)),
-            _ => Err(over()),
+        let Lent { core, slot } = self.lent.as_mut().ok_or_else(over)?;
+        match slot.received(id) {
+            Ok(received) => Ok((core.clone(), received)),
+            Err(EpError::Ended { .. }) => Err(over()),
+            Err(error) => Python::attach(|py| Err(error).or_raise(py)),
         }
-    }
-
-    /// Makes the slot idle after its dispatch.
-    fn end(&mut self) {
-        self.state = match replace(&mut self.state, State::Gone) {
-            State::Flying(_, cell) => State::Idle(cell.into_owner().into_inner()),
-            other => other,
-        };
     }
 }
 
 /// Returns a stream for kernels of a slot, which the caller launches next.
 fn usable<'s>(stream: &'s Stream, core: &GroupCore, users: &Users) -> PyResult<&'s Arc<Work>> {
-    let (work, own) = (stream.work()?, core.member().comm.gpu());
-    core.member().check_usable("use the slot")?;
+    let (work, own) = (stream.work()?, core.member.comm.gpu());
+    core.member.check_usable("use the slot")?;
     check_device("the group", &**own, &*work.stream.device())?;
     users.add(&work.stream);
     Ok(work)
@@ -223,38 +160,21 @@ impl Slot {
         py: Python<'_>,
         stream: &Stream,
         tokens: &Tokens,
-        call: impl for<'a> FnOnce(
-            &'a mut gin_ep::Slot<'_>,
-            &Arc<dyn gin_gpu::Stream>,
-            &gin_ep::Tokens<'_>,
-        ) -> Result<Flight<'a>, EpError>
+        call: impl FnOnce(&mut gin_ep::Slot, &Arc<dyn gin_gpu::Stream>, &gin_ep::Tokens<'_>) -> Result<DispatchId, EpError>
         + Send,
-    ) -> PyResult<u64> {
+    ) -> PyResult<DispatchId> {
         let slot = self.0.get()?;
         let mut inner = slot.enter()?;
-        let core = slot.idle(&inner)?;
+        let (core, own) = slot.lent(&mut inner)?;
         let work = usable(stream, &core, &slot.users)?;
         let given = Given::take(py, tokens, &core)?;
-        let _launching = core.member().launching()?;
-        let State::Idle(cell) = replace(&mut inner.state, State::Gone) else { return Err(slot.ended()) };
-        let (outcome, captured) = py.detach(|| {
-            let captured = work.stream.is_capturing();
-            let made = FlightCell::try_new_or_recover(MutBorrow::new(cell), |cell| {
-                cell.borrow_mut().with_dependent_mut(|_, slot| call(slot, &work.stream, &given.tokens()))
-            });
-            (made, captured)
-        });
-        match outcome {
-            Ok(cell) => inner.state = State::Flying(core.clone(), cell),
-            Err((cell, error)) => {
-                inner.state = State::Idle(cell.into_inner());
-                return Err(error).or_raise(py);
-            }
-        }
+        let _launching = core.member.launching()?;
+        let (captured, outcome) = py.detach(|| (work.stream.is_capturing(), call(own, &work.stream, &given.tokens())));
+        let id = outcome.or_raise(py)?;
         inner.turn += 1;
         inner.max = given.max;
         inner.epoch = inner.epoch.filter(|_| captured == Ok(false)).map(|epoch| epoch + 1);
-        Ok(inner.turn)
+        Ok(id)
     }
 }
 
@@ -268,22 +188,22 @@ impl Slot {
 
     /// Sends the rows. They are read in the order of the stream; the call returns at once.
     fn dispatch(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Sent> {
-        let turn = self.start(py, stream.get(), tokens.get(), |slot, stream, tokens| {
-            slot.dispatch(stream, tokens).map(Flight::Sent)
+        let id = self.start(py, stream.get(), tokens.get(), |slot, stream, tokens| {
+            Ok(slot.dispatch(stream, tokens)?.detach())
         })?;
-        Ok(Sent { slot: Guarded::new((*self.0).clone()), turn })
+        Ok(Sent { slot: Guarded::new((*self.0).clone()), id })
     }
 
-    /// Sends the rows and waits for those of all ranks, in one kernel.
+    /// Sends the rows and waits for the rows of all ranks, in one kernel.
     fn exchange(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Received> {
-        let turn = self.start(py, stream.get(), tokens.get(), |slot, stream, tokens| {
-            slot.exchange(stream, tokens).map(Flight::Received)
+        let id = self.start(py, stream.get(), tokens.get(), |slot, stream, tokens| {
+            Ok(slot.exchange(stream, tokens)?.detach())
         })?;
-        Ok(Received { slot: Guarded::new((*self.0).clone()), turn })
+        Ok(Received { slot: Guarded::new((*self.0).clone()), id })
     }
 
-    /// Sends the rows, waits for those of all ranks, and puts them into another layout as they arrive. All ranks call
-    /// it. Returns what `exchange` and then `permute` return, with thousands of tokens earlier.
+    /// Sends the rows, waits for the rows of all ranks, and puts them into another layout as they arrive. All ranks
+    /// call it. Returns what `exchange` and then `permute` return, with thousands of tokens earlier.
     fn exchange_into(
         &self,
         py: Python<'_>,
@@ -293,37 +213,36 @@ impl Slot {
     ) -> PyResult<(Received, PermutedRows)> {
         let (users, to, mut permuted) = (to.get().users().clone(), to.get().get()?, None);
         users.add(&stream.get().work()?.stream);
-        let turn = self.start(py, stream.get(), tokens.get(), |slot, stream, tokens| {
+        let id = self.start(py, stream.get(), tokens.get(), |slot, stream, tokens| {
             let (received, view) = slot.exchange_into(stream, tokens, to)?;
             permuted = Some(view);
-            Ok(Flight::Received(received))
+            Ok(received.detach())
         })?;
         let view = permuted.ok_or_else(|| StateError::new_err("the call returned no rows"))?;
         let slot = || Guarded::new((*self.0).clone());
         let (to, users) = (Guarded::new(to.clone()), Guarded::new(users));
-        let permuted = PermutedRows { slot: slot(), turn, to, users, view };
-        Ok((Received { slot: slot(), turn }, permuted))
+        let permuted = PermutedRows { slot: slot(), id, to, users, view };
+        Ok((Received { slot: slot(), id }, permuted))
     }
 
     /// Counts the tokens for each rank once, for dispatches of the same ids. Not in a capture: it allocates memory.
     fn plan(&self, py: Python<'_>, stream: &Bound<'_, Stream>, tokens: &Bound<'_, Tokens>) -> PyResult<Plan> {
         let slot = self.0.get()?;
         let mut inner = slot.enter()?;
-        let core = slot.idle(&inner)?;
+        let (core, own) = slot.lent(&mut inner)?;
         let work = usable(stream.get(), &core, &slot.users)?;
         if work.stream.is_capturing().or_raise(py)? {
             let text = "a plan allocates memory, which a capture does not allow: make it before";
             return Err(StateError::new_err(text));
         }
         let given = Given::take(py, tokens.get(), &core)?;
-        let _launching = core.member().launching()?;
-        let State::Idle(cell) = &mut inner.state else { return Err(slot.ended()) };
-        let plan = cell.with_dependent_mut(|_, slot| py.detach(|| slot.plan(&work.stream, &given.tokens())));
+        let _launching = core.member.launching()?;
+        let plan = py.detach(|| own.plan(&work.stream, &given.tokens()));
         Ok(Plan { plan: Guarded::new(Arc::new(plan.or_raise(py)?)), max: given.max })
     }
 
     /// Returns the parameters of a kernel of the program that contains a dispatch and its combine, for launches on the
-    /// stream. The rows are those of `Received.combine`.
+    /// stream. The rows are as in `Received.combine`.
     #[pyo3(signature = (stream, tokens, combine, rows=None))]
     fn fuse(
         &self,
@@ -335,21 +254,19 @@ impl Slot {
     ) -> PyResult<Fused> {
         let slot = self.0.get()?;
         let mut inner = slot.enter()?;
-        let core = slot.idle(&inner)?;
+        let (core, own) = slot.lent(&mut inner)?;
         let work = usable(stream.get(), &core, &slot.users)?;
         let given = Given::take(py, tokens.get(), &core)?;
         let sums = Sums::take(py, combine.get(), rows, &core, given.max)?;
-        let _launching = core.member().launching()?;
-        let State::Idle(cell) = &mut inner.state else { return Err(slot.ended()) };
-        let parameters = cell.with_dependent_mut(|_, slot| {
-            py.detach(|| slot.fuse(&work.stream, &given.tokens(), sums.rows(), &sums.combine()).map(Parameters::of))
-        });
+        let _launching = core.member.launching()?;
+        let parameters =
+            py.detach(|| own.fuse(&work.stream, &given.tokens(), sums.rows(), &sums.combine()).map(Parameters::of));
         let parameters = parameters.or_raise(py)?;
         inner.turn += 1;
         // Nobody sees how often the program launches.
         inner.epoch = None;
         let needs =
-            Needs { parameters, member: core.member().clone(), users: slot.users.clone(), _memory: (given, sums) };
+            Needs { parameters, member: core.member.clone(), users: slot.users.clone(), _memory: (given, sums) };
         Ok(Fused { slot: Guarded::new(slot.clone()), turn: inner.turn, needs: Guarded::new(Arc::new(needs)) })
     }
 
@@ -371,7 +288,7 @@ pub(crate) struct Plan {
 #[derive(Debug)]
 pub(crate) struct Sent {
     slot: Guarded<SlotCore>,
-    turn: u64,
+    id: DispatchId,
 }
 
 #[pymethods]
@@ -380,27 +297,13 @@ impl Sent {
     fn receive(&self, py: Python<'_>, stream: &Bound<'_, Stream>) -> PyResult<Received> {
         let slot = self.slot.get()?;
         let mut inner = slot.enter()?;
-        let (again, turn) = (StateError::new_err("the dispatch was received before"), inner.turn);
-        let State::Flying(core, cell) = &mut inner.state else { return Err(again) };
-        let sent = cell.with_dependent(|_, flight| matches!(flight, Flight::Sent(_)));
-        if !sent || turn != self.turn {
-            return Err(again);
-        }
-        let core = core.clone();
+        let again = || StateError::new_err("the dispatch was received before");
+        let (core, own) = slot.lent(&mut inner).map_err(|_| again())?;
+        let sent = own.sent(self.id).map_err(|_| again())?;
         let work = usable(stream.get(), &core, &slot.users)?;
-        let _launching = core.member().launching()?;
-        let outcome = py.detach(|| {
-            cell.with_dependent_mut(|_, flight| {
-                let Flight::Sent(sent) = replace(flight, Flight::Over) else { return Ok(()) };
-                *flight = Flight::Received(sent.receive(&work.stream)?);
-                Ok::<_, EpError>(())
-            })
-        });
-        if outcome.is_err() {
-            inner.end();
-        }
-        outcome.or_raise(py)?;
-        Ok(Received { slot: Guarded::new(slot.clone()), turn })
+        let _launching = core.member.launching()?;
+        py.detach(|| sent.receive(&work.stream).map(drop)).or_raise(py)?;
+        Ok(Received { slot: Guarded::new(slot.clone()), id: self.id })
     }
 }
 
@@ -409,14 +312,14 @@ impl Sent {
 #[derive(Debug)]
 pub(crate) struct Received {
     slot: Guarded<SlotCore>,
-    turn: u64,
+    id: DispatchId,
 }
 
 impl Drop for Received {
     fn drop(&mut self) {
         if check_process().is_ok() {
             // It may be over, or another thread calls the slot, and then it is over soon.
-            let _ = self.slot.release(self.turn);
+            let _ = self.slot.release(self.id);
         }
     }
 }
@@ -437,7 +340,7 @@ impl Received {
         let slot = self.slot.get()?;
         let mut inner = slot.enter()?;
         let epoch = inner.epoch;
-        let (core, cell) = inner.flight(self.turn, "viewed")?;
+        let (core, received) = inner.received(self.id, "viewed")?;
         let Some(epoch) = epoch else {
             return Err(StateError::new_err(format!(
                 "slot {} was captured in a graph or fused, and the runs of such kernels use two buffers in turn: \
@@ -445,16 +348,11 @@ impl Received {
                 slot.number
             )));
         };
-        cell.with_dependent(|_, flight| match flight {
-            Flight::Received(received) => {
-                let (arena, offsets) = received.offsets(epoch);
-                make(core, arena, &offsets).map(|region| View::new(region, &slot.users))
-            }
-            _ => Err(StateError::new_err("the dispatch was not received")),
-        })
+        let (arena, offsets) = received.offsets(epoch);
+        make(&core, arena, &offsets).map(|region| View::new(region, &slot.users))
     }
 
-    /// Makes a tensor of the metadata: those of [`by_row`] and `inner` elements each, from a byte on.
+    /// Makes a tensor of the metadata, from a byte on: the places of [`by_row`], and `inner` elements in each.
     fn metadata(&self, first: u32, dtype: DType, inner: Option<u32>) -> PyResult<View> {
         self.view(|core, arena, offsets| {
             let (mut shape, mut strides) = by_row(&core.sizes, core.sizes.meta_bytes, dtype);
@@ -470,7 +368,7 @@ impl Received {
     /// Returns sizes, element, and the usual type of rows that come back.
     fn sizes(&self) -> PyResult<(Sizes, Element, DType)> {
         let mut inner = self.slot.get()?.enter()?;
-        let (core, _) = inner.flight(self.turn, "viewed")?;
+        let (core, _) = inner.received(self.id, "viewed")?;
         Ok((core.sizes, core.element, core.back[0]))
     }
 }
@@ -561,24 +459,18 @@ impl Received {
     /// Puts the rows into another layout, in the order of the stream. Returns the parameter of kernels.
     fn permute(&self, py: Python<'_>, stream: &Bound<'_, Stream>, to: &Bound<'_, Permuted>) -> PyResult<PermutedRows> {
         let mut inner = self.slot.get()?.enter()?;
-        let (core, cell) = inner.flight(self.turn, "permuted")?;
+        let (core, mut received) = inner.received(self.id, "permuted")?;
         let (work, users, to) =
-            (usable(stream.get(), core, &self.slot.users)?, to.get().users().clone(), to.get().get()?);
+            (usable(stream.get(), &core, &self.slot.users)?, to.get().users().clone(), to.get().get()?);
         users.add(&work.stream);
-        let _launching = core.member().launching()?;
-        let outcome = py.detach(|| {
-            cell.with_dependent_mut(|_, flight| match flight {
-                Flight::Received(received) => received.permute(&work.stream, to).map(Some),
-                _ => Ok(None),
-            })
-        });
-        let view = outcome.or_raise(py)?.ok_or_else(|| StateError::new_err("the dispatch was not received"))?;
+        let _launching = core.member.launching()?;
+        let view = py.detach(|| received.permute(&work.stream, to)).or_raise(py)?;
         let slot = Guarded::new((*self.slot).clone());
-        Ok(PermutedRows { slot, turn: self.turn, to: Guarded::new(to.clone()), users: Guarded::new(users), view })
+        Ok(PermutedRows { slot, id: self.id, to: Guarded::new(to.clone()), users: Guarded::new(users), view })
     }
 
     /// Returns rows for each received one, and stores the sums of the rows that come back, one for each of this rank's
-    /// tokens. The rows are the received ones, or those of a tensor, of permuted rows, or of a pair of both.
+    /// tokens. The rows are the received ones, or in a tensor, in permuted rows, or in a pair of both.
     #[pyo3(signature = (stream, combine, rows=None))]
     fn combine(
         &self,
@@ -589,24 +481,16 @@ impl Received {
     ) -> PyResult<()> {
         let mut inner = self.slot.get()?.enter()?;
         let max = inner.max;
-        let (core, cell) = inner.flight(self.turn, "combined")?;
-        let work = usable(stream.get(), core, &self.slot.users)?;
-        let sums = Sums::take(py, combine.get(), rows, core, max)?;
-        let core = core.clone();
-        let _launching = core.member().launching()?;
-        let outcome = py.detach(|| {
-            cell.with_dependent_mut(|_, flight| match replace(flight, Flight::Over) {
-                Flight::Received(received) => received.combine(&work.stream, sums.rows(), &sums.combine()),
-                _ => Ok(()),
-            })
-        });
-        inner.end();
-        outcome.or_raise(py)
+        let (core, received) = inner.received(self.id, "combined")?;
+        let work = usable(stream.get(), &core, &self.slot.users)?;
+        let sums = Sums::take(py, combine.get(), rows, &core, max)?;
+        let _launching = core.member.launching()?;
+        py.detach(|| received.combine(&work.stream, sums.rows(), &sums.combine())).or_raise(py)
     }
 
     /// Gives the rows up without a combine.
     fn release(&self) -> PyResult<()> {
-        self.slot.get()?.release(self.turn)
+        self.slot.get()?.release(self.id)
     }
 }
 
@@ -615,7 +499,7 @@ impl Received {
 #[derive(Debug)]
 pub(crate) struct PermutedRows {
     slot: Guarded<SlotCore>,
-    turn: u64,
+    id: DispatchId,
     to: Guarded<gin_ep::Permuted>,
     users: Guarded<Users>,
     view: gin_ep::View<kernels::PermutedRows>,
@@ -632,32 +516,26 @@ pub(crate) struct Rows {
 impl Rows {
     /// Returns the argument for a value, if that is one of the types of received rows.
     pub(crate) fn of(value: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        let (slot, turn, permuted) = if let Ok(received) = value.cast::<Received>() {
-            (&received.get().slot, received.get().turn, None)
+        let (slot, id, permuted) = if let Ok(received) = value.cast::<Received>() {
+            (&received.get().slot, received.get().id, None)
         } else if let Ok(permuted) = value.cast::<PermutedRows>() {
-            (&permuted.get().slot, permuted.get().turn, Some(permuted.get()))
+            (&permuted.get().slot, permuted.get().id, Some(permuted.get()))
         } else {
             return Ok(None);
         };
         let mut inner = slot.get()?.enter()?;
-        let (core, cell) = inner.flight(turn, "passed to a kernel")?;
-        core.member().check_usable("launch a kernel")?;
-        let member = core.member().clone();
-        cell.with_dependent(|_, flight| {
-            let Flight::Received(received) = flight else {
-                return Err(StateError::new_err("the dispatch was not received"));
-            };
-            let (mut memory, mut users) = (vec![received.offsets(0).0.clone()], vec![slot.users.clone()]);
-            let argument = match permuted {
-                None => received.view().argument(),
-                Some(permuted) => {
-                    let to = permuted.to.get()?;
-                    users.push((*permuted.users).clone());
-                    memory.extend(to.rows().into_iter().chain([to.source_info(), to.counts()]).cloned());
-                    permuted.view.argument()
-                }
-            };
-            Ok(Some(Self { argument, memory, member, users }))
-        })
+        let (core, received) = inner.received(id, "passed to a kernel")?;
+        core.member.check_usable("launch a kernel")?;
+        let (mut memory, mut users) = (vec![received.offsets(0).0.clone()], vec![slot.users.clone()]);
+        let argument = match permuted {
+            None => received.view().argument(),
+            Some(permuted) => {
+                let to = permuted.to.get()?;
+                users.push((*permuted.users).clone());
+                memory.extend(to.rows().into_iter().chain([to.source_info(), to.counts()]).cloned());
+                permuted.view.argument()
+            }
+        };
+        Ok(Some(Self { argument, memory, member: core.member.clone(), users }))
     }
 }

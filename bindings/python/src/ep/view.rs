@@ -122,8 +122,7 @@ impl Permuted {
                 ));
             }
         };
-        let group = core.group()?;
-        let inner = py.detach(|| gin_ep::Permuted::new(group, layout, rows)).or_raise(py)?;
+        let inner = py.detach(|| gin_ep::Permuted::new(&core.group, layout, rows)).or_raise(py)?;
         let (inner, users) = (Guarded::new(Arc::new(inner)), Guarded::new(Arc::default()));
         Ok(Self { inner, users, element: core.element, row_bytes: core.sizes.row_bytes })
     }
