@@ -130,6 +130,14 @@ impl SlotState {
     }
 }
 
+/// Checks that a communicator is not destroyed. Kernels would read memory that it has freed.
+pub(crate) fn check_usable(comm: &Communicator, call: &'static str) -> Result<(), EpError> {
+    match comm.state() {
+        state @ CommState::Destroyed => Err(CommError::State { call, state }.into()),
+        _ => Ok(()),
+    }
+}
+
 impl Drop for GroupState {
     fn drop(&mut self) {
         self.slots.iter().for_each(SlotState::settle);
@@ -280,14 +288,6 @@ impl GroupState {
         let shape = |blocks: u32| LaunchConfig::new(blocks * (threads / fewer), fewer);
         let (sends, copies) = (shape(senders).dynamic_shared(self.shape.dynamic_shared), shape(blocks));
         [sends, if self.has_dependents { copies.dependent() } else { copies }]
-    }
-
-    /// Checks that the communicator is not destroyed. Kernels would read memory that it has freed.
-    pub(crate) fn check_usable(&self) -> Result<(), EpError> {
-        match self.comm.state() {
-            state @ CommState::Destroyed => Err(CommError::State { call: "use a group", state }.into()),
-            _ => Ok(()),
-        }
     }
 
     /// Refuses a call on all slots while one of them is lent.

@@ -3,6 +3,7 @@
 
 use crate::EpError;
 use crate::config_exchange::exchange_config;
+use crate::group::check_usable;
 use crate::keep_alive::KeepAlive;
 use crate::multiplier::{Instructions, Multiplier};
 use crate::tokens::address;
@@ -236,7 +237,7 @@ impl Matmul {
     ///
     /// # Errors
     /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] if `partial` is missing, an
-    /// error of the device.
+    /// error of communicator or device.
     pub fn run(&self, stream: &Arc<dyn Stream>, part: Part, operands: &Operands<'_>) -> Result<(), EpError> {
         let Product { rows, columns, depth, .. } = self.product;
         let (one, all) = (u64::from(rows), u64::from(rows) * u64::from(self.comm.ranks()));
@@ -265,6 +266,7 @@ impl Matmul {
             product.partial = address("the memory of the products", partial, bytes(all, columns), 16)?;
             used.push(partial);
         }
+        check_usable(&self.comm, "multiply")?;
         gin_gpu::lock(&self.keep_alive).begin(stream, &used)?;
         let arguments: [&dyn KernelArg; 3] = [&self.device, &self.window, &Plain(product)];
         // Safety: communicator and window were made for these sizes, and the memory was checked and is kept.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Slots: they begin dispatches.
 
-use crate::group::{GroupState, SlotState};
+use crate::group::{GroupState, SlotState, check_usable};
 use crate::received::{Detached, DispatchId, Received, Sent};
 use crate::{Combine, EpError, Layout, Permuted, Plan, Rows, Tokens, View};
 use gin_ep_kernels as kernels;
@@ -251,13 +251,13 @@ impl Slot {
 
     /// Begins a call, and keeps memory for it.
     fn begin(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
-        self.group.check_usable()?;
+        check_usable(&self.group.comm, "use a group")?;
         self.state().begin(stream, memory)
     }
 
     /// Keeps more memory for the call that began last, and launches next.
     pub(crate) fn extend(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
-        self.group.check_usable()?;
+        check_usable(&self.group.comm, "use a group")?;
         self.state().extend(stream, memory)
     }
 

@@ -441,3 +441,19 @@ fn sizes_and_memory_outside_the_limits_are_refused_with_the_figure() {
         matmul.destroy()
     });
 }
+
+/// Its kernel would read memory that the communicator has freed.
+#[test]
+fn a_product_is_refused_after_the_end_of_its_communicator() {
+    let outcome = launch(WorldConfig::seeded(1, 1), |rank| -> Result<(), EpError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        let (product, stream) = (Matmul::all_gather(&comm, &MatmulConfig::new(8, 8, 8))?, rank.stream()?);
+        let memory = Memory::new(rank.device(), MemoryKind::Device, 128)?.whole();
+        let operands = Operands::new(&memory, &memory, &memory);
+        comm.destroy()?;
+        let outcome = product.run(&stream, Part::Fused, &operands);
+        assert_eq!(outcome.unwrap_err().to_string(), "cannot multiply: the communicator is destroyed");
+        Ok(())
+    });
+    outcome.unwrap();
+}
