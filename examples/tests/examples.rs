@@ -11,6 +11,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
+use std::sync::{Mutex, PoisonError};
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -54,6 +55,10 @@ fn add(trials: &mut Vec<Trial>, example: Example, ranks: u32) {
     }
 }
 
+/// Locked by the trial that uses the GPUs. The driver loads kernels only when no kernel runs, and starts none before.
+/// So if trials ran concurrently, kernels would wait for others that cannot start, until their deadlines.
+static GPUS: Mutex<()> = Mutex::new(());
+
 /// Adds the trials of an example on the GPUs of this machine.
 fn add_on_gpus(trials: &mut Vec<Trial>, example: Example) {
     if !matches!(example.name, "processes" | "seeds") {
@@ -70,7 +75,9 @@ fn trial(
     seeds: RangeInclusive<u64>,
     config: fn(u32, u64) -> Result<WorldConfig, Box<dyn Error>>,
 ) -> Trial {
+    let on_gpus = way == "gpu";
     Trial::ignorable_test(format!("{way}/{}_{ranks}", example.name), move || {
+        let _gpus = on_gpus.then(|| GPUS.lock().unwrap_or_else(PoisonError::into_inner));
         for seed in seeds {
             match config(ranks, seed).and_then(|config| (example.run)(config)) {
                 Ok(_) => {}
