@@ -23,18 +23,19 @@
 //! # Connections and traffic
 //!
 //! Ranks are the nodes of a binary tree, and each has at most three connections. On each connection both sides prove
-//! that they know the secret (Noise, `NNpsk0_25519_ChaChaPoly_BLAKE2s`), and all bytes are encrypted. The bytes that a
-//! rank gives to a collective go along each edge once. So a collective of n ranks that give b bytes each puts n·b bytes
-//! on each edge, and rank 0 has no more work than other ranks. To join, each rank speaks with rank 0 for a moment
-//! (about 300 bytes).
+//! that they know the secret (Noise, `NNpsk0_25519_ChaChaPoly_BLAKE2s`), and all bytes are encrypted. In a collective the
+//! bytes of each subtree go up the tree, and the bytes of all ranks come down. So a collective of n ranks that give b
+//! bytes each puts n·b bytes on each edge downwards, and upwards b bytes for each rank below. A barrier is one message
+//! up and one down on each edge. Rank 0 has no more work than other ranks. To join, each rank speaks with rank 0 for a
+//! moment (about 300 bytes).
 //!
 //! # Ends of a collective
 //!
 //! | event | collectives end with | boards of communicators get |
 //! | --- | --- | --- |
 //! | [`abort`](Bootstrap::abort) of a rank | `Aborted`, on all ranks | nothing |
-//! | a rank drops its last handle | `Lost`, if the rank has not given its bytes | nothing |
-//! | a process ends, or its connection breaks | `Lost`, if it or a rank behind it has not given its bytes | [`PeerLost`](gin_abi::FaultKind::PeerLost) with the rank as peer |
+//! | a rank drops its last handle | `Lost`, on ranks below it, and if its subtree has not given all bytes | nothing |
+//! | a process ends, or its connection breaks | the same | [`PeerLost`](gin_abi::FaultKind::PeerLost) with the rank as peer |
 //! | a rank is silent for [`silence`](TcpConfig::silence) | the same | the same |
 //!
 //! A fault that a rank posts on its [`Board`] is on the boards of all ranks a few milliseconds later.
@@ -44,6 +45,7 @@
 
 mod beat;
 pub mod board;
+mod collective;
 mod config;
 mod error;
 mod id;

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// The version of all messages. Ranks with different versions refuse each other.
-pub(super) const VERSION: u8 = 6;
+pub(super) const VERSION: u8 = 7;
 
 /// The maximum number of bytes of a frame before encryption: one message of Noise (65535) without its tag of 16.
 pub(super) const FRAME: usize = 65_535 - 16;
@@ -20,7 +20,7 @@ pub(super) const FRAME: usize = 65_535 - 16;
 /// The maximum number of bytes of a chunk. A chunk and its head fit into a frame.
 pub(super) const CHUNK: usize = 32 << 10;
 
-/// The maximum number of ranks in the list of a message.
+/// The maximum number of entries in the list of a message.
 pub(super) const LISTED: usize = 1024;
 
 /// The maximum number of bytes of a text.
@@ -40,17 +40,17 @@ pub(super) mod text {
     }
 }
 
-/// Lists of at most [`LISTED`] ranks. The sender cuts longer ones, and the receiver refuses them.
-mod ranks {
+/// Lists of at most [`LISTED`] entries. The sender cuts longer ones, and the receiver refuses them.
+mod list {
     use super::*;
 
-    pub(super) fn serialize<S: Serializer>(ranks: &[u32], to: S) -> Result<S::Ok, S::Error> {
-        ranks[..ranks.len().min(LISTED)].serialize(to)
+    pub(super) fn serialize<T: Serialize, S: Serializer>(list: &[T], to: S) -> Result<S::Ok, S::Error> {
+        list[..list.len().min(LISTED)].serialize(to)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u32>, D::Error> {
-        let ranks = Vec::deserialize(from)?;
-        if ranks.len() > LISTED { Err(D::Error::custom("a list is too long")) } else { Ok(ranks) }
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+        let list = Vec::deserialize(from)?;
+        if list.len() > LISTED { Err(D::Error::custom("a list is too long")) } else { Ok(list) }
     }
 }
 
@@ -117,7 +117,7 @@ pub(super) enum Answer {
     Unexpected,
     /// The first ranks that have not registered, the number of all that have not, and the trouble of a rank.
     Status {
-        #[serde(with = "ranks")]
+        #[serde(with = "list")]
         missing: Vec<u32>,
         count: u32,
         failed: bool,
@@ -138,10 +138,9 @@ pub(super) struct CollectiveId {
 pub(super) enum Message {
     /// The sender is alive.
     Ping,
-    /// The next chunk of the bytes that `rank` gives.
-    Part {
+    /// To the parent. The next chunk of the bytes that the sender's subtree gives.
+    Up {
         id: CollectiveId,
-        rank: u32,
         last: bool,
         #[serde(with = "chunk")]
         bytes: Arc<[u8]>,
@@ -154,8 +153,15 @@ pub(super) enum Message {
         #[serde(with = "text")]
         cause: String,
     },
-    /// `rank` has left or was lost; `by` noticed.
-    Gone { rank: u32, by: u32, cause: LossCause },
+    /// `rank` has left or was lost; `by` noticed. `given`: collectives under way for which the subtree of `rank` had
+    /// given all bytes by then.
+    Gone {
+        rank: u32,
+        by: u32,
+        cause: LossCause,
+        #[serde(with = "list")]
+        given: Vec<CollectiveId>,
+    },
     /// `rank` ended all collectives.
     Abort { rank: u32 },
     /// Down the tree. A rank below has registered.
@@ -163,12 +169,21 @@ pub(super) enum Message {
     /// While ranks join. A rank gives up because these ranks have not joined; `count` is the number of all that have
     /// not.
     Missing {
-        #[serde(with = "ranks")]
+        #[serde(with = "list")]
         ranks: Vec<u32>,
         count: u32,
         #[serde(with = "text")]
         trouble: String,
     },
+    /// To a child. The next chunk of the bytes that all ranks give.
+    Down {
+        id: CollectiveId,
+        last: bool,
+        #[serde(with = "chunk")]
+        bytes: Arc<[u8]>,
+    },
+    /// `rank` has given its bytes and has waited for a while.
+    Waits { id: CollectiveId, rank: u32 },
 }
 
 impl Message {
@@ -258,24 +273,28 @@ mod tests {
         ]
     }
 
+    fn collective() -> impl Strategy<Value = CollectiveId> {
+        any::<(u64, u64)>().prop_map(|(channel, number)| CollectiveId { channel, number })
+    }
+
     fn message() -> impl Strategy<Value = Message> {
         prop_oneof![
             Just(Message::Ping),
-            (any::<(u64, u64, u32, bool)>(), prop::collection::vec(any::<u8>(), 0..300)).prop_map(
-                |((channel, number, rank, last), bytes)| Message::Part {
-                    id: CollectiveId { channel, number },
-                    rank,
-                    last,
-                    bytes: bytes.into()
+            (collective(), any::<(bool, bool)>(), prop::collection::vec(any::<u8>(), 0..300)).prop_map(
+                |(id, (up, last), bytes)| {
+                    let bytes = bytes.into();
+                    if up { Message::Up { id, last, bytes } } else { Message::Down { id, last, bytes } }
                 }
             ),
+            (collective(), any::<u32>()).prop_map(|(id, rank)| Message::Waits { id, rank }),
             (any::<(u64, u32)>(), fault(), ".{0,40}").prop_map(|((channel, rank), fault, cause)| Message::Fault {
                 channel,
                 rank,
                 fault: fault.to_words(),
                 cause
             }),
-            (any::<(u32, u32)>(), cause()).prop_map(|((rank, by), cause)| Message::Gone { rank, by, cause }),
+            (any::<(u32, u32)>(), cause(), prop::collection::vec(collective(), 0..20))
+                .prop_map(|((rank, by), cause, given)| Message::Gone { rank, by, cause, given }),
             any::<u32>().prop_map(|rank| Message::Abort { rank }),
             registration().prop_map(Message::Registered),
             (prop::collection::vec(any::<u32>(), 0..50), any::<u32>(), ".{0,40}")
@@ -322,10 +341,11 @@ mod tests {
                     prop_assert!(encode(&answer).len() <= bytes.len());
                 }
                 let held = |message: &Message| match message {
-                    Message::Part { bytes, .. } => bytes.len(),
+                    Message::Up { bytes, .. } | Message::Down { bytes, .. } => bytes.len(),
                     Message::Missing { ranks, trouble, .. } => ranks.len() + trouble.len(),
                     Message::Fault { cause, .. } => cause.len(),
-                    Message::Gone { cause: LossCause::Failed { reason }, .. } => reason.len(),
+                    Message::Gone { cause: LossCause::Failed { reason }, given, .. } => reason.len() + given.len(),
+                    Message::Gone { given, .. } => given.len(),
                     _ => 0,
                 };
                 if let Some(messages) = frame(&bytes) {
@@ -365,8 +385,8 @@ mod tests {
     fn lengths_that_are_not_there_and_past_the_limits_are_refused() {
         let huge = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
         let refused = |bytes: Vec<u8>| Message::read(&mut &bytes[..]).is_none();
-        // A part, and missing ranks.
-        assert!(refused([&[1, 0, 0, 0, 1][..], &huge].concat()));
+        // Bytes that go up, and missing ranks.
+        assert!(refused([&[1, 0, 0, 1][..], &huge].concat()));
         assert!(refused([&[6][..], &huge].concat()));
         // Longer than any number.
         assert!(refused([&[4][..], &[0xff; 11]].concat()));
@@ -377,8 +397,8 @@ mod tests {
             bytes.extend_from_slice(rest);
             bytes
         };
-        assert!(!refused(longer(&[1, 0, 0, 0, 1], CHUNK, &[])));
-        assert!(refused(longer(&[1, 0, 0, 0, 1], CHUNK + 1, &[])));
+        assert!(!refused(longer(&[1, 0, 0, 1], CHUNK, &[])));
+        assert!(refused(longer(&[1, 0, 0, 1], CHUNK + 1, &[])));
         assert!(!refused(longer(&[6], LISTED, &[5, 0])));
         assert!(refused(longer(&[6], LISTED + 1, &[5, 0])));
         assert!(!refused(longer(&[6, 0, 5], TEXT, &[])));
@@ -389,7 +409,7 @@ mod tests {
     fn a_chunk_with_its_head_fits_into_a_frame_and_long_lists_are_cut() {
         let id = CollectiveId { channel: u64::MAX, number: u64::MAX };
         let mut bytes = Vec::new();
-        Message::Part { id, rank: u32::MAX, last: true, bytes: vec![0; CHUNK].into() }.write(&mut bytes);
+        Message::Up { id, last: true, bytes: vec![0; CHUNK].into() }.write(&mut bytes);
         assert!(bytes.len() <= FRAME);
         bytes.clear();
         let ranks = vec![u32::MAX; 100_000];
@@ -397,5 +417,9 @@ mod tests {
         assert!(bytes.len() <= FRAME);
         let read = frame(&bytes).unwrap();
         assert!(matches!(&read[..], [Message::Missing { ranks, count: 100_000, .. }] if ranks.len() == LISTED));
+        bytes.clear();
+        Message::Gone { rank: 0, by: 1, cause: LossCause::Left, given: vec![id; 100_000] }.write(&mut bytes);
+        assert!(bytes.len() <= CHUNK);
+        assert!(matches!(&frame(&bytes).unwrap()[..], [Message::Gone { given, .. }] if given.len() == LISTED));
     }
 }

@@ -1,16 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The state of a rank in the job, and its reaction to each message. This module has no sockets and does not wait.
 //!
-//! A rank that receives a chunk of a collective forwards it along every edge of the tree, except the edge along which
-//! it arrived. It forwards faults, losses and aborts in the same way. So each edge carries each of them once, and ranks
-//! with as many neighbours have as much work. Messages of one rank arrive in the order in which it sent them.
+//! A rank forwards faults, losses and aborts along every edge of the tree, except the edge along which they arrived. So
+//! each edge carries each of them once. Bytes of [collectives](crate::collective) go up the tree and come down again.
+//! Messages of one rank arrive in the order in which it sent them.
+//!
+//! # Losses during a collective
+//!
+//! A collective at rank x fails because of a lost rank g in two cases. If x reaches rank 0 only through g, x does not
+//! receive the bytes of all any more. Otherwise the collective fails unless the subtree of g had given its bytes: only
+//! the rank that noticed the loss knows that, and the news of the loss lists these collectives. News and bytes have one
+//! order on each edge. So when the news arrive at x, x already has the bytes of every collective that completed before.
+
+#[cfg(test)]
+mod losses;
 
 use crate::board::Board;
+use crate::collective::{Collective, Gathered, Next, chunks};
 use crate::error::CHECK;
 use crate::link::Traffic;
-use crate::message::{Answer, CHUNK, CollectiveId, LISTED, Message, Registration};
+use crate::message::{Answer, CollectiveId, LISTED, Message, Registration};
 use crate::tcp::JOINING;
-use crate::tree::{Behind, EDGES, PARENT, TreePlace};
+use crate::tree::{EDGES, PARENT, TreePlace};
 use crate::{BootstrapError, LossCause, lock, millis};
 use gin_abi::{Fault, FaultKind, FaultSubject, Operation};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -29,20 +40,6 @@ const MAX_AHEAD: usize = 1 << 16;
 
 /// The reason for which a neighbour must not send a message.
 pub(super) type Violation = &'static str;
-
-/// The bytes of a rank for a collective that have arrived.
-#[derive(Debug, Default)]
-struct Given {
-    bytes: Vec<u8>,
-    whole: bool,
-}
-
-#[derive(Debug, Default)]
-struct Collective {
-    given: BTreeMap<u32, Given>,
-    /// The number of ranks whose bytes are whole.
-    whole: u32,
-}
 
 /// The board of a channel, and the notices of other ranks.
 #[derive(Debug, Default)]
@@ -69,7 +66,17 @@ struct Edge {
 struct Gone {
     rank: u32,
     cause: LossCause,
-    behind: Behind,
+    /// This rank reaches rank 0 only through that rank, or is that rank.
+    above: bool,
+    /// The collectives under way for which the subtree of that rank had given its bytes.
+    given: Vec<CollectiveId>,
+}
+
+impl Gone {
+    /// Returns whether a collective that is not complete cannot be completed without that rank.
+    fn ends(&self, id: CollectiveId) -> bool {
+        self.above || !self.given.contains(&id)
+    }
 }
 
 /// The state of a rank that messages change.
@@ -77,6 +84,8 @@ struct Gone {
 pub(super) struct NodeState {
     edges: [Edge; EDGES],
     collectives: HashMap<CollectiveId, Collective>,
+    /// By channel: the number after the last collective to which this rank gave.
+    given: HashMap<u64, u64>,
     notices: HashMap<u64, Notices>,
     /// Channels that this rank has dropped: it takes part in none of their collectives.
     closed: HashSet<u64>,
@@ -183,36 +192,31 @@ impl Node {
     pub(super) fn give(&self, id: CollectiveId, bytes: &[u8]) {
         self.publish();
         self.change(|state| {
-            let mut rest = bytes;
-            loop {
-                let chunk;
-                (chunk, rest) = rest.split_at(rest.len().min(CHUNK));
-                let last = rest.is_empty();
-                state.forward(&Message::Part { id, rank: self.rank, last, bytes: chunk.into() }, None);
-                if last {
-                    break;
-                }
-            }
-            let collective = state.collectives.entry(id).or_default();
-            collective.given.insert(self.rank, Given { bytes: bytes.to_vec(), whole: true });
-            collective.whole += 1;
+            state.given.insert(id.channel, id.number.saturating_add(1));
+            let next = state.collectives.entry(id).or_default().give(bytes, &self.place);
+            state.carry_out(id, next);
         });
     }
 
-    /// Returns the result of a collective to which this rank gave, if it has one. The caller then does not ask again.
-    pub(super) fn result(&self, id: CollectiveId) -> Option<Result<Vec<Vec<u8>>, BootstrapError>> {
+    /// Tells the other ranks, once, that this rank has given to a collective and waits: so they do not count this rank
+    /// among the missing ranks.
+    pub(super) fn announce(&self, id: CollectiveId) {
         let mut state = self.state();
-        let collective = state.collectives.get(&id)?;
-        if collective.whole == self.ranks {
-            let collective = state.collectives.remove(&id)?;
-            return Some(Ok(collective.given.into_values().map(|given| given.bytes).collect()));
+        let Some(collective) = state.collectives.get_mut(&id) else { return };
+        if collective.has_given() && !collective.is_whole() && !std::mem::replace(&mut collective.announced, true) {
+            state.forward(&Message::Waits { id, rank: self.rank }, None);
+        }
+    }
+
+    /// Returns the result of a collective to which this rank gave, if it has one. The caller then does not ask again.
+    pub(super) fn result(&self, id: CollectiveId) -> Option<Result<Gathered, BootstrapError>> {
+        let mut state = self.state();
+        if state.collectives.get(&id)?.is_whole() {
+            return Some(Ok(state.collectives.remove(&id)?.into_gathered(self.ranks)));
         }
         let lost = || {
-            // Usually no rank is gone, so the missing ranks need not be listed.
-            state.gone.first()?;
-            let missing = collective.missing(self.ranks);
-            let cut_off = |gone: &&Gone| missing.iter().any(|&rank| gone.behind.contains(rank));
-            state.gone.iter().find(cut_off).map(|gone| self.loss(gone.rank, gone.cause.clone()))
+            let gone = state.gone.iter().find(|gone| gone.ends(id))?;
+            Some(self.loss(gone.rank, gone.cause.clone()))
         };
         let aborted = || state.aborted.map(|rank| BootstrapError::Aborted { rank });
         let error = state.failed.clone().or_else(aborted).or_else(lost)?;
@@ -265,14 +269,17 @@ impl Node {
     /// Gives up a collective. Returns an error with the missing ranks.
     pub(super) fn give_up(&self, id: CollectiveId, waited: Duration) -> BootstrapError {
         let mut state = self.state();
-        let missing = state.missing(id, self.ranks);
-        state.collectives.remove(&id);
+        let missing = state.missing(id, self);
+        // Other ranks may still need this rank as a relay.
+        if let Some(collective) = state.collectives.get_mut(&id) {
+            collective.abandoned = true;
+        }
         BootstrapError::Timeout { missing, waited_ms: millis(waited) }
     }
 
     /// Returns the ranks that have not given to a collective that is under way.
     pub(super) fn missing(&self, id: CollectiveId) -> Vec<u32> {
-        self.state().missing(id, self.ranks)
+        self.state().missing(id, self)
     }
 
     /// Opens a channel. Returns its board, with all posts so far.
@@ -281,6 +288,7 @@ impl Node {
         let board = Arc::new(Board::watched(self.ranks, move || posted.notify_one()));
         let mut state = self.state();
         state.closed.remove(&channel);
+        state.given.remove(&channel);
         for gone in state.gone.iter().filter(|gone| gone.cause != LossCause::Left) {
             gone.cause.post(&board, self.rank, gone.rank);
         }
@@ -298,7 +306,8 @@ impl Node {
     pub(super) fn close(&self, channel: u64) {
         let mut state = self.state();
         state.closed.insert(channel);
-        state.collectives.retain(|id, _| id.channel != channel);
+        // Other ranks may still need this rank as a relay of a collective to which it gave.
+        state.collectives.retain(|id, collective| id.channel != channel || collective.has_given());
         drop(state);
         self.posted.notify_one();
     }
@@ -342,7 +351,8 @@ impl Node {
     /// Sends all ranks that this rank leaves. Nothing is sent after that.
     pub(super) fn leave(&self) {
         let mut state = self.state();
-        state.forward(&Message::Gone { rank: self.rank, by: self.rank, cause: LossCause::Left }, None);
+        let given = state.given(Collective::waits_for_others);
+        state.forward(&Message::Gone { rank: self.rank, by: self.rank, cause: LossCause::Left, given }, None);
         for edge in state.edges.iter_mut().filter(|edge| edge.waiting.is_none()) {
             edge.to = None;
         }
@@ -355,7 +365,7 @@ impl Node {
             let (mut ranks, mut count) = state.missing.clone();
             if count == 0 {
                 // Rank 0 missed no rank in its last report, or has never reported.
-                ranks = state.missing(JOINING, self.ranks);
+                ranks = state.missing(JOINING, self);
                 count = ranks.len() as u32;
             }
             let trouble = state.trouble.clone();
@@ -386,10 +396,11 @@ impl Node {
         if state.edges[edge].to.is_none() {
             return false;
         }
-        let news = state.gone(self, rank, &cause);
+        let given = state.given(|collective| collective.has_subtree(edge));
+        let news = state.gone(self, rank, &cause, &given);
         if news {
             // Also to the lost rank, which may only have been silent.
-            state.forward(&Message::Gone { rank, by: self.rank, cause }, None);
+            state.forward(&Message::Gone { rank, by: self.rank, cause, given }, None);
         }
         state.edges[edge] = Edge::default();
         drop(state);
@@ -474,9 +485,33 @@ impl Node {
         };
         match message {
             Message::Ping => return Ok(()),
-            Message::Part { id, rank, last, ref bytes } => {
+            Message::Up { id, last, ref bytes } => {
+                if edge == PARENT {
+                    return Err("it gives the bytes of ranks that are not below this rank");
+                }
+                if state.takes(id) {
+                    let next = state.collectives.entry(id).or_default().take_up(edge, last, bytes, &self.place)?;
+                    state.carry_out(id, next);
+                }
+            }
+            Message::Down { id, last, ref bytes } => {
+                if edge != PARENT {
+                    return Err("it gives the bytes of all ranks, and is not above this rank");
+                }
+                state.forward(&message, Some(PARENT));
+                // Without an entry this rank's call has ended with an error.
+                if let Some(collective) = state.collectives.get_mut(&id) {
+                    collective.take_down(last, bytes, self.ranks)?;
+                    if last && collective.abandoned {
+                        state.collectives.remove(&id);
+                    }
+                }
+            }
+            Message::Waits { id, rank } => {
                 from(rank)?;
-                state.take_part(id, rank, last, bytes)?;
+                if state.takes(id) {
+                    state.collectives.entry(id).or_default().waiting.insert(rank);
+                }
                 state.forward(&message, Some(edge));
             }
             Message::Fault { channel, rank, fault, ref cause } => {
@@ -496,14 +531,14 @@ impl Node {
                     None => notices.early.push((rank, fault, cause.clone())),
                 }
             }
-            Message::Gone { rank, by, ref cause } => {
+            Message::Gone { rank, by, ref cause, ref given } => {
                 // The rank that noticed is alive. A rank that only was silent receives the news of its own loss in this
                 // way.
                 from(by)?;
                 if rank >= self.ranks {
                     return Err("it speaks of a rank that the job does not have");
                 }
-                if state.gone(self, rank, cause) {
+                if state.gone(self, rank, cause, given) {
                     state.forward(&message, Some(edge));
                 }
                 if self.neighbour(edge) == Some(rank) {
@@ -531,9 +566,14 @@ impl Node {
                 state.failed.get_or_insert(join_timeout(ranks, trouble, Duration::ZERO));
             }
         }
-        // A chunk that completes no collective does not concern a waiting thread.
-        let whole = |id| state.collectives.get(id).is_some_and(|collective| collective.whole == self.ranks);
-        let news = !matches!(&message, Message::Part { id, .. } if !whole(id));
+        // Bytes that complete no collective do not concern a waiting thread.
+        let news = match message {
+            Message::Up { id, .. } | Message::Down { id, .. } => {
+                state.collectives.get(&id).is_some_and(Collective::is_whole)
+            }
+            Message::Waits { .. } => false,
+            _ => true,
+        };
         drop(guard);
         if news {
             self.changed.notify_waiters();
@@ -557,12 +597,6 @@ impl LossCause {
         let fault = Fault::new(FaultKind::PeerLost, Operation::None).with_peer(rank);
         let fault = fault.with_values(FaultSubject::None, limit, self.code());
         board.post_because(own, fault, &self.to_string());
-    }
-}
-
-impl Collective {
-    fn missing(&self, ranks: u32) -> Vec<u32> {
-        (0..ranks).filter(|rank| !self.given.get(rank).is_some_and(|given| given.whole)).collect()
     }
 }
 
@@ -591,35 +625,50 @@ impl NodeState {
     }
 
     /// Returns the ranks whose bytes a collective lacks; none for an unknown collective.
-    fn missing(&self, id: CollectiveId, ranks: u32) -> Vec<u32> {
-        self.collectives.get(&id).map(|collective| collective.missing(ranks)).unwrap_or_default()
+    fn missing(&self, id: CollectiveId, node: &Node) -> Vec<u32> {
+        let missing = |collective: &Collective| collective.missing(&node.place, node.ranks);
+        self.collectives.get(&id).map(missing).unwrap_or_default()
     }
 
-    /// Adds a chunk of a rank's bytes.
-    fn take_part(&mut self, id: CollectiveId, rank: u32, last: bool, bytes: &[u8]) -> Result<(), Violation> {
-        if self.closed.contains(&id.channel) {
-            return Ok(());
+    /// Returns whether messages of a collective concern this rank: it relays the collective already, or may still give
+    /// its bytes.
+    fn takes(&self, id: CollectiveId) -> bool {
+        let ahead = self.given.get(&id.channel).is_none_or(|&next| id.number >= next);
+        self.collectives.contains_key(&id) || ahead && !self.closed.contains(&id.channel)
+    }
+
+    /// Takes the step after the subtree of this rank has given its bytes to a collective.
+    fn carry_out(&mut self, id: CollectiveId, next: Option<Next>) {
+        match next {
+            None => {}
+            Some(Next::Up(stream)) => {
+                for (last, bytes) in chunks(&stream) {
+                    self.send(PARENT, Message::Up { id, last, bytes });
+                }
+            }
+            Some(Next::Down(stream)) => {
+                for (last, bytes) in chunks(&stream) {
+                    self.forward(&Message::Down { id, last, bytes }, Some(PARENT));
+                }
+                if self.collectives.get(&id).is_some_and(|collective| collective.abandoned) {
+                    self.collectives.remove(&id);
+                }
+            }
         }
-        let collective = self.collectives.entry(id).or_default();
-        let given = collective.given.entry(rank).or_default();
-        if given.whole {
-            return Err("it gives twice to one collective");
-        }
-        if given.bytes.len() + bytes.len() > MAX_BYTES {
-            return Err("it gives more to a collective than it may");
-        }
-        given.bytes.extend_from_slice(bytes);
-        given.whole = last;
-        collective.whole += u32::from(last);
-        Ok(())
+    }
+
+    /// Returns the collectives with this property, as a message may list them.
+    fn given(&self, has: impl Fn(&Collective) -> bool) -> Vec<CollectiveId> {
+        self.collectives.iter().filter(|(_, collective)| has(collective)).map(|(&id, _)| id).take(LISTED).collect()
     }
 
     /// Notes that a rank is gone. Returns false if that is known already.
-    fn gone(&mut self, node: &Node, rank: u32, cause: &LossCause) -> bool {
+    fn gone(&mut self, node: &Node, rank: u32, cause: &LossCause, given: &[CollectiveId]) -> bool {
         if self.gone.iter().any(|gone| gone.rank == rank) {
             return false;
         }
-        self.gone.push(Gone { rank, cause: cause.clone(), behind: Behind::new(rank, node.rank, node.ranks) });
+        let above = TreePlace::of(rank, node.ranks).subtree.contains(&node.rank);
+        self.gone.push(Gone { rank, cause: cause.clone(), above, given: given.to_vec() });
         if *cause != LossCause::Left {
             for notices in self.notices.values_mut() {
                 if let Some(board) = &notices.board {

@@ -14,7 +14,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 /// The collective by which ranks exchange the addresses of their second sockets.
-const SPARES: CollectiveId = CollectiveId { channel: u64::MAX, number: 1 };
+pub(super) const SPARES: CollectiveId = CollectiveId { channel: u64::MAX, number: 1 };
 
 /// The time after which a rank that was refused tries again.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -36,7 +36,7 @@ impl Spares {
         let ip = *inner.node.ip.get().ok_or_else(unknown)?;
         let own = listen((ip, 0).into())?;
         let address = own.local_addr().map_err(system("listen"))?;
-        let texts = inner.gather(SPARES, address.to_string().as_bytes(), || false)?;
+        let texts = inner.gather(SPARES, address.to_string().as_bytes(), || false)?.parts();
         let read = |(rank, text): (usize, &Vec<u8>)| {
             let address = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
             address.ok_or_else(|| system("exchange addresses")(format!("rank {rank} listens at no address")))

@@ -3,6 +3,7 @@
 
 use crate::beat;
 use crate::board::Board;
+use crate::collective::Gathered;
 use crate::error::{CHECK, refused, show_wait, system, usual_cause};
 use crate::id::{self, Secret, UniqueId};
 use crate::io::{LINGERING, Start, run};
@@ -11,6 +12,7 @@ use crate::node::{MAX_BYTES, Node};
 use crate::shrink::Spares;
 use crate::{Bootstrap, BootstrapError, Channel, JOB, host_name, millis, rt, wire};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
@@ -52,6 +54,9 @@ crate::config! {
 
 /// The shortest time after which a rank is silent or reports.
 const SHORTEST: Duration = Duration::from_millis(100);
+
+/// The longest time after which a rank that waits in a collective tells the others that it waits.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the end of a collective waits for neighbours that receive slowly.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -219,6 +224,12 @@ impl TcpBootstrap {
         Inner { node, secret: secret.clone(), config, ended: ended.into() }.join(Instant::now(), local_rank)
     }
 
+    /// Runs the next collective of the job.
+    fn gather(&self, bytes: &[u8]) -> Result<Gathered, BootstrapError> {
+        let id = CollectiveId { channel: JOB, number: self.next.fetch_add(1, Ordering::Relaxed) };
+        self.inner.gather(id, bytes, || false)
+    }
+
     /// Returns the name that the host of each rank has in its system, by rank.
     pub fn hosts(&self) -> &[String] {
         self.inner.node.hosts.get().map_or(&[], Vec::as_slice)
@@ -266,7 +277,7 @@ impl Drop for Ended {
 }
 
 /// The properties that ranks of one host share. Ranks in different network namespaces are on different hosts.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 struct System {
     name: String,
     /// The identifier of this boot; empty where `/proc` does not show it.
@@ -283,6 +294,21 @@ impl System {
         Self { name: host_name(), boot: boot.trim().to_owned(), network }
     }
 
+    /// Returns the distinct names of systems. Its time grows with the ranks and the square of the hosts.
+    fn names(all: &[Self]) -> Vec<String> {
+        let mut names: HashMap<&Self, String> = HashMap::new();
+        let mut hosts: Vec<Self> = Vec::new();
+        for system in all {
+            if names.insert(system, String::new()).is_none() {
+                hosts.push(system.clone());
+            }
+        }
+        for (system, name) in &mut names {
+            *name = system.distinct_name(&hosts);
+        }
+        all.iter().map(|system| names[system].clone()).collect()
+    }
+
     /// Returns the name of the host, with what distinguishes it from another one of the same name among `all`.
     fn distinct_name(&self, all: &[Self]) -> String {
         let Self { name, boot, network } = self;
@@ -297,14 +323,20 @@ impl System {
     }
 }
 
+/// Returns the bytes by which this rank describes its host when it joins.
+pub(crate) fn describe(local_rank: Option<u32>) -> Vec<u8> {
+    wire::encode(&(System::this(), local_rank))
+}
+
 impl Inner {
     /// Waits for the other ranks.
     fn join(self, begun: Instant, local_rank: Option<u32>) -> Result<TcpBootstrap, BootstrapError> {
         let node = &self.node;
-        node.give(JOINING, &wire::encode(&(System::this(), local_rank)));
+        node.give(JOINING, &describe(local_rank));
         // The tasks keep the time. This limit is for the case that they do not.
         let limit = self.config.joining.saturating_add(Duration::from_secs(20));
         let outcome = rt::wait_for("the other ranks, which join the job", || {
+            self.announce(JOINING, begun, Some(self.config.joining));
             if begun.elapsed() > limit {
                 node.give_up_joining(limit);
             }
@@ -321,9 +353,9 @@ impl Inner {
             let unread = || system("join")(format!("rank {rank} does not describe its host"));
             wire::decode::<(System, Option<u32>)>(bytes).ok_or_else(unread)
         };
-        let given: Vec<_> = given.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        let given: Vec<_> = given.parts().iter().enumerate().map(read).collect::<Result<_, _>>()?;
         let (systems, given): (Vec<System>, _) = given.into_iter().unzip();
-        let _ = node.hosts.set(systems.iter().map(|system| system.distinct_name(&systems)).collect());
+        let _ = node.hosts.set(System::names(&systems));
         let spares = Spares::exchange(&self)?;
         Ok(TcpBootstrap { inner: Arc::new(self), next: AtomicU64::new(0), systems, given, spares })
     }
@@ -333,12 +365,13 @@ impl Inner {
         id: CollectiveId,
         bytes: &[u8],
         ended: impl Fn() -> bool,
-    ) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    ) -> Result<Gathered, BootstrapError> {
         check_length(bytes.len())?;
         self.node.give(id, bytes);
         let begun = Instant::now();
         let mut reported = begun;
         let outcome = rt::wait_for("the other ranks, in a collective call", || {
+            self.announce(id, begun, self.config.collective_timeout);
             // The end of a communicator says more than the departure of a rank after it.
             let outcome = match self.node.result(id) {
                 Some(Ok(all)) => Some(Ok(all)),
@@ -365,6 +398,15 @@ impl Inner {
             self.flush();
         }
         outcome.unwrap_or_else(|| Err(self.node.unserved()))
+    }
+
+    /// Tells the other ranks that this rank waits in a collective, after a while: well before a report or an error of
+    /// this rank or another one names the missing ranks.
+    fn announce(&self, id: CollectiveId, begun: Instant, limit: Option<Duration>) {
+        let first = limit.map_or(self.config.progress, |limit| limit.min(self.config.progress));
+        if begun.elapsed() >= PATIENCE.min(first / 2) {
+            self.node.announce(id);
+        }
     }
 
     /// Waits until the system has taken all bytes that other ranks need from this rank. So a process that ends right
@@ -415,8 +457,11 @@ impl Bootstrap for TcpBootstrap {
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        let id = CollectiveId { channel: JOB, number: self.next.fetch_add(1, Ordering::Relaxed) };
-        self.inner.gather(id, bytes, || false)
+        self.gather(bytes).map(|all| all.parts())
+    }
+
+    fn barrier(&self) -> Result<(), BootstrapError> {
+        self.gather(&[]).map(drop)
     }
 
     fn channel(&self, communicator: u64) -> Arc<dyn Channel> {
@@ -445,7 +490,7 @@ impl Channel for TcpChannel {
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let id = CollectiveId { channel: self.channel, number: self.next.fetch_add(1, Ordering::Relaxed) };
-        self.inner.gather(id, bytes, || self.board.count() != 0)
+        self.inner.gather(id, bytes, || self.board.count() != 0).map(|all| all.parts())
     }
 }
 
@@ -462,7 +507,7 @@ mod tests {
     #[test]
     fn network_namespaces_and_boots_with_one_host_name_are_different_hosts() {
         let system = |name: &str, boot: &str, network| System { name: name.into(), boot: boot.into(), network };
-        let names = |all: &[System]| all.iter().map(|system| system.distinct_name(all)).collect::<Vec<_>>();
+        let names = System::names;
         let here = System::this();
         assert_ne!(here.network, 0);
         assert_eq!(names(&[here.clone(), here.clone()]), [host_name(), host_name()]);

@@ -3,7 +3,7 @@
 //!
 //! A rank's subtree is an interval of ranks that begins with the rank itself. The ranks after it are halved between its
 //! two children. So the tree of n ranks is log2(n) deep, no rank has more than three neighbours, and ranks of one host
-//! are mostly close in the tree. A comparison of numbers decides whether a rank is behind another one.
+//! are mostly close in the tree. A comparison of numbers decides whether a rank is below another one.
 
 use std::ops::Range;
 
@@ -41,9 +41,14 @@ impl TreePlace {
         place
     }
 
+    /// Returns the ranks of each child's subtree; empty without the child.
+    pub(super) fn children(&self) -> [Range<u32>; 2] {
+        children(&self.subtree)
+    }
+
     /// Returns the rank at the other end of each edge.
     pub(super) fn neighbours(&self) -> [Option<u32>; EDGES] {
-        let [left, right] = children(&self.subtree).map(|range| (!range.is_empty()).then_some(range.start));
+        let [left, right] = self.children().map(|range| (!range.is_empty()).then_some(range.start));
         [self.parent, left, right]
     }
 
@@ -52,7 +57,7 @@ impl TreePlace {
         if rank == self.subtree.start {
             return None;
         }
-        let [left, right] = children(&self.subtree);
+        let [left, right] = self.children();
         Some(if left.contains(&rank) {
             PARENT + 1
         } else if right.contains(&rank) {
@@ -60,33 +65,6 @@ impl TreePlace {
         } else {
             PARENT
         })
-    }
-}
-
-/// The ranks that `from` reaches only through one rank, and that rank: they are cut off when it goes.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Behind {
-    range: Range<u32>,
-    /// The set is the ranks outside of the range.
-    outside: bool,
-}
-
-impl Behind {
-    /// Returns the ranks behind `gone`, seen from `from`; all ranks if both are the same.
-    pub(super) fn new(gone: u32, from: u32, ranks: u32) -> Self {
-        let place = TreePlace::of(gone, ranks);
-        if from == gone {
-            return Self { range: 0..ranks, outside: false };
-        }
-        if !place.subtree.contains(&from) {
-            return Self { range: place.subtree, outside: false };
-        }
-        let [left, right] = children(&place.subtree);
-        Self { range: if left.contains(&from) { left } else { right }, outside: true }
-    }
-
-    pub(super) fn contains(&self, rank: u32) -> bool {
-        self.range.contains(&rank) != self.outside
     }
 }
 
@@ -130,27 +108,6 @@ mod tests {
             };
             let max = [0, 1, ranks / 2, ranks - 1].into_iter().filter(|&rank| rank < ranks).map(deepest).max();
             assert!(max.is_some_and(|max| max <= depth), "{ranks}: {max:?}");
-        }
-    }
-
-    #[test]
-    fn the_ranks_behind_a_rank_are_reached_through_it() {
-        for ranks in [1, 2, 5, 16, 33] {
-            for from in 0..ranks {
-                for gone in 0..ranks {
-                    let behind = Behind::new(gone, from, ranks);
-                    for rank in 0..ranks {
-                        let mut at = from;
-                        let mut through = at == gone;
-                        while let (false, Some(edge)) = (through, TreePlace::of(at, ranks).towards(rank)) {
-                            at = TreePlace::of(at, ranks).neighbours()[edge].unwrap();
-                            through = at == gone;
-                        }
-                        assert_eq!(behind.contains(rank), through, "{from} to {rank} through {gone} of {ranks}");
-                    }
-                    assert!(behind.contains(gone));
-                }
-            }
         }
     }
 }
