@@ -23,11 +23,11 @@
 //! # Connections and traffic
 //!
 //! Ranks are the nodes of a binary tree, and each has at most three connections. On each connection both sides prove
-//! that they know the secret (Noise, `NNpsk0_25519_ChaChaPoly_BLAKE2s`), and all bytes are encrypted. In a collective the
-//! bytes of each subtree go up the tree, and the bytes of all ranks come down. So a collective of n ranks that give b
-//! bytes each puts n·b bytes on each edge downwards, and upwards b bytes for each rank below. A barrier is one message
-//! up and one down on each edge. Rank 0 has no more work than other ranks. To join, each rank speaks with rank 0 for a
-//! moment (about 300 bytes).
+//! that they know the secret (Noise, `NNpsk0_25519_ChaChaPoly_BLAKE2s`), and all bytes are encrypted. In a collective
+//! the bytes of each subtree go up the tree, and the bytes of all ranks come down. So a collective of n ranks that
+//! give b bytes each puts n·b bytes on each edge downwards, and upwards b bytes for each rank below. A barrier is one
+//! message up and one down on each edge. Rank 0 has no more work than other ranks. To join, each rank speaks with rank
+//! 0 for a moment (about 300 bytes).
 //!
 //! # Ends of a collective
 //!

@@ -83,7 +83,7 @@ impl World {
         let other = self.nodes[self.nodes[rank as usize].neighbour(edge).unwrap() as usize].clone();
         let back = other.place.towards(rank).unwrap();
         other.edge_lost(back, LossCause::Silent { ms: 1 });
-        // What the rank sends does not arrive any more. What was sent to it does, and then the end.
+        // Messages of the rank do not arrive any more. Messages to it do, and then the end.
         self.outgoing[rank as usize][edge] = None;
         self.queues[rank as usize][edge].clear();
         let mut outgoing = self.outgoing[other.rank as usize][back].take().unwrap();
@@ -99,7 +99,7 @@ impl World {
     }
 }
 
-/// The bytes of a rank; those of some ranks are empty.
+/// Returns the bytes of a rank, which are empty for some ranks.
 fn bytes(rank: u32, barrier: bool) -> Vec<u8> {
     vec![rank as u8; if barrier { 0 } else { rank as usize % 5 }]
 }
