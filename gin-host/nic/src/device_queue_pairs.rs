@@ -11,7 +11,7 @@ use super::doorbells::{Bells, DoorbellRelease, DoorbellSource, Doorbells};
 use super::drain::{self, DrainError, IdleQueue};
 use super::error::{DeviceQueueError, NicError, NicPeer};
 use super::hca::Access;
-use super::layout::{QueueSpec, Role};
+use super::layout::{Layout, QueueSpec, Role};
 use super::open::Nic;
 use super::queues::{DeviceQueues, Expired, QueueInfo};
 use super::relay::{DoorbellRelay, RelayLine};
@@ -63,6 +63,24 @@ impl Shape {
         (peer < self.ranks && peer % self.step == self.rank % self.step).then_some(peer / self.step)
     }
 
+    /// Returns the bytes that the queue pairs of all contexts and their words take.
+    ///
+    /// # Errors
+    /// [`NicError::NotPowerOfTwo`], [`NicError::Limit`]: a depth that no queue pair has.
+    pub fn bytes(&self) -> Result<u64, NicError> {
+        let slabs = u64::from(self.contexts) * Layout::of(&self.specs())?.allocation();
+        Ok(Places::of(self).end + home_bytes() + slabs)
+    }
+
+    /// Returns the queue pairs of one context: one for each of these ranks, then the responder.
+    fn specs(&self) -> Vec<QueueSpec> {
+        let depth = self.depth;
+        let sender = QueueSpec { role: Role::Sender, depth, completions: depth, collapsed: false };
+        let mut specs = vec![sender; self.count() as usize];
+        specs.push(QueueSpec { role: Role::Responder, ..sender });
+        specs
+    }
+
     fn queues(&self) -> u64 {
         u64::from(self.contexts) * u64::from(self.count())
     }
@@ -81,6 +99,11 @@ impl Shape {
     fn index(&self, context: u32, peer: u32) -> u64 {
         u64::from(context) * u64::from(self.count()) + u64::from(peer / self.step)
     }
+}
+
+/// Returns the bytes of the allocation that receives the old values of atomics, which is a page that it must begin.
+fn home_bytes() -> u64 {
+    rustix::param::page_size() as u64 + 8
 }
 
 /// The layout of the words in their allocation.
@@ -150,22 +173,27 @@ impl DeviceQueuePairs {
         doorbells: Doorbells,
         expired: Expired<'_>,
     ) -> Result<Self, DeviceQueueError> {
-        let Shape { contexts, depth, release, .. } = shape;
+        let Shape { contexts, release, .. } = shape;
         release.check(nic, nic.owner.hca.ring_memory())?;
-        let sender = QueueSpec { role: Role::Sender, depth, completions: depth, collapsed: false };
-        let mut specs = vec![sender; shape.count() as usize];
-        specs.push(QueueSpec { role: Role::Responder, ..sender });
+        let specs = shape.specs();
         let places = Places::of(&shape);
         let words = Memory::new(device, MemoryKind::Device, places.end)?;
         // It has address 0 in its region, so it must begin a page.
         let page = rustix::param::page_size() as u64;
-        let home = Memory::new(device, nic.owner.hca.ring_memory(), page + 8)?;
+        let home = Memory::new(device, nic.owner.hca.ring_memory(), home_bytes())?;
         let first = home.address().next_multiple_of(page) - home.address();
         let sink = RegisteredSlice::new(nic, home.slice(first..first + 8)?, Access::RINGS)?;
         let set = |_| DeviceQueues::new(nic, device, &specs, expired);
         let sets = (0..contexts).map(set).collect::<Result<Vec<_>, _>>()?;
         let bells = Bells::new(nic, device, (&sets, shape.queues()), doorbells)?;
         Ok(Self { sets, sink, words, bells, counters, places, shape })
+    }
+
+    /// Returns the bytes of all memory that these queue pairs and their words have. [`Shape::bytes`] returns the same
+    /// number before they exist.
+    pub fn allocated_bytes(&self) -> u64 {
+        let slabs = self.sets.iter().map(|set| set.slab.memory().bytes());
+        self.words.bytes() + self.sink.slice.memory().bytes() + slabs.sum::<u64>()
     }
 
     /// Returns the address of the queue pair of a context to rank `peer`, for that rank; `None` if there is no such

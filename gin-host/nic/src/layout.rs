@@ -71,6 +71,11 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// Returns the bytes to allocate for a slab that begins at a page: allocations begin at a multiple of 256.
+    pub fn allocation(&self) -> u64 {
+        self.bytes + PAGE
+    }
+
     /// Lays a slab out for these queue pairs.
     ///
     /// # Errors

@@ -89,8 +89,7 @@ impl DeviceQueues {
         for spec in specs.iter().filter(|spec| spec.role != Role::Responder) {
             nic.check(spec)?;
         }
-        // Allocations begin at a multiple of 256.
-        let memory = Memory::new(device, kind, layout.bytes + PAGE)?;
+        let memory = Memory::new(device, kind, layout.allocation())?;
         let first = memory.address().next_multiple_of(PAGE) - memory.address();
         let slab = memory.slice(first..first + layout.bytes)?;
         for ring in &layout.completion_rings {

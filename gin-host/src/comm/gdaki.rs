@@ -93,6 +93,25 @@ pub(super) struct Gdaki {
     pub(super) nic: Arc<Nic>,
 }
 
+/// Returns the slots of each send queue.
+///
+/// # Errors
+/// [`CommError::Limit`].
+pub(super) fn ring_depth(requirements: &Requirements) -> Result<u32, CommError> {
+    let asked = u64::from(requirements.queue_depth);
+    let limit = 1u64 << MAX_DEPTH_LOG2;
+    if asked > limit {
+        let what = "entries of a queue that kernels fill";
+        return Err(CommError::Limit { what, asked, least: 1, limit });
+    }
+    Ok(requirements.queue_depth.next_power_of_two().max(1 << MIN_DEPTH_LOG2))
+}
+
+/// Returns the bytes of the table of the keys of all windows.
+pub(super) fn keys_bytes(requirements: &Requirements, ranks: u32) -> u64 {
+    u64::from(requirements.windows) * (u64::from(ranks) + 1) * 8
+}
+
 impl Gdaki {
     /// Creates the objects that do not depend on other ranks. `doorbells`: the requested engine that rings doorbells,
     /// and the scope of the fence before them.
@@ -108,27 +127,20 @@ impl Gdaki {
         (doorbells, release): (Doorbells, DoorbellRelease),
         expired: &dyn Fn() -> bool,
     ) -> Result<Self, CommError> {
-        let asked = u64::from(requirements.queue_depth);
-        let limit = 1u64 << MAX_DEPTH_LOG2;
-        if asked > limit {
-            let what = "entries of a queue that kernels fill";
-            return Err(CommError::Limit { what, asked, least: 1, limit });
-        }
-        let depth = requirements.queue_depth.next_power_of_two().max(1 << MIN_DEPTH_LOG2);
+        let depth = ring_depth(requirements)?;
         let step = requirements.connections.step(lsa_size);
         let shape = Shape { contexts: requirements.contexts, ranks, rank, step, depth, release };
         let queues = DeviceQueuePairs::new(&nic, device, shape, resources.counters_gpu()?, doorbells, expired)?;
         let signals = resources.signals_nic.as_ref().filter(|memory| memory.bytes() > 0);
         let register = |memory: &Arc<Memory>| RegisteredSlice::new(&nic, memory.whole(), Access::SIGNALS);
         let signals = signals.map(register).transpose()?;
-        let keys = u64::from(requirements.windows) * (u64::from(ranks) + 1);
         // The limit is 2^30, so it fits.
         let max_bytes = requirements.max_message.min(capabilities(&nic).max_message) as u32;
         Ok(Self {
             queues,
             signals,
             windows: Mutex::new((0..requirements.windows).map(|_| None).collect()),
-            keys: Memory::new(device, MemoryKind::Device, keys * 8)?,
+            keys: Memory::new(device, MemoryKind::Device, keys_bytes(requirements, ranks))?,
             shape,
             signal_bytes: resources.signal_bytes(),
             max_bytes,

@@ -161,6 +161,21 @@ pub(crate) struct Resources {
     all_signals: u64,
 }
 
+/// The sizes of the allocations of a communicator, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Sizes {
+    /// Words and queues in pinned memory, without signals.
+    pub(super) pinned: u64,
+    /// Words and tables in device memory, without signals.
+    pub(super) device: u64,
+    /// The signal words of an engine in device memory.
+    pub(super) signals: u64,
+    /// The signal words of CPU threads, and the mailbox.
+    pub(super) pinned_signals: u64,
+    /// The offset of the mailbox behind these words; `None` if there is none.
+    mailbox: Option<u64>,
+}
+
 impl Resources {
     /// Allocates the memory and fills the words that do not depend on other ranks. `engines`: the `ENGINE_*` bits of
     /// the engines that raise words. `has_mailbox`: the network hands values to kernels. `across`: each rank is a
@@ -173,22 +188,19 @@ impl Resources {
         has_mailbox: bool,
         across: bool,
     ) -> Result<Self, GpuError> {
-        let (mut pinned, mut near) = (Layout::default(), Layout::default());
-        Places::new(requirements, (ranks, lsa_size), engines, &mut pinned, &mut near);
-        let pinned = Memory::new(device, MemoryKind::Pinned, pinned.end)?;
-        let near = Memory::new(device, MemoryKind::Device, near.end)?;
+        let sizes = Self::sizes(requirements, (ranks, lsa_size), engines, has_mailbox);
+        let pinned = Memory::new(device, MemoryKind::Pinned, sizes.pinned)?;
+        let near = Memory::new(device, MemoryKind::Device, sizes.device)?;
         let (mut at_pinned, mut at_near) = (Layout::at(&pinned), Layout::at(&near));
         let mut places = Places::new(requirements, (ranks, lsa_size), engines, &mut at_pinned, &mut at_near);
         let all_signals = requirements.all_signals(ranks, lsa_size);
-        let words = u64::from(requirements.contexts) * all_signals * 8;
         let signal_words = |engine, kind, bytes| {
             (engines & engine != 0).then(|| Memory::for_ranks(device, kind, bytes, across)).transpose()
         };
-        let mailbox = (has_mailbox && engines & ENGINE_CPU != 0).then(|| words.next_multiple_of(LINE));
-        let pinned_words = mailbox.map_or(words, |start| start + mailbox::pinned_words::<Global>() * 8);
-        let signals = signal_words(ENGINE_CPU, MemoryKind::Pinned, pinned_words)?;
-        let signals_nic = signal_words(ENGINE_NIC, MemoryKind::Device, words)?;
-        let signals_gpu = signal_words(ENGINE_GPU, MemoryKind::Device, words)?;
+        let mailbox = sizes.mailbox;
+        let signals = signal_words(ENGINE_CPU, MemoryKind::Pinned, sizes.pinned_signals)?;
+        let signals_nic = signal_words(ENGINE_NIC, MemoryKind::Device, sizes.signals)?;
+        let signals_gpu = signal_words(ENGINE_GPU, MemoryKind::Device, sizes.signals)?;
         for (context, data) in (0..).zip(&mut places.contexts) {
             data.signal_cpu = signals_of(&signals, context, all_signals);
             data.signal_nic = signals_of(&signals_nic, context, all_signals);
@@ -203,6 +215,29 @@ impl Resources {
             Self { pinned, device: near, signals, signals_nic, signals_gpu, mailbox, peers, places, all_signals };
         resources.initialise(requirements)?;
         Ok(resources)
+    }
+
+    /// Returns the sizes of the allocations. The arguments are as of [`new`](Self::new). Signal words are allocated
+    /// only for engines that raise words.
+    pub(super) fn sizes(
+        requirements: &Requirements,
+        (ranks, lsa_size): (u32, u32),
+        engines: u32,
+        has_mailbox: bool,
+    ) -> Sizes {
+        let (mut pinned, mut near) = (Layout::default(), Layout::default());
+        Places::new(requirements, (ranks, lsa_size), engines, &mut pinned, &mut near);
+        let signals = u64::from(requirements.contexts) * requirements.all_signals(ranks, lsa_size) * 8;
+        let mailbox = (has_mailbox && engines & ENGINE_CPU != 0).then(|| signals.next_multiple_of(LINE));
+        let pinned_signals = mailbox.map_or(signals, |start| start + mailbox::pinned_words::<Global>() * 8);
+        Sizes { pinned: pinned.end, device: near.end, signals, pinned_signals, mailbox }
+    }
+
+    /// Returns all memory of this rank.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> impl Iterator<Item = &Arc<Memory>> {
+        let signals = [&self.signals, &self.signals_nic, &self.signals_gpu].into_iter().flatten();
+        [&self.pinned, &self.device].into_iter().chain(signals)
     }
 
     fn initialise(&self, requirements: &Requirements) -> Result<(), GpuError> {

@@ -303,3 +303,16 @@ fn nothing_is_left_behind() {
     fabric.settle();
     assert_eq!(fabric.objects(), 0);
 }
+
+#[test]
+fn queue_pairs_take_the_bytes_that_their_shape_says() {
+    let fabric = SoftFabric::default();
+    let device: Arc<dyn Device> = VirtualDevice::memory_only(0);
+    let nic = Nic::open(Arc::new(fabric.add(SoftConfig::ethernet(0))), NicConfig::default()).unwrap();
+    for (contexts, ranks, step, depth) in [(1, 1, 1, 16), (1, 8, 1, 64), (3, 8, 4, 256)] {
+        let shape = Shape { contexts, ranks, rank: 1 % ranks, step, depth, release: DoorbellRelease::System };
+        let counters = vec![None; contexts as usize];
+        let queues = DeviceQueuePairs::new(&nic, &device, shape, counters, Doorbells::Automatic, NEVER).unwrap();
+        assert_eq!(queues.allocated_bytes(), shape.bytes().unwrap(), "{shape:?}");
+    }
+}
