@@ -5,6 +5,7 @@ mod cli;
 mod launch;
 mod log;
 mod metrics;
+mod model;
 mod new;
 mod nic_check;
 pub mod plot;

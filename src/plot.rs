@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Plots of figures by size.
+//! Plots of figures by size, or by the number of ranks.
 
 use crate::Failure;
 use crate::size;
@@ -28,7 +28,7 @@ const COLOURS: [RGBColor; 7] = [
 /// Maximum number of labels of sizes that fit.
 const LABELS: u32 = 20;
 
-/// The figures of one curve, by size in bytes.
+/// The figures of one curve, by size in bytes or by the number of ranks.
 pub type Curve = BTreeMap<u64, f64>;
 
 /// Curves by name.
@@ -41,13 +41,30 @@ pub type Curves = BTreeMap<String, Curve>;
 /// # Errors
 /// Returns the error of the file.
 pub fn plot(path: &Path, of: &str, [latency, bandwidth]: [Curves; 2]) -> Result<(), Failure> {
-    let parts = PARTS.iter().zip([latency, bandwidth]).map(|(&(title, unit), curves)| (title, unit, curves));
-    let parts: Vec<_> = parts.filter(|(.., curves)| !curves.is_empty()).collect();
-    let name = path.display();
-    draw(path, &parts, of).map_err(|error| format!("cannot write the plot {name}: {error}").into())
+    let parts = PARTS.iter().zip([latency, bandwidth]).map(|(&(title, unit), curves)| (title, unit, curves)).collect();
+    plot_parts(path, of, &Axis { name: "bytes", label: &size::show }, parts)
 }
 
-fn draw(path: &Path, parts: &[(&str, &str, Curves)], of: &str) -> Result<(), Failure> {
+/// The horizontal axis of a plot.
+pub struct Axis<'a> {
+    /// The quantity.
+    pub name: &'a str,
+    /// Returns the label of a value.
+    pub label: &'a dyn Fn(u64) -> String,
+}
+
+/// Writes a plot to a file, as SVG, with logarithmic axes. A part has a title, the unit of its figures, and curves with
+/// two points or more. A part without curves is left out. `of` is the subject in the titles.
+///
+/// # Errors
+/// Returns the error of the file.
+pub fn plot_parts(path: &Path, of: &str, axis: &Axis, mut parts: Vec<(&str, &str, Curves)>) -> Result<(), Failure> {
+    parts.retain(|(.., curves)| !curves.is_empty());
+    let name = path.display();
+    draw(path, &parts, of, axis).map_err(|error| format!("cannot write the plot {name}: {error}").into())
+}
+
+fn draw(path: &Path, parts: &[(&str, &str, Curves)], of: &str, axis: &Axis) -> Result<(), Failure> {
     let (width, height) = PART;
     let root = SVGBackend::new(path, (width, height * parts.len() as u32)).into_drawing_area();
     root.fill(&WHITE)?;
@@ -68,10 +85,10 @@ fn draw(path: &Path, parts: &[(&str, &str, Curves)], of: &str) -> Result<(), Fai
             .build_cartesian_2d((least as f64..end.max(max as f64)).log_scale().base(2.0), (low..high).log_scale())?;
         chart
             .configure_mesh()
-            .x_desc("bytes")
+            .x_desc(axis.name)
             .x_labels(powers.min(LABELS) as usize)
             .y_desc(*unit)
-            .x_label_formatter(&|bytes| size::show(bytes.round() as u64))
+            .x_label_formatter(&|value| (axis.label)(value.round() as u64))
             .y_label_formatter(&|value| format!("{value}"))
             .draw()?;
         for (index, (name, curve)) in curves.iter().enumerate() {

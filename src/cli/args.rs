@@ -6,6 +6,8 @@ use super::report::Format;
 use super::run_args::{Demo, Run, Verbosity};
 use super::values::{MAX_MS, negative, within};
 use super::{End, Refused};
+use crate::model::Order;
+use crate::size;
 use clap::builder::StyledStr;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -42,6 +44,8 @@ pub(crate) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
         arguments: Vec<OsString>,
     },
+    /// Estimate a workload on up to 4096 ranks by a simulation: its time, what limits it, and memory.
+    Model(ModelArgs),
     /// Check a ConnectX NIC from the host: connects queue pairs to themselves and posts the entries that kernels write.
     /// Prints a report that you can paste into an issue.
     NicCheck(NicCheck),
@@ -122,6 +126,70 @@ pub(crate) struct InfoArgs {
     pub format: Format,
 }
 
+/// The workload of a model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum ModelWorkload {
+    /// Each rank sends --bytes to each other rank.
+    Alltoall,
+    /// Dispatch of --tokens tokens of each rank to experts.
+    Dispatch,
+    /// Combine of the same tokens.
+    Combine,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "docs/scale.md describes the model, its errors and its assumptions.")]
+pub(crate) struct ModelArgs {
+    /// The workload.
+    #[arg(value_enum, default_value_t = ModelWorkload::Dispatch)]
+    pub workload: ModelWorkload,
+    /// Bytes for each peer in an all-to-all. Accepts the units KiB, MiB and GiB.
+    #[arg(long, default_value = "4KiB", value_parser = size::parse)]
+    pub bytes: u64,
+    /// Tokens of each rank.
+    #[arg(long, default_value_t = 128, value_parser = within::<u64>(1..=65_536))]
+    pub tokens: u64,
+    /// Experts of all ranks; with more ranks than experts the model has one expert for each rank.
+    #[arg(long, default_value_t = 256, value_parser = within::<u64>(1..=65_536))]
+    pub experts: u64,
+    /// Experts of each token.
+    #[arg(long, default_value_t = 8, value_parser = within::<u64>(1..=32))]
+    pub ids: u64,
+    /// Bytes of a token's row: 7168 BF16 by default.
+    #[arg(long, default_value_t = 14_336, value_parser = within::<u64>(16..=65_536))]
+    pub row_bytes: u64,
+    /// Ranks of a node, which reach each other by loads and stores and have a NIC each.
+    #[arg(long, default_value_t = 8, value_parser = within::<u32>(1..=256))]
+    pub node: u32,
+    /// Contexts of the communicator. A thread of each posts the puts of an all-to-all; dispatch and combine use one.
+    #[arg(long, default_value_t = 1, value_parser = within::<u32>(1..=256))]
+    pub contexts: u32,
+    /// The order in which a rank sends to the others.
+    #[arg(long, value_enum, default_value_t = Order::Next)]
+    pub order: Order,
+    /// Largest number of ranks.
+    #[arg(long, default_value_t = 4096, value_parser = within::<u32>(8..=4096))]
+    pub max_ranks: u32,
+    /// A JSON file of rates and latencies, as --print-parameters prints it [default: gin's own measurements].
+    #[arg(long, value_name = "FILE")]
+    pub parameters: Option<PathBuf>,
+    /// Output of `gin bench --format json`, whose figures replace parameters.
+    #[arg(long, value_name = "FILE")]
+    pub bench: Option<PathBuf>,
+    /// Print the parameters and their sources instead.
+    #[arg(long)]
+    pub print_parameters: bool,
+    /// Compare the model with recorded measurements of 2 and 4 GPUs instead.
+    #[arg(long, conflicts_with = "print_parameters")]
+    pub measured: bool,
+    /// Write a plot of time and memory by ranks to this file, as SVG.
+    #[arg(long, value_name = "FILE.svg", conflicts_with_all = ["print_parameters", "measured"])]
+    pub plot: Option<PathBuf>,
+    /// Output format.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
+}
+
 /// The network of a software NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum SoftLink {
@@ -175,6 +243,7 @@ impl Command {
             Self::New(_)
             | Self::Info(_)
             | Self::Bench { .. }
+            | Self::Model(_)
             | Self::NicCheck(_)
             | Self::Completions { .. }
             | Self::Man { .. } => Verbosity::default(),

@@ -13,7 +13,7 @@ mod values;
 #[cfg(test)]
 pub(crate) use args::default_options;
 pub use args::parse;
-pub(crate) use args::{LaunchArgs, NewArgs, NicCheck, SoftLink};
+pub(crate) use args::{LaunchArgs, ModelArgs, ModelWorkload, NewArgs, NicCheck, SoftLink};
 pub use exit::End;
 pub use job::{ThisJob, join};
 pub use report::Format;
@@ -80,6 +80,7 @@ pub(crate) fn run() -> Result<End, Failure> {
         Command::Info(arguments) => info::print(arguments.format, &mut io::stdout()).map(|()| End::Right),
         Command::NicCheck(arguments) => crate::nic_check::run(&arguments, &mut io::stdout()),
         Command::Bench { arguments } => bench(&arguments),
+        Command::Model(arguments) => crate::model::run(&arguments, &mut io::stdout()),
         Command::Completions { shell } => {
             // A closed output is an error here and a panic in clap_complete, so this writes to memory first.
             let mut text = Vec::new();

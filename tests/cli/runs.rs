@@ -332,3 +332,36 @@ fn a_workload_runs_over_libfabric_or_says_what_to_install() {
     );
     run("GIN_FABRIC_PROVIDER", "carrier-pigeon", &["no provider `carrier-pigeon`", "fi_info"]);
 }
+
+#[test]
+fn a_model_has_a_row_for_each_number_of_ranks_and_the_same_figures_each_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let plot = folder.path().join("scale.svg");
+    let rows = json(&format!("model alltoall --bytes 4KiB --plot {}", plot.display()));
+    let ranks: Vec<_> = rows.iter().map(|row| row["figures"]["ranks"].as_u64().unwrap()).collect();
+    assert_eq!(ranks, [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]);
+    assert_eq!(rows, json("model alltoall --bytes 4KiB"));
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    for words in ["Time by ranks: alltoall of 4KiB", "Memory by ranks", "\nranks\n", "\n4096\n", "GDAKI"] {
+        assert!(svg.contains(words), "{words}");
+    }
+    // The command takes the parameters that it prints.
+    let file = folder.path().join("parameters.json");
+    std::fs::write(&file, succeeds("model --print-parameters")).unwrap();
+    assert_eq!(json(&format!("model alltoall --bytes 4KiB --parameters {}", file.display())), rows);
+    let text = std::fs::read_to_string(&file).unwrap().replace("\"value\": 50,", "\"value\": 100,");
+    std::fs::write(&file, text).unwrap();
+    assert_ne!(json(&format!("model dispatch --parameters {}", file.display())), json("model dispatch"));
+    assert!(json("model --measured").len() > 30);
+}
+
+#[test]
+fn a_model_refuses_bad_files_and_nodes_that_do_not_divide_the_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("parameters.json");
+    std::fs::write(&file, succeeds("model --print-parameters").replace("\"value\": 50,", "\"value\": -50,")).unwrap();
+    refused(&format!("model --parameters {}", file.display()), &["parameters.json, line 11", "nic_gb_s is -50"]);
+    refused("model --parameters /no/such/file.json", &["--parameters: /no/such/file.json"]);
+    refused("model --bench /no/such/file.json", &["--bench: /no/such/file.json"]);
+    refused("model --node 3", &["--node 3", "use 1, 2, 4 or 8"]);
+}
