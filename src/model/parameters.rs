@@ -130,13 +130,32 @@ impl Parameters {
                 let rows = table["rows"].as_array().map(Vec::as_slice).unwrap_or_default();
                 let row = rows.iter().find(|row| row["what"] == *what);
                 let Some(value) = row.and_then(|row| row["value"].as_f64()) else { continue };
-                let gpus = table["gpus"].as_str().unwrap_or("virtual GPUs, whose times mean nothing");
+                let refused = |reason| Refused(format!("--bench: {name}, line {line}: {reason}"));
+                let Some(gpus) = table["gpus"].as_str() else {
+                    return Err(refused("times of virtual GPUs mean nothing; measure on GPUs".to_owned()));
+                };
+                if value <= 0.0 {
+                    return Err(refused(format!("`{what}` is {value}; it must be more than 0")));
+                }
                 let source = format!("gin bench: {what}, {gpus}, {name}");
                 if let Some(figure) = self.named(parameter) {
                     *figure = Figure { value: value * factor, source };
                     replaced.push(*parameter);
                 }
             }
+        }
+        if replaced.contains(&"proxy_latency_ns") {
+            // The rest of the way.
+            let own = self.proxy_issue_ns.value + self.proxy_put_ns.value;
+            let rest = self.proxy_latency_ns.value - own;
+            if rest <= 0.0 {
+                let trip = self.proxy_latency_ns.value;
+                return Err(Refused(format!(
+                    "--bench: {name}: half a round trip over the proxy is {trip} ns, but proxy_issue_ns and proxy_put_ns \
+                     are {own} ns; give figures of one machine, or set them by --parameters"
+                )));
+            }
+            self.proxy_latency_ns.value = rest;
         }
         if replaced.is_empty() {
             let rows: Vec<_> = BENCH.iter().map(|(_, what, _)| format!("`{what}`")).collect();
@@ -151,6 +170,7 @@ const BENCH: &[(&str, &str, f64)] = &[
     ("lsa_put_ns", "put of 64B with signal and back, a thread", 1e3 / 2.0),
     ("nvlink_gb_s", "put of 256MiB, both ways at once", 0.5),
     ("proxy_put_ns", "put of 1KiB, CPU time of the progress thread", 1.0),
+    ("proxy_latency_ns", "put_value with signal and back, GPU memory", 1e3 / 2.0),
 ];
 
 /// Returns nanoseconds as picoseconds.
@@ -173,7 +193,7 @@ mod tests {
         for (name, figure) in parameters.all() {
             assert!(figure.source.len() > 10, "{name}");
         }
-        // What the command prints is what it reads.
+        // The command reads the parameters that it prints.
         let printed = serde_json::to_string_pretty(&parameters).unwrap();
         assert_eq!(Parameters::parse("printed", &printed).unwrap(), parameters);
     }
@@ -206,7 +226,19 @@ mod tests {
         assert_eq!(parameters.take_bench(&path).unwrap(), ["nvlink_gb_s"]);
         assert_eq!(parameters.nvlink_gb_s.value, 400.0);
         assert!(parameters.nvlink_gb_s.source.contains("2 x GPU"));
-        for (text, reason) in [("{}", "none of the rows"), ("no table", "line 1")] {
+        // Half a round trip, less the issue and the progress thread.
+        let trip = r#"{"gpus":"2 x GPU","rows":[{"what":"put_value with signal and back, GPU memory","value":10.0}]}"#;
+        std::fs::write(&path, trip).unwrap();
+        assert_eq!(parameters.take_bench(&path).unwrap(), ["proxy_latency_ns"]);
+        assert_eq!(parameters.proxy_latency_ns.value, 5000.0 - 429.0 - 942.0);
+        let other = |from: &str, to: &str| trip.replace(from, to);
+        for (text, reason) in [
+            ("{}".to_owned(), "none of the rows"),
+            ("no table".to_owned(), "line 1"),
+            (other(r#""gpus":"2 x GPU""#, r#""gpus":null"#), "virtual GPUs"),
+            (other("10.0", "0"), "more than 0"),
+            (other("10.0", "2.5"), "1250 ns"),
+        ] {
             std::fs::write(&path, text).unwrap();
             let text = parameters.take_bench(&path).unwrap_err().0;
             assert!(text.contains(reason), "{text}");

@@ -7,8 +7,8 @@ use super::{CommError, Requirements};
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
 use gin_nic::{DoorbellRelease, Shape};
 
-/// The bytes that a communicator allocates on each rank for queues, tables and words, without windows. Both numbers come
-/// from the code that allocates.
+/// The bytes that a communicator allocates on each rank for queues, tables and words, without windows. Both numbers
+/// come from the code that allocates.
 ///
 /// ```
 /// use gin_host::comm::{Footprint, Requirements};
