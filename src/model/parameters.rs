@@ -207,7 +207,7 @@ mod tests {
         assert!(text.contains("line 11: nic_gb_s is 0"), "{text}");
         let text = refused(&DEFAULTS.replace("nic_message_ns", "nic_massage_ns"));
         assert!(text.contains("line 12") && text.contains("unknown field `nic_massage_ns`"), "{text}");
-        let text = refused(&DEFAULTS.replace("\"value\": 429", "\"value\": \"fast\""));
+        let text = refused(&DEFAULTS.replace("\"value\": 533", "\"value\": \"fast\""));
         assert!(text.contains("line 4") && text.contains("expected f64"), "{text}");
         let missing: String = DEFAULTS.lines().filter(|line| !line.contains("copy_gb_s")).collect();
         assert!(refused(&missing).contains("missing field `copy_gb_s`"));
@@ -230,7 +230,7 @@ mod tests {
         let trip = r#"{"gpus":"2 x GPU","rows":[{"what":"put_value with signal and back, GPU memory","value":10.0}]}"#;
         std::fs::write(&path, trip).unwrap();
         assert_eq!(parameters.take_bench(&path).unwrap(), ["proxy_latency_ns"]);
-        assert_eq!(parameters.proxy_latency_ns.value, 5000.0 - 429.0 - 942.0);
+        assert_eq!(parameters.proxy_latency_ns.value, 5000.0 - 533.0 - 942.0);
         let other = |from: &str, to: &str| trip.replace(from, to);
         for (text, reason) in [
             ("{}".to_owned(), "none of the rows"),
