@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The scene, the ranks of each process, and the number of the process, in a process that a test starts.
-const VARIABLES: [&str; 3] = ["GIN_NCCL_TEST_SCENE", "GIN_NCCL_TEST_RANKS", "GIN_NCCL_TEST_PROCESS"];
+/// The number of the process, in a process that a test starts.
+const VARIABLE: &str = "GIN_NCCL_TEST_PROCESS";
 
 /// The beginning of a line by which a process gathers.
 const MARK: &str = "gather ";
@@ -27,6 +27,11 @@ struct Job {
 }
 
 impl Job {
+    /// Returns the part of process `number`, if each process has the given number of ranks.
+    fn new(ranks: &[usize], number: usize) -> Self {
+        Self { ranks: ranks.iter().sum(), first: ranks[..number].iter().sum(), count: ranks[number] }
+    }
+
     /// Returns the words of all processes.
     fn gather(&self, own: &str) -> Vec<String> {
         println!("\n{MARK}{own}");
@@ -387,28 +392,6 @@ fn loss(job: &Job) {
     comm.end(&[&window, &table]);
 }
 
-/// Runs a process of a job, which a test below starts.
-#[test]
-#[ignore = "a part of other tests"]
-fn process() {
-    let [scene, ranks, process] = VARIABLES.map(|name| std::env::var(name).unwrap());
-    std::thread::spawn(|| {
-        std::thread::sleep(Duration::from_secs(60));
-        eprintln!("a process does not end");
-        std::process::exit(1);
-    });
-    let (ranks, process): (Vec<usize>, usize) =
-        (ranks.split(',').map(|count| count.parse().unwrap()).collect(), process.parse().unwrap());
-    let (first, count) = (ranks[..process].iter().sum(), ranks[process]);
-    let job = Job { ranks: ranks.iter().sum(), first, count };
-    match &*scene {
-        "exchange" => exchange(&job),
-        "room" => room(&job),
-        "loss" => loss(&job),
-        scene => panic!("no scene {scene}"),
-    }
-}
-
 /// A started process.
 struct Process {
     child: Child,
@@ -417,10 +400,10 @@ struct Process {
 }
 
 impl Process {
-    fn start(scene: &str, ranks: &str, number: usize) -> Self {
+    fn start(test: &str, number: usize) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["processes::process", "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
-        command.envs([(VARIABLES[0], scene), (VARIABLES[1], ranks), (VARIABLES[2], &number.to_string())]);
+        command.args([&format!("processes::{test}"), "--exact", "--nocapture", "--test-threads=1"]);
+        command.env(VARIABLE, number.to_string());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Self { child, input, output }
@@ -455,8 +438,19 @@ impl Drop for Process {
     }
 }
 
-fn start(scene: &str, ranks: &str) -> Vec<Process> {
-    (0..ranks.split(',').count()).map(|number| Process::start(scene, ranks, number)).collect()
+/// Starts the processes of a test, each of which runs the same test by its name. In such a process, runs its part of
+/// the scene and returns `None`.
+fn start(test: &str, scene: fn(&Job), ranks: &[usize]) -> Option<Vec<Process>> {
+    let Ok(number) = std::env::var(VARIABLE) else {
+        return Some((0..ranks.len()).map(|number| Process::start(test, number)).collect());
+    };
+    std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_secs(60));
+        eprintln!("a process does not end");
+        std::process::exit(1);
+    });
+    scene(&Job::new(ranks, number.parse().unwrap()));
+    None
 }
 
 /// Gathers once for all processes. Returns whether all have taken part; none does at the end.
@@ -470,30 +464,32 @@ fn gather(processes: &mut [Process]) -> bool {
     true
 }
 
-fn run(scene: &str, ranks: &str) {
-    let mut processes = start(scene, ranks);
+fn run(test: &str, scene: fn(&Job), ranks: &[usize]) {
+    let Some(mut processes) = start(test, scene, ranks) else { return };
+    assert!(gather(&mut processes), "the processes have not run the test {test}");
     while gather(&mut processes) {}
     processes.into_iter().for_each(Process::end);
 }
 
 #[test]
 fn ranks_of_several_processes_put_get_and_raise_signals_in_order() {
-    run("exchange", "1,1,1");
+    run("ranks_of_several_processes_put_get_and_raise_signals_in_order", exchange, &[1, 1, 1]);
 }
 
 #[test]
 fn processes_may_have_several_ranks() {
-    run("exchange", "2,1");
+    run("processes_may_have_several_ranks", exchange, &[2, 1]);
 }
 
 #[test]
 fn there_is_room_for_signals_that_another_process_does_not_take() {
-    run("room", "1,1");
+    run("there_is_room_for_signals_that_another_process_does_not_take", room, &[1, 1]);
 }
 
 #[test]
 fn a_process_that_is_killed_is_reported_by_its_rank_and_one_that_ends_is_not() {
-    let mut all = start("loss", "1,1,1");
+    let test = "a_process_that_is_killed_is_reported_by_its_rank_and_one_that_ends_is_not";
+    let Some(mut all) = start(test, loss, &[1, 1, 1]) else { return };
     assert!(gather(&mut all) && gather(&mut all));
     let last = all.pop().unwrap();
     last.end();
