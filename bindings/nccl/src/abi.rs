@@ -120,54 +120,35 @@ pub struct Start {
     pub devices: unsafe extern "C" fn(*mut c_int) -> c_int,
 }
 
+/// The type of a data call: the arguments of all, the arguments of this one, and flags if the version has them.
+macro_rules! data_call {
+    ($($own:ty),*; $($flags:ty)?) => {
+        unsafe extern "C" fn(
+            *mut c_void,
+            c_int,
+            u64,
+            *mut c_void,
+            usize,
+            u64,
+            *mut c_void,
+            u32,
+            $($own,)*
+            $($flags,)?
+            *mut *mut c_void,
+        ) -> c_int
+    };
+}
+
 macro_rules! data {
-    ($(#[$doc:meta])* $name:ident $(, $options:ty)?) => {
+    ($(#[$doc:meta])* $name:ident $(, $flags:ty)?) => {
         $(#[$doc])*
         #[expect(missing_docs, reason = "the header has the same names")]
         #[derive(Clone, Copy, Debug)]
         #[repr(C)]
         pub struct $name {
-            pub iput: unsafe extern "C" fn(
-                *mut c_void,
-                c_int,
-                u64,
-                *mut c_void,
-                usize,
-                u64,
-                *mut c_void,
-                u32,
-                $($options,)?
-                *mut *mut c_void,
-            ) -> c_int,
-            pub iput_signal: unsafe extern "C" fn(
-                *mut c_void,
-                c_int,
-                u64,
-                *mut c_void,
-                usize,
-                u64,
-                *mut c_void,
-                u32,
-                u64,
-                *mut c_void,
-                u64,
-                u32,
-                bool,
-                $($options,)?
-                *mut *mut c_void,
-            ) -> c_int,
-            pub iget: unsafe extern "C" fn(
-                *mut c_void,
-                c_int,
-                u64,
-                *mut c_void,
-                usize,
-                u64,
-                *mut c_void,
-                u32,
-                $($options,)?
-                *mut *mut c_void,
-            ) -> c_int,
+            pub iput: data_call!(; $($flags)?),
+            pub iput_signal: data_call!(u64, *mut c_void, u64, u32, bool; $($flags)?),
+            pub iget: data_call!(; $($flags)?),
         }
     };
 }

@@ -325,63 +325,37 @@ unsafe fn part<'a>((offset, handle): Bytes) -> Option<Part<'a>> {
     unsafe { handle.cast::<Handle>().as_ref() }.map(|handle| (handle, offset))
 }
 
-/// The data calls of a version. Since version 15 they take flags, of which the plugin needs none.
+/// One data call: the arguments of all data calls, the arguments of this call, and flags if the version has them. The
+/// plugin needs no flag.
+macro_rules! data_call {
+    ($name:ident($($own:ident: $type:ty),*; $($flags:ty)?) => $function:ident($($signal:expr)?)) => {
+        unsafe extern "C" fn $name(
+            context: *mut c_void,
+            number: c_int,
+            from: u64,
+            from_handle: *mut c_void,
+            size: usize,
+            to: u64,
+            to_handle: *mut c_void,
+            rank: u32,
+            $($own: $type,)*
+            $(_: $flags,)?
+            request: *mut *mut c_void,
+        ) -> c_int {
+            let call = Call { context, number, request };
+            // Safety: NCCL's promise.
+            unsafe { $function(call, (from, from_handle), size, (to, to_handle), rank $(, $signal)?) }
+        }
+    };
+}
+
+/// The data calls of a version, which have flags since version 15.
 macro_rules! data {
-    ($data:ident $(, $options:ty)?) => {{
-        unsafe extern "C" fn iput(
-            context: *mut c_void,
-            number: c_int,
-            from: u64,
-            from_handle: *mut c_void,
-            size: usize,
-            to: u64,
-            to_handle: *mut c_void,
-            rank: u32,
-            $(_: $options,)?
-            request: *mut *mut c_void,
-        ) -> c_int {
-            // Safety: NCCL's promise.
-            unsafe { put(Call { context, number, request }, (from, from_handle), size, (to, to_handle), rank, None) }
-        }
-
-        unsafe extern "C" fn iput_signal(
-            context: *mut c_void,
-            number: c_int,
-            from: u64,
-            from_handle: *mut c_void,
-            size: usize,
-            to: u64,
-            to_handle: *mut c_void,
-            rank: u32,
-            signal: u64,
-            signal_handle: *mut c_void,
-            value: u64,
-            kind: u32,
-            _is_strong: bool,
-            $(_: $options,)?
-            request: *mut *mut c_void,
-        ) -> c_int {
-            let word = Some(((signal, signal_handle), kind, value));
-            // Safety: NCCL's promise.
-            unsafe { put(Call { context, number, request }, (from, from_handle), size, (to, to_handle), rank, word) }
-        }
-
-        unsafe extern "C" fn iget(
-            context: *mut c_void,
-            number: c_int,
-            from: u64,
-            from_handle: *mut c_void,
-            size: usize,
-            to: u64,
-            to_handle: *mut c_void,
-            rank: u32,
-            $(_: $options,)?
-            request: *mut *mut c_void,
-        ) -> c_int {
-            // Safety: NCCL's promise.
-            unsafe { get(Call { context, number, request }, (from, from_handle), size, (to, to_handle), rank) }
-        }
-
+    ($data:ident $(, $flags:ty)?) => {{
+        data_call!(iput(; $($flags)?) => put(None));
+        data_call!(iput_signal(word: u64, handle: *mut c_void, value: u64, kind: u32, _is_strong: bool; $($flags)?)
+            => put(Some(((word, handle), kind, value))));
+        data_call!(iget(; $($flags)?) => get());
         $data { iput, iput_signal, iget }
     }};
 }

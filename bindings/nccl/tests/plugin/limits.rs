@@ -58,8 +58,7 @@ fn transfers_of_more_than_a_gibibyte_are_split() {
     for rank in 0..2 {
         let address = start + rank as u64 * 2 * BYTES;
         gpus().place(address, BYTES, Place::Gpu(comm.first_gpu + rank), &keep);
-        let (code, handle) = comm.register_at(rank, address, BYTES, PTR_CUDA, 0);
-        assert_eq!(code, 0);
+        let handle = comm.register_at(rank, address, BYTES, PTR_CUDA, 0);
         handles.push(handle);
     }
     engine.hold(true);
@@ -71,7 +70,7 @@ fn transfers_of_more_than_a_gibibyte_are_split() {
     assert_eq!(copies, expected);
     comm.wait(0, request);
     engine.hold(false);
-    handles.into_iter().enumerate().for_each(|(rank, handle)| assert_eq!(comm.deregister(rank, handle), 0));
+    comm.deregister_all(&handles);
     comm.end(&[]);
 }
 
@@ -79,7 +78,7 @@ fn transfers_of_more_than_a_gibibyte_are_split() {
 fn memory_is_deregistered_when_no_copy_uses_it_and_refused_from_then_on() {
     let engine = Engine::start(14);
     let comm = Comm::new(2);
-    let (window, table) = (comm.register(4096, 0), comm.register(64, FLAG_NEVER_RESET));
+    let (window, table) = comm.register_with_table(4096);
     engine.hold(true);
     let part = (window.handles[0], 0);
     comm.post(0, 1, &Put::new(part, part, 4096).and(table.handles[0], 0, None));
@@ -108,8 +107,7 @@ fn a_request_waits_for_a_rank_that_is_still_registering() {
     Engine::start(15);
     let comm = Comm::new(2);
     let memory = gpus().allocate(comm.first_gpu, 64, false);
-    let (code, own) = comm.register_at(0, memory.address(), 64, PTR_CUDA, 0);
-    assert_eq!(code, 0);
+    let own = comm.register_at(0, memory.address(), 64, PTR_CUDA, 0);
     let other = gpus().allocate(comm.first_gpu + 1, 64, false);
     let own_raw = own.expose_provenance();
     std::thread::scope(|scope| {
@@ -119,9 +117,7 @@ fn a_request_waits_for_a_rank_that_is_still_registering() {
             comm.wait(0, comm.post(0, 1, &Put::new((own, 0), (own, 8), 8)));
         });
         std::thread::sleep(std::time::Duration::from_millis(20));
-        let (code, handle) = comm.register_at(1, other.address(), 64, PTR_CUDA, 0);
-        assert_eq!(code, 0);
-        assert!(!handle.is_null());
+        comm.register_at(1, other.address(), 64, PTR_CUDA, 0);
     });
     let mut words = [0u64; 2];
     other.read(0, &mut words).unwrap();
@@ -133,7 +129,7 @@ fn a_request_waits_for_a_rank_that_is_still_registering() {
 fn a_context_ends_with_requests_under_way() {
     Engine::start(16);
     let comm = Comm::new(2);
-    let (window, table) = (comm.register(1 << 20, 0), comm.register(64, FLAG_NEVER_RESET));
+    let (window, table) = comm.register_with_table(1 << 20);
     for rank in 0..2 {
         let part = (window.handles[rank], 0);
         for _ in 0..50 {
@@ -148,7 +144,7 @@ fn a_context_ends_with_requests_under_way() {
 fn a_failed_gpu_is_reported_with_the_rank_and_the_peer() {
     let engine = Engine::start(17);
     let comm = Comm::new(2);
-    let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+    let (window, table) = comm.register_with_table(64);
     engine.fault(Some(Fault::Error));
     let part = (window.handles[0], 0);
     let (code, _) = comm.put(0, 1, &Put::new(part, part, 64).and(table.handles[0], 0, None));
@@ -172,7 +168,7 @@ fn a_failed_gpu_is_reported_with_the_rank_and_the_peer() {
 fn a_panic_becomes_an_error_and_the_plugin_goes_on() {
     let engine = Engine::start(18);
     let comm = Comm::new(2);
-    let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+    let (window, table) = comm.register_with_table(64);
     let part = (window.handles[0], 0);
     let put = Put::new(part, part, 64).and(table.handles[0], 0, None);
     engine.fault(Some(Fault::Panic));
@@ -220,14 +216,14 @@ fn memory_that_is_not_of_its_type_is_refused() {
     let comm = Comm::new(2);
     let mut words = vec![0u64; 8];
     let address = words.as_mut_ptr().expose_provenance() as u64;
-    assert_eq!(comm.register_at(0, address, 64, PTR_HOST, 0).0, 0);
+    comm.register_at(0, address, 64, PTR_HOST, 0);
     for (address, bytes, kind, reason) in [
         (address, 64, PTR_CUDA, "not memory of a GPU"),
         (address, 0, PTR_HOST, "no memory to register"),
         (0, 64, PTR_HOST, "no memory to register"),
         (address, 64, 4, "a type of memory"),
     ] {
-        let (code, handle) = comm.register_at(0, address, bytes, kind, 0);
+        let (code, handle) = comm.try_register_at(0, address, bytes, kind, 0);
         assert!(code != 0 && handle.is_null());
         assert!(logged(&["regMrSym: rank 0", reason]), "{reason}");
     }
@@ -252,7 +248,7 @@ fn calls_leave_the_gpu_of_their_thread_as_it_was() {
 fn the_tables_of_later_versions_do_the_same() {
     Engine::start(22);
     let comm = Comm::new(2);
-    let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+    let (window, table) = comm.register_with_table(64);
     window.memory[0].write(0, &[4u64]).unwrap();
     let (own, word, context) = (window.handles[0], table.handles[0], comm.contexts[0]);
     let (mut context_object, mut flushes) = (null_mut(), true);

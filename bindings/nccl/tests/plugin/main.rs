@@ -6,7 +6,7 @@ mod limits;
 mod processes;
 
 use common::gpus::{Engine, LANES, gpus, work_at_once};
-use common::{Comm, Pointer, Put, Registered, init, logged, until};
+use common::{Comm, Put, Registered, init, logged, until};
 use gin_nccl::abi::{FLAG_NEVER_RESET, PTR_HOST, Properties};
 use gin_nccl::gpus::Place;
 use gin_nccl::ncclRmaPlugin_v14;
@@ -75,7 +75,7 @@ fn initialisations_and_ends_in_any_number_leave_communicators_alone() {
     assert_eq!(init(), 0);
     for _ in 0..5 {
         // Safety: NCCL passes any context.
-        assert_eq!(unsafe { (ncclRmaPlugin_v14.start_finalize())(null_mut()) }, 0);
+        assert_eq!(unsafe { (ncclRmaPlugin_v14.completion.finalize)(null_mut()) }, 0);
     }
     let table = comm.register(64, FLAG_NEVER_RESET);
     let request = comm.post(0, 1, &Put::signal(table.handles[0], 3, None));
@@ -84,22 +84,11 @@ fn initialisations_and_ends_in_any_number_leave_communicators_alone() {
     comm.end(&[&table]);
 }
 
-/// The function by which NCCL ends its use of the plugin.
-trait Finalize {
-    fn start_finalize(&self) -> unsafe extern "C" fn(Pointer) -> i32;
-}
-
-impl<D> Finalize for gin_nccl::abi::Rma<D> {
-    fn start_finalize(&self) -> unsafe extern "C" fn(Pointer) -> i32 {
-        self.completion.finalize
-    }
-}
-
 #[test]
 fn a_signal_comes_after_the_bytes_of_its_put_and_of_all_earlier_puts() {
     Engine::start(2);
     let comm = Comm::new(2);
-    let (window, table) = (comm.register(1 << 20, 0), comm.register(64, FLAG_NEVER_RESET));
+    let (window, table) = comm.register_with_table(1 << 20);
     for round in 1..=200u64 {
         // The last of a few puts has the signal, and the sizes take both lanes.
         for (slot, bytes) in [(0, 300 << 10), (1, 8), (2, 64)] {
@@ -127,7 +116,7 @@ fn a_signal_covers_all_earlier_puts_after_every_step_of_any_lane() {
     let host = comm.register_host(&mut words);
     for seed in 0..300 {
         let mut random = oorandom::Rand64::new(seed);
-        let (window, table) = (comm.register(OPERATIONS << 19, 0), comm.register(64, FLAG_NEVER_RESET));
+        let (window, table) = comm.register_with_table(OPERATIONS << 19);
         engine.hold(true);
         let (mut puts, mut covered, mut requests) = (Vec::new(), vec![0], Vec::new());
         let check = |puts: &[u64], covered: &[usize]| {
@@ -180,7 +169,7 @@ fn a_signal_that_follows_nothing_does_not_overtake_the_signal_of_another_sender(
     let comm = Comm::new(3);
     for seed in 0..50 {
         let mut random = oorandom::Rand64::new(seed);
-        let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+        let (window, table) = comm.register_with_table(64);
         engine.hold(true);
         let part = (window.handles[0], 0);
         let mut last = 0;
@@ -306,7 +295,7 @@ fn a_get_is_done_when_its_bytes_are_there_and_a_flush_at_once() {
 fn values_of_the_host_may_change_as_soon_as_the_call_returns() {
     let engine = Engine::start(8);
     let comm = Comm::new(2);
-    let (window, table) = (comm.register(256, 0), comm.register(64, FLAG_NEVER_RESET));
+    let (window, table) = comm.register_with_table(256);
     let mut words = vec![vec![0u64; 8]; 2];
     let host = comm.register_host(&mut words);
     engine.hold(true);
@@ -332,7 +321,7 @@ fn values_of_the_host_may_change_as_soon_as_the_call_returns() {
     assert!(code != 0 && logged(&["rank 0", "to rank 1", "the limit is 8 bytes"]));
     let (code, _) = comm.put(0, 1, &Put::new((window.handles[0], 0), (host[0], 0), 8));
     assert!(code != 0 && logged(&["rank 0", "rank 1 has registered memory that GPUs do not reach"]));
-    host.into_iter().enumerate().for_each(|(rank, handle)| assert_eq!(comm.deregister(rank, handle), 0));
+    comm.deregister_all(&host);
     comm.end(&[&window, &table]);
 }
 
@@ -357,7 +346,7 @@ fn windows_in_host_memory_that_gpus_reach_take_puts_and_signals() {
         unsafe { words[1].as_ptr().add(index).read_volatile() }
     };
     assert_eq!([read(0), read(1), read(2), read(3), read(4)], [4, 1, 2, 3, 0]);
-    host.into_iter().enumerate().for_each(|(rank, handle)| assert_eq!(comm.deregister(rank, handle), 0));
+    comm.deregister_all(&host);
     comm.end(&[&window]);
 }
 
@@ -371,13 +360,12 @@ fn host_memory_that_gpus_do_not_reach_is_registered_as_a_source_of_values() {
     let address = (words.as_mut_ptr().expose_provenance() as u64).next_multiple_of(16) + 8;
     gpus().place(address, 32, Place::Host, &keep);
     let handles: Vec<_> = (0..2).map(|rank| comm.register_at(rank, address, 32, PTR_HOST, 0)).collect();
-    assert!(handles.iter().all(|(code, _)| *code == 0));
     assert!(logged(&["rank 0: requests can take values from it only", "multiples of 16 only"]));
-    let (own, to) = ((handles[0].1, 8), (window.handles[0], 0));
+    let (own, to) = ((handles[0], 8), (window.handles[0], 0));
     comm.wait(0, comm.post(0, 1, &Put::new(own, to, 8)));
     assert_eq!(window.word(1, 0), 3);
     assert_ne!(comm.put(0, 1, &Put::new(to, own, 8)).0, 0);
-    assert_ne!(comm.put(0, 1, &Put::signal(handles[0].1, 0, None)).0, 0);
+    assert_ne!(comm.put(0, 1, &Put::signal(handles[0], 0, None)).0, 0);
     comm.end(&[&window]);
 }
 
@@ -387,7 +375,7 @@ fn a_rank_puts_to_itself_with_other_gpus_and_without() {
     for ranks in [1, 2] {
         Engine::start(26);
         let comm = Comm::new(ranks);
-        let (window, table) = (comm.register(WORDS * 16, 0), comm.register(64, FLAG_NEVER_RESET));
+        let (window, table) = comm.register_with_table(WORDS * 16);
         let sent: Vec<u64> = (0..WORDS).collect();
         window.memory[0].write(0, &sent).unwrap();
         let (handle, half) = (window.handles[0], WORDS * 8);
@@ -408,7 +396,7 @@ fn a_rank_puts_to_itself_with_other_gpus_and_without() {
 fn there_is_always_room_for_another_request() {
     let engine = Engine::start(10);
     let comm = Comm::new(2);
-    let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+    let (window, table) = comm.register_with_table(64);
     engine.hold(true);
     let part = (window.handles[0], 0);
     let put = Put::new(part, part, 8).and(table.handles[0], 0, None);
@@ -428,7 +416,7 @@ fn there_is_always_room_for_another_request() {
 fn a_request_allocates_nothing_and_makes_no_lane() {
     work_at_once();
     let comm = Comm::new(2);
-    let (window, table) = (comm.register(1 << 20, 0), comm.register(64, FLAG_NEVER_RESET));
+    let (window, table) = comm.register_with_table(1 << 20);
     let mut words = vec![vec![0u64; 8]; 2];
     let host = comm.register_host(&mut words);
     let part = (window.handles[0], 0);
@@ -451,6 +439,6 @@ fn a_request_allocates_nothing_and_makes_no_lane() {
         (0..2).for_each(operations);
     }
     assert_eq!(ALLOCATIONS.get(), before.0);
-    host.into_iter().enumerate().for_each(|(rank, handle)| assert_eq!(comm.deregister(rank, handle), 0));
+    comm.deregister_all(&host);
     comm.end(&[&window, &table]);
 }

@@ -277,15 +277,12 @@ fn exchange(job: &Job) {
 }
 
 fn register_value(comm: &Comm, index: usize, value: &AtomicU64) -> usize {
-    let (code, handle) = comm.register_at(index, value.as_ptr().expose_provenance() as u64, 8, PTR_HOST, 0);
-    assert_eq!(code, 0);
-    handle.expose_provenance()
+    let address = value.as_ptr().expose_provenance() as u64;
+    comm.register_at(index, address, 8, PTR_HOST, 0).expose_provenance()
 }
 
 fn register_two(comm: &Comm, index: usize, halves: &[Arc<Memory>; 2]) -> usize {
-    let (code, handle) = comm.register_at(index, halves[0].address(), 2 * HALF, PTR_CUDA, 0);
-    assert_eq!(code, 0);
-    handle.expose_provenance()
+    comm.register_at(index, halves[0].address(), 2 * HALF, PTR_CUDA, 0).expose_provenance()
 }
 
 /// Checks that the put of each rank has written the words on both sides of the border.
@@ -309,7 +306,7 @@ fn room(job: &Job) {
     // More regions than a block of the board has.
     let mut words = vec![vec![0u64; 8]];
     let hosts: Vec<_> = (0..300).flat_map(|_| comm.register_host(&mut words)).collect();
-    let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+    let (window, table) = comm.register_with_table(64);
     let (part, mut requests) = ((window.handles[0], 0), Vec::new());
     if job.first == 0 {
         for round in 0..COUNT {
@@ -348,7 +345,7 @@ const FOUND: Range<u32> = 0..3 << 14;
 fn loss(job: &Job) {
     let engine = Engine::start(1);
     let comm = job.connect();
-    let (window, table) = (comm.register(64, 0), comm.register(64, FLAG_NEVER_RESET));
+    let (window, table) = comm.register_with_table(64);
     let signal = Put::signal(table.handles[0], 0, None);
     comm.wait(0, comm.post(0, (job.first + 1) % 3, &signal));
     until("the signal comes", || {
@@ -387,7 +384,7 @@ fn loss(job: &Job) {
     assert!(logged(&["rank 0: put of 8 bytes to rank 1: the process of rank 1 has ended"]));
     // A window that the lost rank does not register.
     let memory = gpus().allocate(comm.first_gpu, 64, true);
-    assert_ne!(comm.register_at(0, memory.address(), 64, PTR_CUDA, 0).0, 0);
+    assert_ne!(comm.try_register_at(0, memory.address(), 64, PTR_CUDA, 0).0, 0);
     assert!(logged(&["regMrSym: rank 0", "register: the process of rank", "has ended"]));
     comm.end(&[&window, &table]);
 }

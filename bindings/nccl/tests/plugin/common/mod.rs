@@ -147,7 +147,7 @@ impl Comm {
         self.colls.len()
     }
 
-    pub(crate) fn register_at(
+    pub(crate) fn try_register_at(
         &self,
         rank: usize,
         address: u64,
@@ -164,6 +164,14 @@ impl Comm {
         (code, handle)
     }
 
+    /// Registers memory, which must succeed.
+    pub(crate) fn register_at(&self, rank: usize, address: u64, bytes: u64, kind: c_int, flags: u64) -> Pointer {
+        let (code, handle) = self.try_register_at(rank, address, bytes, kind, flags);
+        assert_eq!(code, 0);
+        assert!(!handle.is_null());
+        handle
+    }
+
     /// Allocates and registers memory on each rank, of this many bytes.
     pub(crate) fn register_each(&self, bytes: &[u64], flags: u64) -> Registered {
         // NCCL allocates tables of signals so that no other process can map them.
@@ -171,9 +179,7 @@ impl Comm {
         let allocate = |(rank, &bytes): (usize, &u64)| gpus().allocate(self.first_gpu + rank, bytes, shared);
         let memory: Vec<_> = bytes.iter().enumerate().map(allocate).collect();
         let register = |(rank, memory): (usize, &Arc<Memory>)| {
-            let (code, handle) = self.register_at(rank, memory.address(), memory.bytes(), PTR_CUDA, flags);
-            assert_eq!(code, 0);
-            handle
+            self.register_at(rank, memory.address(), memory.bytes(), PTR_CUDA, flags)
         };
         let handles = memory.iter().enumerate().map(register).collect();
         Registered { memory, handles }
@@ -183,13 +189,16 @@ impl Comm {
         self.register_each(&vec![bytes; self.ranks()], flags)
     }
 
+    /// Allocates and registers a window of this many bytes and a table of 8 signals on each rank.
+    pub(crate) fn register_with_table(&self, bytes: u64) -> (Registered, Registered) {
+        (self.register(bytes, 0), self.register(64, FLAG_NEVER_RESET))
+    }
+
     /// Registers a few words of the host on one rank, which all others follow with a word of their own.
     pub(crate) fn register_host(&self, words: &mut [Vec<u64>]) -> Vec<Pointer> {
         let register = |(rank, words): (usize, &mut Vec<u64>)| {
             let address = words.as_mut_ptr().expose_provenance() as u64;
-            let (code, handle) = self.register_at(rank, address, words.len() as u64 * 8, PTR_HOST, 0);
-            assert_eq!(code, 0);
-            handle
+            self.register_at(rank, address, words.len() as u64 * 8, PTR_HOST, 0)
         };
         words.iter_mut().enumerate().map(register).collect()
     }
@@ -197,6 +206,11 @@ impl Comm {
     pub(crate) fn deregister(&self, rank: usize, handle: Pointer) -> c_int {
         // Safety: as above.
         unsafe { (ncclRmaPlugin_v14.control.dereg_mr_sym)(self.colls[rank], handle) }
+    }
+
+    /// Deregisters the memory of each rank.
+    pub(crate) fn deregister_all(&self, handles: &[Pointer]) {
+        handles.iter().enumerate().for_each(|(rank, &handle)| assert_eq!(self.deregister(rank, handle), 0));
     }
 
     pub(crate) fn put(&self, rank: usize, to: usize, part: &Put) -> (c_int, Pointer) {
@@ -288,7 +302,7 @@ impl Comm {
             assert_eq!(unsafe { (ncclRmaPlugin_v14.control.destroy_context)(context) }, 0);
         }
         for all in registered {
-            all.handles.iter().enumerate().for_each(|(rank, &handle)| assert_eq!(self.deregister(rank, handle), 0));
+            self.deregister_all(&all.handles);
         }
         for &coll in &self.colls {
             assert_eq!(unsafe { (ncclRmaPlugin_v14.control.close_coll)(coll) }, 0);
