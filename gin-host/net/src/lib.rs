@@ -74,6 +74,7 @@ pub mod nothing;
 pub mod peer;
 pub mod staged;
 pub mod verbs;
+mod windows;
 pub mod worst;
 
 pub use gin_gpu::registry::{Key, KeyError};

@@ -318,20 +318,20 @@ impl Live {
         Ok(match request.transfer {
             Transfer::Nothing => (Posted::Yes, None),
             Transfer::Put { source, destination, bytes } => {
-                let (region, address) = windows.own(source.window, source.offset, bytes)?;
-                let at = windows.of(destination.window, peer, destination.offset, bytes)?;
+                let (region, address) = windows.local(source.window, source.offset, bytes)?;
+                let at = windows.remote(destination.window, peer, destination.offset, bytes)?;
                 // Safety: in range; the caller counts the use of the window, which stays registered until it ends.
                 (unsafe { self.endpoint.write(slot, to, (region, address, bytes), at) }, Some(source.window))
             }
             Transfer::Get { source, destination, bytes } => {
-                let at = windows.of(source.window, peer, source.offset, bytes)?;
-                let (region, address) = windows.own(destination.window, destination.offset, bytes)?;
+                let at = windows.remote(source.window, peer, source.offset, bytes)?;
+                let (region, address) = windows.local(destination.window, destination.offset, bytes)?;
                 // Safety: as above.
                 (unsafe { self.endpoint.read(slot, to, (region, address, bytes), at) }, Some(destination.window))
             }
             Transfer::PutValue { value, width_log2, destination } => {
                 let bytes = 1usize << width_log2.min(3);
-                let at = windows.of(destination.window, peer, destination.offset, bytes as u64)?;
+                let at = windows.remote(destination.window, peer, destination.offset, bytes as u64)?;
                 (self.endpoint.write_value(slot, to, &value.to_le_bytes()[..bytes], at), None)
             }
         })

@@ -56,7 +56,7 @@ pub use config::{DEFAULT_PROVIDER, FabricConfig, VARIABLES};
 pub use provider::{Fabric, NoFabric, Offer, probe};
 
 use self::connection::{BYTES, Connection};
-use self::key::Hello;
+use self::key::{Hello, PublishedPart};
 use self::live::{Live, Peer, Use};
 use self::objects::{DATA, EndpointHandle, Posted};
 use self::windows::Windows;
@@ -208,7 +208,7 @@ impl Network for FabricNetwork {
     }
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
-        self.windows.connect(window, keys)
+        self.windows.connect(window, keys, PublishedPart::from_key)
     }
 
     fn deregister(&mut self, window: u32) -> bool {

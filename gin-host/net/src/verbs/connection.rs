@@ -295,17 +295,17 @@ impl Connection {
             let length = u32::try_from(bytes).map_err(|_| NetError::Failed { context, peer, status: bytes })?;
             Ok(Some(Move { reads, local, local_key, remote, bytes: length, window, value }))
         };
-        let of = |window, offset, bytes| windows.of(window, self.peer, offset, bytes, connected.port);
+        let of = |window, offset, bytes| windows.remote(window, self.peer, offset, bytes, connected.port);
         let moved = match request.transfer {
             Transfer::Nothing => Ok(None),
             Transfer::Put { source, destination, bytes } => {
-                let own = windows.own(source.window, source.offset, bytes, self.port)?;
+                let own = windows.local(source.window, source.offset, bytes, self.port)?;
                 let remote = of(destination.window, destination.offset, bytes)?;
                 plan(false, own, remote, bytes, Some(source.window), None)
             }
             Transfer::Get { source, destination, bytes } => {
                 let remote = of(source.window, source.offset, bytes)?;
-                let own = windows.own(destination.window, destination.offset, bytes, self.port)?;
+                let own = windows.local(destination.window, destination.offset, bytes, self.port)?;
                 plan(true, own, remote, bytes, Some(destination.window), None)
             }
             Transfer::PutValue { value, width_log2, destination } => {

@@ -29,6 +29,8 @@ pub(super) struct Links {
     /// By port: the NIC may have written through the port since memory was last made visible.
     pub(super) has_written: Vec<bool>,
     pub(super) domains: Vec<Arc<Domain>>,
+    /// Number of ports, by rank; empty until connected.
+    pub(super) peer_ports: Vec<usize>,
 }
 
 /// Signal words that the NIC raises.

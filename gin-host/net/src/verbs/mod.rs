@@ -74,12 +74,12 @@ pub use variables::{VARIABLES, Variable, WrongVariable};
 
 use self::connection::{Buffers, Connection, Tools, slot_bytes};
 use self::flush::Flush;
-use self::key::Hello;
+use self::key::{Hello, PublishedPart};
 use self::links::{Links, Words};
 use self::objects::{Chain, CompletionQueue, Depths, Domain, QueuePair, local};
 use self::region::{Buffer, is_in_gpu};
 use self::send_queue::Ended;
-use self::windows::{PeerLimits, Windows};
+use self::windows::Windows;
 use super::staged::{Staged, Staging};
 use super::{
     Capabilities, Endpoint, Event, Key, KeyError, LocalSignals, LocalWindow, NetError, Network, NetworkFactory, Raises,
@@ -301,10 +301,12 @@ impl Network for VerbsNetwork {
             ports: ports.collect(),
             ends: connections.iter().map(|connection| connection.queue_pair.end()).collect(),
         };
-        let (busy, in_error, has_written) = (Vec::new(), Vec::new(), vec![false; domains.len()]);
+        let (busy, in_error, peer_ports) = (Vec::new(), Vec::new(), Vec::new());
+        let has_written = vec![false; domains.len()];
         let (windows, config) = (Windows::new(self.rank), self.config.clone());
         let tools = Tools { buffers, windows, chain: Chain::default(), ended: Ended::default(), config };
-        self.links = Some(Links { connections, busy, in_error, completions, words, tools, has_written, domains });
+        self.links =
+            Some(Links { connections, busy, in_error, completions, words, tools, has_written, domains, peer_ports });
         Ok(hello.to_key(self.rank, self.ranks))
     }
 
@@ -330,8 +332,8 @@ impl Network for VerbsNetwork {
             let own = connection.context as usize * self.ranks as usize + self.rank as usize;
             connection.connect(hello, own, self.by_nic, &links.tools.buffers)?;
         }
-        let limits = |hello: &Hello| PeerLimits { signals: hello.per_context, ports: hello.ports.len() };
-        links.tools.windows.peers = hellos.iter().map(limits).collect();
+        links.tools.windows.signals = hellos.iter().map(|hello| hello.per_context).collect();
+        links.peer_ports = hellos.iter().map(|hello| hello.ports.len()).collect();
         Ok(())
     }
 
@@ -350,7 +352,9 @@ impl Network for VerbsNetwork {
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
         let unknown = NetError::UnknownWindow { window, rank: self.rank };
-        self.links.as_mut().ok_or(unknown)?.tools.windows.connect(window, keys)
+        let Links { tools, peer_ports, .. } = self.links.as_mut().ok_or(unknown)?;
+        let ports = |rank: u32| peer_ports.get(rank as usize).copied().unwrap_or(0);
+        tools.windows.connect(window, keys, |rank, key| PublishedPart::from_key(rank, ports(rank), key))
     }
 
     fn deregister(&mut self, window: u32) -> bool {
