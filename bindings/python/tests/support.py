@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import zipfile
 
 import gincomm as gin
@@ -86,6 +87,23 @@ class Started:
             # A suite in the background of a shell ignores Ctrl-C, and a child would, too.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+
+    def read_line(self, stream=None, timeout=60):
+        """Reads a line of the process's output, or of another stream of it. A process that prints none is killed."""
+        expired = threading.Event()
+
+        def end():
+            expired.set()
+            self.process.kill()
+
+        timer = threading.Timer(timeout, end)
+        timer.start()
+        try:
+            line = (stream or self.process.stdout).readline()
+        finally:
+            timer.cancel()
+        assert not expired.is_set(), f"it printed no line within {timeout} s"
+        return line
 
     def communicate_within(self, timeout=60):
         try:

@@ -1265,7 +1265,7 @@ with rank.communicator() as comm:
 rank.close()
 """
     first = start('import gincomm as gin\nid = gin.unique_id("127.0.0.1")\nprint(id, flush=True)\nrank = 0\n' + code)
-    id = first.process.stdout.readline().strip()
+    id = first.read_line().strip()
     second = start(f"id = {id!r}\nrank = 1\n" + code)
     assert first.communicate_within() == "None 11.0 11.0\n"
     assert second.communicate_within() == "None 22.0 22.0\n"

@@ -83,7 +83,7 @@ def test_the_variables_of_a_launcher_make_a_job(launcher):
 def by_hand(code, ranks=2):
     """Starts ranks that get the id of rank 0."""
     first = start('import gincomm as gin\nid = gin.unique_id("127.0.0.1")\nprint(id, flush=True)\nrank = 0\n' + code)
-    id = first.process.stdout.readline().strip()
+    id = first.read_line().strip()
     return [first] + [start(f"id = {id!r}\nrank = {rank}\n" + code) for rank in range(1, ranks)]
 
 
@@ -332,8 +332,8 @@ print(layer(gin.init(rank=0, ranks=2, id=id, device="virtual")))
 print(gin.launch(2, layer, device="virtual"))
 """
     )
-    assert first.process.stdout.readline() == "(1, 7.0, 7.0)\n"
-    id = first.process.stdout.readline().strip()
+    assert first.read_line() == "(1, 7.0, 7.0)\n"
+    id = first.read_line().strip()
     second = start(code + f'print(layer(gin.init(rank=1, ranks=2, id="{id}", device="virtual")))')
     assert second.communicate_within() == "(2, 7.0, 7.0)\n"
     assert first.communicate_within() == "(2, 7.0, 7.0)\n[(2, 7.0, 7.0), (2, 7.0, 7.0)]\n"
@@ -358,9 +358,9 @@ except KeyboardInterrupt:
 """
     started = start(code.replace("WORK", work))
     process = started.process
-    assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "ready\n"]
+    assert [started.read_line() for _ in range(2)] == ["ready\n", "ready\n"]
     process.send_signal(signal.SIGINT)
-    said = process.stderr.readline()
+    said = started.read_line(process.stderr)
     assert "waits for the bodies of these ranks, which run code outside of gin: 0, 1; press Ctrl-C again" in said
     process.send_signal(signal.SIGINT)
     assert started.communicate_within() == "interrupted\n"
