@@ -21,7 +21,9 @@
 //!
 //! `pair` has the protocol among the threads of a GPU.
 
+mod group;
 pub(crate) mod pair;
+mod wait;
 
 use super::Backend;
 use crate::comm::Comm;
@@ -30,13 +32,15 @@ use crate::coop;
 use crate::fault::Fault;
 use crate::order::{Scope, Sharing};
 use crate::status::{Status, WaitError};
-use crate::sys::{self, Global, GlobalWord, Word};
-use gin_abi::gdaki::{BUSY_RANKS, DOORBELL_GPU, QueuePairData};
+use crate::sys::{self, Global, GlobalWord};
+use gin_abi::gdaki::{DOORBELL_GPU, QueuePairData};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
 use gin_abi::{Deadline, Descriptor, FaultKind, FaultSubject, Operation, RemoteSignal, SignalTarget, Transfer};
-use pair::{Claim, Ended, Entries, Posters, QueuePair, Rare, Slots, Written, place};
+use group::{Callers, Group};
+use pair::{Ended, Entries, QueuePair, Rare, Slots};
+use wait::{each_busy, wait_all};
 
 /// The back end in which kernels drive the NIC.
 #[derive(Clone, Copy, Debug)]
@@ -532,82 +536,6 @@ impl Counts {
     }
 }
 
-/// Lanes of a warp that post as many entries to the same queue pair.
-#[derive(Clone, Copy)]
-struct Group {
-    mask: u32,
-    /// Number of entries of each lane.
-    count: u32,
-    /// Number of entries of the lanes before the calling lane.
-    before: u32,
-    /// The calling lane is the highest. It claims and publishes for all: it knows the number of all entries, those
-    /// before it and its own.
-    leads: bool,
-}
-
-impl Group {
-    /// No lane.
-    const NONE: Self = Self { mask: 0, count: 0, before: 0, leads: false };
-
-    #[inline(always)]
-    fn of(mask: u32, count: u32) -> Self {
-        let below = coop::lanes_below();
-        Self { mask, count, before: (mask & below).count_ones() * count, leads: mask >> 1 <= below }
-    }
-}
-
-/// Lanes that post together. Those of one [`Group`] post to the same queue pair.
-struct Callers<'a> {
-    pair: &'a QueuePair<Global>,
-    sharing: Sharing,
-    group: Group,
-    /// All lanes that are here together.
-    here: u32,
-    /// The claims word before the claim of a lane that posts alone.
-    claims: Option<u64>,
-    /// The calling lane's first index, once claimed.
-    index: u32,
-}
-
-impl Posters for Callers<'_> {
-    type Group = Group;
-
-    #[inline(always)]
-    fn claim(&self) -> Claim {
-        if let Some(claims) = self.claims {
-            return Claim { index: place(claims), claims };
-        }
-        let Group { mask, count, before, leads } = self.group;
-        let claims = self.pair.claim(leads, before + count, self.sharing);
-        let first = coop::leader_shuffle_narrow(self.here, place(claims), 31 - mask.leading_zeros());
-        Claim { index: first.wrapping_add(before), claims }
-    }
-
-    #[inline(always)]
-    fn all(&self, bit: bool) -> bool {
-        coop::ballot_here(self.here, !bit) & self.group.mask == 0
-    }
-
-    #[inline(always)]
-    fn group(&self, together: bool) -> Group {
-        if together { self.group } else { Group { mask: coop::own_lane(), before: 0, leads: true, ..self.group } }
-    }
-
-    #[inline(always)]
-    fn written(&self, more: bool) -> Option<Written> {
-        let Group { mask, count, before, leads } = self.group;
-        coop::sync_here(mask);
-        // One lane without `more` sends the entries of all.
-        let more = more & !coop::any_here(mask, !more);
-        leads.then_some(Written { first: self.index.wrapping_sub(before), count: before + count, more })
-    }
-
-    #[inline(always)]
-    fn published(&self) {
-        coop::sync_here(self.group.mask);
-    }
-}
-
 // On a CPU, where a call is cheap, these are functions: inlined at each use they take minutes to compile.
 impl Backend for Gdaki {
     const LSA: bool = false;
@@ -740,67 +668,4 @@ impl Link {
             pair.tag(end, counter);
         }
     }
-
-    /// Returns the position of the next post. If a wait for it will need a completion, posts the entry for that now, so
-    /// that it precedes later posts.
-    #[inline(always)]
-    fn position(&self) -> u64 {
-        let pair = self.pair();
-        // Nothing is under way to a peer without a connection.
-        if !pair.connected {
-            return 0;
-        }
-        let position = pair.position();
-        pair.cover(position, &|index, flags| self.dump(&pair, index, flags), &Called(self.data));
-        position
-    }
-
-    #[inline(always)]
-    fn wait(&self, position: u64, deadline: Deadline) -> Result<(), Ended> {
-        let pair = self.pair();
-        if !pair.connected {
-            return Ok(());
-        }
-        pair.wait(position, deadline, |index, flags| self.dump(&pair, index, flags), &Called(self.data))?;
-        pair.rest();
-        Ok(())
-    }
-}
-
-/// Waits for all earlier posts to all peers.
-#[inline(always)]
-#[expect(
-    clippy::result_large_err,
-    reason = "registers hold the link; behind the loop its report keeps few values live"
-)]
-fn wait_all(core: &Core, deadline: Deadline) -> Result<(), WaitError> {
-    let deadline = crate::status::Shared::start::<Global>(deadline);
-    let prepared: Result<(), ()> = each_busy(core, |link| {
-        link.position();
-        Ok(())
-    });
-    prepared.unwrap_or(());
-    let waited = each_busy(core, |link| {
-        let waited = link.wait(link.pair().position(), deadline.left::<Global>());
-        waited.map_err(|stop| (link, stop))
-    });
-    waited.map_err(|(link, stop)| link.stopped(stop))
-}
-
-/// Calls `body` for each peer that may have entries under way.
-#[inline(always)]
-fn each_busy<E>(core: &Core, mut body: impl FnMut(Link) -> Result<(), E>) -> Result<(), E> {
-    // Safety: the front end checked the context; the host keeps its data valid.
-    let busy = unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).busy)) };
-    let ranks = sys::narrow(core.comm().handle().ranks);
-    let mut first = 0;
-    while first < ranks {
-        let mut bits = busy.at((first / BUSY_RANKS) as u64).load_relaxed_gpu() as u32;
-        while bits != 0 {
-            body(Link::of(core, first + bits.trailing_zeros()))?;
-            bits &= bits - 1;
-        }
-        first += BUSY_RANKS;
-    }
-    Ok(())
 }
