@@ -20,6 +20,17 @@
 //!   output   t0  t1  t2                    t0  t1                 the sum over ranks
 //! ```
 //!
+//! | module | holds |
+//! | --- | --- |
+//! | `dispatch`, `routes`, `params` | stores of rows and flags; their places; the regions of the arena |
+//! | `received`, `reduce`, `combine` | rows for the experts; sums at the expert's rank; sums at the source |
+//! | `expand`, `expert_major`, `permute`, `reserve` | other layouts: by one kernel, places, by three kernels, shared regions |
+//! | `format`, `element` | copied rows and FP8; types of sums |
+//! | `network` | ranks that loads and stores do not reach |
+//! | `protocol` | the words by which blocks and ranks agree |
+//! | `matmul` | products that send and receive |
+//! | `kernels`, `status` | the kernels; their errors |
+//!
 //! # Protocol
 //! All ranks share a window, the *arena*. A rank stores into its own region of another rank's part, then one flag. Two
 //! buffers alternate, so that a dispatch may begin while others still read the one before.

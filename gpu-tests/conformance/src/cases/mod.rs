@@ -1,5 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The cases. Each name is the sentence that the case proves.
+//!
+//! | module | cases about |
+//! | --- | --- |
+//! | `transfer` | bytes: puts, values and gets of every size, by every coop |
+//! | `signals`, `ordering` | raises, widths, resets; promised orders |
+//! | `completion` | counters, flushes and tokens |
+//! | `sync` | barriers and teams |
+//! | `routes`, `inbox` | loads and stores, network; small messages |
+//! | `contention`, `faults` | full queues: many threads; one that waits and loses nothing |
+//! | `faults`, `endings`, `arguments` | ends of waits; wrong arguments |
+//! | `wrap`, `limits`, `corners` | numbers that wrap; many and no ids; empty transfers and the like |
+//! | `nics` | queue pairs that kernels drive |
 
 mod arguments;
 mod completion;
