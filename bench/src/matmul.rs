@@ -210,7 +210,7 @@ fn times(bench: &Bench, rank: &Rank, case: &Case) -> Result<Times, EpError> {
     Ok(times)
 }
 
-/// Experts, ids of a token, elements of a row that comes back, inner elements, tokens of a rank; as in DeepSeek-V3.
+/// Experts, ids of a token, elements of a returned row, inner elements, tokens of a rank; as in DeepSeek-V3.
 const MODEL: (usize, usize, usize, usize, usize) = (256, 8, 7168, 2048, 4096);
 
 /// Measures products of experts whose rows return to their sources, beside product and combine one after the other.

@@ -181,7 +181,7 @@ impl<'a> Combine<'a> {
                     return Err(EpError::Unsuited { what: "permuted rows of a group with other sizes", remedy });
                 }
                 if to.is_expert_major() != combine_at_source {
-                    let what = "a combine of a layout that has not the rows that come back";
+                    let what = "a combine of a layout that has not the returned rows";
                     let remedy = "use an expert-major layout with `combine_at_source`, and a flat one without";
                     return Err(EpError::Unsuited { what, remedy });
                 }

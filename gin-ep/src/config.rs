@@ -149,7 +149,7 @@ impl GroupConfig {
         self
     }
 
-    /// Makes the row that comes back for each rank have FP32 elements, in place of BF16. So the rank does not round the
+    /// Makes the returned row for each rank have FP32 elements, in place of BF16. So the rank does not round the
     /// sum of its experts, and the row takes twice the bytes. [`Element`] is one with BF16 back, and sums and bias are
     /// of BF16.
     ///
@@ -377,11 +377,11 @@ impl GroupConfig {
         }
         if self.combine_f32 {
             if matches!(self.element, Element::F16 | Element::F32) {
-                let what = "FP32 in place of BF16 in rows that come back, in a group to which no BF16 come back";
+                let what = "FP32 in place of BF16 in returned rows, in a group to which no BF16 come back";
                 return Err(EpError::Unsuited { what, remedy: "leave out `combine_f32`" });
             }
             if self.combine_at_source {
-                let what = "FP32 in place of BF16 in rows that come back for each id";
+                let what = "FP32 in place of BF16 in returned rows for each id";
                 return Err(EpError::Unsuited { what, remedy: "leave out `combine_at_source`, or `combine_f32`" });
             }
         }

@@ -14,7 +14,7 @@
 //! | [`Sent`], [`Received`] | a dispatch that was sent, and one that was received |
 //! | [`DispatchId`] | a dispatch for a program that cannot store a borrow of its slot |
 //! | [`Permuted`] | memory for received rows in another layout: flat, expert-major |
-//! | [`Combine`] | the sums that a combine makes of the rows that come back |
+//! | [`Combine`] | the sums that a combine makes of the returned rows |
 //! | [`GroupedMatmul`] | products of the experts' rows, which return to their sources meanwhile |
 //! | [`OverlappedMatmul`] | the same of the received rows themselves, from when the first of them are there |
 //! | [`Matmul`] | products of matrices that send and receive meanwhile: all-gather before, reduce-scatter after |

@@ -315,7 +315,7 @@ impl Received<'_> {
         Ok(all)
     }
 
-    /// Returns rows for each received one, and stores the sums of the rows that come back, one for each of this rank's
+    /// Returns rows for each received one, and stores the sums of the returned rows, one for each of this rank's
     /// tokens. A token without experts gets zeros, or bias and old output.
     ///
     /// # Errors

@@ -424,7 +424,7 @@ pub struct Fused<'l> {
     pub slot: kernels::SlotParams,
     /// The tokens.
     pub tokens: kernels::TokenParams,
-    /// The rows that come back, and their sums.
+    /// The returned rows, and their sums.
     pub sums: kernels::Sums,
     /// Bytes of dynamic shared memory that the dispatch needs.
     pub shared: u32,

@@ -94,10 +94,8 @@ impl<'a> Bed<'a> {
     /// Compares the output with the sums without these ranks, and the report and the masked ranks with them.
     fn check(&self, silent: &[usize], is_reported: bool) -> Result<(), EpError> {
         let expected = per_rank(&SHAPE, &self.mine, silent, Experts);
-        let mut found = vec![0u16; expected.len()];
-        self.input.output.read(0, &mut found)?;
-        assert!(expected == found, "rank {} without {silent:?}", self.rank.rank());
-        self.input.output.write(0, &vec![0x7fffu16; found.len()])?;
+        self.input.compare(&expected, format_args!("without {silent:?}"))?;
+        self.input.output.write(0, &vec![0x7fffu16; expected.len()])?;
         let report = self.group.status()?.map(|report| (report.code, silent.contains(&(report.rank as usize))));
         assert_eq!(report, is_reported.then_some((Code::Silent, true)));
         let masked = silent.iter().fold(0, |masked, rank| masked | 1 << rank);

@@ -191,7 +191,7 @@ fn ids_that_a_combine_reads_are_kept_until_it_has_ended() {
             let mine = batch(&shape, Routing::Uniform, number, 0, 4);
             let input = Input::new(rank, &shape, 4)?;
             input.write(&mine, false)?;
-            let Input { rows, ids, weights, output } = input;
+            let Input { rows, ids, weights, output, .. } = input;
             let mut received = {
                 let tokens = gin_ep::Tokens::new(&rows, gin_ep::Ids::I32(&ids), 4);
                 // The first one without weights: other numbers of tensors differ in the pair that shows it.

@@ -114,7 +114,8 @@ impl Parameters {
         Ok(parsed)
     }
 
-    /// Replaces figures by those of a run of `gin bench --format json`. Returns the names of the replaced ones.
+    /// Replaces figures by measured ones: the output of `gin bench --format json`. Returns the names of the replaced
+    /// ones.
     ///
     /// # Errors
     /// Refuses a file that cannot be read, a line that is no table of `gin bench`, and a file without any such figure.

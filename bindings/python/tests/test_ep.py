@@ -235,7 +235,7 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
                 assert all(places[at] is None and not rows[at].any() for at in gaps)
             if name == "flat":
                 # It has a row for each rank, and this group returns one for each id.
-                with pytest.raises(ValueError, match="a combine of a layout that has not the rows that come back"):
+                with pytest.raises(ValueError, match="a combine of a layout that has not the returned rows"):
                     received.combine(stream, Combine.plain(np.zeros((max_tokens, 8), np.float32)), to)
                 continue
             # Experts in place or into other memory.

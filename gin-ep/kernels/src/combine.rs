@@ -18,7 +18,7 @@ pub const ACCUMULATE: u32 = 1;
 /// [`Sums::flags`]: the rows are at their sources; an earlier kernel of the stream has stored them there.
 pub const RETURNED: u32 = 2;
 
-/// The rows that come back, and where their sums go: a parameter of the kernels.
+/// The returned rows, and where their sums go: a parameter of the kernels.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[bytemuck(crate = "gin_device::bytemuck")]
@@ -395,7 +395,7 @@ impl<E: Element> Unit<E> {
     }
 }
 
-/// Loads a warp's unit of a local row, by the numbers of pairs of a row that comes back.
+/// Loads a warp's unit of a local row, by the numbers of pairs of a returned row.
 ///
 /// # Safety
 /// - As [`load_unit`].

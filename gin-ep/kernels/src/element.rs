@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Elements of the rows that come back, and their sums.
+//! Elements of the returned rows, and their sums.
 
 use gin_device::prelude::*;
 
@@ -20,12 +20,12 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
 /// A type of elements of the rows that a combine adds up, in FP32. The rows of experts and of sums, the *local* ones,
 /// have the same elements, or others.
 pub trait Element {
-    /// The sums of the elements of a pair of words of a row that comes back. Not an array in a loop, which LLVM would
+    /// The sums of the elements of a pair of words of a returned row. Not an array in a loop, which LLVM would
     /// put on the stack.
     #[doc(hidden)]
     type Sums: Copy + Default;
 
-    /// Bytes of a local row for each 16 bytes of a row that comes back: 16 or 8.
+    /// Bytes of a local row for each 16 bytes of a returned row: 16 or 8.
     #[doc(hidden)]
     const LOCAL: u32 = 16;
 

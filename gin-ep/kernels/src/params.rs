@@ -49,7 +49,7 @@ pub struct Sizes {
     pub row_bytes: u32,
     /// Bytes of a row on its way back: a multiple of 16.
     pub combine_bytes: u32,
-    /// Number of rows that come back for a row: 1, or `topk`.
+    /// Number of returned rows for a row: 1, or `topk`.
     pub combine_rows: u32,
     /// Bytes of the scales of a row: any number.
     pub scale_bytes: u32,

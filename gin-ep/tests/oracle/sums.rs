@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Sums of the rows that come back.
+//! Sums of the returned rows.
 
 use crate::support::{self, Input, experts};
 use crate::{config, on_ranks};

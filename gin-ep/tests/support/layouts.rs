@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Layouts of received rows.
 
-use super::{Input, reaches_all, state};
+use super::{Input, compare_rows, reaches_all, state};
 use gin_abi::Deadline;
 use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Layout, Permuted, Rows};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, Zone, batch, expert_major, flat, per_rank};
@@ -102,11 +102,7 @@ pub fn layout(
         assert_eq!(permuted.fetch_counts()?, counts, "{layout:?} {routing:?} at {me}");
         let region = received.region()?;
         let memory = permuted.rows().or(region.as_ref()).expect("there are rows");
-        for (place, expected) in expected {
-            let mut found = vec![0u16; shape.hidden];
-            memory.read((place * 2 * shape.hidden) as u64, &mut found)?;
-            assert!(expected == found, "{layout:?} {routing:?}: row {place} at {me}: {expected:?}, found {found:?}");
-        }
+        compare_rows(memory, shape.hidden, &expected, format_args!("{layout:?} {routing:?} at {me}"))?;
         let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
         // Safety: after the layout, before the combine, on one stream.
         unsafe {
@@ -120,9 +116,7 @@ pub fn layout(
             Layout::Flat => per_rank(shape, mine, &[], Experts),
             _ => gin_ep_oracle::combine_at_source(shape, mine, &[], Experts),
         };
-        let mut found = vec![0u16; expected.len()];
-        input.output.read(0, &mut found)?;
-        assert!(expected == found, "{layout:?} {routing:?}: the output of rank {me} differs");
+        input.compare(&expected, format_args!("{layout:?} {routing:?}"))?;
     }
     assert_eq!(group.status()?, None);
     drop(slot);
@@ -158,15 +152,16 @@ pub fn described_only(
         }
         slot.exchange_into(&stream, &tokens, &to)?.0.release();
         stream.synchronize()?;
-        let (mut found, rows) = (vec![0u16; shape.hidden], to.rows().expect("it copies rows"));
-        for zone in expert_major(shape, &batches, me, 1) {
-            for (index, row) in zone.rows.iter().enumerate() {
-                rows.read(((zone.first + index) * 2 * shape.hidden) as u64, &mut found)?;
-                let is_lost = row.source == last && !is_whole;
-                let expected = if is_lost { &vec![0; shape.hidden] } else { &row.row };
-                assert!(*expected == found, "row {index} of a zone at {me}, of {}", row.source);
-            }
-        }
+        let row = |zone: &Zone, index: usize| {
+            let row = &zone.rows[index];
+            let is_lost = row.source == last && !is_whole;
+            (zone.first + index, if is_lost { vec![0; shape.hidden] } else { row.row.clone() })
+        };
+        let zones = expert_major(shape, &batches, me, 1);
+        let expected: Vec<_> =
+            zones.iter().flat_map(|zone| (0..zone.rows.len()).map(|index| row(zone, index))).collect();
+        let rows = to.rows().expect("it copies rows");
+        compare_rows(rows, shape.hidden, &expected, format_args!("zones at {me} if all came: {is_whole}"))?;
         Ok(())
     };
     once(true)?;

@@ -20,6 +20,7 @@ pub mod slots;
 
 /// The memory of one rank's tokens.
 pub struct Input {
+    rank: u32,
     pub rows: MemorySlice,
     pub ids: MemorySlice,
     pub weights: MemorySlice,
@@ -33,6 +34,7 @@ impl Input {
         };
         let (row, ids) = (2 * shape.hidden, max * shape.topk);
         Ok(Self {
+            rank: rank.rank(),
             rows: memory(max * row)?,
             ids: memory(8 * ids)?,
             weights: memory(4 * ids)?,
@@ -53,10 +55,36 @@ impl Input {
         Ok(())
     }
 
+    /// Compares the first elements of the output with the oracle.
+    pub fn compare(&self, expected: &[u16], what: std::fmt::Arguments<'_>) -> Result<(), EpError> {
+        let mut found = vec![0u16; expected.len()];
+        self.output.read(0, &mut found)?;
+        assert!(expected == found, "the output of rank {} differs: {what}", self.rank);
+        Ok(())
+    }
+
     pub fn tokens(&self, count: usize, wide: bool) -> Tokens<'_> {
         let ids = if wide { Ids::I64(&self.ids) } else { Ids::I32(&self.ids) };
         Tokens::new(&self.rows, ids, count as u32).weights(&self.weights)
     }
+}
+
+/// Compares rows at their places in memory. One copy brings all: while other ranks' kernels wait on the GPU, each copy
+/// takes milliseconds.
+pub fn compare_rows(
+    memory: &MemorySlice,
+    hidden: usize,
+    expected: &[(usize, Vec<u16>)],
+    what: std::fmt::Arguments<'_>,
+) -> Result<(), EpError> {
+    let rows = expected.iter().map(|(place, _)| place + 1).max().unwrap_or(0);
+    let mut found = vec![0u16; rows * hidden];
+    memory.read(0, &mut found)?;
+    for (place, expected) in expected {
+        let found = &found[place * hidden..][..hidden];
+        assert!(expected == found, "{what}: row {place}: {expected:?}, found {found:?}");
+    }
+    Ok(())
 }
 
 /// Compares what was received with the oracle.
@@ -66,10 +94,10 @@ pub fn compare(received: &Received<'_>, shape: &Shape, batches: &[Batch], rank: 
     for (source, (expected, found)) in expected.iter().zip(&found).enumerate() {
         assert_eq!(expected.len(), found.len(), "{shape:?}: rows from {source} at {rank}");
         for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
-            let expected = (expected.token as u32, &expected.experts, &expected.weights, &expected.row);
-            let row: Vec<u16> = found.row.chunks_exact(2).map(|two| u16::from_le_bytes([two[0], two[1]])).collect();
-            let found = (found.token, &found.experts, &found.weights, &row);
-            assert!(expected == found, "{shape:?}: row {index} from {source} at {rank}: {expected:?}, found {found:?}");
+            let is_same = (expected.token as u32, &expected.experts, &expected.weights)
+                == (found.token, &found.experts, &found.weights)
+                && bytemuck::cast_slice::<u16, u8>(&expected.row) == found.row;
+            assert!(is_same, "{shape:?}: row {index} from {source} at {rank}: {expected:?}, found {found:?}");
         }
     }
     Ok(())
@@ -206,9 +234,7 @@ pub fn pairs(
         stream.synchronize()?;
         assert_eq!(group.status()?, None, "{shape:?} {:?}", pair.routing);
         let expected = if combine_f32 { per_rank_f32 } else { per_rank }(shape, mine, &[], Experts);
-        let mut found = vec![0u16; expected.len()];
-        input.output.read(0, &mut found)?;
-        assert!(expected == found, "{shape:?} {:?}, pair {number}: the output of rank {me} differs", pair.routing);
+        input.compare(&expected, format_args!("{shape:?} {:?}, pair {number}", pair.routing))?;
     }
     drop(slot);
     group.destroy()
@@ -264,10 +290,8 @@ fn free_running_in(rank: &Rank, group: &Group, shape: &Shape, max: usize, pairs:
         if is_checked {
             stream.synchronize()?;
             let expected = per_rank(shape, mine, &[], Experts);
-            let mut found = vec![0u16; expected.len()];
-            input.output.read(0, &mut found)?;
-            assert!(expected == found, "pair {number}: the output of rank {me} differs");
-            input.output.write(0, &vec![0x7fffu16; found.len()])?;
+            input.compare(&expected, format_args!("pair {number}"))?;
+            input.output.write(0, &vec![0x7fffu16; expected.len()])?;
         }
     }
     stream.synchronize()?;
@@ -335,9 +359,7 @@ pub fn replays(
         stream.synchronize()?;
         is_whole(&group, &format_args!("replay {number} of {me}"))?;
         let expected = per_rank(shape, &mine, &[], Experts);
-        let mut found = vec![0u16; expected.len()];
-        input.output.read(0, &mut found)?;
-        assert!(expected == found, "replay {number}: the output of rank {me} differs");
+        input.compare(&expected, format_args!("replay {number}"))?;
     }
     assert_eq!((group.status()?, group.masked(0)?), (None, 0));
     drop((graph, slot));
@@ -416,9 +438,7 @@ pub fn combine_at_source(
                 if adds { start(token, column) + old(token, column) } else { 0.0 }
             },
         );
-        let mut found = vec![0u16; expected.len()];
-        input.output.read(0, &mut found)?;
-        assert!(expected == found, "{routing:?}: the output of rank {me} differs");
+        input.compare(&expected, format_args!("{routing:?}"))?;
     }
     assert_eq!(group.status()?, None);
     drop(slot);
@@ -461,9 +481,7 @@ pub fn planned(
         stream.synchronize()?;
         is_whole(&group, &format_args!("dispatch {number} of {me}"))?;
         let expected = per_rank(shape, mine, &[], Experts);
-        let mut found = vec![0u16; expected.len()];
-        input.output.read(0, &mut found)?;
-        assert!(expected == found, "dispatch {number}: the output of rank {me} differs");
+        input.compare(&expected, format_args!("dispatch {number}"))?;
     }
     drop(slot);
     group.destroy()
@@ -559,7 +577,7 @@ pub fn element(
         };
         stream.synchronize()?;
         is_whole(&group, &format_args!("{element:?}: dispatch of {me}"))?;
-        // The rows that come back: what was sent, as numbers.
+        // The returned rows: what was sent, as numbers.
         let row_bytes = group.sizes().combine_bytes as usize;
         let mut back = vec![0u8; shape.ranks * max * row_bytes];
         let back_kind = if row_bytes == 4 * shape.hidden { Kind::F32 } else { kind };
@@ -609,14 +627,13 @@ fn has_copies(
     rows: &[ReceivedRow],
 ) -> Result<(), EpError> {
     let memory = padded.rows().expect("there are rows");
-    let mut next: Vec<usize> = (0..shape.local()).map(|expert| (expert * shape.ranks + source) * max).collect();
-    for row in rows {
-        for expert in row.experts.iter().filter_map(|&local| usize::try_from(local).ok()) {
-            let mut found = vec![0u8; row.row.len()];
-            memory.read((next[expert] * row.row.len()) as u64, &mut found)?;
-            assert!(row.row == found, "row {} of the zone of expert {expert}", next[expert]);
-            next[expert] += 1;
-        }
+    for expert in 0..shape.local() {
+        let of_expert = rows.iter().filter(|row| row.experts.contains(&(expert as i32)));
+        let expected: Vec<u8> = of_expert.flat_map(|row| row.row.iter().copied()).collect();
+        let (first, row_bytes) = ((expert * shape.ranks + source) * max, rows.first().map_or(0, |row| row.row.len()));
+        let mut found = vec![0u8; expected.len()];
+        memory.read((first * row_bytes) as u64, &mut found)?;
+        assert!(expected == found, "rows from {source} in the zone of expert {expert}");
     }
     Ok(())
 }
@@ -642,9 +659,7 @@ pub fn fused(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Sha
         }
         stream.synchronize()?;
         let expected = per_rank(shape, &mine, &[], Experts);
-        let mut found = vec![0u16; expected.len()];
-        input.output.read(0, &mut found)?;
-        assert!(expected == found, "pair {number}: the output of rank {me} differs");
+        input.compare(&expected, format_args!("pair {number}"))?;
     }
     assert_eq!(group.status()?, None);
     drop(slot);

@@ -2,7 +2,7 @@
 //! Groups whose sources share a region of a receiver: too many rows, other layouts, silent ranks.
 
 use super::layouts::expected_rows;
-use super::{Input, copied, experts};
+use super::{Input, compare_rows, copied, experts};
 use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Layout, Permuted, Received, Rows, Tokens};
 use gin_ep_oracle::{
     Batch, Experts, Kind, RankRow, Routing, Shape, Zone, batch, expert_major, limited, narrow, per_rank, per_rank_f32,
@@ -33,22 +33,19 @@ fn compare(
     let (expected, all) = (limited(shape, batches, me, max), rank_major(shape, batches, me));
     let region = received.region()?.expect("sources share it");
     assert_eq!(region.bytes(), (max * 2 * shape.hidden) as u64);
+    let mut rows = vec![0u8; region.bytes() as usize];
+    region.read(0, &mut rows)?;
     let mut first = 0;
     for (source, found) in received.fetch()?.into_iter().enumerate() {
         let (expected, offered) = (&expected[source], all[source].len());
         let number = [expected.len() as u32, offered as u32, first as u32];
         assert_eq!(numbers[source], number, "{shape:?}, {max} rows: from {source} at {me}");
-        let same = |(index, (expected, found)): (usize, (&RankRow, &gin_ep::ReceivedRow))| -> Result<bool, EpError> {
-            let mut row = vec![0u16; shape.hidden];
-            region.read(((first + index) * 2 * shape.hidden) as u64, &mut row)?;
-            let bytes: Vec<u8> = row.iter().flat_map(|element| element.to_le_bytes()).collect();
+        for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
             let is_same = (expected.token as u32, &expected.experts, &expected.weights)
-                == (found.token, &found.experts, &found.weights);
-            Ok(is_same && expected.row == row && bytes == found.row)
-        };
-        for pair in expected.iter().zip(&found).enumerate() {
-            let index = pair.0;
-            assert!(same(pair)?, "{shape:?}, {max} rows: row {index} from {source} at {me}");
+                == (found.token, &found.experts, &found.weights)
+                && bytemuck::cast_slice::<u16, u8>(&expected.row) == found.row
+                && found.row == rows[(first + index) * 2 * shape.hidden..][..2 * shape.hidden];
+            assert!(is_same, "{shape:?}, {max} rows: row {index} from {source} at {me}");
         }
         assert_eq!(found.len(), expected.len());
         first += offered;
@@ -110,9 +107,7 @@ pub fn limits(
                 (0..shape.ranks).map(|rank| limited(shape, &batches, rank, max_rows).swap_remove(me)).collect();
             let takes_part = |token: usize, rank: usize| kept[rank].iter().any(|row| row.token == token);
             let expected = per_rank_of(shape, mine, takes_part, Experts);
-            let mut found = vec![0u16; expected.len()];
-            input.output.read(0, &mut found)?;
-            assert!(expected == found, "{routing:?}, {max_rows} rows: the output of rank {me} differs");
+            input.compare(&expected, format_args!("{routing:?}, {max_rows} rows"))?;
             let report = group.status()?;
             let (mine, limit) = (received_by(&batches, me), max_rows as u64);
             let is_full = |rank: usize| rank_major(shape, &batches, rank)[me].len() > kept[rank].len();
@@ -137,7 +132,7 @@ pub fn limits(
 }
 
 /// Returns the rows of a rank after a combine of one row for each rank, if experts have only the rows of a packed
-/// layout that lie before `capacity`. With `combine_f32` the rows that come back are not rounded.
+/// layout that lie before `capacity`. With `combine_f32` the returned rows are not rounded.
 fn sums_of(
     shape: &Shape,
     batches: &[Batch],
@@ -211,11 +206,8 @@ pub fn layouts(
         let (expected, counts) = expected_rows(layout, shape, &batches, me, max);
         assert_eq!(to.fetch_counts()?, counts, "{layout:?} at {me}");
         let memory = to.rows().expect("it copies rows");
-        for (place, expected) in expected.into_iter().filter(|(place, _)| *place < to.capacity() as usize) {
-            let mut found = vec![0u16; shape.hidden];
-            memory.read((place * 2 * shape.hidden) as u64, &mut found)?;
-            assert!(expected == found, "{layout:?}: row {place} at {me}: {expected:?}, found {found:?}");
-        }
+        let expected: Vec<_> = expected.into_iter().filter(|(place, _)| *place < to.capacity() as usize).collect();
+        compare_rows(memory, shape.hidden, &expected, format_args!("{layout:?} at {me}"))?;
         let (local, hidden) = (shape.local() as u32, shape.hidden as u32);
         // Safety: after the layout, before the combine, on one stream.
         unsafe {
@@ -237,9 +229,7 @@ pub fn layouts(
             _ => (1, usize::MAX),
         };
         let expected = sums_of(shape, &batches, me, (align, max), combine_f32);
-        let mut found = vec![0u16; expected.len()];
-        input.output.read(0, &mut found)?;
-        assert!(expected == found, "{layout:?}: the output of rank {me} differs");
+        input.compare(&expected, format_args!("{layout:?}"))?;
         if max == usize::MAX || number == 1 {
             let per_rank = if combine_f32 { per_rank_f32 } else { per_rank };
             assert_eq!(expected, per_rank(shape, &batches[me], &[], Experts));
@@ -270,9 +260,7 @@ pub fn late(rank: &Rank, comm: &Communicator, config: &GroupConfig, shape: &Shap
     let check = |mine: &Batch, silent: &[usize]| -> Result<(), EpError> {
         stream.synchronize()?;
         let expected = per_rank(shape, mine, silent, Experts);
-        let mut found = vec![0u16; expected.len()];
-        input.output.read(0, &mut found)?;
-        assert!(expected == found, "rank {me} without {silent:?}");
+        input.compare(&expected, format_args!("without {silent:?}"))?;
         Ok(())
     };
     let mut slot = group.slot(0)?;

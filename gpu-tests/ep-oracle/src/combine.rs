@@ -52,7 +52,7 @@ pub fn per_rank_of(
     })
 }
 
-/// Returns the same as [`per_rank`], if the rows that come back are FP32: each is the [`reduced`] one without its
+/// Returns the same as [`per_rank`], if the returned rows are FP32: each is the [`reduced`] one without its
 /// rounding, so that only the sum is rounded.
 pub fn per_rank_f32(shape: &Shape, batch: &Batch, silent: &[usize], experts: Experts) -> Vec<u16> {
     let takes_part = |_, rank| !silent.contains(&rank);

@@ -47,7 +47,7 @@ class GroupConfig:
     - slots: number of slots, each with separate memory.
     - element: the elements of rows; by default `Element.BF16`.
     - combine_at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
-    - combine_f32: the row that comes back for each rank has FP32 elements in place of BF16.
+    - combine_f32: the returned row for each rank has FP32 elements in place of BF16.
     - max_rows: all sources share a region of a receiver, which has room for this many rows. By default each source has a
       region for `tokens` rows.
     - sms: the maximum number of SMs that a kernel takes, which is its maximum number of blocks; by default all.
@@ -220,7 +220,7 @@ class Received:
         combine: Combine,
         rows: Union[_Tensor, Permuted, tuple[Permuted, _Tensor], None] = None,
     ) -> None:
-        """Returns rows for each received one, and stores the sums of the rows that come back. The rows are the received
+        """Returns rows for each received one, and stores the sums of the returned rows. The rows are the received
         ones, or in a tensor, in permuted rows, or in the places of permuted rows in a tensor. A tensor has the shape
         `[ranks * tokens][element]`, where `tokens` is that of the group: row `r` from rank `s` is `s * tokens + r`. With
         `combine_at_source` it is `[ranks * tokens * topk][element]`, and id `k` of that row is `(s * tokens + r) * topk + k`. With

@@ -81,7 +81,7 @@ impl Element {
         }
     }
 
-    /// Returns the types of sums, and of rows that come back unless `combine_f32` makes them FP32.
+    /// Returns the types of sums, and of returned rows unless `combine_f32` makes them FP32.
     pub(crate) fn back(self) -> &'static [DType] {
         match self.0 {
             gin_ep::Element::F16 => &[DType::Float16, DType::Uint16],
@@ -136,7 +136,7 @@ impl Layout {
 /// - slots: number of slots, each with separate memory.
 /// - element: the elements of rows; by default `Element.BF16`.
 /// - combine_at_source: one row comes back for each id, not for each rank; the source multiplies and adds them.
-/// - combine_f32: the row that comes back for each rank has FP32 elements in place of BF16.
+/// - combine_f32: the returned row for each rank has FP32 elements in place of BF16.
 /// - max_rows: all sources share a region of a receiver, which has room for this many rows. By default each source has
 ///   a region for `tokens` rows.
 /// - sms: the maximum number of SMs that a kernel takes, which is its maximum number of blocks; by default all.
@@ -203,7 +203,7 @@ impl GroupConfig {
 }
 
 impl GroupConfig {
-    /// Returns the types that rows may have which come back.
+    /// Returns the types that returned rows may have.
     pub(crate) fn back(&self) -> &'static [DType] {
         if self.combine_f32 { &[DType::Float32] } else { self.element.back() }
     }

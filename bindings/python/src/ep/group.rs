@@ -22,7 +22,7 @@ pub(crate) struct GroupCore {
     /// Lets nobody end the communicator while the group launches.
     pub(crate) member: Arc<Member>,
     pub(crate) element: Element,
-    /// The types that rows may have which come back.
+    /// The types that returned rows may have.
     pub(crate) back: &'static [DType],
     pub(crate) sizes: Sizes,
     slots: Mutex<Vec<Weak<SlotCore>>>,

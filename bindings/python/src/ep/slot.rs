@@ -365,7 +365,7 @@ impl Received {
         })
     }
 
-    /// Returns sizes, element, and the usual type of rows that come back.
+    /// Returns sizes, element, and the usual type of returned rows.
     fn sizes(&self) -> PyResult<(Sizes, Element, DType)> {
         let mut inner = self.slot.get()?.enter()?;
         let (core, _) = inner.received(self.id, "viewed")?;
@@ -469,7 +469,7 @@ impl Received {
         Ok(PermutedRows { slot, id: self.id, to: Guarded::new(to.clone()), users: Guarded::new(users), view })
     }
 
-    /// Returns rows for each received one, and stores the sums of the rows that come back, one for each of this rank's
+    /// Returns rows for each received one, and stores the sums of the returned rows, one for each of this rank's
     /// tokens. The rows are the received ones, or in a tensor, in permuted rows, or in a pair of both.
     #[pyo3(signature = (stream, combine, rows=None))]
     fn combine(

@@ -232,7 +232,7 @@ impl Combine {
     }
 }
 
-/// The rows that come back.
+/// The returned rows.
 #[derive(Debug)]
 enum Back {
     InPlace,
@@ -262,7 +262,7 @@ impl Sums {
         max: u64,
     ) -> PyResult<Self> {
         let sizes = &core.sizes;
-        let elements = words("a row that comes back", sizes.combine_bytes, core.back[0])? as u64;
+        let elements = words("a returned row", sizes.combine_bytes, core.back[0])? as u64;
         let of = |dtypes, value: &Bound<'_, PyAny>, what: &str, number: u64, meaning: &'static str| {
             let extents = |_| Ok(vec![Extent::AtLeast(number, meaning), Extent::Is(elements, "the elements of a row")]);
             take(value, core, what, dtypes, extents).map(|(memory, ..)| memory)

@@ -29,7 +29,7 @@ pub struct Grouped {
     pub maps: u64,
     /// Number of inner elements: a multiple of 8.
     pub depth: u32,
-    /// Number of columns: the elements of a row that comes back, a multiple of 8.
+    /// Number of columns: the elements of a returned row, a multiple of 8.
     pub columns: u32,
 }
 
@@ -183,7 +183,7 @@ impl<'a> Back<'a> {
         Self { arena, received, returned: received.slot().returned(buffer(received.epoch()), arena.rank()) }
     }
 
-    /// Returns the address of the row that comes back for an id of a received row.
+    /// Returns the address of the returned row for an id of a received row.
     #[inline(always)]
     pub(super) fn place(&self, source: u32, row: u32, k: u32) -> u64 {
         let sizes = &self.received.slot().sizes;

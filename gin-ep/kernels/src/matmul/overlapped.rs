@@ -37,7 +37,7 @@ pub struct Overlapped {
     pub maps: u64,
     /// Number of inner elements, which are the BF16 of a received row: a multiple of 8.
     pub depth: u32,
-    /// Number of columns: the elements of a row that comes back, a multiple of 8.
+    /// Number of columns: the elements of a returned row, a multiple of 8.
     pub columns: u32,
 }
 
