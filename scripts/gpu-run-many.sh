@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Measures and tests gin with one rank for each GPU of this machine, two or more: workloads beside NCCL,
-# expert parallelism, products, barriers, the loss of a rank, and a selection of the tests with ranks in one process and
-# in processes. Results are kept in $OUT, or in the folder out beside this script. Steps that succeeded are not run
-# again. A step ends after GIN_STEP_SECONDS (150); tests that have not begun within GIN_GPU_SECONDS (60) of their step are
+# Measures and tests gin with one rank for each GPU of this machine, two or more: workloads beside NCCL, expert
+# parallelism, products, barriers, the loss of a rank, and a selection of the tests with ranks in one process and in
+# processes. Results are kept in $OUT, or in the folder out beside this script. Steps that succeeded are not run again.
+# A step ends after GIN_STEP_SECONDS (150). Tests that have not begun within GIN_GPU_SECONDS (60) of their step are
 # reported as ignored. The report is printed last. The exit status is 0 if all steps succeeded.
 #
 # usage: run-many.sh [STEP...]   (a step is a part of its name; all if none are given)

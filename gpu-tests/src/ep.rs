@@ -17,7 +17,7 @@ use support::{Input, Pair, pairs};
 mod support;
 
 /// The trials of this module, which run on any devices. Ranks form one LSA team.
-pub const TRIALS: [Trial; 16] = [
+pub const TRIALS: [Trial; 17] = [
     ("rows_go_to_their_experts_and_back_with_the_bits_of_the_oracle", small),
     ("whole_batches_go_to_their_experts_and_back_with_the_bits_of_the_oracle", large),
     ("one_block_is_enough_to_dispatch_and_combine", |testbed| {
@@ -36,6 +36,7 @@ pub const TRIALS: [Trial; 16] = [
     ("all_layouts_have_the_rows_of_the_oracle_in_its_order", layouts),
     ("flags_cover_what_late_warps_store_and_a_missing_barrier_before_a_flag_shows", late),
     ("sources_share_a_region_for_the_rows_that_arrive", shared),
+    ("shared_regions_serve_free_running_pairs_graphs_and_all_elements", shared_traffic),
     ("a_silent_rank_is_reported_and_left_out_and_takes_part_again", silent),
     ("two_slots_on_two_streams_do_not_disturb_each_other", two_slots),
 ];
@@ -356,12 +357,18 @@ fn shared(testbed: &Testbed) -> Result<(), String> {
         })?;
         with(testbed, ranks, small_on(testbed), sizes, tokens, support::shared::layouts)?;
     }
+    Ok(())
+}
+
+fn shared_traffic(testbed: &Testbed) -> Result<(), String> {
+    let is_real = testbed.devices.is_some();
+    let all = |ranks: u32, tokens: u32| move |config: GroupConfig| small_on(testbed)(config).max_rows(ranks * tokens);
     for element in [(Element::F16, Kind::F16), (Element::F32, Kind::F32)] {
         with(testbed, 2, all(2, 24), (60, 8, 264), 24, |rank, comm, config, shape, max| {
             support::shared::elements(rank, comm, config, element, shape, max)
         })?;
     }
-    let (sizes, tokens, number) = if is_real { ((256, 8, 1024), 1024, 2_000) } else { ((5, 2, 8), 3, 40) };
+    let (sizes, tokens, number) = if is_real { ((256, 8, 1024), 1024, 500) } else { ((5, 2, 8), 3, 40) };
     with(testbed, 2, all(2, tokens), sizes, tokens, |rank, comm, config, shape, max| {
         support::free_running(rank, comm, config, shape, max, number)?;
         support::replays(rank, comm, config, shape, max, number / 10)
