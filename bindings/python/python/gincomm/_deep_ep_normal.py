@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The normal calls of `gincomm.deep_ep`: one row for each rank of a token."""
+
+import struct
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+import torch
+
+from . import Communicator, Deadline, Rank
+from ._deep_ep_exchange import EventOverlap, Exchange, Lane, Queue
+from ._deep_ep_rows import Record, check, require
+from .ep import Combine, Element, GroupConfig, Layout, Tokens
+
+Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+
+
+class Handle(tuple):
+    """What a combine and a dispatch of the same routing need.
+
+    `(rank_prefix_matrix, None, None, recv_src_idx, is_token_in_rank, None)`: DeepEP has matrices of channels at the
+    places of None.
+    """
+
+    tokens: int
+    received: int
+    ids: torch.Tensor
+    lane: Lane
+
+
+def room_of(tokens: int) -> int:
+    """Returns the tokens that a group has room for: a power of two, so that few sizes need groups."""
+    return max(16, 1 << (tokens - 1).bit_length())
+
+
+def dispatch_layout(ids: torch.Tensor, experts: int, ranks: int) -> Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
+    """Returns tokens for each rank, None, ids for each expert, and whether each token goes to each rank."""
+    require(experts % ranks == 0, f"num_experts {experts} is not a multiple of the {ranks} ranks")
+    valid = (ids >= 0) & (ids < experts)
+    ids = torch.where(valid, ids, experts).long()
+    per_expert = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
+    per_expert.scatter_add_(0, ids.flatten(), torch.ones_like(ids.flatten(), dtype=torch.int32))
+    # The column past the ranks takes the ids without an expert.
+    named = torch.zeros(ids.size(0), ranks + 1, dtype=torch.bool, device=ids.device)
+    named = named.scatter_(1, ids // (experts // ranks), True)[:, :ranks].contiguous()
+    return named.sum(0, dtype=torch.int32), None, per_expert[:experts].clone(), named
+
+
+class Normal:
+    """Groups of the normal calls, one for each combination of sizes."""
+
+    def __init__(self, rank: Rank, comm: Communicator, queue: Queue, deadline: Deadline) -> None:
+        self.rank, self.comm, self.queue, self.deadline = rank, comm, queue, deadline
+        self.exchanges: Dict[Tuple[Any, ...], Exchange] = {}
+
+    def _exchange(self, tokens: int, hidden: int, row_bytes: int, sms: int, weights: bool = False) -> Exchange:
+        """Returns the group for rows of these bytes, or for FP32 weights, whose ids are numbers of ranks."""
+        key = (tokens, hidden, row_bytes, sms, weights)
+        if key not in self.exchanges:
+            ranks = self.comm.ranks
+            element = Element.F32 if weights else Element.opaque(row_bytes)
+            config = GroupConfig(
+                ranks, hidden, ranks, tokens=tokens, element=element, sms=sms or None, deadline=self.deadline
+            )
+            dtype = torch.float32 if weights else torch.uint8
+            capacity = ranks * tokens
+            self.exchanges[key] = Exchange(
+                self.comm, self.queue, config, Layout.FLAT, capacity, hidden, row_bytes, dtype=dtype
+            )
+        return self.exchanges[key]
+
+    def _agree(self, named: torch.Tensor, per_rank: torch.Tensor, per_expert: torch.Tensor) -> Tuple[int, List[List[int]], List[int]]:
+        """Exchanges numbers of tokens. Returns the largest of a rank, tokens `[source][rank]`, and rows by local expert."""
+        ranks, experts = self.comm.ranks, per_expert.numel()
+        found = torch.cat([named.sum(0, dtype=torch.int64), per_rank.long(), per_expert.long()]).tolist()
+        mine, given = found[:ranks], found[ranks : 2 * ranks]
+        require(mine == given, f"num_tokens_per_rank is {given}; is_token_in_rank has {mine}")
+        packed = struct.pack(f"{1 + ranks + experts}q", named.size(0), *mine, *found[2 * ranks :])
+        everyone = [struct.unpack(f"{len(each) // 8}q", each) for each in self.rank.all_gather(packed)]
+        sizes = {len(each) for each in everyone}
+        require(len(sizes) == 1, f"num_tokens_per_expert has {experts} experts here, and other numbers on other ranks")
+        first, local = 1 + ranks + self.rank.rank * (experts // ranks), experts // ranks
+        rows = [sum(each[first + expert] for each in everyone) for expert in range(local)]
+        return max(each[0] for each in everyone), [list(each[1 : 1 + ranks]) for each in everyone], rows
+
+    def dispatch(
+        self,
+        x: Rows,
+        handle: Optional[Handle],
+        named: Optional[torch.Tensor],
+        per_rank: Optional[torch.Tensor],
+        per_expert: Optional[torch.Tensor],
+        ids: Optional[torch.Tensor],
+        weights: Optional[torch.Tensor],
+        alignment: int,
+        worst: int,
+        sms: int,
+        previous: Optional[EventOverlap],
+        async_finish: bool,
+    ) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Handle], EventOverlap]:
+        queue, (rows, scales) = self.queue, x if isinstance(x, tuple) else (x, None)
+        self._check_rows(rows, scales)
+        cached, numbers = handle is not None, None
+        with queue.after(previous):
+            if cached:
+                require(isinstance(handle, Handle), "handle is not one of dispatch")
+                require(ids is None and weights is None, "with a handle, topk_idx and topk_weights must be None")
+                check("x", rows, queue.device, (rows.dtype,), handle.ids.size(0), None)
+                worst = worst or handle.received
+            else:
+                self._check_routing(rows, named, per_rank, per_expert, ids, weights)
+                handle, numbers = self._route(rows.size(0), named, per_rank, per_expert, alignment, worst)
+            topk = ids.size(1) if ids is not None else 0
+            record = Record(
+                x=(rows.dtype, rows.size(1)),
+                scales=(torch.float32 if scales is None else scales.dtype, 0 if scales is None else scales.size(1)),
+                token=(torch.int32, 1),
+                ids=(torch.int32, topk),
+                weights=(torch.float32, topk),
+            )
+            sent = self._pack(record, rows, scales, ids, weights)
+            lane = self._exchange(handle.tokens, rows.size(1), record.bytes, sms).lanes[0]
+            lane.swap(handle, Tokens(sent, handle.ids))
+            queue.settle()
+            handle.lane = lane
+            arrived = lane.rows[: handle.received]
+            found: Rows = record.take("x", arrived)
+            if scales is not None:
+                found = (found, record.take("scales", arrived))
+            local = per_expert.numel() // self.comm.ranks if not cached else 0
+            got_ids, got_weights = self._local(record, lane, arrived, local) if topk else (None, None)
+            if not cached:
+                handle[3].copy_(record.take("token", arrived).flatten())
+        used = (rows, scales, handle.ids, *(found if isinstance(found, tuple) else (found,)), got_ids, got_weights)
+        event = queue.finish(async_finish, used + tuple(handle))
+        lane.exchange.check()
+        return found, got_ids, got_weights, numbers, None if cached else handle, event
+
+    def _check_rows(self, rows: torch.Tensor, scales: Optional[torch.Tensor]) -> None:
+        dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
+        check("x", rows, self.queue.device, (dtype,), None, None)
+        require(rows.size(1) % 8 == 0, f"hidden is {rows.size(1)}; use a multiple of 8")
+        if scales is not None:
+            check("the scales of x", scales, self.queue.device, (torch.float32, torch.int32), rows.size(0), None)
+
+    def _check_routing(self, rows: Any, named: Any, per_rank: Any, per_expert: Any, ids: Any, weights: Any) -> None:
+        for name, value in (("is_token_in_rank", named), ("num_tokens_per_rank", per_rank), ("num_tokens_per_expert", per_expert)):
+            require(value is not None, f"{name} is missing: pass the results of get_dispatch_layout, or a handle")
+        count, ranks, device = rows.size(0), self.comm.ranks, self.queue.device
+        check("is_token_in_rank", named, device, (torch.bool,), count, ranks)
+        check("num_tokens_per_rank", per_rank, device, (torch.int32,), ranks)
+        check("num_tokens_per_expert", per_expert, device, (torch.int32,), None)
+        require(per_expert.numel() % ranks == 0, f"num_tokens_per_expert has {per_expert.numel()} numbers; use a multiple of {ranks}")
+        require((ids is None) == (weights is None), "pass topk_idx and topk_weights together, or none of them")
+        if ids is not None:
+            check("topk_idx", ids, device, (torch.int64, torch.int32), count, None)
+            check("topk_weights", weights, device, (torch.float32,), *ids.shape)
+
+    def _route(
+        self, count: int, named: torch.Tensor, per_rank: torch.Tensor, per_expert: torch.Tensor, alignment: int, worst: int
+    ) -> Tuple[Handle, List[int]]:
+        """Makes the handle of a routing, and the list of rows by local expert, which is empty with `num_worst_tokens`."""
+        ranks, device, numbers = self.comm.ranks, self.queue.device, []
+        matrix = torch.zeros(ranks, ranks, dtype=torch.int32)
+        if worst:
+            tokens, received = -(-worst // ranks), worst
+            require(count <= tokens, f"x has {count} tokens; num_worst_tokens {worst} allows {tokens} on each of {ranks} ranks")
+        else:
+            tokens, sent, rows = self._agree(named, per_rank, per_expert)
+            matrix = torch.tensor(sent, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            received = int(matrix[-1, self.rank.rank])
+            numbers = [-(-each // alignment) * alignment for each in rows]
+        source = torch.empty(received, dtype=torch.int32, device=device)
+        handle = Handle((matrix.to(device), None, None, source, named, None))
+        handle.tokens, handle.received = room_of(tokens), received
+        handle.ids = torch.where(named, torch.arange(ranks, dtype=torch.int32, device=device), -1)
+        return handle, numbers
+
+    def _pack(self, record: Record, rows: Any, scales: Any, ids: Any, weights: Any) -> torch.Tensor:
+        count, device = rows.size(0), self.queue.device
+        parts = {"x": rows, "token": torch.arange(count, dtype=torch.int32, device=device).unsqueeze(1)}
+        none = torch.empty(count, 0, dtype=torch.float32, device=device)
+        parts["scales"] = none if scales is None else scales
+        parts["ids"] = none if ids is None else ids.int()
+        parts["weights"] = none if weights is None else weights
+        return record.pack(count, device, **parts)
+
+    def _local(self, record: Record, lane: Lane, arrived: torch.Tensor, local: int) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Returns ids as numbers on this rank, or -1, and the weights, 0 where the id is -1."""
+        ids = record.take("ids", arrived).long() - self.rank.rank * local
+        number = torch.arange(arrived.size(0), dtype=torch.int32, device=arrived.device)
+        here = (ids >= 0) & (ids < local) & (number < lane.counts[0]).unsqueeze(1)
+        return torch.where(here, ids, -1), torch.where(here, record.take("weights", arrived), 0.0)
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: Handle,
+        weights: Optional[torch.Tensor],
+        biases: Tuple[torch.Tensor, ...],
+        sms: int,
+        previous: Optional[EventOverlap],
+        async_finish: bool,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
+        require(isinstance(handle, Handle), "handle is not one of dispatch")
+        queue, count = self.queue, handle.ids.size(0)
+        check("x", x, queue.device, (torch.bfloat16,), handle.received, None)
+        hidden = handle.lane.exchange.hidden
+        require(x.size(1) == hidden, f"x has {x.size(1)} elements in a row; the dispatch had {hidden}")
+        for bias in biases:
+            check("bias", bias, queue.device, (torch.bfloat16,), count, hidden)
+        if weights is not None:
+            check("topk_weights", weights, queue.device, (torch.float32,), handle.received, None)
+        with queue.after(previous):
+            sums, more = torch.empty(count, hidden, dtype=torch.bfloat16, device=queue.device), {}
+            if biases:
+                more["bias"] = biases[0].contiguous()
+            if len(biases) > 1:
+                sums.copy_(biases[1])
+                more["accumulate"] = True
+            _return(handle.lane, handle, Combine.reduced(sums, **more), x)
+            total = None if weights is None else self._sum_weights(handle, weights, sms)
+        event = queue.finish(async_finish, (x, weights, sums, total, handle.ids, *biases))
+        handle.lane.exchange.check()
+        return sums, total, event
+
+    def _sum_weights(self, handle: Handle, weights: torch.Tensor, sms: int) -> torch.Tensor:
+        """Adds up the weights that the ranks of a token return, in FP32."""
+        topk = weights.size(1)
+        columns = -(-topk // 4) * 4
+        lane = self._exchange(handle.tokens, columns, 4 * columns, sms, weights=True).lanes[0]
+        padded = torch.nn.functional.pad(weights, (0, columns - topk))
+        sums = torch.empty(handle.ids.size(0), columns, dtype=torch.float32, device=weights.device)
+        _return(lane, handle, Combine.reduced(sums), padded)
+        self.queue.settle()
+        lane.exchange.check()
+        return sums[:, :topk].contiguous()
+
+    def destroy(self) -> None:
+        while self.exchanges:
+            self.exchanges.popitem()[1].destroy()
+
+
+def _return(lane: Lane, handle: Handle, combine: Combine, rows: torch.Tensor) -> None:
+    """Returns rows of a handle. A combine takes as many rows as the layout has room for."""
+
+    def padded() -> torch.Tensor:
+        full = torch.empty(lane.exchange.capacity, rows.size(1), dtype=rows.dtype, device=rows.device)
+        full[: rows.size(0)].copy_(rows)
+        return full
+
+    lane.combine(handle, handle.ids, combine, padded)
