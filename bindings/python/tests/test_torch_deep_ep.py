@@ -328,6 +328,60 @@ def sums_of(buffer, inputs, handle, expected, recv_weights, options, room=None):
     near(plain, exact - biases[0].double() - biases[1].double())
 
 
+def test_a_combine_finds_the_routing_of_its_handle():
+    """Later dispatches with other ids use the same slot before the rows of earlier ones return."""
+
+    def body(buffer):
+        batches, calls = [everyone(2, round) for round in range(3)], []
+        for inputs in batches:
+            rows, ids, _ = inputs[buffer.rank]
+            per_rank, _, per_expert, named, _ = buffer.get_dispatch_layout(ids, 4)
+            recv, _, _, _, handle, _ = buffer.dispatch(rows, None, per_rank, None, named, per_expert)
+            zone, _, low_latency, _, _ = buffer.low_latency_dispatch(rows, ids, ROOM, 4, use_fp8=False)
+            calls.append((recv, handle, zone, low_latency))
+        for inputs, (recv, handle, zone, low_latency) in zip(batches, calls):
+            rows, ids, weights = inputs[buffer.rank]
+            named = layout_of(ids, 2)[2]
+            near(buffer.combine(recv, handle)[0], rows.double() * named.sum(1, keepdim=True))
+            found, _, _ = buffer.low_latency_combine(zone, ids, weights, low_latency)
+            near(found, weighted(inputs, buffer.rank, lambda _, row: row))
+
+    run(2, body)
+
+
+def test_a_silent_rank_is_an_error_of_the_call():
+    def body(rank):
+        deep_ep.Buffer.deadline, before = gin.Deadline(0.2), deep_ep.Buffer.deadline
+        rank.barrier()
+        buffer = deep_ep.Buffer(rank, low_latency_mode=True, explicitly_destroy=True)
+        rank.barrier()
+        deep_ep.Buffer.deadline = before
+        rows, ids, _ = batch(0, 2)
+        buffer.low_latency_dispatch(rows, ids, ROOM, 4, use_fp8=False)
+        rank.barrier()
+        if rank.rank == 0:
+            with pytest.raises(gin.Error, match="rank 1"):
+                buffer.low_latency_dispatch(rows, ids, ROOM, 4, use_fp8=False)
+        rank.barrier()
+        buffer.destroy()
+
+    gin.launch(2, body, device="virtual")
+
+
+def test_a_buffer_may_be_dropped():
+    def body(rank):
+        for round in range(3):
+            buffer = deep_ep.Buffer(rank, low_latency_mode=True)
+            rows, ids, weights = batch(rank.rank, 2, round)
+            recv, _, handle, _, _ = buffer.low_latency_dispatch(rows, ids, ROOM, 4, use_fp8=False)
+            near(buffer.low_latency_combine(recv, ids, weights, handle)[0], weighted(everyone(2, round), rank.rank, lambda _, row: row))
+            with pytest.raises(gin.StateError, match="destroy.. needs Buffer.explicitly_destroy=True"):
+                buffer.destroy()
+            rank.barrier()
+
+    gin.launch(2, body, device="virtual")
+
+
 def test_numbers_of_rows_are_aligned():
     def body(buffer):
         inputs = everyone(2, 1)
@@ -403,3 +457,10 @@ def test_the_size_hint_grows_with_tokens_and_experts_ids():
     assert 0 < hint(64, HIDDEN, 2, 4) < hint(128, HIDDEN, 2, 4) < hint(128, HIDDEN, 2, 8)
     with pytest.raises(ValueError, match="num_experts 5 is not a multiple of the 2 ranks"):
         hint(64, HIDDEN, 2, 5)
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_process_group_computes_a_layer(gpus):
+    needs_gpus(gpus)
+    found = torchrun(os.path.join(EXAMPLES, "deep_ep_layer.py"), *([] if gpus else ["--cpu"]))
+    assert found.count("prefill and 4 steps of decode agree with all experts") == 2, found

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The low-latency calls of `gincomm.deep_ep`."""
 
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -25,6 +25,28 @@ def config_of(
     )
 
 
+class Format(NamedTuple):
+    """The elements of dispatched rows: BF16, or FP8 with FP32 scales, which may be powers of two, which may be UE8M0."""
+
+    fp8: bool
+    round_scale: bool
+    ue8m0: bool
+
+    def scales(self, hidden: int) -> Tuple[torch.dtype, int]:
+        """Returns the dtype and the number of scales of a row."""
+        if self.ue8m0:
+            return torch.int32, hidden // (4 * BLOCK)
+        return torch.float32, hidden // BLOCK if self.fp8 else 0
+
+    def check(self, hidden: int) -> None:
+        fp8, round_scale, ue8m0 = self
+        require(hidden % 8 == 0, f"hidden is {hidden}; use a multiple of 8")
+        require(not fp8 or hidden % BLOCK == 0, f"hidden is {hidden}; use_fp8 needs a multiple of {BLOCK}")
+        require(fp8 or not (round_scale or ue8m0), "round_scale and use_ue8m0 belong to use_fp8=True")
+        require(round_scale or not ue8m0, "use_ue8m0=True needs round_scale=True")
+        require(not ue8m0 or hidden % (4 * BLOCK) == 0, f"hidden is {hidden}; use_ue8m0 needs a multiple of {4 * BLOCK}")
+
+
 class LowLatencyHandle(tuple):
     """What a combine needs: `(src_info, layout_range, max_tokens, hidden, num_experts)`."""
 
@@ -41,7 +63,9 @@ class LowLatency:
         self.exchanges: Dict[Tuple[int, ...], Tuple[Exchange, Record]] = {}
         self.buffers: Dict[Lane, torch.Tensor] = {}
 
-    def _exchange(self, tokens: int, hidden: int, experts: int, topk: int, scales: Tuple[torch.dtype, int]) -> Tuple[Exchange, Record]:
+    def _exchange(
+        self, tokens: int, hidden: int, experts: int, topk: int, scales: Tuple[torch.dtype, int]
+    ) -> Tuple[Exchange, Record]:
         key = (tokens, hidden, experts, topk, scales[1], scales[0].itemsize)
         if key not in self.exchanges:
             elements = torch.float8_e4m3fn if scales[1] else torch.bfloat16
@@ -60,20 +84,19 @@ class LowLatency:
         tokens: int,
         experts: int,
         stats: Optional[torch.Tensor],
-        fp8: bool,
-        round_scale: bool,
-        ue8m0: bool,
+        form: Format,
         async_finish: bool,
         hooked: bool,
     ) -> Tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Optional[Callable[[], None]]]:
-        self._check(x, ids, tokens, experts, stats, fp8, round_scale, ue8m0, async_finish, hooked)
+        self._check(x, ids, tokens, experts, stats)
+        form.check(x.size(1))
+        require(not (async_finish and hooked), "pass async_finish or return_recv_hook, not both")
         queue, hidden, (count, topk) = self.queue, x.size(1), ids.shape
-        scales = (torch.int32, hidden // (4 * BLOCK)) if ue8m0 else (torch.float32, hidden // BLOCK if fp8 else 0)
-        exchange, record = self._exchange(tokens, hidden, experts, topk, scales)
+        exchange, record = self._exchange(tokens, hidden, experts, topk, form.scales(hidden))
         lane = exchange.next_lane()
         with queue.after():
             ids = ids.contiguous()
-            rows, factors = quantise(x, round_scale, ue8m0) if fp8 else (x, x.new_empty(count, 0, dtype=torch.float32))
+            rows, factors = quantise(x, *form[1:]) if form.fp8 else (x, x.new_empty(count, 0, dtype=torch.float32))
             numbers = torch.arange(count, dtype=torch.int32, device=queue.device).unsqueeze(1)
             sent = Tokens(record.pack(count, queue.device, x=rows, scales=factors, token=numbers), ids)
             out = _Output(lane, record, self.comm.ranks, tokens, hidden, experts, ids)
@@ -96,33 +119,17 @@ class LowLatency:
         event = queue.finish(async_finish, used) if not (hooked and not queue.is_gpu) else EventOverlap()
         if not hooked:
             exchange.check()
-        return tuple(out.x) if fp8 else out.x[0], out.counts, out.handle, event, hook if hooked else None
+        return tuple(out.x) if form.fp8 else out.x[0], out.counts, out.handle, event, hook if hooked else None
 
     def _check(
-        self,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        tokens: int,
-        experts: int,
-        stats: Optional[torch.Tensor],
-        fp8: bool,
-        round_scale: bool,
-        ue8m0: bool,
-        async_finish: bool,
-        hooked: bool,
+        self, x: torch.Tensor, ids: torch.Tensor, tokens: int, experts: int, stats: Optional[torch.Tensor]
     ) -> None:
         device, ranks = self.queue.device, self.comm.ranks
         check("x", x, device, (torch.bfloat16,), None, None)
-        count, hidden = x.shape
+        count = x.size(0)
         check("topk_idx", ids, device, (torch.int64, torch.int32), count, None)
         require(count <= tokens, f"x has {count} tokens; num_max_dispatch_tokens_per_rank is {tokens}")
         require(experts % ranks == 0, f"num_experts {experts} is not a multiple of the {ranks} ranks")
-        require(hidden % 8 == 0, f"hidden is {hidden}; use a multiple of 8")
-        require(not fp8 or hidden % BLOCK == 0, f"hidden is {hidden}; use_fp8 needs a multiple of {BLOCK}")
-        require(fp8 or not (round_scale or ue8m0), "round_scale and use_ue8m0 belong to use_fp8=True")
-        require(round_scale or not ue8m0, "use_ue8m0=True needs round_scale=True")
-        require(not ue8m0 or hidden % (4 * BLOCK) == 0, f"hidden is {hidden}; use_ue8m0 needs a multiple of {4 * BLOCK}")
-        require(not (async_finish and hooked), "pass async_finish or return_recv_hook, not both")
         if stats is not None:
             check("cumulative_local_expert_recv_stats", stats, device, (torch.int32,), experts // ranks)
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 
-from . import Communicator, Deadline, Rank
+from . import Communicator, Deadline, Rank, StateError
 from ._deep_ep_exchange import EventOverlap, Exchange, Lane, Queue
 from ._deep_ep_rows import Record, check, require
 from .ep import Combine, Element, GroupConfig, Layout, Tokens
@@ -165,6 +165,8 @@ class Normal:
             tokens, received = -(-worst // ranks), worst
             require(count <= tokens, f"x has {count} tokens; num_worst_tokens {worst} allows {tokens} on each of {ranks} ranks")
         else:
+            if self.queue.is_capturing():
+                raise StateError("in a capture the host cannot wait for numbers of tokens: pass num_worst_tokens or a handle")
             tokens, sent, rows = self._agree(named, per_rank, per_expert)
             matrix = torch.tensor(sent, dtype=torch.int32).cumsum(0, dtype=torch.int32)
             received = int(matrix[-1, self.rank.rank])

@@ -12,7 +12,7 @@ import torch
 from . import Deadline, Rank, StateError, gpus, init, unique_id
 from . import rank as _rank
 from ._deep_ep_exchange import EventHandle, EventOverlap, Queue
-from ._deep_ep_low_latency import LowLatency, LowLatencyHandle, config_of
+from ._deep_ep_low_latency import Format, LowLatency, LowLatencyHandle, config_of
 from ._deep_ep_normal import Handle, Normal, Rows, dispatch_layout
 from ._deep_ep_rows import Record, check, require
 
@@ -270,9 +270,7 @@ class Buffer:
             num_max_dispatch_tokens_per_rank,
             num_experts,
             cumulative_local_expert_recv_stats,
-            use_fp8,
-            round_scale,
-            use_ue8m0,
+            Format(use_fp8, round_scale, use_ue8m0),
             async_finish,
             return_recv_hook,
         )
