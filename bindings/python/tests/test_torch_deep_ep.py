@@ -452,7 +452,7 @@ def test_what_is_not_there_is_refused_by_name():
     gin.launch(1, body, device="virtual")
 
 
-def test_the_size_hint_grows_with_tokens_and_experts_ids():
+def test_the_size_hint_grows_with_tokens_and_experts():
     hint = deep_ep.Buffer.get_low_latency_rdma_size_hint
     assert 0 < hint(64, HIDDEN, 2, 4) < hint(128, HIDDEN, 2, 4) < hint(128, HIDDEN, 2, 8)
     with pytest.raises(ValueError, match="num_experts 5 is not a multiple of the 2 ranks"):
