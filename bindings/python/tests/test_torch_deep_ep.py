@@ -337,7 +337,7 @@ def test_a_combine_finds_the_routing_of_its_handle():
             rows, ids, _ = inputs[buffer.rank]
             per_rank, _, per_expert, named, _ = buffer.get_dispatch_layout(ids, 4)
             recv, _, _, _, handle, _ = buffer.dispatch(rows, None, per_rank, None, named, per_expert)
-            zone, _, low_latency, _, _ = buffer.low_latency_dispatch(rows, ids, ROOM, 4, use_fp8=False)
+            zone, _, low_latency, _, _ = buffer.low_latency_dispatch(rows, ids.int(), ROOM, 4, use_fp8=False)
             calls.append((recv, handle, zone, low_latency))
         for inputs, (recv, handle, zone, low_latency) in zip(batches, calls):
             rows, ids, weights = inputs[buffer.rank]

@@ -160,8 +160,9 @@ class Normal:
     ) -> Tuple[Handle, List[int]]:
         """Makes the handle of a routing, and the list of rows by local expert, which is empty with `num_worst_tokens`."""
         ranks, device, numbers = self.comm.ranks, self.queue.device, []
-        matrix = torch.zeros(ranks, ranks, dtype=torch.int32)
         if worst:
+            # A capture refuses copies from the host, so nothing comes from there.
+            matrix = torch.zeros(ranks, ranks, dtype=torch.int32, device=device)
             tokens, received = -(-worst // ranks), worst
             require(count <= tokens, f"x has {count} tokens; num_worst_tokens {worst} allows {tokens} on each of {ranks} ranks")
         else:
@@ -171,8 +172,9 @@ class Normal:
             matrix = torch.tensor(sent, dtype=torch.int32).cumsum(0, dtype=torch.int32)
             received = int(matrix[-1, self.rank.rank])
             numbers = [-(-each // alignment) * alignment for each in rows]
+            matrix = matrix.to(device)
         source = torch.empty(received, dtype=torch.int32, device=device)
-        handle = Handle((matrix.to(device), None, None, source, named, None))
+        handle = Handle((matrix, None, None, source, named, None))
         handle.tokens, handle.received = room_of(tokens), received
         handle.ids = torch.where(named, torch.arange(ranks, dtype=torch.int32, device=device), -1)
         return handle, numbers

@@ -43,8 +43,9 @@ def quantise(x: torch.Tensor, round_scale: bool, use_ue8m0: bool) -> Tuple[torch
         mantissa, exponent = torch.frexp(largest / limit)
         # frexp gives a mantissa from 0.5 to 1: 0.5 is a power of two, other values are rounded up.
         exponent = exponent - (mantissa == 0.5).int()
-        scales = torch.ldexp(torch.ones_like(largest), exponent)
-        factors = 1 / scales
+        # The bits of powers of two, which are exact on all devices. The exponents are those of normal numbers.
+        scales = ((exponent + 127) << 23).view(torch.float32)
+        factors = ((127 - exponent) << 23).view(torch.float32)
     else:
         scales, factors = largest / limit, limit / largest
     rows = (blocks * factors.unsqueeze(-1)).to(torch.float8_e4m3fn).flatten(1)
