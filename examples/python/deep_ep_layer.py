@@ -89,7 +89,13 @@ def main(cpu):
     size = deep_ep.Buffer.get_low_latency_rdma_size_hint(DECODE, HIDDEN, group.size(), EXPERTS)
     # DeepEP has no `device`, and no CPU tensors.
     buffer = deep_ep.Buffer(
-        group, 0, size, low_latency_mode=True, num_qps_per_rank=EXPERTS // group.size(), explicitly_destroy=True, device=device
+        group,
+        0,
+        size,
+        low_latency_mode=True,
+        num_qps_per_rank=EXPERTS // group.size(),
+        explicitly_destroy=True,
+        device=device,
     )
     torch.manual_seed(group.rank())
     for step, count, layer in [("prefill", PREFILL, prefill)] + [("decode", DECODE - group.rank(), decode)] * 4:

@@ -44,7 +44,9 @@ class Format(NamedTuple):
         require(not fp8 or hidden % BLOCK == 0, f"hidden is {hidden}; use_fp8 needs a multiple of {BLOCK}")
         require(fp8 or not (round_scale or ue8m0), "round_scale and use_ue8m0 belong to use_fp8=True")
         require(round_scale or not ue8m0, "use_ue8m0=True needs round_scale=True")
-        require(not ue8m0 or hidden % (4 * BLOCK) == 0, f"hidden is {hidden}; use_ue8m0 needs a multiple of {4 * BLOCK}")
+        require(
+            not ue8m0 or hidden % (4 * BLOCK) == 0, f"hidden is {hidden}; use_ue8m0 needs a multiple of {4 * BLOCK}"
+        )
 
 
 class LowLatencyHandle(tuple):
@@ -161,7 +163,9 @@ class LowLatency:
             sums = torch.empty(count, hidden, dtype=torch.bfloat16, device=queue.device) if out is None else out
             given = (self.next_buffer(handle) if zero_copy else x).reshape(local * zone, hidden)
             weighted = Combine.weighted(weights.contiguous(), sums)
-            lane.combine(handle, handle.ids, weighted, lambda: given.index_select(0, handle.places.clamp(max=len(given) - 1)))
+            lane.combine(
+                handle, handle.ids, weighted, lambda: given.index_select(0, handle.places.clamp(max=len(given) - 1))
+            )
         used = (x, ids, weights, sums, handle.places)
         if not hooked:
             event = queue.finish(async_finish, used)
@@ -195,7 +199,13 @@ class _Output:
     def __init__(
         self, lane: Lane, record: Record, ranks: int, tokens: int, hidden: int, experts: int, ids: torch.Tensor
     ) -> None:
-        self.lane, self.record, self.ranks, self.zone, self.local = lane, record, ranks, ranks * tokens, experts // ranks
+        self.lane, self.record, self.ranks, self.zone, self.local = (
+            lane,
+            record,
+            ranks,
+            ranks * tokens,
+            experts // ranks,
+        )
         device, local, rows = lane.rows.device, self.local, self.zone * self.local
         # One row more takes what has no place.
         self.bytes = torch.empty(rows + 1, record.bytes_of("x", lane.rows).size(1), dtype=torch.uint8, device=device)

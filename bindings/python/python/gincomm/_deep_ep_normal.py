@@ -2,7 +2,7 @@
 """The normal calls of `gincomm.deep_ep`: one row for each rank of a token."""
 
 import struct
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -12,6 +12,32 @@ from ._deep_ep_rows import Record, check, require
 from .ep import Combine, Element, GroupConfig, Layout, Tokens
 
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+
+
+class Routing(NamedTuple):
+    """The arguments of a dispatch that say where tokens go; all are None in a dispatch of a handle."""
+
+    in_rank: Optional[torch.Tensor]
+    per_rank: Optional[torch.Tensor]
+    per_expert: Optional[torch.Tensor]
+    ids: Optional[torch.Tensor]
+    weights: Optional[torch.Tensor]
+
+    def check(self, count: int, ranks: int, device: torch.device) -> None:
+        """Checks the arguments of a dispatch of some tokens without a handle."""
+        in_rank, per_rank, per_expert, ids, weights = self
+        numbers = {"is_token_in_rank": in_rank, "num_tokens_per_rank": per_rank, "num_tokens_per_expert": per_expert}
+        for name, value in numbers.items():
+            require(value is not None, f"{name} is missing: pass the results of get_dispatch_layout, or a handle")
+        check("is_token_in_rank", in_rank, device, (torch.bool,), count, ranks)
+        check("num_tokens_per_rank", per_rank, device, (torch.int32,), ranks)
+        check("num_tokens_per_expert", per_expert, device, (torch.int32,), None)
+        experts = per_expert.numel()
+        require(experts % ranks == 0, f"num_tokens_per_expert has {experts} numbers; use a multiple of {ranks}")
+        require((ids is None) == (weights is None), "pass topk_idx and topk_weights together, or none of them")
+        if ids is not None:
+            check("topk_idx", ids, device, (torch.int64, torch.int32), count, None)
+            check("topk_weights", weights, device, (torch.float32,), *ids.shape)
 
 
 class Handle(tuple):
@@ -32,7 +58,9 @@ def room_of(tokens: int) -> int:
     return max(16, 1 << (tokens - 1).bit_length())
 
 
-def dispatch_layout(ids: torch.Tensor, experts: int, ranks: int) -> Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
+def dispatch_layout(
+    ids: torch.Tensor, experts: int, ranks: int
+) -> Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
     """Returns tokens for each rank, None, ids for each expert, and whether each token goes to each rank."""
     require(experts % ranks == 0, f"num_experts {experts} is not a multiple of the {ranks} ranks")
     valid = (ids >= 0) & (ids < experts)
@@ -68,13 +96,14 @@ class Normal:
             )
         return self.exchanges[key]
 
-    def _agree(self, named: torch.Tensor, per_rank: torch.Tensor, per_expert: torch.Tensor) -> Tuple[int, List[List[int]], List[int]]:
+    def _agree(self, routing: Routing) -> Tuple[int, List[List[int]], List[int]]:
         """Exchanges numbers of tokens. Returns the largest of a rank, tokens `[source][rank]`, and rows by local expert."""
+        in_rank, per_rank, per_expert, _, _ = routing
         ranks, experts = self.comm.ranks, per_expert.numel()
-        found = torch.cat([named.sum(0, dtype=torch.int64), per_rank.long(), per_expert.long()]).tolist()
+        found = torch.cat([in_rank.sum(0, dtype=torch.int64), per_rank.long(), per_expert.long()]).tolist()
         mine, given = found[:ranks], found[ranks : 2 * ranks]
         require(mine == given, f"num_tokens_per_rank is {given}; is_token_in_rank has {mine}")
-        packed = struct.pack(f"{1 + ranks + experts}q", named.size(0), *mine, *found[2 * ranks :])
+        packed = struct.pack(f"{1 + ranks + experts}q", in_rank.size(0), *mine, *found[2 * ranks :])
         everyone = [struct.unpack(f"{len(each) // 8}q", each) for each in self.rank.all_gather(packed)]
         sizes = {len(each) for each in everyone}
         require(len(sizes) == 1, f"num_tokens_per_expert has {experts} experts here, and other numbers on other ranks")
@@ -85,55 +114,42 @@ class Normal:
     def dispatch(
         self,
         x: Rows,
-        handle: Optional[Handle],
-        named: Optional[torch.Tensor],
-        per_rank: Optional[torch.Tensor],
-        per_expert: Optional[torch.Tensor],
-        ids: Optional[torch.Tensor],
-        weights: Optional[torch.Tensor],
+        handle: Any,
+        routing: Routing,
         alignment: int,
         worst: int,
         sms: int,
         previous: Optional[EventOverlap],
         async_finish: bool,
-    ) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Handle], EventOverlap]:
+    ) -> Tuple[
+        Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Handle], EventOverlap
+    ]:
         queue, (rows, scales) = self.queue, x if isinstance(x, tuple) else (x, None)
         self._check_rows(rows, scales)
-        cached, numbers = handle is not None, None
+        is_new, numbers, got_ids, got_weights = handle is None, None, None, None
         with queue.after(previous):
-            if cached:
-                require(isinstance(handle, Handle), "handle is not one of dispatch")
-                require(ids is None and weights is None, "with a handle, topk_idx and topk_weights must be None")
-                check("x", rows, queue.device, (rows.dtype,), handle.ids.size(0), None)
-                worst = worst or handle.received
+            if is_new:
+                routing.check(rows.size(0), self.comm.ranks, queue.device)
+                handle, numbers = self._route(routing, alignment, worst)
             else:
-                self._check_routing(rows, named, per_rank, per_expert, ids, weights)
-                handle, numbers = self._route(rows.size(0), named, per_rank, per_expert, alignment, worst)
-            topk = ids.size(1) if ids is not None else 0
-            record = Record(
-                x=(rows.dtype, rows.size(1)),
-                scales=(torch.float32 if scales is None else scales.dtype, 0 if scales is None else scales.size(1)),
-                token=(torch.int32, 1),
-                ids=(torch.int32, topk),
-                weights=(torch.float32, topk),
-            )
-            sent = self._pack(record, rows, scales, ids, weights)
+                require(isinstance(handle, Handle), "handle is not one of dispatch")
+                none = routing.ids is None and routing.weights is None
+                require(none, "with a handle, topk_idx and topk_weights must be None")
+                check("x", rows, queue.device, (rows.dtype,), handle.ids.size(0), None)
+            record = _record(rows, scales, routing.ids)
+            sent = Tokens(_pack(record, rows, scales, routing), handle.ids)
             lane = self._exchange(handle.tokens, rows.size(1), record.bytes, sms).lanes[0]
-            lane.swap(handle, Tokens(sent, handle.ids))
+            lane.swap(handle, sent)
             queue.settle()
-            handle.lane = lane
-            arrived = lane.rows[: handle.received]
-            found: Rows = record.take("x", arrived)
-            if scales is not None:
-                found = (found, record.take("scales", arrived))
-            local = per_expert.numel() // self.comm.ranks if not cached else 0
-            got_ids, got_weights = self._local(record, lane, arrived, local) if topk else (None, None)
-            if not cached:
+            handle.lane, arrived = lane, lane.rows[: handle.received]
+            found = [record.take(name, arrived) for name in ("x", "scales")[: 1 if scales is None else 2]]
+            if is_new:
                 handle[3].copy_(record.take("token", arrived).flatten())
-        used = (rows, scales, handle.ids, *(found if isinstance(found, tuple) else (found,)), got_ids, got_weights)
-        event = queue.finish(async_finish, used + tuple(handle))
+                got_ids, got_weights = self._local(record, lane, arrived, routing)
+        event = queue.finish(async_finish, (rows, scales, handle.ids, *found, got_ids, got_weights, *handle))
         lane.exchange.check()
-        return found, got_ids, got_weights, numbers, None if cached else handle, event
+        recv = found[0] if scales is None else tuple(found)
+        return recv, got_ids, got_weights, numbers, handle if is_new else None, event
 
     def _check_rows(self, rows: torch.Tensor, scales: Optional[torch.Tensor]) -> None:
         dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
@@ -142,54 +158,41 @@ class Normal:
         if scales is not None:
             check("the scales of x", scales, self.queue.device, (torch.float32, torch.int32), rows.size(0), None)
 
-    def _check_routing(self, rows: Any, named: Any, per_rank: Any, per_expert: Any, ids: Any, weights: Any) -> None:
-        for name, value in (("is_token_in_rank", named), ("num_tokens_per_rank", per_rank), ("num_tokens_per_expert", per_expert)):
-            require(value is not None, f"{name} is missing: pass the results of get_dispatch_layout, or a handle")
-        count, ranks, device = rows.size(0), self.comm.ranks, self.queue.device
-        check("is_token_in_rank", named, device, (torch.bool,), count, ranks)
-        check("num_tokens_per_rank", per_rank, device, (torch.int32,), ranks)
-        check("num_tokens_per_expert", per_expert, device, (torch.int32,), None)
-        require(per_expert.numel() % ranks == 0, f"num_tokens_per_expert has {per_expert.numel()} numbers; use a multiple of {ranks}")
-        require((ids is None) == (weights is None), "pass topk_idx and topk_weights together, or none of them")
-        if ids is not None:
-            check("topk_idx", ids, device, (torch.int64, torch.int32), count, None)
-            check("topk_weights", weights, device, (torch.float32,), *ids.shape)
-
-    def _route(
-        self, count: int, named: torch.Tensor, per_rank: torch.Tensor, per_expert: torch.Tensor, alignment: int, worst: int
-    ) -> Tuple[Handle, List[int]]:
+    def _route(self, routing: Routing, alignment: int, worst: int) -> Tuple[Handle, List[int]]:
         """Makes the handle of a routing, and the list of rows by local expert, which is empty with `num_worst_tokens`."""
+        in_rank, count = routing.in_rank, routing.in_rank.size(0)
         ranks, device, numbers = self.comm.ranks, self.queue.device, []
         if worst:
             # A capture refuses copies from the host, so nothing comes from there.
             matrix = torch.zeros(ranks, ranks, dtype=torch.int32, device=device)
             tokens, received = -(-worst // ranks), worst
-            require(count <= tokens, f"x has {count} tokens; num_worst_tokens {worst} allows {tokens} on each of {ranks} ranks")
+            require(
+                count <= tokens,
+                f"x has {count} tokens; num_worst_tokens {worst} allows {tokens} on each of {ranks} ranks",
+            )
         else:
             if self.queue.is_capturing():
-                raise StateError("in a capture the host cannot wait for numbers of tokens: pass num_worst_tokens or a handle")
-            tokens, sent, rows = self._agree(named, per_rank, per_expert)
+                raise StateError(
+                    "in a capture the host cannot wait for numbers of tokens: pass num_worst_tokens or a handle"
+                )
+            tokens, sent, rows = self._agree(routing)
             matrix = torch.tensor(sent, dtype=torch.int32).cumsum(0, dtype=torch.int32)
             received = int(matrix[-1, self.rank.rank])
             numbers = [-(-each // alignment) * alignment for each in rows]
             matrix = matrix.to(device)
         source = torch.empty(received, dtype=torch.int32, device=device)
-        handle = Handle((matrix, None, None, source, named, None))
+        handle = Handle((matrix, None, None, source, in_rank, None))
         handle.tokens, handle.received = room_of(tokens), received
-        handle.ids = torch.where(named, torch.arange(ranks, dtype=torch.int32, device=device), -1)
+        handle.ids = torch.where(in_rank, torch.arange(ranks, dtype=torch.int32, device=device), -1)
         return handle, numbers
 
-    def _pack(self, record: Record, rows: Any, scales: Any, ids: Any, weights: Any) -> torch.Tensor:
-        count, device = rows.size(0), self.queue.device
-        parts = {"x": rows, "token": torch.arange(count, dtype=torch.int32, device=device).unsqueeze(1)}
-        none = torch.empty(count, 0, dtype=torch.float32, device=device)
-        parts["scales"] = none if scales is None else scales
-        parts["ids"] = none if ids is None else ids.int()
-        parts["weights"] = none if weights is None else weights
-        return record.pack(count, device, **parts)
-
-    def _local(self, record: Record, lane: Lane, arrived: torch.Tensor, local: int) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Returns ids as numbers on this rank, or -1, and the weights, 0 where the id is -1."""
+    def _local(
+        self, record: Record, lane: Lane, arrived: torch.Tensor, routing: Routing
+    ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
+        """Returns ids as numbers on this rank, or -1, and the weights, 0 where the id is -1; None if there are no ids."""
+        if routing.ids is None:
+            return None, None
+        local = routing.per_expert.numel() // self.comm.ranks
         ids = record.take("ids", arrived).long() - self.rank.rank * local
         number = torch.arange(arrived.size(0), dtype=torch.int32, device=arrived.device)
         here = (ids >= 0) & (ids < local) & (number < lane.counts[0]).unsqueeze(1)
@@ -242,6 +245,33 @@ class Normal:
     def destroy(self) -> None:
         while self.exchanges:
             self.exchanges.popitem()[1].destroy()
+
+
+def _record(rows: torch.Tensor, scales: Optional[torch.Tensor], ids: Optional[torch.Tensor]) -> Record:
+    """Returns the layout of a row's bytes."""
+    topk = 0 if ids is None else ids.size(1)
+    return Record(
+        x=(rows.dtype, rows.size(1)),
+        scales=(torch.float32, 0) if scales is None else (scales.dtype, scales.size(1)),
+        token=(torch.int32, 1),
+        ids=(torch.int32, topk),
+        weights=(torch.float32, topk),
+    )
+
+
+def _pack(record: Record, rows: torch.Tensor, scales: Optional[torch.Tensor], routing: Routing) -> torch.Tensor:
+    """Returns the bytes of all rows."""
+    count, device = rows.size(0), rows.device
+    none = torch.empty(count, 0, dtype=torch.float32, device=device)
+    return record.pack(
+        count,
+        device,
+        x=rows,
+        scales=none if scales is None else scales,
+        token=torch.arange(count, dtype=torch.int32, device=device).unsqueeze(1),
+        ids=none if routing.ids is None else routing.ids.int(),
+        weights=none if routing.weights is None else routing.weights,
+    )
 
 
 def _return(lane: Lane, handle: Handle, combine: Combine, rows: torch.Tensor) -> None:

@@ -18,7 +18,9 @@ def require(condition: bool, text: str) -> None:
         raise ValueError(text)
 
 
-def check(name: str, tensor: torch.Tensor, device: torch.device, dtypes: Tuple[torch.dtype, ...], *shape: Optional[int]) -> None:
+def check(
+    name: str, tensor: torch.Tensor, device: torch.device, dtypes: Tuple[torch.dtype, ...], *shape: Optional[int]
+) -> None:
     """Checks a tensor's device, dtype and shape. An extent of None may be any number."""
     require(isinstance(tensor, torch.Tensor), f"{name} is {type(tensor).__name__}; pass a torch.Tensor")
     require(tensor.device == device, f"{name} is on {tensor.device}; the buffer's tensors are on {device}")

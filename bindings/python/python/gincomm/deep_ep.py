@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The interface of DeepEP's `Buffer` on gin, for CUDA tensors and for CPU tensors. docs/deep_ep.md has the differences.
 
-    from gincomm import deep_ep
-    buffer = deep_ep.Buffer(group, low_latency_mode=True)
+from gincomm import deep_ep
+buffer = deep_ep.Buffer(group, low_latency_mode=True)
 """
 
 from typing import Any, Callable, List, NoReturn, Optional, Tuple, Union
@@ -13,7 +13,7 @@ from . import Deadline, Rank, StateError, gpus, init, unique_id
 from . import rank as _rank
 from ._deep_ep_exchange import EventHandle, EventOverlap, Queue
 from ._deep_ep_low_latency import Format, LowLatency, LowLatencyHandle, config_of
-from ._deep_ep_normal import Handle, Normal, Rows, dispatch_layout
+from ._deep_ep_normal import Handle, Normal, Routing, Rows, dispatch_layout
 from ._deep_ep_rows import Record, check, require
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]
@@ -26,7 +26,9 @@ _USUAL_TOPK = 8
 
 def __getattr__(name: str) -> NoReturn:
     if name in ("ElasticBuffer", "EPHandle"):
-        raise AttributeError(f"gincomm.deep_ep has no {name}: it has DeepEP's Buffer, whose calls docs/deep_ep.md lists")
+        raise AttributeError(
+            f"gincomm.deep_ep has no {name}: it has DeepEP's Buffer, whose calls docs/deep_ep.md lists"
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -158,7 +160,9 @@ class Buffer:
         """Returns the bytes that a group of gin takes for BF16 rows and 8 ids of a token, without its outputs."""
         row = Record(x=(torch.bfloat16, hidden), token=(torch.int32, 1)).bytes
         topk = min(num_experts, _USUAL_TOPK)
-        return config_of(num_ranks, num_max_dispatch_tokens_per_rank, hidden, num_experts, topk, row).footprint(num_ranks)
+        return config_of(num_ranks, num_max_dispatch_tokens_per_rank, hidden, num_experts, topk, row).footprint(
+            num_ranks
+        )
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
@@ -193,7 +197,7 @@ class Buffer:
     def dispatch(
         self,
         x: Rows,
-        handle: Optional[Tuple[Any, ...]] = None,
+        handle: Any = None,
         num_tokens_per_rank: Optional[torch.Tensor] = None,
         num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,
         is_token_in_rank: Optional[torch.Tensor] = None,
@@ -206,7 +210,9 @@ class Buffer:
         previous_event: Optional[EventOverlap] = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Handle], EventOverlap]:
+    ) -> Tuple[
+        Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Handle], EventOverlap
+    ]:
         """Sends each token once to each of its ranks. Rows arrive by source rank, then by token.
 
         With `num_worst_tokens`, which is the same on all ranks, no rank has more tokens than its share:
@@ -217,15 +223,15 @@ class Buffer:
         require(expert_alignment >= 1, f"expert_alignment is {expert_alignment}; use 1 or more")
         require(num_worst_tokens >= 0, f"num_worst_tokens is {num_worst_tokens}; use 0 or more")
         sms = Buffer.num_sms if config is None else config.num_sms
-        routing = (is_token_in_rank, num_tokens_per_rank, num_tokens_per_expert, topk_idx, topk_weights)
+        routing = Routing(is_token_in_rank, num_tokens_per_rank, num_tokens_per_expert, topk_idx, topk_weights)
         return self._normal.dispatch(
-            x, handle, *routing, expert_alignment, num_worst_tokens, sms, previous_event, async_finish
+            x, handle, routing, expert_alignment, num_worst_tokens, sms, previous_event, async_finish
         )
 
     def combine(
         self,
         x: torch.Tensor,
-        handle: Tuple[Any, ...],
+        handle: Any,
         topk_weights: Optional[torch.Tensor] = None,
         bias: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], None] = None,
         config: Optional[Config] = None,
@@ -280,7 +286,7 @@ class Buffer:
         x: torch.Tensor,
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor,
-        handle: Tuple[Any, ...],
+        handle: Any,
         use_logfmt: bool = False,
         zero_copy: bool = False,
         async_finish: bool = False,
@@ -298,7 +304,7 @@ class Buffer:
             x, topk_idx, topk_weights, handle, zero_copy, async_finish, return_recv_hook, out
         )
 
-    def get_next_low_latency_combine_buffer(self, handle: Tuple[Any, ...]) -> torch.Tensor:
+    def get_next_low_latency_combine_buffer(self, handle: Any) -> torch.Tensor:
         """Returns the rows that `low_latency_combine(zero_copy=True)` of this handle takes in place of `x`."""
         self._check_mode("get_next_low_latency_combine_buffer")
         return self._low_latency.next_buffer(handle)
