@@ -94,6 +94,19 @@ pub enum BootstrapError {
         /// The number of rank 0.
         theirs: u32,
     },
+    /// The job runs, and its ranks did not call for this rank in time.
+    #[error(
+        "the job did not admit rank {rank} of {ranks} ranks within {waited_ms} ms: its ranks must call `grow` with this \
+         number"
+    )]
+    NotAdmitted {
+        /// The rank with which this process would join.
+        rank: u32,
+        /// The number of ranks with which it would join.
+        ranks: u32,
+        /// The time that it waited, in milliseconds.
+        waited_ms: u64,
+    },
     /// A rank gives more bytes to one collective than it may.
     #[error("{bytes} bytes are too many for one collective; a rank gives at most {limit}")]
     TooLong {

@@ -2,18 +2,19 @@
 //! The address and the secret with which a rank joins.
 
 use blake2::{Blake2s256, Digest};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
 /// The maximum number of addresses of an id.
-const MAX_ADDRESSES: usize = 16;
+pub(super) const MAX_ADDRESSES: usize = 16;
 
 /// The first characters of every printed id of format 1.
 const PREFIX: &str = "gin1:";
 
 /// The secret of a job: a process that has it may join. No output shows it, `Debug` included.
-#[derive(Clone, PartialEq, Eq, derive_more::Debug)]
+#[derive(Clone, PartialEq, Eq, derive_more::Debug, Serialize, Deserialize)]
 #[debug("Secret(..)")]
 pub(super) struct Secret(pub(super) [u8; 32]);
 
@@ -41,10 +42,18 @@ impl Secret {
         Self::derived("insecure", &[])
     }
 
-    /// Returns the secret of the job of the remaining ranks when these ranks are lost.
-    pub(super) fn without(&self, lost: &[u32]) -> Self {
-        let lost = lost.iter().flat_map(|rank| rank.to_le_bytes());
-        Self::derived("without", &self.0.iter().copied().chain(lost).collect::<Vec<_>>())
+    /// Makes a secret from random numbers.
+    pub(super) fn random() -> Result<Self, getrandom::Error> {
+        Ok(Self::derived("random", &[random()?, random()?].concat()))
+    }
+
+    /// Returns the name of a plan for the job that follows the job with this secret: the ranks that it leaves out, and
+    /// the ranks that join. Ranks with different plans do not meet.
+    pub(super) fn plan(&self, lost: &[u32], joining: &[u32]) -> [u8; 32] {
+        let count = lost.len() as u32;
+        let numbers = [&[count], lost, joining].concat();
+        let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
+        Self::derived("plan", &self.0.iter().copied().chain(numbers).collect::<Vec<_>>()).0
     }
 }
 
@@ -91,6 +100,16 @@ impl UniqueId {
     /// Returns the addresses at which rank 0 listens.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Returns an id with the same secret and other addresses: where a job that runs [listens
+    /// now](crate::TcpBootstrap::addresses).
+    ///
+    /// # Errors
+    /// [`IdError::Address`] unless there are 1 to 16 addresses with ports.
+    pub fn with_addresses(&self, addresses: &[SocketAddr]) -> Result<Self, IdError> {
+        let right = (1..=MAX_ADDRESSES).contains(&addresses.len()) && addresses.iter().all(|to| to.port() != 0);
+        if right { Ok(Self { secret: self.secret, addresses: addresses.to_vec() }) } else { Err(IdError::Address) }
     }
 
     pub(super) fn secret(&self) -> Secret {

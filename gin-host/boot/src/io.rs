@@ -27,7 +27,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 /// The time in which a connection must prove that it has the secret.
-const GREETING: Duration = Duration::from_secs(5);
+pub(super) const GREETING: Duration = Duration::from_secs(5);
 
 /// The maximum number of connections at a time that have not proved it.
 const STRANGERS: usize = 128;
@@ -121,7 +121,10 @@ pub(super) async fn run(
 }
 
 /// Runs the work with a time limit.
-async fn limited<T>(limit: Duration, work: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
+pub(super) async fn limited<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, LinkError>>,
+) -> Result<T, LinkError> {
     timeout(limit, work).await.unwrap_or_else(|_| Err(LinkError::Io(std::io::ErrorKind::TimedOut.into())))
 }
 
@@ -176,6 +179,16 @@ impl Io {
             Ok(listener) => drop(tokio::join!(self.clone().accept(listener), self.watch(addresses))),
             Err(error) => self.node.fail(error),
         }
+    }
+
+    /// Accepts connections of this job.
+    async fn accept(self: Arc<Self>, listener: TcpListener) {
+        let rank = self.node.rank;
+        accept(listener, rank, move |stream| {
+            let io = self.clone();
+            async move { io.greet(stream).await }
+        })
+        .await;
     }
 
     async fn register(&self, addresses: &[SocketAddr], remedy: &str) -> Result<TcpListener, BootstrapError> {
@@ -254,44 +267,6 @@ impl Io {
         link.ask(&Hello::Register(Registration { rank, ranks, instance, address: own })).await
     }
 
-    /// Accepts connections.
-    async fn accept(self: Arc<Self>, listener: TcpListener) {
-        // With the time when each began; the oldest first.
-        let mut strangers: VecDeque<(Instant, AbortHandle)> = VecDeque::new();
-        let mut tasks = JoinSet::new();
-        loop {
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    // For example too many descriptors are open. Others may be closed meanwhile.
-                    tracing::warn!(rank = self.node.rank, %error, "cannot accept a connection");
-                    sleep(PAUSES.1).await;
-                    continue;
-                }
-            };
-            loop {
-                while tasks.try_join_next().is_some() {}
-                strangers.retain(|(_, task)| !task.is_finished());
-                match strangers.front() {
-                    Some((since, task)) if strangers.len() >= STRANGERS => match SURE.checked_sub(since.elapsed()) {
-                        // A peer that knows the secret has proved it long ago.
-                        None => task.abort(),
-                        Some(left) => sleep(left.min(PAUSES.0)).await,
-                    },
-                    _ => break,
-                }
-                tokio::task::yield_now().await;
-            }
-            let io = self.clone();
-            let task = tasks.spawn(async move {
-                if let Err(error) = io.greet(stream).await {
-                    tracing::debug!(rank = io.node.rank, %error, "a connection failed before it was an edge");
-                }
-            });
-            strangers.push_back((Instant::now(), task));
-        }
-    }
-
     async fn greet(&self, stream: TcpStream) -> Result<(), LinkError> {
         limited(GREETING, async {
             let mut link = Link::accept(stream, &self.secret, &self.node.traffic).await?;
@@ -314,6 +289,10 @@ impl Io {
                     let (missing, count) = node.unregistered();
                     let failed = node.failed().is_some();
                     link.send(&Answer::Status { missing, count, failed, trouble: node.trouble() }).await
+                }
+                // A job that has no door yet still joins.
+                Hello::Knock(knock) => {
+                    link.send(&node.door.get().map_or(Answer::NotNow, |door| door.answer(&knock))).await
                 }
             }
         })
@@ -442,6 +421,47 @@ impl Io {
             }
             drop(alive);
         });
+    }
+}
+
+/// Accepts connections, and greets each one in a task.
+pub(super) async fn accept<T>(listener: TcpListener, rank: u32, greet: impl Fn(TcpStream) -> T)
+where
+    T: Future<Output = Result<(), LinkError>> + Send + 'static,
+{
+    // With the time when each began; the oldest first.
+    let mut strangers: VecDeque<(Instant, AbortHandle)> = VecDeque::new();
+    let mut tasks = JoinSet::new();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // For example too many descriptors are open. Others may be closed meanwhile.
+                tracing::warn!(rank, %error, "cannot accept a connection");
+                sleep(PAUSES.1).await;
+                continue;
+            }
+        };
+        loop {
+            while tasks.try_join_next().is_some() {}
+            strangers.retain(|(_, task)| !task.is_finished());
+            match strangers.front() {
+                Some((since, task)) if strangers.len() >= STRANGERS => match SURE.checked_sub(since.elapsed()) {
+                    // A peer that knows the secret has proved it long ago.
+                    None => task.abort(),
+                    Some(left) => sleep(left.min(PAUSES.0)).await,
+                },
+                _ => break,
+            }
+            tokio::task::yield_now().await;
+        }
+        let greeting = greet(stream);
+        let task = tasks.spawn(async move {
+            if let Err(error) = greeting.await {
+                tracing::debug!(rank, %error, "a connection failed before it was an edge");
+            }
+        });
+        strangers.push_back((Instant::now(), task));
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::error::{CHECK, system};
 use crate::id::{MIN_SECRET, Secret};
 use crate::io::Start;
-use crate::tcp::{check, default_address, listen};
+use crate::tcp::{Origin, check, default_address, listen};
 use crate::{BootstrapError, IdError, TcpBootstrap, TcpConfig, UniqueId, lock, slurm};
 use std::fs::{self, File};
 use std::io::Read;
@@ -232,7 +232,46 @@ impl Job {
     /// # Errors
     /// [`JobError::NotLoopback`]; [`JobError::Value`] for a name that has no address; [`JobError::Bootstrap`] as
     /// [`TcpBootstrap::join`].
-    pub fn bootstrap(&self, mut config: TcpConfig) -> Result<TcpBootstrap, JobError> {
+    pub fn bootstrap(&self, config: TcpConfig) -> Result<TcpBootstrap, JobError> {
+        let (addresses, mut config) = self.places(config)?;
+        let start = if self.values.rank == 0 {
+            Start::Listen(self.listen(&addresses, config.address)?)
+        } else {
+            // The name of rank 0's host often means the loopback on that host, where other hosts do not reach it.
+            let by_name = matches!(self.rank_0, Rank0::Host(..)) && self.values.local_ranks != Some(self.values.ranks);
+            if by_name && config.address.is_none() && addresses.iter().all(|address| address.ip().is_loopback()) {
+                config.address = Some(default_address());
+            }
+            Start::Connect { addresses, remedy: format!("{CHECK}{}", self.port_remedy()) }
+        };
+        let LauncherValues { rank, ranks, names, local_rank, local_ranks, .. } = self.values;
+        // Two launchers of one job on one host number their ranks each from 0.
+        let local_rank = local_rank.filter(|_| local_ranks == Some(ranks));
+        let bootstrap = TcpBootstrap::join_as(rank, ranks, &self.secret, config, start, Origin::First(local_rank))?;
+        if let Some((first, second, both)) = bootstrap.same_local_rank() {
+            let problem = format!(
+                "ranks {first} and {second} both have {both}, and by {} all {ranks} ranks are on one host: give each its \
+                 own number, from 0",
+                names[3]
+            );
+            return Err(value(names[2], problem));
+        }
+        Ok(bootstrap)
+    }
+
+    /// Joins the running job that the variables describe, as one of the ranks that its ranks name in
+    /// [`grow`](TcpBootstrap::grow). The variables have the rank of this process and the number of ranks after that.
+    ///
+    /// # Errors
+    /// As [`bootstrap`](Self::bootstrap), and [`JobError::Bootstrap`] as [`TcpBootstrap::join_running`].
+    pub fn join_running(&self, config: TcpConfig) -> Result<TcpBootstrap, JobError> {
+        let (addresses, config) = self.places(config)?;
+        let LauncherValues { rank, ranks, .. } = self.values;
+        Ok(TcpBootstrap::enter(addresses, self.secret.clone(), rank, ranks, config)?)
+    }
+
+    /// Returns the addresses of rank 0, and the configuration with the values of variables.
+    fn places(&self, mut config: TcpConfig) -> Result<(Vec<SocketAddr>, TcpConfig), JobError> {
         config.address = self.interface.or(config.address);
         config.silence = self.silence.unwrap_or(config.silence);
         let addresses = match &self.rank_0 {
@@ -251,29 +290,7 @@ impl Job {
                 return Err(JobError::NotLoopback { address });
             }
         }
-        let start = if self.values.rank == 0 {
-            Start::Listen(self.listen(&addresses, config.address)?)
-        } else {
-            // The name of rank 0's host often means the loopback on that host, where other hosts do not reach it.
-            let by_name = matches!(self.rank_0, Rank0::Host(..)) && self.values.local_ranks != Some(self.values.ranks);
-            if by_name && config.address.is_none() && addresses.iter().all(|address| address.ip().is_loopback()) {
-                config.address = Some(default_address());
-            }
-            Start::Connect { addresses, remedy: format!("{CHECK}{}", self.port_remedy()) }
-        };
-        let LauncherValues { rank, ranks, names, local_rank, local_ranks, .. } = self.values;
-        // Two launchers of one job on one host number their ranks each from 0.
-        let local_rank = local_rank.filter(|_| local_ranks == Some(ranks));
-        let bootstrap = TcpBootstrap::join_as(rank, ranks, &self.secret, config, start, local_rank)?;
-        if let Some((first, second, both)) = bootstrap.same_local_rank() {
-            let problem = format!(
-                "ranks {first} and {second} both have {both}, and by {} all {ranks} ranks are on one host: give each its \
-                 own number, from 0",
-                names[3]
-            );
-            return Err(value(names[2], problem));
-        }
-        Ok(bootstrap)
+        Ok((addresses, config))
     }
 
     /// Returns the socket at which rank 0 listens.

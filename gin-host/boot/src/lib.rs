@@ -47,6 +47,7 @@ mod beat;
 pub mod board;
 mod collective;
 mod config;
+mod door;
 mod error;
 mod id;
 mod in_process;
@@ -55,8 +56,8 @@ mod job;
 mod link;
 mod message;
 mod node;
+mod regroup;
 pub mod rt;
-mod shrink;
 mod simulate;
 mod slurm;
 mod tcp;
@@ -146,6 +147,15 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// As there; [`BootstrapError::System`] where the ranks are threads of one process, because they end together.
     fn without(&self, _lost: &[u32], _joining: Duration) -> Result<Arc<dyn Bootstrap>, BootstrapError> {
         Err(error::system("go on without some ranks")("the ranks are threads of one process, which end together"))
+    }
+
+    /// Makes a job with processes that join, as new ranks or in the place of lost ones; all other ranks call this: see
+    /// [`TcpBootstrap::grow`].
+    ///
+    /// # Errors
+    /// As there; [`BootstrapError::System`] where the ranks are threads of one process, which no other process joins.
+    fn grow(&self, _joining: &[u32], _within: Duration) -> Result<Arc<dyn Bootstrap>, BootstrapError> {
+        Err(error::system("add ranks")("the ranks are threads of one process, which no other process joins"))
     }
 }
 

@@ -5,6 +5,7 @@
 //! of their own.
 
 use crate::beat::Seat;
+use crate::id::Secret;
 use crate::{LossCause, wire};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -12,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// The version of all messages. Ranks with different versions refuse each other.
-pub(super) const VERSION: u8 = 7;
+pub(super) const VERSION: u8 = 8;
 
 /// The maximum number of bytes of a frame before encryption: one message of Noise (65535) without its tag of 16.
 pub(super) const FRAME: usize = 65_535 - 16;
@@ -88,6 +89,23 @@ pub(super) enum Hello {
         #[serde(with = "text")]
         trouble: String,
     },
+    /// To a [door](crate::door). Asks for a place in the next job.
+    Knock(Knock),
+}
+
+/// A process that wants to be a rank of the job that follows a running one.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Knock {
+    /// Its number in the next job.
+    pub(super) rank: u32,
+    /// The number of ranks of the next job.
+    pub(super) ranks: u32,
+    /// Random. It distinguishes processes that claim the same rank.
+    pub(super) instance: [u8; 16],
+    /// The plan of a rank of the running job; `None` for a process that joins.
+    pub(super) plan: Option<[u8; 32]>,
+    /// The address at which a process listens that joins as rank 0.
+    pub(super) listens: Option<SocketAddr>,
 }
 
 /// A rank that wants to join.
@@ -115,6 +133,19 @@ pub(super) enum Answer {
     Ranks(u32),
     /// This rank did not expect the [`Hello`].
     Unexpected,
+    /// To a knock: no call is under way that has a place for this process.
+    NotNow,
+    /// To a knock: the rank at this door admits to the next job.
+    Elsewhere(SocketAddr),
+    /// To a knock: there is a place, but these ranks of the next job have not knocked yet. The first of them, and the
+    /// number of all.
+    Pending {
+        #[serde(with = "list")]
+        missing: Vec<u32>,
+        count: u32,
+    },
+    /// To a knock: all ranks have knocked. The secret of the next job, and the address of its rank 0.
+    Meet { secret: Secret, address: SocketAddr },
     /// The first ranks that have not registered, the number of all that have not, and the trouble of a rank.
     Status {
         #[serde(with = "list")]
@@ -238,6 +269,9 @@ mod tests {
                 seat
             }),
             (any::<u32>(), ".{0,40}").prop_map(|(rank, trouble)| Hello::Status { rank, trouble }),
+            (any::<(u32, u32, [u8; 16], Option<[u8; 32]>)>(), prop::option::of(address())).prop_map(
+                |((rank, ranks, instance, plan), listens)| Hello::Knock(Knock { rank, ranks, instance, plan, listens })
+            ),
         ]
     }
 
@@ -248,6 +282,12 @@ mod tests {
             Just(Answer::Duplicate),
             Just(Answer::Unexpected),
             any::<u32>().prop_map(Answer::Ranks),
+            Just(Answer::NotNow),
+            address().prop_map(Answer::Elsewhere),
+            (prop::collection::vec(any::<u32>(), 0..50), any::<u32>())
+                .prop_map(|(missing, count)| Answer::Pending { missing, count }),
+            (any::<[u8; 32]>(), address())
+                .prop_map(|(secret, address)| Answer::Meet { secret: Secret(secret), address }),
             (prop::collection::vec(any::<u32>(), 0..50), any::<(u32, bool)>(), ".{0,40}")
                 .prop_map(|(missing, (count, failed), trouble)| Answer::Status { missing, count, failed, trouble }),
         ]

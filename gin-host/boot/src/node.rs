@@ -17,6 +17,7 @@ mod losses;
 
 use crate::board::Board;
 use crate::collective::{Collective, Gathered, Next, chunks};
+use crate::door::Door;
 use crate::error::CHECK;
 use crate::link::Traffic;
 use crate::message::{Answer, CollectiveId, LISTED, Message, Registration};
@@ -117,6 +118,8 @@ pub(super) struct Node {
     pub(super) hosts: OnceLock<Vec<String>>,
     /// The address at which other hosts reach this rank, once it has joined.
     pub(super) ip: OnceLock<IpAddr>,
+    /// The door of this process, once all ranks have joined.
+    pub(super) door: OnceLock<Arc<Door>>,
     /// All ranks have joined.
     pub(super) joined: AtomicBool,
     /// The owner wants this rank to leave.
@@ -159,6 +162,7 @@ impl Node {
             place,
             hosts: OnceLock::new(),
             ip: OnceLock::new(),
+            door: OnceLock::new(),
             joined: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             state: Mutex::new(state),

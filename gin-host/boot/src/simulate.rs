@@ -3,11 +3,11 @@
 
 use crate::beat::Beats;
 use crate::collective::Gathered;
+use crate::door::DOORS;
 use crate::error::{CHECK, system};
 use crate::io::{Start, run};
 use crate::message::CollectiveId;
 use crate::node::Node;
-use crate::shrink::SPARES;
 use crate::tcp::{JOINING, check, check_length, describe, runtime};
 use crate::{BootstrapError, JOB, Rendezvous, TcpConfig, id};
 use std::net::Ipv4Addr;
@@ -132,9 +132,9 @@ async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, Boots
         wait(node, JOINING).await?;
         node.joined.store(true, Ordering::Release);
     }
-    // The simulated ranks have no second sockets, and exchange the address of the first one.
+    // The simulated ranks have no doors, and exchange the address of rank 0.
     let address = id.addresses()[0].to_string();
-    job.exchange(SPARES, address.as_bytes()).await?;
+    job.exchange(DOORS, address.as_bytes()).await?;
     let join = job.step(begun);
     let mut steps = Vec::new();
     for number in 0..barriers.max(1) {

@@ -4,12 +4,12 @@
 use crate::beat;
 use crate::board::Board;
 use crate::collective::Gathered;
+use crate::door::{Door, Doors, Kept};
 use crate::error::{CHECK, refused, show_wait, system, usual_cause};
 use crate::id::{self, Secret, UniqueId};
 use crate::io::{LINGERING, Start, run};
 use crate::message::CollectiveId;
 use crate::node::{MAX_BYTES, Node};
-use crate::shrink::Spares;
 use crate::{Bootstrap, BootstrapError, Channel, JOB, host_name, millis, rt, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -19,6 +19,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
 
 /// The collective that ends when all ranks have joined.
 pub(crate) const JOINING: CollectiveId = CollectiveId { channel: u64::MAX, number: 0 };
@@ -128,7 +129,8 @@ impl Rendezvous {
     /// # Errors
     /// As [`TcpBootstrap::join`].
     pub fn join(self, ranks: u32) -> Result<TcpBootstrap, BootstrapError> {
-        TcpBootstrap::join_as(0, ranks, &self.id.secret(), self.config, Start::Listen(self.listener), None)
+        let start = Start::Listen(self.listener);
+        TcpBootstrap::join_as(0, ranks, &self.id.secret(), self.config, start, Origin::First(None))
     }
 }
 
@@ -163,7 +165,7 @@ pub struct TcpBootstrap {
     systems: Vec<System>,
     /// The numbers that a launcher gave the ranks among those of their host, by rank, where all ranks are on one host.
     given: Vec<Option<u32>>,
-    pub(crate) spares: Spares,
+    pub(crate) doors: Doors,
 }
 
 /// The state that the bootstrap and its channels share.
@@ -172,8 +174,37 @@ pub(crate) struct Inner {
     pub(crate) node: Arc<Node>,
     pub(crate) secret: Secret,
     pub(crate) config: TcpConfig,
+    /// The runtime that serves connections.
+    pub(crate) handle: Handle,
     /// Disconnected when the thread has ended.
     ended: Mutex<mpsc::Receiver<()>>,
+}
+
+/// How a process comes to join a job.
+#[derive(Debug)]
+pub(crate) enum Origin {
+    /// It starts with the job. The number that the launcher gave this rank among all ranks of its host, if all are on
+    /// one host.
+    First(Option<u32>),
+    /// It joins a running job, whose first job had this secret.
+    Running(Secret),
+    /// It was a rank of the job before, and has this door.
+    Next(Arc<Door>),
+}
+
+impl Origin {
+    /// Returns the launcher's number, and what the process has for its door.
+    fn parts(self, secret: &Secret, start: &Start) -> Result<(Option<u32>, Kept), BootstrapError> {
+        Ok(match (self, start) {
+            (Self::First(local_rank), Start::Listen(listener)) => {
+                let first = listener.try_clone().map_err(system("listen"))?;
+                (local_rank, Kept::Nothing(secret.clone(), Some(first)))
+            }
+            (Self::First(local_rank), Start::Connect { .. }) => (local_rank, Kept::Nothing(secret.clone(), None)),
+            (Self::Running(root), _) => (None, Kept::Nothing(root, None)),
+            (Self::Next(door), _) => (None, Kept::Door(door)),
+        })
+    }
 }
 
 impl TcpBootstrap {
@@ -191,28 +222,28 @@ impl TcpBootstrap {
             return Err(BootstrapError::Duplicate { rank });
         }
         let start = Start::Connect { addresses: id.addresses().to_vec(), remedy: CHECK.to_owned() };
-        Self::join_as(rank, ranks, &id.secret(), config, start, None)
+        Self::join_as(rank, ranks, &id.secret(), config, start, Origin::First(None))
     }
 
-    /// Starts the threads of a rank and waits for all ranks. `local_rank` is the number that the launcher gave this
-    /// rank among all ranks of its host, if all are on one host.
+    /// Starts the threads of a rank and waits for all ranks.
     pub(crate) fn join_as(
         rank: u32,
         ranks: u32,
         secret: &Secret,
         mut config: TcpConfig,
         start: Start,
-        local_rank: Option<u32>,
+        origin: Origin,
     ) -> Result<Self, BootstrapError> {
         check(rank, ranks)?;
         (config.silence, config.progress) = (config.silence.max(SHORTEST), config.progress.max(SHORTEST));
+        let (local_rank, kept) = origin.parts(secret, &start)?;
         let instance = id::random().map_err(system("make random numbers"))?;
         let (node, connects) = Node::new(rank, ranks, instance);
         let (beats, beating) = beat::start(rank).map_err(refused("send heartbeats"))?;
         let run = run(node.clone(), connects, secret.clone(), config.clone(), start, beats);
         let runtime = runtime().map_err(refused("serve connections"))?;
         let (end, ended) = mpsc::channel();
-        let served = node.clone();
+        let (served, handle) = (node.clone(), runtime.handle().clone());
         let serve = move || {
             // Dropped when the thread ends, also by a panic.
             let _ended = Ended(served, end);
@@ -221,7 +252,8 @@ impl TcpBootstrap {
         };
         let thread = std::thread::Builder::new().name(format!("gin-boot-{rank}")).spawn(serve);
         thread.map_err(refused("serve connections"))?;
-        Inner { node, secret: secret.clone(), config, ended: ended.into() }.join(Instant::now(), local_rank)
+        let inner = Inner { node, secret: secret.clone(), config, handle, ended: ended.into() };
+        inner.join(Instant::now(), local_rank, kept)
     }
 
     /// Runs the next collective of the job.
@@ -330,7 +362,7 @@ pub(crate) fn describe(local_rank: Option<u32>) -> Vec<u8> {
 
 impl Inner {
     /// Waits for the other ranks.
-    fn join(self, begun: Instant, local_rank: Option<u32>) -> Result<TcpBootstrap, BootstrapError> {
+    fn join(self, begun: Instant, local_rank: Option<u32>, kept: Kept) -> Result<TcpBootstrap, BootstrapError> {
         let node = &self.node;
         node.give(JOINING, &describe(local_rank));
         // The tasks keep the time. This limit is for the case that they do not.
@@ -356,8 +388,8 @@ impl Inner {
         let given: Vec<_> = given.parts().iter().enumerate().map(read).collect::<Result<_, _>>()?;
         let (systems, given): (Vec<System>, _) = given.into_iter().unzip();
         let _ = node.hosts.set(System::names(&systems));
-        let spares = Spares::exchange(&self)?;
-        Ok(TcpBootstrap { inner: Arc::new(self), next: AtomicU64::new(0), systems, given, spares })
+        let doors = Doors::exchange(&self, kept)?;
+        Ok(TcpBootstrap { inner: Arc::new(self), next: AtomicU64::new(0), systems, given, doors })
     }
 
     pub(crate) fn gather(
@@ -438,6 +470,10 @@ impl Bootstrap for TcpBootstrap {
 
     fn without(&self, lost: &[u32], joining: Duration) -> Result<Arc<dyn Bootstrap>, BootstrapError> {
         Ok(Arc::new(self.without(lost, joining)?))
+    }
+
+    fn grow(&self, joining: &[u32], within: Duration) -> Result<Arc<dyn Bootstrap>, BootstrapError> {
+        Ok(Arc::new(self.grow(joining, within)?))
     }
 
     fn is_across_processes(&self) -> bool {
