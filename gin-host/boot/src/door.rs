@@ -183,7 +183,7 @@ pub(super) struct Doors {
     pub(super) all: Vec<SocketAddr>,
 }
 
-/// What a process has before it joins, from which it makes its door.
+/// The state of a process before it joins, from which it makes its door.
 #[derive(Debug)]
 pub(super) enum Kept {
     /// It has no door: the secret, and the socket at which it listens as rank 0 of a first job.
