@@ -8,6 +8,7 @@
 //! descriptors and threads must not grow.
 
 mod rank;
+mod replace;
 mod soak;
 mod waits;
 mod work;
@@ -437,6 +438,9 @@ fn main() -> ExitCode {
     if std::env::var_os(CHILD).is_some() {
         return rank::serve();
     }
+    if let Some(code) = replace::serve() {
+        return code;
+    }
     if let Some(seconds) = number_from_env("GIN_SOAK_SECONDS") {
         return soak::run(Duration::from_secs(seconds), seed_from_env());
     }
@@ -455,6 +459,10 @@ fn main() -> ExitCode {
         trial(
             "every_kind_of_wait_of_a_host_ends_when_a_rank_is_stopped",
             every_kind_of_wait_of_a_host_ends_when_a_rank_is_stopped,
+        ),
+        trial(
+            "ranks_that_are_killed_during_traffic_are_replaced_and_the_others_keep_their_memory",
+            replace::ranks_that_are_killed_during_traffic_are_replaced_and_the_others_keep_their_memory,
         ),
         trial(
             "a_put_that_is_lost_though_it_was_signalled_is_noticed",

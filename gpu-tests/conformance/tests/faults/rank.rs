@@ -31,7 +31,8 @@ pub const AFTER: u64 = 8;
 /// Time limit for setting up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-static ENOUGH: AtomicBool = AtomicBool::new(false);
+/// The parent has ended the work.
+pub static ENOUGH: AtomicBool = AtomicBool::new(false);
 static CURRENT: Mutex<Option<Arc<Communicator>>> = Mutex::new(None);
 
 fn switch() -> &'static FailSwitch {
@@ -46,7 +47,7 @@ pub fn say(line: &str) {
 }
 
 /// Reads the input in a thread. It executes immediate orders at once, and passes the other lines on.
-fn listen() -> Receiver<String> {
+pub fn listen() -> Receiver<String> {
     let (to, lines) = mpsc::channel();
     std::thread::spawn(move || {
         for line in io::stdin().lock().lines().map_while(Result::ok) {
@@ -147,7 +148,7 @@ impl From<CommError> for WorkError {
 }
 
 /// Creates a communicator on this rank's device.
-fn communicator(rank: &Rank, job: &Arc<dyn Bootstrap>) -> Arc<Communicator> {
+pub fn communicator(rank: &Rank, job: &Arc<dyn Bootstrap>) -> Arc<Communicator> {
     Arc::new(Communicator::new(job.clone(), rank.device().clone(), rank.comm_config().clone()))
 }
 
