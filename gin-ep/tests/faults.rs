@@ -11,7 +11,7 @@ use gin_boot::{Bootstrap, Rendezvous, TcpBootstrap, TcpConfig};
 use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Rows};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
 use gin_gpu::{MemorySlice, Stream};
-use gin_host::comm::{Communicator, Requirements};
+use gin_host::comm::{CommError, Communicator, Requirements};
 use gin_host::world::{self, Rank, SoftNics, WorldConfig, launch};
 use gin_net::peer::PeerNetwork;
 use gin_soft_nic::Options;
@@ -21,7 +21,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::{Input, copied, experts};
 
 const SHAPE: Shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
@@ -203,10 +203,15 @@ fn without_one(name: &str, config: &GroupConfig, deadlines: u64, world: impl Fn(
 }
 
 /// Variables of a process: its rank, the phase, the way, and the id of the job. The way is `in place` or `stored`, or
-/// `killed` if the rank will not come back. It ends with [`NETWORK`] if rows go over a network.
+/// `killed` if the rank will not come back, [`REPLACED`] or [`NEW`]. It ends with [`NETWORK`] if rows go over a
+/// network.
 const VARIABLES: [&str; 4] = ["GIN_EP_FAULTS_RANK", "GIN_EP_FAULTS_PHASE", "GIN_EP_FAULTS_WAY", "GIN_EP_FAULTS_ID"];
 /// End of a way: loads and stores reach no other rank.
 const NETWORK: &str = " over a network";
+/// A way: a new process takes the place of the killed rank.
+const REPLACED: &str = "replaced";
+/// The way of that process.
+const NEW: &str = "new";
 /// Prefix of a line for the parent.
 const MARK: &str = "@@ ";
 /// How long the job waits for a word of a process, in the test of a stopped one: longer than the test takes.
@@ -239,6 +244,7 @@ fn process() {
     let (number, phase) = (number.parse::<u32>().unwrap(), PHASES[phase.parse::<usize>().unwrap()]);
     let config = TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())).joining(PATIENCE).silence(PATIENCE);
     let bootstrap: Arc<dyn Bootstrap> = Arc::new(match id {
+        Ok(id) if way == NEW => TcpBootstrap::join_running(&id.parse().unwrap(), number, 3, config).unwrap(),
         Ok(id) => TcpBootstrap::join(&id.parse().unwrap(), number, 3, config).unwrap(),
         Err(_) => {
             let first = Rendezvous::new(config).unwrap();
@@ -251,7 +257,10 @@ fn process() {
         Some(way) => (way, world.lsa_size(1)),
         None => (&*way, world),
     };
-    let outcome = world::join(world, bootstrap, |rank| -> Result<(), EpError> {
+    let outcome = world::join(world, bootstrap.clone(), |rank| -> Result<(), EpError> {
+        if way == NEW {
+            return again(&rank, bootstrap.clone());
+        }
         let comm = rank.communicator(&Requirements::default())?;
         let bed = Bed::new(&rank, &comm, &waiting(Deadline::after_ms(2000)), way == "stored")?;
         bed.whole(2)?;
@@ -267,6 +276,14 @@ fn process() {
             if way == "killed" {
                 return bed.lost(&comm);
             }
+            if way == REPLACED {
+                let error = bed.lost(&comm).unwrap_err();
+                assert!(error.to_string().contains("rank 2"), "{error}");
+                drop(bed);
+                comm.destroy()?;
+                let next = bootstrap.grow(&[SILENT as u32], PATIENCE).map_err(CommError::from)?;
+                return again(&rank, next);
+            }
             bed.without()?;
         }
         say("done");
@@ -280,6 +297,20 @@ fn process() {
         Ok(()) => say("end"),
         Err(error) => say(&format!("error {error}")),
     }
+}
+
+/// Runs pairs of a job in which a new process has the place of the lost rank, and says how long the communicator and
+/// the group took to make, in microseconds.
+fn again(rank: &Rank, job: Arc<dyn Bootstrap>) -> Result<(), EpError> {
+    let begun = Instant::now();
+    let comm = Communicator::new(job, rank.device().clone(), rank.comm_config().clone());
+    comm.initialise(&Requirements::default())?;
+    let made = begun.elapsed();
+    let bed = Bed::new(rank, &comm, &waiting(Deadline::after_ms(2000)), false)?;
+    say(&format!("made {} {}", made.as_micros(), (begun.elapsed() - made).as_micros()));
+    bed.whole(3)?;
+    bed.group.destroy()?;
+    Ok(comm.destroy()?)
 }
 
 /// A process of this program.
@@ -334,8 +365,8 @@ impl Drop for Process {
 }
 
 /// Starts the ranks of a job. The silent one goes on to the phase, and the others wait until then, or until they are
-/// needed for that.
-fn job(phase: Phase, way: &str) -> Vec<Process> {
+/// needed for that. Also returns the id of the job.
+fn job(phase: Phase, way: &str) -> (Vec<Process>, String) {
     let mut all = vec![Process::start(0, phase, way, None)];
     let id = all[0].hear("id").split_off(3);
     all.extend((1..3).map(|number| Process::start(number, phase, way, Some(&id))));
@@ -345,7 +376,7 @@ fn job(phase: Phase, way: &str) -> Vec<Process> {
         all[..SILENT].iter_mut().for_each(Process::tell);
     }
     all[SILENT].hear("here");
-    all
+    (all, id)
 }
 
 /// Lets the others go on.
@@ -359,7 +390,7 @@ fn go_on(phase: Phase, all: &mut [Process]) {
 fn processes_go_on_without_a_stopped_one_and_readmit_it() {
     let ways = PHASES.into_iter().flat_map(|phase| [(phase, "in place"), (phase, "stored")]);
     for (phase, way) in ways.chain([(Phase::Combine, "in place over a network")]) {
-        let mut all = job(phase, way);
+        let (mut all, _) = job(phase, way);
         all[SILENT].signal(Signal::STOP);
         let stopped = waitpid(Some(Pid::from_child(&all[SILENT].child)), WaitOptions::UNTRACED).unwrap();
         assert!(stopped.is_some_and(|(_, status)| status.stopped()));
@@ -377,7 +408,7 @@ fn processes_go_on_without_a_stopped_one_and_readmit_it() {
 fn processes_end_with_an_error_if_one_is_killed() {
     let ways = PHASES.into_iter().map(|phase| (phase, "killed"));
     for (phase, way) in ways.chain([(Phase::Receive, "killed over a network")]) {
-        let mut all = job(phase, way);
+        let (mut all, _) = job(phase, way);
         all[SILENT].signal(Signal::KILL);
         all[SILENT].child.wait().unwrap();
         go_on(phase, &mut all);
@@ -385,5 +416,20 @@ fn processes_end_with_an_error_if_one_is_killed() {
             let said = process.hear("error");
             assert!(said.contains("rank 2"), "{phase:?}: {said}");
         }
+    }
+}
+
+#[test]
+fn a_new_process_takes_the_place_of_a_killed_one() {
+    for phase in PHASES {
+        let (mut all, id) = job(phase, REPLACED);
+        all[SILENT].signal(Signal::KILL);
+        all[SILENT].child.wait().unwrap();
+        go_on(phase, &mut all);
+        all[SILENT] = Process::start(SILENT, phase, NEW, Some(&id));
+        for process in &mut all {
+            println!("communicator and group, in microseconds: {}", process.hear("made").split_off(5));
+        }
+        all.iter_mut().for_each(|process| drop(process.hear("end")));
     }
 }
