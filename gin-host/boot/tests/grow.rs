@@ -163,7 +163,10 @@ fn a_call_to_which_nobody_comes_ends_and_names_the_missing_rank_and_the_old_job_
         });
         for outcome in calls {
             match outcome {
-                Err(BootstrapError::Timeout { missing: named, .. }) => assert_eq!(named, [missing]),
+                Err(BootstrapError::Timeout { missing: named, waited_ms }) => {
+                    assert_eq!(named, [missing]);
+                    assert!(u128::from(waited_ms) >= SHORT.as_millis());
+                }
                 other => panic!("{other:?}"),
             }
         }
