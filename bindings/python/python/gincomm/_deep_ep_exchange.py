@@ -107,7 +107,7 @@ class Queue:
             self.gin.synchronize()
 
 
-class Lane:
+class FixedSlot:
     """A slot, its fixed memory for received rows, and the routing whose rows it has now.
 
     A combine of a routing whose rows the slot no longer has sends the routing again.
@@ -115,7 +115,7 @@ class Lane:
 
     def __init__(self, exchange: "Exchange", number: int, layout: Layout, capacity: int) -> None:
         self.exchange = exchange
-        self.slot = exchange.group.slot(number)
+        self.gin = exchange.group.slot(number)
         self.permuted = Permuted(exchange.group, layout, capacity)
         self.rows = torch.from_dlpack(self.permuted.rows("uint8"))
         self.counts = torch.from_dlpack(self.permuted.counts())
@@ -129,7 +129,7 @@ class Lane:
         if self.sent is not None:
             raise StateError("call the hook of the dispatch before the last one first: its rows were not received")
         self._release()
-        self.sent = self.slot.dispatch(self.exchange.queue.gin, tokens)
+        self.sent = self.gin.dispatch(self.exchange.queue.gin, tokens)
         self.routing = routing
 
     def receive(self) -> None:
@@ -143,7 +143,7 @@ class Lane:
         if self.sent is not None:
             raise StateError("call the hook of the dispatch before the last one first: its rows were not received")
         self._release()
-        received = self.slot.exchange(self.exchange.queue.gin, tokens)
+        received = self.gin.exchange(self.exchange.queue.gin, tokens)
         self.routing = routing
         self._hold(received)
 
@@ -170,7 +170,7 @@ class Lane:
 
 
 class Exchange:
-    """A group of gin, and a lane for each of its slots."""
+    """A group of gin, and its slots with their memory."""
 
     def __init__(
         self,
@@ -188,14 +188,14 @@ class Exchange:
             raise StateError("the first call with these sizes allocates memory: make it once before the capture")
         self.queue, self.capacity, self.hidden, self.row_bytes, self.dtype = queue, capacity, hidden, row_bytes, dtype
         self.group = Group(comm, config)
-        self.lanes: List[Lane] = [Lane(self, number, layout, capacity) for number in range(slots)]
+        self.slots: List[FixedSlot] = [FixedSlot(self, number, layout, capacity) for number in range(slots)]
         self.turn = 0
 
-    def next_lane(self) -> Lane:
-        """Returns the lanes in turn."""
-        lane = self.lanes[self.turn % len(self.lanes)]
+    def next_slot(self) -> FixedSlot:
+        """Returns the slots in turn."""
+        slot = self.slots[self.turn % len(self.slots)]
         self.turn += 1
-        return lane
+        return slot
 
     def check(self) -> None:
         """Raises the first error of the kernels, on CPU tensors. On GPUs the next dispatch raises it."""
@@ -203,8 +203,8 @@ class Exchange:
             raise Error(str(report))
 
     def destroy(self) -> None:
-        for lane in self.lanes:
-            lane._release()
-            lane.rows = lane.counts = lane.info = None
-        self.lanes = []
+        for slot in self.slots:
+            slot._release()
+            slot.rows = slot.counts = slot.info = None
+        self.slots = []
         self.group.destroy()

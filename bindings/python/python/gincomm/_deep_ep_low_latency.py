@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 import torch
 
 from . import Communicator, Deadline
-from ._deep_ep_exchange import EventOverlap, Exchange, Lane, Queue
+from ._deep_ep_exchange import EventOverlap, Exchange, FixedSlot, Queue
 from ._deep_ep_rows import BLOCK, Record, check, quantise, require
 from .ep import Combine, Element, GroupConfig, Layout, Tokens
 
@@ -52,7 +52,7 @@ class Format(NamedTuple):
 class LowLatencyHandle(tuple):
     """What a combine needs: `(src_info, layout_range, max_tokens, hidden, num_experts)`."""
 
-    lane: Lane
+    slot: FixedSlot
     ids: torch.Tensor
     places: torch.Tensor
 
@@ -63,7 +63,7 @@ class LowLatency:
     def __init__(self, comm: Communicator, queue: Queue, deadline: Deadline) -> None:
         self.comm, self.queue, self.deadline = comm, queue, deadline
         self.exchanges: Dict[Tuple[int, ...], Tuple[Exchange, Record]] = {}
-        self.buffers: Dict[Lane, torch.Tensor] = {}
+        self.buffers: Dict[FixedSlot, torch.Tensor] = {}
 
     def _exchange(
         self, tokens: int, hidden: int, experts: int, topk: int, scales: Tuple[torch.dtype, int]
@@ -95,24 +95,24 @@ class LowLatency:
         require(not (async_finish and hooked), "pass async_finish or return_recv_hook, not both")
         queue, hidden, (count, topk) = self.queue, x.size(1), ids.shape
         exchange, record = self._exchange(tokens, hidden, experts, topk, form.scales(hidden))
-        lane = exchange.next_lane()
+        slot = exchange.next_slot()
         with queue.after():
             ids = ids.contiguous()
             rows, factors = quantise(x, *form[1:]) if form.fp8 else (x, x.new_empty(count, 0, dtype=torch.float32))
             numbers = torch.arange(count, dtype=torch.int32, device=queue.device).unsqueeze(1)
             sent = Tokens(record.pack(count, queue.device, x=rows, scales=factors, token=numbers), ids)
-            out = _Output(lane, record, self.comm.ranks, tokens, hidden, experts, ids)
+            out = _Output(slot, record, self.comm.ranks, tokens, hidden, experts, ids)
             if hooked:
-                lane.send(out.handle, sent)
+                slot.send(out.handle, sent)
             else:
-                lane.swap(out.handle, sent)
+                slot.swap(out.handle, sent)
                 queue.settle()
                 out.fill(stats)
         used = (x, ids, out.counts, *out.x, *out.handle[:2], out.handle.places)
 
         def hook() -> None:
             with queue.after():
-                lane.receive()
+                slot.receive()
                 queue.settle()
                 out.fill(stats)
             queue.finish(False, used)
@@ -148,7 +148,7 @@ class LowLatency:
     ) -> Tuple[torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
         require(isinstance(handle, LowLatencyHandle), "handle is not one of low_latency_dispatch")
         require(not (async_finish and hooked), "pass async_finish or return_recv_hook, not both")
-        queue, lane, (_, _, tokens, hidden, experts) = self.queue, handle.lane, handle
+        queue, slot, (_, _, tokens, hidden, experts) = self.queue, handle.slot, handle
         local, zone, count, topk = experts // self.comm.ranks, self.comm.ranks * tokens, *handle.ids.shape
         check("x", x, queue.device, (torch.bfloat16,), local, zone, hidden)
         check("topk_idx", ids, queue.device, (torch.int64, torch.int32), count, topk)
@@ -163,29 +163,29 @@ class LowLatency:
             sums = torch.empty(count, hidden, dtype=torch.bfloat16, device=queue.device) if out is None else out
             given = (self.next_buffer(handle) if zero_copy else x).reshape(local * zone, hidden)
             weighted = Combine.weighted(weights.contiguous(), sums)
-            lane.combine(
+            slot.combine(
                 handle, handle.ids, weighted, lambda: given.index_select(0, handle.places.clamp(max=len(given) - 1))
             )
         used = (x, ids, weights, sums, handle.places)
         if not hooked:
             event = queue.finish(async_finish, used)
-            lane.exchange.check()
+            slot.exchange.check()
             return sums, event, None
 
         def hook() -> None:
             queue.finish(False, used)
-            lane.exchange.check()
+            slot.exchange.check()
 
         return sums, EventOverlap(), hook
 
     def next_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """Returns the rows that a combine of this handle takes with `zero_copy`."""
         require(isinstance(handle, LowLatencyHandle), "handle is not one of low_latency_dispatch")
-        if handle.lane not in self.buffers:
+        if handle.slot not in self.buffers:
             _, _, tokens, hidden, experts = handle
             shape = (experts // self.comm.ranks, self.comm.ranks * tokens, hidden)
-            self.buffers[handle.lane] = torch.zeros(shape, dtype=torch.bfloat16, device=self.queue.device)
-        return self.buffers[handle.lane]
+            self.buffers[handle.slot] = torch.zeros(shape, dtype=torch.bfloat16, device=self.queue.device)
+        return self.buffers[handle.slot]
 
     def destroy(self) -> None:
         self.buffers.clear()
@@ -197,20 +197,20 @@ class _Output:
     """The tensors that a dispatch returns: a zone of rows for each expert of this rank."""
 
     def __init__(
-        self, lane: Lane, record: Record, ranks: int, tokens: int, hidden: int, experts: int, ids: torch.Tensor
+        self, slot: FixedSlot, record: Record, ranks: int, tokens: int, hidden: int, experts: int, ids: torch.Tensor
     ) -> None:
-        self.lane, self.record, self.ranks, self.zone, self.local = (
-            lane,
+        self.slot, self.record, self.ranks, self.zone, self.local = (
+            slot,
             record,
             ranks,
             ranks * tokens,
             experts // ranks,
         )
-        device, local, rows = lane.rows.device, self.local, self.zone * self.local
+        device, local, rows = slot.rows.device, self.local, self.zone * self.local
         # One row more takes what has no place.
-        self.bytes = torch.empty(rows + 1, record.bytes_of("x", lane.rows).size(1), dtype=torch.uint8, device=device)
+        self.bytes = torch.empty(rows + 1, record.bytes_of("x", slot.rows).size(1), dtype=torch.uint8, device=device)
         self.x = [self.bytes[:-1].view(record.parts["x"][0]).view(local, self.zone, hidden)]
-        columns = record.bytes_of("scales", lane.rows).size(1) // 4
+        columns = record.bytes_of("scales", slot.rows).size(1) // 4
         if columns:
             # The scales of a zone are column-major.
             scales = torch.empty(local, columns, self.zone, dtype=record.parts["scales"][0], device=device)
@@ -219,25 +219,25 @@ class _Output:
         source_info = torch.empty(local, self.zone, dtype=torch.int32, device=device)
         layout_range = torch.empty(local, ranks, dtype=torch.int64, device=device)
         self.handle = LowLatencyHandle((source_info, layout_range, tokens, hidden, experts))
-        self.handle.lane, self.handle.ids = lane, ids
-        self.handle.places = torch.empty(lane.exchange.capacity, dtype=torch.int64, device=device)
+        self.handle.slot, self.handle.ids = slot, ids
+        self.handle.places = torch.empty(slot.exchange.capacity, dtype=torch.int64, device=device)
 
     def fill(self, stats: Optional[torch.Tensor]) -> None:
-        """Copies the packed rows of the lane to the experts' zones. The host waits for no number of a GPU."""
-        lane, record, local, zone = self.lane, self.record, self.local, self.zone
-        counts, offsets = lane.counts[1 : 1 + local], lane.counts[1 + local :]
+        """Copies the packed rows of the slot to the experts' zones. The host waits for no number of a GPU."""
+        slot, record, local, zone = self.slot, self.record, self.local, self.zone
+        counts, offsets = slot.counts[1 : 1 + local], slot.counts[1 + local :]
         offsets = offsets[:local].contiguous()
-        number = torch.arange(lane.exchange.capacity, dtype=torch.int32, device=lane.rows.device)
+        number = torch.arange(slot.exchange.capacity, dtype=torch.int32, device=slot.rows.device)
         # Experts without rows have the offset of the next one, and `right` takes the last of them.
         expert = (torch.searchsorted(offsets, number, right=True) - 1).clamp(min=0)
         row = number - offsets[expert]
-        valid = (number < lane.counts[0]) & (row < zone)
+        valid = (number < slot.counts[0]) & (row < zone)
         self.handle.places.copy_(torch.where(valid, expert * zone + row, local * zone))
         places = self.handle.places
-        self.bytes.index_copy_(0, places, record.bytes_of("x", lane.rows))
-        self.handle[0].copy_(self._by_place(record.take("token", lane.rows), places).view(local, zone))
+        self.bytes.index_copy_(0, places, record.bytes_of("x", slot.rows))
+        self.handle[0].copy_(self._by_place(record.take("token", slot.rows), places).view(local, zone))
         if len(self.x) > 1:
-            scales = self._by_place(record.take("scales", lane.rows), places)
+            scales = self._by_place(record.take("scales", slot.rows), places)
             self.x[1].copy_(scales.view(local, zone, -1))
         self.counts.copy_(counts)
         if stats is not None:
@@ -252,7 +252,7 @@ class _Output:
     def _fill_ranges(self, expert: torch.Tensor, valid: torch.Tensor) -> None:
         """Stores first row and number of rows from each source: `first << 32 | number`."""
         # The word of a row is `source << 21 | row << 5 | k`; past the total it has no meaning.
-        source = torch.where(valid, self.lane.info.long() >> 21, 0)
+        source = torch.where(valid, self.slot.info.long() >> 21, 0)
         group = torch.where(valid, expert * self.ranks + source, self.local * self.ranks)
         numbers = torch.zeros(self.local * self.ranks + 1, dtype=torch.int64, device=valid.device)
         numbers.scatter_add_(0, group, torch.ones_like(group))

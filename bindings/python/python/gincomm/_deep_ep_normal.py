@@ -7,7 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 import torch
 
 from . import Communicator, Deadline, Rank, StateError
-from ._deep_ep_exchange import EventOverlap, Exchange, Lane, Queue
+from ._deep_ep_exchange import EventOverlap, Exchange, FixedSlot, Queue
 from ._deep_ep_rows import Record, check, require
 from .ep import Combine, Element, GroupConfig, Layout, Tokens
 
@@ -50,7 +50,7 @@ class Handle(tuple):
     tokens: int
     received: int
     ids: torch.Tensor
-    lane: Lane
+    slot: FixedSlot
 
 
 def room_of(tokens: int) -> int:
@@ -138,16 +138,16 @@ class Normal:
                 check("x", rows, queue.device, (rows.dtype,), handle.ids.size(0), None)
             record = _record(rows, scales, routing.ids)
             sent = Tokens(_pack(record, rows, scales, routing), handle.ids)
-            lane = self._exchange(handle.tokens, rows.size(1), record.bytes, sms).lanes[0]
-            lane.swap(handle, sent)
+            slot = self._exchange(handle.tokens, rows.size(1), record.bytes, sms).slots[0]
+            slot.swap(handle, sent)
             queue.settle()
-            handle.lane, arrived = lane, lane.rows[: handle.received]
+            handle.slot, arrived = slot, slot.rows[: handle.received]
             found = [record.take(name, arrived) for name in ("x", "scales")[: 1 if scales is None else 2]]
             if is_new:
                 handle[3].copy_(record.take("token", arrived).flatten())
-                got_ids, got_weights = self._local(record, lane, arrived, routing)
+                got_ids, got_weights = self._local(record, slot, arrived, routing)
         event = queue.finish(async_finish, (rows, scales, handle.ids, *found, got_ids, got_weights, *handle))
-        lane.exchange.check()
+        slot.exchange.check()
         recv = found[0] if scales is None else tuple(found)
         return recv, got_ids, got_weights, numbers, handle if is_new else None, event
 
@@ -187,7 +187,7 @@ class Normal:
         return handle, numbers
 
     def _local(
-        self, record: Record, lane: Lane, arrived: torch.Tensor, routing: Routing
+        self, record: Record, slot: FixedSlot, arrived: torch.Tensor, routing: Routing
     ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
         """Returns ids as numbers on this rank, or -1, and the weights, 0 where the id is -1; None if there are no ids."""
         if routing.ids is None:
@@ -195,7 +195,7 @@ class Normal:
         local = routing.per_expert.numel() // self.comm.ranks
         ids = record.take("ids", arrived).long() - self.rank.rank * local
         number = torch.arange(arrived.size(0), dtype=torch.int32, device=arrived.device)
-        here = (ids >= 0) & (ids < local) & (number < lane.counts[0]).unsqueeze(1)
+        here = (ids >= 0) & (ids < local) & (number < slot.counts[0]).unsqueeze(1)
         return torch.where(here, ids, -1), torch.where(here, record.take("weights", arrived), 0.0)
 
     def combine(
@@ -211,7 +211,7 @@ class Normal:
         require(isinstance(handle, Handle), "handle is not one of dispatch")
         queue, count = self.queue, handle.ids.size(0)
         check("x", x, queue.device, (torch.bfloat16,), handle.received, None)
-        hidden = handle.lane.exchange.hidden
+        hidden = handle.slot.exchange.hidden
         require(x.size(1) == hidden, f"x has {x.size(1)} elements in a row; the dispatch had {hidden}")
         for bias in biases:
             check("bias", bias, queue.device, (torch.bfloat16,), count, hidden)
@@ -224,22 +224,22 @@ class Normal:
             if len(biases) > 1:
                 sums.copy_(biases[1])
                 more["accumulate"] = True
-            _return(handle.lane, handle, Combine.reduced(sums, **more), x)
+            _return(handle.slot, handle, Combine.reduced(sums, **more), x)
             total = None if weights is None else self._sum_weights(handle, weights, sms)
         event = queue.finish(async_finish, (x, weights, sums, total, handle.ids, *biases))
-        handle.lane.exchange.check()
+        handle.slot.exchange.check()
         return sums, total, event
 
     def _sum_weights(self, handle: Handle, weights: torch.Tensor, sms: int) -> torch.Tensor:
         """Adds up the weights that the ranks of a token return, in FP32."""
         topk = weights.size(1)
         columns = -(-topk // 4) * 4
-        lane = self._exchange(handle.tokens, columns, 4 * columns, sms, weights=True).lanes[0]
+        slot = self._exchange(handle.tokens, columns, 4 * columns, sms, weights=True).slots[0]
         padded = torch.nn.functional.pad(weights, (0, columns - topk))
         sums = torch.empty(handle.ids.size(0), columns, dtype=torch.float32, device=weights.device)
-        _return(lane, handle, Combine.reduced(sums), padded)
+        _return(slot, handle, Combine.reduced(sums), padded)
         self.queue.settle()
-        lane.exchange.check()
+        slot.exchange.check()
         return sums[:, :topk].contiguous()
 
     def destroy(self) -> None:
@@ -274,12 +274,12 @@ def _pack(record: Record, rows: torch.Tensor, scales: Optional[torch.Tensor], ro
     )
 
 
-def _return(lane: Lane, handle: Handle, combine: Combine, rows: torch.Tensor) -> None:
+def _return(slot: FixedSlot, handle: Handle, combine: Combine, rows: torch.Tensor) -> None:
     """Returns rows of a handle. A combine takes as many rows as the layout has room for."""
 
     def padded() -> torch.Tensor:
-        full = torch.empty(lane.exchange.capacity, rows.size(1), dtype=rows.dtype, device=rows.device)
+        full = torch.empty(slot.exchange.capacity, rows.size(1), dtype=rows.dtype, device=rows.device)
         full[: rows.size(0)].copy_(rows)
         return full
 
-    lane.combine(handle, handle.ids, combine, padded)
+    slot.combine(handle, handle.ids, combine, padded)
