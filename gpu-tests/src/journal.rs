@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Results of trials in a file, so that a later run continues where one was ended.
 //!
-//! Each line is `start NAME`, `pass NAME` or `fail NAME MESSAGE`. A trial that started without a result has ended the
-//! process. It counts as failed when a run continues.
+//! Each line is `start NAME`, `pass NAME SECONDS` or `fail NAME MESSAGE`. A trial that started without a result has
+//! ended the process. It counts as failed when a run continues.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// Result of a trial: the message of a failure.
 pub type Outcome = Result<(), String>;
@@ -49,9 +50,10 @@ impl Journal {
             return outcome.clone();
         }
         self.write(&format!("start {name}"));
+        let start = Instant::now();
         let outcome = trial();
         match &outcome {
-            Ok(()) => self.write(&format!("pass {name}")),
+            Ok(()) => self.write(&format!("pass {name} {:.2}", start.elapsed().as_secs_f64())),
             Err(message) => self.write(&format!("fail {name} {}", message.replace('\n', "\\n"))),
         }
         outcome
