@@ -215,7 +215,7 @@ fn rows_and_terms_that_do_not_fit_a_group_are_refused() {
             (config.combine_f32(), &reduced, "received", "a combine of the received rows"),
             (config.combine_f32(), &reduced, "permuted", "a combine of the permuted rows"),
             (config.combine_at_source(), &plain, "received", "a combine of the received rows"),
-            (config.combine_at_source(), &plain, "permuted", "a layout that has not the rows"),
+            (config.combine_at_source(), &plain, "permuted", "a layout that has not the returned rows"),
             (config.combine_at_source(), &reduced, "received", "a combine of one row for each rank"),
             (config, &plain, "received", "a combine of one row for each id"),
         ] {
