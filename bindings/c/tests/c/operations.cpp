@@ -227,16 +227,19 @@ KERNEL circles(gin::Comm comm, Words out) {
     *out.localPointer() = uint64_t(fault.kind());
 }
 
-// Puts by the proxy alone. Then rank 0 gives up its wait and reports that, and rank 1 waits without a deadline.
+// Puts by the proxy alone. When the put of the other rank has come, rank 0 gives up its next wait and reports that, and
+// rank 1 waits without a deadline.
 KERNEL reports(gin::Comm comm, Words data) {
     gin::CoopThread one;
     gin::Team world = comm.world();
     gin::Gin<gin::Proxy> proxy(comm, 0, gin::Deadline::after_ms(20000));
-    gin::Fault fault = proxy.putValue(world, world.after(1), data, 0, uint64_t(1), gin::None{}, one);
+    gin::Fault fault = proxy.putValue(world, world.after(1), data, 0, uint64_t(1), gin::StrongSignalInc{0}, one);
     if (!fault) fault = proxy.flush(one);
+    // A rank that gave up earlier would end the other before its put.
+    if (!fault) fault = gin::Gin<>(comm, 0, gin::Deadline::after_ms(20000)).waitSignal(one, 0, 1);
     comm.report(fault);
     gin::Deadline deadline = world.rank == 0 ? gin::Deadline::after_us(50) : gin::Deadline::none();
-    comm.report(gin::Gin<>(comm, 0, deadline).waitSignal(one, 0, 1));
+    comm.report(gin::Gin<>(comm, 0, deadline).waitSignal(one, 0, 2));
 }
 
 #if !defined(__CUDACC__)
