@@ -203,7 +203,7 @@ fn without_one(name: &str, config: &GroupConfig, deadlines: u64, world: impl Fn(
 }
 
 /// Variables of a process: its rank, the phase, the way, and the id of the job. The way is `in place` or `stored`, or
-/// `killed` if the rank will not come back, [`REPLACED`] or [`NEW`]. It ends with [`NETWORK`] if rows go over a
+/// `killed` if the rank is not replaced, [`REPLACED`] or [`NEW`]. It ends with [`NETWORK`] if rows go over a
 /// network.
 const VARIABLES: [&str; 4] = ["GIN_EP_FAULTS_RANK", "GIN_EP_FAULTS_PHASE", "GIN_EP_FAULTS_WAY", "GIN_EP_FAULTS_ID"];
 /// End of a way: loads and stores reach no other rank.

@@ -80,7 +80,7 @@ impl TcpBootstrap {
     ///
     /// All ranks of this job that `joining` does not name call it, at a point of their choosing, with the same numbers
     /// in any order. The new processes call [`join_running`](Self::join_running), before or after that. The call waits
-    /// for all of them, at most `within`. This job goes on meanwhile. After the call it has no use, and can be dropped.
+    /// for all of them, at most `within`. This job works until it is dropped.
     ///
     /// A rank of `joining` that is still alive takes no part, as in [`without`](Self::without).
     ///
@@ -124,8 +124,8 @@ impl TcpBootstrap {
     /// Joins a running job as one of the ranks that its ranks name in [`grow`](Self::grow). `ranks` is the number of
     /// ranks after that. Waits for that call, at most [`joining`](TcpConfig::joining), and for all ranks.
     ///
-    /// The id has the secret of the job, and addresses of the job: of rank 0 of the first job, as long as the process
-    /// that was that rank is one of the job, or [those of now](Self::addresses).
+    /// The id has the secret of the job and addresses of its ranks. The id of the first job serves as long as its rank
+    /// 0 is still a rank. After that, make one of the [current addresses](Self::addresses).
     ///
     /// # Errors
     /// - [`BootstrapError::NotAdmitted`]: the job runs, and did not call for this rank in time.
@@ -255,7 +255,7 @@ struct Place {
 struct Visit {
     knock: Knock,
     secret: Secret,
-    /// Where it knocks.
+    /// Addresses of doors, of which it tries one after another.
     addresses: Vec<SocketAddr>,
     /// The rank that admits, if this process knows it: then it is a rank of the running job.
     first: Option<u32>,
