@@ -14,7 +14,7 @@ use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_soft_nic::Options;
 use gin_soft_nic_host::SoftEngine;
 use gpu_tests_kernels::{
-    CHUNK_BYTES, Chunked, Exchange, Flood, Link, Stale, WARP_SIZE, exchange_len, hardware_spin, posts, value,
+    CHUNK_BYTES, Chunked, Exchange, Flood, Link, Stale, WARP_SIZE, exchange_len, fill, hardware_spin, posts, value,
 };
 use std::error::Error;
 use std::sync::Arc;
@@ -426,28 +426,25 @@ fn chunks(testbed: &Testbed) -> Result<(), String> {
         let data: Window<u8> = comm.alloc_window(max, WindowFlags::NONE)?;
         let source: Window<u8> = comm.alloc_window(max, WindowFlags::NONE)?;
         let handle = comm.device()?;
-        let byte = |rank: u32, round: u64, index: usize| {
-            (value(rank, 0, round, index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
-        };
         let left = (rank.rank() + rank.ranks() - 1) % rank.ranks();
         let (mut wrong, mut round) = (Vec::new(), 0u64);
         for (to, from) in [(0, 0), (16, 128), (3, 19), (8, 4), (1, 2)] {
             for &len in &lengths {
-                let sent: Vec<u8> = (0..max).map(|index| byte(rank.rank(), round, index)).collect();
+                let mut sent = vec![0; max];
+                fill(&mut sent, rank.rank(), round, 0);
                 source.write(0, &sent)?;
                 let to = MARGIN + to;
                 let mut expected = vec![0xa5; to + len + MARGIN];
                 data.write(0, &expected)?;
-                for (index, place) in expected[to..to + len].iter_mut().enumerate() {
-                    *place = byte(left, round, from + index);
-                }
+                fill(&mut expected[to..to + len], left, round, from);
                 let plan =
                     Chunked { to: to as u64, from: from as u64, len: len as u64, before: round * u64::from(blocks) };
                 let arguments: [&dyn KernelArg; 5] = [&handle, &data, &source, &Plain(plan), &DEADLINE];
                 run(rank, "hardware_chunks", LaunchConfig::new(blocks, threads), &arguments)?;
                 let mut found = vec![0; expected.len()];
                 data.read(0, &mut found)?;
-                if let Some(index) = (0..found.len()).find(|&index| found[index] != expected[index]) {
+                if found != expected {
+                    let index = (0..found.len()).find(|&index| found[index] != expected[index]).unwrap_or(0);
                     let (me, seen, right) = (rank.rank(), found[index], expected[index]);
                     wrong.push(format!(
                         "rank {me}: {len} bytes from {from} to {to}: byte {index} is {seen:#x} instead of {right:#x}"

@@ -12,7 +12,7 @@ use gin_host::world::{Rank, launch};
 use gin_kernels::histogram::{BINS, input};
 use gpu_tests_kernels::bulk::{Bulk, LATE_WAIT, NO_PROXY_FENCE, change, sent};
 use gpu_tests_kernels::primitives::{
-    CHUNK, CONVERSIONS, Convert, FIRST_TO_F32, LANE_CHECKS, SHARED_RESULTS, chunk_hash, converted,
+    CHUNK, CONVERSIONS, Convert, FIRST_TO_F32, LANE_CHECKS, SHARED_RESULTS, chunk_hash, converted_here,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -237,7 +237,7 @@ fn conversions(testbed: &Testbed, which: &[u32]) -> Result<(), String> {
             let share = (all / step).div_ceil(rank.ranks()).max(1);
             let first = rank.rank() * share * step;
             if first < all {
-                let cpu = |bits| converted(conversion, bits);
+                let cpu = |bits| converted_here(conversion, bits);
                 wrong.extend(compare(rank, conversion, first, share.min(all - first), step, cpu)?);
             }
         }
@@ -319,10 +319,11 @@ mod tests {
     #[test]
     fn a_result_that_differs_is_found_with_its_chunk_and_input() {
         let wrong = [0x3f83_1234u32, 0x3f84_0001, 0x3f84_0002];
-        let found = Testbed::simulated()
-            .run(|rank| compare(rank, 0, 0x3f80, 8, 1, |bits| converted(0, bits) ^ u64::from(wrong.contains(&bits))));
+        let found = Testbed::simulated().run(|rank| {
+            compare(rank, 0, 0x3f80, 8, 1, |bits| converted_here(0, bits) ^ u64::from(wrong.contains(&bits)))
+        });
         let text = found.unwrap().remove(0).unwrap();
-        let value = converted(0, wrong[0]);
+        let value = converted_here(0, wrong[0]);
         let expected = format!(
             "f32 to F16: chunk 16259 is the first that differs, from input 0x3f831234: the device gives {value:#x}, the \
              CPU {:#x}; 1 inputs of the chunk differ",

@@ -179,7 +179,7 @@ pub fn copied(
     let rows = Memory::new(rank.device(), MemoryKind::Device, (shape.ranks * max * row) as u64)?.whole();
     stream.synchronize()?;
     for (first, of) in offsets(received, shape.ranks, max)?.into_iter().zip(received.fetch()?) {
-        let bytes: Vec<u8> = of.into_iter().flat_map(|row| row.row).collect();
+        let bytes = of.into_iter().map(|row| row.row).collect::<Vec<_>>().concat();
         if !bytes.is_empty() {
             rows.write((first * row) as u64, &bytes)?;
         }
@@ -392,10 +392,7 @@ pub fn combine_at_source(
     // Numbers that a sum starts from: the bias has odd ones, the output even ones.
     let start = |token: usize, column: usize| ((2 * token + 1) % 64 + column % 2 * 64) as f32;
     let old = |token: usize, column: usize| ((2 * column + 2 * token) % 128) as f32;
-    let made = |value: &dyn Fn(usize, usize) -> f32| {
-        let all = (0..max).flat_map(|token| (0..shape.hidden).map(move |column| (token, column)));
-        all.map(|(token, column)| gin_ep_oracle::narrow(value(token, column))).collect::<Vec<u16>>()
-    };
+    let made = |value: &dyn Fn(usize, usize) -> f32| Kind::Bf16.rows(max, shape.hidden, value);
     for (number, (routing, is_plain, adds)) in [
         (Routing::Uniform, false, false),
         (Routing::Holes, true, false),
@@ -434,7 +431,7 @@ pub fn combine_at_source(
             if is_plain { &ones } else { mine },
             &[],
             Experts,
-            |token, column| {
+            &|token, column| {
                 if adds { start(token, column) + old(token, column) } else { 0.0 }
             },
         );
@@ -517,10 +514,6 @@ pub fn element(
         memory.write(0, bytes)?;
         Ok(memory)
     };
-    let bytes_as = |kind: Kind, row: &[u16]| {
-        row.iter().flat_map(|&bits| kind.bytes(gin_ep_oracle::widen(bits))).collect::<Vec<u8>>()
-    };
-    let bytes_of = |row: &[u16]| bytes_as(kind, row);
     let batches: Vec<Batch> =
         (0..shape.ranks).map(|rank| batch(shape, Routing::Holes, 3, rank, max - rank % 2)).collect();
     let mine = &batches[me];
@@ -540,14 +533,14 @@ pub fn element(
                 };
                 (row, values.into_iter().flat_map(of).collect())
             }
-            _ => (bytes_of(row), Vec::new()),
+            _ => (kind.bytes(row), Vec::new()),
         }
     };
     let tokens = mine.tokens(shape);
-    let each = |of: &dyn Fn(usize) -> Vec<u8>| (0..tokens).flat_map(of).collect::<Vec<u8>>();
+    let each = |of: &dyn Fn(usize) -> Vec<u8>| (0..tokens).map(of).collect::<Vec<_>>().concat();
     let rows = match element {
         Element::Opaque { .. } => each(&|token| sent(mine.row(shape, token), me, token).0),
-        _ => bytes_of(&mine.rows),
+        _ => kind.bytes(&mine.rows),
     };
     let (rows, scales) = (memory(&rows)?, memory(&each(&|token| sent(mine.row(shape, token), me, token).1))?);
     let ids = memory(bytemuck::cast_slice(&mine.experts))?;
@@ -555,10 +548,7 @@ pub fn element(
     // The bias has odd numbers, the output even ones.
     let start = |token: usize, column: usize| ((2 * token + 1) % 64 + column % 2 * 64) as f32;
     let old = |token: usize, column: usize| ((2 * column + 2 * token) % 128) as f32;
-    let made = |value: &dyn Fn(usize, usize) -> f32| {
-        let all = (0..tokens).flat_map(|token| (0..shape.hidden).map(move |column| (token, column)));
-        all.flat_map(|(token, column)| kind.bytes(value(token, column))).collect::<Vec<u8>>()
-    };
+    let made = |value: &dyn Fn(usize, usize) -> f32| kind.rows(tokens, shape.hidden, value);
     let (bias, output) = (memory(&made(&start))?, memory(&made(&old))?);
     let group = Group::new(comm, &config.element(element))?;
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
@@ -598,7 +588,7 @@ pub fn element(
                 );
                 assert_eq!(scales, found.scales, "{element:?}: scales of row {index} from {source} at {me}");
                 back[(offsets[source] + index) * row_bytes..][..row_bytes]
-                    .copy_from_slice(&bytes_as(back_kind, &expected.row));
+                    .copy_from_slice(&back_kind.bytes(&expected.row));
             }
         }
         let rows = memory(&back)?;
@@ -606,7 +596,7 @@ pub fn element(
         received.combine(&stream, Rows::At(&rows), &combine)?;
         stream.synchronize()?;
         is_whole(&group, &format_args!("{element:?}: combine of {me}"))?;
-        let expected = gin_ep_oracle::identity(shape, mine, kind, false, |token, column| {
+        let expected = gin_ep_oracle::identity(shape, mine, kind, false, &|token, column| {
             start(token, column) + old(token, column)
         });
         let mut found = vec![0u8; expected.len()];
@@ -629,7 +619,7 @@ fn has_copies(
     let memory = padded.rows().expect("there are rows");
     for expert in 0..shape.local() {
         let of_expert = rows.iter().filter(|row| row.experts.contains(&(expert as i32)));
-        let expected: Vec<u8> = of_expert.flat_map(|row| row.row.iter().copied()).collect();
+        let expected = of_expert.map(|row| &row.row[..]).collect::<Vec<_>>().concat();
         let (first, row_bytes) = ((expert * shape.ranks + source) * max, rows.first().map_or(0, |row| row.row.len()));
         let mut found = vec![0u8; expected.len()];
         memory.read((first * row_bytes) as u64, &mut found)?;

@@ -106,7 +106,7 @@ pub fn limits(
             let kept: Vec<Vec<RankRow>> =
                 (0..shape.ranks).map(|rank| limited(shape, &batches, rank, max_rows).swap_remove(me)).collect();
             let takes_part = |token: usize, rank: usize| kept[rank].iter().any(|row| row.token == token);
-            let expected = per_rank_of(shape, mine, takes_part, Experts);
+            let expected = per_rank_of(shape, mine, &takes_part, Experts);
             input.compare(&expected, format_args!("{routing:?}, {max_rows} rows"))?;
             let report = group.status()?;
             let (mine, limit) = (received_by(&batches, me), max_rows as u64);
@@ -325,7 +325,7 @@ pub fn elements(
         memory.write(0, bytes)?;
         Ok(memory)
     };
-    let elements: Vec<u8> = mine.rows.iter().flat_map(|&bits| kind.bytes(widen(bits))).collect();
+    let elements = kind.bytes(&mine.rows);
     let (rows, ids) = (memory(&elements)?, memory(bytemuck::cast_slice(&mine.experts))?);
     let output = memory(&vec![0x7f; elements.len()])?;
     let tokens = mine.tokens(shape);
@@ -337,11 +337,11 @@ pub fn elements(
     received.reduce(&stream, Rows::Permuted(&to))?;
     received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
     stream.synchronize()?;
-    let all = (0..tokens).flat_map(|token| {
+    let mut expected = Vec::new();
+    for token in 0..tokens {
         let ids = mine.places(shape, token).len() as f32;
-        mine.row(shape, token).iter().flat_map(move |&element| kind.bytes(ids * widen(element)))
-    });
-    let expected: Vec<u8> = all.collect();
+        mine.row(shape, token).iter().for_each(|&element| kind.push(ids * widen(element), &mut expected));
+    }
     let mut found = vec![0u8; expected.len()];
     output.read(0, &mut found)?;
     assert!(expected == found, "{element:?}: the output of rank {me} differs");

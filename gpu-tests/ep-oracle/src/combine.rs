@@ -37,14 +37,14 @@ pub fn reduced_f32(shape: &Shape, receiver: usize, row: &RankRow, experts: Exper
 /// Returns the rows of a rank after a combine with one row for each rank: their sum in FP32 in the order in which the
 /// token's ids name the ranks first, from 0, rounded once. Ranks of `silent` take no part.
 pub fn per_rank(shape: &Shape, batch: &Batch, silent: &[usize], experts: Experts) -> Vec<u16> {
-    per_rank_of(shape, batch, |_, rank| !silent.contains(&rank), experts)
+    per_rank_of(shape, batch, &|_, rank| !silent.contains(&rank), experts)
 }
 
 /// Returns the same, if of the rows of tokens at ranks these take part: token, rank.
 pub fn per_rank_of(
     shape: &Shape,
     batch: &Batch,
-    takes_part: impl Fn(usize, usize) -> bool,
+    takes_part: &dyn Fn(usize, usize) -> bool,
     experts: Experts,
 ) -> Vec<u16> {
     per_rank_by(shape, batch, takes_part, |rank, row| {
@@ -95,7 +95,7 @@ fn per_rank_by(
 /// Returns the rows of a rank after a combine with one row for each id: their weighted sum in the order of the ids, by
 /// `fma` in FP32 from 0, rounded once. Ranks of `silent` take no part.
 pub fn combine_at_source(shape: &Shape, batch: &Batch, silent: &[usize], experts: Experts) -> Vec<u16> {
-    combine_at_source_from(shape, batch, silent, experts, |_, _| 0.0)
+    combine_at_source_from(shape, batch, silent, experts, &|_, _| 0.0)
 }
 
 /// Returns the same, if the sums start from these values: of token, column.
@@ -104,7 +104,7 @@ pub fn combine_at_source_from(
     batch: &Batch,
     silent: &[usize],
     experts: Experts,
-    start: impl Fn(usize, usize) -> f32,
+    start: &dyn Fn(usize, usize) -> f32,
 ) -> Vec<u16> {
     let mut all = Vec::new();
     for token in 0..batch.tokens(shape) {
@@ -127,7 +127,7 @@ pub fn identity(
     batch: &Batch,
     kind: Kind,
     weighted: bool,
-    start: impl Fn(usize, usize) -> f32,
+    start: &dyn Fn(usize, usize) -> f32,
 ) -> Vec<u8> {
     let mut all = Vec::new();
     for token in 0..batch.tokens(shape) {
@@ -142,7 +142,7 @@ pub fn identity(
                     sum += widen(element);
                 }
             }
-            all.extend(kind.bytes(sum));
+            kind.push(sum, &mut all);
         }
     }
     all

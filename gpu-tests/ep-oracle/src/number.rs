@@ -32,13 +32,29 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns the bytes of the element nearest to a value of at most 65,000, ties to even.
-    pub fn bytes(self, value: f32) -> Vec<u8> {
+    /// Appends the bytes of the element nearest to a value of at most 65,000, ties to even.
+    pub fn push(self, value: f32, to: &mut Vec<u8>) {
         match self {
-            Self::Bf16 => narrow(value).to_le_bytes().to_vec(),
-            Self::F16 => half(value).to_le_bytes().to_vec(),
-            Self::F32 => value.to_le_bytes().to_vec(),
+            Self::Bf16 => to.extend(narrow(value).to_le_bytes()),
+            Self::F16 => to.extend(half(value).to_le_bytes()),
+            Self::F32 => to.extend(value.to_le_bytes()),
         }
+    }
+
+    /// Returns the bytes of BF16 as elements of this type.
+    pub fn bytes(self, elements: &[u16]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        elements.iter().for_each(|&bits| self.push(widen(bits), &mut bytes));
+        bytes
+    }
+
+    /// Returns the bytes of rows of `hidden` elements with these values: of row, column.
+    pub fn rows(self, rows: usize, hidden: usize, value: &dyn Fn(usize, usize) -> f32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for row in 0..rows {
+            (0..hidden).for_each(|column| self.push(value(row, column), &mut bytes));
+        }
+        bytes
     }
 }
 

@@ -38,6 +38,13 @@ pub const fn value(from: u32, to: u32, round: u64, index: u64) -> u64 {
     (round << 32) ^ ((from as u64) << 24) ^ ((to as u64) << 16) ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// Fills memory with the bytes that a rank sends in a round, from byte `first` of them, on the CPU.
+pub fn fill(to: &mut [u8], rank: u32, round: u64, first: usize) {
+    for (index, byte) in to.iter_mut().enumerate() {
+        *byte = (value(rank, 0, round, (first + index) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
+    }
+}
+
 #[inline(always)]
 fn route(lsa: u64) -> Route {
     if lsa != 0 { Route::Auto } else { Route::Network }

@@ -291,9 +291,16 @@ pub const fn mixed(bits: u32, result: u64) -> u64 {
     hash ^ hash >> 31
 }
 
-/// Returns the hash of a chunk, on the CPU. `convert` is [`converted`], except in tests.
+/// Returns what [`converted`] returns, without a copy of the function in each caller, which may not be optimised.
+#[inline(never)]
 #[must_use]
-pub fn chunk_hash(chunk: u32, convert: impl Fn(u32) -> u64) -> u64 {
+pub fn converted_here(conversion: u32, bits: u32) -> u64 {
+    converted(conversion, bits)
+}
+
+/// Returns the hash of a chunk, on the CPU. `convert` is [`converted_here`], except in tests.
+#[must_use]
+pub fn chunk_hash(chunk: u32, convert: &dyn Fn(u32) -> u64) -> u64 {
     (0..CHUNK).map(|index| chunk * CHUNK + index).map(|bits| mixed(bits, convert(bits))).fold(0, u64::wrapping_add)
 }
 
