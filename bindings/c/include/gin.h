@@ -40,7 +40,7 @@
 
 
 // The version of the layouts that header, library and kernels share.
-#define GIN_ABI_VERSION 13
+#define GIN_ABI_VERSION 14
 
 // The bytes of a unique id, with the zero at its end.
 #define GIN_UNIQUE_ID_BYTES 256

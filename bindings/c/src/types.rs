@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_void};
 
 /// The version of the layouts that header, library and kernels share.
-pub const GIN_ABI_VERSION: u32 = 13;
+pub const GIN_ABI_VERSION: u32 = 14;
 const _: () = assert!(GIN_ABI_VERSION == gin_abi::ABI_VERSION);
 
 /// The bytes of a unique id, with the zero at its end.

@@ -77,6 +77,7 @@ fn generated() -> String {
         "CAP_STRONG_SIGNALS",
         "CAP_VA_SIGNALS",
         "CAP_MULTIMEM",
+        "CAP_COMPLETION_IS_ARRIVAL",
         "NEAR_WORDS",
         "QUEUE_NEAR",
         "STRIDE_SHIFT",

@@ -7,7 +7,7 @@
 //!
 //! | word | bits | field |
 //! | --- | --- | --- |
-//! | 0 | 1..5 | operation: 1 put, 2 put_value, 3 get, 4 signal |
+//! | 0 | 1..5 | operation: 1 put, 2 put_value, 3 get, 4 signal, or quiet if there is no signal |
 //! |   | 5 | hint: more requests follow soon |
 //! |   | 6 | the signal is strong |
 //! |   | 7..9 | signal: 0 none, 1 by id, 2 at a window address |
@@ -110,7 +110,8 @@ pub enum Transfer {
         /// Length in bytes; may be 0.
         bytes: u64,
     },
-    /// Moves nothing: the descriptor only raises a signal.
+    /// Moves nothing: the descriptor only raises a signal. Without a signal it is a quiet, which is complete once all
+    /// earlier puts of this context to this peer have arrived.
     Nothing,
 }
 
@@ -172,7 +173,7 @@ pub enum DescriptorError {
     Operation(u32),
     /// Word 0 names an unknown kind of signal.
     Signal(u32),
-    /// Neither a transfer nor a signal, or a signal on a get.
+    /// A signal on a get.
     Combination,
     /// Reserved bits are set in this word.
     Reserved(usize),
@@ -184,7 +185,7 @@ impl core::fmt::Display for DescriptorError {
         match self {
             Self::Operation(code) => write!(f, "descriptor names unknown operation {code}; valid are 1 to 4"),
             Self::Signal(code) => write!(f, "descriptor names unknown signal kind {code}; valid are 0 to 2"),
-            Self::Combination => f.write_str("descriptor is a get with a signal, or has neither transfer nor signal"),
+            Self::Combination => f.write_str("descriptor is a get with a signal"),
             Self::Reserved(word) => write!(f, "descriptor has reserved bits set in word {word}"),
         }
     }
@@ -194,6 +195,19 @@ impl core::fmt::Display for DescriptorError {
 impl core::error::Error for DescriptorError {}
 
 impl Descriptor {
+    /// Returns the quiet of a peer.
+    #[inline(always)]
+    #[must_use]
+    pub const fn quiet(peer: u32) -> Self {
+        Self { peer, transfer: Transfer::Nothing, signal: None, counter: None, more: false }
+    }
+
+    /// Returns whether this is a [`quiet`](Self::quiet).
+    #[must_use]
+    pub const fn is_quiet(&self) -> bool {
+        matches!(self.transfer, Transfer::Nothing) && self.signal.is_none()
+    }
+
     /// Returns the eight words, all phase bits 0.
     ///
     /// Ids and ranks must be below 2^24 and offsets below 2^63. Callers check them first: the host refuses to create
@@ -276,7 +290,6 @@ impl Descriptor {
             1 => {}
             2 if w[4] >> 1 & ID_MASK != 0 || w[1] >> 1 != 1 << width_log2 => return Err(DescriptorError::Reserved(1)),
             3 if signals != 0 => return Err(DescriptorError::Combination),
-            4 if signals == 0 => return Err(DescriptorError::Combination),
             4 if (w[1] | w[2] | w[3] | w[4]) >> 1 != 0 => return Err(DescriptorError::Reserved(1)),
             2..=4 => {}
             code => return Err(DescriptorError::Operation(code as u32)),
@@ -373,7 +386,7 @@ mod tests {
             prop_assert_eq!(without_time(with_time(words, time)), (words, u64::from(time)));
             prop_assert!(words.iter().all(|w| w & 1 == 0), "phase bits are left to the queue");
             match (transfer, signal) {
-                (Transfer::Get { .. }, Some(_)) | (Transfer::Nothing, None) => {
+                (Transfer::Get { .. }, Some(_)) => {
                     prop_assert_eq!(Descriptor::decode(&words), Err(DescriptorError::Combination));
                 }
                 _ => prop_assert_eq!(Descriptor::decode(&words), Ok(descriptor)),

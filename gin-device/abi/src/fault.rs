@@ -93,6 +93,8 @@ codes! {
         Send = 11, "send";
         /// A receive of a small message.
         Receive = 12, "receive";
+        /// A wait until puts have arrived.
+        Quiet = 13, "quiet";
     }
 }
 

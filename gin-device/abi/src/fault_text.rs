@@ -139,6 +139,7 @@ impl Fault {
             (Operation::Barrier, FaultSubject::None) => write!(f, "{seen} of {expected} blocks arrived"),
             (Operation::Barrier, _) => write!(f, "its count of arrivals is {seen} and should have reached {expected}"),
             (Operation::Flush, _) => write!(f, "not all operations up to number {expected} were complete"),
+            (Operation::Quiet, _) => f.write_str("not all earlier puts had arrived"),
             (Operation::Send, _) => {
                 write!(f, "message {expected} found no room, after the receiver gave back the slots of {seen}")
             }

@@ -24,6 +24,9 @@ pub const CAP_VA_SIGNALS: u32 = 2;
 /// No host sets it yet, for two reasons. A multicast object needs a separate GPU for each rank, and switches configured
 /// for it. Nothing has shown yet that such a store is visible at every rank before a signal that follows it.
 pub const CAP_MULTIMEM: u32 = 4;
+/// Capability bit: a complete put has arrived at its peer, so that a flush waits for arrival. Without it, arrival takes
+/// a further request: `Descriptor::quiet` with a proxy, an atomic with device-driven NIC queue pairs.
+pub const CAP_COMPLETION_IS_ARRIVAL: u32 = 8;
 
 /// Number of words in GPU memory that accompany a word in host memory which many threads wait for.
 ///

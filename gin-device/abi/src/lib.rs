@@ -39,7 +39,7 @@ pub use handle::{BackendKind, CommHandle, ContextData, StatusBlock, WindowData, 
 ///
 /// A kernel module carries the version it was compiled with (the symbol [`ABI_SYMBOL`]). The host refuses to load a
 /// module of another version. Every change of a layout here raises this number.
-pub const ABI_VERSION: u32 = 13;
+pub const ABI_VERSION: u32 = 14;
 
 /// Name of the variable in a kernel module whose first word is its [`ABI_VERSION`]. It has as many words as the number,
 /// so that nvlink refuses modules of different versions.

@@ -76,6 +76,14 @@ pub trait Backend: sealed::Sealed + Copy {
     #[doc(hidden)]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError>;
 
+    /// Returns the request whose completion confirms that all earlier puts of the context to `peer` have arrived, for
+    /// networks where completion is not arrival.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn confirmation(_core: &Core, peer: u32) -> Descriptor {
+        Descriptor::quiet(peer)
+    }
+
     /// Does the work of the back end that waits for signals and counters depend on. They call this now and then.
     #[doc(hidden)]
     #[inline(always)]
@@ -157,6 +165,11 @@ impl Backend for Any {
         } else {
             Proxy::wait(core, peer, position, deadline)
         }
+    }
+
+    #[inline(always)]
+    fn confirmation(core: &Core, peer: u32) -> Descriptor {
+        if drives_nic(core) { Gdaki::confirmation(core, peer) } else { Proxy::confirmation(core, peer) }
     }
 
     #[inline(always)]

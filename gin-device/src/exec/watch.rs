@@ -110,6 +110,20 @@ pub enum Event {
     },
     /// The back end did not take the last post of the calling thread.
     Refused,
+    /// A call begins to wait until puts have arrived, or, if `done`, has found that those which the calling thread knew
+    /// then have arrived.
+    Quiet {
+        /// Address of the table of contexts of the caller's communicator.
+        table: u64,
+        /// The context.
+        context: u32,
+        /// It covers all other contexts, not this one.
+        others: bool,
+        /// World ranks of the peers: the first, and the one past the last.
+        peers: (u32, u32),
+        /// The call has succeeded.
+        done: bool,
+    },
     /// The calling thread's stores to these bytes, until its call ends, are those of a put by loads and stores.
     Stores {
         /// The way of the put.

@@ -8,8 +8,10 @@
 //! | [`get`](Gin::get) | reads the peer's memory into the caller's | visible after `flush` |
 //! | [`signal`](Gin::signal) | raises a word at the peer | strong: after all earlier puts to that peer; weak: none |
 //! | [`signal_all_routes`](Gin::signal_all_routes) | the same | after all earlier puts to that peer, of either route |
+//! | [`signal_all_contexts`](Gin::signal_all_contexts) | the same, once the puts of other contexts have arrived | after all earlier puts to that peer, of any context and route |
 //! | [`flush`](Gin::flush) | waits for all earlier operations | sources may be reused, gets are visible |
 //! | [`flush_async`](Gin::flush_async), [`wait`](Gin::wait) | the same for one peer, in two steps | the same |
+//! | [`quiet`](Gin::quiet), [`quiet_all`](Gin::quiet_all) | wait for all earlier puts, to one peer or to all | puts have arrived |
 //! | [`wait_signal`](Gin::wait_signal), [`read_signal`](Gin::read_signal) | wait for and read the caller's signals | acquire |
 //! | [`wait_counter`](Gin::wait_counter), [`read_counter`](Gin::read_counter) | wait for and read the caller's counters | acquire |
 //!
@@ -19,8 +21,8 @@
 //! - The receiver sees a *weak* signal only after the put that it is bound to.
 //! - A counter reports that the source of its operation may be reused. It reports neither other operations nor arrival.
 //! - A flush reports the same of all earlier operations of the context, and that the data of gets is visible. It does
-//!   not report the arrival of puts.
-//! - Nothing orders two contexts.
+//!   not report the arrival of puts; [`quiet`](Gin::quiet) does.
+//! - Nothing orders two contexts but a wait for arrival: [`signal_all_contexts`](Gin::signal_all_contexts) waits.
 //!
 //! # Routes
 //! An operation of a `Gin` without a named back end takes one of two routes. To peers of the LSA team it takes loads
@@ -42,6 +44,7 @@
 
 mod completion;
 mod post;
+mod quiet;
 mod signals;
 
 pub(crate) use completion::{is_time_to_look, look_around};

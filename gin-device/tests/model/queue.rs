@@ -3,8 +3,9 @@
 
 use super::{Reached, Setup, World, explore, fault, models};
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
-use gin_device::gin::{Order, Sharing};
+use gin_device::gin::{Order, Scope, Sharing};
 use gin_device::internal::host_word::{TURN, WANTED, WORDS};
+use gin_device::internal::order::release;
 use gin_device::internal::queue::{Finished, NOTHING};
 use gin_device::internal::status::WaitError;
 use gin_device::sys::loom::Loom;
@@ -115,6 +116,37 @@ models! {
                 }
             });
         }
+    }
+
+    fn after_a_quiet_a_raise_by_any_means_covers_the_put() {
+        explore(3, || {
+            let world = World::new(queue(0, 0, 1, 2));
+            let sender = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.post(0);
+                    let producer = world.producer();
+                    producer.wait_peer(0, producer.position(), Deadline::NONE, Order::Acquire).unwrap();
+                    release::<Loom>(Scope::Thread, Scope::System);
+                    world.status.kernel.at(1).store_relaxed_sys(1);
+                })
+            };
+            let receiver = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    super::await_word(world.status.kernel.at(1));
+                    assert_eq!(world.cells[1].read(), 7, "the data of the put");
+                })
+            };
+            let mut consumer = world.consumer();
+            world.next(&consumer);
+            consumer.take(Some(0));
+            // The put arrives at the peer.
+            world.cells[1].write(7);
+            consumer.finish(finished(0, 1));
+            sender.join().unwrap();
+            receiver.join().unwrap();
+        });
     }
 
     fn a_flush_covers_earlier_posts_of_other_threads() {

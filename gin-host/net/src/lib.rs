@@ -20,6 +20,9 @@
 //!   puts and signals of the same context to the same peer, in the order of [`Network::post`]. Nothing else is ordered.
 //! - With [`needs_make_visible`](Capabilities::needs_make_visible), "has arrived" means that a later call of
 //!   [`Network::make_visible`] at the receiver makes the data visible to the receiver's GPU.
+//! - A [quiet](Request::is_quiet) covers the puts of its context to its peer that completed before it was posted. It is
+//!   complete once their data is visible to the receiver's GPU. It needs no call at the receiver but [`Network::poll`].
+//!   Where [completion is arrival](Capabilities::completes_on_arrival), nobody posts it.
 //! - A failed request raises no signal and completes with an error. Then all later requests of the same context and
 //!   peer with a strong signal fail too, so that no signal covers data that did not arrive.
 #![warn(unreachable_pub)]
@@ -119,6 +122,13 @@ pub struct Capabilities {
     pub mailbox: bool,
 }
 
+impl Capabilities {
+    /// Returns whether the receiver's GPU sees the data of a put once the put is complete.
+    pub fn completes_on_arrival(&self) -> bool {
+        self.completion_is_arrival && !self.needs_make_visible
+    }
+}
+
 /// A request to move bytes, raise a signal, or both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
@@ -140,6 +150,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// Returns whether the request is a quiet: it moves nothing, raises nothing and carries no notice.
+    pub fn is_quiet(&self) -> bool {
+        self.transfer == Transfer::Nothing && self.signal.is_none() && self.notice.is_none()
+    }
+
     /// Returns whether the request is ordered after all earlier puts, signals and notices of its context and peer.
     pub fn is_strong(&self) -> bool {
         self.notice.is_some() || self.signal.is_some_and(|signal| signal.strong)

@@ -8,7 +8,10 @@ use super::Requirements;
 use crate::proxy::{ContextPart, Counters, trace};
 use bytemuck::{Pod, Zeroable};
 use gin_abi::descriptor::WORDS;
-use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
+use gin_abi::handle::{
+    CAP_COMPLETION_IS_ARRIVAL, CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS,
+    QUEUE_NEAR,
+};
 use gin_abi::print::{PrintRing, RING_OFFSET, SLOT_WORDS};
 use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, SignalTarget, StatusBlock, WindowData};
 use gin_device::exec::watch;
@@ -230,7 +233,8 @@ impl Resources {
         let signals = u64::from(requirements.contexts) * requirements.all_signals(ranks, lsa_size) * 8;
         let mailbox = (has_mailbox && engines & ENGINE_CPU != 0).then(|| signals.next_multiple_of(LINE));
         let pinned_signals = mailbox.map_or(signals, |start| start + mailbox::pinned_words::<Global>() * 8);
-        Sizes { pinned: pinned.end, device: near.end, signals, pinned_signals, mailbox }
+        // A quiet by a NIC accesses the first word, even if there are no signals.
+        Sizes { pinned: pinned.end, device: near.end, signals: signals.max(8), pinned_signals, mailbox }
     }
 
     /// Returns all memory of this rank.
@@ -431,7 +435,9 @@ impl Resources {
             backend: backend as u32,
             rank,
             lsa_rank: rank % lsa_size,
-            capabilities: when(network.strong_signals, CAP_STRONG_SIGNALS) | when(network.va_signals, CAP_VA_SIGNALS),
+            capabilities: when(network.strong_signals, CAP_STRONG_SIGNALS)
+                | when(network.va_signals, CAP_VA_SIGNALS)
+                | when(network.completes_on_arrival(), CAP_COMPLETION_IS_ARRIVAL),
             trap_on_fault: u32::from(trap_on_fault),
             proxy_contexts: when(backend == BackendKind::Proxy, contexts),
             strong_signals: when(network.strong_signals, signals),

@@ -30,11 +30,12 @@ pub(crate) struct Limits {
 }
 
 /// Returns the operation of a request.
-pub(crate) fn operation(transfer: &Transfer) -> Operation {
-    match transfer {
+pub(crate) fn operation(request: &Descriptor) -> Operation {
+    match request.transfer {
         Transfer::Put { .. } => Operation::Put,
         Transfer::PutValue { .. } => Operation::PutValue,
         Transfer::Get { .. } => Operation::Get,
+        Transfer::Nothing if request.is_quiet() => Operation::Quiet,
         Transfer::Nothing => Operation::Signal,
     }
 }
@@ -46,7 +47,7 @@ impl Limits {
     /// The fault of the first violation, with the expected and seen values.
     pub(crate) fn check(&self, context: u32, request: &Descriptor) -> Result<(), Fault> {
         let fault = |kind, subject, expected, seen| {
-            let fault = Fault::new(kind, operation(&request.transfer)).with_context(context).with_peer(request.peer);
+            let fault = Fault::new(kind, operation(request)).with_context(context).with_peer(request.peer);
             fault.with_values(subject, expected, seen)
         };
         let at = |window, offset| FaultSubject::Window { id: window, offset };

@@ -31,6 +31,8 @@ enum Rest {
     Payload,
     /// A weak signal, to post once all messages have arrived.
     LateSignal,
+    /// A question whether puts have arrived, to post once all requests before it are complete.
+    Question,
     Nothing,
 }
 
@@ -73,6 +75,10 @@ impl Op {
     fn next(&mut self, slot: Slot, max_message: u64, strong: bool) -> Request {
         let total = self.request.transfer.bytes();
         let (transfer, signal) = match self.rest {
+            Rest::Question => {
+                self.rest = Rest::Nothing;
+                (Transfer::Nothing, None)
+            }
             Rest::LateSignal | Rest::Nothing => {
                 self.rest = Rest::Nothing;
                 (Transfer::Nothing, self.request.signal)
@@ -120,7 +126,7 @@ impl Proxy {
             self.publish(context, index, Some(request.peer), Some(fault), None);
             return;
         }
-        let operation = operation(&request.transfer);
+        let operation = operation(&request);
         let figures = self.contexts[context as usize].part.stats.of(Some(request.peer));
         let bytes = request.transfer.bytes();
         let counted = match operation {
@@ -134,7 +140,10 @@ impl Proxy {
             stats::add(moved, bytes);
         }
         stats::add(&figures.signals, u64::from(request.signal.is_some()));
-        if bytes == 0 {
+        let quiet = request.is_quiet();
+        // Where completion is arrival, the requests that are complete say it all.
+        let asks = quiet && !self.parts.limits.capabilities.completes_on_arrival();
+        if bytes == 0 && !asks {
             if request.signal.is_none() {
                 self.publish(context, index, Some(request.peer), None, request.counter);
                 return;
@@ -146,7 +155,7 @@ impl Proxy {
             index,
             operation,
             request,
-            rest: Rest::Payload,
+            rest: if asks { Rest::Question } else { Rest::Payload },
             moved: 0,
             messages: 0,
             outstanding: 0,
@@ -157,11 +166,22 @@ impl Proxy {
             (self.ops.len() - 1) as Slot
         });
         self.ops[slot as usize] = Some(op);
+        if asks {
+            self.contexts[context as usize].lists.hold(request.peer, index, slot);
+            return self.ask(context, request.peer);
+        }
         let list = self.contexts[context as usize].lists.unposted(request.peer);
         list.push_back(slot);
         if list.len() == 1 {
             self.turns.push_back((context, request.peer));
         }
+    }
+
+    /// Posts the question of the oldest unfinished request to `peer`, if that request asks one.
+    pub(super) fn ask(&mut self, context: u32, peer: u32) {
+        let slot = self.contexts[context as usize].lists.release(peer);
+        // A fault has canceled the question.
+        self.late.extend(slot.filter(|_| self.over.is_none()));
     }
 
     /// Posts one batch to the network.

@@ -24,6 +24,8 @@ struct PeerList {
     unfinished: usize,
     /// The requests with messages to post, in order.
     to_post: VecDeque<Slot>,
+    /// The requests that wait until all requests before them are finished, with their indices, in order.
+    behind: VecDeque<(u64, Slot)>,
 }
 
 impl Lists {
@@ -76,6 +78,19 @@ impl Lists {
     /// Returns the index of the oldest unfinished request to `peer`.
     pub(crate) fn oldest_incomplete(&self, peer: u32) -> Option<u64> {
         self.peers[peer as usize].indices.front().copied()
+    }
+
+    /// Holds a request to `peer` back until all requests to that peer before it are finished.
+    pub(crate) fn hold(&mut self, peer: u32, index: u64, slot: Slot) {
+        self.peers[peer as usize].behind.push_back((index, slot));
+    }
+
+    /// Returns a held request to `peer` that is now the oldest unfinished one, and holds it no longer.
+    pub(crate) fn release(&mut self, peer: u32) -> Option<Slot> {
+        let PeerList { indices, behind, .. } = &mut self.peers[peer as usize];
+        let (_, slot) = *behind.front().filter(|(index, _)| indices.front() == Some(index))?;
+        behind.pop_front();
+        Some(slot)
     }
 
     /// Returns the requests to `peer` with messages to post.

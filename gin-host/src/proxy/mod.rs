@@ -101,7 +101,7 @@ pub struct Proxy {
     free: Vec<Slot>,
     /// The pairs of context and peer that have messages to post, in the order of their turns.
     turns: VecDeque<(u32, u32)>,
-    /// The requests whose weak signal follows, because their put has arrived.
+    /// The requests whose weak signal or question follows, because the puts before it are complete.
     late: VecDeque<Slot>,
     batch: Vec<Request>,
     /// The network had no room for the first message of the batch, and that has been counted.
@@ -306,6 +306,9 @@ impl Proxy {
             oldest_incomplete: part.lists.oldest_incomplete(listed),
             completion_index: part.lists.completion_index,
         });
+        if let Some(peer) = peer {
+            self.ask(context, peer);
+        }
     }
 
     /// Handles the events of the network.

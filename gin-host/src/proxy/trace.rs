@@ -16,10 +16,11 @@ pub(crate) fn is_recorded() -> bool {
 }
 
 fn name(request: &Descriptor) -> &'static str {
-    match operation(&request.transfer) {
+    match operation(request) {
         Operation::Put => "put",
         Operation::PutValue => "put_value",
         Operation::Get => "get",
+        Operation::Quiet => "quiet",
         _ => "signal",
     }
 }

@@ -110,6 +110,12 @@ codes! {
         Send = 37;
         /// Receives a message from the LSA peer, in the same way; `source_window` gets it.
         Receive = 38;
+        /// Waits until puts to the peer have arrived.
+        Quiet = 39;
+        /// Waits until puts to all peers have arrived.
+        QuietAll = 40;
+        /// Raises a signal without data, by `signal_all_contexts`.
+        SignalAllContexts = 41;
     }
 }
 
@@ -295,6 +301,24 @@ impl Op {
     #[must_use]
     pub const fn flush() -> Self {
         Self::new(Code::Flush)
+    }
+
+    /// Waits until puts to `peer` have arrived.
+    #[must_use]
+    pub const fn quiet(peer: u32) -> Self {
+        Self { peer, ..Self::new(Code::Quiet) }
+    }
+
+    /// Waits until puts to all peers have arrived.
+    #[must_use]
+    pub const fn quiet_all() -> Self {
+        Self::new(Code::QuietAll)
+    }
+
+    /// Raises signal `signal` of `peer` by one, after the puts of all contexts.
+    #[must_use]
+    pub const fn signal_all_contexts(peer: u32, signal: u32) -> Self {
+        Self { peer, signal, ..Self::new(Code::SignalAllContexts) }
     }
 
     /// Writes pattern `seed` into `bytes` bytes of own window `window` at `offset`.

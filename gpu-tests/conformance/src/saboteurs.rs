@@ -58,6 +58,7 @@ pub fn all() -> Vec<Saboteur> {
                         "a_source_may_change_after_a_flush",
                         "a_get_of_every_size_is_visible",
                         "a_token_waits_for",
+                        "puts_have_arrived_after_a_quiet",
                     ],
                 });
                 (
@@ -90,7 +91,11 @@ pub fn of_nics() -> Vec<Saboteur> {
             Nic::RelaxAll => (
                 "signals_that_overtake_what_they_cover",
                 WRONG_BYTES,
-                &["a_put_of_every_size_arrives_before_its_signal", "a_strong_signal_covers_all_earlier_puts"],
+                &[
+                    "a_put_of_every_size_arrives_before_its_signal",
+                    "a_strong_signal_covers_all_earlier_puts",
+                    "puts_have_arrived_after_a_quiet",
+                ],
             ),
             Nic::AddTwice => {
                 ("atomics_that_add_twice", WRONG_VALUE, &["increments_and_additions", "raises_from_many_ranks"])

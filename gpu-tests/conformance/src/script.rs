@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernels that execute scripts, one for each kind of thread group.
 
-use crate::op::{Code, Entry, NONE, Op, Reduction, pattern};
+mod lsa;
+
+pub use lsa::Message;
+
+use crate::op::{Code, Entry, NONE, Op, pattern};
 use bytemuck::{Pod, Zeroable};
 use gin_abi::handle::NEAR_WORDS;
 use gin_abi::{COUNTER_BITS, ContextData, FaultSubject, SIGNAL_BITS, WindowData, WindowHandle};
@@ -266,6 +270,7 @@ fn operation<B: Backend, C: Coop>(
             gin.flush(coop, deadline)?;
             done()
         }
+        Code::Quiet | Code::QuietAll | Code::SignalAllContexts => quiet(&gin, comm, script, coop, op, code),
         Code::FlushAsync => {
             *token = Some(gin.flush_async(team(comm, op).member(op.peer)?)?);
             done()
@@ -336,8 +341,8 @@ fn operation<B: Backend, C: Coop>(
             }
             done()
         }
-        Code::Send | Code::Receive => mail(comm, script, coop, op, code == Code::Send),
-        Code::Reduce => reduce(comm, script, coop, op),
+        Code::Send | Code::Receive => lsa::mail(comm, script, coop, op, code == Code::Send),
+        Code::Reduce => lsa::reduce(comm, script, coop, op),
         Code::Read => {
             let own = window(script, op.window);
             let mut value = 0;
@@ -429,6 +434,22 @@ fn signal<B: Backend, C: Coop>(
 
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+fn quiet<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, coop: &C, op: &Op, code: Code) -> Step {
+    let deadline = Deadline::after_ns(op.deadline);
+    if code == Code::QuietAll {
+        gin.quiet_all(coop, deadline)?;
+        return done();
+    }
+    let peer = team(comm, op).member(op.peer)?;
+    match action(script, op) {
+        Some(action) => gin.signal_all_contexts(coop, peer, action, deadline)?,
+        None => gin.quiet(coop, peer, deadline)?,
+    }
+    done()
+}
+
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 fn put_value<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
     let peer = team(comm, op).member(op.peer)?;
     let to = window(script, op.window);
@@ -443,27 +464,6 @@ fn put_value<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, co
     done()
 }
 
-/// The message of `Code::Send`. Its words are no multiple of the threads of a group.
-pub type Message = [u64; 25];
-
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-fn mail<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op, sends: bool) -> Step {
-    let peer = team(comm, op).member(op.peer)?;
-    // Safety: the table's handles are those of registered windows.
-    let mail = unsafe { Window::<u64>::from_handle(*window(script, op.window).handle()) };
-    let count = if op.bytes == 0 { 1 } else { op.bytes as usize };
-    let message = window(script, op.source_window).range_as::<Message>(op.source_offset, count)?;
-    let deadline = Deadline::after_ns(op.deadline);
-    // Each operation goes on where the one before it ended.
-    if sends {
-        Outbox::new(comm, mail, peer)?.send(coop, message, deadline)?;
-    } else {
-        Inbox::new(comm, mail, peer)?.receive(coop, message, deadline)?;
-    }
-    done()
-}
-
 #[inline(always)]
 fn fence(op: &Op) -> Fence {
     match op.fence & 3 {
@@ -472,43 +472,6 @@ fn fence(op: &Op) -> Fence {
         2 => Fence::Get,
         _ => Fence::PutGet,
     }
-}
-
-/// Reduces into memory of an LSA peer. One thread of the group executes it.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-fn reduce<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
-    let there = window(script, op.window);
-    let peer = team(comm, op).member(op.peer)?;
-    let (index, value) = ((op.offset / op.bytes.max(1)) as usize, op.value);
-    let Some(reduction) = Reduction::from_code(op.amount as u32) else { return done() };
-    // Safety: the table's handles are those of registered windows, and the script keeps to aligned addresses.
-    let handle = *there.handle();
-    let (words, halves, floats) = unsafe {
-        (
-            Window::<u64>::from_handle(handle).peer(peer)?,
-            Window::<u32>::from_handle(handle).peer(peer)?,
-            Window::<f32>::from_handle(handle).peer(peer)?,
-        )
-    };
-    coop.sync();
-    if coop.elect() {
-        match (reduction, op.bytes) {
-            (Reduction::Add, 8) => words.red_add_relaxed_sys(index, value),
-            (Reduction::And, 8) => words.red_and_relaxed_sys(index, value),
-            (Reduction::Or, 8) => words.red_or_relaxed_sys(index, value),
-            (Reduction::Min, 8) => words.red_min_relaxed_sys(index, value),
-            (Reduction::Max, 8) => words.red_max_relaxed_sys(index, value),
-            (Reduction::AddFloat, _) => floats.red_add_relaxed_sys(index, f32::from_bits(value as u32)),
-            (Reduction::Add, _) => halves.red_add_relaxed_sys(index, value as u32),
-            (Reduction::And, _) => halves.red_and_relaxed_sys(index, value as u32),
-            (Reduction::Or, _) => halves.red_or_relaxed_sys(index, value as u32),
-            (Reduction::Min, _) => halves.red_min_relaxed_sys(index, value as u32),
-            (Reduction::Max, _) => halves.red_max_relaxed_sys(index, value as u32),
-        }
-    }
-    coop.sync();
-    done()
 }
 
 #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -11,6 +11,8 @@
 //! | get | READ. A DUMP brings its data into view: a flush posts it, or the get itself if it has a counter |
 //! | signal | FETCH_ADD, behind the put that it is bound to; behind each chunk but the last, one that adds nothing |
 //!
+//! | quiet | FETCH_ADD of 0 to the peer's first signal word. The NIC there reads the word behind the earlier writes, so its answer confirms that they have arrived |
+//!
 //! A NIC carries out the entries of one queue pair in order, so every signal is strong. The thread that takes the
 //! completion of an operation's last entry raises its counter. Waits for counters take completions, so counters need no
 //! companion queue pair, no WAIT entry and no NIC that reaches itself. The back end does not use BlueFlame, which sends
@@ -584,6 +586,13 @@ impl Backend for Gdaki {
             None => wait_all(core, deadline),
         };
         pair::finish(waited, &core.status(), core.order())
+    }
+
+    #[inline(always)]
+    fn confirmation(_: &Core, peer: u32) -> Descriptor {
+        // It raises nothing. The host keeps a word even where there are no signals.
+        let signal = RemoteSignal { target: SignalTarget::Id(0), amount: 0, strong: true };
+        Descriptor { peer, transfer: Transfer::Nothing, signal: Some(signal), counter: None, more: false }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

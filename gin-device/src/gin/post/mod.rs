@@ -312,7 +312,7 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
     /// Checks the request and posts it to the back end, in the calling thread.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn over_network(&self) -> Result<(), Fault> {
+    pub(in crate::gin) fn over_network(&self) -> Result<(), Fault> {
         self.check(false)?;
         self.post()
     }

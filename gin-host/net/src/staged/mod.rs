@@ -207,6 +207,7 @@ impl<N: Network> Staged<N> {
     fn is_staged(&self, request: &Request) -> bool {
         let peer = request.peer;
         match request.transfer {
+            // A put to a staged part is complete once it is in the window.
             Transfer::Nothing => false,
             Transfer::Put { source, destination, .. } => {
                 self.own(source.window).is_some() || self.half(destination.window, peer).is_some()

@@ -101,6 +101,8 @@ pub(super) struct Connection {
     refused: bool,
     /// Some puts went to host memory (0), some to GPU memory (1).
     has_put: [bool; 2],
+    /// The windows that the last of these puts went to.
+    put_to: [Option<u32>; 2],
     /// Signals are sent as messages from now on.
     by_message: bool,
     /// Entries since the last one that asked for a completion.
@@ -144,6 +146,7 @@ impl Connection {
             backlog: VecDeque::new(),
             refused: false,
             has_put: [false; 2],
+            put_to: [None; 2],
             by_message: false,
             unsignalled: 0,
             waiting: None,
@@ -251,6 +254,12 @@ impl Connection {
             if !self.send_queue.has_room(2) {
                 break;
             }
+            if request.is_quiet() {
+                let id = request.id;
+                self.backlog.pop_front();
+                self.read_behind_puts(id, connected, tools);
+                continue;
+            }
             let planned = self.plan(request, connected, &tools.windows);
             if matches!(planned, Ok((_, Some(Raise::Message)))) && !self.credits.is_there() {
                 break;
@@ -353,6 +362,9 @@ impl Connection {
         let last = Entry { request: Some(request.id), ..Entry::default() };
         if let Some(plan) = plan {
             plan.book(&mut self.has_put);
+            if let Transfer::Put { destination, .. } | Transfer::PutValue { destination, .. } = request.transfer {
+                self.put_to[usize::from(plan.remote.in_gpu)] = Some(destination.window);
+            }
             let opcode = if plan.reads { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
             let work = SendWorkRequest::rdma(opcode, plan.remote.address, plan.remote.key);
             let first = if raise.is_some() { Entry { part: true, ..Entry::default() } } else { last };
@@ -387,6 +399,35 @@ impl Connection {
             }
             None if plan.is_none() => tools.ended.requests.push((request.id, Ok(()))),
             None => {}
+        }
+    }
+
+    /// Adds the entries of a quiet: for each memory of the peer that puts went to, the host and the GPU, the read of a
+    /// byte there.
+    ///
+    /// The peer's NIC carries out the reads after the writes before them on this connection. On their way into the
+    /// memory, the writes are posted over PCIe, and a read of the same memory does not overtake them. So once the byte
+    /// has come back, the writes have arrived, as [`Flush`](super::flush) argues for the own NIC.
+    fn read_behind_puts(&mut self, request: u64, connected: Connected, tools: &mut Tools) {
+        if self.refused {
+            tools.ended.requests.push((request, Err(NetError::behind(self.peer))));
+            return;
+        }
+        // Nobody uses a window any more that ranks have deregistered.
+        let first = |window: u32| tools.windows.remote(window, self.peer, 0, 1, connected.port).ok();
+        let [host, gpu] = self.put_to.map(|window| window.and_then(first));
+        let (other, last) = if gpu.is_some() { (host, gpu) } else { (None, host) };
+        let Some(last) = last else {
+            tools.ended.requests.push((request, Ok(())));
+            return;
+        };
+        let end = Entry { request: Some(request), ..Entry::default() };
+        let part = Entry { part: true, ..Entry::default() };
+        for (from, entry) in other.map(|other| (other, part)).into_iter().chain([(last, end)]) {
+            let work = SendWorkRequest::rdma(IBV_WR_RDMA_READ, from.address, from.key);
+            // Nothing uses the byte.
+            let sge = tools.buffers.slots.sge(self.send_slot(), 1, self.port);
+            self.add(work, sge, entry, tools);
         }
     }
 

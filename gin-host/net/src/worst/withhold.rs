@@ -14,8 +14,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Announcements of arrivals to a rank's proxy.
-type Inbox = Mutex<VecDeque<Arrival>>;
+/// Letters to the endpoint of a rank.
+type Inbox = Mutex<VecDeque<Letter>>;
 
 static INBOXES: Registry<Inbox> = Registry::new();
 
@@ -27,9 +27,21 @@ struct Part {
     bytes: u64,
 }
 
-/// A request to announce to the peer: its id, true if it is complete, and the announcement.
-type Told = (u64, bool, Arrival);
+/// A request to announce to the peer: its id, true if it is complete, and the letter.
+type Told = (u64, bool, Letter);
 
+/// A letter of one endpoint to another.
+#[derive(Clone, Debug)]
+enum Letter {
+    /// A request has arrived.
+    Arrival(Arrival),
+    /// The sender asks for an answer once all that arrived before is visible.
+    Question { from: u32, id: u64 },
+    /// The answer to the question with this id.
+    Answer { id: u64, outcome: Result<(), NetError> },
+}
+
+/// The announcement of a request.
 #[derive(Clone, Copy, Debug)]
 struct Arrival {
     part: Option<Part>,
@@ -59,6 +71,13 @@ pub struct Withhold<N> {
     unseen: Vec<Part>,
     /// The contexts and peers of requests that failed.
     broken: Vec<(u32, u32)>,
+}
+
+/// Puts a letter into an inbox.
+fn send(inbox: &Arc<Inbox>, letter: Letter) {
+    inbox.lock().unwrap_or_else(PoisonError::into_inner).push_back(letter);
+    // The list orders the two proxies as a word would.
+    watch::word(Arc::as_ptr(inbox), watch::Access::Change(0), Ordering::Release);
 }
 
 /// Returns the number of the inner window to read from.
@@ -91,13 +110,18 @@ impl<N: Network> Withhold<N> {
     /// Announces completed requests to peers, in the order of posting.
     fn tell(&mut self, line: (u32, u32)) {
         let Some(queue) = self.lines.get_mut(&line) else { return };
-        while let Some((_, true, arrival)) = queue.front() {
+        while let Some((_, _, letter)) = queue.pop_front_if(|(_, complete, _)| *complete) {
             if let Some(inbox) = self.inboxes.get(line.1 as usize) {
-                inbox.lock().unwrap_or_else(PoisonError::into_inner).push_back(*arrival);
-                // The list orders the two proxies as a word would.
-                watch::word(Arc::as_ptr(inbox), watch::Access::Change(0), Ordering::Release);
+                send(inbox, letter);
             }
-            queue.pop_front();
+        }
+    }
+
+    /// Makes visible what has arrived, and answers the peer that asked for it.
+    fn answer(&mut self, from: u32, id: u64) {
+        let outcome = self.make_visible();
+        if let Some(inbox) = self.inboxes.get(from as usize) {
+            send(inbox, Letter::Answer { id, outcome });
         }
     }
 
@@ -212,6 +236,12 @@ impl<N: Network> Network for Withhold<N> {
                 self.events.push(Event::Completion { id: request.id, outcome });
                 continue;
             }
+            if request.is_quiet() {
+                let question = Letter::Question { from: self.rank, id: request.id };
+                self.lines.entry(line).or_default().push_back((request.id, true, question));
+                self.tell(line);
+                continue;
+            }
             let (transfer, arrival, get) = self.translate(request);
             let nothing = transfer == Transfer::Nothing;
             if !nothing && self.inner.post(&[Request { transfer, signal: None, notice: None, ..*request }]) == 0 {
@@ -221,7 +251,8 @@ impl<N: Network> Network for Withhold<N> {
                 self.gets.insert(request.id, part);
             }
             if let Some(arrival) = arrival {
-                self.lines.entry(line).or_default().push_back((request.id, nothing, arrival));
+                let told = (request.id, nothing, Letter::Arrival(arrival));
+                self.lines.entry(line).or_default().push_back(told);
             }
             if nothing {
                 self.events.push(Event::Completion { id: request.id, outcome: Ok(()) });
@@ -250,8 +281,12 @@ impl<N: Network> Network for Withhold<N> {
                 if outcome.is_ok() {
                     queue[place].1 = true;
                 } else {
-                    // The peer gets no announcement of later requests.
-                    queue.truncate(place);
+                    // The peer gets no announcement of later requests, and answers no later question.
+                    for (id, _, letter) in queue.drain(place..) {
+                        if let Letter::Question { .. } = letter {
+                            self.events.push(Event::Completion { id, outcome: Err(NetError::behind(line.1)) });
+                        }
+                    }
                     self.broken.push(line);
                 }
                 lines.push(line);
@@ -264,10 +299,16 @@ impl<N: Network> Network for Withhold<N> {
         events.append(&mut self.events);
         let arrived = std::mem::take(&mut *self.inbox.lock().unwrap_or_else(PoisonError::into_inner));
         watch::word(Arc::as_ptr(&self.inbox), watch::Access::Load, Ordering::Acquire);
-        for arrival in arrived {
-            self.unseen.extend(arrival.part);
-            events.extend(arrival.signal.map(Event::Signal));
-            events.extend(arrival.notice.map(Event::Notice));
+        for letter in arrived {
+            match letter {
+                Letter::Arrival(arrival) => {
+                    self.unseen.extend(arrival.part);
+                    events.extend(arrival.signal.map(Event::Signal));
+                    events.extend(arrival.notice.map(Event::Notice));
+                }
+                Letter::Question { from, id } => self.answer(from, id),
+                Letter::Answer { id, outcome } => events.push(Event::Completion { id, outcome }),
+            }
         }
     }
 

@@ -152,6 +152,8 @@ pub(super) struct Actor {
     pub(super) stores: Option<(u64, u64, u32)>,
     /// The signal that the actor raises next by loads and stores: its word, and the puts that it covers.
     pub(super) raises: Option<(u64, super::Covers)>,
+    /// The arrivals of puts that the call waits for.
+    pub(super) quiet: Clock,
 }
 
 /// Number of stamps read after which the oldest counts as acquired.
@@ -160,7 +162,8 @@ const READ: usize = 64;
 impl Actor {
     pub(super) fn new(slot: u32, epoch: u32, known: Known) -> Self {
         let (released, read, call) = (None, Vec::new(), None);
-        Actor { slot, epoch, known, released, read, call, calls: 0, alike: false, stores: None, raises: None }
+        let (stores, raises, quiet) = (None, None, Clock::default());
+        Actor { slot, epoch, known, released, read, call, calls: 0, alike: false, stores, raises, quiet }
     }
 
     /// Returns true if an access by `slot` in `epoch` comes before everything that the actor does from now on.

@@ -27,6 +27,8 @@
 //! | weak, of a put | of that put. Puts with a weak signal to one range have slots of their own |
 //! | weak, alone | none |
 //!
+//! A wait for arrival (`quiet`) teaches its thread the arrivals of the puts that it knew when the wait began.
+//!
 //! A word that an engine raises for the network is matched with the oldest post of a signal for this word with this
 //! amount that was not raised yet. Nobody can tell such raises apart, so any of them may come first.
 //!
@@ -620,6 +622,19 @@ impl Races {
                     && let Some(line) = self.flying.get_mut(&key)
                 {
                     line.retain(|signal| signal.number != number);
+                }
+            }
+            Event::Quiet { done: true, .. } => {
+                let arrived = std::mem::take(&mut actor.quiet);
+                actor.known.clock.join(&arrived);
+            }
+            Event::Quiet { table, context, others, peers, done: false } => {
+                let (slot, known) = (actor.slot, actor.publish().whole().clock);
+                let arrived = self.arrivals_of(slot, &known, table, |way| {
+                    (way.context == context) != others && (peers.0..peers.1).contains(&way.peer)
+                });
+                if let Some(Some(actor)) = self.actors.get_mut(task as usize) {
+                    actor.quiet = arrived;
                 }
             }
             Event::Stores { way, address, bytes, weak } => {

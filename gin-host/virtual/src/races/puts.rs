@@ -75,6 +75,17 @@ impl Races {
         }
     }
 
+    /// Returns the arrivals, on ways of a communicator that meet a condition, of the puts in `known` that the rank of
+    /// the thread with this slot has posted.
+    pub(super) fn arrivals_of(&self, slot: u32, known: &Clock, table: u64, is_one: impl Fn(&Way) -> bool) -> Clock {
+        let Owner::Block { rank, .. } = &self.ranges[self.range_of(slot)].owner else { return Clock::default() };
+        let Some(communicator) = self.communicators.get(&table) else { return Clock::default() };
+        let own = |way: &Way| (way.communicator, way.rank) == (*communicator, *rank);
+        let ways = self.ways.iter().filter(|(way, _)| own(way) && is_one(way));
+        let chunks: Chunks = ways.flat_map(|(_, chunks)| chunks.iter().copied()).collect();
+        cover(known, Clock::default(), &chunks)
+    }
+
     /// Returns the newest put that has bytes from `own` on to this place.
     pub(super) fn put_to(&self, (window, rank, offset): There, own: u64, bytes: u64) -> Option<Rc<Posted>> {
         let starts = self.puts.range(..=(window, rank, offset)).rev().take(STARTS);

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | `transfer` | bytes: puts, values and gets of every size, by every coop |
 //! | `signals`, `ordering` | raises, widths, resets; promised orders |
-//! | `completion` | counters, flushes and tokens |
+//! | `completion`, `quiet` | counters, flushes and tokens; waits for arrival |
 //! | `sync` | barriers and teams |
 //! | `routes`, `inbox` | loads and stores, network; small messages |
 //! | `contention`, `faults` | full queues: many threads; one that waits and loses nothing |
@@ -23,6 +23,7 @@ mod inbox;
 mod limits;
 mod nics;
 mod ordering;
+mod quiet;
 mod routes;
 mod signals;
 mod sync;
@@ -178,6 +179,7 @@ pub fn every() -> Vec<Case> {
     contention::add(&mut list);
     signals::add(&mut list);
     ordering::add(&mut list);
+    quiet::add(&mut list);
     routes::add(&mut list);
     inbox::add(&mut list);
     sync::add(&mut list);
