@@ -44,6 +44,13 @@ typedef struct gin_followed_t {
     GIN_CALL gin_value_t gin_flush_async##form(uint64_t comm, uint32_t context, uint32_t options, uint32_t peer); \
     GIN_CALL uint64_t gin_wait##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, uint32_t peer, \
                                      uint64_t position, uint64_t deadline); \
+    GIN_CALL uint64_t gin_quiet##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
+                                      uint32_t peer, uint64_t deadline); \
+    GIN_CALL uint64_t gin_quiet_all##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
+                                          uint64_t deadline); \
+    GIN_CALL uint64_t gin_signal_all_contexts##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
+                                                    uint32_t peer, uint64_t signal_window, uint64_t signal, \
+                                                    uint64_t amount, uint64_t deadline); \
     GIN_CALL uint64_t gin_wait_signal##form(uint64_t comm, uint32_t context, uint32_t options, uint64_t coop, \
                                             uint64_t signal_window, uint64_t signal, uint64_t least, uint32_t bits, \
                                             uint64_t deadline); \

@@ -449,12 +449,34 @@ public:
     GIN_FN Fault signalAllRoutes(const Team& team, uint32_t peer, RemoteAction remoteAction, Coop coop = {}) const {
         return raise(detail::AllRoutes, team, peer, remoteAction, coop, Scope::Thread, Scope::Device, OptDefault);
     }
+    /// Does the same after all earlier puts to the peer, of any context and route. Waits for the puts of other contexts
+    /// first.
+    template <class RemoteAction, class Coop = CoopThread>
+    GIN_FN Fault signalAllContexts(const Team& team, uint32_t peer, RemoteAction remoteAction, Coop coop = {}) const {
+        GIN_REFUSE(mismatch());
+        detail::Raise raise = detail::raise(remoteAction);
+        return Fault(GIN_FORM(gin_signal_all_contexts, comm_.copy, context_, options_ | raise.options, coop.word(),
+                              detail::member(team, peer), raise.window, raise.signal, raise.amount, deadline_));
+    }
 
     /// Waits until all earlier operations are complete: sources may be reused, gets are visible.
     template <class Coop>
     GIN_FN Fault flush(Coop coop, Order order = Order::Acquire) const {
         GIN_REFUSE(mismatch());
         return Fault(GIN_FORM(gin_flush, comm_.copy, context_, with(order), coop.word(), deadline_));
+    }
+    /// Waits until all earlier puts to the peer have arrived. Acquires and releases, at system scope.
+    template <class Coop>
+    GIN_FN Fault quiet(Coop coop, const Team& team, uint32_t peer) const {
+        GIN_REFUSE(mismatch());
+        return Fault(GIN_FORM(gin_quiet, comm_.copy, context_, options_, coop.word(), detail::member(team, peer),
+                              deadline_));
+    }
+    /// Does the same for all peers.
+    template <class Coop>
+    GIN_FN Fault quietAll(Coop coop) const {
+        GIN_REFUSE(mismatch());
+        return Fault(GIN_FORM(gin_quiet_all, comm_.copy, context_, options_, coop.word(), deadline_));
     }
     /// Notes the operations posted to the peer until now. Does not wait.
     GIN_FN Fault flushAsync(const Team& team, uint32_t peer, Request* request) const {

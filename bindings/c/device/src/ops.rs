@@ -252,9 +252,22 @@ unsafe fn signal<B: Kind>(call: Call, raise: Raise) -> Result<(), Fault> {
     issue!(post, call, 0)
 }
 
+#[inline(always)]
+unsafe fn signal_all_contexts<B: Kind>(call: Call, raise: Raise) -> Result<(), Fault> {
+    // Safety: the caller's promise, here and below.
+    let comm = unsafe { comm_at(call.comm) };
+    comm.check_abi()?;
+    let gin = B::with_options(&comm, call.context, call.options);
+    let action = action(&comm, call.options, raise.window, raise.signal, raise.amount)?;
+    let (peer, coop) = (peer_at(&comm, call.peer)?, unsafe { AnyCoop::new(call.coop)? });
+    gin.signal_all_contexts(&coop, peer, action, Deadline::after_ns(call.deadline))
+}
+
 /// Defines the posts for a back end.
 macro_rules! posts {
-    ($backend:ty, $which:literal, $put:ident, $put_value:ident, $get:ident, $signal:ident) => {
+    (
+        $backend:ty, $which:literal, $put:ident, $put_value:ident, $get:ident, $signal:ident, $signal_all_contexts:ident
+    ) => {
         #[doc = concat!("Writes `bytes` bytes of an own window to a window of the peer", $which, ".")]
         ///
         /// # Safety
@@ -352,9 +365,47 @@ macro_rules! posts {
             // Safety: the caller's promise.
             word::of(unsafe { self::signal::<$backend>(call, Raise { window: signal_window, signal, amount }) })
         }
+
+        #[doc = concat!("Raises a signal of the peer after the puts of all contexts", $which, ".")]
+        ///
+        /// # Safety
+        /// - As the module's docs say.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $signal_all_contexts(
+            comm: u64,
+            context: u32,
+            options: u32,
+            coop: u64,
+            peer: u32,
+            signal_window: u64,
+            signal: u64,
+            amount: u64,
+            deadline: u64,
+        ) -> u64 {
+            let call = Call { comm, context, options, coop, peer, deadline };
+            let raise = Raise { window: signal_window, signal, amount };
+            // Safety: the caller's promise.
+            word::of(unsafe { self::signal_all_contexts::<$backend>(call, raise) })
+        }
     };
 }
 
-posts!(Any, "", gin_put, gin_put_value, gin_get, gin_signal);
-posts!(Proxy, ", by the proxy alone", gin_put_proxy, gin_put_value_proxy, gin_get_proxy, gin_signal_proxy);
-posts!(Gdaki, ", by a NIC that kernels drive", gin_put_gdaki, gin_put_value_gdaki, gin_get_gdaki, gin_signal_gdaki);
+posts!(Any, "", gin_put, gin_put_value, gin_get, gin_signal, gin_signal_all_contexts);
+posts!(
+    Proxy,
+    ", by the proxy alone",
+    gin_put_proxy,
+    gin_put_value_proxy,
+    gin_get_proxy,
+    gin_signal_proxy,
+    gin_signal_all_contexts_proxy
+);
+posts!(
+    Gdaki,
+    ", by a NIC that kernels drive",
+    gin_put_gdaki,
+    gin_put_value_gdaki,
+    gin_get_gdaki,
+    gin_signal_gdaki,
+    gin_signal_all_contexts_gdaki
+);

@@ -120,7 +120,7 @@ macro_rules! values {
 macro_rules! waits {
     (
         $backend:ty, $which:literal, $flush:ident, $flush_async:ident, $wait:ident, $wait_signal:ident, $read_signal:ident,
-        $wait_counter:ident, $read_counter:ident, $meet:ident, $follow:ident
+        $wait_counter:ident, $read_counter:ident, $meet:ident, $follow:ident, $quiet:ident, $quiet_all:ident
     ) => {
         calls! {
             $backend, $which;
@@ -130,6 +130,11 @@ macro_rules! waits {
                 let token = FlushToken::from_parts(position, peer_at(comm, peer)?);
                 gin.wait(coop, token, Deadline::after_ns(deadline))
             }, "Waits until the operations before a position are complete";
+            $quiet(peer: u32, deadline: u64) |coop, comm, gin|
+                gin.quiet(coop, peer_at(comm, peer)?, Deadline::after_ns(deadline)),
+                "Waits until all earlier puts of the context to the peer have arrived";
+            $quiet_all(deadline: u64) |coop, comm, gin| gin.quiet_all(coop, Deadline::after_ns(deadline)),
+                "Waits until all earlier puts of the context have arrived";
             $wait_signal(signal_window: u64, signal: u64, least: u64, bits: u32, deadline: u64) |coop, comm, gin| {
                 let view = view(comm, signal_window, signal, bits)?;
                 gin.wait_signal(coop, view, least, Deadline::after_ns(deadline))
@@ -196,7 +201,9 @@ waits!(
     gin_wait_counter,
     gin_read_counter,
     gin_wait_signal_meet_shadow,
-    gin_wait_signal_follow_shadow
+    gin_wait_signal_follow_shadow,
+    gin_quiet,
+    gin_quiet_all
 );
 waits!(
     Proxy,
@@ -209,7 +216,9 @@ waits!(
     gin_wait_counter_proxy,
     gin_read_counter_proxy,
     gin_wait_signal_meet_shadow_proxy,
-    gin_wait_signal_follow_shadow_proxy
+    gin_wait_signal_follow_shadow_proxy,
+    gin_quiet_proxy,
+    gin_quiet_all_proxy
 );
 waits!(
     Gdaki,
@@ -222,7 +231,9 @@ waits!(
     gin_wait_counter_gdaki,
     gin_read_counter_gdaki,
     gin_wait_signal_meet_shadow_gdaki,
-    gin_wait_signal_follow_shadow_gdaki
+    gin_wait_signal_follow_shadow_gdaki,
+    gin_quiet_gdaki,
+    gin_quiet_all_gdaki
 );
 
 /// Sets a signal to 0. No operation that raises it may be under way.

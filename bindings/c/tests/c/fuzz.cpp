@@ -74,7 +74,7 @@ static uint64_t step(Random& r, const gin::Gin<Backend>& net, const gin::Team& w
     uint32_t id = r.small(), bits = r.width();
     gin::StrongVASignalAdd<uint8_t> add{at, word, 3};
     gin::WeakVASignalInc<uint8_t> weak{at, word};
-    switch (r.below(20)) {
+    switch (r.below(22)) {
     case 0: return net.put(world, peer, to, there, from, here, r.below(BYTES), none, none, one).word();
     case 1: return net.put(world, peer, to, there % 256, from, here % 256, r.below(256), raise, counts, one).word();
     case 2: return net.put(world, peer, to, there, from, here, r.below(64), add, counts, one).word();
@@ -94,6 +94,8 @@ static uint64_t step(Random& r, const gin::Gin<Backend>& net, const gin::Team& w
     case 16: return net.readSignal(id, bits).fault.word() | net.readSignal(at, word).fault.word();
     case 17: return net.readCounter(id, bits).fault.word() | net.waitCounter(one, id, least).word();
     case 18: return net.signalShadow(id).fault.word() | net.increaseSignalShadow(id, least).word();
+    case 19: return net.quiet(one, world, peer).word() | net.quietAll(one).word();
+    case 20: return net.signalAllContexts(world, peer, raise, one).word();
     default: return net.barrier(one, gin::BarrierTeam(r.below(4)), id, gin::Fence(r.below(4))).word();
     }
 }

@@ -125,6 +125,12 @@ KERNEL operations(gin::Comm comm, Words data, Words foreign, Words closed, gin::
     HOLDS(net.readSignal(data, 240).value == 3);
     OK(net.signalAllRoutes(world, peer, gin::StrongSignalInc{6}, cta));
     OK(net.waitSignal(cta, 6, 1));
+    OK(net.putValue(world, peer, data, 248, uint64_t(60 + me), gin::None{}, cta));
+    OK(net.quiet(cta, world, peer));
+    OK(net.quietAll(cta));
+    OK(net.signalAllContexts(world, peer, gin::StrongSignalInc{6}, cta));
+    OK(net.waitSignal(cta, 6, 2));
+    HOLDS(words[31] == 60 + peer);
     if (thread == 0) {
         gin::Request request;
         OK(net.flushAsync(world, peer, &request));

@@ -44,6 +44,9 @@ gin::Fault all_of(gin::Comm comm, gin::Window<float> w, gin::Window<uint64_t> wo
     if (!f) f = net.signal(world, peer, gin::StrongSignalAdd{0, 3}, cta);
     if (!f) f = net.signal(world, peer, gin::StrongVASignalAdd<uint64_t>{words, 0, 3}, gin::CoopLanes(1));
     if (!f) f = net.flush(gin::CoopWarpSpan{0, 1, 1});
+    if (!f) f = net.quiet(cta, world, peer);
+    if (!f) f = net.quietAll(gin::CoopThread{});
+    if (!f) f = net.signalAllContexts(world, peer, gin::StrongVASignalAdd<uint64_t>{words, 0, 3}, cta);
     if (!f) f = net.waitSignal(cta, 0, 1);
     if (!f) f = net.waitSignal(cta, words, 8, 1);
     if (!f) f = net.waitCounter(cta, 0, 1);

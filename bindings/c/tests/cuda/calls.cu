@@ -22,6 +22,9 @@ __device__ void operations(const Comm& comm, const Window<float>& a, const Windo
     comm.report(net.flush(cta, Order::Relaxed));
     comm.report(net.flushAsync(world, 1, &request));
     comm.report(net.wait(request));
+    comm.report(net.quiet(cta, world, 1));
+    comm.report(net.quietAll(CoopThread{}));
+    comm.report(net.signalAllContexts(world, 1, WeakVASignalAdd<uint64_t>{b, 16, 2}, cta));
     comm.report(net.waitSignal(cta, 3, 4));
     comm.report(net.waitSignal(cta, b, 8, 4, 32));
     comm.report(net.waitSignalMeetShadow(cta, 3));
