@@ -38,7 +38,7 @@ use crate::sys::data::{
     red_and_relaxed_sys_u32, red_and_relaxed_sys_u64, red_max_relaxed_sys_u32, red_max_relaxed_sys_u64,
     red_min_relaxed_sys_u32, red_min_relaxed_sys_u64, red_or_relaxed_sys_u32, red_or_relaxed_sys_u64, store_weak_pair,
 };
-use crate::sys::{Memory, Word, narrow, rolled};
+use crate::sys::{GlobalWord, Memory, Word, narrow, rolled};
 use crate::team::Rank;
 use crate::window::{Window, WindowRange};
 use bytemuck::Pod;
@@ -373,6 +373,36 @@ impl<T: Pod> PeerWindow<T> {
         unsafe { copy::<false>(coop, here, there, destination.bytes()) };
         coop.sync();
         Ok(())
+    }
+}
+
+impl PeerWindow<u64> {
+    /// Adds to element `index`, modulo 2^64, and returns the value before.
+    ///
+    /// Takes a trip to the peer, for which [`red_add_relaxed_sys`](Self::red_add_relaxed_sys) does not wait. Atomic
+    /// with reductions and with atomics of GPUs, not with NICs and CPUs; relaxed, at system scope. An index out of
+    /// range ends the grid.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn fetch_add_relaxed_sys(&self, index: usize, value: u64) -> u64 {
+        self.word(index).add_relaxed_sys(value)
+    }
+
+    /// Stores `new` in element `index` if its value is `expected`. Returns the value before.
+    ///
+    /// Cost, atomicity and order as [`fetch_add_relaxed_sys`](Self::fetch_add_relaxed_sys). An index out of range ends
+    /// the grid.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn compare_swap_relaxed_sys(&self, index: usize, expected: u64, new: u64) -> u64 {
+        self.word(index).cas_relaxed_sys(expected, new)
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn word(&self, index: usize) -> GlobalWord {
+        // Safety: in range of valid memory.
+        unsafe { GlobalWord::new(self.checked(index).addr() as u64) }
     }
 }
 

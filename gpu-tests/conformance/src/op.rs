@@ -116,6 +116,11 @@ codes! {
         QuietAll = 40;
         /// Raises a signal without data, by `signal_all_contexts`.
         SignalAllContexts = 41;
+        /// Adds `value` to the word of 8 bytes at `offset` of the LSA peer's window `window`; the thread that adds logs
+        /// the value before.
+        FetchAdd = 42;
+        /// Stores `value` in that word if it is `amount`; the thread that stores logs the value before.
+        CompareSwap = 43;
     }
 }
 

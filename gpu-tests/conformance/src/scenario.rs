@@ -282,7 +282,7 @@ impl Scenario {
     /// Returns whether some operation, or a team, needs loads and stores to other ranks.
     #[must_use]
     pub fn loads_and_stores(&self) -> bool {
-        const CODES: [Code; 10] = [
+        const CODES: [Code; 12] = [
             Code::RaiseByGpu,
             Code::LoadPeer,
             Code::WriteTotal,
@@ -291,6 +291,8 @@ impl Scenario {
             Code::CopyFrom,
             Code::CopyTo,
             Code::Reduce,
+            Code::FetchAdd,
+            Code::CompareSwap,
             Code::Send,
             Code::Receive,
         ];

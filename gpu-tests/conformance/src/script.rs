@@ -343,6 +343,7 @@ fn operation<B: Backend, C: Coop>(
         }
         Code::Send | Code::Receive => lsa::mail(comm, script, coop, op, code == Code::Send),
         Code::Reduce => lsa::reduce(comm, script, coop, op),
+        Code::FetchAdd | Code::CompareSwap => lsa::fetch(comm, script, coop, op, code == Code::CompareSwap),
         Code::Read => {
             let own = window(script, op.window);
             let mut value = 0;

@@ -7,13 +7,14 @@
 //! | `signals`, `ordering` | raises, widths, resets; promised orders |
 //! | `completion`, `quiet` | counters, flushes and tokens; waits for arrival |
 //! | `sync` | barriers and teams |
-//! | `routes`, `inbox` | loads and stores, network; small messages |
+//! | `routes`, `inbox`, `atomics` | loads and stores, network; small messages; fetching atomics |
 //! | `contention`, `faults` | full queues: many threads; one that waits and loses nothing |
 //! | `faults`, `endings`, `arguments` | ends of waits; wrong arguments |
 //! | `wrap`, `limits`, `corners` | numbers that wrap; many and no ids; empty transfers and the like |
 //! | `nics` | queue pairs that kernels drive |
 
 mod arguments;
+mod atomics;
 mod completion;
 mod contention;
 mod corners;
@@ -181,6 +182,7 @@ pub fn every() -> Vec<Case> {
     ordering::add(&mut list);
     quiet::add(&mut list);
     routes::add(&mut list);
+    atomics::add(&mut list);
     inbox::add(&mut list);
     sync::add(&mut list);
     wrap::add(&mut list);

@@ -62,3 +62,21 @@ pub(super) fn reduce<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op) -
     coop.sync();
     done()
 }
+
+/// Carries out a fetching atomic on memory of an LSA peer. One thread of the group executes it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+pub(super) fn fetch<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op, swaps: bool) -> Step {
+    let peer = team(comm, op).member(op.peer)?;
+    // Safety: the table's handles are those of registered windows, and the script keeps to aligned addresses.
+    let words = unsafe { Window::<u64>::from_handle(*window(script, op.window).handle()) }.peer(peer)?;
+    let index = (op.offset / 8) as usize;
+    coop.sync();
+    let before = match (coop.elect(), swaps) {
+        (false, _) => 0,
+        (true, false) => words.fetch_add_relaxed_sys(index, op.value),
+        (true, true) => words.compare_swap_relaxed_sys(index, op.amount, op.value),
+    };
+    coop.sync();
+    Ok((before, 0))
+}
