@@ -34,19 +34,6 @@ pub(crate) enum SuspendReason {
 /// Text of a device thread's trap, the payload of its unwinding.
 pub(crate) struct TrapPayload(pub(crate) String);
 
-/// The waits that a device thread is in.
-#[derive(Clone, Copy)]
-pub(crate) struct Waits {
-    /// Number of waits, one in another.
-    pub(crate) depth: u32,
-    /// The timeout that the outermost known one would report now.
-    pub(crate) timeout: Option<Fault>,
-}
-
-impl Waits {
-    pub(crate) const NONE: Waits = Waits { depth: 0, timeout: None };
-}
-
 /// State that the hooks of this OS thread need; set whenever a coroutine is resumed.
 pub(crate) struct Current {
     /// Switch points that the coroutine may still pass.
@@ -62,7 +49,8 @@ pub(crate) struct Current {
     /// True while the engine unwinds the coroutine.
     pub(crate) dying: Cell<bool>,
     pub(crate) position: Cell<Position>,
-    pub(crate) waits: Cell<Waits>,
+    /// The value that the device thread has seen last in its outermost wait.
+    pub(crate) seen: Cell<Option<u64>>,
 }
 
 thread_local! {
@@ -76,7 +64,7 @@ thread_local! {
             device: Cell::new(false),
             dying: Cell::new(false),
             position: Cell::new(Position::ALONE),
-            waits: Cell::new(Waits::NONE),
+            seen: Cell::new(None),
         }
     };
     /// Shared memory of an OS thread that is not a coroutine.
@@ -143,44 +131,29 @@ fn pause(ns: u32) {
     }
 }
 
-/// Changes the waits of the calling device thread.
-fn change_waits(change: impl FnOnce(&mut Waits)) {
-    let Some(engine) = device().filter(|_| !current(|current| current.dying.get())) else { return };
-    let is_outermost = current(|current| {
-        let mut waits = current.waits.get();
-        let before = waits.depth;
-        change(&mut waits);
-        current.waits.set(waits);
-        before.min(waits.depth) == 0
-    });
-    // A thread that begins a wait, or ends one, goes on.
-    if is_outermost {
-        engine.note_event();
-    }
+/// Returns the engine and the calling device thread, unless the engine unwinds it.
+fn living() -> Option<(&'static Engine, TaskKey)> {
+    let (key, dying) = current(|current| (current.key.get(), current.dying.get()));
+    device().filter(|_| !dying).map(|engine| (engine, key))
 }
 
 fn wait_begins(timeout: Option<Fault>) {
-    change_waits(|waits| {
-        waits.depth += 1;
-        waits.timeout = waits.timeout.or(timeout);
-    });
+    if let Some((engine, key)) = living()
+        && engine.wait_begins(key, timeout)
+    {
+        current(|current| current.seen.set(None));
+    }
 }
 
 fn wait_ends() {
-    change_waits(|waits| {
-        waits.depth -= 1;
-        if waits.depth == 0 {
-            waits.timeout = None;
-        }
-    });
+    if let Some((engine, key)) = living() {
+        engine.wait_ends(key);
+    }
 }
 
+/// Notes the value that the running coroutine has seen. It only stores, because every poll calls it.
 fn sees(value: u64) {
-    current(|current| {
-        let Waits { depth, timeout: Some(timeout) } = current.waits.get() else { return };
-        let timeout = timeout.with_values(timeout.subject(), timeout.expected(), value);
-        current.waits.set(Waits { depth, timeout: Some(timeout) });
-    });
+    current(|current| current.seen.set(Some(value)));
 }
 
 pub(crate) fn clock_ns() -> u64 {

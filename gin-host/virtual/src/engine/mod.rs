@@ -44,6 +44,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use corosensei::{Coroutine, CoroutineResult};
+use gin_abi::Fault;
 use gin_device::exec::{Position, watch};
 use oorandom::Rand32;
 
@@ -376,7 +377,7 @@ impl Engine {
             current(|current| {
                 current.yielder.set(task.yielder);
                 current.position.set(task.position);
-                current.waits.set(task.waits);
+                current.seen.set(task.seen);
                 current.device.set(matches!(task.kind, TaskKind::Thread { .. }));
             });
             state.record(Event::Resume, code, now, u64::from(slice));
@@ -415,7 +416,7 @@ impl Engine {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         let task = &mut state.tasks[key.id as usize];
-        (task.yielder, task.waits) = current(|current| (current.yielder.get(), current.waits.get()));
+        (task.yielder, task.seen) = current(|current| (current.yielder.get(), current.seen.get()));
         let until = match reason {
             SuspendReason::Switch => {
                 // The schedule interrupts a polling loop at its loads too.
@@ -470,9 +471,19 @@ impl Engine {
         stretched
     }
 
-    /// Notes that a thread begins or ends a wait.
-    pub(crate) fn note_event(&self) {
-        self.state.borrow_mut().events += 1;
+    /// Notes that a device thread begins a wait. Returns true if it is the outermost one.
+    pub(crate) fn wait_begins(&self, key: TaskKey, timeout: Option<Fault>) -> bool {
+        let mut state = self.state.borrow_mut();
+        let is_outermost = state.tasks[key.id as usize].waits.begin(timeout);
+        // A thread that begins a wait, or ends one, goes on.
+        state.events += u64::from(is_outermost);
+        is_outermost
+    }
+
+    /// Notes that a device thread ends its innermost wait.
+    pub(crate) fn wait_ends(&self, key: TaskKey) {
+        let mut state = self.state.borrow_mut();
+        state.events += u64::from(state.tasks[key.id as usize].waits.end());
     }
 
     fn ended(&self, key: TaskKey, outcome: Outcome) {

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use corosensei::Yielder;
-use gin_abi::Operation;
+use gin_abi::{Fault, Operation};
 use gin_device::exec::Position;
 
 use super::TaskKey;
@@ -19,7 +19,7 @@ use super::timers::{Alarm, Timers};
 use crate::config::LogMode;
 use crate::error::{Actor, LaunchError, NotStarted, WaitKind, WaitReport, Waiter, WorldError};
 use crate::grid::GridRun;
-use crate::hooks::{SuspendReason, Waits};
+use crate::hooks::SuspendReason;
 use crate::inbox::DeviceCore;
 use crate::log::{Code, Event, EventLog};
 use crate::races::Races;
@@ -33,6 +33,35 @@ pub(super) enum TaskKind {
     Thread { block: u32, thread: u32 },
 }
 
+/// The waits that a device thread is in.
+pub(super) struct Waits {
+    /// Number of waits, one in another.
+    pub(super) depth: u32,
+    /// The timeout that the outermost known one would report.
+    pub(super) timeout: Option<Fault>,
+}
+
+impl Waits {
+    const NONE: Waits = Waits { depth: 0, timeout: None };
+
+    /// Adds a wait. Returns true if it is the outermost one.
+    pub(super) fn begin(&mut self, timeout: Option<Fault>) -> bool {
+        self.depth += 1;
+        self.timeout = self.timeout.or(timeout);
+        self.depth == 1
+    }
+
+    /// Removes the innermost wait. Returns true if it was the outermost one, too.
+    pub(super) fn end(&mut self) -> bool {
+        self.depth -= 1;
+        let is_outermost = self.depth == 0;
+        if is_outermost {
+            *self = Waits::NONE;
+        }
+        is_outermost
+    }
+}
+
 pub(super) struct Task {
     pub(super) generation: u32,
     pub(super) kind: TaskKind,
@@ -42,6 +71,8 @@ pub(super) struct Task {
     pub(super) wait: WaitKind,
     pub(super) site: Option<&'static Location<'static>>,
     pub(super) waits: Waits,
+    /// The value that it saw last in its outermost wait; the running task's is in [`Current`](crate::hooks::Current).
+    pub(super) seen: Option<u64>,
     /// The time at which it wakes from a nap.
     pub(super) wakes: u64,
     /// Number of switches since the last pause.
@@ -61,11 +92,12 @@ pub(super) struct Task {
 impl Task {
     /// Returns the reason why it waits, with the device call that polls, if one does.
     fn described_wait(&self) -> WaitKind {
-        match (&self.wait, self.waits.timeout) {
+        match (&self.wait, &self.waits.timeout) {
             (WaitKind::Pause, Some(timeout)) => {
+                let seen = self.seen.unwrap_or(timeout.seen());
                 let values = match timeout.operation() {
                     Operation::WaitSignal | Operation::WaitCounter => {
-                        format!(": it is {} and should reach {}", timeout.seen(), timeout.expected())
+                        format!(": it is {seen} and should reach {}", timeout.expected())
                     }
                     _ => String::new(),
                 };
@@ -238,6 +270,7 @@ impl EngineState {
             wait: WaitKind::Ready,
             site: None,
             waits: Waits::NONE,
+            seen: None,
             wakes: u64::MAX,
             switches: 0,
             waited: false,
