@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use common::*;
+use gin_abi::{Fault, FaultKind, FaultSubject, Operation};
 use gin_virtual::*;
 
 #[test]
@@ -162,6 +163,40 @@ fn a_grid_that_needs_more_blocks_than_fit_is_reported_with_the_block_that_never_
         assert!(text.contains("grid `all meet`: blocks 4 to 6 of 7 not started: residency limit 4"), "{text}");
         assert!(text.contains("blocks 0 to 3, thread 0 to 31: pausing in a polling loop"), "{text}");
         assert!(text.contains("host of rank 0: waiting for a condition at gin-host/virtual/tests/basics.rs"), "{text}");
+    }
+}
+
+#[test]
+fn every_waiter_is_reported_with_the_value_that_it_saw_last_in_its_present_wait() {
+    const SIGNAL: Fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal);
+    for schedule in Schedule::PLAIN {
+        let config = SeededConfig { stall_steps: 20_000, ..SeededConfig::new(5).schedule(schedule) };
+        let world = World::seeded(config);
+        let gpu = world.device(DeviceConfig::default());
+        let grid = Grid::new("unmet", 1, 4, || {
+            let executor = executor();
+            let own = u64::from(thread());
+            (executor.wait_begins)(Some(SIGNAL.with_values(FaultSubject::Signal(3), 9, 0)));
+            (executor.sees)(50 + own);
+            if own == 2 {
+                // The value that it saw belongs to a wait that ends here.
+                (executor.wait_ends)();
+                (executor.wait_begins)(Some(SIGNAL.with_values(FaultSubject::Signal(4), 8, 7)));
+            }
+            loop {
+                pause(100);
+                if own < 2 {
+                    (executor.sees)(60 + own);
+                }
+            }
+        });
+        let host = || drop(gpu.launch(StreamId(0), grid).unwrap().wait());
+        let text = world.run(vec![host]).unwrap_err().to_string();
+        for values in
+            ["3: it is 60 and should reach 9", "3: it is 61 and", "4: it is 7 and should reach 8", "3: it is 53 and"]
+        {
+            assert!(text.contains(&format!("waiting in wait_signal, signal {values}")), "no {values} in\n{text}");
+        }
     }
 }
 
