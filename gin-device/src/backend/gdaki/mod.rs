@@ -10,8 +10,9 @@
 //! | put_value | WRITE with inline data |
 //! | get | READ. A DUMP brings its data into view: a flush posts it, or the get itself if it has a counter |
 //! | signal | FETCH_ADD, behind the put that it is bound to; behind each chunk but the last, one that adds nothing |
+//! | quiet | FETCH_ADD of 0 to the peer's first signal word |
 //!
-//! | quiet | FETCH_ADD of 0 to the peer's first signal word. The NIC there reads the word behind the earlier writes, so its answer confirms that they have arrived |
+//! The peer's NIC reads that word behind the earlier writes, so its answer confirms that they have arrived.
 //!
 //! A NIC carries out the entries of one queue pair in order, so every signal is strong. The thread that takes the
 //! completion of an operation's last entry raises its counter. Waits for counters take completions, so counters need no
