@@ -34,7 +34,7 @@ impl<'a> Rows<'a> {
             Rows::Permuted(to) if each == sizes.row_bytes => (to, to.rows()),
             Rows::PermutedAt(to, memory) => (to, Some(memory)),
             Rows::Permuted(_) => {
-                let what = "a sum of the permuted rows, where other rows come back";
+                let what = "a sum of the permuted rows, where other rows are returned";
                 return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::PermutedAt`" });
             }
             _ => return Err(EpError::Unsuited { what, remedy: "pass `Rows::Permuted` or `Rows::PermutedAt`" }),
@@ -55,7 +55,7 @@ impl<'a> Rows<'a> {
             });
         };
         if !sizes.is_shared() && sizes.combine_bytes != sizes.row_bytes {
-            let what = "sums in place of the received rows, in a group where other rows come back";
+            let what = "sums in place of the received rows, in a group where other rows are returned";
             return Err(EpError::Unsuited { what, remedy: "configure `max_rows`, or add up by a kernel of yours" });
         }
         let needed = u64::from(to.capacity) * u64::from(each);
@@ -160,7 +160,7 @@ impl<'a> Combine<'a> {
         let mut used = vec![self.output];
         match rows {
             Rows::InPlace if combine_at_source || !sizes.is_shared() && sizes.combine_bytes != sizes.row_bytes => {
-                let what = "a combine of the received rows, in a group where other rows come back";
+                let what = "a combine of the received rows, in a group where other rows are returned";
                 return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::At`" });
             }
             Rows::InPlace => {}
@@ -189,7 +189,7 @@ impl<'a> Combine<'a> {
                     (Rows::PermutedAt(_, memory), _) => memory,
                     (_, Some(memory)) if sizes.combine_bytes == sizes.row_bytes => memory,
                     _ => {
-                        let what = "a combine of the permuted rows, where other rows come back";
+                        let what = "a combine of the permuted rows, where other rows are returned";
                         return Err(EpError::Unsuited { what, remedy: "pass them by `Rows::PermutedAt`" });
                     }
                 };

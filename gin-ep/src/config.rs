@@ -35,9 +35,9 @@ pub enum Element {
     F16,
     /// FP32, there and back.
     F32,
-    /// BF16, which the dispatch makes FP8 (E4M3) with scales of 128 elements. BF16 come back.
+    /// BF16, which the dispatch makes FP8 (E4M3) with scales of 128 elements. The returned rows are BF16.
     E4m3(Scales),
-    /// Any bytes, which are copied, with scales of any bytes: MXFP8, NVFP4 and others. BF16 come back.
+    /// Any bytes, which are copied, with scales of any bytes: MXFP8, NVFP4 and others. The returned rows are BF16.
     Opaque {
         /// Bytes of a row.
         row_bytes: u32,
@@ -141,8 +141,8 @@ impl GroupConfig {
         self
     }
 
-    /// Makes one row come back for each id of a token, in place of one for each rank. The source multiplies them by
-    /// weights and adds them up. It takes `topk` times the memory.
+    /// Makes the combine take one row for each id of a token, in place of one for each rank. The source multiplies them
+    /// by weights and adds them up. It takes `topk` times the memory.
     #[must_use]
     pub const fn combine_at_source(mut self) -> Self {
         self.combine_at_source = true;
@@ -377,7 +377,7 @@ impl GroupConfig {
         }
         if self.combine_f32 {
             if matches!(self.element, Element::F16 | Element::F32) {
-                let what = "FP32 in place of BF16 in returned rows, in a group to which no BF16 come back";
+                let what = "FP32 in place of BF16 in returned rows, in a group whose returned rows are not BF16";
                 return Err(EpError::Unsuited { what, remedy: "leave out `combine_f32`" });
             }
             if self.combine_at_source {

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex};
 ///     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
 ///     let tokens = Tokens::new(&rows, Ids::I32(&ids), 1);
 ///     let received = slot.dispatch(&stream, &tokens)?.receive(&stream)?;
-///     // The experts' kernels run here, and replace the rows. Without any, the rows come back.
+///     // The experts' kernels run here, and replace the rows. Without any, the rows return unchanged.
 ///     received.combine(&stream, Rows::InPlace, &Combine::reduced().into(&output))?;
 ///     stream.synchronize()?;
 ///     assert_eq!(group.status()?, None);

@@ -14,7 +14,7 @@ use gin_gpu::MemorySlice;
 /// The kernel of products of the experts' rows, and its shape, for a group.
 ///
 /// The experts of a rank multiply rows of `depth` elements, and one row comes back for each id: the group has
-/// [`combine_at_source`](crate::GroupConfig::combine_at_source), and BF16 come back.
+/// [`combine_at_source`](crate::GroupConfig::combine_at_source), and the returned rows are BF16.
 #[derive(Debug)]
 pub struct GroupedMatmul {
     pub(crate) multiplier: Multiplier,
@@ -54,7 +54,7 @@ impl GroupedMatmul {
 /// Checks that products can return to the ranks of their tokens.
 pub(crate) fn check(group: &GroupState) -> Result<(), EpError> {
     if !group.combine_at_source || matches!(group.element, Element::F16 | Element::F32) {
-        let what = "products of experts in a group to which no BF16 for each id come back";
+        let what = "products of experts in a group that does not return BF16 for each id";
         return Err(EpError::Unsuited { what, remedy: "configure `combine_at_source`, and an element with BF16 back" });
     }
     if group.signals.is_some() {

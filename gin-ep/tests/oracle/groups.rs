@@ -147,7 +147,7 @@ fn a_group_needs_sizes_within_the_limits_and_one_configuration() {
     let wide = GroupConfig::new(8, 16_392, 1).combine_f32();
     let words = "`hidden`, the number of elements of a row, is 16392; the limit is a multiple of 8, at most 16384";
     assert_eq!(wide.footprint(2).unwrap_err().to_string(), words);
-    let no_bf16 = "FP32 in place of BF16 in returned rows, in a group to which no BF16 come back: leave out \
+    let no_bf16 = "FP32 in place of BF16 in returned rows, in a group whose returned rows are not BF16: leave out \
                    `combine_f32`";
     let each = "FP32 in place of BF16 in returned rows for each id: leave out `combine_at_source`, or `combine_f32`";
     for (config, words) in [

@@ -13,14 +13,14 @@ class Element:
     F16: ClassVar[Element]
     F32: ClassVar[Element]
     E4M3_F32: ClassVar[Element]
-    """BF16, which the dispatch makes FP8 with FP32 scales of 128 elements. BF16 come back."""
+    """BF16, which the dispatch makes FP8 with FP32 scales of 128 elements. The returned rows are BF16."""
     E4M3_F32_POWERS: ClassVar[Element]
     """The same with FP32 scales that are powers of two."""
     E4M3_UE8M0: ClassVar[Element]
     """The same powers of two, one byte each."""
     @staticmethod
     def opaque(row_bytes: int, scale_bytes: int = 0) -> Element:
-        """Any bytes, which are copied, with scales of any bytes. BF16 come back."""
+        """Any bytes, which are copied, with scales of any bytes. The returned rows are BF16."""
 
 @final
 class Layout:

@@ -26,7 +26,7 @@ impl Element {
     #[classattr]
     const F32: Self = Self(gin_ep::Element::F32);
 
-    /// BF16, which the dispatch makes FP8 with FP32 scales of 128 elements. BF16 come back.
+    /// BF16, which the dispatch makes FP8 with FP32 scales of 128 elements. The returned rows are BF16.
     #[classattr]
     const E4M3_F32: Self = Self(gin_ep::Element::E4m3(Scales::F32));
 
@@ -38,7 +38,7 @@ impl Element {
     #[classattr]
     const E4M3_UE8M0: Self = Self(gin_ep::Element::E4m3(Scales::Ue8m0));
 
-    /// Returns elements of any bytes, which are copied, with scales of any bytes. BF16 come back.
+    /// Returns elements of any bytes, which are copied, with scales of any bytes. The returned rows are BF16.
     #[staticmethod]
     #[pyo3(signature = (row_bytes, scale_bytes=0))]
     fn opaque(row_bytes: u32, scale_bytes: u32) -> Self {
