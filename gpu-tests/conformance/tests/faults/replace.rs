@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Ranks that are killed during traffic, each replaced by a new process with the same number.
 //!
-//! All ranks put, get and signal at random through one communicator after another, one for each job. Each rank
-//! registers the same memory with all of them. The parent kills a rank, starts a process in its place, and waits until
-//! all ranks work again.
+//! All ranks put, get and signal at random through one communicator after another, one for each job. The first one
+//! allocates a window, whose memory each rank registers with all others; a new process registers memory that it has
+//! allocated itself. The parent kills a rank, starts a process in its place, and waits until all ranks work again.
 
 use crate::rank::{ENOUGH, MARK, communicator, listen, say};
 use crate::work::{LaunchEnd, Site, rng};
 use gin_boot::{Bootstrap, Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
-use gin_gpu::{Memory, MemoryKind};
+use gin_gpu::{Memory, MemoryKind, MemorySlice};
 use gin_host::comm::WindowFlags;
 use gin_host::world::{self, Rank, WorldConfig};
 use std::error::Error;
@@ -27,7 +27,7 @@ const RANKS: u32 = 4;
 const KILLED: u32 = 20;
 /// Time limit for setting up, and for a line of a process.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Number of bytes of the memory that each rank registers with all communicators.
+/// Number of bytes of the memory that each rank keeps from job to job.
 const KEPT: u64 = 4096;
 /// Variables of a process: its rank, and the id by which it joins; the id of a running job if `RUNNING` is set.
 const VARIABLES: [&str; 3] = ["GIN_REPLACE_RANK", "GIN_REPLACE_ID", "GIN_REPLACE_RUNNING"];
@@ -63,13 +63,17 @@ fn work(number: u32) -> Result<(), Box<dyn Error>> {
 
 /// Works in one job after the other until the parent ends the work.
 fn body(rank: &Rank, first: &Arc<TcpBootstrap>) -> Result<(), Box<dyn Error>> {
-    let memory = Memory::shared(rank.device(), MemoryKind::Device, KEPT)?;
     let mark: Vec<u8> = (0..KEPT).map(|index| (index ^ u64::from(std::process::id())) as u8).collect();
-    memory.whole().write(0, &mark)?;
+    let mut memory = None;
+    if std::env::var_os(VARIABLES[2]).is_some() {
+        let own = Memory::shared(rank.device(), MemoryKind::Device, KEPT)?.whole();
+        own.write(0, &mark)?;
+        memory = Some(own);
+    }
     let mut job = first.clone();
     loop {
         let all: Arc<dyn Bootstrap> = job.clone();
-        let outcome = serve_job(rank, &job, &all, &memory, &mark)?;
+        let outcome = serve_job(rank, &job, &all, &mut memory, &mark)?;
         if outcome == LaunchEnd::Success {
             return Ok(());
         }
@@ -89,12 +93,19 @@ fn serve_job(
     rank: &Rank,
     job: &TcpBootstrap,
     all: &Arc<dyn Bootstrap>,
-    memory: &Arc<Memory>,
+    memory: &mut Option<MemorySlice>,
     mark: &[u8],
 ) -> Result<LaunchEnd, Box<dyn Error>> {
     let comm = communicator(rank, all);
     let mut site = Site::new(comm, 5, false)?;
-    let kept = site.comm.register::<u8>(&memory.whole(), WindowFlags::NONE)?;
+    let kept = if let Some(memory) = memory {
+        site.comm.register::<u8>(memory, WindowFlags::NONE)?
+    } else {
+        let window = site.comm.alloc_window::<u8>(mark.len(), WindowFlags::NONE)?;
+        window.write(0, mark)?;
+        window
+    };
+    *memory = Some(kept.memory().clone());
     if kept.read_all()? != mark {
         return Err("the memory that was registered again has other bytes".into());
     }
