@@ -4,7 +4,7 @@
 //! | network | a complete put | so `quiet` |
 //! | --- | --- | --- |
 //! | with [`CAP_COMPLETION_IS_ARRIVAL`] | has arrived | waits for completion, as a flush does |
-//! | without it | may still be on its way into the peer's memory | posts one more request, and waits for its completion |
+//! | without it | has reached the peer's NIC, but perhaps not its memory | posts one more request, and waits for its completion |
 //!
 //! The further request is the back end's [`confirmation`](Backend::confirmation).
 

@@ -141,7 +141,7 @@ impl Proxy {
         }
         stats::add(&figures.signals, u64::from(request.signal.is_some()));
         let quiet = request.is_quiet();
-        // Where completion is arrival, the requests that are complete say it all.
+        // Where completion is arrival, nothing has to be asked: the requests before it are complete.
         let asks = quiet && !self.parts.limits.capabilities.completes_on_arrival();
         if bytes == 0 && !asks {
             if request.signal.is_none() {

@@ -405,9 +405,9 @@ impl Connection {
     /// Adds the entries of a quiet: for each memory of the peer that puts went to, the host and the GPU, the read of a
     /// byte there.
     ///
-    /// The peer's NIC carries out the reads after the writes before them on this connection. On their way into the
-    /// memory, the writes are posted over PCIe, and a read of the same memory does not overtake them. So once the byte
-    /// has come back, the writes have arrived, as [`Flush`](super::flush) argues for the own NIC.
+    /// The peer's NIC carries out the reads after the earlier writes of this connection. It posts writes over PCIe, and
+    /// a read of the same memory does not overtake them. So the answer to the read confirms that the writes have
+    /// arrived. [`Flush`](super::flush) relies on the same rule for this rank's NIC.
     fn read_behind_puts(&mut self, request: u64, connected: Connected, tools: &mut Tools) {
         if self.refused {
             tools.ended.requests.push((request, Err(NetError::behind(self.peer))));
