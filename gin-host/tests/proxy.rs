@@ -100,22 +100,23 @@ fn values_by_copier(rounds: u64, waits: bool) -> u64 {
                 let value = Descriptor { signal: strong(0, 1), ..request(1 - comm.rank(), transfer) };
                 poster.post(0, value).unwrap();
             };
+            let wait = || poster.wait_signal(0, 0, round).unwrap();
+            let check = || assert_eq!(window.read_range(0..1).unwrap(), [round]);
             if !waits {
                 post();
                 poster.flush(0).unwrap();
                 comm_barrier(comm);
+                check();
+                comm_barrier(comm);
             } else if comm.rank() == 0 {
                 post();
-                poster.wait_signal(0, 0, round).unwrap();
+                wait();
+                check();
             } else {
-                poster.wait_signal(0, 0, round).unwrap();
+                wait();
+                // Once this rank has posted, the other one may send the next value.
+                check();
                 post();
-            }
-            if comm.rank() == 1 || !waits {
-                assert_eq!(window.read_range(0..1).unwrap(), [round]);
-            }
-            if !waits {
-                comm_barrier(comm);
             }
         }
         comm_barrier(comm);
