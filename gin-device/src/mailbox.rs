@@ -47,7 +47,8 @@
 //! after a branch on the words of the slot, as in [`queue`](crate::queue).
 //!
 //! *A thread that gets the turn knows how many entries were taken*, because the turn is given back by a release, and an
-//! acquire fence follows when it is taken.
+//! acquire fence follows when it is taken. An old number would be dangerous: a thread that finds one sender taking back
+//! closes with it, and another sender whose entry was taken would take the entry back.
 
 use crate::host_word;
 use crate::queue::phase;
@@ -270,7 +271,7 @@ impl<M: Memory> Reader<M> {
         if turn.load_relaxed_gpu() != 0 || turn.cas_relaxed_gpu(0, 1) != 0 {
             return state;
         }
-        // An old number, if the thread before has taken more, only delays senders until this thread tells them again.
+        M::fence_acquire_gpu();
         let taken = self.near.at(TAKEN).load_relaxed_gpu();
         self.tell(taken, OPENED);
         M::fence_sc_sys();

@@ -243,6 +243,34 @@ models! {
         ways.back.check();
     }
 
+    fn a_thread_that_finds_another_sender_taking_back_closes_with_the_number_of_entries_taken() {
+        let ways = Ways::new();
+        let all = ways.clone();
+        explore(1, move || {
+            let (world, ways) = (World::new(), all.clone());
+            let sender = {
+                let world = world.clone();
+                thread::spawn(move || world.bring(0, 0, &ways))
+            };
+            let other = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    // It has no entries.
+                    let _ = world.sender.take_back(std::iter::empty());
+                })
+            };
+            let kernel = {
+                let world = world.clone();
+                thread::spawn(move || world.look(1))
+            };
+            world.wait(0, 0);
+            [sender, other, kernel].into_iter().for_each(|thread| thread.join().unwrap());
+            world.check(0, 0);
+        });
+        ways.taken.check();
+        ways.back.check();
+    }
+
     fn entries_come_in_order_and_no_slot_is_used_before_it_was_read() {
         explore(2, || {
             let world = World::new();
