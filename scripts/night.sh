@@ -32,6 +32,8 @@ search "${ptx[@]}" --check --features gdaki-any gin-kernels sm_80 sm_100
 # The engine of software NICs has a stack, so it is only assembled. The test of expert parallelism has its own limits.
 search "${ptx[@]}" gin-host/soft-nic sm_80 sm_100
 tests GIN_ARCHS=sm_80,sm_90,sm_100 gin-ep machine_code
+tests GIN_ARCHS=sm_80,sm_90,sm_100 gin-build nested
+tests GIN_ALL_WAYS=1 gin-conformance ptx
 search "${MAKE:-make}" lint
 tests GIN_PROGRAMS="${PROGRAMS:-3000}" gin-conformance random_programs
 for case in \

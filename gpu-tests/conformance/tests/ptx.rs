@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The suite's kernels compile to PTX that keeps the rules of device code and that `ptxas` accepts.
+//! The suite's kernels compile to PTX that keeps the rules of device code and, with `GIN_ALL_WAYS` set, that `ptxas`
+//! accepts, which takes a minute.
 //!
 //! Trials are reported as ignored if there is no compiler for PTX.
 
-use gin_build::{Arch, Assembly, Built, KernelBuilder, Limits, Ptxas, Toolchain, check};
+use gin_build::{Arch, Assembly, Built, KernelBuilder, Limits, Ptxas, Toolchain, UsePtxas, check};
 use gin_conformance::host::SetupBackend;
 use gin_conformance::scenario::CoopKind;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -13,12 +14,16 @@ use std::sync::OnceLock;
 /// Size limit of the text: each kernel contains every operation.
 const MAX_BYTES: usize = 8 << 20;
 
+/// The variable that also has `ptxas` assemble the kernels.
+const ALL: &str = "GIN_ALL_WAYS";
+
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 fn built() -> Result<&'static Built, Failed> {
     static BUILT: OnceLock<Result<Built, String>> = OnceLock::new();
     let build = || {
-        let builder = KernelBuilder::new(HERE).arch(Arch::Sm90);
+        let ptxas = if std::env::var_os(ALL).is_some() { UsePtxas::IfFound } else { UsePtxas::No };
+        let builder = KernelBuilder::new(HERE).arch(Arch::Sm90).ptxas(ptxas);
         let builder = builder.target_dir_of_build_scripts(env!("CARGO_TARGET_TMPDIR"));
         builder.build().map_err(|error| error.to_string())
     };
@@ -66,7 +71,8 @@ fn assembled() -> Result<Completion, Failed> {
 
 fn main() {
     let compiler = Toolchain::find().map_err(|error| error.to_string().replace('\n', " "));
-    let ptxas = Ptxas::find(Path::new(HERE));
+    let asked = std::env::var_os(ALL).map(drop).ok_or_else(|| format!("takes a minute; set {ALL}=1"));
+    let ptxas = asked.and_then(|()| Ptxas::find(Path::new(HERE)));
     let trial = |name: &str, missing: Option<String>, run: fn() -> Result<Completion, Failed>| {
         Trial::ignorable_test(name, move || match missing {
             Some(reason) => Ok(Completion::ignored_with(reason)),

@@ -8,9 +8,8 @@ use std::sync::OnceLock;
 use gin_build::{Arch, Built, Limits, Module, check};
 use libtest_mimic::{Failed, Trial};
 
-use crate::support::{self, builder, ensure, needs_compiler, needs_ptxas};
+use crate::support::{self, archs, builder, ensure, needs_compiler, needs_ptxas};
 
-const ARCHS: [Arch; 3] = [Arch::Sm80, Arch::Sm90, Arch::Sm100];
 /// Largest total text of a crate's kernels, in bytes, for one architecture.
 const MAX_BYTES: usize = 5 << 18;
 
@@ -19,7 +18,7 @@ const CRATES: [&str; 2] = ["gin-kernels", "bench/kernels"];
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
-    for arch in ARCHS {
+    for arch in archs() {
         for folder in CRATES {
             let name =
                 format!("the_kernels_of_{}_keep_the_rules_of_device_code::{arch}", folder.replace(['-', '/'], "_"));
@@ -47,7 +46,7 @@ fn shipped(folder: &str, arch: Arch) -> Result<&'static Module, Failed> {
     static BUILT: [OnceLock<Result<Built, String>>; CRATES.len()] = [const { OnceLock::new() }; CRATES.len()];
     let build = || {
         let kernels = Path::new(support::HERE).join("../..").join(folder);
-        builder(&kernels).archs(ARCHS).build().map_err(|error| error.to_string())
+        builder(&kernels).archs(archs()).build().map_err(|error| error.to_string())
     };
     let index = CRATES.iter().position(|&known| known == folder).unwrap_or(0);
     let built = BUILT[index].get_or_init(build).as_ref()?;

@@ -7,11 +7,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use gin_build::{KernelBuilder, Ptxas, Report, Toolchain};
+use gin_build::{Arch, KernelBuilder, Ptxas, Report, Toolchain};
 use libtest_mimic::{Completion, Failed, Trial};
 
 /// This crate's folder.
 pub(crate) const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Returns the architectures to build for, which `GIN_ARCHS` limits as it limits builds. Each takes half a minute of
+/// CPU time for `core`.
+pub(crate) fn archs() -> Vec<Arch> {
+    match std::env::var("GIN_ARCHS") {
+        Ok(names) => names.split(',').map(|name| name.parse().expect("GIN_ARCHS lists architectures")).collect(),
+        Err(_) => vec![Arch::Sm80, Arch::Sm90, Arch::Sm100],
+    }
+}
 
 /// Sets the variables that an outer cargo may set, all to wrong values. Every build here then shows that none is passed
 /// on.
