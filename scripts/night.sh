@@ -43,6 +43,8 @@ for case in \
     tests GIN_SEEDS="${SEEDS:-600}" gin-conformance virtual_gpu "$case"
 done
 tests GIN_ALL_WAYS=1 gin-conformance virtual_gpu
+tests GIN_ALL_WAYS=1 gin-conformance processes
+tests GIN_ALL_WAYS=1 gin-conformance determinism
 tests GIN_ALL_WAYS=1 gin-conformance fabric
 tests GIN_EP_CASES="${PROGRAMS:-3000}" gin-ep oracle
 tests GIN_SEEDS="${SEEDS:-600}" gin-ep late

@@ -653,6 +653,16 @@ pub fn number_from_env(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, not {text:?}")))
 }
 
+/// Returns whether this run includes a case in a way to run it: always, unless `GIN_ROTATION=n` halves the run. Then
+/// each way has every second case, and each case every second way; the numbers n and n + 1 together include all.
+///
+/// # Panics
+/// If the variable's value is not a number.
+#[must_use]
+pub fn in_rotation(way: usize, case: usize) -> bool {
+    number_from_env("GIN_ROTATION").is_none_or(|number| (way + case + number as usize).is_multiple_of(2))
+}
+
 /// Returns the seed in `GIN_SEED`, or a new one.
 ///
 /// # Panics

@@ -2,13 +2,15 @@
 //! The conformance suite on the virtual GPU, with one trial for each case and way to run it.
 //!
 //! `GIN_SEED=n` uses that seed in all seeded ways. `GIN_SEEDS=m` uses `m` consecutive seeds. With `GIN_ALL_WAYS` set,
-//! every schedule is combined with every network, and there are more ways with threads. A trial that fails prints the
-//! command that repeats it.
+//! every schedule is combined with every network, and there are more ways with threads. `GIN_ROTATION=n` halves the run
+//! ([`in_rotation`]). A trial that fails prints the command that repeats it.
 
 mod residency;
 
 use gin_conformance::cases::{self, Case};
-use gin_conformance::host::{Carrier, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge, number_from_env};
+use gin_conformance::host::{
+    Carrier, Net, Setup, SetupBackend, SetupRoute, SetupWindows, in_rotation, judge, number_from_env,
+};
 use gin_nic::DoorbellRelease;
 use gin_virtual::Schedule;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -133,11 +135,14 @@ fn judge_seeds(case: &Case, setup: &Setup, name: &str, seeds: u64) -> Result<(),
 fn main() {
     let (seed, seeds) = (number_from_env("GIN_SEED"), number_from_env("GIN_SEEDS").unwrap_or(1));
     let mut trials = residency::trials();
-    for (way, mut setup) in ways() {
+    for (index, (way, mut setup)) in ways().into_iter().enumerate() {
         if setup.seed.is_some() && seed.is_some() {
             setup.seed = seed;
         }
-        for case in cases::for_setup(setup.backend, setup.route) {
+        for (number, case) in cases::for_setup(setup.backend, setup.route).into_iter().enumerate() {
+            if !in_rotation(index, number) {
+                continue;
+            }
             let (name, setup) = (format!("virtual/{way}/{}", case.name), setup.clone());
             trials.push(Trial::test(name.clone(), move || judge_seeds(&case, &setup, &name, seeds)));
         }
