@@ -94,6 +94,11 @@ impl<R, P: Part> WindowTable<R, P> {
         self.table.values().map(|entry| (&entry.registration, &entry.memory))
     }
 
+    /// Returns the registrations of this rank's parts.
+    pub(crate) fn registrations_mut(&mut self) -> impl Iterator<Item = &mut R> {
+        self.table.values_mut().map(|entry| &mut entry.registration)
+    }
+
     /// Returns the registration of this rank's part, and the address of a range of it.
     pub(crate) fn own(&self, window: u32, offset: u64, bytes: u64) -> Result<(&R, u64), NetError> {
         let entry = self.open(window, self.rank)?;

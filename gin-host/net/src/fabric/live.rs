@@ -459,6 +459,7 @@ impl Live {
 
     /// Ends the endpoint, and with it all operations that the provider still holds.
     pub(super) fn shut(&mut self, windows: &mut Windows, events: &mut Vec<Event>) {
+        windows.unbind(&self.endpoint);
         self.endpoint.shut();
         let reason = "the endpoint of this rank was ended after the loss of a peer".to_owned();
         self.lose_all(&NetError::Local { what: "reaching a peer", reason }, events);

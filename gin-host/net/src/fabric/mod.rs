@@ -119,6 +119,7 @@ impl Drop for FabricNetwork {
     fn drop(&mut self) {
         // Before the memory of windows.
         if let Some(live) = self.live.take() {
+            self.windows.unbind(&live.endpoint);
             live.endpoint.end();
         }
     }

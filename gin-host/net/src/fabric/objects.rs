@@ -181,6 +181,14 @@ pub(super) struct EndpointHandle {
 // Safety: as for `Domain`.
 unsafe impl Send for EndpointHandle {}
 
+impl Drop for EndpointHandle {
+    fn drop(&mut self) {
+        if self.binds_memory() {
+            self.slots.region = None;
+        }
+    }
+}
+
 /// The endpoints in shared memory of this process: the number in use, and the ones that no rank uses any more.
 static SHARED: Mutex<(usize, Vec<EndpointHandle>)> = Mutex::new((0, Vec::new()));
 
@@ -262,7 +270,7 @@ impl EndpointHandle {
             let first = address as usize as *const c_void;
             register(self.domain.domain.object(), first, bytes as usize, access, 0, asked, 0, made, ptr::null_mut())
         })?;
-        if let Some(endpoint) = self.endpoint.as_ref().filter(|_| fabric.offer.has(FI_MR_ENDPOINT)) {
+        if let Some(endpoint) = self.endpoint.as_ref().filter(|_| self.binds_memory()) {
             // Safety: both objects exist.
             let error = unsafe {
                 let operations = &*(*memory.object()).ops;
@@ -314,10 +322,19 @@ impl EndpointHandle {
         (inserted == 1 && peer != FI_ADDR_UNSPEC).then_some(peer)
     }
 
+    /// Returns whether regions are bound to the endpoint (`FI_MR_ENDPOINT`). Then it ends only after all of them: `cxi`
+    /// refuses to close it before.
+    pub(super) fn binds_memory(&self) -> bool {
+        self.domain.fabric.offer.has(FI_MR_ENDPOINT)
+    }
+
     /// Ends all operations: afterwards the provider accesses no memory of this rank any more. In shared memory the
     /// peers access it, not the provider, and a peer's access to memory that is gone fails.
     pub(super) fn shut(&mut self) {
         if !self.domain.fabric.offer.is_shared_memory {
+            if self.binds_memory() {
+                self.slots.region = None;
+            }
             self.endpoint = None;
         }
     }

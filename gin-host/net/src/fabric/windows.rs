@@ -30,6 +30,13 @@ impl Windows {
         Ok(PublishedPart { base, bytes, key, signals: window.plane.is_some() }.to_key())
     }
 
+    /// Gives back the regions of all windows, before the endpoint ends to which they are bound.
+    pub(super) fn unbind(&mut self, endpoint: &EndpointHandle) {
+        if endpoint.binds_memory() {
+            self.registrations_mut().for_each(|region| *region = None);
+        }
+    }
+
     /// Returns the region and the address of a range of this rank's part, which has bytes.
     pub(super) fn local(&self, window: u32, offset: u64, bytes: u64) -> Result<(&Region, u64), NetError> {
         let (region, address) = self.own(window, offset, bytes)?;
