@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two endpoints over libfabric, driven by hand: in this process, and one of them in a child process that dies.
+//! Providers without hardware here are those of [`libfabric_double`].
 //!
 //! Ignored without libfabric; `scripts/setup.sh` installs it. With `GIN_FABRIC_TIMES`, one trial also compares times
 //! with libfabric's `fi_pingpong` (Debian: `libfabric-bin`).
@@ -10,9 +11,11 @@ use gin_gpu::{Device, Memory, MemoryKind};
 use gin_net::fabric::{Fabric, FabricConfig, FabricNetwork, NoFabric, probe};
 use gin_net::staged::{Staged, Staging};
 use gin_net::{Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Request, SignalArrival};
+use gin_testkit::{PROVIDERS, libfabric_double};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -467,6 +470,21 @@ fn lost(sides: &mut [Side]) -> Result<(), Failed> {
     ensure(sides[0].network.is_quiet() && sides[0].network.deregister(0), || "the window is kept".to_owned())
 }
 
+/// The provider still holds operations of the window when it is given back.
+fn ended(config: &FabricConfig) -> Result<(), Failed> {
+    let mut sides = plain(config)?;
+    for number in 0..20 {
+        sides[0].post(0, put(number * 1000, number * 1000, 1000), None, 1);
+    }
+    sides.truncate(1);
+    let is_lost = |(_, outcome): &(u64, Result<(), NetError>)| matches!(outcome, Err(NetError::PeerLost { .. }));
+    until(&mut sides, "loss", |sides| sides[0].completions.iter().any(is_lost))?;
+    ensure(sides[0].network.deregister(0), || "the window is kept".to_owned())?;
+    let later = sides[0].post(0, Transfer::Nothing, raise(0, 1), 1);
+    until(&mut sides, "end", |sides| sides[0].outcome(later).is_some())?;
+    ensure(sides[0].outcome(later).is_some_and(Result::is_err), || format!("{:?}", sides[0].outcome(later)))
+}
+
 fn no_provider(config: &FabricConfig) -> Result<(), Failed> {
     let config = config.clone().domain(Some("eth99".to_owned()));
     let error = Fabric::open(&config).err();
@@ -483,6 +501,7 @@ const TRIALS: &[(&str, Body)] = &[
     ("signals_come_once_each_and_in_order_though_the_receiver_is_slow", many),
     ("a_range_past_the_end_is_refused_and_so_is_a_signal_behind_it", refused),
     ("a_put_with_a_wrong_key_arrives_nowhere_and_raises_nothing", wrong_key),
+    ("a_window_can_be_given_back_after_its_peer_has_ended", ended),
     ("a_peer_that_is_killed_is_lost_in_time", gone),
     ("a_peer_that_is_stopped_is_lost_in_time", silent),
     ("a_domain_that_does_not_exist_is_named", no_provider),
@@ -513,6 +532,22 @@ fn main() -> ExitCode {
                 for (name, body) in TRIALS.iter().filter(|(name, _)| way != "shm" || !name.contains("_is_lost_")) {
                     let config = config.clone();
                     trials.push(Trial::test(format!("{way}/{name}"), move || body(&config)));
+                }
+            }
+        }
+    }
+    match libfabric_double(Path::new(env!("CARGO_TARGET_TMPDIR"))) {
+        Err(reason) => {
+            let ignored = move || Ok(Completion::ignored_with(reason));
+            trials.push(Trial::ignorable_test("double", ignored));
+        }
+        Ok(library) => {
+            let config = config.library(library.to_string_lossy().into_owned()).lost_after(LIMIT);
+            // All its endpoints are in one process.
+            for (name, body) in TRIALS.iter().filter(|(name, _)| !name.contains("_is_lost_")) {
+                for provider in PROVIDERS {
+                    let config = config.clone().provider(provider.to_owned());
+                    trials.push(Trial::test(format!("{provider}/{name}"), move || body(&config)));
                 }
             }
         }

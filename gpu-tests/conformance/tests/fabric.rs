@@ -5,17 +5,20 @@
 //! | --- | --- |
 //! | `fabric/hosts/` | two processes over `tcp`, each in its own network namespace, or over the loopback interface |
 //! | `fabric/shm/` | two processes over `shm`, where signals wait for delivery |
+//! | `fabric/PROVIDER/` | threads, over providers without hardware here ([`libfabric_double`]) |
 //! | `fabric/all_NAME/` | threads, only with `GIN_ALL_WAYS` |
 //!
-//! Processes run a few cases in a few seconds; with `GIN_ALL_WAYS` all of them. Namespaces need root. Processes count
-//! as hosts: loads and stores do not reach the other. Without libfabric there is one trial, which is ignored with the
-//! reason.
+//! The first three run a few cases in a few seconds; with `GIN_ALL_WAYS` all of them. Namespaces need root. Processes
+//! count as hosts: loads and stores do not reach the other. Without libfabric there is one trial, which is ignored with
+//! the reason.
 
 use gin_conformance::cases;
 use gin_conformance::host::{Carrier, Setup, judge};
 use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_net::fabric::{Fabric, FabricConfig};
+use gin_testkit::{PROVIDERS, libfabric_double};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -155,6 +158,25 @@ fn across(trials: &mut Vec<Trial>, way: &'static str, group: Group, selected: &[
     }
 }
 
+/// Adds cases for ranks as threads over each provider of [`libfabric_double`]: the selected ones, or all.
+fn over_doubles(trials: &mut Vec<Trial>) {
+    let library = match libfabric_double(Path::new(env!("CARGO_TARGET_TMPDIR"))) {
+        Ok(library) => library.to_string_lossy().into_owned(),
+        Err(reason) => {
+            let ignored = move || Ok(Completion::ignored_with(reason));
+            trials.push(Trial::ignorable_test("fabric/double", ignored));
+            return;
+        }
+    };
+    for provider in PROVIDERS {
+        let carrier = carrier(provider, &config(provider).library(library.clone())).expect("the library has it");
+        for case in cases::all().into_iter().filter(|case| all_ways() || SELECTED.contains(&&*case.name)) {
+            let (setup, name) = (setup(carrier.clone()), format!("fabric/{provider}/{}", case.name));
+            trials.push(Trial::test(name, move || judge(&case, &setup).map_err(Failed::from)));
+        }
+    }
+}
+
 fn main() -> ExitCode {
     if let Some(code) = serve(process) {
         return code;
@@ -165,6 +187,7 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     let mut trials = Vec::new();
     let mut namespaces = None;
+    over_doubles(&mut trials);
     match carrier("tcp", &config("tcp")) {
         Err(error) => {
             let ignored = move || Ok(Completion::ignored_with(error.clone()));

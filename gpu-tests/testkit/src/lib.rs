@@ -12,13 +12,15 @@
 //! | [`Trickle`] | accepts few requests at a time |
 //!
 //! All choices come from a seed. [`Sabotage`] makes deliberate mistakes, [`FailingHca`] is a NIC of which one call
-//! fails, and [`LateCopies`] copies as a GPU does, some time after it was asked.
+//! fails, and [`LateCopies`] copies as a GPU does, some time after it was asked. [`libfabric_double`] is a libfabric
+//! with providers that keep no more than they promise.
 
 #![warn(unreachable_pub)]
 
 mod copies;
 mod fail;
 mod hca;
+mod libfabric;
 mod limits;
 mod sabotage;
 mod slow;
@@ -27,6 +29,7 @@ pub use copies::LateCopies;
 pub use fail::{FailOnDemand, FailSwitch, Failure};
 pub use gin_net::worst::{Delay, Reorder, Trickle, Withhold};
 pub use hca::FailingHca;
+pub use libfabric::{PROVIDERS, libfabric_double};
 pub use limits::WeakOnly;
 pub use sabotage::Sabotage;
 pub use slow::SlowPeer;
