@@ -9,12 +9,12 @@ from typing import Any, Callable, List, NoReturn, Optional, Tuple, Union
 
 import torch
 
-from . import Deadline, Rank, StateError, gpus, init, unique_id
-from . import rank as _rank
+from . import Deadline, StateError
 from ._deep_ep_exchange import EventHandle, EventOverlap, Queue
 from ._deep_ep_low_latency import Format, LowLatency, LowLatencyHandle, config_of
 from ._deep_ep_normal import Handle, Normal, Routing, Rows, dispatch_layout
 from ._deep_ep_rows import Record, check, require
+from ._process_group import join
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]
 
@@ -51,32 +51,6 @@ class Config:
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Returns 0: the first call of each size allocates its memory."""
         return 0
-
-
-def _join(group: Any, device: Any) -> Rank:
-    """Returns the rank of gin for a process group, or a rank of gin itself."""
-    if isinstance(group, Rank):
-        require(device is None, "a rank of gin has a device: do not pass another one")
-        return group
-    require(group is not None, "pass a process group of torch.distributed, or a rank of gin")
-    number, ranks = group.rank(), group.size()
-    try:
-        rank = _rank()
-    except StateError:
-        from torch import distributed
-
-        if device is None:
-            has_gpu = torch.cuda.is_available() and gpus()
-            device = torch.device("cuda", torch.cuda.current_device()) if has_gpu else "virtual"
-        shared = [unique_id() if number == 0 else None]
-        distributed.broadcast_object_list(shared, src=distributed.get_global_rank(group, 0), group=group)
-        return init(number, ranks, shared[0], device="virtual" if str(device) == "cpu" else device)
-    if (rank.rank, rank.ranks) != (number, ranks):
-        raise StateError(
-            f"this process is rank {rank.rank} of {rank.ranks} in gin's job, and rank {number} of {ranks} in the group: "
-            "a process is in one job, so pass a group of all its ranks"
-        )
-    return rank
 
 
 class Buffer:
@@ -120,7 +94,7 @@ class Buffer:
             _refuse("Buffer(allow_mnnvl=True)", "leave it out")
         if not allow_nvlink_for_low_latency_mode:
             _refuse("Buffer(allow_nvlink_for_low_latency_mode=False)", "leave it out")
-        self._rank = _join(group, device)
+        self._rank = join(group, device)
         self.group, self.rank, self.group_size = group, self._rank.rank, self._rank.ranks
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency_mode, explicitly_destroy, False
