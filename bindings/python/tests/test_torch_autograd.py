@@ -2,13 +2,16 @@
 """`gincomm.torch` on CPU tensors: autograd, torch.compile, and calls that are refused. A dense layer that knows the
 inputs of all ranks is the reference."""
 
+import os
 import shutil
+import time
 from datetime import timedelta
 
 import gincomm as gin
 import pytest
 import torch_support
-from torch_support import torch
+from support import run as run_process
+from torch_support import EXAMPLES, needs_gpus, torch, torchrun
 
 if torch is not None:
     import gincomm.torch as gin_torch
@@ -287,6 +290,17 @@ def test_tensors_need_not_be_leaves_or_contiguous_or_aligned():
     run(2, body)
 
 
+def test_second_derivatives_are_refused():
+    def body(group):
+        inputs = Inputs(0, 1).track()
+        sums = layer(inputs.x, inputs.ids, inputs.weights, own_scale(group), group)
+        first = torch.autograd.grad(sums, inputs.x, inputs.gradient.requires_grad_(), create_graph=True)[0]
+        with pytest.raises(RuntimeError, match="through gincomm.* no autograd formula was registered"):
+            first.sum().backward()
+
+    run(1, body)
+
+
 def test_a_checkpoint_sends_again():
     def checkpointed(*arguments):
         return checkpoint(layer, *arguments, use_reentrant=False)
@@ -375,6 +389,9 @@ def test_wrong_arguments_are_refused_with_value_and_limit():
             arguments, slot = arguments[:3], arguments[3:]
             with pytest.raises(ValueError, match=text):
                 dispatch(*arguments, group, *slot)
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        with pytest.raises(Exception, match="x has 7 tokens; the group has room for 6 of a rank"):
+            compiled(many.x, many.ids, many.weights, own_scale(group), group)
         with pytest.raises(ValueError, match="dtype is torch.float64; use one of torch.bfloat16"):
             gin_torch.Group(group._rank, 4, 8, 2, tokens=8, dtype=torch.float64)
         return group
@@ -397,10 +414,25 @@ def test_an_unknown_expert_is_an_error_of_the_call_and_the_next_one_works():
     run(1, body)
 
 
+def test_a_full_region_is_an_error_of_the_call_and_the_next_one_works():
+    """All tokens of both ranks go to rank 0, which has room for those of one."""
+
+    def body(group):
+        x, weights = torch.ones(ROOM, HIDDEN), torch.ones(ROOM, TOPK)
+        skewed, even = (torch.full((ROOM, TOPK), -1) for _ in range(2))
+        skewed[:, 0], even[:, 0] = 0, LOCAL * group.rank
+        with pytest.raises(gin.Error, match=r"dispatch of group .*rank 0"):
+            dispatch(x, skewed, weights, group)
+        sums = layer(x, even, weights, own_scale(group).detach(), group)
+        assert torch.equal(sums, x * scales(2)[LOCAL * group.rank])
+
+    run(2, body, max_rows=ROOM)
+
+
 @pytest.mark.parametrize("call", ["dispatch", "combine", "the backward of combine", "the backward of dispatch"])
 def test_a_silent_rank_is_an_error_of_the_call_within_the_timeout(call):
     def body(group):
-        inputs, last = Inputs(group.rank, 2, 1).track(), group.rank == 1
+        inputs, last, start = Inputs(group.rank, 2, 1).track(), group.rank == 1, time.monotonic()
 
         def stop():
             if last:
@@ -419,10 +451,31 @@ def test_a_silent_rank_is_an_error_of_the_call_within_the_timeout(call):
             return
         except gin.Error as error:
             found = error
-        assert not last
+        assert not last and time.monotonic() - start < 30
         group._rank.barrier()
         assert f"{call} of {group.name}: " in str(found) and "rank 1" in str(found), found
         with pytest.raises(gin.StateError, match=f"dispatch: group .* failed before .* make a new one. {call} of"):
             dispatch(inputs.x, inputs.ids, inputs.weights, group)
 
     run(2, body, timeout=timedelta(seconds=0.5))
+
+
+def test_a_group_has_the_timeout_of_its_process_group():
+    code = """
+        import datetime, os, torch.distributed as dist
+        from gincomm.torch import Group
+        store = dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=datetime.timedelta(seconds=17))
+        with Group(dist.group.WORLD, 2, 8, 2, tokens=4) as group:
+            print(group.timeout)
+        with Group(dist.group.WORLD, 2, 8, 2, tokens=4, timeout=datetime.timedelta(seconds=5)) as group:
+            print(group.timeout)
+    """
+    assert run_process(code) == "0:00:17\n0:00:05\n"
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_two_processes_train_a_compiled_layer(gpus):
+    needs_gpus(gpus)
+    found = torchrun(os.path.join(EXAMPLES, "moe_torch.py"), *([] if gpus else ["--cpu"]))
+    assert found.count("3 steps agree with a layer of all experts") == 2, found

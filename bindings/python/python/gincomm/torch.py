@@ -17,7 +17,7 @@ import torch
 from torch._higher_order_ops.effects import _EffectType
 from torch.library import _register_effectful_op, custom_op
 
-from . import Deadline, Error, StateError, ep
+from . import Deadline, Error, FaultError, StateError, ep
 from ._deep_ep_exchange import Queue
 from ._deep_ep_rows import check, require
 from ._process_group import join, timeout_of
@@ -67,9 +67,9 @@ class _Slot:
         self.open: Optional[int] = None
         """The number of the dispatch that `combine` has not ended."""
 
-    def send(self, queue: Queue, number: int, tokens: ep.Tokens) -> ep.Received:
+    def send(self, group: "Group", number: int, tokens: ep.Tokens) -> ep.Received:
         self.release()
-        self.received, self.routing = self.rows.exchange(queue.gin, tokens), number
+        self.received, self.routing = group._exchange(self.rows, tokens), number
         return self.received
 
     def release(self) -> None:
@@ -162,6 +162,16 @@ class Group:
             raise StateError(f"{call} cannot be captured: use gincomm.ep with a Permuted in a CUDA graph")
         return self._slots[number]
 
+    def _exchange(self, slot: ep.Slot, tokens: ep.Tokens) -> ep.Received:
+        try:
+            return slot.exchange(self._queue.gin, tokens)
+        except (FaultError, StateError):
+            raise
+        except Error as error:
+            # The report of an earlier call on a GPU. Nobody knows which steps were without a rank.
+            self._failure = str(error)
+            raise
+
     def _check(self, call: str) -> None:
         """Raises the first error of the kernels, if they have ended: on CPU tensors, or with CUDA_LAUNCH_BLOCKING=1."""
         if self._queue.is_gpu:
@@ -190,7 +200,7 @@ class Group:
         with queue.after():
             rows, ids = _plain(x), _plain(ids)
             weights = None if weights is None else _plain(weights)
-            received = own.send(queue, number, ep.Tokens(rows, ids, weights=weights))
+            received = own.send(self, number, ep.Tokens(rows, ids, weights=weights))
             queue.settle()
             self._check(call)
             more = () if weights is None else (received.experts(), received.weights())
@@ -205,7 +215,7 @@ class Group:
             rows, ids = _plain(rows), _plain(ids)
             sums = torch.empty(ids.size(0), self.hidden, dtype=self.dtype, device=queue.device)
             if own.received is None or own.routing != number:
-                own.send(queue, number, ep.Tokens(torch.zeros_like(sums), ids))
+                own.send(self, number, ep.Tokens(torch.zeros_like(sums), ids))
                 queue.settle()
             received, own.received, own.open = own.received, None, None
             received.combine(queue.gin, ep.Combine.reduced(sums), rows)
@@ -219,7 +229,7 @@ class Group:
         with queue.after():
             padded, ids = torch.nn.functional.pad(values, (0, self._columns - self.topk)).contiguous(), _plain(ids)
             sums = torch.zeros(ids.size(0), self._columns, dtype=torch.float32, device=queue.device)
-            received = own.weights.exchange(queue.gin, ep.Tokens(sums, ids))
+            received = self._exchange(own.weights, ep.Tokens(sums, ids))
             received.combine(queue.gin, ep.Combine.reduced(sums), padded)
             queue.settle()
             found = sums[:, : self.topk].contiguous()
