@@ -242,9 +242,19 @@ impl Tensor {
                 options.del_item("max_version")?;
                 value.call_method("__dlpack__", (), Some(&options))?
             }
-            outcome => outcome?,
+            outcome => outcome.map_err(|error| Self::refused(py, error, what))?,
         };
         Self::read(Taken::of(&capsule)?, what, dtypes)
+    }
+
+    /// Names the tensor in the error of an owner that does not hand it out.
+    fn refused(py: Python<'_>, error: PyErr, what: &str) -> PyErr {
+        if !error.is_instance_of::<PyBufferError>(py) {
+            return error;
+        }
+        let named = PyBufferError::new_err(format!("{what}: {}", error.value(py)));
+        named.set_cause(py, Some(error));
+        named
     }
 
     fn read(taken: Taken, what: &str, dtypes: &[DType]) -> PyResult<Self> {
@@ -276,6 +286,13 @@ impl Tensor {
         }
         let address = (tensor.data.expose_provenance() as u64).wrapping_add(tensor.byte_offset);
         let bytes = length.saturating_mul(dtype.bytes());
+        if address == 0 && bytes > 0 {
+            let text = format!(
+                "{what} has no memory, as fake tensors have while torch.compile traces: `gincomm.torch` has calls that it \
+                 can trace"
+            );
+            return Err(PyValueError::new_err(text));
+        }
         if !address.is_multiple_of(dtype.bytes()) {
             return Err(PyValueError::new_err(format!("{what} is not aligned to its elements: pass a copy")));
         }

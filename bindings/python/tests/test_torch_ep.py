@@ -208,6 +208,40 @@ def test_a_graph_has_many_layers(job):
     job(body)
 
 
+def test_tensors_with_gradients_or_without_memory_are_refused_by_name():
+    """`gin.ep` has no gradients, so it takes no tensor that would miss one."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def body(rank):
+        with rank.communicator() as comm, Group(comm, config(1, element=Element.F32)) as group:
+            stream, slot = rank.stream(), group.slot(0)
+            plain = torch.ones(2, HIDDEN), torch.zeros(2, TOPK, dtype=torch.int32), torch.ones(2, TOPK)
+            sums = torch.zeros(2, HIDDEN)
+
+            def step(rows, ids, weights, output):
+                received = slot.exchange(stream, Tokens(rows, ids, weights=weights))
+                received.combine(stream, Combine.reduced(output))
+                stream.synchronize()
+
+            for name, i in (("tokens.rows", 0), ("tokens.weights", 2), ("the output", 3)):
+                values = [*plain, sums]
+                for tracked in (values[i].clone().requires_grad_(), values[i].clone().requires_grad_() * 1):
+                    values[i] = tracked
+                    with pytest.raises(BufferError, match=f"{name}: .*require.* gradient, use tensor.detach()"):
+                        step(*values)
+                    values[i] = tracked.detach()
+                    step(*values)
+            with torch.no_grad():
+                # It has no gradient, though it comes from a tensor that has one.
+                step(plain[0].clone().requires_grad_() * 1, *plain[1:], sums)
+            fake = FakeTensorMode().from_tensor(plain[0])
+            with pytest.raises((ValueError, RuntimeError), match="no memory, as fake tensors have|FakeTensor"):
+                step(fake, *plain[1:], sums)
+            step(*plain, sums)
+
+    gin.launch(1, body, device="virtual")
+
+
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_two_processes_agree_with_all_to_all_single(gpus):
     needs_gpus(gpus)
