@@ -49,6 +49,7 @@ tests GIN_ALL_WAYS=1 gin-conformance fabric
 tests GIN_EP_CASES="${PROGRAMS:-3000}" gin-ep oracle
 tests GIN_SEEDS="${SEEDS:-600}" gin-ep late
 search scripts/ep-mutations.sh
+tests GIN_KILLS=50 gin-py python a_killed_rank_in_a_loop
 tests GIN_ALL_WAYS=1 gin-device mutations
 tests GIN_CAPI_SEEDS="${PROGRAMS:-3000}" gin-capi sanitizer fuzz
 # The C interface with Rust's address sanitizer, which the stable compiler has behind this variable.

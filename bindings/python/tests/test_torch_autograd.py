@@ -111,7 +111,29 @@ def test_gradients_are_those_of_a_dense_layer(ranks, max_rows):
     run(ranks, body, max_rows=max_rows and max_rows(ranks))
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("expert", [0, -1])
+def test_skewed_routing_has_gradients_too(expert, shared):
+    """All tokens of all ranks go to one rank, and one rank alone has tokens."""
+
+    def body(group):
+        for count in (ROOM, ROOM if group.rank == 1 else 0):
+            inputs, scale = Inputs(group.rank, 4, count=count).track(), own_scale(group)
+            ids = torch.full_like(inputs.ids, expert % (LOCAL * 4))
+            sums = layer(inputs.x, ids, inputs.weights, scale, group)
+            sums.backward(inputs.gradient)
+            other = Inputs(group.rank, 4, count=count).track()
+            other.ids = ids
+            expected = dense(other, scales(4))
+            expected.backward(other.gradient)
+            same([sums, inputs.x.grad, inputs.weights.grad], [expected, other.x.grad, other.weights.grad])
+            assert (scale.grad != 0).any() == (group.rank == (0 if expert == 0 else 3))
+
+    run(4, body, max_rows=4 * ROOM if shared else None)
+
+
 @RANKS
+@pytest.mark.filterwarnings("ignore:Input .* is not a double precision")
 def test_gradients_agree_with_differences(ranks):
     """The ranks perturb their rows and weights at the same time, so they make the same number of calls."""
 
