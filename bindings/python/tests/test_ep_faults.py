@@ -139,7 +139,7 @@ import gincomm as gin, numpy as np, os, signal
 from gincomm.ep import Combine, Element, Group, GroupConfig, Tokens
 rank = gin.init(rank=rank, ranks=4, id=id, device="virtual")
 comm = rank.communicator()
-group = Group(comm, GroupConfig(4, 8, 4, tokens=4, element=Element.F32, threads=32, deadline=gin.Deadline(30)))
+group = Group(comm, GroupConfig(4, 8, 4, tokens=4, element=Element.F32, threads=32, deadline=gin.Deadline(100)))
 stream, slot = rank.stream(), group.slot(0)
 ids, sums = np.array([[0, 1, 2, 3]] * 4, np.int32), np.zeros((4, 8), np.float32)
 print("ready", flush=True)
@@ -153,11 +153,11 @@ def step(round):
     sent = slot.dispatch(stream, Tokens(np.full((4, 8), round, np.float32), ids))
     phase(1, round)
     received = sent.receive(stream)
-    stream.synchronize(timeout=40)
+    stream.synchronize(timeout=100)
     comm.check()
     phase(2, round)
     received.combine(stream, Combine.reduced(sums))
-    stream.synchronize(timeout=40)
+    stream.synchronize(timeout=100)
     comm.check()
     assert (sums == 4 * round).all(), sums
     phase(3, round)
@@ -185,4 +185,4 @@ def test_a_killed_rank_in_a_loop_ends_the_others_with_its_number(kill):
         if rank != victim:
             assert process.communicate_within() == f"ready\nPeerLost {victim} True\n", (rank, PHASES[at], in_round)
     assert ranks[victim].process.returncode == -signal.SIGKILL
-    assert time.monotonic() - began < 20, "the others waited for a deadline"
+    assert time.monotonic() - began < 60, "the others waited for a deadline"

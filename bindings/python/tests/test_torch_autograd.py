@@ -11,6 +11,7 @@ import gincomm as gin
 import pytest
 import torch_support
 from support import run as run_process
+from support import start
 from torch_support import EXAMPLES, needs_gpus, torch, torchrun
 
 if torch is not None:
@@ -405,7 +406,7 @@ def test_wrong_arguments_are_refused_with_value_and_limit():
             r"ids has shape \[5, 3\]; pass \[6, 3\]": (x, ids[1:], weights),
             "ids has dtype torch.int16; pass torch.int32 or torch.int64": (x, ids.short(), weights),
             "weights has dtype torch.bfloat16; pass torch.float32": (x, ids, weights.bfloat16()),
-            "x is on meta; the buffer's tensors are on cpu": (x.to("meta"), ids, weights),
+            "x is on meta; pass a tensor on cpu": (x.to("meta"), ids, weights),
             "slot is 1; the group has slots 0 to 0": (x, ids, weights, 1),
         }.items():
             arguments, slot = arguments[:3], arguments[3:]
@@ -480,6 +481,58 @@ def test_a_silent_rank_is_an_error_of_the_call_within_the_timeout(call):
             dispatch(inputs.x, inputs.ids, inputs.weights, group)
 
     run(2, body, timeout=timedelta(seconds=0.5))
+
+
+LEAVING = """
+import gincomm as gin, os, signal, torch
+from gincomm.torch import Group, combine, dispatch
+me = gin.init(rank=rank, ranks=2, id=id, device="virtual")
+
+def leave(here):
+    if me.rank == 1 and here == phase:
+        if way == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise SystemExit(7)
+
+try:
+    with Group(me, 4, 8, 2, tokens=4, dtype=torch.float32) as group:
+        ids, weights = torch.tensor([[0, 2]] * 4), torch.ones(4, 2).requires_grad_()
+        print("ready", flush=True)
+        for round in range(1000):
+            at = lambda name: leave((name, round))
+            at("dispatch")
+            received = dispatch(torch.ones(4, 8), ids, weights, group)
+            rows = received.rows * received.weights.sum(1, keepdim=True)
+            rows.register_hook(lambda _: at("the backward of dispatch"))
+            at("combine")
+            sums = combine(rows, received.handle)
+            at("the backward of combine")
+            sums.sum().backward()
+except gin.FaultError as fault:
+    print(fault.kind, "rank 1" in str(fault))
+"""
+LEFT = {"killed": ("PeerLost True", -9), "ended": ("Aborted True", 7)}
+
+
+@pytest.mark.parametrize(
+    "phase, way",
+    [
+        ("dispatch", "killed"),
+        ("combine", "ended"),
+        ("the backward of combine", "killed"),
+        ("the backward of dispatch", "ended"),
+    ],
+)
+def test_a_rank_that_leaves_a_training_loop_ends_the_call_of_the_other(phase, way):
+    """It is killed, or an exception leaves the group's `with`. The other waits for no timeout, which is 100 s."""
+    given = f"phase, way = {(phase, 5)!r}, {way!r}\n"
+    first = start('import gincomm as gin\nid = gin.unique_id("127.0.0.1")\nprint(id, flush=True)\nrank = 0\n' + given + LEAVING)
+    second = start(f"id = {first.read_line().strip()!r}\nrank = 1\n" + given + LEAVING)
+    said, status = LEFT[way]
+    second.process.wait(60)
+    began = time.monotonic()
+    assert first.communicate_within(100) == f"ready\n{said}\n"
+    assert second.process.returncode == status and time.monotonic() - began < 60
 
 
 def test_a_group_has_the_timeout_of_its_process_group():

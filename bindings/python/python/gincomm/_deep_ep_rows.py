@@ -23,7 +23,7 @@ def check(
 ) -> None:
     """Checks a tensor's device, dtype and shape. An extent of None may be any number."""
     require(isinstance(tensor, torch.Tensor), f"{name} is {type(tensor).__name__}; pass a torch.Tensor")
-    require(tensor.device == device, f"{name} is on {tensor.device}; the buffer's tensors are on {device}")
+    require(tensor.device == device, f"{name} is on {tensor.device}; pass a tensor on {device}")
     names = " or ".join(map(str, dtypes))
     require(tensor.dtype in dtypes, f"{name} has dtype {tensor.dtype}; pass {names}")
     fits = tensor.dim() == len(shape) and all(want in (None, has) for want, has in zip(shape, tensor.shape))

@@ -14,8 +14,8 @@ from datetime import timedelta
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
-from torch._higher_order_ops.effects import _EffectType
-from torch.library import _register_effectful_op, custom_op
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch.library import custom_op
 
 from . import Deadline, Error, FaultError, StateError, ep
 from ._deep_ep_exchange import Queue
@@ -376,7 +376,7 @@ _combine.register_autograd(_backward_of_combine, setup_context=_save_combine)
 
 # A compiler may neither reorder nor remove nor merge these operators, because all ranks call them in one order.
 for _operator in ("dispatch", "combine", "combine_backward", "weights_backward"):
-    _register_effectful_op(f"gincomm::{_operator}", _EffectType.ORDERED)
+    _register_effectful_op(getattr(torch.ops.gincomm, _operator).default, _EffectType.ORDERED)
 
 
 def dispatch(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, group: Group, slot: int = 0) -> Received:
