@@ -2,6 +2,7 @@
 """`gincomm.torch` on CPU tensors: autograd, torch.compile, and calls that are refused. A dense layer that knows the
 inputs of all ranks is the reference."""
 
+import copy
 import os
 import shutil
 import time
@@ -423,6 +424,15 @@ def test_wrong_arguments_are_refused_with_value_and_limit():
     inputs = Inputs(0, 2)
     with pytest.raises(gin.StateError, match="group .* of rank 0 is destroyed"):
         dispatch(inputs.x, inputs.ids, inputs.weights, group)
+
+
+def test_copies_of_a_module_share_its_group():
+    def body(group):
+        module = torch.nn.Linear(2, 2)
+        module.group = group
+        assert copy.deepcopy(module).group is group
+
+    run(1, body)
 
 
 def test_an_unknown_expert_is_an_error_of_the_call_and_the_next_one_works():

@@ -155,6 +155,10 @@ class Group:
             # Other ranks may wait for this one.
             self._comm.abort()
 
+    def __deepcopy__(self, memo: Any) -> "Group":
+        """Returns the group itself: copies of a module share it."""
+        return self
+
     def _slot(self, call: str, number: int) -> _Slot:
         if self._failure is not None:
             raise StateError(f"{call}: {self.name} failed before and is out of step; make a new one. {self._failure}")
