@@ -66,8 +66,8 @@ def main(cpu):
     device = torch.device("cpu") if cpu else torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     if not cpu:
         torch.cuda.set_device(device)
-    # A rank that waits longer in dispatch or combine raises an error, too.
-    dist.init_process_group("gloo" if cpu else "nccl", timeout=timedelta(seconds=60))
+    # A rank that waits longer in dispatch or combine raises an error, too. In the first step it waits while others compile.
+    dist.init_process_group("gloo" if cpu else "nccl", timeout=timedelta(minutes=5))
     world = dist.group.WORLD
     torch.manual_seed(world.rank())
     with Group(world, EXPERTS, HIDDEN, TOPK, tokens=TOKENS, dtype=torch.float32, device=device) as group:

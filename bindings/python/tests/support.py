@@ -42,7 +42,7 @@ def install_kernels(folder, package, ptx):
 
 
 class Null:
-    """A tensor without elements whose address is null, as torch has them. Its shape has a 0."""
+    """A tensor whose address is null. torch has such tensors without elements, and fake ones with elements."""
 
     TYPES = {"float32": (2, 32), "int32": (0, 32), "int64": (0, 64), "uint16": (1, 16)}
 

@@ -13,7 +13,7 @@ import gincomm as gin
 import numpy as np
 import pytest
 from gincomm.ep import Permuted, Combine, Element, Group, GroupConfig, Layout, Tokens
-from support import run
+from support import Null, run
 
 SOURCES = pathlib.Path(__file__).parents[1] / "src"
 EP_SOURCES = SOURCES.parents[2] / "gin-ep/src"
@@ -197,7 +197,7 @@ def errors_of_groups(errors, comm, stream):
         Tokens(rows.reshape(-1), ids), Tokens(rows[:, :4].copy(), ids), Tokens(rows, ids.astype(bool)), Tokens(rows, ids, -1),
         Tokens(rows, ids, 1.5), Tokens(rows, ids, 9), Tokens(np.ones((9, 8), np.float32), np.zeros((9, 1), np.int32)),
         Tokens(rows, ids, planned=plan), Tokens(rows, ids, scales=np.zeros((4, 0), np.uint8)), Tokens(shifted, ids), Tokens(again, ids),
-        Tokens(rows, ids, np.zeros((1, 1), np.int32)), Tokens(np.float32(1), ids),
+        Tokens(rows, ids, np.zeros((1, 1), np.int32)), Tokens(np.float32(1), ids), Tokens(Null((4, 8), "float32"), ids),
     ]:
         errors.by(slot.exchange, stream, tokens)
     errors.by(scaled.slot(0).exchange, stream, Tokens(np.ones((4, 32), np.uint8), ids))

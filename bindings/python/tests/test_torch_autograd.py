@@ -23,19 +23,42 @@ if torch is not None:
 pytestmark = torch_support.mark
 
 HIDDEN, TOPK, ROOM, LOCAL = 8, 3, 6, 2
+COMPILING = timedelta(seconds=200)
+"""How long a rank may compile while another one waits."""
 RANKS = pytest.mark.parametrize("ranks", [1, 2, 4])
 
 
-def run(ranks, body, device="virtual", **options):
-    """Runs `body(group)` on each rank, with a group of FP32 rows."""
+def group_of(rank, **options):
+    """Makes a group of FP32 rows."""
     sizes = {"hidden": HIDDEN, "topk": TOPK, "tokens": ROOM, "timeout": timedelta(seconds=60), **options}
     sizes.setdefault("dtype", torch.float32)
+    return gin_torch.Group(rank, experts=LOCAL * rank.ranks, **sizes)
+
+
+def run(ranks, body, **options):
+    """Runs `body(group)` on each rank, a thread."""
 
     def each(rank):
-        with gin_torch.Group(rank, experts=LOCAL * rank.ranks, **sizes) as group:
+        with group_of(rank, **options) as group:
             return body(group)
 
-    return gin.launch(ranks, each, device=device)
+    return gin.launch(ranks, each, device="virtual")
+
+
+def run_processes(ranks, body, *arguments, **options):
+    """Runs a function of this file on each rank, a process. torch 2.11 crashes if a second thread compiles or uses fake
+    tensors."""
+    code = f"""
+import gincomm as gin, test_torch_autograd as tests
+rank = gin.init(rank=rank, ranks={ranks}, id=id, device="virtual")
+with tests.group_of(rank, **{{"timeout": tests.COMPILING, **{options!r}}}) as group:
+    tests.{body.__name__}(group, *{arguments!r})
+print("done")
+"""
+    first = start('import gincomm as gin\nid = gin.unique_id("127.0.0.1")\nprint(id, flush=True)\nrank = 0\n' + code)
+    id = first.read_line().strip()
+    for process in [first] + [start(f"id = {id!r}\nrank = {rank}\n" + code) for rank in range(1, ranks)]:
+        assert process.communicate_within(250) == "done\n"
 
 
 class Inputs:
@@ -186,93 +209,98 @@ def test_rows_past_the_counts_are_zero_and_their_ids_are_none():
     run(2, body)
 
 
-@pytest.mark.parametrize("backend, ranks", [("aot_eager", 1), ("aot_eager", 4), ("inductor", 2)])
+def check_compiled_layer(group, backend):
+    compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=True)
+    for round in range(4):
+        expected = reference(group.rank, group.ranks, round)
+        same(step(group, compiled, round), expected)
+        with torch.no_grad():
+            inputs = Inputs(group.rank, group.ranks, round)
+            same([compiled(inputs.x, inputs.ids, inputs.weights, own_scale(group), group)], [expected[0].detach()])
+
+
+@pytest.mark.parametrize("backend, ranks", [("aot_eager", 1), ("aot_eager", 4), ("inductor", 1)])
 def test_a_compiled_layer_is_one_graph_with_the_same_bits(backend, ranks):
     if backend == "inductor" and not shutil.which("g++"):
         pytest.skip("inductor needs g++")
+    run_processes(ranks, check_compiled_layer, backend)
 
-    def body(group):
-        compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=True)
-        for round in range(4):
-            expected = reference(group.rank, ranks, round)
-            same(step(group, compiled, round), expected)
-            with torch.no_grad():
-                inputs = Inputs(group.rank, ranks, round)
-                same([compiled(inputs.x, inputs.ids, inputs.weights, own_scale(group), group)], [expected[0].detach()])
 
-    def with_limit(group):
-        # The ranks are threads here. Each compiles for its group, and the limit is that of a thread.
-        with torch._dynamo.config.patch(recompile_limit=64):
-            body(group)
+def check_order_of_calls(group):
+    calls = []
 
-    torch._dynamo.reset()
-    run(ranks, with_limit)
+    def watch(operator):
+        def called(*arguments):
+            calls.append((operator.__name__, arguments[-1]))
+            return operator(*arguments)
+
+        return called
+
+    def function(x, ids, weights, scale):
+        unused = dispatch(x, ids, weights, group, 1)
+        sums = layer(x, ids, weights, scale, group, 0)
+        combine(unused.rows, unused.handle)
+        return sums
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for name in ("_send", "_return"):
+        setattr(group, name, watch(getattr(group, name)))
+    inputs = Inputs(group.rank, 1)
+    compiled(inputs.x, inputs.ids, inputs.weights, own_scale(group).detach())
+    # The last argument is the number of the dispatch.
+    assert calls == [("_send", 0), ("_send", 1), ("_return", 1), ("_return", 0)]
 
 
 def test_a_compiler_keeps_calls_in_order_even_without_a_use():
     """A rank that left out a call, or changed the order, would be out of step with the others."""
+    run_processes(1, check_order_of_calls, slots=2)
 
-    def body(group):
-        calls = []
 
-        def watch(operator):
-            def called(*arguments):
-                calls.append((operator.__name__, arguments[-1]))
-                return operator(*arguments)
+def check_error_of_trace(group):
+    many, compiled = Inputs(0, 1, count=ROOM + 1), torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="x has 7 tokens; the group has room for 6 of a rank"):
+        compiled(many.x, many.ids, many.weights, own_scale(group), group)
 
-            return called
 
-        def function(x, ids, weights, scale):
-            unused = dispatch(x, ids, weights, group, 1)
-            sums = layer(x, ids, weights, scale, group, 0)
-            combine(unused.rows, unused.handle)
-            return sums
+def test_a_wrong_argument_is_an_error_of_the_trace():
+    run_processes(1, check_error_of_trace)
 
-        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-        for name in ("_send", "_return"):
-            setattr(group, name, watch(getattr(group, name)))
-        inputs = Inputs(group.rank, 1)
-        compiled(inputs.x, inputs.ids, inputs.weights, own_scale(group).detach())
-        # The last argument is the number of the dispatch.
-        assert calls == [("_send", 0), ("_send", 1), ("_return", 1), ("_return", 0)]
 
-    torch._dynamo.reset()
-    run(1, body, slots=2)
+def check_operators(group):
+    inputs = Inputs(0, 1).track()
+    checks = "test_schema", "test_autograd_registration", "test_faketensor"
+    operators = torch.ops.gincomm
+    arguments = inputs.x, inputs.ids, inputs.weights, group.name, 0
+    torch.library.opcheck(operators.dispatch.default, arguments, test_utils=checks)
+    rows = torch.randn(group.capacity, HIDDEN).requires_grad_()
+    handle = dispatch(inputs.x, inputs.ids, inputs.weights, group).handle
+    torch.library.opcheck(operators.combine.default, (rows, *handle, True), test_utils=checks)
+    gradient = torch.randn(len(inputs.x), HIDDEN)
+    torch.library.opcheck(operators.combine_backward.default, (gradient, *handle), test_utils=checks)
+    by_id = torch.randn(group.capacity, TOPK), torch.zeros(group.capacity, TOPK, dtype=torch.int32)
+    torch.library.opcheck(operators.weights_backward.default, (*by_id, inputs.ids, group.name, 0), test_utils=checks)
 
 
 def test_the_operators_keep_the_contract_of_torch():
-    def body(group):
-        inputs = Inputs(0, 1).track()
-        checks = "test_schema", "test_autograd_registration", "test_faketensor"
-        operators = torch.ops.gincomm
-        arguments = inputs.x, inputs.ids, inputs.weights, group.name, 0
-        torch.library.opcheck(operators.dispatch.default, arguments, test_utils=checks)
-        rows = torch.randn(group.capacity, HIDDEN).requires_grad_()
-        handle = dispatch(inputs.x, inputs.ids, inputs.weights, group).handle
-        torch.library.opcheck(operators.combine.default, (rows, *handle, True), test_utils=checks)
-        gradient = torch.randn(len(inputs.x), HIDDEN)
-        torch.library.opcheck(operators.combine_backward.default, (gradient, *handle), test_utils=checks)
-        by_id = torch.randn(group.capacity, TOPK), torch.zeros(group.capacity, TOPK, dtype=torch.int32)
-        torch.library.opcheck(operators.weights_backward.default, (*by_id, inputs.ids, group.name, 0), test_utils=checks)
+    run_processes(1, check_operators)
 
-    run(1, body)
+
+def check_fake_tensors(group):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    inputs = Inputs(0, 1)
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(each) for each in (inputs.x, inputs.ids, inputs.weights)]
+        found = dispatch(*fake, group)
+        sums = combine(found.rows, found.handle)
+    real = dispatch(inputs.x, inputs.ids, inputs.weights, group)
+    assert next(group._numbers) == 1, "a fake dispatch ran"
+    for one, other in zip((*found[:4], sums), (*real[:4], combine(real.rows, real.handle))):
+        assert (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
 def test_fake_tensors_have_the_shapes_of_real_ones():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    def body(group):
-        inputs = Inputs(0, 1)
-        with FakeTensorMode() as mode:
-            fake = [mode.from_tensor(each) for each in (inputs.x, inputs.ids, inputs.weights)]
-            found = dispatch(*fake, group)
-            sums = combine(found.rows, found.handle)
-        real = dispatch(inputs.x, inputs.ids, inputs.weights, group)
-        assert next(group._numbers) == 1, "a fake dispatch ran"
-        for one, other in zip((*found[:4], sums), (*real[:4], combine(real.rows, real.handle))):
-            assert (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
-
-    run(1, body)
+    run_processes(1, check_fake_tensors)
 
 
 def test_gradients_flow_only_where_they_are_asked_for():
@@ -413,9 +441,6 @@ def test_wrong_arguments_are_refused_with_value_and_limit():
             arguments, slot = arguments[:3], arguments[3:]
             with pytest.raises(ValueError, match=text):
                 dispatch(*arguments, group, *slot)
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        with pytest.raises(Exception, match="x has 7 tokens; the group has room for 6 of a rank"):
-            compiled(many.x, many.ids, many.weights, own_scale(group), group)
         with pytest.raises(ValueError, match="dtype is torch.float64; use one of torch.bfloat16"):
             gin_torch.Group(group._rank, 4, 8, 2, tokens=8, dtype=torch.float64)
         return group
