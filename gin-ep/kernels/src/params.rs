@@ -460,6 +460,12 @@ impl SlotOffsets {
         Self { slot: *slot, buffer: buffer(epoch) }
     }
 
+    /// Returns the offset of the number of dispatches, a word.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.slot.word(EPOCH)
+    }
+
     /// Returns the offset of the number of rows from `source`, a word.
     #[must_use]
     pub fn got(&self, source: u32) -> u64 {
