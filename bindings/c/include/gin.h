@@ -28,6 +28,22 @@
 /// The defaults of a `gin_requirements_t`.
 #define GIN_REQUIREMENTS_INIT { sizeof(gin_requirements_t), 1, 16, 16, 256, 0, 0, 0, 64, 1024 }
 
+/// The defaults of a `gin_ep_config_t`: 128 tokens, one slot, BF16, a deadline of a second. `experts`, `hidden` and
+/// `topk` have none.
+#define GIN_EP_CONFIG_INIT { sizeof(gin_ep_config_t), 0, 0, 0, 128, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1000 }
+
+/// No memory.
+#define GIN_MEMORY_NULL { NULL, 0 }
+
+/// The defaults of a `gin_ep_tokens_t`: no token, ids of 32 bits.
+#define GIN_EP_TOKENS_INIT \
+    { sizeof(gin_ep_tokens_t), 0, 32, 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, \
+      GIN_MEMORY_NULL, GIN_NULL }
+
+/// The defaults of a `gin_ep_combine_t`: the received rows, sums from zero.
+#define GIN_EP_COMBINE_INIT \
+    { sizeof(gin_ep_combine_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_NULL }
+
 /// A null handle of any type.
 #define GIN_NULL { 0 }
 
@@ -150,6 +166,89 @@ enum gin_device_kind_t
 typedef enum gin_device_kind_t gin_device_kind_t;
 #else
 typedef uint32_t gin_device_kind_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// The cause of a report of the kernels.
+enum gin_ep_code_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // A rank did not send or return its rows in time. The group continues without it.
+  GIN_EP_SILENT = 1,
+  // An id is not less than the number of experts. The token was dropped.
+  GIN_EP_UNKNOWN_EXPERT = 2,
+  // A number in device memory is past the tokens of the group, or negative. The other tokens were dropped.
+  GIN_EP_TOO_MANY_TOKENS = 3,
+  // The communicator was aborted, or has a fault.
+  GIN_EP_STOPPED = 4,
+  // A layout has more rows than room. The other rows have no place.
+  GIN_EP_TOO_MANY_ROWS = 5,
+  // Rows could not be posted to the network in time. The group continues without the rank.
+  GIN_EP_UNSENT = 6,
+  // A rank receives more rows than `max_rows`. The other rows were not sent.
+  GIN_EP_FULL = 7,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum gin_ep_code_t gin_ep_code_t;
+#else
+typedef uint32_t gin_ep_code_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// The elements of rows.
+enum gin_ep_element_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // BF16, there and back.
+  GIN_EP_BF16 = 0,
+  // IEEE's binary16, there and back.
+  GIN_EP_F16 = 1,
+  // FP32, there and back.
+  GIN_EP_F32 = 2,
+  // BF16, which the dispatch quantises to FP8 (E4M3) with an FP32 scale for each 128 elements. Returned rows are
+  // BF16.
+  GIN_EP_E4M3_F32 = 3,
+  // The same with FP32 scales that are powers of two.
+  GIN_EP_E4M3_F32_POWERS = 4,
+  // The same powers of two as UE8M0, one byte each.
+  GIN_EP_E4M3_UE8M0 = 5,
+  // Rows of `row_bytes` bytes, which are copied, with scales of `scale_bytes` bytes. Returned rows are BF16.
+  GIN_EP_OPAQUE = 6,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum gin_ep_element_t gin_ep_element_t;
+#else
+typedef uint32_t gin_ep_element_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// A layout of received rows.
+enum gin_ep_layout_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Rank-major: one row for each received row, by source and token, without gaps.
+  GIN_EP_FLAT = 0,
+  // `[expert][source][token]`: one row for each id whose expert is on this rank, in zones with room for all tokens.
+  GIN_EP_EXPERT_MAJOR_PADDED = 1,
+  // Zones of experts, one row for each id, by source, token and position of the id. A zone begins at a multiple of
+  // `align` rows; zeros fill the gaps.
+  GIN_EP_EXPERT_MAJOR_PACKED = 2,
+  // The places of packed rows without gaps, and for each place its received row. No row is copied.
+  GIN_EP_EXPERT_MAJOR_INDICES = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum gin_ep_layout_t gin_ep_layout_t;
+#else
+typedef uint32_t gin_ep_layout_t;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -465,6 +564,204 @@ typedef struct gin_arg_t {
   uintptr_t bytes;
 } gin_arg_t;
 
+// Captured work of a stream, which runs each time it is launched.
+typedef struct gin_graph_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_graph_t;
+
+// The sizes of a group. All ranks pass the same values. `GIN_EP_CONFIG_INIT` has the defaults.
+typedef struct gin_ep_config_t {
+  // `sizeof(gin_ep_config_t)`.
+  uint32_t size;
+  // The number of experts of all ranks, 1 to 65536. Each rank has `ceil(experts / ranks)` of them, in order.
+  uint32_t experts;
+  // The number of elements of a row.
+  uint32_t hidden;
+  // The number of ids of a token, 1 to 32.
+  uint32_t topk;
+  // The maximum number of tokens of a rank's dispatch, 1 to 65536.
+  uint32_t tokens;
+  // The number of slots, 1 to 64. Each has separate memory and at most its part of the GPU.
+  uint32_t slots;
+  // A `gin_ep_element_t`.
+  uint32_t element;
+  // The bytes of a row of `GIN_EP_OPAQUE`; 0 for other elements.
+  uint32_t row_bytes;
+  // The bytes of the scales of such a row; 0 if it has none.
+  uint32_t scale_bytes;
+  // 1 if one row returns for each id, which the source multiplies by weights and adds up; 0 if one row returns for
+  // each rank.
+  uint32_t combine_at_source;
+  // 1 if the returned row of each rank has FP32 elements, in place of BF16.
+  uint32_t combine_f32;
+  // The rows of the one region that all sources share; 0 if each source has a region for `tokens` rows.
+  uint32_t max_rows;
+  // The maximum number of SMs that a kernel takes; 0 for all.
+  uint32_t sms;
+  // The number of blocks of a kernel; 0 for as many as have work and are resident at once.
+  uint32_t grid;
+  // The threads of a block, a multiple of 32; 0 for the default.
+  uint32_t threads;
+  // The time in milliseconds that a rank waits for another before it continues without it. `GIN_FOREVER` for no
+  // limit but an abort or a fault.
+  uint32_t deadline_ms;
+} gin_ep_config_t;
+
+// The ranks of a communicator, with the memory for rows of tokens.
+typedef struct gin_ep_group_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_ep_group_t;
+
+// An error of a group's kernels. Group and communicator continue.
+typedef struct gin_ep_report_t {
+  // The slot.
+  uint32_t slot;
+  // A `gin_ep_code_t`.
+  uint32_t code;
+  // The rank that it concerns; `GIN_NONE` if there is none.
+  uint32_t rank;
+  // Zero.
+  uint32_t reserved;
+  // The id of the unknown expert, or the expert of a full zone; else 0.
+  uint64_t expert;
+  // The value that the kernel saw.
+  uint64_t seen;
+  // The value that it expected, or the limit.
+  uint64_t limit;
+  // All of it as text that ends with a zero.
+  char text[GIN_FAULT_TEXT_BYTES];
+} gin_ep_report_t;
+
+// Room for one dispatch at a time. The slots of a group are independent.
+typedef struct gin_ep_slot_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_ep_slot_t;
+
+// Memory of the program on the rank's device: of the GPU, or pinned; on a virtual GPU any memory of the process. A
+// null address is no memory.
+typedef struct gin_memory_t {
+  // The address.
+  void *data;
+  // The length in bytes.
+  uint64_t bytes;
+} gin_memory_t;
+
+// The routing of tokens, counted once for several dispatches of the same ids.
+typedef struct gin_ep_plan_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_ep_plan_t;
+
+// The tokens of a rank's dispatch. `GIN_EP_TOKENS_INIT` has the defaults.
+//
+// The kernels use the memory, so it stays valid and unchanged until the dispatch and its combine have run.
+typedef struct gin_ep_tokens_t {
+  // `sizeof(gin_ep_tokens_t)`.
+  uint32_t size;
+  // The number of tokens; 0 if `count_at` or `plan` has it.
+  uint32_t count;
+  // The bits of an id: 32 or 64.
+  uint32_t id_bits;
+  // Zero.
+  uint32_t reserved;
+  // A row for each token: elements of the group, or BF16 if the dispatch quantises. Aligned to 16 bytes.
+  struct gin_memory_t rows;
+  // `topk` signed ids for each token. A negative id selects no expert.
+  struct gin_memory_t ids;
+  // An FP32 weight for each id, which the receiving ranks get with the rows; null if all are 1.
+  struct gin_memory_t weights;
+  // The scales of rows of `GIN_EP_OPAQUE`; null if the group's rows have none.
+  struct gin_memory_t scales;
+  // A word of 32 bits with the number of tokens, which the kernels read; null if `count` has the number.
+  struct gin_memory_t count_at;
+  // A plan of the same ids, with its number of tokens; null for none.
+  struct gin_ep_plan_t plan;
+} gin_ep_tokens_t;
+
+// Memory for received rows in a layout.
+typedef struct gin_ep_permuted_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_ep_permuted_t;
+
+// The rows that a combine returns, and their sums. `GIN_EP_COMBINE_INIT` has the defaults.
+//
+// | `permuted` | `rows` | returned rows |
+// | --- | --- | --- |
+// | null | null | the received rows, which the experts have replaced |
+// | null | memory | rows in the places of the received rows, one for each id with `combine_at_source` |
+// | layout | null | the rows of the layout, which the experts have replaced |
+// | layout | memory | a row in the place of each row of the layout |
+typedef struct gin_ep_combine_t {
+  // `sizeof(gin_ep_combine_t)`.
+  uint32_t size;
+  // 1 to add to the present value of the output.
+  uint32_t accumulate;
+  // The sums: a row for each token. Aligned to 16 bytes.
+  struct gin_memory_t output;
+  // An FP32 weight for each id, by which the rows of a group with `combine_at_source` are multiplied; null for sums
+  // without weights.
+  struct gin_memory_t weights;
+  // A row for each token, from which its sum starts; null for zeros. Aligned to 16 bytes.
+  struct gin_memory_t bias;
+  // Memory of the returned rows, as in the table. Aligned to 16 bytes.
+  struct gin_memory_t rows;
+  // The layout of the returned rows, as in the table.
+  struct gin_ep_permuted_t permuted;
+} gin_ep_combine_t;
+
+// Received rows of a slot: a parameter of kernels, passed by value. `gin_ep.cuh` has functions that read it.
+//
+// Each address is of device memory. Rows and metadata have two buffers, which dispatches use in turn.
+typedef struct gin_device_ep_received_t {
+  // Address of the number of dispatches, a word of 64 bits. Its lowest bit is the number of the buffer.
+  uint64_t epoch;
+  // Address of the number of rows from each source: words of 64 bits, for each buffer.
+  uint64_t counts[2];
+  // Address of the first row from source 0, for each buffer.
+  uint64_t rows[2];
+  // Address of the first row's metadata: its token, `topk` experts, `topk` weights, scales. For each buffer.
+  uint64_t metadata[2];
+  // Address of words of 64 bits, whose lower half is the number of the first row from each source. 0 if each
+  // source has a region.
+  uint64_t offsets;
+  // Bytes from the region of a source to the next one; 0 if all sources share a region.
+  uint64_t source_bytes;
+  // Bytes from the metadata of a source to the next one; 0 if all sources share a region.
+  uint64_t source_metadata_bytes;
+  // Bytes from a row to the next one.
+  uint32_t row_pitch;
+  // Bytes from the metadata of a row to the next one.
+  uint32_t metadata_pitch;
+  // Offset of the scales in the metadata of a row.
+  uint32_t scales_at;
+  // The number of ids of a token.
+  uint32_t topk;
+  // The number of ranks.
+  uint32_t ranks;
+  // Zero.
+  uint32_t reserved;
+} gin_device_ep_received_t;
+
+// The memory of received rows in a layout, which gin owns. Kernels of the program use it after the call that fills it,
+// in the order of the stream.
+typedef struct gin_ep_permuted_memory_t {
+  // `capacity` rows; null if rows are not copied: they stay where they were received.
+  struct gin_memory_t rows;
+  // A word of 32 bits for each row: `source << 21 | row << 5 | k`, the source, the received row and the position of
+  // its id; all ones for a gap. In a padded layout only rows below the counts have it.
+  struct gin_memory_t source_info;
+  // The words of 32 bits that `gin_ep_permuted_counts` copies.
+  struct gin_memory_t counts;
+  // The maximum number of rows.
+  uint32_t capacity;
+  // The bytes of a row.
+  uint32_t row_bytes;
+} gin_ep_permuted_memory_t;
+
 // A registered window, as one rank sees it.
 typedef struct gin_device_window_entry_t {
   // 1 while registered, else 0.
@@ -776,6 +1073,198 @@ gin_status_t gin_launch(struct gin_stream_t stream,
                         const struct gin_shape_t *shape,
                         const struct gin_arg_t *arguments,
                         uintptr_t count);
+
+// Begins a graph: until `gin_stream_end_capture`, launches on the stream become part of it and do not run.
+//
+// On a GPU the program may as well capture a stream by the calls of CUDA.
+gin_status_t gin_stream_begin_capture(struct gin_stream_t stream);
+
+// Ends a graph. The caller closes the handle with `gin_graph_close`.
+gin_status_t gin_stream_end_capture(struct gin_stream_t stream, struct gin_graph_t *graph);
+
+// Launches a graph, in the order of the stream. The stream is of the device on which the graph was captured. Does not
+// wait.
+//
+// The caller ensures: the memory and the objects of the captured calls live until the graph has run.
+gin_status_t gin_graph_launch(struct gin_graph_t graph,
+                              struct gin_stream_t stream);
+
+// Closes the handle. Launches go on.
+gin_status_t gin_graph_close(struct gin_graph_t graph);
+
+// Returns the bytes that a group takes on each of `ranks` ranks, if loads and stores reach the `lsa_size` ranks of its
+// LSA team; `lsa_size` is 0 if they reach all ranks. Allocates nothing.
+gin_status_t gin_ep_footprint(const struct gin_ep_config_t *config,
+                              uint32_t ranks,
+                              uint32_t lsa_size,
+                              uint64_t *bytes);
+
+// Allocates the memory of a group. Collective: all ranks pass the same configuration.
+//
+// The caller owns the handle. It ends the group with `gin_ep_group_destroy`, or with `gin_ep_group_release`.
+gin_status_t gin_ep_group_create(struct gin_comm_t comm,
+                                 const struct gin_ep_config_t *config,
+                                 struct gin_ep_group_t *group);
+
+// Returns the first error of the kernels since the last call. `found` is 1 if there is one; else 0, and `report` is not
+// written. The streams of the slots are done. While an error is unread, calls that begin a dispatch of its slot return
+// `GIN_ERROR_STATE`. Does not wait.
+gin_status_t gin_ep_group_status(struct gin_ep_group_t group,
+                                 uint32_t *found,
+                                 struct gin_ep_report_t *report);
+
+// Returns the ranks that a slot continues without, as bits: bit `r` for rank `r`. The stream of the slot is done.
+gin_status_t gin_ep_group_masked(struct gin_ep_group_t group,
+                                 uint32_t slot,
+                                 uint64_t *ranks);
+
+// Lets all ranks take part again, in all slots. Collective. No kernel of the group runs on any rank, and no slot is
+// open.
+gin_status_t gin_ep_group_readmit(struct gin_ep_group_t group);
+
+// Frees the memory, and closes the handle. Collective, unless the communicator has ended. Waits for this rank's kernels
+// of the group. Refuses while a slot is open; then the handle stays open.
+//
+// After another error the handle is closed, and the communicator keeps the memory until its end. If nobody has read an
+// error of the kernels, the call returns it as `GIN_ERROR_STATE`, and the memory is freed.
+gin_status_t gin_ep_group_destroy(struct gin_ep_group_t group);
+
+// Closes the handle, and leaves the memory to the communicator. Not collective. Waits for this rank's kernels of the
+// group, unless a slot is open: its handle stays open, and the slot waits when it is closed.
+gin_status_t gin_ep_group_release(struct gin_ep_group_t group);
+
+// Opens a slot of the group, by its number. A slot can be open once. The caller closes the handle with
+// `gin_ep_slot_close`.
+//
+// Calls of a slot take one stream, or streams that events order, and one thread makes them at a time. They launch
+// kernels and do not wait.
+gin_status_t gin_ep_slot_create(struct gin_ep_group_t group,
+                                uint32_t number,
+                                struct gin_ep_slot_t *slot);
+
+// Sends the rows of the tokens to the ranks of their experts, in the order of the stream. `gin_ep_receive` follows.
+// Work between the two calls overlaps with the transfer.
+//
+// The caller ensures: the memory of the tokens is as `gin_ep_tokens_t` says.
+gin_status_t gin_ep_dispatch(struct gin_ep_slot_t slot,
+                             struct gin_stream_t stream,
+                             const struct gin_ep_tokens_t *tokens);
+
+// Waits, in the order of the stream, for the rows of all ranks. After an error of the device the dispatch has ended.
+gin_status_t gin_ep_receive(struct gin_ep_slot_t slot,
+                            struct gin_stream_t stream);
+
+// Does the work of `gin_ep_dispatch` and `gin_ep_receive` in one kernel, which takes less time.
+//
+// The caller ensures: the memory of the tokens is as `gin_ep_tokens_t` says.
+gin_status_t gin_ep_exchange(struct gin_ep_slot_t slot,
+                             struct gin_stream_t stream,
+                             const struct gin_ep_tokens_t *tokens);
+
+// Does the work of `gin_ep_exchange` and `gin_ep_permute` in less time. All ranks call it for the same dispatch, each
+// with any layout. Refused if loads and stores do not reach all ranks.
+//
+// The caller ensures: the memory of the tokens is as `gin_ep_tokens_t` says.
+gin_status_t gin_ep_exchange_into(struct gin_ep_slot_t slot,
+                                  struct gin_stream_t stream,
+                                  const struct gin_ep_tokens_t *tokens,
+                                  struct gin_ep_permuted_t permuted);
+
+// Copies the received rows into another layout, in the order of the stream.
+gin_status_t gin_ep_permute(struct gin_ep_slot_t slot,
+                            struct gin_stream_t stream,
+                            struct gin_ep_permuted_t permuted);
+
+// Adds up, for each received row, the rows of its experts in an expert-major layout, each times its weight, in FP32
+// and rounded once. The sums replace the received rows, and `gin_ep_combine` returns them. The experts' rows are those
+// of the layout, or in `rows`, which may be null, in the same places.
+//
+// The caller ensures: the memory of `rows` stays valid and unchanged until the sums are made.
+gin_status_t gin_ep_reduce(struct gin_ep_slot_t slot,
+                           struct gin_stream_t stream,
+                           struct gin_ep_permuted_t permuted,
+                           const struct gin_memory_t *rows);
+
+// Returns a row for each received row to its source, and stores the sums of the rows that return to this rank, one for
+// each of its tokens, in the order of the stream. A token without experts gets zeros, or bias and present output.
+//
+// Ends the dispatch, also with an error of the rows, the sums or the device. Only a refused handle, pointer or `size`
+// leaves the dispatch as it was.
+//
+// The caller ensures: the memory of `combine` stays valid until the kernels have ended, and no other code uses
+// it until then.
+gin_status_t gin_ep_combine(struct gin_ep_slot_t slot,
+                            struct gin_stream_t stream,
+                            const struct gin_ep_combine_t *combine);
+
+// Ends a received dispatch without a combine.
+gin_status_t gin_ep_release(struct gin_ep_slot_t slot);
+
+// Returns the bytes that pass the received rows to a kernel. They are the same for all dispatches of the slot, also in
+// a graph, and valid until the group ends. The dispatch was received.
+//
+// Kernels use the rows after the receive and before the combine, in the order of the stream, and may overwrite them.
+// `gin_ep.cuh` has functions for kernels in C++.
+gin_status_t gin_ep_received_device(struct gin_ep_slot_t slot,
+                                    struct gin_device_ep_received_t *device);
+
+// Copies the number of rows from each of the first `capacity` sources to `counts`, and writes the number of sources to
+// `count`. The stream is done, and the dispatch was received.
+//
+// The caller ensures: `counts` has space for `capacity` numbers, and may be null if that is 0.
+gin_status_t gin_ep_received_counts(struct gin_ep_slot_t slot,
+                                    uint64_t *counts,
+                                    uintptr_t capacity,
+                                    uintptr_t *count);
+
+// Closes the slot. Waits for its kernels. Releases received rows. If a dispatch was not received, the slot takes no
+// other one until all ranks call `gin_ep_group_readmit`.
+gin_status_t gin_ep_slot_close(struct gin_ep_slot_t slot);
+
+// Allocates memory for at most `rows` received rows in a layout, a `gin_ep_layout_t`. A padded layout has a row for
+// each token of each rank and expert, whatever `rows` is. `align` is the number of rows to whose multiples packed zones
+// begin, a power of two; 0 for other layouts. Not collective.
+//
+// If more rows arrive, the first ones have places, and the status has `GIN_EP_TOO_MANY_ROWS`. The caller closes the
+// handle with `gin_ep_permuted_close`.
+gin_status_t gin_ep_permuted_create(struct gin_ep_group_t group,
+                                    uint32_t layout,
+                                    uint32_t rows,
+                                    uint32_t align,
+                                    struct gin_ep_permuted_t *permuted);
+
+// Returns the memory of the layout, for kernels. It is valid until the handle is closed.
+gin_status_t gin_ep_permuted_memory(struct gin_ep_permuted_t permuted,
+                                    struct gin_ep_permuted_memory_t *memory);
+
+// Copies the first `capacity` counts of the layout to `counts`, and writes the number of all counts to `count`. The
+// stream that filled the layout is done.
+//
+// The first count is the number of rows with gaps. Expert-major layouts have then the number of rows of each expert of
+// this rank, if padded from each source; packed layouts and indices have then the number of each expert's first row.
+//
+// The caller ensures: `counts` has space for `capacity` numbers, and may be null if that is 0.
+gin_status_t gin_ep_permuted_counts(struct gin_ep_permuted_t permuted,
+                                    uint32_t *counts,
+                                    uintptr_t capacity,
+                                    uintptr_t *count);
+
+// Closes the handle. Slots keep the memory until their kernels that use it have ended.
+gin_status_t gin_ep_permuted_close(struct gin_ep_permuted_t permuted);
+
+// Counts the tokens for each rank once, for dispatches of the same ids. Such a dispatch does not count, and does not
+// report dropped tokens. Not in a capture, because it allocates memory.
+//
+// The caller closes the handle with `gin_ep_plan_close`.
+//
+// The caller ensures: the memory of the tokens is as `gin_ep_tokens_t` says.
+gin_status_t gin_ep_plan_create(struct gin_ep_slot_t slot,
+                                struct gin_stream_t stream,
+                                const struct gin_ep_tokens_t *tokens,
+                                struct gin_ep_plan_t *plan);
+
+// Closes the handle. Slots keep the memory until their kernels that use it have ended.
+gin_status_t gin_ep_plan_close(struct gin_ep_plan_t plan);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -330,6 +330,12 @@ public:
     }
 };
 
+/// Captured work of a stream, which runs each time it is launched.
+class Graph : public Handle<gin_graph_t, gin_graph_close> {
+public:
+    using Handle::Handle;
+};
+
 /// A stream.
 class Stream : public Handle<gin_stream_t, gin_stream_close> {
 public:
@@ -365,6 +371,22 @@ public:
             pass(arguments...);
         }
     }
+    /// Makes a graph of the work that `work()` puts on the stream, which does not run now.
+    template <class Work>
+    Graph capture(Work&& work) const {
+        check(gin_stream_begin_capture(raw_));
+        gin_graph_t raw{0};
+        try {
+            work();
+        } catch (...) {
+            if (gin_stream_end_capture(raw_, &raw) == GIN_OK) (void)gin_graph_close(raw);
+            throw;
+        }
+        check(gin_stream_end_capture(raw_, &raw));
+        return Graph(raw);
+    }
+    /// Launches a graph. What its calls use lives until it has run.
+    void launch(const Graph& graph) const { check(gin_graph_launch(graph.raw(), raw_)); }
     /// Waits until all work is done.
     void synchronize() const { check(gin_stream_synchronize(raw_)); }
 

@@ -2,25 +2,40 @@
 //! Communicators, their faults and statistics.
 
 use crate::job::{Job, Nics};
-use crate::status::{Failure, call, fill, input, output};
+use crate::status::{Failure, call, check_size, fill, input, output};
 use crate::table;
+use crate::types::gin_status_t::GIN_ERROR_BUSY;
 use crate::types::{
     GIN_FAULT_TEXT_BYTES, gin_comm_t, gin_fault_t, gin_job_t, gin_requirements_t, gin_stats_t, gin_status_t,
 };
 use gin_abi::{CommHandle, FaultSubject};
 use gin_host::comm::{CommState, Communicator, Requirements};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// One rank's member of a communicator.
 pub(crate) struct Comm {
     pub(crate) inner: Communicator,
     /// The parameter of kernels. The communicator has it too, but gives it to one thread at a time.
     handle: CommHandle,
+    /// Shared by calls that launch kernels of gin, exclusive for the call that frees what these use.
+    gate: RwLock<()>,
     /// The software NICs that its kernels drive. They end after the communicator.
     _nics: Option<Arc<Nics>>,
 }
 
 impl Comm {
+    /// Lets no thread destroy the communicator while the guard lives.
+    pub(crate) fn launching(&self) -> Result<RwLockReadGuard<'_, ()>, Failure> {
+        self.gate.try_read().map_err(|_| Failure::new(GIN_ERROR_BUSY, "another thread destroys the communicator"))
+    }
+
+    /// Lets no thread launch kernels of gin while the guard lives.
+    fn ending(&self) -> Result<RwLockWriteGuard<'_, ()>, Failure> {
+        let text =
+            "another thread launches kernels of gin with the communicator, or destroys it: let its call end first";
+        self.gate.try_write().map_err(|_| Failure::new(GIN_ERROR_BUSY, text))
+    }
+
     /// Returns the parameter of kernels, if the communicator has not ended. Any thread may call.
     pub(crate) fn handle(&self) -> Option<&CommHandle> {
         matches!(self.inner.state(), CommState::Active | CommState::Aborted).then_some(&self.handle)
@@ -29,11 +44,7 @@ impl Comm {
 
 fn requirements(asked: *const gin_requirements_t) -> Result<Requirements, Failure> {
     let asked = input(asked, "requirements")?;
-    if asked.size as usize != size_of::<gin_requirements_t>() {
-        let expected = size_of::<gin_requirements_t>();
-        let text = format!("requirements.size is {}, not {expected}: begin with GIN_REQUIREMENTS_INIT", asked.size);
-        return Err(Failure::argument(text));
-    }
+    check_size::<gin_requirements_t>(asked.size, "requirements", "GIN_REQUIREMENTS_INIT")?;
     Ok(Requirements::default()
         .contexts(asked.contexts)
         .signals(asked.signals)
@@ -66,7 +77,9 @@ pub unsafe extern "C" fn gin_comm_create(
         let inner = Communicator::new(job.bootstrap.clone(), job.device.clone(), job.config.clone());
         inner.initialise(&self::requirements(requirements)?)?;
         let handle = inner.device()?.handle();
-        comm.write(gin_comm_t { id: table::insert(Arc::new(Comm { inner, handle, _nics: job.nics.clone() }))? });
+        comm.write(gin_comm_t {
+            id: table::insert(Arc::new(Comm { inner, handle, gate: RwLock::new(()), _nics: job.nics.clone() }))?,
+        });
         Ok(())
     })
 }
@@ -203,7 +216,9 @@ pub unsafe extern "C" fn gin_comm_stats(comm: gin_comm_t, context: u32, stats: *
 #[unsafe(no_mangle)]
 pub extern "C" fn gin_comm_destroy(comm: gin_comm_t) -> gin_status_t {
     call("gin_comm_destroy", || {
-        table::get::<Comm>(comm.id)?.inner.destroy()?;
+        let found = table::get::<Comm>(comm.id)?;
+        let _ending = found.ending()?;
+        found.inner.destroy()?;
         table::remove::<Comm>(comm.id).map(drop)
     })
 }

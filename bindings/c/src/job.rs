@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Jobs: how ranks meet, and their devices.
 
-use crate::status::{Failure, call, check_abi, fill, input, inputs, output, outputs, text};
+use crate::status::{Failure, call, check_abi, check_size, fill, input, inputs, output, outputs, text};
 use crate::table;
 use crate::types::gin_status_t::{GIN_ERROR_BOOTSTRAP, GIN_ERROR_MEMORY, GIN_ERROR_NETWORK, GIN_ERROR_NO_JOB};
 use crate::types::{
@@ -97,11 +97,7 @@ impl Config {
     fn read(config: *const gin_config_t) -> Result<Self, Failure> {
         let config = input(config, "config")?;
         check_abi(config.abi)?;
-        if config.size as usize != size_of::<gin_config_t>() {
-            let expected = size_of::<gin_config_t>();
-            let text = format!("config.size is {}, not {expected}: begin with GIN_CONFIG_INIT", config.size);
-            return Err(Failure::argument(text));
-        }
+        check_size::<gin_config_t>(config.size, "config", "GIN_CONFIG_INIT")?;
         let device = match config.device {
             0 => gin_device_kind_t::GIN_DEVICE_AUTO,
             1 => gin_device_kind_t::GIN_DEVICE_VIRTUAL,
@@ -242,7 +238,7 @@ fn say_that_races_are_not_sought() {
 fn cuda(gpu: Option<usize>, place: u32) -> Result<Arc<dyn Device>, Failure> {
     let count = gin_gpu::cuda::device_count()?;
     let gpu = gpu.unwrap_or(place as usize % count.max(1));
-    Ok(gin_gpu::cuda::devices(&[gpu], &[], None)?.device(0, 1)?)
+    Ok(gin_gpu::cuda::devices(&[gpu], &[gin_ep::PTX], None)?.device(0, 1)?)
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex};
 
 /// A stream.
 pub(crate) struct Stream {
-    inner: Arc<dyn DeviceStream>,
+    pub(crate) inner: Arc<dyn DeviceStream>,
 }
 
 /// Kernels that were loaded together.

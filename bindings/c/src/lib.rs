@@ -12,6 +12,8 @@
 //! | [`comm`] | communicators, their faults and statistics |
 //! | [`window`] | windows |
 //! | [`launch`] | streams, modules, kernels, launches |
+//! | [`graph`] | captures of streams, graphs |
+//! | [`ep`] | expert parallelism |
 //! | `table` | private: the objects behind handles |
 //!
 //! # Rules of every function
@@ -33,6 +35,8 @@
 #![warn(unreachable_pub)]
 
 pub mod comm;
+pub mod ep;
+pub mod graph;
 pub mod job;
 pub mod launch;
 pub mod status;

@@ -39,6 +39,11 @@ impl Failure {
     pub(crate) fn argument(text: impl Into<String>) -> Self {
         Self::new(GIN_ERROR_ARGUMENT, text)
     }
+
+    /// Names the argument that it concerns.
+    pub(crate) fn of(self, what: &str) -> Self {
+        Self { text: format!("`{what}`: {}", self.text), ..self }
+    }
 }
 
 impl From<BootstrapError> for Failure {
@@ -146,6 +151,15 @@ pub(crate) fn call(name: &'static str, work: impl FnOnce() -> Result<(), Failure
             status
         }
     }
+}
+
+/// Refuses a struct of another size than this library's.
+pub(crate) fn check_size<T>(size: u32, what: &str, init: &str) -> Result<(), Failure> {
+    let expected = size_of::<T>();
+    if size as usize == expected {
+        return Ok(());
+    }
+    Err(Failure::argument(format!("{what}.size is {size}, not {expected}: begin with {init}")))
 }
 
 /// Refuses a pointer to no value.

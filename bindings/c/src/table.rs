@@ -6,7 +6,7 @@
 
 use crate::status::Failure;
 use crate::types::gin_status_t::{GIN_ERROR_HANDLE, GIN_ERROR_MEMORY};
-use crate::{comm, job, launch, window};
+use crate::{comm, ep, graph, job, launch, window};
 use gin_boot::lock;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -64,6 +64,11 @@ kinds! {
     Stream(launch::Stream) = 4, "stream";
     Module(launch::Module) = 5, "module";
     Kernel(launch::Kernel) = 6, "kernel";
+    Graph(graph::Graph) = 7, "graph";
+    EpGroup(ep::group::Group) = 8, "group";
+    EpSlot(ep::slot::Slot) = 9, "slot";
+    EpPlan(ep::permuted::Plan) = 10, "plan";
+    EpPermuted(ep::permuted::Permuted) = 11, "layout";
 }
 
 struct Place {

@@ -103,6 +103,14 @@ pub struct gin_module_t {
     pub id: u64,
 }
 
+/// Captured work of a stream, which runs each time it is launched.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct gin_graph_t {
+    /// The number; 0 is null.
+    pub id: u64,
+}
+
 /// A kernel.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

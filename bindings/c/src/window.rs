@@ -75,7 +75,8 @@ pub unsafe extern "C" fn gin_window_alloc(
     })
 }
 
-fn import(device: &dyn Device, address: u64, bytes: u64) -> Result<Arc<Memory>, Failure> {
+/// Returns the object of memory of the program.
+pub(crate) fn import(device: &dyn Device, address: u64, bytes: u64) -> Result<Arc<Memory>, Failure> {
     if let Some(device) = device.downcast::<VirtualDevice>() {
         // Safety: the promise of `gin_window_register`.
         return Ok(unsafe { device.import_memory(address, bytes)? });

@@ -36,6 +36,22 @@ const AFTER_INCLUDES: &str = r#"
 /// The defaults of a `gin_requirements_t`.
 #define GIN_REQUIREMENTS_INIT { sizeof(gin_requirements_t), 1, 16, 16, 256, 0, 0, 0, 64, 1024 }
 
+/// The defaults of a `gin_ep_config_t`: 128 tokens, one slot, BF16, a deadline of a second. `experts`, `hidden` and
+/// `topk` have none.
+#define GIN_EP_CONFIG_INIT { sizeof(gin_ep_config_t), 0, 0, 0, 128, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1000 }
+
+/// No memory.
+#define GIN_MEMORY_NULL { NULL, 0 }
+
+/// The defaults of a `gin_ep_tokens_t`: no token, ids of 32 bits.
+#define GIN_EP_TOKENS_INIT \
+    { sizeof(gin_ep_tokens_t), 0, 32, 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, \
+      GIN_MEMORY_NULL, GIN_NULL }
+
+/// The defaults of a `gin_ep_combine_t`: the received rows, sums from zero.
+#define GIN_EP_COMBINE_INIT \
+    { sizeof(gin_ep_combine_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_NULL }
+
 /// A null handle of any type.
 #define GIN_NULL { 0 }
 
@@ -61,8 +77,17 @@ fn generated() -> String {
     };
     config.export.rename.insert("CommHandle".to_owned(), "gin_device_comm_t".to_owned());
     config.export.rename.insert("WindowHandle".to_owned(), "gin_device_window_t".to_owned());
-    config.export.include =
-        ["gin_backend_t", "gin_device_kind_t", "gin_network_t", "gin_status_t"].map(str::to_owned).to_vec();
+    config.export.include = [
+        "gin_backend_t",
+        "gin_device_kind_t",
+        "gin_ep_code_t",
+        "gin_ep_element_t",
+        "gin_ep_layout_t",
+        "gin_network_t",
+        "gin_status_t",
+    ]
+    .map(str::to_owned)
+    .to_vec();
     config.export.rename.insert("WindowData".to_owned(), "gin_device_window_entry_t".to_owned());
     config.export.include.push("WindowData".to_owned());
     // Constants and types of the layouts that C does not need.
@@ -86,7 +111,19 @@ fn generated() -> String {
     .map(str::to_owned)
     .to_vec();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for name in ["types", "status", "job", "comm", "window", "launch"] {
+    for name in [
+        "types",
+        "status",
+        "job",
+        "comm",
+        "window",
+        "launch",
+        "graph",
+        "ep/types",
+        "ep/group",
+        "ep/slot",
+        "ep/permuted",
+    ] {
         builder = builder.with_src(source(name));
     }
     builder = builder.with_src(format!("{HERE}/../../gin-device/abi/src/handle.rs"));

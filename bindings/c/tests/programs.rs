@@ -210,6 +210,11 @@ fn a_kernel_that_throws_ends_with_the_text_of_its_exception() {
 }
 
 #[test]
+fn expert_parallelism_in_cpp_gives_sums_bit_for_bit() {
+    passes("tests/c/ep.cpp");
+}
+
+#[test]
 fn a_rank_that_throws_waits_for_nobody_and_ends_the_waits_of_others() {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = program("tests/c/unwind.cpp", folder.path());

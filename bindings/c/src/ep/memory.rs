@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory, tokens and sums of a call, checked.
+
+use super::group::Core;
+use super::permuted::{Permuted, Plan};
+use super::types::{gin_ep_combine_t, gin_ep_permuted_t, gin_ep_tokens_t, gin_memory_t};
+use crate::status::{Failure, check_size, input};
+use crate::table;
+use crate::window::import;
+use gin_boot::lock;
+use gin_ep::{Combine, Ids, Number, Rows};
+use gin_gpu::{Device, Memory, MemoryKind, MemorySlice};
+use std::sync::{Arc, Mutex, Weak};
+
+/// The memory of the program that slots of a group may still use. The same address and length are the same object, so a
+/// slot keeps it once.
+pub(crate) struct Known {
+    memory: Mutex<Vec<Weak<Memory>>>,
+    /// Stands for memory without bytes.
+    none: Arc<Memory>,
+}
+
+impl Known {
+    pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self, Failure> {
+        Ok(Self { memory: Mutex::default(), none: Memory::new(device, MemoryKind::Device, 16)? })
+    }
+
+    /// Returns the object of memory of the program, which has the name `what` in errors.
+    fn take(&self, device: &dyn Device, given: &gin_memory_t, what: &str) -> Result<MemorySlice, Failure> {
+        let (address, bytes) = (given.data.expose_provenance() as u64, given.bytes);
+        if bytes == 0 {
+            return Ok(self.none.slice(0..0)?);
+        }
+        if address == 0 {
+            let text = format!("`{what}` is null and has {bytes} bytes: pass an address, or 0 bytes");
+            return Err(Failure::argument(text));
+        }
+        if address.checked_add(bytes).is_none() {
+            let text = format!("`{what}` has {bytes} bytes, which end past the last address: pass its length in bytes");
+            return Err(Failure::argument(text));
+        }
+        let mut known = lock(&self.memory);
+        let same = |memory: &Arc<Memory>| (memory.address(), memory.bytes()) == (address, bytes);
+        if let Some(memory) = known.iter().filter_map(Weak::upgrade).find(same) {
+            return Ok(memory.whole());
+        }
+        let memory = import(device, address, bytes).map_err(|failure| failure.of(what))?;
+        known.retain(|memory| memory.strong_count() > 0);
+        known.push(Arc::downgrade(&memory));
+        Ok(memory.whole())
+    }
+}
+
+impl Core {
+    fn memory(&self, given: &gin_memory_t, what: &str) -> Result<MemorySlice, Failure> {
+        self.known.take(&**self.comm.inner.gpu(), given, what)
+    }
+
+    fn optional(&self, given: &gin_memory_t, what: &str) -> Result<Option<MemorySlice>, Failure> {
+        let is_none = given.data.is_null() && given.bytes == 0;
+        (!is_none).then(|| self.memory(given, what)).transpose()
+    }
+
+    /// Returns the memory of rows at a pointer, which may be null.
+    pub(crate) fn rows_at(&self, rows: *const gin_memory_t) -> Result<Option<MemorySlice>, Failure> {
+        if rows.is_null() { Ok(None) } else { self.optional(input(rows, "rows")?, "rows") }
+    }
+
+    /// Returns a layout of this group.
+    pub(crate) fn layout(self: &Arc<Self>, permuted: gin_ep_permuted_t) -> Result<Arc<Permuted>, Failure> {
+        let found = table::get::<Permuted>(permuted.id)?;
+        self.check_own(&found.core, "layout", permuted.id)?;
+        Ok(found)
+    }
+
+    fn check_own(self: &Arc<Self>, other: &Arc<Self>, what: &str, id: u64) -> Result<(), Failure> {
+        if Arc::ptr_eq(self, other) {
+            return Ok(());
+        }
+        Err(Failure::argument(format!("{what} {id:#x} is of another group: make one for this group")))
+    }
+}
+
+/// The number of tokens of a dispatch.
+enum Count {
+    Is(u32),
+    At(MemorySlice),
+}
+
+/// The memory of tokens.
+pub(crate) struct Given {
+    rows: MemorySlice,
+    ids: MemorySlice,
+    is_wide: bool,
+    count: Count,
+    weights: Option<MemorySlice>,
+    scales: Option<MemorySlice>,
+    plan: Option<Arc<Plan>>,
+}
+
+impl Given {
+    /// Takes the tokens of a dispatch.
+    pub(crate) fn take(core: &Arc<Core>, tokens: *const gin_ep_tokens_t) -> Result<Self, Failure> {
+        let tokens = input(tokens, "tokens")?;
+        check_size::<gin_ep_tokens_t>(tokens.size, "tokens", "GIN_EP_TOKENS_INIT")?;
+        let is_wide = match tokens.id_bits {
+            32 => false,
+            64 => true,
+            other => return Err(Failure::argument(format!("tokens.id_bits is {other}: ids have 32 or 64 bits"))),
+        };
+        let plan = if tokens.plan.id == 0 { None } else { Some(table::get::<Plan>(tokens.plan.id)?) };
+        if let Some(plan) = &plan {
+            core.check_own(&plan.core, "plan", tokens.plan.id)?;
+        }
+        let count_at = core.optional(&tokens.count_at, "tokens.count_at")?;
+        if tokens.count != 0 && (plan.is_some() || count_at.is_some()) {
+            let text =
+                format!("tokens.count is {}, and `count_at` or `plan` has the number: leave one out", tokens.count);
+            return Err(Failure::argument(text));
+        }
+        if plan.is_some() && count_at.is_some() {
+            return Err(Failure::argument("tokens.count_at and tokens.plan both have the number: leave one out"));
+        }
+        Ok(Self {
+            rows: core.memory(&tokens.rows, "tokens.rows")?,
+            ids: core.memory(&tokens.ids, "tokens.ids")?,
+            is_wide,
+            count: count_at.map_or(Count::Is(tokens.count), Count::At),
+            weights: core.optional(&tokens.weights, "tokens.weights")?,
+            scales: core.optional(&tokens.scales, "tokens.scales")?,
+            plan,
+        })
+    }
+
+    /// Returns the tokens.
+    pub(crate) fn tokens(&self) -> gin_ep::Tokens<'_> {
+        let ids = if self.is_wide { Ids::I64(&self.ids) } else { Ids::I32(&self.ids) };
+        let count = match &self.count {
+            Count::Is(count) => Number::Is(*count),
+            Count::At(memory) => Number::At(memory),
+        };
+        let mut tokens = gin_ep::Tokens::new(&self.rows, ids, count);
+        if let Some(weights) = &self.weights {
+            tokens = tokens.weights(weights);
+        }
+        if let Some(scales) = &self.scales {
+            tokens = tokens.scales(scales);
+        }
+        if let Some(plan) = &self.plan {
+            tokens = tokens.planned(&plan.inner);
+        }
+        tokens
+    }
+}
+
+/// The memory of a combine.
+pub(crate) struct Sums {
+    combine_at_source: bool,
+    output: MemorySlice,
+    weights: Option<MemorySlice>,
+    bias: Option<MemorySlice>,
+    accumulate: bool,
+    rows: Option<MemorySlice>,
+    permuted: Option<Arc<Permuted>>,
+}
+
+impl Sums {
+    /// Takes the rows and sums of a combine.
+    pub(crate) fn take(core: &Arc<Core>, combine: *const gin_ep_combine_t) -> Result<Self, Failure> {
+        let combine = input(combine, "combine")?;
+        check_size::<gin_ep_combine_t>(combine.size, "combine", "GIN_EP_COMBINE_INIT")?;
+        Ok(Self {
+            combine_at_source: core.combine_at_source,
+            output: core.memory(&combine.output, "combine.output")?,
+            weights: core.optional(&combine.weights, "combine.weights")?,
+            bias: core.optional(&combine.bias, "combine.bias")?,
+            accumulate: combine.accumulate != 0,
+            rows: core.optional(&combine.rows, "combine.rows")?,
+            permuted: if combine.permuted.id == 0 { None } else { Some(core.layout(combine.permuted)?) },
+        })
+    }
+
+    /// Returns the returned rows.
+    pub(crate) fn rows(&self) -> Rows<'_> {
+        match (&self.permuted, &self.rows) {
+            (None, None) => Rows::InPlace,
+            (None, Some(rows)) => Rows::At(rows),
+            (Some(permuted), None) => Rows::Permuted(&permuted.inner),
+            (Some(permuted), Some(rows)) => Rows::PermutedAt(&permuted.inner, rows),
+        }
+    }
+
+    /// Returns the sums.
+    pub(crate) fn combine(&self) -> Combine<'_> {
+        let terms = match &self.weights {
+            Some(weights) => Combine::weighted(weights),
+            None if self.combine_at_source => Combine::plain(),
+            None => Combine::reduced(),
+        };
+        let mut combine = terms.into(&self.output);
+        if let Some(bias) = &self.bias {
+            combine = combine.bias(bias);
+        }
+        if self.accumulate { combine.accumulate() } else { combine }
+    }
+}
