@@ -18,7 +18,7 @@ struct ReceivedRows : gin_device_ep_received_t {
 
     /// Returns the number of rows from rank `source`; 0 if there is no such rank.
     GIN_FN uint32_t count(uint32_t source) const {
-        return source < ranks ? uint32_t(*at<uint64_t>(counts[buffer()] + 8 * uint64_t(source))) : 0;
+        return source < ranks ? uint32_t(*at<uint64_t>(last(counts) + 8 * uint64_t(source))) : 0;
     }
     /// Returns the number of the first row from a source in the region that all sources share; 0 if each has a region.
     GIN_FN uint32_t offset(uint32_t source) const {
@@ -29,7 +29,7 @@ struct ReceivedRows : gin_device_ep_received_t {
     template <class T = uint8_t>
     GIN_FN T* row(uint32_t source, uint32_t row) const {
         uint64_t index = uint64_t(offset(source)) + row;
-        return at<T>(rows[buffer()] + source * source_bytes + index * row_pitch);
+        return at<T>(last(rows) + source * source_bytes + index * row_pitch);
     }
     /// Returns the address of the scales of a row, which is aligned to 16 bytes. `row` is less than `count(source)`.
     template <class T = uint8_t>
@@ -53,10 +53,13 @@ private:
     GIN_FN static T* at(uint64_t address) {
         return reinterpret_cast<T*>(address);
     }
-    GIN_FN uint32_t buffer() const { return uint32_t(*at<uint64_t>(epoch) & 1); }
+    // The buffer of the last dispatch. An index that varies would put the addresses into local memory.
+    GIN_FN uint64_t last(const uint64_t (&buffers)[2]) const {
+        return *at<uint64_t>(epoch) & 1 ? buffers[1] : buffers[0];
+    }
     GIN_FN uint64_t metadata_of(uint32_t source, uint32_t row) const {
         uint64_t index = uint64_t(offset(source)) + row;
-        return metadata[buffer()] + source * source_metadata_bytes + index * metadata_pitch;
+        return last(metadata) + source * source_metadata_bytes + index * metadata_pitch;
     }
     GIN_FN uint32_t word(uint32_t source, uint32_t row, uint32_t number) const {
         return row < count(source) ? *at<uint32_t>(metadata_of(source, row) + 4 * number) : GIN_NONE;

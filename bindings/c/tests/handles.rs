@@ -2,6 +2,8 @@
 
 //! Random sequences of calls with random handles, sizes and pointers: no call crashes, and each error has a text.
 
+mod ep_calls;
+
 use gin_abi::{CommHandle, WindowHandle};
 use gin_capi::types::gin_status_t::GIN_OK;
 use gin_capi::types::*;
@@ -40,6 +42,19 @@ impl Handles {
             1 => choice,
             2 => known() ^ 1 << (choice >> 40 & 63),
             _ => known(),
+        }
+    }
+}
+
+impl Handles {
+    /// Chooses a handle, mostly one of a kind: the lowest byte.
+    fn of_kind(&self, kind: u8, choice: u64) -> u64 {
+        let known: Vec<u64> = self.0.iter().copied().filter(|id| *id as u8 == kind).collect();
+        match known.len() as u64 {
+            0 => self.choose(choice),
+            _ if choice & 7 == 0 => self.choose(choice >> 3),
+            // Later ones are more often open.
+            count => known[(count - 1 - (choice >> 3) % count.min(3)) as usize],
         }
     }
 }
@@ -100,8 +115,15 @@ unsafe fn join(choice: u64, number: u64, made: *mut gin_job_t) -> gin_status_t {
     }
 }
 
+/// The number of calls that are not of expert parallelism, and of all calls.
+const OTHERS: u8 = 46;
+const CALLS: u8 = OTHERS + ep_calls::CALLS;
+
 /// Makes one call. Returns its status.
 fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_status_t {
+    if let Some(which) = which.checked_sub(OTHERS) {
+        return ep_calls::call(handles, which, choice, number);
+    }
     let id = handles.choose(choice);
     let (comm, window, stream) = (gin_comm_t { id }, gin_window_t { id }, gin_stream_t { id });
     let (job, module, kernel) = (gin_job_t { id }, gin_module_t { id }, gin_kernel_t { id });
@@ -219,6 +241,21 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
     status
 }
 
+/// The calls that close a handle of each kind; an object of another one refuses. Slots first, for their group.
+const CLOSE: [u8; 11] = [
+    OTHERS + ep_calls::SLOT_CLOSE,
+    OTHERS + ep_calls::GROUP_RELEASE,
+    OTHERS + ep_calls::PERMUTED_CLOSE,
+    OTHERS + ep_calls::PLAN_CLOSE,
+    OTHERS + ep_calls::GRAPH_CLOSE,
+    15,
+    17,
+    19,
+    20,
+    21,
+    23,
+];
+
 /// Returns the number of sequences: 60, or as many as `GIN_CAPI_CASES` says.
 fn cases() -> u32 {
     std::env::var("GIN_CAPI_CASES").map_or(60, |cases| cases.parse().expect("GIN_CAPI_CASES is a number"))
@@ -229,7 +266,7 @@ proptest! {
 
     #[test]
     fn no_sequence_of_calls_crashes_and_each_error_has_a_text(
-        calls in proptest::collection::vec((0u8..46, any::<u64>(), any::<u64>()), 1..60),
+        calls in proptest::collection::vec((0u8..CALLS, any::<u64>(), any::<u64>()), 1..60),
     ) {
         let mut handles = Handles::default();
         // A job, a communicator with one context, a window, a stream, a module: later calls close them in any order.
@@ -237,9 +274,9 @@ proptest! {
         let job = handles.0[0];
         prop_assert_eq!(call(&mut handles, 1, 3, 0x101), GIN_OK);
         let comm = handles.0[1];
-        for (which, id) in [(2, comm), (3, job), (4, job)] {
+        for (which, id) in [(2, comm), (3, job), (4, job), (OTHERS, comm)] {
             let mut one = Handles(vec![id]);
-            prop_assert_eq!(call(&mut one, which, 3, 100), GIN_OK);
+            prop_assert_eq!(call(&mut one, which, 3, 100), GIN_OK, "{}", text());
             handles.0.extend(&one.0[1..]);
         }
         for (which, choice, number) in calls {
@@ -253,7 +290,7 @@ proptest! {
         }
         // The rest is closed in any order.
         for &id in &handles.0 {
-            for close in [15, 17, 19, 20, 21, 23] {
+            for close in CLOSE {
                 let mut one = Handles(vec![id]);
                 let _ = call(&mut one, close, 3, 0);
             }
@@ -271,7 +308,21 @@ proptest! {
 /// hexadecimal digits but an address, a handle or flags that the caller gave.
 fn is_for_people(text: &str) -> bool {
     let own_address = text.starts_with("gin_window_register: ");
-    let kinds = ["handle", "job", "communicator", "window", "stream", "module", "kernel", "flags are"];
+    let kinds = [
+        "handle",
+        "job",
+        "communicator",
+        "window",
+        "stream",
+        "module",
+        "kernel",
+        "flags are",
+        "graph",
+        "group",
+        "slot",
+        "plan",
+        "layout",
+    ];
     let is_handle = |before: &str| kinds.iter().any(|kind| before.ends_with(&format!("{kind} ")));
     let foreign = !own_address && text.match_indices("0x").any(|(at, _)| !is_handle(&text[..at]));
     text.len() <= 600 && !text.contains("Mutex") && !text.contains("{ ") && !foreign
@@ -281,7 +332,7 @@ fn is_for_people(text: &str) -> bool {
 #[test]
 fn every_function_fails_with_a_text_for_people() {
     // Of 44 the outcome is a name, 11 and 31 fail only for handles that do not exist.
-    for which in (0..46).filter(|which| *which != 44) {
+    for which in (0..CALLS).filter(|which| *which != 44) {
         let mut handles = Handles::default();
         assert_eq!(call(&mut handles, 0, 0, 1), GIN_OK);
         let job = handles.0[0];
@@ -304,7 +355,7 @@ fn every_function_fails_with_a_text_for_people() {
                     texts.insert(unsafe { CStr::from_ptr(gin_last_error()) }.to_string_lossy().into_owned());
                 }
                 for made in one.0.split_off(known) {
-                    for close in [15, 17, 19, 20, 21, 23] {
+                    for close in CLOSE {
                         let _ = call(&mut Handles(vec![made]), close, 3, 0);
                     }
                 }
@@ -331,6 +382,20 @@ fn jobs_of_one_process_are_made_over_an_id_and_an_all_gather() {
         assert_eq!(call(&mut one, 23, 3, 0), GIN_OK);
     }
     assert_eq!(handles.0.len(), 2);
+}
+
+/// The random sequences reach dispatches and combines that succeed.
+#[test]
+fn calls_of_the_sequences_exchange_and_combine_rows() {
+    let mut handles = Handles::default();
+    for (which, choice, number) in ep_calls::one_dispatch() {
+        assert_eq!(call(&mut handles, which, choice, number), GIN_OK, "call {which}: {}", text());
+    }
+    for &id in &handles.0 {
+        for close in CLOSE {
+            let _ = call(&mut Handles(vec![id]), close, 1, 0);
+        }
+    }
 }
 
 /// Programs with a thread for each rank launch while others ask for their communicators.

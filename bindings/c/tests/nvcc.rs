@@ -242,6 +242,15 @@ fn guarded() {
     }
 }
 
+/// A kernel finds received rows by loads alone: without a call, a stack or spills.
+fn received() {
+    let (cubin, arch) = (out("received.cubin"), "-arch=sm_90");
+    let mut command = Command::new(CUDA.join("bin/nvcc"));
+    command.args(["-std=c++17", arch, "-Xptxas", "-v", &format!("-I{HERE}/include"), "-cubin"]);
+    let said = run(command.args([&here("tests/cuda/received.cu"), "-o", &cubin]));
+    assert!(said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"), "{said}");
+}
+
 /// A wait polls in code of the kernel, and calls only after that.
 fn polls() {
     nvcc(["-ptx", &here("tests/cuda/loops.cu"), "-o", &out("polls.ptx")]);
@@ -545,6 +554,7 @@ fn main() -> ExitCode {
         trial("clang_inlines_the_functions_of_rust", clang().err(), inlines),
         trial("cmake_builds_the_example_with_nvcc", common::cmake().err(), by_cmake),
         trial("nvcc_leaves_reads_of_tables_behind_their_conditions", None, guarded),
+        trial("kernels_find_received_rows_without_a_stack", None, received),
         trial("waits_poll_in_code_of_the_kernel_before_they_call", None, polls),
         trial("code_that_inlines_makes_the_accesses_of_rust", None, accesses),
         trial("device_functions_and_two_modules_link_into_a_program", None, links),

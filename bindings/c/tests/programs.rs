@@ -215,6 +215,38 @@ fn expert_parallelism_in_cpp_gives_sums_bit_for_bit() {
 }
 
 #[test]
+fn a_c_program_runs_a_layer_of_experts_in_cpp_alone_and_as_four_processes() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let object = |source: &str, cpp: bool| {
+        let (from, to) = (format!("{HERE}/../../examples/c/{source}"), folder.path().join(format!("{source}.o")));
+        run(compiler(cpp).args(["-c", &from, "-o"]).arg(&to));
+        to
+    };
+    let program = folder.path().join("ep");
+    let objects = [object("ep.c", false), object("experts.cpp", true)];
+    run(compiler(true).args(objects).arg("-o").arg(&program).arg(library("libgin_capi.so")).arg("-pthread"));
+    assert_eq!(run(&mut Command::new(&program)), "rank 0 of 1: passed\n");
+    for (status, said) in processes(&program, &[], 4) {
+        assert!(status.success() && said.contains("of 4: passed"), "{said}");
+    }
+}
+
+#[test]
+fn expert_parallelism_refuses_wrong_calls_and_reports_silent_and_stopped_ranks() {
+    passes("tests/c/ep_errors.cpp");
+}
+
+#[test]
+fn experts_go_on_without_a_killed_rank_in_a_new_group() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let ranks = processes(&program("tests/c/ep_loss.cpp", folder.path()), &[], 3);
+    assert_eq!(ranks[1].0.signal(), Some(9), "{ranks:?}");
+    for (status, said) in [&ranks[0], &ranks[2]] {
+        assert!(status.success() && said.contains("passed: 2 ranks remain"), "{said}");
+    }
+}
+
+#[test]
 fn a_rank_that_throws_waits_for_nobody_and_ends_the_waits_of_others() {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = program("tests/c/unwind.cpp", folder.path());

@@ -16,7 +16,7 @@ use gin_gpu::Device;
 use gin_host::comm::CommState;
 use std::sync::{Arc, Mutex};
 
-/// What the slots, plans and layouts of a group need of it.
+/// The part of a group that its slots, plans and layouts need.
 pub(crate) struct Core {
     pub(crate) comm: Arc<Comm>,
     pub(crate) sizes: Sizes,
@@ -160,9 +160,9 @@ pub unsafe extern "C" fn gin_ep_group_create(
     })
 }
 
-/// Returns the first error of the kernels since the last call. `found` is 1 if there is one; else 0, and `report` is not
-/// written. The streams of the slots are done. While an error is unread, calls that begin a dispatch of its slot return
-/// `GIN_ERROR_STATE`. Does not wait.
+/// Returns the first error of the kernels since the last call. `found` is 1 if there is one; else 0, and `report` is
+/// not written. The streams of the slots are done. While an error is unread, calls that begin a dispatch of its slot
+/// return `GIN_ERROR_STATE`. Does not wait.
 ///
 /// # Safety
 /// - As the crate's docs say.
@@ -225,8 +225,8 @@ pub extern "C" fn gin_ep_group_readmit(group: gin_ep_group_t) -> gin_status_t {
     })
 }
 
-/// Frees the memory, and closes the handle. Collective, unless the communicator has ended. Waits for this rank's kernels
-/// of the group. Refuses while a slot is open; then the handle stays open.
+/// Frees the memory, and closes the handle. Collective, unless the communicator has ended. Waits for this rank's
+/// kernels of the group. Refuses while a slot is open; then the handle stays open.
 ///
 /// After another error the handle is closed, and the communicator keeps the memory until its end. If nobody has read an
 /// error of the kernels, the call returns it as `GIN_ERROR_STATE`, and the memory is freed.

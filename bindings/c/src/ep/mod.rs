@@ -72,6 +72,7 @@ fn in_c(text: &str) -> String {
         ("`exchange` and `Received::permute`", "gin_ep_exchange and gin_ep_permute"),
         ("`dispatch` and `combine`", "gin_ep_dispatch and gin_ep_combine"),
         ("call `combine`", "call gin_ep_combine"),
+        ("`deadline` is", "`deadline_ms` is"),
     ];
     names.iter().fold(text.to_owned(), |text, (rust, c)| text.replace(rust, c))
 }

@@ -43,8 +43,8 @@ fn layout(kind: u32, align: u32) -> Result<Layout, Failure> {
 }
 
 /// Allocates memory for at most `rows` received rows in a layout, a `gin_ep_layout_t`. A padded layout has a row for
-/// each token of each rank and expert, whatever `rows` is. `align` is the number of rows to whose multiples packed zones
-/// begin, a power of two; 0 for other layouts. Not collective.
+/// each token of each rank and expert, whatever `rows` is. Packed zones begin at multiples of `align` rows, a power of
+/// two; `align` is 0 for other layouts. Not collective.
 ///
 /// If more rows arrive, the first ones have places, and the status has `GIN_EP_TOO_MANY_ROWS`. The caller closes the
 /// handle with `gin_ep_permuted_close`.

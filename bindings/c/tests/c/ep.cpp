@@ -489,27 +489,37 @@ static void thrown_capture(Rank& r) {
 struct Case {
     const char* name;
     void (*body)(Rank&);
+    // Also with ranks that only the network reaches.
+    bool has_network;
 };
 constexpr Case CASES[] = {
-    {"bf16", bf16_rows}, {"f32", f32_rows},      {"f16", f16_rows},         {"e4m3", e4m3_rows},  {"opaque", opaque_rows},
-    {"wide", wide_rows}, {"layouts", layouts},   {"shared", shared_region}, {"graph", graph},     {"capture", thrown_capture},
+    {"bf16", bf16_rows, true},      {"f32", f32_rows, false},  {"f16", f16_rows, false},
+    {"e4m3", e4m3_rows, true},      {"opaque", opaque_rows, true}, {"wide", wide_rows, true},
+    {"layouts", layouts, false},    {"shared", shared_region, false}, {"graph", graph, true},
+    {"capture", thrown_capture, false},
 };
+
+static int run(const Case& one, uint32_t ranks, const char* route, const gin_config_t& config) {
+    int failed = on_ranks(ranks, config, [&](const gin::Job& job) {
+        Rank rank{job};
+        one.body(rank);
+        rank.end();
+    });
+    if (failed) std::printf("failed: %s with %u ranks, %s\n", one.name, ranks, route);
+    return failed;
+}
 
 int main(int count, char** words) try {
     int failed = 0;
     for (const Case& one : CASES) {
         if (count > 1 && std::strcmp(words[1], one.name) != 0) continue;
-        for (uint32_t ranks : {2, 3}) {
-            gin_config_t config = gin::default_config();
-            config.device = GIN_DEVICE_VIRTUAL;
-            int wrong = on_ranks(ranks, config, [&](const gin::Job& job) {
-                Rank rank{job};
-                one.body(rank);
-                rank.end();
-            });
-            if (wrong) std::printf("failed: %s with %u ranks\n", one.name, ranks);
-            failed |= wrong;
-        }
+        gin_config_t config = gin::default_config();
+        config.device = GIN_DEVICE_VIRTUAL;
+        for (uint32_t ranks : {2, 3}) failed |= run(one, ranks, "loads and stores", config);
+        config.lsa_size = 1;
+        if (one.has_network) failed |= run(one, 3, "proxy", config);
+        config.backend = GIN_BACKEND_GDAKI_SOFT;
+        if (one.has_network) failed |= run(one, 2, "GDAKI", config);
     }
     std::printf("%s\n", failed ? "failed" : "passed");
     return failed;

@@ -13,6 +13,8 @@
 
 #include "gin.hpp"
 #include "gin_device.cuh"
+#include "gin_ep.cuh"
+#include "gin_ep.hpp"
 
 #if None != 0L || check(2) != 2 || !defined(near)
 #error "the headers change macros of the program"
@@ -74,6 +76,30 @@ void launch(const gin::Stream& stream, const gin::Communicator& comm, const gin:
     const gin::Kernel& untyped = typed;
     stream.launch(typed, gin::cooperative(1, 32), comm.device(), window.device(), words.device(), 7u);
     stream.launch(untyped, gin::cooperative(1, 32), comm.device(), window.device(), words.device(), uint64_t{7});
+}
+
+void experts(gin::ep::ReceivedRows received, gin::ep::SourceInfo info) {
+    if (info.is_gap()) return;
+    float* row = received.row<float>(info.source(), info.row());
+    row[0] *= received.weight(info.source(), info.row(), info.k()) * *received.scales<float>(0, 0);
+    row[1] = float(received.token(0, 0) + received.count(0)) + float(received.expert(0, 0, 0));
+}
+
+void layer(const gin::Stream& stream, const gin::Communicator& comm, float* rows, const int32_t* ids) {
+    gin::ep::Group group(comm, gin::ep::config(4, 8, 2));
+    gin::ep::Slot slot(group, 0);
+    gin::ep::Permuted layout(group, GIN_EP_EXPERT_MAJOR_PACKED, 16, 8);
+    gin_ep_tokens_t tokens = gin::ep::tokens();
+    tokens.rows = gin::ep::memory(rows, 8), tokens.ids = gin::ep::memory(ids, 2);
+    gin::Graph graph = stream.capture([&] { slot.exchange_into(stream, tokens, layout); });
+    stream.launch(graph);
+    auto kernel = gin::Kernel::of<experts>("experts");
+    stream.launch(kernel, gin::cooperative(1, 32), slot.received(), gin::ep::SourceInfo{0});
+    slot.reduce(stream, layout);
+    slot.combine(stream, gin::ep::combine(gin::ep::memory(rows, 8)));
+    if (group.status() || slot.counts().empty() || layout.counts().empty()) group.readmit();
+    slot.close();
+    group.destroy();
 }
 
 }  // namespace UNIT
