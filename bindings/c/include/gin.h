@@ -1106,9 +1106,9 @@ gin_status_t gin_ep_group_create(struct gin_comm_t comm,
                                  const struct gin_ep_config_t *config,
                                  struct gin_ep_group_t *group);
 
-// Returns the first error of the kernels since the last call. `found` is 1 if there is one; else 0, and `report` is not
-// written. The streams of the slots are done. While an error is unread, calls that begin a dispatch of its slot return
-// `GIN_ERROR_STATE`. Does not wait.
+// Returns the first error of the kernels since the last call. `found` is 1 if there is one; else 0, and `report` is
+// not written. The streams of the slots are done. While an error is unread, calls that begin a dispatch of its slot
+// return `GIN_ERROR_STATE`. Does not wait.
 gin_status_t gin_ep_group_status(struct gin_ep_group_t group,
                                  uint32_t *found,
                                  struct gin_ep_report_t *report);
@@ -1122,8 +1122,8 @@ gin_status_t gin_ep_group_masked(struct gin_ep_group_t group,
 // open.
 gin_status_t gin_ep_group_readmit(struct gin_ep_group_t group);
 
-// Frees the memory, and closes the handle. Collective, unless the communicator has ended. Waits for this rank's kernels
-// of the group. Refuses while a slot is open; then the handle stays open.
+// Frees the memory, and closes the handle. Collective, unless the communicator has ended. Waits for this rank's
+// kernels of the group. Refuses while a slot is open; then the handle stays open.
 //
 // After another error the handle is closed, and the communicator keeps the memory until its end. If nobody has read an
 // error of the kernels, the call returns it as `GIN_ERROR_STATE`, and the memory is freed.
@@ -1222,8 +1222,8 @@ gin_status_t gin_ep_received_counts(struct gin_ep_slot_t slot,
 gin_status_t gin_ep_slot_close(struct gin_ep_slot_t slot);
 
 // Allocates memory for at most `rows` received rows in a layout, a `gin_ep_layout_t`. A padded layout has a row for
-// each token of each rank and expert, whatever `rows` is. `align` is the number of rows to whose multiples packed zones
-// begin, a power of two; 0 for other layouts. Not collective.
+// each token of each rank and expert, whatever `rows` is. Packed zones begin at multiples of `align` rows, a power of
+// two; `align` is 0 for other layouts. Not collective.
 //
 // If more rows arrive, the first ones have places, and the status has `GIN_EP_TOO_MANY_ROWS`. The caller closes the
 // handle with `gin_ep_permuted_close`.
