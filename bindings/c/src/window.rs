@@ -78,7 +78,7 @@ pub unsafe extern "C" fn gin_window_alloc(
 /// Returns the object of memory of the program.
 pub(crate) fn import(device: &dyn Device, address: u64, bytes: u64) -> Result<Arc<Memory>, Failure> {
     if let Some(device) = device.downcast::<VirtualDevice>() {
-        // Safety: the promise of `gin_window_register`.
+        // Safety: the promise of the function of the header that takes the memory.
         return Ok(unsafe { device.import_memory(address, bytes)? });
     }
     #[cfg(feature = "cuda")]

@@ -89,3 +89,43 @@ fn enter<'l, T>(state: &'l Mutex<T>, what: &str) -> Result<MutexGuard<'l, T>, Fa
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{enter, in_c};
+    use crate::types::gin_status_t::GIN_ERROR_BUSY;
+    use std::sync::Mutex;
+
+    #[test]
+    fn an_object_that_another_call_has_is_busy() {
+        let state = Mutex::new(());
+        let other = enter(&state, "slot").expect("no call has it");
+        let failure = enter(&state, "slot").expect_err("a call has it");
+        assert_eq!(failure.status, GIN_ERROR_BUSY);
+        assert!(failure.text.starts_with("another thread calls the slot at the same time"), "{}", failure.text);
+        drop(other);
+        assert!(enter(&state, "slot").is_ok());
+    }
+
+    /// Returns the string literals of a source that name an item of Rust.
+    fn texts(source: &str) -> Vec<&str> {
+        let lines = source.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+        let literals = lines.flat_map(|line| line.split('"').skip(1).step_by(2));
+        literals.filter(|text| text.split('`').skip(1).step_by(2).any(|name| name.contains("::"))).collect()
+    }
+
+    #[test]
+    fn no_error_of_gin_ep_names_an_item_of_rust_in_c() {
+        let mut found = 0;
+        for name in ["combine", "config", "group", "layout", "received", "slot", "tokens"] {
+            let path = format!("{}/../../gin-ep/src/{name}.rs", env!("CARGO_MANIFEST_DIR"));
+            let source = std::fs::read_to_string(&path).expect("read a source of gin-ep");
+            // A slot of C chooses the terms of sums by the group.
+            for text in texts(&source).into_iter().filter(|text| !text.contains("`Combine::weighted`")) {
+                assert!(!in_c(text).contains("::"), "{path}: {text}");
+                found += 1;
+            }
+        }
+        assert!(found > 5, "{found} texts");
+    }
+}

@@ -518,6 +518,9 @@ int main(int count, char** words) try {
         for (uint32_t ranks : {2, 3}) failed |= run(one, ranks, "loads and stores", config);
         config.lsa_size = 1;
         if (one.has_network) failed |= run(one, 3, "proxy", config);
+        config.progress_threads = GIN_PROGRESS_MANUAL;
+        if (one.has_network) failed |= run(one, 2, "proxy without threads", config);
+        config.progress_threads = 0;
         config.backend = GIN_BACKEND_GDAKI_SOFT;
         if (one.has_network) failed |= run(one, 2, "GDAKI", config);
     }
