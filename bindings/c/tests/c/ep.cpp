@@ -39,10 +39,13 @@ static void experts_f32(ReceivedRows received, uint32_t first_expert, float* to,
     auto from = [&](uint32_t source, uint32_t row, uint32_t column) { return received.row<float>(source, row)[column]; };
     experts<decltype(from), float>(received, first_expert, from, to, tokens, same);
 }
-// FP8 with one FP32 scale for the 128 elements of a row. Results are BF16, in other memory.
-static void experts_e4m3(ReceivedRows received, uint32_t first_expert, uint16_t* to, uint32_t tokens) {
+// FP8 with one scale for the 128 elements of a row: FP32, or the exponent of a power of two. Results are BF16, in other
+// memory.
+static void experts_e4m3(ReceivedRows received, uint32_t first_expert, uint16_t* to, uint32_t tokens, uint32_t element) {
     auto from = [&](uint32_t source, uint32_t row, uint32_t column) {
-        return e4m3_value(received.row(source, row)[column]) * received.scales<float>(source, row)[0];
+        float scale = element == GIN_EP_E4M3_UE8M0 ? std::ldexp(1.0f, int(received.scales(source, row)[0]) - 127)
+                                                   : received.scales<float>(source, row)[0];
+        return e4m3_value(received.row(source, row)[column]) * scale;
     };
     experts<decltype(from), uint16_t>(received, first_expert, from, to, tokens, Bf16::narrow);
 }
@@ -219,32 +222,51 @@ static void f16_rows(Rank& r) {
     r.done(slot, group);
 }
 
-static void e4m3_rows(Rank& r) {
+// Returns the scale of a row whose greatest magnitude this is.
+static float scale_of(float greatest, uint32_t element) {
+    float scale = std::max(greatest, 1e-4f) / 448;
+    if (element == GIN_EP_E4M3_F32) return scale;
+    // Rounded up to a power of two.
+    int exponent;
+    float fraction = std::frexp(scale, &exponent);
+    return std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
+}
+
+static void e4m3_rows_of(Rank& r, gin_ep_element_t element) {
     gin_ep_config_t config = r.config();
-    config.element = GIN_EP_E4M3_F32;
+    config.element = element;
     gin::ep::Group group(r.comm, config);
     gin::ep::Slot slot(group, 0);
     auto kernel = gin::Kernel::of<experts_e4m3>("experts_e4m3");
-    Batch batch(r.rank, 40);
+    Batch batch(r.rank, 40 + element);
+    // A row of zeros, and rows of other magnitudes.
+    for (uint32_t i = 0; i < batch.count * HIDDEN; i++) batch.rows[i] *= std::ldexp(1.0f, int(i / HIDDEN) * 3 - 9);
+    if (batch.count > 1) std::fill(batch.rows.begin(), batch.rows.begin() + HIDDEN, 0.0f);
     Given<uint16_t> given;
     given.set(batch, batch.bf16());
     Elements<uint16_t> output(ROOM * HIDDEN), elsewhere(r.ranks * ROOM * HIDDEN);
     slot.exchange(r.stream, given.tokens());
-    r.stream.launch(kernel, SHAPE, slot.received(), r.first_expert, elsewhere.data(), ROOM);
+    r.stream.launch(kernel, SHAPE, slot.received(), r.first_expert, elsewhere.data(), ROOM, uint32_t(element));
     gin_ep_combine_t combine = gin::ep::combine(output.memory());
     combine.rows = elsewhere.memory();
     slot.combine(r.stream, combine);
     r.stream.synchronize();
     check_sums(batch, output, [&](uint32_t token, uint32_t column) {
-        float greatest = 1e-4f;
+        float greatest = 0;
         for (uint32_t i = 0; i < HIDDEN; i++) greatest = std::max(greatest, std::fabs(batch.rows[token * HIDDEN + i]));
+        float scale = scale_of(greatest, element);
+        float factor = element == GIN_EP_E4M3_F32 ? 448 / std::max(greatest, 1e-4f) : 1 / scale;
         auto value = [&](uint32_t row, uint32_t column) {
-            return e4m3_value(e4m3_of(batch.rows[row * HIDDEN + column] * (448 / greatest))) * (greatest / 448);
+            return e4m3_value(e4m3_of(batch.rows[row * HIDDEN + column] * factor)) * scale;
         };
         auto round = [](float value) { return Bf16::widen(Bf16::narrow(value)); };
         return Bf16::narrow(sum_over_ranks(batch, r.ranks, token, column, round, value));
     });
     r.done(slot, group);
+}
+
+static void e4m3_rows(Rank& r) {
+    for (gin_ep_element_t element : {GIN_EP_E4M3_F32, GIN_EP_E4M3_F32_POWERS, GIN_EP_E4M3_UE8M0}) e4m3_rows_of(r, element);
 }
 
 // Rows of bytes with scales arrive as they were sent.

@@ -4,7 +4,7 @@
 
 #include "ep.hpp"
 
-#include <cstdlib>
+#include <chrono>
 
 /// Checks the status of a call and a part of its text. No text has names of Rust.
 static void fails(gin_status_t status, gin_status_t expected, const char* part) {
@@ -323,11 +323,16 @@ static void busy(Rank& r) {
     seen = false;
     r.job.barrier();
     if (r.rank == 0) {
-        std::thread other([&] { r.comm.destroy(); });
+        gin_status_t ended = GIN_ERROR_BUSY;
+        std::thread other([&] {
+            // The calls of this thread may be under way.
+            while (ended == GIN_ERROR_BUSY) ended = gin_comm_destroy(r.comm.raw());
+        });
         while (gin_ep_receive(slot.raw(), r.stream.raw()) == GIN_ERROR_STATE) std::this_thread::yield();
         fails(gin_ep_receive(slot.raw(), r.stream.raw()), GIN_ERROR_BUSY, "another thread destroys the communicator");
         seen = true;
         other.join();
+        HOLDS(ended == GIN_OK);
     } else {
         while (!seen) std::this_thread::yield();
         r.comm.destroy();
@@ -351,6 +356,8 @@ static void aborted(Rank& r) {
         HOLDS(report && report->code == GIN_EP_STOPPED);
         fails(gin_comm_check(r.comm.raw()), GIN_ERROR_ENDED, "abort");
     } else {
+        // Without a deadline only the abort ends the wait.
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
         r.comm.abort();
     }
     // Neither waits for the other rank.
