@@ -18,9 +18,10 @@ pub mod permuted;
 pub mod slot;
 pub mod types;
 
-use crate::status::Failure;
+use crate::status::{Failure, outputs};
 use crate::types::gin_status_t::{GIN_ERROR_ARGUMENT, GIN_ERROR_BUSY, GIN_ERROR_NETWORK, GIN_ERROR_STATE};
 use gin_ep::EpError;
+use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 impl From<EpError> for Failure {
@@ -75,6 +76,18 @@ fn in_c(text: &str) -> String {
         ("`deadline` is", "`deadline_ms` is"),
     ];
     names.iter().fold(text.to_owned(), |text, (rust, c)| text.replace(rust, c))
+}
+
+/// Writes the first `capacity` counts, and the number of all. A call comes here when nothing else can fail.
+fn write_all<T: Copy + Default>(
+    all: &[T],
+    counts: *mut T,
+    capacity: usize,
+    count: &mut MaybeUninit<usize>,
+) -> Result<(), Failure> {
+    outputs(counts, capacity, "counts")?.iter_mut().zip(all).for_each(|(to, from)| *to = *from);
+    count.write(all.len());
+    Ok(())
 }
 
 /// Locks the state of an object, unless another call has it.

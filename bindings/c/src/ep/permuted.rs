@@ -2,12 +2,14 @@
 //! Layouts of received rows, and plans.
 
 use super::group::{Core, Group};
+use super::memory::Given;
 use super::slot::Slot;
 use super::types::{
     gin_ep_group_t, gin_ep_permuted_memory_t, gin_ep_permuted_t, gin_ep_plan_t, gin_ep_slot_t, gin_ep_tokens_t,
     gin_memory_t,
 };
-use crate::status::{Failure, call, output, outputs};
+use super::write_all;
+use crate::status::{Failure, call, output};
 use crate::table;
 use crate::types::gin_status_t::GIN_ERROR_STATE;
 use crate::types::{gin_status_t, gin_stream_t};
@@ -113,11 +115,7 @@ pub unsafe extern "C" fn gin_ep_permuted_counts(
 ) -> gin_status_t {
     call("gin_ep_permuted_counts", || {
         let (permuted, count) = (table::get::<Permuted>(permuted.id)?, output(count, "count")?);
-        let out = outputs(counts, capacity, "counts")?;
-        let all = permuted.inner.fetch_counts()?;
-        out.iter_mut().zip(&all).for_each(|(to, from)| *to = *from);
-        count.write(all.len());
-        Ok(())
+        write_all(&permuted.inner.fetch_counts()?, counts, capacity, count)
     })
 }
 
@@ -148,7 +146,7 @@ pub unsafe extern "C" fn gin_ep_plan_create(
                 let text = "a plan allocates memory, which a capture does not allow: make it before the capture";
                 return Err(Failure::new(GIN_ERROR_STATE, text));
             }
-            let given = super::memory::Given::take(core, tokens)?;
+            let given = Given::take(core, tokens)?;
             Ok(lent.slot.plan(stream, &given.tokens())?)
         })?;
         let plan = Plan { core: slot.core.clone(), inner };

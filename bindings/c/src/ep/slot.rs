@@ -7,9 +7,9 @@ use super::types::{
     gin_device_ep_received_t, gin_ep_combine_t, gin_ep_group_t, gin_ep_permuted_t, gin_ep_slot_t, gin_ep_tokens_t,
     gin_memory_t,
 };
-use super::{enter, no_dispatch};
+use super::{enter, no_dispatch, write_all};
 use crate::launch::Stream;
-use crate::status::{Failure, call, output, outputs};
+use crate::status::{Failure, call, output};
 use crate::table;
 use crate::types::gin_status_t::{GIN_ERROR_HANDLE, GIN_ERROR_STATE};
 use crate::types::{gin_status_t, gin_stream_t};
@@ -291,16 +291,14 @@ pub unsafe extern "C" fn gin_ep_received_counts(
 ) -> gin_status_t {
     call("gin_ep_received_counts", || {
         let (slot, count) = (table::get::<Slot>(slot.id)?, output(count, "count")?);
-        let (out, ranks) = (outputs(counts, capacity, "counts")?, slot.core.sizes.ranks as usize);
+        let mut all = vec![0u64; slot.core.sizes.ranks as usize];
         slot.with(|lent| {
             let epoch = lent.slot.epoch()?;
             let received = lent.received()?;
             let (arena, offsets) = received.offsets(epoch);
-            let wanted = out.len().min(ranks);
-            Ok(arena.read(offsets.got(0), &mut out[..wanted])?)
+            Ok(arena.read(offsets.got(0), &mut all)?)
         })?;
-        count.write(ranks);
-        Ok(())
+        write_all(&all, counts, capacity, count)
     })
 }
 

@@ -145,7 +145,10 @@ static void bf16_rows(Rank& r) {
         }
         r.stream.synchronize();
         std::vector<uint64_t> counts = slot.counts();
-        HOLDS(counts.size() == r.ranks);
+        uint64_t two[2] = {0, 77};
+        std::size_t count;
+        gin::check(gin_ep_received_counts(slot.raw(), two, 1, &count));
+        HOLDS(counts.size() == r.ranks && count == r.ranks && two[0] == counts[0] && two[1] == 77);
         for (uint32_t source = 0; source < r.ranks; source++)
             HOLDS(counts[source] == rows_for(Batch(source, round), r.ranks, r.rank));
         gin_ep_combine_t combine = gin::ep::combine(output.memory());

@@ -191,8 +191,10 @@ static void steps(Rank& r) {
         fails(gin_ep_combine(slot.raw(), r.stream.raw(), &combine), GIN_ERROR_STATE, part);
         fails(gin_ep_release(slot.raw()), GIN_ERROR_STATE, part);
         fails(gin_ep_received_device(slot.raw(), &device), GIN_ERROR_STATE, part);
-        std::size_t count;
-        fails(gin_ep_received_counts(slot.raw(), nullptr, 0, &count), GIN_ERROR_STATE, part);
+        std::size_t count = 77;
+        uint64_t counts[2] = {88, 99};
+        fails(gin_ep_received_counts(slot.raw(), counts, 2, &count), GIN_ERROR_STATE, part);
+        HOLDS(count == 77 && counts[0] == 88 && counts[1] == 99);
     };
     const char* no_dispatch = "slot 0 has no dispatch for this call: begin one by gin_ep_dispatch or gin_ep_exchange";
     nothing_received(no_dispatch);

@@ -138,6 +138,7 @@ pub(crate) fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -
     let stream = gin_stream_t { id: handles.of_kind(STREAM, choice.rotate_right(21)) };
     let graph = gin_graph_t { id: of(GRAPH) };
     let (tokens, combine) = (tokens(handles, choice, number), combine(handles, choice, number));
+    let rows = memory(number >> 1);
     let tokens = if number % 13 == 12 { null() } else { &raw const tokens };
     let mut made = 0u64;
     // Safety: pointers are null, or to values of these types that live during the call. Kernels use memory that is
@@ -151,7 +152,7 @@ pub(crate) fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -
             4 => gin_ep_exchange(slot, stream, tokens),
             5 => gin_ep_exchange_into(slot, stream, tokens, permuted),
             6 => gin_ep_permute(slot, stream, permuted),
-            7 => gin_ep_reduce(slot, stream, permuted, if number & 1 == 0 { null() } else { &memory(number >> 1) }),
+            7 => gin_ep_reduce(slot, stream, permuted, if number & 1 == 0 { null() } else { &rows }),
             8 => gin_ep_combine(slot, stream, if number % 13 == 12 { null() } else { &combine }),
             9 => gin_ep_release(slot),
             10 => {
