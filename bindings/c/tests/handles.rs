@@ -491,7 +491,15 @@ fn calls_beside_one_that_waits_for_other_ranks_are_busy_but_four() {
         assert_eq!((status, of_other), (GIN_OK, GIN_OK));
         // Rank 0 waits for rank 1 until that makes the call, too, then until an abort.
         for aborts in [false, true] {
-            let waiting = scope.spawn(move || alloc(comm));
+            // A call of the other thread, which asks below, may refuse it at first.
+            let waiting = scope.spawn(move || {
+                loop {
+                    let status = alloc(comm);
+                    if status != gin_status_t::GIN_ERROR_BUSY {
+                        return status;
+                    }
+                }
+            });
             while stats(comm) == GIN_OK {
                 std::thread::yield_now();
             }

@@ -306,7 +306,11 @@ static void busy(Rank& r) {
     seen = false;
     r.job.barrier();
     if (r.rank == 0) {
-        std::thread other([&] { group.readmit(); });
+        gin_status_t admitted = GIN_ERROR_BUSY;
+        std::thread other([&] {
+            // The calls of this thread may be under way.
+            while (admitted == GIN_ERROR_BUSY) admitted = gin_ep_group_readmit(group.raw());
+        });
         uint32_t found;
         gin_ep_report_t report;
         while (gin_ep_group_status(group.raw(), &found, &report) == GIN_OK) std::this_thread::yield();
@@ -315,6 +319,7 @@ static void busy(Rank& r) {
         fails(gin_comm_destroy(r.comm.raw()), GIN_ERROR_BUSY, "another thread launches kernels of gin");
         seen = true;
         other.join();
+        HOLDS(admitted == GIN_OK);
     } else {
         while (!seen) std::this_thread::yield();
         group.readmit();
