@@ -69,7 +69,7 @@ pub(crate) struct GroupState {
     pub(crate) sum_bytes: u32,
     /// The kernels may be launched as dependent ones.
     has_dependents: bool,
-    pub(crate) permute: [Function; 4],
+    pub(crate) permute: [Function; 5],
     pub(crate) plan: Function,
     pub(crate) reserve: Function,
     pub(crate) dispatch: Function,
@@ -228,7 +228,8 @@ impl GroupState {
         let (element, combine_at_source) = (config.element, config.combine_at_source);
         let sum_bytes = if config.combine_f32 { sizes.combine_bytes / 2 } else { sizes.combine_bytes };
         let permute = |part: &str| kernels.function(&format!("ep_permute_{part}"));
-        let permute = [permute("count")?, permute("assign")?, permute("copy")?, permute("arriving")?];
+        let [count, assign, details] = [permute("count")?, permute("assign")?, permute("details")?];
+        let permute = [count, assign, permute("copy")?, permute("arriving")?, details];
         Ok(Self {
             device,
             arena,
@@ -328,6 +329,12 @@ impl Group {
     /// Returns the sizes for kernels, which all slots have.
     pub fn sizes(&self) -> gin_ep_kernels::Sizes {
         self.state.sizes()
+    }
+
+    /// Returns whether [`Slot::exchange_into`] puts rows into an expert-major layout in the kernel of the dispatch. For
+    /// other ranks such a call is the same as [`Slot::exchange`]. All ranks of a group get the same result.
+    pub fn expands(&self) -> bool {
+        self.state.is_near() && self.state.expands()
     }
 
     /// Returns the number of blocks of a launch.

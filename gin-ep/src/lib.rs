@@ -44,7 +44,7 @@ pub use error::{EpError, Report};
 pub use gin_ep_kernels::Code;
 pub use group::Group;
 pub use grouped::{Experts, GroupedMatmul, Products};
-pub use layout::{Layout, Permuted, View};
+pub use layout::{Layout, Permuted, PermutedMemory, View};
 pub use matmul::{Matmul, MatmulConfig, Operands, Part};
 #[doc(hidden)]
 pub use multiplier::Instructions;

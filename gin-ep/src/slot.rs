@@ -368,7 +368,7 @@ impl Slot {
         let (group, params) = (&self.group, self.state().params);
         self.extend(stream, &to.used())?;
         let shape = group.following(LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32));
-        let [count, assign, copy, copy_arriving] = &group.permute;
+        let [count, assign, copy, copy_arriving, details] = &group.permute;
         let (view, slot) = (View(view), Plain(params));
         // Safety of all launches: the rows or their metadata were received, the memory is that of the permuted rows and
         // is kept, and kernels of a stream follow each other.
@@ -384,6 +384,9 @@ impl Slot {
             unsafe { stream.launch(copy_arriving, group.following(copies), &arguments)? };
         } else if to.rows().is_some() {
             unsafe { stream.launch(copy, shape, &[&view])? };
+        }
+        if to.layout == Layout::ExpertMajorFixed {
+            unsafe { stream.launch(details, shape, &[&view])? };
         }
         Ok(())
     }

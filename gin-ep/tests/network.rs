@@ -97,7 +97,7 @@ fn rows_reach_ranks_over_the_network_with_the_bits_of_the_oracle() {
 fn rows_for_each_id_and_all_elements_and_layouts_cross_a_network() {
     let shape = Shape { ranks: 4, experts: 7, topk: 5, hidden: 48 };
     on_networks(4, 9, &[1, 2], |rank, comm| support::combine_at_source(rank, comm, &config(&shape, 12), &shape, 12));
-    for layout in [Layout::Flat, Layout::ExpertMajorPacked { align: 8 }] {
+    for layout in [Layout::Flat, Layout::ExpertMajorPacked { align: 8 }, Layout::ExpertMajorFixed] {
         on_networks(4, 8, &[2], |rank, comm| {
             support::layouts::layout(rank, comm, &config(&shape, 12), layout, &shape, 12)
         });

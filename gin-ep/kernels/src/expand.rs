@@ -12,9 +12,9 @@ use crate::expert_major::{NEXT, OFFSETS, Part, TOTALS, WINDOW, fill};
 use crate::format::{Format, load_unit, store_unit};
 use crate::network::Near;
 use crate::params::{DECIDED, DISPATCH, EPOCH, MASKED, Sizes, TokenParams};
-use crate::permute::{EXPERT_MAJOR_PADDED, NONE, prefix_sum, total_of};
+use crate::permute::{EXPERT_MAJOR_PACKED, EXPERT_MAJOR_PADDED, NONE, prefix_sum, store_details, total_of};
 use crate::protocol::{self, Launch, Sent};
-use crate::status::{self, Code};
+use crate::status;
 use crate::{SlotParams, UNIT};
 use gin_device::prelude::*;
 use gin_device::sys::{Global, Word};
@@ -153,8 +153,8 @@ impl<'a> Expansion<'a> {
     }
 
     #[inline(always)]
-    const fn is_padded(&self) -> bool {
-        self.to.kind == EXPERT_MAJOR_PADDED
+    const fn is_packed(&self) -> bool {
+        self.to.kind == EXPERT_MAJOR_PACKED
     }
 
     /// Returns rows of a source.
@@ -168,7 +168,7 @@ impl<'a> Expansion<'a> {
     /// Finds the zones of a packed layout, in shared memory. All threads of the block call.
     #[inline(always)]
     fn find_zones(&self) {
-        if self.is_padded() {
+        if !self.is_packed() {
             return;
         }
         let (totals, offsets, experts) = (TOTALS.array(), OFFSETS.array(), self.to.experts);
@@ -201,7 +201,7 @@ impl<'a> Expansion<'a> {
     unsafe fn step(&self, number: u32) -> bool {
         let to = self.to;
         if number >= self.chunks {
-            let (expert, has_gaps) = (number - self.chunks, !self.is_padded() && to.align > 1);
+            let (expert, has_gaps) = (number - self.chunks, self.is_packed() && to.align > 1);
             if !has_gaps || expert >= to.experts {
                 return false;
             }
@@ -214,34 +214,46 @@ impl<'a> Expansion<'a> {
             source += 1;
         }
         let part = self.part(source, chunk * self.chunk, (chunk + 1) * self.chunk);
-        self.find_places(&part);
+        let is_last = chunk + 1 == self.chunks_of(source);
+        self.find_places(&part, is_last);
         if number == 0 {
             self.store_zones();
         }
-        if self.is_padded() && chunk + 1 == self.chunks_of(source) {
+        if !self.is_packed() && is_last {
             self.store_counts(source);
         }
         // Safety: the caller's promise.
         unsafe { self.copy(&part) };
+        if to.has_details() {
+            self.copy_details(&part);
+        }
         true
     }
 
-    /// Gives the rows of a chunk their places. All threads of the block call.
+    /// Gives the rows of a chunk their places. If the chunk is the last one of its source and the layout is fixed,
+    /// `TOTALS` has for each expert the rows of earlier sources. All threads of the block call.
     #[inline(always)]
-    fn find_places(&self, part: &Part<'_>) {
+    fn find_places(&self, part: &Part<'_>, is_last: bool) {
         let (next, offsets, to) = (NEXT.array(), OFFSETS.array(), self.to);
-        let sizes = &to.received.slot().sizes;
         for expert in Block.stripe(to.experts as usize) {
-            if self.is_padded() {
-                offsets.write(expert, (expert as u32 * sizes.ranks + part.source) * sizes.tokens);
+            if !self.is_packed() {
+                offsets.write(expert, to.zone_of(expert as u32, part.source));
             }
             next.write(expert, offsets.read(expert));
         }
         Block.sync();
-        let mut source = if self.is_padded() { part.source } else { 0 };
+        let mut source = if to.kind == EXPERT_MAJOR_PADDED { part.source } else { 0 };
         while source < part.source {
             self.part(source, 0, u32::MAX).count_ids(next, 0, to.experts);
             source += 1;
+        }
+        if to.is_fixed() && is_last {
+            Block.sync();
+            for expert in Block.stripe(to.experts as usize) {
+                TOTALS.array().write(expert, next.read(expert) - offsets.read(expert));
+            }
+            // All have read the counters before they go on.
+            Block.sync();
         }
         self.part(source, 0, part.first).count_ids(next, 0, to.experts);
         Block.sync();
@@ -255,8 +267,9 @@ impl<'a> Expansion<'a> {
     #[inline(always)]
     fn store_zones(&self) {
         let (to, sizes) = (self.to, &self.to.received.slot().sizes);
-        if self.is_padded() {
-            return total_of(to, to.experts * sizes.ranks * sizes.tokens);
+        if !self.is_packed() {
+            let zones = if to.is_fixed() { to.experts } else { to.experts * sizes.ranks };
+            return total_of(to, zones * to.zone);
         }
         let (totals, offsets) = (TOTALS.array(), OFFSETS.array());
         for expert in Block.stripe(to.experts as usize) {
@@ -267,18 +280,27 @@ impl<'a> Expansion<'a> {
         total_of(to, offsets.read(last) + totals.read(last).next_multiple_of(to.align));
     }
 
-    /// Stores the numbers of a source's rows in a padded layout, after the places of the last chunk. All threads of one
-    /// block call.
+    /// Stores the numbers of a source's rows in a padded or fixed layout, after the places of the last chunk. All
+    /// threads of one block call.
     #[inline(always)]
     fn store_counts(&self, source: u32) {
-        let (to, slot) = (self.to, self.to.received.slot());
-        for expert in Block.stripe(to.experts as usize) {
-            let rows = NEXT.array().read(expert) - OFFSETS.array().read(expert);
-            to.store(to.word(1 + expert as u32 * slot.sizes.ranks + source), rows);
+        let (to, ranks) = (self.to, self.to.received.ranks());
+        for index in Block.stripe(to.experts as usize) {
+            let (expert, rows) = (index as u32, NEXT.array().read(index) - OFFSETS.array().read(index));
+            let mut word = 1 + expert * ranks + source;
+            if to.is_fixed() {
+                let first = TOTALS.array().read(index);
+                to.store_range((expert, source), first, rows - first);
+                if source + 1 < ranks {
+                    continue;
+                }
+                word = 1 + expert;
+                to.store(to.word(1 + to.experts + expert), expert * to.zone);
+            }
+            to.store(to.word(word), rows);
             // Tokens that name an expert twice may fill more than its zone.
-            if rows > slot.sizes.tokens {
-                let (arena, limit) = (to.received.arena(), slot.sizes.tokens.into());
-                status::report(arena, slot, Code::TooManyRows, source, expert as u64, rows.into(), limit);
+            if rows > to.zone {
+                to.report_full(source, expert, rows);
             }
         }
     }
@@ -314,6 +336,20 @@ impl<'a> Expansion<'a> {
                 // Safety: a row of the layout.
                 unsafe { store_unit(to.row(place).addr() as u64, pair, pairs, &data) };
             }
+        }
+    }
+
+    /// Stores the tokens and the scales of a chunk's rows at their places. All threads of the block call.
+    #[inline(always)]
+    fn copy_details(&self, part: &Part<'_>) {
+        let (to, k) = (self.to, lane_index());
+        let (slot, topk) = (to.received.slot(), to.received.topk());
+        let mut row = Block.rank() / WARP_SIZE;
+        while row < part.end - part.first {
+            let place = if k < topk { PLACES.array().read((row * topk + k) as usize) } else { NONE };
+            // Safety: the metadata of a received row.
+            unsafe { store_details(to, part.rows.meta(slot, part.first + row), place, true) };
+            row += Block.size() / WARP_SIZE;
         }
     }
 }

@@ -7,7 +7,6 @@
 use crate::params::{Sizes, load};
 use crate::permute::{EXPERT_MAJOR_PACKED, EXPERT_MAJOR_PADDED, NONE, PermutedRows, prefix_sum};
 use crate::received::Source;
-use crate::status::{self, Code};
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
 
@@ -32,7 +31,7 @@ const fn parts(sizes: &Sizes) -> u32 {
     if parts == 0 { 1 } else { parts }
 }
 
-/// Returns the number of counts of parts of an expert-major layout: words behind its counts.
+/// Returns the number of counts of parts of an expert-major layout.
 #[must_use]
 pub const fn part_counts(sizes: &Sizes) -> u64 {
     (parts(sizes) * sizes.ranks) as u64 * sizes.local() as u64
@@ -88,8 +87,7 @@ impl<'a> Part<'a> {
     /// Returns the address of the count of an expert in a part.
     #[inline(always)]
     fn count_at(&self, part: u32, expert: u32) -> u64 {
-        let counts = self.to.experts * if self.to.kind == EXPERT_MAJOR_PADDED { self.to.received.ranks() } else { 2 };
-        self.to.word(1 + counts + part * self.to.experts + expert)
+        count_at(self.to, part, expert)
     }
 
     /// Calls with each window of experts: its first one, and their number.
@@ -208,22 +206,23 @@ impl<'a> Part<'a> {
             end += all;
             for expert in mine {
                 let (number, rows) = (window + expert, totals.read(expert as usize));
-                let zone = if is_packed { first } else { (number * sizes.ranks + self.source) * sizes.tokens };
+                let zone = if is_packed { first } else { to.zone_of(number, self.source) };
                 first += padded(expert);
                 offsets.write(expert as usize, zone);
                 next.add(expert as usize, zone);
-                if is_packed && self.number == 0 {
+                // The first part of a source, or of all, stores the numbers.
+                let by_source = to.kind == EXPERT_MAJOR_PADDED;
+                if self.number != if by_source { self.source * parts(sizes) } else { 0 } {
+                    continue;
+                }
+                if by_source {
+                    to.store(to.word(1 + number * sizes.ranks + self.source), rows);
+                } else {
                     to.store(to.word(1 + number), rows);
                     to.store(to.word(1 + to.experts + number), zone);
                 }
-                if !is_packed && self.number == self.source * parts(sizes) {
-                    to.store(to.word(1 + number * sizes.ranks + self.source), rows);
-                    // Tokens that name an expert twice may fill more than its zone.
-                    if rows > sizes.tokens {
-                        let (received, limit) = (&to.received, sizes.tokens.into());
-                        let (arena, slot, code) = (received.arena(), received.slot(), Code::TooManyRows);
-                        status::report(arena, slot, code, self.source, number.into(), rows.into(), limit);
-                    }
+                if to.zone != 0 && rows > to.zone {
+                    to.report_full(self.source, number, rows);
                 }
             }
             Block.sync();
@@ -249,7 +248,7 @@ impl<'a> Part<'a> {
     #[inline(always)]
     pub(crate) fn put(&self, window: u32, number: u32, visit: impl Fn(u32, u32)) {
         let (offsets, next, lane) = (OFFSETS.array(), NEXT.array(), gin_device::coop::lane());
-        let (to, tokens) = (self.to, self.to.received.slot().sizes.tokens);
+        let to = self.to;
         let put = |index: u32, id: u32| {
             let expert = id.wrapping_sub(window);
             let is_here = expert < number;
@@ -266,7 +265,7 @@ impl<'a> Part<'a> {
             }
             Warp.sync();
             if is_here {
-                if to.kind == EXPERT_MAJOR_PADDED && place - offsets.read(expert as usize) >= tokens {
+                if to.zone != 0 && place - offsets.read(expert as usize) >= to.zone {
                     place = NONE;
                 }
                 let (row, k) = self.place(index);
@@ -288,6 +287,26 @@ impl<'a> Part<'a> {
             index += 4 * WARP_SIZE;
         }
     }
+}
+
+#[inline(always)]
+fn count_at(to: &PermutedRows, part: u32, expert: u32) -> u64 {
+    to.parts + 4 * u64::from(part * to.experts + expert)
+}
+
+/// Returns the number of rows of an expert from a source.
+///
+/// # Safety
+/// - As [`count`], after it.
+#[inline(always)]
+pub(crate) unsafe fn rows_from(to: &PermutedRows, expert: u32, source: u32) -> u32 {
+    let parts = parts(&to.received.slot().sizes);
+    let mut rows = 0;
+    for part in source * parts..(source + 1) * parts {
+        // Safety: a count, which an earlier kernel stored.
+        rows += unsafe { load(count_at(to, part, expert)) };
+    }
+    rows
 }
 
 /// Fills the gap behind the rows of a zone with zeros. All threads of the block call.

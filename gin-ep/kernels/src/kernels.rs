@@ -225,6 +225,7 @@ permutes! {
     ep_permute_count count;
     ep_permute_assign assign;
     ep_permute_copy copy;
+    ep_permute_details details;
 }
 
 /// Runs [`permute::copy_arriving`].

@@ -88,8 +88,8 @@ pub use kernels::{
     ep_combine_wide_gdaki, ep_combine_wide_proxy, ep_dispatch, ep_dispatch_e4m3, ep_dispatch_e4m3_gdaki,
     ep_dispatch_e4m3_proxy, ep_dispatch_gdaki, ep_dispatch_into, ep_dispatch_into_e4m3, ep_dispatch_proxy,
     ep_dispatch_shared, ep_dispatch_shared_e4m3, ep_permute_arriving, ep_permute_assign, ep_permute_copy,
-    ep_permute_count, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32, ep_reduce_wide, ep_reserve,
-    ep_send_metadata, ep_send_rows, ep_send_rows_e4m3,
+    ep_permute_count, ep_permute_details, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32, ep_reduce_wide,
+    ep_reserve, ep_send_metadata, ep_send_rows, ep_send_rows_e4m3,
 };
 pub use network::Network;
 pub use params::{

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Received rows in other layouts: flat, and expert-major. Three kernels in a row.
+//! Received rows in other layouts: flat, and expert-major. Three kernels in a row; four for a fixed layout.
 //!
 //! The first counts the rows of each expert, the second gives each row its places, the third copies, also while rows
 //! arrive whose metadata has arrived. A place is the number of earlier rows, by source, token and position of the id,
 //! so it is the same in every grid.
 
 use crate::dispatch::{Arena, is_silent};
-use crate::expert_major::assign as expert_major;
 pub use crate::expert_major::count;
+use crate::expert_major::{assign as expert_major, rows_from};
 use crate::format::{load_unit, store_unit};
 use crate::params::{DISPATCH, load};
 use crate::protocol::{Launch, wait_for};
@@ -16,7 +16,7 @@ use crate::status::{self, Code};
 use crate::{ReceivedRows, UNIT};
 use gin_device::prelude::*;
 use gin_device::sys::Global;
-use gin_device::sys::data::store_weak_u32;
+use gin_device::sys::data::{store_weak_u32, store_weak_u64};
 
 /// [`LayoutMemory::kind`]: one row for each received one, without gaps.
 pub const FLAT: u32 = 0;
@@ -26,6 +26,9 @@ pub const EXPERT_MAJOR_PADDED: u32 = 1;
 /// [`LayoutMemory::kind`]: zones of experts, one row for each id. Their lengths are multiples of
 /// [`LayoutMemory::align`]; zeros fill them up.
 pub const EXPERT_MAJOR_PACKED: u32 = 2;
+/// [`LayoutMemory::kind`]: `[expert][row]`, one row for each id, without gaps between the rows of a zone. A zone of an
+/// expert has room for as many rows as a rank may receive.
+pub const EXPERT_MAJOR_FIXED: u32 = 3;
 
 /// The place of no row.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -45,13 +48,24 @@ pub struct LayoutMemory {
     /// The address of a word for each received row, and each id if the layout is expert-major: its place.
     pub row_map: u64,
     /// The address of words: the number of rows with gaps; for each expert the number of its rows, from each source if
-    /// the layout is padded; and, if it is packed, for each expert its first row.
+    /// the layout is padded; and, if it is packed or fixed, for each expert its first row. If it is fixed, pairs of words
+    /// follow at a multiple of 8: for each expert and source the number of its rows, and its first row in the zone.
     pub counts: u64,
+    /// The address of words for the counts of parts of an expert-major layout: [`part_counts`](crate::part_counts).
+    pub parts: u64,
+    /// The address of the scales of a fixed layout with rows: `[expert][word][row]`; 0 if they are not copied.
+    pub scales: u64,
+    /// The address of a word for each row of a fixed layout with rows, the number of its token at the source; 0 if there
+    /// is none.
+    pub tokens: u64,
     /// The maximum number of rows.
     pub capacity: u32,
     /// Number of rows of which the length of a zone is a multiple.
     pub align: u32,
-    /// [`FLAT`], [`EXPERT_MAJOR_PADDED`] or [`EXPERT_MAJOR_PACKED`].
+    /// Number of rows from a zone to the next one: of an expert if the layout is fixed, of an expert and a source if it
+    /// is padded; 0 otherwise.
+    pub zone: u32,
+    /// [`FLAT`], [`EXPERT_MAJOR_PADDED`], [`EXPERT_MAJOR_PACKED`] or [`EXPERT_MAJOR_FIXED`].
     pub kind: u32,
     /// Number of experts of this rank that the layout has.
     pub experts: u32,
@@ -70,8 +84,12 @@ pub struct PermutedRows {
     pub(crate) source_info: u64,
     pub(crate) row_map: u64,
     pub(crate) counts: u64,
+    pub(crate) parts: u64,
+    pub(crate) scales: u64,
+    pub(crate) tokens: u64,
     pub(crate) capacity: u32,
     pub(crate) align: u32,
+    pub(crate) zone: u32,
     pub(crate) kind: u32,
     pub(crate) experts: u32,
 }
@@ -83,8 +101,23 @@ impl PermutedRows {
     /// - The memory is that of permuted rows of the group whose rows these are.
     #[must_use]
     pub const unsafe fn new(received: ReceivedRows, layout: LayoutMemory) -> Self {
-        let LayoutMemory { rows, source_info, row_map, counts, capacity, align, kind, experts } = layout;
-        Self { received, rows, source_info, row_map, counts, capacity, align, kind, experts }
+        let LayoutMemory { rows, source_info, row_map, counts, parts, scales, tokens, .. } = layout;
+        let LayoutMemory { capacity, align, zone, kind, experts, .. } = layout;
+        Self {
+            received,
+            rows,
+            source_info,
+            row_map,
+            counts,
+            parts,
+            scales,
+            tokens,
+            capacity,
+            align,
+            zone,
+            kind,
+            experts,
+        }
     }
 
     /// Returns the received rows.
@@ -101,7 +134,7 @@ impl PermutedRows {
         self.capacity
     }
 
-    /// Returns [`FLAT`], [`EXPERT_MAJOR_PADDED`] or [`EXPERT_MAJOR_PACKED`].
+    /// Returns [`FLAT`], [`EXPERT_MAJOR_PADDED`], [`EXPERT_MAJOR_PACKED`] or [`EXPERT_MAJOR_FIXED`].
     #[inline(always)]
     #[must_use]
     pub const fn kind(&self) -> u32 {
@@ -121,36 +154,84 @@ impl PermutedRows {
         unsafe { load(self.word(0)) }
     }
 
-    /// Returns the number of rows of an expert of this rank, in a packed layout; 0 if there is no such expert.
+    /// Returns the number of rows of an expert of this rank, in a packed or fixed layout; 0 if there is no such expert.
     #[inline(always)]
     #[must_use]
     pub fn count(&self, expert: u32) -> u32 {
-        if self.kind != EXPERT_MAJOR_PACKED || expert >= self.experts {
-            0
-        } else {
-            unsafe { load(self.word(1 + expert)) }
-        }
+        if self.has_zones() && expert < self.experts { unsafe { load(self.word(1 + expert)) } } else { 0 }
     }
 
-    /// Returns the number of rows of an expert from a source, in a padded layout; 0 if there is no such expert.
+    /// Returns the number of rows of an expert from a source, in a padded or fixed layout; 0 if there is no such expert
+    /// or source.
     #[inline(always)]
     #[must_use]
     pub fn count_from(&self, expert: u32, source: u32) -> u32 {
         let ranks = self.received.ranks();
-        if self.kind != EXPERT_MAJOR_PADDED || expert >= self.experts || source >= ranks {
+        if expert >= self.experts || source >= ranks {
             return 0;
         }
-        unsafe { load(self.word(1 + expert * ranks + source)) }
+        match self.kind {
+            EXPERT_MAJOR_PADDED => unsafe { load(self.word(1 + expert * ranks + source)) },
+            EXPERT_MAJOR_FIXED => unsafe { load(self.range_at(expert, source)) },
+            _ => 0,
+        }
     }
 
-    /// Returns the first row of an expert, in a packed layout. The expert after the last one has the total.
+    /// Returns the first row of an expert, in a packed or fixed layout. The expert after the last one has the total.
     #[inline(always)]
     #[must_use]
     pub fn offset(&self, expert: u32) -> u32 {
-        if self.kind != EXPERT_MAJOR_PACKED || expert >= self.experts {
+        if !self.has_zones() || expert >= self.experts {
             return self.total();
         }
         unsafe { load(self.word(1 + self.experts + expert)) }
+    }
+
+    /// Returns whether an expert has one zone for the rows of all sources.
+    #[inline(always)]
+    const fn has_zones(&self) -> bool {
+        const { assert!(EXPERT_MAJOR_FIXED == EXPERT_MAJOR_PACKED + 1) };
+        self.kind >= EXPERT_MAJOR_PACKED
+    }
+
+    #[inline(always)]
+    pub(crate) const fn is_fixed(&self) -> bool {
+        self.kind == EXPERT_MAJOR_FIXED
+    }
+
+    /// Returns whether tokens or scales are stored with the rows.
+    #[inline(always)]
+    pub(crate) const fn has_details(&self) -> bool {
+        self.tokens != 0 || self.scales != 0
+    }
+
+    /// Returns the first row of the zone of an expert, or of an expert and a source. The layout is not packed.
+    #[inline(always)]
+    pub(crate) fn zone_of(&self, expert: u32, source: u32) -> u32 {
+        let zone = if self.is_fixed() { expert } else { expert * self.received.ranks() + source };
+        zone * self.zone
+    }
+
+    /// Returns the address of the number of an expert's rows from a source, and of its first row, in a fixed layout.
+    #[inline(always)]
+    fn range_at(&self, expert: u32, source: u32) -> u64 {
+        self.word(2 + 2 * self.experts) + 8 * (u64::from(expert) * u64::from(self.received.ranks()) + u64::from(source))
+    }
+
+    /// Stores the first row in an expert's zone and the number of rows from a source, in a fixed layout.
+    #[inline(always)]
+    pub(crate) fn store_range(&self, (expert, source): (u32, u32), first: u32, rows: u32) {
+        let range = u64::from(first) << 32 | u64::from(rows);
+        // Safety: a pair of words of the layout.
+        unsafe { store_weak_u64(self.range_at(expert, source) as usize as *mut u64, range) };
+    }
+
+    /// Reports a zone that has no room for its rows.
+    #[inline(always)]
+    pub(crate) fn report_full(&self, source: u32, expert: u32, rows: u32) {
+        let (received, limit) = (&self.received, self.zone.into());
+        let (arena, slot, code) = (received.arena(), received.slot(), Code::TooManyRows);
+        status::report(arena, slot, code, source, expert.into(), rows.into(), limit);
     }
 
     /// Returns whether the layout has rows. With indices alone nothing is copied.
@@ -175,8 +256,8 @@ impl PermutedRows {
         self.kind == FLAT && self.received.slot().sizes.is_shared()
     }
 
-    /// Returns source, received row and position of the id of a row; `None` if it is a gap. In a padded layout only
-    /// rows below [`count_from`](Self::count_from) have them.
+    /// Returns source, received row and position of the id of a row; `None` if it is a gap. In a padded or fixed layout
+    /// only rows below the counts have them.
     #[inline(always)]
     #[must_use]
     pub fn source_info(&self, row: u32) -> Option<(u32, u32, u32)> {
@@ -276,6 +357,9 @@ pub unsafe fn assign(to: &PermutedRows) {
     if to.kind == EXPERT_MAJOR_PADDED {
         total(to, to.experts * sizes.ranks * sizes.tokens);
     }
+    if to.is_fixed() {
+        total(to, to.experts * to.zone);
+    }
 }
 
 /// Stores the number of rows, by the first block.
@@ -369,6 +453,41 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &PermutedRows)
     gin_device::sys::wait_for_predecessor();
 }
 
+/// Stores the token and the scales of a row at the places of its ids in a fixed layout, by one warp, whose lanes have a
+/// place each, or none. Scales are zeros if the row is not there.
+///
+/// # Safety
+/// - `meta` is the address of a received row's metadata.
+#[inline(always)]
+pub(crate) unsafe fn store_details(to: &PermutedRows, meta: u64, place: u32, is_there: bool) {
+    let (sizes, lane) = (&to.received.slot().sizes, gin_device::coop::lane());
+    // Safety of all loads: the caller's promise.
+    let word = |offset: u32| unsafe { load(meta + u64::from(offset)) };
+    if to.tokens != 0 && place < to.capacity {
+        to.store(to.tokens + 4 * u64::from(place), word(0));
+    }
+    let (words, zone) = (sizes.scale_bytes / 4, u64::from(to.zone));
+    if to.scales == 0 {
+        return;
+    }
+    let (mut lanes, mut first) = (Warp.ballot(place < to.capacity), 0);
+    if place < to.capacity {
+        // A lane with a place has an id here, whose expert is in the metadata.
+        first = u64::from(place) + u64::from(word(4 + 4 * lane)) * u64::from(words - 1) * zone;
+    }
+    while lanes != 0 {
+        let first = Warp.shuffle(first, lanes.trailing_zeros());
+        lanes &= lanes - 1;
+        let mut index = lane;
+        while index < words {
+            let scale = if is_there { word(sizes.scales_at() + 4 * index) } else { 0 };
+            // The words of a row are as far from each other as zones have rows.
+            to.store(to.scales + 4 * (first + u64::from(index) * zone), scale);
+            index += WARP_SIZE;
+        }
+    }
+}
+
 /// Copies rows to their places. Sources take turns. `next` returns the warp's next unit. `is_there` waits for a row of
 /// a source, whose token it gets; without the row its places get zeros. All lanes of a warp call them.
 ///
@@ -410,6 +529,47 @@ unsafe fn copy_when(to: &PermutedRows, mut next: impl FnMut() -> u32, mut is_the
                     store_unit(to.row(place).addr() as u64, pair, pairs, &data);
                 }
             }
+        }
+    }
+}
+
+/// Stores what a fixed layout has more than rows: for each expert and source the number of rows and the first one, and
+/// the tokens and the scales of the rows, if there is memory for them. As [`count`], after the rows were copied.
+///
+/// # Safety
+/// - As [`count`].
+#[inline(always)]
+pub unsafe fn details(to: &PermutedRows) {
+    let blocks = grid_dim().count() as u32;
+    let mut expert = Block.rank() * blocks + block_in_grid();
+    while expert < to.experts {
+        let mut first = 0;
+        for source in 0..to.received.ranks() {
+            // Safety: the caller's promise.
+            let rows = unsafe { rows_from(to, expert, source) };
+            to.store_range((expert, source), first, rows);
+            first += rows;
+        }
+        expert += Block.size() * blocks;
+    }
+    if !to.has_details() {
+        return;
+    }
+    let (received, slot, k) = (&to.received, to.received.slot(), gin_device::coop::lane());
+    let (buffer, silent) = (received.buffer(), received.masked());
+    for number in 0..received.ranks() {
+        let source = received.source(buffer, number);
+        let mut row = Block.rank() / WARP_SIZE * blocks + block_in_grid();
+        while row < source.count {
+            let (meta, places) = (source.meta(slot, row), to.row_map_of(source.index + row));
+            // Safety: the metadata of a received row, and the places of its ids. Only an id here has one.
+            unsafe {
+                let is_here = k < to.each() && load(meta + 4 + 4 * u64::from(k)) as i32 >= 0;
+                let place = if is_here { load(places + 4 * u64::from(k)) } else { NONE };
+                // The rows of a rank that was silent are zeros.
+                store_details(to, meta, place, silent >> number & 1 == 0);
+            }
+            row += Block.size() / WARP_SIZE * blocks;
         }
     }
 }

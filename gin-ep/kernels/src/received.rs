@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The rows that a rank has received, for the kernels of its experts.
 
-use crate::params::{EPOCH, SlotParams, load};
+use crate::params::{EPOCH, MASKED, SlotParams, load};
 use crate::protocol::buffer;
 use gin_device::sys::{GlobalWord, Word};
 
@@ -52,6 +52,13 @@ impl ReceivedRows {
     pub(crate) fn epoch(&self) -> u64 {
         // Safety: a word of the arena.
         unsafe { GlobalWord::new(self.arena + self.slot.word(EPOCH)) }.load_relaxed_gpu()
+    }
+
+    /// Returns the ranks that were silent, as bits.
+    #[inline(always)]
+    pub(crate) fn masked(&self) -> u64 {
+        // Safety: a word of the arena.
+        unsafe { GlobalWord::new(self.arena + self.slot.word(MASKED)) }.load_relaxed_gpu()
     }
 
     #[inline(always)]

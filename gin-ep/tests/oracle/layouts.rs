@@ -3,8 +3,9 @@
 
 use crate::support::{self, Input, Pair, compare, experts};
 use crate::{config, on_ranks, run};
-use gin_ep::{Combine, Group, Layout, Permuted, Rows};
+use gin_ep::{Combine, Element, Group, Layout, Permuted, PermutedMemory, Rows, Scales};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
+use gin_gpu::{Memory, MemoryKind};
 use gin_host::world::WorldConfig;
 
 #[test]
@@ -14,6 +15,7 @@ fn all_layouts_have_the_rows_of_the_oracle_in_its_order() {
         Layout::ExpertMajorPadded,
         Layout::ExpertMajorPacked { align: 1 },
         Layout::ExpertMajorPacked { align: 8 },
+        Layout::ExpertMajorFixed,
     ] {
         // More rows than threads; more experts than a block places at a time.
         for (ranks, experts, topk) in [(1, 3, 2), (3, 7, 4), (4, 3, 3), (1, 1100, 3)] {
@@ -27,6 +29,62 @@ fn all_layouts_have_the_rows_of_the_oracle_in_its_order() {
     let shape = Shape { ranks: 2, experts: 5, topk: 3, hidden: 8 };
     on_ranks(WorldConfig::seeded(2, 8), |rank, comm| {
         support::layouts::small_layouts(rank, comm, &config(&shape, 12), &shape, 12)
+    });
+}
+
+#[test]
+fn fixed_zones_have_rows_tokens_and_columns_of_scales() {
+    for element in [
+        Element::Bf16,
+        Element::F32,
+        Element::E4m3(Scales::F32),
+        Element::E4m3(Scales::F32Powers),
+        Element::E4m3(Scales::Ue8m0),
+        Element::Opaque { row_bytes: 2064, scale_bytes: 8 },
+        Element::Opaque { row_bytes: 16, scale_bytes: 300 },
+    ] {
+        // One kernel; several, with more experts than a block places at a time, or with so much room that a row's
+        // metadata is sent before the row.
+        for (ranks, experts, tokens) in [(1, 2, 12), (3, 7, 12), (4, 3, 12), (1, 1100, 12), (2, 4, 2049)] {
+            let shape = Shape { ranks, experts, topk: 3, hidden: 512 };
+            on_ranks(WorldConfig::seeded(ranks as u32, 8), |rank, comm| {
+                support::fixed::details(rank, comm, &config(&shape, tokens), element, &shape, 12)
+            });
+        }
+    }
+}
+
+#[test]
+fn memory_that_does_not_suit_a_layout_is_refused() {
+    let shape = Shape { ranks: 1, experts: 2, topk: 1, hidden: 128 };
+    on_ranks(WorldConfig::seeded(1, 2), |rank, comm| {
+        let group = Group::new(comm, &config(&shape, 4).element(Element::E4m3(Scales::Ue8m0)))?;
+        let fixed = Permuted::without_rows(&group, Layout::ExpertMajorFixed, 0)?;
+        let packed = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, 8)?;
+        let listed = Permuted::new(&group, Layout::ExpertMajorIndices, 8)?;
+        let memory = Memory::new(rank.device(), MemoryKind::Device, 8 * 128)?;
+        let (all, short, odd) = (memory.whole(), memory.slice(0..16)?, memory.slice(4..48)?);
+        let none = PermutedMemory::default();
+        for (to, memory, text) in [
+            (&fixed, PermutedMemory { rows: Some(&short), ..none }, "the memory of permuted rows has 16 bytes, 1024"),
+            (&fixed, PermutedMemory { counts: Some(&odd), ..none }, "the counts of a layout begins 4 bytes past"),
+            (&fixed, PermutedMemory { counts: Some(&short), ..none }, "the counts of a layout has 16 bytes, 40 are"),
+            (&fixed, PermutedMemory { tokens: Some(&all), ..none }, "not copied: add memory for the rows"),
+            (&fixed, PermutedMemory { rows: Some(&all), tokens: Some(&short), ..none }, "has 16 bytes, 32 are needed"),
+            (
+                &fixed,
+                PermutedMemory { rows: Some(&all), scales: Some(&all), ..none },
+                "is 1; the limit is a multiple of 4",
+            ),
+            (&packed, PermutedMemory { tokens: Some(&all), ..none }, "use `Layout::ExpertMajorFixed`"),
+            (&listed, PermutedMemory { rows: Some(&all), ..none }, "copies none: leave it out"),
+        ] {
+            let error = to.with_memory(&memory).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(text), "{error:?} is not about {text:?}");
+        }
+        let error = Permuted::new(&group, Layout::ExpertMajorFixed, 0).err().map(|error| error.to_string());
+        assert!(error.is_some_and(|error| error.contains("a multiple of 4 in `Layout::ExpertMajorFixed`")));
+        group.destroy()
     });
 }
 

@@ -24,7 +24,7 @@ fn nothing_races() {
             16,
             &[pair(Routing::Uniform), pair(Routing::Repeats), pair(Routing::Zipf)],
         );
-        for layout in [Layout::ExpertMajorPadded, Layout::ExpertMajorPacked { align: 8 }] {
+        for layout in [Layout::ExpertMajorPadded, Layout::ExpertMajorPacked { align: 8 }, Layout::ExpertMajorFixed] {
             on_ranks(world.clone(), |rank, comm| {
                 support::layouts::layout(rank, comm, &config(&shape, 5), layout, &shape, 5)
             });
@@ -40,9 +40,11 @@ fn one_resident_block_of_many_is_enough() {
         let world = WorldConfig::seeded(3, seed).resident_blocks(1);
         // More blocks than may be resident: they run one after the other.
         run(world.clone(), config.grid(5), shape, 40, &[pair(Routing::Uniform), pair(Routing::Repeats)]);
-        on_ranks(world, |rank, comm| {
-            support::layouts::layout(rank, comm, &config.grid(5), Layout::ExpertMajorPacked { align: 8 }, &shape, 40)
-        });
+        for layout in [Layout::ExpertMajorPacked { align: 8 }, Layout::ExpertMajorFixed] {
+            on_ranks(world.clone(), |rank, comm| {
+                support::layouts::layout(rank, comm, &config.grid(5), layout, &shape, 40)
+            });
+        }
     }
 }
 

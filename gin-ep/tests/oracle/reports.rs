@@ -4,7 +4,7 @@
 use crate::support::{self, Input, compare};
 use crate::{config, on_ranks};
 use gin_abi::Deadline;
-use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Ids, Number, Report, Rows, Tokens};
+use gin_ep::{Code, Combine, Element, EpError, Group, GroupConfig, Ids, Number, Report, Rows, Scales, Tokens};
 use gin_ep_oracle::{Batch, Routing, Shape, batch};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::Requirements;
@@ -155,6 +155,13 @@ fn a_rank_that_describes_its_rows_and_sends_none_is_reported_and_left_out() {
     on_ranks(WorldConfig::seeded(3, 5), |rank, comm| {
         support::layouts::described_only(rank, comm, (&config, deadline), &shape, 8)
     });
+    let shape = Shape { hidden: 512, ..shape };
+    let config = GroupConfig::new(6, 512, 2).tokens(4096).sms(2).threads(32);
+    for element in [Element::E4m3(Scales::F32), Element::Bf16] {
+        on_ranks(WorldConfig::seeded(3, 5), |rank, comm| {
+            support::fixed::described_only(rank, comm, (&config, deadline), (element, &shape), 8)
+        });
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use super::{Input, compare_rows, reaches_all, state};
 use gin_abi::Deadline;
 use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Layout, Permuted, Rows};
-use gin_ep_oracle::{Batch, Experts, Routing, Shape, Zone, batch, expert_major, flat, per_rank};
+use gin_ep_oracle::{Batch, Experts, Routing, Shape, Zone, batch, expert_major, fixed, flat, per_rank};
 use gin_gpu::LaunchConfig;
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
@@ -55,6 +55,19 @@ pub fn expected_rows(
             };
             (zones.into_iter().flat_map(of_zone).collect(), counts)
         }
+        Layout::ExpertMajorFixed => {
+            let room = shape.ranks * max;
+            let zones = fixed(shape, batches, me, room);
+            let mut counts = vec![(shape.local() * room) as u32];
+            counts.extend(zones.iter().map(|zone| zone.rows.len() as u32));
+            counts.extend(zones.iter().map(|zone| zone.first as u32));
+            // A word without a meaning, which is 0 in new memory.
+            counts.push(0);
+            let ranges = zones.iter().flat_map(|zone| zone.ranges(shape.ranks));
+            counts.extend(ranges.flat_map(|(first, rows)| [rows as u32, first as u32]));
+            let of_zone = |zone: Zone| (zone.first..zone.first + room).zip(zone.rows.into_iter().map(|row| row.row));
+            (zones.into_iter().flat_map(of_zone).collect(), counts)
+        }
         Layout::ExpertMajorIndices => unreachable!("it has no rows"),
     }
 }
@@ -78,7 +91,7 @@ pub fn layout(
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     // A zone has no room for tokens that name its expert twice.
     let (repeats, one) = match layout {
-        Layout::ExpertMajorPadded => (Routing::Holes, Routing::Zipf),
+        Layout::ExpertMajorPadded | Layout::ExpertMajorFixed => (Routing::Holes, Routing::Zipf),
         _ => (Routing::Repeats, Routing::One(0)),
     };
     let routings = [Routing::Uniform, repeats, Routing::None, one];
@@ -218,7 +231,8 @@ pub fn small_layouts(
     let input = Input::new(rank, shape, max)?;
     let listed = Permuted::new(&group, Layout::ExpertMajorIndices, (shape.ranks * max * shape.topk) as u32)?;
     let small = Permuted::new(&group, Layout::Flat, 2)?;
-    let padded = Permuted::new(&group, Layout::ExpertMajorPadded, 0)?;
+    let full = [Layout::ExpertMajorPadded, Layout::ExpertMajorFixed];
+    let full = full.map(|layout| Permuted::new(&group, layout, 0));
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::Uniform, 5, rank, max)).collect();
     input.write(&batches[me], false)?;
@@ -252,13 +266,24 @@ pub fn small_layouts(
     // All ids name one expert, so its zones have no room for all of them.
     let batches: Vec<Batch> = (0..shape.ranks).map(|rank| batch(shape, Routing::One(0), 6, rank, max)).collect();
     input.write(&batches[me], false)?;
-    let mut received = slot.exchange(&stream, &input.tokens(max, false))?;
-    received.permute(&stream, &padded)?;
-    stream.synchronize()?;
-    let report = group.status()?.map(|report| (report.code, report.seen, report.limit, report.expert));
-    let all = (max * shape.topk) as u64;
-    assert_eq!(report, (me == 0).then_some((Code::TooManyRows, all, max as u64, 0)));
-    received.release();
+    for to in full {
+        let to = to?;
+        for is_one_kernel in [false, true] {
+            if is_one_kernel {
+                slot.exchange_into(&stream, &input.tokens(max, false), &to)?.0.release();
+            } else {
+                let mut received = slot.exchange(&stream, &input.tokens(max, false))?;
+                received.permute(&stream, &to)?;
+                received.release();
+            }
+            stream.synchronize()?;
+            let report = group.status()?.map(|report| (report.code, report.seen, report.limit, report.expert));
+            // A zone has room for the tokens of a source, or of all sources.
+            let sources = if to.tokens().is_some() { shape.ranks } else { 1 };
+            let (all, limit) = (sources * max * shape.topk, sources * max);
+            assert_eq!(report, (me == 0).then_some((Code::TooManyRows, all as u64, limit as u64, 0)));
+        }
+    }
     drop(slot);
     group.destroy()
 }

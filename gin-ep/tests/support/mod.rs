@@ -13,6 +13,8 @@ use gpu_tests_kernels::experts::{hardware_experts, hardware_experts_each, hardwa
 use gpu_tests_kernels::hardware_spin;
 use std::sync::Arc;
 
+#[allow(dead_code, reason = "tests use different parts")]
+pub mod fixed;
 pub mod layouts;
 #[allow(dead_code, reason = "tests use different parts")]
 pub mod shared;
@@ -494,6 +496,34 @@ fn reaches_all(comm: &Communicator, shape: &Shape) -> Result<bool, EpError> {
     Ok(comm.device()?.handle().lsa_size as usize == shape.ranks)
 }
 
+/// Returns the type of returned elements.
+fn kind_of(element: Element) -> Kind {
+    match element {
+        Element::F16 => Kind::F16,
+        Element::F32 => Kind::F32,
+        _ => Kind::Bf16,
+    }
+}
+
+/// Returns the bytes of a token's row and of its scales, as receivers have them.
+pub fn sent_row(element: Element, row: &[u16], source: usize, token: usize) -> (Vec<u8>, Vec<u8>) {
+    let opaque = |bytes: u32, salt: usize| (0..bytes as usize).map(|at| (at * 31 + salt * 7 + token) as u8).collect();
+    match element {
+        Element::Opaque { row_bytes, scale_bytes } => {
+            (opaque(row_bytes, 2 * source), opaque(scale_bytes, 2 * source + 1))
+        }
+        Element::E4m3(scales) => {
+            let (row, values) = gin_ep_oracle::quantized(row, scales != Scales::F32);
+            let of = |scale: f32| match scales {
+                Scales::F32 | Scales::F32Powers => scale.to_le_bytes().to_vec(),
+                Scales::Ue8m0 => vec![(scale.to_bits() >> 23) as u8],
+            };
+            (row, values.into_iter().flat_map(of).collect())
+        }
+        _ => (kind_of(element).bytes(row), Vec::new()),
+    }
+}
+
 /// Sends rows of an element's type without experts, and compares rows, scales and sums with the oracle.
 pub fn element(
     rank: &Rank,
@@ -504,11 +534,7 @@ pub fn element(
     max: usize,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
-    let kind = match element {
-        Element::F16 => Kind::F16,
-        Element::F32 => Kind::F32,
-        _ => Kind::Bf16,
-    };
+    let kind = kind_of(element);
     let memory = |bytes: &[u8]| -> Result<MemorySlice, EpError> {
         let memory = Memory::new(rank.device(), MemoryKind::Device, bytes.len().max(16) as u64)?.whole();
         memory.write(0, bytes)?;
@@ -517,25 +543,7 @@ pub fn element(
     let batches: Vec<Batch> =
         (0..shape.ranks).map(|rank| batch(shape, Routing::Holes, 3, rank, max - rank % 2)).collect();
     let mine = &batches[me];
-    // A row and its scales on their way.
-    let sent = |row: &[u16], source: usize, token: usize| -> (Vec<u8>, Vec<u8>) {
-        let opaque =
-            |bytes: u32, salt: usize| (0..bytes as usize).map(|at| (at * 31 + salt * 7 + token) as u8).collect();
-        match element {
-            Element::Opaque { row_bytes, scale_bytes } => {
-                (opaque(row_bytes, 2 * source), opaque(scale_bytes, 2 * source + 1))
-            }
-            Element::E4m3(scales) => {
-                let (row, values) = gin_ep_oracle::quantized(row, scales != Scales::F32);
-                let of = |scale: f32| match scales {
-                    Scales::F32 | Scales::F32Powers => scale.to_le_bytes().to_vec(),
-                    Scales::Ue8m0 => vec![(scale.to_bits() >> 23) as u8],
-                };
-                (row, values.into_iter().flat_map(of).collect())
-            }
-            _ => (kind.bytes(row), Vec::new()),
-        }
-    };
+    let sent = |row: &[u16], source: usize, token: usize| sent_row(element, row, source, token);
     let tokens = mine.tokens(shape);
     let each = |of: &dyn Fn(usize) -> Vec<u8>| (0..tokens).map(of).collect::<Vec<_>>().concat();
     let rows = match element {

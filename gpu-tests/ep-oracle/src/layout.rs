@@ -101,6 +101,21 @@ pub fn expert_major(shape: &Shape, batches: &[Batch], receiver: usize, align: us
     zones
 }
 
+/// Returns the zones of the experts of rank `receiver`, if each has room for `room` rows and nothing fills it up. Rows
+/// past the room have no place.
+pub fn fixed(shape: &Shape, batches: &[Batch], receiver: usize, room: usize) -> Vec<Zone> {
+    let zones = expert_major(shape, batches, receiver, 1).into_iter().enumerate();
+    zones.map(|(expert, zone)| Zone { first: expert * room, ..zone }).collect()
+}
+
+impl Zone {
+    /// Returns for each source the number of its first row in the zone, and of its rows.
+    pub fn ranges(&self, ranks: usize) -> Vec<(usize, usize)> {
+        let count = |source: usize| self.rows.iter().filter(|row| row.source == source).count();
+        (0..ranks).map(|source| ((0..source).map(count).sum(), count(source))).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

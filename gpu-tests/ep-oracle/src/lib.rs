@@ -8,7 +8,7 @@
 //! | [`Shape`] | ranks, experts and sizes |
 //! | [`Batch`] | the tokens of one rank: rows, experts, weights |
 //! | [`Routing`] | distributions of tokens over experts, from a keyed hash |
-//! | [`rank_major`], [`limited`], [`flat`], [`expert_major`] | what a rank receives |
+//! | [`rank_major`], [`limited`], [`flat`], [`expert_major`], [`fixed`] | what a rank receives |
 //! | [`per_rank`], [`per_rank_of`], [`per_rank_f32`], [`combine_at_source`], [`combine_at_source_from`] | what a rank has after combine |
 //! | [`identity`] | the same without experts, of elements of any [`Kind`] |
 //! | [`quantized`] | a row as FP8 with scales |
@@ -27,7 +27,7 @@ pub use combine::{
     reduced_f32,
 };
 pub use input::{Routing, batch};
-pub use layout::{ExpertRow, RankRow, Zone, expert_major, flat, limited, rank_major};
+pub use layout::{ExpertRow, RankRow, Zone, expert_major, fixed, flat, limited, rank_major};
 pub use matmul::{factor, product, sum};
 pub use number::{Kind, SCALED, narrow, quantized, widen};
 

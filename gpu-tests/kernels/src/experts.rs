@@ -3,7 +3,7 @@
 
 use gin_device::prelude::*;
 use gin_device::sys::{Global, Memory};
-use gin_ep_kernels::permute::{EXPERT_MAJOR_PADDED, FLAT};
+use gin_ep_kernels::permute::{EXPERT_MAJOR_FIXED, EXPERT_MAJOR_PADDED, FLAT};
 use gin_ep_kernels::{
     Bytes, Element, Format, PermutedRows, RECEIVE, ReceivedRows, SEND, SlotParams, Sums, TokenParams, combine,
     dispatch, send_metadata,
@@ -148,6 +148,10 @@ pub unsafe fn hardware_experts_permuted(to: PermutedRows, rank: u32, local: u32,
         let zone = mine / max;
         let (expert, source) = (zone / received.ranks(), zone % received.ranks());
         if to.kind() == EXPERT_MAJOR_PADDED && mine % max >= to.count_from(expert, source) {
+            continue;
+        }
+        let room = to.capacity() / local;
+        if to.kind() == EXPERT_MAJOR_FIXED && mine % room >= to.count(mine / room) {
             continue;
         }
         let Some((source, row, only)) = to.source_info(mine) else { continue };
