@@ -180,6 +180,7 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
             "packed": (Layout.expert_major_packed(align), 2 * ranks * max_tokens + 2 * align),
             "padded": (Layout.EXPERT_MAJOR_PADDED, None),
             "listed": (Layout.EXPERT_MAJOR_INDICES, 2 * ranks * max_tokens),
+            "fixed": (Layout.EXPERT_MAJOR_FIXED, None),
         }
         cases = [(name, *layout, arrives) for name, layout in layouts.items() for arrives in (False, True)]
         for round, (name, layout, room, arrives) in enumerate(cases):
@@ -216,6 +217,17 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
                     for s, part in enumerate(zone)
                     for at, place in enumerate(part)
                 }
+            elif name == "fixed":
+                zone = ranks * max_tokens
+                assert to.capacity == shape.local * zone
+                expected = {number * zone + at: place for number, rows in enumerate(zones) for at, place in enumerate(rows)}
+                firsts = [number * zone for number in range(shape.local)]
+                assert counts[: 1 + 2 * shape.local].tolist() == [to.capacity, *map(len, zones), *firsts]
+                by_source = [[sum(at[0] == s for at in rows) for s in range(ranks)] for rows in zones]
+                pairs = [[n, sum(each[:s])] for each in by_source for s, n in enumerate(each)]
+                assert counts[2 + 2 * shape.local :].tolist() == sum(pairs, [])
+                found = np.from_dlpack(to.tokens())
+                assert all(found[at] == sent[s][0][row] for at, (s, row, _) in expected.items())
             else:
                 step = align if name == "packed" else 1
                 offsets = np.cumsum([0] + [-(-len(zone) // step) * step for zone in zones])
@@ -264,6 +276,85 @@ def test_layouts_have_the_rows_of_experts_and_combine_from_there(ranks):
         comm.destroy()
 
     virtual(ranks, body)
+
+
+def test_a_layout_is_stored_in_tensors_of_the_program():
+    """The columns of given scales, in memory of the group and in tensors."""
+    shape, room = Shape(2, 4, 2, 64), 6
+
+    def body(rank):
+        element = Element.opaque(16, 12)
+        with rank.communicator() as comm, Group(comm, shape.config(tokens=room, element=element)) as group:
+            stream, slot, zone = rank.stream(), group.slot(0), 2 * room
+            make = lambda source: np.random.default_rng(source).integers(0, 256, (room, 28), np.uint8)
+            mine = make(rank.rank)
+            rows, scales = mine[:, :16].copy(), mine[:, 16:].copy()
+            # Each token has two experts of one rank.
+            ids = np.array([[token % 4, token % 4 ^ 1] for token in range(room)], np.int32)
+            assert group.expands
+            own = Permuted(group, Layout.EXPERT_MAJOR_FIXED)
+            places = Permuted.without_rows(group, Layout.EXPERT_MAJOR_FIXED)
+            for read in (places.rows, places.scales, places.tokens):
+                with pytest.raises(gin.StateError, match="the layout has no"):
+                    read()
+            arrays = dict(
+                rows=np.full((2, zone, 16), 7, np.uint8),
+                scales=np.full((2, 3, zone), 7, np.int32),
+                tokens=np.full(2 * zone, 7, np.int32),
+                counts=np.full(2 + 2 * 2 * 3, 7, np.int32),
+            )
+            for to in (own, places.with_memory(group, **arrays)):
+                received, _ = slot.exchange_into(stream, Tokens(rows, ids, scales=scales), to)
+                stream.synchronize()
+                assert group.status() is None
+                received.release()
+                found = {name: np.from_dlpack(getattr(to, name)()).reshape(arrays[name].shape) for name in ("rows", "scales", "tokens", "counts")}
+                assert to is own or all((found[name] == arrays[name]).all() for name in arrays)
+                here = [token for token in range(room) if token % 4 // 2 == rank.rank]
+                for expert in range(2):
+                    at = 0
+                    for source in range(2):
+                        for token in here:
+                            each = make(source)[token]
+                            assert (found["rows"][expert, at] == each[:16]).all()
+                            assert (found["scales"][expert, :, at].copy().view(np.uint8) == each[16:]).all()
+                            assert found["tokens"][expert * zone + at] == token
+                            at += 1
+                    assert found["counts"][1 + expert] == at
+            for wrong, text in (
+                (dict(rows=arrays["rows"][:1]), "the memory of permuted rows has 192 bytes, 384 are needed"),
+                (dict(tokens=arrays["tokens"]), "add memory for the rows"),
+                (dict(rows=np.float32(1)), "the tensor of rows"),
+                (dict(counts=np.zeros(14, np.float32)), "the tensor of counts has elements of float32"),
+            ):
+                with pytest.raises((ValueError, TypeError), match=text):
+                    places.with_memory(group, **wrong)
+            with pytest.raises(ValueError, match="use `Layout.ExpertMajorFixed`"):
+                Permuted(group, Layout.FLAT, 4).with_memory(group, tokens=arrays["tokens"])
+            del slot
+
+    virtual(2, body)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_group_keeps_the_tensors_of_its_calls_or_leaves_that_to_the_program(keeps):
+    def body(rank):
+        comm = rank.communicator()
+        group = Group(comm, Shape(1, 1, 1, 4).config(tokens=1, element=Element.F32), keeps_tensors=keeps)
+        stream, slot = rank.stream(), group.slot(0)
+        rows, ids, output = np.full((1, 4), 3, np.float32), np.zeros((1, 1), np.int32), np.zeros((1, 4), np.float32)
+        gone = [weakref.ref(each) for each in (rows, ids, output)]
+        slot.exchange(stream, Tokens(rows, ids)).combine(stream, Combine.reduced(output))
+        stream.synchronize()
+        assert (output == 3).all()
+        del rows, ids, output
+        gc.collect()
+        assert [ref() is None for ref in gone] == [not keeps] * 3
+        group.destroy()
+        gc.collect()
+        assert all(ref() is None for ref in gone)
+
+    virtual(1, body)
 
 
 def test_rows_come_back_from_other_memory_and_by_id():

@@ -51,7 +51,7 @@ def body(rank, end, seed):
     sizes = dict(tokens=4, slots=2, element=ep.Element.F32, threads=32, deadline=gin.Deadline(0.01))
     config, large = ep.GroupConfig(2, 8, 1, **sizes), ep.GroupConfig(2, 8, 1, max_rows=3, **sizes)
     wrong = ep.GroupConfig(2, 8, 40)
-    layouts = [ep.Layout.FLAT, ep.Layout.EXPERT_MAJOR_PADDED, ep.Layout.EXPERT_MAJOR_INDICES, ep.Layout.expert_major_packed(2), ep.Layout.expert_major_packed(3)]
+    layouts = [ep.Layout.FLAT, ep.Layout.EXPERT_MAJOR_PADDED, ep.Layout.EXPERT_MAJOR_INDICES, ep.Layout.EXPERT_MAJOR_FIXED, ep.Layout.expert_major_packed(2), ep.Layout.expert_major_packed(3)]
 
     def array(kind, *shapes):
         return np.zeros(draw.choice([*shapes, 3]), draw.choice([kind] * 5 + [np.float16]))
@@ -94,7 +94,9 @@ def body(rank, end, seed):
         lambda: some(ep.Received).offsets(),
         lambda: some(ep.Received).permute(some(gin.Stream), some(ep.Permuted)),
         lambda: ep.Permuted(some(ep.Group), draw.choice(layouts), draw.choice([None, 0, 4, 1 << 40])),
-        lambda: draw.choice([ep.Permuted.rows, ep.Permuted.counts, ep.Permuted.source_info])(some()),
+        lambda: ep.Permuted.without_rows(some(ep.Group), draw.choice(layouts), draw.choice([None, 0, 4])),
+        lambda: some(ep.Permuted).with_memory(some(ep.Group), rows=array(np.float32, (16, 8), (4, 8)), counts=draw.choice([None, array(np.int32, (40,), (2,))])),
+        lambda: draw.choice([ep.Permuted.rows, ep.Permuted.counts, ep.Permuted.source_info, ep.Permuted.scales, ep.Permuted.tokens])(some()),
         lambda: some(ep.Permuted).fetch_counts(),
         lambda: np.from_dlpack(some(ep.View)),
         combine,

@@ -153,6 +153,93 @@ def test_two_low_latency_dispatches_are_under_way():
     run(2, body)
 
 
+def test_a_rank_may_use_the_hook_where_another_does_not():
+    def body(buffer):
+        for round in range(4):
+            inputs = everyone(2, round)
+            rows, ids, weights = inputs[buffer.rank]
+            hooked = (buffer.rank + round) % 2 == 1
+            recv, counts, handle, _, hook = buffer.low_latency_dispatch(
+                rows, ids, ROOM, 4, use_fp8=False, return_recv_hook=hooked
+            )
+            hook() if hooked else None
+            check_zones(buffer, inputs, recv, counts, handle)
+            found, _, _ = buffer.low_latency_combine(recv, ids, weights, handle)
+            near(found, weighted(inputs, buffer.rank, lambda _, row: row))
+
+    run(2, body)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_low_latency_calls_leave_all_rows_to_gins_kernels(fp8):
+    """torch allocates memory and names parts of it. It adds the counts, one number for each expert."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        names = set()
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names.add(function.overloadpacket._qualified_op_name)
+            return function(*args, **(kwargs or {}))
+
+    def body(buffer):
+        rows, ids, weights = batch(0, 1)
+        stats = torch.zeros(LOCAL, dtype=torch.int32)
+        for zero_copy in (False, True):
+            with Seen() as first:
+                recv, _, handle, _, _ = buffer.low_latency_dispatch(rows, ids, ROOM, LOCAL, stats, use_fp8=fp8)
+            results = torch.zeros(LOCAL, ROOM, HIDDEN).bfloat16()
+            buffer.get_next_low_latency_combine_buffer(handle)
+            with Seen() as second:
+                buffer.low_latency_combine(results, ids, weights, handle, zero_copy=zero_copy)
+            # On CPU tensors the ids are compared.
+            allowed = {"empty", "view", "slice", "transpose", "detach", "is_pinned", "add_", "equal"}
+            assert {name.split("::")[1] for name in first.names | second.names} <= allowed
+
+    run(1, body)
+
+
+def test_rows_are_combined_where_they_are():
+    """A combine reads the tensor, or with `zero_copy` the buffer, after the call in the order of the stream."""
+
+    def body(buffer):
+        rows, ids, weights = batch(0, 1)
+        _, _, handle, _, _ = buffer.low_latency_dispatch(rows, ids, ROOM, LOCAL, use_fp8=False)
+        wide = torch.zeros(LOCAL, ROOM, 2 * HIDDEN).bfloat16()
+        wide[:, :, 1::2] = 5
+        exact = (weights * (ids >= 0)).double().sum(1, keepdim=True).expand(-1, HIDDEN)
+        # A tensor that is not contiguous is copied.
+        found, _, _ = buffer.low_latency_combine(wide[:, :, 1::2], ids, weights, handle)
+        near(found, 5 * exact)
+        buffer.get_next_low_latency_combine_buffer(handle).fill_(3)
+        found, _, _ = buffer.low_latency_combine(wide[:, :, ::2], ids, weights, handle, zero_copy=True)
+        near(found, 3 * exact)
+
+    run(1, body)
+
+
+@pytest.mark.parametrize("round_scale, ue8m0", [(False, False), (True, True)])
+def test_groups_with_room_for_more_rows_store_the_same(round_scale, ue8m0):
+    """With room for more than 4096 rows several kernels store what one kernel stores otherwise."""
+
+    def body(buffer):
+        inputs = everyone(2)
+        rows, ids, weights = inputs[buffer.rank]
+        options = dict(round_scale=round_scale, use_ue8m0=ue8m0)
+        (recv, scales), counts, handle, *_ = buffer.low_latency_dispatch(rows, ids, ROOM, 4, **options)
+        (more, factors), numbers, other, *_ = buffer.low_latency_dispatch(rows, ids, 2049, 4, **options)
+        assert torch.equal(counts, numbers) and torch.equal(handle[1], other[1])
+        for i, count in enumerate(counts.tolist()):
+            assert torch.equal(recv[i, :count].view(torch.uint8), more[i, :count].view(torch.uint8))
+            assert torch.equal(scales[i, :count], factors[i, :count])
+            assert torch.equal(handle[0][i, :count], other[0][i, :count])
+        results = torch.ones(LOCAL, 2 * 2049, HIDDEN).bfloat16()
+        found, *_ = buffer.low_latency_combine(results, ids, weights, other)
+        near(found, weighted(inputs, buffer.rank, lambda _, row: torch.ones(HIDDEN)))
+
+    run(2, body)
+
+
 FP8 = {(False, False): "E4M3_F32", (True, False): "E4M3_F32_POWERS", (True, True): "E4M3_UE8M0"}
 
 

@@ -48,15 +48,16 @@ pub struct LayoutMemory {
     /// The address of a word for each received row, and each id if the layout is expert-major: its place.
     pub row_map: u64,
     /// The address of words: the number of rows with gaps; for each expert the number of its rows, from each source if
-    /// the layout is padded; and, if it is packed or fixed, for each expert its first row. If it is fixed, pairs of words
-    /// follow at a multiple of 8: for each expert and source the number of its rows, and its first row in the zone.
+    /// the layout is padded; and, if it is packed or fixed, for each expert its first row. If it is fixed, pairs of
+    /// words follow at a multiple of 8: for each expert and source the number of its rows, and its first row in the
+    /// zone.
     pub counts: u64,
     /// The address of words for the counts of parts of an expert-major layout: [`part_counts`](crate::part_counts).
     pub parts: u64,
     /// The address of the scales of a fixed layout with rows: `[expert][word][row]`; 0 if they are not copied.
     pub scales: u64,
-    /// The address of a word for each row of a fixed layout with rows, the number of its token at the source; 0 if there
-    /// is none.
+    /// The address of a word for each row of a fixed layout with rows, the number of its token at the source; 0 if
+    /// there is none.
     pub tokens: u64,
     /// The maximum number of rows.
     pub capacity: u32,

@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 import torch
 
 from . import Communicator, Error, Rank, StateError
-from .ep import Combine, Group, GroupConfig, Layout, Permuted, Received, Sent, Tokens
+from .ep import Combine, Group, GroupConfig, Permuted, Received, Sent, Tokens
 
 
 class EventHandle:
@@ -88,18 +88,23 @@ class Queue:
         if not self.is_gpu:
             self.gin.synchronize()
             return EventOverlap(EventHandle() if async_finish else None)
-        used = tuple(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+        used = self.keep(tensors)
         current = torch.cuda.current_stream(self.device)
-        if not self.is_capturing():
-            for tensor in used:
-                tensor.record_stream(self.torch)
-                tensor.record_stream(current)
         event = torch.cuda.Event()
         event.record(self.torch)
         if async_finish:
             return EventOverlap(EventHandle(event), used)
         current.wait_event(event)
         return EventOverlap()
+
+    def keep(self, tensors: Sequence[Any]) -> Tuple[torch.Tensor, ...]:
+        """Has torch keep the memory of tensors until the work of both streams so far has ended."""
+        used = tuple(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+        if self.is_gpu and not self.is_capturing():
+            for tensor in used:
+                tensor.record_stream(self.torch)
+                tensor.record_stream(torch.cuda.current_stream(self.device))
+        return used
 
     def settle(self) -> None:
         """Waits for kernels that write memory which torch reads next, if that memory belongs to a CPU."""
@@ -108,59 +113,67 @@ class Queue:
 
 
 class FixedSlot:
-    """A slot, its fixed memory for received rows, and the routing whose rows it has now.
+    """A slot, the places of its received rows, and the routing whose rows it has now.
 
     A combine of a routing whose rows the slot no longer has sends the routing again.
     """
 
-    def __init__(self, exchange: "Exchange", number: int, layout: Layout, capacity: int) -> None:
+    def __init__(self, exchange: "Exchange", number: int, permuted: Permuted) -> None:
         self.exchange = exchange
         self.gin = exchange.group.slot(number)
-        self.permuted = Permuted(exchange.group, layout, capacity)
-        self.rows = torch.from_dlpack(self.permuted.rows("uint8"))
-        self.counts = torch.from_dlpack(self.permuted.counts())
-        self.info = torch.from_dlpack(self.permuted.source_info())
+        self.permuted = permuted
+        self.to = permuted
+        self.rows: Optional[torch.Tensor] = None
+        self.counts: Optional[torch.Tensor] = None
+        if not exchange.is_expert_major:
+            self.rows = torch.from_dlpack(permuted.rows("uint8"))
+            self.counts = torch.from_dlpack(permuted.counts())
         self.routing: Any = None
         self.sent: Optional[Sent] = None
         self.received: Optional[Received] = None
 
-    def send(self, routing: Any, tokens: Tokens) -> None:
-        """Sends rows. `routing` stands for their ids."""
-        if self.sent is not None:
-            raise StateError("call the hook of the dispatch before the last one first: its rows were not received")
-        self._release()
+    def send(self, routing: Any, tokens: Tokens, to: Optional[Permuted] = None) -> None:
+        """Sends rows, which are received into the fixed memory, or into other memory with its places. `routing` stands
+        for their ids."""
+        self._begin(to)
         self.sent = self.gin.dispatch(self.exchange.queue.gin, tokens)
         self.routing = routing
 
     def receive(self) -> None:
-        """Receives the sent rows into the fixed memory. Does nothing if they were received."""
+        """Receives the sent rows. Does nothing if they were received."""
         if self.sent is not None:
             sent, self.sent = self.sent, None
             self._hold(sent.receive(self.exchange.queue.gin))
 
-    def swap(self, routing: Any, tokens: Tokens) -> None:
-        """Sends rows and receives them into the fixed memory."""
-        if self.sent is not None:
-            raise StateError("call the hook of the dispatch before the last one first: its rows were not received")
-        self._release()
-        received = self.gin.exchange(self.exchange.queue.gin, tokens)
+    def swap(self, routing: Any, tokens: Tokens, to: Optional[Permuted] = None) -> None:
+        """Sends rows and receives them as `send` and `receive`."""
+        self._begin(to)
+        stream = self.exchange.queue.gin
+        if self.exchange.expands:
+            self.received, _ = self.gin.exchange_into(stream, tokens, self.to)
+        else:
+            self._hold(self.gin.exchange(stream, tokens))
         self.routing = routing
-        self._hold(received)
 
     def combine(self, routing: Any, ids: torch.Tensor, combine: Combine, rows: Callable[[], torch.Tensor]) -> None:
-        """Returns rows of a routing. `rows` makes them after the routing is in the fixed memory."""
+        """Returns rows of a routing, which `rows` makes."""
         if self.sent is not None:
             raise StateError("call the hook of the dispatch before the combine: its rows were not received")
         queue = self.exchange.queue
         if self.received is None or self.routing is not routing:
             empty = torch.zeros(ids.size(0), self.exchange.row_bytes, dtype=torch.uint8, device=queue.device)
             self.swap(routing, Tokens(empty.view(self.exchange.dtype), ids))
-            queue.settle()
         received, self.received = self.received, None
         received.combine(queue.gin, combine, (self.permuted, rows()))
 
+    def _begin(self, to: Optional[Permuted]) -> None:
+        if self.sent is not None:
+            raise StateError("call the hook of the dispatch before the last one first: its rows were not received")
+        self._release()
+        self.to = self.permuted if to is None else to
+
     def _hold(self, received: Received) -> None:
-        received.permute(self.exchange.queue.gin, self.permuted)
+        received.permute(self.exchange.queue.gin, self.to)
         self.received = received
 
     def _release(self) -> None:
@@ -170,25 +183,30 @@ class FixedSlot:
 
 
 class Exchange:
-    """A group of gin, and its slots with their memory."""
+    """A group of gin, and its slots with their memory, which `permuted` makes."""
 
     def __init__(
         self,
         comm: Communicator,
         queue: Queue,
         config: GroupConfig,
-        layout: Layout,
-        capacity: int,
+        permuted: Callable[[Group], Permuted],
         hidden: int,
         row_bytes: int,
         slots: int = 1,
         dtype: torch.dtype = torch.uint8,
+        is_expert_major: bool = False,
     ) -> None:
         if queue.is_capturing():
             raise StateError("the first call with these sizes allocates memory: make it once before the capture")
-        self.queue, self.capacity, self.hidden, self.row_bytes, self.dtype = queue, capacity, hidden, row_bytes, dtype
-        self.group = Group(comm, config)
-        self.slots: List[FixedSlot] = [FixedSlot(self, number, layout, capacity) for number in range(slots)]
+        self.queue, self.hidden, self.row_bytes, self.dtype = queue, hidden, row_bytes, dtype
+        self.is_expert_major = is_expert_major
+        # torch's allocator keeps tensors for the work of their streams on GPUs. A slot would keep the large ones longer,
+        # and those of a capture as long as the group.
+        self.group = Group(comm, config, keeps_tensors=not (is_expert_major and queue.is_gpu))
+        # One kernel sends rows and stores them by expert. For other ranks it is an exchange.
+        self.expands = is_expert_major and self.group.expands
+        self.slots: List[FixedSlot] = [FixedSlot(self, number, permuted(self.group)) for number in range(slots)]
         self.turn = 0
 
     def next_slot(self) -> FixedSlot:
@@ -205,6 +223,6 @@ class Exchange:
     def destroy(self) -> None:
         for slot in self.slots:
             slot._release()
-            slot.rows = slot.counts = slot.info = None
+            slot.rows = slot.counts = None
         self.slots = []
         self.group.destroy()

@@ -7,19 +7,18 @@ import torch
 
 from . import Communicator, Deadline
 from ._deep_ep_exchange import EventOverlap, Exchange, FixedSlot, Queue
-from ._deep_ep_rows import BLOCK, Record, check, quantise, require
-from .ep import Combine, Element, GroupConfig, Layout, Tokens
+from ._deep_ep_rows import BLOCK, aligned, check, require
+from .ep import Combine, Element, GroupConfig, Layout, Permuted, Tokens
 
 SLOTS = 2
 """The number of dispatches that may be under way, as in DeepEP."""
 
 
 def config_of(
-    ranks: int, tokens: int, hidden: int, experts: int, topk: int, row_bytes: int, deadline: Optional[Deadline] = None
+    ranks: int, tokens: int, hidden: int, experts: int, topk: int, element: Element, deadline: Optional[Deadline] = None
 ) -> GroupConfig:
     """Returns the configuration of a group whose combine multiplies by weights."""
     require(experts % ranks == 0, f"num_experts {experts} is not a multiple of the {ranks} ranks")
-    element = Element.opaque(row_bytes)
     return GroupConfig(
         experts, hidden, topk, tokens=tokens, slots=SLOTS, element=element, combine_at_source=True, deadline=deadline
     )
@@ -32,11 +31,13 @@ class Format(NamedTuple):
     round_scale: bool
     ue8m0: bool
 
-    def scales(self, hidden: int) -> Tuple[torch.dtype, int]:
-        """Returns the dtype and the number of scales of a row."""
+    def element(self) -> Element:
+        """Returns the elements of the group."""
+        if not self.fp8:
+            return Element.BF16
         if self.ue8m0:
-            return torch.int32, hidden // (4 * BLOCK)
-        return torch.float32, hidden // BLOCK if self.fp8 else 0
+            return Element.E4M3_UE8M0
+        return Element.E4M3_F32_POWERS if self.round_scale else Element.E4M3_F32
 
     def check(self, hidden: int) -> None:
         fp8, round_scale, ue8m0 = self
@@ -54,7 +55,6 @@ class LowLatencyHandle(tuple):
 
     slot: FixedSlot
     ids: torch.Tensor
-    places: torch.Tensor
 
 
 class LowLatency:
@@ -62,21 +62,24 @@ class LowLatency:
 
     def __init__(self, comm: Communicator, queue: Queue, deadline: Deadline) -> None:
         self.comm, self.queue, self.deadline = comm, queue, deadline
-        self.exchanges: Dict[Tuple[int, ...], Tuple[Exchange, Record]] = {}
+        self.exchanges: Dict[Tuple[int, int, int, int, Format], Exchange] = {}
         self.buffers: Dict[FixedSlot, torch.Tensor] = {}
 
-    def _exchange(
-        self, tokens: int, hidden: int, experts: int, topk: int, scales: Tuple[torch.dtype, int]
-    ) -> Tuple[Exchange, Record]:
-        key = (tokens, hidden, experts, topk, scales[1], scales[0].itemsize)
+    def _exchange(self, tokens: int, hidden: int, experts: int, topk: int, form: Format) -> Exchange:
+        key = (tokens, hidden, experts, topk, form)
         if key not in self.exchanges:
-            elements = torch.float8_e4m3fn if scales[1] else torch.bfloat16
-            record = Record(x=(elements, hidden), scales=scales, token=(torch.int32, 1))
-            ranks = self.comm.ranks
-            config = config_of(ranks, tokens, hidden, experts, topk, record.bytes, self.deadline)
-            layout, rows = Layout.expert_major_packed(1), ranks * tokens * topk
-            exchange = Exchange(self.comm, self.queue, config, layout, rows, hidden, record.bytes, SLOTS)
-            self.exchanges[key] = exchange, record
+            config = config_of(self.comm.ranks, tokens, hidden, experts, topk, form.element(), self.deadline)
+            self.exchanges[key] = Exchange(
+                self.comm,
+                self.queue,
+                config,
+                lambda group: Permuted.without_rows(group, Layout.EXPERT_MAJOR_FIXED),
+                hidden,
+                2 * hidden,
+                SLOTS,
+                dtype=torch.bfloat16,
+                is_expert_major=True,
+            )
         return self.exchanges[key]
 
     def dispatch(
@@ -94,27 +97,22 @@ class LowLatency:
         form.check(x.size(1))
         require(not (async_finish and hooked), "pass async_finish or return_recv_hook, not both")
         queue, hidden, (count, topk) = self.queue, x.size(1), ids.shape
-        exchange, record = self._exchange(tokens, hidden, experts, topk, form.scales(hidden))
+        exchange = self._exchange(tokens, hidden, experts, topk, form)
         slot = exchange.next_slot()
         with queue.after():
-            ids = ids.contiguous()
-            rows, factors = quantise(x, *form[1:]) if form.fp8 else (x, x.new_empty(count, 0, dtype=torch.float32))
-            numbers = torch.arange(count, dtype=torch.int32, device=queue.device).unsqueeze(1)
-            sent = Tokens(record.pack(count, queue.device, x=rows, scales=factors, token=numbers), ids)
-            out = _Output(slot, record, self.comm.ranks, tokens, hidden, experts, ids)
+            sent = Tokens(aligned(x), aligned(ids))
+            out = _Output(slot, form, self.comm.ranks, tokens, hidden, experts, sent.ids)
             if hooked:
-                slot.send(out.handle, sent)
+                slot.send(out.handle, sent, out.to)
             else:
-                slot.swap(out.handle, sent)
-                queue.settle()
-                out.fill(stats)
-        used = (x, ids, out.counts, *out.x, *out.handle[:2], out.handle.places)
+                slot.swap(out.handle, sent, out.to)
+                self._add(stats, out.counts)
+        used = (x, ids, sent.rows, sent.ids, stats, *out.tensors)
 
         def hook() -> None:
             with queue.after():
                 slot.receive()
-                queue.settle()
-                out.fill(stats)
+                self._add(stats, out.counts)
             queue.finish(False, used)
             exchange.check()
 
@@ -122,6 +120,11 @@ class LowLatency:
         if not hooked:
             exchange.check()
         return tuple(out.x) if form.fp8 else out.x[0], out.counts, out.handle, event, hook if hooked else None
+
+    def _add(self, stats: Optional[torch.Tensor], counts: torch.Tensor) -> None:
+        if stats is not None:
+            self.queue.settle()
+            stats.add_(counts)
 
     def _check(
         self, x: torch.Tensor, ids: torch.Tensor, tokens: int, experts: int, stats: Optional[torch.Tensor]
@@ -161,12 +164,12 @@ class LowLatency:
             require(out.is_contiguous(), "out is not contiguous; pass a contiguous tensor")
         with queue.after():
             sums = torch.empty(count, hidden, dtype=torch.bfloat16, device=queue.device) if out is None else out
-            given = (self.next_buffer(handle) if zero_copy else x).reshape(local * zone, hidden)
-            weighted = Combine.weighted(weights.contiguous(), sums)
-            slot.combine(
-                handle, handle.ids, weighted, lambda: given.index_select(0, handle.places.clamp(max=len(given) - 1))
-            )
-        used = (x, ids, weights, sums, handle.places)
+            # The kernel reads the rows where they are.
+            rows = self.next_buffer(handle) if zero_copy else aligned(x)
+            factors = aligned(weights)
+            slot.combine(handle, handle.ids, Combine.weighted(factors, sums), lambda: rows.view(local * zone, hidden))
+        used = (x, rows, ids, handle.ids, weights, factors, sums)
+        queue.keep(used)
         if not hooked:
             event = queue.finish(async_finish, used)
             slot.exchange.check()
@@ -190,71 +193,33 @@ class LowLatency:
     def destroy(self) -> None:
         self.buffers.clear()
         while self.exchanges:
-            self.exchanges.popitem()[1][0].destroy()
+            self.exchanges.popitem()[1].destroy()
 
 
 class _Output:
-    """The tensors that a dispatch returns: a zone of rows for each expert of this rank."""
+    """The tensors that a dispatch returns, in which kernels store: a zone of rows for each expert of this rank."""
 
     def __init__(
-        self, slot: FixedSlot, record: Record, ranks: int, tokens: int, hidden: int, experts: int, ids: torch.Tensor
+        self, slot: FixedSlot, form: Format, ranks: int, tokens: int, hidden: int, experts: int, ids: torch.Tensor
     ) -> None:
-        self.slot, self.record, self.ranks, self.zone, self.local = (
-            slot,
-            record,
-            ranks,
-            ranks * tokens,
-            experts // ranks,
-        )
-        device, local, rows = slot.rows.device, self.local, self.zone * self.local
-        # One row more takes what has no place.
-        self.bytes = torch.empty(rows + 1, record.bytes_of("x", slot.rows).size(1), dtype=torch.uint8, device=device)
-        self.x = [self.bytes[:-1].view(record.parts["x"][0]).view(local, self.zone, hidden)]
-        columns = record.bytes_of("scales", slot.rows).size(1) // 4
-        if columns:
+        device, local, zone = slot.exchange.queue.device, experts // ranks, ranks * tokens
+        elements = torch.float8_e4m3fn if form.fp8 else torch.bfloat16
+        rows = torch.empty(local, zone, hidden, dtype=elements, device=device)
+        self.x, scales = [rows], None
+        if form.fp8:
             # The scales of a zone are column-major.
-            scales = torch.empty(local, columns, self.zone, dtype=record.parts["scales"][0], device=device)
+            columns, dtype = (hidden // (4 * BLOCK), torch.int32) if form.ue8m0 else (hidden // BLOCK, torch.float32)
+            scales = torch.empty(local, columns, zone, dtype=dtype, device=device)
             self.x.append(scales.transpose(1, 2))
-        self.counts = torch.empty(local, dtype=torch.int32, device=device)
-        source_info = torch.empty(local, self.zone, dtype=torch.int32, device=device)
-        layout_range = torch.empty(local, ranks, dtype=torch.int64, device=device)
-        self.handle = LowLatencyHandle((source_info, layout_range, tokens, hidden, experts))
+        source_info = torch.empty(local, zone, dtype=torch.int32, device=device)
+        # The total; for each expert the number of its rows and its first row; a word; for each expert and source
+        # `first << 32 | number`.
+        words = torch.empty(2 + 2 * local * (1 + ranks), dtype=torch.int32, device=device)
+        self.counts = words[1 : 1 + local]
+        ranges = words[2 + 2 * local :].view(torch.int64).view(local, ranks)
+        self.tensors = (rows, scales, source_info, words)
+        self.handle = LowLatencyHandle((source_info, ranges, tokens, hidden, experts))
         self.handle.slot, self.handle.ids = slot, ids
-        self.handle.places = torch.empty(slot.exchange.capacity, dtype=torch.int64, device=device)
-
-    def fill(self, stats: Optional[torch.Tensor]) -> None:
-        """Copies the packed rows of the slot to the experts' zones. The host waits for no number of a GPU."""
-        slot, record, local, zone = self.slot, self.record, self.local, self.zone
-        counts, offsets = slot.counts[1 : 1 + local], slot.counts[1 + local :]
-        offsets = offsets[:local].contiguous()
-        number = torch.arange(slot.exchange.capacity, dtype=torch.int32, device=slot.rows.device)
-        # Experts without rows have the offset of the next one, and `right` takes the last of them.
-        expert = (torch.searchsorted(offsets, number, right=True) - 1).clamp(min=0)
-        row = number - offsets[expert]
-        valid = (number < slot.counts[0]) & (row < zone)
-        self.handle.places.copy_(torch.where(valid, expert * zone + row, local * zone))
-        places = self.handle.places
-        self.bytes.index_copy_(0, places, record.bytes_of("x", slot.rows))
-        self.handle[0].copy_(self._by_place(record.take("token", slot.rows), places).view(local, zone))
-        if len(self.x) > 1:
-            scales = self._by_place(record.take("scales", slot.rows), places)
-            self.x[1].copy_(scales.view(local, zone, -1))
-        self.counts.copy_(counts)
-        if stats is not None:
-            stats.add_(counts)
-        self._fill_ranges(expert, valid)
-
-    def _by_place(self, values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Returns values of packed rows in the order of places."""
-        found = values.new_zeros(self.local * self.zone + 1, values.size(1))
-        return found.index_copy_(0, places, values)[:-1]
-
-    def _fill_ranges(self, expert: torch.Tensor, valid: torch.Tensor) -> None:
-        """Stores first row and number of rows from each source: `first << 32 | number`."""
-        # The word of a row is `source << 21 | row << 5 | k`; past the total it has no meaning.
-        source = torch.where(valid, self.slot.info.long() >> 21, 0)
-        group = torch.where(valid, expert * self.ranks + source, self.local * self.ranks)
-        numbers = torch.zeros(self.local * self.ranks + 1, dtype=torch.int64, device=valid.device)
-        numbers.scatter_add_(0, group, torch.ones_like(group))
-        numbers = numbers[:-1].view(self.local, self.ranks)
-        self.handle[1].copy_((numbers.cumsum(1) - numbers) << 32 | numbers)
+        # DLPack of older versions has no FP8.
+        memory = dict(rows=rows.view(torch.uint8), scales=scales, tokens=source_info, counts=words)
+        self.to = slot.permuted.with_memory(slot.exchange.group, **memory)

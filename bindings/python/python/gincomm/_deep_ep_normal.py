@@ -9,7 +9,7 @@ import torch
 from . import Communicator, Deadline, Rank, StateError
 from ._deep_ep_exchange import EventOverlap, Exchange, FixedSlot, Queue
 from ._deep_ep_rows import Record, check, require
-from .ep import Combine, Element, GroupConfig, Layout, Tokens
+from .ep import Combine, Element, GroupConfig, Layout, Permuted, Tokens
 
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
@@ -90,9 +90,14 @@ class Normal:
                 ranks, hidden, ranks, tokens=tokens, element=element, sms=sms or None, deadline=self.deadline
             )
             dtype = torch.float32 if weights else torch.uint8
-            capacity = ranks * tokens
             self.exchanges[key] = Exchange(
-                self.comm, self.queue, config, Layout.FLAT, capacity, hidden, row_bytes, dtype=dtype
+                self.comm,
+                self.queue,
+                config,
+                lambda group: Permuted(group, Layout.FLAT, ranks * tokens),
+                hidden,
+                row_bytes,
+                dtype=dtype,
             )
         return self.exchanges[key]
 
@@ -278,7 +283,7 @@ def _return(slot: FixedSlot, handle: Handle, combine: Combine, rows: torch.Tenso
     """Returns rows of a handle. A combine takes as many rows as the layout has room for."""
 
     def padded() -> torch.Tensor:
-        full = torch.empty(slot.exchange.capacity, rows.size(1), dtype=rows.dtype, device=rows.device)
+        full = torch.empty(slot.permuted.capacity, rows.size(1), dtype=rows.dtype, device=rows.device)
         full[: rows.size(0)].copy_(rows)
         return full
 

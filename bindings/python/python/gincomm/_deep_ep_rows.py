@@ -8,9 +8,6 @@ import torch
 BLOCK = 128
 """The elements of a scale."""
 
-E4M3_MAX = 448.0
-"""The largest finite number of E4M3."""
-
 
 def require(condition: bool, text: str) -> None:
     """Raises ValueError with the text unless the condition holds."""
@@ -31,29 +28,10 @@ def check(
     require(fits, f"{name} has shape {list(tensor.shape)}; pass [{wanted}]")
 
 
-def quantise(x: torch.Tensor, round_scale: bool, use_ue8m0: bool) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Quantises BF16 rows to E4M3 with one scale for each 128 elements.
-
-    A scale is `a / 448`, where `a` is the greatest magnitude of the elements, at least 1e-4. With `round_scale` the
-    scale is the next power of two. With `use_ue8m0` an int32 has the exponents of four scales, lowest byte first.
-    """
-    blocks = x.float().unflatten(1, (-1, BLOCK))
-    largest = blocks.abs().amax(-1).clamp(min=1e-4)
-    # torch multiplies by a rounded reciprocal if one side of a division is a number.
-    limit = torch.full_like(largest, E4M3_MAX)
-    if round_scale:
-        mantissa, exponent = torch.frexp(largest / limit)
-        # frexp gives a mantissa from 0.5 to 1: 0.5 is a power of two, other values are rounded up.
-        exponent = exponent - (mantissa == 0.5).int()
-        # The bits of powers of two, which are exact on all devices. The exponents are those of normal numbers.
-        scales = ((exponent + 127) << 23).view(torch.float32)
-        factors = ((127 - exponent) << 23).view(torch.float32)
-    else:
-        scales, factors = largest / limit, limit / largest
-    rows = (blocks * factors.unsqueeze(-1)).to(torch.float8_e4m3fn).flatten(1)
-    if use_ue8m0:
-        return rows, (exponent + 127).to(torch.uint8).view(torch.int32)
-    return rows, scales
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor with the same elements that kernels take: contiguous, at a multiple of 16 bytes."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 class Record:

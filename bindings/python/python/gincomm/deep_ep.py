@@ -13,8 +13,9 @@ from . import Deadline, StateError
 from ._deep_ep_exchange import EventHandle, EventOverlap, Queue
 from ._deep_ep_low_latency import Format, LowLatency, LowLatencyHandle, config_of
 from ._deep_ep_normal import Handle, Normal, Routing, Rows, dispatch_layout
-from ._deep_ep_rows import Record, check, require
+from ._deep_ep_rows import check, require
 from ._process_group import join
+from .ep import Element
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]
 
@@ -132,11 +133,9 @@ class Buffer:
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
         """Returns the bytes that a group of gin takes for BF16 rows and 8 ids of a token, without its outputs."""
-        row = Record(x=(torch.bfloat16, hidden), token=(torch.int32, 1)).bytes
         topk = min(num_experts, _USUAL_TOPK)
-        return config_of(num_ranks, num_max_dispatch_tokens_per_rank, hidden, num_experts, topk, row).footprint(
-            num_ranks
-        )
+        config = config_of(num_ranks, num_max_dispatch_tokens_per_rank, hidden, num_experts, topk, Element.BF16)
+        return config.footprint(num_ranks)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:

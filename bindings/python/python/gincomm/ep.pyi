@@ -32,6 +32,9 @@ class Layout:
     """`[expert][source][token]`: one row for each id, in zones with room for all tokens."""
     EXPERT_MAJOR_INDICES: ClassVar[Layout]
     """The places of packed rows without gaps, and for each of them the received row: nothing is copied."""
+    EXPERT_MAJOR_FIXED: ClassVar[Layout]
+    """`[expert][row]`: one row for each id, by source rank and token, without gaps, in zones with room for all rows that a
+    rank may receive. It also has the rows' tokens, and scales as columns."""
     @staticmethod
     def expert_major_packed(align: int = 1) -> Layout:
         """Zones of experts, one row for each id. The first row of a zone is a multiple of `align`."""
@@ -170,19 +173,41 @@ class Permuted:
     """Memory for received rows in a layout. Its tensors have the same memory after each `Received.permute`."""
 
     def __new__(cls, group: Group, layout: Layout, rows: int | None = None) -> Permuted:
-        """Allocates memory for at most `rows` rows; a padded layout has a row for each token of each rank and expert."""
+        """Allocates memory for at most `rows` rows; a padded or fixed layout has room for all rows that may arrive."""
+    @staticmethod
+    def without_rows(group: Group, layout: Layout, rows: int | None = None) -> Permuted:
+        """Allocates memory for counts, places and source infos alone. Kernels copy no row, unless `with_memory` adds
+        memory."""
+    def with_memory(
+        self,
+        group: Group,
+        *,
+        rows: _Tensor | None = None,
+        scales: _Tensor | None = None,
+        tokens: _Tensor | None = None,
+        counts: _Tensor | None = None,
+    ) -> Permuted:
+        """Returns the same layout in contiguous tensors of the program, of any shape, in place of memory of this value. The
+        places of rows are in memory that both share, so a combine takes either. `tokens` and `counts` are int32."""
     @property
     def capacity(self) -> int: ...
     def rows(self, dtype: Any = None) -> View:
         """Returns the rows: `[row][element]`."""
+    def scales(self) -> View:
+        """Returns the scales of the rows of a fixed layout: `[expert][word][row]`, where a row's scales are words of 4
+        bytes: float32, or int32 if scales have other bytes."""
+    def tokens(self) -> View:
+        """Returns the number of each row's token at its source, int32, in a fixed layout."""
     def counts(self) -> View:
         """Returns the words that `fetch_counts` copies, as int32."""
     def source_info(self) -> View:
         """Returns a word for each row, int32: `source << 21 | row << 5 | k`, or -1 for a gap."""
     def fetch_counts(self) -> list[int]:
         """Copies the number of rows with gaps, then for each expert of this rank the number of its rows, from each
-        source if the layout is padded, then for each expert the number of its first row, if it is packed. A flat layout
-        has the first only. The stream is done; on a virtual GPU the call waits for it."""
+        source if the layout is padded, then for each expert the number of its first row, if it is packed or fixed. A flat
+        layout has the first only. In a fixed layout of `n` experts, pairs follow from word `2 + 2 * n` on: for each expert
+        and source the number of its rows, and the number of its first row in the zone. The stream is done; on a virtual GPU
+        the call waits for it."""
 
 @final
 class PermutedRows:
@@ -293,10 +318,15 @@ class Slot:
 class Group:
     """The ranks of a communicator, with the memory for rows of tokens."""
 
-    def __new__(cls, comm: Communicator, config: GroupConfig) -> Group:
-        """Allocates the memory of a group. Collective: all ranks pass the same configuration."""
+    def __new__(cls, comm: Communicator, config: GroupConfig, *, keeps_tensors: bool = True) -> Group:
+        """Allocates the memory of a group. Collective: all ranks pass the same configuration. With `keeps_tensors=False`
+        slots do not keep the tensors of their calls: the program keeps each until the kernels that use it have ended."""
     def slot(self, slot: int) -> Slot:
         """Lends a slot. Its dispatches and combines follow each other; other slots are independent."""
+    @property
+    def expands(self) -> bool:
+        """Whether `Slot.exchange_into` puts rows into an expert-major layout in the kernel of the dispatch. For other ranks
+        such a call is the same as `Slot.exchange`."""
     @property
     def blocks(self) -> int:
         """The number of blocks of a launch."""

@@ -115,6 +115,11 @@ impl Layout {
     #[classattr]
     const EXPERT_MAJOR_INDICES: Self = Self(gin_ep::Layout::ExpertMajorIndices);
 
+    /// `[expert][row]`: one row for each id, without gaps, in zones with room for all rows that a rank may receive. It
+    /// also has the rows' tokens, and scales as columns.
+    #[classattr]
+    const EXPERT_MAJOR_FIXED: Self = Self(gin_ep::Layout::ExpertMajorFixed);
+
     /// Zones of experts, one row for each id. The first row of a zone is a multiple of `align`; zeros fill the gaps.
     #[staticmethod]
     #[pyo3(signature = (align=1))]

@@ -3,7 +3,7 @@
 
 use super::config::{Element, GroupConfig};
 use super::slot::{Slot, SlotCore};
-use crate::comm::{Communicator, Member, memory};
+use crate::comm::{Communicator, Member, memory, memory_at};
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, interruptible};
@@ -30,10 +30,12 @@ pub(crate) struct GroupCore {
     known: Mutex<Vec<Weak<Memory>>>,
     /// Stands for tensors without elements.
     none: Arc<Memory>,
+    /// Slots keep the tensors of their calls.
+    keeps_tensors: bool,
 }
 
 impl GroupCore {
-    /// Makes memory of a tensor, which the memory keeps alive.
+    /// Makes memory of a tensor, which the memory keeps alive unless the program does.
     pub(crate) fn memory(&self, py: Python<'_>, tensor: Tensor) -> PyResult<MemorySlice> {
         if tensor.bytes == 0 {
             return self.none.slice(0..0).or_raise(py);
@@ -43,7 +45,13 @@ impl GroupCore {
         if let Some(memory) = known.iter().filter_map(Weak::upgrade).find(same) {
             return Ok(memory.whole());
         }
-        let made = memory(self.member.comm.gpu(), tensor).or_raise(py)?;
+        let gpu = self.member.comm.gpu();
+        let made = if self.keeps_tensors {
+            memory(gpu, tensor)
+        } else {
+            memory_at(gpu, (tensor.address, tensor.bytes), Arc::new(()))
+        };
+        let made = made.or_raise(py)?;
         known.retain(|memory| memory.strong_count() > 0);
         known.push(Arc::downgrade(&made));
         Ok(made.whole())
@@ -116,9 +124,11 @@ impl Group {
 
 #[pymethods]
 impl Group {
-    /// Allocates the memory of a group. Collective: all ranks pass the same configuration.
+    /// Allocates the memory of a group. Collective: all ranks pass the same configuration. With `keeps_tensors=False`
+    /// slots do not keep the tensors of their calls: the program keeps each until the kernels that use it have ended.
     #[new]
-    fn new(py: Python<'_>, comm: &Bound<'_, Communicator>, config: GroupConfig) -> PyResult<Self> {
+    #[pyo3(signature = (comm, config, *, keeps_tensors=true))]
+    fn new(py: Python<'_>, comm: &Bound<'_, Communicator>, config: GroupConfig, keeps_tensors: bool) -> PyResult<Self> {
         let member = comm.get().member()?;
         member.check_usable("make a group")?;
         let core = GroupCore::wait(member, py, || {
@@ -133,6 +143,7 @@ impl Group {
                 slots: Mutex::default(),
                 known: Mutex::default(),
                 none,
+                keeps_tensors,
             })
         })?;
         Ok(Self(Mutex::new(Some(Guarded::new(Arc::new(core))))))
@@ -146,6 +157,13 @@ impl Group {
         slots.retain(|slot| slot.strong_count() > 0);
         slots.push(Arc::downgrade(&made));
         Ok(Slot::new(made))
+    }
+
+    /// Returns whether `Slot.exchange_into` puts rows into an expert-major layout in the kernel of the dispatch. For other
+    /// ranks such a call is the same as `Slot.exchange`.
+    #[getter]
+    fn expands(&self) -> PyResult<bool> {
+        Ok(self.core()?.group.expands())
     }
 
     /// Returns the number of blocks of a launch.
