@@ -207,6 +207,11 @@ impl Permuted {
         self.layout != Layout::ExpertMajorIndices && !self.is_received()
     }
 
+    /// Returns the layout.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
     /// Returns the memory of the rows; `None` for indices alone, or if the layout is flat and all sources share a
     /// region: then they are [there](crate::Received::region).
     pub fn rows(&self) -> Option<&MemorySlice> {

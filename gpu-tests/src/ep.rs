@@ -279,10 +279,19 @@ fn layouts(testbed: &Testbed) -> Result<(), String> {
         Layout::ExpertMajorPadded,
         Layout::ExpertMajorPacked { align: 1 },
         Layout::ExpertMajorPacked { align: 16 },
+        Layout::ExpertMajorFixed,
     ] {
         with(testbed, 2, small_on(testbed), (12, 4, hidden), tokens, |rank, comm, config, shape, max| {
             support::layouts::layout(rank, comm, config, layout, shape, max)
         })?;
+    }
+    for element in [Element::Bf16, Element::E4m3(Scales::F32), Element::E4m3(Scales::Ue8m0)] {
+        // One kernel, and several.
+        for room in [tokens as u32, 2049] {
+            with(testbed, 2, small_on(testbed), (12, 4, hidden.max(512)), tokens, |rank, comm, config, shape, max| {
+                support::fixed::details(rank, comm, &config.tokens(room), element, shape, max)
+            })?;
+        }
     }
     with(testbed, 2, small_on(testbed), (5, 3, hidden), tokens, support::layouts::small_layouts)
 }

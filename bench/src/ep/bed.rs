@@ -198,14 +198,18 @@ impl<'a> Bed<'a> {
     }
 
     /// Counts wrong rows of an expert-major layout without gaps in its zones, of some of all experts and sources.
-    pub(super) fn wrong_layout(&self, to: &Permuted, is_padded: bool) -> Result<u64, EpError> {
+    pub(super) fn wrong_layout(&self, to: &Permuted) -> Result<u64, EpError> {
         let (hidden, me) = (self.shape.hidden, self.rank.rank() as usize);
         let small = Shape { hidden: 1, ..*self.shape };
         let (mut expected, mut zones) = (Vec::new(), vec![0; self.shape.local() * self.shape.ranks]);
         for (expert, zone) in expert_major(&small, &self.batches, me, 1).into_iter().enumerate() {
-            for row in zone.rows {
+            for (index, row) in zone.rows.into_iter().enumerate() {
                 let zone = expert * self.shape.ranks + row.source;
-                let place = if is_padded { zone * self.tokens + zones[zone] } else { expected.len() };
+                let place = match to.layout() {
+                    Layout::ExpertMajorPadded => zone * self.tokens + zones[zone],
+                    Layout::ExpertMajorFixed => expert * self.shape.ranks * self.tokens + index,
+                    _ => expected.len(),
+                };
                 zones[zone] += 1;
                 expected.push((place, row));
             }
@@ -315,7 +319,7 @@ impl<'a> Bed<'a> {
             let packed = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, rows)?;
             slot.exchange_into(stream, &input, &packed)?.0.release();
             stream.synchronize()?;
-            wrong += self.wrong_layout(&packed, false)?;
+            wrong += self.wrong_layout(&packed)?;
             Some([flat, packed])
         } else {
             None

@@ -13,12 +13,14 @@ use gin_host::comm::Requirements;
 use gin_host::world::Rank;
 
 /// The calls that are measured, in the order of [`Times::calls`].
-const CALLS: [&str; 8] = [
+const CALLS: [&str; 10] = [
     "dispatch, rank-major",
     "dispatch, padded",
     "dispatch and combine, padded",
     "dispatch, packed",
     "dispatch and combine, packed",
+    "dispatch, fixed",
+    "dispatch and combine, fixed",
     "dispatch, packed after an exchange",
     "dispatch with max_rows",
     "dispatch and combine with max_rows",
@@ -78,6 +80,7 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
     let rows = bed.ids_here().max(1) as u32;
     let padded = Permuted::new(&major, Layout::ExpertMajorPadded, 0)?;
     let packed = Permuted::new(&major, Layout::ExpertMajorPacked { align: 1 }, rows)?;
+    let fixed = Permuted::new(&major, Layout::ExpertMajorFixed, 0)?;
     let (mut slot, mut shared_slot) = (major.slot(0)?, shared.slot(0)?);
     let (input, by_id, reduced) =
         (bed.input(), Combine::plain().into(&bed.output), Combine::reduced().into(&bed.output));
@@ -90,11 +93,11 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
         slot.exchange_into(stream, &input, to)?.0.combine(stream, Rows::Permuted(to), &by_id)
     };
     let mut times = Times::default();
-    for (to, is_padded) in [(&padded, true), (&packed, false)] {
+    for to in [&padded, &packed, &fixed] {
         // The experts leave the rows as they are.
         pair(&mut slot, to)?;
         stream.synchronize()?;
-        times.wrong += bed.wrong_layout(to, is_padded)? + bed.wrong_sums_of_ids()?;
+        times.wrong += bed.wrong_layout(to)? + bed.wrong_sums_of_ids()?;
     }
     shared_slot.exchange(stream, &input)?.combine(stream, Rows::InPlace, &reduced)?;
     stream.synchronize()?;
@@ -105,6 +108,8 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
             time(&mut || pair(&mut slot, &padded))?,
             time(&mut || into(&mut slot, &packed))?,
             time(&mut || pair(&mut slot, &packed))?,
+            time(&mut || into(&mut slot, &fixed))?,
+            time(&mut || pair(&mut slot, &fixed))?,
             time(&mut || {
                 let mut received = slot.exchange(stream, &input)?;
                 received.permute(stream, &packed)?;

@@ -24,7 +24,7 @@
 //! | --- | --- |
 //! | `dispatch`, `routes`, `params` | stores of rows and flags; their places; the regions of the arena |
 //! | `received`, `reduce`, `combine` | rows for the experts; sums at the expert's rank; sums at the source |
-//! | `expand`, `expert_major`, `permute`, `reserve` | other layouts: by one kernel, places, by three kernels, shared regions |
+//! | `expand`, `expert_major`, `permute`, `reserve` | other layouts: by one kernel, places, by several kernels, shared regions |
 //! | `format`, `element` | copied rows and FP8; types of sums |
 //! | `network` | ranks that loads and stores do not reach |
 //! | `protocol` | the words by which blocks and ranks agree |

@@ -139,9 +139,10 @@ pub fn details(
     let room = own.capacity() as usize / shape.local();
     let ways: &[bool] = if reaches_all(comm, shape)? { &[false, true] } else { &[false] };
     for (number, &arrives) in ways.iter().cycle().take(4 * ways.len()).enumerate() {
-        let routing = [Routing::Holes, Routing::Repeats, Routing::None, Routing::Zipf][number / ways.len()];
-        let make =
-            |rank: usize| batch(shape, routing, number as u64, rank, (max - rank % 2) * ((rank + number) % 3) / 2);
+        let round = number / ways.len();
+        let routing = [Routing::Holes, Routing::Repeats, Routing::None, Routing::Zipf][round];
+        let count = |rank: usize| (max - rank % 2) * ((rank + round + 1) % 3) / 2;
+        let make = |rank: usize| batch(shape, routing, number as u64, rank, count(rank));
         let batches: Vec<Batch> = (0..shape.ranks).map(make).collect();
         let zones = fixed(shape, &batches, me, room);
         let stored = Stored::new(rank, &group, &places)?;
@@ -189,7 +190,7 @@ pub fn described_only(
                 let rows = Memory::new(rank.device(), MemoryKind::Device, (2 * max * shape.hidden) as u64)?.whole();
                 let sums = gin_ep::Combine::reduced().into(&rows);
                 let gin_ep::Fused { comm, arena, slot, tokens, shared, .. } =
-                    slot.fuse(&stream, tokens, gin_ep::Rows::At(&to_rows(rank, &group)?), &sums)?;
+                    slot.fuse(&stream, tokens, gin_ep::Rows::At(&returned_rows(rank, &group)?), &sums)?;
                 let launch = LaunchConfig::new(1, 128).dynamic_shared(shared);
                 // Safety: one block, with the parameters of the slot.
                 unsafe { hardware_send_metadata::launch(&stream, launch, comm, arena, slot, tokens)? };
@@ -208,7 +209,7 @@ pub fn described_only(
 }
 
 /// Returns memory in the places of received rows.
-fn to_rows(rank: &Rank, group: &Group) -> Result<MemorySlice, EpError> {
+fn returned_rows(rank: &Rank, group: &Group) -> Result<MemorySlice, EpError> {
     let sizes = group.sizes();
     filled(rank, sizes.combine_room() * u64::from(sizes.combine_bytes))
 }

@@ -61,7 +61,7 @@ pub fn expected_rows(
             let mut counts = vec![(shape.local() * room) as u32];
             counts.extend(zones.iter().map(|zone| zone.rows.len() as u32));
             counts.extend(zones.iter().map(|zone| zone.first as u32));
-            // A word without a meaning, which is 0 in new memory.
+            // A word without a meaning.
             counts.push(0);
             let ranges = zones.iter().flat_map(|zone| zone.ranges(shape.ranks));
             counts.extend(ranges.flat_map(|(first, rows)| [rows as u32, first as u32]));
@@ -112,7 +112,11 @@ pub fn layout(
         };
         stream.synchronize()?;
         let (expected, counts) = expected_rows(layout, shape, &batches, me, max);
-        assert_eq!(permuted.fetch_counts()?, counts, "{layout:?} {routing:?} at {me}");
+        let mut found = permuted.fetch_counts()?;
+        if layout == Layout::ExpertMajorFixed {
+            found[1 + 2 * shape.local()] = 0;
+        }
+        assert_eq!(found, counts, "{layout:?} {routing:?} at {me}");
         let region = received.region()?;
         let memory = permuted.rows().or(region.as_ref()).expect("there are rows");
         compare_rows(memory, shape.hidden, &expected, format_args!("{layout:?} {routing:?} at {me}"))?;

@@ -169,11 +169,12 @@ class LowLatency:
             factors = aligned(weights)
             slot.combine(handle, handle.ids, Combine.weighted(factors, sums), lambda: rows.view(local * zone, hidden))
         used = (x, rows, ids, handle.ids, weights, factors, sums)
-        queue.keep(used)
         if not hooked:
             event = queue.finish(async_finish, used)
             slot.exchange.check()
             return sums, event, None
+        # The program may drop the hook.
+        queue.keep(used)
 
         def hook() -> None:
             queue.finish(False, used)

@@ -159,8 +159,8 @@ impl Group {
         Ok(Slot::new(made))
     }
 
-    /// Returns whether `Slot.exchange_into` puts rows into an expert-major layout in the kernel of the dispatch. For other
-    /// ranks such a call is the same as `Slot.exchange`.
+    /// Returns whether `Slot.exchange_into` puts rows into an expert-major layout in the kernel of the dispatch. For
+    /// other ranks such a call is the same as `Slot.exchange`.
     #[getter]
     fn expands(&self) -> PyResult<bool> {
         Ok(self.core()?.group.expands())

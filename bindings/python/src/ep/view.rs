@@ -98,7 +98,7 @@ impl Permuted {
     }
 
     /// Returns the maximum number of rows that a program passed.
-    fn most(layout: gin_ep::Layout, rows: Option<u32>) -> PyResult<u32> {
+    fn room(layout: gin_ep::Layout, rows: Option<u32>) -> PyResult<u32> {
         match (rows, layout) {
             (Some(rows), _) => Ok(rows),
             (None, gin_ep::Layout::ExpertMajorPadded | gin_ep::Layout::ExpertMajorFixed) => Ok(0),
@@ -129,12 +129,13 @@ impl Permuted {
     #[pyo3(signature = (group, layout, rows=None))]
     fn new(py: Python<'_>, group: &Bound<'_, Group>, layout: &Bound<'_, Layout>, rows: Option<u32>) -> PyResult<Self> {
         let (core, layout) = (group.get().core()?, layout.get().0);
-        let rows = Self::most(layout, rows)?;
+        let rows = Self::room(layout, rows)?;
         let inner = py.detach(|| gin_ep::Permuted::new(&core.group, layout, rows)).or_raise(py)?;
         Ok(Self::make(inner, core.element, core.sizes))
     }
 
-    /// Allocates memory for counts, places and source infos alone. Kernels copy no row, unless `with_memory` adds memory.
+    /// Allocates memory for counts, places and source infos alone. Kernels copy no row, unless `with_memory` adds
+    /// memory.
     #[staticmethod]
     #[pyo3(signature = (group, layout, rows=None))]
     fn without_rows(
@@ -144,7 +145,7 @@ impl Permuted {
         rows: Option<u32>,
     ) -> PyResult<Self> {
         let (core, layout) = (group.get().core()?, layout.get().0);
-        let rows = Self::most(layout, rows)?;
+        let rows = Self::room(layout, rows)?;
         let inner = py.detach(|| gin_ep::Permuted::without_rows(&core.group, layout, rows)).or_raise(py)?;
         Ok(Self::make(inner, core.element, core.sizes))
     }
@@ -198,7 +199,8 @@ impl Permuted {
         Ok(self.view(rows, dtype, vec![permuted.capacity().into(), elements]))
     }
 
-    /// Returns the scales of the rows of a fixed layout: `[expert][word][row]`, where a row's scales are words of 4 bytes.
+    /// Returns the scales of the rows of a fixed layout: `[expert][word][row]`, where a row's scales are words of 4
+    /// bytes.
     fn scales(&self) -> PyResult<View> {
         let (permuted, sizes) = (self.get()?, &self.sizes);
         let scales = permuted.scales();
@@ -234,9 +236,9 @@ impl Permuted {
 
     /// Copies the number of rows with gaps, then for each expert of this rank the number of its rows, from each source
     /// if the layout is padded, then for each expert the number of its first row, if it is packed or fixed. A flat
-    /// layout has the first only. In a fixed layout of `n` experts, pairs follow from word `2 + 2 * n` on: for each expert
-    /// and source the number of its rows, and the number of its first row in the zone. The stream is done; on a virtual
-    /// GPU the call waits for it.
+    /// layout has the first only. In a fixed layout of `n` experts, pairs follow from word `2 + 2 * n` on: for each
+    /// expert and source the number of its rows, and the number of its first row in the zone. The stream is done; on a
+    /// virtual GPU the call waits for it.
     fn fetch_counts(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         check_process()?;
         let permuted = self.get()?;
