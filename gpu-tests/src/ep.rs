@@ -287,7 +287,7 @@ fn layouts(testbed: &Testbed) -> Result<(), String> {
     }
     for element in [Element::Bf16, Element::E4m3(Scales::F32), Element::E4m3(Scales::Ue8m0)] {
         // One kernel, and several.
-        for room in [tokens as u32, 2049] {
+        for room in [tokens, 2049] {
             with(testbed, 2, small_on(testbed), (12, 4, hidden.max(512)), tokens, |rank, comm, config, shape, max| {
                 support::fixed::details(rank, comm, &config.tokens(room), element, shape, max)
             })?;
