@@ -157,7 +157,7 @@ impl Permuted {
         }
         if (memory.tokens.is_some() || memory.scales.is_some()) && self.layout != Layout::ExpertMajorFixed {
             let what = "memory for tokens or scales of a layout that does not store them";
-            return Err(EpError::Unsuited { what, remedy: "leave it out, or use `Layout::ExpertMajorFixed`" });
+            return Err(EpError::Unsuited { what, remedy: "leave it out, or use the layout with fixed zones" });
         }
         if memory.scales.is_some() && sizes.scale_bytes == 0 {
             let what = "memory for scales in a group whose rows have none";
@@ -198,7 +198,7 @@ impl Permuted {
             return Ok(());
         }
         let (what, given) = ("the number of bytes of the scales of a row", u64::from(self.sizes.scale_bytes));
-        let limit = "a multiple of 4 in `Layout::ExpertMajorFixed`, which has columns of words".to_owned();
+        let limit = "a multiple of 4 in the layout with fixed zones, which has columns of words".to_owned();
         Err(EpError::Limit { what, given, limit })
     }
 

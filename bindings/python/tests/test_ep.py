@@ -329,7 +329,7 @@ def test_a_layout_is_stored_in_tensors_of_the_program():
             ):
                 with pytest.raises((ValueError, TypeError), match=text):
                     places.with_memory(group, **wrong)
-            with pytest.raises(ValueError, match="use `Layout.ExpertMajorFixed`"):
+            with pytest.raises(ValueError, match="use the layout with fixed zones"):
                 Permuted(group, Layout.FLAT, 4).with_memory(group, tokens=arrays["tokens"])
             del slot
 

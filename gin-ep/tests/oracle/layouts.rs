@@ -76,14 +76,14 @@ fn memory_that_does_not_suit_a_layout_is_refused() {
                 PermutedMemory { rows: Some(&all), scales: Some(&all), ..none },
                 "is 1; the limit is a multiple of 4",
             ),
-            (&packed, PermutedMemory { tokens: Some(&all), ..none }, "use `Layout::ExpertMajorFixed`"),
+            (&packed, PermutedMemory { tokens: Some(&all), ..none }, "use the layout with fixed zones"),
             (&listed, PermutedMemory { rows: Some(&all), ..none }, "copies none: leave it out"),
         ] {
             let error = to.with_memory(&memory).err().map(|error| error.to_string()).unwrap_or_default();
             assert!(error.contains(text), "{error:?} is not about {text:?}");
         }
         let error = Permuted::new(&group, Layout::ExpertMajorFixed, 0).err().map(|error| error.to_string());
-        assert!(error.is_some_and(|error| error.contains("a multiple of 4 in `Layout::ExpertMajorFixed`")));
+        assert!(error.is_some_and(|error| error.contains("a multiple of 4 in the layout with fixed zones")));
         group.destroy()
     });
 }
