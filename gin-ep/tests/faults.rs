@@ -21,6 +21,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::{Input, copied, experts};
 
@@ -311,6 +312,76 @@ fn again(rank: &Rank, job: Arc<dyn Bootstrap>) -> Result<(), EpError> {
     bed.whole(3)?;
     bed.group.destroy()?;
     Ok(comm.destroy()?)
+}
+
+#[test]
+fn a_graph_replays_while_its_job_grows_and_beside_the_communicator_of_the_next_job() {
+    /// Replays before the new rank comes, and as many afterwards.
+    const REPLAYS: usize = 20;
+    let config = &TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())).joining(PATIENCE).silence(PATIENCE);
+    let rendezvous = Rendezvous::new(config.clone()).unwrap();
+    let (id, replayed) = (&rendezvous.id().clone(), &AtomicUsize::new(0));
+    let mut first = Some(rendezvous);
+    // Threads of one process cannot have their windows at the distances that loads and stores need.
+    let world = |ranks| WorldConfig::threads(ranks).lsa_size(1);
+    let next_job = |rank: &Rank, job| -> Result<Communicator, EpError> {
+        let comm = Communicator::new(job, rank.device().clone(), rank.comm_config().clone());
+        comm.initialise(&Requirements::default())?;
+        Ok(comm)
+    };
+    let old = |rank: &Rank, job: &Arc<dyn Bootstrap>| -> Result<(), EpError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        let bed = Bed::new(rank, &comm, &waiting(Deadline::after_ms(20_000)), false)?;
+        let mut slot = bed.group.slot(0)?;
+        let graph = bed.stream.capture(|| -> Result<(), EpError> {
+            let received = slot.exchange(&bed.stream, &bed.input.tokens(TOKENS, false))?;
+            experts(rank, &bed.stream, &SHAPE, &received)?;
+            received.combine(&bed.stream, Rows::InPlace, &Combine::reduced().into(&bed.input.output))
+        })?;
+        let replay = |count| {
+            (0..count).try_for_each(|_| -> Result<(), EpError> {
+                // Safety: memory and group outlive the graph, and all ranks replay theirs.
+                unsafe { bed.stream.replay(&*graph)? };
+                bed.stream.synchronize()?;
+                bed.check(&[], false)
+            })
+        };
+        let next = std::thread::scope(|scope| {
+            let growing = scope.spawn(|| job.grow(&[3], PATIENCE));
+            replay(REPLAYS)?;
+            assert!(!growing.is_finished(), "the job grew without its new rank");
+            replayed.fetch_add(1, Ordering::Relaxed);
+            replay(REPLAYS)?;
+            Ok::<_, EpError>(growing.join().unwrap().map_err(CommError::from)?)
+        })?;
+        let other = next_job(rank, next)?;
+        replay(REPLAYS)?;
+        other.destroy()?;
+        replay(1)?;
+        drop((graph, slot));
+        bed.group.destroy()?;
+        Ok(comm.destroy()?)
+    };
+    std::thread::scope(|scope| {
+        for number in 0..3 {
+            let first = first.take();
+            scope.spawn(move || {
+                let job =
+                    first.map_or_else(|| TcpBootstrap::join(id, number, 3, config.clone()), |first| first.join(3));
+                let job: Arc<dyn Bootstrap> = Arc::new(job.unwrap());
+                world::join(world(3), job.clone(), |rank| old(&rank, &job)).unwrap();
+            });
+        }
+        scope.spawn(|| {
+            let begun = Instant::now();
+            while replayed.load(Ordering::Relaxed) < 3 && begun.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let job: Arc<dyn Bootstrap> = Arc::new(TcpBootstrap::join_running(id, 3, 4, config.clone()).unwrap());
+            let new = |rank: Rank| Ok::<_, EpError>(next_job(&rank, job.clone())?.destroy()?);
+            world::join(world(4), job.clone(), new).unwrap();
+        });
+    });
 }
 
 /// A process of this program.
