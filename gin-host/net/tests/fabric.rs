@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two endpoints over libfabric, driven by hand: in this process, and one of them in a child process that dies.
-//! Providers without hardware here are those of [`libfabric_double`].
+//! [`libfabric_double`] models providers whose hardware is rare.
 //!
 //! Ignored without libfabric; `scripts/setup.sh` installs it. With `GIN_FABRIC_TIMES`, one trial also compares times
 //! with libfabric's `fi_pingpong` (Debian: `libfabric-bin`).

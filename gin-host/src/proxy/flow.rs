@@ -141,7 +141,7 @@ impl Proxy {
         }
         stats::add(&figures.signals, u64::from(request.signal.is_some()));
         let quiet = request.is_quiet();
-        // Where completion is arrival, nothing has to be asked: the requests before it are complete.
+        // All earlier requests are complete. If completion means arrival, their data has arrived, and no peer is asked.
         let asks = quiet && !self.parts.limits.capabilities.completes_on_arrival();
         if bytes == 0 && !asks {
             if request.signal.is_none() {

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | `fabric/hosts/` | two processes over `tcp`, each in its own network namespace, or over the loopback interface |
 //! | `fabric/shm/` | two processes over `shm`, where signals wait for delivery |
-//! | `fabric/PROVIDER/` | threads, over providers without hardware here ([`libfabric_double`]) |
+//! | `fabric/PROVIDER/` | threads, over models of providers whose hardware is rare ([`libfabric_double`]) |
 //! | `fabric/all_NAME/` | threads, only with `GIN_ALL_WAYS` |
 //!
 //! The first three run a few cases in a few seconds; with `GIN_ALL_WAYS` all of them. Namespaces need root. Processes

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// A libfabric for tests: providers whose endpoints are all in this process. Each keeps no more than its documentation
-// promises (fi_efa(7), fi_cxi(7), fi_opx(7)); `strange` keeps no more than fi_endpoint(3) and fi_mr(3) promise anyone.
+// A libfabric for tests: providers whose endpoints are all in this process. Each keeps no more than its manual promises
+// (fi_efa(7), fi_cxi(7), fi_opx(7)); `cxi` closes endpoints as its source does. `strange` keeps no more than
+// fi_endpoint(3) and fi_mr(3) promise anyone.
 //
 // Writes and reads happen late, in pieces, in any order; completions come in any order; posting fails with FI_EAGAIN
 // now and then; keys are invalid once their memory is closed. A caller's mistake that a real provider need not notice

@@ -394,9 +394,9 @@ def dispatch(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, group: G
 
 
 def combine(rows: torch.Tensor, handle: Handle) -> torch.Tensor:
-    """Returns the row of each received one to its source, and adds up the rows of each token: `[token][hidden]`.
+    """Returns each received row's result to its source, and adds up the results of each token: `[token][hidden]`.
 
-    Collective. Ends the dispatch: a handle counts once, until the next dispatch of its slot. The backward sends the
+    Collective. Ends the dispatch: combine a handle once, before the next dispatch of its slot. The backward sends the
     gradients of sums to the ranks of each token.
     """
     if not isinstance(handle, Handle):
