@@ -52,7 +52,8 @@ impl KeepAlive {
         let same = |kept: &MemorySlice, new: &MemorySlice| {
             Arc::ptr_eq(kept.memory(), new.memory()) && (kept.offset(), kept.bytes()) == (new.offset(), new.bytes())
         };
-        for new in memory {
+        // The program keeps the rest by itself.
+        for new in memory.iter().filter(|slice| slice.memory().is_owner()) {
             match self.memory.iter_mut().find(|(_, kept)| same(kept, new)) {
                 Some((last, _)) => *last = call.max(*last),
                 None => {

@@ -276,32 +276,37 @@ pub fn share(gpus: &[usize], devices: Devices) -> Outcome {
     }
 }
 
-/// Repeats a launch after the program has made no context, or that of another GPU, the current one.
+/// Repeats a launch after the program has made no context, or that of another GPU, the current one: on a stream of gin,
+/// and on the default stream, which is that of the current context.
 fn elsewhere(rank: &Rank, gpus: &[usize]) -> Result<Vec<String>, CommError> {
     let device = CudaDevice::of(&**rank.device()).ok_or_else(no_gpu)?;
     // The stop word, which is set, and the count of blocks.
     let words = Memory::new(rank.device(), MemoryKind::Device, 16)?;
     words.write(0, &[1u64, 0])?;
-    let (kernel, stream) = (rank.kernel("hardware_spin")?, rank.stream()?);
+    // Safety: the default stream lives as long as its context.
+    let default = unsafe { device.stream_from_raw(std::ptr::null_mut())? };
+    let (kernel, streams) = (rank.kernel("hardware_spin")?, [rank.stream()?, default]);
     let (stop, started) = (words.address() as usize as *mut u64, (words.address() + 8) as usize as *mut u64);
     let arguments: [&dyn KernelArg; 3] = [&stop, &started, &0u64];
-    // Safety: two words, which live until the kernels have ended.
-    let once = || unsafe { stream.launch(&kernel, LaunchConfig::new(1, 32), &arguments) };
-    let others = gpus.iter().copied().filter(|gpu| *gpu != device.ordinal()).map(Some);
+    let others: Vec<_> = gpus.iter().copied().filter(|gpu| *gpu != device.ordinal()).map(Some).chain([None]).collect();
     let mut launches = 0u64;
-    for other in others.chain([None]) {
-        once()?;
-        match other {
-            Some(gpu) => {
-                enter(gpu)?;
+    for stream in &streams {
+        // Safety: two words, which live until the kernels have ended.
+        let once = || unsafe { stream.launch(&kernel, LaunchConfig::new(1, 32), &arguments) };
+        for &other in &others {
+            once()?;
+            match other {
+                Some(gpu) => {
+                    enter(gpu)?;
+                }
+                // Safety: takes no pointer.
+                None => ok("leave a context", unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) })?,
             }
-            // Safety: takes no pointer.
-            None => ok("leave a context", unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) })?,
+            once()?;
+            launches += 2;
         }
-        once()?;
-        launches += 2;
+        stream.synchronize()?;
     }
-    stream.synchronize()?;
     let mut count = [0u64];
     words.read(8, &mut count)?;
     Ok(if count == [launches] { Vec::new() } else { vec![format!("{} of {launches} kernels ran", count[0])] })
@@ -466,11 +471,9 @@ fn refusals(gpus: &[usize]) -> Result<Vec<String>, GpuError> {
     // Safety: allocated above.
     ok("free managed memory", unsafe { sys::cuMemFree_v2(managed) })?;
 
-    for number in 0..3 {
-        // Safety: the call is refused.
-        let stream = unsafe { device.stream_from_raw(std::ptr::without_provenance_mut(number)) };
-        refusals.expect("a default stream", stream, &["default stream"]);
-    }
+    // Safety: the call is refused.
+    let stream = unsafe { device.stream_from_raw(std::ptr::without_provenance_mut(2)) };
+    refusals.expect("the default stream of a thread", stream, &["default stream"]);
     // Safety: the call is refused.
     refusals.expect("no module", unsafe { device.module_from_raw(std::ptr::null_mut()) }, &["there is none"]);
     let (stranger, _): (CUmodule, _) = load(STRANGER, "stranger")?;

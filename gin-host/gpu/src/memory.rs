@@ -36,6 +36,12 @@ pub trait RawMemory: Send + Sync + fmt::Debug {
     fn check_reach(&self, _device: &dyn Device) -> Result<(), GpuError> {
         Ok(())
     }
+
+    /// Returns whether the memory lives no longer than this. It is false for memory that the program owns and keeps
+    /// by itself.
+    fn is_owner(&self) -> bool {
+        true
+    }
 }
 
 /// The allocation of a device. Dropping it frees the memory.
@@ -123,6 +129,12 @@ impl Memory {
         shared: bool,
     ) -> Result<Arc<Self>, GpuError> {
         if shared { Self::shared(device, kind, bytes) } else { Self::new(device, kind, bytes) }
+    }
+
+    /// Returns whether the memory lives no longer than this value. Otherwise the program owns it and keeps it by
+    /// itself, and nothing has to hold this value while a kernel uses the memory.
+    pub fn is_owner(&self) -> bool {
+        self.raw.owner.is_owner()
     }
 
     /// Maps memory of another process of the host, at a place or at any address.

@@ -82,7 +82,11 @@ struct ForeignMemory {
     _keep: Option<Keep>,
 }
 
-impl RawMemory for ForeignMemory {}
+impl RawMemory for ForeignMemory {
+    fn is_owner(&self) -> bool {
+        self._keep.is_some()
+    }
+}
 
 /// Makes host code of a virtual world wait and read the time by that world. Every device calls it when it is made.
 pub fn install() {

@@ -151,7 +151,8 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
 #[derive(derive_more::Debug)]
 struct ForeignMemory {
     owner: Arc<Context>,
-    origin: Origin,
+    /// `None` if the driver has not been asked yet.
+    origin: Option<Origin>,
     address: u64,
     bytes: u64,
     /// Its owner, if the program has passed one.
@@ -167,9 +168,10 @@ unsafe impl Sync for ForeignMemory {}
 impl ForeignMemory {
     /// Checks that `context`'s GPU can read and write all of it at its address.
     fn check(&self, context: &Context) -> Result<(), String> {
+        let origin = self.origin.map_or_else(|| examine(&self.owner, self.address, self.bytes), Ok)?;
         let mut location = context.location();
         let full = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        match self.origin {
+        match origin {
             Origin::Alloc if context.copies_reach(&self.owner) => Ok(()),
             Origin::Alloc => Err(format!("{} has no peer access to {}", context.full_name(), self.owner.full_name())),
             Origin::Pool(pool) => {
@@ -223,11 +225,15 @@ impl RawMemory for ForeignMemory {
             None => Err(self.refuse("another kind of device is to reach it".to_owned())),
         }
     }
+
+    fn is_owner(&self) -> bool {
+        self._keep.is_some() || self.origin == Some(Origin::Host)
+    }
 }
 
 impl Drop for ForeignMemory {
     fn drop(&mut self) {
-        if self.origin == Origin::Host {
+        if self.origin == Some(Origin::Host) {
             forget_pinned(self.address, self.bytes);
         }
     }
@@ -246,9 +252,15 @@ pub(super) fn import(
     if kind == MemoryKind::Pinned {
         know_pinned(address, bytes);
     }
-    let memory = ForeignMemory { owner: context.clone(), origin, address, bytes, _keep: keep };
+    let memory = ForeignMemory { owner: context.clone(), origin: Some(origin), address, bytes, _keep: keep };
     memory.check(context).map_err(refuse)?;
     Ok((Allocation::new(address, None, memory), kind))
+}
+
+/// Returns device memory of the program. The driver is asked only when other GPUs are to reach it.
+pub(super) fn assume(context: &Arc<Context>, address: u64, bytes: u64) -> Allocation {
+    let memory = ForeignMemory { owner: context.clone(), origin: None, address, bytes, _keep: None };
+    Allocation::new(address, None, memory)
 }
 
 #[cfg(test)]

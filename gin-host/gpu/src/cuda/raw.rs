@@ -17,19 +17,22 @@
 //! launches are checked.
 
 use super::driver::{describe, written};
-use super::import::import;
+use super::import::{assume, import};
 use super::module::{Handle, Image, Images};
 use super::stream::CudaStream;
 use super::{CudaDevice, Device, GpuError, Module, Stream};
-use crate::{Function, Keep, Memory};
+use crate::{Function, Keep, Memory, MemoryKind};
 use cudarc::driver::sys;
 use std::sync::Arc;
 
 /// A handle of the driver: `CUcontext`, `CUstream`, `CUmodule` or `CUfunction`.
 pub type RawHandle = *mut core::ffi::c_void;
 
-/// The streams that have a number instead of an address: the default ones, of a context and of a thread.
-const DEFAULT_STREAMS: usize = 2;
+/// `CU_STREAM_LEGACY`: the default stream of the current context, as 0.
+const DEFAULT: usize = 1;
+
+/// `CU_STREAM_PER_THREAD`: the default stream of the calling thread.
+const OF_THREAD: usize = 2;
 
 /// Returns the driver's handle of a kernel, a `CUfunction`; `None` for a kernel that is not of a GPU. It is valid while
 /// the function's module is loaded, which `function` ensures.
@@ -62,16 +65,22 @@ impl CudaDevice {
     /// Launches pass the same checks as on gin's own streams, and are counted. Launches into a stream that is being
     /// captured pass them too: see [`CudaStream`].
     ///
+    /// The context's default stream (0) and the program's blocking streams wait for each other; gin's streams wait for
+    /// neither. Ranks of a process that share a GPU need a stream each: on one stream, the kernel of a rank starts
+    /// after the kernel of another one, which may wait for it.
+    ///
     /// # Safety
     /// - The stream is alive. It stays so until the returned value is gone and the work that was put on it is done.
     ///
     /// # Errors
-    /// [`GpuError::ForeignHandle`] for a default stream, which waits for all others, and for a stream of another
-    /// context than the GPU's primary one.
+    /// [`GpuError::ForeignHandle`] for the default stream of a thread, and for a stream of another context than the
+    /// GPU's primary one.
     pub unsafe fn stream_from_raw(&self, stream: RawHandle) -> Result<Arc<dyn Stream>, GpuError> {
         const WHAT: &str = "stream";
-        if stream.addr() <= DEFAULT_STREAMS {
-            return Err(self.refuse(WHAT, "it is a default stream, which waits for all others".to_owned()));
+        let stream = if stream.addr() == DEFAULT { std::ptr::null_mut() } else { stream };
+        if stream.addr() == OF_THREAD {
+            let reason = "it is the default stream of a thread, which is another one on each thread of gin";
+            return Err(self.refuse(WHAT, reason.to_owned()));
         }
         self.context.enter()?;
         let mut context = std::ptr::null_mut();
@@ -117,6 +126,20 @@ impl CudaDevice {
     /// As there. Then `keep` is dropped.
     pub unsafe fn import_kept(&self, address: u64, bytes: u64, keep: Keep) -> Result<Arc<Memory>, GpuError> {
         self.import_foreign(address, bytes, Some(keep))
+    }
+
+    /// Does the same as [`import_memory`](Self::import_memory) for device memory, and trusts the program: the driver is
+    /// asked only when the memory becomes a window. This takes nanoseconds, where the questions take microseconds.
+    ///
+    /// # Safety
+    /// - As there; and the bytes are device memory of this GPU, in one allocation of its primary context or mapped one
+    ///   after another, not managed memory.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`] while the device is dropped.
+    pub unsafe fn assume_memory(&self, address: u64, bytes: u64) -> Result<Arc<Memory>, GpuError> {
+        let device: Arc<dyn Device> = self.shared()?;
+        Ok(Memory::with(assume(&self.context, address, bytes), &device, MemoryKind::Device, bytes))
     }
 
     fn import_foreign(&self, address: u64, bytes: u64, keep: Option<Keep>) -> Result<Arc<Memory>, GpuError> {

@@ -196,6 +196,10 @@ impl CudaStream {
         if order.capture == Capture::None {
             return Ok(false);
         }
+        if self.raw.is_null() {
+            // The default stream cannot be captured, and the current context may have another one.
+            return Ok(false);
+        }
         let is_captured = is_capturing(self.raw)?;
         if !is_captured && order.capture == Capture::Begun {
             order.capture = Capture::None;
@@ -277,6 +281,8 @@ impl Stream for CudaStream {
         if config.dependent {
             handle.check_dependent(&function.name)?;
         }
+        // On every thread an event tells whether the default stream is idle; dependent kernels have none between them.
+        let config = LaunchConfig { dependent: config.dependent && !self.raw.is_null(), ..config };
         let fit = handle.fit(&config)?;
         let LaunchConfig { cooperative, dependent, .. } = config;
         let wanted = Wanted { blocks: config.blocks(), fit, cooperative, dependent, local: handle.local() };
