@@ -93,9 +93,4 @@ def main(cpu):
 
 
 if __name__ == "__main__":
-    if "--cpu" in sys.argv:
-        main(cpu=True)
-    else:
-        # gin takes no default stream, for which others wait.
-        with torch.cuda.stream(torch.cuda.Stream(int(os.environ["LOCAL_RANK"]))):
-            main(cpu=False)
+    main(cpu="--cpu" in sys.argv)

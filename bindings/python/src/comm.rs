@@ -8,7 +8,7 @@ use crate::guard::{Guarded, interruptible};
 use crate::tensor::{Tensor, elements};
 use crate::window::{Part, Window};
 use gin_boot::lock;
-use gin_gpu::{Device, Keep, Memory};
+use gin_gpu::{Device, Memory};
 use gin_host::comm::{CommError, CommState, Requirements, WindowFlags};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -125,28 +125,42 @@ fn flags(signals: bool) -> WindowFlags {
 /// Makes memory of a tensor, which the memory keeps alive.
 pub(crate) fn memory(device: &Arc<dyn Device>, tensor: Tensor) -> Result<Arc<Memory>, CommError> {
     let (address, bytes) = (tensor.address, tensor.bytes);
-    memory_at(device, (address, bytes), Arc::new(tensor))
-}
-
-/// Makes memory of these bytes at an address, which keeps a value alive.
-pub(crate) fn memory_at(
-    device: &Arc<dyn Device>,
-    (address, bytes): (u64, u64),
-    keep: Keep,
-) -> Result<Arc<Memory>, CommError> {
     if bytes == 0 {
         return Ok(Memory::new(device, gin_gpu::MemoryKind::Device, 0)?);
     }
+    let keep = Arc::new(tensor);
     #[cfg(feature = "cuda")]
     if let Some(gpu) = gin_gpu::cuda::CudaDevice::of(&**device) {
-        // Safety: the tensor owns the memory, and docs/python.md says how the program may use it, and how long it keeps
-        // the tensor if the memory does not.
+        // Safety: the tensor owns the memory, and docs/python.md says how the program may use it.
         return Ok(unsafe { gpu.import_kept(address, bytes, keep)? });
     }
-    let gpu = device.downcast::<gin_gpu::virt::VirtualDevice>();
-    let gpu = gpu.ok_or(CommError::NotRegistrable { reason: "the device takes no memory of the program" })?;
     // Safety: as above.
-    Ok(unsafe { gpu.import_kept(address, bytes, keep)? })
+    Ok(unsafe { virtual_gpu(device)?.import_kept(address, bytes, keep)? })
+}
+
+impl Tensor {
+    /// Makes memory of a tensor that has elements. The program keeps the tensor.
+    pub(crate) fn lent_to(&self, device: &Arc<dyn Device>) -> Result<Arc<Memory>, CommError> {
+        let (address, bytes) = (self.address, self.bytes);
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = gin_gpu::cuda::CudaDevice::of(&**device) {
+            // Safety: the tensor's library says where it is; docs/python.md says how long the program keeps it.
+            let lent = unsafe {
+                match self.is_pinned {
+                    true => gpu.import_memory(address, bytes)?,
+                    false => gpu.assume_memory(address, bytes)?,
+                }
+            };
+            return Ok(lent);
+        }
+        // Safety: as above.
+        Ok(unsafe { virtual_gpu(device)?.import_memory(address, bytes)? })
+    }
+}
+
+fn virtual_gpu(device: &Arc<dyn Device>) -> Result<&gin_gpu::virt::VirtualDevice, CommError> {
+    let gpu = device.downcast::<gin_gpu::virt::VirtualDevice>();
+    gpu.ok_or(CommError::NotRegistrable { reason: "the device takes no memory of the program" })
 }
 
 #[pymethods]

@@ -4,6 +4,8 @@
 //! The structures are as in DLPack 1.1. An owner hands out a capsule. The consumer renames the capsule, owns its tensor
 //! from then on, and calls the deleter once.
 
+mod torch;
+
 use crate::dtype::{DType, DlType};
 use crate::ep::View;
 use crate::guard::check_process;
@@ -77,10 +79,12 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// A tensor that this process has taken over from its owner.
+/// A tensor that this process has taken over from its owner, or looked at.
 enum Taken {
     Plain(NonNull<Managed>),
     Versioned(NonNull<ManagedVersioned>),
+    /// A tensor that the program keeps.
+    Lent,
 }
 
 /// A contiguous tensor of the program. It keeps the memory alive.
@@ -90,6 +94,8 @@ pub(crate) struct Tensor {
     pub(crate) bytes: u64,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<i64>,
+    /// Pinned memory of the host, which GPUs reach.
+    pub(crate) is_pinned: bool,
 }
 
 // Safety: DLPack allows any thread to call the deleter, and nothing else is done with the tensor.
@@ -116,6 +122,7 @@ impl Drop for Taken {
                         delete(tensor.as_ptr());
                     }
                 }
+                Self::Lent => {}
             }
         }
     }
@@ -148,8 +155,10 @@ impl Taken {
         Err(PyBufferError::new_err("`__dlpack__` has returned no DLPack capsule, or one that was used already"))
     }
 
+    /// Returns the tensor of a capsule.
     fn tensor(&self) -> PyResult<&DlTensor> {
         match self {
+            Self::Lent => Err(PyBufferError::new_err("the tensor came without a DLPack capsule")),
             // Safety: it lives as long as this.
             Self::Plain(tensor) => Ok(unsafe { &tensor.as_ref().tensor }),
             Self::Versioned(tensor) => {
@@ -247,6 +256,19 @@ impl Tensor {
         Self::read(Taken::of(&capsule)?, what, dtypes)
     }
 
+    /// Does the same for a tensor that the program keeps until kernels no longer use it.
+    pub(crate) fn borrow(
+        value: &Bound<'_, PyAny>,
+        device: &dyn Device,
+        what: &str,
+        dtypes: &[DType],
+    ) -> PyResult<Self> {
+        match torch::borrow(value, dlpack_device(device), dtypes) {
+            Some(tensor) => Ok(tensor),
+            None => Self::take(value, device, what, dtypes),
+        }
+    }
+
     /// Names the tensor in the error of an owner that does not hand it out.
     fn refused(py: Python<'_>, error: PyErr, what: &str) -> PyErr {
         if !error.is_instance_of::<PyBufferError>(py) {
@@ -296,7 +318,8 @@ impl Tensor {
         if !address.is_multiple_of(dtype.bytes()) {
             return Err(PyValueError::new_err(format!("{what} is not aligned to its elements: pass a copy")));
         }
-        Ok(Self { taken, address, bytes, dtype, shape })
+        let is_pinned = tensor.device.kind == CUDA_HOST;
+        Ok(Self { taken, address, bytes, dtype, shape, is_pinned })
     }
 }
 

@@ -41,11 +41,12 @@ def warm(rank):
     )
 
 
-def test_tensors_of_torch_go_to_experts_and_back(job):
+@pytest.mark.parametrize("keeps", [True, False])
+def test_tensors_of_torch_go_to_experts_and_back(job, keeps):
     def body(rank, stream):
         device = place(rank)
         wait = stream.synchronize if device.type == "cpu" else lambda: None
-        with rank.communicator() as comm, Group(comm, config(rank.ranks)) as group:
+        with rank.communicator() as comm, Group(comm, config(rank.ranks), keeps_tensors=keeps) as group:
             slot = group.slot(0)
             warm(rank)
             for round in range(4):
@@ -208,12 +209,13 @@ def test_a_graph_has_many_layers(job):
     job(body)
 
 
-def test_tensors_with_gradients_or_without_memory_are_refused_by_name():
+@pytest.mark.parametrize("keeps", [True, False])
+def test_tensors_with_gradients_or_without_memory_are_refused_by_name(keeps):
     """`gin.ep` has no gradients, so it takes no tensor that would miss one."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def body(rank):
-        with rank.communicator() as comm, Group(comm, config(1, element=Element.F32)) as group:
+        with rank.communicator() as comm, Group(comm, config(1, element=Element.F32), keeps_tensors=keeps) as group:
             stream, slot = rank.stream(), group.slot(0)
             plain = torch.ones(2, HIDDEN), torch.zeros(2, TOPK, dtype=torch.int32), torch.ones(2, TOPK)
             sums = torch.zeros(2, HIDDEN)

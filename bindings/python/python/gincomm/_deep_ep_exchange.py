@@ -55,39 +55,59 @@ class EventOverlap:
 
 
 class Queue:
-    """The stream of a buffer's work. gin refuses torch's default stream, so events order both."""
+    """The streams of a buffer's work: the program's current stream, or a stream of the buffer, whose work overlaps with
+    the program's. `gin` is the stream of the present call."""
 
     def __init__(self, rank: Rank) -> None:
         kind, number = rank.dlpack_device
+        self.rank = rank
         self.device = torch.device("cpu") if kind == 1 else torch.device("cuda", number)
+        self.is_gpu = self.device.type == "cuda"
         self.torch = torch.cuda.Stream(self.device) if self.is_gpu else None
         self.gin = rank.stream(self.torch) if self.is_gpu else rank.stream()
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.device.type == "cuda"
+        self.last = self.torch
 
     def is_capturing(self) -> bool:
         return self.is_gpu and torch.cuda.is_current_stream_capturing()
 
     @contextmanager
-    def after(self, previous: Optional[EventOverlap] = None) -> Iterator[None]:
-        """Runs torch's work of the body on this stream, after an event or after the work of the current stream."""
+    def after(self, previous: Optional[EventOverlap] = None, overlaps: bool = False) -> Iterator[None]:
+        """Runs the body's work after an event or after the current stream's work: on the current stream, or on the
+        buffer's if it `overlaps`."""
         if not self.is_gpu:
             yield
             return
-        if previous is not None and previous.event is not None and previous.event.event is not None:
-            self.torch.wait_event(previous.event.event)
+        event = None if previous is None or previous.event is None else previous.event.event
+        current = torch.cuda.current_stream(self.device)
+        if not overlaps:
+            if event is not None:
+                current.wait_event(event)
+            self._begin(current)
+            yield
+            return
+        if event is not None:
+            self.torch.wait_event(event)
         else:
-            self.torch.wait_stream(torch.cuda.current_stream(self.device))
+            self.torch.wait_stream(current)
+        self._begin(self.torch)
         with torch.cuda.stream(self.torch):
             yield
 
-    def finish(self, async_finish: bool, tensors: Sequence[Any]) -> EventOverlap:
-        """Delays the current stream until the work of this one is done, or with `async_finish` returns the event."""
+    def _begin(self, stream: torch.cuda.Stream) -> None:
+        """Makes a stream the present one. Kernels of a slot run one after another, on whatever stream."""
+        if not self.is_capturing():
+            if self.last != stream:
+                stream.wait_stream(self.last)
+            self.last = stream
+        self.gin = self.rank.stream(stream)
+
+    def finish(self, async_finish: bool, tensors: Sequence[Any], overlaps: bool = False) -> EventOverlap:
+        """Delays the current stream until the work of a call is done, or with `async_finish` returns the event."""
         if not self.is_gpu:
             self.gin.synchronize()
             return EventOverlap(EventHandle() if async_finish else None)
+        if not (async_finish or overlaps):
+            return EventOverlap()
         used = self.keep(tensors)
         current = torch.cuda.current_stream(self.device)
         event = torch.cuda.Event()
@@ -97,13 +117,16 @@ class Queue:
         current.wait_event(event)
         return EventOverlap()
 
-    def keep(self, tensors: Sequence[Any]) -> Tuple[torch.Tensor, ...]:
-        """Has torch keep the memory of tensors until the work of both streams so far has ended."""
+    def keep(self, tensors: Sequence[Any], overlaps: bool = True) -> Tuple[torch.Tensor, ...]:
+        """Has torch keep the memory of tensors until the work so far has ended: the current stream's, and the buffer's
+        if it `overlaps`."""
         used = tuple(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
         if self.is_gpu and not self.is_capturing():
+            current = torch.cuda.current_stream(self.device)
             for tensor in used:
-                tensor.record_stream(self.torch)
-                tensor.record_stream(torch.cuda.current_stream(self.device))
+                tensor.record_stream(current)
+                if overlaps:
+                    tensor.record_stream(self.torch)
         return used
 
     def settle(self) -> None:

@@ -99,7 +99,7 @@ class LowLatency:
         queue, hidden, (count, topk) = self.queue, x.size(1), ids.shape
         exchange = self._exchange(tokens, hidden, experts, topk, form)
         slot = exchange.next_slot()
-        with queue.after():
+        with queue.after(overlaps=async_finish):
             sent = Tokens(aligned(x), aligned(ids))
             out = _Output(slot, form, self.comm.ranks, tokens, hidden, experts, sent.ids)
             if hooked:
@@ -113,6 +113,8 @@ class LowLatency:
             with queue.after():
                 slot.receive()
                 self._add(stats, out.counts)
+            # The program may call the hook on another stream.
+            queue.keep(used, overlaps=False)
             queue.finish(False, used)
             exchange.check()
 
@@ -162,7 +164,8 @@ class LowLatency:
         if out is not None:
             check("out", out, queue.device, (torch.bfloat16,), count, hidden)
             require(out.is_contiguous(), "out is not contiguous; pass a contiguous tensor")
-        with queue.after():
+        overlaps = async_finish or hooked
+        with queue.after(overlaps=overlaps):
             sums = torch.empty(count, hidden, dtype=torch.bfloat16, device=queue.device) if out is None else out
             # The kernel reads the rows where they are.
             rows = self.next_buffer(handle) if zero_copy else aligned(x)
@@ -177,7 +180,7 @@ class LowLatency:
         queue.keep(used)
 
         def hook() -> None:
-            queue.finish(False, used)
+            queue.finish(False, used, overlaps)
             slot.exchange.check()
 
         return sums, EventOverlap(), hook

@@ -132,7 +132,7 @@ class Normal:
         queue, (rows, scales) = self.queue, x if isinstance(x, tuple) else (x, None)
         self._check_rows(rows, scales)
         is_new, numbers, got_ids, got_weights = handle is None, None, None, None
-        with queue.after(previous):
+        with queue.after(previous, async_finish):
             if is_new:
                 routing.check(rows.size(0), self.comm.ranks, queue.device)
                 handle, numbers = self._route(routing, alignment, worst)
@@ -222,7 +222,7 @@ class Normal:
             check("bias", bias, queue.device, (torch.bfloat16,), count, hidden)
         if weights is not None:
             check("topk_weights", weights, queue.device, (torch.float32,), handle.received, None)
-        with queue.after(previous):
+        with queue.after(previous, async_finish):
             sums, more = torch.empty(count, hidden, dtype=torch.bfloat16, device=queue.device), {}
             if biases:
                 more["bias"] = biases[0].contiguous()

@@ -79,6 +79,7 @@ class Buffer:
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Any = None,
+        use_fabric: bool = False,
         *,
         device: Any = None,
     ) -> None:
@@ -163,7 +164,7 @@ class Buffer:
     ) -> Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]:
         """Returns tokens by rank, None, ids by expert, whether a token goes to a rank, and the event."""
         check("topk_idx", topk_idx, self._queue.device, (torch.int64, torch.int32), None, None)
-        with self._queue.after(previous_event):
+        with self._queue.after(previous_event, async_finish):
             found = dispatch_layout(topk_idx, num_experts, self.group_size)
         return (*found, self._queue.finish(async_finish, (topk_idx, *found)))
 

@@ -3,7 +3,7 @@
 
 use super::config::{Element, GroupConfig};
 use super::slot::{Slot, SlotCore};
-use crate::comm::{Communicator, Member, memory, memory_at};
+use crate::comm::{Communicator, Member, memory};
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, interruptible};
@@ -35,23 +35,27 @@ pub(crate) struct GroupCore {
 }
 
 impl GroupCore {
-    /// Makes memory of a tensor, which the memory keeps alive unless the program does.
+    /// Takes a tensor that kernels of the group can use, as [`Tensor::take`] does.
+    pub(crate) fn tensor(&self, value: &Bound<'_, PyAny>, what: &str, dtypes: &[DType]) -> PyResult<Tensor> {
+        let take = if self.keeps_tensors { Tensor::take } else { Tensor::borrow };
+        take(value, &**self.member.comm.gpu(), what, dtypes)
+    }
+
+    /// Makes memory of a tensor. The memory keeps it, unless the program keeps the tensors of its calls.
     pub(crate) fn memory(&self, py: Python<'_>, tensor: Tensor) -> PyResult<MemorySlice> {
         if tensor.bytes == 0 {
             return self.none.slice(0..0).or_raise(py);
+        }
+        let gpu = self.member.comm.gpu();
+        if !self.keeps_tensors {
+            return Ok(tensor.lent_to(gpu).or_raise(py)?.whole());
         }
         let mut known = lock(&self.known);
         let same = |memory: &Arc<Memory>| (memory.address(), memory.bytes()) == (tensor.address, tensor.bytes);
         if let Some(memory) = known.iter().filter_map(Weak::upgrade).find(same) {
             return Ok(memory.whole());
         }
-        let gpu = self.member.comm.gpu();
-        let made = if self.keeps_tensors {
-            memory(gpu, tensor)
-        } else {
-            memory_at(gpu, (tensor.address, tensor.bytes), Arc::new(()))
-        };
-        let made = made.or_raise(py)?;
+        let made = memory(gpu, tensor).or_raise(py)?;
         known.retain(|memory| memory.strong_count() > 0);
         known.push(Arc::downgrade(&made));
         Ok(made.whole())

@@ -37,7 +37,7 @@ fn take(
     dtypes: &[DType],
     extents: impl Fn(DType) -> PyResult<Vec<Extent>>,
 ) -> PyResult<(MemorySlice, Vec<i64>, DType)> {
-    let tensor = Tensor::take(value, &**core.member.comm.gpu(), what, dtypes)?;
+    let tensor = core.tensor(value, what, dtypes)?;
     let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
     let extents = extents(dtype)?;
     if extents.len() != shape.len() {

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, check_process};
 use crate::stream::Users;
-use crate::tensor::{Region, Tensor, is_ordered};
+use crate::tensor::{Region, is_ordered};
 use gin_ep_kernels::Sizes;
 use gin_gpu::MemorySlice;
 use pyo3::exceptions::PyValueError;
@@ -164,7 +164,7 @@ impl Permuted {
         let (py, core) = (group.py(), group.get().core()?);
         let take = |value: Option<&Bound<'_, PyAny>>, what: &str, dtypes: &[DType]| -> PyResult<Option<MemorySlice>> {
             let Some(value) = value else { return Ok(None) };
-            let tensor = Tensor::take(value, &**core.member.comm.gpu(), what, dtypes)?;
+            let tensor = core.tensor(value, what, dtypes)?;
             core.memory(py, tensor).map(Some)
         };
         let (rows, scales) = (take(rows, "the tensor of rows", &[])?, take(scales, "the tensor of scales", &[])?);
