@@ -43,6 +43,8 @@ pub(crate) struct Request<'a> {
     pub(crate) arch: Arch,
     /// Keeps LLVM's bitcode too, if the code generator is LLVM.
     pub(crate) bitcode: bool,
+    /// Keeps LLVM's IR as text, if the code generator is LLVM.
+    pub(crate) ir: bool,
 }
 
 /// A nested cargo command, ready to run.
@@ -57,6 +59,8 @@ pub(crate) struct Plan {
     pub(crate) ptx: PathBuf,
     /// Path of the bitcode, if there is any.
     pub(crate) bitcode: Option<PathBuf>,
+    /// Path of the IR, if there is any.
+    pub(crate) ir: Option<PathBuf>,
     /// Path of cargo's list of the sources that the PTX depends on.
     pub(crate) dep_info: PathBuf,
 }
@@ -89,6 +93,9 @@ impl Plan {
         if request.bitcode {
             "bitcode".hash(&mut hasher);
         }
+        if request.ir {
+            "ir".hash(&mut hasher);
+        }
         let ptx = release.join(format!("{}-{:016x}.s", request.lib_name, hasher.finish()));
 
         let mut args = common_args(request, "staticlib", "core");
@@ -99,10 +106,16 @@ impl Plan {
             emit.push(",llvm-bc=");
             emit.push(bitcode);
         }
+        let ir = request.ir.then(|| ptx.with_extension("ll"));
+        if let Some(ir) = &ir {
+            emit.push(",llvm-ir=");
+            emit.push(ir);
+        }
         // LLVM inlines when the last crate is compiled, so that `core` need not know the limit.
         args.extend(["--".into(), emit, INLINE.into()]);
-        // For the places of findings; `Lines` takes the directives out again. They change no instruction.
-        args.push("-Cdebuginfo=line-directives-only".into());
+        // For the places of findings; `Lines` takes the directives out again. They change no instruction. But LLVM
+        // fails on them in a module that has lines of another language too.
+        args.push(if request.ir { "-Cdebuginfo=none" } else { "-Cdebuginfo=line-directives-only" }.into());
         // A kernel crate then need not name the unstable features that `#[kernel]` expands to, but may.
         args.push("-Zcrate-attr=feature(abi_gpu_kernel,abi_ptx,asm_experimental_arch)".into());
         args.extend(["-Aduplicate-features".into(), "-Aunused-features".into()]);
@@ -113,6 +126,7 @@ impl Plan {
             dep_info: release.join(format!("lib{}.d", request.lib_name)),
             ptx,
             bitcode,
+            ir,
             release,
         }
     }
@@ -137,9 +151,15 @@ impl Plan {
             // Its linker step writes the whole program as one PTX file under the name of the library.
             ptx: release.join(format!("{}.ptx", request.lib_name)),
             bitcode: None,
+            ir: None,
             dep_info: release.join(format!("{}.d", request.lib_name)),
             release,
         }
+    }
+
+    /// Returns the files that the compiler writes beside the PTX.
+    pub(crate) fn kept(&self) -> impl Iterator<Item = &PathBuf> {
+        [&self.bitcode, &self.ir].into_iter().flatten()
     }
 
     /// Returns the command, without the outer cargo's environment.

@@ -26,6 +26,7 @@ fn plan_with(backend: Backend, arch: Arch, features: &[&str], default_features: 
         jobs: Some("2"),
         arch,
         bitcode,
+        ir: false,
     };
     Plan::new(&toolchain(), &backend, &request)
 }
@@ -63,6 +64,31 @@ fn the_command_for_llvm_is_the_one_that_is_known_to_give_ptx() {
 #[test]
 fn sm_80_gets_a_ptx_version_that_has_no_acquire_fence() {
     assert_eq!(flags(&plan_of(Backend::Llvm, Arch::Sm80, &[], true))[1], "-Ctarget-feature=+ptx82");
+}
+
+#[test]
+fn ir_is_emitted_without_lines_and_apart_from_other_builds() {
+    let plan = |ir| {
+        let request = Request {
+            manifest: Path::new("/k/Cargo.toml"),
+            lib_name: "my_kernels",
+            features: &[],
+            default_features: true,
+            target_dir: Path::new("/t"),
+            jobs: None,
+            arch: Arch::Sm90,
+            bitcode: false,
+            ir,
+        };
+        Plan::new(&toolchain(), &Backend::Llvm, &request)
+    };
+    let (plain, with) = (plan(false), plan(true));
+    let file = with.ptx.with_extension("ll");
+    let line = with.shell_line();
+    assert!(line.contains(&format!("--emit=asm={},llvm-ir={}", with.ptx.display(), file.display())), "{line}");
+    assert!(line.contains("-Cdebuginfo=none") && !plain.shell_line().contains("-Cdebuginfo=none"), "{line}");
+    assert_eq!((plain.ir, with.ir), (None, Some(file)));
+    assert_ne!(plain.ptx, with.ptx);
 }
 
 #[test]

@@ -115,6 +115,13 @@ pub enum BuildError {
         /// Its output.
         output: String,
     },
+    /// The IR has a name that some versions of LLVM do not know.
+    Ir {
+        /// The file of the IR.
+        path: PathBuf,
+        /// The line with the name.
+        name: String,
+    },
     /// `cuobjdump` did not disassemble a kernel.
     Disassemble {
         /// The kernel.
@@ -197,6 +204,12 @@ impl fmt::Display for BuildError {
                 write!(f, "ptxas refused the PTX for {arch}, {}:\n{output}", ptx.display())
             }
             BuildError::Link { tool, output } => write!(f, "{} failed:\n{output}", tool.display()),
+            BuildError::Ir { path, name } => write!(
+                f,
+                "other versions of LLVM do not read {}: no replacement is known for `{name}`; build without `ir`, or have the \
+                 functions vote at the block's barrier only",
+                path.display()
+            ),
             BuildError::Disassemble { kernel, output } => write!(f, "cuobjdump shows no code of {kernel}:\n{output}"),
             BuildError::NoPtxas { reason } => {
                 write!(f, "the build requires ptxas: {reason}")

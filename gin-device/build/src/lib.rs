@@ -80,6 +80,7 @@ mod device_library;
 mod error;
 #[cfg(test)]
 mod fakes;
+mod ir;
 mod lines;
 mod manifest;
 mod origins;
@@ -153,6 +154,7 @@ pub struct KernelBuilder {
     also: Vec<Arch>,
     line_info: Option<bool>,
     bitcode: bool,
+    ir: bool,
     quiet: bool,
 }
 
@@ -190,6 +192,7 @@ impl KernelBuilder {
             also: Vec::new(),
             line_info: None,
             bitcode: false,
+            ir: false,
             quiet: false,
         }
     }
@@ -301,6 +304,14 @@ impl KernelBuilder {
         self
     }
 
+    /// Sets whether the build keeps LLVM's IR as text, which Triton's LLVM reads too, and embeds the IR instead of the
+    /// PTX. The crate exports functions. rust-cuda's code generator makes no IR.
+    #[must_use]
+    pub fn ir(mut self, on: bool) -> Self {
+        self.ir = on;
+        self
+    }
+
     /// Suppresses the `cargo::rerun-if-changed` lines, for a build script that prints its own.
     #[must_use]
     pub fn quiet(mut self) -> Self {
@@ -399,6 +410,7 @@ impl KernelBuilder {
                 jobs: environment.var("NUM_JOBS").and_then(|jobs| jobs.to_str()),
                 arch,
                 bitcode: self.bitcode,
+                ir: self.ir,
             };
             let plan = Plan::new(&toolchain, &backend, &request);
             self.compile(&plan, arch, &manifest, package.as_ref(), &ptxas, line_info)
@@ -458,7 +470,7 @@ impl KernelBuilder {
                 return Err(BuildError::Compile { arch, command: plan.shell_line(), output: log });
             }
             match fs::read_to_string(&plan.ptx) {
-                Ok(raw) if plan.bitcode.as_ref().is_none_or(|path| path.is_file()) => break (raw, log),
+                Ok(raw) if plan.kept().all(|path| path.is_file()) => break (raw, log),
                 // The file was deleted. Cargo does not know of it and found nothing to do.
                 _ if attempts == 0 => sources::forget(&plan.release, &plan.ptx)?,
                 _ => {
@@ -488,6 +500,7 @@ impl KernelBuilder {
         if let (UsePtxas::Required, Assembly::NotTried(reason)) = (self.ptxas, &assembly) {
             return Err(BuildError::NoPtxas { reason: reason.clone() });
         }
+        let ir = plan.ir.as_ref().map(|from| ir::write(from, path.with_extension("ll"))).transpose()?;
         let of_module = match package {
             // Its files never change, but cargo shortens the lock file of the copy.
             Some(package) => package.lock.iter().cloned().collect(),
@@ -498,7 +511,7 @@ impl KernelBuilder {
                 files
             }
         };
-        Ok((Module { arch, path, text, bitcode: plan.bitcode.clone(), findings, assembly, log }, of_module))
+        Ok((Module { arch, path, text, bitcode: plan.bitcode.clone(), ir, findings, assembly, log }, of_module))
     }
 
     fn destination(&self, plan: &Plan, arch: Arch, manifest: &Manifest) -> PathBuf {
@@ -522,6 +535,8 @@ pub struct Module {
     pub text: String,
     /// The file of LLVM's bitcode, if [`KernelBuilder::bitcode`] asked for it.
     pub bitcode: Option<PathBuf>,
+    /// The file of LLVM's IR, if [`KernelBuilder::ir`] asked for it.
+    pub ir: Option<PathBuf>,
     /// The lines that break a rule, with the default [`Limits`]. Their numbers are those of the text without the lines
     /// of its sources.
     pub findings: Vec<Finding>,
@@ -551,18 +566,22 @@ impl Built {
     }
 
     /// Writes Rust source that embeds all modules: `pub static PTX: &[(&str, &[u8])]`, pairs of architecture and PTX
-    /// text, or machine code if there was a `ptxas`. A GPU that has machine code of its own needs no compiler.
+    /// text, or machine code if there was a `ptxas`. A GPU that has machine code of its own needs no compiler. With
+    /// [`KernelBuilder::ir`] it embeds the IR instead: `pub static IR`.
     ///
     /// # Errors
     /// Fails with [`BuildError::Io`] if the file cannot be written.
     pub fn write_table(&self, path: &Path) -> Result<(), BuildError> {
-        let mut table = String::from("/// The kernels: pairs of architecture and PTX or machine code, oldest first.\n");
-        table.push_str("pub static PTX: &[(&str, &[u8])] = &[\n");
+        let (what, name) = match self.modules.iter().all(|module| module.ir.is_none()) {
+            true => ("The kernels: pairs of architecture and PTX or machine code, oldest first.", "PTX"),
+            false => ("The functions: pairs of architecture and LLVM IR, oldest first.", "IR"),
+        };
+        let mut table = format!("/// {what}\npub static {name}: &[(&str, &[u8])] = &[\n");
         let mut modules: Vec<&Module> = self.modules.iter().collect();
         modules.sort_by_key(|module| module.arch);
         for module in modules {
-            for path in [Some(&module.path), module.assembly.report().map(|report| &report.cubin)].into_iter().flatten()
-            {
+            let images = [Some(&module.path), module.assembly.report().map(|report| &report.cubin)];
+            for path in if module.ir.is_some() { [module.ir.as_ref(), None] } else { images }.into_iter().flatten() {
                 let file = fs::canonicalize(path).map_err(BuildError::io("find", path))?;
                 table.push_str(&format!("    ({:?}, include_bytes!({file:?})),\n", module.arch.name()));
             }

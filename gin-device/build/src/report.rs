@@ -117,7 +117,7 @@ mod tests {
     fn module(arch: Arch, body: &str, assembly: Assembly) -> Module {
         let text = format!(".version 8.6\n.target sm_90\n.visible .entry k()\n{{\n{body}\tret;\n}}\n");
         let findings = check(&text, &Limits::default());
-        Module { arch, path: PathBuf::new(), text, bitcode: None, findings, assembly, log: String::new() }
+        Module { arch, path: PathBuf::new(), text, bitcode: None, ir: None, findings, assembly, log: String::new() }
     }
 
     fn assembled(registers: u32) -> Assembly {
