@@ -20,6 +20,8 @@
 //! 9, its context in bits 10 to 18, its peer in bits 19 to 43, and the ticket of its values above. Functions that
 //! return a value too return both, as [`Value`].
 //!
+//! With the feature `triton` the crate exports functions for kernels of Triton instead.
+//!
 //! # Safety
 //! All functions are unsafe: `comm` is the copy of a handle that the host made, whose communicator lives, and all
 //! threads of the coop call with the same arguments.
@@ -32,11 +34,15 @@ pub mod cpu;
 mod ops;
 pub mod options;
 mod reads;
+#[cfg(feature = "triton")]
+mod triton;
 mod word;
 
 pub use coop::AnyCoop;
 pub use ops::*;
 pub use reads::*;
+#[cfg(feature = "triton")]
+pub use triton::*;
 
 /// A value and a fault. The value counts only if the fault is 0.
 #[repr(C)]
@@ -61,7 +67,7 @@ pub struct Followed {
 }
 
 /// Returns the version of the shared layouts that this module was compiled with.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
 pub extern "C" fn gin_device_abi() -> u32 {
     gin_abi::ABI_VERSION
 }

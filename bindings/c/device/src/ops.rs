@@ -272,7 +272,7 @@ macro_rules! posts {
         ///
         /// # Safety
         /// - As the module's docs say.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $put(
             comm: u64,
             context: u32,
@@ -300,7 +300,7 @@ macro_rules! posts {
         ///
         /// # Safety
         /// - As the module's docs say.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $put_value(
             comm: u64,
             context: u32,
@@ -326,7 +326,7 @@ macro_rules! posts {
         ///
         /// # Safety
         /// - As the module's docs say.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $get(
             comm: u64,
             context: u32,
@@ -349,7 +349,7 @@ macro_rules! posts {
         ///
         /// # Safety
         /// - As the module's docs say.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $signal(
             comm: u64,
             context: u32,
@@ -370,7 +370,7 @@ macro_rules! posts {
         ///
         /// # Safety
         /// - As the module's docs say.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $signal_all_contexts(
             comm: u64,
             context: u32,

@@ -79,7 +79,7 @@ macro_rules! calls {
         ///
         /// # Safety
         /// - As the module's docs say.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $name(
             comm: u64,
             context: u32,
@@ -108,7 +108,7 @@ macro_rules! values {
         ///
         /// # Safety
         /// - As the module's docs say.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $name(comm: u64, context: u32, options: u32, $($arg: $ty),*) -> Value {
             // Safety: the caller's promise.
             value(unsafe { with(Call { comm, context, options }, |$comm: &Comm, $gin: Gin<$backend>| $work) })
@@ -162,7 +162,7 @@ macro_rules! waits {
         ///
         /// # Safety
         /// - As the module's docs say.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $follow(
             comm: u64,
             context: u32,
@@ -240,7 +240,7 @@ waits!(
 ///
 /// # Safety
 /// - As the module's docs say.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn gin_reset_signal(comm: u64, context: u32, signal_window: u64, signal: u64) -> u64 {
     let work = |comm: &Comm, gin: Gin<Any>| gin.reset_signal(view(comm, signal_window, signal, gin_abi::SIGNAL_BITS)?);
     // Safety: the caller's promise.
@@ -251,7 +251,7 @@ pub unsafe extern "C-unwind" fn gin_reset_signal(comm: u64, context: u32, signal
 ///
 /// # Safety
 /// - As the module's docs say.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn gin_reset_counter(comm: u64, context: u32, id: u32) -> u64 {
     let work = |_: &Comm, gin: Gin<Any>| gin.reset_counter(CounterId::new(id));
     // Safety: the caller's promise.
@@ -262,7 +262,7 @@ pub unsafe extern "C-unwind" fn gin_reset_counter(comm: u64, context: u32, id: u
 ///
 /// # Safety
 /// - As the module's docs say.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn gin_signal_shadow(comm: u64, context: u32, signal: u32) -> Value {
     let work = |_: &Comm, gin: Gin<Any>| gin.signal_shadow(SignalId::new(signal));
     // Safety: the caller's promise.
@@ -273,7 +273,7 @@ pub unsafe extern "C-unwind" fn gin_signal_shadow(comm: u64, context: u32, signa
 ///
 /// # Safety
 /// - As the module's docs say.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn gin_increase_signal_shadow(comm: u64, context: u32, signal: u32, delta: u64) -> u64 {
     let work = |_: &Comm, gin: Gin<Any>| gin.increase_signal_shadow(SignalId::new(signal), delta);
     // Safety: the caller's promise.
@@ -321,7 +321,7 @@ macro_rules! barriers {
         ///
         /// # Safety
         /// - As the module's docs say.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $name(
             comm: u64,
             context: u32,
@@ -354,7 +354,7 @@ barriers! {
 ///
 /// # Safety
 /// - As the module's docs say.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn gin_peer_pointer(comm: u64, window: u64, offset: u64, peer: u32) -> Value {
     let work = |comm: &Comm, _: Gin<Any>| {
         let (window, peer) = (window_at(comm, window)?, peer_at(comm, peer)?);
@@ -369,7 +369,7 @@ pub unsafe extern "C-unwind" fn gin_peer_pointer(comm: u64, window: u64, offset:
 ///
 /// # Safety
 /// - As the module's docs say; `fault` is a fault of this kernel.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn gin_report(comm: u64, fault: u64) {
     if fault != 0 {
         // Safety: the caller's promise.
@@ -381,7 +381,7 @@ pub unsafe extern "C-unwind" fn gin_report(comm: u64, fault: u64) {
 ///
 /// # Safety
 /// - As the module's docs say.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn gin_report_code(comm: u64, code: u64) {
     // Safety: the caller's promise.
     unsafe { comm_at(comm) }.report_code(code);
@@ -391,7 +391,7 @@ pub unsafe extern "C-unwind" fn gin_report_code(comm: u64, code: u64) {
 ///
 /// # Safety
 /// - As the module's docs say.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn gin_comm_fault_word(comm: u64) -> u64 {
     // Safety: the caller's promise.
     unsafe { comm_at(comm) }.fault().map_or(0, word::word)
@@ -401,7 +401,7 @@ pub unsafe extern "C-unwind" fn gin_comm_fault_word(comm: u64) -> u64 {
 ///
 /// # Safety
 /// - As the module's docs say.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(feature = "triton"), unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn gin_coop_sync(coop: u64) -> u64 {
     // Safety: the caller's promise.
     word::of(unsafe { AnyCoop::new(coop) }.map(|coop| coop.sync()))
