@@ -177,6 +177,12 @@ impl Communicator {
         Ok(self.0.get()?.comm.ranks())
     }
 
+    /// Returns the address of the communicator's handle in the GPU's memory: the argument `comm` of `gincomm.triton`.
+    #[getter]
+    fn handle(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.0.get()?.comm.device().or_raise(py)?.handle().copy)
+    }
+
     /// Returns the state: "active", "aborted" or "destroyed".
     #[getter]
     fn state(&self) -> PyResult<String> {

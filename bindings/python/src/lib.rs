@@ -8,6 +8,7 @@
 //! | `rank`, `comm`, `window`, `stream` | the classes |
 //! | `tensor`, `dtype` | tensors that cross the border by DLPack, and their types |
 //! | `argument`, `kernel` | kernels by name, and checked arguments |
+//! | `triton` | device functions for kernels of Triton |
 //! | `allocator` | memory for torch's pluggable allocator |
 //! | `error` | exceptions |
 //! | `ep` | expert parallelism: the submodule `gincomm.ep` |
@@ -29,6 +30,7 @@ mod process;
 mod rank;
 mod stream;
 mod tensor;
+mod triton;
 mod window;
 
 // Links the kernels.
@@ -59,6 +61,8 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(process::unique_id, module)?)?;
     module.add_function(wrap_pyfunction!(process::launch, module)?)?;
     module.add_function(wrap_pyfunction!(process::gpus, module)?)?;
+    // Not by `add`, which would export it.
+    module.setattr("_device_ir", wrap_pyfunction!(triton::_device_ir, module)?)?;
     ep::fill(module)
 }
 

@@ -68,6 +68,12 @@ impl Window {
         Ok(self.0.get()?.window.id())
     }
 
+    /// Returns the address of the window's entry in the GPU's memory: a window of `gincomm.triton`.
+    #[getter]
+    fn handle(&self) -> PyResult<u64> {
+        Ok(self.part()?.window.handle().data)
+    }
+
     /// Returns the name, which reports of faults print.
     #[getter]
     fn name(&self) -> PyResult<Option<String>> {

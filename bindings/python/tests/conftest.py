@@ -7,10 +7,11 @@ import os
 
 
 def pytest_collection_modifyitems(items):
-    """Lets one test stand for all tests of torch where there is none."""
-    if importlib.util.find_spec("torch") is None:
-        of_torch = [item for item in items if item.path.name.startswith("test_torch")]
-        items[:] = [item for item in items if item not in of_torch[1:]]
+    """Lets one test stand for all tests of torch, or of Triton, where there is none."""
+    for name in ("torch", "triton"):
+        if importlib.util.find_spec(name) is None:
+            of_it = [item for item in items if item.path.name.startswith(f"test_{name}")]
+            items[:] = [item for item in items if item not in of_it[1:]]
 
 
 def pytest_runtest_logreport(report):

@@ -171,6 +171,27 @@ def test_a_window_is_a_tensor_of_its_shape_and_type(dtype):
     virtual(1, body)
 
 
+def test_handles_are_addresses_of_what_functions_of_triton_read():
+    def body(rank):
+        comm = rank.communicator()
+        windows = [comm.alloc_window(length, "uint8") for length in (100, 200)]
+        abi, backend, own, ranks = (ctypes.c_uint32 * 4).from_address(comm.handle)
+        assert abi > 0 and (own, ranks) == (rank.rank, rank.ranks)
+        for window, length in zip(windows, (100, 200)):
+            active, flags = (ctypes.c_uint32 * 2).from_address(window.handle)
+            base, bytes = (ctypes.c_uint64 * 2).from_address(window.handle + 8)
+            array = np.from_dlpack(window)
+            assert (active, flags, base, bytes) == (1, 0, array.__array_interface__["data"][0], length)
+        windows[0].deregister()
+        with pytest.raises(gin.StateError, match="window 0 cannot be used: it is deregistered"):
+            windows[0].handle
+        comm.destroy()
+        with pytest.raises(gin.Error, match="destroyed"):
+            comm.handle
+
+    virtual(2, body)
+
+
 def test_a_tensor_keeps_the_memory_of_a_window_that_is_gone():
     def body(rank):
         comm = rank.communicator()

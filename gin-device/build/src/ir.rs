@@ -2,9 +2,9 @@
 
 //! LLVM's IR as text, for a compiler of another version of LLVM.
 //!
-//! Bitcode of a newer version is refused as a whole. Of the text, an older version refuses the names that it does not know.
-//! Triton 3.6 has a state of LLVM from before the release of 22, which rustc 1.96 has, and the functions of gin use two such
-//! names.
+//! Bitcode of a newer version is refused as a whole. Of the text, an older version refuses the names that it does not
+//! know. Triton 3.6 has a state of LLVM from before the release of 22, which rustc 1.96 has. The functions of gin use
+//! two names that this state does not know.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ const HINT: &str = " nocreateundeforpoison";
 const VOTE: &str = "@llvm.nvvm.barrier.cta.red.or.aligned.all(i32 0, i1 ";
 const DECLARATION: &str = "declare i1 @llvm.nvvm.barrier.cta.red.or.aligned.all(i32, i1)";
 
-/// The same by the name before, which later versions of LLVM replace when they read it. Convergent, so that LLVM neither
-/// duplicates nor merges the barriers of two branches.
+/// The same by the name before, which later versions of LLVM replace when they read it. Convergent, so that LLVM
+/// neither duplicates nor merges the barriers of two branches.
 const OLDER_VOTE: &str = "@gin.vote(i1 ";
 const OLDER_DECLARATION: &str = "declare i32 @llvm.nvvm.barrier0.or(i32) convergent nounwind
 
@@ -43,8 +43,8 @@ pub(crate) fn write(from: &Path, to: PathBuf) -> Result<PathBuf, BuildError> {
     Ok(to)
 }
 
-/// Returns the text in names that older and newer versions of LLVM know. Functions take processor and features from the
-/// module that they are linked into.
+/// Returns the text in names that older and newer versions of LLVM know. Functions take architecture and features from
+/// the module that they are linked into.
 ///
 /// # Errors
 /// The line with a name that has no replacement.

@@ -90,6 +90,9 @@ class Window:
     @property
     def id(self) -> int: ...
     @property
+    def handle(self) -> int:
+        """The address of the window's entry in the GPU's memory: a window of `gincomm.triton`."""
+    @property
     def name(self) -> str | None: ...
     @property
     def dtype(self) -> str: ...
@@ -119,6 +122,9 @@ class Communicator:
     def rank(self) -> int: ...
     @property
     def ranks(self) -> int: ...
+    @property
+    def handle(self) -> int:
+        """The address of the communicator's handle in the GPU's memory: the argument `comm` of `gincomm.triton`."""
     @property
     def state(self) -> str:
         """active, aborted or destroyed."""
