@@ -4,7 +4,7 @@
 //! The first run installs NumPy and pytest with pip in an environment below the target folder, `gin-py-venv`. The
 //! tests import the extension of this build. If Python 3.10, its `venv` or pip's index is missing, the suite is one
 //! trial, which is reported as ignored with the reason. With `GIN_PY_TORCH=1` (`make test-torch`) the environment has
-//! torch, too.
+//! torch, too, and with `GIN_PY_TRITON=1` Triton, which compiles kernels without a GPU.
 
 mod common;
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Kernels, windows and tensors on virtual GPUs, with NumPy."""
 
+import ctypes
 import gc
 import importlib.resources
 import os

@@ -20,7 +20,7 @@ try:
     from gincomm import triton as gt
     from triton.backends.compiler import GPUTarget
 except ImportError as error:
-    pytestmark = pytest.mark.skip(f"all tests of Triton need it ({error}); make test-torch installs it")
+    pytestmark = pytest.mark.skip(f"all tests of Triton need it ({error}); GIN_PY_TRITON=1 installs it")
 
     class Absent:
         """Lets the file load without Triton."""

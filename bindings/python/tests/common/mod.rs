@@ -13,6 +13,9 @@ const PACKAGES: [&str; 2] = ["numpy>=2.1,<3", "pytest>=8,<9"];
 /// The package of `make test-torch`.
 const TORCH: &str = "torch";
 
+/// The package that `GIN_PY_TRITON=1` adds. PyPI's torch brings it, too. 3.6 is the oldest version that was tried.
+const TRITON: &str = "triton>=3.6";
+
 /// Runs a command, and returns its output.
 ///
 /// # Errors
@@ -41,13 +44,17 @@ pub(crate) fn environment(target: &Path, torch: bool) -> Result<PathBuf, String>
     let found = run(Command::new("python3").args(["-c", asked]));
     found.map_err(|error| format!("no Python 3.10 with venv and pip: {}", last(&error)))?;
     let folder = target.join("gin-py-venv");
-    let wanted = PACKAGES.iter().copied().chain(torch.then_some(TORCH)).collect::<Vec<_>>().join(" ");
     let (python, mark) = (folder.join("bin/python"), folder.join("gin-packages"));
     let has = std::fs::read_to_string(&mark).unwrap_or_default();
-    // One with torch serves both.
-    if python.exists() && has.starts_with(&wanted) {
+    let has = |package: &str| has.split(' ').any(|each| each == package);
+    let triton = std::env::var("GIN_PY_TRITON").is_ok_and(|value| value == "1") && !torch && !has(TORCH);
+    let wanted: Vec<&str> =
+        PACKAGES.into_iter().chain(torch.then_some(TORCH)).chain(triton.then_some(TRITON)).collect();
+    // One with more packages serves, too.
+    if python.exists() && wanted.iter().all(|package| has(package)) {
         return Ok(python);
     }
+    let wanted = wanted.join(" ");
     run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))
         .map_err(|error| format!("python3 -m venv failed: {}", last(&error)))?;
     // Without a wheel for this Python, pip would compile for minutes.
