@@ -57,7 +57,7 @@ macro_rules! launch_arg {
 launch_arg!(kernels::ReceivedRows, kernels::PermutedRows);
 
 /// Memory for received rows in a [`Layout`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Permuted {
     pub(crate) layout: Layout,
     pub(crate) sizes: Sizes,
@@ -142,6 +142,23 @@ impl Permuted {
         })
     }
 
+    /// Returns the same layout for at most `rows` rows, so that memory of the program and returned rows may have as few.
+    /// The places of rows are in memory that both share.
+    ///
+    /// # Errors
+    /// [`EpError::Limit`] for more rows than this has, [`EpError::Unsuited`] for a layout of zones with fixed places.
+    pub fn with_capacity(&self, rows: u32) -> Result<Self, EpError> {
+        if matches!(self.layout, Layout::ExpertMajorPadded | Layout::ExpertMajorFixed) {
+            let what = "another number of rows for a layout whose zones have fixed places";
+            return Err(EpError::Unsuited { what, remedy: "use a flat or packed layout" });
+        }
+        if rows > self.capacity {
+            let (what, limit) = ("the number of rows of a layout", format!("at most {}", self.capacity));
+            return Err(EpError::Limit { what, given: rows.into(), limit });
+        }
+        Ok(Self { capacity: rows, ..self.clone() })
+    }
+
     /// Returns the same layout in memory of the program. The places of rows are in memory that both share, so a combine
     /// takes either, after the dispatch into any of them.
     ///
@@ -179,16 +196,11 @@ impl Permuted {
             self.check_scales()?;
         }
         Ok(Self {
-            layout: self.layout,
-            sizes: self.sizes,
-            capacity: self.capacity,
             rows: rows.cloned(),
             scales: scales.cloned(),
             tokens: memory.tokens.or(self.tokens.as_ref()).cloned(),
-            source_info: self.source_info.clone(),
-            row_map: self.row_map.clone(),
             counts: memory.counts.unwrap_or(&self.counts).clone(),
-            parts: self.parts.clone(),
+            ..self.clone()
         })
     }
 

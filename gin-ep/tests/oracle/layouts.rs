@@ -82,6 +82,13 @@ fn memory_that_does_not_suit_a_layout_is_refused() {
             let error = to.with_memory(&memory).err().map(|error| error.to_string()).unwrap_or_default();
             assert!(error.contains(text), "{error:?} is not about {text:?}");
         }
+        for (to, rows, text) in [
+            (&packed, 9, "the number of rows of a layout is 9; the limit is at most 8"),
+            (&fixed, 1, "use a flat or packed layout"),
+        ] {
+            let error = to.with_capacity(rows).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(text), "{error:?} is not about {text:?}");
+        }
         let error = Permuted::new(&group, Layout::ExpertMajorFixed, 0).err().map(|error| error.to_string());
         assert!(error.is_some_and(|error| error.contains("a multiple of 4 in the layout with fixed zones")));
         group.destroy()

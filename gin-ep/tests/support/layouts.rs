@@ -3,9 +3,9 @@
 
 use super::{Input, compare_rows, reaches_all, state};
 use gin_abi::Deadline;
-use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Layout, Permuted, Rows};
+use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Layout, Permuted, PermutedMemory, Rows};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, Zone, batch, expert_major, fixed, flat, per_rank};
-use gin_gpu::LaunchConfig;
+use gin_gpu::{LaunchConfig, Memory, MemoryKind};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
 use gpu_tests_kernels::experts::{hardware_experts_permuted, hardware_send_metadata};
@@ -234,7 +234,10 @@ pub fn small_layouts(
     let group = Group::new(comm, config)?;
     let input = Input::new(rank, shape, max)?;
     let listed = Permuted::new(&group, Layout::ExpertMajorIndices, (shape.ranks * max * shape.topk) as u32)?;
-    let small = Permuted::new(&group, Layout::Flat, 2)?;
+    // The memory of the program has room for two rows, and no more.
+    let rows = Memory::new(rank.device(), MemoryKind::Device, 2 * 2 * shape.hidden as u64)?.whole();
+    let small = Permuted::without_rows(&group, Layout::Flat, (shape.ranks * max) as u32)?.with_capacity(2)?;
+    let small = small.with_memory(&PermutedMemory { rows: Some(&rows), ..PermutedMemory::default() })?;
     let full = [Layout::ExpertMajorPadded, Layout::ExpertMajorFixed];
     let full = full.map(|layout| Permuted::new(&group, layout, 0));
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);

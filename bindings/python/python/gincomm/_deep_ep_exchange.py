@@ -2,12 +2,12 @@
 """What both modes of `gincomm.deep_ep` use: events, the stream of a buffer, and groups with their slots."""
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
 from . import Communicator, Error, Rank, StateError
-from .ep import Combine, Group, GroupConfig, Permuted, Received, Sent, Tokens
+from .ep import Combine, Group, GroupConfig, Layout, Permuted, Received, Sent, Tokens
 
 
 class EventHandle:
@@ -146,18 +146,12 @@ class FixedSlot:
         self.gin = exchange.group.slot(number)
         self.permuted = permuted
         self.to = permuted
-        self.rows: Optional[torch.Tensor] = None
-        self.counts: Optional[torch.Tensor] = None
-        if not exchange.is_expert_major:
-            self.rows = torch.from_dlpack(permuted.rows("uint8"))
-            self.counts = torch.from_dlpack(permuted.counts())
         self.routing: Any = None
         self.sent: Optional[Sent] = None
         self.received: Optional[Received] = None
 
     def send(self, routing: Any, tokens: Tokens, to: Optional[Permuted] = None) -> None:
-        """Sends rows, which are received into the fixed memory, or into other memory with its places. `routing` stands
-        for their ids."""
+        """Sends rows, which are received into memory with the slot's places. `routing` stands for their ids."""
         self._begin(to)
         self.sent = self.gin.dispatch(self.exchange.queue.gin, tokens)
         self.routing = routing
@@ -178,8 +172,10 @@ class FixedSlot:
             self._hold(self.gin.exchange(stream, tokens))
         self.routing = routing
 
-    def combine(self, routing: Any, ids: torch.Tensor, combine: Combine, rows: Callable[[], torch.Tensor]) -> None:
-        """Returns rows of a routing, which `rows` makes."""
+    def combine(
+        self, routing: Any, ids: torch.Tensor, combine: Combine, rows: torch.Tensor, to: Optional[Permuted] = None
+    ) -> None:
+        """Returns rows of a routing, which have the slot's places."""
         if self.sent is not None:
             raise StateError("call the hook of the dispatch before the combine: its rows were not received")
         queue = self.exchange.queue
@@ -187,7 +183,7 @@ class FixedSlot:
             empty = torch.zeros(ids.size(0), self.exchange.row_bytes, dtype=torch.uint8, device=queue.device)
             self.swap(routing, Tokens(empty.view(self.exchange.dtype), ids))
         received, self.received = self.received, None
-        received.combine(queue.gin, combine, (self.permuted, rows()))
+        received.combine(queue.gin, combine, (self.permuted if to is None else to, rows))
 
     def _begin(self, to: Optional[Permuted]) -> None:
         if self.sent is not None:
@@ -206,30 +202,31 @@ class FixedSlot:
 
 
 class Exchange:
-    """A group of gin, and its slots with their memory, which `permuted` makes."""
+    """A group of gin, and its slots with the places of rows in a layout."""
 
     def __init__(
         self,
         comm: Communicator,
         queue: Queue,
         config: GroupConfig,
-        permuted: Callable[[Group], Permuted],
+        layout: Layout,
         hidden: int,
         row_bytes: int,
         slots: int = 1,
         dtype: torch.dtype = torch.uint8,
-        is_expert_major: bool = False,
+        rows: Optional[int] = None,
     ) -> None:
         if queue.is_capturing():
             raise StateError("the first call with these sizes allocates memory: make it once before the capture")
         self.queue, self.hidden, self.row_bytes, self.dtype = queue, hidden, row_bytes, dtype
-        self.is_expert_major = is_expert_major
         # torch's allocator keeps tensors for the work of their streams on GPUs. A slot would keep the large ones longer,
         # and those of a capture as long as the group.
-        self.group = Group(comm, config, keeps_tensors=not (is_expert_major and queue.is_gpu))
+        self.group = Group(comm, config, keeps_tensors=not queue.is_gpu)
         # One kernel sends rows and stores them by expert. For other ranks it is an exchange.
-        self.expands = is_expert_major and self.group.expands
-        self.slots: List[FixedSlot] = [FixedSlot(self, number, permuted(self.group)) for number in range(slots)]
+        self.expands = layout == Layout.EXPERT_MAJOR_FIXED and self.group.expands
+        self.slots: List[FixedSlot] = [
+            FixedSlot(self, number, Permuted.without_rows(self.group, layout, rows)) for number in range(slots)
+        ]
         self.turn = 0
 
     def next_slot(self) -> FixedSlot:
@@ -246,6 +243,5 @@ class Exchange:
     def destroy(self) -> None:
         for slot in self.slots:
             slot._release()
-            slot.rows = slot.counts = None
         self.slots = []
         self.group.destroy()

@@ -8,7 +8,7 @@ import torch
 from . import Communicator, Deadline
 from ._deep_ep_exchange import EventOverlap, Exchange, FixedSlot, Queue
 from ._deep_ep_rows import BLOCK, aligned, check, require
-from .ep import Combine, Element, GroupConfig, Layout, Permuted, Tokens
+from .ep import Combine, Element, GroupConfig, Layout, Tokens
 
 SLOTS = 2
 """The number of dispatches that may be under way, as in DeepEP."""
@@ -73,12 +73,11 @@ class LowLatency:
                 self.comm,
                 self.queue,
                 config,
-                lambda group: Permuted.without_rows(group, Layout.EXPERT_MAJOR_FIXED),
+                Layout.EXPERT_MAJOR_FIXED,
                 hidden,
                 2 * hidden,
                 SLOTS,
-                dtype=torch.bfloat16,
-                is_expert_major=True,
+                torch.bfloat16,
             )
         return self.exchanges[key]
 
@@ -170,7 +169,7 @@ class LowLatency:
             # The kernel reads the rows where they are.
             rows = self.next_buffer(handle) if zero_copy else aligned(x)
             factors = aligned(weights)
-            slot.combine(handle, handle.ids, Combine.weighted(factors, sums), lambda: rows.view(local * zone, hidden))
+            slot.combine(handle, handle.ids, Combine.weighted(factors, sums), rows.view(local * zone, hidden))
         used = (x, rows, ids, handle.ids, weights, factors, sums)
         if not hooked:
             event = queue.finish(async_finish, used)

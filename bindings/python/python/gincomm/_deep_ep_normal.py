@@ -8,10 +8,13 @@ import torch
 
 from . import Communicator, Deadline, Rank, StateError
 from ._deep_ep_exchange import EventOverlap, Exchange, FixedSlot, Queue
-from ._deep_ep_rows import Record, check, require
-from .ep import Combine, Element, GroupConfig, Layout, Permuted, Tokens
+from ._deep_ep_rows import Record, aligned, check, require
+from .ep import Combine, Element, GroupConfig, Layout, Tokens
 
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+
+_WORDS = 8
+"""The elements of a row that a group of metadata may return. None is returned."""
 
 
 class Routing(NamedTuple):
@@ -80,26 +83,30 @@ class Normal:
         self.rank, self.comm, self.queue, self.deadline = rank, comm, queue, deadline
         self.exchanges: Dict[Tuple[Any, ...], Exchange] = {}
 
-    def _exchange(self, tokens: int, hidden: int, row_bytes: int, sms: int, weights: bool = False) -> Exchange:
-        """Returns the group for rows of these bytes, or for FP32 weights, whose ids are numbers of ranks."""
-        key = (tokens, hidden, row_bytes, sms, weights)
+    def _exchange(
+        self, tokens: int, hidden: int, row_bytes: int, sms: int, element: Optional[Element] = None
+    ) -> Exchange:
+        """Returns the group for rows of these bytes, whose ids are numbers of ranks."""
+        key = (tokens, hidden, row_bytes, sms, element is None)
         if key not in self.exchanges:
-            ranks = self.comm.ranks
-            element = Element.F32 if weights else Element.opaque(row_bytes)
+            ranks, dtype = self.comm.ranks, torch.uint8 if element is None else torch.float32
+            element = Element.opaque(row_bytes) if element is None else element
             config = GroupConfig(
                 ranks, hidden, ranks, tokens=tokens, element=element, sms=sms or None, deadline=self.deadline
             )
-            dtype = torch.float32 if weights else torch.uint8
             self.exchanges[key] = Exchange(
-                self.comm,
-                self.queue,
-                config,
-                lambda group: Permuted(group, Layout.FLAT, ranks * tokens),
-                hidden,
-                row_bytes,
-                dtype=dtype,
+                self.comm, self.queue, config, Layout.FLAT, hidden, row_bytes, dtype=dtype, rows=ranks * tokens
             )
         return self.exchanges[key]
+
+    def _swap(self, handle: Handle, rows: torch.Tensor, hidden: int, sms: int) -> Tuple[FixedSlot, torch.Tensor]:
+        """Sends rows, and returns the slot and the rows that arrive, in a tensor of their own."""
+        sent = _bytes(rows)
+        arrived = torch.empty(handle.received, rows.size(1), dtype=rows.dtype, device=rows.device)
+        slot = self._exchange(handle.tokens, hidden, sent.size(1), sms).slots[0]
+        to = slot.permuted.with_capacity(handle.received)
+        slot.swap(handle, Tokens(sent, handle.ids), to.with_memory(slot.exchange.group, rows=arrived.view(torch.uint8)))
+        return slot, arrived
 
     def _agree(self, routing: Routing) -> Tuple[int, List[List[int]], List[int]]:
         """Exchanges numbers of tokens. Returns the largest of a rank, tokens `[source][rank]`, and rows by local expert."""
@@ -141,25 +148,28 @@ class Normal:
                 none = routing.ids is None and routing.weights is None
                 require(none, "with a handle, topk_idx and topk_weights must be None")
                 check("x", rows, queue.device, (rows.dtype,), handle.ids.size(0), None)
-            record = _record(rows, scales, routing.ids)
-            sent = Tokens(_pack(record, rows, scales, routing), handle.ids)
-            slot = self._exchange(handle.tokens, rows.size(1), record.bytes, sms).slots[0]
-            slot.swap(handle, sent)
-            queue.settle()
-            handle.slot, arrived = slot, slot.rows[: handle.received]
-            found = [record.take(name, arrived) for name in ("x", "scales")[: 1 if scales is None else 2]]
-            if is_new:
-                handle[3].copy_(record.take("token", arrived).flatten())
-                got_ids, got_weights = self._local(record, slot, arrived, routing)
+            handle.slot, recv_x = self._swap(handle, rows, rows.size(1), sms)
+            found = [recv_x]
+            if is_new or scales is not None:
+                record = _record(scales, routing.ids)
+                _, arrived = self._swap(handle, _pack(record, rows, scales, routing), _WORDS, sms)
+                queue.settle()
+                if scales is not None:
+                    found.append(record.take("scales", arrived))
+                if is_new:
+                    handle[3].copy_(record.take("token", arrived).flatten())
+                    got_ids, got_weights = self._local(record, handle.slot, arrived, routing)
         event = queue.finish(async_finish, (rows, scales, handle.ids, *found, got_ids, got_weights, *handle))
-        slot.exchange.check()
-        recv = found[0] if scales is None else tuple(found)
+        handle.slot.exchange.check()
+        recv = recv_x if scales is None else tuple(found)
         return recv, got_ids, got_weights, numbers, handle if is_new else None, event
 
     def _check_rows(self, rows: torch.Tensor, scales: Optional[torch.Tensor]) -> None:
         dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
         check("x", rows, self.queue.device, (dtype,), None, None)
-        require(rows.size(1) % 8 == 0, f"hidden is {rows.size(1)}; use a multiple of 8")
+        # Kernels copy words of 16 bytes.
+        unit = 16 // rows.element_size()
+        require(rows.size(1) % unit == 0, f"hidden is {rows.size(1)}; use a multiple of {unit}")
         if scales is not None:
             check("the scales of x", scales, self.queue.device, (torch.float32, torch.int32), rows.size(0), None)
 
@@ -200,7 +210,7 @@ class Normal:
         local = routing.per_expert.numel() // self.comm.ranks
         ids = record.take("ids", arrived).long() - self.rank.rank * local
         number = torch.arange(arrived.size(0), dtype=torch.int32, device=arrived.device)
-        here = (ids >= 0) & (ids < local) & (number < slot.counts[0]).unsqueeze(1)
+        here = (ids >= 0) & (ids < local) & (number < torch.from_dlpack(slot.permuted.counts())[0]).unsqueeze(1)
         return torch.where(here, ids, -1), torch.where(here, record.take("weights", arrived), 0.0)
 
     def combine(
@@ -229,9 +239,10 @@ class Normal:
             if len(biases) > 1:
                 sums.copy_(biases[1])
                 more["accumulate"] = True
-            _return(handle.slot, handle, Combine.reduced(sums, **more), x)
+            back = aligned(x)
+            _return(handle.slot, handle, Combine.reduced(sums, **more), back)
             total = None if weights is None else self._sum_weights(handle, weights, sms)
-        event = queue.finish(async_finish, (x, weights, sums, total, handle.ids, *biases))
+        event = queue.finish(async_finish, (x, back, weights, sums, total, handle.ids, *biases))
         handle.slot.exchange.check()
         return sums, total, event
 
@@ -239,7 +250,7 @@ class Normal:
         """Adds up the weights that the ranks of a token return, in FP32."""
         topk = weights.size(1)
         columns = -(-topk // 4) * 4
-        slot = self._exchange(handle.tokens, columns, 4 * columns, sms, weights=True).slots[0]
+        slot = self._exchange(handle.tokens, columns, 4 * columns, sms, Element.F32).slots[0]
         padded = torch.nn.functional.pad(weights, (0, columns - topk))
         sums = torch.empty(handle.ids.size(0), columns, dtype=torch.float32, device=weights.device)
         _return(slot, handle, Combine.reduced(sums), padded)
@@ -252,11 +263,15 @@ class Normal:
             self.exchanges.popitem()[1].destroy()
 
 
-def _record(rows: torch.Tensor, scales: Optional[torch.Tensor], ids: Optional[torch.Tensor]) -> Record:
-    """Returns the layout of a row's bytes."""
+def _bytes(rows: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of rows, which are multiples of 16."""
+    return aligned(rows).view(torch.uint8)
+
+
+def _record(scales: Optional[torch.Tensor], ids: Optional[torch.Tensor]) -> Record:
+    """Returns the layout of a row's metadata."""
     topk = 0 if ids is None else ids.size(1)
     return Record(
-        x=(rows.dtype, rows.size(1)),
         scales=(torch.float32, 0) if scales is None else (scales.dtype, scales.size(1)),
         token=(torch.int32, 1),
         ids=(torch.int32, topk),
@@ -265,13 +280,12 @@ def _record(rows: torch.Tensor, scales: Optional[torch.Tensor], ids: Optional[to
 
 
 def _pack(record: Record, rows: torch.Tensor, scales: Optional[torch.Tensor], routing: Routing) -> torch.Tensor:
-    """Returns the bytes of all rows."""
+    """Returns the bytes of the metadata of all rows."""
     count, device = rows.size(0), rows.device
     none = torch.empty(count, 0, dtype=torch.float32, device=device)
     return record.pack(
         count,
         device,
-        x=rows,
         scales=none if scales is None else scales,
         token=torch.arange(count, dtype=torch.int32, device=device).unsqueeze(1),
         ids=none if routing.ids is None else routing.ids.int(),
@@ -280,11 +294,5 @@ def _pack(record: Record, rows: torch.Tensor, scales: Optional[torch.Tensor], ro
 
 
 def _return(slot: FixedSlot, handle: Handle, combine: Combine, rows: torch.Tensor) -> None:
-    """Returns rows of a handle. A combine takes as many rows as the layout has room for."""
-
-    def padded() -> torch.Tensor:
-        full = torch.empty(slot.permuted.capacity, rows.size(1), dtype=rows.dtype, device=rows.device)
-        full[: rows.size(0)].copy_(rows)
-        return full
-
-    slot.combine(handle, handle.ids, combine, padded)
+    """Returns rows of a handle."""
+    slot.combine(handle, handle.ids, combine, rows, slot.permuted.with_capacity(handle.received))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Rows that `gincomm.deep_ep` sends: bytes of elements, scales and metadata. A captured graph finds them in fixed memory."""
+"""Arguments of `gincomm.deep_ep`, and the metadata of rows that it sends."""
 
 from typing import Dict, Optional, Tuple
 
@@ -56,11 +56,7 @@ class Record:
             rows[:, first:end].copy_(values.view(count, end - first))
         return rows
 
-    def bytes_of(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the bytes of a part of rows, without a copy."""
-        _, first, end = self.parts[name]
-        return rows[:, first:end]
-
     def take(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Returns a copy of a part of rows, as a contiguous tensor."""
-        return self.bytes_of(name, rows).contiguous().view(self.parts[name][0])
+        dtype, first, end = self.parts[name]
+        return rows[:, first:end].contiguous().view(dtype)

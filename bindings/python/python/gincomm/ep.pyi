@@ -178,6 +178,9 @@ class Permuted:
     def without_rows(group: Group, layout: Layout, rows: int | None = None) -> Permuted:
         """Allocates memory for counts, places and source infos alone. Kernels copy no row, unless `with_memory` adds
         memory."""
+    def with_capacity(self, rows: int) -> Permuted:
+        """Returns the same flat or packed layout for at most `rows` rows. The places of rows are in memory that both
+        share."""
     def with_memory(
         self,
         group: Group,

@@ -150,6 +150,11 @@ impl Permuted {
         Ok(Self::make(inner, core.element, core.sizes))
     }
 
+    /// Returns the same flat or packed layout for at most `rows` rows. The places of rows are in memory that both share.
+    fn with_capacity(&self, py: Python<'_>, rows: u32) -> PyResult<Self> {
+        Ok(Self::make(self.get()?.with_capacity(rows).or_raise(py)?, self.element, self.sizes))
+    }
+
     /// Returns the same layout in tensors of the program, in place of memory of this value. The places of rows are in
     /// memory that both share.
     #[pyo3(signature = (group, *, rows=None, scales=None, tokens=None, counts=None))]
