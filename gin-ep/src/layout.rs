@@ -142,8 +142,8 @@ impl Permuted {
         })
     }
 
-    /// Returns the same layout for at most `rows` rows, so that memory of the program and returned rows may have as few.
-    /// The places of rows are in memory that both share.
+    /// Returns the same layout for at most `rows` rows, so that memory of the program and returned rows may have as
+    /// few. The places of rows are in memory that both share.
     ///
     /// # Errors
     /// [`EpError::Limit`] for more rows than this has, [`EpError::Unsuited`] for a layout of zones with fixed places.

@@ -150,7 +150,8 @@ impl Permuted {
         Ok(Self::make(inner, core.element, core.sizes))
     }
 
-    /// Returns the same flat or packed layout for at most `rows` rows. The places of rows are in memory that both share.
+    /// Returns the same flat or packed layout for at most `rows` rows. The places of rows are in memory that both
+    /// share.
     fn with_capacity(&self, py: Python<'_>, rows: u32) -> PyResult<Self> {
         Ok(Self::make(self.get()?.with_capacity(rows).or_raise(py)?, self.element, self.sizes))
     }

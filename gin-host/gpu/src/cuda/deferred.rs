@@ -63,6 +63,14 @@ impl Deferred {
     pub(super) fn new(context: &Arc<Context>, resource: Resource) -> Self {
         Self { context: context.clone(), resource: Some(resource) }
     }
+
+    /// Frees the resource now: an event that was seen to have happened, for which the driver waits for nothing.
+    pub(super) fn free_now(&mut self) {
+        if let Some(resource) = self.resource.take() {
+            // An error would be that of an earlier kernel, which its stream reports.
+            let _ = free(&self.context, resource);
+        }
+    }
 }
 
 impl RawMemory for Deferred {}

@@ -5,7 +5,7 @@ use super::CudaDevice;
 use super::context::Context;
 use super::copy_stream::new_stream;
 use super::deferred::{Deferred, Resource};
-use super::driver::{check, describe, is_done, new_event, written};
+use super::driver::{BesideCaptures, check, describe, is_done, new_event, written};
 use super::launches::{self, Before, Fit, Wanted, free_deferred};
 use super::module::{Handle, Image};
 use super::raw::{RawHandle, is_capturing};
@@ -376,7 +376,7 @@ impl Stream for CudaStream {
         let context = self.device.context.clone();
         let mut order = lock(&self.order);
         let (owner, is_captured) = (Deferred::new(&context, Resource::Event(raw)), self.is_captured(&mut order)?);
-        let event = CudaEvent { raw, _owner: owner, context, before: order.before.clone(), is_captured };
+        let event = CudaEvent { raw, owner, context, before: order.before.clone(), is_captured };
         // Safety: both are alive.
         check("record an event", unsafe { sys::cuEventRecord(raw, self.raw) })?;
         Ok(Box::new(event))
@@ -482,7 +482,17 @@ struct CudaEvent {
     /// A stream that waits for it becomes part of a graph.
     is_captured: bool,
     raw: CUevent,
-    _owner: Deferred,
+    owner: Deferred,
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        // A program may go on for days and never wait for its streams, which would free what was deferred.
+        let _beside = BesideCaptures::begin();
+        if self.is_done() == Ok(true) {
+            self.owner.free_now();
+        }
+    }
 }
 
 // Safety: an event may be used from any thread.
