@@ -562,3 +562,12 @@ def test_a_process_group_computes_a_layer(gpus):
     needs_gpus(gpus)
     found = torchrun(os.path.join(EXAMPLES, "deep_ep_layer.py"), *([] if gpus else ["--cpu"]))
     assert found.count("prefill and 4 steps of decode agree with all experts") == 2, found
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_the_times_of_all_calls_are_shown(gpus):
+    needs_gpus(gpus)
+    small = "--hidden 512 --experts 8 --topk 2 --decode 8 --prefill 16 --sms 4".split()
+    found = torchrun(os.path.join(EXAMPLES, "deep_ep_times.py"), *small, *([] if gpus else ["--cpu"]))
+    lines = [line for line in found.splitlines() if " tokens, " in line]
+    assert len(lines) == (7 if gpus else 5) and all(" to " in line for line in lines), found
