@@ -29,6 +29,17 @@ fn all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks() {
 }
 
 #[test]
+fn large_batches_whose_tokens_name_the_same_experts_give_the_bits_of_the_oracle() {
+    const TOKENS: usize = 2304;
+    let shape = Shape { ranks: 16, experts: 32, topk: 8, hidden: 8 };
+    let config = GroupConfig::new(32, 8, 8).tokens(TOKENS as u32).sms(2).threads(64);
+    for config in [config, config.max_rows((shape.ranks * TOKENS) as u32)] {
+        let pairs = [Pair { counts: &[TOKENS], ..pair(Routing::Skewed) }];
+        run(WorldConfig::seeded(shape.ranks as u32, 5), config, shape, TOKENS, &pairs);
+    }
+}
+
+#[test]
 fn tokens_counted_in_several_rounds_go_to_the_same_places() {
     for (ranks, topk, threads, groups) in [(1, 8, 64, 1), (2, 5, 96, 2), (33, 12, 64, 3)] {
         let shape = Shape { ranks, experts: 80, topk, hidden: 8 };

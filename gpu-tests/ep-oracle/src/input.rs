@@ -22,7 +22,12 @@ pub enum Routing {
     Repeats,
     /// As `Uniform`, but this rank's experts are never chosen.
     Without(u32),
+    /// The first ten tokens as `Uniform`, all others to the same experts, the first ones.
+    Skewed,
 }
+
+/// The tokens of [`Routing::Skewed`] that choose their experts.
+const FREE: usize = 10;
 
 /// Returns a word that depends on all bits of the key and the numbers.
 fn hash(key: u64, numbers: [u64; 3]) -> u64 {
@@ -56,14 +61,16 @@ fn candidate(routing: Routing, shape: &Shape, rank: usize, word: u64) -> i32 {
                 })
                 .unwrap_or(shape.experts - 1) as i32
         }
-        Routing::Uniform | Routing::Holes | Routing::Repeats | Routing::Without(_) => (word % experts) as i32,
+        Routing::Uniform | Routing::Holes | Routing::Repeats | Routing::Without(_) | Routing::Skewed => {
+            (word % experts) as i32
+        }
     }
 }
 
 /// Returns whether an id may follow the ones that the token has.
 fn allowed(routing: Routing, shape: &Shape, chosen: &[i32], id: i32) -> bool {
     match routing {
-        Routing::Uniform | Routing::Zipf | Routing::Holes => !chosen.contains(&id),
+        Routing::Uniform | Routing::Zipf | Routing::Holes | Routing::Skewed => !chosen.contains(&id),
         Routing::Without(rank) => {
             !chosen.contains(&id) && shape.place(id).is_some_and(|(owner, _)| owner != rank as usize)
         }
@@ -93,7 +100,11 @@ pub fn batch(shape: &Shape, routing: Routing, key: u64, rank: usize, tokens: usi
             let hole = routing == Routing::Holes && word(u64::from(u32::MAX)).is_multiple_of(4);
             let mut found = (0..256).map(|attempt| candidate(routing, shape, rank, word(attempt)));
             // There may be no other expert left.
-            let id = found.find(|&id| allowed(routing, shape, &experts[first..], id)).unwrap_or(-1);
+            let id = if routing == Routing::Skewed && token >= FREE {
+                k as i32
+            } else {
+                found.find(|&id| allowed(routing, shape, &experts[first..], id)).unwrap_or(-1)
+            };
             experts.push(if hole { -1 } else { id });
             weights.push((2 * (word(1 << 20) % 64) + 1) as f32 / 64.0);
         }
