@@ -9,7 +9,7 @@ use gin_device::internal::signal_words::{Words, raise};
 use gin_device::internal::status::Status;
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
 use gin_device::sys::{Memory, Word};
-use loom::thread;
+use loom::thread::{self, JoinHandle};
 use std::sync::Arc;
 
 /// Number of signals, of values that senders bring, and of cells of plain memory.
@@ -61,6 +61,12 @@ impl World {
             status: Status { host: block(0), kernel: block(1), copy: block(2) },
             _arena: arena,
         })
+    }
+
+    /// Runs a thread of the model in this world.
+    fn spawn(self: &Arc<Self>, run: impl FnOnce(&Self) + 'static) -> JoinHandle<()> {
+        let world = self.clone();
+        thread::spawn(move || run(&world))
     }
 
     /// Returns the entry that stores `index + 1` to value `index` and adds 1 to signal `signal`.
@@ -150,10 +156,7 @@ models! {
         let all = ways.clone();
         explore(3, move || {
             let (world, ways) = (World::new(), all.clone());
-            let sender = {
-                let world = world.clone();
-                thread::spawn(move || world.bring(0, 0, &ways))
-            };
+            let sender = world.spawn(move |world| world.bring(0, 0, &ways));
             world.look(1);
             world.wait(0, 0);
             sender.join().unwrap();
@@ -166,10 +169,7 @@ models! {
     fn a_waiting_kernel_learns_that_a_sender_wants_the_mailbox_open_and_sees_what_it_takes() {
         explore(2, || {
             let world = World::unknown(false);
-            let sender = {
-                let world = world.clone();
-                thread::spawn(move || world.post(0, 0))
-            };
+            let sender = world.spawn(|world| world.post(0, 0));
             world.wait(0, 0);
             sender.join().unwrap();
             world.check(0, 0);
@@ -179,17 +179,11 @@ models! {
     fn a_signal_that_gpus_raise_too_counts_what_the_mailbox_brings_once() {
         explore(2, || {
             let world = World::unknown(true);
-            let sender = {
-                let world = world.clone();
-                thread::spawn(move || world.post(0, 0))
-            };
-            let other = {
-                let world = world.clone();
-                thread::spawn(move || {
+            let sender = world.spawn(|world| world.post(0, 0));
+            let other = world.spawn(|world| {
                     world.cells[1].write(1);
                     raise(world.signals[0].gpu.expect("the signal has this word"), 1);
-                })
-            };
+                });
             let words = &world.signals[0];
             assert_eq!(words.wait(&world.status, 2, 64, Deadline::NONE, || {}), Ok(2));
             world.cells[0].read();
@@ -202,17 +196,11 @@ models! {
     fn a_kernel_sees_what_another_one_took_that_keeps_the_mailbox_open() {
         explore(1, || {
             let world = World::new();
-            let sender = {
-                let world = world.clone();
-                thread::spawn(move || world.post(0, 0))
-            };
-            let other = {
-                let world = world.clone();
-                thread::spawn(move || {
+            let sender = world.spawn(|world| world.post(0, 0));
+            let other = world.spawn(|world| {
                     let words = &world.signals[1];
                     assert_eq!(words.wait(&world.status, 1, 64, Deadline::NONE, || {}), Ok(1));
-                })
-            };
+                });
             world.wait(0, 0);
             raise(world.signals[1].cpu.expect("the signal has this word"), 1);
             sender.join().unwrap();
@@ -226,14 +214,8 @@ models! {
         let all = ways.clone();
         explore(2, move || {
             let (world, ways) = (World::new(), all.clone());
-            let sender = {
-                let world = world.clone();
-                thread::spawn(move || world.bring(0, 0, &ways))
-            };
-            let other = {
-                let world = world.clone();
-                thread::spawn(move || world.look(1))
-            };
+            let sender = world.spawn(move |world| world.bring(0, 0, &ways));
+            let other = world.spawn(|world| world.look(1));
             world.wait(0, 0);
             sender.join().unwrap();
             other.join().unwrap();
@@ -248,21 +230,12 @@ models! {
         let all = ways.clone();
         explore(1, move || {
             let (world, ways) = (World::new(), all.clone());
-            let sender = {
-                let world = world.clone();
-                thread::spawn(move || world.bring(0, 0, &ways))
-            };
-            let other = {
-                let world = world.clone();
-                thread::spawn(move || {
+            let sender = world.spawn(move |world| world.bring(0, 0, &ways));
+            let other = world.spawn(|world| {
                     // It has no entries.
                     let _ = world.sender.take_back(std::iter::empty());
-                })
-            };
-            let kernel = {
-                let world = world.clone();
-                thread::spawn(move || world.look(1))
-            };
+                });
+            let kernel = world.spawn(|world| world.look(1));
             world.wait(0, 0);
             [sender, other, kernel].into_iter().for_each(|thread| thread.join().unwrap());
             world.check(0, 0);
@@ -274,9 +247,7 @@ models! {
     fn entries_come_in_order_and_no_slot_is_used_before_it_was_read() {
         explore(2, || {
             let world = World::new();
-            let sender = {
-                let world = world.clone();
-                thread::spawn(move || {
+            let sender = world.spawn(|world| {
                     for index in 0..COUNT {
                         world.cells[index].write(1);
                         // Only the last one has a signal, which covers all of them.
@@ -286,8 +257,7 @@ models! {
                             Loom::pause(0);
                         }
                     }
-                })
-            };
+                });
             let words = &world.signals[0];
             words.wait(&world.status, 1, 64, Deadline::NONE, || {}).expect("nothing stops the wait");
             for index in 0..COUNT {
@@ -301,10 +271,7 @@ models! {
     fn two_senders_share_a_mailbox() {
         explore(2, || {
             let world = World::new();
-            let senders = [0, 1].map(|index| {
-                let world = world.clone();
-                thread::spawn(move || world.post(index, 0))
-            });
+            let senders = [0, 1].map(|index| world.spawn(move |world| world.post(index, 0)));
             let words = &world.signals[0];
             words.wait(&world.status, 2, 64, Deadline::NONE, || {}).expect("nothing stops the wait");
             for index in 0..2 {
@@ -318,14 +285,8 @@ models! {
     fn a_kernel_takes_what_another_one_waits_for_and_continues_where_that_one_stopped() {
         explore(1, || {
             let world = World::new();
-            let sender = {
-                let world = world.clone();
-                thread::spawn(move || (0..2).for_each(|index| world.post(index, index)))
-            };
-            let other = {
-                let world = world.clone();
-                thread::spawn(move || world.wait(0, 0))
-            };
+            let sender = world.spawn(|world| (0..2).for_each(|index| world.post(index, index)));
+            let other = world.spawn(|world| world.wait(0, 0));
             world.wait(1, 1);
             other.join().unwrap();
             sender.join().unwrap();
