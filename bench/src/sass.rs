@@ -63,9 +63,10 @@ fn sass(out: &mut impl Write) -> Result<(), Failure> {
         "{:28} {:>12} {:>6} {:>9} {:>6} {:>6}   NCCL 2.28.9 and 2.32.3: instructions, registers",
         "sm_90", "instructions", "called", "registers", "stack", "spills"
     )?;
+    let module = report.disassemble()?;
     for (kernel, what, nccl) in PROBES {
         let entry = report.entry(kernel).ok_or_else(|| format!("no kernel {kernel}"))?;
-        let code = report.code(kernel)?;
+        let code = module.code(kernel)?;
         let known = |figure: u32| if figure == 0 { "-".to_string() } else { figure.to_string() };
         let [old, new, old_registers, new_registers] = nccl.map(known);
         let beside = if nccl == [0; 4] {

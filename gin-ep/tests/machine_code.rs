@@ -4,7 +4,7 @@
 //!
 //! The trial reports as ignored if the kernels were not compiled for GPUs, or if there is no assembler.
 
-use gin_build::{Arch, Assembly, Ptxas, Report};
+use gin_build::{Arch, Assembly, Disassembly, Ptxas};
 use gin_ep_kernels::matmul::{tile, warpgroups};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
@@ -26,25 +26,20 @@ fn assembled() -> Result<Completion, Failed> {
         Ok(ptxas) => ptxas,
         Err(reason) => return Ok(Completion::ignored_with(reason)),
     };
-    let folder = tempfile::tempdir()?;
     // The table has machine code, too, if the build found an assembler.
-    let texts = gin_ep::PTX.iter().filter(|(_, image)| !image.starts_with(b"\x7fELF"));
-    let mut modules = Vec::new();
-    for (arch, text) in texts {
-        modules.push(((*arch).to_owned(), std::str::from_utf8(text)?.to_owned()));
-    }
-    for (arch, text) in modules {
-        let (ptx, cubin) = (folder.path().join(format!("{arch}.ptx")), folder.path().join(format!("{arch}.cubin")));
-        std::fs::write(&ptx, &text)?;
-        let report = match ptxas.assemble(arch.parse::<Arch>()?, &ptx, &cubin)? {
+    for (arch, text) in gin_ep::PTX.iter().filter(|(_, image)| !image.starts_with(b"\x7fELF")) {
+        // The build has assembled the same text, and the assembler's report is still there.
+        let ptx = Path::new(env!("OUT_DIR")).join(format!("ptx/gin-ep-kernels.{arch}.ptx"));
+        let report = match ptxas.assemble(arch.parse::<Arch>()?, &ptx, &ptx.with_extension("cubin"))? {
             Assembly::Done(report) => report,
             Assembly::NotTried(reason) => return Ok(Completion::ignored_with(reason)),
         };
+        let module = report.disassemble()?;
         let mut kernels = 0;
         for entry in report.entries.iter().filter(|entry| entry.name.starts_with("ep_")) {
             kernels += 1;
             let multiplies = entry.name.contains("matmul");
-            if multiplies && arch == "sm_80" {
+            if multiplies && *arch == "sm_80" {
                 // No block of it fits there: a GPU of compute capability 8 has less shared memory.
                 continue;
             }
@@ -63,19 +58,19 @@ fn assembled() -> Result<Completion, Failed> {
             println!("{arch} {}: {} registers", entry.name, entry.registers);
             let spilled = entry.spill_stores + entry.spill_loads;
             if entry.name.ends_with("_wgmma") {
-                steps(&report, &entry.name)?;
+                steps(&module, &entry.name)?;
             }
             if entry.stack + spilled > 0 || entry.registers * threads > REGISTERS {
                 return Err(format!("{arch} {}: {entry:?}", entry.name).into());
             }
         }
         // Only this architecture has the products by warpgroups.
-        let expected = if arch == "sm_90a" { 44 } else { 40 };
+        let expected = if *arch == "sm_90a" { 44 } else { 40 };
         if kernels != expected {
             return Err(format!("{arch} has {kernels} kernels, not {expected}").into());
         }
-        if arch == "sm_90" {
-            fences(&text, &report)?;
+        if *arch == "sm_90" {
+            fences(std::str::from_utf8(text)?, &module)?;
         }
     }
     Ok(Completion::Completed)
@@ -83,8 +78,8 @@ fn assembled() -> Result<Completion, Failed> {
 
 /// Requires that a step of a product by warpgroups is four instructions with one wait behind them: the assembler waits
 /// after each of them if it finds another use of the sums.
-fn steps(report: &Report, kernel: &str) -> Result<(), Failed> {
-    let code = report.code(kernel)?;
+fn steps(module: &Disassembly, kernel: &str) -> Result<(), Failed> {
+    let code = module.code(kernel)?;
     let count = |name: &str| code.inlined.iter().filter(|line| line.contains(name)).count();
     let found = [count("HGMMA.64x256x16.F32.BF16"), count("WARPGROUP.DEPBAR")];
     if found == [4, 1] { Ok(()) } else { Err(format!("{kernel}: {found:?} products and waits, not 4 and 1").into()) }
@@ -92,7 +87,7 @@ fn steps(report: &Report, kernel: &str) -> Result<(), Failed> {
 
 /// Requires that a block releases once for all that it stored, and once for each peer whose flag it raises, and
 /// acquires once for each source.
-fn fences(text: &str, report: &Report) -> Result<(), Failed> {
+fn fences(text: &str, module: &Disassembly) -> Result<(), Failed> {
     for (kernel, releases, acquires) in [
         // The block that was counted, and a flag.
         ("ep_dispatch", 2, [1, 1]),
@@ -126,7 +121,7 @@ fn fences(text: &str, report: &Report) -> Result<(), Failed> {
             return Err(format!("{kernel}: {found:?} releases to the system, acquires from it and from the GPU").into());
         }
         // A report of a fault has a fence of its own.
-        let code = report.code(kernel)?;
+        let code = module.code(kernel)?;
         let found = code.inlined.iter().chain(&code.called).filter(|line| line.contains("MEMBAR.ALL.SYS")).count();
         if found != releases + 1 {
             return Err(format!("{kernel}: {found} fences of the system in machine code, not {}", releases + 1).into());

@@ -5,7 +5,7 @@
 //!
 //! The trials report as ignored if there is no compiler or no assembler.
 
-use gin_build::{Arch, Assembly, Built, KernelBuilder, Ptxas, Report, Toolchain};
+use gin_build::{Arch, Assembly, Built, Code, Disassembly, KernelBuilder, Ptxas, Report, Toolchain};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -176,7 +176,7 @@ fn wrong_primitives(operations: &[&str], primitives: &Primitives) -> Vec<String>
 }
 
 fn look_at_primitives(primitives: &Primitives) -> Result<Completion, Failed> {
-    let code = report(false)?.code(primitives.kernel)?;
+    let code = code(false, primitives.kernel)?;
     let operations: Vec<&str> = code.inlined.iter().map(|instruction| operation(instruction)).collect();
     let wrong = wrong_primitives(&operations, primitives);
     if wrong.is_empty() {
@@ -249,7 +249,7 @@ const CHOOSING_SIZES: [Size; 5] = [
 fn measure(size: &Size, choose: bool) -> Result<Completion, Failed> {
     let report = report(choose)?;
     let entry = report.entry(size.kernel).ok_or_else(|| format!("no kernel {}", size.kernel))?;
-    let code = report.code(size.kernel)?;
+    let code = code(choose, size.kernel)?;
     let (inlined, all) = (code.inlined.len(), code.inlined.len() + code.called.len());
     let mut wrong = Vec::new();
     if (entry.stack, entry.spill_stores, entry.spill_loads) != (0, 0, 0) {
@@ -312,7 +312,7 @@ fn mask_of_one_lane(code: &[String]) -> Option<&str> {
 }
 
 fn look_at_masks(kernel: &str, choose: bool) -> Result<Completion, Failed> {
-    let code = report(choose)?.code(kernel)?;
+    let code = code(choose, kernel)?;
     match mask_of_one_lane(&code.inlined).or_else(|| mask_of_one_lane(&code.called)) {
         Some(branch) => Err(format!("{branch} takes one lane's mask for all").into()),
         None => Ok(Completion::Completed),
@@ -326,8 +326,17 @@ fn report(choose: bool) -> Result<&'static Report, Failed> {
     }
 }
 
+/// Returns the machine code of a kernel. Each of the two modules is disassembled once.
+fn code(choose: bool, kernel: &str) -> Result<Code, Failed> {
+    static MODULES: [OnceLock<Result<Disassembly, String>>; 2] = [const { OnceLock::new() }; 2];
+    let disassemble =
+        || report(choose).map_err(|error| format!("{error:?}"))?.disassemble().map_err(|error| error.to_string());
+    let module = MODULES[choose as usize].get_or_init(disassemble).as_ref()?;
+    Ok(module.code(kernel)?)
+}
+
 fn look(probe: &Probe) -> Result<Completion, Failed> {
-    let code = report(false)?.code(probe.kernel)?;
+    let code = code(false, probe.kernel)?;
     let operations: Vec<&str> =
         code.inlined.iter().chain(&code.called).map(|instruction| operation(instruction)).collect();
     let wrong = wrong(&operations, probe);

@@ -122,12 +122,17 @@ pub enum BuildError {
         /// The line with the name.
         name: String,
     },
-    /// `cuobjdump` did not disassemble a kernel.
+    /// `nvdisasm` did not disassemble a module.
     Disassemble {
+        /// The file with the machine code.
+        cubin: PathBuf,
+        /// Output of `nvdisasm`.
+        output: String,
+    },
+    /// A module has no kernel of this name.
+    NoKernel {
         /// The kernel.
         kernel: String,
-        /// Output of `cuobjdump`.
-        output: String,
     },
     /// `ptxas` was required, but no usable one was found.
     NoPtxas {
@@ -210,7 +215,10 @@ impl fmt::Display for BuildError {
                  functions vote at the block's barrier only",
                 path.display()
             ),
-            BuildError::Disassemble { kernel, output } => write!(f, "cuobjdump shows no code of {kernel}:\n{output}"),
+            BuildError::Disassemble { cubin, output } => {
+                write!(f, "nvdisasm refused {}:\n{output}", cubin.display())
+            }
+            BuildError::NoKernel { kernel } => write!(f, "the module has no kernel `{kernel}`"),
             BuildError::NoPtxas { reason } => {
                 write!(f, "the build requires ptxas: {reason}")
             }

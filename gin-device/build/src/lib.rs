@@ -104,7 +104,7 @@ pub use device_library::DeviceLibrary;
 pub use error::{BuildError, INSTALL_COMMANDS, Rejected};
 pub use ptxas::{Assembly, EntryReport, Ptxas, Report, UsePtxas, parse_report};
 pub use report::BuildReport;
-pub use sass::Code;
+pub use sass::{Code, Disassembly};
 pub use toolchain::{TARGET, Toolchain};
 
 use command::{Plan, Request};

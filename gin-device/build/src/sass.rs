@@ -17,22 +17,37 @@ pub struct Code {
     pub called: Vec<String>,
 }
 
+/// The machine code of a module, as text.
+#[derive(Clone, Debug)]
+pub struct Disassembly {
+    listing: String,
+}
+
 impl Report {
-    /// Returns the machine code of a kernel. `nvdisasm`, from the assembler's folder, disassembles it.
+    /// Disassembles the module. `nvdisasm`, from the assembler's folder, takes a second for a megabyte of machine code.
     ///
     /// # Errors
-    /// Fails with [`BuildError::Disassemble`] if there is no such kernel, and with [`BuildError::Io`] if `nvdisasm`
-    /// cannot run.
-    pub fn code(&self, kernel: &str) -> Result<Code, BuildError> {
+    /// Fails with [`BuildError::Disassemble`] if `nvdisasm` refuses the file, and with [`BuildError::Io`] if it cannot
+    /// run.
+    pub fn disassemble(&self) -> Result<Disassembly, BuildError> {
         let tool = self.tool.with_file_name("nvdisasm");
         let output = Command::new(&tool).arg(&self.cubin).output().map_err(BuildError::io("run", &tool))?;
-        let listing = String::from_utf8_lossy(&output.stdout);
-        let code = code(&listing, kernel);
-        if !output.status.success() || code.inlined.is_empty() {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            return Err(BuildError::Disassemble { kernel: kernel.to_owned(), output: said });
+        if !output.status.success() {
+            let output = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(BuildError::Disassemble { cubin: self.cubin.clone(), output });
         }
-        Ok(code)
+        Ok(Disassembly { listing: String::from_utf8_lossy(&output.stdout).into_owned() })
+    }
+}
+
+impl Disassembly {
+    /// Returns the machine code of a kernel.
+    ///
+    /// # Errors
+    /// Fails with [`BuildError::NoKernel`] if the module has no such kernel.
+    pub fn code(&self, kernel: &str) -> Result<Code, BuildError> {
+        let code = code(&self.listing, kernel);
+        if code.inlined.is_empty() { Err(BuildError::NoKernel { kernel: kernel.to_owned() }) } else { Ok(code) }
     }
 }
 
@@ -83,6 +98,8 @@ mod tests {
         let found = code(LISTING, "kernel");
         assert_eq!(found.inlined, ["LDC R1, c[0x0][0x28]", "EXIT", "@P0 BRA `(.L_x_0)"]);
         assert_eq!(found.called, ["RET.REL.NODEC R2 `(kernel)"]);
-        assert_eq!(code(LISTING, "none"), Code::default());
+        let module = Disassembly { listing: LISTING.to_owned() };
+        assert_eq!(module.code("kernel").unwrap(), found);
+        assert_eq!(module.code("none").unwrap_err().to_string(), "the module has no kernel `none`");
     }
 }
