@@ -37,6 +37,7 @@
 //! | `GIN_ARCHS` | architectures of [`KernelBuilder::embed`], such as `sm_80,sm_90` |
 //! | `GIN_PTXAS` | `ptxas` to check the PTX with, instead of [searching](Ptxas::find) |
 //! | `GIN_LINE_INFO` | `1` keeps source lines in the PTX, as [`KernelBuilder::line_info`] does |
+//! | `GIN_PROJECT` | folder of the project whose `Cargo.lock` and configuration hold for kernel crates from a registry; needed only if the target folder is not below the project |
 //! | `GIN_CODEGEN_BACKEND` | path of rust-cuda's `librustc_codegen_nvvm.so`; `GIN_RUSTC` must then name the nightly that it was built for |
 //!
 //! # Findings and figures
@@ -114,13 +115,14 @@ use package::Package;
 use toolchain::Environment;
 
 /// Variables whose change makes a build script run again.
-const VARIABLES: [&str; 9] = [
+const VARIABLES: [&str; 10] = [
     "GIN_ARCHS",
     "GIN_RUSTC",
     "GIN_CARGO",
     "GIN_PTXAS",
     "GIN_LINE_INFO",
     "GIN_CODEGEN_BACKEND",
+    package::PROJECT,
     "CUDA_HOME",
     "CUDA_PATH",
     "VIRTUAL_ENV",
@@ -172,8 +174,8 @@ impl KernelBuilder {
     /// its `[dependencies]`, because cargo passes metadata on to direct dependents only.
     ///
     /// A crate from a registry is compiled with the versions of the project's `Cargo.lock`, if the target folder is
-    /// below the project; else with those of the lock file in the package. A `[patch]` of the project holds for it
-    /// only in `.cargo/config.toml`.
+    /// below the project or `GIN_PROJECT` names it; else with those of the lock file in the package. A `[patch]` of the
+    /// project holds for it only in `.cargo/config.toml`.
     pub fn dependency(links: impl Into<String>) -> Self {
         Self::of(Kernels::Dependency(links.into()))
     }

@@ -16,6 +16,9 @@ use crate::toolchain::Environment;
 /// Files that cargo leaves in a package: the first in one from a registry, the second in a vendored one.
 const MARKS: [&str; 2] = ["Cargo.toml.orig", ".cargo-checksum.json"];
 
+/// The variable with the folder of the user's project, for a target folder that is not below it.
+pub(crate) const PROJECT: &str = "GIN_PROJECT";
+
 /// The copy of a package.
 #[derive(Debug)]
 pub(crate) struct Package {
@@ -51,11 +54,20 @@ pub(crate) fn copied(
     // A registry's folder ends in name and version.
     let dir = target_dir().join("packages").join(name);
     copy(folder, &dir)?;
-    let lock = out.ancestors().map(|above| above.join("Cargo.lock")).find(|lock| lock.is_file());
+    // Cargo does not tell a build script where the project is.
+    let project = match environment.var(PROJECT).map(Path::new) {
+        Some(project) if !project.is_absolute() || !project.is_dir() => {
+            let reason = "it must be the absolute path of a folder".to_owned();
+            return Err(BuildError::BadVariable { variable: PROJECT, value: project.to_owned(), reason });
+        }
+        Some(project) => project,
+        None => out,
+    };
+    let lock = project.ancestors().map(|above| above.join("Cargo.lock")).find(|lock| lock.is_file());
     if let Some(lock) = &lock {
         replace(&dir.join("Cargo.lock"), &read(lock)?)?;
     }
-    Ok(Some(Package { dir, lock, runs_in: out.to_owned() }))
+    Ok(Some(Package { dir, lock, runs_in: project.to_owned() }))
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), BuildError> {
@@ -117,6 +129,7 @@ mod tests {
         fs::write(package.join("Cargo.toml.orig"), "").unwrap();
         let copy = copied(&environment, &package, nested).unwrap().unwrap();
         assert_eq!((&copy.dir, &copy.lock), (&nested().join("packages/k-0.1.0"), &None));
+        assert_eq!(copy.runs_in, out);
         let text = |file: &str| fs::read_to_string(copy.dir.join(file)).unwrap();
         assert_eq!(text("Cargo.toml"), "[package]\n\n[workspace]\n");
         assert_eq!((text("Cargo.lock"), text("src/lib.rs")), ("its own".to_owned(), "code".to_owned()));
@@ -126,5 +139,17 @@ mod tests {
         assert_eq!(copied(&environment, &package, nested).unwrap().unwrap().lock, Some(lock));
         assert_eq!(text("Cargo.lock"), "the project's");
         assert_eq!(fs::read_to_string(package.join("Cargo.lock")).unwrap(), "its own");
+
+        // With a target folder elsewhere the project is named.
+        let other = root.path().join("other");
+        fs::create_dir_all(&other).unwrap();
+        fs::write(other.join("Cargo.lock"), "the other's").unwrap();
+        let environment = self::environment(&[("OUT_DIR", &out), (PROJECT, &other)]);
+        let copy = copied(&environment, &package, nested).unwrap().unwrap();
+        assert_eq!((copy.lock, copy.runs_in), (Some(other.join("Cargo.lock")), other.clone()));
+        assert_eq!(text("Cargo.lock"), "the other's");
+        let environment = self::environment(&[("OUT_DIR", &out), (PROJECT, Path::new("other"))]);
+        let error = copied(&environment, &package, nested).unwrap_err().to_string();
+        assert!(error.contains("GIN_PROJECT") && error.contains("absolute path"), "{error}");
     }
 }
