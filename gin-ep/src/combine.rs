@@ -112,8 +112,8 @@ impl<'a> Combine<'a> {
 
     /// Starts each sum from a row of the output's elements: one for each token.
     #[must_use]
-    pub const fn bias(mut self, bias: &'a MemorySlice) -> Self {
-        self.bias = Some(bias);
+    pub fn bias(mut self, bias: impl Into<Option<&'a MemorySlice>>) -> Self {
+        self.bias = bias.into();
         self
     }
 

@@ -27,6 +27,14 @@ pub enum Number<'a> {
     At(&'a MemorySlice),
 }
 
+impl<'a> Ids<'a> {
+    /// Makes them of memory with ids of 64 bits if `is_wide`, of 32 bits otherwise.
+    #[must_use]
+    pub const fn new(memory: &'a MemorySlice, is_wide: bool) -> Self {
+        if is_wide { Self::I64(memory) } else { Self::I32(memory) }
+    }
+}
+
 impl From<u32> for Number<'_> {
     fn from(count: u32) -> Self {
         Self::Is(count)
@@ -68,23 +76,23 @@ impl<'a> Tokens<'a> {
 
     /// Sets the weights: an `f32` for each id. The receiving ranks get them with the rows.
     #[must_use]
-    pub fn weights(mut self, weights: &'a MemorySlice) -> Self {
-        self.weights = Some(weights);
+    pub fn weights(mut self, weights: impl Into<Option<&'a MemorySlice>>) -> Self {
+        self.weights = weights.into();
         self
     }
 
     /// Sets the scales of rows of [`Element::Opaque`](crate::Element::Opaque). The receiving ranks get them with the
     /// rows.
     #[must_use]
-    pub fn scales(mut self, scales: &'a MemorySlice) -> Self {
-        self.scales = Some(scales);
+    pub fn scales(mut self, scales: impl Into<Option<&'a MemorySlice>>) -> Self {
+        self.scales = scales.into();
         self
     }
 
     /// Sets a plan, which was made of the same ids. Its number of tokens holds.
     #[must_use]
-    pub fn planned(mut self, plan: &'a Plan) -> Self {
-        self.plan = Some(plan);
+    pub fn planned(mut self, plan: impl Into<Option<&'a Plan>>) -> Self {
+        self.plan = plan.into();
         self
     }
 

@@ -134,22 +134,14 @@ impl Given {
 
     /// Returns the tokens.
     pub(crate) fn tokens(&self) -> gin_ep::Tokens<'_> {
-        let ids = if self.is_wide { Ids::I64(&self.ids) } else { Ids::I32(&self.ids) };
         let count = match &self.count {
             Count::Is(count) => Number::Is(*count),
             Count::At(memory) => Number::At(memory),
         };
-        let mut tokens = gin_ep::Tokens::new(&self.rows, ids, count);
-        if let Some(weights) = &self.weights {
-            tokens = tokens.weights(weights);
-        }
-        if let Some(scales) = &self.scales {
-            tokens = tokens.scales(scales);
-        }
-        if let Some(plan) = &self.plan {
-            tokens = tokens.planned(&plan.inner);
-        }
-        tokens
+        gin_ep::Tokens::new(&self.rows, Ids::new(&self.ids, self.is_wide), count)
+            .weights(&self.weights)
+            .scales(&self.scales)
+            .planned(self.plan.as_ref().map(|plan| &plan.inner))
     }
 }
 
@@ -197,10 +189,7 @@ impl Sums {
             None if self.combine_at_source => Combine::plain(),
             None => Combine::reduced(),
         };
-        let mut combine = terms.into(&self.output);
-        if let Some(bias) = &self.bias {
-            combine = combine.bias(bias);
-        }
+        let combine = terms.into(&self.output).bias(&self.bias);
         if self.accumulate { combine.accumulate() } else { combine }
     }
 }
