@@ -22,8 +22,10 @@ use gin_nic::DoorbellRelease;
 use gin_soft_nic::engine::Slow;
 use gin_soft_nic::{Fault, FaultKind};
 use gin_soft_nic_host::{SoftEngine, SoftFabric};
-use gin_testkit::Sabotage;
-use gin_testkit::{Delay, FailOnDemand, FailSwitch, LateCopies, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
+use gin_testkit::{
+    Delay, FailOnDemand, FailSwitch, LateCopies, Reorder, Sabotage, SlowPeer, Trickle, WeakOnly, Withhold,
+    number_from_env,
+};
 use gin_virtual::{EventLog, LogMode, Schedule, SeededConfig};
 use std::boxed::Box;
 use std::fmt;
@@ -641,26 +643,6 @@ pub fn judge(case: &Case, setup: &Setup) -> Result<(), String> {
         let repeat = setup.repeat.as_ref().map_or(String::new(), |command| format!("\n  repeat: {command}"));
         format!("{error}\n  on: {}{repeat}", setup.name())
     })
-}
-
-/// Returns the number in an environment variable, if it is set.
-///
-/// # Panics
-/// If the variable's value is not a number.
-#[must_use]
-pub fn number_from_env(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, not {text:?}")))
-}
-
-/// Returns whether this run includes a case in a way to run it: always, unless `GIN_ROTATION=n` halves the run. Then
-/// each way has every second case, and each case every second way; the numbers n and n + 1 together include all.
-///
-/// # Panics
-/// If the variable's value is not a number.
-#[must_use]
-pub fn in_rotation(way: usize, case: usize) -> bool {
-    number_from_env("GIN_ROTATION").is_none_or(|number| (way + case + number as usize).is_multiple_of(2))
 }
 
 /// Returns the seed in `GIN_SEED`, or a new one.

@@ -3,8 +3,9 @@
 //! ([`in_rotation`]).
 
 use gin_conformance::cases::{self, Case};
-use gin_conformance::host::{Logs, Net, Setup, in_rotation, judge};
+use gin_conformance::host::{Logs, Net, Setup, judge};
 use gin_conformance::op::pattern;
+use gin_testkit::in_rotation;
 use std::sync::PoisonError;
 
 /// Returns the logs of all runs of a case.

@@ -5,8 +5,9 @@
 //! processes on one GPU in the same ways. `GIN_ROTATION=n` halves the run ([`in_rotation`]).
 
 use gin_conformance::cases;
-use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows, in_rotation};
+use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows};
 use gin_conformance::processes::{Group, Processes, Verdict, serve};
+use gin_testkit::in_rotation;
 use libtest_mimic::{Arguments, Completion, Trial};
 use std::collections::BTreeMap;
 use std::process::ExitCode;

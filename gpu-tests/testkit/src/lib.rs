@@ -13,7 +13,7 @@
 //!
 //! All choices come from a seed. [`Sabotage`] makes deliberate mistakes, [`FailingHca`] is a NIC of which one call
 //! fails, and [`LateCopies`] copies as a GPU does, some time after it was asked. [`libfabric_double`] is a libfabric
-//! with providers that keep no more than they promise.
+//! with providers that keep no more than they promise. [`in_rotation`] halves long suites by turns.
 
 #![warn(unreachable_pub)]
 
@@ -22,6 +22,7 @@ mod fail;
 mod hca;
 mod libfabric;
 mod limits;
+mod rotation;
 mod sabotage;
 mod slow;
 
@@ -31,5 +32,6 @@ pub use gin_net::worst::{Delay, Reorder, Trickle, Withhold};
 pub use hca::FailingHca;
 pub use libfabric::{PROVIDERS, libfabric_double};
 pub use limits::WeakOnly;
+pub use rotation::{in_rotation, number_from_env, rotation};
 pub use sabotage::Sabotage;
 pub use slow::SlowPeer;

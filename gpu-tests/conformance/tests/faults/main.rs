@@ -13,7 +13,8 @@ mod soak;
 mod waits;
 mod work;
 
-use gin_conformance::host::{number_from_env, seed_from_env};
+use gin_conformance::host::seed_from_env;
+use gin_testkit::number_from_env;
 use libtest_mimic::{Arguments, Trial};
 use rank::{MARK, mixed};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, setpriority_process, waitpid};

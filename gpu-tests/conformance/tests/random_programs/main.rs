@@ -8,9 +8,9 @@
 mod model;
 mod plan;
 
-use gin_conformance::host::{Mistake, Setup, SetupBackend, number_from_env, seed_from_env};
+use gin_conformance::host::{Mistake, Setup, SetupBackend, seed_from_env};
 use gin_conformance::scenario::{WRONG_BYTES, WRONG_VALUE};
-use gin_testkit::Sabotage;
+use gin_testkit::{Sabotage, number_from_env};
 use model::Compiled;
 use plan::Plan;
 use proptest::strategy::{Strategy, ValueTree};

@@ -8,10 +8,9 @@
 mod residency;
 
 use gin_conformance::cases::{self, Case};
-use gin_conformance::host::{
-    Carrier, Net, Setup, SetupBackend, SetupRoute, SetupWindows, in_rotation, judge, number_from_env,
-};
+use gin_conformance::host::{Carrier, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
 use gin_nic::DoorbellRelease;
+use gin_testkit::{in_rotation, number_from_env};
 use gin_virtual::Schedule;
 use libtest_mimic::{Arguments, Failed, Trial};
 

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Cases that take turns.
+
+/// Returns the number in an environment variable, if it is set.
+///
+/// # Panics
+/// If the variable's value is not a number.
+#[must_use]
+pub fn number_from_env(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, not {text:?}")))
+}
+
+/// Returns whether this run includes a case in a way to run it: always, unless `GIN_ROTATION=n` halves the run. Then
+/// each way has every second case, and each case every second way; the numbers n and n + 1 together include all.
+///
+/// # Panics
+/// If the variable's value is not a number.
+#[must_use]
+pub fn in_rotation(way: usize, case: usize) -> bool {
+    number_from_env("GIN_ROTATION").is_none_or(|number| (way + case + number as usize).is_multiple_of(2))
+}
+
+/// Returns the cases that this run includes in a way to run them: those that are [`in_rotation`].
+///
+/// # Panics
+/// If `GIN_ROTATION` is not a number.
+pub fn rotation<T>(way: usize, cases: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    cases.into_iter().enumerate().filter(move |(case, _)| in_rotation(way, *case)).map(|(_, case)| case)
+}
