@@ -15,7 +15,7 @@ use gin_host::comm::{CommError, Communicator, Requirements};
 use gin_host::world::{self, Rank, SoftNics, WorldConfig, launch};
 use gin_net::peer::PeerNetwork;
 use gin_soft_nic::Options;
-use gin_testkit::{Reorder, Withhold};
+use gin_testkit::{Reorder, Withhold, rotation};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
@@ -460,7 +460,7 @@ fn go_on(phase: Phase, all: &mut [Process]) {
 #[test]
 fn processes_go_on_without_a_stopped_one_and_readmit_it() {
     let ways = PHASES.into_iter().flat_map(|phase| [(phase, "in place"), (phase, "stored")]);
-    for (phase, way) in ways.chain([(Phase::Combine, "in place over a network")]) {
+    for (phase, way) in rotation(0, ways.chain([(Phase::Combine, "in place over a network")])) {
         let (mut all, _) = job(phase, way);
         all[SILENT].signal(Signal::STOP);
         let stopped = waitpid(Some(Pid::from_child(&all[SILENT].child)), WaitOptions::UNTRACED).unwrap();

@@ -17,6 +17,7 @@ use gin_ep_oracle::{Batch, Routing, Shape, batch, factor};
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::{Rank, WorldConfig, WorldMode, launch};
+use gin_testkit::rotation;
 use support::{Arriving, Case, check, compare, elements};
 
 /// Kinds of products, and instructions of kernels.
@@ -79,7 +80,7 @@ fn products_of_experts_have_the_bits_of_the_oracle_also_where_rows_have_no_place
 fn experts_that_multiply_rows_as_they_arrive_have_the_bits_of_the_steps_in_sequence() {
     let routings = [Routing::Uniform, Routing::Holes, Routing::One(1), Routing::None, Routing::Local, Routing::Repeats];
     let (warps, warpgroups) = (Instructions::Warps, Instructions::Warpgroups);
-    for (instructions, ranks, experts, hidden, tokens, blocks) in [
+    let cases = [
         (warps, 1, 3, 16, &[150][..], 2),
         (warps, 2, 5, 24, &[9, 40], 1),
         (warps, 2, 2, 264, &[3], 2),
@@ -89,7 +90,8 @@ fn experts_that_multiply_rows_as_they_arrive_have_the_bits_of_the_steps_in_seque
         (warpgroups, 2, 5, 24, &[9, 40], 1),
         (warpgroups, 2, 2, 264, &[3], 2),
         (warpgroups, 3, 4, 8, &[30, 0, 7], 3),
-    ] {
+    ];
+    for (instructions, ranks, experts, hidden, tokens, blocks) in rotation(0, cases) {
         let shape = Shape { ranks: ranks as usize, experts, topk: 3, hidden };
         let max = *tokens.iter().max().expect("one") as u32;
         let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(max).sms(2).threads(64);
@@ -107,13 +109,14 @@ fn tiles_of_own_rows_are_multiplied_while_a_rank_is_late() {
     // With one expert of all, its tiles are taken in part, also within a column of tiles.
     let (one, several) = (&[Routing::One(0)][..], &[Routing::Uniform, Routing::Local][..]);
     let (warps, warpgroups) = (Instructions::Warps, Instructions::Warpgroups);
-    for (instructions, hidden, routings, ns, expected) in [
+    let cases = [
         (warps, 16, one, 800_000, 2..7),
         (warps, 264, one, 10_000_000, 2..14),
         (warps, 16, several, 50_000_000, 8..15),
         (warpgroups, 264, one, 250_000, 2..14),
         (warpgroups, 16, several, 50_000_000, 8..15),
-    ] {
+    ];
+    for (instructions, hidden, routings, ns, expected) in rotation(0, cases) {
         let shape = Shape { ranks: 2, experts: 4, topk: 3, hidden };
         let config = GroupConfig::new(4, hidden as u32, 3).tokens(300).sms(2).threads(64);
         let config = config.deadline(Deadline::after_ms(60_000));

@@ -9,6 +9,7 @@ use gin_ep::{Code, Element, EpError, Group, GroupConfig, GroupedMatmul, Layout, 
 use gin_ep_oracle::{Kind, Routing, Shape};
 use gin_host::comm::{Communicator, Requirements};
 use gin_host::world::{Rank, WorldConfig, launch};
+use gin_testkit::rotation;
 use support::{Pair, pairs, shared};
 
 /// Runs `test` on all ranks of a world.
@@ -33,11 +34,9 @@ fn pair(routing: Routing) -> Pair {
 
 #[test]
 fn all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks() {
-    for (ranks, experts, topk, hidden) in
-        [(1, 8, 2, 8), (2, 60, 8, 1000), (3, 257, 4, 16), (4, 8, 3, 8), (5, 8, 1, 24), (6, 7, 2, 8), (7, 60, 32, 8)]
-            .into_iter()
-            .chain([(8, 257, 8, 8), (40, 60, 4, 8)])
-    {
+    let sizes =
+        [(1, 8, 2, 8), (2, 60, 8, 1000), (3, 257, 4, 16), (4, 8, 3, 8), (5, 8, 1, 24), (6, 7, 2, 8), (7, 60, 32, 8)];
+    for (ranks, experts, topk, hidden) in rotation(0, sizes.into_iter().chain([(8, 257, 8, 8), (40, 60, 4, 8)])) {
         let shape = Shape { ranks, experts, topk, hidden };
         let list = [
             pair(Routing::Uniform),
@@ -122,7 +121,7 @@ fn a_flat_layout_has_the_received_rows() {
 
 #[test]
 fn rows_of_experts_are_added_up_on_their_rank() {
-    for (ranks, experts, topk) in [(1, 3, 2), (3, 7, 4), (4, 3, 3), (2, 8, 32)] {
+    for (ranks, experts, topk) in rotation(0, [(1, 3, 2), (3, 7, 4), (4, 3, 3), (2, 8, 32)]) {
         let shape = Shape { ranks, experts, topk, hidden: 1032 };
         let shared = config(&shape, 10).threads(32);
         let by_source = GroupConfig::new(experts as u32, 1032, topk as u32).tokens(10).sms(3).threads(32);

@@ -480,17 +480,18 @@ fn large(testbed: &Testbed) -> Result<(), String> {
 mod tests {
     use super::*;
     use gin_soft_nic_host::SoftEngine;
+    use gin_testkit::rotation;
 
     #[test]
     fn the_trials_pass_on_virtual_gpus() {
-        for (name, trial) in TRIALS {
+        for (name, trial) in rotation(0, TRIALS) {
             trial(&Testbed::simulated()).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
 
     #[test]
     fn the_trials_over_networks_pass_on_virtual_gpus() {
-        for (name, trial) in NETWORK_TRIALS {
+        for (name, trial) in rotation(0, NETWORK_TRIALS) {
             trial(&Testbed::simulated()).unwrap_or_else(|error| panic!("{name}: {error}"));
             let nics = Testbed::simulated().driving(SoftEngine::Process);
             trial(&nics).unwrap_or_else(|error| panic!("{name}, with NICs: {error}"));

@@ -7,6 +7,7 @@ use gin_ep::{Combine, Element, Group, Layout, Permuted, PermutedMemory, Rows, Sc
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::world::WorldConfig;
+use gin_testkit::rotation;
 
 #[test]
 fn all_layouts_have_the_rows_of_the_oracle_in_its_order() {
@@ -34,7 +35,7 @@ fn all_layouts_have_the_rows_of_the_oracle_in_its_order() {
 
 #[test]
 fn fixed_zones_have_rows_tokens_and_columns_of_scales() {
-    for element in [
+    let elements = [
         Element::Bf16,
         Element::F32,
         Element::E4m3(Scales::F32),
@@ -42,10 +43,12 @@ fn fixed_zones_have_rows_tokens_and_columns_of_scales() {
         Element::E4m3(Scales::Ue8m0),
         Element::Opaque { row_bytes: 2064, scale_bytes: 8 },
         Element::Opaque { row_bytes: 16, scale_bytes: 300 },
-    ] {
+    ];
+    for (number, element) in elements.into_iter().enumerate() {
         // One kernel; several, with more experts than a block places at a time, or with so much room that a row's
         // metadata is sent before the row.
-        for (ranks, experts, tokens) in [(1, 2, 12), (3, 7, 12), (4, 3, 12), (1, 1100, 12), (2, 4, 2049)] {
+        let sizes = [(1, 2, 12), (3, 7, 12), (4, 3, 12), (1, 1100, 12), (2, 4, 2049)];
+        for (ranks, experts, tokens) in rotation(number, sizes) {
             let shape = Shape { ranks, experts, topk: 3, hidden: 512 };
             on_ranks(WorldConfig::seeded(ranks as u32, 8), |rank, comm| {
                 support::fixed::details(rank, comm, &config(&shape, tokens), element, &shape, 12)
@@ -163,10 +166,11 @@ fn a_padded_layout_past_4_gib_has_each_row_in_its_zone() {
 #[test]
 fn all_tokens_that_a_rank_may_have_find_their_places() {
     // Groups of tokens fit into shared memory several times over with 1 rank, and not at once with 16.
-    let all = Shape { ranks: 1, experts: 3, topk: 1, hidden: 8 };
-    let pairs = |tokens| [Pair { routing: Routing::Uniform, counts: tokens, alternative: false }];
-    run(WorldConfig::seeded(1, 2), config(&all, 65_536).threads(512), all, 65_536, &pairs(&[65_536]));
-    let many = Shape { ranks: 16, experts: 40, topk: 2, hidden: 8 };
-    let counts = &[13_000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3];
-    run(WorldConfig::seeded(16, 2), config(&many, 13_000).sms(1).threads(512), many, 13_000, &pairs(counts));
+    const MANY: [usize; 16] = [13_000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3];
+    for (experts, topk, sms, counts) in rotation(0, [(3, 1, 2, &[65_536][..]), (40, 2, 1, &MANY)]) {
+        let shape = Shape { ranks: counts.len(), experts, topk, hidden: 8 };
+        let config = config(&shape, counts[0] as u32).sms(sms).threads(512);
+        let pair = Pair { routing: Routing::Uniform, counts, alternative: false };
+        run(WorldConfig::seeded(counts.len() as u32, 2), config, shape, counts[0], &[pair]);
+    }
 }

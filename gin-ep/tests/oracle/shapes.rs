@@ -6,6 +6,7 @@ use crate::{COUNTS, config, on_ranks, pair, run};
 use gin_ep::GroupConfig;
 use gin_ep_oracle::{Routing, Shape};
 use gin_host::world::WorldConfig;
+use gin_testkit::in_rotation;
 
 #[test]
 fn all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks() {
@@ -171,7 +172,10 @@ fn random_shapes_and_routings_give_the_bits_of_the_oracle() {
         println!(
             "case {case}: {shape:?}, {counts:?} of {max} tokens, {routings:?}, shared: {is_shared}, FP32 back: {combine_f32}"
         );
-        run(WorldConfig::seeded(ranks as u32, next(1000) as u64), config, shape, max, &list);
+        let world = WorldConfig::seeded(ranks as u32, next(1000) as u64);
+        if in_rotation(0, case) {
+            run(world, config, shape, max, &list);
+        }
     }
 }
 
