@@ -29,6 +29,11 @@ fn nothing_races() {
                 support::layouts::layout(rank, comm, &config(&shape, 5), layout, &shape, 5)
             });
         }
+        // With so much room a row's metadata is sent before the row, and rows are copied as they arrive.
+        on_ranks(world, |rank, comm| {
+            let layout = Layout::ExpertMajorPacked { align: 8 };
+            support::layouts::layout(rank, comm, &config(&shape, 2049), layout, &shape, 16)
+        });
     }
 }
 
