@@ -48,6 +48,9 @@ tests GIN_ALL_WAYS=1 gin-conformance determinism
 tests GIN_ALL_WAYS=1 gin-conformance fabric
 tests GIN_EP_CASES="${PROGRAMS:-3000}" gin-ep oracle
 tests GIN_SEEDS="${SEEDS:-600}" gin-ep late
+# Of these .ci/run has every second case.
+search "${CARGO:-cargo}" test "${arguments[@]}" -p gin-ep --test matmul --test shared --test faults
+search "${CARGO:-cargo}" test "${arguments[@]}" -p gpu-tests --lib
 search scripts/ep-mutations.sh
 tests GIN_KILLS=50 gin-py python a_killed_rank_in_a_loop
 tests GIN_ALL_WAYS=1 gin-device mutations

@@ -21,7 +21,7 @@ pub fn in_rotation(way: usize, case: usize) -> bool {
     number_from_env("GIN_ROTATION").is_none_or(|number| (way + case + number as usize).is_multiple_of(2))
 }
 
-/// Returns the cases that this run includes in a way to run them: those that are [`in_rotation`].
+/// Returns the cases that this run includes in a way to run them: the cases for which [`in_rotation`] returns `true`.
 ///
 /// # Panics
 /// If `GIN_ROTATION` is not a number.
