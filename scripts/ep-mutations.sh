@@ -202,7 +202,10 @@ mutation "rows past the end of a shared region" $kernels/dispatch.rs "routes.pla
     "routes.place(token, mine, u32::MAX)" $limits
 mutation "terms of rows that were left out" $kernels/combine.rs "is_first && is_sent" "is_first" $limits
 mutation "a shared region without the number of the first row" $kernels/routes.rs \
-    "if rank < ranks { offset_at(arena, slot, rank) }" "if rank < ranks { offset_at(arena, slot, rank).min(0) }" $limits
+    "if rank < ranks { offset_at(arena, slot, rank) }" "if rank < ranks { offset_at(arena, slot, rank).min(0) }" $rounds
+mutation "a dispatch without the number of the first row that it was granted" $kernels/routes.rs \
+    "if rank < self.ranks { offset_at(arena, slot, rank) }" \
+    "if rank < self.ranks { offset_at(arena, slot, rank).min(0) }" $limits
 mutation "places of a silent rank reserved for others" $kernels/reserve.rs \
     "if protocol::is_over::<Global>(arena.word(slot.announced(rank)), last >> 32) {" "if true {" $late
 mutation "places reserved before all ranks have announced" $kernels/reserve.rs "(epoch, masked), slot.deadline" \
