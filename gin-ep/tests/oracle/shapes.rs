@@ -6,7 +6,7 @@ use crate::{COUNTS, config, on_ranks, pair, run};
 use gin_ep::GroupConfig;
 use gin_ep_oracle::{Routing, Shape};
 use gin_host::world::WorldConfig;
-use gin_testkit::in_rotation;
+use gin_testkit::{in_rotation, rotation};
 
 #[test]
 fn all_routings_give_the_bits_of_the_oracle_with_all_numbers_of_ranks() {
@@ -34,7 +34,7 @@ fn large_batches_whose_tokens_name_the_same_experts_give_the_bits_of_the_oracle(
     const TOKENS: usize = 2304;
     let shape = Shape { ranks: 16, experts: 32, topk: 8, hidden: 8 };
     let config = GroupConfig::new(32, 8, 8).tokens(TOKENS as u32).sms(2).threads(64);
-    for config in [config, config.max_rows((shape.ranks * TOKENS) as u32)] {
+    for config in rotation(0, [config, config.max_rows((shape.ranks * TOKENS) as u32)]) {
         let pairs = [Pair { counts: &[TOKENS], ..pair(Routing::Skewed) }];
         run(WorldConfig::seeded(shape.ranks as u32, 5), config, shape, TOKENS, &pairs);
     }
