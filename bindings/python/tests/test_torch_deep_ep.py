@@ -423,6 +423,59 @@ def sums_of(buffer, inputs, handle, expected, recv_weights, options, room=None):
     near(plain, exact - biases[0].double() - biases[1].double())
 
 
+class Dispatched(torch.autograd.Function if torch else object):
+    """A dispatch whose backward is a combine, as training programs write it."""
+
+    @staticmethod
+    def forward(ctx, x, weights, buffer, ids, handles):
+        per_rank, _, per_expert, named, _ = buffer.get_dispatch_layout(ids, LOCAL * buffer.group_size)
+        routing = dict(num_tokens_per_rank=per_rank, is_token_in_rank=named, num_tokens_per_expert=per_expert)
+        rows, local, arrived, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **routing)
+        handles.append(handle)
+        ctx.buffer, ctx.handle = buffer, handle
+        ctx.mark_non_differentiable(local)
+        return rows, local, arrived
+
+    @staticmethod
+    def backward(ctx, rows, _, weights):
+        x, weights, _ = ctx.buffer.combine(rows.contiguous(), ctx.handle, topk_weights=weights.contiguous())
+        return x, weights, None, None, None
+
+
+class Combined(torch.autograd.Function if torch else object):
+    """A combine whose backward is a dispatch of the same handle."""
+
+    @staticmethod
+    def forward(ctx, rows, buffer, handle):
+        ctx.buffer, ctx.handle = buffer, handle
+        return buffer.combine(rows, handle)[0]
+
+    @staticmethod
+    def backward(ctx, sums):
+        return ctx.buffer.dispatch(sums.contiguous(), handle=ctx.handle)[0], None, None
+
+
+def test_functions_with_gradients_call_it_with_inputs_that_require_them():
+    def body(buffer):
+        _, ids, _ = everyone(2)[buffer.rank]
+        # Small integers, so that all sums are exact.
+        rows, weights = torch.randint(-3, 4, (len(ids), HIDDEN)).bfloat16(), torch.randint(1, 5, ids.shape).float()
+        x, w, handles = rows.clone().requires_grad_(), weights.clone().requires_grad_(), []
+        arrived, local, their_weights = Dispatched.apply(x, w, buffer, ids, handles)
+        own = torch.where(local >= 0, their_weights, 0).sum(1, keepdim=True)
+        sums = Combined.apply((arrived * own).bfloat16(), buffer, handles[0])
+        sums.backward(torch.ones_like(sums))
+        named = (ids >= 0).float()
+        factors = (weights * named).sum(1, keepdim=True)
+        assert torch.equal(sums.float(), rows * factors)
+        assert torch.equal(x.grad.float(), factors.expand_as(rows))
+        assert torch.equal(w.grad, named * rows.float().sum(1, keepdim=True))
+        # Tensors with gradients, without a function: the results have none.
+        assert not buffer.combine(arrived, handles[0])[0].requires_grad
+
+    run(2, body)
+
+
 def test_a_combine_finds_the_routing_of_its_handle():
     """Later dispatches with other ids use the same slot before the rows of earlier ones return."""
 

@@ -235,9 +235,9 @@ class Normal:
         with queue.after(previous, async_finish):
             sums, more = torch.empty(count, hidden, dtype=torch.bfloat16, device=queue.device), {}
             if biases:
-                more["bias"] = biases[0].contiguous()
+                more["bias"] = aligned(biases[0])
             if len(biases) > 1:
-                sums.copy_(biases[1])
+                sums.copy_(biases[1].detach())
                 more["accumulate"] = True
             back = aligned(x)
             _return(handle.slot, handle, Combine.reduced(sums, **more), back)
@@ -251,7 +251,7 @@ class Normal:
         topk = weights.size(1)
         columns = -(-topk // 4) * 4
         slot = self._exchange(handle.tokens, columns, 4 * columns, sms, Element.F32).slots[0]
-        padded = torch.nn.functional.pad(weights, (0, columns - topk))
+        padded = torch.nn.functional.pad(weights.detach(), (0, columns - topk))
         sums = torch.empty(handle.ids.size(0), columns, dtype=torch.float32, device=weights.device)
         _return(slot, handle, Combine.reduced(sums), padded)
         self.queue.settle()

@@ -29,8 +29,9 @@ def check(
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor with the same elements that kernels take: contiguous, at a multiple of 16 bytes."""
-    tensor = tensor.contiguous()
+    """Returns a tensor with the same elements that kernels take: contiguous, at a multiple of 16 bytes, without a
+    gradient, as in the `forward` of an `autograd.Function`, whose inputs may require one."""
+    tensor = tensor.detach().contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
@@ -52,7 +53,7 @@ class Record:
         rows[:, self.end :].zero_()
         for name, (_, first, end) in self.parts.items():
             # A column has a stride of more than one element in a column-major tensor, which `view` refuses.
-            values = tensors[name].reshape(-1).view(torch.uint8)
+            values = tensors[name].detach().reshape(-1).view(torch.uint8)
             rows[:, first:end].copy_(values.view(count, end - first))
         return rows
 
