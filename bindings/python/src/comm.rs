@@ -146,9 +146,9 @@ impl Tensor {
         if let Some(gpu) = gin_gpu::cuda::CudaDevice::of(&**device) {
             // Safety: the tensor's library says where it is; docs/python.md says how long the program keeps it.
             let lent = unsafe {
-                match self.is_pinned {
-                    true => gpu.import_memory(address, bytes)?,
-                    false => gpu.assume_memory(address, bytes)?,
+                match self.is_of_torch() {
+                    true => gpu.assume_memory(address, bytes)?,
+                    false => gpu.import_memory(address, bytes)?,
                 }
             };
             return Ok(lent);

@@ -94,8 +94,6 @@ pub(crate) struct Tensor {
     pub(crate) bytes: u64,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<i64>,
-    /// Pinned memory of the host, which GPUs reach.
-    pub(crate) is_pinned: bool,
 }
 
 // Safety: DLPack allows any thread to call the deleter, and nothing else is done with the tensor.
@@ -269,6 +267,12 @@ impl Tensor {
         }
     }
 
+    /// Returns whether torch itself has told where the tensor is.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_of_torch(&self) -> bool {
+        matches!(self.taken, Taken::Lent)
+    }
+
     /// Names the tensor in the error of an owner that does not hand it out.
     fn refused(py: Python<'_>, error: PyErr, what: &str) -> PyErr {
         if !error.is_instance_of::<PyBufferError>(py) {
@@ -318,8 +322,7 @@ impl Tensor {
         if !address.is_multiple_of(dtype.bytes()) {
             return Err(PyValueError::new_err(format!("{what} is not aligned to its elements: pass a copy")));
         }
-        let is_pinned = tensor.device.kind == CUDA_HOST;
-        Ok(Self { taken, address, bytes, dtype, shape, is_pinned })
+        Ok(Self { taken, address, bytes, dtype, shape })
     }
 }
 

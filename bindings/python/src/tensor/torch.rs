@@ -63,5 +63,5 @@ pub(super) fn borrow(value: &Bound<'_, PyAny>, place: (i32, i32), dtypes: &[DTyp
     if (address == 0 && bytes > 0) || !address.is_multiple_of(dtype.bytes()) {
         return None;
     }
-    Some(Tensor { taken: Taken::Lent, address, bytes, dtype, shape, is_pinned: false })
+    Some(Tensor { taken: Taken::Lent, address, bytes, dtype, shape })
 }
