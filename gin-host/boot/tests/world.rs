@@ -86,7 +86,10 @@ fn a_local_collective_inside_a_seeded_world_ends_at_its_virtual_timeout() {
 fn local_ranks_beside_a_seeded_world_wait_in_real_time() {
     let limit = Duration::from_millis(200);
     let outside_is_done = AtomicBool::new(false);
-    let ranks: Vec<_> = InProcess::job(2).unwrap().into_iter().map(|rank| rank.with_timeout(limit)).collect();
+    let job = |limit| InProcess::job(2).unwrap().into_iter().map(move |rank| rank.with_timeout(limit));
+    let ranks: Vec<_> = job(LONG).collect();
+    // The second rank never comes.
+    let lonely: Vec<_> = job(limit).collect();
     thread::scope(|scope| {
         let inside = scope.spawn(|| {
             let hosts = InProcess::job(2).unwrap().into_iter().map(|rank| {
@@ -104,7 +107,7 @@ fn local_ranks_beside_a_seeded_world_wait_in_real_time() {
         scope.spawn(|| check_collectives(&ranks[1]));
         check_collectives(&ranks[0]);
         assert!(!in_world());
-        let error = ranks[0].barrier().unwrap_err();
+        let error = lonely[0].barrier().unwrap_err();
         assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if *missing == [1]), "{error}");
         assert!(begun.elapsed() >= limit);
         assert!(rt::clock_ns() - clock <= nanoseconds(begun.elapsed()), "the clock outside is the real one");
