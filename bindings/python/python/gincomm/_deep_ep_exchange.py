@@ -37,21 +37,33 @@ class EventOverlap:
         self.event = event
         self.extra_tensors = extra_tensors
 
-    def current_stream_wait(self) -> None:
-        """Delays later work of the current stream until the event.
+        self._releases = False
+
+    def current_stream_wait(self, release_handle: bool = False) -> None:
+        """Delays later work of the current stream until the event. With `release_handle` drops the event then.
 
         Raises StateError if there is no event: the call had no `async_finish`.
         """
         if self.event is None:
-            raise StateError("there is no event to wait for: pass async_finish=True to the call that returns it")
+            raise StateError(
+                "there is no event to wait for: pass async_finish=True, or async_with_compute_stream=True to an "
+                "ElasticBuffer, to the call that returns it"
+            )
         self.event.current_stream_wait()
+        if release_handle:
+            self.event = None
+
+    def __call__(self, release_handle: bool = False) -> "EventOverlap":
+        """Returns this object, for `with`, whose wait then has this argument."""
+        self._releases = release_handle
+        return self
 
     def __enter__(self) -> "EventOverlap":
         return self
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         if self.event is not None:
-            self.current_stream_wait()
+            self.current_stream_wait(self._releases)
 
 
 class Queue:
@@ -180,8 +192,9 @@ class FixedSlot:
             raise StateError("call the hook of the dispatch before the combine: its rows were not received")
         queue = self.exchange.queue
         if self.received is None or self.routing is not routing:
-            empty = torch.zeros(ids.size(0), self.exchange.row_bytes, dtype=torch.uint8, device=queue.device)
-            self.swap(routing, Tokens(empty.view(self.exchange.dtype), ids))
+            zeros = lambda columns: torch.zeros(ids.size(0), columns, dtype=torch.uint8, device=queue.device)
+            scales = zeros(self.exchange.scale_bytes) if self.exchange.scale_bytes else None
+            self.swap(routing, Tokens(zeros(self.exchange.row_bytes).view(self.exchange.dtype), ids, scales=scales))
         received, self.received = self.received, None
         received.combine(queue.gin, combine, (self.permuted if to is None else to, rows))
 
@@ -215,10 +228,12 @@ class Exchange:
         slots: int = 1,
         dtype: torch.dtype = torch.uint8,
         rows: Optional[int] = None,
+        scale_bytes: int = 0,
     ) -> None:
         if queue.is_capturing():
             raise StateError("the first call with these sizes allocates memory: make it once before the capture")
         self.queue, self.hidden, self.row_bytes, self.dtype = queue, hidden, row_bytes, dtype
+        self.scale_bytes = scale_bytes
         # torch's allocator keeps tensors for the work of their streams on GPUs. A slot would keep the large ones longer,
         # and those of a capture as long as the group.
         self.group = Group(comm, config, keeps_tensors=not queue.is_gpu)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Arguments of `gincomm.deep_ep`, and the metadata of rows that it sends."""
 
-from typing import Dict, Optional, Tuple
+from typing import Dict, NoReturn, Optional, Tuple
 
 import torch
 
@@ -13,6 +13,11 @@ def require(condition: bool, text: str) -> None:
     """Raises ValueError with the text unless the condition holds."""
     if not condition:
         raise ValueError(text)
+
+
+def refuse(name: str, remedy: str) -> NoReturn:
+    """Raises NotImplementedError for what the module does not have."""
+    raise NotImplementedError(f"gincomm.deep_ep has no {name}: {remedy}")
 
 
 def check(

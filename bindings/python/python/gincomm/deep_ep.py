@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The interface of DeepEP's `Buffer` on gin, for CUDA tensors and for CPU tensors. docs/deep_ep.md has the differences.
+"""The interface of DeepEP's `Buffer` and `ElasticBuffer` on gin, for CUDA tensors and for CPU tensors.
+
+docs/deep_ep.md has the differences.
 
 from gincomm import deep_ep
 buffer = deep_ep.Buffer(group, low_latency_mode=True)
@@ -10,31 +12,21 @@ from typing import Any, Callable, List, NoReturn, Optional, Tuple, Union
 import torch
 
 from . import Deadline, StateError
+from ._deep_ep_elastic import ElasticBuffer, EPHandle
 from ._deep_ep_exchange import EventHandle, EventOverlap, Queue
 from ._deep_ep_low_latency import Format, LowLatency, LowLatencyHandle, config_of
 from ._deep_ep_normal import Handle, Normal, Routing, Rows, dispatch_layout
 from ._deep_ep_rows import check, require
+from ._deep_ep_rows import refuse as _refuse
 from ._process_group import join
 from .ep import Element
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]
+__all__ = ["Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "topk_idx_t"]
 
 topk_idx_t = torch.int64
 """The dtype of ids of experts."""
 
 _USUAL_TOPK = 8
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name in ("ElasticBuffer", "EPHandle"):
-        raise AttributeError(
-            f"gincomm.deep_ep has no {name}: it has DeepEP's Buffer, whose calls docs/deep_ep.md lists"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _refuse(name: str, remedy: str) -> NoReturn:
-    raise NotImplementedError(f"gincomm.deep_ep has no {name}: {remedy}")
 
 
 class Config:
