@@ -65,9 +65,9 @@ def zones(arrived):
     return found
 
 
-def near(found, exact, terms, rounded=False):
-    """Compares sums with exact ones: FP32, rounded once to BF16. With `rounded`, `terms` are rounded to BF16 before."""
-    bound = 2**-8 * exact.abs() + 2**-16 * terms + (2**-8 * terms if rounded else 0)
+def near(found, exact, rounded, terms):
+    """Compares sums of BF16 with exact ones. The sums of each rank are rounded, and then FP32 sums of all `terms`."""
+    bound = 2**-8 * (exact.abs() + rounded) + 2**-16 * terms
     assert found.dtype == torch.bfloat16 and found.shape == exact.shape
     assert ((found.double() - exact).abs() <= bound).all()
 
@@ -151,7 +151,7 @@ def check_sums(buffer, inputs, handle, arrived, weights, **options):
     for bias, extra in ((None, 0), (biases[0], biases[0].double()), (biases, more)):
         sums, total, event = buffer.combine(back, handle, weights, bias, **options)
         event.current_stream_wait(release_handle=True) if options.get("async_with_compute_stream") else None
-        near(sums, exact + extra, terms + 8 * rows.double().abs(), rounded=True)
+        near(sums, exact + extra, terms, terms + 8 * rows.double().abs())
         if weights is None:
             assert total is None
         else:
