@@ -64,11 +64,6 @@ class ElasticBuffer:
         """
         if num_cpu_bytes:
             refuse("ElasticBuffer(num_cpu_bytes=)", "leave it out: it is memory for engram_write")
-        if not allow_multiple_reduction:
-            refuse(
-                "ElasticBuffer(allow_multiple_reduction=False)",
-                "leave it out: the sum of a rank's rows of a token is rounded to BF16 before it returns",
-            )
         self._rank = join(group, device)
         self.group, self.rank_idx, self.num_ranks = group, self._rank.rank, self._rank.ranks
         self.num_bytes, self.num_max_tokens_per_rank = num_bytes or 0, num_max_tokens_per_rank
@@ -80,7 +75,7 @@ class ElasticBuffer:
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
         self._queue = Queue(self._rank)
         self._comm = self._rank.communicator()
-        self._elastic = Elastic(self._comm, self._queue, Deadline(num_gpu_timeout_secs))
+        self._elastic = Elastic(self._comm, self._queue, Deadline(num_gpu_timeout_secs), allow_multiple_reduction)
 
     def destroy(self) -> None:
         """Frees the memory. Collective. The buffer was made with `explicitly_destroy`."""
@@ -255,8 +250,8 @@ class ElasticBuffer:
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
         """Returns a row for each received one, and adds up the rows of each token and its biases in FP32, by rank.
 
-        After a dispatch with `do_expand`, torch first adds up the rows of a token's experts on this rank in FP32, and
-        rounds the sum to BF16.
+        After a dispatch with `do_expand`, torch first adds up the rows of a token's experts on this rank in FP32. With
+        `allow_multiple_reduction` it rounds the sum to BF16; otherwise FP32 rows return.
         """
         require(isinstance(handle, EPHandle), "handle is not one of ElasticBuffer.dispatch")
         queue, (count, topk) = self._queue, handle.topk_idx.shape

@@ -75,6 +75,7 @@ class _Sizes(NamedTuple):
     row_bytes: int
     scale_bytes: int
     sms: int
+    combine_f32: bool = False
 
 
 class _Arrived(NamedTuple):
@@ -135,23 +136,24 @@ def _columns(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _fold(x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Adds up the rows by expert of each received row in FP32, in the order of the ids, and rounds the sums to BF16."""
+    """Adds up the rows by expert of each received row in FP32, in the order of the ids."""
     sums = torch.zeros(slots.size(0), x.size(1), dtype=torch.float32, device=x.device)
     for column in slots.unbind(1):
         sums += torch.where((column >= 0).unsqueeze(1), x[column.clamp(min=0)], 0)
-    return sums.bfloat16()
+    return sums
 
 
 class Elastic:
     """Groups of the calls, one for each combination of sizes, and the calls themselves."""
 
-    def __init__(self, comm: Communicator, queue: Queue, deadline: Deadline) -> None:
-        self.comm, self.queue, self.deadline = comm, queue, deadline
+    def __init__(self, comm: Communicator, queue: Queue, deadline: Deadline, rounds: bool) -> None:
+        self.comm, self.queue, self.deadline, self.rounds = comm, queue, deadline, rounds
         self.exchanges: Dict[_Sizes, Exchange] = {}
         self.packed: Dict[Tuple[_Sizes, int], Permuted] = {}
 
     def exchange(self, sizes: _Sizes) -> Exchange:
-        """Returns the group. Its rows are bytes, and return as BF16. Rows of 4 bytes for each element are FP32."""
+        """Returns the group. Its rows are bytes, and return as BF16 or FP32. Rows of 4 bytes for each element are
+        FP32."""
         if sizes not in self.exchanges:
             is_f32 = sizes.row_bytes == 4 * sizes.hidden
             element = Element.F32 if is_f32 else Element.opaque(sizes.row_bytes, sizes.scale_bytes)
@@ -162,6 +164,7 @@ class Elastic:
                 tokens=sizes.tokens,
                 element=element,
                 sms=sizes.sms or None,
+                combine_f32=sizes.combine_f32,
                 deadline=self.deadline,
             )
             self.exchanges[sizes] = Exchange(
@@ -206,6 +209,7 @@ class Elastic:
             rows.size(1) * rows.element_size(),
             0 if scales is None else 4 * scales.size(1),
             sms,
+            handle.do_expand and not self.rounds,
         )
         slot = self.exchange(sizes).slots[0]
         sent = aligned(rows).view(torch.uint8)
@@ -289,7 +293,11 @@ class Elastic:
         if len(biases) > 1:
             sums.copy_(biases[1])
             more["accumulate"] = True
-        rows = aligned(_fold(x, handle._slots) if handle.do_expand else x)
+        if handle.do_expand:
+            rows = _fold(x, handle._slots)
+            rows = rows.bfloat16() if self.rounds else rows
+        else:
+            rows = aligned(x)
         self._return(handle, handle._slot, Combine.reduced(sums, **more), rows)
         total = None if weights is None else self._sum_weights(handle, weights)
         return sums, total, (x, rows, weights, sums, total, handle._ids, *biases, *more.values())
