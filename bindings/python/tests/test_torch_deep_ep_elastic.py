@@ -29,11 +29,14 @@ def run(ranks, body, **options):
 
 
 def everyone(ranks, round=0):
-    """Returns the rows, ids and weights of each rank. Some ids are -1; the ids of a token differ."""
+    """Returns the rows, ids and weights of each rank. Some ids are -1; the ids of a token differ.
+
+    In round 2, rank 1 has no tokens.
+    """
     found = []
     for rank in range(ranks):
         random = torch.Generator().manual_seed(1000 * round + rank)
-        count, experts = (5 * round + 7 * rank + 4) % (ROOM + 1), LOCAL * ranks
+        count, experts = (5 * round + 7 * rank + 9) % (ROOM + 1), LOCAL * ranks
         ids = torch.rand(count, max(experts, TOPK), generator=random).topk(TOPK).indices
         ids[(ids >= experts) | (torch.rand(count, TOPK, generator=random) < 0.2)] = -1
         rows = torch.randn(count, HIDDEN, generator=random).bfloat16()
@@ -199,6 +202,30 @@ def test_rows_reach_their_ranks_and_experts_and_return(ranks, fp8, expands):
     run(ranks, body)
 
 
+def test_a_rank_may_receive_nothing():
+    """All ids are of rank 0, or -1 in the second round."""
+
+    def body(buffer):
+        for ids in (torch.tensor([[0, 1], [1, -1]]), torch.full((2, 2), -1)):
+            for fp8 in (False, True):
+                for expands in (False, True):
+                    rows = torch.ones(2, HIDDEN).bfloat16()
+                    recv, _, weights, handle, _ = buffer.dispatch(
+                        scaled(rows) if fp8 else rows, ids, ids.float(), num_experts=4, do_expand=expands
+                    )
+                    empty = buffer.rank_idx == 1 or ids.max() < 0
+                    count = 0 if empty else 6 if expands else 4
+                    assert handle.num_recv_tokens_per_expert_list == ([0, 0] if empty else [2, 4])
+                    back = torch.ones(count, HIDDEN).bfloat16()
+                    sums, total, _ = buffer.combine(back, handle, weights)
+                    assert len(recv[0] if fp8 else recv) == count
+                    places = (ids >= 0).sum(1) if expands else (ids >= 0).any(1)
+                    assert torch.equal(sums.float(), places.float().unsqueeze(1).expand(2, HIDDEN))
+                    assert torch.equal(total, ids.clamp(min=0).float())
+
+    run(2, body)
+
+
 def test_calls_may_be_asynchronous_and_follow_events():
     def body(buffer):
         inputs = everyone(2)
@@ -323,6 +350,7 @@ def test_what_is_wrong_is_refused_before_a_launch():
             (lambda: send(rows, ids, num_experts=2, num_max_tokens_per_rank=3), "num_max_tokens_per_rank is 3"),
             (lambda: send(rows, ids, num_experts=2, num_max_tokens_per_rank=0), "num_max_tokens_per_rank is 0; pass 1"),
             (lambda: send(rows, ids, num_experts=2, expert_alignment=0), "expert_alignment is 0; use 1 or more"),
+            (lambda: send(rows, ids, num_experts=2, num_sms=-1), "num_sms is -1; use 0 for all SMs, or more"),
             (lambda: send(rows, ids, num_experts=2, do_zero_padding=True), "do_zero_padding=True needs do_expand=True"),
             (lambda: send(rows, ids, weights[:, 1:], num_experts=2), r"topk_weights has shape \[4, 2\]; pass \[4, 3\]"),
             (lambda: send(rows, ids, handle=handle), "with a handle, topk_idx must be None"),

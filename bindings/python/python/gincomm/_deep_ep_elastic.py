@@ -164,6 +164,7 @@ class ElasticBuffer:
         """
         queue, (rows, scales) = self._queue, x if isinstance(x, tuple) else (x, None)
         self._check_rows(rows, scales)
+        require(num_sms >= 0, f"num_sms is {num_sms}; use 0 for all SMs, or more")
         require(do_expand or not do_zero_padding, "do_zero_padding=True needs do_expand=True")
         given, is_new = (num_experts, num_max_tokens_per_rank, expert_alignment, do_expand), handle is None
         if is_new:
