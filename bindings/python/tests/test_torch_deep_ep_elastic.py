@@ -238,7 +238,9 @@ def test_calls_may_be_asynchronous_and_follow_events():
                 allocate_on_comm_stream=True,
             )
             call = dict(num_experts=4, expert_alignment=ALIGN, **options)
-            *found, handle, event = buffer.dispatch(rows, ids, weights, **call)
+            # No tensor is contiguous.
+            turned = [each.T.contiguous().T for each in (rows, ids, weights)]
+            *found, handle, event = buffer.dispatch(*turned, **call)
             with event(release_handle=True):
                 pass
             assert event.event is None

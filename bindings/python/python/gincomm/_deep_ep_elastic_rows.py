@@ -213,8 +213,9 @@ class Elastic:
         )
         slot = self.exchange(sizes).slots[0]
         sent = aligned(rows).view(torch.uint8)
+        sent_weights = None if weights is None else aligned(weights)
         sent_scales = None if scales is None else scales.contiguous().view(torch.uint8)
-        slot.swap(handle, Tokens(sent, handle._ids, weights=weights, scales=sent_scales))
+        slot.swap(handle, Tokens(sent, handle._ids, weights=sent_weights, scales=sent_scales))
         handle._slot, arrived = slot, _Arrived.of(slot)
         if is_new:
             self._count(handle, sizes, arrived, waits)
