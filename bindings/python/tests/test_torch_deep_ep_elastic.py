@@ -302,6 +302,26 @@ def test_a_combine_returns_rows_of_the_handles_last_dispatch():
     run(2, body)
 
 
+def test_each_dispatch_has_its_alignment():
+    def body(buffer):
+        inputs = everyone(2)
+        rows, ids, _ = inputs[buffer.rank_idx]
+        arrived = arrivals(buffer.rank_idx, inputs)
+        for alignment in (1, 8, 2):
+            call = dict(num_experts=4, do_expand=True, expert_alignment=alignment)
+            recv, _, _, handle, _ = buffer.dispatch(rows, ids, **call)
+            start = 0
+            for zone, room in zip(zones(arrived), handle.num_recv_tokens_per_expert_list):
+                assert room == -(-len(zone) // alignment) * alignment
+                for place, (n, *_) in enumerate(zone):
+                    source, token, *_ = arrived[n]
+                    assert torch.equal(recv[start + place], inputs[source][0][token])
+                start += room
+            assert len(recv) == start
+
+    run(2, body)
+
+
 def test_scales_may_be_column_major():
     def body(buffer):
         inputs = everyone(2, 1)
@@ -353,6 +373,10 @@ def test_what_is_wrong_is_refused_before_a_launch():
             (lambda: send(rows, ids, num_experts=2, num_max_tokens_per_rank=0), "num_max_tokens_per_rank is 0; pass 1"),
             (lambda: send(rows, ids, num_experts=2, expert_alignment=0), "expert_alignment is 0; use 1 or more"),
             (lambda: send(rows, ids, num_experts=2, num_sms=-1), "num_sms is -1; use 0 for all SMs, or more"),
+            (
+                lambda: send(rows, ids, num_experts=2, expert_alignment=12, do_expand=True),
+                "expert_alignment is 12; do_expand needs a power of two, at most 65536",
+            ),
             (lambda: send(rows, ids, num_experts=2, do_zero_padding=True), "do_zero_padding=True needs do_expand=True"),
             (lambda: send(rows, ids, weights[:, 1:], num_experts=2), r"topk_weights has shape \[4, 2\]; pass \[4, 3\]"),
             (lambda: send(rows, ids, handle=handle), "with a handle, topk_idx must be None"),

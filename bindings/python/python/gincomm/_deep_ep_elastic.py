@@ -17,6 +17,9 @@ Event = Union[EventHandle, EventOverlap, None]
 
 _USUAL_TOPK = 8
 
+_ALIGNMENT = 65536
+"""The largest alignment of `Layout.expert_major_packed`."""
+
 _REFUSED = {
     "use comm.alloc_window of gincomm": "engram_write engram_fetch get_engram_storage_size_hint",
     "use send and recv of torch.distributed": "pp_set_config pp_send pp_recv get_pp_buffer_size_hint",
@@ -234,6 +237,9 @@ class ElasticBuffer:
         require(count <= tokens, f"x has {count} tokens; num_max_tokens_per_rank is {tokens}")
         alignment = 1 if expert_alignment is None else expert_alignment
         require(alignment >= 1, f"expert_alignment is {alignment}; use 1 or more")
+        fits = alignment & (alignment - 1) == 0 and alignment <= _ALIGNMENT
+        text = f"expert_alignment is {alignment}; do_expand needs a power of two, at most {_ALIGNMENT}"
+        require(fits or not do_expand, text)
         return dict(num_experts=experts, num_max_tokens_per_rank=tokens, expert_alignment=alignment)
 
     def combine(
