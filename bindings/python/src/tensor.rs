@@ -79,17 +79,16 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// A tensor that this process has taken over from its owner, or looked at.
+/// A tensor that this process has taken over from its owner.
 enum Taken {
     Plain(NonNull<Managed>),
     Versioned(NonNull<ManagedVersioned>),
-    /// A tensor that the program keeps.
-    Lent,
 }
 
-/// A contiguous tensor of the program. It keeps the memory alive.
+/// A contiguous tensor of the program.
 pub(crate) struct Tensor {
-    taken: Taken,
+    /// Keeps the memory alive; `None` if the program does that.
+    taken: Option<Taken>,
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) dtype: DType,
@@ -120,7 +119,6 @@ impl Drop for Taken {
                         delete(tensor.as_ptr());
                     }
                 }
-                Self::Lent => {}
             }
         }
     }
@@ -153,10 +151,8 @@ impl Taken {
         Err(PyBufferError::new_err("`__dlpack__` has returned no DLPack capsule, or one that was used already"))
     }
 
-    /// Returns the tensor of a capsule.
     fn tensor(&self) -> PyResult<&DlTensor> {
         match self {
-            Self::Lent => Err(PyBufferError::new_err("the tensor came without a DLPack capsule")),
             // Safety: it lives as long as this.
             Self::Plain(tensor) => Ok(unsafe { &tensor.as_ref().tensor }),
             Self::Versioned(tensor) => {
@@ -270,7 +266,7 @@ impl Tensor {
     /// Returns whether torch itself has told where the tensor is.
     #[cfg(feature = "cuda")]
     pub(crate) fn is_of_torch(&self) -> bool {
-        matches!(self.taken, Taken::Lent)
+        self.taken.is_none()
     }
 
     /// Names the tensor in the error of an owner that does not hand it out.
@@ -322,13 +318,13 @@ impl Tensor {
         if !address.is_multiple_of(dtype.bytes()) {
             return Err(PyValueError::new_err(format!("{what} is not aligned to its elements: pass a copy")));
         }
-        Ok(Self { taken, address, bytes, dtype, shape })
+        Ok(Self { taken: Some(taken), address, bytes, dtype, shape })
     }
 }
 
 impl std::fmt::Debug for Tensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let versioned = matches!(self.taken, Taken::Versioned(_));
+        let versioned = matches!(self.taken, Some(Taken::Versioned(_)));
         f.debug_struct("Tensor").field("address", &self.address).field("versioned", &versioned).finish_non_exhaustive()
     }
 }

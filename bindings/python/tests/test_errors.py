@@ -220,6 +220,7 @@ def errors_of_groups(errors, comm, stream):
     errors.by(flat.tokens)
     fixed, numbers = Permuted.without_rows(group, Layout.EXPERT_MAJOR_FIXED), np.zeros(4, np.int32)
     errors.by(listed.with_memory, group, rows=rows)
+    errors.by(fixed.with_capacity, 1)
     errors.by(flat.with_memory, group, tokens=numbers)
     errors.by(fixed.with_memory, group, scales=numbers)
     errors.by(fixed.with_memory, group, tokens=numbers)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Tensors of torch without a DLPack capsule, which takes Python several microseconds to make.
 
-use super::{CPU, CUDA, Taken, Tensor, elements};
+use super::{CPU, CUDA, Tensor, elements};
 use crate::dtype::DType;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -63,5 +63,5 @@ pub(super) fn borrow(value: &Bound<'_, PyAny>, place: (i32, i32), dtypes: &[DTyp
     if (address == 0 && bytes > 0) || !address.is_multiple_of(dtype.bytes()) {
         return None;
     }
-    Some(Tensor { taken: Taken::Lent, address, bytes, dtype, shape })
+    Some(Tensor { taken: None, address, bytes, dtype, shape })
 }
