@@ -173,9 +173,9 @@ impl KernelBuilder {
     /// `cargo::metadata=folder=FOLDER` with the value of `CARGO_MANIFEST_DIR`. The package lists the kernel crate in
     /// its `[dependencies]`, because cargo passes metadata on to direct dependents only.
     ///
-    /// A crate from a registry is compiled with the versions of the project's `Cargo.lock`, if the target folder is
-    /// below the project or `GIN_PROJECT` names it; else with those of the lock file in the package. A `[patch]` of the
-    /// project holds for it only in `.cargo/config.toml`.
+    /// A crate from a registry is compiled with the versions in the project's `Cargo.lock`. The project is the one that
+    /// `GIN_PROJECT` names, or that contains the target folder. Without either, the lock file in the package counts. A
+    /// `[patch]` of the project holds for such a crate only in `.cargo/config.toml`.
     pub fn dependency(links: impl Into<String>) -> Self {
         Self::of(Kernels::Dependency(links.into()))
     }
