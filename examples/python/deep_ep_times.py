@@ -6,8 +6,8 @@
     torchrun --nproc-per-node 2 deep_ep_times.py --cpu --hidden 512 --prefill 64   # virtual GPUs: a check, no measure
 
 Each line has the median of batches, and the shortest and the longest, in microseconds. The longest rank counts. A pair
-is a low-latency dispatch and its combine; in a graph, ten pairs are captured, and a tenth of their time is shown. The
-sums of each are checked once.
+is a low-latency dispatch and its combine; in a graph, ten pairs are captured, and a tenth of their time is shown. With
+gin, the same pairs by `gincomm.ep` follow. The sums of each are checked once.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 import time
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -69,6 +70,50 @@ def check(what, sums, expected):
         sys.exit(f"{what}: rank {dist.get_rank()} has wrong sums")
 
 
+def show_pair(times, name, pair):
+    """Shows the time of a pair, and of one in a graph."""
+    times.show(name, pair)
+    if times.clock.cpu:
+        return
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        pair()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(PAIRS):
+                pair()
+    times.show(name + ", in a graph", graph.replay, each=PAIRS)
+
+
+@contextmanager
+def gins_own(arguments, x, ids, weights, results, fp8):
+    """Returns the same pair by the names of gin."""
+    import gincomm
+    from gincomm.ep import Combine, Element, Group, GroupConfig, Layout, Permuted, Tokens
+
+    element = Element.E4M3_F32 if fp8 else Element.BF16
+    config = GroupConfig(
+        arguments.experts, arguments.hidden, arguments.topk, tokens=len(x), element=element, combine_at_source=True
+    )
+    rank = gincomm.rank()
+    with rank.communicator() as comm, Group(comm, config) as group:
+        slot, permuted = group.slot(0), Permuted(group, Layout.EXPERT_MAJOR_FIXED)
+        sums, rows = torch.empty_like(x), results.view(-1, arguments.hidden)
+
+        def pair():
+            stream = rank.stream() if arguments.cpu else rank.stream(torch.cuda.current_stream())
+            received, _ = slot.exchange_into(stream, Tokens(x, ids), permuted)
+            received.combine(stream, Combine.weighted(weights, sums), (permuted, rows))
+            if arguments.cpu:
+                stream.synchronize()
+            return sums
+
+        yield pair
+        if not arguments.cpu:
+            torch.cuda.synchronize()
+
+
 def decode(times, library, arguments, options, count):
     ranks, experts, device = dist.get_world_size(), arguments.experts, times.device
     size = library.Buffer.get_low_latency_rdma_size_hint(count, arguments.hidden, ranks, experts)
@@ -95,18 +140,11 @@ def decode(times, library, arguments, options, count):
 
         if not fp8:
             check(name, pair(rows="received"), x.float() * weights.sum(1, keepdim=True))
-        times.show(name, pair)
-        if not arguments.cpu:
-            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                pair()
-                torch.cuda.synchronize()
-                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                    for _ in range(PAIRS):
-                        pair()
-            times.show(name + ", in a graph", graph.replay, each=PAIRS)
-            del graph
+        show_pair(times, name, pair)
+        if arguments.library == "gincomm.deep_ep":
+            with gins_own(arguments, x, ids, weights, results, fp8) as own:
+                check(name, own(), pair().float())
+                show_pair(times, f"{name}, gincomm.ep", own)
     buffer.destroy()
 
 
@@ -115,10 +153,12 @@ def prefill(times, library, arguments, options):
     buffer = library.Buffer(dist.group.WORLD, int(2e9), 0, explicitly_destroy=True, **options)
     x = torch.randn(count, arguments.hidden).to(device, torch.bfloat16)
     ids = torch.rand(count, experts).topk(arguments.topk).indices.to(device)
+    weights = torch.rand(count, arguments.topk).to(device)
     for sms in arguments.sms:
         library.Buffer.set_num_sms(sms)
         per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, experts)
         routing = dict(num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert)
+        routing |= dict(topk_idx=ids, topk_weights=weights)
         rows, _, _, _, handle, _ = buffer.dispatch(x, **routing)
         name = f"{count} tokens, {sms} SMs"
         check(name, buffer.combine(rows, handle)[0], x.float() * in_rank.sum(1, keepdim=True))

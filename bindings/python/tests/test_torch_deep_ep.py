@@ -544,6 +544,42 @@ def test_numbers_of_rows_are_aligned():
     run(2, body)
 
 
+def test_ranks_with_other_numbers_of_experts_are_refused():
+    def body(buffer):
+        rows, ids, _ = everyone(2, 1)[buffer.rank]
+        experts = 4 + 2 * buffer.rank
+        per_rank, _, per_expert, named, _ = buffer.get_dispatch_layout(ids, experts)
+        other = f"has {experts} experts here, and {10 - experts} on rank {1 - buffer.rank}"
+        with pytest.raises(ValueError, match=other):
+            buffer.dispatch(rows, None, per_rank, None, named, per_expert)
+        # The next call works.
+        per_rank, _, per_expert, named, _ = buffer.get_dispatch_layout(ids, 4)
+        recv, _, _, numbers, _, _ = buffer.dispatch(rows, None, per_rank, None, named, per_expert)
+        assert recv.size(0) <= sum(numbers)
+
+    run(2, body)
+
+
+def test_a_silent_rank_is_an_error_of_dispatch():
+    def body(rank):
+        deep_ep.Buffer.deadline, before = gin.Deadline(0.2), deep_ep.Buffer.deadline
+        rank.barrier()
+        buffer = deep_ep.Buffer(rank, explicitly_destroy=True)
+        rank.barrier()
+        deep_ep.Buffer.deadline = before
+        rows, ids, _ = batch(0, 2)
+        per_rank, _, per_expert, named, _ = buffer.get_dispatch_layout(ids, 4)
+        buffer.dispatch(rows, None, per_rank, None, named, per_expert)
+        rank.barrier()
+        if rank.rank == 0:
+            with pytest.raises(gin.Error, match="rank 1"):
+                buffer.dispatch(rows, None, per_rank, None, named, per_expert)
+        rank.barrier()
+        buffer.destroy()
+
+    gin.launch(2, body, device="virtual")
+
+
 def test_what_is_wrong_is_refused_before_a_launch():
     def body(buffer):
         rows, ids, weights = torch.zeros(4, HIDDEN).bfloat16(), torch.zeros(4, TOPK).long(), torch.zeros(4, TOPK)
@@ -620,4 +656,4 @@ def test_the_times_of_all_calls_are_shown(gpus):
     small = "--hidden 512 --experts 8 --topk 2 --decode 8 --prefill 16 --sms 4".split()
     found = torchrun(os.path.join(EXAMPLES, "deep_ep_times.py"), *small, *([] if gpus else ["--cpu"]))
     lines = [line for line in found.splitlines() if " tokens, " in line]
-    assert len(lines) == (7 if gpus else 5) and all(" to " in line for line in lines), found
+    assert len(lines) == (11 if gpus else 7) and all(" to " in line for line in lines), found

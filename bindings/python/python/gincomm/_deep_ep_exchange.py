@@ -77,7 +77,7 @@ class Queue:
         self.is_gpu = self.device.type == "cuda"
         self.torch = torch.cuda.Stream(self.device) if self.is_gpu else None
         self.gin = rank.stream(self.torch) if self.is_gpu else rank.stream()
-        self.last = self.torch
+        self.last = self.given = self.torch
 
     def is_capturing(self) -> bool:
         return self.is_gpu and torch.cuda.is_current_stream_capturing()
@@ -111,7 +111,8 @@ class Queue:
             if self.last != stream:
                 stream.wait_stream(self.last)
             self.last = stream
-        self.gin = self.rank.stream(stream)
+        if stream != self.given:
+            self.gin, self.given = self.rank.stream(stream), stream
 
     def finish(self, async_finish: bool, tensors: Sequence[Any], overlaps: bool = False) -> EventOverlap:
         """Delays the current stream until the work of a call is done, or with `async_finish` returns the event."""
@@ -250,9 +251,10 @@ class Exchange:
         self.turn += 1
         return slot
 
-    def check(self) -> None:
-        """Raises the first error of the kernels, on CPU tensors. On GPUs the next dispatch raises it."""
-        if not self.queue.is_gpu and (report := self.group.status()) is not None:
+    def check(self, waited: bool = False) -> None:
+        """Raises the first error of the kernels, on CPU tensors, or if the host has `waited` for them. Otherwise the
+        next dispatch raises it."""
+        if (waited or not self.queue.is_gpu) and (report := self.group.status()) is not None:
             raise Error(str(report))
 
     def destroy(self) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The normal calls of `gincomm.deep_ep`: one row for each rank of a token."""
 
-import struct
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -12,6 +11,9 @@ from ._deep_ep_rows import Record, aligned, check, require
 from .ep import Combine, Element, GroupConfig, Layout, Tokens
 
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+
+_FEW_WORDS = 1024
+"""The least words of a rank's numbers of tokens, so that most numbers of experts take one group."""
 
 _WORDS = 8
 """The elements of a row that a group of metadata may return. None is returned."""
@@ -82,6 +84,9 @@ class Normal:
     def __init__(self, rank: Rank, comm: Communicator, queue: Queue, deadline: Deadline) -> None:
         self.rank, self.comm, self.queue, self.deadline = rank, comm, queue, deadline
         self.exchanges: Dict[Tuple[Any, ...], Exchange] = {}
+        self.ends: Dict[Tuple[int, int], torch.Tensor] = {}
+        self.each_rank = torch.arange(comm.ranks, dtype=torch.int32, device=queue.device)
+        self.every_rank = self.each_rank.unsqueeze(0)
 
     def _exchange(
         self, tokens: int, hidden: int, row_bytes: int, sms: int, element: Optional[Element] = None
@@ -108,20 +113,36 @@ class Normal:
         slot.swap(handle, Tokens(sent, handle.ids), to.with_memory(slot.exchange.group, rows=arrived.view(torch.uint8)))
         return slot, arrived
 
-    def _agree(self, routing: Routing) -> Tuple[int, List[List[int]], List[int]]:
-        """Exchanges numbers of tokens. Returns the largest of a rank, tokens `[source][rank]`, and rows by local expert."""
+    def _agree(self, routing: Routing) -> Tuple[int, torch.Tensor, List[List[int]], List[int]]:
+        """Exchanges numbers of tokens, and waits for them. Returns the largest of a rank, tokens `[source][rank]` on
+        the device and on the host, and rows by local expert."""
         in_rank, per_rank, per_expert, _, _ = routing
-        ranks, experts = self.comm.ranks, per_expert.numel()
-        found = torch.cat([in_rank.sum(0, dtype=torch.int64), per_rank.long(), per_expert.long()]).tolist()
-        mine, given = found[:ranks], found[ranks : 2 * ranks]
+        ranks, experts, device = self.comm.ranks, per_expert.numel(), self.queue.device
+        words = max(_FEW_WORDS, room_of(2 + 2 * ranks + experts))
+        if (words, experts) not in self.ends:
+            end = torch.tensor([0] * (words - 2 - 2 * ranks - experts) + [experts], dtype=torch.int32)
+            self.ends[words, experts] = end.to(device)
+        count = torch.full((1,), in_rank.size(0), dtype=torch.int32, device=device)
+        mine = in_rank.sum(0, dtype=torch.int32)
+        row = torch.cat([count, mine, per_rank, per_expert, self.ends[words, experts]])
+        exchange = self._exchange(1, words, 4 * words, 0)
+        arrived, slot = torch.empty(ranks, words, dtype=torch.int32, device=device), exchange.slots[0]
+        to = slot.permuted.with_memory(exchange.group, rows=arrived.view(torch.uint8))
+        slot.swap(routing, Tokens(row.view(1, words).view(torch.uint8), self.every_rank), to)
+        self.queue.settle()
+        everyone = arrived.tolist()
+        exchange.check(waited=True)
+        mine, given = (everyone[self.rank.rank][begin : begin + ranks] for begin in (1, 1 + ranks))
         require(mine == given, f"num_tokens_per_rank is {given}; is_token_in_rank has {mine}")
-        packed = struct.pack(f"{1 + ranks + experts}q", in_rank.size(0), *mine, *found[2 * ranks :])
-        everyone = [struct.unpack(f"{len(each) // 8}q", each) for each in self.rank.all_gather(packed)]
-        sizes = {len(each) for each in everyone}
-        require(len(sizes) == 1, f"num_tokens_per_expert has {experts} experts here, and other numbers on other ranks")
-        first, local = 1 + ranks + self.rank.rank * (experts // ranks), experts // ranks
-        rows = [sum(each[first + expert] for each in everyone) for expert in range(local)]
-        return max(each[0] for each in everyone), [list(each[1 : 1 + ranks]) for each in everyone], rows
+        for number, each in enumerate(everyone):
+            require(
+                each[-1] == experts, f"num_tokens_per_expert has {experts} experts here, and {each[-1]} on rank {number}"
+            )
+        local = experts // ranks
+        begin = 1 + 2 * ranks + self.rank.rank * local
+        rows = [sum(each[begin + expert] for each in everyone) for expert in range(local)]
+        sent = [each[1 : 1 + ranks] for each in everyone]
+        return max(each[0] for each in everyone), arrived[:, 1 : 1 + ranks], sent, rows
 
     def dispatch(
         self,
@@ -155,10 +176,10 @@ class Normal:
                 _, arrived = self._swap(handle, _pack(record, rows, scales, routing), _WORDS, sms)
                 queue.settle()
                 if scales is not None:
-                    found.append(record.take("scales", arrived))
+                    found.append(record.take("scales", arrived).contiguous())
                 if is_new:
-                    handle[3].copy_(record.take("token", arrived).flatten())
-                    got_ids, got_weights = self._local(record, handle.slot, arrived, routing)
+                    handle[3].copy_(record.take("token", arrived).squeeze(1))
+                    got_ids, got_weights = self._local(record, handle.slot, arrived, routing, bool(worst))
         event = queue.finish(async_finish, (rows, scales, handle.ids, *found, got_ids, got_weights, *handle))
         handle.slot.exchange.check()
         recv = recv_x if scales is None else tuple(found)
@@ -190,28 +211,31 @@ class Normal:
                 raise StateError(
                     "in a capture the host cannot wait for numbers of tokens: pass num_worst_tokens or a handle"
                 )
-            tokens, sent, rows = self._agree(routing)
-            matrix = torch.tensor(sent, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-            received = int(matrix[-1, self.rank.rank])
+            tokens, sent, of_rank, rows = self._agree(routing)
+            matrix = sent.cumsum(0, dtype=torch.int32)
+            received = sum(each[self.rank.rank] for each in of_rank)
             numbers = [-(-each // alignment) * alignment for each in rows]
-            matrix = matrix.to(device)
         source = torch.empty(received, dtype=torch.int32, device=device)
         handle = Handle((matrix, None, None, source, in_rank, None))
         handle.tokens, handle.received = room_of(tokens), received
-        handle.ids = torch.where(in_rank, torch.arange(ranks, dtype=torch.int32, device=device), -1)
+        handle.ids = torch.where(in_rank, self.each_rank, -1)
         return handle, numbers
 
     def _local(
-        self, record: Record, slot: FixedSlot, arrived: torch.Tensor, routing: Routing
+        self, record: Record, slot: FixedSlot, arrived: torch.Tensor, routing: Routing, has_gaps: bool
     ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
-        """Returns ids as numbers on this rank, or -1, and the weights, 0 where the id is -1; None if there are no ids."""
+        """Returns ids as numbers on this rank, or -1, and the weights, 0 where the id is -1; None if there are no ids.
+
+        With gaps, fewer rows may have arrived than there is room for."""
         if routing.ids is None:
             return None, None
         local = routing.per_expert.numel() // self.comm.ranks
-        ids = record.take("ids", arrived).long() - self.rank.rank * local
-        number = torch.arange(arrived.size(0), dtype=torch.int32, device=arrived.device)
-        here = (ids >= 0) & (ids < local) & (number < torch.from_dlpack(slot.permuted.counts())[0]).unsqueeze(1)
-        return torch.where(here, ids, -1), torch.where(here, record.take("weights", arrived), 0.0)
+        ids = record.take("ids", arrived) - self.rank.rank * local
+        here = (ids >= 0) & (ids < local)
+        if has_gaps:
+            number = torch.arange(arrived.size(0), dtype=torch.int32, device=arrived.device)
+            here &= (number < torch.from_dlpack(slot.permuted.counts())[0]).unsqueeze(1)
+        return torch.where(here, ids, -1).long(), torch.where(here, record.take("weights", arrived), 0.0)
 
     def combine(
         self,
@@ -280,16 +304,10 @@ def _record(scales: Optional[torch.Tensor], ids: Optional[torch.Tensor]) -> Reco
 
 
 def _pack(record: Record, rows: torch.Tensor, scales: Optional[torch.Tensor], routing: Routing) -> torch.Tensor:
-    """Returns the bytes of the metadata of all rows."""
-    count, device = rows.size(0), rows.device
-    none = torch.empty(count, 0, dtype=torch.float32, device=device)
+    """Returns the metadata of all rows."""
+    token = torch.arange(rows.size(0), dtype=torch.int32, device=rows.device).unsqueeze(1)
     return record.pack(
-        count,
-        device,
-        scales=none if scales is None else scales,
-        token=torch.arange(count, dtype=torch.int32, device=device).unsqueeze(1),
-        ids=none if routing.ids is None else routing.ids.int(),
-        weights=none if routing.weights is None else routing.weights,
+        rows.size(0), rows.device, scales=scales, token=token, ids=routing.ids, weights=routing.weights
     )
 
 

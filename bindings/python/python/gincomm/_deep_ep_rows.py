@@ -24,13 +24,17 @@ def check(
     name: str, tensor: torch.Tensor, device: torch.device, dtypes: Tuple[torch.dtype, ...], *shape: Optional[int]
 ) -> None:
     """Checks a tensor's device, dtype and shape. An extent of None may be any number."""
-    require(isinstance(tensor, torch.Tensor), f"{name} is {type(tensor).__name__}; pass a torch.Tensor")
-    require(tensor.device == device, f"{name} is on {tensor.device}; pass a tensor on {device}")
-    names = " or ".join(map(str, dtypes))
-    require(tensor.dtype in dtypes, f"{name} has dtype {tensor.dtype}; pass {names}")
-    fits = tensor.dim() == len(shape) and all(want in (None, has) for want, has in zip(shape, tensor.shape))
-    wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
-    require(fits, f"{name} has shape {list(tensor.shape)}; pass [{wanted}]")
+    # Texts are made only for errors: calls of some 50 us make five checks.
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name} is {type(tensor).__name__}; pass a torch.Tensor")
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}; pass a tensor on {device}")
+    if tensor.dtype not in dtypes:
+        raise ValueError(f"{name} has dtype {tensor.dtype}; pass {' or '.join(map(str, dtypes))}")
+    has = tensor.shape
+    if len(has) != len(shape) or any(want is not None and want != found for want, found in zip(shape, has)):
+        wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
+        raise ValueError(f"{name} has shape {list(has)}; pass [{wanted}]")
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,28 +45,26 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Record:
-    """The layout of a row's bytes: named parts, each of some columns of a dtype, then bytes up to a multiple of 16."""
+    """The layout of a row's metadata in words of 4 bytes: named parts, each of some columns of a dtype."""
 
     def __init__(self, **parts: Tuple[torch.dtype, int]) -> None:
         self.parts: Dict[str, Tuple[torch.dtype, int, int]] = {}
         end = 0
         for name, (dtype, columns) in parts.items():
-            self.parts[name] = (dtype, end, end + columns * dtype.itemsize)
-            end = self.parts[name][2]
+            if columns > 0:
+                self.parts[name] = (dtype, end, end + columns)
+                end += columns
         self.end = end
-        self.bytes = (end + 15) // 16 * 16
 
     def pack(self, count: int, device: torch.device, **tensors: torch.Tensor) -> torch.Tensor:
-        """Returns the bytes of rows, from a tensor `[count][column]` for each part."""
-        rows = torch.empty(count, self.bytes, dtype=torch.uint8, device=device)
-        rows[:, self.end :].zero_()
-        for name, (_, first, end) in self.parts.items():
-            # A column has a stride of more than one element in a column-major tensor, which `view` refuses.
-            values = tensors[name].detach().reshape(-1).view(torch.uint8)
-            rows[:, first:end].copy_(values.view(count, end - first))
+        """Returns rows of words, up to a multiple of 16 bytes, from a tensor `[count][column]` for each part."""
+        rows = torch.empty(count, -(-self.end // 4) * 4, dtype=torch.int32, device=device)
+        rows[:, self.end :] = 0
+        for name in self.parts:
+            self.take(name, rows).copy_(tensors[name].detach())
         return rows
 
     def take(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of a part of rows, as a contiguous tensor."""
+        """Returns a view of a part of rows."""
         dtype, first, end = self.parts[name]
-        return rows[:, first:end].contiguous().view(dtype)
+        return rows[:, first:end].view(dtype)
