@@ -295,6 +295,29 @@ fn work_of_a_stream_runs_in_order_and_another_stream_waits_for_an_event() {
 }
 
 #[test]
+fn a_capture_refuses_to_wait_for_its_stream_and_goes_on() {
+    on_one_rank(|rank| {
+        let (stream, sum) = (rank.stream().unwrap(), Memory::new(rank.device(), MemoryKind::Device, 8).unwrap());
+        let kernel = rank.kernel("host_test_store").unwrap();
+        let (out, base, factor, scale) = (sum.address() as usize as *mut u64, 5u64, 0u32, 0f32);
+        let arguments: [&dyn KernelArg; 4] = [&out, &base, &factor, &scale];
+        let graph = stream.capture(|| {
+            // Safety: the kernel stores one word.
+            unsafe { stream.launch(&kernel, LaunchConfig::new(1, 1), &arguments)? };
+            let refused = stream.synchronize().unwrap_err().to_string();
+            assert!(refused.contains("wait before the capture, or after a launch of the graph"), "{refused}");
+            Ok::<_, GpuError>(())
+        });
+        // Safety: as above.
+        unsafe { stream.replay(&*graph.unwrap()).unwrap() };
+        stream.synchronize().unwrap();
+        let mut word = [0u64];
+        sum.read(0, &mut word).unwrap();
+        assert_eq!(word, [6]);
+    });
+}
+
+#[test]
 fn dynamic_shared_memory_has_the_size_that_was_asked_for() {
     on_one_rank(|rank| {
         let memory = Memory::new(rank.device(), MemoryKind::Device, 8).unwrap();

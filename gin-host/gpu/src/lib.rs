@@ -470,6 +470,10 @@ pub trait Event: Any + fmt::Debug + Send + Sync {
 /// Captured work of a [`Stream`], which runs again each time it is launched.
 pub trait Graph: Any + fmt::Debug + Send + Sync {}
 
+/// The operation that a stream refuses in a capture.
+pub(crate) const WAIT_IN_CAPTURE: &str =
+    "wait for a stream while its work becomes part of a graph: wait before the capture, or after a launch of the graph";
+
 /// Work of one device in order.
 ///
 /// The example of [`launch`](#method.launch) runs a kernel and reads its result.
@@ -550,7 +554,7 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
     /// Waits until all enqueued work is done.
     ///
     /// # Errors
-    /// The error of a kernel. It is reported once.
+    /// The error of a kernel. It is reported once. [`GpuError::Unsupported`] in a capture, which goes on.
     fn synchronize(&self) -> Result<(), GpuError>;
 }
 

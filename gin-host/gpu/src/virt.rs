@@ -17,7 +17,7 @@ use super::{
     SharedFile, Stream,
 };
 use crate::copy::copy_shared;
-use crate::lock;
+use crate::{WAIT_IN_CAPTURE, lock};
 use gin_boot::rt::{self, VirtualWorld};
 use gin_device::exec::watch::{self, Event as Watched};
 use gin_device::kernel::{KERNELS, KernelEntry};
@@ -559,6 +559,7 @@ impl Stream for VirtualStream {
     }
 
     fn synchronize(&self) -> Result<(), GpuError> {
+        self.not_captured(WAIT_IN_CAPTURE)?;
         rt::wait_until_named("the work of its stream", || self.is_done());
         self.outcome()
     }

@@ -18,13 +18,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The environment variable with the name of the test that this process runs.
 const CHILD: &str = "GIN_GPU_TEST_STAND_IN";
 
-const TESTS: [(&str, fn()); 7] = [
+const TESTS: [(&str, fn()); 8] = [
     ("a_repeated_launch_on_a_stream_of_gin_makes_one_call", repeated),
     ("a_launch_on_a_stream_of_the_program_asks_for_a_capture_and_records_an_event", foreign),
     ("a_launch_finds_its_context_again_after_other_code_has_made_another_one_current", other_context),
     ("a_copy_and_the_value_that_announces_it_make_two_calls", announced),
     ("a_kernel_counts_until_it_has_ended_and_no_longer", counted),
     ("a_stream_that_joins_a_capture_puts_its_kernels_into_the_graph", joined),
+    ("while_a_stream_is_captured_memory_and_modules_are_made_and_a_wait_for_it_is_refused", beside),
     ("a_kernel_of_an_old_architecture_is_no_dependent_one_on_a_new_gpu", older),
 ];
 
@@ -63,6 +64,16 @@ fn symbol<T: Copy>(name: &CStr) -> T {
         let library = libc::dlopen(c"libcuda.so".as_ptr(), libc::RTLD_NOW);
         std::mem::transmute_copy(&libc::dlsym(library, name.as_ptr()))
     }
+}
+
+/// Checks that `work` makes no call that would break a capture.
+fn calls_in_capture(work: impl FnOnce()) {
+    let all: extern "C" fn(*mut u64) -> u64 = symbol(c"stand_in_all_calls");
+    let mut broken = [0; 2];
+    all(&raw mut broken[0]);
+    work();
+    all(&raw mut broken[1]);
+    assert_eq!(broken, [0; 2], "calls that break a capture");
 }
 
 /// Returns the number of each call that `work` makes.
@@ -276,6 +287,37 @@ fn foreign() {
         end_raw(raw);
         assert_eq!(rank.device.running(), 0);
     }
+}
+
+fn beside() {
+    let rank = Rank::new();
+    let (foreign, raw) = rank.foreign();
+    let other = rank.stream();
+    let begin: unsafe extern "C" fn(*mut c_void, c_int) -> c_int = symbol(c"cuStreamBeginCapture_v2");
+    let finish: unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int = symbol(c"cuStreamEndCapture");
+    // Safety: the stand-in's stream.
+    unsafe { begin(raw, 0) };
+    calls_in_capture(|| {
+        let device: Arc<dyn Device> = rank.device.clone();
+        for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+            let memory = Memory::new(&device, kind, 64).unwrap();
+            memory.write(0, &[7u64]).unwrap();
+            let mut word = [0u64];
+            memory.read(0, &mut word).unwrap();
+            assert_eq!(word, [7]);
+        }
+        drop(Rank::new());
+        let _both = (device.lane().unwrap(), device.copier().unwrap());
+        let refused = foreign.synchronize();
+        assert!(matches!(refused, Err(GpuError::Unsupported { .. })), "{refused:?}");
+        rank.launch(&other, 4);
+        end(&other);
+        other.synchronize().unwrap();
+        rank.launch(&foreign, 4);
+    });
+    // Safety: as above.
+    unsafe { finish(raw, &mut std::ptr::null_mut()) };
+    foreign.synchronize().unwrap();
 }
 
 fn other_context() {

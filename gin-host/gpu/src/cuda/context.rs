@@ -2,7 +2,7 @@
 //! One GPU of the process, shared by all ranks on it: its context, its properties, and the loaded kernels.
 
 use super::copy_stream::CopyStream;
-use super::driver::{check, handle, no_device, start, written};
+use super::driver::{BesideCaptures, check, handle, no_device, start, written};
 use super::info;
 use super::module::Image;
 use crate::{GpuError, Limits, lock};
@@ -236,6 +236,7 @@ impl Context {
             return Ok(());
         }
         self.enter()?;
+        let _beside = BesideCaptures::begin();
         // Safety: the context is alive until the process ends.
         match unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) } {
             CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}

@@ -4,7 +4,7 @@
 use super::context::Context;
 use super::copy_stream::{CopyStream, host_alloc};
 use super::deferred::{Deferred, Resource};
-use super::driver::written;
+use super::driver::{BesideCaptures, written};
 use super::launches::free_deferred;
 use crate::error::out_of_memory;
 use crate::{Allocation, GpuError, MemoryKind, lock};
@@ -49,6 +49,7 @@ pub(super) fn forget_pinned(address: u64, bytes: u64) {
 /// Allocates zeroed memory, which is freed when no kernel runs.
 pub(super) fn allocate(context: &Arc<Context>, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
     free_deferred();
+    let _beside = BesideCaptures::begin();
     context.enter()?;
     let refuse = out_of_memory(kind, bytes);
     let owned = |address, resource| Allocation::new(address, None, Deferred::new(context, resource));

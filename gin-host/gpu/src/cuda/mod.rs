@@ -52,6 +52,7 @@ pub use stream::CudaStream;
 use self::context::Context;
 use self::copies::Copies;
 use self::copy_stream::CopyStream;
+use self::driver::BesideCaptures;
 use self::memory::is_pinned;
 use self::module::{Handle, Image, Images};
 use self::resident::Hold;
@@ -202,7 +203,7 @@ impl Device for CudaDevice {
             }
         }
         // The driver waits for running kernels before it loads a module.
-        let _hold = Hold::new();
+        let (_hold, _beside) = (Hold::new(), BesideCaptures::begin());
         let images = match source {
             ModuleSource::Linked => {
                 let image = |&embedded: &EmbeddedModules| Image::embedded(&self.context, embedded);
@@ -243,10 +244,12 @@ impl Device for CudaDevice {
     }
 
     fn copier(&self) -> Result<Option<Box<dyn Copier>>, GpuError> {
+        let _beside = BesideCaptures::begin();
         Ok(Some(Box::new(Copies::new(&self.context)?)))
     }
 
     fn lane(&self) -> Result<Box<dyn Lane>, GpuError> {
+        let _beside = BesideCaptures::begin();
         self.new_lane()
     }
 

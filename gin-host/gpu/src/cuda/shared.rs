@@ -6,7 +6,7 @@ use super::CudaDevice;
 use super::context::Context;
 use super::copy_stream::{CopyStream, address_of_host};
 use super::deferred::{Deferred, Resource};
-use super::driver::{check, describe, error, written};
+use super::driver::{BesideCaptures, check, describe, error, written};
 use super::info;
 use super::launches::{defer, free_deferred};
 use super::memory::know_pinned;
@@ -55,10 +55,12 @@ impl MemorySharing for CudaDevice {
     }
 
     fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Allocation, GpuError> {
+        let _beside = BesideCaptures::begin();
         allocate(&self.context, place.bytes(), Some(place), shared)
     }
 
     fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
+        let _beside = BesideCaptures::begin();
         if kind == MemoryKind::Device {
             return allocate(&self.context, bytes, None, true);
         }
@@ -67,6 +69,7 @@ impl MemorySharing for CudaDevice {
     }
 
     fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Allocation, GpuError> {
+        let _beside = BesideCaptures::begin();
         let SharedFile { file, bytes, kind } = file;
         if kind == MemoryKind::Device {
             return import(&self.context, file, bytes, place);

@@ -9,7 +9,7 @@ use super::driver::{BesideCaptures, check, describe, is_done, new_event, written
 use super::launches::{self, Before, Fit, Wanted, free_deferred};
 use super::module::{Handle, Image};
 use super::raw::{RawHandle, is_capturing};
-use crate::{Argument, Device, Event, Function, GpuError, Graph, LaunchConfig, Stream, lock};
+use crate::{Argument, Device, Event, Function, GpuError, Graph, LaunchConfig, Stream, WAIT_IN_CAPTURE, lock};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUevent, CUfunction, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode};
 use gin_boot::rt;
@@ -407,7 +407,10 @@ impl Stream for CudaStream {
     }
 
     fn is_idle(&self) -> Result<bool, GpuError> {
-        self.device.context.enter()?;
+        if self.is_capturing()? {
+            return Err(self.device.context.unsupported(WAIT_IN_CAPTURE));
+        }
+        let _beside = BesideCaptures::begin();
         // Safety: the stream is alive.
         match unsafe { sys::cuStreamQuery(self.raw) } {
             CUresult::CUDA_SUCCESS => {
@@ -488,7 +491,6 @@ struct CudaEvent {
 impl Drop for CudaEvent {
     fn drop(&mut self) {
         // A program may go on for days and never wait for its streams, which would free what was deferred.
-        let _beside = BesideCaptures::begin();
         if self.is_done() == Ok(true) {
             self.owner.free_now();
         }
@@ -503,6 +505,7 @@ unsafe impl Sync for CudaEvent {}
 impl Event for CudaEvent {
     fn is_done(&self) -> Result<bool, GpuError> {
         self.context.enter()?;
+        let _beside = BesideCaptures::begin();
         // Safety: the event is alive.
         is_done("ask for an event", unsafe { sys::cuEventQuery(self.raw) })
     }

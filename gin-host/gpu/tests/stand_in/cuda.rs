@@ -39,10 +39,26 @@ const SIZES: [usize; 7] = [168, 56, 8, 8, 4, 4, 8];
 
 thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
+    static MODE: Cell<c_int> = const { Cell::new(0) };
 }
+
+/// The mode in which a thread makes any call while a stream is captured.
+const RELAXED: c_int = 2;
+
+/// The number of captured streams, all in the mode that refuses calls of other threads too.
+static CAPTURES: AtomicU64 = AtomicU64::new(0);
 
 /// Calls that would have broken a capture.
 static BROKEN: AtomicU64 = AtomicU64::new(0);
+
+/// Does what is refused during a capture, and breaks it then, unless the thread has said that it may.
+fn beside_captures(work: impl FnOnce() -> c_int) -> c_int {
+    if CAPTURES.load(SeqCst) > 0 && MODE.get() != RELAXED {
+        BROKEN.fetch_add(1, SeqCst);
+        return CAPTURE_UNSUPPORTED;
+    }
+    work()
+}
 
 fn stream<'a>(handle: Pointer) -> &'a Stream {
     unsafe { &*handle.cast() }
@@ -124,12 +140,12 @@ driver! {
     cuCtxGetCurrent(to: *mut usize) { put(to, CURRENT.get()) }
     cuDeviceCanAccessPeer(to: *mut c_int, _device: c_int, _peer: c_int) { put(to, 0) }
     cuMemHostAlloc(to: *mut Pointer, bytes: usize, _flags: c_uint) {
-        put(to, boxed_bytes(bytes))
+        beside_captures(|| put(to, boxed_bytes(bytes)))
     }
     cuMemHostGetDevicePointer_v2(to: *mut u64, at: u64, _flags: c_uint) { put(to, at) }
-    cuMemFreeHost(_at: Pointer) { OK }
-    cuMemAlloc_v2(to: *mut Pointer, bytes: usize) { put(to, boxed_bytes(bytes)) }
-    cuMemFree_v2(_at: u64) { OK }
+    cuMemFreeHost(_at: Pointer) { beside_captures(|| OK) }
+    cuMemAlloc_v2(to: *mut Pointer, bytes: usize) { beside_captures(|| put(to, boxed_bytes(bytes))) }
+    cuMemFree_v2(_at: u64) { beside_captures(|| OK) }
     cuMemcpyAsync(to: *mut u8, from: *const u8, bytes: usize, on: Pointer) {
         unsafe { to.copy_from(from, bytes) };
         stream(on).put(false);
@@ -145,15 +161,17 @@ driver! {
             BROKEN.fetch_add(1, SeqCst);
             return CAPTURE_UNSUPPORTED;
         }
-        if stream(of).is_idle() { OK } else { NOT_READY }
+        beside_captures(|| if stream(of).is_idle() { OK } else { NOT_READY })
     }
     cuStreamIsCapturing(of: Pointer, to: *mut c_int) { put(to, stream(of).is_captured.load(SeqCst).into()) }
-    cuStreamBeginCapture_v2(of: Pointer, _mode: c_int) {
+    cuStreamBeginCapture_v2(of: Pointer, mode: c_int) {
         stream(of).is_captured.store(true, SeqCst);
+        CAPTURES.fetch_add(u64::from(mode != RELAXED), SeqCst);
         OK
     }
     cuStreamEndCapture(of: Pointer, to: *mut Pointer) {
         stream(of).is_captured.store(false, SeqCst);
+        CAPTURES.store(0, SeqCst);
         put(to, std::ptr::dangling_mut())
     }
     cuGraphInstantiateWithFlags(to: *mut Pointer, _graph: Pointer, _flags: u64) { put(to, std::ptr::dangling_mut()) }
@@ -176,14 +194,14 @@ driver! {
         event(what).is_captured.set(stream(on).is_captured.load(SeqCst));
         OK
     }
-    cuEventQuery(of: Pointer) { if event(of).is_done() { OK } else { NOT_READY } }
-    cuThreadExchangeStreamCaptureMode(_mode: *mut c_int) { OK }
+    cuEventQuery(of: Pointer) { beside_captures(|| if event(of).is_done() { OK } else { NOT_READY }) }
+    cuThreadExchangeStreamCaptureMode(mode: *mut c_int) { put(mode, MODE.replace(unsafe { *mode })) }
     cuModuleLoadDataEx(to: *mut *const c_void, image: *const c_void, _n: c_uint, _options: Pointer, _values: Pointer) {
-        put(to, image)
+        beside_captures(|| put(to, image))
     }
-    cuModuleLoadData(to: *mut *const c_void, image: *const c_void) { put(to, image) }
+    cuModuleLoadData(to: *mut *const c_void, image: *const c_void) { beside_captures(|| put(to, image)) }
     cuModuleGetFunction(to: *mut Pointer, module: Pointer, _name: *const c_char) { put(to, module) }
-    cuModuleUnload(_module: Pointer) { OK }
+    cuModuleUnload(_module: Pointer) { beside_captures(|| OK) }
     // The image begins with the version.
     cuModuleGetGlobal_v2(to: *mut Pointer, bytes: *mut usize, module: Pointer, _name: *const c_char) {
         put(bytes, 4);
