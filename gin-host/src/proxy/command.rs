@@ -72,12 +72,10 @@ impl Proxy {
     fn answers(&mut self, waiting: &Waiting) -> bool {
         match waiting {
             Waiting::Drain { heads, until_ns, to } => {
-                let left: u64 = (self.contexts.iter().zip(heads))
-                    .map(|(context, &head)| head.saturating_sub(context.lists.completion_index))
-                    .sum();
+                let left = self.requests.left(heads);
                 let done = left == 0 && self.parts.network.is_quiet();
                 // After a fault the proxy does not wait for the network: a lost peer may never answer.
-                let over = done || self.over.is_some() || gin_boot::rt::clock_ns() >= *until_ns;
+                let over = done || self.requests.over().is_some() || gin_boot::rt::clock_ns() >= *until_ns;
                 if over {
                     let _ = to.try_send(if done { 0 } else { left.max(1) });
                 }

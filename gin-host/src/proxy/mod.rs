@@ -6,9 +6,8 @@
 //! progress thread ([`progress`]) or a scheduler calls [`Proxy::step`], which never waits: not for the network, not for
 //! a lock, not for a peer.
 //!
-//! A step consumes descriptors, posts one batch, and finishes the requests that the network has completed.
-//! [`Consumer::finish`](gin_device::internal::queue::Consumer::finish) defines the order in which the outcome of a
-//! request is published: fault, counter, oldest, done.
+//! A step takes requests from the queues, posts one batch, and publishes the requests that the network has completed.
+//! [`Requests`] has the life of a request; the order of steps, and what ends all requests, is here.
 //!
 //! A fault of any origin ends the whole communicator. The proxy posts the fault to its rank's kernels, announces it to
 //! the other ranks through the [board](gin_boot::board), posts no further request, and completes the remaining requests
@@ -16,9 +15,9 @@
 
 mod check;
 mod command;
-mod flow;
 mod lists;
 pub mod progress;
+mod requests;
 mod stats;
 pub mod trace;
 
@@ -28,29 +27,21 @@ pub(crate) use stats::Counters;
 pub use stats::{PeerStats, Stats};
 
 use crate::comm::print::Printer;
-use flow::Op;
-use gin_abi::descriptor::{WORDS, without_time};
-use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, FaultSubject, Operation, SignalTarget};
+use gin_abi::descriptor::WORDS;
+use gin_abi::{Fault, FaultKind, FaultSubject, Operation, SignalTarget};
 use gin_boot::board::Board;
-use gin_device::internal::queue::{Consumer, Finished, Queue};
+use gin_device::internal::queue::Queue;
 use gin_device::internal::signal_words::raise;
 use gin_device::internal::status::Status;
 use gin_device::sys::{Global, GlobalWord, Word};
-use gin_net::{Event, Network, Request, SignalArrival};
-use lists::{Lists, Slot};
+use gin_net::{Event, NetError, Network, SignalArrival};
+use requests::Requests;
 use std::any::Any;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 /// The maximum number of descriptors consumed from one queue in one step.
 const TAKE: usize = 64;
-
-/// The maximum number of requests in one batch.
-const BATCH: usize = 256;
-
-/// The maximum number of consecutive messages of one long put, so that other requests get their turn.
-const ROW: usize = 8;
 
 /// The words of one context that the proxy needs.
 #[derive(Debug)]
@@ -84,31 +75,11 @@ pub(crate) struct Parts {
     pub(crate) _memory: Arc<dyn Any + Send + Sync>,
 }
 
-#[derive(Debug)]
-struct Context {
-    consumer: Consumer<Global, WORDS>,
-    lists: Lists,
-    part: ContextPart,
-    /// The request at the head of the queue has been counted as a stall.
-    stalled: bool,
-}
-
 /// The proxy of one rank of one communicator.
 #[derive(Debug)]
 pub struct Proxy {
-    contexts: Vec<Context>,
-    ops: Vec<Option<Op>>,
-    free: Vec<Slot>,
-    /// The pairs of context and peer that have messages to post, in the order of their turns.
-    turns: VecDeque<(u32, u32)>,
-    /// The requests whose weak signal or question follows, because the puts before it are complete.
-    late: VecDeque<Slot>,
-    batch: Vec<Request>,
-    /// The network had no room for the first message of the batch, and that has been counted.
-    refused: bool,
+    requests: Requests,
     events: Vec<Event>,
-    /// The fault that ended the communicator.
-    over: Option<Fault>,
     waiting: Vec<Waiting>,
     finished: bool,
     // Last: the memory of all words is dropped after their users.
@@ -132,27 +103,9 @@ impl Proxy {
     /// - The queues were initialised for `parts.first_index`.
     /// - No other code consumes from the queues or posts to the host's status block.
     pub(crate) unsafe fn new(mut parts: Parts) -> Self {
-        let first = parts.first_index;
-        let ranks = parts.limits.ranks;
-        let contexts = std::mem::take(&mut parts.contexts).into_iter().map(|part| {
-            // Safety: the caller's promise.
-            let consumer = unsafe { Consumer::new(part.queue, first) };
-            Context { consumer, lists: Lists::new(first, ranks), part, stalled: false }
-        });
-        Self {
-            contexts: contexts.collect(),
-            ops: Vec::new(),
-            free: Vec::new(),
-            turns: VecDeque::new(),
-            late: VecDeque::new(),
-            batch: Vec::new(),
-            refused: false,
-            events: Vec::new(),
-            over: None,
-            waiting: Vec::new(),
-            finished: false,
-            parts,
-        }
+        // Safety: the caller's promise.
+        let requests = unsafe { Requests::new(&mut parts) };
+        Self { requests, events: Vec::new(), waiting: Vec::new(), finished: false, parts }
     }
 
     /// Does all work that is ready. Never waits.
@@ -162,7 +115,7 @@ impl Proxy {
         }
         let mut worked = self.command();
         worked |= self.listen();
-        for context in 0..self.contexts.len() {
+        for context in 0..self.requests.contexts() {
             worked |= self.take(context);
         }
         worked |= self.post();
@@ -189,7 +142,7 @@ impl Proxy {
 
     /// Looks for faults from this rank's kernels, other ranks and the host.
     fn listen(&mut self) -> bool {
-        if self.over.is_some() {
+        if self.requests.over().is_some() {
             return false;
         }
         if let Some(notice) = self.parts.board.first() {
@@ -208,7 +161,7 @@ impl Proxy {
 
     /// Ends the communicator on all ranks with the fault of a request, and the cause if it is known.
     fn found(&mut self, fault: Fault, cause: &str) {
-        if self.over.is_none() {
+        if self.requests.over().is_none() {
             // Both before a request is completed because of the fault. The host knows the fault when a kernel does.
             self.parts.board.post_because(self.parts.limits.rank, fault, cause);
             self.parts.status.post(fault);
@@ -216,9 +169,7 @@ impl Proxy {
         }
     }
 
-    /// Posts no further request, and completes the requests that the network does not have.
     fn end(&mut self, fault: Fault) {
-        self.over = Some(fault);
         let (rank, kind, operation) = (self.parts.limits.rank, fault.kind(), fault.operation());
         let named = |number| (number != gin_abi::fault::NONE).then_some(number);
         let (peer, context) = (named(fault.peer()), named(fault.context()));
@@ -228,87 +179,33 @@ impl Proxy {
             }
             _ => tracing::warn!(rank, ?kind, ?operation, context, peer, "a fault ends the communicator"),
         }
-        self.ops.iter_mut().flatten().for_each(Op::cancel);
-        self.refused = false;
-        for request in std::mem::take(&mut self.batch) {
-            if let Some(op) = &mut self.ops[flow::slot(request.id) as usize] {
-                op.outstanding -= 1;
-            }
-        }
-        self.turns.clear();
-        self.late.clear();
-        for slot in 0..self.ops.len() as Slot {
-            if self.ops[slot as usize].as_ref().is_some_and(Op::is_over) {
-                self.finish(slot);
-            }
-        }
+        self.requests.end(fault);
     }
 
-    /// Consumes descriptors from one queue.
+    /// Takes requests from one queue.
     fn take(&mut self, context: usize) -> bool {
         for taken in 0..TAKE {
-            let Some(words) = self.contexts[context].consumer.peek() else { return taken > 0 };
-            let timed = self.contexts[context].part.timed;
-            let (words, posted) = if timed { without_time(words) } else { (words, 0) };
-            let request = Descriptor::decode(&words).map_err(|error| {
-                let fault = Fault::new(FaultKind::BadDescriptor, Operation::None).with_context(context as u32);
-                fault.with_values(FaultSubject::None, bad_word(error), words[0])
-            });
-            let limits = &self.parts.limits;
-            let checked = request.and_then(|request| limits.check(context as u32, &request).map(|()| request));
-            let peer = request.ok().map(|request| request.peer).filter(|&peer| peer < limits.ranks);
-            let part = &mut self.contexts[context];
-            if let Some(peer) = peer
-                && part.lists.unfinished(peer) >= self.parts.max_outstanding
-            {
-                if !part.stalled {
-                    part.stalled = true;
-                    stats::add(&part.part.stats.of(Some(peer)).stalls, 1);
-                }
-                return taken > 0;
-            }
-            part.stalled = false;
-            let index = part.consumer.take(peer.filter(|&peer| part.lists.unfinished(peer) == 0));
-            part.lists.add(index, peer);
-            let stats = &part.part.stats;
-            stats::add(&stats.of(peer).accepted, 1);
-            if let Some(peer) = peer {
-                stats.depth(peer, part.lists.unfinished(peer) as u64, part.lists.depth() as u64);
-            }
-            match checked {
-                Ok(request) => {
-                    trace::accepted(limits.rank, context as u32, index, &request, timed.then_some(posted));
-                    self.accept(context as u32, index, request);
-                }
-                Err(fault) => {
-                    self.found(fault, "");
-                    self.publish(context as u32, index, peer, Some(fault), None);
+            match self.requests.take(context, &self.parts.limits) {
+                Ok(true) => {}
+                Ok(false) => return taken > 0,
+                Err(refused) => {
+                    self.found(refused.fault, "");
+                    self.requests.refuse(refused);
                 }
             }
         }
         true
     }
 
-    /// Publishes the end of a request.
-    fn publish(&mut self, context: u32, index: u64, peer: Option<u32>, fault: Option<Fault>, counter: Option<u32>) {
-        trace::finished(self.parts.limits.rank, context, index, fault.is_some());
-        let part = &mut self.contexts[context as usize];
-        part.lists.finish(index, peer);
-        let stats = part.part.stats.of(peer);
-        stats::add(&stats.finished, 1);
-        stats::add(&stats.failed, u64::from(fault.is_some()));
-        // A request without a peer is in no list, so the lists stay as they are.
-        let listed = peer.unwrap_or(self.parts.limits.rank);
-        part.consumer.finish(Finished {
-            fault: fault.map(|fault| (&self.parts.status, fault)),
-            counter: counter.map(|id| part.part.counters.at(u64::from(id))),
-            peer: listed,
-            oldest_incomplete: part.lists.oldest_incomplete(listed),
-            completion_index: part.lists.completion_index,
-        });
-        if let Some(peer) = peer {
-            self.ask(context, peer);
+    /// Posts one batch to the network.
+    fn post(&mut self) -> bool {
+        let batch = self.requests.fill();
+        if batch.is_empty() {
+            return false;
         }
+        let taken = self.parts.network.post(batch);
+        self.requests.posted(taken);
+        taken > 0
     }
 
     /// Handles the events of the network.
@@ -324,7 +221,7 @@ impl Proxy {
         let brought = events.iter().any(|event| match event {
             Event::Signal(_) => true,
             Event::Notice(_) => false,
-            Event::Completion { id, .. } => self.op(*id).is_some_and(|op| op.operation == Operation::Get),
+            Event::Completion { id, .. } => self.requests.is_get(*id),
         });
         if brought && self.parts.limits.capabilities.needs_make_visible {
             visible = self.parts.network.make_visible();
@@ -334,7 +231,7 @@ impl Proxy {
         }
         for event in events.drain(..) {
             match event {
-                Event::Completion { id, outcome } => self.complete(id, outcome.and_then(|()| visible.clone())),
+                Event::Completion { id, outcome } => self.complete(id, &outcome.and_then(|()| visible.clone())),
                 Event::Signal(arrival) if visible.is_ok() => self.raise(&arrival),
                 // Notices are for networks, which keep their own.
                 Event::Signal(_) | Event::Notice(_) => {}
@@ -344,13 +241,19 @@ impl Proxy {
         true
     }
 
+    /// Handles the completion of a message.
+    fn complete(&mut self, id: u64, outcome: &Result<(), NetError>) {
+        if let (Err(fault), Err(error)) = (self.requests.complete(id, outcome), outcome) {
+            self.found(fault, &error.to_string());
+            self.requests.settle(id);
+        }
+    }
+
     /// Raises a signal of this rank.
     fn raise(&mut self, arrival: &SignalArrival) {
         let word = match arrival.target {
             SignalTarget::Id(id) => {
-                let context = self.contexts.get(arrival.context as usize);
-                let signals =
-                    context.filter(|_| id < self.parts.limits.signals).and_then(|context| context.part.signals);
+                let signals = self.requests.signals(arrival.context).filter(|_| id < self.parts.limits.signals);
                 signals.map(|words| words.at(u64::from(id)))
             }
             SignalTarget::Address { window, offset } => {
@@ -375,14 +278,5 @@ impl Proxy {
                 self.found(fault.with_peer(arrival.from).with_values(subject, signals, seen), "");
             }
         }
-    }
-}
-
-/// Returns the number that names the invalid word of a descriptor; 8 if several words disagree.
-fn bad_word(error: DescriptorError) -> u64 {
-    match error {
-        DescriptorError::Operation(_) | DescriptorError::Signal(_) => 0,
-        DescriptorError::Reserved(word) => word as u64,
-        DescriptorError::Combination => WORDS as u64,
     }
 }

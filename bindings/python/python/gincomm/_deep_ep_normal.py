@@ -12,7 +12,7 @@ from .ep import Combine, Element, GroupConfig, Layout, Tokens
 
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
-_FEW_WORDS = 1024
+_FEW_WORDS = 512
 """The least words of a rank's numbers of tokens, so that most numbers of experts take one group."""
 
 _WORDS = 8
@@ -140,7 +140,7 @@ class Normal:
             )
         local = experts // ranks
         begin = 1 + 2 * ranks + self.rank.rank * local
-        rows = [sum(each[begin + expert] for each in everyone) for expert in range(local)]
+        rows = [sum(each) for each in zip(*(each[begin : begin + local] for each in everyone))]
         sent = [each[1 : 1 + ranks] for each in everyone]
         return max(each[0] for each in everyone), arrived[:, 1 : 1 + ranks], sent, rows
 

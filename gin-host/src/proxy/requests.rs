@@ -1,18 +1,33 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The way of one request through the proxy: accepted, split into messages, posted, complete, published.
+//! The life of a request in the proxy: taken from the queue, checked, split into messages, posted, complete, published.
+//!
+//! [`Consumer::finish`] defines the order in which the outcome of a request is published: fault, counter, oldest
+//! incomplete request of the peer, completion index.
 
-use super::check::operation;
-use super::lists::Slot;
-use super::{BATCH, Proxy, ROW, stats};
-use gin_abi::{Descriptor, Fault, FaultKind, Operation, RemoteSignal, Transfer, WindowOffset};
+use super::check::{Limits, operation};
+use super::lists::{Lists, Slot};
+use super::{ContextPart, Parts, stats, trace};
+use gin_abi::descriptor::{WORDS, without_time};
+use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, FaultSubject, Operation};
+use gin_abi::{RemoteSignal, Transfer, WindowOffset};
+use gin_device::internal::queue::{Consumer, Finished};
+use gin_device::internal::status::Status;
+use gin_device::sys::{Global, GlobalWord, Word};
 use gin_net::{NetError, Request};
+use std::collections::VecDeque;
+
+/// The maximum number of requests in one batch.
+const BATCH: usize = 256;
+
+/// The maximum number of consecutive messages of one long put, so that other requests get their turn.
+const ROW: usize = 8;
 
 /// An unfinished request.
 #[derive(Debug)]
-pub(super) struct Op {
-    pub(super) context: u32,
-    pub(super) index: u64,
-    pub(super) operation: Operation,
+struct Op {
+    context: u32,
+    index: u64,
+    operation: Operation,
     request: Descriptor,
     /// The next part to post.
     rest: Rest,
@@ -21,7 +36,7 @@ pub(super) struct Op {
     /// The number of messages posted so far. Part of the messages' ids.
     messages: u32,
     /// The number of posted messages that are not complete.
-    pub(super) outstanding: u32,
+    outstanding: u32,
     failure: Option<Fault>,
 }
 
@@ -37,7 +52,7 @@ enum Rest {
 }
 
 /// Returns the slot in the table of requests that a message's id contains.
-pub(super) fn slot(id: u64) -> Slot {
+fn slot(id: u64) -> Slot {
     (id >> 32) as Slot
 }
 
@@ -57,12 +72,12 @@ fn part(transfer: Transfer, from: u64, length: u64) -> Transfer {
 
 impl Op {
     /// Cancels the messages that are not posted yet.
-    pub(super) fn cancel(&mut self) {
+    fn cancel(&mut self) {
         self.rest = Rest::Nothing;
     }
 
     /// Returns whether the request is finished.
-    pub(super) fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.rest == Rest::Nothing && self.outstanding == 0
     }
 
@@ -115,13 +130,147 @@ impl Op {
     }
 }
 
-impl Proxy {
-    pub(super) fn op(&self, id: u64) -> Option<&Op> {
-        self.ops.get(slot(id) as usize).and_then(Option::as_ref)
+#[derive(Debug)]
+struct Context {
+    consumer: Consumer<Global, WORDS>,
+    lists: Lists,
+    part: ContextPart,
+    /// The request at the head of the queue has been counted as a stall.
+    stalled: bool,
+}
+
+/// A request that did not pass the check.
+pub(super) struct Refused {
+    pub(super) fault: Fault,
+    context: u32,
+    index: u64,
+    peer: Option<u32>,
+}
+
+/// The requests of a proxy that are not published yet.
+#[derive(Debug)]
+pub(super) struct Requests {
+    contexts: Vec<Context>,
+    ops: Vec<Option<Op>>,
+    free: Vec<Slot>,
+    /// The pairs of context and peer that have messages to post, in the order of their turns.
+    turns: VecDeque<(u32, u32)>,
+    /// The requests whose weak signal or question follows, because the puts before it are complete.
+    late: VecDeque<Slot>,
+    batch: Vec<Request>,
+    /// The network had no room for the first message of the batch, and that has been counted.
+    refused: bool,
+    /// The fault that ended the communicator.
+    over: Option<Fault>,
+    rank: u32,
+    max_outstanding: usize,
+    max_message: u64,
+    strong: bool,
+    /// Completion means arrival, so no peer is asked whether puts have arrived.
+    completes_on_arrival: bool,
+    status: Status<Global>,
+}
+
+impl Requests {
+    /// Takes the contexts of the parts.
+    ///
+    /// # Safety
+    /// - As for the proxy of these parts.
+    pub(super) unsafe fn new(parts: &mut Parts) -> Self {
+        let Limits { rank, ranks, capabilities, .. } = parts.limits;
+        let first = parts.first_index;
+        let contexts = std::mem::take(&mut parts.contexts).into_iter().map(|part| {
+            // Safety: the caller's promise.
+            let consumer = unsafe { Consumer::new(part.queue, first) };
+            Context { consumer, lists: Lists::new(first, ranks), part, stalled: false }
+        });
+        Self {
+            contexts: contexts.collect(),
+            ops: Vec::new(),
+            free: Vec::new(),
+            turns: VecDeque::new(),
+            late: VecDeque::new(),
+            batch: Vec::new(),
+            refused: false,
+            over: None,
+            rank,
+            max_outstanding: parts.max_outstanding,
+            max_message: parts.max_message,
+            strong: capabilities.strong_signals,
+            completes_on_arrival: capabilities.completes_on_arrival(),
+            status: parts.status,
+        }
+    }
+
+    pub(super) fn contexts(&self) -> usize {
+        self.contexts.len()
+    }
+
+    /// Returns the fault that ended the communicator.
+    pub(super) fn over(&self) -> Option<Fault> {
+        self.over
+    }
+
+    /// Returns the signal words of a context that CPU threads raise.
+    pub(super) fn signals(&self, context: u32) -> Option<GlobalWord> {
+        self.contexts.get(context as usize)?.part.signals
+    }
+
+    /// Returns the number of requests below these indices, one for each context, that are not below its completion
+    /// index.
+    pub(super) fn left(&self, heads: &[u64]) -> u64 {
+        let each = self.contexts.iter().zip(heads);
+        each.map(|(context, &head)| head.saturating_sub(context.lists.completion_index)).sum()
+    }
+
+    /// Returns whether a message is one of a get.
+    pub(super) fn is_get(&self, id: u64) -> bool {
+        let op = self.ops.get(slot(id) as usize).and_then(Option::as_ref);
+        op.is_some_and(|op| op.operation == Operation::Get)
+    }
+
+    /// Takes the next request from a queue. Returns false if none is there, or its peer has its maximum number of
+    /// unfinished requests.
+    ///
+    /// # Errors
+    /// The request did not pass the check. It is published by [`refuse`](Self::refuse), once all ranks know the fault.
+    pub(super) fn take(&mut self, context: usize, limits: &Limits) -> Result<bool, Refused> {
+        let part = &mut self.contexts[context];
+        let Some(words) = part.consumer.peek() else { return Ok(false) };
+        let timed = part.part.timed;
+        let (words, posted) = if timed { without_time(words) } else { (words, 0) };
+        let request = Descriptor::decode(&words).map_err(|error| {
+            let fault = Fault::new(FaultKind::BadDescriptor, Operation::None).with_context(context as u32);
+            fault.with_values(FaultSubject::None, bad_word(error), words[0])
+        });
+        let checked = request.and_then(|request| limits.check(context as u32, &request).map(|()| request));
+        let peer = request.ok().map(|request| request.peer).filter(|&peer| peer < limits.ranks);
+        if let Some(peer) = peer
+            && part.lists.unfinished(peer) >= self.max_outstanding
+        {
+            if !part.stalled {
+                part.stalled = true;
+                stats::add(&part.part.stats.of(Some(peer)).stalls, 1);
+            }
+            return Ok(false);
+        }
+        part.stalled = false;
+        let index = part.consumer.take(peer.filter(|&peer| part.lists.unfinished(peer) == 0));
+        part.lists.add(index, peer);
+        let stats = &part.part.stats;
+        stats::add(&stats.of(peer).accepted, 1);
+        if let Some(peer) = peer {
+            stats.depth(peer, part.lists.unfinished(peer) as u64, part.lists.depth() as u64);
+        }
+        let context = context as u32;
+        let request = checked.map_err(|fault| Refused { fault, context, index, peer })?;
+        trace::accepted(self.rank, context, index, &request, timed.then_some(posted));
+        self.accept(context, index, request);
+        Ok(true)
     }
 
     /// Accepts a request that passed the check.
-    pub(super) fn accept(&mut self, context: u32, index: u64, mut request: Descriptor) {
+    fn accept(&mut self, context: u32, index: u64, mut request: Descriptor) {
         if let Some(fault) = self.over {
             self.publish(context, index, Some(request.peer), Some(fault), None);
             return;
@@ -141,8 +290,8 @@ impl Proxy {
         }
         stats::add(&figures.signals, u64::from(request.signal.is_some()));
         let quiet = request.is_quiet();
-        // All earlier requests are complete. If completion means arrival, their data has arrived, and no peer is asked.
-        let asks = quiet && !self.parts.limits.capabilities.completes_on_arrival();
+        // All earlier requests are complete. If completion means arrival, their data has arrived.
+        let asks = quiet && !self.completes_on_arrival;
         if bytes == 0 && !asks {
             if request.signal.is_none() {
                 self.publish(context, index, Some(request.peer), None, request.counter);
@@ -177,55 +326,38 @@ impl Proxy {
         }
     }
 
+    /// Publishes a request that did not pass the check.
+    pub(super) fn refuse(&mut self, refused: Refused) {
+        let Refused { fault, context, index, peer } = refused;
+        self.publish(context, index, peer, Some(fault), None);
+    }
+
     /// Posts the question of the oldest unfinished request to `peer`, if that request asks one.
-    pub(super) fn ask(&mut self, context: u32, peer: u32) {
+    fn ask(&mut self, context: u32, peer: u32) {
         let slot = self.contexts[context as usize].lists.release(peer);
         // A fault has canceled the question.
         self.late.extend(slot.filter(|_| self.over.is_none()));
     }
 
-    /// Posts one batch to the network.
-    pub(super) fn post(&mut self) -> bool {
-        self.fill();
-        if self.batch.is_empty() {
-            return false;
-        }
-        let taken = self.parts.network.post(&self.batch);
-        if taken > 0 {
-            self.batch.drain(..taken);
-            self.refused = false;
-        }
-        match self.batch.first() {
-            Some(request) if !self.refused => {
-                let stats = &self.contexts[request.context as usize].part.stats;
-                stats::add(&stats.of(Some(request.peer)).retries, 1);
-                self.refused = true;
-            }
-            _ => {}
-        }
-        taken > 0
-    }
-
-    /// Fills the batch. Peers take turns.
-    fn fill(&mut self) {
-        let strong = self.parts.limits.capabilities.strong_signals;
+    /// Fills the batch, and returns it. Peers take turns.
+    pub(super) fn fill(&mut self) -> &[Request] {
         while self.batch.len() < BATCH {
             if let Some(slot) = self.late.pop_front() {
                 if let Some(op) = &mut self.ops[slot as usize] {
-                    self.batch.push(op.next(slot, self.parts.max_message, strong));
+                    self.batch.push(op.next(slot, self.max_message, self.strong));
                     let stats = &self.contexts[op.context as usize].part.stats;
                     stats::add(&stats.of(Some(op.request.peer)).posted, 1);
                 }
                 continue;
             }
-            let Some((context, peer)) = self.turns.pop_front() else { return };
+            let Some((context, peer)) = self.turns.pop_front() else { break };
             let part = &mut self.contexts[context as usize];
             let list = part.lists.unposted(peer);
             let Some(&slot) = list.front() else { continue };
             let Some(op) = &mut self.ops[slot as usize] else { continue };
             let mut row = 0;
             while op.has_message() && row < ROW {
-                self.batch.push(op.next(slot, self.parts.max_message, strong));
+                self.batch.push(op.next(slot, self.max_message, self.strong));
                 row += 1;
             }
             if !op.has_message() {
@@ -236,38 +368,116 @@ impl Proxy {
             }
             stats::add(&part.part.stats.of(Some(peer)).posted, row as u64);
         }
+        &self.batch
+    }
+
+    /// Notes that the network has the first `count` messages of the batch, which was not empty.
+    pub(super) fn posted(&mut self, count: usize) {
+        if count > 0 {
+            self.batch.drain(..count);
+            self.refused = false;
+        }
+        match self.batch.first() {
+            Some(request) if !self.refused => {
+                let stats = &self.contexts[request.context as usize].part.stats;
+                stats::add(&stats.of(Some(request.peer)).retries, 1);
+                self.refused = true;
+            }
+            _ => {}
+        }
     }
 
     /// Handles the completion of a message.
-    pub(super) fn complete(&mut self, id: u64, outcome: Result<(), NetError>) {
+    ///
+    /// # Errors
+    /// The fault of a message that failed. Its request is published by [`settle`](Self::settle), once all ranks know
+    /// the fault.
+    pub(super) fn complete(&mut self, id: u64, outcome: &Result<(), NetError>) -> Result<(), Fault> {
         let slot = slot(id);
-        let Some(op) = self.ops.get_mut(slot as usize).and_then(Option::as_mut) else { return };
+        let Some(op) = self.ops.get_mut(slot as usize).and_then(Option::as_mut) else { return Ok(()) };
         op.outstanding -= 1;
         let stats = &self.contexts[op.context as usize].part.stats;
         stats::add(&stats.of(Some(op.request.peer)).completions, 1);
         if let Err(error) = outcome {
             let fault = Fault::new(FaultKind::Network, op.operation);
-            let fault = fault.with_context(op.context).with_peer(op.request.peer);
-            let fault = error.apply(fault);
+            let fault = error.apply(fault.with_context(op.context).with_peer(op.request.peer));
             op.cancel();
             op.failure = Some(fault);
-            self.found(fault, &error.to_string());
-        } else if op.outstanding == 0 && op.rest == Rest::LateSignal {
+            return Err(fault);
+        }
+        if op.outstanding == 0 && op.rest == Rest::LateSignal {
             self.late.push_back(slot);
         }
-        if self.ops[slot as usize].as_ref().is_some_and(Op::is_over) {
+        self.settle(id);
+        Ok(())
+    }
+
+    /// Finishes the request of a message, if it has no other messages.
+    pub(super) fn settle(&mut self, id: u64) {
+        let slot = slot(id);
+        if self.ops.get(slot as usize).and_then(Option::as_ref).is_some_and(Op::is_over) {
             self.finish(slot);
         }
     }
 
+    /// Posts no further message, and publishes the requests of which the network has none.
+    pub(super) fn end(&mut self, fault: Fault) {
+        self.over = Some(fault);
+        self.ops.iter_mut().flatten().for_each(Op::cancel);
+        self.refused = false;
+        for request in std::mem::take(&mut self.batch) {
+            if let Some(op) = &mut self.ops[slot(request.id) as usize] {
+                op.outstanding -= 1;
+            }
+        }
+        self.turns.clear();
+        self.late.clear();
+        for slot in 0..self.ops.len() as Slot {
+            if self.ops[slot as usize].as_ref().is_some_and(Op::is_over) {
+                self.finish(slot);
+            }
+        }
+    }
+
     /// Finishes a request.
-    pub(super) fn finish(&mut self, slot: Slot) {
+    fn finish(&mut self, slot: Slot) {
         let Some(op) = self.ops[slot as usize].take() else { return };
         self.free.push(slot);
         // A fault has canceled all requests that were unfinished.
         let fault = op.failure.or(self.over);
         let counter = op.request.counter.filter(|_| fault.is_none());
         self.publish(op.context, op.index, Some(op.request.peer), fault, counter);
+    }
+
+    /// Publishes the end of a request.
+    fn publish(&mut self, context: u32, index: u64, peer: Option<u32>, fault: Option<Fault>, counter: Option<u32>) {
+        trace::finished(self.rank, context, index, fault.is_some());
+        let part = &mut self.contexts[context as usize];
+        part.lists.finish(index, peer);
+        let stats = part.part.stats.of(peer);
+        stats::add(&stats.finished, 1);
+        stats::add(&stats.failed, u64::from(fault.is_some()));
+        // A request without a peer is in no list, so the lists stay as they are.
+        let listed = peer.unwrap_or(self.rank);
+        part.consumer.finish(Finished {
+            fault: fault.map(|fault| (&self.status, fault)),
+            counter: counter.map(|id| part.part.counters.at(u64::from(id))),
+            peer: listed,
+            oldest_incomplete: part.lists.oldest_incomplete(listed),
+            completion_index: part.lists.completion_index,
+        });
+        if let Some(peer) = peer {
+            self.ask(context, peer);
+        }
+    }
+}
+
+/// Returns the number that names the invalid word of a descriptor; 8 if several words disagree.
+fn bad_word(error: DescriptorError) -> u64 {
+    match error {
+        DescriptorError::Operation(_) | DescriptorError::Signal(_) => 0,
+        DescriptorError::Reserved(word) => word as u64,
+        DescriptorError::Combination => WORDS as u64,
     }
 }
 
