@@ -23,15 +23,12 @@
 
 use crate::link::Inbound;
 use crate::message::Message;
+use crate::seat::{Seat, ThreadState};
 use crate::{LossCause, millis};
-use rustix::process::{getpid, setpriority_process};
-use rustix::thread::gettid;
-use serde::{Deserialize, Serialize};
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use rustix::process::setpriority_process;
+use std::io;
 use std::pin::pin;
 use std::time::{Duration, Instant};
-use std::{fs, io};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -44,62 +41,6 @@ const LATE: Duration = Duration::from_millis(100);
 
 /// The maximum number of frames that wait for the rank. Further frames of the neighbour wait in the sockets.
 pub(super) const AHEAD: usize = 4;
-
-/// The thread that sends a rank's heartbeats. All zero if the system does not describe it.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub(super) struct Seat {
-    /// The inode of its PID namespace, in which the next number is valid.
-    pub(super) namespace: u64,
-    pub(super) thread: u32,
-    /// The time when it began, in ticks since the system began.
-    pub(super) began: u64,
-}
-
-/// The state of a thread of this system.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum ThreadState {
-    /// It runs, or waits for a CPU.
-    Runnable,
-    /// It waits for something else.
-    Asleep,
-    /// It is stopped, traced, or has ended.
-    Stopped,
-}
-
-impl Seat {
-    /// Returns the thread that calls this.
-    fn own() -> Self {
-        let (process, thread) = (getpid().as_raw_nonzero(), gettid().as_raw_nonzero());
-        let own = || {
-            // The numbers in `/proc` are those of the namespace in which it was mounted.
-            let named = fs::read_link("/proc/thread-self").ok()?;
-            if named != Path::new(&format!("{process}/task/{thread}")) {
-                return None;
-            }
-            let namespace = fs::metadata("/proc/self/ns/pid").ok()?.ino();
-            let (_, began) = look(thread.get())?;
-            Some(Self { namespace, thread: thread.get().try_into().ok()?, began })
-        };
-        own().unwrap_or_default()
-    }
-
-    /// Returns whether the process of `own` sees this thread; both are of one system.
-    fn is_beside(&self, own: &Self) -> bool {
-        *self != Self::default() && self.namespace == own.namespace && self.state() != ThreadState::Stopped
-    }
-
-    fn state(&self) -> ThreadState {
-        match i32::try_from(self.thread).ok().and_then(look) {
-            // Another thread may get its number later.
-            Some((state, began)) if began == self.began => match state {
-                'R' => ThreadState::Runnable,
-                'T' | 't' | 'Z' | 'X' => ThreadState::Stopped,
-                _ => ThreadState::Asleep,
-            },
-            _ => ThreadState::Stopped,
-        }
-    }
-}
 
 /// The thread and the runtime that serve a rank's edges.
 #[derive(Clone, Debug)]
@@ -228,18 +169,10 @@ pub(super) async fn read(mut link: Inbound, watch: Watch, to: mpsc::Sender<Event
     let _ = to.send(Event::Ended(cause)).await;
 }
 
-/// Returns the state and the begin of a process or a thread; `None` if none has this number.
-fn look(pid: i32) -> Option<(char, u64)> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain any character.
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::seat::look;
     use rustix::process::{Pid, Signal, kill_process};
     use std::process::{Child, Command, Stdio};
     use std::thread;

@@ -9,10 +9,13 @@
 //! all give nothing. So a barrier is a collective whose messages have heads only.
 
 use crate::message::CHUNK;
-use crate::node::{MAX_BYTES, Violation};
+use crate::message::Violation;
 use crate::tree::{EDGES, PARENT, TreePlace};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+
+/// The maximum number of bytes that one rank gives to one collective.
+pub(super) const MAX_BYTES: usize = 1 << 30;
 
 /// The maximum number of bytes that encode the length of a rank's bytes.
 const LENGTH: usize = 5;

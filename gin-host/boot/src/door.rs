@@ -12,13 +12,11 @@
 //!
 //! Doors use the secret with which the first job began. So a process needs no more than that secret and an address.
 
-use crate::error::system;
 use crate::id::Secret;
 use crate::io::{GREETING, accept, limited};
 use crate::link::{Link, Traffic};
+use crate::lock;
 use crate::message::{Answer, CollectiveId, Hello, Knock};
-use crate::tcp::{Inner, listen};
-use crate::{BootstrapError, lock, rt};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
@@ -41,7 +39,7 @@ pub(super) struct Door {
     /// The secret of the first job.
     pub(super) root: Secret,
     /// At the first one all other ranks find this process. At the second one rank 0 of the first job has listened.
-    listeners: Vec<TcpListener>,
+    pub(super) listeners: Vec<TcpListener>,
     /// The call that is under way.
     call: Mutex<Option<Call>>,
 }
@@ -154,7 +152,7 @@ impl Door {
     }
 
     /// Serves one of the sockets.
-    async fn serve(self: Arc<Self>, listener: TcpListener, rank: u32) {
+    pub(super) async fn serve(self: Arc<Self>, listener: TcpListener, rank: u32) {
         let listener = listener.set_nonblocking(true).and_then(|()| tokio::net::TcpListener::from_std(listener));
         let listener = match listener {
             Ok(listener) => listener,
@@ -192,37 +190,10 @@ pub(super) enum Kept {
     Door(Arc<Door>),
 }
 
-impl Doors {
-    /// Opens the door of this process, unless it has one, and exchanges its address with the other ranks.
-    pub(super) fn exchange(inner: &Inner, kept: Kept) -> Result<Self, BootstrapError> {
-        let (own, served) = match kept {
-            // The socket of rank 0 is served by the first job as long as that lasts.
-            Kept::Nothing(root, first) => (Arc::new(Door::new(inner, root, first)?), 1),
-            Kept::Door(door) => (door, usize::MAX),
-        };
-        for listener in own.listeners.iter().take(served) {
-            let listener = listener.try_clone().map_err(system("listen"))?;
-            inner.handle.spawn(own.clone().serve(listener, inner.node.rank));
-        }
-        let _ = inner.node.door.set(own.clone());
-        let address = own.listeners[0].local_addr().map_err(system("listen"))?;
-        let texts = inner.gather(DOORS, address.to_string().as_bytes(), || false)?.parts();
-        let read = |(rank, text): (usize, &Vec<u8>)| {
-            let address = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
-            address.ok_or_else(|| system("exchange addresses")(format!("rank {rank} listens at no address")))
-        };
-        Ok(Self { all: texts.iter().enumerate().map(read).collect::<Result<_, _>>()?, own })
-    }
-}
-
 impl Door {
-    fn new(inner: &Inner, root: Secret, first: Option<TcpListener>) -> Result<Self, BootstrapError> {
-        // A rank without neighbours may arrive here before its thread has set the address.
-        rt::wait_until_named("its own address", || inner.node.ip.get().is_some() || inner.node.failed().is_some());
-        let unknown = || inner.node.failed().unwrap_or_else(|| system("listen")("this rank has no address"));
-        let ip = *inner.node.ip.get().ok_or_else(unknown)?;
-        let listeners = std::iter::once(listen((ip, 0).into())?).chain(first).collect();
-        Ok(Self { root, listeners, call: Mutex::new(None) })
+    /// Makes a door of the socket at which all other ranks find the process, and that of rank 0 of the first job.
+    pub(super) fn new(root: Secret, listeners: Vec<TcpListener>) -> Self {
+        Self { root, listeners, call: Mutex::new(None) }
     }
 }
 

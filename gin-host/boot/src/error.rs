@@ -125,7 +125,7 @@ pub enum BootstrapError {
     },
 }
 
-gin_abi::debug_as_display!(BootstrapError, crate::id::IdError, crate::job::JobError);
+gin_abi::debug_as_display!(BootstrapError, crate::id::IdError);
 
 /// The remedies where a rank cannot reach another one.
 pub(crate) const CHECK: &str =

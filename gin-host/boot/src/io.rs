@@ -6,13 +6,14 @@
 //! a child travels down the tree to the parent. So rank 0 holds no more connections than other ranks, however many
 //! ranks there are.
 
-use crate::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
+use crate::address::default_address;
+use crate::beat::{AHEAD, Beats, Event, Late, Watch, read};
 use crate::error::{show_wait, system, usual_cause, warn};
 use crate::id::Secret;
 use crate::link::{Link, LinkError, Outbound, connect};
 use crate::message::{Answer, CHUNK, FRAME, Hello, Message, Registration, VERSION};
 use crate::node::{Node, Outgoing};
-use crate::tcp::default_address;
+use crate::seat::Seat;
 use crate::tree::PARENT;
 use crate::{BootstrapError, LossCause, TcpConfig, millis};
 use rustix::io::Errno;

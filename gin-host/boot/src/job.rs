@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The environment variables with which launchers describe a job.
 
+use crate::address::{default_address, listen};
 use crate::error::{CHECK, system};
 use crate::id::{MIN_SECRET, Secret};
 use crate::io::Start;
-use crate::tcp::{Origin, check, default_address, listen};
+use crate::tcp::{Origin, check};
 use crate::{BootstrapError, IdError, TcpBootstrap, TcpConfig, UniqueId, lock, slurm};
 use std::fs::{self, File};
 use std::io::Read;
@@ -88,6 +89,8 @@ pub enum JobError {
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
 }
+
+gin_abi::debug_as_display!(JobError);
 
 /// Returns the error of a variable with an invalid value.
 fn value(variable: &'static str, problem: impl Into<String>) -> JobError {

@@ -43,6 +43,7 @@
 //! A process that does not know the secret costs the ranks only the time of a refusal. At most 128 such connections are
 //! open at a time, each for at most 5 s. After 1 s they make room for others.
 
+mod address;
 mod beat;
 pub mod board;
 mod collective;
@@ -58,6 +59,7 @@ mod message;
 mod node;
 mod regroup;
 pub mod rt;
+mod seat;
 mod simulate;
 mod slurm;
 mod tcp;

@@ -4,13 +4,16 @@
 //! `postcard` encodes them. A decoded message is never longer than its frame. Texts, lists and chunks also have limits
 //! of their own.
 
-use crate::beat::Seat;
 use crate::id::Secret;
+use crate::seat::Seat;
 use crate::{LossCause, wire};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::net::SocketAddr;
 use std::sync::Arc;
+
+/// The reason for which a neighbour must not send a message.
+pub(super) type Violation = &'static str;
 
 /// The version of all messages. Ranks with different versions refuse each other.
 pub(super) const VERSION: u8 = 8;

@@ -20,8 +20,7 @@ use crate::collective::{Collective, Gathered, Next, chunks};
 use crate::door::Door;
 use crate::error::CHECK;
 use crate::link::Traffic;
-use crate::message::{Answer, CollectiveId, LISTED, Message, Registration};
-use crate::tcp::JOINING;
+use crate::message::{Answer, CollectiveId, LISTED, Message, Registration, Violation};
 use crate::tree::{EDGES, PARENT, TreePlace};
 use crate::{BootstrapError, LossCause, lock, millis};
 use gin_abi::{Fault, FaultKind, FaultSubject, Operation};
@@ -33,14 +32,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// The maximum number of bytes that one rank gives to one collective.
-pub(super) const MAX_BYTES: usize = 1 << 30;
+/// The collective that ends when all ranks have joined.
+pub(crate) const JOINING: CollectiveId = CollectiveId { channel: u64::MAX, number: 0 };
 
 /// The maximum number of channels that other ranks may use before this rank opens them.
 const MAX_AHEAD: usize = 1 << 16;
-
-/// The reason for which a neighbour must not send a message.
-pub(super) type Violation = &'static str;
 
 /// The board of a channel, and the notices of other ranks.
 #[derive(Debug, Default)]

@@ -3,13 +3,14 @@
 //!
 //! [`door`](crate::door) says how its ranks meet.
 
+use crate::address::listen;
 use crate::door::{Call, Roll, longest_pause};
 use crate::error::{CHECK, refused, system};
 use crate::id::{self, MAX_ADDRESSES, Secret};
 use crate::io::Start;
 use crate::link::{Link, LinkError, Traffic, connect};
 use crate::message::{Answer, Hello, Knock, VERSION};
-use crate::tcp::{Origin, check, listen, runtime};
+use crate::tcp::{Origin, check, runtime};
 use crate::{BootstrapError, TcpBootstrap, TcpConfig, UniqueId, millis, rt};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};

@@ -1,28 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Ranks that are processes.
 
+use crate::address::{default_address, listen};
 use crate::beat;
 use crate::board::Board;
-use crate::collective::Gathered;
-use crate::door::{Door, Doors, Kept};
-use crate::error::{CHECK, refused, show_wait, system, usual_cause};
+use crate::collective::{Gathered, MAX_BYTES};
+use crate::door::{DOORS, Door, Doors, Kept};
+use crate::error::{CHECK, refused, show_wait, system};
 use crate::id::{self, Secret, UniqueId};
 use crate::io::{LINGERING, Start, run};
 use crate::message::CollectiveId;
-use crate::node::{MAX_BYTES, Node};
+use crate::node::{JOINING, Node};
 use crate::{Bootstrap, BootstrapError, Channel, JOB, host_name, millis, rt, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
-
-/// The collective that ends when all ranks have joined.
-pub(crate) const JOINING: CollectiveId = CollectiveId { channel: u64::MAX, number: 0 };
 
 crate::config! {
     /// How a rank joins a job, and how it notices that other ranks are lost.
@@ -61,19 +59,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the end of a collective waits for neighbours that receive slowly.
 const FLUSH: Duration = Duration::from_secs(1);
-
-/// Returns the address from which this machine reaches other hosts. Sends no packet.
-pub(crate) fn default_address() -> IpAddr {
-    let route = |bind: IpAddr, to: IpAddr| {
-        let socket = UdpSocket::bind((bind, 0)).ok()?;
-        // Addresses for documentation: no host has them, and the default route leads to them.
-        socket.connect((to, 9)).ok()?;
-        socket.local_addr().ok().map(|own| own.ip()).filter(|ip| !ip.is_unspecified())
-    };
-    route(Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into())
-        .or_else(|| route(Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()))
-        .unwrap_or(Ipv4Addr::LOCALHOST.into())
-}
 
 /// Refuses numbers that no job has.
 pub(crate) fn check(rank: u32, ranks: u32) -> Result<(), BootstrapError> {
@@ -140,14 +125,6 @@ impl AsFd for Rendezvous {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
-}
-
-/// Listens, with a queue for many ranks that connect at the same time.
-pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, BootstrapError> {
-    let listener = TcpListener::bind(address)
-        .map_err(|error| system("listen")(format!("{address}: {error}{}", usual_cause(&error))))?;
-    rustix::net::listen(&listener, 4096).map_err(refused("listen"))?;
-    Ok(listener)
 }
 
 /// A rank that is a process; the ranks of the job are on one host or many.
@@ -388,8 +365,38 @@ impl Inner {
         let given: Vec<_> = given.parts().iter().enumerate().map(read).collect::<Result<_, _>>()?;
         let (systems, given): (Vec<System>, _) = given.into_iter().unzip();
         let _ = node.hosts.set(System::names(&systems));
-        let doors = Doors::exchange(&self, kept)?;
+        let doors = self.open_doors(kept)?;
         Ok(TcpBootstrap { inner: Arc::new(self), next: AtomicU64::new(0), systems, given, doors })
+    }
+
+    /// Opens the door of this process, unless it has one, and exchanges its address with the other ranks.
+    fn open_doors(&self, kept: Kept) -> Result<Doors, BootstrapError> {
+        let (own, served) = match kept {
+            // The socket of rank 0 is served by the first job as long as that lasts.
+            Kept::Nothing(root, first) => (Arc::new(self.new_door(root, first)?), 1),
+            Kept::Door(door) => (door, usize::MAX),
+        };
+        for listener in own.listeners.iter().take(served) {
+            let listener = listener.try_clone().map_err(system("listen"))?;
+            self.handle.spawn(own.clone().serve(listener, self.node.rank));
+        }
+        let _ = self.node.door.set(own.clone());
+        let address = own.listeners[0].local_addr().map_err(system("listen"))?;
+        let texts = self.gather(DOORS, address.to_string().as_bytes(), || false)?.parts();
+        let read = |(rank, text): (usize, &Vec<u8>)| {
+            let address = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+            address.ok_or_else(|| system("exchange addresses")(format!("rank {rank} listens at no address")))
+        };
+        Ok(Doors { all: texts.iter().enumerate().map(read).collect::<Result<_, _>>()?, own })
+    }
+
+    fn new_door(&self, root: Secret, first: Option<TcpListener>) -> Result<Door, BootstrapError> {
+        let node = &self.node;
+        // A rank without neighbours may arrive here before its thread has set the address.
+        rt::wait_until_named("its own address", || node.ip.get().is_some() || node.failed().is_some());
+        let unknown = || node.failed().unwrap_or_else(|| system("listen")("this rank has no address"));
+        let ip = *node.ip.get().ok_or_else(unknown)?;
+        Ok(Door::new(root, std::iter::once(listen((ip, 0).into())?).chain(first).collect()))
     }
 
     pub(crate) fn gather(
@@ -560,7 +567,7 @@ mod tests {
     #[test]
     fn a_rank_whose_messages_wait_to_be_handled_is_not_lost() {
         let silence = Duration::from_millis(500);
-        let config = TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())).silence(silence);
+        let config = TcpConfig::default().address(Some([127, 0, 0, 1].into())).silence(silence);
         let first = Rendezvous::new(config.clone()).unwrap();
         let id = first.id().clone();
         let second = std::thread::spawn(move || TcpBootstrap::join(&id, 1, 2, config).unwrap());

@@ -10,13 +10,8 @@ use gin_device::exec::Dim3;
 use crate::error::LaunchError;
 use crate::host::block_on;
 use crate::lock::lock;
+use crate::shared::SHARED_LIMIT;
 
-/// Largest shared memory of a block, static and dynamic together, in bytes (CUDA C++ programming guide, compute
-/// capability 9.0).
-pub const SHARED_LIMIT: usize = 227 << 10;
-/// Largest static shared memory of a block, in bytes: `ptxas` refuses more. Dynamic shared memory may reach
-/// [`SHARED_LIMIT`].
-pub const STATIC_SHARED_LIMIT: usize = 48 << 10;
 /// Largest number of threads of a block.
 pub const BLOCK_THREADS_LIMIT: u64 = 1024;
 const BLOCK_LIMITS: [u32; 3] = [1024, 1024, 64];

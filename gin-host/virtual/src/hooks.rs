@@ -12,8 +12,9 @@ use gin_device::exec::{
 };
 use gin_device::sys::warpgroup::Sums;
 
+use rustix::time::{ClockId, clock_gettime};
+
 use crate::engine::{Engine, TaskKey};
-use crate::host::real_clock_ns;
 use crate::shared::SharedSegments;
 
 /// The reason why a coroutine gives up the CPU.
@@ -167,6 +168,24 @@ pub(crate) fn clock_ns() -> u64 {
     }
 }
 
+/// Returns the same nanoseconds as [`clock_ns`], without giving other coroutines a turn: a trace that reads the clock
+/// leaves the schedule as it is. A loop must not wait by it.
+///
+/// ```
+/// let start = gin_virtual::clock_ns();
+/// assert!(gin_virtual::peek_clock_ns() >= start);
+/// ```
+pub fn peek_clock_ns() -> u64 {
+    engine().map_or_else(real_clock_ns, |engine| engine.now())
+}
+
+/// Returns the nanoseconds of `CLOCK_MONOTONIC`, so that code which knows no virtual GPU reads the same clock.
+pub(crate) fn real_clock_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    // 2^64 ns are 584 years.
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
 fn cycles() -> u64 {
     clock_ns().wrapping_mul(2)
 }
@@ -278,7 +297,7 @@ static EXECUTOR: Executor = Executor {
     wait_ends,
     sees,
     clock_ns,
-    peek_clock_ns: crate::host::peek_clock_ns,
+    peek_clock_ns,
     cycles,
     position,
     barrier,

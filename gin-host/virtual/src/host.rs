@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Waiting and time for host code. The functions work in a coroutine of a world and on a plain OS thread.
 
-use rustix::time::{ClockId, clock_gettime};
 use std::cell::RefCell;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{Actor, WaitKind, Waiter};
+use crate::actor::Actor;
+use crate::end::WorldEnd;
+use crate::error::{WaitKind, Waiter};
 use crate::hooks::{SuspendReason, engine, suspend, switch_point};
-use crate::world::WorldEnd;
 
 /// Longest nap between two looks at a condition, in nanoseconds of the virtual clock.
 const VIRTUAL_NAP_NS: u64 = 10_000;
@@ -143,24 +143,6 @@ fn wait(what: &'static str, site: Option<&'static Location<'static>>, mut condit
 /// ```
 pub fn clock_ns() -> u64 {
     crate::hooks::clock_ns()
-}
-
-/// Returns the same nanoseconds as [`clock_ns`], without giving other coroutines a turn: a trace that reads the clock
-/// leaves the schedule as it is. A loop must not wait by it.
-///
-/// ```
-/// let start = gin_virtual::clock_ns();
-/// assert!(gin_virtual::peek_clock_ns() >= start);
-/// ```
-pub fn peek_clock_ns() -> u64 {
-    engine().map_or_else(real_clock_ns, |engine| engine.now())
-}
-
-/// Returns the nanoseconds of `CLOCK_MONOTONIC`, so that code which knows no virtual GPU reads the same clock.
-pub(crate) fn real_clock_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    // 2^64 ns are 584 years.
-    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
 /// Returns true if the caller is a coroutine of a world, or an OS thread that works for one.

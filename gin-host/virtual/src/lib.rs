@@ -115,7 +115,9 @@
 //! Under a load of 6 on the same machine, all figures were 1.3 times as long, under a load of 12 twice.
 #![warn(unreachable_pub)]
 
+mod actor;
 mod config;
+mod end;
 mod engine;
 mod error;
 mod grid;
@@ -135,17 +137,19 @@ mod threads;
 mod watchdog;
 mod world;
 
+pub use actor::Actor;
 pub use config::{DeviceConfig, LogMode, Schedule, SeededConfig, ThreadsConfig};
-pub use error::{Actor, LaunchError, NotStarted, WaitKind, WaitReport, Waiter, WorldError};
+pub use error::{LaunchError, NotStarted, WaitKind, WaitReport, Waiter, WorldError};
 pub use gin_device::exec::Dim3;
-pub use grid::{BLOCK_THREADS_LIMIT, Grid, LaunchTicket, SHARED_LIMIT, STATIC_SHARED_LIMIT, StreamId};
-pub use hooks::{executor, install};
+pub use grid::{BLOCK_THREADS_LIMIT, Grid, LaunchTicket, StreamId};
+pub use hooks::{executor, install, peek_clock_ns};
 pub use host::{
-    block_on, block_on_at, block_on_for, clock_ns, in_world, is_simulated, maybe_switch, name_window, peek_clock_ns,
-    sleep_ns, yield_now,
+    block_on, block_on_at, block_on_for, clock_ns, in_world, is_simulated, maybe_switch, name_window, sleep_ns,
+    yield_now,
 };
 pub use log::EventLog;
 pub use race::{Race, RaceAccess, RaceMemory, RaceOperation};
 pub use refusal::{explain_refusal, memory_cgroup, usual_setting};
 pub use service::{Pace, ServiceHandle, ServiceStep};
+pub use shared::{SHARED_LIMIT, STATIC_SHARED_LIMIT};
 pub use world::{VirtualGpu, World};

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use corosensei::stack::Stack as _;
 use libc::{SA_ONSTACK, SA_SIGINFO, SIG_DFL, SIG_IGN, SIGSEGV, c_int, c_void, sigaction, siginfo_t, stack_t};
 
-use crate::error::Actor;
+use crate::actor::Actor;
 use crate::hooks::engine;
 use crate::stack::{Stack, give_stack, take_stack};
 

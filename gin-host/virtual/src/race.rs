@@ -5,7 +5,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::error::Actor;
+use crate::actor::Actor;
 
 /// Memory in which races are looked for.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -3,10 +3,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::hooks::{self, SuspendReason, suspend};
 use crate::host::{block_on, sleep_ns};
+
+/// A service, with its OS thread if it has one.
+pub(crate) type Service = (Arc<ServiceState>, Option<JoinHandle<()>>);
 
 /// The nap of an idle thread. With the system's delay, it looks again within 50 us on an idle machine.
 const REAL_NAP: Duration = Duration::from_micros(20);

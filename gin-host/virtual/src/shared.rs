@@ -6,7 +6,12 @@ use std::ptr::NonNull;
 
 use gin_device::exec::SharedKey;
 
-use crate::grid::{SHARED_LIMIT, STATIC_SHARED_LIMIT};
+/// Largest shared memory of a block, static and dynamic together, in bytes (CUDA C++ programming guide, compute
+/// capability 9.0).
+pub const SHARED_LIMIT: usize = 227 << 10;
+/// Largest static shared memory of a block, in bytes: `ptxas` refuses more. Dynamic shared memory may reach
+/// [`SHARED_LIMIT`].
+pub const STATIC_SHARED_LIMIT: usize = 48 << 10;
 
 /// Byte that fills dynamic shared memory when a block starts. As on a GPU, a kernel may not rely on its contents.
 const DYNAMIC_FILL: u8 = 0xcd;

@@ -4,19 +4,21 @@
 use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle, Scope};
 
+use crate::actor::Actor;
 use crate::config::{LogMode, ThreadsConfig};
+use crate::end::WorldEnd;
 use crate::engine::{Engine, Failure, Settings, panic_text};
-use crate::error::{Actor, WorldError};
+use crate::error::WorldError;
 use crate::host::{WorldOver, work_for};
 use crate::inbox::{DeviceCore, Mail};
 use crate::lock::lock;
 use crate::log::EventLog;
 use crate::refusal::explain_refusal;
+use crate::service::Service;
 use crate::watchdog::Heartbeat;
-use crate::world::{WorldEnd, WorldInner};
 
 /// Size in bytes of the stack of a device's OS thread, on which no kernel runs.
 pub(crate) const DEVICE_STACK: usize = 2 << 20;
@@ -101,17 +103,17 @@ fn start_host<'scope>(
 
 /// Runs host functions on OS threads until they have returned and all grids have ended, then ends the services.
 pub(crate) fn run(
-    inner: &WorldInner,
+    (devices, services): (&Mutex<Vec<Arc<DeviceCore>>>, &Mutex<Vec<Service>>),
+    ended: &Arc<WorldEnd>,
     config: &ThreadsConfig,
     bodies: Vec<Box<dyn FnOnce() + Send + '_>>,
 ) -> Result<(), Failure> {
-    let ended = &inner.ended;
     std::thread::scope(|scope| {
         for (rank, body) in (0_u32..).zip(bodies) {
             start_host(scope, rank, config.host_stack_bytes, ended, body);
         }
     });
-    let devices = lock(&inner.devices).clone();
+    let devices = lock(devices).clone();
     crate::host::block_on(|| ended.is_ended() || devices.iter().all(|device| device.is_idle()));
     if ended.is_ended() {
         for device in &devices {
@@ -119,7 +121,7 @@ pub(crate) fn run(
         }
         crate::host::block_on(|| devices.iter().all(|device| device.is_idle()));
     }
-    let services = std::mem::take(&mut *lock(&inner.services));
+    let services = std::mem::take(&mut *lock(services));
     for (state, _) in &services {
         state.stop();
     }

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use libc::{SIG_DFL, SIGQUIT, c_int};
 
+use crate::end::WorldEnd;
 use crate::error::WaitReport;
 use crate::inbox::{Inbox, Mail};
 use crate::lock::lock;
 use crate::log::Code;
-use crate::world::WorldEnd;
 
 /// The heartbeat of an engine.
 pub(crate) struct Heartbeat {

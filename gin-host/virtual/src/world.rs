@@ -7,71 +7,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::config::{DeviceConfig, SeededConfig, ThreadsConfig};
+use crate::end::WorldEnd;
 use crate::engine::{Engine, Failure, Settings};
-use crate::error::{Actor, LaunchError, Waiter, WorldError};
+use crate::error::{LaunchError, WorldError};
 use crate::grid::{Grid, GridRun, LaunchTicket, StreamId};
 use crate::hooks;
 use crate::inbox::{DeviceCore, HostSpec, Inbox, Mail, ServiceSpec};
 use crate::lock::lock;
 use crate::log::EventLog;
 use crate::refusal::explain_refusal;
-use crate::service::{ServiceHandle, ServiceState, ServiceStep, service_body};
+use crate::service::{Service, ServiceHandle, ServiceState, ServiceStep, service_body};
 use crate::watchdog::Heartbeat;
 
 pub(crate) enum WorldMode {
     Seeded(SeededConfig),
     Threads(ThreadsConfig),
 }
-
-/// The end of a world of OS threads, once it was requested, and its cause.
-#[derive(Default)]
-pub(crate) struct WorldEnd {
-    flag: AtomicBool,
-    failure: Mutex<Option<Failure>>,
-    /// Host functions and services that have waited for a while.
-    waiting: Mutex<Vec<Waiter>>,
-    /// Number of their waits that have ended.
-    waits: AtomicU64,
-}
-
-impl WorldEnd {
-    pub(crate) fn is_ended(&self) -> bool {
-        self.flag.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn end(&self, failure: Option<Failure>) {
-        let mut slot = lock(&self.failure);
-        if slot.is_none() {
-            *slot = failure;
-        }
-        self.flag.store(true, Ordering::Release);
-    }
-
-    /// Records that an OS thread of the world waits.
-    pub(crate) fn wait_begins(&self, waiter: Waiter) {
-        lock(&self.waiting).push(waiter);
-    }
-
-    pub(crate) fn wait_ends(&self, actor: &Actor) {
-        lock(&self.waiting).retain(|waiter| waiter.actor != *actor);
-        self.waits.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Returns the OS threads that have waited for a while, and the number of such waits that have ended.
-    pub(crate) fn waiting(&self) -> (Vec<Waiter>, u64) {
-        (lock(&self.waiting).clone(), self.waits.load(Ordering::Relaxed))
-    }
-
-    /// Withdraws the request to end and returns its cause.
-    pub(crate) fn reset(&self) -> Option<Failure> {
-        let failure = lock(&self.failure).take();
-        self.flag.store(false, Ordering::Release);
-        failure
-    }
-}
-
-/// A service, with its OS thread if it has one.
-pub(crate) type Service = (Arc<ServiceState>, Option<JoinHandle<()>>);
 
 pub(crate) struct WorldInner {
     pub(crate) mode: WorldMode,
@@ -231,7 +182,10 @@ impl World {
         });
         let outcome = match &self.inner.mode {
             WorldMode::Seeded(config) => self.run_seeded(config, bodies.collect()),
-            WorldMode::Threads(config) => crate::threads::run(&self.inner, config, bodies.collect()),
+            WorldMode::Threads(config) => {
+                let WorldInner { devices, services, ended, .. } = &*self.inner;
+                crate::threads::run((devices, services), ended, config, bodies.collect())
+            }
         };
         lock(&self.inner.services).clear();
         self.inner.running.store(false, Ordering::Release);

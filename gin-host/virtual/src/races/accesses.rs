@@ -4,7 +4,7 @@
 use super::clock::{CHUNK, NOBODY, Stamp};
 use super::shadow::{Access, Kind};
 use super::{Owner, POSTED, POSTS, Place, Poster, Races};
-use crate::error::Actor;
+use crate::actor::Actor;
 use crate::race::{Race, RaceAccess, RaceOperation};
 
 impl Races {
