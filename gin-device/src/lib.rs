@@ -129,6 +129,7 @@ pub mod inbox;
 pub mod kernel;
 pub mod lsa;
 mod mailbox;
+mod near_words;
 // Examples that must not compile, for doctests alone.
 #[cfg(doctest)]
 pub mod misuse;

@@ -50,7 +50,7 @@
 //! acquire fence follows when it is taken. An old number would be dangerous: a thread that finds one sender taking back
 //! closes with it, and another sender whose entry was taken would take the entry back.
 
-use crate::host_word;
+use crate::near_words;
 use crate::queue::phase;
 use crate::sys::{Memory, Word};
 
@@ -334,8 +334,8 @@ impl<M: Memory> Reader<M> {
         let mut raised = 0;
         if let Some((index, amount)) = signal {
             // The sender checked the signal.
-            let signal = self.near.at(SIGNALS + index * host_word::WORDS);
-            signal.at(host_word::MAIL).red_add_relaxed_gpu(amount);
+            let signal = self.near.at(SIGNALS + index * near_words::WORDS);
+            signal.at(near_words::MAIL).red_add_relaxed_gpu(amount);
             raised = if signal == own { amount } else { 0 };
         }
         self.near.at(TAKEN).store_relaxed_gpu(taken + 1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 use super::*;
+use crate::environment::is_of_an_outer_cargo;
 
 fn toolchain() -> Toolchain {
     Toolchain {

@@ -78,6 +78,7 @@ mod arch;
 mod check;
 mod command;
 mod device_library;
+mod environment;
 mod error;
 #[cfg(test)]
 mod fakes;

@@ -199,7 +199,7 @@ impl Candidate {
 
     fn ask(&self, args: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.rustc);
-        crate::command::scrub(&mut command);
+        crate::environment::scrub(&mut command);
         let output = command
             .args(args)
             .env("RUSTC_BOOTSTRAP", "1")

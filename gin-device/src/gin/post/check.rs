@@ -2,14 +2,13 @@
 //! The conditions of a post, checked before anything is posted or stored.
 
 use super::options::Options;
-use super::request::Request;
 use crate::context::Core;
-use crate::fault::{self, Fault, Judge, Unmet};
+use crate::fault::{Judge, Unmet};
 use crate::signal::{Signal, VaSignal};
 use crate::team::Rank;
 use crate::window::bytes_on;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, WINDOW_SIGNALS};
-use gin_abi::{FaultKind, FaultSubject, Operation};
+use gin_abi::{FaultKind, FaultSubject};
 
 /// The target and the options of a post.
 #[derive(Clone, Copy, Debug)]
@@ -17,26 +16,14 @@ pub struct Posted<'a> {
     pub(super) core: &'a Core,
     pub(super) peer: Rank,
     pub(super) options: &'a Options,
-    pub(super) operation: Operation,
     /// The post takes loads and stores.
     pub(super) lsa: bool,
 }
 
 impl Posted<'_> {
-    /// Returns the fault of the first unmet condition: those of the post first, then those of `request`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub(super) fn check(&self, request: &impl Request) -> Result<(), Fault> {
-        let (core, operation, peer) = (self.core, self.operation, self.peer.world());
-        fault::check!(core.fault(FaultKind::BadDescriptor, operation).with_peer(peer), |judge| {
-            self.judge(&mut judge);
-            request.judge(self, &mut judge);
-        })
-    }
-
     /// Passes the conditions of target and options to `judge`.
     #[inline(always)]
-    fn judge(&self, judge: &mut Judge) {
+    pub(super) fn judge(&self, judge: &mut Judge) {
         let Self { core, peer, options, lsa, .. } = *self;
         let comm = core.comm();
         core.judge(judge);

@@ -270,12 +270,18 @@ impl<'a, B: Backend, R: Request> Post<'a, B, R> {
         self.gin.takes_lsa(self.peer) && !self.options.all_routes
     }
 
-    /// Checks the post for a route: loads and stores if `lsa`, else the network.
+    /// Checks the post for a route: loads and stores if `lsa`, else the network. Returns the fault of the first unmet
+    /// condition: of target and options first, then of the request.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn check(&self, lsa: bool) -> Result<(), Fault> {
         let Self { gin, peer, request, options } = self;
-        Posted { core: gin.core(), peer: *peer, options, operation: request.operation(), lsa }.check(request)
+        let (core, operation) = (gin.core(), request.operation());
+        let posted = Posted { core, peer: *peer, options, lsa };
+        fault::check!(core.fault(FaultKind::BadDescriptor, operation).with_peer(peer.world()), |judge| {
+            posted.judge(&mut judge);
+            request.judge(&posted, &mut judge);
+        })
     }
 
     #[inline(always)]
