@@ -70,6 +70,7 @@ pub(crate) struct GroupState {
     /// The kernels may be launched as dependent ones.
     has_dependents: bool,
     pub(crate) permute: [Function; 5],
+    pub(crate) metadata: Function,
     pub(crate) plan: Function,
     pub(crate) reserve: Function,
     pub(crate) dispatch: Function,
@@ -229,6 +230,7 @@ impl GroupState {
         let sum_bytes = if config.combine_f32 { sizes.combine_bytes / 2 } else { sizes.combine_bytes };
         let permute = |part: &str| kernels.function(&format!("ep_permute_{part}"));
         let [count, assign, details] = [permute("count")?, permute("assign")?, permute("details")?];
+        let metadata = permute("metadata")?;
         let permute = [count, assign, permute("copy")?, permute("arriving")?, details];
         Ok(Self {
             device,
@@ -244,6 +246,7 @@ impl GroupState {
             sum_bytes,
             has_dependents: gpu.allows_dependent(&send_rows),
             permute,
+            metadata,
             plan,
             reserve,
             dispatch,

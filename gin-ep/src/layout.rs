@@ -16,6 +16,8 @@ pub enum Layout {
     /// [`max_rows`](crate::GroupConfig::max_rows) received rows lie so, and nothing is copied. Then there is a gap
     /// where places are kept for a silent rank.
     Flat,
+    /// `[source][row]`: one row for each received one, by token, in zones with room for all tokens of a rank.
+    RankMajorPadded,
     /// `[expert][source][token]`: one row for each id whose expert is on this rank, in zones with room for all tokens.
     ExpertMajorPadded,
     /// Zones of experts, one row for each id, by source, token and position of the id. The first row of a zone is a
@@ -31,6 +33,18 @@ pub enum Layout {
     /// expert has room for as many rows as a rank may receive: for each rank the tokens of the group, or
     /// [`max_rows`](crate::GroupConfig::max_rows). The layout also has the rows' tokens, and scales as columns.
     ExpertMajorFixed,
+}
+
+impl Layout {
+    /// Returns whether there is a row for each id.
+    pub(crate) const fn is_expert_major(self) -> bool {
+        !matches!(self, Self::Flat | Self::RankMajorPadded)
+    }
+
+    /// Returns whether zones have room for all rows that may arrive.
+    const fn has_fixed_places(self) -> bool {
+        matches!(self, Self::RankMajorPadded | Self::ExpertMajorPadded | Self::ExpertMajorFixed)
+    }
 }
 
 /// Received rows, or a [`Permuted`] of them, as a parameter of kernels. It has no functions on the host, because
@@ -120,10 +134,11 @@ impl Permuted {
         let sizes = group.sizes();
         let capacity = capacity(&sizes, layout, rows)?;
         let experts = u64::from(sizes.local());
-        let each = if layout == Layout::Flat { 1 } else { u64::from(sizes.topk) };
-        let part_counts = if layout == Layout::Flat { 0 } else { kernels::part_counts(&sizes) };
+        let (each, part_counts) =
+            if layout.is_expert_major() { (u64::from(sizes.topk), kernels::part_counts(&sizes)) } else { (1, 0) };
         let counts = match layout {
             Layout::Flat => 1,
+            Layout::RankMajorPadded => 1 + u64::from(sizes.ranks),
             Layout::ExpertMajorPadded => 1 + experts * u64::from(sizes.ranks),
             Layout::ExpertMajorPacked { .. } | Layout::ExpertMajorIndices => 1 + 2 * experts,
             Layout::ExpertMajorFixed => 2 + 2 * experts * (1 + u64::from(sizes.ranks)),
@@ -148,7 +163,7 @@ impl Permuted {
     /// # Errors
     /// [`EpError::Limit`] for more rows than this has, [`EpError::Unsuited`] for a layout of zones with fixed places.
     pub fn with_capacity(&self, rows: u32) -> Result<Self, EpError> {
-        if matches!(self.layout, Layout::ExpertMajorPadded | Layout::ExpertMajorFixed) {
+        if self.layout.has_fixed_places() {
             let what = "another number of rows for a layout whose zones have fixed places";
             return Err(EpError::Unsuited { what, remedy: "use a flat or packed layout" });
         }
@@ -261,9 +276,9 @@ impl Permuted {
 
     /// Copies the number of rows with gaps to the host, then for each expert of this rank the number of its rows, from
     /// each source if the layout is padded, then for each expert the number of its first row, if it is packed or fixed.
-    /// A flat layout has the first only. In a fixed layout of `n` experts, pairs of words follow from word `2 + 2 * n`
-    /// on: for each expert and source the number of its rows, and the number of its first row in the zone. The word
-    /// before them has no meaning. The stream is done.
+    /// A flat layout has the first only, a rank-major padded one then the number of rows from each source. In a fixed
+    /// layout of `n` experts, pairs of words follow from word `2 + 2 * n` on: for each expert and source the number of
+    /// its rows, and the number of its first row in the zone. The word before them has no meaning. The stream is done.
     ///
     /// # Errors
     /// An error of the device.
@@ -296,12 +311,12 @@ impl Permuted {
             capacity: self.capacity,
             align: if let Layout::ExpertMajorPacked { align } = self.layout { align } else { 1 },
             zone: match self.layout {
-                Layout::ExpertMajorPadded => self.sizes.tokens,
+                Layout::RankMajorPadded | Layout::ExpertMajorPadded => self.sizes.tokens,
                 Layout::ExpertMajorFixed => self.sizes.room() as u32,
                 _ => 0,
             },
             kind: match self.layout {
-                Layout::Flat => FLAT,
+                Layout::Flat | Layout::RankMajorPadded => FLAT,
                 Layout::ExpertMajorPadded => EXPERT_MAJOR_PADDED,
                 Layout::ExpertMajorPacked { .. } | Layout::ExpertMajorIndices => EXPERT_MAJOR_PACKED,
                 Layout::ExpertMajorFixed => EXPERT_MAJOR_FIXED,
@@ -330,7 +345,7 @@ impl Permuted {
 
     /// Returns whether there is a row for each id.
     pub(crate) fn is_expert_major(&self) -> bool {
-        self.layout != Layout::Flat
+        self.layout.is_expert_major()
     }
 }
 
@@ -338,6 +353,7 @@ impl Permuted {
 fn capacity(sizes: &Sizes, layout: Layout, rows: u32) -> Result<u32, EpError> {
     let experts = u64::from(sizes.local());
     let capacity = match layout {
+        Layout::RankMajorPadded => u64::from(sizes.ranks) * u64::from(sizes.tokens),
         Layout::ExpertMajorPadded | Layout::ExpertMajorFixed => experts * sizes.room(),
         _ => rows.into(),
     };

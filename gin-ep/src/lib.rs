@@ -32,6 +32,7 @@ mod grouped;
 mod keep_alive;
 mod layout;
 mod matmul;
+mod metadata;
 mod multiplier;
 mod overlapped;
 mod received;
@@ -46,6 +47,7 @@ pub use group::Group;
 pub use grouped::{Experts, GroupedMatmul, Products};
 pub use layout::{Layout, Permuted, PermutedMemory, View};
 pub use matmul::{Matmul, MatmulConfig, Operands, Part};
+pub use metadata::MetadataMemory;
 #[doc(hidden)]
 pub use multiplier::Instructions;
 pub use overlapped::OverlappedMatmul;

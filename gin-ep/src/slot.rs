@@ -372,7 +372,7 @@ impl Slot {
         let (view, slot) = (View(view), Plain(params));
         // Safety of all launches: the rows or their metadata were received, the memory is that of the permuted rows and
         // is kept, and kernels of a stream follow each other.
-        if to.layout != Layout::Flat {
+        if to.is_expert_major() {
             unsafe { stream.launch(count, shape, &[&view])? };
         }
         unsafe { stream.launch(assign, shape, &[&view])? };

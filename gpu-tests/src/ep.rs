@@ -276,6 +276,7 @@ fn layouts(testbed: &Testbed) -> Result<(), String> {
     let (hidden, tokens) = if testbed.devices.is_some() { (1536, 128) } else { (16, 8) };
     for layout in [
         Layout::Flat,
+        Layout::RankMajorPadded,
         Layout::ExpertMajorPadded,
         Layout::ExpertMajorPacked { align: 1 },
         Layout::ExpertMajorPacked { align: 16 },
@@ -284,6 +285,15 @@ fn layouts(testbed: &Testbed) -> Result<(), String> {
         with(testbed, 2, small_on(testbed), (12, 4, hidden), tokens, |rank, comm, config, shape, max| {
             support::layouts::layout(rank, comm, config, layout, shape, max)
         })?;
+    }
+    for layout in
+        [Layout::RankMajorPadded, Layout::Flat, Layout::ExpertMajorPacked { align: 16 }, Layout::ExpertMajorFixed]
+    {
+        for element in [Element::Bf16, Element::E4m3(Scales::F32)] {
+            with(testbed, 2, small_on(testbed), (12, 4, hidden.max(512)), tokens, |rank, comm, config, shape, max| {
+                support::metadata::metadata(rank, comm, config, (layout, element), shape, max)
+            })?;
+        }
     }
     for element in [Element::Bf16, Element::E4m3(Scales::F32), Element::E4m3(Scales::Ue8m0)] {
         // One kernel, and several.

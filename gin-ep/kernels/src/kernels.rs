@@ -6,7 +6,7 @@ use crate::{
     Bytes, Network, Quantized, SlotParams, Sums, TokenParams, Wide, combine, combine_over, dispatch, dispatch_into,
     dispatch_over, dispatch_shared, plan, reduce, reserve, send_metadata, send_rows,
 };
-use crate::{PermutedRows, permute};
+use crate::{MetadataParams, PermutedRows, metadata, permute};
 use gin_device::prelude::*;
 use gin_device::sys::let_dependents_start;
 
@@ -226,6 +226,17 @@ permutes! {
     ep_permute_assign assign;
     ep_permute_copy copy;
     ep_permute_details details;
+}
+
+/// Runs [`metadata`].
+///
+/// # Safety
+/// - As that.
+#[kernel(launch_bounds(512))]
+pub unsafe fn ep_permute_metadata(to: PermutedRows, into: MetadataParams) {
+    let_dependents_start();
+    // Safety: the caller's promise.
+    unsafe { metadata(&to, &into) }
 }
 
 /// Runs [`permute::copy_arriving`].

@@ -25,6 +25,7 @@
 //! | `dispatch`, `routes`, `params` | stores of rows and flags; their places; the regions of the arena |
 //! | `received`, `reduce`, `combine` | rows for the experts; sums at the expert's rank; sums at the source |
 //! | `expand`, `expert_major`, `permute`, `reserve` | other layouts: by one kernel, places, by several kernels, shared regions |
+//! | `metadata` | tokens, ids, weights and scales of rows in a layout, in memory of the program |
 //! | `format`, `element` | copied rows and FP8; types of sums |
 //! | `network` | ranks that loads and stores do not reach |
 //! | `protocol` | the words by which blocks and ranks agree |
@@ -65,6 +66,7 @@ mod format;
 #[cfg(feature = "kernels")]
 mod kernels;
 pub mod matmul;
+mod metadata;
 mod network;
 mod params;
 pub mod permute;
@@ -88,9 +90,10 @@ pub use kernels::{
     ep_combine_wide_gdaki, ep_combine_wide_proxy, ep_dispatch, ep_dispatch_e4m3, ep_dispatch_e4m3_gdaki,
     ep_dispatch_e4m3_proxy, ep_dispatch_gdaki, ep_dispatch_into, ep_dispatch_into_e4m3, ep_dispatch_proxy,
     ep_dispatch_shared, ep_dispatch_shared_e4m3, ep_permute_arriving, ep_permute_assign, ep_permute_copy,
-    ep_permute_count, ep_permute_details, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32, ep_reduce_wide,
-    ep_reserve, ep_send_metadata, ep_send_rows, ep_send_rows_e4m3,
+    ep_permute_count, ep_permute_details, ep_permute_metadata, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32,
+    ep_reduce_wide, ep_reserve, ep_send_metadata, ep_send_rows, ep_send_rows_e4m3,
 };
+pub use metadata::{MetadataParams, metadata};
 pub use network::Network;
 pub use params::{
     CLAIMED_WORD, COUNT_IN_DISPATCH, Divisor, EPOCH_WORD, EXPONENTS, MASKED_WORD, POWERS, Sizes, SlotOffsets,

@@ -18,7 +18,7 @@ use gin_device::prelude::*;
 use gin_device::sys::Global;
 use gin_device::sys::data::{store_weak_u32, store_weak_u64};
 
-/// [`LayoutMemory::kind`]: one row for each received one, without gaps.
+/// [`LayoutMemory::kind`]: one row for each received one, without gaps; or in zones of the sources.
 pub const FLAT: u32 = 0;
 /// [`LayoutMemory::kind`]: `[expert][source][token]`, one row for each id. A zone of an expert and a source has room
 /// for as many rows as a rank may have tokens.
@@ -50,7 +50,7 @@ pub struct LayoutMemory {
     /// The address of words: the number of rows with gaps; for each expert the number of its rows, from each source if
     /// the layout is padded; and, if it is packed or fixed, for each expert its first row. If it is fixed, pairs of
     /// words follow at a multiple of 8: for each expert and source the number of its rows, and its first row in the
-    /// zone.
+    /// zone. With zones of the sources: the number of places, then for each source the number of its rows.
     pub counts: u64,
     /// The address of words for the counts of parts of an expert-major layout: [`part_counts`](crate::part_counts).
     pub parts: u64,
@@ -64,7 +64,7 @@ pub struct LayoutMemory {
     /// Number of rows of which the length of a zone is a multiple.
     pub align: u32,
     /// Number of rows from a zone to the next one: of an expert if the layout is fixed, of an expert and a source if it
-    /// is padded; 0 otherwise.
+    /// is padded, of a source if it is flat; 0 if it has no zones of the same size.
     pub zone: u32,
     /// [`FLAT`], [`EXPERT_MAJOR_PADDED`], [`EXPERT_MAJOR_PACKED`] or [`EXPERT_MAJOR_FIXED`].
     pub kind: u32,
@@ -140,6 +140,14 @@ impl PermutedRows {
     #[must_use]
     pub const fn kind(&self) -> u32 {
         self.kind
+    }
+
+    /// Returns the number of rows from a zone to the next one: [`LayoutMemory::zone`]. A [`FLAT`] layout has zones of
+    /// the sources if it is not 0.
+    #[inline(always)]
+    #[must_use]
+    pub const fn zone(&self) -> u32 {
+        self.zone
     }
 
     #[inline(always)]
@@ -254,11 +262,11 @@ impl PermutedRows {
     /// Returns whether the rows are the received ones, which lie in this layout.
     #[inline(always)]
     const fn is_in_place(&self) -> bool {
-        self.kind == FLAT && self.received.slot().sizes.is_shared()
+        self.kind == FLAT && self.zone == 0 && self.received.slot().sizes.is_shared()
     }
 
-    /// Returns source, received row and position of the id of a row; `None` if it is a gap. In a padded or fixed layout
-    /// only rows below the counts have them.
+    /// Returns source, received row and position of the id of a row; `None` if it is a gap. In a layout with
+    /// zones of the same size only rows below the counts have them.
     #[inline(always)]
     #[must_use]
     pub fn source_info(&self, row: u32) -> Option<(u32, u32, u32)> {
@@ -331,6 +339,9 @@ pub(crate) fn prefix_sum(group: impl Coop, value: u32) -> (u32, u32) {
 #[inline(always)]
 pub unsafe fn assign(to: &PermutedRows) {
     let sizes = to.received.slot().sizes;
+    if to.kind == FLAT && to.zone != 0 {
+        return by_source(to);
+    }
     if to.kind == FLAT {
         let buffer = to.received.buffer();
         let (mut end, step) = (0, grid_dim().count() as u32 * Block.size());
@@ -361,6 +372,26 @@ pub unsafe fn assign(to: &PermutedRows) {
     if to.is_fixed() {
         total(to, to.experts * to.zone);
     }
+}
+
+/// Gives rows their places in the zones of their sources.
+#[inline(always)]
+fn by_source(to: &PermutedRows) {
+    let (received, ranks) = (&to.received, to.received.ranks());
+    let (buffer, step) = (received.buffer(), grid_dim().count() as u32 * Block.size());
+    let thread = block_in_grid() * Block.size() + Block.rank();
+    for number in 0..ranks {
+        let Source { count, index, .. } = received.source(buffer, number);
+        let mut row = thread;
+        while row < count {
+            to.put(index, (number, row, 0), to.zone_of(0, number) + row);
+            row += step;
+        }
+        if thread == number % step {
+            to.store(to.word(1 + number), count);
+        }
+    }
+    total(to, ranks * to.zone);
 }
 
 /// Stores the number of rows, by the first block.

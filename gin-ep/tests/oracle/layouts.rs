@@ -3,7 +3,7 @@
 
 use crate::support::{self, Input, Pair, compare, experts};
 use crate::{config, on_ranks, run};
-use gin_ep::{Combine, Element, Group, Layout, Permuted, PermutedMemory, Rows, Scales};
+use gin_ep::{Combine, Element, Group, Ids, Layout, MetadataMemory, Permuted, PermutedMemory, Rows, Scales, Tokens};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::world::WorldConfig;
@@ -13,6 +13,7 @@ use gin_testkit::rotation;
 fn all_layouts_have_the_rows_of_the_oracle_in_its_order() {
     for layout in [
         Layout::Flat,
+        Layout::RankMajorPadded,
         Layout::ExpertMajorPadded,
         Layout::ExpertMajorPacked { align: 1 },
         Layout::ExpertMajorPacked { align: 8 },
@@ -27,9 +28,70 @@ fn all_layouts_have_the_rows_of_the_oracle_in_its_order() {
             });
         }
     }
+    // So much room that rows are copied as they arrive.
+    let shape = Shape { ranks: 2, experts: 3, topk: 1, hidden: 24 };
+    on_ranks(WorldConfig::seeded(2, 8), |rank, comm| {
+        support::layouts::layout(rank, comm, &config(&shape, 2049), Layout::RankMajorPadded, &shape, 2049)
+    });
     let shape = Shape { ranks: 2, experts: 5, topk: 3, hidden: 8 };
     on_ranks(WorldConfig::seeded(2, 8), |rank, comm| {
         support::layouts::small_layouts(rank, comm, &config(&shape, 12), &shape, 12)
+    });
+}
+
+#[test]
+fn metadata_is_stored_at_the_places_of_rows() {
+    for layout in [
+        Layout::Flat,
+        Layout::RankMajorPadded,
+        Layout::ExpertMajorPadded,
+        Layout::ExpertMajorPacked { align: 8 },
+        Layout::ExpertMajorFixed,
+    ] {
+        let opaque = Element::Opaque { row_bytes: 16, scale_bytes: 300 };
+        for element in [Element::Bf16, Element::E4m3(Scales::F32), opaque] {
+            for (ranks, experts) in [(1, 2), (3, 7), (4, 3)] {
+                let shape = Shape { ranks, experts, topk: 3, hidden: 512 };
+                on_ranks(WorldConfig::seeded(ranks as u32, 8), |rank, comm| {
+                    let config = config(&shape, 12).threads(64);
+                    support::metadata::metadata(rank, comm, &config, (layout, element), &shape, 12)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_of_metadata_that_a_layout_does_not_use_is_refused() {
+    let shape = Shape { ranks: 1, experts: 2, topk: 2, hidden: 8 };
+    on_ranks(WorldConfig::seeded(1, 8), |rank, comm| {
+        let group = Group::new(comm, &config(&shape, 4))?;
+        let memory = Memory::new(rank.device(), MemoryKind::Device, 256)?.whole();
+        let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
+        let ids = Memory::new(rank.device(), MemoryKind::Device, 32)?.whole();
+        let tokens = Tokens::new(&memory, Ids::I32(&ids), 1);
+        let [flat, major, listed] = [Layout::Flat, Layout::ExpertMajorFixed, Layout::ExpertMajorIndices]
+            .map(|layout| Permuted::new(&group, layout, 8));
+        let (flat, major, listed) = (flat?, major?, listed?);
+        let mut received = slot.exchange(&stream, &tokens)?;
+        let of = Some(&memory);
+        let short = memory.memory().slice(0..4)?;
+        let odd = memory.memory().slice(2..250)?;
+        let none = MetadataMemory::default();
+        for (to, into, text) in [
+            (&listed, none, "metadata of a layout without rows"),
+            (&major, MetadataMemory { experts: of, ..none }, "experts of an expert-major layout"),
+            (&flat, MetadataMemory { scales: of, ..none }, "scales in a group whose rows have none"),
+            (&flat, MetadataMemory { tokens: Some(&short), ..none }, "the memory of the tokens of rows"),
+            (&flat, MetadataMemory { weights: Some(&odd), ..none }, "the memory of the weights of rows"),
+        ] {
+            let error = received.store_metadata(&stream, to, &into).expect_err("it is refused").to_string();
+            assert!(error.contains(text), "{text}: {error}");
+        }
+        received.release();
+        stream.synchronize()?;
+        drop(slot);
+        group.destroy()
     });
 }
 

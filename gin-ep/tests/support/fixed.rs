@@ -18,13 +18,13 @@ struct Stored {
     counts: MemorySlice,
 }
 
-fn filled(rank: &Rank, bytes: u64) -> Result<MemorySlice, EpError> {
+pub(super) fn filled(rank: &Rank, bytes: u64) -> Result<MemorySlice, EpError> {
     let memory = Memory::new(rank.device(), MemoryKind::Device, bytes.max(16))?.whole();
     memory.write(0, &vec![0xa5u8; bytes as usize])?;
     Ok(memory)
 }
 
-fn bytes(memory: &MemorySlice) -> Result<Vec<u8>, EpError> {
+pub(super) fn bytes(memory: &MemorySlice) -> Result<Vec<u8>, EpError> {
     let mut bytes = vec![0u8; memory.bytes() as usize];
     memory.read(0, &mut bytes)?;
     Ok(bytes)
@@ -97,7 +97,7 @@ fn compare(
 }
 
 /// Makes the memory of a rank's tokens, and calls with them.
-fn with_tokens<T>(
+pub(super) fn with_tokens<T>(
     rank: &Rank,
     shape: &Shape,
     element: Element,
@@ -117,7 +117,8 @@ fn with_tokens<T>(
     };
     let (rows, ids) = (memory(&rows)?, memory(bytemuck::cast_slice(&mine.experts))?);
     let scales = memory(&(0..count).flat_map(|token| sent(token).1).collect::<Vec<_>>())?;
-    let tokens = Tokens::new(&rows, Ids::I32(&ids), count as u32);
+    let weights = memory(bytemuck::cast_slice(&mine.weights))?;
+    let tokens = Tokens::new(&rows, Ids::I32(&ids), count as u32).weights(&weights);
     let is_given = matches!(element, Element::Opaque { scale_bytes: 1.., .. });
     visit(&if is_given { tokens.scales(&scales) } else { tokens })
 }

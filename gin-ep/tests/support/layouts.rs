@@ -29,6 +29,17 @@ pub fn expected_rows(
             let total = rows.len() as u32;
             (rows, vec![total])
         }
+        Layout::RankMajorPadded => {
+            let mut counts = vec![(shape.ranks * max) as u32];
+            let mut rows = Vec::new();
+            for source in 0..shape.ranks {
+                let of_source = flat(shape, batches, me).into_iter().filter(|row| row.source == source);
+                let before = rows.len();
+                rows.extend(of_source.enumerate().map(|(index, row)| (source * max + index, row.row)));
+                counts.push((rows.len() - before) as u32);
+            }
+            (rows, counts)
+        }
         Layout::ExpertMajorPadded => {
             let mut counts = vec![(shape.local() * shape.ranks * max) as u32];
             let mut rows = Vec::new();
@@ -83,7 +94,8 @@ pub fn layout(
     max: usize,
 ) -> Result<(), EpError> {
     let me = rank.rank() as usize;
-    let config = if layout == Layout::Flat { *config } else { config.combine_at_source() };
+    let is_rank_major = matches!(layout, Layout::Flat | Layout::RankMajorPadded);
+    let config = if is_rank_major { *config } else { config.combine_at_source() };
     let group = Group::new(comm, &config)?;
     let input = Input::new(rank, shape, max)?;
     let rows = shape.ranks * max * shape.topk + 16 * shape.local();
@@ -126,11 +138,11 @@ pub fn layout(
             let shape = LaunchConfig::new(4, 64);
             hardware_experts_permuted::launch(&stream, shape, view, rank.rank(), local, hidden, max as u32)?;
         }
-        let terms = if layout == Layout::Flat { Combine::reduced() } else { Combine::weighted(&input.weights) };
+        let terms = if is_rank_major { Combine::reduced() } else { Combine::weighted(&input.weights) };
         received.combine(&stream, Rows::Permuted(&permuted), &terms.into(&input.output))?;
         stream.synchronize()?;
         let expected = match layout {
-            Layout::Flat => per_rank(shape, mine, &[], Experts),
+            _ if is_rank_major => per_rank(shape, mine, &[], Experts),
             _ => gin_ep_oracle::combine_at_source(shape, mine, &[], Experts),
         };
         input.compare(&expected, format_args!("{layout:?} {routing:?}"))?;

@@ -17,6 +17,8 @@ use std::sync::Arc;
 pub mod fixed;
 pub mod layouts;
 #[allow(dead_code, reason = "tests use different parts")]
+pub mod metadata;
+#[allow(dead_code, reason = "tests use different parts")]
 pub mod shared;
 pub mod slots;
 

@@ -154,6 +154,9 @@ pub unsafe fn hardware_experts_permuted(to: PermutedRows, rank: u32, local: u32,
         if to.kind() == EXPERT_MAJOR_FIXED && mine % room >= to.count(mine / room) {
             continue;
         }
+        if to.kind() == FLAT && to.zone() != 0 && mine % to.zone() >= received.count(mine / to.zone()) {
+            continue;
+        }
         let Some((source, row, only)) = to.source_info(mine) else { continue };
         let elements = to.row(mine).cast::<u16>();
         for column in Block.stripe(hidden as usize) {
