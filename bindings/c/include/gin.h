@@ -44,6 +44,15 @@
 #define GIN_EP_COMBINE_INIT \
     { sizeof(gin_ep_combine_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_NULL }
 
+/// The defaults of a `gin_ep_permuted_into_t`: the memory of gin.
+#define GIN_EP_PERMUTED_INTO_INIT \
+    { sizeof(gin_ep_permuted_into_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL }
+
+/// The defaults of a `gin_ep_metadata_t`: nothing is stored.
+#define GIN_EP_METADATA_INIT \
+    { sizeof(gin_ep_metadata_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, \
+      GIN_MEMORY_NULL }
+
 /// A null handle of any type.
 #define GIN_NULL { 0 }
 
@@ -243,6 +252,11 @@ enum gin_ep_layout_t
   GIN_EP_EXPERT_MAJOR_PACKED = 2,
   // The places of packed rows without gaps, and for each place its received row. No row is copied.
   GIN_EP_EXPERT_MAJOR_INDICES = 3,
+  // `[expert][row]`: one row for each id whose expert is on this rank, without gaps, by source, token and position
+  // of the id. The zone of an expert has room for all rows that a rank may receive. Scales are columns.
+  GIN_EP_EXPERT_MAJOR_FIXED = 4,
+  // `[source][row]`: one row for each received row, by token, in zones with room for all tokens of a rank.
+  GIN_EP_RANK_MAJOR_PADDED = 5,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -687,6 +701,26 @@ typedef struct gin_ep_permuted_t {
   uint64_t id;
 } gin_ep_permuted_t;
 
+// Memory of the program for the metadata of rows in a layout. Words have 32 bits. `GIN_EP_METADATA_INIT` has the
+// defaults: all null, which stores nothing.
+typedef struct gin_ep_metadata_t {
+  // `sizeof(gin_ep_metadata_t)`.
+  uint32_t size;
+  // The number of this rank's first expert in `experts`.
+  uint32_t first_expert;
+  // `[row][topk]` of a rank-major layout: the numbers of the row's experts, -1 for an expert of another rank.
+  struct gin_memory_t experts;
+  // The FP32 weights: `[row][topk]` of a rank-major layout, with 0 where the expert is -1; `[row]` of an
+  // expert-major one.
+  struct gin_memory_t weights;
+  // `[row][scale]`. The bytes of a row's scales are a multiple of 4.
+  struct gin_memory_t scales;
+  // `[row]`: the number of the row's token at its source.
+  struct gin_memory_t tokens;
+  // The number of rows from each source in a rank-major layout, of each expert of this rank in an expert-major one.
+  struct gin_memory_t counts;
+} gin_ep_metadata_t;
+
 // The rows that a combine returns, and their sums. `GIN_EP_COMBINE_INIT` has the defaults.
 //
 // | `permuted` | `rows` | returned rows |
@@ -746,13 +780,35 @@ typedef struct gin_device_ep_received_t {
   uint32_t reserved;
 } gin_device_ep_received_t;
 
-// The memory of received rows in a layout, which gin owns. Kernels of the program use it after the call that fills it,
-// in the order of the stream.
-typedef struct gin_ep_permuted_memory_t {
-  // `capacity` rows; null if rows are not copied: they stay where they were received.
+// Memory of the program in which kernels store a layout, in place of gin's memory. `GIN_EP_PERMUTED_INTO_INIT` has the
+// defaults: all null, which keeps gin's memory.
+typedef struct gin_ep_permuted_into_t {
+  // `sizeof(gin_ep_permuted_into_t)`.
+  uint32_t size;
+  // Zero.
+  uint32_t reserved;
+  // The rows, aligned to 16 bytes.
   struct gin_memory_t rows;
+  // The scales of fixed zones, aligned to 4 bytes.
+  struct gin_memory_t scales;
+  // The tokens of fixed zones, aligned to 4 bytes.
+  struct gin_memory_t tokens;
+  // The counts, aligned to 8 bytes.
+  struct gin_memory_t counts;
+} gin_ep_permuted_into_t;
+
+// The memory of received rows in a layout. Kernels of the program use it after the call that fills it, in the order of
+// the stream.
+typedef struct gin_ep_permuted_memory_t {
+  // `capacity` rows; null if rows are not copied, or the layout has no memory for them.
+  struct gin_memory_t rows;
+  // `[expert][word][row]` of fixed zones: word `w` of 4 bytes of a row's scales; null if there are none.
+  struct gin_memory_t scales;
+  // A word of 32 bits for each row of fixed zones: the number of the row's token at its source; null if there is
+  // none.
+  struct gin_memory_t tokens;
   // A word of 32 bits for each row: `source << 21 | row << 5 | k`, the source, the received row and the position of
-  // its id; all ones for a gap. In a padded layout only rows below the counts have it.
+  // its id; all ones for a gap. In a padded or fixed layout only rows below the counts have it.
   struct gin_memory_t source_info;
   // The words of 32 bits that `gin_ep_permuted_counts` copies.
   struct gin_memory_t counts;
@@ -1175,6 +1231,17 @@ gin_status_t gin_ep_permute(struct gin_ep_slot_t slot,
                             struct gin_stream_t stream,
                             struct gin_ep_permuted_t permuted);
 
+// Stores the metadata of rows in memory of the program, at their places in a layout, in the order of the stream. The
+// rows were put into the layout before, by `gin_ep_permute` or `gin_ep_exchange_into`. Places without a row keep their
+// bytes.
+//
+// The caller ensures: the memory of `into` stays valid until the kernels have ended, and no other code uses it
+// until then.
+gin_status_t gin_ep_store_metadata(struct gin_ep_slot_t slot,
+                                   struct gin_stream_t stream,
+                                   struct gin_ep_permuted_t permuted,
+                                   const struct gin_ep_metadata_t *into);
+
 // Adds up, for each received row, the rows of its experts in an expert-major layout, each times its weight, in FP32
 // and rounded once. The sums replace the received rows, and `gin_ep_combine` returns them. The experts' rows are those
 // of the layout, or in `rows`, which may be null, in the same places.
@@ -1221,8 +1288,8 @@ gin_status_t gin_ep_received_counts(struct gin_ep_slot_t slot,
 // other one until all ranks call `gin_ep_group_readmit`.
 gin_status_t gin_ep_slot_close(struct gin_ep_slot_t slot);
 
-// Allocates memory for at most `rows` received rows in a layout, a `gin_ep_layout_t`. A padded layout has a row for
-// each token of each rank and expert, whatever `rows` is. Packed zones begin at multiples of `align` rows, a power of
+// Allocates memory for at most `rows` received rows in a layout, a `gin_ep_layout_t`. A padded or fixed layout has
+// room for all rows that may arrive, whatever `rows` is. Packed zones begin at multiples of `align` rows, a power of
 // two; `align` is 0 for other layouts. Not collective.
 //
 // If more rows arrive, the first ones have places, and the status has `GIN_EP_TOO_MANY_ROWS`. The caller closes the
@@ -1233,6 +1300,35 @@ gin_status_t gin_ep_permuted_create(struct gin_ep_group_t group,
                                     uint32_t align,
                                     struct gin_ep_permuted_t *permuted);
 
+// Allocates memory as `gin_ep_permuted_create`, but for rows, scales and tokens: kernels store counts, source infos
+// and the places of rows, and copy no row, unless `gin_ep_permuted_with_memory` adds memory. Not collective.
+//
+// The caller closes the handle with `gin_ep_permuted_close`.
+gin_status_t gin_ep_permuted_create_without_rows(struct gin_ep_group_t group,
+                                                 uint32_t layout,
+                                                 uint32_t rows,
+                                                 uint32_t align,
+                                                 struct gin_ep_permuted_t *permuted);
+
+// Returns the same layout in memory of the program, by a handle of its own. The places of rows are in memory that both
+// share, so a combine takes either, after the dispatch into any of them. Allocates nothing on the device.
+//
+// The caller closes the handle with `gin_ep_permuted_close`.
+//
+// The caller ensures: the memory stays valid as long as the handle is open, and until the kernels of its slots
+// that use it have ended.
+gin_status_t gin_ep_permuted_with_memory(struct gin_ep_permuted_t permuted,
+                                         const struct gin_ep_permuted_into_t *into,
+                                         struct gin_ep_permuted_t *same);
+
+// Returns the same layout for at most `rows` rows, by a handle of its own, so that memory of the program may have as
+// few. Refused for a padded or fixed layout. Allocates nothing on the device.
+//
+// The caller closes the handle with `gin_ep_permuted_close`.
+gin_status_t gin_ep_permuted_with_capacity(struct gin_ep_permuted_t permuted,
+                                           uint32_t rows,
+                                           struct gin_ep_permuted_t *same);
+
 // Returns the memory of the layout, for kernels. It is valid until the handle is closed.
 gin_status_t gin_ep_permuted_memory(struct gin_ep_permuted_t permuted,
                                     struct gin_ep_permuted_memory_t *memory);
@@ -1241,7 +1337,9 @@ gin_status_t gin_ep_permuted_memory(struct gin_ep_permuted_t permuted,
 // stream that filled the layout is done.
 //
 // The first count is the number of rows with gaps. Expert-major layouts have then the number of rows of each expert of
-// this rank, if padded from each source; packed layouts and indices have then the number of each expert's first row.
+// this rank, if padded from each source; packed and fixed layouts and indices have then the number of each expert's
+// first row. A rank-major padded layout has after the first count the number of rows from each source. Fixed zones
+// have more counts, as `docs/ep.md` says.
 //
 // The caller ensures: `counts` has space for `capacity` numbers, and may be null if that is 0.
 gin_status_t gin_ep_permuted_counts(struct gin_ep_permuted_t permuted,

@@ -76,14 +76,37 @@ public:
     }
 };
 
+/// Returns no memory of the program for a layout: the defaults.
+inline gin_ep_permuted_into_t permuted_into() { return GIN_EP_PERMUTED_INTO_INIT; }
+/// Returns no memory for metadata: the defaults.
+inline gin_ep_metadata_t metadata() { return GIN_EP_METADATA_INIT; }
+
 /// Memory for received rows in a layout.
 class Permuted : public Handle<gin_ep_permuted_t, gin_ep_permuted_close> {
 public:
     using Handle::Handle;
 
-    /// Allocates memory for at most `rows` rows; a padded layout knows their number.
+    /// Allocates memory for at most `rows` rows; a padded or fixed layout knows their number.
     Permuted(const Group& group, gin_ep_layout_t layout, uint32_t rows = 0, uint32_t align = 0) {
         check(gin_ep_permuted_create(group.raw(), layout, rows, align, &raw_));
+    }
+    /// Allocates memory for counts and places alone.
+    static Permuted without_rows(const Group& group, gin_ep_layout_t layout, uint32_t rows = 0, uint32_t align = 0) {
+        gin_ep_permuted_t raw;
+        check(gin_ep_permuted_create_without_rows(group.raw(), layout, rows, align, &raw));
+        return Permuted(raw);
+    }
+    /// Returns the same layout in memory of the program.
+    Permuted with_memory(const gin_ep_permuted_into_t& into) const {
+        gin_ep_permuted_t same;
+        check(gin_ep_permuted_with_memory(raw_, &into, &same));
+        return Permuted(same);
+    }
+    /// Returns the same layout for at most `rows` rows.
+    Permuted with_capacity(uint32_t rows) const {
+        gin_ep_permuted_t same;
+        check(gin_ep_permuted_with_capacity(raw_, rows, &same));
+        return Permuted(same);
     }
     /// Returns the memory, for kernels.
     gin_ep_permuted_memory_t memory() const {
@@ -137,6 +160,10 @@ public:
     }
     /// Copies the received rows into a layout.
     void permute(const Stream& stream, const Permuted& to) const { check(gin_ep_permute(raw_, stream.raw(), to.raw())); }
+    /// Stores the metadata of rows of a layout in memory of the program.
+    void store_metadata(const Stream& stream, const Permuted& of, const gin_ep_metadata_t& into) const {
+        check(gin_ep_store_metadata(raw_, stream.raw(), of.raw(), &into));
+    }
     /// Adds up the rows of the experts, those of the layout or in other memory, in place of the received rows.
     void reduce(const Stream& stream, const Permuted& of, const gin_memory_t& rows = GIN_MEMORY_NULL) const {
         check(gin_ep_reduce(raw_, stream.raw(), of.raw(), &rows));

@@ -52,6 +52,15 @@ const AFTER_INCLUDES: &str = r#"
 #define GIN_EP_COMBINE_INIT \
     { sizeof(gin_ep_combine_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_NULL }
 
+/// The defaults of a `gin_ep_permuted_into_t`: the memory of gin.
+#define GIN_EP_PERMUTED_INTO_INIT \
+    { sizeof(gin_ep_permuted_into_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL }
+
+/// The defaults of a `gin_ep_metadata_t`: nothing is stored.
+#define GIN_EP_METADATA_INIT \
+    { sizeof(gin_ep_metadata_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, \
+      GIN_MEMORY_NULL }
+
 /// A null handle of any type.
 #define GIN_NULL { 0 }
 

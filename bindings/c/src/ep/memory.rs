@@ -52,11 +52,11 @@ impl Known {
 }
 
 impl Core {
-    fn memory(&self, given: &gin_memory_t, what: &str) -> Result<MemorySlice, Failure> {
+    pub(crate) fn memory(&self, given: &gin_memory_t, what: &str) -> Result<MemorySlice, Failure> {
         self.known.take(&**self.comm.inner.gpu(), given, what)
     }
 
-    fn optional(&self, given: &gin_memory_t, what: &str) -> Result<Option<MemorySlice>, Failure> {
+    pub(crate) fn optional(&self, given: &gin_memory_t, what: &str) -> Result<Option<MemorySlice>, Failure> {
         let is_none = given.data.is_null() && given.bytes == 0;
         (!is_none).then(|| self.memory(given, what)).transpose()
     }

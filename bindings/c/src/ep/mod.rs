@@ -70,6 +70,7 @@ fn in_c(text: &str) -> String {
         (", or use `Combine::reduced`", ", or leave `weights` out"),
         ("`Layout::ExpertMajorPacked`", "GIN_EP_EXPERT_MAJOR_PACKED"),
         ("`Layout::ExpertMajorPadded`", "GIN_EP_EXPERT_MAJOR_PADDED"),
+        ("or configure an `Element` with scales", "or configure an `element` with scales"),
         ("`exchange` and `Received::permute`", "gin_ep_exchange and gin_ep_permute"),
         ("`dispatch` and `combine`", "gin_ep_dispatch and gin_ep_combine"),
         ("call `combine`", "call gin_ep_combine"),
@@ -130,7 +131,7 @@ mod tests {
     #[test]
     fn no_error_of_gin_ep_names_an_item_of_rust_in_c() {
         let mut found = 0;
-        for name in ["combine", "config", "group", "layout", "received", "slot", "tokens"] {
+        for name in ["combine", "config", "group", "layout", "metadata", "received", "slot", "tokens"] {
             let path = format!("{}/../../gin-ep/src/{name}.rs", env!("CARGO_MANIFEST_DIR"));
             let source = std::fs::read_to_string(&path).expect("read a source of gin-ep");
             // A slot of C chooses the terms of sums by the group.

@@ -4,12 +4,12 @@
 use super::group::{Core, Group};
 use super::memory::{Given, Sums};
 use super::types::{
-    gin_device_ep_received_t, gin_ep_combine_t, gin_ep_group_t, gin_ep_permuted_t, gin_ep_slot_t, gin_ep_tokens_t,
-    gin_memory_t,
+    gin_device_ep_received_t, gin_ep_combine_t, gin_ep_group_t, gin_ep_metadata_t, gin_ep_permuted_t, gin_ep_slot_t,
+    gin_ep_tokens_t, gin_memory_t,
 };
 use super::{enter, no_dispatch, write_all};
 use crate::launch::Stream;
-use crate::status::{Failure, call, output};
+use crate::status::{Failure, call, check_size, input, output};
 use crate::table;
 use crate::types::gin_status_t::{GIN_ERROR_HANDLE, GIN_ERROR_STATE};
 use crate::types::{gin_status_t, gin_stream_t};
@@ -176,6 +176,41 @@ pub extern "C" fn gin_ep_permute(
             let to = core.layout(permuted)?;
             lent.received()?.permute(stream, &to.inner)?;
             Ok(())
+        })
+    })
+}
+
+/// Stores the metadata of rows in memory of the program, at their places in a layout, in the order of the stream. The
+/// rows were put into the layout before, by `gin_ep_permute` or `gin_ep_exchange_into`. Places without a row keep their
+/// bytes.
+///
+/// # Safety
+/// - As the crate's docs say; the memory of `into` stays valid until the kernels have ended, and no other code uses it
+///   until then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_ep_store_metadata(
+    slot: gin_ep_slot_t,
+    stream: gin_stream_t,
+    permuted: gin_ep_permuted_t,
+    into: *const gin_ep_metadata_t,
+) -> gin_status_t {
+    call("gin_ep_store_metadata", || {
+        table::get::<Slot>(slot.id)?.launch(stream, |core, lent, stream| {
+            let (of, into) = (core.layout(permuted)?, input(into, "into")?);
+            check_size::<gin_ep_metadata_t>(into.size, "into", "GIN_EP_METADATA_INIT")?;
+            let take = |memory: &gin_memory_t, what| core.optional(memory, what);
+            let (experts, weights) = (take(&into.experts, "into.experts")?, take(&into.weights, "into.weights")?);
+            let (scales, tokens) = (take(&into.scales, "into.scales")?, take(&into.tokens, "into.tokens")?);
+            let counts = take(&into.counts, "into.counts")?;
+            let memory = gin_ep::MetadataMemory {
+                experts: experts.as_ref(),
+                weights: weights.as_ref(),
+                scales: scales.as_ref(),
+                tokens: tokens.as_ref(),
+                counts: counts.as_ref(),
+                first_expert: into.first_expert,
+            };
+            Ok(lent.received()?.store_metadata(stream, &of.inner, &memory)?)
         })
     })
 }

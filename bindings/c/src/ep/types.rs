@@ -71,6 +71,11 @@ pub enum gin_ep_layout_t {
     GIN_EP_EXPERT_MAJOR_PACKED = 2,
     /// The places of packed rows without gaps, and for each place its received row. No row is copied.
     GIN_EP_EXPERT_MAJOR_INDICES = 3,
+    /// `[expert][row]`: one row for each id whose expert is on this rank, without gaps, by source, token and position
+    /// of the id. The zone of an expert has room for all rows that a rank may receive. Scales are columns.
+    GIN_EP_EXPERT_MAJOR_FIXED = 4,
+    /// `[source][row]`: one row for each received row, by token, in zones with room for all tokens of a rank.
+    GIN_EP_RANK_MAJOR_PADDED = 5,
 }
 
 /// The cause of a report of the kernels.
@@ -229,15 +234,61 @@ pub struct gin_ep_report_t {
     pub text: [c_char; GIN_FAULT_TEXT_BYTES],
 }
 
-/// The memory of received rows in a layout, which gin owns. Kernels of the program use it after the call that fills it,
-/// in the order of the stream.
+/// Memory of the program in which kernels store a layout, in place of gin's memory. `GIN_EP_PERMUTED_INTO_INIT` has the
+/// defaults: all null, which keeps gin's memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct gin_ep_permuted_into_t {
+    /// `sizeof(gin_ep_permuted_into_t)`.
+    pub size: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The rows, aligned to 16 bytes.
+    pub rows: gin_memory_t,
+    /// The scales of fixed zones, aligned to 4 bytes.
+    pub scales: gin_memory_t,
+    /// The tokens of fixed zones, aligned to 4 bytes.
+    pub tokens: gin_memory_t,
+    /// The counts, aligned to 8 bytes.
+    pub counts: gin_memory_t,
+}
+
+/// Memory of the program for the metadata of rows in a layout. Words have 32 bits. `GIN_EP_METADATA_INIT` has the
+/// defaults: all null, which stores nothing.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct gin_ep_metadata_t {
+    /// `sizeof(gin_ep_metadata_t)`.
+    pub size: u32,
+    /// The number of this rank's first expert in `experts`.
+    pub first_expert: u32,
+    /// `[row][topk]` of a rank-major layout: the numbers of the row's experts, -1 for an expert of another rank.
+    pub experts: gin_memory_t,
+    /// The FP32 weights: `[row][topk]` of a rank-major layout, with 0 where the expert is -1; `[row]` of an
+    /// expert-major one.
+    pub weights: gin_memory_t,
+    /// `[row][scale]`. The bytes of a row's scales are a multiple of 4.
+    pub scales: gin_memory_t,
+    /// `[row]`: the number of the row's token at its source.
+    pub tokens: gin_memory_t,
+    /// The number of rows from each source in a rank-major layout, of each expert of this rank in an expert-major one.
+    pub counts: gin_memory_t,
+}
+
+/// The memory of received rows in a layout. Kernels of the program use it after the call that fills it, in the order of
+/// the stream.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gin_ep_permuted_memory_t {
-    /// `capacity` rows; null if rows are not copied: they stay where they were received.
+    /// `capacity` rows; null if rows are not copied, or the layout has no memory for them.
     pub rows: gin_memory_t,
+    /// `[expert][word][row]` of fixed zones: word `w` of 4 bytes of a row's scales; null if there are none.
+    pub scales: gin_memory_t,
+    /// A word of 32 bits for each row of fixed zones: the number of the row's token at its source; null if there is
+    /// none.
+    pub tokens: gin_memory_t,
     /// A word of 32 bits for each row: `source << 21 | row << 5 | k`, the source, the received row and the position of
-    /// its id; all ones for a gap. In a padded layout only rows below the counts have it.
+    /// its id; all ones for a gap. In a padded or fixed layout only rows below the counts have it.
     pub source_info: gin_memory_t,
     /// The words of 32 bits that `gin_ep_permuted_counts` copies.
     pub counts: gin_memory_t,

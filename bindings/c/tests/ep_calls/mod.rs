@@ -9,7 +9,7 @@ use gin_capi::types::*;
 use std::ptr::{null, null_mut};
 
 /// The number of calls.
-pub(crate) const CALLS: u8 = 29;
+pub(crate) const CALLS: u8 = 33;
 pub(crate) const PERMUTED_CLOSE: u8 = 15;
 pub(crate) const PLAN_CLOSE: u8 = 17;
 pub(crate) const GROUP_RELEASE: u8 = 22;
@@ -30,8 +30,8 @@ pub(crate) fn one_dispatch() -> Vec<(u8, u64, u64)> {
     let ep = |which: u8, number| (OTHERS + which, 1 | 1 << 21, number);
     // A job, a stream, a communicator.
     let objects = [(0, 0, 1), (3, 3, 100), (1, 3, 0x101)];
-    // A group, a slot and a layout; one token, which goes to a layout and back.
-    let dispatch = [ep(0, 9), ep(1, 0), ep(12, 100), ep(4, 8), ep(6, 0), ep(10, 0), ep(11, 4), ep(8, 8)];
+    // A group, a slot and a layout; one token, which goes to a layout and back, and its metadata to memory.
+    let dispatch = [ep(0, 9), ep(1, 0), ep(12, 100), ep(4, 8), ep(6, 0), ep(31, 1), ep(10, 0), ep(11, 4), ep(8, 8)];
     objects.into_iter().chain(dispatch).collect()
 }
 
@@ -130,6 +130,33 @@ fn combine(handles: &Handles, choice: u64, number: u64) -> gin_ep_combine_t {
     }
 }
 
+/// Returns memory for a layout, of which one member may be wrong.
+fn into(number: u64) -> gin_ep_permuted_into_t {
+    let shifted = |bits: u32| number.rotate_right(bits);
+    gin_ep_permuted_into_t {
+        size: size_of::<gin_ep_permuted_into_t>() as u32 + u32::from(shifted(2).is_multiple_of(17)),
+        reserved: 0,
+        rows: optional(shifted(4)),
+        scales: optional(shifted(8) & shifted(24)),
+        tokens: optional(shifted(12)),
+        counts: optional(shifted(16)),
+    }
+}
+
+/// Returns memory for metadata, of which one member may be wrong.
+fn metadata(number: u64) -> gin_ep_metadata_t {
+    let shifted = |bits: u32| number.rotate_right(bits);
+    gin_ep_metadata_t {
+        size: size_of::<gin_ep_metadata_t>() as u32 + u32::from(shifted(2).is_multiple_of(17)),
+        first_expert: (number >> 3) as u32,
+        experts: optional(shifted(4) & shifted(40)),
+        weights: optional(shifted(8)),
+        scales: optional(shifted(12) & shifted(44)),
+        tokens: optional(shifted(16)),
+        counts: optional(shifted(20)),
+    }
+}
+
 /// Makes one call. Returns its status.
 pub(crate) fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_status_t {
     let of = |kind: u8| handles.of_kind(kind, choice);
@@ -165,7 +192,7 @@ pub(crate) fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -
             }
             12 => gin_ep_permuted_create(
                 group,
-                (number >> 8) as u32 % 5,
+                (number >> 8) as u32 % 7,
                 number as u32 % 129,
                 (number >> 16) as u32 % 5,
                 (&raw mut made).cast(),
@@ -201,6 +228,16 @@ pub(crate) fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -
             25 => gin_stream_end_capture(stream, (&raw mut made).cast()),
             26 => gin_graph_launch(graph, stream),
             GRAPH_CLOSE => gin_graph_close(graph),
+            28 => gin_ep_permuted_create_without_rows(
+                group,
+                (number >> 8) as u32 % 7,
+                number as u32 % 129,
+                (number >> 16) as u32 % 5,
+                (&raw mut made).cast(),
+            ),
+            29 => gin_ep_permuted_with_memory(permuted, &into(number), (&raw mut made).cast()),
+            30 => gin_ep_permuted_with_capacity(permuted, number as u32 % 129, (&raw mut made).cast()),
+            31 => gin_ep_store_metadata(slot, stream, permuted, &metadata(number)),
             _ => {
                 let mut bytes = 0;
                 gin_ep_footprint(&config(number), (number >> 16) as u32 % 70, (number >> 24) as u32 % 5, &mut bytes)
