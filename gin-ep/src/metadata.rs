@@ -22,8 +22,16 @@ pub struct MetadataMemory<'a> {
     pub tokens: Option<&'a MemorySlice>,
     /// The number of rows from each source in a rank-major layout, of each expert of this rank in an expert-major one.
     pub counts: Option<&'a MemorySlice>,
+    /// The number of the first row of each expert's zone, in a packed or fixed layout.
+    pub offsets: Option<&'a MemorySlice>,
+    /// The number of rows of each expert's zone with gaps, in a packed or fixed layout.
+    pub zones: Option<&'a MemorySlice>,
+    /// The number of rows with gaps: one word.
+    pub total: Option<&'a MemorySlice>,
     /// The number of this rank's first expert in `experts`.
     pub first_expert: u32,
+    /// The words of `experts` have 64 bits. Their memory begins at a multiple of 8 bytes.
+    pub is_wide: bool,
 }
 
 impl MetadataMemory<'_> {
@@ -38,6 +46,11 @@ impl MetadataMemory<'_> {
         if self.experts.is_some() && is_expert_major {
             return unsuited("memory for the experts of an expert-major layout's rows", "leave it out");
         }
+        let has_zones = matches!(of.layout(), Layout::ExpertMajorPacked { .. } | Layout::ExpertMajorFixed);
+        if (self.offsets.is_some() || self.zones.is_some()) && !has_zones {
+            let remedy = "leave it out, or use a packed or fixed layout";
+            return unsuited("memory for the zones of experts of a layout that has none", remedy);
+        }
         if self.scales.is_some() && sizes.scale_bytes == 0 {
             let remedy = "leave it out, or configure an `Element` with scales";
             return unsuited("memory for scales in a group whose rows have none", remedy);
@@ -51,19 +64,26 @@ impl MetadataMemory<'_> {
         let (each, numbers) = if is_expert_major { (1, sizes.local()) } else { (sizes.topk, sizes.ranks) };
         let place =
             |what, memory: Option<&MemorySlice>, bytes| memory.map_or(Ok(0), |memory| address(what, memory, bytes, 4));
+        let (id, experts) = (if self.is_wide { 8 } else { 4 }, "the memory of the experts of rows");
+        let experts = self.experts.map_or(Ok(0), |memory| address(experts, memory, id * rows * u64::from(each), id))?;
         Ok(MetadataParams {
-            experts: place("the memory of the experts of rows", self.experts, 4 * rows * u64::from(each))?,
+            experts,
             weights: place("the memory of the weights of rows", self.weights, 4 * rows * u64::from(each))?,
             scales: place("the memory of the scales of rows", self.scales, rows * u64::from(sizes.scale_bytes))?,
             tokens: place("the memory of the tokens of rows", self.tokens, 4 * rows)?,
             counts: place("the memory of the counts of rows", self.counts, 4 * u64::from(numbers))?,
+            offsets: place("the memory of the first rows of zones", self.offsets, 4 * u64::from(numbers))?,
+            zones: place("the memory of the numbers of rows of zones", self.zones, 4 * u64::from(numbers))?,
+            total: place("the memory of the number of rows", self.total, 4)?,
             first_expert: self.first_expert,
-            reserved: 0,
+            is_wide: self.is_wide.into(),
         })
     }
 
     fn used(&self) -> impl Iterator<Item = &MemorySlice> {
-        [self.experts, self.weights, self.scales, self.tokens, self.counts].into_iter().flatten()
+        let of_rows = [self.experts, self.weights, self.scales, self.tokens];
+        let of_zones = [self.counts, self.offsets, self.zones, self.total];
+        of_rows.into_iter().chain(of_zones).flatten()
     }
 }
 

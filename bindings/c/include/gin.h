@@ -50,8 +50,8 @@
 
 /// The defaults of a `gin_ep_metadata_t`: nothing is stored.
 #define GIN_EP_METADATA_INIT \
-    { sizeof(gin_ep_metadata_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, \
-      GIN_MEMORY_NULL }
+    { sizeof(gin_ep_metadata_t), 0, 32, 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, \
+      GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL }
 
 /// A null handle of any type.
 #define GIN_NULL { 0 }
@@ -708,6 +708,10 @@ typedef struct gin_ep_metadata_t {
   uint32_t size;
   // The number of this rank's first expert in `experts`.
   uint32_t first_expert;
+  // The bits of a word of `experts`: 32 or 64.
+  uint32_t id_bits;
+  // Zero.
+  uint32_t reserved;
   // `[row][topk]` of a rank-major layout: the numbers of the row's experts, -1 for an expert of another rank.
   struct gin_memory_t experts;
   // The FP32 weights: `[row][topk]` of a rank-major layout, with 0 where the expert is -1; `[row]` of an
@@ -719,6 +723,12 @@ typedef struct gin_ep_metadata_t {
   struct gin_memory_t tokens;
   // The number of rows from each source in a rank-major layout, of each expert of this rank in an expert-major one.
   struct gin_memory_t counts;
+  // The number of the first row of each expert's zone, in a packed or fixed layout.
+  struct gin_memory_t offsets;
+  // The number of rows of each expert's zone with gaps, in a packed or fixed layout.
+  struct gin_memory_t zones;
+  // The number of rows with gaps: one word.
+  struct gin_memory_t total;
 } gin_ep_metadata_t;
 
 // The rows that a combine returns, and their sums. `GIN_EP_COMBINE_INIT` has the defaults.

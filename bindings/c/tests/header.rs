@@ -58,8 +58,8 @@ const AFTER_INCLUDES: &str = r#"
 
 /// The defaults of a `gin_ep_metadata_t`: nothing is stored.
 #define GIN_EP_METADATA_INIT \
-    { sizeof(gin_ep_metadata_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, \
-      GIN_MEMORY_NULL }
+    { sizeof(gin_ep_metadata_t), 0, 32, 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, \
+      GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL }
 
 /// A null handle of any type.
 #define GIN_NULL { 0 }

@@ -6,7 +6,7 @@ use crate::permute::{EXPERT_MAJOR_PADDED, FLAT, NONE};
 use crate::{PermutedRows, ReceivedRows};
 use gin_device::bytemuck::{Pod, Zeroable};
 use gin_device::prelude::*;
-use gin_device::sys::data::store_weak_u32;
+use gin_device::sys::data::{store_weak_u32, store_weak_u64};
 
 /// The memory into which [`metadata`] stores: a parameter of the kernel. An address of 0 stores nothing.
 #[repr(C)]
@@ -25,10 +25,16 @@ pub struct MetadataParams {
     /// The address of words: in a rank-major layout the number of rows from each source, in an expert-major one the
     /// number of rows of each expert of this rank.
     pub counts: u64,
+    /// The address of words: in a packed or fixed layout the first row of each expert's zone.
+    pub offsets: u64,
+    /// The address of words: in a packed or fixed layout the number of rows of each expert's zone, with gaps.
+    pub zones: u64,
+    /// The address of a word: the number of rows with gaps.
+    pub total: u64,
     /// The number that is added to an expert of this rank.
     pub first_expert: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1 if `experts` are words of 64 bits, else 0.
+    pub is_wide: u32,
 }
 
 #[inline(always)]
@@ -74,7 +80,12 @@ pub unsafe fn metadata(to: &PermutedRows, into: &MetadataParams) {
                 }
                 if into.experts != 0 && is_flat {
                     let id = if expert >= 0 { expert + into.first_expert as i32 } else { -1 };
-                    store(into.experts, at, id as u32);
+                    if into.is_wide != 0 {
+                        // Safety: the caller's promise.
+                        unsafe { store_weak_u64((into.experts + 8 * at) as usize as *mut u64, i64::from(id) as u64) };
+                    } else {
+                        store(into.experts, at, id as u32);
+                    }
                 }
                 if into.tokens != 0 && (!is_flat || k == 0) {
                     store(into.tokens, place.into(), word(0));
@@ -112,13 +123,10 @@ unsafe fn store_scales(received: &ReceivedRows, scales: u64, meta: u64, has_plac
     }
 }
 
-/// Stores the number of rows from each source, or of each expert.
+/// Stores the numbers of rows: from each source or of each expert, of its zone, and of all.
 #[inline(always)]
 fn store_counts(to: &PermutedRows, into: &MetadataParams) {
     let (received, ranks) = (&to.received, to.received.ranks());
-    if into.counts == 0 {
-        return;
-    }
     let numbers = if to.kind == FLAT { ranks } else { to.experts };
     let mut number = Block.rank() * grid_dim().count() as u32 + block_in_grid();
     while number < numbers {
@@ -127,7 +135,20 @@ fn store_counts(to: &PermutedRows, into: &MetadataParams) {
             EXPERT_MAJOR_PADDED => (0..ranks).map(|source| to.count_from(number, source)).sum(),
             _ => to.count(number),
         };
-        store(into.counts, number.into(), rows);
+        if into.counts != 0 {
+            store(into.counts, number.into(), rows);
+        }
+        // The expert after the last one has the total as its first row.
+        let (first, end) = (to.offset(number), to.offset(number + 1));
+        if into.offsets != 0 {
+            store(into.offsets, number.into(), first);
+        }
+        if into.zones != 0 {
+            store(into.zones, number.into(), end - first);
+        }
+        if into.total != 0 && number == 0 {
+            store(into.total, 0, to.total());
+        }
         number += Block.size() * grid_dim().count() as u32;
     }
 }

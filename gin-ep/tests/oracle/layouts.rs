@@ -81,6 +81,7 @@ fn memory_of_metadata_that_a_layout_does_not_use_is_refused() {
         for (to, into, text) in [
             (&listed, none, "metadata of a layout without rows"),
             (&major, MetadataMemory { experts: of, ..none }, "experts of an expert-major layout"),
+            (&flat, MetadataMemory { offsets: of, ..none }, "the zones of experts of a layout that has none"),
             (&flat, MetadataMemory { scales: of, ..none }, "scales in a group whose rows have none"),
             (&flat, MetadataMemory { tokens: Some(&short), ..none }, "the memory of the tokens of rows"),
             (&flat, MetadataMemory { weights: Some(&odd), ..none }, "the memory of the weights of rows"),

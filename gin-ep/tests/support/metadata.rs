@@ -20,6 +20,9 @@ struct Words {
     scales: Vec<u32>,
     tokens: Vec<u32>,
     counts: Vec<u32>,
+    offsets: Vec<u32>,
+    zones: Vec<u32>,
+    total: Vec<u32>,
 }
 
 /// Returns the expected words of a layout of which `places` are the places of rows in the order of the oracle.
@@ -40,15 +43,31 @@ fn expected(
         scales: kept(capacity * scale_words),
         tokens: kept(capacity),
         counts: Vec::new(),
+        offsets: Vec::new(),
+        zones: Vec::new(),
+        total: vec![capacity as u32],
     };
     // Source, token, experts and weights of each row.
     let rows: Vec<(usize, usize, Vec<i32>, Vec<f32>)> = if is_flat {
         let rows = flat(shape, batches, me);
         words.counts = (0..shape.ranks).map(|of| rows.iter().filter(|row| row.source == of).count() as u32).collect();
+        if layout == Layout::Flat {
+            words.total = vec![rows.len() as u32];
+        }
         rows.into_iter().map(|row| (row.source, row.token, row.experts, row.weights)).collect()
     } else {
         let zones = expert_major(shape, batches, me, 1);
         words.counts = zones.iter().map(|zone| zone.rows.len() as u32).collect();
+        if let Layout::ExpertMajorPacked { align } = layout {
+            let zones = expert_major(shape, batches, me, align as usize);
+            words.offsets = zones.iter().map(|zone| zone.first as u32).collect();
+            words.zones = zones.iter().map(|zone| zone.padded as u32).collect();
+            words.total = vec![words.zones.iter().sum()];
+        } else if layout == Layout::ExpertMajorFixed {
+            let room = capacity / shape.local();
+            words.offsets = (0..shape.local()).map(|expert| (expert * room) as u32).collect();
+            words.zones = vec![room as u32; shape.local()];
+        }
         let rows = zones.into_iter().flat_map(|zone| zone.rows);
         rows.map(|row| (row.source, row.token, Vec::new(), vec![row.weight])).collect()
     };
@@ -94,14 +113,23 @@ pub fn metadata(
         let numbers = if is_flat { shape.ranks } else { shape.local() };
         let (experts, weights) = (of_words(rows * each)?, of_words(rows * each)?);
         let (scales, tokens) = (of_words(rows * scale_words as u64)?, of_words(rows)?);
-        let counts = of_words(numbers as u64)?;
+        let (counts, offsets) = (of_words(numbers as u64)?, of_words(numbers as u64)?);
+        let (zones, total) = (of_words(numbers as u64)?, of_words(1)?);
+        let has_zones = matches!(layout, Layout::ExpertMajorPacked { .. } | Layout::ExpertMajorFixed);
+        // Each second dispatch gets ids of 64 bits.
+        let is_wide = number % 2 == 1;
+        let wide_experts = of_words(2 * rows * each)?;
         let into = MetadataMemory {
-            experts: is_flat.then_some(&experts),
+            experts: is_flat.then_some(if is_wide { &wide_experts } else { &experts }),
             weights: Some(&weights),
             scales: (scale_words != 0).then_some(&scales),
             tokens: Some(&tokens),
             counts: Some(&counts),
+            offsets: has_zones.then_some(&offsets),
+            zones: has_zones.then_some(&zones),
+            total: Some(&total),
             first_expert: FIRST,
+            is_wide,
         };
         with_tokens(rank, shape, element, &batches[me], |given| {
             let mut received = if arrives {
@@ -123,13 +151,21 @@ pub fn metadata(
             _ => expected_rows(layout, shape, &batches, me, max).0.into_iter().map(|(place, _)| place).collect(),
         };
         let sizes = (rows as usize, scale_words);
-        let words = expected((layout, element), shape, &batches, me, sizes, &places);
+        let mut words = expected((layout, element), shape, &batches, me, sizes, &places);
+        if is_wide {
+            // Places without a row keep their bytes; -1 has 64 bits.
+            let halves = |&word: &u32| [word, if word == u32::MAX || word == KEPT { word } else { 0 }];
+            words.experts = words.experts.iter().flat_map(halves).collect();
+        }
         for (what, memory, words) in [
-            ("experts", &experts, &words.experts),
+            ("experts", if is_wide { &wide_experts } else { &experts }, &words.experts),
             ("weights", &weights, &words.weights),
             ("scales", &scales, &words.scales),
             ("tokens", &tokens, &words.tokens),
             ("counts", &counts, &words.counts),
+            ("offsets", &offsets, &words.offsets),
+            ("zones", &zones, &words.zones),
+            ("total", &total, &words.total),
         ] {
             let found = bytes(memory)?;
             let found = found.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")));

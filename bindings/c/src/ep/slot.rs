@@ -201,14 +201,23 @@ pub unsafe extern "C" fn gin_ep_store_metadata(
             let take = |memory: &gin_memory_t, what| core.optional(memory, what);
             let (experts, weights) = (take(&into.experts, "into.experts")?, take(&into.weights, "into.weights")?);
             let (scales, tokens) = (take(&into.scales, "into.scales")?, take(&into.tokens, "into.tokens")?);
-            let counts = take(&into.counts, "into.counts")?;
+            let (counts, offsets) = (take(&into.counts, "into.counts")?, take(&into.offsets, "into.offsets")?);
+            let (zones, total) = (take(&into.zones, "into.zones")?, take(&into.total, "into.total")?);
+            if !matches!(into.id_bits, 32 | 64) {
+                let text = format!("into.id_bits is {}: experts have 32 or 64 bits", into.id_bits);
+                return Err(Failure::argument(text));
+            }
             let memory = gin_ep::MetadataMemory {
                 experts: experts.as_ref(),
                 weights: weights.as_ref(),
                 scales: scales.as_ref(),
                 tokens: tokens.as_ref(),
                 counts: counts.as_ref(),
+                offsets: offsets.as_ref(),
+                zones: zones.as_ref(),
+                total: total.as_ref(),
                 first_expert: into.first_expert,
+                is_wide: into.id_bits == 64,
             };
             Ok(lent.received()?.store_metadata(stream, &of.inner, &memory)?)
         })

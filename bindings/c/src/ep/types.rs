@@ -262,6 +262,10 @@ pub struct gin_ep_metadata_t {
     pub size: u32,
     /// The number of this rank's first expert in `experts`.
     pub first_expert: u32,
+    /// The bits of a word of `experts`: 32 or 64.
+    pub id_bits: u32,
+    /// Zero.
+    pub reserved: u32,
     /// `[row][topk]` of a rank-major layout: the numbers of the row's experts, -1 for an expert of another rank.
     pub experts: gin_memory_t,
     /// The FP32 weights: `[row][topk]` of a rank-major layout, with 0 where the expert is -1; `[row]` of an
@@ -273,6 +277,12 @@ pub struct gin_ep_metadata_t {
     pub tokens: gin_memory_t,
     /// The number of rows from each source in a rank-major layout, of each expert of this rank in an expert-major one.
     pub counts: gin_memory_t,
+    /// The number of the first row of each expert's zone, in a packed or fixed layout.
+    pub offsets: gin_memory_t,
+    /// The number of rows of each expert's zone with gaps, in a packed or fixed layout.
+    pub zones: gin_memory_t,
+    /// The number of rows with gaps: one word.
+    pub total: gin_memory_t,
 }
 
 /// The memory of received rows in a layout. Kernels of the program use it after the call that fills it, in the order of

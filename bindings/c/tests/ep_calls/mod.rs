@@ -149,11 +149,16 @@ fn metadata(number: u64) -> gin_ep_metadata_t {
     gin_ep_metadata_t {
         size: size_of::<gin_ep_metadata_t>() as u32 + u32::from(shifted(2).is_multiple_of(17)),
         first_expert: (number >> 3) as u32,
+        id_bits: [32, 64, 32, 64, 8][shifted(24) as usize % 5],
+        reserved: 0,
         experts: optional(shifted(4) & shifted(40)),
         weights: optional(shifted(8)),
         scales: optional(shifted(12) & shifted(44)),
         tokens: optional(shifted(16)),
         counts: optional(shifted(20)),
+        offsets: optional(shifted(28) & shifted(48)),
+        zones: optional(shifted(32) & shifted(48)),
+        total: optional(shifted(36)),
     }
 }
 
