@@ -542,6 +542,15 @@ typedef struct gin_stream_t {
   uint64_t id;
 } gin_stream_t;
 
+// Memory of the program on the rank's device: of the GPU, or pinned; on a virtual GPU any memory of the process. A
+// null address is no memory.
+typedef struct gin_memory_t {
+  // The address.
+  void *data;
+  // The length in bytes.
+  uint64_t bytes;
+} gin_memory_t;
+
 // Kernels that were loaded together.
 typedef struct gin_module_t {
   // The number; 0 is null.
@@ -653,15 +662,6 @@ typedef struct gin_ep_slot_t {
   // The number; 0 is null.
   uint64_t id;
 } gin_ep_slot_t;
-
-// Memory of the program on the rank's device: of the GPU, or pinned; on a virtual GPU any memory of the process. A
-// null address is no memory.
-typedef struct gin_memory_t {
-  // The address.
-  void *data;
-  // The length in bytes.
-  uint64_t bytes;
-} gin_memory_t;
 
 // The routing of tokens, counted once for several dispatches of the same ids.
 typedef struct gin_ep_plan_t {
@@ -1088,6 +1088,14 @@ gin_status_t gin_stream_from_cuda(struct gin_job_t job,
 
 // Waits until all work of the stream is done. An error of a kernel is reported once.
 gin_status_t gin_stream_synchronize(struct gin_stream_t stream);
+
+// Waits until all work of the stream is done, then copies `to.bytes` bytes of the program to memory of the stream's
+// device.
+//
+// The caller ensures: `from` has `to.bytes` bytes, and no other code uses the memory of `to` during the call.
+gin_status_t gin_stream_write(struct gin_stream_t stream,
+                              const struct gin_memory_t *to,
+                              const void *from);
 
 // Closes the handle. Work of the stream goes on.
 gin_status_t gin_stream_close(struct gin_stream_t stream);

@@ -5,6 +5,7 @@
 //! that are linked into the program on the virtual GPU, and kernels from PTX on GPUs.
 
 use crate::comm::Comm;
+use crate::ep::types::gin_memory_t;
 use crate::job::Job;
 use crate::status::{Failure, call, input, inputs, output, text};
 use crate::table;
@@ -12,7 +13,7 @@ use crate::types::gin_status_t::{GIN_ERROR_DEVICE, GIN_ERROR_HANDLE};
 use crate::types::{
     gin_arg_t, gin_job_t, gin_kernel_fn_t, gin_kernel_t, gin_module_t, gin_shape_t, gin_status_t, gin_stream_t,
 };
-use crate::window::Window;
+use crate::window::{Window, import};
 use gin_abi::{CommHandle, WindowHandle};
 use gin_boot::lock;
 use gin_device::exec::Dim3;
@@ -89,6 +90,30 @@ fn foreign_stream(job: &Job, cuda: *mut c_void) -> Result<Arc<dyn DeviceStream>,
 #[unsafe(no_mangle)]
 pub extern "C" fn gin_stream_synchronize(stream: gin_stream_t) -> gin_status_t {
     call("gin_stream_synchronize", || Ok(table::get::<Stream>(stream.id)?.inner.synchronize()?))
+}
+
+/// Waits until all work of the stream is done, then copies `to.bytes` bytes of the program to memory of the stream's
+/// device.
+///
+/// # Safety
+/// - As the crate's docs say; `from` has `to.bytes` bytes, and no other code uses the memory of `to` during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_stream_write(
+    stream: gin_stream_t,
+    to: *const gin_memory_t,
+    from: *const c_void,
+) -> gin_status_t {
+    call("gin_stream_write", || {
+        let (stream, to) = (table::get::<Stream>(stream.id)?, input(to, "to")?);
+        let bytes = inputs(from.cast::<u8>(), usize::try_from(to.bytes).unwrap_or(usize::MAX), "from")?;
+        if bytes.is_empty() {
+            return Ok(stream.inner.synchronize()?);
+        }
+        let address = to.data.expose_provenance() as u64;
+        let memory = import(&*stream.inner.device(), address, to.bytes).map_err(|failure| failure.of("to"))?;
+        stream.inner.synchronize()?;
+        Ok(memory.whole().write(0, bytes)?)
+    })
 }
 
 /// Closes the handle. Work of the stream goes on.

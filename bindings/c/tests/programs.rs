@@ -247,6 +247,35 @@ fn experts_go_on_without_a_killed_rank_in_a_new_group() {
 }
 
 #[test]
+fn a_program_for_nccl_ep_gets_rows_and_sums_as_threads_and_as_processes() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program("tests/c/nccl_ep.cpp", folder.path());
+    let said = run(&mut Command::new(&program));
+    assert!(said.contains("passed"), "{said}");
+    for ranks in [2, 4] {
+        let id = folder.path().join(format!("id{ranks}"));
+        for (status, said) in processes(&program, &[id.to_str().expect("the path is UTF-8")], ranks) {
+            assert!(status.success() && said.contains("passed"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_program_for_nccl_ep_uses_its_modes_and_masks_and_learns_what_is_refused() {
+    passes("tests/c/nccl_ep_modes.cpp");
+}
+
+#[test]
+fn nccl_eps_structs_have_their_sizes_in_c99_without_a_warning() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = folder.path().join("sizes");
+    let mut command = compiler(false);
+    command.args(["-std=c99", "-Wshadow", "-Wconversion"]).arg(format!("{HERE}/tests/c/nccl_ep_sizes.c"));
+    run(command.arg("-o").arg(&program).arg(library("libgin_capi.so")));
+    assert!(run(&mut Command::new(&program)).contains("passed"));
+}
+
+#[test]
 fn a_rank_that_throws_waits_for_nobody_and_ends_the_waits_of_others() {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = program("tests/c/unwind.cpp", folder.path());

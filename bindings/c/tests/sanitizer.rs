@@ -48,6 +48,8 @@ fn main() -> ExitCode {
         };
         Trial::test(format!("{name}_uses_memory_as_it_may"), check).with_ignored_flag(missing.is_some())
     };
-    let trials = ["put.c", "owner.cpp", "operations.cpp", "fuzz.cpp", "ep.cpp", "ep_errors.cpp"].map(trial).into();
+    let trials = ["put.c", "owner.cpp", "operations.cpp", "fuzz.cpp", "ep.cpp", "ep_errors.cpp", "nccl_ep_modes.cpp"]
+        .map(trial)
+        .into();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

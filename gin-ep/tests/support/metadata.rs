@@ -87,7 +87,7 @@ fn expected(
     words
 }
 
-/// Stores the metadata of rows in a layout, and compares all words with the oracle, also those that must stay.
+/// Stores the metadata of rows in a layout, and compares all words with the oracle, also the words that must stay.
 pub fn metadata(
     rank: &Rank,
     comm: &Communicator,

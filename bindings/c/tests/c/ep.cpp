@@ -412,6 +412,58 @@ static void layouts(Rank& r) {
 }
 
 // All sources share a region; the number of tokens is on the device; a plan serves two dispatches.
+// Fixed zones in memory of the program, with tokens and weights of rows, which return as they are.
+static void fixed_zones(Rank& r) {
+    gin_ep_config_t config = r.config();
+    config.combine_at_source = 1;
+    gin::ep::Group group(r.comm, config);
+    gin::ep::Slot slot(group, 0);
+    uint32_t local = experts_of_rank(r.ranks), room = r.ranks * ROOM;
+    auto places = gin::ep::Permuted::without_rows(group, GIN_EP_EXPERT_MAJOR_FIXED);
+    HOLDS(places.memory().rows.data == nullptr && places.memory().capacity == local * room);
+    Elements<uint16_t> rows(local * room * HIDDEN), output(ROOM * HIDDEN);
+    Elements<uint32_t> tokens(local * room), counts(local);
+    Elements<float> weights(local * room);
+    gin_ep_permuted_into_t into = gin::ep::permuted_into();
+    into.rows = rows.memory(), into.tokens = tokens.memory();
+    gin::ep::Permuted fixed = places.with_memory(into);
+    HOLDS(fixed.memory().rows.data == rows.data() && fixed.memory().tokens.data == tokens.data());
+    for (uint64_t round = 76; round < 79; round++) {
+        Batch batch(r.rank, round);
+        Given<uint16_t> given;
+        given.set(batch, batch.bf16());
+        gin_ep_metadata_t metadata = gin::ep::metadata();
+        metadata.weights = weights.memory(), metadata.counts = counts.memory();
+        slot.exchange_into(r.stream, given.tokens(), fixed);
+        slot.store_metadata(r.stream, fixed, metadata);
+        gin_ep_combine_t combine = gin::ep::combine(output.memory());
+        combine.weights = given.weights.memory(), combine.permuted = fixed.raw();
+        slot.combine(r.stream, combine);
+        r.stream.synchronize();
+        for (uint32_t number = 0; number < local; number++) {
+            uint32_t place = number * room;
+            for (uint32_t source = 0; source < r.ranks; source++) {
+                Batch from(source, round);
+                for (uint32_t i = 0; i < from.count * TOPK; i++) {
+                    if (from.ids[i] != int32_t(r.first_expert + number) || place == (number + 1) * room) continue;
+                    HOLDS(tokens.data()[place] == i / TOPK && weights.data()[place] == from.weights[i]);
+                    HOLDS(rows.data()[place * HIDDEN] == Bf16::narrow(from.rows[i / TOPK * HIDDEN]));
+                    place++;
+                }
+            }
+            HOLDS(counts.data()[number] == place - number * room && fixed.counts()[1 + number] == counts.data()[number]);
+        }
+        check_sums(batch, output, [&](uint32_t token, uint32_t column) {
+            float sum = 0;
+            for (uint32_t k = 0; k < TOPK; k++)
+                if (batch.ids[token * TOPK + k] >= 0)
+                    sum = std::fma(batch.weights[token * TOPK + k], batch.rows[token * HIDDEN + column], sum);
+            return Bf16::narrow(sum);
+        });
+    }
+    r.done(slot, group);
+}
+
 static void shared_region(Rank& r) {
     gin_ep_config_t config = r.config();
     config.max_rows = r.ranks * ROOM, config.slots = 2;
@@ -520,7 +572,8 @@ struct Case {
 constexpr Case CASES[] = {
     {"bf16", bf16_rows, true},      {"f32", f32_rows, false},  {"f16", f16_rows, false},
     {"e4m3", e4m3_rows, true},      {"opaque", opaque_rows, true}, {"wide", wide_rows, true},
-    {"layouts", layouts, false},    {"shared", shared_region, false}, {"graph", graph, true},
+    {"layouts", layouts, false},    {"fixed", fixed_zones, false},
+    {"shared", shared_region, false}, {"graph", graph, true},
     {"capture", thrown_capture, false},
 };
 

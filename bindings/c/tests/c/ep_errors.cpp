@@ -90,10 +90,39 @@ static void arguments(Rank& r) {
     auto create = [&](uint32_t kind, uint32_t rows, uint32_t align, const char* part) {
         fails(gin_ep_permuted_create(group.raw(), kind, rows, align, &permuted), GIN_ERROR_ARGUMENT, part);
     };
-    create(4, 1, 0, "layout is 4: there are 0 to 3");
+    create(6, 1, 0, "layout is 6: there are 0 to 5");
     create(GIN_EP_FLAT, 0, 0, "the number of rows of a layout is 0; the limit is at least 1");
     create(GIN_EP_FLAT, 1, 8, "align is 8: leave it 0, or use GIN_EP_EXPERT_MAJOR_PACKED");
     create(GIN_EP_EXPERT_MAJOR_PACKED, 1, 3, "the alignment of zones is 3; the limit is a power of two");
+
+    auto placed = [&](const gin_ep_permuted_into_t& into, const char* part) {
+        fails(gin_ep_permuted_with_memory(layout.raw(), &into, &permuted), GIN_ERROR_ARGUMENT, part);
+    };
+    gin_ep_permuted_into_t into = gin::ep::permuted_into();
+    into.rows = gin::ep::memory(r.rows.data(), 8), placed(into, "the memory of permuted rows has 16 bytes");
+    into = gin::ep::permuted_into(), into.tokens = r.rows.memory(), placed(into, "use the layout with fixed zones");
+    into = gin::ep::permuted_into(), into.size = 8, placed(into, "begin with GIN_EP_PERMUTED_INTO_INIT");
+    fails(gin_ep_permuted_with_memory(layout.raw(), nullptr, &permuted), GIN_ERROR_ARGUMENT, "`into` is null");
+    fails(gin_ep_permuted_with_capacity(layout.raw(), 5, &permuted), GIN_ERROR_ARGUMENT, "the limit is at most 4");
+    gin::ep::Permuted fixed(group, GIN_EP_EXPERT_MAJOR_FIXED);
+    fails(gin_ep_permuted_with_capacity(fixed.raw(), 1, &permuted), GIN_ERROR_ARGUMENT, "fixed places");
+    slot.exchange(r.stream, r.tokens());
+    auto stored = [&](const gin_ep_metadata_t& metadata, const char* part) {
+        fails(gin_ep_store_metadata(slot.raw(), r.stream.raw(), fixed.raw(), &metadata), GIN_ERROR_ARGUMENT, part);
+    };
+    gin_ep_metadata_t metadata = gin::ep::metadata();
+    metadata.experts = r.rows.memory(), stored(metadata, "the experts of an expert-major layout");
+    metadata = gin::ep::metadata(), metadata.tokens = gin::ep::memory(r.rows.data(), 2);
+    stored(metadata, "the memory of the tokens of rows has 4 bytes");
+    metadata = gin::ep::metadata(), metadata.id_bits = 16, stored(metadata, "experts have 32 or 64 bits");
+    metadata = gin::ep::metadata(), metadata.size = 8, stored(metadata, "begin with GIN_EP_METADATA_INIT");
+    slot.end();
+    fails(gin_ep_store_metadata(slot.raw(), r.stream.raw(), fixed.raw(), &metadata), GIN_ERROR_ARGUMENT, "GIN_EP_METADATA_INIT");
+    metadata = gin::ep::metadata();
+    fails(gin_ep_store_metadata(slot.raw(), r.stream.raw(), fixed.raw(), &metadata), GIN_ERROR_STATE, "slot 0 has no dispatch");
+    gin_memory_t nowhere = {nullptr, 8};
+    fails(gin_stream_write(r.stream.raw(), &nowhere, r.rows.data()), GIN_ERROR_ARGUMENT, "cannot be used as memory");
+    fails(gin_stream_write(r.stream.raw(), &nowhere, nullptr), GIN_ERROR_ARGUMENT, "`from` is null");
 
     // The stream of the other rank, while both ranks wait here.
     r.job.barrier();

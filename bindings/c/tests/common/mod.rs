@@ -38,7 +38,7 @@ pub(crate) fn compiler(cpp: bool) -> Command {
     let mut build = cc::Build::new();
     // gin runs on Linux.
     let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    build.cpp(cpp).opt_level(1).host(&host).target(&host).cargo_metadata(false).warnings(false);
+    build.cpp(cpp).opt_level(1).host(&host).target(&host).cargo_metadata(false);
     let mut command = build.get_compiler().to_command();
     let standard = if cpp { "-std=c++17" } else { "-std=c11" };
     command.args([standard, "-Wall", "-Wextra", "-Werror", "-pedantic", "-g0"]);
