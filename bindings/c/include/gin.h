@@ -42,7 +42,11 @@
 
 /// The defaults of a `gin_ep_combine_t`: the received rows, sums from zero.
 #define GIN_EP_COMBINE_INIT \
-    { sizeof(gin_ep_combine_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_NULL }
+    { sizeof(gin_ep_combine_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_NULL, 0, 0 }
+
+/// The defaults of a `gin_ep_experts_t`: products return to the ranks of their tokens.
+#define GIN_EP_EXPERTS_INIT \
+    { sizeof(gin_ep_experts_t), 0, GIN_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL }
 
 /// The defaults of a `gin_ep_permuted_into_t`: the memory of gin.
 #define GIN_EP_PERMUTED_INTO_INIT \
@@ -735,7 +739,7 @@ typedef struct gin_ep_metadata_t {
 //
 // | `permuted` | `rows` | returned rows |
 // | --- | --- | --- |
-// | null | null | the received rows, which the experts have replaced |
+// | null | null | the received rows, which the experts have replaced; with `returned`, the products that have returned |
 // | null | memory | rows in the places of the received rows, one for each id with `combine_at_source` |
 // | layout | null | the rows of the layout, which the experts have replaced |
 // | layout | memory | a row in the place of each row of the layout |
@@ -755,6 +759,10 @@ typedef struct gin_ep_combine_t {
   struct gin_memory_t rows;
   // The layout of the returned rows, as in the table.
   struct gin_ep_permuted_t permuted;
+  // 1 if products have returned by `gin_ep_multiply` or `gin_ep_receive_multiply`, else 0.
+  uint32_t returned;
+  // Zero.
+  uint32_t reserved;
 } gin_ep_combine_t;
 
 // Received rows of a slot: a parameter of kernels, passed by value. `gin_ep.cuh` has functions that read it.
@@ -827,6 +835,36 @@ typedef struct gin_ep_permuted_memory_t {
   // The bytes of a row.
   uint32_t row_bytes;
 } gin_ep_permuted_memory_t;
+
+// The kernel of products of rows in a layout.
+typedef struct gin_ep_grouped_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_ep_grouped_t;
+
+// The factors of the experts' products. `GIN_EP_EXPERTS_INIT` has the defaults.
+typedef struct gin_ep_experts_t {
+  // `sizeof(gin_ep_experts_t)`.
+  uint32_t size;
+  // Zero.
+  uint32_t reserved;
+  // The layout of the rows: packed, expert-major, or indices.
+  struct gin_ep_permuted_t permuted;
+  // BF16 rows of inner elements, in the places of the layout. Aligned to 16 bytes.
+  struct gin_memory_t rows;
+  // BF16 weights of a linear layer for each expert of this rank: a row of inner elements for each element of a
+  // product. Aligned to 16 bytes.
+  struct gin_memory_t weights;
+  // Memory for the products, in the places of the layout; null if they return to the ranks of their tokens. Aligned
+  // to 16 bytes.
+  struct gin_memory_t products;
+} gin_ep_experts_t;
+
+// The kernel of products of rows as they arrive.
+typedef struct gin_ep_overlapped_t {
+  // The number; 0 is null.
+  uint64_t id;
+} gin_ep_overlapped_t;
 
 // A registered window, as one rank sees it.
 typedef struct gin_device_window_entry_t {
@@ -1381,6 +1419,54 @@ gin_status_t gin_ep_plan_create(struct gin_ep_slot_t slot,
 
 // Closes the handle. Slots keep the memory until their kernels that use it have ended.
 gin_status_t gin_ep_plan_close(struct gin_ep_plan_t plan);
+
+// Prepares products of rows of `depth` elements, a multiple of 8, by at most `blocks` blocks; 0 for as many as run at
+// the same time. The group has `combine_at_source`, and BF16 return. Not collective. Refused if loads and stores do
+// not reach all ranks.
+//
+// The caller closes the handle with `gin_ep_grouped_close`.
+gin_status_t gin_ep_grouped_create(struct gin_ep_group_t group,
+                                   uint32_t depth,
+                                   uint32_t blocks,
+                                   struct gin_ep_grouped_t *grouped);
+
+// Closes the handle. Slots keep the memory until their kernels that use it have ended.
+gin_status_t gin_ep_grouped_close(struct gin_ep_grouped_t grouped);
+
+// Multiplies the rows of each expert by its weights, in the order of the stream. The rows were put into the layout
+// before. Products return to the ranks of their tokens, and `gin_ep_combine` with `returned` follows; or they are
+// stored in `products`, in the places of the rows, and the combine takes layout and memory. Both give the same bits.
+//
+// The caller ensures: the memory of `experts` stays valid until the kernels have ended, and unchanged.
+gin_status_t gin_ep_multiply(struct gin_ep_slot_t slot,
+                             struct gin_stream_t stream,
+                             struct gin_ep_grouped_t grouped,
+                             const struct gin_ep_experts_t *experts);
+
+// Prepares products of the received rows themselves, by at most `blocks` blocks; 0 for as many as run at the same
+// time. The group has `combine_at_source`, and BF16 rows. Not collective. Refused if loads and stores do not reach all
+// ranks.
+//
+// The caller closes the handle with `gin_ep_overlapped_close`.
+gin_status_t gin_ep_overlapped_create(struct gin_ep_group_t group,
+                                      uint32_t blocks,
+                                      struct gin_ep_overlapped_t *overlapped);
+
+// Closes the handle. Slots keep the memory until their kernels that use it have ended.
+gin_status_t gin_ep_overlapped_close(struct gin_ep_overlapped_t overlapped);
+
+// Waits, in the order of the stream, for the rows of all ranks after `gin_ep_dispatch`, and multiplies the rows of
+// each expert by its weights as they arrive. Products return to the ranks of their tokens as they are done, so
+// `gin_ep_combine` with `returned` follows. The bits are the same as by `gin_ep_receive`, `gin_ep_permute` and
+// `gin_ep_multiply`. `weights` has, for each expert of this rank, a row of inner elements for each element of a product.
+//
+// If gin refuses the weights, the rows are received and given up.
+//
+// The caller ensures: the memory of `weights` stays valid until the kernels have ended, and unchanged.
+gin_status_t gin_ep_receive_multiply(struct gin_ep_slot_t slot,
+                                     struct gin_stream_t stream,
+                                     struct gin_ep_overlapped_t overlapped,
+                                     const struct gin_memory_t *weights);
 
 #ifdef __cplusplus
 }  // extern "C"

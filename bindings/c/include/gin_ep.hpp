@@ -130,6 +130,35 @@ public:
     using Handle::Handle;
 };
 
+/// The kernel of products of rows in a layout.
+class Grouped : public Handle<gin_ep_grouped_t, gin_ep_grouped_close> {
+public:
+    using Handle::Handle;
+
+    /// Prepares products with `depth` inner elements, by at most `blocks` blocks; 0 for as many as run.
+    Grouped(const Group& group, uint32_t depth, uint32_t blocks = 0) {
+        check(gin_ep_grouped_create(group.raw(), depth, blocks, &raw_));
+    }
+};
+
+/// The kernel of products of rows as they arrive.
+class Overlapped : public Handle<gin_ep_overlapped_t, gin_ep_overlapped_close> {
+public:
+    using Handle::Handle;
+
+    /// Prepares products by at most `blocks` blocks; 0 for as many as run.
+    explicit Overlapped(const Group& group, uint32_t blocks = 0) {
+        check(gin_ep_overlapped_create(group.raw(), blocks, &raw_));
+    }
+};
+
+/// Returns the factors of products that return to the ranks of their tokens.
+inline gin_ep_experts_t experts(const Permuted& permuted, const gin_memory_t& rows, const gin_memory_t& weights) {
+    gin_ep_experts_t experts = GIN_EP_EXPERTS_INIT;
+    experts.permuted = permuted.raw(), experts.rows = rows, experts.weights = weights;
+    return experts;
+}
+
 /// Room for one dispatch at a time. Close it before the group is destroyed.
 class Slot : public Handle<gin_ep_slot_t, gin_ep_slot_close> {
 public:
@@ -167,6 +196,14 @@ public:
     /// Adds up the rows of the experts, those of the layout or in other memory, in place of the received rows.
     void reduce(const Stream& stream, const Permuted& of, const gin_memory_t& rows = GIN_MEMORY_NULL) const {
         check(gin_ep_reduce(raw_, stream.raw(), of.raw(), &rows));
+    }
+    /// Multiplies the rows of each expert by its weights.
+    void multiply(const Stream& stream, const Grouped& by, const gin_ep_experts_t& experts) const {
+        check(gin_ep_multiply(raw_, stream.raw(), by.raw(), &experts));
+    }
+    /// Waits for the rows of all ranks, and multiplies them as they arrive.
+    void receive_multiply(const Stream& stream, const Overlapped& by, const gin_memory_t& weights) const {
+        check(gin_ep_receive_multiply(raw_, stream.raw(), by.raw(), &weights));
     }
     /// Returns the rows to their sources, and stores the sums.
     void combine(const Stream& stream, const gin_ep_combine_t& combine) const {

@@ -69,6 +69,8 @@ kinds! {
     EpSlot(ep::slot::Slot) = 9, "slot";
     EpPlan(ep::permuted::Plan) = 10, "plan";
     EpPermuted(ep::permuted::Permuted) = 11, "layout";
+    EpGrouped(ep::product::Grouped) = 12, "grouped product";
+    EpOverlapped(ep::product::Overlapped) = 13, "overlapped product";
 }
 
 struct Place {

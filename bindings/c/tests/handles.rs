@@ -242,12 +242,14 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
 }
 
 /// The calls that close a handle of each kind; an object of another one refuses. Slots first, for their group.
-const CLOSE: [u8; 11] = [
+const CLOSE: [u8; 13] = [
     OTHERS + ep_calls::SLOT_CLOSE,
     OTHERS + ep_calls::GROUP_RELEASE,
     OTHERS + ep_calls::PERMUTED_CLOSE,
     OTHERS + ep_calls::PLAN_CLOSE,
     OTHERS + ep_calls::GRAPH_CLOSE,
+    OTHERS + ep_calls::GROUPED_CLOSE,
+    OTHERS + ep_calls::OVERLAPPED_CLOSE,
     15,
     17,
     19,
@@ -321,6 +323,7 @@ fn is_for_people(text: &str) -> bool {
         "group",
         "slot",
         "plan",
+        "product",
         "layout",
     ];
     let is_handle = |before: &str| kinds.iter().any(|kind| before.ends_with(&format!("{kind} ")));

@@ -50,7 +50,11 @@ const AFTER_INCLUDES: &str = r#"
 
 /// The defaults of a `gin_ep_combine_t`: the received rows, sums from zero.
 #define GIN_EP_COMBINE_INIT \
-    { sizeof(gin_ep_combine_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_NULL }
+    { sizeof(gin_ep_combine_t), 0, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_NULL, 0, 0 }
+
+/// The defaults of a `gin_ep_experts_t`: products return to the ranks of their tokens.
+#define GIN_EP_EXPERTS_INIT \
+    { sizeof(gin_ep_experts_t), 0, GIN_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL, GIN_MEMORY_NULL }
 
 /// The defaults of a `gin_ep_permuted_into_t`: the memory of gin.
 #define GIN_EP_PERMUTED_INTO_INIT \
@@ -132,6 +136,7 @@ fn generated() -> String {
         "ep/group",
         "ep/slot",
         "ep/permuted",
+        "ep/product",
     ] {
         builder = builder.with_src(source(name));
     }

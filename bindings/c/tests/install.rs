@@ -142,13 +142,14 @@ fn warnings(compiler: &str) -> Completion {
 fn c99() -> Completion {
     let folder = tempfile::tempdir().expect("make a folder");
     let [source, program] = ["c99.c", "c99"].map(|name| folder.path().join(name));
-    let text = "#include \"gin.h\"\n#include <stdio.h>\nint main(void) {\n    gin_config_t config = GIN_CONFIG_INIT;\n    \
+    let text = "#include \"gin.h\"\n#include <stdio.h>\nstatic gin_status_t run(void) {\n    gin_config_t config = GIN_CONFIG_INIT;\n    \
                 gin_ep_config_t sizes = GIN_EP_CONFIG_INIT;\n    gin_ep_tokens_t tokens = GIN_EP_TOKENS_INIT;\n    \
                 gin_ep_combine_t combine = GIN_EP_COMBINE_INIT;\n    uint64_t bytes = 0;\n    \
                 gin_job_t job = GIN_NULL;\n    config.device = GIN_DEVICE_VIRTUAL;\n    GIN_TRY(gin_job_local(&config, \
                 1, &job));\n    GIN_TRY(gin_job_close(job));\n    sizes.experts = sizes.topk = 2;\n    \
                 sizes.hidden = 8;\n    GIN_TRY(gin_ep_footprint(&sizes, 2, 0, &bytes));\n    \
-                if (tokens.size + combine.size > bytes) return 1;\n    puts(\"passed\");\n    return 0;\n}\n";
+                if (tokens.size + combine.size > bytes) return GIN_ERROR_STATE;\n    puts(\"passed\");\n    \
+                return GIN_OK;\n}\nint main(void) { return run() == GIN_OK ? 0 : 1; }\n";
     fs::write(&source, text).expect("write a source");
     let mut compile = compiler(false);
     compile.args(["-std=c99", "-Wshadow", "-Wconversion"]).arg(&source).arg("-o").arg(&program);

@@ -73,7 +73,7 @@ impl Core {
         Ok(found)
     }
 
-    fn check_own(self: &Arc<Self>, other: &Arc<Self>, what: &str, id: u64) -> Result<(), Failure> {
+    pub(crate) fn check_own(self: &Arc<Self>, other: &Arc<Self>, what: &str, id: u64) -> Result<(), Failure> {
         if Arc::ptr_eq(self, other) {
             return Ok(());
         }
@@ -152,6 +152,7 @@ pub(crate) struct Sums {
     weights: Option<MemorySlice>,
     bias: Option<MemorySlice>,
     accumulate: bool,
+    returned: bool,
     rows: Option<MemorySlice>,
     permuted: Option<Arc<Permuted>>,
 }
@@ -161,20 +162,32 @@ impl Sums {
     pub(crate) fn take(core: &Arc<Core>, combine: *const gin_ep_combine_t) -> Result<Self, Failure> {
         let combine = input(combine, "combine")?;
         check_size::<gin_ep_combine_t>(combine.size, "combine", "GIN_EP_COMBINE_INIT")?;
+        let returned = combine.returned != 0;
         Ok(Self {
             combine_at_source: core.combine_at_source,
             output: core.memory(&combine.output, "combine.output")?,
             weights: core.optional(&combine.weights, "combine.weights")?,
             bias: core.optional(&combine.bias, "combine.bias")?,
             accumulate: combine.accumulate != 0,
+            returned,
             rows: core.optional(&combine.rows, "combine.rows")?,
             permuted: if combine.permuted.id == 0 { None } else { Some(core.layout(combine.permuted)?) },
         })
     }
 
+    /// Refuses rows of two places.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.returned && (self.rows.is_some() || self.permuted.is_some()) {
+            let text = "combine.returned is 1, and `rows` or `permuted` has the rows: leave one out";
+            return Err(Failure::argument(text));
+        }
+        Ok(())
+    }
+
     /// Returns the returned rows.
     pub(crate) fn rows(&self) -> Rows<'_> {
         match (&self.permuted, &self.rows) {
+            (None, None) if self.returned => Rows::Returned,
             (None, None) => Rows::InPlace,
             (None, Some(rows)) => Rows::At(rows),
             (Some(permuted), None) => Rows::Permuted(&permuted.inner),

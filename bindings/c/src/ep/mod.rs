@@ -7,6 +7,7 @@
 //! | [`group`] | groups, their configuration and status |
 //! | [`slot`] | slots, and a dispatch from its start to its end |
 //! | [`permuted`] | layouts of received rows, plans |
+//! | [`product`] | products of the experts' rows |
 //! | `memory` | private: memory, tokens and sums of a call, checked |
 //!
 //! A dispatch of `gin-ep` borrows its slot. A slot of C keeps the id of its detached dispatch instead, and `gin-ep`
@@ -15,6 +16,7 @@
 pub mod group;
 mod memory;
 pub mod permuted;
+pub mod product;
 pub mod slot;
 pub mod types;
 
@@ -71,6 +73,10 @@ fn in_c(text: &str) -> String {
         ("`Layout::ExpertMajorPacked`", "GIN_EP_EXPERT_MAJOR_PACKED"),
         ("`Layout::ExpertMajorPadded`", "GIN_EP_EXPERT_MAJOR_PADDED"),
         ("or configure an `Element` with scales", "or configure an `element` with scales"),
+        ("`Layout::ExpertMajorIndices`", "GIN_EP_EXPERT_MAJOR_INDICES"),
+        ("pass `Rows::At`", "pass `rows`"),
+        ("make `Permuted` and products", "make layout and products"),
+        ("use `GroupedMatmul`", "use gin_ep_grouped_create"),
         ("`exchange` and `Received::permute`", "gin_ep_exchange and gin_ep_permute"),
         ("`dispatch` and `combine`", "gin_ep_dispatch and gin_ep_combine"),
         ("call `combine`", "call gin_ep_combine"),
@@ -131,7 +137,9 @@ mod tests {
     #[test]
     fn no_error_of_gin_ep_names_an_item_of_rust_in_c() {
         let mut found = 0;
-        for name in ["combine", "config", "group", "layout", "metadata", "received", "slot", "tokens"] {
+        for name in
+            ["combine", "config", "group", "grouped", "layout", "metadata", "overlapped", "received", "slot", "tokens"]
+        {
             let path = format!("{}/../../gin-ep/src/{name}.rs", env!("CARGO_MANIFEST_DIR"));
             let source = std::fs::read_to_string(&path).expect("read a source of gin-ep");
             // A slot of C chooses the terms of sums by the group.

@@ -13,7 +13,7 @@ use crate::status::{Failure, call, check_size, input, output};
 use crate::table;
 use crate::types::gin_status_t::{GIN_ERROR_HANDLE, GIN_ERROR_STATE};
 use crate::types::{gin_status_t, gin_stream_t};
-use gin_ep::{DispatchId, EpError, Received, Rows};
+use gin_ep::{DispatchId, EpError, Received, Rows, Sent};
 use gin_gpu::Stream as DeviceStream;
 use std::sync::{Arc, Mutex};
 
@@ -29,8 +29,14 @@ impl Lent {
         self.dispatch.ok_or_else(|| Failure::new(GIN_ERROR_STATE, no_dispatch(self.number)))
     }
 
+    /// Returns the dispatch that was sent and not received.
+    pub(crate) fn sent(&mut self) -> Result<Sent<'_>, Failure> {
+        let id = self.id()?;
+        Ok(self.slot.sent(id)?)
+    }
+
     /// Returns the dispatch that was received and has not ended.
-    fn received(&mut self) -> Result<Received<'_>, Failure> {
+    pub(crate) fn received(&mut self) -> Result<Received<'_>, Failure> {
         let id = self.id()?;
         Ok(self.slot.received(id)?)
     }
@@ -118,8 +124,7 @@ pub unsafe extern "C" fn gin_ep_dispatch(
 pub extern "C" fn gin_ep_receive(slot: gin_ep_slot_t, stream: gin_stream_t) -> gin_status_t {
     call("gin_ep_receive", || {
         table::get::<Slot>(slot.id)?.launch(stream, |_, lent, stream| {
-            let id = lent.id()?;
-            lent.slot.sent(id)?.receive(stream)?;
+            lent.sent()?.receive(stream)?;
             Ok(())
         })
     })
@@ -264,7 +269,12 @@ pub unsafe extern "C" fn gin_ep_combine(
     call("gin_ep_combine", || {
         table::get::<Slot>(slot.id)?.launch(stream, |core, lent, stream| {
             let sums = Sums::take(core, combine)?;
-            Ok(lent.received()?.combine(stream, sums.rows(), &sums.combine())?)
+            let received = lent.received()?;
+            if let Err(failure) = sums.check() {
+                received.release();
+                return Err(failure);
+            }
+            Ok(received.combine(stream, sums.rows(), &sums.combine())?)
         })
     })
 }

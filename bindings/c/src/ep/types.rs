@@ -37,6 +37,42 @@ pub struct gin_ep_permuted_t {
     pub id: u64,
 }
 
+/// The kernel of products of rows in a layout.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct gin_ep_grouped_t {
+    /// The number; 0 is null.
+    pub id: u64,
+}
+
+/// The kernel of products of rows as they arrive.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct gin_ep_overlapped_t {
+    /// The number; 0 is null.
+    pub id: u64,
+}
+
+/// The factors of the experts' products. `GIN_EP_EXPERTS_INIT` has the defaults.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct gin_ep_experts_t {
+    /// `sizeof(gin_ep_experts_t)`.
+    pub size: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The layout of the rows: packed, expert-major, or indices.
+    pub permuted: gin_ep_permuted_t,
+    /// BF16 rows of inner elements, in the places of the layout. Aligned to 16 bytes.
+    pub rows: gin_memory_t,
+    /// BF16 weights of a linear layer for each expert of this rank: a row of inner elements for each element of a
+    /// product. Aligned to 16 bytes.
+    pub weights: gin_memory_t,
+    /// Memory for the products, in the places of the layout; null if they return to the ranks of their tokens. Aligned
+    /// to 16 bytes.
+    pub products: gin_memory_t,
+}
+
 /// The elements of rows.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -188,7 +224,7 @@ pub struct gin_ep_tokens_t {
 ///
 /// | `permuted` | `rows` | returned rows |
 /// | --- | --- | --- |
-/// | null | null | the received rows, which the experts have replaced |
+/// | null | null | the received rows, which the experts have replaced; with `returned`, the products that have returned |
 /// | null | memory | rows in the places of the received rows, one for each id with `combine_at_source` |
 /// | layout | null | the rows of the layout, which the experts have replaced |
 /// | layout | memory | a row in the place of each row of the layout |
@@ -210,6 +246,10 @@ pub struct gin_ep_combine_t {
     pub rows: gin_memory_t,
     /// The layout of the returned rows, as in the table.
     pub permuted: gin_ep_permuted_t,
+    /// 1 if products have returned by `gin_ep_multiply` or `gin_ep_receive_multiply`, else 0.
+    pub returned: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// An error of a group's kernels. Group and communicator continue.

@@ -464,6 +464,62 @@ static void fixed_zones(Rank& r) {
     r.done(slot, group);
 }
 
+// Experts that multiply by matrices: element `c` of a product is a factor times element `c + id` of the row. Products
+// return to their tokens, stay here, or are made as rows arrive, with the same bits.
+static void products(Rank& r) {
+    gin_ep_config_t config = r.config();
+    // The virtual GPU multiplies slowly.
+    constexpr uint32_t WIDTH = 16;
+    config.combine_at_source = 1, config.hidden = WIDTH;
+    gin::ep::Group group(r.comm, config);
+    gin::ep::Slot slot(group, 0);
+    uint32_t local = experts_of_rank(r.ranks), places = r.ranks * ROOM * TOPK;
+    gin::ep::Permuted packed(group, GIN_EP_EXPERT_MAJOR_PACKED, places, 1);
+    gin::ep::Grouped grouped(group, WIDTH, 1);
+    gin::ep::Overlapped overlapped(group, 1);
+    Elements<uint16_t> weights(local * WIDTH * WIDTH), made(places * WIDTH), output(ROOM * WIDTH);
+    for (uint32_t number = 0; number < local; number++)
+        for (uint32_t column = 0; column < WIDTH; column++) {
+            uint32_t id = r.first_expert + number, at = (column + id) % WIDTH;
+            weights.data()[(number * WIDTH + column) * WIDTH + at] = Bf16::narrow(expert(id, 1));
+        }
+    for (uint64_t round = 86; round < 89; round++) {
+        Batch batch(r.rank, round);
+        Given<uint16_t> given;
+        std::vector<uint16_t> rows;
+        for (uint32_t i = 0; i < batch.count * WIDTH; i++)
+            rows.push_back(Bf16::narrow(batch.rows[i / WIDTH * HIDDEN + i % WIDTH]));
+        given.set(batch, rows);
+        gin_ep_combine_t combine = gin::ep::combine(output.memory());
+        combine.weights = given.weights.memory();
+        if (round == 88) {
+            slot.dispatch(r.stream, given.tokens());
+            slot.receive_multiply(r.stream, overlapped, weights.memory());
+            combine.returned = 1;
+        } else {
+            slot.exchange_into(r.stream, given.tokens(), packed);
+            gin_ep_experts_t factors = gin::ep::experts(packed, packed.memory().rows, weights.memory());
+            if (round == 86) combine.returned = 1;
+            if (round == 87) factors.products = combine.rows = made.memory(), combine.permuted = packed.raw();
+            slot.multiply(r.stream, grouped, factors);
+        }
+        slot.combine(r.stream, combine);
+        r.stream.synchronize();
+        for (uint32_t i = 0; i < batch.count * WIDTH; i++) {
+            float sum = 0;
+            uint32_t token = i / WIDTH, column = i % WIDTH;
+            for (uint32_t k = 0; k < TOPK; k++) {
+                int32_t id = batch.ids[token * TOPK + k];
+                if (id < 0) continue;
+                float value = batch.rows[token * HIDDEN + (column + uint32_t(id)) % WIDTH];
+                sum = std::fma(batch.weights[token * TOPK + k], rounded_expert(uint32_t(id), value), sum);
+            }
+            HOLDS(output.data()[i] == Bf16::narrow(sum));
+        }
+    }
+    r.done(slot, group);
+}
+
 static void shared_region(Rank& r) {
     gin_ep_config_t config = r.config();
     config.max_rows = r.ranks * ROOM, config.slots = 2;
@@ -572,7 +628,7 @@ struct Case {
 constexpr Case CASES[] = {
     {"bf16", bf16_rows, true},      {"f32", f32_rows, false},  {"f16", f16_rows, false},
     {"e4m3", e4m3_rows, true},      {"opaque", opaque_rows, true}, {"wide", wide_rows, true},
-    {"layouts", layouts, false},    {"fixed", fixed_zones, false},
+    {"layouts", layouts, false},    {"fixed", fixed_zones, false}, {"products", products, false},
     {"shared", shared_region, false}, {"graph", graph, true},
     {"capture", thrown_capture, false},
 };

@@ -121,6 +121,15 @@ static void arguments(Rank& r) {
     metadata = gin::ep::metadata();
     fails(gin_ep_store_metadata(slot.raw(), r.stream.raw(), fixed.raw(), &metadata), GIN_ERROR_STATE, "slot 0 has no dispatch");
     gin_memory_t nowhere = {nullptr, 8};
+    gin_ep_grouped_t grouped;
+    fails(gin_ep_grouped_create(group.raw(), 8, 0, &grouped), GIN_ERROR_ARGUMENT, "configure `combine_at_source`");
+    fails(gin_ep_grouped_create(group.raw(), 9, 0, &grouped), GIN_ERROR_ARGUMENT, "a multiple of 8, at least 8");
+    gin_ep_overlapped_t overlapped;
+    fails(gin_ep_overlapped_create(group.raw(), 0, &overlapped), GIN_ERROR_ARGUMENT, "configure `combine_at_source`");
+    gin_ep_experts_t experts = GIN_EP_EXPERTS_INIT;
+    fails(gin_ep_multiply(slot.raw(), r.stream.raw(), {0}, &experts), GIN_ERROR_HANDLE, "the grouped product is null");
+    fails(gin_ep_receive_multiply(slot.raw(), r.stream.raw(), {slot.raw().id}, &nowhere), GIN_ERROR_HANDLE,
+          "is a slot, not a overlapped product");
     fails(gin_stream_write(r.stream.raw(), &nowhere, r.rows.data()), GIN_ERROR_ARGUMENT, "cannot be used as memory");
     fails(gin_stream_write(r.stream.raw(), &nowhere, nullptr), GIN_ERROR_ARGUMENT, "`from` is null");
 
@@ -146,6 +155,10 @@ static void arguments(Rank& r) {
     combine.output.bytes = 16, not_combined(combine, "the memory of the output has 16 bytes, 2304 are needed");
     combine = r.sums(), combine.weights = r.rows.memory();
     not_combined(combine, "configure `combine_at_source`, or leave `weights` out");
+    combine = r.sums(), combine.returned = 1, combine.rows = r.rows.memory();
+    received();
+    fails(gin_ep_combine(slot.raw(), r.stream.raw(), &combine), GIN_ERROR_ARGUMENT, "combine.returned is 1");
+    fails(gin_ep_release(slot.raw()), GIN_ERROR_STATE, "slot 0 has no dispatch for this call");
     combine = r.sums(), combine.rows = r.rows.memory(), not_combined(combine, "the memory of returned rows has 2304");
     combine = r.sums(), combine.bias = gin::ep::memory(r.rows.data(), 8), not_combined(combine, "the memory of the bias");
     gin::ep::Permuted indices(group, GIN_EP_EXPERT_MAJOR_INDICES, 100), padded(group, GIN_EP_EXPERT_MAJOR_PADDED);

@@ -2,19 +2,21 @@
 //! Random calls of expert parallelism and of graphs.
 
 use super::{Handles, OTHERS};
-use gin_capi::ep::{group::*, permuted::*, slot::*, types::*};
+use gin_capi::ep::{group::*, permuted::*, product::*, slot::*, types::*};
 use gin_capi::graph::*;
 use gin_capi::types::gin_status_t::GIN_OK;
 use gin_capi::types::*;
 use std::ptr::{null, null_mut};
 
 /// The number of calls.
-pub(crate) const CALLS: u8 = 33;
+pub(crate) const CALLS: u8 = 39;
 pub(crate) const PERMUTED_CLOSE: u8 = 15;
 pub(crate) const PLAN_CLOSE: u8 = 17;
 pub(crate) const GROUP_RELEASE: u8 = 22;
 pub(crate) const SLOT_CLOSE: u8 = 23;
 pub(crate) const GRAPH_CLOSE: u8 = 27;
+pub(crate) const GROUPED_CLOSE: u8 = 33;
+pub(crate) const OVERLAPPED_CLOSE: u8 = 36;
 
 /// The kinds of handles, as the library numbers them.
 const STREAM: u8 = 4;
@@ -24,6 +26,8 @@ const GROUP: u8 = 8;
 const SLOT: u8 = 9;
 const PLAN: u8 = 10;
 const PERMUTED: u8 = 11;
+const GROUPED: u8 = 12;
+const OVERLAPPED: u8 = 13;
 
 /// A sequence in which all calls succeed: (call, choice, number).
 pub(crate) fn one_dispatch() -> Vec<(u8, u64, u64)> {
@@ -127,6 +131,21 @@ fn combine(handles: &Handles, choice: u64, number: u64) -> gin_ep_combine_t {
         permuted: gin_ep_permuted_t {
             id: if shifted(20) & 3 == 3 { handles.of_kind(PERMUTED, choice >> 9) } else { 0 },
         },
+        returned: u32::from(shifted(24).is_multiple_of(5)),
+        reserved: 0,
+    }
+}
+
+/// Returns factors of products, of which one member may be wrong.
+fn experts(handles: &Handles, choice: u64, number: u64) -> gin_ep_experts_t {
+    let shifted = |bits: u32| number.rotate_right(bits);
+    gin_ep_experts_t {
+        size: size_of::<gin_ep_experts_t>() as u32 + u32::from(shifted(2).is_multiple_of(17)),
+        reserved: 0,
+        permuted: gin_ep_permuted_t { id: handles.of_kind(PERMUTED, choice >> 9) },
+        rows: memory(shifted(4).wrapping_add(9)),
+        weights: memory(shifted(8).wrapping_add(9)),
+        products: optional(shifted(12)),
     }
 }
 
@@ -243,6 +262,14 @@ pub(crate) fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -
             29 => gin_ep_permuted_with_memory(permuted, &into(number), (&raw mut made).cast()),
             30 => gin_ep_permuted_with_capacity(permuted, number as u32 % 129, (&raw mut made).cast()),
             31 => gin_ep_store_metadata(slot, stream, permuted, &metadata(number)),
+            32 => gin_ep_grouped_create(group, (number >> 8) as u32 % 9 * 4, number as u32 % 3, (&raw mut made).cast()),
+            GROUPED_CLOSE => gin_ep_grouped_close(gin_ep_grouped_t { id: of(GROUPED) }),
+            34 => {
+                gin_ep_multiply(slot, stream, gin_ep_grouped_t { id: of(GROUPED) }, &experts(handles, choice, number))
+            }
+            35 => gin_ep_overlapped_create(group, number as u32 % 3, (&raw mut made).cast()),
+            OVERLAPPED_CLOSE => gin_ep_overlapped_close(gin_ep_overlapped_t { id: of(OVERLAPPED) }),
+            37 => gin_ep_receive_multiply(slot, stream, gin_ep_overlapped_t { id: of(OVERLAPPED) }, &rows),
             _ => {
                 let mut bytes = 0;
                 gin_ep_footprint(&config(number), (number >> 16) as u32 % 70, (number >> 24) as u32 % 5, &mut bytes)
