@@ -101,6 +101,11 @@ capi() {
     "${nvcc[@]}" -dlink -cubin "$to/operations.o" -o "$to/operations.cubin" -L"$to" -lgin_device
     "${nvcc[@]}" -dc bench/kernels/capi.cu -Ibindings/c/include -o "$to/bench.o"
     "${nvcc[@]}" -dlink -cubin "$to/bench.o" -o "$to/bench.cubin" -L"$to" -lgin_device
+    # Programs for NCCL EP, with memory and streams of CUDA's runtime.
+    for program in nccl_ep nccl_ep_modes; do
+        c++ -std=c++17 -O2 "bindings/c/tests/c/$program.cpp" -o "$to/$program" "${host[@]}" -I"$tools/include" -pthread \
+            "$tools/lib/libcudart_static.a" -ldl -lrt
+    done
     rm -f "$to"/operations.o "$to"/bench.o "$to"/gin_device.o "$to"/gin_device.fatbin "$to"/gin_device.*.cubin "$to"/*.bc "$to"/*.log
     cp scripts/gpu-run-capi.sh "$bundle/run-capi.sh"
 }

@@ -3,9 +3,9 @@
 #
 # Runs the programs in C and CUDA C++ beside this script on the GPUs of this machine: kernels that are linked with gin's
 # device functions by nvcc, and by nvJitLink while the program runs; every operation of the device API; a C program that
-# launches a kernel from PTX; kernels in C++ timed beside those in Rust. If the machine has nvcc, compiles the first
-# anew. Output is kept in $OUT/capi, or in out/capi beside this script. The report is printed last. The exit status is 0
-# if all steps succeeded.
+# launches a kernel from PTX; programs for NCCL EP; kernels in C++ timed beside those in Rust. If the machine has nvcc,
+# compiles the first anew. Output is kept in $OUT/capi, or in out/capi beside this script. The report is printed last.
+# The exit status is 0 if all steps succeeded.
 #
 # usage: run-capi.sh [RANKS...]   (1 2 if none are given)
 
@@ -45,8 +45,14 @@ for ranks in "$@"; do
     step "linked-by-nvcc-network-$ranks" capi/main "$ranks" network
     step "linked-by-nvcc-caller-$ranks" capi/main "$ranks" caller
     step "linked-by-nvjitlink-$ranks" capi/jit capi/kernels.cubin capi/gin_device.sm_90.ptx "$ranks"
-    # Ranks that are processes have a GPU each.
-    if [ "$ranks" -le "$gpus" ]; then step "c-program-$ranks" ./gin launch -n "$ranks" -- capi/ring capi/ring.ptx; fi
+    # Ranks that are processes have a GPU each, and ranks that free memory of CUDA's runtime while others wait.
+    if [ "$ranks" -le "$gpus" ]; then
+        step "c-program-$ranks" ./gin launch -n "$ranks" -- capi/ring capi/ring.ptx
+        step "nccl-ep-$ranks" capi/nccl_ep "$ranks"
+        step "nccl-ep-modes-$ranks" capi/nccl_ep_modes "$ranks"
+        rm -f "$out/id-$ranks"
+        step "nccl-ep-processes-$ranks" ./gin launch -n "$ranks" -- capi/nccl_ep "$out/id-$ranks"
+    fi
 done
 step operations capi/operations automatic capi/operations.cubin
 step operations-network capi/operations network capi/operations.cubin
