@@ -250,8 +250,10 @@ fn experts_go_on_without_a_killed_rank_in_a_new_group() {
 fn a_program_for_nccl_ep_gets_rows_and_sums_as_threads_and_as_processes() {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = program("tests/c/nccl_ep.cpp", folder.path());
-    let said = run(&mut Command::new(&program));
-    assert!(said.contains("passed"), "{said}");
+    for arguments in [&[][..], &["2", "4", "network"]] {
+        let said = run(Command::new(&program).args(arguments));
+        assert!(said.contains("passed"), "{arguments:?}: {said}");
+    }
     for ranks in [2, 4] {
         let id = folder.path().join(format!("id{ranks}"));
         for (status, said) in processes(&program, &[id.to_str().expect("the path is UTF-8")], ranks) {
@@ -262,7 +264,12 @@ fn a_program_for_nccl_ep_gets_rows_and_sums_as_threads_and_as_processes() {
 
 #[test]
 fn a_program_for_nccl_ep_uses_its_modes_and_masks_and_learns_what_is_refused() {
-    passes("tests/c/nccl_ep_modes.cpp");
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program("tests/c/nccl_ep_modes.cpp", folder.path());
+    for arguments in [&[][..], &["2", "network"]] {
+        let said = run(Command::new(&program).args(arguments));
+        assert!(said.contains("passed"), "{arguments:?}: {said}");
+    }
 }
 
 #[test]

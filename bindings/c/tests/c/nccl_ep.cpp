@@ -2,8 +2,8 @@
 //
 // A program for NCCL EP, by gin_nccl_ep.h, of one, two and four ranks:
 //
-//   nccl_ep [RANKS...]      ranks that are threads; all numbers of ranks without one
-//   nccl_ep FILE            one rank of processes, by GIN_RANK and GIN_RANKS, which meet by an id in the file
+//   nccl_ep [RANKS...] [network]   ranks that are threads; all numbers of ranks without one
+//   nccl_ep FILE                   one rank of processes, by GIN_RANK and GIN_RANKS, which meet by an id in the file
 //
 // It runs on GPUs if CUDA's headers were found, else on virtual GPUs.
 

@@ -335,9 +335,10 @@ inline int run(const std::vector<Case>& cases, int rank, int ranks, const std::f
     }
 }
 
-/// Runs ranks that are threads of this process.
-inline int threads_of(const std::vector<Case>& cases, int ranks) {
+/// Runs ranks that are threads of this process. With a network, loads and stores reach no other rank.
+inline int threads_of(const std::vector<Case>& cases, int ranks, bool has_network) {
     gin_config_t config = GIN_CONFIG_INIT;
+    config.lsa_size = has_network;
     std::vector<gin_job_t> jobs(ranks);
     if (gin_job_local(&config, uint32_t(ranks), jobs.data()) != GIN_OK) throw std::runtime_error(gin_last_error());
     std::vector<std::thread> threads;
@@ -378,9 +379,15 @@ inline int run_all(const std::vector<Case>& cases, int count, char** words) try 
         failed = process_of(cases, words[1], std::atoi(rank), std::atoi(ranks));
     } else {
         std::vector<int> all;
-        for (int i = 1; i < count; i++) all.push_back(std::atoi(words[i]));
+        bool has_network = false;
+        for (int i = 1; i < count; i++) {
+            if (std::strcmp(words[i], "network") == 0)
+                has_network = true;
+            else
+                all.push_back(std::atoi(words[i]));
+        }
         if (all.empty()) all = {1, 2, 4};
-        for (int ranks_of : all) failed |= threads_of(cases, ranks_of);
+        for (int ranks_of : all) failed |= threads_of(cases, ranks_of, has_network);
     }
     std::printf("%s\n", failed ? "failed" : "passed");
     return failed;
