@@ -139,6 +139,44 @@ static void by_rank(Rank& r) {
     OK(r.comm, ncclEpGroupDestroy(group));
 }
 
+/// After the first dispatch of a shape a capture records a dispatch and a combine, whose experts return their rows. The
+/// graph runs again with other rows.
+static void graph(Rank& r) {
+    ncclEpGroup_t group = group_of(r, NCCL_EP_ALGO_LOW_LATENCY);
+    ByExpert first(r, 70), one(r, 71);
+    ncclEpHandle_t handle;
+    OK(r.comm, ncclEpCreateHandle(&handle, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, &first.given.wide, nullptr, nullptr, r.stream));
+    first.dispatch(handle, false);
+    first.combine();
+    std::function<void()> run = r.stream.capture([&] {
+        OK(r.comm, ncclEpUpdateHandle(handle, &one.given.wide, nullptr, r.stream));
+        one.dispatch(handle, false);
+        ncclEpCombineInputs_t in = NCCL_EP_COMBINE_INPUTS_INIT;
+        ncclEpCombineOutputs_t out = NCCL_EP_COMBINE_OUTPUTS_INIT;
+        in.tokens = &one.received, out.tokens = &one.sums, out.topk_weights = &one.given.weights;
+        OK(r.comm, ncclEpCombine(handle, &in, &out, nullptr, r.stream));
+    });
+    for (float factor : {1.0f, -2.0f}) {
+        std::vector<float> rows = one.given.batch.rows;
+        for (float& value : rows) value *= factor;
+        one.given.rows.fill(halves(rows));
+        run();
+        r.stream.synchronize();
+        check_counts(r, one.batches, one.counts.read());
+        std::vector<uint16_t> found = one.sums.read();
+        for (uint32_t i = 0; i < one.given.batch.count * HIDDEN; i++) {
+            float sum = 0;
+            for (uint32_t k = 0; k < TOPK; k++) {
+                uint32_t at = i / HIDDEN * TOPK + k;
+                if (one.given.batch.ids[at] >= 0) sum += one.given.batch.weights[at] * rows[i];
+            }
+            HOLDS(from_bf16(found[i]) == sum);
+        }
+    }
+    OK(r.comm, ncclEpHandleDestroy(handle));
+    OK(r.comm, ncclEpGroupDestroy(group));
+}
+
 int main(int count, char** words) {
-    return run_all({{"by expert", by_expert}, {"two handles", two_handles}, {"by rank", by_rank}}, count, words);
+    return run_all({{"by expert", by_expert}, {"two handles", two_handles}, {"by rank", by_rank}, {"graph", graph}}, count, words);
 }

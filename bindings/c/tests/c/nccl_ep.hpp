@@ -143,6 +143,17 @@ public:
     ~Stream() { (void)cudaStreamDestroy(stream_); }
     void synchronize() const { HOLDS(cudaStreamSynchronize(stream_) == cudaSuccess); }
     operator cudaStream_t() const { return stream_; }
+    /// Captures work, and returns a function that runs it.
+    template <class Work>
+    std::function<void()> capture(Work work) const {
+        cudaGraph_t graph;
+        cudaGraphExec_t made;
+        HOLDS(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+        work();
+        HOLDS(cudaStreamEndCapture(stream_, &graph) == cudaSuccess);
+        HOLDS(cudaGraphInstantiate(&made, graph, 0) == cudaSuccess);
+        return [this, made] { HOLDS(cudaGraphLaunch(made, stream_) == cudaSuccess); };
+    }
 
 private:
     cudaStream_t stream_;
@@ -151,6 +162,14 @@ private:
     ~Stream() { (void)gin_stream_close(stream_); }
     void synchronize() const { HOLDS(gin_stream_synchronize(stream_) == GIN_OK); }
     operator cudaStream_t() const { return ginNcclStream(stream_); }
+    template <class Work>
+    std::function<void()> capture(Work work) const {
+        gin_graph_t graph;
+        HOLDS(gin_stream_begin_capture(stream_) == GIN_OK);
+        work();
+        HOLDS(gin_stream_end_capture(stream_, &graph) == GIN_OK);
+        return [this, graph] { HOLDS(gin_graph_launch(graph, stream_) == GIN_OK); };
+    }
 
 private:
     gin_stream_t stream_;
@@ -330,6 +349,7 @@ inline int run(const std::vector<Case>& cases, int rank, int ranks, const std::f
     } catch (const std::exception& error) {
         std::fprintf(stderr, "%s, rank %d of %d: %s\n", name, rank, ranks, error.what());
         // Others wait for this rank no longer.
+        if (comm != nullptr) (void)gin_job_abort(ginNcclOf(comm)->job);
         if (comm != nullptr) (void)ncclCommAbort(comm);
         return 1;
     }
