@@ -131,8 +131,8 @@ static inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
                       : ginNcclResult(gin_unique_id_create(&config, (gin_unique_id_t*)(void*)id->internal));
 }
 
-/// Joins the job as one rank, and makes a communicator. Collective. On a GPU it is the current device of CUDA's runtime,
-/// if its header was included, else by the rank's place on its host.
+/// Joins the job as one rank, and makes a communicator. Collective. The GPU is the current device of CUDA's runtime, if
+/// its header was included, else it follows from the rank's place on its host.
 static inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
     gin_config_t config = GIN_CONFIG_INIT;
     gin_unique_id_t name;
@@ -221,8 +221,8 @@ static inline size_t ginNcclBytes(ncclDataType_t type) {
     }
 }
 
-/// The shape that a tensor must have: `GIN_NCCL_ANY` is any length, and `type` -1 any type of `width` bytes; `width` 0 is
-/// any width.
+/// The shape that a tensor must have: `GIN_NCCL_ANY` is any length, and `type` -1 any type of `width` bytes; `width` 0
+/// is any width.
 #define GIN_NCCL_ANY SIZE_MAX
 typedef struct ginNcclShape {
     int type;
@@ -231,7 +231,8 @@ typedef struct ginNcclShape {
     size_t lengths[3];
 } ginNcclShape;
 
-static inline ginNcclShape ginNcclShapeOf(int type, unsigned int dimensions, size_t first, size_t second, size_t third) {
+static inline ginNcclShape ginNcclShapeOf(int type, unsigned int dimensions, size_t first, size_t second,
+                                          size_t third) {
     ginNcclShape shape = {0, 0, 0, {0, 0, 0}};
     shape.type = type, shape.dimensions = dimensions;
     shape.lengths[0] = first, shape.lengths[1] = second, shape.lengths[2] = third;

@@ -208,7 +208,8 @@ static inline ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_
     size_t align = given.dispatch_output_per_expert_alignment;
     if (align > 65536 || (align & (align - 1)) != 0)
         return ginNcclFail(comm, ncclInvalidArgument,
-                           "dispatch_output_per_expert_alignment is %zu: a power of two, at most 65536, is needed", align);
+                           "dispatch_output_per_expert_alignment is %zu: a power of two, at most 65536, is needed",
+                           align);
     unsigned int max = ep_group->config.num_topk != 0 ? ep_group->config.num_topk : 32;
     if (num_topk > (int)max || (num_topk < 1 && !ginNcclIsHighThroughput(ep_group)))
         return ginNcclFail(comm, ncclInvalidArgument, "num_topk is %d: 1 to %u are possible", num_topk, max);
@@ -258,10 +259,11 @@ static inline ncclResult_t ginNcclMakeEngine(struct ncclEpGroup* group, const gi
     made->align = align;
     uint64_t rows = (uint64_t)group->comm->ranks * config->tokens;
     if (layout == GIN_EP_EXPERT_MAJOR_PACKED) rows = rows * config->topk + (uint64_t)group->local * (align - 1);
+    uint32_t most = rows > UINT32_MAX ? UINT32_MAX : (uint32_t)rows;
     gin_status_t status = gin_ep_group_create(group->comm->comm, config, &made->group);
     if (status == GIN_OK) status = gin_ep_slot_create(made->group, 0, &made->slot);
     if (status == GIN_OK)
-        status = gin_ep_permuted_create_without_rows(made->group, layout, rows > UINT32_MAX ? UINT32_MAX : (uint32_t)rows,
+        status = gin_ep_permuted_create_without_rows(made->group, layout, most,
                                                      layout == GIN_EP_EXPERT_MAJOR_PACKED ? align : 0, &made->places);
     if (status != GIN_OK) {
         ncclResult_t result = ginNcclCall(group->comm, status);
@@ -276,8 +278,8 @@ static inline ncclResult_t ginNcclMakeEngine(struct ncclEpGroup* group, const gi
     return ncclSuccess;
 }
 
-/// Returns an engine of a shape that no dispatch has. If there is none, all ranks make one: ranks make the same calls in
-/// the same order, so they find the same.
+/// Returns an engine of a shape that no dispatch has. If there is none, all ranks make one: ranks make the same calls
+/// in the same order, so they find the same.
 static inline ncclResult_t ginNcclEngineFor(struct ncclEpGroup* group, const gin_ep_config_t* config, uint32_t layout,
                                             uint32_t align, ginNcclEngine** engine) {
     for (ginNcclEngine* one = group->engines; one != NULL; one = one->next) {

@@ -37,7 +37,8 @@ static inline ncclResult_t ginNcclCount(struct ncclEpHandle* handle, const ncclE
             if (!is_flat) into.zones = expert_counters, into.total = total;
         }
         if (group->routing.id == 0)
-            GIN_NCCL_TRY(ginNcclCall(comm, gin_window_alloc(comm->comm, 16 * (uint64_t)config.tokens, 0, &group->routing)));
+            GIN_NCCL_TRY(ginNcclCall(comm, gin_window_alloc(comm->comm, 16 * (uint64_t)config.tokens, 0,
+                                                            &group->routing)));
         GIN_NCCL_TRY(ginNcclCall(comm, gin_window_memory(group->routing, &tokens.rows.data, &tokens.rows.bytes)));
         GIN_NCCL_TRY(ginNcclEngineFor(group, &config, of_rows ? GIN_EP_FLAT : GIN_EP_EXPERT_MAJOR_PACKED,
                                       of_rows ? 1 : handle->align, &engine));
@@ -63,7 +64,8 @@ static inline ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclE
     GIN_NCCL_TRY(ginNcclTake(comm, "layout_info", layout_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, &info, sizeof(info),
                              NCCL_EP_MAGIC));
     if (layout_info != NULL && !ginNcclIsHighThroughput(group))
-        return ginNcclFail(comm, ncclInvalidUsage, "layout_info is for high throughput here: pass it to ncclEpDispatch");
+        return ginNcclFail(comm, ncclInvalidUsage,
+                           "layout_info is for high throughput here: pass it to ncclEpDispatch");
     size_t topk = handle->topk != 0 ? handle->topk : GIN_NCCL_ANY;
     GIN_NCCL_TRY(ginNcclTensor(comm, "topk_idx", topk_idx, 1, ginNcclShapeOf(-1, 2, GIN_NCCL_ANY, topk, 0), &ids));
     if (topk_idx->datatype != ncclInt32 && topk_idx->datatype != ncclInt64)
@@ -114,7 +116,8 @@ static inline ncclResult_t ginNcclElements(struct ncclEpHandle* handle, const nc
     *scales = 0;
     if (given->quant_recipe == NCCL_EP_DISP_QUANT_FWD) {
         if (inputs->scales == NULL || inputs->scales->ndim != 2 || inputs->scales->sizes == NULL)
-            return ginNcclFail(comm, ncclInvalidArgument, "inputs.scales is needed by NCCL_EP_DISP_QUANT_FWD, [tokens][scales]");
+            return ginNcclFail(comm, ncclInvalidArgument,
+                               "inputs.scales is needed by NCCL_EP_DISP_QUANT_FWD, [tokens][scales]");
         if (*type == 12) config->hidden *= 2;
         *scales = inputs->scales->sizes[1];
         config->element = GIN_EP_OPAQUE;
@@ -133,13 +136,15 @@ static inline ncclResult_t ginNcclElements(struct ncclEpHandle* handle, const nc
         config->element = *type == ncclBfloat16 ? GIN_EP_BF16 : *type == ncclFloat16 ? GIN_EP_F16 : GIN_EP_F32;
     } else {
         return ginNcclFail(comm, ncclInvalidArgument,
-                           "inputs.tokens has data type %d: ncclBfloat16, ncclFloat16 or ncclFloat32, or NCCL_EP_DISP_QUANT_FWD",
+                           "inputs.tokens has data type %d: ncclBfloat16, ncclFloat16 or ncclFloat32, or "
+                           "NCCL_EP_DISP_QUANT_FWD",
                            *type);
     }
     if (given->quant_recipe != NCCL_EP_DISP_QUANT_FWD && inputs->scales != NULL)
         return ginNcclFail(comm, ncclInvalidArgument, "inputs.scales is for NCCL_EP_DISP_QUANT_FWD: leave it null");
     if (handle->group->config.max_token_bytes != 0 && bytes > handle->group->config.max_token_bytes)
-        return ginNcclFail(comm, ncclInvalidArgument, "a row has %zu bytes with its scales; config.max_token_bytes is %u", bytes,
+        return ginNcclFail(comm, ncclInvalidArgument,
+                           "a row has %zu bytes with its scales; config.max_token_bytes is %u", bytes,
                            handle->group->config.max_token_bytes);
     return ncclSuccess;
 }
@@ -157,7 +162,7 @@ static inline ginNcclShape ginNcclOutput(const struct ncclEpHandle* handle, int 
 /// Takes the memory of received rows and their metadata.
 static inline ncclResult_t ginNcclOutputs(struct ncclEpHandle* handle, const ncclEpDispatchOutputs_t* outputs,
                                           const ncclEpLayoutInfo_t* info, int type, size_t hidden, size_t scales,
-                                          gin_memory_t* rows) {
+                                          gin_memory_t* rows, gin_ep_metadata_t* metadata) {
     struct ncclEpGroup* group = handle->group;
     ginNcclComm* comm = group->comm;
     gin_ep_metadata_t into = GIN_EP_METADATA_INIT;
@@ -170,7 +175,8 @@ static inline ncclResult_t ginNcclOutputs(struct ncclEpHandle* handle, const ncc
     if (scales == 0 && outputs->scales != NULL)
         return ginNcclFail(comm, ncclInvalidArgument, "outputs.scales is for rows with scales: leave it null");
     if (is_expert_major && (outputs->topk_idx != NULL || (is_low && outputs->topk_weights != NULL)))
-        return ginNcclFail(comm, ncclInvalidArgument, "NCCL_EP_LAYOUT_EXPERT_MAJOR has no such output: leave outputs.topk_idx "
+        return ginNcclFail(comm, ncclInvalidArgument,
+                           "NCCL_EP_LAYOUT_EXPERT_MAJOR has no such output: leave outputs.topk_idx "
                            "null, and in low latency outputs.topk_weights");
     ginNcclShape of_ids = ginNcclOutput(handle, -1, is_expert_major ? 0 : handle->topk), of_weights = of_ids;
     of_weights.type = ncclFloat32;
@@ -181,15 +187,16 @@ static inline ncclResult_t ginNcclOutputs(struct ncclEpHandle* handle, const ncc
         return ginNcclFail(comm, ncclInvalidArgument, "outputs.topk_idx is neither ncclInt32 nor ncclInt64");
     // In high throughput the numbers were stored with the ids.
     if (!is_low && info->expert_counters != NULL)
-        return ginNcclFail(comm, ncclInvalidUsage, "layout_info is for low latency here: pass it to ncclEpUpdateHandle");
+        return ginNcclFail(comm, ncclInvalidUsage,
+                           "layout_info is for low latency here: pass it to ncclEpUpdateHandle");
     size_t numbers = is_expert_major ? group->local : comm->ranks;
     const ncclEpTensor_t* counts = is_expert_major ? info->expert_counters : info->src_rank_counters;
     const char* name = is_expert_major ? "layout_info.expert_counters" : "layout_info.src_rank_counters";
-    GIN_NCCL_TRY(ginNcclTensor(comm, name, counts, is_low && is_expert_major, ginNcclShapeOf(ncclInt32, 1, numbers, 0, 0),
-                               &into.counts));
+    ginNcclShape of_numbers = ginNcclShapeOf(ncclInt32, 1, numbers, 0, 0);
+    GIN_NCCL_TRY(ginNcclTensor(comm, name, counts, is_low && is_expert_major, of_numbers, &into.counts));
     ncclEpExpertIdKind_t kind = is_low ? info->recv_topk_idx_kind : handle->id_kind;
     if (kind == NCCL_EP_EXPERT_ID_GLOBAL) into.first_expert = comm->rank * group->local;
-    handle->metadata = into;
+    *metadata = into;
     return ncclSuccess;
 }
 
@@ -230,32 +237,40 @@ static inline ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDis
     ncclEpLayoutInfo_t info;
     ncclEpDispatchConfig_t given;
     GIN_NCCL_TRY(ginNcclTake(comm, "inputs", inputs, NCCL_EP_DISPATCH_INPUTS_V1_SIZE, &in, sizeof(in), NCCL_EP_MAGIC));
-    GIN_NCCL_TRY(ginNcclTake(comm, "outputs", outputs, NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE, &out, sizeof(out), NCCL_EP_MAGIC));
-    GIN_NCCL_TRY(ginNcclTake(comm, "layout_info", layout_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, &info, sizeof(info), NCCL_EP_MAGIC));
-    GIN_NCCL_TRY(ginNcclTake(comm, "config", config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, &given, sizeof(given), NCCL_EP_MAGIC));
-    if (!handle->is_routed) return ginNcclFail(comm, ncclInvalidUsage, "the handle has no ids: call ncclEpUpdateHandle");
+    GIN_NCCL_TRY(ginNcclTake(comm, "outputs", outputs, NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE, &out, sizeof(out),
+                             NCCL_EP_MAGIC));
+    GIN_NCCL_TRY(ginNcclTake(comm, "layout_info", layout_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, &info, sizeof(info),
+                             NCCL_EP_MAGIC));
+    GIN_NCCL_TRY(ginNcclTake(comm, "config", config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, &given, sizeof(given),
+                             NCCL_EP_MAGIC));
+    if (!handle->is_routed)
+        return ginNcclFail(comm, ncclInvalidUsage, "the handle has no ids: call ncclEpUpdateHandle");
     int is_high = ginNcclIsHighThroughput(group), is_backward = given.pass_direction == NCCL_EP_BWD_PASS;
     if (is_high && given.send_only != 0)
         return ginNcclFail(comm, ncclInvalidUsage, "config.send_only is for low latency: leave it 0");
     if (!is_high && is_backward)
-        return ginNcclFail(comm, ncclInvalidUsage, "config.pass_direction is for high throughput: leave it NCCL_EP_FWD_PASS");
+        return ginNcclFail(comm, ncclInvalidUsage,
+                           "config.pass_direction is for high throughput: leave it NCCL_EP_FWD_PASS");
     gin_stream_t of_gin;
     gin_memory_t rows;
+    gin_ep_metadata_t metadata;
     gin_ep_tokens_t tokens = ginNcclTokens(handle);
     gin_ep_config_t wanted = ginNcclConfig(handle);
     ginNcclEngine* engine = NULL;
     int type = -1, has_weights = handle->layout != NCCL_EP_LAYOUT_EXPERT_MAJOR || is_high;
     size_t scales = 0;
-    GIN_NCCL_TRY(ginNcclTensor(comm, "inputs.tokens", in.tokens, 1, ginNcclShapeOf(-1, 2, handle->tokens, GIN_NCCL_ANY, 0),
-                               &tokens.rows));
+    GIN_NCCL_TRY(ginNcclTensor(comm, "inputs.tokens", in.tokens, 1,
+                               ginNcclShapeOf(-1, 2, handle->tokens, GIN_NCCL_ANY, 0), &tokens.rows));
     GIN_NCCL_TRY(ginNcclTensor(comm, "inputs.topk_weights", in.topk_weights, has_weights && !is_backward,
                                ginNcclShapeOf(ncclFloat32, 2, handle->tokens, handle->topk, 0), &tokens.weights));
     GIN_NCCL_TRY(ginNcclElements(handle, &in, &given, &wanted, &type, &scales));
     GIN_NCCL_TRY(ginNcclTensor(comm, "inputs.scales", in.scales, 0, ginNcclShapeOf(-1, 2, handle->tokens, scales, 0),
                                &tokens.scales));
-    ginNcclEnd(handle);
-    GIN_NCCL_TRY(ginNcclOutputs(handle, &out, &info, type, in.tokens->sizes[1], scales, &rows));
+    GIN_NCCL_TRY(ginNcclOutputs(handle, &out, &info, type, in.tokens->sizes[1], scales, &rows, &metadata));
     GIN_NCCL_TRY(ginNcclStreamOf(group, stream, &of_gin));
+    // A refused call has left the last dispatch as it was.
+    ginNcclEnd(handle);
+    handle->metadata = metadata;
     GIN_NCCL_TRY(ginNcclEngineFor(group, &wanted, ginNcclLayout(handle), handle->align, &engine));
     GIN_NCCL_TRY(ginNcclPlace(handle, engine, rows, out.tokens->sizes[0]));
     GIN_NCCL_TRY(ginNcclSend(group, engine, of_gin, &tokens, handle->permuted, given.send_only != 0));
@@ -273,7 +288,8 @@ static inline ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCom
     ginNcclComm* comm = handle->group->comm;
     ncclEpCompleteConfig_t given;
     gin_stream_t of_gin;
-    GIN_NCCL_TRY(ginNcclTake(comm, "config", config, NCCL_EP_COMPLETE_CONFIG_V1_SIZE, &given, sizeof(given), NCCL_EP_MAGIC));
+    GIN_NCCL_TRY(ginNcclTake(comm, "config", config, NCCL_EP_COMPLETE_CONFIG_V1_SIZE, &given, sizeof(given),
+                             NCCL_EP_MAGIC));
     if (!handle->is_staged) return ncclSuccess;
     GIN_NCCL_TRY(ginNcclStreamOf(handle->group, stream, &of_gin));
     gin_ep_slot_t slot = handle->engine->slot;
@@ -297,20 +313,25 @@ static inline ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpComb
     gin_stream_t of_gin;
     gin_ep_combine_t sums = GIN_EP_COMBINE_INIT;
     GIN_NCCL_TRY(ginNcclTake(comm, "inputs", inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, &in, sizeof(in), NCCL_EP_MAGIC));
-    GIN_NCCL_TRY(ginNcclTake(comm, "outputs", outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, &out, sizeof(out), NCCL_EP_MAGIC));
-    GIN_NCCL_TRY(ginNcclTake(comm, "config", config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, &given, sizeof(given), NCCL_EP_MAGIC));
+    GIN_NCCL_TRY(ginNcclTake(comm, "outputs", outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, &out, sizeof(out),
+                             NCCL_EP_MAGIC));
+    GIN_NCCL_TRY(ginNcclTake(comm, "config", config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, &given, sizeof(given),
+                             NCCL_EP_MAGIC));
     if (given.quant_recipe != NCCL_EP_COMB_QUANT_NONE || in.scales != NULL)
-        return ginNcclFail(comm, ncclInvalidUsage, "config.quant_recipe is not NCCL_EP_COMB_QUANT_NONE: gin returns rows as they are");
+        return ginNcclFail(comm, ncclInvalidUsage,
+                           "config.quant_recipe is not NCCL_EP_COMB_QUANT_NONE: gin returns rows as they are");
     if (given.pass_direction == NCCL_EP_BWD_PASS || in.topk_weights != NULL)
         return ginNcclFail(comm, ncclInvalidUsage, "NCCL_EP_BWD_PASS returns weights, which gin's combine does not");
     if (handle->engine == NULL || handle->is_staged)
-        return ginNcclFail(comm, ncclInvalidUsage, "the handle has no received dispatch: call ncclEpDispatch, and ncclEpComplete "
-                           "after config.send_only; a dispatch has one combine");
+        return ginNcclFail(comm, ncclInvalidUsage,
+                           "the handle has no received dispatch: call ncclEpDispatch, and ncclEpComplete after "
+                           "config.send_only; a dispatch has one combine");
     int is_low = !ginNcclIsHighThroughput(group), weighs = is_low && handle->layout == NCCL_EP_LAYOUT_EXPERT_MAJOR;
     const gin_ep_config_t* made = &handle->engine->config;
     // Rows that travel as bytes, or quantised, return as BF16.
     int type = made->element == GIN_EP_F16 ? ncclFloat16 : made->element == GIN_EP_F32 ? ncclFloat32 : ncclBfloat16;
-    GIN_NCCL_TRY(ginNcclTensor(comm, "inputs.tokens", in.tokens, 1, ginNcclOutput(handle, type, made->hidden), &sums.rows));
+    GIN_NCCL_TRY(ginNcclTensor(comm, "inputs.tokens", in.tokens, 1, ginNcclOutput(handle, type, made->hidden),
+                               &sums.rows));
     GIN_NCCL_TRY(ginNcclTensor(comm, "outputs.tokens", out.tokens, 1,
                                ginNcclShapeOf(type, 2, handle->tokens, made->hidden, 0), &sums.output));
     if (!weighs && out.topk_weights != NULL)
@@ -332,8 +353,8 @@ static inline ncclResult_t ginNcclNeedsMask(const struct ncclEpGroup* group) {
                : ginNcclFail(group->comm, ncclInvalidUsage, "config.enable_mask is 0: set it to use masks");
 }
 
-/// Returns 1 in `error_out` if a rank was silent since the last `ncclEpErrorClear`, else 0. The streams of all calls are
-/// done.
+/// Returns 1 in `error_out` if a rank was silent since the last `ncclEpErrorClear`, else 0. The streams of all calls
+/// are done.
 static inline ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int* error_out) {
     if (ep_group == NULL || error_out == NULL) return ncclInvalidArgument;
     GIN_NCCL_TRY(ginNcclNeedsMask(ep_group));
@@ -392,8 +413,8 @@ static inline ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int* m
     for (uint32_t rank = 0; rank < ep_group->comm->ranks; rank++)
         if ((mask[rank] != 0) == (masked >> rank & 1))
             return ginNcclFail(ep_group->comm, ncclInvalidUsage,
-                               "ncclEpMaskUpdate would change rank %u: gin masks silent ranks alone, and ncclEpMaskClean "
-                               "admits all", rank);
+                               "ncclEpMaskUpdate would change rank %u: gin masks silent ranks alone, and "
+                               "ncclEpMaskClean admits all", rank);
     return ncclSuccess;
 }
 

@@ -314,7 +314,10 @@ static void refusals(Rank& r) {
     combine = NCCL_EP_COMBINE_CONFIG_INIT, combine.pass_direction = NCCL_EP_BWD_PASS;
     refuses(r, ncclInvalidUsage, ncclEpCombine(handle, &from, &to, &combine, r.stream), "NCCL_EP_BWD_PASS");
     OK(r.comm, dispatch(nullptr));
-    to.topk_weights = nullptr;
+    out.tokens = &small;
+    refuses(r, ncclInvalidArgument, dispatch(nullptr), "outputs.tokens is 120");
+    // The refused calls leave the dispatch as it was.
+    out.tokens = &received, to.topk_weights = nullptr;
     refuses(r, ncclInvalidArgument, ncclEpCombine(handle, &from, &to, nullptr, r.stream), "outputs.topk_weights is null");
     to.topk_weights = &given.weights;
     OK(r.comm, ncclEpCombine(handle, &from, &to, nullptr, r.stream));
