@@ -132,6 +132,87 @@ static void combine_rows(Rank& r, ncclEpHandle_t handle, const Batch& batch, Ten
     check_sums(batch, sums.read());
 }
 
+// The same in high throughput.
+static void forwarded_flat(Rank& r) {
+    ncclEpGroup_t group = group_of(r, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    std::vector<Batch> batches = all_batches(r, 45);
+    Given given(batches[r.rank]);
+    auto byte = [](uint32_t rank, uint32_t token, uint32_t i) { return uint8_t(rank * 31 + token * 7 + i); };
+    std::vector<uint8_t> sent, of_scales;
+    for (uint32_t token = 0; token < given.batch.count; token++) {
+        for (uint32_t i = 0; i < HIDDEN; i++) sent.push_back(byte(r.rank, token, i));
+        for (uint32_t i = 0; i < 16; i++) of_scales.push_back(byte(r.rank, token, 200 + i));
+    }
+    size_t room = r.ranks * ROOM;
+    Tensor<uint8_t> rows(ncclFloat8e4m3, {given.batch.count, HIDDEN}, sent), received(ncclFloat8e4m3, {room, HIDDEN});
+    Tensor<uint8_t> in_scales(ncclUint8, {given.batch.count, 16}, of_scales), scales(ncclUint8, {room, 16});
+    Tensor<float> weights(ncclFloat32, {room, TOPK});
+    Tensor<uint16_t> results(ncclBfloat16, {room, HIDDEN});
+    ncclEpHandle_t handle;
+    OK(r.comm, ncclEpCreateHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, &given.narrow, nullptr, nullptr, r.stream));
+    ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+    ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+    ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
+    in.tokens = &rows, in.scales = &in_scales, in.topk_weights = &given.weights;
+    out.tokens = &received, out.scales = &scales, out.topk_weights = &weights;
+    config.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
+    OK(r.comm, ncclEpDispatch(handle, &in, &out, nullptr, &config, r.stream));
+    r.stream.synchronize();
+    std::vector<uint8_t> bytes = received.read(), found = scales.read();
+    std::vector<float> factors = weights.read();
+    std::vector<uint16_t> made(room * HIDDEN);
+    size_t place = 0;
+    for (uint32_t source = 0; source < r.ranks; source++)
+        for (uint32_t token : tokens_from(batches[source], r)) {
+            for (uint32_t i = 0; i < HIDDEN; i++) HOLDS(bytes[place * HIDDEN + i] == byte(source, token, i));
+            for (uint32_t i = 0; i < 16; i++) HOLDS(found[place * 16 + i] == byte(source, token, 200 + i));
+            for (uint32_t i = 0; i < HIDDEN; i++) {
+                float sum = 0;
+                for (uint32_t k = 0; k < TOPK; k++) {
+                    int64_t id = batches[source].ids[token * TOPK + k];
+                    if (r.is_here(id)) sum += factors[place * TOPK + k] * expert(uint32_t(id), batches[source].at(token, i));
+                }
+                made[place * HIDDEN + i] = bf16(sum);
+            }
+            place++;
+        }
+    results.fill(made);
+    combine_rows(r, handle, given.batch, results);
+    OK(r.comm, ncclEpHandleDestroy(handle));
+    OK(r.comm, ncclEpGroupDestroy(group));
+}
+
+// FP32 rows by rank, which the experts leave as they are: a token gets its row once for each of its ranks.
+static void f32_rows(Rank& r) {
+    ncclEpGroup_t group = group_of(r, NCCL_EP_ALGO_LOW_LATENCY);
+    std::vector<Batch> batches = all_batches(r, 36);
+    Given given(batches[r.rank]);
+    Tensor<float> rows(ncclFloat32, {given.batch.count, HIDDEN}, given.batch.rows);
+    Tensor<float> received(ncclFloat32, {r.ranks, ROOM, HIDDEN}), sums(ncclFloat32, {given.batch.count, HIDDEN});
+    ncclEpHandle_t handle;
+    OK(r.comm, ncclEpCreateHandle(&handle, group, NCCL_EP_LAYOUT_RANK_MAJOR, &given.wide, nullptr, nullptr, r.stream));
+    ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+    ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+    in.tokens = &rows, in.topk_weights = &given.weights, out.tokens = &received;
+    OK(r.comm, ncclEpDispatch(handle, &in, &out, nullptr, nullptr, r.stream));
+    ncclEpCombineInputs_t from = NCCL_EP_COMBINE_INPUTS_INIT;
+    ncclEpCombineOutputs_t to = NCCL_EP_COMBINE_OUTPUTS_INIT;
+    from.tokens = &received, to.tokens = &sums;
+    OK(r.comm, ncclEpCombine(handle, &from, &to, nullptr, r.stream));
+    r.stream.synchronize();
+    std::vector<float> found = sums.read();
+    for (uint32_t i = 0; i < given.batch.count * HIDDEN; i++) {
+        std::vector<bool> is_for(r.ranks);
+        for (uint32_t k = 0; k < TOPK; k++) {
+            int64_t id = given.batch.ids[i / HIDDEN * TOPK + k];
+            if (id >= 0) is_for[size_t(id) / r.local] = true;
+        }
+        HOLDS(found[i] == float(std::count(is_for.begin(), is_for.end(), true)) * given.batch.rows[i]);
+    }
+    OK(r.comm, ncclEpHandleDestroy(handle));
+    OK(r.comm, ncclEpGroupDestroy(group));
+}
+
 // The number of rows is known before the outputs are allocated, in the even rounds.
 static void flat(Rank& r) {
     ncclEpGroup_t group = group_of(r, NCCL_EP_ALGO_HIGH_THROUGHPUT);
@@ -396,7 +477,7 @@ static void masks(Rank& r) {
 }
 
 int main(int count, char** words) {
-    return run_all({{"quantised", quantised}, {"forwarded", forwarded}, {"flat", flat}, {"packed", packed},
-                    {"refusals", refusals}, {"masks", masks}},
+    return run_all({{"quantised", quantised}, {"forwarded", forwarded}, {"forwarded flat", forwarded_flat},
+                    {"f32", f32_rows}, {"flat", flat}, {"packed", packed}, {"refusals", refusals}, {"masks", masks}},
                    count, words);
 }
