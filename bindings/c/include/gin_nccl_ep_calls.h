@@ -55,6 +55,8 @@ struct ncclEpHandle {
     gin_ep_permuted_t permuted;
     /// 1 from a dispatch with `send_only` to `ncclEpComplete`.
     int is_staged;
+    /// The stream of the dispatch.
+    gin_stream_t stream;
     gin_ep_metadata_t metadata;
 };
 
@@ -130,36 +132,6 @@ static inline ncclResult_t ncclEpCreateGroup(ncclEpGroup_t* ep_group, ncclComm_t
     return ncclSuccess;
 }
 
-static inline ncclResult_t ginNcclFreeEngine(ginNcclComm* comm, ginNcclEngine* engine) {
-    gin_status_t status = GIN_OK;
-    if (engine->places.id != 0) (void)gin_ep_permuted_close(engine->places);
-    if (engine->slot.id != 0) (void)gin_ep_slot_close(engine->slot);
-    if (engine->group.id != 0) status = gin_ep_group_destroy(engine->group);
-    free(engine);
-    return ginNcclCall(comm, status);
-}
-
-/// Ends the group and frees gin's memory. Collective. The program has destroyed all handles. After an error of gin the
-/// group is freed, too, and the first error is returned.
-static inline ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group) {
-    if (ep_group == NULL) return ncclInvalidArgument;
-    ncclResult_t result = ncclSuccess;
-    while (ep_group->engines != NULL) {
-        ginNcclEngine* engine = ep_group->engines;
-        ep_group->engines = engine->next;
-        ncclResult_t one = ginNcclFreeEngine(ep_group->comm, engine);
-        result = result == ncclSuccess ? one : result;
-    }
-    if (ep_group->routing.id != 0) {
-        ncclResult_t one = ginNcclCall(ep_group->comm, gin_window_close(ep_group->routing));
-        result = result == ncclSuccess ? one : result;
-    }
-    for (uint32_t i = 0; i < GIN_NCCL_STREAMS; i++)
-        if (ep_group->streams[i].stream.id != 0) (void)gin_stream_close(ep_group->streams[i].stream);
-    free(ep_group);
-    return result;
-}
-
 /// Returns gin's stream for a stream of the program.
 static inline ncclResult_t ginNcclStreamOf(struct ncclEpGroup* group, cudaStream_t cuda, gin_stream_t* stream) {
     if (group->comm->device == GIN_DEVICE_VIRTUAL) {
@@ -227,8 +199,10 @@ static inline ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_
 static inline void ginNcclEnd(struct ncclEpHandle* handle) {
     if (handle->permuted.id != 0) (void)gin_ep_permuted_close(handle->permuted);
     handle->permuted.id = 0;
-    handle->is_staged = 0;
     if (handle->engine == NULL) return;
+    // A slot takes no other dispatch before this one is received.
+    if (handle->is_staged) (void)gin_ep_receive(handle->engine->slot, handle->stream);
+    handle->is_staged = 0;
     (void)gin_ep_release(handle->engine->slot);
     handle->engine->user = NULL;
     handle->engine = NULL;
@@ -321,6 +295,38 @@ static inline ncclResult_t ginNcclRead(struct ncclEpGroup* group, ginNcclEngine*
                        "%s", report.text);
 }
 
+/// Frees an engine, and returns the first error.
+static inline ncclResult_t ginNcclFreeEngine(struct ncclEpGroup* group, ginNcclEngine* engine) {
+    (void)gin_ep_permuted_close(engine->places);
+    // Waits for the kernels, so that all errors can be read.
+    (void)gin_ep_slot_close(engine->slot);
+    ncclResult_t result = ginNcclRead(group, engine);
+    ncclResult_t ended = ginNcclCall(group->comm, gin_ep_group_destroy(engine->group));
+    free(engine);
+    return result == ncclSuccess ? ended : result;
+}
+
+/// Ends the group and frees gin's memory. Collective. The program has destroyed all handles. After an error of gin the
+/// group is freed, too, and the first error is returned.
+static inline ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group) {
+    if (ep_group == NULL) return ncclInvalidArgument;
+    ncclResult_t result = ncclSuccess;
+    while (ep_group->engines != NULL) {
+        ginNcclEngine* engine = ep_group->engines;
+        ep_group->engines = engine->next;
+        ncclResult_t one = ginNcclFreeEngine(ep_group, engine);
+        result = result == ncclSuccess ? one : result;
+    }
+    if (ep_group->routing.id != 0) {
+        ncclResult_t one = ginNcclCall(ep_group->comm, gin_window_close(ep_group->routing));
+        result = result == ncclSuccess ? one : result;
+    }
+    for (uint32_t i = 0; i < GIN_NCCL_STREAMS; i++)
+        if (ep_group->streams[i].stream.id != 0) (void)gin_stream_close(ep_group->streams[i].stream);
+    free(ep_group);
+    return result;
+}
+
 /// Returns the tokens of a handle.
 static inline gin_ep_tokens_t ginNcclTokens(const struct ncclEpHandle* handle) {
     gin_ep_tokens_t tokens = GIN_EP_TOKENS_INIT;
@@ -339,12 +345,15 @@ static inline gin_status_t ginNcclBegin(const ginNcclComm* comm, const ginNcclEn
     return gin_ep_permute(engine->slot, stream, to);
 }
 
-/// Does the same; if an error of an earlier call is unread, reads it first, and continues if it allows that.
+/// Does the same. If an error of an earlier call is unread, waits for the stream, reads the error, and continues if it
+/// allows that.
 static inline ncclResult_t ginNcclSend(struct ncclEpGroup* group, ginNcclEngine* engine, gin_stream_t stream,
                                        const gin_ep_tokens_t* tokens, gin_ep_permuted_t to, int is_staged) {
     gin_status_t status = ginNcclBegin(group->comm, engine, stream, tokens, to, is_staged);
     if (status != GIN_ERROR_STATE) return ginNcclCall(group->comm, status);
     ncclResult_t refused = ginNcclCall(group->comm, status);
+    // No kernel of the engine runs while its error is read.
+    GIN_NCCL_TRY(ginNcclCall(group->comm, gin_stream_synchronize(stream)));
     GIN_NCCL_TRY(ginNcclRead(group, engine));
     status = ginNcclBegin(group->comm, engine, stream, tokens, to, is_staged);
     return status == GIN_ERROR_STATE ? refused : ginNcclCall(group->comm, status);

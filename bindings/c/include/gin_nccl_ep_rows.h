@@ -277,6 +277,7 @@ static inline ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDis
     handle->engine = engine;
     engine->user = handle;
     handle->is_staged = given.send_only != 0;
+    handle->stream = of_gin;
     if (handle->is_staged || !ginNcclHasMetadata(&handle->metadata)) return ncclSuccess;
     return ginNcclCall(comm, gin_ep_store_metadata(engine->slot, of_gin, handle->permuted, &handle->metadata));
 }

@@ -33,7 +33,7 @@ struct ByExpert {
           sums(ncclBfloat16, {given.batch.count, HIDDEN}),
           counts(ncclInt32, {r.local}) {}
 
-    void dispatch(ncclEpHandle_t of, bool is_staged) {
+    void dispatch(ncclEpHandle_t of, bool is_staged, bool is_completed = true) {
         handle = of;
         ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
         ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
@@ -42,7 +42,7 @@ struct ByExpert {
         in.tokens = &given.rows, out.tokens = &received, info.expert_counters = &counts;
         config.send_only = is_staged;
         OK(r.comm, ncclEpDispatch(handle, &in, &out, &info, &config, r.stream));
-        OK(r.comm, ncclEpComplete(handle, nullptr, r.stream));
+        if (is_completed) OK(r.comm, ncclEpComplete(handle, nullptr, r.stream));
     }
     void combine() {
         r.stream.synchronize();
@@ -77,8 +77,8 @@ static void by_expert(Rank& r) {
     OK(r.comm, ncclEpGroupDestroy(group));
 }
 
-/// Dispatches of two handles at the same time, combined in the order of their dispatches; then a dispatch without a
-/// combine, and one more.
+/// Dispatches of two handles at the same time, combined in the order of their dispatches; then dispatches that are not
+/// combined, or not even completed.
 static void two_handles(Rank& r) {
     ncclEpGroup_t group = group_of(r, NCCL_EP_ALGO_LOW_LATENCY);
     ByExpert first(r, 10), second(r, 11);
@@ -90,9 +90,10 @@ static void two_handles(Rank& r) {
     first.combine();
     second.combine();
     first.dispatch(handles[0], false);
-    first.dispatch(handles[0], false);
+    first.dispatch(handles[0], true, false);
+    first.dispatch(handles[0], true);
     first.combine();
-    second.dispatch(handles[1], false);
+    second.dispatch(handles[1], true, false);
     for (ncclEpHandle_t handle : handles) OK(r.comm, ncclEpHandleDestroy(handle));
     OK(r.comm, ncclEpGroupDestroy(group));
 }

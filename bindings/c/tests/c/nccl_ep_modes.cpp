@@ -476,8 +476,72 @@ static void masks(Rank& r) {
     OK(r.comm, ncclEpGroupDestroy(group));
 }
 
+// Without masks the dispatch after a silent rank is refused, with the rank's number, and the one after that works.
+static void silent(Rank& r) {
+    if (r.ranks == 1) return;
+    ncclEpGroup_t group;
+    ncclEpGroupConfig_t config = r.config(NCCL_EP_ALGO_LOW_LATENCY);
+    config.timeout_ns = 1000000000u;
+    OK(r.comm, ncclEpCreateGroup(&group, r.comm, &config));
+    bool is_last = r.rank == r.ranks - 1;
+    masked_round(r, group, 66, false);
+    masked_round(r, group, 67, is_last);
+    if (!is_last) {
+        Given given(Batch(r.rank, 68));
+        Tensor<uint16_t> received(ncclBfloat16, {r.local, r.ranks * ROOM, HIDDEN});
+        Tensor<int32_t> counts(ncclInt32, {r.local});
+        ncclEpHandle_t handle;
+        OK(r.comm, ncclEpCreateHandle(&handle, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, &given.wide, nullptr, nullptr, r.stream));
+        ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+        ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+        ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+        in.tokens = &given.rows, out.tokens = &received, info.expert_counters = &counts;
+        std::string name = "rank " + std::to_string(r.ranks - 1);
+        refuses(r, ncclRemoteError, ncclEpDispatch(handle, &in, &out, &info, nullptr, r.stream), name.c_str());
+        OK(r.comm, ncclEpDispatch(handle, &in, &out, &info, nullptr, r.stream));
+        r.stream.synchronize();
+        OK(r.comm, ncclEpHandleDestroy(handle));
+    }
+    OK(r.comm, ncclEpGroupDestroy(group));
+}
+
+// An output has too few rows: the next dispatch is refused, or continues with `NCCL_EP_OVERFLOW_DROP`.
+static void overflow(Rank& r) {
+    for (ncclEpOverflowPolicy_t policy : {NCCL_EP_OVERFLOW_AUTO, NCCL_EP_OVERFLOW_DROP}) {
+        ncclEpGroup_t group;
+        ncclEpGroupConfig_t config = r.config(NCCL_EP_ALGO_HIGH_THROUGHPUT);
+        config.overflow_policy = policy;
+        OK(r.comm, ncclEpCreateGroup(&group, r.comm, &config));
+        // Each rank has two tokens, for the first expert of each of two ranks.
+        std::vector<int32_t> ids(2 * TOPK, -1);
+        for (uint32_t token = 0; token < 2; token++) {
+            ids[token * TOPK] = int32_t(r.rank * r.local);
+            ids[token * TOPK + 1] = int32_t((r.rank + 1) % r.ranks * r.local);
+        }
+        Tensor<int32_t> routing(ncclInt32, {2, TOPK}, ids);
+        Tensor<uint16_t> rows(ncclBfloat16, {2, HIDDEN}), received(ncclBfloat16, {1, HIDDEN});
+        Tensor<float> weights(ncclFloat32, {2, TOPK});
+        ncclEpHandle_t handle;
+        OK(r.comm, ncclEpCreateHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, &routing, nullptr, nullptr, r.stream));
+        ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+        ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+        in.tokens = &rows, in.topk_weights = &weights, out.tokens = &received;
+        OK(r.comm, ncclEpDispatch(handle, &in, &out, nullptr, nullptr, r.stream));
+        r.stream.synchronize();
+        if (policy == NCCL_EP_OVERFLOW_AUTO)
+            refuses(r, ncclInvalidUsage, ncclEpDispatch(handle, &in, &out, nullptr, nullptr, r.stream), "rows");
+        OK(r.comm, ncclEpDispatch(handle, &in, &out, nullptr, nullptr, r.stream));
+        r.stream.synchronize();
+        OK(r.comm, ncclEpHandleDestroy(handle));
+        ncclResult_t end = ncclEpGroupDestroy(group);
+        // The last dispatch has rows without a place, too.
+        HOLDS(end == (policy == NCCL_EP_OVERFLOW_AUTO ? ncclInvalidUsage : ncclSuccess));
+    }
+}
+
 int main(int count, char** words) {
     return run_all({{"quantised", quantised}, {"forwarded", forwarded}, {"forwarded flat", forwarded_flat},
-                    {"f32", f32_rows}, {"flat", flat}, {"packed", packed}, {"refusals", refusals}, {"masks", masks}},
+                    {"f32", f32_rows}, {"flat", flat}, {"packed", packed}, {"refusals", refusals}, {"masks", masks},
+                    {"silent", silent}, {"overflow", overflow}},
                    count, words);
 }
