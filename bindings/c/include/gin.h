@@ -1458,7 +1458,8 @@ gin_status_t gin_ep_overlapped_close(struct gin_ep_overlapped_t overlapped);
 // Waits, in the order of the stream, for the rows of all ranks after `gin_ep_dispatch`, and multiplies the rows of
 // each expert by its weights as they arrive. Products return to the ranks of their tokens as they are done, so
 // `gin_ep_combine` with `returned` follows. The bits are the same as by `gin_ep_receive`, `gin_ep_permute` and
-// `gin_ep_multiply`. `weights` has, for each expert of this rank, a row of inner elements for each element of a product.
+// `gin_ep_multiply`. `weights` has, for each expert of this rank, a row of inner elements for each element of a
+// product.
 //
 // If gin refuses the weights, the rows are received and given up.
 //
