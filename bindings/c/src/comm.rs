@@ -23,6 +23,10 @@ pub(crate) struct Comm {
     _nics: Option<Arc<Nics>>,
 }
 
+impl table::Handled for Comm {
+    const KIND: table::Kind = table::Kind::Comm;
+}
+
 impl Comm {
     /// Lets no thread destroy the communicator while the guard lives.
     pub(crate) fn launching(&self) -> Result<RwLockReadGuard<'_, ()>, Failure> {

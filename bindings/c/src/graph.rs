@@ -12,6 +12,10 @@ pub(crate) struct Graph {
     inner: Box<dyn gin_gpu::Graph>,
 }
 
+impl table::Handled for Graph {
+    const KIND: table::Kind = table::Kind::Graph;
+}
+
 /// Begins a graph: until `gin_stream_end_capture`, launches on the stream become part of it and do not run.
 ///
 /// On a GPU the program may as well capture a stream by the calls of CUDA.

@@ -33,6 +33,10 @@ pub(crate) struct Job {
     pub(crate) nics: Option<Arc<Nics>>,
 }
 
+impl table::Handled for Job {
+    const KIND: table::Kind = table::Kind::Job;
+}
+
 /// Software NICs of ranks that are threads, while this exists.
 pub(crate) struct Nics {
     nics: SoftNics,

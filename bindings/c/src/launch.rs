@@ -31,9 +31,17 @@ pub(crate) struct Stream {
     pub(crate) inner: Arc<dyn DeviceStream>,
 }
 
+impl table::Handled for Stream {
+    const KIND: table::Kind = table::Kind::Stream;
+}
+
 /// Kernels that were loaded together.
 pub(crate) struct Module {
     inner: Box<dyn gin_gpu::Module>,
+}
+
+impl table::Handled for Module {
+    const KIND: table::Kind = table::Kind::Module;
 }
 
 /// A kernel.
@@ -41,6 +49,10 @@ pub(crate) struct Kernel {
     function: Function,
     /// The function of a kernel in C, which its first, hidden parameter holds.
     code: Option<usize>,
+}
+
+impl table::Handled for Kernel {
+    const KIND: table::Kind = table::Kind::Kernel;
 }
 
 /// Makes a stream of the rank's device. The caller closes the handle with `gin_stream_close`.

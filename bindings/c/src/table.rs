@@ -6,47 +6,21 @@
 
 use crate::status::Failure;
 use crate::types::gin_status_t::{GIN_ERROR_HANDLE, GIN_ERROR_MEMORY};
-use crate::{comm, ep, graph, job, launch, window};
 use gin_boot::lock;
+use std::any::Any;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, LazyLock, Mutex};
 
 /// The maximum number of objects at a time.
 const PLACES: usize = 1 << 24;
 
-/// A type of objects.
-pub(crate) trait Kind: Sized {
-    const KIND: u8;
-    const NAME: &'static str;
-    fn wrap(this: Arc<Self>) -> Object;
-    fn of(object: &Object) -> Option<&Arc<Self>>;
-}
-
 macro_rules! kinds {
-    ($($kind:ident($ty:ty) = $number:literal, $name:literal;)*) => {
-        /// An object of any kind.
-        #[derive(Clone)]
-        pub(crate) enum Object {
-            $($kind(Arc<$ty>),)*
+    ($($kind:ident = $number:literal, $name:literal;)*) => {
+        /// A kind of objects.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum Kind {
+            $($kind = $number,)*
         }
-
-        $(
-            impl Kind for $ty {
-                const KIND: u8 = $number;
-                const NAME: &'static str = $name;
-
-                fn wrap(this: Arc<Self>) -> Object {
-                    Object::$kind(this)
-                }
-
-                fn of(object: &Object) -> Option<&Arc<Self>> {
-                    match object {
-                        Object::$kind(this) => Some(this),
-                        _ => None,
-                    }
-                }
-            }
-        )*
 
         fn kind_name(kind: u8) -> Option<&'static str> {
             match kind {
@@ -58,19 +32,31 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Job(job::Job) = 1, "job";
-    Comm(comm::Comm) = 2, "communicator";
-    Window(window::Window) = 3, "window";
-    Stream(launch::Stream) = 4, "stream";
-    Module(launch::Module) = 5, "module";
-    Kernel(launch::Kernel) = 6, "kernel";
-    Graph(graph::Graph) = 7, "graph";
-    EpGroup(ep::group::Group) = 8, "group";
-    EpSlot(ep::slot::Slot) = 9, "slot";
-    EpPlan(ep::permuted::Plan) = 10, "plan";
-    EpPermuted(ep::permuted::Permuted) = 11, "layout";
-    EpGrouped(ep::product::Grouped) = 12, "grouped product";
-    EpOverlapped(ep::product::Overlapped) = 13, "overlapped product";
+    Job = 1, "job";
+    Comm = 2, "communicator";
+    Window = 3, "window";
+    Stream = 4, "stream";
+    Module = 5, "module";
+    Kernel = 6, "kernel";
+    Graph = 7, "graph";
+    EpGroup = 8, "group";
+    EpSlot = 9, "slot";
+    EpPlan = 10, "plan";
+    EpPermuted = 11, "layout";
+    EpGrouped = 12, "grouped product";
+    EpOverlapped = 13, "overlapped product";
+}
+
+/// The type of the objects of a kind.
+pub(crate) trait Handled: Any + Send + Sync {
+    const KIND: Kind;
+}
+
+/// An object of any kind.
+pub(crate) type Object = Arc<dyn Any + Send + Sync>;
+
+fn name<T: Handled>() -> &'static str {
+    kind_name(T::KIND as u8).unwrap_or_default()
 }
 
 struct Place {
@@ -94,7 +80,7 @@ fn handle(generation: u32, place: usize, kind: u8) -> u64 {
 }
 
 /// Adds an object, and returns its handle.
-pub(crate) fn insert<T: Kind>(object: Arc<T>) -> Result<u64, Failure> {
+pub(crate) fn insert<T: Handled>(object: Arc<T>) -> Result<u64, Failure> {
     let mut table = lock(&TABLE);
     let place = match table.free.pop() {
         Some(place) => place,
@@ -106,43 +92,45 @@ pub(crate) fn insert<T: Kind>(object: Arc<T>) -> Result<u64, Failure> {
             table.places.len() - 1
         }
     };
-    table.places[place].object = Some(T::wrap(object));
-    Ok(handle(table.places[place].generation, place, T::KIND))
+    table.places[place].object = Some(object);
+    Ok(handle(table.places[place].generation, place, T::KIND as u8))
 }
 
-fn find<T: Kind>(table: &mut Table, id: u64) -> Result<&mut Place, Failure> {
+fn find<T: Handled>(table: &mut Table, id: u64) -> Result<&mut Place, Failure> {
     let refuse = |reason: String| Err(Failure::new(GIN_ERROR_HANDLE, reason));
     if id == 0 {
-        return refuse(format!("the {} is null: create it first", T::NAME));
+        return refuse(format!("the {} is null: create it first", name::<T>()));
     }
     match kind_name(id as u8) {
-        Some(name) if name != T::NAME => return refuse(format!("handle {id:#x} is a {name}, not a {}", T::NAME)),
+        Some(other) if other != name::<T>() => {
+            return refuse(format!("handle {id:#x} is a {other}, not a {}", name::<T>()));
+        }
         _ => {}
     }
     let place = (id >> 8) as usize & (PLACES - 1);
     match table.places.get_mut(place) {
         Some(found)
-            if handle(found.generation, place, T::KIND) == id
-                && found.object.as_ref().is_some_and(|o| T::of(o).is_some()) =>
+            if handle(found.generation, place, T::KIND as u8) == id
+                && found.object.as_ref().is_some_and(|object| object.is::<T>()) =>
         {
             Ok(found)
         }
-        _ => refuse(format!("{} {id:#x} is closed, or of another process", T::NAME)),
+        _ => refuse(format!("{} {id:#x} is closed, or of another process", name::<T>())),
     }
 }
 
 /// Returns the object of a handle.
-pub(crate) fn get<T: Kind>(id: u64) -> Result<Arc<T>, Failure> {
+pub(crate) fn get<T: Handled>(id: u64) -> Result<Arc<T>, Failure> {
     let mut table = lock(&TABLE);
     let place = find::<T>(&mut table, id)?;
-    match place.object.as_ref().and_then(T::of) {
-        Some(object) => Ok(object.clone()),
-        None => Err(Failure::new(GIN_ERROR_HANDLE, format!("{} {id:#x} is closed", T::NAME))),
+    match place.object.clone().and_then(|object| object.downcast().ok()) {
+        Some(object) => Ok(object),
+        None => Err(Failure::new(GIN_ERROR_HANDLE, format!("{} {id:#x} is closed", name::<T>()))),
     }
 }
 
 /// Takes an object out of the table. The caller drops it, so its end does not hold the table.
-pub(crate) fn remove<T: Kind>(id: u64) -> Result<Option<Object>, Failure> {
+pub(crate) fn remove<T: Handled>(id: u64) -> Result<Option<Object>, Failure> {
     let mut table = lock(&TABLE);
     let place = find::<T>(&mut table, id)?;
     let object = place.object.take();
@@ -153,8 +141,8 @@ pub(crate) fn remove<T: Kind>(id: u64) -> Result<Option<Object>, Failure> {
 }
 
 /// Returns whether an object of this type has a property.
-pub(crate) fn any<T: Kind>(mut has: impl FnMut(&T) -> bool) -> bool {
-    let objects: Vec<Arc<T>> =
-        lock(&TABLE).places.iter().filter_map(|place| place.object.as_ref().and_then(T::of)).cloned().collect();
+pub(crate) fn any<T: Handled>(mut has: impl FnMut(&T) -> bool) -> bool {
+    let of = |place: &Place| place.object.clone()?.downcast::<T>().ok();
+    let objects: Vec<Arc<T>> = lock(&TABLE).places.iter().filter_map(of).collect();
     objects.iter().any(|object| has(object))
 }

@@ -22,6 +22,10 @@ pub(crate) struct Window {
     pub(crate) inner: HostWindow<u8>,
 }
 
+impl table::Handled for Window {
+    const KIND: table::Kind = table::Kind::Window;
+}
+
 impl Window {
     /// Returns the own part, which has `bytes` bytes from `offset` on.
     fn part(&self, offset: u64, bytes: u64) -> Result<&MemorySlice, Failure> {

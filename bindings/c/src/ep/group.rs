@@ -47,6 +47,10 @@ pub(crate) struct Group {
     inner: Mutex<Option<gin_ep::Group>>,
 }
 
+impl table::Handled for Group {
+    const KIND: table::Kind = table::Kind::EpGroup;
+}
+
 impl Group {
     /// Makes a call on the group.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&gin_ep::Group) -> Result<T, Failure>) -> Result<T, Failure> {

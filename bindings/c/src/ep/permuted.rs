@@ -24,10 +24,18 @@ pub(crate) struct Permuted {
     pub(crate) inner: gin_ep::Permuted,
 }
 
+impl table::Handled for Permuted {
+    const KIND: table::Kind = table::Kind::EpPermuted;
+}
+
 /// A plan of tokens.
 pub(crate) struct Plan {
     pub(crate) core: Arc<Core>,
     pub(crate) inner: gin_ep::Plan,
+}
+
+impl table::Handled for Plan {
+    const KIND: table::Kind = table::Kind::EpPlan;
 }
 
 fn layout(kind: u32, align: u32) -> Result<Layout, Failure> {

@@ -18,10 +18,18 @@ pub(crate) struct Grouped {
     inner: GroupedMatmul,
 }
 
+impl table::Handled for Grouped {
+    const KIND: table::Kind = table::Kind::EpGrouped;
+}
+
 /// The kernel of products of rows as they arrive.
 pub(crate) struct Overlapped {
     core: Arc<Core>,
     inner: OverlappedMatmul,
+}
+
+impl table::Handled for Overlapped {
+    const KIND: table::Kind = table::Kind::EpOverlapped;
 }
 
 fn limit(blocks: u32) -> Option<u32> {

@@ -55,6 +55,10 @@ pub(crate) struct Slot {
     inner: Mutex<Option<Lent>>,
 }
 
+impl table::Handled for Slot {
+    const KIND: table::Kind = table::Kind::EpSlot;
+}
+
 impl Slot {
     fn with<T>(&self, work: impl FnOnce(&mut Lent) -> Result<T, Failure>) -> Result<T, Failure> {
         let mut inner = enter(&self.inner, "slot")?;
