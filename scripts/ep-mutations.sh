@@ -136,6 +136,7 @@ rounds=oracle:shapes::tokens_counted_in_several_rounds_go_to_the_same_places
 resident=oracle:progress::one_resident_block_of_many_is_enough
 network=network:rows_reach_ranks_over_the_network_with_the_bits_of_the_oracle
 networks=network:free_running_pairs_graphs_and_epochs_that_wrap_cross_a_network
+network_graphs=network:graphs_replay_in_any_order_over_a_network
 network_races=network:nothing_races_over_a_network
 limits=shared:rows_without_places_are_left_out_and_reported_and_the_next_call_works
 grants=shared:a_grant_covers_the_loads_of_a_rank_that_the_source_does_not_hear
@@ -151,7 +152,7 @@ products_races=matmul:nothing_races
 silent_products=matmul:a_silent_rank_is_left_out_of_products_of_rows_that_arrive_and_may_come_back
 lost_products=matmul:a_rank_that_does_not_come_ends_the_others_wait_with_a_fault
 
-for test in $races $bits $routing $rounds $resident $network $networks $network_races $limits $grants $late $shared_races \
+for test in $races $bits $routing $rounds $resident $network $networks $network_graphs $network_races $limits $grants $late $shared_races \
     $late_tiles $one_multiplies $layouts $mixed $rows_of_ids $products $products_races $silent_products $lost_products; do
     passes "$test" || { echo "ep-mutations: $test fails without a mutation; see $copy/log" >&2; exit 1; }
 done
@@ -177,9 +178,15 @@ cp -r "$kernels"/matmul/. "$copy/$kernels/matmul"
 
 mutation "groups that are counted again" $kernels/routes.rs "self.passed = group;" "" $rounds
 mutation "the rest of a round not counted" $kernels/routes.rs "self.pass(next);" "" $rounds
-mutation "one buffer of rows" $kernels/protocol.rs "epoch & 1" "epoch & 0" $races
-mutation "the flag of the other buffer" $kernels/dispatch.rs "arena.word(F::flag(slot, buffer, source))" \
-    "arena.word(F::flag(slot, buffer ^ 1, source))" $bits
+mutation "one set of words of a launch" $kernels/protocol.rs "epoch & 1" "epoch & 0" $bits
+mutation "rows of a released dispatch overwritten without a word of other ranks" $kernels/protocol.rs \
+    "last as u32 == last_use(buffer, false) as u32" "last as u32 == u32::MAX" $races
+mutation "rows given up announced by the fifth block" $kernels/dispatch.rs "Warp.any(started == 0)" \
+    "Warp.any(started == 4)" $resident
+mutation "rows given up, and remote ranks not told" $kernels/dispatch.rs \
+    "R::give_nothing_back(arena, slot, before, masked);" "" $network_graphs
+mutation "the flag of the other buffer" $kernels/dispatch.rs "arena.word(F::flag(slot, source))" \
+    "arena.word(F::flag(&slot.in_buffer(slot.buffer ^ 1), source))" $bits
 mutation "a flag of any epoch" $kernels/protocol.rs "wrapping_sub(epoch as u32) < 1 << 31" \
     "wrapping_sub(epoch as u32) < u32::MAX" $bits
 mutation "rows in place announced by the fifth block" $kernels/combine.rs "before == 0" "before == 4" $resident
@@ -217,7 +224,7 @@ mutation "sources heard by the fifth block" $kernels/matmul/tile_scheduler.rs "s
 mutation "a section announced before its end" $kernels/dispatch.rs \
     "end_section(arena, slot, section, until, masked)" "end_section(arena, slot, section, until + 1, masked)" $races
 mutation "rows awaited one token too early" $kernels/permute.rs "epoch, token + 1)" "epoch, token)" $races
-mutation "metadata behind the flag of rows" $kernels/format.rs "slot.metadata_flag(buffer, source)" \
-    "slot.sent_flag(buffer, source)" $mixed
+mutation "metadata behind the flag of rows" $kernels/format.rs "slot.metadata_flag(source)" \
+    "slot.sent_flag(source)" $mixed
 mutation "counts of the part itself taken as earlier" $kernels/expert_major.rs "threads < self.number" "threads <= self.number" $layouts
 exit $bad

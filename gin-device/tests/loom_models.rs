@@ -31,8 +31,9 @@ fn a_load_hides_no_order_of_others_accesses_from_the_search() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_dispatch_with_one_buffer_overwrites_rows_too_early() {
-    model::explore(2, || model::ep::ranks(1, 3, model::ep::Back::Not, |_| 0));
+fn a_dispatch_in_the_buffer_of_a_released_one_that_hears_from_no_rank_overwrites_rows_too_early() {
+    use model::ep::{Back, Dispatches, ranks};
+    model::explore(2, || ranks(Dispatches { waits: |_, _| false, ..Dispatches::new(|_| Back::Not, |_| 0) }));
 }
 
 #[test]

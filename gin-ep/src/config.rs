@@ -65,7 +65,7 @@ pub enum Scales {
 /// let config = GroupConfig::new(256, 7168, 8).tokens(128).slots(1);
 /// // Two buffers with 128 rows of each rank, there and back, of 14,336 bytes; 80 bytes for each row there; 4 bytes for
 /// // each id; and flags.
-/// assert_eq!(config.footprint(2)?, 14_725_488);
+/// assert_eq!(config.footprint(2)?, 14_725_504);
 /// assert!(config.tokens(200_000).footprint(8).is_err());
 /// # Ok::<(), gin_ep::EpError>(())
 /// ```
@@ -157,8 +157,8 @@ impl GroupConfig {
     /// use gin_ep::GroupConfig;
     ///
     /// let config = GroupConfig::new(256, 7168, 8);
-    /// assert_eq!(config.footprint(2)?, 14_725_488);
-    /// assert_eq!(config.combine_f32().footprint(2)?, 14_725_488 + 2 * 2 * 128 * 2 * 7168);
+    /// assert_eq!(config.footprint(2)?, 14_725_504);
+    /// assert_eq!(config.combine_f32().footprint(2)?, 14_725_504 + 2 * 2 * 128 * 2 * 7168);
     /// # Ok::<(), gin_ep::EpError>(())
     /// ```
     #[must_use]
@@ -181,8 +181,8 @@ impl GroupConfig {
     ///
     /// // Each of 8 ranks receives no more rows than it has tokens.
     /// let config = GroupConfig::new(256, 7168, 8).tokens(4096);
-    /// assert_eq!(config.footprint(8)?, 1_884_427_152);
-    /// assert_eq!(config.max_rows(4096).footprint(8)?, 59_184_144);
+    /// assert_eq!(config.footprint(8)?, 1_884_427_168);
+    /// assert_eq!(config.max_rows(4096).footprint(8)?, 59_184_160);
     /// # Ok::<(), gin_ep::EpError>(())
     /// ```
     #[must_use]

@@ -90,7 +90,9 @@ static GROUPS: AtomicU64 = AtomicU64::new(0);
 /// The state of a slot in its group.
 #[derive(Debug)]
 pub(crate) struct SlotState {
-    pub(crate) params: gin_ep_kernels::SlotParams,
+    params: gin_ep_kernels::SlotParams,
+    /// The number of dispatches that calls began, by which they use two buffers in turn.
+    dispatches: AtomicU64,
     /// The parameter of kernels for ranks that loads and stores do not reach, if there are any.
     pub(crate) network: Option<Network>,
     pub(crate) taken: AtomicBool,
@@ -103,6 +105,17 @@ pub(crate) struct SlotState {
 }
 
 impl SlotState {
+    /// Returns the parameter of the kernels of the dispatch that began last.
+    pub(crate) fn params(&self) -> gin_ep_kernels::SlotParams {
+        self.params.in_buffer(self.dispatches.load(Ordering::Relaxed))
+    }
+
+    /// Begins a dispatch, in the buffer that the one before did not use. A captured dispatch keeps its buffer in all
+    /// replays, so the host knows all addresses. All ranks begin the same dispatches, captured or not.
+    pub(crate) fn begin_dispatch(&self) {
+        self.dispatches.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Begins a call, whose kernels follow the kernels of all calls before, and keeps memory for it.
     pub(crate) fn begin(&self, stream: &Arc<dyn Stream>, memory: &[&MemorySlice]) -> Result<(), EpError> {
         gin_gpu::lock(&self.keep_alive).begin(stream, memory)
@@ -173,6 +186,7 @@ impl GroupState {
             let plan = plan.map(|memory| memory.whole());
             Ok(SlotState {
                 params,
+                dispatches: AtomicU64::new(0),
                 network,
                 taken: AtomicBool::new(false),
                 is_unheard: AtomicBool::new(false),
@@ -403,6 +417,8 @@ impl Group {
             words[gin_ep_kernels::CLAIMED_WORD as usize] = state.report(slot as u32).is_some().into();
             self.state.arena.write((state.params.first / 8) as usize, &words)?;
             state.is_unheard.store(false, Ordering::Relaxed);
+            // The ranks may have begun different numbers.
+            state.dispatches.store(0, Ordering::Relaxed);
         }
         // No rank sends before all have reset their words.
         all_gather(&self.state.comm, &[])?;

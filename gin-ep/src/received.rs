@@ -196,12 +196,12 @@ impl Received<'_> {
         detach(self.slot, self.tokens, true)
     }
 
-    /// Returns the arena, and where in it the rows are if this is dispatch `epoch`, for programs that cannot pass the
-    /// view to their kernels.
+    /// Returns the arena, and where in it the rows are, for programs that cannot pass the view to their kernels. If the
+    /// dispatch was captured, its rows are there in all replays.
     #[doc(hidden)]
-    pub fn offsets(&self, epoch: u64) -> (&MemorySlice, kernels::SlotOffsets) {
+    pub fn offsets(&self) -> (&MemorySlice, kernels::SlotOffsets) {
         let slot = &self.slot;
-        (slot.group.arena.memory(), kernels::SlotOffsets::new(&slot.state().params, epoch))
+        (slot.group.arena.memory(), kernels::SlotOffsets::new(&slot.state().params()))
     }
 
     /// Puts the rows into another layout, in the order of the stream. Returns the parameter by which kernels find them.
@@ -248,7 +248,7 @@ impl Received<'_> {
         products: Products<'_>,
     ) -> Result<(), EpError> {
         let (slot, group) = (&self.slot, &self.slot.group);
-        let received = (slot.view(), &slot.state().params.sizes);
+        let received = (slot.view(), &group.sizes());
         let (layout, params, used) = experts.check((grouped, slot.number), received, products)?;
         slot.extend(stream, &used)?;
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &View(layout), &Plain(params)];
@@ -279,13 +279,9 @@ impl Received<'_> {
     /// # Errors
     /// An error of the device.
     pub fn fetch(&self) -> Result<Vec<Vec<ReceivedRow>>, EpError> {
-        let (params, arena) = (&self.slot.state().params, self.slot.group.arena.memory());
+        let (params, arena) = (&self.slot.state().params(), self.slot.group.arena.memory());
         let (sizes, mut all) = (&params.sizes, Vec::new());
-        let offsets = kernels::SlotOffsets::new(params, {
-            let mut word = [0u64];
-            arena.read(params.first + 8 * kernels::EPOCH_WORD, &mut word)?;
-            word[0]
-        });
+        let offsets = kernels::SlotOffsets::new(params);
         for source in 0..sizes.ranks {
             let mut count = [0u64];
             arena.read(offsets.got(source), &mut count)?;
@@ -323,7 +319,7 @@ impl Received<'_> {
     pub fn combine(self, stream: &Arc<dyn Stream>, rows: Rows<'_>, combine: &Combine<'_>) -> Result<(), EpError> {
         let Self { slot, tokens } = self;
         slot.detached = None;
-        let (group, params) = (&*slot.group, slot.state().params);
+        let (group, params) = (&*slot.group, slot.state().params());
         let (sums, used) = combine.check(group, &tokens, rows)?;
         slot.extend(stream, &used)?;
         let (params, tokens, sums) = (Plain(params), Plain(tokens), Plain(sums));

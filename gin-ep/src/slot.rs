@@ -105,17 +105,6 @@ impl Slot {
         }
     }
 
-    /// Returns the number of dispatches that the slot has made. No kernel of it runs.
-    ///
-    /// # Errors
-    /// An error of the device.
-    #[doc(hidden)]
-    pub fn epoch(&self) -> Result<u64, EpError> {
-        let mut word = [0u64];
-        self.group.arena.memory().read(self.state().params.first + 8 * kernels::EPOCH_WORD, &mut word)?;
-        Ok(word[0])
-    }
-
     /// Sends the rows. They are read in the order of the stream; the call returns at once.
     ///
     /// # Errors
@@ -158,8 +147,10 @@ impl Slot {
             let what = "an exchange into a layout in a group with ranks that loads and stores do not reach";
             return Err(EpError::Unsuited { what, remedy: "call `exchange` and `Received::permute`" });
         }
-        let view = self.permuted(to)?;
+        to.check(&group.sizes())?;
         let tokens = self.prepare(stream, tokens)?;
+        // The dispatch has begun, so this is in its buffer.
+        let view = self.permuted(to)?;
         if group.expands() {
             if to.is_expert_major() {
                 self.extend(stream, &to.used())?;
@@ -172,7 +163,7 @@ impl Slot {
             }
             return Ok((Received { slot: self, tokens }, View(view)));
         }
-        let slot = Plain(self.state().params);
+        let slot = Plain(self.state().params());
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &slot, &Plain(tokens)];
         // Safety: as for a dispatch.
         unsafe { stream.launch(&group.send_metadata, group.following(group.shape), &arguments)? };
@@ -188,7 +179,7 @@ impl Slot {
     pub fn plan(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<Plan, EpError> {
         self.check_idle()?;
         self.state().check_read(self.number)?;
-        let sizes = self.state().params.sizes;
+        let sizes = self.state().params().sizes;
         let bytes = sizes.plan_bytes();
         let memory = Memory::new(self.group.comm.gpu(), MemoryKind::Device, bytes)?.whole();
         let (params, mut used) = tokens.check(&sizes, self.group.element)?;
@@ -207,9 +198,9 @@ impl Slot {
     ) -> Result<(), EpError> {
         let state = self.state();
         let threads = self.group.shape.threads();
-        let warps = state.params.sizes.tokens.div_ceil(32);
+        let warps = state.params().sizes.tokens.div_ceil(32);
         let blocks = warps.div_ceil(threads as u32 / 32).min(1024);
-        let (slot, tokens, to) = (Plain(state.params), Plain(tokens), memory.address());
+        let (slot, tokens, to) = (Plain(state.params()), Plain(tokens), memory.address());
         let arguments: [&dyn KernelArg; 4] = [&self.group.arena, &slot, &tokens, &to];
         // Safety: the memory has the bytes of a plan and is kept, and the slot's kernels follow each other.
         unsafe { stream.launch(&self.group.plan, LaunchConfig::new(blocks, threads as u32), &arguments)? };
@@ -217,7 +208,7 @@ impl Slot {
     }
 
     fn launch_reserve(&self, stream: &Arc<dyn Stream>, plan: u64) -> Result<(), EpError> {
-        let (group, slot) = (&self.group, Plain(self.state().params));
+        let (group, slot) = (&self.group, Plain(self.state().params()));
         let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &slot, &plan];
         let shape = group.following(LaunchConfig::new(1, group.shape.threads() as u32));
         // Safety: arena and slot are the communicator's, the plan is kept, and the slot's kernels follow each other.
@@ -232,7 +223,7 @@ impl Slot {
         phases: u32,
     ) -> Result<kernels::TokenParams, EpError> {
         let group = &self.group;
-        let reserves = self.state().params.sizes.reserves();
+        let reserves = self.state().params().sizes.reserves();
         let params = if reserves { self.check(stream, tokens)? } else { self.prepare(stream, tokens)? };
         let (kernel, shape) =
             if reserves { (&group.dispatch_shared, group.shape_into) } else { (&group.dispatch, group.shape) };
@@ -264,8 +255,9 @@ impl Slot {
     /// Checks and keeps the memory of tokens.
     fn check(&self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<kernels::TokenParams, EpError> {
         self.check_ready()?;
-        let (params, used) = tokens.check(&self.state().params.sizes, self.group.element)?;
+        let (params, used) = tokens.check(&self.state().params().sizes, self.group.element)?;
         self.begin(stream, &used)?;
+        self.state().begin_dispatch();
         Ok(params)
     }
 
@@ -277,7 +269,7 @@ impl Slot {
             self.launch_plan(stream, params, plan)?;
             params.plan = plan.address();
         }
-        if state.params.sizes.is_shared() {
+        if state.params().sizes.is_shared() {
             self.launch_reserve(stream, params.plan)?;
         }
         Ok(params)
@@ -296,7 +288,7 @@ impl Slot {
         combine: &Combine<'_>,
     ) -> Result<Fused<'_>, EpError> {
         self.check_ready()?;
-        if self.state().params.sizes.is_shared() {
+        if self.state().params().sizes.is_shared() {
             let what = "a kernel with dispatch and combine in a group with `max_rows`";
             return Err(EpError::Unsuited { what, remedy: "call `dispatch` and `combine`" });
         }
@@ -304,11 +296,13 @@ impl Slot {
             let what = "a kernel with dispatch and combine in a group with ranks that loads and stores do not reach";
             return Err(EpError::Unsuited { what, remedy: "call `dispatch` and `combine`" });
         }
-        let (group, slot) = (&*self.group, self.state().params);
-        let (tokens, mut used) = tokens.check(&slot.sizes, group.element)?;
+        let group = &*self.group;
+        let (tokens, mut used) = tokens.check(&group.sizes(), group.element)?;
         let (sums, others) = combine.check(group, &tokens, rows)?;
         used.extend(others);
         self.begin(stream, &used)?;
+        self.state().begin_dispatch();
+        let slot = self.state().params();
         let shared = group.shape.dynamic_shared;
         Ok(Fused { comm: &group.device, arena: &group.arena, slot, tokens, sums, shared })
     }
@@ -316,6 +310,7 @@ impl Slot {
     /// Exchanges no rows with all ranks, which also send none. Needs no receive.
     pub(crate) fn exchange_nothing(&self, stream: &Arc<dyn Stream>) -> Result<(), EpError> {
         self.begin(stream, &[])?;
+        self.state().begin_dispatch();
         let nothing = bytemuck::Zeroable::zeroed();
         self.launch_dispatch(
             stream,
@@ -335,7 +330,7 @@ impl Slot {
         phases: u32,
     ) -> Result<(), EpError> {
         let group = &self.group;
-        let (slot, tokens) = (Plain(self.state().params), Plain(tokens));
+        let (slot, tokens) = (Plain(self.state().params()), Plain(tokens));
         let mut arguments: Vec<&dyn KernelArg> = vec![&group.device, &group.arena, &slot, &tokens, &phases];
         let network = self.state().network.map(Plain);
         arguments.extend(self.network_arguments(network.as_ref()));
@@ -365,7 +360,7 @@ impl Slot {
         view: kernels::PermutedRows,
         arriving: Option<kernels::TokenParams>,
     ) -> Result<(), EpError> {
-        let (group, params) = (&self.group, self.state().params);
+        let (group, params) = (&self.group, self.state().params());
         self.extend(stream, &to.used())?;
         let shape = group.following(LaunchConfig::new(group.shape.blocks() as u32, group.shape.threads() as u32));
         let [count, assign, copy, copy_arriving, details] = &group.permute;
@@ -394,23 +389,23 @@ impl Slot {
     /// Returns the received rows.
     pub(crate) fn view(&self) -> kernels::ReceivedRows {
         // Safety: the group made the slot for this arena.
-        unsafe { kernels::ReceivedRows::new(self.state().params, self.group.arena.memory().address()) }
+        unsafe { kernels::ReceivedRows::new(self.state().params(), self.group.arena.memory().address()) }
     }
 
     /// Returns the memory of the received rows, if all sources share a region.
     pub(crate) fn region(&self) -> Result<Option<MemorySlice>, EpError> {
-        let (slot, arena) = (&self.state().params, self.group.arena.memory());
+        let (slot, arena) = (&self.state().params(), self.group.arena.memory());
         if !slot.sizes.is_shared() {
             return Ok(None);
         }
-        let first = arena.offset() + kernels::SlotOffsets::new(slot, 0).rows(0);
+        let first = arena.offset() + kernels::SlotOffsets::new(slot).rows(0);
         let bytes = u64::from(slot.sizes.max_rows) * u64::from(slot.sizes.pitch);
         Ok(Some(arena.memory().slice(first..first + bytes)?))
     }
 
     /// Checks permuted rows, and returns the parameter of kernels for them.
     pub(crate) fn permuted(&self, to: &Permuted) -> Result<kernels::PermutedRows, EpError> {
-        to.check(&self.state().params.sizes)?;
+        to.check(&self.state().params().sizes)?;
         let region = self.region()?.map(|region| region.address());
         Ok(to.view(self.view(), region))
     }

@@ -125,7 +125,23 @@ fn free_running_pairs_graphs_and_epochs_that_wrap_cross_a_network() {
         let config = config(&shape, 4).threads(32).first_epoch(first);
         on_networks(2, 5, &[1], |rank, comm| support::free_running(rank, comm, &config, &shape, 4, 8));
         on_networks(2, 6, &[1], |rank, comm| support::replays(rank, comm, &config, &shape, 4, 8));
+        on_networks(2, 7, &[1], |rank, comm| support::graphs::in_any_order(rank, comm, &config, &shape, 4, 4));
     }
+}
+
+#[test]
+fn graphs_replay_in_any_order_over_a_network() {
+    let shape = Shape { ranks: 4, experts: 9, topk: 3, hidden: 8 };
+    on_networks(4, 8, &[1, 2], |rank, comm| {
+        support::graphs::in_any_order(rank, comm, &config(&shape, 5).threads(32), &shape, 5, 30)
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_a_replay_out_keeps_its_rows_over_a_network() {
+    let shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
+    let (config, deadline) = (config(&shape, 8).threads(32), Deadline::after_ms(200));
+    on_networks(3, 8, &[1], |rank, comm| support::graphs::silent(rank, comm, (&config, deadline), &shape, 8));
 }
 
 #[test]
@@ -137,6 +153,7 @@ fn nothing_races_over_a_network() {
             on(name, world.races(true).lsa_size(2), |rank, comm| {
                 // Every eleventh dispatch has no combine, so nothing but the other buffer keeps its staged rows.
                 support::free_running(rank, comm, &config(&shape, 8), &shape, 8, 14)?;
+                support::graphs::in_any_order(rank, comm, &config(&shape, 8), &shape, 8, 5)?;
                 support::combine_at_source(rank, comm, &config(&shape, 8), &shape, 8)
             });
         }
@@ -283,7 +300,7 @@ fn a_group_takes_the_memory_that_was_promised_also_over_a_network() {
             let mut slot = group.slot(0)?;
             let received = slot.exchange(&stream, &Tokens::new(&memory, Ids::I32(&memory), 0))?;
             // All slots, without signals, and without the plan of a group that counts before its dispatches.
-            let (bytes, sizes) = (received.offsets(0).0.bytes(), group.sizes());
+            let (bytes, sizes) = (received.offsets().0.bytes(), group.sizes());
             let bytes = bytes + if sizes.tokens > 512 { sizes.plan_bytes() } else { 0 };
             let (promised, signals) = (config.network_footprint(4, size)?, 3 * 4 * 288);
             assert!(bytes < promised && promised <= bytes + signals, "{bytes} of {promised} bytes, {config:?}");

@@ -85,6 +85,9 @@ fn free_running_pairs_graphs_and_epochs_that_wrap_give_the_bits_of_the_oracle() 
         let (config, number) = (config.first_epoch(first), if first == 0 { 500 } else { 8 });
         on_ranks(WorldConfig::seeded(3, 5), |rank, comm| support::free_running(rank, comm, &config, &shape, 4, number));
         on_ranks(WorldConfig::seeded(3, 6), |rank, comm| support::replays(rank, comm, &config, &shape, 4, number / 2));
+        on_ranks(WorldConfig::seeded(3, 7), |rank, comm| {
+            support::graphs::in_any_order(rank, comm, &config, &shape, 4, number / 10 + 2)
+        });
     }
 }
 

@@ -236,7 +236,8 @@ fn late(testbed: &Testbed) -> Result<(), String> {
 fn replays(testbed: &Testbed) -> Result<(), String> {
     let number = if testbed.devices.is_some() { 1000 } else { 10 };
     with(testbed, 2, small_on(testbed), (8, 2, 64), 16, |rank, comm, config, shape, max| {
-        support::replays(rank, comm, config, shape, max, number)
+        support::replays(rank, comm, config, shape, max, number)?;
+        support::graphs::in_any_order(rank, comm, config, shape, max, number)
     })?;
     with(testbed, 2, small_on(testbed), (8, 2, 64), 16, support::planned)
 }
@@ -333,6 +334,7 @@ fn silent(testbed: &Testbed) -> Result<(), String> {
     for ranks in [2, 3] {
         with(testbed, ranks, small_on(testbed), sizes, tokens, |rank, comm, config, shape, max| {
             support::slots::silent(rank, comm, (config, deadline), shape, max)?;
+            support::graphs::silent(rank, comm, (config, deadline), shape, max)?;
             // With so much room a row's metadata is sent before the row. Its memory takes time on a busy machine.
             let (roomy, deadline) = (config.tokens(4096), Deadline::after_ms(1000));
             support::layouts::described_only(rank, comm, (&roomy, deadline), shape, max)?;
@@ -390,7 +392,8 @@ fn shared_traffic(testbed: &Testbed) -> Result<(), String> {
     let (sizes, tokens, number) = if is_real { ((256, 8, 1024), 1024, 500) } else { ((5, 2, 8), 3, 40) };
     with(testbed, 2, all(2, tokens), sizes, tokens, |rank, comm, config, shape, max| {
         support::free_running(rank, comm, config, shape, max, number)?;
-        support::replays(rank, comm, config, shape, max, number / 10)
+        support::replays(rank, comm, config, shape, max, number / 10)?;
+        support::graphs::in_any_order(rank, comm, config, shape, max, number / 10)
     })?;
     let (hidden, tokens) = if is_real { (7168, 600) } else { (256, 8) };
     for element in [Element::F32, Element::E4m3(Scales::F32), Element::Opaque { row_bytes: 3600, scale_bytes: 224 }] {
@@ -448,7 +451,8 @@ fn free_running_over_network(testbed: &Testbed) -> Result<(), String> {
     for teams in [(2, Some(1)), (4, Some(2))] {
         in_teams(testbed, teams, small_on(testbed), sizes, tokens, |rank, comm, config, shape, max| {
             support::free_running(rank, comm, config, shape, max, number)?;
-            support::replays(rank, comm, config, shape, max, number / 10)
+            support::replays(rank, comm, config, shape, max, number / 10)?;
+            support::graphs::in_any_order(rank, comm, config, shape, max, number / 10)
         })?;
     }
     Ok(())

@@ -248,7 +248,7 @@ impl<'a> Bed<'a> {
 
     /// Runs the experts on the rows of the first dispatch of a slot, in place.
     fn run_experts(&self, received: &gin_ep::Received<'_>) -> Result<(), EpError> {
-        let (arena, offsets) = received.offsets(1);
+        let (arena, offsets) = received.offsets();
         for (source, bytes) in (0..).zip(self.products(received)?).filter(|(_, bytes)| !bytes.is_empty()) {
             // The lower half of a word.
             let mut first = [0u32];

@@ -767,10 +767,11 @@ typedef struct gin_ep_combine_t {
 
 // Received rows of a slot: a parameter of kernels, passed by value. `gin_ep.cuh` has functions that read it.
 //
-// Each address is of device memory. Rows and metadata have two buffers, which dispatches use in turn.
+// Each address is of device memory. Rows and metadata have two buffers: calls alternate, and a captured one keeps its
+// buffer.
 typedef struct gin_device_ep_received_t {
-  // Address of the number of dispatches, a word of 64 bits. Its lowest bit is the number of the buffer.
-  uint64_t epoch;
+  // Address of a word of 64 bits. Its lowest bit is the number of the last dispatch's buffer.
+  uint64_t last_use;
   // Address of the number of rows from each source: words of 64 bits, for each buffer.
   uint64_t counts[2];
   // Address of the first row from source 0, for each buffer.

@@ -55,7 +55,7 @@ private:
     }
     // The buffer of the last dispatch. An index that varies would put the addresses into local memory.
     GIN_FN uint64_t last(const uint64_t (&buffers)[2]) const {
-        return *at<uint64_t>(epoch) & 1 ? buffers[1] : buffers[0];
+        return *at<uint64_t>(last_use) & 1 ? buffers[1] : buffers[0];
     }
     GIN_FN uint64_t metadata_of(uint32_t source, uint32_t row) const {
         uint64_t index = uint64_t(offset(source)) + row;

@@ -7,8 +7,8 @@ use gin_device::internal::status::WaitError;
 use gin_device::sys::Word;
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
 use gin_ep_kernels::internal::{
-    IN_PLACE, Launch, PUSHED, agree, buffer, count, decide, flag, is_over, raise, report, wait, wait_for,
-    wait_or_follow, wait_together,
+    IN_PLACE, Launch, PUSHED, agree, count, decide, flag, is_occupied, is_over, last_use, raise, report, wait,
+    wait_for, wait_or_follow, wait_together,
 };
 use loom::thread;
 use std::sync::Arc;
@@ -52,12 +52,49 @@ pub enum Back {
     InPlace,
 }
 
-/// Runs `pairs` dispatches of a rank, one block each, from `first` on. `of` maps an epoch to the buffer.
-fn rank(world: &World, parts: &[Part; 2], me: usize, first: u64, pairs: u64, back: Back, of: impl Fn(u64) -> u64) {
+/// Dispatches of each rank, one block each.
+#[derive(Clone, Copy)]
+pub struct Dispatches {
+    /// The epoch of the first one.
+    pub first: u64,
+    pub number: u64,
+    /// How a dispatch, of this number, returns rows.
+    pub back: fn(u64) -> Back,
+    /// The buffer of a dispatch.
+    pub buffer: fn(u64) -> u64,
+    /// The rule by which a dispatch waits for the other rank before it stores a row: [`is_occupied`].
+    pub waits: fn(u64, u64) -> bool,
+}
+
+impl Dispatches {
+    /// Three dispatches.
+    pub fn new(back: fn(u64) -> Back, buffer: fn(u64) -> u64) -> Self {
+        Self { first: 1, number: 3, back, buffer, waits: is_occupied }
+    }
+}
+
+/// Returns two buffers in turn.
+fn in_turn(number: u64) -> u64 {
+    number & 1
+}
+
+fn one_buffer(_: u64) -> u64 {
+    0
+}
+
+/// Runs dispatches of a rank.
+fn rank(world: &World, parts: &[Part; 2], me: usize, of: Dispatches) {
     let (here, there) = (&parts[me], &parts[1 - me]);
-    for number in 0..pairs {
-        let epoch = first.wrapping_add(number);
-        let buffer = of(epoch);
+    // No dispatch was made, and so none in buffer 0 that was not combined.
+    let mut last = 0;
+    for number in 0..of.number {
+        let (epoch, buffer, back) = (of.first.wrapping_add(number), (of.buffer)(number), (of.back)(number));
+        if (of.waits)(last, buffer) {
+            let before = epoch.wrapping_sub(1);
+            raise::<Loom>(there.came_back(), before, PUSHED);
+            arrives(world, here.came_back(), before);
+        }
+        last = last_use(buffer, back != Back::Not);
         there.rows[buffer as usize].write(10 * number + me as u64);
         raise::<Loom>(there.sent(buffer), epoch, number as u32 + 1);
         assert_eq!(arrives(world, here.sent(buffer), epoch), number as u32 + 1, "a number of another dispatch");
@@ -83,14 +120,14 @@ fn rank(world: &World, parts: &[Part; 2], me: usize, first: u64, pairs: u64, bac
 }
 
 /// Runs two ranks.
-pub fn ranks(first: u64, pairs: u64, back: Back, of: fn(u64) -> u64) {
+pub fn ranks(of: Dispatches) {
     let world = World::new(Setup::default());
-    let parts = Arc::new([Part::new(first.wrapping_sub(1)), Part::new(first.wrapping_sub(1))]);
+    let parts = Arc::new([Part::new(of.first.wrapping_sub(1)), Part::new(of.first.wrapping_sub(1))]);
     let other = {
         let (world, parts) = (world.clone(), parts.clone());
-        thread::spawn(move || rank(&world, &parts, 1, first, pairs, back, of))
+        thread::spawn(move || rank(&world, &parts, 1, of))
     };
-    rank(&world, &parts, 0, first, pairs, back, of);
+    rank(&world, &parts, 0, of);
     other.join().unwrap();
 }
 
@@ -202,15 +239,30 @@ models! {
     }
 
     fn no_row_of_a_dispatch_is_overwritten_before_its_receiver_is_done() {
-        explore(2, || ranks(1, 3, Back::Not, buffer));
+        explore(2, || ranks(Dispatches::new(|_| Back::Not, in_turn)));
+    }
+
+    fn no_row_of_a_released_dispatch_is_overwritten_by_the_next_one_in_its_buffer() {
+        explore(2, || ranks(Dispatches::new(|_| Back::Not, one_buffer)));
+    }
+
+    fn no_row_of_a_combined_dispatch_is_overwritten_by_the_next_one_in_its_buffer() {
+        explore(1, || ranks(Dispatches::new(|_| Back::Pushed, one_buffer)));
+        explore(1, || ranks(Dispatches::new(|_| Back::InPlace, one_buffer)));
+    }
+
+    fn released_and_combined_dispatches_follow_each_other_in_any_buffers() {
+        let back = |number| [Back::InPlace, Back::Not, Back::Pushed][number as usize % 3];
+        explore(1, move || ranks(Dispatches { number: 4, ..Dispatches::new(back, |number| number / 2 % 2) }));
+        explore(1, move || ranks(Dispatches { number: 4, ..Dispatches::new(back, |number| number.div_ceil(2) % 2) }));
     }
 
     fn no_returned_row_is_overwritten_before_its_receiver_is_done() {
-        explore(1, || ranks(1, 3, Back::Pushed, buffer));
+        explore(1, || ranks(Dispatches::new(|_| Back::Pushed, in_turn)));
     }
 
     fn no_row_in_place_is_overwritten_before_its_source_has_loaded_it() {
-        explore(1, || ranks(1, 3, Back::InPlace, buffer));
+        explore(1, || ranks(Dispatches::new(|_| Back::InPlace, in_turn)));
     }
 
     fn no_row_of_a_shared_region_is_overwritten_before_its_source_has_loaded_it() {
@@ -348,7 +400,8 @@ models! {
 
     fn dispatches_go_on_where_the_epoch_wraps() {
         for first in [u64::MAX, (1 << 63) - 1, (1 << 32) - 1, (1 << 31) - 1] {
-            explore(1, move || ranks(first, 3, Back::Not, buffer));
+            explore(1, move || ranks(Dispatches { first, ..Dispatches::new(|_| Back::Not, in_turn) }));
+            explore(1, move || ranks(Dispatches { first, ..Dispatches::new(|_| Back::Not, one_buffer) }));
         }
     }
 

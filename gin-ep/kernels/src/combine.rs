@@ -5,8 +5,8 @@ use crate::dispatch::{Arena, NO_PLACE, is_silent, lane_index};
 use crate::element::Element;
 use crate::format::{Pairs, load_unit, store_unit};
 use crate::network::{Near, Network, Reach, Routed};
-use crate::params::{COMBINE, Divisor, EPOCH, MASKED, SINCE, Sizes, SlotParams, TokenParams, load};
-use crate::protocol::{self, IN_PLACE, Launch, PUSHED, raise};
+use crate::params::{COMBINE, Divisor, EPOCH, LAST_USE, MASKED, SINCE, Sizes, SlotParams, TokenParams, load};
+use crate::protocol::{self, IN_PLACE, Launch, PUSHED, last_use, raise};
 use crate::status;
 use crate::{LARGE_UNIT, UNIT};
 use gin_device::prelude::*;
@@ -143,7 +143,7 @@ unsafe fn combine_by<E: Element, R: Reach>(
     } else {
         if !is_returned {
             // Safety: the caller's promise.
-            unsafe { give_back(arena, slot, epoch, sums, blocks as u32) };
+            unsafe { give_back(arena, slot, sums, blocks as u32) };
         }
         E::meet();
         let mut may_wait = false;
@@ -164,7 +164,11 @@ unsafe fn combine_by<E: Element, R: Reach>(
         }
     }
     if gives {
-        R::give_back(arena, slot, protocol::buffer(epoch), epoch, masked, is_in_place);
+        R::give_back(arena, slot, epoch, masked, is_in_place);
+        if Warp.elect() {
+            // The next dispatch follows this kernel, which ends when all ranks have returned their rows.
+            arena.word(slot.word(LAST_USE)).store_relaxed_gpu(last_use(slot.buffer, true));
+        }
     }
     // The flags are on their way meanwhile.
     let number = tokens.number(&slot.sizes);
@@ -174,12 +178,12 @@ unsafe fn combine_by<E: Element, R: Reach>(
     shares.go_on(&launch);
     let back = returned(comm, arena, slot, (epoch, since, masked), is_in_place);
     // Safety: the caller's promise.
-    unsafe { add_up::<E, R>(arena, slot, tokens, sums, (&launch, shares), epoch, back, first) };
+    unsafe { add_up::<E, R>(arena, slot, tokens, sums, (&launch, shares), back, first) };
 }
 
 /// Raises the flags for returned rows at all ranks but `masked` and remote ones, by one warp.
 #[inline(always)]
-fn announce<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, masked: u64, how: u32) {
+pub(crate) fn announce<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, masked: u64, how: u32) {
     let mut to = lane_index();
     while to < slot.sizes.ranks {
         if masked >> to & 1 == 0 && !arena.route.is_remote(to) {
@@ -196,8 +200,8 @@ fn announce<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, masked: u
 /// # Safety
 /// - As [`combine`].
 #[inline(always)]
-unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, sums: &Sums, blocks: u32) {
-    let (sizes, buffer, me) = (&slot.sizes, protocol::buffer(epoch), arena.rank());
+unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, sums: &Sums, blocks: u32) {
+    let (sizes, me) = (&slot.sizes, arena.rank());
     let (pairs, each, bytes) = (sizes.combine_bytes / 16, sizes.combine_rows, u64::from(sizes.combine_bytes));
     let units = pairs.div_ceil(UNIT);
     let warps = Block.size() / WARP_SIZE;
@@ -205,7 +209,7 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, s
     let mut unit = Block.rank() / WARP_SIZE * blocks + block_in_grid();
     // Each lane loads the numbers of two sources, so that all are on their way together.
     let got = |source: u32| {
-        if source < sizes.ranks { arena.word(slot.got(buffer, source)).load_relaxed_gpu() as u32 } else { 0 }
+        if source < sizes.ranks { arena.word(slot.got(source)).load_relaxed_gpu() as u32 } else { 0 }
     };
     let (low, high) = (got(lane_index()), got(lane_index() + WARP_SIZE));
     for distance in 1..=sizes.ranks {
@@ -221,16 +225,16 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, s
             arena.here() + arena.route.staged_back(source)
         } else if is_shared {
             // Their source loads them from there.
-            arena.here() + slot.rows(buffer, source)
+            arena.here() + slot.rows(source)
         } else {
-            arena.there(source) + slot.returned(buffer, me)
+            arena.there(source) + slot.returned(me)
         };
         while unit < count * each * units {
             let (index, part) = (unit / units, unit % units);
             let (row, k) = (index / each, index % each);
             let pair = part * UNIT + lane_index();
             let place = u64::from(slot.index(source, first, row));
-            let meta = arena.here() + slot.meta(buffer, source) + u64::from(first + row) * u64::from(sizes.meta_bytes);
+            let meta = arena.here() + slot.meta(source) + u64::from(first + row) * u64::from(sizes.meta_bytes);
             unit += step;
             // Safety: the caller's promise.
             unsafe {
@@ -255,15 +259,15 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, epoch: u64, s
 
 /// The ranks that have returned their rows, as bits, and those of them that have left the rows in place.
 #[derive(Clone, Copy)]
-struct Back {
-    present: u64,
+pub(crate) struct Back {
+    pub(crate) present: u64,
     in_place: u64,
 }
 
 /// Waits until all ranks but `silent` have returned their rows. All threads of the block call. The result is the same
 /// in all blocks.
 #[inline(always)]
-fn returned<R: Reach>(
+pub(crate) fn returned<R: Reach>(
     comm: &Comm,
     arena: &Arena<R>,
     slot: &SlotParams,
@@ -487,7 +491,7 @@ impl Work {
 
     /// Returns the address of the row of each lane's id, and the lanes whose rows are terms of the sum, in its order.
     #[inline(always)]
-    fn terms<R: Reach>(&self, arena: &Arena<R>, slot: &SlotParams, sums: &Sums, buffer: u64, back: Back) -> (u64, u32) {
+    fn terms<R: Reach>(&self, arena: &Arena<R>, slot: &SlotParams, sums: &Sums, back: Back) -> (u64, u32) {
         let (sizes, k) = (&slot.sizes, lane_index());
         let is_dropped = Warp.any(self.id >= 0 && self.id as u32 >= sizes.experts);
         let owner = if self.id < 0 || is_dropped { u32::MAX } else { sizes.owner.of(self.id as u32) };
@@ -500,7 +504,7 @@ impl Work {
         if is_term {
             row = if back.in_place >> owner & 1 != 0 {
                 let place = u64::from(self.place) * u64::from(sizes.pitch);
-                arena.there(owner) + slot.rows(buffer, arena.rank()) + place
+                arena.there(owner) + slot.rows(arena.rank()) + place
             } else if owner == arena.rank() && sums.keeps_own(sizes) {
                 let place = u64::from(slot.index(owner, 0, self.place)) * u64::from(sizes.combine_rows);
                 // Safety: the place of a row that this rank received from itself.
@@ -509,7 +513,7 @@ impl Work {
                 let row = if arena.route.is_remote(owner) { self.place } else { self.token };
                 let place = u64::from(row) * u64::from(sizes.combine_rows);
                 let place = place + u64::from(if is_one_of_several { k } else { 0 });
-                arena.here() + slot.returned(buffer, owner) + place * u64::from(sizes.combine_bytes)
+                arena.here() + slot.returned(owner) + place * u64::from(sizes.combine_bytes)
             };
         }
         (row, Warp.ballot(is_term))
@@ -524,24 +528,22 @@ type Term = (u64, f32);
 /// # Safety
 /// - As [`combine`].
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "it is a part of `combine`")]
 unsafe fn add_up<E: Element, R: Reach>(
     arena: &Arena<R>,
     slot: &SlotParams,
     tokens: &TokenParams,
     sums: &Sums,
     (launch, mut shares): (&Launch<Global>, Shares),
-    epoch: u64,
     back: Back,
     mut work: Work,
 ) {
-    let (buffer, bytes) = (protocol::buffer(epoch), u64::from(slot.sizes.combine_bytes / 16 * E::LOCAL));
+    let bytes = u64::from(slot.sizes.combine_bytes / 16 * E::LOCAL);
     while work.is_there {
         // The ids of the next one are on their way meanwhile.
         // Safety: the caller's promise.
         let next = unsafe { Work::new(arena, slot, tokens, sums, &shares) };
         shares.go_on(launch);
-        let (row, lanes) = work.terms(arena, slot, sums, buffer, back);
+        let (row, lanes) = work.terms(arena, slot, sums, back);
         let term = |k: u32| -> Term { (Warp.shuffle(row, k), Warp.shuffle(work.weight, k)) };
         let first = work.part * shares.pairs();
         let end = (first + shares.pairs()).min(slot.sizes.combine_bytes / 16);

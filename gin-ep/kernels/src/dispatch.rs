@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Dispatch: every row once to every rank that has one of its experts.
 
+use crate::combine::{announce, returned};
 use crate::format::{Format, Metadata, RowsAlone};
 use crate::network::{Near, Network, Reach, Routed};
-use crate::params::{COMBINE, DISPATCH, EPOCH, MASKED, SECTION, SECTIONS, SINCE, SlotParams, TokenParams, load};
-use crate::protocol::{self, Launch, Sent, raise};
+use crate::params::{
+    COMBINE, DISPATCH, EPOCH, LAST_USE, MASKED, SECTION, SECTIONS, SINCE, SlotParams, TokenParams, load,
+};
+use crate::protocol::{self, Launch, PUSHED, Sent, is_occupied, last_use, raise};
 use crate::reserve::reserve_within;
 use crate::routes::{Routes, check_number};
 use crate::status::{self, Code};
@@ -158,7 +161,7 @@ pub unsafe fn dispatch_shared<F: Format>(
 ) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
-    let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * protocol::buffer(epoch))));
+    let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * protocol::launch_words(epoch))));
     let started = if Block.elect() { launch.start() } else { 0 };
     let masked = Near::masked(&arena, slot);
     let since = arena.word(slot.word(SINCE)).load_relaxed_gpu();
@@ -210,26 +213,58 @@ unsafe fn dispatch_by<F: Format, R: Reach>(
     phases: u32,
 ) {
     let before = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
-    let masked = R::masked(arena, slot);
+    let last = arena.word(slot.word(LAST_USE)).load_relaxed_gpu();
+    let mut masked = R::masked(arena, slot);
     let mut is_receiver = block_in_grid() == 0;
     let mut epoch = before;
     if phases & SEND != 0 {
         epoch = before.wrapping_add(1);
+        let masked = |_: &mut Routes| {
+            masked = await_release(comm, arena, slot, (epoch, last), masked);
+            masked
+        };
         // Safety: the caller's promise.
-        is_receiver = unsafe { send::<F, R, false>(arena, slot, tokens, epoch, |_| masked) }.0.is_last;
+        is_receiver = unsafe { send::<F, R, false>(arena, slot, tokens, epoch, masked) }.0.is_last;
     }
     if phases & RECEIVE != 0 && is_receiver && Block.rank() < WARP_SIZE {
         receive::<F, R>(comm, arena, slot, epoch, masked);
     }
 }
 
+/// Waits until no rank reads older rows in the buffer of this dispatch, if [one may](is_occupied). `epoch` is its
+/// number, and `last` the word of [`last_use`]. Returns the ranks that get no rows: `masked`, and ranks that were
+/// silent. All threads of the block call; the result is the same in all blocks.
+///
+/// The last dispatch had the same buffer, and no combine. So its combine is made up for, without rows: all ranks, which
+/// do the same, raise the flags of returned rows after the kernels that read the received ones, by the order of their
+/// streams. The block that starts first raises them before it waits, so one resident block is enough.
+#[inline(always)]
+pub(crate) fn await_release<R: Reach>(
+    comm: &Comm,
+    arena: &Arena<R>,
+    slot: &SlotParams,
+    (epoch, last): (u64, u64),
+    masked: u64,
+) -> u64 {
+    // Sources that share a region hear from all ranks before each dispatch.
+    if !is_occupied(last, slot.buffer) || slot.sizes.is_shared() {
+        return masked;
+    }
+    let (before, launch) = (epoch.wrapping_sub(1), Launch::<Global>::new(arena.word(slot.word(COMBINE))));
+    let started = if Block.elect() { launch.start() } else { 1 };
+    if Block.rank() < WARP_SIZE && Warp.any(started == 0) {
+        announce(arena, slot, before, masked, PUSHED);
+        R::give_nothing_back(arena, slot, before, masked);
+    }
+    let since = arena.word(slot.word(SINCE)).load_relaxed_gpu();
+    let back = returned(comm, arena, slot, (before, since, masked), false);
+    masked | !back.present & u64::MAX >> (64 - slot.sizes.ranks)
+}
+
 /// Sends. Returns, in the first warp, whether the block was the last one, and, if blocks stay, whether it may wait and
 /// a time before the block was counted. `masked` returns the ranks that get no rows, when the block has counted the
-/// first tokens.
-///
-/// No row that a rank still reads is overwritten. Rows of dispatch `e - 2` had the same buffer, and this kernel follows
-/// the receive of dispatch `e - 1`, whose flag each rank raised after its combine or release of `e - 2`. For a region
-/// that sources share, [`reserve`](crate::reserve()) has the argument.
+/// first tokens, and no rank reads rows of older dispatches in the buffer any more: [`await_release`] has the argument.
+/// For a region that sources share, [`reserve`](crate::reserve()) has it.
 ///
 /// # Safety
 /// - As [`dispatch`].
@@ -241,12 +276,12 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
     epoch: u64,
     masked: impl FnOnce(&mut Routes) -> u64,
 ) -> (Sent, u64) {
-    let (sizes, buffer, blocks) = (&slot.sizes, protocol::buffer(epoch), grid_dim().count() as u64);
-    let launch = |buffer: u64| Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * buffer)));
+    let (sizes, words, blocks) = (&slot.sizes, protocol::launch_words(epoch), grid_dim().count() as u64);
+    let launch = |words: u64| Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * words)));
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
     let units = F::units(sizes).by();
     if STAYS && Block.elect() {
-        launch(buffer).start();
+        launch(words).start();
     }
     let mut routes = Routes::new(arena.here(), slot, tokens);
     let mut unit = warp * blocks as u32 + block_in_grid();
@@ -265,7 +300,7 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
                 routes.pass(next.token / 32);
                 // Safety: the caller's promise.
                 unsafe {
-                    send_unit::<F, R>(arena, slot, tokens, &routes, buffer, masked, &next);
+                    send_unit::<F, R>(arena, slot, tokens, &routes, masked, &next);
                     next = Unit::load::<F>(slot, tokens, routes.tokens, unit);
                 }
             }
@@ -286,7 +321,7 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
     if tokens.plan == 0 {
         check_number(arena.here(), slot, tokens);
     }
-    if warp == 0 {
+    if Block.rank() < WARP_SIZE {
         routes.close(arena.here(), slot);
     }
     let since = if STAYS { Global::clock_ns() } else { 0 };
@@ -294,12 +329,12 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
     // A receiver that has seen the flag sees the rows of all blocks: the threads of a block have met, so the one that
     // counts it releases what all of them stored; the block that is counted last acquires what the others released,
     // and `raise` releases that again before the flag.
-    if warp == 0 {
+    if Block.rank() < WARP_SIZE {
         if Block.elect() {
             if STAYS {
-                sent = launch(buffer).finish(blocks);
+                sent = launch(words).finish(blocks);
             } else {
-                sent.is_last = launch(buffer).finish_without_wait(blocks);
+                sent.is_last = launch(words).finish_without_wait(blocks);
             }
         }
         sent = Sent { is_last: Warp.any(sent.is_last), may_wait: STAYS && Warp.any(sent.may_wait) };
@@ -309,17 +344,18 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
             let mut to = lane_index();
             while to < sizes.ranks {
                 if masked >> to & 1 == 0 && !arena.route.is_remote(to) {
-                    let flag = arena.word_at(to, F::flag(slot, buffer, arena.rank()));
+                    let flag = arena.word_at(to, F::flag(slot, arena.rank()));
                     raise::<Global>(flag, epoch, routes.count(to));
                 }
                 to += WARP_SIZE;
             }
-            R::send(arena, slot, buffer, epoch, masked, |to| routes.count(to));
+            R::send(arena, slot, epoch, masked, |to| routes.count(to));
             if Block.elect() {
                 // Nobody uses these words before the next launch on the slot.
-                launch(buffer ^ 1).clear();
+                launch(words ^ 1).clear();
                 Launch::<Global>::new(arena.word(slot.word(COMBINE))).clear();
                 arena.word(slot.word(SINCE)).store_relaxed_gpu(Global::clock_ns());
+                arena.word(slot.word(LAST_USE)).store_relaxed_gpu(last_use(slot.buffer, false));
                 arena.word(slot.word(EPOCH)).store_relaxed_gpu(epoch);
             }
         }
@@ -403,7 +439,6 @@ unsafe fn send_unit<F: Format, R: Reach>(
     slot: &SlotParams,
     tokens: &TokenParams,
     routes: &Routes,
-    buffer: u64,
     masked: u64,
     unit: &Unit<F::Loaded>,
 ) {
@@ -432,9 +467,9 @@ unsafe fn send_unit<F: Format, R: Reach>(
             goes &= !(1 << index);
             let (to, place) = (first + index, Warp.shuffle(place, index));
             let (there, (rows, metas)) = if arena.route.is_remote(to) {
-                (arena.here(), arena.route.staged(buffer, to))
+                (arena.here(), arena.route.staged(slot.buffer, to))
             } else {
-                (arena.there(to), (slot.rows(buffer, me), slot.meta(buffer, me)))
+                (arena.there(to), (slot.rows(me), slot.meta(me)))
             };
             let row = there + rows + u64::from(place) * u64::from(sizes.pitch);
             let meta = there + metas + u64::from(place) * u64::from(sizes.meta_bytes);
@@ -519,18 +554,17 @@ pub(crate) fn rows_within(arena: u64, slot: &SlotParams, source: u32, seen: u32)
 /// Waits for the rows of all ranks but `silent`, by one warp.
 #[inline(always)]
 pub(crate) fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, slot: &SlotParams, epoch: u64, silent: u64) {
-    let buffer = protocol::buffer(epoch);
     let mut source = lane_index();
     while source < slot.sizes.ranks {
         let mut rows = 0;
         if silent >> source & 1 == 0 {
-            let flag = arena.route.sent(arena.word(F::flag(slot, buffer, source)), buffer, source);
+            let flag = arena.route.sent(arena.word(F::flag(slot, source)), slot.buffer, source);
             match protocol::wait::<Global>(&status::of(comm), slot.patience(), flag, epoch) {
                 Ok(seen) => rows = rows_within(arena.here(), slot, source, seen),
                 Err(error) => is_silent(arena, slot, source, epoch, error),
             }
         }
-        arena.word(slot.got(buffer, source)).store_relaxed_gpu(rows.into());
+        arena.word(slot.got(source)).store_relaxed_gpu(rows.into());
         source += WARP_SIZE;
     }
 }

@@ -7,13 +7,14 @@
 //! [`assign`](crate::permute::assign) gives it, in every grid and whichever blocks stay.
 
 use crate::PermutedRows;
-use crate::dispatch::{Arena, lane_index, receive, rows_within, send};
+use crate::dispatch::{Arena, await_release, lane_index, receive, rows_within, send};
 use crate::expert_major::{NEXT, OFFSETS, Part, TOTALS, WINDOW, fill};
 use crate::format::{Format, load_unit, store_unit};
-use crate::network::Near;
-use crate::params::{DECIDED, DISPATCH, EPOCH, MASKED, Sizes, TokenParams};
+use crate::network::{Near, Reach};
+use crate::params::{DECIDED, DISPATCH, EPOCH, LAST_USE, Sizes, TokenParams};
 use crate::permute::{EXPERT_MAJOR_PACKED, EXPERT_MAJOR_PADDED, NONE, prefix_sum, store_details, total_of};
 use crate::protocol::{self, Launch, Sent};
+use crate::routes::Routes;
 use crate::status;
 use crate::{SlotParams, UNIT};
 use gin_device::prelude::*;
@@ -52,21 +53,21 @@ pub unsafe fn dispatch_into<F: Format>(comm: &Comm, arena: &Window<u64>, tokens:
     let Some(arena) = Arena::new(comm, arena) else { return };
     let slot = to.received.slot();
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
-    let masked = || arena.word(slot.word(MASKED)).load_relaxed_gpu();
+    let (last, masked) = (arena.word(slot.word(LAST_USE)).load_relaxed_gpu(), || Near::masked(&arena, slot));
+    let wait = |_: &mut Routes| await_release(comm, &arena, slot, (epoch, last), masked());
     // Safety: the caller's promise.
-    let (sent, since) = unsafe { send::<F, Near, true>(&arena, slot, tokens, epoch, |_| masked()) };
+    let (sent, since) = unsafe { send::<F, Near, true>(&arena, slot, tokens, epoch, wait) };
     // A block that has not started may need the place of this one. The last one stays.
     if !Block.sync_or(sent.may_wait) {
         return;
     }
-    let buffer = protocol::buffer(epoch);
-    let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * buffer)));
+    let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * protocol::launch_words(epoch))));
     let take = || if Block.elect() { launch.take() } else { 0 };
     // The number is on its way while the block waits.
     let first = take();
     // They now include the ranks that the last block has found silent.
     arrive::<F>(comm, &arena, slot, (epoch, masked()), sent, since);
-    let expansion = Expansion::new(to, buffer);
+    let expansion = Expansion::new(to);
     expansion.find_zones();
     let mut taken = first;
     loop {
@@ -90,7 +91,7 @@ fn arrive<F: Format>(
     since: u64,
 ) {
     if Block.rank() < WARP_SIZE {
-        let (buffer, decided) = (protocol::buffer(epoch), arena.word(slot.word(DECIDED)));
+        let decided = arena.word(slot.word(DECIDED));
         if sent.is_last {
             receive::<F, Near>(comm, arena, slot, epoch, masked);
             // The first lane tells what all lanes have stored and acquired.
@@ -101,13 +102,13 @@ fn arrive<F: Format>(
         }
         let mut source = lane_index();
         while source < slot.sizes.ranks {
-            let rows = arena.word(slot.got(buffer, source));
+            let rows = arena.word(slot.got(source));
             let rows = if sent.is_last {
                 rows.load_relaxed_gpu() as u32
             } else if masked >> source & 1 != 0 {
                 0
             } else {
-                let flag = arena.word(F::flag(slot, buffer, source));
+                let flag = arena.word(F::flag(slot, source));
                 let (status, deadline) = (status::of(comm), slot.patience());
                 let seen = protocol::wait_or_follow::<Global>(&status, deadline, flag, (decided, rows), epoch, since);
                 rows_within(arena.here(), slot, source, seen)
@@ -123,7 +124,6 @@ fn arrive<F: Format>(
 /// Copies the rows that have arrived into a layout.
 struct Expansion<'a> {
     to: &'a PermutedRows,
-    buffer: u64,
     /// Number of rows of a chunk.
     chunk: u32,
     /// Number of chunks.
@@ -132,14 +132,14 @@ struct Expansion<'a> {
 
 impl<'a> Expansion<'a> {
     #[inline(always)]
-    fn new(to: &'a PermutedRows, buffer: u64) -> Self {
+    fn new(to: &'a PermutedRows) -> Self {
         let (counts, ranks) = (ROWS_OF.array(), to.received.ranks());
         let mut rows = 0;
         for source in 0..ranks {
             rows += counts.read(source as usize);
         }
         let chunk = rows.div_ceil(grid_dim().count() as u32).clamp(1, CHUNK);
-        let mut expansion = Self { to, buffer, chunk, chunks: 0 };
+        let mut expansion = Self { to, chunk, chunks: 0 };
         for source in 0..ranks {
             expansion.chunks += expansion.chunks_of(source);
         }
@@ -160,7 +160,7 @@ impl<'a> Expansion<'a> {
     /// Returns rows of a source.
     #[inline(always)]
     fn part(&self, source: u32, first: u32, end: u32) -> Part<'a> {
-        let rows = self.to.received.rows_of(self.buffer, source, ROWS_OF.array().read(source as usize));
+        let rows = self.to.received.rows_of(source, ROWS_OF.array().read(source as usize));
         let end = end.min(rows.count);
         Part { to: self.to, number: 0, source, rows, first: first.min(end), end }
     }

@@ -54,7 +54,7 @@ impl<'a> Part<'a> {
     fn new(to: &'a PermutedRows, number: u32) -> Self {
         let sizes = &to.received.slot().sizes;
         let source = number / parts(sizes);
-        let rows = to.received.source(to.received.buffer(), source);
+        let rows = to.received.source(source);
         let length = rows.count.div_ceil(parts(sizes));
         let first = rows.count.min(number % parts(sizes) * length);
         Self { to, number, source, rows, first, end: rows.count.min(first + length) }

@@ -82,8 +82,8 @@ pub trait Format {
     /// Returns the offset of the flag that `source` raises after all it sends.
     #[doc(hidden)]
     #[inline(always)]
-    fn flag(slot: &SlotParams, buffer: u64, source: u32) -> u64 {
-        slot.sent_flag(buffer, source)
+    fn flag(slot: &SlotParams, source: u32) -> u64 {
+        slot.sent_flag(source)
     }
 
     /// Loads from the caller's row, of which `pairs` pairs are there.
@@ -125,8 +125,8 @@ impl Format for Metadata {
     // Not the flag of rows, so that a rank which expects these reports a silent rank, and takes no rows that are not
     // there.
     #[inline(always)]
-    fn flag(slot: &SlotParams, buffer: u64, source: u32) -> u64 {
-        slot.metadata_flag(buffer, source)
+    fn flag(slot: &SlotParams, source: u32) -> u64 {
+        slot.metadata_flag(source)
     }
 
     #[inline(always)]

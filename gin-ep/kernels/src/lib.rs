@@ -33,14 +33,18 @@
 //! | `kernels`, `status` | the kernels; their errors |
 //!
 //! # Protocol
-//! All ranks share a window, the *arena*. A rank stores into its own region of another rank's part, then one flag. Two
-//! buffers alternate, so that a dispatch may begin while others still read the one before.
+//! All ranks share a window, the *arena*. A rank stores into its own region of another rank's part, then one flag.
+//! There are two buffers, so that a dispatch may begin while others still read the one before. The host gives a
+//! dispatch its buffer: calls alternate, and a captured one keeps its buffer.
 //!
-//! *No row is overwritten too early.* Dispatch `e` uses the buffer of dispatch `e - 2`. It follows, on its stream, the
-//! receive of dispatch `e - 1`, which saw the flag of every rank. Each rank raised that flag after its own combine or
-//! release of `e - 2`, by the order of its stream. The same flag covers the returned rows: a rank returns rows of `e`
-//! after it received dispatch `e`, so after the sender's combine `e - 1`, and there are two buffers of these too. Rows
-//! that stay in place are in a region that their source alone sends to, and it loads them before it sends again.
+//! *No row is overwritten too early.* If dispatch `e - 1` used the other buffer, dispatch `e` follows, on its
+//! stream, the receive of `e - 1`, which saw the flag of every rank. Each rank raised that flag after its own
+//! combine or release of all older dispatches, by the order of its stream. If `e - 1` used the same buffer and was
+//! combined, each rank had given up the rows before it raised the flag for the returned ones, which the combine
+//! saw. If it was released, dispatch `e` first makes up for these flags. The flag of a dispatch covers the returned
+//! rows: a rank returns rows of `e` after it received dispatch `e`, so after the sender's combine `e - 1`, and
+//! there are two buffers of these too. Rows that stay in place are in a region that their source alone sends to,
+//! and it loads them before it sends again.
 //!
 //! *One resident block suffices.* The first block that runs announces rows in place; no block waits for others of its
 //! grid. Otherwise a block sends its share of the rows without a wait. It waits only if all blocks of

@@ -171,11 +171,14 @@ pub(crate) trait Reach: Copy {
 
     /// Sends the rows of a dispatch to all remote ranks but `masked`, `count` of them to each, and raises their flags.
     /// All lanes of a warp call.
-    fn send(arena: &Arena<Self>, slot: &SlotParams, buffer: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32);
+    fn send(arena: &Arena<Self>, slot: &SlotParams, epoch: u64, masked: u64, count: impl Fn(u32) -> u32);
 
     /// Returns rows to all remote ranks but `masked`, and raises their flags. All lanes of a warp call. The rows are
     /// received ones that the experts have replaced, or were [staged](Self::staged_back).
-    fn give_back(arena: &Arena<Self>, slot: &SlotParams, buffer: u64, epoch: u64, masked: u64, is_in_place: bool);
+    fn give_back(arena: &Arena<Self>, slot: &SlotParams, epoch: u64, masked: u64, is_in_place: bool);
+
+    /// Raises the flags for returned rows at all remote ranks but `masked`, without rows. All lanes of a warp call.
+    fn give_nothing_back(arena: &Arena<Self>, slot: &SlotParams, epoch: u64, masked: u64);
 }
 
 /// Loads and stores reach all ranks.
@@ -216,10 +219,13 @@ impl Reach for Near {
     }
 
     #[inline(always)]
-    fn send(_: &Arena<Self>, _: &SlotParams, _: u64, _: u64, _: u64, _: impl Fn(u32) -> u32) {}
+    fn send(_: &Arena<Self>, _: &SlotParams, _: u64, _: u64, _: impl Fn(u32) -> u32) {}
 
     #[inline(always)]
-    fn give_back(_: &Arena<Self>, _: &SlotParams, _: u64, _: u64, _: u64, _: bool) {}
+    fn give_back(_: &Arena<Self>, _: &SlotParams, _: u64, _: u64, _: bool) {}
+
+    #[inline(always)]
+    fn give_nothing_back(_: &Arena<Self>, _: &SlotParams, _: u64, _: u64) {}
 }
 
 /// Loads and stores reach the ranks of this rank's team; others are remote.
@@ -313,9 +319,13 @@ impl<'a, B: Backend> Routed<'a, B> {
     /// Reports a rank to which nothing could be posted, and marks it in a word of the slot's state.
     #[inline(always)]
     fn is_unsent(&self, arena: &Arena<Self>, slot: &SlotParams, to: u32, epoch: u64, word: u64) {
-        let code = if self.gin.comm().fault().is_some() { Code::Stopped } else { Code::Unsent };
-        status::report(arena.here(), slot, code, to, 0, u64::from(epoch as u32), 0);
+        status::report(arena.here(), slot, self.unsent_code(), to, 0, u64::from(epoch as u32), 0);
         arena.word(slot.word(word)).red_or_relaxed_gpu(1 << to);
+    }
+
+    #[inline(always)]
+    fn unsent_code(&self) -> Code {
+        if self.gin.comm().fault().is_some() { Code::Stopped } else { Code::Unsent }
     }
 }
 
@@ -354,7 +364,7 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
     }
 
     #[inline(always)]
-    fn send(arena: &Arena<Self>, slot: &SlotParams, buffer: u64, epoch: u64, masked: u64, count: impl Fn(u32) -> u32) {
+    fn send(arena: &Arena<Self>, slot: &SlotParams, epoch: u64, masked: u64, count: impl Fn(u32) -> u32) {
         let (route, sizes) = (&arena.route, &slot.sizes);
         // Only one lane posts, here and below. Where several did and the queue was full, a lane stayed behind on GPUs
         // (docs/log/2026-11-25.md).
@@ -367,12 +377,12 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
             if !route.is_remote(to) || masked >> to & 1 != 0 {
                 continue;
             }
-            let (count, (rows, meta)) = (count(to), route.staged(buffer, to));
+            let (count, (rows, meta)) = (count(to), route.staged(slot.buffer, to));
             let of = |at: u64, from: u64, bytes: u32| (at, from, u64::from(count) * u64::from(bytes));
-            let rows = of(slot.rows(buffer, arena.rank()), rows, sizes.row_bytes);
-            let meta = of(slot.meta(buffer, arena.rank()), meta, sizes.meta_bytes);
+            let rows = of(slot.rows(arena.rank()), rows, sizes.row_bytes);
+            let meta = of(slot.meta(arena.rank()), meta, sizes.meta_bytes);
             let is_sent = (count == 0 || route.put(slot, to, rows))
-                && route.put_last(arena, slot, to, meta, (buffer, flag(epoch, count)));
+                && route.put_last(arena, slot, to, meta, (slot.buffer, flag(epoch, count)));
             if !is_sent {
                 route.is_unsent(arena, slot, to, epoch, MASKED);
             }
@@ -380,22 +390,21 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
     }
 
     #[inline(always)]
-    fn give_back(arena: &Arena<Self>, slot: &SlotParams, buffer: u64, epoch: u64, masked: u64, is_in_place: bool) {
+    fn give_back(arena: &Arena<Self>, slot: &SlotParams, epoch: u64, masked: u64, is_in_place: bool) {
         let (route, sizes, each) = (&arena.route, &slot.sizes, slot.sizes.combine_rows);
-        let (bytes, at) = (u64::from(sizes.combine_bytes), slot.returned(buffer, arena.rank()));
+        let (bytes, at) = (u64::from(sizes.combine_bytes), slot.returned(arena.rank()));
         for to in 0..sizes.ranks {
             if !route.is_remote(to) || masked >> to & 1 != 0 {
                 continue;
             }
-            let got = arena.word(slot.got(buffer, to)).load_relaxed_gpu() as u32;
+            let got = arena.word(slot.got(to)).load_relaxed_gpu() as u32;
             let mut is_sent = true;
             if each > 1 {
                 // Not all ids of a row are of this rank, so only runs of rows go together.
                 let (rows, mut first) = (got * each, 0);
                 while first < rows {
                     let index = first + lane_index();
-                    let meta =
-                        arena.here() + slot.meta(buffer, to) + u64::from(index / each) * u64::from(sizes.meta_bytes);
+                    let meta = arena.here() + slot.meta(to) + u64::from(index / each) * u64::from(sizes.meta_bytes);
                     // Safety: the metadata of a received row.
                     let goes = index < rows && unsafe { load(meta + 4 + 4 * u64::from(index % each)) } as i32 >= 0;
                     let mut goes = u64::from(Warp.ballot(goes));
@@ -413,12 +422,31 @@ impl<'a, B: Backend> Reach for Routed<'a, B> {
                 }
             }
             if lane_index() == 0 {
-                let from = if is_in_place { slot.rows(buffer, to) } else { route.staged_back(to) };
+                let from = if is_in_place { slot.rows(to) } else { route.staged_back(to) };
                 let range = (at, from, if each > 1 { 0 } else { u64::from(got) * bytes });
                 let value = (RETURNED, flag(epoch, PUSHED));
                 if !is_sent || !route.put_last(arena, slot, to, range, value) {
                     route.is_unsent(arena, slot, to, epoch, UNSENT);
                 }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn give_nothing_back(arena: &Arena<Self>, slot: &SlotParams, epoch: u64, masked: u64) {
+        let route = &arena.route;
+        if lane_index() != 0 {
+            return;
+        }
+        for to in 0..slot.sizes.ranks {
+            if !route.is_remote(to) || masked >> to & 1 != 0 {
+                continue;
+            }
+            let range = (slot.returned(arena.rank()), route.staged_back(to), 0);
+            if !route.put_last(arena, slot, to, range, (RETURNED, flag(epoch, PUSHED))) {
+                // The rank waits in vain, and sends nothing here. It is in no mask yet, as blocks start at different
+                // times and would not agree.
+                status::report(arena.here(), slot, route.unsent_code(), to, 0, u64::from(epoch as u32), 0);
             }
         }
     }

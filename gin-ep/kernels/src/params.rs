@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Parameters of the kernels: sizes, offsets in the arena, and the tokens, which a dispatch and its combine share.
 
-use crate::protocol::{buffer, flag};
+use crate::protocol::flag;
 use gin_device::prelude::*;
 use gin_device::sys::data::load_weak_pair;
 use gin_device::sys::{GlobalWord, Word};
@@ -187,14 +187,14 @@ const MAX_SHARED: u32 = 24 << 10;
 pub(crate) const PLAN_BITS: u64 = 16;
 
 /// Words of state before the words by rank.
-pub(crate) const STATE: u64 = 24;
+pub(crate) const STATE: u64 = 25;
 /// Indices of these words.
 pub(crate) const EPOCH: u64 = 0;
 pub(crate) const MASKED: u64 = 1;
 pub(crate) const CLAIMED: u64 = 2;
 /// The time before which no block of the combine waits.
 pub(crate) const SINCE: u64 = 3;
-/// Three words of the combine; six of the dispatch, three for each buffer.
+/// Three words of the combine; six of the dispatch, two sets of three.
 pub(crate) const COMBINE: u64 = 4;
 /// The ranks to which a combine could post nothing. The next dispatch goes on without them. The combine itself does
 /// not: its blocks start at different times, and would not agree.
@@ -208,6 +208,8 @@ pub(crate) const RESERVED: u64 = 15;
 pub(crate) const SECTION: u64 = 16;
 /// The maximum number of sections of a dispatch.
 pub(crate) const SECTIONS: u32 = 8;
+/// The buffer of the last dispatch, and whether it was combined: [`last_use`](crate::protocol::last_use).
+pub(crate) const LAST_USE: u64 = 24;
 
 /// A region of the arena for each buffer and rank.
 #[repr(C)]
@@ -261,13 +263,15 @@ pub struct SlotParams {
     pub status: u64,
     /// How long a rank waits for another.
     pub deadline: Deadline,
+    /// The buffer of the dispatch, 0 or 1, which all ranks choose alike: all its rows are there.
+    pub(crate) buffer: u64,
     rows: Regions,
     returned: Regions,
     meta: Regions,
 }
 
 impl SlotParams {
-    /// Makes the parameter; the fields have these names.
+    /// Makes the parameter for buffer 0; the fields have these names.
     #[must_use]
     pub const fn new(sizes: Sizes, first: u64, status: u64, deadline: Deadline) -> Self {
         let rows = first + 8 * sizes.words();
@@ -275,12 +279,18 @@ impl SlotParams {
             // Rows come back in place of the received ones.
             let meta = Regions::one(rows + sizes.room() * sizes.pitch as u64);
             let (rows, returned) = (Regions::one(rows), Regions::one(rows));
-            return Self { sizes, first, status, deadline, rows, returned, meta };
+            return Self { sizes, first, status, deadline, buffer: 0, rows, returned, meta };
         }
         let rows = Regions::new(&sizes, rows, sizes.row_bytes as u64);
         let returned = Regions::new(&sizes, rows.end(), sizes.combine_rows as u64 * sizes.combine_bytes as u64);
         let meta = Regions::new(&sizes, returned.end(), sizes.meta_bytes as u64);
-        Self { sizes, first, status, deadline, rows, returned, meta }
+        Self { sizes, first, status, deadline, buffer: 0, rows, returned, meta }
+    }
+
+    /// Returns the parameter for a dispatch in a buffer, 0 or 1. Its kernels all get the same.
+    #[must_use]
+    pub const fn in_buffer(self, buffer: u64) -> Self {
+        Self { buffer: buffer & 1, ..self }
     }
 
     /// Returns how long a rank waits for rows of another. If sources share a region, one that is silent while the ranks
@@ -298,20 +308,20 @@ impl SlotParams {
 
     /// Returns the offset of the rows that the buffer has from `source`.
     #[inline(always)]
-    pub(crate) const fn rows(&self, buffer: u64, source: u32) -> u64 {
-        self.rows.at(buffer, source)
+    pub(crate) const fn rows(&self, source: u32) -> u64 {
+        self.rows.at(self.buffer, source)
     }
 
     /// Returns the offset of the rows that the buffer has back from `source`.
     #[inline(always)]
-    pub(crate) const fn returned(&self, buffer: u64, source: u32) -> u64 {
-        self.returned.at(buffer, source)
+    pub(crate) const fn returned(&self, source: u32) -> u64 {
+        self.returned.at(self.buffer, source)
     }
 
     /// Returns the offset of the metadata of the rows that the buffer has from `source`.
     #[inline(always)]
-    pub(crate) const fn meta(&self, buffer: u64, source: u32) -> u64 {
-        self.meta.at(buffer, source)
+    pub(crate) const fn meta(&self, source: u32) -> u64 {
+        self.meta.at(self.buffer, source)
     }
 
     /// Returns the offset of the places of this rank's rows in their regions at other ranks, by token and id.
@@ -329,17 +339,17 @@ impl SlotParams {
         self.first + 8 * index
     }
 
-    /// Returns the offset of the flag that `source` raises after its rows in a buffer.
+    /// Returns the offset of the flag that `source` raises after its rows in the buffer.
     #[inline(always)]
-    pub(crate) fn sent_flag(&self, buffer: u64, source: u32) -> u64 {
-        self.by_rank(buffer, source)
+    pub(crate) fn sent_flag(&self, source: u32) -> u64 {
+        self.by_rank(self.buffer, source)
     }
 
     /// Returns the offset of the number of rows that the buffer has from `source`: that of its flag, or 0 if the rank
     /// was silent.
     #[inline(always)]
-    pub(crate) fn got(&self, buffer: u64, source: u32) -> u64 {
-        self.by_rank(2 + buffer, source)
+    pub(crate) fn got(&self, source: u32) -> u64 {
+        self.by_rank(2 + self.buffer, source)
     }
 
     /// Returns the offset of the flag that `source` raises after the rows that it returns.
@@ -367,11 +377,11 @@ impl SlotParams {
         self.by_rank(7, receiver)
     }
 
-    /// Returns the offset of the flag that `source` raises after the metadata of its rows in a buffer, where it
+    /// Returns the offset of the flag that `source` raises after the metadata of its rows in the buffer, where it
     /// is sent before the rows.
     #[inline(always)]
-    pub(crate) fn metadata_flag(&self, buffer: u64, source: u32) -> u64 {
-        self.by_rank(9 + buffer, source)
+    pub(crate) fn metadata_flag(&self, source: u32) -> u64 {
+        self.by_rank(9 + self.buffer, source)
     }
 
     /// Returns the offset of the flag that `source` raises after each section of its rows: it has the number of tokens
@@ -446,49 +456,52 @@ pub fn reset(sizes: &Sizes, words: &mut [u64], epoch: u64) {
     }
 }
 
-/// Where the last dispatch of a slot is in the arena: offsets in bytes.
+/// Where a dispatch of a slot is in the arena: offsets in bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct SlotOffsets {
-    slot: SlotParams,
-    buffer: u64,
-}
+pub struct SlotOffsets(SlotParams);
 
 impl SlotOffsets {
-    /// Returns the places of the rows of dispatch `epoch`.
+    /// Returns the places of the rows of a dispatch, of which this is the parameter.
     #[must_use]
-    pub const fn new(slot: &SlotParams, epoch: u64) -> Self {
-        Self { slot: *slot, buffer: buffer(epoch) }
+    pub const fn new(slot: &SlotParams) -> Self {
+        Self(*slot)
     }
 
-    /// Returns the offset of the number of dispatches, a word.
+    /// Returns the places of a dispatch in a buffer, 0 or 1.
     #[must_use]
-    pub fn epoch(&self) -> u64 {
-        self.slot.word(EPOCH)
+    pub const fn in_buffer(&self, buffer: u64) -> Self {
+        Self(self.0.in_buffer(buffer))
+    }
+
+    /// Returns the offset of a word whose lowest bit is the buffer of the last dispatch.
+    #[must_use]
+    pub fn last_use(&self) -> u64 {
+        self.0.word(LAST_USE)
     }
 
     /// Returns the offset of the number of rows from `source`, a word.
     #[must_use]
     pub fn got(&self, source: u32) -> u64 {
-        self.slot.got(self.buffer, source)
+        self.0.got(source)
     }
 
     /// Returns the offset of a word whose lower half is the number of the first row from `source`, if all sources share
     /// a region.
     #[must_use]
     pub fn offset(&self, source: u32) -> Option<u64> {
-        if self.slot.sizes.is_shared() { Some(self.slot.reserved(source)) } else { None }
+        if self.0.sizes.is_shared() { Some(self.0.reserved(source)) } else { None }
     }
 
     /// Returns the offset of the rows from `source`, of the first one or of [`offset`](Self::offset) 0.
     #[must_use]
     pub fn rows(&self, source: u32) -> u64 {
-        self.slot.rows(self.buffer, source)
+        self.0.rows(source)
     }
 
     /// Returns the offset of the metadata of these rows: token, ids, weights.
     #[must_use]
     pub fn meta(&self, source: u32) -> u64 {
-        self.slot.meta(self.buffer, source)
+        self.0.meta(source)
     }
 }
 

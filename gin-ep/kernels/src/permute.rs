@@ -10,7 +10,7 @@ pub use crate::expert_major::count;
 use crate::expert_major::{assign as expert_major, rows_from};
 use crate::format::{load_unit, store_unit};
 use crate::params::{DISPATCH, load};
-use crate::protocol::{Launch, wait_for};
+use crate::protocol::{Launch, launch_words, wait_for};
 use crate::received::Source;
 use crate::status::{self, Code};
 use crate::{ReceivedRows, UNIT};
@@ -343,11 +343,10 @@ pub unsafe fn assign(to: &PermutedRows) {
         return by_source(to);
     }
     if to.kind == FLAT {
-        let buffer = to.received.buffer();
         let (mut end, step) = (0, grid_dim().count() as u32 * Block.size());
         let thread = block_in_grid() * Block.size() + Block.rank();
         for source in 0..sizes.ranks {
-            let Source { count, index, .. } = to.received.source(buffer, source);
+            let Source { count, index, .. } = to.received.source(source);
             let first = if to.is_in_place() && count > 0 { index } else { end };
             // Places that are kept for a silent rank have no rows.
             let mut gap = end + thread;
@@ -468,7 +467,7 @@ pub unsafe fn copy_arriving(comm: &Comm, arena: &Window<u64>, to: &PermutedRows)
         };
         // Warps take some units at a time, because blocks on the SMs of senders may start late. Copying blocks wait,
         // and hold up no sender: they start when all sending blocks of their rank have started, and those never wait.
-        let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * to.received.buffer())));
+        let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * launch_words(epoch))));
         let warps = grid_dim().count() as u32 * (Block.size() / WARP_SIZE);
         let mine = (slot.sizes.tokens * slot.sizes.ranks / warps).clamp(1, 8);
         let mut unit = mine - 1;
@@ -531,8 +530,8 @@ unsafe fn copy_when(to: &PermutedRows, mut next: impl FnMut() -> u32, mut is_the
     let is_copied = to.rows != 0 && !to.is_in_place();
     let (pairs, each) = if is_copied { (sizes.row_bytes / 16, to.each()) } else { (0, 0) };
     let units = pairs.div_ceil(UNIT).max(1);
-    let (buffer, slot) = (received.buffer(), received.slot());
-    let max = (0..sizes.ranks).map(|source| received.source(buffer, source).count).max().unwrap_or(0);
+    let slot = received.slot();
+    let max = (0..sizes.ranks).map(|source| received.source(source).count).max().unwrap_or(0);
     loop {
         let unit = next();
         if unit >= max * sizes.ranks * units {
@@ -540,7 +539,7 @@ unsafe fn copy_when(to: &PermutedRows, mut next: impl FnMut() -> u32, mut is_the
         }
         let (at, pair) = (unit / units, unit % units * UNIT + gin_device::coop::lane());
         let (row, number) = (at / sizes.ranks, at % sizes.ranks);
-        let source = received.source(buffer, number);
+        let source = received.source(number);
         if row >= source.count {
             continue;
         }
@@ -588,9 +587,9 @@ pub unsafe fn details(to: &PermutedRows) {
         return;
     }
     let (received, slot, k) = (&to.received, to.received.slot(), gin_device::coop::lane());
-    let (buffer, silent) = (received.buffer(), received.masked());
+    let silent = received.masked();
     for number in 0..received.ranks() {
-        let source = received.source(buffer, number);
+        let source = received.source(number);
         let mut row = Block.rank() / WARP_SIZE * blocks + block_in_grid();
         while row < source.count {
             let (meta, places) = (source.meta(slot, row), to.row_map_of(source.index + row));

@@ -6,10 +6,32 @@ use gin_device::Deadline;
 use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::{Memory, Word};
 
-/// Returns the buffer of a dispatch.
+/// Returns the number of the words of a dispatch's launch: there are two sets, and a launch clears the other one.
 #[inline(always)]
-pub const fn buffer(epoch: u64) -> u64 {
+pub const fn launch_words(epoch: u64) -> u64 {
     epoch & 1
+}
+
+/// [`last_use`]: a rank may still read the rows.
+const OCCUPIED: u64 = 2;
+
+/// Returns the word of the slot's state with its last buffer, 0 or 1, and whether the dispatch there was combined. The
+/// lowest bit is the buffer.
+#[inline(always)]
+pub const fn last_use(buffer: u64, is_combined: bool) -> u64 {
+    if is_combined { buffer } else { buffer | OCCUPIED }
+}
+
+/// Returns whether other ranks may still read rows in this buffer, so that a dispatch must hear from them before it
+/// stores rows there. `last` is the word of [`last_use`] before it.
+///
+/// They do not if the last dispatch used the other buffer: this rank has received that one, and each rank had given up
+/// all older rows before it sent its own. Nor if the last dispatch was combined: each rank had given up the received
+/// rows before it raised its flag for the returned ones.
+#[inline(always)]
+pub const fn is_occupied(last: u64, buffer: u64) -> bool {
+    // Halves, so that one register has the word until then.
+    last as u32 == last_use(buffer, false) as u32
 }
 
 /// The words of one launch.

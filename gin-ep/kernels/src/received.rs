@@ -2,7 +2,6 @@
 //! The rows that a rank has received, for the kernels of its experts.
 
 use crate::params::{EPOCH, MASKED, SlotParams, load};
-use crate::protocol::buffer;
 use gin_device::sys::{GlobalWord, Word};
 
 /// The rows that a rank has received in a dispatch: a parameter of kernels that run between dispatch and combine.
@@ -61,29 +60,24 @@ impl ReceivedRows {
         unsafe { GlobalWord::new(self.arena + self.slot.word(MASKED)) }.load_relaxed_gpu()
     }
 
+    /// Returns the rows from a source.
     #[inline(always)]
-    pub(crate) fn buffer(&self) -> u64 {
-        buffer(self.epoch())
-    }
-
-    /// Returns the rows from a source, in [`buffer`](Self::buffer).
-    #[inline(always)]
-    pub(crate) fn source(&self, buffer: u64, source: u32) -> Source {
+    pub(crate) fn source(&self, source: u32) -> Source {
         // Safety: a word of the arena.
-        let count = unsafe { GlobalWord::new(self.arena + self.slot.got(buffer, source)) }.load_relaxed_gpu() as u32;
-        self.rows_of(buffer, source, count)
+        let count = unsafe { GlobalWord::new(self.arena + self.slot.got(source)) }.load_relaxed_gpu() as u32;
+        self.rows_of(source, count)
     }
 
     /// Returns the rows from a source of which this number has arrived.
     #[inline(always)]
-    pub(crate) fn rows_of(&self, buffer: u64, source: u32, count: u32) -> Source {
+    pub(crate) fn rows_of(&self, source: u32, count: u32) -> Source {
         let (slot, arena) = (&self.slot, self.arena);
         let first = slot.offset_of(arena, source);
         Source {
             count,
             index: slot.index(source, first, 0),
-            rows: arena + slot.rows(buffer, source) + u64::from(first) * u64::from(slot.sizes.pitch),
-            metas: arena + slot.meta(buffer, source) + u64::from(first) * u64::from(slot.sizes.meta_bytes),
+            rows: arena + slot.rows(source) + u64::from(first) * u64::from(slot.sizes.pitch),
+            metas: arena + slot.meta(source) + u64::from(first) * u64::from(slot.sizes.meta_bytes),
         }
     }
 
@@ -120,7 +114,7 @@ impl ReceivedRows {
             return 0;
         }
         // Safety: a word of the arena.
-        unsafe { GlobalWord::new(self.arena + self.slot.got(self.buffer(), source)) }.load_relaxed_gpu() as u32
+        unsafe { GlobalWord::new(self.arena + self.slot.got(source)) }.load_relaxed_gpu() as u32
     }
 
     /// Returns the number of rows that rank `source` had for this rank: more than [`count`](Self::count) if they do not
@@ -159,7 +153,7 @@ impl ReceivedRows {
     #[must_use]
     pub fn row(&self, source: u32, row: u32) -> *mut u8 {
         let offset = u64::from(self.offset(source) + row) * u64::from(self.slot.sizes.pitch);
-        (self.arena + self.slot.rows(self.buffer(), source) + offset) as usize as *mut u8
+        (self.arena + self.slot.rows(source) + offset) as usize as *mut u8
     }
 
     /// Returns the address of the scales of a row, or of their place as [`row`](Self::row) does: a multiple of 16.
@@ -174,7 +168,7 @@ impl ReceivedRows {
     #[inline(always)]
     pub(crate) fn meta_at(&self, source: u32, row: u32) -> u64 {
         let row = u64::from(self.offset(source) + row);
-        self.slot.meta(self.buffer(), source) + row * u64::from(self.slot.sizes.meta_bytes)
+        self.slot.meta(source) + row * u64::from(self.slot.sizes.meta_bytes)
     }
 
     #[inline(always)]

@@ -27,9 +27,9 @@ pub unsafe fn reduce<E: Element>(to: &PermutedRows, rows: u64) {
     let units = pairs.div_ceil(UNIT);
     let step = Block.size() / WARP_SIZE * grid_dim().count() as u32;
     let mut unit = Block.rank() / WARP_SIZE * grid_dim().count() as u32 + block_in_grid();
-    let (buffer, slot) = (received.buffer(), received.slot());
+    let slot = received.slot();
     for source in 0..sizes.ranks {
-        let source = received.source(buffer, source);
+        let source = received.source(source);
         let count = source.count;
         while unit < count * units {
             let (row, pair) = (unit / units, unit % units * UNIT + k);

@@ -190,7 +190,7 @@ fn a_group_takes_the_memory_that_was_promised() {
             let mut slot = group.slot(0)?;
             let received = slot.exchange(&stream, &Tokens::new(&memory, Ids::I32(&memory), 0))?;
             // All slots, without the plan of a group that counts before its dispatches.
-            let (bytes, sizes) = (received.offsets(0).0.bytes(), group.sizes());
+            let (bytes, sizes) = (received.offsets().0.bytes(), group.sizes());
             let has_plan = sizes.tokens > 512 || sizes.is_shared();
             let slots = if sizes.is_shared() { 2 } else { 1 };
             let plans = if has_plan { slots * sizes.plan_bytes() } else { 0 };

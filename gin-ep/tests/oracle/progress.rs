@@ -17,6 +17,9 @@ fn nothing_races() {
         world.mode = WorldMode::Seeded(seeded.races(true));
         // A host that waits would order all that follows.
         on_ranks(world.clone(), |rank, comm| support::free_running(rank, comm, &config(&shape, 16), &shape, 16, 10));
+        on_ranks(world.clone(), |rank, comm| {
+            support::graphs::in_any_order(rank, comm, &config(&shape, 16), &shape, 16, 8)
+        });
         run(
             world.clone(),
             config(&shape, 16),
@@ -45,6 +48,7 @@ fn one_resident_block_of_many_is_enough() {
         let world = WorldConfig::seeded(3, seed).resident_blocks(1);
         // More blocks than may be resident: they run one after the other.
         run(world.clone(), config.grid(5), shape, 40, &[pair(Routing::Uniform), pair(Routing::Repeats)]);
+        on_ranks(world.clone(), |rank, comm| support::graphs::in_any_order(rank, comm, &config.grid(5), &shape, 40, 6));
         for layout in [Layout::ExpertMajorPacked { align: 8 }, Layout::ExpertMajorFixed] {
             on_ranks(world.clone(), |rank, comm| {
                 support::layouts::layout(rank, comm, &config.grid(5), layout, &shape, 40)

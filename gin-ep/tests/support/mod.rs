@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 #[allow(dead_code, reason = "tests use different parts")]
 pub mod fixed;
+#[allow(dead_code, reason = "tests use different parts")]
+pub mod graphs;
 pub mod layouts;
 #[allow(dead_code, reason = "tests use different parts")]
 pub mod metadata;
@@ -160,7 +162,7 @@ pub fn experts_f32(
 
 /// Returns the numbers of the first rows from all sources, among the places of received rows.
 pub fn offsets(received: &Received<'_>, ranks: usize, max: usize) -> Result<Vec<usize>, EpError> {
-    let (arena, offsets) = received.offsets(0);
+    let (arena, offsets) = received.offsets();
     let first = |source: usize| -> Result<usize, EpError> {
         let mut word = [0u32];
         let Some(offset) = offsets.offset(source as u32) else { return Ok(source * max) };

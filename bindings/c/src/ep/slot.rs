@@ -312,11 +312,11 @@ pub unsafe extern "C" fn gin_ep_received_device(
         let sizes = slot.core.sizes;
         out.write(slot.with(|lent| {
             let received = lent.received()?;
-            let both = [received.offsets(0), received.offsets(1)];
-            let at = |offset: u64| both[0].0.address() + offset;
-            let [even, odd] = both.map(|(_, offsets)| offsets);
+            let (arena, offsets) = received.offsets();
+            let at = |offset: u64| arena.address() + offset;
+            let [even, odd] = [0, 1].map(|buffer| offsets.in_buffer(buffer));
             Ok(gin_device_ep_received_t {
-                epoch: at(even.epoch()),
+                last_use: at(even.last_use()),
                 counts: [at(even.got(0)), at(odd.got(0))],
                 rows: [at(even.rows(0)), at(odd.rows(0))],
                 metadata: [at(even.meta(0)), at(odd.meta(0))],
@@ -351,9 +351,8 @@ pub unsafe extern "C" fn gin_ep_received_counts(
         let (slot, count) = (table::get::<Slot>(slot.id)?, output(count, "count")?);
         let mut all = vec![0u64; slot.core.sizes.ranks as usize];
         slot.with(|lent| {
-            let epoch = lent.slot.epoch()?;
             let received = lent.received()?;
-            let (arena, offsets) = received.offsets(epoch);
+            let (arena, offsets) = received.offsets();
             Ok(arena.read(offsets.got(0), &mut all)?)
         })?;
         write_all(&all, counts, capacity, count)

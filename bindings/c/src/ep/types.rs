@@ -350,12 +350,13 @@ pub struct gin_ep_permuted_memory_t {
 
 /// Received rows of a slot: a parameter of kernels, passed by value. `gin_ep.cuh` has functions that read it.
 ///
-/// Each address is of device memory. Rows and metadata have two buffers, which dispatches use in turn.
+/// Each address is of device memory. Rows and metadata have two buffers: calls alternate, and a captured one keeps its
+/// buffer.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct gin_device_ep_received_t {
-    /// Address of the number of dispatches, a word of 64 bits. Its lowest bit is the number of the buffer.
-    pub epoch: u64,
+    /// Address of a word of 64 bits. Its lowest bit is the number of the last dispatch's buffer.
+    pub last_use: u64,
     /// Address of the number of rows from each source: words of 64 bits, for each buffer.
     pub counts: [u64; 2],
     /// Address of the first row from source 0, for each buffer.

@@ -219,7 +219,10 @@ class PermutedRows:
 @final
 class Received:
     """A dispatch that was received. Dropping it releases the rows. It is an argument of `Stream.launch`, too:
-    `gin_ep_kernels::ReceivedRows` in the kernel."""
+    `gin_ep_kernels::ReceivedRows` in the kernel.
+
+    Its tensors are valid until combine or release, in the order of the stream. If the dispatch was captured in a graph,
+    each replay fills the same tensors."""
 
     def rows(self, dtype: Any = None) -> View:
         """Returns the rows: `[source][row][element]`. Those below `counts` were received. With `max_rows` all sources

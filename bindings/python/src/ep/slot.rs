@@ -32,8 +32,6 @@ struct Lent {
 struct Inner {
     /// `None` after the group has taken the slot.
     lent: Option<Lent>,
-    /// The number of dispatches that the slot has made; `None` after a capture or `fuse`, whose kernels run unseen.
-    epoch: Option<u64>,
     /// The number of dispatches and of calls of `fuse` by this object, by which parameters know that they are the last.
     turn: u64,
     /// The maximum number of tokens of the last dispatch.
@@ -50,8 +48,7 @@ pub(crate) struct SlotCore {
 
 impl SlotCore {
     pub(crate) fn new(core: &Arc<GroupCore>, number: u32) -> Result<Arc<Self>, EpError> {
-        let (lent, epoch) = Lent::new(core, number)?;
-        let inner = Inner { lent: Some(lent), epoch: Some(epoch), turn: 0, max: 0 };
+        let inner = Inner { lent: Some(Lent::new(core, number)?), turn: 0, max: 0 };
         Ok(Arc::new(Self { number, inner: Mutex::new(inner), users: Arc::default() }))
     }
 
@@ -87,9 +84,8 @@ impl SlotCore {
     /// Lends the slot again after [`take`](Self::take).
     pub(crate) fn lend_again(&self, core: &Arc<GroupCore>) -> PyResult<()> {
         let lent = Lent::new(core, self.number);
-        let (lent, epoch) = Python::attach(|py| lent.or_raise(py))?;
-        let mut inner = self.enter()?;
-        (inner.lent, inner.epoch) = (Some(lent), Some(epoch));
+        let lent = Python::attach(|py| lent.or_raise(py))?;
+        self.enter()?.lent = Some(lent);
         Ok(())
     }
 
@@ -114,11 +110,9 @@ impl SlotCore {
 }
 
 impl Lent {
-    /// Borrows a slot, and reads the number of its dispatches. No kernel of it runs.
-    fn new(core: &Arc<GroupCore>, number: u32) -> Result<(Self, u64), EpError> {
-        let slot = core.group.slot(number)?;
-        let epoch = slot.epoch()?;
-        Ok((Self { core: core.clone(), slot }, epoch))
+    /// Borrows a slot.
+    fn new(core: &Arc<GroupCore>, number: u32) -> Result<Self, EpError> {
+        Ok(Self { core: core.clone(), slot: core.group.slot(number)? })
     }
 }
 
@@ -169,11 +163,9 @@ impl Slot {
         let work = usable(stream, &core, &slot.users)?;
         let given = Given::take(py, tokens, &core)?;
         let _launching = core.member.launching()?;
-        let (captured, outcome) = py.detach(|| (work.stream.is_capturing(), call(own, &work.stream, &given.tokens())));
-        let id = outcome.or_raise(py)?;
+        let id = py.detach(|| call(own, &work.stream, &given.tokens())).or_raise(py)?;
         inner.turn += 1;
         inner.max = given.max;
-        inner.epoch = inner.epoch.filter(|_| captured == Ok(false)).map(|epoch| epoch + 1);
         Ok(id)
     }
 }
@@ -263,8 +255,6 @@ impl Slot {
             py.detach(|| own.fuse(&work.stream, &given.tokens(), sums.rows(), &sums.combine()).map(Parameters::of));
         let parameters = parameters.or_raise(py)?;
         inner.turn += 1;
-        // Nobody sees how often the program launches.
-        inner.epoch = None;
         let needs =
             Needs { parameters, member: core.member.clone(), users: slot.users.clone(), _memory: (given, sums) };
         Ok(Fused { slot: Guarded::new(slot.clone()), turn: inner.turn, needs: Guarded::new(Arc::new(needs)) })
@@ -339,16 +329,8 @@ impl Received {
     fn view(&self, make: impl FnOnce(&GroupCore, &MemorySlice, &SlotOffsets) -> PyResult<Region>) -> PyResult<View> {
         let slot = self.slot.get()?;
         let mut inner = slot.enter()?;
-        let epoch = inner.epoch;
         let (core, received) = inner.received(self.id, "viewed")?;
-        let Some(epoch) = epoch else {
-            return Err(StateError::new_err(format!(
-                "slot {} was captured in a graph or fused, and the runs of such kernels use two buffers in turn: \
-                 call `permute`, whose memory stays, or use another slot",
-                slot.number
-            )));
-        };
-        let (arena, offsets) = received.offsets(epoch);
+        let (arena, offsets) = received.offsets();
         make(&core, arena, &offsets).map(|region| View::new(region, &slot.users))
     }
 
@@ -526,7 +508,7 @@ impl Rows {
         let mut inner = slot.get()?.enter()?;
         let (core, received) = inner.received(id, "passed to a kernel")?;
         core.member.check_usable("launch a kernel")?;
-        let (mut memory, mut users) = (vec![received.offsets(0).0.clone()], vec![slot.users.clone()]);
+        let (mut memory, mut users) = (vec![received.offsets().0.clone()], vec![slot.users.clone()]);
         let argument = match permuted {
             None => received.view().argument(),
             Some(permuted) => {

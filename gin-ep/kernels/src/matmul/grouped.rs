@@ -7,7 +7,6 @@ use crate::ReceivedRows;
 use crate::dispatch::Arena;
 use crate::params::load;
 use crate::permute::PermutedRows;
-use crate::protocol::buffer;
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
 use gin_device::sys::tensor::{Matrices, TensorMap};
@@ -180,7 +179,7 @@ pub(super) struct Back<'a> {
 impl<'a> Back<'a> {
     #[inline(always)]
     pub(super) fn new(arena: &'a Arena, received: &'a ReceivedRows) -> Self {
-        Self { arena, received, returned: received.slot().returned(buffer(received.epoch()), arena.rank()) }
+        Self { arena, received, returned: received.slot().returned(arena.rank()) }
     }
 
     /// Returns the address of the returned row for an id of a received row.

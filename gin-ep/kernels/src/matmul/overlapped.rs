@@ -13,7 +13,7 @@ use crate::ReceivedRows;
 use crate::dispatch::{Arena, is_silent};
 use crate::params::{EPOCH, MASKED, Sizes, load};
 use crate::permute::prefix_sum;
-use crate::protocol::{self, buffer, wait};
+use crate::protocol::{self, wait};
 use crate::status;
 use gin_device::prelude::*;
 use gin_device::shared::SharedArray;
@@ -367,9 +367,9 @@ impl Launch<'_> {
         let (arena, slot) = (self.arena, self.received.slot());
         let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
         let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
-        let (buffer, launch) = (buffer(epoch), self.launch());
+        let launch = self.launch();
         let tell = |source: u32, rows: u32| {
-            arena.word(slot.got(buffer, source)).store_relaxed_gpu(rows.into());
+            arena.word(slot.got(source)).store_relaxed_gpu(rows.into());
             protocol::raise::<Global>(self.lists().heard(source), launch, 0);
         };
         let mut missing = u64::MAX >> (64 - slot.sizes.ranks);
@@ -381,7 +381,7 @@ impl Launch<'_> {
                 let rows = if masked >> source & 1 != 0 {
                     Some(0)
                 } else {
-                    look::<Global>(arena.word(slot.sent_flag(buffer, source)), epoch)
+                    look::<Global>(arena.word(slot.sent_flag(source)), epoch)
                 };
                 if let Some(rows) = rows {
                     tell(source, rows.min(slot.sizes.tokens));
@@ -394,7 +394,7 @@ impl Launch<'_> {
             while missing != 0 {
                 let source = missing.trailing_zeros();
                 missing &= missing - 1;
-                let seen = arena.word(slot.sent_flag(buffer, source)).load_relaxed_sys() >> 32;
+                let seen = arena.word(slot.sent_flag(source)).load_relaxed_sys() >> 32;
                 is_silent(arena, slot, source, epoch, (stop, seen));
                 tell(source, 0);
             }
