@@ -246,7 +246,7 @@ def errors_of_groups(errors, comm, stream):
     fused = slot.fuse(stream, good, Combine.reduced(output))
     errors.by(stream.launch, "exchange_scaled", fused.tokens, *list(fused)[1:], 8, 1.0)
     errors.by(stream.launch, "exchange_scaled", fused, *list(fused)[1:], 8, 1.0)
-    errors.by(slot.exchange(stream, good).rows)
+    slot.exchange(stream, good).release()
     errors.by(stream.launch, "exchange_scaled", *fused, 8, 1.0)
     # Reports, which the next call raises, and then the end.
     second = group.slot(1)
