@@ -104,7 +104,7 @@ impl Received<'_> {
     ) -> Result<(), EpError> {
         let view = self.slot.permuted(of)?;
         let (slot, group) = (&self.slot, &self.slot.group);
-        let params = into.check(of, &slot.state().params.sizes)?;
+        let params = into.check(of, &slot.group.sizes())?;
         let mut used = of.used();
         used.extend(into.used());
         slot.extend(stream, &used)?;

@@ -54,9 +54,9 @@ pub unsafe fn metadata(to: &PermutedRows, into: &MetadataParams) {
     let (received, slot, k) = (&to.received, to.received.slot(), gin_device::coop::lane());
     let (blocks, sizes) = (grid_dim().count() as u32, slot.sizes);
     store_counts(to, into);
-    let (buffer, is_flat) = (received.buffer(), to.kind == FLAT);
+    let is_flat = to.kind == FLAT;
     for number in 0..sizes.ranks {
-        let source = received.source(buffer, number);
+        let source = received.source(number);
         let mut row = Block.rank() / WARP_SIZE * blocks + block_in_grid();
         while row < source.count {
             let (meta, places) = (source.meta(slot, row), to.row_map_of(source.index + row));

@@ -377,10 +377,10 @@ pub unsafe fn assign(to: &PermutedRows) {
 #[inline(always)]
 fn by_source(to: &PermutedRows) {
     let (received, ranks) = (&to.received, to.received.ranks());
-    let (buffer, step) = (received.buffer(), grid_dim().count() as u32 * Block.size());
+    let step = grid_dim().count() as u32 * Block.size();
     let thread = block_in_grid() * Block.size() + Block.rank();
     for number in 0..ranks {
-        let Source { count, index, .. } = received.source(buffer, number);
+        let Source { count, index, .. } = received.source(number);
         let mut row = thread;
         while row < count {
             to.put(index, (number, row, 0), to.zone_of(0, number) + row);
