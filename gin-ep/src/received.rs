@@ -187,6 +187,7 @@ pub struct Received<'l> {
 impl Received<'_> {
     /// Returns the received rows for kernels, which get it as a parameter. They run after the receive and before the
     /// combine, in the order of the stream.
+    /// If the dispatch was captured in a graph, its rows have the same addresses in all replays.
     pub fn view(&self) -> View<kernels::ReceivedRows> {
         View(self.slot.view())
     }

@@ -240,9 +240,13 @@ def test_operations_of_torch_on_received_rows_are_captured(job, shared):
                 assert int(copies.cpu().double().sum()) == sum(each[2 * rank.rank + 1] for each in told), round
 
             calls = [(ROOM, True), (ROOM // 2, False), (ROOM - 3, True), (ROOM, False)]
-            for call in calls:
-                exchange(rank, comm, stream, lambda: step(stream, *call, is_first=True))
-            graphs = [capture(rank, lambda stream: step(stream, *call)) for call in calls]
+            graphs = [None] * len(calls)
+            for is_captured in [False, True]:
+                if is_captured:
+                    graphs = [capture(rank, lambda stream: step(stream, *call)) for call in calls]
+                # A capture returns torch's unused memory to the driver.
+                for call in calls:
+                    exchange(rank, comm, stream, lambda: step(stream, *call, is_first=True))
             random = torch.Generator().manual_seed(9)
             for round in range(1000 if graphs[0] else 200):
                 new_rows, new_ids = batch(rank, round, ROOM)
