@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 target="${CARGO_TARGET_DIR:-target}"
 bundle="${1:-$target/gpu-bundle}"
-limit_mib=128
+limit_mib=160
 export GIN_ARCHS="${GIN_ARCHS:-sm_90}"
 
 # Prints the path of the program that a cargo command builds last.
