@@ -7,7 +7,7 @@
 //! a lock, not for a peer.
 //!
 //! A step takes requests from the queues, posts one batch, and publishes the requests that the network has completed.
-//! [`Requests`] has the life of a request; the order of steps, and what ends all requests, is here.
+//! `requests.rs` has the life of a request; the order of steps, and what ends all requests, is here.
 //!
 //! A fault of any origin ends the whole communicator. The proxy posts the fault to its rank's kernels, announces it to
 //! the other ranks through the [board](gin_boot::board), posts no further request, and completes the remaining requests

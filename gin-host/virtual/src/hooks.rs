@@ -168,8 +168,8 @@ pub(crate) fn clock_ns() -> u64 {
     }
 }
 
-/// Returns the same nanoseconds as [`clock_ns`], without giving other coroutines a turn: a trace that reads the clock
-/// leaves the schedule as it is. A loop must not wait by it.
+/// Returns the same nanoseconds as [`clock_ns`](crate::clock_ns), without giving other coroutines a turn: a trace that
+/// reads the clock leaves the schedule as it is. A loop must not wait by it.
 ///
 /// ```
 /// let start = gin_virtual::clock_ns();
