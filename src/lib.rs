@@ -2,6 +2,7 @@
 //! The command `gin`, and what the command `gin-bench` shares with it. Programs of users have no use for this crate.
 
 mod cli;
+mod command;
 mod launch;
 mod log;
 mod metrics;
@@ -26,7 +27,8 @@ pub mod ptx {
     pub use engine::PTX as SOFT_NIC_PTX;
 }
 
-pub use cli::{DeviceChoice, End, Failure, Format, MAX_MS, Refused, ThisJob, Verbosity, join, parse, within};
+pub use cli::{DeviceChoice, End, Failure, Format, MAX_MS, Refused, Verbosity, parse, within};
+pub use command::job::{ThisJob, join};
 pub use workload::{Gpus, Process, RunDevice, choose_one};
 
 use std::io;
@@ -34,7 +36,7 @@ use std::process::ExitCode;
 
 /// Runs the command `gin` with the arguments of this process.
 pub fn main() -> ExitCode {
-    exit("gin", cli::run())
+    exit("gin", command::run())
 }
 
 /// Starts the log messages of a command on standard error.

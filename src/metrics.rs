@@ -10,7 +10,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,16 +19,6 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 /// Longest head of a request, in bytes.
 const LONGEST: usize = 8 << 10;
-
-/// Parses the address of the endpoint: a port of the loopback interface, or an address with a port.
-///
-/// # Errors
-/// Returns a text with the accepted forms.
-pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    let port = text.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-    port.or_else(|_| text.parse())
-        .map_err(|_| "it is neither a port, as 9464, nor an address with a port, as 0.0.0.0:9464".to_owned())
-}
 
 /// Returns the address for a rank of a host: the ranks have consecutive ports. The system chooses each port for port 0.
 ///
@@ -138,6 +128,7 @@ impl Collector for Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::parse_address;
 
     #[test]
     fn a_port_alone_is_one_of_the_loopback_and_other_interfaces_are_named() {

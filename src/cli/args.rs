@@ -6,7 +6,6 @@ use super::report::Format;
 use super::run_args::{Demo, Run, Verbosity};
 use super::values::{MAX_MS, negative, within};
 use super::{End, Refused};
-use crate::model::Order;
 use crate::size;
 use clap::builder::StyledStr;
 use clap::error::ErrorKind;
@@ -14,6 +13,15 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::ffi::OsString;
 use std::path::PathBuf;
+
+/// The order in which a rank sends to the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Order {
+    /// The rank after this one, the one after that, and so on.
+    Next,
+    /// Node by node; in each first the rank at the same place, then the ones after it.
+    Place,
+}
 
 /// GPU-initiated networking in Rust: workloads, benchmarks, and a description of this machine.
 #[derive(Parser, Debug)]
@@ -252,7 +260,7 @@ impl Command {
 }
 
 /// Returns the description of the command, which also completions and man pages are made from.
-pub(super) fn command<P: CommandFactory>() -> clap::Command {
+pub(crate) fn command<P: CommandFactory>() -> clap::Command {
     fn complete(command: clap::Command) -> clap::Command {
         let list = match command.get_after_help() {
             Some(text) => format!("{text}\n\n{}", exit::list()),

@@ -4,11 +4,25 @@
 use super::Failure;
 use crate::plot::{Curve, Curves};
 use crate::size;
-use crate::workload::Figures;
 use gin_host::comm::Stats;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
+
+/// The statistics of a rank's communicators for one context and peer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    /// The rank.
+    pub rank: u32,
+    /// The context.
+    pub context: u32,
+    /// The rank of the peer.
+    pub peer: u32,
+    /// The statistics by name.
+    #[serde(flatten)]
+    pub figures: BTreeMap<String, u64>,
+}
 
 /// The result of one run.
 #[derive(Clone, Debug, Serialize)]
@@ -110,7 +124,7 @@ fn number(value: f64) -> String {
 }
 
 /// Formats a time in the unit that fits.
-pub(super) fn time(us: f64) -> String {
+pub(crate) fn time(us: f64) -> String {
     let (value, unit) = match us {
         seconds if seconds >= 1e6 => (seconds * 1e-6, "s"),
         milliseconds if milliseconds >= 1e3 => (milliseconds * 1e-3, "ms"),

@@ -3,8 +3,7 @@
 
 use super::Refused;
 use super::report::Format;
-use super::values::{MAX_MS, within};
-use crate::metrics::parse_address;
+use super::values::{MAX_MS, parse_address, within};
 use crate::size;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command, ValueEnum};
@@ -323,7 +322,7 @@ impl Run {
     ///
     /// # Errors
     /// Refuses a range without sizes, and a plot of one size.
-    pub(super) fn sweep(&self) -> Result<Vec<u64>, Refused> {
+    pub(crate) fn sweep(&self) -> Result<Vec<u64>, Refused> {
         let (Some(first), Some(last)) = (self.min_bytes, self.max_bytes) else { return Ok(Vec::new()) };
         let refuse = |text: String| Err(Refused(text));
         if first == 0 || first > last {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Values of arguments: numbers within their limits.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 /// Longest time limit, in milliseconds: an hour.
@@ -27,6 +28,16 @@ pub(super) fn negative(words: impl IntoIterator<Item = String>) -> Option<String
     words
         .into_iter()
         .find(|word| word.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())))
+}
+
+/// Parses the address of the endpoint: a port of the loopback interface, or an address with a port.
+///
+/// # Errors
+/// Returns a text with the accepted forms.
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    let port = text.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    port.or_else(|_| text.parse())
+        .map_err(|_| "it is neither a port, as 9464, nor an address with a port, as 0.0.0.0:9464".to_owned())
 }
 
 #[cfg(test)]

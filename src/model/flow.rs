@@ -14,6 +14,7 @@
 
 use super::engine::{Message, Outcome, Ps, Stage, simulate};
 use super::parameters::{Figure, Parameters, ps, transfer};
+use crate::cli::Order;
 
 /// The way of puts to ranks that loads and stores do not reach.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,15 +37,6 @@ pub(super) enum Topology {
     /// NICs reach the NICs of their own rail only. A rank first passes bytes for another rail to the rank of its node
     /// on that rail, which sends the bytes of its whole node together.
     Rails,
-}
-
-/// The order in which a rank sends to the others.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub(crate) enum Order {
-    /// The rank after this one, the one after that, and so on.
-    Next,
-    /// Node by node; in each first the rank at the same place, then the ones after it.
-    Place,
 }
 
 /// The number of servers of a rank beside the threads that post.

@@ -7,9 +7,7 @@ mod measured;
 mod parameters;
 mod print;
 
-pub(crate) use flow::Order;
-
-use crate::cli::{End, Failure, ModelArgs, ModelWorkload, Refused};
+use crate::cli::{End, Failure, ModelArgs, ModelWorkload, Order, Refused};
 use flow::{Flow, Path, Simulated, Topology};
 use gin_host::comm::{ConnectionType, Footprint, Requirements};
 use measured::Compared;

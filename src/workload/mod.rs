@@ -29,7 +29,7 @@ pub(crate) use plan::{Plan, Plans};
 pub use run_device::{RunDevice, choose_one};
 pub(crate) use watch::Watch;
 
-use crate::cli::{Failure, Mode, Refused, Report, Sizes, Workload};
+use crate::cli::{Failure, Figures, Mode, Refused, Report, Sizes, Workload};
 use gin_boot::Bootstrap;
 use gin_gpu::LaunchConfig;
 use gin_gpu::{KernelArg, Memory, MemoryKind, Stream};
@@ -86,20 +86,6 @@ struct Ran {
     doorbell_source: Option<String>,
     /// The statistics, if requested.
     figures: Vec<Figures>,
-}
-
-/// The statistics of a rank's communicators for one context and peer.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Figures {
-    /// The rank.
-    pub rank: u32,
-    /// The context.
-    pub context: u32,
-    /// The rank of the peer.
-    pub peer: u32,
-    /// The statistics by name.
-    #[serde(flatten)]
-    pub figures: BTreeMap<String, u64>,
 }
 
 /// The traffic of one iteration, in the terms of nccl-tests.

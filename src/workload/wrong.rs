@@ -3,7 +3,8 @@
 
 use super::plan::default_plan;
 use super::{Plan, Plans, Watch, run};
-use crate::cli::{End, Format, Printed, Sizes, Workload, default_options, run_plans};
+use crate::cli::{End, Format, Sizes, Workload, default_options};
+use crate::command::{Printed, run_plans};
 use gin_abi::Transfer;
 use gin_host::comm::{CommConfig, Routes};
 use gin_net::{Capabilities, Event, Fetch, Key, LocalSignals, LocalWindow, NetError, Network, Request};

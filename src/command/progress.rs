@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Progress of long runs on standard error: a bar on a terminal, lines with `-v`.
 
-use super::Verbosity;
-use super::report::time;
+use crate::cli::{Verbosity, time};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A run as one rank of a job, and the loss of a rank on request.
 
-use super::run_args::Run;
-use super::{End, Failure, LaunchArgs, Refused, Verbosity};
+use crate::cli::{End, Failure, LaunchArgs, Refused, Run, Verbosity};
 use crate::workload::{Plans, Process};
 use gin_boot::{Bootstrap, Job, TcpConfig};
 use rustix::process::{Pid, Signal, getpid, kill_process};

@@ -5,7 +5,7 @@ mod fabric;
 mod rdma;
 mod text;
 
-use super::{Failure, Format};
+use crate::cli::{Failure, Format};
 use gin_abi::BackendKind;
 use gin_host::comm::{MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, probe_backends};
 use serde::Serialize;
