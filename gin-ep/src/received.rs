@@ -197,8 +197,8 @@ impl Received<'_> {
         detach(self.slot, self.tokens, true)
     }
 
-    /// Returns the arena, and where in it the rows are, for programs that cannot pass the view to their kernels. If the
-    /// dispatch was captured, its rows are there in all replays.
+    /// Returns the arena, and where in it the rows are, for programs that cannot pass the view to their kernels. All
+    /// replays of a captured dispatch store their rows there.
     #[doc(hidden)]
     pub fn offsets(&self) -> (&MemorySlice, kernels::SlotOffsets) {
         let slot = &self.slot;

@@ -263,7 +263,7 @@ pub struct SlotParams {
     pub status: u64,
     /// How long a rank waits for another.
     pub deadline: Deadline,
-    /// The buffer of the dispatch, 0 or 1, which all ranks choose alike: all its rows are there.
+    /// The buffer that has the rows of the dispatch, 0 or 1. It is the same on all ranks.
     pub(crate) buffer: u64,
     rows: Regions,
     returned: Regions,
@@ -456,7 +456,7 @@ pub fn reset(sizes: &Sizes, words: &mut [u64], epoch: u64) {
     }
 }
 
-/// Where a dispatch of a slot is in the arena: offsets in bytes.
+/// The offsets, in bytes of the arena, of what belongs to a dispatch of a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotOffsets(SlotParams);
 

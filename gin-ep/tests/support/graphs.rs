@@ -25,8 +25,8 @@ enum Way {
     Arrive,
 }
 
-/// Where received rows are: the arena, and in it, for each source, the number of rows, the number of the first one if
-/// sources share a region, and the rows.
+/// The arena, and for each source three offsets in it: of the number of received rows, of the number of the first row
+/// if sources share a region, and of the rows.
 type Places = (MemorySlice, Vec<(u64, Option<u64>, u64)>);
 
 const PACKED: Layout = Layout::ExpertMajorPacked { align: 1 };

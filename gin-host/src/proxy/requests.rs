@@ -229,8 +229,8 @@ impl Requests {
         op.is_some_and(|op| op.operation == Operation::Get)
     }
 
-    /// Takes the next request from a queue. Returns false if none is there, or its peer has its maximum number of
-    /// unfinished requests.
+    /// Takes the next request from a queue. Returns false if the queue has none, or if the request must wait because
+    /// `max_outstanding` requests to its peer are unfinished.
     ///
     /// # Errors
     /// The request did not pass the check. It is published by [`refuse`](Self::refuse), once all ranks know the fault.
