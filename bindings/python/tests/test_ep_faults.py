@@ -122,21 +122,22 @@ def waits(rank):
 
 def body(rank):
     look = waits if rank.rank else use
-    for round in range(300):
-        if round == 100:
-            before = look(rank)
+    seen = []
+    for round in range(401):
+        if round >= 100 and round % 50 == 0:
+            seen.append(look(rank))
         fails(rank, "signals", signals=1 + rank.rank)
         fails(rank, "0 contexts", contexts=rank.rank)
         fails(rank, "teams of 3 cannot divide 2 ranks", lsa_size=3)
-    after = look(rank)
     rank.communicator().destroy()
-    return before, after
+    return seen
 
-before, after = gin.launch(2, body, device="virtual")[0]
-# 600 more failures of each rank: not 2 KiB for each, and no descriptor.
-print(after[0] - before[0] < 1 << 20, after[1] - before[1])
+seen = gin.launch(2, body, device="virtual")[0]
+# The allocator takes more memory now and then, a leak does in each 50 rounds: 150 failures of each rank, not 1 KiB for each.
+grown = [(later[0] - earlier[0]) >> 10 for earlier, later in zip(seen, seen[1:])]
+print(min(grown) < 300 or grown, len({descriptors for _, descriptors in seen}))
 """
-    assert run(code) == "True 0\n"
+    assert run(code) == "True 1\n"
 
 
 PHASES = ["before the dispatch", "before the receive", "before the combine", "after the combine"]
