@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One GPU of the process, shared by all ranks on it: its context, its properties, and the loaded kernels.
+//! One GPU of the process, shared by all ranks on it: its context and its properties.
 
-use super::copy_stream::CopyStream;
-use super::driver::{BesideCaptures, check, handle, no_device, start, written};
-use super::info;
-use super::module::Image;
+use super::driver::{BesideCaptures, check, handle, written};
+use super::info::{self, device_count};
 use crate::{GpuError, Limits, lock};
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUmemAccess_flags, CUmemAccessDesc,
@@ -12,7 +10,6 @@ use cudarc::driver::sys::{
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUresult,
 };
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 
@@ -47,34 +44,12 @@ pub(super) struct Context {
     friends: Mutex<Vec<usize>>,
     /// The number of device objects that use it: ranks, if each has one.
     pub(super) users: AtomicU32,
-    /// By the address of the PTX text, which is static.
-    pub(super) images: Mutex<HashMap<usize, Arc<Image>>>,
-    /// The unused copy streams.
-    pub(super) copy_streams: Mutex<Vec<CopyStream>>,
 }
 
 // Safety: a context may be made current on any thread, on several at the same time.
 unsafe impl Send for Context {}
 // Safety: as above.
 unsafe impl Sync for Context {}
-
-/// Returns the number of GPUs that this process can use, at least one.
-///
-/// ```
-/// match gin_gpu::cuda::device_count() {
-///     Ok(gpus) => assert!(gpus > 0),
-///     Err(error) => println!("no GPU: {error}"),
-/// }
-/// ```
-///
-/// # Errors
-/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`].
-pub fn device_count() -> Result<usize, GpuError> {
-    let version = start()?;
-    // Safety: writes one integer.
-    let count = written("count the GPUs", 0, |count| unsafe { sys::cuDeviceGetCount(count) })?;
-    if count > 0 { Ok(count as usize) } else { Err(no_device(version)) }
-}
 
 /// The GPUs that were opened.
 static ALL: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
@@ -135,8 +110,6 @@ impl Context {
             neighbours: Mutex::default(),
             friends: Mutex::default(),
             users: AtomicU32::new(0),
-            images: Mutex::default(),
-            copy_streams: Mutex::default(),
         };
         for needed in [
             Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING,

@@ -4,9 +4,8 @@
 use super::CudaDevice;
 use super::context::Context;
 use super::copy_stream::{BUFFER, CopyStream, VALUES};
-use super::deferred::Resource;
+use super::deferred::{Resource, defer};
 use super::driver::{self, BesideCaptures, check, is_done, new_event};
-use super::launches::defer;
 use crate::copier::{Copier, Ticket};
 use crate::{GpuError, Memory, MemoryKind};
 use cudarc::driver::sys::{

@@ -10,7 +10,7 @@ use super::driver::{BesideCaptures, check, handle, is_done, written};
 use crate::shared::pointer;
 use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUstream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// The bytes of a buffer: as many as the longest message of the network between ranks.
@@ -33,11 +33,17 @@ unsafe impl Send for CopyStream {}
 // Safety: all methods that start something take `&mut self`.
 unsafe impl Sync for CopyStream {}
 
+/// The unused copy streams of all GPUs.
+static UNUSED: Mutex<Vec<CopyStream>> = Mutex::new(Vec::new());
+
 impl CopyStream {
     /// Returns an unused stream, or a new one.
     pub(super) fn take(context: &Arc<Context>) -> Result<Self, GpuError> {
-        if let Some(copies) = lock(&context.copy_streams).pop() {
-            return Ok(copies);
+        {
+            let mut unused = lock(&UNUSED);
+            if let Some(index) = unused.iter().position(|copies| copies.context.ordinal == context.ordinal) {
+                return Ok(unused.swap_remove(index));
+            }
         }
         context.enter()?;
         Ok(Self { context: context.clone(), stream: new_stream(0)?, buffer: host_alloc(BUFFER + VALUES)? })
@@ -56,7 +62,7 @@ impl CopyStream {
 
     /// Keeps the copy stream for the next user. All its copies must be done.
     pub(super) fn give_back(self) {
-        lock(&self.context.clone().copy_streams).push(self);
+        lock(&UNUSED).push(self);
     }
 
     /// Starts a copy between the host's pinned memory and the device.

@@ -7,15 +7,17 @@
 use super::context::Context;
 use super::copy_stream::CopyStream;
 use super::driver::check;
-use super::launches::defer;
-use super::memory::forget_pinned;
 use super::pages;
+use super::pinned::forget_pinned;
 use crate::flat::FlatPlace;
 use crate::shared::{HostPages, pointer};
-use crate::{GpuError, RawMemory};
+use crate::{GpuError, RawMemory, lock};
 use cudarc::driver::sys::{self, CUevent, CUgraphExec, CUmodule, CUstream};
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+
+/// The maximum number of failures of frees that are kept.
+const MAX_FAILURES: usize = 16;
 
 /// A resource to free once no kernel runs.
 #[derive(Debug)]
@@ -144,4 +146,51 @@ unsafe fn unmap(start: u64, bytes: u64) -> Result<(), GpuError> {
 unsafe fn release(start: u64, bytes: u64) -> Result<(), GpuError> {
     // Safety: the caller's promise.
     check("give back addresses", unsafe { sys::cuMemAddressFree(start, bytes as usize) })
+}
+
+/// The frees that wait until no kernel runs on any GPU, and their errors.
+#[derive(Debug)]
+struct Waiting {
+    resources: Vec<(Arc<Context>, Resource)>,
+    failures: Vec<GpuError>,
+}
+
+/// Locked after the states of the launches.
+static WAITING: Mutex<Waiting> = Mutex::new(Waiting { resources: Vec::new(), failures: Vec::new() });
+
+/// Defers a free until no kernel runs.
+pub(super) fn defer(context: &Arc<Context>, resource: Resource) {
+    lock(&WAITING).resources.push((context.clone(), resource));
+}
+
+/// Returns whether no free waits.
+pub(super) fn is_empty() -> bool {
+    lock(&WAITING).resources.is_empty()
+}
+
+/// Carries out all deferred frees, unless a copy runs that may use memory whose free is deferred. No kernel runs, and
+/// none is launched meanwhile. Returns the rests, as [`free`].
+pub(super) fn free_all() -> Vec<Box<dyn Any>> {
+    let mut waiting = lock(&WAITING);
+    let is_copying = waiting.resources.iter().any(|(_, resource)| match resource {
+        Resource::CopyStream(copies) => copies.is_idle() == Ok(false),
+        _ => false,
+    });
+    if is_copying {
+        return Vec::new();
+    }
+    let resources = std::mem::take(&mut waiting.resources);
+    drop(waiting);
+    let keep = |error| {
+        let failures = &mut lock(&WAITING).failures;
+        if failures.len() < MAX_FAILURES {
+            failures.push(error);
+        }
+    };
+    resources.into_iter().filter_map(|(context, resource)| free(&context, resource).map_err(keep).ok()).collect()
+}
+
+/// Returns the errors of freeing memory, streams and modules since the last call.
+pub fn take_failures() -> Vec<GpuError> {
+    std::mem::take(&mut lock(&WAITING).failures)
 }

@@ -10,6 +10,9 @@ use std::sync::OnceLock;
 /// The oldest driver with every call used here: that of CUDA 12.8.
 const OLDEST: i32 = 12_080;
 
+/// A handle of the driver: `CUcontext`, `CUstream`, `CUmodule` or `CUfunction`.
+pub type RawHandle = *mut core::ffi::c_void;
+
 /// Checks the code that a call returned.
 pub(super) fn check(context: &'static str, code: CUresult) -> Result<(), GpuError> {
     code.result().map_err(|failure| error(context, failure))
@@ -90,6 +93,14 @@ pub(super) fn start() -> Result<i32, GpuError> {
             }
         })
         .clone()
+}
+
+/// Returns whether launches into a stream are being captured.
+pub(super) fn is_capturing(stream: sys::CUstream) -> Result<bool, GpuError> {
+    let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // Safety: writes one value of the enumeration; the stream is alive.
+    let ask = |status| unsafe { sys::cuStreamIsCapturing(stream, status) };
+    written("ask whether a stream is captured", none, ask).map(|status| status != none)
 }
 
 /// While this is alive, calls of this thread are not refused because a stream is captured somewhere in the process.

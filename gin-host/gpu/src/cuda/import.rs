@@ -4,7 +4,7 @@
 use super::CudaDevice;
 use super::context::Context;
 use super::driver::describe;
-use super::memory::{forget_pinned, know_pinned};
+use super::pinned::{forget_pinned, know_pinned};
 use crate::{Allocation, Device, GpuError, Keep, MemoryKind, RawMemory};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Describes the GPUs of this machine. It makes no context, so it takes none of their memory.
 
-use super::context::device_count;
-use super::driver::{check, written};
-use super::module::{choose, no_image};
+use super::driver::{check, no_device, start, written};
+use super::embedded::{choose, no_image};
 use crate::placement::Locality;
 use crate::{EmbeddedModules, GpuError};
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute as Attribute};
@@ -43,6 +42,24 @@ impl GpuInfo {
         }
         Ok(())
     }
+}
+
+/// Returns the number of GPUs that this process can use, at least one.
+///
+/// ```
+/// match gin_gpu::cuda::device_count() {
+///     Ok(gpus) => assert!(gpus > 0),
+///     Err(error) => println!("no GPU: {error}"),
+/// }
+/// ```
+///
+/// # Errors
+/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`].
+pub fn device_count() -> Result<usize, GpuError> {
+    let version = start()?;
+    // Safety: writes one integer.
+    let count = written("count the GPUs", 0, |count| unsafe { sys::cuDeviceGetCount(count) })?;
+    if count > 0 { Ok(count as usize) } else { Err(no_device(version)) }
 }
 
 /// Returns the GPUs that this process can use, at least one, by number.

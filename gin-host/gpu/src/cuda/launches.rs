@@ -30,23 +30,18 @@
 //! but which are not counted when they run; and kernels that wait without being cooperative.
 
 use super::context::Context;
-use super::deferred::{Resource, free};
-use super::driver::{BesideCaptures, check, error, new_event};
-use super::raw::is_capturing;
-use super::resident::Stays;
-use crate::{GpuError, lock};
+use super::deferred;
+use super::driver::{BesideCaptures, check, error, is_capturing, new_event};
+use crate::GpuError;
+use crate::resident::Resident;
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
-use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
 /// The maximum number of kernels that one GPU runs at a time. A later one starts when one of them ends.
 const MAX_KERNELS: usize = 128;
-
-/// The maximum number of failures of frees that are kept.
-const MAX_FAILURES: usize = 16;
 
 /// The pause of a launch that waits for resident kernels.
 const NAP: Duration = Duration::from_micros(20);
@@ -88,6 +83,16 @@ pub(super) struct Running {
 /// its last such launch.
 pub(super) type Before = BTreeMap<u64, u64>;
 
+/// A kernel that runs until it is asked to park.
+#[derive(Debug)]
+pub(super) struct Stays {
+    /// The device object that launches it and nothing else.
+    pub(super) owner: u64,
+    pub(super) resident: Weak<dyn Resident>,
+    /// The GPU and the shape of its last launch.
+    pub(super) room: Option<(usize, u64, u64)>,
+}
+
 /// The kernels of one GPU; of several, if the process has more than [`STATES`]. Ranks of different GPUs launch without
 /// waiting for each other.
 #[derive(Debug)]
@@ -112,21 +117,8 @@ unsafe impl Send for State {}
 // Safety: as above.
 unsafe impl Sync for State {}
 
-/// The frees that wait until no kernel runs on any GPU, and their errors.
-#[derive(Debug)]
-struct Deferred {
-    resources: Vec<(Arc<Context>, Resource)>,
-    failures: Vec<GpuError>,
-}
-
-// Safety: as above.
-unsafe impl Send for Deferred {}
-
 /// A launch that repeats one only reads, so that ranks that share a GPU do not wait for each other.
 static STATES: [RwLock<State>; 16] = [const { RwLock::new(State::new()) }; 16];
-
-/// Locked after the states.
-static DEFERRED: Mutex<Deferred> = Mutex::new(Deferred { resources: Vec::new(), failures: Vec::new() });
 
 /// Returns the state of GPU `ordinal`, locked.
 fn state(ordinal: usize) -> RwLockWriteGuard<'static, State> {
@@ -325,54 +317,22 @@ impl State {
     }
 }
 
-/// Defers a free until no kernel runs.
-pub(super) fn defer(context: &Arc<Context>, resource: Resource) {
-    lock(&DEFERRED).resources.push((context.clone(), resource));
-}
-
 /// Carries out deferred frees, if no kernel runs on any GPU.
 pub(super) fn free_deferred() {
-    let mut rests: Vec<Box<dyn Any>> = Vec::new();
-    if lock(&DEFERRED).resources.is_empty() {
+    if deferred::is_empty() {
         return;
     }
-    {
+    let rests = {
         // No launch until the frees are done.
         let mut states: Vec<_> = STATES.iter().map(write).collect();
         let _beside = BesideCaptures::begin();
         if !states.iter_mut().all(|state| state.is_quiet()) {
             return;
         }
-        let mut deferred = lock(&DEFERRED);
-        let is_copying = deferred.resources.iter().any(|(_, resource)| match resource {
-            Resource::CopyStream(copies) => copies.is_idle() == Ok(false),
-            _ => false,
-        });
-        if is_copying {
-            // Its copies may use memory whose free is deferred too.
-            return;
-        }
-        let resources = std::mem::take(&mut deferred.resources);
-        drop(deferred);
-        for (context, resource) in resources {
-            match free(&context, resource) {
-                Ok(rest) => rests.push(rest),
-                Err(error) => {
-                    let failures = &mut lock(&DEFERRED).failures;
-                    if failures.len() < MAX_FAILURES {
-                        failures.push(error);
-                    }
-                }
-            }
-        }
-    }
+        deferred::free_all()
+    };
     // Without the locks, because that may defer more.
     drop(rests);
-}
-
-/// Returns the errors of freeing memory, streams and modules since the last call.
-pub fn take_failures() -> Vec<GpuError> {
-    std::mem::take(&mut lock(&DEFERRED).failures)
 }
 
 /// Returns the number of streams with kernels that a device object of GPU `ordinal` launched and that have not ended.

@@ -5,8 +5,9 @@ use super::context::Context;
 use super::copy_stream::CopyStream;
 use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, start, version_text, written};
+use super::embedded::{choose, is_machine_code, no_image, refused};
 use super::launches::Fit;
-use super::stream;
+use super::shape;
 use crate::launch::unknown;
 use crate::{EmbeddedModules, Function, GpuError, LaunchConfig, Module, Parameter, lock};
 use cudarc::driver::result::DriverError;
@@ -29,46 +30,6 @@ const DEPENDENT: u32 = 90;
 
 /// All of an SM's memory that can be shared memory, for kernels beside those of other ranks.
 const PERCENT_SHARED: i32 = 100;
-
-/// Returns the images for a GPU of this compute capability (times 10), the best one first: those of the newest
-/// architecture that is not newer than the GPU, machine code before PTX. Behind PTX there is none.
-///
-/// Machine code serves the GPUs of its major version. An image with instructions of a single architecture (`sm_90a`)
-/// serves only that one.
-pub(super) fn choose(embedded: EmbeddedModules, capability: u32) -> Vec<&'static [u8]> {
-    let fits = embedded.iter().filter_map(|&(arch, image)| {
-        let number = arch.strip_prefix("sm_")?;
-        let only = number.strip_suffix('a');
-        let version: u32 = only.unwrap_or(number).parse().ok()?;
-        let is_code = is_machine_code(image);
-        let fits = match only {
-            Some(_) => version == capability,
-            None => version <= capability && (!is_code || version / 10 == capability / 10),
-        };
-        fits.then_some(((version, only.is_some(), is_code), image))
-    });
-    let mut fits: Vec<_> = fits.collect();
-    fits.sort_by_key(|(order, _)| std::cmp::Reverse(*order));
-    let last = fits.iter().position(|((.., is_code), _)| !is_code).map_or(fits.len(), |place| place + 1);
-    fits.into_iter().take(last).map(|(_, image)| image).collect()
-}
-
-/// Returns whether an image is machine code, which is an ELF file, and not PTX.
-fn is_machine_code(image: &[u8]) -> bool {
-    image.starts_with(b"\x7fELF")
-}
-
-/// Returns the error for a GPU for which there is no image.
-pub(super) fn no_image(embedded: EmbeddedModules, device: String, capability: u32) -> GpuError {
-    let mut archs: Vec<&str> = embedded.iter().map(|(arch, _)| *arch).collect();
-    archs.dedup();
-    refused(device, format!("there are kernels for {}, and it is sm_{capability}", archs.join(", ")))
-}
-
-/// Returns the error of a module that a device cannot load, without a log.
-fn refused(device: String, reason: String) -> GpuError {
-    GpuError::Module { device, reason, log: String::new() }
-}
 
 /// Returns the version that a PTX text states.
 fn ptx_version(image: &[u8]) -> Option<String> {
@@ -118,17 +79,27 @@ unsafe impl Send for Loaded {}
 // Safety: as above.
 unsafe impl Sync for Loaded {}
 
+/// A module of static kernels, once its GPU has loaded it. Locked while it is loaded.
+type Place = Arc<Mutex<Option<Arc<Image>>>>;
+
+/// Returns the place of a module of static kernels: they are told apart by their address.
+fn place(context: &Context, embedded: EmbeddedModules) -> Place {
+    static PLACES: Mutex<BTreeMap<(usize, usize), Place>> = Mutex::new(BTreeMap::new());
+    lock(&PLACES).entry((context.ordinal, embedded.as_ptr().addr())).or_default().clone()
+}
+
 impl Image {
     /// Returns the module of static kernels if the GPU has loaded it.
     pub(super) fn loaded(context: &Context, embedded: EmbeddedModules) -> Option<Arc<Self>> {
-        lock(&context.images).get(&embedded.as_ptr().addr()).cloned()
+        lock(&place(context, embedded)).clone()
     }
 
     /// Returns the module of static kernels. Each GPU loads it once. If the driver does not take the machine code,
     /// because it is that of a newer CUDA, it compiles the PTX.
     pub(super) fn embedded(context: &Arc<Context>, embedded: EmbeddedModules) -> Result<Arc<Self>, GpuError> {
-        let mut images = lock(&context.images);
-        if let Some(image) = images.get(&embedded.as_ptr().addr()) {
+        let place = place(context, embedded);
+        let mut loaded = lock(&place);
+        if let Some(image) = &*loaded {
             return Ok(image.clone());
         }
         let mut result = Err(no_image(embedded, context.full_name(), context.capability));
@@ -139,7 +110,7 @@ impl Image {
             }
         }
         let image = Arc::new(result?);
-        images.insert(embedded.as_ptr().addr(), image.clone());
+        *loaded = Some(image.clone());
         Ok(image)
     }
 
@@ -360,13 +331,13 @@ impl Handle {
     pub(super) fn fit(&self, config: &LaunchConfig) -> Result<Fit, GpuError> {
         self.image.divide()?;
         if config.cluster_blocks() != 1 {
-            return stream::fit(&self.image.context, self.raw(), config);
+            return shape::fit(&self.image.context, self.raw(), config);
         }
         let (key, fits) = ((config.threads(), config.dynamic_shared), &self.loaded.fits);
         if let Some(fit) = fits.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(*fit);
         }
-        let fit = stream::fit(&self.image.context, self.raw(), config)?;
+        let fit = shape::fit(&self.image.context, self.raw(), config)?;
         fits.write().unwrap_or_else(PoisonError::into_inner).insert(key, fit);
         Ok(fit)
     }
@@ -402,45 +373,6 @@ impl Module for Images {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_gpu_gets_the_newest_text_that_it_is_not_older_than() {
-        let all: EmbeddedModules =
-            &[("sm_80", b"80"), ("sm_90", b"90"), ("sm_90a", b"90a"), ("sm_100", b"100"), ("x", b"x")];
-        for (capability, expected) in [
-            (75, &[][..]),
-            (80, &[b"80".as_slice()]),
-            (89, &[b"80".as_slice()]),
-            (90, &[b"90a".as_slice()]),
-            (100, &[b"100".as_slice()]),
-            (103, &[b"100".as_slice()]),
-            (120, &[b"100".as_slice()]),
-        ] {
-            assert_eq!(choose(all, capability), expected, "sm_{capability}");
-        }
-        assert!(choose(&[("sm_90a", b"90a")], 100).is_empty());
-    }
-
-    #[test]
-    fn machine_code_comes_before_ptx_on_gpus_of_its_major_version() {
-        const CODE: &[u8] = b"\x7fELF code";
-        let all: EmbeddedModules = &[("sm_80", b"80"), ("sm_80", CODE), ("sm_90", b"90"), ("sm_90", CODE)];
-        assert_eq!(choose(all, 80), [CODE, b"80"]);
-        assert_eq!(choose(all, 89), [CODE, b"80"]);
-        assert_eq!(choose(all, 90), [CODE, b"90"]);
-        assert_eq!(choose(all, 100), [b"90"]);
-        // Newer PTX is better than older machine code.
-        assert_eq!(choose(&[("sm_86", b"86"), ("sm_80", CODE)], 89), [b"86"]);
-        assert_eq!(choose(&[("sm_90", CODE)], 90), [CODE]);
-    }
-
-    #[test]
-    fn a_gpu_without_an_image_is_named_with_both_architectures() {
-        let error =
-            no_image(&[("sm_90", b""), ("sm_90", b"\x7fELF"), ("sm_100", b"")], "Some GPU (GPU 0)".to_owned(), 75)
-                .to_string();
-        assert!(error.contains("kernels for sm_90, sm_100") && error.contains("it is sm_75"), "{error}");
-    }
 
     #[test]
     fn the_version_of_a_text_is_read_and_machine_code_has_none() {

@@ -16,7 +16,8 @@
 //! Kernels that the program launches by itself are not in [`Device::running`], nor in the sum against which cooperative
 //! launches are checked.
 
-use super::driver::{describe, written};
+pub use super::driver::RawHandle;
+use super::driver::describe;
 use super::import::{assume, import};
 use super::module::{Handle, Image, Images};
 use super::stream::CudaStream;
@@ -24,9 +25,6 @@ use super::{CudaDevice, Device, GpuError, Module, Stream};
 use crate::{Function, Keep, Memory, MemoryKind};
 use cudarc::driver::sys;
 use std::sync::Arc;
-
-/// A handle of the driver: `CUcontext`, `CUstream`, `CUmodule` or `CUfunction`.
-pub type RawHandle = *mut core::ffi::c_void;
 
 /// `CU_STREAM_LEGACY`: the default stream of the current context, as 0.
 const DEFAULT: usize = 1;
@@ -171,12 +169,4 @@ impl CudaDevice {
     pub(super) fn shared(&self) -> Result<Arc<Self>, GpuError> {
         self.this.upgrade().ok_or_else(|| self.context.unsupported("be used while it is dropped"))
     }
-}
-
-/// Returns whether launches into a stream are being captured.
-pub(super) fn is_capturing(stream: sys::CUstream) -> Result<bool, GpuError> {
-    let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // Safety: writes one value of the enumeration; the stream is alive.
-    let ask = |status| unsafe { sys::cuStreamIsCapturing(stream, status) };
-    written("ask whether a stream is captured", none, ask).map(|status| status != none)
 }

@@ -6,7 +6,7 @@
 //! first. A program without such a kernel pays one branch per launch.
 
 use super::CudaDevice;
-use super::launches::{Launch, State, with, with_each};
+use super::launches::{Launch, State, Stays, with, with_each};
 use crate::GpuError;
 use crate::resident::Resident;
 use std::sync::Weak;
@@ -17,16 +17,6 @@ const PARKING: Duration = Duration::from_millis(100);
 
 /// The time for which a launch waits for a parked kernel to run again.
 const COMING_BACK: Duration = Duration::from_secs(2);
-
-/// A kernel that runs until it is asked to park.
-#[derive(Debug)]
-pub(super) struct Stays {
-    /// The device object that launches it and nothing else.
-    pub(super) owner: u64,
-    resident: Weak<dyn Resident>,
-    /// The GPU and the shape of its last launch.
-    pub(super) room: Option<(usize, u64, u64)>,
-}
 
 impl State {
     /// Returns whether this device object launches a resident kernel.

@@ -5,11 +5,11 @@
 use super::CudaDevice;
 use super::context::Context;
 use super::copy_stream::{CopyStream, address_of_host};
-use super::deferred::{Deferred, Resource};
+use super::deferred::{Deferred, Resource, defer};
 use super::driver::{BesideCaptures, check, describe, error, written};
 use super::info;
-use super::launches::{defer, free_deferred};
-use super::memory::know_pinned;
+use super::launches::free_deferred;
+use super::pinned::know_pinned;
 use crate::error::out_of_memory;
 use crate::flat::{FlatPlace, RawAddresses};
 use crate::shared::{HostPages, check_file, pointer};

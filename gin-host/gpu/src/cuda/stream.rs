@@ -5,15 +5,14 @@ use super::CudaDevice;
 use super::context::Context;
 use super::copy_stream::new_stream;
 use super::deferred::{Deferred, Resource};
-use super::driver::{BesideCaptures, check, describe, is_done, new_event, written};
-use super::launches::{self, Before, Fit, Wanted, free_deferred};
+use super::driver::{BesideCaptures, RawHandle, check, describe, is_capturing, is_done, new_event, written};
+use super::launches::{self, Before, Wanted, free_deferred};
 use super::module::{Handle, Image};
-use super::raw::{RawHandle, is_capturing};
+use super::shape::Shape;
 use crate::{Argument, Device, Event, Function, GpuError, Graph, LaunchConfig, Stream, WAIT_IN_CAPTURE, lock};
 use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::{self, CUevent, CUfunction, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode};
+use cudarc::driver::sys::{self, CUevent, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode};
 use gin_boot::rt;
-use gin_device::exec::Dim3;
 use gin_device::kernel::{KernelEntry, LaunchStream};
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -86,69 +85,6 @@ static NUMBERS: AtomicU64 = AtomicU64::new(0);
 unsafe impl Send for CudaStream {}
 // Safety: as above.
 unsafe impl Sync for CudaStream {}
-
-/// A launch's shape as the driver takes it.
-struct Shape {
-    /// The configuration contains the address of these.
-    _attributes: Vec<sys::CUlaunchAttribute>,
-    config: sys::CUlaunchConfig,
-}
-
-impl Shape {
-    fn new(config: &LaunchConfig, stream: CUstream) -> Self {
-        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
-        let mut attributes = Vec::new();
-        if config.cooperative {
-            let value = sys::CUlaunchAttributeValue { cooperative: 1 };
-            attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value));
-        }
-        if config.dependent {
-            let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
-            let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-            attributes.push(attribute(id, value));
-        }
-        // Left out without clusters, because GPUs without clusters refuse it.
-        if config.cluster_blocks() > 1 {
-            let Dim3 { x, y, z } = config.cluster;
-            let cluster = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
-            let value = sys::CUlaunchAttributeValue { clusterDim: cluster };
-            attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value));
-        }
-        let config = sys::CUlaunchConfig {
-            gridDimX: config.grid.x,
-            gridDimY: config.grid.y,
-            gridDimZ: config.grid.z,
-            blockDimX: config.block.x,
-            blockDimY: config.block.y,
-            blockDimZ: config.block.z,
-            sharedMemBytes: config.dynamic_shared,
-            hStream: stream,
-            attrs: if attributes.is_empty() { std::ptr::null_mut() } else { attributes.as_mut_ptr() },
-            numAttrs: attributes.len() as u32,
-        };
-        Self { _attributes: attributes, config }
-    }
-}
-
-/// Returns how many blocks of a shape the GPU holds.
-pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig) -> Result<Fit, GpuError> {
-    context.enter()?;
-    let (threads, shared) = (config.threads() as i32, config.dynamic_shared as usize);
-    // Safety: writes one integer; the function's module is loaded.
-    let ask = |blocks| unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared) };
-    let blocks = written("ask how many blocks fit", 0, ask)?;
-    let (per_sm, cluster) = (blocks as u64, config.cluster_blocks());
-    if cluster <= 1 {
-        return Ok(Fit { per_sm, cluster, clusters: u64::from(context.sms) * per_sm });
-    }
-    // gin itself checks the cooperative case.
-    let alone = LaunchConfig { cooperative: false, dependent: false, ..*config };
-    let shape = Shape::new(&alone, std::ptr::null_mut());
-    // Safety: writes one integer; the shape is alive.
-    let ask = |clusters| unsafe { sys::cuOccupancyMaxActiveClusters(clusters, function, &raw const shape.config) };
-    let clusters = written("ask how many clusters fit", 0, ask)?;
-    Ok(Fit { per_sm, cluster, clusters: clusters as u64 })
-}
 
 impl CudaStream {
     pub(super) fn new(device: Arc<CudaDevice>, priority: i32) -> Result<Self, GpuError> {
