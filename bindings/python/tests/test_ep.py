@@ -489,6 +489,64 @@ def test_opaque_rows_travel_with_their_scales():
     virtual(2, body)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_metadata_of_a_layout_is_stored_in_tensors_of_the_program(wide):
+    """Each rank has two experts; tokens have two ids, which may be of one rank."""
+    shape, room = Shape(2, 4, 2, 16), 5
+
+    def body(rank):
+        element = Element.opaque(16, 8)
+        with rank.communicator() as comm, Group(comm, shape.config(tokens=room, element=element)) as group:
+            stream, slot = rank.stream(), group.slot(0)
+
+            def make(source):
+                random = np.random.default_rng(source)
+                ids = np.array([random.permutation(4)[:2] for _ in range(room)], np.int32)
+                scales = random.integers(0, 1 << 30, (room, 2), np.int32)
+                return ids, random.random((room, 2)).astype(np.float32), scales
+
+            ids, weights, scales = make(rank.rank)
+            flat = Permuted(group, Layout.FLAT, 2 * room)
+            received = slot.exchange(stream, Tokens(np.zeros((room, 16), np.uint8), ids, weights=weights, scales=scales))
+            received.permute(stream, flat)
+            into = dict(
+                experts=np.full((2 * room, 2), 7, np.int64 if wide else np.int32),
+                weights=np.full((2 * room, 2), 7, np.float32),
+                scales=np.full((2 * room, 2), 7, np.int32),
+                tokens=np.full(2 * room, 7, np.int32),
+            )
+            received.store_metadata(stream, flat, **into)
+            stream.synchronize()
+            row = 0
+            for source in range(2):
+                ids, weights, scales = make(source)
+                for token in range(room):
+                    here = ids[token] // 2 == rank.rank
+                    if here.any():
+                        assert into["tokens"][row] == token and (into["scales"][row] == scales[token]).all()
+                        assert (into["experts"][row] == np.where(here, ids[token] % 2, -1)).all()
+                        assert (into["weights"][row] == np.where(here, weights[token], 0)).all()
+                        row += 1
+            assert 0 < row and all((values[row:] == 7).all() for values in into.values())
+            for wrong, text in (
+                (dict(tokens=into["tokens"][1:]), "the memory of the tokens of rows has 36 bytes, 40 are needed"),
+                (dict(experts=into["weights"]), "the tensor of experts has elements of float32"),
+                (dict(weights=into["tokens"]), "the tensor of weights has elements of int32"),
+                (dict(scales=np.float32(1)), "the tensor of scales"),
+            ):
+                with pytest.raises((ValueError, TypeError), match=text):
+                    received.store_metadata(stream, flat, **wrong)
+            packed = Permuted(group, Layout.expert_major_packed(1), 4 * room)
+            received.permute(stream, packed)
+            with pytest.raises(ValueError, match="the experts of an expert-major layout's rows: leave it out"):
+                received.store_metadata(stream, packed, experts=into["experts"])
+            received.release()
+            with pytest.raises(gin.StateError, match="was combined or released before"):
+                received.store_metadata(stream, flat)
+
+    virtual(2, body)
+
+
 def small(body, ranks=1, **options):
     """Runs with a group of one expert for each rank, rows of 8 FP32 and room for 4 tokens."""
 

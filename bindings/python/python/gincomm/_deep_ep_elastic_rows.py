@@ -82,19 +82,15 @@ class _Arrived(NamedTuple):
     """The metadata of received rows, in regions of the sources."""
 
     counts: torch.Tensor
-    tokens: torch.Tensor
     experts: torch.Tensor
-    weights: torch.Tensor
 
     @staticmethod
     def of(slot: FixedSlot) -> "_Arrived":
-        received = slot.received
-        views = received.counts(), received.tokens(), received.experts(), received.weights()
-        return _Arrived(*map(torch.from_dlpack, views))
+        return _Arrived(*map(torch.from_dlpack, (slot.received.counts(), slot.received.experts())))
 
     def per_expert(self, local: int) -> torch.Tensor:
         """Returns the number of rows of each local expert, int32."""
-        row = torch.arange(self.tokens.size(1), device=self.tokens.device)
+        row = torch.arange(self.experts.size(1), device=self.experts.device)
         valid = (row < self.counts.unsqueeze(1)).unsqueeze(2) & (self.experts >= 0)
         # The number past the experts takes the ids without a row here.
         ids = torch.where(valid, self.experts, local).flatten().long()
@@ -116,10 +112,6 @@ class _Places(NamedTuple):
         valid = (torch.arange(rows, device=info.device) < total) & (info >= 0)
         info = torch.where(valid, info, 0).long()
         return _Places(valid, info >> 21, info >> 5 & 0xFFFF, info & 31)
-
-    def take(self, region: torch.Tensor) -> torch.Tensor:
-        """Returns the values of the rows, from `[source][row]` or `[source][row][column]`."""
-        return region[self.source, self.row]
 
 
 def room_by_expert(sizes: _Sizes, ranks: int, alignment: int) -> int:
@@ -229,19 +221,17 @@ class Elastic:
         recv = torch.empty(count, rows.size(1), dtype=rows.dtype, device=rows.device)
         to = layout.with_capacity(count).with_memory(slot.exchange.group, rows=recv.view(torch.uint8))
         slot.received.permute(self.queue.gin, to)
-        places = _Places.of(to, count)
         if is_new:
-            self._trace(handle, arrived, slot.permuted, places)
+            self._trace(handle, arrived, slot, to)
         got_scales = got_weights = None
         if scales is not None:
-            region = torch.from_dlpack(slot.received.scales(str(scales.dtype).split(".")[1]))
-            got_scales = torch.where(places.valid.unsqueeze(1), places.take(region), 0)
-            got_scales = _columns(got_scales) if column_major else got_scales
+            got_scales = scales.new_zeros(count, scales.size(1))
         if weights is not None:
-            got = places.take(arrived.weights)
-            if expands:
-                got = got.gather(1, places.k.unsqueeze(1)).squeeze(1)
-            got_weights = torch.where(places.valid if expands else handle._here >= 0, got, 0.0)
+            got_weights = weights.new_zeros((count,) if expands else (count, sizes.topk))
+        slot.received.store_metadata(self.queue.gin, to, scales=got_scales, weights=got_weights)
+        self.queue.settle()
+        if column_major and scales is not None:
+            got_scales = _columns(got_scales)
         return [recv, got_scales, None if expands else handle._here.to(handle.topk_idx.dtype), got_weights]
 
     def _count(self, handle: EPHandle, sizes: _Sizes, arrived: _Arrived, waits: bool) -> None:
@@ -261,18 +251,21 @@ class Elastic:
             handle.num_recv_tokens, handle.num_recv_tokens_per_expert_list = found[ranks - 1], found[ranks:]
             handle.num_expanded_tokens = sum(found[ranks:])
 
-    def _trace(self, handle: EPHandle, arrived: _Arrived, flat: Permuted, places: _Places) -> None:
+    def _trace(self, handle: EPHandle, arrived: _Arrived, slot: FixedSlot, to: Permuted) -> None:
         """Sets the sources of a handle's received rows, and the rows by expert that are copies of each."""
         count, topk = handle.num_recv_tokens, handle.topk_idx.size(1)
-        rows = _Places.of(flat, count) if handle.do_expand else places
-        here = torch.where(rows.valid.unsqueeze(1), rows.take(arrived.experts), -1)
+        here = torch.full((count, topk), -1, dtype=torch.int32, device=arrived.counts.device)
+        tokens, flat = torch.zeros(count, dtype=torch.int32, device=here.device), slot.permuted.with_capacity(count)
+        slot.received.store_metadata(self.queue.gin, flat, experts=here, tokens=tokens)
+        self.queue.settle()
+        rows = _Places.of(flat, count)
         numbers = torch.arange(topk, device=here.device)
         last = torch.where(here >= 0, numbers, -1).amax(1)
-        token = rows.source * handle.num_max_tokens_per_rank + rows.take(arrived.tokens)
+        token = rows.source * handle.num_max_tokens_per_rank + tokens
         # The row past the received ones takes the gaps.
         slots = torch.full(((count + 1) * topk,), -1, dtype=torch.int64, device=here.device)
         if handle.do_expand:
-            first = arrived.counts.cumsum(0) - arrived.counts
+            places, first = _Places.of(to, to.capacity), arrived.counts.cumsum(0) - arrived.counts
             target = torch.where(places.valid, (first[places.source] + places.row) * topk + places.k, count * topk)
             slots.scatter_(0, target, torch.arange(places.k.numel(), device=here.device))
         handle._here, handle._slots = here, slots.view(-1, topk)[:count]

@@ -15,9 +15,6 @@ Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 _FEW_WORDS = 512
 """The least words of a rank's numbers of tokens, so that most numbers of experts take one group."""
 
-_WORDS = 8
-"""The elements of a row that a group of metadata may return. None is returned."""
-
 
 class Routing(NamedTuple):
     """The arguments of a dispatch that say where tokens go; all are None in a dispatch of a handle."""
@@ -54,6 +51,7 @@ class Handle(tuple):
 
     tokens: int
     received: int
+    topk: int
     ids: torch.Tensor
     slot: FixedSlot
 
@@ -89,29 +87,38 @@ class Normal:
         self.every_rank = self.each_rank.unsqueeze(0)
 
     def _exchange(
-        self, tokens: int, hidden: int, row_bytes: int, sms: int, element: Optional[Element] = None
+        self, tokens: int, hidden: int, row_bytes: int, sms: int, extra: int = 0, element: Optional[Element] = None
     ) -> Exchange:
-        """Returns the group for rows of these bytes, whose ids are numbers of ranks."""
-        key = (tokens, hidden, row_bytes, sms, element is None)
+        """Returns the group for rows of these bytes, with `extra` bytes of metadata, whose ids are numbers of ranks."""
+        key = (tokens, hidden, row_bytes, sms, extra, element is None)
         if key not in self.exchanges:
             ranks, dtype = self.comm.ranks, torch.uint8 if element is None else torch.float32
-            element = Element.opaque(row_bytes) if element is None else element
+            element = Element.opaque(row_bytes, extra) if element is None else element
             config = GroupConfig(
                 ranks, hidden, ranks, tokens=tokens, element=element, sms=sms or None, deadline=self.deadline
             )
             self.exchanges[key] = Exchange(
-                self.comm, self.queue, config, Layout.FLAT, hidden, row_bytes, dtype=dtype, rows=ranks * tokens
+                self.comm,
+                self.queue,
+                config,
+                Layout.FLAT,
+                hidden,
+                row_bytes,
+                dtype=dtype,
+                rows=ranks * tokens,
+                scale_bytes=extra,
             )
         return self.exchanges[key]
 
-    def _swap(self, handle: Handle, rows: torch.Tensor, hidden: int, sms: int) -> Tuple[FixedSlot, torch.Tensor]:
-        """Sends rows, and returns the slot and the rows that arrive, in a tensor of their own."""
-        sent = _bytes(rows)
+    def _swap(self, handle: Handle, rows: torch.Tensor, record: Optional[torch.Tensor], sms: int) -> torch.Tensor:
+        """Sends rows with their metadata, and returns the rows that arrive, in a tensor of their own."""
+        sent, extra = aligned(rows).view(torch.uint8), 0 if record is None else 4 * record.size(1)
         arrived = torch.empty(handle.received, rows.size(1), dtype=rows.dtype, device=rows.device)
-        slot = self._exchange(handle.tokens, hidden, sent.size(1), sms).slots[0]
+        handle.slot = slot = self._exchange(handle.tokens, rows.size(1), sent.size(1), sms, extra).slots[0]
         to = slot.permuted.with_capacity(handle.received)
-        slot.swap(handle, Tokens(sent, handle.ids), to.with_memory(slot.exchange.group, rows=arrived.view(torch.uint8)))
-        return slot, arrived
+        tokens = Tokens(sent, handle.ids, scales=None if record is None else record.view(torch.uint8))
+        slot.swap(handle, tokens, to.with_memory(slot.exchange.group, rows=arrived.view(torch.uint8)))
+        return arrived
 
     def _agree(self, routing: Routing) -> Tuple[int, torch.Tensor, List[List[int]], List[int]]:
         """Exchanges numbers of tokens, and waits for them. Returns the largest of a rank, tokens `[source][rank]` on
@@ -169,17 +176,19 @@ class Normal:
                 none = routing.ids is None and routing.weights is None
                 require(none, "with a handle, topk_idx and topk_weights must be None")
                 check("x", rows, queue.device, (rows.dtype,), handle.ids.size(0), None)
-            handle.slot, recv_x = self._swap(handle, rows, rows.size(1), sms)
+            record = _record(scales, handle.topk)
+            sent = record.pack(rows.size(0), rows.device, scales=scales, ids=routing.ids, weights=routing.weights)
+            recv_x = self._swap(handle, rows, sent, sms)
             found = [recv_x]
             if is_new or scales is not None:
-                record = _record(scales, routing.ids)
-                _, arrived = self._swap(handle, _pack(record, rows, scales, routing), _WORDS, sms)
+                arrived = None if sent is None else sent.new_empty(handle.received, sent.size(1))
+                slot, tokens = handle.slot, handle[3] if is_new else None
+                slot.received.store_metadata(queue.gin, slot.to, scales=arrived, tokens=tokens)
                 queue.settle()
                 if scales is not None:
                     found.append(record.take("scales", arrived).contiguous())
                 if is_new:
-                    handle[3].copy_(record.take("token", arrived).squeeze(1))
-                    got_ids, got_weights = self._local(record, handle.slot, arrived, routing, bool(worst))
+                    got_ids, got_weights = self._local(record, slot, arrived, routing, bool(worst))
         event = queue.finish(async_finish, (rows, scales, handle.ids, *found, got_ids, got_weights, *handle))
         handle.slot.exchange.check()
         recv = recv_x if scales is None else tuple(found)
@@ -218,11 +227,12 @@ class Normal:
         source = torch.empty(received, dtype=torch.int32, device=device)
         handle = Handle((matrix, None, None, source, in_rank, None))
         handle.tokens, handle.received = room_of(tokens), received
+        handle.topk = 0 if routing.ids is None else routing.ids.size(1)
         handle.ids = torch.where(in_rank, self.each_rank, -1)
         return handle, numbers
 
     def _local(
-        self, record: Record, slot: FixedSlot, arrived: torch.Tensor, routing: Routing, has_gaps: bool
+        self, record: Record, slot: FixedSlot, arrived: Optional[torch.Tensor], routing: Routing, has_gaps: bool
     ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
         """Returns ids as numbers on this rank, or -1, and the weights, 0 where the id is -1; None if there are no ids.
 
@@ -274,7 +284,7 @@ class Normal:
         """Adds up the weights that the ranks of a token return, in FP32."""
         topk = weights.size(1)
         columns = -(-topk // 4) * 4
-        slot = self._exchange(handle.tokens, columns, 4 * columns, sms, Element.F32).slots[0]
+        slot = self._exchange(handle.tokens, columns, 4 * columns, sms, element=Element.F32).slots[0]
         padded = torch.nn.functional.pad(weights.detach(), (0, columns - topk))
         sums = torch.empty(handle.ids.size(0), columns, dtype=torch.float32, device=weights.device)
         _return(slot, handle, Combine.reduced(sums), padded)
@@ -287,27 +297,13 @@ class Normal:
             self.exchanges.popitem()[1].destroy()
 
 
-def _bytes(rows: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of rows, which are multiples of 16."""
-    return aligned(rows).view(torch.uint8)
-
-
-def _record(scales: Optional[torch.Tensor], ids: Optional[torch.Tensor]) -> Record:
-    """Returns the layout of a row's metadata."""
-    topk = 0 if ids is None else ids.size(1)
+def _record(scales: Optional[torch.Tensor], topk: int) -> Record:
+    """Returns the layout of a row's metadata. A dispatch of a handle has the same as the one that made the handle, and so
+    the same group."""
     return Record(
         scales=(torch.float32, 0) if scales is None else (scales.dtype, scales.size(1)),
-        token=(torch.int32, 1),
         ids=(torch.int32, topk),
         weights=(torch.float32, topk),
-    )
-
-
-def _pack(record: Record, rows: torch.Tensor, scales: Optional[torch.Tensor], routing: Routing) -> torch.Tensor:
-    """Returns the metadata of all rows."""
-    token = torch.arange(rows.size(0), dtype=torch.int32, device=rows.device).unsqueeze(1)
-    return record.pack(
-        rows.size(0), rows.device, scales=scales, token=token, ids=routing.ids, weights=routing.weights
     )
 
 

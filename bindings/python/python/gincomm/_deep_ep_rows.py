@@ -56,12 +56,15 @@ class Record:
                 end += columns
         self.end = end
 
-    def pack(self, count: int, device: torch.device, **tensors: torch.Tensor) -> torch.Tensor:
-        """Returns rows of words, up to a multiple of 16 bytes, from a tensor `[count][column]` for each part."""
+    def pack(self, count: int, device: torch.device, **tensors: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+        """Returns rows of words from a tensor `[count][column]` for each part; None if there are no parts. Words of parts
+        without a tensor, and words up to a multiple of 16 bytes, are undefined."""
+        if self.end == 0:
+            return None
         rows = torch.empty(count, -(-self.end // 4) * 4, dtype=torch.int32, device=device)
-        rows[:, self.end :] = 0
         for name in self.parts:
-            self.take(name, rows).copy_(tensors[name].detach())
+            if (tensor := tensors[name]) is not None:
+                self.take(name, rows).copy_(tensor.detach())
         return rows
 
     def take(self, name: str, rows: torch.Tensor) -> torch.Tensor:

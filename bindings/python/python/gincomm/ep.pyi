@@ -245,6 +245,21 @@ class Received:
         """Returns the scales of each row: `[source][row][element]`."""
     def permute(self, stream: Stream, to: Permuted) -> PermutedRows:
         """Puts the rows into another layout, in the order of the stream. Returns the parameter of kernels."""
+    def store_metadata(
+        self,
+        stream: Stream,
+        of: Permuted,
+        *,
+        experts: _Tensor | None = None,
+        weights: _Tensor | None = None,
+        scales: _Tensor | None = None,
+        tokens: _Tensor | None = None,
+    ) -> None:
+        """Stores the metadata of rows in contiguous tensors of the program, in the order of the stream, at their places in a
+        layout into which the rows were put. Places without a row keep their bytes. `tokens` is int32: the number of the
+        row's token at its source. `scales` has the bytes of a row's scales, a multiple of 4. In a flat layout `experts`,
+        int32 or int64, and `weights`, float32, are `[row][id]`: the number on this rank of each id's expert, or -1, with a
+        weight of 0. In other layouts `weights` is `[row]`, and there are no `experts`."""
     def combine(
         self,
         stream: Stream,

@@ -41,6 +41,19 @@ impl GroupCore {
         take(value, &**self.member.comm.gpu(), what, dtypes)
     }
 
+    /// Returns the memory and the type of a tensor, if there is one.
+    pub(crate) fn optional(
+        &self,
+        value: Option<&Bound<'_, PyAny>>,
+        what: &str,
+        dtypes: &[DType],
+    ) -> PyResult<Option<(MemorySlice, DType)>> {
+        let Some(value) = value else { return Ok(None) };
+        let tensor = self.tensor(value, what, dtypes)?;
+        let dtype = tensor.dtype;
+        Ok(Some((self.memory(value.py(), tensor)?, dtype)))
+    }
+
     /// Makes memory of a tensor. The memory keeps it, unless the program keeps the tensors of its calls.
     pub(crate) fn memory(&self, py: Python<'_>, tensor: Tensor) -> PyResult<MemorySlice> {
         if tensor.bytes == 0 {

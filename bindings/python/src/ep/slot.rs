@@ -451,6 +451,40 @@ impl Received {
         Ok(PermutedRows { slot, id: self.id, to: Guarded::new(to.clone()), users: Guarded::new(users), view })
     }
 
+    /// Stores the metadata of rows in tensors of the program, at their places in a layout into which the rows were put.
+    #[pyo3(signature = (stream, of, *, experts=None, weights=None, scales=None, tokens=None))]
+    fn store_metadata(
+        &self,
+        stream: &Bound<'_, Stream>,
+        of: &Bound<'_, Permuted>,
+        experts: Option<&Bound<'_, PyAny>>,
+        weights: Option<&Bound<'_, PyAny>>,
+        scales: Option<&Bound<'_, PyAny>>,
+        tokens: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (py, of) = (stream.py(), of.get());
+        let mut inner = self.slot.get()?.enter()?;
+        let (core, mut received) = inner.received(self.id, "viewed")?;
+        let work = usable(stream.get(), &core, &self.slot.users)?;
+        of.users().add(&work.stream);
+        let words = [DType::Int32, DType::Uint32];
+        let wide = [DType::Int32, DType::Int64];
+        let (experts, id) = core.optional(experts, "the tensor of experts", &wide)?.unzip();
+        let weights = core.optional(weights, "the tensor of weights", &[DType::Float32])?.unzip().0;
+        let scales = core.optional(scales, "the tensor of scales", &[])?.unzip().0;
+        let tokens = core.optional(tokens, "the tensor of tokens", &words)?.unzip().0;
+        let into = gin_ep::MetadataMemory {
+            experts: experts.as_ref(),
+            weights: weights.as_ref(),
+            scales: scales.as_ref(),
+            tokens: tokens.as_ref(),
+            is_wide: id == Some(DType::Int64),
+            ..Default::default()
+        };
+        let (of, _launching) = (of.get()?, core.member.launching()?);
+        py.detach(|| received.store_metadata(&work.stream, of, &into)).or_raise(py)
+    }
+
     /// Returns rows for each received one, and stores the sums of the returned rows, one for each of this rank's
     /// tokens. The rows are the received ones, or in a tensor, in permuted rows, or in a pair of both.
     #[pyo3(signature = (stream, combine, rows=None))]

@@ -169,9 +169,7 @@ impl Permuted {
     ) -> PyResult<Self> {
         let (py, core) = (group.py(), group.get().core()?);
         let take = |value: Option<&Bound<'_, PyAny>>, what: &str, dtypes: &[DType]| -> PyResult<Option<MemorySlice>> {
-            let Some(value) = value else { return Ok(None) };
-            let tensor = core.tensor(value, what, dtypes)?;
-            core.memory(py, tensor).map(Some)
+            Ok(core.optional(value, what, dtypes)?.unzip().0)
         };
         let (rows, scales) = (take(rows, "the tensor of rows", &[])?, take(scales, "the tensor of scales", &[])?);
         let words = [DType::Int32, DType::Uint32];
