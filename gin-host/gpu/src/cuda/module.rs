@@ -82,7 +82,7 @@ unsafe impl Sync for Loaded {}
 /// A module of static kernels, once its GPU has loaded it. Locked while it is loaded.
 type Place = Arc<Mutex<Option<Arc<Image>>>>;
 
-/// Returns the place of a module of static kernels: they are told apart by their address.
+/// Returns the place of a module of static kernels, whose address identifies it.
 fn place(context: &Context, embedded: EmbeddedModules) -> Place {
     static PLACES: Mutex<BTreeMap<(usize, usize), Place>> = Mutex::new(BTreeMap::new());
     lock(&PLACES).entry((context.ordinal, embedded.as_ptr().addr())).or_default().clone()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a GPU shares with a NIC: [pages](super::pages) to which kernels store, and its own memory as a file.
+//! Memory that a GPU shares with a NIC: [pages](super::pages) to which kernels store, and its own memory as a file.
 
 use super::CudaDevice;
 use super::context::Context;
