@@ -73,10 +73,7 @@ pub unsafe extern "C" fn gin_ep_permuted_create(
     permuted: *mut gin_ep_permuted_t,
 ) -> gin_status_t {
     call("gin_ep_permuted_create", || {
-        let (group, out) = (table::get::<Group>(group.id)?, output(permuted, "permuted")?);
-        let layout = self::layout(layout, align)?;
-        let inner = group.with(|group| Ok(gin_ep::Permuted::new(group, layout, rows)?))?;
-        add(&group.core, inner, out)
+        create(group, (layout, align), permuted, |group, layout| gin_ep::Permuted::new(group, layout, rows))
     })
 }
 
@@ -96,10 +93,7 @@ pub unsafe extern "C" fn gin_ep_permuted_create_without_rows(
     permuted: *mut gin_ep_permuted_t,
 ) -> gin_status_t {
     call("gin_ep_permuted_create_without_rows", || {
-        let (group, out) = (table::get::<Group>(group.id)?, output(permuted, "permuted")?);
-        let layout = self::layout(layout, align)?;
-        let inner = group.with(|group| Ok(gin_ep::Permuted::without_rows(group, layout, rows)?))?;
-        add(&group.core, inner, out)
+        create(group, (layout, align), permuted, |group, layout| gin_ep::Permuted::without_rows(group, layout, rows))
     })
 }
 
@@ -152,6 +146,19 @@ pub unsafe extern "C" fn gin_ep_permuted_with_capacity(
         let (of, out) = (table::get::<Permuted>(permuted.id)?, output(same, "same")?);
         add(&of.core, of.inner.with_capacity(rows)?, out)
     })
+}
+
+/// Makes a layout, and writes its handle.
+fn create(
+    group: gin_ep_group_t,
+    (layout, align): (u32, u32),
+    permuted: *mut gin_ep_permuted_t,
+    make: impl FnOnce(&gin_ep::Group, gin_ep::Layout) -> Result<gin_ep::Permuted, gin_ep::EpError>,
+) -> Result<(), Failure> {
+    let (group, out) = (table::get::<Group>(group.id)?, output(permuted, "permuted")?);
+    let layout = self::layout(layout, align)?;
+    let inner = group.with(|group| Ok(make(group, layout)?))?;
+    add(&group.core, inner, out)
 }
 
 /// Adds a layout to the table, and writes its handle.

@@ -83,19 +83,37 @@ static void quantised(Rank& r) {
     OK(r.comm, ncclEpGroupDestroy(group));
 }
 
-// Rows and scales of bytes, which arrive as they were sent.
+/// Rows and scales of bytes, which arrive as they were sent.
+struct Bytes {
+    Tensor<uint8_t> rows, scales;
+
+    Bytes(uint32_t rank, uint32_t count)
+        : rows(ncclFloat8e4m3, {count, HIDDEN}, make(rank, count, 0, HIDDEN)),
+          scales(ncclUint8, {count, 16}, make(rank, count, 200, 16)) {}
+
+    /// Checks what arrived at a place.
+    static void check(const std::vector<uint8_t>& rows, const std::vector<uint8_t>& scales, size_t place, uint32_t source,
+                      uint32_t token) {
+        for (uint32_t i = 0; i < HIDDEN; i++) HOLDS(rows[place * HIDDEN + i] == byte(source, token, i));
+        for (uint32_t i = 0; i < 16; i++) HOLDS(scales[place * 16 + i] == byte(source, token, 200 + i));
+    }
+
+   private:
+    static uint8_t byte(uint32_t rank, uint32_t token, uint32_t i) { return uint8_t(rank * 31 + token * 7 + i); }
+
+    static std::vector<uint8_t> make(uint32_t rank, uint32_t count, uint32_t first, uint32_t columns) {
+        std::vector<uint8_t> made;
+        for (uint32_t token = 0; token < count; token++)
+            for (uint32_t i = 0; i < columns; i++) made.push_back(byte(rank, token, first + i));
+        return made;
+    }
+};
+
 static void forwarded(Rank& r) {
     ncclEpGroup_t group = group_of(r, NCCL_EP_ALGO_LOW_LATENCY);
     std::vector<Batch> batches = all_batches(r, 33);
     Given given(batches[r.rank]);
-    auto byte = [](uint32_t rank, uint32_t token, uint32_t i) { return uint8_t(rank * 31 + token * 7 + i); };
-    std::vector<uint8_t> sent, of_scales;
-    for (uint32_t token = 0; token < given.batch.count; token++) {
-        for (uint32_t i = 0; i < HIDDEN; i++) sent.push_back(byte(r.rank, token, i));
-        for (uint32_t i = 0; i < 16; i++) of_scales.push_back(byte(r.rank, token, 200 + i));
-    }
-    Tensor<uint8_t> rows(ncclFloat8e4m3, {given.batch.count, HIDDEN}, sent);
-    Tensor<uint8_t> in_scales(ncclUint8, {given.batch.count, 16}, of_scales);
+    Bytes sent(r.rank, given.batch.count);
     Tensor<uint8_t> received(ncclFloat8e4m3, {r.local, r.ranks * ROOM, HIDDEN});
     Tensor<uint8_t> scales(ncclUint8, {r.local, r.ranks * ROOM, 16});
     Tensor<int32_t> counts(ncclInt32, {r.local});
@@ -105,15 +123,14 @@ static void forwarded(Rank& r) {
     ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
     ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
     ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
-    in.tokens = &rows, in.scales = &in_scales, out.tokens = &received, out.scales = &scales;
+    in.tokens = &sent.rows, in.scales = &sent.scales, out.tokens = &received, out.scales = &scales;
     info.expert_counters = &counts, config.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
     OK(r.comm, ncclEpDispatch(handle, &in, &out, &info, &config, r.stream));
     r.stream.synchronize();
     check_counts(r, batches, counts.read());
     std::vector<uint8_t> bytes = received.read(), found = scales.read();
     std::vector<uint16_t> made = fixed_results(r, batches, [&](size_t place, Row row) {
-        for (uint32_t i = 0; i < HIDDEN; i++) HOLDS(bytes[place * HIDDEN + i] == byte(row.source, row.token, i));
-        for (uint32_t i = 0; i < 16; i++) HOLDS(found[place * 16 + i] == byte(row.source, row.token, 200 + i));
+        Bytes::check(bytes, found, place, row.source, row.token);
     });
     Tensor<uint16_t> results(ncclBfloat16, {r.local, r.ranks * ROOM, HIDDEN}, made);
     combine_zones(r, handle, given.batch, results, given.weights);
@@ -137,15 +154,9 @@ static void forwarded_flat(Rank& r) {
     ncclEpGroup_t group = group_of(r, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     std::vector<Batch> batches = all_batches(r, 45);
     Given given(batches[r.rank]);
-    auto byte = [](uint32_t rank, uint32_t token, uint32_t i) { return uint8_t(rank * 31 + token * 7 + i); };
-    std::vector<uint8_t> sent, of_scales;
-    for (uint32_t token = 0; token < given.batch.count; token++) {
-        for (uint32_t i = 0; i < HIDDEN; i++) sent.push_back(byte(r.rank, token, i));
-        for (uint32_t i = 0; i < 16; i++) of_scales.push_back(byte(r.rank, token, 200 + i));
-    }
+    Bytes sent(r.rank, given.batch.count);
     size_t room = r.ranks * ROOM;
-    Tensor<uint8_t> rows(ncclFloat8e4m3, {given.batch.count, HIDDEN}, sent), received(ncclFloat8e4m3, {room, HIDDEN});
-    Tensor<uint8_t> in_scales(ncclUint8, {given.batch.count, 16}, of_scales), scales(ncclUint8, {room, 16});
+    Tensor<uint8_t> received(ncclFloat8e4m3, {room, HIDDEN}), scales(ncclUint8, {room, 16});
     Tensor<float> weights(ncclFloat32, {room, TOPK});
     Tensor<uint16_t> results(ncclBfloat16, {room, HIDDEN});
     ncclEpHandle_t handle;
@@ -153,7 +164,7 @@ static void forwarded_flat(Rank& r) {
     ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
     ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
     ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
-    in.tokens = &rows, in.scales = &in_scales, in.topk_weights = &given.weights;
+    in.tokens = &sent.rows, in.scales = &sent.scales, in.topk_weights = &given.weights;
     out.tokens = &received, out.scales = &scales, out.topk_weights = &weights;
     config.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
     OK(r.comm, ncclEpDispatch(handle, &in, &out, nullptr, &config, r.stream));
@@ -164,8 +175,7 @@ static void forwarded_flat(Rank& r) {
     size_t place = 0;
     for (uint32_t source = 0; source < r.ranks; source++)
         for (uint32_t token : tokens_from(batches[source], r)) {
-            for (uint32_t i = 0; i < HIDDEN; i++) HOLDS(bytes[place * HIDDEN + i] == byte(source, token, i));
-            for (uint32_t i = 0; i < 16; i++) HOLDS(found[place * 16 + i] == byte(source, token, 200 + i));
+            Bytes::check(bytes, found, place, source, token);
             for (uint32_t i = 0; i < HIDDEN; i++) {
                 float sum = 0;
                 for (uint32_t k = 0; k < TOPK; k++) {
