@@ -3,8 +3,8 @@
 
 use super::error::{NicError, Step};
 use super::hca::{Access, Extent, Hca, Region};
-use super::open::Nic;
-use super::owned::Stack;
+use super::open::{Nic, failed};
+use super::owned::{Owned, Stack};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::wqe::{Local, Remote};
 use gin_gpu::MemorySlice;
@@ -52,5 +52,34 @@ impl RegisteredSlice {
     /// Returns the operand of an own entry that names `bytes` bytes from `offset` on.
     pub fn local(&self, offset: u64, bytes: u64) -> Local {
         Local { address: self.start + offset, key: Be32::new(self.local_key), bytes: bytes as u32 }
+    }
+}
+
+/// Memory that another library has allocated, registered with a NIC. A drop deregisters it.
+#[derive(Debug)]
+pub struct RegisteredExtent {
+    /// The key for local access.
+    pub local_key: u32,
+    /// The key for remote access.
+    pub remote_key: u32,
+    _region: Owned,
+    // Its protection domain outlives the region.
+    _nic: Arc<Nic>,
+}
+
+impl RegisteredExtent {
+    /// Registers memory, whose first byte has the address `start` in work-queue entries.
+    ///
+    /// # Errors
+    /// An error of the NIC.
+    ///
+    /// # Safety
+    /// - The memory is valid until the result is dropped, and other code that uses it expects the NIC's accesses.
+    pub unsafe fn new(nic: &Arc<Nic>, memory: &Extent, start: u64, access: Access) -> Result<Self, NicError> {
+        // Safety: the caller's promise.
+        let region = unsafe { nic.owner.hca.register_region(&nic.domain, memory, start, access) };
+        let Region { handle, local_key, remote_key } = region.map_err(failed(&nic.name, Step::Region, None))?;
+        let owned = nic.owner.own(handle, Hca::deregister_region);
+        Ok(Self { local_key, remote_key, _region: owned, _nic: Arc::clone(nic) })
     }
 }

@@ -39,7 +39,7 @@ mod reach;
 mod relay;
 
 pub use address::Address;
-pub use device::RegisteredSlice;
+pub use device::{RegisteredExtent, RegisteredSlice};
 pub use device_queue_pairs::{DeviceQueuePairs, Shape, Target};
 pub use doorbells::{DoorbellRelease, DoorbellSource, Doorbells};
 pub use drain::DrainError;

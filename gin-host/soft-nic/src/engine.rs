@@ -70,6 +70,15 @@ pub struct Options {
     pub seed: u64,
     /// True if entries of queue pairs that are not core-direct masters may not wait for completion queues.
     pub wait_needs_master: bool,
+    /// True if a doorbell may ring before its record is stored. The engine then keeps the doorbell until the record has
+    /// caught up. Device code of DOCA GPUNetIO rings, stores the record and rings again.
+    pub early_doorbells: bool,
+    /// True if reserved bytes of entries may hold anything: signature, immediate, and those of segments. Device code of
+    /// DOCA GPUNetIO leaves them undefined.
+    pub ignore_reserved: bool,
+    /// True if a DUMP waits for outstanding READs of its queue pair also without a fence. NCCL posts such a DUMP behind
+    /// READs and takes its completion for the visibility of their data.
+    pub dump_waits_for_reads: bool,
     /// A NIC that receives everything late.
     pub slow: Option<Slow>,
     /// The mistake that the engine makes.
@@ -88,7 +97,16 @@ pub struct Slow {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { delay: 0, seed: 0, wait_needs_master: true, slow: None, mistake: Mistake::None }
+        Self {
+            delay: 0,
+            seed: 0,
+            wait_needs_master: true,
+            early_doorbells: false,
+            ignore_reserved: false,
+            dump_waits_for_reads: false,
+            slow: None,
+            mistake: Mistake::None,
+        }
     }
 }
 
@@ -120,6 +138,9 @@ pub struct Engine {
     first: Violation,
     mistake: Mistake,
     wait_needs_master: bool,
+    early_doorbells: bool,
+    ignore_reserved: bool,
+    dump_waits_for_reads: bool,
 }
 
 /// The reason why an operation fails: the sender's syndrome, and whether its peer breaks as well.
@@ -134,7 +155,7 @@ const NO_ANSWER: Refusal = Refusal { syndrome: Syndrome::RetryExceeded, peer_bre
 impl Engine {
     /// Creates an engine.
     pub fn new(options: Options) -> Self {
-        let Options { delay, seed, wait_needs_master, slow, mistake } = options;
+        let Options { delay, seed, slow, mistake, .. } = options;
         Self {
             delay,
             seed,
@@ -146,7 +167,10 @@ impl Engine {
             violations: 0,
             first: Violation { kind: ViolationKind::UnknownQueue, queue: 0, expected: 0, seen: 0 },
             mistake,
-            wait_needs_master,
+            wait_needs_master: options.wait_needs_master,
+            early_doorbells: options.early_doorbells,
+            ignore_reserved: options.ignore_reserved,
+            dump_waits_for_reads: options.dump_waits_for_reads,
         }
     }
 
@@ -186,39 +210,57 @@ impl Engine {
         if !matches!(queue.state, QpState::ReadyToSend | QpState::Error) {
             return self.violate(ViolationKind::NotReady, number, QpState::ReadyToSend.code(), queue.state.code());
         }
-        let size = 1u64 << queue.log_size;
-        let ahead = |from: u64, to: u16| u64::from(to.wrapping_sub(from as u16));
         let new = ahead(queue.posted, end);
+        self.announce(tables, memory, number, new);
+    }
+
+    /// Announces the next `new` entries of a queue pair, if its record includes them. Returns false if the doorbell
+    /// waits for the record.
+    fn announce(&mut self, tables: &mut Tables<'_>, memory: &mut impl Memory, number: u32, new: u64) -> bool {
+        let Some(queue) = tables.queues.get_mut(number as usize) else { return false };
+        let size = 1u64 << queue.log_size;
+        let end = queue.posted + new;
         // Read the record first: its store came before the doorbell's.
         memory.fence_acquire();
         let record = Be32::from_memory(memory.load_u32(queue.record)).get();
         let recorded = ahead(queue.recorded, record as u16);
+        let is_early = queue.recorded + recorded < end;
         let broken = if new > size {
-            Some((ViolationKind::DoorbellRange, queue.posted, u64::from(end)))
+            Some((ViolationKind::DoorbellRange, queue.posted, end & 0xffff))
         } else if record > 0xffff || recorded > size {
             Some((ViolationKind::RecordRange, queue.recorded, u64::from(record)))
-        } else if queue.recorded + recorded < queue.posted + new {
-            Some((ViolationKind::DoorbellBeforeRecord, queue.posted + new, queue.recorded + recorded))
-        } else if queue.posted + new > queue.finished + size {
-            Some((ViolationKind::Overwritten, queue.finished + size, queue.posted + new))
+        } else if is_early && !self.early_doorbells {
+            Some((ViolationKind::DoorbellBeforeRecord, end, queue.recorded + recorded))
+        } else if end > queue.finished + size {
+            Some((ViolationKind::Overwritten, queue.finished + size, end))
         } else {
             None
         };
+        if is_early && broken.is_none() {
+            queue.early = queue.early.max(end);
+            mark(tables.busy, number as usize);
+            return false;
+        }
+        if broken.is_some() || queue.early <= end {
+            queue.early = 0;
+        }
         if let Some((kind, expected, seen)) = broken {
             queue.state = QpState::Error;
             // A thread that waits for these entries then learns that they were flushed.
-            if queue.posted + new <= queue.finished + size {
-                queue.posted += new;
+            if end <= queue.finished + size {
+                queue.posted = end;
             }
             mark(tables.busy, number as usize);
-            return self.violate(kind, number, expected, seen);
+            self.violate(kind, number, expected, seen);
+            return true;
         }
         if queue.started == queue.posted {
             queue.rung_at = self.time;
         }
-        queue.posted += new;
+        queue.posted = end;
         queue.recorded += recorded;
         mark(tables.busy, number as usize);
+        true
     }
 
     /// Returns true if the next request of the queue pair is still delayed.
@@ -244,7 +286,8 @@ impl Engine {
                     }
                     Progress::Waiting => waiting = true,
                     Progress::Idle => {
-                        let is_done = |queue: &QueuePair| !queue.live || queue.finished == queue.posted;
+                        let is_done =
+                            |queue: &QueuePair| !queue.live || (queue.finished == queue.posted && queue.early == 0);
                         if tables.queues.get(number).is_none_or(is_done) {
                             unmark(tables.busy, number);
                         }
@@ -264,6 +307,11 @@ impl Engine {
         memory: &mut impl Memory,
     ) -> Progress {
         let Some(queue) = tables.queues.get_mut(number).filter(|queue| queue.live) else { return Progress::Idle };
+        let new = queue.early.saturating_sub(queue.posted);
+        if new > 0 && self.announce(tables, memory, number as u32, new) {
+            return Progress::Moved;
+        }
+        let Some(queue) = tables.queues.get_mut(number) else { return Progress::Idle };
         let (finished, started) = (queue.finished, queue.started);
         if finished < started {
             let flight = *queue.flight(finished);
@@ -372,7 +420,10 @@ impl Engine {
             return false;
         }
         let index = queue.started;
-        let slot = load_slot(queue, index, memory);
+        let mut slot = load_slot(queue, index, memory);
+        if self.ignore_reserved {
+            clear_reserved(&mut slot);
+        }
         let entry = match Entry::read(&slot, index, number as u32) {
             Ok(entry) => entry,
             Err(error) => {
@@ -403,8 +454,9 @@ impl Engine {
             }
         }
         let reading = matches!(entry.work, Work::Read { .. } | Work::FetchAdd { .. });
+        let dumps = self.dump_waits_for_reads && matches!(entry.work, Work::Dump { .. });
         // All fence modes except the local one wait. Local operations finish when they begin.
-        if (entry.flags.fence() > 1 && reads > 0) || (reading && reads >= queue.reads) {
+        if ((entry.flags.fence() > 1 || dumps) && reads > 0) || (reading && reads >= queue.reads) {
             return false;
         }
         if let Work::Wait { queue: awaited, index: completion } = entry.work {
@@ -505,6 +557,11 @@ impl Engine {
     }
 }
 
+/// Returns the number of entries from an index on to the next one with these low 16 bits.
+fn ahead(from: u64, to: u16) -> u64 {
+    u64::from(to.wrapping_sub(from as u16))
+}
+
 fn mark(busy: &mut [u64], number: usize) {
     if let Some(word) = busy.get_mut(number / 64) {
         *word |= 1 << (number % 64);
@@ -528,6 +585,22 @@ fn next_marked(busy: &[u64], from: usize) -> Option<usize> {
         mask = u64::MAX;
     }
     None
+}
+
+/// Clears the reserved bytes of an entry.
+fn clear_reserved(slot: &mut Slot) {
+    // All of the second half of the control segment but the flags.
+    slot[0].words[1] &= 0xff << 24;
+    match operation(slot) {
+        opcode::WRITE | opcode::READ => slot[1].words[1] &= 0xffff_ffff,
+        opcode::FETCH_ADD => {
+            slot[1].words[1] &= 0xffff_ffff;
+            // The word to compare with, which an addition does not use.
+            slot[2].words[1] = 0;
+        }
+        opcode::WAIT => slot[1].words[0] = 0,
+        _ => {}
+    }
 }
 
 fn operation(slot: &Slot) -> u32 {

@@ -162,6 +162,8 @@ pub struct QueuePair {
     pub finished: u64,
     /// Index past the last entry seen in the doorbell record.
     pub recorded: u64,
+    /// Index past the last entry of a doorbell that waits for its record; 0 if none waits.
+    pub early: u64,
     /// True if no further entry begins, because of a fault switch.
     pub stalled: bool,
     /// Time of the doorbell that found the queue pair without work.
@@ -195,6 +197,7 @@ impl Default for QueuePair {
             started: 0,
             finished: 0,
             recorded: 0,
+            early: 0,
             stalled: false,
             rung_at: 0,
             flights: Flights::default(),
@@ -205,7 +208,7 @@ impl Default for QueuePair {
 impl QueuePair {
     /// Drops all posted entries, as a change to the reset state does. The ring begins at index 0 again.
     pub fn reset(&mut self) {
-        (self.posted, self.started, self.finished, self.recorded) = (0, 0, 0, 0);
+        (self.posted, self.started, self.finished, self.recorded, self.early) = (0, 0, 0, 0, 0);
         self.flights = Flights::default();
         self.state = QpState::Reset;
     }

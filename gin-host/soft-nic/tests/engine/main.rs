@@ -308,6 +308,111 @@ fn only_a_core_direct_master_waits_by_default() {
     }
 }
 
+/// Writes and announces a NOP as device code of DOCA GPUNetIO does, up to the first doorbell.
+fn ring_early(world: &mut World) -> u64 {
+    world.write(0, wqe::nop(world.post(0, C)));
+    let end = world.next[0];
+    world.ring_with(0, end);
+    end
+}
+
+#[test]
+fn an_early_doorbell_is_a_violation_or_held_until_the_record_has_caught_up() {
+    for early_doorbells in [false, true] {
+        let mut world = World::new(Options { early_doorbells, ..Options::default() });
+        for round in 0..3 * SIZE {
+            let end = ring_early(&mut world);
+            world.settle();
+            if !early_doorbells {
+                let first = world.engine.violations().0.map(|first| (first.kind, first.expected, first.seen));
+                assert_eq!(first, Some((ViolationKind::DoorbellBeforeRecord, 1, 0)));
+                break;
+            }
+            assert_eq!(world.syndromes(0), [], "entry {round} began before its record");
+            world.record(0, end);
+            // Some device code rings again, and the engine must not need it.
+            if round % 2 == 0 {
+                world.ring_with(0, end);
+            }
+            world.settle();
+            assert_eq!(world.syndromes(0), [None], "round {round}");
+            assert_eq!(world.engine.violations().1, 0);
+        }
+    }
+}
+
+#[test]
+fn an_early_doorbell_for_too_many_entries_is_refused_at_once() {
+    let mut world = World::new(Options { early_doorbells: true, ..Options::default() });
+    world.queue(0).stalled = true;
+    for _ in 0..SIZE {
+        world.write(0, wqe::nop(world.post(0, C)));
+    }
+    world.ring(0);
+    world.settle();
+    ring_early(&mut world);
+    assert_eq!(world.engine.violations().0.map(|first| first.kind), Some(ViolationKind::Overwritten));
+}
+
+#[test]
+fn reserved_bytes_are_refused_or_ignored_in_every_entry() {
+    for ignore_reserved in [false, true] {
+        for kind in 0..6 {
+            let mut world = World::new(Options { ignore_reserved, wait_needs_master: false, ..Options::default() });
+            world.memory.put(World::place(0, false), &[7; 8]);
+            let (remote, local) = (World::remote(1, false, 0), World::local(0, false, 0, 8));
+            let mut slot = wqe::Slot::default();
+            let entry: &[Segment] = match kind {
+                0 => &wqe::nop(world.post(0, C)),
+                1 => &wqe::write(world.post(0, C), remote, local),
+                2 => &wqe::read(world.post(0, C), remote, local),
+                3 => &wqe::fetch_add(world.post(0, C), remote, 5, local),
+                4 => &wqe::wait(world.post(0, C), COMPLETION, 0xff_ffff),
+                _ => &wqe::dump(world.post(0, C), local),
+            };
+            slot[..entry.len()].copy_from_slice(entry);
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut slot);
+            // Signature, stream and immediate, then the reserved bytes of the segments.
+            bytes[8..11].fill(0xa5);
+            bytes[12..16].fill(0xa5);
+            match kind {
+                1 | 2 => bytes[28..32].fill(0xa5),
+                3 => {
+                    bytes[28..32].fill(0xa5);
+                    bytes[40..48].fill(0xa5);
+                }
+                4 => bytes[16..24].fill(0xa5),
+                _ => {}
+            }
+            world.write(0, slot);
+            world.ring(0);
+            world.settle();
+            let expected = if ignore_reserved { None } else { failed(Syndrome::LocalOperation) };
+            assert_eq!(world.syndromes(0), [expected], "entry {kind}");
+            assert_eq!(world.engine.violations().1, u64::from(!ignore_reserved));
+            if ignore_reserved && kind == 3 {
+                assert_eq!(world.memory.word(World::place(1, false)), 5);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_dump_without_a_fence_shows_the_data_of_earlier_reads_only_if_it_waits_for_them() {
+    for dump_waits_for_reads in [false, true] {
+        let mut world = World::new(Options { delay: 7, dump_waits_for_reads, ..Options::default() });
+        let there = pattern(&mut world, 1, 64);
+        let read = wqe::read(world.post(0, C), World::remote(1, false, 0), World::local(0, false, 512, 64));
+        world.write(0, read);
+        world.write(0, wqe::dump(world.post(0, C), World::local(0, false, 0, 1)));
+        world.ring(0);
+        world.settle();
+        assert_eq!(world.syndromes(0), [None; 2]);
+        let seen = world.memory.bytes(World::place(0, false) + 512, 64) == there;
+        assert_eq!(seen, dump_waits_for_reads);
+    }
+}
+
 #[test]
 fn waiting_for_a_queue_that_is_not_there_fails() {
     for number in [0, 7, COMPLETION + 1] {
