@@ -17,6 +17,7 @@
 //! | `region` | registered memory, and the counts behind signals |
 //! | `transfer` | puts, gets and signals |
 //! | `log` | NCCL's log |
+//! | [`gdaki`] | another plugin in the same library, whose kernels drive software NICs |
 //!
 //! # The path of a put with signal
 //! Each pair of ranks has lanes ([`gin_gpu::lane`]), streams of their GPUs. A put is one copy on a lane; then the lane
@@ -32,6 +33,7 @@
 #![warn(unreachable_pub)]
 
 pub mod abi;
+pub mod gdaki;
 #[doc(hidden)]
 pub mod gpus;
 mod group;
@@ -42,4 +44,5 @@ mod region;
 mod table;
 mod transfer;
 
+pub use gdaki::ncclGinPlugin_v14;
 pub use table::{ncclRmaPlugin_v14, ncclRmaPlugin_v15, ncclRmaPlugin_v16};

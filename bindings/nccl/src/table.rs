@@ -55,7 +55,7 @@ struct Context {
 }
 
 /// Runs a function of the table. No panic crosses into NCCL.
-fn guard(function: &str, work: impl FnOnce() -> Result<(), Failure>) -> c_int {
+pub(crate) fn guard(function: &str, work: impl FnOnce() -> Result<(), Failure>) -> c_int {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => SUCCESS,
         Ok(Err(Failure { code, text })) => {
@@ -70,7 +70,7 @@ fn guard(function: &str, work: impl FnOnce() -> Result<(), Failure>) -> c_int {
 }
 
 /// Runs a function that may make another GPU the current one, and gives the caller its GPU back.
-fn guard_current(function: &str, work: impl FnOnce(&'static Machine) -> Result<(), Failure>) -> c_int {
+pub(crate) fn guard_current(function: &str, work: impl FnOnce(&'static Machine) -> Result<(), Failure>) -> c_int {
     guard(function, || {
         let machine = Machine::get()?;
         let _keep = machine.gpus.keep_current().map_err(Failure::cuda)?;
@@ -82,7 +82,7 @@ fn guard_current(function: &str, work: impl FnOnce(&'static Machine) -> Result<(
 ///
 /// # Safety
 /// - The pointer is null, or of an object of this type that NCCL has not given back.
-unsafe fn object<'a, T>(pointer: *const c_void, what: &str) -> Result<&'a T, Failure> {
+pub(crate) unsafe fn object<'a, T>(pointer: *const c_void, what: &str) -> Result<&'a T, Failure> {
     // Safety: the caller's promise.
     unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Failure::argument(format!("no {what}")))
 }
@@ -91,7 +91,7 @@ unsafe fn object<'a, T>(pointer: *const c_void, what: &str) -> Result<&'a T, Fai
 ///
 /// # Safety
 /// - The pointer is null or valid.
-unsafe fn give<T>(to: *mut T, value: T) -> Result<(), Failure> {
+pub(crate) unsafe fn give<T>(to: *mut T, value: T) -> Result<(), Failure> {
     if to.is_null() {
         return Err(Failure::argument("no place for the result"));
     }
@@ -104,7 +104,7 @@ unsafe fn give<T>(to: *mut T, value: T) -> Result<(), Failure> {
 ///
 /// # Safety
 /// - The pointer is null, or of [`Box::into_raw`], and not used any more.
-unsafe fn take<T>(pointer: *mut c_void, what: &str) -> Result<Box<T>, Failure> {
+pub(crate) unsafe fn take<T>(pointer: *mut c_void, what: &str) -> Result<Box<T>, Failure> {
     if pointer.is_null() {
         return Err(Failure::argument(format!("no {what}")));
     }
@@ -112,12 +112,12 @@ unsafe fn take<T>(pointer: *mut c_void, what: &str) -> Result<Box<T>, Failure> {
     Ok(unsafe { Box::from_raw(pointer.cast()) })
 }
 
-fn raw<T>(value: T) -> *mut c_void {
+pub(crate) fn raw<T>(value: T) -> *mut c_void {
     Box::into_raw(Box::new(value)).cast()
 }
 
 /// Counts a user. NCCL calls it twice for a communicator, and not at all for some parts of one.
-unsafe extern "C" fn init(context: *mut *mut c_void, _communicator: u64, logger: Option<Logger>) -> c_int {
+pub(crate) unsafe extern "C" fn init(context: *mut *mut c_void, _communicator: u64, logger: Option<Logger>) -> c_int {
     log::set(logger);
     guard_current("init", |_| {
         USERS.fetch_add(1, Ordering::Relaxed);
@@ -126,13 +126,13 @@ unsafe extern "C" fn init(context: *mut *mut c_void, _communicator: u64, logger:
     })
 }
 
-unsafe extern "C" fn finalize(_context: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn finalize(_context: *mut c_void) -> c_int {
     // NCCL may call it more often than `init`, so it frees nothing.
     let _ = USERS.try_update(Ordering::Relaxed, Ordering::Relaxed, |users| (users > 0).then_some(users - 1));
     SUCCESS
 }
 
-unsafe extern "C" fn devices(count: *mut c_int) -> c_int {
+pub(crate) unsafe extern "C" fn devices(count: *mut c_int) -> c_int {
     // Safety: NCCL's promise.
     guard("devices", || unsafe { give(count, 1) })
 }
@@ -142,8 +142,9 @@ unsafe extern "C" fn get_rma_properties(_coll: *mut c_void, flushes_all_puts_on_
     guard("getRmaProperties", || unsafe { give(flushes_all_puts_on_any_signal, false) })
 }
 
-unsafe extern "C" fn get_properties(_device: c_int, properties: *mut Properties) -> c_int {
-    let all = Properties {
+/// Returns the properties of the only device.
+pub(crate) fn properties() -> Properties {
+    Properties {
         // NCCL takes devices of one name for one device, so no network may have it.
         name: NAME,
         pci_path: std::ptr::null(),
@@ -167,9 +168,12 @@ unsafe extern "C" fn get_properties(_device: c_int, properties: *mut Properties)
         max_multi_request_size: 1,
         rail_id: -1,
         plane_id: -1,
-    };
+    }
+}
+
+unsafe extern "C" fn get_properties(_device: c_int, all: *mut Properties) -> c_int {
     // Safety: NCCL's promise.
-    guard("getProperties", || unsafe { give(properties, all) })
+    guard("getProperties", || unsafe { give(all, properties()) })
 }
 
 unsafe extern "C" fn listen(
@@ -188,6 +192,26 @@ unsafe extern "C" fn listen(
     })
 }
 
+/// Reads the handles of all ranks.
+///
+/// # Safety
+/// - The pointer is null, or has `count` pointers, each null or of a handle.
+pub(crate) unsafe fn handles<T>(
+    handles: *const *const c_void,
+    count: usize,
+    read: impl Fn(usize, &[u8; HANDLE_BYTES]) -> Result<T, Failure>,
+) -> Result<Vec<T>, Failure> {
+    let one = |rank: usize| {
+        // Safety of both: the caller's promise.
+        let handle = unsafe { object::<*const c_void>(handles.wrapping_add(rank).cast(), "handles")? };
+        read(rank, unsafe { object(*handle, "handle")? })
+    };
+    if handles.is_null() {
+        return Err(Failure::argument("no handles"));
+    }
+    (0..count).map(one).collect()
+}
+
 unsafe extern "C" fn connect(
     _context: *mut c_void,
     handles: *const *const c_void,
@@ -200,12 +224,8 @@ unsafe extern "C" fn connect(
         let (Ok(count), Ok(rank)) = (usize::try_from(ranks), usize::try_from(rank)) else {
             return Err(Failure::argument(format!("rank {rank} of {ranks} ranks")));
         };
-        let read = |of: usize| {
-            // Safety of both: NCCL's promise, a handle for each rank.
-            let handle = unsafe { object::<*const c_void>(handles.wrapping_add(of).cast(), "handles")? };
-            Contact::read(of, unsafe { object(*handle, "handle")? })
-        };
-        let all = (0..count).map(read).collect::<Result<Vec<_>, _>>()?;
+        // Safety: NCCL's promise, a handle for each rank.
+        let all = unsafe { self::handles(handles, count, Contact::read)? };
         // Safety: NCCL's promise.
         let listen = unsafe { listen.cast::<Listen>().as_ref() };
         let new = Coll::connect(machine, &all, rank, listen)?;

@@ -14,17 +14,22 @@ fn library() -> PathBuf {
 }
 
 #[test]
-fn the_library_has_the_three_tables_and_stays_loaded_when_nccl_closes_it() {
+fn the_library_has_its_tables_and_stays_loaded_when_nccl_closes_it() {
     // `RTLD_NOLOAD` of Linux.
     const NO_LOAD: c_int = 4;
     let path = library();
     // Safety: the library's initialisers are those of Rust's standard library.
     unsafe {
         let plugin = Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL).unwrap();
-        for (name, size) in [("ncclRmaPlugin_v14", 168), ("ncclRmaPlugin_v15", 168), ("ncclRmaPlugin_v16", 176)] {
+        for (name, title, size) in [
+            ("ncclGinPlugin_v14", c"gin-gdaki", 136),
+            ("ncclRmaPlugin_v14", c"gin", 168),
+            ("ncclRmaPlugin_v15", c"gin", 168),
+            ("ncclRmaPlugin_v16", c"gin", 176),
+        ] {
             let table = plugin.get::<*const *const c_char>(name.as_bytes()).unwrap();
             let words = std::slice::from_raw_parts(*table, size / 8);
-            assert_eq!(CStr::from_ptr(words[0]), c"gin");
+            assert_eq!(CStr::from_ptr(words[0]), title);
             assert!(words.iter().all(|word| !word.is_null()), "{name}");
         }
         plugin.close().unwrap();
@@ -38,5 +43,5 @@ fn the_library_exports_nothing_else() {
     let text = String::from_utf8(output.stdout).unwrap();
     let mut names: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();
     names.sort_unstable();
-    assert_eq!(names, ["ncclRmaPlugin_v14", "ncclRmaPlugin_v15", "ncclRmaPlugin_v16"]);
+    assert_eq!(names, ["ncclGinPlugin_v14", "ncclRmaPlugin_v14", "ncclRmaPlugin_v15", "ncclRmaPlugin_v16"]);
 }

@@ -2,6 +2,7 @@
 //! The tables, driven as NCCL drives them, over virtual GPUs whose lanes work late and in any order.
 
 mod common;
+mod gdaki;
 mod limits;
 mod processes;
 

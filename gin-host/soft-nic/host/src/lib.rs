@@ -27,7 +27,7 @@ mod table;
 pub use config::{SoftConfig, SoftGid, SoftPort};
 pub use device::SoftHca;
 pub use firmware::reason;
-pub use gin_soft_nic::{Fault, FaultKind, Options, Violation, ViolationKind};
+pub use gin_soft_nic::{Fault, FaultKind, Options, Progress, Violation, ViolationKind};
 pub use place::{Parked, SoftEngine};
 
 use self::objects::HcaState;
@@ -35,7 +35,6 @@ use gin_gpu::Device;
 #[cfg(doc)]
 use gin_nic::hca::Hca;
 use gin_nic::hca::HcaError;
-use gin_soft_nic::Progress;
 use gin_soft_nic::tables::{CompletionQueue, QueuePair};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
