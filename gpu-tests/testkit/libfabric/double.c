@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// A libfabric for tests: providers whose endpoints are all in this process. Each keeps no more than its manual promises
-// (fi_efa(7), fi_cxi(7), fi_opx(7)); `cxi` closes endpoints as its source does. `strange` keeps no more than
-// fi_endpoint(3) and fi_mr(3) promise anyone.
+// A libfabric for tests: providers whose endpoints are all in this process. `offers.c` has their properties. Each keeps
+// no more than its manual promises (fi_efa(7), fi_cxi(7), fi_opx(7)); `cxi` closes endpoints as its source does.
+// `strange` keeps no more than fi_endpoint(3) and fi_mr(3) promise anyone.
 //
 // Writes and reads happen late, in pieces, in any order; completions come in any order; posting fails with FI_EAGAIN
 // now and then; keys are invalid once their memory is closed. A caller's mistake that a real provider need not notice
@@ -24,13 +24,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct kind kinds[] = {
-    {"efa", 0, FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY, 4, 1, 1, 128, 128, 1ul << 40},
-    {"cxi", 0, FI_MR_ENDPOINT, 8, 0, 1, 256, 256, 1ul << 30},
-    {"opx", FI_CONTEXT2, 0, 8, 0, 1, 64, 64, 1ul << 22},
-    {"strange", FI_CONTEXT2, FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY, 8, 1, 0, 8, 16, 1 << 22},
-};
-enum { KINDS = sizeof kinds / sizeof *kinds, PIECES = 4 };
+// Of libfabric 1.18; older headers lack it.
+enum { CUDA_API_PERMITTED = FI_OPT_XPU_TRIGGER + 1 };
+enum { PIECES = 4 };
 
 // Everything below is shared by the threads of the process.
 static pthread_mutex_t everything = PTHREAD_MUTEX_INITIALIZER;
@@ -45,7 +41,7 @@ static uint64_t any(void) {
 
 static int one_in(uint64_t n) { return any() % n == 0; }
 
-__attribute__((noreturn, format(printf, 1, 2))) static void mistake(const char *format, ...) {
+void mistake(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     fputs("libfabric double: ", stderr);
@@ -54,7 +50,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static void mistake(const char *
     abort();
 }
 
-static void *room(size_t bytes) {
+void *room(size_t bytes) {
     void *memory = calloc(1, bytes);
     if (!memory) mistake("no memory");
     return memory;
@@ -121,8 +117,8 @@ static struct endpoint *at(uint64_t address) {
     return endpoint;
 }
 
-// Returns where an operation's remote range is, or NULL and an error.
-static char *remote(const struct operation *operation, int *error) {
+// Returns where an operation's remote range is, and its region, or NULL and an error.
+static char *remote(const struct operation *operation, struct region **found, int *error) {
     struct endpoint *peer = at(operation->peer);
     uint64_t access = operation->kind == WRITE ? FI_REMOTE_WRITE : FI_REMOTE_READ;
     *error = FI_EHOSTUNREACH;
@@ -135,18 +131,46 @@ static char *remote(const struct operation *operation, int *error) {
         if (!reached || region->fid.key != operation->key || !(region->access & access)) continue;
         uint64_t offset = operation->remote - (kind->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)region->base : 0);
         if (offset > region->length || operation->length > region->length - offset) return NULL;
+        *found = region;
         return region->base + offset;
     }
     return NULL;
 }
 
+// The GPU's memory has all that the NIC of this domain has written.
+static void arrive(struct domain *domain) {
+    for (struct delayed *next, *delayed = domain->delayed; delayed; delayed = next) {
+        next = delayed->next;
+        memcpy(delayed->to, delayed->bytes, delayed->length);
+        free(delayed);
+    }
+    domain->delayed = NULL;
+}
+
+// A NIC writes: to a GPU later, and behind what it has written there before.
+static void store(struct region *region, char *to, const char *from, size_t length) {
+    if (!region || !region->in_gpu) {
+        memcpy(to, from, length);
+        return;
+    }
+    struct delayed *delayed = room(sizeof *delayed + length), **end = &region->domain->delayed;
+    delayed->to = to, delayed->length = length;
+    memcpy(delayed->bytes, from, length);
+    while (*end) end = &(*end)->next;
+    *end = delayed;
+}
+
 // Copies one more piece of a range. Returns whether all have been copied.
-static int copy_piece(struct operation *operation, char *other) {
+static int copy_piece(struct operation *operation, char *other, struct region *region) {
     unsigned piece = any() % PIECES;
     while (operation->done >> piece & 1) piece = (piece + 1) % PIECES;
     size_t first = operation->length * piece / PIECES, end = operation->length * (piece + 1) / PIECES;
-    if (operation->kind == WRITE) memcpy(other + first, operation->local + first, end - first);
-    else memcpy(operation->local + first, other + first, end - first);
+    char *local = operation->local + first;
+    // A read does not overtake writes to the same GPU.
+    struct region *read = operation->kind == WRITE ? operation->descriptor : region;
+    if (read && read->in_gpu) arrive(read->domain);
+    if (operation->kind == WRITE) store(region, other + first, local, end - first);
+    else store(operation->descriptor, local, other + first, end - first);
     operation->done |= 1u << piece;
     return operation->done == (1u << PIECES) - 1;
 }
@@ -184,17 +208,24 @@ static void progress(struct endpoint *endpoint) {
             continue;
         }
         int error;
-        char *other = remote(operation, &error);
+        struct region *region;
+        char *other = remote(operation, &region, &error);
         if (!other) ended(endpoint, index, error);
-        else if (copy_piece(operation, other)) ended(endpoint, index, 0);
+        else if (copy_piece(operation, other, region)) ended(endpoint, index, 0);
     }
 }
 
 // Checks the descriptor of a range of the caller's.
 static struct region *local(struct endpoint *endpoint, const void *buffer, size_t length, void *descriptor,
                             uint64_t access) {
-    if (!(endpoint->domain->kind->mr_mode & FI_MR_LOCAL)) return NULL;
     struct region *region = regions;
+    if (!(endpoint->domain->kind->mr_mode & FI_MR_LOCAL) && !descriptor) {
+        for (; region; region = region->next)
+            if (region->in_gpu && (const char *)buffer < region->base + region->length &&
+                (const char *)buffer + length > region->base)
+                mistake("memory of a GPU has no descriptor, so the CPU would touch it");
+        return NULL;
+    }
     while (region && region != descriptor) region = region->next;
     if (!region) mistake("a buffer has no descriptor (FI_MR_LOCAL)");
     if ((const char *)buffer < region->base || (const char *)buffer + length > region->base + region->length)
@@ -328,6 +359,7 @@ static int mr_close(struct fid *fid) {
     enter(domain);
     if (region->used) mistake("memory is closed while %d operations use it", region->used);
     if (region->endpoint) region->endpoint->regions--;
+    if (region->in_gpu) arrive(domain);
     struct region **place = &regions;
     while (*place != region) place = &(*place)->next;
     *place = region->next;
@@ -359,26 +391,31 @@ static int mr_control(struct fid *fid, int command, void *argument) {
 
 static struct fi_ops mr_ops = {.size = sizeof mr_ops, .close = mr_close, .bind = mr_bind, .control = mr_control};
 
-static int mr_reg(struct fid *fid, const void *buffer, size_t length, uint64_t access, uint64_t offset,
-                  uint64_t asked, uint64_t flags, struct fid_mr **made, void *context) {
+static int mr_regattr(struct fid *fid, const struct fi_mr_attr *attributes, uint64_t flags, struct fid_mr **made) {
     struct domain *domain = (struct domain *)fid;
     const struct kind *kind = domain->kind;
     uint64_t mask = kind->key_bytes == 8 ? UINT64_MAX : (1ull << 8 * kind->key_bytes) - 1;
+    uint64_t asked = attributes->requested_key, access = attributes->access;
+    int in_gpu = attributes->iface == FI_HMEM_CUDA, is_window = (access & (FI_REMOTE_READ | FI_REMOTE_WRITE)) != 0;
     (void)flags;
     enter(domain);
-    if (offset) mistake("memory is registered with an offset");
+    if (attributes->offset) mistake("memory is registered with an offset");
+    if (attributes->iov_count != 1) mistake("memory of %zu ranges is registered", attributes->iov_count);
+    if (in_gpu && !domain->reaches_gpus) mistake("memory of a GPU is registered without FI_HMEM");
     int result = asked & ~mask ? -FI_EKEYREJECTED : 0;
+    if (domain->reaches_gpus && (in_gpu != is_window || (in_gpu && attributes->device.cuda != 0))) result = -FI_EFAULT;
     for (struct region *other = regions; other && !(kind->mr_mode & FI_MR_PROV_KEY); other = other->next)
         if (other->domain == domain && other->fid.key == asked) result = -FI_ENOKEY;
     if (!result) {
         struct region *region = room(sizeof *region);
-        region->fid.fid = (struct fid){FI_CLASS_MR, context, &mr_ops};
+        region->fid.fid = (struct fid){FI_CLASS_MR, attributes->context, &mr_ops};
         region->fid.mem_desc = region;
         region->fid.key = kind->mr_mode & FI_MR_PROV_KEY ? (any() << 40 ^ any() << 20 ^ any()) & mask : asked;
         region->domain = domain;
-        region->base = (char *)buffer;
-        region->length = length;
+        region->base = attributes->mr_iov->iov_base;
+        region->length = attributes->mr_iov->iov_len;
         region->access = access;
+        region->in_gpu = in_gpu;
         region->enabled = !(kind->mr_mode & FI_MR_ENDPOINT);
         region->next = regions;
         regions = region;
@@ -387,6 +424,14 @@ static int mr_reg(struct fid *fid, const void *buffer, size_t length, uint64_t a
     }
     leave(domain);
     return result;
+}
+
+static int mr_reg(struct fid *fid, const void *buffer, size_t length, uint64_t access, uint64_t offset,
+                  uint64_t asked, uint64_t flags, struct fid_mr **made, void *context) {
+    struct iovec range = {(void *)buffer, length};
+    struct fi_mr_attr attributes = {
+        .mr_iov = &range, .iov_count = 1, .access = access, .offset = offset, .requested_key = asked, .context = context};
+    return mr_regattr(fid, &attributes, flags, made);
 }
 
 static int ep_close(struct fid *fid) {
@@ -432,9 +477,22 @@ static int ep_control(struct fid *fid, int command, void *argument) {
     (void)argument;
     enter(endpoint->domain);
     if (command != FI_ENABLE || !endpoint->queue || !endpoint->vector) mistake("an endpoint lacks its queue or vector");
+    if (endpoint->domain->reaches_gpus && !endpoint->forbids_cuda) mistake("an endpoint may call CUDA");
     endpoint->enabled = 1;
     leave(endpoint->domain);
     return 0;
+}
+
+static int ep_setopt(struct fid *fid, int level, int option, const void *value, size_t bytes) {
+    struct endpoint *endpoint = (struct endpoint *)fid;
+    if (level != FI_OPT_ENDPOINT || option != CUDA_API_PERMITTED) return -FI_ENOPROTOOPT;
+    if (bytes != 1 || *(const char *)value != 0) mistake("calls of CUDA are permitted");
+    if (endpoint->enabled) mistake("an option is set after the endpoint is enabled");
+    switch (endpoint->domain->kind->gpus) {
+    case DIRECT: return endpoint->forbids_cuda = 1, 0;
+    case NO_CUDA: return -FI_EINVAL;
+    default: return -FI_EOPNOTSUPP;
+    }
 }
 
 static int ep_getname(struct fid *fid, void *name, size_t *length) {
@@ -445,6 +503,7 @@ static int ep_getname(struct fid *fid, void *name, size_t *length) {
 }
 
 static struct fi_ops ep_ops = {.size = sizeof ep_ops, .close = ep_close, .bind = ep_bind, .control = ep_control};
+static struct fi_ops_ep ep_options = {.size = sizeof ep_options, .setopt = ep_setopt};
 static struct fi_ops_cm cm_ops = {.size = sizeof cm_ops, .getname = ep_getname};
 static struct fi_ops_msg msg_ops = {.size = sizeof msg_ops, .recv = ep_recv, .send = ep_send};
 static struct fi_ops_rma rma_ops = {.size = sizeof rma_ops, .read = ep_read, .writemsg = ep_writemsg};
@@ -454,6 +513,7 @@ static int domain_endpoint(struct fid_domain *fid, struct fi_info *info, struct 
     (void)info;
     struct endpoint *endpoint = room(sizeof *endpoint);
     endpoint->fid.fid = (struct fid){FI_CLASS_EP, context, &ep_ops};
+    endpoint->fid.ops = &ep_options;
     endpoint->fid.cm = &cm_ops;
     endpoint->fid.msg = &msg_ops;
     endpoint->fid.rma = &rma_ops;
@@ -551,15 +611,9 @@ static int domain_close(struct fid *fid) {
 }
 
 static struct fi_ops domain_fid_ops = {.size = sizeof domain_fid_ops, .close = domain_close};
-static struct fi_ops_mr domain_mr_ops = {.size = sizeof domain_mr_ops, .reg = mr_reg};
+static struct fi_ops_mr domain_mr_ops = {.size = sizeof domain_mr_ops, .reg = mr_reg, .regattr = mr_regattr};
 static struct fi_ops_domain domain_ops = {
     .size = sizeof domain_ops, .av_open = domain_vector, .cq_open = domain_queue, .endpoint = domain_endpoint};
-
-static const struct kind *named(const char *name) {
-    for (size_t i = 0; i < KINDS; i++)
-        if (!strcmp(kinds[i].name, name)) return &kinds[i];
-    return NULL;
-}
 
 static int fabric_domain(struct fid_fabric *fid, struct fi_info *info, struct fid_domain **made, void *context) {
     (void)fid;
@@ -568,6 +622,7 @@ static int fabric_domain(struct fid_fabric *fid, struct fi_info *info, struct fi
     domain->fid.ops = &domain_ops;
     domain->fid.mr = &domain_mr_ops;
     domain->kind = named(info->fabric_attr->prov_name);
+    domain->reaches_gpus = (info->caps & FI_HMEM) != 0;
     *made = &domain->fid;
     return 0;
 }
@@ -582,7 +637,7 @@ static struct fi_ops_fabric fabric_ops = {.size = sizeof fabric_ops, .domain = f
 
 // The library's own functions.
 
-uint32_t fi_version(void) { return FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION); }
+uint32_t fi_version(void) { return FI_VERSION(1, 18); }
 
 const char *fi_strerror(int error) { return strerror(error); }
 
@@ -593,59 +648,4 @@ int fi_fabric(struct fi_fabric_attr *attributes, struct fid_fabric **made, void 
     fabric->ops = &fabric_ops;
     *made = fabric;
     return 0;
-}
-
-struct fi_info *fi_dupinfo(const struct fi_info *info) {
-    struct fi_info *copy = room(sizeof *copy);
-    if (info) *copy = *info;
-    copy->next = NULL;
-#define PART(name) \
-    copy->name = room(sizeof *copy->name); \
-    if (info && info->name) *copy->name = *info->name;
-    PART(tx_attr) PART(rx_attr) PART(ep_attr) PART(domain_attr) PART(fabric_attr)
-#undef PART
-    char **texts[] = {&copy->domain_attr->name, &copy->fabric_attr->name, &copy->fabric_attr->prov_name};
-    for (size_t i = 0; i < 3; i++) *texts[i] = *texts[i] ? strdup(*texts[i]) : NULL;
-    return copy;
-}
-
-void fi_freeinfo(struct fi_info *info) {
-    while (info) {
-        struct fi_info *next = info->next;
-        free(info->domain_attr->name), free(info->fabric_attr->name), free(info->fabric_attr->prov_name);
-        free(info->tx_attr), free(info->rx_attr), free(info->ep_attr), free(info->domain_attr);
-        free(info->fabric_attr), free(info);
-        info = next;
-    }
-}
-
-int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
-               struct fi_info **found) {
-    struct fi_info **end = found;
-    (void)version, (void)node, (void)service, (void)flags;
-    *found = NULL;
-    for (size_t i = 0; i < KINDS; i++) {
-        const struct kind *kind = &kinds[i];
-        const char *name = hints->fabric_attr->prov_name;
-        if (name && strcmp(name, kind->name)) continue;
-        // An offer must not demand what the caller does not know.
-        if (kind->mode & ~hints->mode || kind->mr_mode & ~hints->domain_attr->mr_mode) continue;
-        struct fi_info *info = fi_dupinfo(NULL);
-        info->caps = FI_MSG | FI_RMA;
-        info->mode = kind->mode;
-        info->tx_attr->size = kind->operations;
-        info->rx_attr->size = kind->receives;
-        info->tx_attr->msg_order = info->rx_attr->msg_order = kind->ordered_sends ? FI_ORDER_SAS : 0;
-        info->ep_attr->type = FI_EP_RDM;
-        info->ep_attr->max_msg_size = kind->max_message;
-        info->domain_attr->name = strdup("double0");
-        info->domain_attr->av_type = kind->table ? FI_AV_TABLE : FI_AV_MAP;
-        info->domain_attr->mr_mode = kind->mr_mode;
-        info->domain_attr->mr_key_size = kind->key_bytes;
-        info->fabric_attr->name = strdup("double");
-        info->fabric_attr->prov_name = strdup(kind->name);
-        *end = info;
-        end = &info->next;
-    }
-    return *found ? 0 : -FI_ENODATA;
 }

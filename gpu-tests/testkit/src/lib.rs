@@ -13,24 +13,25 @@
 //!
 //! All choices come from a seed. [`Sabotage`] makes deliberate mistakes, [`FailingHca`] is a NIC of which one call
 //! fails, and [`LateCopies`] copies as a GPU does, some time after it was asked. [`libfabric_double`] is a libfabric
-//! with providers that keep no more than they promise. [`in_rotation`] halves long suites by turns.
+//! with providers that keep no more than they promise, [`nccl_stand_in`] a NCCL whose ranks are threads.
+//! [`in_rotation`] halves long suites by turns.
 
 #![warn(unreachable_pub)]
 
+mod compiled;
 mod copies;
 mod fail;
 mod hca;
-mod libfabric;
 mod limits;
 mod rotation;
 mod sabotage;
 mod slow;
 
+pub use compiled::{PROVIDERS, PROVIDERS_FOR_GPUS, libfabric_double, nccl_stand_in};
 pub use copies::LateCopies;
 pub use fail::{FailOnDemand, FailSwitch, Failure};
 pub use gin_net::worst::{Delay, Reorder, Trickle, Withhold};
 pub use hca::FailingHca;
-pub use libfabric::{PROVIDERS, libfabric_double};
 pub use limits::WeakOnly;
 pub use rotation::{in_rotation, number_from_env, rotation};
 pub use sabotage::Sabotage;
